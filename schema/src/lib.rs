@@ -1,1 +1,19 @@
-//! placeholder
+//! Everything in Laser that crosses a process or a night: entities in, jobs between coordinator and
+//! worker, knowledge records and manifests out, and the places they live in.
+//!
+//! Only this crate (and each crate's own configuration) serialises. It generates nothing and decides nothing.
+
+pub mod digest;
+pub mod entity;
+pub mod job;
+pub mod knowledge;
+pub mod location;
+pub mod manifest;
+pub mod previous;
+pub mod table;
+
+pub use digest::Digest;
+pub use entity::{
+    Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Interaction, Kind,
+};
+pub use location::{Location, LocationError};

@@ -1,0 +1,659 @@
+//! The input contract: a table of users and items, from Parquet, CSV or JSONL.
+//!
+//! One row is one entity: an id, a kind, attributes, a history of interactions, how many
+//! interactions there are, and optionally an embedding. Column names are mapped by [`Columns`]; every
+//! column that is not mapped is an attribute. Rows are read in batches, so memory does not grow with the
+//! table (a CSV or JSONL *object* of a remote store is fetched whole; use Parquet for large ones).
+
+use std::collections::HashSet;
+use std::fmt;
+use std::io::{BufRead, BufReader, Cursor};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::location::{Location, LocationError};
+use crate::table::{TableError, TableReader};
+
+/// Rows of a batch: small enough that a batch of long histories stays in the tens of megabytes.
+const BATCH_ROWS: usize = 1024;
+
+/// Whether an entity is a user or an item.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    /// Somebody who interacts.
+    User,
+    /// Something that is interacted with.
+    Item,
+}
+
+impl Kind {
+    /// Both kinds, users first.
+    pub const ALL: [Self; 2] = [Self::User, Self::Item];
+
+    /// `user` or `item`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::User => "user",
+            Self::Item => "item",
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// An entity's id, kept in the type that the input has, since feature stores join on it.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(untagged)]
+pub enum EntityId {
+    /// A 64-bit integer.
+    Int(i64),
+    /// Text.
+    Text(String),
+}
+
+impl EntityId {
+    /// The id in the type asked for, or as it is.
+    ///
+    /// # Errors
+    /// If it is text that is no integer.
+    pub fn into_type(self, id_type: Option<IdType>) -> Result<Self, String> {
+        match (id_type, self) {
+            (Some(IdType::String), Self::Int(id)) => Ok(Self::Text(id.to_string())),
+            (Some(IdType::Int64), Self::Text(id)) => id
+                .parse()
+                .map(Self::Int)
+                .map_err(|_| format!("id {id:?} is not an int64, which id_type asks for")),
+            (_, id) => Ok(id),
+        }
+    }
+
+    /// The type it has.
+    pub fn id_type(&self) -> IdType {
+        match self {
+            Self::Int(_) => IdType::Int64,
+            Self::Text(_) => IdType::String,
+        }
+    }
+}
+
+impl fmt::Display for EntityId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Int(id) => write!(f, "{id}"),
+            Self::Text(id) => f.write_str(id),
+        }
+    }
+}
+
+/// One interaction of a history: named fields (title, genres, …) with the two that Laser itself reads.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Interaction {
+    /// Everything the input says about it, for prompt templates.
+    #[serde(flatten)]
+    pub fields: Map<String, Value>,
+}
+
+impl Interaction {
+    /// Seconds or any other unit that orders interactions, if the input has a timestamp.
+    pub fn timestamp(&self) -> Option<f64> {
+        match self.fields.get("timestamp")? {
+            Value::Number(n) => n.as_f64(),
+            Value::String(s) => s
+                .parse::<jiff::Timestamp>()
+                .map(|t| t.as_second() as f64)
+                .or_else(|_| {
+                    let civil: jiff::civil::DateTime = s.parse()?;
+                    civil
+                        .to_zoned(jiff::tz::TimeZone::UTC)
+                        .map(|z| z.timestamp().as_second() as f64)
+                })
+                .ok(),
+            _ => None,
+        }
+    }
+}
+
+/// A user or an item as the input describes it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entity {
+    /// Unique within its kind.
+    pub id: EntityId,
+    /// User or item.
+    pub kind: Kind,
+    /// Named values: strings, numbers, booleans or lists of them.
+    pub attributes: Map<String, Value>,
+    /// Oldest first.
+    pub history: Vec<Interaction>,
+    /// How many interactions there are in all; at least the history's length.
+    pub interactions: u64,
+    /// A dense vector without NaN, if the table has one.
+    pub embedding: Option<Vec<f32>>,
+}
+
+/// The type that ids are read as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum IdType {
+    /// A 64-bit integer.
+    Int64,
+    /// Text.
+    String,
+}
+
+impl fmt::Display for IdType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Int64 => "int64",
+            Self::String => "string",
+        })
+    }
+}
+
+/// The names of the input's columns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Columns {
+    /// Entity id: string or int64.
+    pub id: String,
+    /// The type ids are kept in; as stored if not given (CSV stores text).
+    pub id_type: Option<IdType>,
+    /// `user` or `item`; not needed where the table's kind is configured.
+    pub kind: String,
+    /// A struct, map or JSON object of attributes; other unmapped columns are attributes too.
+    pub attributes: String,
+    /// A list of structs (or of titles), or in CSV a JSON array of objects (or of strings).
+    pub history: String,
+    /// How many interactions the entity has; the history's length if not given.
+    pub interactions: String,
+    /// A list of floats.
+    pub embedding: String,
+    /// The field of a history element that orders it.
+    pub timestamp: String,
+}
+
+impl Default for Columns {
+    fn default() -> Self {
+        Self {
+            id: "id".into(),
+            id_type: None,
+            kind: "kind".into(),
+            attributes: "attributes".into(),
+            history: "history".into(),
+            interactions: "interactions".into(),
+            embedding: "embedding".into(),
+            timestamp: "timestamp".into(),
+        }
+    }
+}
+
+/// One table of the input.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EntityTable {
+    /// A local path or object-store URL ending in `.parquet`, `.csv`, `.jsonl` or `.ndjson`.
+    pub path: String,
+    /// The kind of all rows, for a table without a kind column.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<Kind>,
+    /// The table's column names, where they differ from the contract's.
+    #[serde(default)]
+    pub columns: Columns,
+}
+
+/// Why an entity table could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum EntityError {
+    /// The place itself.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// A Parquet table.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// The name has no known extension.
+    #[error(
+        "{file}: the format is told by the extension: expected .parquet, .csv, .jsonl or .ndjson"
+    )]
+    Format {
+        /// The table.
+        file: String,
+    },
+    /// The file as a whole is not readable in its format.
+    #[error("{file}: cannot be read: {reason}")]
+    File {
+        /// The table.
+        file: String,
+        /// What the reader said.
+        reason: String,
+    },
+    /// A column that is needed is not there.
+    #[error(
+        "{file}: no column {column:?}; it has {available}. Set [input.columns] {key} to the right name"
+    )]
+    MissingColumn {
+        /// The table.
+        file: String,
+        /// The column looked for.
+        column: String,
+        /// The configuration key that names it.
+        key: &'static str,
+        /// The columns there are.
+        available: String,
+    },
+    /// One row is wrong.
+    #[error("{file}, row {row}: {reason}")]
+    Row {
+        /// The table.
+        file: String,
+        /// Counted from 1, without a header line.
+        row: u64,
+        /// What is wrong and what was expected.
+        reason: String,
+    },
+}
+
+enum Rows {
+    Parquet {
+        reader: Box<TableReader>,
+    },
+    Csv {
+        reader: Box<csv::Reader<Box<dyn BufRead + Send>>>,
+    },
+    Lines {
+        lines: std::io::Lines<Box<dyn BufRead + Send>>,
+    },
+}
+
+/// Reads one table in batches of entities, checking each row.
+pub struct EntityReader {
+    table: EntityTable,
+    rows: Rows,
+    row: u64,
+    seen: HashSet<u128>,
+    id_type: Option<IdType>,
+}
+
+impl fmt::Debug for EntityReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EntityReader")
+            .field("table", &self.table)
+            .field("row", &self.row)
+            .finish()
+    }
+}
+
+impl EntityReader {
+    /// Opens the table and checks that its columns are there and of the right type.
+    ///
+    /// # Errors
+    /// See [`EntityError`].
+    pub async fn open(table: &EntityTable) -> Result<Self, EntityError> {
+        let location = Location::parse(&table.path)?;
+        let rows = match location.extension().as_str() {
+            "parquet" => open_parquet(table, &location).await?,
+            "csv" => open_csv(table, open_text(&location).await?)?,
+            "jsonl" | "ndjson" => Rows::Lines {
+                lines: open_text(&location).await?.lines(),
+            },
+            _ => {
+                return Err(EntityError::Format {
+                    file: table.path.clone(),
+                });
+            }
+        };
+        Ok(Self {
+            table: table.clone(),
+            rows,
+            row: 0,
+            seen: HashSet::new(),
+            id_type: None,
+        })
+    }
+
+    /// The next entities, or `None` at the end.
+    ///
+    /// # Errors
+    /// The first row that is wrong.
+    pub async fn next_batch(&mut self) -> Result<Option<Vec<Entity>>, EntityError> {
+        let rows = match &mut self.rows {
+            Rows::Parquet { reader } => next_parquet(reader).await,
+            Rows::Csv { reader } => next_csv(reader),
+            Rows::Lines { lines } => next_lines(lines),
+        };
+        let rows = rows.map_err(|(offset, reason)| self.error(self.row + offset, reason))?;
+        let Some(rows) = rows else { return Ok(None) };
+        let mut entities = Vec::with_capacity(rows.len());
+        for row in rows {
+            self.row += 1;
+            let entity = to_entity(row, &self.table).map_err(|r| self.error(self.row, r))?;
+            self.check_id(&entity)
+                .map_err(|r| self.error(self.row, r))?;
+            entities.push(entity);
+        }
+        Ok(Some(entities))
+    }
+
+    fn check_id(&mut self, entity: &Entity) -> Result<(), String> {
+        let this = entity.id.id_type();
+        let first = *self.id_type.get_or_insert(this);
+        if this != first {
+            return Err(format!(
+                "id {} is {this}, but the rows before have {first} ids; set [input.columns] id_type",
+                entity.id
+            ));
+        }
+        let hash = blake3::hash(format!("{}/{}", entity.kind, entity.id).as_bytes());
+        let mut key = [0u8; 16];
+        key.copy_from_slice(&hash.as_bytes()[..16]);
+        if !self.seen.insert(u128::from_le_bytes(key)) {
+            return Err(format!(
+                "{} id {} appears twice; ids must be unique",
+                entity.kind, entity.id
+            ));
+        }
+        Ok(())
+    }
+
+    fn error(&self, row: u64, reason: String) -> EntityError {
+        EntityError::Row {
+            file: self.table.path.clone(),
+            row,
+            reason,
+        }
+    }
+}
+
+async fn open_text(location: &Location) -> Result<Box<dyn BufRead + Send>, EntityError> {
+    if let Some(path) = location.local_path() {
+        let file = std::fs::File::open(&path).map_err(|e| EntityError::File {
+            file: location.url().to_owned(),
+            reason: e.to_string(),
+        })?;
+        return Ok(Box::new(BufReader::with_capacity(1 << 20, file)));
+    }
+    Ok(Box::new(Cursor::new(location.read().await?)))
+}
+
+async fn open_parquet(table: &EntityTable, location: &Location) -> Result<Rows, EntityError> {
+    if !location.exists().await? {
+        return Err(LocationError::NotFound {
+            url: table.path.clone(),
+        }
+        .into());
+    }
+    let reader = TableReader::open(location).await?;
+    let names: Vec<String> = reader
+        .schema()
+        .fields()
+        .iter()
+        .map(|f| f.name().clone())
+        .collect();
+    check_columns(table, &names)?;
+    check_types(table, reader.schema())?;
+    Ok(Rows::Parquet {
+        reader: Box::new(reader),
+    })
+}
+
+fn open_csv(table: &EntityTable, text: Box<dyn BufRead + Send>) -> Result<Rows, EntityError> {
+    let mut reader = csv::ReaderBuilder::new().from_reader(text);
+    let header = reader.headers().map_err(|e| EntityError::File {
+        file: table.path.clone(),
+        reason: e.to_string(),
+    })?;
+    let names: Vec<String> = header.iter().map(str::to_owned).collect();
+    check_columns(table, &names)?;
+    Ok(Rows::Csv {
+        reader: Box::new(reader),
+    })
+}
+
+fn check_columns(table: &EntityTable, names: &[String]) -> Result<(), EntityError> {
+    let columns = &table.columns;
+    let needed = [
+        (&columns.id, "id", true),
+        (&columns.kind, "kind", table.kind.is_none()),
+    ];
+    for (column, key, needed) in needed {
+        if needed && !names.contains(column) {
+            return Err(EntityError::MissingColumn {
+                file: table.path.clone(),
+                column: column.clone(),
+                key,
+                available: names.join(", "),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A wrong column type is told once for the file, not for its first row.
+fn check_types(table: &EntityTable, schema: &arrow::datatypes::Schema) -> Result<(), EntityError> {
+    use arrow::datatypes::DataType as T;
+    let Ok(field) = schema.field_with_name(&table.columns.history) else {
+        return Ok(());
+    };
+    let element_ok = |t: &T| matches!(t, T::Struct(_) | T::Utf8 | T::LargeUtf8 | T::Utf8View);
+    let ok = match field.data_type() {
+        T::List(e) | T::LargeList(e) => element_ok(e.data_type()),
+        T::Utf8 | T::LargeUtf8 | T::Utf8View => true,
+        _ => false,
+    };
+    if ok {
+        return Ok(());
+    }
+    Err(EntityError::File {
+        file: table.path.clone(),
+        reason: format!(
+            "column {:?} is {}; a history must be a list of structs, a list of titles or JSON text",
+            table.columns.history,
+            field.data_type()
+        ),
+    })
+}
+
+type RowsResult = Result<Option<Vec<Map<String, Value>>>, (u64, String)>;
+
+async fn next_parquet(reader: &mut TableReader) -> RowsResult {
+    reader.next().await.map_err(|e| (1, e.to_string()))
+}
+
+fn next_csv(reader: &mut csv::Reader<Box<dyn BufRead + Send>>) -> RowsResult {
+    let header = reader.headers().map_err(|e| (1, e.to_string()))?.clone();
+    let mut rows = Vec::new();
+    for (record, offset) in reader.records().take(BATCH_ROWS).zip(1..) {
+        let record = record.map_err(|e| (offset, e.to_string()))?;
+        let cells = header
+            .iter()
+            .zip(record.iter())
+            .filter(|(_, cell)| !cell.is_empty());
+        rows.push(
+            cells
+                .map(|(name, cell)| (name.to_owned(), Value::from(cell)))
+                .collect(),
+        );
+    }
+    Ok(if rows.is_empty() { None } else { Some(rows) })
+}
+
+fn next_lines(lines: &mut std::io::Lines<Box<dyn BufRead + Send>>) -> RowsResult {
+    let mut rows = Vec::new();
+    for (line, offset) in lines.take(BATCH_ROWS).zip(1..) {
+        let line = line.map_err(|e| (offset, e.to_string()))?;
+        let row =
+            serde_json::from_str(&line).map_err(|e| (offset, format!("not a JSON object: {e}")))?;
+        rows.push(row);
+    }
+    Ok(if rows.is_empty() { None } else { Some(rows) })
+}
+
+fn to_entity(mut row: Map<String, Value>, table: &EntityTable) -> Result<Entity, String> {
+    let columns = &table.columns;
+    let id = to_id(row.remove(&columns.id), columns)?;
+    let kind = to_kind(row.remove(&columns.kind), table)?;
+    let history = to_history(row.remove(&columns.history), columns)?;
+    let interactions = to_count(row.remove(&columns.interactions), columns)?;
+    let embedding = to_embedding(row.remove(&columns.embedding), columns)?;
+    let mut attributes = to_attributes(row.remove(&columns.attributes), columns)?;
+    attributes.extend(row.into_iter().filter(|(_, value)| !value.is_null()));
+    attributes.sort_keys();
+    Ok(Entity {
+        id,
+        kind,
+        interactions: interactions.unwrap_or(0).max(history.len() as u64),
+        attributes,
+        history,
+        embedding,
+    })
+}
+
+fn to_id(value: Option<Value>, columns: &Columns) -> Result<EntityId, String> {
+    let id = match value {
+        Some(Value::Number(n)) if n.is_i64() => EntityId::Int(n.as_i64().unwrap_or_default()),
+        Some(Value::String(s)) if !s.is_empty() => EntityId::Text(s),
+        None | Some(Value::Null | Value::String(_)) => {
+            return Err(format!(
+                "column {:?} is empty; every entity needs an id",
+                columns.id
+            ));
+        }
+        Some(other) => {
+            return Err(format!(
+                "column {:?} holds {other}; an id is a string or int64",
+                columns.id
+            ));
+        }
+    };
+    id.into_type(columns.id_type)
+}
+
+fn to_kind(value: Option<Value>, table: &EntityTable) -> Result<Kind, String> {
+    let kind = match value.as_ref().map(|v| v.as_str()) {
+        Some(Some("user")) => Some(Kind::User),
+        Some(Some("item")) => Some(Kind::Item),
+        None => None,
+        _ => {
+            let found = value.unwrap_or_default();
+            return Err(format!(
+                "column {:?} is {found}; expected user or item",
+                table.columns.kind
+            ));
+        }
+    };
+    kind.or(table.kind).ok_or_else(|| {
+        format!(
+            "column {:?} is empty; expected user or item",
+            table.columns.kind
+        )
+    })
+}
+
+/// A cell that holds JSON text (CSV, or a string column) is read as what the text says.
+fn parse_json_text(value: Value) -> Result<Value, String> {
+    match value {
+        Value::String(text) => {
+            serde_json::from_str(&text).map_err(|e| format!("text that is not JSON ({e})"))
+        }
+        value => Ok(value),
+    }
+}
+
+fn to_history(value: Option<Value>, columns: &Columns) -> Result<Vec<Interaction>, String> {
+    let wrong = |found: String| {
+        format!(
+            "column {:?} holds {found}; a history is a list of objects or of titles",
+            columns.history
+        )
+    };
+    let elements = match value.map(parse_json_text).transpose().map_err(wrong)? {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(elements)) => elements,
+        Some(other) => return Err(wrong(other.to_string())),
+    };
+    let mut history = Vec::with_capacity(elements.len());
+    for element in elements {
+        let mut fields = match element {
+            Value::Object(fields) => fields,
+            Value::String(title) => Map::from_iter([("title".to_owned(), Value::String(title))]),
+            other => return Err(wrong(format!("the element {other}"))),
+        };
+        if columns.timestamp != "timestamp"
+            && let Some(timestamp) = fields.remove(&columns.timestamp)
+        {
+            fields.insert("timestamp".to_owned(), timestamp);
+        }
+        history.push(Interaction { fields });
+    }
+    if history.iter().all(|i| i.timestamp().is_some()) {
+        // Stable: what happened at the same time stays in the table's order.
+        history.sort_by(|a, b| {
+            a.timestamp()
+                .partial_cmp(&b.timestamp())
+                .unwrap_or(std::cmp::Ordering::Equal)
+        });
+    }
+    Ok(history)
+}
+
+fn to_count(value: Option<Value>, columns: &Columns) -> Result<Option<u64>, String> {
+    let wrong = |found: &Value| {
+        format!(
+            "column {:?} is {found}; a number of interactions is an integer from 0",
+            columns.interactions
+        )
+    };
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => text
+            .parse()
+            .map(Some)
+            .map_err(|_| wrong(&Value::String(text))),
+        Some(value) => value.as_u64().map(Some).ok_or_else(|| wrong(&value)),
+    }
+}
+
+fn to_embedding(value: Option<Value>, columns: &Columns) -> Result<Option<Vec<f32>>, String> {
+    let wrong = |found: String| {
+        format!(
+            "column {:?} holds {found}; an embedding is a list of finite floats",
+            columns.embedding
+        )
+    };
+    let values = match value.map(parse_json_text).transpose().map_err(wrong)? {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Array(values)) => values,
+        Some(other) => return Err(wrong(other.to_string())),
+    };
+    let mut embedding = Vec::with_capacity(values.len());
+    for (position, value) in values.iter().enumerate() {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "embeddings are single precision"
+        )]
+        let number = value.as_f64().map(|v| v as f32).filter(|v| v.is_finite());
+        embedding
+            .push(number.ok_or_else(|| wrong(format!("NaN or {value} at position {position}")))?);
+    }
+    Ok(Some(embedding))
+}
+
+fn to_attributes(value: Option<Value>, columns: &Columns) -> Result<Map<String, Value>, String> {
+    let wrong = |found: String| {
+        format!(
+            "column {:?} holds {found}; attributes are a struct or a JSON object",
+            columns.attributes
+        )
+    };
+    match value.map(parse_json_text).transpose().map_err(wrong)? {
+        None | Some(Value::Null) => Ok(Map::new()),
+        Some(Value::Object(fields)) => {
+            Ok(fields.into_iter().filter(|(_, v)| !v.is_null()).collect())
+        }
+        Some(other) => Err(wrong(other.to_string())),
+    }
+}

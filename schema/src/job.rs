@@ -1,0 +1,308 @@
+//! The contract between coordinator and worker: specification, plan, shards, and the queue they travel by.
+//!
+//! A run is named by what it depends on, so the same command finds the same run again. Its plan is one
+//! object, its work is shards, and a shard's output is one object that exactly one writer creates.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
+
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use jiff::civil::Date;
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+
+use crate::digest::Digest;
+use crate::entity::{EntityId, IdType, Kind};
+
+/// The version of [`Plan`] and of the shard files.
+pub const PLAN_VERSION: u32 = 1;
+
+/// How drafted tokens are accepted (paper 3.4), as part of the specification.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "policy", rename_all = "lowercase", deny_unknown_fields)]
+pub enum Policy {
+    /// Only the argmax: the text equals plain greedy decoding.
+    Strict,
+    /// Among the `k` most probable and more probable than `p`.
+    Relaxed {
+        /// Rank bound, at least 1.
+        k: usize,
+        /// Probability bound, in [0, 1].
+        p: f32,
+    },
+}
+
+impl Default for Policy {
+    /// The paper's setting.
+    fn default() -> Self {
+        Self::Relaxed { k: 2, p: 0.1 }
+    }
+}
+
+impl fmt::Display for Policy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Strict => f.write_str("strict"),
+            Self::Relaxed { k, p } => write!(f, "relaxed(k={k},p={p})"),
+        }
+    }
+}
+
+/// Everything that decides which texts are acceptable for an entity. Two nights with the same
+/// specification and the same prompt may share a text: that is what carry-forward rests on.
+///
+/// Pools are not part of it: they choose among texts that the policy accepts, and are new every night.
+/// Each record names its pool by digest all the same.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Spec {
+    /// What runs the model: `tree`, `mistralrs` or `simulated`.
+    pub engine: String,
+    /// Digest of the weights.
+    pub model: Digest,
+    /// Fingerprint of the tokenizer.
+    pub tokenizer: Digest,
+    /// Number format and quantisation, such as `f32` or `f16+q4k`.
+    pub precision: String,
+    /// Digest of the prompt template of each kind, with its budget and chat template.
+    pub prompts: BTreeMap<Kind, Digest>,
+    /// Acceptance of drafts.
+    pub verification: Policy,
+    /// Bound on a text's tokens.
+    pub max_new_tokens: usize,
+    /// Strings that end a text.
+    pub stop: Vec<String>,
+}
+
+impl Spec {
+    /// The digest that every job, part and manifest carries.
+    pub fn digest(&self) -> Digest {
+        Digest::of_json(self)
+    }
+}
+
+/// What is to be done with a shard.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Action {
+    /// Generate a text for each [`ShardRow`].
+    Generate,
+    /// Write last night's records again: nothing that they depend on has changed.
+    Carry,
+    /// Generate each row twice, plainly and with speculation, and report both ([`AuditReport`]).
+    Audit,
+}
+
+/// One shard: the unit of leasing, failure and commit. It travels without payload.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShardJob {
+    /// The shard's number in its run.
+    pub shard: u32,
+    /// What to do.
+    pub action: Action,
+    /// Users or items.
+    pub kind: Kind,
+    /// The pool that most rows draft from; shards are grouped by it so that a worker keeps it warm.
+    pub pool: String,
+    /// Rows of the input.
+    pub rows: u64,
+    /// Prompt tokens of all rows.
+    pub prompt_tokens: u64,
+    /// The input, relative to the run's folder.
+    pub input: String,
+    /// Digest of the input's bytes.
+    pub input_digest: Digest,
+    /// The output, relative to the output's root. Creating it is the commit.
+    pub output: String,
+}
+
+/// One row of a [`Action::Generate`] or [`Action::Audit`] shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ShardRow {
+    /// The entity.
+    pub entity_id: EntityId,
+    /// The pool to draft from.
+    pub pool: String,
+    /// The prompt; empty if planning failed.
+    pub prompt: Vec<u32>,
+    /// Digest of the prompt's tokens.
+    pub prompt_digest: Digest,
+    /// The entity's own last text: the best source of drafts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub previous: Option<String>,
+    /// Why planning failed; such a row becomes an error record.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// The columns of a shard file for ids of a type.
+pub fn shard_schema(id: DataType) -> SchemaRef {
+    let token = Field::new("item", DataType::UInt32, false);
+    Arc::new(Schema::new(vec![
+        Field::new("entity_id", id, false),
+        Field::new("pool", DataType::Utf8, false),
+        Field::new("prompt", DataType::List(Arc::new(token)), false),
+        Field::new("prompt_digest", DataType::Utf8, false),
+        Field::new("previous", DataType::Utf8, true),
+        Field::new("error", DataType::Utf8, true),
+    ]))
+}
+
+/// How many entities of a kind the plan holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KindCounts {
+    /// All entities of the input.
+    pub entities: u64,
+    /// Of these: unchanged, carried forward.
+    pub carried: u64,
+    /// Of these: to be generated.
+    pub generate: u64,
+    /// Of these: failed while planning.
+    pub failed: u64,
+    /// Prompt tokens to be processed.
+    pub prompt_tokens: u64,
+}
+
+/// A run: one object, written once, from which any process can go on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// [`PLAN_VERSION`].
+    pub version: u32,
+    /// The run's name.
+    pub run: String,
+    /// The night.
+    pub date: Date,
+    /// What texts are acceptable.
+    pub spec: Spec,
+    /// Where the pools are.
+    pub pools: String,
+    /// Digest of the pool set.
+    pub pool_digest: Digest,
+    /// The type of each kind's ids.
+    pub ids: BTreeMap<Kind, IdType>,
+    /// What there is to do.
+    pub counts: BTreeMap<Kind, KindCounts>,
+    /// The work.
+    pub shards: Vec<ShardJob>,
+}
+
+impl Plan {
+    /// The folder of a kind's published output, relative to the output's root.
+    pub fn partition(&self, kind: Kind) -> String {
+        format!("profiles/kind={kind}/dt={}/run={}", self.date, self.run)
+    }
+
+    /// The run's own folder, relative to the output's root.
+    pub fn folder(&self) -> String {
+        run_folder(&self.run)
+    }
+}
+
+/// The folder of a run's plan and shard inputs, relative to the output's root.
+pub fn run_folder(run: &str) -> String {
+    format!("runs/{run}")
+}
+
+impl From<IdType> for DataType {
+    fn from(id: IdType) -> Self {
+        match id {
+            IdType::Int64 => Self::Int64,
+            IdType::String => Self::Utf8,
+        }
+    }
+}
+
+/// What the audit of a shard measured: the same rows, plainly and with speculation, in one process,
+/// in turns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct AuditReport {
+    /// Texts compared.
+    pub texts: u64,
+    /// Of these: texts that are the same token for token.
+    pub identical: u64,
+    /// Tokens of the plain texts.
+    pub plain_tokens: u64,
+    /// Seconds for them.
+    pub plain_seconds: f64,
+    /// Tokens of the texts with speculation.
+    pub tokens: u64,
+    /// Seconds for them.
+    pub seconds: f64,
+}
+
+impl AuditReport {
+    /// Adds another report.
+    pub fn add(&mut self, other: &Self) {
+        self.texts += other.texts;
+        self.identical += other.identical;
+        self.plain_tokens += other.plain_tokens;
+        self.plain_seconds += other.plain_seconds;
+        self.tokens += other.tokens;
+        self.seconds += other.seconds;
+    }
+
+    /// Tokens a second with speculation over tokens a second without.
+    pub fn speedup(&self) -> f64 {
+        use crate::knowledge::ratio;
+        ratio(
+            ratio(self.tokens as f64, self.seconds),
+            ratio(self.plain_tokens as f64, self.plain_seconds),
+        )
+    }
+
+    /// Share of texts that plain greedy decoding gives token for token.
+    pub fn identical_share(&self) -> f64 {
+        crate::knowledge::ratio(self.identical as f64, self.texts as f64)
+    }
+
+    /// Length of the texts over the length of the plain ones.
+    pub fn length_ratio(&self) -> f64 {
+        crate::knowledge::ratio(self.tokens as f64, self.plain_tokens as f64)
+    }
+}
+
+/// A shard handed to one worker for a time.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lease {
+    /// The work.
+    pub job: ShardJob,
+    /// Counted from 1.
+    pub attempt: u32,
+    /// Names this lease; a later lease of the same shard has another.
+    pub token: u64,
+}
+
+/// Why a queue could not answer.
+#[derive(Debug, thiserror::Error)]
+#[error("queue: {0}")]
+pub struct QueueError(pub String);
+
+/// Where workers get shards from. Delivery is at least once; the commit makes the output exactly once.
+///
+/// The in-process queue of the coordinator implements it, and so will every broker.
+pub trait Queue: Send + Sync {
+    /// The next shard, waiting for one while others are being worked on; `None` once nothing is left
+    /// to do or the queue is closed.
+    fn lease(&self) -> impl Future<Output = Result<Option<Lease>, QueueError>> + Send;
+
+    /// How long a lease lasts without a heartbeat.
+    fn lease_duration(&self) -> Duration;
+
+    /// Tells that the shard is being worked on. `false`: the lease is lost; the work may go on, but
+    /// another worker has the shard too.
+    fn heartbeat(&self, lease: &Lease) -> impl Future<Output = Result<bool, QueueError>> + Send;
+
+    /// Tells that the shard's output exists, whoever wrote it.
+    fn committed(&self, lease: &Lease) -> impl Future<Output = Result<(), QueueError>> + Send;
+
+    /// Gives the shard back: the attempt failed for `reason`.
+    fn failed(
+        &self,
+        lease: &Lease,
+        reason: &str,
+    ) -> impl Future<Output = Result<(), QueueError>> + Send;
+
+    /// Gives the shard back untouched, without counting an attempt: the worker is draining.
+    fn released(&self, lease: &Lease) -> impl Future<Output = Result<(), QueueError>> + Send;
+}

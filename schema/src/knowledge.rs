@@ -1,0 +1,372 @@
+//! Knowledge records: what Laser writes, and reads back the next night.
+//!
+//! One record is one text with its provenance (what it was generated from) and its acceptance figures
+//! (what speculation saved). `docs/formats.md` lists the columns.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use bytes::Bytes;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::entity::{EntityId, Kind};
+use crate::table::{self, TableError};
+
+/// The version of the output's columns and of [`PartInfo`].
+pub const SCHEMA_VERSION: u32 = 1;
+
+/// The footer key of a part's [`PartInfo`].
+pub const PART_KEY: &str = "laser.part";
+
+/// One generated text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KnowledgeRecord {
+    /// The entity, in the input's id type.
+    pub entity_id: EntityId,
+    /// The knowledge.
+    pub text: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: i64,
+    /// Tokens of the text, with the end-of-text token where there is one.
+    pub text_tokens: i64,
+    /// The pool that drafted.
+    pub pool: String,
+    /// The verification policy, such as `strict` or `relaxed(k=2,p=0.1)`.
+    pub policy: String,
+    /// Why the text ended: `end`, `stop` or `length`.
+    pub stop_reason: String,
+    /// Forwards of the model that this text took part in after its prompt.
+    pub forwards: i64,
+    /// Tokens that were drafted for it.
+    pub drafted_tokens: i64,
+    /// Drafted tokens that are part of the text.
+    pub accepted_tokens: i64,
+    /// Accepted tokens that are not the target's argmax.
+    pub relaxed_tokens: i64,
+    /// Accepted draft tokens of each forward, in order.
+    pub step_accepted: Vec<i64>,
+    /// Mean natural-log probability of the text's tokens under the target.
+    pub mean_log_probability: f64,
+    /// Seconds spent retrieving drafts (the paper's ART).
+    pub draft_seconds: f64,
+    /// Seconds of the engine that this text took: its even share of every step it was part of.
+    pub engine_seconds: f64,
+    /// Digest of the prompt's tokens.
+    pub prompt_digest: Digest,
+    /// Digest of the specification.
+    pub spec_digest: Digest,
+    /// Digest of the model's weights.
+    pub model_digest: Digest,
+    /// Digest of the pool, or empty where there was none.
+    pub pool_digest: String,
+    /// The run that generated the text; an earlier one if it was carried forward.
+    pub generated_by: String,
+    /// The night the record stands for.
+    pub event_timestamp: Timestamp,
+    /// When the text was generated.
+    pub created_timestamp: Timestamp,
+}
+
+/// The arrow type of ids: `int64` or `string`.
+pub fn id_type(id: &EntityId) -> DataType {
+    match id {
+        EntityId::Int(_) => DataType::Int64,
+        EntityId::Text(_) => DataType::Utf8,
+    }
+}
+
+/// The output's columns for ids of a type. No nulls anywhere.
+pub fn record_schema(id: DataType) -> SchemaRef {
+    let timestamp = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    let item = Field::new("item", DataType::Int64, false);
+    let columns = [
+        ("entity_id", id),
+        ("text", DataType::Utf8),
+        ("prompt_tokens", DataType::Int64),
+        ("text_tokens", DataType::Int64),
+        ("pool", DataType::Utf8),
+        ("policy", DataType::Utf8),
+        ("stop_reason", DataType::Utf8),
+        ("forwards", DataType::Int64),
+        ("drafted_tokens", DataType::Int64),
+        ("accepted_tokens", DataType::Int64),
+        ("relaxed_tokens", DataType::Int64),
+        ("step_accepted", DataType::List(Arc::new(item))),
+        ("mean_log_probability", DataType::Float64),
+        ("draft_seconds", DataType::Float64),
+        ("engine_seconds", DataType::Float64),
+        ("prompt_digest", DataType::Utf8),
+        ("spec_digest", DataType::Utf8),
+        ("model_digest", DataType::Utf8),
+        ("pool_digest", DataType::Utf8),
+        ("generated_by", DataType::Utf8),
+        ("event_timestamp", timestamp()),
+        ("created_timestamp", timestamp()),
+    ];
+    Arc::new(Schema::new(
+        columns
+            .into_iter()
+            .map(|(name, t)| Field::new(name, t, false))
+            .collect::<Vec<_>>(),
+    ))
+}
+
+/// A row that could not be turned into knowledge.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ErrorRecord {
+    /// The entity.
+    pub entity_id: EntityId,
+    /// Where it failed: `plan` or `generate`.
+    pub stage: String,
+    /// What went wrong.
+    pub reason: String,
+}
+
+/// Sums over texts; what every figure of a summary is derived from.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct Figures {
+    /// Generated texts.
+    pub texts: u64,
+    /// Generated tokens.
+    pub tokens: u64,
+    /// Prompt tokens.
+    pub prompt_tokens: u64,
+    /// Forwards that texts took part in, summed over texts.
+    pub forwards: u64,
+    /// Drafted tokens.
+    pub drafted: u64,
+    /// Accepted draft tokens.
+    pub accepted: u64,
+    /// Accepted tokens that are not the argmax.
+    pub relaxed: u64,
+    /// Seconds spent drafting.
+    pub draft_seconds: f64,
+    /// Seconds of the engine.
+    pub engine_seconds: f64,
+}
+
+impl Figures {
+    /// Adds one record's figures.
+    pub fn add_record(&mut self, record: &KnowledgeRecord) {
+        self.add(&Self {
+            texts: 1,
+            tokens: record.text_tokens.unsigned_abs(),
+            prompt_tokens: record.prompt_tokens.unsigned_abs(),
+            forwards: record.forwards.unsigned_abs(),
+            drafted: record.drafted_tokens.unsigned_abs(),
+            accepted: record.accepted_tokens.unsigned_abs(),
+            relaxed: record.relaxed_tokens.unsigned_abs(),
+            draft_seconds: record.draft_seconds,
+            engine_seconds: record.engine_seconds,
+        });
+    }
+
+    /// Adds other sums.
+    pub fn add(&mut self, other: &Self) {
+        self.texts += other.texts;
+        self.tokens += other.tokens;
+        self.prompt_tokens += other.prompt_tokens;
+        self.forwards += other.forwards;
+        self.drafted += other.drafted;
+        self.accepted += other.accepted;
+        self.relaxed += other.relaxed;
+        self.draft_seconds += other.draft_seconds;
+        self.engine_seconds += other.engine_seconds;
+    }
+
+    /// Average accepted length: accepted draft tokens a forward (paper 4.1).
+    pub fn aal(&self) -> f64 {
+        ratio(self.accepted as f64, self.forwards as f64)
+    }
+
+    /// Tokens a second of the engine.
+    pub fn tokens_per_second(&self) -> f64 {
+        ratio(self.tokens as f64, self.engine_seconds)
+    }
+
+    /// Average retrieval time: seconds of drafting a text (paper 4.1).
+    pub fn art_seconds(&self) -> f64 {
+        ratio(self.draft_seconds, self.texts as f64)
+    }
+
+    /// Share of the text's tokens that were accepted though not the argmax.
+    pub fn relaxed_share(&self) -> f64 {
+        ratio(self.relaxed as f64, self.tokens as f64)
+    }
+
+    /// Mean tokens a text.
+    pub fn text_length(&self) -> f64 {
+        ratio(self.tokens as f64, self.texts as f64)
+    }
+
+    /// Share of drafted tokens that were accepted.
+    pub fn draft_yield(&self) -> f64 {
+        ratio(self.accepted as f64, self.drafted as f64)
+    }
+}
+
+/// `a / b`, or 0 where there is nothing to divide by.
+pub fn ratio(a: f64, b: f64) -> f64 {
+    if b == 0.0 { 0.0 } else { a / b }
+}
+
+/// What a part says about itself in its footer. With the rows it is the whole commit of a shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PartInfo {
+    /// [`SCHEMA_VERSION`].
+    pub version: u32,
+    /// The run.
+    pub run: String,
+    /// The shard.
+    pub shard: u32,
+    /// Users or items.
+    pub kind: Kind,
+    /// Who wrote it, to tell one's own write from another's after an ambiguous error.
+    pub attempt: String,
+    /// Rows carried forward rather than generated.
+    pub carried: u64,
+    /// [`rows_digest`] of the rows.
+    pub rows_digest: Digest,
+    /// Rows of the shard that have no text.
+    pub errors: Vec<ErrorRecord>,
+    /// Sums over the generated rows, by pool.
+    pub figures: BTreeMap<String, Figures>,
+}
+
+/// A digest of rows that does not depend on their encoding, checked before a part is published.
+pub fn rows_digest(rows: &[KnowledgeRecord]) -> Digest {
+    Digest::of_json(&rows)
+}
+
+/// Encodes a part.
+///
+/// # Errors
+/// [`TableError::Row`] if ids are of mixed types.
+pub fn encode_part(
+    name: &str,
+    id: DataType,
+    rows: &[KnowledgeRecord],
+    info: &PartInfo,
+) -> Result<Bytes, TableError> {
+    let info = serde_json::to_string(info).map_err(|e| TableError::Row {
+        file: name.to_owned(),
+        reason: e.to_string(),
+    })?;
+    table::encode(name, record_schema(id), rows, &[(PART_KEY, info)])
+}
+
+/// Decodes a part and checks its rows against the digest in its footer.
+///
+/// # Errors
+/// [`TableError::Unreadable`] if the bytes are no part of Laser's or were changed.
+pub fn decode_part(
+    name: &str,
+    bytes: Bytes,
+) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
+    let unreadable = |reason: String| TableError::Unreadable {
+        file: name.to_owned(),
+        reason,
+    };
+    let info = table::footer(name, &bytes, PART_KEY)?.ok_or_else(|| {
+        unreadable(format!(
+            "the footer has no {PART_KEY}: not written by Laser"
+        ))
+    })?;
+    let info: PartInfo = serde_json::from_str(&info).map_err(|e| unreadable(e.to_string()))?;
+    if info.version != SCHEMA_VERSION {
+        return Err(unreadable(format!(
+            "schema version {}, this Laser reads {SCHEMA_VERSION}",
+            info.version
+        )));
+    }
+    let rows: Vec<KnowledgeRecord> = table::decode(name, bytes)?;
+    if rows_digest(&rows) != info.rows_digest {
+        return Err(unreadable(
+            "its rows do not match the digest in its footer".to_owned(),
+        ));
+    }
+    Ok((rows, info))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record(id: EntityId) -> KnowledgeRecord {
+        let digest = Digest::of(b"x");
+        KnowledgeRecord {
+            entity_id: id,
+            text: "Likes \"noir\"\nand é".into(),
+            prompt_tokens: 3,
+            text_tokens: 9,
+            pool: "user-0".into(),
+            policy: "strict".into(),
+            stop_reason: "end".into(),
+            forwards: 4,
+            drafted_tokens: 20,
+            accepted_tokens: 5,
+            relaxed_tokens: 1,
+            step_accepted: vec![0, 5],
+            mean_log_probability: -0.123_456_789_012_3,
+            draft_seconds: 0.1 + 0.2,
+            engine_seconds: 1e-9,
+            prompt_digest: digest.clone(),
+            spec_digest: digest.clone(),
+            model_digest: digest,
+            pool_digest: String::new(),
+            generated_by: "r".into(),
+            event_timestamp: "2026-11-20T00:00:00Z".parse().unwrap(),
+            created_timestamp: "2026-11-20T03:04:05.678901Z".parse().unwrap(),
+        }
+    }
+
+    fn info(rows: &[KnowledgeRecord]) -> PartInfo {
+        PartInfo {
+            version: SCHEMA_VERSION,
+            run: "r".into(),
+            shard: 7,
+            kind: Kind::User,
+            attempt: "a".into(),
+            carried: 0,
+            rows_digest: rows_digest(rows),
+            errors: vec![],
+            figures: BTreeMap::new(),
+        }
+    }
+
+    #[test]
+    fn parts_round_trip_with_both_id_types() {
+        for id in [EntityId::Int(-5), EntityId::Text("u/1".into())] {
+            let rows = vec![record(id.clone()), record(id.clone())];
+            let bytes = encode_part("p", id_type(&id), &rows, &info(&rows)).unwrap();
+            let (read, read_info) = decode_part("p", bytes).unwrap();
+            assert_eq!(read, rows);
+            assert_eq!(read_info, info(&rows));
+        }
+    }
+
+    #[test]
+    fn an_empty_part_is_a_valid_file() {
+        let bytes = encode_part("p", DataType::Int64, &[], &info(&[])).unwrap();
+        assert!(decode_part("p", bytes).unwrap().0.is_empty());
+    }
+
+    #[test]
+    fn changed_rows_are_noticed() {
+        let rows = vec![record(EntityId::Int(1))];
+        let mut other = rows.clone();
+        other[0].text.push('!');
+        let bytes = encode_part("p", DataType::Int64, &other, &info(&rows)).unwrap();
+        let error = decode_part("p", bytes).unwrap_err().to_string();
+        assert!(error.contains("do not match the digest"), "{error}");
+    }
+
+    #[test]
+    fn mixed_id_types_are_refused() {
+        let rows = vec![record(EntityId::Text("x".into()))];
+        assert!(encode_part("p", DataType::Int64, &rows, &info(&rows)).is_err());
+    }
+}

@@ -1,0 +1,334 @@
+//! Places by local path or object-store URL, behind one type.
+//!
+//! `data/users.parquet`, `s3://bucket/key`, `gs://…`, `az://…` all read and write alike; credentials
+//! come from the usual environment of each cloud. Local writes are synced to disk, and
+//! [`Location::create`] has exactly one winner on every store: it is how Laser commits.
+
+use std::path::{Path as FsPath, PathBuf};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures::TryStreamExt;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutMode};
+
+/// Why a place could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum LocationError {
+    /// The text is neither a path nor a URL of a supported store.
+    #[error("{url}: not a local path or a URL of a supported store (s3, gs, az, file): {reason}")]
+    Unsupported {
+        /// What was given.
+        url: String,
+        /// What the store library said.
+        reason: String,
+    },
+    /// Nothing is there.
+    #[error("{url}: no such file or object")]
+    NotFound {
+        /// The place.
+        url: String,
+    },
+    /// The store refused or failed.
+    #[error("{url}: cannot {action}: {source}")]
+    Store {
+        /// The place.
+        url: String,
+        /// What was tried: `read`, `write` or `list`.
+        action: &'static str,
+        /// The store's error.
+        source: object_store::Error,
+    },
+}
+
+/// Whether a create-only write won.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Created {
+    /// The object is ours.
+    Won,
+    /// Somebody wrote it first; nothing was changed.
+    Exists,
+}
+
+/// One listed object.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listed {
+    /// Its name below the listed location, with `/` between folders.
+    pub name: String,
+    /// Its size in bytes.
+    pub size: u64,
+}
+
+/// A file, object or folder in some store.
+#[derive(Debug, Clone)]
+pub struct Location {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+    url: String,
+    local: bool,
+}
+
+impl Location {
+    /// Parses a local path or a URL. Nothing is touched yet.
+    ///
+    /// # Errors
+    /// [`LocationError::Unsupported`] if the text names no store that Laser knows.
+    pub fn parse(text: &str) -> Result<Self, LocationError> {
+        let unsupported = |reason: String| LocationError::Unsupported {
+            url: text.to_owned(),
+            reason,
+        };
+        if let Some(path) = text.strip_prefix("file://") {
+            return Self::local(FsPath::new(path)).map_err(|e| unsupported(e.to_string()));
+        }
+        if !text.contains("://") {
+            return Self::local(FsPath::new(text)).map_err(|e| unsupported(e.to_string()));
+        }
+        let url = url::Url::parse(text).map_err(|e| unsupported(e.to_string()))?;
+        let (store, path) = object_store::parse_url_opts(&url, std::env::vars())
+            .map_err(|e| unsupported(e.to_string()))?;
+        let url = text.trim_end_matches('/').to_owned();
+        Ok(Self {
+            store: store.into(),
+            path,
+            url,
+            local: false,
+        })
+    }
+
+    fn local(path: &FsPath) -> Result<Self, Box<dyn std::error::Error>> {
+        let absolute = std::path::absolute(path)?;
+        let store = LocalFileSystem::new().with_fsync(true);
+        Ok(Self {
+            store: Arc::new(store),
+            path: Path::from_absolute_path(&absolute)?,
+            url: path.display().to_string(),
+            local: true,
+        })
+    }
+
+    /// The place `relative` (with `/` between folders) below this one.
+    pub fn join(&self, relative: &str) -> Self {
+        let mut path = self.path.clone();
+        for part in relative.split('/').filter(|p| !p.is_empty()) {
+            path = path.join(part);
+        }
+        let url = format!("{}/{relative}", self.url.trim_end_matches('/'));
+        Self {
+            store: self.store.clone(),
+            path,
+            url,
+            local: self.local,
+        }
+    }
+
+    /// The path or URL as the user wrote it, for messages and jobs.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The store and the path inside it, for readers that take both.
+    pub fn store(&self) -> (Arc<dyn ObjectStore>, Path) {
+        (self.store.clone(), self.path.clone())
+    }
+
+    /// The path in the file system, if this is a local place.
+    pub fn local_path(&self) -> Option<PathBuf> {
+        self.local
+            .then(|| std::path::absolute(&self.url).unwrap_or_else(|_| PathBuf::from(&self.url)))
+    }
+
+    /// The last extension of the name in lower case (`parquet`, `csv`, `jsonl`), or empty.
+    pub fn extension(&self) -> String {
+        self.path
+            .extension()
+            .unwrap_or_default()
+            .to_ascii_lowercase()
+    }
+
+    fn error(&self, action: &'static str, source: object_store::Error) -> LocationError {
+        match source {
+            object_store::Error::NotFound { .. } => LocationError::NotFound {
+                url: self.url.clone(),
+            },
+            source => LocationError::Store {
+                url: self.url.clone(),
+                action,
+                source,
+            },
+        }
+    }
+
+    /// Reads the whole object.
+    ///
+    /// # Errors
+    /// [`LocationError::NotFound`] or the store's error.
+    pub async fn read(&self) -> Result<Bytes, LocationError> {
+        let got = self
+            .store
+            .get(&self.path)
+            .await
+            .map_err(|e| self.error("read", e))?;
+        got.bytes().await.map_err(|e| self.error("read", e))
+    }
+
+    /// Reads the whole object, or `None` if there is none.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub async fn read_optional(&self) -> Result<Option<Bytes>, LocationError> {
+        match self.read().await {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(LocationError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether an object is there.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub async fn exists(&self) -> Result<bool, LocationError> {
+        match self.store.head(&self.path).await {
+            Ok(_) => Ok(true),
+            Err(object_store::Error::NotFound { .. }) => Ok(false),
+            Err(error) => Err(self.error("read", error)),
+        }
+    }
+
+    /// Writes the object whole, replacing what was there. Readers see the old or the new one, never a part.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub async fn write(&self, bytes: Bytes) -> Result<(), LocationError> {
+        self.store
+            .put(&self.path, bytes.into())
+            .await
+            .map_err(|e| self.error("write", e))?;
+        Ok(())
+    }
+
+    /// Writes the object whole if there is none: of any number of writers exactly one wins.
+    ///
+    /// # Errors
+    /// The store's error; losing is not one.
+    pub async fn create(&self, bytes: Bytes) -> Result<Created, LocationError> {
+        match self
+            .store
+            .put_opts(&self.path, bytes.into(), PutMode::Create.into())
+            .await
+        {
+            Ok(_) => Ok(Created::Won),
+            Err(object_store::Error::AlreadyExists { .. }) => Ok(Created::Exists),
+            Err(error) => Err(self.error("write", error)),
+        }
+    }
+
+    /// Removes the object; that there is none is no error.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub async fn remove(&self) -> Result<(), LocationError> {
+        match self.store.delete(&self.path).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(self.error("write", error)),
+        }
+    }
+
+    /// All objects below this folder, by name.
+    ///
+    /// # Errors
+    /// The store's error; a missing folder lists nothing.
+    pub async fn list(&self) -> Result<Vec<Listed>, LocationError> {
+        let objects: Result<Vec<_>, _> = self.store.list(Some(&self.path)).try_collect().await;
+        let objects = match objects {
+            Err(object_store::Error::NotFound { .. }) => Vec::new(),
+            other => other.map_err(|e| self.error("list", e))?,
+        };
+        let prefix = self.path.as_ref().len() + usize::from(!self.path.as_ref().is_empty());
+        let mut listed: Vec<Listed> = objects
+            .into_iter()
+            .map(|o| Listed {
+                name: o.location.as_ref()[prefix..].to_owned(),
+                size: o.size,
+            })
+            .collect();
+        listed.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(listed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn temporary() -> (tempfile::TempDir, Location) {
+        let dir = tempfile::tempdir().unwrap();
+        let location = Location::parse(dir.path().to_str().unwrap()).unwrap();
+        (dir, location)
+    }
+
+    #[tokio::test]
+    async fn create_has_one_winner() {
+        let (_dir, root) = temporary();
+        let object = root.join("a/b.txt");
+        assert_eq!(
+            object.create(Bytes::from("first")).await.unwrap(),
+            Created::Won
+        );
+        assert_eq!(
+            object.create(Bytes::from("second")).await.unwrap(),
+            Created::Exists
+        );
+        assert_eq!(object.read().await.unwrap(), "first");
+    }
+
+    #[tokio::test]
+    async fn list_names_are_relative_and_sorted() {
+        let (_dir, root) = temporary();
+        for name in ["x/b", "x/a", "y"] {
+            root.join(name).write(Bytes::from("1")).await.unwrap();
+        }
+        let names: Vec<String> = root
+            .list()
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|l| l.name)
+            .collect();
+        assert_eq!(names, ["x/a", "x/b", "y"]);
+        assert!(root.join("missing").list().await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_missing_object_is_named() {
+        let (_dir, root) = temporary();
+        let error = root
+            .join("no.parquet")
+            .read()
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.ends_with("no.parquet: no such file or object"),
+            "{error}"
+        );
+        assert!(
+            root.join("no.parquet")
+                .read_optional()
+                .await
+                .unwrap()
+                .is_none()
+        );
+    }
+
+    #[test]
+    fn an_unknown_scheme_is_refused() {
+        let error = Location::parse("ftp://host/file").unwrap_err().to_string();
+        assert!(
+            error.contains("ftp://host/file") && error.contains("s3, gs, az"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,331 @@
+//! Last night's knowledge: Laser's own output, any Parquet with id and text, or JSONL `{id, text}`.
+
+use std::io::BufRead;
+
+use serde::{Deserialize, Serialize};
+
+use crate::entity::{EntityId, IdType, Kind};
+use crate::knowledge::{KnowledgeRecord, PART_KEY, PartInfo};
+use crate::location::{Location, LocationError};
+use crate::manifest::{MANIFEST, Manifest, SUCCESS};
+use crate::table::{TableError, TableReader};
+
+/// One source of previous knowledge.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PreviousSource {
+    /// The root of an earlier output of Laser (its newest complete night is taken), one published
+    /// folder of it, or a `.parquet` or `.jsonl` file with the columns `id` (or `entity_id`) and `text`.
+    pub path: String,
+    /// The kind of a foreign file's texts; Laser's own output knows it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub kind: Option<Kind>,
+    /// The type to read a foreign file's ids as; as stored if not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub id_type: Option<IdType>,
+}
+
+/// One earlier text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PreviousText {
+    /// User or item.
+    pub kind: Kind,
+    /// The entity.
+    pub id: EntityId,
+    /// The text.
+    pub text: String,
+    /// The whole record, if Laser wrote it: what carry-forward needs.
+    pub record: Option<Box<KnowledgeRecord>>,
+}
+
+/// Why previous knowledge could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum PreviousError {
+    /// The place itself.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// A Parquet file.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// There is no complete night.
+    #[error(
+        "{path}: no complete earlier output (no _SUCCESS below profiles/): give a .jsonl or .parquet of texts, or leave [[previous]] out for a first night"
+    )]
+    Nothing {
+        /// The source.
+        path: String,
+    },
+    /// A foreign file without a configured kind.
+    #[error("{path}: whose texts are these? set kind = \"user\" or \"item\" for this [[previous]]")]
+    NoKind {
+        /// The source.
+        path: String,
+    },
+    /// The texts are of the other kind than configured.
+    #[error("{path}: holds knowledge of {found}s, but [[previous]] says kind = \"{expected}\"")]
+    WrongKind {
+        /// The source.
+        path: String,
+        /// What it holds.
+        found: Kind,
+        /// What was configured.
+        expected: Kind,
+    },
+    /// One row is wrong.
+    #[error("{path}, row {row}: {reason}")]
+    Row {
+        /// The file.
+        path: String,
+        /// Counted from 1.
+        row: u64,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+#[derive(Deserialize)]
+struct ForeignRow {
+    #[serde(alias = "entity_id")]
+    id: EntityId,
+    text: String,
+}
+
+enum File {
+    /// A part of Laser's own output.
+    Part(Kind, Location),
+    /// Somebody else's texts.
+    Foreign(Kind, Location),
+}
+
+/// Reads all sources, file by file.
+#[derive(Debug)]
+pub struct PreviousReader {
+    sources: Vec<PreviousSource>,
+    files: Vec<File>,
+}
+
+impl std::fmt::Debug for File {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (Self::Part(kind, location) | Self::Foreign(kind, location)) = self;
+        write!(f, "{kind} {}", location.url())
+    }
+}
+
+impl PreviousReader {
+    /// Finds the files of all sources. `skip_run` is the run that is going on: its own output is never
+    /// its past.
+    ///
+    /// # Errors
+    /// [`PreviousError`], naming the source.
+    pub async fn open(
+        sources: &[PreviousSource],
+        skip_run: Option<&str>,
+    ) -> Result<Self, PreviousError> {
+        let mut files = Vec::new();
+        for source in sources {
+            files.extend(find_files(source, skip_run).await?);
+        }
+        files.reverse();
+        Ok(Self {
+            sources: sources.to_vec(),
+            files,
+        })
+    }
+
+    /// The texts of the next file, or `None` after the last.
+    ///
+    /// # Errors
+    /// [`PreviousError`], naming file and row.
+    pub async fn next_file(&mut self) -> Result<Option<Vec<PreviousText>>, PreviousError> {
+        match self.files.pop() {
+            None => Ok(None),
+            Some(File::Part(kind, location)) => read_part(kind, &location).await.map(Some),
+            Some(File::Foreign(kind, location)) => {
+                let id_type = self
+                    .sources
+                    .iter()
+                    .find(|s| s.path == location.url())
+                    .and_then(|s| s.id_type);
+                read_foreign(kind, &location, id_type).await.map(Some)
+            }
+        }
+    }
+}
+
+async fn find_files(
+    source: &PreviousSource,
+    skip_run: Option<&str>,
+) -> Result<Vec<File>, PreviousError> {
+    let location = Location::parse(&source.path)?;
+    if matches!(
+        location.extension().as_str(),
+        "jsonl" | "ndjson" | "parquet"
+    ) {
+        return find_foreign(source, location).await;
+    }
+    if location.join(MANIFEST).exists().await? {
+        return published_parts(&location, source).await;
+    }
+    let mut files = Vec::new();
+    for kind in Kind::ALL
+        .into_iter()
+        .filter(|k| source.kind.is_none_or(|s| s == *k))
+    {
+        let root = location.join(&format!("profiles/kind={kind}"));
+        if let Some(folder) = newest_night(&root, skip_run).await? {
+            files.extend(published_parts(&root.join(&folder), source).await?);
+        }
+    }
+    if files.is_empty() {
+        return Err(PreviousError::Nothing {
+            path: source.path.clone(),
+        });
+    }
+    Ok(files)
+}
+
+async fn find_foreign(
+    source: &PreviousSource,
+    location: Location,
+) -> Result<Vec<File>, PreviousError> {
+    if !location.exists().await? {
+        return Err(LocationError::NotFound {
+            url: source.path.clone(),
+        }
+        .into());
+    }
+    if location.extension() == "parquet"
+        && let Some(info) = TableReader::open(&location).await?.footer(PART_KEY)
+        && let Ok(info) = serde_json::from_str::<PartInfo>(&info)
+    {
+        check_kind(source, info.kind)?;
+        return Ok(vec![File::Part(info.kind, location)]);
+    }
+    let kind = source.kind.ok_or_else(|| PreviousError::NoKind {
+        path: source.path.clone(),
+    })?;
+    Ok(vec![File::Foreign(kind, location)])
+}
+
+fn check_kind(source: &PreviousSource, found: Kind) -> Result<(), PreviousError> {
+    match source.kind {
+        Some(expected) if expected != found => Err(PreviousError::WrongKind {
+            path: source.path.clone(),
+            found,
+            expected,
+        }),
+        _ => Ok(()),
+    }
+}
+
+/// The newest `dt=…/run=…` that has a `_SUCCESS`. Dates sort as text; of two runs of one night the one
+/// whose manifest is newer counts.
+async fn newest_night(
+    root: &Location,
+    skip_run: Option<&str>,
+) -> Result<Option<String>, PreviousError> {
+    let mut best: Option<(String, jiff::Timestamp, String)> = None;
+    for listed in root.list().await? {
+        let Some(folder) = listed.name.strip_suffix(&format!("/{SUCCESS}")) else {
+            continue;
+        };
+        if skip_run.is_some_and(|run| folder.ends_with(&format!("/run={run}"))) {
+            continue;
+        }
+        let Some(manifest) = read_manifest(&root.join(folder)).await? else {
+            continue;
+        };
+        let night = manifest.date.to_string();
+        if best
+            .as_ref()
+            .is_none_or(|(n, c, _)| (&night, &manifest.created) > (n, c))
+        {
+            best = Some((night, manifest.created, folder.to_owned()));
+        }
+    }
+    Ok(best.map(|(_, _, folder)| folder))
+}
+
+async fn read_manifest(folder: &Location) -> Result<Option<Manifest>, PreviousError> {
+    let bytes = folder.join(MANIFEST).read_optional().await?;
+    Ok(bytes.and_then(|b| serde_json::from_slice(&b).ok()))
+}
+
+async fn published_parts(
+    folder: &Location,
+    source: &PreviousSource,
+) -> Result<Vec<File>, PreviousError> {
+    let Some(manifest) = read_manifest(folder).await? else {
+        return Err(PreviousError::Nothing {
+            path: source.path.clone(),
+        });
+    };
+    check_kind(source, manifest.kind)?;
+    Ok(manifest
+        .parts
+        .iter()
+        .map(|p| File::Part(manifest.kind, folder.join(&p.name)))
+        .collect())
+}
+
+async fn read_part(kind: Kind, location: &Location) -> Result<Vec<PreviousText>, PreviousError> {
+    let (rows, _) = crate::knowledge::decode_part(location.url(), location.read().await?)?;
+    Ok(rows
+        .into_iter()
+        .map(|record| PreviousText {
+            kind,
+            id: record.entity_id.clone(),
+            text: record.text.clone(),
+            record: Some(Box::new(record)),
+        })
+        .collect())
+}
+
+async fn read_foreign(
+    kind: Kind,
+    location: &Location,
+    id_type: Option<IdType>,
+) -> Result<Vec<PreviousText>, PreviousError> {
+    let rows: Vec<ForeignRow> = if location.extension() == "parquet" {
+        crate::table::decode(location.url(), location.read().await?)?
+    } else {
+        read_lines(location).await?
+    };
+    let row_error = |row: u64, reason: String| PreviousError::Row {
+        path: location.url().to_owned(),
+        row,
+        reason,
+    };
+    rows.into_iter()
+        .zip(1..)
+        .map(|(row, number)| {
+            let id = row
+                .id
+                .into_type(id_type)
+                .map_err(|reason| row_error(number, reason))?;
+            Ok(PreviousText {
+                kind,
+                id,
+                text: row.text,
+                record: None,
+            })
+        })
+        .collect()
+}
+
+async fn read_lines(location: &Location) -> Result<Vec<ForeignRow>, PreviousError> {
+    let bytes = location.read().await?;
+    bytes
+        .lines()
+        .zip(1..)
+        .map(|(line, row)| {
+            let line = line.map_err(|e| e.to_string());
+            line.and_then(|l| serde_json::from_str(&l).map_err(|e| e.to_string()))
+                .map_err(|e| PreviousError::Row {
+                    path: location.url().to_owned(),
+                    row,
+                    reason: format!("expected {{\"id\": …, \"text\": \"…\"}}: {e}"),
+                })
+        })
+        .collect()
+}

@@ -1,0 +1,301 @@
+//! Typed rows in Parquet: one schema, one way to write it, one way to read it.
+//!
+//! Rows are serde values; arrow's JSON codec moves them in and out of columns, so a row type and its
+//! arrow schema are the whole definition of a file. Files are zstd-compressed, with dictionary encoding
+//! off for free text, where it only costs memory.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::{Schema, SchemaRef};
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, TryFutureExt};
+use object_store::path::Path;
+use object_store::{GetOptions, GetRange, ObjectStore, ObjectStoreExt};
+use parquet::arrow::arrow_reader::ArrowReaderOptions;
+use parquet::arrow::async_reader::{
+    AsyncFileReader, MetadataSuffixFetch, ParquetRecordBatchStream, ParquetRecordBatchStreamBuilder,
+};
+use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
+use parquet::basic::{Compression, ZstdLevel};
+use parquet::errors::ParquetError;
+use parquet::file::metadata::{KeyValue, ParquetMetaData, ParquetMetaDataReader};
+use parquet::file::properties::WriterProperties;
+use parquet::schema::types::ColumnPath;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+use crate::location::Location;
+
+/// Rows read or written at a time.
+const BATCH_ROWS: usize = 1024;
+
+/// Why a Parquet file could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum TableError {
+    /// The bytes are not the Parquet file that was expected.
+    #[error("{file}: not readable as Parquet: {reason}")]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// What the reader said.
+        reason: String,
+    },
+    /// A row does not fit the schema.
+    #[error("{file}: a row does not fit the file's schema: {reason}")]
+    Row {
+        /// The file.
+        file: String,
+        /// What the codec said.
+        reason: String,
+    },
+}
+
+/// Encodes rows as one Parquet file with `metadata` in its footer. Equal input gives equal bytes.
+///
+/// # Errors
+/// [`TableError::Row`] if a row does not fit the schema.
+pub fn encode<T: Serialize>(
+    file: &str,
+    schema: SchemaRef,
+    rows: &[T],
+    metadata: &[(&str, String)],
+) -> Result<Bytes, TableError> {
+    let row_error = |reason: String| TableError::Row {
+        file: file.to_owned(),
+        reason,
+    };
+    let mut writer = ArrowWriter::try_new(Vec::new(), schema.clone(), Some(properties(metadata)))
+        .map_err(|e| row_error(e.to_string()))?;
+    for chunk in rows.chunks(BATCH_ROWS) {
+        let batch = to_batch(&schema, chunk).map_err(row_error)?;
+        writer.write(&batch).map_err(|e| row_error(e.to_string()))?;
+    }
+    writer
+        .into_inner()
+        .map(Bytes::from)
+        .map_err(|e| row_error(e.to_string()))
+}
+
+/// Rows as one record batch.
+///
+/// # Errors
+/// What does not fit the schema.
+pub fn to_batch<T: Serialize>(schema: &SchemaRef, rows: &[T]) -> Result<RecordBatch, String> {
+    let mut decoder = arrow::json::ReaderBuilder::new(schema.clone())
+        .with_batch_size(rows.len().max(1))
+        .build_decoder()
+        .map_err(|e| e.to_string())?;
+    decoder.serialize(rows).map_err(|e| e.to_string())?;
+    let batch = decoder.flush().map_err(|e| e.to_string())?;
+    Ok(batch.unwrap_or_else(|| RecordBatch::new_empty(schema.clone())))
+}
+
+/// The rows of one record batch.
+///
+/// # Errors
+/// What does not fit the row type.
+pub fn from_batch<T: DeserializeOwned>(batch: &RecordBatch) -> Result<Vec<T>, String> {
+    let mut writer = arrow::json::LineDelimitedWriter::new(Vec::new());
+    writer.write(batch).map_err(|e| e.to_string())?;
+    writer.finish().map_err(|e| e.to_string())?;
+    let lines = writer.into_inner();
+    let rows = serde_json::Deserializer::from_slice(&lines).into_iter();
+    rows.collect::<Result<_, _>>().map_err(|e| e.to_string())
+}
+
+fn properties(metadata: &[(&str, String)]) -> WriterProperties {
+    let pairs = metadata
+        .iter()
+        .map(|(k, v)| KeyValue::new((*k).to_owned(), v.clone()))
+        .collect();
+    WriterProperties::builder()
+        .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).unwrap_or_default()))
+        .set_column_dictionary_enabled(ColumnPath::from("text"), false)
+        .set_column_bloom_filter_enabled(ColumnPath::from("entity_id"), true)
+        .set_key_value_metadata(Some(pairs))
+        .build()
+}
+
+/// Decodes a whole Parquet file.
+///
+/// # Errors
+/// [`TableError`] if the bytes are no such file.
+pub fn decode<T: DeserializeOwned>(file: &str, bytes: Bytes) -> Result<Vec<T>, TableError> {
+    let unreadable = |reason: String| TableError::Unreadable {
+        file: file.to_owned(),
+        reason,
+    };
+    let reader = ParquetRecordBatchReaderBuilder::try_new(bytes)
+        .and_then(|b| b.with_batch_size(BATCH_ROWS).build())
+        .map_err(|e| unreadable(e.to_string()))?;
+    let mut rows = Vec::new();
+    for batch in reader {
+        let batch = batch.map_err(|e| unreadable(e.to_string()))?;
+        let decoded = from_batch(&batch).map_err(|reason| TableError::Row {
+            file: file.to_owned(),
+            reason,
+        })?;
+        rows.extend::<Vec<T>>(decoded);
+    }
+    Ok(rows)
+}
+
+/// One value of a Parquet file's footer, if it is there.
+///
+/// # Errors
+/// [`TableError::Unreadable`] if the bytes are no Parquet file.
+pub fn footer(file: &str, bytes: &Bytes, key: &str) -> Result<Option<String>, TableError> {
+    let metadata = ParquetMetaDataReader::new()
+        .parse_and_finish(bytes)
+        .map_err(|e| TableError::Unreadable {
+            file: file.to_owned(),
+            reason: e.to_string(),
+        })?;
+    Ok(metadata_value(&metadata, key))
+}
+
+fn metadata_value(metadata: &ParquetMetaData, key: &str) -> Option<String> {
+    let pairs = metadata.file_metadata().key_value_metadata()?;
+    pairs
+        .iter()
+        .find(|p| p.key == key)
+        .and_then(|p| p.value.clone())
+}
+
+/// Reads a Parquet object in record batches, row group by row group.
+pub struct TableReader {
+    file: String,
+    schema: SchemaRef,
+    metadata: Arc<ParquetMetaData>,
+    stream: ParquetRecordBatchStream<ParquetObject>,
+}
+
+impl std::fmt::Debug for TableReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TableReader")
+            .field("file", &self.file)
+            .finish_non_exhaustive()
+    }
+}
+
+impl TableReader {
+    /// Opens the object and reads its footer.
+    ///
+    /// # Errors
+    /// [`TableError::Unreadable`] if it is missing or no Parquet file.
+    pub async fn open(location: &Location) -> Result<Self, TableError> {
+        let file = location.url().to_owned();
+        let unreadable = |e: ParquetError| TableError::Unreadable {
+            file: file.clone(),
+            reason: e.to_string(),
+        };
+        let (store, path) = location.store();
+        let builder = ParquetRecordBatchStreamBuilder::new(ParquetObject { store, path })
+            .await
+            .map_err(unreadable)?
+            .with_batch_size(BATCH_ROWS);
+        let (schema, metadata) = (builder.schema().clone(), builder.metadata().clone());
+        let stream = builder.build().map_err(unreadable)?;
+        Ok(Self {
+            file,
+            schema,
+            metadata,
+            stream,
+        })
+    }
+
+    /// The file's columns.
+    pub fn schema(&self) -> &Schema {
+        &self.schema
+    }
+
+    /// One value of the footer.
+    pub fn footer(&self, key: &str) -> Option<String> {
+        metadata_value(&self.metadata, key)
+    }
+
+    /// The next rows, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`TableError`] if a batch cannot be read or does not fit the row type.
+    pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<Vec<T>>, TableError> {
+        let Some(batch) = self.stream.next().await else {
+            return Ok(None);
+        };
+        let file = || self.file.clone();
+        let batch = batch.map_err(|e| TableError::Unreadable {
+            file: file(),
+            reason: e.to_string(),
+        })?;
+        from_batch(&batch)
+            .map(Some)
+            .map_err(|reason| TableError::Row {
+                file: file(),
+                reason,
+            })
+    }
+}
+
+/// A Parquet object behind any store, read by ranges.
+struct ParquetObject {
+    store: Arc<dyn ObjectStore>,
+    path: Path,
+}
+
+fn external(error: object_store::Error) -> ParquetError {
+    ParquetError::External(Box::new(error))
+}
+
+impl AsyncFileReader for ParquetObject {
+    fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, ParquetError>> {
+        self.store
+            .get_range(&self.path, range)
+            .map_err(external)
+            .boxed()
+    }
+
+    fn get_byte_ranges(
+        &mut self,
+        ranges: Vec<Range<u64>>,
+    ) -> BoxFuture<'_, Result<Vec<Bytes>, ParquetError>> {
+        async move {
+            self.store
+                .get_ranges(&self.path, &ranges)
+                .await
+                .map_err(external)
+        }
+        .boxed()
+    }
+
+    fn get_metadata<'a>(
+        &'a mut self,
+        options: Option<&'a ArrowReaderOptions>,
+    ) -> BoxFuture<'a, Result<Arc<ParquetMetaData>, ParquetError>> {
+        async move {
+            let reader = ParquetMetaDataReader::new().with_arrow_reader_options(options);
+            reader.load_via_suffix_and_finish(self).await.map(Arc::new)
+        }
+        .boxed()
+    }
+}
+
+impl MetadataSuffixFetch for &mut ParquetObject {
+    fn fetch_suffix(&mut self, suffix: usize) -> BoxFuture<'_, Result<Bytes, ParquetError>> {
+        let options = GetOptions {
+            range: Some(GetRange::Suffix(suffix as u64)),
+            ..Default::default()
+        };
+        async move {
+            let got = self
+                .store
+                .get_opts(&self.path, options)
+                .await
+                .map_err(external)?;
+            got.bytes().await.map_err(external)
+        }
+        .boxed()
+    }
+}
