@@ -1,1 +1,7 @@
-//! placeholder
+//! The coordinator: renders prompts, plans shards, keeps the ledger, publishes what was committed.
+
+pub mod finalise;
+pub mod ledger;
+pub mod local_queue;
+pub mod plan;
+pub mod prompt;

@@ -1,1 +1,46 @@
-//! placeholder
+//! Pools of previous knowledge: entities are grouped, each group's previous texts become a pool to
+//! draft from, and a router leads every entity, also a new one, to its pool (LASER 3.2).
+//!
+//! [`build_pools`] writes a folder of pools, [`OpenPools`] opens it, [`tune()`] finds the size of pools
+//! that is fastest, [`inspect()`] tells what is in them, [`replay()`] measures drafting without a model.
+//! Everything but measured times is a function of the inputs and the seed.
+
+mod attribute_tree;
+mod build;
+mod clusters;
+mod config;
+mod embeddings;
+mod error;
+mod fit;
+mod inspect;
+mod open;
+mod pool_set;
+mod progress;
+mod replay;
+mod router;
+mod sample;
+mod texts;
+mod tune;
+
+pub use build::build_pools;
+pub use clusters::{ClusterCandidate, ClusterError, Clustering};
+pub use config::{
+    Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig,
+    KMeansConfig, PoolsConfig,
+};
+pub use embeddings::{EmbeddingError, Embeddings, EntityEmbeddings};
+pub use error::PoolsError;
+pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
+pub use open::OpenPools;
+pub use pool_set::{
+    ASSIGNMENTS_FILE, EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE,
+    POOL_SET_VERSION, PoolEntry, PoolSet, TextCounts,
+};
+pub use progress::{BuildProgress, Progress, Stage};
+pub use replay::{ReplayReport, ReplayText, replay};
+pub use router::{Group, Reason, Route, Router};
+pub use texts::{PoolTokenizer, ReadError};
+pub use tune::{GroupTuning, KindTuning, TuneConfig, TuneReport, TuneRow, tune};
+
+#[cfg(test)]
+mod tests;

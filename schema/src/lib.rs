@@ -9,6 +9,7 @@ pub mod job;
 pub mod knowledge;
 pub mod location;
 pub mod manifest;
+pub mod model;
 pub mod previous;
 pub mod table;
 

@@ -13,6 +13,8 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ObjectStore, ObjectStoreExt, PutMode};
 
+use crate::digest::Digest;
+
 /// Why a place could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum LocationError {
@@ -234,6 +236,56 @@ impl Location {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(self.error("write", error)),
         }
+    }
+
+    /// A digest that changes whenever the object does: of its bytes, or of what a remote store says
+    /// about its version, so that no table is fetched twice.
+    ///
+    /// # Errors
+    /// [`LocationError::NotFound`] or the store's error.
+    pub async fn fingerprint(&self) -> Result<Digest, LocationError> {
+        if self.local {
+            let got = self
+                .store
+                .get(&self.path)
+                .await
+                .map_err(|e| self.error("read", e))?;
+            let mut hasher = blake3::Hasher::new();
+            let mut chunks = got.into_stream();
+            while let Some(chunk) = chunks.try_next().await.map_err(|e| self.error("read", e))? {
+                hasher.update(&chunk);
+            }
+            return Ok(Digest::from_bytes(*hasher.finalize().as_bytes()));
+        }
+        let meta = self
+            .store
+            .head(&self.path)
+            .await
+            .map_err(|e| self.error("read", e))?;
+        let modified = meta.last_modified.to_rfc3339();
+        Ok(Digest::of_json(&(
+            self.url.as_str(),
+            meta.size,
+            meta.e_tag,
+            meta.version,
+            modified,
+        )))
+    }
+
+    /// The names of the folders right below this one.
+    ///
+    /// # Errors
+    /// The store's error; a missing folder lists nothing.
+    pub async fn folders(&self) -> Result<Vec<String>, LocationError> {
+        let listed = match self.store.list_with_delimiter(Some(&self.path)).await {
+            Err(object_store::Error::NotFound { .. }) => return Ok(Vec::new()),
+            other => other.map_err(|e| self.error("list", e))?,
+        };
+        let names = listed
+            .common_prefixes
+            .iter()
+            .filter_map(|p| p.filename().map(str::to_owned));
+        Ok(names.collect())
     }
 
     /// All objects below this folder, by name.

@@ -2,8 +2,11 @@
 
 use std::io::BufRead;
 
+use jiff::Timestamp;
+use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
+use crate::digest::Digest;
 use crate::entity::{EntityId, IdType, Kind};
 use crate::knowledge::{KnowledgeRecord, PART_KEY, PartInfo};
 use crate::location::{Location, LocationError};
@@ -83,6 +86,92 @@ pub enum PreviousError {
     },
 }
 
+/// The manifests of the nights that the sources stand for: what they measured tells what tonight may cost.
+///
+/// # Errors
+/// As [`PreviousReader::open`].
+pub async fn manifests(
+    sources: &[PreviousSource],
+    before: Date,
+) -> Result<Vec<Manifest>, PreviousError> {
+    let mut manifests = Vec::new();
+    for folder in published(sources, before).await? {
+        manifests.extend(read_manifest(&folder).await?);
+    }
+    Ok(manifests)
+}
+
+/// A digest that changes whenever what the sources hold changes.
+///
+/// # Errors
+/// As [`PreviousReader::open`].
+pub async fn fingerprint(
+    sources: &[PreviousSource],
+    before: Date,
+) -> Result<Digest, PreviousError> {
+    let mut digests = vec![Digest::of_json(&sources)];
+    for source in sources {
+        let location = Location::parse(&source.path)?;
+        if is_file(&location) {
+            digests.push(location.fingerprint().await?);
+        }
+    }
+    for folder in published(sources, before).await? {
+        digests.push(folder.join(MANIFEST).fingerprint().await?);
+    }
+    Ok(Digest::of_json(&digests))
+}
+
+fn is_file(location: &Location) -> bool {
+    matches!(
+        location.extension().as_str(),
+        "jsonl" | "ndjson" | "parquet"
+    )
+}
+
+/// The published folders that the sources stand for.
+async fn published(
+    sources: &[PreviousSource],
+    before: Date,
+) -> Result<Vec<Location>, PreviousError> {
+    let mut folders = Vec::new();
+    for source in sources {
+        let location = Location::parse(&source.path)?;
+        if !is_file(&location) {
+            folders.extend(find_folders(source, &location, before).await?);
+        }
+    }
+    Ok(folders)
+}
+
+async fn find_folders(
+    source: &PreviousSource,
+    location: &Location,
+    before: Date,
+) -> Result<Vec<Location>, PreviousError> {
+    if location.join(MANIFEST).exists().await? {
+        return Ok(vec![location.clone()]);
+    }
+    let mut folders = Vec::new();
+    for kind in Kind::ALL
+        .into_iter()
+        .filter(|k| source.kind.is_none_or(|s| s == *k))
+    {
+        let root = location.join(&format!("profiles/kind={kind}"));
+        folders.extend(
+            newest_night(&root, before)
+                .await?
+                .map(|folder| root.join(&folder)),
+        );
+    }
+    if folders.is_empty() {
+        return Err(PreviousError::Nothing {
+            path: source.path.clone(),
+        });
+    }
+    Ok(folders)
+}
+
 #[derive(Deserialize)]
 struct ForeignRow {
     #[serde(alias = "entity_id")]
@@ -112,18 +201,15 @@ impl std::fmt::Debug for File {
 }
 
 impl PreviousReader {
-    /// Finds the files of all sources. `skip_run` is the run that is going on: its own output is never
-    /// its past.
+    /// Finds the files of all sources. Of Laser's own output only nights before `before` count, so that a
+    /// run that is started again never takes itself for its past.
     ///
     /// # Errors
     /// [`PreviousError`], naming the source.
-    pub async fn open(
-        sources: &[PreviousSource],
-        skip_run: Option<&str>,
-    ) -> Result<Self, PreviousError> {
+    pub async fn open(sources: &[PreviousSource], before: Date) -> Result<Self, PreviousError> {
         let mut files = Vec::new();
         for source in sources {
-            files.extend(find_files(source, skip_run).await?);
+            files.extend(find_files(source, before).await?);
         }
         files.reverse();
         Ok(Self {
@@ -152,34 +238,14 @@ impl PreviousReader {
     }
 }
 
-async fn find_files(
-    source: &PreviousSource,
-    skip_run: Option<&str>,
-) -> Result<Vec<File>, PreviousError> {
+async fn find_files(source: &PreviousSource, before: Date) -> Result<Vec<File>, PreviousError> {
     let location = Location::parse(&source.path)?;
-    if matches!(
-        location.extension().as_str(),
-        "jsonl" | "ndjson" | "parquet"
-    ) {
+    if is_file(&location) {
         return find_foreign(source, location).await;
     }
-    if location.join(MANIFEST).exists().await? {
-        return published_parts(&location, source).await;
-    }
     let mut files = Vec::new();
-    for kind in Kind::ALL
-        .into_iter()
-        .filter(|k| source.kind.is_none_or(|s| s == *k))
-    {
-        let root = location.join(&format!("profiles/kind={kind}"));
-        if let Some(folder) = newest_night(&root, skip_run).await? {
-            files.extend(published_parts(&root.join(&folder), source).await?);
-        }
-    }
-    if files.is_empty() {
-        return Err(PreviousError::Nothing {
-            path: source.path.clone(),
-        });
+    for folder in find_folders(source, &location, before).await? {
+        files.extend(published_parts(&folder, source).await?);
     }
     Ok(files)
 }
@@ -218,32 +284,23 @@ fn check_kind(source: &PreviousSource, found: Kind) -> Result<(), PreviousError>
     }
 }
 
-/// The newest `dt=…/run=…` that has a `_SUCCESS`. Dates sort as text; of two runs of one night the one
-/// whose manifest is newer counts.
-async fn newest_night(
-    root: &Location,
-    skip_run: Option<&str>,
-) -> Result<Option<String>, PreviousError> {
-    let mut best: Option<(String, jiff::Timestamp, String)> = None;
+/// The newest `dt=…/run=…` before a night that has a `_SUCCESS`; of two runs of one night the one that
+/// finished later counts.
+async fn newest_night(root: &Location, before: Date) -> Result<Option<String>, PreviousError> {
+    let mut best: Option<((Date, Timestamp), String)> = None;
     for listed in root.list().await? {
         let Some(folder) = listed.name.strip_suffix(&format!("/{SUCCESS}")) else {
             continue;
         };
-        if skip_run.is_some_and(|run| folder.ends_with(&format!("/run={run}"))) {
-            continue;
-        }
         let Some(manifest) = read_manifest(&root.join(folder)).await? else {
             continue;
         };
-        let night = manifest.date.to_string();
-        if best
-            .as_ref()
-            .is_none_or(|(n, c, _)| (&night, &manifest.created) > (n, c))
-        {
-            best = Some((night, manifest.created, folder.to_owned()));
+        let night = (manifest.date, manifest.created);
+        if manifest.date < before && best.as_ref().is_none_or(|(best, _)| night > *best) {
+            best = Some((night, folder.to_owned()));
         }
     }
-    Ok(best.map(|(_, _, folder)| folder))
+    Ok(best.map(|(_, folder)| folder))
 }
 
 async fn read_manifest(folder: &Location) -> Result<Option<Manifest>, PreviousError> {

@@ -1,1 +1,9 @@
-//! placeholder
+//! The worker: leases shards, generates their texts with tree speculation, commits one Parquet part a shard.
+
+pub mod engine;
+pub mod generate;
+pub mod progress;
+pub mod run;
+
+mod audit;
+mod part;

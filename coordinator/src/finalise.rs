@@ -1,0 +1,181 @@
+//! Publishing: from committed parts to a data set that readers may trust.
+//!
+//! Every part is read back and checked, then `_errors.jsonl`, `_manifest.json` and last `_SUCCESS` are written.
+//! The manifest is a function of the parts, so two coordinators that finish one run write the same.
+
+use std::collections::{BTreeMap, HashSet};
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use laser_schema::job::{Action, AuditReport, KindCounts, Plan, ShardJob};
+use laser_schema::knowledge::{ErrorRecord, Figures, SCHEMA_VERSION, decode_part};
+use laser_schema::location::LocationError;
+use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
+use laser_schema::table::TableError;
+use laser_schema::{Digest, EntityId, Kind, Location};
+
+/// Why nothing was published.
+#[derive(Debug, thiserror::Error)]
+pub enum FinaliseError {
+    /// A store.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// A committed part is not what its writer wrote.
+    #[error("{0}; remove that part and run again: only its shard is generated anew")]
+    Damaged(#[from] TableError),
+    /// An entity stands in two parts.
+    #[error("{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it")]
+    Duplicate {
+        /// The later part.
+        part: String,
+        /// The entity.
+        id: EntityId,
+    },
+    /// A part holds fewer or more rows than its shard.
+    #[error("{part}: {found} rows and errors for a shard of {expected} rows; remove that part and run again")]
+    Rows {
+        /// The part.
+        part: String,
+        /// Rows of the shard.
+        expected: u64,
+        /// Rows and errors of the part.
+        found: u64,
+    },
+}
+
+/// What came of publishing one kind.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Published {
+    /// The data set is whole: `_SUCCESS` is there.
+    Complete(Box<Manifest>),
+    /// Too many entities have no text: everything but `_SUCCESS` is there.
+    BelowCoverage(Box<Manifest>),
+    /// Shards are missing; nothing was written.
+    Incomplete {
+        /// How many.
+        missing: usize,
+    },
+}
+
+/// The shards whose output exists.
+///
+/// # Errors
+/// The store's.
+pub async fn committed(output: &Location, plan: &Plan) -> Result<Vec<u32>, LocationError> {
+    let mut there: HashSet<String> = HashSet::new();
+    let mut folders = vec![plan.folder()];
+    folders.extend(Kind::ALL.map(|kind| plan.partition(kind)));
+    for folder in folders {
+        let listed = output.join(&folder).list().await?;
+        there.extend(listed.into_iter().map(|l| format!("{folder}/{}", l.name)));
+    }
+    Ok(plan.shards.iter().filter(|s| there.contains(&s.output)).map(|s| s.shard).collect())
+}
+
+/// Publishes one kind of a run, if all its shards are committed. `min_coverage` is the share of entities that
+/// must have a text for `_SUCCESS` to be written.
+///
+/// # Errors
+/// [`FinaliseError`]; then `_SUCCESS` is not written.
+pub async fn publish(
+    output: &Location,
+    plan: &Plan,
+    kind: Kind,
+    min_coverage: f64,
+) -> Result<Published, FinaliseError> {
+    let done: HashSet<u32> = committed(output, plan).await?.into_iter().collect();
+    let jobs: Vec<&ShardJob> = plan.shards.iter().filter(|s| s.kind == kind).collect();
+    let missing = jobs.iter().filter(|s| !done.contains(&s.shard)).count();
+    if missing > 0 {
+        return Ok(Published::Incomplete { missing });
+    }
+    let mut sums = Sums::default();
+    for job in jobs {
+        sums.add(output, plan, job).await?;
+    }
+    let folder = output.join(&plan.partition(kind));
+    let errors = sums.errors.iter().map(|e| serde_json::to_string(e).unwrap_or_default() + "\n");
+    folder.join(ERRORS).write(Bytes::from(errors.collect::<String>())).await?;
+    let manifest = sums.manifest(plan, kind);
+    let bytes = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
+    folder.join(MANIFEST).write(Bytes::from(bytes)).await?;
+    if (manifest.rows as f64) < min_coverage * manifest.entities as f64 {
+        return Ok(Published::BelowCoverage(Box::new(manifest)));
+    }
+    folder.join(SUCCESS).write(Bytes::new()).await?;
+    Ok(Published::Complete(Box::new(manifest)))
+}
+
+/// What the parts of a kind add up to.
+#[derive(Default)]
+struct Sums {
+    seen: HashSet<EntityId>,
+    rows: u64,
+    carried: u64,
+    errors: Vec<ErrorRecord>,
+    figures: BTreeMap<String, Figures>,
+    audit: Option<AuditReport>,
+    parts: Vec<PartEntry>,
+}
+
+impl Sums {
+    async fn add(
+        &mut self,
+        output: &Location,
+        plan: &Plan,
+        job: &ShardJob,
+    ) -> Result<(), FinaliseError> {
+        let bytes = output.join(&job.output).read().await?;
+        if job.action == Action::Audit {
+            let report: AuditReport = serde_json::from_slice(&bytes).map_err(|e| {
+                TableError::Unreadable { file: job.output.clone(), reason: e.to_string() }
+            })?;
+            self.audit.get_or_insert_default().add(&report);
+            return Ok(());
+        }
+        let (digest, size) = (Digest::of(&bytes), bytes.len() as u64);
+        let (rows, info) = decode_part(&job.output, bytes)?;
+        let found = (rows.len() + info.errors.len()) as u64;
+        if found != job.rows {
+            return Err(FinaliseError::Rows { part: job.output.clone(), expected: job.rows, found });
+        }
+        let ids = rows.iter().map(|r| &r.entity_id).chain(info.errors.iter().map(|e| &e.entity_id));
+        for id in ids {
+            if !self.seen.insert(id.clone()) {
+                return Err(FinaliseError::Duplicate { part: job.output.clone(), id: id.clone() });
+            }
+        }
+        self.rows += rows.len() as u64;
+        self.carried += info.carried;
+        self.errors.extend(info.errors);
+        for (pool, figures) in &info.figures {
+            self.figures.entry(pool.clone()).or_default().add(figures);
+        }
+        let prefix = format!("{}/", plan.partition(job.kind));
+        let name = job.output.strip_prefix(&prefix).unwrap_or(&job.output).to_owned();
+        let rows = rows.len() as u64;
+        self.parts.push(PartEntry { name, shard: job.shard, rows, bytes: size, digest });
+        Ok(())
+    }
+
+    fn manifest(self, plan: &Plan, kind: Kind) -> Manifest {
+        let counts: KindCounts = plan.counts.get(&kind).copied().unwrap_or_default();
+        Manifest {
+            version: SCHEMA_VERSION,
+            run: plan.run.clone(),
+            kind,
+            date: plan.date,
+            created: Timestamp::now(),
+            spec: plan.spec.clone(),
+            spec_digest: plan.spec.digest(),
+            pool_digest: plan.pool_digest.clone(),
+            entities: counts.entities,
+            rows: self.rows,
+            carried: self.carried,
+            errors: self.errors.len() as u64,
+            figures: self.figures,
+            audit: self.audit,
+            parts: self.parts,
+        }
+    }
+}

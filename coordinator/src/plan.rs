@@ -1,0 +1,480 @@
+//! Planning: from tables of entities to shards on the object store.
+//!
+//! Entities are streamed: each is routed to its pool, its prompt rendered and digested, and it is written into a
+//! shard of its kind and pool; or, where neither its prompt nor the specification has changed since its
+//! previous text, into a shard of records to carry forward. The plan itself is written last and whole: a
+//! planning that was killed leaves no plan, and the next one writes the same files again.
+//!
+//! Memory: one open shard for each kind and pool, the list of shards, and the previous texts of the run's entities.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+use jiff::civil::Date;
+use laser_schema::entity::{EntityError, IdType};
+use laser_schema::job::{
+    Action, KindCounts, PLAN_VERSION, Plan, ShardJob, ShardRow, Spec, run_folder, shard_schema,
+};
+use laser_schema::knowledge::{KnowledgeRecord, record_schema};
+use laser_schema::location::LocationError;
+use laser_schema::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
+use laser_schema::table::{self, TableError};
+use laser_schema::{Digest, Entity, EntityId, EntityReader, EntityTable, Kind, Location};
+use rayon::prelude::*;
+
+use crate::prompt::{PromptError, PromptRenderer};
+
+/// The plan's file name in the run's folder.
+pub const PLAN: &str = "plan.json";
+
+/// What a run is planned from.
+pub struct PlanRequest<'a> {
+    /// The run's name.
+    pub run: String,
+    /// The night.
+    pub date: Date,
+    /// What texts are acceptable.
+    pub spec: Spec,
+    /// The tables.
+    pub entities: &'a [EntityTable],
+    /// Last night's knowledge.
+    pub previous: &'a [PreviousSource],
+    /// Whether unchanged entities keep their texts.
+    pub carry_forward: bool,
+    /// Rows of a shard.
+    pub shard_rows: usize,
+    /// Entities that are also generated plainly, to measure the speedup: a share of all, from 0 to 1.
+    pub audit_share: f64,
+    /// Seed of the audit's choice.
+    pub seed: u64,
+    /// Entities of each kind at most; all if not given.
+    pub limit: Option<u64>,
+    /// Where the pools are, and their digest.
+    pub pools: (String, Digest),
+    /// Makes the prompts.
+    pub prompts: &'a PromptRenderer,
+    /// The name of an entity's pool.
+    pub route: &'a (dyn Fn(&Entity) -> String + Sync),
+}
+
+impl std::fmt::Debug for PlanRequest<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PlanRequest").field("run", &self.run).finish_non_exhaustive()
+    }
+}
+
+/// Why there is no plan.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// A table.
+    #[error(transparent)]
+    Entity(#[from] EntityError),
+    /// Previous knowledge.
+    #[error(transparent)]
+    Previous(#[from] PreviousError),
+    /// A store.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// A shard file.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// A template that does not fit the data.
+    #[error(transparent)]
+    Prompt(#[from] PromptError),
+    /// There is nothing to do.
+    #[error("{files}: no entities; an empty input would publish an empty night")]
+    Empty {
+        /// The tables.
+        files: String,
+    },
+    /// One kind's ids differ in type between tables.
+    #[error("{file}: its {kind} ids are {found}, those of an earlier table {expected}; set [input.columns] id_type")]
+    IdTypes {
+        /// The table.
+        file: String,
+        /// Users or items.
+        kind: Kind,
+        /// The type found.
+        found: IdType,
+        /// The type before.
+        expected: IdType,
+    },
+    /// An entity stands in two tables.
+    #[error("{file}: {kind} {id} is in an earlier table too; ids must be unique")]
+    Duplicate {
+        /// The later table.
+        file: String,
+        /// Users or items.
+        kind: Kind,
+        /// The id.
+        id: EntityId,
+    },
+    /// No previous text belongs to any entity.
+    #[error("previous {kind} knowledge: none of its {texts} texts belongs to a {kind} of the input (ids such as {previous}, the input has {input}); is it another data set's, or another kind's?")]
+    ForeignPrevious {
+        /// Users or items.
+        kind: Kind,
+        /// How many there are.
+        texts: usize,
+        /// One of its ids.
+        previous: EntityId,
+        /// One of the input's.
+        input: EntityId,
+    },
+}
+
+/// What planning would do or has done, for `laser plan` and the progress display.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct PlanProgress {
+    /// Entities planned.
+    pub entities: u64,
+}
+
+/// Reads the plan of a run, if it was written.
+///
+/// # Errors
+/// [`PlanError::Location`]; a plan of another version is an error too.
+pub async fn read_plan(output: &Location, run: &str) -> Result<Option<Plan>, PlanError> {
+    let location = output.join(&run_folder(run)).join(PLAN);
+    let Some(bytes) = location.read_optional().await? else { return Ok(None) };
+    let unreadable = |reason: String| TableError::Unreadable { file: location.url().to_owned(), reason };
+    let plan: Plan = serde_json::from_slice(&bytes).map_err(|e| unreadable(e.to_string()))?;
+    if plan.version != PLAN_VERSION {
+        let reason = format!("plan version {}, this Laser reads {PLAN_VERSION}", plan.version);
+        return Err(unreadable(reason).into());
+    }
+    Ok(Some(plan))
+}
+
+/// Plans a run and writes its shards and its plan below `output`; with no `output` only tells what it would do.
+///
+/// # Errors
+/// [`PlanError`]; nothing is planned then.
+pub async fn plan(
+    output: Option<&Location>,
+    request: &PlanRequest<'_>,
+    progress: &mut (dyn FnMut(PlanProgress) + Send),
+) -> Result<Plan, PlanError> {
+    let previous = read_previous(request).await?;
+    let mut planner = Planner {
+        folder: output.map(|o| o.join(&run_folder(&request.run))),
+        request,
+        previous,
+        matched: HashMap::new(),
+        open: BTreeMap::new(),
+        audit: BTreeMap::new(),
+        carried: BTreeMap::new(),
+        shards: Vec::new(),
+        ids: BTreeMap::new(),
+        counts: BTreeMap::new(),
+        samples: HashMap::new(),
+    };
+    for table in request.entities {
+        planner.read_table(table, progress).await?;
+    }
+    let plan = planner.finish().await?;
+    if let Some(output) = output {
+        let bytes = serde_json::to_vec_pretty(&plan).unwrap_or_default();
+        output.join(&plan.folder()).join(PLAN).write(Bytes::from(bytes)).await?;
+    }
+    Ok(plan)
+}
+
+/// The previous text of every entity that has one.
+type Previous = HashMap<(Kind, EntityId), PreviousText>;
+
+async fn read_previous(request: &PlanRequest<'_>) -> Result<Previous, PlanError> {
+    let mut previous = Previous::new();
+    let mut reader = PreviousReader::open(request.previous, request.date).await?;
+    while let Some(texts) = reader.next_file().await? {
+        previous.extend(texts.into_iter().map(|t| ((t.kind, t.id.clone()), t)));
+    }
+    Ok(previous)
+}
+
+struct Planner<'a> {
+    folder: Option<Location>,
+    request: &'a PlanRequest<'a>,
+    previous: Previous,
+    matched: HashMap<Kind, u64>,
+    open: BTreeMap<(Kind, String), OpenShard<ShardRow>>,
+    audit: BTreeMap<Kind, OpenShard<ShardRow>>,
+    carried: BTreeMap<Kind, OpenShard<KnowledgeRecord>>,
+    shards: Vec<ShardJob>,
+    ids: BTreeMap<Kind, IdType>,
+    counts: BTreeMap<Kind, KindCounts>,
+    /// One id of each kind, for messages.
+    samples: HashMap<Kind, EntityId>,
+}
+
+#[derive(Debug)]
+struct OpenShard<T> {
+    rows: Vec<T>,
+    written: u32,
+}
+
+impl<T> Default for OpenShard<T> {
+    fn default() -> Self {
+        Self { rows: Vec::new(), written: 0 }
+    }
+}
+
+/// What became of one entity.
+enum Planned {
+    Carry(Box<KnowledgeRecord>),
+    Generate(ShardRow),
+}
+
+impl Planner<'_> {
+    async fn read_table(
+        &mut self,
+        table: &EntityTable,
+        progress: &mut (dyn FnMut(PlanProgress) + Send),
+    ) -> Result<(), PlanError> {
+        let mut reader = EntityReader::open(table).await?;
+        while let Some(mut entities) = reader.next_batch().await? {
+            self.check(table, &entities)?;
+            entities.retain(|e| self.within_limit(e.kind));
+            let planned: Result<Vec<_>, PromptError> =
+                entities.par_iter().map(|e| self.plan_entity(e)).collect();
+            for (entity, planned) in entities.iter().zip(planned?) {
+                self.add(entity, planned).await?;
+            }
+            progress(PlanProgress { entities: self.counts.values().map(|c| c.entities).sum() });
+        }
+        Ok(())
+    }
+
+    /// Counts the entity if the limit leaves room for it.
+    fn within_limit(&mut self, kind: Kind) -> bool {
+        let counts = self.counts.entry(kind).or_default();
+        let room = self.request.limit.is_none_or(|limit| counts.entities < limit);
+        counts.entities += u64::from(room);
+        room
+    }
+
+    fn check(&mut self, table: &EntityTable, entities: &[Entity]) -> Result<(), PlanError> {
+        for entity in entities {
+            let found = entity.id.id_type();
+            let expected = *self.ids.entry(entity.kind).or_insert(found);
+            if found != expected {
+                let (file, kind) = (table.path.clone(), entity.kind);
+                return Err(PlanError::IdTypes { file, kind, found, expected });
+            }
+            self.samples.entry(entity.kind).or_insert_with(|| entity.id.clone());
+        }
+        Ok(())
+    }
+
+    fn plan_entity(&self, entity: &Entity) -> Result<Planned, PromptError> {
+        let pool = (self.request.route)(entity);
+        let previous = self.previous.get(&(entity.kind, entity.id.clone()));
+        let (prompt, error) = match self.request.prompts.render(entity) {
+            Ok(rendered) => (rendered.tokens, None),
+            Err(error @ PromptError::TooLong { .. }) => (Vec::new(), Some(error.to_string())),
+            Err(error) => return Err(error),
+        };
+        let prompt_digest = prompt_digest(&prompt);
+        if let Some(record) = previous.and_then(|p| p.record.as_ref())
+            && self.request.carry_forward
+            && error.is_none()
+            && record.prompt_digest == prompt_digest
+            && record.spec_digest == self.request.spec.digest()
+        {
+            return Ok(Planned::Carry(record.clone()));
+        }
+        Ok(Planned::Generate(ShardRow {
+            entity_id: entity.id.clone(),
+            pool,
+            prompt,
+            prompt_digest,
+            previous: previous.map(|p| p.text.clone()),
+            error,
+        }))
+    }
+
+    async fn add(&mut self, entity: &Entity, planned: Planned) -> Result<(), PlanError> {
+        let kind = entity.kind;
+        if self.previous.contains_key(&(kind, entity.id.clone())) {
+            *self.matched.entry(kind).or_default() += 1;
+        }
+        let counts = self.counts.entry(kind).or_default();
+        match planned {
+            Planned::Carry(record) => {
+                counts.carried += 1;
+                let open = self.carried.entry(kind).or_default();
+                open.rows.push(*record);
+                if open.rows.len() >= self.request.shard_rows {
+                    self.close_carried(kind).await?;
+                }
+            }
+            Planned::Generate(row) => {
+                counts.generate += u64::from(row.error.is_none());
+                counts.failed += u64::from(row.error.is_some());
+                counts.prompt_tokens += row.prompt.len() as u64;
+                if row.error.is_none() && self.is_audited(kind, &row.entity_id) {
+                    self.audit.entry(kind).or_default().rows.push(row.clone());
+                }
+                let key = (kind, row.pool.clone());
+                let open = self.open.entry(key.clone()).or_default();
+                open.rows.push(row);
+                if open.rows.len() >= self.request.shard_rows {
+                    self.close(&key).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A seeded choice that needs no count of the entities.
+    fn is_audited(&self, kind: Kind, id: &EntityId) -> bool {
+        let name = format!("{}/{kind}/{id}", self.request.seed);
+        let digest = blake3::hash(name.as_bytes());
+        let mut first = [0; 4];
+        first.copy_from_slice(&digest.as_bytes()[..4]);
+        f64::from(u32::from_le_bytes(first)) < self.request.audit_share * f64::from(u32::MAX)
+    }
+
+    async fn close(&mut self, key: &(Kind, String)) -> Result<(), PlanError> {
+        let Some(open) = self.open.get_mut(key) else { return Ok(()) };
+        let rows = std::mem::take(&mut open.rows);
+        let name = format!("{}-{}-{:05}", key.0, key.1, open.written);
+        open.written += 1;
+        self.write_rows(Action::Generate, key.0, &key.1, &name, &rows).await
+    }
+
+    async fn close_carried(&mut self, kind: Kind) -> Result<(), PlanError> {
+        let Some(open) = self.carried.get_mut(&kind) else { return Ok(()) };
+        let rows = std::mem::take(&mut open.rows);
+        let name = format!("{kind}-carried-{:05}", open.written);
+        open.written += 1;
+        let file = format!("shards/{name}.parquet");
+        let bytes = table::encode(&file, record_schema(self.id_type(kind)), &rows, &[])?;
+        let job = ShardJob {
+            rows: rows.len() as u64,
+            ..self.job(Action::Carry, kind, "", &file, &bytes)
+        };
+        self.write(job, bytes).await
+    }
+
+    async fn write_rows(
+        &mut self,
+        action: Action,
+        kind: Kind,
+        pool: &str,
+        name: &str,
+        rows: &[ShardRow],
+    ) -> Result<(), PlanError> {
+        let file = format!("shards/{name}.parquet");
+        let bytes = table::encode(&file, shard_schema(self.id_type(kind)), rows, &[])?;
+        let job = ShardJob {
+            rows: rows.len() as u64,
+            prompt_tokens: rows.iter().map(|r| r.prompt.len() as u64).sum(),
+            ..self.job(action, kind, pool, &file, &bytes)
+        };
+        self.write(job, bytes).await
+    }
+
+    fn id_type(&self, kind: Kind) -> arrow::datatypes::DataType {
+        self.ids.get(&kind).copied().unwrap_or(IdType::String).into()
+    }
+
+    /// A job whose number and output are given once all shards are known.
+    fn job(&self, action: Action, kind: Kind, pool: &str, file: &str, bytes: &Bytes) -> ShardJob {
+        ShardJob {
+            shard: 0,
+            action,
+            kind,
+            pool: pool.to_owned(),
+            rows: 0,
+            prompt_tokens: 0,
+            input: file.to_owned(),
+            input_digest: Digest::of(bytes),
+            output: String::new(),
+        }
+    }
+
+    async fn write(&mut self, job: ShardJob, bytes: Bytes) -> Result<(), PlanError> {
+        if let Some(folder) = &self.folder {
+            folder.join(&job.input).write(bytes).await?;
+        }
+        self.shards.push(job);
+        Ok(())
+    }
+
+    async fn finish(mut self) -> Result<Plan, PlanError> {
+        for key in self.open.keys().cloned().collect::<Vec<_>>() {
+            if !self.open[&key].rows.is_empty() {
+                self.close(&key).await?;
+            }
+        }
+        for kind in Kind::ALL {
+            if self.carried.get(&kind).is_some_and(|open| !open.rows.is_empty()) {
+                self.close_carried(kind).await?;
+            }
+            if let Some(open) = self.audit.remove(&kind) {
+                self.write_rows(Action::Audit, kind, "", &format!("{kind}-audit"), &open.rows).await?;
+            }
+        }
+        self.check_whole()?;
+        let mut plan = Plan {
+            version: PLAN_VERSION,
+            run: self.request.run.clone(),
+            date: self.request.date,
+            spec: self.request.spec.clone(),
+            pools: self.request.pools.0.clone(),
+            pool_digest: self.request.pools.1.clone(),
+            ids: self.ids,
+            counts: self.counts,
+            shards: self.shards,
+        };
+        number_shards(&mut plan);
+        Ok(plan)
+    }
+
+    fn check_whole(&self) -> Result<(), PlanError> {
+        if self.counts.values().all(|c| c.entities == 0) {
+            let files: Vec<&str> = self.request.entities.iter().map(|t| t.path.as_str()).collect();
+            return Err(PlanError::Empty { files: files.join(", ") });
+        }
+        for (&kind, input) in &self.samples {
+            let mut texts = self.previous.keys().filter(|(k, _)| *k == kind);
+            let matched = self.matched.get(&kind).copied().unwrap_or_default();
+            if let (0, Some((_, previous))) = (matched, texts.next()) {
+                return Err(PlanError::ForeignPrevious {
+                    kind,
+                    texts: 1 + texts.count(),
+                    previous: previous.clone(),
+                    input: input.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Carried shards first (they cost nothing), then by kind and pool, audits last of all.
+fn number_shards(plan: &mut Plan) {
+    let rank = |job: &ShardJob| match job.action {
+        Action::Carry => 0,
+        Action::Generate => 1,
+        Action::Audit => 2,
+    };
+    plan.shards.sort_by(|a, b| (rank(a), &a.input).cmp(&(rank(b), &b.input)));
+    let folders: BTreeMap<Kind, String> =
+        Kind::ALL.into_iter().map(|kind| (kind, plan.partition(kind))).collect();
+    let run = plan.folder();
+    for (job, shard) in plan.shards.iter_mut().zip(0..) {
+        job.shard = shard;
+        job.output = match job.action {
+            Action::Audit => format!("{run}/audit-{shard:05}.json"),
+            _ => format!("{}/part-{shard:05}.parquet", folders[&job.kind]),
+        };
+    }
+}
+
+/// The digest of a prompt: of its tokens, little-endian.
+pub fn prompt_digest(tokens: &[u32]) -> Digest {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+    Digest::of(&bytes)
+}

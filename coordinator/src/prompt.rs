@@ -1,0 +1,320 @@
+//! Prompts: an entity and a template become the tokens that the model reads.
+//!
+//! A prompt never exceeds its token budget. Of a history that does not fit, the oldest interactions are
+//! dropped, no more than needed: the kept history plus one interaction would not fit. The same entity, templates and
+//! model give the same tokens every night, since nothing here reads a clock or draws a number.
+//!
+//! One prompt costs one rendering and tokenisation where the whole history fits (about 1 ms for 1,000 tokens), and
+//! ⌈log₂(interactions + 1)⌉ more where it does not.
+
+mod fields;
+mod template;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::PathBuf;
+
+use laser_schema::model::{ChatTemplate, Message, ModelError, ModelFiles, Tokenizer};
+use laser_schema::{Digest, Entity, Kind};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use fields::Fields;
+use template::Templates;
+
+/// Which prompts are made. All of it changes tokens, so all of it belongs to the run's specification.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct PromptConfig {
+    /// The template for users: a shipped one (`kar/films`, `trawl/books`, `once/films`, `rlmrec/books`, …,
+    /// `plain/films`) or the path of a .j2 or .jinja file.
+    pub user: String,
+    /// The template for items, likewise.
+    pub item: String,
+    /// Whether prompts take the model's chat format: true, false, or "auto" for whatever the model has.
+    pub chat: Chat,
+    /// What the system message says; without chat format it stands before the prompt, with an empty line between.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub system: Option<String>,
+    /// The most tokens of a prompt, special tokens and chat format included.
+    pub max_tokens: usize,
+    /// The most interactions of a history that a template sees, the latest; all if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_history: Option<usize>,
+}
+
+impl Default for PromptConfig {
+    fn default() -> Self {
+        Self {
+            user: "kar/films".into(),
+            item: "kar/films".into(),
+            chat: Chat::Auto,
+            system: None,
+            max_tokens: 1024,
+            max_history: None,
+        }
+    }
+}
+
+/// Whether prompts take the model's chat format.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Chat {
+    /// They do; a model without a chat template is refused.
+    Always,
+    /// They are plain text, for completion models.
+    Never,
+    /// They do if the model has a chat template.
+    Auto,
+}
+
+impl Serialize for Chat {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Always => serializer.serialize_bool(true),
+            Self::Never => serializer.serialize_bool(false),
+            Self::Auto => serializer.serialize_str("auto"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Chat {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ChatVisitor)
+    }
+}
+
+struct ChatVisitor;
+
+impl Visitor<'_> for ChatVisitor {
+    type Value = Chat;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("true, false or \"auto\"")
+    }
+
+    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Chat, E> {
+        Ok(if value { Chat::Always } else { Chat::Never })
+    }
+
+    /// Environment variables and flags give booleans as text.
+    fn visit_str<E: de::Error>(self, value: &str) -> Result<Chat, E> {
+        match value {
+            "auto" => Ok(Chat::Auto),
+            "true" => Ok(Chat::Always),
+            "false" => Ok(Chat::Never),
+            other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
+        }
+    }
+}
+
+/// Why there is no prompt.
+#[derive(Debug, thiserror::Error)]
+pub enum PromptError {
+    /// Neither a shipped template nor a template file.
+    #[error(
+        "prompt template {name:?}: there is no such template; expected one of {shipped}, or the path of a .j2 or .jinja file"
+    )]
+    UnknownTemplate {
+        /// The template as configured.
+        name: String,
+        /// The shipped ones.
+        shipped: String,
+    },
+    /// A template file could not be read.
+    #[error("prompt template {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// A template is wrong, or failed on an entity.
+    #[error("prompt template {template}, line {line}: {reason}")]
+    Template {
+        /// The template's name or file.
+        template: String,
+        /// The line, from 1.
+        line: usize,
+        /// What is wrong.
+        reason: String,
+    },
+    /// A template uses a field that the entity does not have.
+    #[error(
+        "prompt template {template}, line {line}: {entity} has no {field}; it has {available}. Test with `is defined`, or give a `default`, for what only some entities have"
+    )]
+    UnknownField {
+        /// The template's name or file.
+        template: String,
+        /// The line, from 1.
+        line: usize,
+        /// Kind and id.
+        entity: String,
+        /// The expression in the template.
+        field: String,
+        /// The fields there are.
+        available: String,
+    },
+    /// Even without history the prompt exceeds its budget.
+    #[error(
+        "the prompt of {entity} has {tokens} tokens without its history, more than max_tokens = {budget}"
+    )]
+    TooLong {
+        /// Kind and id.
+        entity: String,
+        /// Tokens of the prompt without history.
+        tokens: usize,
+        /// The most allowed.
+        budget: usize,
+    },
+    /// The budget cannot be kept or used.
+    #[error(
+        "max_tokens = {budget}: must be at least 1 and below the model's {positions} positions, so that there is room for text"
+    )]
+    Budget {
+        /// The budget as configured.
+        budget: usize,
+        /// The model's positions.
+        positions: usize,
+    },
+    /// Chat format is asked for and the model has none.
+    #[error(
+        "chat = true, but the model in {directory} has no chat template; set chat = false, or \"auto\""
+    )]
+    NoChatTemplate {
+        /// The model's directory.
+        directory: PathBuf,
+    },
+    /// The tokenizer or the chat template.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+}
+
+/// A prompt within its budget.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RenderedPrompt {
+    /// The text that was tokenised.
+    pub text: String,
+    /// Its tokens, special tokens included.
+    pub tokens: Vec<u32>,
+    /// How many interactions, the latest, the template saw.
+    pub history_used: usize,
+}
+
+/// Makes prompts for one model. Shared between threads freely.
+#[derive(Debug)]
+pub struct PromptRenderer {
+    templates: Templates,
+    chat: Option<ChatTemplate>,
+    system: Option<String>,
+    tokenizer: Tokenizer,
+    max_tokens: usize,
+    max_history: Option<usize>,
+}
+
+impl PromptRenderer {
+    /// Loads and checks the templates.
+    ///
+    /// # Errors
+    /// All of [`PromptError`] that need no entity.
+    pub fn new(config: &PromptConfig, model: &ModelFiles) -> Result<Self, PromptError> {
+        let positions = model.max_positions.unwrap_or(usize::MAX);
+        if config.max_tokens == 0 || config.max_tokens >= positions {
+            return Err(PromptError::Budget {
+                budget: config.max_tokens,
+                positions,
+            });
+        }
+        let chat = match (config.chat, &model.chat_template) {
+            (Chat::Never, _) | (Chat::Auto, None) => None,
+            (_, Some(template)) => Some(template.clone()),
+            (Chat::Always, None) => {
+                return Err(PromptError::NoChatTemplate {
+                    directory: model.directory.clone(),
+                });
+            }
+        };
+        Ok(Self {
+            templates: Templates::load(&config.user, &config.item)?,
+            chat,
+            system: config.system.clone(),
+            tokenizer: model.tokenizer.clone(),
+            max_tokens: config.max_tokens,
+            max_history: config.max_history,
+        })
+    }
+
+    /// The prompt of an entity, with as much of its latest history as fits.
+    ///
+    /// # Errors
+    /// [`PromptError::UnknownField`], [`PromptError::TooLong`], and what the template or the model says.
+    pub fn render(&self, entity: &Entity) -> Result<RenderedPrompt, PromptError> {
+        let fields = Fields::new(entity);
+        let longest = entity
+            .history
+            .len()
+            .min(self.max_history.unwrap_or(usize::MAX));
+        let whole = self.render_with(&fields, longest)?;
+        if self.fits(&whole) {
+            return Ok(whole);
+        }
+        let mut best = self.render_with(&fields, 0)?;
+        if !self.fits(&best) {
+            return Err(PromptError::TooLong {
+                entity: fields.entity(),
+                tokens: best.tokens.len(),
+                budget: self.max_tokens,
+            });
+        }
+        // `best` fits throughout and `too_many` interactions do not, so the two meet at a boundary.
+        let mut too_many = longest;
+        while too_many - best.history_used > 1 {
+            let half = best.history_used.midpoint(too_many);
+            let prompt = self.render_with(&fields, half)?;
+            if self.fits(&prompt) {
+                best = prompt;
+            } else {
+                too_many = half;
+            }
+        }
+        Ok(best)
+    }
+
+    /// The digest of everything that determines the prompts of a kind but entities and tokenizer.
+    pub fn digest(&self, kind: Kind) -> Digest {
+        Digest::of_json(&(
+            self.templates.sources(kind),
+            self.chat.as_ref().map(ChatTemplate::digest),
+            &self.system,
+            self.max_tokens,
+            self.max_history,
+        ))
+    }
+
+    fn fits(&self, prompt: &RenderedPrompt) -> bool {
+        prompt.tokens.len() <= self.max_tokens
+    }
+
+    /// Special tokens are added exactly where no chat template is used: a chat template writes its own,
+    /// and a second beginning-of-text token would put the model off.
+    fn render_with(&self, fields: &Fields, kept: usize) -> Result<RenderedPrompt, PromptError> {
+        let body = self.templates.render(fields, kept)?;
+        let text = match (&self.chat, &self.system) {
+            (Some(chat), system) => {
+                let message = |role, content| Message { role, content };
+                let system = system.as_deref().map(|s| message("system", s));
+                let user = message("user", body.trim());
+                let messages: Vec<_> = system.into_iter().chain([user]).collect();
+                chat.render(&messages, true)?
+            }
+            (None, Some(system)) => format!("{system}\n\n{body}"),
+            (None, None) => body,
+        };
+        Ok(RenderedPrompt {
+            tokens: self.tokenizer.encode(&text, self.chat.is_none())?,
+            text,
+            history_used: kept,
+        })
+    }
+}

@@ -1,0 +1,105 @@
+//! What a template sees of an entity: `id`, `kind`, `interactions`, `attributes` and `history`.
+//!
+//! A value that says nothing (null, an empty string, an empty list) counts as absent, so that `is defined`
+//! is the one test a template needs. Whole numbers show no fraction, whatever type their column had.
+
+use std::collections::BTreeSet;
+
+use laser_schema::{Entity, EntityId, Kind};
+use minijinja::{Value, context};
+use serde_json::{Map, Value as Json};
+
+/// An entity's fields as template values, converted once for all renderings.
+#[derive(Debug)]
+pub(super) struct Fields<'a> {
+    source: &'a Entity,
+    attributes: Value,
+    history: Vec<Value>,
+}
+
+impl<'a> Fields<'a> {
+    pub(super) fn new(entity: &'a Entity) -> Self {
+        let history = entity.history.iter();
+        Self {
+            source: entity,
+            attributes: object(&entity.attributes),
+            history: history
+                .map(|interaction| object(&interaction.fields))
+                .collect(),
+        }
+    }
+
+    pub(super) fn kind(&self) -> Kind {
+        self.source.kind
+    }
+
+    /// Kind and id, for messages.
+    pub(super) fn entity(&self) -> String {
+        format!("{} {}", self.source.kind, self.source.id)
+    }
+
+    /// The template's context, with the latest `kept` interactions.
+    pub(super) fn context(&self, kept: usize) -> Value {
+        let oldest = self.history.len().saturating_sub(kept);
+        let id = match &self.source.id {
+            EntityId::Int(id) => Value::from(*id),
+            EntityId::Text(id) => Value::from(id.as_str()),
+        };
+        context! {
+            id,
+            kind => self.source.kind.as_str(),
+            interactions => self.source.interactions,
+            attributes => self.attributes.clone(),
+            history => Value::from(self.history[oldest..].to_vec()),
+        }
+    }
+
+    /// All fields, as a template would write them.
+    pub(super) fn available(&self) -> String {
+        let mut names: Vec<String> = ["id", "kind", "interactions"].map(String::from).into();
+        let of_history: BTreeSet<String> = self.history.iter().flat_map(keys).collect();
+        let attributes = keys(&self.attributes).into_iter();
+        names.extend(attributes.map(|name| format!("attributes.{name}")));
+        let of_history: Vec<String> = of_history.into_iter().collect();
+        names.push(match of_history.is_empty() {
+            true => "history (empty)".into(),
+            false => format!("history (each with some of {})", of_history.join(", ")),
+        });
+        names.join(", ")
+    }
+}
+
+fn keys(object: &Value) -> Vec<String> {
+    let keys = object.try_iter().into_iter().flatten();
+    keys.map(|key| key.to_string()).collect()
+}
+
+fn object(fields: &Map<String, Json>) -> Value {
+    let present = fields
+        .iter()
+        .filter_map(|(name, json)| Some((name.clone(), value(json)?)));
+    present.collect()
+}
+
+/// 2⁵³: up to here every whole number has an exact double, and it fits an i64.
+const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+
+fn value(json: &Json) -> Option<Value> {
+    match json {
+        Json::Null => None,
+        Json::Bool(flag) => Some(Value::from(*flag)),
+        Json::Number(number) => Some(match number.as_f64() {
+            #[expect(clippy::cast_possible_truncation, reason = "a whole number below 2^53")]
+            Some(float) if float.fract() == 0.0 && float.abs() < EXACT_MAX => {
+                Value::from(float as i64)
+            }
+            _ => Value::from_serialize(number),
+        }),
+        Json::String(text) => (!text.trim().is_empty()).then(|| Value::from(text.trim())),
+        Json::Array(items) => {
+            let items: Vec<Value> = items.iter().filter_map(value).collect();
+            (!items.is_empty()).then(|| Value::from(items))
+        }
+        Json::Object(fields) => (!fields.is_empty()).then(|| object(fields)),
+    }
+}

@@ -1,0 +1,231 @@
+//! Prompt templates: Jinja text, shipped or from a file, in which an unknown field is an error.
+//!
+//! Besides Jinja's own, templates have two filters: `listed` writes a list with commas (`listed(3)` its first three) and
+//! anything else as it is; `row("title", "genres")` writes those of an object's fields that exist, with ` | ` between.
+//! The parts that the shipped templates share can be included by custom ones too.
+
+use std::borrow::Cow;
+use std::error::Error as _;
+use std::path::Path;
+
+use laser_schema::Kind;
+use minijinja::value::{Rest, ValueKind};
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, UndefinedBehavior, Value};
+
+use super::PromptError;
+use super::fields::Fields;
+
+macro_rules! shipped {
+    ($($name:literal),*) => {
+        [$(Shipped {
+            name: $name,
+            user: include_str!(concat!("../../templates/", $name, "/user.j2")),
+            item: include_str!(concat!("../../templates/", $name, "/item.j2")),
+        }),*]
+    };
+}
+
+struct Shipped {
+    name: &'static str,
+    user: &'static str,
+    item: &'static str,
+}
+
+/// KAR (Xi et al. 2023), TRAWL (Luo et al. 2024), ONCE (Liu et al. 2024) and RLMRec (Ren et al. 2024), in our own words.
+const SHIPPED: [Shipped; 9] = shipped![
+    "kar/films",
+    "kar/books",
+    "trawl/films",
+    "trawl/books",
+    "once/films",
+    "once/books",
+    "rlmrec/films",
+    "rlmrec/books",
+    "plain/films"
+];
+
+/// What templates can include, by name.
+const PARTS: [(&str, &str); 5] = [
+    ("facts", include_str!("../../templates/parts/facts.j2")),
+    (
+        "films/user",
+        include_str!("../../templates/parts/films_user.j2"),
+    ),
+    (
+        "films/item",
+        include_str!("../../templates/parts/films_item.j2"),
+    ),
+    (
+        "books/user",
+        include_str!("../../templates/parts/books_user.j2"),
+    ),
+    (
+        "books/item",
+        include_str!("../../templates/parts/books_item.j2"),
+    ),
+];
+
+#[derive(Debug)]
+struct Template {
+    name: String,
+    source: Cow<'static, str>,
+}
+
+/// The templates of both kinds, checked for syntax.
+#[derive(Debug)]
+pub(super) struct Templates {
+    environment: Environment<'static>,
+    user: Template,
+    item: Template,
+}
+
+impl Templates {
+    pub(super) fn load(user: &str, item: &str) -> Result<Self, PromptError> {
+        let mut environment = environment();
+        for (name, source) in PARTS {
+            let added = environment.add_template(name, source);
+            added.map_err(|e| template_error(name, &e))?;
+        }
+        let templates = Self {
+            user: load(user, Kind::User)?,
+            item: load(item, Kind::Item)?,
+            environment,
+        };
+        for template in [&templates.user, &templates.item] {
+            let Template { name, source } = template;
+            let parsed = templates.environment.template_from_named_str(name, source);
+            parsed.map_err(|e| template_error(name, &e))?;
+        }
+        Ok(templates)
+    }
+
+    fn of(&self, kind: Kind) -> &Template {
+        match kind {
+            Kind::User => &self.user,
+            Kind::Item => &self.item,
+        }
+    }
+
+    /// The text for an entity with its latest `kept` interactions.
+    pub(super) fn render(&self, fields: &Fields<'_>, kept: usize) -> Result<String, PromptError> {
+        let Template { name, source } = self.of(fields.kind());
+        let context = fields.context(kept);
+        let rendered = self.environment.render_named_str(name, source, context);
+        rendered.map_err(|error| {
+            let error = innermost(&error);
+            if error.kind() != ErrorKind::UndefinedError {
+                return template_error(name, error);
+            }
+            PromptError::UnknownField {
+                template: error.name().unwrap_or(name).to_owned(),
+                line: error.line().unwrap_or(1),
+                entity: fields.entity(),
+                field: culprit(error),
+                available: fields.available(),
+            }
+        })
+    }
+
+    /// All text that a rendering of a kind can depend on.
+    pub(super) fn sources(&self, kind: Kind) -> (&str, [&'static str; PARTS.len()]) {
+        (&self.of(kind).source, PARTS.map(|(_, source)| source))
+    }
+}
+
+fn load(choice: &str, kind: Kind) -> Result<Template, PromptError> {
+    let path = Path::new(choice);
+    if path.extension().is_some_and(|e| e == "j2" || e == "jinja") {
+        let source = std::fs::read_to_string(path).map_err(|source| PromptError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        return Ok(Template {
+            name: choice.to_owned(),
+            source: source.into(),
+        });
+    }
+    let Some(shipped) = SHIPPED.iter().find(|shipped| shipped.name == choice) else {
+        return Err(PromptError::UnknownTemplate {
+            name: choice.to_owned(),
+            shipped: SHIPPED.map(|shipped| shipped.name).join(", "),
+        });
+    };
+    let source = match kind {
+        Kind::User => shipped.user,
+        Kind::Item => shipped.item,
+    };
+    Ok(Template {
+        name: format!("{choice}/{kind}"),
+        source: source.into(),
+    })
+}
+
+/// A prompt is the template's text to the last newline, which completion models depend on.
+fn environment() -> Environment<'static> {
+    let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_keep_trailing_newline(true);
+    // Without it an error does not know the expression that it stems from.
+    environment.set_debug(true);
+    environment.add_filter("listed", listed);
+    environment.add_filter("row", row);
+    environment
+}
+
+fn listed(value: &Value, most: Option<usize>) -> Result<String, Error> {
+    if value.is_undefined() {
+        return Err(ErrorKind::UndefinedError.into());
+    }
+    if value.kind() != ValueKind::Seq {
+        return Ok(value.to_string());
+    }
+    let items = value.try_iter()?.take(most.unwrap_or(usize::MAX));
+    Ok(items
+        .map(|item| item.to_string())
+        .collect::<Vec<_>>()
+        .join(", "))
+}
+
+fn row(object: &Value, names: Rest<String>) -> Result<String, Error> {
+    let mut cells = Vec::with_capacity(names.len());
+    for name in names.iter() {
+        let value = object.get_attr(name)?;
+        if !value.is_undefined() {
+            cells.push(listed(&value, None)?);
+        }
+    }
+    if cells.is_empty() {
+        return Err(ErrorKind::UndefinedError.into());
+    }
+    Ok(cells.join(" | "))
+}
+
+/// An error in an included part comes wrapped in one about the including template.
+fn innermost(error: &Error) -> &Error {
+    let mut error = error;
+    while let Some(source) = error.source().and_then(|s| s.downcast_ref::<Error>()) {
+        error = source;
+    }
+    error
+}
+
+fn template_error(name: &str, error: &Error) -> PromptError {
+    let error = innermost(error);
+    PromptError::Template {
+        template: error.name().unwrap_or(name).to_owned(),
+        line: error.line().unwrap_or(1),
+        reason: error
+            .detail()
+            .map_or_else(|| error.kind().to_string(), str::to_owned),
+    }
+}
+
+/// The expression that was undefined, as the template has it.
+fn culprit(error: &Error) -> String {
+    let expression = error.template_source().zip(error.range());
+    let expression = expression.and_then(|(source, range)| source.get(range));
+    expression.unwrap_or("such value").trim().to_owned()
+}

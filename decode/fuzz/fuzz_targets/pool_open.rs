@@ -1,0 +1,43 @@
+//! Opening arbitrary bytes as a pool never panics, nor does drafting on a pool that opened.
+//!
+//! `cargo +nightly fuzz run pool_open` in decode/. Every input is tried as it is, and again as the
+//! content behind a right preamble and checksum, which no fuzzer would guess (docs/formats.md).
+#![no_main]
+
+use laser_decode::{DraftContext, DraftTree, Drafter, Pool};
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|content: &[u8]| {
+    open_and_draft(content.to_vec());
+    let mut file = b"LASRPOOL\x01\0\0\0\x04\x03\x02\x01".to_vec();
+    file.extend(blake3::hash(content).as_bytes());
+    file.extend(content);
+    open_and_draft(file);
+});
+
+fn open_and_draft(bytes: Vec<u8>) {
+    let tail: Vec<u32> = bytes
+        .iter()
+        .rev()
+        .take(16)
+        .map(|&byte| byte.into())
+        .collect();
+    let Ok(pool) = Pool::open(bytes.into()) else {
+        return;
+    };
+    let end_of_text = pool.meta().end_of_text;
+    let mut tree = DraftTree::new();
+    for drafter in [Drafter::default(), Drafter::RawFrequency { max_ngram: 4 }] {
+        let mut context = DraftContext::new(drafter, Some(pool.clone()), end_of_text);
+        for token in &tail {
+            context.extend(&[*token % pool.meta().vocab_size]);
+            context.draft(16, &mut tree);
+            assert!(
+                tree.tokens()[1..]
+                    .iter()
+                    .all(|&token| token < pool.meta().vocab_size)
+            );
+        }
+    }
+    assert!(pool.top_branches(2, 4).len() <= 4);
+}

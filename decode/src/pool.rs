@@ -1,0 +1,458 @@
+//! The pool: earlier texts of a group with a suffix array over them, one immutable file.
+//!
+//! A suffix array is the trie of all suffixes at any depth in 4 bytes a token beside the 4 of the
+//! token itself: a context is a range of it, a child a sub-range, the width its frequency. The view
+//! reads the file's bytes in place (mapped, shared by all threads; a clone is a reference count).
+//!
+//! Opening verifies magic, version, byte order, checksum and every bound, in one pass over the file
+//! (about 1 GB/s), so that drafting on any pool that opens can neither panic nor yield a token outside
+//! the vocabulary. The layout is in docs/formats.md.
+
+use std::fmt;
+
+use bytes::Bytes;
+use thiserror::Error;
+
+use crate::Token;
+use crate::suffix::Suffixes;
+
+pub(crate) const MAGIC: [u8; 8] = *b"LASRPOOL";
+pub(crate) const VERSION: u32 = 1;
+/// Read as a native integer: another value means another byte order than the file's.
+pub(crate) const BYTE_ORDER: u32 = 0x0102_0304;
+/// Where the checksum covers from: all after itself. What precedes it is checked by equality.
+pub(crate) const CHECKED_FROM: usize = 48;
+/// Length of the fixed part of the header, after which the name follows.
+pub(crate) const HEADER: usize = 100;
+
+/// Most tokens a pool can hold, ends of texts included: suffix array construction indexes with i32.
+pub const TOKENS_MAX: usize = i32::MAX as usize;
+/// Largest vocabulary: 60 times that of today's largest; construction takes memory in its proportion.
+pub const VOCABULARY_MAX: u32 = 1 << 24;
+
+/// What a pool says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolMeta {
+    /// The pool's name, as routing and errors call it.
+    pub name: String,
+    /// Fingerprint of the tokenizer that made the tokens.
+    pub tokenizer: [u8; 32],
+    /// Size of the tokenizer's vocabulary; every token is below it.
+    pub vocab_size: u32,
+    /// The token that ends every text.
+    pub end_of_text: Token,
+}
+
+/// Why a pool could not be built, opened or used.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PoolError {
+    /// The magic number is another.
+    #[error("not a pool file: it starts with {found:02x?}, expected {MAGIC:02x?} (\"LASRPOOL\")")]
+    Magic {
+        /// The bytes in place of the magic number.
+        found: [u8; 8],
+    },
+    /// Made by another version of the format.
+    #[error("pool file has format version {found}, this build reads {VERSION}: rebuild the pool")]
+    Version {
+        /// The file's version.
+        found: u32,
+    },
+    /// The file's byte order is not this machine's.
+    #[error("pool file is little-endian, this machine is not: pools need a little-endian machine")]
+    ByteOrder,
+    /// The file is cut off or has a tail.
+    #[error(
+        "pool file has {found} bytes, expected {expected}: it is truncated or damaged, rebuild it"
+    )]
+    Length {
+        /// Bytes the header asks for.
+        expected: u64,
+        /// Bytes there are.
+        found: u64,
+    },
+    /// The content is not what was written.
+    #[error("pool file is damaged: checksum {found}, expected {expected}: rebuild the pool")]
+    Checksum {
+        /// The checksum in the header, in hexadecimal.
+        expected: String,
+        /// That of the content, in hexadecimal.
+        found: String,
+    },
+    /// The checksum holds but the content does not make a pool.
+    #[error("pool file is malformed: {what}: it was not written by laser, rebuild it")]
+    Malformed {
+        /// The rule that does not hold.
+        what: String,
+    },
+    /// The pool's tokens are of another tokenizer than the model's.
+    #[error(
+        "pool {pool} was built with tokenizer {found}, the model's is {expected}: \
+         rebuild the pool with the model's tokenizer"
+    )]
+    Tokenizer {
+        /// The pool's name.
+        pool: String,
+        /// Fingerprint of the model's tokenizer, in hexadecimal.
+        expected: String,
+        /// Fingerprint in the pool, in hexadecimal.
+        found: String,
+    },
+    /// The vocabulary is empty, too large, or lacks the end-of-text token.
+    #[error(
+        "pool {pool}: vocabulary of {vocab_size} tokens with end-of-text token {end_of_text}: \
+         expected 1 to {VOCABULARY_MAX} tokens, the end-of-text token among them"
+    )]
+    Vocabulary {
+        /// The pool's name.
+        pool: String,
+        /// The vocabulary's size.
+        vocab_size: u32,
+        /// The end-of-text token.
+        end_of_text: Token,
+    },
+    /// A text to build from has a token outside the vocabulary.
+    #[error(
+        "pool {pool}: text {text} has token {token} at place {place}, \
+         expected less than the vocabulary's {vocab_size}: tokenise it with the pool's tokenizer"
+    )]
+    Token {
+        /// The pool's name.
+        pool: String,
+        /// Index of the text.
+        text: usize,
+        /// Index of the token in it.
+        place: usize,
+        /// The token.
+        token: Token,
+        /// The vocabulary's size.
+        vocab_size: u32,
+    },
+    /// More than a file can hold.
+    #[error(
+        "pool {pool}: {found} {what}, at most {max} fit: sample fewer texts or split the group"
+    )]
+    TooLarge {
+        /// The pool's name.
+        pool: String,
+        /// What there is too much of.
+        what: &'static str,
+        /// How much there is.
+        found: usize,
+        /// How much there may be.
+        max: usize,
+    },
+    /// The suffix array could not be built.
+    #[error("pool {pool}: building the suffix array of {tokens} tokens failed: {reason}")]
+    SuffixArray {
+        /// The pool's name.
+        pool: String,
+        /// How many tokens there are.
+        tokens: usize,
+        /// What the library reports.
+        reason: String,
+    },
+}
+
+/// An open pool. Cloning shares the bytes.
+#[derive(Clone)]
+pub struct Pool {
+    bytes: Bytes,
+    meta: std::sync::Arc<PoolMeta>,
+    digest: [u8; 32],
+    texts: u32,
+    tokens: usize,
+    sections_at: usize,
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut f = f.debug_struct("Pool");
+        f.field("meta", &self.meta)
+            .field("texts", &self.texts)
+            .field("tokens", &self.tokens);
+        f.finish_non_exhaustive()
+    }
+}
+
+impl Pool {
+    /// Opens the bytes of a pool file. They are read in place if they start at a multiple of 4, as
+    /// those of a mapping do; others are copied once.
+    ///
+    /// # Errors
+    /// If the bytes are not a whole, undamaged pool of this format; never panics.
+    pub fn open(bytes: Bytes) -> Result<Self, PoolError> {
+        let bytes = aligned(bytes);
+        check_preamble(&bytes)?;
+        let digest = check_digest(&bytes)?;
+        let header = Header::read(&bytes);
+        let sections_at = header.sections_at();
+        let expected = sections_at as u64 + 8 * u64::from(header.tokens);
+        if expected != bytes.len() as u64 {
+            return Err(PoolError::Length {
+                expected,
+                found: bytes.len() as u64,
+            });
+        }
+        let meta = header.meta(&bytes)?.into();
+        let tokens = header.tokens as usize;
+        let pool = Self {
+            bytes,
+            meta,
+            digest,
+            texts: header.texts,
+            tokens,
+            sections_at,
+        };
+        pool.check_content()?;
+        Ok(pool)
+    }
+
+    /// What makes every later access sound: tokens within the vocabulary, suffixes within the tokens.
+    /// That the suffixes are sorted is not checked: a pool where they are not drafts badly, no worse.
+    fn check_content(&self) -> Result<(), PoolError> {
+        let Suffixes { tokens, ranks } = self.suffixes();
+        let PoolMeta {
+            vocab_size,
+            end_of_text,
+            ..
+        } = *self.meta;
+        let texts = tokens.iter().filter(|&&token| token == end_of_text).count();
+        let rule = if tokens.iter().any(|&token| token >= vocab_size) {
+            format!("a token is not below the vocabulary's {vocab_size}")
+        } else if ranks.iter().any(|&suffix| suffix as usize >= tokens.len()) {
+            format!("a suffix starts at or beyond the {} tokens", tokens.len())
+        } else if texts != self.texts as usize {
+            format!("{texts} end-of-text tokens for {} texts", self.texts)
+        } else if tokens.last().is_some_and(|&token| token != end_of_text) {
+            "the last token does not end a text".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(malformed(rule))
+    }
+
+    /// Refuses the pool if it was built with another tokenizer than the model's.
+    ///
+    /// # Errors
+    /// [`PoolError::Tokenizer`], naming the pool and both fingerprints.
+    pub fn expect_tokenizer(&self, tokenizer: &[u8; 32]) -> Result<(), PoolError> {
+        if self.meta.tokenizer == *tokenizer {
+            return Ok(());
+        }
+        Err(PoolError::Tokenizer {
+            pool: self.meta.name.clone(),
+            expected: hex(tokenizer),
+            found: hex(&self.meta.tokenizer),
+        })
+    }
+
+    /// What the pool says of itself.
+    #[must_use]
+    pub fn meta(&self) -> &PoolMeta {
+        &self.meta
+    }
+
+    /// The pool's name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.meta.name
+    }
+
+    /// BLAKE3 of all that the pool holds: equal digests, equal drafts.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        self.digest
+    }
+
+    /// How many texts the pool holds.
+    #[must_use]
+    pub fn texts(&self) -> usize {
+        self.texts as usize
+    }
+
+    /// How many tokens the pool holds, the end of each text included.
+    #[must_use]
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Size of the file in bytes.
+    #[must_use]
+    pub fn size_bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The `limit` most frequent branches of `length` tokens and how often each occurs, most frequent
+    /// first, ties by token. No branch crosses the end of a text. Costs a pass over the pool: for
+    /// inspection, not for drafting.
+    #[must_use]
+    pub fn top_branches(&self, length: usize, limit: usize) -> Vec<(Vec<Token>, u32)> {
+        let Suffixes { tokens, ranks } = self.suffixes();
+        let branch = |suffix: &u32| {
+            let branch = tokens.get(*suffix as usize..)?.get(..length)?;
+            let inner = &branch[..length.saturating_sub(1)];
+            (!inner.contains(&self.meta.end_of_text)).then_some(branch)
+        };
+        let branches: Vec<&[Token]> = ranks.iter().filter_map(branch).collect();
+        let mut top: Vec<(Vec<Token>, u32)> = branches
+            .chunk_by(|a, b| a == b)
+            .map(|same| {
+                (
+                    same[0].to_vec(),
+                    u32::try_from(same.len()).unwrap_or(u32::MAX),
+                )
+            })
+            .collect();
+        top.sort_by(|(a, a_count), (b, b_count)| b_count.cmp(a_count).then_with(|| a.cmp(b)));
+        top.truncate(limit);
+        top
+    }
+
+    /// The tokens and their suffix array, in place.
+    pub(crate) fn suffixes(&self) -> Suffixes<'_> {
+        let (tokens, ranks) = self.bytes[self.sections_at..].split_at(4 * self.tokens);
+        Suffixes {
+            tokens: bytemuck::cast_slice(tokens),
+            ranks: bytemuck::cast_slice(ranks),
+        }
+    }
+}
+
+/// The fixed part of the header, after the checksum.
+struct Header {
+    vocab_size: u32,
+    end_of_text: Token,
+    texts: u32,
+    tokens: u32,
+    name_bytes: u32,
+}
+
+impl Header {
+    /// Reads it from at least [`HEADER`] bytes.
+    fn read(bytes: &[u8]) -> Self {
+        let word = |at: usize| word_at(bytes, at);
+        Self {
+            vocab_size: word(80),
+            end_of_text: word(84),
+            texts: word(88),
+            tokens: word(92),
+            name_bytes: word(96),
+        }
+    }
+
+    /// The sections follow the name at the next multiple of 4.
+    fn sections_at(&self) -> usize {
+        (HEADER + self.name_bytes as usize).next_multiple_of(4)
+    }
+
+    fn meta(&self, bytes: &[u8]) -> Result<PoolMeta, PoolError> {
+        let name_end = HEADER + self.name_bytes as usize;
+        let name = std::str::from_utf8(&bytes[HEADER..name_end])
+            .map_err(|_| malformed("its name is not UTF-8".to_owned()))?;
+        if bytes[name_end..self.sections_at()]
+            .iter()
+            .any(|&padding| padding != 0)
+        {
+            return Err(malformed(
+                "the padding after its name is not zero".to_owned(),
+            ));
+        }
+        let mut tokenizer = [0; 32];
+        tokenizer.copy_from_slice(&bytes[CHECKED_FROM..CHECKED_FROM + 32]);
+        let meta = PoolMeta {
+            name: name.to_owned(),
+            tokenizer,
+            vocab_size: self.vocab_size,
+            end_of_text: self.end_of_text,
+        };
+        meta.check()?;
+        Ok(meta)
+    }
+}
+
+impl PoolMeta {
+    /// Checks that the vocabulary is of a size that can be and holds the end-of-text token.
+    pub(crate) fn check(&self) -> Result<(), PoolError> {
+        if self.vocab_size <= VOCABULARY_MAX && self.end_of_text < self.vocab_size {
+            return Ok(());
+        }
+        Err(PoolError::Vocabulary {
+            pool: self.name.clone(),
+            vocab_size: self.vocab_size,
+            end_of_text: self.end_of_text,
+        })
+    }
+}
+
+/// Magic, byte order, version and the length of the header.
+fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
+    let mut found = [0; 8];
+    let there = bytes.len().min(8);
+    found[..there].copy_from_slice(&bytes[..there]);
+    if found != MAGIC {
+        return Err(PoolError::Magic { found });
+    }
+    if bytes.len() < HEADER {
+        return Err(PoolError::Length {
+            expected: HEADER as u64,
+            found: bytes.len() as u64,
+        });
+    }
+    // The sections are read as native integers, so this mark must be too.
+    if bytemuck::pod_read_unaligned::<u32>(&bytes[12..16]) != BYTE_ORDER {
+        return Err(PoolError::ByteOrder);
+    }
+    match word_at(bytes, 8) {
+        VERSION => Ok(()),
+        found => Err(PoolError::Version { found }),
+    }
+}
+
+/// The checksum, if it is that of the content.
+fn check_digest(bytes: &[u8]) -> Result<[u8; 32], PoolError> {
+    let mut expected = [0; 32];
+    expected.copy_from_slice(&bytes[16..CHECKED_FROM]);
+    let found = *blake3::hash(&bytes[CHECKED_FROM..]).as_bytes();
+    if found == expected {
+        return Ok(found);
+    }
+    Err(PoolError::Checksum {
+        expected: hex(&expected),
+        found: hex(&found),
+    })
+}
+
+/// The little-endian word at `at`, which must be within the bytes.
+fn word_at(bytes: &[u8], at: usize) -> u32 {
+    let mut word = [0; 4];
+    word.copy_from_slice(&bytes[at..at + 4]);
+    u32::from_le_bytes(word)
+}
+
+fn malformed(what: String) -> PoolError {
+    PoolError::Malformed { what }
+}
+
+fn hex(hash: &[u8; 32]) -> String {
+    blake3::Hash::from_bytes(*hash).to_hex().to_string()
+}
+
+/// The bytes at a multiple of 4, copied only if they are not there already.
+fn aligned(bytes: Bytes) -> Bytes {
+    struct Words(Vec<u32>, usize);
+    impl AsRef<[u8]> for Words {
+        fn as_ref(&self) -> &[u8] {
+            &bytemuck::cast_slice(&self.0)[..self.1]
+        }
+    }
+    if bytes.as_ptr().addr().is_multiple_of(4) {
+        return bytes;
+    }
+    let mut words = vec![0u32; bytes.len().div_ceil(4)];
+    bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(&bytes);
+    Bytes::from_owner(Words(words, bytes.len()))
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

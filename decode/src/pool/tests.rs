@@ -1,0 +1,337 @@
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::suffix::Matches;
+use crate::{DraftContext, DraftTree, Drafter, build_pool};
+
+/// The token that ends a text in all tests.
+pub(crate) const END: Token = 0;
+
+pub(crate) fn meta() -> PoolMeta {
+    PoolMeta {
+        name: "films".to_owned(),
+        tokenizer: [7; 32],
+        vocab_size: 100,
+        end_of_text: END,
+    }
+}
+
+pub(crate) fn pool_of(texts: &[Vec<Token>]) -> Pool {
+    Pool::open(build_pool(&meta(), texts).unwrap().into()).unwrap()
+}
+
+/// Texts over the tokens 1..=alphabet.
+pub(crate) fn any_texts(
+    alphabet: Token,
+    texts: usize,
+    len: usize,
+) -> impl Strategy<Value = Vec<Vec<Token>>> {
+    let text = prop::collection::vec(1..=alphabet, 0..len);
+    prop::collection::vec(text, 0..texts)
+}
+
+/// How often each token follows `context` in texts that end with `END`.
+pub(crate) fn continuations(texts: &[Vec<Token>], context: &[Token]) -> BTreeMap<Token, usize> {
+    let mut found = BTreeMap::new();
+    for text in texts {
+        for window in text.windows(context.len() + 1) {
+            if let Some(next) = window.strip_prefix(context) {
+                *found.entry(next[0]).or_insert(0) += 1;
+            }
+        }
+    }
+    found
+}
+
+pub(crate) fn ended(texts: &[Vec<Token>]) -> Vec<Vec<Token>> {
+    texts
+        .iter()
+        .map(|text| text.iter().copied().chain([END]).collect())
+        .collect()
+}
+
+/// The file with its checksum made right again after a change.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let checksum = *blake3::hash(&bytes[CHECKED_FROM..]).as_bytes();
+    bytes[16..CHECKED_FROM].copy_from_slice(&checksum);
+    bytes
+}
+
+fn small_pool() -> Vec<u8> {
+    build_pool(&meta(), &[vec![1, 2, 3, 1, 2], vec![1, 2, 4]]).unwrap()
+}
+
+/// Drafts from the pool in every way; must not panic.
+fn draft_all(pool: &Pool) {
+    let mut tree = DraftTree::new();
+    let drafters = [Drafter::default(), Drafter::RawFrequency { max_ngram: 4 }];
+    for drafter in drafters {
+        let mut context = DraftContext::new(drafter, Some(pool.clone()), pool.meta().end_of_text);
+        for &token in pool.suffixes().tokens.iter().take(8).chain(&[3, 1, 99]) {
+            context.extend(&[token % pool.meta().vocab_size]);
+            context.draft(16, &mut tree);
+            assert!(
+                tree.tokens()[1..]
+                    .iter()
+                    .all(|&token| token < pool.meta().vocab_size)
+            );
+        }
+    }
+    assert!(pool.top_branches(2, 4).len() <= 4);
+}
+
+#[test]
+fn what_was_built_is_what_opens() {
+    let pool = Pool::open(small_pool().into()).unwrap();
+    assert_eq!(pool.meta(), &meta());
+    assert_eq!((pool.name(), pool.texts(), pool.tokens()), ("films", 2, 10));
+    assert_eq!(pool.suffixes().tokens, [1, 2, 3, 1, 2, END, 1, 2, 4, END]);
+    assert_eq!(pool.size_bytes(), 108 + 8 * 10);
+    assert_eq!(small_pool(), small_pool());
+    assert_eq!(
+        pool.digest(),
+        Pool::open(small_pool().into()).unwrap().digest()
+    );
+    assert_ne!(pool.digest(), pool_of(&[vec![1]]).digest());
+}
+
+#[test]
+fn empty_pools_build_open_and_draft_nothing() {
+    for texts in [vec![], vec![vec![]]] {
+        let pool = pool_of(&texts);
+        assert_eq!((pool.texts(), pool.tokens()), (texts.len(), texts.len()));
+        draft_all(&pool);
+    }
+}
+
+#[test]
+fn texts_are_cut_after_an_end_of_text_of_their_own() {
+    let cut = build_pool(&meta(), &[vec![1, 2, END], vec![3, END, 4]]).unwrap();
+    assert_eq!(cut, build_pool(&meta(), &[vec![1, 2], vec![3]]).unwrap());
+}
+
+#[test]
+fn unaligned_bytes_are_read_as_well() {
+    let file = small_pool();
+    for shift in 0..4 {
+        let mut bytes = vec![0; shift];
+        bytes.extend(&file);
+        let pool = Pool::open(Bytes::from(bytes).slice(shift..)).unwrap();
+        assert_eq!(
+            pool.suffixes().ranks,
+            Pool::open(file.clone().into()).unwrap().suffixes().ranks
+        );
+    }
+}
+
+#[test]
+fn every_flipped_byte_is_refused() {
+    let file = small_pool();
+    for at in 0..file.len() {
+        let mut bytes = file.clone();
+        bytes[at] ^= 0x10;
+        assert!(Pool::open(bytes.into()).is_err(), "byte {at}");
+    }
+}
+
+#[test]
+fn every_truncation_and_a_tail_are_refused() {
+    let file = small_pool();
+    for len in 0..file.len() {
+        assert!(
+            Pool::open(file[..len].to_vec().into()).is_err(),
+            "{len} bytes"
+        );
+        if len >= HEADER {
+            let cut = Pool::open(sealed(file[..len].to_vec()).into()).unwrap_err();
+            assert!(
+                matches!(cut, PoolError::Length { expected: 188, .. }),
+                "{len} bytes: {cut}"
+            );
+        }
+    }
+    let long = Pool::open(sealed([file, vec![0; 4]].concat()).into()).unwrap_err();
+    assert_eq!(
+        long,
+        PoolError::Length {
+            expected: 188,
+            found: 192
+        }
+    );
+}
+
+#[test]
+fn foreign_files_are_refused_for_what_they_are() {
+    let with = |at: usize, new: &[u8]| {
+        let mut bytes = small_pool();
+        bytes[at..at + new.len()].copy_from_slice(new);
+        Pool::open(sealed(bytes).into()).unwrap_err()
+    };
+    let magic = with(0, b"PAR1");
+    assert_eq!(
+        magic,
+        PoolError::Magic {
+            found: *b"PAR1POOL"
+        }
+    );
+    assert_eq!(with(8, &[9]), PoolError::Version { found: 9 });
+    assert_eq!(with(12, &BYTE_ORDER.to_be_bytes()), PoolError::ByteOrder);
+    let empty = Pool::open(Bytes::new()).unwrap_err();
+    assert_eq!(empty, PoolError::Magic { found: [0; 8] });
+}
+
+#[test]
+fn hostile_content_under_a_right_checksum_is_refused() {
+    let cases: [(usize, u32, &str); 8] = [
+        (80, 0, "vocabulary of 0"),
+        (80, u32::MAX, "vocabulary of 4294967295"),
+        (80, 4, "not below the vocabulary's 4"),
+        (84, 2, "3 end-of-text tokens for 2"),
+        (84, 100, "end-of-text token 100"),
+        (88, 3, "2 end-of-text tokens for 3"),
+        (96, u32::MAX, "expected 4294967476"),
+        (184, 10, "at or beyond the 10"),
+    ];
+    for (at, word, expected) in cases {
+        let mut bytes = small_pool();
+        bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
+        let error = Pool::open(sealed(bytes).into()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{at}: {error}");
+    }
+}
+
+#[test]
+fn unsorted_suffixes_draft_without_panic() {
+    for seed in 0..10 {
+        let mut bytes = small_pool();
+        for (i, word) in (0u32..).zip(bytes[108 + 40..].chunks_exact_mut(4)) {
+            word.copy_from_slice(&((i * 7 + seed) % 10).to_le_bytes());
+        }
+        draft_all(&Pool::open(sealed(bytes).into()).unwrap());
+    }
+}
+
+#[test]
+fn another_tokenizer_is_refused_by_name() {
+    let pool = pool_of(&[]);
+    assert_eq!(pool.expect_tokenizer(&[7; 32]), Ok(()));
+    let error = pool.expect_tokenizer(&[8; 32]).unwrap_err().to_string();
+    for part in ["pool films", &"07".repeat(32), &"08".repeat(32)] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn tokens_and_vocabularies_out_of_range_are_not_built() {
+    let error = build_pool(&meta(), &[vec![1], vec![2, 100]])
+        .unwrap_err()
+        .to_string();
+    assert!(error.contains("text 1 has token 100 at place 1"), "{error}");
+    for (vocab_size, end_of_text) in [(0, 0), (10, 10), (VOCABULARY_MAX + 1, 0)] {
+        let meta = PoolMeta {
+            vocab_size,
+            end_of_text,
+            ..meta()
+        };
+        assert!(matches!(
+            build_pool(&meta, &[]),
+            Err(PoolError::Vocabulary { .. })
+        ));
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+    #[test]
+    fn mutated_files_never_panic(
+        texts in any_texts(4, 4, 12),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+        len in any::<prop::sample::Index>(),
+        seal in any::<bool>(),
+    ) {
+        let mut bytes = build_pool(&meta(), &texts).unwrap();
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        bytes.truncate(if seal { bytes.len() } else { len.index(bytes.len() + 1) });
+        let bytes = if seal { sealed(bytes) } else { bytes };
+        if let Ok(pool) = Pool::open(bytes.into()) {
+            draft_all(&pool);
+        }
+    }
+
+    #[test]
+    fn matches_equal_naive_counts(
+        texts in any_texts(3, 6, 30),
+        context in prop::collection::vec(1..=4u32, 1..20),
+        order in 1..10usize,
+    ) {
+        let pool = pool_of(&texts);
+        let texts = ended(&texts);
+        let suffixes = pool.suffixes();
+        let (mut arena, mut known) = (Vec::new(), Matches::default());
+        for end in 1..=context.len() {
+            known = suffixes.advance(&mut arena, &known, context[end - 1], order);
+            let matches = &arena[known.at.clone()];
+            prop_assert!(matches.windows(2).all(|m| m[0].len < m[1].len && m[0].count() > m[1].count()));
+            for len in 1..=order.min(end) {
+                let expected = continuations(&texts, &context[end - len..end]);
+                let total: usize = expected.values().sum();
+                prop_assert_eq!(total > 0, len <= known.longest);
+                let Some(found) = matches.iter().rev().find(|m| m.len <= len) else { continue };
+                if total == 0 {
+                    continue;
+                }
+                prop_assert_eq!(found.count(), total);
+                let mut children = BTreeMap::new();
+                let distinct = suffixes.children(*found, usize::MAX, |token, count| {
+                    children.insert(token, count);
+                });
+                prop_assert_eq!(distinct, expected.len() as f32);
+                prop_assert_eq!(&children, &expected);
+                for (&token, &count) in &expected {
+                    prop_assert_eq!(suffixes.child(*found, token).count(), count);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn probes_find_every_frequent_child(texts in any_texts(9, 6, 60), probes in 1..20usize) {
+        let pool = pool_of(&texts);
+        let suffixes = pool.suffixes();
+        for token in 1..=9 {
+            let mut arena = Vec::new();
+            let matches = suffixes.advance(&mut arena, &Matches::default(), token, 1);
+            let Some(&found) = arena[matches.at].first() else { continue };
+            let mut children = BTreeMap::new();
+            suffixes.children(found, probes, |token, count| {
+                assert!(children.insert(token, count).is_none());
+            });
+            for (token, count) in continuations(&ended(&texts), &[token]) {
+                let seen = children.get(&token).copied();
+                prop_assert!(seen.is_none_or(|seen| seen == count));
+                prop_assert!(seen.is_some() || count < found.count().div_ceil(probes));
+            }
+        }
+    }
+
+    #[test]
+    fn top_branches_equal_naive_counts(texts in any_texts(3, 6, 20), len in 1..5usize) {
+        let pool = pool_of(&texts);
+        let mut counts: BTreeMap<Vec<Token>, u32> = BTreeMap::new();
+        for text in ended(&texts) {
+            for branch in text.windows(len) {
+                *counts.entry(branch.to_vec()).or_default() += 1;
+            }
+        }
+        let mut expected: Vec<_> = counts.into_iter().collect();
+        expected.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+        expected.truncate(5);
+        prop_assert_eq!(pool.top_branches(len, 5), expected);
+    }
+}

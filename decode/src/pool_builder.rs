@@ -1,0 +1,102 @@
+//! Building a pool file: the inverse of [`Pool::open`](crate::Pool::open), deterministic.
+//!
+//! Linear time (induced sorting, libsais); memory of about 20 bytes a token, and 4 bytes for each
+//! token of the vocabulary.
+
+use libsais::SuffixArrayConstruction;
+
+use crate::Token;
+use crate::pool::{
+    BYTE_ORDER, CHECKED_FROM, HEADER, MAGIC, PoolError, PoolMeta, TOKENS_MAX, VERSION,
+};
+
+/// The bytes of the pool file of these texts. Every text is ended by the end-of-text token, so that
+/// the end can be drafted too; a text that has the token already is cut after it.
+///
+/// # Errors
+/// If the vocabulary does not hold a token or the end-of-text token, or there are more tokens than
+/// [`TOKENS_MAX`].
+pub fn build_pool(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<u8>, PoolError> {
+    meta.check()?;
+    let tokens = concatenate(meta, texts)?;
+    let suffixes = suffix_array(meta, &tokens)?;
+    let sections_at = (HEADER + meta.name.len()).next_multiple_of(4);
+    let mut bytes = Vec::with_capacity(sections_at + 8 * tokens.len());
+    bytes.extend(MAGIC);
+    bytes.extend(VERSION.to_le_bytes());
+    bytes.extend(BYTE_ORDER.to_le_bytes());
+    bytes.extend([0; 32]);
+    bytes.extend(meta.tokenizer);
+    bytes.extend(meta.vocab_size.to_le_bytes());
+    bytes.extend(meta.end_of_text.to_le_bytes());
+    let counts = [
+        ("texts", texts.len()),
+        ("tokens", tokens.len()),
+        ("bytes of name", meta.name.len()),
+    ];
+    for (what, count) in counts {
+        let too_large = |_| too_large(meta, what, count, u32::MAX as usize);
+        bytes.extend(u32::try_from(count).map_err(too_large)?.to_le_bytes());
+    }
+    bytes.extend(meta.name.as_bytes());
+    bytes.resize(sections_at, 0);
+    bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
+    bytes.extend(suffixes.iter().flat_map(|suffix| suffix.to_le_bytes()));
+    let checksum = blake3::hash(&bytes[CHECKED_FROM..]);
+    bytes[16..CHECKED_FROM].copy_from_slice(checksum.as_bytes());
+    Ok(bytes)
+}
+
+/// All texts, each ended.
+fn concatenate(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<Token>, PoolError> {
+    let total = texts.iter().map(|text| text.len() + 1).sum();
+    if total > TOKENS_MAX {
+        return Err(too_large(meta, "tokens", total, TOKENS_MAX));
+    }
+    let mut tokens = Vec::with_capacity(total);
+    for (text, content) in texts.iter().enumerate() {
+        if let Some(place) = content.iter().position(|&token| token >= meta.vocab_size) {
+            let (pool, vocab_size) = (meta.name.clone(), meta.vocab_size);
+            return Err(PoolError::Token {
+                pool,
+                text,
+                place,
+                token: content[place],
+                vocab_size,
+            });
+        }
+        tokens.extend(
+            content
+                .iter()
+                .take_while(|&&token| token != meta.end_of_text),
+        );
+        tokens.push(meta.end_of_text);
+    }
+    Ok(tokens)
+}
+
+/// The starts of all suffixes in lexicographic order.
+fn suffix_array(meta: &PoolMeta, tokens: &[Token]) -> Result<Vec<i32>, PoolError> {
+    if tokens.is_empty() {
+        return Ok(Vec::new());
+    }
+    let mut text: Vec<i32> = bytemuck::cast_slice(tokens).to_vec();
+    let construction = SuffixArrayConstruction::for_text_mut(&mut text).in_owned_buffer32();
+    match construction.single_threaded().run() {
+        Ok(suffixes) => Ok(suffixes.into_vec()),
+        Err(error) => Err(PoolError::SuffixArray {
+            pool: meta.name.clone(),
+            tokens: tokens.len(),
+            reason: error.to_string(),
+        }),
+    }
+}
+
+fn too_large(meta: &PoolMeta, what: &'static str, found: usize, max: usize) -> PoolError {
+    PoolError::TooLarge {
+        pool: meta.name.clone(),
+        what,
+        found,
+        max,
+    }
+}

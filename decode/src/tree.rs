@@ -1,0 +1,242 @@
+//! The draft tree: what one forward of the target verifies.
+//!
+//! Node 0 is the root, the last token of the context, whose key and value are not yet computed; every
+//! other node is a drafted token. Parents precede their children, so one pass from front to back
+//! visits the tree from the top down. Stored as a struct of arrays (17 bytes a node) that is reused
+//! from step to step: a tree that has reached its size allocates nothing.
+
+use crate::Token;
+
+/// The parent of the root.
+pub const ROOT_PARENT: u32 = u32::MAX;
+
+/// Where a drafted token comes from: the source that gives it most of its probability.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The pool: permanent branches, earlier texts of the group.
+    Pool,
+    /// The entity's own previous text, a temporary branch.
+    Previous,
+    /// The prompt and what has been generated of this text, a temporary branch. Also the root's.
+    Context,
+}
+
+/// A tree of drafted tokens, a struct of arrays in which parents precede children.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct DraftTree {
+    tokens: Vec<Token>,
+    parents: Vec<u32>,
+    depths: Vec<u32>,
+    probabilities: Vec<f32>,
+    sources: Vec<Source>,
+}
+
+impl DraftTree {
+    /// A tree without any node, not even the root; see [`DraftTree::reset`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A tree of one branch, `tokens[0]` being the root: a chunk of prompt to prefill.
+    #[must_use]
+    pub fn chain(tokens: &[Token]) -> Self {
+        let mut tree = Self::new();
+        let mut rest = tokens.iter();
+        if let Some(&root) = rest.next() {
+            tree.reset(root);
+        }
+        for (parent, &token) in rest.enumerate() {
+            tree.push(parent, token, 1.0, Source::Context);
+        }
+        tree
+    }
+
+    /// Drops every node and keeps the allocations.
+    pub fn clear(&mut self) {
+        self.tokens.clear();
+        self.parents.clear();
+        self.depths.clear();
+        self.probabilities.clear();
+        self.sources.clear();
+    }
+
+    /// Makes this a tree of the root alone, of probability 1 and depth 0.
+    pub fn reset(&mut self, root: Token) {
+        self.clear();
+        self.append(ROOT_PARENT, root, 0, 1.0, Source::Context);
+    }
+
+    /// Appends a child of `parent` and returns its node. `probability` is that of the whole path.
+    ///
+    /// # Panics
+    /// If there is no node `parent`.
+    pub fn push(&mut self, parent: usize, token: Token, probability: f32, source: Source) -> usize {
+        let depth = self.depths[parent] + 1;
+        let parent = u32::try_from(parent).expect("a tree has fewer than 2^32 nodes");
+        self.append(parent, token, depth, probability, source);
+        self.len() - 1
+    }
+
+    fn append(&mut self, parent: u32, token: Token, depth: u32, probability: f32, source: Source) {
+        self.tokens.push(token);
+        self.parents.push(parent);
+        self.depths.push(depth);
+        self.probabilities.push(probability);
+        self.sources.push(source);
+    }
+
+    /// Number of nodes, the root included.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether there is no node, not even a root.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// Number of drafted nodes: all but the root.
+    #[must_use]
+    pub fn drafted(&self) -> usize {
+        self.len().saturating_sub(1)
+    }
+
+    /// The token of every node.
+    #[must_use]
+    pub fn tokens(&self) -> &[Token] {
+        &self.tokens
+    }
+
+    /// The parent of every node, less than the node itself; [`ROOT_PARENT`] for the root.
+    #[must_use]
+    pub fn parents(&self) -> &[u32] {
+        &self.parents
+    }
+
+    /// The distance of every node from the root. The position of a node in its text is the root's
+    /// position plus its depth.
+    #[must_use]
+    pub fn depths(&self) -> &[u32] {
+        &self.depths
+    }
+
+    /// For every node the estimated probability that it and all its ancestors are accepted.
+    #[must_use]
+    pub fn probabilities(&self) -> &[f32] {
+        &self.probabilities
+    }
+
+    /// The source of every node.
+    #[must_use]
+    pub fn sources(&self) -> &[Source] {
+        &self.sources
+    }
+
+    /// The children of `node` in ascending order. Costs a pass over the nodes after it.
+    pub fn children(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
+        (node + 1..self.len()).filter(move |&child| self.parents[child] as usize == node)
+    }
+
+    /// Whether `node` sees `ancestor` in tree attention: `ancestor` is `node` itself or above it.
+    #[must_use]
+    pub fn is_ancestor(&self, ancestor: usize, mut node: usize) -> bool {
+        while node > ancestor {
+            node = self.parents[node] as usize;
+        }
+        node == ancestor
+    }
+
+    /// Writes the attention mask within the tree, row-major [len, len]: row `i` is true at `i` and at
+    /// its ancestors. Every node also sees the whole context before the root, which is not part of
+    /// the mask.
+    pub fn ancestor_mask(&self, mask: &mut Vec<bool>) {
+        let len = self.len();
+        mask.clear();
+        mask.resize(len * len, false);
+        for node in 0..len {
+            if let Some(&parent) = self
+                .parents
+                .get(node)
+                .filter(|&&parent| parent != ROOT_PARENT)
+            {
+                let row = parent as usize * len;
+                mask.copy_within(row..row + node, node * len);
+            }
+            mask[node * len + node] = true;
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// Any tree of up to 24 drafted nodes over `alphabet` tokens.
+    pub(crate) fn any_tree(alphabet: Token) -> impl Strategy<Value = DraftTree> {
+        prop::collection::vec((any::<prop::sample::Index>(), 0..alphabet), 0..24).prop_map(
+            |nodes| {
+                let mut tree = DraftTree::new();
+                tree.reset(0);
+                for (parent, token) in nodes {
+                    let parent = parent.index(tree.len());
+                    let siblings: Vec<_> = tree.children(parent).map(|c| tree.tokens[c]).collect();
+                    if !siblings.contains(&token) {
+                        tree.push(parent, token, 1.0, Source::Pool);
+                    }
+                }
+                tree
+            },
+        )
+    }
+
+    pub(crate) fn path_of(tree: &DraftTree, node: usize) -> Vec<usize> {
+        let mut path = vec![node];
+        while tree.parents[path[0]] != ROOT_PARENT {
+            path.insert(0, tree.parents[path[0]] as usize);
+        }
+        path
+    }
+
+    #[test]
+    fn chain_is_one_branch_with_rising_depths() {
+        let tree = DraftTree::chain(&[7, 8, 9]);
+        assert_eq!(tree.tokens(), [7, 8, 9]);
+        assert_eq!(tree.parents(), [ROOT_PARENT, 0, 1]);
+        assert_eq!(tree.depths(), [0, 1, 2]);
+        assert_eq!(tree.drafted(), 2);
+        assert!(DraftTree::chain(&[]).is_empty());
+    }
+
+    #[test]
+    fn reset_leaves_the_root_alone() {
+        let mut tree = DraftTree::chain(&[7, 8, 9]);
+        tree.reset(4);
+        assert_eq!(tree, DraftTree::chain(&[4]));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn mask_children_and_ancestors_agree_with_the_paths(tree in any_tree(3)) {
+            let mut mask = vec![true; 3];
+            tree.ancestor_mask(&mut mask);
+            prop_assert_eq!(mask.len(), tree.len() * tree.len());
+            for node in 0..tree.len() {
+                let path = path_of(&tree, node);
+                prop_assert_eq!(tree.depths()[node] as usize, path.len() - 1);
+                for other in 0..tree.len() {
+                    prop_assert_eq!(mask[node * tree.len() + other], path.contains(&other));
+                    prop_assert_eq!(tree.is_ancestor(other, node), path.contains(&other));
+                    let is_child = tree.parents()[other] as usize == node && other != 0;
+                    prop_assert_eq!(tree.children(node).any(|child| child == other), is_child);
+                }
+            }
+        }
+    }
+}

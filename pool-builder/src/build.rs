@@ -1,0 +1,250 @@
+//! Builds all pools of a night and writes them as one committed folder.
+//!
+//! The folder holds a `.pool` file for each group that has previous texts, `assignments.parquet` with the
+//! pool of every entity, and `pools.json`, which is removed first and written last: without it
+//! nothing there is a pool set. Same inputs, same bytes.
+//!
+//! An attribute group's pool takes the texts of all entities with those attributes, also of those that
+//! the router sends to a cluster: it serves the cold and the new, who have few texts of their own.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, RecordBatch, StringArray};
+use bytes::Bytes;
+use futures::Stream;
+use laser_decode::{Pool, PoolMeta, Token, build_pool};
+use laser_schema::previous::PreviousText;
+use laser_schema::{Digest, EntityTable, Kind, Location};
+use parquet::arrow::ArrowWriter;
+
+use crate::config::PoolsConfig;
+use crate::error::PoolsError;
+use crate::fit::{self, FittedKind};
+use crate::pool_set::{
+    ASSIGNMENTS_FILE, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry,
+    PoolSet,
+};
+use crate::progress::{BuildProgress, Progress, Stage};
+use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
+
+/// The extension of pool files.
+const EXTENSION: &str = ".pool";
+
+/// Groups the entities of `tables`, builds a pool for each group from `previous` (in any order, in
+/// batches of any size) and writes all into `dir`, in place of any pools there.
+///
+/// Fitting, tokenising and building run on the calling thread (the first two with rayon's), between awaits.
+///
+/// # Errors
+/// Any input that is not as it should be; see [`PoolsError`]. No previous text at all is no error: the
+/// set then has no pools.
+pub async fn build_pools<P>(
+    tables: &[EntityTable],
+    previous: P,
+    tokenizer: PoolTokenizer<'_>,
+    config: &PoolsConfig,
+    dir: &Location,
+    progress: Progress<'_>,
+) -> Result<PoolSet, PoolsError>
+where
+    P: Stream<Item = Result<Vec<PreviousText>, ReadError>>,
+{
+    let mut kinds = fit::fit(tables, config, progress).await?;
+    let capacity = |kind: Kind| config.of(kind).max_texts;
+    let (samples, counts) =
+        texts::sample(previous, &kinds, config.seed, capacity, progress).await?;
+    let tokens = texts::tokenise(&samples, tokenizer.tokenizer, progress)?;
+    clear(dir).await?;
+    let mut writer = PoolWriter {
+        dir,
+        tokenizer,
+        written: Vec::new(),
+    };
+    let total = samples
+        .values()
+        .map(|sampled| sampled.groups.len() as u64)
+        .sum();
+    let mut done = 0;
+    for (kind, fitted) in &mut kinds {
+        for group in 0..fitted.router.groups().len() {
+            let texts = samples[kind].tokens(group, &tokens);
+            if !texts.is_empty() {
+                writer
+                    .write(*kind, &fitted.router.groups()[group].name, &texts)
+                    .await?;
+                fitted.router.set_has_pool(group);
+            }
+            done += 1;
+            progress(BuildProgress {
+                stage: Stage::WritePools,
+                done,
+                total: Some(total),
+            });
+        }
+    }
+    write_assignments(&kinds, dir).await?;
+    let mut set = PoolSet {
+        version: POOL_SET_VERSION,
+        tokenizer: Digest::from_bytes(tokenizer.fingerprint),
+        config: config.clone(),
+        texts: counts,
+        kinds: kinds
+            .into_iter()
+            .map(|(kind, fitted)| (kind, summary(fitted, &samples[&kind])))
+            .collect(),
+        pools: writer.written,
+    };
+    count_members(&mut set);
+    let json = serde_json::to_vec_pretty(&set).map_err(|e| encode(dir, POOL_SET_FILE, &e))?;
+    dir.join(POOL_SET_FILE).write(json.into()).await?;
+    Ok(set)
+}
+
+fn encode(dir: &Location, file: &str, error: &dyn std::error::Error) -> PoolsError {
+    PoolsError::Encode {
+        file: dir.join(file).url().to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+/// Uncommits the folder, then removes its pools. Who has them mapped keeps them.
+async fn clear(dir: &Location) -> Result<(), PoolsError> {
+    dir.join(POOL_SET_FILE).remove().await?;
+    for object in dir.list().await? {
+        if object.name.ends_with(EXTENSION) && !object.name.contains('/') {
+            dir.join(&object.name).remove().await?;
+        }
+    }
+    Ok(())
+}
+
+struct PoolWriter<'a> {
+    dir: &'a Location,
+    tokenizer: PoolTokenizer<'a>,
+    written: Vec<PoolEntry>,
+}
+
+impl PoolWriter<'_> {
+    async fn write(
+        &mut self,
+        kind: Kind,
+        name: &str,
+        texts: &[Vec<Token>],
+    ) -> Result<(), PoolsError> {
+        let bytes = Bytes::from(build_pool(&self.tokenizer.pool_meta(name), texts)?);
+        let pool = Pool::open(bytes.clone())?;
+        let file = format!("{name}{EXTENSION}");
+        self.written.push(PoolEntry {
+            name: name.to_owned(),
+            kind,
+            digest: Digest::from_bytes(pool.digest()),
+            texts: pool.texts(),
+            tokens: pool.tokens(),
+            bytes: bytes.len(),
+            members: 0,
+            file: file.clone(),
+        });
+        Ok(self.dir.join(&file).write(bytes).await?)
+    }
+}
+
+impl PoolTokenizer<'_> {
+    /// What a pool of this tokenizer says of itself.
+    pub(crate) fn pool_meta(&self, name: &str) -> PoolMeta {
+        PoolMeta {
+            name: name.to_owned(),
+            tokenizer: self.fingerprint,
+            vocab_size: self.vocab_size,
+            end_of_text: self.end_of_text,
+        }
+    }
+}
+
+/// One row an entity: kind, entity_id (as text, whatever the id's type), pool, reason; users first, by id.
+async fn write_assignments(
+    kinds: &BTreeMap<Kind, FittedKind>,
+    dir: &Location,
+) -> Result<(), PoolsError> {
+    let rows = || {
+        kinds.iter().flat_map(|(kind, fitted)| {
+            fitted.members.iter().map(move |(id, membership)| {
+                let (group, reason) = fitted.router.resolve(membership);
+                (kind, id, &fitted.router.groups()[group].name, reason)
+            })
+        })
+    };
+    let column = |values: StringArray| Arc::new(values) as ArrayRef;
+    let strings = |values: Vec<&str>| column(StringArray::from(values));
+    let ids: Vec<String> = rows().map(|(_, id, _, _)| id.to_string()).collect();
+    let columns = [
+        (
+            "kind",
+            strings(rows().map(|(kind, ..)| kind.as_str()).collect()),
+            false,
+        ),
+        ("entity_id", column(StringArray::from(ids)), false),
+        (
+            "pool",
+            strings(rows().map(|(_, _, pool, _)| pool.as_str()).collect()),
+            false,
+        ),
+        (
+            "reason",
+            strings(rows().map(|(.., reason)| reason.as_str()).collect()),
+            false,
+        ),
+    ];
+    let mut bytes = Vec::new();
+    let encoded = RecordBatch::try_from_iter_with_nullable(columns)
+        .map_err(Into::into)
+        .and_then(|batch| -> Result<(), parquet::errors::ParquetError> {
+            let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), None)?;
+            writer.write(&batch)?;
+            writer.close().map(drop)
+        });
+    encoded.map_err(|e| encode(dir, ASSIGNMENTS_FILE, &e))?;
+    Ok(dir.join(ASSIGNMENTS_FILE).write(bytes.into()).await?)
+}
+
+fn summary(fitted: FittedKind, sampled: &SampledKind) -> KindGroups {
+    let count = |&texts: &u64| GroupStatistics {
+        entities: 0,
+        routed: 0,
+        texts,
+    };
+    let mut statistics: Vec<GroupStatistics> = sampled.offered.iter().map(count).collect();
+    for membership in fitted.members.values() {
+        let groups = membership.iter().flatten().map(|&(group, _)| group);
+        for group in groups.filter(|&group| group != crate::router::ALL) {
+            statistics[group].entities += 1;
+        }
+        statistics[fitted.router.resolve(membership).0].routed += 1;
+    }
+    let entities = fitted.members.len() as u64;
+    statistics[crate::router::ALL].entities = entities;
+    let FittedKind {
+        router,
+        clustering,
+        embeddings,
+        ..
+    } = fitted;
+    KindGroups {
+        entities,
+        router,
+        statistics,
+        clustering,
+        embeddings,
+    }
+}
+
+/// Names are unique over the kinds, since each begins with its kind.
+fn count_members(set: &mut PoolSet) {
+    for groups in set.kinds.values() {
+        for (group, statistics) in groups.router.groups().iter().zip(&groups.statistics) {
+            for pool in set.pools.iter_mut().filter(|pool| pool.name == group.name) {
+                pool.members = statistics.routed;
+            }
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! Why pools could not be built, opened or tuned.
+
+use laser_decode::PoolError;
+use laser_schema::{EntityError, EntityId, Kind, LocationError};
+
+use crate::clusters::ClusterError;
+use crate::config::ConfigError;
+use crate::embeddings::EmbeddingError;
+
+/// Why pools could not be built, opened or tuned.
+#[derive(Debug, thiserror::Error)]
+pub enum PoolsError {
+    /// A configured value makes no sense.
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    /// An entity table.
+    #[error(transparent)]
+    Entities(#[from] EntityError),
+    /// Embeddings that are not in the entity table.
+    #[error(transparent)]
+    Embeddings(#[from] EmbeddingError),
+    /// K-means.
+    #[error(transparent)]
+    Clusters(#[from] ClusterError),
+    /// A place of the pools.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// Building a pool.
+    #[error(transparent)]
+    Pool(#[from] PoolError),
+    /// A file that does not hold the pool it should.
+    #[error("{file}: {source}")]
+    PoolFile {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        source: PoolError,
+    },
+    /// The tables are empty.
+    #[error("no entities in {tables}; there is nothing to group")]
+    NoEntities {
+        /// The tables.
+        tables: String,
+    },
+    /// The same entity twice.
+    #[error("{table}: {kind} {id} appears twice in the input; ids must be unique over all tables")]
+    DuplicateEntity {
+        /// The table of the second.
+        table: String,
+        /// The kind.
+        kind: Kind,
+        /// The id.
+        id: EntityId,
+    },
+    /// Nothing to cluster.
+    #[error(
+        "[pools.{kind}] grouping = \"collaborative\": none of {entities} {kind}s has an embedding; \
+         set [pools.{kind}] embeddings or the table's embedding column, or group by attribute"
+    )]
+    NoEmbeddings {
+        /// The kind.
+        kind: Kind,
+        /// How many entities of it there are.
+        entities: u64,
+    },
+    /// Embeddings of more than one dimension.
+    #[error(
+        "{table}: embedding of {kind} {id} has {found} values, expected {expected} as in those before, at least 1"
+    )]
+    Dimension {
+        /// The table.
+        table: String,
+        /// The kind.
+        kind: Kind,
+        /// The entity.
+        id: EntityId,
+        /// The dimension of the first.
+        expected: usize,
+        /// Its own.
+        found: usize,
+    },
+    /// Grouping by what nobody has.
+    #[error("[pools.{kind}] attributes: no {kind} has {attribute:?}; they have: {available}")]
+    UnknownAttribute {
+        /// The kind.
+        kind: Kind,
+        /// As configured.
+        attribute: String,
+        /// The attributes there are.
+        available: String,
+    },
+    /// The caller's reader of previous texts failed.
+    #[error("previous texts: {0}")]
+    Previous(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// The tokenizer failed.
+    #[error("tokenising previous texts: {0}")]
+    Tokenizer(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Writing the table of assignments failed in memory.
+    #[error("{file}: cannot be encoded: {reason}")]
+    Encode {
+        /// The file.
+        file: String,
+        /// What the encoder said.
+        reason: String,
+    },
+    /// There is no finished set.
+    #[error(
+        "{dir}: no pools.json, so there is no finished set of pools; build it with `laser pool-builder`"
+    )]
+    NoPoolSet {
+        /// The folder.
+        dir: String,
+    },
+    /// `pools.json` is not one.
+    #[error("{file}: not a set of pools: {reason}; rebuild the pools")]
+    PoolSet {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// The set was built with another tokenizer than the model's.
+    #[error(
+        "{file}: the pools were built with tokenizer {found}, the model's is {expected}; rebuild them \
+         with this model's tokenizer"
+    )]
+    OtherTokenizer {
+        /// The file.
+        file: String,
+        /// The model's.
+        expected: String,
+        /// The pools'.
+        found: String,
+    },
+    /// A pool file is not the one that `pools.json` was written with.
+    #[error("{file}: digest {found}, but pools.json has {expected}; rebuild the pools")]
+    Digest {
+        /// The file.
+        file: String,
+        /// In `pools.json`.
+        expected: String,
+        /// The file's.
+        found: String,
+    },
+    /// Tuning was asked for something impossible.
+    #[error("pools tune: {option} must be {expected}, got {found}")]
+    Tune {
+        /// The option.
+        option: &'static str,
+        /// Its range.
+        expected: &'static str,
+        /// Its value.
+        found: String,
+    },
+}

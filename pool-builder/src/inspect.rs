@@ -1,0 +1,172 @@
+//! `laser pools inspect`: what is in a set of pools, as data for the command line to print.
+
+use laser_decode::{Pool, Token};
+use laser_schema::{Digest, Kind};
+use serde::Serialize;
+use tokenizers::Tokenizer;
+
+use crate::clusters::Clustering;
+use crate::error::PoolsError;
+use crate::open::OpenPools;
+use crate::pool_set::{EmbeddingCounts, GroupStatistics, KindGroups, TextCounts};
+
+/// What is in a set of pools.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Inspection {
+    /// The set's digest.
+    pub digest: Digest,
+    /// Fingerprint of the tokenizer.
+    pub tokenizer: Digest,
+    /// The previous texts.
+    pub texts: TextCounts,
+    /// The groups of each kind.
+    pub kinds: Vec<KindInspection>,
+    /// The pools.
+    pub pools: Vec<PoolInspection>,
+}
+
+/// The groups of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct KindInspection {
+    /// The kind.
+    pub kind: Kind,
+    /// How many entities there are.
+    pub entities: u64,
+    /// How the clusters came about: numbers tried, silhouettes, the number taken.
+    pub clustering: Option<Clustering>,
+    /// The embeddings.
+    pub embeddings: Option<EmbeddingCounts>,
+    /// The groups.
+    pub groups: Vec<GroupInspection>,
+}
+
+/// One group.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GroupInspection {
+    /// Its name.
+    pub name: String,
+    /// What its entities have in common.
+    pub label: String,
+    /// Whether it has a pool.
+    pub has_pool: bool,
+    /// How many belong to it.
+    #[serde(flatten)]
+    pub statistics: GroupStatistics,
+}
+
+/// One pool.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PoolInspection {
+    /// Its name.
+    pub name: String,
+    /// The kind of its entities.
+    pub kind: Kind,
+    /// Entities whose pool it is.
+    pub members: u64,
+    /// Texts in it.
+    pub texts: usize,
+    /// Tokens in it, the ends of texts included.
+    pub tokens: usize,
+    /// The file's size.
+    pub bytes: usize,
+    /// What a token costs.
+    pub bytes_per_token: f64,
+    /// The most frequent branches, most frequent first.
+    pub branches: Vec<Branch>,
+}
+
+/// A sequence of tokens that occurs in a pool.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Branch {
+    /// As text.
+    pub text: String,
+    /// Its tokens.
+    pub tokens: Vec<Token>,
+    /// How often it occurs.
+    pub count: u32,
+}
+
+/// Inspects all pools, with the `branches` most frequent sequences of `branch_tokens` tokens of each.
+/// Takes a pass over every pool.
+///
+/// # Errors
+/// If the tokenizer cannot decode a branch.
+pub fn inspect(
+    pools: &OpenPools,
+    tokenizer: &Tokenizer,
+    branch_tokens: usize,
+    branches: usize,
+) -> Result<Inspection, PoolsError> {
+    let set = pools.set();
+    let mut inspected = Vec::with_capacity(set.pools.len());
+    for entry in &set.pools {
+        let Some(pool) = pools.pool(&entry.name) else {
+            continue;
+        };
+        inspected.push(PoolInspection {
+            name: entry.name.clone(),
+            kind: entry.kind,
+            members: entry.members,
+            texts: pool.texts(),
+            tokens: pool.tokens(),
+            bytes: pool.size_bytes(),
+            bytes_per_token: pool.size_bytes() as f64 / pool.tokens().max(1) as f64,
+            branches: top_branches(&pool, tokenizer, branch_tokens, branches)?,
+        });
+    }
+    Ok(Inspection {
+        digest: pools.digest().clone(),
+        tokenizer: set.tokenizer.clone(),
+        texts: set.texts.clone(),
+        kinds: set
+            .kinds
+            .iter()
+            .map(|(&kind, groups)| inspect_kind(kind, groups))
+            .collect(),
+        pools: inspected,
+    })
+}
+
+fn inspect_kind(kind: Kind, groups: &KindGroups) -> KindInspection {
+    let group = |(group, statistics): (&crate::router::Group, &GroupStatistics)| GroupInspection {
+        name: group.name.clone(),
+        label: group.label.clone(),
+        has_pool: group.has_pool,
+        statistics: statistics.clone(),
+    };
+    KindInspection {
+        kind,
+        entities: groups.entities,
+        clustering: groups.clustering.clone(),
+        embeddings: groups.embeddings.clone(),
+        groups: groups
+            .router
+            .groups()
+            .iter()
+            .zip(&groups.statistics)
+            .map(group)
+            .collect(),
+    }
+}
+
+fn top_branches(
+    pool: &Pool,
+    tokenizer: &Tokenizer,
+    length: usize,
+    limit: usize,
+) -> Result<Vec<Branch>, PoolsError> {
+    let decoded = |(tokens, count): (Vec<Token>, u32)| {
+        let text = tokenizer
+            .decode(&tokens, false)
+            .map_err(PoolsError::Tokenizer)?;
+        Ok(Branch {
+            text,
+            tokens,
+            count,
+        })
+    };
+    pool.top_branches(length, limit)
+        .into_iter()
+        .map(decoded)
+        .collect()
+}

@@ -1,0 +1,136 @@
+//! Opens a committed folder of pools: local files are mapped, remote ones fetched.
+//!
+//! Every pool is checked against the model's tokenizer and the digest in `pools.json`, in one pass over
+//! its bytes. Mapped pools cost no memory of their own and are shared by all processes of a machine.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use laser_decode::Pool;
+use laser_schema::{Digest, Entity, Location};
+
+use crate::error::PoolsError;
+use crate::pool_set::{POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet};
+use crate::router::Route;
+
+/// An open set of pools. Pools are cheap to clone.
+#[derive(Debug, Clone)]
+pub struct OpenPools {
+    set: PoolSet,
+    digest: Digest,
+    pools: HashMap<String, Pool>,
+}
+
+impl OpenPools {
+    /// Opens all pools of `dir` for a model with the tokenizer of this fingerprint.
+    ///
+    /// # Errors
+    /// If there is no finished set, it was built with another tokenizer, or a file is not the one that
+    /// was written.
+    pub async fn open(dir: &Location, tokenizer: &[u8; 32]) -> Result<Self, PoolsError> {
+        let (set, digest) = read_set(dir).await?;
+        let expected = Digest::from_bytes(*tokenizer);
+        if set.tokenizer != expected {
+            return Err(PoolsError::OtherTokenizer {
+                file: dir.join(POOL_SET_FILE).url().to_owned(),
+                expected: expected.to_string(),
+                found: set.tokenizer.to_string(),
+            });
+        }
+        let mut pools = HashMap::with_capacity(set.pools.len());
+        for entry in &set.pools {
+            pools.insert(entry.name.clone(), open_pool(dir, entry, tokenizer).await?);
+        }
+        Ok(Self { set, digest, pools })
+    }
+
+    /// A pool by its name; none if the group has no previous texts.
+    pub fn pool(&self, name: &str) -> Option<Pool> {
+        self.pools.get(name).cloned()
+    }
+
+    /// The pool of an entity, by its kind's router; none if the set has no entities of the kind.
+    pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Option<Route<'_>> {
+        Some(self.set.router(entity.kind)?.route(entity, embedding))
+    }
+
+    /// What `pools.json` says.
+    pub fn set(&self) -> &PoolSet {
+        &self.set
+    }
+
+    /// The digest of `pools.json`, and so of all pools and routers.
+    pub fn digest(&self) -> &Digest {
+        &self.digest
+    }
+}
+
+async fn read_set(dir: &Location) -> Result<(PoolSet, Digest), PoolsError> {
+    let file = dir.join(POOL_SET_FILE);
+    let Some(json) = file.read_optional().await? else {
+        return Err(PoolsError::NoPoolSet {
+            dir: dir.url().to_owned(),
+        });
+    };
+    let invalid = |reason| PoolsError::PoolSet {
+        file: file.url().to_owned(),
+        reason,
+    };
+    let value: serde_json::Value =
+        serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
+    let version = &value["version"];
+    if *version != POOL_SET_VERSION {
+        return Err(invalid(format!(
+            "version {version}, expected {POOL_SET_VERSION}"
+        )));
+    }
+    let set = serde_json::from_value(value).map_err(|e| invalid(e.to_string()))?;
+    Ok((set, Digest::of(&json)))
+}
+
+async fn open_pool(
+    dir: &Location,
+    entry: &PoolEntry,
+    tokenizer: &[u8; 32],
+) -> Result<Pool, PoolsError> {
+    let location = dir.join(&entry.file);
+    let file = || location.url().to_owned();
+    let bytes = match location.local_path() {
+        Some(path) => map(&path).map_err(|e| PoolsError::PoolSet {
+            file: file(),
+            reason: format!("cannot be mapped: {e}"),
+        })?,
+        None => location.read().await?,
+    };
+    let pool = Pool::open(bytes).map_err(|source| PoolsError::PoolFile {
+        file: file(),
+        source,
+    })?;
+    let found = Digest::from_bytes(pool.digest());
+    if found != entry.digest {
+        let (expected, found) = (entry.digest.to_string(), found.to_string());
+        return Err(PoolsError::Digest {
+            file: file(),
+            expected,
+            found,
+        });
+    }
+    pool.expect_tokenizer(tokenizer)
+        .map_err(|source| PoolsError::PoolFile {
+            file: file(),
+            source,
+        })?;
+    Ok(pool)
+}
+
+#[expect(
+    unsafe_code,
+    reason = "a mapping shares a pool's pages between processes without a copy"
+)]
+fn map(path: &std::path::Path) -> std::io::Result<Bytes> {
+    let file = std::fs::File::open(path)?;
+    // SAFETY: a mapped file must not change. Pool files never do: they are written whole under a
+    // temporary name and renamed, and a rebuild removes and renames, which leaves the mapped file as it is.
+    let mapping = unsafe { memmap2::Mmap::map(&file)? };
+    Ok(Bytes::from_owner(mapping))
+}

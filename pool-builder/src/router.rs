@@ -1,0 +1,444 @@
+//! The router (LASER 3.2): the one thing that decides an entity's pool.
+//!
+//! It is plain data, made when pools are built and stored with them, so builder, coordinator and
+//! workers decide alike. It decides for every entity, also for one that did not exist at the time: an
+//! entity has up to two groups, a cluster (or a random group) and an attribute group; the first of them
+//! that has a pool is taken, else the pool of all texts of the kind.
+//!
+//! Costs O(clusters · dimension) for an entity with a cluster, a few look-ups for the others.
+
+use std::fmt;
+
+use laser_schema::{Entity, EntityId, Kind};
+use serde::{Deserialize, Serialize};
+
+use crate::attribute_tree::AttributeTree;
+use crate::clusters::nearest;
+use crate::sample::priority;
+
+/// Decides the pool of every entity of one kind.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Router {
+    kind: Kind,
+    scheme: Scheme,
+    groups: Vec<Group>,
+}
+
+/// A group of entities.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Also the name of its pool: `user-all`, `user-cluster-0`, `item-genres-drama`.
+    pub name: String,
+    /// What its entities have in common, such as `genres = Drama`.
+    pub label: String,
+    /// Whether there is a pool: a group whose members have no previous text has none.
+    pub has_pool: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "scheme", rename_all = "lowercase")]
+enum Scheme {
+    /// Groups: all, the clusters, the attribute groups.
+    Grouped {
+        min_interactions: u64,
+        centroids: Vec<Vec<f32>>,
+        attributes: Option<AttributeTree>,
+    },
+    /// Groups: all, the random groups.
+    Random { seed: u64, groups: u64 },
+    /// Groups: all.
+    Global,
+}
+
+/// Why an entity has its pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Reason {
+    /// Its embedding is nearest to the group's centroid, and it has enough interactions.
+    Cluster,
+    /// Its attributes.
+    Attribute,
+    /// Chance (comparison mode `random`).
+    Random,
+    /// There is one group only (comparison mode `global`).
+    Global,
+    /// None of its groups has a pool, or it has no group.
+    Fallback,
+}
+
+impl Reason {
+    /// As in `assignments.parquet`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Cluster => "cluster",
+            Self::Attribute => "attribute",
+            Self::Random => "random",
+            Self::Global => "global",
+            Self::Fallback => "fallback",
+        }
+    }
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+/// The pool of an entity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Route<'a> {
+    /// The pool's name.
+    pub pool: &'a str,
+    /// Why this one.
+    pub reason: Reason,
+}
+
+/// The groups of an entity by precedence, counted in the router's groups.
+pub(crate) type Membership = [Option<(usize, Reason)>; 2];
+
+/// The group that every entity of the kind belongs to.
+pub(crate) const ALL: usize = 0;
+
+impl Router {
+    /// One group for all.
+    pub(crate) fn global(kind: Kind) -> Self {
+        let all = Group {
+            name: format!("{kind}-all"),
+            label: format!("all {kind}s"),
+            has_pool: false,
+        };
+        Self {
+            kind,
+            scheme: Scheme::Global,
+            groups: vec![all],
+        }
+    }
+
+    /// `groups` random groups.
+    pub(crate) fn random(kind: Kind, seed: u64, groups: u64) -> Self {
+        let mut router = Self::global(kind);
+        router.scheme = Scheme::Random { seed, groups };
+        for group in 0..groups {
+            router.add_group(&format!("random-{group}"), format!("random group {group}"));
+        }
+        router
+    }
+
+    /// Clusters for those with `min_interactions`, the groups of a tree for the others.
+    pub(crate) fn grouped(
+        kind: Kind,
+        min_interactions: u64,
+        centroids: Vec<Vec<f32>>,
+        attributes: Option<(AttributeTree, Vec<String>)>,
+    ) -> Self {
+        let mut router = Self::global(kind);
+        for cluster in 0..centroids.len() {
+            router.add_group(&format!("cluster-{cluster}"), format!("cluster {cluster}"));
+        }
+        let (attributes, labels) = attributes.unzip();
+        for label in labels.unwrap_or_default() {
+            router.add_group(&slug(&label), label);
+        }
+        router.scheme = Scheme::Grouped {
+            min_interactions,
+            centroids,
+            attributes,
+        };
+        router
+    }
+
+    /// Names that are the same once reduced to a file name are numbered.
+    fn add_group(&mut self, name: &str, label: String) {
+        let base = format!("{}-{name}", self.kind);
+        let taken = |name: &String| self.groups.iter().any(|group| group.name == *name);
+        let mut name = base.clone();
+        let mut number = 2;
+        while taken(&name) {
+            name = format!("{base}-{number}");
+            number += 1;
+        }
+        self.groups.push(Group {
+            name,
+            label,
+            has_pool: false,
+        });
+    }
+
+    /// The kind it decides for.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// All groups, that of everything first.
+    pub fn groups(&self) -> &[Group] {
+        &self.groups
+    }
+
+    pub(crate) fn set_has_pool(&mut self, group: usize) {
+        self.groups[group].has_pool = true;
+    }
+
+    /// The pool of an entity. Never fails: an embedding of another dimension or with NaN counts as none.
+    pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Route<'_> {
+        let (group, reason) = self.resolve(&self.membership(entity, embedding));
+        Route {
+            pool: &self.groups[group].name,
+            reason,
+        }
+    }
+
+    /// The groups that an entity belongs to, with or without a pool.
+    pub(crate) fn membership(&self, entity: &Entity, embedding: Option<&[f32]>) -> Membership {
+        match &self.scheme {
+            Scheme::Global => [Some((ALL, Reason::Global)), None],
+            Scheme::Random { seed, groups } => {
+                let group = 1 + random_group(*seed, *groups, &entity.id);
+                [Some((group, Reason::Random)), None]
+            }
+            Scheme::Grouped {
+                min_interactions,
+                centroids,
+                attributes,
+            } => {
+                let warm = entity.interactions >= *min_interactions;
+                let cluster = embedding
+                    .filter(|_| warm)
+                    .and_then(|e| nearest(centroids, e));
+                let attribute = attributes
+                    .as_ref()
+                    .and_then(|tree| tree.group(&entity.attributes));
+                [
+                    cluster.map(|cluster| (1 + cluster, Reason::Cluster)),
+                    attribute.map(|group| (1 + centroids.len() + group, Reason::Attribute)),
+                ]
+            }
+        }
+    }
+
+    /// The first of an entity's groups that has a pool, else that of everything.
+    pub(crate) fn resolve(&self, membership: &Membership) -> (usize, Reason) {
+        let has_pool = |group: usize| self.groups.get(group).is_some_and(|group| group.has_pool);
+        let mut groups = membership.iter().flatten().copied();
+        groups
+            .find(|&(group, _)| group == ALL || has_pool(group))
+            .unwrap_or((ALL, Reason::Fallback))
+    }
+}
+
+/// By a hash of the id alone, so that an entity stays in its group from night to night.
+fn random_group(seed: u64, groups: u64, id: &EntityId) -> usize {
+    let hash = priority(seed, &[id.to_string().as_bytes()]);
+    usize::try_from(hash % u128::from(groups.max(1))).unwrap_or(0)
+}
+
+/// A label as part of a file name: lower-case ASCII letters and digits, `-` for whatever is between.
+/// 64 characters are enough to recognise a group and keep paths short.
+fn slug(label: &str) -> String {
+    let words = label
+        .split(|c: char| !c.is_ascii_alphanumeric())
+        .filter(|word| !word.is_empty());
+    let mut slug = words.collect::<Vec<_>>().join("-").to_ascii_lowercase();
+    slug.truncate(64);
+    match slug.trim_end_matches('-') {
+        "" => "group".to_owned(),
+        slug => slug.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+    use serde_json::{Map, Value, json};
+
+    use super::*;
+
+    fn entity(id: i64, interactions: u64, genre: &str) -> Entity {
+        Entity {
+            id: EntityId::Int(id),
+            kind: Kind::User,
+            attributes: Map::from_iter([("genre".to_owned(), Value::from(genre))]),
+            history: Vec::new(),
+            interactions,
+            embedding: None,
+        }
+    }
+
+    /// Two clusters, two attribute groups; every group but `without_pool` has a pool.
+    fn router(without_pool: &[&str]) -> Router {
+        let values = [("Drama", 0), ("War", 1)];
+        let values = values.map(|(value, group)| (value.to_owned(), AttributeTree::Group(group)));
+        let tree = AttributeTree::Split {
+            attribute: "genre".to_owned(),
+            values: BTreeMap::from(values),
+            rest: None,
+        };
+        let labels = vec!["genre = Drama".to_owned(), "genre = War".to_owned()];
+        let centroids = vec![vec![0.0, 0.0], vec![5.0, 5.0]];
+        let mut router = Router::grouped(Kind::User, 3, centroids, Some((tree, labels)));
+        for group in 0..router.groups.len() {
+            if !without_pool.contains(&router.groups[group].name.as_str()) {
+                router.set_has_pool(group);
+            }
+        }
+        router
+    }
+
+    #[test]
+    fn warm_entities_go_to_clusters_and_cold_ones_to_attributes_or_all() {
+        let router = router(&[]);
+        let near_second: Option<&[f32]> = Some(&[4.0, 4.5]);
+        let cases = [
+            (
+                entity(1, 3, "Drama"),
+                near_second,
+                "user-cluster-1",
+                Reason::Cluster,
+            ),
+            (
+                entity(1, 2, "Drama"),
+                near_second,
+                "user-genre-drama",
+                Reason::Attribute,
+            ),
+            (
+                entity(1, 9, "War"),
+                None,
+                "user-genre-war",
+                Reason::Attribute,
+            ),
+            (
+                entity(1, 9, "War"),
+                Some(&[1.0]),
+                "user-genre-war",
+                Reason::Attribute,
+            ),
+            (
+                entity(1, 9, "War"),
+                Some(&[f32::NAN, 1.0]),
+                "user-genre-war",
+                Reason::Attribute,
+            ),
+            (
+                entity(1, 2, "Western"),
+                near_second,
+                "user-all",
+                Reason::Fallback,
+            ),
+        ];
+        for (entity, embedding, pool, reason) in cases {
+            assert_eq!(router.route(&entity, embedding), Route { pool, reason });
+        }
+    }
+
+    #[test]
+    fn groups_without_a_pool_give_way_to_the_next() {
+        let near_second: Option<&[f32]> = Some(&[4.0, 4.5]);
+        let drama = entity(1, 3, "Drama");
+        let cases: [(&[&str], &str, Reason); 3] = [
+            (&["user-cluster-1"], "user-genre-drama", Reason::Attribute),
+            (
+                &["user-cluster-1", "user-genre-drama"],
+                "user-all",
+                Reason::Fallback,
+            ),
+            (&["user-genre-drama"], "user-cluster-1", Reason::Cluster),
+        ];
+        for (without_pool, pool, reason) in cases {
+            assert_eq!(
+                router(without_pool).route(&drama, near_second),
+                Route { pool, reason }
+            );
+        }
+    }
+
+    #[test]
+    fn random_groups_are_stable_and_even() {
+        let mut router = Router::random(Kind::User, 7, 4);
+        (0..5).for_each(|group| router.set_has_pool(group));
+        let mut counts = BTreeMap::new();
+        for id in 0..4000 {
+            let route = router.route(&entity(id, 0, "any"), None);
+            assert_eq!(route.reason, Reason::Random);
+            assert_eq!(route, router.route(&entity(id, 50, "other"), Some(&[1.0])));
+            *counts.entry(route.pool.to_owned()).or_insert(0) += 1;
+        }
+        assert_eq!(counts.len(), 4);
+        assert!(
+            counts.values().all(|count| (800..1200).contains(count)),
+            "{counts:?}"
+        );
+        // Pinned: groups must not move between versions.
+        assert_eq!(router.route(&entity(1, 0, ""), None).pool, "user-random-2");
+    }
+
+    #[test]
+    fn global_sends_everything_to_one_pool() {
+        let route = Route {
+            pool: "item-all",
+            reason: Reason::Global,
+        };
+        assert_eq!(
+            Router::global(Kind::Item).route(&entity(1, 9, "War"), None),
+            route
+        );
+    }
+
+    #[test]
+    fn names_are_file_names_and_unique() {
+        let labels = [
+            "genre = Sci-Fi",
+            "genre = sci fi",
+            "类型 = 剧情",
+            "genre unknown",
+            "genre = ../x",
+        ];
+        let labels: Vec<String> = labels.map(str::to_owned).into();
+        let tree = AttributeTree::Group(0);
+        let router = Router::grouped(Kind::Item, 0, Vec::new(), Some((tree, labels)));
+        let names: Vec<_> = router
+            .groups()
+            .iter()
+            .map(|group| group.name.as_str())
+            .collect();
+        let expected = [
+            "item-all",
+            "item-genre-sci-fi",
+            "item-genre-sci-fi-2",
+            "item-group",
+            "item-genre-unknown",
+            "item-genre-x",
+        ];
+        assert_eq!(names, expected);
+        assert_eq!(slug(&"long ".repeat(40)).len(), 64);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn route_is_total_deterministic_and_survives_serialisation(
+            id in any::<i64>(),
+            interactions in 0u64..6,
+            genre in prop::sample::select(vec![json!("Drama"), json!(["War"]), json!(3), Value::Null]),
+            embedding in prop::option::of(prop::collection::vec(any::<f32>(), 0..4)),
+            scheme in 0..3,
+        ) {
+            let router = match scheme {
+                0 => router(&["user-genre-war"]),
+                1 => Router::random(Kind::User, 1, 3),
+                _ => Router::global(Kind::User),
+            };
+            let mut entity = entity(id, interactions, "");
+            entity.attributes.insert("genre".to_owned(), genre);
+            let route = router.route(&entity, embedding.as_deref());
+            prop_assert!(router.groups().iter().any(|group| group.name == route.pool));
+            let json = serde_json::to_string(&router).unwrap();
+            let reread: Router = serde_json::from_str(&json).unwrap();
+            prop_assert_eq!(&reread, &router);
+            prop_assert_eq!(reread.route(&entity, embedding.as_deref()), route);
+        }
+    }
+}

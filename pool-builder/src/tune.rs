@@ -1,0 +1,348 @@
+//! `laser pools tune`: which pool size is fastest.
+//!
+//! Each group's previous texts are split by chance into held-out ones and candidates for the pool; the
+//! held-out are replayed against pools of rising size. A larger pool accepts more and takes longer to
+//! draft from; the estimated speed, tokens a step / (step cost + draft time), weighs the two. It needs no
+//! model, only what a forward costs ([`TuneConfig::step_us`]).
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+use futures::Stream;
+use laser_decode::{Drafter, Pool, Token, build_pool};
+use laser_schema::previous::PreviousText;
+use laser_schema::{EntityTable, Kind};
+use serde::{Deserialize, Serialize};
+
+use crate::config::PoolsConfig;
+use crate::error::PoolsError;
+use crate::fit::{self, FittedKind};
+use crate::progress::{BuildProgress, Progress, Stage};
+use crate::replay::{ReplayReport, ReplayText, replay};
+use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
+
+/// Of sizes within this of the fastest the smallest is taken: measured draft times vary by as much.
+const SPEED_TOLERANCE: f64 = 0.01;
+
+/// A group holds out at most one in this many of its texts.
+const HELD_OUT_SHARE: usize = 5;
+
+/// What is tried, and at what cost of a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TuneConfig {
+    /// Pool sizes in texts, rising.
+    pub sizes: Vec<usize>,
+    /// At most this many texts of each group are held out and replayed.
+    pub held_out: usize,
+    /// Drafted tokens a step.
+    pub nodes: usize,
+    /// What a forward of `nodes` + 1 tokens takes, in microseconds.
+    pub step_us: f64,
+}
+
+impl Default for TuneConfig {
+    /// The sizes around the paper's 500 to 5000, and a forward of 20 ms.
+    fn default() -> Self {
+        let sizes = vec![100, 200, 500, 1000, 2000, 5000];
+        Self {
+            sizes,
+            held_out: 50,
+            nodes: 16,
+            step_us: 20_000.0,
+        }
+    }
+}
+
+impl TuneConfig {
+    fn validate(&self) -> Result<(), PoolsError> {
+        let rising = self.sizes.is_sorted_by(|a, b| a < b) && self.sizes.first() > Some(&0);
+        let checks = [
+            (
+                "sizes",
+                "rising numbers from 1",
+                rising,
+                format!("{:?}", self.sizes),
+            ),
+            (
+                "held_out",
+                "at least 1",
+                self.held_out > 0,
+                self.held_out.to_string(),
+            ),
+            (
+                "nodes",
+                "at least 1",
+                self.nodes > 0,
+                self.nodes.to_string(),
+            ),
+            (
+                "step_us",
+                "a number above 0",
+                self.step_us > 0.0,
+                self.step_us.to_string(),
+            ),
+        ];
+        for (option, expected, valid, found) in checks {
+            if !valid {
+                return Err(PoolsError::Tune {
+                    option,
+                    expected,
+                    found,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What tuning found.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct TuneReport {
+    /// What was tried.
+    pub config: TuneConfig,
+    /// By kind; a kind of which no group has enough texts is left out.
+    pub kinds: Vec<KindTuning>,
+}
+
+/// One kind.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct KindTuning {
+    /// The kind.
+    pub kind: Kind,
+    /// The value to give `max_texts`.
+    pub max_texts: usize,
+    /// By size, all groups together.
+    pub rows: Vec<TuneRow>,
+    /// By group.
+    pub groups: Vec<GroupTuning>,
+}
+
+/// One group.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct GroupTuning {
+    /// The group's name.
+    pub name: String,
+    /// The size that is fastest for it.
+    pub max_texts: usize,
+    /// By size, up to the first that takes all texts of the group.
+    pub rows: Vec<TuneRow>,
+}
+
+/// One pool size.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct TuneRow {
+    /// The size asked for, in texts.
+    pub max_texts: usize,
+    /// Texts in the pools.
+    pub pool_texts: usize,
+    /// Tokens in the pools.
+    pub pool_tokens: usize,
+    /// Texts that were held out and replayed.
+    pub held_out: u64,
+    /// Accepted draft tokens a step.
+    pub accepted_per_step: f64,
+    /// Mean draft time in microseconds.
+    pub draft_us: f64,
+    /// Estimated tokens a second.
+    pub tokens_per_second: f64,
+}
+
+/// Groups the entities as a build would, then replays held-out `previous` texts against pools of each size.
+///
+/// # Errors
+/// Those of a build, impossible options, and no group having five texts.
+pub async fn tune<P>(
+    tables: &[EntityTable],
+    previous: P,
+    tokenizer: PoolTokenizer<'_>,
+    config: &PoolsConfig,
+    tune: &TuneConfig,
+    drafter: Drafter,
+    progress: Progress<'_>,
+) -> Result<TuneReport, PoolsError>
+where
+    P: Stream<Item = Result<Vec<PreviousText>, ReadError>>,
+{
+    tune.validate()?;
+    let kinds = fit::fit(tables, config, progress).await?;
+    let largest = tune.sizes.last().copied().unwrap_or(0);
+    let capacity = |_| largest + tune.held_out;
+    let (samples, _) = texts::sample(previous, &kinds, config.seed, capacity, progress).await?;
+    let tokens = texts::tokenise(&samples, tokenizer.tokenizer, progress)?;
+    let mut tuner = Tuner {
+        tokenizer,
+        tune,
+        drafter,
+        tokens: &tokens,
+        done: 0,
+        progress,
+    };
+    let kinds = tuner.kinds(&kinds, &samples)?;
+    if kinds.is_empty() {
+        let (option, expected) = ("previous texts", "at least 5 of one group");
+        return Err(PoolsError::Tune {
+            option,
+            expected,
+            found: format!("{} in all", tokens.len()),
+        });
+    }
+    Ok(TuneReport {
+        config: tune.clone(),
+        kinds,
+    })
+}
+
+struct Tuner<'a> {
+    tokenizer: PoolTokenizer<'a>,
+    tune: &'a TuneConfig,
+    drafter: Drafter,
+    tokens: &'a HashMap<u128, Vec<Token>>,
+    done: u64,
+    progress: Progress<'a>,
+}
+
+/// A replay against one pool.
+#[derive(Clone, Copy, Default)]
+struct Measured {
+    pool_texts: usize,
+    pool_tokens: usize,
+    report: ReplayReport,
+}
+
+impl Tuner<'_> {
+    fn kinds(
+        &mut self,
+        kinds: &BTreeMap<Kind, FittedKind>,
+        samples: &BTreeMap<Kind, SampledKind>,
+    ) -> Result<Vec<KindTuning>, PoolsError> {
+        let mut tuned = Vec::new();
+        for (&kind, fitted) in kinds {
+            let mut groups = Vec::new();
+            for (index, group) in fitted.router.groups().iter().enumerate() {
+                let measured =
+                    self.group(&group.name, samples[&kind].tokens(index, self.tokens))?;
+                if !measured.is_empty() {
+                    groups.push((group.name.clone(), measured));
+                }
+            }
+            if !groups.is_empty() {
+                tuned.push(self.summary(kind, groups));
+            }
+        }
+        Ok(tuned)
+    }
+
+    /// By size up to the first that takes all texts; nothing if they are too few. Texts come in the
+    /// order of their sample, which is random.
+    fn group(&mut self, name: &str, texts: Vec<Vec<Token>>) -> Result<Vec<Measured>, PoolsError> {
+        let held_out = self.tune.held_out.min(texts.len() / HELD_OUT_SHARE);
+        let mut measured = Vec::new();
+        if held_out == 0 {
+            return Ok(measured);
+        }
+        let replayed = texts[..held_out].iter().cloned();
+        let replayed: Vec<ReplayText> = replayed
+            .map(|text| ReplayText {
+                text,
+                ..Default::default()
+            })
+            .collect();
+        let candidates = &texts[held_out..];
+        for &size in &self.tune.sizes {
+            let of = &candidates[..size.min(candidates.len())];
+            let pool = Pool::open(Bytes::from(build_pool(
+                &self.tokenizer.pool_meta(name),
+                of,
+            )?))?;
+            let (nodes, end) = (self.tune.nodes, self.tokenizer.end_of_text);
+            measured.push(Measured {
+                pool_texts: pool.texts(),
+                pool_tokens: pool.tokens(),
+                report: replay(&replayed, Some(&pool), self.drafter, nodes, end),
+            });
+            self.done += 1;
+            (self.progress)(BuildProgress {
+                stage: Stage::Replay,
+                done: self.done,
+                total: None,
+            });
+            if size >= candidates.len() {
+                break;
+            }
+        }
+        Ok(measured)
+    }
+
+    fn summary(&self, kind: Kind, groups: Vec<(String, Vec<Measured>)>) -> KindTuning {
+        let sizes = groups
+            .iter()
+            .map(|(_, measured)| measured.len())
+            .max()
+            .unwrap_or(0);
+        let total = |size: usize| {
+            let of_size = groups.iter().filter_map(|(_, m)| m.get(size).or(m.last()));
+            of_size.fold(Measured::default(), |sum, &m| sum.add(m))
+        };
+        let rows = self.rows(&(0..sizes).map(total).collect::<Vec<_>>());
+        let groups = groups.into_iter().map(|(name, measured)| {
+            let rows = self.rows(&measured);
+            GroupTuning {
+                name,
+                max_texts: fastest(&rows),
+                rows,
+            }
+        });
+        KindTuning {
+            kind,
+            max_texts: fastest(&rows),
+            groups: groups.collect(),
+            rows,
+        }
+    }
+
+    fn rows(&self, measured: &[Measured]) -> Vec<TuneRow> {
+        let row = |(&max_texts, m): (&usize, &Measured)| TuneRow {
+            max_texts,
+            pool_texts: m.pool_texts,
+            pool_tokens: m.pool_tokens,
+            held_out: m.report.texts,
+            accepted_per_step: m.report.accepted_per_step(),
+            draft_us: m.report.draft_us_mean,
+            tokens_per_second: m.report.tokens_per_second(self.tune.step_us),
+        };
+        self.tune.sizes.iter().zip(measured).map(row).collect()
+    }
+}
+
+impl Measured {
+    /// Both replays together. Percentiles do not add up and are left out.
+    fn add(self, other: Self) -> Self {
+        let (a, b) = (self.report, other.report);
+        let steps = a.steps + b.steps;
+        let draft_us = a.draft_us_mean * a.steps as f64 + b.draft_us_mean * b.steps as f64;
+        Self {
+            pool_texts: self.pool_texts + other.pool_texts,
+            pool_tokens: self.pool_tokens + other.pool_tokens,
+            report: ReplayReport {
+                texts: a.texts + b.texts,
+                steps,
+                tokens: a.tokens + b.tokens,
+                drafted: a.drafted + b.drafted,
+                accepted: a.accepted + b.accepted,
+                draft_us_mean: draft_us / steps.max(1) as f64,
+                ..Default::default()
+            },
+        }
+    }
+}
+
+/// The smallest size whose speed is within the tolerance of the best.
+fn fastest(rows: &[TuneRow]) -> usize {
+    let best = rows
+        .iter()
+        .map(|row| row.tokens_per_second)
+        .fold(0.0, f64::max);
+    let enough = |row: &&TuneRow| row.tokens_per_second >= best * (1.0 - SPEED_TOLERANCE);
+    rows.iter().find(enough).map_or(0, |row| row.max_texts)
+}

@@ -1,0 +1,449 @@
+//! Models by hub id: fetched once into the cache that all Hugging Face tools share, then read from there.
+//!
+//! A branch is pinned to one commit before anything is fetched, and is recorded only when all files are there, so
+//! a half-fetched or moved branch is never mistaken for a model. An interrupted file goes on where it stopped.
+
+use std::path::{Path, PathBuf};
+
+use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
+use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+
+use super::{
+    CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, ModelError, SAFETENSORS, SAFETENSORS_INDEX,
+    TOKENIZER, TOKENIZER_CONFIG, shard_names, weights_in,
+};
+
+/// The small files, those that must be there first.
+const FILES: [&str; 5] = [
+    CONFIG,
+    TOKENIZER,
+    TOKENIZER_CONFIG,
+    GENERATION_CONFIG,
+    CHAT_TEMPLATE,
+];
+const REQUIRED: usize = 2;
+
+/// Where hub ids are fetched from and kept.
+#[derive(Debug, Clone)]
+pub struct Hub {
+    /// The hub's address (`HF_ENDPOINT`).
+    pub endpoint: String,
+    /// The folder of fetched models (`HF_HOME` + `/hub`).
+    pub cache: PathBuf,
+    /// The access token (`HF_TOKEN`, or the one that `hf auth login` stored).
+    pub token: Option<String>,
+    /// Never ask the hub, use what is cached (`HF_HUB_OFFLINE`).
+    pub offline: bool,
+    /// Draw a bar for each file on a terminal's standard error.
+    pub progress: bool,
+}
+
+impl Hub {
+    /// The hub as the usual environment variables describe it.
+    pub fn from_env() -> Self {
+        let home = std::env::home_dir().unwrap_or_default();
+        Self::from_vars(|name| std::env::var(name).ok(), &home)
+    }
+
+    fn from_vars(var: impl Fn(&str) -> Option<String>, home: &Path) -> Self {
+        let set = |name: &str| var(name).filter(|value| !value.is_empty());
+        let hf_home = set("HF_HOME").map_or(home.join(".cache/huggingface"), PathBuf::from);
+        let cache = hf_home.join("hub");
+        let offline = set("HF_HUB_OFFLINE").map(|value| value.to_uppercase());
+        Self {
+            endpoint: set("HF_ENDPOINT").unwrap_or("https://huggingface.co".into()),
+            token: set("HF_TOKEN").or_else(|| Cache::new(cache.clone()).token()),
+            offline: offline.is_some_and(|v| ["1", "ON", "YES", "TRUE"].contains(&v.as_str())),
+            progress: true,
+            cache,
+        }
+    }
+
+    fn repo(&self, id: &str, revision: &str) -> Result<ApiRepo, ApiError> {
+        let api = ApiBuilder::from_cache(Cache::new(self.cache.clone()))
+            .with_endpoint(self.endpoint.trim_end_matches('/').to_owned())
+            .with_token(self.token.clone())
+            .with_progress(self.progress)
+            .build()?;
+        Ok(api.repo(model_repo(id, revision)))
+    }
+
+    fn cached(&self, id: &str, revision: &str) -> CacheRepo {
+        Cache::new(self.cache.clone()).repo(model_repo(id, revision))
+    }
+}
+
+fn model_repo(id: &str, revision: &str) -> Repo {
+    Repo::with_revision(id.into(), RepoType::Model, revision.into())
+}
+
+/// The local path of a model: `model` itself where it exists, else a hub id `org/name`, optionally with `@revision`
+/// (a branch, tag or commit; `main` if not given), fetched unless it is complete in the cache.
+///
+/// A branch that is cached is not looked up again: name another revision for a newer one. Blocks: from
+/// async code, call it on a thread for blocking work.
+///
+/// # Errors
+/// [`ModelError::NotFound`] for a path that does not exist (starts with `.`, `/` or `~`, or not exactly one slash),
+/// [`ModelError::Hub`], [`ModelError::Offline`].
+pub fn resolve(model: &str, hub: &Hub) -> Result<PathBuf, ModelError> {
+    if Path::new(model).exists() {
+        return Ok(PathBuf::from(model));
+    }
+    let Some((id, revision)) = parse_id(model) else {
+        return Err(ModelError::NotFound {
+            model: model.to_owned(),
+        });
+    };
+    let cached = hub.cached(id, revision);
+    if let Some(config) = cached.get(CONFIG)
+        && let Some(directory) = config.parent()
+        && is_complete(directory)
+    {
+        return Ok(directory.to_owned());
+    }
+    if hub.offline {
+        return Err(ModelError::Offline {
+            model: model.to_owned(),
+            cache: hub.cache.clone(),
+        });
+    }
+    fetch(hub, id, revision).map_err(|reason| ModelError::Hub {
+        model: model.to_owned(),
+        endpoint: hub.endpoint.clone(),
+        reason,
+    })
+}
+
+/// `org/name` and the revision, `None` for what can only be a path.
+fn parse_id(model: &str) -> Option<(&str, &str)> {
+    let (id, revision) = model.split_once('@').unwrap_or((model, "main"));
+    let (organisation, name) = id.split_once('/')?;
+    let named = |part: &str| {
+        part.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && part
+                .chars()
+                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+    };
+    let revision_ok = !revision.is_empty() && !revision.contains("..");
+    (named(organisation) && named(name) && revision_ok).then_some((id, revision))
+}
+
+fn is_complete(directory: &Path) -> bool {
+    directory.join(TOKENIZER).is_file() && weights_in(directory).is_ok()
+}
+
+/// Weights come last, so that a complete cache has all the small files too.
+fn fetch(hub: &Hub, id: &str, revision: &str) -> Result<PathBuf, String> {
+    let text = |e: ApiError| e.to_string();
+    let info = hub
+        .repo(id, revision)
+        .and_then(|r| r.info())
+        .map_err(text)?;
+    let has = |file: &str| info.siblings.iter().any(|s| s.rfilename == file);
+    if let Some(missing) = FILES[..REQUIRED].iter().find(|file| !has(file)) {
+        return Err(format!("the repository has no {missing}"));
+    }
+    let pinned = hub.repo(id, &info.sha).map_err(text)?;
+    for file in FILES.iter().filter(|file| has(file)) {
+        pinned.get(file).map_err(text)?;
+    }
+    if has(SAFETENSORS_INDEX) {
+        let index = pinned.get(SAFETENSORS_INDEX).map_err(text)?;
+        for shard in shard_names(&index).map_err(|e| e.to_string())? {
+            pinned.get(&shard).map_err(text)?;
+        }
+    } else if has(SAFETENSORS) {
+        pinned.get(SAFETENSORS).map_err(text)?;
+    } else {
+        return Err(format!(
+            "the repository has no {SAFETENSORS}; fetch another format by hand and give its path"
+        ));
+    }
+    hub.cached(id, revision)
+        .create_ref(&info.sha)
+        .map_err(|e| format!("{}: {e}", hub.cache.display()))?;
+    let config = pinned.get(CONFIG).map_err(text)?;
+    Ok(config.parent().unwrap_or(&config).to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::io::{BufRead, BufReader, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    const SHARD: &str = "model-00001-of-00001.safetensors";
+    const SHA: &str = "5e1f";
+
+    /// Plays the hub for one repository, `org/tiny`, from memory and notes the requests.
+    struct FakeHub {
+        endpoint: String,
+        requests: Arc<Mutex<Vec<String>>>,
+        cache: tempfile::TempDir,
+    }
+
+    impl FakeHub {
+        fn start(files: &[(&str, &str)]) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let endpoint = format!("http://{}", listener.local_addr().unwrap());
+            let requests = Arc::new(Mutex::new(Vec::new()));
+            let files: BTreeMap<String, String> = files
+                .iter()
+                .map(|(name, content)| (name.to_string(), content.to_string()))
+                .collect();
+            let noted = requests.clone();
+            std::thread::spawn(move || {
+                for stream in listener.incoming() {
+                    answer(stream.unwrap(), &files, &noted);
+                }
+            });
+            Self {
+                endpoint,
+                requests,
+                cache: tempfile::tempdir().unwrap(),
+            }
+        }
+
+        fn hub(&self) -> Hub {
+            Hub {
+                endpoint: self.endpoint.clone(),
+                cache: self.cache.path().to_owned(),
+                token: Some("secret".into()),
+                offline: false,
+                progress: false,
+            }
+        }
+
+        fn take_requests(&self) -> Vec<String> {
+            std::mem::take(&mut self.requests.lock().unwrap())
+        }
+    }
+
+    fn answer(stream: TcpStream, files: &BTreeMap<String, String>, requests: &Mutex<Vec<String>>) {
+        let lines: Vec<String> = BufReader::new(&stream)
+            .lines()
+            .map_while(Result::ok)
+            .take_while(|line| !line.is_empty())
+            .collect();
+        let path = lines[0].split(' ').nth(1).unwrap().to_owned();
+        let header = |name: &str| {
+            let line = lines
+                .iter()
+                .find(|l| l.to_lowercase().starts_with(&format!("{name}:")))?;
+            Some(line.split_once(": ")?.1.to_owned())
+        };
+        assert_eq!(header("authorization").as_deref(), Some("Bearer secret"));
+        let file = path.strip_prefix(&format!("/org/tiny/resolve/{SHA}/"));
+        let (status, headers, body) = if path == "/api/models/org/tiny/revision/main" {
+            let siblings: Vec<_> = files
+                .keys()
+                .map(|f| serde_json::json!({"rfilename": f}))
+                .collect();
+            let info = serde_json::json!({"siblings": siblings, "sha": SHA});
+            ("200 OK", String::new(), info.to_string())
+        } else if let Some((name, content)) = file.and_then(|f| files.get_key_value(f)) {
+            let range = header("range").unwrap();
+            let (start, end) = range["bytes=".len()..].split_once('-').unwrap();
+            let start: usize = start.parse().unwrap();
+            let end = end.parse().map_or(content.len(), |end: usize| end + 1);
+            let headers = format!(
+                "etag: \"{name}\"\r\nx-repo-commit: {SHA}\r\ncontent-range: bytes {start}-{}/{}\r\n",
+                end - 1,
+                content.len()
+            );
+            (
+                "206 Partial Content",
+                headers,
+                content[start..end].to_owned(),
+            )
+        } else {
+            ("404 Not Found", String::new(), String::new())
+        };
+        requests.lock().unwrap().push(path);
+        write!(
+            &stream,
+            "HTTP/1.1 {status}\r\n{headers}content-length: {}\r\nconnection: close\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+    }
+
+    fn tiny() -> Vec<(&'static str, &'static str)> {
+        vec![
+            (CONFIG, "{}"),
+            (TOKENIZER, "{\"version\": \"1.0\"}"),
+            (TOKENIZER_CONFIG, "{}"),
+            (CHAT_TEMPLATE, "{{ messages }}"),
+            (
+                SAFETENSORS_INDEX,
+                r#"{"weight_map": {"a": "model-00001-of-00001.safetensors"}}"#,
+            ),
+            (SHARD, "weights"),
+            ("pytorch_model.bin", "not wanted"),
+        ]
+    }
+
+    /// ureq sends local addresses to a proxy too.
+    fn behind_proxy() -> bool {
+        let set = ["ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY"]
+            .into_iter()
+            .flat_map(|name| [name.to_owned(), name.to_lowercase()])
+            .find(|name| std::env::var_os(name).is_some());
+        if let Some(name) = &set {
+            println!("skipped: {name} is set, so the fake hub on 127.0.0.1 is out of reach");
+        }
+        set.is_some()
+    }
+
+    #[test]
+    fn a_hub_id_is_fetched_once_and_then_read_from_the_cache() {
+        if behind_proxy() {
+            return;
+        }
+        let server = FakeHub::start(&tiny());
+        let directory = resolve("org/tiny", &server.hub()).unwrap();
+        for (file, content) in tiny() {
+            let found = std::fs::read_to_string(directory.join(file)).ok();
+            let wanted = (file != "pytorch_model.bin").then_some(content);
+            assert_eq!(found.as_deref(), wanted, "{file}");
+        }
+        assert!(server.take_requests().last().unwrap().ends_with(SHARD));
+        let offline = Hub {
+            offline: true,
+            ..server.hub()
+        };
+        for hub in [server.hub(), offline] {
+            assert_eq!(resolve("org/tiny", &hub).unwrap(), directory);
+        }
+        assert_eq!(server.take_requests(), [""; 0], "the cache is complete");
+    }
+
+    #[test]
+    fn an_interrupted_fetch_goes_on_with_what_is_missing() {
+        if behind_proxy() {
+            return;
+        }
+        let mut files = tiny();
+        files.retain(|(name, _)| *name != SHARD);
+        let server = FakeHub::start(&files);
+        let error = resolve("org/tiny", &server.hub()).unwrap_err().to_string();
+        assert!(error.contains("404") && error.contains(SHARD), "{error}");
+        let complete = FakeHub::start(&tiny());
+        let hub = Hub {
+            endpoint: complete.endpoint.clone(),
+            ..server.hub()
+        };
+        assert!(resolve("org/tiny", &hub).unwrap().join(SHARD).exists());
+        let again = complete.take_requests();
+        assert!(
+            again
+                .iter()
+                .all(|r| r.starts_with("/api") || r.ends_with(SHARD)),
+            "{again:?}"
+        );
+    }
+
+    #[test]
+    fn a_repository_without_safetensors_or_tokenizer_is_refused() {
+        if behind_proxy() {
+            return;
+        }
+        for (file, reason) in [
+            (TOKENIZER, "no tokenizer.json"),
+            (SAFETENSORS_INDEX, "no model.safetensors"),
+        ] {
+            let mut files = tiny();
+            files.retain(|(name, _)| *name != file);
+            let error = resolve("org/tiny", &FakeHub::start(&files).hub()).unwrap_err();
+            assert!(error.to_string().contains(reason), "{error}");
+        }
+        let error = resolve("org/other", &FakeHub::start(&tiny()).hub()).unwrap_err();
+        assert!(error.to_string().contains("404"), "{error}");
+    }
+
+    #[test]
+    fn paths_never_go_to_the_hub() {
+        let cache = tempfile::tempdir().unwrap();
+        let hub = Hub {
+            endpoint: "http://127.0.0.1:9".into(),
+            cache: cache.path().to_owned(),
+            token: None,
+            offline: false,
+            progress: false,
+        };
+        for path in [
+            "./org/name",
+            "/org/name",
+            "../name",
+            "~/name",
+            "a/b/c",
+            "name",
+            "org/",
+            "/name",
+            "org/name@",
+            "org/na me",
+            "org/name@../../main",
+            "org\\name",
+            "",
+        ] {
+            let error = resolve(path, &hub).unwrap_err();
+            assert!(
+                matches!(error, ModelError::NotFound { .. }),
+                "{path}: {error}"
+            );
+        }
+        let local = cache.path().to_str().unwrap();
+        assert_eq!(resolve(local, &hub).unwrap(), cache.path());
+    }
+
+    #[test]
+    fn offline_never_asks() {
+        let server = FakeHub::start(&tiny());
+        let hub = Hub {
+            offline: true,
+            ..server.hub()
+        };
+        let error = resolve("org/tiny@v2", &hub).unwrap_err();
+        assert!(matches!(error, ModelError::Offline { .. }), "{error}");
+        assert_eq!(server.take_requests(), [""; 0]);
+    }
+
+    #[test]
+    fn a_revision_may_hold_slashes() {
+        assert_eq!(parse_id("org/name"), Some(("org/name", "main")));
+        assert_eq!(
+            parse_id("org/name@refs/pr/1"),
+            Some(("org/name", "refs/pr/1"))
+        );
+    }
+
+    #[test]
+    fn the_usual_variables_are_honoured() {
+        let home = Path::new("home");
+        let default = Hub::from_vars(|_| None, home);
+        assert_eq!(default.endpoint, "https://huggingface.co");
+        assert_eq!(default.cache, home.join(".cache/huggingface/hub"));
+        assert!(!default.offline && default.token.is_none());
+        let set = Hub::from_vars(
+            |name| {
+                let value = match name {
+                    "HF_HOME" => "hf",
+                    "HF_TOKEN" => "secret",
+                    "HF_ENDPOINT" => "http://mirror",
+                    "HF_HUB_OFFLINE" => "true",
+                    _ => return None,
+                };
+                Some(value.to_owned())
+            },
+            home,
+        );
+        assert_eq!(set.endpoint, "http://mirror");
+        assert_eq!(set.cache, Path::new("hf/hub"));
+        assert_eq!(set.token.as_deref(), Some("secret"));
+        assert!(set.offline);
+    }
+}

@@ -1,0 +1,127 @@
+//! The model's tokenizer: text to ids and back.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::{ModelError, corrupt, io_error};
+
+/// A tokenizer that neither truncates nor pads. Cloning is cheap.
+#[derive(Debug, Clone)]
+pub struct Tokenizer {
+    inner: Arc<tokenizers::Tokenizer>,
+    vocab_size: usize,
+    fingerprint: [u8; 32],
+}
+
+impl Tokenizer {
+    /// Reads a tokenizer.json.
+    ///
+    /// # Errors
+    /// A file that cannot be read or is not a tokenizer.
+    pub fn open(path: &Path) -> Result<Self, ModelError> {
+        let bytes = std::fs::read(path).map_err(|e| io_error(path, e))?;
+        let mut json: Value =
+            serde_json::from_slice(&bytes).map_err(|e| corrupt(path, format!("not JSON: {e}")))?;
+        json.sort_all_objects();
+        let fingerprint = *blake3::hash(json.to_string().as_bytes()).as_bytes();
+        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
+            .map_err(|e| corrupt(path, format!("not a tokenizer: {e}")))?;
+        inner
+            .with_padding(None)
+            .with_truncation(None)
+            .map_err(|e| corrupt(path, e))?;
+        let largest = inner.get_vocab(true).into_values().max();
+        Ok(Self {
+            inner: Arc::new(inner),
+            vocab_size: largest.map_or(0, |id| id as usize + 1),
+            fingerprint,
+        })
+    }
+
+    /// The ids of a text. `add_special_tokens` adds what the tokenizer puts around a text, usually the
+    /// beginning-of-text token.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenize`].
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, ModelError> {
+        let encoding = self.inner.encode_fast(text, add_special_tokens);
+        Ok(encoding.map_err(refused)?.get_ids().to_vec())
+    }
+
+    /// The ids of several texts, on all cores.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenize`].
+    pub fn encode_batch(
+        &self,
+        texts: &[&str],
+        add_special_tokens: bool,
+    ) -> Result<Vec<Vec<u32>>, ModelError> {
+        let encodings = self
+            .inner
+            .encode_batch_fast(texts.to_vec(), add_special_tokens);
+        let encodings = encodings.map_err(refused)?;
+        Ok(encodings.iter().map(|e| e.get_ids().to_vec()).collect())
+    }
+
+    /// The text of ids, without special tokens.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenize`].
+    pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
+        self.inner.decode(ids, true).map_err(refused)
+    }
+
+    /// One more than the largest id, added tokens included.
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+
+    /// BLAKE3 of tokenizer.json as JSON: whitespace and the order of keys do not count.
+    pub fn fingerprint(&self) -> [u8; 32] {
+        self.fingerprint
+    }
+
+    /// The id of a token's text.
+    pub fn token_to_id(&self, token: &str) -> Option<u32> {
+        self.inner.token_to_id(token)
+    }
+}
+
+fn refused(error: tokenizers::Error) -> ModelError {
+    ModelError::Tokenize {
+        reason: error.to_string(),
+    }
+}
+
+/// Decodes one text token by token, for stop strings and display.
+///
+/// A token may end within a character or depend on the one before (a leading space); such bytes are
+/// held back until they are whole. All pieces together are the text that [`Tokenizer::decode`] gives, less what is held
+/// back at the end. Costs two decodes of a few tokens a step, whatever the text's length.
+#[derive(Debug, Default, Clone)]
+pub struct TextStream {
+    /// The tokens of the last piece, as context, then those that are held back.
+    ids: Vec<u32>,
+    context: usize,
+}
+
+impl TextStream {
+    /// The text that `id` completes, empty while there is none.
+    ///
+    /// # Errors
+    /// [`ModelError::Tokenize`].
+    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, ModelError> {
+        self.ids.push(id);
+        let before = tokenizer.decode(&self.ids[..self.context])?;
+        let now = tokenizer.decode(&self.ids)?;
+        if now.ends_with(char::REPLACEMENT_CHARACTER) || now.len() <= before.len() {
+            return Ok(String::new());
+        }
+        self.ids.drain(..self.context);
+        self.context = self.ids.len();
+        Ok(now.get(before.len()..).unwrap_or_default().to_owned())
+    }
+}

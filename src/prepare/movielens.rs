@@ -1,0 +1,870 @@
+//! MovieLens' own files: 100k, 1M (and 10M), and the CSV archives from `latest` to 32M.
+//!
+//! The format is told by the files that are there. Titles stay as MovieLens writes them, codes become the words
+//! of GroupLens' READMEs, ages the ranges of 1M everywhere, US zip codes the region of their first digit.
+//! Histories keep every rating: oldest first where the data has timestamps, in file order where it has not.
+//! Beside 1M, `ratings.csv` (user,movie,rating) is accepted for `ratings.dat`, and `movies_extended.csv` adds
+//! director and actors.
+
+use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroI64;
+use std::path::Path;
+
+use anyhow::{Result, bail, ensure};
+use arrow::datatypes::Field;
+use laser_schema::entity::IdType;
+use laser_schema::{Kind, Location};
+use serde::{Deserialize, Serialize};
+
+use super::table::{TableWriter, float32, history, int64, text, texts};
+use super::{PrepareSummary, Tables, for_each_line, for_each_record};
+
+/// Users' ages: the first year of each range of 1M, and the range.
+const AGES: [(u8, &str); 7] = [
+    (0, "under 18"),
+    (18, "18-24"),
+    (25, "25-34"),
+    (35, "35-44"),
+    (45, "45-49"),
+    (50, "50-55"),
+    (56, "56 or older"),
+];
+
+/// The occupations of 1M by code.
+const OCCUPATIONS: [&str; 21] = [
+    "other",
+    "academic or educator",
+    "artist",
+    "clerical or admin",
+    "college or grad student",
+    "customer service",
+    "doctor or health care",
+    "executive or managerial",
+    "farmer",
+    "homemaker",
+    "K-12 student",
+    "lawyer",
+    "programmer",
+    "retired",
+    "sales or marketing",
+    "scientist",
+    "self-employed",
+    "technician or engineer",
+    "tradesman or craftsman",
+    "unemployed",
+    "writer",
+];
+
+/// The areas of the United States by the first digit of a zip code.
+const REGIONS: [&str; 10] = [
+    "Northeast",
+    "Mid-Atlantic",
+    "Upper South",
+    "Deep South",
+    "Great Lakes",
+    "Upper Midwest",
+    "Central Plains",
+    "South Central",
+    "Mountain West",
+    "Pacific",
+];
+
+/// Reads the MovieLens archive unpacked in `dir` and writes `users.parquet` and `items.parquet` to `output`.
+///
+/// # Errors
+/// A directory that holds no known format, and the first line that is wrong; nothing is written then.
+pub(crate) async fn movielens(dir: &Path, output: &Location) -> Result<PrepareSummary> {
+    let mut data = read(dir)?;
+    ensure!(
+        !data.movies.is_empty(),
+        "{}: the list of movies is empty",
+        dir.display()
+    );
+    let ratings: u64 = data.movies.iter().map(|movie| movie.ratings).sum();
+    ensure!(
+        ratings > 0,
+        "{}: the list of ratings is empty",
+        dir.display()
+    );
+    let users = data.users.len() as u64;
+    let items = data.movies.len() as u64;
+    let tables = Tables {
+        users: data.write_users(&output.join("users.parquet")).await?,
+        items: data.write_items(&output.join("items.parquet")).await?,
+    };
+    Ok(PrepareSummary {
+        users,
+        items,
+        interactions: ratings,
+        tables,
+    })
+}
+
+fn read(dir: &Path) -> Result<MovieLens> {
+    let has = |name: &str| dir.join(name).is_file();
+    if has("u.data") && has("u.item") {
+        read_100k(dir)
+    } else if has("movies.dat") && (has("ratings.dat") || has("ratings.csv")) {
+        read_1m(dir)
+    } else if has("movies.csv") && has("ratings.csv") {
+        read_latest(dir)
+    } else {
+        bail!(
+            "{}: no MovieLens data set here; expected u.data with u.item (100k), movies.dat with \
+             ratings.dat or ratings.csv (1M, 10M), or movies.csv with ratings.csv (latest, 20M to \
+             32M). Give the directory that the archive was unpacked to",
+            dir.display()
+        )
+    }
+}
+
+#[derive(Debug, Default)]
+struct MovieLens {
+    /// In the order of the file, which is by id.
+    movies: Vec<Movie>,
+    index: HashMap<i64, u32>,
+    users: BTreeMap<i64, User>,
+    /// Whether there is a file of users, so that a rating by anybody else is a fault.
+    users_listed: bool,
+    /// Whether directors and actors are known.
+    extended: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Movie {
+    #[serde(skip)]
+    id: i64,
+    #[serde(skip)]
+    ratings: u64,
+    title: String,
+    genres: Option<Vec<String>>,
+    year: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    director: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actors: Option<Vec<String>>,
+}
+
+#[derive(Debug, Default)]
+struct User {
+    profile: Profile,
+    ratings: Vec<Rating>,
+}
+
+#[derive(Debug, Default, Serialize)]
+struct Profile {
+    gender: Option<&'static str>,
+    age: Option<&'static str>,
+    occupation: Option<String>,
+    region: Option<&'static str>,
+}
+
+/// 16 bytes, since the largest archive has 32 million of them.
+#[derive(Debug, Clone, Copy)]
+struct Rating {
+    /// Seconds since 1970, if known.
+    timestamp: Option<NonZeroI64>,
+    movie: u32,
+    stars: f32,
+}
+
+#[derive(Serialize)]
+struct UserColumns<'a> {
+    #[serde(flatten)]
+    profile: Option<&'a Profile>,
+    history: Vec<Seen<'a>>,
+}
+
+#[derive(Serialize)]
+struct Seen<'a> {
+    title: &'a str,
+    genres: Option<&'a [String]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    director: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    actors: Option<&'a [String]>,
+    rating: f32,
+    timestamp: Option<NonZeroI64>,
+}
+
+impl MovieLens {
+    fn add_movie(&mut self, id: i64, title: &str, genres: Vec<String>) -> Result<(), String> {
+        let position = u32::try_from(self.movies.len()).map_err(|e| e.to_string())?;
+        if self.index.insert(id, position).is_some() {
+            return Err(format!("movie {id} is there twice; remove one of the two"));
+        }
+        self.movies.push(Movie {
+            id,
+            ratings: 0,
+            title: title.trim().to_owned(),
+            genres: list(genres),
+            year: year(title),
+            director: None,
+            actors: None,
+        });
+        Ok(())
+    }
+
+    fn add_user(&mut self, id: i64, profile: Profile) -> Result<(), String> {
+        self.users_listed = true;
+        match self.users.insert(
+            id,
+            User {
+                profile,
+                ratings: Vec::new(),
+            },
+        ) {
+            None => Ok(()),
+            Some(_) => Err(format!("user {id} is there twice; remove one of the two")),
+        }
+    }
+
+    fn add_rating(&mut self, user: i64, movie: i64, stars: f32, time: i64) -> Result<(), String> {
+        if !(0.5..=5.0).contains(&stars) {
+            return Err(format!("rating {stars} is not between 0.5 and 5"));
+        }
+        let unknown =
+            |what, id| format!("{what} {id} is not in the list of {what}s of this data set");
+        let position = *self
+            .index
+            .get(&movie)
+            .ok_or_else(|| unknown("movie", movie))?;
+        if self.users_listed && !self.users.contains_key(&user) {
+            return Err(unknown("user", user));
+        }
+        self.movies[position as usize].ratings += 1;
+        let rating = Rating {
+            timestamp: NonZeroI64::new(time),
+            movie: position,
+            stars,
+        };
+        self.users.entry(user).or_default().ratings.push(rating);
+        Ok(())
+    }
+
+    async fn write_users(&mut self, location: &Location) -> Result<String> {
+        let profile = [
+            text("gender"),
+            text("age"),
+            text("occupation"),
+            text("region"),
+        ];
+        let mut columns = if self.users_listed {
+            profile.to_vec()
+        } else {
+            Vec::new()
+        };
+        let mut seen = vec![text("title"), texts("genres")];
+        seen.extend(self.extended_columns());
+        seen.extend([float32("rating"), int64("timestamp")]);
+        columns.push(history(seen));
+        let mut table = TableWriter::new(Kind::User, IdType::Int64, columns)?;
+        for (id, user) in &mut self.users {
+            // Stable, and without timestamps no change: file order stays where time does not decide.
+            user.ratings.sort_by_key(|rating| rating.timestamp);
+            let columns = UserColumns {
+                profile: self.users_listed.then_some(&user.profile),
+                history: user
+                    .ratings
+                    .iter()
+                    .map(|r| Seen::new(&self.movies, r))
+                    .collect(),
+            };
+            table.push(id, &columns, user.ratings.len() as u64)?;
+        }
+        table.finish(location).await
+    }
+
+    async fn write_items(&self, location: &Location) -> Result<String> {
+        let mut columns = vec![text("title"), texts("genres"), int64("year")];
+        columns.extend(self.extended_columns());
+        let mut table = TableWriter::new(Kind::Item, IdType::Int64, columns)?;
+        for movie in &self.movies {
+            table.push(movie.id, movie, movie.ratings)?;
+        }
+        table.finish(location).await
+    }
+
+    fn extended_columns(&self) -> Vec<Field> {
+        if self.extended {
+            vec![text("director"), texts("actors")]
+        } else {
+            Vec::new()
+        }
+    }
+}
+
+impl<'a> Seen<'a> {
+    fn new(movies: &'a [Movie], rating: &Rating) -> Self {
+        let movie = &movies[rating.movie as usize];
+        Self {
+            title: &movie.title,
+            genres: movie.genres.as_deref(),
+            director: movie.director.as_deref(),
+            actors: movie.actors.as_deref(),
+            rating: rating.stars,
+            timestamp: rating.timestamp,
+        }
+    }
+}
+
+fn read_100k(dir: &Path) -> Result<MovieLens> {
+    let mut genres = Vec::new();
+    for_each_line(&dir.join("u.genre"), |line| {
+        let [name, _] = cells(line, "|", "name|number")?;
+        genres.push(name.to_owned());
+        Ok(())
+    })?;
+    let mut data = MovieLens::default();
+    for_each_line(&dir.join("u.item"), |line| {
+        let cells: Vec<&str> = line.split('|').collect();
+        if cells.len() != 5 + genres.len() {
+            return Err(format!(
+                "{} cells; expected id|title|release date|video release date|URL and one flag for \
+                 each of the {} genres of u.genre",
+                cells.len(),
+                genres.len()
+            ));
+        }
+        let flagged = genres
+            .iter()
+            .zip(&cells[5..])
+            .filter(|&(_, &flag)| flag == "1");
+        let known = flagged
+            .map(|(name, _)| name.clone())
+            .filter(|name| name != "unknown");
+        data.add_movie(number(cells[0], "movie id")?, cells[1], known.collect())
+    })?;
+    for_each_line(&dir.join("u.user"), |line| {
+        let [id, years, gender, occupation, zip] =
+            cells(line, "|", "id|age|gender|occupation|zip")?;
+        let profile = Profile {
+            gender: Some(self::gender(gender)?),
+            age: Some(age(number(years, "age")?)),
+            occupation: Some(occupation.to_owned()),
+            region: region(zip),
+        };
+        data.add_user(number(id, "user id")?, profile)
+    })?;
+    read_ratings(
+        &mut data,
+        &dir.join("u.data"),
+        "\t",
+        "user, item, rating and timestamp by tabs",
+    )?;
+    Ok(data)
+}
+
+fn read_1m(dir: &Path) -> Result<MovieLens> {
+    let mut data = MovieLens::default();
+    for_each_line(&dir.join("movies.dat"), |line| {
+        // From both ends: a title may itself hold `::`.
+        let (id, rest) = line.split_once("::").unwrap_or_default();
+        let (title, genres) = rest
+            .rsplit_once("::")
+            .ok_or("expected id::title::genre|genre")?;
+        data.add_movie(number(id, "movie id")?, title, split_genres(genres))
+    })?;
+    let users = dir.join("users.dat");
+    if users.is_file() {
+        for_each_line(&users, |line| {
+            let [id, gender, years, occupation, zip] =
+                cells(line, "::", "id::gender::age::occupation::zip")?;
+            let profile = Profile {
+                gender: Some(self::gender(gender)?),
+                age: Some(age(number(years, "age")?)),
+                occupation: Some(self::occupation(occupation)?.to_owned()),
+                region: region(zip),
+            };
+            data.add_user(number(id, "user id")?, profile)
+        })?;
+    }
+    if dir.join("movies_extended.csv").is_file() {
+        read_extended(&mut data, &dir.join("movies_extended.csv"))?;
+    }
+    if dir.join("ratings.dat").is_file() {
+        read_ratings(
+            &mut data,
+            &dir.join("ratings.dat"),
+            "::",
+            "user::movie::rating::timestamp",
+        )?;
+    } else {
+        read_ratings_csv(&mut data, &dir.join("ratings.csv"))?;
+    }
+    Ok(data)
+}
+
+fn read_latest(dir: &Path) -> Result<MovieLens> {
+    #[derive(Deserialize)]
+    struct Line {
+        #[serde(rename = "movieId")]
+        movie: i64,
+        title: String,
+        genres: String,
+    }
+    let mut data = MovieLens::default();
+    for_each_record(&dir.join("movies.csv"), |line: Line| {
+        data.add_movie(line.movie, &line.title, split_genres(&line.genres))
+    })?;
+    read_ratings_csv(&mut data, &dir.join("ratings.csv"))?;
+    Ok(data)
+}
+
+fn read_ratings(data: &mut MovieLens, path: &Path, separator: &str, format: &str) -> Result<()> {
+    for_each_line(path, |line| {
+        let [user, movie, stars, time] = cells(line, separator, format)?;
+        data.add_rating(
+            number(user, "user id")?,
+            number(movie, "movie id")?,
+            number(stars, "rating")?,
+            number(time, "timestamp")?,
+        )
+    })
+}
+
+fn read_ratings_csv(data: &mut MovieLens, path: &Path) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Line {
+        #[serde(alias = "userId")]
+        user: i64,
+        #[serde(alias = "movieId")]
+        movie: i64,
+        rating: f32,
+        timestamp: Option<i64>,
+    }
+    for_each_record(path, |line: Line| {
+        data.add_rating(
+            line.user,
+            line.movie,
+            line.rating,
+            line.timestamp.unwrap_or(0),
+        )
+    })
+}
+
+fn read_extended(data: &mut MovieLens, path: &Path) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Line {
+        #[serde(rename = "MovieID")]
+        movie: i64,
+        director: String,
+        actors: String,
+    }
+    data.extended = true;
+    for_each_record(path, |line: Line| {
+        let position = *data
+            .index
+            .get(&line.movie)
+            .ok_or_else(|| format!("movie {} is not in movies.dat", line.movie))?;
+        let movie = &mut data.movies[position as usize];
+        movie.director = Some(line.director).filter(|name| !name.is_empty());
+        movie.actors = list(split_list(&line.actors));
+        Ok(())
+    })
+}
+
+fn cells<'a, const N: usize>(
+    line: &'a str,
+    separator: &str,
+    format: &str,
+) -> Result<[&'a str; N], String> {
+    let cells: Vec<&str> = line.split(separator).collect();
+    let found = cells.len();
+    cells
+        .try_into()
+        .map_err(|_| format!("{found} cells; expected {N}: {format}"))
+}
+
+fn number<T: std::str::FromStr>(cell: &str, what: &str) -> Result<T, String> {
+    cell.trim()
+        .parse()
+        .map_err(|_| format!("{what} {cell:?} is not a number of its range"))
+}
+
+fn split_list(cell: &str) -> Vec<String> {
+    let names = cell
+        .split('|')
+        .map(str::trim)
+        .filter(|name| !name.is_empty());
+    names.map(str::to_owned).collect()
+}
+
+fn split_genres(cell: &str) -> Vec<String> {
+    if cell == "(no genres listed)" {
+        Vec::new()
+    } else {
+        split_list(cell)
+    }
+}
+
+/// An empty list says that nothing is known, which the contract writes as null.
+fn list(names: Vec<String>) -> Option<Vec<String>> {
+    Some(names).filter(|names| !names.is_empty())
+}
+
+/// The year that a title ends with: `Heat (1995)`, `Heat (1995) (V)`, or the first of `Dekalog (1989-1990)`.
+fn year(title: &str) -> Option<u16> {
+    title.rsplit('(').find_map(|part| {
+        let digits = part
+            .get(..4)
+            .filter(|d| d.bytes().all(|b| b.is_ascii_digit()))?;
+        let ends = part[4..].starts_with([')', '-', '–']);
+        digits.parse().ok().filter(|_| ends)
+    })
+}
+
+fn gender(code: &str) -> Result<&'static str, String> {
+    match code {
+        "F" => Ok("female"),
+        "M" => Ok("male"),
+        _ => Err(format!("gender {code:?} is neither F nor M")),
+    }
+}
+
+fn age(years: u8) -> &'static str {
+    let below = AGES.partition_point(|&(first, _)| first <= years);
+    AGES[below - 1].1
+}
+
+fn occupation(code: &str) -> Result<&'static str, String> {
+    let place: usize = number(code, "occupation")?;
+    OCCUPATIONS.get(place).copied().ok_or_else(|| {
+        format!(
+            "occupation {place} is unknown; expected 0 to {}",
+            OCCUPATIONS.len() - 1
+        )
+    })
+}
+
+/// `None` for what is no US zip code (100k has some of Canada).
+fn region(zip: &str) -> Option<&'static str> {
+    let all_digits = zip.len() >= 5 && zip[..5].bytes().all(|b| b.is_ascii_digit());
+    let first = zip.chars().next()?.to_digit(10)?;
+    REGIONS.get(first as usize).copied().filter(|_| all_digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use laser_schema::Entity;
+    use serde_json::json;
+
+    use super::super::testing::{files, location, read_table, shared};
+    use super::*;
+
+    const GENRES: &[u8] = b"unknown|0\nAction|1\nDrama|2\n\n";
+
+    async fn prepare(
+        input: &[(&str, &[u8])],
+    ) -> Result<(PrepareSummary, Vec<Entity>, Vec<Entity>)> {
+        let dir = files(input);
+        let output = tempfile::tempdir().unwrap();
+        let summary = movielens(dir.path(), &location(output.path())).await?;
+        let users = read_table(&summary.tables.users).await;
+        let items = read_table(&summary.tables.items).await;
+        Ok((summary, users, items))
+    }
+
+    fn titles(user: &Entity) -> Vec<&str> {
+        user.history
+            .iter()
+            .map(|i| i.fields["title"].as_str().unwrap())
+            .collect()
+    }
+
+    #[tokio::test]
+    async fn the_100k_format_is_read_whole() {
+        let (summary, users, items) = prepare(&[
+            ("u.genre", GENRES),
+            (
+                "u.item",
+                b"1|Caf\xe9 Noir (1995)|01-Jan-1995||http://x|0|1|1\n2|unknown||||1|0|0\n",
+            ),
+            ("u.user", b"7|24|M|technician|85711\n3|70|F|none|V3N4P\n"),
+            ("u.data", b"7\t1\t3\t900\n7\t2\t5\t100\n"),
+        ])
+        .await
+        .unwrap();
+        assert_eq!(
+            (summary.users, summary.items, summary.interactions),
+            (2, 2, 2)
+        );
+        let ids: Vec<String> = users.iter().map(|u| u.id.to_string()).collect();
+        assert_eq!(ids, ["3", "7"]);
+        assert_eq!(
+            serde_json::Value::from(users[1].attributes.clone()),
+            json!({"age": "18-24", "gender": "male", "occupation": "technician", "region": "Mountain West"})
+        );
+        assert_eq!(titles(&users[1]), ["unknown", "Café Noir (1995)"]);
+        assert!(!users[0].attributes.contains_key("region") && users[0].history.is_empty());
+        assert_eq!(
+            serde_json::Value::from(items[0].attributes.clone()),
+            json!({"genres": ["Action", "Drama"], "title": "Café Noir (1995)", "year": 1995})
+        );
+        assert_eq!(json!(items[1].attributes), json!({"title": "unknown"}));
+        assert_eq!(items[1].interactions, 1);
+    }
+
+    #[tokio::test]
+    async fn the_1m_format_is_read_whole() {
+        let (summary, users, items) = prepare(&[
+            (
+                "movies.dat",
+                b"1::Mis\xe9rables, Les (1995)::Drama|Musical\n2::Odd:: One: Two (1980)::Action\n",
+            ),
+            (
+                "users.dat",
+                b"1::F::1::10::48067\n2::M::56::16::70072-1234\n",
+            ),
+            ("ratings.dat", b"1::2::5::978300760\n1::1::4::978300000\n"),
+        ])
+        .await
+        .unwrap();
+        assert_eq!(
+            (summary.users, summary.items, summary.interactions),
+            (2, 2, 2)
+        );
+        assert_eq!(
+            titles(&users[0]),
+            ["Misérables, Les (1995)", "Odd:: One: Two (1980)"]
+        );
+        let first = json!(users[0].history[0].fields);
+        assert_eq!(
+            first,
+            json!({"title": "Misérables, Les (1995)", "genres": ["Drama", "Musical"],
+                   "rating": 4.0, "timestamp": 978_300_000})
+        );
+        assert_eq!(
+            json!(users[1].attributes),
+            json!({"age": "56 or older", "gender": "male", "occupation": "self-employed",
+                   "region": "South Central"})
+        );
+        assert_eq!(items[1].attributes["genres"], json!(["Action"]));
+    }
+
+    #[tokio::test]
+    async fn ratings_csv_and_the_extended_file_serve_beside_1m() {
+        let (_, users, items) = prepare(&[
+            ("movies.dat", b"1::One (1995)::Drama\n2::Two (1980)::Action\n"),
+            ("users.dat", b"1::F::25::10::48067\n"),
+            ("ratings.csv", b"user,movie,rating\n1,2,5\n1,1,4\n"),
+            (
+                "movies_extended.csv",
+                "MovieID,overview,director,actors\n1,\"two\nlines, \"\"quoted\"\"\",Ana \u{17d}ile,Bo Ek|Cy Um\n2,,,\n"
+                    .as_bytes(),
+            ),
+        ])
+        .await
+        .unwrap();
+        assert_eq!(titles(&users[0]), ["Two (1980)", "One (1995)"]);
+        assert!(users[0].history[0].timestamp().is_none());
+        assert!(!users[0].history[0].fields.contains_key("director"));
+        assert_eq!(users[0].history[1].fields["director"], "Ana Žile");
+        assert_eq!(items[0].attributes["actors"], json!(["Bo Ek", "Cy Um"]));
+        assert_eq!(
+            json!(items[1].attributes),
+            json!({"genres": ["Action"], "title": "Two (1980)", "year": 1980})
+        );
+    }
+
+    #[tokio::test]
+    async fn the_10m_format_has_no_users_file_and_half_stars() {
+        let (summary, users, _) = prepare(&[
+            (
+                "movies.dat",
+                "122::Café (1992)::Comedy|Romance\n".as_bytes(),
+            ),
+            ("ratings.dat", b"9::122::4.5::838985046\n"),
+        ])
+        .await
+        .unwrap();
+        assert_eq!(summary.users, 1);
+        assert!(users[0].attributes.is_empty());
+        assert_eq!(users[0].history[0].fields["rating"], 4.5);
+        assert_eq!(titles(&users[0]), ["Café (1992)"]);
+    }
+
+    #[tokio::test]
+    async fn the_latest_format_is_read_whole() {
+        let (summary, users, items) = prepare(&[
+            (
+                "movies.csv",
+                "movieId,title,genres\r\n5,\"Say \"\"Aye\"\", Captain (1996)\",Comedy|IMAX\r\n6,Señal,(no genres listed)\r\n"
+                    .as_bytes(),
+            ),
+            (
+                "ratings.csv",
+                b"userId,movieId,rating,timestamp\r\n4,5,0.5,1200\r\n1,6,4.0,100\r\n1,5,3.5,90\r\n",
+            ),
+        ])
+        .await
+        .unwrap();
+        assert_eq!(
+            (summary.users, summary.items, summary.interactions),
+            (2, 2, 3)
+        );
+        assert_eq!(titles(&users[0]), ["Say \"Aye\", Captain (1996)", "Señal"]);
+        assert_eq!(json!(items[1].attributes), json!({"title": "Señal"}));
+        assert_eq!(items[0].interactions, 2);
+    }
+
+    #[tokio::test]
+    async fn bad_rows_are_named_by_file_and_line() {
+        let movies: (&str, &[u8]) = ("movies.csv", b"movieId,title,genres\n5,Five,Drama\n");
+        let dat: (&str, &[u8]) = ("movies.dat", b"1::One (1995)::Drama\n");
+        let ratings = |text: &'static [u8]| ("ratings.csv", text);
+        let header = b"userId,movieId,rating,timestamp\n";
+        let cases: &[(&[(&str, &[u8])], &str)] = &[
+            (
+                &[movies, ratings(b"userId,movieId,rating\n1,5,x\n")],
+                "ratings.csv, line 2: column \"rating\"",
+            ),
+            (
+                &[movies, ratings(b"userId,movieId,rating\n1,5,4\n1,5\n")],
+                "ratings.csv, line 3",
+            ),
+            (
+                &[movies, ratings(b"userId,film,rating\n1,5,4\n")],
+                "missing field `movie` (the header is userId,film,rating)",
+            ),
+            (
+                &[movies, ratings(b"userId,movieId,rating\n1,6,4\n")],
+                "ratings.csv, line 2: movie 6 is not in the list",
+            ),
+            (
+                &[movies, ratings(b"userId,movieId,rating\n1,5,50\n")],
+                "line 2: rating 50 is not between 0.5 and 5",
+            ),
+            (&[movies, ratings(header)], "the list of ratings is empty"),
+            (
+                &[("movies.csv", b"movieId,title,genres\n"), ratings(header)],
+                "the list of movies is empty",
+            ),
+            (
+                &[dat, ("ratings.dat", b"\n1::1::5\n")],
+                "ratings.dat, line 2: 3 cells; expected 4: user::movie::rating::timestamp",
+            ),
+            (
+                &[dat, ("ratings.dat", b"1::1::5::soon\n")],
+                "ratings.dat, line 1: timestamp \"soon\"",
+            ),
+            (
+                &[("movies.dat", b"1::One\n"), ("ratings.dat", b"")],
+                "movies.dat, line 1: expected id::title",
+            ),
+            (
+                &[("movies.dat", b"1::A::B\n1::A::B\n"), ("ratings.dat", b"")],
+                "movies.dat, line 2: movie 1 is there twice",
+            ),
+            (
+                &[dat, ("users.dat", b"1::X::1::2::3\n"), ("ratings.dat", b"")],
+                "users.dat, line 1: gender \"X\"",
+            ),
+            (
+                &[
+                    dat,
+                    ("users.dat", b"1::F::1::21::3\n"),
+                    ("ratings.dat", b""),
+                ],
+                "users.dat, line 1: occupation 21",
+            ),
+            (
+                &[
+                    dat,
+                    ("users.dat", b"1::F::1::2::3\n"),
+                    ("ratings.dat", b"2::1::5::1\n"),
+                ],
+                "ratings.dat, line 1: user 2",
+            ),
+            (
+                &[
+                    ("u.genre", GENRES),
+                    ("u.item", b"1|T||||0|1\n"),
+                    ("u.data", b""),
+                ],
+                "u.item, line 1: 7 cells",
+            ),
+            (
+                &[("u.item", b""), ("u.data", b"")],
+                "u.genre: cannot be opened",
+            ),
+        ];
+        for (input, expected) in cases {
+            let error = format!("{:#}", prepare(input).await.unwrap_err());
+            assert!(
+                error.contains(expected),
+                "expected {expected:?}, got {error:?}"
+            );
+        }
+    }
+
+    #[tokio::test]
+    async fn a_directory_without_a_known_format_is_refused() {
+        for input in [
+            &[][..],
+            &[("u.data", &b""[..])],
+            &[("movies.csv", &b""[..])],
+        ] {
+            let error = prepare(input).await.unwrap_err().to_string();
+            assert!(
+                error.contains("no MovieLens data set here; expected u.data with u.item"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn years_are_parsed_from_titles() {
+        let cases = [
+            ("Heat (1995)", Some(1995)),
+            ("Land (That Was) Time (1995) (V)", Some(1995)),
+            ("Dekalog (1989–1990)", Some(1989)),
+            ("2001: A Space Odyssey (1968) ", Some(1968)),
+            ("Babylon 5", None),
+            ("Nineteen (198)", None),
+            ("Série (é)", None),
+        ];
+        for (title, expected) in cases {
+            assert_eq!(year(title), expected, "{title}");
+        }
+    }
+
+    #[test]
+    fn ages_fall_into_the_ranges_of_1m() {
+        let cases = [
+            (1, "under 18"),
+            (17, "under 18"),
+            (18, "18-24"),
+            (49, "45-49"),
+            (99, "56 or older"),
+        ];
+        for (years, expected) in cases {
+            assert_eq!(age(years), expected, "{years}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_shared_archives_give_their_known_counts() {
+        let cases = [
+            ("data/ml-1m", (6_040, 3_883, 1_000_209)),
+            ("data/ml-100k", (943, 1_682, 100_000)),
+        ];
+        for (folder, expected) in cases {
+            let Some(dir) = shared(folder) else { continue };
+            let output = tempfile::tempdir().unwrap();
+            let summary = movielens(&dir, &location(output.path())).await.unwrap();
+            assert_eq!(
+                (summary.users, summary.items, summary.interactions),
+                expected
+            );
+            let users = read_table(&summary.tables.users).await;
+            let read_back: u64 = users.iter().map(|u| u.history.len() as u64).sum();
+            assert_eq!(read_back, expected.2);
+            let items = read_table(&summary.tables.items).await;
+            assert_eq!(
+                items.iter().map(|i| i.interactions).sum::<u64>(),
+                expected.2
+            );
+        }
+    }
+}

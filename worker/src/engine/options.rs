@@ -1,0 +1,203 @@
+//! Which model, in which precision, on which device.
+
+use std::{fmt, path::PathBuf, str::FromStr};
+
+use candle_core::{DType, Device};
+use mistralrs_quant::IsqType;
+use serde::{Deserialize, Serialize};
+
+use super::EngineError;
+
+/// How to load a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EngineOptions {
+    /// Model directory (config.json, safetensors), or a .gguf file.
+    pub path: PathBuf,
+    /// Precision of weights and activations.
+    #[serde(default)]
+    pub dtype: DTypeOption,
+    /// Quantise the linear layers while loading: `q4k`, `q8_0`, …, any name that mistralrs knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isq: Option<String>,
+    /// Where to run.
+    #[serde(default)]
+    pub device: DeviceOption,
+}
+
+impl EngineOptions {
+    /// The model at `path` in f32 on the CPU.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            dtype: DTypeOption::default(),
+            isq: None,
+            device: DeviceOption::default(),
+        }
+    }
+
+    /// The device, once the precision is known to work there.
+    pub(super) fn device(&self) -> Result<Device, EngineError> {
+        match self.device {
+            DeviceOption::Cpu if self.dtype == DTypeOption::Bf16 => {
+                Err(EngineError::InvalidOption {
+                    option: "dtype",
+                    value: self.dtype.to_string(),
+                    message: "the CPU backend has no bf16 matrix product: choose f32 or f16".into(),
+                })
+            }
+            DeviceOption::Cpu => Ok(Device::Cpu),
+            DeviceOption::Cuda(index) => {
+                Device::new_cuda(index).map_err(|error| EngineError::InvalidOption {
+                    option: "device",
+                    value: self.device.to_string(),
+                    message: error.to_string(),
+                })
+            }
+        }
+    }
+
+    /// The quantisation asked for, if any.
+    pub(super) fn isq_type(&self, device: &Device) -> Result<Option<IsqType>, EngineError> {
+        let parse = |name: &String| {
+            mistralrs_core::parse_isq_value(name, Some(device)).map_err(|message| {
+                EngineError::InvalidOption {
+                    option: "isq",
+                    value: name.clone(),
+                    message,
+                }
+            })
+        };
+        self.isq.as_ref().map(parse).transpose()
+    }
+}
+
+/// Precision of the weights that are not quantised, of the activations and of the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DTypeOption {
+    /// 32 bits: exact enough that strict output equals plain greedy decoding.
+    #[default]
+    F32,
+    /// 16 bits; on CPUs slower than f32 from two nodes on.
+    F16,
+    /// 16 bits with the range of f32; GPUs only.
+    Bf16,
+}
+
+impl DTypeOption {
+    /// The tensor type.
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
+impl fmt::Display for DTypeOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.dtype().as_str())
+    }
+}
+
+/// Where the tensors live: `cpu`, `cuda` or `cuda:INDEX`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceOption {
+    /// The processor.
+    #[default]
+    Cpu,
+    /// An NVIDIA GPU by index; needs the `cuda` feature.
+    Cuda(usize),
+}
+
+impl fmt::Display for DeviceOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+impl FromStr for DeviceOption {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let index = match text {
+            "cpu" => return Ok(Self::Cpu),
+            "cuda" => Some(0),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(|index| index.parse().ok()),
+        };
+        index
+            .map(Self::Cuda)
+            .ok_or_else(|| format!("unknown device {text:?}: expected cpu, cuda or cuda:INDEX"))
+    }
+}
+
+impl TryFrom<String> for DeviceOption {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<DeviceOption> for String {
+    fn from(device: DeviceOption) -> Self {
+        device.to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_round_trip_and_default_to_f32_on_the_cpu() {
+        let options: EngineOptions = serde_json::from_str(r#"{"path": "m"}"#).unwrap();
+        assert_eq!(options, EngineOptions::new("m"));
+        let gpu = r#"{"path":"m","dtype":"bf16","isq":"q4k","device":"cuda:1"}"#;
+        let options: EngineOptions = serde_json::from_str(gpu).unwrap();
+        assert_eq!(options.device, DeviceOption::Cuda(1));
+        assert_eq!(serde_json::to_string(&options).unwrap(), gpu);
+    }
+
+    #[test]
+    fn unknown_device_and_unknown_key_are_refused() {
+        for (json, expected) in [
+            (
+                r#"{"path":"m","device":"tpu"}"#,
+                "expected cpu, cuda or cuda:INDEX",
+            ),
+            (r#"{"path":"m","dtype":"f64"}"#, "unknown variant `f64`"),
+            (r#"{"path":"m","dytpe":"f32"}"#, "unknown field `dytpe`"),
+        ] {
+            let error = serde_json::from_str::<EngineOptions>(json)
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn bf16_on_the_cpu_and_unknown_quantisation_are_refused() {
+        let mut options = EngineOptions::new("m");
+        options.dtype = DTypeOption::Bf16;
+        assert_eq!(
+            options.device().unwrap_err().to_string(),
+            "option dtype = \"bf16\": the CPU backend has no bf16 matrix product: choose f32 or f16"
+        );
+        options.isq = Some("q9".into());
+        let error = options.isq_type(&Device::Cpu).unwrap_err().to_string();
+        assert!(
+            error.starts_with("option isq = \"q9\": ISQ type q9 unknown"),
+            "{error}"
+        );
+    }
+}

@@ -1,0 +1,599 @@
+//! The generation loop: continuous batching of draft, forward, verify, commit.
+//!
+//! Sequences join and leave at every step. What a sequence feeds into a step is always the same shape:
+//! its *pending* tokens, which are known but not yet cached (a chunk of its prompt, later the last
+//! token it emitted), and below the last of them a draft tree. So the prompt's last chunk already
+//! carries a draft, and prefill needs no path of its own.
+//!
+//! Guarantees: with [`Verification::Strict`] every text equals plain greedy decoding, whatever the
+//! drafter, the tree and the batch, up to rounding in the engine's forward. An engine error costs the
+//! sequences of that step their progress, never the others; a sequence that fails alone is reported
+//! and the rest go on. Nothing of one text is visible to the next.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use laser_decode::{
+    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, TargetScores, Verification, verify,
+};
+use laser_schema::model::{ModelError, Tokenizer};
+
+use crate::engine::{Engine, EngineError, Scores, Segment, Slot};
+
+/// Prompts that begin alike for fewer tokens than this are prefilled apart: a fork costs about as much
+/// as a forward of a few tokens.
+const SHARED_PREFIX_MIN: usize = 16;
+
+/// Prefixes kept for forking; one a template and pool is what a run needs.
+const SHARED_PREFIXES_MAX: usize = 4;
+
+/// Sequences that fail one after the other, each alone, before the engine itself is given up.
+const FAILURES_IN_A_ROW_MAX: usize = 8;
+
+/// How texts are generated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerateOptions {
+    /// What drafts.
+    pub drafter: Drafter,
+    /// Drafted tokens of a sequence and step, at most.
+    pub nodes: usize,
+    /// What is accepted.
+    pub verification: Verification,
+    /// Sequences of a step, at most.
+    pub batch: usize,
+    /// Tokens of a step, at most; longer prompts are prefilled in chunks.
+    pub step_tokens: usize,
+    /// Bound on a text's tokens.
+    pub max_new_tokens: usize,
+    /// Tokens that end a text; the first is the pools'.
+    pub end_of_text: Vec<u32>,
+    /// Strings that end a text; they are not part of it.
+    pub stop: Vec<String>,
+}
+
+/// One text to be generated.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The caller's name for it.
+    pub id: u64,
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// The tokens of the entity's previous text; empty if there is none.
+    pub previous: Vec<u32>,
+    /// The pool to draft from.
+    pub pool: Option<Pool>,
+    /// Without speculation: greedy decoding, one token a forward.
+    pub plain: bool,
+}
+
+/// Why a text ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopReason {
+    /// With an end-of-text token.
+    End,
+    /// With a stop string.
+    Stop,
+    /// At the bound on tokens or at the model's context length.
+    Length,
+}
+
+impl StopReason {
+    /// `end`, `stop` or `length`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::End => "end",
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// A generated text and what it cost.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generated {
+    /// The text, without end-of-text token and stop string.
+    pub text: String,
+    /// Its tokens, with the end-of-text token if it ended by one.
+    pub tokens: Vec<u32>,
+    /// Why it ended.
+    pub stop: StopReason,
+    /// Drafted tokens.
+    pub drafted: u64,
+    /// Accepted tokens that are not the argmax.
+    pub relaxed: u64,
+    /// Accepted draft tokens of each forward that emitted tokens.
+    pub step_accepted: Vec<u32>,
+    /// Sum of the natural-log probabilities of the tokens under the target.
+    pub log_probability: f64,
+    /// Seconds spent drafting.
+    pub draft_seconds: f64,
+    /// Its even share of the duration of every step it was part of, seconds.
+    pub engine_seconds: f64,
+}
+
+/// The end of one request.
+#[derive(Debug)]
+pub struct Finished {
+    /// [`Request::id`].
+    pub id: u64,
+    /// The text, or why there is none.
+    pub result: Result<Generated, String>,
+}
+
+/// Why the loop cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// Sequence after sequence failed, each alone in its step.
+    #[error("the engine failed for {FAILURES_IN_A_ROW_MAX} sequences in a row, each alone in its step; the last time: {0}")]
+    Engine(EngineError),
+    /// The tokenizer refused the model's own tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] ModelError),
+}
+
+struct Sequence {
+    request: Request,
+    slot: Slot,
+    context: DraftContext,
+    /// Known tokens that are not cached yet.
+    pending: VecDeque<u32>,
+    /// Bound on this text's tokens: the option's, or what the context length leaves.
+    max_tokens: usize,
+    done: Generated,
+    // This step's segment: a chunk of `pending`, then the tree without its root.
+    chunk: usize,
+    tree: DraftTree,
+    tokens: Vec<u32>,
+    parents: Vec<u32>,
+}
+
+/// Scores of a segment as seen from its tree: the root is the last token of the chunk.
+struct TreeScores<'a> {
+    scores: &'a Scores,
+    root: usize,
+}
+
+impl TargetScores for TreeScores<'_> {
+    fn top(&self, node: usize) -> &[Candidate] {
+        self.scores.top(self.root + node)
+    }
+}
+
+/// Generates texts for requests with one engine. Memory: `batch` caches plus the pending requests.
+pub struct Generator {
+    engine: Box<dyn Engine>,
+    tokenizer: Tokenizer,
+    options: GenerateOptions,
+    queue: VecDeque<Request>,
+    /// Requests whose step failed: each runs alone, so that the one at fault is found.
+    suspects: VecDeque<Request>,
+    /// The batch is one suspect.
+    quarantine: bool,
+    active: Vec<Sequence>,
+    prefixes: VecDeque<(Vec<u32>, Slot)>,
+    failures_in_a_row: usize,
+    /// Duration of prefills of shared prefixes, added to the next step.
+    unattributed_seconds: f64,
+}
+
+impl std::fmt::Debug for Generator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generator")
+            .field("options", &self.options)
+            .field("active", &self.active.len())
+            .field("queued", &self.queue.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Generator {
+    /// A generator without requests.
+    pub fn new(engine: Box<dyn Engine>, tokenizer: Tokenizer, options: GenerateOptions) -> Self {
+        Self {
+            engine,
+            tokenizer,
+            options,
+            queue: VecDeque::new(),
+            suspects: VecDeque::new(),
+            quarantine: false,
+            active: Vec::new(),
+            prefixes: VecDeque::new(),
+            failures_in_a_row: 0,
+            unattributed_seconds: 0.0,
+        }
+    }
+
+    /// The model.
+    pub fn engine(&self) -> &dyn Engine {
+        self.engine.as_ref()
+    }
+
+    /// The tokenizer of texts and prompts.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    /// How texts are generated.
+    pub fn options(&self) -> &GenerateOptions {
+        &self.options
+    }
+
+    /// Generates differently from the next step on; sequences that are under way keep their drafter.
+    pub fn set_options(&mut self, options: GenerateOptions) {
+        self.options = options;
+    }
+
+    /// Requests that have not ended.
+    pub fn load(&self) -> usize {
+        self.active.len() + self.queue.len() + self.suspects.len()
+    }
+
+    /// Sequences of the next step, at most.
+    pub fn batch(&self) -> usize {
+        self.options.batch
+    }
+
+    /// Adds a request; it joins the batch as soon as there is room.
+    pub fn submit(&mut self, request: Request) {
+        self.queue.push_back(request);
+    }
+
+    /// Computes what `prompts` have in common at their start once instead of for each of them.
+    ///
+    /// # Errors
+    /// The engine's, from the forward over the prefix.
+    pub fn share_prefix<'a>(
+        &mut self,
+        prompts: impl IntoIterator<Item = &'a [u32]>,
+    ) -> Result<(), EngineError> {
+        let mut prompts = prompts.into_iter();
+        let Some(mut prefix) = prompts.next() else { return Ok(()) };
+        let mut several = false;
+        for prompt in prompts {
+            several = true;
+            let common = prefix.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+            prefix = &prefix[..common];
+        }
+        let known = self.prefixes.iter().any(|(p, _)| p.as_slice() == prefix);
+        if !several || known || prefix.len() < SHARED_PREFIX_MIN {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let slot = self.engine.open(prefix.len())?;
+        if let Err(error) = self.prefill_prefix(slot, prefix) {
+            self.engine.close(slot);
+            return Err(error);
+        }
+        if self.prefixes.len() == SHARED_PREFIXES_MAX
+            && let Some((_, oldest)) = self.prefixes.pop_front()
+        {
+            self.engine.close(oldest);
+        }
+        self.prefixes.push_back((prefix.to_vec(), slot));
+        self.unattributed_seconds += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
+        for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
+            let parents = chain_parents(chunk.len());
+            let segment =
+                Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len() };
+            self.engine.step(&[segment], self.options.verification.top_k())?;
+            self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// One forward over the batch. Returns the requests that ended with it.
+    ///
+    /// # Errors
+    /// [`GenerateError`] when nothing more can be expected of the engine.
+    pub fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
+        let start = Instant::now();
+        let mut finished = self.admit();
+        if self.active.is_empty() {
+            return Ok(finished);
+        }
+        let segments = self.prepare();
+        match self.forward(&segments) {
+            Ok(scores) => {
+                self.failures_in_a_row = 0;
+                let seconds = start.elapsed().as_secs_f64() + self.unattributed_seconds;
+                self.unattributed_seconds = 0.0;
+                self.attribute(&segments, seconds);
+                self.advance(&segments, &scores, &mut finished)?;
+            }
+            Err(error) => self.isolate(error, &mut finished)?,
+        }
+        Ok(finished)
+    }
+
+    /// Lets requests join while there is room. A suspect joins only an empty batch, and nobody joins it.
+    fn admit(&mut self) -> Vec<Finished> {
+        let mut finished = Vec::new();
+        if self.active.is_empty() {
+            self.quarantine = !self.suspects.is_empty();
+        }
+        let room = if self.quarantine { 1 } else { self.options.batch };
+        let requests = if self.quarantine { &mut self.suspects } else { &mut self.queue };
+        let mut requests = std::mem::take(requests);
+        while self.active.len() < room
+            && let Some(request) = requests.pop_front()
+        {
+            let id = request.id;
+            match self.open(request) {
+                Ok(sequence) => self.active.push(sequence),
+                Err(reason) => finished.push(Finished { id, result: Err(reason) }),
+            }
+        }
+        *(if self.quarantine { &mut self.suspects } else { &mut self.queue }) = requests;
+        finished
+    }
+
+    fn open(&mut self, request: Request) -> Result<Sequence, String> {
+        let (length, limit) = (request.prompt.len(), self.engine.info().max_positions);
+        if length == 0 {
+            return Err("the prompt is empty".to_owned());
+        }
+        if length >= limit {
+            return Err(format!(
+                "the prompt has {length} tokens, but the model's context is {limit}; lower [prompt] max_tokens"
+            ));
+        }
+        let max_tokens = self.options.max_new_tokens.min(limit - length);
+        let capacity = (length + max_tokens + self.options.nodes).min(limit + self.options.nodes);
+        let prefix = self.prefixes.iter().find(|(p, _)| request.prompt.starts_with(p) && p.len() < length);
+        let (slot, cached) = match prefix {
+            Some((prefix, from)) => (self.engine.fork(*from, prefix.len(), capacity), prefix.len()),
+            None => (self.engine.open(capacity), 0),
+        };
+        let slot = slot.map_err(|e| format!("no cache for {capacity} tokens: {e}"))?;
+        let drafter = if request.plain { Drafter::None } else { self.options.drafter };
+        let end = self.options.end_of_text.first().copied().unwrap_or(u32::MAX);
+        let mut context = DraftContext::new(drafter, request.pool.clone(), end);
+        if !request.previous.is_empty() {
+            context.add_previous(&request.previous);
+        }
+        context.extend(&request.prompt);
+        Ok(Sequence {
+            pending: request.prompt[cached..].iter().copied().collect(),
+            request,
+            slot,
+            context,
+            max_tokens,
+            done: Generated {
+                text: String::new(),
+                tokens: Vec::new(),
+                stop: StopReason::Length,
+                drafted: 0,
+                relaxed: 0,
+                step_accepted: Vec::new(),
+                log_probability: 0.0,
+                draft_seconds: 0.0,
+                engine_seconds: 0.0,
+            },
+            chunk: 0,
+            tree: DraftTree::new(),
+            tokens: Vec::new(),
+            parents: Vec::new(),
+        })
+    }
+
+    /// Fills every sequence's segment. Sequences that are generating come first; what they leave of the
+    /// step's tokens goes to prompts, oldest first. Returns the indexes of those that take part.
+    fn prepare(&mut self) -> Vec<usize> {
+        let mut left = self.options.step_tokens.max(1);
+        let mut order: Vec<usize> = (0..self.active.len()).collect();
+        order.sort_by_key(|&i| self.active[i].pending.len() > 1);
+        let mut part = Vec::with_capacity(order.len());
+        for index in order {
+            if left == 0 {
+                break;
+            }
+            self.active[index].prepare(left, self.options.nodes);
+            left = left.saturating_sub(self.active[index].tokens.len());
+            part.push(index);
+        }
+        part.sort_unstable();
+        part
+    }
+
+    fn forward(&mut self, part: &[usize]) -> Result<Vec<Scores>, EngineError> {
+        let segments: Vec<Segment<'_>> = part.iter().map(|&i| self.active[i].segment()).collect();
+        self.engine.step(&segments, self.options.verification.top_k())
+    }
+
+    fn attribute(&mut self, part: &[usize], seconds: f64) {
+        let share = seconds / part.len() as f64;
+        for &index in part {
+            self.active[index].done.engine_seconds += share;
+        }
+    }
+
+    fn advance(
+        &mut self,
+        part: &[usize],
+        scores: &[Scores],
+        finished: &mut Vec<Finished>,
+    ) -> Result<(), GenerateError> {
+        let mut ended = Vec::new();
+        for (&index, scores) in part.iter().zip(scores) {
+            let sequence = &mut self.active[index];
+            let (keep, stop) = sequence.accept(scores, &self.options, &self.tokenizer)?;
+            self.engine.commit(sequence.slot, &keep).map_err(GenerateError::Engine)?;
+            if let Some(stop) = stop {
+                ended.push((index, stop));
+            }
+        }
+        for (index, stop) in ended.into_iter().rev() {
+            let sequence = self.active.remove(index);
+            self.engine.close(sequence.slot);
+            let text = sequence.done.text.clone();
+            finished.push(Finished {
+                id: sequence.request.id,
+                result: Ok(Generated { text, stop, ..sequence.done }),
+            });
+        }
+        Ok(())
+    }
+
+    /// After a failed step every sequence starts over, each alone; one that fails alone is at fault.
+    fn isolate(
+        &mut self,
+        error: EngineError,
+        finished: &mut Vec<Finished>,
+    ) -> Result<(), GenerateError> {
+        let mut failed: Vec<Sequence> = self.active.drain(..).collect();
+        for sequence in &failed {
+            self.engine.close(sequence.slot);
+        }
+        if failed.len() > 1 {
+            self.suspects.extend(failed.into_iter().map(|s| s.request));
+            return Ok(());
+        }
+        self.failures_in_a_row += 1;
+        if self.failures_in_a_row >= FAILURES_IN_A_ROW_MAX {
+            return Err(GenerateError::Engine(error));
+        }
+        if let Some(sequence) = failed.pop() {
+            let reason = format!("engine: {error}");
+            finished.push(Finished { id: sequence.request.id, result: Err(reason) });
+        }
+        Ok(())
+    }
+
+    /// Drops every request and cache; the engine is as new.
+    pub fn reset(&mut self) {
+        self.queue.clear();
+        self.suspects.clear();
+        self.failures_in_a_row = 0;
+        self.unattributed_seconds = 0.0;
+        let slots = self.active.drain(..).map(|s| s.slot);
+        for slot in slots.chain(self.prefixes.drain(..).map(|(_, slot)| slot)) {
+            self.engine.close(slot);
+        }
+    }
+}
+
+fn chain_parents(length: usize) -> Vec<u32> {
+    (0..length).map(|i| index_u32(i).wrapping_sub(1)).collect()
+}
+
+/// Node indexes fit u32: a step's tokens are bounded far below.
+fn index_u32(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(ROOT_PARENT)
+}
+
+impl Sequence {
+    fn segment(&self) -> Segment<'_> {
+        let scored_from =
+            if self.chunk == self.pending.len() { self.chunk - 1 } else { self.tokens.len() };
+        Segment { slot: self.slot, tokens: &self.tokens, parents: &self.parents, scored_from }
+    }
+
+    /// A chunk of at most `left` pending tokens and, if that is all of them, a tree below the last one.
+    fn prepare(&mut self, left: usize, nodes: usize) {
+        self.chunk = self.pending.len().min(left);
+        self.tokens.clear();
+        self.tokens.extend(self.pending.iter().take(self.chunk));
+        self.parents.clear();
+        self.parents.extend((0..self.chunk).map(|i| index_u32(i).wrapping_sub(1)));
+        if self.chunk < self.pending.len() {
+            return;
+        }
+        let start = Instant::now();
+        // The token after the tree's last is the target's own: no more than that can be of use.
+        let useful = self.max_tokens - self.done.tokens.len() - 1;
+        self.context.draft(nodes.min(useful).min(left - self.chunk), &mut self.tree);
+        self.done.draft_seconds += start.elapsed().as_secs_f64();
+        let root = self.chunk - 1;
+        self.tokens.extend(&self.tree.tokens()[1..]);
+        self.parents.extend(self.tree.parents()[1..].iter().map(|p| p + index_u32(root)));
+        self.done.drafted += self.tree.drafted() as u64;
+    }
+
+    /// Takes over what the target says about this step's segment: the nodes to keep in the cache, and
+    /// why the text has ended if it has.
+    fn accept(
+        &mut self,
+        scores: &Scores,
+        options: &GenerateOptions,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Vec<usize>, Option<StopReason>), ModelError> {
+        let mut keep: Vec<usize> = (0..self.chunk).collect();
+        if self.chunk < self.pending.len() {
+            self.pending.drain(..self.chunk);
+            return Ok((keep, None));
+        }
+        let root = self.chunk - 1;
+        let scores = TreeScores { scores, root };
+        let policy = if self.request.plain { Verification::Strict } else { options.verification };
+        let step = verify(&self.tree, &scores, policy, &options.end_of_text);
+        keep.extend(step.path.iter().map(|node| root + node));
+        let mut stop = None;
+        let mut emitted = 0;
+        for (&token, &log_probability) in step.tokens.iter().zip(&step.log_probabilities) {
+            emitted += 1;
+            self.done.tokens.push(token);
+            self.done.log_probability += f64::from(log_probability);
+            stop = self.stop_after(token, options, tokenizer)?;
+            if stop.is_some() {
+                break;
+            }
+        }
+        let accepted = step.path.len().min(emitted);
+        self.done.step_accepted.push(index_u32(accepted));
+        let relaxed = step.path.iter().take(accepted).filter(|n| !is_argmax(&self.tree, &scores, **n));
+        self.done.relaxed += relaxed.count() as u64;
+        self.context.extend(&step.tokens[..emitted]);
+        self.pending.clear();
+        self.pending.extend(step.tokens[..emitted].last());
+        Ok((keep, stop))
+    }
+
+    /// Whether the text ends with the token just added, and if so its text.
+    fn stop_after(
+        &mut self,
+        token: u32,
+        options: &GenerateOptions,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<StopReason>, ModelError> {
+        let tokens = &self.done.tokens;
+        if options.end_of_text.contains(&token) {
+            self.done.text = tokenizer.decode(&tokens[..tokens.len() - 1])?;
+            return Ok(Some(StopReason::End));
+        }
+        if let Some(text) = cut_at_stop(tokens, &options.stop, tokenizer)? {
+            self.done.text = text;
+            return Ok(Some(StopReason::Stop));
+        }
+        if tokens.len() == self.max_tokens {
+            self.done.text = tokenizer.decode(tokens)?;
+            return Ok(Some(StopReason::Length));
+        }
+        Ok(None)
+    }
+}
+
+fn is_argmax(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
+    let parent = tree.parents()[node] as usize;
+    scores.top(parent).first().is_some_and(|c| c.token == tree.tokens()[node])
+}
+
+/// The text before a stop string, if the last token completes one. A stop string of n bytes ends within the
+/// last n tokens, and a few more keep characters of several bytes whole.
+fn cut_at_stop(
+    tokens: &[u32],
+    stop: &[String],
+    tokenizer: &Tokenizer,
+) -> Result<Option<String>, ModelError> {
+    let Some(longest) = stop.iter().map(String::len).max() else { return Ok(None) };
+    let tail = tokenizer.decode(&tokens[tokens.len().saturating_sub(longest + 4)..])?;
+    if !stop.iter().any(|s| tail.contains(s.as_str())) {
+        return Ok(None);
+    }
+    let text = tokenizer.decode(tokens)?;
+    let cut = stop.iter().filter_map(|s| text.find(s.as_str())).min();
+    Ok(cut.map(|cut| text[..cut].to_owned()))
+}

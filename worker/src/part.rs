@@ -1,0 +1,121 @@
+//! A shard on its way from rows to its one output object.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use laser_decode::Pool;
+use laser_schema::Digest;
+use laser_schema::job::{Action, AuditReport, Lease, Plan, ShardRow};
+use laser_schema::knowledge::{
+    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, encode_part, ratio, rows_digest,
+};
+use laser_schema::table::{self, TableError};
+
+use crate::generate::Generated;
+
+/// A shard's input.
+#[derive(Debug)]
+pub(crate) enum Work {
+    Generate(Vec<ShardRow>),
+    Audit(Vec<ShardRow>),
+    Carry(Vec<KnowledgeRecord>),
+}
+
+impl Work {
+    /// Decodes the input of an action.
+    pub(crate) fn decode(action: Action, file: &str, bytes: Bytes) -> Result<Self, TableError> {
+        match action {
+            Action::Generate => table::decode(file, bytes).map(Self::Generate),
+            Action::Audit => table::decode(file, bytes).map(Self::Audit),
+            Action::Carry => table::decode(file, bytes).map(Self::Carry),
+        }
+    }
+}
+
+/// What a shard came to.
+#[derive(Debug)]
+pub(crate) enum Output {
+    Part { rows: Vec<KnowledgeRecord>, errors: Vec<ErrorRecord>, carried: u64 },
+    Audit(AuditReport),
+    Failed(String),
+}
+
+/// The record of one generated text.
+pub(crate) fn record(
+    plan: &Plan,
+    row: &ShardRow,
+    pool: Option<&Pool>,
+    generated: &Generated,
+) -> KnowledgeRecord {
+    let accepted: u64 = generated.step_accepted.iter().map(|a| u64::from(*a)).sum();
+    KnowledgeRecord {
+        entity_id: row.entity_id.clone(),
+        text: generated.text.clone(),
+        prompt_tokens: count(row.prompt.len() as u64),
+        text_tokens: count(generated.tokens.len() as u64),
+        pool: row.pool.clone(),
+        policy: plan.spec.verification.to_string(),
+        stop_reason: generated.stop.as_str().to_owned(),
+        forwards: count(generated.step_accepted.len() as u64),
+        drafted_tokens: count(generated.drafted),
+        accepted_tokens: count(accepted),
+        relaxed_tokens: count(generated.relaxed),
+        step_accepted: generated.step_accepted.iter().map(|a| i64::from(*a)).collect(),
+        mean_log_probability: ratio(generated.log_probability, generated.tokens.len() as f64),
+        draft_seconds: generated.draft_seconds,
+        engine_seconds: generated.engine_seconds,
+        prompt_digest: row.prompt_digest.clone(),
+        spec_digest: plan.spec.digest(),
+        model_digest: plan.spec.model.clone(),
+        pool_digest: pool.map(|p| Digest::from_bytes(p.digest()).to_string()).unwrap_or_default(),
+        generated_by: plan.run.clone(),
+        event_timestamp: event_timestamp(plan),
+        created_timestamp: Timestamp::now(),
+    }
+}
+
+/// Midnight UTC of the run's night.
+fn event_timestamp(plan: &Plan) -> Timestamp {
+    plan.date.to_zoned(TimeZone::UTC).map(|z| z.timestamp()).unwrap_or_default()
+}
+
+fn count(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
+/// Last night's record, standing for tonight.
+pub(crate) fn carry(plan: &Plan, mut record: KnowledgeRecord) -> KnowledgeRecord {
+    record.event_timestamp = event_timestamp(plan);
+    record
+}
+
+/// The bytes of a part.
+pub(crate) fn encode(
+    plan: &Plan,
+    lease: &Lease,
+    attempt: &str,
+    (rows, errors, carried): (&[KnowledgeRecord], Vec<ErrorRecord>, u64),
+) -> Result<Bytes, TableError> {
+    let job = &lease.job;
+    let mut figures: BTreeMap<String, Figures> = BTreeMap::new();
+    if carried == 0 {
+        for row in rows {
+            figures.entry(row.pool.clone()).or_default().add_record(row);
+        }
+    }
+    let info = PartInfo {
+        version: SCHEMA_VERSION,
+        run: plan.run.clone(),
+        shard: job.shard,
+        kind: job.kind,
+        attempt: attempt.to_owned(),
+        carried,
+        rows_digest: rows_digest(rows),
+        errors,
+        figures,
+    };
+    let id = plan.ids.get(&job.kind).copied().unwrap_or(laser_schema::entity::IdType::String);
+    encode_part(&job.output, id.into(), rows, &info)
+}

@@ -1,0 +1,43 @@
+//! Counters of a running worker, read by whoever shows progress.
+
+use std::sync::{Mutex, PoisonError};
+
+use laser_schema::knowledge::{Figures, KnowledgeRecord};
+
+/// What has happened since the process started.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Snapshot {
+    /// Sums over generated texts.
+    pub figures: Figures,
+    /// Rows carried forward.
+    pub carried: u64,
+    /// Rows that failed.
+    pub errors: u64,
+    /// Shards whose output exists.
+    pub shards: u64,
+    /// Attempts that failed.
+    pub failed_attempts: u64,
+}
+
+/// Shared counters; an update is one short lock a text.
+#[derive(Debug, Default)]
+pub struct Progress(Mutex<Snapshot>);
+
+impl Progress {
+    /// The counters now.
+    pub fn snapshot(&self) -> Snapshot {
+        *self.lock()
+    }
+
+    pub(crate) fn text(&self, record: &KnowledgeRecord) {
+        self.lock().figures.add_record(record);
+    }
+
+    pub(crate) fn update(&self, change: impl FnOnce(&mut Snapshot)) {
+        change(&mut self.lock());
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Snapshot> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,412 @@
+//! The worker's life: lease, load, generate, commit, until nothing is left or it is told to drain.
+//!
+//! Three parts, joined by bounded channels: an intake that leases shards and reads their inputs, one engine
+//! thread that keeps its batch full across shards, and a committer. A worker holds at most the shards of its
+//! batch, one more that is loaded and one that is being written, so its memory is bounded whatever the run's size.
+//!
+//! The commit is the creation of the shard's one output object; whoever creates it first has made the shard,
+//! and everybody else drops their copy.
+
+use std::collections::{BTreeMap, HashMap};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use laser_decode::Pool;
+use laser_schema::job::{Lease, Plan, Queue, QueueError, ShardJob, ShardRow};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord};
+use laser_schema::location::{Created, LocationError};
+use laser_schema::table::TableError;
+use laser_schema::{Digest, Location};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::audit::audit;
+use crate::generate::{Finished, Generator, Request};
+use crate::part::{self, Output, Work};
+use crate::progress::Progress;
+
+/// What every shard of a run needs.
+#[derive(Debug)]
+pub struct RunContext {
+    /// The run.
+    pub plan: Plan,
+    /// The output's root.
+    pub output: Location,
+    /// The pools by name.
+    pub pools: HashMap<String, Pool>,
+    /// The worker's name, unique among those that may work on the run.
+    pub worker: String,
+    /// Counters for whoever shows progress.
+    pub progress: Arc<Progress>,
+}
+
+/// Why a worker stopped before the work did.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkerError {
+    /// The queue failed.
+    #[error(transparent)]
+    Queue(#[from] QueueError),
+    /// A task of the worker was lost.
+    #[error("the worker's {0} ended unexpectedly; its shards are given to others when their leases end")]
+    Lost(&'static str),
+}
+
+#[derive(Debug, thiserror::Error)]
+enum LoadError {
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    #[error(transparent)]
+    Table(#[from] TableError),
+    #[error("{file}: its bytes do not match the plan's digest: plan again")]
+    Changed { file: String },
+}
+
+struct Loaded {
+    lease: Lease,
+    work: Work,
+}
+
+struct Done {
+    lease: Lease,
+    output: Output,
+}
+
+/// Works on shards of one run until the queue has none left, or until `drain` is cancelled: then the shards in
+/// hand are finished and nothing more is leased. Returns the generator for further use.
+///
+/// # Errors
+/// [`WorkerError`]; a failed shard is not one, the queue is told of it.
+pub async fn run_worker<Q: Queue + 'static>(
+    queue: Arc<Q>,
+    context: Arc<RunContext>,
+    generator: Generator,
+    drain: CancellationToken,
+) -> Result<Generator, WorkerError> {
+    let (load_tx, load_rx) = mpsc::channel(1);
+    let (done_tx, done_rx) = mpsc::channel(1);
+    let held = Arc::new(Held::default());
+    let engine = {
+        let (context, done_tx) = (context.clone(), done_tx.clone());
+        tokio::task::spawn_blocking(move || {
+            let mut engine = EngineLoop::new(context, generator);
+            engine.run(load_rx, &done_tx);
+            engine.generator
+        })
+    };
+    let beat = tokio::spawn(heartbeats(queue.clone(), held.clone()));
+    let committer = commit_all(queue.as_ref(), &context, &held, done_rx);
+    let intake = intake(queue.as_ref(), &context, &held, (load_tx, done_tx), &drain);
+    let (intake, committer) = tokio::join!(intake, committer);
+    beat.abort();
+    let generator = engine.await.map_err(|_| WorkerError::Lost("engine thread"))?;
+    intake.and(committer)?;
+    Ok(generator)
+}
+
+/// The leases in hand, for heartbeats.
+#[derive(Debug, Default)]
+struct Held(Mutex<BTreeMap<u32, Lease>>);
+
+impl Held {
+    fn add(&self, lease: &Lease) {
+        self.lock().insert(lease.job.shard, lease.clone());
+    }
+
+    fn remove(&self, lease: &Lease) {
+        self.lock().remove(&lease.job.shard);
+    }
+
+    fn all(&self) -> Vec<Lease> {
+        self.lock().values().cloned().collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, Lease>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Three beats a lease, so that one may be lost.
+async fn heartbeats<Q: Queue>(queue: Arc<Q>, held: Arc<Held>) {
+    let mut interval = tokio::time::interval(queue.lease_duration() / 3);
+    loop {
+        interval.tick().await;
+        for lease in held.all() {
+            match queue.heartbeat(&lease).await {
+                Ok(true) => {}
+                Ok(false) => tracing::warn!(shard = lease.job.shard, "lease lost, finishing anyway"),
+                Err(error) => tracing::warn!(shard = lease.job.shard, %error, "heartbeat failed"),
+            }
+        }
+    }
+}
+
+async fn intake<Q: Queue>(
+    queue: &Q,
+    context: &RunContext,
+    held: &Held,
+    (load, done): (mpsc::Sender<Loaded>, mpsc::Sender<Done>),
+    drain: &CancellationToken,
+) -> Result<(), WorkerError> {
+    loop {
+        let Ok(room) = load.reserve().await else { return Err(WorkerError::Lost("engine thread")) };
+        let lease = tokio::select! {
+            biased;
+            () = drain.cancelled() => return Ok(()),
+            lease = queue.lease() => lease?,
+        };
+        let Some(lease) = lease else { return Ok(()) };
+        held.add(&lease);
+        match load_input(context, &lease.job).await {
+            Ok(Work::Carry(rows)) => {
+                let carried = rows.len() as u64;
+                let rows = rows.into_iter().map(|r| part::carry(&context.plan, r)).collect();
+                let output = Output::Part { rows, errors: Vec::new(), carried };
+                send(&done, Done { lease, output }).await?;
+            }
+            Ok(work) => room.send(Loaded { lease, work }),
+            Err(error) => {
+                let output = Output::Failed(error.to_string());
+                send(&done, Done { lease, output }).await?;
+            }
+        }
+    }
+}
+
+async fn send(done: &mpsc::Sender<Done>, message: Done) -> Result<(), WorkerError> {
+    done.send(message).await.map_err(|_| WorkerError::Lost("committer"))
+}
+
+async fn load_input(context: &RunContext, job: &ShardJob) -> Result<Work, LoadError> {
+    let input = context.output.join(&context.plan.folder()).join(&job.input);
+    let bytes = input.read().await?;
+    if Digest::of(&bytes) != job.input_digest {
+        return Err(LoadError::Changed { file: input.url().to_owned() });
+    }
+    Ok(Work::decode(job.action, input.url(), bytes)?)
+}
+
+async fn commit_all<Q: Queue>(
+    queue: &Q,
+    context: &RunContext,
+    held: &Held,
+    mut done: mpsc::Receiver<Done>,
+) -> Result<(), WorkerError> {
+    while let Some(Done { lease, output }) = done.recv().await {
+        let shard = lease.job.shard;
+        match commit(context, &lease, output).await {
+            Ok(created) => {
+                context.progress.update(|s| s.shards += 1);
+                tracing::debug!(shard, pool = lease.job.pool, ?created, "committed");
+                queue.committed(&lease).await?;
+            }
+            Err(reason) => {
+                context.progress.update(|s| s.failed_attempts += 1);
+                tracing::warn!(shard, attempt = lease.attempt, reason, "attempt failed");
+                queue.failed(&lease, &reason).await?;
+            }
+        }
+        held.remove(&lease);
+    }
+    Ok(())
+}
+
+/// Writes the shard's output. Errors are reasons for the queue: nothing was committed.
+async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<Created, String> {
+    let target = context.output.join(&lease.job.output);
+    let attempt = format!("{}/{}/{}", context.worker, lease.attempt, lease.token);
+    let (bytes, failed, carried) = match output {
+        Output::Failed(reason) => return Err(reason),
+        Output::Audit(report) => {
+            (Bytes::from(serde_json::to_vec(&report).map_err(|e| e.to_string())?), 0, 0)
+        }
+        Output::Part { rows, errors, carried } => {
+            let failed = errors.len() as u64;
+            let bytes = part::encode(&context.plan, lease, &attempt, (&rows, errors, carried))
+                .map_err(|e| e.to_string())?;
+            (bytes, failed, carried)
+        }
+    };
+    let created = target.create(bytes).await.map_err(|e| e.to_string())?;
+    if created == Created::Won {
+        context.progress.update(|s| {
+            s.errors += failed;
+            s.carried += carried;
+        });
+    }
+    Ok(created)
+}
+
+/// A shard whose rows are being generated.
+struct OpenShard {
+    lease: Lease,
+    rows: Vec<ShardRow>,
+    results: Vec<Option<Result<KnowledgeRecord, ErrorRecord>>>,
+    left: usize,
+}
+
+/// The engine thread: owns the generator and the shards that are open.
+struct EngineLoop {
+    context: Arc<RunContext>,
+    generator: Generator,
+    open: HashMap<u32, OpenShard>,
+}
+
+impl EngineLoop {
+    fn new(context: Arc<RunContext>, generator: Generator) -> Self {
+        Self { context, generator, open: HashMap::new() }
+    }
+
+    fn run(&mut self, mut load: mpsc::Receiver<Loaded>, done: &mpsc::Sender<Done>) {
+        let mut waiting = None;
+        loop {
+            // More rows are wanted as soon as the batch is not full; an audit wants the engine to itself.
+            while waiting.is_none() && self.generator.load() < self.generator.batch() {
+                let next = if self.open.is_empty() { load.blocking_recv() } else { load.try_recv().ok() };
+                let Some(loaded) = next else { break };
+                waiting = self.take_in(loaded, done);
+            }
+            if self.open.is_empty() {
+                match waiting.take() {
+                    Some((lease, rows)) => self.audit(lease, &rows, done),
+                    None => return,
+                }
+            }
+            self.step(done);
+        }
+    }
+
+    /// Opens a shard; an audit is returned, to be run when nothing else is.
+    fn take_in(
+        &mut self,
+        loaded: Loaded,
+        done: &mpsc::Sender<Done>,
+    ) -> Option<(Lease, Vec<ShardRow>)> {
+        match loaded.work {
+            Work::Audit(rows) => return Some((loaded.lease, rows)),
+            Work::Generate(rows) => self.open_shard(loaded.lease, rows, done),
+            Work::Carry(_) => {}
+        }
+        None
+    }
+
+    fn open_shard(&mut self, lease: Lease, rows: Vec<ShardRow>, done: &mpsc::Sender<Done>) {
+        let shard = lease.job.shard;
+        let prompts = rows.iter().filter(|r| r.error.is_none()).map(|r| r.prompt.as_slice());
+        if let Err(error) = self.generator.share_prefix(prompts) {
+            tracing::warn!(shard, %error, "no shared prefix: every prompt is prefilled whole");
+        }
+        let results = vec![None; rows.len()];
+        let mut open = OpenShard { lease, left: rows.len(), rows, results };
+        for index in 0..open.rows.len() {
+            match self.request(&open.rows[index], (u64::from(shard) << 32) | index as u64) {
+                Ok(request) => self.generator.submit(request),
+                Err((stage, reason)) => open.fail(index, stage, &reason),
+            }
+        }
+        self.open.insert(shard, open);
+        self.close_if_done(shard, done);
+    }
+
+    fn request(&self, row: &ShardRow, id: u64) -> Result<Request, (&'static str, String)> {
+        if let Some(reason) = &row.error {
+            return Err(("plan", reason.clone()));
+        }
+        let previous = row.previous.as_deref().unwrap_or_default();
+        let tokens = self.generator.tokenizer().encode(previous, false);
+        Ok(Request {
+            id,
+            prompt: row.prompt.clone(),
+            previous: tokens.map_err(|e| ("generate", e.to_string()))?,
+            pool: self.context.pools.get(&row.pool).cloned(),
+            plain: false,
+        })
+    }
+
+    fn step(&mut self, done: &mpsc::Sender<Done>) {
+        if self.generator.load() == 0 {
+            return;
+        }
+        match catch_unwind(AssertUnwindSafe(|| self.generator.step())) {
+            Ok(Ok(finished)) => finished.into_iter().for_each(|f| self.finish(f, done)),
+            Ok(Err(error)) => self.fail_all(&error.to_string(), done),
+            Err(_) => self.fail_all("the engine panicked; its message is in the log", done),
+        }
+    }
+
+    fn finish(&mut self, Finished { id, result }: Finished, done: &mpsc::Sender<Done>) {
+        let (Ok(shard), Ok(index)) = (u32::try_from(id >> 32), usize::try_from(id & 0xffff_ffff)) else {
+            return;
+        };
+        let Some(open) = self.open.get_mut(&shard) else { return };
+        match result {
+            Ok(text) if text.text.trim().is_empty() => {
+                open.fail(index, "generate", "the model's text is empty");
+            }
+            Ok(text) => {
+                let row = &open.rows[index];
+                let pool = self.context.pools.get(&row.pool);
+                let record = part::record(&self.context.plan, row, pool, &text);
+                self.context.progress.text(&record);
+                open.results[index] = Some(Ok(record));
+                open.left -= 1;
+            }
+            Err(reason) => open.fail(index, "generate", &reason),
+        }
+        self.close_if_done(shard, done);
+    }
+
+    fn close_if_done(&mut self, shard: u32, done: &mpsc::Sender<Done>) {
+        if self.open.get(&shard).is_none_or(|open| open.left > 0) {
+            return;
+        }
+        let Some(open) = self.open.remove(&shard) else { return };
+        let (mut rows, mut errors) = (Vec::new(), Vec::new());
+        for result in open.results.into_iter().flatten() {
+            match result {
+                Ok(record) => rows.push(record),
+                Err(error) => errors.push(error),
+            }
+        }
+        finish_shard(done, open.lease, Output::Part { rows, errors, carried: 0 });
+    }
+
+    fn fail_all(&mut self, reason: &str, done: &mpsc::Sender<Done>) {
+        self.generator.reset();
+        for (_, open) in self.open.drain() {
+            finish_shard(done, open.lease, Output::Failed(reason.to_owned()));
+        }
+    }
+
+    fn audit(&mut self, lease: Lease, rows: &[ShardRow], done: &mpsc::Sender<Done>) {
+        let requests: Vec<Request> = rows.iter().filter_map(|r| self.request(r, 0).ok()).collect();
+        let generator = &mut self.generator;
+        let report = catch_unwind(AssertUnwindSafe(|| audit(generator, &requests)));
+        let failed = match report {
+            Ok(Ok(report)) => return finish_shard(done, lease, Output::Audit(report)),
+            Ok(Err(error)) => error.to_string(),
+            Err(_) => "the engine panicked; its message is in the log".to_owned(),
+        };
+        self.generator.reset();
+        finish_shard(done, lease, Output::Failed(failed));
+    }
+}
+
+/// The committer outlives the engine thread; if it is gone, so is the worker, and the lease will end.
+fn finish_shard(done: &mpsc::Sender<Done>, lease: Lease, output: Output) {
+    if done.blocking_send(Done { lease, output }).is_err() {
+        tracing::error!("the committer is gone; the shard will be leased again");
+    }
+}
+
+impl OpenShard {
+    fn fail(&mut self, index: usize, stage: &str, reason: &str) {
+        let error = ErrorRecord {
+            entity_id: self.rows[index].entity_id.clone(),
+            stage: stage.to_owned(),
+            reason: reason.to_owned(),
+        };
+        self.results[index] = Some(Err(error));
+        self.left -= 1;
+    }
+}
