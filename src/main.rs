@@ -1,1 +1,3 @@
+mod prepare;
+
 fn main() {}

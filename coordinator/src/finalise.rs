@@ -114,7 +114,7 @@ struct Sums {
     carried: u64,
     errors: Vec<ErrorRecord>,
     figures: BTreeMap<String, Figures>,
-    audit: Option<AuditReport>,
+    audit: BTreeMap<String, AuditReport>,
     parts: Vec<PartEntry>,
 }
 
@@ -130,7 +130,7 @@ impl Sums {
             let report: AuditReport = serde_json::from_slice(&bytes).map_err(|e| {
                 TableError::Unreadable { file: job.output.clone(), reason: e.to_string() }
             })?;
-            self.audit.get_or_insert_default().add(&report);
+            self.audit.entry(job.pool.clone()).or_default().add(&report);
             return Ok(());
         }
         let (digest, size) = (Digest::of(&bytes), bytes.len() as u64);

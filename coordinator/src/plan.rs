@@ -198,7 +198,7 @@ struct Planner<'a> {
     previous: Previous,
     matched: HashMap<Kind, u64>,
     open: BTreeMap<(Kind, String), OpenShard<ShardRow>>,
-    audit: BTreeMap<Kind, OpenShard<ShardRow>>,
+    audit: BTreeMap<(Kind, String), Vec<ShardRow>>,
     carried: BTreeMap<Kind, OpenShard<KnowledgeRecord>>,
     shards: Vec<ShardJob>,
     ids: BTreeMap<Kind, IdType>,
@@ -313,7 +313,8 @@ impl Planner<'_> {
                 counts.failed += u64::from(row.error.is_some());
                 counts.prompt_tokens += row.prompt.len() as u64;
                 if row.error.is_none() && self.is_audited(kind, &row.entity_id) {
-                    self.audit.entry(kind).or_default().rows.push(row.clone());
+                    let key = (kind, row.pool.clone());
+                    self.audit.entry(key).or_default().push(row.clone());
                 }
                 let key = (kind, row.pool.clone());
                 let open = self.open.entry(key.clone()).or_default();
@@ -412,9 +413,10 @@ impl Planner<'_> {
             if self.carried.get(&kind).is_some_and(|open| !open.rows.is_empty()) {
                 self.close_carried(kind).await?;
             }
-            if let Some(open) = self.audit.remove(&kind) {
-                self.write_rows(Action::Audit, kind, "", &format!("{kind}-audit"), &open.rows).await?;
-            }
+        }
+        for ((kind, pool), rows) in std::mem::take(&mut self.audit) {
+            let name = format!("{kind}-{pool}-audit");
+            self.write_rows(Action::Audit, kind, &pool, &name, &rows).await?;
         }
         self.check_whole()?;
         let mut plan = Plan {

@@ -168,7 +168,13 @@ mod tests {
     fn a_text_that_the_pool_has_is_accepted_whole() {
         let known: Vec<Token> = (1..9).collect();
         let pool = pool(std::slice::from_ref(&known));
-        let report = replay(&[text(&known)], Some(&pool), Drafter::default(), 16, END);
+        let report = replay(
+            &[text(&known)],
+            Some(&pool),
+            Drafter::RawFrequency { max_ngram: 4 },
+            16,
+            END,
+        );
         // The first token is given, seven and the end are drafted: accepted in one step.
         assert_eq!((report.steps, report.tokens, report.accepted), (1, 8, 8));
         assert_eq!(report.accepted_per_step(), 8.0);

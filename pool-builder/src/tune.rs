@@ -24,7 +24,7 @@ use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 /// Of sizes within this of the fastest the smallest is taken: measured draft times vary by as much.
 const SPEED_TOLERANCE: f64 = 0.01;
 
-/// A group holds out at most one in this many of its texts.
+/// A group whose texts do not fill the largest pool holds out at most one in this many.
 const HELD_OUT_SHARE: usize = 5;
 
 /// What is tried, and at what cost of a step.
@@ -236,7 +236,12 @@ impl Tuner<'_> {
     /// By size up to the first that takes all texts; nothing if they are too few. Texts come in the
     /// order of their sample, which is random.
     fn group(&mut self, name: &str, texts: Vec<Vec<Token>>) -> Result<Vec<Measured>, PoolsError> {
-        let held_out = self.tune.held_out.min(texts.len() / HELD_OUT_SHARE);
+        let largest = self.tune.sizes.last().copied().unwrap_or(0);
+        let spare = texts.len().saturating_sub(largest);
+        let held_out = self
+            .tune
+            .held_out
+            .min(spare.max(texts.len() / HELD_OUT_SHARE));
         let mut measured = Vec::new();
         if held_out == 0 {
             return Ok(measured);

@@ -65,8 +65,8 @@ pub struct Manifest {
     pub errors: u64,
     /// Sums over the generated rows, by pool.
     pub figures: BTreeMap<String, Figures>,
-    /// Plain decoding against speculation on the audit sample, if there was one.
-    pub audit: Option<AuditReport>,
+    /// Plain decoding against speculation on the audit sample, by pool.
+    pub audit: BTreeMap<String, AuditReport>,
     /// The parts, by name.
     pub parts: Vec<PartEntry>,
 }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use laser_schema::job::AuditReport;
 
-use crate::generate::{Finished, GenerateError, Generated, Generator, Request};
+use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator};
 
 /// Generates every request both ways, a batch at a time, taking turns so that a drift of the machine's
 /// speed hits both alike. Rows that fail either way are left out.
@@ -12,7 +12,7 @@ use crate::generate::{Finished, GenerateError, Generated, Generator, Request};
 /// # Errors
 /// The engine's, when it is given up.
 pub(crate) fn audit(
-    generator: &mut Generator,
+    generator: &mut impl TextGenerator,
     requests: &[Request],
 ) -> Result<AuditReport, GenerateError> {
     let mut report = AuditReport::default();
@@ -35,7 +35,7 @@ pub(crate) fn audit(
 type Texts = Vec<Option<Generated>>;
 
 fn run(
-    generator: &mut Generator,
+    generator: &mut impl TextGenerator,
     batch: &[Request],
     plain: bool,
 ) -> Result<(Texts, f64), GenerateError> {

@@ -67,13 +67,14 @@ pub struct Request {
 }
 
 /// Why a text ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum StopReason {
     /// With an end-of-text token.
     End,
     /// With a stop string.
     Stop,
     /// At the bound on tokens or at the model's context length.
+    #[default]
     Length,
 }
 
@@ -89,7 +90,7 @@ impl StopReason {
 }
 
 /// A generated text and what it cost.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Generated {
     /// The text, without end-of-text token and stop string.
     pub text: String,
@@ -129,6 +130,37 @@ pub enum GenerateError {
     /// The tokenizer refused the model's own tokens.
     #[error(transparent)]
     Tokenizer(#[from] ModelError),
+}
+
+/// What turns requests into texts, a batch at a time: all that the worker's life needs to know of an engine.
+pub trait TextGenerator: Send {
+    /// The tokenizer of texts and prompts.
+    fn tokenizer(&self) -> &Tokenizer;
+
+    /// Requests that are worked on at once, at most.
+    fn batch(&self) -> usize;
+
+    /// Requests that have not ended.
+    fn load(&self) -> usize;
+
+    /// Adds a request; it joins the batch as soon as there is room.
+    fn submit(&mut self, request: Request);
+
+    /// Computes what `prompts` have in common at their start once instead of for each of them, where that
+    /// is possible.
+    ///
+    /// # Errors
+    /// The engine's, from the forward over the prefix; the requests themselves are not affected.
+    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError>;
+
+    /// Goes on with the batch. Returns the requests that ended with it.
+    ///
+    /// # Errors
+    /// [`GenerateError`] when nothing more can be expected of the engine.
+    fn step(&mut self) -> Result<Vec<Finished>, GenerateError>;
+
+    /// Drops every request and cache; the engine is as new.
+    fn reset(&mut self);
 }
 
 struct Sequence {
@@ -208,11 +240,6 @@ impl Generator {
         self.engine.as_ref()
     }
 
-    /// The tokenizer of texts and prompts.
-    pub fn tokenizer(&self) -> &Tokenizer {
-        &self.tokenizer
-    }
-
     /// How texts are generated.
     pub fn options(&self) -> &GenerateOptions {
         &self.options
@@ -221,57 +248,6 @@ impl Generator {
     /// Generates differently from the next step on; sequences that are under way keep their drafter.
     pub fn set_options(&mut self, options: GenerateOptions) {
         self.options = options;
-    }
-
-    /// Requests that have not ended.
-    pub fn load(&self) -> usize {
-        self.active.len() + self.queue.len() + self.suspects.len()
-    }
-
-    /// Sequences of the next step, at most.
-    pub fn batch(&self) -> usize {
-        self.options.batch
-    }
-
-    /// Adds a request; it joins the batch as soon as there is room.
-    pub fn submit(&mut self, request: Request) {
-        self.queue.push_back(request);
-    }
-
-    /// Computes what `prompts` have in common at their start once instead of for each of them.
-    ///
-    /// # Errors
-    /// The engine's, from the forward over the prefix.
-    pub fn share_prefix<'a>(
-        &mut self,
-        prompts: impl IntoIterator<Item = &'a [u32]>,
-    ) -> Result<(), EngineError> {
-        let mut prompts = prompts.into_iter();
-        let Some(mut prefix) = prompts.next() else { return Ok(()) };
-        let mut several = false;
-        for prompt in prompts {
-            several = true;
-            let common = prefix.iter().zip(prompt).take_while(|(a, b)| a == b).count();
-            prefix = &prefix[..common];
-        }
-        let known = self.prefixes.iter().any(|(p, _)| p.as_slice() == prefix);
-        if !several || known || prefix.len() < SHARED_PREFIX_MIN {
-            return Ok(());
-        }
-        let start = Instant::now();
-        let slot = self.engine.open(prefix.len())?;
-        if let Err(error) = self.prefill_prefix(slot, prefix) {
-            self.engine.close(slot);
-            return Err(error);
-        }
-        if self.prefixes.len() == SHARED_PREFIXES_MAX
-            && let Some((_, oldest)) = self.prefixes.pop_front()
-        {
-            self.engine.close(oldest);
-        }
-        self.prefixes.push_back((prefix.to_vec(), slot));
-        self.unattributed_seconds += start.elapsed().as_secs_f64();
-        Ok(())
     }
 
     fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
@@ -283,30 +259,6 @@ impl Generator {
             self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
         }
         Ok(())
-    }
-
-    /// One forward over the batch. Returns the requests that ended with it.
-    ///
-    /// # Errors
-    /// [`GenerateError`] when nothing more can be expected of the engine.
-    pub fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
-        let start = Instant::now();
-        let mut finished = self.admit();
-        if self.active.is_empty() {
-            return Ok(finished);
-        }
-        let segments = self.prepare();
-        match self.forward(&segments) {
-            Ok(scores) => {
-                self.failures_in_a_row = 0;
-                let seconds = start.elapsed().as_secs_f64() + self.unattributed_seconds;
-                self.unattributed_seconds = 0.0;
-                self.attribute(&segments, seconds);
-                self.advance(&segments, &scores, &mut finished)?;
-            }
-            Err(error) => self.isolate(error, &mut finished)?,
-        }
-        Ok(finished)
     }
 
     /// Lets requests join while there is room. A suspect joins only an empty batch, and nobody joins it.
@@ -362,17 +314,7 @@ impl Generator {
             slot,
             context,
             max_tokens,
-            done: Generated {
-                text: String::new(),
-                tokens: Vec::new(),
-                stop: StopReason::Length,
-                drafted: 0,
-                relaxed: 0,
-                step_accepted: Vec::new(),
-                log_probability: 0.0,
-                draft_seconds: 0.0,
-                engine_seconds: 0.0,
-            },
+            done: Generated::default(),
             chunk: 0,
             tree: DraftTree::new(),
             tokens: Vec::new(),
@@ -462,9 +404,70 @@ impl Generator {
         }
         Ok(())
     }
+}
 
-    /// Drops every request and cache; the engine is as new.
-    pub fn reset(&mut self) {
+impl TextGenerator for Generator {
+    fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    fn batch(&self) -> usize {
+        self.options.batch
+    }
+
+    fn load(&self) -> usize {
+        self.active.len() + self.queue.len() + self.suspects.len()
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.queue.push_back(request);
+    }
+
+    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
+        let Some((first, rest)) = prompts.split_first() else { return Ok(()) };
+        let common = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let length = rest.iter().map(|p| common(first, p)).min().unwrap_or_default();
+        let prefix = &first[..length];
+        if length < SHARED_PREFIX_MIN || self.prefixes.iter().any(|(p, _)| p.as_slice() == prefix) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        let slot = self.engine.open(prefix.len())?;
+        if let Err(error) = self.prefill_prefix(slot, prefix) {
+            self.engine.close(slot);
+            return Err(error);
+        }
+        if self.prefixes.len() == SHARED_PREFIXES_MAX
+            && let Some((_, oldest)) = self.prefixes.pop_front()
+        {
+            self.engine.close(oldest);
+        }
+        self.prefixes.push_back((prefix.to_vec(), slot));
+        self.unattributed_seconds += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
+        let start = Instant::now();
+        let mut finished = self.admit();
+        if self.active.is_empty() {
+            return Ok(finished);
+        }
+        let segments = self.prepare();
+        match self.forward(&segments) {
+            Ok(scores) => {
+                self.failures_in_a_row = 0;
+                let seconds = start.elapsed().as_secs_f64() + self.unattributed_seconds;
+                self.unattributed_seconds = 0.0;
+                self.attribute(&segments, seconds);
+                self.advance(&segments, &scores, &mut finished)?;
+            }
+            Err(error) => self.isolate(error, &mut finished)?,
+        }
+        Ok(finished)
+    }
+
+    fn reset(&mut self) {
         self.queue.clear();
         self.suspects.clear();
         self.failures_in_a_row = 0;
@@ -583,7 +586,7 @@ fn is_argmax(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
 
 /// The text before a stop string, if the last token completes one. A stop string of n bytes ends within the
 /// last n tokens, and a few more keep characters of several bytes whole.
-fn cut_at_stop(
+pub(crate) fn cut_at_stop(
     tokens: &[u32],
     stop: &[String],
     tokenizer: &Tokenizer,

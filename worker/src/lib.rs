@@ -2,6 +2,7 @@
 
 pub mod engine;
 pub mod generate;
+pub mod plain;
 pub mod progress;
 pub mod run;
 

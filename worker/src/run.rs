@@ -22,7 +22,7 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::audit::audit;
-use crate::generate::{Finished, Generator, Request};
+use crate::generate::{Finished, Request, TextGenerator};
 use crate::part::{self, Output, Work};
 use crate::progress::Progress;
 
@@ -77,12 +77,12 @@ struct Done {
 ///
 /// # Errors
 /// [`WorkerError`]; a failed shard is not one, the queue is told of it.
-pub async fn run_worker<Q: Queue + 'static>(
+pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
     queue: Arc<Q>,
     context: Arc<RunContext>,
-    generator: Generator,
+    generator: G,
     drain: CancellationToken,
-) -> Result<Generator, WorkerError> {
+) -> Result<G, WorkerError> {
     let (load_tx, load_rx) = mpsc::channel(1);
     let (done_tx, done_rx) = mpsc::channel(1);
     let held = Arc::new(Held::default());
@@ -246,14 +246,14 @@ struct OpenShard {
 }
 
 /// The engine thread: owns the generator and the shards that are open.
-struct EngineLoop {
+struct EngineLoop<G> {
     context: Arc<RunContext>,
-    generator: Generator,
+    generator: G,
     open: HashMap<u32, OpenShard>,
 }
 
-impl EngineLoop {
-    fn new(context: Arc<RunContext>, generator: Generator) -> Self {
+impl<G: TextGenerator> EngineLoop<G> {
+    fn new(context: Arc<RunContext>, generator: G) -> Self {
         Self { context, generator, open: HashMap::new() }
     }
 
@@ -292,8 +292,9 @@ impl EngineLoop {
 
     fn open_shard(&mut self, lease: Lease, rows: Vec<ShardRow>, done: &mpsc::Sender<Done>) {
         let shard = lease.job.shard;
-        let prompts = rows.iter().filter(|r| r.error.is_none()).map(|r| r.prompt.as_slice());
-        if let Err(error) = self.generator.share_prefix(prompts) {
+        let planned = rows.iter().filter(|r| r.error.is_none());
+        let prompts: Vec<&[u32]> = planned.map(|r| r.prompt.as_slice()).collect();
+        if let Err(error) = self.generator.share_prefix(&prompts) {
             tracing::warn!(shard, %error, "no shared prefix: every prompt is prefilled whole");
         }
         let results = vec![None; rows.len()];

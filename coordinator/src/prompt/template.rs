@@ -223,9 +223,23 @@ fn template_error(name: &str, error: &Error) -> PromptError {
     }
 }
 
-/// The expression that was undefined, as the template has it.
+/// The expression that was undefined, as the template has it. The error's range may begin within a chain of fields, and
+/// covers the name alone of a filter; then the whole tag tells more.
 fn culprit(error: &Error) -> String {
-    let expression = error.template_source().zip(error.range());
-    let expression = expression.and_then(|(source, range)| source.get(range));
-    expression.unwrap_or("such value").trim().to_owned()
+    let (Some(source), Some(range)) = (error.template_source(), error.range()) else {
+        return "such value".into();
+    };
+    let Some((before, rest)) = source.split_at_checked(range.start) else {
+        return "such value".into();
+    };
+    let (start, end) = if before.trim_end().ends_with('|') {
+        let length = rest.find(['}', '%']).unwrap_or(rest.len());
+        let brace = before.rfind(['{', '%']);
+        (brace.map_or(0, |b| b + 1), before.len() + length)
+    } else {
+        let chain = |c: char| c.is_alphanumeric() || c == '_' || c == '.';
+        (before.trim_end_matches(chain).len(), range.end)
+    };
+    let expression = source.get(start..end).unwrap_or_default();
+    expression.trim_matches(['-', '+', ' ', '\n']).to_owned()
 }

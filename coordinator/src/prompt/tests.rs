@@ -1,4 +1,5 @@
 use std::path::Path;
+use std::sync::OnceLock;
 
 use laser_schema::{EntityId, Interaction};
 use proptest::prelude::*;
@@ -25,8 +26,9 @@ fn model_with(chat_template: Option<&str>) -> ModelFiles {
     ModelFiles::open(directory.path()).unwrap()
 }
 
-fn completion_model() -> ModelFiles {
-    model_with(None)
+fn completion_model() -> &'static ModelFiles {
+    static MODEL: OnceLock<ModelFiles> = OnceLock::new();
+    MODEL.get_or_init(|| model_with(None))
 }
 
 fn map(json: Value) -> Map<String, Value> {
@@ -71,7 +73,7 @@ fn renderer_of(source: &str, config: PromptConfig) -> Result<PromptRenderer, Pro
         item: path,
         ..config
     };
-    PromptRenderer::new(&config, &completion_model())
+    PromptRenderer::new(&config, completion_model())
 }
 
 fn render_with(source: &str, entity: &Entity) -> Result<String, PromptError> {
@@ -92,7 +94,7 @@ fn shipped(name: &str) -> PromptRenderer {
         max_tokens: 1000,
         ..Default::default()
     };
-    PromptRenderer::new(&config, &completion_model()).unwrap()
+    PromptRenderer::new(&config, completion_model()).unwrap()
 }
 
 #[test]
@@ -315,7 +317,7 @@ fn an_unknown_template_is_refused_with_the_shipped_ones() {
             max_tokens: 500,
             ..Default::default()
         };
-        PromptRenderer::new(&config, &completion_model())
+        PromptRenderer::new(&config, completion_model())
             .unwrap_err()
             .to_string()
     };
@@ -446,7 +448,7 @@ fn beginning_of_text_is_there_once_with_and_without_chat() {
         (Chat::Auto, &chat_model, "<s>[user]Hello 12[assistant]"),
         (Chat::Always, &chat_model, "<s>[user]Hello 12[assistant]"),
         (Chat::Never, &chat_model, "Hello 12\n"),
-        (Chat::Auto, &plain_model, "Hello 12\n"),
+        (Chat::Auto, plain_model, "Hello 12\n"),
     ] {
         let prompt = hello_with(chat, None, model).unwrap();
         assert_eq!(prompt.text, expected);
@@ -457,7 +459,7 @@ fn beginning_of_text_is_there_once_with_and_without_chat() {
         );
         assert_eq!(prompt.tokens[0], 0);
     }
-    let error = hello_with(Chat::Always, None, &plain_model).unwrap_err();
+    let error = hello_with(Chat::Always, None, plain_model).unwrap_err();
     assert!(
         matches!(error, PromptError::NoChatTemplate { .. }),
         "{error}"
@@ -473,7 +475,7 @@ fn the_system_message_comes_first() {
     )
     .unwrap();
     assert_eq!(chat.text, "<s>[system]Be brief.[user]Hello 12[assistant]");
-    let plain = hello_with(Chat::Auto, Some("Be brief."), &completion_model()).unwrap();
+    let plain = hello_with(Chat::Auto, Some("Be brief."), completion_model()).unwrap();
     assert_eq!(plain.text, "Be brief.\n\nHello 12\n");
 }
 
@@ -547,4 +549,32 @@ fn the_configuration_reads_back_and_refuses_what_it_does_not_know() {
             .to_string()
             .contains("max_token")
     );
+}
+
+#[test]
+fn zz_timing() {
+    let config = PromptConfig { user: "kar/films".into(), max_tokens: 1000, ..Default::default() };
+    let renderer = PromptRenderer::new(&config, completion_model()).unwrap();
+    for films in [30, 36, 500] {
+        let user = viewer(films);
+        let start = std::time::Instant::now();
+        let mut n = 0;
+        for _ in 0..200 { let p = renderer.render(&user).unwrap(); n = p.tokens.len(); }
+        println!("films {films} tokens {n} us {}", start.elapsed().as_micros() / 200);
+        let fields = Fields::new(&user);
+        let start = std::time::Instant::now();
+        for _ in 0..200 { renderer.templates.render(&fields, films).unwrap(); }
+        println!("  template only us {}", start.elapsed().as_micros() / 200);
+    }
+    let d = tempfile::tempdir_in("/dev/shm").unwrap();
+    for file in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
+        std::fs::copy(fixture().join(file), d.path().join(file)).unwrap();
+    }
+    std::fs::write(d.path().join("model.safetensors"), vec![7u8; 512 << 20]).unwrap();
+    let start = std::time::Instant::now();
+    let m = ModelFiles::open(d.path()).unwrap();
+    println!("open ms {}", start.elapsed().as_millis());
+    let start = std::time::Instant::now();
+    m.digest().unwrap();
+    println!("512 MiB digest ms {}", start.elapsed().as_millis());
 }

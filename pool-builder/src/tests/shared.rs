@@ -14,7 +14,7 @@ fn shared(part: &str) -> Option<PathBuf> {
         println!("skipped: {} is absent; set LASER_SHARED", folder.display());
         return None;
     }
-    Some(folder)
+    Some(folder.canonicalize().unwrap())
 }
 
 #[tokio::test]

@@ -79,6 +79,11 @@ impl Tokenizer {
         self.vocab_size
     }
 
+    /// The tokenizer as its own library knows it, for batch work.
+    pub fn library(&self) -> &tokenizers::Tokenizer {
+        &self.inner
+    }
+
     /// BLAKE3 of tokenizer.json as JSON: whitespace and the order of keys do not count.
     pub fn fingerprint(&self) -> [u8; 32] {
         self.fingerprint

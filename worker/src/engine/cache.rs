@@ -1,14 +1,15 @@
 //! Key/value caches: one pair of preallocated tensors per layer and sequence.
 //!
-//! Rows are appended in place, and a commit moves the kept rows only if the path has gaps. Buffers of closed
-//! sequences are reused; open and idle ones together never hold more tokens than were open at once before,
-//! so memory is bounded by the largest batch seen.
+//! Rows are appended in place, and a commit moves the kept rows only if the path has gaps. Buffers
+//! of closed sequences are reused; open and idle ones together never hold more tokens than were
+//! open at once before, so memory is bounded by the largest batch seen.
 
 use candle_core::{DType, Device, Result, Tensor};
 
 use super::config::ModelConfig;
 
-/// Capacities are rounded up to this many tokens, so that buffers of similar texts are interchangeable.
+/// Capacities are rounded up to this many tokens, so that buffers of similar texts are
+/// interchangeable.
 const ROUNDING: usize = 128;
 
 /// Keys and values of one layer, each `[kv_heads, capacity, head_dim]`.
@@ -26,8 +27,8 @@ pub(super) struct KvCache {
 }
 
 impl KvCache {
-    /// Writes the rows of new nodes (`[kv_heads, nodes, head_dim]`) behind the first `length` ones of `layer`
-    /// and returns all rows so far, without a copy.
+    /// Writes the rows of new nodes (`[kv_heads, nodes, head_dim]`) behind the first `length` ones
+    /// of `layer` and returns all rows so far, without a copy.
     pub(super) fn append(
         &self,
         layer: usize,

@@ -1,4 +1,5 @@
-//! What a checkpoint says about itself: config.json of Hugging Face models, the header of GGUF files.
+//! What a checkpoint says about itself: config.json of Hugging Face models, the header of GGUF
+//! files.
 //!
 //! Everything the forward depends on is read here or refused here, so a model either runs as it was
 //! trained or does not load.

@@ -1,10 +1,11 @@
 //! A deterministic model without tensors, for tests of scheduling, commit and failure.
 //!
-//! The next-token distribution is a seeded hash of the last tokens of the path. Inside a *phrase* the last
-//! token alone decides, between phrases the last `order` tokens do, so texts repeat phrases the way real
-//! ones do and a pool of earlier texts helps. Whether a text ends also depends on the position, or
-//! a text that repeats itself would never end. Protocol and capacity are checked as strictly as by
-//! [`TreeEngine`](super::TreeEngine), and forwards are counted instead of timed.
+//! The next-token distribution is a seeded hash of the last tokens of the path. Inside a *phrase*
+//! the last token alone decides, between phrases the last `order` tokens do, so texts repeat
+//! phrases the way real ones do and a pool of earlier texts helps. Whether a text ends also depends
+//! on the position, or a text that repeats itself would never end. Protocol and capacity are
+//! checked as strictly as by [`TreeEngine`](super::TreeEngine), and forwards are counted instead of
+//! timed.
 
 use laser_decode::{Candidate, ROOT_PARENT, Token};
 
@@ -38,7 +39,8 @@ pub struct FakeOptions {
 }
 
 impl Default for FakeOptions {
-    /// Texts of about 50 tokens over 1,000 ids, a forward that costs as much as 20 nodes, no failures.
+    /// Texts of about 50 tokens over 1,000 ids, a forward that costs as much as 20 nodes, no
+    /// failures.
     fn default() -> Self {
         Self {
             vocab_size: 1_000,
@@ -224,8 +226,8 @@ fn last_tokens(context: &[Token], segment: &Segment<'_>, node: usize, order: usi
 }
 
 impl FakeOptions {
-    /// The `width` most probable tokens after `last` (last one first, at `position`). Each takes the same share,
-    /// 0.4 to 0.9, of the probability that the ones before it left.
+    /// The `width` most probable tokens after `last` (last one first, at `position`). Each takes
+    /// the same share, 0.4 to 0.9, of the probability that the ones before it left.
     fn candidates(&self, last: &[Token], position: usize, width: usize) -> Vec<Candidate> {
         let context = last
             .iter()

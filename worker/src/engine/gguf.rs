@@ -1,9 +1,9 @@
 //! Weights of a GGUF file: quantised tensors stay as they are, norms and embeddings become f32.
 //!
-//! Llama files store the rows of q and k for interleaved rotary embeddings. Rows are permuted back while
-//! loading (rows are independent in every GGUF block format, so this is exact), which leaves one
-//! rotary layout to the forward; Qwen files need nothing. Memory: the file's size, and 4 bytes for
-//! every element of the embedding.
+//! Llama files store the rows of q and k for interleaved rotary embeddings. Rows are permuted back
+//! while loading (rows are independent in every GGUF block format, so this is exact), which leaves
+//! one rotary layout to the forward; Qwen files need nothing. Memory: the file's size, and 4 bytes
+//! for every element of the embedding.
 
 use std::{
     borrow::Cow,
@@ -217,8 +217,8 @@ impl Weights for GgufWeights {
     }
 }
 
-/// For every row of the halved layout (first halves of all pairs of a head, then second halves) its row in the
-/// interleaved one.
+/// For every row of the halved layout (first halves of all pairs of a head, then second halves) its
+/// row in the interleaved one.
 fn halved_rows(rows: usize, heads: usize) -> Vec<u32> {
     let dim = rows / heads;
     let source = |row: usize| {

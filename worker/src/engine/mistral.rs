@@ -1,8 +1,8 @@
 //! [`MistralEngine`]: mistralrs decoding by itself, one token a forward, without trees.
 //!
-//! It runs every architecture that mistralrs knows, it is the baseline of benchmarks, and the tests hold the
-//! tree engine against it. Requests of one call are batched by mistralrs. The hub is never asked: a path that is
-//! not a complete local model is refused before mistralrs sees it.
+//! It runs every architecture that mistralrs knows, it is the baseline of benchmarks, and the tests
+//! hold the tree engine against it. Requests of one call are batched by mistralrs. The hub is never
+//! asked: a path that is not a complete local model is refused before mistralrs sees it.
 
 use std::{
     path::Path,
@@ -37,7 +37,8 @@ pub struct Completion {
     pub finish: Finish,
 }
 
-/// A model run by mistralrs. Loading starts a thread of its own that ends when the engine is dropped.
+/// A model run by mistralrs. Loading starts a thread of its own that ends when the engine is
+/// dropped.
 pub struct MistralEngine {
     model: Model,
     max_positions: usize,
@@ -55,8 +56,8 @@ impl MistralEngine {
     /// Loads a model directory or a GGUF file; `batch` is how many sequences run at once.
     ///
     /// # Errors
-    /// [`EngineError::MissingModel`] or [`EngineError::MissingFile`] if the model is not complete on disk,
-    /// [`EngineError::Mistralrs`] if mistralrs refuses it.
+    /// [`EngineError::MissingModel`] or [`EngineError::MissingFile`] if the model is not complete
+    /// on disk, [`EngineError::Mistralrs`] if mistralrs refuses it.
     pub async fn load(options: &EngineOptions, batch: usize) -> Result<Self, EngineError> {
         let path = &options.path;
         if !path.exists() {
@@ -79,9 +80,9 @@ impl MistralEngine {
         self.max_positions
     }
 
-    /// Continues every prompt greedily (ties to the lower token id) until a token of `stop_tokens`, a stop token
-    /// of the model's own configuration, `max_new_tokens` or the end of the context. Results in the order of
-    /// the prompts; one that fails does not fail the others.
+    /// Continues every prompt greedily (ties to the lower token id) until a token of `stop_tokens`,
+    /// a stop token of the model's own configuration, `max_new_tokens` or the end of the context.
+    /// Results in the order of the prompts; one that fails does not fail the others.
     ///
     /// # Errors
     /// Per prompt: [`EngineError::InvalidOption`] if it is empty or leaves no room for a token,
@@ -102,7 +103,8 @@ impl MistralEngine {
         max_new_tokens: usize,
         stop_tokens: &[u32],
     ) -> Result<Completion, EngineError> {
-        // mistralrs answers a sequence that runs into the limit with an error, so it stops one short of it.
+        // mistralrs answers a sequence that runs into the limit with an error, so it stops one
+        // short of it.
         let room = self.max_positions.saturating_sub(prompt.len() + 1);
         let length = max_new_tokens.min(room);
         if prompt.is_empty() || length == 0 {
@@ -166,8 +168,8 @@ impl MistralEngine {
     }
 }
 
-/// The sampler, in mistralrs' tap for logits: it decides the token, leaves no other choice and writes it down.
-/// mistralrs itself reports text only, and text does not determine tokens.
+/// The sampler, in mistralrs' tap for logits: it decides the token, leaves no other choice and
+/// writes it down. mistralrs itself reports text only, and text does not determine tokens.
 #[derive(Default)]
 struct Greedy(Mutex<Vec<u32>>);
 

@@ -1,17 +1,21 @@
 //! The target model: one forward verifies the draft trees of a whole batch.
 //!
-//! [`Engine`] is the only thing between scheduling and tensors. A *slot* is one sequence's key/value
-//! cache. A *step* runs one forward over new nodes of any number of slots: a prefill chunk is a chain, a
-//! draft is a tree, and a node sees the committed context and its own ancestors, nothing else. The nodes are
-//! provisional until [`Engine::commit`] keeps one path of them and forgets the rest.
+//! [`Engine`] is the only thing between scheduling and tensors. A *slot* is one sequence's
+//! key/value cache. A *step* runs one forward over new nodes of any number of slots: a prefill
+//! chunk is a chain, a draft is a tree, and a node sees the committed context and its own
+//! ancestors, nothing else. The nodes are provisional until [`Engine::commit`] keeps one path of
+//! them and forgets the rest.
 //!
-//! - [`TreeEngine`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF) on mistralrs' layers.
-//! - [`FakeEngine`]: a seeded function of the last tokens, for tests of everything above the engine.
-//! - [`MistralEngine`]: mistralrs decoding by itself, without trees, for every other architecture. It is the
-//!   baseline of benchmarks and the oracle of the tests, and not an [`Engine`].
+//! - [`TreeEngine`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF) on
+//!   mistralrs' layers.
+//! - [`FakeEngine`]: a seeded function of the last tokens, for tests of everything above the
+//!   engine.
+//! - [`MistralEngine`]: mistralrs decoding by itself, without trees, for every other architecture.
+//!   It is the baseline of benchmarks and the oracle of the tests, and not an [`Engine`].
 //!
-//! Guarantee: a node's scores do not depend, up to rounding, on how its ancestors reached the cache (one at a
-//! time, in chunks, in a tree, by [`Engine::fork`]) nor on the other segments of the step.
+//! Guarantee: a node's scores do not depend, up to rounding, on how its ancestors reached the cache
+//! (one at a time, in chunks, in a tree, by [`Engine::fork`]) nor on the other segments of the
+//! step.
 
 mod cache;
 mod config;
@@ -43,8 +47,8 @@ pub type Slot = usize;
 pub struct EngineInfo {
     /// Number of token ids; every id given to the engine must be below it.
     pub vocab_size: usize,
-    /// Positions the model was made for, or its sliding window if that is smaller: no token may be placed at
-    /// or beyond it.
+    /// Positions the model was made for, or its sliding window if that is smaller: no token may be
+    /// placed at or beyond it.
     pub max_positions: usize,
     /// Architecture as the model's own configuration names it, e.g. `LlamaForCausalLM`.
     pub architecture: String,
@@ -63,10 +67,11 @@ pub struct Segment<'a> {
     pub slot: Slot,
     /// The nodes' tokens, parents before children.
     pub tokens: &'a [u32],
-    /// `parents[i] < i` is the node that `i` continues, [`laser_decode::ROOT_PARENT`] for the committed context.
+    /// `parents[i] < i` is the node that `i` continues, [`laser_decode::ROOT_PARENT`] for the
+    /// committed context.
     pub parents: &'a [u32],
-    /// Nodes from this index on are scored: `tokens.len()` for a prefill chunk that is not the last,
-    /// `tokens.len() - 1` for the last one, 0 for a tree.
+    /// Nodes from this index on are scored: `tokens.len()` for a prefill chunk that is not the
+    /// last, `tokens.len() - 1` for the last one, 0 for a tree.
     pub scored_from: usize,
 }
 
@@ -77,29 +82,30 @@ pub trait Engine: Send {
     /// The loaded model.
     fn info(&self) -> &EngineInfo;
 
-    /// A new, empty cache for at most `capacity` tokens, committed ones and the nodes of a step together.
+    /// A new, empty cache for at most `capacity` tokens, committed ones and the nodes of a step
+    /// together.
     ///
     /// # Errors
     /// [`EngineError::InvalidCapacity`] for 0, [`EngineError::Tensor`] when memory is short.
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError>;
 
-    /// A new cache that starts with the first `length` committed tokens of `from`, so that a prefix shared by
-    /// many prompts is computed once. Copies `length` rows per layer.
+    /// A new cache that starts with the first `length` committed tokens of `from`, so that a prefix
+    /// shared by many prompts is computed once. Copies `length` rows per layer.
     ///
     /// # Errors
     /// As [`open`](Self::open); [`EngineError::UnknownSlot`], [`EngineError::InvalidFork`].
     fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError>;
 
-    /// One forward over the nodes of all segments, at most one segment a slot. For each segment the `top_k`
-    /// most probable next tokens after each of its scored nodes. The nodes stay provisional: every slot of the
-    /// step must be committed before its next step.
+    /// One forward over the nodes of all segments, at most one segment a slot. For each segment the
+    /// `top_k` most probable next tokens after each of its scored nodes. The nodes stay
+    /// provisional: every slot of the step must be committed before its next step.
     ///
     /// # Errors
     /// A broken protocol (see [`EngineError`]) or a failed forward.
     fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError>;
 
-    /// Of the slot's last segment keeps the nodes `keep`, a path from the context in ascending order (possibly
-    /// empty), and drops the rest. A prefill chunk keeps all of its nodes.
+    /// Of the slot's last segment keeps the nodes `keep`, a path from the context in ascending
+    /// order (possibly empty), and drops the rest. A prefill chunk keeps all of its nodes.
     ///
     /// # Errors
     /// [`EngineError::UnknownSlot`], [`EngineError::InvalidCommit`].

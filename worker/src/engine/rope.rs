@@ -1,9 +1,9 @@
 //! Rotary position embeddings: cosines and sines by position, including the scaled variants.
 //!
-//! Tables are computed here and not by mistralrs because its scaled types cannot be built from a configuration
-//! we can name. Angles are f32 products of position and inverse frequency, as in the models' own training
-//! code, so tables agree with theirs to the bit. Memory: 4 bytes × head dimension for every
-//! position up to the largest one seen, doubled when it grows.
+//! Tables are computed here and not by mistralrs because its scaled types cannot be built from a
+//! configuration we can name. Angles are f32 products of position and inverse frequency, as in the
+//! models' own training code, so tables agree with theirs to the bit. Memory: 4 bytes × head
+//! dimension for every position up to the largest one seen, doubled when it grows.
 
 use std::f32::consts::PI;
 
@@ -45,8 +45,8 @@ fn inverse_frequencies(head_dim: usize, theta: f32, scaling: &RopeScaling) -> Ve
                     high_freq_factor,
                     original_positions,
                 } => {
-                    // Rotations within the original context decide; see the reference implementation
-                    // `_compute_llama3_parameters` of transformers.
+                    // Rotations within the original context decide; see the reference
+                    // implementation `_compute_llama3_parameters` of transformers.
                     let rotations = original_positions * frequency / (2.0 * PI);
                     let ramp = (rotations - low_freq_factor) / (high_freq_factor - low_freq_factor);
                     let kept = ramp.clamp(0.0, 1.0);
@@ -65,8 +65,8 @@ pub(super) struct Rope {
     sin: Vec<f32>,
 }
 
-/// Rows of the tables for the nodes of a step, `[nodes, head_dim / 2]`; those of the queries carry the
-/// attention's 1/√d.
+/// Rows of the tables for the nodes of a step, `[nodes, head_dim / 2]`; those of the queries carry
+/// the attention's 1/√d.
 #[derive(Debug)]
 pub(super) struct RopeRows {
     pub(super) query: (Tensor, Tensor),

@@ -1,8 +1,8 @@
 //! From logits to the few most probable tokens with their log-probabilities.
 //!
-//! One pass finds the maximum of every block of logits; only blocks that reach the current k-th best
-//! are looked at one by one, so a vocabulary of 150,000 costs a scan, not a sort. A second pass sums the
-//! exponentials, which makes the log-probabilities those of the whole vocabulary.
+//! One pass finds the maximum of every block of logits; only blocks that reach the current k-th
+//! best are looked at one by one, so a vocabulary of 150,000 costs a scan, not a sort. A second
+//! pass sums the exponentials, which makes the log-probabilities those of the whole vocabulary.
 
 use laser_decode::{Candidate, TargetScores};
 
@@ -26,8 +26,9 @@ impl Scores {
 }
 
 impl TargetScores for Scores {
-    /// The most probable next tokens after `node`, counted from the segment's first node: descending, ties by
-    /// lower token id, natural logarithms over the whole vocabulary. Empty for a node that was not scored.
+    /// The most probable next tokens after `node`, counted from the segment's first node:
+    /// descending, ties by lower token id, natural logarithms over the whole vocabulary. Empty for
+    /// a node that was not scored.
     fn top(&self, node: usize) -> &[Candidate] {
         node.checked_sub(self.scored_from)
             .and_then(|row| self.candidates.chunks_exact(self.width.max(1)).nth(row))
@@ -72,7 +73,8 @@ pub(super) fn push_top_k(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
     }
 }
 
-/// Keeps `best[start..]` the at most `k` largest, descending; an equal logit stays behind the earlier token.
+/// Keeps `best[start..]` the at most `k` largest, descending; an equal logit stays behind the
+/// earlier token.
 fn insert(best: &mut Vec<Candidate>, start: usize, k: usize, candidate: Candidate) {
     let logit = candidate.log_probability;
     let ahead = best[start..]
@@ -93,7 +95,8 @@ fn max(values: &[f32]) -> f32 {
     )
 }
 
-/// ln Σ exp(logit), shifted by the maximum. Blocks are summed in f64, so that 150,000 small terms do not vanish.
+/// ln Σ exp(logit), shifted by the maximum. Blocks are summed in f64, so that 150,000 small terms
+/// do not vanish.
 fn log_sum_exp(logits: &[f32], max: f32) -> f32 {
     let sum: f64 = logits
         .chunks(BLOCK as usize)
@@ -118,8 +121,9 @@ fn log_sum_exp(logits: &[f32], max: f32) -> f32 {
 /// Independent sums per block: without a fixed order between them the loop is vectorised.
 const LANES: usize = 16;
 
-/// e^x for x ≤ 0, with a relative error below 3e-7; 0 stands in for what is below e^-87. Free of branches
-/// and calls, so that a loop over it is vectorised: 64 rows of 150,000 logits are 10 million exponentials.
+/// e^x for x ≤ 0, with a relative error below 3e-7; 0 stands in for what is below e^-87. Free of
+/// branches and calls, so that a loop over it is vectorised: 64 rows of 150,000 logits are 10
+/// million exponentials.
 fn exp(x: f32) -> f32 {
     // Adding 1.5 · 2^23 rounds to an integer, which is then found in the low bits.
     const ROUND: f32 = 12_582_912.0;

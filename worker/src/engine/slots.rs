@@ -1,7 +1,8 @@
-//! The protocol of [`Engine`](super::Engine), kept and checked in one place for every implementation.
+//! The protocol of [`Engine`](super::Engine), kept and checked in one place for every
+//! implementation.
 //!
-//! A table of open slots with what each has committed and which nodes of its last step are still provisional;
-//! `T` is what an implementation keeps beside that.
+//! A table of open slots with what each has committed and which nodes of its last step are still
+//! provisional; `T` is what an implementation keeps beside that.
 
 use laser_decode::ROOT_PARENT;
 
@@ -254,8 +255,8 @@ fn name(node: u32) -> String {
     }
 }
 
-/// A node number as parents hold it. Segments are checked against capacities far below `u32::MAX`, so the
-/// fallback, which no parent equals, is never taken.
+/// A node number as parents hold it. Segments are checked against capacities far below `u32::MAX`,
+/// so the fallback, which no parent equals, is never taken.
 fn index(node: usize) -> u32 {
     u32::try_from(node).unwrap_or(ROOT_PARENT)
 }

@@ -26,11 +26,12 @@ pub struct TreeEngine {
 }
 
 impl TreeEngine {
-    /// Loads a model directory or a GGUF file. Peak memory: the weights in the chosen precision plus one tensor.
+    /// Loads a model directory or a GGUF file. Peak memory: the weights in the chosen precision
+    /// plus one tensor.
     ///
     /// # Errors
-    /// Every way a model can be missing, unsupported, damaged or asked for in a form that the device does not
-    /// have; see [`EngineError`].
+    /// Every way a model can be missing, unsupported, damaged or asked for in a form that the
+    /// device does not have; see [`EngineError`].
     pub fn load(options: &EngineOptions) -> Result<Self, EngineError> {
         let device = options.device()?;
         let path = &options.path;

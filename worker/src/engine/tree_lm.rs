@@ -1,12 +1,13 @@
 //! A Llama-family decoder whose forward takes trees.
 //!
 //! The nodes of all sequences are one batch of rows for everything that treats rows alone (norms,
-//! projections, rotary embeddings, MLP, vocabulary). Attention runs per sequence over its cache and its new nodes: a
-//! node's position is the committed length plus its depth, and a mask hides every new node that is not an
-//! ancestor. Masks and rotary rows are made once a step, not once a layer. Only scored nodes pass the last
-//! MLP and the vocabulary.
+//! projections, rotary embeddings, MLP, vocabulary). Attention runs per sequence over its cache and
+//! its new nodes: a node's position is the committed length plus its depth, and a mask hides every
+//! new node that is not an ancestor. Masks and rotary rows are made once a step, not once a layer.
+//! Only scored nodes pass the last MLP and the vocabulary.
 //!
-//! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask and positions.
+//! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask
+//! and positions.
 
 use candle_core::{D, DType, Device, Module, Result, Tensor};
 use candle_nn::Embedding;
@@ -135,8 +136,8 @@ impl TreeLm {
         self.dtype
     }
 
-    /// Appends the nodes to their caches and returns the logits `[scored, vocab_size]` in f32, or nothing if no
-    /// row is scored.
+    /// Appends the nodes to their caches and returns the logits `[scored, vocab_size]` in f32, or
+    /// nothing if no row is scored.
     pub(super) fn forward(&mut self, batch: &Batch<'_>) -> Result<Option<Tensor>> {
         let rope = self.rope.rows(&batch.positions, self.dtype, &self.device)?;
         let masks = batch
@@ -285,9 +286,9 @@ fn rotate(x: &Tensor, (cos, sin): &(Tensor, Tensor)) -> Result<Tensor> {
     candle_nn::rotary_emb::rope_thd(&x.unsqueeze(0)?, cos, sin)?.squeeze(0)
 }
 
-/// Softmax attention of scaled queries `[heads, nodes, head_dim]` over keys and values `[kv_heads, total,
-/// head_dim]`, as rows `[nodes, heads · head_dim]`. Query heads that share a key head are stacked as more
-/// rows of one product instead of repeating the keys.
+/// Softmax attention of scaled queries `[heads, nodes, head_dim]` over keys and values `[kv_heads,
+/// total, head_dim]`, as rows `[nodes, heads · head_dim]`. Query heads that share a key head are
+/// stacked as more rows of one product instead of repeating the keys.
 fn attend(query: &Tensor, keys: &Tensor, values: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
     let (heads, nodes, head_dim) = query.dims3()?;
     let (kv_heads, total, _) = keys.dims3()?;
@@ -303,8 +304,8 @@ fn attend(query: &Tensor, keys: &Tensor, values: &Tensor, mask: Option<&Tensor>)
     attended.transpose(0, 1)?.flatten_from(D::Minus2)
 }
 
-/// What is added to the scores `[nodes, cached + nodes]`: 0 for the committed context, the node itself and its
-/// ancestors, -∞ for the rest. None for a single node, which sees everything.
+/// What is added to the scores `[nodes, cached + nodes]`: 0 for the committed context, the node
+/// itself and its ancestors, -∞ for the rest. None for a single node, which sees everything.
 fn tree_mask(span: &Span<'_>, dtype: DType, device: &Device) -> Result<Option<Tensor>> {
     let (nodes, cached) = (span.parents.len(), span.cached);
     if nodes == 1 {

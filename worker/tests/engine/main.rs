@@ -1,4 +1,5 @@
-//! The engine: trees against sequential decoding, mistralrs as oracle, formats, bad input, the fake.
+//! The engine: trees against sequential decoding, mistralrs as oracle, formats, bad input, the
+//! fake.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
 #![expect(

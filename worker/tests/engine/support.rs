@@ -107,8 +107,8 @@ pub(crate) fn greedy(engine: &mut dyn Engine, prompt: &[u32], count: usize) -> V
     tokens
 }
 
-/// The same distribution up to rounding: equal candidates within the tolerance, the same first one unless the
-/// first two are closer than it.
+/// The same distribution up to rounding: equal candidates within the tolerance, the same first one
+/// unless the first two are closer than it.
 pub(crate) fn assert_same(got: &[Candidate], expected: &[Candidate], what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}");
     for candidate in got {

@@ -1,0 +1,481 @@
+//! One night: from tables and last night's knowledge to a published data set, in one process.
+//!
+//! A run is named by its date and by what it depends on, so the same command finds the same run again and
+//! goes on where it was: pools that are built stay, a plan that is written stays, a shard that is committed
+//! is never generated twice.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use futures::Stream;
+use jiff::ToSpan;
+use jiff::civil::Date;
+use laser_coordinator::finalise::{self, Published};
+use laser_coordinator::ledger::LedgerLimits;
+use laser_coordinator::local_queue::LocalQueue;
+use laser_coordinator::plan::{PlanRequest, plan, read_plan};
+use laser_coordinator::prompt::PromptRenderer;
+use laser_pool_builder::{EntityEmbeddings, OpenPools, POOL_SET_FILE, PoolTokenizer, ReadError, build_pools};
+use laser_schema::job::{Plan, Spec, run_folder};
+use laser_schema::manifest::{Manifest, SUCCESS};
+use laser_schema::model::{Hub, ModelFiles, resolve};
+use laser_schema::previous::{self, PreviousReader, PreviousText};
+use laser_schema::{Digest, Entity, EntityTable, Kind, Location};
+use laser_worker::engine::{EngineOptions, MistralEngine, TreeEngine};
+use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
+use laser_worker::plain::PlainGenerator;
+use laser_worker::progress::Progress;
+use laser_worker::run::{RunContext, run_worker};
+use tokio_util::sync::CancellationToken;
+
+use crate::config::{Config, EngineKind};
+use crate::progress::{Display, TICK};
+
+/// Unfinished runs of this many nights back are taken up again by the same command.
+const RESUME_NIGHTS: i64 = 2;
+
+/// How a night ended.
+#[derive(Debug)]
+pub(crate) enum Outcome {
+    /// Published.
+    Complete(Finished),
+    /// Everything is there but too many entities have no text.
+    BelowCoverage(Finished),
+    /// Shards were given up.
+    Incomplete { dead: Vec<(u32, String)>, missing: usize },
+    /// Stopped by a signal; the same command goes on.
+    Drained { committed: usize, shards: usize },
+}
+
+/// What there is to tell of a night that ended.
+#[derive(Debug)]
+pub(crate) struct Finished {
+    pub(crate) plan: Plan,
+    pub(crate) manifests: Vec<Manifest>,
+    pub(crate) output: Location,
+    pub(crate) model: ModelFiles,
+    /// Seconds that this process spent generating; none if the run was complete already.
+    pub(crate) seconds: Option<f64>,
+    /// Why the speedup is what it is, where the engine cannot speculate.
+    pub(crate) note: Option<String>,
+}
+
+/// What a night is made from, all of it checked.
+pub(crate) struct Night<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) model: ModelFiles,
+    pub(crate) prompts: PromptRenderer,
+    pub(crate) spec: Spec,
+    pub(crate) output: Location,
+}
+
+impl<'a> Night<'a> {
+    /// Opens the model's files and the templates, and derives the specification.
+    pub(crate) async fn open(config: &'a Config) -> Result<Self> {
+        let model = open_model(&config.model.path).await?;
+        let prompts = PromptRenderer::new(&config.prompt, &model).context("[prompt]")?;
+        let spec = specification(config, &model, &prompts)?;
+        Ok(Self { config, model, prompts, spec, output: Location::parse(&config.output.path)? })
+    }
+
+    /// The name of the run on a date: what it depends on, so that it is found again.
+    async fn run_id(&self, date: Date) -> Result<String> {
+        let mut inputs = Vec::new();
+        for table in &self.config.input {
+            inputs.push(Location::parse(&table.path)?.fingerprint().await?);
+        }
+        let run = crate::config::RunConfig { date: None, attempts: 0, ..self.config.run.clone() };
+        let identity = Digest::of_json(&(
+            self.spec.digest(),
+            &self.config.input,
+            inputs,
+            previous::fingerprint(&self.config.previous, date).await?,
+            &self.config.pools,
+            run,
+        ));
+        Ok(format!("{date}-{}", identity.short()))
+    }
+
+    /// The night to work on: the configured one, else an unfinished one of the last nights, else today.
+    async fn choose_run(&self) -> Result<(Date, String)> {
+        if let Some(date) = self.config.run.date {
+            return Ok((date, self.run_id(date).await?));
+        }
+        let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+        let known = self.output.join("runs").folders().await?;
+        for back in 1..=RESUME_NIGHTS {
+            let date = today.checked_sub(back.days())?;
+            if !known.iter().any(|run| run.starts_with(&date.to_string())) {
+                continue;
+            }
+            let run = self.run_id(date).await?;
+            if let Some(plan) = read_plan(&self.output, &run).await?
+                && !is_published(&self.output, &plan).await?
+            {
+                tracing::info!(run, "taking up an unfinished run");
+                return Ok((date, run));
+            }
+        }
+        Ok((today, self.run_id(today).await?))
+    }
+
+    /// Plans without writing: what `laser plan` tells.
+    pub(crate) async fn dry_plan(&self, display: &mut Display) -> Result<(Plan, Vec<Manifest>)> {
+        let (date, run) = self.choose_run().await?;
+        let manifests = previous::manifests(&self.config.previous, date).await?;
+        let temporary = tempfile::tempdir().context("no temporary directory for the pools")?;
+        let dir = Location::parse(&temporary.path().to_string_lossy())?;
+        let pools = self.pools(&dir, date, display).await?;
+        Ok((self.plan(None, &run, date, (&dir, &pools), display).await?, manifests))
+    }
+
+    /// Runs the night to its end.
+    pub(crate) async fn run(self, display: &mut Display, drain: &CancellationToken) -> Result<Outcome> {
+        let (date, run) = self.choose_run().await?;
+        let folder = self.output.join(&run_folder(&run));
+        let _lock = lock(&folder, &run)?;
+        let known = read_plan(&self.output, &run).await?;
+        if let Some(plan) = &known
+            && is_published(&self.output, plan).await?
+        {
+            return self.finish(plan.clone(), None, None).await;
+        }
+        let dir = folder.join("pools");
+        let prepared = async {
+            let pools = self.pools(&dir, date, display).await?;
+            let plan = match known {
+                Some(plan) => plan,
+                None => self.plan(Some(&self.output), &run, date, (&dir, &pools), display).await?,
+            };
+            anyhow::Ok((pools, plan))
+        };
+        let (pools, plan) = tokio::select! {
+            biased;
+            () = drain.cancelled() => return Ok(Outcome::Drained { committed: 0, shards: 0 }),
+            prepared = prepared => prepared?,
+        };
+        if plan.pool_digest != *pools.digest() {
+            bail!(
+                "{}: these are not the pools that {}/plan.json was made with; remove {} to plan anew",
+                dir.url(), folder.url(), folder.url()
+            );
+        }
+        self.generate(plan, &pools, display, drain).await
+    }
+
+    /// The pools of the run: those that are there, or new ones from last night's knowledge.
+    async fn pools(&self, dir: &Location, date: Date, display: &mut Display) -> Result<OpenPools> {
+        let tokenizer = &self.model.tokenizer;
+        if !dir.join(POOL_SET_FILE).exists().await? {
+            display.stage("building pools");
+            let vocab_size = u32::try_from(tokenizer.vocab_size())?;
+            let pool_tokenizer = PoolTokenizer {
+                tokenizer: tokenizer.library(),
+                fingerprint: tokenizer.fingerprint(),
+                vocab_size,
+                end_of_text: self.model.end_of_text[0],
+            };
+            let previous = PreviousReader::open(&self.config.previous, date).await?;
+            let mut progress = |p: laser_pool_builder::BuildProgress| {
+                display.update(p.done, p.total, p.stage.as_str());
+            };
+            let (input, config) = (&self.config.input, &self.config.pools);
+            let texts = previous_texts(previous);
+            let set = build_pools(input, texts, pool_tokenizer, config, dir, &mut progress).await?;
+            let tokens: usize = set.pools.iter().map(|p| p.tokens).sum();
+            display.finish_with(&format!(
+                "{} pools, {} tokens from {} texts",
+                set.pools.len(), tokens, set.texts.read
+            ));
+        }
+        Ok(OpenPools::open(dir, &tokenizer.fingerprint()).await?)
+    }
+
+    async fn plan(
+        &self,
+        output: Option<&Location>,
+        run: &str,
+        date: Date,
+        (dir, pools): (&Location, &OpenPools),
+        display: &mut Display,
+    ) -> Result<Plan> {
+        display.stage("planning");
+        let embeddings = EntityEmbeddings::read(&self.config.pools).await?;
+        let route = |entity: &Entity| {
+            let route = pools.route(entity, embeddings.get(entity));
+            route.map_or_else(String::new, |route| route.pool.to_owned())
+        };
+        let request = PlanRequest {
+            run: run.to_owned(),
+            date,
+            spec: self.spec.clone(),
+            entities: &self.config.input,
+            previous: &self.config.previous,
+            carry_forward: self.config.run.carry_forward,
+            shard_rows: self.config.run.shard_rows,
+            audit_share: self.config.run.audit_share,
+            seed: self.config.run.seed,
+            limit: self.config.run.limit,
+            pools: (dir.url().to_owned(), pools.digest().clone()),
+            prompts: &self.prompts,
+            route: &route,
+        };
+        let plan = plan(output, &request, &mut |p| display.update(p.entities, None, "entities")).await?;
+        let sum = |f: fn(&laser_schema::job::KindCounts) -> u64| plan.counts.values().map(f).sum::<u64>();
+        display.finish_with(&format!(
+            "{} entities: {} to generate, {} unchanged, {} failed; {} shards",
+            sum(|c| c.entities), sum(|c| c.generate), sum(|c| c.carried), sum(|c| c.failed), plan.shards.len()
+        ));
+        Ok(plan)
+    }
+
+    async fn generate(
+        self,
+        plan: Plan,
+        pools: &OpenPools,
+        display: &mut Display,
+        drain: &CancellationToken,
+    ) -> Result<Outcome> {
+        let committed = finalise::committed(&self.output, &plan).await?;
+        let limits = LedgerLimits { attempts: self.config.run.attempts, ..LedgerLimits::default() };
+        let queue = Arc::new(LocalQueue::new(&plan, &committed, limits));
+        let mut note = None;
+        let started = std::time::Instant::now();
+        if committed.len() < plan.shards.len() {
+            display.stage("loading the model");
+            let options = self.generate_options()?;
+            let engine_options = self.engine_options()?;
+            let context = self.context(plan.clone(), pools);
+            match self.config.model.engine {
+                EngineKind::Tree => {
+                    let engine = tokio::task::spawn_blocking(move || TreeEngine::load(&engine_options)).await??;
+                    let generator = Generator::new(Box::new(engine), self.model.tokenizer.clone(), options);
+                    work(&queue, context, generator, display, drain).await?;
+                }
+                EngineKind::Mistralrs => {
+                    note = Some("engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned());
+                    let engine = MistralEngine::load(&engine_options, options.batch).await?;
+                    let handle = tokio::runtime::Handle::current();
+                    let generator = PlainGenerator::new(engine, handle, self.model.tokenizer.clone(), options);
+                    work(&queue, context, generator, display, drain).await?;
+                }
+            }
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        let counts = queue.counts();
+        if counts.ready + counts.leased > 0 {
+            return Ok(Outcome::Drained { committed: counts.committed, shards: plan.shards.len() });
+        }
+        if counts.dead > 0 {
+            return Ok(Outcome::Incomplete { dead: queue.dead(), missing: counts.dead });
+        }
+        self.finish(plan, Some(seconds), note).await
+    }
+
+    fn context(&self, plan: Plan, pools: &OpenPools) -> Arc<RunContext> {
+        let names = pools.set().pools.iter().map(|p| p.name.clone());
+        let pools: HashMap<_, _> =
+            names.filter_map(|name| pools.pool(&name).map(|pool| (name, pool))).collect();
+        Arc::new(RunContext {
+            plan,
+            output: self.output.clone(),
+            pools,
+            worker: format!("local-{}", std::process::id()),
+            progress: Arc::new(Progress::default()),
+        })
+    }
+
+    /// Publishes every kind, or shows what was published before.
+    async fn finish(self, plan: Plan, seconds: Option<f64>, note: Option<String>) -> Result<Outcome> {
+        let mut manifests = Vec::new();
+        let mut covered = true;
+        for &kind in plan.counts.keys() {
+            let coverage = self.config.output.min_coverage;
+            match finalise::publish(&self.output, &plan, kind, coverage).await? {
+                Published::Complete(manifest) => manifests.push(*manifest),
+                Published::BelowCoverage(manifest) => {
+                    covered = false;
+                    manifests.push(*manifest);
+                }
+                Published::Incomplete { missing } => {
+                    return Ok(Outcome::Incomplete { dead: Vec::new(), missing });
+                }
+            }
+        }
+        let (output, model) = (self.output, self.model);
+        let finished = Finished { plan, manifests, output, model, seconds, note };
+        Ok(if covered { Outcome::Complete(finished) } else { Outcome::BelowCoverage(finished) })
+    }
+
+    fn generate_options(&self) -> Result<GenerateOptions> {
+        let generate = &self.config.generate;
+        Ok(GenerateOptions {
+            drafter: self.config.draft.drafter()?,
+            nodes: self.config.draft.nodes,
+            verification: self.config.verification.verification()?,
+            batch: generate.batch,
+            step_tokens: generate.step_tokens,
+            max_new_tokens: generate.max_new_tokens,
+            end_of_text: self.model.end_of_text.clone(),
+            stop: generate.stop.clone(),
+        })
+    }
+
+    fn engine_options(&self) -> Result<EngineOptions> {
+        let path = match &self.model.weights {
+            laser_schema::model::Weights::Gguf(file) => file.clone(),
+            laser_schema::model::Weights::Safetensors(_) => self.model.directory.clone(),
+        };
+        let model = &self.config.model;
+        Ok(EngineOptions {
+            path,
+            dtype: model.dtype,
+            isq: model.isq.clone(),
+            device: model.device,
+        })
+    }
+}
+
+/// Drives the worker and shows how far it is.
+async fn work<G: TextGenerator + 'static>(
+    queue: &Arc<LocalQueue>,
+    context: Arc<RunContext>,
+    generator: G,
+    display: &mut Display,
+    drain: &CancellationToken,
+) -> Result<()> {
+    display.stage("generating");
+    let progress = context.progress.clone();
+    let counts = queue.counts();
+    let rows: u64 = context.plan.counts.values().map(|c| c.entities).sum();
+    let resumed = counts.committed;
+    let started = std::time::Instant::now();
+    let worker = run_worker(queue.clone(), context.clone(), generator, drain.clone());
+    tokio::pin!(worker);
+    let mut ticks = tokio::time::interval(TICK);
+    loop {
+        tokio::select! {
+            ended = &mut worker => {
+                ended?;
+                break;
+            }
+            _ = ticks.tick() => {
+                let now = progress.snapshot();
+                let done = now.figures.texts + now.carried + now.errors;
+                let rate = now.figures.tokens as f64 / started.elapsed().as_secs_f64();
+                let draining = if drain.is_cancelled() { "; finishing the shards in hand" } else { "" };
+                display.update(done, Some(rows), &format!(
+                    "texts, {rate:.0} tokens/s, {:.1} accepted a forward, {} of {} shards{draining}",
+                    now.figures.aal(), queue.counts().committed, context.plan.shards.len()
+                ));
+            }
+        }
+    }
+    let now = progress.snapshot();
+    display.finish_with(&format!(
+        "{} texts, {} tokens, {} carried forward, {} errors{}",
+        now.figures.texts, now.figures.tokens, now.carried, now.errors,
+        if resumed > 0 { format!("; {resumed} shards were committed before") } else { String::new() },
+    ));
+    Ok(())
+}
+
+/// Resolves a path or hub id and opens the model's files.
+pub(crate) async fn open_model(model: &str) -> Result<ModelFiles> {
+    let model = model.to_owned();
+    tokio::task::spawn_blocking(move || {
+        let path = resolve(&model, &Hub::from_env())?;
+        anyhow::Ok(ModelFiles::open(&path)?)
+    })
+    .await?
+    .context("[model] path")
+}
+
+fn specification(config: &Config, model: &ModelFiles, prompts: &PromptRenderer) -> Result<Spec> {
+    let isq = config.model.isq.as_ref().map_or_else(String::new, |isq| format!("+{isq}"));
+    Ok(Spec {
+        engine: match config.model.engine {
+            EngineKind::Tree => "tree".to_owned(),
+            EngineKind::Mistralrs => "mistralrs".to_owned(),
+        },
+        model: model.digest().context("[model] path")?,
+        tokenizer: Digest::from_bytes(model.tokenizer.fingerprint()),
+        precision: format!("{}{isq}", config.model.dtype),
+        prompts: Kind::ALL.into_iter().map(|kind| (kind, prompts.digest(kind))).collect(),
+        verification: config.verification.policy(),
+        max_new_tokens: config.generate.max_new_tokens,
+        stop: config.generate.stop.clone(),
+    })
+}
+
+/// The batches of a reader as a stream.
+pub(crate) fn previous_texts(
+    reader: PreviousReader,
+) -> impl Stream<Item = Result<Vec<PreviousText>, ReadError>> {
+    futures::stream::try_unfold(reader, |mut reader| async move {
+        let texts = reader.next_file().await.map_err(|e| Box::new(e) as ReadError)?;
+        Ok(texts.map(|texts| (texts, reader)))
+    })
+}
+
+/// Whether every kind of the run is published.
+async fn is_published(output: &Location, plan: &Plan) -> Result<bool> {
+    for &kind in plan.counts.keys() {
+        if !output.join(&plan.partition(kind)).join(SUCCESS).exists().await? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Keeps a second process off a run on a local disk for as long as the file is open. On a remote store the
+/// commit alone decides; two processes would waste work, never double a row.
+fn lock(folder: &Location, run: &str) -> Result<Option<File>> {
+    let Some(path) = folder.local_path() else { return Ok(None) };
+    let name = path.join("lock");
+    std::fs::create_dir_all(&path)
+        .with_context(|| format!("{}: the output is not writable", path.display()))?;
+    let file = File::create(&name).with_context(|| format!("{}: not writable", name.display()))?;
+    match file.try_lock() {
+        Ok(()) => Ok(Some(file)),
+        Err(std::fs::TryLockError::WouldBlock) => {
+            bail!("{}: another process is working on run {run}; wait for it, or give another [output] path", path.display())
+        }
+        Err(std::fs::TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("{}: cannot be locked", name.display()))
+        }
+    }
+}
+
+/// The demo: makes its data set, runs last night (a cold start), then returns the configuration of tonight.
+pub(crate) async fn demo_nights(config: &Config) -> Result<Option<(Config, Config)>> {
+    let Some(demo) = &config.demo else { return Ok(None) };
+    let data = Location::parse(&demo.data)?;
+    let paths = crate::prepare::demo(&data, &demo.options()).await.context("[demo]")?;
+    let tables = |tables: crate::prepare::Tables| {
+        [tables.users, tables.items].map(|path| EntityTable { path, kind: None, columns: Default::default() }).to_vec()
+    };
+    let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+    let date = config.run.date.unwrap_or(today);
+    let tonight = Config {
+        demo: None,
+        input: tables(paths.tonight),
+        previous: vec![previous::PreviousSource { path: config.output.path.clone(), kind: None, id_type: None }],
+        run: crate::config::RunConfig { date: Some(date), ..config.run.clone() },
+        ..config.clone()
+    };
+    let last_night = Config {
+        input: tables(paths.last_night),
+        previous: Vec::new(),
+        run: crate::config::RunConfig {
+            date: Some(date.yesterday()?),
+            audit_share: 0.0,
+            ..config.run.clone()
+        },
+        ..tonight.clone()
+    };
+    Ok(Some((last_night, tonight)))
+}
+
