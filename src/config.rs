@@ -177,6 +177,7 @@ impl VerificationConfig {
 pub(crate) struct DraftConfig {
     pub(crate) method: DraftMethod,
     pub(crate) nodes: usize,
+    pub(crate) adaptive: bool,
     pub(crate) order: usize,
     pub(crate) alpha: f32,
     pub(crate) min_probability: f32,
@@ -190,6 +191,7 @@ impl Default for DraftConfig {
         Self {
             method: DraftMethod::Blended,
             nodes: 16,
+            adaptive: true,
             order: 8,
             alpha: 4.0,
             min_probability: 0.002,
@@ -214,6 +216,11 @@ pub(crate) enum DraftMethod {
 }
 
 impl DraftConfig {
+    /// Only blended drafts carry probabilities to weigh against costs.
+    pub(crate) fn is_adaptive(self) -> bool {
+        self.adaptive && self.method == DraftMethod::Blended
+    }
+
     pub(crate) fn drafter(self) -> Result<Drafter> {
         let drafter = match self.method {
             DraftMethod::None => Drafter::None,

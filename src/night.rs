@@ -20,10 +20,11 @@ use laser_coordinator::prompt::PromptRenderer;
 use laser_pool_builder::{EntityEmbeddings, OpenPools, POOL_SET_FILE, PoolTokenizer, ReadError, build_pools};
 use laser_schema::job::{Plan, Spec, run_folder};
 use laser_schema::manifest::{Manifest, SUCCESS};
-use laser_schema::model::{Hub, ModelFiles, resolve};
+use laser_schema::model::{Hub, ModelFiles, Tokenizer, resolve};
 use laser_schema::previous::{self, PreviousReader, PreviousText};
 use laser_schema::{Digest, Entity, EntityTable, Kind, Location};
-use laser_worker::engine::{EngineOptions, MistralEngine, TreeEngine};
+use laser_worker::budget::StepCost;
+use laser_worker::engine::{EngineError, EngineOptions, MistralEngine, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
 use laser_worker::plain::PlainGenerator;
 use laser_worker::progress::Progress;
@@ -250,8 +251,10 @@ impl<'a> Night<'a> {
             let context = self.context(plan.clone(), pools);
             match self.config.model.engine {
                 EngineKind::Tree => {
-                    let engine = tokio::task::spawn_blocking(move || TreeEngine::load(&engine_options)).await??;
-                    let generator = Generator::new(Box::new(engine), self.model.tokenizer.clone(), options);
+                    let adaptive = self.config.draft.is_adaptive();
+                    let tokenizer = self.model.tokenizer.clone();
+                    let load = move || load_generator(&engine_options, tokenizer, options, adaptive);
+                    let generator = tokio::task::spawn_blocking(load).await??;
                     work(&queue, context, generator, display, drain).await?;
                 }
                 EngineKind::Mistralrs => {
@@ -317,6 +320,7 @@ impl<'a> Night<'a> {
             verification: self.config.verification.verification()?,
             batch: generate.batch,
             step_tokens: generate.step_tokens,
+            cost: None,
             max_new_tokens: generate.max_new_tokens,
             end_of_text: self.model.end_of_text.clone(),
             stop: generate.stop.clone(),
@@ -336,6 +340,22 @@ impl<'a> Night<'a> {
             device: model.device,
         })
     }
+}
+
+/// Loads the model and, for an adaptive budget, measures what its forwards cost.
+fn load_generator(
+    engine: &EngineOptions,
+    tokenizer: Tokenizer,
+    mut options: GenerateOptions,
+    adaptive: bool,
+) -> Result<Generator, EngineError> {
+    let mut engine = TreeEngine::load(engine)?;
+    if adaptive {
+        let tokens = options.batch * (options.nodes + 1);
+        options.cost = Some(StepCost::measure(&mut engine, tokens)?);
+        tracing::info!(cost = ?options.cost, "measured the forward");
+    }
+    Ok(Generator::new(Box::new(engine), tokenizer, options))
 }
 
 /// Drives the worker and shows how far it is.

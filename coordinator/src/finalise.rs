@@ -1,7 +1,7 @@
 //! Publishing: from committed parts to a data set that readers may trust.
 //!
 //! Every part is read back and checked, then `_errors.jsonl`, `_manifest.json` and last `_SUCCESS` are written.
-//! The manifest is a function of the parts, so two coordinators that finish one run write the same.
+//! But for its time the manifest is a function of the parts, so two coordinators that finish one run write the same.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -100,6 +100,7 @@ pub async fn publish(
     let bytes = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
     folder.join(MANIFEST).write(Bytes::from(bytes)).await?;
     if (manifest.rows as f64) < min_coverage * manifest.entities as f64 {
+        folder.join(SUCCESS).remove().await?;
         return Ok(Published::BelowCoverage(Box::new(manifest)));
     }
     folder.join(SUCCESS).write(Bytes::new()).await?;

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 use jiff::civil::Date;
-use laser_schema::entity::{EntityError, IdType};
+use laser_schema::entity::{EntityError, IdType, Ids};
 use laser_schema::job::{
     Action, KindCounts, PLAN_VERSION, Plan, ShardJob, ShardRow, Spec, run_folder, shard_schema,
 };
@@ -87,30 +87,8 @@ pub enum PlanError {
         /// The tables.
         files: String,
     },
-    /// One kind's ids differ in type between tables.
-    #[error("{file}: its {kind} ids are {found}, those of an earlier table {expected}; set [input.columns] id_type")]
-    IdTypes {
-        /// The table.
-        file: String,
-        /// Users or items.
-        kind: Kind,
-        /// The type found.
-        found: IdType,
-        /// The type before.
-        expected: IdType,
-    },
-    /// An entity stands in two tables.
-    #[error("{file}: {kind} {id} is in an earlier table too; ids must be unique")]
-    Duplicate {
-        /// The later table.
-        file: String,
-        /// Users or items.
-        kind: Kind,
-        /// The id.
-        id: EntityId,
-    },
     /// No previous text belongs to any entity.
-    #[error("previous {kind} knowledge: none of its {texts} texts belongs to a {kind} of the input (ids such as {previous}, the input has {input}); is it another data set's, or another kind's?")]
+    #[error("previous {kind} knowledge: none of its {texts} texts belongs to a {kind} of the input (ids such as the {} {previous}, the input has the {} {input}); is it another data set's, or another kind's, or does it want an id_type?", previous.id_type(), input.id_type())]
     ForeignPrevious {
         /// Users or items.
         kind: Kind,
@@ -165,7 +143,7 @@ pub async fn plan(
         audit: BTreeMap::new(),
         carried: BTreeMap::new(),
         shards: Vec::new(),
-        ids: BTreeMap::new(),
+        ids: Ids::default(),
         counts: BTreeMap::new(),
         samples: HashMap::new(),
     };
@@ -201,7 +179,7 @@ struct Planner<'a> {
     audit: BTreeMap<(Kind, String), Vec<ShardRow>>,
     carried: BTreeMap<Kind, OpenShard<KnowledgeRecord>>,
     shards: Vec<ShardJob>,
-    ids: BTreeMap<Kind, IdType>,
+    ids: Ids,
     counts: BTreeMap<Kind, KindCounts>,
     /// One id of each kind, for messages.
     samples: HashMap<Kind, EntityId>,
@@ -231,9 +209,10 @@ impl Planner<'_> {
         table: &EntityTable,
         progress: &mut (dyn FnMut(PlanProgress) + Send),
     ) -> Result<(), PlanError> {
-        let mut reader = EntityReader::open(table).await?;
+        let ids = std::mem::take(&mut self.ids);
+        let mut reader = EntityReader::open(table).await?.with_ids(ids);
         while let Some(mut entities) = reader.next_batch().await? {
-            self.check(table, &entities)?;
+            self.match_previous(&entities);
             entities.retain(|e| self.within_limit(e.kind));
             let planned: Result<Vec<_>, PromptError> =
                 entities.par_iter().map(|e| self.plan_entity(e)).collect();
@@ -242,6 +221,7 @@ impl Planner<'_> {
             }
             progress(PlanProgress { entities: self.counts.values().map(|c| c.entities).sum() });
         }
+        self.ids = reader.into_ids();
         Ok(())
     }
 
@@ -253,17 +233,13 @@ impl Planner<'_> {
         room
     }
 
-    fn check(&mut self, table: &EntityTable, entities: &[Entity]) -> Result<(), PlanError> {
+    /// Notes which entities, within the limit or not, have a previous text.
+    fn match_previous(&mut self, entities: &[Entity]) {
         for entity in entities {
-            let found = entity.id.id_type();
-            let expected = *self.ids.entry(entity.kind).or_insert(found);
-            if found != expected {
-                let (file, kind) = (table.path.clone(), entity.kind);
-                return Err(PlanError::IdTypes { file, kind, found, expected });
-            }
+            let known = self.previous.contains_key(&(entity.kind, entity.id.clone()));
+            *self.matched.entry(entity.kind).or_default() += u64::from(known);
             self.samples.entry(entity.kind).or_insert_with(|| entity.id.clone());
         }
-        Ok(())
     }
 
     fn plan_entity(&self, entity: &Entity) -> Result<Planned, PromptError> {
@@ -295,9 +271,6 @@ impl Planner<'_> {
 
     async fn add(&mut self, entity: &Entity, planned: Planned) -> Result<(), PlanError> {
         let kind = entity.kind;
-        if self.previous.contains_key(&(kind, entity.id.clone())) {
-            *self.matched.entry(kind).or_default() += 1;
-        }
         let counts = self.counts.entry(kind).or_default();
         match planned {
             Planned::Carry(record) => {
@@ -347,7 +320,7 @@ impl Planner<'_> {
     async fn close_carried(&mut self, kind: Kind) -> Result<(), PlanError> {
         let Some(open) = self.carried.get_mut(&kind) else { return Ok(()) };
         let rows = std::mem::take(&mut open.rows);
-        let name = format!("{kind}-carried-{:05}", open.written);
+        let name = format!("carry-{kind}-{:05}", open.written);
         open.written += 1;
         let file = format!("shards/{name}.parquet");
         let bytes = table::encode(&file, record_schema(self.id_type(kind)), &rows, &[])?;
@@ -377,7 +350,7 @@ impl Planner<'_> {
     }
 
     fn id_type(&self, kind: Kind) -> arrow::datatypes::DataType {
-        self.ids.get(&kind).copied().unwrap_or(IdType::String).into()
+        self.samples.get(&kind).map_or(IdType::String, EntityId::id_type).into()
     }
 
     /// A job whose number and output are given once all shards are known.
@@ -415,7 +388,7 @@ impl Planner<'_> {
             }
         }
         for ((kind, pool), rows) in std::mem::take(&mut self.audit) {
-            let name = format!("{kind}-{pool}-audit");
+            let name = format!("audit-{kind}-{pool}");
             self.write_rows(Action::Audit, kind, &pool, &name, &rows).await?;
         }
         self.check_whole()?;
@@ -426,7 +399,7 @@ impl Planner<'_> {
             spec: self.request.spec.clone(),
             pools: self.request.pools.0.clone(),
             pool_digest: self.request.pools.1.clone(),
-            ids: self.ids,
+            ids: self.samples.iter().map(|(kind, id)| (*kind, id.id_type())).collect(),
             counts: self.counts,
             shards: self.shards,
         };

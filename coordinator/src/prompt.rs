@@ -4,8 +4,8 @@
 //! dropped, no more than needed: the kept history plus one interaction would not fit. The same entity, templates and
 //! model give the same tokens every night, since nothing here reads a clock or draws a number.
 //!
-//! One prompt costs one rendering and tokenisation where the whole history fits (about 1 ms for 1,000 tokens), and
-//! ⌈log₂(interactions + 1)⌉ more where it does not.
+//! One prompt costs one rendering and tokenisation where a short history fits (about 1 ms for 1,000 tokens), else
+//! about 2·log₂(kept interactions) of them, none much over twice the budget however long the history is.
 
 mod fields;
 mod template;
@@ -23,6 +23,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use fields::Fields;
 use template::Templates;
+
+/// Where the search for the history that fits begins: at about 20 tokens an interaction, two thirds of the
+/// default budget. From there it doubles until the budget is exceeded, then bisects.
+const FIRST_HISTORY: usize = 32;
 
 /// Which prompts are made. All of it changes tokens, so all of it belongs to the run's specification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -255,30 +259,35 @@ impl PromptRenderer {
             .history
             .len()
             .min(self.max_history.unwrap_or(usize::MAX));
-        let whole = self.render_with(&fields, longest)?;
-        if self.fits(&whole) {
-            return Ok(whole);
-        }
-        let mut best = self.render_with(&fields, 0)?;
-        if !self.fits(&best) {
-            return Err(PromptError::TooLong {
-                entity: fields.entity(),
-                tokens: best.tokens.len(),
-                budget: self.max_tokens,
-            });
-        }
-        // `best` fits throughout and `too_many` interactions do not, so the two meet at a boundary.
-        let mut too_many = longest;
-        while too_many - best.history_used > 1 {
-            let half = best.history_used.midpoint(too_many);
-            let prompt = self.render_with(&fields, half)?;
-            if self.fits(&prompt) {
-                best = prompt;
+        let mut best: Option<RenderedPrompt> = None;
+        let mut too_many = longest + 1;
+        let mut kept = longest.min(FIRST_HISTORY);
+        loop {
+            let prompt = self.render_with(&fields, kept)?;
+            let tokens = prompt.tokens.len();
+            if tokens <= self.max_tokens {
+                best = Some(prompt);
+            } else if kept > 0 {
+                too_many = kept;
             } else {
-                too_many = half;
+                return Err(PromptError::TooLong {
+                    entity: fields.entity(),
+                    tokens,
+                    budget: self.max_tokens,
+                });
+            }
+            let untried = best.as_ref().map_or(0, |fits| fits.history_used + 1);
+            kept = if too_many > longest {
+                (2 * kept).min(longest)
+            } else {
+                untried.midpoint(too_many)
+            };
+            if untried == too_many
+                && let Some(best) = best
+            {
+                return Ok(best);
             }
         }
-        Ok(best)
     }
 
     /// The digest of everything that determines the prompts of a kind but entities and tokenizer.
@@ -290,10 +299,6 @@ impl PromptRenderer {
             self.max_tokens,
             self.max_history,
         ))
-    }
-
-    fn fits(&self, prompt: &RenderedPrompt) -> bool {
-        prompt.tokens.len() <= self.max_tokens
     }
 
     /// Special tokens are added exactly where no chat template is used: a chat template writes its own,

@@ -52,6 +52,16 @@ impl DraftTree {
         tree
     }
 
+    /// Drops all but the root and the first `drafted` nodes. Parents precede children, so what is left is a tree.
+    pub fn truncate(&mut self, drafted: usize) {
+        let nodes = drafted + 1;
+        self.tokens.truncate(nodes);
+        self.parents.truncate(nodes);
+        self.depths.truncate(nodes);
+        self.probabilities.truncate(nodes);
+        self.sources.truncate(nodes);
+    }
+
     /// Drops every node and keeps the allocations.
     pub fn clear(&mut self) {
         self.tokens.clear();

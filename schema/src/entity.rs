@@ -5,7 +5,7 @@
 //! column that is not mapped is an attribute. Rows are read in batches, so memory does not grow with the
 //! table (a CSV or JSONL *object* of a remote store is fetched whole; use Parquet for large ones).
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::io::{BufRead, BufReader, Cursor};
 
@@ -104,19 +104,21 @@ impl Interaction {
     pub fn timestamp(&self) -> Option<f64> {
         match self.fields.get("timestamp")? {
             Value::Number(n) => n.as_f64(),
-            Value::String(s) => s
-                .parse::<jiff::Timestamp>()
-                .map(|t| t.as_second() as f64)
-                .or_else(|_| {
-                    let civil: jiff::civil::DateTime = s.parse()?;
-                    civil
-                        .to_zoned(jiff::tz::TimeZone::UTC)
-                        .map(|z| z.timestamp().as_second() as f64)
-                })
-                .ok(),
+            Value::String(s) => seconds(s),
             _ => None,
         }
     }
+}
+
+/// ISO 8601 text in seconds, in UTC where it names no zone; or a number as text, as CSV has it.
+fn seconds(text: &str) -> Option<f64> {
+    let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
+    let zoned = || text.parse::<jiff::Timestamp>().ok();
+    let civil = || {
+        let civil: jiff::civil::DateTime = text.parse().ok()?;
+        Some(civil.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
+    };
+    number.or_else(|| Some(zoned().or_else(civil)?.as_microsecond() as f64 / 1e6))
 }
 
 /// A user or an item as the input describes it.
@@ -269,13 +271,42 @@ enum Rows {
     },
 }
 
+/// The ids of the tables read so far: each once, and all of a kind of one type. Takes 16 bytes an entity
+/// (and the set's own), so that a hundred million are checked in a few gigabytes.
+#[derive(Debug, Default)]
+pub struct Ids {
+    /// The first half of each id's digest: two of 10^9 ids have the same with a probability of 10^-21.
+    seen: HashSet<u128>,
+    types: BTreeMap<Kind, IdType>,
+}
+
+impl Ids {
+    fn add(&mut self, entity: &Entity) -> Result<(), String> {
+        let (id, kind, this) = (&entity.id, entity.kind, entity.id.id_type());
+        let first = *self.types.entry(kind).or_insert(this);
+        if this != first {
+            return Err(format!(
+                "{kind} id {id} is {this}, but the {kind}s before have {first} ids; set [input.columns] id_type"
+            ));
+        }
+        let hash = blake3::hash(format!("{kind}/{id}").as_bytes());
+        let mut key = [0u8; 16];
+        key.copy_from_slice(&hash.as_bytes()[..16]);
+        if !self.seen.insert(u128::from_le_bytes(key)) {
+            return Err(format!(
+                "{kind} id {id} appears twice; ids must be unique over all tables"
+            ));
+        }
+        Ok(())
+    }
+}
+
 /// Reads one table in batches of entities, checking each row.
 pub struct EntityReader {
     table: EntityTable,
     rows: Rows,
     row: u64,
-    seen: HashSet<u128>,
-    id_type: Option<IdType>,
+    ids: Ids,
 }
 
 impl fmt::Debug for EntityReader {
@@ -310,9 +341,20 @@ impl EntityReader {
             table: table.clone(),
             rows,
             row: 0,
-            seen: HashSet::new(),
-            id_type: None,
+            ids: Ids::default(),
         })
+    }
+
+    /// Reads the table as the next one after those whose ids these are.
+    #[must_use]
+    pub fn with_ids(self, ids: Ids) -> Self {
+        Self { ids, ..self }
+    }
+
+    /// The ids so far, for the next table.
+    #[must_use]
+    pub fn into_ids(self) -> Ids {
+        self.ids
     }
 
     /// The next entities, or `None` at the end.
@@ -331,32 +373,12 @@ impl EntityReader {
         for row in rows {
             self.row += 1;
             let entity = to_entity(row, &self.table).map_err(|r| self.error(self.row, r))?;
-            self.check_id(&entity)
+            self.ids
+                .add(&entity)
                 .map_err(|r| self.error(self.row, r))?;
             entities.push(entity);
         }
         Ok(Some(entities))
-    }
-
-    fn check_id(&mut self, entity: &Entity) -> Result<(), String> {
-        let this = entity.id.id_type();
-        let first = *self.id_type.get_or_insert(this);
-        if this != first {
-            return Err(format!(
-                "id {} is {this}, but the rows before have {first} ids; set [input.columns] id_type",
-                entity.id
-            ));
-        }
-        let hash = blake3::hash(format!("{}/{}", entity.kind, entity.id).as_bytes());
-        let mut key = [0u8; 16];
-        key.copy_from_slice(&hash.as_bytes()[..16]);
-        if !self.seen.insert(u128::from_le_bytes(key)) {
-            return Err(format!(
-                "{} id {} appears twice; ids must be unique",
-                entity.kind, entity.id
-            ));
-        }
-        Ok(())
     }
 
     fn error(&self, row: u64, reason: String) -> EntityError {
@@ -533,12 +555,11 @@ fn to_id(value: Option<Value>, columns: &Columns) -> Result<EntityId, String> {
 }
 
 fn to_kind(value: Option<Value>, table: &EntityTable) -> Result<Kind, String> {
-    let kind = match value.as_ref().map(|v| v.as_str()) {
-        Some(Some("user")) => Some(Kind::User),
-        Some(Some("item")) => Some(Kind::Item),
-        None => None,
-        _ => {
-            let found = value.unwrap_or_default();
+    let kind = match value.unwrap_or_default() {
+        Value::Null => None,
+        Value::String(kind) if kind == "user" => Some(Kind::User),
+        Value::String(kind) if kind == "item" => Some(Kind::Item),
+        found => {
             return Err(format!(
                 "column {:?} is {found}; expected user or item",
                 table.columns.kind
@@ -577,17 +598,7 @@ fn to_history(value: Option<Value>, columns: &Columns) -> Result<Vec<Interaction
     };
     let mut history = Vec::with_capacity(elements.len());
     for element in elements {
-        let mut fields = match element {
-            Value::Object(fields) => fields,
-            Value::String(title) => Map::from_iter([("title".to_owned(), Value::String(title))]),
-            other => return Err(wrong(format!("the element {other}"))),
-        };
-        if columns.timestamp != "timestamp"
-            && let Some(timestamp) = fields.remove(&columns.timestamp)
-        {
-            fields.insert("timestamp".to_owned(), timestamp);
-        }
-        history.push(Interaction { fields });
+        history.push(to_interaction(element, columns).map_err(wrong)?);
     }
     if history.iter().all(|i| i.timestamp().is_some()) {
         // Stable: what happened at the same time stays in the table's order.
@@ -598,6 +609,28 @@ fn to_history(value: Option<Value>, columns: &Columns) -> Result<Vec<Interaction
         });
     }
     Ok(history)
+}
+
+fn to_interaction(element: Value, columns: &Columns) -> Result<Interaction, String> {
+    let mut fields = match element {
+        Value::Object(fields) => fields,
+        Value::String(title) => Map::from_iter([("title".to_owned(), Value::String(title))]),
+        other => return Err(format!("the element {other}")),
+    };
+    // Parquet has no value where JSON has null.
+    fields.retain(|_, value| !value.is_null());
+    if columns.timestamp != "timestamp"
+        && let Some(timestamp) = fields.remove(&columns.timestamp)
+    {
+        fields.insert("timestamp".to_owned(), timestamp);
+    }
+    let interaction = Interaction { fields };
+    match interaction.fields.get("timestamp") {
+        Some(unreadable) if interaction.timestamp().is_none() => Err(format!(
+            "the timestamp {unreadable}, which is neither a number nor ISO 8601"
+        )),
+        _ => Ok(interaction),
+    }
 }
 
 fn to_count(value: Option<Value>, columns: &Columns) -> Result<Option<u64>, String> {

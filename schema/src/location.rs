@@ -4,7 +4,7 @@
 //! come from the usual environment of each cloud. Local writes are synced to disk, and
 //! [`Location::create`] has exactly one winner on every store: it is how Laser commits.
 
-use std::path::{Path as FsPath, PathBuf};
+use std::path::{Component, Path as FsPath, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -100,11 +100,10 @@ impl Location {
     }
 
     fn local(path: &FsPath) -> Result<Self, Box<dyn std::error::Error>> {
-        let absolute = std::path::absolute(path)?;
         let store = LocalFileSystem::new().with_fsync(true);
         Ok(Self {
             store: Arc::new(store),
-            path: Path::from_absolute_path(&absolute)?,
+            path: Path::from_absolute_path(normalise(path)?)?,
             url: path.display().to_string(),
             local: true,
         })
@@ -137,8 +136,8 @@ impl Location {
 
     /// The path in the file system, if this is a local place.
     pub fn local_path(&self) -> Option<PathBuf> {
-        self.local
-            .then(|| std::path::absolute(&self.url).unwrap_or_else(|_| PathBuf::from(&self.url)))
+        let path = || normalise(FsPath::new(&self.url)).unwrap_or_else(|_| PathBuf::from(&self.url));
+        self.local.then(path)
     }
 
     /// The last extension of the name in lower case (`parquet`, `csv`, `jsonl`), or empty.
@@ -311,9 +310,30 @@ impl Location {
     }
 }
 
+/// The absolute path without `.` and `..`, by its text alone: what is there may not exist yet.
+fn normalise(path: &FsPath) -> std::io::Result<PathBuf> {
+    let mut normal = PathBuf::new();
+    for component in std::path::absolute(path)?.components() {
+        match component {
+            Component::ParentDir => drop(normal.pop()),
+            Component::CurDir => {}
+            component => normal.push(component),
+        }
+    }
+    Ok(normal)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn dots_in_a_path_are_resolved() {
+        let location = Location::parse("a/../b/./c").unwrap();
+        let expected = std::env::current_dir().unwrap().join("b/c");
+        assert_eq!(location.local_path().unwrap(), expected);
+        assert_eq!(location.url(), "a/../b/./c");
+    }
 
     fn temporary() -> (tempfile::TempDir, Location) {
         let dir = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! A model directory: the files every process that reads, counts or generates tokens agrees on.
 //!
-//! [`ModelFiles::open`] reads the small JSON files only (0.1 s for a vocabulary of 128k); weights are found, not
-//! read, until [`ModelFiles::digest`] is asked for. [`resolve`] turns what the configuration says,
-//! a path or a hub id, into such a directory.
+//! [`ModelFiles::open`] reads the small JSON files only; weights are found, not read, until
+//! [`ModelFiles::digest`] is asked for. [`resolve`] turns what the configuration says, a path or a hub
+//! id, into such a directory.
 
 mod chat;
 mod hub;
@@ -214,7 +214,7 @@ impl ModelFiles {
 
     /// The digest of what determines the model's logits: all weight files and config.json.
     ///
-    /// The first call reads the weights (about 2 GB/s a core from the page cache); later calls are free.
+    /// The first call reads the weights at the disk's speed (2.5 GB/s at most, on one core); later calls are free.
     ///
     /// # Errors
     /// A file that cannot be read.

@@ -182,20 +182,19 @@ struct ForeignRow {
 enum File {
     /// A part of Laser's own output.
     Part(Kind, Location),
-    /// Somebody else's texts.
-    Foreign(Kind, Location),
+    /// Somebody else's texts, and the type to read their ids as.
+    Foreign(Kind, Location, Option<IdType>),
 }
 
 /// Reads all sources, file by file.
 #[derive(Debug)]
 pub struct PreviousReader {
-    sources: Vec<PreviousSource>,
     files: Vec<File>,
 }
 
 impl std::fmt::Debug for File {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Self::Part(kind, location) | Self::Foreign(kind, location)) = self;
+        let (Self::Part(kind, location) | Self::Foreign(kind, location, _)) = self;
         write!(f, "{kind} {}", location.url())
     }
 }
@@ -212,10 +211,7 @@ impl PreviousReader {
             files.extend(find_files(source, before).await?);
         }
         files.reverse();
-        Ok(Self {
-            sources: sources.to_vec(),
-            files,
-        })
+        Ok(Self { files })
     }
 
     /// The texts of the next file, or `None` after the last.
@@ -226,12 +222,7 @@ impl PreviousReader {
         match self.files.pop() {
             None => Ok(None),
             Some(File::Part(kind, location)) => read_part(kind, &location).await.map(Some),
-            Some(File::Foreign(kind, location)) => {
-                let id_type = self
-                    .sources
-                    .iter()
-                    .find(|s| s.path == location.url())
-                    .and_then(|s| s.id_type);
+            Some(File::Foreign(kind, location, id_type)) => {
                 read_foreign(kind, &location, id_type).await.map(Some)
             }
         }
@@ -270,7 +261,7 @@ async fn find_foreign(
     let kind = source.kind.ok_or_else(|| PreviousError::NoKind {
         path: source.path.clone(),
     })?;
-    Ok(vec![File::Foreign(kind, location)])
+    Ok(vec![File::Foreign(kind, location, source.id_type)])
 }
 
 fn check_kind(source: &PreviousSource, found: Kind) -> Result<(), PreviousError> {

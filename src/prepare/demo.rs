@@ -412,8 +412,7 @@ fn make_items(count: usize, rng: &mut impl Rng) -> Vec<Item> {
     let item = |((film, rank), i): ((Film, u32), usize)| Item {
         // Whole rounds of the groups alternate, so that each group has old and new films.
         new: (i / GROUPS) % 2 == 1,
-        // A power law with a flat head: no film is in every history, and one in eight of those that were
-        // there last night is cold.
+        // A power law with a flat head: no film is in every history, and some are in almost none.
         popularity: 1 + 1_000_000_000 / (rank + 30).saturating_pow(3),
         embedding: around_centre(film.group, rng),
         film,
@@ -564,18 +563,23 @@ fn lean(values: &[&'static str], group: usize, rng: &mut impl Rng) -> &'static s
     values[place % values.len()]
 }
 
-/// The group's centre, a row of the Hadamard matrix, so that all centres are equally far apart (5.7), plus noise
-/// of standard deviation 0.7 in each dimension.
-fn around_centre(group: usize, rng: &mut impl Rng) -> Embedding {
+/// Rows of the Hadamard matrix: all centres are equally far (5.7) from each other.
+fn centre(group: usize) -> Embedding {
     std::array::from_fn(|dimension| {
-        let sign = if (dimension & group).count_ones() % 2 == 0 {
+        if (dimension & group).count_ones().is_multiple_of(2) {
             1.0
         } else {
             -1.0
-        };
+        }
+    })
+}
+
+/// The group's centre and noise of standard deviation 0.7 in each dimension.
+fn around_centre(group: usize, rng: &mut impl Rng) -> Embedding {
+    centre(group).map(|value| {
         // A sum of 12 uniform draws is near enough to normal and, unlike a logarithm, the same everywhere.
         let sum: i16 = (0..12).map(|_| rng.gen_range(-1000..=1000i16)).sum();
-        sign + f32::from(sum) * 3.5e-4
+        value + f32::from(sum) * 3.5e-4
     })
 }
 
@@ -705,8 +709,6 @@ mod tests {
         let made = make(&DemoOptions::default()).await;
         for entities in made.users.iter().chain(&made.items) {
             let cold = entities.values().filter(|e| e.embedding.is_none()).count();
-            eprintln!("STAT {cold} of {} max {:?} sum {}", entities.len(), entities.values().map(|e| e.interactions).max(), entities.values().map(|e| e.interactions).sum::<u64>());
-            for e in entities.values().take(4) { eprintln!("ROW {:?} {:?}", e.attributes, e.history.iter().map(|i| serde_json::to_string(&i.fields).unwrap()).collect::<Vec<_>>()); }
             assert!(
                 20 * cold >= entities.len() && 2 * cold < entities.len(),
                 "{cold} cold"
@@ -747,15 +749,7 @@ mod tests {
     #[tokio::test]
     async fn embeddings_tell_the_planted_groups() {
         let made = make(&DemoOptions::default()).await;
-        let centres: [Embedding; GROUPS] = std::array::from_fn(|group| {
-            std::array::from_fn(|d| {
-                if (d & group).count_ones() % 2 == 0 {
-                    1.0
-                } else {
-                    -1.0
-                }
-            })
-        });
+        let centres: [Embedding; GROUPS] = std::array::from_fn(centre);
         let nearest = |e: &[f32]| {
             let dot = |c: &Embedding| c.iter().zip(e).map(|(a, b)| a * b).sum::<f32>();
             (0..GROUPS)

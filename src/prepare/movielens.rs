@@ -708,94 +708,129 @@ mod tests {
         assert_eq!(items[0].interactions, 2);
     }
 
-    #[tokio::test]
-    async fn bad_rows_are_named_by_file_and_line() {
-        let movies: (&str, &[u8]) = ("movies.csv", b"movieId,title,genres\n5,Five,Drama\n");
-        let dat: (&str, &[u8]) = ("movies.dat", b"1::One (1995)::Drama\n");
-        let ratings = |text: &'static [u8]| ("ratings.csv", text);
-        let header = b"userId,movieId,rating,timestamp\n";
-        let cases: &[(&[(&str, &[u8])], &str)] = &[
-            (
-                &[movies, ratings(b"userId,movieId,rating\n1,5,x\n")],
-                "ratings.csv, line 2: column \"rating\"",
-            ),
-            (
-                &[movies, ratings(b"userId,movieId,rating\n1,5,4\n1,5\n")],
-                "ratings.csv, line 3",
-            ),
-            (
-                &[movies, ratings(b"userId,film,rating\n1,5,4\n")],
-                "missing field `movie` (the header is userId,film,rating)",
-            ),
-            (
-                &[movies, ratings(b"userId,movieId,rating\n1,6,4\n")],
-                "ratings.csv, line 2: movie 6 is not in the list",
-            ),
-            (
-                &[movies, ratings(b"userId,movieId,rating\n1,5,50\n")],
-                "line 2: rating 50 is not between 0.5 and 5",
-            ),
-            (&[movies, ratings(header)], "the list of ratings is empty"),
-            (
-                &[("movies.csv", b"movieId,title,genres\n"), ratings(header)],
-                "the list of movies is empty",
-            ),
-            (
-                &[dat, ("ratings.dat", b"\n1::1::5\n")],
-                "ratings.dat, line 2: 3 cells; expected 4: user::movie::rating::timestamp",
-            ),
-            (
-                &[dat, ("ratings.dat", b"1::1::5::soon\n")],
-                "ratings.dat, line 1: timestamp \"soon\"",
-            ),
-            (
-                &[("movies.dat", b"1::One\n"), ("ratings.dat", b"")],
-                "movies.dat, line 1: expected id::title",
-            ),
-            (
-                &[("movies.dat", b"1::A::B\n1::A::B\n"), ("ratings.dat", b"")],
-                "movies.dat, line 2: movie 1 is there twice",
-            ),
-            (
-                &[dat, ("users.dat", b"1::X::1::2::3\n"), ("ratings.dat", b"")],
-                "users.dat, line 1: gender \"X\"",
-            ),
-            (
-                &[
-                    dat,
-                    ("users.dat", b"1::F::1::21::3\n"),
-                    ("ratings.dat", b""),
-                ],
-                "users.dat, line 1: occupation 21",
-            ),
-            (
-                &[
-                    dat,
-                    ("users.dat", b"1::F::1::2::3\n"),
-                    ("ratings.dat", b"2::1::5::1\n"),
-                ],
-                "ratings.dat, line 1: user 2",
-            ),
-            (
-                &[
-                    ("u.genre", GENRES),
-                    ("u.item", b"1|T||||0|1\n"),
-                    ("u.data", b""),
-                ],
-                "u.item, line 1: 7 cells",
-            ),
-            (
-                &[("u.item", b""), ("u.data", b"")],
-                "u.genre: cannot be opened",
-            ),
-        ];
-        for (input, expected) in cases {
-            let error = format!("{:#}", prepare(input).await.unwrap_err());
+    /// Each case replaces or adds one file of a good archive.
+    async fn check_refused(good: &[(&str, &[u8])], cases: &[(&str, &[u8], &str)]) {
+        for &(name, content, expected) in cases {
+            let mut input = good.to_vec();
+            input.push((name, content));
+            let error = format!("{:#}", prepare(&input).await.unwrap_err());
             assert!(
                 error.contains(expected),
                 "expected {expected:?}, got {error:?}"
             );
         }
+    }
+
+    #[tokio::test]
+    async fn bad_records_of_the_csv_archives_are_named_by_file_and_line() {
+        let good: [(&str, &[u8]); 2] = [
+            ("movies.csv", b"movieId,title,genres\n5,Five,Drama\n"),
+            ("ratings.csv", b"userId,movieId,rating\n"),
+        ];
+        let cases: [(&str, &[u8], &str); 8] = [
+            (
+                "ratings.csv",
+                b"user,movie,rating\n1,5,x\n",
+                "ratings.csv, line 2: column \"rating\"",
+            ),
+            (
+                "ratings.csv",
+                b"user,movie,rating\n1,5,4\n1,5\n",
+                "ratings.csv, line 3",
+            ),
+            (
+                "ratings.csv",
+                b"user,film,rating\n1,5,4\n",
+                "missing field `movie` (the header is user,film",
+            ),
+            (
+                "ratings.csv",
+                b"user,movie,rating\n1,6,4\n",
+                "ratings.csv, line 2: movie 6 is not in the list",
+            ),
+            (
+                "ratings.csv",
+                b"user,movie,rating\n1,5,50\n",
+                "line 2: rating 50 is not between 0.5 and 5",
+            ),
+            (
+                "ratings.csv",
+                b"user,movie,rating\n",
+                "the list of ratings is empty",
+            ),
+            (
+                "movies.csv",
+                b"movieId,title,genres\n",
+                "the list of movies is empty",
+            ),
+            (
+                "movies.csv",
+                b"movieId,title,genres\n1,A,B\n1,A,B\n",
+                "line 3: movie 1 is there twice",
+            ),
+        ];
+        check_refused(&good, &cases).await;
+    }
+
+    #[tokio::test]
+    async fn bad_lines_of_1m_are_named_by_file_and_line() {
+        let good: [(&str, &[u8]); 2] = [
+            ("movies.dat", b"1::One (1995)::Drama\n"),
+            ("ratings.dat", b"2::1::5::1\n"),
+        ];
+        let cases: [(&str, &[u8], &str); 7] = [
+            (
+                "ratings.dat",
+                b"\n1::1::5\n",
+                "ratings.dat, line 2: 3 cells; expected 4: user::movie",
+            ),
+            (
+                "ratings.dat",
+                b"1::1::5::soon\n",
+                "ratings.dat, line 1: timestamp \"soon\"",
+            ),
+            (
+                "movies.dat",
+                b"1::One\n",
+                "movies.dat, line 1: expected id::title",
+            ),
+            (
+                "users.dat",
+                b"1::X::1::2::3\n",
+                "users.dat, line 1: gender \"X\"",
+            ),
+            (
+                "users.dat",
+                b"1::F::1::21::3\n",
+                "users.dat, line 1: occupation 21",
+            ),
+            (
+                "users.dat",
+                b"1::F::1::2::3\n",
+                "ratings.dat, line 1: user 2 is not in the list",
+            ),
+            (
+                "movies_extended.csv",
+                b"MovieID,director,actors\n9,,\n",
+                "line 2: movie 9 is not in",
+            ),
+        ];
+        check_refused(&good, &cases).await;
+    }
+
+    #[tokio::test]
+    async fn bad_lines_of_100k_are_named_by_file_and_line() {
+        let good: [(&str, &[u8]); 3] = [("u.genre", GENRES), ("u.item", b""), ("u.data", b"")];
+        let cases: [(&str, &[u8], &str); 3] = [
+            ("u.item", b"1|T||||0|1\n", "u.item, line 1: 7 cells"),
+            (
+                "u.genre",
+                b"Drama\n",
+                "u.genre, line 1: 1 cells; expected 2: name|number",
+            ),
+            ("u.user", b"1|old|F|none|1\n", "u.user, line 1: age \"old\""),
+        ];
+        check_refused(&good, &cases).await;
     }
 
     #[tokio::test]
@@ -843,27 +878,46 @@ mod tests {
         }
     }
 
+    /// Counts of users, movies and ratings, and whether the movies' counts add up to the ratings.
+    async fn check_archive(folder: &str, expected: (u64, u64, u64)) {
+        let Some(dir) = shared(folder) else { return };
+        let output = tempfile::tempdir().unwrap();
+        let summary = movielens(&dir, &location(output.path())).await.unwrap();
+        assert_eq!(
+            (summary.users, summary.items, summary.interactions),
+            expected
+        );
+        let items = read_table(&summary.tables.items).await;
+        assert_eq!(items.len() as u64, expected.1);
+        assert_eq!(
+            items.iter().map(|i| i.interactions).sum::<u64>(),
+            expected.2
+        );
+    }
+
     #[tokio::test]
-    async fn the_shared_archives_give_their_known_counts() {
-        let cases = [
-            ("data/ml-1m", (6_040, 3_883, 1_000_209)),
-            ("data/ml-100k", (943, 1_682, 100_000)),
-        ];
-        for (folder, expected) in cases {
-            let Some(dir) = shared(folder) else { continue };
-            let output = tempfile::tempdir().unwrap();
-            let summary = movielens(&dir, &location(output.path())).await.unwrap();
-            assert_eq!(
-                (summary.users, summary.items, summary.interactions),
-                expected
-            );
-            let users = read_table(&summary.tables.users).await;
-            let read_back: u64 = users.iter().map(|u| u.history.len() as u64).sum();
-            assert_eq!(read_back, expected.2);
-            let items = read_table(&summary.tables.items).await;
-            assert_eq!(
-                items.iter().map(|i| i.interactions).sum::<u64>(),
-                expected.2
+    async fn the_archives_give_their_known_counts() {
+        check_archive("data/ml-1m", (6_040, 3_883, 1_000_209)).await;
+        check_archive("data/ml-100k", (943, 1_682, 100_000)).await;
+    }
+
+    #[tokio::test]
+    async fn every_rating_of_100k_is_in_a_history_in_the_order_of_time() {
+        let Some(dir) = shared("data/ml-100k") else {
+            return;
+        };
+        let output = tempfile::tempdir().unwrap();
+        let summary = movielens(&dir, &location(output.path())).await.unwrap();
+        let users = read_table(&summary.tables.users).await;
+        assert_eq!(
+            users.iter().map(|u| u.history.len()).sum::<usize>(),
+            100_000
+        );
+        for user in users {
+            assert_eq!(user.history.len() as u64, user.interactions);
+            assert!(
+                user.history
+                    .is_sorted_by(|a, b| a.timestamp().unwrap() <= b.timestamp().unwrap())
             );
         }
     }

@@ -7,8 +7,8 @@
 //!
 //! Guarantees: with [`Verification::Strict`] every text equals plain greedy decoding, whatever the
 //! drafter, the tree and the batch, up to rounding in the engine's forward. An engine error costs the
-//! sequences of that step their progress, never the others; a sequence that fails alone is reported
-//! and the rest go on. Nothing of one text is visible to the next.
+//! sequences of the batch their progress: each starts over alone, and the one that then fails is
+//! reported. Nothing of one text is visible to the next.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -18,6 +18,7 @@ use laser_decode::{
 };
 use laser_schema::model::{ModelError, Tokenizer};
 
+use crate::budget::{Calibration, StepCost};
 use crate::engine::{Engine, EngineError, Scores, Segment, Slot};
 
 /// Prompts that begin alike for fewer tokens than this are prefilled apart: a fork costs about as much
@@ -27,8 +28,8 @@ const SHARED_PREFIX_MIN: usize = 16;
 /// Prefixes kept for forking; one a template and pool is what a run needs.
 const SHARED_PREFIXES_MAX: usize = 4;
 
-/// Sequences that fail one after the other, each alone, before the engine itself is given up.
-const FAILURES_IN_A_ROW_MAX: usize = 8;
+/// Sequences that fail by themselves, without a text between them, before the engine itself is given up.
+pub(crate) const FAILURES_IN_A_ROW_MAX: usize = 8;
 
 /// How texts are generated.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,11 +40,14 @@ pub struct GenerateOptions {
     pub nodes: usize,
     /// What is accepted.
     pub verification: Verification,
-    /// Sequences of a step, at most.
+    /// Sequences of a step, at most; at least 1.
     pub batch: usize,
-    /// Tokens of a step, at most; longer prompts are prefilled in chunks.
+    /// What a forward costs: trees are cut back to the nodes that pay. `None` drafts `nodes` always, so that
+    /// relaxed texts, too, depend on the entity alone and not on measured times.
+    pub cost: Option<StepCost>,
+    /// Tokens of a step, at most; at least 1. Longer prompts are prefilled in chunks.
     pub step_tokens: usize,
-    /// Bound on a text's tokens.
+    /// Bound on a text's tokens, at least 1.
     pub max_new_tokens: usize,
     /// Tokens that end a text; the first is the pools'.
     pub end_of_text: Vec<u32>,
@@ -124,12 +128,9 @@ pub struct Finished {
 /// Why the loop cannot go on.
 #[derive(Debug, thiserror::Error)]
 pub enum GenerateError {
-    /// Sequence after sequence failed, each alone in its step.
-    #[error("the engine failed for {FAILURES_IN_A_ROW_MAX} sequences in a row, each alone in its step; the last time: {0}")]
+    /// Sequence after sequence failed, each by itself, and none succeeded.
+    #[error("the engine failed for {FAILURES_IN_A_ROW_MAX} sequences in a row; the last time: {0}")]
     Engine(EngineError),
-    /// The tokenizer refused the model's own tokens.
-    #[error(transparent)]
-    Tokenizer(#[from] ModelError),
 }
 
 /// What turns requests into texts, a batch at a time: all that the worker's life needs to know of an engine.
@@ -161,6 +162,17 @@ pub trait TextGenerator: Send {
 
     /// Drops every request and cache; the engine is as new.
     fn reset(&mut self);
+}
+
+/// Why one text cannot go on, whatever the others do.
+#[derive(Debug, thiserror::Error)]
+enum SequenceError {
+    /// The tokenizer refused the model's own tokens.
+    #[error(transparent)]
+    Tokenizer(#[from] ModelError),
+    /// The forward overflowed.
+    #[error("the model's probabilities are not numbers; try a dtype of more range")]
+    NotANumber,
 }
 
 struct Sequence {
@@ -204,6 +216,9 @@ pub struct Generator {
     active: Vec<Sequence>,
     prefixes: VecDeque<(Vec<u32>, Slot)>,
     failures_in_a_row: usize,
+    calibration: Calibration,
+    /// Accepted tokens that the calibrated probabilities of this step promise.
+    expected: f32,
     /// Duration of prefills of shared prefixes, added to the next step.
     unattributed_seconds: f64,
 }
@@ -231,6 +246,8 @@ impl Generator {
             active: Vec::new(),
             prefixes: VecDeque::new(),
             failures_in_a_row: 0,
+            calibration: Calibration::default(),
+            expected: 0.0,
             unattributed_seconds: 0.0,
         }
     }
@@ -262,28 +279,59 @@ impl Generator {
     }
 
     /// Lets requests join while there is room. A suspect joins only an empty batch, and nobody joins it.
-    fn admit(&mut self) -> Vec<Finished> {
-        let mut finished = Vec::new();
+    fn admit(&mut self, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
         if self.active.is_empty() {
             self.quarantine = !self.suspects.is_empty();
         }
         let room = if self.quarantine { 1 } else { self.options.batch };
-        let requests = if self.quarantine { &mut self.suspects } else { &mut self.queue };
-        let mut requests = std::mem::take(requests);
         while self.active.len() < room
-            && let Some(request) = requests.pop_front()
+            && let Some(request) = self.waiting().pop_front()
         {
-            let id = request.id;
-            match self.open(request) {
-                Ok(sequence) => self.active.push(sequence),
-                Err(reason) => finished.push(Finished { id, result: Err(reason) }),
+            let max_tokens = match self.check(&request) {
+                Ok(max_tokens) => max_tokens,
+                Err(reason) => {
+                    finished.push(Finished { id: request.id, result: Err(reason) });
+                    continue;
+                }
+            };
+            match self.open(&request, max_tokens) {
+                Ok((slot, cached)) => {
+                    let sequence = self.sequence(request, slot, cached, max_tokens);
+                    self.active.push(sequence);
+                }
+                Err(error) if self.active.is_empty() => self.fail(&request, error, finished)?,
+                Err(error) => {
+                    tracing::debug!(%error, "no cache until a sequence ends");
+                    self.waiting().push_front(request);
+                    break;
+                }
             }
         }
-        *(if self.quarantine { &mut self.suspects } else { &mut self.queue }) = requests;
-        finished
+        Ok(())
     }
 
-    fn open(&mut self, request: Request) -> Result<Sequence, String> {
+    /// The engine failed for a request that had it to itself.
+    fn fail(
+        &mut self,
+        request: &Request,
+        error: EngineError,
+        finished: &mut Vec<Finished>,
+    ) -> Result<(), GenerateError> {
+        finished.push(Finished { id: request.id, result: Err(format!("engine: {error}")) });
+        self.failures_in_a_row += 1;
+        match self.failures_in_a_row {
+            FAILURES_IN_A_ROW_MAX.. => Err(GenerateError::Engine(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The requests whose turn it is.
+    fn waiting(&mut self) -> &mut VecDeque<Request> {
+        if self.quarantine { &mut self.suspects } else { &mut self.queue }
+    }
+
+    /// The bound on the request's text, or why there can be none.
+    fn check(&self, request: &Request) -> Result<usize, String> {
         let (length, limit) = (request.prompt.len(), self.engine.info().max_positions);
         if length == 0 {
             return Err("the prompt is empty".to_owned());
@@ -293,22 +341,35 @@ impl Generator {
                 "the prompt has {length} tokens, but the model's context is {limit}; lower [prompt] max_tokens"
             ));
         }
-        let max_tokens = self.options.max_new_tokens.min(limit - length);
-        let capacity = (length + max_tokens + self.options.nodes).min(limit + self.options.nodes);
-        let prefix = self.prefixes.iter().find(|(p, _)| request.prompt.starts_with(p) && p.len() < length);
-        let (slot, cached) = match prefix {
-            Some((prefix, from)) => (self.engine.fork(*from, prefix.len(), capacity), prefix.len()),
-            None => (self.engine.open(capacity), 0),
-        };
-        let slot = slot.map_err(|e| format!("no cache for {capacity} tokens: {e}"))?;
+        Ok(self.options.max_new_tokens.min(limit - length))
+    }
+
+    /// A cache for the request, and how many tokens of its prompt it holds already.
+    fn open(&mut self, request: &Request, max_tokens: usize) -> Result<(Slot, usize), EngineError> {
+        let length = request.prompt.len();
+        let capacity = length + max_tokens + self.options.nodes;
+        let fits = |prefix: &[u32]| prefix.len() < length && request.prompt.starts_with(prefix);
+        let shared = self.prefixes.iter().filter(|(prefix, _)| fits(prefix));
+        match shared.max_by_key(|(prefix, _)| prefix.len()) {
+            Some((prefix, from)) => {
+                Ok((self.engine.fork(*from, prefix.len(), capacity)?, prefix.len()))
+            }
+            None => Ok((self.engine.open(capacity)?, 0)),
+        }
+    }
+
+    fn sequence(&self, request: Request, slot: Slot, cached: usize, max_tokens: usize) -> Sequence {
         let drafter = if request.plain { Drafter::None } else { self.options.drafter };
         let end = self.options.end_of_text.first().copied().unwrap_or(u32::MAX);
         let mut context = DraftContext::new(drafter, request.pool.clone(), end);
-        if !request.previous.is_empty() {
-            context.add_previous(&request.previous);
+        // A tokenizer may know more tokens than the model, whose engine refuses those.
+        let known = |token: &&u32| (**token as usize) < self.engine.info().vocab_size;
+        let previous: Vec<u32> = request.previous.iter().take_while(known).copied().collect();
+        if !previous.is_empty() {
+            context.add_previous(&previous);
         }
         context.extend(&request.prompt);
-        Ok(Sequence {
+        Sequence {
             pending: request.prompt[cached..].iter().copied().collect(),
             request,
             slot,
@@ -319,26 +380,55 @@ impl Generator {
             tree: DraftTree::new(),
             tokens: Vec::new(),
             parents: Vec::new(),
-        })
+        }
     }
 
-    /// Fills every sequence's segment. Sequences that are generating come first; what they leave of the
-    /// step's tokens goes to prompts, oldest first. Returns the indexes of those that take part.
+    /// Fills the sequences' segments. Those that are generating come first and share the step's tokens
+    /// evenly, so that no tree starves another; what they leave goes to prompts, oldest first. Returns
+    /// the indexes of those that take part.
     fn prepare(&mut self) -> Vec<usize> {
         let mut left = self.options.step_tokens.max(1);
-        let mut order: Vec<usize> = (0..self.active.len()).collect();
-        order.sort_by_key(|&i| self.active[i].pending.len() > 1);
-        let mut part = Vec::with_capacity(order.len());
-        for index in order {
+        let is_prompt = |&i: &usize| self.active[i].pending.len() > 1;
+        let (prompts, generating): (Vec<usize>, Vec<usize>) =
+            (0..self.active.len()).partition(is_prompt);
+        let sharers = (1..=generating.len()).rev().chain(std::iter::repeat(1));
+        let mut part = Vec::with_capacity(self.active.len());
+        for (index, sharers) in generating.into_iter().chain(prompts).zip(sharers) {
             if left == 0 {
                 break;
             }
-            self.active[index].prepare(left, self.options.nodes);
-            left = left.saturating_sub(self.active[index].tokens.len());
+            self.active[index].draft(left.div_ceil(sharers), self.options.nodes);
+            left -= self.active[index].chunk + self.active[index].drafted();
             part.push(index);
         }
         part.sort_unstable();
+        self.budget(&part);
+        part.iter().for_each(|&index| self.active[index].attach_tree());
         part
+    }
+
+    /// Cuts the trees back to the nodes that pay, over the whole batch. A tree's nodes come in falling probability, so
+    /// what is left of it is its beginning.
+    fn budget(&mut self, part: &[usize]) {
+        let Some(cost) = &self.options.cost else { return };
+        let mut ranked = Vec::new();
+        let (mut known, mut certain) = (0, 0);
+        for &index in part {
+            let sequence = &self.active[index];
+            known += sequence.chunk;
+            certain += usize::from(sequence.chunk == sequence.pending.len());
+            let drafted = sequence.drafted();
+            let probabilities = sequence.tree.probabilities().iter().skip(1).take(drafted);
+            ranked.extend(probabilities.map(|p| (self.calibration.apply(*p), index)));
+        }
+        ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let probabilities: Vec<f32> = ranked.iter().map(|(p, _)| *p).collect();
+        let count = cost.best_count(known, certain, &probabilities);
+        self.expected = probabilities[..count].iter().sum();
+        for &index in part {
+            let nodes = ranked[..count].iter().filter(|(_, i)| *i == index).count();
+            self.active[index].tree.truncate(nodes);
+        }
     }
 
     fn forward(&mut self, part: &[usize]) -> Result<Vec<Scores>, EngineError> {
@@ -353,56 +443,64 @@ impl Generator {
         }
     }
 
+    /// Takes over the scores of a step. On an error what had ended before it is finished all the same.
     fn advance(
         &mut self,
         part: &[usize],
         scores: &[Scores],
         finished: &mut Vec<Finished>,
-    ) -> Result<(), GenerateError> {
+    ) -> Result<(), EngineError> {
         let mut ended = Vec::new();
+        let mut outcome = Ok(());
+        let mut accepted = 0;
         for (&index, scores) in part.iter().zip(scores) {
             let sequence = &mut self.active[index];
-            let (keep, stop) = sequence.accept(scores, &self.options, &self.tokenizer)?;
-            self.engine.commit(sequence.slot, &keep).map_err(GenerateError::Engine)?;
-            if let Some(stop) = stop {
-                ended.push((index, stop));
+            let accepted_before = sequence.done.step_accepted.len();
+            match sequence.accept(scores, &self.options, &self.tokenizer) {
+                Ok((keep, None)) => outcome = self.engine.commit(sequence.slot, &keep),
+                Ok((_, Some(stop))) => ended.push((index, Ok(stop))),
+                Err(error) => ended.push((index, Err(error.to_string()))),
+            }
+            accepted += sequence.done.step_accepted[accepted_before..].iter().sum::<u32>();
+            if outcome.is_err() {
+                break;
             }
         }
-        for (index, stop) in ended.into_iter().rev() {
-            let sequence = self.active.remove(index);
-            self.engine.close(sequence.slot);
-            let text = sequence.done.text.clone();
-            finished.push(Finished {
-                id: sequence.request.id,
-                result: Ok(Generated { text, stop, ..sequence.done }),
-            });
+        if self.options.cost.is_some() {
+            self.calibration.learn(self.expected, accepted);
         }
-        Ok(())
+        for (index, stop) in ended.into_iter().rev() {
+            let Sequence { request, slot, done, .. } = self.active.remove(index);
+            self.engine.close(slot);
+            if stop.is_ok() {
+                self.failures_in_a_row = 0;
+            }
+            let result = stop.map(|stop| Generated { stop, ..done });
+            finished.push(Finished { id: request.id, result });
+        }
+        outcome
     }
 
-    /// After a failed step every sequence starts over, each alone; one that fails alone is at fault.
+    /// After a failed step every sequence starts over, each alone; one that then fails is at fault.
     fn isolate(
         &mut self,
         error: EngineError,
         finished: &mut Vec<Finished>,
     ) -> Result<(), GenerateError> {
-        let mut failed: Vec<Sequence> = self.active.drain(..).collect();
-        for sequence in &failed {
-            self.engine.close(sequence.slot);
+        let requests: Vec<Request> = std::mem::take(&mut self.active)
+            .into_iter()
+            .map(|sequence| {
+                self.engine.close(sequence.slot);
+                sequence.request
+            })
+            .collect();
+        match requests.as_slice() {
+            [suspect] if self.quarantine => self.fail(suspect, error, finished),
+            _ => {
+                self.suspects.extend(requests);
+                Ok(())
+            }
         }
-        if failed.len() > 1 {
-            self.suspects.extend(failed.into_iter().map(|s| s.request));
-            return Ok(());
-        }
-        self.failures_in_a_row += 1;
-        if self.failures_in_a_row >= FAILURES_IN_A_ROW_MAX {
-            return Err(GenerateError::Engine(error));
-        }
-        if let Some(sequence) = failed.pop() {
-            let reason = format!("engine: {error}");
-            finished.push(Finished { id: sequence.request.id, result: Err(reason) });
-        }
-        Ok(())
     }
 }
 
@@ -432,37 +530,39 @@ impl TextGenerator for Generator {
             return Ok(());
         }
         let start = Instant::now();
-        let slot = self.engine.open(prefix.len())?;
-        if let Err(error) = self.prefill_prefix(slot, prefix) {
-            self.engine.close(slot);
-            return Err(error);
-        }
         if self.prefixes.len() == SHARED_PREFIXES_MAX
             && let Some((_, oldest)) = self.prefixes.pop_front()
         {
             self.engine.close(oldest);
         }
+        let slot = self.engine.open(prefix.len())?;
+        // Known to `reset` before the forward, which may panic.
         self.prefixes.push_back((prefix.to_vec(), slot));
+        if let Err(error) = self.prefill_prefix(slot, prefix) {
+            self.prefixes.pop_back();
+            self.engine.close(slot);
+            return Err(error);
+        }
         self.unattributed_seconds += start.elapsed().as_secs_f64();
         Ok(())
     }
 
     fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
         let start = Instant::now();
-        let mut finished = self.admit();
+        let mut finished = Vec::new();
+        self.admit(&mut finished)?;
         if self.active.is_empty() {
             return Ok(finished);
         }
-        let segments = self.prepare();
-        match self.forward(&segments) {
-            Ok(scores) => {
-                self.failures_in_a_row = 0;
-                let seconds = start.elapsed().as_secs_f64() + self.unattributed_seconds;
-                self.unattributed_seconds = 0.0;
-                self.attribute(&segments, seconds);
-                self.advance(&segments, &scores, &mut finished)?;
-            }
-            Err(error) => self.isolate(error, &mut finished)?,
+        let part = self.prepare();
+        let outcome = self.forward(&part).and_then(|scores| {
+            let seconds = start.elapsed().as_secs_f64() + self.unattributed_seconds;
+            self.unattributed_seconds = 0.0;
+            self.attribute(&part, seconds);
+            self.advance(&part, &scores, &mut finished)
+        });
+        if let Err(error) = outcome {
+            self.isolate(error, &mut finished)?;
         }
         Ok(finished)
     }
@@ -496,12 +596,13 @@ impl Sequence {
     }
 
     /// A chunk of at most `left` pending tokens and, if that is all of them, a tree below the last one.
-    fn prepare(&mut self, left: usize, nodes: usize) {
+    fn draft(&mut self, left: usize, nodes: usize) {
         self.chunk = self.pending.len().min(left);
         self.tokens.clear();
         self.tokens.extend(self.pending.iter().take(self.chunk));
         self.parents.clear();
         self.parents.extend((0..self.chunk).map(|i| index_u32(i).wrapping_sub(1)));
+        self.tree.clear();
         if self.chunk < self.pending.len() {
             return;
         }
@@ -510,6 +611,18 @@ impl Sequence {
         let useful = self.max_tokens - self.done.tokens.len() - 1;
         self.context.draft(nodes.min(useful).min(left - self.chunk), &mut self.tree);
         self.done.draft_seconds += start.elapsed().as_secs_f64();
+    }
+
+    /// Drafted nodes of this step.
+    fn drafted(&self) -> usize {
+        self.tree.len().saturating_sub(1)
+    }
+
+    /// Puts what is left of the tree behind the chunk.
+    fn attach_tree(&mut self) {
+        if self.drafted() == 0 {
+            return;
+        }
         let root = self.chunk - 1;
         self.tokens.extend(&self.tree.tokens()[1..]);
         self.parents.extend(self.tree.parents()[1..].iter().map(|p| p + index_u32(root)));
@@ -523,7 +636,7 @@ impl Sequence {
         scores: &Scores,
         options: &GenerateOptions,
         tokenizer: &Tokenizer,
-    ) -> Result<(Vec<usize>, Option<StopReason>), ModelError> {
+    ) -> Result<(Vec<usize>, Option<StopReason>), SequenceError> {
         let mut keep: Vec<usize> = (0..self.chunk).collect();
         if self.chunk < self.pending.len() {
             self.pending.drain(..self.chunk);
@@ -537,6 +650,9 @@ impl Sequence {
         let mut stop = None;
         let mut emitted = 0;
         for (&token, &log_probability) in step.tokens.iter().zip(&step.log_probabilities) {
+            if log_probability.is_nan() {
+                return Err(SequenceError::NotANumber);
+            }
             emitted += 1;
             self.done.tokens.push(token);
             self.done.log_probability += f64::from(log_probability);

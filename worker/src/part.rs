@@ -63,22 +63,35 @@ pub(crate) fn record(
         accepted_tokens: count(accepted),
         relaxed_tokens: count(generated.relaxed),
         step_accepted: generated.step_accepted.iter().map(|a| i64::from(*a)).collect(),
-        mean_log_probability: ratio(generated.log_probability, generated.tokens.len() as f64),
-        draft_seconds: generated.draft_seconds,
-        engine_seconds: generated.engine_seconds,
+        mean_log_probability: micro(ratio(
+            generated.log_probability,
+            generated.tokens.len() as f64,
+        )),
+        draft_seconds: micro(generated.draft_seconds),
+        engine_seconds: micro(generated.engine_seconds),
         prompt_digest: row.prompt_digest.clone(),
         spec_digest: plan.spec.digest(),
         model_digest: plan.spec.model.clone(),
         pool_digest: pool.map(|p| Digest::from_bytes(p.digest()).to_string()).unwrap_or_default(),
         generated_by: plan.run.clone(),
         event_timestamp: event_timestamp(plan),
-        created_timestamp: Timestamp::now(),
+        created_timestamp: microseconds(Timestamp::now()),
     }
+}
+
+/// The time as a part holds it: the digest of a part's rows is taken of what will be read back.
+fn microseconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_microsecond(time.as_microsecond()).unwrap_or(time)
 }
 
 /// Midnight UTC of the run's night.
 fn event_timestamp(plan: &Plan) -> Timestamp {
     plan.date.to_zoned(TimeZone::UTC).map(|z| z.timestamp()).unwrap_or_default()
+}
+
+/// To six decimals: all that is meant, and what every reader gives back bit for bit.
+fn micro(value: f64) -> f64 {
+    (value * 1e6).round() / 1e6
 }
 
 fn count(n: u64) -> i64 {

@@ -6,12 +6,12 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use laser_schema::model::Tokenizer;
+use laser_schema::model::{ModelError, Tokenizer};
 use tokio::runtime::Handle;
 
 use crate::engine::{EngineError, Finish, MistralEngine};
 use crate::generate::{
-    Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextGenerator, cut_at_stop,
+    FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextGenerator, cut_at_stop,
 };
 
 /// Generates texts with mistralrs itself. Lives on a thread that may block.
@@ -22,6 +22,7 @@ pub struct PlainGenerator {
     tokenizer: Tokenizer,
     options: GenerateOptions,
     queue: VecDeque<Request>,
+    failures_in_a_row: usize,
 }
 
 impl PlainGenerator {
@@ -32,10 +33,10 @@ impl PlainGenerator {
         tokenizer: Tokenizer,
         options: GenerateOptions,
     ) -> Self {
-        Self { engine, runtime, tokenizer, options, queue: VecDeque::new() }
+        Self { engine, runtime, tokenizer, options, queue: VecDeque::new(), failures_in_a_row: 0 }
     }
 
-    fn generated(&self, mut tokens: Vec<u32>, finish: Finish) -> Result<Generated, GenerateError> {
+    fn generated(&self, mut tokens: Vec<u32>, finish: Finish) -> Result<Generated, ModelError> {
         let (mut stop, mut text) = (StopReason::Length, None);
         for length in 1..=tokens.len() {
             text = cut_at_stop(&tokens[..length], &self.options.stop, &self.tokenizer)?;
@@ -88,10 +89,19 @@ impl TextGenerator for PlainGenerator {
         for (request, text) in requests.iter().zip(texts) {
             let result = match text {
                 Ok(text) => {
-                    let text = self.generated(text.tokens, text.finish)?;
-                    Ok(Generated { engine_seconds: share, ..text })
+                    self.failures_in_a_row = 0;
+                    let text = self.generated(text.tokens, text.finish);
+                    text.map(|t| Generated { engine_seconds: share, ..t }).map_err(|e| e.to_string())
                 }
-                Err(error) => Err(error.to_string()),
+                Err(error) => {
+                    let reason = error.to_string();
+                    let engine = matches!(error, EngineError::Mistralrs { .. });
+                    self.failures_in_a_row += usize::from(engine);
+                    if self.failures_in_a_row >= FAILURES_IN_A_ROW_MAX {
+                        return Err(GenerateError::Engine(error));
+                    }
+                    Err(reason)
+                }
             };
             finished.push(Finished { id: request.id, result });
         }
@@ -100,5 +110,6 @@ impl TextGenerator for PlainGenerator {
 
     fn reset(&mut self) {
         self.queue.clear();
+        self.failures_in_a_row = 0;
     }
 }

@@ -100,7 +100,7 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
     let (intake, committer) = tokio::join!(intake, committer);
     beat.abort();
     let generator = engine.await.map_err(|_| WorkerError::Lost("engine thread"))?;
-    intake.and(committer)?;
+    committer.and(intake)?;
     Ok(generator)
 }
 
@@ -109,8 +109,9 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
 struct Held(Mutex<BTreeMap<u32, Lease>>);
 
 impl Held {
-    fn add(&self, lease: &Lease) {
-        self.lock().insert(lease.job.shard, lease.clone());
+    /// `false`: the shard is in hand already, under a lease that was lost; the new one is kept in its place.
+    fn add(&self, lease: &Lease) -> bool {
+        self.lock().insert(lease.job.shard, lease.clone()).is_none()
     }
 
     fn remove(&self, lease: &Lease) {
@@ -153,10 +154,16 @@ async fn intake<Q: Queue>(
         let lease = tokio::select! {
             biased;
             () = drain.cancelled() => return Ok(()),
+            // Without these two the wait for a lease would never end: the leases in hand are kept alive.
+            () = load.closed() => return Err(WorkerError::Lost("engine thread")),
+            () = done.closed() => return Err(WorkerError::Lost("committer")),
             lease = queue.lease() => lease?,
         };
         let Some(lease) = lease else { return Ok(()) };
-        held.add(&lease);
+        if !held.add(&lease) {
+            tracing::warn!(shard = lease.job.shard, "leased again while in hand");
+            continue;
+        }
         match load_input(context, &lease.job).await {
             Ok(Work::Carry(rows)) => {
                 let carried = rows.len() as u64;
@@ -194,7 +201,10 @@ async fn commit_all<Q: Queue>(
 ) -> Result<(), WorkerError> {
     while let Some(Done { lease, output }) = done.recv().await {
         let shard = lease.job.shard;
-        match commit(context, &lease, output).await {
+        let created = commit(context, &lease, output).await;
+        // Before the queue is told, which may hand out the shard again at once.
+        held.remove(&lease);
+        match created {
             Ok(created) => {
                 context.progress.update(|s| s.shards += 1);
                 tracing::debug!(shard, pool = lease.job.pool, ?created, "committed");
@@ -206,7 +216,6 @@ async fn commit_all<Q: Queue>(
                 queue.failed(&lease, &reason).await?;
             }
         }
-        held.remove(&lease);
     }
     Ok(())
 }
@@ -292,13 +301,9 @@ impl<G: TextGenerator> EngineLoop<G> {
 
     fn open_shard(&mut self, lease: Lease, rows: Vec<ShardRow>, done: &mpsc::Sender<Done>) {
         let shard = lease.job.shard;
-        let planned = rows.iter().filter(|r| r.error.is_none());
-        let prompts: Vec<&[u32]> = planned.map(|r| r.prompt.as_slice()).collect();
-        if let Err(error) = self.generator.share_prefix(&prompts) {
-            tracing::warn!(shard, %error, "no shared prefix: every prompt is prefilled whole");
-        }
         let results = vec![None; rows.len()];
         let mut open = OpenShard { lease, left: rows.len(), rows, results };
+        let shared = self.share_prefix(&open.rows);
         for index in 0..open.rows.len() {
             match self.request(&open.rows[index], (u64::from(shard) << 32) | index as u64) {
                 Ok(request) => self.generator.submit(request),
@@ -306,7 +311,20 @@ impl<G: TextGenerator> EngineLoop<G> {
             }
         }
         self.open.insert(shard, open);
-        self.close_if_done(shard, done);
+        match shared {
+            Ok(()) => self.close_if_done(shard, done),
+            Err(reason) => self.fail_all(&reason, done),
+        }
+    }
+
+    /// That there is no shared prefix costs time only; a panic leaves nothing to rely on.
+    fn share_prefix(&mut self, rows: &[ShardRow]) -> Result<(), String> {
+        let planned = rows.iter().filter(|r| r.error.is_none());
+        let prompts: Vec<&[u32]> = planned.map(|r| r.prompt.as_slice()).collect();
+        if let Err(error) = catch(|| self.generator.share_prefix(&prompts))? {
+            tracing::warn!(%error, "no shared prefix: every prompt is prefilled whole");
+        }
+        Ok(())
     }
 
     fn request(&self, row: &ShardRow, id: u64) -> Result<Request, (&'static str, String)> {
@@ -328,10 +346,10 @@ impl<G: TextGenerator> EngineLoop<G> {
         if self.generator.load() == 0 {
             return;
         }
-        match catch_unwind(AssertUnwindSafe(|| self.generator.step())) {
+        match catch(|| self.generator.step()) {
             Ok(Ok(finished)) => finished.into_iter().for_each(|f| self.finish(f, done)),
             Ok(Err(error)) => self.fail_all(&error.to_string(), done),
-            Err(_) => self.fail_all("the engine panicked; its message is in the log", done),
+            Err(reason) => self.fail_all(&reason, done),
         }
     }
 
@@ -382,15 +400,20 @@ impl<G: TextGenerator> EngineLoop<G> {
     fn audit(&mut self, lease: Lease, rows: &[ShardRow], done: &mpsc::Sender<Done>) {
         let requests: Vec<Request> = rows.iter().filter_map(|r| self.request(r, 0).ok()).collect();
         let generator = &mut self.generator;
-        let report = catch_unwind(AssertUnwindSafe(|| audit(generator, &requests)));
-        let failed = match report {
+        let failed = match catch(|| audit(generator, &requests)) {
             Ok(Ok(report)) => return finish_shard(done, lease, Output::Audit(report)),
             Ok(Err(error)) => error.to_string(),
-            Err(_) => "the engine panicked; its message is in the log".to_owned(),
+            Err(reason) => reason,
         };
         self.generator.reset();
         finish_shard(done, lease, Output::Failed(failed));
     }
+}
+
+/// A panic of the engine fails the shards in hand, not the worker.
+fn catch<T>(work: impl FnOnce() -> T) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(work))
+        .map_err(|_| "the engine panicked; its message is in the log".to_owned())
 }
 
 /// The committer outlives the engine thread; if it is gone, so is the worker, and the lease will end.

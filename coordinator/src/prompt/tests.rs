@@ -550,31 +550,3 @@ fn the_configuration_reads_back_and_refuses_what_it_does_not_know() {
             .contains("max_token")
     );
 }
-
-#[test]
-fn zz_timing() {
-    let config = PromptConfig { user: "kar/films".into(), max_tokens: 1000, ..Default::default() };
-    let renderer = PromptRenderer::new(&config, completion_model()).unwrap();
-    for films in [30, 36, 500] {
-        let user = viewer(films);
-        let start = std::time::Instant::now();
-        let mut n = 0;
-        for _ in 0..200 { let p = renderer.render(&user).unwrap(); n = p.tokens.len(); }
-        println!("films {films} tokens {n} us {}", start.elapsed().as_micros() / 200);
-        let fields = Fields::new(&user);
-        let start = std::time::Instant::now();
-        for _ in 0..200 { renderer.templates.render(&fields, films).unwrap(); }
-        println!("  template only us {}", start.elapsed().as_micros() / 200);
-    }
-    let d = tempfile::tempdir_in("/dev/shm").unwrap();
-    for file in ["config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json"] {
-        std::fs::copy(fixture().join(file), d.path().join(file)).unwrap();
-    }
-    std::fs::write(d.path().join("model.safetensors"), vec![7u8; 512 << 20]).unwrap();
-    let start = std::time::Instant::now();
-    let m = ModelFiles::open(d.path()).unwrap();
-    println!("open ms {}", start.elapsed().as_millis());
-    let start = std::time::Instant::now();
-    m.digest().unwrap();
-    println!("512 MiB digest ms {}", start.elapsed().as_millis());
-}

@@ -1,0 +1,259 @@
+//! One night of a small data set.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+use jiff::civil::{Date, date};
+use laser_coordinator::plan::{PlanError, PlanRequest, plan};
+use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
+use laser_schema::entity::IdType;
+use laser_schema::job::{Action, AuditReport, Plan, Policy, ShardJob, ShardRow, Spec};
+use laser_schema::knowledge::{
+    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, encode_part, rows_digest,
+};
+use laser_schema::model::ModelFiles;
+use laser_schema::previous::PreviousSource;
+use laser_schema::{Columns, Digest, Entity, EntityTable, Kind, Location, table};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+pub(crate) const TEMPLATE: &str =
+    "{{ kind }} {{ id }}{% for h in history %}, {{ h.title }}{% endfor %}: profile";
+
+fn model() -> &'static ModelFiles {
+    static MODEL: OnceLock<ModelFiles> = OnceLock::new();
+    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/profile-lm");
+    MODEL.get_or_init(|| ModelFiles::open(&fixture).unwrap())
+}
+
+pub(crate) fn spec() -> Spec {
+    Spec {
+        engine: "tree".into(),
+        model: Digest::of(b"model"),
+        tokenizer: Digest::of(b"tokenizer"),
+        precision: "f32".into(),
+        prompts: Kind::ALL.map(|kind| (kind, Digest::of(b"prompt"))).into(),
+        verification: Policy::Strict,
+        max_new_tokens: 20,
+        stop: Vec::new(),
+    }
+}
+
+/// Everything a plan depends on, to be changed by a test.
+pub(crate) struct Night {
+    pub(crate) dir: TempDir,
+    pub(crate) run: String,
+    pub(crate) date: Date,
+    pub(crate) spec: Spec,
+    pub(crate) template: String,
+    pub(crate) tables: Vec<EntityTable>,
+    pub(crate) previous: Vec<PreviousSource>,
+    pub(crate) carry_forward: bool,
+    pub(crate) audit_share: f64,
+    pub(crate) seed: u64,
+    pub(crate) limit: Option<u64>,
+}
+
+/// `id` even: pool `user-even`, else `user-odd`; all items in `item-all`.
+fn route(entity: &Entity) -> String {
+    match entity.kind {
+        Kind::Item => "item-all".into(),
+        Kind::User if entity.id.to_string().ends_with(['0', '2', '4', '6', '8']) => {
+            "user-even".into()
+        }
+        Kind::User => "user-odd".into(),
+    }
+}
+
+pub(crate) fn user(id: i64) -> Value {
+    json!({"id": id, "history": [{"title": format!("Film {}", id % 7)}, {"title": "Heat"}]})
+}
+
+impl Night {
+    /// 30 users and 5 items, without a past.
+    pub(crate) fn new() -> Self {
+        let mut night = Self {
+            dir: tempfile::tempdir().unwrap(),
+            run: "night-1".into(),
+            date: date(2026, 11, 20),
+            spec: spec(),
+            template: TEMPLATE.into(),
+            tables: Vec::new(),
+            previous: Vec::new(),
+            carry_forward: true,
+            audit_share: 0.0,
+            seed: 7,
+            limit: None,
+        };
+        night.write_table("users.jsonl", Kind::User, (0..30).map(user));
+        night.write_table("items.jsonl", Kind::Item, (0..5).map(|id| json!({"id": format!("i{id}")})));
+        night
+    }
+
+    /// Writes a table and adds it, if it is new.
+    pub(crate) fn write_table(
+        &mut self,
+        name: &str,
+        kind: Kind,
+        rows: impl IntoIterator<Item = Value>,
+    ) {
+        let path = self.write(name, rows);
+        if self.tables.iter().all(|table| table.path != path) {
+            self.tables.push(EntityTable { path, kind: Some(kind), columns: Columns::default() });
+        }
+    }
+
+    pub(crate) fn write(&self, name: &str, rows: impl IntoIterator<Item = Value>) -> String {
+        let path = self.dir.path().join(name);
+        let lines: String = rows.into_iter().map(|row| format!("{row}\n")).collect();
+        std::fs::write(&path, lines).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    pub(crate) fn set_previous(&mut self, path: &str, kind: Option<Kind>, id_type: Option<IdType>) {
+        self.previous = vec![PreviousSource { path: path.to_owned(), kind, id_type }];
+    }
+
+    /// A place for output.
+    pub(crate) fn output(&self, name: &str) -> Location {
+        Location::parse(self.dir.path().join(name).to_str().unwrap()).unwrap()
+    }
+
+    pub(crate) async fn try_plan(&self, output: Option<&Location>) -> Result<Plan, PlanError> {
+        let path = self.dir.path().join("mine.j2");
+        std::fs::write(&path, &self.template).unwrap();
+        let path = path.to_str().unwrap().to_owned();
+        let config =
+            PromptConfig { user: path.clone(), item: path, max_tokens: 60, ..Default::default() };
+        let request = PlanRequest {
+            run: self.run.clone(),
+            date: self.date,
+            spec: self.spec.clone(),
+            entities: &self.tables,
+            previous: &self.previous,
+            carry_forward: self.carry_forward,
+            shard_rows: 4,
+            audit_share: self.audit_share,
+            seed: self.seed,
+            limit: self.limit,
+            pools: ("pools".into(), Digest::of(b"pools")),
+            prompts: &PromptRenderer::new(&config, model()).unwrap(),
+            route: &route,
+        };
+        plan(output, &request, &mut |_| {}).await
+    }
+
+    pub(crate) async fn plan(&self, output: &Location) -> Plan {
+        self.try_plan(Some(output)).await.unwrap()
+    }
+
+    pub(crate) async fn plan_error(&self) -> String {
+        self.try_plan(None).await.unwrap_err().to_string()
+    }
+}
+
+pub(crate) async fn rows(output: &Location, plan: &Plan, job: &ShardJob) -> Vec<ShardRow> {
+    let input = output.join(&plan.folder()).join(&job.input);
+    let bytes = input.read().await.unwrap();
+    assert_eq!(Digest::of(&bytes), job.input_digest);
+    table::decode(&job.input, bytes).unwrap()
+}
+
+/// All rows to be generated.
+pub(crate) async fn all_rows(output: &Location, plan: &Plan, action: Action) -> Vec<ShardRow> {
+    let mut all = Vec::new();
+    for job in plan.shards.iter().filter(|job| job.action == action) {
+        all.extend(rows(output, plan, job).await);
+    }
+    all
+}
+
+fn record(plan: &Plan, row: &ShardRow) -> KnowledgeRecord {
+    KnowledgeRecord {
+        entity_id: row.entity_id.clone(),
+        text: format!("Text of {}", row.entity_id),
+        prompt_tokens: 9,
+        text_tokens: 7,
+        pool: row.pool.clone(),
+        policy: "strict".into(),
+        stop_reason: "end".into(),
+        forwards: 3,
+        drafted_tokens: 12,
+        accepted_tokens: 4,
+        relaxed_tokens: 0,
+        step_accepted: vec![1, 3, 0],
+        mean_log_probability: -0.5,
+        draft_seconds: 0.25,
+        engine_seconds: 0.5,
+        prompt_digest: row.prompt_digest.clone(),
+        spec_digest: plan.spec.digest(),
+        model_digest: plan.spec.model.clone(),
+        pool_digest: String::new(),
+        generated_by: plan.run.clone(),
+        event_timestamp: "2026-11-20T00:00:00Z".parse().unwrap(),
+        created_timestamp: "2026-11-20T03:00:00Z".parse().unwrap(),
+    }
+}
+
+/// What a worker would write for a shard.
+async fn part(output: &Location, plan: &Plan, job: &ShardJob) -> Bytes {
+    let (mut done, mut errors, mut carried) = (Vec::new(), Vec::new(), 0);
+    if job.action == Action::Carry {
+        let input = output.join(&plan.folder()).join(&job.input);
+        done = table::decode(&job.input, input.read().await.unwrap()).unwrap();
+        carried = job.rows;
+    } else {
+        for row in rows(output, plan, job).await {
+            match &row.error {
+                None => done.push(record(plan, &row)),
+                Some(reason) => errors.push(ErrorRecord {
+                    entity_id: row.entity_id,
+                    stage: "plan".into(),
+                    reason: reason.clone(),
+                }),
+            }
+        }
+    }
+    encode(plan, job, &done, errors, carried)
+}
+
+pub(crate) fn encode(
+    plan: &Plan,
+    job: &ShardJob,
+    rows: &[KnowledgeRecord],
+    errors: Vec<ErrorRecord>,
+    carried: u64,
+) -> Bytes {
+    let mut figures = std::collections::BTreeMap::<_, laser_schema::knowledge::Figures>::new();
+    for row in rows.iter().filter(|_| carried == 0) {
+        figures.entry(row.pool.clone()).or_default().add_record(row);
+    }
+    let info = PartInfo {
+        version: SCHEMA_VERSION,
+        run: plan.run.clone(),
+        shard: job.shard,
+        kind: job.kind,
+        attempt: "a".into(),
+        carried,
+        rows_digest: rows_digest(rows),
+        errors,
+        figures,
+    };
+    encode_part(&job.output, plan.ids[&job.kind].into(), rows, &info).unwrap()
+}
+
+/// Commits every shard.
+pub(crate) async fn work(output: &Location, plan: &Plan) {
+    for job in &plan.shards {
+        let bytes = match job.action {
+            Action::Audit => {
+                let texts = job.rows;
+                let report = AuditReport { texts, identical: texts, ..Default::default() };
+                Bytes::from(serde_json::to_vec(&report).unwrap())
+            }
+            _ => part(output, plan, job).await,
+        };
+        output.join(&job.output).create(bytes).await.unwrap();
+    }
+}

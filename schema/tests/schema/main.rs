@@ -1,0 +1,6 @@
+//! The contracts of input and output on real files.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
+
+mod entities;
+mod published;

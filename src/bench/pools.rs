@@ -1,0 +1,180 @@
+//! The pools that variants draft from: the same old texts, grouped in different ways.
+
+use std::fmt;
+
+use anyhow::{Context, Result};
+use futures::stream;
+use laser_decode::Pool;
+use laser_pool_builder::{
+    Attributes, Clusters, EmbeddingSource, EntityEmbeddings, Grouping, GroupingConfig, OpenPools,
+    PoolSet, PoolTokenizer, PoolsConfig, build_pools,
+};
+use laser_schema::model::ModelFiles;
+use laser_schema::previous::PreviousText;
+use laser_schema::{Entity, EntityTable, Kind, Location};
+use serde::Serialize;
+
+use super::SetupArgs;
+use crate::progress::Display;
+
+/// How entities are grouped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum PoolScheme {
+    /// One pool for all users and one for all items.
+    Global,
+    /// As many random groups as there are customised ones with texts.
+    Random,
+    /// Users by clusters of their embeddings, items by attributes.
+    Custom {
+        /// Texts of a pool at most.
+        max_texts: usize,
+    },
+}
+
+impl fmt::Display for PoolScheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Global => f.write_str("global"),
+            Self::Random => f.write_str("random"),
+            Self::Custom { max_texts } => write!(f, "custom-{max_texts}"),
+        }
+    }
+}
+
+/// A pool that was built.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct PoolSummary {
+    pub(super) scheme: String,
+    pub(super) name: String,
+    pub(super) kind: Kind,
+    pub(super) texts: usize,
+    pub(super) tokens: usize,
+    bytes: usize,
+    /// Entities of the table that are routed to it.
+    members: u64,
+}
+
+/// The pools of all schemes.
+pub(super) struct Pools {
+    schemes: Vec<(PoolScheme, OpenPools)>,
+    embeddings: EntityEmbeddings,
+}
+
+impl Pools {
+    /// Builds the pools of each scheme from the same texts, below the output folder. Random ones come
+    /// after the customised ones, whose number they take.
+    pub(super) async fn build(
+        setup: &SetupArgs,
+        mut schemes: Vec<PoolScheme>,
+        tables: &[EntityTable],
+        texts: &[PreviousText],
+        model: &ModelFiles,
+        display: &mut Display,
+    ) -> Result<Self> {
+        let custom = custom_config(setup);
+        custom.validate()?;
+        let embeddings = EntityEmbeddings::read(&custom).await?;
+        let mut pools = Self { schemes: Vec::new(), embeddings };
+        schemes.sort_by_key(|scheme| *scheme == PoolScheme::Random);
+        for scheme in schemes {
+            let config = pools.config(scheme, &custom);
+            let dir = setup.output.join("pools").join(scheme.to_string());
+            let dir = Location::parse(&dir.to_string_lossy())?;
+            let previous = stream::iter([Ok(texts.to_vec())]);
+            let mut progress = |p: laser_pool_builder::BuildProgress| {
+                display.update(p.done, p.total, p.stage.as_str());
+            };
+            build_pools(tables, previous, pool_tokenizer(model)?, &config, &dir, &mut progress)
+                .await
+                .with_context(|| format!("{scheme} pools"))?;
+            let open = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
+            pools.schemes.push((scheme, open));
+        }
+        Ok(pools)
+    }
+
+    fn config(&self, scheme: PoolScheme, custom: &PoolsConfig) -> PoolsConfig {
+        let mut config = custom.clone();
+        for (kind, grouping) in [(Kind::User, &mut config.user), (Kind::Item, &mut config.item)] {
+            match scheme {
+                PoolScheme::Global => grouping.grouping = Grouping::Global,
+                PoolScheme::Random => {
+                    grouping.grouping = Grouping::Random;
+                    grouping.groups = self.custom_groups(kind).max(1);
+                }
+                PoolScheme::Custom { max_texts } => grouping.max_texts = max_texts,
+            }
+        }
+        config
+    }
+
+    /// Groups of the customised pools, built before, that have a pool beside that of everything.
+    fn custom_groups(&self, kind: Kind) -> u64 {
+        let is_custom = |scheme: &PoolScheme| matches!(scheme, PoolScheme::Custom { .. });
+        let custom = self.schemes.iter().find(|(scheme, _)| is_custom(scheme));
+        custom.map_or(0, |(_, pools)| group_pools(pools.set(), kind))
+    }
+
+    /// An entity's pool under each scheme; none where there are no texts.
+    pub(super) fn of(&self, entity: &Entity) -> Vec<(PoolScheme, Option<Pool>)> {
+        let embedding = self.embeddings.get(entity);
+        let pool = |pools: &OpenPools| pools.pool(pools.route(entity, embedding)?.pool);
+        self.schemes.iter().map(|(scheme, pools)| (*scheme, pool(pools))).collect()
+    }
+
+    /// All pools of all schemes.
+    pub(super) fn summary(&self) -> Vec<PoolSummary> {
+        let of_scheme = |(scheme, pools): &(PoolScheme, OpenPools)| -> Vec<PoolSummary> {
+            let summary = |entry: &laser_pool_builder::PoolEntry| PoolSummary {
+                scheme: scheme.to_string(),
+                name: entry.name.clone(),
+                kind: entry.kind,
+                texts: entry.texts,
+                tokens: entry.tokens,
+                bytes: entry.bytes,
+                members: entry.members,
+            };
+            pools.set().pools.iter().map(summary).collect()
+        };
+        self.schemes.iter().flat_map(of_scheme).collect()
+    }
+}
+
+fn group_pools(set: &PoolSet, kind: Kind) -> u64 {
+    let all = format!("{kind}-all");
+    set.pools.iter().filter(|pool| pool.kind == kind && pool.name != all).count() as u64
+}
+
+fn pool_tokenizer(model: &ModelFiles) -> Result<PoolTokenizer<'_>> {
+    let tokenizer = &model.tokenizer;
+    Ok(PoolTokenizer {
+        tokenizer: tokenizer.library(),
+        fingerprint: tokenizer.fingerprint(),
+        vocab_size: u32::try_from(tokenizer.vocab_size())?,
+        end_of_text: model.end_of_text[0],
+    })
+}
+
+/// Users by collaboration, items by attributes: the customised pools of the paper.
+fn custom_config(setup: &SetupArgs) -> PoolsConfig {
+    let npy = setup.user_embeddings.clone().zip(setup.user_ids.clone());
+    let embeddings =
+        npy.map(|(npy, ids)| EmbeddingSource::Npy { npy, ids, skip_rows: setup.skip_rows });
+    PoolsConfig {
+        seed: setup.seed,
+        user: GroupingConfig {
+            grouping: Grouping::Collaborative,
+            clusters: Clusters::Fixed(setup.clusters),
+            max_texts: setup.pool_texts,
+            embeddings,
+            ..GroupingConfig::default()
+        },
+        item: GroupingConfig {
+            grouping: Grouping::Attribute,
+            attributes: Attributes::Order(setup.item_attributes.clone()),
+            max_texts: setup.pool_texts,
+            ..GroupingConfig::default()
+        },
+        ..PoolsConfig::default()
+    }
+}

@@ -1,0 +1,352 @@
+//! What a comparison found: figures as JSON, and as a table of aligned text or GitHub markdown.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use laser_schema::knowledge::ratio;
+use laser_schema::model::ModelFiles;
+use laser_schema::{Digest, Kind};
+use laser_worker::engine::EngineInfo;
+use serde::Serialize;
+
+use super::SetupArgs;
+use super::pools::PoolSummary;
+use super::run::{Measured, Subject};
+use super::variants::Variant;
+
+/// How tables are written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Style {
+    /// Columns of aligned text.
+    Text,
+    /// A GitHub table.
+    Markdown,
+}
+
+/// Text in rows and columns: the first column is flush left, the others are flush right.
+#[derive(Debug)]
+pub(super) struct Table {
+    rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// A table of these columns.
+    pub(super) fn new(header: &[&str]) -> Self {
+        Self { rows: vec![header.iter().map(ToString::to_string).collect()] }
+    }
+
+    /// Appends a row of as many cells as there are columns.
+    pub(super) fn push(&mut self, row: Vec<String>) {
+        self.rows.push(row);
+    }
+
+    /// The table with an empty line after it.
+    pub(super) fn render(&self, style: Style) -> String {
+        let width = |column: usize| {
+            self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..self.rows[0].len()).map(width).collect();
+        let (left, between, right) = match style {
+            Style::Text => ("", "  ", ""),
+            Style::Markdown => ("| ", " | ", " |"),
+        };
+        let line = |row: &[String]| {
+            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            });
+            let cells: Vec<String> = cells.collect();
+            format!("{left}{}{right}", cells.join(between)).trim_end().to_owned()
+        };
+        let mut lines: Vec<String> = self.rows.iter().map(|row| line(row)).collect();
+        if style == Style::Markdown {
+            let rule = |(column, &width): (usize, &usize)| match column {
+                0 => "-".repeat(width),
+                _ => format!("{}:", "-".repeat(width.saturating_sub(1))),
+            };
+            lines.insert(1, line(&widths.iter().enumerate().map(rule).collect::<Vec<_>>()));
+        }
+        lines.join("\n") + "\n\n"
+    }
+}
+
+/// A comparison of variants.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    command: String,
+    /// The processor and how many of its threads there are.
+    machine: String,
+    model: ModelSummary,
+    options: SetupArgs,
+    pub(super) pools: Vec<PoolSummary>,
+    pub(super) kinds: Vec<KindReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelSummary {
+    digest: Digest,
+    architecture: String,
+    parameters: u64,
+    dtype: String,
+    device: String,
+}
+
+/// The figures of one kind.
+#[derive(Debug, Serialize)]
+pub(super) struct KindReport {
+    pub(super) kind: Kind,
+    pub(super) rows: Vec<VariantRow>,
+    /// Texts of strict variants that are not those of plain decoding. Strict decoding takes the same argmax, but over
+    /// sums in another order: where two tokens are as probable but for rounding, either may come out.
+    pub(super) mismatches: Vec<Mismatch>,
+}
+
+/// One text that should have been another.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Mismatch {
+    variant: String,
+    entity: String,
+    /// The first token that differs, counted from 0.
+    token: usize,
+}
+
+/// The figures of one variant.
+#[derive(Debug, Serialize)]
+pub(super) struct VariantRow {
+    pub(super) variant: String,
+    /// `strict`, or k and p.
+    verification: String,
+    nodes: usize,
+    texts: usize,
+    pub(super) tokens: u64,
+    /// Forwards that gave tokens, counted for each text.
+    forwards: u64,
+    /// Wall time of all forwards, drafting included.
+    seconds: f64,
+    pub(super) tokens_per_second: f64,
+    /// Tokens a second against plain decoding.
+    pub(super) speedup: f64,
+    /// Accepted draft tokens a forward.
+    pub(super) aal: f64,
+    tokens_per_step: f64,
+    /// Mean wall time of a forward without prompts in it.
+    step_ms: f64,
+    /// Mean wall time of a forward in which a prompt is read.
+    prefill_ms: f64,
+    /// Seconds of drafting a text (the paper's ART).
+    art_seconds: f64,
+    /// Share of the drafted tokens that were accepted.
+    draft_yield: f64,
+    /// Share of the texts' tokens that were accepted though not the most probable.
+    relaxed_share: f64,
+    /// Tokens against those of plain decoding.
+    length_ratio: f64,
+    /// Texts that are those of plain decoding, token for token.
+    pub(super) identical: usize,
+    /// Mean natural-log probability of a token under the target.
+    mean_log_probability: f64,
+}
+
+impl VariantRow {
+    fn new(variant: &Variant, measured: &Measured, plain: &Measured) -> Self {
+        let texts = &measured.texts;
+        let sum = |of: fn(&laser_worker::generate::Generated) -> f64| texts.iter().map(of).sum::<f64>();
+        let tokens = count_tokens(measured);
+        let forwards = sum(|text| text.step_accepted.len() as f64);
+        let accepted = sum(|text| text.step_accepted.iter().map(|&n| f64::from(n)).sum());
+        let per_second = |of: &Measured| ratio(count_tokens(of) as f64, of.seconds);
+        let identical = |(a, b): &(&_, &_)| same_tokens(a, b);
+        Self {
+            variant: variant.name.clone(),
+            verification: verification(variant),
+            nodes: variant.nodes,
+            texts: texts.len(),
+            tokens,
+            forwards: texts.iter().map(|text| text.step_accepted.len() as u64).sum(),
+            seconds: measured.seconds,
+            tokens_per_second: per_second(measured),
+            speedup: ratio(per_second(measured), per_second(plain)),
+            aal: ratio(accepted, forwards),
+            tokens_per_step: ratio(tokens as f64, forwards),
+            step_ms: 1e3 * ratio(measured.decode_seconds, measured.decode_steps as f64),
+            prefill_ms: 1e3 * ratio(measured.prefill_seconds, measured.prefill_steps as f64),
+            art_seconds: ratio(sum(|text| text.draft_seconds), texts.len() as f64),
+            draft_yield: ratio(accepted, sum(|text| text.drafted as f64)),
+            relaxed_share: ratio(sum(|text| text.relaxed as f64), tokens as f64),
+            length_ratio: ratio(tokens as f64, count_tokens(plain) as f64),
+            identical: texts.iter().zip(&plain.texts).filter(identical).count(),
+            mean_log_probability: ratio(sum(|text| text.log_probability), tokens as f64),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.variant.clone(),
+            format!("{}", self.tokens),
+            format!("{:.0}", self.tokens_per_second),
+            format!("{:.2}", self.speedup),
+            format!("{:.2}", self.aal),
+            format!("{:.2}", self.tokens_per_step),
+            format!("{:.2}", self.step_ms),
+            format!("{:.1}", self.prefill_ms),
+            format!("{:.2}", 1e3 * self.art_seconds),
+            format!("{:.1} %", 100.0 * self.draft_yield),
+            format!("{:.1} %", 100.0 * self.relaxed_share),
+            format!("{:.2}", self.length_ratio),
+            format!("{}/{}", self.identical, self.texts),
+            format!("{:.2}", self.mean_log_probability),
+        ]
+    }
+}
+
+const COLUMNS: [&str; 14] = [
+    "variant", "tokens", "tokens/s", "speedup", "AAL", "tokens/step", "step ms", "prefill ms", "ART ms",
+    "yield", "relaxed", "length", "identical", "log p",
+];
+
+fn count_tokens(measured: &Measured) -> u64 {
+    measured.texts.iter().map(|text| text.tokens.len() as u64).sum()
+}
+
+fn same_tokens(
+    a: &laser_worker::generate::Generated,
+    b: &laser_worker::generate::Generated,
+) -> bool {
+    a.tokens == b.tokens
+}
+
+fn verification(variant: &Variant) -> String {
+    match variant.verification {
+        laser_decode::Verification::Relaxed { k, p } => format!("k = {k}, p = {p}"),
+        laser_decode::Verification::Strict => "strict".to_owned(),
+    }
+}
+
+impl KindReport {
+    /// The figures of `measured`, in the order of `variants`, of which the first is plain decoding.
+    pub(super) fn new(
+        kind: Kind,
+        variants: &[Variant],
+        subjects: &[Subject],
+        measured: &[Measured],
+    ) -> Self {
+        let plain = &measured[0];
+        let rows = variants.iter().zip(measured).map(|(v, m)| VariantRow::new(v, m, plain)).collect();
+        let mut mismatches = Vec::new();
+        for (variant, measured) in variants.iter().zip(measured).filter(|(v, _)| v.is_strict()) {
+            let texts = plain.texts.iter().zip(&measured.texts).zip(subjects);
+            for ((expected, found), subject) in texts.filter(|((a, b), _)| !same_tokens(a, b)) {
+                let pairs = expected.tokens.iter().zip(&found.tokens);
+                mismatches.push(Mismatch {
+                    variant: variant.name.clone(),
+                    entity: subject.id.to_string(),
+                    token: pairs.take_while(|(a, b)| a == b).count(),
+                });
+            }
+        }
+        Self { kind, rows, mismatches }
+    }
+
+    fn render(&self, style: Style) -> Result<String> {
+        let mut table = Table::new(&COLUMNS);
+        self.rows.iter().for_each(|row| table.push(row.cells()));
+        let mut out = table.render(style);
+        let strict = self.rows.iter().filter(|row| row.verification == "strict").skip(1);
+        let texts: usize = strict.map(|row| row.texts).sum();
+        writeln!(
+            out,
+            "{} of {texts} strictly verified texts differ from plain decoding{}",
+            self.mismatches.len(),
+            if self.mismatches.is_empty() { "." } else { " (near-ties):" }
+        )?;
+        for Mismatch { variant, entity, token } in &self.mismatches {
+            writeln!(out, "- {variant}, {} {entity}, from token {token} on", self.kind)?;
+        }
+        Ok(out)
+    }
+}
+
+impl Report {
+    /// A report without figures yet.
+    pub(super) fn new(
+        command: &str,
+        options: &SetupArgs,
+        engine: &EngineInfo,
+        model: &ModelFiles,
+    ) -> Result<Self> {
+        Ok(Self {
+            command: command.to_owned(),
+            machine: machine(),
+            model: ModelSummary {
+                digest: model.digest()?,
+                architecture: engine.architecture.clone(),
+                parameters: engine.parameters,
+                dtype: engine.dtype.clone(),
+                device: engine.device.clone(),
+            },
+            options: options.clone(),
+            pools: Vec::new(),
+            kinds: Vec::new(),
+        })
+    }
+
+    /// `paper-user-item.json`: users and items may be measured apart.
+    pub(super) fn file_name(&self) -> String {
+        let kinds: Vec<&str> = self.kinds.iter().map(|kind| kind.kind.as_str()).collect();
+        format!("{}-{}.json", self.command, kinds.join("-"))
+    }
+
+    /// All tables.
+    pub(super) fn render(&self, style: Style) -> Result<String> {
+        let Self { machine, model, options, .. } = self;
+        let mut out = String::new();
+        writeln!(
+            out,
+            "{}, {:.1}M parameters, {} on {} ({machine}); batch {}, {} nodes, seed {}\n",
+            model.architecture, model.parameters as f64 / 1e6, model.dtype, model.device,
+            options.batch, options.nodes, options.seed
+        )?;
+        let mut pools = Table::new(&["pool", "scheme", "texts", "tokens"]);
+        for pool in &self.pools {
+            let (texts, tokens) = (pool.texts.to_string(), pool.tokens.to_string());
+            pools.push(vec![pool.name.clone(), pool.scheme.clone(), texts, tokens]);
+        }
+        out += &pools.render(style);
+        for kind in &self.kinds {
+            let heading = if style == Style::Markdown { "### New knowledge of " } else { "New knowledge of " };
+            writeln!(out, "{heading}{}s\n", kind.kind)?;
+            out += &kind.render(style)?;
+            out.push('\n');
+        }
+        Ok(out)
+    }
+}
+
+/// The processor's name where the system tells it, and the threads of this process.
+pub(super) fn machine() -> String {
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    format!("{}, {threads} threads", name.map_or(std::env::consts::ARCH, |(_, name)| name.trim()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> Table {
+        let mut table = Table::new(&["variant", "AAL", "é"]);
+        table.push(vec!["LASER".into(), "11.25".into(), "1".into()]);
+        table
+    }
+
+    #[test]
+    fn text_is_aligned() {
+        assert_eq!(example().render(Style::Text), "variant    AAL  é\nLASER    11.25  1\n\n");
+    }
+
+    #[test]
+    fn markdown_is_a_table() {
+        let expected = "| variant |   AAL | é |\n| ------- | ----: | : |\n| LASER   | 11.25 | 1 |\n\n";
+        assert_eq!(example().render(Style::Markdown), expected);
+    }
+}

@@ -1,0 +1,129 @@
+//! What is compared: lists of ways to generate the same texts.
+//!
+//! The first of each list is plain decoding, which all others are measured against.
+
+use laser_decode::{Drafter, PolicyError, Verification};
+use laser_schema::Kind;
+use laser_worker::generate::GenerateOptions;
+
+use super::SetupArgs;
+use super::pools::PoolScheme;
+
+/// Longest match of prompt lookup, as published for PLD.
+const LOOKUP_NGRAM: usize = 3;
+
+/// One way to generate texts.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Variant {
+    pub(super) name: String,
+    pub(super) drafter: Drafter,
+    pub(super) nodes: usize,
+    pub(super) verification: Verification,
+    /// What is drafted from beside prompt and output.
+    pub(super) pools: Option<PoolScheme>,
+    /// Whether the user's own old text is a branch of its own.
+    pub(super) own_previous: bool,
+}
+
+impl Variant {
+    fn plain() -> Self {
+        Self {
+            name: "vanilla".into(),
+            drafter: Drafter::None,
+            nodes: 0,
+            verification: Verification::Strict,
+            pools: None,
+            own_previous: false,
+        }
+    }
+
+    fn pooled(name: impl Into<String>, setup: &SetupArgs, pools: PoolScheme) -> Self {
+        Self {
+            name: name.into(),
+            drafter: setup.drafter.drafter(),
+            nodes: setup.nodes,
+            verification: Verification::Strict,
+            pools: Some(pools),
+            own_previous: setup.own_previous,
+        }
+    }
+
+    fn verified(self, verification: Verification) -> Self {
+        Self { verification, ..self }
+    }
+
+    /// `base` with what the variant changes.
+    pub(super) fn options(&self, base: &GenerateOptions) -> GenerateOptions {
+        GenerateOptions {
+            drafter: self.drafter,
+            nodes: self.nodes,
+            verification: self.verification,
+            ..base.clone()
+        }
+    }
+
+    /// Whether the texts must be those of plain decoding.
+    pub(super) fn is_strict(&self) -> bool {
+        self.verification.top_k() == 1
+    }
+}
+
+/// Those of the paper's main table and ablation; ReSD is GRP, one global pool and strict. For users, who have
+/// an old text, also the one thing that the paper leaves to the pool: that text as a branch of its own.
+pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, PolicyError> {
+    let relaxed = Verification::relaxed(setup.k, setup.p)?;
+    let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
+    let pooled = |name: &str, pools| Variant::pooled(name, setup, pools);
+    let lookup = Drafter::PromptLookup { max_ngram: LOOKUP_NGRAM };
+    let mut variants = vec![
+        Variant::plain(),
+        Variant { name: "PLD".into(), drafter: lookup, nodes: setup.nodes, ..Variant::plain() },
+        pooled("GRP (ReSD)", PoolScheme::Global),
+        pooled("RRP", PoolScheme::Random),
+        pooled("CRP", custom),
+        pooled("RV+GRP", PoolScheme::Global).verified(relaxed),
+        pooled("RV+RRP", PoolScheme::Random).verified(relaxed),
+        pooled("LASER (RV+CRP)", custom).verified(relaxed),
+    ];
+    if kind == Kind::User && !setup.own_previous {
+        let laser = pooled("LASER+own", custom).verified(relaxed);
+        variants.push(Variant { own_previous: true, ..laser });
+    }
+    Ok(variants)
+}
+
+/// Policies of verification. With p alone k is ⌈1/p⌉, which is no bound: no more tokens than that can each have a
+/// probability above p.
+pub(super) fn ablation(setup: &SetupArgs) -> Result<Vec<Variant>, PolicyError> {
+    let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
+    let pooled = |name: String| Variant::pooled(name, setup, custom);
+    let mut variants = vec![Variant::plain(), pooled("strict".into())];
+    for k in [2, 3, 5] {
+        variants.push(pooled(format!("top-{k}")).verified(Verification::relaxed(k, 0.0)?));
+    }
+    for (p, k) in [(0.05, 20), (0.1, 10), (0.2, 5), (0.3, 4)] {
+        variants.push(pooled(format!("p > {p}")).verified(Verification::relaxed(k, p)?));
+    }
+    for p in [0.05, 0.1, 0.2, 0.3] {
+        let relaxed = Verification::relaxed(setup.k, p)?;
+        variants.push(pooled(format!("RV {}, {p}", setup.k)).verified(relaxed));
+    }
+    Ok(variants)
+}
+
+/// Pools of several sizes, then trees of several sizes.
+pub(super) fn sweep(
+    setup: &SetupArgs,
+    sizes: &[usize],
+    trees: &[usize],
+) -> Result<Vec<Variant>, PolicyError> {
+    let relaxed = Verification::relaxed(setup.k, setup.p)?;
+    let pooled = |name: String, max_texts| {
+        Variant::pooled(name, setup, PoolScheme::Custom { max_texts }).verified(relaxed)
+    };
+    let sizes = sizes.iter().map(|&size| pooled(format!("pool {size}"), size));
+    let trees = trees.iter().map(|&nodes| {
+        Variant { nodes, ..pooled(format!("tree {nodes}"), setup.pool_texts) }
+    });
+    Ok(std::iter::once(Variant::plain()).chain(sizes).chain(trees).collect())
+}

@@ -1,0 +1,158 @@
+//! What a user reads when a night has ended: figures by pool, the speedup, two texts, where the output is.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use laser_schema::job::AuditReport;
+use laser_schema::knowledge::{Figures, KnowledgeRecord, decode_part, ratio};
+use laser_schema::manifest::{ERRORS, Manifest};
+use laser_schema::model::Tokenizer;
+
+use crate::night::Finished;
+
+/// Marks around accepted drafts in sample texts.
+const MARKS: (&str, &str) = ("⟦", "⟧");
+
+/// The summary as text.
+///
+/// # Errors
+/// If a published part cannot be read.
+pub(crate) async fn render(finished: &Finished) -> Result<String> {
+    let mut out = String::new();
+    for manifest in &finished.manifests {
+        render_manifest(&mut out, manifest)?;
+    }
+    render_total(&mut out, finished)?;
+    for manifest in &finished.manifests {
+        let folder = finished.plan.partition(manifest.kind);
+        if let Some(sample) = sample(finished, manifest).await? {
+            let (open, close) = MARKS;
+            writeln!(out, "\nSample {} {} (accepted drafts in {open} {close}):\n  {}", manifest.kind, sample.0, sample.1)?;
+        }
+        writeln!(out, "\n{}s: {}", manifest.kind, finished.output.join(&folder).url())?;
+        if manifest.errors > 0 {
+            writeln!(out, "  {} without a text: see {ERRORS} there", manifest.errors)?;
+        }
+    }
+    Ok(out)
+}
+
+fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
+    writeln!(
+        out,
+        "{}s on {}: {} entities, {} generated, {} unchanged and carried forward, {} errors",
+        manifest.kind, manifest.date, manifest.entities,
+        manifest.rows - manifest.carried, manifest.carried, manifest.errors
+    )?;
+    if manifest.figures.is_empty() {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "  {:<18} {:>6} {:>8} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8} {:>9} {:>7}",
+        "pool", "texts", "tokens", "tokens/s", "AAL", "ART ms", "yield", "relaxed", "speedup", "identical", "length"
+    )?;
+    for (pool, figures) in &manifest.figures {
+        render_row(out, pool, figures, manifest.audit.get(pool))?;
+    }
+    if manifest.figures.len() > 1 {
+        let (figures, audit) = totals(std::slice::from_ref(manifest));
+        render_row(out, "all", &figures, audit.as_ref())?;
+    }
+    Ok(())
+}
+
+fn render_row(out: &mut String, pool: &str, figures: &Figures, audit: Option<&AuditReport>) -> Result<()> {
+    write!(
+        out,
+        "  {pool:<18} {:>6} {:>8} {:>8.0} {:>6.2} {:>8.2} {:>7.0}% {:>7.1}%",
+        figures.texts, figures.tokens, figures.tokens_per_second(), figures.aal(),
+        figures.art_seconds() * 1e3, figures.draft_yield() * 100.0, figures.relaxed_share() * 100.0
+    )?;
+    match audit.filter(|audit| audit.texts > 0) {
+        Some(audit) => writeln!(
+            out,
+            " {:>7.2}x {:>8.0}% {:>6.2}x",
+            audit.speedup(), audit.identical_share() * 100.0, audit.length_ratio()
+        )?,
+        None => writeln!(out, " {:>8} {:>9} {:>7}", "–", "–", "–")?,
+    }
+    Ok(())
+}
+
+fn totals(manifests: &[Manifest]) -> (Figures, Option<AuditReport>) {
+    let (mut figures, mut audit) = (Figures::default(), AuditReport::default());
+    for manifest in manifests {
+        manifest.figures.values().for_each(|f| figures.add(f));
+        manifest.audit.values().for_each(|a| audit.add(a));
+    }
+    (figures, Some(audit).filter(|a| a.texts > 0))
+}
+
+fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
+    let (figures, audit) = totals(&finished.manifests);
+    writeln!(
+        out,
+        "\n{} texts, {} tokens ({:.0} a text) at {:.0} tokens/s; {:.2} accepted drafts a forward, {:.1} % relaxed",
+        figures.texts, figures.tokens, figures.text_length(), figures.tokens_per_second(),
+        figures.aal(), figures.relaxed_share() * 100.0
+    )?;
+    if let Some(audit) = audit {
+        writeln!(
+            out,
+            "Audit of {} texts, plain decoding against this run in turns: {:.0} against {:.0} tokens/s, speedup {:.2}x; \
+             {:.0} % of the texts are the plain ones token for token, length {:.2} of plain",
+            audit.texts,
+            ratio(audit.plain_tokens as f64, audit.plain_seconds),
+            ratio(audit.tokens as f64, audit.seconds),
+            audit.speedup(), audit.identical_share() * 100.0, audit.length_ratio()
+        )?;
+    }
+    match finished.seconds {
+        Some(seconds) => writeln!(out, "Generated in {seconds:.1} s, audit included.")?,
+        None => writeln!(out, "This run was complete already: nothing was generated now.")?,
+    }
+    if let Some(note) = &finished.note {
+        writeln!(out, "Note: {note}.")?;
+    }
+    Ok(())
+}
+
+/// A generated text of the kind with its accepted drafts marked (paper 4.3.2): the first of its parts whose
+/// tokens the text alone gives back.
+async fn sample(finished: &Finished, manifest: &Manifest) -> Result<Option<(String, String)>> {
+    let folder = finished.output.join(&finished.plan.partition(manifest.kind));
+    for part in &manifest.parts {
+        let (rows, info) = decode_part(&part.name, folder.join(&part.name).read().await?)?;
+        if info.carried > 0 {
+            continue;
+        }
+        let tokenizer = &finished.model.tokenizer;
+        if let Some(found) = rows.iter().find_map(|row| Some((row, mark(row, tokenizer)?))) {
+            return Ok(Some((found.0.entity_id.to_string(), found.1)));
+        }
+    }
+    Ok(None)
+}
+
+/// The text with marks around accepted drafts; `None` where the text's tokens are not those that were generated.
+fn mark(row: &KnowledgeRecord, tokenizer: &Tokenizer) -> Option<String> {
+    let tokens = tokenizer.encode(&row.text, false).ok()?;
+    let ended = usize::from(row.stop_reason == "end");
+    if tokens.len() + ended != usize::try_from(row.text_tokens).ok()? {
+        return None;
+    }
+    let (open, close) = MARKS;
+    let mut marked = String::new();
+    let mut rest = tokens.as_slice();
+    for &accepted in &row.step_accepted {
+        let (drafted, after) = rest.split_at(usize::try_from(accepted).ok()?.min(rest.len()));
+        let (own, after) = after.split_at(1.min(after.len()));
+        if !drafted.is_empty() {
+            marked = marked + open + &tokenizer.decode(drafted).ok()? + close;
+        }
+        marked += &tokenizer.decode(own).ok()?;
+        rest = after;
+    }
+    Some(marked.replace('\n', " "))
+}

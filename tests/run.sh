@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Passes all tests: formatting, lints, documentation, unit, property and integration tests.
+# Installs what they need (on Debian: a C compiler). CARGO_TARGET_DIR is honoured.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+need() { command -v "$1" >/dev/null || missing+=("$2"); }
+missing=()
+need cc gcc
+need make make
+if ((${#missing[@]})); then
+    sudo=$([ "$(id -u)" = 0 ] || echo sudo)
+    $sudo apt-get update -qq
+    $sudo apt-get install -y -qq "${missing[@]}"
+fi
+
+# The same profile as the main job's, so that mistralrs is compiled once.
+cargo fmt --all --check
+cargo clippy --release --workspace --all-targets --locked -- -D warnings
+RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --locked --document-private-items
+cargo test --release --workspace --locked

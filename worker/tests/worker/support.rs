@@ -1,0 +1,219 @@
+//! The naive decoder, and the drafters, pools and requests that are held against it.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, OnceLock};
+
+use bytes::Bytes;
+use laser_decode::{
+    Candidate, Drafter, Pool, PoolMeta, ROOT_PARENT, TargetScores, Verification, build_pool,
+};
+use laser_schema::model::Tokenizer;
+use laser_worker::engine::{Engine, FakeEngine, FakeOptions, Segment};
+use laser_worker::generate::{
+    Finished, GenerateError, GenerateOptions, Generated, Generator, Request, StopReason,
+    TextGenerator,
+};
+
+use crate::watch::{Log, Mischief, Watched};
+
+/// The fixture tokenizer's, which the fake shares so that its texts can be decoded.
+pub(crate) const VOCABULARY: u32 = 4096;
+pub(crate) const END: u32 = 1;
+
+pub(crate) fn fixture() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/profile-lm")
+}
+
+pub(crate) fn tokenizer() -> Tokenizer {
+    static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
+    let open = || Tokenizer::open(&fixture().join("tokenizer.json")).unwrap();
+    TOKENIZER.get_or_init(open).clone()
+}
+
+pub(crate) fn fake_options() -> FakeOptions {
+    FakeOptions { vocab_size: VOCABULARY, eos: END, ..FakeOptions::default() }
+}
+
+pub(crate) fn fake() -> FakeEngine {
+    FakeEngine::new(fake_options())
+}
+
+pub(crate) fn options() -> GenerateOptions {
+    GenerateOptions {
+        drafter: Drafter::default(),
+        nodes: 16,
+        verification: Verification::Strict,
+        batch: 4,
+        step_tokens: 64,
+        max_new_tokens: 40,
+        end_of_text: vec![END],
+        stop: Vec::new(),
+    }
+}
+
+pub(crate) fn drafters() -> [Drafter; 4] {
+    [
+        Drafter::None,
+        Drafter::PromptLookup { max_ngram: 4 },
+        Drafter::RawFrequency { max_ngram: 4 },
+        Drafter::default(),
+    ]
+}
+
+pub(crate) fn request(id: u64, prompt: &[u32]) -> Request {
+    Request { id, prompt: prompt.to_vec(), previous: Vec::new(), pool: None, plain: false }
+}
+
+pub(crate) fn pool(texts: &[Vec<u32>]) -> Pool {
+    let meta = PoolMeta {
+        name: "test".into(),
+        tokenizer: tokenizer().fingerprint(),
+        vocab_size: VOCABULARY,
+        end_of_text: END,
+    };
+    let bytes = build_pool(&meta, texts).unwrap();
+    Pool::open(Arc::new(Bytes::from(bytes))).unwrap()
+}
+
+/// Token ids that look random; `seed` tells them apart.
+pub(crate) fn tokens(seed: u32, count: usize) -> Vec<u32> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        3 + state % (VOCABULARY - 3)
+    };
+    (0..count).map(|_| next()).collect()
+}
+
+/// Prompts of 1 to 40 tokens that begin alike from 20 tokens on.
+pub(crate) fn prompts() -> Vec<Vec<u32>> {
+    let prefix = tokens(99, 18);
+    let tail = |(seed, length): (u32, usize)| {
+        let own = tokens(seed, length);
+        if length < 3 { own } else { [prefix.clone(), own].concat() }
+    };
+    (0..).zip([5, 22, 1, 12, 3, 2, 17]).map(tail).collect()
+}
+
+/// One forward after a context: a chain of one token at a time, nothing else.
+pub(crate) struct Naive<'a> {
+    engine: &'a mut dyn Engine,
+    slot: usize,
+    top_k: usize,
+}
+
+impl<'a> Naive<'a> {
+    pub(crate) fn new(engine: &'a mut dyn Engine, top_k: usize) -> Self {
+        let slot = engine.open(engine.info().max_positions).unwrap();
+        Self { engine, slot, top_k }
+    }
+
+    pub(crate) fn feed(&mut self, token: u32) -> Vec<Candidate> {
+        let segment =
+            Segment { slot: self.slot, tokens: &[token], parents: &[ROOT_PARENT], scored_from: 0 };
+        let scores = self.engine.step(&[segment], self.top_k).unwrap();
+        self.engine.commit(self.slot, &[0]).unwrap();
+        scores[0].top(0).to_vec()
+    }
+
+    pub(crate) fn feed_all(&mut self, tokens: &[u32]) -> Vec<Candidate> {
+        tokens.iter().fold(Vec::new(), |_, token| self.feed(*token))
+    }
+}
+
+impl Drop for Naive<'_> {
+    fn drop(&mut self) {
+        self.engine.close(self.slot);
+    }
+}
+
+/// What plain greedy decoding gives.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct NaiveText {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) text: String,
+    pub(crate) stop: StopReason,
+    pub(crate) log_probability: f64,
+    /// Differences between the first and the second log probability at each token.
+    pub(crate) gaps: Vec<f32>,
+}
+
+pub(crate) fn naive(engine: &mut dyn Engine, prompt: &[u32], options: &GenerateOptions) -> NaiveText {
+    let max = options.max_new_tokens.min(engine.info().max_positions - prompt.len());
+    let decode = |tokens: &[u32]| tokenizer().decode(tokens).unwrap();
+    let mut naive = Naive::new(engine, 2);
+    let (mut out, mut gaps, mut log_probability) = (Vec::new(), Vec::new(), 0.0);
+    let mut top = naive.feed_all(prompt);
+    let (text, stop) = loop {
+        out.push(top[0].token);
+        log_probability += f64::from(top[0].log_probability);
+        gaps.push(top[0].log_probability - top[1].log_probability);
+        let text = decode(&out);
+        if options.end_of_text.contains(&top[0].token) {
+            break (decode(&out[..out.len() - 1]), StopReason::End);
+        }
+        if let Some(cut) = options.stop.iter().filter_map(|s| text.find(s.as_str())).min() {
+            break (text[..cut].to_owned(), StopReason::Stop);
+        }
+        if out.len() == max {
+            break (text, StopReason::Length);
+        }
+        top = naive.feed(top[0].token);
+    };
+    NaiveText { tokens: out, text, stop, log_probability, gaps }
+}
+
+/// A generator on a watched fake.
+pub(crate) fn watched(
+    fake: FakeOptions,
+    mischief: Mischief,
+    options: GenerateOptions,
+) -> (Generator, Arc<Mutex<Log>>) {
+    let (engine, log) = Watched::new(FakeEngine::new(fake), mischief);
+    (Generator::new(Box::new(engine), tokenizer(), options), log)
+}
+
+/// Runs all requests to their ends, by id.
+pub(crate) fn try_run(
+    generator: &mut Generator,
+    requests: impl IntoIterator<Item = Request>,
+) -> Result<Vec<Result<Generated, String>>, GenerateError> {
+    let mut ended: Vec<Finished> = Vec::new();
+    requests.into_iter().for_each(|request| generator.submit(request));
+    while generator.load() > 0 {
+        ended.extend(generator.step()?);
+    }
+    ended.sort_by_key(|finished| finished.id);
+    Ok(ended.into_iter().map(|finished| finished.result).collect())
+}
+
+pub(crate) fn run(
+    generator: &mut Generator,
+    requests: impl IntoIterator<Item = Request>,
+) -> Vec<Result<Generated, String>> {
+    try_run(generator, requests).unwrap()
+}
+
+/// The text is the naive decoder's, and its figures add up.
+#[track_caller]
+pub(crate) fn assert_naive(got: &Generated, expected: &NaiveText, what: &str) {
+    assert_eq!(got.tokens, expected.tokens, "{what}");
+    assert_eq!(got.text, expected.text, "{what}");
+    assert_eq!(got.stop, expected.stop, "{what}");
+    assert!((got.log_probability - expected.log_probability).abs() < 1e-3, "{what}");
+    assert_eq!(got.relaxed, 0, "{what}");
+    assert_figures(got, what);
+}
+
+/// Every forward emits what it accepted and one token more, but for a last one that ends within its draft.
+#[track_caller]
+pub(crate) fn assert_figures(got: &Generated, what: &str) {
+    let accepted: usize = got.step_accepted.iter().map(|a| *a as usize).sum();
+    let without_bonus = accepted + got.step_accepted.len() - got.tokens.len();
+    let ended_in_draft = got.stop != StopReason::Length && *got.step_accepted.last().unwrap() > 0;
+    assert!(without_bonus == 0 || (without_bonus == 1 && ended_in_draft), "{what}: {got:?}");
+    assert!(accepted as u64 <= got.drafted, "{what}");
+    assert!(got.relaxed <= accepted as u64, "{what}");
+}

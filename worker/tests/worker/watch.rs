@@ -1,0 +1,121 @@
+//! An engine that is watched, and that fails on demand.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+use laser_worker::engine::{Engine, EngineError, EngineInfo, Scores, Segment, Slot};
+
+/// What to do wrong, and when; steps and commits are counted from 0.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Mischief {
+    pub(crate) panic_on_step: Option<usize>,
+    pub(crate) fail_from_step: Option<usize>,
+    pub(crate) fail_on_commit: Option<usize>,
+    /// Slots that may be open at once.
+    pub(crate) slots_max: Option<usize>,
+}
+
+/// What the engine was asked for.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// Open slots, each with its place in `fed`.
+    pub(crate) open: BTreeMap<Slot, usize>,
+    /// For every sequence ever opened all tokens that were fed to it, drafts included.
+    pub(crate) fed: Vec<Vec<u32>>,
+    /// The tokens of each step's segments.
+    pub(crate) steps: Vec<Vec<usize>>,
+    commits: usize,
+}
+
+pub(crate) struct Watched<E> {
+    inner: E,
+    mischief: Mischief,
+    log: Arc<Mutex<Log>>,
+}
+
+impl<E: Engine> Watched<E> {
+    pub(crate) fn new(inner: E, mischief: Mischief) -> (Self, Arc<Mutex<Log>>) {
+        let log = Arc::<Mutex<Log>>::default();
+        (Self { inner, mischief, log: log.clone() }, log)
+    }
+
+    fn opened(&self, slot: Slot, tokens: Vec<u32>) -> Slot {
+        let mut log = self.log.lock().unwrap();
+        let place = log.fed.len();
+        log.fed.push(tokens);
+        assert!(log.open.insert(slot, place).is_none(), "slot {slot} was open");
+        slot
+    }
+
+    fn refuse_without_room(&self) -> Result<(), EngineError> {
+        let open = self.log.lock().unwrap().open.len();
+        match self.mischief.slots_max {
+            Some(max) if open >= max => Err(injected("no room")),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn injected(what: &str) -> EngineError {
+    EngineError::Mistralrs { message: format!("injected: {what}") }
+}
+
+impl<E: Engine> Engine for Watched<E> {
+    fn info(&self) -> &EngineInfo {
+        self.inner.info()
+    }
+
+    fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
+        self.refuse_without_room()?;
+        let slot = self.inner.open(capacity)?;
+        Ok(self.opened(slot, Vec::new()))
+    }
+
+    fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError> {
+        self.refuse_without_room()?;
+        let slot = self.inner.fork(from, length, capacity)?;
+        let prefix = {
+            let log = self.log.lock().unwrap();
+            log.fed[log.open[&from]].clone()
+        };
+        Ok(self.opened(slot, prefix))
+    }
+
+    fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
+        let step = {
+            let mut log = self.log.lock().unwrap();
+            for segment in segments {
+                let place = log.open[&segment.slot];
+                log.fed[place].extend_from_slice(segment.tokens);
+            }
+            log.steps.push(segments.iter().map(|s| s.tokens.len()).collect());
+            log.steps.len() - 1
+        };
+        assert_ne!(self.mischief.panic_on_step, Some(step), "injected panic of step {step}");
+        if self.mischief.fail_from_step.is_some_and(|from| step >= from) {
+            return Err(injected("step"));
+        }
+        self.inner.step(segments, top_k)
+    }
+
+    fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        let commit = {
+            let mut log = self.log.lock().unwrap();
+            log.commits += 1;
+            log.commits - 1
+        };
+        if self.mischief.fail_on_commit == Some(commit) {
+            return Err(injected("commit"));
+        }
+        self.inner.commit(slot, keep)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.log.lock().unwrap().open.remove(&slot);
+        self.inner.close(slot);
+    }
+
+    fn cached(&self, slot: Slot) -> usize {
+        self.inner.cached(slot)
+    }
+}
