@@ -21,7 +21,9 @@ use crate::progress::Display;
 /// Writes to standard output; a closed pipe is an error like any other.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
+    out.write_all(text.as_bytes())
+        .and_then(|()| out.flush())
+        .context("standard output")
 }
 
 /// `laser plan`: what a run would do.
@@ -41,16 +43,21 @@ pub(crate) async fn plan(config: &Config) -> Result<()> {
         );
     }
     let mut past = Figures::default();
-    manifests.iter().flat_map(|m| m.figures.values()).for_each(|f| past.add(f));
+    manifests
+        .iter()
+        .flat_map(|m| m.figures.values())
+        .for_each(|f| past.add(f));
     let texts: u64 = plan.counts.values().map(|c| c.generate).sum();
     let tokens = texts as f64 * past.text_length();
     out += &if past.texts == 0 {
-        "ETA: unknown, no earlier output of Laser's among [[previous]] to tell the speed from\n".to_owned()
+        "ETA: unknown, no earlier output of Laser's among [[previous]] to tell the speed from\n"
+            .to_owned()
     } else {
         let seconds = tokens / past.tokens_per_second();
         format!(
             "ETA: {seconds:.0} s on one worker for about {tokens:.0} tokens, at last night's {:.0} tokens/s and {:.0} tokens a text\n",
-            past.tokens_per_second(), past.text_length()
+            past.tokens_per_second(),
+            past.text_length()
         )
     };
     print(&out)
@@ -65,12 +72,22 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
             folders.push(location.join(folder.trim_end_matches('/')));
         }
     }
-    anyhow::ensure!(!folders.is_empty(), "{root}: nothing published here (no {MANIFEST})");
+    anyhow::ensure!(
+        !folders.is_empty(),
+        "{root}: nothing published here (no {MANIFEST})"
+    );
     let mut whole = true;
     for folder in folders {
         let report = verify(&folder).await?;
-        let state = if report.faults.is_empty() { "whole" } else { "DAMAGED" };
-        print(&format!("{state}: {} ({} parts, {} rows)\n", report.folder, report.parts, report.rows))?;
+        let state = if report.faults.is_empty() {
+            "whole"
+        } else {
+            "DAMAGED"
+        };
+        print(&format!(
+            "{state}: {} ({} parts, {} rows)\n",
+            report.folder, report.parts, report.rows
+        ))?;
         for fault in &report.faults {
             print(&format!("  {fault}\n"))?;
         }
@@ -102,11 +119,22 @@ pub(crate) async fn pools_build(config: &Config, dir: &str) -> Result<()> {
     let texts = previous_texts(previous(config).await?);
     let dir = Location::parse(dir)?;
     let tokenizer = pool_tokenizer(&model)?;
-    let set =
-        build_pools(&config.input, texts, tokenizer, &config.pools, &dir, &mut progress).await?;
+    let set = build_pools(
+        &config.input,
+        texts,
+        tokenizer,
+        &config.pools,
+        &dir,
+        &mut progress,
+    )
+    .await?;
     drop(display);
     let tokens: usize = set.pools.iter().map(|p| p.tokens).sum();
-    print(&format!("{} pools, {tokens} tokens: {}\n", set.pools.len(), dir.url()))
+    print(&format!(
+        "{} pools, {tokens} tokens: {}\n",
+        set.pools.len(),
+        dir.url()
+    ))
 }
 
 /// `laser pools inspect`.
@@ -126,7 +154,10 @@ pub(crate) async fn pools_inspect(config: &Config, dir: &str, json: bool) -> Res
         for group in &kind.groups {
             out += &format!(
                 "  {:<20} {:<30} {:>8} routed {:>8} texts{}\n",
-                group.name, group.label, group.statistics.routed, group.statistics.texts,
+                group.name,
+                group.label,
+                group.statistics.routed,
+                group.statistics.texts,
                 if group.has_pool { "" } else { "  no pool" }
             );
         }
@@ -152,20 +183,38 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
     let texts = previous_texts(previous(config).await?);
     let drafter = config.draft.drafter()?;
     let tokenizer = pool_tokenizer(&model)?;
-    let report =
-        tune(&config.input, texts, tokenizer, &config.pools, tuning, drafter, &mut progress).await?;
+    let report = tune(
+        &config.input,
+        texts,
+        tokenizer,
+        &config.pools,
+        tuning,
+        drafter,
+        &mut progress,
+    )
+    .await?;
     drop(display);
     if json {
         return print(&(serde_json::to_string_pretty(&report)? + "\n"));
     }
     let mut out = String::new();
     for kind in &report.kinds {
-        out += &format!("{}s: [pools.{}] max_texts = {}\n", kind.kind, kind.kind, kind.max_texts);
-        out += &format!("  {:>9} {:>10} {:>14} {:>9} {:>10}\n", "max_texts", "tokens", "accepted/step", "draft µs", "tokens/s");
+        out += &format!(
+            "{}s: [pools.{}] max_texts = {}\n",
+            kind.kind, kind.kind, kind.max_texts
+        );
+        out += &format!(
+            "  {:>9} {:>10} {:>14} {:>9} {:>10}\n",
+            "max_texts", "tokens", "accepted/step", "draft µs", "tokens/s"
+        );
         for row in &kind.rows {
             out += &format!(
                 "  {:>9} {:>10} {:>14.2} {:>9.1} {:>10.0}\n",
-                row.max_texts, row.pool_tokens, row.accepted_per_step, row.draft_us, row.tokens_per_second
+                row.max_texts,
+                row.pool_tokens,
+                row.accepted_per_step,
+                row.draft_us,
+                row.tokens_per_second
             );
         }
     }
@@ -178,13 +227,19 @@ pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
         PrepareSource::Movielens { dir, output } => {
             prepare::movielens(dir, &Location::parse(output)?).await?
         }
-        PrepareSource::Amazon { reviews, meta, output } => {
-            prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
-        }
+        PrepareSource::Amazon {
+            reviews,
+            meta,
+            output,
+        } => prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?,
     };
     print(&format!(
         "{} users: {}\n{} items: {}\n{} interactions\n",
-        summary.users, summary.tables.users, summary.items, summary.tables.items, summary.interactions
+        summary.users,
+        summary.tables.users,
+        summary.items,
+        summary.tables.items,
+        summary.interactions
     ))
 }
 

@@ -88,13 +88,22 @@ pub(crate) struct DemoConfig {
 impl Default for DemoConfig {
     fn default() -> Self {
         let DemoOptions { users, items, seed } = DemoOptions::default();
-        Self { data: "output/demo-data".into(), users, items, seed }
+        Self {
+            data: "output/demo-data".into(),
+            users,
+            items,
+            seed,
+        }
     }
 }
 
 impl DemoConfig {
     pub(crate) fn options(&self) -> DemoOptions {
-        DemoOptions { users: self.users, items: self.items, seed: self.seed }
+        DemoOptions {
+            users: self.users,
+            items: self.items,
+            seed: self.seed,
+        }
     }
 }
 
@@ -108,7 +117,10 @@ pub(crate) struct OutputConfig {
 
 impl Default for OutputConfig {
     fn default() -> Self {
-        Self { path: "output".into(), min_coverage: 0.98 }
+        Self {
+            path: "output".into(),
+            min_coverage: 0.98,
+        }
     }
 }
 
@@ -124,7 +136,12 @@ pub(crate) struct GenerateConfig {
 
 impl Default for GenerateConfig {
     fn default() -> Self {
-        Self { max_new_tokens: 256, stop: Vec::new(), batch: 8, step_tokens: 512 }
+        Self {
+            max_new_tokens: 256,
+            stop: Vec::new(),
+            batch: 8,
+            step_tokens: 512,
+        }
     }
 }
 
@@ -139,7 +156,11 @@ pub(crate) struct VerificationConfig {
 
 impl Default for VerificationConfig {
     fn default() -> Self {
-        Self { policy: PolicyKind::Relaxed, k: 2, p: 0.1 }
+        Self {
+            policy: PolicyKind::Relaxed,
+            k: 2,
+            p: 0.1,
+        }
     }
 }
 
@@ -157,16 +178,17 @@ impl VerificationConfig {
     pub(crate) fn policy(self) -> Policy {
         match self.policy {
             PolicyKind::Strict => Policy::Strict,
-            PolicyKind::Relaxed => Policy::Relaxed { k: self.k, p: self.p },
+            PolicyKind::Relaxed => Policy::Relaxed {
+                k: self.k,
+                p: self.p,
+            },
         }
     }
 
     pub(crate) fn verification(self) -> Result<Verification> {
         match self.policy {
             PolicyKind::Strict => Ok(Verification::Strict),
-            PolicyKind::Relaxed => {
-                Verification::relaxed(self.k, self.p).context("[verification]")
-            }
+            PolicyKind::Relaxed => Verification::relaxed(self.k, self.p).context("[verification]"),
         }
     }
 }
@@ -224,8 +246,12 @@ impl DraftConfig {
     pub(crate) fn drafter(self) -> Result<Drafter> {
         let drafter = match self.method {
             DraftMethod::None => Drafter::None,
-            DraftMethod::PromptLookup => Drafter::PromptLookup { max_ngram: self.order },
-            DraftMethod::RawFrequency => Drafter::RawFrequency { max_ngram: self.order },
+            DraftMethod::PromptLookup => Drafter::PromptLookup {
+                max_ngram: self.order,
+            },
+            DraftMethod::RawFrequency => Drafter::RawFrequency {
+                max_ngram: self.order,
+            },
             DraftMethod::Blended => Drafter::Blended {
                 order: self.order,
                 alpha: self.alpha,
@@ -276,8 +302,14 @@ impl Config {
     /// # Errors
     /// Naming the file, variable or flag, the key, and what to write instead.
     pub(crate) fn load(path: &Path, settings: &[String]) -> Result<Self> {
-        ensure!(path.is_file(), "{}: no such configuration file", path.display());
-        let env = Env::prefixed("LASER_").filter(|key| key.as_str().contains("__")).split("__");
+        ensure!(
+            path.is_file(),
+            "{}: no such configuration file",
+            path.display()
+        );
+        let env = Env::prefixed("LASER_")
+            .filter(|key| key.as_str().contains("__"))
+            .split("__");
         let mut figment = Figment::new().merge(Toml::file_exact(path)).merge(env);
         for setting in settings {
             figment = figment.merge(setting_provider(setting)?);
@@ -289,17 +321,28 @@ impl Config {
 
     /// Checks what the types leave open, before anything is done.
     fn validate(&self) -> Result<()> {
-        ensure!(!self.model.path.is_empty(), "[model] path: not set; give a model directory, a .gguf file or a hub id");
-        ensure!(!self.output.path.is_empty(), "[output] path: not set; give a directory or an object-store URL");
+        ensure!(
+            !self.model.path.is_empty(),
+            "[model] path: not set; give a model directory, a .gguf file or a hub id"
+        );
+        ensure!(
+            !self.output.path.is_empty(),
+            "[output] path: not set; give a directory or an object-store URL"
+        );
         match &self.demo {
             Some(_) if !self.input.is_empty() || !self.previous.is_empty() => {
                 bail!("[demo] makes its own input: remove [[input]] and [[previous]], or [demo]")
             }
-            None if self.input.is_empty() => bail!("[[input]]: no table; give the path of at least one"),
+            None if self.input.is_empty() => {
+                bail!("[[input]]: no table; give the path of at least one")
+            }
             _ => {}
         }
         let share = |key: &str, value: f64| {
-            ensure!((0.0..=1.0).contains(&value), "{key} = {value}: expected a share from 0 to 1");
+            ensure!(
+                (0.0..=1.0).contains(&value),
+                "{key} = {value}: expected a share from 0 to 1"
+            );
             Ok(())
         };
         share("[output] min_coverage", self.output.min_coverage)?;
@@ -335,7 +378,9 @@ fn setting_provider(setting: &str) -> Result<Serialized<Value>> {
         .split_once('=')
         .ok_or_else(|| anyhow!("--set {setting}: expected KEY=VALUE, such as run.limit=100"))?;
     let parsed: Option<Dict> = Toml::from_str(&format!("value = {text}")).ok();
-    let value = parsed.and_then(|mut dict| dict.remove("value")).unwrap_or_else(|| Value::from(text));
+    let value = parsed
+        .and_then(|mut dict| dict.remove("value"))
+        .unwrap_or_else(|| Value::from(text));
     Ok(Serialized::from(value, Profile::Default).key(key))
 }
 
@@ -343,7 +388,11 @@ fn setting_provider(setting: &str) -> Result<Serialized<Value>> {
 fn explain(error: &figment::Error) -> anyhow::Error {
     let source = error.metadata.as_ref().map_or_else(
         || "configuration".to_owned(),
-        |m| m.source.as_ref().map_or_else(|| m.name.to_string(), ToString::to_string),
+        |m| {
+            m.source
+                .as_ref()
+                .map_or_else(|| m.name.to_string(), ToString::to_string)
+        },
     );
     let key = error.path.join(".");
     match &error.kind {
@@ -357,8 +406,12 @@ fn explain(error: &figment::Error) -> anyhow::Error {
                 .iter()
                 .map(|name| (strsim::jaro_winkler(field, name), *name))
                 .max_by(|a, b| a.0.total_cmp(&b.0));
-            let hint = nearest.map_or_else(String::new, |(_, name)| format!("; did you mean {name:?}?"));
-            anyhow!("{source}: there is no key {full:?}{hint} The keys here: {}", known.join(", "))
+            let hint =
+                nearest.map_or_else(String::new, |(_, name)| format!("; did you mean {name:?}?"));
+            anyhow!(
+                "{source}: there is no key {full:?}{hint} The keys here: {}",
+                known.join(", ")
+            )
         }
         kind => anyhow!("{source}: {key}: {kind}"),
     }
@@ -380,7 +433,11 @@ mod tests {
 
     #[test]
     fn flags_override_the_file() {
-        let config = load(MINIMAL, &["run.limit=5", "model.path=other", "verification.p=0.3"]).unwrap();
+        let config = load(
+            MINIMAL,
+            &["run.limit=5", "model.path=other", "verification.p=0.3"],
+        )
+        .unwrap();
         assert_eq!(config.run.limit, Some(5));
         assert_eq!(config.model.path, "other");
         assert!((config.verification.p - 0.3).abs() < 1e-6);
@@ -389,11 +446,17 @@ mod tests {
     #[test]
     fn wrong_keys_and_values_are_refused_by_name() {
         let cases = [
-            ("[generate]\nmax_new_token = 3", "did you mean \"max_new_tokens\""),
+            (
+                "[generate]\nmax_new_token = 3",
+                "did you mean \"max_new_tokens\"",
+            ),
             ("[generates]\nbatch = 3", "did you mean \"generate\""),
             ("[verification]\np = 1.5", "p must be in 0..=1, got 1.5"),
             ("[verification]\nk = 0", "k must be at least 1, got 0"),
-            ("[pools.user]\nclusters = 0", "[pools.user] clusters: must be at least 1, got 0"),
+            (
+                "[pools.user]\nclusters = 0",
+                "[pools.user] clusters: must be at least 1, got 0",
+            ),
             ("[generate]\nbatch = 0", "[generate] batch = 0"),
             ("[generate]\nbatch = \"many\"", "generate.batch"),
             ("[draft]\norder = 99", "order must be 1 to 16, got 99"),
@@ -410,9 +473,19 @@ mod tests {
 
     #[test]
     fn a_bad_setting_and_a_missing_file_are_refused() {
-        assert!(load(MINIMAL, &["limit"]).unwrap_err().to_string().contains("KEY=VALUE"));
-        let error = Config::load(Path::new("no/such.toml"), &[]).unwrap_err().to_string();
-        assert!(error.contains("no/such.toml: no such configuration file"), "{error}");
+        assert!(
+            load(MINIMAL, &["limit"])
+                .unwrap_err()
+                .to_string()
+                .contains("KEY=VALUE")
+        );
+        let error = Config::load(Path::new("no/such.toml"), &[])
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("no/such.toml: no such configuration file"),
+            "{error}"
+        );
     }
 
     #[test]

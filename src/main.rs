@@ -52,6 +52,8 @@ enum Command {
     /// Build, inspect and tune pools.
     #[command(subcommand, visible_alias = "pool-builder")]
     Pools(PoolsCommand),
+    /// Repeat the paper's measurements, and others, on your data and model.
+    Bench(bench::BenchArgs),
     /// Turn a public data set into entity tables.
     #[command(subcommand)]
     Prepare(PrepareSource),
@@ -116,9 +118,13 @@ const DRAINED: u8 = 143;
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("error,laser=warn,laser_worker=warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+        tracing_subscriber::EnvFilter::new("error,laser=warn,laser_worker=warn")
+    });
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
     match dispatch(cli.command).await {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -143,7 +149,11 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Plan(args) => commands::plan(&args.load()?).await?,
         Command::Config(args) => commands::print(&args.load()?.to_toml()?)?,
         Command::Verify { dir } => {
-            return Ok(if commands::verify_all(&dir).await? { 0 } else { DATA_ERROR });
+            return Ok(if commands::verify_all(&dir).await? {
+                0
+            } else {
+                DATA_ERROR
+            });
         }
         Command::Pools(PoolsCommand::Build { config, output }) => {
             commands::pools_build(&config.load()?, &output).await?;
@@ -151,12 +161,23 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Pools(PoolsCommand::Inspect { config, dir, json }) => {
             commands::pools_inspect(&config.load()?, &dir, json).await?;
         }
-        Command::Pools(PoolsCommand::Tune { config, step_us, sizes, json }) => {
+        Command::Pools(PoolsCommand::Tune {
+            config,
+            step_us,
+            sizes,
+            json,
+        }) => {
             let config = config.load()?;
             let nodes = config.draft.nodes;
-            let tuning = TuneConfig { sizes, nodes, step_us, ..TuneConfig::default() };
+            let tuning = TuneConfig {
+                sizes,
+                nodes,
+                step_us,
+                ..TuneConfig::default()
+            };
             commands::pools_tune(&config, &tuning, json).await?;
         }
+        Command::Bench(args) => bench::run(args).await?,
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }
     Ok(0)
@@ -178,7 +199,11 @@ async fn run(config: &Config) -> Result<u8> {
     run_night(config, &mut display, &drain).await
 }
 
-async fn run_night(config: &Config, display: &mut Display, drain: &CancellationToken) -> Result<u8> {
+async fn run_night(
+    config: &Config,
+    display: &mut Display,
+    drain: &CancellationToken,
+) -> Result<u8> {
     let night = Night::open(config).await?;
     match night.run(display, drain).await? {
         Outcome::Complete(finished) => {
@@ -197,11 +222,15 @@ async fn run_night(config: &Config, display: &mut Display, drain: &CancellationT
             for (shard, reason) in &dead {
                 eprintln!("error: shard {shard} was given up: {reason}");
             }
-            eprintln!("error: {missing} shards are missing; run the same command again once the cause is mended");
+            eprintln!(
+                "error: {missing} shards are missing; run the same command again once the cause is mended"
+            );
             Ok(TRY_AGAIN)
         }
         Outcome::Drained { committed, shards } => {
-            eprintln!("stopped: {committed} of {shards} shards are committed; the same command goes on");
+            eprintln!(
+                "stopped: {committed} of {shards} shards are committed; the same command goes on"
+            );
             Ok(DRAINED)
         }
     }

@@ -17,7 +17,9 @@ use laser_coordinator::ledger::LedgerLimits;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan, read_plan};
 use laser_coordinator::prompt::PromptRenderer;
-use laser_pool_builder::{EntityEmbeddings, OpenPools, POOL_SET_FILE, PoolTokenizer, ReadError, build_pools};
+use laser_pool_builder::{
+    EntityEmbeddings, OpenPools, POOL_SET_FILE, PoolTokenizer, ReadError, build_pools,
+};
 use laser_schema::job::{Plan, Spec, run_folder};
 use laser_schema::manifest::{Manifest, SUCCESS};
 use laser_schema::model::{Hub, ModelFiles, Tokenizer, resolve};
@@ -45,7 +47,10 @@ pub(crate) enum Outcome {
     /// Everything is there but too many entities have no text.
     BelowCoverage(Finished),
     /// Shards were given up.
-    Incomplete { dead: Vec<(u32, String)>, missing: usize },
+    Incomplete {
+        dead: Vec<(u32, String)>,
+        missing: usize,
+    },
     /// Stopped by a signal; the same command goes on.
     Drained { committed: usize, shards: usize },
 }
@@ -78,7 +83,13 @@ impl<'a> Night<'a> {
         let model = open_model(&config.model.path).await?;
         let prompts = PromptRenderer::new(&config.prompt, &model).context("[prompt]")?;
         let spec = specification(config, &model, &prompts)?;
-        Ok(Self { config, model, prompts, spec, output: Location::parse(&config.output.path)? })
+        Ok(Self {
+            config,
+            model,
+            prompts,
+            spec,
+            output: Location::parse(&config.output.path)?,
+        })
     }
 
     /// The name of the run on a date: what it depends on, so that it is found again.
@@ -87,7 +98,11 @@ impl<'a> Night<'a> {
         for table in &self.config.input {
             inputs.push(Location::parse(&table.path)?.fingerprint().await?);
         }
-        let run = crate::config::RunConfig { date: None, attempts: 0, ..self.config.run.clone() };
+        let run = crate::config::RunConfig {
+            date: None,
+            attempts: 0,
+            ..self.config.run.clone()
+        };
         let identity = Digest::of_json(&(
             self.spec.digest(),
             &self.config.input,
@@ -104,7 +119,9 @@ impl<'a> Night<'a> {
         if let Some(date) = self.config.run.date {
             return Ok((date, self.run_id(date).await?));
         }
-        let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+        let today = jiff::Timestamp::now()
+            .to_zoned(jiff::tz::TimeZone::UTC)
+            .date();
         let known = self.output.join("runs").folders().await?;
         for back in 1..=RESUME_NIGHTS {
             let date = today.checked_sub(back.days())?;
@@ -129,11 +146,18 @@ impl<'a> Night<'a> {
         let temporary = tempfile::tempdir().context("no temporary directory for the pools")?;
         let dir = Location::parse(&temporary.path().to_string_lossy())?;
         let pools = self.pools(&dir, date, display).await?;
-        Ok((self.plan(None, &run, date, (&dir, &pools), display).await?, manifests))
+        Ok((
+            self.plan(None, &run, date, (&dir, &pools), display).await?,
+            manifests,
+        ))
     }
 
     /// Runs the night to its end.
-    pub(crate) async fn run(self, display: &mut Display, drain: &CancellationToken) -> Result<Outcome> {
+    pub(crate) async fn run(
+        self,
+        display: &mut Display,
+        drain: &CancellationToken,
+    ) -> Result<Outcome> {
         let (date, run) = self.choose_run().await?;
         let folder = self.output.join(&run_folder(&run));
         let _lock = lock(&folder, &run)?;
@@ -148,7 +172,10 @@ impl<'a> Night<'a> {
             let pools = self.pools(&dir, date, display).await?;
             let plan = match known {
                 Some(plan) => plan,
-                None => self.plan(Some(&self.output), &run, date, (&dir, &pools), display).await?,
+                None => {
+                    self.plan(Some(&self.output), &run, date, (&dir, &pools), display)
+                        .await?
+                }
             };
             anyhow::Ok((pools, plan))
         };
@@ -160,7 +187,9 @@ impl<'a> Night<'a> {
         if plan.pool_digest != *pools.digest() {
             bail!(
                 "{}: these are not the pools that {}/plan.json was made with; remove {} to plan anew",
-                dir.url(), folder.url(), folder.url()
+                dir.url(),
+                folder.url(),
+                folder.url()
             );
         }
         self.generate(plan, &pools, display, drain).await
@@ -188,7 +217,9 @@ impl<'a> Night<'a> {
             let tokens: usize = set.pools.iter().map(|p| p.tokens).sum();
             display.finish_with(&format!(
                 "{} pools, {} tokens from {} texts",
-                set.pools.len(), tokens, set.texts.read
+                set.pools.len(),
+                tokens,
+                set.texts.read
             ));
         }
         Ok(OpenPools::open(dir, &tokenizer.fingerprint()).await?)
@@ -223,11 +254,19 @@ impl<'a> Night<'a> {
             prompts: &self.prompts,
             route: &route,
         };
-        let plan = plan(output, &request, &mut |p| display.update(p.entities, None, "entities")).await?;
-        let sum = |f: fn(&laser_schema::job::KindCounts) -> u64| plan.counts.values().map(f).sum::<u64>();
+        let plan = plan(output, &request, &mut |p| {
+            display.update(p.entities, None, "entities")
+        })
+        .await?;
+        let sum =
+            |f: fn(&laser_schema::job::KindCounts) -> u64| plan.counts.values().map(f).sum::<u64>();
         display.finish_with(&format!(
             "{} entities: {} to generate, {} unchanged, {} failed; {} shards",
-            sum(|c| c.entities), sum(|c| c.generate), sum(|c| c.carried), sum(|c| c.failed), plan.shards.len()
+            sum(|c| c.entities),
+            sum(|c| c.generate),
+            sum(|c| c.carried),
+            sum(|c| c.failed),
+            plan.shards.len()
         ));
         Ok(plan)
     }
@@ -240,7 +279,10 @@ impl<'a> Night<'a> {
         drain: &CancellationToken,
     ) -> Result<Outcome> {
         let committed = finalise::committed(&self.output, &plan).await?;
-        let limits = LedgerLimits { attempts: self.config.run.attempts, ..LedgerLimits::default() };
+        let limits = LedgerLimits {
+            attempts: self.config.run.attempts,
+            ..LedgerLimits::default()
+        };
         let queue = Arc::new(LocalQueue::new(&plan, &committed, limits));
         let mut note = None;
         let started = std::time::Instant::now();
@@ -253,15 +295,19 @@ impl<'a> Night<'a> {
                 EngineKind::Tree => {
                     let adaptive = self.config.draft.is_adaptive();
                     let tokenizer = self.model.tokenizer.clone();
-                    let load = move || load_generator(&engine_options, tokenizer, options, adaptive);
+                    let load =
+                        move || load_generator(&engine_options, tokenizer, options, adaptive);
                     let generator = tokio::task::spawn_blocking(load).await??;
                     work(&queue, context, generator, display, drain).await?;
                 }
                 EngineKind::Mistralrs => {
-                    note = Some("engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned());
+                    note = Some(
+                        "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned(),
+                    );
                     let engine = MistralEngine::load(&engine_options, options.batch).await?;
                     let handle = tokio::runtime::Handle::current();
-                    let generator = PlainGenerator::new(engine, handle, self.model.tokenizer.clone(), options);
+                    let generator =
+                        PlainGenerator::new(engine, handle, self.model.tokenizer.clone(), options);
                     work(&queue, context, generator, display, drain).await?;
                 }
             }
@@ -269,18 +315,25 @@ impl<'a> Night<'a> {
         let seconds = started.elapsed().as_secs_f64();
         let counts = queue.counts();
         if counts.ready + counts.leased > 0 {
-            return Ok(Outcome::Drained { committed: counts.committed, shards: plan.shards.len() });
+            return Ok(Outcome::Drained {
+                committed: counts.committed,
+                shards: plan.shards.len(),
+            });
         }
         if counts.dead > 0 {
-            return Ok(Outcome::Incomplete { dead: queue.dead(), missing: counts.dead });
+            return Ok(Outcome::Incomplete {
+                dead: queue.dead(),
+                missing: counts.dead,
+            });
         }
         self.finish(plan, Some(seconds), note).await
     }
 
     fn context(&self, plan: Plan, pools: &OpenPools) -> Arc<RunContext> {
         let names = pools.set().pools.iter().map(|p| p.name.clone());
-        let pools: HashMap<_, _> =
-            names.filter_map(|name| pools.pool(&name).map(|pool| (name, pool))).collect();
+        let pools: HashMap<_, _> = names
+            .filter_map(|name| pools.pool(&name).map(|pool| (name, pool)))
+            .collect();
         Arc::new(RunContext {
             plan,
             output: self.output.clone(),
@@ -291,7 +344,12 @@ impl<'a> Night<'a> {
     }
 
     /// Publishes every kind, or shows what was published before.
-    async fn finish(self, plan: Plan, seconds: Option<f64>, note: Option<String>) -> Result<Outcome> {
+    async fn finish(
+        self,
+        plan: Plan,
+        seconds: Option<f64>,
+        note: Option<String>,
+    ) -> Result<Outcome> {
         let mut manifests = Vec::new();
         let mut covered = true;
         for &kind in plan.counts.keys() {
@@ -303,13 +361,27 @@ impl<'a> Night<'a> {
                     manifests.push(*manifest);
                 }
                 Published::Incomplete { missing } => {
-                    return Ok(Outcome::Incomplete { dead: Vec::new(), missing });
+                    return Ok(Outcome::Incomplete {
+                        dead: Vec::new(),
+                        missing,
+                    });
                 }
             }
         }
         let (output, model) = (self.output, self.model);
-        let finished = Finished { plan, manifests, output, model, seconds, note };
-        Ok(if covered { Outcome::Complete(finished) } else { Outcome::BelowCoverage(finished) })
+        let finished = Finished {
+            plan,
+            manifests,
+            output,
+            model,
+            seconds,
+            note,
+        };
+        Ok(if covered {
+            Outcome::Complete(finished)
+        } else {
+            Outcome::BelowCoverage(finished)
+        })
     }
 
     fn generate_options(&self) -> Result<GenerateOptions> {
@@ -396,8 +468,15 @@ async fn work<G: TextGenerator + 'static>(
     let now = progress.snapshot();
     display.finish_with(&format!(
         "{} texts, {} tokens, {} carried forward, {} errors{}",
-        now.figures.texts, now.figures.tokens, now.carried, now.errors,
-        if resumed > 0 { format!("; {resumed} shards were committed before") } else { String::new() },
+        now.figures.texts,
+        now.figures.tokens,
+        now.carried,
+        now.errors,
+        if resumed > 0 {
+            format!("; {resumed} shards were committed before")
+        } else {
+            String::new()
+        },
     ));
     Ok(())
 }
@@ -414,7 +493,11 @@ pub(crate) async fn open_model(model: &str) -> Result<ModelFiles> {
 }
 
 fn specification(config: &Config, model: &ModelFiles, prompts: &PromptRenderer) -> Result<Spec> {
-    let isq = config.model.isq.as_ref().map_or_else(String::new, |isq| format!("+{isq}"));
+    let isq = config
+        .model
+        .isq
+        .as_ref()
+        .map_or_else(String::new, |isq| format!("+{isq}"));
     Ok(Spec {
         engine: match config.model.engine {
             EngineKind::Tree => "tree".to_owned(),
@@ -423,7 +506,10 @@ fn specification(config: &Config, model: &ModelFiles, prompts: &PromptRenderer) 
         model: model.digest().context("[model] path")?,
         tokenizer: Digest::from_bytes(model.tokenizer.fingerprint()),
         precision: format!("{}{isq}", config.model.dtype),
-        prompts: Kind::ALL.into_iter().map(|kind| (kind, prompts.digest(kind))).collect(),
+        prompts: Kind::ALL
+            .into_iter()
+            .map(|kind| (kind, prompts.digest(kind)))
+            .collect(),
         verification: config.verification.policy(),
         max_new_tokens: config.generate.max_new_tokens,
         stop: config.generate.stop.clone(),
@@ -435,7 +521,10 @@ pub(crate) fn previous_texts(
     reader: PreviousReader,
 ) -> impl Stream<Item = Result<Vec<PreviousText>, ReadError>> {
     futures::stream::try_unfold(reader, |mut reader| async move {
-        let texts = reader.next_file().await.map_err(|e| Box::new(e) as ReadError)?;
+        let texts = reader
+            .next_file()
+            .await
+            .map_err(|e| Box::new(e) as ReadError)?;
         Ok(texts.map(|texts| (texts, reader)))
     })
 }
@@ -443,7 +532,12 @@ pub(crate) fn previous_texts(
 /// Whether every kind of the run is published.
 async fn is_published(output: &Location, plan: &Plan) -> Result<bool> {
     for &kind in plan.counts.keys() {
-        if !output.join(&plan.partition(kind)).join(SUCCESS).exists().await? {
+        if !output
+            .join(&plan.partition(kind))
+            .join(SUCCESS)
+            .exists()
+            .await?
+        {
             return Ok(false);
         }
     }
@@ -453,7 +547,9 @@ async fn is_published(output: &Location, plan: &Plan) -> Result<bool> {
 /// Keeps a second process off a run on a local disk for as long as the file is open. On a remote store the
 /// commit alone decides; two processes would waste work, never double a row.
 fn lock(folder: &Location, run: &str) -> Result<Option<File>> {
-    let Some(path) = folder.local_path() else { return Ok(None) };
+    let Some(path) = folder.local_path() else {
+        return Ok(None);
+    };
     let name = path.join("lock");
     std::fs::create_dir_all(&path)
         .with_context(|| format!("{}: the output is not writable", path.display()))?;
@@ -461,7 +557,10 @@ fn lock(folder: &Location, run: &str) -> Result<Option<File>> {
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
         Err(std::fs::TryLockError::WouldBlock) => {
-            bail!("{}: another process is working on run {run}; wait for it, or give another [output] path", path.display())
+            bail!(
+                "{}: another process is working on run {run}; wait for it, or give another [output] path",
+                path.display()
+            )
         }
         Err(std::fs::TryLockError::Error(error)) => {
             Err(error).with_context(|| format!("{}: cannot be locked", name.display()))
@@ -471,19 +570,38 @@ fn lock(folder: &Location, run: &str) -> Result<Option<File>> {
 
 /// The demo: makes its data set, runs last night (a cold start), then returns the configuration of tonight.
 pub(crate) async fn demo_nights(config: &Config) -> Result<Option<(Config, Config)>> {
-    let Some(demo) = &config.demo else { return Ok(None) };
-    let data = Location::parse(&demo.data)?;
-    let paths = crate::prepare::demo(&data, &demo.options()).await.context("[demo]")?;
-    let tables = |tables: crate::prepare::Tables| {
-        [tables.users, tables.items].map(|path| EntityTable { path, kind: None, columns: Default::default() }).to_vec()
+    let Some(demo) = &config.demo else {
+        return Ok(None);
     };
-    let today = jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date();
+    let data = Location::parse(&demo.data)?;
+    let paths = crate::prepare::demo(&data, &demo.options())
+        .await
+        .context("[demo]")?;
+    let tables = |tables: crate::prepare::Tables| {
+        [tables.users, tables.items]
+            .map(|path| EntityTable {
+                path,
+                kind: None,
+                columns: Default::default(),
+            })
+            .to_vec()
+    };
+    let today = jiff::Timestamp::now()
+        .to_zoned(jiff::tz::TimeZone::UTC)
+        .date();
     let date = config.run.date.unwrap_or(today);
     let tonight = Config {
         demo: None,
         input: tables(paths.tonight),
-        previous: vec![previous::PreviousSource { path: config.output.path.clone(), kind: None, id_type: None }],
-        run: crate::config::RunConfig { date: Some(date), ..config.run.clone() },
+        previous: vec![previous::PreviousSource {
+            path: config.output.path.clone(),
+            kind: None,
+            id_type: None,
+        }],
+        run: crate::config::RunConfig {
+            date: Some(date),
+            ..config.run.clone()
+        },
         ..config.clone()
     };
     let last_night = Config {
@@ -498,4 +616,3 @@ pub(crate) async fn demo_nights(config: &Config) -> Result<Option<(Config, Confi
     };
     Ok(Some((last_night, tonight)))
 }
-

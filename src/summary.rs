@@ -27,11 +27,24 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
         let folder = finished.plan.partition(manifest.kind);
         if let Some(sample) = sample(finished, manifest).await? {
             let (open, close) = MARKS;
-            writeln!(out, "\nSample {} {} (accepted drafts in {open} {close}):\n  {}", manifest.kind, sample.0, sample.1)?;
+            writeln!(
+                out,
+                "\nSample {} {} (accepted drafts in {open} {close}):\n  {}",
+                manifest.kind, sample.0, sample.1
+            )?;
         }
-        writeln!(out, "\n{}s: {}", manifest.kind, finished.output.join(&folder).url())?;
+        writeln!(
+            out,
+            "\n{}s: {}",
+            manifest.kind,
+            finished.output.join(&folder).url()
+        )?;
         if manifest.errors > 0 {
-            writeln!(out, "  {} without a text: see {ERRORS} there", manifest.errors)?;
+            writeln!(
+                out,
+                "  {} without a text: see {ERRORS} there",
+                manifest.errors
+            )?;
         }
     }
     Ok(out)
@@ -41,8 +54,12 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
     writeln!(
         out,
         "{}s on {}: {} entities, {} generated, {} unchanged and carried forward, {} errors",
-        manifest.kind, manifest.date, manifest.entities,
-        manifest.rows - manifest.carried, manifest.carried, manifest.errors
+        manifest.kind,
+        manifest.date,
+        manifest.entities,
+        manifest.rows - manifest.carried,
+        manifest.carried,
+        manifest.errors
     )?;
     if manifest.figures.is_empty() {
         return Ok(());
@@ -50,7 +67,17 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
     writeln!(
         out,
         "  {:<18} {:>6} {:>8} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8} {:>9} {:>7}",
-        "pool", "texts", "tokens", "tokens/s", "AAL", "ART ms", "yield", "relaxed", "speedup", "identical", "length"
+        "pool",
+        "texts",
+        "tokens",
+        "tokens/s",
+        "AAL",
+        "ART ms",
+        "yield",
+        "relaxed",
+        "speedup",
+        "identical",
+        "length"
     )?;
     for (pool, figures) in &manifest.figures {
         render_row(out, pool, figures, manifest.audit.get(pool))?;
@@ -62,18 +89,30 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-fn render_row(out: &mut String, pool: &str, figures: &Figures, audit: Option<&AuditReport>) -> Result<()> {
+fn render_row(
+    out: &mut String,
+    pool: &str,
+    figures: &Figures,
+    audit: Option<&AuditReport>,
+) -> Result<()> {
     write!(
         out,
         "  {pool:<18} {:>6} {:>8} {:>8.0} {:>6.2} {:>8.2} {:>7.0}% {:>7.1}%",
-        figures.texts, figures.tokens, figures.tokens_per_second(), figures.aal(),
-        figures.art_seconds() * 1e3, figures.draft_yield() * 100.0, figures.relaxed_share() * 100.0
+        figures.texts,
+        figures.tokens,
+        figures.tokens_per_second(),
+        figures.aal(),
+        figures.art_seconds() * 1e3,
+        figures.draft_yield() * 100.0,
+        figures.relaxed_share() * 100.0
     )?;
     match audit.filter(|audit| audit.texts > 0) {
         Some(audit) => writeln!(
             out,
             " {:>7.2}x {:>8.0}% {:>6.2}x",
-            audit.speedup(), audit.identical_share() * 100.0, audit.length_ratio()
+            audit.speedup(),
+            audit.identical_share() * 100.0,
+            audit.length_ratio()
         )?,
         None => writeln!(out, " {:>8} {:>9} {:>7}", "–", "–", "–")?,
     }
@@ -94,8 +133,12 @@ fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
     writeln!(
         out,
         "\n{} texts, {} tokens ({:.0} a text) at {:.0} tokens/s; {:.2} accepted drafts a forward, {:.1} % relaxed",
-        figures.texts, figures.tokens, figures.text_length(), figures.tokens_per_second(),
-        figures.aal(), figures.relaxed_share() * 100.0
+        figures.texts,
+        figures.tokens,
+        figures.text_length(),
+        figures.tokens_per_second(),
+        figures.aal(),
+        figures.relaxed_share() * 100.0
     )?;
     if let Some(audit) = audit {
         writeln!(
@@ -105,12 +148,17 @@ fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
             audit.texts,
             ratio(audit.plain_tokens as f64, audit.plain_seconds),
             ratio(audit.tokens as f64, audit.seconds),
-            audit.speedup(), audit.identical_share() * 100.0, audit.length_ratio()
+            audit.speedup(),
+            audit.identical_share() * 100.0,
+            audit.length_ratio()
         )?;
     }
     match finished.seconds {
         Some(seconds) => writeln!(out, "Generated in {seconds:.1} s, audit included.")?,
-        None => writeln!(out, "This run was complete already: nothing was generated now.")?,
+        None => writeln!(
+            out,
+            "This run was complete already: nothing was generated now."
+        )?,
     }
     if let Some(note) = &finished.note {
         writeln!(out, "Note: {note}.")?;
@@ -121,14 +169,19 @@ fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
 /// A generated text of the kind with its accepted drafts marked (paper 4.3.2): the first of its parts whose
 /// tokens the text alone gives back.
 async fn sample(finished: &Finished, manifest: &Manifest) -> Result<Option<(String, String)>> {
-    let folder = finished.output.join(&finished.plan.partition(manifest.kind));
+    let folder = finished
+        .output
+        .join(&finished.plan.partition(manifest.kind));
     for part in &manifest.parts {
         let (rows, info) = decode_part(&part.name, folder.join(&part.name).read().await?)?;
         if info.carried > 0 {
             continue;
         }
         let tokenizer = &finished.model.tokenizer;
-        if let Some(found) = rows.iter().find_map(|row| Some((row, mark(row, tokenizer)?))) {
+        if let Some(found) = rows
+            .iter()
+            .find_map(|row| Some((row, mark(row, tokenizer)?)))
+        {
             return Ok(Some((found.0.entity_id.to_string(), found.1)));
         }
     }

@@ -24,7 +24,9 @@ pub enum FinaliseError {
     #[error("{0}; remove that part and run again: only its shard is generated anew")]
     Damaged(#[from] TableError),
     /// An entity stands in two parts.
-    #[error("{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it")]
+    #[error(
+        "{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it"
+    )]
     Duplicate {
         /// The later part.
         part: String,
@@ -32,7 +34,9 @@ pub enum FinaliseError {
         id: EntityId,
     },
     /// A part holds fewer or more rows than its shard.
-    #[error("{part}: {found} rows and errors for a shard of {expected} rows; remove that part and run again")]
+    #[error(
+        "{part}: {found} rows and errors for a shard of {expected} rows; remove that part and run again"
+    )]
     Rows {
         /// The part.
         part: String,
@@ -69,7 +73,12 @@ pub async fn committed(output: &Location, plan: &Plan) -> Result<Vec<u32>, Locat
         let listed = output.join(&folder).list().await?;
         there.extend(listed.into_iter().map(|l| format!("{folder}/{}", l.name)));
     }
-    Ok(plan.shards.iter().filter(|s| there.contains(&s.output)).map(|s| s.shard).collect())
+    Ok(plan
+        .shards
+        .iter()
+        .filter(|s| there.contains(&s.output))
+        .map(|s| s.shard)
+        .collect())
 }
 
 /// Publishes one kind of a run, if all its shards are committed. `min_coverage` is the share of entities that
@@ -94,8 +103,14 @@ pub async fn publish(
         sums.add(output, plan, job).await?;
     }
     let folder = output.join(&plan.partition(kind));
-    let errors = sums.errors.iter().map(|e| serde_json::to_string(e).unwrap_or_default() + "\n");
-    folder.join(ERRORS).write(Bytes::from(errors.collect::<String>())).await?;
+    let errors = sums
+        .errors
+        .iter()
+        .map(|e| serde_json::to_string(e).unwrap_or_default() + "\n");
+    folder
+        .join(ERRORS)
+        .write(Bytes::from(errors.collect::<String>()))
+        .await?;
     let manifest = sums.manifest(plan, kind);
     let bytes = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
     folder.join(MANIFEST).write(Bytes::from(bytes)).await?;
@@ -128,9 +143,11 @@ impl Sums {
     ) -> Result<(), FinaliseError> {
         let bytes = output.join(&job.output).read().await?;
         if job.action == Action::Audit {
-            let report: AuditReport = serde_json::from_slice(&bytes).map_err(|e| {
-                TableError::Unreadable { file: job.output.clone(), reason: e.to_string() }
-            })?;
+            let report: AuditReport =
+                serde_json::from_slice(&bytes).map_err(|e| TableError::Unreadable {
+                    file: job.output.clone(),
+                    reason: e.to_string(),
+                })?;
             self.audit.entry(job.pool.clone()).or_default().add(&report);
             return Ok(());
         }
@@ -138,12 +155,22 @@ impl Sums {
         let (rows, info) = decode_part(&job.output, bytes)?;
         let found = (rows.len() + info.errors.len()) as u64;
         if found != job.rows {
-            return Err(FinaliseError::Rows { part: job.output.clone(), expected: job.rows, found });
+            return Err(FinaliseError::Rows {
+                part: job.output.clone(),
+                expected: job.rows,
+                found,
+            });
         }
-        let ids = rows.iter().map(|r| &r.entity_id).chain(info.errors.iter().map(|e| &e.entity_id));
+        let ids = rows
+            .iter()
+            .map(|r| &r.entity_id)
+            .chain(info.errors.iter().map(|e| &e.entity_id));
         for id in ids {
             if !self.seen.insert(id.clone()) {
-                return Err(FinaliseError::Duplicate { part: job.output.clone(), id: id.clone() });
+                return Err(FinaliseError::Duplicate {
+                    part: job.output.clone(),
+                    id: id.clone(),
+                });
             }
         }
         self.rows += rows.len() as u64;
@@ -153,9 +180,19 @@ impl Sums {
             self.figures.entry(pool.clone()).or_default().add(figures);
         }
         let prefix = format!("{}/", plan.partition(job.kind));
-        let name = job.output.strip_prefix(&prefix).unwrap_or(&job.output).to_owned();
+        let name = job
+            .output
+            .strip_prefix(&prefix)
+            .unwrap_or(&job.output)
+            .to_owned();
         let rows = rows.len() as u64;
-        self.parts.push(PartEntry { name, shard: job.shard, rows, bytes: size, digest });
+        self.parts.push(PartEntry {
+            name,
+            shard: job.shard,
+            rows,
+            bytes: size,
+            digest,
+        });
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use laser_schema::job::{Lease, Plan, Queue, QueueError, ShardJob};
 use tokio::sync::Notify;
 
-use crate::ledger::{Ledger, LedgerCounts, LedgerLimits, Leasing};
+use crate::ledger::{Leasing, Ledger, LedgerCounts, LedgerLimits};
 
 /// A queue over the shards of one plan. Share it by reference.
 #[derive(Debug)]
@@ -30,7 +30,10 @@ impl LocalQueue {
         let shards = u32::try_from(plan.shards.len()).unwrap_or(u32::MAX);
         let ledger = Ledger::new(shards, committed.iter().copied(), limits);
         Self {
-            state: Mutex::new(State { ledger, closed: false }),
+            state: Mutex::new(State {
+                ledger,
+                closed: false,
+            }),
             jobs: plan.shards.clone(),
             limits,
             start: Instant::now(),
@@ -79,13 +82,25 @@ impl Queue for LocalQueue {
             changed.as_mut().enable();
             let leasing = {
                 let mut state = self.state();
-                if state.closed { Leasing::Finished } else { state.ledger.lease(self.now()) }
+                if state.closed {
+                    Leasing::Finished
+                } else {
+                    state.ledger.lease(self.now())
+                }
             };
             match leasing {
                 Leasing::Finished => return Ok(None),
-                Leasing::Shard { shard, attempt, token } => {
+                Leasing::Shard {
+                    shard,
+                    attempt,
+                    token,
+                } => {
                     let job = self.jobs[shard as usize].clone();
-                    return Ok(Some(Lease { job, attempt, token }));
+                    return Ok(Some(Lease {
+                        job,
+                        attempt,
+                        token,
+                    }));
                 }
                 Leasing::Wait { until } => {
                     let wait = until.saturating_sub(self.now());
@@ -102,7 +117,10 @@ impl Queue for LocalQueue {
 
     async fn heartbeat(&self, lease: &Lease) -> Result<bool, QueueError> {
         let now = self.now();
-        Ok(self.state().ledger.heartbeat(lease.job.shard, lease.token, now))
+        Ok(self
+            .state()
+            .ledger
+            .heartbeat(lease.job.shard, lease.token, now))
     }
 
     async fn committed(&self, lease: &Lease) -> Result<(), QueueError> {

@@ -59,7 +59,9 @@ pub struct PlanRequest<'a> {
 
 impl std::fmt::Debug for PlanRequest<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PlanRequest").field("run", &self.run).finish_non_exhaustive()
+        f.debug_struct("PlanRequest")
+            .field("run", &self.run)
+            .finish_non_exhaustive()
     }
 }
 
@@ -114,11 +116,19 @@ pub struct PlanProgress {
 /// [`PlanError::Location`]; a plan of another version is an error too.
 pub async fn read_plan(output: &Location, run: &str) -> Result<Option<Plan>, PlanError> {
     let location = output.join(&run_folder(run)).join(PLAN);
-    let Some(bytes) = location.read_optional().await? else { return Ok(None) };
-    let unreadable = |reason: String| TableError::Unreadable { file: location.url().to_owned(), reason };
+    let Some(bytes) = location.read_optional().await? else {
+        return Ok(None);
+    };
+    let unreadable = |reason: String| TableError::Unreadable {
+        file: location.url().to_owned(),
+        reason,
+    };
     let plan: Plan = serde_json::from_slice(&bytes).map_err(|e| unreadable(e.to_string()))?;
     if plan.version != PLAN_VERSION {
-        let reason = format!("plan version {}, this Laser reads {PLAN_VERSION}", plan.version);
+        let reason = format!(
+            "plan version {}, this Laser reads {PLAN_VERSION}",
+            plan.version
+        );
         return Err(unreadable(reason).into());
     }
     Ok(Some(plan))
@@ -153,7 +163,11 @@ pub async fn plan(
     let plan = planner.finish().await?;
     if let Some(output) = output {
         let bytes = serde_json::to_vec_pretty(&plan).unwrap_or_default();
-        output.join(&plan.folder()).join(PLAN).write(Bytes::from(bytes)).await?;
+        output
+            .join(&plan.folder())
+            .join(PLAN)
+            .write(Bytes::from(bytes))
+            .await?;
     }
     Ok(plan)
 }
@@ -193,7 +207,10 @@ struct OpenShard<T> {
 
 impl<T> Default for OpenShard<T> {
     fn default() -> Self {
-        Self { rows: Vec::new(), written: 0 }
+        Self {
+            rows: Vec::new(),
+            written: 0,
+        }
     }
 }
 
@@ -219,7 +236,9 @@ impl Planner<'_> {
             for (entity, planned) in entities.iter().zip(planned?) {
                 self.add(entity, planned).await?;
             }
-            progress(PlanProgress { entities: self.counts.values().map(|c| c.entities).sum() });
+            progress(PlanProgress {
+                entities: self.counts.values().map(|c| c.entities).sum(),
+            });
         }
         self.ids = reader.into_ids();
         Ok(())
@@ -228,7 +247,10 @@ impl Planner<'_> {
     /// Counts the entity if the limit leaves room for it.
     fn within_limit(&mut self, kind: Kind) -> bool {
         let counts = self.counts.entry(kind).or_default();
-        let room = self.request.limit.is_none_or(|limit| counts.entities < limit);
+        let room = self
+            .request
+            .limit
+            .is_none_or(|limit| counts.entities < limit);
         counts.entities += u64::from(room);
         room
     }
@@ -236,9 +258,13 @@ impl Planner<'_> {
     /// Notes which entities, within the limit or not, have a previous text.
     fn match_previous(&mut self, entities: &[Entity]) {
         for entity in entities {
-            let known = self.previous.contains_key(&(entity.kind, entity.id.clone()));
+            let known = self
+                .previous
+                .contains_key(&(entity.kind, entity.id.clone()));
             *self.matched.entry(entity.kind).or_default() += u64::from(known);
-            self.samples.entry(entity.kind).or_insert_with(|| entity.id.clone());
+            self.samples
+                .entry(entity.kind)
+                .or_insert_with(|| entity.id.clone());
         }
     }
 
@@ -310,15 +336,20 @@ impl Planner<'_> {
     }
 
     async fn close(&mut self, key: &(Kind, String)) -> Result<(), PlanError> {
-        let Some(open) = self.open.get_mut(key) else { return Ok(()) };
+        let Some(open) = self.open.get_mut(key) else {
+            return Ok(());
+        };
         let rows = std::mem::take(&mut open.rows);
         let name = format!("{}-{}-{:05}", key.0, key.1, open.written);
         open.written += 1;
-        self.write_rows(Action::Generate, key.0, &key.1, &name, &rows).await
+        self.write_rows(Action::Generate, key.0, &key.1, &name, &rows)
+            .await
     }
 
     async fn close_carried(&mut self, kind: Kind) -> Result<(), PlanError> {
-        let Some(open) = self.carried.get_mut(&kind) else { return Ok(()) };
+        let Some(open) = self.carried.get_mut(&kind) else {
+            return Ok(());
+        };
         let rows = std::mem::take(&mut open.rows);
         let name = format!("carry-{kind}-{:05}", open.written);
         open.written += 1;
@@ -350,7 +381,10 @@ impl Planner<'_> {
     }
 
     fn id_type(&self, kind: Kind) -> arrow::datatypes::DataType {
-        self.samples.get(&kind).map_or(IdType::String, EntityId::id_type).into()
+        self.samples
+            .get(&kind)
+            .map_or(IdType::String, EntityId::id_type)
+            .into()
     }
 
     /// A job whose number and output are given once all shards are known.
@@ -383,13 +417,18 @@ impl Planner<'_> {
             }
         }
         for kind in Kind::ALL {
-            if self.carried.get(&kind).is_some_and(|open| !open.rows.is_empty()) {
+            if self
+                .carried
+                .get(&kind)
+                .is_some_and(|open| !open.rows.is_empty())
+            {
                 self.close_carried(kind).await?;
             }
         }
         for ((kind, pool), rows) in std::mem::take(&mut self.audit) {
             let name = format!("audit-{kind}-{pool}");
-            self.write_rows(Action::Audit, kind, &pool, &name, &rows).await?;
+            self.write_rows(Action::Audit, kind, &pool, &name, &rows)
+                .await?;
         }
         self.check_whole()?;
         let mut plan = Plan {
@@ -399,7 +438,11 @@ impl Planner<'_> {
             spec: self.request.spec.clone(),
             pools: self.request.pools.0.clone(),
             pool_digest: self.request.pools.1.clone(),
-            ids: self.samples.iter().map(|(kind, id)| (*kind, id.id_type())).collect(),
+            ids: self
+                .samples
+                .iter()
+                .map(|(kind, id)| (*kind, id.id_type()))
+                .collect(),
             counts: self.counts,
             shards: self.shards,
         };
@@ -409,8 +452,15 @@ impl Planner<'_> {
 
     fn check_whole(&self) -> Result<(), PlanError> {
         if self.counts.values().all(|c| c.entities == 0) {
-            let files: Vec<&str> = self.request.entities.iter().map(|t| t.path.as_str()).collect();
-            return Err(PlanError::Empty { files: files.join(", ") });
+            let files: Vec<&str> = self
+                .request
+                .entities
+                .iter()
+                .map(|t| t.path.as_str())
+                .collect();
+            return Err(PlanError::Empty {
+                files: files.join(", "),
+            });
         }
         for (&kind, input) in &self.samples {
             let mut texts = self.previous.keys().filter(|(k, _)| *k == kind);
@@ -435,9 +485,12 @@ fn number_shards(plan: &mut Plan) {
         Action::Generate => 1,
         Action::Audit => 2,
     };
-    plan.shards.sort_by(|a, b| (rank(a), &a.input).cmp(&(rank(b), &b.input)));
-    let folders: BTreeMap<Kind, String> =
-        Kind::ALL.into_iter().map(|kind| (kind, plan.partition(kind))).collect();
+    plan.shards
+        .sort_by(|a, b| (rank(a), &a.input).cmp(&(rank(b), &b.input)));
+    let folders: BTreeMap<Kind, String> = Kind::ALL
+        .into_iter()
+        .map(|kind| (kind, plan.partition(kind)))
+        .collect();
     let run = plan.folder();
     for (job, shard) in plan.shards.iter_mut().zip(0..) {
         job.shard = shard;

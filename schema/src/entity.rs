@@ -373,9 +373,7 @@ impl EntityReader {
         for row in rows {
             self.row += 1;
             let entity = to_entity(row, &self.table).map_err(|r| self.error(self.row, r))?;
-            self.ids
-                .add(&entity)
-                .map_err(|r| self.error(self.row, r))?;
+            self.ids.add(&entity).map_err(|r| self.error(self.row, r))?;
             entities.push(entity);
         }
         Ok(Some(entities))

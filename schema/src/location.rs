@@ -136,7 +136,8 @@ impl Location {
 
     /// The path in the file system, if this is a local place.
     pub fn local_path(&self) -> Option<PathBuf> {
-        let path = || normalise(FsPath::new(&self.url)).unwrap_or_else(|_| PathBuf::from(&self.url));
+        let path =
+            || normalise(FsPath::new(&self.url)).unwrap_or_else(|_| PathBuf::from(&self.url));
         self.local.then(path)
     }
 

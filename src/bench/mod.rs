@@ -219,7 +219,11 @@ fn parse_dtype(name: &str) -> Result<DTypeOption, String> {
 
 /// Runs the measurement, prints its tables and writes its figures.
 pub(crate) async fn run(args: BenchArgs) -> Result<()> {
-    let style = if args.markdown { Style::Markdown } else { Style::Text };
+    let style = if args.markdown {
+        Style::Markdown
+    } else {
+        Style::Text
+    };
     match *args.command {
         Command::Paper(setup) => finish(&paper::paper(&setup).await?, &setup.output, style),
         Command::Ablation(setup) => finish(&paper::ablation(&setup).await?, &setup.output, style),

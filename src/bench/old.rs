@@ -80,8 +80,10 @@ impl OldKnowledge {
             ..base.clone()
         };
         generator.set_options(plain);
-        let missing: Vec<_> =
-            entities.iter().filter(|(_, prompt)| !self.texts.contains_key(&self.key(prompt))).collect();
+        let missing: Vec<_> = entities
+            .iter()
+            .filter(|(_, prompt)| !self.texts.contains_key(&self.key(prompt)))
+            .collect();
         let total = Some(missing.len() as u64);
         let mut done = 0;
         for chunk in missing.chunks(WRITE_EVERY) {
@@ -93,16 +95,25 @@ impl OldKnowledge {
                 plain: true,
             };
             let made = generate(generator, chunk.iter().map(request).collect())?;
-            self.append(chunk.iter().zip(made.texts).map(|((entity, prompt), text)| Line {
-                key: self.key(prompt),
-                kind: entity.kind,
-                id: entity.id.to_string(),
-                text: text.text,
-            }).collect())?;
+            self.append(
+                chunk
+                    .iter()
+                    .zip(made.texts)
+                    .map(|((entity, prompt), text)| Line {
+                        key: self.key(prompt),
+                        kind: entity.kind,
+                        id: entity.id.to_string(),
+                        text: text.text,
+                    })
+                    .collect(),
+            )?;
             done += chunk.len() as u64;
             display.update(done, total, "old texts");
         }
-        Ok(entities.iter().map(|(entity, prompt)| self.text(entity, prompt)).collect())
+        Ok(entities
+            .iter()
+            .map(|(entity, prompt)| self.text(entity, prompt))
+            .collect())
     }
 
     fn key(&self, prompt: &[u32]) -> Digest {
@@ -110,8 +121,17 @@ impl OldKnowledge {
     }
 
     fn text(&self, entity: &Entity, prompt: &[u32]) -> PreviousText {
-        let text = self.texts.get(&self.key(prompt)).cloned().unwrap_or_default();
-        PreviousText { kind: entity.kind, id: entity.id.clone(), text, record: None }
+        let text = self
+            .texts
+            .get(&self.key(prompt))
+            .cloned()
+            .unwrap_or_default();
+        PreviousText {
+            kind: entity.kind,
+            id: entity.id.clone(),
+            text,
+            record: None,
+        }
     }
 
     fn append(&mut self, lines: Vec<Line>) -> Result<()> {
@@ -123,7 +143,12 @@ impl OldKnowledge {
             self.texts.insert(line.key, line.text);
         }
         std::fs::create_dir_all(self.path.parent().unwrap_or(&self.path))
-            .and_then(|()| OpenOptions::new().create(true).append(true).open(&self.path))
+            .and_then(|()| {
+                OpenOptions::new()
+                    .create(true)
+                    .append(true)
+                    .open(&self.path)
+            })
             .and_then(|mut file| file.write_all(&bytes))
             .with_context(|| format!("{}: cannot be written", self.path.display()))
     }

@@ -73,19 +73,37 @@ async fn compare(command: &str, setup: &SetupArgs, variants: Variants<'_>) -> Re
     report.pools = pools.summary();
     display.finish_with(&format!("{} pools", report.pools.len()));
 
-    for Prompted { kind, variants, new, .. } in workload {
+    for Prompted {
+        kind,
+        variants,
+        new,
+        ..
+    } in workload
+    {
         let subjects = subjects(new, &pools, &texts, &model.tokenizer)?;
         display.stage(&format!("new {kind} knowledge"));
         let measured = interleave(&mut generator, &base, &variants, &subjects, &mut display)?;
-        display.finish_with(&format!("{} texts, {} ways", subjects.len(), variants.len()));
-        report.kinds.push(KindReport::new(kind, &variants, &subjects, &measured));
+        display.finish_with(&format!(
+            "{} texts, {} ways",
+            subjects.len(),
+            variants.len()
+        ));
+        report
+            .kinds
+            .push(KindReport::new(kind, &variants, &subjects, &measured));
     }
     Ok(report)
 }
 
 fn tables(setup: &SetupArgs) -> Vec<EntityTable> {
-    let users = setup.users_table.as_ref().map(|path| table(path, Kind::User));
-    let items = setup.items_table.as_ref().map(|path| table(path, Kind::Item));
+    let users = setup
+        .users_table
+        .as_ref()
+        .map(|path| table(path, Kind::User));
+    let items = setup
+        .items_table
+        .as_ref()
+        .map(|path| table(path, Kind::Item));
     users.into_iter().chain(items).collect()
 }
 
@@ -175,7 +193,11 @@ fn spec(setup: &SetupArgs, model: &ModelFiles) -> Result<Digest> {
 /// Each scheme that a variant drafts from, once.
 fn schemes(workload: &[Prompted]) -> Vec<PoolScheme> {
     let mut schemes = Vec::new();
-    for scheme in workload.iter().flat_map(|of| &of.variants).filter_map(|variant| variant.pools) {
+    for scheme in workload
+        .iter()
+        .flat_map(|of| &of.variants)
+        .filter_map(|variant| variant.pools)
+    {
         if !schemes.contains(&scheme) {
             schemes.push(scheme);
         }
@@ -190,10 +212,19 @@ fn subjects(
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Subject>> {
     let subject = |(entity, prompt): (Entity, Vec<u32>)| -> Result<Subject> {
-        let own = old.iter().find(|text| text.kind == entity.kind && text.id == entity.id);
-        let own = own.map(|text| tokenizer.encode(&text.text, false)).transpose()?;
+        let own = old
+            .iter()
+            .find(|text| text.kind == entity.kind && text.id == entity.id);
+        let own = own
+            .map(|text| tokenizer.encode(&text.text, false))
+            .transpose()?;
         let pools = pools.of(&entity);
-        Ok(Subject { id: entity.id, prompt, own: own.unwrap_or_default(), pools })
+        Ok(Subject {
+            id: entity.id,
+            prompt,
+            own: own.unwrap_or_default(),
+            pools,
+        })
     };
     entities.into_iter().map(subject).collect()
 }

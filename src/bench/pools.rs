@@ -74,7 +74,10 @@ impl Pools {
         let custom = custom_config(setup);
         custom.validate()?;
         let embeddings = EntityEmbeddings::read(&custom).await?;
-        let mut pools = Self { schemes: Vec::new(), embeddings };
+        let mut pools = Self {
+            schemes: Vec::new(),
+            embeddings,
+        };
         schemes.sort_by_key(|scheme| *scheme == PoolScheme::Random);
         for scheme in schemes {
             let config = pools.config(scheme, &custom);
@@ -84,9 +87,16 @@ impl Pools {
             let mut progress = |p: laser_pool_builder::BuildProgress| {
                 display.update(p.done, p.total, p.stage.as_str());
             };
-            build_pools(tables, previous, pool_tokenizer(model)?, &config, &dir, &mut progress)
-                .await
-                .with_context(|| format!("{scheme} pools"))?;
+            build_pools(
+                tables,
+                previous,
+                pool_tokenizer(model)?,
+                &config,
+                &dir,
+                &mut progress,
+            )
+            .await
+            .with_context(|| format!("{scheme} pools"))?;
             let open = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
             pools.schemes.push((scheme, open));
         }
@@ -95,7 +105,10 @@ impl Pools {
 
     fn config(&self, scheme: PoolScheme, custom: &PoolsConfig) -> PoolsConfig {
         let mut config = custom.clone();
-        for (kind, grouping) in [(Kind::User, &mut config.user), (Kind::Item, &mut config.item)] {
+        for (kind, grouping) in [
+            (Kind::User, &mut config.user),
+            (Kind::Item, &mut config.item),
+        ] {
             match scheme {
                 PoolScheme::Global => grouping.grouping = Grouping::Global,
                 PoolScheme::Random => {
@@ -119,7 +132,10 @@ impl Pools {
     pub(super) fn of(&self, entity: &Entity) -> Vec<(PoolScheme, Option<Pool>)> {
         let embedding = self.embeddings.get(entity);
         let pool = |pools: &OpenPools| pools.pool(pools.route(entity, embedding)?.pool);
-        self.schemes.iter().map(|(scheme, pools)| (*scheme, pool(pools))).collect()
+        self.schemes
+            .iter()
+            .map(|(scheme, pools)| (*scheme, pool(pools)))
+            .collect()
     }
 
     /// All pools of all schemes.
@@ -142,7 +158,10 @@ impl Pools {
 
 fn group_pools(set: &PoolSet, kind: Kind) -> u64 {
     let all = format!("{kind}-all");
-    set.pools.iter().filter(|pool| pool.kind == kind && pool.name != all).count() as u64
+    set.pools
+        .iter()
+        .filter(|pool| pool.kind == kind && pool.name != all)
+        .count() as u64
 }
 
 fn pool_tokenizer(model: &ModelFiles) -> Result<PoolTokenizer<'_>> {
@@ -158,8 +177,11 @@ fn pool_tokenizer(model: &ModelFiles) -> Result<PoolTokenizer<'_>> {
 /// Users by collaboration, items by attributes: the customised pools of the paper.
 fn custom_config(setup: &SetupArgs) -> PoolsConfig {
     let npy = setup.user_embeddings.clone().zip(setup.user_ids.clone());
-    let embeddings =
-        npy.map(|(npy, ids)| EmbeddingSource::Npy { npy, ids, skip_rows: setup.skip_rows });
+    let embeddings = npy.map(|(npy, ids)| EmbeddingSource::Npy {
+        npy,
+        ids,
+        skip_rows: setup.skip_rows,
+    });
     PoolsConfig {
         seed: setup.seed,
         user: GroupingConfig {

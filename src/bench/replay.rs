@@ -78,10 +78,19 @@ pub(super) async fn replay(options: &ReplayArgs) -> Result<Report> {
     texts.sort_unstable();
     let held_out: usize = corpora.iter().map(|corpus| corpus.held_out.len()).sum();
     ensure!(held_out > 0, "no text is held out; raise --held-out");
-    display.finish_with(&format!("{held_out} texts held out, {} for pools", texts.len()));
+    display.finish_with(&format!(
+        "{held_out} texts held out, {} for pools",
+        texts.len()
+    ));
     if corpora.len() > 1 {
-        let all = corpora.iter().flat_map(|corpus| corpus.held_out.clone()).collect();
-        corpora.push(Corpus { name: "all".into(), held_out: all });
+        let all = corpora
+            .iter()
+            .flat_map(|corpus| corpus.held_out.clone())
+            .collect();
+        corpora.push(Corpus {
+            name: "all".into(),
+            held_out: all,
+        });
     }
     let mut report = Report {
         machine: machine(),
@@ -96,7 +105,11 @@ pub(super) async fn replay(options: &ReplayArgs) -> Result<Report> {
         report.pools.push(row);
         for &nodes in &options.nodes {
             report.rows.extend(measure(&corpora, &pool, nodes));
-            display.update((report.pools.len() * options.nodes.len()) as u64, total, "replayed");
+            display.update(
+                (report.pools.len() * options.nodes.len()) as u64,
+                total,
+                "replayed",
+            );
         }
     }
     Ok(report)
@@ -105,7 +118,9 @@ pub(super) async fn replay(options: &ReplayArgs) -> Result<Report> {
 async fn tokenizer(options: &ReplayArgs) -> Result<Tokenizer> {
     match (&options.tokenizer, &options.model) {
         (Some(path), _) => Ok(Tokenizer::open(path)?),
-        (None, model) => Ok(open_model(model.as_deref().unwrap_or_default()).await?.tokenizer),
+        (None, model) => Ok(open_model(model.as_deref().unwrap_or_default())
+            .await?
+            .tokenizer),
     }
 }
 
@@ -117,7 +132,11 @@ async fn read(
     texts: &mut PoolTexts,
 ) -> Result<Corpus> {
     // A foreign file does not tell its kind, which plays no part here.
-    let source = PreviousSource { path: path.to_owned(), kind: Some(Kind::User), id_type: None };
+    let source = PreviousSource {
+        path: path.to_owned(),
+        kind: Some(Kind::User),
+        id_type: None,
+    };
     let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
     let mut held_out = Vec::new();
     while let Some(file) = reader.next_file().await? {
@@ -128,14 +147,23 @@ async fn read(
             if hash(options.seed, "held out", id) as f64 / u64::MAX as f64 >= options.held_out {
                 texts.push((order, tokens));
             } else if !tokens.is_empty() {
-                held_out.push((order, ReplayText { text: tokens, ..ReplayText::default() }));
+                held_out.push((
+                    order,
+                    ReplayText {
+                        text: tokens,
+                        ..ReplayText::default()
+                    },
+                ));
             }
         }
     }
     held_out.sort_unstable_by_key(|(order, _)| *order);
     held_out.truncate(options.held_out_texts);
     let name = path.rsplit('/').next().unwrap_or(path).to_owned();
-    Ok(Corpus { name, held_out: held_out.into_iter().map(|(_, text)| text).collect() })
+    Ok(Corpus {
+        name,
+        held_out: held_out.into_iter().map(|(_, text)| text).collect(),
+    })
 }
 
 /// A pool of the first texts that have `size` tokens together, or of all.
@@ -203,8 +231,16 @@ impl Report {
             ]);
         }
         let mut replays = Table::new(&[
-            "texts", "held out", "drafter", "pool tokens", "nodes", "accepted/step", "tokens/step", "yield",
-            "p50 µs", "p99 µs",
+            "texts",
+            "held out",
+            "drafter",
+            "pool tokens",
+            "nodes",
+            "accepted/step",
+            "tokens/step",
+            "yield",
+            "p50 µs",
+            "p99 µs",
         ]);
         for row in &self.rows {
             let report = &row.report;
@@ -216,11 +252,19 @@ impl Report {
                 row.nodes.to_string(),
                 format!("{:.2}", row.accepted_per_step),
                 format!("{:.2}", row.tokens_per_step),
-                format!("{:.1} %", 100.0 * report.accepted as f64 / report.drafted.max(1) as f64),
+                format!(
+                    "{:.1} %",
+                    100.0 * report.accepted as f64 / report.drafted.max(1) as f64
+                ),
                 format!("{:.0}", report.draft_us_p50),
                 format!("{:.0}", report.draft_us_p99),
             ]);
         }
-        format!("{}\n\n{}{}", self.machine, pools.render(style), replays.render(style))
+        format!(
+            "{}\n\n{}{}",
+            self.machine,
+            pools.render(style),
+            replays.render(style)
+        )
     }
 }

@@ -32,7 +32,9 @@ pub(super) struct Table {
 impl Table {
     /// A table of these columns.
     pub(super) fn new(header: &[&str]) -> Self {
-        Self { rows: vec![header.iter().map(ToString::to_string).collect()] }
+        Self {
+            rows: vec![header.iter().map(ToString::to_string).collect()],
+        }
     }
 
     /// Appends a row of as many cells as there are columns.
@@ -43,7 +45,11 @@ impl Table {
     /// The table with an empty line after it.
     pub(super) fn render(&self, style: Style) -> String {
         let width = |column: usize| {
-            self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0)
+            self.rows
+                .iter()
+                .map(|row| row[column].chars().count())
+                .max()
+                .unwrap_or(0)
         };
         let widths: Vec<usize> = (0..self.rows[0].len()).map(width).collect();
         let (left, between, right) = match style {
@@ -51,11 +57,21 @@ impl Table {
             Style::Markdown => ("| ", " | ", " |"),
         };
         let line = |row: &[String]| {
-            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
-                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
-            });
+            let cells = row
+                .iter()
+                .zip(&widths)
+                .enumerate()
+                .map(|(column, (cell, &width))| {
+                    if column == 0 {
+                        format!("{cell:<width$}")
+                    } else {
+                        format!("{cell:>width$}")
+                    }
+                });
             let cells: Vec<String> = cells.collect();
-            format!("{left}{}{right}", cells.join(between)).trim_end().to_owned()
+            format!("{left}{}{right}", cells.join(between))
+                .trim_end()
+                .to_owned()
         };
         let mut lines: Vec<String> = self.rows.iter().map(|row| line(row)).collect();
         if style == Style::Markdown {
@@ -63,7 +79,10 @@ impl Table {
                 0 => "-".repeat(width),
                 _ => format!("{}:", "-".repeat(width.saturating_sub(1))),
             };
-            lines.insert(1, line(&widths.iter().enumerate().map(rule).collect::<Vec<_>>()));
+            lines.insert(
+                1,
+                line(&widths.iter().enumerate().map(rule).collect::<Vec<_>>()),
+            );
         }
         lines.join("\n") + "\n\n"
     }
@@ -149,7 +168,8 @@ pub(super) struct VariantRow {
 impl VariantRow {
     fn new(variant: &Variant, measured: &Measured, plain: &Measured) -> Self {
         let texts = &measured.texts;
-        let sum = |of: fn(&laser_worker::generate::Generated) -> f64| texts.iter().map(of).sum::<f64>();
+        let sum =
+            |of: fn(&laser_worker::generate::Generated) -> f64| texts.iter().map(of).sum::<f64>();
         let tokens = count_tokens(measured);
         let forwards = sum(|text| text.step_accepted.len() as f64);
         let accepted = sum(|text| text.step_accepted.iter().map(|&n| f64::from(n)).sum());
@@ -161,7 +181,10 @@ impl VariantRow {
             nodes: variant.nodes,
             texts: texts.len(),
             tokens,
-            forwards: texts.iter().map(|text| text.step_accepted.len() as u64).sum(),
+            forwards: texts
+                .iter()
+                .map(|text| text.step_accepted.len() as u64)
+                .sum(),
             seconds: measured.seconds,
             tokens_per_second: per_second(measured),
             speedup: ratio(per_second(measured), per_second(plain)),
@@ -199,12 +222,28 @@ impl VariantRow {
 }
 
 const COLUMNS: [&str; 14] = [
-    "variant", "tokens", "tokens/s", "speedup", "AAL", "tokens/step", "step ms", "prefill ms", "ART ms",
-    "yield", "relaxed", "length", "identical", "log p",
+    "variant",
+    "tokens",
+    "tokens/s",
+    "speedup",
+    "AAL",
+    "tokens/step",
+    "step ms",
+    "prefill ms",
+    "ART ms",
+    "yield",
+    "relaxed",
+    "length",
+    "identical",
+    "log p",
 ];
 
 fn count_tokens(measured: &Measured) -> u64 {
-    measured.texts.iter().map(|text| text.tokens.len() as u64).sum()
+    measured
+        .texts
+        .iter()
+        .map(|text| text.tokens.len() as u64)
+        .sum()
 }
 
 fn same_tokens(
@@ -230,7 +269,11 @@ impl KindReport {
         measured: &[Measured],
     ) -> Self {
         let plain = &measured[0];
-        let rows = variants.iter().zip(measured).map(|(v, m)| VariantRow::new(v, m, plain)).collect();
+        let rows = variants
+            .iter()
+            .zip(measured)
+            .map(|(v, m)| VariantRow::new(v, m, plain))
+            .collect();
         let mut mismatches = Vec::new();
         for (variant, measured) in variants.iter().zip(measured).filter(|(v, _)| v.is_strict()) {
             let texts = plain.texts.iter().zip(&measured.texts).zip(subjects);
@@ -243,23 +286,44 @@ impl KindReport {
                 });
             }
         }
-        Self { kind, rows, mismatches }
+        Self {
+            kind,
+            rows,
+            mismatches,
+        }
     }
 
     fn render(&self, style: Style) -> Result<String> {
         let mut table = Table::new(&COLUMNS);
         self.rows.iter().for_each(|row| table.push(row.cells()));
         let mut out = table.render(style);
-        let strict = self.rows.iter().filter(|row| row.verification == "strict").skip(1);
+        let strict = self
+            .rows
+            .iter()
+            .filter(|row| row.verification == "strict")
+            .skip(1);
         let texts: usize = strict.map(|row| row.texts).sum();
         writeln!(
             out,
             "{} of {texts} strictly verified texts differ from plain decoding{}",
             self.mismatches.len(),
-            if self.mismatches.is_empty() { "." } else { " (near-ties):" }
+            if self.mismatches.is_empty() {
+                "."
+            } else {
+                " (near-ties):"
+            }
         )?;
-        for Mismatch { variant, entity, token } in &self.mismatches {
-            writeln!(out, "- {variant}, {} {entity}, from token {token} on", self.kind)?;
+        for Mismatch {
+            variant,
+            entity,
+            token,
+        } in &self.mismatches
+        {
+            writeln!(
+                out,
+                "- {variant}, {} {entity}, from token {token} on",
+                self.kind
+            )?;
         }
         Ok(out)
     }
@@ -297,13 +361,23 @@ impl Report {
 
     /// All tables.
     pub(super) fn render(&self, style: Style) -> Result<String> {
-        let Self { machine, model, options, .. } = self;
+        let Self {
+            machine,
+            model,
+            options,
+            ..
+        } = self;
         let mut out = String::new();
         writeln!(
             out,
             "{}, {:.1}M parameters, {} on {} ({machine}); batch {}, {} nodes, seed {}\n",
-            model.architecture, model.parameters as f64 / 1e6, model.dtype, model.device,
-            options.batch, options.nodes, options.seed
+            model.architecture,
+            model.parameters as f64 / 1e6,
+            model.dtype,
+            model.device,
+            options.batch,
+            options.nodes,
+            options.seed
         )?;
         let mut pools = Table::new(&["pool", "scheme", "texts", "tokens"]);
         for pool in &self.pools {
@@ -312,7 +386,11 @@ impl Report {
         }
         out += &pools.render(style);
         for kind in &self.kinds {
-            let heading = if style == Style::Markdown { "### New knowledge of " } else { "New knowledge of " };
+            let heading = if style == Style::Markdown {
+                "### New knowledge of "
+            } else {
+                "New knowledge of "
+            };
             writeln!(out, "{heading}{}s\n", kind.kind)?;
             out += &kind.render(style)?;
             out.push('\n');
@@ -325,8 +403,13 @@ impl Report {
 pub(super) fn machine() -> String {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    format!("{}, {threads} threads", name.map_or(std::env::consts::ARCH, |(_, name)| name.trim()))
+    let name = info
+        .lines()
+        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    format!(
+        "{}, {threads} threads",
+        name.map_or(std::env::consts::ARCH, |(_, name)| name.trim())
+    )
 }
 
 #[cfg(test)]
@@ -341,12 +424,16 @@ mod tests {
 
     #[test]
     fn text_is_aligned() {
-        assert_eq!(example().render(Style::Text), "variant    AAL  é\nLASER    11.25  1\n\n");
+        assert_eq!(
+            example().render(Style::Text),
+            "variant    AAL  é\nLASER    11.25  1\n\n"
+        );
     }
 
     #[test]
     fn markdown_is_a_table() {
-        let expected = "| variant |   AAL | é |\n| ------- | ----: | : |\n| LASER   | 11.25 | 1 |\n\n";
+        let expected =
+            "| variant |   AAL | é |\n| ------- | ----: | : |\n| LASER   | 11.25 | 1 |\n\n";
         assert_eq!(example().render(Style::Markdown), expected);
     }
 }

@@ -9,7 +9,9 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use laser_decode::{Drafter, Pool};
 use laser_schema::EntityId;
-use laser_worker::generate::{Finished, GenerateOptions, Generated, Generator, Request, TextGenerator};
+use laser_worker::generate::{
+    Finished, GenerateOptions, Generated, Generator, Request, TextGenerator,
+};
 
 use super::pools::PoolScheme;
 use super::variants::Variant;
@@ -55,7 +57,10 @@ pub(super) fn interleave(
     subjects: &[Subject],
     display: &mut Display,
 ) -> Result<Vec<Measured>> {
-    let prompts: Vec<&[u32]> = subjects.iter().map(|subject| subject.prompt.as_slice()).collect();
+    let prompts: Vec<&[u32]> = subjects
+        .iter()
+        .map(|subject| subject.prompt.as_slice())
+        .collect();
     generator.share_prefix(&prompts)?;
     warm_up(generator, base, subjects)?;
     let mut measured = vec![Measured::default(); variants.len()];
@@ -66,7 +71,10 @@ pub(super) fn interleave(
             let index = (turn + place) % variants.len();
             let variant = &variants[index];
             generator.set_options(variant.options(base));
-            let requests = chunk.iter().map(|subject| request(subject, variant)).collect();
+            let requests = chunk
+                .iter()
+                .map(|subject| request(subject, variant))
+                .collect();
             measured[index].add(generate(generator, requests)?);
             done += chunk.len() as u64;
             display.update(done, total, &variant.name);
@@ -76,12 +84,12 @@ pub(super) fn interleave(
 }
 
 /// The first text pays for memory that all others reuse; it is not measured.
-fn warm_up(
-    generator: &mut Generator,
-    base: &GenerateOptions,
-    subjects: &[Subject],
-) -> Result<()> {
-    generator.set_options(GenerateOptions { drafter: Drafter::None, nodes: 0, ..base.clone() });
+fn warm_up(generator: &mut Generator, base: &GenerateOptions, subjects: &[Subject]) -> Result<()> {
+    generator.set_options(GenerateOptions {
+        drafter: Drafter::None,
+        nodes: 0,
+        ..base.clone()
+    });
     let plain = |subject: &Subject| Request {
         id: 0,
         prompt: subject.prompt.clone(),
@@ -93,11 +101,18 @@ fn warm_up(
 }
 
 fn request(subject: &Subject, variant: &Variant) -> Request {
-    let pool = subject.pools.iter().find(|(scheme, _)| Some(*scheme) == variant.pools);
+    let pool = subject
+        .pools
+        .iter()
+        .find(|(scheme, _)| Some(*scheme) == variant.pools);
     Request {
         id: 0,
         prompt: subject.prompt.clone(),
-        previous: if variant.own_previous { subject.own.clone() } else { Vec::new() },
+        previous: if variant.own_previous {
+            subject.own.clone()
+        } else {
+            Vec::new()
+        },
         pool: pool.and_then(|(_, pool)| pool.clone()),
         plain: false,
     }
@@ -125,7 +140,10 @@ pub(super) fn generate(generator: &mut Generator, requests: Vec<Request>) -> Res
         waiting -= joining;
         active = (active + joining).saturating_sub(finished.len());
         for Finished { id, result } in finished {
-            match (result, usize::try_from(id).ok().and_then(|id| texts.get_mut(id))) {
+            match (
+                result,
+                usize::try_from(id).ok().and_then(|id| texts.get_mut(id)),
+            ) {
                 (Ok(text), Some(place)) => *place = text,
                 (Err(reason), _) => bail!("text {id}: {reason}"),
                 (Ok(_), None) => {}

@@ -21,13 +21,38 @@ fn parse(args: &[&str]) -> Result<Command, clap::Error> {
 /// The demo's tables below `dir`, and as few and short texts as will do.
 async fn setup(dir: &Path) -> SetupArgs {
     let location = laser_schema::Location::parse(dir.to_str().unwrap()).unwrap();
-    let paths = demo(&location, &DemoOptions { users: 20, items: 20, seed: 1 }).await.unwrap();
+    let paths = demo(
+        &location,
+        &DemoOptions {
+            users: 20,
+            items: 20,
+            seed: 1,
+        },
+    )
+    .await
+    .unwrap();
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/profile-lm");
     let tables = paths.tonight;
     let args = [
-        "paper", "--users-table", &tables.users, "--items-table", &tables.items,
-        "--model", model.to_str().unwrap(), "--output", dir.join("bench").to_str().unwrap(),
-        "--chat", "false", "--old-texts", "8", "--new-texts", "5", "--max-new-tokens", "40", "--min-history", "4",
+        "paper",
+        "--users-table",
+        &tables.users,
+        "--items-table",
+        &tables.items,
+        "--model",
+        model.to_str().unwrap(),
+        "--output",
+        dir.join("bench").to_str().unwrap(),
+        "--chat",
+        "false",
+        "--old-texts",
+        "8",
+        "--new-texts",
+        "5",
+        "--max-new-tokens",
+        "40",
+        "--min-history",
+        "4",
     ]
     .map(str::to_owned);
     let Command::Paper(setup) = parse(&args.each_ref().map(String::as_str)).unwrap() else {
@@ -45,12 +70,23 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
     for kind in &report.kinds {
         let names: Vec<&str> = kind.rows.iter().map(|row| row.variant.as_str()).collect();
         let expected = [
-            "vanilla", "PLD", "GRP (ReSD)", "RRP", "CRP", "RV+GRP", "RV+RRP", "LASER (RV+CRP)", "LASER+own",
+            "vanilla",
+            "PLD",
+            "GRP (ReSD)",
+            "RRP",
+            "CRP",
+            "RV+GRP",
+            "RV+RRP",
+            "LASER (RV+CRP)",
+            "LASER+own",
         ];
         let own = usize::from(kind.kind == laser_schema::Kind::User);
         assert_eq!(names, expected[..8 + own]);
         assert_eq!(kind.mismatches, [], "{text}");
-        assert!(kind.rows[..5].iter().all(|row| row.identical == 5), "{text}");
+        assert!(
+            kind.rows[..5].iter().all(|row| row.identical == 5),
+            "{text}"
+        );
         assert_eq!((kind.rows[0].aal, kind.rows[0].speedup), (0.0, 1.0));
         assert!(kind.rows[7].aal > 0.0, "{text}");
     }
@@ -61,11 +97,18 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
 #[tokio::test]
 async fn old_knowledge_is_generated_once() {
     let dir = tempfile::tempdir().unwrap();
-    let setup = SetupArgs { items_table: None, ..setup(dir.path()).await };
+    let setup = SetupArgs {
+        items_table: None,
+        ..setup(dir.path()).await
+    };
     let first = paper::sweep(&setup, &[4], &[2, 8]).await.unwrap();
     let file = setup.output.join("old-knowledge.jsonl");
     let old = std::fs::read(&file).unwrap();
-    let names: Vec<&str> = first.kinds[0].rows.iter().map(|row| row.variant.as_str()).collect();
+    let names: Vec<&str> = first.kinds[0]
+        .rows
+        .iter()
+        .map(|row| row.variant.as_str())
+        .collect();
     assert_eq!(names, ["vanilla", "pool 4", "tree 2", "tree 8"]);
     let second = paper::sweep(&setup, &[4], &[2, 8]).await.unwrap();
     assert_eq!(std::fs::read(&file).unwrap(), old);
@@ -79,35 +122,96 @@ async fn old_knowledge_is_generated_once() {
 async fn replay_measures_each_file_and_all_together() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, of: &str| {
-        let line = |i: i64| format!("{{\"id\": {i}, \"text\": \"the viewer likes {of} and film {}\"}}\n", i % 7);
+        let line = |i: i64| {
+            format!(
+                "{{\"id\": {i}, \"text\": \"the viewer likes {of} and film {}\"}}\n",
+                i % 7
+            )
+        };
         let path = dir.path().join(name);
         std::fs::write(&path, (0..60).map(line).collect::<String>()).unwrap();
         path.to_str().unwrap().to_owned()
     };
     let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/profile-lm");
-    let (a, b, output) = (file("a.jsonl", "drama"), file("b.jsonl", "comedy"), dir.path().join("out"));
+    let (a, b, output) = (
+        file("a.jsonl", "drama"),
+        file("b.jsonl", "comedy"),
+        dir.path().join("out"),
+    );
     let args = [
-        "replay", &a, &b, "--model", model.to_str().unwrap(), "--held-out", "0.2", "--nodes", "8",
-        "--pool-tokens", "500", "--output", output.to_str().unwrap(),
+        "replay",
+        &a,
+        &b,
+        "--model",
+        model.to_str().unwrap(),
+        "--held-out",
+        "0.2",
+        "--nodes",
+        "8",
+        "--pool-tokens",
+        "500",
+        "--output",
+        output.to_str().unwrap(),
     ];
-    let Command::Replay(options) = parse(&args).unwrap() else { unreachable!("the command is replay") };
+    let Command::Replay(options) = parse(&args).unwrap() else {
+        unreachable!("the command is replay")
+    };
     let report = replay::replay(&options).await.unwrap();
-    let of: Vec<(&str, &str)> =
-        report.rows.iter().map(|row| (row.texts_of.as_str(), row.drafter)).collect();
-    let expected = ["a.jsonl", "b.jsonl", "all"].map(|texts| {
-        ["blended", "raw-frequency", "prompt-lookup"].map(|drafter| (texts, drafter))
-    });
+    let of: Vec<(&str, &str)> = report
+        .rows
+        .iter()
+        .map(|row| (row.texts_of.as_str(), row.drafter))
+        .collect();
+    let expected = ["a.jsonl", "b.jsonl", "all"]
+        .map(|texts| ["blended", "raw-frequency", "prompt-lookup"].map(|drafter| (texts, drafter)));
     assert_eq!(of, expected.concat());
-    assert!(report.rows[0].accepted_per_step > 2.0, "{}", report.render(Style::Text));
+    assert!(
+        report.rows[0].accepted_per_step > 2.0,
+        "{}",
+        report.render(Style::Text)
+    );
 }
 
 #[test]
 fn impossible_options_are_refused() {
     let cases: [(&[&str], &str); 5] = [
         (&["paper", "--model", "m"], "--users-table"),
-        (&["paper", "--model", "m", "--users-table", "u", "--batch", "0"], "0 is not in 1.."),
-        (&["paper", "--model", "m", "--users-table", "u", "--dtype", "f8"], "expected f32, f16 or bf16"),
-        (&["paper", "--model", "m", "--users-table", "u", "--chat", "no"], "expected true, false or auto"),
+        (
+            &[
+                "paper",
+                "--model",
+                "m",
+                "--users-table",
+                "u",
+                "--batch",
+                "0",
+            ],
+            "0 is not in 1..",
+        ),
+        (
+            &[
+                "paper",
+                "--model",
+                "m",
+                "--users-table",
+                "u",
+                "--dtype",
+                "f8",
+            ],
+            "expected f32, f16 or bf16",
+        ),
+        (
+            &[
+                "paper",
+                "--model",
+                "m",
+                "--users-table",
+                "u",
+                "--chat",
+                "no",
+            ],
+            "expected true, false or auto",
+        ),
         (&["replay", "t.jsonl"], "--tokenizer"),
     ];
     for (args, message) in cases {

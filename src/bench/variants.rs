@@ -49,7 +49,10 @@ impl Variant {
     }
 
     fn verified(self, verification: Verification) -> Self {
-        Self { verification, ..self }
+        Self {
+            verification,
+            ..self
+        }
     }
 
     /// `base` with what the variant changes.
@@ -72,12 +75,21 @@ impl Variant {
 /// an old text, also the one thing that the paper leaves to the pool: that text as a branch of its own.
 pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, PolicyError> {
     let relaxed = Verification::relaxed(setup.k, setup.p)?;
-    let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
+    let custom = PoolScheme::Custom {
+        max_texts: setup.pool_texts,
+    };
     let pooled = |name: &str, pools| Variant::pooled(name, setup, pools);
-    let lookup = Drafter::PromptLookup { max_ngram: LOOKUP_NGRAM };
+    let lookup = Drafter::PromptLookup {
+        max_ngram: LOOKUP_NGRAM,
+    };
     let mut variants = vec![
         Variant::plain(),
-        Variant { name: "PLD".into(), drafter: lookup, nodes: setup.nodes, ..Variant::plain() },
+        Variant {
+            name: "PLD".into(),
+            drafter: lookup,
+            nodes: setup.nodes,
+            ..Variant::plain()
+        },
         pooled("GRP (ReSD)", PoolScheme::Global),
         pooled("RRP", PoolScheme::Random),
         pooled("CRP", custom),
@@ -87,7 +99,10 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
     ];
     if kind == Kind::User && !setup.own_previous {
         let laser = pooled("LASER+own", custom).verified(relaxed);
-        variants.push(Variant { own_previous: true, ..laser });
+        variants.push(Variant {
+            own_previous: true,
+            ..laser
+        });
     }
     Ok(variants)
 }
@@ -95,7 +110,9 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
 /// Policies of verification. With p alone k is ⌈1/p⌉, which is no bound: no more tokens than that can each have a
 /// probability above p.
 pub(super) fn ablation(setup: &SetupArgs) -> Result<Vec<Variant>, PolicyError> {
-    let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
+    let custom = PoolScheme::Custom {
+        max_texts: setup.pool_texts,
+    };
     let pooled = |name: String| Variant::pooled(name, setup, custom);
     let mut variants = vec![Variant::plain(), pooled("strict".into())];
     for k in [2, 3, 5] {
@@ -121,9 +138,15 @@ pub(super) fn sweep(
     let pooled = |name: String, max_texts| {
         Variant::pooled(name, setup, PoolScheme::Custom { max_texts }).verified(relaxed)
     };
-    let sizes = sizes.iter().map(|&size| pooled(format!("pool {size}"), size));
-    let trees = trees.iter().map(|&nodes| {
-        Variant { nodes, ..pooled(format!("tree {nodes}"), setup.pool_texts) }
+    let sizes = sizes
+        .iter()
+        .map(|&size| pooled(format!("pool {size}"), size));
+    let trees = trees.iter().map(|&nodes| Variant {
+        nodes,
+        ..pooled(format!("tree {nodes}"), setup.pool_texts)
     });
-    Ok(std::iter::once(Variant::plain()).chain(sizes).chain(trees).collect())
+    Ok(std::iter::once(Variant::plain())
+        .chain(sizes)
+        .chain(trees)
+        .collect())
 }

@@ -22,7 +22,9 @@ pub(crate) fn audit(
         report.plain_seconds += plain_seconds;
         report.seconds += seconds;
         for (plain, fast) in plain.iter().zip(&fast) {
-            let (Some(plain), Some(fast)) = (plain, fast) else { continue };
+            let (Some(plain), Some(fast)) = (plain, fast) else {
+                continue;
+            };
             report.texts += 1;
             report.identical += u64::from(plain.tokens == fast.tokens);
             report.plain_tokens += plain.tokens.len() as u64;
@@ -42,7 +44,11 @@ fn run(
     let start = Instant::now();
     let mut texts: Texts = vec![None; batch.len()];
     for (request, id) in batch.iter().zip(0..) {
-        generator.submit(Request { id, plain, ..request.clone() });
+        generator.submit(Request {
+            id,
+            plain,
+            ..request.clone()
+        });
     }
     while generator.load() > 0 {
         for Finished { id, result } in generator.step()? {

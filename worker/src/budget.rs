@@ -58,7 +58,10 @@ impl StepCost {
     pub fn seconds(&self, tokens: usize) -> f64 {
         let tokens = tokens as f64;
         let after = self.points.partition_point(|(t, _)| *t < tokens);
-        match (after.checked_sub(1).map(|i| self.points[i]), self.points.get(after)) {
+        match (
+            after.checked_sub(1).map(|i| self.points[i]),
+            self.points.get(after),
+        ) {
             (None, Some((_, seconds))) => *seconds,
             (Some((t0, s0)), Some((t1, s1))) => s0 + (s1 - s0) * (tokens - t0) / (t1 - t0),
             (Some((t0, s0)), None) => s0 * tokens / t0,
@@ -108,9 +111,17 @@ fn measure_all(
 /// A chain of `tokens` nodes, all of them scored, as a draft tree's are.
 fn forward(engine: &mut dyn Engine, slot: usize, tokens: usize) -> Result<(), EngineError> {
     let vocabulary = u32::try_from(engine.info().vocab_size).unwrap_or(u32::MAX);
-    let ids: Vec<u32> = (0..).map(|i: u32| (i * 37) % vocabulary).take(tokens).collect();
+    let ids: Vec<u32> = (0..)
+        .map(|i: u32| (i * 37) % vocabulary)
+        .take(tokens)
+        .collect();
     let parents: Vec<u32> = (0..).map(|i: u32| i.wrapping_sub(1)).take(tokens).collect();
-    let segment = Segment { slot, tokens: &ids, parents: &parents, scored_from: 0 };
+    let segment = Segment {
+        slot,
+        tokens: &ids,
+        parents: &parents,
+        scored_from: 0,
+    };
     engine.step(&[segment], 2).map(drop)
 }
 
@@ -124,7 +135,11 @@ pub struct Calibration {
 
 impl Default for Calibration {
     fn default() -> Self {
-        Self { exponent: 1.0, expected: 0.0, accepted: 0.0 }
+        Self {
+            exponent: 1.0,
+            expected: 0.0,
+            accepted: 0.0,
+        }
     }
 }
 
@@ -191,7 +206,11 @@ mod tests {
     fn the_count_has_the_best_rate_of_all() {
         let probabilities = [0.9, 0.8, 0.7, 0.6, 0.3, 0.2, 0.1, 0.05, 0.01];
         let rate = |n: usize| {
-            let expected = 1.0 + probabilities[..n].iter().map(|p| f64::from(*p)).sum::<f64>();
+            let expected = 1.0
+                + probabilities[..n]
+                    .iter()
+                    .map(|p| f64::from(*p))
+                    .sum::<f64>();
             expected / cost().seconds(1 + n)
         };
         let best = cost().best_count(1, 1, &probabilities);
@@ -207,7 +226,10 @@ mod tests {
             let expected = 2.0 * calibration.apply(0.25);
             calibration.learn(expected, 1);
         }
-        assert!((calibration.apply(0.25) - 0.5).abs() < 0.03, "{calibration:?}");
+        assert!(
+            (calibration.apply(0.25) - 0.5).abs() < 0.03,
+            "{calibration:?}"
+        );
     }
 
     #[test]

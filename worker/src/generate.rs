@@ -14,7 +14,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, TargetScores, Verification, verify,
+    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, TargetScores, Verification,
+    verify,
 };
 use laser_schema::model::{ModelError, Tokenizer};
 
@@ -270,10 +271,16 @@ impl Generator {
     fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
         for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
             let parents = chain_parents(chunk.len());
-            let segment =
-                Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len() };
-            self.engine.step(&[segment], self.options.verification.top_k())?;
-            self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
+            let segment = Segment {
+                slot,
+                tokens: chunk,
+                parents: &parents,
+                scored_from: chunk.len(),
+            };
+            self.engine
+                .step(&[segment], self.options.verification.top_k())?;
+            self.engine
+                .commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
         }
         Ok(())
     }
@@ -283,14 +290,21 @@ impl Generator {
         if self.active.is_empty() {
             self.quarantine = !self.suspects.is_empty();
         }
-        let room = if self.quarantine { 1 } else { self.options.batch };
+        let room = if self.quarantine {
+            1
+        } else {
+            self.options.batch
+        };
         while self.active.len() < room
             && let Some(request) = self.waiting().pop_front()
         {
             let max_tokens = match self.check(&request) {
                 Ok(max_tokens) => max_tokens,
                 Err(reason) => {
-                    finished.push(Finished { id: request.id, result: Err(reason) });
+                    finished.push(Finished {
+                        id: request.id,
+                        result: Err(reason),
+                    });
                     continue;
                 }
             };
@@ -317,7 +331,10 @@ impl Generator {
         error: EngineError,
         finished: &mut Vec<Finished>,
     ) -> Result<(), GenerateError> {
-        finished.push(Finished { id: request.id, result: Err(format!("engine: {error}")) });
+        finished.push(Finished {
+            id: request.id,
+            result: Err(format!("engine: {error}")),
+        });
         self.failures_in_a_row += 1;
         match self.failures_in_a_row {
             FAILURES_IN_A_ROW_MAX.. => Err(GenerateError::Engine(error)),
@@ -327,7 +344,11 @@ impl Generator {
 
     /// The requests whose turn it is.
     fn waiting(&mut self) -> &mut VecDeque<Request> {
-        if self.quarantine { &mut self.suspects } else { &mut self.queue }
+        if self.quarantine {
+            &mut self.suspects
+        } else {
+            &mut self.queue
+        }
     }
 
     /// The bound on the request's text, or why there can be none.
@@ -351,16 +372,26 @@ impl Generator {
         let fits = |prefix: &[u32]| prefix.len() < length && request.prompt.starts_with(prefix);
         let shared = self.prefixes.iter().filter(|(prefix, _)| fits(prefix));
         match shared.max_by_key(|(prefix, _)| prefix.len()) {
-            Some((prefix, from)) => {
-                Ok((self.engine.fork(*from, prefix.len(), capacity)?, prefix.len()))
-            }
+            Some((prefix, from)) => Ok((
+                self.engine.fork(*from, prefix.len(), capacity)?,
+                prefix.len(),
+            )),
             None => Ok((self.engine.open(capacity)?, 0)),
         }
     }
 
     fn sequence(&self, request: Request, slot: Slot, cached: usize, max_tokens: usize) -> Sequence {
-        let drafter = if request.plain { Drafter::None } else { self.options.drafter };
-        let end = self.options.end_of_text.first().copied().unwrap_or(u32::MAX);
+        let drafter = if request.plain {
+            Drafter::None
+        } else {
+            self.options.drafter
+        };
+        let end = self
+            .options
+            .end_of_text
+            .first()
+            .copied()
+            .unwrap_or(u32::MAX);
         let mut context = DraftContext::new(drafter, request.pool.clone(), end);
         // A tokenizer may know more tokens than the model, whose engine refuses those.
         let known = |token: &&u32| (**token as usize) < self.engine.info().vocab_size;
@@ -403,14 +434,17 @@ impl Generator {
         }
         part.sort_unstable();
         self.budget(&part);
-        part.iter().for_each(|&index| self.active[index].attach_tree());
+        part.iter()
+            .for_each(|&index| self.active[index].attach_tree());
         part
     }
 
     /// Cuts the trees back to the nodes that pay, over the whole batch. A tree's nodes come in falling probability, so
     /// what is left of it is its beginning.
     fn budget(&mut self, part: &[usize]) {
-        let Some(cost) = &self.options.cost else { return };
+        let Some(cost) = &self.options.cost else {
+            return;
+        };
         let mut ranked = Vec::new();
         let (mut known, mut certain) = (0, 0);
         for &index in part {
@@ -433,7 +467,8 @@ impl Generator {
 
     fn forward(&mut self, part: &[usize]) -> Result<Vec<Scores>, EngineError> {
         let segments: Vec<Segment<'_>> = part.iter().map(|&i| self.active[i].segment()).collect();
-        self.engine.step(&segments, self.options.verification.top_k())
+        self.engine
+            .step(&segments, self.options.verification.top_k())
     }
 
     fn attribute(&mut self, part: &[usize], seconds: f64) {
@@ -461,7 +496,9 @@ impl Generator {
                 Ok((_, Some(stop))) => ended.push((index, Ok(stop))),
                 Err(error) => ended.push((index, Err(error.to_string()))),
             }
-            accepted += sequence.done.step_accepted[accepted_before..].iter().sum::<u32>();
+            accepted += sequence.done.step_accepted[accepted_before..]
+                .iter()
+                .sum::<u32>();
             if outcome.is_err() {
                 break;
             }
@@ -470,13 +507,21 @@ impl Generator {
             self.calibration.learn(self.expected, accepted);
         }
         for (index, stop) in ended.into_iter().rev() {
-            let Sequence { request, slot, done, .. } = self.active.remove(index);
+            let Sequence {
+                request,
+                slot,
+                done,
+                ..
+            } = self.active.remove(index);
             self.engine.close(slot);
             if stop.is_ok() {
                 self.failures_in_a_row = 0;
             }
             let result = stop.map(|stop| Generated { stop, ..done });
-            finished.push(Finished { id: request.id, result });
+            finished.push(Finished {
+                id: request.id,
+                result,
+            });
         }
         outcome
     }
@@ -522,9 +567,15 @@ impl TextGenerator for Generator {
     }
 
     fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
-        let Some((first, rest)) = prompts.split_first() else { return Ok(()) };
+        let Some((first, rest)) = prompts.split_first() else {
+            return Ok(());
+        };
         let common = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
-        let length = rest.iter().map(|p| common(first, p)).min().unwrap_or_default();
+        let length = rest
+            .iter()
+            .map(|p| common(first, p))
+            .min()
+            .unwrap_or_default();
         let prefix = &first[..length];
         if length < SHARED_PREFIX_MIN || self.prefixes.iter().any(|(p, _)| p.as_slice() == prefix) {
             return Ok(());
@@ -590,9 +641,17 @@ fn index_u32(index: usize) -> u32 {
 
 impl Sequence {
     fn segment(&self) -> Segment<'_> {
-        let scored_from =
-            if self.chunk == self.pending.len() { self.chunk - 1 } else { self.tokens.len() };
-        Segment { slot: self.slot, tokens: &self.tokens, parents: &self.parents, scored_from }
+        let scored_from = if self.chunk == self.pending.len() {
+            self.chunk - 1
+        } else {
+            self.tokens.len()
+        };
+        Segment {
+            slot: self.slot,
+            tokens: &self.tokens,
+            parents: &self.parents,
+            scored_from,
+        }
     }
 
     /// A chunk of at most `left` pending tokens and, if that is all of them, a tree below the last one.
@@ -601,7 +660,8 @@ impl Sequence {
         self.tokens.clear();
         self.tokens.extend(self.pending.iter().take(self.chunk));
         self.parents.clear();
-        self.parents.extend((0..self.chunk).map(|i| index_u32(i).wrapping_sub(1)));
+        self.parents
+            .extend((0..self.chunk).map(|i| index_u32(i).wrapping_sub(1)));
         self.tree.clear();
         if self.chunk < self.pending.len() {
             return;
@@ -609,7 +669,8 @@ impl Sequence {
         let start = Instant::now();
         // The token after the tree's last is the target's own: no more than that can be of use.
         let useful = self.max_tokens - self.done.tokens.len() - 1;
-        self.context.draft(nodes.min(useful).min(left - self.chunk), &mut self.tree);
+        self.context
+            .draft(nodes.min(useful).min(left - self.chunk), &mut self.tree);
         self.done.draft_seconds += start.elapsed().as_secs_f64();
     }
 
@@ -625,7 +686,8 @@ impl Sequence {
         }
         let root = self.chunk - 1;
         self.tokens.extend(&self.tree.tokens()[1..]);
-        self.parents.extend(self.tree.parents()[1..].iter().map(|p| p + index_u32(root)));
+        self.parents
+            .extend(self.tree.parents()[1..].iter().map(|p| p + index_u32(root)));
         self.done.drafted += self.tree.drafted() as u64;
     }
 
@@ -644,7 +706,11 @@ impl Sequence {
         }
         let root = self.chunk - 1;
         let scores = TreeScores { scores, root };
-        let policy = if self.request.plain { Verification::Strict } else { options.verification };
+        let policy = if self.request.plain {
+            Verification::Strict
+        } else {
+            options.verification
+        };
         let step = verify(&self.tree, &scores, policy, &options.end_of_text);
         keep.extend(step.path.iter().map(|node| root + node));
         let mut stop = None;
@@ -663,7 +729,11 @@ impl Sequence {
         }
         let accepted = step.path.len().min(emitted);
         self.done.step_accepted.push(index_u32(accepted));
-        let relaxed = step.path.iter().take(accepted).filter(|n| !is_argmax(&self.tree, &scores, **n));
+        let relaxed = step
+            .path
+            .iter()
+            .take(accepted)
+            .filter(|n| !is_argmax(&self.tree, &scores, **n));
         self.done.relaxed += relaxed.count() as u64;
         self.context.extend(&step.tokens[..emitted]);
         self.pending.clear();
@@ -697,7 +767,10 @@ impl Sequence {
 
 fn is_argmax(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
     let parent = tree.parents()[node] as usize;
-    scores.top(parent).first().is_some_and(|c| c.token == tree.tokens()[node])
+    scores
+        .top(parent)
+        .first()
+        .is_some_and(|c| c.token == tree.tokens()[node])
 }
 
 /// The text before a stop string, if the last token completes one. A stop string of n bytes ends within the
@@ -707,7 +780,9 @@ pub(crate) fn cut_at_stop(
     stop: &[String],
     tokenizer: &Tokenizer,
 ) -> Result<Option<String>, ModelError> {
-    let Some(longest) = stop.iter().map(String::len).max() else { return Ok(None) };
+    let Some(longest) = stop.iter().map(String::len).max() else {
+        return Ok(None);
+    };
     let tail = tokenizer.decode(&tokens[tokens.len().saturating_sub(longest + 4)..])?;
     if !stop.iter().any(|s| tail.contains(s.as_str())) {
         return Ok(None);
@@ -715,4 +790,45 @@ pub(crate) fn cut_at_stop(
     let text = tokenizer.decode(tokens)?;
     let cut = stop.iter().filter_map(|s| text.find(s.as_str())).min();
     Ok(cut.map(|cut| text[..cut].to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    #[test]
+    fn a_stop_string_is_found_at_the_token_that_completes_it() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/profile-lm");
+        let tokenizer = Tokenizer::open(&model.join("tokenizer.json")).unwrap();
+        let text = "Likes 電影 and café noir – a lot.\n\nUser: 2";
+        let tokens = tokenizer.encode(text, false).unwrap();
+        // Characters that the vocabulary has in pieces only, so that tokens end within them.
+        assert!(tokens.len() > 20);
+        for stop in [
+            "電",
+            "影",
+            "電影 a",
+            "é",
+            "–",
+            "\n\n",
+            "\nUser:",
+            "noir – a lot",
+            ": 2",
+            "Likes",
+        ] {
+            let stop = [stop.to_owned(), "never".to_owned()];
+            let cut = |n: usize| cut_at_stop(&tokens[..n], &stop, &tokenizer).unwrap();
+            let whole = |n: usize| tokenizer.decode(&tokens[..n]).unwrap().contains(&stop[0]);
+            let first = (1..=tokens.len()).find(|n| whole(*n)).unwrap();
+            assert!((1..first).all(|n| cut(n).is_none()), "{stop:?}");
+            assert_eq!(
+                cut(first).as_deref(),
+                text.split(&stop[0]).next(),
+                "{stop:?}"
+            );
+        }
+        assert_eq!(cut_at_stop(&tokens, &[], &tokenizer).unwrap(), None);
+    }
 }

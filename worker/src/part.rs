@@ -9,7 +9,8 @@ use laser_decode::Pool;
 use laser_schema::Digest;
 use laser_schema::job::{Action, AuditReport, Lease, Plan, ShardRow};
 use laser_schema::knowledge::{
-    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, encode_part, ratio, rows_digest,
+    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, encode_part, ratio,
+    rows_digest,
 };
 use laser_schema::table::{self, TableError};
 
@@ -37,7 +38,11 @@ impl Work {
 /// What a shard came to.
 #[derive(Debug)]
 pub(crate) enum Output {
-    Part { rows: Vec<KnowledgeRecord>, errors: Vec<ErrorRecord>, carried: u64 },
+    Part {
+        rows: Vec<KnowledgeRecord>,
+        errors: Vec<ErrorRecord>,
+        carried: u64,
+    },
     Audit(AuditReport),
     Failed(String),
 }
@@ -62,7 +67,11 @@ pub(crate) fn record(
         drafted_tokens: count(generated.drafted),
         accepted_tokens: count(accepted),
         relaxed_tokens: count(generated.relaxed),
-        step_accepted: generated.step_accepted.iter().map(|a| i64::from(*a)).collect(),
+        step_accepted: generated
+            .step_accepted
+            .iter()
+            .map(|a| i64::from(*a))
+            .collect(),
         mean_log_probability: micro(ratio(
             generated.log_probability,
             generated.tokens.len() as f64,
@@ -72,7 +81,9 @@ pub(crate) fn record(
         prompt_digest: row.prompt_digest.clone(),
         spec_digest: plan.spec.digest(),
         model_digest: plan.spec.model.clone(),
-        pool_digest: pool.map(|p| Digest::from_bytes(p.digest()).to_string()).unwrap_or_default(),
+        pool_digest: pool
+            .map(|p| Digest::from_bytes(p.digest()).to_string())
+            .unwrap_or_default(),
         generated_by: plan.run.clone(),
         event_timestamp: event_timestamp(plan),
         created_timestamp: microseconds(Timestamp::now()),
@@ -86,7 +97,10 @@ fn microseconds(time: Timestamp) -> Timestamp {
 
 /// Midnight UTC of the run's night.
 fn event_timestamp(plan: &Plan) -> Timestamp {
-    plan.date.to_zoned(TimeZone::UTC).map(|z| z.timestamp()).unwrap_or_default()
+    plan.date
+        .to_zoned(TimeZone::UTC)
+        .map(|z| z.timestamp())
+        .unwrap_or_default()
 }
 
 /// To six decimals: all that is meant, and what every reader gives back bit for bit.
@@ -129,6 +143,10 @@ pub(crate) fn encode(
         errors,
         figures,
     };
-    let id = plan.ids.get(&job.kind).copied().unwrap_or(laser_schema::entity::IdType::String);
+    let id = plan
+        .ids
+        .get(&job.kind)
+        .copied()
+        .unwrap_or(laser_schema::entity::IdType::String);
     encode_part(&job.output, id.into(), rows, &info)
 }

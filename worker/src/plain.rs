@@ -11,7 +11,8 @@ use tokio::runtime::Handle;
 
 use crate::engine::{EngineError, Finish, MistralEngine};
 use crate::generate::{
-    FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextGenerator, cut_at_stop,
+    FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request,
+    StopReason, TextGenerator, cut_at_stop,
 };
 
 /// Generates texts with mistralrs itself. Lives on a thread that may block.
@@ -33,7 +34,14 @@ impl PlainGenerator {
         tokenizer: Tokenizer,
         options: GenerateOptions,
     ) -> Self {
-        Self { engine, runtime, tokenizer, options, queue: VecDeque::new(), failures_in_a_row: 0 }
+        Self {
+            engine,
+            runtime,
+            tokenizer,
+            options,
+            queue: VecDeque::new(),
+            failures_in_a_row: 0,
+        }
     }
 
     fn generated(&self, mut tokens: Vec<u32>, finish: Finish) -> Result<Generated, ModelError> {
@@ -52,7 +60,13 @@ impl PlainGenerator {
             tokens.extend(self.options.end_of_text.first());
         }
         let step_accepted = vec![0; tokens.len()];
-        Ok(Generated { text, tokens, stop, step_accepted, ..Generated::default() })
+        Ok(Generated {
+            text,
+            tokens,
+            stop,
+            step_accepted,
+            ..Generated::default()
+        })
     }
 }
 
@@ -83,7 +97,9 @@ impl TextGenerator for PlainGenerator {
         let prompts = requests.iter().map(|r| r.prompt.clone()).collect();
         let start = Instant::now();
         let (max, stop) = (self.options.max_new_tokens, &self.options.end_of_text);
-        let texts = self.runtime.block_on(self.engine.generate(prompts, max, stop));
+        let texts = self
+            .runtime
+            .block_on(self.engine.generate(prompts, max, stop));
         let share = start.elapsed().as_secs_f64() / count.max(1) as f64;
         let mut finished = Vec::with_capacity(count);
         for (request, text) in requests.iter().zip(texts) {
@@ -91,7 +107,11 @@ impl TextGenerator for PlainGenerator {
                 Ok(text) => {
                     self.failures_in_a_row = 0;
                     let text = self.generated(text.tokens, text.finish);
-                    text.map(|t| Generated { engine_seconds: share, ..t }).map_err(|e| e.to_string())
+                    text.map(|t| Generated {
+                        engine_seconds: share,
+                        ..t
+                    })
+                    .map_err(|e| e.to_string())
                 }
                 Err(error) => {
                     let reason = error.to_string();
@@ -103,7 +123,10 @@ impl TextGenerator for PlainGenerator {
                     Err(reason)
                 }
             };
-            finished.push(Finished { id: request.id, result });
+            finished.push(Finished {
+                id: request.id,
+                result,
+            });
         }
         Ok(finished)
     }

@@ -48,7 +48,9 @@ pub enum WorkerError {
     #[error(transparent)]
     Queue(#[from] QueueError),
     /// A task of the worker was lost.
-    #[error("the worker's {0} ended unexpectedly; its shards are given to others when their leases end")]
+    #[error(
+        "the worker's {0} ended unexpectedly; its shards are given to others when their leases end"
+    )]
     Lost(&'static str),
 }
 
@@ -99,7 +101,9 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
     let intake = intake(queue.as_ref(), &context, &held, (load_tx, done_tx), &drain);
     let (intake, committer) = tokio::join!(intake, committer);
     beat.abort();
-    let generator = engine.await.map_err(|_| WorkerError::Lost("engine thread"))?;
+    let generator = engine
+        .await
+        .map_err(|_| WorkerError::Lost("engine thread"))?;
     committer.and(intake)?;
     Ok(generator)
 }
@@ -135,7 +139,9 @@ async fn heartbeats<Q: Queue>(queue: Arc<Q>, held: Arc<Held>) {
         for lease in held.all() {
             match queue.heartbeat(&lease).await {
                 Ok(true) => {}
-                Ok(false) => tracing::warn!(shard = lease.job.shard, "lease lost, finishing anyway"),
+                Ok(false) => {
+                    tracing::warn!(shard = lease.job.shard, "lease lost, finishing anyway")
+                }
                 Err(error) => tracing::warn!(shard = lease.job.shard, %error, "heartbeat failed"),
             }
         }
@@ -150,7 +156,9 @@ async fn intake<Q: Queue>(
     drain: &CancellationToken,
 ) -> Result<(), WorkerError> {
     loop {
-        let Ok(room) = load.reserve().await else { return Err(WorkerError::Lost("engine thread")) };
+        let Ok(room) = load.reserve().await else {
+            return Err(WorkerError::Lost("engine thread"));
+        };
         let lease = tokio::select! {
             biased;
             () = drain.cancelled() => return Ok(()),
@@ -167,8 +175,15 @@ async fn intake<Q: Queue>(
         match load_input(context, &lease.job).await {
             Ok(Work::Carry(rows)) => {
                 let carried = rows.len() as u64;
-                let rows = rows.into_iter().map(|r| part::carry(&context.plan, r)).collect();
-                let output = Output::Part { rows, errors: Vec::new(), carried };
+                let rows = rows
+                    .into_iter()
+                    .map(|r| part::carry(&context.plan, r))
+                    .collect();
+                let output = Output::Part {
+                    rows,
+                    errors: Vec::new(),
+                    carried,
+                };
                 send(&done, Done { lease, output }).await?;
             }
             Ok(work) => room.send(Loaded { lease, work }),
@@ -181,14 +196,18 @@ async fn intake<Q: Queue>(
 }
 
 async fn send(done: &mpsc::Sender<Done>, message: Done) -> Result<(), WorkerError> {
-    done.send(message).await.map_err(|_| WorkerError::Lost("committer"))
+    done.send(message)
+        .await
+        .map_err(|_| WorkerError::Lost("committer"))
 }
 
 async fn load_input(context: &RunContext, job: &ShardJob) -> Result<Work, LoadError> {
     let input = context.output.join(&context.plan.folder()).join(&job.input);
     let bytes = input.read().await?;
     if Digest::of(&bytes) != job.input_digest {
-        return Err(LoadError::Changed { file: input.url().to_owned() });
+        return Err(LoadError::Changed {
+            file: input.url().to_owned(),
+        });
     }
     Ok(Work::decode(job.action, input.url(), bytes)?)
 }
@@ -226,10 +245,16 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<C
     let attempt = format!("{}/{}/{}", context.worker, lease.attempt, lease.token);
     let (bytes, failed, carried) = match output {
         Output::Failed(reason) => return Err(reason),
-        Output::Audit(report) => {
-            (Bytes::from(serde_json::to_vec(&report).map_err(|e| e.to_string())?), 0, 0)
-        }
-        Output::Part { rows, errors, carried } => {
+        Output::Audit(report) => (
+            Bytes::from(serde_json::to_vec(&report).map_err(|e| e.to_string())?),
+            0,
+            0,
+        ),
+        Output::Part {
+            rows,
+            errors,
+            carried,
+        } => {
             let failed = errors.len() as u64;
             let bytes = part::encode(&context.plan, lease, &attempt, (&rows, errors, carried))
                 .map_err(|e| e.to_string())?;
@@ -263,7 +288,11 @@ struct EngineLoop<G> {
 
 impl<G: TextGenerator> EngineLoop<G> {
     fn new(context: Arc<RunContext>, generator: G) -> Self {
-        Self { context, generator, open: HashMap::new() }
+        Self {
+            context,
+            generator,
+            open: HashMap::new(),
+        }
     }
 
     fn run(&mut self, mut load: mpsc::Receiver<Loaded>, done: &mpsc::Sender<Done>) {
@@ -271,7 +300,11 @@ impl<G: TextGenerator> EngineLoop<G> {
         loop {
             // More rows are wanted as soon as the batch is not full; an audit wants the engine to itself.
             while waiting.is_none() && self.generator.load() < self.generator.batch() {
-                let next = if self.open.is_empty() { load.blocking_recv() } else { load.try_recv().ok() };
+                let next = if self.open.is_empty() {
+                    load.blocking_recv()
+                } else {
+                    load.try_recv().ok()
+                };
                 let Some(loaded) = next else { break };
                 waiting = self.take_in(loaded, done);
             }
@@ -302,7 +335,12 @@ impl<G: TextGenerator> EngineLoop<G> {
     fn open_shard(&mut self, lease: Lease, rows: Vec<ShardRow>, done: &mpsc::Sender<Done>) {
         let shard = lease.job.shard;
         let results = vec![None; rows.len()];
-        let mut open = OpenShard { lease, left: rows.len(), rows, results };
+        let mut open = OpenShard {
+            lease,
+            left: rows.len(),
+            rows,
+            results,
+        };
         let shared = self.share_prefix(&open.rows);
         for index in 0..open.rows.len() {
             match self.request(&open.rows[index], (u64::from(shard) << 32) | index as u64) {
@@ -354,10 +392,13 @@ impl<G: TextGenerator> EngineLoop<G> {
     }
 
     fn finish(&mut self, Finished { id, result }: Finished, done: &mpsc::Sender<Done>) {
-        let (Ok(shard), Ok(index)) = (u32::try_from(id >> 32), usize::try_from(id & 0xffff_ffff)) else {
+        let (Ok(shard), Ok(index)) = (u32::try_from(id >> 32), usize::try_from(id & 0xffff_ffff))
+        else {
             return;
         };
-        let Some(open) = self.open.get_mut(&shard) else { return };
+        let Some(open) = self.open.get_mut(&shard) else {
+            return;
+        };
         match result {
             Ok(text) if text.text.trim().is_empty() => {
                 open.fail(index, "generate", "the model's text is empty");
@@ -379,7 +420,9 @@ impl<G: TextGenerator> EngineLoop<G> {
         if self.open.get(&shard).is_none_or(|open| open.left > 0) {
             return;
         }
-        let Some(open) = self.open.remove(&shard) else { return };
+        let Some(open) = self.open.remove(&shard) else {
+            return;
+        };
         let (mut rows, mut errors) = (Vec::new(), Vec::new());
         for result in open.results.into_iter().flatten() {
             match result {
@@ -387,7 +430,15 @@ impl<G: TextGenerator> EngineLoop<G> {
                 Err(error) => errors.push(error),
             }
         }
-        finish_shard(done, open.lease, Output::Part { rows, errors, carried: 0 });
+        finish_shard(
+            done,
+            open.lease,
+            Output::Part {
+                rows,
+                errors,
+                carried: 0,
+            },
+        );
     }
 
     fn fail_all(&mut self, reason: &str, done: &mpsc::Sender<Done>) {
@@ -398,7 +449,10 @@ impl<G: TextGenerator> EngineLoop<G> {
     }
 
     fn audit(&mut self, lease: Lease, rows: &[ShardRow], done: &mpsc::Sender<Done>) {
-        let requests: Vec<Request> = rows.iter().filter_map(|r| self.request(r, 0).ok()).collect();
+        let requests: Vec<Request> = rows
+            .iter()
+            .filter_map(|r| self.request(r, 0).ok())
+            .collect();
         let generator = &mut self.generator;
         let failed = match catch(|| audit(generator, &requests)) {
             Ok(Ok(report)) => return finish_shard(done, lease, Output::Audit(report)),

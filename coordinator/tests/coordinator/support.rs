@@ -53,6 +53,7 @@ pub(crate) struct Night {
     pub(crate) audit_share: f64,
     pub(crate) seed: u64,
     pub(crate) limit: Option<u64>,
+    pub(crate) shard_rows: usize,
 }
 
 /// `id` even: pool `user-even`, else `user-odd`; all items in `item-all`.
@@ -85,9 +86,14 @@ impl Night {
             audit_share: 0.0,
             seed: 7,
             limit: None,
+            shard_rows: 4,
         };
         night.write_table("users.jsonl", Kind::User, (0..30).map(user));
-        night.write_table("items.jsonl", Kind::Item, (0..5).map(|id| json!({"id": format!("i{id}")})));
+        night.write_table(
+            "items.jsonl",
+            Kind::Item,
+            (0..5).map(|id| json!({"id": format!("i{id}")})),
+        );
         night
     }
 
@@ -100,7 +106,11 @@ impl Night {
     ) {
         let path = self.write(name, rows);
         if self.tables.iter().all(|table| table.path != path) {
-            self.tables.push(EntityTable { path, kind: Some(kind), columns: Columns::default() });
+            self.tables.push(EntityTable {
+                path,
+                kind: Some(kind),
+                columns: Columns::default(),
+            });
         }
     }
 
@@ -112,7 +122,11 @@ impl Night {
     }
 
     pub(crate) fn set_previous(&mut self, path: &str, kind: Option<Kind>, id_type: Option<IdType>) {
-        self.previous = vec![PreviousSource { path: path.to_owned(), kind, id_type }];
+        self.previous = vec![PreviousSource {
+            path: path.to_owned(),
+            kind,
+            id_type,
+        }];
     }
 
     /// A place for output.
@@ -124,8 +138,12 @@ impl Night {
         let path = self.dir.path().join("mine.j2");
         std::fs::write(&path, &self.template).unwrap();
         let path = path.to_str().unwrap().to_owned();
-        let config =
-            PromptConfig { user: path.clone(), item: path, max_tokens: 60, ..Default::default() };
+        let config = PromptConfig {
+            user: path.clone(),
+            item: path,
+            max_tokens: 60,
+            ..Default::default()
+        };
         let request = PlanRequest {
             run: self.run.clone(),
             date: self.date,
@@ -133,7 +151,7 @@ impl Night {
             entities: &self.tables,
             previous: &self.previous,
             carry_forward: self.carry_forward,
-            shard_rows: 4,
+            shard_rows: self.shard_rows,
             audit_share: self.audit_share,
             seed: self.seed,
             limit: self.limit,
@@ -249,7 +267,11 @@ pub(crate) async fn work(output: &Location, plan: &Plan) {
         let bytes = match job.action {
             Action::Audit => {
                 let texts = job.rows;
-                let report = AuditReport { texts, identical: texts, ..Default::default() };
+                let report = AuditReport {
+                    texts,
+                    identical: texts,
+                    ..Default::default()
+                };
                 Bytes::from(serde_json::to_vec(&report).unwrap())
             }
             _ => part(output, plan, job).await,

@@ -9,7 +9,9 @@ use arrow::array::{
 use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 use laser_schema::entity::{IdType, Ids};
 use laser_schema::table::to_batch;
-use laser_schema::{Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Kind, table};
+use laser_schema::{
+    Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Kind, table,
+};
 use parquet::arrow::ArrowWriter;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -25,7 +27,11 @@ impl Files {
         let path = self.0.path().join(name);
         std::fs::write(&path, bytes).unwrap();
         let path = path.to_str().unwrap().to_owned();
-        EntityTable { path, kind: None, columns: Columns::default() }
+        EntityTable {
+            path,
+            kind: None,
+            columns: Columns::default(),
+        }
     }
 
     fn lines(&self, rows: &[Value]) -> EntityTable {
@@ -54,7 +60,10 @@ async fn read(table: &EntityTable) -> Result<Vec<Entity>, EntityError> {
 #[track_caller]
 fn check(result: Result<Vec<Entity>, EntityError>, expected: &str) {
     let error = result.unwrap_err().to_string();
-    assert!(error.contains(expected), "expected {expected:?} in {error:?}");
+    assert!(
+        error.contains(expected),
+        "expected {expected:?} in {error:?}"
+    );
 }
 
 fn history_type() -> DataType {
@@ -63,7 +72,11 @@ fn history_type() -> DataType {
         Field::new("rating", DataType::Float64, true),
         Field::new("timestamp", DataType::Int64, true),
     ];
-    DataType::List(Arc::new(Field::new("item", DataType::Struct(fields.into()), true)))
+    DataType::List(Arc::new(Field::new(
+        "item",
+        DataType::Struct(fields.into()),
+        true,
+    )))
 }
 
 #[tokio::test]
@@ -87,15 +100,23 @@ async fn equal_content_gives_equal_entities_in_every_format() {
         Field::new("attributes", DataType::Struct(attributes.into()), true),
         Field::new("city", DataType::Utf8, true),
         Field::new("interactions", DataType::Int32, true),
-        Field::new_list("embedding", Field::new("item", DataType::Float32, true), true),
+        Field::new_list(
+            "embedding",
+            Field::new("item", DataType::Float32, true),
+            true,
+        ),
         Field::new("history", history_type(), true),
     ]));
     assert_eq!(to_batch(&schema, &rows).unwrap().num_rows(), 3);
     let files = Files::new();
-    let parquet = files.write("t.parquet", table::encode("t", schema.clone(), &rows, &[]).unwrap());
+    let parquet = files.write(
+        "t.parquet",
+        table::encode("t", schema.clone(), &rows, &[]).unwrap(),
+    );
     let jsonl = files.lines(&rows);
     let mut csv = csv::Writer::from_writer(Vec::new());
-    csv.write_record(schema.fields().iter().map(|f| f.name())).unwrap();
+    csv.write_record(schema.fields().iter().map(|f| f.name()))
+        .unwrap();
     for row in &rows {
         let cell = |field: &Arc<Field>| match row.get(field.name()) {
             None | Some(Value::Null) => String::new(),
@@ -111,13 +132,25 @@ async fn equal_content_gives_equal_entities_in_every_format() {
     assert_eq!(read(&parquet).await.unwrap(), entities);
     assert_eq!(read(&csv).await.unwrap(), entities);
     let user = &entities[0];
-    assert_eq!((&user.id, user.kind, user.interactions), (&EntityId::Int(1), Kind::User, 9));
-    assert_eq!(Value::from(user.attributes.clone()),
-        json!({"age": 25, "city": "Umeå, \"SE\"", "langs": ["en", "sv"]}));
+    assert_eq!(
+        (&user.id, user.kind, user.interactions),
+        (&EntityId::Int(1), Kind::User, 9)
+    );
+    assert_eq!(
+        Value::from(user.attributes.clone()),
+        json!({"age": 25, "city": "Umeå, \"SE\"", "langs": ["en", "sv"]})
+    );
     assert_eq!(user.embedding, Some(vec![0.1, -2.5]));
-    let titles: Vec<_> = user.history.iter().map(|h| h.fields["title"].as_str().unwrap()).collect();
+    let titles: Vec<_> = user
+        .history
+        .iter()
+        .map(|h| h.fields["title"].as_str().unwrap())
+        .collect();
     assert_eq!(titles, ["A", "B"]);
-    assert!(!user.history[0].fields.contains_key("rating"), "null is absent");
+    assert!(
+        !user.history[0].fields.contains_key("rating"),
+        "null is absent"
+    );
 }
 
 #[tokio::test]
@@ -133,7 +166,10 @@ async fn columns_are_mapped_and_a_configured_kind_needs_no_column() {
         ..Columns::default()
     };
     let entity = read(&table).await.unwrap().remove(0);
-    assert_eq!((entity.id, entity.interactions), (EntityId::Text("007".into()), 2));
+    assert_eq!(
+        (entity.id, entity.interactions),
+        (EntityId::Text("007".into()), 2)
+    );
     assert_eq!(entity.history[0].fields["t"], "Y");
     assert!(entity.attributes.is_empty());
     table.columns.id_type = Some(IdType::Int64);
@@ -143,16 +179,27 @@ async fn columns_are_mapped_and_a_configured_kind_needs_no_column() {
 #[tokio::test]
 async fn tables_of_many_batches_are_read_whole_and_their_rows_counted_through() {
     let files = Files::new();
-    let mut rows: Vec<Value> = (0..2500).map(|id| json!({"id": id, "kind": "item"})).collect();
+    let mut rows: Vec<Value> = (0..2500)
+        .map(|id| json!({"id": id, "kind": "item"}))
+        .collect();
     assert_eq!(read(&files.lines(&rows)).await.unwrap().len(), 2500);
     rows[2400]["kind"] = "film".into();
-    check(read(&files.lines(&rows)).await, "table.jsonl, row 2401: column \"kind\" is \"film\"; expected user or item");
+    check(
+        read(&files.lines(&rows)).await,
+        "table.jsonl, row 2401: column \"kind\" is \"film\"; expected user or item",
+    );
     rows[2300] = json!("text");
-    check(read(&files.lines(&rows)).await, "row 2301: not a JSON object");
+    check(
+        read(&files.lines(&rows)).await,
+        "row 2301: not a JSON object",
+    );
     let mut csv = "id,kind\n".to_owned();
     (0..1500).for_each(|id| csv += &format!("{id},user\n"));
     assert_eq!(read(&files.write("t.csv", &csv)).await.unwrap().len(), 1500);
-    check(read(&files.write("t.csv", csv + "7,8,9\n")).await, "t.csv, row 1501: CSV error");
+    check(
+        read(&files.write("t.csv", csv + "7,8,9\n")).await,
+        "t.csv, row 1501: CSV error",
+    );
 }
 
 #[tokio::test]
@@ -165,37 +212,106 @@ async fn a_wrong_row_is_named() {
     };
     let files = Files::new();
     for (row, expected) in [
-        (json!({"kind": "user"}), "column \"id\" is empty; every entity needs an id"),
+        (
+            json!({"kind": "user"}),
+            "column \"id\" is empty; every entity needs an id",
+        ),
         (with("id", Value::Null), "column \"id\" is empty"),
         (with("id", "".into()), "column \"id\" is empty"),
-        (with("id", 1.5.into()), "column \"id\" holds 1.5; an id is a string or int64"),
-        (with("id", u64::MAX.into()), "an id is a string or int64"),
-        (json!({"id": 1, "kind": "user"}), "user id 1 appears twice; ids must be unique over all tables"),
-        (json!({"id": "x", "kind": "user"}), "user id x is string, but the users before have int64 ids; set [input.columns] id_type"),
-        (with("kind", "User".into()), "column \"kind\" is \"User\"; expected user or item"),
-        (with("kind", Value::Null), "column \"kind\" is empty; expected user or item"),
+        (
+            with("id", 1.5.into()),
+            "column \"id\" holds 1.5; an id is a string or int64",
+        ),
+        (
+            with("id", u64::MAX.into()),
+            "column \"id\" holds 18446744073709551615; an id is a string or int64",
+        ),
+        (
+            json!({"id": 1, "kind": "user"}),
+            "user id 1 appears twice; ids must be unique over all tables",
+        ),
+        (
+            json!({"id": "x", "kind": "user"}),
+            "user id x is string, but the users before have int64 ids; set [input.columns] id_type",
+        ),
+        (
+            with("kind", "User".into()),
+            "column \"kind\" is \"User\"; expected user or item",
+        ),
+        (
+            with("kind", Value::Null),
+            "column \"kind\" is empty; expected user or item",
+        ),
         (json!({"id": 2}), "column \"kind\" is empty"),
-        (with("history", 5.into()), "column \"history\" holds 5; a history is a list of objects or of titles"),
-        (with("history", "Heat".into()), "column \"history\" holds text that is not JSON"),
-        (with("history", json!([1])), "column \"history\" holds the element 1"),
-        (with("history", json!([{"timestamp": "yesterday"}])), "the timestamp \"yesterday\", which is neither a number nor ISO 8601"),
-        (with("history", json!([{"timestamp": [1]}])), "the timestamp [1]"),
-        (with("interactions", (-1).into()), "column \"interactions\" is -1; a number of interactions is an integer from 0"),
-        (with("interactions", 2.5.into()), "column \"interactions\" is 2.5"),
-        (with("interactions", "many".into()), "column \"interactions\" is \"many\""),
-        (with("embedding", json!([0.5, null])), "column \"embedding\" holds NaN or null at position 1; an embedding is a list of finite floats"),
-        (with("embedding", json!([1e300])), "NaN or 1e300 at position 0"),
-        (with("embedding", json!({"x": 1})), "column \"embedding\" holds {\"x\":1}"),
-        (with("attributes", json!([1])), "column \"attributes\" holds [1]; attributes are a struct or a JSON object"),
+        (
+            with("history", 5.into()),
+            "column \"history\" holds 5; a history is a list of objects or of titles",
+        ),
+        (
+            with("history", "Heat".into()),
+            "column \"history\" holds text that is not JSON",
+        ),
+        (
+            with("history", json!([1])),
+            "column \"history\" holds the element 1",
+        ),
+        (
+            with("history", json!([{"timestamp": "yesterday"}])),
+            "the timestamp \"yesterday\", which is neither a number nor ISO 8601",
+        ),
+        (
+            with("history", json!([{"timestamp": [1]}])),
+            "the timestamp [1]",
+        ),
+        (
+            with("interactions", (-1).into()),
+            "column \"interactions\" is -1; a number of interactions is an integer from 0",
+        ),
+        (
+            with("interactions", 2.5.into()),
+            "column \"interactions\" is 2.5",
+        ),
+        (
+            with("interactions", "many".into()),
+            "column \"interactions\" is \"many\"",
+        ),
+        (
+            with("embedding", json!([0.5, null])),
+            "column \"embedding\" holds NaN or null at position 1; an embedding is a list of finite floats",
+        ),
+        (
+            with("embedding", json!([1e300])),
+            "NaN or 1e300 at position 0",
+        ),
+        (
+            with("embedding", json!({"x": 1})),
+            "column \"embedding\" holds {\"x\":1}",
+        ),
+        (
+            with("attributes", json!([1])),
+            "column \"attributes\" holds [1]; attributes are a struct or a JSON object",
+        ),
     ] {
         let table = files.lines(&[good.clone(), row]);
-        check(read(&table).await, &format!("{}, row 2: {expected}", table.path));
+        check(
+            read(&table).await,
+            &format!("{}, row 2: {expected}", table.path),
+        );
     }
     let mut table = files.lines(&[json!({"id": "x1"})]);
     (table.kind, table.columns.id_type) = (Some(Kind::User), Some(IdType::Int64));
-    check(read(&table).await, "row 1: id \"x1\" is not an int64, which id_type asks for");
-    check(read(&files.write("t.csv", "id,kind\n1,user\n,user\n")).await, "t.csv, row 2: column \"id\" is empty");
-    check(read(&files.write("t.csv", "id,kind\n1,user\n1,user\n")).await, "t.csv, row 2: user id 1 appears twice");
+    check(
+        read(&table).await,
+        "row 1: id \"x1\" is not an int64, which id_type asks for",
+    );
+    check(
+        read(&files.write("t.csv", "id,kind\n1,user\n,user\n")).await,
+        "t.csv, row 2: column \"id\" is empty",
+    );
+    check(
+        read(&files.write("t.csv", "id,kind\n1,user\n1,user\n")).await,
+        "t.csv, row 2: user id 1 appears twice",
+    );
 }
 
 #[tokio::test]
@@ -204,17 +320,37 @@ async fn a_wrong_parquet_column_or_value_is_named() {
     let ids = || Arc::new(Int64Array::from(vec![1, 2])) as ArrayRef;
     let kinds = || Arc::new(StringArray::from(vec!["user", "user"])) as ArrayRef;
     let table = files.batch(vec![("id", ids()), ("kind", kinds()), ("history", ids())]);
-    check(read(&table).await, "table.parquet: cannot be read: column \"history\" is Int64; a history must be a list of structs");
+    check(
+        read(&table).await,
+        "table.parquet: cannot be read: column \"history\" is Int64; a history must be a list of structs",
+    );
     let values = Float32Array::from(vec![0.5, 1.0, f32::NAN, 2.0]);
     let item = Arc::new(Field::new("item", DataType::Float32, true));
     let vectors = FixedSizeListArray::new(item, 2, Arc::new(values), None);
-    let table = files.batch(vec![("id", ids()), ("kind", kinds()), ("embedding", Arc::new(vectors))]);
-    check(read(&table).await, "row 2: column \"embedding\" holds NaN or null at position 0");
-    let table = files.batch(vec![("id", Arc::new(Int64Array::from(vec![Some(4), None])) as _), ("kind", kinds())]);
+    let table = files.batch(vec![
+        ("id", ids()),
+        ("kind", kinds()),
+        ("embedding", Arc::new(vectors)),
+    ]);
+    check(
+        read(&table).await,
+        "row 2: column \"embedding\" holds NaN or null at position 0",
+    );
+    let table = files.batch(vec![
+        ("id", Arc::new(Int64Array::from(vec![Some(4), None])) as _),
+        ("kind", kinds()),
+    ]);
     check(read(&table).await, "row 2: column \"id\" is empty");
-    let table = files.batch(vec![("id", Arc::new(Int64Array::from(vec![4, 4])) as _), ("kind", kinds())]);
+    let table = files.batch(vec![
+        ("id", Arc::new(Int64Array::from(vec![4, 4])) as _),
+        ("kind", kinds()),
+    ]);
     check(read(&table).await, "row 2: user id 4 appears twice");
-    let table = files.batch(vec![("id", ids()), ("kind", kinds()), ("interactions", Arc::new(Int64Array::from(vec![3, -3])) as _)]);
+    let table = files.batch(vec![
+        ("id", ids()),
+        ("kind", kinds()),
+        ("interactions", Arc::new(Int64Array::from(vec![3, -3])) as _),
+    ]);
     check(read(&table).await, "row 2: column \"interactions\" is -3");
 }
 
@@ -223,15 +359,38 @@ async fn a_wrong_file_is_named() {
     let files = Files::new();
     let ids = Arc::new(Int64Array::from(vec![1])) as ArrayRef;
     let table = files.batch(vec![("user_id", ids.clone()), ("kind", ids)]);
-    check(read(&table).await, "table.parquet: no column \"id\"; it has user_id, kind. Set [input.columns] id to the right name");
+    check(
+        read(&table).await,
+        "table.parquet: no column \"id\"; it has user_id, kind. Set [input.columns] id to the right name",
+    );
     let whole = std::fs::read(&table.path).unwrap();
     for (name, bytes, expected) in [
-        ("t.csv", &b"id,age\n1,2\n"[..], "t.csv: no column \"kind\"; it has id, age. Set [input.columns] kind"),
+        (
+            "t.csv",
+            &b"id,age\n1,2\n"[..],
+            "t.csv: no column \"kind\"; it has id, age. Set [input.columns] kind",
+        ),
         ("t.csv", b"", "t.csv: no column \"id\"; it has "),
-        ("t.tsv", b"id\n", "t.tsv: the format is told by the extension: expected .parquet, .csv, .jsonl or .ndjson"),
-        ("cut.parquet", &whole[..whole.len() / 2], "cut.parquet: not readable as Parquet"),
-        ("empty.parquet", b"", "empty.parquet: not readable as Parquet"),
-        ("text.parquet", b"id,kind\n1,user\n", "text.parquet: not readable as Parquet"),
+        (
+            "t.tsv",
+            b"id\n",
+            "t.tsv: the format is told by the extension: expected .parquet, .csv, .jsonl or .ndjson",
+        ),
+        (
+            "cut.parquet",
+            &whole[..whole.len() / 2],
+            "cut.parquet: not readable as Parquet",
+        ),
+        (
+            "empty.parquet",
+            b"",
+            "empty.parquet: not readable as Parquet",
+        ),
+        (
+            "text.parquet",
+            b"id,kind\n1,user\n",
+            "text.parquet: not readable as Parquet",
+        ),
     ] {
         check(read(&files.write(name, bytes)).await, expected);
     }
@@ -252,11 +411,21 @@ async fn timestamps_of_every_form_order_the_history() {
         (json!("9"), json!("10")),
         (json!("2001-01-02"), json!("2001-01-10")),
         (json!("2001-01-02 23:00:00"), json!("2001-01-03 01:00:00")),
-        (json!("2001-01-02T03:04:05Z"), json!("2001-01-02T01:04:06-03:00")),
-        (json!("2001-01-02T03:04:05.25Z"), json!("2001-01-02T03:04:05.5Z")),
-        (json!("2001-01-02T03:04:05"), json!("2001-01-02T03:04:05.000001")),
+        (
+            json!("2001-01-02T03:04:05Z"),
+            json!("2001-01-02T01:04:06-03:00"),
+        ),
+        (
+            json!("2001-01-02T03:04:05.25Z"),
+            json!("2001-01-02T03:04:05.5Z"),
+        ),
+        (
+            json!("2001-01-02T03:04:05"),
+            json!("2001-01-02T03:04:05.000001"),
+        ),
     ] {
-        let history = json!([{"title": "late", "timestamp": late}, {"title": "early", "timestamp": early}]);
+        let history =
+            json!([{"title": "late", "timestamp": late}, {"title": "early", "timestamp": early}]);
         let row = json!({"id": 1, "kind": "user", "history": history});
         let entity = read(&files.lines(&[row])).await.unwrap().remove(0);
         assert_eq!(entity.history[0].fields["title"], "early", "{early} {late}");
@@ -279,13 +448,22 @@ async fn arrow_timestamps_order_the_history() {
     use arrow::buffer::OffsetBuffer;
     let zones = [None, Some("UTC".into()), Some("Europe/Stockholm".into())];
     for zone in zones {
-        let times = TimestampMillisecondArray::from(vec![1_500, 1_250]).with_timezone_opt(zone.clone());
+        let times =
+            TimestampMillisecondArray::from(vec![1_500, 1_250]).with_timezone_opt(zone.clone());
         let time = DataType::Timestamp(TimeUnit::Millisecond, zone);
-        let fields = vec![Field::new("title", DataType::Utf8, true), Field::new("timestamp", time, true)];
+        let fields = vec![
+            Field::new("title", DataType::Utf8, true),
+            Field::new("timestamp", time, true),
+        ];
         let titles = Arc::new(StringArray::from(vec!["late", "early"])) as ArrayRef;
         let events = StructArray::new(fields.into(), vec![titles, Arc::new(times)], None);
         let item = Arc::new(Field::new("item", events.data_type().clone(), true));
-        let list = ListArray::new(item, OffsetBuffer::from_lengths([2]), Arc::new(events), None);
+        let list = ListArray::new(
+            item,
+            OffsetBuffer::from_lengths([2]),
+            Arc::new(events),
+            None,
+        );
         let files = Files::new();
         let mut table = files.batch(vec![
             ("id", Arc::new(Int64Array::from(vec![1])) as ArrayRef),
@@ -301,7 +479,10 @@ async fn arrow_timestamps_order_the_history() {
 async fn ids_are_unique_and_of_one_type_from_table_to_table() {
     let files = Files::new();
     let next = async |ids: Ids, rows: &[Value]| {
-        let mut reader = EntityReader::open(&files.lines(rows)).await.unwrap().with_ids(ids);
+        let mut reader = EntityReader::open(&files.lines(rows))
+            .await
+            .unwrap()
+            .with_ids(ids);
         let read = reader.next_batch().await.map(|_| ());
         (reader.into_ids(), read)
     };
@@ -309,7 +490,17 @@ async fn ids_are_unique_and_of_one_type_from_table_to_table() {
     first.unwrap();
     let (ids, second) = next(ids, &[json!({"id": "1", "kind": "item"})]).await;
     second.unwrap();
-    let (_, third) = next(ids, &[json!({"id": 2, "kind": "user"}), json!({"id": 1, "kind": "user"})]).await;
+    let (_, third) = next(
+        ids,
+        &[
+            json!({"id": 2, "kind": "user"}),
+            json!({"id": 1, "kind": "user"}),
+        ],
+    )
+    .await;
     let error = third.unwrap_err().to_string();
-    assert!(error.ends_with("row 2: user id 1 appears twice; ids must be unique over all tables"), "{error}");
+    assert!(
+        error.ends_with("row 2: user id 1 appears twice; ids must be unique over all tables"),
+        "{error}"
+    );
 }

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use laser_decode::{Drafter, Verification};
+use laser_worker::budget::StepCost;
 use laser_worker::engine::{EngineOptions, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, TextGenerator};
 use proptest::prelude::*;
@@ -32,24 +33,44 @@ fn settings() -> Vec<(usize, usize, bool, bool, bool)> {
 #[test]
 fn strict_texts_equal_the_naive_decoders_whatever_the_setting() {
     let prompts = prompts();
-    let expected: Vec<NaiveText> =
-        prompts.iter().map(|p| naive(&mut fake(), p, &options())).collect();
-    let pool = pool(&expected.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>());
+    let expected: Vec<NaiveText> = prompts
+        .iter()
+        .map(|p| naive(&mut fake(), p, &options()))
+        .collect();
+    let pool = pool(
+        &expected
+            .iter()
+            .map(|e| e.tokens.clone())
+            .collect::<Vec<_>>(),
+    );
     for drafter in drafters() {
         for nodes in [0, 1, 4, 16, 64] {
             let mut accepted = 0;
             for (batch, step_tokens, with_pool, with_previous, with_prefix) in settings() {
-                let options = GenerateOptions { drafter, nodes, batch, step_tokens, ..options() };
+                let options = GenerateOptions {
+                    drafter,
+                    nodes,
+                    batch,
+                    step_tokens,
+                    ..options()
+                };
                 let what = format!("{options:?} {with_pool} {with_previous} {with_prefix}");
                 let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
-                let long: Vec<&[u32]> =
-                    prompts.iter().map(Vec::as_slice).filter(|p| p.len() > 18).collect();
+                let long: Vec<&[u32]> = prompts
+                    .iter()
+                    .map(Vec::as_slice)
+                    .filter(|p| p.len() > 18)
+                    .collect();
                 if with_prefix {
                     generator.share_prefix(&long).unwrap();
                     assert_eq!(log.lock().unwrap().open.len(), 1, "{what}");
                 }
                 let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
-                    previous: if with_previous { previous(&expected[id]) } else { Vec::new() },
+                    previous: if with_previous {
+                        previous(&expected[id])
+                    } else {
+                        Vec::new()
+                    },
                     pool: with_pool.then(|| pool.clone()),
                     ..request(id as u64, prompt)
                 });
@@ -58,11 +79,19 @@ fn strict_texts_equal_the_naive_decoders_whatever_the_setting() {
                     assert_naive(got, expected, &what);
                     accepted += got.step_accepted.iter().sum::<u32>();
                 }
-                let tokens_max =
-                    log.lock().unwrap().steps.iter().map(|s| s.iter().sum()).max();
+                let tokens_max = log
+                    .lock()
+                    .unwrap()
+                    .steps
+                    .iter()
+                    .map(|s| s.iter().sum())
+                    .max();
                 assert!(tokens_max <= Some(step_tokens), "{what}");
                 generator.reset();
-                assert!(log.lock().unwrap().open.is_empty(), "{what}: a cache was left open");
+                assert!(
+                    log.lock().unwrap().open.is_empty(),
+                    "{what}: a cache was left open"
+                );
             }
             let speculates = drafter != Drafter::None && nodes > 0;
             assert_eq!(accepted > 0, speculates, "{drafter:?} with {nodes} nodes");
@@ -73,7 +102,10 @@ fn strict_texts_equal_the_naive_decoders_whatever_the_setting() {
 fn any_request() -> impl Strategy<Value = (Vec<u32>, Vec<u32>)> {
     // Few different tokens, so that prompts repeat themselves and each other.
     let token = || prop_oneof![3u32..20, 3u32..VOCABULARY];
-    (prop::collection::vec(token(), 1..60), prop::collection::vec(token(), 0..60))
+    (
+        prop::collection::vec(token(), 1..60),
+        prop::collection::vec(token(), 0..60),
+    )
 }
 
 proptest! {
@@ -84,9 +116,13 @@ proptest! {
         drafter in prop::sample::select(drafters().to_vec()),
         (nodes, batch, step_tokens) in (0usize..40, 1usize..6, 1usize..80),
         (max_new_tokens, with_pool, seed) in (1usize..50, any::<bool>(), 0u64..1000),
+        costs in prop::option::of(prop::collection::vec(1e-6..1e-3f64, 1..5)),
     ) {
-        let options =
-            GenerateOptions { drafter, nodes, batch, step_tokens, max_new_tokens, ..options() };
+        let points = |costs: Vec<f64>| (0..).map(|i| f64::from(1 << i)).zip(costs).collect();
+        let cost = costs.map(|costs| StepCost::new(points(costs)));
+        let options = GenerateOptions {
+            drafter, nodes, batch, step_tokens, max_new_tokens, cost, ..options()
+        };
         let fake = laser_worker::engine::FakeOptions { seed, max_positions: 90, ..fake_options() };
         let mut oracle = laser_worker::engine::FakeEngine::new(fake.clone());
         let expected: Vec<NaiveText> =
@@ -110,10 +146,17 @@ proptest! {
 
 /// Tokens that differ are allowed from the first place on where the two best are closer than rounding.
 fn assert_naive_up_to_ties(got: &Generated, expected: &NaiveText, what: &str) {
-    let differs = got.tokens.iter().zip(&expected.tokens).position(|(a, b)| a != b);
+    let differs = got
+        .tokens
+        .iter()
+        .zip(&expected.tokens)
+        .position(|(a, b)| a != b);
     if let Some(at) = differs {
         let gap = expected.gaps[at];
-        assert!(gap < 1e-3, "{what}: token {at} differs, and the two best are {gap} apart");
+        assert!(
+            gap < 1e-3,
+            "{what}: token {at} differs, and the two best are {gap} apart"
+        );
         println!("{what}: near-tie at token {at}, gap {gap}");
     } else {
         assert_eq!(got.tokens.len(), expected.tokens.len(), "{what}");
@@ -132,16 +175,26 @@ fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
         "User: age 25-34, liked Heat, Alien and Solaris. Profile:",
     ]
     .map(encode);
-    let options = GenerateOptions { max_new_tokens: 24, ..options() };
+    let options = GenerateOptions {
+        max_new_tokens: 24,
+        ..options()
+    };
     let mut oracle = load();
-    let expected: Vec<NaiveText> =
-        prompts.iter().map(|p| naive(&mut oracle, p, &options)).collect();
+    let expected: Vec<NaiveText> = prompts
+        .iter()
+        .map(|p| naive(&mut oracle, p, &options))
+        .collect();
     let pool = pool(&expected.iter().map(|e| previous(e)).collect::<Vec<_>>());
     let mut generator = Generator::new(Box::new(load()), tokenizer(), options.clone());
     for drafter in drafters() {
         for (nodes, batch, step_tokens) in [(0, 3, 64), (4, 1, 5), (16, 1, 64), (16, 3, 24)] {
-            let options =
-                GenerateOptions { drafter, nodes, batch, step_tokens, ..options.clone() };
+            let options = GenerateOptions {
+                drafter,
+                nodes,
+                batch,
+                step_tokens,
+                ..options.clone()
+            };
             let what = format!("{drafter:?} {nodes} {batch} {step_tokens}");
             generator.set_options(options);
             let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
@@ -158,8 +211,14 @@ fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
 #[test]
 fn plain_requests_draft_nothing_and_are_strict_whatever_the_policy() {
     let verification = Verification::relaxed(4, 0.0).unwrap();
-    let (mut generator, _) =
-        watched(fake_options(), Mischief::default(), GenerateOptions { verification, ..options() });
+    let (mut generator, _) = watched(
+        fake_options(),
+        Mischief::default(),
+        GenerateOptions {
+            verification,
+            ..options()
+        },
+    );
     let expected = naive(&mut fake(), &tokens(1, 9), options_ref());
     let plain = Request {
         plain: true,
@@ -186,7 +245,10 @@ fn ranks(prompt: &[u32], got: &Generated, p: f32) -> Vec<usize> {
     for &token in &got.tokens {
         let rank = top.iter().position(|c| c.token == token).unwrap();
         let probability = top[rank].log_probability.exp();
-        assert!(rank == 0 || probability > p, "rank {rank} with probability {probability}");
+        assert!(
+            rank == 0 || probability > p,
+            "rank {rank} with probability {probability}"
+        );
         ranks.push(rank);
         top = naive.feed(token);
     }
@@ -203,7 +265,11 @@ fn relaxed_texts_hold_only_tokens_that_the_policy_accepts() {
         let verification = Verification::relaxed(k, p).unwrap();
         let mut relaxed = 0;
         for drafter in drafters() {
-            let options = GenerateOptions { drafter, verification, ..options() };
+            let options = GenerateOptions {
+                drafter,
+                verification,
+                ..options()
+            };
             let (mut generator, _) = watched(fake_options(), Mischief::default(), options);
             let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
                 previous: texts[id].clone(),
@@ -250,18 +316,36 @@ fn nothing_of_one_text_is_drafted_for_another() {
     let prompt_of = |first: u32, rest: &[u32]| [&[first, 10, 11, 12], rest, &[10, 11, 12]].concat();
     // Both end alike, so that whatever follows 10, 11, 12 in one would be drafted for the other.
     let (a, b) = (prompt_of(20, &secret), prompt_of(21, &[13, 14]));
-    let of_b: HashSet<u32> = naive(&mut fake(), &b, options_ref()).tokens.into_iter().collect();
-    let unique: HashSet<u32> = secret.iter().copied().filter(|t| !of_b.contains(t)).collect();
+    let of_b: HashSet<u32> = naive(&mut fake(), &b, options_ref())
+        .tokens
+        .into_iter()
+        .collect();
+    let unique: HashSet<u32> = secret
+        .iter()
+        .copied()
+        .filter(|t| !of_b.contains(t))
+        .collect();
     for drafter in drafters() {
         for batch in [1, 2] {
-            let options = GenerateOptions { drafter, batch, step_tokens: 512, ..options() };
+            let options = GenerateOptions {
+                drafter,
+                batch,
+                step_tokens: 512,
+                ..options()
+            };
             let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
-            let with_secret = Request { previous: secret.clone(), ..request(0, &a) };
+            let with_secret = Request {
+                previous: secret.clone(),
+                ..request(0, &a)
+            };
             run(&mut generator, [with_secret, request(1, &b)]);
             let log = log.lock().unwrap();
             let fed = log.fed.iter().find(|fed| fed[0] == 21).unwrap();
             assert!(fed.len() > b.len());
-            assert!(fed.iter().all(|token| !unique.contains(token)), "{drafter:?} {batch}");
+            assert!(
+                fed.iter().all(|token| !unique.contains(token)),
+                "{drafter:?} {batch}"
+            );
         }
     }
 }
@@ -269,9 +353,15 @@ fn nothing_of_one_text_is_drafted_for_another() {
 #[test]
 fn trees_share_a_step_evenly() {
     let prompts: Vec<Vec<u32>> = (0..4).map(|seed| tokens(seed, 1)).collect();
-    let texts: Vec<Vec<u32>> =
-        prompts.iter().map(|p| naive(&mut fake(), p, options_ref()).tokens).collect();
-    let options = GenerateOptions { nodes: 64, step_tokens: 16, ..options() };
+    let texts: Vec<Vec<u32>> = prompts
+        .iter()
+        .map(|p| naive(&mut fake(), p, options_ref()).tokens)
+        .collect();
+    let options = GenerateOptions {
+        nodes: 64,
+        step_tokens: 16,
+        ..options()
+    };
     let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
     let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
         previous: [prompt.clone(), texts[id].clone()].concat(),

@@ -57,7 +57,10 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         std::fs::write(dir.path().join(name), text).unwrap();
         dir.path().join(name).to_str().unwrap().to_owned()
     };
-    let path = write("users.jsonl", users.iter().map(|row| format!("{row}\n")).collect());
+    let path = write(
+        "users.jsonl",
+        users.iter().map(|row| format!("{row}\n")).collect(),
+    );
     let template = write("mine.j2", TEMPLATE.into());
     let config = PromptConfig {
         user: template.clone(),
@@ -66,7 +69,12 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         ..Default::default()
     };
     let output = Location::parse(dir.path().join("out").to_str().unwrap()).unwrap();
-    let past = output.list().await.unwrap().iter().any(|listed| listed.name.ends_with("_SUCCESS"));
+    let past = output
+        .list()
+        .await
+        .unwrap()
+        .iter()
+        .any(|listed| listed.name.ends_with("_SUCCESS"));
     let previous = past.then(|| PreviousSource {
         path: output.url().to_owned(),
         kind: None,
@@ -76,7 +84,11 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         run: format!("run-{night}"),
         date: night,
         spec: spec(),
-        entities: &[EntityTable { path, kind: Some(Kind::User), columns: Columns::default() }],
+        entities: &[EntityTable {
+            path,
+            kind: Some(Kind::User),
+            columns: Columns::default(),
+        }],
         previous: previous.as_slice(),
         carry_forward: true,
         shard_rows: 5,
@@ -95,12 +107,22 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         worker: "worker-0".into(),
         progress: Arc::default(),
     };
-    Run { dir, output, context: Arc::new(context) }
+    Run {
+        dir,
+        output,
+        context: Arc::new(context),
+    }
 }
 
 async fn first_night(users: i64) -> Run {
     let users: Vec<Value> = (0..users).map(user).collect();
-    plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.0).await
+    plan_night(
+        tempfile::tempdir().unwrap(),
+        date(2026, 11, 20),
+        &users,
+        0.0,
+    )
+    .await
 }
 
 fn spec() -> Spec {
@@ -118,11 +140,18 @@ fn spec() -> Spec {
 
 fn limits() -> LedgerLimits {
     let hour = Duration::from_secs(3600);
-    LedgerLimits { lease: hour, attempts: 3, retry: Duration::ZERO }
+    LedgerLimits {
+        lease: hour,
+        attempts: 3,
+        retry: Duration::ZERO,
+    }
 }
 
 fn generator(fake: FakeOptions, mischief: Mischief) -> Generator {
-    let options = GenerateOptions { step_tokens: 128, ..options() };
+    let options = GenerateOptions {
+        step_tokens: 128,
+        ..options()
+    };
     watched(fake, mischief, options).0
 }
 
@@ -141,11 +170,19 @@ impl Run {
 
     async fn work<Q: Queue + 'static>(&self, queue: &Arc<Q>, generator: Generator) -> Generator {
         let drain = CancellationToken::new();
-        run_worker(queue.clone(), self.context.clone(), generator, drain).await.unwrap()
+        run_worker(queue.clone(), self.context.clone(), generator, drain)
+            .await
+            .unwrap()
     }
 
     async fn rows(&self, job: &ShardJob) -> Vec<ShardRow> {
-        let bytes = self.output.join(&self.plan().folder()).join(&job.input).read().await.unwrap();
+        let bytes = self
+            .output
+            .join(&self.plan().folder())
+            .join(&job.input)
+            .read()
+            .await
+            .unwrap();
         table::decode(&job.input, bytes).unwrap()
     }
 
@@ -164,16 +201,25 @@ impl Run {
             assert!(errors.is_empty());
             for (row, record) in self.rows(job).await.iter().zip(&records) {
                 let expected = naive(&mut fake(), &row.prompt, &options());
-                assert_eq!((&record.entity_id, &record.text), (&row.entity_id, &expected.text));
+                assert_eq!(
+                    (&record.entity_id, &record.text),
+                    (&row.entity_id, &expected.text)
+                );
                 assert_eq!(record.text_tokens, expected.tokens.len() as i64);
-                assert_eq!(record.accepted_tokens, record.step_accepted.iter().sum::<i64>());
+                assert_eq!(
+                    record.accepted_tokens,
+                    record.step_accepted.iter().sum::<i64>()
+                );
                 assert_eq!(record.forwards, record.step_accepted.len() as i64);
             }
         }
     }
 
     async fn publish(&self) -> Manifest {
-        match publish(&self.output, self.plan(), Kind::User, 0.0).await.unwrap() {
+        match publish(&self.output, self.plan(), Kind::User, 0.0)
+            .await
+            .unwrap()
+        {
             Published::Complete(manifest) => *manifest,
             other => panic!("{other:?}"),
         }
@@ -188,7 +234,14 @@ async fn every_shard_is_committed_once_and_holds_its_texts() {
     assert_eq!(queue.counts().committed, run.plan().shards.len());
     run.assert_whole().await;
     let progress = run.context.progress.snapshot();
-    assert_eq!((progress.shards, progress.figures.texts, progress.failed_attempts), (5, 23, 0));
+    assert_eq!(
+        (
+            progress.shards,
+            progress.figures.texts,
+            progress.failed_attempts
+        ),
+        (5, 23, 0)
+    );
     let manifest = run.publish().await;
     assert_eq!((manifest.rows, manifest.errors), (23, 0));
     assert_eq!(manifest.figures["user-all"].texts, 23);
@@ -220,7 +273,13 @@ async fn carried_rows_stand_for_the_new_night_with_their_old_text() {
             assert_eq!(record.event_timestamp.to_string(), "2026-11-21T00:00:00Z");
             if job.action == Action::Carry {
                 let event_timestamp = record.event_timestamp;
-                assert_eq!(record, KnowledgeRecord { event_timestamp, ..old });
+                assert_eq!(
+                    record,
+                    KnowledgeRecord {
+                        event_timestamp,
+                        ..old
+                    }
+                );
             } else {
                 assert_ne!(record.prompt_digest, old.prompt_digest);
                 assert_eq!(record.generated_by, second.plan().run);
@@ -235,15 +294,29 @@ async fn carried_rows_stand_for_the_new_night_with_their_old_text() {
 #[tokio::test]
 async fn an_audit_of_strict_texts_finds_them_identical() {
     let users: Vec<Value> = (0..20).map(user).collect();
-    let run = plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.5).await;
+    let run = plan_night(
+        tempfile::tempdir().unwrap(),
+        date(2026, 11, 20),
+        &users,
+        0.5,
+    )
+    .await;
     run.work(&run.queue(), good()).await;
-    let job = run.plan().shards.iter().find(|job| job.action == Action::Audit).unwrap();
+    let job = run
+        .plan()
+        .shards
+        .iter()
+        .find(|job| job.action == Action::Audit)
+        .unwrap();
     let bytes = run.output.join(&job.output).read().await.unwrap();
     let report: AuditReport = serde_json::from_slice(&bytes).unwrap();
     assert!(report.texts > 2);
     assert_eq!((report.texts, report.identical), (job.rows, job.rows));
     assert_eq!(report.tokens, report.plain_tokens);
-    assert_eq!((report.identical_share(), report.length_ratio()), (1.0, 1.0));
+    assert_eq!(
+        (report.identical_share(), report.length_ratio()),
+        (1.0, 1.0)
+    );
     assert!(report.speedup() > 0.0);
     let manifest = run.publish().await;
     assert_eq!(manifest.audit["user-all"], report);
@@ -253,10 +326,20 @@ async fn an_audit_of_strict_texts_finds_them_identical() {
 async fn rows_that_fail_become_error_records() {
     let mut users: Vec<Value> = (0..10).map(user).collect();
     users[2]["about"] = json!(" word".repeat(200));
-    users[7]["about"] = json!(" and then".repeat(25));
-    let run = plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.0).await;
-    let small = FakeOptions { max_positions: 70, ..fake_options() };
-    run.work(&run.queue(), generator(small, Mischief::default())).await;
+    users[7]["about"] = json!(" and then".repeat(12));
+    let run = plan_night(
+        tempfile::tempdir().unwrap(),
+        date(2026, 11, 20),
+        &users,
+        0.0,
+    )
+    .await;
+    let small = FakeOptions {
+        max_positions: 70,
+        ..fake_options()
+    };
+    run.work(&run.queue(), generator(small, Mischief::default()))
+        .await;
     let mut errors = Vec::new();
     for job in &run.plan().shards {
         errors.extend(run.part(job).await.1);
@@ -272,17 +355,28 @@ async fn rows_that_fail_become_error_records() {
     assert!(errors[1].2.contains("but the model's context is 70"));
     assert_eq!(run.context.progress.snapshot().errors, 2);
     let manifest = run.publish().await;
-    assert_eq!((manifest.rows, manifest.errors, manifest.entities), (8, 2, 10));
+    assert_eq!(
+        (manifest.rows, manifest.errors, manifest.entities),
+        (8, 2, 10)
+    );
 }
 
 #[tokio::test]
 async fn an_empty_text_is_a_failed_row() {
     let run = first_night(3).await;
-    let only_ends = FakeOptions { eos_probability: 1.0, ..fake_options() };
-    run.work(&run.queue(), generator(only_ends, Mischief::default())).await;
+    let only_ends = FakeOptions {
+        eos_probability: 1.0,
+        ..fake_options()
+    };
+    run.work(&run.queue(), generator(only_ends, Mischief::default()))
+        .await;
     let (rows, errors) = run.part(&run.plan().shards[0]).await;
     assert!(rows.is_empty());
-    assert!(errors.iter().all(|e| e.reason == "the model's text is empty"));
+    assert!(
+        errors
+            .iter()
+            .all(|e| e.reason == "the model's text is empty")
+    );
 }
 
 #[tokio::test]
@@ -290,13 +384,26 @@ async fn a_shard_whose_input_changed_is_given_up_and_the_others_are_not() {
     let run = first_night(15).await;
     let changed = &run.plan().shards[1];
     let input = run.output.join(&run.plan().folder()).join(&changed.input);
-    input.write(run.output.join(&run.plan().folder()).join("plan.json").read().await.unwrap()).await.unwrap();
+    input
+        .write(
+            run.output
+                .join(&run.plan().folder())
+                .join("plan.json")
+                .read()
+                .await
+                .unwrap(),
+        )
+        .await
+        .unwrap();
     let queue = run.queue();
     run.work(&queue, good()).await;
     assert_eq!((queue.counts().committed, queue.counts().dead), (2, 1));
     let (shard, reason) = &queue.dead()[0];
     assert_eq!(*shard, 1);
-    assert!(reason.contains(&changed.input) && reason.contains("plan again"), "{reason}");
+    assert!(
+        reason.contains(&changed.input) && reason.contains("plan again"),
+        "{reason}"
+    );
     assert_eq!(run.context.progress.snapshot().failed_attempts, 3);
 }
 
@@ -307,7 +414,11 @@ async fn two_workers_share_the_shards_of_one_queue() {
     tokio::join!(run.work(&queue, good()), run.work(&queue, good()));
     assert_eq!(queue.counts().committed, 12);
     run.assert_whole().await;
-    assert_eq!(run.context.progress.snapshot().figures.texts, 60, "a text was generated twice");
+    assert_eq!(
+        run.context.progress.snapshot().figures.texts,
+        60,
+        "a text was generated twice"
+    );
     run.publish().await;
 }
 
@@ -328,12 +439,18 @@ async fn a_panicking_engine_costs_an_attempt() {
     // The first steps are the shared prefix's, then come those of the texts.
     for step in [0, 1, 5, 30] {
         let run = first_night(15).await;
-        let mischief = Mischief { panic_on_step: Some(step), ..Mischief::default() };
+        let mischief = Mischief {
+            panic_on_step: Some(step),
+            ..Mischief::default()
+        };
         let queue = run.queue();
         let generator = run.work(&queue, generator(fake_options(), mischief)).await;
         assert_eq!(generator.load(), 0);
         assert_eq!(queue.counts().committed, 3, "step {step}");
-        assert!(run.context.progress.snapshot().failed_attempts > 0, "step {step}");
+        assert!(
+            run.context.progress.snapshot().failed_attempts > 0,
+            "step {step}"
+        );
         run.assert_whole().await;
     }
 }
@@ -341,11 +458,19 @@ async fn a_panicking_engine_costs_an_attempt() {
 #[tokio::test]
 async fn an_engine_that_only_fails_gives_up_its_shards_but_not_the_worker() {
     let run = first_night(25).await;
-    let mischief = Mischief { fail_from_step: Some(0), ..Mischief::default() };
+    let mischief = Mischief {
+        fail_from_step: Some(0),
+        ..Mischief::default()
+    };
     let queue = run.queue();
     let generator = run.work(&queue, generator(fake_options(), mischief)).await;
     assert_eq!(queue.counts().committed + queue.counts().dead, 5);
-    assert!(queue.dead().iter().any(|(_, reason)| reason.contains("8 sequences in a row")));
+    assert!(
+        queue
+            .dead()
+            .iter()
+            .any(|(_, reason)| reason.contains("8 sequences in a row"))
+    );
     assert_eq!(generator.load(), 0);
 }
 
@@ -379,7 +504,11 @@ impl Queue for Tampered {
     async fn lease(&self) -> Result<Option<Lease>, QueueError> {
         let again = self.last.lock().unwrap().take();
         if let (true, Some(lease)) = (self.twice, again) {
-            return Ok(Some(Lease { token: lease.token + 1000, attempt: 2, ..lease }));
+            return Ok(Some(Lease {
+                token: lease.token + 1000,
+                attempt: 2,
+                ..lease
+            }));
         }
         let lease = self.inner.lease().await?;
         self.last.lock().unwrap().clone_from(&lease);
@@ -421,11 +550,19 @@ async fn a_draining_worker_finishes_what_it_has_and_leases_nothing_more() {
     for at in [1, 2, 3] {
         let run = first_night(30).await;
         let drain = CancellationToken::new();
-        let queue = Tampered { drain: Some((at, drain.clone())), ..Tampered::new(&run) };
+        let queue = Tampered {
+            drain: Some((at, drain.clone())),
+            ..Tampered::new(&run)
+        };
         let queue = Arc::new(queue);
-        run_worker(queue.clone(), run.context.clone(), good(), drain).await.unwrap();
+        run_worker(queue.clone(), run.context.clone(), good(), drain)
+            .await
+            .unwrap();
         let counts = queue.inner.counts();
-        assert_eq!((counts.committed, counts.ready, counts.leased), (at, 6 - at, 0));
+        assert_eq!(
+            (counts.committed, counts.ready, counts.leased),
+            (at, 6 - at, 0)
+        );
         assert_eq!(queue.leases.load(Ordering::SeqCst), at);
     }
 }
@@ -442,7 +579,10 @@ async fn a_closed_queue_ends_the_worker() {
 #[tokio::test]
 async fn a_shard_that_is_leased_again_while_in_hand_is_worked_on_once() {
     let run = first_night(15).await;
-    let queue = Arc::new(Tampered { twice: true, ..Tampered::new(&run) });
+    let queue = Arc::new(Tampered {
+        twice: true,
+        ..Tampered::new(&run)
+    });
     run.work(&queue, good()).await;
     assert_eq!(queue.inner.counts().committed, 3);
     run.assert_whole().await;
@@ -451,9 +591,14 @@ async fn a_shard_that_is_leased_again_while_in_hand_is_worked_on_once() {
 #[tokio::test]
 async fn a_failing_queue_ends_the_worker_instead_of_hanging_it() {
     let run = first_night(30).await;
-    let queue = Arc::new(Tampered { refuse: true, ..Tampered::new(&run) });
+    let queue = Arc::new(Tampered {
+        refuse: true,
+        ..Tampered::new(&run)
+    });
     let drain = CancellationToken::new();
-    let error = run_worker(queue, run.context.clone(), good(), drain).await.unwrap_err();
+    let error = run_worker(queue, run.context.clone(), good(), drain)
+        .await
+        .unwrap_err();
     assert!(matches!(error, WorkerError::Queue(_)), "{error}");
 }
 

@@ -31,7 +31,11 @@ pub(crate) fn tokenizer() -> Tokenizer {
 }
 
 pub(crate) fn fake_options() -> FakeOptions {
-    FakeOptions { vocab_size: VOCABULARY, eos: END, ..FakeOptions::default() }
+    FakeOptions {
+        vocab_size: VOCABULARY,
+        eos: END,
+        ..FakeOptions::default()
+    }
 }
 
 pub(crate) fn fake() -> FakeEngine {
@@ -48,6 +52,7 @@ pub(crate) fn options() -> GenerateOptions {
         max_new_tokens: 40,
         end_of_text: vec![END],
         stop: Vec::new(),
+        cost: None,
     }
 }
 
@@ -61,7 +66,13 @@ pub(crate) fn drafters() -> [Drafter; 4] {
 }
 
 pub(crate) fn request(id: u64, prompt: &[u32]) -> Request {
-    Request { id, prompt: prompt.to_vec(), previous: Vec::new(), pool: None, plain: false }
+    Request {
+        id,
+        prompt: prompt.to_vec(),
+        previous: Vec::new(),
+        pool: None,
+        plain: false,
+    }
 }
 
 pub(crate) fn pool(texts: &[Vec<u32>]) -> Pool {
@@ -72,7 +83,7 @@ pub(crate) fn pool(texts: &[Vec<u32>]) -> Pool {
         end_of_text: END,
     };
     let bytes = build_pool(&meta, texts).unwrap();
-    Pool::open(Arc::new(Bytes::from(bytes))).unwrap()
+    Pool::open(Bytes::from(bytes)).unwrap()
 }
 
 /// Token ids that look random; `seed` tells them apart.
@@ -87,14 +98,22 @@ pub(crate) fn tokens(seed: u32, count: usize) -> Vec<u32> {
     (0..count).map(|_| next()).collect()
 }
 
-/// Prompts of 1 to 40 tokens that begin alike from 20 tokens on.
+/// Prompts of 1 to 40 tokens, of which those of 20 or more begin alike, and one that has been continued before.
 pub(crate) fn prompts() -> Vec<Vec<u32>> {
     let prefix = tokens(99, 18);
     let tail = |(seed, length): (u32, usize)| {
         let own = tokens(seed, length);
-        if length < 3 { own } else { [prefix.clone(), own].concat() }
+        if length < 3 {
+            own
+        } else {
+            [prefix.clone(), own].concat()
+        }
     };
-    (0..).zip([5, 22, 1, 12, 3, 2, 17]).map(tail).collect()
+    let mut prompts: Vec<_> = (0..).zip([5, 22, 1, 12, 3, 2]).map(tail).collect();
+    let start = tokens(7, 6);
+    let text = naive(&mut fake(), &start, &options()).tokens;
+    prompts.push([&start, &text[..20], &start].concat());
+    prompts
 }
 
 /// One forward after a context: a chain of one token at a time, nothing else.
@@ -107,12 +126,20 @@ pub(crate) struct Naive<'a> {
 impl<'a> Naive<'a> {
     pub(crate) fn new(engine: &'a mut dyn Engine, top_k: usize) -> Self {
         let slot = engine.open(engine.info().max_positions).unwrap();
-        Self { engine, slot, top_k }
+        Self {
+            engine,
+            slot,
+            top_k,
+        }
     }
 
     pub(crate) fn feed(&mut self, token: u32) -> Vec<Candidate> {
-        let segment =
-            Segment { slot: self.slot, tokens: &[token], parents: &[ROOT_PARENT], scored_from: 0 };
+        let segment = Segment {
+            slot: self.slot,
+            tokens: &[token],
+            parents: &[ROOT_PARENT],
+            scored_from: 0,
+        };
         let scores = self.engine.step(&[segment], self.top_k).unwrap();
         self.engine.commit(self.slot, &[0]).unwrap();
         scores[0].top(0).to_vec()
@@ -140,8 +167,14 @@ pub(crate) struct NaiveText {
     pub(crate) gaps: Vec<f32>,
 }
 
-pub(crate) fn naive(engine: &mut dyn Engine, prompt: &[u32], options: &GenerateOptions) -> NaiveText {
-    let max = options.max_new_tokens.min(engine.info().max_positions - prompt.len());
+pub(crate) fn naive(
+    engine: &mut dyn Engine,
+    prompt: &[u32],
+    options: &GenerateOptions,
+) -> NaiveText {
+    let max = options
+        .max_new_tokens
+        .min(engine.info().max_positions - prompt.len());
     let decode = |tokens: &[u32]| tokenizer().decode(tokens).unwrap();
     let mut naive = Naive::new(engine, 2);
     let (mut out, mut gaps, mut log_probability) = (Vec::new(), Vec::new(), 0.0);
@@ -154,7 +187,12 @@ pub(crate) fn naive(engine: &mut dyn Engine, prompt: &[u32], options: &GenerateO
         if options.end_of_text.contains(&top[0].token) {
             break (decode(&out[..out.len() - 1]), StopReason::End);
         }
-        if let Some(cut) = options.stop.iter().filter_map(|s| text.find(s.as_str())).min() {
+        if let Some(cut) = options
+            .stop
+            .iter()
+            .filter_map(|s| text.find(s.as_str()))
+            .min()
+        {
             break (text[..cut].to_owned(), StopReason::Stop);
         }
         if out.len() == max {
@@ -162,7 +200,13 @@ pub(crate) fn naive(engine: &mut dyn Engine, prompt: &[u32], options: &GenerateO
         }
         top = naive.feed(top[0].token);
     };
-    NaiveText { tokens: out, text, stop, log_probability, gaps }
+    NaiveText {
+        tokens: out,
+        text,
+        stop,
+        log_probability,
+        gaps,
+    }
 }
 
 /// A generator on a watched fake.
@@ -181,7 +225,9 @@ pub(crate) fn try_run(
     requests: impl IntoIterator<Item = Request>,
 ) -> Result<Vec<Result<Generated, String>>, GenerateError> {
     let mut ended: Vec<Finished> = Vec::new();
-    requests.into_iter().for_each(|request| generator.submit(request));
+    requests
+        .into_iter()
+        .for_each(|request| generator.submit(request));
     while generator.load() > 0 {
         ended.extend(generator.step()?);
     }
@@ -202,7 +248,10 @@ pub(crate) fn assert_naive(got: &Generated, expected: &NaiveText, what: &str) {
     assert_eq!(got.tokens, expected.tokens, "{what}");
     assert_eq!(got.text, expected.text, "{what}");
     assert_eq!(got.stop, expected.stop, "{what}");
-    assert!((got.log_probability - expected.log_probability).abs() < 1e-3, "{what}");
+    assert!(
+        (got.log_probability - expected.log_probability).abs() < 1e-3,
+        "{what}"
+    );
     assert_eq!(got.relaxed, 0, "{what}");
     assert_figures(got, what);
 }
@@ -213,7 +262,10 @@ pub(crate) fn assert_figures(got: &Generated, what: &str) {
     let accepted: usize = got.step_accepted.iter().map(|a| *a as usize).sum();
     let without_bonus = accepted + got.step_accepted.len() - got.tokens.len();
     let ended_in_draft = got.stop != StopReason::Length && *got.step_accepted.last().unwrap() > 0;
-    assert!(without_bonus == 0 || (without_bonus == 1 && ended_in_draft), "{what}: {got:?}");
+    assert!(
+        without_bonus == 0 || (without_bonus == 1 && ended_in_draft),
+        "{what}: {got:?}"
+    );
     assert!(accepted as u64 <= got.drafted, "{what}");
     assert!(got.relaxed <= accepted as u64, "{what}");
 }

@@ -1,0 +1,123 @@
+//! Kills, signals and second processes: nothing is lost, nothing is done twice.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::process::{Child, Command, Stdio};
+
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+
+use crate::{Workspace, assert_exit, stderr};
+
+/// Starts a run and returns once it has committed `shards` shards.
+fn start(workspace: &Workspace, shards: usize) -> Child {
+    let mut child = workspace
+        .command("run", &[])
+        .env("RUST_LOG", "laser_worker=debug")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
+    let committed = lines
+        .by_ref()
+        .filter(|l| l.as_ref().is_ok_and(|l| l.contains("committed")));
+    assert_eq!(
+        committed.take(shards).count(),
+        shards,
+        "the run ended before {shards} commits"
+    );
+    // Read on, or the run would block on a full pipe.
+    std::thread::spawn(move || lines.for_each(drop));
+    child
+}
+
+fn signal(child: &Child, name: &str) {
+    let status = Command::new("kill")
+        .args([name, &child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(status.success());
+}
+
+/// Night, kind, entity and text of every row; each once.
+fn texts(workspace: &Workspace) -> BTreeMap<(String, String), String> {
+    let mut texts = BTreeMap::new();
+    for (path, bytes) in workspace.parts() {
+        let folder = path.parent().unwrap().display().to_string();
+        let folder = folder.split_once("profiles").unwrap().1.to_owned();
+        let reader = ParquetRecordBatchReaderBuilder::try_new(bytes::Bytes::from(bytes)).unwrap();
+        for batch in reader.build().unwrap() {
+            let batch = batch.unwrap();
+            let id = arrow::compute::cast(&batch["entity_id"], &arrow::datatypes::DataType::Utf8)
+                .unwrap();
+            let id = arrow::array::AsArray::as_string::<i32>(&id);
+            let text = arrow::array::AsArray::as_string::<i32>(&batch["text"]);
+            for (id, text) in id.iter().zip(text.iter()) {
+                let key = (folder.clone(), id.unwrap().to_owned());
+                assert!(
+                    texts.insert(key, text.unwrap().to_owned()).is_none(),
+                    "{id:?} twice in {folder}"
+                );
+            }
+        }
+    }
+    texts
+}
+
+#[test]
+fn a_killed_run_resumes_and_regenerates_nothing() {
+    let (disturbed, quiet) = (Workspace::new(), Workspace::new());
+    for shards in [1, 2, 4] {
+        let mut child = start(&disturbed, shards);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let before = disturbed.parts();
+        assert!(!before.is_empty());
+        let _ = start(&disturbed, 1).kill();
+        let after: BTreeMap<_, _> = disturbed.parts().into_iter().collect();
+        assert!(
+            before.iter().all(|(path, bytes)| after[path] == *bytes),
+            "a committed part changed"
+        );
+    }
+    assert_exit(&disturbed.run(&[]), 0);
+    assert_exit(&disturbed.verify(), 0);
+    assert_exit(&quiet.run(&[]), 0);
+    let without_run = |texts: BTreeMap<(String, String), String>| -> BTreeMap<_, _> {
+        texts
+            .into_iter()
+            .map(|((f, id), t)| ((f.split("/run=").next().unwrap().to_owned(), id), t))
+            .collect()
+    };
+    assert_eq!(without_run(texts(&disturbed)), without_run(texts(&quiet)));
+}
+
+#[test]
+fn a_terminated_run_drains_and_goes_on_later() {
+    let workspace = Workspace::new();
+    let mut child = start(&workspace, 1);
+    signal(&child, "-TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(143));
+    let committed = workspace.parts();
+    assert_exit(&workspace.run(&[]), 0);
+    assert_exit(&workspace.verify(), 0);
+    let after: BTreeMap<_, _> = workspace.parts().into_iter().collect();
+    assert!(committed.iter().all(|(path, bytes)| after[path] == *bytes));
+}
+
+#[test]
+fn a_second_process_on_the_same_run_is_refused() {
+    let workspace = Workspace::new();
+    let mut first = start(&workspace, 1);
+    signal(&first, "-STOP");
+    let second = workspace.run(&[]);
+    signal(&first, "-CONT");
+    assert_exit(&second, 65);
+    assert!(
+        stderr(&second).contains("another process is working on run"),
+        "{}",
+        stderr(&second)
+    );
+    assert_eq!(first.wait().unwrap().code(), Some(0));
+    assert_exit(&workspace.verify(), 0);
+}
