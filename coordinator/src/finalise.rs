@@ -92,6 +92,10 @@ pub async fn publish(
     kind: Kind,
     min_coverage: f64,
 ) -> Result<Published, FinaliseError> {
+    let folder = output.join(&plan.partition(kind));
+    if let Some(manifest) = published(&folder).await? {
+        return Ok(Published::Complete(Box::new(manifest)));
+    }
     let done: HashSet<u32> = committed(output, plan).await?.into_iter().collect();
     let jobs: Vec<&ShardJob> = plan.shards.iter().filter(|s| s.kind == kind).collect();
     let missing = jobs.iter().filter(|s| !done.contains(&s.shard)).count();
@@ -102,7 +106,6 @@ pub async fn publish(
     for job in jobs {
         sums.add(output, plan, job).await?;
     }
-    let folder = output.join(&plan.partition(kind));
     let errors = sums
         .errors
         .iter()
@@ -120,6 +123,16 @@ pub async fn publish(
     }
     folder.join(SUCCESS).write(Bytes::new()).await?;
     Ok(Published::Complete(Box::new(manifest)))
+}
+
+/// The manifest of a folder that was published before: it is never written again, so whatever was derived from
+/// it stays true.
+async fn published(folder: &Location) -> Result<Option<Manifest>, LocationError> {
+    if !folder.join(SUCCESS).exists().await? {
+        return Ok(None);
+    }
+    let bytes = folder.join(MANIFEST).read_optional().await?;
+    Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
 }
 
 /// What the parts of a kind add up to.

@@ -1,8 +1,8 @@
 //! `laser bench`: the paper's measurements (4.1 to 4.3) on any data set and model.
 //!
 //! `paper` compares ways of speculating, `ablation` policies of verification, `sweep` sizes of pools and
-//! trees; they differ in their list of [variants](variants) only, and one routine runs such a list
-//! [interleaved](run). `replay` measures drafting on known texts, without a model.
+//! trees; they differ in their list of [variants] only, and one routine runs such a list
+//! [interleaved](mod@run). `replay` measures drafting on known texts, without a model.
 //!
 //! Texts, acceptance and counts are a function of the inputs and the seed; times are of this machine, at this
 //! moment. Each command prints a table and writes the same figures as JSON.

@@ -116,7 +116,11 @@ fn unusable_models_are_refused() {
         )
         .unwrap();
     });
-    check(&workspace, &[&other], "mamba");
+    check(
+        &workspace,
+        &[&other],
+        "MambaForCausalLM is not supported by the tree engine",
+    );
     let truncated = broken("truncated", &|dir| {
         let file = dir.join("model.safetensors");
         let bytes = fs::read(&file).unwrap();

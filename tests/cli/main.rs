@@ -1,5 +1,7 @@
 //! The command as a user runs it: real processes, the fixture model, real files, real signals.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 mod bad_input;
 mod faults;
 mod night;

@@ -804,8 +804,11 @@ mod tests {
         let tokenizer = Tokenizer::open(&model.join("tokenizer.json")).unwrap();
         let text = "Likes 電影 and café noir – a lot.\n\nUser: 2";
         let tokens = tokenizer.encode(text, false).unwrap();
-        // Characters that the vocabulary has in pieces only, so that tokens end within them.
-        assert!(tokens.len() > 20);
+        let ends_within_a_character = |n: &usize| {
+            let text = tokenizer.decode(&tokens[..*n]).unwrap();
+            text.ends_with(char::REPLACEMENT_CHARACTER)
+        };
+        assert!((1..tokens.len()).filter(ends_within_a_character).count() >= 4);
         for stop in [
             "電",
             "影",

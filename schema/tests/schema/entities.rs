@@ -257,11 +257,11 @@ async fn a_wrong_row_is_named() {
         ),
         (
             with("history", json!([{"timestamp": "yesterday"}])),
-            "the timestamp \"yesterday\", which is neither a number nor ISO 8601",
+            "column \"history\" holds the timestamp \"yesterday\", which is neither a number nor ISO 8601",
         ),
         (
             with("history", json!([{"timestamp": [1]}])),
-            "the timestamp [1]",
+            "column \"history\" holds the timestamp [1]",
         ),
         (
             with("interactions", (-1).into()),
@@ -281,7 +281,7 @@ async fn a_wrong_row_is_named() {
         ),
         (
             with("embedding", json!([1e300])),
-            "NaN or 1e300 at position 0",
+            "column \"embedding\" holds NaN or 1e+300 at position 0",
         ),
         (
             with("embedding", json!({"x": 1})),

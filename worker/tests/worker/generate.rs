@@ -4,8 +4,9 @@ use std::collections::HashSet;
 
 use laser_decode::{Drafter, Verification};
 use laser_worker::budget::StepCost;
-use laser_worker::engine::{EngineOptions, TreeEngine};
+use laser_worker::engine::{EngineOptions, MistralEngine, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, TextGenerator};
+use laser_worker::plain::PlainGenerator;
 use proptest::prelude::*;
 
 use crate::support::*;
@@ -56,7 +57,7 @@ fn strict_texts_equal_the_naive_decoders_whatever_the_setting() {
                 };
                 let what = format!("{options:?} {with_pool} {with_previous} {with_prefix}");
                 let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
-                let long: Vec<&[u32]> = prompts
+                let long: Vec<&[u32]> = prompts[..6]
                     .iter()
                     .map(Vec::as_slice)
                     .filter(|p| p.len() > 18)
@@ -144,48 +145,54 @@ proptest! {
     }
 }
 
-/// Tokens that differ are allowed from the first place on where the two best are closer than rounding.
-fn assert_naive_up_to_ties(got: &Generated, expected: &NaiveText, what: &str) {
-    let differs = got
-        .tokens
-        .iter()
-        .zip(&expected.tokens)
-        .position(|(a, b)| a != b);
-    if let Some(at) = differs {
-        let gap = expected.gaps[at];
-        assert!(
-            gap < 1e-3,
-            "{what}: token {at} differs, and the two best are {gap} apart"
-        );
-        println!("{what}: near-tie at token {at}, gap {gap}");
-    } else {
-        assert_eq!(got.tokens.len(), expected.tokens.len(), "{what}");
-        assert_eq!(got.text, expected.text, "{what}");
-    }
+/// Tokens may differ from the first place on where the two best are closer than rounding: then says so.
+fn check_naive_up_to_ties(got: &Generated, expected: &NaiveText, what: &str) -> Option<String> {
     assert_figures(got, what);
+    let pairs = got.tokens.iter().zip(&expected.tokens);
+    let Some(at) = pairs.enumerate().position(|(_, (a, b))| a != b) else {
+        assert_eq!(
+            (&got.tokens, &got.text),
+            (&expected.tokens, &expected.text),
+            "{what}"
+        );
+        assert_eq!(got.stop, expected.stop, "{what}");
+        return None;
+    };
+    let gap = expected.gaps[at];
+    assert!(
+        gap < 1e-3,
+        "{what}: token {at} differs, and the two best are {gap} apart"
+    );
+    Some(format!("{what}: near-tie at token {at}, {gap} apart"))
 }
 
-#[test]
-fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
-    let load = || TreeEngine::load(&EngineOptions::new(fixture())).unwrap();
-    let encode = |text: &str| tokenizer().encode(text, true).unwrap();
-    let prompts = [
+fn real_prompts() -> [Vec<u32>; 3] {
+    [
         "Film: The Long Night (1999). Genres: Drama, War. Profile:",
         "Film: The Long Day (2001). Genres: Comedy. Profile:",
         "User: age 25-34, liked Heat, Alien and Solaris. Profile:",
     ]
-    .map(encode);
+    .map(|text| tokenizer().encode(text, true).unwrap())
+}
+
+fn real_engine() -> TreeEngine {
+    TreeEngine::load(&EngineOptions::new(fixture())).unwrap()
+}
+
+#[test]
+fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
+    let prompts = real_prompts();
     let options = GenerateOptions {
         max_new_tokens: 24,
         ..options()
     };
-    let mut oracle = load();
+    let mut oracle = real_engine();
     let expected: Vec<NaiveText> = prompts
         .iter()
         .map(|p| naive(&mut oracle, p, &options))
         .collect();
-    let pool = pool(&expected.iter().map(|e| previous(e)).collect::<Vec<_>>());
-    let mut generator = Generator::new(Box::new(load()), tokenizer(), options.clone());
+    let pool = pool(&expected.iter().map(previous).collect::<Vec<_>>());
+    let mut generator = Generator::new(Box::new(real_engine()), tokenizer(), options.clone());
     for drafter in drafters() {
         for (nodes, batch, step_tokens) in [(0, 3, 64), (4, 1, 5), (16, 1, 64), (16, 3, 24)] {
             let options = GenerateOptions {
@@ -202,9 +209,54 @@ fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
                 ..request(id, prompt)
             });
             for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
-                assert_naive_up_to_ties(got.as_ref().unwrap(), expected, &what);
+                if let Some(tie) = check_naive_up_to_ties(got.as_ref().unwrap(), expected, &what) {
+                    println!("{tie}");
+                }
             }
         }
+    }
+}
+
+/// mistralrs by itself, for the architectures that the tree engine does not know.
+#[test]
+fn mistralrs_texts_equal_the_naive_decoders() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    for stop in [vec![], vec![" the".to_owned()]] {
+        let options = GenerateOptions {
+            max_new_tokens: 24,
+            stop,
+            ..options()
+        };
+        let mut requests: Vec<Request> = (0..)
+            .zip(real_prompts())
+            .map(|(id, p)| request(id, &p))
+            .collect();
+        let expected: Vec<NaiveText> = real_prompts()
+            .iter()
+            .map(|p| naive(&mut real_engine(), p, &options))
+            .collect();
+        // More rows at fault than a failing engine is granted.
+        requests.extend((3..15).map(|id| request(id, &[])));
+        let handle = runtime.handle().clone();
+        let engine = runtime.block_on(MistralEngine::load(&EngineOptions::new(fixture()), 4));
+        let mut generator = PlainGenerator::new(engine.unwrap(), handle, tokenizer(), options);
+        requests
+            .into_iter()
+            .for_each(|request| generator.submit(request));
+        let mut results = Vec::new();
+        while generator.load() > 0 {
+            results.extend(generator.step().unwrap().into_iter().map(|f| f.result));
+        }
+        for (got, expected) in results.iter().zip(&expected) {
+            if let Some(tie) = check_naive_up_to_ties(got.as_ref().unwrap(), expected, "mistralrs")
+            {
+                println!("{tie}");
+            }
+        }
+        assert_eq!(
+            results[3..].iter().filter(|result| result.is_err()).count(),
+            12
+        );
     }
 }
 
@@ -370,4 +422,45 @@ fn trees_share_a_step_evenly() {
     requests.for_each(|request| generator.submit(request));
     generator.step().unwrap();
     assert_eq!(log.lock().unwrap().steps[0], [4, 4, 4, 4]);
+}
+
+#[test]
+fn zz_debug() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let o = EngineOptions::new(fixture());
+    let engine = MistralEngine::load(&o, 4);
+    let engine = runtime.block_on(engine).unwrap();
+    let options = GenerateOptions {
+        max_new_tokens: 24,
+        ..options()
+    };
+    for prompts in [
+        vec![0],
+        vec![1],
+        vec![2],
+        vec![0, 1],
+        vec![0, 2],
+        vec![0, 1, 2],
+        vec![0, 1, 2],
+        vec![0],
+        vec![0, 0],
+    ] {
+        let ps: Vec<Vec<u32>> = prompts
+            .iter()
+            .map(|i: &usize| real_prompts()[*i].clone())
+            .collect();
+        let got = runtime.block_on(engine.generate(ps.clone(), 24, &[END]));
+        for (g, p) in got.into_iter().zip(&ps) {
+            let e = naive(&mut real_engine(), p, &options);
+            let g = g.unwrap().tokens;
+            println!(
+                "{prompts:?} len {} equal {} first differs {:?} {:?} {:?}",
+                p.len(),
+                g == e.tokens,
+                g.iter().zip(&e.tokens).position(|(a, b)| a != b),
+                &g[..6.min(g.len())],
+                &e.tokens[..6.min(e.tokens.len())]
+            );
+        }
+    }
 }

@@ -1,11 +1,6 @@
 //! Generation against a naive decoder, and the worker's life against a queue and a store.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "token ids and lengths of tests are small"
-)]
-
 mod failures;
 mod generate;
 mod limits;
