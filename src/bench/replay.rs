@@ -100,16 +100,14 @@ pub(super) async fn replay(options: &ReplayArgs) -> Result<Report> {
     };
     display.stage("replaying");
     let total = Some((options.pool_tokens.len() * options.nodes.len()) as u64);
+    let mut done = 0;
     for &size in &options.pool_tokens {
         let (pool, row) = build(size, &texts, &tokenizer)?;
         report.pools.push(row);
         for &nodes in &options.nodes {
             report.rows.extend(measure(&corpora, &pool, nodes));
-            display.update(
-                (report.pools.len() * options.nodes.len()) as u64,
-                total,
-                "replayed",
-            );
+            done += 1;
+            display.update(done, total, "pools × trees");
         }
     }
     Ok(report)

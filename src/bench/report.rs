@@ -303,6 +303,9 @@ impl KindReport {
             .filter(|row| row.verification == "strict")
             .skip(1);
         let texts: usize = strict.map(|row| row.texts).sum();
+        if texts == 0 {
+            return Ok(out);
+        }
         writeln!(
             out,
             "{} of {texts} strictly verified texts differ from plain decoding{}",

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod architecture;
 mod bad_input;
 mod faults;
 mod night;

@@ -1,7 +1,8 @@
 //! Plain decoding by mistralrs, for architectures that the tree engine does not own.
 //!
-//! A step is a whole batch of texts: mistralrs schedules them itself. Nothing is drafted, so every token is a
-//! forward of its own, and log probabilities are not known (0).
+//! A step is one text, alone: of sequences of equal length that run at once, mistralrs 0.8.1 mixes up the caches,
+//! so that one goes on with the text of another. Nothing is drafted, so every token is a forward of its own,
+//! and log probabilities are not known (0).
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -9,7 +10,7 @@ use std::time::Instant;
 use laser_schema::model::{ModelError, Tokenizer};
 use tokio::runtime::Handle;
 
-use crate::engine::{EngineError, Finish, MistralEngine};
+use crate::engine::{Completion, EngineError, Finish, MistralEngine};
 use crate::generate::{
     FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request,
     StopReason, TextGenerator, cut_at_stop,
@@ -68,6 +69,26 @@ impl PlainGenerator {
             ..Generated::default()
         })
     }
+
+    fn finish(&mut self, text: Completion, engine_seconds: f64) -> Result<Generated, String> {
+        self.failures_in_a_row = 0;
+        let text = self.generated(text.tokens, text.finish);
+        text.map(|text| Generated {
+            engine_seconds,
+            ..text
+        })
+        .map_err(|e| e.to_string())
+    }
+
+    /// The row's error, unless the engine has failed too often.
+    fn fail(&mut self, error: EngineError) -> Result<String, GenerateError> {
+        let engine = matches!(error, EngineError::Mistralrs { .. });
+        self.failures_in_a_row += usize::from(engine);
+        match self.failures_in_a_row {
+            FAILURES_IN_A_ROW_MAX.. => Err(GenerateError::Engine(error)),
+            _ => Ok(error.to_string()),
+        }
+    }
 }
 
 impl TextGenerator for PlainGenerator {
@@ -92,36 +113,17 @@ impl TextGenerator for PlainGenerator {
     }
 
     fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
-        let count = self.queue.len().min(self.options.batch);
-        let requests: Vec<Request> = self.queue.drain(..count).collect();
-        let prompts = requests.iter().map(|r| r.prompt.clone()).collect();
+        let Some(request) = self.queue.pop_front() else {
+            return Ok(Vec::new());
+        };
         let start = Instant::now();
         let (max, stop) = (self.options.max_new_tokens, &self.options.end_of_text);
-        let texts = self
-            .runtime
-            .block_on(self.engine.generate(prompts, max, stop));
-        let share = start.elapsed().as_secs_f64() / count.max(1) as f64;
-        let mut finished = Vec::with_capacity(count);
-        for (request, text) in requests.iter().zip(texts) {
+        let texts = self.engine.generate(vec![request.prompt], max, stop);
+        let mut finished = Vec::with_capacity(1);
+        for text in self.runtime.block_on(texts) {
             let result = match text {
-                Ok(text) => {
-                    self.failures_in_a_row = 0;
-                    let text = self.generated(text.tokens, text.finish);
-                    text.map(|t| Generated {
-                        engine_seconds: share,
-                        ..t
-                    })
-                    .map_err(|e| e.to_string())
-                }
-                Err(error) => {
-                    let reason = error.to_string();
-                    let engine = matches!(error, EngineError::Mistralrs { .. });
-                    self.failures_in_a_row += usize::from(engine);
-                    if self.failures_in_a_row >= FAILURES_IN_A_ROW_MAX {
-                        return Err(GenerateError::Engine(error));
-                    }
-                    Err(reason)
-                }
+                Ok(text) => self.finish(text, start.elapsed().as_secs_f64()),
+                Err(error) => Err(self.fail(error)?),
             };
             finished.push(Finished {
                 id: request.id,
