@@ -118,7 +118,6 @@ pub async fn publish(
     let bytes = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
     folder.join(MANIFEST).write(Bytes::from(bytes)).await?;
     if (manifest.rows as f64) < min_coverage * manifest.entities as f64 {
-        folder.join(SUCCESS).remove().await?;
         return Ok(Published::BelowCoverage(Box::new(manifest)));
     }
     folder.join(SUCCESS).write(Bytes::new()).await?;

@@ -96,7 +96,9 @@ impl Pools {
                 &mut progress,
             )
             .await
-            .with_context(|| format!("{scheme} pools"))?;
+            .with_context(|| {
+                format!("{scheme} pools (embeddings are given by --user-embeddings and --user-ids)")
+            })?;
             let open = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
             pools.schemes.push((scheme, open));
         }

@@ -17,7 +17,7 @@ use super::pools::PoolScheme;
 use super::variants::Variant;
 use crate::progress::Display;
 
-/// Batches of a turn. At its end the batch runs empty, which more batches make rarer; fewer of them interleave finer.
+/// Batches of a turn, at most. At its end the batch runs empty, which more batches make rarer; fewer of them interleave finer.
 const TURN_BATCHES: usize = 4;
 
 /// One entity to generate for.
@@ -64,9 +64,11 @@ pub(super) fn interleave(
     generator.share_prefix(&prompts)?;
     warm_up(generator, base, subjects)?;
     let mut measured = vec![Measured::default(); variants.len()];
+    // Few subjects make shorter turns, so that every variant is first once, but no less than a batch.
+    let turn_size = (subjects.len() / variants.len()).clamp(base.batch, TURN_BATCHES * base.batch);
     let total = Some((subjects.len() * variants.len()) as u64);
     let mut done = 0;
-    for (turn, chunk) in subjects.chunks(TURN_BATCHES * base.batch).enumerate() {
+    for (turn, chunk) in subjects.chunks(turn_size).enumerate() {
         for place in 0..variants.len() {
             let index = (turn + place) % variants.len();
             let variant = &variants[index];

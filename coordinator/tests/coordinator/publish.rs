@@ -6,7 +6,7 @@ use bytes::Bytes;
 use laser_coordinator::finalise::{FinaliseError, Published, committed, publish};
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::decode_part;
-use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, SUCCESS, verify};
+use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS, verify};
 use laser_schema::{Kind, Location};
 use serde_json::json;
 
@@ -75,7 +75,7 @@ async fn a_published_night_is_whole_and_counts_add_up() {
 }
 
 #[tokio::test]
-async fn publishing_again_changes_nothing_but_the_time() {
+async fn publishing_again_changes_nothing() {
     let (_night, output, plan) = finished().await;
     let manifest = async || match publish(&output, &plan, Kind::User, 0.0).await.unwrap() {
         Published::Complete(manifest) => *manifest,
@@ -83,27 +83,21 @@ async fn publishing_again_changes_nothing_but_the_time() {
     };
     let first = manifest().await;
     let second = manifest().await;
-    assert_eq!(
-        Manifest {
-            created: first.created,
-            ..second
-        },
-        first
-    );
+    assert_eq!(second, first);
 }
 
 #[tokio::test]
 async fn below_coverage_there_is_no_success() {
     let (_night, output, plan) = finished().await;
     let folder = output.join(&plan.partition(Kind::User));
-    assert!(matches!(
-        publish(&output, &plan, Kind::User, 0.9).await,
-        Ok(Published::Complete(_))
-    ));
     let published = publish(&output, &plan, Kind::User, 1.0).await.unwrap();
     assert!(matches!(published, Published::BelowCoverage(_)));
     assert!(!folder.join(SUCCESS).exists().await.unwrap());
     assert!(folder.join(MANIFEST).exists().await.unwrap());
+    assert!(matches!(
+        publish(&output, &plan, Kind::User, 0.9).await,
+        Ok(Published::Complete(_))
+    ));
 }
 
 #[tokio::test]
@@ -138,6 +132,7 @@ async fn a_night_with_a_missing_part_is_not_published() {
 async fn a_flipped_byte_of_a_text_keeps_a_night_from_being_published() {
     let (_night, output, plan) = finished().await;
     let job = first_part(&plan);
+    let success = output.join(&plan.partition(Kind::User)).join(SUCCESS);
     let part = output.join(&job.output);
     let whole = part.read().await.unwrap();
     let written = decode_part(&job.output, whole.clone()).unwrap().0;
@@ -148,6 +143,7 @@ async fn a_flipped_byte_of_a_text_keeps_a_night_from_being_published() {
         bytes[at] ^= 0x10;
         let bytes = Bytes::from(bytes);
         part.write(bytes.clone()).await.unwrap();
+        success.remove().await.unwrap();
         match publish(&output, &plan, Kind::User, 0.0).await {
             // Filters and statistics are no rows: of these only the manifest's digest tells, from now on.
             Ok(_) => assert_eq!(
@@ -167,11 +163,10 @@ async fn a_flipped_byte_of_a_text_keeps_a_night_from_being_published() {
         tried.len()
     );
     // A flipped byte of a committed part leaves no _SUCCESS.
-    let folder = output.join(&plan.partition(Kind::User));
-    folder.join(SUCCESS).remove().await.unwrap();
+    success.remove().await.unwrap();
     part.write(whole.slice(..whole.len() - 9)).await.unwrap();
     publish(&output, &plan, Kind::User, 0.0).await.unwrap_err();
-    assert!(!folder.join(SUCCESS).exists().await.unwrap());
+    assert!(!success.exists().await.unwrap());
 }
 
 #[tokio::test]

@@ -202,16 +202,26 @@ async fn tables_of_many_batches_are_read_whole_and_their_rows_counted_through() 
     );
 }
 
-#[tokio::test]
-async fn a_wrong_row_is_named() {
-    let good = json!({"id": 1, "kind": "user"});
-    let with = |key: &str, value: Value| {
-        let mut row = json!({"id": 2, "kind": "item"});
-        row[key] = value;
-        row
-    };
+/// An item's row with one value set.
+fn with(key: &str, value: Value) -> Value {
+    let mut row = json!({"id": 2, "kind": "item"});
+    row[key] = value;
+    row
+}
+
+/// Each row, the second of its table, is refused by file, row and reason.
+async fn check_rows(cases: &[(Value, &str)]) {
     let files = Files::new();
-    for (row, expected) in [
+    for (row, expected) in cases {
+        let table = files.lines(&[json!({"id": 1, "kind": "user"}), row.clone()]);
+        let expected = format!("{}, row 2: {expected}", table.path);
+        check(read(&table).await, &expected);
+    }
+}
+
+#[tokio::test]
+async fn a_wrong_id_or_kind_is_named_by_row() {
+    check_rows(&[
         (
             json!({"kind": "user"}),
             "column \"id\" is empty; every entity needs an id",
@@ -243,6 +253,13 @@ async fn a_wrong_row_is_named() {
             "column \"kind\" is empty; expected user or item",
         ),
         (json!({"id": 2}), "column \"kind\" is empty"),
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn a_wrong_value_is_named_by_row() {
+    check_rows(&[
         (
             with("history", 5.into()),
             "column \"history\" holds 5; a history is a list of objects or of titles",
@@ -291,13 +308,13 @@ async fn a_wrong_row_is_named() {
             with("attributes", json!([1])),
             "column \"attributes\" holds [1]; attributes are a struct or a JSON object",
         ),
-    ] {
-        let table = files.lines(&[good.clone(), row]);
-        check(
-            read(&table).await,
-            &format!("{}, row 2: {expected}", table.path),
-        );
-    }
+    ])
+    .await;
+}
+
+#[tokio::test]
+async fn ids_that_are_not_of_the_type_asked_for_are_named_by_row() {
+    let files = Files::new();
     let mut table = files.lines(&[json!({"id": "x1"})]);
     (table.kind, table.columns.id_type) = (Some(Kind::User), Some(IdType::Int64));
     check(
