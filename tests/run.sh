@@ -18,4 +18,4 @@ fi
 cargo fmt --all --check
 cargo clippy --release --workspace --all-targets --locked -- -D warnings
 RUSTDOCFLAGS="-D warnings" cargo doc --release --workspace --no-deps --locked --document-private-items
-cargo test --release --workspace --locked
+cargo test --release --workspace --locked --lib --bins --tests
