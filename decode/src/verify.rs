@@ -16,8 +16,8 @@ use crate::tree::DraftTree;
 pub enum Verification {
     /// Only the target's most probable token: the output equals plain greedy decoding.
     Strict,
-    /// LASER 3.4: a token among the target's `k` most probable whose probability exceeds `p`. The
-    /// paper uses k = 2 and p = 0.1; with k = 1 the output equals that of `Strict`, whatever `p`.
+    /// LASER 3.4: a token among the target's `k` most probable whose probability exceeds `p`, and the most
+    /// probable one always. The paper uses k = 2 and p = 0.1; with k = 1 the output equals that of `Strict`.
     Relaxed {
         /// How many of the most probable tokens are eligible, at least 1.
         k: usize,
@@ -63,9 +63,10 @@ impl Verification {
     fn accepts(self, candidates: &[Candidate], token: Token) -> Option<(usize, Candidate)> {
         let eligible = candidates.iter().copied().take(self.top_k()).enumerate();
         let (rank, candidate) = eligible.into_iter().find(|(_, c)| c.token == token)?;
+        // The argmax would follow as the bonus in any case: turning it away costs a forward and changes no text.
         let likely = match self {
             Self::Strict => true,
-            Self::Relaxed { p, .. } => candidate.log_probability.exp() > p,
+            Self::Relaxed { p, .. } => rank == 0 || candidate.log_probability.exp() > p,
         };
         likely.then_some((rank, candidate))
     }

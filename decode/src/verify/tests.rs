@@ -50,7 +50,7 @@ fn acceptable(tree: &DraftTree, scores: &Scores, policy: Verification, path: &[u
             Verification::Relaxed { k, p } => (k, p),
         };
         let probable = |c: &Candidate| c.token == token && c.log_probability.exp() > p;
-        !ends_before && top.iter().take(k).any(probable)
+        !ends_before && (top[0].token == token || top.iter().take(k).any(probable))
     })
 }
 
