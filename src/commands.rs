@@ -10,7 +10,6 @@ use laser_pool_builder::{
 use laser_schema::Location;
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::{MANIFEST, verify};
-use laser_schema::model::ModelFiles;
 use laser_schema::previous::PreviousReader;
 
 use crate::config::Config;
@@ -96,15 +95,6 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
     Ok(whole)
 }
 
-fn pool_tokenizer(model: &ModelFiles) -> Result<PoolTokenizer<'_>> {
-    Ok(PoolTokenizer {
-        tokenizer: model.tokenizer.library(),
-        fingerprint: model.tokenizer.fingerprint(),
-        vocab_size: u32::try_from(model.tokenizer.vocab_size())?,
-        end_of_text: model.end_of_text[0],
-    })
-}
-
 async fn previous(config: &Config) -> Result<PreviousReader> {
     let date = config.run.date.map_or(jiff::civil::Date::MAX, |date| date);
     Ok(PreviousReader::open(&config.previous, date).await?)
@@ -118,7 +108,7 @@ pub(crate) async fn pools_build(config: &Config, dir: &str) -> Result<()> {
     let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
     let texts = previous_texts(previous(config).await?);
     let dir = Location::parse(dir)?;
-    let tokenizer = pool_tokenizer(&model)?;
+    let tokenizer = PoolTokenizer::of(&model)?;
     let set = build_pools(
         &config.input,
         texts,
@@ -182,7 +172,7 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
     let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
     let texts = previous_texts(previous(config).await?);
     let drafter = config.draft.drafter()?;
-    let tokenizer = pool_tokenizer(&model)?;
+    let tokenizer = PoolTokenizer::of(&model)?;
     let report = tune(
         &config.input,
         texts,

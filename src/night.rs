@@ -197,16 +197,9 @@ impl<'a> Night<'a> {
 
     /// The pools of the run: those that are there, or new ones from last night's knowledge.
     async fn pools(&self, dir: &Location, date: Date, display: &mut Display) -> Result<OpenPools> {
-        let tokenizer = &self.model.tokenizer;
         if !dir.join(POOL_SET_FILE).exists().await? {
             display.stage("building pools");
-            let vocab_size = u32::try_from(tokenizer.vocab_size())?;
-            let pool_tokenizer = PoolTokenizer {
-                tokenizer: tokenizer.library(),
-                fingerprint: tokenizer.fingerprint(),
-                vocab_size,
-                end_of_text: self.model.end_of_text[0],
-            };
+            let pool_tokenizer = PoolTokenizer::of(&self.model)?;
             let previous = PreviousReader::open(&self.config.previous, date).await?;
             let mut progress = |p: laser_pool_builder::BuildProgress| {
                 display.update(p.done, p.total, p.stage.as_str());
@@ -222,7 +215,7 @@ impl<'a> Night<'a> {
                 set.texts.read
             ));
         }
-        Ok(OpenPools::open(dir, &tokenizer.fingerprint()).await?)
+        Ok(OpenPools::open(dir, &self.model.tokenizer.fingerprint()).await?)
     }
 
     async fn plan(

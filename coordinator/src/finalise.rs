@@ -130,8 +130,7 @@ async fn published(folder: &Location) -> Result<Option<Manifest>, LocationError>
     if !folder.join(SUCCESS).exists().await? {
         return Ok(None);
     }
-    let bytes = folder.join(MANIFEST).read_optional().await?;
-    Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    Manifest::read(folder).await
 }
 
 /// What the parts of a kind add up to.

@@ -147,6 +147,7 @@ pub async fn plan(
     let mut planner = Planner {
         folder: output.map(|o| o.join(&run_folder(&request.run))),
         request,
+        spec_digest: request.spec.digest(),
         previous,
         matched: HashMap::new(),
         open: BTreeMap::new(),
@@ -187,6 +188,7 @@ async fn read_previous(request: &PlanRequest<'_>) -> Result<Previous, PlanError>
 struct Planner<'a> {
     folder: Option<Location>,
     request: &'a PlanRequest<'a>,
+    spec_digest: Digest,
     previous: Previous,
     matched: HashMap<Kind, u64>,
     open: BTreeMap<(Kind, String), OpenShard<ShardRow>>,
@@ -281,7 +283,7 @@ impl Planner<'_> {
             && self.request.carry_forward
             && error.is_none()
             && record.prompt_digest == prompt_digest
-            && record.spec_digest == self.request.spec.digest()
+            && record.spec_digest == self.spec_digest
         {
             return Ok(Planned::Carry(record.clone()));
         }
@@ -311,11 +313,11 @@ impl Planner<'_> {
                 counts.generate += u64::from(row.error.is_none());
                 counts.failed += u64::from(row.error.is_some());
                 counts.prompt_tokens += row.prompt.len() as u64;
-                if row.error.is_none() && self.is_audited(kind, &row.entity_id) {
-                    let key = (kind, row.pool.clone());
-                    self.audit.entry(key).or_default().push(row.clone());
-                }
                 let key = (kind, row.pool.clone());
+                if row.error.is_none() && self.is_audited(kind, &row.entity_id) {
+                    let audited = self.audit.entry(key.clone()).or_default();
+                    audited.push(row.clone());
+                }
                 let open = self.open.entry(key.clone()).or_default();
                 open.rows.push(row);
                 if open.rows.len() >= self.request.shard_rows {

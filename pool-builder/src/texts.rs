@@ -5,11 +5,13 @@
 //! of them than the samples hold.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::TryFromIntError;
 use std::sync::Arc;
 
 use futures::{Stream, StreamExt, pin_mut};
 use laser_decode::Token;
 use laser_schema::Kind;
+use laser_schema::model::ModelFiles;
 use laser_schema::previous::PreviousText;
 use tokenizers::Tokenizer;
 
@@ -37,6 +39,22 @@ pub struct PoolTokenizer<'a> {
     pub vocab_size: u32,
     /// The token that ends a text.
     pub end_of_text: Token,
+}
+
+impl<'a> PoolTokenizer<'a> {
+    /// A model's tokenizer; texts end with its canonical end-of-text token.
+    ///
+    /// # Errors
+    /// If the vocabulary has more ids than fit u32.
+    pub fn of(model: &'a ModelFiles) -> Result<Self, TryFromIntError> {
+        let tokenizer = &model.tokenizer;
+        Ok(Self {
+            tokenizer: tokenizer.library(),
+            fingerprint: tokenizer.fingerprint(),
+            vocab_size: u32::try_from(tokenizer.vocab_size())?,
+            end_of_text: model.end_of_text[0],
+        })
+    }
 }
 
 /// The sampled texts of all groups of one kind.

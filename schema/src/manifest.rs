@@ -71,6 +71,17 @@ pub struct Manifest {
     pub parts: Vec<PartEntry>,
 }
 
+impl Manifest {
+    /// The manifest of a folder, `None` where there is none that can be read.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn read(folder: &Location) -> Result<Option<Self>, LocationError> {
+        let bytes = folder.join(MANIFEST).read_optional().await?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+}
+
 /// What [`verify`] found wrong; empty means that the data set is whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct VerifyReport {

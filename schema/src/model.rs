@@ -19,7 +19,7 @@ use crate::digest::Digest;
 
 pub use chat::{ChatTemplate, Message};
 pub use hub::{Hub, resolve};
-pub use tokenizer::{TextStream, Tokenizer};
+pub use tokenizer::Tokenizer;
 
 const CONFIG: &str = "config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";

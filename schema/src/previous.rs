@@ -96,7 +96,7 @@ pub async fn manifests(
 ) -> Result<Vec<Manifest>, PreviousError> {
     let mut manifests = Vec::new();
     for folder in published(sources, before).await? {
-        manifests.extend(read_manifest(&folder).await?);
+        manifests.extend(Manifest::read(&folder).await?);
     }
     Ok(manifests)
 }
@@ -283,7 +283,7 @@ async fn newest_night(root: &Location, before: Date) -> Result<Option<String>, P
         let Some(folder) = listed.name.strip_suffix(&format!("/{SUCCESS}")) else {
             continue;
         };
-        let Some(manifest) = read_manifest(&root.join(folder)).await? else {
+        let Some(manifest) = Manifest::read(&root.join(folder)).await? else {
             continue;
         };
         let night = (manifest.date, manifest.created);
@@ -294,16 +294,11 @@ async fn newest_night(root: &Location, before: Date) -> Result<Option<String>, P
     Ok(best.map(|(_, folder)| folder))
 }
 
-async fn read_manifest(folder: &Location) -> Result<Option<Manifest>, PreviousError> {
-    let bytes = folder.join(MANIFEST).read_optional().await?;
-    Ok(bytes.and_then(|b| serde_json::from_slice(&b).ok()))
-}
-
 async fn published_parts(
     folder: &Location,
     source: &PreviousSource,
 ) -> Result<Vec<File>, PreviousError> {
-    let Some(manifest) = read_manifest(folder).await? else {
+    let Some(manifest) = Manifest::read(folder).await? else {
         return Err(PreviousError::Nothing {
             path: source.path.clone(),
         });

@@ -90,7 +90,7 @@ impl Pools {
             build_pools(
                 tables,
                 previous,
-                pool_tokenizer(model)?,
+                PoolTokenizer::of(model)?,
                 &config,
                 &dir,
                 &mut progress,
@@ -164,16 +164,6 @@ fn group_pools(set: &PoolSet, kind: Kind) -> u64 {
         .iter()
         .filter(|pool| pool.kind == kind && pool.name != all)
         .count() as u64
-}
-
-fn pool_tokenizer(model: &ModelFiles) -> Result<PoolTokenizer<'_>> {
-    let tokenizer = &model.tokenizer;
-    Ok(PoolTokenizer {
-        tokenizer: tokenizer.library(),
-        fingerprint: tokenizer.fingerprint(),
-        vocab_size: u32::try_from(tokenizer.vocab_size())?,
-        end_of_text: model.end_of_text[0],
-    })
 }
 
 /// Users by collaboration, items by attributes: the customised pools of the paper.

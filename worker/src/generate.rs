@@ -270,7 +270,7 @@ impl Generator {
 
     fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
         for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
-            let parents = chain_parents(chunk.len());
+            let parents: Vec<u32> = chain_parents(chunk.len()).collect();
             let segment = Segment {
                 slot,
                 tokens: chunk,
@@ -630,8 +630,9 @@ impl TextGenerator for Generator {
     }
 }
 
-fn chain_parents(length: usize) -> Vec<u32> {
-    (0..length).map(|i| index_u32(i).wrapping_sub(1)).collect()
+/// Each node's parent is the one before it, the first one's [`ROOT_PARENT`].
+fn chain_parents(length: usize) -> impl Iterator<Item = u32> {
+    (0..length).map(|i| index_u32(i).wrapping_sub(1))
 }
 
 /// Node indexes fit u32: a step's tokens are bounded far below.
@@ -660,8 +661,7 @@ impl Sequence {
         self.tokens.clear();
         self.tokens.extend(self.pending.iter().take(self.chunk));
         self.parents.clear();
-        self.parents
-            .extend((0..self.chunk).map(|i| index_u32(i).wrapping_sub(1)));
+        self.parents.extend(chain_parents(self.chunk));
         self.tree.clear();
         if self.chunk < self.pending.len() {
             return;

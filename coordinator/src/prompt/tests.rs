@@ -1,3 +1,5 @@
+//! Prompts: shipped and custom templates, the budget, chat format.
+
 use std::path::Path;
 use std::sync::OnceLock;
 

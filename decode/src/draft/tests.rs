@@ -1,3 +1,5 @@
+//! Drafting, against a naive model of the blend and against naive decoding.
+
 use std::collections::{BTreeMap, BTreeSet};
 
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Pool files and their search, against naive counts; damage is refused.
+
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;

@@ -1,3 +1,5 @@
+//! Verification, against all root-to-node paths.
+
 use proptest::prelude::*;
 
 use super::*;

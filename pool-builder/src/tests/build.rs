@@ -1,3 +1,5 @@
+//! Building: same inputs, same bytes; who belongs where; bad input.
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

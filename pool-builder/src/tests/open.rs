@@ -1,3 +1,5 @@
+//! Opening and inspecting what was built.
+
 use super::*;
 use crate::{OpenPools, POOL_SET_FILE, inspect};
 

@@ -1,3 +1,5 @@
+//! Tuning: which size is taken.
+
 use laser_decode::Drafter;
 use laser_schema::EntityId;
 

@@ -1,3 +1,5 @@
+//! Model directories, tokenizers, chat templates and the hub.
+
 use std::fs;
 
 use super::*;
@@ -54,26 +56,6 @@ fn text_survives_the_tokenizer() {
     assert_eq!(tokenizer.decode(&ids).unwrap(), text);
     let batch = tokenizer.encode_batch(&[text, ""], true).unwrap();
     assert_eq!(batch, [ids, vec![0]]);
-}
-
-#[test]
-fn streamed_pieces_are_the_decoded_text() {
-    let tokenizer = open_fixture().tokenizer;
-    for text in [
-        "Loves Léon (1994)\nand 東京 stories 🎬, too.",
-        "",
-        " a  b ",
-        "e\u{301}",
-    ] {
-        let mut stream = TextStream::default();
-        let ids = tokenizer.encode(text, true).unwrap();
-        let pieces: Vec<String> = ids
-            .iter()
-            .map(|id| stream.push(&tokenizer, *id).unwrap())
-            .collect();
-        assert_eq!(pieces.concat(), text);
-        assert!(!pieces.concat().contains(char::REPLACEMENT_CHARACTER));
-    }
 }
 
 #[test]

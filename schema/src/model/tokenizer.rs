@@ -100,33 +100,3 @@ fn refused(error: tokenizers::Error) -> ModelError {
         reason: error.to_string(),
     }
 }
-
-/// Decodes one text token by token, for stop strings and display.
-///
-/// A token may end within a character or depend on the one before (a leading space); such bytes are
-/// held back until they are whole. All pieces together are the text that [`Tokenizer::decode`] gives, less what is held
-/// back at the end. Costs two decodes of a few tokens a step, whatever the text's length.
-#[derive(Debug, Default, Clone)]
-pub struct TextStream {
-    /// The tokens of the last piece, as context, then those that are held back.
-    ids: Vec<u32>,
-    context: usize,
-}
-
-impl TextStream {
-    /// The text that `id` completes, empty while there is none.
-    ///
-    /// # Errors
-    /// [`ModelError::Tokenize`].
-    pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> Result<String, ModelError> {
-        self.ids.push(id);
-        let before = tokenizer.decode(&self.ids[..self.context])?;
-        let now = tokenizer.decode(&self.ids)?;
-        if now.ends_with(char::REPLACEMENT_CHARACTER) || now.len() <= before.len() {
-            return Ok(String::new());
-        }
-        self.ids.drain(..self.context);
-        self.context = self.ids.len();
-        Ok(now.get(before.len()..).unwrap_or_default().to_owned())
-    }
-}

@@ -79,6 +79,22 @@ fn history_type() -> DataType {
     )))
 }
 
+/// The rows as CSV: strings as they are, everything else as JSON, null as an empty cell.
+fn csv_of(schema: &Schema, rows: &[Value]) -> Vec<u8> {
+    let mut csv = csv::Writer::from_writer(Vec::new());
+    csv.write_record(schema.fields().iter().map(|f| f.name()))
+        .unwrap();
+    for row in rows {
+        let cell = |field: &Arc<Field>| match row.get(field.name()) {
+            None | Some(Value::Null) => String::new(),
+            Some(Value::String(text)) => text.clone(),
+            Some(value) => value.to_string(),
+        };
+        csv.write_record(schema.fields().iter().map(cell)).unwrap();
+    }
+    csv.into_inner().unwrap()
+}
+
 #[tokio::test]
 async fn equal_content_gives_equal_entities_in_every_format() {
     let rows = [
@@ -114,18 +130,7 @@ async fn equal_content_gives_equal_entities_in_every_format() {
         table::encode("t", schema.clone(), &rows, &[]).unwrap(),
     );
     let jsonl = files.lines(&rows);
-    let mut csv = csv::Writer::from_writer(Vec::new());
-    csv.write_record(schema.fields().iter().map(|f| f.name()))
-        .unwrap();
-    for row in &rows {
-        let cell = |field: &Arc<Field>| match row.get(field.name()) {
-            None | Some(Value::Null) => String::new(),
-            Some(Value::String(text)) => text.clone(),
-            Some(value) => value.to_string(),
-        };
-        csv.write_record(schema.fields().iter().map(cell)).unwrap();
-    }
-    let mut csv = files.write("t.csv", csv.into_inner().unwrap());
+    let mut csv = files.write("t.csv", csv_of(&schema, &rows));
     csv.columns.id_type = Some(IdType::Int64);
 
     let entities = read(&jsonl).await.unwrap();

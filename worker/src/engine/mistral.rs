@@ -10,7 +10,6 @@ use std::{
 };
 
 use candle_core::Tensor;
-use futures::future::join_all;
 use mistralrs::{
     CustomLogitsProcessor, GgufModelBuilder, Model, ModelDType, NormalRequest, Request,
     RequestMessage, ResponseOk, SamplingParams, StopTokens, TextModelBuilder, TokenSource,
@@ -84,6 +83,9 @@ impl MistralEngine {
     /// a stop token of the model's own configuration, `max_new_tokens` or the end of the context.
     /// Results in the order of the prompts; one that fails does not fail the others.
     ///
+    /// One prompt at a time: of sequences of equal length in flight together, mistralrs 0.8.1 continues one with
+    /// another's text on CPUs.
+    ///
     /// # Errors
     /// Per prompt: [`EngineError::InvalidOption`] if it is empty or leaves no room for a token,
     /// [`EngineError::Mistralrs`] for mistralrs' own.
@@ -93,8 +95,11 @@ impl MistralEngine {
         max_new_tokens: usize,
         stop_tokens: &[u32],
     ) -> Vec<Result<Completion, EngineError>> {
-        let complete = |prompt| self.complete(prompt, max_new_tokens, stop_tokens);
-        join_all(prompts.into_iter().map(complete)).await
+        let mut completions = Vec::with_capacity(prompts.len());
+        for prompt in prompts {
+            completions.push(self.complete(prompt, max_new_tokens, stop_tokens).await);
+        }
+        completions
     }
 
     async fn complete(
