@@ -20,12 +20,12 @@ use laser_coordinator::prompt::PromptRenderer;
 use laser_pool_builder::{
     EntityEmbeddings, OpenPools, POOL_SET_FILE, PoolTokenizer, ReadError, build_pools,
 };
-use laser_schema::job::{Plan, Spec, run_folder};
+use laser_schema::job::{Action, Plan, Spec, run_folder};
 use laser_schema::manifest::{Manifest, SUCCESS};
 use laser_schema::model::{Hub, ModelFiles, Tokenizer, resolve};
 use laser_schema::previous::{self, PreviousReader, PreviousText};
 use laser_schema::{Digest, Entity, EntityTable, Kind, Location};
-use laser_worker::budget::StepCost;
+use laser_worker::budget::{Budget, StepCost};
 use laser_worker::engine::{EngineError, EngineOptions, MistralEngine, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
 use laser_worker::plain::PlainGenerator;
@@ -313,11 +313,20 @@ impl<'a> Night<'a> {
                 shards: plan.shards.len(),
             });
         }
-        if counts.dead > 0 {
-            return Ok(Outcome::Incomplete {
-                dead: queue.dead(),
-                missing: counts.dead,
-            });
+        let (audits, dead): (Vec<_>, Vec<_>) = queue
+            .dead()
+            .into_iter()
+            .partition(|(shard, _)| plan.shards[*shard as usize].action == Action::Audit);
+        for (shard, reason) in audits {
+            tracing::warn!(
+                shard,
+                reason,
+                "an audit failed: its pool has no measured speedup"
+            );
+        }
+        if !dead.is_empty() {
+            let missing = dead.len();
+            return Ok(Outcome::Incomplete { dead, missing });
         }
         self.finish(plan, Some(seconds), note).await
     }
@@ -385,7 +394,7 @@ impl<'a> Night<'a> {
             verification: self.config.verification.verification()?,
             batch: generate.batch,
             step_tokens: generate.step_tokens,
-            cost: None,
+            budget: None,
             max_new_tokens: generate.max_new_tokens,
             end_of_text: self.model.end_of_text.clone(),
             stop: generate.stop.clone(),
@@ -417,8 +426,9 @@ fn load_generator(
     let mut engine = TreeEngine::load(engine)?;
     if adaptive {
         let tokens = options.batch * (options.nodes + 1);
-        options.cost = Some(StepCost::measure(&mut engine, tokens)?);
-        tracing::info!(cost = ?options.cost, "measured the forward");
+        let cost = StepCost::measure(&mut engine, tokens)?;
+        tracing::info!(?cost, "measured the forward");
+        options.budget = Some(Budget::new(cost));
     }
     Ok(Generator::new(Box::new(engine), tokenizer, options))
 }

@@ -21,6 +21,9 @@ pub const SCHEMA_VERSION: u32 = 1;
 /// The footer key of a part's [`PartInfo`].
 pub const PART_KEY: &str = "laser.part";
 
+/// The footer key of the digest of [`PART_KEY`]'s text.
+pub const PART_DIGEST_KEY: &str = "laser.part_digest";
+
 /// One generated text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KnowledgeRecord {
@@ -213,6 +216,9 @@ pub fn ratio(a: f64, b: f64) -> f64 {
     if b == 0.0 { 0.0 } else { a / b }
 }
 
+/// This version's encoder, as parts name it.
+pub const WRITER: &str = concat!("laser ", env!("CARGO_PKG_VERSION"));
+
 /// What a part says about itself in its footer. With the rows it is the whole commit of a shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartInfo {
@@ -224,6 +230,8 @@ pub struct PartInfo {
     pub shard: u32,
     /// Users or items.
     pub kind: Kind,
+    /// The [`WRITER`] whose encoder wrote it.
+    pub writer: String,
     /// Who wrote it, to tell one's own write from another's after an ambiguous error.
     pub attempt: String,
     /// Rows carried forward rather than generated.
@@ -255,10 +263,12 @@ pub fn encode_part(
         file: name.to_owned(),
         reason: e.to_string(),
     })?;
-    table::encode(name, record_schema(id), rows, &[(PART_KEY, info)])
+    let digest = Digest::of(info.as_bytes()).to_string();
+    let metadata = [(PART_KEY, info), (PART_DIGEST_KEY, digest)];
+    table::encode(name, record_schema(id), rows, &metadata)
 }
 
-/// Decodes a part and checks its rows against the digest in its footer.
+/// Decodes a part and checks its rows and footer against the digests in the footer.
 ///
 /// # Errors
 /// [`TableError::Unreadable`] if the bytes are no part of Laser's or were changed.
@@ -275,6 +285,12 @@ pub fn decode_part(
             "the footer has no {PART_KEY}: not written by Laser"
         ))
     })?;
+    let digest = table::footer(name, &bytes, PART_DIGEST_KEY)?;
+    if digest != Some(Digest::of(info.as_bytes()).to_string()) {
+        return Err(unreadable(
+            "its footer does not match the footer's own digest".to_owned(),
+        ));
+    }
     let info: PartInfo = serde_json::from_str(&info).map_err(|e| unreadable(e.to_string()))?;
     if info.version != SCHEMA_VERSION {
         return Err(unreadable(format!(
@@ -289,6 +305,33 @@ pub fn decode_part(
         ));
     }
     Ok((rows, info))
+}
+
+/// Decodes a part as [`decode_part`] does, and checks every other byte of it as well: statistics, indexes and bloom
+/// filters, which readers trust and which no digest covers before there is a manifest. Equal rows encode to equal bytes,
+/// so encoding them again tells; a part that another version of Laser wrote is spared that.
+///
+/// # Errors
+/// [`TableError::Unreadable`] if the bytes are not those that a worker wrote.
+pub fn check_part(
+    name: &str,
+    id: DataType,
+    bytes: Bytes,
+) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
+    let (rows, info) = decode_part(name, bytes.clone())?;
+    if info.writer != WRITER {
+        return Ok((rows, info));
+    }
+    let value = |key| table::footer(name, &bytes, key).map(|v| (key, v.unwrap_or_default()));
+    let metadata = [value(PART_KEY)?, value(PART_DIGEST_KEY)?];
+    let again = table::encode(name, record_schema(id), &rows, &metadata)?;
+    match again == bytes {
+        true => Ok((rows, info)),
+        false => Err(TableError::Unreadable {
+            file: name.to_owned(),
+            reason: "its bytes are not what its rows encode to".to_owned(),
+        }),
+    }
 }
 
 #[cfg(test)]
@@ -329,6 +372,7 @@ mod tests {
             run: "r".into(),
             shard: 7,
             kind: Kind::User,
+            writer: WRITER.into(),
             attempt: "a".into(),
             carried: 0,
             rows_digest: rows_digest(rows),

@@ -72,14 +72,14 @@ impl OldKnowledge {
         entities: &[(Entity, Vec<u32>)],
         display: &mut Display,
     ) -> Result<Vec<PreviousText>> {
-        let plain = GenerateOptions {
+        let mut plain = GenerateOptions {
             drafter: Drafter::None,
             nodes: 0,
             verification: Verification::Strict,
             batch: BATCH,
             ..base.clone()
         };
-        generator.set_options(plain);
+        generator.swap_options(&mut plain);
         let missing: Vec<_> = entities
             .iter()
             .filter(|(_, prompt)| !self.texts.contains_key(&self.key(prompt)))

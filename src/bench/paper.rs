@@ -6,6 +6,7 @@ use laser_decode::{Drafter, PolicyError, Verification};
 use laser_schema::model::{ModelFiles, Tokenizer, Weights};
 use laser_schema::previous::PreviousText;
 use laser_schema::{Digest, Entity, EntityTable, Kind};
+use laser_worker::budget::{Budget, StepCost};
 use laser_worker::engine::{Engine, EngineOptions, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator};
 
@@ -15,7 +16,7 @@ use super::old::OldKnowledge;
 use super::pools::{PoolScheme, Pools};
 use super::report::{KindReport, Report};
 use super::run::{Subject, interleave};
-use super::variants::{self, Variant};
+use super::variants::{self, ADAPTIVE_NODES, Variant};
 use crate::night::open_model;
 use crate::progress::Display;
 
@@ -54,9 +55,17 @@ async fn compare(command: &str, setup: &SetupArgs, variants: Variants<'_>) -> Re
     let model = open_model(&setup.model).await?;
     let tables = tables(setup);
     let workload = read(setup, &tables, &model, variants).await?;
-    let engine = load_engine(setup, &model)?;
+    let mut engine = load_engine(setup, &model)?;
     let mut report = Report::new(command, setup, engine.info(), &model)?;
-    let base = options(setup, &model);
+    let mut base = options(setup, &model);
+    if workload
+        .iter()
+        .flat_map(|of| &of.variants)
+        .any(|v| v.adaptive)
+    {
+        let cost = StepCost::measure(&mut engine, base.batch * (ADAPTIVE_NODES + 1))?;
+        base.budget = Some(Budget::new(cost));
+    }
     let mut generator = Generator::new(Box::new(engine), model.tokenizer.clone(), base.clone());
 
     display.stage("old knowledge");
@@ -165,7 +174,7 @@ fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<TreeEngine> {
 /// What all variants share; they set the rest.
 fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions {
     GenerateOptions {
-        cost: None,
+        budget: None,
         drafter: Drafter::None,
         nodes: 0,
         verification: Verification::Strict,

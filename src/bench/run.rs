@@ -64,6 +64,8 @@ pub(super) fn interleave(
     generator.share_prefix(&prompts)?;
     warm_up(generator, base, subjects)?;
     let mut measured = vec![Measured::default(); variants.len()];
+    // Kept from turn to turn: a budget learns from its own variant only.
+    let mut options: Vec<GenerateOptions> = variants.iter().map(|v| v.options(base)).collect();
     // Few subjects make shorter turns, so that every variant is first once, but no less than a batch.
     let turn_size = (subjects.len() / variants.len()).clamp(base.batch, TURN_BATCHES * base.batch);
     let total = Some((subjects.len() * variants.len()) as u64);
@@ -72,12 +74,13 @@ pub(super) fn interleave(
         for place in 0..variants.len() {
             let index = (turn + place) % variants.len();
             let variant = &variants[index];
-            generator.set_options(variant.options(base));
+            generator.swap_options(&mut options[index]);
             let requests = chunk
                 .iter()
                 .map(|subject| request(subject, variant))
                 .collect();
             measured[index].add(generate(generator, requests)?);
+            generator.swap_options(&mut options[index]);
             done += chunk.len() as u64;
             display.update(done, total, &variant.name);
         }
@@ -87,7 +90,7 @@ pub(super) fn interleave(
 
 /// The first text pays for memory that all others reuse; it is not measured.
 fn warm_up(generator: &mut Generator, base: &GenerateOptions, subjects: &[Subject]) -> Result<()> {
-    generator.set_options(GenerateOptions {
+    generator.swap_options(&mut GenerateOptions {
         drafter: Drafter::None,
         nodes: 0,
         ..base.clone()

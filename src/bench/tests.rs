@@ -78,10 +78,11 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
             "RV+GRP",
             "RV+RRP",
             "LASER (RV+CRP)",
+            "LASER adaptive",
             "LASER+own",
         ];
         let own = usize::from(kind.kind == laser_schema::Kind::User);
-        assert_eq!(names, expected[..8 + own]);
+        assert_eq!(names, expected[..9 + own]);
         assert_eq!(kind.mismatches, [], "{text}");
         assert!(
             kind.rows[..5].iter().all(|row| row.identical == 5),
@@ -109,13 +110,17 @@ async fn old_knowledge_is_generated_once() {
         .iter()
         .map(|row| row.variant.as_str())
         .collect();
-    assert_eq!(names, ["vanilla", "pool 4", "tree 2", "tree 8"]);
+    assert_eq!(
+        names,
+        ["vanilla", "pool 4", "tree 2", "tree 8", "tree adaptive"]
+    );
     let second = paper::sweep(&setup, &[4], &[2, 8]).await.unwrap();
     assert_eq!(std::fs::read(&file).unwrap(), old);
     let tokens = |report: &Report| -> Vec<u64> {
         report.kinds[0].rows.iter().map(|row| row.tokens).collect()
     };
-    assert_eq!(tokens(&first), tokens(&second));
+    // The adaptive one's texts hang on measured times.
+    assert_eq!(tokens(&first)[..4], tokens(&second)[..4]);
 }
 
 #[tokio::test]

@@ -12,6 +12,9 @@ use super::pools::PoolScheme;
 /// Longest match of prompt lookup, as published for PLD.
 const LOOKUP_NGRAM: usize = 3;
 
+/// Nodes of an adaptive tree, at most.
+pub(super) const ADAPTIVE_NODES: usize = 32;
+
 /// One way to generate texts.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Variant {
@@ -23,6 +26,8 @@ pub(super) struct Variant {
     pub(super) pools: Option<PoolScheme>,
     /// Whether the user's own old text is a branch of its own.
     pub(super) own_previous: bool,
+    /// Whether `nodes` is a bound only, and each step drafts what pays.
+    pub(super) adaptive: bool,
 }
 
 impl Variant {
@@ -34,6 +39,7 @@ impl Variant {
             verification: Verification::Strict,
             pools: None,
             own_previous: false,
+            adaptive: false,
         }
     }
 
@@ -45,6 +51,17 @@ impl Variant {
             verification: Verification::Strict,
             pools: Some(pools),
             own_previous: setup.own_previous,
+            adaptive: false,
+        }
+    }
+
+    /// The same with trees of whatever size pays.
+    fn adaptive(self, name: &str) -> Self {
+        Self {
+            name: name.into(),
+            nodes: ADAPTIVE_NODES,
+            adaptive: true,
+            ..self
         }
     }
 
@@ -61,6 +78,7 @@ impl Variant {
             drafter: self.drafter,
             nodes: self.nodes,
             verification: self.verification,
+            budget: base.budget.clone().filter(|_| self.adaptive),
             ..base.clone()
         }
     }
@@ -96,6 +114,9 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
         pooled("RV+GRP", PoolScheme::Global).verified(relaxed),
         pooled("RV+RRP", PoolScheme::Random).verified(relaxed),
         pooled("LASER (RV+CRP)", custom).verified(relaxed),
+        pooled("", custom)
+            .verified(relaxed)
+            .adaptive("LASER adaptive"),
     ];
     if kind == Kind::User && !setup.own_previous {
         let laser = pooled("LASER+own", custom).verified(relaxed);
@@ -145,8 +166,10 @@ pub(super) fn sweep(
         nodes,
         ..pooled(format!("tree {nodes}"), setup.pool_texts)
     });
+    let adaptive = pooled(String::new(), setup.pool_texts).adaptive("tree adaptive");
     Ok(std::iter::once(Variant::plain())
         .chain(sizes)
         .chain(trees)
+        .chain([adaptive])
         .collect())
 }

@@ -172,6 +172,53 @@ impl Calibration {
     }
 }
 
+/// The draft budget of a generator: what forwards cost, and what drafts were worth so far.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Budget {
+    cost: StepCost,
+    calibration: Calibration,
+    /// Accepted tokens that this step's calibrated probabilities promise.
+    expected: f32,
+}
+
+impl Budget {
+    /// A budget that has seen no step yet.
+    pub fn new(cost: StepCost) -> Self {
+        Self {
+            cost,
+            calibration: Calibration::default(),
+            expected: 0.0,
+        }
+    }
+
+    /// How many drafted nodes to keep of each of `sequences` sequences. `drafted` holds an estimated probability and the
+    /// sequence's number for every node; `known` and `certain` are as in [`StepCost::best_count`].
+    pub fn allot(
+        &mut self,
+        (known, certain): (usize, usize),
+        mut drafted: Vec<(f32, usize)>,
+        sequences: usize,
+    ) -> Vec<usize> {
+        for (probability, _) in &mut drafted {
+            *probability = self.calibration.apply(*probability);
+        }
+        drafted.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let probabilities: Vec<f32> = drafted.iter().map(|(p, _)| *p).collect();
+        let count = self.cost.best_count(known, certain, &probabilities);
+        self.expected = probabilities[..count].iter().sum();
+        let mut nodes = vec![0; sequences];
+        for (_, sequence) in &drafted[..count] {
+            nodes[*sequence] += 1;
+        }
+        nodes
+    }
+
+    /// Takes over how many drafted tokens of the step were accepted.
+    pub fn learn(&mut self, accepted: u32) {
+        self.calibration.learn(self.expected, accepted);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

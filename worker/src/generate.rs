@@ -19,7 +19,7 @@ use laser_decode::{
 };
 use laser_schema::model::{ModelError, Tokenizer};
 
-use crate::budget::{Calibration, StepCost};
+use crate::budget::Budget;
 use crate::engine::{Engine, EngineError, Scores, Segment, Slot};
 
 /// Prompts that begin alike for fewer tokens than this are prefilled apart: a fork costs about as much
@@ -43,9 +43,9 @@ pub struct GenerateOptions {
     pub verification: Verification,
     /// Sequences of a step, at most; at least 1.
     pub batch: usize,
-    /// What a forward costs: trees are cut back to the nodes that pay. `None` drafts `nodes` always, so that
-    /// relaxed texts, too, depend on the entity alone and not on measured times.
-    pub cost: Option<StepCost>,
+    /// Cuts trees back to the nodes that pay. `None` drafts `nodes` always, so that relaxed texts, too, depend on
+    /// the entity alone and not on measured times.
+    pub budget: Option<Budget>,
     /// Tokens of a step, at most; at least 1. Longer prompts are prefilled in chunks.
     pub step_tokens: usize,
     /// Bound on a text's tokens, at least 1.
@@ -217,9 +217,6 @@ pub struct Generator {
     active: Vec<Sequence>,
     prefixes: VecDeque<(Vec<u32>, Slot)>,
     failures_in_a_row: usize,
-    calibration: Calibration,
-    /// Accepted tokens that the calibrated probabilities of this step promise.
-    expected: f32,
     /// Duration of prefills of shared prefixes, added to the next step.
     unattributed_seconds: f64,
 }
@@ -247,8 +244,6 @@ impl Generator {
             active: Vec::new(),
             prefixes: VecDeque::new(),
             failures_in_a_row: 0,
-            calibration: Calibration::default(),
-            expected: 0.0,
             unattributed_seconds: 0.0,
         }
     }
@@ -263,9 +258,10 @@ impl Generator {
         &self.options
     }
 
-    /// Generates differently from the next step on; sequences that are under way keep their drafter.
-    pub fn set_options(&mut self, options: GenerateOptions) {
-        self.options = options;
+    /// Generates differently from the next step on; sequences that are under way keep their drafter. `options` gets
+    /// what was in force, so that a later swap goes on with its budget where that stood.
+    pub fn swap_options(&mut self, options: &mut GenerateOptions) {
+        std::mem::swap(&mut self.options, options);
     }
 
     fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
@@ -442,26 +438,21 @@ impl Generator {
     /// Cuts the trees back to the nodes that pay, over the whole batch. A tree's nodes come in falling probability, so
     /// what is left of it is its beginning.
     fn budget(&mut self, part: &[usize]) {
-        let Some(cost) = &self.options.cost else {
+        let Some(budget) = &mut self.options.budget else {
             return;
         };
-        let mut ranked = Vec::new();
+        let mut drafted = Vec::new();
         let (mut known, mut certain) = (0, 0);
         for &index in part {
             let sequence = &self.active[index];
             known += sequence.chunk;
             certain += usize::from(sequence.chunk == sequence.pending.len());
-            let drafted = sequence.drafted();
-            let probabilities = sequence.tree.probabilities().iter().skip(1).take(drafted);
-            ranked.extend(probabilities.map(|p| (self.calibration.apply(*p), index)));
+            let probabilities = sequence.tree.probabilities().iter().skip(1);
+            drafted.extend(probabilities.take(sequence.drafted()).map(|p| (*p, index)));
         }
-        ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let probabilities: Vec<f32> = ranked.iter().map(|(p, _)| *p).collect();
-        let count = cost.best_count(known, certain, &probabilities);
-        self.expected = probabilities[..count].iter().sum();
+        let nodes = budget.allot((known, certain), drafted, self.active.len());
         for &index in part {
-            let nodes = ranked[..count].iter().filter(|(_, i)| *i == index).count();
-            self.active[index].tree.truncate(nodes);
+            self.active[index].tree.truncate(nodes[index]);
         }
     }
 
@@ -503,8 +494,8 @@ impl Generator {
                 break;
             }
         }
-        if self.options.cost.is_some() {
-            self.calibration.learn(self.expected, accepted);
+        if let Some(budget) = &mut self.options.budget {
+            budget.learn(accepted);
         }
         for (index, stop) in ended.into_iter().rev() {
             let Sequence {

@@ -9,7 +9,7 @@ use laser_decode::Pool;
 use laser_schema::Digest;
 use laser_schema::job::{Action, AuditReport, Lease, Plan, ShardRow};
 use laser_schema::knowledge::{
-    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, encode_part, ratio,
+    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, ratio,
     rows_digest,
 };
 use laser_schema::table::{self, TableError};
@@ -137,6 +137,7 @@ pub(crate) fn encode(
         run: plan.run.clone(),
         shard: job.shard,
         kind: job.kind,
+        writer: WRITER.to_owned(),
         attempt: attempt.to_owned(),
         carried,
         rows_digest: rows_digest(rows),

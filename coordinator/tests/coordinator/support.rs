@@ -10,7 +10,7 @@ use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, AuditReport, Plan, Policy, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::{
-    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, encode_part, rows_digest,
+    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, rows_digest,
 };
 use laser_schema::model::ModelFiles;
 use laser_schema::previous::PreviousSource;
@@ -252,6 +252,7 @@ pub(crate) fn encode(
         run: plan.run.clone(),
         shard: job.shard,
         kind: job.kind,
+        writer: WRITER.to_owned(),
         attempt: "a".into(),
         carried,
         rows_digest: rows_digest(rows),

@@ -5,7 +5,8 @@ use jiff::civil::date;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Policy, Spec};
 use laser_schema::knowledge::{
-    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, encode_part, id_type, rows_digest,
+    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, id_type,
+    rows_digest,
 };
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS, verify};
 use laser_schema::previous::{PreviousReader, PreviousSource, PreviousText};
@@ -46,6 +47,7 @@ fn part(rows: &[KnowledgeRecord]) -> Bytes {
         run: "r".into(),
         shard: 0,
         kind: Kind::User,
+        writer: WRITER.to_owned(),
         attempt: "a".into(),
         carried: 0,
         rows_digest: rows_digest(rows),

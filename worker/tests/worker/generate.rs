@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use laser_decode::{Drafter, Verification};
-use laser_worker::budget::StepCost;
+use laser_worker::budget::{Budget, StepCost};
 use laser_worker::engine::{EngineOptions, MistralEngine, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, TextGenerator};
 use laser_worker::plain::PlainGenerator;
@@ -120,9 +120,9 @@ proptest! {
         costs in prop::option::of(prop::collection::vec(1e-6..1e-3f64, 1..5)),
     ) {
         let points = |costs: Vec<f64>| (0..).map(|i| f64::from(1 << i)).zip(costs).collect();
-        let cost = costs.map(|costs| StepCost::new(points(costs)));
+        let budget = costs.map(|costs| Budget::new(StepCost::new(points(costs))));
         let options = GenerateOptions {
-            drafter, nodes, batch, step_tokens, max_new_tokens, cost, ..options()
+            drafter, nodes, batch, step_tokens, max_new_tokens, budget, ..options()
         };
         let fake = laser_worker::engine::FakeOptions { seed, max_positions: 90, ..fake_options() };
         let mut oracle = laser_worker::engine::FakeEngine::new(fake.clone());
@@ -195,7 +195,7 @@ fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
     let mut generator = Generator::new(Box::new(real_engine()), tokenizer(), options.clone());
     for drafter in drafters() {
         for (nodes, batch, step_tokens) in [(0, 3, 64), (4, 1, 5), (16, 1, 64), (16, 3, 24)] {
-            let options = GenerateOptions {
+            let mut options = GenerateOptions {
                 drafter,
                 nodes,
                 batch,
@@ -203,7 +203,7 @@ fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
                 ..options.clone()
             };
             let what = format!("{drafter:?} {nodes} {batch} {step_tokens}");
-            generator.set_options(options);
+            generator.swap_options(&mut options);
             let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
                 pool: Some(pool.clone()),
                 ..request(id, prompt)

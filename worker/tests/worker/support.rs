@@ -52,7 +52,7 @@ pub(crate) fn options() -> GenerateOptions {
         max_new_tokens: 40,
         end_of_text: vec![END],
         stop: Vec::new(),
-        cost: None,
+        budget: None,
     }
 }
 
