@@ -11,7 +11,8 @@ use figment::error::Kind as FigmentKind;
 use figment::providers::{Env, Format, Serialized, Toml};
 use figment::value::{Dict, Value};
 use figment::{Figment, Profile};
-use jiff::civil::Date;
+use jiff::civil::{Date, Time};
+use laser_coordinator::nats::NatsConfig;
 use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
 use laser_pool_builder::PoolsConfig;
@@ -39,6 +40,9 @@ pub(crate) struct Config {
     pub(crate) draft: DraftConfig,
     pub(crate) pools: PoolsConfig,
     pub(crate) run: RunConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) queue: Option<NatsConfig>,
+    pub(crate) worker: WorkerConfig,
 }
 
 /// `[model]`: part of the specification but for the device.
@@ -280,6 +284,8 @@ pub(crate) struct RunConfig {
     pub(crate) seed: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) deadline: Option<Time>,
 }
 
 impl Default for RunConfig {
@@ -292,6 +298,25 @@ impl Default for RunConfig {
             audit_share: 0.01,
             seed: 1,
             limit: None,
+            deadline: None,
+        }
+    }
+}
+
+/// `[worker]`: of `laser worker`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct WorkerConfig {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) idle_seconds: Option<u64>,
+    pub(crate) grace_seconds: u64,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self {
+            idle_seconds: None,
+            grace_seconds: 25,
         }
     }
 }
@@ -363,6 +388,9 @@ impl Config {
         self.verification.verification()?;
         self.draft.drafter()?;
         self.pools.validate()?;
+        if let Some(queue) = &self.queue {
+            queue.validate()?;
+        }
         Ok(())
     }
 

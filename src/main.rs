@@ -5,7 +5,10 @@
 mod bench;
 mod commands;
 mod config;
+mod distributed;
+mod generator;
 mod night;
+mod operate;
 mod prepare;
 mod progress;
 mod summary;
@@ -15,6 +18,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use laser_coordinator::nats::NatsError;
 use laser_pool_builder::TuneConfig;
 use laser_schema::LocationError;
 use laser_worker::run::WorkerError;
@@ -39,7 +43,30 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run a night: build pools, plan, generate, publish. The same command resumes.
-    Run(ConfigArgs),
+    Run(RunArgs),
+    /// Run a night on many machines: plan it, queue its shards, publish what workers generate. The same command
+    /// resumes.
+    Coordinator(RunArgs),
+    /// Generate shards that a coordinator queued, of whatever run has some.
+    Worker(ConfigArgs),
+    /// Show how far runs are.
+    Status {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// The run; all that the output holds if not given.
+        #[arg(long)]
+        run: Option<String>,
+        /// Print JSON, a line a run.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Stop a distributed run. What is committed stays.
+    Cancel(RunName),
+    /// Take a cancellation back and go on as `coordinator` does.
+    Resume(RunName),
+    /// Shards of a distributed run that were given up.
+    #[command(subcommand)]
+    Dlq(DlqCommand),
     /// Tell what a run would do, without doing it.
     Plan(ConfigArgs),
     /// Print the effective configuration.
@@ -95,6 +122,55 @@ enum PoolsCommand {
     },
 }
 
+#[derive(Debug, Subcommand)]
+enum DlqCommand {
+    /// List them, with the reason of the last attempt.
+    List(RunName),
+    /// Show one, with its job.
+    Show {
+        #[command(flatten)]
+        run: RunName,
+        /// The shard.
+        shard: u32,
+    },
+    /// Queue some or all again.
+    Replay {
+        #[command(flatten)]
+        run: RunName,
+        /// The shards; all if none is given.
+        shards: Vec<u32>,
+    },
+}
+
+#[derive(Debug, Args)]
+struct RunName {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// The run, as `laser status` names it.
+    run: String,
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Publish at this time of day whatever is missing: [run] deadline.
+    #[arg(long, value_name = "HH:MM")]
+    deadline: Option<jiff::civil::Time>,
+    /// Share of the entities that must have a text: [output] min_coverage.
+    #[arg(long)]
+    min_coverage: Option<f64>,
+}
+
+impl RunArgs {
+    fn load(mut self) -> Result<Config> {
+        let settings = &mut self.config.settings;
+        settings.extend(self.deadline.map(|time| format!("run.deadline='{time}'")));
+        settings.extend(self.min_coverage.map(|share| format!("output.min_coverage={share:?}")));
+        self.config.load()
+    }
+}
+
 #[derive(Debug, Args)]
 struct ConfigArgs {
     /// The configuration file.
@@ -139,6 +215,10 @@ fn exit_code(error: &anyhow::Error) -> u8 {
     let passing = error.chain().any(|cause| {
         matches!(cause.downcast_ref(), Some(LocationError::Store { .. }))
             || cause.downcast_ref::<WorkerError>().is_some()
+            || matches!(
+                cause.downcast_ref(),
+                Some(NatsError::Connect { .. } | NatsError::Request { .. })
+            )
     });
     if passing { TRY_AGAIN } else { DATA_ERROR }
 }
@@ -146,6 +226,35 @@ fn exit_code(error: &anyhow::Error) -> u8 {
 async fn dispatch(command: Command) -> Result<u8> {
     match command {
         Command::Run(args) => return run(&args.load()?).await,
+        Command::Coordinator(args) => return coordinate(&args.load()?, None).await,
+        Command::Worker(args) => {
+            let drain = CancellationToken::new();
+            drain_on_signal(drain.clone())?;
+            let ended = distributed::work(&args.load()?, &mut Display::new(), &drain).await?;
+            return Ok(if ended { 0 } else { DRAINED });
+        }
+        Command::Status { config, run, json } => {
+            operate::status(&config.load()?, run.as_deref(), json).await?;
+        }
+        Command::Cancel(RunName { config, run }) => {
+            let removed = distributed::cancel(&config.load()?, &run).await?;
+            commands::print(&format!("{run}: cancelled, {removed} shards left the queue\n"))?;
+        }
+        Command::Resume(RunName { config, run }) => {
+            let mut config = config.load()?;
+            config.run.date = distributed::date_of(&run);
+            distributed::uncancel(&config, &run).await?;
+            return coordinate(&config, Some(&run)).await;
+        }
+        Command::Dlq(DlqCommand::List(RunName { config, run })) => {
+            operate::dlq_list(&config.load()?, &run).await?;
+        }
+        Command::Dlq(DlqCommand::Show { run, shard }) => {
+            operate::dlq_show(&run.config.load()?, &run.run, shard).await?;
+        }
+        Command::Dlq(DlqCommand::Replay { run, shards }) => {
+            operate::dlq_replay(&run.config.load()?, &run.run, &shards).await?;
+        }
         Command::Plan(args) => commands::plan(&args.load()?).await?,
         Command::Config(args) => commands::print(&args.load()?.to_toml()?)?,
         Command::Verify { dir } => {
@@ -205,7 +314,21 @@ async fn run_night(
     drain: &CancellationToken,
 ) -> Result<u8> {
     let night = Night::open(config).await?;
-    match night.run(display, drain).await? {
+    report(config, night.run(display, drain).await?).await
+}
+
+async fn coordinate(config: &Config, run: Option<&str>) -> Result<u8> {
+    let drain = CancellationToken::new();
+    drain_on_signal(drain.clone())?;
+    let mut display = Display::new();
+    let outcome = distributed::coordinate(config, run, &mut display, &drain).await?;
+    drop(display);
+    report(config, outcome).await
+}
+
+/// Tells how a night ended, and the exit code for it.
+async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
+    match outcome {
         Outcome::Complete(finished) => {
             commands::print(&summary::render(&finished).await?)?;
             Ok(0)
@@ -225,6 +348,10 @@ async fn run_night(
             eprintln!(
                 "error: {missing} shards are missing; run the same command again once the cause is mended"
             );
+            Ok(TRY_AGAIN)
+        }
+        Outcome::Cancelled { run } => {
+            eprintln!("error: {run} was cancelled; `laser resume CONFIG {run}` goes on");
             Ok(TRY_AGAIN)
         }
         Outcome::Drained { committed, shards } => {

@@ -4,36 +4,36 @@
 //! goes on where it was: pools that are built stay, a plan that is written stays, a shard that is committed
 //! is never generated twice.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use futures::Stream;
-use jiff::ToSpan;
-use jiff::civil::Date;
+use jiff::civil::{Date, Time};
+use jiff::tz::TimeZone;
+use jiff::{Timestamp, ToSpan, Zoned};
 use laser_coordinator::finalise::{self, Published};
 use laser_coordinator::ledger::LedgerLimits;
 use laser_coordinator::local_queue::LocalQueue;
-use laser_coordinator::plan::{PlanRequest, plan, read_plan};
+use laser_coordinator::plan::{PlanRequest, plan, plan_time, read_plan};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_pool_builder::{
     EntityEmbeddings, OpenPools, POOL_SET_FILE, PoolTokenizer, ReadError, build_pools,
 };
 use laser_schema::job::{Action, Plan, Spec, run_folder};
 use laser_schema::manifest::{Manifest, SUCCESS};
-use laser_schema::model::{Hub, ModelFiles, Tokenizer, resolve};
+use laser_schema::model::{Hub, ModelFiles, resolve};
 use laser_schema::previous::{self, PreviousReader, PreviousText};
 use laser_schema::{Digest, Entity, EntityTable, Kind, Location};
-use laser_worker::budget::{Budget, StepCost};
-use laser_worker::engine::{EngineError, EngineOptions, MistralEngine, TreeEngine};
-use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
-use laser_worker::plain::PlainGenerator;
+use laser_worker::generate::TextGenerator;
 use laser_worker::progress::Progress;
-use laser_worker::run::{RunContext, run_worker};
+use laser_worker::run::{RunContext, Stop, WorkerError, run_worker};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, EngineKind};
+use crate::generator;
 use crate::progress::{Display, TICK};
 
 /// Unfinished runs of this many nights back are taken up again by the same command.
@@ -51,6 +51,8 @@ pub(crate) enum Outcome {
         dead: Vec<(u32, String)>,
         missing: usize,
     },
+    /// Somebody has cancelled it.
+    Cancelled { run: String },
     /// Stopped by a signal; the same command goes on.
     Drained { committed: usize, shards: usize },
 }
@@ -68,6 +70,89 @@ pub(crate) struct Finished {
     pub(crate) note: Option<String>,
 }
 
+/// How far a run is before anything is generated.
+pub(crate) enum Ready {
+    /// To its end, by an earlier process.
+    Published(Plan),
+    /// It was told to stop.
+    Drained,
+    /// Planned, with its pools.
+    Planned(Plan, OpenPools),
+}
+
+/// When a run is published whatever is missing, if ever.
+#[derive(Debug, Clone)]
+pub(crate) struct Deadline(Option<Zoned>);
+
+impl Deadline {
+    /// Seconds left; negative after it.
+    pub(crate) fn seconds_left(&self) -> Option<f64> {
+        let at = self.0.as_ref()?;
+        Some(at.timestamp().duration_since(Timestamp::now()).as_secs_f64())
+    }
+
+    /// Whether it lies behind.
+    pub(crate) fn has_passed(&self) -> bool {
+        self.seconds_left().is_some_and(|left| left <= 0.0)
+    }
+
+    /// A token that is cancelled with `drain` or at the deadline, whichever comes first.
+    pub(crate) fn end(&self, drain: &CancellationToken) -> CancellationToken {
+        let end = drain.child_token();
+        if let Some(left) = self.seconds_left() {
+            let end = end.clone();
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_secs_f64(left.max(0.0))).await;
+                end.cancel();
+            });
+        }
+        end
+    }
+}
+
+/// The first moment from `from` on with this time of day.
+fn first_after(from: Zoned, time: Time) -> Result<Zoned> {
+    let today = from.with().time(time).build()?;
+    Ok(match today < from {
+        true => today.checked_add(1.day())?,
+        false => today,
+    })
+}
+
+/// What a worker needs of a run.
+pub(crate) fn run_context(
+    plan: Plan,
+    output: Location,
+    pools: &OpenPools,
+    worker: String,
+) -> Arc<RunContext> {
+    let names = pools.set().pools.iter().map(|p| p.name.clone());
+    let pools: HashMap<_, _> = names
+        .filter_map(|name| pools.pool(&name).map(|pool| (name, pool)))
+        .collect();
+    Arc::new(RunContext {
+        plan,
+        output,
+        pools,
+        worker,
+        progress: Arc::new(Progress::default()),
+    })
+}
+
+/// The shards that were given up and whose output is missed. An audit's is not: without it a pool has no measured
+/// speedup, and that is all.
+pub(crate) fn without_audits(plan: &Plan, dead: Vec<(u32, String)>) -> Vec<(u32, String)> {
+    let is_audit = |shard: u32| {
+        let job = plan.shards.get(shard as usize);
+        job.is_some_and(|job| job.action == Action::Audit)
+    };
+    let (audits, dead) = dead.into_iter().partition::<Vec<_>, _>(|(s, _)| is_audit(*s));
+    for (shard, reason) in audits {
+        tracing::warn!(shard, reason, "an audit failed: its pool has no measured speedup");
+    }
+    dead
+}
+
 /// What a night is made from, all of it checked.
 pub(crate) struct Night<'a> {
     pub(crate) config: &'a Config,
@@ -82,7 +167,8 @@ impl<'a> Night<'a> {
     pub(crate) async fn open(config: &'a Config) -> Result<Self> {
         let model = open_model(&config.model.path).await?;
         let prompts = PromptRenderer::new(&config.prompt, &model).context("[prompt]")?;
-        let spec = specification(config, &model, &prompts)?;
+        let digests = Kind::ALL.map(|kind| (kind, prompts.digest(kind)));
+        let spec = model_spec(config, &model, digests.into())?;
         Ok(Self {
             config,
             model,
@@ -101,6 +187,7 @@ impl<'a> Night<'a> {
         let run = crate::config::RunConfig {
             date: None,
             attempts: 0,
+            deadline: None,
             ..self.config.run.clone()
         };
         let identity = Digest::of_json(&(
@@ -115,7 +202,7 @@ impl<'a> Night<'a> {
     }
 
     /// The night to work on: the configured one, else an unfinished one of the last nights, else today.
-    async fn choose_run(&self) -> Result<(Date, String)> {
+    pub(crate) async fn choose_run(&self) -> Result<(Date, String)> {
         if let Some(date) = self.config.run.date {
             return Ok((date, self.run_id(date).await?));
         }
@@ -152,20 +239,38 @@ impl<'a> Night<'a> {
         ))
     }
 
-    /// Runs the night to its end.
+    /// Runs the night to its end in this process.
     pub(crate) async fn run(
         self,
         display: &mut Display,
         drain: &CancellationToken,
     ) -> Result<Outcome> {
         let (date, run) = self.choose_run().await?;
-        let folder = self.output.join(&run_folder(&run));
-        let _lock = lock(&folder, &run)?;
-        let known = read_plan(&self.output, &run).await?;
+        let _lock = lock(&self.output.join(&run_folder(&run)), &run)?;
+        match self.prepare(date, &run, display, drain).await? {
+            Ready::Published(plan) => self.finish(plan, None).await,
+            Ready::Drained => Ok(Outcome::Drained {
+                committed: 0,
+                shards: 0,
+            }),
+            Ready::Planned(plan, pools) => self.generate(plan, &pools, display, drain).await,
+        }
+    }
+
+    /// Plans the run and builds its pools, or finds both where an earlier process left them.
+    pub(crate) async fn prepare(
+        &self,
+        date: Date,
+        run: &str,
+        display: &mut Display,
+        drain: &CancellationToken,
+    ) -> Result<Ready> {
+        let folder = self.output.join(&run_folder(run));
+        let known = read_plan(&self.output, run).await?;
         if let Some(plan) = &known
             && is_published(&self.output, plan).await?
         {
-            return self.finish(plan.clone(), None, None).await;
+            return Ok(Ready::Published(plan.clone()));
         }
         let dir = folder.join("pools");
         let prepared = async {
@@ -173,7 +278,7 @@ impl<'a> Night<'a> {
             let plan = match known {
                 Some(plan) => plan,
                 None => {
-                    self.plan(Some(&self.output), &run, date, (&dir, &pools), display)
+                    self.plan(Some(&self.output), run, date, (&dir, &pools), display)
                         .await?
                 }
             };
@@ -181,7 +286,7 @@ impl<'a> Night<'a> {
         };
         let (pools, plan) = tokio::select! {
             biased;
-            () = drain.cancelled() => return Ok(Outcome::Drained { committed: 0, shards: 0 }),
+            () = drain.cancelled() => return Ok(Ready::Drained),
             prepared = prepared => prepared?,
         };
         if plan.pool_digest != *pools.digest() {
@@ -192,7 +297,7 @@ impl<'a> Night<'a> {
                 folder.url()
             );
         }
-        self.generate(plan, &pools, display, drain).await
+        Ok(Ready::Planned(plan, pools))
     }
 
     /// The pools of the run: those that are there, or new ones from last night's knowledge.
@@ -277,81 +382,67 @@ impl<'a> Night<'a> {
             ..LedgerLimits::default()
         };
         let queue = Arc::new(LocalQueue::new(&plan, &committed, limits));
-        let mut note = None;
-        let started = std::time::Instant::now();
+        let started = Instant::now();
+        let deadline = self.deadline(&plan).await?;
+        let end = deadline.end(drain);
         if committed.len() < plan.shards.len() {
             display.stage("loading the model");
-            let options = self.generate_options()?;
-            let engine_options = self.engine_options()?;
-            let context = self.context(plan.clone(), pools);
-            match self.config.model.engine {
-                EngineKind::Tree => {
-                    let adaptive = self.config.draft.is_adaptive();
-                    let tokenizer = self.model.tokenizer.clone();
-                    let load =
-                        move || load_generator(&engine_options, tokenizer, options, adaptive);
-                    let generator = tokio::task::spawn_blocking(load).await??;
-                    work(&queue, context, generator, display, drain).await?;
-                }
-                EngineKind::Mistralrs => {
-                    note = Some(
-                        "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned(),
-                    );
-                    let engine = MistralEngine::load(&engine_options, options.batch).await?;
-                    let handle = tokio::runtime::Handle::current();
-                    let generator =
-                        PlainGenerator::new(engine, handle, self.model.tokenizer.clone(), options);
-                    work(&queue, context, generator, display, drain).await?;
-                }
-            }
+            let generator = generator::load(self.config, &self.model).await?;
+            let worker = format!("local-{}", std::process::id());
+            let context = run_context(plan.clone(), self.output.clone(), pools, worker);
+            work(&queue, context, generator, display, &end).await?;
         }
         let seconds = started.elapsed().as_secs_f64();
-        let counts = queue.counts();
-        if counts.ready + counts.leased > 0 {
+        if drain.is_cancelled() && !queue.is_done() {
             return Ok(Outcome::Drained {
-                committed: counts.committed,
+                committed: queue.counts().committed,
                 shards: plan.shards.len(),
             });
         }
-        let (audits, dead): (Vec<_>, Vec<_>) = queue
-            .dead()
-            .into_iter()
-            .partition(|(shard, _)| plan.shards[*shard as usize].action == Action::Audit);
-        for (shard, reason) in audits {
-            tracing::warn!(
-                shard,
-                reason,
-                "an audit failed: its pool has no measured speedup"
-            );
-        }
-        if !dead.is_empty() {
+        let dead = without_audits(&plan, queue.dead());
+        self.conclude(plan, dead, deadline.has_passed(), Some(seconds))
+            .await
+    }
+
+    /// Publishes what there is, unless shards were given up that a later try may still make. After the deadline
+    /// there is no later.
+    pub(crate) async fn conclude(
+        self,
+        plan: Plan,
+        dead: Vec<(u32, String)>,
+        late: bool,
+        seconds: Option<f64>,
+    ) -> Result<Outcome> {
+        if late {
+            let sealed = finalise::seal(&self.output, &plan, "not generated before the deadline").await?;
+            if sealed > 0 {
+                tracing::warn!(shards = sealed, "the deadline has passed: publishing without them");
+            }
+        } else if !dead.is_empty() {
             let missing = dead.len();
             return Ok(Outcome::Incomplete { dead, missing });
         }
-        self.finish(plan, Some(seconds), note).await
+        self.finish(plan, seconds).await
     }
 
-    fn context(&self, plan: Plan, pools: &OpenPools) -> Arc<RunContext> {
-        let names = pools.set().pools.iter().map(|p| p.name.clone());
-        let pools: HashMap<_, _> = names
-            .filter_map(|name| pools.pool(&name).map(|pool| (name, pool)))
-            .collect();
-        Arc::new(RunContext {
-            plan,
-            output: self.output.clone(),
-            pools,
-            worker: format!("local-{}", std::process::id()),
-            progress: Arc::new(Progress::default()),
-        })
+    /// The run's deadline: the first time of day `[run] deadline` after it was planned.
+    pub(crate) async fn deadline(&self, plan: &Plan) -> Result<Deadline> {
+        let Some(time) = self.config.run.deadline else {
+            return Ok(Deadline(None));
+        };
+        let planned = plan_time(&self.output, &plan.run).await?;
+        Ok(Deadline(Some(first_after(planned.to_zoned(TimeZone::system()), time)?)))
     }
 
     /// Publishes every kind, or shows what was published before.
-    async fn finish(
+    pub(crate) async fn finish(
         self,
         plan: Plan,
         seconds: Option<f64>,
-        note: Option<String>,
     ) -> Result<Outcome> {
+        let note = (self.config.model.engine == EngineKind::Mistralrs).then(|| {
+            "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned()
+        });
         let mut manifests = Vec::new();
         let mut covered = true;
         for &kind in plan.counts.keys() {
@@ -385,103 +476,70 @@ impl<'a> Night<'a> {
             Outcome::BelowCoverage(finished)
         })
     }
-
-    fn generate_options(&self) -> Result<GenerateOptions> {
-        let generate = &self.config.generate;
-        Ok(GenerateOptions {
-            drafter: self.config.draft.drafter()?,
-            nodes: self.config.draft.nodes,
-            verification: self.config.verification.verification()?,
-            batch: generate.batch,
-            step_tokens: generate.step_tokens,
-            budget: None,
-            max_new_tokens: generate.max_new_tokens,
-            end_of_text: self.model.end_of_text.clone(),
-            stop: generate.stop.clone(),
-        })
-    }
-
-    fn engine_options(&self) -> Result<EngineOptions> {
-        let path = match &self.model.weights {
-            laser_schema::model::Weights::Gguf(file) => file.clone(),
-            laser_schema::model::Weights::Safetensors(_) => self.model.directory.clone(),
-        };
-        let model = &self.config.model;
-        Ok(EngineOptions {
-            path,
-            dtype: model.dtype,
-            isq: model.isq.clone(),
-            device: model.device,
-        })
-    }
 }
 
-/// Loads the model and, for an adaptive budget, measures what its forwards cost.
-fn load_generator(
-    engine: &EngineOptions,
-    tokenizer: Tokenizer,
-    mut options: GenerateOptions,
-    adaptive: bool,
-) -> Result<Generator, EngineError> {
-    let mut engine = TreeEngine::load(engine)?;
-    if adaptive {
-        let tokens = options.batch * (options.nodes + 1);
-        let cost = StepCost::measure(&mut engine, tokens)?;
-        tracing::info!(?cost, "measured the forward");
-        options.budget = Some(Budget::new(cost));
-    }
-    Ok(Generator::new(Box::new(engine), tokenizer, options))
-}
-
-/// Drives the worker and shows how far it is.
-async fn work<G: TextGenerator + 'static>(
+/// Drives a worker over the in-process queue.
+async fn work(
     queue: &Arc<LocalQueue>,
     context: Arc<RunContext>,
-    generator: G,
+    generator: Box<dyn TextGenerator>,
     display: &mut Display,
     drain: &CancellationToken,
 ) -> Result<()> {
     display.stage("generating");
-    let progress = context.progress.clone();
-    let counts = queue.counts();
-    let rows: u64 = context.plan.counts.values().map(|c| c.entities).sum();
-    let resumed = counts.committed;
-    let started = std::time::Instant::now();
-    let worker = run_worker(queue.clone(), context.clone(), generator, drain.clone());
+    let rows = context.plan.counts.values().map(|c| c.entities).sum();
+    let shards = context.plan.shards.len();
+    let stop = Stop {
+        drain: drain.clone(),
+        ..Stop::default()
+    };
+    let worker = run_worker(queue.clone(), context.clone(), generator, stop);
+    let detail = || {
+        let draining = match drain.is_cancelled() {
+            true => "; finishing the shards in hand",
+            false => "",
+        };
+        format!("{} of {shards} shards{draining}", queue.counts().committed)
+    };
+    show_work(worker, &context.progress, Some(rows), display, &detail).await?;
+    Ok(())
+}
+
+/// Drives a worker to its end and shows what it generates, of `rows` if that is known.
+pub(crate) async fn show_work<G>(
+    worker: impl Future<Output = Result<G, WorkerError>>,
+    progress: &Progress,
+    rows: Option<u64>,
+    display: &mut Display,
+    detail: &dyn Fn() -> String,
+) -> Result<G> {
+    let started = Instant::now();
     tokio::pin!(worker);
     let mut ticks = tokio::time::interval(TICK);
-    loop {
+    let generator = loop {
         tokio::select! {
-            ended = &mut worker => {
-                ended?;
-                break;
-            }
+            ended = &mut worker => break ended?,
             _ = ticks.tick() => {
                 let now = progress.snapshot();
                 let done = now.figures.texts + now.carried + now.errors;
                 let rate = now.figures.tokens as f64 / started.elapsed().as_secs_f64();
-                let draining = if drain.is_cancelled() { "; finishing the shards in hand" } else { "" };
-                display.update(done, Some(rows), &format!(
-                    "texts, {rate:.0} tokens/s, {:.1} accepted a forward, {} of {} shards{draining}",
-                    now.figures.aal(), queue.counts().committed, context.plan.shards.len()
+                display.update(done, rows, &format!(
+                    "texts, {rate:.0} tokens/s, {:.1} accepted a forward, {}",
+                    now.figures.aal(), detail()
                 ));
             }
         }
-    }
+    };
     let now = progress.snapshot();
     display.finish_with(&format!(
-        "{} texts, {} tokens, {} carried forward, {} errors{}",
+        "{} texts, {} tokens, {} carried forward, {} errors; {}",
         now.figures.texts,
         now.figures.tokens,
         now.carried,
         now.errors,
-        if resumed > 0 {
-            format!("; {resumed} shards were committed before")
-        } else {
-            String::new()
-        },
+        detail()
     ));
-    Ok(())
+    Ok(generator)
 }
 
 /// Resolves a path or hub id and opens the model's files.
@@ -495,7 +553,12 @@ pub(crate) async fn open_model(model: &str) -> Result<ModelFiles> {
     .context("[model] path")
 }
 
-fn specification(config: &Config, model: &ModelFiles, prompts: &PromptRenderer) -> Result<Spec> {
+/// What decides the texts of a configuration and a model, given the prompts' digests.
+pub(crate) fn model_spec(
+    config: &Config,
+    model: &ModelFiles,
+    prompts: BTreeMap<Kind, Digest>,
+) -> Result<Spec> {
     let isq = config
         .model
         .isq
@@ -509,10 +572,7 @@ fn specification(config: &Config, model: &ModelFiles, prompts: &PromptRenderer) 
         model: model.digest().context("[model] path")?,
         tokenizer: Digest::from_bytes(model.tokenizer.fingerprint()),
         precision: format!("{}{isq}", config.model.dtype),
-        prompts: Kind::ALL
-            .into_iter()
-            .map(|kind| (kind, prompts.digest(kind)))
-            .collect(),
+        prompts,
         verification: config.verification.policy(),
         max_new_tokens: config.generate.max_new_tokens,
         stop: config.generate.stop.clone(),

@@ -9,11 +9,14 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, AuditReport, KindCounts, Plan, ShardJob};
-use laser_schema::knowledge::{ErrorRecord, Figures, SCHEMA_VERSION, check_part};
-use laser_schema::location::LocationError;
+use laser_schema::knowledge::{
+    ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WRITER, check_part, encode_part, rows_digest,
+};
+use laser_schema::location::{Created, LocationError};
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
-use laser_schema::table::TableError;
+use laser_schema::table::{self, TableError};
 use laser_schema::{Digest, EntityId, Kind, Location};
+use serde::Deserialize;
 
 /// Why nothing was published.
 #[derive(Debug, thiserror::Error)]
@@ -80,6 +83,64 @@ pub async fn committed(output: &Location, plan: &Plan) -> Result<Vec<u32>, Locat
         .filter(|s| there.contains(&s.output))
         .map(|s| s.shard)
         .collect())
+}
+
+/// Commits every shard that is missing without its texts: each of its rows becomes an error record that says `reason`.
+/// A worker that is still at one of them loses the create, so what is published stays as it is. Returns how many.
+///
+/// # Errors
+/// The store's, and an input that cannot be read.
+pub async fn seal(output: &Location, plan: &Plan, reason: &str) -> Result<usize, FinaliseError> {
+    let done: HashSet<u32> = committed(output, plan).await?.into_iter().collect();
+    let missing = plan
+        .shards
+        .iter()
+        .filter(|s| s.action != Action::Audit && !done.contains(&s.shard));
+    let mut sealed = 0;
+    for job in missing {
+        let part = sealed_part(output, plan, job, reason).await?;
+        let created = output.join(&job.output).create(part).await?;
+        sealed += usize::from(created == Created::Won);
+    }
+    Ok(sealed)
+}
+
+/// Of any input's row.
+#[derive(Deserialize)]
+struct RowId {
+    entity_id: EntityId,
+}
+
+async fn sealed_part(
+    output: &Location,
+    plan: &Plan,
+    job: &ShardJob,
+    reason: &str,
+) -> Result<Bytes, FinaliseError> {
+    let input = output.join(&plan.folder()).join(&job.input).read().await?;
+    let rows: Vec<RowId> = table::decode(&job.input, input)?;
+    let error = |row: RowId| ErrorRecord {
+        entity_id: row.entity_id,
+        stage: "deadline".to_owned(),
+        reason: reason.to_owned(),
+    };
+    let info = PartInfo {
+        version: SCHEMA_VERSION,
+        run: plan.run.clone(),
+        shard: job.shard,
+        kind: job.kind,
+        writer: WRITER.to_owned(),
+        attempt: "sealed".to_owned(),
+        carried: 0,
+        rows_digest: rows_digest(&[]),
+        errors: rows.into_iter().map(error).collect(),
+        figures: BTreeMap::new(),
+    };
+    Ok(encode_part(&job.output, id_type(plan, job.kind).into(), &[], &info)?)
+}
+
+fn id_type(plan: &Plan, kind: Kind) -> IdType {
+    plan.ids.get(&kind).copied().unwrap_or(IdType::String)
 }
 
 /// Publishes one kind of a run, if all its shards are committed. `min_coverage` is the share of entities that
@@ -166,8 +227,8 @@ impl Sums {
             return Ok(());
         }
         let (digest, size) = (Digest::of(&bytes), bytes.len() as u64);
-        let id = plan.ids.get(&job.kind).copied().unwrap_or(IdType::String);
-        let (rows, info) = check_part(&job.output, id.into(), bytes)?;
+        let id = id_type(plan, job.kind).into();
+        let (rows, info) = check_part(&job.output, id, bytes)?;
         let found = (rows.len() + info.errors.len()) as u64;
         if found != job.rows {
             return Err(FinaliseError::Rows {

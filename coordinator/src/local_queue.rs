@@ -47,6 +47,12 @@ impl LocalQueue {
         self.changed.notify_waiters();
     }
 
+    /// Whether every shard is committed or given up.
+    pub fn is_done(&self) -> bool {
+        let counts = self.counts();
+        counts.ready + counts.leased == 0
+    }
+
     /// Shards by state.
     pub fn counts(&self) -> LedgerCounts {
         self.state().ledger.counts()

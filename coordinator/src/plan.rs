@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
+use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_schema::entity::{EntityError, IdType, Ids};
 use laser_schema::job::{
@@ -134,6 +135,15 @@ pub async fn read_plan(output: &Location, run: &str) -> Result<Option<Plan>, Pla
     Ok(Some(plan))
 }
 
+/// When a run was planned, by its store's clock.
+///
+/// # Errors
+/// [`PlanError::Location`], also if there is no plan.
+pub async fn plan_time(output: &Location, run: &str) -> Result<Timestamp, PlanError> {
+    let location = output.join(&run_folder(run)).join(PLAN);
+    Ok(location.modified().await?)
+}
+
 /// Plans a run and writes its shards and its plan below `output`; with no `output` only tells what it would do.
 ///
 /// # Errors
@@ -163,14 +173,20 @@ pub async fn plan(
     }
     let plan = planner.finish().await?;
     if let Some(output) = output {
-        let bytes = serde_json::to_vec_pretty(&plan).unwrap_or_default();
-        output
-            .join(&plan.folder())
-            .join(PLAN)
-            .write(Bytes::from(bytes))
-            .await?;
+        let location = output.join(&plan.folder()).join(PLAN);
+        location.write(encode_plan(&plan)).await?;
     }
     Ok(plan)
+}
+
+/// Plain data with string keys always serialises.
+fn encode_plan(plan: &Plan) -> Bytes {
+    serde_json::to_vec_pretty(plan).unwrap_or_default().into()
+}
+
+/// The digest of the plan's file.
+pub fn plan_digest(plan: &Plan) -> Digest {
+    Digest::of(&encode_plan(plan))
 }
 
 /// The previous text of every entity that has one.

@@ -9,9 +9,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::TryStreamExt;
+use jiff::Timestamp;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
 
 use crate::digest::Digest;
 
@@ -60,6 +61,8 @@ pub struct Listed {
     pub name: String,
     /// Its size in bytes.
     pub size: u64,
+    /// When it was last written, by the store's clock.
+    pub modified: Timestamp,
 }
 
 /// A file, object or folder in some store.
@@ -127,6 +130,14 @@ impl Location {
     /// The path or URL as the user wrote it, for messages and jobs.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// A URL that names the place from any folder and, for a shared store, from any machine.
+    pub fn absolute_url(&self) -> String {
+        match self.local_path() {
+            Some(path) => format!("file://{}", path.display()),
+            None => self.url.clone(),
+        }
     }
 
     /// The store and the path inside it, for readers that take both.
@@ -197,6 +208,16 @@ impl Location {
             Err(object_store::Error::NotFound { .. }) => Ok(false),
             Err(error) => Err(self.error("read", error)),
         }
+    }
+
+    /// When the object was last written, by the store's clock.
+    ///
+    /// # Errors
+    /// [`LocationError::NotFound`] or the store's error.
+    pub async fn modified(&self) -> Result<Timestamp, LocationError> {
+        let meta = self.store.head(&self.path).await;
+        meta.map(|meta| timestamp(&meta))
+            .map_err(|e| self.error("read", e))
     }
 
     /// Writes the object whole, replacing what was there. Readers see the old or the new one, never a part.
@@ -304,11 +325,16 @@ impl Location {
             .map(|o| Listed {
                 name: o.location.as_ref()[prefix..].to_owned(),
                 size: o.size,
+                modified: timestamp(&o),
             })
             .collect();
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(listed)
     }
+}
+
+fn timestamp(meta: &ObjectMeta) -> Timestamp {
+    Timestamp::from_microsecond(meta.last_modified.timestamp_micros()).unwrap_or_default()
 }
 
 /// The absolute path without `.` and `..`, by its text alone: what is there may not exist yet.

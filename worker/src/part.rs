@@ -44,7 +44,11 @@ pub(crate) enum Output {
         carried: u64,
     },
     Audit(AuditReport),
+    /// It was written by an earlier attempt.
+    Exists,
     Failed(String),
+    /// There is none: the worker ends.
+    Released,
 }
 
 /// The record of one generated text.

@@ -74,8 +74,17 @@ struct Done {
     output: Output,
 }
 
-/// Works on shards of one run until the queue has none left, or until `drain` is cancelled: then the shards in
-/// hand are finished and nothing more is leased. Returns the generator for further use.
+/// How a worker is told to end before the work does.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    /// Nothing more is leased; the shards that were begun are finished, the others given back.
+    pub drain: CancellationToken,
+    /// The shards that were begun are given back too, after the step in hand.
+    pub release: CancellationToken,
+}
+
+/// Works on shards of one run until the queue has none left, or until it is told to [`Stop`]. Returns the generator
+/// for further use.
 ///
 /// # Errors
 /// [`WorkerError`]; a failed shard is not one, the queue is told of it.
@@ -83,22 +92,28 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
     queue: Arc<Q>,
     context: Arc<RunContext>,
     generator: G,
-    drain: CancellationToken,
+    stop: Stop,
 ) -> Result<G, WorkerError> {
     let (load_tx, load_rx) = mpsc::channel(1);
     let (done_tx, done_rx) = mpsc::channel(1);
     let held = Arc::new(Held::default());
     let engine = {
-        let (context, done_tx) = (context.clone(), done_tx.clone());
+        let (context, done_tx, stop) = (context.clone(), done_tx.clone(), stop.clone());
         tokio::task::spawn_blocking(move || {
-            let mut engine = EngineLoop::new(context, generator);
+            let mut engine = EngineLoop::new(context, generator, stop);
             engine.run(load_rx, &done_tx);
             engine.generator
         })
     };
     let beat = tokio::spawn(heartbeats(queue.clone(), held.clone()));
     let committer = commit_all(queue.as_ref(), &context, &held, done_rx);
-    let intake = intake(queue.as_ref(), &context, &held, (load_tx, done_tx), &drain);
+    let intake = intake(
+        queue.as_ref(),
+        &context,
+        &held,
+        (load_tx, done_tx),
+        &stop.drain,
+    );
     let (intake, committer) = tokio::join!(intake, committer);
     beat.abort();
     let generator = engine
@@ -172,8 +187,12 @@ async fn intake<Q: Queue>(
             tracing::warn!(shard = lease.job.shard, "leased again while in hand");
             continue;
         }
-        match load_input(context, &lease.job).await {
-            Ok(Work::Carry(rows)) => {
+        match load(context, &lease.job).await {
+            Ok(None) => {
+                let output = Output::Exists;
+                send(&done, Done { lease, output }).await?;
+            }
+            Ok(Some(Work::Carry(rows))) => {
                 let carried = rows.len() as u64;
                 let rows = rows
                     .into_iter()
@@ -186,7 +205,7 @@ async fn intake<Q: Queue>(
                 };
                 send(&done, Done { lease, output }).await?;
             }
-            Ok(work) => room.send(Loaded { lease, work }),
+            Ok(Some(work)) => room.send(Loaded { lease, work }),
             Err(error) => {
                 let output = Output::Failed(error.to_string());
                 send(&done, Done { lease, output }).await?;
@@ -201,7 +220,11 @@ async fn send(done: &mpsc::Sender<Done>, message: Done) -> Result<(), WorkerErro
         .map_err(|_| WorkerError::Lost("committer"))
 }
 
-async fn load_input(context: &RunContext, job: &ShardJob) -> Result<Work, LoadError> {
+/// The shard's input; `None` if its output exists: a lost acknowledgement is no reason to do the work again.
+async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, LoadError> {
+    if context.output.join(&job.output).exists().await? {
+        return Ok(None);
+    }
     let input = context.output.join(&context.plan.folder()).join(&job.input);
     let bytes = input.read().await?;
     if Digest::of(&bytes) != job.input_digest {
@@ -209,7 +232,7 @@ async fn load_input(context: &RunContext, job: &ShardJob) -> Result<Work, LoadEr
             file: input.url().to_owned(),
         });
     }
-    Ok(Work::decode(job.action, input.url(), bytes)?)
+    Ok(Some(Work::decode(job.action, input.url(), bytes)?))
 }
 
 async fn commit_all<Q: Queue>(
@@ -220,6 +243,11 @@ async fn commit_all<Q: Queue>(
 ) -> Result<(), WorkerError> {
     while let Some(Done { lease, output }) = done.recv().await {
         let shard = lease.job.shard;
+        if matches!(output, Output::Released) {
+            held.remove(&lease);
+            queue.released(&lease).await?;
+            continue;
+        }
         let created = commit(context, &lease, output).await;
         // Before the queue is told, which may hand out the shard again at once.
         held.remove(&lease);
@@ -245,6 +273,8 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<C
     let attempt = format!("{}/{}/{}", context.worker, lease.attempt, lease.token);
     let (bytes, failed, carried) = match output {
         Output::Failed(reason) => return Err(reason),
+        Output::Exists => return Ok(Created::Exists),
+        Output::Released => return Err("given back".to_owned()),
         Output::Audit(report) => (
             Bytes::from(serde_json::to_vec(&report).map_err(|e| e.to_string())?),
             0,
@@ -261,7 +291,14 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<C
             (bytes, failed, carried)
         }
     };
-    let created = target.create(bytes).await.map_err(|e| e.to_string())?;
+    let created = match target.create(bytes).await {
+        Ok(created) => created,
+        // A store may have written the object and lost the answer; whoever wrote it, the shard is committed then.
+        Err(error) => match target.exists().await {
+            Ok(true) => Created::Exists,
+            _ => return Err(error.to_string()),
+        },
+    };
     if created == Created::Won {
         context.progress.update(|s| {
             s.errors += failed;
@@ -283,14 +320,16 @@ struct OpenShard {
 struct EngineLoop<G> {
     context: Arc<RunContext>,
     generator: G,
+    stop: Stop,
     open: HashMap<u32, OpenShard>,
 }
 
 impl<G: TextGenerator> EngineLoop<G> {
-    fn new(context: Arc<RunContext>, generator: G) -> Self {
+    fn new(context: Arc<RunContext>, generator: G, stop: Stop) -> Self {
         Self {
             context,
             generator,
+            stop,
             open: HashMap::new(),
         }
     }
@@ -308,6 +347,9 @@ impl<G: TextGenerator> EngineLoop<G> {
                 let Some(loaded) = next else { break };
                 waiting = self.take_in(loaded, done);
             }
+            if self.stop.release.is_cancelled() {
+                self.release_all(waiting.take(), done);
+            }
             if self.open.is_empty() {
                 match waiting.take() {
                     Some((lease, rows)) => self.audit(lease, &rows, done),
@@ -324,6 +366,10 @@ impl<G: TextGenerator> EngineLoop<G> {
         loaded: Loaded,
         done: &mpsc::Sender<Done>,
     ) -> Option<(Lease, Vec<ShardRow>)> {
+        if self.stop.drain.is_cancelled() {
+            finish_shard(done, loaded.lease, Output::Released);
+            return None;
+        }
         match loaded.work {
             Work::Audit(rows) => return Some((loaded.lease, rows)),
             Work::Generate(rows) => self.open_shard(loaded.lease, rows, done),
@@ -445,6 +491,14 @@ impl<G: TextGenerator> EngineLoop<G> {
         self.generator.reset();
         for (_, open) in self.open.drain() {
             finish_shard(done, open.lease, Output::Failed(reason.to_owned()));
+        }
+    }
+
+    fn release_all(&mut self, audit: Option<(Lease, Vec<ShardRow>)>, done: &mpsc::Sender<Done>) {
+        self.generator.reset();
+        let open = self.open.drain().map(|(_, open)| open.lease);
+        for lease in open.chain(audit.map(|(lease, _)| lease)) {
+            finish_shard(done, lease, Output::Released);
         }
     }
 

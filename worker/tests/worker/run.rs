@@ -24,7 +24,7 @@ use laser_worker::engine::{EngineError, FakeOptions};
 use laser_worker::generate::{
     Finished, GenerateError, GenerateOptions, Generator, Request, TextGenerator,
 };
-use laser_worker::run::{RunContext, WorkerError, run_worker};
+use laser_worker::run::{RunContext, WorkerError, run_worker, Stop};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -169,8 +169,7 @@ impl Run {
     }
 
     async fn work<Q: Queue + 'static>(&self, queue: &Arc<Q>, generator: Generator) -> Generator {
-        let drain = CancellationToken::new();
-        run_worker(queue.clone(), self.context.clone(), generator, drain)
+        run_worker(queue.clone(), self.context.clone(), generator, Stop::default())
             .await
             .unwrap()
     }
@@ -555,7 +554,7 @@ async fn a_draining_worker_finishes_what_it_has_and_leases_nothing_more() {
             ..Tampered::new(&run)
         };
         let queue = Arc::new(queue);
-        run_worker(queue.clone(), run.context.clone(), good(), drain)
+        run_worker(queue.clone(), run.context.clone(), good(), Stop { drain, ..Stop::default() })
             .await
             .unwrap();
         let counts = queue.inner.counts();
@@ -595,8 +594,7 @@ async fn a_failing_queue_ends_the_worker_instead_of_hanging_it() {
         refuse: true,
         ..Tampered::new(&run)
     });
-    let drain = CancellationToken::new();
-    let error = run_worker(queue, run.context.clone(), good(), drain)
+    let error = run_worker(queue, run.context.clone(), good(), Stop::default())
         .await
         .unwrap_err();
     assert!(matches!(error, WorkerError::Queue(_)), "{error}");
@@ -636,7 +634,6 @@ impl TextGenerator for Lost {
 #[tokio::test]
 async fn a_lost_engine_thread_ends_the_worker_instead_of_hanging_it() {
     let run = first_night(30).await;
-    let drain = CancellationToken::new();
-    let result = run_worker(run.queue(), run.context.clone(), Lost, drain).await;
+    let result = run_worker(run.queue(), run.context.clone(), Lost, Stop::default()).await;
     assert!(matches!(result.err(), Some(WorkerError::Lost(_))));
 }

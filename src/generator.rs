@@ -1,0 +1,73 @@
+//! From a configuration to what generates texts: the model, loaded and measured.
+
+use anyhow::Result;
+use laser_schema::model::{ModelFiles, Weights};
+use laser_worker::budget::{Budget, StepCost};
+use laser_worker::engine::{EngineOptions, MistralEngine, TreeEngine};
+use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
+use laser_worker::plain::PlainGenerator;
+
+use crate::config::{Config, EngineKind};
+
+/// Loads the model that the configuration names and, for an adaptive budget, measures what its forwards cost.
+///
+/// # Errors
+/// The options' and the engine's.
+pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn TextGenerator>> {
+    let options = generate_options(config, model)?;
+    let engine = engine_options(config, model);
+    let tokenizer = model.tokenizer.clone();
+    match config.model.engine {
+        EngineKind::Tree => {
+            let adaptive = config.draft.is_adaptive();
+            let load = move || -> Result<Box<dyn TextGenerator>> {
+                let mut engine = TreeEngine::load(&engine)?;
+                let mut options = options;
+                if adaptive {
+                    let tokens = options.batch * (options.nodes + 1);
+                    let cost = StepCost::measure(&mut engine, tokens)?;
+                    tracing::info!(?cost, "measured the forward");
+                    options.budget = Some(Budget::new(cost));
+                }
+                Ok(Box::new(Generator::new(Box::new(engine), tokenizer, options)))
+            };
+            tokio::task::spawn_blocking(load).await?
+        }
+        EngineKind::Mistralrs => {
+            let engine = MistralEngine::load(&engine, options.batch).await?;
+            let runtime = tokio::runtime::Handle::current();
+            Ok(Box::new(PlainGenerator::new(
+                engine, runtime, tokenizer, options,
+            )))
+        }
+    }
+}
+
+fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptions> {
+    let generate = &config.generate;
+    Ok(GenerateOptions {
+        drafter: config.draft.drafter()?,
+        nodes: config.draft.nodes,
+        verification: config.verification.verification()?,
+        batch: generate.batch,
+        step_tokens: generate.step_tokens,
+        budget: None,
+        max_new_tokens: generate.max_new_tokens,
+        end_of_text: model.end_of_text.clone(),
+        stop: generate.stop.clone(),
+    })
+}
+
+fn engine_options(config: &Config, model: &ModelFiles) -> EngineOptions {
+    let path = match &model.weights {
+        Weights::Gguf(file) => file.clone(),
+        Weights::Safetensors(_) => model.directory.clone(),
+    };
+    let model = &config.model;
+    EngineOptions {
+        path,
+        dtype: model.dtype,
+        isq: model.isq.clone(),
+        device: model.device,
+    }
+}
