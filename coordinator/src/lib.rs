@@ -3,5 +3,6 @@
 pub mod finalise;
 pub mod ledger;
 pub mod local_queue;
+pub mod nats;
 pub mod plan;
 pub mod prompt;

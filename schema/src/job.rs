@@ -303,6 +303,7 @@ pub trait Queue: Send + Sync {
         reason: &str,
     ) -> impl Future<Output = Result<(), QueueError>> + Send;
 
-    /// Gives the shard back untouched, without counting an attempt: the worker is draining.
+    /// Gives the shard back untouched: the worker is draining. The in-process queue does not count it as an
+    /// attempt; a broker that counts deliveries does.
     fn released(&self, lease: &Lease) -> impl Future<Output = Result<(), QueueError>> + Send;
 }

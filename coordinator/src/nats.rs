@@ -1,0 +1,141 @@
+//! The distributed queue: NATS JetStream, for runs of many processes.
+//!
+//! One *WorkQueue* stream holds a message for each shard that is not done, on the subject
+//! `laser.jobs.RUN.SHARD`, at most one for each subject: publishing a plan twice queues it once, without a
+//! window of time. One durable pull consumer hands the messages out; an acknowledgement deletes. A shard
+//! that is given up is copied to the dead letter stream, `laser.dlq.RUN.SHARD`, before it is removed.
+//!
+//! Guarantees: a queued shard is delivered at least once and ends acknowledged or as a dead letter; none is
+//! stuck. Not guaranteed: that it is delivered once, or that the stream outlives its servers' disks. Both are
+//! harmless, since the output object is the commit: what the store does not list is published again.
+//!
+//! Cost: a message is a few hundred bytes without payload; 256 publishes are under way at a time; a worker
+//! fetches one message at a time, since what is fetched ahead is taken from its peers.
+//!
+//! Servers from 2.9.0 on. Everything that is used exists there: newer settings would be dropped silently.
+
+mod config;
+mod connect;
+mod dead_letters;
+mod delivery;
+mod message;
+mod publish;
+mod queue;
+mod streams;
+mod worker;
+
+use std::fmt::Display;
+use std::path::PathBuf;
+
+pub use config::NatsConfig;
+pub use connect::{NatsClient, NatsEvents, connect};
+pub use message::{DeadLetter, JobMessage, MESSAGE_VERSION, RunRef};
+pub use queue::NatsQueue;
+pub use worker::NatsWorker;
+
+/// Why NATS could not be used.
+#[derive(Debug, thiserror::Error)]
+pub enum NatsError {
+    /// A key of the configuration has a value that cannot be.
+    #[error("[queue] {key}: {reason}")]
+    Config {
+        /// The key.
+        key: &'static str,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+    /// A file that the configuration names cannot be used.
+    #[error(
+        "[queue] {key}: {}: {reason}; name a readable {expected}, or remove the key",
+        file.display()
+    )]
+    File {
+        /// The key.
+        key: &'static str,
+        /// Its value.
+        file: PathBuf,
+        /// What the file should be.
+        expected: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No server lets us in.
+    #[error(
+        "cannot connect to nats at {servers}: {reason}; check that the server runs and that [queue] url, tls_* and \
+         credentials or nkey_seed are its own"
+    )]
+    Connect {
+        /// The servers, without user names and passwords.
+        servers: String,
+        /// What the client says.
+        reason: String,
+    },
+    /// A server that would silently drop settings that the queue rests on.
+    #[error(
+        "nats server {server} has version {found}, expected 2.9.0 or later: it would not keep one message for each \
+         shard; upgrade it"
+    )]
+    OldServer {
+        /// The server's name.
+        server: String,
+        /// Its version.
+        found: String,
+    },
+    /// A server without streams.
+    #[error(
+        "nats server {server} runs without jetstream; add a `jetstream` block to its configuration"
+    )]
+    NoJetStream {
+        /// The server's name.
+        server: String,
+    },
+    /// A stream or consumer that exists has a configuration that cannot be changed to ours.
+    #[error(
+        "{what} exists with another configuration: {differences}; let its runs end and delete it, or give \
+         another name in [queue]"
+    )]
+    Differs {
+        /// `stream X` or `consumer X`.
+        what: String,
+        /// Each difference with expected and found.
+        differences: String,
+    },
+    /// A request failed.
+    #[error("nats: {action}: {reason}")]
+    Request {
+        /// What was asked for.
+        action: String,
+        /// What came back. A missing permission shows as a timeout.
+        reason: String,
+    },
+    /// A run's name cannot be part of a subject.
+    #[error("run {0:?} cannot be part of a nats subject; use letters, digits, '-' and '_' only")]
+    RunName(String),
+    /// There is no such dead letter.
+    #[error("run {run} has no dead letter for shard {shard}; `list` shows those that there are")]
+    NoDeadLetter {
+        /// The run.
+        run: String,
+        /// The shard.
+        shard: u32,
+    },
+    /// A dead letter that cannot be read, or whose message is not a job.
+    #[error("dead letter of run {run}, shard {shard}: {reason}")]
+    BadDeadLetter {
+        /// The run.
+        run: String,
+        /// The shard.
+        shard: u32,
+        /// What is wrong and what to do.
+        reason: String,
+    },
+}
+
+/// Makes an error of a request into ours.
+fn failed<E: Display>(action: impl Into<String>) -> impl FnOnce(E) -> NatsError {
+    let action = action.into();
+    move |error| NatsError::Request {
+        action,
+        reason: error.to_string(),
+    }
+}

@@ -1,0 +1,179 @@
+//! What the configuration says about the queue.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::NatsError;
+
+/// The longest wait before a failed shard is tried again.
+const RETRY_MAX: Duration = Duration::from_secs(600);
+
+/// `[queue]`: how to reach NATS and how to queue.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct NatsConfig {
+    /// The servers, separated by commas: `nats://host:4222` or `tls://host:4222`.
+    pub url: String,
+    /// The stream of shards that are not done.
+    pub stream: String,
+    /// The durable consumer that all workers share.
+    pub consumer: String,
+    /// The stream of shards that were given up.
+    pub dead_letters: String,
+    /// Copies that the servers keep of each stream: 1, 3 or 5, at most the number of servers.
+    pub replicas: usize,
+    /// Seconds that a lease lasts without a heartbeat. Workers take it from the consumer.
+    pub lease_seconds: u64,
+    /// Deliveries of a shard before it is given up, at least 1. JetStream counts all of them: failures,
+    /// leases that ended and shards that a draining worker gave back.
+    pub attempts: u32,
+    /// Seconds before the second attempt of a failed shard; doubled with each further one, up to 600.
+    pub retry_seconds: u64,
+    /// The certificate authority of the servers, a PEM file. Not set: the system's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_ca: Option<PathBuf>,
+    /// Our own certificate, a PEM file; with `tls_key`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_cert: Option<PathBuf>,
+    /// The key of `tls_cert`, a PEM file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls_key: Option<PathBuf>,
+    /// A credentials file (JWT and seed), as `nsc` writes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub credentials: Option<PathBuf>,
+    /// A file with the seed of a user's nkey (`SU…`); instead of `credentials`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nkey_seed: Option<PathBuf>,
+    /// Where answers are sent, for users who may subscribe to nothing else: `_INBOX_worker`. Not set: `_INBOX`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inbox_prefix: Option<String>,
+}
+
+impl Default for NatsConfig {
+    /// A server on this machine, one replica, a minute's lease, 3 attempts.
+    fn default() -> Self {
+        Self {
+            url: "nats://127.0.0.1:4222".into(),
+            stream: "LASER_JOBS".into(),
+            consumer: "laser-workers".into(),
+            dead_letters: "LASER_DLQ".into(),
+            replicas: 1,
+            lease_seconds: 60,
+            attempts: 3,
+            retry_seconds: 1,
+            tls_ca: None,
+            tls_cert: None,
+            tls_key: None,
+            credentials: None,
+            nkey_seed: None,
+            inbox_prefix: None,
+        }
+    }
+}
+
+impl NatsConfig {
+    /// Checks what can be checked without a server; files are read when connecting.
+    ///
+    /// # Errors
+    /// [`NatsError::Config`], with the first key that is wrong.
+    pub fn validate(&self) -> Result<(), NatsError> {
+        let names = [
+            ("stream", &self.stream),
+            ("consumer", &self.consumer),
+            ("dead_letters", &self.dead_letters),
+        ];
+        for (key, name) in names {
+            if !is_token(name) {
+                return bad(
+                    key,
+                    format!("{name:?}: use letters, digits, '-' and '_' only"),
+                );
+            }
+        }
+        if self.stream == self.dead_letters {
+            return bad(
+                "dead_letters",
+                format!(
+                    "{:?} is [queue] stream too; give it another name",
+                    self.stream
+                ),
+            );
+        }
+        if self.lease_seconds == 0 {
+            return bad("lease_seconds", "expected at least 1, got 0".into());
+        }
+        if self.attempts == 0 {
+            return bad("attempts", "expected at least 1, got 0".into());
+        }
+        if !(1..=5).contains(&self.replicas) {
+            return bad(
+                "replicas",
+                format!("expected 1 to 5, got {}", self.replicas),
+            );
+        }
+        if self.tls_cert.is_some() != self.tls_key.is_some() {
+            return bad(
+                "tls_cert",
+                "set both tls_cert and tls_key, or neither".into(),
+            );
+        }
+        if self.credentials.is_some() && self.nkey_seed.is_some() {
+            return bad("nkey_seed", "credentials is set too; remove one".into());
+        }
+        Ok(())
+    }
+
+    /// How long a lease lasts without a heartbeat.
+    pub fn lease(&self) -> Duration {
+        Duration::from_secs(self.lease_seconds)
+    }
+
+    /// How long a shard waits after its attempt (from 1) has failed.
+    pub(super) fn retry_delay(&self, attempt: u32) -> Duration {
+        let doublings = attempt.saturating_sub(1).min(16);
+        (Duration::from_secs(self.retry_seconds) * (1 << doublings)).min(RETRY_MAX)
+    }
+
+    /// The servers' addresses.
+    pub(super) fn urls(&self) -> Vec<&str> {
+        self.url.split(',').map(str::trim).collect()
+    }
+}
+
+/// Whether a name can be one token of a subject, and a stream's or consumer's name.
+pub(super) fn is_token(name: &str) -> bool {
+    !name.is_empty()
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+}
+
+fn bad(key: &'static str, reason: String) -> Result<(), NatsError> {
+    Err(NatsError::Config { key, reason })
+}
+
+/// The text of a file that a key names; the client's own errors would name neither.
+pub(super) fn read(
+    key: &'static str,
+    file: &Path,
+    expected: &'static str,
+) -> Result<String, NatsError> {
+    fs::read_to_string(file).map_err(|error| bad_file(key, file, expected, error.to_string()))
+}
+
+pub(super) fn bad_file(
+    key: &'static str,
+    file: &Path,
+    expected: &'static str,
+    reason: String,
+) -> NatsError {
+    NatsError::File {
+        key,
+        file: file.to_owned(),
+        expected,
+        reason,
+    }
+}

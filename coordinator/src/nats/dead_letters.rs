@@ -1,0 +1,102 @@
+//! Shards that were given up: list them, look at one, queue them again.
+
+use async_nats::jetstream::message::StreamMessage;
+use async_nats::jetstream::stream::LastRawMessageErrorKind;
+use futures::{StreamExt, TryStreamExt, stream};
+
+use super::message::{DEAD_LETTERS, JobMessage, check_run, subject, subjects};
+use super::{DeadLetter, NatsClient, NatsError, failed};
+
+/// Dead letters that are read at the same time.
+const WINDOW: usize = 16;
+
+impl NatsClient {
+    /// The dead letters of a run, by shard. Shards that were committed all the same are among them, if a worker
+    /// was taken for dead and was not.
+    ///
+    /// # Errors
+    /// [`NatsError`]: the run's name, a request, a dead letter that is not of this release.
+    pub async fn dead_letters(&self, run: &str) -> Result<Vec<DeadLetter>, NatsError> {
+        check_run(run)?;
+        let filter = subjects(DEAD_LETTERS, run);
+        let listed = self.subjects(&self.config.dead_letters, &filter).await?;
+        let shards = listed
+            .into_iter()
+            .filter_map(|s| s.rsplit('.').next()?.parse().ok());
+        let mut letters: Vec<DeadLetter> = stream::iter(shards)
+            .map(|shard| self.dead_letter(run, shard))
+            .buffer_unordered(WINDOW)
+            .try_collect()
+            .await?;
+        letters.sort_unstable_by_key(|letter| letter.shard);
+        Ok(letters)
+    }
+
+    /// The dead letter of a shard.
+    ///
+    /// # Errors
+    /// [`NatsError::NoDeadLetter`] and those of [`NatsClient::dead_letters`].
+    pub async fn dead_letter(&self, run: &str, shard: u32) -> Result<DeadLetter, NatsError> {
+        let message = self.dead_letter_message(run, shard).await?;
+        decode(run, shard, &message)
+    }
+
+    /// Queues shards again, with all their attempts before them, and returns how many were not queued already. A
+    /// dead letter is deleted once its job is queued, so that an interruption loses nothing.
+    ///
+    /// # Errors
+    /// Those of [`NatsClient::dead_letter`]; [`NatsError::BadDeadLetter`] if the message was no job, which only
+    /// publishing the run again mends. Shards before the one that failed are queued.
+    pub async fn replay(&self, run: &str, shards: &[u32]) -> Result<u64, NatsError> {
+        let mut new = 0;
+        for &shard in shards {
+            new += u64::from(self.replay_one(run, shard).await?);
+        }
+        Ok(new)
+    }
+
+    async fn replay_one(&self, run: &str, shard: u32) -> Result<bool, NatsError> {
+        let message = self.dead_letter_message(run, shard).await?;
+        let letter = decode(run, shard, &message)?;
+        let job =
+            JobMessage::decode(letter.message).map_err(|reason| NatsError::BadDeadLetter {
+                run: run.to_owned(),
+                shard,
+                reason: format!(
+                    "{reason}; run the coordinator again: it publishes what is missing"
+                ),
+            })?;
+        let new = self.enqueue(job.subject(), job.encode()).await?;
+        let stream = self.stream(&self.config.dead_letters).await?;
+        // By sequence: a newer letter of the same shard is another one.
+        let deleted = stream.delete_message(message.sequence).await;
+        deleted.map_err(failed(format!(
+            "delete the dead letter of run {run}, shard {shard}"
+        )))?;
+        Ok(new)
+    }
+
+    async fn dead_letter_message(&self, run: &str, shard: u32) -> Result<StreamMessage, NatsError> {
+        check_run(run)?;
+        let stream = self.stream(&self.config.dead_letters).await?;
+        let subject = subject(DEAD_LETTERS, run, shard);
+        match stream.get_last_raw_message_by_subject(&subject).await {
+            Ok(message) => Ok(message),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
+                Err(NatsError::NoDeadLetter {
+                    run: run.to_owned(),
+                    shard,
+                })
+            }
+            Err(error) => Err(failed(format!("read {subject}"))(error)),
+        }
+    }
+}
+
+fn decode(run: &str, shard: u32, message: &StreamMessage) -> Result<DeadLetter, NatsError> {
+    serde_json::from_slice(&message.payload).map_err(|error| NatsError::BadDeadLetter {
+        run: run.to_owned(),
+        shard,
+        reason: error.to_string(),
+    })
+}

@@ -1,0 +1,182 @@
+//! One delivery of a shard's message, and the words that end or extend it.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_nats::jetstream::{AckKind, Message};
+use jiff::Timestamp;
+use laser_schema::job::Lease;
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, timeout};
+
+use super::message::{DEAD_LETTERS, parse_subject, subject, value};
+use super::{DeadLetter, JobMessage, MESSAGE_VERSION, NatsClient, RunRef};
+
+/// How long a confirmation is waited for, but for heartbeats, which must not hold each other up.
+const CONFIRM: Duration = Duration::from_secs(5);
+
+/// A message in hand.
+#[derive(Debug)]
+pub(super) struct Delivery {
+    message: Message,
+    job: JobMessage,
+    /// How often the message was delivered, this time included.
+    pub(super) attempt: u32,
+    /// The number of this delivery, counted by the consumer.
+    token: u64,
+    lease: Duration,
+    /// When the last word that the server has confirmed was sent.
+    heard: Mutex<Instant>,
+}
+
+impl Delivery {
+    pub(super) fn new(
+        message: Message,
+        job: JobMessage,
+        (attempt, token): (u32, u64),
+        lease: Duration,
+    ) -> Self {
+        Self {
+            message,
+            job,
+            attempt,
+            token,
+            lease,
+            heard: Mutex::new(Instant::now()),
+        }
+    }
+
+    pub(super) fn run(&self) -> &RunRef {
+        &self.job.run
+    }
+
+    pub(super) fn message(&self) -> &Message {
+        &self.message
+    }
+
+    pub(super) fn lease(&self) -> Lease {
+        Lease {
+            job: self.job.job.clone(),
+            attempt: self.attempt,
+            token: self.token,
+        }
+    }
+
+    /// Whether the server may have given the shard to another worker.
+    pub(super) fn is_lost(&self) -> bool {
+        self.heard().elapsed() > self.lease
+    }
+
+    /// Extends the lease, unless it has ended: then another worker's would be extended.
+    pub(super) async fn extend(&self) {
+        if self.is_lost() {
+            return;
+        }
+        let sent = Instant::now();
+        // Only a confirmed word counts: while the connection is down the client stores what it is given.
+        if confirm(&self.message, AckKind::Progress, self.lease / 3)
+            .await
+            .is_ok()
+        {
+            *self.heard() = sent;
+        }
+    }
+
+    /// Ends the delivery. That the server may not have heard is logged, and no error: it delivers the message
+    /// again, and what is in the store decides then.
+    pub(super) async fn end(&self, word: AckKind) {
+        let said = format!("{word:?}");
+        if let Err(reason) = confirm(&self.message, word, CONFIRM).await {
+            let shard = self.job.job.shard;
+            tracing::warn!(
+                shard,
+                said,
+                reason,
+                "no confirmation; it may be delivered again"
+            );
+        }
+    }
+
+    fn heard(&self) -> std::sync::MutexGuard<'_, Instant> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn confirm(message: &Message, word: AckKind, wait: Duration) -> Result<(), String> {
+    match timeout(wait, message.double_ack_with(word)).await {
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(error)) => Err(error.to_string()),
+        Err(elapsed) => Err(elapsed.to_string()),
+    }
+}
+
+impl NatsClient {
+    /// Copies a message to the dead letters and then removes it. If the copy is not confirmed, the message stays
+    /// and is delivered again when its lease ends; its next delivery comes here too.
+    pub(super) async fn give_up(&self, message: &Message, attempt: u32, reason: &str) {
+        let Some((run, shard)) = parse_subject(&message.subject) else {
+            // It names no shard, so there is no place for it; only a coordinator may publish here.
+            tracing::error!(subject = %message.subject, "removed a message that is not one of Laser's");
+            let _ = confirm(message, AckKind::Term, CONFIRM).await;
+            return;
+        };
+        let letter = DeadLetter {
+            version: MESSAGE_VERSION,
+            run: run.to_owned(),
+            shard,
+            reason: reason.to_owned(),
+            worker: self.name.clone(),
+            attempt,
+            time: Timestamp::now(),
+            message: value(&message.payload),
+        };
+        let target = subject(DEAD_LETTERS, run, shard);
+        if let Err(error) = self.publish_confirmed(&target, &letter.encode()).await {
+            tracing::error!(run, shard, attempt, %error, "no dead letter yet");
+            return;
+        }
+        tracing::error!(run, shard, attempt, reason, "given up");
+        if let Err(reason) = confirm(message, AckKind::Term, CONFIRM).await {
+            tracing::warn!(
+                run,
+                shard,
+                reason,
+                "given up, but it may be delivered again"
+            );
+        }
+    }
+}
+
+/// A delivery of another run, kept alive until it is taken: by a task of its own, since loading that run's pools
+/// may last longer than a lease.
+#[derive(Debug)]
+pub(super) struct Held {
+    delivery: Arc<Delivery>,
+    heartbeat: AbortHandle,
+}
+
+impl Held {
+    pub(super) fn new(delivery: Arc<Delivery>) -> Self {
+        let beating = delivery.clone();
+        let heartbeat = tokio::spawn(async move {
+            while !beating.is_lost() {
+                tokio::time::sleep(beating.lease / 3).await;
+                beating.extend().await;
+            }
+        });
+        Self {
+            delivery,
+            heartbeat: heartbeat.abort_handle(),
+        }
+    }
+
+    pub(super) fn delivery(&self) -> &Arc<Delivery> {
+        &self.delivery
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.heartbeat.abort();
+    }
+}

@@ -1,0 +1,142 @@
+//! What travels through NATS, and on which subjects.
+
+use async_nats::Subject;
+use bytes::Bytes;
+use jiff::Timestamp;
+use laser_schema::Digest;
+use laser_schema::job::ShardJob;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::NatsError;
+use super::config::is_token;
+
+/// The version of [`JobMessage`] and [`DeadLetter`].
+pub const MESSAGE_VERSION: u32 = 1;
+
+/// What the subjects of the streams begin with.
+pub(super) const JOBS: &str = "laser.jobs";
+/// Likewise, of dead letters.
+pub(super) const DEAD_LETTERS: &str = "laser.dlq";
+
+/// All that a worker must know of a run to find the rest.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunRef {
+    /// The run's name: letters, digits, `-` and `_`.
+    pub run: String,
+    /// The output's root, as a URL.
+    pub output: String,
+    /// Digest of the bytes of `plan.json`.
+    pub plan_digest: Digest,
+}
+
+impl RunRef {
+    pub(super) fn check(&self) -> Result<(), NatsError> {
+        check_run(&self.run)
+    }
+}
+
+pub(super) fn check_run(run: &str) -> Result<(), NatsError> {
+    match is_token(run) {
+        true => Ok(()),
+        false => Err(NatsError::RunName(run.to_owned())),
+    }
+}
+
+/// One queued shard.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct JobMessage {
+    /// [`MESSAGE_VERSION`].
+    pub version: u32,
+    /// The shard's run.
+    #[serde(flatten)]
+    pub run: RunRef,
+    /// The work.
+    pub job: ShardJob,
+}
+
+impl JobMessage {
+    pub(super) fn new(run: &RunRef, job: &ShardJob) -> Self {
+        Self {
+            version: MESSAGE_VERSION,
+            run: run.clone(),
+            job: job.clone(),
+        }
+    }
+
+    pub(super) fn encode(&self) -> Bytes {
+        encode(self)
+    }
+
+    /// The version is looked at first: another one explains why the rest does not fit.
+    pub(super) fn decode(value: Value) -> Result<Self, String> {
+        let version = value.get("version").and_then(Value::as_u64);
+        if version != Some(u64::from(MESSAGE_VERSION)) {
+            let found = version.map_or("none".to_owned(), |v| v.to_string());
+            return Err(format!(
+                "message of version {found}, expected {MESSAGE_VERSION}: coordinator and workers must be of one release"
+            ));
+        }
+        serde_json::from_value(value).map_err(|error| format!("message is not a job: {error}"))
+    }
+
+    pub(super) fn subject(&self) -> String {
+        subject(JOBS, &self.run.run, self.job.shard)
+    }
+}
+
+/// A shard that was given up.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct DeadLetter {
+    /// [`MESSAGE_VERSION`].
+    pub version: u32,
+    /// The run.
+    pub run: String,
+    /// The shard.
+    pub shard: u32,
+    /// Why the last attempt failed.
+    pub reason: String,
+    /// The worker of the last attempt.
+    pub worker: String,
+    /// Which attempt that was, from 1.
+    pub attempt: u32,
+    /// When it was given up.
+    pub time: Timestamp,
+    /// The job's message as it was queued; a string if it was not JSON.
+    pub message: Value,
+}
+
+impl DeadLetter {
+    pub(super) fn encode(&self) -> Bytes {
+        encode(self)
+    }
+}
+
+/// Plain data with string keys always serialises.
+fn encode(message: &impl Serialize) -> Bytes {
+    serde_json::to_vec(message).unwrap_or_default().into()
+}
+
+/// A message's payload as JSON, or as the string it is.
+pub(super) fn value(payload: &[u8]) -> Value {
+    serde_json::from_slice(payload)
+        .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(payload).into_owned()))
+}
+
+pub(super) fn subject(prefix: &str, run: &str, shard: u32) -> String {
+    format!("{prefix}.{run}.{shard}")
+}
+
+/// All subjects of a run.
+pub(super) fn subjects(prefix: &str, run: &str) -> String {
+    format!("{prefix}.{run}.*")
+}
+
+/// Run and shard of a subject.
+pub(super) fn parse_subject(subject: &Subject) -> Option<(&str, u32)> {
+    let (run, shard) = subject
+        .strip_prefix(JOBS)?
+        .strip_prefix('.')?
+        .split_once('.')?;
+    Some((run, shard.parse().ok()?))
+}

@@ -1,0 +1,137 @@
+//! The coordinator's side: queueing a run, counting what is left, cancelling.
+
+use std::error::Error;
+use std::time::Duration;
+
+use async_nats::jetstream::context::{PublishError, PublishErrorKind};
+use async_nats::jetstream::stream::Stream;
+use async_nats::jetstream::{self, ErrorCode};
+use bytes::Bytes;
+use futures::{StreamExt, TryStreamExt, stream};
+use laser_schema::job::ShardJob;
+use tokio::time::Instant;
+
+use super::message::{JOBS, JobMessage, check_run, subjects};
+use super::{NatsClient, NatsError, RunRef, failed};
+
+/// Publishes whose confirmation is awaited at the same time: ten times the speed of one after the other.
+const WINDOW: usize = 256;
+/// How long a publish is tried again while the server is away: a restart, an election.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The wait between two tries.
+const PAUSE: Duration = Duration::from_millis(500);
+
+impl NatsClient {
+    /// Queues the shards that are not queued already, about in the order given, and returns how many were new.
+    /// Publishing again is safe at any time: a shard that a worker has in hand counts as queued. (After an outage
+    /// the number may be too small: a publish whose confirmation was lost is then found queued.)
+    ///
+    /// # Errors
+    /// [`NatsError::RunName`]; [`NatsError::Request`] if the server stays away for 30 s or refuses. Some shards
+    /// are queued then, and publishing all of them again goes on from there.
+    pub async fn publish<'a>(
+        &self,
+        run: &RunRef,
+        jobs: impl IntoIterator<Item = &'a ShardJob>,
+    ) -> Result<u64, NatsError> {
+        run.check()?;
+        let messages = jobs.into_iter().map(|job| JobMessage::new(run, job));
+        stream::iter(messages)
+            .map(|message| self.enqueue(message.subject(), message.encode()))
+            .buffer_unordered(WINDOW)
+            .try_fold(0, |sum, new| async move { Ok(sum + u64::from(new)) })
+            .await
+    }
+
+    /// How many shards of a run are queued: waiting, in hand, or waiting for another attempt. It is no measure of
+    /// progress (the store is), but 0 means that no worker will do anything more for the run.
+    ///
+    /// Counted by the stream's subjects, which every server since 2.9 lists: 100,000 in a request.
+    ///
+    /// # Errors
+    /// [`NatsError::RunName`], [`NatsError::Request`].
+    pub async fn queued(&self, run: &str) -> Result<u64, NatsError> {
+        check_run(run)?;
+        let filter = subjects(JOBS, run);
+        let listed = self.subjects(&self.config.stream, &filter).await?;
+        Ok(listed.len() as u64)
+    }
+
+    /// Cancels a run: removes its queued shards and returns how many there were. Shards in hand are finished and
+    /// committed by their workers, but nobody gets them again.
+    ///
+    /// # Errors
+    /// [`NatsError::RunName`], [`NatsError::Request`].
+    pub async fn purge(&self, run: &str) -> Result<u64, NatsError> {
+        check_run(run)?;
+        let stream = self.stream(&self.config.stream).await?;
+        let purged = stream.purge().filter(subjects(JOBS, run)).await;
+        Ok(purged.map_err(failed(format!("purge run {run}")))?.purged)
+    }
+
+    /// The stream of a name, without a look at whether it exists.
+    pub(super) async fn stream(&self, name: &str) -> Result<Stream<()>, NatsError> {
+        let stream = self.jetstream.get_stream_no_info(name).await;
+        stream.map_err(failed(format!("use stream {name}")))
+    }
+
+    /// The subjects of a stream that match.
+    pub(super) async fn subjects(
+        &self,
+        stream: &str,
+        filter: &str,
+    ) -> Result<Vec<String>, NatsError> {
+        let action = format!("list {filter} of stream {stream}");
+        let listed = self.stream(stream).await?.info_with_subjects(filter).await;
+        let listed = listed.map_err(failed(&action))?;
+        let subjects = listed.map_ok(|(subject, _)| subject).try_collect().await;
+        subjects.map_err(failed(&action))
+    }
+
+    /// Publishes a job; `false` if its subject holds a message already.
+    pub(super) async fn enqueue(&self, subject: String, payload: Bytes) -> Result<bool, NatsError> {
+        let started = Instant::now();
+        loop {
+            match self.publish_confirmed(&subject, &payload).await {
+                Ok(()) => return Ok(true),
+                Err(error) if is_queued_already(&error) => return Ok(false),
+                Err(error) if is_passing(&error) && started.elapsed() < PATIENCE => {
+                    tracing::debug!(subject, %error, "publishing again");
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => return Err(failed(format!("publish {subject}"))(error)),
+            }
+        }
+    }
+
+    /// Publishes once and waits for the confirmation.
+    pub(super) async fn publish_confirmed(
+        &self,
+        subject: &str,
+        payload: &Bytes,
+    ) -> Result<(), PublishError> {
+        let sent = self.jetstream.publish(subject.to_owned(), payload.clone());
+        sent.await?.await?;
+        Ok(())
+    }
+}
+
+/// The code is shared by all limits of a stream; a full one must not look like success.
+fn is_queued_already(error: &PublishError) -> bool {
+    let source = error
+        .source()
+        .and_then(|s| s.downcast_ref::<jetstream::Error>());
+    source.is_some_and(|e| {
+        e.error_code() == ErrorCode::STREAM_STORE_FAILED && e.to_string().contains("per subject")
+    })
+}
+
+/// No stream: it is being recovered or elects a leader, as long as it exists.
+fn is_passing(error: &PublishError) -> bool {
+    matches!(
+        error.kind(),
+        PublishErrorKind::TimedOut
+            | PublishErrorKind::BrokenPipe
+            | PublishErrorKind::StreamNotFound
+    )
+}

@@ -1,0 +1,220 @@
+//! The streams and the consumer: made if they are missing, changed if they can be, refused otherwise.
+//!
+//! A server may accept a setting and drop it, so what it answers is compared with what was asked for.
+
+use std::fmt::Debug;
+use std::time::Duration;
+
+use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
+use async_nats::jetstream::context::GetStreamErrorKind;
+use async_nats::jetstream::stream::{
+    Config, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType, Stream,
+};
+
+use super::message::{DEAD_LETTERS, JOBS};
+use super::{NatsClient, NatsError, failed};
+
+/// Shards in hand or waiting for another attempt, of all runs; the server's default of 1,000 would idle
+/// workers from 250 on, at four shards each.
+const ACK_PENDING_MAX: i64 = 20_000;
+/// Workers that wait for a shard at the same time; the server's default is 512.
+const WAITING_MAX: i64 = 4_096;
+/// Dead letters: far above any run that is not broken as a whole, at about 1 kB each.
+const DEAD_LETTERS_MAX: i64 = 1_000_000;
+
+impl NatsClient {
+    /// Makes sure that the streams and the consumer exist as the configuration says. Cheap if they do: four
+    /// requests. Runs that are queued are not touched.
+    ///
+    /// # Errors
+    /// [`NatsError::Differs`] if one exists that cannot be changed; [`NatsError::Request`].
+    pub async fn ensure_streams(&self) -> Result<(), NatsError> {
+        self.ensure_stream(self.dead_letter_stream()).await?;
+        let jobs = self.ensure_stream(self.job_stream()).await?;
+        self.ensure_consumer(&jobs).await
+    }
+
+    fn job_stream(&self) -> Config {
+        Config {
+            name: self.config.stream.clone(),
+            subjects: vec![format!("{JOBS}.*.*")],
+            retention: RetentionPolicy::WorkQueue,
+            storage: StorageType::File,
+            num_replicas: self.config.replicas,
+            discard: DiscardPolicy::New,
+            discard_new_per_subject: true,
+            max_messages_per_subject: 1,
+            max_messages: -1,
+            max_bytes: -1,
+            ..Default::default()
+        }
+    }
+
+    fn dead_letter_stream(&self) -> Config {
+        Config {
+            name: self.config.dead_letters.clone(),
+            subjects: vec![format!("{DEAD_LETTERS}.*.*")],
+            retention: RetentionPolicy::Limits,
+            storage: StorageType::File,
+            num_replicas: self.config.replicas,
+            discard: DiscardPolicy::Old,
+            max_messages_per_subject: 1,
+            max_messages: DEAD_LETTERS_MAX,
+            max_bytes: -1,
+            ..Default::default()
+        }
+    }
+
+    fn consumer(&self) -> pull::Config {
+        pull::Config {
+            durable_name: Some(self.config.consumer.clone()),
+            ack_policy: AckPolicy::Explicit,
+            ack_wait: self.config.lease(),
+            // Attempts are counted by the workers, who write the dead letter: a message at the server's own
+            // limit would stay in the stream, delivered to nobody.
+            max_deliver: -1,
+            max_ack_pending: ACK_PENDING_MAX,
+            max_waiting: WAITING_MAX,
+            ..Default::default()
+        }
+    }
+
+    async fn ensure_stream(&self, wanted: Config) -> Result<Stream, NatsError> {
+        let what = format!("stream {}", wanted.name);
+        let found = match self.jetstream.get_stream(&wanted.name).await {
+            Ok(stream) => stream.cached_info().config.clone(),
+            Err(error) if is_missing(&error.kind()) => {
+                let made = self.jetstream.create_stream(&wanted).await;
+                let stream = made.map_err(failed(format!("make {what}")))?;
+                refuse(
+                    &what,
+                    stream_differences(&wanted, &stream.cached_info().config),
+                )?;
+                return Ok(stream);
+            }
+            Err(error) => return Err(failed(format!("look at {what}"))(error)),
+        };
+        let differences = stream_differences(&wanted, &found);
+        if !differences.is_empty() {
+            tracing::info!(what, differences = differences.join(", "), "changing");
+            // The server says which of them cannot be changed; what it dropped silently is seen below.
+            if let Err(error) = self.jetstream.update_stream(&wanted).await {
+                return Err(differs(
+                    &what,
+                    &[differences, vec![error.to_string()]].concat(),
+                ));
+            }
+        }
+        let stream = self.jetstream.get_stream(&wanted.name).await;
+        let stream = stream.map_err(failed(format!("look at {what}")))?;
+        refuse(
+            &what,
+            stream_differences(&wanted, &stream.cached_info().config),
+        )?;
+        Ok(stream)
+    }
+
+    async fn ensure_consumer(&self, jobs: &Stream) -> Result<(), NatsError> {
+        let name = &self.config.consumer;
+        let what = format!("consumer {name}");
+        let wanted = self.consumer();
+        let stream = &self.config.stream;
+        let found: Result<PullConsumer, _> =
+            self.jetstream.get_consumer_from_stream(name, stream).await;
+        match found {
+            Ok(found) => {
+                let differences = consumer_differences(&wanted, &found.cached_info().config);
+                if differences.is_empty() {
+                    return Ok(());
+                }
+                tracing::info!(what, differences = differences.join(", "), "changing");
+            }
+            Err(error) if is_consumer_missing(&error.kind()) => {}
+            Err(error) => return Err(failed(format!("look at {what}"))(error)),
+        }
+        let made = jobs.create_consumer(wanted.clone()).await;
+        let made = made.map_err(failed(format!("make or change {what}")))?;
+        refuse(
+            &what,
+            consumer_differences(&wanted, &made.cached_info().config),
+        )
+    }
+}
+
+fn is_missing(kind: &GetStreamErrorKind) -> bool {
+    matches!(kind, GetStreamErrorKind::JetStream(error) if error.code() == 404)
+}
+
+fn is_consumer_missing(kind: &ConsumerErrorKind) -> bool {
+    matches!(kind, ConsumerErrorKind::JetStream(error) if error.code() == 404)
+}
+
+fn refuse(what: &str, differences: Vec<String>) -> Result<(), NatsError> {
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(differs(what, &differences)),
+    }
+}
+
+fn differs(what: &str, differences: &[String]) -> NatsError {
+    NatsError::Differs {
+        what: what.to_owned(),
+        differences: differences.join(", "),
+    }
+}
+
+/// Everything that the queue rests on; other settings are the operator's.
+fn stream_differences(wanted: &Config, found: &Config) -> Vec<String> {
+    [
+        difference("subjects", &wanted.subjects, &found.subjects),
+        difference("retention", &wanted.retention, &found.retention),
+        difference("storage", &wanted.storage, &found.storage),
+        difference("replicas", &wanted.num_replicas, &found.num_replicas),
+        difference("discard", &wanted.discard, &found.discard),
+        difference(
+            "discard_new_per_subject",
+            &wanted.discard_new_per_subject,
+            &found.discard_new_per_subject,
+        ),
+        difference(
+            "max_msgs_per_subject",
+            &wanted.max_messages_per_subject,
+            &found.max_messages_per_subject,
+        ),
+        difference("max_msgs", &wanted.max_messages, &found.max_messages),
+        difference("max_age", &Duration::ZERO, &found.max_age),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn consumer_differences(
+    wanted: &pull::Config,
+    found: &async_nats::jetstream::consumer::Config,
+) -> Vec<String> {
+    [
+        difference("ack_policy", &wanted.ack_policy, &found.ack_policy),
+        difference("ack_wait", &wanted.ack_wait, &found.ack_wait),
+        difference("max_deliver", &wanted.max_deliver, &found.max_deliver),
+        difference(
+            "filter_subject",
+            &wanted.filter_subject,
+            &found.filter_subject,
+        ),
+        difference("backoff", &wanted.backoff, &found.backoff),
+        difference(
+            "max_ack_pending",
+            &wanted.max_ack_pending,
+            &found.max_ack_pending,
+        ),
+        difference("max_waiting", &wanted.max_waiting, &found.max_waiting),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+fn difference<T: PartialEq + Debug>(key: &str, wanted: &T, found: &T) -> Option<String> {
+    (wanted != found).then(|| format!("{key}: expected {wanted:?}, found {found:?}"))
+}
