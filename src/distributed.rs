@@ -17,7 +17,6 @@ use laser_pool_builder::OpenPools;
 use laser_schema::Location;
 use laser_schema::job::{Plan, ShardJob, Spec, run_folder};
 use laser_schema::model::ModelFiles;
-use laser_worker::generate::TextGenerator;
 use laser_worker::run::{RunContext, Stop, run_worker};
 use tokio_util::sync::CancellationToken;
 
@@ -37,7 +36,9 @@ const CANCELLED: &str = "cancelled";
 /// The queue's section, or what to do about its absence.
 pub(crate) fn queue_config(config: &Config) -> Result<&NatsConfig> {
     let queue = config.queue.as_ref();
-    queue.context("[queue]: not set; give the url of a NATS server, or use `laser run` for one process")
+    queue.context(
+        "[queue]: not set; give the url of a NATS server, or use `laser run` for one process",
+    )
 }
 
 /// Plans a night, has workers generate it, and publishes it. `expected` is the run that it must be, if any.
@@ -87,7 +88,10 @@ async fn watch(
         match look {
             Ok(look) if look.cancelled => return Ok(Outcome::Cancelled { run: plan.run }),
             // With a deadline there is time to replay what was given up.
-            Ok(look) if look.open == 0 && (look.dead.is_empty() || deadline.seconds_left().is_none()) => {
+            Ok(look)
+                if look.open == 0
+                    && (look.dead.is_empty() || deadline.seconds_left().is_none()) =>
+            {
                 break look.dead;
             }
             Ok(_) => {}
@@ -155,7 +159,7 @@ impl<'a> Watch<'a> {
 
     /// Compares queue and store, in this order: a shard that left the queue before it was counted is listed after.
     async fn look(&mut self, display: &mut Display) -> Result<Look> {
-        let queued = self.client.queued(&self.plan.run).await? as usize;
+        let queued = self.client.queued(&self.plan.run).await?;
         let letters = self.client.dead_letters(&self.plan.run).await?;
         let committed = finalise::committed(self.output, self.plan).await?;
         let is_committed = |shard: &u32| committed.binary_search(shard).is_ok();
@@ -168,7 +172,7 @@ impl<'a> Watch<'a> {
         let open: Vec<&ShardJob> = (self.plan.shards.iter())
             .filter(|job| !is_committed(&job.shard) && !is_dead(&job.shard))
             .collect();
-        if queued < open.len() {
+        if queued < open.len() as u64 {
             let new = self.client.publish(&self.run, open.iter().copied()).await?;
             tracing::info!(new, open = open.len(), "queued shards");
         }
@@ -181,7 +185,8 @@ impl<'a> Watch<'a> {
     }
 
     fn show(&mut self, committed: &[u32], dead: usize, display: &mut Display) {
-        let rows = |shards: &mut dyn Iterator<Item = &ShardJob>| shards.map(|s| s.rows).sum::<u64>();
+        let rows =
+            |shards: &mut dyn Iterator<Item = &ShardJob>| shards.map(|s| s.rows).sum::<u64>();
         let total = rows(&mut self.plan.shards.iter());
         let done = rows(&mut committed.iter().map(|s| &self.plan.shards[*s as usize]));
         let before = *self.rows_before.get_or_insert(done);
@@ -200,7 +205,11 @@ impl<'a> Watch<'a> {
         {
             detail += &format!(", {:.0} min too slow for the deadline", (eta - left) / 60.0);
             if !self.warned {
-                tracing::warn!(eta_s = eta, left_s = left, "at this rate the deadline will be missed");
+                tracing::warn!(
+                    eta_s = eta,
+                    left_s = left,
+                    "at this rate the deadline will be missed"
+                );
             }
             self.warned = true;
         }
@@ -217,7 +226,11 @@ fn run_ref(output: &Location, plan: &Plan) -> RunRef {
 }
 
 async fn is_cancelled(output: &Location, run: &str) -> Result<bool> {
-    Ok(output.join(&run_folder(run)).join(CANCELLED).exists().await?)
+    Ok(output
+        .join(&run_folder(run))
+        .join(CANCELLED)
+        .exists()
+        .await?)
 }
 
 /// Ends a run: its coordinator stops, its shards leave the queue. What is committed stays.
@@ -234,7 +247,11 @@ pub(crate) async fn cancel(config: &Config, run: &str) -> Result<u64> {
 pub(crate) async fn uncancel(config: &Config, run: &str) -> Result<()> {
     let output = Location::parse(&config.output.path)?;
     known_run(&output, run).await?;
-    output.join(&run_folder(run)).join(CANCELLED).remove().await?;
+    output
+        .join(&run_folder(run))
+        .join(CANCELLED)
+        .remove()
+        .await?;
     Ok(())
 }
 
@@ -246,7 +263,10 @@ pub(crate) fn date_of(run: &str) -> Option<Date> {
 async fn known_run(output: &Location, run: &str) -> Result<Plan> {
     let plan = read_plan(output, run).await?;
     plan.with_context(|| {
-        format!("{}: no run {run:?} here; `laser status` lists those that there are", output.url())
+        format!(
+            "{}: no run {run:?} here; `laser status` lists those that there are",
+            output.url()
+        )
     })
 }
 
@@ -285,8 +305,16 @@ pub(crate) async fn work(
             }
         };
         display.stage("generating");
-        let work = run_worker(Arc::new(queue.queue(&run)), context.clone(), generator, stop.clone());
-        generator = show_work(work, &context.progress, None, display, &|| format!("run {}", run.run)).await?;
+        let work = run_worker(
+            Arc::new(queue.queue(&run)),
+            context.clone(),
+            generator,
+            stop.clone(),
+        );
+        generator = show_work(work, &context.progress, None, display, &|| {
+            format!("run {}", run.run)
+        })
+        .await?;
         if drain.is_cancelled() {
             queue.release().await;
             return Ok(false);
@@ -318,7 +346,10 @@ async fn open_run(
         "{}: plan.json is not the plan that was queued",
         output.join(&plan.folder()).url()
     );
-    check_spec(&plan.spec, &model_spec(config, model, plan.spec.prompts.clone())?)?;
+    check_spec(
+        &plan.spec,
+        &model_spec(config, model, plan.spec.prompts.clone())?,
+    )?;
     let dir = output.join(&plan.folder()).join("pools");
     let pools = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
     ensure!(

@@ -29,7 +29,11 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
                     tracing::info!(?cost, "measured the forward");
                     options.budget = Some(Budget::new(cost));
                 }
-                Ok(Box::new(Generator::new(Box::new(engine), tokenizer, options)))
+                Ok(Box::new(Generator::new(
+                    Box::new(engine),
+                    tokenizer,
+                    options,
+                )))
             };
             tokio::task::spawn_blocking(load).await?
         }

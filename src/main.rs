@@ -166,7 +166,10 @@ impl RunArgs {
     fn load(mut self) -> Result<Config> {
         let settings = &mut self.config.settings;
         settings.extend(self.deadline.map(|time| format!("run.deadline='{time}'")));
-        settings.extend(self.min_coverage.map(|share| format!("output.min_coverage={share:?}")));
+        settings.extend(
+            self.min_coverage
+                .map(|share| format!("output.min_coverage={share:?}")),
+        );
         self.config.load()
     }
 }
@@ -238,7 +241,9 @@ async fn dispatch(command: Command) -> Result<u8> {
         }
         Command::Cancel(RunName { config, run }) => {
             let removed = distributed::cancel(&config.load()?, &run).await?;
-            commands::print(&format!("{run}: cancelled, {removed} shards left the queue\n"))?;
+            commands::print(&format!(
+                "{run}: cancelled, {removed} shards left the queue\n"
+            ))?;
         }
         Command::Resume(RunName { config, run }) => {
             let mut config = config.load()?;

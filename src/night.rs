@@ -77,7 +77,7 @@ pub(crate) enum Ready {
     /// It was told to stop.
     Drained,
     /// Planned, with its pools.
-    Planned(Plan, OpenPools),
+    Planned(Plan, Box<OpenPools>),
 }
 
 /// When a run is published whatever is missing, if ever.
@@ -88,7 +88,11 @@ impl Deadline {
     /// Seconds left; negative after it.
     pub(crate) fn seconds_left(&self) -> Option<f64> {
         let at = self.0.as_ref()?;
-        Some(at.timestamp().duration_since(Timestamp::now()).as_secs_f64())
+        Some(
+            at.timestamp()
+                .duration_since(Timestamp::now())
+                .as_secs_f64(),
+        )
     }
 
     /// Whether it lies behind.
@@ -146,9 +150,15 @@ pub(crate) fn without_audits(plan: &Plan, dead: Vec<(u32, String)>) -> Vec<(u32,
         let job = plan.shards.get(shard as usize);
         job.is_some_and(|job| job.action == Action::Audit)
     };
-    let (audits, dead) = dead.into_iter().partition::<Vec<_>, _>(|(s, _)| is_audit(*s));
+    let (audits, dead) = dead
+        .into_iter()
+        .partition::<Vec<_>, _>(|(s, _)| is_audit(*s));
     for (shard, reason) in audits {
-        tracing::warn!(shard, reason, "an audit failed: its pool has no measured speedup");
+        tracing::warn!(
+            shard,
+            reason,
+            "an audit failed: its pool has no measured speedup"
+        );
     }
     dead
 }
@@ -297,7 +307,7 @@ impl<'a> Night<'a> {
                 folder.url()
             );
         }
-        Ok(Ready::Planned(plan, pools))
+        Ok(Ready::Planned(plan, Box::new(pools)))
     }
 
     /// The pools of the run: those that are there, or new ones from last night's knowledge.
@@ -414,9 +424,13 @@ impl<'a> Night<'a> {
         seconds: Option<f64>,
     ) -> Result<Outcome> {
         if late {
-            let sealed = finalise::seal(&self.output, &plan, "not generated before the deadline").await?;
+            let sealed =
+                finalise::seal(&self.output, &plan, "not generated before the deadline").await?;
             if sealed > 0 {
-                tracing::warn!(shards = sealed, "the deadline has passed: publishing without them");
+                tracing::warn!(
+                    shards = sealed,
+                    "the deadline has passed: publishing without them"
+                );
             }
         } else if !dead.is_empty() {
             let missing = dead.len();
@@ -431,18 +445,16 @@ impl<'a> Night<'a> {
             return Ok(Deadline(None));
         };
         let planned = plan_time(&self.output, &plan.run).await?;
-        Ok(Deadline(Some(first_after(planned.to_zoned(TimeZone::system()), time)?)))
+        Ok(Deadline(Some(first_after(
+            planned.to_zoned(TimeZone::system()),
+            time,
+        )?)))
     }
 
     /// Publishes every kind, or shows what was published before.
-    pub(crate) async fn finish(
-        self,
-        plan: Plan,
-        seconds: Option<f64>,
-    ) -> Result<Outcome> {
-        let note = (self.config.model.engine == EngineKind::Mistralrs).then(|| {
-            "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned()
-        });
+    pub(crate) async fn finish(self, plan: Plan, seconds: Option<f64>) -> Result<Outcome> {
+        let note = (self.config.model.engine == EngineKind::Mistralrs)
+            .then(|| "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned());
         let mut manifests = Vec::new();
         let mut covered = true;
         for &kind in plan.counts.keys() {

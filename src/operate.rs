@@ -48,7 +48,11 @@ impl Status {
         }
         for folder in folders {
             let listed = output.join(&folder).list().await?;
-            times.extend(listed.into_iter().map(|l| (format!("{folder}/{}", l.name), l.modified)));
+            times.extend(
+                listed
+                    .into_iter()
+                    .map(|l| (format!("{folder}/{}", l.name), l.modified)),
+            );
         }
         let committed: Vec<_> = (plan.shards.iter())
             .filter_map(|shard| Some((shard, *times.get(&shard.output)?)))
@@ -56,9 +60,17 @@ impl Status {
         let rows = plan.shards.iter().map(|s| s.rows).sum();
         let committed_rows: u64 = committed.iter().map(|(s, _)| s.rows).sum();
         let began = plan_time(output, &plan.run).await?;
-        let newest = committed.iter().map(|(_, time)| *time).max().unwrap_or(began);
+        let newest = committed
+            .iter()
+            .map(|(_, time)| *time)
+            .max()
+            .unwrap_or(began);
         let seconds = newest.duration_since(began).as_secs_f64();
-        let rate = if seconds > 0.0 { committed_rows as f64 / seconds } else { 0.0 };
+        let rate = if seconds > 0.0 {
+            committed_rows as f64 / seconds
+        } else {
+            0.0
+        };
         let dead = match client {
             Some(client) => Some(dead_letters(client, plan, &times).await?),
             None => None,
@@ -84,7 +96,12 @@ impl Status {
             self.run, self.committed, self.shards, self.committed_rows, self.rows
         )?;
         if let Some(eta) = self.eta_seconds.filter(|_| self.committed < self.shards) {
-            write!(out, ", {:.1} rows/s, ETA {:.0} min", self.rows_per_second, eta / 60.0)?;
+            write!(
+                out,
+                ", {:.1} rows/s, ETA {:.0} min",
+                self.rows_per_second,
+                eta / 60.0
+            )?;
         }
         if let Some(dead) = self.dead.filter(|dead| *dead > 0) {
             write!(out, ", {dead} given up")?;

@@ -136,7 +136,12 @@ async fn sealed_part(
         errors: rows.into_iter().map(error).collect(),
         figures: BTreeMap::new(),
     };
-    Ok(encode_part(&job.output, id_type(plan, job.kind).into(), &[], &info)?)
+    Ok(encode_part(
+        &job.output,
+        id_type(plan, job.kind).into(),
+        &[],
+        &info,
+    )?)
 }
 
 fn id_type(plan: &Plan, kind: Kind) -> IdType {

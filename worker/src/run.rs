@@ -187,7 +187,7 @@ async fn intake<Q: Queue>(
             tracing::warn!(shard = lease.job.shard, "leased again while in hand");
             continue;
         }
-        match load(context, &lease.job).await {
+        match read_input(context, &lease.job).await {
             Ok(None) => {
                 let output = Output::Exists;
                 send(&done, Done { lease, output }).await?;
@@ -221,7 +221,7 @@ async fn send(done: &mpsc::Sender<Done>, message: Done) -> Result<(), WorkerErro
 }
 
 /// The shard's input; `None` if its output exists: a lost acknowledgement is no reason to do the work again.
-async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, LoadError> {
+async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, LoadError> {
     if context.output.join(&job.output).exists().await? {
         return Ok(None);
     }

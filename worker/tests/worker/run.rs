@@ -24,7 +24,7 @@ use laser_worker::engine::{EngineError, FakeOptions};
 use laser_worker::generate::{
     Finished, GenerateError, GenerateOptions, Generator, Request, TextGenerator,
 };
-use laser_worker::run::{RunContext, WorkerError, run_worker, Stop};
+use laser_worker::run::{RunContext, Stop, WorkerError, run_worker};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
@@ -169,9 +169,14 @@ impl Run {
     }
 
     async fn work<Q: Queue + 'static>(&self, queue: &Arc<Q>, generator: Generator) -> Generator {
-        run_worker(queue.clone(), self.context.clone(), generator, Stop::default())
-            .await
-            .unwrap()
+        run_worker(
+            queue.clone(),
+            self.context.clone(),
+            generator,
+            Stop::default(),
+        )
+        .await
+        .unwrap()
     }
 
     async fn rows(&self, job: &ShardJob) -> Vec<ShardRow> {
@@ -554,9 +559,17 @@ async fn a_draining_worker_finishes_what_it_has_and_leases_nothing_more() {
             ..Tampered::new(&run)
         };
         let queue = Arc::new(queue);
-        run_worker(queue.clone(), run.context.clone(), good(), Stop { drain, ..Stop::default() })
-            .await
-            .unwrap();
+        run_worker(
+            queue.clone(),
+            run.context.clone(),
+            good(),
+            Stop {
+                drain,
+                ..Stop::default()
+            },
+        )
+        .await
+        .unwrap();
         let counts = queue.inner.counts();
         assert_eq!(
             (counts.committed, counts.ready, counts.leased),
