@@ -102,7 +102,7 @@ async fn previous(config: &Config) -> Result<PreviousReader> {
 
 /// `laser pool-builder` and `laser pools build`: the pools alone.
 pub(crate) async fn pools_build(config: &Config, dir: &str) -> Result<()> {
-    let model = open_model(&config.model.path).await?;
+    let model = open_model(config).await?;
     let mut display = Display::new();
     display.stage("building pools");
     let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
@@ -129,7 +129,7 @@ pub(crate) async fn pools_build(config: &Config, dir: &str) -> Result<()> {
 
 /// `laser pools inspect`.
 pub(crate) async fn pools_inspect(config: &Config, dir: &str, json: bool) -> Result<()> {
-    let model = open_model(&config.model.path).await?;
+    let model = open_model(config).await?;
     let pools = OpenPools::open(&Location::parse(dir)?, &model.tokenizer.fingerprint()).await?;
     let inspection = inspect(&pools, model.tokenizer.library(), 8, 3)?;
     if json {
@@ -166,7 +166,7 @@ pub(crate) async fn pools_inspect(config: &Config, dir: &str, json: bool) -> Res
 
 /// `laser pools tune`.
 pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool) -> Result<()> {
-    let model = open_model(&config.model.path).await?;
+    let model = open_model(config).await?;
     let mut display = Display::new();
     display.stage("tuning pools");
     let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());

@@ -4,9 +4,11 @@
 //! refused with the nearest one that does. What changes tokens is the *specification*; everything else only
 //! says how the work is done.
 
-use std::path::Path;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::ValueEnum;
 use figment::error::Kind as FigmentKind;
 use figment::providers::{Env, Format, Serialized, Toml};
 use figment::value::{Dict, Value};
@@ -16,9 +18,9 @@ use laser_coordinator::nats::NatsConfig;
 use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
 use laser_pool_builder::PoolsConfig;
-use laser_schema::EntityTable;
 use laser_schema::job::Policy;
 use laser_schema::previous::PreviousSource;
+use laser_schema::{Cache, EntityTable};
 use laser_worker::engine::{DTypeOption, DeviceOption};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +45,7 @@ pub(crate) struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) queue: Option<NatsConfig>,
     pub(crate) worker: WorkerConfig,
+    pub(crate) metrics: MetricsConfig,
 }
 
 /// `[model]`: part of the specification but for the device.
@@ -303,13 +306,33 @@ impl Default for RunConfig {
     }
 }
 
+/// `[metrics]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct MetricsConfig {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) listen: Option<SocketAddr>,
+}
+
+/// How logs are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// A JSON object a line.
+    Json,
+}
+
 /// `[worker]`: of `laser worker`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct WorkerConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) idle_seconds: Option<u64>,
     pub(crate) grace_seconds: u64,
+    pub(crate) cache: PathBuf,
+    pub(crate) cache_gb: f64,
 }
 
 impl Default for WorkerConfig {
@@ -317,7 +340,16 @@ impl Default for WorkerConfig {
         Self {
             idle_seconds: None,
             grace_seconds: 25,
+            cache: std::env::temp_dir().join("laser-cache"),
+            cache_gb: 50.0,
         }
+    }
+}
+
+impl WorkerConfig {
+    /// Where files of remote stores are kept on this machine.
+    pub(crate) fn cache(&self) -> Cache {
+        Cache::new(self.cache.clone(), (self.cache_gb * 1e9) as u64)
     }
 }
 
@@ -388,6 +420,11 @@ impl Config {
         self.verification.verification()?;
         self.draft.drafter()?;
         self.pools.validate()?;
+        ensure!(
+            self.worker.cache_gb >= 0.0,
+            "[worker] cache_gb = {}: expected at least 0",
+            self.worker.cache_gb
+        );
         if let Some(queue) = &self.queue {
             queue.validate()?;
         }

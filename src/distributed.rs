@@ -18,6 +18,7 @@ use laser_schema::Location;
 use laser_schema::job::{Plan, ShardJob, Spec, run_folder};
 use laser_schema::model::ModelFiles;
 use laser_worker::run::{RunContext, Stop, run_worker};
+use metrics::{counter, gauge};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::Config;
@@ -26,6 +27,7 @@ use crate::night::{
     Deadline, Night, Outcome, Ready, model_spec, open_model, run_context, show_work, without_audits,
 };
 use crate::progress::Display;
+use crate::telemetry;
 
 /// Between two looks at the store and the queue: thousands of shards are a few list requests.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
@@ -49,6 +51,7 @@ pub(crate) async fn coordinate(
     drain: &CancellationToken,
 ) -> Result<Outcome> {
     let client = nats::connect(queue_config(config)?, "laser-coordinator").await?;
+    telemetry::watch_nats(client.events().clone());
     client.ensure_streams().await?;
     let night = Night::open(config).await?;
     let (date, run) = night.choose_run().await?;
@@ -175,8 +178,9 @@ impl<'a> Watch<'a> {
         if queued < open.len() as u64 {
             let new = self.client.publish(&self.run, open.iter().copied()).await?;
             tracing::info!(new, open = open.len(), "queued shards");
+            counter!("laser_republished_shards_total").increment(new);
         }
-        self.show(&committed, dead.len(), display);
+        self.show(&committed, (open.len(), dead.len()), display);
         Ok(Look {
             cancelled: is_cancelled(self.output, &self.plan.run).await?,
             open: open.len(),
@@ -184,7 +188,7 @@ impl<'a> Watch<'a> {
         })
     }
 
-    fn show(&mut self, committed: &[u32], dead: usize, display: &mut Display) {
+    fn show(&mut self, committed: &[u32], (open, dead): (usize, usize), display: &mut Display) {
         let rows =
             |shards: &mut dyn Iterator<Item = &ShardJob>| shards.map(|s| s.rows).sum::<u64>();
         let total = rows(&mut self.plan.shards.iter());
@@ -192,6 +196,7 @@ impl<'a> Watch<'a> {
         let before = *self.rows_before.get_or_insert(done);
         let rate = (done - before) as f64 / self.started.elapsed().as_secs_f64();
         let eta = (rate > 0.0).then(|| (total - done) as f64 / rate);
+        self.tell((committed.len(), open, dead), (done, total), eta);
         let mut detail = format!(
             "rows, {} of {} shards",
             committed.len(),
@@ -214,6 +219,30 @@ impl<'a> Watch<'a> {
             self.warned = true;
         }
         display.update(done, Some(total), &detail);
+    }
+}
+
+impl Watch<'_> {
+    /// The gauges of the run.
+    fn tell(
+        &self,
+        (committed, open, dead): (usize, usize, usize),
+        (done, total): (u64, u64),
+        eta: Option<f64>,
+    ) {
+        let run = || self.plan.run.clone();
+        for (state, shards) in [("committed", committed), ("open", open), ("dead", dead)] {
+            gauge!("laser_run_shards", "run" => run(), "state" => state).set(shards as f64);
+        }
+        for (state, rows) in [("committed", done), ("total", total)] {
+            gauge!("laser_run_rows", "run" => run(), "state" => state).set(rows as f64);
+        }
+        if let Some(eta) = eta {
+            gauge!("laser_run_eta_seconds", "run" => run()).set(eta);
+        }
+        if let Some(left) = self.deadline.seconds_left() {
+            gauge!("laser_run_deadline_seconds", "run" => run()).set(left);
+        }
     }
 }
 
@@ -279,10 +308,11 @@ pub(crate) async fn work(
 ) -> Result<bool> {
     let name = worker_name();
     let client = nats::connect(queue_config(config)?, &name).await?;
+    telemetry::watch_nats(client.events().clone());
     let idle = config.worker.idle_seconds.map(Duration::from_secs);
     let queue = NatsWorker::bind(client, idle).await?;
     display.stage("loading the model");
-    let model = open_model(&config.model.path).await?;
+    let model = open_model(config).await?;
     let mut generator = generator::load(config, &model).await?;
     let stop = Stop {
         drain: drain.clone(),
@@ -351,7 +381,9 @@ async fn open_run(
         &model_spec(config, model, plan.spec.prompts.clone())?,
     )?;
     let dir = output.join(&plan.folder()).join("pools");
-    let pools = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
+    let pools =
+        OpenPools::open_cached(&dir, &model.tokenizer.fingerprint(), &config.worker.cache())
+            .await?;
     ensure!(
         *pools.digest() == plan.pool_digest,
         "{}: these are not the pools that the run was planned with",

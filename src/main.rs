@@ -6,12 +6,14 @@ mod bench;
 mod commands;
 mod config;
 mod distributed;
+mod doctor;
 mod generator;
 mod night;
 mod operate;
 mod prepare;
 mod progress;
 mod summary;
+mod telemetry;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -25,7 +27,7 @@ use laser_worker::run::WorkerError;
 use tokio_util::sync::CancellationToken;
 
 use commands::PrepareSource;
-use config::Config;
+use config::{Config, LogFormat};
 use night::{Night, Outcome};
 use progress::Display;
 
@@ -36,6 +38,9 @@ use progress::Display;
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Cli {
+    /// How logs are written to standard error; RUST_LOG chooses which.
+    #[arg(long, global = true, value_enum, default_value_t, env = "LASER_LOG")]
+    log: LogFormat,
     #[command(subcommand)]
     command: Command,
 }
@@ -60,6 +65,8 @@ enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// Check all that a night needs (model, inputs, store, clocks, queue) and say what to mend.
+    Doctor(ConfigArgs),
     /// Stop a distributed run. What is committed stays.
     Cancel(RunName),
     /// Take a cancellation back and go on as `coordinator` does.
@@ -197,13 +204,7 @@ const DRAINED: u8 = 143;
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        tracing_subscriber::EnvFilter::new("error,laser=warn,laser_worker=warn")
-    });
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .init();
+    telemetry::log(cli.log);
     match dispatch(cli.command).await {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
@@ -233,11 +234,17 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Worker(args) => {
             let drain = CancellationToken::new();
             drain_on_signal(drain.clone())?;
-            let ended = distributed::work(&args.load()?, &mut Display::new(), &drain).await?;
+            let config = args.load()?;
+            telemetry::serve(&config)?;
+            let ended = distributed::work(&config, &mut Display::new(), &drain).await?;
             return Ok(if ended { 0 } else { DRAINED });
         }
         Command::Status { config, run, json } => {
             operate::status(&config.load()?, run.as_deref(), json).await?;
+        }
+        Command::Doctor(args) => {
+            let well = doctor::doctor(&args.load()?).await?;
+            return Ok(if well { 0 } else { DATA_ERROR });
         }
         Command::Cancel(RunName { config, run }) => {
             let removed = distributed::cancel(&config.load()?, &run).await?;
@@ -298,6 +305,7 @@ async fn dispatch(command: Command) -> Result<u8> {
 }
 
 async fn run(config: &Config) -> Result<u8> {
+    telemetry::serve(config)?;
     let drain = CancellationToken::new();
     drain_on_signal(drain.clone())?;
     let mut display = Display::new();
@@ -323,6 +331,7 @@ async fn run_night(
 }
 
 async fn coordinate(config: &Config, run: Option<&str>) -> Result<u8> {
+    telemetry::serve(config)?;
     let drain = CancellationToken::new();
     drain_on_signal(drain.clone())?;
     let mut display = Display::new();

@@ -175,7 +175,7 @@ pub(crate) struct Night<'a> {
 impl<'a> Night<'a> {
     /// Opens the model's files and the templates, and derives the specification.
     pub(crate) async fn open(config: &'a Config) -> Result<Self> {
-        let model = open_model(&config.model.path).await?;
+        let model = open_model(config).await?;
         let prompts = PromptRenderer::new(&config.prompt, &model).context("[prompt]")?;
         let digests = Kind::ALL.map(|kind| (kind, prompts.digest(kind)));
         let spec = model_spec(config, &model, digests.into())?;
@@ -554,8 +554,24 @@ pub(crate) async fn show_work<G>(
     Ok(generator)
 }
 
+/// Finds the configured model, a path, a URL or a hub id, and opens its files.
+pub(crate) async fn open_model(config: &Config) -> Result<ModelFiles> {
+    let path = &config.model.path;
+    let local = match path.contains("://") {
+        true => {
+            let folder = config.worker.cache().folder(&Location::parse(path)?).await;
+            folder
+                .context("[model] path")?
+                .to_string_lossy()
+                .into_owned()
+        }
+        false => path.clone(),
+    };
+    open_local_model(&local).await
+}
+
 /// Resolves a path or hub id and opens the model's files.
-pub(crate) async fn open_model(model: &str) -> Result<ModelFiles> {
+pub(crate) async fn open_local_model(model: &str) -> Result<ModelFiles> {
     let model = model.to_owned();
     tokio::task::spawn_blocking(move || {
         let path = resolve(&model, &Hub::from_env())?;

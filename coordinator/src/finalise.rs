@@ -1,7 +1,7 @@
 //! Publishing: from committed parts to a data set that readers may trust.
 //!
 //! Every part is read back and checked, then `_errors.jsonl`, `_manifest.json` and last `_SUCCESS` are written.
-//! But for its time the manifest is a function of the parts, so two coordinators that finish one run write the same.
+//! The manifest is a function of the parts, so two coordinators that finish one run write the same bytes.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -212,6 +212,7 @@ struct Sums {
     figures: BTreeMap<String, Figures>,
     audit: BTreeMap<String, AuditReport>,
     parts: Vec<PartEntry>,
+    newest: Timestamp,
 }
 
 impl Sums {
@@ -255,6 +256,8 @@ impl Sums {
             }
         }
         self.rows += rows.len() as u64;
+        let newest = rows.iter().map(|row| row.created_timestamp).max();
+        self.newest = self.newest.max(newest.unwrap_or_default());
         self.carried += info.carried;
         self.errors.extend(info.errors);
         for (pool, figures) in &info.figures {
@@ -284,7 +287,7 @@ impl Sums {
             run: plan.run.clone(),
             kind,
             date: plan.date,
-            created: Timestamp::now(),
+            created: self.newest,
             spec: plan.spec.clone(),
             spec_digest: plan.spec.digest(),
             pool_digest: plan.pool_digest.clone(),

@@ -1,6 +1,7 @@
 //! Why pools could not be built, opened or tuned.
 
 use laser_decode::PoolError;
+use laser_schema::cache::CacheError;
 use laser_schema::{EntityError, EntityId, Kind, LocationError};
 
 use crate::clusters::ClusterError;
@@ -25,6 +26,9 @@ pub enum PoolsError {
     /// A place of the pools.
     #[error(transparent)]
     Location(#[from] LocationError),
+    /// The local copies of remote pools.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
     /// Building a pool.
     #[error(transparent)]
     Pool(#[from] PoolError),

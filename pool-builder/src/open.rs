@@ -7,7 +7,7 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use laser_decode::Pool;
-use laser_schema::{Digest, Entity, Location};
+use laser_schema::{Cache, Digest, Entity, Location};
 
 use crate::error::PoolsError;
 use crate::pool_set::{POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet};
@@ -28,6 +28,26 @@ impl OpenPools {
     /// If there is no finished set, it was built with another tokenizer, or a file is not the one that
     /// was written.
     pub async fn open(dir: &Location, tokenizer: &[u8; 32]) -> Result<Self, PoolsError> {
+        Self::open_from(dir, tokenizer, None).await
+    }
+
+    /// The same, but remote pools are kept in `cache` and mapped.
+    ///
+    /// # Errors
+    /// Those of [`OpenPools::open`], and the cache's.
+    pub async fn open_cached(
+        dir: &Location,
+        tokenizer: &[u8; 32],
+        cache: &Cache,
+    ) -> Result<Self, PoolsError> {
+        Self::open_from(dir, tokenizer, Some(cache)).await
+    }
+
+    async fn open_from(
+        dir: &Location,
+        tokenizer: &[u8; 32],
+        cache: Option<&Cache>,
+    ) -> Result<Self, PoolsError> {
         let (set, digest) = read_set(dir).await?;
         let expected = Digest::from_bytes(*tokenizer);
         if set.tokenizer != expected {
@@ -39,7 +59,8 @@ impl OpenPools {
         }
         let mut pools = HashMap::with_capacity(set.pools.len());
         for entry in &set.pools {
-            pools.insert(entry.name.clone(), open_pool(dir, entry, tokenizer).await?);
+            let pool = open_pool(dir, entry, tokenizer, cache).await?;
+            pools.insert(entry.name.clone(), pool);
         }
         Ok(Self { set, digest, pools })
     }
@@ -92,10 +113,15 @@ async fn open_pool(
     dir: &Location,
     entry: &PoolEntry,
     tokenizer: &[u8; 32],
+    cache: Option<&Cache>,
 ) -> Result<Pool, PoolsError> {
     let location = dir.join(&entry.file);
     let file = || location.url().to_owned();
-    let bytes = match location.local_path() {
+    let path = match (location.local_path(), cache) {
+        (None, Some(cache)) => Some(cache.file(&location, &entry.digest).await?),
+        (path, _) => path,
+    };
+    let bytes = match path {
         Some(path) => map(&path).map_err(|e| PoolsError::PoolSet {
             file: file(),
             reason: format!("cannot be mapped: {e}"),

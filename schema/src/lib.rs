@@ -3,6 +3,7 @@
 //!
 //! Only this crate (and each crate's own configuration) serialises. It generates nothing and decides nothing.
 
+pub mod cache;
 pub mod digest;
 pub mod entity;
 pub mod job;
@@ -13,6 +14,7 @@ pub mod model;
 pub mod previous;
 pub mod table;
 
+pub use cache::Cache;
 pub use digest::Digest;
 pub use entity::{
     Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Interaction, Kind,

@@ -186,6 +186,27 @@ impl Location {
         got.bytes().await.map_err(|e| self.error("read", e))
     }
 
+    /// Writes the object's bytes to `to` as they come.
+    ///
+    /// # Errors
+    /// [`LocationError::NotFound`], the store's error, or the writer's.
+    pub async fn download(&self, to: &mut impl std::io::Write) -> Result<(), LocationError> {
+        let failed = |e| self.error("read", e);
+        let got = self.store.get(&self.path).await.map_err(failed)?;
+        let mut chunks = got.into_stream();
+        while let Some(chunk) = chunks.try_next().await.map_err(failed)? {
+            to.write_all(&chunk).map_err(|e| LocationError::Store {
+                url: self.url.clone(),
+                action: "copy to the local disk",
+                source: object_store::Error::Generic {
+                    store: "local",
+                    source: Box::new(e),
+                },
+            })?;
+        }
+        Ok(())
+    }
+
     /// Reads the whole object, or `None` if there is none.
     ///
     /// # Errors

@@ -47,7 +47,7 @@ pub struct Manifest {
     pub kind: Kind,
     /// The night.
     pub date: Date,
-    /// When the manifest was written.
+    /// When the newest text was generated.
     pub created: Timestamp,
     /// What texts were acceptable.
     pub spec: Spec,

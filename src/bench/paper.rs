@@ -17,7 +17,7 @@ use super::pools::{PoolScheme, Pools};
 use super::report::{KindReport, Report};
 use super::run::{Subject, interleave};
 use super::variants::{self, ADAPTIVE_NODES, Variant};
-use crate::night::open_model;
+use crate::night::open_local_model;
 use crate::progress::Display;
 
 /// Tokens of a step: several whole prompts.
@@ -52,7 +52,7 @@ struct Prompted {
 async fn compare(command: &str, setup: &SetupArgs, variants: Variants<'_>) -> Result<Report> {
     let mut display = Display::new();
     display.stage("reading");
-    let model = open_model(&setup.model).await?;
+    let model = open_local_model(&setup.model).await?;
     let tables = tables(setup);
     let workload = read(setup, &tables, &model, variants).await?;
     let mut engine = load_engine(setup, &model)?;

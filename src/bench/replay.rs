@@ -18,7 +18,7 @@ use serde::Serialize;
 use super::history::hash;
 use super::report::{Style, Table, machine};
 use super::{DraftRule, ORDER, ReplayArgs};
-use crate::night::open_model;
+use crate::night::open_local_model;
 use crate::progress::Display;
 
 /// What a replay measured.
@@ -116,7 +116,7 @@ pub(super) async fn replay(options: &ReplayArgs) -> Result<Report> {
 async fn tokenizer(options: &ReplayArgs) -> Result<Tokenizer> {
     match (&options.tokenizer, &options.model) {
         (Some(path), _) => Ok(Tokenizer::open(path)?),
-        (None, model) => Ok(open_model(model.as_deref().unwrap_or_default())
+        (None, model) => Ok(open_local_model(model.as_deref().unwrap_or_default())
             .await?
             .tokenizer),
     }

@@ -31,7 +31,7 @@ fn start(workspace: &Workspace, shards: usize) -> Child {
     child
 }
 
-fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     let status = Command::new("kill")
         .args([name, &child.id().to_string()])
         .status()
@@ -40,7 +40,7 @@ fn signal(child: &Child, name: &str) {
 }
 
 /// Night, kind, entity and text of every row; each once.
-fn texts(workspace: &Workspace) -> BTreeMap<(String, String), String> {
+pub(crate) fn texts(workspace: &Workspace) -> BTreeMap<(String, String), String> {
     let mut texts = BTreeMap::new();
     for (path, bytes) in workspace.parts() {
         let folder = path.parent().unwrap().display().to_string();
@@ -64,6 +64,17 @@ fn texts(workspace: &Workspace) -> BTreeMap<(String, String), String> {
     texts
 }
 
+/// Without the run's name, which hangs on where the inputs are.
+pub(crate) fn without_run(
+    texts: BTreeMap<(String, String), String>,
+) -> BTreeMap<(String, String), String> {
+    let night = |folder: &str| folder.split("/run=").next().unwrap().to_owned();
+    texts
+        .into_iter()
+        .map(|((folder, id), text)| ((night(&folder), id), text))
+        .collect()
+}
+
 #[test]
 fn a_killed_run_resumes_and_regenerates_nothing() {
     let (disturbed, quiet) = (Workspace::new(), Workspace::new());
@@ -83,12 +94,6 @@ fn a_killed_run_resumes_and_regenerates_nothing() {
     assert_exit(&disturbed.run(&[]), 0);
     assert_exit(&disturbed.verify(), 0);
     assert_exit(&quiet.run(&[]), 0);
-    let without_run = |texts: BTreeMap<(String, String), String>| -> BTreeMap<_, _> {
-        texts
-            .into_iter()
-            .map(|((f, id), t)| ((f.split("/run=").next().unwrap().to_owned(), id), t))
-            .collect()
-    };
     assert_eq!(without_run(texts(&disturbed)), without_run(texts(&quiet)));
 }
 
@@ -120,4 +125,47 @@ fn a_second_process_on_the_same_run_is_refused() {
     );
     assert_eq!(first.wait().unwrap().code(), Some(0));
     assert_exit(&workspace.verify(), 0);
+}
+
+/// The run where no file may grow beyond `kib`: what a full disk is to a program, without a disk of one's own.
+fn run_with_file_limit(workspace: &Workspace, kib: u32) -> std::process::Output {
+    let laser = workspace.command("run", &[]);
+    // The signal is ignored across exec, so that the write fails instead.
+    let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", kib * 2);
+    Command::new("sh")
+        .args(["-c", &script])
+        .arg(laser.get_program())
+        .args(laser.get_args())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn a_full_disk_is_told_and_the_same_command_goes_on() {
+    let (full, quiet) = (Workspace::new(), Workspace::new());
+    let mut failed = 0;
+    for kib in [1, 2, 4, 6, 8, 10, 12, 16, 24, 32, 64] {
+        let output = run_with_file_limit(&full, kib);
+        if output.status.success() {
+            break;
+        }
+        failed += 1;
+        let message = stderr(&output);
+        assert!(
+            matches!(output.status.code(), Some(65 | 75)) && message.contains("File too large"),
+            "{kib} KiB: {message}"
+        );
+        assert!(
+            message.contains(&full.path("").display().to_string()),
+            "names no file: {message}"
+        );
+        for (path, _) in full.parts() {
+            assert!(path.to_string_lossy().ends_with(".parquet"), "{path:?}");
+        }
+    }
+    assert!(failed >= 3, "{failed} runs failed");
+    assert_exit(&full.run(&[]), 0);
+    assert_exit(&full.verify(), 0);
+    assert_exit(&quiet.run(&[]), 0);
+    assert_eq!(without_run(texts(&full)), without_run(texts(&quiet)));
 }

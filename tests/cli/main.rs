@@ -4,6 +4,7 @@
 
 mod architecture;
 mod bad_input;
+mod distributed;
 mod faults;
 mod night;
 

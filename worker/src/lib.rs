@@ -6,6 +6,7 @@ pub mod generate;
 pub mod plain;
 pub mod progress;
 pub mod run;
+pub mod telemetry;
 
 mod audit;
 mod part;

@@ -2,7 +2,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
+use laser_schema::Kind;
 use laser_schema::knowledge::{Figures, KnowledgeRecord};
+
+use crate::telemetry;
 
 /// What has happened since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -29,7 +32,9 @@ impl Progress {
         *self.lock()
     }
 
-    pub(crate) fn text(&self, record: &KnowledgeRecord) {
+    pub(crate) fn text(&self, kind: Kind, record: &KnowledgeRecord) {
+        telemetry::text(kind, record);
+        telemetry::seconds(kind, record);
         self.lock().figures.add_record(record);
     }
 

@@ -10,6 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use bytes::Bytes;
 use laser_decode::Pool;
@@ -25,6 +26,7 @@ use crate::audit::audit;
 use crate::generate::{Finished, Request, TextGenerator};
 use crate::part::{self, Output, Work};
 use crate::progress::Progress;
+use crate::telemetry;
 
 /// What every shard of a run needs.
 #[derive(Debug)]
@@ -125,12 +127,13 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
 
 /// The leases in hand, for heartbeats.
 #[derive(Debug, Default)]
-struct Held(Mutex<BTreeMap<u32, Lease>>);
+struct Held(Mutex<BTreeMap<u32, (Lease, Instant)>>);
 
 impl Held {
     /// `false`: the shard is in hand already, under a lease that was lost; the new one is kept in its place.
     fn add(&self, lease: &Lease) -> bool {
-        self.lock().insert(lease.job.shard, lease.clone()).is_none()
+        let held = (lease.clone(), Instant::now());
+        self.lock().insert(lease.job.shard, held).is_none()
     }
 
     fn remove(&self, lease: &Lease) {
@@ -138,10 +141,13 @@ impl Held {
     }
 
     fn all(&self) -> Vec<Lease> {
-        self.lock().values().cloned().collect()
+        let held = self.lock();
+        let oldest = held.values().map(|(_, since)| since.elapsed()).max();
+        telemetry::in_hand(held.len(), oldest.unwrap_or_default().as_secs_f64());
+        held.values().map(|(lease, _)| lease.clone()).collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, Lease>> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, (Lease, Instant)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -187,6 +193,9 @@ async fn intake<Q: Queue>(
             tracing::warn!(shard = lease.job.shard, "leased again while in hand");
             continue;
         }
+        let (shard, attempt) = (lease.job.shard, lease.attempt);
+        tracing::debug!(shard, attempt, pool = lease.job.pool, "leased");
+        telemetry::leased(attempt);
         match read_input(context, &lease.job).await {
             Ok(None) => {
                 let output = Output::Exists;
@@ -254,11 +263,14 @@ async fn commit_all<Q: Queue>(
         match created {
             Ok(created) => {
                 context.progress.update(|s| s.shards += 1);
+                telemetry::commit(created);
                 tracing::debug!(shard, pool = lease.job.pool, ?created, "committed");
                 queue.committed(&lease).await?;
+                tracing::debug!(shard, "acknowledged");
             }
             Err(reason) => {
                 context.progress.update(|s| s.failed_attempts += 1);
+                telemetry::failed_attempt();
                 tracing::warn!(shard, attempt = lease.attempt, reason, "attempt failed");
                 queue.failed(&lease, &reason).await?;
             }
@@ -291,6 +303,7 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<C
             (bytes, failed, carried)
         }
     };
+    tracing::debug!(shard = lease.job.shard, bytes = bytes.len(), "writing");
     let created = match target.create(bytes).await {
         Ok(created) => created,
         // A store may have written the object and lost the answer; whoever wrote it, the shard is committed then.
@@ -300,6 +313,7 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<C
         },
     };
     if created == Created::Won {
+        telemetry::rows(carried, failed);
         context.progress.update(|s| {
             s.errors += failed;
             s.carried += carried;
@@ -430,6 +444,7 @@ impl<G: TextGenerator> EngineLoop<G> {
         if self.generator.load() == 0 {
             return;
         }
+        telemetry::occupancy(self.generator.load(), self.generator.batch());
         match catch(|| self.generator.step()) {
             Ok(Ok(finished)) => finished.into_iter().for_each(|f| self.finish(f, done)),
             Ok(Err(error)) => self.fail_all(&error.to_string(), done),
@@ -453,7 +468,7 @@ impl<G: TextGenerator> EngineLoop<G> {
                 let row = &open.rows[index];
                 let pool = self.context.pools.get(&row.pool);
                 let record = part::record(&self.context.plan, row, pool, &text);
-                self.context.progress.text(&record);
+                self.context.progress.text(open.lease.job.kind, &record);
                 open.results[index] = Some(Ok(record));
                 open.left -= 1;
             }

@@ -1,0 +1,115 @@
+//! `laser doctor`: looks at everything a night needs, before the night does, and says what to mend.
+
+use anyhow::{Context, Result, ensure};
+use bytes::Bytes;
+use jiff::Timestamp;
+use laser_coordinator::nats::{self, NatsConfig, NatsWorker};
+use laser_coordinator::prompt::PromptRenderer;
+use laser_schema::location::Created;
+use laser_schema::previous::PreviousReader;
+use laser_schema::{EntityReader, Location};
+
+use crate::commands::print;
+use crate::config::Config;
+use crate::night::open_model;
+
+/// A clock further off than this moves deadlines and nights.
+const SKEW_MAX_SECONDS: f64 = 5.0;
+
+/// Checks everything and prints a line on each. `false` if something is wrong.
+pub(crate) async fn doctor(config: &Config) -> Result<bool> {
+    let mut well = true;
+    well &= tell("model", model(config).await)?;
+    for table in &config.input {
+        let opened = EntityReader::open(table).await;
+        well &= tell(
+            &format!("input {}", table.path),
+            opened.map(|_| "readable".into()).map_err(Into::into),
+        )?;
+    }
+    for source in &config.previous {
+        let opened =
+            PreviousReader::open(std::slice::from_ref(source), jiff::civil::Date::MAX).await;
+        well &= tell(
+            &format!("previous {}", source.path),
+            opened.map(|_| "readable".into()).map_err(Into::into),
+        )?;
+    }
+    well &= tell(
+        &format!("output {}", config.output.path),
+        output(config).await,
+    )?;
+    if let Some(queue) = &config.queue {
+        well &= tell(&format!("queue {}", queue.url), connection(queue).await)?;
+    }
+    Ok(well)
+}
+
+fn tell(what: &str, found: Result<String>) -> Result<bool> {
+    match &found {
+        Ok(found) => print(&format!("ok    {what}: {found}\n"))?,
+        Err(error) => print(&format!("WRONG {what}: {error:#}\n"))?,
+    }
+    Ok(found.is_ok())
+}
+
+async fn model(config: &Config) -> Result<String> {
+    let model = open_model(config).await?;
+    PromptRenderer::new(&config.prompt, &model).context("[prompt]")?;
+    let digest = model.digest()?;
+    Ok(format!("{} with digest {digest}", config.model.path))
+}
+
+/// A conditional put must have one winner, and the store's clock must be ours.
+async fn output(config: &Config) -> Result<String> {
+    let folder = Location::parse(&config.output.path)?;
+    let name = format!(
+        "runs/.doctor-{}-{}",
+        std::process::id(),
+        Timestamp::now().as_nanosecond()
+    );
+    let probe = folder.join(&name);
+    let outcome = conditional_put(&probe).await;
+    probe.remove().await?;
+    outcome
+}
+
+async fn conditional_put(probe: &Location) -> Result<String> {
+    ensure!(
+        probe.create(Bytes::from_static(b"first")).await? == Created::Won,
+        "an object that was never written exists already"
+    );
+    ensure!(
+        probe.create(Bytes::from_static(b"second")).await? == Created::Exists
+            && probe.read().await? == "first",
+        "the store lets a second writer replace an object: it knows no conditional put, and rows would be doubled; use a \
+         store that does (S3, GCS, Azure, MinIO, a local disk)"
+    );
+    let skew = Timestamp::now()
+        .duration_since(probe.modified().await?)
+        .as_secs_f64();
+    ensure!(
+        skew.abs() <= SKEW_MAX_SECONDS,
+        "its clock and this machine's are {skew:.0} s apart; synchronise them (NTP)"
+    );
+    Ok(format!(
+        "conditional puts have one winner, clocks {skew:.1} s apart"
+    ))
+}
+
+/// Whoever may make the streams is taken for a coordinator, whoever may bind to the consumer for a worker.
+async fn connection(config: &NatsConfig) -> Result<String> {
+    let client = nats::connect(config, "laser-doctor").await?;
+    let version = client.server_version();
+    let Err(coordinator) = client.ensure_streams().await else {
+        return Ok(format!(
+            "NATS {version}, streams and consumer are there, for a coordinator"
+        ));
+    };
+    NatsWorker::bind(client, None).await.with_context(|| {
+        format!("NATS {version} lets this user be neither coordinator ({coordinator}) nor worker")
+    })?;
+    Ok(format!(
+        "NATS {version}, streams and consumer are there, for a worker"
+    ))
+}

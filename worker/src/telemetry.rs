@@ -1,0 +1,115 @@
+//! What a worker tells whoever scrapes it. Without a recorder, as in tests, every call does nothing.
+
+use laser_schema::Kind;
+use laser_schema::knowledge::KnowledgeRecord;
+use laser_schema::location::Created;
+use metrics::{counter, describe_counter, describe_gauge, gauge};
+
+/// Describes every metric of a worker.
+pub fn describe() {
+    for (name, meaning) in [
+        ("laser_texts_total", "Generated texts"),
+        ("laser_tokens_total", "Generated tokens"),
+        (
+            "laser_prompt_tokens_total",
+            "Prompt tokens of generated texts",
+        ),
+        (
+            "laser_forwards_total",
+            "Forwards that texts took part in, summed over texts",
+        ),
+        ("laser_drafted_tokens_total", "Drafted tokens"),
+        ("laser_accepted_tokens_total", "Accepted draft tokens"),
+        (
+            "laser_relaxed_tokens_total",
+            "Accepted tokens that are not the argmax",
+        ),
+        ("laser_carried_rows_total", "Rows carried forward"),
+        ("laser_error_rows_total", "Rows that became error records"),
+        (
+            "laser_commits_total",
+            "Shards whose output exists: won, or written by another attempt",
+        ),
+        (
+            "laser_failed_attempts_total",
+            "Attempts at a shard that failed",
+        ),
+        (
+            "laser_redeliveries_total",
+            "Shards leased that had been leased before",
+        ),
+    ] {
+        describe_counter!(name, meaning);
+    }
+    for (name, meaning) in [
+        ("laser_draft_seconds_total", "Seconds of drafting"),
+        (
+            "laser_engine_seconds_total",
+            "Seconds of the engine, shared evenly by the texts of a step",
+        ),
+        ("laser_batch_occupancy", "Share of the batch that is in use"),
+        (
+            "laser_shards_in_hand",
+            "Shards leased and neither committed nor given back",
+        ),
+        (
+            "laser_oldest_shard_seconds",
+            "Age of the oldest lease in hand",
+        ),
+    ] {
+        describe_gauge!(name, meaning);
+    }
+}
+
+pub(crate) fn text(kind: Kind, record: &KnowledgeRecord) {
+    let add = |name: &'static str, value: i64| {
+        counter!(name, "kind" => kind.as_str(), "pool" => record.pool.clone())
+            .increment(value.unsigned_abs());
+    };
+    add("laser_texts_total", 1);
+    add("laser_tokens_total", record.text_tokens);
+    add("laser_prompt_tokens_total", record.prompt_tokens);
+    add("laser_forwards_total", record.forwards);
+    add("laser_drafted_tokens_total", record.drafted_tokens);
+    add("laser_accepted_tokens_total", record.accepted_tokens);
+    add("laser_relaxed_tokens_total", record.relaxed_tokens);
+}
+
+/// Counters are whole numbers; seconds are summed in gauges that only rise.
+pub(crate) fn seconds(kind: Kind, record: &KnowledgeRecord) {
+    let add = |name: &'static str, value: f64| {
+        gauge!(name, "kind" => kind.as_str(), "pool" => record.pool.clone()).increment(value);
+    };
+    add("laser_draft_seconds_total", record.draft_seconds);
+    add("laser_engine_seconds_total", record.engine_seconds);
+}
+
+pub(crate) fn rows(carried: u64, errors: u64) {
+    counter!("laser_carried_rows_total").increment(carried);
+    counter!("laser_error_rows_total").increment(errors);
+}
+
+pub(crate) fn commit(created: Created) {
+    let outcome = match created {
+        Created::Won => "won",
+        Created::Exists => "exists",
+    };
+    counter!("laser_commits_total", "outcome" => outcome).increment(1);
+}
+
+pub(crate) fn failed_attempt() {
+    counter!("laser_failed_attempts_total").increment(1);
+}
+
+pub(crate) fn leased(attempt: u32) {
+    counter!("laser_redeliveries_total").increment(u64::from(attempt > 1));
+}
+
+pub(crate) fn occupancy(load: usize, batch: usize) {
+    gauge!("laser_batch_occupancy").set(load.min(batch) as f64 / batch.max(1) as f64);
+}
+
+pub(crate) fn in_hand(shards: usize, oldest_seconds: f64) {
+    gauge!("laser_shards_in_hand").set(shards as f64);
+    gauge!("laser_oldest_shard_seconds").set(oldest_seconds);
+}
