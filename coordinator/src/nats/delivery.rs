@@ -62,9 +62,10 @@ impl Delivery {
         }
     }
 
-    /// Whether the server may have given the shard to another worker.
+    /// Whether the server may have given the shard to another worker. We say so a tenth of the lease early: the
+    /// server's clock was started before the message arrived here.
     pub(super) fn is_lost(&self) -> bool {
-        self.heard().elapsed() > self.lease
+        self.heard().elapsed() > self.lease * 9 / 10
     }
 
     /// Extends the lease, unless it has ended: then another worker's would be extended.
