@@ -27,11 +27,14 @@ impl NatsClient {
     /// requests. Runs that are queued are not touched.
     ///
     /// # Errors
-    /// [`NatsError::Differs`] if one exists that cannot be changed; [`NatsError::Request`].
+    /// [`NatsError::Differs`] if one exists that cannot be changed; [`NatsError::Away`], [`NatsError::Request`].
     pub async fn ensure_streams(&self) -> Result<(), NatsError> {
-        self.ensure_stream(self.dead_letter_stream()).await?;
-        let jobs = self.ensure_stream(self.job_stream()).await?;
-        self.ensure_consumer(&jobs).await
+        self.patiently(|| async {
+            self.ensure_stream(self.dead_letter_stream()).await?;
+            let jobs = self.ensure_stream(self.job_stream()).await?;
+            self.ensure_consumer(&jobs).await
+        })
+        .await
     }
 
     fn job_stream(&self) -> Config {

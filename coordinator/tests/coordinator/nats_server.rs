@@ -22,8 +22,6 @@ pub(crate) enum Version {
 }
 
 impl Version {
-    pub(crate) const ALL: [Self; 2] = [Self::Old, Self::New];
-
     fn binary(self) -> PathBuf {
         let name = match self {
             Self::Old => "LASER_NATS_OLD",
