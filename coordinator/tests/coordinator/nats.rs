@@ -1,6 +1,7 @@
 //! What is particular to NATS, each fact on an old server and on a new one.
 
 use std::future::Future;
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 
 use async_nats::jetstream::stream::{Config, RetentionPolicy};
@@ -386,12 +387,12 @@ async fn a_server_that_is_not_there_is_an_error() {
 }
 
 #[tokio::test]
-async fn a_bad_configuration_names_key_and_file() {
+async fn a_bad_file_is_named_with_its_key() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("file");
     std::fs::write(&file, "nothing of use").unwrap();
     let missing = dir.path().join("missing");
-    type Set = fn(&mut NatsConfig, std::path::PathBuf);
+    type Set = fn(&mut NatsConfig, PathBuf);
     let keys: [(&str, Set); 4] = [
         ("tls_ca", |c, f| c.tls_ca = Some(f)),
         ("nkey_seed", |c, f| c.nkey_seed = Some(f)),
@@ -410,7 +411,16 @@ async fn a_bad_configuration_names_key_and_file() {
             assert!(error.contains(file.to_str().unwrap()), "{error}");
         }
     }
-    let bad: [(&str, fn(&mut NatsConfig)); 6] = [
+}
+
+#[tokio::test]
+async fn a_bad_value_is_named_with_its_key() {
+    type Change = fn(&mut NatsConfig);
+    let bad: [(&str, Change); 7] = [
+        ("nkey_seed", |c| {
+            c.nkey_seed = Some("seed".into());
+            c.credentials = Some("creds".into());
+        }),
         ("attempts", |c| c.attempts = 0),
         ("lease_seconds", |c| c.lease_seconds = 0),
         ("replicas", |c| c.replicas = 6),
