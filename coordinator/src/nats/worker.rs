@@ -65,7 +65,7 @@ impl NatsWorker {
     }
 
     /// Waits for a message and says which run it is of; `None` after the idle limit. The message is kept, and
-    /// kept alive, until [`NatsQueue::lease`] of that run takes it or [`NatsWorker::release`] gives it back.
+    /// kept alive, until the [`NatsQueue`] of that run leases it or [`NatsWorker::release`] gives it back.
     ///
     /// Cancel safe: a message that was being received is delivered again when its lease ends, and that delivery
     /// counts as an attempt.

@@ -3,6 +3,7 @@
 use std::future::Future;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use async_nats::jetstream::stream::{Config, RetentionPolicy};
 use futures::StreamExt;
@@ -194,6 +195,56 @@ async fn a_held_message_is_given_back_by_a_worker_that_ends() {
 }
 
 #[tokio::test]
+async fn a_held_message_is_kept_while_its_run_is_loaded() {
+    on_both(|version| async move {
+        let server = Server::start(version);
+        let coordinator = server.coordinator().await;
+        let run = run_ref("run");
+        coordinator.publish(&run, &jobs(1)).await.unwrap();
+        let one = server.worker("one", 3).await;
+        assert_eq!(one.next_run().await, Some(run.clone()));
+        let two = server.worker("two", 3).await.queue(&run);
+        let second = tokio::time::timeout(two.lease_duration() * 2, two.lease()).await;
+        assert!(second.is_err(), "{second:?} while another worker holds it");
+        assert_eq!(take(&one.queue(&run)).await.attempt, 1);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn an_idle_worker_ends() {
+    on_both(|version| async move {
+        let server = Server::start(version);
+        server.coordinator().await;
+        let worker = server.idle_worker(Duration::from_secs(1)).await;
+        assert_eq!(worker.next_run().await, None);
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_settings_of_an_operator_stay() {
+    on_both(|version| async move {
+        let server = Server::start(version);
+        let coordinator = server.coordinator().await;
+        let stream = async_nats::jetstream::new(raw(&server).await);
+        let info = stream.get_stream("LASER_JOBS").await.unwrap();
+        let changed = Config {
+            description: Some("ours".into()),
+            discard_new_per_subject: false,
+            ..info.cached_info().config.clone()
+        };
+        stream.update_stream(&changed).await.unwrap();
+        coordinator.ensure_streams().await.unwrap();
+        let info = stream.get_stream("LASER_JOBS").await.unwrap();
+        let config = &info.cached_info().config;
+        assert!(config.discard_new_per_subject);
+        assert_eq!(config.description.as_deref(), Some("ours"));
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn what_is_no_job_becomes_a_dead_letter() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -339,11 +390,10 @@ async fn a_stream_of_another_kind_is_refused_by_its_difference() {
     .await;
 }
 
-/// Greets as an old server does.
-async fn pretend(listener: TcpListener) {
+/// Greets as a server would that we cannot install.
+async fn greet(listener: TcpListener, info: serde_json::Value) {
     let (socket, _) = listener.accept().await.unwrap();
     let mut socket = BufReader::new(socket);
-    let info = r#"{"server_id":"X","server_name":"granny","version":"2.8.4","headers":true,"jetstream":true,"max_payload":1048576,"proto":1}"#;
     let greeting = format!("INFO {info}\r\n");
     socket.write_all(greeting.as_bytes()).await.unwrap();
     let mut line = String::new();
@@ -356,20 +406,35 @@ async fn pretend(listener: TcpListener) {
 }
 
 #[tokio::test]
-async fn a_server_that_is_too_old_is_refused_by_name() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let config = NatsConfig {
-        url: format!("nats://{}", listener.local_addr().unwrap()),
-        ..Default::default()
-    };
-    let server = tokio::spawn(pretend(listener));
-    let error = connect(&config, "worker").await.unwrap_err();
-    server.abort();
-    assert_eq!(
-        error.to_string(),
-        "nats server granny has version 2.8.4, expected 2.9.0 or later: it would not keep one message for each \
-         shard; upgrade it"
-    );
+async fn a_server_that_will_not_do_is_refused_by_name() {
+    let servers = [
+        (
+            "2.8.4",
+            true,
+            "nats server granny has version 2.8.4, expected 2.9.0 or later: it would not keep one message for each \
+             shard; upgrade it",
+        ),
+        (
+            "2.14.5",
+            false,
+            "nats server granny runs without jetstream; add a `jetstream` block to its configuration",
+        ),
+    ];
+    for (version, jetstream, expected) in servers {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let config = NatsConfig {
+            url: format!("nats://{}", listener.local_addr().unwrap()),
+            ..Default::default()
+        };
+        let info = serde_json::json!({
+            "server_id": "X", "server_name": "granny", "version": version, "jetstream": jetstream,
+            "headers": true, "max_payload": 1_048_576, "proto": 1,
+        });
+        let server = tokio::spawn(greet(listener, info));
+        let error = connect(&config, "worker").await.unwrap_err();
+        server.abort();
+        assert_eq!(error.to_string(), expected);
+    }
 }
 
 #[tokio::test]
