@@ -6,7 +6,8 @@ use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::stream::Stream;
 use async_nats::jetstream::{self, ErrorCode};
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::TryStreamExt;
+use futures::stream::FuturesUnordered;
 use laser_schema::job::ShardJob;
 use tokio::time::Instant;
 
@@ -24,18 +25,28 @@ impl NatsClient {
     /// # Errors
     /// [`NatsError::RunName`]; [`NatsError::Away`] after 30 s; [`NatsError::Request`] if it is refused. Some shards
     /// are queued then, and publishing all of them again goes on from there.
-    pub async fn publish<'a>(
-        &self,
-        run: &RunRef,
+    pub fn publish<'a>(
+        &'a self,
+        run: &'a RunRef,
         jobs: impl IntoIterator<Item = &'a ShardJob>,
-    ) -> Result<u64, NatsError> {
-        run.check()?;
-        let messages = jobs.into_iter().map(|job| JobMessage::new(run, job));
-        stream::iter(messages)
-            .map(|message| self.enqueue(message.subject(), message.encode()))
-            .buffer_unordered(WINDOW)
-            .try_fold(0, |sum, new| async move { Ok(sum + u64::from(new)) })
-            .await
+    ) -> impl Future<Output = Result<u64, NatsError>> + Send {
+        // The iterator is used up here: a future that held a caller's closures could not be spawned.
+        let jobs: Vec<&ShardJob> = jobs.into_iter().collect();
+        async move {
+            run.check()?;
+            let (mut jobs, mut new) = (jobs.into_iter(), 0);
+            let mut under_way = FuturesUnordered::new();
+            loop {
+                for job in jobs.by_ref().take(WINDOW - under_way.len()) {
+                    let message = JobMessage::new(run, job);
+                    under_way.push(self.enqueue(message.subject(), message.encode()));
+                }
+                match under_way.try_next().await? {
+                    Some(is_new) => new += u64::from(is_new),
+                    None => return Ok(new),
+                }
+            }
+        }
     }
 
     /// How many shards of a run are queued: waiting, in hand, or waiting for another attempt. It is no measure of
