@@ -8,11 +8,16 @@ need() { command -v "$1" >/dev/null || missing+=("$2"); }
 missing=()
 need cc gcc
 need make make
+need python3 python3
+python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 if ((${#missing[@]})); then
     sudo=$([ "$(id -u)" = 0 ] || echo sudo)
     $sudo apt-get update -qq
     $sudo apt-get install -y -qq "${missing[@]}"
 fi
+
+# Two NATS servers, for the tests of the queue.
+source tests/nats.sh
 
 # The same profile as the main job's, so that mistralrs is compiled once.
 cargo fmt --all --check

@@ -100,6 +100,12 @@ pub enum NatsError {
         /// Each difference with expected and found.
         differences: String,
     },
+    /// The connection was lost and did not come back in time.
+    #[error("nats has been away for {seconds} s; the connection is still tried: ask again later")]
+    Away {
+        /// How long was waited.
+        seconds: u64,
+    },
     /// A request failed.
     #[error("nats: {action}: {reason}")]
     Request {

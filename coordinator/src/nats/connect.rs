@@ -5,15 +5,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use async_nats::connection::State;
 use async_nats::jetstream::{self, Context};
 use async_nats::rustls::crypto::ring;
 use async_nats::{Client, ConnectOptions, Event, ServerAddr, ServerError};
+
+use tokio::sync::Notify;
+use tokio::time::Instant;
 
 use super::config::{bad_file, read};
 use super::{NatsConfig, NatsError};
 
 /// The first version that keeps one message for each subject (`discard_new_per_subject`).
 const SERVER_MIN: (u64, u64, u64) = (2, 9, 0);
+/// How long a server may stay away before a request fails: a restart, an election.
+pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+/// The wait between two tries.
+pub(super) const PAUSE: Duration = Duration::from_millis(200);
 
 /// A connection to NATS. Clones share it.
 ///
@@ -31,6 +39,46 @@ impl NatsClient {
     /// What has happened to the connection.
     pub fn events(&self) -> &Arc<NatsEvents> {
         &self.events
+    }
+
+    pub(super) fn is_connected(&self) -> bool {
+        self.client.connection_state() == State::Connected
+    }
+
+    /// Waits for an answer as long as the connection lasts that the question was sent on; with `None` it is lost.
+    pub(super) async fn while_connected<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
+        let lost = self.events.lost.notified();
+        tokio::pin!(lost);
+        // Registered before the state is asked for, so that no loss falls in between.
+        lost.as_mut().enable();
+        if !self.is_connected() {
+            return None;
+        }
+        tokio::select! {
+            answer = answer => Some(answer),
+            () = lost => None,
+        }
+    }
+
+    /// Asks again when the connection was lost meanwhile, for 30 s; for questions that may be asked twice. A refusal
+    /// or a missing permission is not asked again.
+    pub(super) async fn patiently<T, F: Future<Output = Result<T, NatsError>>>(
+        &self,
+        question: impl Fn() -> F,
+    ) -> Result<T, NatsError> {
+        let started = Instant::now();
+        loop {
+            match self.while_connected(question()).await {
+                Some(Ok(answer)) => return Ok(answer),
+                Some(Err(error)) if self.is_connected() => return Err(error),
+                _ if started.elapsed() > PATIENCE => {
+                    return Err(NatsError::Away {
+                        seconds: PATIENCE.as_secs(),
+                    });
+                }
+                _ => tokio::time::sleep(PAUSE).await,
+            }
+        }
     }
 
     /// The version of the server that we are connected to.
@@ -52,6 +100,8 @@ pub struct NatsEvents {
     pub permission_violations: AtomicU64,
     /// Other errors of server and client.
     pub errors: AtomicU64,
+    /// Wakes those whose answer was lost with a connection.
+    lost: Notify,
 }
 
 impl NatsEvents {
@@ -70,6 +120,9 @@ impl NatsEvents {
             }
         };
         counter.fetch_add(1, Ordering::Relaxed);
+        if *event == Event::Disconnected {
+            self.lost.notify_waiters();
+        }
         match event {
             Event::Connected => tracing::info!(%event, "nats"),
             _ => tracing::warn!(%event, "nats"),

@@ -78,18 +78,21 @@ impl NatsClient {
 
     async fn dead_letter_message(&self, run: &str, shard: u32) -> Result<StreamMessage, NatsError> {
         check_run(run)?;
-        let stream = self.stream(&self.config.dead_letters).await?;
         let subject = subject(DEAD_LETTERS, run, shard);
-        match stream.get_last_raw_message_by_subject(&subject).await {
-            Ok(message) => Ok(message),
-            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
-                Err(NatsError::NoDeadLetter {
-                    run: run.to_owned(),
-                    shard,
-                })
+        self.patiently(|| async {
+            let stream = self.stream(&self.config.dead_letters).await?;
+            match stream.get_last_raw_message_by_subject(&subject).await {
+                Ok(message) => Ok(message),
+                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
+                    Err(NatsError::NoDeadLetter {
+                        run: run.to_owned(),
+                        shard,
+                    })
+                }
+                Err(error) => Err(failed(format!("read {subject}"))(error)),
             }
-            Err(error) => Err(failed(format!("read {subject}"))(error)),
-        }
+        })
+        .await
     }
 }
 

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use async_nats::connection::State;
 use async_nats::jetstream::{AckKind, Message};
 use jiff::Timestamp;
 use laser_schema::job::Lease;
@@ -62,18 +63,21 @@ impl Delivery {
         }
     }
 
-    /// Whether the server may have given the shard to another worker.
+    /// Whether the server may have given the shard to another worker. We say so a tenth of the lease early: the
+    /// server's clock was started before the message arrived here.
     pub(super) fn is_lost(&self) -> bool {
-        self.heard().elapsed() > self.lease
+        self.heard().elapsed() > self.lease * 9 / 10
     }
 
-    /// Extends the lease, unless it has ended: then another worker's would be extended.
+    /// Extends the lease, unless it has ended: then another worker's would be extended. Only a word that the server
+    /// confirms counts.
     pub(super) async fn extend(&self) {
-        if self.is_lost() {
+        // While the connection is down the client stores what it is given, and would send it much too late.
+        let connected = self.message.context.client().connection_state() == State::Connected;
+        if self.is_lost() || !connected {
             return;
         }
         let sent = Instant::now();
-        // Only a confirmed word counts: while the connection is down the client stores what it is given.
         if confirm(&self.message, AckKind::Progress, self.lease / 3)
             .await
             .is_ok()
@@ -82,8 +86,8 @@ impl Delivery {
         }
     }
 
-    /// Ends the delivery. That the server may not have heard is logged, and no error: it delivers the message
-    /// again, and what is in the store decides then.
+    /// Ends the delivery. That the server may not have heard is logged, and no error: either it hears it when the
+    /// connection is back, or it delivers the message again, and what is in the store decides then.
     pub(super) async fn end(&self, word: AckKind) {
         let said = format!("{word:?}");
         if let Err(reason) = confirm(&self.message, word, CONFIRM).await {

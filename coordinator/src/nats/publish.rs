@@ -1,46 +1,52 @@
 //! The coordinator's side: queueing a run, counting what is left, cancelling.
 
 use std::error::Error;
-use std::time::Duration;
 
 use async_nats::jetstream::context::{PublishError, PublishErrorKind};
 use async_nats::jetstream::stream::Stream;
 use async_nats::jetstream::{self, ErrorCode};
 use bytes::Bytes;
-use futures::{StreamExt, TryStreamExt, stream};
+use futures::TryStreamExt;
+use futures::stream::FuturesUnordered;
 use laser_schema::job::ShardJob;
 use tokio::time::Instant;
 
+use super::connect::{PATIENCE, PAUSE};
 use super::message::{JOBS, JobMessage, check_run, subjects};
 use super::{NatsClient, NatsError, RunRef, failed};
 
 /// Publishes whose confirmation is awaited at the same time: ten times the speed of one after the other.
 const WINDOW: usize = 256;
-/// How long a publish is tried again while the server is away: a restart, an election.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// The wait between two tries.
-const PAUSE: Duration = Duration::from_millis(500);
-
 impl NatsClient {
     /// Queues the shards that are not queued already, about in the order given, and returns how many were new.
     /// Publishing again is safe at any time: a shard that a worker has in hand counts as queued. (After an outage
     /// the number may be too small: a publish whose confirmation was lost is then found queued.)
     ///
     /// # Errors
-    /// [`NatsError::RunName`]; [`NatsError::Request`] if the server stays away for 30 s or refuses. Some shards
+    /// [`NatsError::RunName`]; [`NatsError::Away`] after 30 s; [`NatsError::Request`] if it is refused. Some shards
     /// are queued then, and publishing all of them again goes on from there.
-    pub async fn publish<'a>(
-        &self,
-        run: &RunRef,
+    pub fn publish<'a>(
+        &'a self,
+        run: &'a RunRef,
         jobs: impl IntoIterator<Item = &'a ShardJob>,
-    ) -> Result<u64, NatsError> {
-        run.check()?;
-        let messages = jobs.into_iter().map(|job| JobMessage::new(run, job));
-        stream::iter(messages)
-            .map(|message| self.enqueue(message.subject(), message.encode()))
-            .buffer_unordered(WINDOW)
-            .try_fold(0, |sum, new| async move { Ok(sum + u64::from(new)) })
-            .await
+    ) -> impl Future<Output = Result<u64, NatsError>> + Send {
+        // The iterator is used up here: a future that held a caller's closures could not be spawned.
+        let jobs: Vec<&ShardJob> = jobs.into_iter().collect();
+        async move {
+            run.check()?;
+            let (mut jobs, mut new) = (jobs.into_iter(), 0);
+            let mut under_way = FuturesUnordered::new();
+            loop {
+                for job in jobs.by_ref().take(WINDOW - under_way.len()) {
+                    let message = JobMessage::new(run, job);
+                    under_way.push(self.enqueue(message.subject(), message.encode()));
+                }
+                match under_way.try_next().await? {
+                    Some(is_new) => new += u64::from(is_new),
+                    None => return Ok(new),
+                }
+            }
+        }
     }
 
     /// How many shards of a run are queued: waiting, in hand, or waiting for another attempt. It is no measure of
@@ -49,7 +55,7 @@ impl NatsClient {
     /// Counted by the stream's subjects, which every server since 2.9 lists: 100,000 in a request.
     ///
     /// # Errors
-    /// [`NatsError::RunName`], [`NatsError::Request`].
+    /// [`NatsError::RunName`], [`NatsError::Away`], [`NatsError::Request`].
     pub async fn queued(&self, run: &str) -> Result<u64, NatsError> {
         check_run(run)?;
         let filter = subjects(JOBS, run);
@@ -81,25 +87,33 @@ impl NatsClient {
         stream: &str,
         filter: &str,
     ) -> Result<Vec<String>, NatsError> {
-        let action = format!("list {filter} of stream {stream}");
-        let listed = self.stream(stream).await?.info_with_subjects(filter).await;
-        let listed = listed.map_err(failed(&action))?;
-        let subjects = listed.map_ok(|(subject, _)| subject).try_collect().await;
-        subjects.map_err(failed(&action))
+        self.patiently(|| async {
+            let action = format!("list {filter} of stream {stream}");
+            let listed = self.stream(stream).await?.info_with_subjects(filter).await;
+            let listed = listed.map_err(failed(&action))?;
+            let subjects = listed.map_ok(|(subject, _)| subject).try_collect().await;
+            subjects.map_err(failed(&action))
+        })
+        .await
     }
 
     /// Publishes a job; `false` if its subject holds a message already.
     pub(super) async fn enqueue(&self, subject: String, payload: Bytes) -> Result<bool, NatsError> {
         let started = Instant::now();
         loop {
-            match self.publish_confirmed(&subject, &payload).await {
-                Ok(()) => return Ok(true),
-                Err(error) if is_queued_already(&error) => return Ok(false),
-                Err(error) if is_passing(&error) && started.elapsed() < PATIENCE => {
-                    tracing::debug!(subject, %error, "publishing again");
-                    tokio::time::sleep(PAUSE).await;
+            let published = self.publish_confirmed(&subject, &payload);
+            match self.while_connected(published).await {
+                Some(Ok(())) => return Ok(true),
+                Some(Err(error)) if is_queued_already(&error) => return Ok(false),
+                Some(Err(error)) if !is_passing(&error) || started.elapsed() > PATIENCE => {
+                    return Err(failed(format!("publish {subject}"))(error));
                 }
-                Err(error) => return Err(failed(format!("publish {subject}"))(error)),
+                None if started.elapsed() > PATIENCE => {
+                    return Err(NatsError::Away {
+                        seconds: PATIENCE.as_secs(),
+                    });
+                }
+                _ => tokio::time::sleep(PAUSE).await,
             }
         }
     }

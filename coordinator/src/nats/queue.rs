@@ -96,7 +96,7 @@ impl Queue for NatsQueue {
         self.shared.lease
     }
 
-    /// `false` once a lease's time has passed since the last heartbeat that the server confirmed.
+    /// `false` once nine tenths of a lease have passed since the last heartbeat that the server confirmed.
     async fn heartbeat(&self, lease: &Lease) -> Result<bool, QueueError> {
         let Some(delivery) = self.find(lease) else {
             return Ok(false);

@@ -3,7 +3,6 @@
 //! A server may accept a setting and drop it, so what it answers is compared with what was asked for.
 
 use std::fmt::Debug;
-use std::time::Duration;
 
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::context::GetStreamErrorKind;
@@ -27,11 +26,14 @@ impl NatsClient {
     /// requests. Runs that are queued are not touched.
     ///
     /// # Errors
-    /// [`NatsError::Differs`] if one exists that cannot be changed; [`NatsError::Request`].
+    /// [`NatsError::Differs`] if one exists that cannot be changed; [`NatsError::Away`], [`NatsError::Request`].
     pub async fn ensure_streams(&self) -> Result<(), NatsError> {
-        self.ensure_stream(self.dead_letter_stream()).await?;
-        let jobs = self.ensure_stream(self.job_stream()).await?;
-        self.ensure_consumer(&jobs).await
+        self.patiently(|| async {
+            self.ensure_stream(self.dead_letter_stream()).await?;
+            let jobs = self.ensure_stream(self.job_stream()).await?;
+            self.ensure_consumer(&jobs).await
+        })
+        .await
     }
 
     fn job_stream(&self) -> Config {
@@ -98,7 +100,8 @@ impl NatsClient {
         if !differences.is_empty() {
             tracing::info!(what, differences = differences.join(", "), "changing");
             // The server says which of them cannot be changed; what it dropped silently is seen below.
-            if let Err(error) = self.jetstream.update_stream(&wanted).await {
+            let changed = changed(&wanted, found);
+            if let Err(error) = self.jetstream.update_stream(&changed).await {
                 return Err(differs(
                     &what,
                     &[differences, vec![error.to_string()]].concat(),
@@ -163,6 +166,22 @@ fn differs(what: &str, differences: &[String]) -> NatsError {
     }
 }
 
+/// Our settings over the operator's.
+fn changed(wanted: &Config, found: Config) -> Config {
+    Config {
+        subjects: wanted.subjects.clone(),
+        retention: wanted.retention,
+        storage: wanted.storage,
+        num_replicas: wanted.num_replicas,
+        discard: wanted.discard,
+        discard_new_per_subject: wanted.discard_new_per_subject,
+        max_messages_per_subject: wanted.max_messages_per_subject,
+        max_messages: wanted.max_messages,
+        max_age: wanted.max_age,
+        ..found
+    }
+}
+
 /// Everything that the queue rests on; other settings are the operator's.
 fn stream_differences(wanted: &Config, found: &Config) -> Vec<String> {
     [
@@ -182,7 +201,7 @@ fn stream_differences(wanted: &Config, found: &Config) -> Vec<String> {
             &found.max_messages_per_subject,
         ),
         difference("max_msgs", &wanted.max_messages, &found.max_messages),
-        difference("max_age", &Duration::ZERO, &found.max_age),
+        difference("max_age", &wanted.max_age, &found.max_age),
     ]
     .into_iter()
     .flatten()

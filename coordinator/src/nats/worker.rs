@@ -4,7 +4,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use async_nats::connection::State;
 use async_nats::jetstream::consumer::PullConsumer;
 use async_nats::jetstream::{AckKind, Message};
 use futures::StreamExt;
@@ -14,8 +13,7 @@ use super::delivery::{Delivery, Held};
 use super::message::{JobMessage, parse_subject, value};
 use super::{NatsClient, NatsError, NatsQueue, RunRef, failed};
 
-/// How long the server holds a request for a message. A worker asks again after it, so this is also how long one
-/// may miss that its server has restarted, plus the 5 s that the client grants.
+/// How long the server holds a request for a message; then the worker asks again.
 const FETCH: Duration = Duration::from_secs(5);
 /// The waits between requests while the server is away: doubled from the first to the last.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
@@ -67,7 +65,7 @@ impl NatsWorker {
     }
 
     /// Waits for a message and says which run it is of; `None` after the idle limit. The message is kept, and
-    /// kept alive, until [`NatsQueue::lease`] of that run takes it or [`NatsWorker::release`] gives it back.
+    /// kept alive, until the [`NatsQueue`] of that run leases it or [`NatsWorker::release`] gives it back.
     ///
     /// Cancel safe: a message that was being received is delivered again when its lease ends, and that delivery
     /// counts as an attempt.
@@ -128,12 +126,14 @@ impl Shared {
     }
 
     async fn fetch(&self, wait: Duration) -> Result<Option<Message>, String> {
-        if self.client.client.connection_state() != State::Connected {
-            return Err("not connected".to_owned());
-        }
-        let request = self.consumer.batch().max_messages(1).expires(wait);
-        let mut batch = request.messages().await.map_err(|e| e.to_string())?;
-        batch.next().await.transpose().map_err(|e| e.to_string())
+        let fetched = self.client.while_connected(async {
+            let request = self.consumer.batch().max_messages(1).expires(wait);
+            let mut batch = request.messages().await.map_err(|e| e.to_string())?;
+            batch.next().await.transpose().map_err(|e| e.to_string())
+        });
+        fetched
+            .await
+            .unwrap_or_else(|| Err("not connected".to_owned()))
     }
 
     /// What can be worked on; anything else becomes a dead letter.

@@ -1,7 +1,11 @@
-//! Planning and publishing on real folders, with a worker that writes texts without a model.
+//! Planning and publishing on real folders, with a worker that writes texts without a model; queues, on real
+//! NATS servers.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
 
+mod nats;
+mod nats_server;
 mod plan;
 mod publish;
+mod queue_conformance;
 mod support;
