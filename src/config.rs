@@ -332,7 +332,7 @@ pub(crate) struct WorkerConfig {
     pub(crate) idle_seconds: Option<u64>,
     pub(crate) grace_seconds: u64,
     pub(crate) cache: PathBuf,
-    pub(crate) cache_gb: f64,
+    pub(crate) cache_gb: u64,
 }
 
 impl Default for WorkerConfig {
@@ -341,7 +341,7 @@ impl Default for WorkerConfig {
             idle_seconds: None,
             grace_seconds: 25,
             cache: std::env::temp_dir().join("laser-cache"),
-            cache_gb: 50.0,
+            cache_gb: 50,
         }
     }
 }
@@ -349,7 +349,7 @@ impl Default for WorkerConfig {
 impl WorkerConfig {
     /// Where files of remote stores are kept on this machine.
     pub(crate) fn cache(&self) -> Cache {
-        Cache::new(self.cache.clone(), (self.cache_gb * 1e9) as u64)
+        Cache::new(self.cache.clone(), self.cache_gb * 1_000_000_000)
     }
 }
 
@@ -420,11 +420,6 @@ impl Config {
         self.verification.verification()?;
         self.draft.drafter()?;
         self.pools.validate()?;
-        ensure!(
-            self.worker.cache_gb >= 0.0,
-            "[worker] cache_gb = {}: expected at least 0",
-            self.worker.cache_gb
-        );
         if let Some(queue) = &self.queue {
             queue.validate()?;
         }

@@ -221,7 +221,9 @@ fn exit_code(error: &anyhow::Error) -> u8 {
             || cause.downcast_ref::<WorkerError>().is_some()
             || matches!(
                 cause.downcast_ref(),
-                Some(NatsError::Connect { .. } | NatsError::Request { .. })
+                Some(
+                    NatsError::Connect { .. } | NatsError::Request { .. } | NatsError::Away { .. }
+                )
             )
     });
     if passing { TRY_AGAIN } else { DATA_ERROR }
@@ -258,15 +260,7 @@ async fn dispatch(command: Command) -> Result<u8> {
             distributed::uncancel(&config, &run).await?;
             return coordinate(&config, Some(&run)).await;
         }
-        Command::Dlq(DlqCommand::List(RunName { config, run })) => {
-            operate::dlq_list(&config.load()?, &run).await?;
-        }
-        Command::Dlq(DlqCommand::Show { run, shard }) => {
-            operate::dlq_show(&run.config.load()?, &run.run, shard).await?;
-        }
-        Command::Dlq(DlqCommand::Replay { run, shards }) => {
-            operate::dlq_replay(&run.config.load()?, &run.run, &shards).await?;
-        }
+        Command::Dlq(command) => dlq(command).await?,
         Command::Plan(args) => commands::plan(&args.load()?).await?,
         Command::Config(args) => commands::print(&args.load()?.to_toml()?)?,
         Command::Verify { dir } => {
@@ -302,6 +296,18 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }
     Ok(0)
+}
+
+async fn dlq(command: DlqCommand) -> Result<()> {
+    match command {
+        DlqCommand::List(RunName { config, run }) => operate::dlq_list(&config.load()?, &run).await,
+        DlqCommand::Show { run, shard } => {
+            operate::dlq_show(&run.config.load()?, &run.run, shard).await
+        }
+        DlqCommand::Replay { run, shards } => {
+            operate::dlq_replay(&run.config.load()?, &run.run, &shards).await
+        }
+    }
 }
 
 async fn run(config: &Config) -> Result<u8> {

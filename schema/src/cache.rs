@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
+use jiff::Timestamp;
 use tempfile::{NamedTempFile, TempDir};
 
 use crate::digest::Digest;
@@ -148,12 +148,14 @@ fn size(path: &Path) -> u64 {
 }
 
 fn touch(path: &Path) -> io::Result<()> {
-    File::open(path)?.set_modified(SystemTime::now())
+    File::open(path)?.set_modified(Timestamp::now().into())
 }
 
 #[cfg(test)]
 mod tests {
     use bytes::Bytes;
+
+    use std::time::SystemTime;
 
     use super::*;
 

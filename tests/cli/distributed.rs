@@ -160,7 +160,8 @@ impl Process {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let (send, log) = std::sync::mpsc::channel();
+        // More lines than a test logs: nobody may wait for the reader.
+        let (send, log) = std::sync::mpsc::sync_channel(100_000);
         let lines = BufReader::new(child.stderr.take().unwrap()).lines();
         std::thread::spawn(move || {
             for line in lines.map_while(Result::ok) {
@@ -224,7 +225,7 @@ fn two_workers_make_the_night_of_one_process_on_an_old_and_a_new_server() {
         };
         let workers = [idle(), idle()];
         coordinator.assert_ends(0);
-        workers.map(|worker| worker.assert_ends(0));
+        workers.into_iter().for_each(|worker| worker.assert_ends(0));
         cluster.assert_whole();
         // Again: it is published, and nobody has to work.
         assert_exit(
@@ -281,7 +282,9 @@ fn a_server_and_a_coordinator_killed_three_times_lose_and_double_nothing() {
         coordinator.kill();
     }
     let coordinators = [cluster.start("coordinator"), cluster.start("coordinator")];
-    coordinators.map(|coordinator| coordinator.assert_ends(0));
+    coordinators
+        .into_iter()
+        .for_each(|coordinator| coordinator.assert_ends(0));
     worker.terminate();
     cluster.assert_whole();
 }

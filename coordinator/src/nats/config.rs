@@ -53,7 +53,7 @@ pub struct NatsConfig {
 }
 
 impl Default for NatsConfig {
-    /// A server on this machine, one replica, a minute's lease, 3 attempts.
+    /// A server on this machine, one replica, a minute's lease, 5 attempts.
     fn default() -> Self {
         Self {
             url: "nats://127.0.0.1:4222".into(),
@@ -62,7 +62,7 @@ impl Default for NatsConfig {
             dead_letters: "LASER_DLQ".into(),
             replicas: 1,
             lease_seconds: 60,
-            attempts: 3,
+            attempts: 5,
             retry_seconds: 1,
             tls_ca: None,
             tls_cert: None,
