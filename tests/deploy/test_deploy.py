@@ -253,6 +253,14 @@ class Configuration(unittest.TestCase):
             grace = int(environment.get("LASER_WORKER__GRACE_SECONDS", grace))
             self.assertGreater(pod["terminationGracePeriodSeconds"], grace, f"{where} {name}")
 
+    def test_caches_fit_their_volumes(self):
+        for where, name, pod, container in laser_pods():
+            toml, _ = settings(where, pod, container)
+            [mount] = [m["name"] for m in container["volumeMounts"] if m["mountPath"] == toml["worker"]["cache"]]
+            [volume] = [v for v in pod["volumes"] if v["name"] == mount]
+            gibibytes = int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi"))
+            self.assertGreater(gibibytes * 2**30, toml["worker"]["cache_gb"] * 1e9, f"{where} {name}")
+
     def test_each_role_has_its_user_and_inbox(self):
         conf = read("deploy/nats/laser.conf")
         for where, name, pod, container in laser_pods():
