@@ -19,6 +19,9 @@ fi
 # Two NATS servers, for the tests of the queue.
 source tests/nats.sh
 
+# deploy/ is built and validated without a cluster.
+tests/deploy.sh
+
 # The same profile as the main job's, so that mistralrs is compiled once.
 cargo fmt --all --check
 cargo clippy --release --workspace --all-targets --locked -- -D warnings
