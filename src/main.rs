@@ -161,10 +161,10 @@ struct RunName {
 struct RunArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Publish at this time of day whatever is missing: [run] deadline.
+    /// Publish at this time of day whatever is missing: sets run.deadline.
     #[arg(long, value_name = "HH:MM")]
     deadline: Option<jiff::civil::Time>,
-    /// Share of the entities that must have a text: [output] min_coverage.
+    /// Share of the entities that must have a text: sets output.min_coverage.
     #[arg(long)]
     min_coverage: Option<f64>,
 }

@@ -19,6 +19,9 @@ fi
 # Two NATS servers, for the tests of the queue.
 source tests/nats.sh
 
+# An S3 server, for the tests of object stores.
+source tests/moto.sh
+
 # deploy/ is built and validated without a cluster.
 tests/deploy.sh
 

@@ -7,6 +7,7 @@ mod bad_input;
 mod distributed;
 mod faults;
 mod night;
+mod s3;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,6 +18,8 @@ use tempfile::TempDir;
 /// A folder with a configuration of a demo small enough for a test.
 struct Workspace {
     dir: TempDir,
+    /// Of every process.
+    environment: Vec<(&'static str, String)>,
 }
 
 impl Workspace {
@@ -60,7 +63,10 @@ audit_share = 0.2
             model.display()
         );
         fs::write(dir.path().join("laser.toml"), config).unwrap();
-        Self { dir }
+        Self {
+            dir,
+            environment: Vec::new(),
+        }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -70,6 +76,7 @@ audit_share = 0.2
     fn command(&self, subcommand: &str, settings: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
         command.arg(subcommand).arg(self.path("laser.toml"));
+        command.envs(self.environment.clone());
         for setting in settings {
             command.args(["--set", setting]);
         }

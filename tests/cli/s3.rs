@@ -1,0 +1,146 @@
+//! A night on an object store: a real S3 server, real processes.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use crate::distributed::Cluster;
+use crate::faults::{texts, without_run};
+use crate::{Workspace, assert_exit, stdout};
+
+/// An S3 server with one bucket, `laser`; killed when dropped.
+pub(crate) struct S3 {
+    child: Child,
+    port: u16,
+}
+
+impl S3 {
+    pub(crate) fn start() -> Self {
+        let binary = std::env::var_os("LASER_MOTO").unwrap_or_else(|| {
+            panic!(
+                "LASER_MOTO is not set: pass the tests with tests/run.sh, or `source tests/moto.sh` first"
+            )
+        });
+        let mut child = Command::new(binary)
+            .args(["-H", "127.0.0.1", "-p", "0"])
+            .env("PYTHONUNBUFFERED", "1")
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stderr.take().unwrap())
+            .lines()
+            .map_while(Result::ok);
+        let port = lines
+            .find_map(|line| line.split_once("http://127.0.0.1:")?.1.trim().parse().ok())
+            .expect("moto_server did not start");
+        std::thread::spawn(move || lines.for_each(drop));
+        let server = Self { child, port };
+        server.request("PUT", "/laser");
+        server
+    }
+
+    /// One request without a body; moto asks who signs, and does not check the signature.
+    fn request(&self, method: &str, path: &str) -> Vec<u8> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
+        let head = format!(
+            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\
+             Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request\r\n\r\n"
+        );
+        stream.write_all(head.as_bytes()).unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert!(
+            answer.starts_with(b"HTTP/1.1 200"),
+            "{}",
+            String::from_utf8_lossy(&answer)
+        );
+        let body = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+        answer.split_off(body)
+    }
+
+    pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
+        vec![
+            ("AWS_ENDPOINT", format!("http://127.0.0.1:{}", self.port)),
+            ("AWS_ALLOW_HTTP", "true".into()),
+            ("AWS_REGION", "us-east-1".into()),
+            ("AWS_ACCESS_KEY_ID", "test".into()),
+            ("AWS_SECRET_ACCESS_KEY", "test".into()),
+        ]
+    }
+
+    /// Copies the published parts to `out` of a workspace, where texts are read from.
+    fn copy_parts(&self, workspace: &Workspace) {
+        let listed = self.request(
+            "GET",
+            "/laser?list-type=2&prefix=out/profiles/&max-keys=1000",
+        );
+        let listed = String::from_utf8(listed).unwrap();
+        for key in listed.split("<Key>").skip(1) {
+            let key = key.split("</Key>").next().unwrap();
+            let path: PathBuf = workspace.path(key);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, self.request("GET", &format!("/laser/{key}"))).unwrap();
+        }
+    }
+}
+
+impl Drop for S3 {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn verify(workspace: &Workspace) -> std::process::Output {
+    Command::new(env!("CARGO_BIN_EXE_laser"))
+        .args(["verify", "s3://laser/out"])
+        .envs(workspace.environment.clone())
+        .output()
+        .unwrap()
+}
+
+#[test]
+fn two_nights_on_s3_are_those_on_a_disk() {
+    let s3 = S3::start();
+    let (mut remote, local) = (Workspace::new(), Workspace::new());
+    remote.environment = s3.environment();
+    let settings = ["output.path=s3://laser/out"];
+    assert_exit(&remote.run(&settings), 0);
+    let verified = verify(&remote);
+    assert_exit(&verified, 0);
+    assert_eq!(stdout(&verified).matches("whole:").count(), 4);
+    s3.copy_parts(&remote);
+    assert_exit(&local.run(&[]), 0);
+    assert_eq!(without_run(texts(&remote)), without_run(texts(&local)));
+    // Again: the night is published, which only the store knows.
+    assert_exit(&remote.run(&settings), 0);
+}
+
+#[test]
+fn workers_share_a_night_on_s3_and_keep_pools_in_a_cache() {
+    let s3 = S3::start();
+    let mut cluster = Cluster::new("LASER_NATS_NEW");
+    cluster.tonight.environment = s3.environment();
+    let config = fs::read_to_string(cluster.tonight.path("laser.toml")).unwrap();
+    let out = format!("path = \"{}\"", cluster.tonight.path("out").display());
+    assert!(config.contains(&out), "{config}");
+    let cache = cluster.tonight.path("cache");
+    let config = config.replace(&out, "path = \"s3://laser/out\"")
+        + &format!("[worker]\ncache = {cache:?}\n");
+    fs::write(cluster.tonight.path("laser.toml"), config).unwrap();
+    let coordinator = cluster.start("coordinator");
+    coordinator.wait_for("queued shards", 1);
+    let killed = cluster.start("worker");
+    killed.wait_for("committed", 2);
+    killed.kill();
+    let workers = [cluster.start("worker"), cluster.start("worker")];
+    coordinator.assert_ends(0);
+    workers.into_iter().for_each(|worker| worker.terminate());
+    assert!(fs::read_dir(cache).unwrap().count() > 1);
+    assert_exit(&verify(&cluster.tonight), 0);
+    s3.copy_parts(&cluster.tonight);
+    assert_eq!(without_run(texts(&cluster.tonight)), cluster.expected);
+}
