@@ -353,22 +353,24 @@ impl<G: TextGenerator> EngineLoop<G> {
         loop {
             // More rows are wanted as soon as the batch is not full; an audit wants the engine to itself.
             while waiting.is_none() && self.generator.load() < self.generator.batch() {
-                let next = if self.open.is_empty() {
-                    load.blocking_recv()
-                } else {
-                    load.try_recv().ok()
+                let idle = self.open.is_empty();
+                let next = match idle {
+                    true => load.blocking_recv(),
+                    false => load.try_recv().ok(),
                 };
-                let Some(loaded) = next else { break };
-                waiting = self.take_in(loaded, done);
+                match next {
+                    Some(loaded) => waiting = self.take_in(loaded, done),
+                    // Whatever was loaded is done or given back.
+                    None if idle => return,
+                    None => break,
+                }
             }
             if self.stop.release.is_cancelled() {
                 self.release_all(waiting.take(), done);
-            }
-            if self.open.is_empty() {
-                match waiting.take() {
-                    Some((lease, rows)) => self.audit(lease, &rows, done),
-                    None => return,
-                }
+            } else if self.open.is_empty()
+                && let Some((lease, rows)) = waiting.take()
+            {
+                self.audit(lease, &rows, done);
             }
             self.step(done);
         }

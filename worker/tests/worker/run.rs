@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use jiff::civil::{Date, date};
 use laser_coordinator::finalise::{Published, committed, publish};
-use laser_coordinator::ledger::LedgerLimits;
+use laser_coordinator::ledger::{LedgerCounts, LedgerLimits};
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
@@ -549,33 +549,98 @@ impl Queue for Tampered {
     }
 }
 
-#[tokio::test]
-async fn a_draining_worker_finishes_what_it_has_and_leases_nothing_more() {
-    for at in [1, 2, 3] {
-        let run = first_night(30).await;
-        let drain = CancellationToken::new();
-        let queue = Tampered {
-            drain: Some((at, drain.clone())),
-            ..Tampered::new(&run)
-        };
-        let queue = Arc::new(queue);
-        run_worker(
-            queue.clone(),
-            run.context.clone(),
-            good(),
-            Stop {
-                drain,
-                ..Stop::default()
-            },
-        )
+/// A generator that cancels tokens at its first step, when shards are begun.
+struct CancelsAtFirstStep {
+    inner: Generator,
+    tokens: Vec<CancellationToken>,
+}
+
+impl TextGenerator for CancelsAtFirstStep {
+    fn tokenizer(&self) -> &Tokenizer {
+        self.inner.tokenizer()
+    }
+
+    fn batch(&self) -> usize {
+        self.inner.batch()
+    }
+
+    fn load(&self) -> usize {
+        self.inner.load()
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.inner.submit(request);
+    }
+
+    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
+        self.inner.share_prefix(prompts)
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
+        self.tokens.iter().for_each(CancellationToken::cancel);
+        self.inner.step()
+    }
+
+    fn reset(&mut self) {
+        self.inner.reset();
+    }
+}
+
+/// Works on a run of six shards until `stop`, of which `tokens` are cancelled at the first step.
+async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> LedgerCounts {
+    let run = first_night(30).await;
+    let (queue, inner) = (run.queue(), good());
+    let generator = CancelsAtFirstStep { inner, tokens };
+    run_worker(queue.clone(), run.context.clone(), generator, stop)
         .await
         .unwrap();
+    queue.counts()
+}
+
+#[tokio::test]
+async fn a_draining_worker_finishes_what_it_began_and_gives_the_rest_back() {
+    let stop = Stop::default();
+    let counts = stopped_at_first_step(stop.clone(), vec![stop.drain]).await;
+    assert!(
+        (1..6).contains(&counts.committed),
+        "{} committed",
+        counts.committed
+    );
+    assert_eq!(
+        (counts.committed + counts.ready, counts.leased, counts.dead),
+        (6, 0, 0)
+    );
+}
+
+#[tokio::test]
+async fn a_released_worker_gives_everything_back_at_once() {
+    let stop = Stop::default();
+    let counts = stopped_at_first_step(stop.clone(), vec![stop.drain, stop.release]).await;
+    assert_eq!(
+        (counts.committed, counts.ready, counts.leased, counts.dead),
+        (0, 6, 0, 0)
+    );
+}
+
+#[tokio::test]
+async fn a_draining_worker_leases_nothing_more() {
+    for at in [1, 2, 3] {
+        let (run, drain) = (first_night(30).await, CancellationToken::new());
+        let queue = Arc::new(Tampered {
+            drain: Some((at, drain.clone())),
+            ..Tampered::new(&run)
+        });
+        let stop = Stop {
+            drain,
+            ..Stop::default()
+        };
+        run_worker(queue.clone(), run.context.clone(), good(), stop)
+            .await
+            .unwrap();
         let counts = queue.inner.counts();
-        assert_eq!(
-            (counts.committed, counts.ready, counts.leased),
-            (at, 6 - at, 0)
-        );
         assert_eq!(queue.leases.load(Ordering::SeqCst), at);
+        assert!(counts.committed <= at);
+        assert_eq!((counts.committed + counts.ready, counts.leased), (6, 0));
     }
 }
 
