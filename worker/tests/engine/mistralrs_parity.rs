@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use candle_core::Tensor;
+use candle_core::{Tensor, quantized::GgmlDType};
 use laser_decode::Candidate;
 use laser_worker::engine::{Engine, EngineOptions, Finish, MistralEngine};
 use mistralrs::{
@@ -147,6 +147,26 @@ async fn mistral_engine_returns_exact_tokens_for_a_batch() {
             Finish::Length
         };
         assert_eq!(completion.finish, finish);
+    }
+}
+
+#[tokio::test]
+async fn mistral_engine_runs_gguf_files() {
+    for (name, model) in TinyModel::all() {
+        if name == "mistral" || name == "llama 3 rope" {
+            continue; // Called llama in GGUF.
+        }
+        let directory = tempfile::tempdir().unwrap();
+        model.write_with_tokenizer(directory.path());
+        let file = directory.path().join("model.gguf");
+        model.write_gguf(&file, GgmlDType::F32);
+        let engine = MistralEngine::load(&EngineOptions::new(&file), 1)
+            .await
+            .unwrap();
+        let prompt = Random::new(3).tokens(23);
+        let completion = engine.generate(vec![prompt.clone()], 24, &[]).await;
+        let expected = greedy(&mut load(&file), &prompt, 24);
+        assert_eq!(completion[0].as_ref().unwrap().tokens, expected, "{name}");
     }
 }
 

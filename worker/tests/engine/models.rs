@@ -192,6 +192,8 @@ impl TinyModel {
             ("attention.head_count", HEADS),
             ("attention.head_count_kv", KV_HEADS),
             ("attention.key_length", self.head_dim()),
+            ("attention.value_length", self.head_dim()),
+            ("rope.dimension_count", self.head_dim()),
         ];
         let floats = [
             ("attention.layer_norm_rms_epsilon", 1e-5),
