@@ -6,7 +6,7 @@
 
 use candle_core::{DType, Device, Result, Tensor};
 
-use super::config::ModelConfig;
+use super::{EngineError, config::ModelConfig, decoder::Cache};
 
 /// Capacities are rounded up to this many tokens, so that buffers of similar texts are
 /// interchangeable.
@@ -20,13 +20,32 @@ struct LayerCache {
 }
 
 /// The cache of one sequence.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct KvCache {
     layers: Vec<LayerCache>,
     capacity: usize,
 }
 
 impl KvCache {
+    /// Zeros for `capacity` tokens.
+    pub(super) fn new(
+        config: &ModelConfig,
+        capacity: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Self> {
+        let shape = (config.kv_heads, capacity, config.head_dim);
+        let layers = (0..config.layers)
+            .map(|_| {
+                Ok(LayerCache {
+                    keys: Tensor::zeros(shape, dtype, device)?,
+                    values: Tensor::zeros(shape, dtype, device)?,
+                })
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { layers, capacity })
+    }
+
     /// Writes the rows of new nodes (`[kv_heads, nodes, head_dim]`) behind the first `length` ones
     /// of `layer` and returns all rows so far, without a copy.
     pub(super) fn append(
@@ -46,8 +65,19 @@ impl KvCache {
         ))
     }
 
-    /// Moves rows `length + keep[i]` to `length + i`.
-    pub(super) fn compact(&self, length: usize, keep: &[usize]) -> Result<()> {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
+        self.layers
+            .iter()
+            .flat_map(|layer| [&layer.keys, &layer.values])
+    }
+}
+
+impl Cache for KvCache {
+    fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn compact(&mut self, length: usize, keep: &[usize]) -> std::result::Result<(), EngineError> {
         let in_place = keep
             .iter()
             .enumerate()
@@ -73,107 +103,72 @@ impl KvCache {
         Ok(())
     }
 
-    /// Copies the first `length` rows of `other`.
-    fn copy_prefix(&self, other: &Self, length: usize) -> Result<()> {
+    fn copy_prefix(
+        &mut self,
+        other: &mut Self,
+        length: usize,
+    ) -> std::result::Result<(), EngineError> {
         for (to, from) in self.tensors().zip(other.tensors()) {
             to.slice_set(&from.narrow(1, 0, length)?.contiguous()?, 1, 0)?;
         }
         Ok(())
     }
-
-    fn tensors(&self) -> impl Iterator<Item = &Tensor> {
-        self.layers
-            .iter()
-            .flat_map(|layer| [&layer.keys, &layer.values])
-    }
 }
 
-/// Makes caches, and keeps those of closed sequences for the next ones.
+/// Keeps the caches of closed sequences for the next ones.
 #[derive(Debug)]
-pub(super) struct CachePool {
-    layers: usize,
-    kv_heads: usize,
-    head_dim: usize,
-    dtype: DType,
-    device: Device,
-    idle: Vec<KvCache>,
+pub(super) struct CachePool<C> {
+    idle: Vec<C>,
     open_tokens: usize,
     peak_tokens: usize,
 }
 
-impl CachePool {
-    pub(super) fn new(config: &ModelConfig, dtype: DType, device: &Device) -> Self {
+impl<C: Cache> CachePool<C> {
+    pub(super) fn new() -> Self {
         Self {
-            layers: config.layers,
-            kv_heads: config.kv_heads,
-            head_dim: config.head_dim,
-            dtype,
-            device: device.clone(),
             idle: Vec::new(),
             open_tokens: 0,
             peak_tokens: 0,
         }
     }
 
-    /// A cache for at least `capacity` tokens: the smallest idle one that fits, or a new one.
-    pub(super) fn acquire(&mut self, capacity: usize) -> Result<KvCache> {
-        let fits = |(index, cache): (usize, &KvCache)| {
-            (cache.capacity >= capacity).then_some((cache.capacity, index))
+    /// A cache for at least `capacity` tokens: the smallest idle one that fits, or a new one of `make`.
+    pub(super) fn acquire(
+        &mut self,
+        capacity: usize,
+        make: impl FnOnce(usize) -> std::result::Result<C, EngineError>,
+    ) -> std::result::Result<C, EngineError> {
+        let fits = |(index, cache): (usize, &C)| {
+            (cache.capacity() >= capacity).then_some((cache.capacity(), index))
         };
         let best = self.idle.iter().enumerate().filter_map(fits).min();
         let cache = match best {
             Some((_, index)) => self.idle.swap_remove(index),
-            None => self.allocate(capacity.next_multiple_of(ROUNDING))?,
+            None => {
+                let capacity = capacity.next_multiple_of(ROUNDING);
+                self.make_room(capacity);
+                make(capacity)?
+            }
         };
-        self.open_tokens += cache.capacity;
+        self.open_tokens += cache.capacity();
         self.peak_tokens = self.peak_tokens.max(self.open_tokens);
         Ok(cache)
     }
 
-    /// A cache that starts with `length` rows of `from`.
-    pub(super) fn acquire_copy(
-        &mut self,
-        from: &KvCache,
-        length: usize,
-        capacity: usize,
-    ) -> Result<KvCache> {
-        let cache = self.acquire(capacity)?;
-        match cache.copy_prefix(from, length) {
-            Ok(()) => Ok(cache),
-            Err(error) => {
-                self.release(cache);
-                Err(error)
-            }
-        }
-    }
-
     /// Takes back the cache of a closed sequence.
-    pub(super) fn release(&mut self, cache: KvCache) {
-        self.open_tokens -= cache.capacity;
+    pub(super) fn release(&mut self, cache: C) {
+        self.open_tokens -= cache.capacity();
         self.idle.push(cache);
     }
 
-    /// A new cache; idle ones, all too small, make room for it.
-    fn allocate(&mut self, capacity: usize) -> Result<KvCache> {
+    /// Idle caches, all too small, make room for a new one.
+    fn make_room(&mut self, capacity: usize) {
         while self.tokens() + capacity > self.peak_tokens && self.idle.pop().is_some() {}
-        let tensor = || {
-            let shape = (self.kv_heads, capacity, self.head_dim);
-            Tensor::zeros(shape, self.dtype, &self.device)
-        };
-        let layers = (0..self.layers)
-            .map(|_| {
-                Ok(LayerCache {
-                    keys: tensor()?,
-                    values: tensor()?,
-                })
-            })
-            .collect::<Result<_>>()?;
-        Ok(KvCache { layers, capacity })
     }
 
     /// Tokens that open and idle caches have room for.
     fn tokens(&self) -> usize {
-        self.open_tokens + self.idle.iter().map(|cache| cache.capacity).sum::<usize>()
+        self.open_tokens + self.idle.iter().map(C::capacity).sum::<usize>()
     }
 }
 
@@ -183,17 +178,17 @@ mod tests {
 
     use super::*;
 
-    fn pool() -> CachePool {
-        CachePool {
-            layers: 2,
-            kv_heads: 2,
-            head_dim: 2,
-            dtype: DType::F32,
-            device: Device::Cpu,
-            idle: Vec::new(),
-            open_tokens: 0,
-            peak_tokens: 0,
-        }
+    /// A cache of two layers.
+    fn make(capacity: usize) -> std::result::Result<KvCache, EngineError> {
+        let zeros = || Tensor::zeros((2, capacity, 2), DType::F32, &Device::Cpu);
+        let layer = || {
+            Ok::<_, EngineError>(LayerCache {
+                keys: zeros()?,
+                values: zeros()?,
+            })
+        };
+        let layers = vec![layer()?, layer()?];
+        Ok(KvCache { layers, capacity })
     }
 
     /// Rows `first..first + count`, every element of a row being its number.
@@ -233,8 +228,7 @@ mod tests {
             base in 0..20_usize,
             nodes in proptest::collection::vec(any::<bool>(), 1..40),
         ) {
-            let mut pool = pool();
-            let cache = pool.acquire(64).unwrap();
+            let mut cache = make(64).unwrap();
             let keep: Vec<usize> = (0..nodes.len()).filter(|&node| nodes[node]).collect();
             for layer in 0..2 {
                 let all = rows(0, base + nodes.len());
@@ -252,7 +246,7 @@ mod tests {
         fn memory_never_exceeds_the_largest_batch(
             steps in proptest::collection::vec((1..600_usize, any::<bool>()), 1..60),
         ) {
-            let mut pool = pool();
+            let mut pool = CachePool::new();
             let mut open: Vec<KvCache> = Vec::new();
             let mut peak = 0;
             for (capacity, close) in steps {
@@ -260,7 +254,7 @@ mod tests {
                     let closed = open.remove(capacity % open.len());
                     pool.release(closed);
                 } else {
-                    let cache = pool.acquire(capacity).unwrap();
+                    let cache = pool.acquire(capacity, make).unwrap();
                     prop_assert!(cache.capacity >= capacity);
                     open.push(cache);
                 }
@@ -274,21 +268,20 @@ mod tests {
 
     #[test]
     fn a_closed_cache_is_reused() {
-        let mut pool = pool();
-        let cache = pool.acquire(100).unwrap();
+        let mut pool = CachePool::new();
+        let cache = pool.acquire(100, make).unwrap();
         let data = cache.layers[0].keys.id();
         pool.release(cache);
-        assert_eq!(pool.acquire(60).unwrap().layers[0].keys.id(), data);
+        assert_eq!(pool.acquire(60, make).unwrap().layers[0].keys.id(), data);
     }
 
     #[test]
     fn a_copy_starts_with_the_prefix_and_is_independent() {
-        let mut pool = pool();
-        let first = pool.acquire(64).unwrap();
+        let (mut first, mut copy) = (make(64).unwrap(), make(300).unwrap());
         for layer in 0..2 {
             first.append(layer, 0, &rows(0, 10), &rows(0, 10)).unwrap();
         }
-        let copy = pool.acquire_copy(&first, 6, 300).unwrap();
+        copy.copy_prefix(&mut first, 6).unwrap();
         for layer in 0..2 {
             copy.append(layer, 6, &rows(50, 2), &rows(50, 2)).unwrap();
         }

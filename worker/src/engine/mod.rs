@@ -6,8 +6,8 @@
 //! ancestors, nothing else. The nodes are provisional until [`Engine::commit`] keeps one path of
 //! them and forgets the rest.
 //!
-//! - [`TreeEngine`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF) on
-//!   mistralrs' layers.
+//! - [`TreeEngine`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF): on CPUs in f32 and bf16 on
+//!   skinny matrix products of our own, otherwise on mistralrs' layers.
 //! - [`FakeEngine`]: a seeded function of the last tokens, for tests of everything above the
 //!   engine.
 //! - [`MistralEngine`]: mistralrs decoding by itself, without trees, for every other architecture.
@@ -19,6 +19,9 @@
 
 mod cache;
 mod config;
+mod cpu_cache;
+mod cpu_lm;
+mod decoder;
 mod error;
 mod fake;
 mod gguf;
@@ -28,6 +31,7 @@ mod options;
 mod rope;
 mod safetensors;
 mod scores;
+mod skinny;
 mod slots;
 mod tree;
 mod tree_lm;

@@ -40,11 +40,11 @@ impl EngineOptions {
     /// The device, once the precision is known to work there.
     pub(super) fn device(&self) -> Result<Device, EngineError> {
         match self.device {
-            DeviceOption::Cpu if self.dtype == DTypeOption::Bf16 => {
+            DeviceOption::Cpu if self.dtype == DTypeOption::Bf16 && self.isq.is_some() => {
                 Err(EngineError::InvalidOption {
                     option: "dtype",
                     value: self.dtype.to_string(),
-                    message: "the CPU backend has no bf16 matrix product: choose f32 or f16".into(),
+                    message: "with isq the CPU has no bf16 activations: choose f32 or f16".into(),
                 })
             }
             DeviceOption::Cpu => Ok(Device::Cpu),
@@ -80,9 +80,9 @@ pub enum DTypeOption {
     /// 32 bits: exact enough that strict output equals plain greedy decoding.
     #[default]
     F32,
-    /// 16 bits; on CPUs slower than f32 from two nodes on.
+    /// 16 bits; on CPUs slower than f32 and bf16.
     F16,
-    /// 16 bits with the range of f32; GPUs only.
+    /// 16 bits with the range of f32; on CPUs of the weights only, with f32 activations and cache.
     Bf16,
 }
 
@@ -186,14 +186,15 @@ mod tests {
     }
 
     #[test]
-    fn bf16_on_the_cpu_and_unknown_quantisation_are_refused() {
+    fn quantised_bf16_on_the_cpu_and_unknown_quantisation_are_refused() {
         let mut options = EngineOptions::new("m");
         options.dtype = DTypeOption::Bf16;
+        assert!(options.device().is_ok());
+        options.isq = Some("q9".into());
         assert_eq!(
             options.device().unwrap_err().to_string(),
-            "option dtype = \"bf16\": the CPU backend has no bf16 matrix product: choose f32 or f16"
+            "option dtype = \"bf16\": with isq the CPU has no bf16 activations: choose f32 or f16"
         );
-        options.isq = Some("q9".into());
         let error = options.isq_type(&Device::Cpu).unwrap_err().to_string();
         assert!(
             error.starts_with("option isq = \"q9\": ISQ type q9 unknown"),

@@ -99,6 +99,18 @@ impl Rope {
         }
     }
 
+    /// Makes the rows of `positions` readable by [`position`](Self::position).
+    pub(super) fn reserve(&mut self, positions: &[usize]) {
+        self.grow(positions.iter().max().map_or(0, |last| last + 1));
+    }
+
+    /// Cosines and sines of a position, `head_dim / 2` each.
+    pub(super) fn position(&self, position: usize) -> (&[f32], &[f32]) {
+        let width = self.inverse_frequencies.len();
+        let row = position * width..(position + 1) * width;
+        (&self.cos[row.clone()], &self.sin[row])
+    }
+
     /// The rows of `positions`.
     pub(super) fn rows(
         &mut self,
@@ -106,7 +118,7 @@ impl Rope {
         dtype: DType,
         device: &Device,
     ) -> Result<RopeRows> {
-        self.grow(positions.iter().max().map_or(0, |last| last + 1));
+        self.reserve(positions);
         let width = self.inverse_frequencies.len();
         let scale = 1.0 / ((2 * width) as f32).sqrt();
         let gather = |table: &[f32], scale: f32| {

@@ -98,8 +98,13 @@ impl SafetensorsWeights {
         })
     }
 
+    /// What tensors are converted to.
+    pub(super) fn dtype(&self) -> DType {
+        self.tensors.dtype()
+    }
+
     /// Tensor `name` on the CPU, of exactly this shape.
-    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
+    pub(super) fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
         if !self.tensors.contains_tensor(name) {
             return Err(EngineError::MissingTensor {
                 path: self.path.clone(),

@@ -40,6 +40,7 @@ impl TargetScores for Scores {
 const BLOCK: u32 = 64;
 
 /// The `k` most probable tokens of one row of logits, appended to `best`.
+#[inline(always)]
 pub(super) fn push_top_k(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
     let start = best.len();
     let mut threshold = f32::NEG_INFINITY;
@@ -88,6 +89,7 @@ fn insert(best: &mut Vec<Candidate>, start: usize, k: usize, candidate: Candidat
     }
 }
 
+#[inline(always)]
 fn max(values: &[f32]) -> f32 {
     values.iter().fold(
         f32::NEG_INFINITY,
@@ -97,6 +99,7 @@ fn max(values: &[f32]) -> f32 {
 
 /// ln Σ exp(logit), shifted by the maximum. Blocks are summed in f64, so that 150,000 small terms
 /// do not vanish.
+#[inline(always)]
 fn log_sum_exp(logits: &[f32], max: f32) -> f32 {
     let sum: f64 = logits
         .chunks(BLOCK as usize)
@@ -124,7 +127,8 @@ const LANES: usize = 16;
 /// e^x for x ≤ 0, with a relative error below 3e-7; 0 stands in for what is below e^-87. Free of
 /// branches and calls, so that a loop over it is vectorised: 64 rows of 150,000 logits are 10
 /// million exponentials.
-fn exp(x: f32) -> f32 {
+#[inline(always)]
+pub(super) fn exp(x: f32) -> f32 {
     // Adding 1.5 · 2^23 rounds to an integer, which is then found in the low bits.
     const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;

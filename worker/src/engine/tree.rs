@@ -2,32 +2,35 @@
 
 use std::path::Path;
 
-use candle_core::{CpuStorage, Device, Storage, Tensor};
+use candle_core::Device;
 
 use super::{
-    Engine, EngineError, EngineInfo, EngineOptions, Scores, Segment, Slot,
-    cache::{CachePool, KvCache},
+    DeviceOption, Engine, EngineError, EngineInfo, EngineOptions, Scores, Segment, Slot,
+    cache::CachePool,
     config::{ModelConfig, read_config},
+    cpu_lm::CpuLm,
+    decoder::{Batch, Cache, Decoder},
     gguf::GgufWeights,
     options::DTypeOption,
     safetensors::SafetensorsWeights,
     scores::push_top_k,
+    skinny::vectorized,
     slots::SlotTable,
-    tree_lm::{Batch, Span, TreeLm, Weights},
+    tree_lm::{TreeLm, Weights},
 };
 
 /// A model whose weights are in memory. See [`Engine`] for its use.
-#[derive(Debug)]
-pub struct TreeEngine {
-    info: EngineInfo,
-    model: TreeLm,
-    slots: SlotTable<KvCache>,
-    caches: CachePool,
+pub struct TreeEngine(Box<dyn Engine>);
+
+impl std::fmt::Debug for TreeEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("TreeEngine").field(self.info()).finish()
+    }
 }
 
 impl TreeEngine {
-    /// Loads a model directory or a GGUF file. Peak memory: the weights in the chosen precision
-    /// plus one tensor.
+    /// Loads a model directory or a GGUF file. Dense f32 and bf16 weights on a CPU run on kernels of our own, everything
+    /// else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
     ///
     /// # Errors
     /// Every way a model can be missing, unsupported, damaged or asked for in a form that the
@@ -36,80 +39,127 @@ impl TreeEngine {
         let device = options.device()?;
         let path = &options.path;
         if path.is_dir() {
-            let config = read_model_config(path)?;
-            let isq = options.isq_type(&device)?;
-            let mut weights = SafetensorsWeights::open(path, options.dtype.dtype(), isq, &device)?;
-            let isq = options
-                .isq
-                .as_ref()
-                .map(|isq| format!("+{}", isq.to_lowercase()));
-            let dtype = format!("{}{}", options.dtype, isq.unwrap_or_default());
-            Self::build(config, &mut weights, dtype, options, &device)
+            Self::load_directory(options, &device)
         } else if is_gguf(path)? {
             check_gguf_options(options)?;
             let mut weights = GgufWeights::open(path, &device)?;
-            let config = weights.config().clone();
-            Self::build(config, &mut weights, "gguf".into(), options, &device)
+            let model = TreeLm::load(weights.config().clone(), &mut weights, &device)?;
+            let info = info(&model, weights.parameters(), "gguf".into(), options);
+            Ok(Self(Box::new(Slots::new(model, info))))
         } else {
             Err(EngineError::UnknownFormat { path: path.clone() })
         }
     }
 
-    fn build(
-        config: ModelConfig,
-        weights: &mut dyn Weights,
-        dtype: String,
-        options: &EngineOptions,
-        device: &Device,
-    ) -> Result<Self, EngineError> {
-        let model = TreeLm::load(config, weights, device)?;
-        let config = model.config();
-        Ok(Self {
-            info: EngineInfo {
-                vocab_size: config.vocab_size,
-                max_positions: config.max_positions,
-                architecture: config.architecture_name.clone(),
-                parameters: weights.parameters(),
-                dtype,
-                device: options.device.to_string(),
-            },
-            slots: SlotTable::new(config.vocab_size, config.max_positions),
-            caches: CachePool::new(config, model.dtype(), device),
-            model,
-        })
+    fn load_directory(options: &EngineOptions, device: &Device) -> Result<Self, EngineError> {
+        let config = read_model_config(&options.path)?;
+        let isq = options.isq_type(device)?;
+        let dtype = options.dtype;
+        let mut weights = SafetensorsWeights::open(&options.path, dtype.dtype(), isq, device)?;
+        let is_dense = isq.is_none() && dtype != DTypeOption::F16;
+        if options.device == DeviceOption::Cpu && is_dense {
+            let model = CpuLm::load(config, &weights)?;
+            let info = info(&model, weights.parameters(), dtype.to_string(), options);
+            return Ok(Self(Box::new(Slots::new(model, info))));
+        }
+        let isq = options.isq.as_ref();
+        let isq = isq.map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
+        let model = TreeLm::load(config, &mut weights, device)?;
+        let info = info(
+            &model,
+            weights.parameters(),
+            format!("{dtype}{isq}"),
+            options,
+        );
+        Ok(Self(Box::new(Slots::new(model, info))))
     }
+}
 
-    /// The scores of every segment, from the logits of all scored rows in order.
-    fn scores(
-        segments: &[Segment<'_>],
-        logits: Option<&Tensor>,
-        top_k: usize,
-    ) -> Result<Vec<Scores>, EngineError> {
-        let Some(logits) = logits else {
-            let unscored = |segment: &Segment<'_>| Scores::new(segment.tokens.len(), 0, Vec::new());
-            return Ok(segments.iter().map(unscored).collect());
-        };
-        let (_, vocab_size) = logits.dims2()?;
-        let width = top_k.min(vocab_size);
-        with_rows(logits, |mut rows| {
-            segments
-                .iter()
-                .map(|segment| {
-                    let scored = segment.tokens.len() - segment.scored_from;
-                    let mut candidates = Vec::with_capacity(scored * width);
-                    let (own, rest) = rows.split_at(scored * vocab_size);
-                    for row in own.chunks_exact(vocab_size) {
-                        push_top_k(row, width, &mut candidates);
-                    }
-                    rows = rest;
-                    Scores::new(segment.scored_from, width, candidates)
-                })
-                .collect()
-        })
+fn info(
+    model: &impl Decoder,
+    parameters: u64,
+    dtype: String,
+    options: &EngineOptions,
+) -> EngineInfo {
+    let config = model.config();
+    EngineInfo {
+        vocab_size: config.vocab_size,
+        max_positions: config.max_positions,
+        architecture: config.architecture_name.clone(),
+        parameters,
+        dtype,
+        device: options.device.to_string(),
     }
 }
 
 impl Engine for TreeEngine {
+    fn info(&self) -> &EngineInfo {
+        self.0.info()
+    }
+
+    fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
+        self.0.open(capacity)
+    }
+
+    fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError> {
+        self.0.fork(from, length, capacity)
+    }
+
+    fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
+        self.0.step(segments, top_k)
+    }
+
+    fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        self.0.commit(slot, keep)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.0.close(slot);
+    }
+
+    fn cached(&self, slot: Slot) -> usize {
+        self.0.cached(slot)
+    }
+}
+
+/// A decoder with the caches of its open sequences.
+struct Slots<D: Decoder> {
+    info: EngineInfo,
+    model: D,
+    slots: SlotTable<D::Cache>,
+    caches: CachePool<D::Cache>,
+}
+
+impl<D: Decoder> Slots<D> {
+    fn new(model: D, info: EngineInfo) -> Self {
+        Self {
+            slots: SlotTable::new(info.vocab_size, info.max_positions),
+            caches: CachePool::new(),
+            model,
+            info,
+        }
+    }
+
+    /// Runs the model with the caches of the segments' slots, which get them back whatever happens.
+    fn forward(
+        &mut self,
+        segments: &[Segment<'_>],
+        batch: &Batch<'_>,
+        row: &mut dyn FnMut(&[f32]),
+    ) -> Result<(), EngineError> {
+        let mut caches = Vec::with_capacity(segments.len());
+        for segment in segments {
+            caches.push(std::mem::take(&mut self.slots.get_mut(segment.slot)?.data));
+        }
+        let result = self.model.forward(batch, &mut caches, row);
+        for (segment, cache) in segments.iter().zip(caches) {
+            self.slots.get_mut(segment.slot)?.data = cache;
+        }
+        result
+    }
+}
+
+impl<D: Decoder> Engine for Slots<D> {
     fn info(&self) -> &EngineInfo {
         &self.info
     }
@@ -118,7 +168,7 @@ impl Engine for TreeEngine {
         if capacity == 0 {
             return Err(EngineError::InvalidCapacity { capacity });
         }
-        let cache = self.caches.acquire(capacity)?;
+        let cache = (self.caches).acquire(capacity, |capacity| self.model.cache(capacity))?;
         Ok(self.slots.open(capacity, 0, cache))
     }
 
@@ -127,10 +177,14 @@ impl Engine for TreeEngine {
         if length == 0 {
             return self.open(capacity);
         }
-        let cache = self
-            .caches
-            .acquire_copy(&self.slots.get(from)?.data, length, capacity)?;
-        Ok(self.slots.open(capacity, length, cache))
+        let mut cache = (self.caches).acquire(capacity, |capacity| self.model.cache(capacity))?;
+        match cache.copy_prefix(&mut self.slots.get_mut(from)?.data, length) {
+            Ok(()) => Ok(self.slots.open(capacity, length, cache)),
+            Err(error) => {
+                self.caches.release(cache);
+                Err(error)
+            }
+        }
     }
 
     fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
@@ -138,17 +192,30 @@ impl Engine for TreeEngine {
         if segments.is_empty() {
             return Ok(Vec::new());
         }
-        let batch = batch(&self.slots, segments, &depths)?;
-        let logits = self.model.forward(&batch)?;
-        let scores = Self::scores(segments, logits.as_ref(), top_k)?;
+        let mut batch = Batch::default();
+        for (segment, depths) in segments.iter().zip(&depths) {
+            batch.push(segment, depths, self.slots.get(segment.slot)?.cached());
+        }
+        let width = top_k.min(self.info.vocab_size);
+        let mut candidates = Vec::with_capacity(batch.scored.len() * width);
+        self.forward(segments, &batch, &mut |row| {
+            vectorized(|| push_top_k(row, width, &mut candidates));
+        })?;
         self.slots.append(segments)?;
-        Ok(scores)
+        let mut candidates = candidates.into_iter();
+        let scores = segments.iter().map(|segment| {
+            let scored = segment.tokens.len() - segment.scored_from;
+            let own = candidates.by_ref().take(scored * width).collect();
+            Scores::new(segment.scored_from, width, own)
+        });
+        Ok(scores.collect())
     }
 
     fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
         self.slots.check_commit(slot, keep)?;
-        let state = self.slots.get(slot)?;
-        state.data.compact(state.cached(), keep)?;
+        let state = self.slots.get_mut(slot)?;
+        let cached = state.cached();
+        state.data.compact(cached, keep)?;
         self.slots.commit(slot, keep.len())
     }
 
@@ -163,51 +230,6 @@ impl Engine for TreeEngine {
             .get(slot)
             .map_or(0, super::slots::SlotState::cached)
     }
-}
-
-/// All segments as one batch of rows.
-fn batch<'a>(
-    slots: &'a SlotTable<KvCache>,
-    segments: &[Segment<'a>],
-    depths: &[Vec<usize>],
-) -> Result<Batch<'a>, EngineError> {
-    let mut batch = Batch {
-        tokens: Vec::new(),
-        positions: Vec::new(),
-        scored: Vec::new(),
-        spans: Vec::with_capacity(segments.len()),
-    };
-    for (segment, depths) in segments.iter().zip(depths) {
-        let state = slots.get(segment.slot)?;
-        let (cached, offset) = (state.cached(), batch.tokens.len());
-        batch.tokens.extend_from_slice(segment.tokens);
-        batch
-            .positions
-            .extend(depths.iter().map(|depth| cached + depth));
-        let scored = offset + segment.scored_from..batch.tokens.len();
-        batch
-            .scored
-            .extend(scored.filter_map(|row| u32::try_from(row).ok()));
-        batch.spans.push(Span {
-            cache: &state.data,
-            cached,
-            offset,
-            parents: segment.parents,
-        });
-    }
-    Ok(batch)
-}
-
-/// Lends the elements of a contiguous f32 matrix, without a copy when they are on the CPU.
-fn with_rows<R>(matrix: &Tensor, read: impl FnOnce(&[f32]) -> R) -> Result<R, EngineError> {
-    let (storage, layout) = matrix.storage_and_layout();
-    if let (Storage::Cpu(CpuStorage::F32(data)), Some((start, end))) =
-        (&*storage, layout.contiguous_offsets())
-    {
-        return Ok(read(&data[start..end]));
-    }
-    drop(storage);
-    Ok(read(&matrix.flatten_all()?.to_vec1::<f32>()?))
 }
 
 /// config.json of a model directory.

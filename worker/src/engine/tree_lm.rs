@@ -9,7 +9,7 @@
 //! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask
 //! and positions.
 
-use candle_core::{D, DType, Device, Module, Result, Tensor};
+use candle_core::{CpuStorage, D, DType, Device, Module, Result, Storage, Tensor};
 use candle_nn::Embedding;
 use laser_decode::ROOT_PARENT;
 use mistralrs_core::layers::RmsNorm;
@@ -18,6 +18,7 @@ use super::{
     EngineError,
     cache::KvCache,
     config::ModelConfig,
+    decoder::{Batch, Decoder, Span},
     linear::Linear,
     rope::{Rope, RopeRows},
 };
@@ -64,29 +65,6 @@ struct Layer {
     down: Linear,
 }
 
-/// One sequence's part of a step.
-#[derive(Debug)]
-pub(super) struct Span<'a> {
-    /// Its cache.
-    pub(super) cache: &'a KvCache,
-    /// Tokens committed there.
-    pub(super) cached: usize,
-    /// First of its rows in the batch.
-    pub(super) offset: usize,
-    /// Parent of each node, as in [`Segment`](super::Segment).
-    pub(super) parents: &'a [u32],
-}
-
-/// A step: the nodes of all sequences.
-#[derive(Debug)]
-pub(super) struct Batch<'a> {
-    pub(super) tokens: Vec<u32>,
-    pub(super) positions: Vec<usize>,
-    /// Rows whose logits are wanted.
-    pub(super) scored: Vec<u32>,
-    pub(super) spans: Vec<Span<'a>>,
-}
-
 /// The decoder.
 #[derive(Debug)]
 pub(super) struct TreeLm {
@@ -128,17 +106,9 @@ impl TreeLm {
         })
     }
 
-    pub(super) fn config(&self) -> &ModelConfig {
-        &self.config
-    }
-
-    pub(super) fn dtype(&self) -> DType {
-        self.dtype
-    }
-
     /// Appends the nodes to their caches and returns the logits `[scored, vocab_size]` in f32, or
     /// nothing if no row is scored.
-    pub(super) fn forward(&mut self, batch: &Batch<'_>) -> Result<Option<Tensor>> {
+    fn logits(&mut self, batch: &Batch<'_>, caches: &[KvCache]) -> Result<Option<Tensor>> {
         let rope = self.rope.rows(&batch.positions, self.dtype, &self.device)?;
         let masks = batch
             .spans
@@ -149,7 +119,7 @@ impl TreeLm {
             .embedding
             .forward(&Tensor::new(&batch.tokens[..], &self.device)?)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let attention = self.attention(index, &x, &rope, batch, &masks)?;
+            let attention = self.attention(index, &x, &rope, (batch, caches), &masks)?;
             x = (x + attention)?;
             if index + 1 == self.layers.len() {
                 if batch.scored.is_empty() {
@@ -175,7 +145,7 @@ impl TreeLm {
         index: usize,
         x: &Tensor,
         rope: &RopeRows,
-        batch: &Batch<'_>,
+        (batch, caches): (&Batch<'_>, &[KvCache]),
         masks: &[Option<Tensor>],
     ) -> Result<Tensor> {
         let layer = &self.layers[index];
@@ -183,14 +153,14 @@ impl TreeLm {
         let attended = batch
             .spans
             .iter()
+            .zip(caches)
             .zip(masks)
-            .map(|(span, mask)| {
+            .map(|((span, cache), mask)| {
                 let nodes = span.parents.len();
                 let rows = |tensor: &Tensor| tensor.narrow(0, span.offset, nodes);
                 let by_head = |tensor: &Tensor| rows(tensor)?.transpose(0, 1)?.contiguous();
                 let (keys, values) =
-                    span.cache
-                        .append(index, span.cached, &by_head(&key)?, &by_head(&value)?)?;
+                    cache.append(index, span.cached, &by_head(&key)?, &by_head(&value)?)?;
                 attend(&by_head(&query)?, &keys, &values, mask.as_ref())
             })
             .collect::<Result<Vec<_>>>()?;
@@ -200,6 +170,51 @@ impl TreeLm {
         };
         layer.output.forward(&attended)
     }
+}
+
+impl Decoder for TreeLm {
+    type Cache = KvCache;
+
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn cache(&self, capacity: usize) -> Loaded<KvCache> {
+        Ok(KvCache::new(
+            &self.config,
+            capacity,
+            self.dtype,
+            &self.device,
+        )?)
+    }
+
+    fn forward(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [KvCache],
+        row: &mut dyn FnMut(&[f32]),
+    ) -> Loaded<()> {
+        match self.logits(batch, caches)? {
+            Some(logits) => each_row(&logits, row),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Lends the rows of a contiguous f32 matrix, without a copy when they are on the CPU.
+fn each_row(matrix: &Tensor, row: &mut dyn FnMut(&[f32])) -> Loaded<()> {
+    let (_, width) = matrix.dims2()?;
+    let (storage, layout) = matrix.storage_and_layout();
+    if let (Storage::Cpu(CpuStorage::F32(data)), Some((start, end))) =
+        (&*storage, layout.contiguous_offsets())
+    {
+        data[start..end].chunks_exact(width).for_each(row);
+        return Ok(());
+    }
+    drop(storage);
+    let data = matrix.flatten_all()?.to_vec1::<f32>()?;
+    data.chunks_exact(width).for_each(row);
+    Ok(())
 }
 
 impl Layer {

@@ -12,7 +12,7 @@ use crate::{
 };
 
 #[test]
-fn tree_scores_equal_sequential_ones_on_every_path() {
+fn tree_scores_equal_sequential_ones_on_every_path_to_the_bit() {
     for (name, model) in TinyModel::all() {
         let mut engine = engine(&model);
         for (seed, nodes) in [(1, 2), (2, 7), (3, 16), (4, 33)] {
@@ -29,11 +29,7 @@ fn tree_scores_equal_sequential_ones_on_every_path() {
                     .map(|node| tokens[node])
                     .collect();
                 let expected = sequential(&mut engine, &[&context[..], &path].concat());
-                assert_same(
-                    scores,
-                    &expected,
-                    &format!("{name}, {nodes} nodes, node {node}"),
-                );
+                assert_eq!(scores, &expected, "{name}, {nodes} nodes, node {node}");
             }
         }
     }
@@ -51,7 +47,7 @@ fn chunked_prefill_equals_whole_prefill() {
         for chunk in prompt.chunks(37) {
             last = extend(&mut engine, chunked, chunk);
         }
-        assert_same(&last, &expected, name);
+        assert_eq!(last, expected, "{name}");
     }
 }
 

@@ -257,6 +257,20 @@ fn truncated_gguf_and_unknown_gguf_architecture_are_refused() {
     );
 }
 
+/// The fixture's checkpoint is bf16, so both precisions hold the same weights; arithmetic is f32 in both.
+#[test]
+fn bf16_weights_give_the_scores_of_the_same_weights_in_f32() {
+    let tokens = Random::new(4).tokens(60);
+    let expected = sequential(&mut load(&fixture()), &tokens);
+    let bf16 = EngineOptions {
+        dtype: DTypeOption::Bf16,
+        ..EngineOptions::new(fixture())
+    };
+    let mut bf16 = TreeEngine::load(&bf16).unwrap();
+    assert_eq!(bf16.info().dtype, "bf16");
+    assert_eq!(sequential(&mut bf16, &tokens), expected);
+}
+
 #[test]
 fn options_that_do_not_fit_are_refused() {
     let directory = tempfile::tempdir().unwrap();
@@ -269,11 +283,12 @@ fn options_that_do_not_fit_are_refused() {
     let fixture = || EngineOptions::new(fixture());
     let bf16 = EngineOptions {
         dtype: DTypeOption::Bf16,
+        isq: Some("q8_0".into()),
         ..fixture()
     };
     check(
         bf16,
-        "option dtype = \"bf16\": the CPU backend has no bf16 matrix product",
+        "option dtype = \"bf16\": with isq the CPU has no bf16 activations",
     );
     let isq = EngineOptions {
         isq: Some("q9".into()),
