@@ -1,19 +1,19 @@
-//! The smaller commands: plan, verify, pools, prepare.
+//! The smaller commands: plan, verify, pools inspect and tune, prepare.
 
 use std::io::Write as _;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use laser_pool_builder::{
-    BuildProgress, OpenPools, PoolTokenizer, TuneConfig, build_pools, inspect, tune,
-};
+use jiff::civil::Date;
+use laser_pool_builder::{BuildProgress, OpenPools, PoolTokenizer, TuneConfig, inspect, tune};
 use laser_schema::Location;
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::{MANIFEST, verify};
 use laser_schema::previous::PreviousReader;
 
 use crate::config::Config;
-use crate::night::{Night, demo_nights, open_model, previous_texts};
+use crate::night::{Night, demo_nights, open_model, previous_sources, previous_texts};
+use crate::pool_sets;
 use crate::prepare;
 use crate::progress::Display;
 
@@ -95,42 +95,11 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
     Ok(whole)
 }
 
-async fn previous(config: &Config) -> Result<PreviousReader> {
-    let date = config.run.date.map_or(jiff::civil::Date::MAX, |date| date);
-    Ok(PreviousReader::open(&config.previous, date).await?)
-}
-
-/// `laser pool-builder` and `laser pools build`: the pools alone.
-pub(crate) async fn pools_build(config: &Config, dir: &str) -> Result<()> {
-    let model = open_model(config).await?;
-    let mut display = Display::new();
-    display.stage("building pools");
-    let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
-    let texts = previous_texts(previous(config).await?);
-    let dir = Location::parse(dir)?;
-    let tokenizer = PoolTokenizer::of(&model)?;
-    let set = build_pools(
-        &config.input,
-        texts,
-        tokenizer,
-        &config.pools,
-        &dir,
-        &mut progress,
-    )
-    .await?;
-    drop(display);
-    let tokens: usize = set.pools.iter().map(|p| p.tokens).sum();
-    print(&format!(
-        "{} pools, {tokens} tokens: {}\n",
-        set.pools.len(),
-        dir.url()
-    ))
-}
-
 /// `laser pools inspect`.
 pub(crate) async fn pools_inspect(config: &Config, dir: &str, json: bool) -> Result<()> {
     let model = open_model(config).await?;
-    let pools = OpenPools::open(&Location::parse(dir)?, &model.tokenizer.fingerprint()).await?;
+    let dir = pool_sets::find(config, dir).await?;
+    let pools = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
     let inspection = inspect(&pools, model.tokenizer.library(), 8, 3)?;
     if json {
         return print(&(serde_json::to_string_pretty(&inspection)? + "\n"));
@@ -170,7 +139,9 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
     let mut display = Display::new();
     display.stage("tuning pools");
     let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
-    let texts = previous_texts(previous(config).await?);
+    let before = config.run.date.unwrap_or(Date::MAX);
+    let sources = previous_sources(config, before).await?;
+    let texts = previous_texts(PreviousReader::open(&sources, before).await?);
     let drafter = config.draft.drafter()?;
     let tokenizer = PoolTokenizer::of(&model)?;
     let report = tune(

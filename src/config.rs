@@ -18,7 +18,7 @@ use laser_coordinator::nats::NatsConfig;
 use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
 use laser_pool_builder::PoolsConfig;
-use laser_schema::job::Policy;
+use laser_schema::job::{Policy, Price};
 use laser_schema::previous::PreviousSource;
 use laser_schema::{Cache, EntityTable};
 use laser_worker::engine::{DTypeOption, DeviceOption};
@@ -46,6 +46,8 @@ pub(crate) struct Config {
     pub(crate) queue: Option<NatsConfig>,
     pub(crate) worker: WorkerConfig,
     pub(crate) metrics: MetricsConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) price: Option<Price>,
 }
 
 /// `[model]`: part of the specification but for the device.
@@ -120,6 +122,8 @@ impl DemoConfig {
 pub(crate) struct OutputConfig {
     pub(crate) path: String,
     pub(crate) min_coverage: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) keep_nights: Option<usize>,
 }
 
 impl Default for OutputConfig {
@@ -127,6 +131,7 @@ impl Default for OutputConfig {
         Self {
             path: "output".into(),
             min_coverage: 0.98,
+            keep_nights: None,
         }
     }
 }
@@ -280,6 +285,7 @@ impl DraftConfig {
 pub(crate) struct RunConfig {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) date: Option<Date>,
+    pub(crate) pools: PoolChoice,
     pub(crate) carry_forward: bool,
     pub(crate) shard_rows: usize,
     pub(crate) attempts: u32,
@@ -295,6 +301,7 @@ impl Default for RunConfig {
     fn default() -> Self {
         Self {
             date: None,
+            pools: PoolChoice::Nightly,
             carry_forward: true,
             shard_rows: 256,
             attempts: 3,
@@ -302,6 +309,38 @@ impl Default for RunConfig {
             seed: 1,
             limit: None,
             deadline: None,
+        }
+    }
+}
+
+/// Which pools a run drafts from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub(crate) enum PoolChoice {
+    /// Its own, built from previous knowledge when it begins.
+    Nightly,
+    /// The set that is promoted when it begins.
+    Promoted,
+    /// A version of the output, or a folder or URL.
+    Set(String),
+}
+
+impl From<String> for PoolChoice {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "nightly" => Self::Nightly,
+            "promoted" => Self::Promoted,
+            _ => Self::Set(text),
+        }
+    }
+}
+
+impl From<PoolChoice> for String {
+    fn from(choice: PoolChoice) -> Self {
+        match choice {
+            PoolChoice::Nightly => "nightly".to_owned(),
+            PoolChoice::Promoted => "promoted".to_owned(),
+            PoolChoice::Set(text) => text,
         }
     }
 }
@@ -413,6 +452,19 @@ impl Config {
         positive("[generate] step_tokens", self.generate.step_tokens)?;
         positive("[run] shard_rows", self.run.shard_rows)?;
         positive("[run] attempts", self.run.attempts as usize)?;
+        if let Some(nights) = self.output.keep_nights {
+            ensure!(
+                nights >= 2,
+                "[output] keep_nights = {nights}: expected at least 2, tonight and the night it is made from"
+            );
+        }
+        if let Some(price) = &self.price {
+            ensure!(
+                price.gpu_hour > 0.0 && price.gpu_hour.is_finite(),
+                "[price] gpu_hour = {}: expected a price above 0",
+                price.gpu_hour
+            );
+        }
         ensure!(
             !self.generate.stop.iter().any(String::is_empty),
             "[generate] stop: an empty string would end every text at once"
@@ -521,6 +573,12 @@ mod tests {
             ("[generate]\nbatch = \"many\"", "generate.batch"),
             ("[draft]\norder = 99", "order must be 1 to 16, got 99"),
             ("[run]\naudit_share = 2.0", "[run] audit_share = 2"),
+            (
+                "[output]\nkeep_nights = 1",
+                "[output] keep_nights = 1: expected at least 2",
+            ),
+            ("[price]\ngpu_hour = 0.0", "[price] gpu_hour = 0"),
+            ("[price]\ngpu_hours = 2.0", "did you mean \"gpu_hour\""),
             ("[demo]\nusers = 30", "remove [[input]]"),
             ("[run]\ndate = \"yesterday\"", "run.date"),
         ];

@@ -20,6 +20,7 @@ use laser_schema::model::ModelFiles;
 use laser_worker::run::{RunContext, Stop, run_worker};
 use metrics::{counter, gauge};
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::config::Config;
 use crate::generator;
@@ -70,7 +71,12 @@ pub(crate) async fn coordinate(
             committed: 0,
             shards: 0,
         }),
-        Ready::Planned(plan, _) => watch(night, &client, plan, display, drain).await,
+        Ready::Planned(plan, _) => {
+            let span = tracing::error_span!("run", run);
+            watch(night, &client, plan, display, drain)
+                .instrument(span)
+                .await
+        }
     }
 }
 
@@ -380,7 +386,7 @@ async fn open_run(
         &plan.spec,
         &model_spec(config, model, plan.spec.prompts.clone())?,
     )?;
-    let dir = output.join(&plan.folder()).join("pools");
+    let dir = output.resolve(&plan.pools)?;
     let pools =
         OpenPools::open_cached(&dir, &model.tokenizer.fingerprint(), &config.worker.cache())
             .await?;

@@ -3,10 +3,11 @@
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use jiff::Timestamp;
+use jiff::civil::Date;
 use laser_coordinator::nats::{self, NatsConfig, NatsWorker};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_schema::location::Created;
-use laser_schema::previous::PreviousReader;
+use laser_schema::previous::{self, PreviousReader, PreviousSource};
 use laser_schema::{EntityReader, Location};
 
 use crate::commands::print;
@@ -28,11 +29,9 @@ pub(crate) async fn doctor(config: &Config) -> Result<bool> {
         )?;
     }
     for source in &config.previous {
-        let opened =
-            PreviousReader::open(std::slice::from_ref(source), jiff::civil::Date::MAX).await;
         well &= tell(
             &format!("previous {}", source.path),
-            opened.map(|_| "readable".into()).map_err(Into::into),
+            previous(config, source).await,
         )?;
     }
     well &= tell(
@@ -51,6 +50,20 @@ fn tell(what: &str, found: Result<String>) -> Result<bool> {
         Err(error) => print(&format!("WRONG {what}: {error:#}\n"))?,
     }
     Ok(found.is_ok())
+}
+
+/// That there is no night yet is no fault of `latest`.
+async fn previous(config: &Config, source: &PreviousSource) -> Result<String> {
+    if source.is_latest() {
+        let output = Location::parse(&config.output.path)?;
+        let folders = previous::latest(&output, Date::MAX).await?;
+        return Ok(match folders.as_slice() {
+            [] => "nothing yet: a first night".to_owned(),
+            folders => folders.join(", "),
+        });
+    }
+    PreviousReader::open(std::slice::from_ref(source), Date::MAX).await?;
+    Ok("readable".to_owned())
 }
 
 async fn model(config: &Config) -> Result<String> {

@@ -10,6 +10,7 @@ mod doctor;
 mod generator;
 mod night;
 mod operate;
+mod pool_sets;
 mod prepare;
 mod progress;
 mod summary;
@@ -75,15 +76,23 @@ enum Command {
     #[command(subcommand)]
     Dlq(DlqCommand),
     /// Tell what a run would do, without doing it.
-    Plan(ConfigArgs),
+    Plan(NightArgs),
     /// Print the effective configuration.
     Config(ConfigArgs),
+    /// Remove nights, runs and pool sets older than the kept nights.
+    Prune {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Only tell what would be removed.
+        #[arg(long)]
+        dry_run: bool,
+    },
     /// Check published output: digests, counts, nulls, duplicates.
     Verify {
         /// An output's root or one published folder, as path or URL.
         dir: String,
     },
-    /// Build, inspect and tune pools.
+    /// Build, list, promote, inspect and tune pools.
     #[command(subcommand, visible_alias = "pool-builder")]
     Pools(PoolsCommand),
     /// Repeat the paper's measurements, and others, on your data and model.
@@ -95,19 +104,40 @@ enum Command {
 
 #[derive(Debug, Subcommand)]
 enum PoolsCommand {
-    /// Build the pools of a configuration into a folder.
+    /// Build a pool set from previous knowledge: pools/VERSION of the output, or a folder elsewhere.
     Build {
         #[command(flatten)]
         config: ConfigArgs,
-        /// The folder or URL to write to.
+        /// The version's name; by default the date and a digest of what the pools depend on.
+        #[arg(long, conflicts_with = "output")]
+        name: Option<String>,
+        /// A folder or URL to write to instead, in place of any pools there.
         #[arg(short, long)]
-        output: String,
+        output: Option<String>,
     },
-    /// Show sizes, groups and the most frequent branches of a folder of pools.
+    /// List the output's pool sets, oldest first; a night's own is named as its run.
+    List {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Print JSON, a line a set.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put a pool set in force for runs with [run] pools = "promoted".
+    Promote {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// The version, as `laser pools list` names it.
+        version: String,
+    },
+    /// Put the pool set in force that was so before the current one; again goes one further back.
+    Rollback(ConfigArgs),
+    /// Show sizes, groups and the most frequent branches of a pool set.
     Inspect {
         #[command(flatten)]
         config: ConfigArgs,
-        /// The folder of pools; a run keeps its own in runs/RUN/pools of its output.
+        /// A version, `promoted`, or a folder or URL (with a slash).
+        #[arg(value_name = "SET")]
         dir: String,
         /// Print JSON.
         #[arg(long)]
@@ -158,9 +188,27 @@ struct RunName {
 }
 
 #[derive(Debug, Args)]
-struct RunArgs {
+struct NightArgs {
     #[command(flatten)]
     config: ConfigArgs,
+    /// Previous knowledge in place of [[previous]]: `latest`, or the path or URL of an output or a file.
+    #[arg(long, value_name = "latest|PATH")]
+    previous: Option<String>,
+}
+
+impl NightArgs {
+    fn load(mut self) -> Result<Config> {
+        let path = self.previous.map(toml::Value::String);
+        let settings = &mut self.config.settings;
+        settings.extend(path.map(|path| format!("previous=[{{path={path}}}]")));
+        self.config.load()
+    }
+}
+
+#[derive(Debug, Args)]
+struct RunArgs {
+    #[command(flatten)]
+    night: NightArgs,
     /// Publish at this time of day whatever is missing: sets run.deadline.
     #[arg(long, value_name = "HH:MM")]
     deadline: Option<jiff::civil::Time>,
@@ -171,13 +219,13 @@ struct RunArgs {
 
 impl RunArgs {
     fn load(mut self) -> Result<Config> {
-        let settings = &mut self.config.settings;
+        let settings = &mut self.night.config.settings;
         settings.extend(self.deadline.map(|time| format!("run.deadline='{time}'")));
         settings.extend(
             self.min_coverage
                 .map(|share| format!("output.min_coverage={share:?}")),
         );
-        self.config.load()
+        self.night.load()
     }
 }
 
@@ -270,32 +318,45 @@ async fn dispatch(command: Command) -> Result<u8> {
                 DATA_ERROR
             });
         }
-        Command::Pools(PoolsCommand::Build { config, output }) => {
-            commands::pools_build(&config.load()?, &output).await?;
-        }
-        Command::Pools(PoolsCommand::Inspect { config, dir, json }) => {
-            commands::pools_inspect(&config.load()?, &dir, json).await?;
-        }
-        Command::Pools(PoolsCommand::Tune {
-            config,
-            step_us,
-            sizes,
-            json,
-        }) => {
-            let config = config.load()?;
-            let nodes = config.draft.nodes;
-            let tuning = TuneConfig {
-                sizes,
-                nodes,
-                step_us,
-                ..TuneConfig::default()
-            };
-            commands::pools_tune(&config, &tuning, json).await?;
-        }
+        Command::Pools(command) => pools(command).await?,
+        Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
         Command::Bench(args) => bench::run(args).await?,
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }
     Ok(0)
+}
+
+async fn pools(command: PoolsCommand) -> Result<()> {
+    match command {
+        PoolsCommand::Build {
+            config,
+            name,
+            output,
+        } => pool_sets::build(&config.load()?, name.as_deref(), output.as_deref()).await,
+        PoolsCommand::List { config, json } => pool_sets::list(&config.load()?, json).await,
+        PoolsCommand::Promote { config, version } => {
+            pool_sets::promote(&config.load()?, &version).await
+        }
+        PoolsCommand::Rollback(config) => pool_sets::rollback(&config.load()?).await,
+        PoolsCommand::Inspect { config, dir, json } => {
+            commands::pools_inspect(&config.load()?, &dir, json).await
+        }
+        PoolsCommand::Tune {
+            config,
+            step_us,
+            sizes,
+            json,
+        } => {
+            let config = config.load()?;
+            let tuning = TuneConfig {
+                sizes,
+                nodes: config.draft.nodes,
+                step_us,
+                ..TuneConfig::default()
+            };
+            commands::pools_tune(&config, &tuning, json).await
+        }
+    }
 }
 
 async fn dlq(command: DlqCommand) -> Result<()> {

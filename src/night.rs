@@ -9,7 +9,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use futures::Stream;
 use jiff::civil::{Date, Time};
 use jiff::tz::TimeZone;
@@ -20,12 +20,13 @@ use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan, plan_time, read_plan};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_pool_builder::{
-    EntityEmbeddings, OpenPools, POOL_SET_FILE, PoolTokenizer, ReadError, build_pools,
+    EntityEmbeddings, OpenPools, POOL_SET_FILE, PoolRegistry, PoolTokenizer, ReadError, build_pools,
 };
 use laser_schema::job::{Action, Plan, Spec, run_folder};
+use laser_schema::layout::{Pins, dated_name};
 use laser_schema::manifest::{Manifest, SUCCESS};
 use laser_schema::model::{Hub, ModelFiles, resolve};
-use laser_schema::previous::{self, PreviousReader, PreviousText};
+use laser_schema::previous::{self, PreviousReader, PreviousSource, PreviousText};
 use laser_schema::{Digest, Entity, EntityTable, Kind, Location};
 use laser_worker::generate::TextGenerator;
 use laser_worker::progress::Progress;
@@ -34,6 +35,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, EngineKind};
 use crate::generator;
+use crate::operate;
+use crate::pool_sets;
 use crate::progress::{Display, TICK};
 
 /// Unfinished runs of this many nights back are taken up again by the same command.
@@ -163,6 +166,17 @@ pub(crate) fn without_audits(plan: &Plan, dead: Vec<(u32, String)>) -> Vec<(u32,
     dead
 }
 
+/// What a run was begun with.
+struct Begun {
+    date: Date,
+    /// Without `latest`, which is resolved.
+    previous: Vec<PreviousSource>,
+    /// Where the pools are: below the output's root, or a URL.
+    pools: String,
+    /// Whether they are this run's own, to be built by it.
+    builds_pools: bool,
+}
+
 /// What a night is made from, all of it checked.
 pub(crate) struct Night<'a> {
     pub(crate) config: &'a Config,
@@ -208,7 +222,45 @@ impl<'a> Night<'a> {
             &self.config.pools,
             run,
         ));
-        Ok(format!("{date}-{}", identity.short()))
+        Ok(dated_name(date, &identity))
+    }
+
+    /// What the run was begun with, or would be now.
+    async fn pins(&self, date: Date, run: &str) -> Result<Pins> {
+        if let Some(pins) = Pins::read(&self.output, run).await? {
+            return Ok(pins);
+        }
+        Ok(Pins {
+            previous: latest(self.config, &self.output, date).await?,
+            pools: pool_sets::choose(self.config, &self.output, run).await?,
+        })
+    }
+
+    fn begun(&self, date: Date, run: &str, pins: Pins) -> Result<Begun> {
+        let sources = &self.config.previous;
+        Ok(Begun {
+            date,
+            previous: previous::resolve_latest(sources, &self.output, &pins.previous),
+            builds_pools: pins.pools == PoolRegistry::place(run)?,
+            pools: pins.pools,
+        })
+    }
+
+    /// Tells what `latest` stands for.
+    fn tell_previous(&self, begun: &Begun, display: &mut Display) {
+        if !self.config.previous.iter().any(PreviousSource::is_latest) {
+            return;
+        }
+        display.stage("previous knowledge");
+        let paths: Vec<&str> = begun.previous.iter().map(|s| s.path.as_str()).collect();
+        display.finish_with(&match paths.as_slice() {
+            [] => format!(
+                "a first night: no complete night before {} in {}, so no previous texts and no pools",
+                begun.date,
+                self.output.url()
+            ),
+            paths => paths.join(", "),
+        });
     }
 
     /// The night to work on: the configured one, else an unfinished one of the last nights, else today.
@@ -239,12 +291,18 @@ impl<'a> Night<'a> {
     /// Plans without writing: what `laser plan` tells.
     pub(crate) async fn dry_plan(&self, display: &mut Display) -> Result<(Plan, Vec<Manifest>)> {
         let (date, run) = self.choose_run().await?;
-        let manifests = previous::manifests(&self.config.previous, date).await?;
+        let pins = self.pins(date, &run).await?;
+        let begun = self.begun(date, &run, pins)?;
+        self.tell_previous(&begun, display);
+        let manifests = previous::manifests(&begun.previous, date).await?;
         let temporary = tempfile::tempdir().context("no temporary directory for the pools")?;
-        let dir = Location::parse(&temporary.path().to_string_lossy())?;
-        let pools = self.pools(&dir, date, display).await?;
+        let dir = match begun.builds_pools {
+            true => Location::parse(&temporary.path().to_string_lossy())?,
+            false => self.output.resolve(&begun.pools)?,
+        };
+        let pools = self.pools(&dir, &begun, display).await?;
         Ok((
-            self.plan(None, &run, date, (&dir, &pools), display).await?,
+            self.plan(None, &run, (&begun, &pools), display).await?,
             manifests,
         ))
     }
@@ -282,13 +340,19 @@ impl<'a> Night<'a> {
         {
             return Ok(Ready::Published(plan.clone()));
         }
-        let dir = folder.join("pools");
         let prepared = async {
-            let pools = self.pools(&dir, date, display).await?;
+            let pins = self.pins(date, run).await?.begin(&self.output, run).await?;
+            let begun = self.begun(date, run, pins)?;
+            self.tell_previous(&begun, display);
+            let dir = self.output.resolve(&begun.pools)?;
+            let pools = self
+                .pools(&dir, &begun, display)
+                .await
+                .with_context(|| format!("run {run}; to begin it anew, remove {}", folder.url()))?;
             let plan = match known {
                 Some(plan) => plan,
                 None => {
-                    self.plan(Some(&self.output), run, date, (&dir, &pools), display)
+                    self.plan(Some(&self.output), run, (&begun, &pools), display)
                         .await?
                 }
             };
@@ -302,7 +366,7 @@ impl<'a> Night<'a> {
         if plan.pool_digest != *pools.digest() {
             bail!(
                 "{}: these are not the pools that {}/plan.json was made with; remove {} to plan anew",
-                dir.url(),
+                self.output.resolve(&plan.pools)?.url(),
                 folder.url(),
                 folder.url()
             );
@@ -310,12 +374,17 @@ impl<'a> Night<'a> {
         Ok(Ready::Planned(plan, Box::new(pools)))
     }
 
-    /// The pools of the run: those that are there, or new ones from last night's knowledge.
-    async fn pools(&self, dir: &Location, date: Date, display: &mut Display) -> Result<OpenPools> {
-        if !dir.join(POOL_SET_FILE).exists().await? {
+    /// The pools of the run: those that are there, or its own from last night's knowledge.
+    async fn pools(
+        &self,
+        dir: &Location,
+        begun: &Begun,
+        display: &mut Display,
+    ) -> Result<OpenPools> {
+        if begun.builds_pools && !dir.join(POOL_SET_FILE).exists().await? {
             display.stage("building pools");
             let pool_tokenizer = PoolTokenizer::of(&self.model)?;
-            let previous = PreviousReader::open(&self.config.previous, date).await?;
+            let previous = PreviousReader::open(&begun.previous, begun.date).await?;
             let mut progress = |p: laser_pool_builder::BuildProgress| {
                 display.update(p.done, p.total, p.stage.as_str());
             };
@@ -337,8 +406,7 @@ impl<'a> Night<'a> {
         &self,
         output: Option<&Location>,
         run: &str,
-        date: Date,
-        (dir, pools): (&Location, &OpenPools),
+        (begun, pools): (&Begun, &OpenPools),
         display: &mut Display,
     ) -> Result<Plan> {
         display.stage("planning");
@@ -349,16 +417,17 @@ impl<'a> Night<'a> {
         };
         let request = PlanRequest {
             run: run.to_owned(),
-            date,
+            date: begun.date,
             spec: self.spec.clone(),
             entities: &self.config.input,
-            previous: &self.config.previous,
+            previous: &begun.previous,
             carry_forward: self.config.run.carry_forward,
             shard_rows: self.config.run.shard_rows,
             audit_share: self.config.run.audit_share,
             seed: self.config.run.seed,
             limit: self.config.run.limit,
-            pools: (dir.url().to_owned(), pools.digest().clone()),
+            pools: (begun.pools.clone(), pools.digest().clone()),
+            price: self.config.price.clone(),
             prompts: &self.prompts,
             route: &route,
         };
@@ -471,6 +540,13 @@ impl<'a> Night<'a> {
                         missing,
                     });
                 }
+            }
+        }
+        if covered && let Some(nights) = self.config.output.keep_nights {
+            // The night is published; what could not be removed is so by the next.
+            match operate::remove_outdated(&self.output, nights).await {
+                Ok(runs) => tracing::info!(runs, "removed outdated runs"),
+                Err(error) => tracing::warn!("outdated runs were not removed: {error:#}"),
             }
         }
         let (output, model) = (self.output, self.model);
@@ -618,6 +694,27 @@ pub(crate) fn previous_texts(
             .map_err(|e| Box::new(e) as ReadError)?;
         Ok(texts.map(|texts| (texts, reader)))
     })
+}
+
+/// What `latest` of [[previous]] stands for tonight; nothing if it is not asked for.
+async fn latest(config: &Config, output: &Location, date: Date) -> Result<Vec<String>> {
+    match config.previous.iter().any(PreviousSource::is_latest) {
+        true => Ok(previous::latest(output, date).await?),
+        false => Ok(Vec::new()),
+    }
+}
+
+/// The previous knowledge of a configuration outside a run, `latest` resolved.
+pub(crate) async fn previous_sources(config: &Config, before: Date) -> Result<Vec<PreviousSource>> {
+    let output = Location::parse(&config.output.path)?;
+    let folders = latest(config, &output, before).await?;
+    let sources = previous::resolve_latest(&config.previous, &output, &folders);
+    ensure!(
+        !sources.is_empty(),
+        "no previous knowledge: [[previous]] gives none, or there is no complete night in {} yet",
+        output.url()
+    );
+    Ok(sources)
 }
 
 /// Whether every kind of the run is published.

@@ -1,20 +1,22 @@
-//! Commands for whoever watches over nights: status, dead letters, cancelling.
+//! Commands for whoever watches over nights: status, dead letters, retention.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 use jiff::Timestamp;
 use laser_coordinator::nats::{self, NatsClient};
 use laser_coordinator::plan::{plan_time, read_plan};
+use laser_coordinator::retention::{self, Keep, Outdated};
 use laser_schema::job::Plan;
-use laser_schema::manifest::SUCCESS;
+use laser_schema::manifest::{Cost, Manifest, SUCCESS};
 use laser_schema::{Kind, Location};
 use serde::Serialize;
 
 use crate::commands::print;
 use crate::config::Config;
 use crate::distributed::queue_config;
+use crate::pool_sets;
 
 /// How far a run is, by its store alone; the dead letters by the queue, if there is one.
 #[derive(Debug, Serialize)]
@@ -32,20 +34,16 @@ struct Status {
     dead: Option<usize>,
     /// The kinds whose `_SUCCESS` is there.
     published: Vec<Kind>,
+    /// What their texts cost, by kind; of those that were planned with a price.
+    cost: BTreeMap<Kind, Cost>,
 }
 
 impl Status {
     async fn of(output: &Location, plan: &Plan, client: Option<&NatsClient>) -> Result<Self> {
         let mut times = HashMap::new();
-        let mut published = Vec::new();
         let mut folders = vec![plan.folder()];
-        for &kind in plan.counts.keys() {
-            let folder = plan.partition(kind);
-            if output.join(&folder).join(SUCCESS).exists().await? {
-                published.push(kind);
-            }
-            folders.push(folder);
-        }
+        folders.extend(plan.counts.keys().map(|&kind| plan.partition(kind)));
+        let (published, cost) = published(output, plan).await?;
         for folder in folders {
             let listed = output.join(&folder).list().await?;
             times.extend(
@@ -85,6 +83,7 @@ impl Status {
             eta_seconds: (rate > 0.0).then(|| (rows - committed_rows) as f64 / rate),
             dead,
             published,
+            cost,
         })
     }
 
@@ -108,10 +107,31 @@ impl Status {
         }
         for kind in &self.published {
             write!(out, ", {kind}s published")?;
+            if let Some(cost) = self.cost.get(kind) {
+                let (per_1000, currency) = (cost.per_1000_texts, &cost.price.currency);
+                write!(out, " at {per_1000:.4} {currency} per 1,000 texts")?;
+            }
         }
         out.push('\n');
         Ok(out)
     }
+}
+
+/// The kinds that are published, and what they cost.
+async fn published(output: &Location, plan: &Plan) -> Result<(Vec<Kind>, BTreeMap<Kind, Cost>)> {
+    let (mut published, mut costs) = (Vec::new(), BTreeMap::new());
+    for &kind in plan.counts.keys() {
+        let folder = output.join(&plan.partition(kind));
+        if !folder.join(SUCCESS).exists().await? {
+            continue;
+        }
+        published.push(kind);
+        if plan.price.is_some() {
+            let manifest = Manifest::read(&folder).await?;
+            costs.extend(manifest.and_then(|m| Some((kind, m.cost?))));
+        }
+    }
+    Ok((published, costs))
 }
 
 /// Dead letters of shards without an output.
@@ -162,6 +182,43 @@ async fn newest_first(output: &Location) -> Result<Vec<String>> {
     anyhow::ensure!(!runs.is_empty(), "{}: no runs here", output.url());
     runs.sort_unstable_by(|a, b| b.cmp(a));
     Ok(runs)
+}
+
+/// `laser prune`.
+pub(crate) async fn prune(config: &Config, dry_run: bool) -> Result<()> {
+    let nights = config.output.keep_nights.context(
+        "[output] keep_nights: not set, so all nights are kept; set how many, or give --set output.keep_nights=30",
+    )?;
+    let output = Location::parse(&config.output.path)?;
+    let outdated = outdated(&output, nights).await?;
+    for outdated in &outdated {
+        for folder in &outdated.folders {
+            let what = if dry_run { "would remove" } else { "removing" };
+            print(&format!("{what} {}\n", output.join(folder).url()))?;
+        }
+        if !dry_run {
+            retention::remove(&output, outdated).await?;
+        }
+    }
+    print(&format!("{} outdated runs\n", outdated.len()))
+}
+
+async fn outdated(output: &Location, nights: usize) -> Result<Vec<Outdated>> {
+    let keep = Keep {
+        nights,
+        pools: pool_sets::kept(output).await?,
+        now: Timestamp::now(),
+    };
+    Ok(retention::outdated(output, &keep).await?)
+}
+
+/// Removes what is older than the newest `nights`, and returns of how many runs.
+pub(crate) async fn remove_outdated(output: &Location, nights: usize) -> Result<usize> {
+    let outdated = outdated(output, nights).await?;
+    for outdated in &outdated {
+        retention::remove(output, outdated).await?;
+    }
+    Ok(outdated.len())
 }
 
 async fn client(config: &Config) -> Result<NatsClient> {

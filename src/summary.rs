@@ -3,9 +3,9 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use laser_schema::job::AuditReport;
+use laser_schema::job::{AuditReport, Price};
 use laser_schema::knowledge::{Figures, KnowledgeRecord, decode_part, ratio};
-use laser_schema::manifest::{ERRORS, Manifest};
+use laser_schema::manifest::{Cost, ERRORS, Manifest};
 use laser_schema::model::Tokenizer;
 
 use crate::night::Finished;
@@ -66,7 +66,7 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
     }
     writeln!(
         out,
-        "  {:<18} {:>6} {:>8} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8} {:>9} {:>7}",
+        "  {:<18} {:>6} {:>8} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8} {:>9} {:>7} {:>7} {:>9}",
         "pool",
         "texts",
         "tokens",
@@ -77,14 +77,19 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
         "relaxed",
         "speedup",
         "identical",
-        "length"
+        "length",
+        "drift",
+        "price"
     )?;
+    let cost = manifest.cost.as_ref();
     for (pool, figures) in &manifest.figures {
-        render_row(out, pool, figures, manifest.audit.get(pool))?;
+        let price = cost.and_then(|c| c.per_1000_texts_by_pool.get(pool).copied());
+        render_row(out, pool, figures, manifest.audit.get(pool), price)?;
     }
     if manifest.figures.len() > 1 {
         let (figures, audit) = totals(std::slice::from_ref(manifest));
-        render_row(out, "all", &figures, audit.as_ref())?;
+        let price = cost.map(|c| c.per_1000_texts);
+        render_row(out, "all", &figures, audit.as_ref(), price)?;
     }
     Ok(())
 }
@@ -94,6 +99,7 @@ fn render_row(
     pool: &str,
     figures: &Figures,
     audit: Option<&AuditReport>,
+    price: Option<f64>,
 ) -> Result<()> {
     write!(
         out,
@@ -107,15 +113,19 @@ fn render_row(
         figures.relaxed_share() * 100.0
     )?;
     match audit.filter(|audit| audit.texts > 0) {
-        Some(audit) => writeln!(
+        Some(audit) => write!(
             out,
             " {:>7.2}x {:>8.0}% {:>6.2}x",
             audit.speedup(),
             audit.identical_share() * 100.0,
             audit.length_ratio()
         )?,
-        None => writeln!(out, " {:>8} {:>9} {:>7}", "–", "–", "–")?,
+        None => write!(out, " {:>8} {:>9} {:>7}", "–", "–", "–")?,
     }
+    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
+    let drift = (figures.previous > 0).then(|| format!("{:.2}x", figures.length_drift()));
+    let price = price.map(|price| format!("{price:.4}"));
+    writeln!(out, " {:>7} {:>9}", or_dash(drift), or_dash(price))?;
     Ok(())
 }
 
@@ -153,6 +163,7 @@ fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
             audit.length_ratio()
         )?;
     }
+    render_cost(out, &finished.manifests)?;
     match finished.seconds {
         Some(seconds) => writeln!(out, "Generated in {seconds:.1} s, audit included.")?,
         None => writeln!(
@@ -163,6 +174,26 @@ fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
     if let Some(note) = &finished.note {
         writeln!(out, "Note: {note}.")?;
     }
+    Ok(())
+}
+
+fn render_cost(out: &mut String, manifests: &[Manifest]) -> Result<()> {
+    let costs: Vec<&Cost> = manifests.iter().filter_map(|m| m.cost.as_ref()).collect();
+    let Some(Price { gpu_hour, currency }) = costs.first().map(|cost| &cost.price) else {
+        return Ok(());
+    };
+    let sum = |of: fn(&Cost) -> f64| costs.iter().map(|cost| of(cost)).sum::<f64>();
+    let texts = totals(manifests).0.texts as f64;
+    let texts_price = sum(|cost| cost.price.of_seconds(cost.gpu_seconds));
+    writeln!(
+        out,
+        "{:.4} {currency}, {:.4} per 1,000 texts: {:.1} GPU seconds of texts and {:.1} of the audit at {gpu_hour} {currency} \
+         an hour",
+        sum(Cost::total),
+        ratio(texts_price * 1e3, texts),
+        sum(|cost| cost.gpu_seconds),
+        sum(|cost| cost.audit_gpu_seconds),
+    )?;
     Ok(())
 }
 

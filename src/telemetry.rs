@@ -30,11 +30,18 @@ pub(crate) fn serve(config: &Config) -> Result<()> {
     laser_worker::telemetry::describe();
     describe();
     gauge!("laser_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+    if let Some(price) = &config.price {
+        gauge!("laser_gpu_hour_price", "currency" => price.currency.clone()).set(price.gpu_hour);
+    }
     Ok(())
 }
 
 fn describe() {
     describe_gauge!("laser_build_info", "1, with the version as label");
+    describe_gauge!(
+        "laser_gpu_hour_price",
+        "What an engine costs an hour: [price] gpu_hour"
+    );
     describe_gauge!(
         "laser_run_shards",
         "Shards of the run by state: open, committed or dead"
@@ -90,6 +97,11 @@ pub(crate) fn log(format: LogFormat) {
         .with_writer(std::io::stderr);
     match format {
         LogFormat::Text => builder.init(),
-        LogFormat::Json => builder.json().flatten_event(true).init(),
+        // One span is enough: a shard's names its run too.
+        LogFormat::Json => builder
+            .json()
+            .flatten_event(true)
+            .with_span_list(false)
+            .init(),
     }
 }

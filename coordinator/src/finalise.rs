@@ -13,7 +13,7 @@ use laser_schema::knowledge::{
     ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WRITER, check_part, encode_part, rows_digest,
 };
 use laser_schema::location::{Created, LocationError};
-use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
+use laser_schema::manifest::{Cost, ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_schema::table::{self, TableError};
 use laser_schema::{Digest, EntityId, Kind, Location};
 use serde::Deserialize;
@@ -282,6 +282,7 @@ impl Sums {
 
     fn manifest(self, plan: &Plan, kind: Kind) -> Manifest {
         let counts: KindCounts = plan.counts.get(&kind).copied().unwrap_or_default();
+        let price = plan.price.as_ref();
         Manifest {
             version: SCHEMA_VERSION,
             run: plan.run.clone(),
@@ -295,6 +296,7 @@ impl Sums {
             rows: self.rows,
             carried: self.carried,
             errors: self.errors.len() as u64,
+            cost: price.map(|price| Cost::of(price, &self.figures, &self.audit)),
             figures: self.figures,
             audit: self.audit,
             parts: self.parts,

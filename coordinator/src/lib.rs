@@ -1,4 +1,4 @@
-//! The coordinator: renders prompts, plans shards, keeps the ledger, publishes what was committed.
+//! The coordinator: renders prompts, plans shards, keeps the ledger, publishes what was committed, removes what is outdated.
 
 pub mod finalise;
 pub mod ledger;
@@ -6,3 +6,4 @@ pub mod local_queue;
 pub mod nats;
 pub mod plan;
 pub mod prompt;
+pub mod retention;

@@ -14,7 +14,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_schema::entity::{EntityError, IdType, Ids};
 use laser_schema::job::{
-    Action, KindCounts, PLAN_VERSION, Plan, ShardJob, ShardRow, Spec, run_folder, shard_schema,
+    Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec, run_folder,
+    shard_schema,
 };
 use laser_schema::knowledge::{KnowledgeRecord, record_schema};
 use laser_schema::location::LocationError;
@@ -52,6 +53,8 @@ pub struct PlanRequest<'a> {
     pub limit: Option<u64>,
     /// Where the pools are, and their digest.
     pub pools: (String, Digest),
+    /// What the engines' time costs.
+    pub price: Option<Price>,
     /// Makes the prompts.
     pub prompts: &'a PromptRenderer,
     /// The name of an entity's pool.
@@ -456,6 +459,7 @@ impl Planner<'_> {
             spec: self.request.spec.clone(),
             pools: self.request.pools.0.clone(),
             pool_digest: self.request.pools.1.clone(),
+            price: self.request.price.clone(),
             ids: self
                 .samples
                 .iter()

@@ -2,7 +2,8 @@
 //! draft from, and a router leads every entity, also a new one, to its pool (LASER 3.2).
 //!
 //! [`build_pools`] writes a folder of pools, [`OpenPools`] opens it, [`tune()`] finds the size of pools
-//! that is fastest, [`inspect()`] tells what is in them, [`replay()`] measures drafting without a model.
+//! that is fastest, [`inspect()`] tells what is in them, [`replay()`] measures drafting without a model,
+//! [`PoolRegistry`] knows the sets of an output and which is promoted.
 //! Everything but measured times is a function of the inputs and the seed.
 
 mod attribute_tree;
@@ -16,6 +17,7 @@ mod inspect;
 mod open;
 mod pool_set;
 mod progress;
+mod registry;
 mod replay;
 mod router;
 mod sample;
@@ -37,6 +39,7 @@ pub use pool_set::{
     POOL_SET_VERSION, PoolEntry, PoolSet, TextCounts,
 };
 pub use progress::{BuildProgress, Progress, Stage};
+pub use registry::{POOLS_FOLDER, PoolRegistry, Promotion, RegistryError};
 pub use replay::{ReplayReport, ReplayText, replay};
 pub use router::{Group, Reason, Route, Router};
 pub use texts::{PoolTokenizer, ReadError};

@@ -46,9 +46,12 @@ impl Digest {
         &self.0
     }
 
+    /// The length of [`Self::short`].
+    pub const SHORT: usize = 12;
+
     /// The first 12 characters: enough to tell apart everything one deployment will ever hold.
     pub fn short(&self) -> &str {
-        self.0.get(..12).unwrap_or(&self.0)
+        self.0.get(..Self::SHORT).unwrap_or(&self.0)
     }
 }
 

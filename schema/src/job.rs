@@ -15,6 +15,7 @@ use std::sync::Arc;
 
 use crate::digest::Digest;
 use crate::entity::{EntityId, IdType, Kind};
+use crate::layout::partition;
 
 /// The version of [`Plan`] and of the shard files.
 pub const PLAN_VERSION: u32 = 1;
@@ -175,10 +176,13 @@ pub struct Plan {
     pub date: Date,
     /// What texts are acceptable.
     pub spec: Spec,
-    /// Where the pools are.
+    /// Where the pools are: below the output's root, or a URL.
     pub pools: String,
     /// Digest of the pool set.
     pub pool_digest: Digest,
+    /// What the engines' time costs, if that was configured when the run was planned.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
     /// The type of each kind's ids.
     pub ids: BTreeMap<Kind, IdType>,
     /// What there is to do.
@@ -190,7 +194,7 @@ pub struct Plan {
 impl Plan {
     /// The folder of a kind's published output, relative to the output's root.
     pub fn partition(&self, kind: Kind) -> String {
-        format!("profiles/kind={kind}/dt={}/run={}", self.date, self.run)
+        partition(kind, self.date, &self.run)
     }
 
     /// The run's own folder, relative to the output's root.
@@ -202,6 +206,28 @@ impl Plan {
 /// The folder of a run's plan and shard inputs, relative to the output's root.
 pub fn run_folder(run: &str) -> String {
     format!("runs/{run}")
+}
+
+/// What the engines' time costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Price {
+    /// Of one engine (a GPU) for an hour.
+    pub gpu_hour: f64,
+    /// What `gpu_hour` counts.
+    #[serde(default = "Price::default_currency")]
+    pub currency: String,
+}
+
+impl Price {
+    fn default_currency() -> String {
+        "USD".to_owned()
+    }
+
+    /// What `seconds` of one engine cost.
+    pub fn of_seconds(&self, seconds: f64) -> f64 {
+        seconds / 3600.0 * self.gpu_hour
+    }
 }
 
 impl From<IdType> for DataType {

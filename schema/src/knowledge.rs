@@ -149,9 +149,24 @@ pub struct Figures {
     pub draft_seconds: f64,
     /// Seconds of the engine.
     pub engine_seconds: f64,
+    /// Tokens of the texts whose entity had an earlier text.
+    #[serde(default)]
+    pub compared: u64,
+    /// Tokens of those earlier texts.
+    #[serde(default)]
+    pub previous: u64,
 }
 
 impl Figures {
+    /// One record's figures. `previous` are the tokens of the entity's earlier text, 0 if it had none.
+    pub fn of(record: &KnowledgeRecord, previous: u64) -> Self {
+        let mut figures = Self::default();
+        figures.add_record(record);
+        figures.previous = previous;
+        figures.compared = if previous > 0 { figures.tokens } else { 0 };
+        figures
+    }
+
     /// Adds one record's figures.
     pub fn add_record(&mut self, record: &KnowledgeRecord) {
         self.add(&Self {
@@ -164,6 +179,7 @@ impl Figures {
             relaxed: record.relaxed_tokens.unsigned_abs(),
             draft_seconds: record.draft_seconds,
             engine_seconds: record.engine_seconds,
+            ..Self::default()
         });
     }
 
@@ -178,6 +194,8 @@ impl Figures {
         self.relaxed += other.relaxed;
         self.draft_seconds += other.draft_seconds;
         self.engine_seconds += other.engine_seconds;
+        self.compared += other.compared;
+        self.previous += other.previous;
     }
 
     /// Average accepted length: accepted draft tokens a forward (paper 4.1).
@@ -203,6 +221,11 @@ impl Figures {
     /// Mean tokens a text.
     pub fn text_length(&self) -> f64 {
         ratio(self.tokens as f64, self.texts as f64)
+    }
+
+    /// Length of the texts over that of the same entities' earlier texts; 0 where there were none.
+    pub fn length_drift(&self) -> f64 {
+        ratio(self.compared as f64, self.previous as f64)
     }
 
     /// Share of drafted tokens that were accepted.

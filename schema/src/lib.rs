@@ -8,6 +8,7 @@ pub mod digest;
 pub mod entity;
 pub mod job;
 pub mod knowledge;
+pub mod layout;
 pub mod location;
 pub mod manifest;
 pub mod model;

@@ -8,7 +8,7 @@ use std::path::{Component, Path as FsPath, PathBuf};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use futures::TryStreamExt;
+use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -38,7 +38,7 @@ pub enum LocationError {
     Store {
         /// The place.
         url: String,
-        /// What was tried: `read`, `write` or `list`.
+        /// What was tried: `read`, `write`, `list` or `remove`.
         action: &'static str,
         /// The store's error.
         source: object_store::Error,
@@ -124,6 +124,17 @@ impl Location {
             path,
             url,
             local: self.local,
+        }
+    }
+
+    /// The place that `text` names: a URL by itself, anything else below this one.
+    ///
+    /// # Errors
+    /// [`LocationError::Unsupported`].
+    pub fn resolve(&self, text: &str) -> Result<Self, LocationError> {
+        match text.contains("://") {
+            true => Self::parse(text),
+            false => Ok(self.join(text)),
         }
     }
 
@@ -280,6 +291,28 @@ impl Location {
         }
     }
 
+    /// Removes objects below this folder, in no particular order, with as few requests as the store allows; then, on a
+    /// local disk, the folders that are empty. What is gone already is no error.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub async fn remove_below(&self, names: Vec<String>) -> Result<(), LocationError> {
+        let paths: Vec<_> = names.iter().map(|name| Ok(self.join(name).path)).collect();
+        let mut removed = self
+            .store
+            .delete_stream(futures::stream::iter(paths).boxed());
+        while let Some(removed) = removed.next().await {
+            match removed {
+                Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(self.error("remove", error)),
+            }
+        }
+        if let Some(path) = self.local_path() {
+            remove_empty_folders(&path);
+        }
+        Ok(())
+    }
+
     /// A digest that changes whenever the object does: of its bytes, or of what a remote store says
     /// about its version, so that no table is fetched twice.
     ///
@@ -358,6 +391,16 @@ fn timestamp(meta: &ObjectMeta) -> Timestamp {
     Timestamp::from_microsecond(meta.last_modified.timestamp_micros()).unwrap_or_default()
 }
 
+/// Removes a folder and those in it, as far as they are empty: object stores have none.
+fn remove_empty_folders(path: &FsPath) {
+    for entry in std::fs::read_dir(path).into_iter().flatten().flatten() {
+        if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+            remove_empty_folders(&entry.path());
+        }
+    }
+    let _ = std::fs::remove_dir(path);
+}
+
 /// The absolute path without `.` and `..`, by its text alone: what is there may not exist yet.
 fn normalise(path: &FsPath) -> std::io::Result<PathBuf> {
     let mut normal = PathBuf::new();
@@ -402,6 +445,20 @@ mod tests {
             Created::Exists
         );
         assert_eq!(object.read().await.unwrap(), "first");
+    }
+
+    #[tokio::test]
+    async fn only_named_objects_and_empty_folders_are_removed() {
+        let (dir, root) = temporary();
+        for name in ["a/x", "a/sub/y", "b/z", "b/foreign"] {
+            root.join(name).write(Bytes::from("1")).await.unwrap();
+        }
+        for (folder, names) in [("a", ["x", "sub/y", "gone"]), ("b", ["z", "gone", "gone"])] {
+            let names = names.map(str::to_owned).to_vec();
+            root.join(folder).remove_below(names).await.unwrap();
+        }
+        assert!(!dir.path().join("a").exists());
+        assert_eq!(root.list().await.unwrap()[0].name, "b/foreign");
     }
 
     #[tokio::test]

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::entity::{EntityId, Kind};
-use crate::job::{AuditReport, Spec};
-use crate::knowledge::{ErrorRecord, Figures, decode_part};
+use crate::job::{AuditReport, Price, Spec};
+use crate::knowledge::{ErrorRecord, Figures, decode_part, ratio};
 use crate::location::{Location, LocationError};
 
 /// The manifest's file name; readers of data sets ignore names that start with `_`.
@@ -34,6 +34,57 @@ pub struct PartEntry {
     pub bytes: u64,
     /// Digest of its bytes.
     pub digest: Digest,
+}
+
+/// What the texts of a folder cost: time of engines that had a shard in hand, not of idle ones.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// What the engines' time costs.
+    pub price: Price,
+    /// Seconds of all engines that went into the texts.
+    pub gpu_seconds: f64,
+    /// Seconds of all engines that went into the audit.
+    pub audit_gpu_seconds: f64,
+    /// Price of 1,000 generated texts.
+    pub per_1000_texts: f64,
+    /// The same, by pool.
+    pub per_1000_texts_by_pool: BTreeMap<String, f64>,
+}
+
+impl Cost {
+    /// The cost of what figures and audits of all pools tell.
+    pub fn of(
+        price: &Price,
+        figures: &BTreeMap<String, Figures>,
+        audits: &BTreeMap<String, AuditReport>,
+    ) -> Self {
+        let mut all = Figures::default();
+        figures.values().for_each(|f| all.add(f));
+        let by_pool = figures
+            .iter()
+            .map(|(pool, f)| (pool.clone(), per_1000(price, f)));
+        Self {
+            price: price.clone(),
+            gpu_seconds: all.engine_seconds,
+            audit_gpu_seconds: audits.values().map(|a| a.plain_seconds + a.seconds).sum(),
+            per_1000_texts: per_1000(price, &all),
+            per_1000_texts_by_pool: by_pool.collect(),
+        }
+    }
+
+    /// The night's whole price, the audit included.
+    pub fn total(&self) -> f64 {
+        self.price
+            .of_seconds(self.gpu_seconds + self.audit_gpu_seconds)
+    }
+}
+
+/// The price of 1,000 texts such as those of the figures.
+fn per_1000(price: &Price, figures: &Figures) -> f64 {
+    ratio(
+        price.of_seconds(figures.engine_seconds) * 1e3,
+        figures.texts as f64,
+    )
 }
 
 /// What a folder of knowledge holds and how it came to be.
@@ -67,6 +118,9 @@ pub struct Manifest {
     pub figures: BTreeMap<String, Figures>,
     /// Plain decoding against speculation on the audit sample, by pool.
     pub audit: BTreeMap<String, AuditReport>,
+    /// What it cost, where the plan has a price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
     /// The parts, by name.
     pub parts: Vec<PartEntry>,
 }

@@ -9,15 +9,19 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::entity::{EntityId, IdType, Kind};
 use crate::knowledge::{KnowledgeRecord, PART_KEY, PartInfo};
+use crate::layout::{nights, partition, runs_of_night};
 use crate::location::{Location, LocationError};
 use crate::manifest::{MANIFEST, Manifest, SUCCESS};
 use crate::table::{TableError, TableReader};
+
+/// As the path of a [`PreviousSource`]: what the run's own output held when the run was begun ([`latest`]).
+pub const LATEST: &str = "latest";
 
 /// One source of previous knowledge.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PreviousSource {
-    /// The root of an earlier output of Laser (its newest complete night is taken), one published
+    /// [`LATEST`], the root of an earlier output of Laser (its newest complete night is taken), one published
     /// folder of it, or a `.parquet` or `.jsonl` file with the columns `id` (or `entity_id`) and `text`.
     pub path: String,
     /// The kind of a foreign file's texts; Laser's own output knows it.
@@ -26,6 +30,49 @@ pub struct PreviousSource {
     /// The type to read a foreign file's ids as; as stored if not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub id_type: Option<IdType>,
+}
+
+impl PreviousSource {
+    /// Whether it stands for the output's own newest night.
+    pub fn is_latest(&self) -> bool {
+        self.path == LATEST
+    }
+}
+
+/// The newest complete night of each kind before `before`, as folders below `output`; none on a first night.
+///
+/// # Errors
+/// The store's.
+pub async fn latest(output: &Location, before: Date) -> Result<Vec<String>, PreviousError> {
+    let mut folders = Vec::new();
+    for kind in Kind::ALL {
+        folders.extend(newest_night(output, kind, before).await?);
+    }
+    Ok(folders)
+}
+
+/// `sources`, with each that [is latest](PreviousSource::is_latest) replaced by those of `folders` that are of its kind.
+pub fn resolve_latest(
+    sources: &[PreviousSource],
+    output: &Location,
+    folders: &[String],
+) -> Vec<PreviousSource> {
+    let mut resolved = Vec::new();
+    for source in sources {
+        if !source.is_latest() {
+            resolved.push(source.clone());
+            continue;
+        }
+        let of_kind = |folder: &&String| {
+            let is = |kind: Kind| folder.starts_with(&format!("profiles/kind={kind}/"));
+            source.kind.is_none_or(is)
+        };
+        resolved.extend(folders.iter().filter(of_kind).map(|folder| PreviousSource {
+            path: output.join(folder).url().to_owned(),
+            ..source.clone()
+        }));
+    }
+    resolved
 }
 
 /// One earlier text.
@@ -52,7 +99,7 @@ pub enum PreviousError {
     Table(#[from] TableError),
     /// There is no complete night.
     #[error(
-        "{path}: no complete earlier output (no _SUCCESS below profiles/): give a .jsonl or .parquet of texts, or leave [[previous]] out for a first night"
+        "{path}: no complete earlier output (no _SUCCESS below profiles/): give a .jsonl or .parquet of texts, path = \"latest\" for the run's own output (which a first night does without), or no [[previous]]"
     )]
     Nothing {
         /// The source.
@@ -101,7 +148,8 @@ pub async fn manifests(
     Ok(manifests)
 }
 
-/// A digest that changes whenever what the sources hold changes.
+/// A digest that changes whenever what the sources hold changes; what [`LATEST`] stands for is left out, since it is
+/// pinned when a run is begun.
 ///
 /// # Errors
 /// As [`PreviousReader::open`].
@@ -110,13 +158,14 @@ pub async fn fingerprint(
     before: Date,
 ) -> Result<Digest, PreviousError> {
     let mut digests = vec![Digest::of_json(&sources)];
-    for source in sources {
+    let sources: Vec<_> = sources.iter().filter(|s| !s.is_latest()).cloned().collect();
+    for source in &sources {
         let location = Location::parse(&source.path)?;
         if is_file(&location) {
             digests.push(location.fingerprint().await?);
         }
     }
-    for folder in published(sources, before).await? {
+    for folder in published(&sources, before).await? {
         digests.push(folder.join(MANIFEST).fingerprint().await?);
     }
     Ok(Digest::of_json(&digests))
@@ -157,12 +206,8 @@ async fn find_folders(
         .into_iter()
         .filter(|k| source.kind.is_none_or(|s| s == *k))
     {
-        let root = location.join(&format!("profiles/kind={kind}"));
-        folders.extend(
-            newest_night(&root, before)
-                .await?
-                .map(|folder| root.join(&folder)),
-        );
+        let newest = newest_night(location, kind, before).await?;
+        folders.extend(newest.map(|folder| location.join(&folder)));
     }
     if folders.is_empty() {
         return Err(PreviousError::Nothing {
@@ -275,23 +320,37 @@ fn check_kind(source: &PreviousSource, found: Kind) -> Result<(), PreviousError>
     }
 }
 
-/// The newest `dt=…/run=…` before a night that has a `_SUCCESS`; of two runs of one night the one that
-/// finished later counts.
-async fn newest_night(root: &Location, before: Date) -> Result<Option<String>, PreviousError> {
-    let mut best: Option<((Date, Timestamp), String)> = None;
-    for listed in root.list().await? {
-        let Some(folder) = listed.name.strip_suffix(&format!("/{SUCCESS}")) else {
-            continue;
-        };
-        let Some(manifest) = Manifest::read(&root.join(folder)).await? else {
-            continue;
-        };
-        let night = (manifest.date, manifest.created);
-        if manifest.date < before && best.as_ref().is_none_or(|(best, _)| night > *best) {
-            best = Some((night, folder.to_owned()));
+/// The newest night of a kind before a date that has a `_SUCCESS`, as a folder below `output`; of two runs of one night
+/// the one that finished later counts.
+async fn newest_night(
+    output: &Location,
+    kind: Kind,
+    before: Date,
+) -> Result<Option<String>, PreviousError> {
+    let nights = nights(output, kind).await?;
+    for date in nights.into_iter().filter(|date| *date < before) {
+        let mut best: Option<(Timestamp, String)> = None;
+        for run in runs_of_night(output, kind, date).await? {
+            let name = partition(kind, date, &run);
+            let folder = output.join(&name);
+            if !folder.join(SUCCESS).exists().await? {
+                continue;
+            }
+            let Some(manifest) = Manifest::read(&folder).await? else {
+                continue;
+            };
+            if best
+                .as_ref()
+                .is_none_or(|(best, _)| manifest.created > *best)
+            {
+                best = Some((manifest.created, name));
+            }
+        }
+        if let Some((_, folder)) = best {
+            return Ok(Some(folder));
         }
     }
-    Ok(best.map(|(_, folder)| folder))
+    Ok(None)
 }
 
 async fn published_parts(

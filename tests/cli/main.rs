@@ -4,6 +4,7 @@
 
 mod architecture;
 mod bad_input;
+mod cycle;
 mod distributed;
 mod faults;
 mod night;

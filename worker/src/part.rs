@@ -42,6 +42,8 @@ pub(crate) enum Output {
         rows: Vec<KnowledgeRecord>,
         errors: Vec<ErrorRecord>,
         carried: u64,
+        /// Of the generated rows, by pool.
+        figures: BTreeMap<String, Figures>,
     },
     Audit(AuditReport),
     /// It was written by an earlier attempt.
@@ -128,14 +130,9 @@ pub(crate) fn encode(
     lease: &Lease,
     attempt: &str,
     (rows, errors, carried): (&[KnowledgeRecord], Vec<ErrorRecord>, u64),
+    figures: BTreeMap<String, Figures>,
 ) -> Result<Bytes, TableError> {
     let job = &lease.job;
-    let mut figures: BTreeMap<String, Figures> = BTreeMap::new();
-    if carried == 0 {
-        for row in rows {
-            figures.entry(row.pool.clone()).or_default().add_record(row);
-        }
-    }
     let info = PartInfo {
         version: SCHEMA_VERSION,
         run: plan.run.clone(),

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use laser_schema::Kind;
-use laser_schema::knowledge::{Figures, KnowledgeRecord};
+use laser_schema::knowledge::Figures;
 
 use crate::telemetry;
 
@@ -32,10 +32,10 @@ impl Progress {
         *self.lock()
     }
 
-    pub(crate) fn text(&self, kind: Kind, record: &KnowledgeRecord) {
-        telemetry::text(kind, record);
-        telemetry::seconds(kind, record);
-        self.lock().figures.add_record(record);
+    pub(crate) fn text(&self, kind: Kind, pool: &str, figures: &Figures) {
+        telemetry::text(kind, pool, figures);
+        telemetry::seconds(kind, pool, figures);
+        self.lock().figures.add(figures);
     }
 
     pub(crate) fn update(&self, change: impl FnOnce(&mut Snapshot)) {

@@ -15,15 +15,16 @@ use std::time::Instant;
 use bytes::Bytes;
 use laser_decode::Pool;
 use laser_schema::job::{Lease, Plan, Queue, QueueError, ShardJob, ShardRow};
-use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord};
+use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord};
 use laser_schema::location::{Created, LocationError};
 use laser_schema::table::TableError;
 use laser_schema::{Digest, Location};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, Span, error_span};
 
 use crate::audit::audit;
-use crate::generate::{Finished, Request, TextGenerator};
+use crate::generate::{Finished, Request, StopReason, TextGenerator};
 use crate::part::{self, Output, Work};
 use crate::progress::Progress;
 use crate::telemetry;
@@ -54,6 +55,18 @@ pub enum WorkerError {
         "the worker's {0} ended unexpectedly; its shards are given to others when their leases end"
     )]
     Lost(&'static str),
+}
+
+impl RunContext {
+    /// What the log says of everything that is done for a shard. Spans are errors, so that no level is without them.
+    fn span(&self, job: &ShardJob) -> Span {
+        error_span!(
+            "shard",
+            run = self.plan.run,
+            shard = job.shard,
+            pool = job.pool
+        )
+    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -102,12 +115,13 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
     let engine = {
         let (context, done_tx, stop) = (context.clone(), done_tx.clone(), stop.clone());
         tokio::task::spawn_blocking(move || {
+            let _entered = error_span!("run", run = context.plan.run).entered();
             let mut engine = EngineLoop::new(context, generator, stop);
             engine.run(load_rx, &done_tx);
             engine.generator
         })
     };
-    let beat = tokio::spawn(heartbeats(queue.clone(), held.clone()));
+    let beat = tokio::spawn(heartbeats(queue.clone(), context.clone(), held.clone()));
     let committer = commit_all(queue.as_ref(), &context, &held, done_rx);
     let intake = intake(
         queue.as_ref(),
@@ -153,18 +167,19 @@ impl Held {
 }
 
 /// Three beats a lease, so that one may be lost.
-async fn heartbeats<Q: Queue>(queue: Arc<Q>, held: Arc<Held>) {
+async fn heartbeats<Q: Queue>(queue: Arc<Q>, context: Arc<RunContext>, held: Arc<Held>) {
     let mut interval = tokio::time::interval(queue.lease_duration() / 3);
     loop {
         interval.tick().await;
         for lease in held.all() {
-            match queue.heartbeat(&lease).await {
-                Ok(true) => {}
-                Ok(false) => {
-                    tracing::warn!(shard = lease.job.shard, "lease lost, finishing anyway")
+            let beat = async {
+                match queue.heartbeat(&lease).await {
+                    Ok(true) => {}
+                    Ok(false) => tracing::warn!("lease lost, finishing anyway"),
+                    Err(error) => tracing::warn!(%error, "heartbeat failed"),
                 }
-                Err(error) => tracing::warn!(shard = lease.job.shard, %error, "heartbeat failed"),
-            }
+            };
+            beat.instrument(context.span(&lease.job)).await;
         }
     }
 }
@@ -189,38 +204,44 @@ async fn intake<Q: Queue>(
             lease = queue.lease() => lease?,
         };
         let Some(lease) = lease else { return Ok(()) };
-        if !held.add(&lease) {
-            tracing::warn!(shard = lease.job.shard, "leased again while in hand");
-            continue;
-        }
-        let (shard, attempt) = (lease.job.shard, lease.attempt);
-        tracing::debug!(shard, attempt, pool = lease.job.pool, "leased");
-        telemetry::leased(attempt);
-        match read_input(context, &lease.job).await {
-            Ok(None) => {
-                let output = Output::Exists;
-                send(&done, Done { lease, output }).await?;
-            }
-            Ok(Some(Work::Carry(rows))) => {
-                let carried = rows.len() as u64;
-                let rows = rows
-                    .into_iter()
-                    .map(|r| part::carry(&context.plan, r))
-                    .collect();
-                let output = Output::Part {
-                    rows,
-                    errors: Vec::new(),
-                    carried,
-                };
-                send(&done, Done { lease, output }).await?;
-            }
-            Ok(Some(work)) => room.send(Loaded { lease, work }),
-            Err(error) => {
-                let output = Output::Failed(error.to_string());
-                send(&done, Done { lease, output }).await?;
-            }
-        }
+        let span = context.span(&lease.job);
+        take(context, held, lease, (room, &done))
+            .instrument(span)
+            .await?;
     }
+}
+
+/// Loads a leased shard and passes it on.
+async fn take(
+    context: &RunContext,
+    held: &Held,
+    lease: Lease,
+    (room, done): (mpsc::Permit<'_, Loaded>, &mpsc::Sender<Done>),
+) -> Result<(), WorkerError> {
+    if !held.add(&lease) {
+        tracing::warn!("leased again while in hand");
+        return Ok(());
+    }
+    tracing::debug!(attempt = lease.attempt, "leased");
+    telemetry::leased(lease.attempt);
+    let output = match read_input(context, &lease.job).await {
+        Ok(None) => Output::Exists,
+        Ok(Some(Work::Carry(rows))) => Output::Part {
+            carried: rows.len() as u64,
+            rows: rows
+                .into_iter()
+                .map(|r| part::carry(&context.plan, r))
+                .collect(),
+            errors: Vec::new(),
+            figures: BTreeMap::new(),
+        },
+        Ok(Some(work)) => {
+            room.send(Loaded { lease, work });
+            return Ok(());
+        }
+        Err(error) => Output::Failed(error.to_string()),
+    };
+    send(done, Done { lease, output }).await
 }
 
 async fn send(done: &mpsc::Sender<Done>, message: Done) -> Result<(), WorkerError> {
@@ -250,30 +271,40 @@ async fn commit_all<Q: Queue>(
     held: &Held,
     mut done: mpsc::Receiver<Done>,
 ) -> Result<(), WorkerError> {
-    while let Some(Done { lease, output }) = done.recv().await {
-        let shard = lease.job.shard;
-        if matches!(output, Output::Released) {
-            held.remove(&lease);
-            queue.released(&lease).await?;
-            continue;
-        }
-        let created = commit(context, &lease, output).await;
-        // Before the queue is told, which may hand out the shard again at once.
+    while let Some(done) = done.recv().await {
+        let span = context.span(&done.lease.job);
+        settle(queue, context, held, done).instrument(span).await?;
+    }
+    Ok(())
+}
+
+/// Commits a shard and tells the queue, or tells it why not.
+async fn settle<Q: Queue>(
+    queue: &Q,
+    context: &RunContext,
+    held: &Held,
+    Done { lease, output }: Done,
+) -> Result<(), WorkerError> {
+    if matches!(output, Output::Released) {
         held.remove(&lease);
-        match created {
-            Ok(created) => {
-                context.progress.update(|s| s.shards += 1);
-                telemetry::commit(created);
-                tracing::debug!(shard, pool = lease.job.pool, ?created, "committed");
-                queue.committed(&lease).await?;
-                tracing::debug!(shard, "acknowledged");
-            }
-            Err(reason) => {
-                context.progress.update(|s| s.failed_attempts += 1);
-                telemetry::failed_attempt();
-                tracing::warn!(shard, attempt = lease.attempt, reason, "attempt failed");
-                queue.failed(&lease, &reason).await?;
-            }
+        return Ok(queue.released(&lease).await?);
+    }
+    let created = commit(context, &lease, output).await;
+    // Before the queue is told, which may hand out the shard again at once.
+    held.remove(&lease);
+    match created {
+        Ok(created) => {
+            context.progress.update(|s| s.shards += 1);
+            telemetry::commit(created);
+            tracing::debug!(?created, "committed");
+            queue.committed(&lease).await?;
+            tracing::debug!("acknowledged");
+        }
+        Err(reason) => {
+            context.progress.update(|s| s.failed_attempts += 1);
+            telemetry::failed_attempt();
+            tracing::warn!(attempt = lease.attempt, reason, "attempt failed");
+            queue.failed(&lease, &reason).await?;
         }
     }
     Ok(())
@@ -296,14 +327,16 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<C
             rows,
             errors,
             carried,
+            figures,
         } => {
             let failed = errors.len() as u64;
-            let bytes = part::encode(&context.plan, lease, &attempt, (&rows, errors, carried))
+            let rows = (rows.as_slice(), errors, carried);
+            let bytes = part::encode(&context.plan, lease, &attempt, rows, figures)
                 .map_err(|e| e.to_string())?;
             (bytes, failed, carried)
         }
     };
-    tracing::debug!(shard = lease.job.shard, bytes = bytes.len(), "writing");
+    tracing::debug!(bytes = bytes.len(), "writing");
     let created = match target.create(bytes).await {
         Ok(created) => created,
         // A store may have written the object and lost the answer; whoever wrote it, the shard is committed then.
@@ -328,6 +361,9 @@ struct OpenShard {
     rows: Vec<ShardRow>,
     results: Vec<Option<Result<KnowledgeRecord, ErrorRecord>>>,
     left: usize,
+    /// Tokens of each row's earlier text.
+    previous: Vec<u64>,
+    figures: BTreeMap<String, Figures>,
 }
 
 /// The engine thread: owns the generator and the shards that are open.
@@ -396,17 +432,22 @@ impl<G: TextGenerator> EngineLoop<G> {
 
     fn open_shard(&mut self, lease: Lease, rows: Vec<ShardRow>, done: &mpsc::Sender<Done>) {
         let shard = lease.job.shard;
-        let results = vec![None; rows.len()];
+        let _entered = self.context.span(&lease.job).entered();
         let mut open = OpenShard {
             lease,
             left: rows.len(),
+            results: vec![None; rows.len()],
+            previous: vec![0; rows.len()],
+            figures: BTreeMap::new(),
             rows,
-            results,
         };
         let shared = self.share_prefix(&open.rows);
         for index in 0..open.rows.len() {
             match self.request(&open.rows[index], (u64::from(shard) << 32) | index as u64) {
-                Ok(request) => self.generator.submit(request),
+                Ok(request) => {
+                    open.previous[index] = request.previous.len() as u64;
+                    self.generator.submit(request);
+                }
                 Err((stage, reason)) => open.fail(index, stage, &reason),
             }
         }
@@ -470,7 +511,11 @@ impl<G: TextGenerator> EngineLoop<G> {
                 let row = &open.rows[index];
                 let pool = self.context.pools.get(&row.pool);
                 let record = part::record(&self.context.plan, row, pool, &text);
-                self.context.progress.text(open.lease.job.kind, &record);
+                let figures = Figures::of(&record, open.previous_tokens(index, text.stop));
+                let progress = &self.context.progress;
+                progress.text(open.lease.job.kind, &record.pool, &figures);
+                let of_pool = open.figures.entry(record.pool.clone()).or_default();
+                of_pool.add(&figures);
                 open.results[index] = Some(Ok(record));
                 open.left -= 1;
             }
@@ -500,6 +545,7 @@ impl<G: TextGenerator> EngineLoop<G> {
                 rows,
                 errors,
                 carried: 0,
+                figures: open.figures,
             },
         );
     }
@@ -549,6 +595,15 @@ fn finish_shard(done: &mpsc::Sender<Done>, lease: Lease, output: Output) {
 }
 
 impl OpenShard {
+    /// Tokens of a row's earlier text, 0 if it has none. Its end-of-text token is no part of it, and counts where
+    /// tonight's does.
+    fn previous_tokens(&self, index: usize, stop: StopReason) -> u64 {
+        match self.previous[index] {
+            0 => 0,
+            tokens => tokens + u64::from(stop == StopReason::End),
+        }
+    }
+
     fn fail(&mut self, index: usize, stage: &str, reason: &str) {
         let error = ErrorRecord {
             entity_id: self.rows[index].entity_id.clone(),

@@ -1,7 +1,7 @@
 //! What a worker tells whoever scrapes it. Without a recorder, as in tests, every call does nothing.
 
 use laser_schema::Kind;
-use laser_schema::knowledge::KnowledgeRecord;
+use laser_schema::knowledge::Figures;
 use laser_schema::location::Created;
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 
@@ -23,6 +23,14 @@ pub fn describe() {
         (
             "laser_relaxed_tokens_total",
             "Accepted tokens that are not the argmax",
+        ),
+        (
+            "laser_compared_tokens_total",
+            "Tokens of texts whose entity had an earlier text",
+        ),
+        (
+            "laser_previous_tokens_total",
+            "Tokens of those earlier texts",
         ),
         ("laser_carried_rows_total", "Rows carried forward"),
         ("laser_error_rows_total", "Rows that became error records"),
@@ -61,27 +69,28 @@ pub fn describe() {
     }
 }
 
-pub(crate) fn text(kind: Kind, record: &KnowledgeRecord) {
-    let add = |name: &'static str, value: i64| {
-        counter!(name, "kind" => kind.as_str(), "pool" => record.pool.clone())
-            .increment(value.unsigned_abs());
+pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures) {
+    let add = |name: &'static str, value: u64| {
+        counter!(name, "kind" => kind.as_str(), "pool" => pool.to_owned()).increment(value);
     };
-    add("laser_texts_total", 1);
-    add("laser_tokens_total", record.text_tokens);
-    add("laser_prompt_tokens_total", record.prompt_tokens);
-    add("laser_forwards_total", record.forwards);
-    add("laser_drafted_tokens_total", record.drafted_tokens);
-    add("laser_accepted_tokens_total", record.accepted_tokens);
-    add("laser_relaxed_tokens_total", record.relaxed_tokens);
+    add("laser_texts_total", figures.texts);
+    add("laser_tokens_total", figures.tokens);
+    add("laser_prompt_tokens_total", figures.prompt_tokens);
+    add("laser_forwards_total", figures.forwards);
+    add("laser_drafted_tokens_total", figures.drafted);
+    add("laser_accepted_tokens_total", figures.accepted);
+    add("laser_relaxed_tokens_total", figures.relaxed);
+    add("laser_compared_tokens_total", figures.compared);
+    add("laser_previous_tokens_total", figures.previous);
 }
 
 /// Counters are whole numbers; seconds are summed in gauges that only rise.
-pub(crate) fn seconds(kind: Kind, record: &KnowledgeRecord) {
+pub(crate) fn seconds(kind: Kind, pool: &str, figures: &Figures) {
     let add = |name: &'static str, value: f64| {
-        gauge!(name, "kind" => kind.as_str(), "pool" => record.pool.clone()).increment(value);
+        gauge!(name, "kind" => kind.as_str(), "pool" => pool.to_owned()).increment(value);
     };
-    add("laser_draft_seconds_total", record.draft_seconds);
-    add("laser_engine_seconds_total", record.engine_seconds);
+    add("laser_draft_seconds_total", figures.draft_seconds);
+    add("laser_engine_seconds_total", figures.engine_seconds);
 }
 
 pub(crate) fn rows(carried: u64, errors: u64) {

@@ -8,4 +8,5 @@ mod nats_server;
 mod plan;
 mod publish;
 mod queue_conformance;
+mod retention;
 mod support;

@@ -52,6 +52,7 @@ impl Harness for Local {
             spec: spec(),
             pools: "pools".into(),
             pool_digest: Digest::of(b"pools"),
+            price: None,
             ids: [].into(),
             counts: [].into(),
             shards: jobs(shards),

@@ -156,6 +156,7 @@ impl Night {
             seed: self.seed,
             limit: self.limit,
             pools: ("pools".into(), Digest::of(b"pools")),
+            price: None,
             prompts: &PromptRenderer::new(&config, model()).unwrap(),
             route: &route,
         };

@@ -2,6 +2,7 @@
 
 mod build;
 mod open;
+mod registry;
 mod shared;
 mod tune;
 

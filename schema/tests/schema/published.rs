@@ -99,6 +99,7 @@ impl Folder {
             errors: 1,
             figures: [].into(),
             audit: [].into(),
+            cost: None,
             parts: Vec::new(),
         };
         for (rows, shard) in parts.iter().zip(0..) {

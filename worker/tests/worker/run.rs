@@ -96,6 +96,7 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         seed: 1,
         limit: None,
         pools: ("pools".into(), Digest::of(b"pools")),
+        price: None,
         prompts: &PromptRenderer::new(&config, model()).unwrap(),
         route: &|_| "user-all".to_owned(),
     };

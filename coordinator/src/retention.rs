@@ -1,0 +1,276 @@
+//! Retention: what of an output is older than the nights that are kept, and its removal.
+//!
+//! Everything of a run bears its name, which begins with its date: the published folders, `runs/RUN` and `pools/RUN`.
+//! Older than the kept nights is what is dated before the oldest of them. Never removed are
+//!
+//! - the two newest complete nights of each kind: the second is what a run of the first was or is being made from;
+//! - runs that are under way, and what they were begun with;
+//! - pool sets that the caller keeps (the promoted one and the one that a rollback goes to);
+//! - files that are not named as Laser names them, and folders without a dated name.
+//!
+//! Removal may be killed anywhere and repeated: a run's plan goes first, so that nobody takes it up again, then
+//! `_SUCCESS`, so that no reader takes half a night for a whole one, then the rest. Surveying lists folders of nights
+//! and runs; parts are listed only where they are removed.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::civil::Date;
+use jiff::{SignedDuration, Timestamp};
+use laser_schema::job::run_folder;
+use laser_schema::layout::{PINS, Pins, PinsError, name_date, nights, partition, runs_of_night};
+use laser_schema::location::LocationError;
+use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
+use laser_schema::{Kind, Location};
+
+use crate::plan::PLAN;
+
+/// A run that is not published is taken for one that is under way if it wrote something within these hours: nights
+/// that are two days old are not taken up again.
+const UNDER_WAY_HOURS: i64 = 48;
+
+/// Complete nights of each kind that stay whatever is configured.
+const NIGHTS_MIN: usize = 2;
+
+/// The folder of pool sets.
+const POOLS: &str = "pools";
+
+/// Why nothing could be removed.
+#[derive(Debug, thiserror::Error)]
+pub enum RetentionError {
+    /// The store.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// A run that is under way.
+    #[error(transparent)]
+    Pins(#[from] PinsError),
+}
+
+/// What is to stay.
+#[derive(Debug, Clone)]
+pub struct Keep {
+    /// The newest nights with complete output of any kind; [`NIGHTS_MIN`] at least.
+    pub nights: usize,
+    /// Pool sets by place below the output's root.
+    pub pools: BTreeSet<String>,
+    /// The time now, to tell which runs are under way.
+    pub now: Timestamp,
+}
+
+/// A run of which something is to be removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outdated {
+    /// Its name.
+    pub run: String,
+    /// The folders to remove, below the output's root.
+    pub folders: Vec<String>,
+}
+
+/// A run's folder of one kind.
+struct Partition {
+    kind: Kind,
+    date: Date,
+    folder: String,
+    complete: bool,
+}
+
+/// All that an output holds of dated names.
+struct Survey<'a> {
+    output: &'a Location,
+    partitions: BTreeMap<String, Vec<Partition>>,
+    runs: BTreeSet<String>,
+    pools: BTreeSet<String>,
+}
+
+/// The runs of which something is outdated, oldest first; none while there are fewer complete nights than are kept.
+///
+/// # Errors
+/// The store's.
+pub async fn outdated(output: &Location, keep: &Keep) -> Result<Vec<Outdated>, RetentionError> {
+    let survey = Survey::of(output).await?;
+    let Some(oldest) = survey.oldest_kept(keep.nights.max(NIGHTS_MIN)) else {
+        return Ok(Vec::new());
+    };
+    let (mut runs, mut pools) = (survey.newest_of_each_kind(), keep.pools.clone());
+    survey
+        .protect_under_way(keep.now, &mut runs, &mut pools)
+        .await?;
+    let names = survey
+        .partitions
+        .keys()
+        .chain(&survey.runs)
+        .chain(&survey.pools);
+    let names: BTreeSet<&String> = names
+        .filter(|run| name_date(run).is_some_and(|date| date < oldest) && !runs.contains(*run))
+        .collect();
+    let outdated = names.into_iter().map(|run| Outdated {
+        run: run.clone(),
+        folders: survey.folders(run, &pools),
+    });
+    Ok(outdated.filter(|o| !o.folders.is_empty()).collect())
+}
+
+impl<'a> Survey<'a> {
+    async fn of(output: &'a Location) -> Result<Self, LocationError> {
+        let dated = |names: Vec<String>| names.into_iter().filter(|n| name_date(n).is_some());
+        let runs = dated(output.join("runs").folders().await?).collect();
+        let pools = dated(output.join(POOLS).folders().await?).collect();
+        let mut partitions: BTreeMap<String, Vec<Partition>> = BTreeMap::new();
+        for kind in Kind::ALL {
+            for date in nights(output, kind).await? {
+                for run in dated(runs_of_night(output, kind, date).await?) {
+                    let folder = partition(kind, date, &run);
+                    let complete = output.join(&folder).join(SUCCESS).exists().await?;
+                    let found = Partition {
+                        kind,
+                        date,
+                        folder,
+                        complete,
+                    };
+                    partitions.entry(run).or_default().push(found);
+                }
+            }
+        }
+        Ok(Self {
+            output,
+            partitions,
+            runs,
+            pools,
+        })
+    }
+
+    fn complete(&self) -> impl Iterator<Item = (&String, &Partition)> {
+        let all = self.partitions.iter();
+        all.flat_map(|(run, parts)| parts.iter().map(move |part| (run, part)))
+            .filter(|(_, part)| part.complete)
+    }
+
+    /// The date of the oldest night that is kept.
+    fn oldest_kept(&self, nights: usize) -> Option<Date> {
+        let dates: BTreeSet<Date> = self.complete().map(|(_, part)| part.date).collect();
+        dates.into_iter().rev().nth(nights - 1)
+    }
+
+    /// The runs of the newest complete nights of each kind.
+    fn newest_of_each_kind(&self) -> BTreeSet<String> {
+        let mut runs = BTreeSet::new();
+        for kind in Kind::ALL {
+            let of_kind = || self.complete().filter(move |(_, part)| part.kind == kind);
+            let dates: BTreeSet<Date> = of_kind().map(|(_, part)| part.date).collect();
+            let newest: Vec<Date> = dates.into_iter().rev().take(NIGHTS_MIN).collect();
+            let kept = of_kind().filter(|(_, part)| newest.contains(&part.date));
+            runs.extend(kept.map(|(run, _)| run.clone()));
+        }
+        runs
+    }
+
+    /// Adds the runs that are under way to `runs`, with those whose output they were begun with, and their pools to
+    /// `pools`.
+    async fn protect_under_way(
+        &self,
+        now: Timestamp,
+        runs: &mut BTreeSet<String>,
+        pools: &mut BTreeSet<String>,
+    ) -> Result<(), RetentionError> {
+        for run in &self.runs {
+            let folders = self.partitions.get(run).map_or(&[][..], Vec::as_slice);
+            if !folders.is_empty() && folders.iter().all(|part| part.complete) {
+                continue;
+            }
+            let Some(pins) = Pins::read(self.output, run).await? else {
+                continue;
+            };
+            if self.newest_object(run, folders).await?
+                < now - SignedDuration::from_hours(UNDER_WAY_HOURS)
+            {
+                continue;
+            }
+            runs.insert(run.clone());
+            let previous = pins
+                .previous
+                .iter()
+                .filter_map(|folder| folder.rsplit_once("/run="));
+            runs.extend(previous.map(|(_, run)| run.to_owned()));
+            pools.insert(pins.pools);
+        }
+        Ok(())
+    }
+
+    /// When a run last wrote something, by the store's clock.
+    async fn newest_object(
+        &self,
+        run: &str,
+        folders: &[Partition],
+    ) -> Result<Timestamp, LocationError> {
+        let mut newest = Timestamp::UNIX_EPOCH;
+        let folders = folders.iter().map(|part| part.folder.clone());
+        for folder in folders.chain([run_folder(run)]) {
+            let listed = self.output.join(&folder).list().await?;
+            newest = listed
+                .iter()
+                .map(|l| l.modified)
+                .fold(newest, Timestamp::max);
+        }
+        Ok(newest)
+    }
+
+    /// All folders of a run but the pool sets that are kept.
+    fn folders(&self, run: &String, kept_pools: &BTreeSet<String>) -> Vec<String> {
+        let parts = self.partitions.get(run).map_or(&[][..], Vec::as_slice);
+        let mut folders: Vec<String> = parts.iter().map(|part| part.folder.clone()).collect();
+        let pools = format!("{POOLS}/{run}");
+        if self.pools.contains(run) && !kept_pools.contains(&pools) {
+            folders.push(pools);
+        }
+        if self.runs.contains(run) {
+            folders.push(run_folder(run));
+        }
+        folders
+    }
+}
+
+/// Removes what is outdated of a run, and returns how many objects that were.
+///
+/// # Errors
+/// The store's; the same again goes on.
+pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, LocationError> {
+    let run = run_folder(&outdated.run);
+    let mut removed = 0;
+    // What makes a run, a night or a pool set one goes first, in this order, and one by one.
+    let first = outdated.folders.iter().filter(|folder| **folder == run);
+    let heads = [PINS, PLAN, SUCCESS, MANIFEST, "pools.json"];
+    for folder in first.chain(&outdated.folders) {
+        for head in heads {
+            output.join(folder).join(head).remove().await?;
+        }
+    }
+    for folder in &outdated.folders {
+        let folder = output.join(folder);
+        let listed = folder.list().await?.into_iter().map(|l| l.name);
+        let ours: Vec<String> = listed.filter(|name| is_ours(name)).collect();
+        removed += ours.len();
+        folder.remove_below(ours).await?;
+    }
+    for folder in &outdated.folders {
+        // The night's folder, if this was its last run.
+        if let Some((night, _)) = folder.rsplit_once("/run=") {
+            output.join(night).remove_below(Vec::new()).await?;
+        }
+    }
+    Ok(removed)
+}
+
+/// Whether Laser names files of runs, nights and pool sets so.
+fn is_ours(name: &str) -> bool {
+    let known = [ERRORS, "cancelled", "lock", "assignments.parquet"];
+    let matches = |prefix: &str, suffix: &str| {
+        let rest = name
+            .strip_prefix(prefix)
+            .and_then(|rest| rest.strip_suffix(suffix));
+        rest.is_some_and(|middle| !middle.contains('/'))
+    };
+    known.contains(&name)
+        || matches("part-", ".parquet")
+        || matches("shards/", ".parquet")
+        || matches("audit-", ".json")
+        || matches("", ".pool")
+}

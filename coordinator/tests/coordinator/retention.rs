@@ -1,0 +1,212 @@
+//! What is outdated, what never is, and that a removal may be killed anywhere.
+
+use std::collections::BTreeSet;
+
+use jiff::civil::Date;
+use jiff::{SignedDuration, Timestamp, ToSpan};
+use laser_coordinator::finalise::publish;
+use laser_coordinator::retention::{Keep, outdated, remove};
+use laser_schema::job::run_folder;
+use laser_schema::layout::{Pins, dated_name};
+use laser_schema::manifest::{Manifest, verify};
+use laser_schema::previous::latest;
+use laser_schema::{Digest, Kind, Location};
+
+use crate::support::*;
+
+fn first() -> Date {
+    jiff::civil::date(2026, 11, 1)
+}
+
+fn keep(nights: usize) -> Keep {
+    Keep {
+        nights,
+        pools: BTreeSet::new(),
+        now: Timestamp::now(),
+    }
+}
+
+/// Begins a run of the `n`th night, which takes the newest night before it as previous knowledge.
+async fn begin(night: &mut Night, output: &Location, n: i64) {
+    night.date = first().checked_add(n.days()).unwrap();
+    night.run = dated_name(night.date, &Digest::of(&n.to_le_bytes()));
+    let pools = format!("pools/{}", night.run);
+    for name in ["pools.json", "user-0.pool", "assignments.parquet"] {
+        let file = output.join(&pools).join(name);
+        file.write("{}".into()).await.unwrap();
+    }
+    let previous = latest(output, night.date).await.unwrap();
+    let pins = Pins { previous, pools };
+    pins.begin(output, &night.run).await.unwrap();
+}
+
+/// Plans, generates and publishes the run that was begun.
+async fn finish(night: &Night, output: &Location) {
+    let plan = night.plan(output).await;
+    work(output, &plan).await;
+    for kind in Kind::ALL {
+        publish(output, &plan, kind, 1.0).await.unwrap();
+    }
+}
+
+/// An output with `nights` complete nights, and their runs.
+async fn output(nights: i64) -> (Night, Location, Vec<String>) {
+    let mut night = Night::new();
+    let (output, mut runs) = (night.output("out"), Vec::new());
+    for n in 0..nights {
+        begin(&mut night, &output, n).await;
+        finish(&night, &output).await;
+        runs.push(night.run.clone());
+    }
+    (night, output, runs)
+}
+
+async fn names(output: &Location, keep: &Keep) -> Vec<String> {
+    let outdated = outdated(output, keep).await.unwrap();
+    outdated.into_iter().map(|o| o.run).collect()
+}
+
+async fn remove_all(output: &Location, keep: &Keep) {
+    for outdated in outdated(output, keep).await.unwrap() {
+        remove(output, &outdated).await.unwrap();
+    }
+}
+
+/// The objects that bear the name of a run.
+async fn objects_of(output: &Location, run: &str) -> Vec<String> {
+    let listed = output.list().await.unwrap().into_iter().map(|l| l.name);
+    listed.filter(|name| name.contains(run)).collect()
+}
+
+#[tokio::test]
+async fn the_newest_nights_stay_whole_and_nothing_is_left_of_the_others() {
+    let (_night, output, runs) = output(5).await;
+    assert!(names(&output, &keep(6)).await.is_empty());
+    assert_eq!(names(&output, &keep(3)).await, runs[..2]);
+    remove_all(&output, &keep(3)).await;
+    for run in &runs[..2] {
+        assert_eq!(objects_of(&output, run).await, [""; 0]);
+        assert!(!output.join(&run_folder(run)).local_path().unwrap().exists());
+    }
+    let night = output.join("profiles/kind=user/dt=2026-11-01");
+    assert!(!night.local_path().unwrap().exists());
+    for run in &runs[2..] {
+        for kind in Kind::ALL {
+            let date = run[..10].parse().unwrap();
+            let folder = output.join(&laser_schema::layout::partition(kind, date, run));
+            assert_eq!(verify(&folder).await.unwrap().faults, [""; 0]);
+        }
+        assert!(
+            output
+                .join(&run_folder(run))
+                .join("plan.json")
+                .exists()
+                .await
+                .unwrap()
+        );
+    }
+    assert!(names(&output, &keep(3)).await.is_empty());
+    // The night that tonight is made from stays, whatever is asked for.
+    assert_eq!(names(&output, &keep(0)).await, runs[2..3]);
+}
+
+#[tokio::test]
+async fn promoted_pools_and_what_is_not_ours_stay() {
+    let (_night, output, runs) = output(4).await;
+    let mut keep = keep(2);
+    keep.pools.insert(format!("pools/{}", runs[0]));
+    let part = format!(
+        "profiles/kind=user/dt=2026-11-02/run={}/embeddings.npy",
+        runs[1]
+    );
+    let foreign = [
+        part.as_str(),
+        "runs/mine/plan.json",
+        "pools/mine/pools.json",
+        "notes.txt",
+    ];
+    for name in foreign {
+        output.join(name).write("x".into()).await.unwrap();
+    }
+    remove_all(&output, &keep).await;
+    let kept = objects_of(&output, &runs[0]).await;
+    assert_eq!(kept.len(), 3, "{kept:?}");
+    assert!(
+        kept.iter().all(|name| name.starts_with("pools/")),
+        "{kept:?}"
+    );
+    assert_eq!(objects_of(&output, &runs[1]).await, [part.as_str()]);
+    for name in foreign {
+        assert!(output.join(name).exists().await.unwrap(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_run_under_way_keeps_itself_and_what_it_was_begun_with() {
+    let (mut night, output, runs) = output(2).await;
+    // A run of an older night that goes on while newer nights are published.
+    begin(&mut night, &output, 2).await;
+    night.plan(&output).await;
+    let under_way = night.run.clone();
+    for n in 3..7 {
+        begin(&mut night, &output, n).await;
+        finish(&night, &output).await;
+    }
+    let mut keep = keep(2);
+    let removed = names(&output, &keep).await;
+    assert!(removed.contains(&runs[0]), "{removed:?}");
+    assert!(
+        !removed.contains(&runs[1]) && !removed.contains(&under_way),
+        "{removed:?}"
+    );
+    // Two days later nobody takes it up any more.
+    keep.now += SignedDuration::from_hours(49);
+    let removed = names(&output, &keep).await;
+    assert!(
+        removed.contains(&runs[1]) && removed.contains(&under_way),
+        "{removed:?}"
+    );
+    remove_all(&output, &keep).await;
+    assert_eq!(objects_of(&output, &under_way).await, [""; 0]);
+}
+
+/// Drops the future once it has been polled a number of times: each poll is about one request to the store.
+async fn kill_after(polls: usize, future: impl Future) {
+    let mut future = std::pin::pin!(future);
+    let mut left = polls;
+    std::future::poll_fn(|context| {
+        left -= 1;
+        match left == 0 || future.as_mut().poll(context).is_ready() {
+            true => std::task::Poll::Ready(()),
+            false => std::task::Poll::Pending,
+        }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_removal_killed_anywhere_shows_no_half_night_and_is_finished_by_the_next() {
+    let (_night, output, runs) = output(3).await;
+    let mut kills = 0;
+    while let Some(outdated) = outdated(&output, &keep(2)).await.unwrap().pop() {
+        assert_eq!(outdated.run, runs[0]);
+        kills += 1;
+        kill_after(kills, remove(&output, &outdated)).await;
+        // What a reader takes for a complete night has all its parts.
+        for folder in latest(&output, first().checked_add(1.day()).unwrap())
+            .await
+            .unwrap()
+        {
+            let folder = output.join(&folder);
+            let manifest = Manifest::read(&folder).await.unwrap().unwrap();
+            for part in manifest.parts {
+                assert!(
+                    folder.join(&part.name).exists().await.unwrap(),
+                    "after {kills} steps"
+                );
+            }
+        }
+    }
+    assert!(kills > 10, "it was done after {kills} steps");
+    assert_eq!(objects_of(&output, &runs[0]).await, [""; 0]);
+}

@@ -1,0 +1,303 @@
+//! The pool sets of an output, and which of them is promoted: a registry of versions.
+//!
+//! `pools/VERSION/` is one set and never changes once its `pools.json` is there. `pools/promotions/000007.json` says
+//! that a version was promoted, and is never changed either: the newest is in force, all together are the history, and
+//! a rollback is one more, with the version that was in force before. Of two who promote at once one is refused, since a
+//! number can be created only once; that needs no update of an object, which not every store has.
+
+use jiff::Timestamp;
+use laser_schema::location::Created;
+use laser_schema::{Digest, Location, LocationError};
+use serde::{Deserialize, Serialize};
+
+use crate::pool_set::POOL_SET_FILE;
+
+/// The folder of all pool sets, below an output's root.
+pub const POOLS_FOLDER: &str = "pools";
+
+/// The folder of promotions among them; no version may be called so.
+const PROMOTIONS: &str = "promotions";
+
+/// The longest name of a version.
+const NAME_LENGTH_MAX: usize = 80;
+
+/// Why a pool set could not be found or promoted.
+#[derive(Debug, thiserror::Error)]
+pub enum RegistryError {
+    /// The store.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// A name that cannot be a folder's on every store.
+    #[error(
+        "pool set {name:?}: a version is {NAME_LENGTH_MAX} letters, digits, '.', '_' and '-' at most, begins with a \
+         letter or digit, and is not {PROMOTIONS:?}; a folder elsewhere is given with a slash, such as ./{name}"
+    )]
+    Name {
+        /// What was given.
+        name: String,
+    },
+    /// There is no such set.
+    #[error(
+        "{dir}: no finished pool set {version:?}; `laser pools list` tells which there are, `laser pools build --name \
+         {version}` builds it"
+    )]
+    Unknown {
+        /// Where it would be.
+        dir: String,
+        /// Its name.
+        version: String,
+    },
+    /// Nothing was ever promoted.
+    #[error(
+        "{dir}: no pool set is promoted; promote one with `laser pools promote CONFIG VERSION`"
+    )]
+    NothingPromoted {
+        /// The folder of all sets.
+        dir: String,
+    },
+    /// There is nothing to go back to.
+    #[error(
+        "{version} was the first to be promoted: promote another version, or set [run] pools = \"nightly\""
+    )]
+    NothingBefore {
+        /// What is promoted.
+        version: String,
+    },
+    /// It is in force already.
+    #[error("{version} is promoted already")]
+    Already {
+        /// The version.
+        version: String,
+    },
+    /// Two promoted at once.
+    #[error(
+        "{file}: somebody else has just promoted a pool set; see `laser pools list`, and repeat if it is still wanted"
+    )]
+    Raced {
+        /// The promotion that was made instead.
+        file: String,
+    },
+    /// The set is not the one that was promoted.
+    #[error(
+        "{dir}: its pools.json was changed after it was promoted; promote another version, or this one again"
+    )]
+    Changed {
+        /// The set.
+        dir: String,
+    },
+    /// Not a promotion.
+    #[error(
+        "{file}: not a promotion: {reason}; restore it, or remove it to go back to the one before"
+    )]
+    Unreadable {
+        /// The file.
+        file: String,
+        /// What is wrong.
+        reason: String,
+    },
+}
+
+/// One promotion.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Promotion {
+    /// Counted from 1.
+    pub number: u64,
+    /// The version.
+    pub version: String,
+    /// The digest of its `pools.json`.
+    pub digest: Digest,
+    /// When.
+    pub time: Timestamp,
+    /// A rollback: the earlier promotion that it brings back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restores: Option<u64>,
+}
+
+impl Promotion {
+    /// The promotion whose predecessor a rollback goes to.
+    fn origin(&self) -> u64 {
+        self.restores.unwrap_or(self.number)
+    }
+}
+
+/// The pool sets of one output.
+#[derive(Debug, Clone)]
+pub struct PoolRegistry {
+    root: Location,
+}
+
+impl PoolRegistry {
+    /// The registry of an output.
+    pub fn new(output: &Location) -> Self {
+        Self {
+            root: output.join(POOLS_FOLDER),
+        }
+    }
+
+    /// The place of a version below the output's root, whether it is there or not.
+    ///
+    /// # Errors
+    /// [`RegistryError::Name`].
+    pub fn place(version: &str) -> Result<String, RegistryError> {
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
+        let is_name = version.len() <= NAME_LENGTH_MAX
+            && version.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && version.chars().all(is_plain)
+            && version != PROMOTIONS;
+        match is_name {
+            true => Ok(format!("{POOLS_FOLDER}/{version}")),
+            false => Err(RegistryError::Name {
+                name: version.to_owned(),
+            }),
+        }
+    }
+
+    /// The finished sets, by name.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn versions(&self) -> Result<Vec<String>, RegistryError> {
+        let mut versions = Vec::new();
+        for name in self.root.folders().await? {
+            if name != PROMOTIONS && self.is_finished(&name).await? {
+                versions.push(name);
+            }
+        }
+        versions.sort_unstable();
+        Ok(versions)
+    }
+
+    /// The digest of a finished set.
+    ///
+    /// # Errors
+    /// [`RegistryError::Name`], [`RegistryError::Unknown`] or the store's.
+    pub async fn digest(&self, version: &str) -> Result<Digest, RegistryError> {
+        Self::place(version)?;
+        let dir = self.root.join(version);
+        let json = dir.join(POOL_SET_FILE).read_optional().await?;
+        let json = json.ok_or_else(|| RegistryError::Unknown {
+            dir: dir.url().to_owned(),
+            version: version.to_owned(),
+        })?;
+        Ok(Digest::of(&json))
+    }
+
+    /// Whether a version's `pools.json` is there.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn is_finished(&self, version: &str) -> Result<bool, RegistryError> {
+        Ok(self.root.join(version).join(POOL_SET_FILE).exists().await?)
+    }
+
+    /// All promotions, the one in force last.
+    ///
+    /// # Errors
+    /// [`RegistryError::Unreadable`] or the store's.
+    pub async fn history(&self) -> Result<Vec<Promotion>, RegistryError> {
+        let folder = self.root.join(PROMOTIONS);
+        let mut history = Vec::new();
+        for listed in folder.list().await? {
+            let file = folder.join(&listed.name);
+            let promotion = serde_json::from_slice(&file.read().await?);
+            history.push(promotion.map_err(|e| RegistryError::Unreadable {
+                file: file.url().to_owned(),
+                reason: e.to_string(),
+            })?);
+        }
+        history.sort_unstable_by_key(|promotion: &Promotion| promotion.number);
+        Ok(history)
+    }
+
+    /// The promotion in force. Its set is there, and is the one that was promoted.
+    ///
+    /// # Errors
+    /// [`RegistryError`], also if there is none.
+    pub async fn promoted(&self) -> Result<Promotion, RegistryError> {
+        let promotion = self.promoted_record().await?;
+        if self.digest(&promotion.version).await? != promotion.digest {
+            return Err(RegistryError::Changed {
+                dir: self.root.join(&promotion.version).url().to_owned(),
+            });
+        }
+        Ok(promotion)
+    }
+
+    /// Puts a version in force from now on. Runs that were begun keep what they have.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; then nothing has changed.
+    pub async fn promote(&self, version: &str, now: Timestamp) -> Result<Promotion, RegistryError> {
+        let history = self.history().await?;
+        let digest = self.digest(version).await?;
+        let is_current = |p: &Promotion| p.version == version && p.digest == digest;
+        if history.last().is_some_and(is_current) {
+            return Err(RegistryError::Already {
+                version: version.to_owned(),
+            });
+        }
+        let promotion = Promotion {
+            number: history.last().map_or(1, |last| last.number + 1),
+            version: version.to_owned(),
+            digest,
+            time: now,
+            restores: None,
+        };
+        self.record(promotion).await
+    }
+
+    /// The promotion that [`Self::rollback`] brings back, if there is one: what was in force before the current one
+    /// was promoted. A second rollback goes one further.
+    ///
+    /// # Errors
+    /// Those of [`Self::history`].
+    pub async fn rollback_target(&self) -> Result<Option<Promotion>, RegistryError> {
+        let history = self.history().await?;
+        let Some(last) = history.last() else {
+            return Ok(None);
+        };
+        let before = history.iter().rfind(|p| p.number < last.origin());
+        let origin = before.map(Promotion::origin);
+        Ok(history.into_iter().find(|p| Some(p.number) == origin))
+    }
+
+    /// Puts the version in force that was so before the current one.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; then nothing has changed.
+    pub async fn rollback(&self, now: Timestamp) -> Result<Promotion, RegistryError> {
+        let current = self.promoted_record().await?;
+        let target = self.rollback_target().await?;
+        let target = target.ok_or_else(|| RegistryError::NothingBefore {
+            version: current.version.clone(),
+        })?;
+        let promotion = Promotion {
+            number: current.number + 1,
+            digest: self.digest(&target.version).await?,
+            version: target.version,
+            time: now,
+            restores: Some(target.number),
+        };
+        self.record(promotion).await
+    }
+
+    /// The promotion in force, whatever became of its set: one that is damaged is what a rollback is for.
+    async fn promoted_record(&self) -> Result<Promotion, RegistryError> {
+        let promotion = self.history().await?.pop();
+        promotion.ok_or_else(|| RegistryError::NothingPromoted {
+            dir: self.root.url().to_owned(),
+        })
+    }
+
+    async fn record(&self, promotion: Promotion) -> Result<Promotion, RegistryError> {
+        let name = format!("{PROMOTIONS}/{:06}.json", promotion.number);
+        let file = self.root.join(&name);
+        let json = serde_json::to_vec_pretty(&promotion).unwrap_or_default();
+        match file.create(json.into()).await? {
+            Created::Won => Ok(promotion),
+            Created::Exists => Err(RegistryError::Raced {
+                file: file.url().to_owned(),
+            }),
+        }
+    }
+}
