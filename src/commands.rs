@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use laser_pool_builder::{
-    BuildProgress, OpenPools, PoolTokenizer, TuneConfig, build_pools, inspect, tune,
+    BuildProgress, OpenPools, PoolTokenizer, TuneConfig, build_pools, clear_pools, inspect, tune,
 };
 use laser_schema::Location;
 use laser_schema::knowledge::Figures;
@@ -109,6 +109,7 @@ pub(crate) async fn pools_build(config: &Config, dir: &str) -> Result<()> {
     let texts = previous_texts(previous(config).await?);
     let dir = Location::parse(dir)?;
     let tokenizer = PoolTokenizer::of(&model)?;
+    clear_pools(&dir).await?;
     let set = build_pools(
         &config.input,
         texts,
