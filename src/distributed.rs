@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::config::Config;
+use crate::exit;
 use crate::generator;
 use crate::night::{
     Deadline, Night, Outcome, Ready, model_spec, open_model, run_context, show_work, without_audits,
@@ -93,7 +94,10 @@ async fn watch(
     let mut watch = Watch::new(client, &night.output, &plan, deadline.clone())?;
     display.stage("generating");
     let dead = loop {
-        let look = watch.look(display).await;
+        let look = tokio::select! {
+            look = watch.look(display) => look,
+            () = end.cancelled() => break Vec::new(),
+        };
         match look {
             Ok(look) if look.cancelled => return Ok(Outcome::Cancelled { run: plan.run }),
             // With a deadline there is time to replay what was given up.
@@ -104,6 +108,7 @@ async fn watch(
                 break look.dead;
             }
             Ok(_) => {}
+            Err(error) if exit::is_refused(&error) => return Err(error),
             Err(error) => tracing::warn!("{error:#}; looking again"),
         }
         tokio::select! {
@@ -382,6 +387,17 @@ async fn open_run(
         "{}: plan.json is not the plan that was queued",
         output.join(&plan.folder()).url()
     );
+    let pools = check_run(config, model, &output, &plan).await?;
+    Ok(run_context(plan, output, &pools, worker.to_owned()))
+}
+
+/// Makes sure that this configuration may generate for a run, and opens the run's pools.
+pub(crate) async fn check_run(
+    config: &Config,
+    model: &ModelFiles,
+    output: &Location,
+    plan: &Plan,
+) -> Result<OpenPools> {
     check_spec(
         &plan.spec,
         &model_spec(config, model, plan.spec.prompts.clone())?,
@@ -395,7 +411,7 @@ async fn open_run(
         "{}: these are not the pools that the run was planned with",
         dir.url()
     );
-    Ok(run_context(plan, output, &pools, worker.to_owned()))
+    Ok(pools)
 }
 
 /// Prompts come rendered; all else that decides a text must be the coordinator's.
@@ -408,8 +424,8 @@ fn check_spec(run: &Spec, worker: &Spec) -> Result<()> {
         let found = worker.get(key).unwrap_or(&serde_json::Value::Null);
         if found != expected {
             bail!(
-                "it wants {key} = {expected}, but this worker's configuration gives {found}; start the worker with the \
-                 coordinator's [model], [generate] and [verification]"
+                "it wants {key} = {expected}, but this configuration gives {found}; work with the coordinator's [model], \
+                 [generate] and [verification]"
             );
         }
     }

@@ -1,43 +1,54 @@
 //! `laser doctor`: looks at everything a night needs, before the night does, and says what to mend.
 
-use anyhow::{Context, Result, ensure};
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, ensure};
 use bytes::Bytes;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_coordinator::nats::{self, NatsConfig, NatsWorker};
+use laser_coordinator::plan::read_plan;
 use laser_coordinator::prompt::PromptRenderer;
 use laser_schema::location::Created;
+use laser_schema::model::ModelFiles;
 use laser_schema::previous::{self, PreviousReader, PreviousSource};
 use laser_schema::{EntityReader, Location};
 
 use crate::commands::print;
 use crate::config::Config;
-use crate::night::open_model;
+use crate::distributed::check_run;
+use crate::night::{is_published, open_model};
 
 /// A clock further off than this moves deadlines and nights.
 const SKEW_MAX_SECONDS: f64 = 5.0;
 
+/// Remote stores are asked again for minutes, too long for somebody who waits.
+const ANSWER_MAX: Duration = Duration::from_secs(10);
+
 /// Checks everything and prints a line on each. `false` if something is wrong.
 pub(crate) async fn doctor(config: &Config) -> Result<bool> {
     let mut well = true;
-    well &= tell("model", model(config).await)?;
+    let model = open_model(config).await;
+    let described = model.as_ref().map_err(|e| anyhow!("{e:#}"));
+    well &= tell(
+        "model",
+        described.and_then(|model| describe_model(config, model)),
+    )?;
     for table in &config.input {
-        let opened = EntityReader::open(table).await;
-        well &= tell(
-            &format!("input {}", table.path),
-            opened.map(|_| "readable".into()).map_err(Into::into),
-        )?;
+        let opened = soon(async { Ok(EntityReader::open(table).await?) }).await;
+        let found = opened.map(|_| "readable".into());
+        well &= tell(&format!("input {}", table.path), found)?;
     }
     for source in &config.previous {
-        well &= tell(
-            &format!("previous {}", source.path),
-            previous(config, source).await,
-        )?;
+        let found = soon(previous(config, source)).await;
+        well &= tell(&format!("previous {}", source.path), found)?;
     }
-    well &= tell(
-        &format!("output {}", config.output.path),
-        output(config).await,
-    )?;
+    let reached = soon(output(config)).await;
+    let is_reached = reached.is_ok();
+    well &= tell(&format!("output {}", config.output.path), reached)?;
+    if let (Ok(model), true) = (&model, is_reached) {
+        well &= tell("run", newest_run(config, model).await)?;
+    }
     if let Some(queue) = &config.queue {
         well &= tell(&format!("queue {}", queue.url), connection(queue).await)?;
     }
@@ -66,11 +77,40 @@ async fn previous(config: &Config, source: &PreviousSource) -> Result<String> {
     Ok("readable".to_owned())
 }
 
-async fn model(config: &Config) -> Result<String> {
-    let model = open_model(config).await?;
-    PromptRenderer::new(&config.prompt, &model).context("[prompt]")?;
+/// What a remote store answers in time.
+async fn soon<T>(check: impl Future<Output = Result<T>>) -> Result<T> {
+    let answer = tokio::time::timeout(ANSWER_MAX, check).await;
+    answer.unwrap_or_else(|_| {
+        Err(anyhow!(
+            "the store did not answer for {} s; check the URL, the network and the store's endpoint in the environment",
+            ANSWER_MAX.as_secs()
+        ))
+    })
+}
+
+fn describe_model(config: &Config, model: &ModelFiles) -> Result<String> {
+    PromptRenderer::new(&config.prompt, model).context("[prompt]")?;
     let digest = model.digest()?;
     Ok(format!("{} with digest {digest}", config.model.path))
+}
+
+/// Whoever works on the newest run, if it is not published, must have its model, its settings and its pools.
+async fn newest_run(config: &Config, model: &ModelFiles) -> Result<String> {
+    let output = Location::parse(&config.output.path)?;
+    let Some(run) = output.join("runs").folders().await?.into_iter().max() else {
+        return Ok("none yet".to_owned());
+    };
+    match read_plan(&output, &run).await? {
+        Some(plan) if !is_published(&output, &plan).await? => {
+            check_run(config, model, &output, &plan)
+                .await
+                .context(run.clone())?;
+            Ok(format!("{run} can be worked on"))
+        }
+        _ => Ok(format!(
+            "{run}, the newest, leaves nothing to do for a worker"
+        )),
+    }
 }
 
 /// A conditional put must have one winner, and the store's clock must be ours.
@@ -120,7 +160,10 @@ async fn connection(config: &NatsConfig) -> Result<String> {
         ));
     };
     NatsWorker::bind(client, None).await.with_context(|| {
-        format!("NATS {version} lets this user be neither coordinator ({coordinator}) nor worker")
+        format!(
+            "NATS {version} lets this user be neither coordinator ({coordinator}) nor worker; compare its rights with \
+             those of deploy/nats/laser.conf"
+        )
     })?;
     Ok(format!(
         "NATS {version}, streams and consumer are there, for a worker"

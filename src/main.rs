@@ -7,6 +7,7 @@ mod commands;
 mod config;
 mod distributed;
 mod doctor;
+mod exit;
 mod generator;
 mod night;
 mod operate;
@@ -21,14 +22,12 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use laser_coordinator::nats::NatsError;
 use laser_pool_builder::TuneConfig;
-use laser_schema::LocationError;
-use laser_worker::run::WorkerError;
 use tokio_util::sync::CancellationToken;
 
 use commands::PrepareSource;
 use config::{Config, LogFormat};
+use exit::{DATA_ERROR, DRAINED, TRY_AGAIN};
 use night::{Night, Outcome};
 use progress::Display;
 
@@ -245,10 +244,6 @@ impl ConfigArgs {
     }
 }
 
-const DATA_ERROR: u8 = 65;
-const TRY_AGAIN: u8 = 75;
-const DRAINED: u8 = 143;
-
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -256,25 +251,10 @@ async fn main() -> ExitCode {
     match dispatch(cli.command).await {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::from(exit_code(&error))
+            telemetry::tell_error(&format!("{error:#}"));
+            ExitCode::from(exit::code(&error))
         }
     }
-}
-
-/// What may pass by itself is worth another try; the rest needs a hand.
-fn exit_code(error: &anyhow::Error) -> u8 {
-    let passing = error.chain().any(|cause| {
-        matches!(cause.downcast_ref(), Some(LocationError::Store { .. }))
-            || cause.downcast_ref::<WorkerError>().is_some()
-            || matches!(
-                cause.downcast_ref(),
-                Some(
-                    NatsError::Connect { .. } | NatsError::Request { .. } | NatsError::Away { .. }
-                )
-            )
-    });
-    if passing { TRY_AGAIN } else { DATA_ERROR }
 }
 
 async fn dispatch(command: Command) -> Result<u8> {
@@ -416,28 +396,31 @@ async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
         }
         Outcome::BelowCoverage(finished) => {
             commands::print(&summary::render(&finished).await?)?;
-            eprintln!(
-                "error: fewer than {:.1} % of the entities have a text ([output] min_coverage): _SUCCESS is withheld",
+            telemetry::tell_error(&format!(
+                "fewer than {:.1} % of the entities have a text ([output] min_coverage): _SUCCESS is withheld",
                 config.output.min_coverage * 100.0
-            );
+            ));
             Ok(DATA_ERROR)
         }
         Outcome::Incomplete { dead, missing } => {
             for (shard, reason) in &dead {
-                eprintln!("error: shard {shard} was given up: {reason}");
+                telemetry::tell_error(&format!("shard {shard} was given up: {reason}"));
             }
-            eprintln!(
-                "error: {missing} shards are missing; run the same command again once the cause is mended"
-            );
+            telemetry::tell_error(&format!(
+                "{missing} shards are missing; run the same command again once the cause is mended"
+            ));
             Ok(TRY_AGAIN)
         }
         Outcome::Cancelled { run } => {
-            eprintln!("error: {run} was cancelled; `laser resume CONFIG {run}` goes on");
+            telemetry::tell_error(&format!(
+                "{run} was cancelled; `laser resume CONFIG {run}` goes on"
+            ));
             Ok(TRY_AGAIN)
         }
         Outcome::Drained { committed, shards } => {
-            eprintln!(
-                "stopped: {committed} of {shards} shards are committed; the same command goes on"
+            telemetry::tell(
+                "stopped",
+                &format!("{committed} of {shards} shards are committed; the same command goes on"),
             );
             Ok(DRAINED)
         }

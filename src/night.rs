@@ -718,7 +718,7 @@ pub(crate) async fn previous_sources(config: &Config, before: Date) -> Result<Ve
 }
 
 /// Whether every kind of the run is published.
-async fn is_published(output: &Location, plan: &Plan) -> Result<bool> {
+pub(crate) async fn is_published(output: &Location, plan: &Plan) -> Result<bool> {
     for &kind in plan.counts.keys() {
         if !output
             .join(&plan.partition(kind))

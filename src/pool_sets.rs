@@ -9,7 +9,7 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use laser_pool_builder::{
     BuildProgress, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion,
-    build_pools,
+    build_pools, clear_pools,
 };
 use laser_schema::layout::dated_name;
 use laser_schema::model::ModelFiles;
@@ -87,6 +87,7 @@ pub(crate) async fn build(config: &Config, name: Option<&str>, dir: Option<&str>
             dir
         }
     };
+    clear_pools(&dir).await?;
     let set = build_into(config, &model, (&sources, before), &dir).await?;
     let tokens: usize = set.pools.iter().map(|p| p.tokens).sum();
     let pools = set.pools.len();

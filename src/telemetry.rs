@@ -2,7 +2,7 @@
 
 use std::io::IsTerminal;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -84,6 +84,25 @@ pub(crate) fn watch_nats(events: Arc<NatsEvents>) {
     });
 }
 
+/// Whether each line of standard error is a JSON object.
+static JSON: AtomicBool = AtomicBool::new(false);
+
+/// Says why the command ends.
+pub(crate) fn tell_error(message: &str) {
+    tell("error", message);
+}
+
+/// Says something that no filter may hold back, as a line or as a JSON object.
+pub(crate) fn tell(what: &str, message: &str) {
+    match JSON.load(Ordering::Relaxed) {
+        true => eprintln!(
+            "{}",
+            serde_json::json!({ "level": what, "message": message })
+        ),
+        false => eprintln!("{what}: {message}"),
+    }
+}
+
 /// Sends logs to standard error, as text or as a JSON object a line. `RUST_LOG` chooses what is logged.
 pub(crate) fn log(format: LogFormat) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
@@ -98,10 +117,13 @@ pub(crate) fn log(format: LogFormat) {
     match format {
         LogFormat::Text => builder.init(),
         // One span is enough: a shard's names its run too.
-        LogFormat::Json => builder
-            .json()
-            .flatten_event(true)
-            .with_span_list(false)
-            .init(),
+        LogFormat::Json => {
+            JSON.store(true, Ordering::Relaxed);
+            builder
+                .json()
+                .flatten_event(true)
+                .with_span_list(false)
+                .init();
+        }
     }
 }

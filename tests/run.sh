@@ -19,8 +19,9 @@ fi
 # Two NATS servers, for the tests of the queue.
 source tests/nats.sh
 
-# An S3 server, for the tests of object stores.
+# Servers of S3 and of Azure's blob storage, for the tests of object stores.
 source tests/moto.sh
+source tests/azurite.sh
 
 # deploy/ is built and validated without a cluster.
 tests/deploy.sh

@@ -18,7 +18,7 @@ use laser_schema::job::{
     shard_schema,
 };
 use laser_schema::knowledge::{KnowledgeRecord, record_schema};
-use laser_schema::location::LocationError;
+use laser_schema::location::{Created, LocationError};
 use laser_schema::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
 use laser_schema::table::{self, TableError};
 use laser_schema::{Digest, Entity, EntityId, EntityReader, EntityTable, Kind, Location};
@@ -177,7 +177,10 @@ pub async fn plan(
     let plan = planner.finish().await?;
     if let Some(output) = output {
         let location = output.join(&plan.folder()).join(PLAN);
-        location.write(encode_plan(&plan)).await?;
+        // Two coordinators that plan at once write the same shards; the run was planned when the first was done.
+        if location.create(encode_plan(&plan)).await? == Created::Exists {
+            return Ok(read_plan(output, &plan.run).await?.unwrap_or(plan));
+        }
     }
     Ok(plan)
 }

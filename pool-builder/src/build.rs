@@ -1,8 +1,8 @@
 //! Builds all pools of a night and writes them as one committed folder.
 //!
 //! The folder holds a `.pool` file for each group that has previous texts, `assignments.parquet` with the
-//! pool of every entity, and `pools.json`, which is removed first and written last: without it
-//! nothing there is a pool set. Same inputs, same bytes.
+//! pool of every entity, and `pools.json`, which is written last: without it nothing there is a pool set.
+//! Same inputs, same bytes, so two that build one folder at a time do each other no harm.
 //!
 //! An attribute group's pool takes the texts of all entities with those attributes, also of those that
 //! the router sends to a cluster: it serves the cold and the new, who have few texts of their own.
@@ -32,7 +32,7 @@ use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 const EXTENSION: &str = ".pool";
 
 /// Groups the entities of `tables`, builds a pool for each group from `previous` (in any order, in
-/// batches of any size) and writes all into `dir`, in place of any pools there.
+/// batches of any size) and writes all into `dir`. Pools of other inputs there are for [`clear_pools`].
 ///
 /// Fitting, tokenising and building run on the calling thread (the first two with rayon's), between awaits.
 ///
@@ -55,7 +55,6 @@ where
     let (samples, counts) =
         texts::sample(previous, &kinds, config.seed, capacity, progress).await?;
     let tokens = texts::tokenise(&samples, tokenizer.tokenizer, progress)?;
-    clear(dir).await?;
     let mut writer = PoolWriter {
         dir,
         tokenizer,
@@ -108,8 +107,11 @@ fn encode(dir: &Location, file: &str, error: &dyn std::error::Error) -> PoolsErr
     }
 }
 
-/// Uncommits the folder, then removes its pools. Who has them mapped keeps them.
-async fn clear(dir: &Location) -> Result<(), PoolsError> {
+/// Uncommits a folder, then removes its pools. Who has them mapped keeps them.
+///
+/// # Errors
+/// The store's.
+pub async fn clear_pools(dir: &Location) -> Result<(), PoolsError> {
     dir.join(POOL_SET_FILE).remove().await?;
     for object in dir.list().await? {
         if object.name.ends_with(EXTENSION) && !object.name.contains('/') {

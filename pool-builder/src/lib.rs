@@ -24,7 +24,7 @@ mod sample;
 mod texts;
 mod tune;
 
-pub use build::build_pools;
+pub use build::{build_pools, clear_pools};
 pub use clusters::{ClusterCandidate, ClusterError, Clustering};
 pub use config::{
     Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig,

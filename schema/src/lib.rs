@@ -20,4 +20,4 @@ pub use digest::Digest;
 pub use entity::{
     Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Interaction, Kind,
 };
-pub use location::{Location, LocationError};
+pub use location::{Location, LocationError, StoreError};

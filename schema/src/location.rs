@@ -6,15 +6,30 @@
 
 use std::path::{Component, Path as FsPath, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
+use object_store::aws::AmazonS3Builder;
+use object_store::azure::MicrosoftAzureBuilder;
+use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
+use object_store::{
+    BackoffConfig, ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, RetryConfig,
+};
+
+pub use object_store::Error as StoreError;
 
 use crate::digest::Digest;
+
+/// How long a request to a remote store is repeated while the store is away or answers with 5xx. The library's own limit
+/// of ten tries is over after three seconds; a minute's outage must cost no shard an attempt.
+const OUTAGE_MAX: Duration = Duration::from_secs(300);
+
+/// The longest pause between two tries, so that the end of an outage is noticed soon.
+const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Why a place could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -43,6 +58,19 @@ pub enum LocationError {
         /// The store's error.
         source: object_store::Error,
     },
+}
+
+impl LocationError {
+    /// Whether the store does not let us in: credentials are wrong or lack a right, so trying again does not help.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Store { source, .. } if is_refusal(source))
+    }
+}
+
+/// Whether a store does not let us in; see [`LocationError::is_refusal`].
+pub fn is_refusal(error: &StoreError) -> bool {
+    use object_store::Error::{PermissionDenied, Unauthenticated};
+    matches!(error, PermissionDenied { .. } | Unauthenticated { .. })
 }
 
 /// Whether a create-only write won.
@@ -91,11 +119,10 @@ impl Location {
             return Self::local(FsPath::new(text)).map_err(|e| unsupported(e.to_string()));
         }
         let url = url::Url::parse(text).map_err(|e| unsupported(e.to_string()))?;
-        let (store, path) = object_store::parse_url_opts(&url, std::env::vars())
-            .map_err(|e| unsupported(e.to_string()))?;
+        let (store, path) = remote(&url).map_err(|e| unsupported(e.to_string()))?;
         let url = text.trim_end_matches('/').to_owned();
         Ok(Self {
-            store: store.into(),
+            store,
             path,
             url,
             local: false,
@@ -385,6 +412,41 @@ impl Location {
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(listed)
     }
+}
+
+/// The store of a URL, with credentials and options from its cloud's usual environment, and the path inside it.
+fn remote(url: &url::Url) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> {
+    let (scheme, path) = ObjectStoreScheme::parse(url)?;
+    let retry = RetryConfig {
+        max_retries: usize::MAX,
+        retry_timeout: OUTAGE_MAX,
+        backoff: BackoffConfig {
+            max_backoff: PAUSE_MAX,
+            ..BackoffConfig::default()
+        },
+    };
+    let url = url.to_string();
+    let store: Arc<dyn ObjectStore> = match scheme {
+        ObjectStoreScheme::AmazonS3 => {
+            let builder = AmazonS3Builder::from_env().with_url(url);
+            Arc::new(builder.with_retry(retry).build()?)
+        }
+        ObjectStoreScheme::GoogleCloudStorage => {
+            let builder = GoogleCloudStorageBuilder::from_env().with_url(url);
+            Arc::new(builder.with_retry(retry).build()?)
+        }
+        ObjectStoreScheme::MicrosoftAzure => {
+            let builder = MicrosoftAzureBuilder::from_env().with_url(url);
+            Arc::new(builder.with_retry(retry).build()?)
+        }
+        _ => {
+            return Err(StoreError::Generic {
+                store: "URL",
+                source: "no store of this scheme".into(),
+            });
+        }
+    };
+    Ok((store, path))
 }
 
 fn timestamp(meta: &ObjectMeta) -> Timestamp {

@@ -7,7 +7,7 @@ use futures::stream;
 use laser_decode::Pool;
 use laser_pool_builder::{
     Attributes, Clusters, EmbeddingSource, EntityEmbeddings, Grouping, GroupingConfig, OpenPools,
-    PoolSet, PoolTokenizer, PoolsConfig, build_pools,
+    PoolSet, PoolTokenizer, PoolsConfig, build_pools, clear_pools,
 };
 use laser_schema::model::ModelFiles;
 use laser_schema::previous::PreviousText;
@@ -87,6 +87,7 @@ impl Pools {
             let mut progress = |p: laser_pool_builder::BuildProgress| {
                 display.update(p.done, p.total, p.stage.as_str());
             };
+            clear_pools(&dir).await?;
             build_pools(
                 tables,
                 previous,

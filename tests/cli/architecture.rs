@@ -84,3 +84,28 @@ fn dependencies_point_one_way() {
         }
     }
 }
+
+#[test]
+fn every_test_that_reliability_md_names_exists() {
+    let mut tests = String::new();
+    for folder in [
+        "tests/cli",
+        "coordinator/tests/coordinator",
+        "worker/tests/worker",
+    ] {
+        for file in fs::read_dir(root().join(folder)).unwrap() {
+            tests += &fs::read_to_string(file.unwrap().path()).unwrap();
+        }
+    }
+    let page = fs::read_to_string(root().join("docs/reliability.md")).unwrap();
+    let rows = page.lines().filter(|line| line.starts_with("| "));
+    let names = rows.flat_map(|row| row.split('`').skip(1).step_by(2));
+    let names: Vec<&str> = names.filter(|name| name.matches('_').count() > 2).collect();
+    assert!(names.len() > 20, "{names:?}");
+    for name in names {
+        assert!(
+            tests.contains(&format!("fn {name}(")),
+            "there is no test {name}"
+        );
+    }
+}

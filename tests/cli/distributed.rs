@@ -1,5 +1,6 @@
 //! The same night over NATS and several processes: whatever dies, the rows are those of one undisturbed process.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -9,24 +10,32 @@ use std::process::{Child, Command, Output, Stdio};
 use tempfile::TempDir;
 
 use crate::faults::{signal, texts, without_run};
+use crate::proxy::Proxy;
+use crate::s3::S3;
 use crate::{Workspace, assert_exit, stderr, stdout};
 
 /// A NATS server of its own, killed when dropped.
-struct Nats {
+pub(crate) struct Nats {
     dir: TempDir,
     binary: PathBuf,
-    port: u16,
+    pub(crate) port: u16,
     child: Child,
 }
 
 impl Nats {
-    fn start(variable: &str) -> Self {
+    pub(crate) fn start(variable: &str) -> Self {
+        Self::start_with(variable, "")
+    }
+
+    /// With more configuration.
+    pub(crate) fn start_with(variable: &str, configuration: &str) -> Self {
         let binary = std::env::var_os(variable).unwrap_or_else(|| {
             panic!(
                 "{variable} is not set: pass the tests with tests/run.sh, or `source tests/nats.sh` first"
             )
         });
         let (dir, binary) = (tempfile::tempdir().unwrap(), PathBuf::from(binary));
+        fs::write(dir.path().join("nats.conf"), configuration).unwrap();
         let (child, port) = spawn(&binary, dir.path(), "-1");
         Self {
             dir,
@@ -37,9 +46,19 @@ impl Nats {
     }
 
     /// As `kill -9` does, and a start on the same store and port.
-    fn kill_and_restart(&mut self) {
+    pub(crate) fn kill_and_restart(&mut self) {
+        self.restart_after(|_| ());
+    }
+
+    /// The same, on an empty disk.
+    pub(crate) fn lose_everything(&mut self) {
+        self.restart_after(|dir| fs::remove_dir_all(dir.join("jetstream")).unwrap());
+    }
+
+    fn restart_after(&mut self, change: impl FnOnce(&Path)) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        change(self.dir.path());
         let port = self.port.to_string();
         (self.child, _) = spawn(&self.binary, self.dir.path(), &port);
     }
@@ -55,8 +74,18 @@ impl Drop for Nats {
 /// Starts a server and returns once it says that it is ready, with its port.
 fn spawn(binary: &Path, dir: &Path, port: &str) -> (Child, u16) {
     let mut child = Command::new(binary)
-        .args(["-js", "-a", "127.0.0.1", "-p", port, "-sd"])
-        .arg(dir)
+        .current_dir(dir)
+        .args([
+            "-c",
+            "nats.conf",
+            "-js",
+            "-sd",
+            ".",
+            "-a",
+            "127.0.0.1",
+            "-p",
+            port,
+        ])
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
@@ -83,7 +112,9 @@ fn spawn(binary: &Path, dir: &Path, port: &str) -> (Child, u16) {
 
 /// Tonight's half of the demo, with a queue; and what one process makes of the same.
 pub(crate) struct Cluster {
-    nats: Nats,
+    pub(crate) nats: Nats,
+    /// Where the output is, if not on the disk.
+    pub(crate) store: Option<S3>,
     pub(crate) tonight: Workspace,
     /// The run of one process, whose data is read.
     _inputs: Workspace,
@@ -111,6 +142,7 @@ impl Cluster {
         fs::write(tonight.path("laser.toml"), config).unwrap();
         Self {
             nats,
+            store: None,
             tonight,
             _inputs: embedded,
             expected: expected
@@ -120,37 +152,84 @@ impl Cluster {
         }
     }
 
+    /// The same with the output on an S3 server.
+    pub(crate) fn on_s3(server: &str) -> Self {
+        let (mut cluster, s3) = (Self::new(server), S3::start());
+        cluster.move_output("s3://laser/out", s3.environment());
+        cluster.store = Some(s3);
+        cluster
+    }
+
+    /// Has the output on a remote store, which the environment says how to reach.
+    pub(crate) fn move_output(&mut self, url: &str, environment: Vec<(&'static str, String)>) {
+        self.tonight.environment = environment;
+        let file = self.tonight.path("laser.toml");
+        let config = fs::read_to_string(&file).unwrap();
+        let out = format!("path = \"{}\"", self.tonight.path("out").display());
+        assert!(config.contains(&out), "{config}");
+        let cache = self.tonight.path("cache");
+        let config = config.replace(&out, &format!("path = {url:?}"))
+            + &format!("[worker]\ncache = {cache:?}\n");
+        fs::write(file, config).unwrap();
+    }
+
     pub(crate) fn start(&self, subcommand: &str) -> Process {
-        Process::start(self.tonight.command(subcommand, &[]))
+        self.start_with(subcommand, &[])
+    }
+
+    pub(crate) fn start_with(&self, subcommand: &str, settings: &[&str]) -> Process {
+        Process::start(self.tonight.command(subcommand, settings))
+    }
+
+    /// Starts a process that reaches the store through a proxy.
+    pub(crate) fn start_at_store(&self, subcommand: &str, proxy: &Proxy) -> Process {
+        let mut command = self.tonight.command(subcommand, &["queue.attempts=2"]);
+        command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{}", proxy.port));
+        Process::start(command)
+    }
+
+    /// Starts a process that reaches NATS through a proxy.
+    pub(crate) fn start_at_nats(&self, subcommand: &str, proxy: &Proxy) -> Process {
+        let url = format!("queue.url=nats://127.0.0.1:{}", proxy.port);
+        self.start_with(subcommand, &[&url])
     }
 
     /// What was published is, row for row, what one process publishes.
     #[track_caller]
-    fn assert_whole(&self) {
-        assert_exit(&self.tonight.verify(), 0);
+    pub(crate) fn assert_whole(&self) {
+        match &self.store {
+            None => assert_exit(&self.tonight.verify(), 0),
+            Some(s3) => {
+                assert_exit(&s3.verify("out"), 0);
+                s3.copy_parts("out", &self.tonight);
+            }
+        }
         assert_eq!(without_run(texts(&self.tonight)), self.expected);
     }
 
-    fn run_id(&self) -> String {
+    pub(crate) fn run_id(&self) -> String {
         let runs = fs::read_dir(self.tonight.path("out/runs")).unwrap();
         let mut names = runs.map(|run| run.unwrap().file_name().into_string().unwrap());
         names.next().unwrap()
     }
 
-    fn laser(&self, args: &[&str]) -> Output {
+    pub(crate) fn laser(&self, args: &[&str]) -> Output {
         let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
+        command.envs(self.tonight.environment.clone());
         command.args(args).output().unwrap()
     }
 }
 
 /// A process whose log is read line by line.
 pub(crate) struct Process {
-    child: Child,
+    pub(crate) child: Child,
     log: std::sync::mpsc::Receiver<String>,
+    /// What was waited through.
+    seen: RefCell<Vec<String>>,
 }
 
 impl Process {
-    fn start(mut command: Command) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command
             .env(
                 "RUST_LOG",
@@ -168,13 +247,17 @@ impl Process {
                 let _ = send.send(line);
             }
         });
-        Self { child, log }
+        Self {
+            child,
+            log,
+            seen: RefCell::default(),
+        }
     }
 
     /// Waits until the process has logged `word` a number of times.
     #[track_caller]
     pub(crate) fn wait_for(&self, word: &str, times: usize) {
-        let mut seen = Vec::new();
+        let mut seen = self.seen.borrow_mut();
         for _ in 0..times {
             loop {
                 let Ok(line) = self.log.recv() else {
@@ -191,9 +274,17 @@ impl Process {
         }
     }
 
-    pub(crate) fn kill(mut self) {
+    /// Returns all that it has logged.
+    pub(crate) fn kill(mut self) -> Vec<String> {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+        self.whole_log()
+    }
+
+    fn whole_log(self) -> Vec<String> {
+        let mut log = self.seen.into_inner();
+        log.extend(self.log.iter());
+        log
     }
 
     #[track_caller]
@@ -203,10 +294,17 @@ impl Process {
     }
 
     #[track_caller]
-    pub(crate) fn assert_ends(mut self, code: i32) {
+    pub(crate) fn assert_ends(self, code: i32) {
+        self.log_until_end(code);
+    }
+
+    /// All that it has logged until its end.
+    #[track_caller]
+    pub(crate) fn log_until_end(mut self, code: i32) -> Vec<String> {
         let status = self.child.wait().unwrap();
-        let log: Vec<String> = self.log.iter().collect();
+        let log = self.whole_log();
         assert_eq!(status.code(), Some(code), "{}", log.join("\n"));
+        log
     }
 }
 

@@ -3,12 +3,18 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod architecture;
+mod azure;
 mod bad_input;
 mod cycle;
 mod distributed;
+mod doctor;
 mod faults;
 mod night;
+mod outages;
+mod proxy;
 mod s3;
+mod soak;
+mod telemetry;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,11 @@
 //! A night on an object store: a real S3 server, real processes.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use crate::distributed::Cluster;
 use crate::faults::{texts, without_run};
@@ -13,7 +14,7 @@ use crate::{Workspace, assert_exit, stdout};
 /// An S3 server with one bucket, `laser`; killed when dropped.
 pub(crate) struct S3 {
     child: Child,
-    port: u16,
+    pub(crate) port: u16,
 }
 
 impl S3 {
@@ -42,23 +43,10 @@ impl S3 {
         server
     }
 
-    /// One request without a body; moto asks who signs, and does not check the signature.
+    /// moto asks who signs, and does not check the signature.
     fn request(&self, method: &str, path: &str) -> Vec<u8> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        let head = format!(
-            "{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 0\r\nConnection: close\r\n\
-             Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request\r\n\r\n"
-        );
-        stream.write_all(head.as_bytes()).unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        assert!(
-            answer.starts_with(b"HTTP/1.1 200"),
-            "{}",
-            String::from_utf8_lossy(&answer)
-        );
-        let body = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
-        answer.split_off(body)
+        let signed = "Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request\r\n";
+        request(self.port, method, path, signed)
     }
 
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
@@ -71,20 +59,56 @@ impl S3 {
         ]
     }
 
-    /// Copies the published parts to `out` of a workspace, where texts are read from.
-    fn copy_parts(&self, workspace: &Workspace) {
-        let listed = self.request(
-            "GET",
-            "/laser?list-type=2&prefix=out/profiles/&max-keys=1000",
-        );
-        let listed = String::from_utf8(listed).unwrap();
-        for key in listed.split("<Key>").skip(1) {
-            let key = key.split("</Key>").next().unwrap();
-            let path: PathBuf = workspace.path(key);
+    /// Copies the published parts below a folder to `out` of a workspace, where texts are read from.
+    pub(crate) fn copy_parts(&self, root: &str, workspace: &Workspace) {
+        for (key, bytes) in self.published(root) {
+            let path: PathBuf = workspace.path(&key.replacen(root, "out", 1));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, self.request("GET", &format!("/laser/{key}"))).unwrap();
+            fs::write(path, bytes).unwrap();
         }
     }
+
+    /// All published objects below a folder, by key.
+    pub(crate) fn published(&self, root: &str) -> BTreeMap<String, Vec<u8>> {
+        let query = format!("/laser?list-type=2&prefix={root}/profiles/&max-keys=1000");
+        let listed = self.request("GET", &query);
+        let listed = String::from_utf8(listed).unwrap();
+        let keys = listed.split("<Key>").skip(1);
+        keys.map(|key| {
+            let key = key.split("</Key>").next().unwrap();
+            (
+                key.to_owned(),
+                self.request("GET", &format!("/laser/{key}")),
+            )
+        })
+        .collect()
+    }
+
+    pub(crate) fn verify(&self, root: &str) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_laser"))
+            .args(["verify", &format!("s3://laser/{root}")])
+            .envs(self.environment())
+            .output()
+            .unwrap()
+    }
+}
+
+/// The answer to a request without a body, which must succeed.
+pub(crate) fn request(port: u16, method: &str, path: &str, headers: &str) -> Vec<u8> {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let head = format!(
+        "{method} {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\nContent-Length: 0\r\nConnection: close\r\n{headers}\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    assert!(
+        answer.starts_with(b"HTTP/1.1 200"),
+        "{}",
+        String::from_utf8_lossy(&answer)
+    );
+    let body = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
+    answer.split_off(body)
 }
 
 impl Drop for S3 {
@@ -94,14 +118,6 @@ impl Drop for S3 {
     }
 }
 
-fn verify(workspace: &Workspace) -> std::process::Output {
-    Command::new(env!("CARGO_BIN_EXE_laser"))
-        .args(["verify", "s3://laser/out"])
-        .envs(workspace.environment.clone())
-        .output()
-        .unwrap()
-}
-
 #[test]
 fn two_nights_on_s3_are_those_on_a_disk() {
     let s3 = S3::start();
@@ -109,10 +125,10 @@ fn two_nights_on_s3_are_those_on_a_disk() {
     remote.environment = s3.environment();
     let settings = ["output.path=s3://laser/out"];
     assert_exit(&remote.run(&settings), 0);
-    let verified = verify(&remote);
+    let verified = s3.verify("out");
     assert_exit(&verified, 0);
     assert_eq!(stdout(&verified).matches("whole:").count(), 4);
-    s3.copy_parts(&remote);
+    s3.copy_parts("out", &remote);
     assert_exit(&local.run(&[]), 0);
     assert_eq!(without_run(texts(&remote)), without_run(texts(&local)));
     // Again: the night is published, which only the store knows.
@@ -121,16 +137,7 @@ fn two_nights_on_s3_are_those_on_a_disk() {
 
 #[test]
 fn workers_share_a_night_on_s3_and_keep_pools_in_a_cache() {
-    let s3 = S3::start();
-    let mut cluster = Cluster::new("LASER_NATS_NEW");
-    cluster.tonight.environment = s3.environment();
-    let config = fs::read_to_string(cluster.tonight.path("laser.toml")).unwrap();
-    let out = format!("path = \"{}\"", cluster.tonight.path("out").display());
-    assert!(config.contains(&out), "{config}");
-    let cache = cluster.tonight.path("cache");
-    let config = config.replace(&out, "path = \"s3://laser/out\"")
-        + &format!("[worker]\ncache = {cache:?}\n");
-    fs::write(cluster.tonight.path("laser.toml"), config).unwrap();
+    let cluster = Cluster::on_s3("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");
     coordinator.wait_for("queued shards", 1);
     let killed = cluster.start("worker");
@@ -139,8 +146,6 @@ fn workers_share_a_night_on_s3_and_keep_pools_in_a_cache() {
     let workers = [cluster.start("worker"), cluster.start("worker")];
     coordinator.assert_ends(0);
     workers.into_iter().for_each(|worker| worker.terminate());
-    assert!(fs::read_dir(cache).unwrap().count() > 1);
-    assert_exit(&verify(&cluster.tonight), 0);
-    s3.copy_parts(&cluster.tonight);
-    assert_eq!(without_run(texts(&cluster.tonight)), cluster.expected);
+    assert!(fs::read_dir(cluster.tonight.path("cache")).unwrap().count() > 1);
+    cluster.assert_whole();
 }

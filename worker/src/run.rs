@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use laser_decode::Pool;
@@ -28,6 +28,9 @@ use crate::generate::{Finished, Request, StopReason, TextGenerator};
 use crate::part::{self, Output, Work};
 use crate::progress::Progress;
 use crate::telemetry;
+
+/// What a worker that must end gives the store to answer: less than a pod's grace goes beyond `[worker] grace_seconds`.
+const LAST_COMMIT: Duration = Duration::from_secs(2);
 
 /// What every shard of a run needs.
 #[derive(Debug)]
@@ -50,6 +53,12 @@ pub enum WorkerError {
     /// The queue failed.
     #[error(transparent)]
     Queue(#[from] QueueError),
+    /// The store does not let the worker in: every shard would fail, and none is to blame.
+    #[error(
+        "{0}; check the credentials of this worker and what they allow. Its shards are given to others when their leases \
+         end"
+    )]
+    Refused(#[source] LocationError),
     /// A task of the worker was lost.
     #[error(
         "the worker's {0} ended unexpectedly; its shards are given to others when their leases end"
@@ -77,6 +86,14 @@ enum LoadError {
     Table(#[from] TableError),
     #[error("{file}: its bytes do not match the plan's digest: plan again")]
     Changed { file: String },
+}
+
+/// What becomes of a leased shard.
+enum Input {
+    /// To the engine.
+    Work(Work),
+    /// To the committer.
+    Done(Output),
 }
 
 struct Loaded {
@@ -122,14 +139,8 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
         })
     };
     let beat = tokio::spawn(heartbeats(queue.clone(), context.clone(), held.clone()));
-    let committer = commit_all(queue.as_ref(), &context, &held, done_rx);
-    let intake = intake(
-        queue.as_ref(),
-        &context,
-        &held,
-        (load_tx, done_tx),
-        &stop.drain,
-    );
+    let committer = commit_all(queue.as_ref(), &context, &held, done_rx, &stop);
+    let intake = intake(queue.as_ref(), &context, &held, (load_tx, done_tx), &stop);
     let (intake, committer) = tokio::join!(intake, committer);
     beat.abort();
     let generator = engine
@@ -189,7 +200,7 @@ async fn intake<Q: Queue>(
     context: &RunContext,
     held: &Held,
     (load, done): (mpsc::Sender<Loaded>, mpsc::Sender<Done>),
-    drain: &CancellationToken,
+    stop: &Stop,
 ) -> Result<(), WorkerError> {
     loop {
         let Ok(room) = load.reserve().await else {
@@ -197,7 +208,7 @@ async fn intake<Q: Queue>(
         };
         let lease = tokio::select! {
             biased;
-            () = drain.cancelled() => return Ok(()),
+            () = stop.drain.cancelled() => return Ok(()),
             // Without these two the wait for a lease would never end: the leases in hand are kept alive.
             () = load.closed() => return Err(WorkerError::Lost("engine thread")),
             () = done.closed() => return Err(WorkerError::Lost("committer")),
@@ -205,7 +216,7 @@ async fn intake<Q: Queue>(
         };
         let Some(lease) = lease else { return Ok(()) };
         let span = context.span(&lease.job);
-        take(context, held, lease, (room, &done))
+        take(context, held, lease, (room, &done), stop)
             .instrument(span)
             .await?;
     }
@@ -217,6 +228,7 @@ async fn take(
     held: &Held,
     lease: Lease,
     (room, done): (mpsc::Permit<'_, Loaded>, &mpsc::Sender<Done>),
+    stop: &Stop,
 ) -> Result<(), WorkerError> {
     if !held.add(&lease) {
         tracing::warn!("leased again while in hand");
@@ -224,24 +236,16 @@ async fn take(
     }
     tracing::debug!(attempt = lease.attempt, "leased");
     telemetry::leased(lease.attempt);
-    let output = match read_input(context, &lease.job).await {
-        Ok(None) => Output::Exists,
-        Ok(Some(Work::Carry(rows))) => Output::Part {
-            carried: rows.len() as u64,
-            rows: rows
-                .into_iter()
-                .map(|r| part::carry(&context.plan, r))
-                .collect(),
-            errors: Vec::new(),
-            figures: BTreeMap::new(),
-        },
-        Ok(Some(work)) => {
-            room.send(Loaded { lease, work });
-            return Ok(());
-        }
-        Err(error) => Output::Failed(error.to_string()),
+    // A store that is away is asked for minutes; a drain may not last that long.
+    let input = tokio::select! {
+        input = read_input(context, &lease.job) => input?,
+        () = stop.release.cancelled() => Input::Done(Output::Released),
     };
-    send(done, Done { lease, output }).await
+    match input {
+        Input::Work(work) => room.send(Loaded { lease, work }),
+        Input::Done(output) => send(done, Done { lease, output }).await?,
+    }
+    Ok(())
 }
 
 async fn send(done: &mpsc::Sender<Done>, message: Done) -> Result<(), WorkerError> {
@@ -250,8 +254,30 @@ async fn send(done: &mpsc::Sender<Done>, message: Done) -> Result<(), WorkerErro
         .map_err(|_| WorkerError::Lost("committer"))
 }
 
+/// What there is to do for a shard. A failure is the attempt's, unless the store does not let us in.
+async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Input, WorkerError> {
+    Ok(match load(context, job).await {
+        Ok(None) => Input::Done(Output::Exists),
+        Ok(Some(Work::Carry(rows))) => {
+            let carried = rows.len() as u64;
+            let rows = rows.into_iter().map(|r| part::carry(&context.plan, r));
+            Input::Done(Output::Part {
+                rows: rows.collect(),
+                errors: Vec::new(),
+                carried,
+                figures: BTreeMap::new(),
+            })
+        }
+        Ok(Some(work)) => Input::Work(work),
+        Err(LoadError::Location(error)) if error.is_refusal() => {
+            return Err(WorkerError::Refused(error));
+        }
+        Err(error) => Input::Done(Output::Failed(error.to_string())),
+    })
+}
+
 /// The shard's input; `None` if its output exists: a lost acknowledgement is no reason to do the work again.
-async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, LoadError> {
+async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, LoadError> {
     if context.output.join(&job.output).exists().await? {
         return Ok(None);
     }
@@ -270,10 +296,13 @@ async fn commit_all<Q: Queue>(
     context: &RunContext,
     held: &Held,
     mut done: mpsc::Receiver<Done>,
+    stop: &Stop,
 ) -> Result<(), WorkerError> {
     while let Some(done) = done.recv().await {
         let span = context.span(&done.lease.job);
-        settle(queue, context, held, done).instrument(span).await?;
+        settle(queue, context, held, done, stop)
+            .instrument(span)
+            .await?;
     }
     Ok(())
 }
@@ -284,12 +313,16 @@ async fn settle<Q: Queue>(
     context: &RunContext,
     held: &Held,
     Done { lease, output }: Done,
+    stop: &Stop,
 ) -> Result<(), WorkerError> {
     if matches!(output, Output::Released) {
         held.remove(&lease);
         return Ok(queue.released(&lease).await?);
     }
-    let created = commit(context, &lease, output).await;
+    let created = tokio::select! {
+        created = commit(context, &lease, output) => created?,
+        () = too_late(stop) => Err("the worker ended while the store did not answer".to_owned()),
+    };
     // Before the queue is told, which may hand out the shard again at once.
     held.remove(&lease);
     match created {
@@ -310,40 +343,48 @@ async fn settle<Q: Queue>(
     Ok(())
 }
 
-/// Writes the shard's output. Errors are reasons for the queue: nothing was committed.
-async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<Created, String> {
-    let target = context.output.join(&lease.job.output);
-    let attempt = format!("{}/{}/{}", context.worker, lease.attempt, lease.token);
-    let (bytes, failed, carried) = match output {
-        Output::Failed(reason) => return Err(reason),
-        Output::Exists => return Ok(Created::Exists),
-        Output::Released => return Err("given back".to_owned()),
-        Output::Audit(report) => (
-            Bytes::from(serde_json::to_vec(&report).map_err(|e| e.to_string())?),
-            0,
-            0,
-        ),
+/// Returns a little after the release, so that a finished shard is still committed to a store that answers.
+async fn too_late(stop: &Stop) {
+    stop.release.cancelled().await;
+    tokio::time::sleep(LAST_COMMIT).await;
+}
+
+/// Writes the shard's output. The inner error is a reason for the queue: nothing was committed.
+async fn commit(
+    context: &RunContext,
+    lease: &Lease,
+    output: Output,
+) -> Result<Result<Created, String>, WorkerError> {
+    let encoded = match output {
+        Output::Failed(reason) => return Ok(Err(reason)),
+        Output::Exists => return Ok(Ok(Created::Exists)),
+        Output::Released => return Ok(Err("given back".to_owned())),
+        Output::Audit(report) => serde_json::to_vec(&report)
+            .map(|bytes| (Bytes::from(bytes), 0, 0))
+            .map_err(|e| e.to_string()),
         Output::Part {
             rows,
             errors,
             carried,
             figures,
         } => {
+            let attempt = format!("{}/{}/{}", context.worker, lease.attempt, lease.token);
             let failed = errors.len() as u64;
             let rows = (rows.as_slice(), errors, carried);
-            let bytes = part::encode(&context.plan, lease, &attempt, rows, figures)
-                .map_err(|e| e.to_string())?;
-            (bytes, failed, carried)
+            part::encode(&context.plan, lease, &attempt, rows, figures)
+                .map(|bytes| (bytes, failed, carried))
+                .map_err(|e| e.to_string())
         }
     };
+    let (bytes, failed, carried) = match encoded {
+        Ok(encoded) => encoded,
+        Err(reason) => return Ok(Err(reason)),
+    };
     tracing::debug!(bytes = bytes.len(), "writing");
-    let created = match target.create(bytes).await {
+    let created = match create(&context.output.join(&lease.job.output), bytes).await {
+        Err(error) if error.is_refusal() => return Err(WorkerError::Refused(error)),
+        Err(error) => return Ok(Err(error.to_string())),
         Ok(created) => created,
-        // A store may have written the object and lost the answer; whoever wrote it, the shard is committed then.
-        Err(error) => match target.exists().await {
-            Ok(true) => Created::Exists,
-            _ => return Err(error.to_string()),
-        },
     };
     if created == Created::Won {
         telemetry::rows(carried, failed);
@@ -352,7 +393,18 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<C
             s.carried += carried;
         });
     }
-    Ok(created)
+    Ok(Ok(created))
+}
+
+/// Creates the object. A store may have written it and lost the answer; whoever wrote it, the shard is committed then.
+async fn create(target: &Location, bytes: Bytes) -> Result<Created, LocationError> {
+    match target.create(bytes).await {
+        Err(error) if !error.is_refusal() => match target.exists().await {
+            Ok(true) => Ok(Created::Exists),
+            _ => Err(error),
+        },
+        created => created,
+    }
 }
 
 /// A shard whose rows are being generated.

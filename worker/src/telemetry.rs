@@ -67,6 +67,11 @@ pub fn describe() {
     ] {
         describe_gauge!(name, meaning);
     }
+    // Rates of a counter that first appears at 1 would miss its first event.
+    for name in ["laser_failed_attempts_total", "laser_redeliveries_total"] {
+        counter!(name).absolute(0);
+    }
+    rows(0, 0);
 }
 
 pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures) {

@@ -142,7 +142,13 @@ pub async fn connect(config: &NatsConfig, name: &str) -> Result<NatsClient, Nats
     config.validate()?;
     let addresses = addresses(config)?;
     let events = Arc::new(NatsEvents::default());
-    let options = options(config, name, events.clone()).await?;
+    let mut options = options(config, name, events.clone()).await?;
+    let user = addresses
+        .iter()
+        .find_map(|a| a.username().zip(a.password()));
+    if let Some((user, password)) = user {
+        options = options.user_and_password(user.to_owned(), password.to_owned());
+    }
     let client = options
         .connect(&addresses[..])
         .await

@@ -91,9 +91,11 @@ impl Delivery {
     pub(super) async fn end(&self, word: AckKind) {
         let said = format!("{word:?}");
         if let Err(reason) = confirm(&self.message, word, CONFIRM).await {
-            let shard = self.job.job.shard;
+            let (run, shard, pool) = (&self.job.run.run, self.job.job.shard, &self.job.job.pool);
             tracing::warn!(
+                run,
                 shard,
+                pool,
                 said,
                 reason,
                 "no confirmation; it may be delivered again"

@@ -9,7 +9,7 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{ASSIGNMENTS_FILE, OpenPools, Stage, TextCounts};
+use crate::{ASSIGNMENTS_FILE, OpenPools, Stage, TextCounts, clear_pools};
 
 /// Input tables and a folder for pools.
 fn folders() -> (tempfile::TempDir, Vec<EntityTable>, PathBuf) {
@@ -142,6 +142,9 @@ async fn same_inputs_give_the_same_bytes_in_any_order() {
     let again = dir.path().join("again");
     build(&tables, reversed, &config, &again).await.unwrap();
     assert!(files(&again) == first);
+    clear_pools(&location(&again)).await.unwrap();
+    let left: Vec<_> = files(&again).into_iter().map(|f| f.0).collect();
+    assert_eq!(left, [ASSIGNMENTS_FILE]);
     let other_seed = PoolsConfig { seed: 6, ..config };
     build(&tables, previous(), &other_seed, &again)
         .await

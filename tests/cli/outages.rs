@@ -1,0 +1,233 @@
+//! Networks and stores that fail while processes live: whatever is lost on the way, the rows are those of one
+//! undisturbed process.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::time::Duration;
+
+use crate::distributed::Cluster;
+use crate::faults::signal;
+use crate::proxy::{Fault, Proxy};
+
+/// The shards that a log says a word of.
+fn shards(log: &[String], word: &str) -> Vec<u32> {
+    let word = format!(": {word} ");
+    let lines = log.iter().filter(|line| line.contains(&word));
+    let shard = |line: &String| line.split("shard=").nth(1)?.split(' ').next()?.parse().ok();
+    lines.filter_map(shard).collect()
+}
+
+/// A cluster on S3 and a proxy before the store.
+fn on_s3() -> (Cluster, Proxy) {
+    let cluster = Cluster::on_s3("LASER_NATS_NEW");
+    let proxy = Proxy::http(cluster.store.as_ref().unwrap().port);
+    (cluster, proxy)
+}
+
+/// Longer than the ten tries that object_store makes by itself, which take three seconds. A cut may cost a shard one
+/// of its two attempts, since nobody knows whether the server heard the last request.
+#[test]
+fn a_store_that_is_away_for_a_while_is_waited_for() {
+    let (cluster, proxy) = on_s3();
+    let coordinator = cluster.start_at_store("coordinator", &proxy);
+    coordinator.wait_for("queued shards", 1);
+    let worker = cluster.start_at_store("worker", &proxy);
+    worker.wait_for("committed", 2);
+    proxy.suffer(Fault::Answer(503), Duration::from_secs(5));
+    worker.wait_for("committed", 2);
+    proxy.suffer(Fault::Cut, Duration::from_secs(5));
+    coordinator.assert_ends(0);
+    worker.terminate();
+    cluster.assert_whole();
+}
+
+#[test]
+fn a_write_whose_answer_is_lost_is_found_and_not_repeated() {
+    let (cluster, proxy) = on_s3();
+    let coordinator = cluster.start("coordinator");
+    coordinator.wait_for("queued shards", 1);
+    proxy.set(Fault::LoseAnswers);
+    let worker = cluster.start_at_store("worker", &proxy);
+    coordinator.assert_ends(0);
+    signal(&worker.child, "-TERM");
+    let log = worker.log_until_end(143);
+    let written = shards(&log, "writing");
+    let distinct: BTreeSet<u32> = written.iter().copied().collect();
+    assert!(
+        written.len() > 3 && distinct.len() == written.len(),
+        "{written:?}"
+    );
+    assert!(shards(&log, "attempt failed").is_empty());
+    cluster.assert_whole();
+}
+
+#[test]
+fn wrong_credentials_end_a_process_with_a_word_and_cost_no_shard() {
+    let (cluster, proxy) = on_s3();
+    let refused = |subcommand: &str| {
+        let log = cluster.start_at_store(subcommand, &proxy).log_until_end(65);
+        let error = log.iter().find(|l| l.starts_with("error: ")).unwrap();
+        assert!(
+            error.contains("s3://laser/out") && error.contains("403"),
+            "{error}"
+        );
+    };
+    proxy.set(Fault::Answer(403));
+    refused("coordinator");
+    let coordinator = cluster.start("coordinator");
+    coordinator.wait_for("queued shards", 1);
+    refused("worker");
+    proxy.set(Fault::None);
+    // In the middle of the work.
+    let expired = cluster.start_at_store("worker", &proxy);
+    expired.wait_for("committed", 2);
+    proxy.set(Fault::Answer(403));
+    let log = expired.log_until_end(65);
+    assert!(
+        log.iter().any(|l| l.contains("check the credentials")),
+        "{}",
+        log.join("\n")
+    );
+    let worker = cluster.start("worker");
+    coordinator.assert_ends(0);
+    worker.terminate();
+    cluster.assert_whole();
+}
+
+/// `kill -9` before the store hears a write and before the coordinator hears of it; and with half of the shards
+/// queued.
+#[test]
+fn a_coordinator_killed_at_any_of_its_writes_publishes_one_data_set() {
+    let (cluster, store) = on_s3();
+    let kill_at = |word: &'static str| {
+        for heard in [false, true] {
+            store.set(Fault::Hold { word, heard });
+            let coordinator = cluster.start_at_store("coordinator", &store);
+            store.wait_held();
+            coordinator.kill();
+            store.set(Fault::None);
+        }
+    };
+    kill_at("/pools.json");
+    kill_at("/plan.json");
+    let nats = Proxy::tcp(cluster.nats.port);
+    nats.set(Fault::Hold {
+        word: "PUB laser.jobs.2026",
+        heard: false,
+    });
+    let coordinator = cluster.start_at_nats("coordinator", &nats);
+    nats.wait_held();
+    coordinator.kill();
+    let worker = cluster.start("worker");
+    for word in ["/_errors.jsonl", "/_manifest.json", "/_SUCCESS"] {
+        kill_at(word);
+    }
+    cluster.start("coordinator").assert_ends(0);
+    worker.terminate();
+    cluster.assert_whole();
+}
+
+/// They plan at once. Then the slow one is held before it writes the manifest until the fast one has published.
+#[test]
+fn two_coordinators_publish_one_manifest() {
+    let (cluster, proxy) = on_s3();
+    proxy.set(Fault::Hold {
+        word: "/_manifest.json",
+        heard: false,
+    });
+    let slow = cluster.start_at_store("coordinator", &proxy);
+    let fast = cluster.start("coordinator");
+    for coordinator in [&slow, &fast] {
+        coordinator.wait_for("\"generating\"", 1);
+    }
+    signal(&fast.child, "-STOP");
+    let worker = cluster.start("worker");
+    proxy.wait_held();
+    signal(&fast.child, "-CONT");
+    fast.assert_ends(0);
+    let published = cluster.store.as_ref().unwrap().published("out");
+    let manifests = published.keys().filter(|k| k.ends_with("_manifest.json"));
+    assert_eq!(manifests.count(), 2);
+    proxy.set(Fault::None);
+    slow.assert_ends(0);
+    worker.terminate();
+    assert_eq!(cluster.store.as_ref().unwrap().published("out"), published);
+    cluster.assert_whole();
+}
+
+/// Longer than a lease, so that what was in hand is leased again.
+#[test]
+fn connections_to_nats_that_stall_break_and_lag_lose_nothing() {
+    let cluster = Cluster::new("LASER_NATS_OLD");
+    let proxy = Proxy::tcp(cluster.nats.port);
+    let coordinator = cluster.start_at_nats("coordinator", &proxy);
+    coordinator.wait_for("queued shards", 1);
+    let worker = cluster.start_at_nats("worker", &proxy);
+    for fault in [Fault::Stall, Fault::Cut] {
+        worker.wait_for("leased", 2);
+        proxy.suffer(fault, Duration::from_secs(4));
+    }
+    worker.wait_for("leased", 1);
+    proxy.set(Fault::Delay(Duration::from_millis(100)));
+    coordinator.assert_ends(0);
+    worker.terminate();
+    cluster.assert_whole();
+}
+
+/// What remains in the queue of a shard that is committed costs a look.
+#[test]
+fn a_run_that_lost_every_process_and_the_queue_generates_no_committed_shard() {
+    let mut cluster = Cluster::new("LASER_NATS_NEW");
+    let coordinator = cluster.start("coordinator");
+    coordinator.wait_for("queued shards", 1);
+    // Committed, and not acknowledged.
+    for _ in 0..2 {
+        let worker = cluster.start("worker");
+        worker.wait_for("committed", 2);
+        worker.kill();
+    }
+    coordinator.kill();
+    let committed = cluster.tonight.parts();
+    assert!(committed.len() >= 3, "{}", committed.len());
+    let number = |name: &str| {
+        name.strip_prefix("part-")?
+            .strip_suffix(".parquet")?
+            .parse()
+            .ok()
+    };
+    let done: BTreeSet<u32> = committed
+        .iter()
+        .filter_map(|(path, _)| number(path.file_name()?.to_str()?))
+        .collect();
+    assert_eq!(done.len(), committed.len());
+    cluster.nats.lose_everything();
+    let coordinator = cluster.start("coordinator");
+    coordinator.wait_for("queued shards", 1);
+    let worker = cluster.start("worker");
+    coordinator.assert_ends(0);
+    signal(&worker.child, "-TERM");
+    let written = shards(&worker.log_until_end(143), "writing");
+    assert!(!written.is_empty() && !written.iter().any(|shard| done.contains(shard)));
+    for (path, bytes) in committed {
+        assert_eq!(fs::read(&path).unwrap(), bytes, "{path:?} changed");
+    }
+    cluster.assert_whole();
+}
+
+/// What the queue was told counts for nothing: the store is asked.
+#[test]
+fn an_output_that_is_lost_after_its_acknowledgement_is_made_again() {
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    let coordinator = cluster.start("coordinator");
+    coordinator.wait_for("queued shards", 1);
+    let worker = cluster.start("worker");
+    worker.wait_for("acknowledged", 2);
+    worker.kill();
+    let (lost, _) = cluster.tonight.parts().swap_remove(0);
+    fs::remove_file(&lost).unwrap();
+    let worker = cluster.start("worker");
+    coordinator.assert_ends(0);
+    worker.terminate();
+    assert!(lost.exists());
+    cluster.assert_whole();
+}
