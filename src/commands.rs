@@ -131,6 +131,7 @@ pub(crate) async fn pools_build(config: &Config, dir: &str) -> Result<()> {
 pub(crate) async fn pools_inspect(config: &Config, dir: &str, json: bool) -> Result<()> {
     let model = open_model(config).await?;
     let pools = OpenPools::open(&Location::parse(dir)?, &model.tokenizer.fingerprint()).await?;
+    pools.verify()?;
     let inspection = inspect(&pools, model.tokenizer.library(), 8, 3)?;
     if json {
         return print(&(serde_json::to_string_pretty(&inspection)? + "\n"));

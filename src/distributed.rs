@@ -389,7 +389,7 @@ async fn open_run(
         "{}: these are not the pools that the run was planned with",
         dir.url()
     );
-    Ok(run_context(plan, output, &pools, worker.to_owned()))
+    run_context(plan, output, &pools, worker.to_owned()).await
 }
 
 /// Prompts come rendered; all else that decides a text must be the coordinator's.
