@@ -166,7 +166,10 @@ impl Distribution {
                 self.count(evidence);
             }
         }
-        self.table.entries.iter().map(Entry::child)
+        // Rounding must not decide here what the caller decides.
+        let least = 0.999 * threshold;
+        let likely = move |entry: &&Entry| entry.by_source.iter().sum::<f32>() >= least;
+        self.table.entries.iter().filter(likely).map(Entry::child)
     }
 
     /// Gathers the occurrences in temporary branches that agree in `least` tokens, longest first.

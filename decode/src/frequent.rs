@@ -116,7 +116,7 @@ fn index(index: usize) -> u32 {
 }
 
 impl FrequentBuilder {
-    /// Lists the tokens that occur; the intervals of the frequent ones.
+    /// Lists the tokens that occur, with a bucket for every four; the intervals of the frequent ones.
     fn add_tokens(
         &mut self,
         tokens: &[Token],
@@ -140,9 +140,9 @@ impl FrequentBuilder {
             }
             first += count;
         }
-        let found = index(self.tokens.len()).max(1);
+        let found = index(self.tokens.len());
         self.tokens.push([NONE, first, NONE]);
-        while (vocab_size - 1) >> self.shift >= found {
+        while (vocab_size - 1) >> self.shift >= found.div_ceil(4).max(1) {
             self.shift += 1;
         }
         let mut at = 0;
