@@ -388,7 +388,7 @@ async fn open_run(
         output.join(&plan.folder()).url()
     );
     let pools = check_run(config, model, &output, &plan).await?;
-    Ok(run_context(plan, output, &pools, worker.to_owned()))
+    run_context(plan, output, &pools, worker.to_owned()).await
 }
 
 /// Makes sure that this configuration may generate for a run, and opens the run's pools.

@@ -126,24 +126,27 @@ fn first_after(from: Zoned, time: Time) -> Result<Zoned> {
     })
 }
 
-/// What a worker needs of a run.
-pub(crate) fn run_context(
+/// What a worker needs of a run. Nothing is drafted from a pool that was not read whole and found undamaged; that
+/// takes a thread of its own, so that a model can be loaded meanwhile.
+pub(crate) async fn run_context(
     plan: Plan,
     output: Location,
     pools: &OpenPools,
     worker: String,
-) -> Arc<RunContext> {
+) -> Result<Arc<RunContext>> {
+    let unverified = pools.clone();
+    tokio::task::spawn_blocking(move || unverified.verify()).await??;
     let names = pools.set().pools.iter().map(|p| p.name.clone());
     let pools: HashMap<_, _> = names
         .filter_map(|name| pools.pool(&name).map(|pool| (name, pool)))
         .collect();
-    Arc::new(RunContext {
+    Ok(Arc::new(RunContext {
         plan,
         output,
         pools,
         worker,
         progress: Arc::new(Progress::default()),
-    })
+    }))
 }
 
 /// The shards that were given up and whose output is missed. An audit's is not: without it a pool has no measured
@@ -466,9 +469,11 @@ impl<'a> Night<'a> {
         let end = deadline.end(drain);
         if committed.len() < plan.shards.len() {
             display.stage("loading the model");
-            let generator = generator::load(self.config, &self.model).await?;
             let worker = format!("local-{}", std::process::id());
-            let context = run_context(plan.clone(), self.output.clone(), pools, worker);
+            let (context, generator) = tokio::try_join!(
+                run_context(plan.clone(), self.output.clone(), pools, worker),
+                generator::load(self.config, &self.model)
+            )?;
             work(&queue, context, generator, display, &end).await?;
         }
         let seconds = started.elapsed().as_secs_f64();

@@ -226,8 +226,8 @@ pub(crate) async fn rollback(config: &Config) -> Result<()> {
 async fn check(config: &Config, output: &Location, version: &str) -> Result<()> {
     let model = open_model(config).await?;
     let dir = output.join(&PoolRegistry::place(version)?);
-    OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
-    Ok(())
+    let pools = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
+    Ok(pools.verify()?)
 }
 
 /// A promotion that no run will see is told to be one.

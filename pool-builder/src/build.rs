@@ -136,6 +136,7 @@ impl PoolWriter<'_> {
     ) -> Result<(), PoolsError> {
         let bytes = Bytes::from(build_pool(&self.tokenizer.pool_meta(name), texts)?);
         let pool = Pool::open(bytes.clone())?;
+        pool.verify()?;
         let file = format!("{name}{EXTENSION}");
         self.written.push(PoolEntry {
             name: name.to_owned(),

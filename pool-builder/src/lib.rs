@@ -40,7 +40,7 @@ pub use pool_set::{
 };
 pub use progress::{BuildProgress, Progress, Stage};
 pub use registry::{POOLS_FOLDER, PoolRegistry, Promotion, RegistryError};
-pub use replay::{ReplayReport, ReplayText, replay};
+pub use replay::{RELIABILITY_BINS, ReliabilityBin, ReplayReport, ReplayText, replay};
 pub use router::{Group, Reason, Route, Router};
 pub use texts::{PoolTokenizer, ReadError};
 pub use tune::{GroupTuning, KindTuning, TuneConfig, TuneReport, TuneRow, tune};
