@@ -114,6 +114,7 @@ pub(crate) async fn pools_build(config: &Config, dir: &str) -> Result<()> {
         texts,
         tokenizer,
         &config.pools,
+        config.run.memory(),
         &dir,
         &mut progress,
     )
@@ -177,7 +178,7 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
         &config.input,
         texts,
         tokenizer,
-        &config.pools,
+        (&config.pools, config.run.memory()),
         tuning,
         drafter,
         &mut progress,
