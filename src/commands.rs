@@ -149,7 +149,7 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
         &config.input,
         texts,
         tokenizer,
-        &config.pools,
+        (&config.pools, config.run.memory()),
         tuning,
         drafter,
         &mut progress,

@@ -289,12 +289,20 @@ pub(crate) struct RunConfig {
     pub(crate) carry_forward: bool,
     pub(crate) shard_rows: usize,
     pub(crate) attempts: u32,
+    pub(crate) memory_mb: usize,
     pub(crate) audit_share: f64,
     pub(crate) seed: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deadline: Option<Time>,
+}
+
+impl RunConfig {
+    /// Bytes that planning and pool building hold before they spill.
+    pub(crate) fn memory(&self) -> usize {
+        self.memory_mb.saturating_mul(1 << 20)
+    }
 }
 
 impl Default for RunConfig {
@@ -305,6 +313,7 @@ impl Default for RunConfig {
             carry_forward: true,
             shard_rows: 256,
             attempts: 3,
+            memory_mb: 512,
             audit_share: 0.01,
             seed: 1,
             limit: None,

@@ -128,7 +128,8 @@ async fn build_into(
     let texts = previous_texts(PreviousReader::open(sources, before).await?);
     let tokenizer = PoolTokenizer::of(model)?;
     let (input, pools) = (&config.input, &config.pools);
-    Ok(build_pools(input, texts, tokenizer, pools, dir, &mut progress).await?)
+    let memory = config.run.memory();
+    Ok(build_pools(input, texts, tokenizer, pools, memory, dir, &mut progress).await?)
 }
 
 /// A line of `laser pools list`.

@@ -13,7 +13,9 @@ mod config;
 mod embeddings;
 mod error;
 mod fit;
+mod grouped;
 mod inspect;
+mod members;
 mod open;
 mod pool_set;
 mod progress;
@@ -30,7 +32,7 @@ pub use config::{
     Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig,
     KMeansConfig, PoolsConfig,
 };
-pub use embeddings::{EmbeddingError, Embeddings, EntityEmbeddings};
+pub use embeddings::{EmbeddingError, join_embeddings};
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;

@@ -137,7 +137,7 @@ async fn read(
     };
     let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
     let mut held_out = Vec::new();
-    while let Some(file) = reader.next_file().await? {
+    while let Some(file) = reader.next_batch().await? {
         let contents: Vec<&str> = file.iter().map(|text| text.text.as_str()).collect();
         let tokens = tokenizer.encode_batch(&contents, false)?;
         for (PreviousText { id, .. }, tokens) in file.iter().zip(tokens) {
