@@ -122,6 +122,7 @@ fn plan(shards: u32) -> Plan {
         date: date(2026, 1, 2),
         spec: spec(),
         pools: String::new(),
+        price: None,
         pool_digest: Digest::of(b""),
         ids: Default::default(),
         counts: Default::default(),

@@ -189,6 +189,7 @@ impl Bench<'_> {
             seed: run.seed,
             limit: None,
             pools: ("pools".into(), pools.digest().clone()),
+            price: None,
             prompts: &self.prompts,
             route: &route,
         };

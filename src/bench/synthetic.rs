@@ -240,6 +240,7 @@ fn manifest(
         errors: 0,
         figures: BTreeMap::new(),
         audit: BTreeMap::new(),
+        cost: None,
         parts,
     }
 }

@@ -102,6 +102,7 @@ async fn every_scheme_names_its_pools() {
     ];
     let (_dir, tables, pools) = folders();
     for (user, expected) in cases {
+        clear_pools(&location(&pools)).await.unwrap();
         let set = build(
             &tables[..1],
             previous(),
