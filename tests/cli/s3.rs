@@ -159,7 +159,7 @@ fn nights_on_s3_follow_each_other_and_leave() {
         ["02", "03"],
         "runs, pools and profiles of the first night are gone"
     );
-    assert_exit(&verify(&remote), 0);
+    assert_exit(&s3.verify("out"), 0);
 }
 
 #[test]
