@@ -490,8 +490,11 @@ fn setting_provider(setting: &str) -> Result<Serialized<Value>> {
         .split_once('=')
         .ok_or_else(|| anyhow!("--set {setting}: expected KEY=VALUE, such as run.limit=100"))?;
     let parsed: Option<Dict> = Toml::from_str(&format!("value = {text}")).ok();
+    // A date is a date in TOML, and in the file it is text.
+    let is_date = |value: &Value| value.as_dict().is_some() && !text.starts_with('{');
     let value = parsed
         .and_then(|mut dict| dict.remove("value"))
+        .filter(|value| !is_date(value))
         .unwrap_or_else(|| Value::from(text));
     Ok(Serialized::from(value, Profile::Default).key(key))
 }
@@ -547,9 +550,15 @@ mod tests {
     fn flags_override_the_file() {
         let config = load(
             MINIMAL,
-            &["run.limit=5", "model.path=other", "verification.p=0.3"],
+            &[
+                "run.limit=5",
+                "model.path=other",
+                "verification.p=0.3",
+                "run.date=2026-01-02",
+            ],
         )
         .unwrap();
+        assert_eq!(config.run.date, Some(jiff::civil::date(2026, 1, 2)));
         assert_eq!(config.run.limit, Some(5));
         assert_eq!(config.model.path, "other");
         assert!((config.verification.p - 0.3).abs() < 1e-6);
