@@ -139,11 +139,12 @@ fn json_logs_are_an_object_a_line_and_name_run_shard_and_pool() {
     objects(&coordinator.log_until_end(0));
     signal(&worker.child, "-TERM");
     let log = objects(&worker.log_until_end(143));
-    let of_shards: Vec<&Value> = log.iter().filter(|line| line["shard"].is_u64()).collect();
+    let spans = log.iter().map(|line| &line["span"]);
+    let of_shards: Vec<&Value> = spans.filter(|span| span["shard"].is_u64()).collect();
     assert!(of_shards.len() > 10, "{log:?}");
-    for line in of_shards {
-        assert_eq!(line["run"], cluster.run_id(), "{line}");
-        assert!(line["pool"].is_string(), "{line}");
+    for span in of_shards {
+        assert_eq!(span["run"], cluster.run_id(), "{span}");
+        assert!(span["pool"].is_string(), "{span}");
     }
     cluster.assert_whole();
     let failed = json_log(&cluster, "worker", &["queue.url=nats://127.0.0.1:1"]);
