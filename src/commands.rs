@@ -100,6 +100,7 @@ pub(crate) async fn pools_inspect(config: &Config, dir: &str, json: bool) -> Res
     let model = open_model(config).await?;
     let dir = pool_sets::find(config, dir).await?;
     let pools = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
+    pools.verify()?;
     let inspection = inspect(&pools, model.tokenizer.library(), 8, 3)?;
     if json {
         return print(&(serde_json::to_string_pretty(&inspection)? + "\n"));
@@ -148,7 +149,7 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
         &config.input,
         texts,
         tokenizer,
-        &config.pools,
+        (&config.pools, config.run.memory()),
         tuning,
         drafter,
         &mut progress,

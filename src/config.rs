@@ -289,12 +289,20 @@ pub(crate) struct RunConfig {
     pub(crate) carry_forward: bool,
     pub(crate) shard_rows: usize,
     pub(crate) attempts: u32,
+    pub(crate) memory_mb: usize,
     pub(crate) audit_share: f64,
     pub(crate) seed: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) limit: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) deadline: Option<Time>,
+}
+
+impl RunConfig {
+    /// Bytes that planning and pool building hold before they spill.
+    pub(crate) fn memory(&self) -> usize {
+        self.memory_mb.saturating_mul(1 << 20)
+    }
 }
 
 impl Default for RunConfig {
@@ -305,6 +313,7 @@ impl Default for RunConfig {
             carry_forward: true,
             shard_rows: 256,
             attempts: 3,
+            memory_mb: 512,
             audit_share: 0.01,
             seed: 1,
             limit: None,
@@ -490,8 +499,11 @@ fn setting_provider(setting: &str) -> Result<Serialized<Value>> {
         .split_once('=')
         .ok_or_else(|| anyhow!("--set {setting}: expected KEY=VALUE, such as run.limit=100"))?;
     let parsed: Option<Dict> = Toml::from_str(&format!("value = {text}")).ok();
+    // A date is a date in TOML, and in the file it is text.
+    let is_date = |value: &Value| value.as_dict().is_some() && !text.starts_with('{');
     let value = parsed
         .and_then(|mut dict| dict.remove("value"))
+        .filter(|value| !is_date(value))
         .unwrap_or_else(|| Value::from(text));
     Ok(Serialized::from(value, Profile::Default).key(key))
 }
@@ -547,9 +559,15 @@ mod tests {
     fn flags_override_the_file() {
         let config = load(
             MINIMAL,
-            &["run.limit=5", "model.path=other", "verification.p=0.3"],
+            &[
+                "run.limit=5",
+                "model.path=other",
+                "verification.p=0.3",
+                "run.date=2026-01-02",
+            ],
         )
         .unwrap();
+        assert_eq!(config.run.date, Some(jiff::civil::date(2026, 1, 2)));
         assert_eq!(config.run.limit, Some(5));
         assert_eq!(config.model.path, "other");
         assert!((config.verification.p - 0.3).abs() < 1e-6);

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use jiff::civil::Date;
-use laser_coordinator::finalise;
+use laser_coordinator::finalise::{self, Committed};
 use laser_coordinator::nats::{self, NatsClient, NatsConfig, NatsWorker, RunRef};
 use laser_coordinator::plan::{plan_digest, read_plan};
 use laser_pool_builder::OpenPools;
@@ -31,8 +31,12 @@ use crate::night::{
 use crate::progress::Display;
 use crate::telemetry;
 
-/// Between two looks at the store and the queue: thousands of shards are a few list requests.
+/// Between two looks at the store and the queue.
 const LOOK_EVERY: Duration = Duration::from_secs(3);
+
+/// Looks at many shards take longer, and the pause after one is so many times as long: they take a twentieth of the
+/// time, whatever the run's size.
+const LOOK_PAUSE: u32 = 19;
 
 /// In a run's folder: somebody has cancelled it.
 const CANCELLED: &str = "cancelled";
@@ -94,10 +98,12 @@ async fn watch(
     let mut watch = Watch::new(client, &night.output, &plan, deadline.clone())?;
     display.stage("generating");
     let dead = loop {
+        let started = Instant::now();
         let look = tokio::select! {
             look = watch.look(display) => look,
             () = end.cancelled() => break Vec::new(),
         };
+        let pause = LOOK_EVERY.max(LOOK_PAUSE * started.elapsed());
         match look {
             Ok(look) if look.cancelled => return Ok(Outcome::Cancelled { run: plan.run }),
             // With a deadline there is time to replay what was given up.
@@ -113,7 +119,7 @@ async fn watch(
         }
         tokio::select! {
             () = end.cancelled() => break Vec::new(),
-            () = tokio::time::sleep(LOOK_EVERY) => {}
+            () = tokio::time::sleep(pause) => {}
         }
     };
     if drain.is_cancelled() {
@@ -150,6 +156,7 @@ struct Watch<'a> {
     /// Rows that were committed when the watch began.
     rows_before: Option<u64>,
     warned: bool,
+    committed: Committed,
 }
 
 impl<'a> Watch<'a> {
@@ -168,6 +175,7 @@ impl<'a> Watch<'a> {
             started: Instant::now(),
             rows_before: None,
             warned: false,
+            committed: Committed::new(plan),
         })
     }
 
@@ -175,7 +183,8 @@ impl<'a> Watch<'a> {
     async fn look(&mut self, display: &mut Display) -> Result<Look> {
         let queued = self.client.queued(&self.plan.run).await?;
         let letters = self.client.dead_letters(&self.plan.run).await?;
-        let committed = finalise::committed(self.output, self.plan).await?;
+        self.committed.look(self.output).await?;
+        let committed = self.committed.shards();
         let is_committed = |shard: &u32| committed.binary_search(shard).is_ok();
         let dead: Vec<(u32, String)> = letters
             .into_iter()
@@ -388,7 +397,7 @@ async fn open_run(
         output.join(&plan.folder()).url()
     );
     let pools = check_run(config, model, &output, &plan).await?;
-    Ok(run_context(plan, output, &pools, worker.to_owned()))
+    run_context(plan, output, &pools, worker.to_owned()).await
 }
 
 /// Makes sure that this configuration may generate for a run, and opens the run's pools.

@@ -102,9 +102,8 @@ async fn newest_run(config: &Config, model: &ModelFiles) -> Result<String> {
     };
     match read_plan(&output, &run).await? {
         Some(plan) if !is_published(&output, &plan).await? => {
-            check_run(config, model, &output, &plan)
-                .await
-                .context(run.clone())?;
+            let pools = check_run(config, model, &output, &plan).await;
+            (pools.and_then(|pools| Ok(pools.verify()?))).context(run.clone())?;
             Ok(format!("{run} can be worked on"))
         }
         _ => Ok(format!(

@@ -190,7 +190,7 @@ struct RunName {
 struct NightArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Previous knowledge in place of [[previous]]: `latest`, or the path or URL of an output or a file.
+    /// Previous knowledge in place of the configuration's: `latest`, or the path or URL of an output or a file.
     #[arg(long, value_name = "latest|PATH")]
     previous: Option<String>,
 }

@@ -20,9 +20,10 @@ use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan, plan_time, read_plan};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_pool_builder::{
-    EntityEmbeddings, OpenPools, POOL_SET_FILE, PoolRegistry, PoolTokenizer, ReadError, build_pools,
+    OpenPools, POOL_SET_FILE, PoolRegistry, PoolTokenizer, ReadError, build_pools, join_embeddings,
 };
 use laser_schema::job::{Action, Plan, Spec, run_folder};
+use laser_schema::join::Join;
 use laser_schema::layout::{Pins, dated_name};
 use laser_schema::manifest::{Manifest, SUCCESS};
 use laser_schema::model::{Hub, ModelFiles, resolve};
@@ -126,24 +127,27 @@ fn first_after(from: Zoned, time: Time) -> Result<Zoned> {
     })
 }
 
-/// What a worker needs of a run.
-pub(crate) fn run_context(
+/// What a worker needs of a run. Nothing is drafted from a pool that was not read whole and found undamaged; that
+/// takes a thread of its own, so that a model can be loaded meanwhile.
+pub(crate) async fn run_context(
     plan: Plan,
     output: Location,
     pools: &OpenPools,
     worker: String,
-) -> Arc<RunContext> {
+) -> Result<Arc<RunContext>> {
+    let unverified = pools.clone();
+    tokio::task::spawn_blocking(move || unverified.verify()).await??;
     let names = pools.set().pools.iter().map(|p| p.name.clone());
     let pools: HashMap<_, _> = names
         .filter_map(|name| pools.pool(&name).map(|pool| (name, pool)))
         .collect();
-    Arc::new(RunContext {
+    Ok(Arc::new(RunContext {
         plan,
         output,
         pools,
         worker,
         progress: Arc::new(Progress::default()),
-    })
+    }))
 }
 
 /// The shards that were given up and whose output is missed. An audit's is not: without it a pool has no measured
@@ -211,6 +215,7 @@ impl<'a> Night<'a> {
         let run = crate::config::RunConfig {
             date: None,
             attempts: 0,
+            memory_mb: 0,
             deadline: None,
             ..self.config.run.clone()
         };
@@ -390,7 +395,17 @@ impl<'a> Night<'a> {
             };
             let (input, config) = (&self.config.input, &self.config.pools);
             let texts = previous_texts(previous);
-            let set = build_pools(input, texts, pool_tokenizer, config, dir, &mut progress).await?;
+            let memory = self.config.run.memory();
+            let set = build_pools(
+                input,
+                texts,
+                pool_tokenizer,
+                config,
+                memory,
+                dir,
+                &mut progress,
+            )
+            .await?;
             let tokens: usize = set.pools.iter().map(|p| p.tokens).sum();
             display.finish_with(&format!(
                 "{} pools, {} tokens from {} texts",
@@ -410,16 +425,16 @@ impl<'a> Night<'a> {
         display: &mut Display,
     ) -> Result<Plan> {
         display.stage("planning");
-        let embeddings = EntityEmbeddings::read(&self.config.pools).await?;
+        let mut entities = Join::new(&self.config.input, self.config.run.memory()).await?;
+        join_embeddings(&self.config.pools, &mut entities).await?;
         let route = |entity: &Entity| {
-            let route = pools.route(entity, embeddings.get(entity));
+            let route = pools.route(entity, entity.embedding.as_deref());
             route.map_or_else(String::new, |route| route.pool.to_owned())
         };
         let request = PlanRequest {
             run: run.to_owned(),
             date: begun.date,
             spec: self.spec.clone(),
-            entities: &self.config.input,
             previous: &begun.previous,
             carry_forward: self.config.run.carry_forward,
             shard_rows: self.config.run.shard_rows,
@@ -431,7 +446,7 @@ impl<'a> Night<'a> {
             prompts: &self.prompts,
             route: &route,
         };
-        let plan = plan(output, &request, &mut |p| {
+        let plan = plan(output, entities, &request, &mut |p| {
             display.update(p.entities, None, "entities")
         })
         .await?;
@@ -466,9 +481,11 @@ impl<'a> Night<'a> {
         let end = deadline.end(drain);
         if committed.len() < plan.shards.len() {
             display.stage("loading the model");
-            let generator = generator::load(self.config, &self.model).await?;
             let worker = format!("local-{}", std::process::id());
-            let context = run_context(plan.clone(), self.output.clone(), pools, worker);
+            let (context, generator) = tokio::try_join!(
+                run_context(plan.clone(), self.output.clone(), pools, worker),
+                generator::load(self.config, &self.model)
+            )?;
             work(&queue, context, generator, display, &end).await?;
         }
         let seconds = started.elapsed().as_secs_f64();
@@ -689,7 +706,7 @@ pub(crate) fn previous_texts(
 ) -> impl Stream<Item = Result<Vec<PreviousText>, ReadError>> {
     futures::stream::try_unfold(reader, |mut reader| async move {
         let texts = reader
-            .next_file()
+            .next_batch()
             .await
             .map_err(|e| Box::new(e) as ReadError)?;
         Ok(texts.map(|texts| (texts, reader)))

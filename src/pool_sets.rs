@@ -128,7 +128,8 @@ async fn build_into(
     let texts = previous_texts(PreviousReader::open(sources, before).await?);
     let tokenizer = PoolTokenizer::of(model)?;
     let (input, pools) = (&config.input, &config.pools);
-    Ok(build_pools(input, texts, tokenizer, pools, dir, &mut progress).await?)
+    let memory = config.run.memory();
+    Ok(build_pools(input, texts, tokenizer, pools, memory, dir, &mut progress).await?)
 }
 
 /// A line of `laser pools list`.
@@ -226,8 +227,8 @@ pub(crate) async fn rollback(config: &Config) -> Result<()> {
 async fn check(config: &Config, output: &Location, version: &str) -> Result<()> {
     let model = open_model(config).await?;
     let dir = output.join(&PoolRegistry::place(version)?);
-    OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
-    Ok(())
+    let pools = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
+    Ok(pools.verify()?)
 }
 
 /// A promotion that no run will see is told to be one.

@@ -70,19 +70,79 @@ pub enum Published {
 /// # Errors
 /// The store's.
 pub async fn committed(output: &Location, plan: &Plan) -> Result<Vec<u32>, LocationError> {
-    let mut there: HashSet<String> = HashSet::new();
-    let mut folders = vec![plan.folder()];
-    folders.extend(Kind::ALL.map(|kind| plan.partition(kind)));
-    for folder in folders {
-        let listed = output.join(&folder).list().await?;
-        there.extend(listed.into_iter().map(|l| format!("{folder}/{}", l.name)));
+    let mut committed = Committed::new(plan);
+    committed.look(output).await?;
+    Ok(committed.shards())
+}
+
+/// The shards whose output was seen, for whoever looks again and again: shards are done about in their order, so
+/// each look lists only what comes after the first that is missing. What is removed in the meantime is not noticed.
+#[derive(Debug)]
+pub struct Committed {
+    folders: Vec<Folder>,
+    done: Vec<bool>,
+}
+
+/// The outputs of one folder.
+#[derive(Debug)]
+struct Folder {
+    path: String,
+    /// Names with their shards, by name.
+    outputs: Vec<(String, u32)>,
+    /// How many of the first are all there.
+    whole: usize,
+}
+
+impl Committed {
+    /// Nothing seen yet.
+    pub fn new(plan: &Plan) -> Self {
+        let mut folders: BTreeMap<&str, Vec<(String, u32)>> = BTreeMap::new();
+        for job in &plan.shards {
+            let (folder, name) = job.output.rsplit_once('/').unwrap_or(("", &job.output));
+            let outputs = folders.entry(folder).or_default();
+            outputs.push((name.to_owned(), job.shard));
+        }
+        let folder = |(path, mut outputs): (&str, Vec<(String, u32)>)| {
+            outputs.sort_unstable();
+            Folder {
+                path: path.to_owned(),
+                outputs,
+                whole: 0,
+            }
+        };
+        Self {
+            folders: folders.into_iter().map(folder).collect(),
+            done: vec![false; plan.shards.len()],
+        }
     }
-    Ok(plan
-        .shards
-        .iter()
-        .filter(|s| there.contains(&s.output))
-        .map(|s| s.shard)
-        .collect())
+
+    /// Lists what may have come since.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn look(&mut self, output: &Location) -> Result<(), LocationError> {
+        for folder in &mut self.folders {
+            let (whole, missing) = folder.outputs.split_at(folder.whole);
+            if missing.is_empty() {
+                continue;
+            }
+            let last = whole.last().map(|(name, _)| name.as_str());
+            for name in output.join(&folder.path).names_after(last).await? {
+                if let Ok(at) = missing.binary_search_by(|(other, _)| other.cmp(&name)) {
+                    self.done[missing[at].1 as usize] = true;
+                }
+            }
+            let there = missing.iter().take_while(|o| self.done[o.1 as usize]);
+            folder.whole += there.count();
+        }
+        Ok(())
+    }
+
+    /// By number.
+    pub fn shards(&self) -> Vec<u32> {
+        let done = (0..).zip(&self.done).filter(|(_, done)| **done);
+        done.map(|(shard, _)| shard).collect()
+    }
 }
 
 /// Commits every shard that is missing without its texts: each of its rows becomes an error record that says `reason`.

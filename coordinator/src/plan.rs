@@ -5,23 +5,26 @@
 //! previous text, into a shard of records to carry forward. The plan itself is written last and whole: a
 //! planning that was killed leaves no plan, and the next one writes the same files again.
 //!
-//! Memory: one open shard for each kind and pool, the list of shards, and the previous texts of the run's entities.
+//! Memory: the join's (see [`join`](laser_schema::join)), three open shards for each kind and pool at most, and the
+//! list of shards, which is the plan. It does not grow with rows.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use jiff::Timestamp;
 use jiff::civil::Date;
-use laser_schema::entity::{EntityError, IdType, Ids};
+use laser_schema::entity::IdType;
 use laser_schema::job::{
     Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec, run_folder,
     shard_schema,
 };
+use laser_schema::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
 use laser_schema::knowledge::{KnowledgeRecord, record_schema};
 use laser_schema::location::{Created, LocationError};
 use laser_schema::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
+use laser_schema::spill::SpillError;
 use laser_schema::table::{self, TableError};
-use laser_schema::{Digest, Entity, EntityId, EntityReader, EntityTable, Kind, Location};
+use laser_schema::{Digest, Entity, EntityId, Kind, Location};
 use rayon::prelude::*;
 
 use crate::prompt::{PromptError, PromptRenderer};
@@ -37,8 +40,6 @@ pub struct PlanRequest<'a> {
     pub date: Date,
     /// What texts are acceptable.
     pub spec: Spec,
-    /// The tables.
-    pub entities: &'a [EntityTable],
     /// Last night's knowledge.
     pub previous: &'a [PreviousSource],
     /// Whether unchanged entities keep their texts.
@@ -57,7 +58,7 @@ pub struct PlanRequest<'a> {
     pub price: Option<Price>,
     /// Makes the prompts.
     pub prompts: &'a PromptRenderer,
-    /// The name of an entity's pool.
+    /// The name of the pool of an entity, which has its embedding.
     pub route: &'a (dyn Fn(&Entity) -> String + Sync),
 }
 
@@ -72,9 +73,12 @@ impl std::fmt::Debug for PlanRequest<'_> {
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
-    /// A table.
+    /// The entity tables, and what belongs to their rows.
     #[error(transparent)]
-    Entity(#[from] EntityError),
+    Join(#[from] JoinError),
+    /// The local disk.
+    #[error(transparent)]
+    Spill(#[from] SpillError),
     /// Previous knowledge.
     #[error(transparent)]
     Previous(#[from] PreviousError),
@@ -99,7 +103,7 @@ pub enum PlanError {
         /// Users or items.
         kind: Kind,
         /// How many there are.
-        texts: usize,
+        texts: u64,
         /// One of its ids.
         previous: EntityId,
         /// One of the input's.
@@ -147,33 +151,30 @@ pub async fn plan_time(output: &Location, run: &str) -> Result<Timestamp, PlanEr
     Ok(location.modified().await?)
 }
 
-/// Plans a run and writes its shards and its plan below `output`; with no `output` only tells what it would do.
+/// Plans a run of `entities`, to which their embeddings have been given, and writes its shards and its plan below
+/// `output`; with no `output` only tells what it would do.
 ///
 /// # Errors
 /// [`PlanError`]; nothing is planned then.
 pub async fn plan(
     output: Option<&Location>,
+    entities: Join,
     request: &PlanRequest<'_>,
     progress: &mut (dyn FnMut(PlanProgress) + Send),
 ) -> Result<Plan, PlanError> {
-    let previous = read_previous(request).await?;
+    let joined = join_previous(entities, request).await?;
     let mut planner = Planner {
         folder: output.map(|o| o.join(&run_folder(&request.run))),
         request,
         spec_digest: request.spec.digest(),
-        previous,
-        matched: HashMap::new(),
+        kinds: joined.kinds(),
         open: BTreeMap::new(),
         audit: BTreeMap::new(),
         carried: BTreeMap::new(),
         shards: Vec::new(),
-        ids: Ids::default(),
         counts: BTreeMap::new(),
-        samples: HashMap::new(),
     };
-    for table in request.entities {
-        planner.read_table(table, progress).await?;
-    }
+    planner.read(&joined, progress).await?;
     let plan = planner.finish().await?;
     if let Some(output) = output {
         let location = output.join(&plan.folder()).join(PLAN);
@@ -195,32 +196,93 @@ pub fn plan_digest(plan: &Plan) -> Digest {
     Digest::of(&encode_plan(plan))
 }
 
-/// The previous text of every entity that has one.
-type Previous = HashMap<(Kind, EntityId), PreviousText>;
+/// What last night knew of an entity, in one byte and JSON or text.
+enum Known {
+    /// It may be carried forward.
+    Record(Box<KnowledgeRecord>),
+    /// It may be drafted from.
+    Text(String),
+}
 
-async fn read_previous(request: &PlanRequest<'_>) -> Result<Previous, PlanError> {
-    let mut previous = Previous::new();
-    let mut reader = PreviousReader::open(request.previous, request.date).await?;
-    while let Some(texts) = reader.next_file().await? {
-        previous.extend(texts.into_iter().map(|t| ((t.kind, t.id.clone()), t)));
+impl Known {
+    const RECORD: u8 = 1;
+
+    /// Of a record that cannot be carried forward the text is enough.
+    fn encode(previous: &PreviousText, carries: bool) -> Vec<u8> {
+        let record = previous.record.as_ref().filter(|_| carries);
+        let json = record.and_then(|record| serde_json::to_vec(record).ok());
+        match json {
+            Some(json) => [[Self::RECORD].as_slice(), &json].concat(),
+            None => [[0].as_slice(), previous.text.as_bytes()].concat(),
+        }
     }
-    Ok(previous)
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let (&what, bytes) = bytes.split_first()?;
+        match what {
+            Self::RECORD => serde_json::from_slice(bytes).ok().map(Self::Record),
+            _ => Some(Self::Text(String::from_utf8_lossy(bytes).into_owned())),
+        }
+    }
+
+    fn into_text(self) -> String {
+        match self {
+            Self::Record(record) => record.text,
+            Self::Text(text) => text,
+        }
+    }
+}
+
+/// Brings last night's knowledge to the entities, and makes sure that it is theirs.
+async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<Joined, PlanError> {
+    if entities.kinds().is_empty() || request.limit == Some(0) {
+        let files = entities.tables().iter().map(|table| table.path.as_str());
+        let files = files.collect::<Vec<_>>().join(", ");
+        return Err(PlanError::Empty { files });
+    }
+    let spec_digest = request.spec.digest();
+    let mut texts: BTreeMap<Kind, u64> = BTreeMap::new();
+    let mut reader = PreviousReader::open(request.previous, request.date).await?;
+    while let Some(batch) = reader.next_batch().await? {
+        for previous in batch {
+            *texts.entry(previous.kind).or_default() += 1;
+            let is_current = |record: &KnowledgeRecord| record.spec_digest == spec_digest;
+            let carries =
+                request.carry_forward && previous.record.as_deref().is_some_and(is_current);
+            let known = Known::encode(&previous, carries);
+            entities.push_text(previous.kind, &previous.id, &known)?;
+        }
+    }
+    let mut strangers: BTreeMap<Kind, (u64, EntityId)> = BTreeMap::new();
+    let joined = entities.finish(&mut |kind, id, _| {
+        let (count, _) = strangers.entry(kind).or_insert((0, id));
+        *count += 1;
+    })?;
+    for (kind, (count, previous)) in strangers {
+        if let Some(ids) = joined.kinds().get(&kind)
+            && texts.get(&kind) == Some(&count)
+        {
+            return Err(PlanError::ForeignPrevious {
+                kind,
+                texts: count,
+                previous,
+                input: ids.first.clone(),
+            });
+        }
+    }
+    Ok(joined)
 }
 
 struct Planner<'a> {
     folder: Option<Location>,
     request: &'a PlanRequest<'a>,
     spec_digest: Digest,
-    previous: Previous,
-    matched: HashMap<Kind, u64>,
+    kinds: &'a BTreeMap<Kind, KindIds>,
     open: BTreeMap<(Kind, String), OpenShard<ShardRow>>,
-    audit: BTreeMap<(Kind, String), Vec<ShardRow>>,
+    audit: BTreeMap<(Kind, String), OpenShard<ShardRow>>,
     carried: BTreeMap<Kind, OpenShard<KnowledgeRecord>>,
     shards: Vec<ShardJob>,
-    ids: Ids,
     counts: BTreeMap<Kind, KindCounts>,
-    /// One id of each kind, for messages.
-    samples: HashMap<Kind, EntityId>,
 }
 
 #[derive(Debug)]
@@ -245,26 +307,23 @@ enum Planned {
 }
 
 impl Planner<'_> {
-    async fn read_table(
+    async fn read(
         &mut self,
-        table: &EntityTable,
+        joined: &Joined,
         progress: &mut (dyn FnMut(PlanProgress) + Send),
     ) -> Result<(), PlanError> {
-        let ids = std::mem::take(&mut self.ids);
-        let mut reader = EntityReader::open(table).await?.with_ids(ids);
+        let mut reader = joined.reader();
         while let Some(mut entities) = reader.next_batch().await? {
-            self.match_previous(&entities);
-            entities.retain(|e| self.within_limit(e.kind));
+            entities.retain(|joined| self.within_limit(joined.entity.kind));
             let planned: Result<Vec<_>, PromptError> =
                 entities.par_iter().map(|e| self.plan_entity(e)).collect();
-            for (entity, planned) in entities.iter().zip(planned?) {
-                self.add(entity, planned).await?;
+            for (joined, planned) in entities.iter().zip(planned?) {
+                self.add(&joined.entity, planned).await?;
             }
             progress(PlanProgress {
                 entities: self.counts.values().map(|c| c.entities).sum(),
             });
         }
-        self.ids = reader.into_ids();
         Ok(())
     }
 
@@ -279,30 +338,18 @@ impl Planner<'_> {
         room
     }
 
-    /// Notes which entities, within the limit or not, have a previous text.
-    fn match_previous(&mut self, entities: &[Entity]) {
-        for entity in entities {
-            let known = self
-                .previous
-                .contains_key(&(entity.kind, entity.id.clone()));
-            *self.matched.entry(entity.kind).or_default() += u64::from(known);
-            self.samples
-                .entry(entity.kind)
-                .or_insert_with(|| entity.id.clone());
-        }
-    }
-
-    fn plan_entity(&self, entity: &Entity) -> Result<Planned, PromptError> {
+    fn plan_entity(&self, joined: &JoinedEntity) -> Result<Planned, PromptError> {
+        let entity = &joined.entity;
         let pool = (self.request.route)(entity);
-        let previous = self.previous.get(&(entity.kind, entity.id.clone()));
+        // Of several sources the last counts.
+        let previous = joined.texts.last().and_then(|bytes| Known::decode(bytes));
         let (prompt, error) = match self.request.prompts.render(entity) {
             Ok(rendered) => (rendered.tokens, None),
             Err(error @ PromptError::TooLong { .. }) => (Vec::new(), Some(error.to_string())),
             Err(error) => return Err(error),
         };
         let prompt_digest = prompt_digest(&prompt);
-        if let Some(record) = previous.and_then(|p| p.record.as_ref())
-            && self.request.carry_forward
+        if let Some(Known::Record(record)) = &previous
             && error.is_none()
             && record.prompt_digest == prompt_digest
             && record.spec_digest == self.spec_digest
@@ -314,7 +361,7 @@ impl Planner<'_> {
             pool,
             prompt,
             prompt_digest,
-            previous: previous.map(|p| p.text.clone()),
+            previous: previous.map(Known::into_text),
             error,
         }))
     }
@@ -338,12 +385,15 @@ impl Planner<'_> {
                 let key = (kind, row.pool.clone());
                 if row.error.is_none() && self.is_audited(kind, &row.entity_id) {
                     let audited = self.audit.entry(key.clone()).or_default();
-                    audited.push(row.clone());
+                    audited.rows.push(row.clone());
+                    if audited.rows.len() >= self.request.shard_rows {
+                        self.close(Action::Audit, &key).await?;
+                    }
                 }
                 let open = self.open.entry(key.clone()).or_default();
                 open.rows.push(row);
                 if open.rows.len() >= self.request.shard_rows {
-                    self.close(&key).await?;
+                    self.close(Action::Generate, &key).await?;
                 }
             }
         }
@@ -359,15 +409,18 @@ impl Planner<'_> {
         f64::from(u32::from_le_bytes(first)) < self.request.audit_share * f64::from(u32::MAX)
     }
 
-    async fn close(&mut self, key: &(Kind, String)) -> Result<(), PlanError> {
-        let Some(open) = self.open.get_mut(key) else {
+    async fn close(&mut self, action: Action, key: &(Kind, String)) -> Result<(), PlanError> {
+        let (open, prefix) = match action {
+            Action::Audit => (&mut self.audit, "audit-"),
+            _ => (&mut self.open, ""),
+        };
+        let Some(open) = open.get_mut(key) else {
             return Ok(());
         };
         let rows = std::mem::take(&mut open.rows);
-        let name = format!("{}-{}-{:05}", key.0, key.1, open.written);
+        let name = format!("{prefix}{}-{}-{:05}", key.0, key.1, open.written);
         open.written += 1;
-        self.write_rows(Action::Generate, key.0, &key.1, &name, &rows)
-            .await
+        self.write_rows(action, key, &name, &rows).await
     }
 
     async fn close_carried(&mut self, kind: Kind) -> Result<(), PlanError> {
@@ -389,11 +442,11 @@ impl Planner<'_> {
     async fn write_rows(
         &mut self,
         action: Action,
-        kind: Kind,
-        pool: &str,
+        (kind, pool): &(Kind, String),
         name: &str,
         rows: &[ShardRow],
     ) -> Result<(), PlanError> {
+        let kind = *kind;
         let file = format!("shards/{name}.parquet");
         let bytes = table::encode(&file, shard_schema(self.id_type(kind)), rows, &[])?;
         let job = ShardJob {
@@ -405,10 +458,8 @@ impl Planner<'_> {
     }
 
     fn id_type(&self, kind: Kind) -> arrow::datatypes::DataType {
-        self.samples
-            .get(&kind)
-            .map_or(IdType::String, EntityId::id_type)
-            .into()
+        let ids = self.kinds.get(&kind);
+        ids.map_or(IdType::String, |ids| ids.first.id_type()).into()
     }
 
     /// A job whose number and output are given once all shards are known.
@@ -437,7 +488,12 @@ impl Planner<'_> {
     async fn finish(mut self) -> Result<Plan, PlanError> {
         for key in self.open.keys().cloned().collect::<Vec<_>>() {
             if !self.open[&key].rows.is_empty() {
-                self.close(&key).await?;
+                self.close(Action::Generate, &key).await?;
+            }
+        }
+        for key in self.audit.keys().cloned().collect::<Vec<_>>() {
+            if !self.audit[&key].rows.is_empty() {
+                self.close(Action::Audit, &key).await?;
             }
         }
         for kind in Kind::ALL {
@@ -449,12 +505,6 @@ impl Planner<'_> {
                 self.close_carried(kind).await?;
             }
         }
-        for ((kind, pool), rows) in std::mem::take(&mut self.audit) {
-            let name = format!("audit-{kind}-{pool}");
-            self.write_rows(Action::Audit, kind, &pool, &name, &rows)
-                .await?;
-        }
-        self.check_whole()?;
         let mut plan = Plan {
             version: PLAN_VERSION,
             run: self.request.run.clone(),
@@ -464,42 +514,15 @@ impl Planner<'_> {
             pool_digest: self.request.pools.1.clone(),
             price: self.request.price.clone(),
             ids: self
-                .samples
+                .kinds
                 .iter()
-                .map(|(kind, id)| (*kind, id.id_type()))
+                .map(|(kind, ids)| (*kind, ids.first.id_type()))
                 .collect(),
             counts: self.counts,
             shards: self.shards,
         };
         number_shards(&mut plan);
         Ok(plan)
-    }
-
-    fn check_whole(&self) -> Result<(), PlanError> {
-        if self.counts.values().all(|c| c.entities == 0) {
-            let files: Vec<&str> = self
-                .request
-                .entities
-                .iter()
-                .map(|t| t.path.as_str())
-                .collect();
-            return Err(PlanError::Empty {
-                files: files.join(", "),
-            });
-        }
-        for (&kind, input) in &self.samples {
-            let mut texts = self.previous.keys().filter(|(k, _)| *k == kind);
-            let matched = self.matched.get(&kind).copied().unwrap_or_default();
-            if let (0, Some((_, previous))) = (matched, texts.next()) {
-                return Err(PlanError::ForeignPrevious {
-                    kind,
-                    texts: 1 + texts.count(),
-                    previous: previous.clone(),
-                    input: input.clone(),
-                });
-            }
-        }
-        Ok(())
     }
 }
 
@@ -517,11 +540,13 @@ fn number_shards(plan: &mut Plan) {
         .map(|kind| (kind, plan.partition(kind)))
         .collect();
     let run = plan.folder();
+    // As many digits as the last one has: names sort as numbers do.
+    let width = plan.shards.len().to_string().len().max(5);
     for (job, shard) in plan.shards.iter_mut().zip(0..) {
         job.shard = shard;
         job.output = match job.action {
-            Action::Audit => format!("{run}/audit-{shard:05}.json"),
-            _ => format!("{}/part-{shard:05}.parquet", folders[&job.kind]),
+            Action::Audit => format!("{run}/audits/{shard:0width$}.json"),
+            _ => format!("{}/part-{shard:0width$}.parquet", folders[&job.kind]),
         };
     }
 }

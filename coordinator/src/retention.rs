@@ -48,7 +48,7 @@ pub enum RetentionError {
 /// What is to stay.
 #[derive(Debug, Clone)]
 pub struct Keep {
-    /// The newest nights with complete output of any kind; [`NIGHTS_MIN`] at least.
+    /// The newest nights with complete output of any kind; two at least.
     pub nights: usize,
     /// Pool sets by place below the output's root.
     pub pools: BTreeSet<String>,

@@ -192,6 +192,8 @@ pub(crate) struct Sources {
     pub(crate) previous: Temporary,
     pub(crate) context: Temporary,
     pub(crate) end_of_text: Token,
+    /// Nothing is drafted that is not below: damage to a pool must not reach the model.
+    pub(crate) vocab_size: u32,
     /// Matches in the pool of the context's last tokens, and their greatest length.
     pub(crate) matches: Vec<Match>,
     pub(crate) longest: usize,
@@ -249,6 +251,9 @@ impl DraftContext {
     #[must_use]
     pub fn new(drafter: Drafter, pool: Option<Pool>, end_of_text: Token) -> Self {
         let sources = Sources {
+            vocab_size: pool
+                .as_ref()
+                .map_or(u32::MAX, |pool| pool.meta().vocab_size),
             pool,
             previous: Temporary::new(Source::Previous),
             context: Temporary::new(Source::Context),

@@ -4,94 +4,77 @@
 //! again and again yields the tree of `max_nodes` nodes with the largest sum of path probabilities: the
 //! largest expected number of accepted tokens. All buffers are kept from step to step.
 
-use std::cmp::Ordering;
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
-
 use crate::Token;
-use crate::blend::{Distribution, Evidence, Rule};
+use crate::blend::{Child, Distribution, Evidence, Rule};
 use crate::draft::Sources;
-use crate::suffix::{Match, Matches};
-use crate::tree::{DraftTree, Source};
+use crate::suffix::{Match, Matches, Suffixes};
+use crate::tree::DraftTree;
 
 /// Longest branch drafted by raw frequency. A place that occurs once would else be followed to
 /// the end of its text; the paper's own code stops at 12.
 const FREQUENCY_DEPTH_MAX: u32 = 12;
 
-/// A token that may be drafted next.
+/// A node whose children cannot enter the tree even if one has this probability is not expanded. Smoothed
+/// probabilities are rarely above.
+const LIKELIEST: f32 = 0.9;
+
+/// A token that may be drafted next, or was.
 #[derive(Debug, Clone, Copy)]
 struct Open {
-    probability: f32,
-    serial: u32,
     parent: usize,
-    token: Token,
-    source: Source,
+    probability: f32,
+    child: Child,
 }
 
-impl Ord for Open {
-    /// By probability; of equals the one found first is the greater.
-    fn cmp(&self, other: &Self) -> Ordering {
-        let by_probability = self.probability.total_cmp(&other.probability);
-        by_probability.then_with(|| other.serial.cmp(&self.serial))
-    }
-}
-
-impl PartialOrd for Open {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Open {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Open {}
-
-/// The open tokens, and the probability below which a token cannot enter the tree any more.
+/// The `limit` most probable tokens seen. As none of their children can be more probable than they are, they
+/// enter the tree in this order, and what is not among them never does.
 #[derive(Debug, Clone, Default)]
 struct Frontier {
-    open: BinaryHeap<Open>,
-    /// Bits of the `limit` highest probabilities seen; the bits of positive floats sort as they do.
-    best: BinaryHeap<Reverse<u32>>,
+    /// Probability and index in `seen`, most probable first; of equals the one found first.
+    best: Vec<(f32, usize)>,
+    seen: Vec<Open>,
+    taken: usize,
     limit: usize,
     floor: f32,
-    found: u32,
 }
 
 impl Frontier {
     fn restart(&mut self, limit: usize, floor: f32) {
-        self.open.clear();
         self.best.clear();
-        (self.limit, self.floor, self.found) = (limit, floor, 0);
+        self.seen.clear();
+        (self.taken, self.limit, self.floor) = (0, limit, floor);
     }
 
     /// The probability that a token must exceed to be drafted: `limit` others have at least that.
     fn threshold(&self) -> f32 {
-        match self.best.peek() {
-            Some(&Reverse(bits)) if self.best.len() == self.limit => f32::from_bits(bits),
+        match self.best.last() {
+            Some(&(least, _)) if self.best.len() == self.limit => least,
             _ => self.floor,
         }
     }
 
-    fn offer(&mut self, parent: usize, token: Token, probability: f32, source: Source) {
+    fn offer(&mut self, parent: usize, child: Child, probability: f32) {
         if probability <= self.threshold() {
             return;
         }
         if self.best.len() == self.limit {
             self.best.pop();
         }
-        self.best.push(Reverse(probability.to_bits()));
-        self.open.push(Open {
-            probability,
-            serial: self.found,
+        let before = |&(other, _): &(f32, usize)| other >= probability;
+        let at = self.taken + self.best[self.taken..].partition_point(before);
+        self.best.insert(at, (probability, self.seen.len()));
+        self.seen.push(Open {
             parent,
-            token,
-            source,
+            probability,
+            child,
         });
-        self.found += 1;
+    }
+
+    /// The next token to draft.
+    fn take(&mut self) -> Option<Open> {
+        let &(_, at) = self.best.get(self.taken)?;
+        self.taken += 1;
+        Some(self.seen[at])
     }
 }
 
@@ -116,26 +99,26 @@ impl Growth {
         tree: &mut DraftTree,
     ) {
         self.frontier.restart(max_nodes, floor);
+        self.distribution.restart();
         self.arena.clear();
         self.matches.clear();
         let root = self.root_matches(sources, rule);
         self.matches.push(root);
+        let suffixes = &sources.suffixes();
         if max_nodes > 0 {
-            self.expand(sources, rule, tree, 0);
+            self.expand(sources, suffixes, rule, tree, 0);
         }
-        while tree.drafted() < max_nodes {
-            let Some(open) = self.frontier.open.pop() else {
-                break;
-            };
-            let node = tree.push(open.parent, open.token, open.probability, open.source);
+        while let Some(open) = self.frontier.take() {
+            let Child { token, source, .. } = open.child;
+            let node = tree.push(open.parent, token, open.probability, source);
             self.matches.push(Matches::default());
-            let leaf = open.token == sources.end_of_text
-                || open.probability <= self.frontier.threshold()
+            let leaf = token == sources.end_of_text
+                || open.probability * LIKELIEST <= self.frontier.threshold()
                 || matches!(rule, Rule::Frequency { .. })
                     && tree.depths()[node] >= FREQUENCY_DEPTH_MAX;
             if !leaf {
-                self.matches[node] = self.descend(sources, rule, open.parent, open.token);
-                self.expand(sources, rule, tree, node);
+                self.matches[node] = self.descend(suffixes, rule, &open);
+                self.expand(sources, suffixes, rule, tree, node);
             }
         }
     }
@@ -156,18 +139,20 @@ impl Growth {
         }
     }
 
-    fn descend(&mut self, sources: &Sources, rule: Rule, parent: usize, token: Token) -> Matches {
-        let suffixes = sources.suffixes();
-        let parent = &self.matches[parent];
+    fn descend(&mut self, suffixes: &Suffixes<'_>, rule: Rule, open: &Open) -> Matches {
+        let (parent, token) = (&self.matches[open.parent], open.child.token);
         match rule {
-            Rule::Blend { order, .. } => suffixes.advance(&mut self.arena, parent, token, order),
+            Rule::Blend { order, .. } => {
+                let steps = self.distribution.steps(open.child.steps);
+                suffixes.follow(&mut self.arena, parent, (token, order), steps)
+            }
             Rule::Frequency { .. } => {
                 let start = self.arena.len();
                 let child = parent
                     .at
                     .clone()
                     .next()
-                    .map(|at| suffixes.child(self.arena[at], token));
+                    .and_then(|at| suffixes.child(self.arena[at], token));
                 self.arena.extend(child);
                 Matches {
                     at: start..self.arena.len(),
@@ -178,7 +163,14 @@ impl Growth {
     }
 
     /// Offers the children of `node` to the frontier.
-    fn expand(&mut self, sources: &Sources, rule: Rule, tree: &DraftTree, node: usize) {
+    fn expand(
+        &mut self,
+        sources: &Sources,
+        suffixes: &Suffixes<'_>,
+        rule: Rule,
+        tree: &DraftTree,
+        node: usize,
+    ) {
         let (order, ngram) = match rule {
             Rule::Blend { order, .. } => (order, 1),
             Rule::Frequency { ngram } => {
@@ -192,7 +184,7 @@ impl Growth {
         }
         let Matches { at, longest } = self.matches[node].clone();
         let evidence = Evidence {
-            suffixes: sources.suffixes(),
+            suffixes,
             matches: &self.arena[at],
             longest,
             temporaries: [&sources.previous, &sources.context],
@@ -203,8 +195,9 @@ impl Growth {
             self.distribution
                 .children(&evidence, rule, self.frontier.threshold() / path);
         for child in children {
-            self.frontier
-                .offer(node, child.token, path * child.probability, child.source);
+            if child.token < sources.vocab_size {
+                self.frontier.offer(node, child, path * child.probability);
+            }
         }
     }
 }

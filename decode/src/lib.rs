@@ -10,6 +10,7 @@
 
 mod blend;
 mod draft;
+mod frequent;
 mod growth;
 mod pool;
 mod pool_builder;

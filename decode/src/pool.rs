@@ -4,9 +4,10 @@
 //! token itself: a context is a range of it, a child a sub-range, the width its frequency. The view
 //! reads the file's bytes in place (mapped, shared by all threads; a clone is a reference count).
 //!
-//! Opening verifies magic, version, byte order, checksum and every bound, in one pass over the file
-//! (about 1 GB/s), so that drafting on any pool that opens can neither panic nor yield a token outside
-//! the vocabulary. The layout is in docs/formats.md.
+//! Opening checks the header, which has a checksum of its own, and the file's length: its cost does not
+//! depend on the size. [`Pool::verify`] reads everything (about 1 GB/s) and compares it with the checksum
+//! in the header. Whether verified or not, drafting on any pool that opens can neither panic nor
+//! yield a token outside the vocabulary. The layout is in docs/formats.md.
 
 use std::fmt;
 
@@ -14,16 +15,17 @@ use bytes::Bytes;
 use thiserror::Error;
 
 use crate::Token;
+use crate::frequent::Frequent;
 use crate::suffix::Suffixes;
 
 pub(crate) const MAGIC: [u8; 8] = *b"LASRPOOL";
-pub(crate) const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 2;
 /// Read as a native integer: another value means another byte order than the file's.
 pub(crate) const BYTE_ORDER: u32 = 0x0102_0304;
-/// Where the checksum covers from: all after itself. What precedes it is checked by equality.
+/// Where the header's checksum covers from: all after itself. What precedes it is checked by equality.
 pub(crate) const CHECKED_FROM: usize = 48;
 /// Length of the fixed part of the header, after which the name follows.
-pub(crate) const HEADER: usize = 100;
+pub(crate) const HEADER: usize = 148;
 
 /// Most tokens a pool can hold, ends of texts included: suffix array construction indexes with i32.
 pub const TOKENS_MAX: usize = i32::MAX as usize;
@@ -160,58 +162,64 @@ pub struct Pool {
     bytes: Bytes,
     meta: std::sync::Arc<PoolMeta>,
     digest: [u8; 32],
-    texts: u32,
-    tokens: usize,
-    sections_at: usize,
+    header: Header,
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut f = f.debug_struct("Pool");
         f.field("meta", &self.meta)
-            .field("texts", &self.texts)
-            .field("tokens", &self.tokens);
+            .field("texts", &self.texts())
+            .field("tokens", &self.tokens());
         f.finish_non_exhaustive()
     }
 }
 
 impl Pool {
     /// Opens the bytes of a pool file. They are read in place if they start at a multiple of 4, as
-    /// those of a mapping do; others are copied once.
+    /// those of a mapping do; others are copied once. Only the header is read.
     ///
     /// # Errors
-    /// If the bytes are not a whole, undamaged pool of this format; never panics.
+    /// If the header is not a whole, undamaged one of this format, or the file is not as long as it says;
+    /// never panics.
     pub fn open(bytes: Bytes) -> Result<Self, PoolError> {
         let bytes = aligned(bytes);
         check_preamble(&bytes)?;
-        let digest = check_digest(&bytes)?;
         let header = Header::read(&bytes);
-        let sections_at = header.sections_at();
-        let expected = sections_at as u64 + 8 * u64::from(header.tokens);
-        if expected != bytes.len() as u64 {
-            return Err(PoolError::Length {
-                expected,
-                found: bytes.len() as u64,
-            });
+        let length = |expected: u64| PoolError::Length {
+            expected,
+            found: bytes.len() as u64,
+        };
+        let head = bytes.get(CHECKED_FROM..header.sections_at());
+        let head = head.ok_or_else(|| length(header.file_bytes()))?;
+        let digest = check_hash(head, &bytes[16..CHECKED_FROM])?;
+        if header.file_bytes() != bytes.len() as u64 {
+            return Err(length(header.file_bytes()));
         }
         let meta = header.meta(&bytes)?.into();
-        let tokens = header.tokens as usize;
-        let pool = Self {
+        Ok(Self {
             bytes,
             meta,
             digest,
-            texts: header.texts,
-            tokens,
-            sections_at,
-        };
-        pool.check_content()?;
-        Ok(pool)
+            header,
+        })
     }
 
-    /// What makes every later access sound: tokens within the vocabulary, suffixes within the tokens.
-    /// That the suffixes are sorted is not checked: a pool where they are not drafts badly, no worse.
+    /// Compares the whole content with the checksum in the header, and checks that all of it is in bounds.
+    /// Until then damage to the file shows in worse drafts only.
+    ///
+    /// # Errors
+    /// [`PoolError::Checksum`], or [`PoolError::Malformed`] if it was written so.
+    pub fn verify(&self) -> Result<(), PoolError> {
+        let content = &self.bytes[self.header.sections_at()..];
+        check_hash(content, &self.bytes[CONTENT_HASH..CONTENT_HASH + 32])?;
+        self.check_content()
+    }
+
+    /// Tokens are within the vocabulary, suffixes within the tokens. That the suffixes are sorted and the
+    /// tables theirs is not checked: a pool where they are not drafts badly, no worse.
     fn check_content(&self) -> Result<(), PoolError> {
-        let Suffixes { tokens, ranks } = self.suffixes();
+        let Suffixes { tokens, ranks, .. } = self.suffixes();
         let PoolMeta {
             vocab_size,
             end_of_text,
@@ -222,8 +230,8 @@ impl Pool {
             format!("a token is not below the vocabulary's {vocab_size}")
         } else if ranks.iter().any(|&suffix| suffix as usize >= tokens.len()) {
             format!("a suffix starts at or beyond the {} tokens", tokens.len())
-        } else if texts != self.texts as usize {
-            format!("{texts} end-of-text tokens for {} texts", self.texts)
+        } else if texts != self.texts() {
+            format!("{texts} end-of-text tokens for {} texts", self.texts())
         } else if tokens.last().is_some_and(|&token| token != end_of_text) {
             "the last token does not end a text".to_owned()
         } else {
@@ -259,7 +267,8 @@ impl Pool {
         &self.meta.name
     }
 
-    /// BLAKE3 of all that the pool holds: equal digests, equal drafts.
+    /// BLAKE3 of the header, and through the checksum there of all that the pool holds: equal digests,
+    /// equal drafts.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         self.digest
@@ -268,13 +277,13 @@ impl Pool {
     /// How many texts the pool holds.
     #[must_use]
     pub fn texts(&self) -> usize {
-        self.texts as usize
+        self.header.texts as usize
     }
 
     /// How many tokens the pool holds, the end of each text included.
     #[must_use]
     pub fn tokens(&self) -> usize {
-        self.tokens
+        self.header.tokens as usize
     }
 
     /// Size of the file in bytes.
@@ -288,7 +297,7 @@ impl Pool {
     /// inspection, not for drafting.
     #[must_use]
     pub fn top_branches(&self, length: usize, limit: usize) -> Vec<(Vec<Token>, u32)> {
-        let Suffixes { tokens, ranks } = self.suffixes();
+        let Suffixes { tokens, ranks, .. } = self.suffixes();
         let branch = |suffix: &u32| {
             let branch = tokens.get(*suffix as usize..)?.get(..length)?;
             let inner = &branch[..length.saturating_sub(1)];
@@ -309,22 +318,44 @@ impl Pool {
         top
     }
 
-    /// The tokens and their suffix array, in place.
+    /// The tokens, their suffix array and its tables, in place.
     pub(crate) fn suffixes(&self) -> Suffixes<'_> {
-        let (tokens, ranks) = self.bytes[self.sections_at..].split_at(4 * self.tokens);
+        let [tokens, ranks, firsts, buckets, tables, branches] = self.header.sections();
+        let mut rest = &self.bytes[self.header.sections_at()..];
+        let mut take = |bytes: u64| {
+            let length = usize::try_from(bytes).map_or(rest.len(), |len| len.min(rest.len()));
+            let (section, after) = rest.split_at(length);
+            rest = after;
+            section
+        };
         Suffixes {
-            tokens: bytemuck::cast_slice(tokens),
-            ranks: bytemuck::cast_slice(ranks),
+            tokens: bytemuck::cast_slice(take(tokens)),
+            ranks: bytemuck::cast_slice(take(ranks)),
+            frequent: Frequent {
+                tokens: bytemuck::cast_slice(take(firsts)),
+                buckets: bytemuck::cast_slice(take(buckets)),
+                shift: self.header.shift,
+                tables: bytemuck::cast_slice(take(tables)),
+                branches: bytemuck::cast_slice(take(branches)),
+            },
         }
     }
 }
 
-/// The fixed part of the header, after the checksum.
+/// Where the checksum of the content is.
+pub(crate) const CONTENT_HASH: usize = 80;
+
+/// The numbers of the header, after the checksums.
+#[derive(Debug, Clone, Copy)]
 struct Header {
     vocab_size: u32,
     end_of_text: Token,
     texts: u32,
     tokens: u32,
+    firsts: u32,
+    shift: u32,
+    tables: u32,
+    branches: u32,
     name_bytes: u32,
 }
 
@@ -333,17 +364,39 @@ impl Header {
     fn read(bytes: &[u8]) -> Self {
         let word = |at: usize| word_at(bytes, at);
         Self {
-            vocab_size: word(80),
-            end_of_text: word(84),
-            texts: word(88),
-            tokens: word(92),
-            name_bytes: word(96),
+            vocab_size: word(112),
+            end_of_text: word(116),
+            texts: word(120),
+            tokens: word(124),
+            firsts: word(128),
+            shift: word(132).min(31),
+            tables: word(136),
+            branches: word(140),
+            name_bytes: word(144),
         }
     }
 
     /// The sections follow the name at the next multiple of 4.
     fn sections_at(&self) -> usize {
         (HEADER + self.name_bytes as usize).next_multiple_of(4)
+    }
+
+    /// Bytes of tokens, suffix array, first tokens, buckets, tables and branches.
+    fn sections(&self) -> [u64; 6] {
+        let buckets = (self.vocab_size.saturating_sub(1) >> self.shift) + 1;
+        [
+            (4, self.tokens),
+            (4, self.tokens),
+            (12, self.firsts),
+            (4, buckets),
+            (16, self.tables),
+            (12, self.branches),
+        ]
+        .map(|(width, count)| width * u64::from(count))
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.sections_at() as u64 + self.sections().iter().sum::<u64>()
     }
 
     fn meta(&self, bytes: &[u8]) -> Result<PoolMeta, PoolError> {
@@ -409,17 +462,16 @@ fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
     }
 }
 
-/// The checksum, if it is that of the content.
-fn check_digest(bytes: &[u8]) -> Result<[u8; 32], PoolError> {
-    let mut expected = [0; 32];
-    expected.copy_from_slice(&bytes[16..CHECKED_FROM]);
-    let found = *blake3::hash(&bytes[CHECKED_FROM..]).as_bytes();
-    if found == expected {
-        return Ok(found);
+/// The hash of these bytes, if it is the one expected.
+fn check_hash(bytes: &[u8], expected: &[u8]) -> Result<[u8; 32], PoolError> {
+    let found = blake3::hash(bytes);
+    if found.as_bytes() == expected {
+        return Ok(*found.as_bytes());
     }
+    let expected = expected.iter().map(|byte| format!("{byte:02x}")).collect();
     Err(PoolError::Checksum {
-        expected: hex(&expected),
-        found: hex(&found),
+        expected,
+        found: found.to_hex().to_string(),
     })
 }
 

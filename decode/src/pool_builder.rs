@@ -1,13 +1,14 @@
 //! Building a pool file: the inverse of [`Pool::open`](crate::Pool::open), deterministic.
 //!
-//! Linear time (induced sorting, libsais); memory of about 20 bytes a token, and 4 bytes for each
+//! Linear time (induced sorting, libsais); memory of about 25 bytes a token, and 4 bytes for each
 //! token of the vocabulary.
 
 use libsais::SuffixArrayConstruction;
 
 use crate::Token;
+use crate::frequent::build_frequent;
 use crate::pool::{
-    BYTE_ORDER, CHECKED_FROM, HEADER, MAGIC, PoolError, PoolMeta, TOKENS_MAX, VERSION,
+    BYTE_ORDER, CHECKED_FROM, CONTENT_HASH, HEADER, MAGIC, PoolError, PoolMeta, TOKENS_MAX, VERSION,
 };
 
 /// The bytes of the pool file of these texts. Every text is ended by the end-of-text token, so that
@@ -20,31 +21,55 @@ pub fn build_pool(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<u8>, Pool
     meta.check()?;
     let tokens = concatenate(meta, texts)?;
     let suffixes = suffix_array(meta, &tokens)?;
+    let ranks: &[u32] = bytemuck::cast_slice(&suffixes);
+    let frequent = build_frequent(&tokens, ranks, (meta.vocab_size, meta.end_of_text));
+    let counts = [
+        ("texts", texts.len()),
+        ("tokens", tokens.len()),
+        ("distinct tokens", frequent.tokens.len()),
+        ("bits", frequent.shift as usize),
+        ("tables", frequent.tables.len()),
+        ("branches", frequent.branches.len()),
+        ("bytes of name", meta.name.len()),
+    ];
+    let sections: [&[u8]; 6] = [
+        bytemuck::cast_slice(&tokens),
+        bytemuck::cast_slice(ranks),
+        bytemuck::cast_slice(&frequent.tokens),
+        bytemuck::cast_slice(&frequent.buckets),
+        bytemuck::cast_slice(&frequent.tables),
+        bytemuck::cast_slice(&frequent.branches),
+    ];
     let sections_at = (HEADER + meta.name.len()).next_multiple_of(4);
-    let mut bytes = Vec::with_capacity(sections_at + 8 * tokens.len());
+    let total: usize = sections.iter().map(|section| section.len()).sum();
+    let mut bytes = Vec::with_capacity(sections_at + total);
     bytes.extend(MAGIC);
     bytes.extend(VERSION.to_le_bytes());
     bytes.extend(BYTE_ORDER.to_le_bytes());
     bytes.extend([0; 32]);
     bytes.extend(meta.tokenizer);
+    bytes.extend([0; 32]);
     bytes.extend(meta.vocab_size.to_le_bytes());
     bytes.extend(meta.end_of_text.to_le_bytes());
-    let counts = [
-        ("texts", texts.len()),
-        ("tokens", tokens.len()),
-        ("bytes of name", meta.name.len()),
-    ];
     for (what, count) in counts {
         let too_large = |_| too_large(meta, what, count, u32::MAX as usize);
         bytes.extend(u32::try_from(count).map_err(too_large)?.to_le_bytes());
     }
     bytes.extend(meta.name.as_bytes());
     bytes.resize(sections_at, 0);
-    bytes.extend(tokens.iter().flat_map(|token| token.to_le_bytes()));
-    bytes.extend(suffixes.iter().flat_map(|suffix| suffix.to_le_bytes()));
-    let checksum = blake3::hash(&bytes[CHECKED_FROM..]);
-    bytes[16..CHECKED_FROM].copy_from_slice(checksum.as_bytes());
+    for section in sections {
+        bytes.extend_from_slice(section);
+    }
+    seal(&mut bytes, sections_at);
     Ok(bytes)
+}
+
+/// Writes the checksums: that of the content into the header, then the header's.
+pub(crate) fn seal(bytes: &mut [u8], sections_at: usize) {
+    let content = blake3::hash(&bytes[sections_at..]);
+    bytes[CONTENT_HASH..CONTENT_HASH + 32].copy_from_slice(content.as_bytes());
+    let header = blake3::hash(&bytes[CHECKED_FROM..sections_at]);
+    bytes[16..CHECKED_FROM].copy_from_slice(header.as_bytes());
 }
 
 /// All texts, each ended.

@@ -2,32 +2,47 @@
 //!
 //! The matches of a context are kept for every length of its end up to an order at once. Lengths that
 //! occur at the same places share one range, that of the shortest, so there are few: a text of
-//! natural language has three to five. Appending a token costs one binary search per range; nothing
-//! is ever searched from the start. All of it is a function of the last `order` tokens alone.
+//! natural language has three to five. Appending a token costs a look-up per range; nothing is ever
+//! searched from the start. All of it is a function of the last `order` tokens alone.
+//!
+//! Frequent contexts are looked up in their tables (see [`Frequent`]), of the others all occurrences
+//! are read. Every access is checked: on damaged content the result is wrong but no access is.
 
 use std::ops::Range;
 
 use crate::Token;
+use crate::frequent::{Branch, FREQUENT, Frequent, NONE};
 
-/// A text and the starts of its suffixes in lexicographic order.
+/// Most occurrences that are read whole where singletons, which no table lists, matter: beyond, one is
+/// below a 128th of the mass.
+const READ_MAX: usize = 128;
+
+/// A text, the starts of its suffixes in lexicographic order, and the tables of its frequent contexts.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Suffixes<'a> {
     pub(crate) tokens: &'a [Token],
     pub(crate) ranks: &'a [u32],
+    pub(crate) frequent: Frequent<'a>,
 }
 
 /// The suffixes that begin with the last `len` tokens of a context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Match {
     pub(crate) len: usize,
-    first: usize,
-    end: usize,
+    pub(crate) first: u32,
+    pub(crate) count: u32,
+    /// Its table, or that of the next longer context at the same places; [`NONE`] if not frequent.
+    pub(crate) table: u32,
 }
 
 impl Match {
     /// How often these tokens occur.
     pub(crate) fn count(&self) -> usize {
-        self.end - self.first
+        self.count as usize
+    }
+
+    fn ranks(&self) -> Range<usize> {
+        self.first as usize..self.first as usize + self.count()
     }
 }
 
@@ -39,127 +54,158 @@ pub(crate) struct Matches {
     pub(crate) longest: usize,
 }
 
-impl<'a> Suffixes<'a> {
-    /// The match of no token at all: every suffix.
-    fn everything(&self) -> Match {
+/// The children of a match.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Children<'s> {
+    pub(crate) branches: &'s [Branch],
+    /// The branches with tables, and the table of the first of them.
+    frequent: &'s [Branch],
+    first_child: u32,
+}
+
+impl Children<'_> {
+    /// The match of the branch at `index`.
+    pub(crate) fn found(&self, parent: Match, index: usize) -> Match {
+        let [token, first, count] = self.branches[index];
+        let mut table = NONE;
+        if count >= FREQUENT {
+            let at = match self.frequent.get(index) {
+                Some(branch) if branch[0] == token => Some(index),
+                _ => self.frequent.iter().position(|branch| branch[0] == token),
+            };
+            let at = at.and_then(|at| u32::try_from(at).ok());
+            table = at.map_or(NONE, |at| self.first_child.saturating_add(at));
+        }
+        let len = parent.len + 1;
         Match {
-            len: 0,
-            first: 0,
-            end: self.ranks.len(),
+            len,
+            first,
+            count,
+            table,
         }
     }
+}
 
-    /// The token `offset` after the start of the suffix of this rank.
-    fn token(&self, rank: usize, offset: usize) -> Option<Token> {
-        self.tokens.get(self.ranks[rank] as usize + offset).copied()
+impl<'a> Suffixes<'a> {
+    /// The token `offset` after the start of a suffix.
+    fn token(&self, suffix: u32, offset: usize) -> Option<Token> {
+        self.tokens.get(suffix as usize + offset).copied()
     }
 
-    /// Where among `ranks`, from the first on, the token at `offset` is no longer below `bound`;
-    /// searched in steps of rising width, as it is mostly near.
-    fn gallop(
-        &self,
-        ranks: Range<usize>,
-        offset: usize,
-        below: impl Fn(Option<Token>) -> bool,
-    ) -> usize {
-        let (mut first, mut step) = (ranks.start, 1);
-        let mut end = ranks.end;
-        while first < end {
-            let probe = (first + step - 1).min(end - 1);
-            if below(self.token(probe, offset)) {
-                first = probe + 1;
-                step *= 2;
-            } else {
-                end = probe;
-                break;
-            }
-        }
-        while first < end {
-            let middle = first.midpoint(end);
-            if below(self.token(middle, offset)) {
-                first = middle + 1;
-            } else {
-                end = middle;
-            }
-        }
-        first
+    /// The suffixes that begin with `token`.
+    pub(crate) fn single(&self, token: Token) -> Option<Match> {
+        let (first, count, table) = self.frequent.first(token)?;
+        Some(Match {
+            len: 1,
+            first,
+            count,
+            table,
+        })
     }
 
     /// The suffixes of `parent` that go on with `token`.
-    pub(crate) fn child(&self, parent: Match, token: Token) -> Match {
-        let (mut first, mut end) = (parent.first, parent.end);
-        while first < end {
-            let middle = first.midpoint(end);
-            if self.token(middle, parent.len) < Some(token) {
-                first = middle + 1;
-            } else {
-                end = middle;
+    pub(crate) fn child(&self, parent: Match, token: Token) -> Option<Match> {
+        let len = parent.len + 1;
+        if let Some(table) = self.frequent.table(parent.table) {
+            if table.depth > parent.len {
+                let suffix = *self.ranks.get(parent.first as usize)?;
+                let same = self.token(suffix, parent.len) == Some(token);
+                return same.then_some(Match { len, ..parent });
+            }
+            if let Some(at) = table.branches.iter().position(|branch| branch[0] == token) {
+                let [_, first, count] = table.branches[at];
+                let table = if count < FREQUENT {
+                    NONE
+                } else {
+                    table.first_child.saturating_add(u32::try_from(at).ok()?)
+                };
+                return Some(Match {
+                    len,
+                    first,
+                    count,
+                    table,
+                });
             }
         }
-        let end = self.gallop(first..parent.end, parent.len, |next| next == Some(token));
-        Match {
-            len: parent.len + 1,
-            first,
-            end,
+        let ranks = self.ranks.get(parent.ranks())?;
+        let next = |suffix: &u32| self.token(*suffix, parent.len);
+        let before = ranks.partition_point(|suffix| next(suffix) < Some(token));
+        let same = ranks[before..].partition_point(|suffix| next(suffix) == Some(token));
+        if same == 0 {
+            return None;
+        }
+        Some(Match {
+            len,
+            first: parent.first + u32::try_from(before).ok()?,
+            count: u32::try_from(same).ok()?,
+            table: NONE,
+        })
+    }
+
+    /// At most how often a single token follows `parent`, and how many distinct ones do: at least, or
+    /// exactly if it is frequent. Reads no more than the head of a table.
+    pub(crate) fn most(&self, parent: Match) -> (u32, u32) {
+        match self.frequent.table(parent.table) {
+            Some(table) if table.depth == parent.len => {
+                let most = table.branches.first().map_or(1, |branch| branch[2]);
+                (most, table.distinct)
+            }
+            _ => (parent.count, 1),
         }
     }
 
-    /// Calls `child` with tokens that follow `parent` and how often they do, and returns how many
-    /// distinct tokens follow. A match that occurs at most `probes` times is read whole; of a
-    /// wider one, evenly spaced probes find every token of more than a `probes`-th of the
-    /// mass, and the number of tokens is estimated (each found stands for as many as had its chance).
-    pub(crate) fn children(
+    /// The tokens that follow `parent` and how often they do, all of those that do so `least` times or
+    /// more and may be some others. What has less than a 128th of the mass may be missing.
+    pub(crate) fn children<'s>(
         &self,
         parent: Match,
-        probes: usize,
-        mut child: impl FnMut(Token, usize),
-    ) -> f32 {
-        let step = parent.count().div_ceil(probes).max(1);
-        let mut distinct = 0.0;
-        let mut searched = parent.first;
-        let mut probe = parent.first + step / 2;
-        while probe < parent.end {
-            let token = self.token(probe, parent.len);
-            let same = |next| next == token;
-            let first = if step == 1 {
-                probe
-            } else {
-                self.run_start(searched, probe, parent.len)
+        least: f32,
+        read: &'s mut Vec<Branch>,
+    ) -> Children<'s>
+    where
+        'a: 's,
+    {
+        read.clear();
+        let table = self.frequent.table(parent.table);
+        let (mut frequent, mut first_child) = (&[][..], NONE);
+        match table {
+            Some(table) if table.depth > parent.len => {
+                let suffix = self.ranks.get(parent.first as usize);
+                let token = suffix.and_then(|&suffix| self.token(suffix, parent.len));
+                read.extend(token.map(|token| [token, parent.first, parent.count]));
+                return Children {
+                    branches: read,
+                    frequent: read,
+                    first_child: parent.table,
+                };
+            }
+            Some(table) => (frequent, first_child) = (table.branches, table.first_child),
+            None => {}
+        }
+        if table.is_some() && (least > 1.0 || parent.count() > READ_MAX) {
+            let enough = |branch: &&Branch| branch[2] as f32 >= least;
+            let listed = frequent.iter().take_while(enough).count();
+            return Children {
+                branches: &frequent[..listed],
+                frequent,
+                first_child,
             };
-            searched = self.gallop(probe + 1..parent.end, parent.len, same);
-            let count = searched - first;
-            distinct += (step as f32 / count as f32).max(1.0);
-            if let Some(token) = token {
-                child(token, count);
-            }
-            probe += (searched - probe).next_multiple_of(step);
         }
-        distinct
-    }
-
-    /// The first rank from `from` on of the run of equal tokens that `probe` is in.
-    fn run_start(&self, from: usize, probe: usize, offset: usize) -> usize {
-        let token = self.token(probe, offset);
-        let (mut first, mut end, mut step) = (from, probe, 1);
-        while first < end {
-            let back = end.saturating_sub(step).max(first);
-            if self.token(back, offset) == token {
-                end = back;
-                step *= 2;
-            } else {
-                first = back + 1;
-                break;
-            }
+        // All loads before the first comparison, so that their cache misses overlap.
+        let suffixes = self.ranks.get(parent.ranks()).unwrap_or_default();
+        let next = |suffix: &u32| self.token(*suffix, parent.len).unwrap_or(NONE);
+        let occurrences = (parent.first..).zip(suffixes);
+        read.extend(occurrences.map(|(rank, suffix)| [next(suffix), rank, 1]));
+        read.dedup_by(|next, run| {
+            let same = next[0] == run[0];
+            run[2] += u32::from(same);
+            same
+        });
+        Children {
+            branches: read,
+            frequent,
+            first_child,
         }
-        while first < end {
-            let middle = first.midpoint(end);
-            if self.token(middle, offset) == token {
-                end = middle;
-            } else {
-                first = middle + 1;
-            }
-        }
-        end
     }
 
     /// Appends to `arena` the matches of the context `from` with `token` after it, up to `order`
@@ -172,28 +218,57 @@ impl<'a> Suffixes<'a> {
         order: usize,
     ) -> Matches {
         let start = arena.len();
-        let (mut longest, mut count) = (0, usize::MAX);
+        let mut longest = 0;
         let mut next = from.at.clone();
-        let mut parent = self.everything();
-        loop {
-            let child = self.child(parent, token);
-            if child.count() == 0 {
-                break;
-            }
-            if child.count() != count && child.len <= order {
-                arena.push(child);
-                count = child.count();
-            }
+        let mut child = self.single(token);
+        while let Some(found) = child {
+            push(arena, start, found, order);
             let Some(longer) = next.next() else {
                 longest = from.longest + 1;
                 break;
             };
-            parent = arena[longer];
+            let parent = arena[longer];
             longest = parent.len;
+            child = self.child(parent, token);
         }
         Matches {
             at: start..arena.len(),
             longest: longest.min(order),
         }
+    }
+
+    /// The same without a search, from the children of `from` that were found, shortest first. Those that
+    /// were not found are too rare to matter and left out.
+    pub(crate) fn follow(
+        &self,
+        arena: &mut Vec<Match>,
+        from: &Matches,
+        (token, order): (Token, usize),
+        children: impl Iterator<Item = Match>,
+    ) -> Matches {
+        let start = arena.len();
+        let mut last = 0;
+        for child in self.single(token).into_iter().chain(children) {
+            push(arena, start, child, order);
+            last = child.len;
+        }
+        // The last child holds for as long as its parent did.
+        let mut longer = arena[from.at.clone()].iter().map(|parent| parent.len);
+        let longest = match last {
+            0 => 0,
+            _ => longer.find(|&len| len >= last).unwrap_or(from.longest + 1),
+        };
+        Matches {
+            at: start..arena.len(),
+            longest: longest.min(order),
+        }
+    }
+}
+
+/// Appends a match to those from `start` on, unless it is too long or occurs at the same places as the last.
+fn push(arena: &mut Vec<Match>, start: usize, found: Match, order: usize) {
+    let last = arena[start..].last();
+    if found.len <= order && last.is_none_or(|last| last.count != found.count) {
+        arena.push(found);
     }
 }

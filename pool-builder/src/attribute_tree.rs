@@ -71,7 +71,7 @@ fn key(value: &Value) -> String {
     }
 }
 
-/// The attributes of all entities of a kind, by column: 4 bytes a value, and each distinct value once.
+/// The attributes of entities of one kind, by column: 4 bytes a value, and each distinct value once.
 #[derive(Debug)]
 pub(crate) struct AttributeColumns {
     wanted: Option<BTreeSet<String>>,
@@ -102,23 +102,24 @@ impl AttributeColumns {
         }
     }
 
-    /// Appends an entity.
-    pub(crate) fn push(&mut self, attributes: &Map<String, Value>) {
+    /// Appends an entity; of one that is not `sampled` only the attributes' names.
+    pub(crate) fn push(&mut self, attributes: &Map<String, Value>, sampled: bool) {
         for (name, value) in attributes {
             if !self.names.contains(name) {
                 self.names.insert(name.clone());
             }
-            if self
-                .wanted
-                .as_ref()
-                .is_none_or(|wanted| wanted.contains(name))
+            if sampled
+                && self
+                    .wanted
+                    .as_ref()
+                    .is_none_or(|wanted| wanted.contains(name))
             {
                 let column = self.columns.entry(name.clone()).or_insert_with(Column::new);
                 column.rows.resize(self.rows, 0);
                 column.push(key(value));
             }
         }
-        self.rows += 1;
+        self.rows += usize::from(sampled);
     }
 
     /// The names of an order that no entity has, or nothing if all exist.
@@ -197,8 +198,13 @@ pub(crate) struct Grown {
     pub(crate) labels: Vec<String>,
 }
 
-/// The tree of these entities, or none if no attribute splits them.
-pub(crate) fn grow(columns: &AttributeColumns, config: &GroupingConfig) -> Option<Grown> {
+/// The tree of entities of which `columns` has a share, or none if no attribute splits them.
+pub(crate) fn grow(
+    columns: &AttributeColumns,
+    config: &GroupingConfig,
+    share: f64,
+) -> Option<Grown> {
+    let config = &of_sample(config, share);
     let names = match &config.attributes {
         Attributes::Order(order) => order.iter().map(String::as_str).collect(),
         Attributes::Best(_) => columns
@@ -218,6 +224,20 @@ pub(crate) fn grow(columns: &AttributeColumns, config: &GroupingConfig) -> Optio
         tree,
         labels: grower.labels,
     })
+}
+
+/// The configuration with its sizes of groups as a sample has them.
+fn of_sample(config: &GroupingConfig, share: f64) -> GroupingConfig {
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "a share of a usize is at most that usize"
+    )]
+    let scaled = |size: usize| ((size as f64 * share).round() as usize).max(1);
+    GroupingConfig {
+        max_group: scaled(config.max_group),
+        min_group: scaled(config.min_group),
+        ..config.clone()
+    }
 }
 
 struct Grower<'a> {
@@ -322,7 +342,9 @@ mod tests {
 
     fn columns(entities: &[Map<String, Value>], order: &Attributes) -> AttributeColumns {
         let mut columns = AttributeColumns::new(order);
-        entities.iter().for_each(|entity| columns.push(entity));
+        entities
+            .iter()
+            .for_each(|entity| columns.push(entity, true));
         columns
     }
 
@@ -338,7 +360,7 @@ mod tests {
             min_group,
             ..Default::default()
         };
-        grow(&columns, &config).map(|grown| grown.labels)
+        grow(&columns, &config, 1.0).map(|grown| grown.labels)
     }
 
     #[test]
@@ -401,7 +423,7 @@ mod tests {
             min_group: 5,
             ..Default::default()
         };
-        let Grown { tree, labels } = grow(&columns, &config).unwrap();
+        let Grown { tree, labels } = grow(&columns, &config, 1.0).unwrap();
         let expected = [
             "genre unknown",
             "genre = Drama, city = A",
@@ -455,10 +477,10 @@ mod tests {
             ..Default::default()
         };
         let mut entities = films();
-        let grown = grow(&columns(&entities, &config.attributes), &config);
+        let grown = grow(&columns(&entities, &config.attributes), &config, 1.0);
         entities.reverse();
         assert_eq!(
-            grow(&columns(&entities, &config.attributes), &config),
+            grow(&columns(&entities, &config.attributes), &config, 1.0),
             grown
         );
     }

@@ -6,33 +6,32 @@
 //!
 //! An attribute group's pool takes the texts of all entities with those attributes, also of those that
 //! the router sends to a cluster: it serves the cold and the new, who have few texts of their own.
+//!
+//! Memory grows with groups, not with rows: see [`grouped`](crate::grouped).
 
-use std::collections::BTreeMap;
-use std::sync::Arc;
-
-use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use bytes::Bytes;
 use futures::Stream;
 use laser_decode::{Pool, PoolMeta, Token, build_pool};
 use laser_schema::previous::PreviousText;
 use laser_schema::{Digest, EntityTable, Kind, Location};
-use parquet::arrow::ArrowWriter;
 
 use crate::config::PoolsConfig;
 use crate::error::PoolsError;
-use crate::fit::{self, FittedKind};
+use crate::fit::FittedKind;
+use crate::grouped::{Grouped, group};
 use crate::pool_set::{
-    ASSIGNMENTS_FILE, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry,
-    PoolSet,
+    GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet,
 };
 use crate::progress::{BuildProgress, Progress, Stage};
+use crate::router::ALL;
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 
 /// The extension of pool files.
 const EXTENSION: &str = ".pool";
 
 /// Groups the entities of `tables`, builds a pool for each group from `previous` (in any order, in
-/// batches of any size) and writes all into `dir`. Pools of other inputs there are for [`clear_pools`].
+/// batches of any size) and writes all into `dir`. Pools of other inputs there are for [`clear_pools`]. Beyond about
+/// `memory` bytes entities and texts are spilled to the local disk.
 ///
 /// Fitting, tokenising and building run on the calling thread (the first two with rayon's), between awaits.
 ///
@@ -44,16 +43,20 @@ pub async fn build_pools<P>(
     previous: P,
     tokenizer: PoolTokenizer<'_>,
     config: &PoolsConfig,
+    memory: usize,
     dir: &Location,
     progress: Progress<'_>,
 ) -> Result<PoolSet, PoolsError>
 where
     P: Stream<Item = Result<Vec<PreviousText>, ReadError>>,
 {
-    let mut kinds = fit::fit(tables, config, progress).await?;
     let capacity = |kind: Kind| config.of(kind).max_texts;
-    let (samples, counts) =
-        texts::sample(previous, &kinds, config.seed, capacity, progress).await?;
+    let Grouped {
+        mut kinds,
+        samples,
+        members,
+        counts,
+    } = group(tables, previous, config, memory, capacity, progress).await?;
     let tokens = texts::tokenise(&samples, tokenizer.tokenizer, progress)?;
     let mut writer = PoolWriter {
         dir,
@@ -82,7 +85,7 @@ where
             });
         }
     }
-    write_assignments(&kinds, dir).await?;
+    let mut statistics = members.write(&kinds, dir).await?;
     let mut set = PoolSet {
         version: POOL_SET_VERSION,
         tokenizer: Digest::from_bytes(tokenizer.fingerprint),
@@ -90,7 +93,10 @@ where
         texts: counts,
         kinds: kinds
             .into_iter()
-            .map(|(kind, fitted)| (kind, summary(fitted, &samples[&kind])))
+            .map(|(kind, fitted)| {
+                let statistics = statistics.remove(&kind).unwrap_or_default();
+                (kind, summary(fitted, statistics, &samples[&kind]))
+            })
             .collect(),
         pools: writer.written,
     };
@@ -136,6 +142,7 @@ impl PoolWriter<'_> {
     ) -> Result<(), PoolsError> {
         let bytes = Bytes::from(build_pool(&self.tokenizer.pool_meta(name), texts)?);
         let pool = Pool::open(bytes.clone())?;
+        pool.verify()?;
         let file = format!("{name}{EXTENSION}");
         self.written.push(PoolEntry {
             name: name.to_owned(),
@@ -163,76 +170,21 @@ impl PoolTokenizer<'_> {
     }
 }
 
-/// One row an entity: kind, entity_id (as text, whatever the id's type), pool, reason; users first, by id.
-async fn write_assignments(
-    kinds: &BTreeMap<Kind, FittedKind>,
-    dir: &Location,
-) -> Result<(), PoolsError> {
-    let rows = || {
-        kinds.iter().flat_map(|(kind, fitted)| {
-            fitted.members.iter().map(move |(id, membership)| {
-                let (group, reason) = fitted.router.resolve(membership);
-                (kind, id, &fitted.router.groups()[group].name, reason)
-            })
-        })
-    };
-    let column = |values: StringArray| Arc::new(values) as ArrayRef;
-    let strings = |values: Vec<&str>| column(StringArray::from(values));
-    let ids: Vec<String> = rows().map(|(_, id, _, _)| id.to_string()).collect();
-    let columns = [
-        (
-            "kind",
-            strings(rows().map(|(kind, ..)| kind.as_str()).collect()),
-            false,
-        ),
-        ("entity_id", column(StringArray::from(ids)), false),
-        (
-            "pool",
-            strings(rows().map(|(_, _, pool, _)| pool.as_str()).collect()),
-            false,
-        ),
-        (
-            "reason",
-            strings(rows().map(|(.., reason)| reason.as_str()).collect()),
-            false,
-        ),
-    ];
-    let mut bytes = Vec::new();
-    let encoded = RecordBatch::try_from_iter_with_nullable(columns)
-        .map_err(Into::into)
-        .and_then(|batch| -> Result<(), parquet::errors::ParquetError> {
-            let mut writer = ArrowWriter::try_new(&mut bytes, batch.schema(), None)?;
-            writer.write(&batch)?;
-            writer.close().map(drop)
-        });
-    encoded.map_err(|e| encode(dir, ASSIGNMENTS_FILE, &e))?;
-    Ok(dir.join(ASSIGNMENTS_FILE).write(bytes.into()).await?)
-}
-
-fn summary(fitted: FittedKind, sampled: &SampledKind) -> KindGroups {
-    let count = |&texts: &u64| GroupStatistics {
-        entities: 0,
-        routed: 0,
-        texts,
-    };
-    let mut statistics: Vec<GroupStatistics> = sampled.offered.iter().map(count).collect();
-    for membership in fitted.members.values() {
-        let groups = membership.iter().flatten().map(|&(group, _)| group);
-        for group in groups.filter(|&group| group != crate::router::ALL) {
-            statistics[group].entities += 1;
-        }
-        statistics[fitted.router.resolve(membership).0].routed += 1;
+fn summary(
+    fitted: FittedKind,
+    mut statistics: Vec<GroupStatistics>,
+    sampled: &SampledKind,
+) -> KindGroups {
+    for (group, &texts) in statistics.iter_mut().zip(&sampled.offered) {
+        group.texts = texts;
     }
-    let entities = fitted.members.len() as u64;
-    statistics[crate::router::ALL].entities = entities;
     let FittedKind {
         router,
         clustering,
         embeddings,
-        ..
     } = fitted;
     KindGroups {
-        entities,
+        entities: statistics[ALL].entities,
         router,
         statistics,
         clustering,

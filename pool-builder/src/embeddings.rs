@@ -1,19 +1,25 @@
 //! Embeddings of users and items that are not in the entity table: `.npy` with a list of ids, or a
 //! table of ids and embeddings.
 //!
-//! Every embedding is finite and all have one dimension. Held in memory: 4 bytes a value, and the ids.
+//! Every embedding is finite and all have one dimension. They stream into the [`Join`] that brings them to their
+//! entities: memory is a thousand rows.
 
-use std::collections::HashMap;
-use std::io::Cursor;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read, Seek};
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
 
+use laser_schema::join::Join;
+use laser_schema::spill::SpillError;
 use laser_schema::{
-    Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Kind, Location,
-    LocationError,
+    Columns, EntityError, EntityId, EntityReader, EntityTable, Kind, Location, LocationError,
 };
-use ndarray::Array2;
-use ndarray_npy::{ReadNpyError, ReadNpyExt};
+use serde::Deserialize;
 
 use crate::config::{EmbeddingSource, PoolsConfig};
+
+/// Rows of a matrix read at a time.
+const CHUNK_ROWS: usize = 1024;
 
 /// Why embeddings could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +30,9 @@ pub enum EmbeddingError {
     /// The table, or one row of it.
     #[error(transparent)]
     Table(#[from] EntityError),
+    /// The local disk.
+    #[error(transparent)]
+    Spill(#[from] SpillError),
     /// Not a matrix.
     #[error(
         "{file}: expected an .npy file of float32 or float64 of shape [rows, dimension]: {reason}"
@@ -32,6 +41,14 @@ pub enum EmbeddingError {
         /// The file.
         file: String,
         /// What the reader said.
+        reason: String,
+    },
+    /// The list of ids cannot be read.
+    #[error("{file}: cannot be read: {reason}")]
+    List {
+        /// The list.
+        file: String,
+        /// What went wrong.
         reason: String,
     },
     /// A value is NaN or infinite.
@@ -65,16 +82,6 @@ pub enum EmbeddingError {
         /// How many ids it has.
         found: usize,
     },
-    /// One id has two embeddings.
-    #[error("{file}, line {line}: id {id} appears twice; ids must be unique")]
-    DuplicateId {
-        /// The list.
-        file: String,
-        /// Counted from 1.
-        line: usize,
-        /// The id.
-        id: String,
-    },
     /// An embedding is longer or shorter than those before it.
     #[error(
         "{file}, row {row}: embedding of {id} has {found} values, those before have {expected}"
@@ -105,143 +112,74 @@ pub enum EmbeddingError {
     },
 }
 
-/// Embeddings by entity id. Ids match by their text, so that `7` of a list is the int64 7 of a table.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Embeddings {
-    file: String,
-    dimension: usize,
-    rows: HashMap<String, usize>,
-    values: Vec<f32>,
-}
-
-impl Embeddings {
-    /// Reads all embeddings of `kind` from `source`.
-    ///
-    /// # Errors
-    /// See [`EmbeddingError`].
-    pub async fn read(source: &EmbeddingSource, kind: Kind) -> Result<Self, EmbeddingError> {
+/// Gives `join` the embeddings that the configuration names, of kinds whose grouping uses them.
+///
+/// # Errors
+/// See [`EmbeddingError`]; an id that is there twice is found when the join is finished.
+pub async fn join_embeddings(config: &PoolsConfig, join: &mut Join) -> Result<(), EmbeddingError> {
+    for kind in Kind::ALL {
+        let grouping = config.of(kind);
+        let Some(source) = &grouping.embeddings else {
+            continue;
+        };
+        if !grouping.grouping.has_clusters() {
+            continue;
+        }
         match source {
             EmbeddingSource::Npy {
                 npy,
                 ids,
                 skip_rows,
-            } => read_npy(npy, ids, *skip_rows).await,
+            } => {
+                join.use_embeddings(kind, npy, ids);
+                join_npy(npy, ids, *skip_rows, kind, join).await?;
+            }
             EmbeddingSource::Table {
                 table,
                 id,
                 embedding,
-            } => read_table(table, id, embedding, kind).await,
-        }
-    }
-
-    /// The embedding of an entity, if there is one.
-    pub fn get(&self, id: &EntityId) -> Option<&[f32]> {
-        let row = match id {
-            EntityId::Text(id) => self.rows.get(id),
-            EntityId::Int(id) => self.rows.get(&id.to_string()),
-        }?;
-        self.values
-            .get(row * self.dimension..(row + 1) * self.dimension)
-    }
-
-    /// How many entities have an embedding.
-    pub fn len(&self) -> usize {
-        self.rows.len()
-    }
-
-    /// Whether no entity has one.
-    pub fn is_empty(&self) -> bool {
-        self.rows.is_empty()
-    }
-
-    /// How many values an embedding has.
-    pub fn dimension(&self) -> usize {
-        self.dimension
-    }
-
-    /// The file they were read from.
-    pub fn file(&self) -> &str {
-        &self.file
-    }
-}
-
-/// The embeddings of both kinds, as configured: whatever routes entities needs them.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct EntityEmbeddings {
-    user: Option<Embeddings>,
-    item: Option<Embeddings>,
-}
-
-impl EntityEmbeddings {
-    /// Reads those that the configuration names and whose kind's grouping uses them.
-    ///
-    /// # Errors
-    /// See [`EmbeddingError`].
-    pub async fn read(config: &PoolsConfig) -> Result<Self, EmbeddingError> {
-        let mut embeddings = Self::default();
-        for kind in Kind::ALL {
-            let grouping = config.of(kind);
-            let Some(source) = &grouping.embeddings else {
-                continue;
-            };
-            if !grouping.grouping.has_clusters() {
-                continue;
-            }
-            let read = Some(Embeddings::read(source, kind).await?);
-            match kind {
-                Kind::User => embeddings.user = read,
-                Kind::Item => embeddings.item = read,
+            } => {
+                join.use_embeddings(kind, table, table);
+                join_table(table, id, embedding, kind, join).await?;
             }
         }
-        Ok(embeddings)
     }
-
-    /// Those of one kind, if they are not in the entity table.
-    pub fn of(&self, kind: Kind) -> Option<&Embeddings> {
-        match kind {
-            Kind::User => self.user.as_ref(),
-            Kind::Item => self.item.as_ref(),
-        }
-    }
-
-    /// The embedding of an entity: from the configured source, else its own.
-    pub fn get<'a>(&'a self, entity: &'a Entity) -> Option<&'a [f32]> {
-        match self.of(entity.kind) {
-            Some(embeddings) => embeddings.get(&entity.id),
-            None => entity.embedding.as_deref(),
-        }
-    }
+    Ok(())
 }
 
-async fn read_npy(npy: &str, ids: &str, skip_rows: usize) -> Result<Embeddings, EmbeddingError> {
-    let matrix = read_matrix(npy).await?;
-    let (rows, dimension) = matrix.dim();
-    let list = Location::parse(ids)?.read().await?;
-    let list = String::from_utf8_lossy(&list);
-    let names: Vec<&str> = list.lines().map(str::trim).collect();
-    let left = rows.saturating_sub(skip_rows);
-    if left != names.len() {
+async fn join_npy(
+    npy: &str,
+    ids: &str,
+    skip_rows: usize,
+    kind: Kind,
+    join: &mut Join,
+) -> Result<(), EmbeddingError> {
+    let mut matrix = Matrix::open(npy).await?;
+    let (rows, left) = (matrix.rows, matrix.rows.saturating_sub(skip_rows));
+    let mut names = BufReader::with_capacity(1 << 20, Location::parse(ids)?.open().await?);
+    let unreadable = |e: io::Error| EmbeddingError::List {
+        file: ids.to_owned(),
+        reason: e.to_string(),
+    };
+    let mut found = 0;
+    for name in names.by_ref().split(b'\n') {
+        name.map_err(unreadable)?;
+        found += 1;
+    }
+    if left != found {
         return Err(EmbeddingError::Ids {
             npy: npy.to_owned(),
             rows,
             skip_rows,
             left,
             ids: ids.to_owned(),
-            found: names.len(),
+            found,
         });
     }
-    let mut by_id = HashMap::with_capacity(names.len());
-    for (row, name) in names.into_iter().enumerate() {
-        if by_id.insert(name.to_owned(), row).is_some() {
-            return Err(EmbeddingError::DuplicateId {
-                file: ids.to_owned(),
-                line: row + 1,
-                id: name.to_owned(),
-            });
-        }
-    }
-    let mut values = Vec::with_capacity(left * dimension);
-    for (row, embedding) in matrix.rows().into_iter().enumerate().skip(skip_rows) {
+    names.rewind().map_err(unreadable)?;
+    for ((row, line), name) in (skip_rows..).zip(1..).zip(names.split(b'\n')) {
+        let name = name.map_err(unreadable)?;
+        let embedding = matrix.row(row)?;
         if let Some(position) = embedding.iter().position(|value| !value.is_finite()) {
             let value = embedding[position];
             return Err(EmbeddingError::NotFinite {
@@ -251,41 +189,170 @@ async fn read_npy(npy: &str, ids: &str, skip_rows: usize) -> Result<Embeddings, 
                 value,
             });
         }
-        values.extend(embedding);
+        let name = String::from_utf8_lossy(&name);
+        join.push_embedding(kind, line, name.trim(), embedding)?;
     }
-    Ok(Embeddings {
-        file: npy.to_owned(),
-        dimension,
-        rows: by_id,
-        values,
-    })
+    Ok(())
 }
 
-async fn read_matrix(file: &str) -> Result<Array2<f32>, EmbeddingError> {
-    let bytes = Location::parse(file)?.read().await?;
-    let matrix = match Array2::<f32>::read_npy(Cursor::new(&bytes)) {
-        Err(ReadNpyError::WrongDescriptor(_)) => {
-            #[expect(
-                clippy::cast_possible_truncation,
-                reason = "embeddings are single precision"
-            )]
-            let narrowed = |value: f64| value as f32;
-            Array2::<f64>::read_npy(Cursor::new(&bytes)).map(|matrix| matrix.mapv(narrowed))
+/// The rows of an `.npy` file, read [`CHUNK_ROWS`] at a time whichever way the matrix is stored.
+struct Matrix {
+    name: String,
+    file: File,
+    rows: usize,
+    dimension: usize,
+    /// Stored column by column.
+    by_column: bool,
+    /// Bytes of a value.
+    width: usize,
+    decode: Decode,
+    /// Where the values begin.
+    start: u64,
+    /// The rows in `values`, row by row.
+    chunk: Range<usize>,
+    values: Vec<f32>,
+}
+
+/// The header's dictionary, once it is JSON.
+#[derive(Deserialize)]
+struct Header {
+    descr: String,
+    fortran_order: bool,
+    shape: Vec<usize>,
+}
+
+impl Matrix {
+    async fn open(name: &str) -> Result<Self, EmbeddingError> {
+        let file = Location::parse(name)?.open().await?;
+        let wrong = |reason: String| EmbeddingError::Npy {
+            file: name.to_owned(),
+            reason,
+        };
+        let (header, start) = read_header(&file).map_err(|e| wrong(e.to_string()))?;
+        let &[rows, dimension] = header.shape.as_slice() else {
+            return Err(wrong(format!("its shape is {:?}", header.shape)));
+        };
+        let (width, decode) =
+            value_type(&header.descr).ok_or_else(|| wrong(format!("it holds {}", header.descr)))?;
+        Ok(Self {
+            name: name.to_owned(),
+            file,
+            rows,
+            dimension,
+            by_column: header.fortran_order,
+            width,
+            decode,
+            start,
+            chunk: 0..0,
+            values: Vec::new(),
+        })
+    }
+
+    fn row(&mut self, row: usize) -> Result<&[f32], EmbeddingError> {
+        if !self.chunk.contains(&row) {
+            self.chunk = row..self.rows.min(row + CHUNK_ROWS);
+            self.read_chunk().map_err(|e| EmbeddingError::Npy {
+                file: self.name.clone(),
+                reason: e.to_string(),
+            })?;
         }
-        matrix => matrix,
-    };
-    matrix.map_err(|e| EmbeddingError::Npy {
-        file: file.to_owned(),
-        reason: e.to_string(),
-    })
+        let start = (row - self.chunk.start) * self.dimension;
+        Ok(&self.values[start..start + self.dimension])
+    }
+
+    fn read_chunk(&mut self) -> io::Result<()> {
+        let (first, rows) = (self.chunk.start, self.chunk.len());
+        self.values.resize(rows * self.dimension, 0.0);
+        if !self.by_column {
+            let bytes = self.read_values(first * self.dimension, rows * self.dimension)?;
+            for (value, bytes) in self.values.iter_mut().zip(bytes.chunks(self.width)) {
+                *value = (self.decode)(bytes);
+            }
+            return Ok(());
+        }
+        for column in 0..self.dimension {
+            let bytes = self.read_values(column * self.rows + first, rows)?;
+            let values = self.values[column..].iter_mut().step_by(self.dimension);
+            for (value, bytes) in values.zip(bytes.chunks(self.width)) {
+                *value = (self.decode)(bytes);
+            }
+        }
+        Ok(())
+    }
+
+    fn read_values(&self, from: usize, count: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; count * self.width];
+        let start = self.start + (from * self.width) as u64;
+        self.file.read_exact_at(&mut bytes, start)?;
+        Ok(bytes)
+    }
 }
 
-async fn read_table(
+/// Magic, version 1.0 (a length of 2 bytes) or 2.0 and 3.0 (of 4), a Python dictionary; then the values.
+fn read_header(file: &File) -> io::Result<(Header, u64)> {
+    let mut preamble = [0; 12];
+    file.read_exact_at(&mut preamble, 0)?;
+    let (start, length) = match preamble {
+        [0x93, b'N', b'U', b'M', b'P', b'Y', 1, 0, a, b, ..] => {
+            (10, u16::from_le_bytes([a, b]).into())
+        }
+        [0x93, b'N', b'U', b'M', b'P', b'Y', 2 | 3, 0, a, b, c, d] => {
+            (12, u32::from_le_bytes([a, b, c, d]))
+        }
+        _ => {
+            return Err(io::Error::other(
+                "it does not begin as an .npy file of version 1 to 3",
+            ));
+        }
+    };
+    let mut header = vec![0; length as usize];
+    file.read_exact_at(&mut header, start)?;
+    let json = String::from_utf8_lossy(&header)
+        .replace('\'', "\"")
+        .replace('(', "[")
+        .replace(",)", "]")
+        .replace(')', "]")
+        .replace("True", "true")
+        .replace("False", "false")
+        .replace(", }", "}");
+    let header = serde_json::from_str(&json)?;
+    Ok((header, start + u64::from(length)))
+}
+
+/// Reads a value from its bytes.
+type Decode = fn(&[u8]) -> f32;
+
+/// Bytes of a value and how to read it.
+fn value_type(descr: &str) -> Option<(usize, Decode)> {
+    let decode: (usize, Decode) = match descr {
+        "<f4" => (4, |b| f32::from_le_bytes(b.try_into().unwrap_or_default())),
+        ">f4" => (4, |b| f32::from_be_bytes(b.try_into().unwrap_or_default())),
+        "<f8" => (8, |b| {
+            narrow(f64::from_le_bytes(b.try_into().unwrap_or_default()))
+        }),
+        ">f8" => (8, |b| {
+            narrow(f64::from_be_bytes(b.try_into().unwrap_or_default()))
+        }),
+        _ => return None,
+    };
+    Some(decode)
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "embeddings are single precision"
+)]
+fn narrow(value: f64) -> f32 {
+    value as f32
+}
+
+async fn join_table(
     table: &str,
     id: &str,
     embedding: &str,
     kind: Kind,
-) -> Result<Embeddings, EmbeddingError> {
+    join: &mut Join,
+) -> Result<(), EmbeddingError> {
     let columns = Columns {
         id: id.into(),
         embedding: embedding.into(),
@@ -297,62 +364,45 @@ async fn read_table(
         columns,
     };
     let mut reader = EntityReader::open(&contract).await?;
-    let file = table.to_owned();
-    let mut read = Embeddings {
-        file,
-        dimension: 0,
-        rows: HashMap::new(),
-        values: Vec::new(),
-    };
-    let mut row = 0;
+    let (mut row, mut dimension) = (0, None);
     while let Some(entities) = reader.next_batch().await? {
         for entity in entities {
             row += 1;
-            if entity.kind == kind {
-                read.push(entity, row, embedding)?;
+            if entity.kind != kind {
+                continue;
             }
+            let (id, file) = (entity.id, || table.to_owned());
+            let Some(values) = entity.embedding else {
+                return Err(EmbeddingError::Missing {
+                    file: file(),
+                    row,
+                    id,
+                    column: embedding.to_owned(),
+                });
+            };
+            let (expected, found) = (*dimension.get_or_insert(values.len()), values.len());
+            if expected != found {
+                return Err(EmbeddingError::Dimension {
+                    file: file(),
+                    row,
+                    id,
+                    expected,
+                    found,
+                });
+            }
+            join.push_embedding(kind, row, &id.to_string(), &values)?;
         }
     }
-    Ok(read)
-}
-
-impl Embeddings {
-    /// Appends a row of a table; the reader has made sure that its values are finite and its id new.
-    fn push(&mut self, entity: Entity, row: u64, column: &str) -> Result<(), EmbeddingError> {
-        let (file, id) = (self.file.clone(), entity.id);
-        let Some(values) = entity.embedding else {
-            return Err(EmbeddingError::Missing {
-                file,
-                row,
-                id,
-                column: column.to_owned(),
-            });
-        };
-        if self.rows.is_empty() {
-            self.dimension = values.len();
-        }
-        if values.len() != self.dimension {
-            let (expected, found) = (self.dimension, values.len());
-            return Err(EmbeddingError::Dimension {
-                file,
-                row,
-                id,
-                expected,
-                found,
-            });
-        }
-        self.rows.insert(id.to_string(), self.rows.len());
-        self.values.extend(values);
-        Ok(())
-    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use ndarray::{ShapeBuilder, array};
+    use ndarray::{Array2, ShapeBuilder, array};
     use ndarray_npy::{WritableElement, WriteNpyExt};
+    use serde_json::json;
 
     use super::*;
 
@@ -362,16 +412,48 @@ mod tests {
             .unwrap();
     }
 
-    async fn read(dir: &Path, ids: &str, skip_rows: usize) -> Result<Embeddings, String> {
+    type Embedded = Vec<Option<Vec<f32>>>;
+
+    /// The embeddings of some users as the source has them.
+    async fn read_source(
+        dir: &Path,
+        source: EmbeddingSource,
+        users: &[serde_json::Value],
+    ) -> Result<Embedded, String> {
+        let rows: String = users
+            .iter()
+            .map(|id| format!("{{\"id\": {id}}}\n"))
+            .collect();
+        let table = dir.join("users.jsonl");
+        std::fs::write(&table, rows).unwrap();
+        let table = EntityTable {
+            path: table.to_str().unwrap().to_owned(),
+            kind: Some(Kind::User),
+            columns: Columns::default(),
+        };
+        let mut config = PoolsConfig::default();
+        config.user.embeddings = Some(source);
+        let mut join = Join::new(&[table], 0).await.unwrap();
+        let read = join_embeddings(&config, &mut join).await;
+        read.map_err(|e| e.to_string())?;
+        let joined = join.finish(&mut |_, _, _| {}).map_err(|e| e.to_string())?;
+        let users = joined.reader().next_batch().await.unwrap().unwrap();
+        Ok(users.into_iter().map(|u| u.entity.embedding).collect())
+    }
+
+    async fn read(
+        dir: &Path,
+        ids: &str,
+        skip_rows: usize,
+        users: &[serde_json::Value],
+    ) -> Result<Embedded, String> {
         std::fs::write(dir.join("ids.txt"), ids).unwrap();
         let source = EmbeddingSource::Npy {
             npy: dir.join("e.npy").to_str().unwrap().into(),
             ids: dir.join("ids.txt").to_str().unwrap().into(),
             skip_rows,
         };
-        Embeddings::read(&source, Kind::User)
-            .await
-            .map_err(|e| e.to_string())
+        read_source(dir, source, users).await
     }
 
     #[tokio::test]
@@ -381,30 +463,34 @@ mod tests {
             &dir.path().join("e.npy"),
             &array![[0.0f32, 0.0], [1.0, 2.0], [3.0, 4.0]],
         );
-        let embeddings = read(dir.path(), "7\nx\n", 1).await.unwrap();
-        assert_eq!(
-            embeddings.get(&EntityId::Int(7)),
-            Some([1.0, 2.0].as_slice())
-        );
-        assert_eq!(
-            embeddings.get(&EntityId::Text("x".into())),
-            Some([3.0, 4.0].as_slice())
-        );
-        assert_eq!(embeddings.get(&EntityId::Int(8)), None);
-        assert_eq!((embeddings.len(), embeddings.dimension()), (2, 2));
+        let found = read(dir.path(), "7\nx\n", 1, &[json!(7), json!(8)]).await;
+        assert_eq!(found.unwrap(), [Some(vec![1.0, 2.0]), None]);
+        let found = read(dir.path(), "7\r\nx", 1, &[json!("x"), json!("7")]).await;
+        assert_eq!(found.unwrap(), [Some(vec![3.0, 4.0]), Some(vec![1.0, 2.0])]);
     }
 
     #[tokio::test]
     async fn double_precision_and_column_order_read_alike() {
         let dir = tempfile::tempdir().unwrap();
-        let mut matrix = Array2::<f64>::zeros((2, 2).f());
-        matrix.assign(&array![[1.0, 2.0], [3.0, 4.0]]);
-        write_npy(&dir.path().join("e.npy"), &matrix);
-        let embeddings = read(dir.path(), "1\n2", 0).await.unwrap();
-        assert_eq!(
-            embeddings.get(&EntityId::Int(2)),
-            Some([3.0, 4.0].as_slice())
-        );
+        let rows = 2 * CHUNK_ROWS + 3;
+        let value = |row: usize, column: usize| (3 * row + column) as f64;
+        let ids: String = (0..rows).map(|id| format!("{id}\n")).collect();
+        let last = json!(rows - 1);
+        let expected = [0, 1]
+            .map(|column| narrow(value(rows - 1, column)))
+            .to_vec();
+        for by_row in [true, false] {
+            let mut matrix = Array2::<f64>::zeros((rows, 2).set_f(!by_row));
+            matrix
+                .indexed_iter_mut()
+                .for_each(|((row, column), v)| *v = value(row, column));
+            write_npy(&dir.path().join("e.npy"), &matrix);
+            let found = read(dir.path(), &ids, 0, &[last.clone(), json!(1)]).await;
+            assert_eq!(
+                found.unwrap(),
+                [Some(expected.clone()), Some(vec![3.0, 4.0])]
+            );
+        }
     }
 
     #[tokio::test]
@@ -412,29 +498,32 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let npy = dir.path().join("e.npy");
         write_npy(&npy, &array![[1.0f32, 2.0], [3.0, f32::NAN]]);
-        let error = read(dir.path(), "1\n2", 0).await.unwrap_err();
+        let error = read(dir.path(), "1\n2", 0, &[json!(1)]).await.unwrap_err();
         assert!(
             error.contains("e.npy, row 1: value NaN at position 1"),
             "{error}"
         );
-        let error = read(dir.path(), "1\n2\n3", 0).await.unwrap_err();
+        let error = read(dir.path(), "1\n2\n3", 0, &[json!(1)])
+            .await
+            .unwrap_err();
         assert!(error.contains("2 rows, 2 of them after skip_rows = 0") && error.contains("3 ids"));
-        let error = read(dir.path(), "1\n2", 5).await.unwrap_err();
+        let error = read(dir.path(), "1\n2", 5, &[json!(1)]).await.unwrap_err();
         assert!(error.contains("0 of them after skip_rows = 5"), "{error}");
-        let error = read(dir.path(), "1\n1", 0).await.unwrap_err();
+        write_npy(&npy, &array![[1.0f32, 2.0], [3.0, 4.0]]);
+        let error = read(dir.path(), "1\n1", 0, &[json!(2)]).await.unwrap_err();
         assert!(
-            error.contains("ids.txt, line 2: id 1 appears twice"),
+            error.contains("ids.txt, row 2: id 1 appears twice"),
             "{error}"
         );
         write_npy(&npy, &array![[1i64, 2], [3, 4]]);
-        let error = read(dir.path(), "1\n2", 0).await.unwrap_err();
+        let error = read(dir.path(), "1\n2", 0, &[json!(1)]).await.unwrap_err();
         assert!(error.contains("float32 or float64"), "{error}");
         std::fs::remove_file(&npy).unwrap();
-        let error = read(dir.path(), "1\n2", 0).await.unwrap_err();
+        let error = read(dir.path(), "1\n2", 0, &[json!(1)]).await.unwrap_err();
         assert!(error.ends_with("e.npy: no such file or object"), "{error}");
     }
 
-    async fn read_lines(dir: &Path, lines: &str) -> Result<Embeddings, String> {
+    async fn read_lines(dir: &Path, lines: &str) -> Result<Embedded, String> {
         let table = dir.join("e.jsonl");
         std::fs::write(&table, lines).unwrap();
         let source = EmbeddingSource::Table {
@@ -442,20 +531,15 @@ mod tests {
             id: "movie".into(),
             embedding: "vector".into(),
         };
-        Embeddings::read(&source, Kind::Item)
-            .await
-            .map_err(|e| e.to_string())
+        read_source(dir, source, &[json!(1)]).await
     }
 
     #[tokio::test]
     async fn bad_table_rows_are_refused_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let good = r#"{"movie": 1, "vector": [1.0, 2.0]}"#;
-        let embeddings = read_lines(dir.path(), good).await.unwrap();
-        assert_eq!(
-            embeddings.get(&EntityId::Int(1)),
-            Some([1.0, 2.0].as_slice())
-        );
+        let found = read_lines(dir.path(), good).await.unwrap();
+        assert_eq!(found, [Some(vec![1.0, 2.0])]);
         let cases = [
             (
                 r#"{"movie": 2, "vector": [1.0]}"#,
@@ -465,6 +549,7 @@ mod tests {
                 r#"{"movie": 2, "vector": [1.0, null]}"#,
                 "row 2: column \"vector\" holds NaN",
             ),
+            (good, "row 2: id 1 appears twice"),
             (
                 r#"{"movie": 2}"#,
                 "row 2: 2 has no embedding in column \"vector\"",

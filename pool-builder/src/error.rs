@@ -2,7 +2,9 @@
 
 use laser_decode::PoolError;
 use laser_schema::cache::CacheError;
-use laser_schema::{EntityError, EntityId, Kind, LocationError};
+use laser_schema::join::JoinError;
+use laser_schema::spill::SpillError;
+use laser_schema::{EntityId, Kind, LocationError};
 
 use crate::clusters::ClusterError;
 use crate::config::ConfigError;
@@ -14,9 +16,12 @@ pub enum PoolsError {
     /// A configured value makes no sense.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// An entity table.
+    /// The entity tables, and what belongs to their rows.
     #[error(transparent)]
-    Entities(#[from] EntityError),
+    Join(#[from] JoinError),
+    /// The local disk.
+    #[error(transparent)]
+    Spill(#[from] SpillError),
     /// Embeddings that are not in the entity table.
     #[error(transparent)]
     Embeddings(#[from] EmbeddingError),
@@ -45,16 +50,6 @@ pub enum PoolsError {
     NoEntities {
         /// The tables.
         tables: String,
-    },
-    /// The same entity twice.
-    #[error("{table}: {kind} {id} appears twice in the input; ids must be unique over all tables")]
-    DuplicateEntity {
-        /// The table of the second.
-        table: String,
-        /// The kind.
-        kind: Kind,
-        /// The id.
-        id: EntityId,
     },
     /// Nothing to cluster.
     #[error(
@@ -99,8 +94,8 @@ pub enum PoolsError {
     /// The tokenizer failed.
     #[error("tokenising previous texts: {0}")]
     Tokenizer(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Writing the table of assignments failed in memory.
-    #[error("{file}: cannot be encoded: {reason}")]
+    /// Writing the table of assignments, or `pools.json`, failed.
+    #[error("{file}: cannot be written: {reason}")]
     Encode {
         /// The file.
         file: String,

@@ -1,50 +1,42 @@
-//! Fits the routers to the entity tables, then assigns every entity to its groups.
+//! Fits the routers to the entities.
 //!
-//! Two passes over the tables: the first gathers what grouping looks at, the second asks the router.
-//! Memory: 4 bytes an attribute value, the embeddings of the k-means sample, and the id and groups of
-//! every entity (about 100 bytes). K-means runs on the calling thread and rayon's.
+//! One pass over the tables gathers what grouping looks at. Memory is that of two samples: the embeddings of
+//! `[pools.kmeans] fit_sample` entities, and the attributes (4 bytes a value, and each distinct value) of
+//! [`ATTRIBUTE_SAMPLE`] entities. K-means runs on the calling thread and rayon's.
 
 use std::collections::BTreeMap;
 
-use laser_schema::{Entity, EntityId, EntityReader, EntityTable, Kind};
+use laser_schema::join::{ExternalEmbeddings, Joined};
+use laser_schema::{Entity, EntityId, Kind};
 
 use crate::attribute_tree::{self, AttributeColumns};
 use crate::clusters::{self, Clustering};
 use crate::config::{Grouping, GroupingConfig, PoolsConfig};
-use crate::embeddings::EntityEmbeddings;
 use crate::error::PoolsError;
 use crate::pool_set::EmbeddingCounts;
 use crate::progress::{BuildProgress, Progress, Stage};
-use crate::router::{Membership, Router};
+use crate::router::Router;
 use crate::sample::{Sample, priority};
 
-/// The router of a kind and the groups of all its entities.
+/// The attribute tree is grown on about this many entities of a kind: its groups are of a thousand entities and more
+/// where there are more, so that the sizes of a sample will do.
+const ATTRIBUTE_SAMPLE: u64 = 200_000;
+
+/// The router of a kind.
 #[derive(Debug)]
 pub(crate) struct FittedKind {
     pub(crate) router: Router,
-    pub(crate) members: BTreeMap<EntityId, Membership>,
     pub(crate) clustering: Option<Clustering>,
     pub(crate) embeddings: Option<EmbeddingCounts>,
 }
 
-/// Fits and assigns all kinds of which there are entities.
+/// Fits all kinds of which there are entities.
 pub(crate) async fn fit(
-    tables: &[EntityTable],
+    joined: &Joined,
     config: &PoolsConfig,
     progress: Progress<'_>,
 ) -> Result<BTreeMap<Kind, FittedKind>, PoolsError> {
-    config.validate()?;
-    let embeddings = EntityEmbeddings::read(config).await?;
-    let observed = observe(tables, config, &embeddings, progress).await?;
-    if observed.is_empty() {
-        let tables = tables
-            .iter()
-            .map(|table| table.path.as_str())
-            .collect::<Vec<_>>()
-            .join(", ");
-        return Err(PoolsError::NoEntities { tables });
-    }
-    let total: u64 = observed.values().map(|kind| kind.entities).sum();
+    let observed = observe(joined, config, progress).await?;
     let mut kinds = BTreeMap::new();
     for (number, (kind, observed)) in (0..).zip(observed) {
         progress(BuildProgress {
@@ -52,9 +44,8 @@ pub(crate) async fn fit(
             done: number,
             total: None,
         });
-        kinds.insert(kind, observed.fit(config, &embeddings)?);
+        kinds.insert(kind, observed.fit(config, joined.embeddings(kind))?);
     }
-    assign(tables, &mut kinds, &embeddings, total, progress).await?;
     Ok(kinds)
 }
 
@@ -64,6 +55,8 @@ struct Observed<'a> {
     grouping: &'a GroupingConfig,
     seed: u64,
     entities: u64,
+    /// Share of the entities whose attributes are looked at.
+    attribute_share: f64,
     attributes: AttributeColumns,
     with_embedding: u64,
     dimension: usize,
@@ -71,42 +64,41 @@ struct Observed<'a> {
 }
 
 async fn observe<'a>(
-    tables: &[EntityTable],
+    joined: &Joined,
     config: &'a PoolsConfig,
-    embeddings: &EntityEmbeddings,
     progress: Progress<'_>,
 ) -> Result<BTreeMap<Kind, Observed<'a>>, PoolsError> {
-    let mut kinds = BTreeMap::new();
+    let kinds = joined.kinds().iter();
+    let mut kinds: BTreeMap<Kind, Observed> = kinds
+        .map(|(&kind, ids)| (kind, Observed::new(kind, ids.entities, config)))
+        .collect();
     let mut done = 0;
-    for table in tables {
-        let mut reader = EntityReader::open(table).await?;
-        while let Some(entities) = reader.next_batch().await? {
-            for entity in &entities {
-                let kind = entity.kind;
-                let observed = kinds
-                    .entry(kind)
-                    .or_insert_with(|| Observed::new(kind, config));
-                observed.push(entity, embeddings.get(entity), &table.path)?;
+    let mut reader = joined.reader();
+    while let Some(entities) = reader.next_batch().await? {
+        for joined in &entities {
+            if let Some(observed) = kinds.get_mut(&joined.entity.kind) {
+                observed.push(&joined.entity, reader.table())?;
             }
-            done += entities.len() as u64;
-            progress(BuildProgress {
-                stage: Stage::ReadEntities,
-                done,
-                total: None,
-            });
         }
+        done += entities.len() as u64;
+        progress(BuildProgress {
+            stage: Stage::ReadEntities,
+            done,
+            total: Some(joined.rows()),
+        });
     }
     Ok(kinds)
 }
 
 impl<'a> Observed<'a> {
-    fn new(kind: Kind, config: &'a PoolsConfig) -> Self {
+    fn new(kind: Kind, entities: u64, config: &'a PoolsConfig) -> Self {
         let grouping = config.of(kind);
         Self {
             kind,
             grouping,
             seed: config.seed,
-            entities: 0,
+            entities,
+            attribute_share: (ATTRIBUTE_SAMPLE as f64 / entities as f64).min(1.0),
             attributes: AttributeColumns::new(&grouping.attributes),
             with_embedding: 0,
             dimension: 0,
@@ -114,16 +106,12 @@ impl<'a> Observed<'a> {
         }
     }
 
-    fn push(
-        &mut self,
-        entity: &Entity,
-        embedding: Option<&[f32]>,
-        table: &str,
-    ) -> Result<(), PoolsError> {
-        self.entities += 1;
+    fn push(&mut self, entity: &Entity, table: &str) -> Result<(), PoolsError> {
         if self.grouping.grouping.has_attributes() {
-            self.attributes.push(&entity.attributes);
+            let sampled = is_sampled(self.seed, &entity.id, self.attribute_share);
+            self.attributes.push(&entity.attributes, sampled);
         }
+        let embedding = entity.embedding.as_deref();
         let Some(embedding) = embedding.filter(|_| self.grouping.grouping.has_clusters()) else {
             return Ok(());
         };
@@ -151,7 +139,7 @@ impl<'a> Observed<'a> {
     fn fit(
         self,
         config: &PoolsConfig,
-        embeddings: &EntityEmbeddings,
+        external: Option<&ExternalEmbeddings>,
     ) -> Result<FittedKind, PoolsError> {
         let (centroids, clustering) = self.clusters(config)?;
         let router = match self.grouping.grouping {
@@ -162,26 +150,16 @@ impl<'a> Observed<'a> {
                 Router::grouped(self.kind, min, centroids, self.tree()?)
             }
         };
-        let counts = |_| {
-            let file = embeddings.of(self.kind);
-            EmbeddingCounts {
-                file: file.map(|file| file.file().to_owned()),
-                dimension: self.dimension,
-                entities: self.with_embedding,
-                unknown: file.map_or(0, |file| file.len() as u64 - self.with_embedding),
-            }
+        let counts = || EmbeddingCounts {
+            file: external.map(|external| external.file.clone()),
+            dimension: self.dimension,
+            entities: self.with_embedding,
+            unknown: external.map_or(0, |external| external.rows - self.with_embedding),
         };
-        let embeddings = self
-            .grouping
-            .grouping
-            .has_clusters()
-            .then_some(())
-            .map(counts);
         Ok(FittedKind {
             router,
-            members: BTreeMap::new(),
             clustering,
-            embeddings,
+            embeddings: self.grouping.grouping.has_clusters().then(counts),
         })
     }
 
@@ -222,7 +200,7 @@ impl<'a> Observed<'a> {
                 available: self.attributes.names().collect::<Vec<_>>().join(", "),
             });
         }
-        let grown = attribute_tree::grow(&self.attributes, self.grouping);
+        let grown = attribute_tree::grow(&self.attributes, self.grouping, self.attribute_share);
         Ok(grown.map(|grown| (grown.tree, grown.labels)))
     }
 }
@@ -235,42 +213,11 @@ fn min_interactions(grouping: &GroupingConfig) -> u64 {
     }
 }
 
-async fn assign(
-    tables: &[EntityTable],
-    kinds: &mut BTreeMap<Kind, FittedKind>,
-    embeddings: &EntityEmbeddings,
-    total: u64,
-    progress: Progress<'_>,
-) -> Result<(), PoolsError> {
-    let mut done = 0;
-    for table in tables {
-        let mut reader = EntityReader::open(table).await?;
-        while let Some(entities) = reader.next_batch().await? {
-            done += entities.len() as u64;
-            for entity in entities {
-                let Some(fitted) = kinds.get_mut(&entity.kind) else {
-                    continue;
-                };
-                let membership = fitted.router.membership(&entity, embeddings.get(&entity));
-                if fitted
-                    .members
-                    .insert(entity.id.clone(), membership)
-                    .is_some()
-                {
-                    let (kind, id) = (entity.kind, entity.id);
-                    return Err(PoolsError::DuplicateEntity {
-                        table: table.path.clone(),
-                        kind,
-                        id,
-                    });
-                }
-            }
-            progress(BuildProgress {
-                stage: Stage::Route,
-                done,
-                total: Some(total),
-            });
-        }
+/// A seeded choice of a share of the entities that needs no order.
+fn is_sampled(seed: u64, id: &EntityId, share: f64) -> bool {
+    if share >= 1.0 {
+        return true;
     }
-    Ok(())
+    let hash = priority(seed, &[b"attributes", id.to_string().as_bytes()]);
+    (hash as f64) < share * u128::MAX as f64
 }

@@ -13,7 +13,9 @@ mod config;
 mod embeddings;
 mod error;
 mod fit;
+mod grouped;
 mod inspect;
+mod members;
 mod open;
 mod pool_set;
 mod progress;
@@ -30,7 +32,7 @@ pub use config::{
     Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig,
     KMeansConfig, PoolsConfig,
 };
-pub use embeddings::{EmbeddingError, Embeddings, EntityEmbeddings};
+pub use embeddings::{EmbeddingError, join_embeddings};
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;
@@ -40,7 +42,7 @@ pub use pool_set::{
 };
 pub use progress::{BuildProgress, Progress, Stage};
 pub use registry::{POOLS_FOLDER, PoolRegistry, Promotion, RegistryError};
-pub use replay::{ReplayReport, ReplayText, replay};
+pub use replay::{RELIABILITY_BINS, ReliabilityBin, ReplayReport, ReplayText, replay};
 pub use router::{Group, Reason, Route, Router};
 pub use texts::{PoolTokenizer, ReadError};
 pub use tune::{GroupTuning, KindTuning, TuneConfig, TuneReport, TuneRow, tune};

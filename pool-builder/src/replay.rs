@@ -20,6 +20,20 @@ pub struct ReplayText {
     pub text: Vec<Token>,
 }
 
+/// Classes of estimated path probability: each half the one before, the last open.
+pub const RELIABILITY_BINS: usize = 10;
+
+/// Drafted tokens of one class of estimated path probability.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct ReliabilityBin {
+    /// How many were drafted.
+    pub drafted: u64,
+    /// How many of them were accepted.
+    pub accepted: u64,
+    /// Sum of their estimates: equal to `accepted` where estimates are right.
+    pub estimated: f64,
+}
+
 /// What a replay found.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct ReplayReport {
@@ -33,6 +47,8 @@ pub struct ReplayReport {
     pub drafted: u64,
     /// Tokens drafted and accepted.
     pub accepted: u64,
+    /// The drafted tokens by the probability that they were drafted with: 1 to 1/2, 1/2 to 1/4, ...
+    pub reliability: [ReliabilityBin; RELIABILITY_BINS],
     /// Mean time of a step's drafting in microseconds, the update of the temporary branches included.
     pub draft_us_mean: f64,
     /// Median of the same.
@@ -61,6 +77,13 @@ impl ReplayReport {
     pub fn tokens_per_second(&self, step_us: f64) -> f64 {
         1e6 * self.tokens_per_step() / (step_us + self.draft_us_mean)
     }
+}
+
+/// The class of a probability.
+fn bin(probability: f32) -> usize {
+    let lower_bounds = std::iter::successors(Some(0.5), |bound| Some(bound / 2.0));
+    let above = lower_bounds.take(RELIABILITY_BINS - 1);
+    above.take_while(|&bound| probability < bound).count()
 }
 
 fn ratio(of: f64, to: u64) -> f64 {
@@ -96,12 +119,10 @@ pub fn replay(
             context.extend(&target[read..done]);
             context.draft(nodes, &mut tree);
             times.push(start.elapsed());
-            let accepted = accepted(&tree, &target[done..]);
+            let accepted = report.count(&tree, &target[done..]);
             read = done;
             done = target.len().min(done + accepted + 1);
             report.steps += 1;
-            report.drafted += tree.drafted() as u64;
-            report.accepted += accepted as u64;
         }
         report.tokens += (target.len() - given) as u64;
     }
@@ -109,22 +130,35 @@ pub fn replay(
     report
 }
 
-/// How many tokens of `target` the tree has from its root on.
-fn accepted(tree: &DraftTree, target: &[Token]) -> usize {
+/// The nodes, from below the root on, whose tokens are those of `target`.
+fn accepted<'a>(tree: &'a DraftTree, target: &'a [Token]) -> impl Iterator<Item = usize> + 'a {
     let mut node = 0;
-    for (accepted, token) in target.iter().enumerate() {
-        match tree
+    target.iter().map_while(move |token| {
+        node = tree
             .children(node)
-            .find(|&child| tree.tokens()[child] == *token)
-        {
-            Some(child) => node = child,
-            None => return accepted,
-        }
-    }
-    target.len()
+            .find(|&child| tree.tokens()[child] == *token)?;
+        Some(node)
+    })
 }
 
 impl ReplayReport {
+    /// Counts what was drafted and accepted in a step; how many tokens were accepted.
+    fn count(&mut self, tree: &DraftTree, target: &[Token]) -> usize {
+        for &probability in tree.probabilities().iter().skip(1) {
+            let bin = &mut self.reliability[bin(probability)];
+            bin.drafted += 1;
+            bin.estimated += f64::from(probability);
+        }
+        self.drafted += tree.drafted() as u64;
+        let mut count = 0;
+        for node in accepted(tree, target) {
+            self.reliability[bin(tree.probabilities()[node])].accepted += 1;
+            count += 1;
+        }
+        self.accepted += count as u64;
+        count
+    }
+
     fn set_times(&mut self, mut times: Vec<Duration>) {
         times.sort_unstable();
         let us = |time: &Duration| time.as_secs_f64() * 1e6;
@@ -178,6 +212,27 @@ mod tests {
         // The first token is given, seven and the end are drafted: accepted in one step.
         assert_eq!((report.steps, report.tokens, report.accepted), (1, 8, 8));
         assert_eq!(report.accepted_per_step(), 8.0);
+    }
+
+    #[test]
+    fn drafted_tokens_are_classed_by_their_estimates() {
+        for (probability, expected) in
+            [(1.0, 0), (0.5, 0), (0.49, 1), (0.25, 1), (0.2, 2), (0.0, 9)]
+        {
+            assert_eq!(bin(probability), expected, "{probability}");
+        }
+        let pool = pool(&[vec![1, 2, 3], vec![1, 2, 4], vec![1, 5]]);
+        let drafter = Drafter::default();
+        let report = replay(&[text(&[1, 2, 3])], Some(&pool), drafter, 16, END);
+        let sum = |of: fn(&ReliabilityBin) -> u64| report.reliability.iter().map(of).sum::<u64>();
+        assert_eq!(sum(|bin| bin.drafted), report.drafted);
+        assert_eq!(sum(|bin| bin.accepted), report.accepted);
+        for bin in report.reliability.iter().filter(|bin| bin.drafted > 0) {
+            assert!(
+                bin.accepted <= bin.drafted && bin.estimated <= bin.drafted as f64,
+                "{bin:?}"
+            );
+        }
     }
 
     #[test]
@@ -238,7 +293,7 @@ mod tests {
             ([1, 3, 3], 2),
             ([3, 1, 1], 0),
         ] {
-            assert_eq!(accepted(&tree, &target), expected, "{target:?}");
+            assert_eq!(accepted(&tree, &target).count(), expected, "{target:?}");
         }
     }
 }

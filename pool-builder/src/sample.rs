@@ -51,6 +51,10 @@ impl<T> Sample<T> {
         }
     }
 
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.items.len()
     }

@@ -1,8 +1,8 @@
-//! Previous texts: sampled into their groups, then tokenised.
+//! Previous texts: joined with their entities, sampled into their groups, then tokenised.
 //!
 //! A text belongs to the groups of its entity and to that of everything. Sampling is by hash, so
 //! neither order nor batches matter; texts are held once however many groups have them, and no more
-//! of them than the samples hold.
+//! of them than the samples hold: `max_texts` a group.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::TryFromIntError;
@@ -10,13 +10,13 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt, pin_mut};
 use laser_decode::Token;
-use laser_schema::Kind;
+use laser_schema::join::Join;
 use laser_schema::model::ModelFiles;
 use laser_schema::previous::PreviousText;
+use laser_schema::{EntityId, Kind};
 use tokenizers::Tokenizer;
 
 use crate::error::PoolsError;
-use crate::fit::FittedKind;
 use crate::pool_set::TextCounts;
 use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::ALL;
@@ -66,35 +66,27 @@ pub(crate) struct SampledKind {
     pub(crate) offered: Vec<u64>,
 }
 
-/// Reads all texts and samples at most `capacity` of them for each group.
-pub(crate) async fn sample<P>(
+/// Reads all texts and gives `join` those that may be sampled.
+pub(crate) async fn read<P>(
     previous: P,
-    kinds: &BTreeMap<Kind, FittedKind>,
-    seed: u64,
-    capacity: impl Fn(Kind) -> usize,
+    join: &mut Join,
     progress: Progress<'_>,
-) -> Result<(BTreeMap<Kind, SampledKind>, TextCounts), PoolsError>
+) -> Result<TextCounts, PoolsError>
 where
     P: Stream<Item = Result<Vec<PreviousText>, ReadError>>,
 {
-    let sampled = |(&kind, fitted): (&Kind, &FittedKind)| {
-        let groups = fitted.router.groups().len();
-        let sample = Sample::new(capacity(kind));
-        (
-            kind,
-            SampledKind {
-                groups: vec![sample; groups],
-                offered: vec![0; groups],
-            },
-        )
-    };
-    let mut samples: BTreeMap<Kind, SampledKind> = kinds.iter().map(sampled).collect();
     let mut counts = TextCounts::default();
     pin_mut!(previous);
     while let Some(batch) = previous.next().await {
-        for text in batch.map_err(PoolsError::Previous)? {
+        for PreviousText { kind, id, text, .. } in batch.map_err(PoolsError::Previous)? {
             counts.read += 1;
-            offer(text, kinds, &mut samples, seed, &mut counts);
+            if text.trim().is_empty() {
+                counts.empty += 1;
+            } else if join.kinds().contains_key(&kind) {
+                join.push_text(kind, &id, text.as_bytes())?;
+            } else {
+                counts.of_other_kind += 1;
+            }
         }
         progress(BuildProgress {
             stage: Stage::ReadTexts,
@@ -102,43 +94,61 @@ where
             total: None,
         });
     }
-    Ok((samples, counts))
+    Ok(counts)
 }
 
-fn offer(
-    previous: PreviousText,
-    kinds: &BTreeMap<Kind, FittedKind>,
-    samples: &mut BTreeMap<Kind, SampledKind>,
+/// Samples at most so many texts of each group.
+#[derive(Debug)]
+pub(crate) struct Sampler {
     seed: u64,
-    counts: &mut TextCounts,
-) {
-    let PreviousText { kind, id, text, .. } = previous;
-    if text.trim().is_empty() {
-        counts.empty += 1;
-        return;
+    pub(crate) kinds: BTreeMap<Kind, SampledKind>,
+}
+
+impl Sampler {
+    /// With the group of everything alone.
+    pub(crate) fn new(seed: u64, capacities: impl Iterator<Item = (Kind, usize)>) -> Self {
+        let kinds = capacities.map(|(kind, capacity)| {
+            let all = Sample::new(capacity);
+            let (groups, offered) = (vec![all], vec![0]);
+            (kind, SampledKind { groups, offered })
+        });
+        let kinds = kinds.collect();
+        Self { seed, kinds }
     }
-    let (Some(fitted), Some(sampled)) = (kinds.get(&kind), samples.get_mut(&kind)) else {
-        counts.of_other_kind += 1;
-        return;
-    };
-    let groups = fitted.members.get(&id);
-    counts.without_entity += u64::from(groups.is_none());
-    let parts = [
-        kind.as_str().as_bytes(),
-        id.to_string().as_bytes(),
-        text.as_bytes(),
-    ]
-    .map(<[u8]>::to_vec);
-    let priority = priority(seed, &parts.each_ref().map(Vec::as_slice));
-    let text: Arc<str> = text.into();
-    let of_entity = groups
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|&(group, _)| group);
-    for group in of_entity.filter(|&group| group != ALL).chain([ALL]) {
-        sampled.offered[group] += 1;
-        sampled.groups[group].offer(priority, || text.clone());
+
+    /// Adds empty groups, up to `groups` of a kind.
+    pub(crate) fn set_groups(&mut self, kind: Kind, groups: usize) {
+        if let Some(sampled) = self.kinds.get_mut(&kind) {
+            let capacity = sampled.groups[ALL].capacity();
+            sampled.groups.resize(groups, Sample::new(capacity));
+            sampled.offered.resize(groups, 0);
+        }
+    }
+
+    /// Offers a text to the group of everything and to the others that its entity is in.
+    pub(crate) fn offer(
+        &mut self,
+        kind: Kind,
+        id: &EntityId,
+        text: &[u8],
+        groups: impl Iterator<Item = usize>,
+    ) {
+        let Some(sampled) = self.kinds.get_mut(&kind) else {
+            return;
+        };
+        let name = id.to_string();
+        let priority = priority(
+            self.seed,
+            &[kind.as_str().as_bytes(), name.as_bytes(), text],
+        );
+        let mut shared: Option<Arc<str>> = None;
+        for group in groups.filter(|&group| group != ALL).chain([ALL]) {
+            sampled.offered[group] += 1;
+            sampled.groups[group].offer(priority, || {
+                let text = || String::from_utf8_lossy(text).into();
+                shared.get_or_insert_with(text).clone()
+            });
+        }
     }
 }
 

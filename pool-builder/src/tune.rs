@@ -16,7 +16,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::PoolsConfig;
 use crate::error::PoolsError;
-use crate::fit::{self, FittedKind};
+use crate::fit::FittedKind;
+use crate::grouped::group;
 use crate::progress::{BuildProgress, Progress, Stage};
 use crate::replay::{ReplayReport, ReplayText, replay};
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
@@ -156,7 +157,7 @@ pub async fn tune<P>(
     tables: &[EntityTable],
     previous: P,
     tokenizer: PoolTokenizer<'_>,
-    config: &PoolsConfig,
+    (config, memory): (&PoolsConfig, usize),
     tune: &TuneConfig,
     drafter: Drafter,
     progress: Progress<'_>,
@@ -165,11 +166,10 @@ where
     P: Stream<Item = Result<Vec<PreviousText>, ReadError>>,
 {
     tune.validate()?;
-    let kinds = fit::fit(tables, config, progress).await?;
     let largest = tune.sizes.last().copied().unwrap_or(0);
     let capacity = |_| largest + tune.held_out;
-    let (samples, _) = texts::sample(previous, &kinds, config.seed, capacity, progress).await?;
-    let tokens = texts::tokenise(&samples, tokenizer.tokenizer, progress)?;
+    let grouped = group(tables, previous, config, memory, capacity, progress).await?;
+    let tokens = texts::tokenise(&grouped.samples, tokenizer.tokenizer, progress)?;
     let mut tuner = Tuner {
         tokenizer,
         tune,
@@ -178,7 +178,7 @@ where
         done: 0,
         progress,
     };
-    let kinds = tuner.kinds(&kinds, &samples)?;
+    let kinds = tuner.kinds(&grouped.kinds, &grouped.samples)?;
     if kinds.is_empty() {
         let (option, expected) = ("previous texts", "at least 5 of one group");
         return Err(PoolsError::Tune {

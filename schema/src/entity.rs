@@ -3,11 +3,11 @@
 //! One row is one entity: an id, a kind, attributes, a history of interactions, how many
 //! interactions there are, and optionally an embedding. Column names are mapped by [`Columns`]; every
 //! column that is not mapped is an attribute. Rows are read in batches, so memory does not grow with the
-//! table (a CSV or JSONL *object* of a remote store is fetched whole; use Parquet for large ones).
+//! table (a CSV or JSONL *object* of a remote store is first copied to the local disk). Each row is checked on its own;
+//! that ids are unique is checked where all of them come together, in [`join`](crate::join).
 
-use std::collections::{BTreeMap, HashSet};
 use std::fmt;
-use std::io::{BufRead, BufReader, Cursor};
+use std::io::{BufRead, BufReader};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -271,42 +271,11 @@ enum Rows {
     },
 }
 
-/// The ids of the tables read so far: each once, and all of a kind of one type. Takes 16 bytes an entity
-/// (and the set's own), so that a hundred million are checked in a few gigabytes.
-#[derive(Debug, Default)]
-pub struct Ids {
-    /// The first half of each id's digest: two of 10^9 ids have the same with a probability of 10^-21.
-    seen: HashSet<u128>,
-    types: BTreeMap<Kind, IdType>,
-}
-
-impl Ids {
-    fn add(&mut self, entity: &Entity) -> Result<(), String> {
-        let (id, kind, this) = (&entity.id, entity.kind, entity.id.id_type());
-        let first = *self.types.entry(kind).or_insert(this);
-        if this != first {
-            return Err(format!(
-                "{kind} id {id} is {this}, but the {kind}s before have {first} ids; set [input.columns] id_type"
-            ));
-        }
-        let hash = blake3::hash(format!("{kind}/{id}").as_bytes());
-        let mut key = [0u8; 16];
-        key.copy_from_slice(&hash.as_bytes()[..16]);
-        if !self.seen.insert(u128::from_le_bytes(key)) {
-            return Err(format!(
-                "{kind} id {id} appears twice; ids must be unique over all tables"
-            ));
-        }
-        Ok(())
-    }
-}
-
 /// Reads one table in batches of entities, checking each row.
 pub struct EntityReader {
     table: EntityTable,
     rows: Rows,
     row: u64,
-    ids: Ids,
 }
 
 impl fmt::Debug for EntityReader {
@@ -324,9 +293,25 @@ impl EntityReader {
     /// # Errors
     /// See [`EntityError`].
     pub async fn open(table: &EntityTable) -> Result<Self, EntityError> {
+        Self::open_columns(table, None).await
+    }
+
+    /// Opens the table for the ids and kinds alone; of Parquet nothing else is read.
+    ///
+    /// # Errors
+    /// See [`EntityError`].
+    pub async fn open_ids(table: &EntityTable) -> Result<Self, EntityError> {
+        let columns = [table.columns.id.as_str(), table.columns.kind.as_str()];
+        Self::open_columns(table, Some(&columns)).await
+    }
+
+    async fn open_columns(
+        table: &EntityTable,
+        columns: Option<&[&str]>,
+    ) -> Result<Self, EntityError> {
         let location = Location::parse(&table.path)?;
         let rows = match location.extension().as_str() {
-            "parquet" => open_parquet(table, &location).await?,
+            "parquet" => open_parquet(table, &location, columns).await?,
             "csv" => open_csv(table, open_text(&location).await?)?,
             "jsonl" | "ndjson" => Rows::Lines {
                 lines: open_text(&location).await?.lines(),
@@ -341,20 +326,7 @@ impl EntityReader {
             table: table.clone(),
             rows,
             row: 0,
-            ids: Ids::default(),
         })
-    }
-
-    /// Reads the table as the next one after those whose ids these are.
-    #[must_use]
-    pub fn with_ids(self, ids: Ids) -> Self {
-        Self { ids, ..self }
-    }
-
-    /// The ids so far, for the next table.
-    #[must_use]
-    pub fn into_ids(self) -> Ids {
-        self.ids
     }
 
     /// The next entities, or `None` at the end.
@@ -373,7 +345,6 @@ impl EntityReader {
         for row in rows {
             self.row += 1;
             let entity = to_entity(row, &self.table).map_err(|r| self.error(self.row, r))?;
-            self.ids.add(&entity).map_err(|r| self.error(self.row, r))?;
             entities.push(entity);
         }
         Ok(Some(entities))
@@ -389,24 +360,22 @@ impl EntityReader {
 }
 
 async fn open_text(location: &Location) -> Result<Box<dyn BufRead + Send>, EntityError> {
-    if let Some(path) = location.local_path() {
-        let file = std::fs::File::open(&path).map_err(|e| EntityError::File {
-            file: location.url().to_owned(),
-            reason: e.to_string(),
-        })?;
-        return Ok(Box::new(BufReader::with_capacity(1 << 20, file)));
-    }
-    Ok(Box::new(Cursor::new(location.read().await?)))
+    let file = location.open().await?;
+    Ok(Box::new(BufReader::with_capacity(1 << 20, file)))
 }
 
-async fn open_parquet(table: &EntityTable, location: &Location) -> Result<Rows, EntityError> {
+async fn open_parquet(
+    table: &EntityTable,
+    location: &Location,
+    columns: Option<&[&str]>,
+) -> Result<Rows, EntityError> {
     if !location.exists().await? {
         return Err(LocationError::NotFound {
             url: table.path.clone(),
         }
         .into());
     }
-    let reader = TableReader::open(location).await?;
+    let reader = TableReader::open_columns(location, columns).await?;
     let names: Vec<String> = reader
         .schema()
         .fields()

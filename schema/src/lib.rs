@@ -7,12 +7,14 @@ pub mod cache;
 pub mod digest;
 pub mod entity;
 pub mod job;
+pub mod join;
 pub mod knowledge;
 pub mod layout;
 pub mod location;
 pub mod manifest;
 pub mod model;
 pub mod previous;
+pub mod spill;
 pub mod table;
 
 pub use cache::Cache;

@@ -4,6 +4,8 @@
 //! come from the usual environment of each cloud. Local writes are synced to disk, and
 //! [`Location::create`] has exactly one winner on every store: it is how Laser commits.
 
+use std::fs::File;
+use std::io::Seek;
 use std::path::{Component, Path as FsPath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use object_store::aws::AmazonS3Builder;
 use object_store::azure::MicrosoftAzureBuilder;
+use object_store::buffered::BufWriter;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
@@ -245,6 +248,34 @@ impl Location {
         Ok(())
     }
 
+    /// Opens the object to be read in pieces: a remote one is copied to the local disk first, into a file without a
+    /// name that goes when it is closed.
+    ///
+    /// # Errors
+    /// [`LocationError::NotFound`], the store's error, or the local disk's.
+    pub async fn open(&self) -> Result<File, LocationError> {
+        let failed = |e: std::io::Error| match e.kind() {
+            std::io::ErrorKind::NotFound => LocationError::NotFound {
+                url: self.url.clone(),
+            },
+            _ => LocationError::Store {
+                url: self.url.clone(),
+                action: "open",
+                source: object_store::Error::Generic {
+                    store: "local",
+                    source: Box::new(e),
+                },
+            },
+        };
+        if let Some(path) = self.local_path() {
+            return File::open(path).map_err(failed);
+        }
+        let mut copy = tempfile::tempfile().map_err(failed)?;
+        self.download(&mut copy).await?;
+        copy.rewind().map_err(failed)?;
+        Ok(copy)
+    }
+
     /// Reads the whole object, or `None` if there is none.
     ///
     /// # Errors
@@ -289,6 +320,11 @@ impl Location {
             .await
             .map_err(|e| self.error("write", e))?;
         Ok(())
+    }
+
+    /// Writes the object in pieces, replacing what was there once the writer is shut down.
+    pub fn writer(&self) -> BufWriter {
+        BufWriter::new(self.store.clone(), self.path.clone())
     }
 
     /// Writes the object whole if there is none: of any number of writers exactly one wins.
@@ -388,6 +424,27 @@ impl Location {
             .iter()
             .filter_map(|p| p.filename().map(str::to_owned));
         Ok(names.collect())
+    }
+
+    /// The names of the objects below this folder that come after one, in any order; all if none is given. Stores
+    /// skip the others without reading them.
+    ///
+    /// # Errors
+    /// The store's error; a missing folder lists nothing.
+    pub async fn names_after(&self, after: Option<&str>) -> Result<Vec<String>, LocationError> {
+        let listed = match after {
+            Some(after) => {
+                let after = self.join(after).path;
+                self.store.list_with_offset(Some(&self.path), &after)
+            }
+            None => self.store.list(Some(&self.path)),
+        };
+        let prefix = self.path.as_ref().len() + usize::from(!self.path.as_ref().is_empty());
+        let names = listed.map_ok(|object| object.location.as_ref()[prefix..].to_owned());
+        match names.try_collect().await {
+            Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
+            names => names.map_err(|e| self.error("list", e)),
+        }
     }
 
     /// All objects below this folder, by name.

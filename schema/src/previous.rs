@@ -1,6 +1,7 @@
 //! Last night's knowledge: Laser's own output, any Parquet with id and text, or JSONL `{id, text}`.
 
-use std::io::BufRead;
+use std::fs::File as FsFile;
+use std::io::{BufRead, BufReader, Lines};
 
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -16,6 +17,9 @@ use crate::table::{TableError, TableReader};
 
 /// As the path of a [`PreviousSource`]: what the run's own output held when the run was begun ([`latest`]).
 pub const LATEST: &str = "latest";
+
+/// Rows of a foreign file read at a time.
+const BATCH_ROWS: usize = 1024;
 
 /// One source of previous knowledge.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -231,10 +235,11 @@ enum File {
     Foreign(Kind, Location, Option<IdType>),
 }
 
-/// Reads all sources, file by file.
+/// Reads all sources, file by file, in batches: memory is that of one part, or of a thousand rows of a foreign file.
 #[derive(Debug)]
 pub struct PreviousReader {
     files: Vec<File>,
+    open: Option<ForeignReader>,
 }
 
 impl std::fmt::Debug for File {
@@ -256,19 +261,29 @@ impl PreviousReader {
             files.extend(find_files(source, before).await?);
         }
         files.reverse();
-        Ok(Self { files })
+        Ok(Self { files, open: None })
     }
 
-    /// The texts of the next file, or `None` after the last.
+    /// The next texts, or `None` after the last.
     ///
     /// # Errors
     /// [`PreviousError`], naming file and row.
-    pub async fn next_file(&mut self) -> Result<Option<Vec<PreviousText>>, PreviousError> {
-        match self.files.pop() {
-            None => Ok(None),
-            Some(File::Part(kind, location)) => read_part(kind, &location).await.map(Some),
-            Some(File::Foreign(kind, location, id_type)) => {
-                read_foreign(kind, &location, id_type).await.map(Some)
+    pub async fn next_batch(&mut self) -> Result<Option<Vec<PreviousText>>, PreviousError> {
+        loop {
+            if let Some(open) = &mut self.open
+                && let Some(texts) = open.next_batch().await?
+            {
+                return Ok(Some(texts));
+            }
+            self.open = None;
+            match self.files.pop() {
+                None => return Ok(None),
+                Some(File::Part(kind, location)) => {
+                    return read_part(kind, &location).await.map(Some);
+                }
+                Some(File::Foreign(kind, location, id_type)) => {
+                    self.open = Some(ForeignReader::open(kind, &location, id_type).await?);
+                }
             }
         }
     }
@@ -383,51 +398,86 @@ async fn read_part(kind: Kind, location: &Location) -> Result<Vec<PreviousText>,
         .collect())
 }
 
-async fn read_foreign(
+/// Reads somebody else's texts.
+#[derive(Debug)]
+struct ForeignReader {
+    path: String,
     kind: Kind,
-    location: &Location,
     id_type: Option<IdType>,
-) -> Result<Vec<PreviousText>, PreviousError> {
-    let rows: Vec<ForeignRow> = if location.extension() == "parquet" {
-        crate::table::decode(location.url(), location.read().await?)?
-    } else {
-        read_lines(location).await?
-    };
-    let row_error = |row: u64, reason: String| PreviousError::Row {
-        path: location.url().to_owned(),
-        row,
-        reason,
-    };
-    rows.into_iter()
-        .zip(1..)
-        .map(|(row, number)| {
-            let id = row
-                .id
-                .into_type(id_type)
-                .map_err(|reason| row_error(number, reason))?;
-            Ok(PreviousText {
-                kind,
-                id,
-                text: row.text,
-                record: None,
-            })
-        })
-        .collect()
+    row: u64,
+    rows: ForeignRows,
 }
 
-async fn read_lines(location: &Location) -> Result<Vec<ForeignRow>, PreviousError> {
-    let bytes = location.read().await?;
-    bytes
-        .lines()
-        .zip(1..)
-        .map(|(line, row)| {
-            let line = line.map_err(|e| e.to_string());
-            line.and_then(|l| serde_json::from_str(&l).map_err(|e| e.to_string()))
-                .map_err(|e| PreviousError::Row {
-                    path: location.url().to_owned(),
-                    row,
-                    reason: format!("expected {{\"id\": …, \"text\": \"…\"}}: {e}"),
-                })
+#[derive(Debug)]
+enum ForeignRows {
+    Parquet(Box<TableReader>),
+    Lines(Lines<BufReader<FsFile>>),
+}
+
+impl ForeignReader {
+    async fn open(
+        kind: Kind,
+        location: &Location,
+        id_type: Option<IdType>,
+    ) -> Result<Self, PreviousError> {
+        let rows = if location.extension() == "parquet" {
+            ForeignRows::Parquet(Box::new(TableReader::open(location).await?))
+        } else {
+            let file = BufReader::with_capacity(1 << 20, location.open().await?);
+            ForeignRows::Lines(file.lines())
+        };
+        Ok(Self {
+            path: location.url().to_owned(),
+            kind,
+            id_type,
+            row: 0,
+            rows,
         })
-        .collect()
+    }
+
+    async fn next_batch(&mut self) -> Result<Option<Vec<PreviousText>>, PreviousError> {
+        let rows: Option<Vec<ForeignRow>> = match &mut self.rows {
+            ForeignRows::Parquet(reader) => reader.next().await?,
+            ForeignRows::Lines(lines) => read_lines(lines, &self.path, self.row)?,
+        };
+        let Some(rows) = rows else { return Ok(None) };
+        let mut texts = Vec::with_capacity(rows.len());
+        for ForeignRow { id, text } in rows {
+            self.row += 1;
+            let id = id.into_type(self.id_type);
+            texts.push(PreviousText {
+                kind: self.kind,
+                id: id.map_err(|reason| self.error(self.row, reason))?,
+                text,
+                record: None,
+            });
+        }
+        Ok(Some(texts))
+    }
+
+    fn error(&self, row: u64, reason: String) -> PreviousError {
+        PreviousError::Row {
+            path: self.path.clone(),
+            row,
+            reason,
+        }
+    }
+}
+
+fn read_lines(
+    lines: &mut Lines<BufReader<FsFile>>,
+    path: &str,
+    before: u64,
+) -> Result<Option<Vec<ForeignRow>>, PreviousError> {
+    let mut rows = Vec::new();
+    for (line, row) in lines.take(BATCH_ROWS).zip(before + 1..) {
+        let line = line.map_err(|e| e.to_string());
+        let parsed = line.and_then(|l| serde_json::from_str(&l).map_err(|e| e.to_string()));
+        rows.push(parsed.map_err(|e| PreviousError::Row {
+            path: path.to_owned(),
+            row,
+            reason: format!("expected {{\"id\": …, \"text\": \"…\"}}: {e}"),
+        })?);
+    }
+    Ok((!rows.is_empty()).then_some(rows))
 }

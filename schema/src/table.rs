@@ -18,7 +18,7 @@ use parquet::arrow::arrow_reader::ArrowReaderOptions;
 use parquet::arrow::async_reader::{
     AsyncFileReader, MetadataSuffixFetch, ParquetRecordBatchStream, ParquetRecordBatchStreamBuilder,
 };
-use parquet::arrow::{ArrowWriter, arrow_reader::ParquetRecordBatchReaderBuilder};
+use parquet::arrow::{ArrowWriter, ProjectionMask, arrow_reader::ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{KeyValue, ParquetMetaData, ParquetMetaDataReader};
@@ -187,6 +187,17 @@ impl TableReader {
     /// # Errors
     /// [`TableError::Unreadable`] if it is missing or no Parquet file.
     pub async fn open(location: &Location) -> Result<Self, TableError> {
+        Self::open_columns(location, None).await
+    }
+
+    /// Opens the object to read only the columns of these names, as far as they are there; all if not given.
+    ///
+    /// # Errors
+    /// [`TableError::Unreadable`] if it is missing or no Parquet file.
+    pub async fn open_columns(
+        location: &Location,
+        columns: Option<&[&str]>,
+    ) -> Result<Self, TableError> {
         let file = location.url().to_owned();
         let unreadable = |e: ParquetError| TableError::Unreadable {
             file: file.clone(),
@@ -198,7 +209,11 @@ impl TableReader {
             .map_err(unreadable)?
             .with_batch_size(BATCH_ROWS);
         let (schema, metadata) = (builder.schema().clone(), builder.metadata().clone());
-        let stream = builder.build().map_err(unreadable)?;
+        let mask = columns.map_or_else(ProjectionMask::all, |columns| {
+            let roots = columns.iter().filter_map(|name| schema.index_of(name).ok());
+            ProjectionMask::roots(builder.parquet_schema(), roots)
+        });
+        let stream = builder.with_projection(mask).build().map_err(unreadable)?;
         Ok(Self {
             file,
             schema,
@@ -207,7 +222,7 @@ impl TableReader {
         })
     }
 
-    /// The file's columns.
+    /// The file's columns, read or not.
     pub fn schema(&self) -> &Schema {
         &self.schema
     }

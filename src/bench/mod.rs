@@ -2,18 +2,23 @@
 //!
 //! `paper` compares ways of speculating, `ablation` policies of verification, `sweep` sizes of pools and
 //! trees; they differ in their list of [variants] only, and one routine runs such a list
-//! [interleaved](mod@run). `replay` measures drafting on known texts, without a model.
+//! [interleaved](mod@run). `replay` measures drafting on known texts, without a model; `plan`, `ledger`
+//! and `look` measure the coordinator on nights of any size.
 //!
 //! Texts, acceptance and counts are a function of the inputs and the seed; times are of this machine, at this
 //! moment. Each command prints a table and writes the same figures as JSON.
 
 mod history;
+mod ledger;
+mod look;
 mod old;
 mod paper;
+mod plan;
 mod pools;
 mod replay;
 mod report;
 mod run;
+mod synthetic;
 mod variants;
 
 #[cfg(test)]
@@ -54,6 +59,12 @@ enum Command {
     Sweep(SweepArgs),
     /// Acceptance and draft time on known texts; needs no model.
     Replay(ReplayArgs),
+    /// Time and memory of building the pools of a synthetic night and planning it.
+    Plan(plan::PlanArgs),
+    /// A simulated night of any size on the ledger: events, processor time, memory.
+    Ledger(ledger::LedgerArgs),
+    /// Time and processor time of the coordinator's look at a store of many shards.
+    Look(look::LookArgs),
 }
 
 /// What `paper`, `ablation` and `sweep` share: data, model, and how texts are generated.
@@ -234,6 +245,21 @@ pub(crate) async fn run(args: BenchArgs) -> Result<()> {
         Command::Replay(options) => {
             let report = replay::replay(&options).await?;
             write_json(&options.output.join("replay.json"), &report)?;
+            print(&report.render(style))
+        }
+        Command::Plan(options) => {
+            let report = plan::run(&options).await?;
+            write_json(&options.output.join("plan.json"), &report)?;
+            print(&report.render(style))
+        }
+        Command::Ledger(options) => {
+            let report = ledger::run(&options)?;
+            write_json(&options.output.join("ledger.json"), &report)?;
+            print(&report.render(style))
+        }
+        Command::Look(options) => {
+            let report = look::run(&options).await?;
+            write_json(&options.output.join("look.json"), &report)?;
             print(&report.render(style))
         }
     }

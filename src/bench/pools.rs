@@ -1,20 +1,23 @@
 //! The pools that variants draft from: the same old texts, grouped in different ways.
 
+use std::collections::HashMap;
 use std::fmt;
 
 use anyhow::{Context, Result};
 use futures::stream;
 use laser_decode::Pool;
 use laser_pool_builder::{
-    Attributes, Clusters, EmbeddingSource, EntityEmbeddings, Grouping, GroupingConfig, OpenPools,
-    PoolSet, PoolTokenizer, PoolsConfig, build_pools, clear_pools,
+    Attributes, Clusters, EmbeddingSource, Grouping, GroupingConfig, OpenPools, PoolSet,
+    PoolTokenizer, PoolsConfig, build_pools, clear_pools, join_embeddings,
 };
+use laser_schema::join::Join;
 use laser_schema::model::ModelFiles;
 use laser_schema::previous::PreviousText;
-use laser_schema::{Entity, EntityTable, Kind, Location};
+use laser_schema::{Entity, EntityId, EntityTable, Kind, Location};
 use serde::Serialize;
 
 use super::SetupArgs;
+use crate::config::RunConfig;
 use crate::progress::Display;
 
 /// How entities are grouped.
@@ -57,7 +60,8 @@ pub(super) struct PoolSummary {
 /// The pools of all schemes.
 pub(super) struct Pools {
     schemes: Vec<(PoolScheme, OpenPools)>,
-    embeddings: EntityEmbeddings,
+    /// Of the entities of the tables.
+    embeddings: HashMap<(Kind, EntityId), Vec<f32>>,
 }
 
 impl Pools {
@@ -73,7 +77,7 @@ impl Pools {
     ) -> Result<Self> {
         let custom = custom_config(setup);
         custom.validate()?;
-        let embeddings = EntityEmbeddings::read(&custom).await?;
+        let embeddings = read_embeddings(tables, &custom).await?;
         let mut pools = Self {
             schemes: Vec::new(),
             embeddings,
@@ -93,6 +97,7 @@ impl Pools {
                 previous,
                 PoolTokenizer::of(model)?,
                 &config,
+                RunConfig::default().memory(),
                 &dir,
                 &mut progress,
             )
@@ -133,7 +138,8 @@ impl Pools {
 
     /// An entity's pool under each scheme; none where there are no texts.
     pub(super) fn of(&self, entity: &Entity) -> Vec<(PoolScheme, Option<Pool>)> {
-        let embedding = self.embeddings.get(entity);
+        let embedding = self.embeddings.get(&(entity.kind, entity.id.clone()));
+        let embedding = embedding.map(Vec::as_slice);
         let pool = |pools: &OpenPools| pools.pool(pools.route(entity, embedding)?.pool);
         self.schemes
             .iter()
@@ -157,6 +163,29 @@ impl Pools {
         };
         self.schemes.iter().flat_map(of_scheme).collect()
     }
+}
+
+async fn read_embeddings(
+    tables: &[EntityTable],
+    config: &PoolsConfig,
+) -> Result<HashMap<(Kind, EntityId), Vec<f32>>> {
+    let mut join = Join::new(tables, RunConfig::default().memory()).await?;
+    join_embeddings(config, &mut join).await?;
+    let joined = join.finish(&mut |_, _, _| {})?;
+    let mut embeddings = HashMap::new();
+    let mut reader = joined.reader();
+    while let Some(entities) = reader.next_batch().await? {
+        for Entity {
+            kind,
+            id,
+            embedding,
+            ..
+        } in entities.into_iter().map(|joined| joined.entity)
+        {
+            embeddings.extend(embedding.map(|embedding| ((kind, id), embedding)));
+        }
+    }
+    Ok(embeddings)
 }
 
 fn group_pools(set: &PoolSet, kind: Kind) -> u64 {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use jiff::civil::Date;
 use laser_decode::{Drafter, Pool, PoolMeta, Token, build_pool};
-use laser_pool_builder::{ReplayReport, ReplayText, replay as replay_texts};
+use laser_pool_builder::{RELIABILITY_BINS, ReplayReport, ReplayText, replay as replay_texts};
 use laser_schema::Kind;
 use laser_schema::model::Tokenizer;
 use laser_schema::previous::{PreviousReader, PreviousSource, PreviousText};
@@ -137,7 +137,7 @@ async fn read(
     };
     let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
     let mut held_out = Vec::new();
-    while let Some(file) = reader.next_file().await? {
+    while let Some(file) = reader.next_batch().await? {
         let contents: Vec<&str> = file.iter().map(|text| text.text.as_str()).collect();
         let tokens = tokenizer.encode_batch(&contents, false)?;
         for (PreviousText { id, .. }, tokens) in file.iter().zip(tokens) {
@@ -259,10 +259,35 @@ impl Report {
             ]);
         }
         format!(
-            "{}\n\n{}{}",
+            "{}\n\n{}{}\n{}",
             self.machine,
             pools.render(style),
-            replays.render(style)
+            replays.render(style),
+            self.reliability().render(style)
         )
+    }
+
+    /// How right the estimates of the blended drafter are: on all texts, with the last pool and tree.
+    fn reliability(&self) -> Table {
+        let mut table = Table::new(&["estimate from", "drafted", "mean estimate", "accepted"]);
+        let blended = self.rows.iter().rfind(|row| row.drafter == "blended");
+        let bins = blended.map_or(&[][..], |row| &row.report.reliability);
+        let mut from = 1.0;
+        for (at, bin) in bins.iter().enumerate() {
+            from = if at + 1 < RELIABILITY_BINS {
+                from / 2.0
+            } else {
+                0.0
+            };
+            if bin.drafted > 0 {
+                table.push(vec![
+                    format!("{from:.4}"),
+                    bin.drafted.to_string(),
+                    format!("{:.4}", bin.estimated / bin.drafted as f64),
+                    format!("{:.4}", bin.accepted as f64 / bin.drafted as f64),
+                ]);
+            }
+        }
+        table
     }
 }

@@ -236,6 +236,7 @@ fn a_night_that_is_resumed_keeps_the_past_it_was_begun_with() {
 fn pool_sets_are_promoted_and_rolled_back_between_nights_and_never_within_one() {
     let nights = Nights::new();
     nights.night(1, &[]);
+    nights.write_users("Alien");
     let promoted = ["run.pools=promoted"];
     let refused = nights.command("run", 2, &promoted).output().unwrap();
     assert_exit(&refused, 65);
@@ -260,7 +261,6 @@ fn pool_sets_are_promoted_and_rolled_back_between_nights_and_never_within_one() 
         assert_exit(&nights.laser(&["pools", "promote", version], &promoted), 0);
     };
     promote("a");
-    nights.write_users("Alien");
     nights.kill_night(2, &promoted);
     promote("b");
     nights.night(2, &promoted);

@@ -177,7 +177,7 @@ fn a_worker_with_another_model_or_a_damaged_pool_is_told() {
             "work with the coordinator's [model]",
         ],
     );
-    let pools = cluster.tonight.path(&format!("out/runs/{run}/pools"));
+    let pools = cluster.tonight.path(&format!("out/pools/{run}"));
     let files = fs::read_dir(pools).unwrap().map(|f| f.unwrap().path());
     let pool = files
         .filter(|p| p.extension().is_some_and(|e| e == "pool"))

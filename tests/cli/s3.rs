@@ -136,6 +136,33 @@ fn two_nights_on_s3_are_those_on_a_disk() {
 }
 
 #[test]
+fn nights_on_s3_follow_each_other_and_leave() {
+    let s3 = S3::start();
+    let mut remote = Workspace::new();
+    remote.environment = s3.environment();
+    let dates = || {
+        let listed = s3.request("GET", "/laser?list-type=2&prefix=out/&max-keys=1000");
+        let listed = String::from_utf8(listed).unwrap();
+        let has = |day: &&str| listed.contains(&format!("2026-01-{day}"));
+        ["01", "02", "03"]
+            .into_iter()
+            .filter(has)
+            .collect::<Vec<_>>()
+    };
+    let settings = ["output.path=s3://laser/out", "output.keep_nights=2"];
+    assert_exit(&remote.run(&settings), 0);
+    assert_eq!(dates(), ["01", "02"]);
+    let later = [&settings[..], &["run.date=2026-01-03"]].concat();
+    assert_exit(&remote.run(&later), 0);
+    assert_eq!(
+        dates(),
+        ["02", "03"],
+        "runs, pools and profiles of the first night are gone"
+    );
+    assert_exit(&s3.verify("out"), 0);
+}
+
+#[test]
 fn workers_share_a_night_on_s3_and_keep_pools_in_a_cache() {
     let cluster = Cluster::on_s3("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");

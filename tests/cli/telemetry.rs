@@ -101,7 +101,10 @@ fn coordinator_and_worker_serve_every_metric_that_alerts_and_dashboard_use() {
     // Tomorrow, so that there is one.
     let hour_ago = jiff::Zoned::now() - jiff::Span::new().hours(1);
     let deadline = format!("run.deadline='{}'", hour_ago.strftime("%H:%M"));
-    let coordinator = cluster.start_with("coordinator", &[&listen[0], &deadline]);
+    let coordinator = cluster.start_with(
+        "coordinator",
+        &[&listen[0], &deadline, "price.gpu_hour=2.5"],
+    );
     coordinator.wait_for("queued shards", 1);
     let worker = cluster.start_with("worker", &[&listen[1]]);
     worker.wait_for("acknowledged", 2);
@@ -139,12 +142,14 @@ fn json_logs_are_an_object_a_line_and_name_run_shard_and_pool() {
     objects(&coordinator.log_until_end(0));
     signal(&worker.child, "-TERM");
     let log = objects(&worker.log_until_end(143));
-    let spans = log.iter().map(|line| &line["span"]);
-    let of_shards: Vec<&Value> = spans.filter(|span| span["shard"].is_u64()).collect();
+    let of_shards: Vec<&Value> = log
+        .iter()
+        .filter(|line| line["span"]["shard"].is_u64())
+        .collect();
     assert!(of_shards.len() > 10, "{log:?}");
-    for span in of_shards {
-        assert_eq!(span["run"], cluster.run_id(), "{span}");
-        assert!(span["pool"].is_string(), "{span}");
+    for line in of_shards {
+        assert_eq!(line["span"]["run"], cluster.run_id(), "{line}");
+        assert!(line["span"]["pool"].is_string(), "{line}");
     }
     cluster.assert_whole();
     let failed = json_log(&cluster, "worker", &["queue.url=nats://127.0.0.1:1"]);

@@ -73,6 +73,32 @@ async fn planning_is_deterministic_and_a_killed_one_is_repeated() {
 }
 
 #[tokio::test]
+async fn spilling_changes_no_byte() {
+    let (mut night, last) = second_night().await;
+    night.audit_share = 0.3;
+    night.write_table("users.jsonl", Kind::User, (10..41).map(user));
+    let old = |id: i64| json!({"id": id, "text": format!("Earlier {id}")});
+    let foreign = night.write("old.jsonl", (0..100).map(old));
+    night.set_previous(&foreign, Some(Kind::User), None);
+    let ours = laser_schema::previous::PreviousSource {
+        path: last.url().to_owned(),
+        kind: None,
+        id_type: None,
+    };
+    night.previous.push(ours);
+    let mut outputs = Vec::new();
+    for (memory, name) in [(1 << 30, "held"), (0, "spilled"), (2000, "in part")] {
+        let output = night.output(name);
+        let plan = night.plan_within(memory, Some(&output)).await.unwrap();
+        assert_eq!(counts(&plan, Kind::User), (31, 20, 11));
+        assert!(plan.shards.iter().any(|job| job.action == Action::Audit));
+        outputs.push(files(&output).await);
+    }
+    assert_eq!(outputs[0], outputs[1]);
+    assert_eq!(outputs[0], outputs[2]);
+}
+
+#[tokio::test]
 async fn a_plan_without_an_output_writes_nothing() {
     let night = Night::new();
     let before = files(&night.output("")).await;

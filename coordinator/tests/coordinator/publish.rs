@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use laser_coordinator::finalise::{FinaliseError, Published, committed, publish};
+use laser_coordinator::finalise::{Committed, FinaliseError, Published, committed, publish};
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::decode_part;
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS, verify};
@@ -23,6 +23,24 @@ async fn finished() -> (Night, Location, Plan) {
     let plan = night.plan(&output).await;
     work(&output, &plan).await;
     (night, output, plan)
+}
+
+#[tokio::test]
+async fn looking_again_finds_what_a_whole_listing_finds() {
+    let mut night = Night::new();
+    night.audit_share = 0.5;
+    let output = night.output("out");
+    let plan = night.plan(&output).await;
+    let shards = plan.shards.len();
+    assert!(shards > 9 && !shards.is_multiple_of(7));
+    let mut looked = Committed::new(&plan);
+    for step in 0..shards {
+        let job = &plan.shards[step * 7 % shards];
+        output.join(&job.output).write(Bytes::new()).await.unwrap();
+        looked.look(&output).await.unwrap();
+        let whole = committed(&output, &plan).await.unwrap();
+        assert_eq!((whole.len(), looked.shards()), (step + 1, whole));
+    }
 }
 
 fn first_part(plan: &Plan) -> &ShardJob {

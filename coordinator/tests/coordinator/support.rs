@@ -9,6 +9,7 @@ use laser_coordinator::plan::{PlanError, PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, AuditReport, Plan, Policy, ShardJob, ShardRow, Spec};
+use laser_schema::join::Join;
 use laser_schema::knowledge::{
     ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, rows_digest,
 };
@@ -135,6 +136,15 @@ impl Night {
     }
 
     pub(crate) async fn try_plan(&self, output: Option<&Location>) -> Result<Plan, PlanError> {
+        self.plan_within(1 << 30, output).await
+    }
+
+    /// With so many bytes before anything is spilled.
+    pub(crate) async fn plan_within(
+        &self,
+        memory: usize,
+        output: Option<&Location>,
+    ) -> Result<Plan, PlanError> {
         let path = self.dir.path().join("mine.j2");
         std::fs::write(&path, &self.template).unwrap();
         let path = path.to_str().unwrap().to_owned();
@@ -148,7 +158,6 @@ impl Night {
             run: self.run.clone(),
             date: self.date,
             spec: self.spec.clone(),
-            entities: &self.tables,
             previous: &self.previous,
             carry_forward: self.carry_forward,
             shard_rows: self.shard_rows,
@@ -160,7 +169,8 @@ impl Night {
             prompts: &PromptRenderer::new(&config, model()).unwrap(),
             route: &route,
         };
-        plan(output, &request, &mut |_| {}).await
+        let entities = Join::new(&self.tables, memory).await?;
+        plan(output, entities, &request, &mut |_| {}).await
     }
 
     pub(crate) async fn plan(&self, output: &Location) -> Plan {

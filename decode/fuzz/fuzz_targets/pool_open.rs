@@ -1,7 +1,7 @@
 //! Opening arbitrary bytes as a pool never panics, nor does drafting on a pool that opened.
 //!
 //! `cargo +nightly fuzz run pool_open` in decode/. Every input is tried as it is, and again as the
-//! content behind a right preamble and checksum, which no fuzzer would guess (docs/formats.md).
+//! content behind a right preamble and header checksum, which no fuzzer would guess (docs/formats.md).
 #![no_main]
 
 use laser_decode::{DraftContext, DraftTree, Drafter, Pool};
@@ -9,8 +9,11 @@ use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|content: &[u8]| {
     open_and_draft(content.to_vec());
-    let mut file = b"LASRPOOL\x01\0\0\0\x04\x03\x02\x01".to_vec();
-    file.extend(blake3::hash(content).as_bytes());
+    let mut file = b"LASRPOOL\x02\0\0\0\x04\x03\x02\x01".to_vec();
+    // The header ends after the name, whose length is its last word.
+    let name = content.get(96..100).map_or(0, |word| word[0] as usize);
+    let header = (100 + name).next_multiple_of(4).min(content.len());
+    file.extend(blake3::hash(&content[..header]).as_bytes());
     file.extend(content);
     open_and_draft(file);
 });
@@ -25,6 +28,8 @@ fn open_and_draft(bytes: Vec<u8>) {
     let Ok(pool) = Pool::open(bytes.into()) else {
         return;
     };
+    // Damage may or may not be found here; drafting must be safe without.
+    let _ = pool.verify();
     let end_of_text = pool.meta().end_of_text;
     let mut tree = DraftTree::new();
     for drafter in [Drafter::default(), Drafter::RawFrequency { max_ngram: 4 }] {

@@ -93,7 +93,8 @@ impl Texts {
                     *total.entry(token).or_default() += weight * count as f32;
                 }
             }
-            let (n, smoothing) = (total.values().sum::<f32>(), ALPHA * total.len() as f32);
+            let alpha = if length == 1 { ALPHA / 2.0 } else { ALPHA };
+            let (n, smoothing) = (total.values().sum::<f32>(), alpha * total.len() as f32);
             if n == 0.0 {
                 break;
             }

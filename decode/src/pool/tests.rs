@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use proptest::prelude::*;
 
 use super::*;
-use crate::suffix::Matches;
+use crate::frequent::{FREQUENT, NONE};
+use crate::suffix::{Match, Matches};
 use crate::{DraftContext, DraftTree, Drafter, build_pool};
 
 /// The token that ends a text in all tests.
@@ -21,7 +22,7 @@ pub(crate) fn meta() -> PoolMeta {
 }
 
 pub(crate) fn pool_of(texts: &[Vec<Token>]) -> Pool {
-    Pool::open(build_pool(&meta(), texts).unwrap().into()).unwrap()
+    checked(build_pool(&meta(), texts).unwrap()).unwrap()
 }
 
 /// Texts over the tokens 1..=alphabet.
@@ -54,10 +55,19 @@ pub(crate) fn ended(texts: &[Vec<Token>]) -> Vec<Vec<Token>> {
         .collect()
 }
 
-/// The file with its checksum made right again after a change.
+/// Where the content of a file with the name of [`meta`] begins.
+const CONTENT: usize = 156;
+
+/// Opens and verifies.
+fn checked(bytes: Vec<u8>) -> Result<Pool, PoolError> {
+    let pool = Pool::open(bytes.into())?;
+    pool.verify().map(|()| pool)
+}
+
+/// The file with its checksums made right again after a change.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
-    let checksum = *blake3::hash(&bytes[CHECKED_FROM..]).as_bytes();
-    bytes[16..CHECKED_FROM].copy_from_slice(&checksum);
+    let content = bytes.len().min(CONTENT);
+    crate::pool_builder::seal(&mut bytes, content);
     bytes
 }
 
@@ -90,7 +100,9 @@ fn what_was_built_is_what_opens() {
     assert_eq!(pool.meta(), &meta());
     assert_eq!((pool.name(), pool.texts(), pool.tokens()), ("films", 2, 10));
     assert_eq!(pool.suffixes().tokens, [1, 2, 3, 1, 2, END, 1, 2, 4, END]);
-    assert_eq!(pool.size_bytes(), 108 + 8 * 10);
+    // Five distinct tokens and the end of the list in 12 bytes each, 4 buckets of 32 tokens,
+    // no frequent context.
+    assert_eq!(pool.size_bytes(), CONTENT + 8 * 10 + 12 * 6 + 4 * 4 + 16);
     assert_eq!(small_pool(), small_pool());
     assert_eq!(
         pool.digest(),
@@ -129,18 +141,27 @@ fn unaligned_bytes_are_read_as_well() {
 }
 
 #[test]
-fn every_flipped_byte_is_refused() {
+fn every_flipped_byte_is_refused_and_drafts_no_worse_than_badly_until_then() {
     let file = small_pool();
     for at in 0..file.len() {
         let mut bytes = file.clone();
         bytes[at] ^= 0x10;
-        assert!(Pool::open(bytes.into()).is_err(), "byte {at}");
+        let opened = Pool::open(bytes.into());
+        assert_eq!(opened.is_ok(), at >= CONTENT, "byte {at}");
+        if let Ok(pool) = opened {
+            assert!(
+                matches!(pool.verify(), Err(PoolError::Checksum { .. })),
+                "byte {at}"
+            );
+            draft_all(&pool);
+        }
     }
 }
 
 #[test]
 fn every_truncation_and_a_tail_are_refused() {
     let file = small_pool();
+    let whole = file.len() as u64;
     for len in 0..file.len() {
         assert!(
             Pool::open(file[..len].to_vec().into()).is_err(),
@@ -149,7 +170,7 @@ fn every_truncation_and_a_tail_are_refused() {
         if len >= HEADER {
             let cut = Pool::open(sealed(file[..len].to_vec()).into()).unwrap_err();
             assert!(
-                matches!(cut, PoolError::Length { expected: 188, .. }),
+                matches!(cut, PoolError::Length { expected, .. } if expected == whole),
                 "{len} bytes: {cut}"
             );
         }
@@ -158,8 +179,8 @@ fn every_truncation_and_a_tail_are_refused() {
     assert_eq!(
         long,
         PoolError::Length {
-            expected: 188,
-            found: 192
+            expected: whole,
+            found: whole + 4
         }
     );
 }
@@ -187,19 +208,19 @@ fn foreign_files_are_refused_for_what_they_are() {
 #[test]
 fn hostile_content_under_a_right_checksum_is_refused() {
     let cases: [(usize, u32, &str); 8] = [
-        (80, 0, "vocabulary of 0"),
-        (80, u32::MAX, "vocabulary of 4294967295"),
-        (80, 4, "not below the vocabulary's 4"),
-        (84, 2, "3 end-of-text tokens for 2"),
-        (84, 100, "end-of-text token 100"),
-        (88, 3, "2 end-of-text tokens for 3"),
-        (96, u32::MAX, "expected 4294967476"),
-        (184, 10, "at or beyond the 10"),
+        (112, 0, "expected 328"),
+        (112, 200, "expected 352"),
+        (CONTENT, 100, "not below the vocabulary's 100"),
+        (116, 2, "3 end-of-text tokens for 2"),
+        (116, 100, "end-of-text token 100"),
+        (120, 3, "2 end-of-text tokens for 3"),
+        (144, u32::MAX, "expected 4294967628"),
+        (CONTENT + 76, 10, "at or beyond the 10"),
     ];
     for (at, word, expected) in cases {
         let mut bytes = small_pool();
         bytes[at..at + 4].copy_from_slice(&word.to_le_bytes());
-        let error = Pool::open(sealed(bytes).into()).unwrap_err().to_string();
+        let error = checked(sealed(bytes)).unwrap_err().to_string();
         assert!(error.contains(expected), "{at}: {error}");
     }
 }
@@ -208,7 +229,7 @@ fn hostile_content_under_a_right_checksum_is_refused() {
 fn unsorted_suffixes_draft_without_panic() {
     for seed in 0..10 {
         let mut bytes = small_pool();
-        for (i, word) in (0u32..).zip(bytes[108 + 40..].chunks_exact_mut(4)) {
+        for (i, word) in (0u32..).zip(bytes[CONTENT + 40..CONTENT + 80].chunks_exact_mut(4)) {
             word.copy_from_slice(&((i * 7 + seed) % 10).to_le_bytes());
         }
         draft_all(&Pool::open(sealed(bytes).into()).unwrap());
@@ -262,6 +283,7 @@ proptest! {
         bytes.truncate(if seal { bytes.len() } else { len.index(bytes.len() + 1) });
         let bytes = if seal { sealed(bytes) } else { bytes };
         if let Ok(pool) = Pool::open(bytes.into()) {
+            let _ = pool.verify();
             draft_all(&pool);
         }
     }
@@ -290,35 +312,51 @@ proptest! {
                 }
                 prop_assert_eq!(found.count(), total);
                 let mut children = BTreeMap::new();
-                let distinct = suffixes.children(*found, usize::MAX, |token, count| {
-                    children.insert(token, count);
-                });
-                prop_assert_eq!(distinct, expected.len() as f32);
+                let mut read = Vec::new();
+                let listed = suffixes.children(*found, 0.0, &mut read);
+                for (at, &[token, _, count]) in listed.branches.iter().enumerate() {
+                    children.insert(token, count as usize);
+                    prop_assert_eq!(Some(listed.found(*found, at)), suffixes.child(*found, token));
+                }
                 prop_assert_eq!(&children, &expected);
                 for (&token, &count) in &expected {
-                    prop_assert_eq!(suffixes.child(*found, token).count(), count);
+                    prop_assert_eq!(suffixes.child(*found, token).map(|child| child.count()), Some(count));
                 }
             }
         }
     }
 
+    // Long texts of few tokens, so that most short contexts have tables.
     #[test]
-    fn probes_find_every_frequent_child(texts in any_texts(9, 6, 60), probes in 1..20usize) {
+    fn tables_list_every_frequent_child_with_its_matches(
+        texts in any_texts(3, 8, 200),
+        least in 2..20u32,
+    ) {
         let pool = pool_of(&texts);
-        let suffixes = pool.suffixes();
-        for token in 1..=9 {
-            let mut arena = Vec::new();
-            let matches = suffixes.advance(&mut arena, &Matches::default(), token, 1);
-            let Some(&found) = arena[matches.at].first() else { continue };
-            let mut children = BTreeMap::new();
-            suffixes.children(found, probes, |token, count| {
-                assert!(children.insert(token, count).is_none());
-            });
-            for (token, count) in continuations(&ended(&texts), &[token]) {
-                let seen = children.get(&token).copied();
-                prop_assert!(seen.is_none_or(|seen| seen == count));
-                prop_assert!(seen.is_some() || count < found.count().div_ceil(probes));
+        let (suffixes, texts) = (pool.suffixes(), ended(&texts));
+        let mut open: Vec<(Vec<Token>, Match)> = Vec::new();
+        open.extend((1..=3).filter_map(|token| Some((vec![token], suffixes.single(token)?))));
+        while let Some((context, found)) = open.pop() {
+            let expected = continuations(&texts, &context);
+            let (most, distinct) = suffixes.most(found);
+            prop_assert!(expected.values().all(|&count| count <= most as usize));
+            prop_assert!(distinct as usize <= expected.len());
+            prop_assert_eq!(found.table == NONE, found.count < FREQUENT);
+            let mut read = Vec::new();
+            let children = suffixes.children(found, least as f32, &mut read);
+            for (at, &[token, _, count]) in children.branches.iter().enumerate() {
+                prop_assert_eq!(expected[&token], count as usize);
+                let child = children.found(found, at);
+                prop_assert_eq!(suffixes.child(found, token), Some(child));
+                if token != END && context.len() < 5 {
+                    open.push(([&context[..], &[token]].concat(), child));
+                }
             }
+            let listed = |token: &Token| children.branches.iter().any(|branch| branch[0] == *token);
+            let total: usize = expected.values().sum();
+            let enough = |count: usize| count >= least as usize && count * 128 >= total;
+            let frequent = expected.iter().filter(|&(_, &count)| enough(count));
+            prop_assert!(frequent.into_iter().all(|(token, _)| listed(token)));
         }
     }
 

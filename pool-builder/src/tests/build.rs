@@ -1,7 +1,7 @@
 //! Building: same inputs, same bytes; who belongs where; bad input.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use arrow::array::AsArray;
 use laser_schema::{EntityReader, EntityTable, Kind};
@@ -102,6 +102,7 @@ async fn every_scheme_names_its_pools() {
     ];
     let (_dir, tables, pools) = folders();
     for (user, expected) in cases {
+        clear_pools(&location(&pools)).await.unwrap();
         let set = build(
             &tables[..1],
             previous(),
@@ -122,7 +123,7 @@ async fn every_scheme_names_its_pools() {
 }
 
 #[tokio::test]
-async fn same_inputs_give_the_same_bytes_in_any_order() {
+async fn same_inputs_give_the_same_pools_in_any_order() {
     let (dir, mut tables, pools) = folders();
     let config = config(json!({
         "seed": 5,
@@ -135,6 +136,11 @@ async fn same_inputs_give_the_same_bytes_in_any_order() {
         "{:?}",
         set.pools
     );
+    // Assignments are in the order of the tables.
+    let files = |dir: &Path| -> Vec<_> {
+        let files = files(dir).into_iter();
+        files.filter(|f| f.0 != ASSIGNMENTS_FILE).collect()
+    };
     let first = files(&pools);
     let mut reversed = previous();
     reversed.reverse();
@@ -152,6 +158,21 @@ async fn same_inputs_give_the_same_bytes_in_any_order() {
     let digest =
         |files: &[(String, Vec<u8>)]| files.iter().find(|f| f.0 == "user-all.pool").cloned();
     assert!(digest(&files(&again)) != digest(&first), "the seed samples");
+}
+
+#[tokio::test]
+async fn spilling_changes_no_byte() {
+    let (dir, tables, pools) = folders();
+    let config = default_config();
+    build(&tables, previous(), &config, &pools).await.unwrap();
+    let spilled = dir.path().join("spilled");
+    let (tokenizer, quiet) = (tokenizer(), &mut |_: BuildProgress| {});
+    let (texts, to) = (batches(previous(), 16), location(&spilled));
+    let tokenizer = pool_tokenizer(&tokenizer);
+    build_pools(&tables, texts, tokenizer, &config, 0, &to, quiet)
+        .await
+        .unwrap();
+    assert_eq!(files(&spilled), files(&pools));
 }
 
 #[tokio::test]
@@ -295,7 +316,7 @@ async fn bad_input_is_refused_by_name() {
         (
             &[tables[0].clone(), tables[0].clone()],
             json!({}),
-            "user 0 appears twice",
+            "users.jsonl, row 1: user id 0 appears twice",
         ),
         (
             table(&uneven),
@@ -346,6 +367,7 @@ async fn a_failing_reader_of_previous_texts_is_told() {
         failing,
         pool_tokenizer(&tokenizer),
         &config,
+        MEMORY,
         &dir,
         quiet,
     )
@@ -377,6 +399,7 @@ async fn progress_tells_every_stage_to_its_end() {
         texts,
         pool_tokenizer(&tokenizer),
         &config,
+        MEMORY,
         &dir,
         &mut record,
     )
@@ -384,10 +407,10 @@ async fn progress_tells_every_stage_to_its_end() {
     .unwrap();
     let told: Vec<_> = last.iter().map(|p| (p.stage, p.done, p.total)).collect();
     let expected = [
-        (Stage::ReadEntities, 150, None),
+        (Stage::ReadTexts, 150, None),
+        (Stage::ReadEntities, 150, Some(150)),
         (Stage::Group, 1, None),
         (Stage::Route, 150, Some(150)),
-        (Stage::ReadTexts, 150, None),
         (Stage::Tokenise, 150, Some(150)),
         (Stage::WritePools, 11, Some(11)),
     ];

@@ -21,6 +21,8 @@ use crate::{
 
 pub(crate) const FINGERPRINT: [u8; 32] = [7; 32];
 const VOCABULARY: u32 = 200;
+/// More than any test here needs.
+const MEMORY: usize = 1 << 30;
 
 /// Words `w2` to `w199` are tokens 2 to 199; token 0 ends a text.
 fn tokenizer() -> Tokenizer {
@@ -141,6 +143,7 @@ async fn build(
         texts,
         pool_tokenizer(&tokenizer),
         config,
+        MEMORY,
         &dir,
         quiet,
     )

@@ -61,7 +61,7 @@ async fn what_was_not_written_like_this_is_refused() {
         std::fs::read_to_string(&json).unwrap(),
     );
     let mut flipped = good.clone();
-    *flipped.last_mut().unwrap() ^= 1;
+    flipped[50] ^= 1;
     std::fs::write(&pool, flipped).unwrap();
     assert!(
         open()
@@ -92,6 +92,31 @@ async fn what_was_not_written_like_this_is_refused() {
         std::fs::write(&json, good_json.replacen(from, to, 1)).unwrap();
         assert!(open().await.contains(message), "{}", open().await);
     }
+}
+
+#[tokio::test]
+async fn damage_that_opening_does_not_see_is_found_by_verifying() {
+    let dir = tempfile::tempdir().unwrap();
+    let pools = dir.path().join("pools");
+    build(
+        &write_tables(dir.path()),
+        previous(),
+        &default_config(),
+        &pools,
+    )
+    .await
+    .unwrap();
+    let open = || async { OpenPools::open(&location(&pools), &FINGERPRINT).await };
+    open().await.unwrap().verify().unwrap();
+    let pool = pools.join("user-cluster-1.pool");
+    let mut flipped = std::fs::read(&pool).unwrap();
+    *flipped.last_mut().unwrap() ^= 1;
+    std::fs::write(&pool, flipped).unwrap();
+    let error = open().await.unwrap().verify().unwrap_err().to_string();
+    assert!(
+        error.contains("user-cluster-1.pool: pool file is damaged: checksum"),
+        "{error}"
+    );
 }
 
 #[tokio::test]

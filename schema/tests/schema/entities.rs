@@ -7,7 +7,8 @@ use arrow::array::{
     TimestampMillisecondArray,
 };
 use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
-use laser_schema::entity::{IdType, Ids};
+use laser_schema::entity::IdType;
+use laser_schema::join::{Join, JoinError};
 use laser_schema::table::to_batch;
 use laser_schema::{
     Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Kind, table,
@@ -53,7 +54,18 @@ async fn read(table: &EntityTable) -> Result<Vec<Entity>, EntityError> {
     while let Some(batch) = reader.next_batch().await? {
         all.extend(batch);
     }
-    Ok(all)
+    match check_ids(table).await {
+        Err(JoinError::Entity(error)) => Err(error),
+        ids => {
+            ids.unwrap();
+            Ok(all)
+        }
+    }
+}
+
+async fn check_ids(table: &EntityTable) -> Result<(), JoinError> {
+    let join = Join::new(std::slice::from_ref(table), 1 << 20).await?;
+    join.finish(&mut |_, _, _| {}).map(drop)
 }
 
 /// The table is refused with a message that ends (after its path) so.
@@ -495,34 +507,4 @@ async fn arrow_timestamps_order_the_history() {
         let entity = read(&table).await.unwrap().remove(0);
         assert_eq!(entity.history[0].fields["title"], "early");
     }
-}
-
-#[tokio::test]
-async fn ids_are_unique_and_of_one_type_from_table_to_table() {
-    let files = Files::new();
-    let next = async |ids: Ids, rows: &[Value]| {
-        let mut reader = EntityReader::open(&files.lines(rows))
-            .await
-            .unwrap()
-            .with_ids(ids);
-        let read = reader.next_batch().await.map(|_| ());
-        (reader.into_ids(), read)
-    };
-    let (ids, first) = next(Ids::default(), &[json!({"id": 1, "kind": "user"})]).await;
-    first.unwrap();
-    let (ids, second) = next(ids, &[json!({"id": "1", "kind": "item"})]).await;
-    second.unwrap();
-    let (_, third) = next(
-        ids,
-        &[
-            json!({"id": 2, "kind": "user"}),
-            json!({"id": 1, "kind": "user"}),
-        ],
-    )
-    .await;
-    let error = third.unwrap_err().to_string();
-    assert!(
-        error.ends_with("row 2: user id 1 appears twice; ids must be unique over all tables"),
-        "{error}"
-    );
 }

@@ -3,4 +3,5 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
 
 mod entities;
+mod join;
 mod published;

@@ -277,7 +277,7 @@ async fn previous(path: &str, id_type: Option<IdType>) -> Result<Vec<PreviousTex
     let read = PreviousReader::open(&sources, date(2026, 11, 21)).await;
     let mut reader = read.map_err(|e| e.to_string())?;
     let mut all = Vec::new();
-    while let Some(texts) = reader.next_file().await.map_err(|e| e.to_string())? {
+    while let Some(texts) = reader.next_batch().await.map_err(|e| e.to_string())? {
         all.extend(texts);
     }
     Ok(all)

@@ -15,6 +15,7 @@ use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_schema::job::{
     Action, AuditReport, Lease, Plan, Policy, Queue, QueueError, ShardJob, ShardRow, Spec,
 };
+use laser_schema::join::Join;
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, decode_part};
 use laser_schema::manifest::{Manifest, verify};
 use laser_schema::model::{ModelFiles, Tokenizer};
@@ -84,11 +85,6 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         run: format!("run-{night}"),
         date: night,
         spec: spec(),
-        entities: &[EntityTable {
-            path,
-            kind: Some(Kind::User),
-            columns: Columns::default(),
-        }],
         previous: previous.as_slice(),
         carry_forward: true,
         shard_rows: 5,
@@ -100,7 +96,15 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         prompts: &PromptRenderer::new(&config, model()).unwrap(),
         route: &|_| "user-all".to_owned(),
     };
-    let plan = plan(Some(&output), &request, &mut |_| {}).await.unwrap();
+    let table = EntityTable {
+        path,
+        kind: Some(Kind::User),
+        columns: Columns::default(),
+    };
+    let entities = Join::new(&[table], 1 << 30).await.unwrap();
+    let plan = plan(Some(&output), entities, &request, &mut |_| {})
+        .await
+        .unwrap();
     let context = RunContext {
         plan,
         output: output.clone(),

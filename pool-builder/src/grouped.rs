@@ -1,0 +1,109 @@
+//! Entities in their groups, with a sample of each group's previous texts: what building and tuning start from.
+//!
+//! Memory, whatever the number of entities and texts: the budget and an eighth of it for what is spilled (see
+//! [`join`](laser_schema::join) and [`Members`]), the samples that routers are fitted on, and `max_texts` texts a group.
+//! The tables are read three times, of Parquet the first time the ids alone.
+
+use std::collections::BTreeMap;
+
+use futures::Stream;
+use laser_schema::join::{Join, Joined};
+use laser_schema::previous::PreviousText;
+use laser_schema::{EntityTable, Kind};
+
+use crate::config::PoolsConfig;
+use crate::embeddings::join_embeddings;
+use crate::error::PoolsError;
+use crate::fit::{self, FittedKind};
+use crate::members::Members;
+use crate::pool_set::TextCounts;
+use crate::progress::{BuildProgress, Progress, Stage};
+use crate::texts::{self, ReadError, SampledKind, Sampler};
+
+/// Part of the budget that the entities' groups take; all else that is spilled is larger.
+const MEMBERS_SHARE: usize = 8;
+
+/// Entities in their groups, and what was sampled.
+#[derive(Debug)]
+pub(crate) struct Grouped {
+    pub(crate) kinds: BTreeMap<Kind, FittedKind>,
+    pub(crate) samples: BTreeMap<Kind, SampledKind>,
+    pub(crate) members: Members,
+    pub(crate) counts: TextCounts,
+}
+
+/// Fits the routers, asks them about every entity, and samples at most `capacity` texts of each group.
+pub(crate) async fn group<P>(
+    tables: &[EntityTable],
+    previous: P,
+    config: &PoolsConfig,
+    memory: usize,
+    capacity: impl Fn(Kind) -> usize,
+    progress: Progress<'_>,
+) -> Result<Grouped, PoolsError>
+where
+    P: Stream<Item = Result<Vec<PreviousText>, ReadError>>,
+{
+    config.validate()?;
+    let mut join = Join::new(tables, memory).await?;
+    if join.kinds().is_empty() {
+        let tables: Vec<&str> = tables.iter().map(|table| table.path.as_str()).collect();
+        let tables = tables.join(", ");
+        return Err(PoolsError::NoEntities { tables });
+    }
+    join_embeddings(config, &mut join).await?;
+    let mut counts = texts::read(previous, &mut join, progress).await?;
+    let capacities = join.kinds().keys().map(|&kind| (kind, capacity(kind)));
+    let mut sampler = Sampler::new(config.seed, capacities);
+    let joined = join.finish(&mut |kind, id, text| {
+        counts.without_entity += 1;
+        sampler.offer(kind, &id, &text, std::iter::empty());
+    })?;
+    let kinds = fit::fit(&joined, config, progress).await?;
+    for (&kind, fitted) in &kinds {
+        sampler.set_groups(kind, fitted.router.groups().len());
+    }
+    let mut members = Members::new(joined.rows(), memory / MEMBERS_SHARE);
+    route(&joined, &kinds, &mut sampler, &mut members, progress).await?;
+    Ok(Grouped {
+        kinds,
+        samples: sampler.kinds,
+        members,
+        counts,
+    })
+}
+
+/// Asks the routers about every entity.
+async fn route(
+    joined: &Joined,
+    kinds: &BTreeMap<Kind, FittedKind>,
+    sampler: &mut Sampler,
+    members: &mut Members,
+    progress: Progress<'_>,
+) -> Result<(), PoolsError> {
+    let mut done = 0;
+    let mut reader = joined.reader();
+    while let Some(entities) = reader.next_batch().await? {
+        done += entities.len() as u64;
+        for joined in entities {
+            let entity = &joined.entity;
+            let Some(fitted) = kinds.get(&entity.kind) else {
+                continue;
+            };
+            let membership = fitted
+                .router
+                .membership(entity, entity.embedding.as_deref());
+            members.push(entity, &membership)?;
+            for text in &joined.texts {
+                let groups = membership.iter().flatten().map(|&(group, _)| group);
+                sampler.offer(entity.kind, &entity.id, text, groups);
+            }
+        }
+        progress(BuildProgress {
+            stage: Stage::Route,
+            done,
+            total: Some(joined.rows()),
+        });
+    }
+    Ok(members.finish()?)
+}
