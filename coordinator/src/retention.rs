@@ -271,6 +271,6 @@ fn is_ours(name: &str) -> bool {
     known.contains(&name)
         || matches("part-", ".parquet")
         || matches("shards/", ".parquet")
-        || matches("audit-", ".json")
+        || matches("audits/", ".json")
         || matches("", ".pool")
 }

@@ -92,6 +92,7 @@ pub(super) async fn run(options: &PlanArgs) -> Result<PlanReport> {
     let model = open_local_model(&options.model).await?;
     let prompts = PromptConfig {
         user: "plain/films".into(),
+        max_tokens: 512,
         ..PromptConfig::default()
     };
     let mut bench = Bench {

@@ -106,7 +106,7 @@ fn coordinator_and_worker_serve_every_metric_that_alerts_and_dashboard_use() {
         &[&listen[0], &deadline, "price.gpu_hour=2.5"],
     );
     coordinator.wait_for("queued shards", 1);
-    let worker = cluster.start_with("worker", &[&listen[1]]);
+    let worker = cluster.start_with("worker", &[&listen[1], "price.gpu_hour=2.5"]);
     worker.wait_for("acknowledged", 2);
     // So that the run does not end while its coordinator is looked at.
     signal(&worker.child, "-STOP");
