@@ -38,6 +38,9 @@ const LOOK_EVERY: Duration = Duration::from_secs(3);
 /// time, whatever the run's size.
 const LOOK_PAUSE: u32 = 19;
 
+/// The longest pause: a look that waited for a store that was away says nothing about its size.
+const LOOK_AT_LEAST_EVERY: Duration = Duration::from_secs(30);
+
 /// In a run's folder: somebody has cancelled it.
 const CANCELLED: &str = "cancelled";
 
@@ -103,7 +106,7 @@ async fn watch(
             look = watch.look(display) => look,
             () = end.cancelled() => break Vec::new(),
         };
-        let pause = LOOK_EVERY.max(LOOK_PAUSE * started.elapsed());
+        let pause = (LOOK_PAUSE * started.elapsed()).clamp(LOOK_EVERY, LOOK_AT_LEAST_EVERY);
         match look {
             Ok(look) if look.cancelled => return Ok(Outcome::Cancelled { run: plan.run }),
             // With a deadline there is time to replay what was given up.

@@ -149,8 +149,7 @@ async fn same_inputs_give_the_same_pools_in_any_order() {
     build(&tables, reversed, &config, &again).await.unwrap();
     assert!(files(&again) == first);
     clear_pools(&location(&again)).await.unwrap();
-    let left: Vec<_> = files(&again).into_iter().map(|f| f.0).collect();
-    assert_eq!(left, [ASSIGNMENTS_FILE]);
+    assert!(files(&again).is_empty());
     let other_seed = PoolsConfig { seed: 6, ..config };
     build(&tables, previous(), &other_seed, &again)
         .await

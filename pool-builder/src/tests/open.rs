@@ -161,7 +161,7 @@ async fn inspection_shows_groups_sizes_and_branches() {
         ("user-cluster-0", 24, 264)
     );
     assert!(
-        (8.0..9.0).contains(&pool.bytes_per_token),
+        (11.0..12.0).contains(&pool.bytes_per_token),
         "{}",
         pool.bytes_per_token
     );
