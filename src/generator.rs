@@ -2,7 +2,8 @@
 
 use anyhow::Result;
 use laser_schema::model::{ModelFiles, Weights};
-use laser_worker::budget::{Budget, StepCost};
+use laser_worker::budget::Budget;
+use laser_worker::cost::StepCost;
 use laser_worker::engine::{EngineOptions, MistralEngine, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
 use laser_worker::plain::PlainGenerator;
@@ -25,7 +26,7 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
                 let mut options = options;
                 if adaptive {
                     let tokens = options.batch * (options.nodes + 1);
-                    let cost = StepCost::measure(&mut engine, tokens)?;
+                    let cost = StepCost::measure(&mut engine, options.batch, tokens)?;
                     tracing::info!(?cost, "measured the forward");
                     options.budget = Some(Budget::new(cost));
                 }

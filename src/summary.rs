@@ -10,6 +10,9 @@ use laser_schema::model::Tokenizer;
 
 use crate::night::Finished;
 
+/// Accepted drafts a forward below which a pool is not worth its name, and forwards before it is said.
+const IDLE: (f64, u64) = (0.1, 200);
+
 /// Marks around accepted drafts in sample texts.
 const MARKS: (&str, &str) = ("⟦", "⟧");
 
@@ -90,6 +93,22 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
         let (figures, audit) = totals(std::slice::from_ref(manifest));
         let price = cost.map(|c| c.per_1000_texts);
         render_row(out, "all", &figures, audit.as_ref(), price)?;
+    }
+    render_idle(out, manifest)
+}
+
+/// Pools that do not pay.
+fn render_idle(out: &mut String, manifest: &Manifest) -> Result<()> {
+    for (pool, figures) in &manifest.figures {
+        if figures.aal() < IDLE.0 && figures.forwards >= IDLE.1 {
+            writeln!(
+                out,
+                "  {pool} does not pay: {:.2} accepted drafts a forward. Its texts are decoded all but plainly; give it more \
+                 texts or closer ones ([pools.{}])",
+                figures.aal(),
+                manifest.kind
+            )?;
+        }
     }
     Ok(())
 }

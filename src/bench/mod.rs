@@ -1,19 +1,21 @@
 //! `laser bench`: the paper's measurements (4.1 to 4.3) on any data set and model.
 //!
 //! `paper` compares ways of speculating, `ablation` policies of verification, `sweep` sizes of pools and
-//! trees; they differ in their list of [variants] only, and one routine runs such a list
-//! [interleaved](mod@run). `replay` measures drafting on known texts, without a model; `plan`, `ledger`
+//! trees, `batch` batch sizes; they differ in their list of [variants] only, and one routine runs such a list
+//! [interleaved](mod@run). `engine` measures forwards alone, `replay` measures drafting on known texts, without a model; `plan`, `ledger`
 //! and `look` measure the coordinator on nights of any size.
 //!
 //! Texts, acceptance and counts are a function of the inputs and the seed; times are of this machine, at this
 //! moment. Each command prints a table and writes the same figures as JSON.
 
+mod engine;
 mod history;
 mod ledger;
 mod look;
 mod old;
 mod paper;
 mod plan;
+mod plot;
 mod pools;
 mod replay;
 mod report;
@@ -57,8 +59,12 @@ enum Command {
     Ablation(SetupArgs),
     /// Sizes of pools and of draft trees, on customised pools with relaxed verification.
     Sweep(SweepArgs),
+    /// Plain decoding, prompt lookup, fixed and adaptive draft trees by batch size, also where no pool predicts anything.
+    Batch(BatchArgs),
     /// Acceptance and draft time on known texts; needs no model.
     Replay(ReplayArgs),
+    /// What a forward costs by its number of tokens.
+    Engine(engine::EngineArgs),
     /// Time and memory of building the pools of a synthetic night and planning it.
     Plan(plan::PlanArgs),
     /// A simulated night of any size on the ledger: events, processor time, memory.
@@ -169,6 +175,19 @@ struct SweepArgs {
     trees: Vec<usize>,
 }
 
+/// `laser bench batch`.
+#[derive(Debug, Clone, Args)]
+struct BatchArgs {
+    #[command(flatten)]
+    setup: SetupArgs,
+    /// Batch sizes to try.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64], value_parser = clap::value_parser!(u16).range(1..))]
+    batches: Vec<u16>,
+    /// Tree sizes to try, in drafted tokens; the adaptive trees have as many as the largest at most.
+    #[arg(long, value_delimiter = ',', default_values_t = [16, 32, 64])]
+    trees: Vec<usize>,
+}
+
 /// `laser bench replay`.
 #[derive(Debug, Clone, Args, Serialize)]
 struct ReplayArgs {
@@ -242,9 +261,18 @@ pub(crate) async fn run(args: BenchArgs) -> Result<()> {
             let report = paper::sweep(&sweep.setup, &sweep.sizes, &sweep.trees).await?;
             finish(&report, &sweep.setup.output, style)
         }
+        Command::Batch(batch) => {
+            let report = paper::batch(&batch.setup, &batch.batches, &batch.trees).await?;
+            finish(&report, &batch.setup.output, style)
+        }
         Command::Replay(options) => {
             let report = replay::replay(&options).await?;
             write_json(&options.output.join("replay.json"), &report)?;
+            print(&report.render(style))
+        }
+        Command::Engine(options) => {
+            let report = engine::run(&options)?;
+            write_json(&options.output.join("engine.json"), &report)?;
             print(&report.render(style))
         }
         Command::Plan(options) => {
@@ -267,12 +295,18 @@ pub(crate) async fn run(args: BenchArgs) -> Result<()> {
 
 fn finish(report: &Report, output: &Path, style: Style) -> Result<()> {
     write_json(&output.join(report.file_name()), report)?;
+    for (name, chart) in report.charts() {
+        write_file(&output.join(name), chart.svg()?)?;
+    }
     print(&report.render(style)?)
 }
 
 fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    let json = serde_json::to_vec_pretty(value)?;
+    write_file(path, serde_json::to_vec_pretty(value)?)
+}
+
+fn write_file(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {
     std::fs::create_dir_all(path.parent().unwrap_or(path))
-        .and_then(|()| std::fs::write(path, json))
+        .and_then(|()| std::fs::write(path, content))
         .with_context(|| format!("{}: cannot be written", path.display()))
 }

@@ -6,7 +6,8 @@ use laser_decode::{Drafter, PolicyError, Verification};
 use laser_schema::model::{ModelFiles, Tokenizer, Weights};
 use laser_schema::previous::PreviousText;
 use laser_schema::{Digest, Entity, EntityTable, Kind};
-use laser_worker::budget::{Budget, StepCost};
+use laser_worker::budget::Budget;
+use laser_worker::cost::StepCost;
 use laser_worker::engine::{Engine, EngineOptions, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator};
 
@@ -16,7 +17,7 @@ use super::old::OldKnowledge;
 use super::pools::{PoolScheme, Pools};
 use super::report::{KindReport, Report};
 use super::run::{Subject, interleave};
-use super::variants::{self, ADAPTIVE_NODES, Variant};
+use super::variants::{self, Variant};
 use crate::night::open_local_model;
 use crate::progress::Display;
 
@@ -25,17 +26,25 @@ const STEP_TOKENS: usize = 4096;
 
 /// The paper's comparison of pools and verification (4.2, 4.3).
 pub(super) async fn paper(setup: &SetupArgs) -> Result<Report> {
-    compare("paper", setup, &|kind| variants::paper(setup, kind)).await
+    let variants = |kind| variants::paper(setup, kind);
+    compare("paper", setup, &variants, &[setup.batch]).await
 }
 
 /// The paper's comparison of acceptance rules (3.4).
 pub(super) async fn ablation(setup: &SetupArgs) -> Result<Report> {
-    compare("ablation", setup, &|_| variants::ablation(setup)).await
+    let variants = |_| variants::ablation(setup);
+    compare("ablation", setup, &variants, &[setup.batch]).await
 }
 
 /// Sizes of pools and trees.
 pub(super) async fn sweep(setup: &SetupArgs, sizes: &[usize], trees: &[usize]) -> Result<Report> {
-    compare("sweep", setup, &|_| variants::sweep(setup, sizes, trees)).await
+    let variants = |_| variants::sweep(setup, sizes, trees);
+    compare("sweep", setup, &variants, &[setup.batch]).await
+}
+
+/// Ways of speculating by batch size.
+pub(super) async fn batch(setup: &SetupArgs, batches: &[u16], trees: &[usize]) -> Result<Report> {
+    compare("batch", setup, &|_| variants::batch(setup, trees), batches).await
 }
 
 /// The variants of a kind; the first is plain decoding.
@@ -49,7 +58,12 @@ struct Prompted {
     new: Vec<(Entity, Vec<u32>)>,
 }
 
-async fn compare(command: &str, setup: &SetupArgs, variants: Variants<'_>) -> Result<Report> {
+async fn compare(
+    command: &'static str,
+    setup: &SetupArgs,
+    variants: Variants<'_>,
+    batches: &[u16],
+) -> Result<Report> {
     let mut display = Display::new();
     display.stage("reading");
     let model = open_local_model(&setup.model).await?;
@@ -57,15 +71,8 @@ async fn compare(command: &str, setup: &SetupArgs, variants: Variants<'_>) -> Re
     let workload = read(setup, &tables, &model, variants).await?;
     let mut engine = load_engine(setup, &model)?;
     let mut report = Report::new(command, setup, engine.info(), &model)?;
-    let mut base = options(setup, &model);
-    if workload
-        .iter()
-        .flat_map(|of| &of.variants)
-        .any(|v| v.adaptive)
-    {
-        let cost = StepCost::measure(&mut engine, base.batch * (ADAPTIVE_NODES + 1))?;
-        base.budget = Some(Budget::new(cost));
-    }
+    let base = options(setup, &model);
+    let budgets = budgets(&mut engine, &workload, batches)?;
     let mut generator = Generator::new(Box::new(engine), model.tokenizer.clone(), base.clone());
 
     display.stage("old knowledge");
@@ -90,18 +97,42 @@ async fn compare(command: &str, setup: &SetupArgs, variants: Variants<'_>) -> Re
     } in workload
     {
         let subjects = subjects(new, &pools, &texts, &model.tokenizer)?;
-        display.stage(&format!("new {kind} knowledge"));
-        let measured = interleave(&mut generator, &base, &variants, &subjects, &mut display)?;
-        display.finish_with(&format!(
-            "{} texts, {} ways",
-            subjects.len(),
-            variants.len()
-        ));
-        report
-            .kinds
-            .push(KindReport::new(kind, &variants, &subjects, &measured));
+        for (&batch, budget) in batches.iter().zip(&budgets) {
+            display.stage(&format!("new {kind} knowledge, batch {batch}"));
+            let base = GenerateOptions {
+                batch: usize::from(batch),
+                budget: budget.clone(),
+                ..base.clone()
+            };
+            let measured = interleave(&mut generator, &base, &variants, &subjects, &mut display)?;
+            let texts = subjects.len();
+            display.finish_with(&format!("{texts} texts, {} ways", variants.len()));
+            let found = KindReport::new((kind, batch), &variants, &subjects, &measured);
+            report.kinds.push(found);
+        }
     }
     Ok(report)
+}
+
+/// For every batch size what forwards cost, if any variant wants to know.
+fn budgets(
+    engine: &mut TreeEngine,
+    workload: &[Prompted],
+    batches: &[u16],
+) -> Result<Vec<Option<Budget>>> {
+    let adaptive = workload
+        .iter()
+        .flat_map(|of| &of.variants)
+        .filter(|v| v.adaptive);
+    let Some(nodes) = adaptive.map(|variant| variant.nodes).max() else {
+        return Ok(vec![None; batches.len()]);
+    };
+    let budget = |batch: &u16| -> Result<Option<Budget>> {
+        let batch = usize::from(*batch);
+        let cost = StepCost::measure(engine, batch, batch * (nodes + 1))?;
+        Ok(Some(Budget::new(cost)))
+    };
+    batches.iter().map(budget).collect()
 }
 
 fn tables(setup: &SetupArgs) -> Vec<EntityTable> {

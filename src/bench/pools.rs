@@ -14,6 +14,9 @@ use laser_schema::join::Join;
 use laser_schema::model::ModelFiles;
 use laser_schema::previous::PreviousText;
 use laser_schema::{Entity, EntityId, EntityTable, Kind, Location};
+use rand::SeedableRng;
+use rand::seq::SliceRandom;
+use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
 
 use super::SetupArgs;
@@ -25,6 +28,8 @@ use crate::progress::Display;
 pub(super) enum PoolScheme {
     /// One pool for all users and one for all items.
     Global,
+    /// One pool for all users and one for all items, of texts whose words are in random order: it predicts nothing.
+    Shuffled,
     /// As many random groups as there are customised ones with texts.
     Random,
     /// Users by clusters of their embeddings, items by attributes.
@@ -38,6 +43,7 @@ impl fmt::Display for PoolScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Global => f.write_str("global"),
+            Self::Shuffled => f.write_str("shuffled"),
             Self::Random => f.write_str("random"),
             Self::Custom { max_texts } => write!(f, "custom-{max_texts}"),
         }
@@ -87,7 +93,11 @@ impl Pools {
             let config = pools.config(scheme, &custom);
             let dir = setup.output.join("pools").join(scheme.to_string());
             let dir = Location::parse(&dir.to_string_lossy())?;
-            let previous = stream::iter([Ok(texts.to_vec())]);
+            let texts = match scheme {
+                PoolScheme::Shuffled => shuffled(texts, setup.seed),
+                _ => texts.to_vec(),
+            };
+            let previous = stream::iter([Ok(texts)]);
             let mut progress = |p: laser_pool_builder::BuildProgress| {
                 display.update(p.done, p.total, p.stage.as_str());
             };
@@ -118,7 +128,7 @@ impl Pools {
             (Kind::Item, &mut config.item),
         ] {
             match scheme {
-                PoolScheme::Global => grouping.grouping = Grouping::Global,
+                PoolScheme::Global | PoolScheme::Shuffled => grouping.grouping = Grouping::Global,
                 PoolScheme::Random => {
                     grouping.grouping = Grouping::Random;
                     grouping.groups = self.custom_groups(kind).max(1);
@@ -163,6 +173,20 @@ impl Pools {
         };
         self.schemes.iter().flat_map(of_scheme).collect()
     }
+}
+
+/// The texts with their words in random order.
+fn shuffled(texts: &[PreviousText], seed: u64) -> Vec<PreviousText> {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let shuffle = |text: &PreviousText| {
+        let mut words: Vec<&str> = text.text.split_whitespace().collect();
+        words.shuffle(&mut rng);
+        PreviousText {
+            text: words.join(" "),
+            ..text.clone()
+        }
+    };
+    texts.iter().map(shuffle).collect()
 }
 
 async fn read_embeddings(

@@ -10,9 +10,10 @@ use laser_worker::engine::EngineInfo;
 use serde::Serialize;
 
 use super::SetupArgs;
-use super::pools::PoolSummary;
+use super::plot::LineChart;
+use super::pools::{PoolScheme, PoolSummary};
 use super::run::{Measured, Subject};
-use super::variants::Variant;
+use super::variants::{ADAPTIVE, ADVERSARIAL, Variant};
 
 /// How tables are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -91,7 +92,7 @@ impl Table {
 /// A comparison of variants.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    command: String,
+    command: &'static str,
     /// The processor and how many of its threads there are.
     machine: String,
     model: ModelSummary,
@@ -109,10 +110,11 @@ struct ModelSummary {
     device: String,
 }
 
-/// The figures of one kind.
+/// The figures of one kind at one batch size.
 #[derive(Debug, Serialize)]
 pub(super) struct KindReport {
     pub(super) kind: Kind,
+    pub(super) batch: u16,
     pub(super) rows: Vec<VariantRow>,
     /// Texts of strict variants that are not those of plain decoding. Strict decoding takes the same argmax, but over
     /// sums in another order: where two tokens are as probable but for rounding, either may come out.
@@ -135,6 +137,8 @@ pub(super) struct VariantRow {
     /// `strict`, or k and p.
     verification: String,
     nodes: usize,
+    /// Texts of a customised pool at most; none for other variants.
+    pool_texts: Option<usize>,
     texts: usize,
     pub(super) tokens: u64,
     /// Forwards that gave tokens, counted for each text.
@@ -179,6 +183,10 @@ impl VariantRow {
             variant: variant.name.clone(),
             verification: verification(variant),
             nodes: variant.nodes,
+            pool_texts: match variant.pools {
+                Some(PoolScheme::Custom { max_texts }) => Some(max_texts),
+                _ => None,
+            },
             texts: texts.len(),
             tokens,
             forwards: texts
@@ -263,7 +271,7 @@ fn verification(variant: &Variant) -> String {
 impl KindReport {
     /// The figures of `measured`, in the order of `variants`, of which the first is plain decoding.
     pub(super) fn new(
-        kind: Kind,
+        (kind, batch): (Kind, u16),
         variants: &[Variant],
         subjects: &[Subject],
         measured: &[Measured],
@@ -288,9 +296,35 @@ impl KindReport {
         }
         Self {
             kind,
+            batch,
             rows,
             mismatches,
         }
+    }
+
+    fn speedup(&self, variant: &str) -> f64 {
+        let row = self.rows.iter().find(|row| row.variant == variant);
+        row.map_or(f64::NAN, |row| row.speedup)
+    }
+
+    /// The row of the table by batch size.
+    fn batch_cells(&self) -> Vec<String> {
+        let cell = |value: f64| format!("{value:.2}");
+        let speedups = self.rows.iter().skip(1).map(|row| cell(row.speedup));
+        let others = self
+            .rows
+            .iter()
+            .filter(|row| ![ADAPTIVE, ADVERSARIAL].contains(&row.variant.as_str()));
+        let best = others.map(|row| row.speedup).fold(0.0, f64::max);
+        let plain = format!("{:.0}", self.rows[0].tokens_per_second);
+        [self.batch.to_string(), plain]
+            .into_iter()
+            .chain(speedups)
+            .chain([
+                cell(self.speedup(ADAPTIVE) / best),
+                cell(self.speedup(ADVERSARIAL)),
+            ])
+            .collect()
     }
 
     fn render(&self, style: Style) -> Result<String> {
@@ -335,13 +369,13 @@ impl KindReport {
 impl Report {
     /// A report without figures yet.
     pub(super) fn new(
-        command: &str,
+        command: &'static str,
         options: &SetupArgs,
         engine: &EngineInfo,
         model: &ModelFiles,
     ) -> Result<Self> {
         Ok(Self {
-            command: command.to_owned(),
+            command,
             machine: machine(),
             model: ModelSummary {
                 digest: model.digest()?,
@@ -358,8 +392,50 @@ impl Report {
 
     /// `paper-user-item.json`: users and items may be measured apart.
     pub(super) fn file_name(&self) -> String {
-        let kinds: Vec<&str> = self.kinds.iter().map(|kind| kind.kind.as_str()).collect();
+        let mut kinds: Vec<&str> = self.kinds.iter().map(|kind| kind.kind.as_str()).collect();
+        kinds.dedup();
         format!("{}-{}.json", self.command, kinds.join("-"))
+    }
+
+    /// The reports of each kind, by batch size.
+    fn by_kind(&self) -> impl Iterator<Item = &[KindReport]> {
+        self.kinds.chunk_by(|a, b| a.kind == b.kind)
+    }
+
+    /// Charts with their file names: of `batch` speedup by batch size, of `sweep` acceptance by pool size.
+    pub(super) fn charts(&self) -> Vec<(String, LineChart)> {
+        let chart = |reports: &[KindReport]| match self.command {
+            "batch" => Some(speedup_chart(reports)),
+            "sweep" => acceptance_chart(&reports[0]),
+            _ => None,
+        };
+        let named = |reports: &[KindReport]| {
+            let name = format!("{}-{}.svg", self.command, reports[0].kind);
+            Some((name, chart(reports)?))
+        };
+        self.by_kind().filter_map(named).collect()
+    }
+
+    /// Speedup against plain decoding by batch size, the figures that `batch` is run for.
+    fn render_batches(&self, style: Style) -> String {
+        let mut out = String::new();
+        for reports in self.by_kind() {
+            let variants = reports[0].rows.iter().map(|row| row.variant.as_str());
+            let header = ["batch", "plain tokens/s"]
+                .into_iter()
+                .chain(variants.skip(1));
+            let columns = ["adaptive of the best", "without prediction of plain"];
+            let mut table = Table::new(&header.chain(columns).collect::<Vec<_>>());
+            reports
+                .iter()
+                .for_each(|report| table.push(report.batch_cells()));
+            out += &format!(
+                "Speedup for {}s\n\n{}",
+                reports[0].kind,
+                table.render(style)
+            );
+        }
+        out
     }
 
     /// All tables.
@@ -373,12 +449,11 @@ impl Report {
         let mut out = String::new();
         writeln!(
             out,
-            "{}, {:.1}M parameters, {} on {} ({machine}); batch {}, {} nodes, seed {}\n",
+            "{}, {:.1}M parameters, {} on {} ({machine}); {} nodes, seed {}\n",
             model.architecture,
             model.parameters as f64 / 1e6,
             model.dtype,
             model.device,
-            options.batch,
             options.nodes,
             options.seed
         )?;
@@ -388,18 +463,59 @@ impl Report {
             pools.push(vec![pool.name.clone(), pool.scheme.clone(), texts, tokens]);
         }
         out += &pools.render(style);
+        if self.command == "batch" {
+            out += &self.render_batches(style);
+        }
         for kind in &self.kinds {
             let heading = if style == Style::Markdown {
                 "### New knowledge of "
             } else {
                 "New knowledge of "
             };
-            writeln!(out, "{heading}{}s\n", kind.kind)?;
+            writeln!(out, "{heading}{}s, batch {}\n", kind.kind, kind.batch)?;
             out += &kind.render(style)?;
             out.push('\n');
         }
         Ok(out)
     }
+}
+
+fn speedup_chart(reports: &[KindReport]) -> LineChart {
+    let line = |index: usize| {
+        let rows = reports.iter().map(|report| &report.rows[index]);
+        (
+            reports[0].rows[index].variant.clone(),
+            rows.map(|row| row.speedup).collect(),
+        )
+    };
+    LineChart {
+        title: format!("Speedup against plain decoding, {}s", reports[0].kind),
+        x: "batch",
+        y: "speedup",
+        places: reports
+            .iter()
+            .map(|report| report.batch.to_string())
+            .collect(),
+        lines: (0..reports[0].rows.len()).map(line).collect(),
+    }
+}
+
+/// None if fewer than two sizes of pools were tried.
+fn acceptance_chart(report: &KindReport) -> Option<LineChart> {
+    let sizes = report
+        .rows
+        .iter()
+        .filter(|row| row.variant.starts_with("pool "));
+    let (places, values): (Vec<String>, Vec<f64>) = sizes
+        .filter_map(|row| Some((row.pool_texts?.to_string(), row.aal)))
+        .unzip();
+    (places.len() > 1).then(|| LineChart {
+        title: format!("Acceptance by pool size, {}s", report.kind),
+        x: "texts of a pool at most",
+        y: "accepted draft tokens a forward",
+        places,
+        lines: vec![("LASER".to_owned(), values)],
+    })
 }
 
 /// The processor's name where the system tells it, and the threads of this process.

@@ -17,8 +17,8 @@ use super::pools::PoolScheme;
 use super::variants::Variant;
 use crate::progress::Display;
 
-/// Batches of a turn, at most. At its end the batch runs empty, which more batches make rarer; fewer of them interleave finer.
-const TURN_BATCHES: usize = 4;
+/// Batches of a turn. At its end the batch runs empty, which more batches make rarer; fewer of them interleave finer.
+const TURN_BATCHES: std::ops::RangeInclusive<usize> = 2..=4;
 
 /// One entity to generate for.
 #[derive(Debug, Clone)]
@@ -66,8 +66,11 @@ pub(super) fn interleave(
     let mut measured = vec![Measured::default(); variants.len()];
     // Kept from turn to turn: a budget learns from its own variant only.
     let mut options: Vec<GenerateOptions> = variants.iter().map(|v| v.options(base)).collect();
-    // Few subjects make shorter turns, so that every variant is first once, but no less than a batch.
-    let turn_size = (subjects.len() / variants.len()).clamp(base.batch, TURN_BATCHES * base.batch);
+    // Few subjects make shorter turns, so that every variant is first once.
+    let turn_size = (subjects.len() / variants.len()).clamp(
+        TURN_BATCHES.start() * base.batch,
+        TURN_BATCHES.end() * base.batch,
+    );
     let total = Some((subjects.len() * variants.len()) as u64);
     let mut done = 0;
     for (turn, chunk) in subjects.chunks(turn_size).enumerate() {

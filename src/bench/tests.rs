@@ -102,7 +102,7 @@ async fn old_knowledge_is_generated_once() {
         items_table: None,
         ..setup(dir.path()).await
     };
-    let first = paper::sweep(&setup, &[4], &[2, 8]).await.unwrap();
+    let first = paper::sweep(&setup, &[4, 6], &[2, 8]).await.unwrap();
     let file = setup.output.join("old-knowledge.jsonl");
     let old = std::fs::read(&file).unwrap();
     let names: Vec<&str> = first.kinds[0]
@@ -112,15 +112,50 @@ async fn old_knowledge_is_generated_once() {
         .collect();
     assert_eq!(
         names,
-        ["vanilla", "pool 4", "tree 2", "tree 8", "tree adaptive"]
+        [
+            "vanilla",
+            "pool 4",
+            "pool 6",
+            "tree 2",
+            "tree 8",
+            "tree adaptive"
+        ]
     );
-    let second = paper::sweep(&setup, &[4], &[2, 8]).await.unwrap();
+    let charts: Vec<String> = first.charts().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(charts, ["sweep-user.svg"]);
+    let second = paper::sweep(&setup, &[4, 6], &[2, 8]).await.unwrap();
     assert_eq!(std::fs::read(&file).unwrap(), old);
     let tokens = |report: &Report| -> Vec<u64> {
         report.kinds[0].rows.iter().map(|row| row.tokens).collect()
     };
     // The adaptive one's texts hang on measured times.
-    assert_eq!(tokens(&first)[..4], tokens(&second)[..4]);
+    assert_eq!(tokens(&first)[..5], tokens(&second)[..5]);
+}
+
+#[tokio::test]
+async fn batch_sizes_are_compared_and_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let setup = SetupArgs {
+        items_table: None,
+        ..setup(dir.path()).await
+    };
+    let report = paper::batch(&setup, &[1, 3], &[4, 8]).await.unwrap();
+    let batches: Vec<u16> = report.kinds.iter().map(|kind| kind.batch).collect();
+    assert_eq!(batches, [1, 3]);
+    let plain = |batch: usize| &report.kinds[batch].rows[0];
+    assert_eq!(plain(0).tokens, plain(1).tokens);
+    let predicted = report.kinds[0].rows[2].aal;
+    let shuffled = report.kinds[0].rows[5].aal;
+    assert!(predicted > 2.0 * shuffled, "{predicted} {shuffled}");
+    let text = report.render(Style::Text).unwrap();
+    assert!(
+        text.contains("Speedup for users\n\nbatch  plain tokens/s"),
+        "{text}"
+    );
+    finish(&report, &setup.output, Style::Text).unwrap();
+    assert_eq!(report.file_name(), "batch-user.json");
+    let svg = std::fs::read_to_string(setup.output.join("batch-user.svg")).unwrap();
+    assert!(svg.contains("Speedup against plain decoding, users"));
 }
 
 #[tokio::test]

@@ -13,7 +13,11 @@ use super::pools::PoolScheme;
 const LOOKUP_NGRAM: usize = 3;
 
 /// Nodes of an adaptive tree, at most.
-pub(super) const ADAPTIVE_NODES: usize = 32;
+const ADAPTIVE_NODES: usize = 32;
+
+/// The adaptive variants of [`batch`]: on customised pools, and on pools that predict nothing.
+pub(super) const ADAPTIVE: &str = "adaptive";
+pub(super) const ADVERSARIAL: &str = "adaptive, no pool predicts";
 
 /// One way to generate texts.
 #[derive(Debug, Clone, PartialEq)]
@@ -40,6 +44,18 @@ impl Variant {
             pools: None,
             own_previous: false,
             adaptive: false,
+        }
+    }
+
+    /// Prompt lookup.
+    fn lookup(setup: &SetupArgs) -> Self {
+        Self {
+            name: "PLD".into(),
+            drafter: Drafter::PromptLookup {
+                max_ngram: LOOKUP_NGRAM,
+            },
+            nodes: setup.nodes,
+            ..Self::plain()
         }
     }
 
@@ -97,17 +113,9 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
         max_texts: setup.pool_texts,
     };
     let pooled = |name: &str, pools| Variant::pooled(name, setup, pools);
-    let lookup = Drafter::PromptLookup {
-        max_ngram: LOOKUP_NGRAM,
-    };
     let mut variants = vec![
         Variant::plain(),
-        Variant {
-            name: "PLD".into(),
-            drafter: lookup,
-            nodes: setup.nodes,
-            ..Variant::plain()
-        },
+        Variant::lookup(setup),
         pooled("GRP (ReSD)", PoolScheme::Global),
         pooled("RRP", PoolScheme::Random),
         pooled("CRP", custom),
@@ -146,6 +154,33 @@ pub(super) fn ablation(setup: &SetupArgs) -> Result<Vec<Variant>, PolicyError> {
         let relaxed = Verification::relaxed(setup.k, p)?;
         variants.push(pooled(format!("RV {}, {p}", setup.k)).verified(relaxed));
     }
+    Ok(variants)
+}
+
+/// Plain decoding, prompt lookup, trees of fixed sizes and adaptive ones, all relaxed and from customised pools; then
+/// adaptive and fixed trees from pools that predict nothing.
+pub(super) fn batch(setup: &SetupArgs, trees: &[usize]) -> Result<Vec<Variant>, PolicyError> {
+    let relaxed = Verification::relaxed(setup.k, setup.p)?;
+    let custom = PoolScheme::Custom {
+        max_texts: setup.pool_texts,
+    };
+    let tree = |name: String, nodes, pools| Variant {
+        nodes,
+        ..Variant::pooled(name, setup, pools).verified(relaxed)
+    };
+    let most = trees.iter().max().copied().unwrap_or(setup.nodes);
+    let adaptive = |name: &str, pools| Variant {
+        adaptive: true,
+        ..tree(name.to_owned(), most, pools)
+    };
+    let mut variants = vec![Variant::plain(), Variant::lookup(setup)];
+    variants.extend(
+        trees
+            .iter()
+            .map(|&nodes| tree(format!("tree {nodes}"), nodes, custom)),
+    );
+    variants.push(adaptive(ADAPTIVE, custom));
+    variants.push(adaptive(ADVERSARIAL, PoolScheme::Shuffled));
     Ok(variants)
 }
 

@@ -2,128 +2,28 @@
 //!
 //! A node earns its probability of being accepted, in tokens, and costs what it adds to the forward. The step
 //! with the most expected tokens a second is the best one: nodes of all sequences are ranked by probability, and
-//! of every prefix of that ranking the rate is known from the measured cost of a forward. So where nothing
+//! of every prefix of that ranking the rate is known from the [cost](StepCost) of a forward. So where nothing
 //! can be predicted nothing is drafted, and speculation loses to plain decoding by no more than
-//! the drafting itself.
+//! the drafting itself, which is made small as well: see [`Reach`].
 //!
-//! Drafters estimate probabilities under strict acceptance of typical texts. [`Calibration`] bends them to what
-//! is accepted here, relaxed verification included.
+//! Drafters estimate probabilities under strict acceptance of typical texts. A [`Calibration`] for each pool bends them
+//! to what is accepted there, relaxed verification included.
 
-use std::time::Instant;
+use std::collections::HashMap;
 
-use crate::engine::{Engine, EngineError, Segment};
+use crate::cost::{StepCost, StepLoad};
 
-/// Context that the forwards are measured with, in tokens.
-const CONTEXT: usize = 128;
+/// Share of a step that drafts of no use may take.
+const USELESS: f64 = 0.01;
 
-/// Measured twice, the faster one counts: the first forward of a size also allocates.
-const REPEATS: usize = 3;
+/// Steps between two drafts of a sequence whose drafts are of no use, at most.
+const WAIT_MAX: u32 = 15;
 
-/// What a forward costs by its number of tokens, interpolated between measured sizes.
-#[derive(Debug, Clone, PartialEq)]
-pub struct StepCost {
-    /// Tokens and seconds, by rising tokens; never empty.
-    points: Vec<(f64, f64)>,
-}
+/// Nodes of the first draft after one of which nothing was kept.
+const REACH_MIN: usize = 4;
 
-impl StepCost {
-    /// A cost curve through `(tokens, seconds)`, made rising: no forward is cheaper than a smaller one.
-    ///
-    /// # Panics
-    /// If there is no point.
-    pub fn new(mut points: Vec<(f64, f64)>) -> Self {
-        assert!(!points.is_empty(), "a cost curve needs a point");
-        points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        for i in 1..points.len() {
-            points[i].1 = points[i].1.max(points[i - 1].1);
-        }
-        Self { points }
-    }
-
-    /// Measures forwards of 1, 2, 4, … up to at least `tokens_max` tokens, a few of each.
-    ///
-    /// # Errors
-    /// The engine's.
-    pub fn measure(engine: &mut dyn Engine, tokens_max: usize) -> Result<Self, EngineError> {
-        let limit = engine.info().max_positions.saturating_sub(CONTEXT).max(1);
-        let largest = tokens_max.next_power_of_two().min(limit);
-        let context = CONTEXT.min(engine.info().max_positions - 1);
-        let slot = engine.open(context + largest)?;
-        let measured = measure_all(engine, slot, context, largest);
-        engine.close(slot);
-        measured.map(Self::new)
-    }
-
-    /// Seconds of a forward of `tokens`; beyond the largest measured size in proportion to it.
-    pub fn seconds(&self, tokens: usize) -> f64 {
-        let tokens = tokens as f64;
-        let after = self.points.partition_point(|(t, _)| *t < tokens);
-        match (
-            after.checked_sub(1).map(|i| self.points[i]),
-            self.points.get(after),
-        ) {
-            (None, Some((_, seconds))) => *seconds,
-            (Some((t0, s0)), Some((t1, s1))) => s0 + (s1 - s0) * (tokens - t0) / (t1 - t0),
-            (Some((t0, s0)), None) => s0 * tokens / t0,
-            (None, None) => 0.0,
-        }
-    }
-
-    /// How many of the nodes with these falling probabilities to draft, in a step of `known` tokens besides that
-    /// emits `certain` tokens in any case: the number with the most expected tokens a second.
-    pub fn best_count(&self, known: usize, certain: usize, probabilities: &[f32]) -> usize {
-        let mut expected = certain as f64;
-        let (mut best, mut best_rate) = (0, expected / self.seconds(known));
-        for (count, probability) in (1..).zip(probabilities) {
-            expected += f64::from(*probability);
-            let rate = expected / self.seconds(known + count);
-            if rate > best_rate {
-                (best, best_rate) = (count, rate);
-            }
-        }
-        best
-    }
-}
-
-fn measure_all(
-    engine: &mut dyn Engine,
-    slot: usize,
-    context: usize,
-    largest: usize,
-) -> Result<Vec<(f64, f64)>, EngineError> {
-    forward(engine, slot, context)?;
-    engine.commit(slot, &(0..context).collect::<Vec<_>>())?;
-    let mut points = Vec::new();
-    for exponent in 0..=largest.ilog2() {
-        let tokens = 1 << exponent;
-        let mut fastest = f64::INFINITY;
-        for _ in 0..REPEATS {
-            let start = Instant::now();
-            forward(engine, slot, tokens)?;
-            fastest = fastest.min(start.elapsed().as_secs_f64());
-            engine.commit(slot, &[])?;
-        }
-        points.push((tokens as f64, fastest));
-    }
-    Ok(points)
-}
-
-/// A chain of `tokens` nodes, all of them scored, as a draft tree's are.
-fn forward(engine: &mut dyn Engine, slot: usize, tokens: usize) -> Result<(), EngineError> {
-    let vocabulary = u32::try_from(engine.info().vocab_size).unwrap_or(u32::MAX);
-    let ids: Vec<u32> = (0..)
-        .map(|i: u32| (i * 37) % vocabulary)
-        .take(tokens)
-        .collect();
-    let parents: Vec<u32> = (0..).map(|i: u32| i.wrapping_sub(1)).take(tokens).collect();
-    let segment = Segment {
-        slot,
-        tokens: &ids,
-        parents: &parents,
-        scored_from: 0,
-    };
-    engine.step(&[segment], 2).map(drop)
-}
+/// How fast the time of a draft and of a step is followed.
+const TIME_RATE: f64 = 0.05;
 
 /// Bends probabilities, p → p^g, so that as many tokens are accepted as are expected.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -172,13 +72,36 @@ impl Calibration {
     }
 }
 
-/// The draft budget of a generator: what forwards cost, and what drafts were worth so far.
+/// What a sequence brings to a step.
+#[derive(Debug, Clone, Copy)]
+pub struct Drafted<'a> {
+    /// The pool that it drafts from; empty without one.
+    pub pool: &'a str,
+    /// Tokens that it has cached.
+    pub cached: usize,
+    /// Estimated probabilities of its nodes, falling.
+    pub probabilities: &'a [f32],
+}
+
+/// The step that was allotted last.
+#[derive(Debug, Clone, Default, PartialEq)]
+struct Step {
+    load: StepLoad,
+    /// Each sequence's pool, and the accepted tokens that its calibrated probabilities promise.
+    promised: Vec<(String, f32)>,
+}
+
+/// The draft budget of a generator: what forwards cost, and what the drafts of each pool were worth so far.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Budget {
     cost: StepCost,
-    calibration: Calibration,
-    /// Accepted tokens that this step's calibrated probabilities promise.
-    expected: f32,
+    /// By pool; a pool that is new begins with that of all.
+    calibrations: HashMap<String, Calibration>,
+    all: Calibration,
+    step: Step,
+    /// Mean seconds of a draft and of a step.
+    draft_seconds: f64,
+    step_seconds: f64,
 }
 
 impl Budget {
@@ -186,36 +109,123 @@ impl Budget {
     pub fn new(cost: StepCost) -> Self {
         Self {
             cost,
-            calibration: Calibration::default(),
-            expected: 0.0,
+            calibrations: HashMap::new(),
+            all: Calibration::default(),
+            step: Step::default(),
+            draft_seconds: 0.0,
+            step_seconds: 0.0,
         }
     }
 
-    /// How many drafted nodes to keep of each of `sequences` sequences. `drafted` holds an estimated probability and the
-    /// sequence's number for every node; `known` and `certain` are as in [`StepCost::best_count`].
+    /// What forwards cost, as far as is known now.
+    pub fn cost(&self) -> &StepCost {
+        &self.cost
+    }
+
+    /// How many of its nodes to keep of each sequence, in a step of `known` load besides that emits `certain` tokens in
+    /// any case.
     pub fn allot(
         &mut self,
-        (known, certain): (usize, usize),
-        mut drafted: Vec<(f32, usize)>,
-        sequences: usize,
+        (known, certain): (StepLoad, usize),
+        sequences: &[Drafted<'_>],
     ) -> Vec<usize> {
-        for (probability, _) in &mut drafted {
-            *probability = self.calibration.apply(*probability);
+        let calibrations: Vec<Calibration> =
+            sequences.iter().map(|s| self.calibration(s.pool)).collect();
+        let mut ranked: Vec<(f32, usize)> = Vec::new();
+        for (index, (sequence, calibration)) in sequences.iter().zip(&calibrations).enumerate() {
+            let probabilities = sequence.probabilities.iter();
+            ranked.extend(probabilities.map(|p| (calibration.apply(*p), index)));
         }
-        drafted.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let probabilities: Vec<f32> = drafted.iter().map(|(p, _)| *p).collect();
-        let count = self.cost.best_count(known, certain, &probabilities);
-        self.expected = probabilities[..count].iter().sum();
-        let mut nodes = vec![0; sequences];
-        for (_, sequence) in &drafted[..count] {
-            nodes[*sequence] += 1;
+        ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let nodes: Vec<(f32, usize)> = ranked
+            .iter()
+            .map(|(p, index)| (*p, sequences[*index].cached))
+            .collect();
+        ranked.truncate(self.cost.best_count(known, certain, &nodes));
+        let mut step = Step {
+            load: known,
+            promised: sequences.iter().map(|s| (s.pool.to_owned(), 0.0)).collect(),
+        };
+        let mut kept = vec![0; sequences.len()];
+        for (probability, index) in ranked {
+            kept[index] += 1;
+            step.promised[index].1 += probability;
+            step.load = step.load.with(1, sequences[index].cached);
         }
-        nodes
+        self.step = step;
+        kept
     }
 
-    /// Takes over how many drafted tokens of the step were accepted.
-    pub fn learn(&mut self, accepted: u32) {
-        self.calibration.learn(self.expected, accepted);
+    /// Takes over how many drafted tokens of the allotted step were accepted, by sequence, and how long its forward took.
+    pub fn learn(&mut self, accepted: &[u32], seconds: f64) {
+        let step = std::mem::take(&mut self.step);
+        self.cost.learn(step.load, seconds);
+        follow(&mut self.step_seconds, seconds);
+        let mut pools: HashMap<String, (f32, u32)> = HashMap::new();
+        for ((pool, promised), accepted) in step.promised.into_iter().zip(accepted) {
+            let sum = pools.entry(pool).or_default();
+            *sum = (sum.0 + promised, sum.1 + accepted);
+        }
+        for (pool, (promised, accepted)) in pools {
+            self.all.learn(promised, accepted);
+            let new = self.all;
+            let calibration = self.calibrations.entry(pool).or_insert(new);
+            calibration.learn(promised, accepted);
+        }
+    }
+
+    fn calibration(&self, pool: &str) -> Calibration {
+        self.calibrations.get(pool).copied().unwrap_or(self.all)
+    }
+
+    /// Takes over how long a draft took.
+    pub fn drafted(&mut self, seconds: f64) {
+        follow(&mut self.draft_seconds, seconds);
+    }
+
+    /// Steps that each of `sequences` sequences waits at most after a draft of no use, so that such drafts take no more
+    /// than [`USELESS`] of the time.
+    pub fn patience(&self, sequences: usize) -> u32 {
+        let share = sequences as f64 * self.draft_seconds / (USELESS * self.step_seconds);
+        (0..WAIT_MAX)
+            .find(|wait| f64::from(*wait) + 1.0 >= share)
+            .unwrap_or(WAIT_MAX)
+    }
+}
+
+fn follow(mean: &mut f64, value: f64) {
+    *mean += (value - *mean) * if *mean == 0.0 { 1.0 } else { TIME_RATE };
+}
+
+/// How far a sequence drafts, and when: about twice as many nodes as were kept the last time, and after a draft of no use
+/// not at every step.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Reach {
+    /// Nodes; none before the first draft.
+    nodes: Option<usize>,
+    /// Steps to wait, and how many it was the last time.
+    wait: u32,
+    waited: u32,
+}
+
+impl Reach {
+    /// Nodes to draft in this step, of at most `nodes`.
+    pub fn next(&mut self, nodes: usize) -> usize {
+        if self.wait > 0 {
+            self.wait -= 1;
+            return 0;
+        }
+        self.nodes.unwrap_or(nodes).min(nodes)
+    }
+
+    /// Takes over how many nodes of a draft were kept; after none it waits up to `patience` steps.
+    pub fn learn(&mut self, kept: usize, patience: u32) {
+        self.nodes = Some((2 * kept).max(REACH_MIN));
+        self.waited = match kept {
+            0 => (2 * self.waited + 1).min(patience),
+            _ => 0,
+        };
+        self.wait = self.waited;
     }
 }
 
@@ -223,46 +233,21 @@ impl Budget {
 mod tests {
     use super::*;
 
-    fn cost() -> StepCost {
-        StepCost::new(vec![(1.0, 1.0), (2.0, 3.0), (8.0, 4.0), (16.0, 6.0)])
+    fn budget() -> Budget {
+        let points = [1.0, 2.0, 4.0, 8.0, 16.0, 32.0].map(|t| (t, 1.0 + 0.1 * t));
+        Budget::new(StepCost::new(points.to_vec(), 0.0))
     }
 
-    #[test]
-    fn costs_are_interpolated_and_rise() {
-        let cost = cost();
-        let cases = [(1, 1.0), (2, 3.0), (5, 3.5), (16, 6.0), (32, 12.0)];
-        for (tokens, seconds) in cases {
-            assert!((cost.seconds(tokens) - seconds).abs() < 1e-9, "{tokens}");
+    fn drafted<'a>(pool: &'a str, probabilities: &'a [f32]) -> Drafted<'a> {
+        Drafted {
+            pool,
+            cached: 0,
+            probabilities,
         }
-        let noisy = StepCost::new(vec![(2.0, 1.0), (1.0, 2.0)]);
-        assert!(noisy.seconds(2) >= noisy.seconds(1));
     }
 
-    #[test]
-    fn nothing_is_drafted_that_does_not_pay() {
-        assert_eq!(cost().best_count(1, 1, &[0.1; 15]), 0);
-        assert_eq!(cost().best_count(1, 1, &[]), 0);
-    }
-
-    #[test]
-    fn sure_drafts_fill_the_budget() {
-        assert_eq!(cost().best_count(1, 1, &[1.0; 15]), 15);
-    }
-
-    #[test]
-    fn the_count_has_the_best_rate_of_all() {
-        let probabilities = [0.9, 0.8, 0.7, 0.6, 0.3, 0.2, 0.1, 0.05, 0.01];
-        let rate = |n: usize| {
-            let expected = 1.0
-                + probabilities[..n]
-                    .iter()
-                    .map(|p| f64::from(*p))
-                    .sum::<f64>();
-            expected / cost().seconds(1 + n)
-        };
-        let best = cost().best_count(1, 1, &probabilities);
-        assert!((0..=probabilities.len()).all(|n| rate(n) <= rate(best)));
-        assert!(best > 0);
+    fn known(tokens: usize) -> (StepLoad, usize) {
+        (StepLoad { tokens, pairs: 0 }, tokens)
     }
 
     #[test]
@@ -290,5 +275,63 @@ mod tests {
             calibration.learn(0.0, 0);
         }
         assert!(calibration.apply(0.5) > 0.4);
+    }
+
+    #[test]
+    fn nodes_go_to_the_sequences_where_they_are_likely() {
+        let kept = budget().allot(
+            known(2),
+            &[drafted("a", &[0.9, 0.8, 0.02]), drafted("a", &[0.05, 0.01])],
+        );
+        assert_eq!(kept, [2, 0]);
+    }
+
+    #[test]
+    fn a_pool_that_promised_too_much_loses_its_nodes_to_another() {
+        let mut budget = budget();
+        let sequences = [drafted("good", &[0.6, 0.5]), drafted("bad", &[0.7, 0.6])];
+        assert_eq!(budget.allot(known(2), &sequences), [2, 2]);
+        let mut sum = [0, 0];
+        for _ in 0..500 {
+            let kept = budget.allot(known(2), &sequences);
+            budget.learn(&[u32::from(kept[0] > 0), 0], 1.5);
+            sum = [sum[0] + kept[0], sum[1] + kept[1]];
+        }
+        assert!(sum[0] > 900 && sum[1] < 600, "{sum:?}");
+        assert!(budget.calibration("good").apply(0.6) > 0.4);
+        assert!(budget.calibration("bad").apply(0.7) < 0.35);
+    }
+
+    #[test]
+    fn a_new_pool_begins_with_what_all_have_taught() {
+        let mut budget = budget();
+        for _ in 0..500 {
+            budget.allot(known(1), &[drafted("bad", &[0.7, 0.6])]);
+            budget.learn(&[0], 1.1);
+        }
+        assert!(budget.calibration("new").apply(0.7) < 0.3);
+    }
+
+    #[test]
+    fn useless_drafts_become_rare_where_they_cost() {
+        let mut budget = budget();
+        budget.learn(&[], 1e-3);
+        budget.drafted(5e-6);
+        // 5 µs of 1 ms are half a percent; of 64 sequences they are 32 %.
+        assert_eq!((budget.patience(1), budget.patience(64)), (0, WAIT_MAX));
+        let mut reach = Reach::default();
+        let mut drafts = 0;
+        for _ in 0..160 {
+            if reach.next(32) > 0 {
+                drafts += 1;
+                reach.learn(0, WAIT_MAX);
+            }
+        }
+        assert!((10..16).contains(&drafts), "{drafts}");
+        while reach.next(32) == 0 {}
+        reach.learn(6, WAIT_MAX);
+        assert_eq!(reach.next(32), 12);
+        reach.learn(12, WAIT_MAX);
+        assert_eq!(reach.next(16), 16);
     }
 }

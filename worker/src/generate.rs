@@ -19,7 +19,8 @@ use laser_decode::{
 };
 use laser_schema::model::{ModelError, Tokenizer};
 
-use crate::budget::Budget;
+use crate::budget::{Budget, Drafted, Reach};
+use crate::cost::StepLoad;
 use crate::engine::{Engine, EngineError, Scores, Segment, Slot};
 
 /// Prompts that begin alike for fewer tokens than this are prefilled apart: a fork costs about as much
@@ -220,6 +221,8 @@ struct Sequence {
     tree: DraftTree,
     tokens: Vec<u32>,
     parents: Vec<u32>,
+    /// How far it drafts, under a budget.
+    reach: Reach,
 }
 
 /// Scores of a segment as seen from its tree: the root is the last token of the chunk.
@@ -437,6 +440,7 @@ impl Generator {
             tree: DraftTree::new(),
             tokens: Vec::new(),
             parents: Vec::new(),
+            reach: Reach::default(),
         }
     }
 
@@ -454,7 +458,8 @@ impl Generator {
             if left == 0 {
                 break;
             }
-            self.active[index].draft(left.div_ceil(sharers), self.options.nodes);
+            let budget = self.options.budget.as_mut();
+            self.active[index].draft(left.div_ceil(sharers), self.options.nodes, budget);
             left -= self.active[index].chunk + self.active[index].drafted();
             part.push(index);
         }
@@ -471,18 +476,23 @@ impl Generator {
         let Some(budget) = &mut self.options.budget else {
             return;
         };
-        let mut drafted = Vec::new();
-        let (mut known, mut certain) = (0, 0);
+        let (mut known, mut certain) = (StepLoad::default(), 0);
+        let mut drafted = Vec::with_capacity(part.len());
         for &index in part {
             let sequence = &self.active[index];
-            known += sequence.chunk;
+            let cached = self.engine.cached(sequence.slot);
+            known = known.with(sequence.chunk, cached);
             certain += usize::from(sequence.chunk == sequence.pending.len());
-            let probabilities = sequence.tree.probabilities().iter().skip(1);
-            drafted.extend(probabilities.take(sequence.drafted()).map(|p| (*p, index)));
+            drafted.push(Drafted {
+                pool: sequence.request.pool.as_ref().map_or("", Pool::name),
+                cached,
+                probabilities: sequence.tree.probabilities().get(1..).unwrap_or_default(),
+            });
         }
-        let nodes = budget.allot((known, certain), drafted, self.active.len());
-        for &index in part {
-            self.active[index].tree.truncate(nodes[index]);
+        let kept = budget.allot((known, certain), &drafted);
+        let patience = budget.patience(part.len());
+        for (&index, kept) in part.iter().zip(kept) {
+            self.active[index].cut(kept, patience);
         }
     }
 
@@ -499,16 +509,16 @@ impl Generator {
         }
     }
 
-    /// Takes over the scores of a step. On an error what had ended before it is finished all the same.
+    /// Takes over the scores of a step, whose forward took `seconds`. On an error what had ended before it is finished all the same.
     fn advance(
         &mut self,
         part: &[usize],
-        scores: &[Scores],
+        (scores, seconds): (&[Scores], f64),
         finished: &mut Vec<Finished>,
     ) -> Result<(), EngineError> {
         let mut ended = Vec::new();
         let mut outcome = Ok(());
-        let mut accepted = 0;
+        let mut accepted = Vec::with_capacity(part.len());
         for (&index, scores) in part.iter().zip(scores) {
             let sequence = &mut self.active[index];
             let accepted_before = sequence.done.step_accepted.len();
@@ -517,15 +527,14 @@ impl Generator {
                 Ok((_, Some(stop))) => ended.push((index, Ok(stop))),
                 Err(error) => ended.push((index, Err(error.to_string()))),
             }
-            accepted += sequence.done.step_accepted[accepted_before..]
-                .iter()
-                .sum::<u32>();
+            let emitted = &sequence.done.step_accepted[accepted_before..];
+            accepted.push(emitted.iter().sum());
             if outcome.is_err() {
                 break;
             }
         }
         if let Some(budget) = &mut self.options.budget {
-            budget.learn(accepted);
+            budget.learn(&accepted, seconds);
         }
         for (index, stop) in ended.into_iter().rev() {
             let Sequence {
@@ -627,11 +636,13 @@ impl TextGenerator for Generator {
             return Ok(finished);
         }
         let part = self.prepare();
+        let forward = Instant::now();
         let outcome = self.forward(&part).and_then(|scores| {
+            let forward = forward.elapsed().as_secs_f64();
             let seconds = start.elapsed().as_secs_f64() + self.unattributed_seconds;
             self.unattributed_seconds = 0.0;
             self.attribute(&part, seconds);
-            self.advance(&part, &scores, &mut finished)
+            self.advance(&part, (&scores, forward), &mut finished)
         });
         if let Err(error) = outcome {
             self.isolate(error, &mut finished)?;
@@ -677,7 +688,7 @@ impl Sequence {
     }
 
     /// A chunk of at most `left` pending tokens and, if that is all of them, a tree below the last one.
-    fn draft(&mut self, left: usize, nodes: usize) {
+    fn draft(&mut self, left: usize, nodes: usize, budget: Option<&mut Budget>) {
         self.chunk = self.pending.len().min(left);
         self.tokens.clear();
         self.tokens.extend(self.pending.iter().take(self.chunk));
@@ -690,9 +701,25 @@ impl Sequence {
         let start = Instant::now();
         // The token after the tree's last is the target's own: no more than that can be of use.
         let useful = self.max_tokens - self.done.tokens.len() - 1;
-        self.context
-            .draft(nodes.min(useful).min(left - self.chunk), &mut self.tree);
-        self.done.draft_seconds += start.elapsed().as_secs_f64();
+        let most = nodes.min(useful).min(left - self.chunk);
+        let most = match &budget {
+            Some(_) => self.reach.next(most),
+            None => most,
+        };
+        self.context.draft(most, &mut self.tree);
+        let seconds = start.elapsed().as_secs_f64();
+        self.done.draft_seconds += seconds;
+        if let Some(budget) = budget.filter(|_| most > 0) {
+            budget.drafted(seconds);
+        }
+    }
+
+    /// Keeps the first nodes of the tree; after a draft of which nothing is kept it drafts again within `patience` steps.
+    fn cut(&mut self, kept: usize, patience: u32) {
+        if self.drafted() > 0 {
+            self.reach.learn(kept, patience);
+        }
+        self.tree.truncate(kept);
     }
 
     /// Drafted nodes of this step.

@@ -78,6 +78,7 @@ impl FakeEngine {
             max_positions: options.max_positions,
             architecture: "fake".into(),
             parameters: 0,
+            forward_parameters: 0,
             dtype: "f32".into(),
             device: "none".into(),
         };

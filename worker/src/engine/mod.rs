@@ -58,6 +58,8 @@ pub struct EngineInfo {
     pub architecture: String,
     /// Number of weights, tied ones counted once.
     pub parameters: u64,
+    /// Weights that a forward multiplies with: all of them but an embedding that is not tied.
+    pub forward_parameters: u64,
     /// Storage of the weights, e.g. `f32`, `f32+q4k` (quantised while loading), `gguf`.
     pub dtype: String,
     /// Where the tensors live, e.g. `cpu`, `cuda:0`.

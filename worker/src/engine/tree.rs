@@ -82,11 +82,16 @@ fn info(
     options: &EngineOptions,
 ) -> EngineInfo {
     let config = model.config();
+    let looked_up = match config.tied_embeddings {
+        true => 0,
+        false => (config.vocab_size * config.hidden_size) as u64,
+    };
     EngineInfo {
         vocab_size: config.vocab_size,
         max_positions: config.max_positions,
         architecture: config.architecture_name.clone(),
         parameters,
+        forward_parameters: parameters.saturating_sub(looked_up),
         dtype,
         device: options.device.to_string(),
     }

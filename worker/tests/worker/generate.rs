@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use laser_decode::{Drafter, Verification};
-use laser_worker::budget::{Budget, StepCost};
+use laser_worker::budget::Budget;
+use laser_worker::cost::StepCost;
 use laser_worker::engine::{EngineOptions, MistralEngine, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, TextGenerator};
 use laser_worker::plain::PlainGenerator;
@@ -120,7 +121,7 @@ proptest! {
         costs in prop::option::of(prop::collection::vec(1e-6..1e-3f64, 1..5)),
     ) {
         let points = |costs: Vec<f64>| (0..).map(|i| f64::from(1 << i)).zip(costs).collect();
-        let budget = costs.map(|costs| Budget::new(StepCost::new(points(costs))));
+        let budget = costs.map(|costs| Budget::new(StepCost::new(points(costs), 1e-8)));
         let options = GenerateOptions {
             drafter, nodes, batch, step_tokens, max_new_tokens, budget, ..options()
         };

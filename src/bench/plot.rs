@@ -1,0 +1,130 @@
+//! Line charts as SVG: speedup by batch size, acceptance by pool size.
+
+use std::fmt::Display;
+
+use anyhow::{Result, anyhow};
+use plotters::prelude::*;
+
+/// Width and height in pixels.
+const SIZE: (u32, u32) = (760, 440);
+
+/// Okabe and Ito's colours, which the colour-blind can tell apart.
+const COLORS: [RGBColor; 8] = [
+    RGBColor(0, 0, 0),
+    RGBColor(230, 159, 0),
+    RGBColor(86, 180, 233),
+    RGBColor(0, 158, 115),
+    RGBColor(0, 114, 178),
+    RGBColor(213, 94, 0),
+    RGBColor(204, 121, 167),
+    RGBColor(128, 128, 128),
+];
+
+/// Lines over the same places of a category axis.
+#[derive(Debug)]
+pub(super) struct LineChart {
+    pub(super) title: String,
+    pub(super) x: &'static str,
+    pub(super) y: &'static str,
+    /// The places of the x axis.
+    pub(super) places: Vec<String>,
+    /// Names and values, one a place.
+    pub(super) lines: Vec<(String, Vec<f64>)>,
+}
+
+impl LineChart {
+    /// The chart as an SVG document.
+    ///
+    /// # Errors
+    /// If there is nothing to draw.
+    pub(super) fn svg(&self) -> Result<String> {
+        let mut svg = String::new();
+        self.draw(SVGBackend::with_string(&mut svg, SIZE))?;
+        Ok(svg)
+    }
+
+    fn draw(&self, backend: SVGBackend<'_>) -> Result<()> {
+        let values = self.lines.iter().flat_map(|(_, values)| values);
+        let highest = values.copied().fold(0.0, f64::max);
+        if self.places.is_empty() || highest <= 0.0 {
+            return Err(anyhow!("{}: there is nothing to draw", self.title));
+        }
+        let root = backend.into_drawing_area();
+        root.fill(&WHITE).map_err(failed)?;
+        let mut chart = ChartBuilder::on(&root)
+            .caption(&self.title, ("sans-serif", 18))
+            .margin(12)
+            .x_label_area_size(44)
+            .y_label_area_size(52)
+            .build_cartesian_2d(0..self.places.len().max(2) - 1, 0.0..1.1 * highest)
+            .map_err(failed)?;
+        let place = |index: &usize| self.places.get(*index).cloned().unwrap_or_default();
+        chart
+            .configure_mesh()
+            .x_labels(self.places.len())
+            .x_label_formatter(&place)
+            .x_desc(self.x)
+            .y_desc(self.y)
+            .light_line_style(WHITE)
+            .draw()
+            .map_err(failed)?;
+        for ((name, values), color) in self.lines.iter().zip(COLORS.iter().cycle()) {
+            let style = color.stroke_width(2);
+            let points = values.iter().copied().enumerate();
+            chart
+                .draw_series(LineSeries::new(points, style).point_size(3))
+                .map_err(failed)?
+                .label(name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.85))
+            .border_style(BLACK.mix(0.2))
+            .draw()
+            .map_err(failed)?;
+        root.present().map_err(failed)
+    }
+}
+
+fn failed(error: impl Display) -> anyhow::Error {
+    anyhow!("the chart cannot be drawn: {error}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn chart() -> LineChart {
+        LineChart {
+            title: "Users".into(),
+            x: "batch",
+            y: "speedup",
+            places: vec!["1".into(), "64".into()],
+            lines: vec![
+                ("plain".into(), vec![1.0, 1.0]),
+                ("adaptive".into(), vec![2.5, 1.2]),
+            ],
+        }
+    }
+
+    #[test]
+    fn a_chart_has_its_names_places_and_a_point_for_every_value() {
+        let svg = chart().svg().unwrap();
+        assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+        for text in ["Users", "batch", "speedup", "plain", "adaptive", "64"] {
+            assert!(svg.contains(&format!("\n{text}\n")), "{text}: {svg}");
+        }
+        assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
+    }
+
+    #[test]
+    fn nothing_to_draw_is_an_error() {
+        let empty = LineChart {
+            lines: Vec::new(),
+            ..chart()
+        };
+        assert!(empty.svg().is_err());
+    }
+}

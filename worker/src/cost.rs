@@ -1,0 +1,418 @@
+//! What a forward costs: measured when the model is loaded, refined by every step.
+//!
+//! `seconds(tokens, pairs) = curve(tokens) + pairs · pair_seconds`, where the curve is interpolated between measured
+//! numbers of tokens and a *pair* is a token and a cached one that it attends to: weights are read once for all tokens,
+//! keys and values for each sequence.
+//!
+//! While running, a machine gets slower and faster as a whole, which changes no decision, and its curve may bend, which
+//! does. The two are told apart: a fast mean of measured against expected time follows the machine, and only what a step
+//! differs from that mean moves its part of the curve, slowly.
+
+use std::time::Instant;
+
+use crate::engine::{Engine, EngineError, Segment, Slot};
+
+/// Cached tokens of each sequence while the curve is measured.
+const CONTEXT: usize = 64;
+
+/// Cached tokens of the one sequence with which attention is measured, at most.
+const LONG_CONTEXT: usize = 1024;
+
+/// Tokens of the forwards that attention is measured with.
+const ATTENTION_TOKENS: usize = 16;
+
+/// The sizes that are measured, and four thirds and powers of two of them.
+const SIZES: [usize; 21] = [
+    1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+];
+
+/// Forwards longer than this are the last: from there on time is in proportion to tokens.
+const LONGEST_SECONDS: f64 = 0.5;
+
+/// Each size is measured so often, in turns; the least counts, since the first forward of a size also allocates.
+const ROUNDS: usize = 4;
+
+/// How fast the machine's speed is followed: about ten steps.
+const DRIFT_RATE: f64 = 0.1;
+
+/// How fast the curve is: a point has moved by half of what it is off after some seventy steps at its size.
+const CURVE_RATE: f64 = 0.01;
+
+/// A step that took more or less than this factor of what was expected counts as if it were this: something else happened.
+const OUTLIER: f64 = 2.0;
+
+/// What a step computes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StepLoad {
+    /// Tokens of all sequences.
+    pub tokens: usize,
+    /// For every token the cached ones that it attends to.
+    pub pairs: usize,
+}
+
+impl StepLoad {
+    /// With `tokens` more of a sequence that has `cached` tokens.
+    #[must_use]
+    pub fn with(self, tokens: usize, cached: usize) -> Self {
+        Self {
+            tokens: self.tokens + tokens,
+            pairs: self.pairs + tokens * cached,
+        }
+    }
+}
+
+/// The cost of a forward.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepCost {
+    /// Tokens and seconds, both rising; never empty.
+    points: Vec<(f64, f64)>,
+    /// Seconds of a pair.
+    pair_seconds: f64,
+    /// Natural logarithm of measured against expected time, over the last steps; none before the first.
+    drift: Option<f64>,
+}
+
+impl StepCost {
+    /// A cost curve through `(tokens, seconds)`, made rising: no forward is cheaper than a smaller one.
+    ///
+    /// # Panics
+    /// If there is no point.
+    pub fn new(mut points: Vec<(f64, f64)>, pair_seconds: f64) -> Self {
+        assert!(!points.is_empty(), "a cost curve needs a point");
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut cost = Self {
+            points,
+            pair_seconds,
+            drift: None,
+        };
+        cost.keep_rising();
+        cost
+    }
+
+    /// Measures forwards of up to `tokens_max` tokens, divided among at most `batch` sequences as in a step.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn measure(
+        engine: &mut dyn Engine,
+        batch: usize,
+        tokens_max: usize,
+    ) -> Result<Self, EngineError> {
+        let mut bench = Bench::default();
+        let measured = bench.measure(engine, batch.clamp(1, tokens_max.max(1)), tokens_max);
+        bench.slots.iter().for_each(|slot| engine.close(*slot));
+        measured
+    }
+
+    /// Expected seconds of a forward; beyond the largest measured size in proportion to it.
+    pub fn seconds(&self, load: StepLoad) -> f64 {
+        let tokens = load.tokens as f64;
+        let after = self.points.partition_point(|(t, _)| *t < tokens);
+        let before = after.checked_sub(1).map(|i| self.points[i]);
+        let of_tokens = match (before, self.points.get(after)) {
+            (None, Some((_, seconds))) => *seconds,
+            (Some((t0, s0)), Some((t1, s1))) => s0 + (s1 - s0) * (tokens - t0) / (t1 - t0),
+            (Some((t0, s0)), None) => s0 * tokens / t0,
+            (None, None) => 0.0,
+        };
+        of_tokens + load.pairs as f64 * self.pair_seconds
+    }
+
+    /// How many nodes to draft in a step of `known` load besides that emits `certain` tokens in any case: the number with
+    /// the most expected tokens a second. `nodes` are probabilities, falling, with the cached tokens of each.
+    pub fn best_count(&self, known: StepLoad, certain: usize, nodes: &[(f32, usize)]) -> usize {
+        let (mut expected, mut load) = (certain as f64, known);
+        let (mut best, mut best_rate) = (0, expected / self.seconds(known));
+        for (count, (probability, cached)) in (1..).zip(nodes) {
+            expected += f64::from(*probability);
+            load = load.with(1, *cached);
+            let rate = expected / self.seconds(load);
+            if rate > best_rate {
+                (best, best_rate) = (count, rate);
+            }
+        }
+        best
+    }
+
+    /// Takes over how long a step took. Larger ones than were measured teach nothing.
+    pub fn learn(&mut self, load: StepLoad, seconds: f64) {
+        let tokens = load.tokens as f64;
+        let after = self.points.partition_point(|(t, _)| *t < tokens);
+        let measured = (seconds / self.seconds(load)).ln();
+        if after == self.points.len() || !measured.is_finite() {
+            return;
+        }
+        let drift = self.drift.unwrap_or(measured);
+        let bend = (measured - drift).clamp(-OUTLIER.ln(), OUTLIER.ln());
+        self.drift = Some(drift + DRIFT_RATE * bend);
+        for (at, share) in self.neighbours(after, tokens) {
+            self.points[at].1 *= (CURVE_RATE * share * bend).exp();
+        }
+        self.keep_rising();
+    }
+
+    /// The points around a number of tokens, and how much each counts in the interpolation.
+    fn neighbours(&self, after: usize, tokens: f64) -> [(usize, f64); 2] {
+        let Some(before) = after.checked_sub(1) else {
+            return [(after, 1.0), (after, 0.0)];
+        };
+        let (from, to) = (self.points[before].0, self.points[after].0);
+        let share = (tokens - from) / (to - from);
+        [(before, 1.0 - share), (after, share)]
+    }
+
+    fn keep_rising(&mut self) {
+        for i in 1..self.points.len() {
+            self.points[i].1 = self.points[i].1.max(self.points[i - 1].1);
+        }
+    }
+}
+
+/// Sequences to measure with.
+#[derive(Default)]
+struct Bench {
+    slots: Vec<Slot>,
+}
+
+impl Bench {
+    fn measure(
+        &mut self,
+        engine: &mut dyn Engine,
+        batch: usize,
+        tokens_max: usize,
+    ) -> Result<StepCost, EngineError> {
+        let limit = engine.info().max_positions;
+        let context = CONTEXT.min(limit / 4);
+        let long = LONG_CONTEXT
+            .min(limit.saturating_sub(ATTENTION_TOKENS))
+            .max(context);
+        let most = tokens_max.div_ceil(batch).min(limit - context);
+        for slot in 0..batch {
+            let capacity = match slot {
+                0 => (context + most).max(long + ATTENTION_TOKENS).min(limit),
+                _ => context + most,
+            };
+            self.slots.push(engine.open(capacity)?);
+        }
+        for &slot in &self.slots {
+            prefill(engine, slot, context)?;
+        }
+        let mut points = self.curve(engine, (most * batch).min(tokens_max.max(1)))?;
+        let pair_seconds = self.attention(engine, (context, long))?;
+        for (tokens, seconds) in &mut points {
+            *seconds = (*seconds - *tokens * context as f64 * pair_seconds).max(*seconds / 2.0);
+        }
+        Ok(StepCost::new(points, pair_seconds))
+    }
+
+    /// Least seconds by number of tokens.
+    fn curve(
+        &self,
+        engine: &mut dyn Engine,
+        tokens_max: usize,
+    ) -> Result<Vec<(f64, f64)>, EngineError> {
+        let sizes = SIZES.iter().filter(|size| **size < tokens_max);
+        let sizes = sizes
+            .copied()
+            .chain([tokens_max.min(SIZES[SIZES.len() - 1])]);
+        let mut points: Vec<(usize, f64)> = sizes.map(|size| (size, f64::INFINITY)).collect();
+        for _ in 0..ROUNDS {
+            let mut measured = 0;
+            for (tokens, least) in &mut points {
+                let seconds = self.forward(engine, *tokens)?;
+                *least = least.min(seconds);
+                measured += 1;
+                if seconds > LONGEST_SECONDS {
+                    break;
+                }
+            }
+            points.truncate(measured);
+        }
+        Ok(points.into_iter().map(|(t, s)| (t as f64, s)).collect())
+    }
+
+    /// Seconds of a pair: the same tokens with a short and with a long context.
+    fn attention(
+        &self,
+        engine: &mut dyn Engine,
+        (short, long): (usize, usize),
+    ) -> Result<f64, EngineError> {
+        let slot = self.slots[0];
+        let tokens = ATTENTION_TOKENS.min(engine.info().max_positions - long);
+        if long <= 2 * short || tokens == 0 {
+            return Ok(0.0);
+        }
+        let least = |engine: &mut dyn Engine| -> Result<f64, EngineError> {
+            let mut least = f64::INFINITY;
+            for _ in 0..ROUNDS {
+                least = least.min(timed(engine, &[(slot, tokens)])?);
+            }
+            Ok(least)
+        };
+        let before = least(engine)?;
+        prefill(engine, slot, long - short)?;
+        let after = least(engine)?;
+        Ok(((after - before) / (tokens * (long - short)) as f64).max(0.0))
+    }
+
+    /// Seconds of a forward of `tokens`, divided among as many sequences as there are.
+    fn forward(&self, engine: &mut dyn Engine, tokens: usize) -> Result<f64, EngineError> {
+        let used = self.slots.len().min(tokens);
+        let share = |index: usize| tokens * (index + 1) / used - tokens * index / used;
+        let slots = self.slots.iter().take(used).copied().enumerate();
+        let shares: Vec<(Slot, usize)> = slots.map(|(i, slot)| (slot, share(i))).collect();
+        timed(engine, &shares)
+    }
+}
+
+/// Caches `tokens` more.
+fn prefill(engine: &mut dyn Engine, slot: Slot, tokens: usize) -> Result<(), EngineError> {
+    if tokens == 0 {
+        return Ok(());
+    }
+    step(engine, &[(slot, tokens)], false)?;
+    engine.commit(slot, &(0..tokens).collect::<Vec<_>>())
+}
+
+/// Seconds of a forward that leaves no trace.
+fn timed(engine: &mut dyn Engine, shares: &[(Slot, usize)]) -> Result<f64, EngineError> {
+    let start = Instant::now();
+    step(engine, shares, true)?;
+    let seconds = start.elapsed().as_secs_f64();
+    for (slot, _) in shares {
+        engine.commit(*slot, &[])?;
+    }
+    Ok(seconds)
+}
+
+/// Chains of tokens, all of them scored, as a draft tree's are, or none.
+fn step(
+    engine: &mut dyn Engine,
+    shares: &[(Slot, usize)],
+    scored: bool,
+) -> Result<(), EngineError> {
+    let vocabulary = u32::try_from(engine.info().vocab_size).unwrap_or(u32::MAX);
+    let most = shares.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
+    let ids = (0..).map(|i: u32| (i * 37) % vocabulary);
+    let tokens: Vec<u32> = ids.take(most).collect();
+    let parents: Vec<u32> = (0..).map(|i: u32| i.wrapping_sub(1)).take(most).collect();
+    let segments: Vec<Segment<'_>> = (shares.iter())
+        .map(|&(slot, count)| Segment {
+            slot,
+            tokens: &tokens[..count],
+            parents: &parents[..count],
+            scored_from: if scored { 0 } else { count },
+        })
+        .collect();
+    engine.step(&segments, 2).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(tokens: usize) -> StepLoad {
+        StepLoad { tokens, pairs: 0 }
+    }
+
+    fn cost() -> StepCost {
+        StepCost::new(vec![(1.0, 1.0), (2.0, 3.0), (8.0, 4.0), (16.0, 6.0)], 0.0)
+    }
+
+    fn nodes(probabilities: &[f32]) -> Vec<(f32, usize)> {
+        probabilities.iter().map(|p| (*p, 0)).collect()
+    }
+
+    #[test]
+    fn costs_are_interpolated_and_rise() {
+        let cost = cost();
+        let cases = [(1, 1.0), (2, 3.0), (5, 3.5), (16, 6.0), (32, 12.0)];
+        for (tokens, seconds) in cases {
+            assert!(
+                (cost.seconds(load(tokens)) - seconds).abs() < 1e-9,
+                "{tokens}"
+            );
+        }
+        let noisy = StepCost::new(vec![(2.0, 1.0), (1.0, 2.0)], 0.0);
+        assert!(noisy.seconds(load(2)) >= noisy.seconds(load(1)));
+    }
+
+    #[test]
+    fn attention_costs_by_cached_tokens() {
+        let cost = StepCost::new(vec![(1.0, 1.0), (4.0, 1.0)], 0.01);
+        let load = load(0).with(2, 100).with(1, 50);
+        assert_eq!(
+            load,
+            StepLoad {
+                tokens: 3,
+                pairs: 250
+            }
+        );
+        assert!((cost.seconds(load) - 3.5).abs() < 1e-9);
+        // The same node pays in a short context and not in a long one.
+        let known = StepLoad {
+            tokens: 1,
+            pairs: 0,
+        };
+        assert_eq!(cost.best_count(known, 1, &[(0.5, 10)]), 1);
+        assert_eq!(cost.best_count(known, 1, &[(0.5, 100)]), 0);
+    }
+
+    #[test]
+    fn nothing_is_drafted_that_does_not_pay() {
+        assert_eq!(cost().best_count(load(1), 1, &nodes(&[0.1; 15])), 0);
+        assert_eq!(cost().best_count(load(1), 1, &[]), 0);
+    }
+
+    #[test]
+    fn sure_drafts_fill_the_budget() {
+        assert_eq!(cost().best_count(load(1), 1, &nodes(&[1.0; 15])), 15);
+    }
+
+    #[test]
+    fn the_count_has_the_best_rate_of_all() {
+        let probabilities = [0.9, 0.8, 0.7, 0.6, 0.3, 0.2, 0.1, 0.05, 0.01];
+        let rate = |n: usize| {
+            let sum: f64 = probabilities[..n].iter().map(|p| f64::from(*p)).sum();
+            (1.0 + sum) / cost().seconds(load(1 + n))
+        };
+        let best = cost().best_count(load(1), 1, &nodes(&probabilities));
+        assert!((0..=probabilities.len()).all(|n| rate(n) <= rate(best)));
+        assert!(best > 0);
+    }
+
+    #[test]
+    fn a_machine_that_slows_down_bends_no_curve() {
+        let mut cost = cost();
+        for step in 0..2000 {
+            let tokens = if step % 3 == 0 { 8 } else { 1 };
+            let factor = 1.0 + f64::from(step) / 1000.0;
+            let seconds = factor * self::cost().seconds(load(tokens));
+            cost.learn(load(tokens), seconds);
+        }
+        let ratio = cost.seconds(load(8)) / cost.seconds(load(1));
+        assert!((ratio / 4.0 - 1.0).abs() < 0.02, "{ratio}");
+    }
+
+    #[test]
+    fn a_curve_that_was_measured_wrongly_is_mended() {
+        let mut cost = cost();
+        for step in 0..2000 {
+            // In truth 8 tokens cost twice as much as one, not four times.
+            let (tokens, seconds) = if step % 2 == 0 { (8, 2.0) } else { (1, 1.0) };
+            cost.learn(load(tokens), seconds);
+        }
+        let ratio = cost.seconds(load(8)) / cost.seconds(load(1));
+        assert!((ratio - 2.0).abs() < 0.1, "{ratio}");
+    }
+
+    #[test]
+    fn one_hiccup_moves_nothing() {
+        let mut cost = cost();
+        (0..50).for_each(|_| cost.learn(load(1), 1.0));
+        let before = cost.seconds(load(8)) / cost.seconds(load(1));
+        cost.learn(load(8), 4000.0);
+        let after = cost.seconds(load(8)) / cost.seconds(load(1));
+        assert!((after / before - 1.0).abs() < 0.01, "{before} {after}");
+    }
+}
