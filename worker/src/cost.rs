@@ -61,6 +61,19 @@ impl StepLoad {
     }
 }
 
+/// A step that could be made.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PlannedStep {
+    /// Drafted nodes.
+    pub nodes: usize,
+    /// All that is computed.
+    pub load: StepLoad,
+    /// Expected tokens.
+    pub tokens: f64,
+    /// Expected seconds.
+    pub seconds: f64,
+}
+
 /// The cost of a forward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCost {
@@ -118,17 +131,33 @@ impl StepCost {
         of_tokens + load.pairs as f64 * self.pair_seconds
     }
 
-    /// How many nodes to draft in a step of `known` load besides that emits `certain` tokens in any case: the number with
-    /// the most expected tokens a second. `nodes` are probabilities, falling, with the cached tokens of each.
-    pub fn best_count(&self, known: StepLoad, certain: usize, nodes: &[(f32, usize)]) -> usize {
-        let (mut expected, mut load) = (certain as f64, known);
-        let (mut best, mut best_rate) = (0, expected / self.seconds(known));
-        for (count, (probability, cached)) in (1..).zip(nodes) {
-            expected += f64::from(*probability);
-            load = load.with(1, *cached);
-            let rate = expected / self.seconds(load);
-            if rate > best_rate {
-                (best, best_rate) = (count, rate);
+    /// The step of most worth among those of the first 0, 1, 2, … `nodes` (probabilities, falling, with the cached tokens
+    /// of each) besides `known` load, which emits `certain` tokens in any case. `worth` is of expected tokens and seconds.
+    pub fn best_step(
+        &self,
+        (known, certain): (StepLoad, usize),
+        nodes: &[(f32, usize)],
+        worth: impl Fn(f64, f64) -> f64,
+    ) -> PlannedStep {
+        let seconds = self.seconds(known);
+        let mut step = PlannedStep {
+            nodes: 0,
+            load: known,
+            tokens: certain as f64,
+            seconds,
+        };
+        let (mut best, mut best_worth) = (step, worth(step.tokens, seconds));
+        for (probability, cached) in nodes {
+            let load = step.load.with(1, *cached);
+            step = PlannedStep {
+                nodes: step.nodes + 1,
+                load,
+                tokens: step.tokens + f64::from(*probability),
+                seconds: self.seconds(load),
+            };
+            let worth = worth(step.tokens, step.seconds);
+            if worth > best_worth {
+                (best, best_worth) = (step, worth);
             }
         }
         best
@@ -319,6 +348,12 @@ mod tests {
         StepCost::new(vec![(1.0, 1.0), (2.0, 3.0), (8.0, 4.0), (16.0, 6.0)], 0.0)
     }
 
+    /// Nodes of the step with the most tokens a second.
+    fn fastest(cost: &StepCost, known: StepLoad, nodes: &[(f32, usize)]) -> usize {
+        let per_second = |tokens, seconds| tokens / seconds;
+        cost.best_step((known, 1), nodes, per_second).nodes
+    }
+
     fn nodes(probabilities: &[f32]) -> Vec<(f32, usize)> {
         probabilities.iter().map(|p| (*p, 0)).collect()
     }
@@ -354,19 +389,19 @@ mod tests {
             tokens: 1,
             pairs: 0,
         };
-        assert_eq!(cost.best_count(known, 1, &[(0.5, 10)]), 1);
-        assert_eq!(cost.best_count(known, 1, &[(0.5, 100)]), 0);
+        assert_eq!(fastest(&cost, known, &[(0.5, 10)]), 1);
+        assert_eq!(fastest(&cost, known, &[(0.5, 100)]), 0);
     }
 
     #[test]
     fn nothing_is_drafted_that_does_not_pay() {
-        assert_eq!(cost().best_count(load(1), 1, &nodes(&[0.1; 15])), 0);
-        assert_eq!(cost().best_count(load(1), 1, &[]), 0);
+        assert_eq!(fastest(&cost(), load(1), &nodes(&[0.1; 15])), 0);
+        assert_eq!(fastest(&cost(), load(1), &[]), 0);
     }
 
     #[test]
     fn sure_drafts_fill_the_budget() {
-        assert_eq!(cost().best_count(load(1), 1, &nodes(&[1.0; 15])), 15);
+        assert_eq!(fastest(&cost(), load(1), &nodes(&[1.0; 15])), 15);
     }
 
     #[test]
@@ -376,7 +411,7 @@ mod tests {
             let sum: f64 = probabilities[..n].iter().map(|p| f64::from(*p)).sum();
             (1.0 + sum) / cost().seconds(load(1 + n))
         };
-        let best = cost().best_count(load(1), 1, &nodes(&probabilities));
+        let best = fastest(&cost(), load(1), &nodes(&probabilities));
         assert!((0..=probabilities.len()).all(|n| rate(n) <= rate(best)));
         assert!(best > 0);
     }
