@@ -226,7 +226,7 @@ impl Budget {
     }
 
     /// Steps that each of `sequences` sequences waits at most after a draft of no use, so that such drafts take no more
-    /// than [`USELESS`] of the time.
+    /// than a hundredth of the time.
     pub fn patience(&self, sequences: usize) -> u32 {
         let share = sequences as f64 * self.draft_seconds / (USELESS * self.step_seconds);
         (0..WAIT_MAX)
