@@ -58,7 +58,10 @@ fn id(user: u64) -> EntityId {
 }
 
 fn history(user: u64) -> impl Iterator<Item = Value> {
-    (0..3).map(move |i| json!({"title": format!("Film {}", mix(user * 3 + i) % 20_000)}))
+    (0..3).map(move |i| {
+        let film = mix(user * 3 + i);
+        json!({"title": format!("Film {}", film % 20_000), "rating": 1 + film % 5})
+    })
 }
 
 fn row(user: u64) -> Value {
@@ -247,7 +250,8 @@ fn manifest(
 
 fn user_schema() -> SchemaRef {
     let title = Field::new("title", DataType::Utf8, false);
-    let film = Field::new("item", DataType::Struct(vec![title].into()), false);
+    let rating = Field::new("rating", DataType::Int64, false);
+    let film = Field::new("item", DataType::Struct(vec![title, rating].into()), false);
     Arc::new(Schema::new(vec![
         Field::new("id", DataType::Int64, false),
         Field::new("age", DataType::Int64, false),

@@ -159,6 +159,51 @@ async fn batch_sizes_are_compared_and_drawn() {
 }
 
 #[tokio::test]
+async fn a_synthetic_night_is_planned_in_every_stage() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().to_str().unwrap();
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/profile-lm");
+    let args = [
+        "plan",
+        "--entities",
+        "3000",
+        "--memory-mb",
+        "1",
+        "--output",
+        output,
+    ];
+    let args = args.into_iter().chain(["--model", model.to_str().unwrap()]);
+    let Ok(Command::Plan(options)) = parse(&args.collect::<Vec<_>>()) else {
+        unreachable!("the command is plan")
+    };
+    // It fails unless the unchanged users, and they alone, are carried forward.
+    let table = plan::run(&options).await.unwrap().render(Style::Text);
+    for stage in ["making the night", "building pools", "planning"] {
+        assert!(table.contains(stage), "{table}");
+    }
+}
+
+#[tokio::test]
+async fn the_coordinator_is_measured_at_any_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = ["--output", dir.path().to_str().unwrap()];
+    let night = ["ledger", "--entities", "100000", "--workers", "20"];
+    let looks = ["look", "--shards", "200", "--between", "10"];
+    let (Ok(Command::Ledger(night)), Ok(Command::Look(looks))) = (
+        parse(&[&night[..], &output].concat()),
+        parse(&[&looks[..], &output].concat()),
+    ) else {
+        unreachable!("the commands are ledger and look")
+    };
+    let night = ledger::run(&night).unwrap().render(Style::Text);
+    let shards = 100_000_u32
+        .div_ceil(u32::try_from(crate::config::RunConfig::default().shard_rows).unwrap());
+    assert!(night.contains(&shards.to_string()), "{night}");
+    let looks = look::run(&looks).await.unwrap().render(Style::Text);
+    assert!(looks.contains("110"), "{looks}");
+}
+
+#[tokio::test]
 async fn replay_measures_each_file_and_all_together() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, of: &str| {
