@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use laser_decode::ROOT_PARENT;
+use laser_worker::cost::Probe;
 use laser_worker::engine::{
-    DTypeOption, DeviceOption, Engine, EngineInfo, EngineOptions, Segment, Slot, TreeEngine,
+    DTypeOption, DeviceOption, Engine, EngineInfo, EngineOptions, TreeEngine,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -95,7 +95,7 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
     })
     .with_context(|| format!("--model {}", options.model.display()))?;
     let load_seconds = start.elapsed().as_secs_f64();
-    let slots = fill(&mut engine, options)?;
+    let probe = probe(&mut engine, options)?;
     let mut times = vec![Vec::new(); options.tokens.len()];
     let mut read_seconds = f64::INFINITY;
     let memory = vec![1_u64; READ_WORDS];
@@ -105,7 +105,7 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
             read_seconds = read_seconds.min(read(&memory));
         }
         for (tokens, times) in options.tokens.iter().zip(&mut times) {
-            times.push(forward(&mut engine, &slots, *tokens)?);
+            times.push(probe.forward(&mut engine, *tokens)?);
         }
     }
     let first = median(&mut times[0]);
@@ -143,8 +143,8 @@ fn weight_bytes(info: &EngineInfo, options: &EngineArgs) -> Option<f64> {
     dense.then_some((info.forward_parameters * bytes) as f64)
 }
 
-/// Sequences with the context cached.
-fn fill(engine: &mut TreeEngine, options: &EngineArgs) -> Result<Vec<Slot>> {
+/// Sequences with the context cached and room for the largest forward.
+fn probe(engine: &mut TreeEngine, options: &EngineArgs) -> Result<Probe> {
     let most = options.tokens.iter().max().copied().unwrap_or_default();
     ensure!(most > 0, "--tokens: at least one number above 0");
     let capacity = options.context + most.div_ceil(options.batch);
@@ -153,53 +153,8 @@ fn fill(engine: &mut TreeEngine, options: &EngineArgs) -> Result<Vec<Slot>> {
         capacity <= limit,
         "--context and --tokens: {capacity} positions, but the model has {limit}"
     );
-    let mut slots = Vec::new();
-    for _ in 0..options.batch {
-        let slot = engine.open(capacity)?;
-        if options.context > 0 {
-            step(engine, &[(slot, options.context)], false)?;
-            engine.commit(slot, &(0..options.context).collect::<Vec<_>>())?;
-        }
-        slots.push(slot);
-    }
-    Ok(slots)
-}
-
-/// Seconds of a forward of `tokens`, divided among the sequences; nothing of it is kept.
-fn forward(engine: &mut TreeEngine, slots: &[Slot], tokens: usize) -> Result<f64> {
-    let used = slots.len().min(tokens);
-    let share = |index: usize| tokens * (index + 1) / used - tokens * index / used;
-    let shares: Vec<(Slot, usize)> = (slots.iter().copied().enumerate().take(used))
-        .map(|(index, slot)| (slot, share(index)))
-        .collect();
-    let start = Instant::now();
-    step(engine, &shares, true)?;
-    let seconds = start.elapsed().as_secs_f64();
-    for (slot, _) in shares {
-        engine.commit(slot, &[])?;
-    }
-    Ok(seconds)
-}
-
-/// A forward over chains of tokens, scored as trees are, or not at all.
-fn step(engine: &mut TreeEngine, shares: &[(Slot, usize)], scored: bool) -> Result<()> {
-    let vocabulary = u32::try_from(engine.info().vocab_size).unwrap_or(u32::MAX);
-    let most = shares.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
-    let tokens: Vec<u32> = (0..)
-        .map(|i: u32| (i * 37) % vocabulary)
-        .take(most)
-        .collect();
-    let parents: Vec<u32> = std::iter::once(ROOT_PARENT).chain(0..).take(most).collect();
-    let segments: Vec<Segment<'_>> = (shares.iter())
-        .map(|&(slot, count)| Segment {
-            slot,
-            tokens: &tokens[..count],
-            parents: &parents[..count],
-            scored_from: if scored { 0 } else { count },
-        })
-        .collect();
-    engine.step(&segments, 2)?;
-    Ok(())
+    let capacities = std::iter::repeat_n(capacity, options.batch);
+    Ok(Probe::open(engine, capacities, options.context)?)
 }
 
 /// Seconds in which all threads together read the memory once.

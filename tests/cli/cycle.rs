@@ -2,12 +2,12 @@
 //! old.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::Value;
 
+use crate::faults::start;
 use crate::{Workspace, assert_exit, fixture, stderr, stdout};
 
 /// A cron user's configuration: users, and what this output held last night.
@@ -83,14 +83,7 @@ audit_share = 0.2
 
     /// Starts a night and kills it once it has committed a shard.
     fn kill_night(&self, day: u32, settings: &[&str]) {
-        let mut child = (self.command("run", day, settings))
-            .env("RUST_LOG", "laser_worker=debug")
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap().contains("committed")));
+        let mut child = start(self.command("run", day, settings), 1);
         child.kill().unwrap();
         child.wait().unwrap();
     }

@@ -9,9 +9,8 @@ use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use crate::{Workspace, assert_exit, stderr};
 
 /// Starts a run and returns once it has committed `shards` shards.
-fn start(workspace: &Workspace, shards: usize) -> Child {
-    let mut child = workspace
-        .command("run", &[])
+pub(crate) fn start(mut run: Command, shards: usize) -> Child {
+    let mut child = run
         .env("RUST_LOG", "laser_worker=debug")
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
@@ -79,12 +78,12 @@ pub(crate) fn without_run(
 fn a_killed_run_resumes_and_regenerates_nothing() {
     let (disturbed, quiet) = (Workspace::new(), Workspace::new());
     for shards in [1, 2, 4] {
-        let mut child = start(&disturbed, shards);
+        let mut child = start(disturbed.command("run", &[]), shards);
         child.kill().unwrap();
         child.wait().unwrap();
         let before = disturbed.parts();
         assert!(!before.is_empty());
-        let _ = start(&disturbed, 1).kill();
+        let _ = start(disturbed.command("run", &[]), 1).kill();
         let after: BTreeMap<_, _> = disturbed.parts().into_iter().collect();
         assert!(
             before.iter().all(|(path, bytes)| after[path] == *bytes),
@@ -100,7 +99,7 @@ fn a_killed_run_resumes_and_regenerates_nothing() {
 #[test]
 fn a_terminated_run_drains_and_goes_on_later() {
     let workspace = Workspace::new();
-    let mut child = start(&workspace, 1);
+    let mut child = start(workspace.command("run", &[]), 1);
     signal(&child, "-TERM");
     assert_eq!(child.wait().unwrap().code(), Some(143));
     let committed = workspace.parts();
@@ -113,7 +112,7 @@ fn a_terminated_run_drains_and_goes_on_later() {
 #[test]
 fn a_second_process_on_the_same_run_is_refused() {
     let workspace = Workspace::new();
-    let mut first = start(&workspace, 1);
+    let mut first = start(workspace.command("run", &[]), 1);
     signal(&first, "-STOP");
     let second = workspace.run(&[]);
     signal(&first, "-CONT");

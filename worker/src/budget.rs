@@ -176,16 +176,12 @@ impl Budget {
             .rates
             .get(sequences)
             .filter(|(_, seconds)| *seconds > 0.0);
-        let best = match rate.map(|(tokens, seconds)| tokens / seconds) {
-            Some(rate) => {
-                let worth = |tokens, seconds| tokens - rate * seconds;
-                self.cost.best_step((known, certain), nodes, worth)
-            }
-            None => {
-                let per_second = |tokens, seconds| tokens / seconds;
-                self.cost.best_step((known, certain), nodes, per_second)
-            }
+        let rate = rate.map(|(tokens, seconds)| tokens / seconds);
+        let worth = |tokens: f64, seconds: f64| match rate {
+            Some(rate) => tokens - rate * seconds,
+            None => tokens / seconds,
         };
+        let best = self.cost.best_step((known, certain), nodes, worth);
         if known.tokens == sequences {
             self.rates
                 .resize(self.rates.len().max(sequences + 1), (0.0, 0.0));

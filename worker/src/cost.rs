@@ -111,9 +111,21 @@ impl StepCost {
         batch: usize,
         tokens_max: usize,
     ) -> Result<Self, EngineError> {
-        let mut bench = Bench::default();
-        let measured = bench.measure(engine, batch.clamp(1, tokens_max.max(1)), tokens_max);
-        bench.slots.iter().for_each(|slot| engine.close(*slot));
+        let batch = batch.clamp(1, tokens_max.max(1));
+        let limit = engine.info().max_positions;
+        let context = CONTEXT.min(limit / 4);
+        let long = LONG_CONTEXT
+            .min(limit.saturating_sub(ATTENTION_TOKENS))
+            .max(context);
+        let most = tokens_max.div_ceil(batch).min(limit - context);
+        let capacities = (0..batch).map(|slot| match slot {
+            0 => (context + most).max(long + ATTENTION_TOKENS).min(limit),
+            _ => context + most,
+        });
+        let probe = Probe::open(engine, capacities, context)?;
+        let largest = (most * batch).min(tokens_max.max(1));
+        let measured = probe.cost(engine, (context, long), largest);
+        probe.close(engine);
         measured
     }
 
@@ -197,36 +209,49 @@ impl StepCost {
     }
 }
 
-/// Sequences to measure with.
-#[derive(Default)]
-struct Bench {
+/// Open sequences to time forwards of any size with.
+#[derive(Debug)]
+pub struct Probe {
     slots: Vec<Slot>,
 }
 
-impl Bench {
-    fn measure(
-        &mut self,
+impl Probe {
+    /// Sequences of these capacities, each with `context` tokens cached.
+    ///
+    /// # Errors
+    /// The engine's; then none stays open.
+    pub fn open(
         engine: &mut dyn Engine,
-        batch: usize,
+        capacities: impl IntoIterator<Item = usize>,
+        context: usize,
+    ) -> Result<Self, EngineError> {
+        let mut probe = Self { slots: Vec::new() };
+        for capacity in capacities {
+            let opened = engine.open(capacity).and_then(|slot| {
+                probe.slots.push(slot);
+                prefill(engine, slot, context)
+            });
+            if let Err(error) = opened {
+                probe.close(engine);
+                return Err(error);
+            }
+        }
+        Ok(probe)
+    }
+
+    /// Ends the sequences.
+    pub fn close(self, engine: &mut dyn Engine) {
+        self.slots.iter().for_each(|slot| engine.close(*slot));
+    }
+
+    /// Measures the curve up to `tokens_max` tokens, then attention from a short to a long context.
+    fn cost(
+        &self,
+        engine: &mut dyn Engine,
+        (context, long): (usize, usize),
         tokens_max: usize,
     ) -> Result<StepCost, EngineError> {
-        let limit = engine.info().max_positions;
-        let context = CONTEXT.min(limit / 4);
-        let long = LONG_CONTEXT
-            .min(limit.saturating_sub(ATTENTION_TOKENS))
-            .max(context);
-        let most = tokens_max.div_ceil(batch).min(limit - context);
-        for slot in 0..batch {
-            let capacity = match slot {
-                0 => (context + most).max(long + ATTENTION_TOKENS).min(limit),
-                _ => context + most,
-            };
-            self.slots.push(engine.open(capacity)?);
-        }
-        for &slot in &self.slots {
-            prefill(engine, slot, context)?;
-        }
-        let mut points = self.curve(engine, (most * batch).min(tokens_max.max(1)))?;
+        let mut points = self.curve(engine, tokens_max)?;
         let pair_seconds = self.attention(engine, (context, long))?;
         for (tokens, seconds) in &mut points {
             *seconds = (*seconds - *tokens * context as f64 * pair_seconds).max(*seconds / 2.0);
@@ -284,8 +309,12 @@ impl Bench {
         Ok(((after - before) / (tokens * (long - short)) as f64).max(0.0))
     }
 
-    /// Seconds of a forward of `tokens`, divided among as many sequences as there are.
-    fn forward(&self, engine: &mut dyn Engine, tokens: usize) -> Result<f64, EngineError> {
+    /// Seconds of a forward of `tokens`, divided among as many of the sequences as there are tokens for; nothing of it is
+    /// kept.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn forward(&self, engine: &mut dyn Engine, tokens: usize) -> Result<f64, EngineError> {
         let used = self.slots.len().min(tokens);
         let share = |index: usize| tokens * (index + 1) / used - tokens * index / used;
         let slots = self.slots.iter().take(used).copied().enumerate();
