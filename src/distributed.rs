@@ -52,7 +52,8 @@ pub(crate) fn queue_config(config: &Config) -> Result<&NatsConfig> {
     )
 }
 
-/// Plans a night, has workers generate it, and publishes it. `expected` is the run that it must be, if any.
+/// Plans a night, has workers generate it, and publishes it. `expected` is the run that it must be, if any; that it
+/// was cancelled is taken back then.
 pub(crate) async fn coordinate(
     config: &Config,
     expected: Option<&str>,
@@ -63,32 +64,37 @@ pub(crate) async fn coordinate(
     telemetry::watch_nats(client.events().clone());
     client.ensure_streams().await?;
     let night = Night::open(config).await?;
+    if let Some(expected) = expected {
+        known_run(&night.output, expected).await?;
+    }
     let (date, run) = night.choose_run().await?;
     if let Some(expected) = expected {
         ensure!(
             run == expected,
-            "run {expected} was made with another configuration or other inputs: these make run {run}"
+            "run {expected} was begun with another configuration, another --previous or other inputs: these make run {run}"
         );
+        let marker = night.output.join(&run_folder(&run)).join(CANCELLED);
+        marker.remove().await?;
     }
     if is_cancelled(&night.output, &run).await? {
         return Ok(Outcome::Cancelled { run });
     }
-    match night.prepare(date, &run, display, drain).await? {
-        Ready::Published(plan) => night.finish(plan, None).await,
-        Ready::Drained => Ok(Outcome::Drained {
-            committed: 0,
-            shards: 0,
-        }),
-        Ready::Planned(plan, _) => {
-            let span = tracing::error_span!("run", run);
-            watch(night, &client, plan, display, drain)
-                .instrument(span)
-                .await
+    let span = telemetry::run_span(&run);
+    let work = async {
+        match night.prepare(date, &run, display, drain).await? {
+            Ready::Published(plan) => night.finish(plan, None).await,
+            Ready::Drained => Ok(Outcome::Drained {
+                committed: 0,
+                shards: 0,
+            }),
+            Ready::Planned(plan, _) => watch(night, &client, plan, display, drain).await,
         }
-    }
+    };
+    work.instrument(span).await
 }
 
 /// Keeps the queue filled until nothing is missing, the deadline has come or the run is cancelled.
+#[tracing::instrument(name = "watch", target = "laser::trace", skip_all)]
 async fn watch(
     night: Night<'_>,
     client: &NatsClient,
@@ -295,18 +301,6 @@ pub(crate) async fn cancel(config: &Config, run: &str) -> Result<u64> {
     Ok(client.purge(run).await?)
 }
 
-/// Takes back [`cancel`]; `laser coordinator` then goes on with the run.
-pub(crate) async fn uncancel(config: &Config, run: &str) -> Result<()> {
-    let output = Location::parse(&config.output.path)?;
-    known_run(&output, run).await?;
-    output
-        .join(&run_folder(run))
-        .join(CANCELLED)
-        .remove()
-        .await?;
-    Ok(())
-}
-
 /// The night of a run, which its name begins with.
 pub(crate) fn date_of(run: &str) -> Option<Date> {
     run.get(..10)?.parse().ok()
@@ -349,7 +343,10 @@ pub(crate) async fn work(
             run = queue.next_run() => run,
         };
         let Some(run) = run else { return Ok(true) };
-        let opened = open_run(config, &model, &run, &name).await;
+        let span = telemetry::run_span(&run.run);
+        let opened = open_run(config, &model, &run, &name)
+            .instrument(span.clone())
+            .await;
         let context = match opened {
             Ok(context) => context,
             Err(error) => {
@@ -367,6 +364,7 @@ pub(crate) async fn work(
         generator = show_work(work, &context.progress, None, display, &|| {
             format!("run {}", run.run)
         })
+        .instrument(span)
         .await?;
         if drain.is_cancelled() {
             queue.release().await;

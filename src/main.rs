@@ -69,8 +69,13 @@ enum Command {
     Doctor(ConfigArgs),
     /// Stop a distributed run. What is committed stays.
     Cancel(RunName),
-    /// Take a cancellation back and go on as `coordinator` does.
-    Resume(RunName),
+    /// Take a cancellation back and go on as `coordinator` does, with the options that the run was begun with.
+    Resume {
+        #[command(flatten)]
+        args: RunArgs,
+        /// The run, as `laser status` names it.
+        run: String,
+    },
     /// Shards of a distributed run that were given up.
     #[command(subcommand)]
     Dlq(DlqCommand),
@@ -247,8 +252,15 @@ impl ConfigArgs {
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
-    telemetry::log(cli.log);
-    match dispatch(cli.command).await {
+    let ended = match telemetry::start(cli.log) {
+        Ok(traces) => {
+            let ended = dispatch(cli.command).await;
+            traces.end();
+            ended
+        }
+        Err(error) => Err(error),
+    };
+    match ended {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
             telemetry::tell_error(&format!("{error:#}"));
@@ -282,10 +294,9 @@ async fn dispatch(command: Command) -> Result<u8> {
                 "{run}: cancelled, {removed} shards left the queue\n"
             ))?;
         }
-        Command::Resume(RunName { config, run }) => {
-            let mut config = config.load()?;
+        Command::Resume { args, run } => {
+            let mut config = args.load()?;
             config.run.date = distributed::date_of(&run);
-            distributed::uncancel(&config, &run).await?;
             return coordinate(&config, Some(&run)).await;
         }
         Command::Dlq(command) => dlq(command).await?,

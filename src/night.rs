@@ -33,12 +33,14 @@ use laser_worker::generate::TextGenerator;
 use laser_worker::progress::Progress;
 use laser_worker::run::{RunContext, Stop, WorkerError, run_worker};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, instrument};
 
 use crate::config::{Config, EngineKind};
 use crate::generator;
 use crate::operate;
 use crate::pool_sets;
 use crate::progress::{Display, TICK};
+use crate::telemetry;
 
 /// Unfinished runs of this many nights back are taken up again by the same command.
 const RESUME_NIGHTS: i64 = 2;
@@ -320,14 +322,18 @@ impl<'a> Night<'a> {
     ) -> Result<Outcome> {
         let (date, run) = self.choose_run().await?;
         let _lock = lock(&self.output.join(&run_folder(&run)), &run)?;
-        match self.prepare(date, &run, display, drain).await? {
-            Ready::Published(plan) => self.finish(plan, None).await,
-            Ready::Drained => Ok(Outcome::Drained {
-                committed: 0,
-                shards: 0,
-            }),
-            Ready::Planned(plan, pools) => self.generate(plan, &pools, display, drain).await,
-        }
+        let span = telemetry::run_span(&run);
+        let work = async {
+            match self.prepare(date, &run, display, drain).await? {
+                Ready::Published(plan) => self.finish(plan, None).await,
+                Ready::Drained => Ok(Outcome::Drained {
+                    committed: 0,
+                    shards: 0,
+                }),
+                Ready::Planned(plan, pools) => self.generate(plan, &pools, display, drain).await,
+            }
+        };
+        work.instrument(span).await
     }
 
     /// Plans the run and builds its pools, or finds both where an earlier process left them.
@@ -380,6 +386,7 @@ impl<'a> Night<'a> {
     }
 
     /// The pools of the run: those that are there, or its own from last night's knowledge.
+    #[instrument(name = "pools", target = "laser::trace", skip_all)]
     async fn pools(
         &self,
         dir: &Location,
@@ -417,6 +424,7 @@ impl<'a> Night<'a> {
         Ok(OpenPools::open(dir, &self.model.tokenizer.fingerprint()).await?)
     }
 
+    #[instrument(name = "plan", target = "laser::trace", skip_all)]
     async fn plan(
         &self,
         output: Option<&Location>,
@@ -463,6 +471,7 @@ impl<'a> Night<'a> {
         Ok(plan)
     }
 
+    #[instrument(name = "generate", target = "laser::trace", skip_all)]
     async fn generate(
         self,
         plan: Plan,
@@ -538,6 +547,7 @@ impl<'a> Night<'a> {
     }
 
     /// Publishes every kind, or shows what was published before.
+    #[instrument(name = "publish", target = "laser::trace", skip_all)]
     pub(crate) async fn finish(self, plan: Plan, seconds: Option<f64>) -> Result<Outcome> {
         let note = (self.config.model.engine == EngineKind::Mistralrs)
             .then(|| "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned());

@@ -228,6 +228,11 @@ async fn check(config: &Config, output: &Location, version: &str) -> Result<()> 
     let model = open_model(config).await?;
     let dir = output.join(&PoolRegistry::place(version)?);
     let pools = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
+    ensure!(
+        !pools.set().pools.is_empty(),
+        "{}: a set without pools, since no previous text belonged to an entity; nothing could be drafted from it",
+        dir.url()
+    );
     Ok(pools.verify()?)
 }
 

@@ -1,14 +1,24 @@
-//! What a process tells Prometheus, and how it logs.
+//! What a process tells Prometheus, how it logs, and the trace of a run.
 
 use std::io::IsTerminal;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 use laser_coordinator::nats::NatsEvents;
+use laser_schema::Digest;
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 use metrics_exporter_prometheus::PrometheusBuilder;
+use opentelemetry::trace::{SpanId, TraceId, TracerProvider};
+use opentelemetry_otlp::SpanExporter;
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SdkTracerProvider};
+use tracing::{Level, Span, error_span};
+use tracing_subscriber::filter::{FilterExt, Targets, filter_fn};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+use tracing_subscriber::{EnvFilter, Layer, fmt};
 
 use crate::config::{Config, LogFormat};
 
@@ -103,27 +113,112 @@ pub(crate) fn tell(what: &str, message: &str) {
     }
 }
 
-/// Sends logs to standard error, as text or as a JSON object a line. `RUST_LOG` chooses what is logged.
-pub(crate) fn log(format: LogFormat) {
-    let filter = tracing_subscriber::EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        tracing_subscriber::EnvFilter::new(
-            "error,laser=warn,laser_worker=warn,laser_coordinator=warn",
-        )
+/// The target of spans that only a trace has: the parts of a night and of a shard.
+const TRACE_TARGET: &str = "laser::trace";
+
+/// Where traces go, by OpenTelemetry's standard variables; the first that is set counts.
+const ENDPOINTS: [&str; 2] = [
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+];
+
+/// Sends logs to standard error, as text or as a JSON object a line, and traces to an OpenTelemetry collector if the
+/// environment names one. `RUST_LOG` chooses what is logged.
+///
+/// # Errors
+/// If the collector's address is none.
+pub(crate) fn start(format: LogFormat) -> Result<Traces> {
+    JSON.store(matches!(format, LogFormat::Json), Ordering::Relaxed);
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| {
+        EnvFilter::new("error,laser=warn,laser_worker=warn,laser_coordinator=warn")
     });
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
+    let layer = fmt::layer()
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
-    match format {
-        LogFormat::Text => builder.init(),
+    let log = match format {
+        LogFormat::Text => layer.boxed(),
         // One span is enough: a shard's names its run too.
         LogFormat::Json => {
-            JSON.store(true, Ordering::Relaxed);
-            builder
-                .json()
-                .flatten_event(true)
-                .with_span_list(false)
-                .init();
+            let layer = layer.json().flatten_event(true);
+            layer.with_span_list(false).boxed()
         }
+    };
+    let logged = filter_fn(|metadata| metadata.target() != TRACE_TARGET);
+    let traces = Traces::open()?;
+    let trace = traces.0.as_ref().map(|provider| {
+        tracing_opentelemetry::layer()
+            .with_tracer(provider.tracer("laser"))
+            .with_filter(Targets::new().with_target("laser", Level::INFO))
+    });
+    tracing_subscriber::registry()
+        .with(log.with_filter(filter.and(logged)))
+        .with(trace)
+        .init();
+    Ok(traces)
+}
+
+/// The traces of this process.
+#[derive(Debug)]
+pub(crate) struct Traces(Option<SdkTracerProvider>);
+
+impl Traces {
+    fn open() -> Result<Self> {
+        let set = |name: &&&str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let Some(variable) = ENDPOINTS.iter().find(set) else {
+            return Ok(Self(None));
+        };
+        let exporter = SpanExporter::builder()
+            .with_http()
+            .build()
+            .with_context(|| format!("{variable}: no address of a collector that takes OTLP over HTTP, such as http://localhost:4318"))?;
+        let mut resource = Resource::builder();
+        if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
+            resource = resource.with_service_name("laser");
+        }
+        let provider = SdkTracerProvider::builder()
+            .with_batch_exporter(exporter)
+            .with_id_generator(RunTraceIds::default())
+            .with_resource(resource.build())
+            .build();
+        Ok(Self(Some(provider)))
+    }
+
+    /// Sends what has not been sent. That a collector is away is no reason to fail.
+    pub(crate) fn end(self) {
+        if let Some(Err(error)) = self.0.map(|provider| provider.shutdown()) {
+            tell(
+                "warning",
+                &format!("the last traces were not sent: {error}"),
+            );
+        }
+    }
+}
+
+/// The trace of the run that this process works on.
+static TRACE: Mutex<TraceId> = Mutex::new(TraceId::INVALID);
+
+/// The span of all that this process does for a run. All processes of a run, restarts included, write into one
+/// trace, since its id is a digest of the run's name: nothing needs to travel with the shards.
+pub(crate) fn run_span(run: &str) -> Span {
+    let digest = Digest::of(run.as_bytes());
+    let id = digest.as_str().get(..32);
+    let id = id.and_then(|id| TraceId::from_hex(id).ok());
+    *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = id.unwrap_or(TraceId::INVALID);
+    error_span!("run", run)
+}
+
+#[derive(Debug, Default)]
+struct RunTraceIds(RandomIdGenerator);
+
+impl IdGenerator for RunTraceIds {
+    fn new_trace_id(&self) -> TraceId {
+        match *TRACE.lock().unwrap_or_else(PoisonError::into_inner) {
+            TraceId::INVALID => self.0.new_trace_id(),
+            of_run => of_run,
+        }
+    }
+
+    fn new_span_id(&self) -> SpanId {
+        self.0.new_span_id()
     }
 }

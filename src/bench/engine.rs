@@ -7,13 +7,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use laser_worker::cost::Probe;
-use laser_worker::engine::{
-    DTypeOption, DeviceOption, Engine, EngineInfo, EngineOptions, TreeEngine,
-};
+use laser_worker::engine::{DTypeOption, Engine, EngineInfo, TreeEngine};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::parse_dtype;
+use super::LoadArgs;
 use super::report::{Style, Table, machine};
 
 /// Words that are read to measure memory: 512 MiB, many times the caches.
@@ -40,15 +38,9 @@ pub(super) struct EngineArgs {
     /// How often each is measured, in turns.
     #[arg(long, default_value_t = 30)]
     rounds: usize,
-    /// Precision: f32, f16 or bf16.
-    #[arg(long, default_value = "f32", value_parser = parse_dtype)]
-    dtype: DTypeOption,
-    /// Quantise the linear layers while loading: q4k, q8_0, ….
-    #[arg(long)]
-    isq: Option<String>,
-    /// cpu, cuda or cuda:INDEX.
-    #[arg(long, default_value = "cpu")]
-    device: DeviceOption,
+    #[command(flatten)]
+    #[serde(flatten)]
+    load: LoadArgs,
     /// Where the figures are written.
     #[arg(long, default_value = "output/bench")]
     pub(super) output: PathBuf,
@@ -87,13 +79,8 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
         "--batch and --rounds: at least 1"
     );
     let start = Instant::now();
-    let mut engine = TreeEngine::load(&EngineOptions {
-        dtype: options.dtype,
-        isq: options.isq.clone(),
-        device: options.device,
-        ..EngineOptions::new(options.model.clone())
-    })
-    .with_context(|| format!("--model {}", options.model.display()))?;
+    let mut engine = TreeEngine::load(&options.load.options(options.model.clone()))
+        .with_context(|| format!("--model {}", options.model.display()))?;
     let load_seconds = start.elapsed().as_secs_f64();
     let probe = probe(&mut engine, options)?;
     let mut times = vec![Vec::new(); options.tokens.len()];
@@ -135,11 +122,11 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
 
 /// Bytes of the weights that a forward multiplies with; unknown where they are quantised.
 fn weight_bytes(info: &EngineInfo, options: &EngineArgs) -> Option<f64> {
-    let bytes = match options.dtype {
+    let bytes = match options.load.dtype {
         DTypeOption::F32 => 4,
         DTypeOption::F16 | DTypeOption::Bf16 => 2,
     };
-    let dense = options.isq.is_none() && options.model.is_dir();
+    let dense = options.load.isq.is_none() && options.model.is_dir();
     dense.then_some((info.forward_parameters * bytes) as f64)
 }
 
@@ -207,8 +194,8 @@ impl EngineReport {
              loaded in {:.2} s\n\n{}",
             self.architecture,
             self.parameters as f64 / 1e6,
-            self.options.dtype,
-            self.options.device,
+            self.options.load.dtype,
+            self.options.load.device,
             self.threads,
             self.machine,
             self.options.context,

@@ -32,7 +32,7 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use laser_coordinator::prompt::Chat;
 use laser_decode::Drafter;
-use laser_worker::engine::{DTypeOption, DeviceOption};
+use laser_worker::engine::{DTypeOption, DeviceOption, EngineOptions};
 use serde::Serialize;
 
 use crate::commands::print;
@@ -151,6 +151,14 @@ struct SetupArgs {
     /// Seed of everything that is drawn.
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    #[command(flatten)]
+    #[serde(flatten)]
+    load: LoadArgs,
+}
+
+/// How an engine is loaded.
+#[derive(Debug, Clone, Args, Serialize)]
+struct LoadArgs {
     /// Precision: f32, f16 or bf16.
     #[arg(long, default_value = "f32", value_parser = parse_dtype)]
     dtype: DTypeOption,
@@ -160,6 +168,17 @@ struct SetupArgs {
     /// cpu, cuda or cuda:INDEX.
     #[arg(long, default_value = "cpu")]
     device: DeviceOption,
+}
+
+impl LoadArgs {
+    fn options(&self, model: PathBuf) -> EngineOptions {
+        EngineOptions {
+            dtype: self.dtype,
+            isq: self.isq.clone(),
+            device: self.device,
+            ..EngineOptions::new(model)
+        }
+    }
 }
 
 /// `laser bench sweep`.

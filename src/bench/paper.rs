@@ -8,7 +8,7 @@ use laser_schema::previous::PreviousText;
 use laser_schema::{Digest, Entity, EntityTable, Kind};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
-use laser_worker::engine::{Engine, EngineOptions, TreeEngine};
+use laser_worker::engine::{Engine, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator};
 
 use super::SetupArgs;
@@ -193,13 +193,7 @@ fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<TreeEngine> {
         Weights::Gguf(file) => file.clone(),
         Weights::Safetensors(_) => model.directory.clone(),
     };
-    let options = EngineOptions {
-        dtype: setup.dtype,
-        isq: setup.isq.clone(),
-        device: setup.device,
-        ..EngineOptions::new(path)
-    };
-    TreeEngine::load(&options).with_context(|| format!("--model {}", setup.model))
+    TreeEngine::load(&setup.load.options(path)).with_context(|| format!("--model {}", setup.model))
 }
 
 /// What all variants share; they set the rest.
@@ -223,8 +217,8 @@ fn spec(setup: &SetupArgs, model: &ModelFiles) -> Result<Digest> {
     Ok(Digest::of_json(&(
         model.digest()?,
         tokenizer,
-        setup.dtype,
-        &setup.isq,
+        setup.load.dtype,
+        &setup.load.isq,
         setup.max_new_tokens,
         &model.end_of_text,
     )))

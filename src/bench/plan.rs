@@ -54,6 +54,8 @@ pub(super) struct PlanReport {
 struct Stage {
     stage: &'static str,
     seconds: f64,
+    /// Of all threads.
+    cpu_seconds: f64,
     entities_per_second: f64,
     /// Highest resident set of the process in this stage.
     peak_mb: f64,
@@ -66,6 +68,7 @@ impl PlanReport {
             "memory_mb",
             "stage",
             "s",
+            "CPU s",
             "entities/s",
             "peak MB",
         ]);
@@ -75,6 +78,7 @@ impl PlanReport {
                 self.options.memory_mb.to_string(),
                 stage.stage.to_owned(),
                 format!("{:.1}", stage.seconds),
+                format!("{:.1}", stage.cpu_seconds),
                 format!("{:.0}", stage.entities_per_second),
                 format!("{:.0}", stage.peak_mb),
             ]);
@@ -204,8 +208,11 @@ impl Bench<'_> {
         self.display.stage(stage);
         // "5" forgets the peak so far (proc(5)).
         std::fs::write("/proc/self/clear_refs", "5").context("/proc/self/clear_refs")?;
-        let started = Instant::now();
-        Ok(Watch { stage, started })
+        Ok(Watch {
+            stage,
+            started: Instant::now(),
+            cpu_seconds: cpu_seconds()?,
+        })
     }
 
     fn done(&mut self, watch: &Watch) -> Result<()> {
@@ -213,6 +220,7 @@ impl Bench<'_> {
         self.stages.push(Stage {
             stage: watch.stage,
             seconds,
+            cpu_seconds: cpu_seconds()? - watch.cpu_seconds,
             entities_per_second: self.options.entities as f64 / seconds,
             peak_mb: status_mb("VmHWM")?,
         });
@@ -223,6 +231,7 @@ impl Bench<'_> {
 struct Watch {
     stage: &'static str,
     started: Instant,
+    cpu_seconds: f64,
 }
 
 /// A size in `/proc/self/status`.

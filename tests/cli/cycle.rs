@@ -320,10 +320,13 @@ fn nights_beyond_those_that_are_kept_are_removed_and_the_rest_stays_whole() {
         nights.write_users(film);
         nights.night(day, &[]);
     }
-    assert_exit(
-        &nights.laser(&["pools", "promote", &nights.folders("pools")[0]], &[]),
-        0,
-    );
+    let [first, second, ..] = &nights.folders("pools")[..] else {
+        panic!("four nights' pools");
+    };
+    let empty = nights.laser(&["pools", "promote", first], &[]);
+    assert_exit(&empty, 65);
+    assert!(stderr(&empty).contains("a set without pools"));
+    assert_exit(&nights.laser(&["pools", "promote", second], &[]), 0);
     let before = nights.workspace.parts();
     let unset = nights.workspace.command("prune", &[]).output().unwrap();
     assert_exit(&unset, 65);
@@ -333,7 +336,7 @@ fn nights_beyond_those_that_are_kept_are_removed_and_the_rest_stays_whole() {
     assert_exit(&dry, 0);
     assert!(stdout(&dry).contains("would remove") && stdout(&dry).contains("dt=2026-01-01"));
     assert_eq!(nights.workspace.parts(), before);
-    // By the next night, once it is published; the promoted pools of the first night stay.
+    // By the next night, once it is published; the promoted pools of the second night stay.
     nights.write_users("Tron");
     nights.night(5, &["output.keep_nights=2"]);
     let dates = ["dt=2026-01-04", "dt=2026-01-05"];

@@ -504,20 +504,30 @@ fn at_the_deadline_what_is_there_is_published_and_late_workers_change_nothing() 
 fn a_cancelled_run_stops_and_resumes() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let config = cluster.tonight.path("laser.toml").display().to_string();
-    let coordinator = cluster.start("coordinator");
+    let mut coordinator = cluster.tonight.command("coordinator", &[]);
+    coordinator.args(["--previous", "latest"]);
+    let coordinator = Process::start(coordinator);
     coordinator.wait_for("queued shards", 1);
     let run = cluster.run_id();
     assert_exit(&cluster.laser(&["cancel", &config, &run]), 0);
     coordinator.assert_ends(75);
-    let refused = cluster.laser(&["coordinator", &config]);
+    let refused = cluster.laser(&["coordinator", &config, "--previous", "latest"]);
     assert_exit(&refused, 75);
     assert!(
         stderr(&refused).contains("was cancelled"),
         "{}",
         stderr(&refused)
     );
+    let other = cluster.laser(&["resume", &config, &run]);
+    assert_exit(&other, 65);
+    assert!(
+        stderr(&other).contains("another --previous"),
+        "{}",
+        stderr(&other)
+    );
     let worker = cluster.start("worker");
-    assert_exit(&cluster.laser(&["resume", &config, &run]), 0);
+    let resumed = cluster.laser(&["resume", &config, &run, "--previous", "latest"]);
+    assert_exit(&resumed, 0);
     worker.terminate();
     cluster.assert_whole();
     let unknown = cluster.laser(&["cancel", &config, "2026-01-01-00000000"]);

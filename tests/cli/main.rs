@@ -15,6 +15,7 @@ mod proxy;
 mod s3;
 mod soak;
 mod telemetry;
+mod tracing;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -10,10 +10,11 @@
 //! well: see [`Reach`].
 //!
 //! Drafters estimate probabilities under strict acceptance of typical texts. A [`Calibration`] for each pool bends them
-//! to what is accepted there, relaxed verification included.
+//! to what becomes of drafts there.
 
 use std::collections::HashMap;
 
+use crate::calibration::Calibration;
 use crate::cost::{PlannedStep, StepCost, StepLoad};
 
 /// Share of a step that drafts of no use may take.
@@ -31,53 +32,6 @@ const RATE_DECAY: f64 = 0.98;
 /// How fast the time of a draft and of a step is followed.
 const TIME_RATE: f64 = 0.05;
 
-/// Bends probabilities, p → p^g, so that as many tokens are accepted as are expected.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Calibration {
-    exponent: f32,
-    expected: f32,
-    accepted: f32,
-}
-
-impl Default for Calibration {
-    fn default() -> Self {
-        Self {
-            exponent: 1.0,
-            expected: 0.0,
-            accepted: 0.0,
-        }
-    }
-}
-
-impl Calibration {
-    /// Steps are forgotten by this share a step: about the last hundred count.
-    const DECAY: f32 = 0.99;
-    /// How fast the exponent follows; a whole unit takes some hundred steps of a gross misestimate.
-    const RATE: f32 = 0.02;
-
-    /// How fast drafting that did not pay is tried again: by half within some 350 steps.
-    const RETRY: f32 = 0.002;
-
-    /// The calibrated probability.
-    pub fn apply(&self, probability: f32) -> f32 {
-        probability.powf(self.exponent)
-    }
-
-    /// Learns from a step that drafted nodes of `expected` calibrated probabilities in sum. A step that drafted
-    /// nothing teaches nothing: then the exponent goes back to where it began, so that drafting is tried again.
-    pub fn learn(&mut self, expected: f32, accepted: u32) {
-        if expected == 0.0 {
-            self.exponent += Self::RETRY * (1.0 - self.exponent);
-            return;
-        }
-        let accepted = accepted as f32;
-        self.expected = self.expected * Self::DECAY + expected;
-        self.accepted = self.accepted * Self::DECAY + accepted;
-        let error = (self.expected - self.accepted) / self.expected.max(self.accepted).max(1.0);
-        self.exponent = (self.exponent + Self::RATE * error).clamp(0.2, 5.0);
-    }
-}
-
 /// What a sequence brings to a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Drafted<'a> {
@@ -89,14 +43,6 @@ pub struct Drafted<'a> {
     pub probabilities: &'a [f32],
 }
 
-/// The step that was allotted last.
-#[derive(Debug, Clone, Default, PartialEq)]
-struct Step {
-    load: StepLoad,
-    /// Each sequence's pool, and the accepted tokens that its calibrated probabilities promise.
-    promised: Vec<(String, f32)>,
-}
-
 /// The draft budget of a generator: what forwards cost, and what the drafts of each pool were worth so far.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Budget {
@@ -104,7 +50,8 @@ pub struct Budget {
     /// By pool; a pool that is new begins with that of all.
     calibrations: HashMap<String, Calibration>,
     all: Calibration,
-    step: Step,
+    /// The load of the step that was allotted last.
+    allotted: StepLoad,
     /// Expected tokens and seconds of the last steps without prompts, by number of sequences.
     rates: Vec<(f64, f64)>,
     /// Mean seconds of a draft and of a step.
@@ -119,7 +66,7 @@ impl Budget {
             cost,
             calibrations: HashMap::new(),
             all: Calibration::default(),
-            step: Step::default(),
+            allotted: StepLoad::default(),
             rates: Vec::new(),
             draft_seconds: 0.0,
             step_seconds: 0.0,
@@ -151,17 +98,11 @@ impl Budget {
             .map(|(p, index)| (*p, sequences[*index].cached))
             .collect();
         let best = self.best_step((known, certain), &nodes, sequences.len());
-        ranked.truncate(best.nodes);
-        let mut step = Step {
-            load: best.load,
-            promised: sequences.iter().map(|s| (s.pool.to_owned(), 0.0)).collect(),
-        };
+        self.allotted = best.load;
         let mut kept = vec![0; sequences.len()];
-        for (probability, index) in ranked {
-            kept[index] += 1;
-            step.promised[index].1 += probability;
+        for (_, index) in &ranked[..best.nodes] {
+            kept[*index] += 1;
         }
-        self.step = step;
         kept
     }
 
@@ -194,21 +135,23 @@ impl Budget {
         best
     }
 
-    /// Takes over how many drafted tokens of the allotted step were accepted, by sequence, and how long its forward took.
-    pub fn learn(&mut self, accepted: &[u32], seconds: f64) {
-        let step = std::mem::take(&mut self.step);
-        self.cost.learn(step.load, seconds);
+    /// Takes over how long the forward of the allotted step took.
+    pub fn learn(&mut self, seconds: f64) {
+        self.cost.learn(std::mem::take(&mut self.allotted), seconds);
         follow(&mut self.step_seconds, seconds);
-        let mut pools: HashMap<String, (f32, u32)> = HashMap::new();
-        for ((pool, promised), accepted) in step.promised.into_iter().zip(accepted) {
-            let sum = pools.entry(pool).or_default();
-            *sum = (sum.0 + promised, sum.1 + accepted);
+    }
+
+    /// Takes over what became of the nodes of a draft from a pool: each one's estimated probability, and whether it was
+    /// part of the text.
+    pub fn judge(&mut self, pool: &str, nodes: &[(f32, bool)]) {
+        if !nodes.is_empty() && !self.calibrations.contains_key(pool) {
+            self.calibrations.insert(pool.to_owned(), self.all);
         }
-        for (pool, (promised, accepted)) in pools {
-            self.all.learn(promised, accepted);
-            let new = self.all;
-            let calibration = self.calibrations.entry(pool).or_insert(new);
-            calibration.learn(promised, accepted);
+        for &(probability, happened) in nodes {
+            self.all.learn(probability, happened);
+            if let Some(calibration) = self.calibrations.get_mut(pool) {
+                calibration.learn(probability, happened);
+            }
         }
     }
 
@@ -289,33 +232,6 @@ mod tests {
     }
 
     #[test]
-    fn calibration_follows_what_is_accepted() {
-        let mut calibration = Calibration::default();
-        for _ in 0..4000 {
-            // Of two nodes drafted at 0.25 one is accepted: the truth is 0.5.
-            let expected = 2.0 * calibration.apply(0.25);
-            calibration.learn(expected, 1);
-        }
-        assert!(
-            (calibration.apply(0.25) - 0.5).abs() < 0.03,
-            "{calibration:?}"
-        );
-    }
-
-    #[test]
-    fn drafting_that_never_paid_is_tried_again() {
-        let mut calibration = Calibration::default();
-        for _ in 0..1000 {
-            calibration.learn(1.0, 0);
-        }
-        assert!(calibration.apply(0.5) < 0.1);
-        for _ in 0..2000 {
-            calibration.learn(0.0, 0);
-        }
-        assert!(calibration.apply(0.5) > 0.4);
-    }
-
-    #[test]
     fn nodes_go_to_the_sequences_where_they_are_likely() {
         let kept = budget().allot(
             known(2),
@@ -329,24 +245,28 @@ mod tests {
         let mut budget = budget();
         let sequences = [drafted("good", &[0.6, 0.5]), drafted("bad", &[0.7, 0.6])];
         assert_eq!(budget.allot(known(2), &sequences), [2, 2]);
-        let mut sum = [0, 0];
         for _ in 0..500 {
-            let kept = budget.allot(known(2), &sequences);
-            budget.learn(&[u32::from(kept[0] > 0), 0], 1.5);
-            sum = [sum[0] + kept[0], sum[1] + kept[1]];
+            budget.judge("good", &[(0.6, true), (0.5, false)]);
+            budget.judge("bad", &[(0.7, false), (0.6, false)]);
         }
-        assert!(sum[0] > 900 && sum[1] < 600, "{sum:?}");
-        assert!(budget.calibration("good").apply(0.6) > 0.4);
-        assert!(budget.calibration("bad").apply(0.7) < 0.35);
+        assert_eq!(budget.allot(known(2), &sequences), [2, 0]);
+    }
+
+    #[test]
+    fn a_pool_that_promised_too_little_gets_nodes_though_it_had_none() {
+        let mut budget = budget();
+        let sequences = [drafted("shy", &[0.03, 0.02])];
+        assert_eq!(budget.allot(known(1), &sequences), [0]);
+        for _ in 0..500 {
+            budget.judge("shy", &[(0.03, true), (0.02, true)]);
+        }
+        assert_eq!(budget.allot(known(1), &sequences), [2]);
     }
 
     #[test]
     fn a_new_pool_begins_with_what_all_have_taught() {
         let mut budget = budget();
-        for _ in 0..500 {
-            budget.allot(known(1), &[drafted("bad", &[0.7, 0.6])]);
-            budget.learn(&[0], 1.1);
-        }
+        (0..500).for_each(|_| budget.judge("bad", &[(0.7, false), (0.6, false)]));
         assert!(budget.calibration("new").apply(0.7) < 0.3);
     }
 
@@ -369,7 +289,7 @@ mod tests {
     #[test]
     fn useless_drafts_become_rare_where_they_cost() {
         let mut budget = budget();
-        budget.learn(&[], 1e-3);
+        budget.learn(1e-3);
         budget.drafted(5e-6);
         // 5 µs of 1 ms are half a percent; of 64 sequences they are 32 %.
         assert_eq!((budget.patience(1), budget.patience(64)), (0, WAIT_MAX));

@@ -20,6 +20,7 @@ use laser_decode::{
 use laser_schema::model::{ModelError, Tokenizer};
 
 use crate::budget::{Budget, Drafted, Reach};
+use crate::calibration::Hindsight;
 use crate::cost::StepLoad;
 use crate::engine::{Engine, EngineError, Scores, Segment, Slot};
 
@@ -221,8 +222,9 @@ struct Sequence {
     tree: DraftTree,
     tokens: Vec<u32>,
     parents: Vec<u32>,
-    /// How far it drafts, under a budget.
+    // Under a budget: how far it drafts, and what became of a draft.
     reach: Reach,
+    hindsight: Hindsight,
 }
 
 /// Scores of a segment as seen from its tree: the root is the last token of the chunk.
@@ -441,6 +443,7 @@ impl Generator {
             tokens: Vec::new(),
             parents: Vec::new(),
             reach: Reach::default(),
+            hindsight: Hindsight::default(),
         }
     }
 
@@ -484,7 +487,7 @@ impl Generator {
             known = known.with(sequence.chunk, cached);
             certain += usize::from(sequence.chunk == sequence.pending.len());
             drafted.push(Drafted {
-                pool: sequence.request.pool.as_ref().map_or("", Pool::name),
+                pool: sequence.pool(),
                 cached,
                 probabilities: sequence.tree.probabilities().get(1..).unwrap_or_default(),
             });
@@ -518,23 +521,24 @@ impl Generator {
     ) -> Result<(), EngineError> {
         let mut ended = Vec::new();
         let mut outcome = Ok(());
-        let mut accepted = Vec::with_capacity(part.len());
         for (&index, scores) in part.iter().zip(scores) {
             let sequence = &mut self.active[index];
-            let accepted_before = sequence.done.step_accepted.len();
             match sequence.accept(scores, &self.options, &self.tokenizer) {
                 Ok((keep, None)) => outcome = self.engine.commit(sequence.slot, &keep),
                 Ok((_, Some(stop))) => ended.push((index, Ok(stop))),
                 Err(error) => ended.push((index, Err(error.to_string()))),
             }
-            let emitted = &sequence.done.step_accepted[accepted_before..];
-            accepted.push(emitted.iter().sum());
+            if let Some(budget) = &mut self.options.budget {
+                let has_ended = ended.last().is_some_and(|(last, _)| *last == index);
+                let judged = sequence.hindsight.judge(&sequence.done.tokens, has_ended);
+                budget.judge(sequence.pool(), &judged);
+            }
             if outcome.is_err() {
                 break;
             }
         }
         if let Some(budget) = &mut self.options.budget {
-            budget.learn(&accepted, seconds);
+            budget.learn(seconds);
         }
         for (index, stop) in ended.into_iter().rev() {
             let Sequence {
@@ -711,7 +715,13 @@ impl Sequence {
         self.done.draft_seconds += seconds;
         if let Some(budget) = budget.filter(|_| most > 0) {
             budget.drafted(seconds);
+            self.hindsight.watch(&self.tree, self.done.tokens.len());
         }
+    }
+
+    /// The name of the pool that it drafts from; empty without one.
+    fn pool(&self) -> &str {
+        self.request.pool.as_ref().map_or("", Pool::name)
     }
 
     /// Keeps the first nodes of the tree; after a draft of which nothing is kept it drafts again within `patience` steps.

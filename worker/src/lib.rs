@@ -1,6 +1,7 @@
 //! The worker: leases shards, generates their texts with tree speculation, commits one Parquet part a shard.
 
 pub mod budget;
+mod calibration;
 pub mod cost;
 pub mod engine;
 pub mod generate;

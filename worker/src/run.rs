@@ -21,7 +21,7 @@ use laser_schema::table::TableError;
 use laser_schema::{Digest, Location};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
-use tracing::{Instrument, Span, error_span};
+use tracing::{Instrument, Span, error_span, info_span, instrument};
 
 use crate::audit::audit;
 use crate::generate::{Finished, Request, StopReason, TextGenerator};
@@ -67,7 +67,7 @@ pub enum WorkerError {
 }
 
 impl RunContext {
-    /// What the log says of everything that is done for a shard. Spans are errors, so that no level is without them.
+    /// What log and trace say of everything that is done for a shard. Spans are errors, so that no level is without them.
     fn span(&self, job: &ShardJob) -> Span {
         error_span!(
             "shard",
@@ -99,6 +99,7 @@ enum Input {
 struct Loaded {
     lease: Lease,
     work: Work,
+    span: Span,
 }
 
 struct Done {
@@ -116,7 +117,7 @@ pub struct Stop {
 }
 
 /// Works on shards of one run until the queue has none left, or until it is told to [`Stop`]. Returns the generator
-/// for further use.
+/// for further use. The current span is the run's.
 ///
 /// # Errors
 /// [`WorkerError`]; a failed shard is not one, the queue is told of it.
@@ -131,14 +132,15 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
     let held = Arc::new(Held::default());
     let engine = {
         let (context, done_tx, stop) = (context.clone(), done_tx.clone(), stop.clone());
+        let run = Span::current();
         tokio::task::spawn_blocking(move || {
-            let _entered = error_span!("run", run = context.plan.run).entered();
+            let _entered = run.entered();
             let mut engine = EngineLoop::new(context, generator, stop);
             engine.run(load_rx, &done_tx);
             engine.generator
         })
     };
-    let beat = tokio::spawn(heartbeats(queue.clone(), context.clone(), held.clone()));
+    let beat = tokio::spawn(heartbeats(queue.clone(), held.clone()));
     let committer = commit_all(queue.as_ref(), &context, &held, done_rx, &stop);
     let intake = intake(queue.as_ref(), &context, &held, (load_tx, done_tx), &stop);
     let (intake, committer) = tokio::join!(intake, committer);
@@ -152,12 +154,25 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
 
 /// The leases in hand, for heartbeats.
 #[derive(Debug, Default)]
-struct Held(Mutex<BTreeMap<u32, (Lease, Instant)>>);
+struct Held(Mutex<BTreeMap<u32, InHand>>);
+
+#[derive(Debug)]
+struct InHand {
+    lease: Lease,
+    since: Instant,
+    /// From the lease to the queue's last word.
+    span: Span,
+}
 
 impl Held {
-    /// `false`: the shard is in hand already, under a lease that was lost; the new one is kept in its place.
+    /// Of a shard that the current span is about. `false`: it is in hand already, under a lease that was lost; the
+    /// new one is kept in its place.
     fn add(&self, lease: &Lease) -> bool {
-        let held = (lease.clone(), Instant::now());
+        let held = InHand {
+            lease: lease.clone(),
+            since: Instant::now(),
+            span: Span::current(),
+        };
         self.lock().insert(lease.job.shard, held).is_none()
     }
 
@@ -165,24 +180,31 @@ impl Held {
         self.lock().remove(&lease.job.shard);
     }
 
-    fn all(&self) -> Vec<Lease> {
+    fn span(&self, lease: &Lease) -> Span {
         let held = self.lock();
-        let oldest = held.values().map(|(_, since)| since.elapsed()).max();
-        telemetry::in_hand(held.len(), oldest.unwrap_or_default().as_secs_f64());
-        held.values().map(|(lease, _)| lease.clone()).collect()
+        let held = held.get(&lease.job.shard);
+        held.map_or_else(Span::current, |held| held.span.clone())
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, (Lease, Instant)>> {
+    fn all(&self) -> Vec<(Lease, Span)> {
+        let held = self.lock();
+        let oldest = held.values().map(|held| held.since.elapsed()).max();
+        telemetry::in_hand(held.len(), oldest.unwrap_or_default().as_secs_f64());
+        let leases = held.values().map(|h| (h.lease.clone(), h.span.clone()));
+        leases.collect()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<u32, InHand>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Three beats a lease, so that one may be lost.
-async fn heartbeats<Q: Queue>(queue: Arc<Q>, context: Arc<RunContext>, held: Arc<Held>) {
+async fn heartbeats<Q: Queue>(queue: Arc<Q>, held: Arc<Held>) {
     let mut interval = tokio::time::interval(queue.lease_duration() / 3);
     loop {
         interval.tick().await;
-        for lease in held.all() {
+        for (lease, span) in held.all() {
             let beat = async {
                 match queue.heartbeat(&lease).await {
                     Ok(true) => {}
@@ -190,7 +212,7 @@ async fn heartbeats<Q: Queue>(queue: Arc<Q>, context: Arc<RunContext>, held: Arc
                     Err(error) => tracing::warn!(%error, "heartbeat failed"),
                 }
             };
-            beat.instrument(context.span(&lease.job)).await;
+            beat.instrument(span).await;
         }
     }
 }
@@ -242,7 +264,11 @@ async fn take(
         () = stop.release.cancelled() => Input::Done(Output::Released),
     };
     match input {
-        Input::Work(work) => room.send(Loaded { lease, work }),
+        Input::Work(work) => room.send(Loaded {
+            lease,
+            work,
+            span: Span::current(),
+        }),
         Input::Done(output) => send(done, Done { lease, output }).await?,
     }
     Ok(())
@@ -255,6 +281,7 @@ async fn send(done: &mpsc::Sender<Done>, message: Done) -> Result<(), WorkerErro
 }
 
 /// What there is to do for a shard. A failure is the attempt's, unless the store does not let us in.
+#[instrument(name = "read", target = "laser::trace", skip_all)]
 async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Input, WorkerError> {
     Ok(match load(context, job).await {
         Ok(None) => Input::Done(Output::Exists),
@@ -299,7 +326,7 @@ async fn commit_all<Q: Queue>(
     stop: &Stop,
 ) -> Result<(), WorkerError> {
     while let Some(done) = done.recv().await {
-        let span = context.span(&done.lease.job);
+        let span = held.span(&done.lease);
         settle(queue, context, held, done, stop)
             .instrument(span)
             .await?;
@@ -350,6 +377,7 @@ async fn too_late(stop: &Stop) {
 }
 
 /// Writes the shard's output. The inner error is a reason for the queue: nothing was committed.
+#[instrument(name = "commit", target = "laser::trace", skip_all)]
 async fn commit(
     context: &RunContext,
     lease: &Lease,
@@ -416,6 +444,8 @@ struct OpenShard {
     /// Tokens of each row's earlier text.
     previous: Vec<u64>,
     figures: BTreeMap<String, Figures>,
+    /// Open as long as the shard is.
+    _generating: Span,
 }
 
 /// The engine thread: owns the generator and the shards that are open.
@@ -476,7 +506,10 @@ impl<G: TextGenerator> EngineLoop<G> {
         }
         match loaded.work {
             Work::Audit(rows) => return Some((loaded.lease, rows)),
-            Work::Generate(rows) => self.open_shard(loaded.lease, rows, done),
+            Work::Generate(rows) => {
+                let _entered = loaded.span.entered();
+                self.open_shard(loaded.lease, rows, done);
+            }
             Work::Carry(_) => {}
         }
         None
@@ -484,8 +517,8 @@ impl<G: TextGenerator> EngineLoop<G> {
 
     fn open_shard(&mut self, lease: Lease, rows: Vec<ShardRow>, done: &mpsc::Sender<Done>) {
         let shard = lease.job.shard;
-        let _entered = self.context.span(&lease.job).entered();
         let mut open = OpenShard {
+            _generating: info_span!(target: "laser::trace", "generate", rows = rows.len()),
             lease,
             left: rows.len(),
             results: vec![None; rows.len()],
