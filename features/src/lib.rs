@@ -1,0 +1,1 @@
+//! What a text is worth to a model: embeddings of texts and knowledge ids.
