@@ -23,6 +23,9 @@ source tests/nats.sh
 source tests/moto.sh
 source tests/azurite.sh
 
+# A text encoder, for the tests of embeddings.
+source tests/encoder.sh
+
 # deploy/ is built and validated without a cluster.
 tests/deploy.sh
 

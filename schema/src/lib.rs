@@ -4,7 +4,9 @@
 //! Only this crate (and each crate's own configuration) serialises. It generates nothing and decides nothing.
 
 pub mod cache;
+pub mod device;
 pub mod digest;
+pub mod embedding;
 pub mod entity;
 pub mod job;
 pub mod join;
@@ -18,7 +20,9 @@ pub mod spill;
 pub mod table;
 
 pub use cache::Cache;
+pub use device::DeviceOption;
 pub use digest::Digest;
+pub use embedding::{EmbeddingLayout, Embeddings, EncoderInfo, Pooling};
 pub use entity::{
     Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Interaction, Kind,
 };
