@@ -68,7 +68,6 @@ pub(crate) fn lloyd(
     let dataset = DatasetBase::from(points.view());
     let mut last = f32::INFINITY;
     for iteration in 1..=iterations {
-        relocate_empty(points, &mut centroids);
         let rng = Xoshiro256Plus::seed_from_u64(0);
         let model = KMeans::params_with_rng(centroids.nrows(), rng)
             .n_runs(1)
@@ -78,7 +77,9 @@ pub(crate) fn lloyd(
         centroids = model.centroids().clone();
         let inertia = model.inertia();
         progress(iteration, f64::from(inertia));
-        if last - inertia <= TOLERANCE * inertia {
+        let has_empty = model.cluster_count().iter().any(|count| *count == 0.0);
+        let is_moved = has_empty && relocate_empty(points, &mut centroids);
+        if !is_moved && last - inertia <= TOLERANCE * inertia {
             break;
         }
         last = inertia;
@@ -86,21 +87,23 @@ pub(crate) fn lloyd(
     Ok(centroids)
 }
 
-/// Moves each centroid that is nearest to no point to one of the points that are farthest from their own; where all points
-/// are at a centroid it stays.
-fn relocate_empty(points: &Array2<f32>, centroids: &mut Array2<f32>) {
+/// Moves each centroid that is nearest to no point to one of the points that are farthest from their own, and tells whether
+/// there were such; where all points are at a centroid it stays.
+fn relocate_empty(points: &Array2<f32>, centroids: &mut Array2<f32>) -> bool {
     let owners = owners(points, centroids);
-    let mut counts = vec![0_usize; centroids.nrows()];
-    owners.iter().for_each(|(owner, _)| counts[*owner] += 1);
-    let empty: Vec<usize> = (0..counts.len()).filter(|c| counts[*c] == 0).collect();
-    if empty.is_empty() {
-        return;
-    }
+    let mut is_empty = vec![true; centroids.nrows()];
+    owners
+        .iter()
+        .for_each(|(owner, _)| is_empty[*owner] = false);
+    let empty = (0..is_empty.len()).filter(|centroid| is_empty[*centroid]);
     let mut worst: Vec<usize> = (0..owners.len()).filter(|p| owners[*p].1 > 0.0).collect();
     worst.sort_by(|a, b| owners[*b].1.total_cmp(&owners[*a].1).then(a.cmp(b)));
-    for (centroid, point) in empty.into_iter().zip(worst) {
+    let mut is_moved = false;
+    for (centroid, point) in empty.zip(worst) {
         centroids.row_mut(centroid).assign(&points.row(point));
+        is_moved = true;
     }
+    is_moved
 }
 
 /// The nearest centroid of each point and its squared distance.
