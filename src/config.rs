@@ -17,6 +17,7 @@ use jiff::civil::{Date, Time};
 use laser_coordinator::nats::NatsConfig;
 use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
+use laser_features::IdsConfig;
 use laser_pool_builder::PoolsConfig;
 use laser_schema::job::{Policy, Price};
 use laser_schema::previous::PreviousSource;
@@ -41,6 +42,7 @@ pub(crate) struct Config {
     pub(crate) verification: VerificationConfig,
     pub(crate) draft: DraftConfig,
     pub(crate) pools: PoolsConfig,
+    pub(crate) ids: IdsConfig,
     pub(crate) run: RunConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) queue: Option<NatsConfig>,
@@ -481,6 +483,7 @@ impl Config {
         self.verification.verification()?;
         self.draft.drafter()?;
         self.pools.validate()?;
+        self.ids.validate()?;
         if let Some(queue) = &self.queue {
             queue.validate()?;
         }

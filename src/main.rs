@@ -7,8 +7,10 @@ mod commands;
 mod config;
 mod distributed;
 mod doctor;
+mod embedding_source;
 mod exit;
 mod generator;
+mod ids;
 mod night;
 mod operate;
 mod pool_sets;
@@ -99,6 +101,9 @@ enum Command {
     /// Build, list, promote, inspect and tune pools.
     #[command(subcommand, visible_alias = "pool-builder")]
     Pools(PoolsCommand),
+    /// Turn the embeddings of a night's texts into knowledge ids: k-means, stable from night to night. The same command
+    /// resumes.
+    Ids(ids::IdsArgs),
     /// Repeat the paper's measurements, and others, on your data and model.
     Bench(bench::BenchArgs),
     /// Turn a public data set into entity tables.
@@ -311,6 +316,7 @@ async fn dispatch(command: Command) -> Result<u8> {
         }
         Command::Pools(command) => pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
+        Command::Ids(args) => ids::ids(&args).await?,
         Command::Bench(args) => bench::run(args).await?,
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }

@@ -7,7 +7,9 @@ pub mod cache;
 pub mod device;
 pub mod digest;
 pub mod embedding;
+pub mod embedding_table;
 pub mod entity;
+pub mod ids;
 pub mod job;
 pub mod join;
 pub mod knowledge;
@@ -16,6 +18,7 @@ pub mod location;
 pub mod manifest;
 pub mod model;
 pub mod previous;
+pub mod sample;
 pub mod spill;
 pub mod table;
 
