@@ -6,6 +6,7 @@
 pub mod cache;
 pub mod digest;
 pub mod entity;
+pub mod interactions;
 pub mod job;
 pub mod join;
 pub mod knowledge;
@@ -14,6 +15,7 @@ pub mod location;
 pub mod manifest;
 pub mod model;
 pub mod previous;
+pub mod rows;
 pub mod spill;
 pub mod table;
 
