@@ -8,6 +8,7 @@ use jiff::civil::Date;
 use laser_pool_builder::{BuildProgress, OpenPools, PoolTokenizer, TuneConfig, inspect, tune};
 use laser_schema::Location;
 use laser_schema::ids::{IdsManifest, verify_ids};
+use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::{MANIFEST, verify};
 use laser_schema::previous::PreviousReader;
@@ -15,7 +16,7 @@ use laser_schema::previous::PreviousReader;
 use crate::config::Config;
 use crate::night::{Night, demo_nights, open_model, previous_sources, previous_texts};
 use crate::pool_sets;
-use crate::prepare;
+use crate::prepare::{self, Division};
 use crate::progress::Display;
 
 /// Writes to standard output; a closed pipe is an error like any other.
@@ -190,8 +191,15 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
 /// `laser prepare`.
 pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
     let summary = match source {
-        PrepareSource::Movielens { dir, output } => {
-            prepare::movielens(dir, &Location::parse(output)?).await?
+        PrepareSource::Movielens {
+            dir,
+            output,
+            until,
+            split_by,
+        } => {
+            let by = *split_by;
+            let division = until.map(|until| Division { until, by });
+            prepare::movielens(dir, &Location::parse(output)?, division).await?
         }
         PrepareSource::Amazon {
             reviews,
@@ -199,14 +207,27 @@ pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
             output,
         } => prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?,
     };
-    print(&format!(
-        "{} users: {}\n{} items: {}\n{} interactions\n",
+    let table = summary.tables.interactions.as_deref();
+    let mut out = format!(
+        "{} users: {}\n{} items: {}\n{} interactions{}{}\n",
         summary.users,
         summary.tables.users,
         summary.items,
         summary.tables.items,
-        summary.interactions
-    ))
+        summary.interactions,
+        if table.is_some() { ": " } else { "" },
+        table.unwrap_or_default()
+    );
+    if summary.in_histories < summary.interactions {
+        out += &format!("  {} of them in histories\n", summary.in_histories);
+    }
+    if summary.untimed > 0 {
+        out += &format!(
+            "  {} others left out: they have no timestamp\n",
+            summary.untimed
+        );
+    }
+    print(&out)
 }
 
 /// Public data sets that become entity tables.
@@ -216,9 +237,16 @@ pub(crate) enum PrepareSource {
     Movielens {
         /// The unpacked folder.
         dir: PathBuf,
-        /// Where users.parquet and items.parquet go: a folder or URL.
+        /// Where users.parquet, items.parquet and interactions.parquet go: a folder or URL.
         #[arg(short, long)]
         output: String,
+        /// End histories here, for texts that know nothing of what comes later: a share of the interactions (0.8), a
+        /// timestamp, or ISO 8601. Interactions without timestamp are left out.
+        #[arg(long)]
+        until: Option<Until>,
+        /// `time`: one instant for all; `user`: the same share of each user's interactions.
+        #[arg(long, default_value = "time", requires = "until")]
+        split_by: SplitBy,
     },
     /// Amazon reviews as JSONL (2014, 2018 or 2023).
     Amazon {

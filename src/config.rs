@@ -19,12 +19,15 @@ use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
 use laser_features::IdsConfig;
 use laser_pool_builder::PoolsConfig;
+use laser_recommender::lightgcn::EmbedConfig;
+use laser_schema::interactions::InteractionTable;
 use laser_schema::job::{Policy, Price};
 use laser_schema::previous::PreviousSource;
 use laser_schema::{Cache, EntityTable};
 use laser_worker::engine::{DTypeOption, DeviceOption};
 use serde::{Deserialize, Serialize};
 
+use crate::eval::EvalConfig;
 use crate::prepare::DemoOptions;
 
 /// The whole configuration; `configs/production.toml` documents every key.
@@ -50,6 +53,10 @@ pub(crate) struct Config {
     pub(crate) metrics: MetricsConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) price: Option<Price>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) interactions: Option<InteractionTable>,
+    pub(crate) embed: EmbedConfig,
+    pub(crate) eval: EvalConfig,
 }
 
 /// `[model]`: part of the specification but for the device.
@@ -409,6 +416,22 @@ impl Config {
     /// # Errors
     /// Naming the file, variable or flag, the key, and what to write instead.
     pub(crate) fn load(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = Self::read(path, settings)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// As [`load`](Self::load) for commands that learn from interactions and need neither model nor entities.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub(crate) fn load_learning(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = Self::read(path, settings)?;
+        config.validate_learning()?;
+        Ok(config)
+    }
+
+    fn read(path: &Path, settings: &[String]) -> Result<Self> {
         ensure!(
             path.is_file(),
             "{}: no such configuration file",
@@ -421,9 +444,24 @@ impl Config {
         for setting in settings {
             figment = figment.merge(setting_provider(setting)?);
         }
-        let config: Self = figment.extract().map_err(|error| explain(&error))?;
-        config.validate()?;
-        Ok(config)
+        figment.extract().map_err(|error| explain(&error))
+    }
+
+    /// Checks what recommender models are trained by.
+    fn validate_learning(&self) -> Result<()> {
+        self.embed.validate().map_err(|reason| anyhow!(reason))?;
+        self.eval.validate()
+    }
+
+    /// The table that recommender models learn from.
+    pub(crate) fn interactions(&self) -> Result<&InteractionTable> {
+        let table = self.interactions.as_ref();
+        table.filter(|table| !table.path.is_empty()).ok_or_else(|| {
+            anyhow!(
+                "[interactions] path: not set; give a table of who interacted with what (`laser prepare movielens` \
+                 writes one)"
+            )
+        })
     }
 
     /// Checks what the types leave open, before anything is done.
@@ -487,7 +525,7 @@ impl Config {
         if let Some(queue) = &self.queue {
             queue.validate()?;
         }
-        Ok(())
+        self.validate_learning()
     }
 
     /// The effective configuration as TOML.

@@ -8,6 +8,8 @@ mod config;
 mod distributed;
 mod doctor;
 mod embedding_source;
+mod embed;
+mod eval;
 mod exit;
 mod generator;
 mod ids;
@@ -27,6 +29,7 @@ use clap::{Args, Parser, Subcommand};
 use laser_pool_builder::TuneConfig;
 use tokio_util::sync::CancellationToken;
 
+use bench::report::Style;
 use commands::PrepareSource;
 use config::{Config, LogFormat};
 use exit::{DATA_ERROR, DRAINED, TRY_AGAIN};
@@ -106,6 +109,17 @@ enum Command {
     Ids(ids::IdsArgs),
     /// Repeat the paper's measurements, and others, on your data and model.
     Bench(bench::BenchArgs),
+    /// Train embeddings of users and items on interactions (LightGCN), for pools to group by.
+    Embed {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Where users.parquet and items.parquet (id, embedding) go: a folder or URL.
+        #[arg(short, long)]
+        output: String,
+    },
+    /// Measure what embeddings and texts are worth to recommender models.
+    #[command(subcommand)]
+    Eval(EvalCommand),
     /// Turn a public data set into entity tables.
     #[command(subcommand)]
     Prepare(PrepareSource),
@@ -166,6 +180,36 @@ enum PoolsCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum EvalCommand {
+    /// Recall and NDCG of popularity, matrix factorisation and LightGCN on held-out interactions.
+    Embed(EvalArgs),
+    /// AUC and log loss of DIN and DCNv2 without and with knowledge, and whether the differences matter.
+    Ctr(EvalArgs),
+}
+
+#[derive(Debug, Args)]
+struct EvalArgs {
+    #[command(flatten)]
+    config: ConfigArgs,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+    /// Print GitHub tables.
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
+}
+
+impl EvalArgs {
+    fn format(&self) -> eval::Format {
+        match (self.json, self.markdown) {
+            (true, _) => eval::Format::Json,
+            (_, true) => eval::Format::Tables(Style::Markdown),
+            _ => eval::Format::Tables(Style::Text),
+        }
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -252,6 +296,11 @@ impl ConfigArgs {
     fn load(&self) -> Result<Config> {
         Config::load(&self.file, &self.settings)
     }
+
+    /// For commands that need neither model nor entities.
+    fn load_learning(&self) -> Result<Config> {
+        Config::load_learning(&self.file, &self.settings)
+    }
 }
 
 #[tokio::main]
@@ -318,6 +367,15 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
         Command::Ids(args) => ids::ids(&args).await?,
         Command::Bench(args) => bench::run(args).await?,
+        Command::Embed { config, output } => {
+            embed::embed(&config.load_learning()?, &output).await?;
+        }
+        Command::Eval(EvalCommand::Embed(args)) => {
+            eval::embed(&args.config.load_learning()?, args.format()).await?;
+        }
+        Command::Eval(EvalCommand::Ctr(args)) => {
+            eval::ctr(&args.config.load_learning()?, args.format()).await?;
+        }
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }
     Ok(0)

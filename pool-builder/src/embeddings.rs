@@ -126,37 +126,53 @@ pub async fn join_embeddings(config: &PoolsConfig, join: &mut Join) -> Result<()
             continue;
         }
         match source {
-            EmbeddingSource::Npy {
-                npy,
-                ids,
-                skip_rows,
-            } => {
-                join.use_embeddings(kind, npy, ids);
-                join_npy(npy, ids, *skip_rows, kind, join).await?;
-            }
-            EmbeddingSource::Table {
-                table,
-                id,
-                embedding,
-            } => {
-                join.use_embeddings(kind, table, table);
-                join_table(table, id, embedding, kind, join).await?;
-            }
+            EmbeddingSource::Npy { npy, ids, .. } => join.use_embeddings(kind, npy, ids),
+            EmbeddingSource::Table { table, .. } => join.use_embeddings(kind, table, table),
         }
+        let mut push = |row, id: &str, embedding: &[f32]| {
+            join.push_embedding(kind, row, id, embedding)?;
+            Ok(())
+        };
+        read_embeddings(source, kind, &mut push).await?;
     }
     Ok(())
 }
 
-async fn join_npy(
+/// Takes the number of a row from 1, its id and its embedding.
+pub type EmbeddingSink<'a> = dyn FnMut(u64, &str, &[f32]) -> Result<(), EmbeddingError> + Send + 'a;
+
+/// Gives `sink` every embedding of a source, in its order.
+///
+/// # Errors
+/// See [`EmbeddingError`], or what the sink fails with; that an id is there twice is the sink's to find.
+pub async fn read_embeddings(
+    source: &EmbeddingSource,
+    kind: Kind,
+    sink: &mut EmbeddingSink<'_>,
+) -> Result<(), EmbeddingError> {
+    match source {
+        EmbeddingSource::Npy {
+            npy,
+            ids,
+            skip_rows,
+        } => read_npy(npy, ids, *skip_rows, sink).await,
+        EmbeddingSource::Table {
+            table,
+            id,
+            embedding,
+        } => read_table(table, id, embedding, kind, sink).await,
+    }
+}
+
+async fn read_npy(
     npy: &str,
     ids: &str,
     skip_rows: usize,
-    kind: Kind,
-    join: &mut Join,
+    sink: &mut EmbeddingSink<'_>,
 ) -> Result<(), EmbeddingError> {
     let mut rows = NpyEmbeddings::open(npy, ids, skip_rows).await?;
     while let Some((line, id, embedding)) = rows.next_row()? {
-        join.push_embedding(kind, line, &id, embedding)?;
+        sink(line, &id, embedding)?;
     }
     Ok(())
 }
@@ -391,12 +407,12 @@ fn narrow(value: f64) -> f32 {
     value as f32
 }
 
-async fn join_table(
+async fn read_table(
     table: &str,
     id: &str,
     embedding: &str,
     kind: Kind,
-    join: &mut Join,
+    sink: &mut EmbeddingSink<'_>,
 ) -> Result<(), EmbeddingError> {
     let columns = Columns {
         id: id.into(),
@@ -435,7 +451,7 @@ async fn join_table(
                     found,
                 });
             }
-            join.push_embedding(kind, row, &id.to_string(), &values)?;
+            sink(row, &id.to_string(), &values)?;
         }
     }
     Ok(())

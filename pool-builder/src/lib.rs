@@ -31,7 +31,9 @@ pub use config::{
     Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig,
     KMeansConfig, PoolsConfig,
 };
-pub use embeddings::{EmbeddingError, NpyEmbeddings, join_embeddings};
+pub use embeddings::{
+    EmbeddingError, EmbeddingSink, NpyEmbeddings, join_embeddings, read_embeddings,
+};
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;

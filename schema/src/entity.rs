@@ -7,16 +7,13 @@
 //! that ids are unique is checked where all of them come together, in [`join`](crate::join).
 
 use std::fmt;
-use std::io::{BufRead, BufReader};
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::location::{Location, LocationError};
-use crate::table::{TableError, TableReader};
-
-/// Rows of a batch: small enough that a batch of long histories stays in the tens of megabytes.
-const BATCH_ROWS: usize = 1024;
+use crate::location::LocationError;
+use crate::rows::RowReader;
+use crate::table::TableError;
 
 /// Whether an entity is a user or an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -111,7 +108,7 @@ impl Interaction {
 }
 
 /// ISO 8601 text in seconds, in UTC where it names no zone; or a number as text, as CSV has it.
-fn seconds(text: &str) -> Option<f64> {
+pub(crate) fn seconds(text: &str) -> Option<f64> {
     let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
     let zoned = || text.parse::<jiff::Timestamp>().ok();
     let civil = || {
@@ -259,32 +256,11 @@ pub enum EntityError {
     },
 }
 
-enum Rows {
-    Parquet {
-        reader: Box<TableReader>,
-    },
-    Csv {
-        reader: Box<csv::Reader<Box<dyn BufRead + Send>>>,
-    },
-    Lines {
-        lines: std::io::Lines<Box<dyn BufRead + Send>>,
-    },
-}
-
 /// Reads one table in batches of entities, checking each row.
+#[derive(Debug)]
 pub struct EntityReader {
     table: EntityTable,
-    rows: Rows,
-    row: u64,
-}
-
-impl fmt::Debug for EntityReader {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EntityReader")
-            .field("table", &self.table)
-            .field("row", &self.row)
-            .finish()
-    }
+    rows: RowReader,
 }
 
 impl EntityReader {
@@ -309,23 +285,16 @@ impl EntityReader {
         table: &EntityTable,
         columns: Option<&[&str]>,
     ) -> Result<Self, EntityError> {
-        let location = Location::parse(&table.path)?;
-        let rows = match location.extension().as_str() {
-            "parquet" => open_parquet(table, &location, columns).await?,
-            "csv" => open_csv(table, open_text(&location).await?)?,
-            "jsonl" | "ndjson" => Rows::Lines {
-                lines: open_text(&location).await?.lines(),
-            },
-            _ => {
-                return Err(EntityError::Format {
-                    file: table.path.clone(),
-                });
-            }
-        };
+        let mut rows = RowReader::open(&table.path, columns).await?;
+        if let Some(names) = rows.columns()? {
+            check_columns(table, &names)?;
+        }
+        if let Some(schema) = rows.schema() {
+            check_types(table, schema)?;
+        }
         Ok(Self {
             table: table.clone(),
             rows,
-            row: 0,
         })
     }
 
@@ -334,72 +303,16 @@ impl EntityReader {
     /// # Errors
     /// The first row that is wrong.
     pub async fn next_batch(&mut self) -> Result<Option<Vec<Entity>>, EntityError> {
-        let rows = match &mut self.rows {
-            Rows::Parquet { reader } => next_parquet(reader).await,
-            Rows::Csv { reader } => next_csv(reader),
-            Rows::Lines { lines } => next_lines(lines),
+        let Some(rows) = self.rows.next_batch().await? else {
+            return Ok(None);
         };
-        let rows = rows.map_err(|(offset, reason)| self.error(self.row + offset, reason))?;
-        let Some(rows) = rows else { return Ok(None) };
         let mut entities = Vec::with_capacity(rows.len());
-        for row in rows {
-            self.row += 1;
-            let entity = to_entity(row, &self.table).map_err(|r| self.error(self.row, r))?;
+        for (row, values) in rows {
+            let entity = to_entity(values, &self.table).map_err(|r| self.rows.error(row, r))?;
             entities.push(entity);
         }
         Ok(Some(entities))
     }
-
-    fn error(&self, row: u64, reason: String) -> EntityError {
-        EntityError::Row {
-            file: self.table.path.clone(),
-            row,
-            reason,
-        }
-    }
-}
-
-async fn open_text(location: &Location) -> Result<Box<dyn BufRead + Send>, EntityError> {
-    let file = location.open().await?;
-    Ok(Box::new(BufReader::with_capacity(1 << 20, file)))
-}
-
-async fn open_parquet(
-    table: &EntityTable,
-    location: &Location,
-    columns: Option<&[&str]>,
-) -> Result<Rows, EntityError> {
-    if !location.exists().await? {
-        return Err(LocationError::NotFound {
-            url: table.path.clone(),
-        }
-        .into());
-    }
-    let reader = TableReader::open_columns(location, columns).await?;
-    let names: Vec<String> = reader
-        .schema()
-        .fields()
-        .iter()
-        .map(|f| f.name().clone())
-        .collect();
-    check_columns(table, &names)?;
-    check_types(table, reader.schema())?;
-    Ok(Rows::Parquet {
-        reader: Box::new(reader),
-    })
-}
-
-fn open_csv(table: &EntityTable, text: Box<dyn BufRead + Send>) -> Result<Rows, EntityError> {
-    let mut reader = csv::ReaderBuilder::new().from_reader(text);
-    let header = reader.headers().map_err(|e| EntityError::File {
-        file: table.path.clone(),
-        reason: e.to_string(),
-    })?;
-    let names: Vec<String> = header.iter().map(str::to_owned).collect();
-    check_columns(table, &names)?;
-    Ok(Rows::Csv {
-        reader: Box::new(reader),
-    })
 }
 
 fn check_columns(table: &EntityTable, names: &[String]) -> Result<(), EntityError> {
@@ -446,41 +359,6 @@ fn check_types(table: &EntityTable, schema: &arrow::datatypes::Schema) -> Result
     })
 }
 
-type RowsResult = Result<Option<Vec<Map<String, Value>>>, (u64, String)>;
-
-async fn next_parquet(reader: &mut TableReader) -> RowsResult {
-    reader.next().await.map_err(|e| (1, e.to_string()))
-}
-
-fn next_csv(reader: &mut csv::Reader<Box<dyn BufRead + Send>>) -> RowsResult {
-    let header = reader.headers().map_err(|e| (1, e.to_string()))?.clone();
-    let mut rows = Vec::new();
-    for (record, offset) in reader.records().take(BATCH_ROWS).zip(1..) {
-        let record = record.map_err(|e| (offset, e.to_string()))?;
-        let cells = header
-            .iter()
-            .zip(record.iter())
-            .filter(|(_, cell)| !cell.is_empty());
-        rows.push(
-            cells
-                .map(|(name, cell)| (name.to_owned(), Value::from(cell)))
-                .collect(),
-        );
-    }
-    Ok(if rows.is_empty() { None } else { Some(rows) })
-}
-
-fn next_lines(lines: &mut std::io::Lines<Box<dyn BufRead + Send>>) -> RowsResult {
-    let mut rows = Vec::new();
-    for (line, offset) in lines.take(BATCH_ROWS).zip(1..) {
-        let line = line.map_err(|e| (offset, e.to_string()))?;
-        let row =
-            serde_json::from_str(&line).map_err(|e| (offset, format!("not a JSON object: {e}")))?;
-        rows.push(row);
-    }
-    Ok(if rows.is_empty() { None } else { Some(rows) })
-}
-
 fn to_entity(mut row: Map<String, Value>, table: &EntityTable) -> Result<Entity, String> {
     let columns = &table.columns;
     let id = to_id(row.remove(&columns.id), columns)?;
@@ -502,23 +380,25 @@ fn to_entity(mut row: Map<String, Value>, table: &EntityTable) -> Result<Entity,
 }
 
 fn to_id(value: Option<Value>, columns: &Columns) -> Result<EntityId, String> {
-    let id = match value {
-        Some(Value::Number(n)) if n.is_i64() => EntityId::Int(n.as_i64().unwrap_or_default()),
-        Some(Value::String(s)) if !s.is_empty() => EntityId::Text(s),
-        None | Some(Value::Null | Value::String(_)) => {
-            return Err(format!(
-                "column {:?} is empty; every entity needs an id",
-                columns.id
-            ));
-        }
-        Some(other) => {
-            return Err(format!(
-                "column {:?} holds {other}; an id is a string or int64",
-                columns.id
-            ));
-        }
-    };
-    id.into_type(columns.id_type)
+    id_value(value, &columns.id, "entity")?.into_type(columns.id_type)
+}
+
+/// The id in `column` of a row of what is called `whose`.
+pub(crate) fn id_value(
+    value: Option<Value>,
+    column: &str,
+    whose: &str,
+) -> Result<EntityId, String> {
+    match value {
+        Some(Value::Number(n)) if n.is_i64() => Ok(EntityId::Int(n.as_i64().unwrap_or_default())),
+        Some(Value::String(s)) if !s.is_empty() => Ok(EntityId::Text(s)),
+        None | Some(Value::Null | Value::String(_)) => Err(format!(
+            "column {column:?} is empty; every {whose} needs an id"
+        )),
+        Some(other) => Err(format!(
+            "column {column:?} holds {other}; an id is a string or int64"
+        )),
+    }
 }
 
 fn to_kind(value: Option<Value>, table: &EntityTable) -> Result<Kind, String> {

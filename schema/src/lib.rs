@@ -10,6 +10,7 @@ pub mod embedding;
 pub mod embedding_table;
 pub mod entity;
 pub mod ids;
+pub mod interactions;
 pub mod job;
 pub mod join;
 pub mod knowledge;
@@ -19,6 +20,7 @@ pub mod manifest;
 pub mod model;
 pub mod previous;
 pub mod sample;
+pub mod rows;
 pub mod spill;
 pub mod table;
 

@@ -18,7 +18,7 @@ mod plan;
 mod plot;
 mod pools;
 mod replay;
-mod report;
+pub(crate) mod report;
 mod run;
 mod synthetic;
 mod variants;

@@ -17,7 +17,7 @@ use super::variants::{ADAPTIVE, ADVERSARIAL, Variant};
 
 /// How tables are written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Style {
+pub(crate) enum Style {
     /// Columns of aligned text.
     Text,
     /// A GitHub table.
@@ -26,25 +26,25 @@ pub(super) enum Style {
 
 /// Text in rows and columns: the first column is flush left, the others are flush right.
 #[derive(Debug)]
-pub(super) struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// A table of these columns.
-    pub(super) fn new(header: &[&str]) -> Self {
+    pub(crate) fn new(header: &[&str]) -> Self {
         Self {
             rows: vec![header.iter().map(ToString::to_string).collect()],
         }
     }
 
     /// Appends a row of as many cells as there are columns.
-    pub(super) fn push(&mut self, row: Vec<String>) {
+    pub(crate) fn push(&mut self, row: Vec<String>) {
         self.rows.push(row);
     }
 
     /// The table with an empty line after it.
-    pub(super) fn render(&self, style: Style) -> String {
+    pub(crate) fn render(&self, style: Style) -> String {
         let width = |column: usize| {
             self.rows
                 .iter()
@@ -519,7 +519,7 @@ fn acceptance_chart(report: &KindReport) -> Option<LineChart> {
 }
 
 /// The processor's name where the system tells it, and the threads of this process.
-pub(super) fn machine() -> String {
+pub(crate) fn machine() -> String {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let name = info

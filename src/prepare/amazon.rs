@@ -40,11 +40,15 @@ pub(crate) async fn amazon(
     let tables = Tables {
         users: data.write_users(&output.join("users.parquet")).await?,
         items: data.write_items(&output.join("items.parquet")).await?,
+        interactions: None,
     };
+    let interactions = data.items.iter().map(|item| item.reviews).sum();
     Ok(PrepareSummary {
         users: data.users.len() as u64,
         items: data.items.len() as u64,
-        interactions: data.items.iter().map(|item| item.reviews).sum(),
+        interactions,
+        in_histories: interactions,
+        untimed: 0,
         tables,
     })
 }

@@ -121,6 +121,7 @@ pub(crate) async fn demo(output: &Location, options: &DemoOptions) -> Result<Dem
     let tables = |night: Night| Tables {
         users: night.table(output, Kind::User).url().to_owned(),
         items: night.table(output, Kind::Item).url().to_owned(),
+        interactions: None,
     };
     Ok(DemoPaths {
         last_night: tables(Night::Last),

@@ -1,7 +1,8 @@
 //! `laser prepare`: public data sets, and the demo's own one, as entity tables.
 //!
 //! Each source becomes `users.parquet` and `items.parquet` in the contract of
-//! [`laser_schema::entity`]: flat attribute columns, whole histories oldest first, interaction counts. The
+//! [`laser_schema::entity`]: flat attribute columns, histories oldest first, interaction counts. MovieLens also
+//! becomes `interactions.parquet`, which recommender models are trained on. The
 //! same input gives the same bytes. A row that is wrong stops the work and is named by file and line;
 //! nothing is written then.
 //!
@@ -25,7 +26,7 @@ use serde::de::DeserializeOwned;
 
 pub(crate) use amazon::amazon;
 pub(crate) use demo::{DemoOptions, demo};
-pub(crate) use movielens::movielens;
+pub(crate) use movielens::{Division, movielens};
 
 /// Where the two tables of a data set lie, as path or URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,8 @@ pub(crate) struct Tables {
     pub(crate) users: String,
     /// One row an item.
     pub(crate) items: String,
+    /// One row an interaction, of data sets that are prepared for training too.
+    pub(crate) interactions: Option<String>,
 }
 
 /// What a data set was found to hold.
@@ -43,8 +46,12 @@ pub(crate) struct PrepareSummary {
     pub(crate) users: u64,
     /// Rows of the items' table.
     pub(crate) items: u64,
-    /// Interactions in all histories.
+    /// Interactions of the data set, without those left out.
     pub(crate) interactions: u64,
+    /// Of these, interactions in histories.
+    pub(crate) in_histories: u64,
+    /// Interactions left out, since they have no timestamp and histories end at one.
+    pub(crate) untimed: u64,
     /// Where the tables are.
     pub(crate) tables: Tables,
 }

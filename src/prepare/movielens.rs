@@ -5,19 +5,27 @@
 //! Histories keep every rating: oldest first where the data has timestamps, in file order where it has not.
 //! Beside 1M, `ratings.csv` (user,movie,rating) is accepted for `ratings.dat`, and `movies_extended.csv` adds
 //! director and actors.
+//!
+//! With a [`Division`] histories and counts end at an instant, so that texts written from them know nothing of what comes
+//! later, and interactions of unknown time are left out of everything. `partial_timestamps.csv` (user,movie,timestamp) beside
+//! `ratings.csv` then tells the time of those that it lists.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroI64;
 use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
-use arrow::datatypes::Field;
+use arrow::datatypes::{DataType, Field};
 use laser_schema::entity::IdType;
+use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::{Kind, Location};
 use serde::{Deserialize, Serialize};
 
-use super::table::{TableWriter, float32, history, int64, text, texts};
+use super::table::{RowWriter, TableWriter, float32, history, int64, text, texts};
 use super::{PrepareSummary, Tables, for_each_line, for_each_record};
+
+/// Timestamps of some of 1M's ratings.
+const PARTIAL_TIMESTAMPS: &str = "partial_timestamps.csv";
 
 /// Users' ages: the first year of each range of 1M, and the range.
 const AGES: [(u8, &str); 7] = [
@@ -69,11 +77,26 @@ const REGIONS: [&str; 10] = [
     "Pacific",
 ];
 
-/// Reads the MovieLens archive unpacked in `dir` and writes `users.parquet` and `items.parquet` to `output`.
+/// Where histories end.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Division {
+    /// The instant or share.
+    pub(crate) until: Until,
+    /// Whether the share is of all interactions or of each user's.
+    pub(crate) by: SplitBy,
+}
+
+/// Reads the MovieLens archive unpacked in `dir` and writes `users.parquet`, `items.parquet` and
+/// `interactions.parquet` to `output`.
 ///
 /// # Errors
-/// A directory that holds no known format, and the first line that is wrong; nothing is written then.
-pub(crate) async fn movielens(dir: &Path, output: &Location) -> Result<PrepareSummary> {
+/// A directory that holds no known format, the first line that is wrong, and a division of ratings none of which has a
+/// timestamp; nothing is written then.
+pub(crate) async fn movielens(
+    dir: &Path,
+    output: &Location,
+    division: Option<Division>,
+) -> Result<PrepareSummary> {
     let mut data = read(dir)?;
     ensure!(
         !data.movies.is_empty(),
@@ -86,16 +109,40 @@ pub(crate) async fn movielens(dir: &Path, output: &Location) -> Result<PrepareSu
         "{}: the list of ratings is empty",
         dir.display()
     );
+    let mut untimed = 0;
+    if division.is_some() {
+        if dir.join(PARTIAL_TIMESTAMPS).is_file() {
+            read_partial_timestamps(&mut data, &dir.join(PARTIAL_TIMESTAMPS))?;
+        }
+        untimed = data.remove_untimed();
+        ensure!(
+            untimed < ratings,
+            "{}: no rating has a timestamp, so there is nothing for --until to divide by; leave it out",
+            dir.display()
+        );
+    }
+    data.sort();
+    let interactions = data.interactions()?;
+    if let Some(division) = division {
+        data.end_histories(division);
+    }
     let users = data.users.len() as u64;
     let items = data.movies.len() as u64;
     let tables = Tables {
         users: data.write_users(&output.join("users.parquet")).await?,
         items: data.write_items(&output.join("items.parquet")).await?,
+        interactions: Some(
+            interactions
+                .finish(&output.join("interactions.parquet"))
+                .await?,
+        ),
     };
     Ok(PrepareSummary {
         users,
         items,
-        interactions: ratings,
+        interactions: ratings - untimed,
+        in_histories: data.movies.iter().map(|movie| movie.ratings).sum(),
+        untimed,
         tables,
     })
 }
@@ -166,6 +213,13 @@ struct Rating {
     timestamp: Option<NonZeroI64>,
     movie: u32,
     stars: f32,
+}
+
+impl Rating {
+    /// The timestamp, exact as MovieLens' are far below 2^53; 0 if it is unknown.
+    fn seconds(&self) -> f64 {
+        self.timestamp.map_or(0.0, |time| time.get() as f64)
+    }
 }
 
 #[derive(Serialize)]
@@ -242,7 +296,73 @@ impl MovieLens {
         Ok(())
     }
 
-    async fn write_users(&mut self, location: &Location) -> Result<String> {
+    /// Removes ratings without timestamp; how many they were.
+    fn remove_untimed(&mut self) -> u64 {
+        let mut removed = 0;
+        for user in self.users.values_mut() {
+            let before = user.ratings.len();
+            user.ratings.retain(|rating| rating.timestamp.is_some());
+            removed += (before - user.ratings.len()) as u64;
+        }
+        removed
+    }
+
+    /// Oldest first; stable, so that without timestamps file order stays.
+    fn sort(&mut self) {
+        for user in self.users.values_mut() {
+            user.ratings.sort_by_key(|rating| rating.timestamp);
+        }
+    }
+
+    /// All ratings, by user and in their order.
+    fn interactions(&self) -> Result<RowWriter> {
+        #[derive(Serialize)]
+        struct Row {
+            user: i64,
+            item: i64,
+            rating: f32,
+            timestamp: Option<NonZeroI64>,
+        }
+        let columns = vec![
+            Field::new("user", DataType::Int64, false),
+            Field::new("item", DataType::Int64, false),
+            float32("rating"),
+            int64("timestamp"),
+        ];
+        let mut table = RowWriter::new("interactions", columns)?;
+        for (&user, of_user) in &self.users {
+            for rating in &of_user.ratings {
+                table.push(&Row {
+                    user,
+                    item: self.movies[rating.movie as usize].id,
+                    rating: rating.stars,
+                    timestamp: rating.timestamp,
+                })?;
+            }
+        }
+        Ok(table)
+    }
+
+    /// Leaves in histories and counts only what is before the division.
+    fn end_histories(&mut self, division: Division) {
+        let users = (0u32..).zip(self.users.values());
+        let times = users.flat_map(|(user, of_user)| {
+            let ratings = of_user.ratings.iter();
+            ratings.map(move |rating| (user, rating.seconds()))
+        });
+        let ends = division
+            .until
+            .instants(division.by, self.users.len(), times);
+        self.movies.iter_mut().for_each(|movie| movie.ratings = 0);
+        for (user, end) in self.users.values_mut().zip(ends) {
+            user.ratings.retain(|rating| rating.seconds() < end);
+            for rating in &user.ratings {
+                self.movies[rating.movie as usize].ratings += 1;
+            }
+        }
+    }
+
+    async fn write_users(&self, location: &Location) -> Result<String> {
         let profile = [
             text("gender"),
             text("age"),
@@ -259,9 +379,7 @@ impl MovieLens {
         seen.extend([float32("rating"), int64("timestamp")]);
         columns.push(history(seen));
         let mut table = TableWriter::new(Kind::User, IdType::Int64, columns)?;
-        for (id, user) in &mut self.users {
-            // Stable, and without timestamps no change: file order stays where time does not decide.
-            user.ratings.sort_by_key(|rating| rating.timestamp);
+        for (id, user) in &self.users {
             let columns = UserColumns {
                 profile: self.users_listed.then_some(&user.profile),
                 history: user
@@ -443,6 +561,31 @@ fn read_ratings_csv(data: &mut MovieLens, path: &Path) -> Result<()> {
     })
 }
 
+fn read_partial_timestamps(data: &mut MovieLens, path: &Path) -> Result<()> {
+    #[derive(Deserialize)]
+    struct Line {
+        user: i64,
+        movie: i64,
+        timestamp: NonZeroI64,
+    }
+    let mut times = HashMap::new();
+    for_each_record(path, |line: Line| {
+        let unknown = || format!("movie {} is not in movies.dat", line.movie);
+        let position = *data.index.get(&line.movie).ok_or_else(unknown)?;
+        times.insert((line.user, position), line.timestamp);
+        Ok(())
+    })?;
+    for (&user, of_user) in &mut data.users {
+        for rating in &mut of_user.ratings {
+            rating.timestamp = times
+                .get(&(user, rating.movie))
+                .copied()
+                .or(rating.timestamp);
+        }
+    }
+    Ok(())
+}
+
 fn read_extended(data: &mut MovieLens, path: &Path) -> Result<()> {
     #[derive(Deserialize)]
     struct Line {
@@ -559,7 +702,7 @@ mod tests {
     ) -> Result<(PrepareSummary, Vec<Entity>, Vec<Entity>)> {
         let dir = files(input);
         let output = tempfile::tempdir().unwrap();
-        let summary = movielens(dir.path(), &location(output.path())).await?;
+        let summary = movielens(dir.path(), &location(output.path()), None).await?;
         let users = read_table(&summary.tables.users).await;
         let items = read_table(&summary.tables.items).await;
         Ok((summary, users, items))
@@ -882,7 +1025,9 @@ mod tests {
     async fn check_archive(folder: &str, expected: (u64, u64, u64)) {
         let Some(dir) = shared(folder) else { return };
         let output = tempfile::tempdir().unwrap();
-        let summary = movielens(&dir, &location(output.path())).await.unwrap();
+        let summary = movielens(&dir, &location(output.path()), None)
+            .await
+            .unwrap();
         assert_eq!(
             (summary.users, summary.items, summary.interactions),
             expected
@@ -907,7 +1052,9 @@ mod tests {
             return;
         };
         let output = tempfile::tempdir().unwrap();
-        let summary = movielens(&dir, &location(output.path())).await.unwrap();
+        let summary = movielens(&dir, &location(output.path()), None)
+            .await
+            .unwrap();
         let users = read_table(&summary.tables.users).await;
         assert_eq!(
             users.iter().map(|u| u.history.len()).sum::<usize>(),

@@ -27,9 +27,7 @@ const ROW_GROUP_BYTES: usize = 32 << 20;
 /// Writes one table of one kind of entities.
 pub(super) struct TableWriter {
     kind: Kind,
-    decoder: Decoder,
-    writer: ArrowWriter<Vec<u8>>,
-    rows: u64,
+    rows: RowWriter,
 }
 
 #[derive(Serialize)]
@@ -54,6 +52,43 @@ impl TableWriter {
         ];
         fields.extend(columns);
         fields.push(Field::new("interactions", DataType::Int64, false));
+        let rows = RowWriter::new(kind.as_str(), fields)?;
+        Ok(Self { kind, rows })
+    }
+
+    /// Appends one entity.
+    pub(super) fn push(
+        &mut self,
+        id: impl Serialize,
+        columns: &impl Serialize,
+        interactions: u64,
+    ) -> Result<()> {
+        self.rows.push(&Row {
+            id,
+            kind: self.kind,
+            columns,
+            interactions,
+        })
+    }
+
+    /// Writes the table, replacing what was there, and tells its place.
+    pub(super) async fn finish(self, location: &Location) -> Result<String> {
+        self.rows.finish(location).await
+    }
+}
+
+/// Writes one table of any columns.
+pub(super) struct RowWriter {
+    /// What its rows are, for messages.
+    name: &'static str,
+    decoder: Decoder,
+    writer: ArrowWriter<Vec<u8>>,
+    rows: u64,
+}
+
+impl RowWriter {
+    /// A table of these columns.
+    pub(super) fn new(name: &'static str, fields: Vec<Field>) -> Result<Self> {
         let schema = Arc::new(Schema::new(fields));
         let decoder = ReaderBuilder::new(schema.clone())
             .with_strict_mode(true)
@@ -64,27 +99,16 @@ impl TableWriter {
             .build();
         let writer = ArrowWriter::try_new(Vec::new(), schema, Some(properties))?;
         Ok(Self {
-            kind,
+            name,
             decoder,
             writer,
             rows: 0,
         })
     }
 
-    /// Appends one entity.
-    pub(super) fn push(
-        &mut self,
-        id: impl Serialize,
-        columns: &impl Serialize,
-        interactions: u64,
-    ) -> Result<()> {
+    /// Appends one row.
+    pub(super) fn push(&mut self, row: &impl Serialize) -> Result<()> {
         self.rows += 1;
-        let row = Row {
-            id,
-            kind: self.kind,
-            columns,
-            interactions,
-        };
         self.decoder.serialize(&[row]).with_context(|| self.row())?;
         if self.decoder.len() >= BATCH_ROWS {
             self.flush()?;
@@ -107,7 +131,7 @@ impl TableWriter {
     }
 
     fn row(&self) -> String {
-        format!("{} table, up to row {}", self.kind, self.rows)
+        format!("{} table, up to row {}", self.name, self.rows)
     }
 }
 
@@ -210,7 +234,7 @@ mod tests {
                 0,
             )
             .unwrap();
-        let error = format!("{:#}", table.flush().unwrap_err());
+        let error = format!("{:#}", table.rows.flush().unwrap_err());
         assert!(
             error.contains("user table") && error.contains("embedding"),
             "{error}"

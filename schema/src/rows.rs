@@ -1,0 +1,175 @@
+//! Rows of any table as JSON objects, from Parquet, CSV or JSONL, local or by URL.
+//!
+//! Rows are read in batches, so memory does not grow with the table (a CSV or JSONL *object* of a remote store is
+//! first copied to the local disk).
+
+use std::fmt;
+use std::io::{BufRead, BufReader};
+
+use arrow::datatypes::Schema;
+use serde_json::{Map, Value};
+
+use crate::entity::EntityError;
+use crate::location::{Location, LocationError};
+use crate::table::TableReader;
+
+/// Rows of a batch: small enough that a batch of long histories stays in the tens of megabytes.
+const BATCH_ROWS: usize = 1024;
+
+type Text = Box<dyn BufRead + Send>;
+
+enum Rows {
+    Parquet(Box<TableReader>),
+    Csv(Box<csv::Reader<Text>>),
+    Lines(std::io::Lines<Text>),
+}
+
+/// Reads one table in batches of rows.
+pub struct RowReader {
+    file: String,
+    rows: Rows,
+    row: u64,
+}
+
+impl fmt::Debug for RowReader {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RowReader")
+            .field("file", &self.file)
+            .field("row", &self.row)
+            .finish_non_exhaustive()
+    }
+}
+
+/// A row by column, with its number from 1 (without a header line).
+pub type NumberedRow = (u64, Map<String, Value>);
+
+impl RowReader {
+    /// Opens the table at a path or URL; of Parquet only `columns` are read, as far as they are there, if they are given.
+    ///
+    /// # Errors
+    /// [`EntityError::Format`], or that it is not there or not readable.
+    pub async fn open(path: &str, columns: Option<&[&str]>) -> Result<Self, EntityError> {
+        let location = Location::parse(path)?;
+        let rows = match location.extension().as_str() {
+            "parquet" => {
+                if !location.exists().await? {
+                    return Err(LocationError::NotFound {
+                        url: path.to_owned(),
+                    }
+                    .into());
+                }
+                Rows::Parquet(Box::new(
+                    TableReader::open_columns(&location, columns).await?,
+                ))
+            }
+            "csv" => {
+                let text = open_text(&location).await?;
+                Rows::Csv(Box::new(csv::ReaderBuilder::new().from_reader(text)))
+            }
+            "jsonl" | "ndjson" => Rows::Lines(open_text(&location).await?.lines()),
+            _ => {
+                return Err(EntityError::Format {
+                    file: path.to_owned(),
+                });
+            }
+        };
+        Ok(Self {
+            file: path.to_owned(),
+            rows,
+            row: 0,
+        })
+    }
+
+    /// The names of the columns, read or not; JSONL has none for all rows.
+    ///
+    /// # Errors
+    /// If a CSV's header cannot be read.
+    pub fn columns(&mut self) -> Result<Option<Vec<String>>, EntityError> {
+        match &mut self.rows {
+            Rows::Parquet(reader) => {
+                let fields = reader.schema().fields().iter();
+                Ok(Some(fields.map(|field| field.name().clone()).collect()))
+            }
+            Rows::Csv(reader) => {
+                let header = reader.headers().map_err(|e| EntityError::File {
+                    file: self.file.clone(),
+                    reason: e.to_string(),
+                })?;
+                Ok(Some(header.iter().map(str::to_owned).collect()))
+            }
+            Rows::Lines(_) => Ok(None),
+        }
+    }
+
+    /// The types of the columns, of Parquet.
+    pub fn schema(&self) -> Option<&Schema> {
+        match &self.rows {
+            Rows::Parquet(reader) => Some(reader.schema()),
+            Rows::Csv(_) | Rows::Lines(_) => None,
+        }
+    }
+
+    /// The next rows, or `None` at the end. An empty cell of a CSV is no value.
+    ///
+    /// # Errors
+    /// The first row that cannot be read.
+    pub async fn next_batch(&mut self) -> Result<Option<Vec<NumberedRow>>, EntityError> {
+        let rows = match &mut self.rows {
+            Rows::Parquet(reader) => reader.next().await.map_err(|e| (1, e.to_string())),
+            Rows::Csv(reader) => next_csv(reader),
+            Rows::Lines(lines) => next_lines(lines),
+        };
+        let rows = rows.map_err(|(offset, reason)| self.error(self.row + offset, reason))?;
+        Ok(rows.map(|rows| {
+            let first = self.row + 1;
+            self.row += rows.len() as u64;
+            (first..).zip(rows).collect()
+        }))
+    }
+
+    /// What is wrong with a row of this table.
+    pub fn error(&self, row: u64, reason: String) -> EntityError {
+        EntityError::Row {
+            file: self.file.clone(),
+            row,
+            reason,
+        }
+    }
+}
+
+async fn open_text(location: &Location) -> Result<Text, EntityError> {
+    let file = location.open().await?;
+    Ok(Box::new(BufReader::with_capacity(1 << 20, file)))
+}
+
+/// Some rows; or which one of them, from 1, is wrong and how.
+type RowsResult = Result<Option<Vec<Map<String, Value>>>, (u64, String)>;
+
+fn next_csv(reader: &mut csv::Reader<Text>) -> RowsResult {
+    let header = reader.headers().map_err(|e| (1, e.to_string()))?.clone();
+    let mut rows = Vec::new();
+    for (record, offset) in reader.records().take(BATCH_ROWS).zip(1..) {
+        let record = record.map_err(|e| (offset, e.to_string()))?;
+        let cells = header
+            .iter()
+            .zip(record.iter())
+            .filter(|(_, cell)| !cell.is_empty());
+        rows.push(
+            cells
+                .map(|(name, cell)| (name.to_owned(), Value::from(cell)))
+                .collect(),
+        );
+    }
+    Ok(if rows.is_empty() { None } else { Some(rows) })
+}
+
+fn next_lines(lines: &mut std::io::Lines<Text>) -> RowsResult {
+    let mut rows = Vec::new();
+    for (line, offset) in lines.take(BATCH_ROWS).zip(1..) {
+        let line = line.map_err(|e| (offset, e.to_string()))?;
+        let row =
+            serde_json::from_str(&line).map_err(|e| (offset, format!("not a JSON object: {e}")))?;
+        rows.push(row);
+    }
+    Ok(if rows.is_empty() { None } else { Some(rows) })
+}

@@ -1,0 +1,187 @@
+//! `laser embed`: collaborative embeddings from interactions.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use arrow::datatypes::{DataType, Field, Schema};
+use laser_recommender::lightgcn::{CUTOFF, EmbedConfig, Epoch, Trained, train};
+use laser_recommender::ranking::{Event, Holdout};
+use laser_schema::entity::IdType;
+use laser_schema::interactions::{InteractionTable, Interactions, Needs};
+use laser_schema::{EntityId, Location, table};
+use serde::Serialize;
+
+use crate::commands::print;
+use crate::config::Config;
+use crate::progress::Display;
+
+/// The footer's key of how embeddings came to be.
+const FOOTER: &str = "laser.embed";
+
+/// Trains on all interactions but those that validate, and writes `users.parquet` and `items.parquet`.
+pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
+    let (table, config) = (config.interactions()?, &config.embed);
+    let output = Location::parse(output)?;
+    let interactions = read(table, config).await?;
+    let data = hold_out(&interactions, config, 0.0);
+    let mut display = Display::new();
+    let trained = train_model("LightGCN", &data, config, &mut display)?;
+    let all = [data.train.as_slice(), &data.validation].concat();
+    let embeddings = trained.embeddings(&data, &all);
+    let footer = serde_json::to_string(&serde_json::json!({
+        "config": config,
+        "interactions": table.path,
+        "epoch": trained.epoch,
+        "validation": trained.validation,
+    }))?;
+    let (users, items) = (output.join("users.parquet"), output.join("items.parquet"));
+    // `min_rating` leaves users and items without interactions, of which nothing was learnt.
+    let (mut of_users, mut of_items) = (BTreeMap::new(), BTreeMap::new());
+    let dimension = embeddings.dimension;
+    for &(user, item) in &all {
+        let (user, item) = (user as usize, item as usize);
+        let row = |values: &[f32], at: usize| values[at * dimension..][..dimension].to_vec();
+        of_users
+            .entry(user)
+            .or_insert_with(|| row(&embeddings.users, user));
+        of_items
+            .entry(item)
+            .or_insert_with(|| row(&embeddings.items, item));
+    }
+    let encoded = [
+        (
+            &users,
+            encode(&users, &interactions.users, &of_users, &footer)?,
+        ),
+        (
+            &items,
+            encode(&items, &interactions.items, &of_items, &footer)?,
+        ),
+    ];
+    for (location, bytes) in encoded {
+        location.write(bytes).await?;
+    }
+    drop(display);
+    print(&format!(
+        "{} users: {}\n{} items: {}\nrecall@{CUTOFF} {:.4}, NDCG@{CUTOFF} {:.4} on {} held-out interactions ({}), epoch {} of {}\n",
+        of_users.len(),
+        users.url(),
+        of_items.len(),
+        items.url(),
+        trained.validation.recall,
+        trained.validation.ndcg,
+        data.validation.len(),
+        split_name(&data),
+        trained.epoch,
+        trained.epochs
+    ))
+}
+
+/// The interactions that count as positive.
+pub(crate) async fn read(table: &InteractionTable, config: &EmbedConfig) -> Result<Interactions> {
+    let needs = Needs {
+        rating: config.min_rating.is_some(),
+        timestamp: false,
+    };
+    let mut interactions = Interactions::read(table, needs).await?;
+    if let Some(least) = config.min_rating {
+        let rows = &mut interactions.rows;
+        rows.retain(|row| row.rating.is_some_and(|rating| rating >= least));
+        anyhow::ensure!(
+            !rows.is_empty(),
+            "{}: no interaction is rated {least} or higher; lower [embed] min_rating",
+            table.path
+        );
+    }
+    Ok(interactions)
+}
+
+/// The parts of the interactions, the last `test` share of each user's among them.
+pub(crate) fn hold_out(interactions: &Interactions, config: &EmbedConfig, test: f64) -> Holdout {
+    let events: Vec<Event> = interactions
+        .rows
+        .iter()
+        .map(|row| Event {
+            user: row.user,
+            item: row.item,
+            time: row.timestamp,
+        })
+        .collect();
+    let (users, items) = (interactions.users.len(), interactions.items.len());
+    Holdout::new(
+        users,
+        items,
+        &events,
+        (config.validation, test),
+        config.seed,
+    )
+}
+
+/// How the parts were chosen, for reports.
+pub(crate) fn split_name(data: &Holdout) -> &'static str {
+    if data.by_time {
+        "each user's latest"
+    } else {
+        "each user's at random: not all interactions have a timestamp"
+    }
+}
+
+/// Trains as a stage of the display.
+pub(crate) fn train_model(
+    name: &str,
+    data: &Holdout,
+    config: &EmbedConfig,
+    display: &mut Display,
+) -> Result<Trained> {
+    display.stage(name);
+    let epochs = config.epochs as u64;
+    let mut progress = |epoch: Epoch| {
+        let recall = epoch
+            .validation
+            .map(|validation| format!(", recall@{CUTOFF} {:.4}", validation.recall));
+        let message = format!("loss {:.4}{}", epoch.loss, recall.unwrap_or_default());
+        display.update(epoch.epoch as u64, Some(epochs), &message);
+    };
+    // Minutes on all cores: other tasks of this thread move to another one.
+    let trained = tokio::task::block_in_place(|| train(data, config, &mut progress))?;
+    display.finish_with(&format!(
+        "recall@{CUTOFF} {:.4} in epoch {} of {}",
+        trained.validation.recall, trained.epoch, trained.epochs
+    ));
+    Ok(trained)
+}
+
+/// A table of ids and embeddings, as `[pools.user] embeddings` reads it.
+fn encode(
+    location: &Location,
+    ids: &[EntityId],
+    vectors: &BTreeMap<usize, Vec<f32>>,
+    footer: &str,
+) -> Result<bytes::Bytes> {
+    #[derive(Serialize)]
+    struct Row<'a> {
+        id: &'a EntityId,
+        embedding: &'a [f32],
+    }
+    let id = match ids.first().map(EntityId::id_type) {
+        Some(IdType::Int64) => DataType::Int64,
+        _ => DataType::Utf8,
+    };
+    let embedding = DataType::new_list(DataType::Float32, false);
+    let schema = Schema::new(vec![
+        Field::new("id", id, false),
+        Field::new("embedding", embedding, false),
+    ]);
+    let rows = vectors.iter().map(|(&place, embedding)| Row {
+        id: &ids[place],
+        embedding,
+    });
+    let footer = [(FOOTER, footer.to_owned())];
+    table::encode(
+        location.url(),
+        schema.into(),
+        &rows.collect::<Vec<_>>(),
+        &footer,
+    )
+    .with_context(|| format!("{}: ids of different types", location.url()))
+}

@@ -1,0 +1,246 @@
+//! Knowledge as the configuration names it, brought to the users and items of the interactions.
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, bail, ensure};
+use laser_pool_builder::{EmbeddingError, EmbeddingSource, read_embeddings};
+use laser_recommender::ctr::{Codes, CodesError, Feature, Variant, Vectors};
+use laser_schema::rows::RowReader;
+use laser_schema::{EntityId, Kind, Location};
+use serde_json::Value;
+
+use super::{IdsSource, KnowledgeConfig};
+
+/// Where users or items are, by their ids as text, since tables may keep them in different types.
+pub(super) struct Places {
+    ids: Vec<String>,
+    places: HashMap<String, usize>,
+}
+
+impl Places {
+    pub(super) fn new(ids: &[EntityId]) -> Self {
+        let ids: Vec<String> = ids.iter().map(ToString::to_string).collect();
+        let places = ids.iter().cloned().zip(0..).collect();
+        Self { ids, places }
+    }
+
+    pub(super) fn of(&self, id: &str) -> Option<usize> {
+        self.places.get(id).copied()
+    }
+}
+
+/// The users and the items of the interactions.
+pub(super) struct Entities {
+    pub(super) users: Places,
+    pub(super) items: Places,
+}
+
+impl Entities {
+    fn of(&self, kind: Kind) -> &Places {
+        match kind {
+            Kind::User => &self.users,
+            Kind::Item => &self.items,
+        }
+    }
+}
+
+/// How knowledge is given to a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Form {
+    Embedding,
+    Ids,
+}
+
+impl Form {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Embedding => "embedding",
+            Self::Ids => "ids",
+        }
+    }
+}
+
+/// The variants of one origin: as embeddings, as ids, or both.
+pub(super) async fn variants(
+    config: &KnowledgeConfig,
+    entities: &Entities,
+) -> Result<Vec<(Form, Variant)>> {
+    let mut variants = Vec::new();
+    let sources = [
+        (Kind::User, &config.user_embeddings),
+        (Kind::Item, &config.item_embeddings),
+    ];
+    if sources.iter().any(|(_, source)| source.is_some()) {
+        let mut variant = Variant {
+            name: format!("{}, embedding", config.name),
+            ..Variant::default()
+        };
+        for (kind, source) in sources {
+            if let Some(source) = source {
+                *field(&mut variant, kind) = Some(vectors(source, kind, entities.of(kind)).await?);
+            }
+        }
+        variants.push((Form::Embedding, variant));
+    }
+    let sources = [
+        (Kind::User, &config.user_ids),
+        (Kind::Item, &config.item_ids),
+    ];
+    if sources.iter().any(|(_, source)| source.is_some()) {
+        let mut variant = Variant {
+            name: format!("{}, ids", config.name),
+            ..Variant::default()
+        };
+        for (kind, source) in sources {
+            if let Some(source) = source {
+                *field(&mut variant, kind) = Some(codes(source, kind, entities.of(kind)).await?);
+            }
+        }
+        variants.push((Form::Ids, variant));
+    }
+    Ok(variants)
+}
+
+fn field(variant: &mut Variant, kind: Kind) -> &mut Option<Feature> {
+    match kind {
+        Kind::User => &mut variant.user,
+        Kind::Item => &mut variant.item,
+    }
+}
+
+async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Result<Feature> {
+    let mut rows: Vec<Option<Vec<f32>>> = vec![None; places.ids.len()];
+    let (mut dimension, mut twice) = (0, None);
+    let mut sink = |_row: u64, id: &str, vector: &[f32]| {
+        dimension = vector.len();
+        if let Some(place) = places.of(id)
+            && rows[place].replace(vector.to_vec()).is_some()
+        {
+            twice = Some(id.to_owned());
+        }
+        Ok::<(), EmbeddingError>(())
+    };
+    for source in parts_of_embeddings(source).await? {
+        read_embeddings(&source, kind, &mut sink).await?;
+    }
+    let name = match source {
+        EmbeddingSource::Npy { npy, .. } => npy,
+        EmbeddingSource::Table { table, .. } => table,
+    };
+    check_rows(name, kind, &rows, twice)?;
+    let lengths = rows.iter().flatten().map(Vec::len);
+    ensure!(
+        lengths.clone().min() == lengths.max(),
+        "{name}: its parts have embeddings of different lengths"
+    );
+    Ok(Feature::Vectors(Vectors::new(dimension, &rows)))
+}
+
+async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Feature> {
+    let IdsSource { table, id, ids } = source;
+    let mut rows: Vec<Option<Vec<i64>>> = vec![None; places.ids.len()];
+    let mut twice = None;
+    for part in parts(table).await? {
+        let mut reader = RowReader::open(&part, Some(&[id, ids])).await?;
+        if let Some(available) = reader.columns()? {
+            for (key, column) in [("id", id), ("ids", ids)] {
+                ensure!(
+                    available.contains(column),
+                    "{part}: no column {column:?}; it has {}. Set {key} of [[eval.knowledge]] {kind}_ids to the right name",
+                    available.join(", ")
+                );
+            }
+        }
+        while let Some(batch) = reader.next_batch().await? {
+            for (row, mut values) in batch {
+                let found = text_of(values.remove(id));
+                let found =
+                    found.map_err(|reason| reader.error(row, format!("column {id:?} {reason}")))?;
+                let Some(place) = places.of(&found) else {
+                    continue;
+                };
+                let list = list_of(values.remove(ids));
+                let list =
+                    list.map_err(|reason| reader.error(row, format!("column {ids:?} {reason}")))?;
+                if rows[place].replace(list).is_some() {
+                    twice = Some(found);
+                }
+            }
+        }
+    }
+    check_rows(table, kind, &rows, twice)?;
+    let codes = Codes::new(&rows).map_err(|error| {
+        let CodesError::Length { entity, .. } = error;
+        anyhow::anyhow!(error).context(format!("{table}: {kind} {}", places.ids[entity]))
+    })?;
+    Ok(Feature::Codes(codes))
+}
+
+fn text_of(value: Option<Value>) -> Result<String, String> {
+    match value {
+        Some(Value::String(text)) if !text.is_empty() => Ok(text),
+        Some(Value::Number(number)) if number.is_i64() => Ok(number.to_string()),
+        other => Err(format!(
+            "holds {}; an id is a string or int64",
+            other.unwrap_or_default()
+        )),
+    }
+}
+
+fn list_of(value: Option<Value>) -> Result<Vec<i64>, String> {
+    let value = value.unwrap_or_default();
+    let list = value.as_array().filter(|list| !list.is_empty());
+    let list = list.and_then(|list| list.iter().map(Value::as_i64).collect());
+    list.ok_or_else(|| format!("holds {value}; knowledge ids are a list of int64"))
+}
+
+fn check_rows<T>(name: &str, kind: Kind, rows: &[Option<T>], twice: Option<String>) -> Result<()> {
+    if let Some(id) = twice {
+        bail!("{name}: {kind} {id} is there twice; remove one of the two");
+    }
+    ensure!(
+        rows.iter().any(Option::is_some),
+        "{name}: none of its ids is a {kind} of [interactions]; are these the ids of the same data set?"
+    );
+    Ok(())
+}
+
+/// A table as it is, or the Parquet files of a folder, such as a published night.
+async fn parts(table: &str) -> Result<Vec<String>> {
+    let location = Location::parse(table)?;
+    if !location.extension().is_empty() {
+        return Ok(vec![table.to_owned()]);
+    }
+    let listed = location.list().await.with_context(|| table.to_owned())?;
+    let is_part =
+        |name: &str| name.ends_with(".parquet") && !name.contains('/') && !name.starts_with('_');
+    let parts = listed.iter().filter(|listed| is_part(&listed.name));
+    let parts: Vec<String> = parts
+        .map(|listed| location.join(&listed.name).url().to_owned())
+        .collect();
+    ensure!(
+        !parts.is_empty(),
+        "{table}: no .parquet in this folder; give a table, or the folder of one night and kind"
+    );
+    Ok(parts)
+}
+
+async fn parts_of_embeddings(source: &EmbeddingSource) -> Result<Vec<EmbeddingSource>> {
+    let EmbeddingSource::Table {
+        table,
+        id,
+        embedding,
+    } = source
+    else {
+        return Ok(vec![source.clone()]);
+    };
+    let parts = parts(table).await?.into_iter();
+    Ok(parts
+        .map(|table| EmbeddingSource::Table {
+            table,
+            id: id.clone(),
+            embedding: embedding.clone(),
+        })
+        .collect())
+}
