@@ -23,6 +23,9 @@ source tests/nats.sh
 source tests/moto.sh
 source tests/azurite.sh
 
+# A browser, for the run report.
+source tests/chromium.sh
+
 # deploy/ is built and validated without a cluster.
 tests/deploy.sh
 

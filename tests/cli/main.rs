@@ -12,6 +12,7 @@ mod faults;
 mod night;
 mod outages;
 mod proxy;
+mod report;
 mod s3;
 mod soak;
 mod telemetry;
