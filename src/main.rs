@@ -18,6 +18,7 @@ mod operate;
 mod pool_sets;
 mod prepare;
 mod progress;
+mod report;
 mod summary;
 mod telemetry;
 
@@ -100,6 +101,14 @@ enum Command {
     Verify {
         /// An output's root or one published folder, as path or URL.
         dir: String,
+    },
+    /// Write a published night as one HTML page that needs no network.
+    Report {
+        /// An output's root, for its newest night, or one published folder, as path or URL.
+        dir: String,
+        /// The page, as path or URL; report-RUN.html if not given.
+        #[arg(short, long, value_name = "FILE")]
+        output: Option<String>,
     },
     /// Build, list, promote, inspect and tune pools.
     #[command(subcommand, visible_alias = "pool-builder")]
@@ -363,6 +372,7 @@ async fn dispatch(command: Command) -> Result<u8> {
                 DATA_ERROR
             });
         }
+        Command::Report { dir, output } => report::report(&dir, output.as_deref()).await?,
         Command::Pools(command) => pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
         Command::Ids(args) => ids::ids(&args).await?,

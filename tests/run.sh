@@ -27,6 +27,8 @@ source tests/azurite.sh
 source tests/encoder.sh
 # Feast, DuckDB, pandas and Polars, for the tests that read what is written.
 source tests/feast.sh
+# A browser, for the run report.
+source tests/chromium.sh
 
 # deploy/ is built and validated without a cluster.
 tests/deploy.sh

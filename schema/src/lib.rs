@@ -3,6 +3,7 @@
 //!
 //! Only this crate (and each crate's own configuration) serialises. It generates nothing and decides nothing.
 
+pub mod audit;
 pub mod cache;
 pub mod device;
 pub mod digest;

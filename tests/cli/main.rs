@@ -15,6 +15,7 @@ mod ids;
 mod night;
 mod outages;
 mod proxy;
+mod report;
 mod s3;
 mod soak;
 mod telemetry;

@@ -1,8 +1,11 @@
 //! The audit: the same rows plainly and with speculation, in turns, on the engine that does the work.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use laser_schema::job::AuditReport;
+use laser_schema::EntityId;
+use laser_schema::audit::{Audit, AuditedText, Origin, Piece};
+use laser_schema::model::{ModelError, Tokenizer};
 
 use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator};
 
@@ -13,37 +16,96 @@ use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator
 /// The engine's, when it is given up.
 pub(crate) fn audit(
     generator: &mut impl TextGenerator,
-    requests: &[Request],
-) -> Result<AuditReport, GenerateError> {
-    let mut report = AuditReport::default();
+    requests: &[(EntityId, Request)],
+) -> Result<Audit, GenerateError> {
+    let mut audit = Audit::default();
     for batch in requests.chunks(generator.batch().max(1)) {
         let (plain, plain_seconds) = run(generator, batch, true)?;
         let (fast, seconds) = run(generator, batch, false)?;
-        report.plain_seconds += plain_seconds;
-        report.seconds += seconds;
-        for (plain, fast) in plain.iter().zip(&fast) {
-            let (Some(plain), Some(fast)) = (plain, fast) else {
-                continue;
-            };
-            report.texts += 1;
-            report.identical += u64::from(plain.tokens == fast.tokens);
-            report.plain_tokens += plain.tokens.len() as u64;
-            report.tokens += fast.tokens.len() as u64;
+        audit.report.plain_seconds += plain_seconds;
+        audit.report.seconds += seconds;
+        for (((id, _), plain), fast) in batch.iter().zip(&plain).zip(&fast) {
+            if let (Some(plain), Some(fast)) = (plain, fast)
+                && let Ok(text) = audited(id, plain, fast, generator.tokenizer())
+            {
+                add(&mut audit, text);
+            }
         }
     }
-    Ok(report)
+    Ok(audit)
+}
+
+fn add(audit: &mut Audit, text: AuditedText) {
+    let report = &mut audit.report;
+    report.texts += 1;
+    report.identical += u64::from(text.identical);
+    report.plain_tokens += text.plain_tokens;
+    report.tokens += text.tokens;
+    audit.pairs.push(text);
+}
+
+fn audited(
+    id: &EntityId,
+    plain: &Generated,
+    fast: &Generated,
+    tokenizer: &Tokenizer,
+) -> Result<AuditedText, ModelError> {
+    let mut proposed = BTreeMap::new();
+    for origin in &fast.origins {
+        *proposed.entry(origin.source).or_default() += 1;
+    }
+    Ok(AuditedText {
+        entity_id: id.clone(),
+        plain: plain.text.clone(),
+        plain_tokens: plain.tokens.len() as u64,
+        tokens: fast.tokens.len() as u64,
+        relaxed: fast.relaxed,
+        proposed,
+        identical: plain.tokens == fast.tokens,
+        pieces: pieces(fast, tokenizer)?,
+    })
+}
+
+/// Cuts a text where the origin of its tokens changes. A tokenizer decodes a token differently at a beginning, so each
+/// piece is what decoding up to its end adds to the text.
+fn pieces(text: &Generated, tokenizer: &Tokenizer) -> Result<Vec<Piece>, ModelError> {
+    let mut pieces = Vec::new();
+    let (mut at, mut end) = (0, 0);
+    for run in text.origins.chunk_by(|a, b| a == b) {
+        end += run.len();
+        let so_far = tokenizer.decode(&text.tokens[..end])?;
+        // A character whose last byte is in the next token is shown as a replacement until then.
+        let so_far = so_far.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
+        let upto = text.text.floor_char_boundary(so_far);
+        if upto > at {
+            pieces.push(Piece {
+                text: text.text[at..upto].to_owned(),
+                origin: run[0],
+            });
+            at = upto;
+        }
+    }
+    let rest = &text.text[at..];
+    match pieces.last_mut() {
+        Some(last) => last.text.push_str(rest),
+        None => pieces.push(Piece {
+            text: rest.to_owned(),
+            origin: Origin::TARGET,
+        }),
+    }
+    Ok(pieces)
 }
 
 type Texts = Vec<Option<Generated>>;
 
 fn run(
     generator: &mut impl TextGenerator,
-    batch: &[Request],
+    batch: &[(EntityId, Request)],
     plain: bool,
 ) -> Result<(Texts, f64), GenerateError> {
     let start = Instant::now();
     let mut texts: Texts = vec![None; batch.len()];
-    for (request, id) in batch.iter().zip(0..) {
+    for ((_, request), id) in batch.iter().zip(0..) {
         generator.submit(Request {
             id,
             plain,
@@ -58,4 +120,40 @@ fn run(
         }
     }
     Ok((texts, start.elapsed().as_secs_f64()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use laser_schema::audit::Proposer;
+
+    use super::*;
+
+    #[test]
+    fn the_pieces_of_a_text_are_the_text_whatever_the_cuts() {
+        let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/profile-lm");
+        let tokenizer = Tokenizer::open(&model.join("tokenizer.json")).unwrap();
+        let text = "Likes 電影 and café noir – a lot. \u{fffd}";
+        let tokens = tokenizer.encode(text, false).unwrap();
+        let own = Origin::TARGET;
+        let pool = Origin {
+            source: Proposer::Pool,
+            relaxed: true,
+        };
+        for period in 1..6 {
+            let origin = |at: usize| if at / period % 2 == 0 { own } else { pool };
+            let generated = Generated {
+                text: text.to_owned(),
+                origins: (0..tokens.len()).map(origin).collect(),
+                tokens: tokens.clone(),
+                ..Generated::default()
+            };
+            let pieces = pieces(&generated, &tokenizer).unwrap();
+            let joined: String = pieces.iter().map(|p| p.text.as_str()).collect();
+            assert_eq!(joined, text);
+            assert!(pieces.iter().any(|p| p.origin == pool));
+            assert!(pieces.iter().all(|p| !p.text.is_empty()));
+        }
+    }
 }

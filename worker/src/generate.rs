@@ -14,9 +14,10 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, TargetScores, Verification,
-    verify,
+    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, Source, TargetScores,
+    Verification, verify,
 };
+use laser_schema::audit::{Origin, Proposer};
 use laser_schema::model::{ModelError, Tokenizer};
 
 use crate::budget::{Budget, Drafted, Reach};
@@ -103,6 +104,8 @@ pub struct Generated {
     pub text: String,
     /// Its tokens, with the end-of-text token if it ended by one.
     pub tokens: Vec<u32>,
+    /// Where each of them comes from.
+    pub origins: Vec<Origin>,
     /// Why it ended.
     pub stop: StopReason,
     /// Drafted tokens.
@@ -787,12 +790,15 @@ impl Sequence {
         }
         let accepted = step.path.len().min(emitted);
         self.done.step_accepted.push(index_u32(accepted));
-        let relaxed = step
-            .path
-            .iter()
-            .take(accepted)
-            .filter(|n| !is_argmax(&self.tree, &scores, **n));
-        self.done.relaxed += relaxed.count() as u64;
+        for &node in &step.path[..accepted] {
+            let relaxed = !is_argmax(&self.tree, &scores, node);
+            self.done.relaxed += u64::from(relaxed);
+            let source = proposer(self.tree.sources()[node]);
+            self.done.origins.push(Origin { source, relaxed });
+        }
+        if emitted > accepted {
+            self.done.origins.push(Origin::TARGET);
+        }
         self.context.extend(&step.tokens[..emitted]);
         self.pending.clear();
         self.pending.extend(step.tokens[..emitted].last());
@@ -820,6 +826,14 @@ impl Sequence {
             return Ok(Some(StopReason::Length));
         }
         Ok(None)
+    }
+}
+
+fn proposer(source: Source) -> Proposer {
+    match source {
+        Source::Pool => Proposer::Pool,
+        Source::Previous => Proposer::Previous,
+        Source::Context => Proposer::Context,
     }
 }
 

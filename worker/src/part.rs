@@ -7,7 +7,8 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use laser_decode::Pool;
 use laser_schema::Digest;
-use laser_schema::job::{Action, AuditReport, Lease, Plan, ShardRow};
+use laser_schema::audit::Audit;
+use laser_schema::job::{Action, Lease, Plan, ShardRow};
 use laser_schema::knowledge::{
     ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, ratio,
     rows_digest,
@@ -45,7 +46,7 @@ pub(crate) enum Output {
         /// Of the generated rows, by pool.
         figures: BTreeMap<String, Figures>,
     },
-    Audit(AuditReport),
+    Audit(Audit),
     /// It was written by an earlier attempt.
     Exists,
     Failed(String),

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use laser_schema::audit::Origin;
 use laser_schema::model::{ModelError, Tokenizer};
 use tokio::runtime::Handle;
 
@@ -63,6 +64,7 @@ impl PlainGenerator {
         let step_accepted = vec![0; tokens.len()];
         Ok(Generated {
             text,
+            origins: vec![Origin::TARGET; tokens.len()],
             tokens,
             stop,
             step_accepted,

@@ -18,7 +18,7 @@ use laser_schema::job::{Lease, Plan, Queue, QueueError, ShardJob, ShardRow};
 use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord};
 use laser_schema::location::{Created, LocationError};
 use laser_schema::table::TableError;
-use laser_schema::{Digest, Location};
+use laser_schema::{Digest, EntityId, Location};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, error_span, info_span, instrument};
@@ -387,7 +387,7 @@ async fn commit(
         Output::Failed(reason) => return Ok(Err(reason)),
         Output::Exists => return Ok(Ok(Created::Exists)),
         Output::Released => return Ok(Err("given back".to_owned())),
-        Output::Audit(report) => serde_json::to_vec(&report)
+        Output::Audit(audit) => serde_json::to_vec(&audit)
             .map(|bytes| (Bytes::from(bytes), 0, 0))
             .map_err(|e| e.to_string()),
         Output::Part {
@@ -651,13 +651,13 @@ impl<G: TextGenerator> EngineLoop<G> {
     }
 
     fn audit(&mut self, lease: Lease, rows: &[ShardRow], done: &mpsc::Sender<Done>) {
-        let requests: Vec<Request> = rows
+        let requests: Vec<(EntityId, Request)> = rows
             .iter()
-            .filter_map(|r| self.request(r, 0).ok())
+            .filter_map(|r| Some((r.entity_id.clone(), self.request(r, 0).ok()?)))
             .collect();
         let generator = &mut self.generator;
         let failed = match catch(|| audit(generator, &requests)) {
-            Ok(Ok(report)) => return finish_shard(done, lease, Output::Audit(report)),
+            Ok(Ok(audit)) => return finish_shard(done, lease, Output::Audit(audit)),
             Ok(Err(error)) => error.to_string(),
             Err(reason) => reason,
         };

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use laser_decode::{
     Candidate, Drafter, Pool, PoolMeta, ROOT_PARENT, TargetScores, Verification, build_pool,
 };
+use laser_schema::audit::Proposer;
 use laser_schema::model::Tokenizer;
 use laser_worker::engine::{Engine, FakeEngine, FakeOptions, Segment};
 use laser_worker::generate::{
@@ -267,5 +268,9 @@ pub(crate) fn assert_figures(got: &Generated, what: &str) {
         "{what}: {got:?}"
     );
     assert!(accepted as u64 <= got.drafted, "{what}");
-    assert!(got.relaxed <= accepted as u64, "{what}");
+    assert_eq!(got.origins.len(), got.tokens.len(), "{what}");
+    let drafted = got.origins.iter().filter(|o| o.source != Proposer::Target);
+    assert_eq!(drafted.count(), accepted, "{what}");
+    let relaxed = got.origins.iter().filter(|o| o.relaxed);
+    assert_eq!(relaxed.count() as u64, got.relaxed, "{what}");
 }

@@ -1,0 +1,149 @@
+//! The object of an audit shard: what was measured, and the texts it was measured on.
+//!
+//! Both texts of an entity are kept, the one that the night's verification gives with the origin of every piece, so
+//! that what relaxed verification changes can be read (`laser report`).
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::entity::EntityId;
+use crate::job::AuditReport;
+
+/// What an audit shard came to. Its JSON is that of the [`AuditReport`] with `pairs`; audits of earlier versions have
+/// none.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Audit {
+    /// What was measured.
+    #[serde(flatten)]
+    pub report: AuditReport,
+    /// The texts that were compared, in the order of the shard's rows.
+    #[serde(default)]
+    pub pairs: Vec<AuditedText>,
+}
+
+/// An entity's text, plainly and with speculation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AuditedText {
+    /// The entity.
+    pub entity_id: EntityId,
+    /// What plain greedy decoding gives.
+    pub plain: String,
+    /// Its tokens, with the end-of-text token where there is one.
+    pub plain_tokens: u64,
+    /// Tokens of the text with speculation.
+    pub tokens: u64,
+    /// Of these: accepted though not the argmax.
+    pub relaxed: u64,
+    /// Tokens by who proposed them.
+    pub proposed: BTreeMap<Proposer, u64>,
+    /// Whether both are the same token for token.
+    pub identical: bool,
+    /// The text with speculation, in pieces of one origin each.
+    pub pieces: Vec<Piece>,
+}
+
+/// Consecutive tokens of one origin, as text. A character that ends in a later token belongs to that token's piece.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Piece {
+    /// The text; the pieces of a text are the text.
+    pub text: String,
+    /// Where its tokens come from.
+    #[serde(flatten)]
+    pub origin: Origin,
+}
+
+/// Where a token of a text comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Who proposed it.
+    pub source: Proposer,
+    /// It was accepted though it is not the target's most probable.
+    pub relaxed: bool,
+}
+
+impl Origin {
+    /// The target's own token.
+    pub const TARGET: Self = Self {
+        source: Proposer::Target,
+        relaxed: false,
+    };
+}
+
+/// Who proposed a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Proposer {
+    /// Nobody: it is the target's own.
+    Target,
+    /// The pool.
+    Pool,
+    /// The entity's previous text.
+    Previous,
+    /// The prompt and the text so far.
+    Context,
+}
+
+impl Proposer {
+    /// All, the target first.
+    pub const ALL: [Self; 4] = [Self::Target, Self::Pool, Self::Previous, Self::Context];
+
+    /// The name, as it is written in audits.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Target => "target",
+            Self::Pool => "pool",
+            Self::Previous => "previous",
+            Self::Context => "context",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn audits_of_earlier_versions_have_no_texts() {
+        let report = AuditReport {
+            texts: 3,
+            seconds: 0.5,
+            ..AuditReport::default()
+        };
+        let json = serde_json::to_string(&report).unwrap();
+        let audit: Audit = serde_json::from_str(&json).unwrap();
+        assert_eq!((audit.report, audit.pairs), (report, Vec::new()));
+    }
+
+    #[test]
+    fn the_report_of_an_audit_is_read_alone_too() {
+        let piece = Piece {
+            text: "x".into(),
+            origin: Origin {
+                source: Proposer::Pool,
+                relaxed: true,
+            },
+        };
+        let audit = Audit {
+            report: AuditReport {
+                texts: 1,
+                ..AuditReport::default()
+            },
+            pairs: vec![AuditedText {
+                entity_id: EntityId::Int(1),
+                plain: "y".into(),
+                plain_tokens: 2,
+                tokens: 2,
+                relaxed: 1,
+                proposed: [(Proposer::Pool, 1), (Proposer::Target, 1)].into(),
+                identical: false,
+                pieces: vec![piece],
+            }],
+        };
+        let json = serde_json::to_string(&audit).unwrap();
+        assert!(json.contains(r#""source":"pool","relaxed":true"#), "{json}");
+        assert_eq!(serde_json::from_str::<Audit>(&json).unwrap(), audit);
+        let report: AuditReport = serde_json::from_str(&json).unwrap();
+        assert_eq!(report, audit.report);
+    }
+}

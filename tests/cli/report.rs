@@ -1,0 +1,327 @@
+//! The run report, read in a real browser: its figures are the manifest's, it asks nothing of the network, nothing in
+//! it is run, and it fits wide, narrow and dark screens.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{Workspace, assert_exit, fixture, stderr, stdout};
+
+fn report(args: &[&Path]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
+    command.arg("report").args(args).output().unwrap()
+}
+
+/// The page of a folder, written beside a workspace's files.
+fn page(workspace: &Workspace, dir: &Path) -> String {
+    let file = workspace.path("report.html");
+    let output = report(&[dir, Path::new("-o"), &file]);
+    assert_exit(&output, 0);
+    assert_eq!(stdout(&output).trim(), file.to_str().unwrap());
+    fs::read_to_string(file).unwrap()
+}
+
+/// The browser, with a profile of its own.
+fn chromium(profile: &TempDir, args: &[String]) -> Output {
+    let browser = std::env::var_os("LASER_CHROMIUM").unwrap_or_else(|| {
+        panic!("LASER_CHROMIUM is not set: pass the tests with tests/run.sh, or `source tests/chromium.sh` first")
+    });
+    let output = Command::new(browser)
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+        ])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .args(args)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", stderr(&output));
+    output
+}
+
+/// What the browser makes of a page.
+fn dom(page: &str, args: &[&str]) -> String {
+    let profile = tempfile::tempdir().unwrap();
+    let file = profile.path().join("page.html");
+    fs::write(&file, page).unwrap();
+    let mut args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
+    args.extend([
+        "--dump-dom".to_owned(),
+        format!("file://{}", file.display()),
+    ]);
+    stdout(&chromium(&profile, &args))
+}
+
+/// Measures the page and writes what it finds into it. Of the test, not of the page, whose policy would refuse it.
+const PROBE: &str = r##"<script>
+const boxes = [...document.querySelectorAll("svg")].map(svg => {
+  const box = svg.getBoundingClientRect();
+  const drawn = [...svg.querySelectorAll("rect, polyline")].filter(e => {
+    const size = e.getBBox();
+    return size.width > 0 && size.height > 0 && getComputedStyle(e).fill + getComputedStyle(e).stroke !== "nonenone";
+  });
+  return {label: svg.getAttribute("aria-label"), width: box.width, height: box.height, drawn: drawn.length};
+});
+const contrast = (a, b) => {
+  const light = color => {
+    const [r, g, b] = color.match(/[\d.]+/g).map(Number).map(v => v / 255)
+      .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const [x, y] = [light(a), light(b)].sort((x, y) => y - x);
+  return (x + 0.05) / (y + 0.05);
+};
+const behind = e => {
+  for (; e; e = e.parentElement) {
+    const color = getComputedStyle(e).backgroundColor;
+    if (color !== "rgba(0, 0, 0, 0)") return color;
+  }
+};
+const texts = [...document.querySelectorAll("body *")].filter(e =>
+  !e.closest("svg") && [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim()));
+const faint = texts.filter(e => contrast(getComputedStyle(e).color, behind(e)) < 4.5)
+  .map(e => e.outerHTML.slice(0, 120));
+const found = {
+  window: innerWidth, page: document.documentElement.scrollWidth, boxes, faint, texts: texts.length,
+  background: getComputedStyle(document.body).backgroundColor,
+};
+document.body.setAttribute("data-found", encodeURIComponent(JSON.stringify(found)));
+</script></body>"##;
+
+/// The probe's findings at a window's width.
+fn probe(page: &str, width: u32, dark: bool) -> Value {
+    let policy = page
+        .find("<meta http-equiv=\"Content-Security-Policy\"")
+        .unwrap();
+    let end = policy + page[policy..].find('>').unwrap() + 1;
+    let page = format!("{}{}", &page[..policy], &page[end..]).replace("</body>", PROBE);
+    let size = format!("--window-size={width},900");
+    let scheme = format!("--blink-settings=preferredColorScheme={}", i32::from(!dark));
+    let dom = dom(&page, &[&size, &scheme]);
+    let found = dom
+        .split("data-found=\"")
+        .nth(1)
+        .unwrap_or_else(|| panic!("{dom}"));
+    serde_json::from_str(&percent_decoded(found.split('"').next().unwrap())).unwrap()
+}
+
+fn percent_decoded(text: &str) -> String {
+    let mut parts = text.split('%');
+    let mut bytes = parts.next().unwrap().as_bytes().to_vec();
+    for part in parts {
+        bytes.push(u8::from_str_radix(&part[..2], 16).unwrap());
+        bytes.extend(&part.as_bytes()[2..]);
+    }
+    String::from_utf8(bytes).unwrap()
+}
+
+fn manifests(workspace: &Workspace) -> Vec<(PathBuf, Value)> {
+    let mut found = Vec::new();
+    for kind in ["user", "item"] {
+        let nights = workspace.path(&format!("out/profiles/kind={kind}/dt=2026-01-02"));
+        for run in fs::read_dir(nights).into_iter().flatten() {
+            let folder = run.unwrap().path();
+            let manifest = fs::read(folder.join("_manifest.json")).unwrap();
+            found.push((folder, serde_json::from_slice(&manifest).unwrap()));
+        }
+    }
+    found
+}
+
+#[test]
+fn the_page_has_the_nights_figures_and_fits_every_screen() {
+    let workspace = Workspace::new();
+    let settings = [
+        "verification.policy=relaxed",
+        "price.gpu_hour=2.5",
+        "run.audit_share=0.6",
+    ];
+    assert_exit(&workspace.run(&settings), 0);
+    let page = page(&workspace, &workspace.path("out"));
+    for reference in [
+        "http:", "https:", "<script", "src=", "url(", "@import", "<link",
+    ] {
+        assert!(!page.contains(reference), "the page has {reference:?}");
+    }
+    assert!(page.contains("default-src 'none'"));
+
+    let dom = dom(&page, &[]);
+    let manifests = manifests(&workspace);
+    assert_eq!(manifests.len(), 2);
+    let mut wanted = vec!["relaxed(k=2,p=0.1)".to_owned(), ">Complete<".to_owned()];
+    for (_, manifest) in &manifests {
+        wanted.push(manifest["run"].as_str().unwrap().to_owned());
+        wanted.push(manifest["spec_digest"].as_str().unwrap().to_owned());
+        assert_eq!(manifest["rows"], manifest["entities"]);
+        for (pool, audit) in manifest["audit"].as_object().unwrap() {
+            let number = |key: &str| audit[key].as_f64().unwrap();
+            let speedup = (number("tokens") / number("seconds"))
+                / (number("plain_tokens") / number("plain_seconds"));
+            wanted.extend([format!(">{pool}<"), format!(">{speedup:.2}×<")]);
+        }
+        for figures in manifest["figures"].as_object().unwrap().values() {
+            let aal = figures["accepted"].as_f64().unwrap() / figures["forwards"].as_f64().unwrap();
+            wanted.push(format!(">{aal:.2}<"));
+        }
+    }
+    wanted.push(">44<".to_owned());
+    wanted.push("all of 44 entities".to_owned());
+    wanted.push("class=\"from-pool".to_owned());
+    for text in wanted {
+        assert!(dom.contains(&text), "no {text:?} in\n{dom}");
+    }
+
+    let light = probe(&page, 1200, false);
+    assert_eq!(light["window"], 1200);
+    for found in [&light, &probe(&page, 400, false), &probe(&page, 1200, true)] {
+        assert_eq!(found["page"], found["window"], "scrolls sideways: {found}");
+        assert_eq!(found["faint"], serde_json::json!([]));
+        assert!(found["texts"].as_u64().unwrap() > 200);
+        let charts = found["boxes"].as_array().unwrap();
+        assert!(charts.len() >= 12, "{found}");
+        for chart in charts {
+            assert!(chart["width"].as_f64().unwrap() > 250.0, "{chart}");
+            assert!(chart["height"].as_f64().unwrap() > 25.0, "{chart}");
+            assert!(chart["drawn"].as_u64().unwrap() > 0, "{chart}");
+        }
+    }
+    assert_ne!(probe(&page, 1200, true)["background"], light["background"]);
+
+    let profile = tempfile::tempdir().unwrap();
+    let (html, pdf) = (workspace.path("report.html"), workspace.path("report.pdf"));
+    let print = [
+        format!("--print-to-pdf={}", pdf.display()),
+        format!("file://{}", html.display()),
+    ];
+    chromium(&profile, &print);
+    assert!(fs::read(pdf).unwrap().starts_with(b"%PDF-"));
+}
+
+#[test]
+fn one_published_folder_is_a_page_of_its_own_kind() {
+    let workspace = Workspace::new();
+    assert_exit(&workspace.run(&[]), 0);
+    let (folder, manifest) = manifests(&workspace).remove(0);
+    let of_users = page(&workspace, &folder);
+    assert_eq!(manifest["kind"], "user");
+    assert!(
+        of_users.contains("of users, verification strict"),
+        "{of_users}"
+    );
+    assert!(of_users.contains("id=\"samples\""));
+    // Copied away from its run, it still has what its own files tell.
+    let copy = workspace.path("copy");
+    fs::create_dir(&copy).unwrap();
+    for file in fs::read_dir(&folder).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), copy.join(file.file_name())).unwrap();
+    }
+    let copied = page(&workspace, &copy);
+    assert!(copied.contains("id=\"acceptance\"") && !copied.contains("id=\"samples\""));
+    assert!(copied.contains("own folder is not beside these texts"));
+    // A night without _SUCCESS is told, and that it is withheld.
+    fs::remove_file(copy.join("_SUCCESS")).unwrap();
+    assert!(page(&workspace, &copy).contains("_SUCCESS is withheld for users"));
+}
+
+#[test]
+fn markup_in_ids_texts_and_errors_is_text() {
+    const HOSTILE: &str =
+        "<script>document.body.setAttribute('data-hacked', 1)</script><img src=x onerror=alert(1)>";
+    let workspace = Workspace::new();
+    let root = workspace.path("").display().to_string();
+    let user = |id: usize, about: String| {
+        let title = format!("{HOSTILE} {}", id % 3);
+        let history: Vec<Value> = (0..4)
+            .map(|_| serde_json::json!({"title": title, "rating": 5}))
+            .collect();
+        let id = format!("{HOSTILE}&amp;{id}");
+        serde_json::json!({"id": id, "history": history, "about": about, "embedding": [1, 0]})
+    };
+    let mut rows: String = (0..8)
+        .map(|id| format!("{}\n", user(id, String::new())))
+        .collect();
+    rows += &format!("{}\n", user(8, format!("{HOSTILE} ").repeat(300)));
+    fs::write(workspace.path("users.jsonl"), rows).unwrap();
+    fs::write(
+        workspace.path("echo.j2"),
+        "{% if attributes.about is defined %}{{ attributes.about }}{% endif %}{% for film in history %}{{ film.title }}, {% endfor %}",
+    )
+    .unwrap();
+    let config = format!(
+        r#"
+[model]
+path = "{}"
+[[input]]
+path = "{root}/users.jsonl"
+kind = "user"
+[output]
+path = "{root}/out"
+min_coverage = 0.5
+[prompt]
+user = "{root}/echo.j2"
+chat = false
+max_tokens = 400
+[generate]
+max_new_tokens = 40
+[pools.user]
+grouping = "global"
+[run]
+date = "2026-01-02"
+audit_share = 1.0
+"#,
+        fixture().display()
+    );
+    fs::write(workspace.path("laser.toml"), config).unwrap();
+    assert_exit(&workspace.run(&[]), 0);
+    let page = page(&workspace, &workspace.path("out"));
+    let unguarded = page.replace("Content-Security-Policy", "x");
+    for page in [&page, &unguarded] {
+        let dom = dom(page, &[]);
+        assert!(!dom.contains("<script") && !dom.contains("<img"), "{dom}");
+        assert!(!dom.contains("data-hacked=\""), "{dom}");
+        assert!(dom.contains("&lt;script&gt;document.body"), "{dom}");
+        assert!(dom.contains("id=\"errors\""), "{dom}");
+    }
+}
+
+#[test]
+fn what_is_no_published_night_is_refused_with_what_to_do() {
+    let workspace = Workspace::new();
+    let check = |dir: &Path, expected: &str| {
+        let file = workspace.path("none.html");
+        let output = report(&[dir, Path::new("-o"), &file]);
+        assert_exit(&output, 65);
+        let message = stderr(&output);
+        assert!(
+            message.contains(expected),
+            "expected {expected:?} in {message:?}"
+        );
+        assert!(!file.exists());
+    };
+    fs::create_dir(workspace.path("empty")).unwrap();
+    check(&workspace.path("empty"), "not an output of Laser's");
+    check(&workspace.path("nowhere"), "not an output of Laser's");
+    assert_exit(&workspace.run(&[]), 0);
+    let (folder, mut manifest) = manifests(&workspace).remove(0);
+    manifest["version"] = 7.into();
+    fs::write(folder.join("_manifest.json"), manifest.to_string()).unwrap();
+    check(
+        &folder,
+        "_manifest.json: schema version 7, this Laser reads 1",
+    );
+    check(&workspace.path("out"), "_manifest.json: schema version 7");
+    fs::write(folder.join("_manifest.json"), "{}").unwrap();
+    check(&folder, "_manifest.json: not a manifest of Laser's");
+    fs::remove_dir_all(workspace.path("out/profiles")).unwrap();
+    check(&workspace.path("out"), "is not published: 0 of");
+}
