@@ -20,8 +20,8 @@ pub mod location;
 pub mod manifest;
 pub mod model;
 pub mod previous;
-pub mod sample;
 pub mod rows;
+pub mod sample;
 pub mod spill;
 pub mod table;
 
