@@ -9,6 +9,7 @@ mod distributed;
 mod doctor;
 mod embed;
 mod embedding_source;
+mod encoder;
 mod eval;
 mod exit;
 mod generator;

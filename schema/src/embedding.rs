@@ -62,6 +62,38 @@ impl EncoderInfo {
     }
 }
 
+/// The embeddings that a run's output has: part of its plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmbeddingSpec {
+    /// What makes them.
+    pub encoder: EncoderInfo,
+    /// The type of their column.
+    pub layout: EmbeddingLayout,
+}
+
+/// What a part or a data set says of its embeddings.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmbeddingInfo {
+    /// What made them, and the type of their column.
+    #[serde(flatten)]
+    pub spec: EmbeddingSpec,
+    /// [`EncoderInfo::digest`].
+    pub encoder_digest: Digest,
+    /// Texts that were cut off.
+    pub truncated: u64,
+}
+
+impl EmbeddingInfo {
+    /// Of embeddings such as `spec` says.
+    pub fn new(spec: EmbeddingSpec, truncated: u64) -> Self {
+        Self {
+            encoder_digest: spec.encoder.digest(),
+            spec,
+            truncated,
+        }
+    }
+}
+
 /// Vectors of one dimension, row after row.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Embeddings {

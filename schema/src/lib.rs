@@ -28,7 +28,7 @@ pub mod table;
 pub use cache::Cache;
 pub use device::DeviceOption;
 pub use digest::Digest;
-pub use embedding::{EmbeddingLayout, Embeddings, EncoderInfo, Pooling};
+pub use embedding::{EmbeddingLayout, EmbeddingSpec, Embeddings, EncoderInfo, Pooling};
 pub use entity::{
     Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Interaction, Kind,
 };

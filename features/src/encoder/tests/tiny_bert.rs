@@ -6,20 +6,20 @@ use std::path::Path;
 use serde_json::{Map, Value, json};
 
 /// Values of its embeddings.
-pub const DIMENSIONS: usize = 8;
+pub(super) const DIMENSIONS: usize = 8;
 /// Tokens that it has positions for.
-pub const POSITIONS: usize = 32;
+pub(super) const POSITIONS: usize = 32;
 
 const LAYERS: usize = 2;
 const INNER: usize = 16;
 
 /// Writes config.json, tokenizer.json and model.safetensors into `directory`.
-pub fn write(directory: &Path, seed: u64) {
+pub(super) fn write(directory: &Path, seed: u64) {
     write_renamed(directory, seed, |name| name.to_owned());
 }
 
 /// The same with other names of the tensors.
-pub fn write_renamed(directory: &Path, seed: u64, rename: impl Fn(&str) -> String) {
+pub(super) fn write_renamed(directory: &Path, seed: u64, rename: impl Fn(&str) -> String) {
     fs::create_dir_all(directory).unwrap();
     let vocabulary = vocabulary();
     let config = json!({
@@ -52,13 +52,16 @@ fn tokenizer(vocabulary: &[String]) -> Value {
     let ids: Map<String, Value> = (vocabulary.iter().zip(0..))
         .map(|(token, id): (_, u32)| (token.clone(), id.into()))
         .collect();
+    let added = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"].map(|token| {
+        json!({
+            "id": ids[token], "content": token, "special": true,
+            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        })
+    });
     let special = |token: &str| json!({"id": token, "ids": [ids[token]], "tokens": [token]});
     json!({
         "version": "1.0", "truncation": null, "padding": null, "decoder": null,
-        "added_tokens": ["[PAD]", "[UNK]", "[CLS]", "[SEP]"].map(|token| json!({
-            "id": ids[token], "content": token, "special": true,
-            "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
-        })),
+        "added_tokens": added,
         "normalizer": {
             "type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true,
             "strip_accents": null, "lowercase": true,
