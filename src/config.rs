@@ -18,6 +18,7 @@ use laser_coordinator::nats::NatsConfig;
 use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
 use laser_pool_builder::PoolsConfig;
+use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::job::{Policy, Price};
 use laser_schema::previous::PreviousSource;
 use laser_schema::{Cache, EntityTable};
@@ -40,6 +41,8 @@ pub(crate) struct Config {
     pub(crate) generate: GenerateConfig,
     pub(crate) verification: VerificationConfig,
     pub(crate) draft: DraftConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) guards: Option<Guards>,
     pub(crate) pools: PoolsConfig,
     pub(crate) run: RunConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -479,12 +482,52 @@ impl Config {
             "[generate] stop: an empty string would end every text at once"
         );
         self.verification.verification()?;
+        self.validate_guards()?;
         self.draft.drafter()?;
         self.pools.validate()?;
         if let Some(queue) = &self.queue {
             queue.validate()?;
         }
         Ok(())
+    }
+
+    /// Bounds that could never be kept, or that nothing would be measured for.
+    fn validate_guards(&self) -> Result<()> {
+        let Some(guards) = &self.guards else {
+            return Ok(());
+        };
+        ensure!(
+            guards.bounds().next().is_some(),
+            "[guards]: no bound is set; give at least one, such as min_distinct_2, or remove the section"
+        );
+        for (key, limit) in guards.bounds() {
+            let (from, to) = Guards::range(key);
+            ensure!(
+                (from..=to).contains(&limit),
+                "[guards] {key} = {limit}: expected {from} to {to}"
+            );
+            ensure!(
+                self.run.audit_share > 0.0 || !Guards::needs_audit(key),
+                "[guards] {key} compares with plain texts, which the audit gives: set [run] audit_share above 0"
+            );
+        }
+        if guards.action == GuardAction::Strict {
+            ensure!(
+                self.verification.policy == PolicyKind::Relaxed,
+                "[guards] action = \"strict\": [verification] policy is strict already; use \"warn\" or \"fail\""
+            );
+            ensure!(
+                self.run.audit_share > 0.0,
+                "[guards] action = \"strict\" judges a pool by its audit: set [run] audit_share above 0"
+            );
+        }
+        Ok(())
+    }
+
+    /// The guards that decide how texts are generated, and so are part of a run.
+    pub(crate) fn gate(&self) -> Option<Guards> {
+        self.guards
+            .filter(|guards| guards.action == GuardAction::Strict)
     }
 
     /// The effective configuration as TOML.
@@ -597,6 +640,24 @@ mod tests {
             ),
             ("[price]\ngpu_hour = 0.0", "[price] gpu_hour = 0"),
             ("[price]\ngpu_hours = 2.0", "did you mean \"gpu_hour\""),
+            ("[guards]", "no bound is set"),
+            (
+                "[guards]\nmin_distinct = 0.5",
+                "did you mean \"min_distinct_2\"",
+            ),
+            ("[guards]\naction = \"stop\"", "guards.action"),
+            (
+                "[guards]\nmin_distinct_2 = 1.5",
+                "[guards] min_distinct_2 = 1.5: expected 0 to 1",
+            ),
+            (
+                "[run]\naudit_share = 0.0\n[guards]\nmax_length_ratio = 1.1",
+                "set [run] audit_share above 0",
+            ),
+            (
+                "[verification]\npolicy = \"strict\"\n[guards]\naction = \"strict\"\nmin_distinct_2 = 0.5",
+                "policy is strict already",
+            ),
             ("[demo]\nusers = 30", "remove [[input]]"),
             ("[run]\ndate = \"yesterday\"", "run.date"),
         ];

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::entity::EntityId;
 use crate::job::AuditReport;
+use crate::knowledge::Figures;
 
 /// What an audit shard came to. Its JSON is that of the [`AuditReport`] with `pairs`; audits of earlier versions have
 /// none.
@@ -17,6 +18,9 @@ pub struct Audit {
     /// What was measured.
     #[serde(flatten)]
     pub report: AuditReport,
+    /// Sums over the texts with speculation.
+    #[serde(default)]
+    pub figures: Figures,
     /// The texts that were compared, in the order of the shard's rows.
     #[serde(default)]
     pub pairs: Vec<AuditedText>,
@@ -128,6 +132,10 @@ mod tests {
             report: AuditReport {
                 texts: 1,
                 ..AuditReport::default()
+            },
+            figures: Figures {
+                tokens: 2,
+                ..Figures::default()
             },
             pairs: vec![AuditedText {
                 entity_id: EntityId::Int(1),

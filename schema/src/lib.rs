@@ -7,6 +7,7 @@ pub mod audit;
 pub mod cache;
 pub mod digest;
 pub mod entity;
+pub mod guard;
 pub mod job;
 pub mod join;
 pub mod knowledge;

@@ -9,6 +9,7 @@ mod cycle;
 mod distributed;
 mod doctor;
 mod faults;
+mod guards;
 mod night;
 mod outages;
 mod proxy;

@@ -99,6 +99,7 @@ impl Folder {
             errors: 1,
             figures: [].into(),
             audit: [].into(),
+            guards: None,
             cost: None,
             parts: Vec::new(),
         };
