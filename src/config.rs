@@ -17,6 +17,7 @@ use jiff::civil::{Date, Time};
 use laser_coordinator::nats::NatsConfig;
 use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
+use laser_features::encoder::EncoderConfig;
 use laser_pool_builder::PoolsConfig;
 use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::job::{Policy, Price};
@@ -44,6 +45,8 @@ pub(crate) struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) guards: Option<Guards>,
     pub(crate) pools: PoolsConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) encoder: Option<EncoderConfig>,
     pub(crate) run: RunConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) queue: Option<NatsConfig>,
@@ -410,6 +413,27 @@ impl Config {
     /// # Errors
     /// Naming the file, variable or flag, the key, and what to write instead.
     pub(crate) fn load(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = Self::read(path, settings)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// As [`Self::load`], for a command that needs `[encoder]` and nothing of what a night needs.
+    ///
+    /// # Errors
+    /// Those of [`Self::load`], and if there is no encoder.
+    pub(crate) fn load_encoder(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = Self::read(path, settings)?;
+        ensure!(
+            config.encoder.is_some(),
+            "{}: no [encoder]; give one, or --set encoder.path=…",
+            path.display()
+        );
+        config.validate_encoder()?;
+        Ok(config)
+    }
+
+    fn read(path: &Path, settings: &[String]) -> Result<Self> {
         ensure!(
             path.is_file(),
             "{}: no such configuration file",
@@ -422,9 +446,7 @@ impl Config {
         for setting in settings {
             figment = figment.merge(setting_provider(setting)?);
         }
-        let config: Self = figment.extract().map_err(|error| explain(&error))?;
-        config.validate()?;
-        Ok(config)
+        figment.extract().map_err(|error| explain(&error))
     }
 
     /// Checks what the types leave open, before anything is done.
@@ -488,6 +510,14 @@ impl Config {
         if let Some(queue) = &self.queue {
             queue.validate()?;
         }
+        self.validate_encoder()
+    }
+
+    fn validate_encoder(&self) -> Result<()> {
+        ensure!(
+            self.encoder.as_ref().is_none_or(|e| !e.path.is_empty()),
+            "[encoder] path: not set; give a BERT model's directory, a hub id or a URL, or remove [encoder]"
+        );
         Ok(())
     }
 
@@ -511,6 +541,10 @@ impl Config {
                 "[guards] {key} compares with plain texts, which the audit gives: set [run] audit_share above 0"
             );
         }
+        ensure!(
+            guards.min_similarity.is_none() || self.encoder.is_some(),
+            "[guards] min_similarity compares embeddings: set [encoder], or remove it"
+        );
         if guards.action == GuardAction::Strict {
             ensure!(
                 self.verification.policy == PolicyKind::Relaxed,
@@ -651,6 +685,10 @@ mod tests {
                 "[guards] min_distinct_2 = 1.5: expected 0 to 1",
             ),
             (
+                "[guards]\nmin_similarity = 0.9",
+                "compares embeddings: set [encoder]",
+            ),
+            (
                 "[run]\naudit_share = 0.0\n[guards]\nmax_length_ratio = 1.1",
                 "set [run] audit_share above 0",
             ),
@@ -660,6 +698,8 @@ mod tests {
             ),
             ("[demo]\nusers = 30", "remove [[input]]"),
             ("[run]\ndate = \"yesterday\"", "run.date"),
+            ("[encoder]\npooling = \"cls\"", "[encoder] path: not set"),
+            ("[encoder]\nnormalize = true", "did you mean \"normalise\""),
         ];
         for (section, part) in cases {
             let error = load(&format!("{MINIMAL}{section}\n"), &[]).unwrap_err();

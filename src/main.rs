@@ -7,6 +7,7 @@ mod commands;
 mod config;
 mod distributed;
 mod doctor;
+mod encoder;
 mod exit;
 mod generator;
 mod night;

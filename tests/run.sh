@@ -26,6 +26,9 @@ source tests/azurite.sh
 # A browser, for the run report.
 source tests/chromium.sh
 
+# A text encoder, for the tests of embeddings.
+source tests/encoder.sh
+
 # deploy/ is built and validated without a cluster.
 tests/deploy.sh
 

@@ -25,7 +25,7 @@ use laser_schema::location::{Created, LocationError};
 use laser_schema::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
 use laser_schema::spill::SpillError;
 use laser_schema::table::{self, TableError};
-use laser_schema::{Digest, Entity, EntityId, Kind, Location};
+use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind, Location};
 use rayon::prelude::*;
 
 use crate::prompt::{PromptError, PromptRenderer};
@@ -59,6 +59,8 @@ pub struct PlanRequest<'a> {
     pub price: Option<Price>,
     /// Bounds that gate the generation of pools.
     pub guards: Option<Guards>,
+    /// The embeddings that the output is to have.
+    pub embedding: Option<EmbeddingSpec>,
     /// Makes the prompts.
     pub prompts: &'a PromptRenderer,
     /// The name of the pool of an entity, which has its embedding.
@@ -517,6 +519,7 @@ impl Planner<'_> {
             pool_digest: self.request.pools.1.clone(),
             price: self.request.price.clone(),
             guards: self.request.guards,
+            embedding: self.request.embedding.clone(),
             ids: self
                 .kinds
                 .iter()

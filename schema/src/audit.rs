@@ -43,8 +43,34 @@ pub struct AuditedText {
     pub proposed: BTreeMap<Proposer, u64>,
     /// Whether both are the same token for token.
     pub identical: bool,
+    /// Cosine of the embeddings of both texts, where the run has an encoder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub similarity: Option<f64>,
     /// The text with speculation, in pieces of one origin each.
     pub pieces: Vec<Piece>,
+}
+
+impl AuditedText {
+    /// The text with speculation.
+    pub fn text(&self) -> String {
+        self.pieces
+            .iter()
+            .map(|piece| piece.text.as_str())
+            .collect()
+    }
+}
+
+impl Audit {
+    /// Adds how alike the texts of a pair are.
+    pub fn add_similarity(&mut self, pair: usize, cosine: f64) {
+        // To six decimals, which every reader gives back bit for bit.
+        let cosine = (cosine * 1e6).round() / 1e6;
+        if let Some(pair) = self.pairs.get_mut(pair) {
+            pair.similarity = Some(cosine);
+            self.report.encoded += 1;
+            self.report.similarity += cosine;
+        }
+    }
 }
 
 /// Consecutive tokens of one origin, as text. A character that ends in a later token belongs to that token's piece.
@@ -145,6 +171,7 @@ mod tests {
                 relaxed: 1,
                 proposed: [(Proposer::Pool, 1), (Proposer::Target, 1)].into(),
                 identical: false,
+                similarity: None,
                 pieces: vec![piece],
             }],
         };

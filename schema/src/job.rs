@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 use crate::digest::Digest;
+use crate::embedding::EmbeddingSpec;
 use crate::entity::{EntityId, IdType, Kind};
 use crate::guard::Guards;
 use crate::layout::partition;
@@ -188,6 +189,9 @@ pub struct Plan {
     /// pool that does not are verified strictly. Only those of [`GuardAction::Strict`](crate::guard::GuardAction::Strict) are part of a plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guards: Option<Guards>,
+    /// The embeddings that the output has, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<EmbeddingSpec>,
     /// The type of each kind's ids.
     pub ids: BTreeMap<Kind, IdType>,
     /// What there is to do.

@@ -5,7 +5,9 @@
 
 pub mod audit;
 pub mod cache;
+pub mod device;
 pub mod digest;
+pub mod embedding;
 pub mod entity;
 pub mod guard;
 pub mod job;
@@ -20,7 +22,9 @@ pub mod spill;
 pub mod table;
 
 pub use cache::Cache;
+pub use device::DeviceOption;
 pub use digest::Digest;
+pub use embedding::{EmbeddingLayout, EmbeddingSpec, Embeddings, EncoderInfo, Pooling};
 pub use entity::{
     Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Interaction, Kind,
 };

@@ -7,6 +7,7 @@ use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::embedding::EmbeddingInfo;
 use crate::entity::{EntityId, Kind};
 use crate::guard::GuardReport;
 use crate::job::{AuditReport, Price, Spec};
@@ -125,6 +126,9 @@ pub struct Manifest {
     /// What it cost, where the plan has a price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
+    /// What made the embeddings, where the parts have them, and how many texts it cut off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<EmbeddingInfo>,
     /// The parts, by name.
     pub parts: Vec<PartEntry>,
 }

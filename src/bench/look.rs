@@ -124,6 +124,7 @@ fn plan(shards: u32) -> Plan {
         pools: String::new(),
         price: None,
         guards: None,
+        embedding: None,
         pool_digest: Digest::of(b""),
         ids: Default::default(),
         counts: Default::default(),

@@ -192,6 +192,7 @@ impl Bench<'_> {
             pools: ("pools".into(), pools.digest().clone()),
             price: None,
             guards: None,
+            embedding: None,
             prompts: &self.prompts,
             route: &route,
         };

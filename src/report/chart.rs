@@ -271,7 +271,8 @@ pub(super) fn histogram(histogram: &Histogram, axes: &Axes<'_>) -> Result<Drawin
     let most = most.filter(|most| *most > 0);
     let most = most.ok_or_else(|| anyhow!("there is nothing to draw"))? as f64;
     // A bin of one whole number lies around it.
-    let shift = if histogram.width > 1.0 { 0.0 } else { 0.5 };
+    let is_one = (histogram.width - 1.0).abs() < 1e-9;
+    let shift = if is_one { 0.5 } else { 0.0 };
     let (start, end) = (
         histogram.start - shift,
         histogram.bin(histogram.bins()).0 - shift,

@@ -86,6 +86,8 @@ pub(super) struct Audited {
     pub(super) plain: BTreeMap<u64, u64>,
     /// The same entities' texts with speculation.
     pub(super) texts: BTreeMap<u64, u64>,
+    /// Cosines of the embeddings of both texts.
+    pub(super) similarities: Vec<f64>,
     /// Tokens by who proposed them.
     pub(super) proposed: BTreeMap<Proposer, u64>,
     /// A few of them, of many pools, with their pool.
@@ -301,6 +303,7 @@ async fn read_audits(root: &Location, plan: &Plan, kind: Kind) -> Result<Audited
         for text in audit.pairs {
             *audited.plain.entry(text.plain_tokens).or_default() += 1;
             *audited.texts.entry(text.tokens).or_default() += 1;
+            audited.similarities.extend(text.similarity);
             for (&source, tokens) in &text.proposed {
                 *audited.proposed.entry(source).or_default() += tokens;
             }

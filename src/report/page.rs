@@ -660,6 +660,9 @@ fn texts(night: &Night) -> Result<Section> {
         }
         cards.extend(card);
     }
+    for kind in &night.kinds {
+        cards.extend(similarities(kind)?);
+    }
     cards.extend(guarded(night));
     Ok(Section {
         id: "texts",
@@ -695,6 +698,38 @@ fn lengths(title: String, series: &[Vec<(f64, u64)>], names: &[&str]) -> Result<
         title,
         chart: Some(chart::histogram(&histogram, &axes)?.into()),
         legend: legend(names),
+        table,
+        folded: true,
+        ..Card::default()
+    }))
+}
+
+fn similarities(kind: &KindNight) -> Result<Option<Card>> {
+    let values = kind.audited.similarities.iter();
+    let values: Vec<(f64, u64)> = values.map(|cosine| (*cosine, 1)).collect();
+    let Some(histogram) = Histogram::of(&[values], BINS, 0.002) else {
+        return Ok(None);
+    };
+    let axes = Axes {
+        x: "cosine of the embeddings",
+        y: "texts",
+        format_x: &|x| format!("{x:.2}"),
+        format_y: &short,
+    };
+    let mut table = Table::new(0, ["Similarity", "Texts"]);
+    for bin in 0..histogram.bins() {
+        let (from, to) = histogram.bin(bin);
+        table.row([
+            format!("{from:.3} to {to:.3}"),
+            whole(histogram.counts[0][bin]),
+        ]);
+    }
+    Ok(Some(Card {
+        title: format!(
+            "{}: similarity of the audited texts to the plain ones",
+            plural(kind)
+        ),
+        chart: Some(chart::histogram(&histogram, &axes)?.into()),
         table,
         folded: true,
         ..Card::default()

@@ -6,8 +6,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use laser_schema::Kind;
 use laser_schema::audit::Audit;
 use laser_schema::guard::Verdict;
+use laser_schema::job::{Action, Plan};
 use laser_schema::knowledge::{KnowledgeRecord, decode_part};
 use laser_schema::manifest::Manifest;
 
@@ -61,13 +63,14 @@ fn manifests(workspace: &Workspace, night: &str) -> Vec<Manifest> {
     manifests
 }
 
-/// Tonight's generated records.
-fn records(workspace: &Workspace) -> Vec<KnowledgeRecord> {
+/// Tonight's generated records, with their kind.
+fn records(workspace: &Workspace) -> Vec<(Kind, KnowledgeRecord)> {
     let mut records = Vec::new();
     for (path, bytes) in workspace.parts() {
         if path.to_str().unwrap().contains("dt=2026-01-02") {
             let (rows, info) = decode_part("part", bytes.into()).unwrap();
-            records.extend(rows.into_iter().filter(|row| row.generated_by == info.run));
+            let tonight = rows.into_iter().filter(|row| row.generated_by == info.run);
+            records.extend(tonight.map(|row| (info.kind, row)));
         }
     }
     assert!(!records.is_empty());
@@ -84,19 +87,21 @@ fn assert_all_strict(workspace: &Workspace) {
         let verdict: Verdict = serde_json::from_slice(&json).unwrap();
         assert!(verdict.strict, "{}: {verdict:?}", path.display());
     }
+    let plan: Plan = serde_json::from_slice(&fs::read(run.join("plan.json")).unwrap()).unwrap();
     let mut plain = BTreeMap::new();
     let mut relaxed = 0;
-    for json in files(&run.join("audits")).values() {
-        let audit: Audit = serde_json::from_slice(json).unwrap();
+    for job in plan.shards.iter().filter(|job| job.action == Action::Audit) {
+        let json = fs::read(workspace.path("out").join(&job.output)).unwrap();
+        let audit: Audit = serde_json::from_slice(&json).unwrap();
         relaxed += audit.figures.relaxed;
         for pair in audit.pairs {
-            plain.insert(pair.entity_id.to_string(), pair.plain);
+            plain.insert((job.kind, pair.entity_id.to_string()), pair.plain);
         }
     }
     assert!(relaxed > 0, "the night would have been relaxed");
-    for record in records(workspace) {
+    for (kind, record) in records(workspace) {
         assert_eq!(record.policy, "strict");
-        assert_eq!(record.text, plain[&record.entity_id.to_string()]);
+        assert_eq!(record.text, plain[&(kind, record.entity_id.to_string())]);
     }
     for manifest in manifests(workspace, "2026-01-02") {
         let report = manifest.guards.unwrap();
@@ -126,7 +131,7 @@ fn a_warning_is_told_and_changes_nothing() {
     let texts = |workspace: &Workspace| {
         let records = records(workspace).into_iter();
         let texts: BTreeMap<_, _> = records
-            .map(|r| (r.entity_id.to_string(), (r.text, r.policy)))
+            .map(|(kind, r)| ((kind, r.entity_id.to_string()), (r.text, r.policy)))
             .collect();
         texts
     };

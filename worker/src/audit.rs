@@ -66,6 +66,7 @@ fn audited(
         relaxed: fast.relaxed,
         proposed,
         identical: plain.tokens == fast.tokens,
+        similarity: None,
         pieces: pieces(fast, tokenizer)?,
     })
 }

@@ -14,9 +14,11 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use laser_decode::Pool;
+use laser_features::encoder::{Encoded, Encoder};
+use laser_schema::audit::{Audit, AuditedText};
 use laser_schema::guard::{Verdict, VerdictError};
 use laser_schema::job::{Action, Lease, Plan, Policy, Queue, QueueError, ShardJob, ShardRow};
-use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord};
+use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord, ratio};
 use laser_schema::location::{Created, LocationError};
 use laser_schema::table::TableError;
 use laser_schema::{Digest, Location};
@@ -42,6 +44,8 @@ pub struct RunContext {
     pub output: Location,
     /// The pools by name.
     pub pools: HashMap<String, Pool>,
+    /// What makes the embeddings that the plan asks for; of no use without them.
+    pub encoder: Option<Arc<Encoder>>,
     /// The worker's name, unique among those that may work on the run.
     pub worker: String,
     /// Counters for whoever shows progress.
@@ -381,9 +385,12 @@ async fn commit(
         Output::Failed(reason) => return Ok(Err(reason)),
         Output::Exists => return Ok(Ok(Created::Exists)),
         Output::Released => return Ok(Err("given back".to_owned())),
-        Output::Audit(audit) => serde_json::to_vec(&audit)
-            .map(|bytes| (Bytes::from(bytes), 0, 0))
-            .map_err(|e| e.to_string()),
+        Output::Audit(audit) => match compare(context, audit).await {
+            Err(reason) => return Ok(Err(reason)),
+            Ok(audit) => serde_json::to_vec(&audit)
+                .map(|bytes| (Bytes::from(bytes), 0, 0))
+                .map_err(|e| e.to_string()),
+        },
         Output::Part {
             rows,
             errors,
@@ -392,10 +399,21 @@ async fn commit(
         } => {
             let attempt = format!("{}/{}/{}", context.worker, lease.attempt, lease.token);
             let failed = errors.len() as u64;
+            let (rows, encoded) = match embed(context, rows).await {
+                Ok(embedded) => embedded,
+                Err(reason) => return Ok(Err(reason)),
+            };
             let rows = (rows.as_slice(), errors, carried);
-            part::encode(&context.plan, lease, &attempt, rows, figures)
-                .map(|bytes| (bytes, failed, carried))
-                .map_err(|e| e.to_string())
+            part::encode(
+                &context.plan,
+                lease,
+                &attempt,
+                rows,
+                figures,
+                encoded.as_ref(),
+            )
+            .map(|bytes| (bytes, failed, carried))
+            .map_err(|e| e.to_string())
         }
     };
     let (bytes, failed, carried) = match encoded {
@@ -416,6 +434,65 @@ async fn commit(
         });
     }
     Ok(Ok(created))
+}
+
+/// What makes embeddings, where the plan asks for them.
+fn encoder(context: &RunContext) -> Result<Option<Arc<Encoder>>, String> {
+    match (&context.plan.embedding, &context.encoder) {
+        (None, _) => Ok(None),
+        (Some(_), Some(encoder)) => Ok(Some(encoder.clone())),
+        (Some(_), None) => {
+            Err("the run's output has embeddings, and this worker has no [encoder]".to_owned())
+        }
+    }
+}
+
+/// An audit with how alike its pairs of texts are, where the plan asks for embeddings.
+async fn compare(context: &RunContext, mut audit: Audit) -> Result<Audit, String> {
+    let Some(encoder) = encoder(context)? else {
+        return Ok(audit);
+    };
+    let compare = move || {
+        let plain = audit.pairs.iter().map(|pair| pair.plain.clone());
+        let texts = plain.chain(audit.pairs.iter().map(AuditedText::text));
+        let encoded = encoder.encode(&texts.collect::<Vec<_>>());
+        let embeddings = encoded.map_err(|e| e.to_string())?.embeddings;
+        let count = audit.pairs.len();
+        for index in 0..count {
+            let cosine = cosine(embeddings.row(index), embeddings.row(count + index));
+            audit.add_similarity(index, cosine);
+        }
+        Ok(audit)
+    };
+    let compared = tokio::task::spawn_blocking(compare).await;
+    compared.map_err(|_| "the encoder panicked; its message is in the log".to_owned())?
+}
+
+/// Of the angle between two vectors; 0 where one of them is zero.
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+        products.sum()
+    };
+    ratio(dot(a, b), (dot(a, a) * dot(b, b)).sqrt())
+}
+
+/// The embeddings of the rows' texts, where the plan asks for them. Rows that were carried forward are encoded as all
+/// others are: an embedding depends on the text alone, and takes a thousandth of the time that the text took.
+async fn embed(
+    context: &RunContext,
+    rows: Vec<KnowledgeRecord>,
+) -> Result<(Vec<KnowledgeRecord>, Option<Encoded>), String> {
+    let Some(encoder) = encoder(context)? else {
+        return Ok((rows, None));
+    };
+    let encode = move || {
+        let texts: Vec<&str> = rows.iter().map(|row| row.text.as_str()).collect();
+        let encoded = encoder.encode(&texts).map_err(|e| e.to_string())?;
+        Ok((rows, Some(encoded)))
+    };
+    let encoded = tokio::task::spawn_blocking(encode).await;
+    encoded.map_err(|_| "the encoder panicked; its message is in the log".to_owned())?
 }
 
 /// Creates the object. A store may have written it and lost the answer; whoever wrote it, the shard is committed then.

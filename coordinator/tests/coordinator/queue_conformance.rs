@@ -54,6 +54,7 @@ impl Harness for Local {
             pool_digest: Digest::of(b"pools"),
             price: None,
             guards: None,
+            embedding: None,
             ids: [].into(),
             counts: [].into(),
             shards: jobs(shards),

@@ -170,6 +170,7 @@ impl Night {
             pools: ("pools".into(), Digest::of(b"pools")),
             price: None,
             guards: self.guards,
+            embedding: None,
             prompts: &PromptRenderer::new(&config, model()).unwrap(),
             route: &route,
         };
@@ -273,8 +274,10 @@ pub(crate) fn encode(
         rows_digest: rows_digest(rows),
         errors,
         figures,
+        embedding: None,
+        embeddings_digest: None,
     };
-    encode_part(&job.output, plan.ids[&job.kind].into(), rows, &info).unwrap()
+    encode_part(&job.output, plan.ids[&job.kind].into(), rows, None, &info).unwrap()
 }
 
 /// Commits every shard.

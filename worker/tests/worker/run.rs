@@ -106,6 +106,7 @@ pub(crate) async fn plan_as(
         pools: ("pools".into(), Digest::of(b"pools")),
         price: None,
         guards: None,
+        embedding: None,
         prompts: &prompts,
         route: &|_| "user-all".to_owned(),
     };
@@ -123,6 +124,7 @@ pub(crate) async fn plan_as(
         plan,
         output: output.clone(),
         pools: HashMap::from([("user-all".to_owned(), pool(&[tokens(1, 50)]))]),
+        encoder: None,
         worker: "worker-0".into(),
         progress: Arc::default(),
     };
