@@ -21,6 +21,7 @@ use laser_features::IdsConfig;
 use laser_features::encoder::EncoderConfig;
 use laser_pool_builder::PoolsConfig;
 use laser_recommender::lightgcn::EmbedConfig;
+use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::interactions::InteractionTable;
 use laser_schema::job::{Policy, Price};
 use laser_schema::previous::PreviousSource;
@@ -45,6 +46,8 @@ pub(crate) struct Config {
     pub(crate) generate: GenerateConfig,
     pub(crate) verification: VerificationConfig,
     pub(crate) draft: DraftConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) guards: Option<Guards>,
     pub(crate) pools: PoolsConfig,
     pub(crate) ids: IdsConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -537,6 +540,7 @@ impl Config {
             "[generate] stop: an empty string would end every text at once"
         );
         self.verification.verification()?;
+        self.validate_guards()?;
         self.draft.drafter()?;
         self.pools.validate()?;
         self.ids.validate()?;
@@ -553,6 +557,49 @@ impl Config {
             "[encoder] path: not set; give a BERT model's directory, a hub id or a URL, or remove [encoder]"
         );
         Ok(())
+    }
+
+    /// Bounds that could never be kept, or that nothing would be measured for.
+    fn validate_guards(&self) -> Result<()> {
+        let Some(guards) = &self.guards else {
+            return Ok(());
+        };
+        ensure!(
+            guards.bounds().next().is_some(),
+            "[guards]: no bound is set; give at least one, such as min_distinct_2, or remove the section"
+        );
+        for (key, limit) in guards.bounds() {
+            let (from, to) = Guards::range(key);
+            ensure!(
+                (from..=to).contains(&limit),
+                "[guards] {key} = {limit}: expected {from} to {to}"
+            );
+            ensure!(
+                self.run.audit_share > 0.0 || !Guards::needs_audit(key),
+                "[guards] {key} compares with plain texts, which the audit gives: set [run] audit_share above 0"
+            );
+        }
+        ensure!(
+            guards.min_similarity.is_none() || self.encoder.is_some(),
+            "[guards] min_similarity compares embeddings: set [encoder], or remove it"
+        );
+        if guards.action == GuardAction::Strict {
+            ensure!(
+                self.verification.policy == PolicyKind::Relaxed,
+                "[guards] action = \"strict\": [verification] policy is strict already; use \"warn\" or \"fail\""
+            );
+            ensure!(
+                self.run.audit_share > 0.0,
+                "[guards] action = \"strict\" judges a pool by its audit: set [run] audit_share above 0"
+            );
+        }
+        Ok(())
+    }
+
+    /// The guards that decide how texts are generated, and so are part of a run.
+    pub(crate) fn gate(&self) -> Option<Guards> {
+        self.guards
+            .filter(|guards| guards.action == GuardAction::Strict)
     }
 
     /// The effective configuration as TOML.
@@ -665,6 +712,28 @@ mod tests {
             ),
             ("[price]\ngpu_hour = 0.0", "[price] gpu_hour = 0"),
             ("[price]\ngpu_hours = 2.0", "did you mean \"gpu_hour\""),
+            ("[guards]", "no bound is set"),
+            (
+                "[guards]\nmin_distinct = 0.5",
+                "did you mean \"min_distinct_2\"",
+            ),
+            ("[guards]\naction = \"stop\"", "guards.action"),
+            (
+                "[guards]\nmin_distinct_2 = 1.5",
+                "[guards] min_distinct_2 = 1.5: expected 0 to 1",
+            ),
+            (
+                "[guards]\nmin_similarity = 0.9",
+                "compares embeddings: set [encoder]",
+            ),
+            (
+                "[run]\naudit_share = 0.0\n[guards]\nmax_length_ratio = 1.1",
+                "set [run] audit_share above 0",
+            ),
+            (
+                "[verification]\npolicy = \"strict\"\n[guards]\naction = \"strict\"\nmin_distinct_2 = 0.5",
+                "policy is strict already",
+            ),
             ("[demo]\nusers = 30", "remove [[input]]"),
             ("[run]\ndate = \"yesterday\"", "run.date"),
             ("[encoder]\npooling = \"cls\"", "[encoder] path: not set"),

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use jiff::civil::Date;
 use laser_coordinator::finalise::{self, Committed};
+use laser_coordinator::gate::Gate;
 use laser_coordinator::nats::{self, NatsClient, NatsConfig, NatsWorker, RunRef};
 use laser_coordinator::plan::{plan_digest, read_plan};
 use laser_features::encoder::Encoder;
@@ -168,6 +169,7 @@ struct Watch<'a> {
     rows_before: Option<u64>,
     warned: bool,
     committed: Committed,
+    gate: Gate,
 }
 
 impl<'a> Watch<'a> {
@@ -187,6 +189,7 @@ impl<'a> Watch<'a> {
             rows_before: None,
             warned: false,
             committed: Committed::new(plan),
+            gate: Gate::new(plan),
         })
     }
 
@@ -206,8 +209,13 @@ impl<'a> Watch<'a> {
         let open: Vec<&ShardJob> = (self.plan.shards.iter())
             .filter(|job| !is_committed(&job.shard) && !is_dead(&job.shard))
             .collect();
-        if queued < open.len() as u64 {
-            let new = self.client.publish(&self.run, open.iter().copied()).await?;
+        let settled = |shard: u32| is_committed(&shard) || is_dead(&shard);
+        self.gate.look(self.output, self.plan, settled).await?;
+        let admitted: Vec<&ShardJob> = (open.iter().copied())
+            .filter(|job| self.gate.admits(job))
+            .collect();
+        if queued < admitted.len() as u64 {
+            let new = self.client.publish(&self.run, admitted).await?;
             tracing::info!(new, open = open.len(), "queued shards");
             counter!("laser_republished_shards_total").increment(new);
         }

@@ -29,6 +29,7 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 use laser_pool_builder::TuneConfig;
+use laser_schema::guard::GuardReport;
 use tokio_util::sync::CancellationToken;
 
 use bench::report::Style;
@@ -486,6 +487,19 @@ async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
                 "fewer than {:.1} % of the entities have a text ([output] min_coverage): _SUCCESS is withheld",
                 config.output.min_coverage * 100.0
             ));
+            Ok(DATA_ERROR)
+        }
+        Outcome::Breached(finished) => {
+            commands::print(&summary::render(&finished).await?)?;
+            for manifest in &finished.manifests {
+                for (pool, breach) in manifest.guards.iter().flat_map(GuardReport::breaches) {
+                    telemetry::tell_error(&format!("{} pool {pool}: {breach}", manifest.kind));
+                }
+            }
+            telemetry::tell_error(
+                "a guard is breached and [guards] action is \"fail\": _SUCCESS is withheld. To publish all the same, run \
+                 the same command with --set guards.action=warn",
+            );
             Ok(DATA_ERROR)
         }
         Outcome::Incomplete { dead, missing } => {

@@ -4,7 +4,7 @@
 //! goes on where it was: pools that are built stay, a plan that is written stays, a shard that is committed
 //! is never generated twice.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,7 +14,8 @@ use futures::Stream;
 use jiff::civil::{Date, Time};
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan, Zoned};
-use laser_coordinator::finalise::{self, Published};
+use laser_coordinator::finalise::{self, Published, Terms};
+use laser_coordinator::gate::Gate;
 use laser_coordinator::ledger::LedgerLimits;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan, plan_time, read_plan};
@@ -54,6 +55,8 @@ pub(crate) enum Outcome {
     Complete(Finished),
     /// Everything is there but too many entities have no text.
     BelowCoverage(Finished),
+    /// Everything is there but a pool breaches a guard.
+    Breached(Finished),
     /// Shards were given up.
     Incomplete {
         dead: Vec<(u32, String)>,
@@ -235,6 +238,10 @@ impl<'a> Night<'a> {
             &self.config.pools,
             run,
         ));
+        let identity = match self.config.gate() {
+            None => identity,
+            Some(guards) => Digest::of_json(&(identity, guards)),
+        };
         // Runs without embeddings keep the names that they had before there were any.
         let identity = match &self.encoder {
             None => identity,
@@ -462,6 +469,7 @@ impl<'a> Night<'a> {
             limit: self.config.run.limit,
             pools: (begun.pools.clone(), pools.digest().clone()),
             price: self.config.price.clone(),
+            guards: self.config.gate(),
             embedding: self.encoder.as_deref().map(encoder::spec),
             prompts: &self.prompts,
             route: &route,
@@ -492,14 +500,10 @@ impl<'a> Night<'a> {
         drain: &CancellationToken,
     ) -> Result<Outcome> {
         let committed = finalise::committed(&self.output, &plan).await?;
-        let limits = LedgerLimits {
-            attempts: self.config.run.attempts,
-            ..LedgerLimits::default()
-        };
-        let queue = Arc::new(LocalQueue::new(&plan, &committed, limits));
         let started = Instant::now();
         let deadline = self.deadline(&plan).await?;
         let end = deadline.end(drain);
+        let mut dead = Vec::new();
         if committed.len() < plan.shards.len() {
             display.stage("loading the model");
             let worker = format!("local-{}", std::process::id());
@@ -511,18 +515,57 @@ impl<'a> Night<'a> {
                 run_context(plan.clone(), self.output.clone(), pools, encoder, worker),
                 generator::load(self.config, &self.model)
             )?;
-            work(&queue, context, generator, display, &end).await?;
+            let worker = (context, generator);
+            dead = self.work(&plan, committed, worker, display, &end).await?;
         }
         let seconds = started.elapsed().as_secs_f64();
-        if drain.is_cancelled() && !queue.is_done() {
-            return Ok(Outcome::Drained {
-                committed: queue.counts().committed,
-                shards: plan.shards.len(),
-            });
+        if drain.is_cancelled() {
+            let (committed, shards) = (
+                finalise::committed(&self.output, &plan).await?.len(),
+                plan.shards.len(),
+            );
+            if committed + dead.len() < shards {
+                return Ok(Outcome::Drained { committed, shards });
+            }
         }
-        let dead = without_audits(&plan, queue.dead());
+        let dead = without_audits(&plan, dead);
         self.conclude(plan, dead, deadline.has_passed(), Some(seconds))
             .await
+    }
+
+    /// Works on every shard that is not committed, first on those that the gate of the guards admits at once. Returns
+    /// those that were given up.
+    async fn work(
+        &self,
+        plan: &Plan,
+        mut done: Vec<u32>,
+        (context, mut generator): (Arc<RunContext>, Box<dyn TextGenerator>),
+        display: &mut Display,
+        end: &CancellationToken,
+    ) -> Result<Vec<(u32, String)>> {
+        let limits = LedgerLimits {
+            attempts: self.config.run.attempts,
+            ..LedgerLimits::default()
+        };
+        let mut gate = Gate::new(plan);
+        let mut dead = Vec::new();
+        loop {
+            let settled: HashSet<u32> = done.iter().copied().collect();
+            gate.look(&self.output, plan, |shard| settled.contains(&shard))
+                .await?;
+            let held = plan.shards.iter().filter(|job| !gate.admits(job));
+            let held: Vec<u32> = held.map(|job| job.shard).collect();
+            let not_now = [done.as_slice(), held.as_slice()].concat();
+            let queue = Arc::new(LocalQueue::new(plan, &not_now, limits));
+            let of_queue = (&queue, held.len());
+            generator = work(of_queue, context.clone(), generator, display, end).await?;
+            dead.extend(queue.dead());
+            if held.is_empty() || !queue.is_done() {
+                return Ok(dead);
+            }
+            done = finalise::committed(&self.output, plan).await?;
+            done.extend(dead.iter().map(|(shard, _)| *shard));
+        }
     }
 
     /// Publishes what there is, unless shards were given up that a later try may still make. After the deadline
@@ -568,13 +611,20 @@ impl<'a> Night<'a> {
         let note = (self.config.model.engine == EngineKind::Mistralrs)
             .then(|| "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned());
         let mut manifests = Vec::new();
-        let mut covered = true;
+        let (mut covered, mut kept) = (true, true);
+        let terms = Terms {
+            min_coverage: self.config.output.min_coverage,
+            guards: self.config.guards,
+        };
         for &kind in plan.counts.keys() {
-            let coverage = self.config.output.min_coverage;
-            match finalise::publish(&self.output, &plan, kind, coverage).await? {
+            match finalise::publish(&self.output, &plan, kind, &terms).await? {
                 Published::Complete(manifest) => manifests.push(*manifest),
                 Published::BelowCoverage(manifest) => {
                     covered = false;
+                    manifests.push(*manifest);
+                }
+                Published::Breached(manifest) => {
+                    kept = false;
                     manifests.push(*manifest);
                 }
                 Published::Incomplete { missing } => {
@@ -585,7 +635,10 @@ impl<'a> Night<'a> {
                 }
             }
         }
-        if covered && let Some(nights) = self.config.output.keep_nights {
+        if covered
+            && kept
+            && let Some(nights) = self.config.output.keep_nights
+        {
             // The night is published; what could not be removed is so by the next.
             match operate::remove_outdated(&self.output, nights).await {
                 Ok(runs) => tracing::info!(runs, "removed outdated runs"),
@@ -601,22 +654,22 @@ impl<'a> Night<'a> {
             seconds,
             note,
         };
-        Ok(if covered {
-            Outcome::Complete(finished)
-        } else {
-            Outcome::BelowCoverage(finished)
+        Ok(match (covered, kept) {
+            (true, true) => Outcome::Complete(finished),
+            (false, _) => Outcome::BelowCoverage(finished),
+            (true, false) => Outcome::Breached(finished),
         })
     }
 }
 
-/// Drives a worker over the in-process queue.
+/// Drives a worker over the in-process queue, in which so many shards only seem committed: they are held back.
 async fn work(
-    queue: &Arc<LocalQueue>,
+    (queue, held): (&Arc<LocalQueue>, usize),
     context: Arc<RunContext>,
     generator: Box<dyn TextGenerator>,
     display: &mut Display,
     drain: &CancellationToken,
-) -> Result<()> {
+) -> Result<Box<dyn TextGenerator>> {
     display.stage("generating");
     let rows = context.plan.counts.values().map(|c| c.entities).sum();
     let shards = context.plan.shards.len();
@@ -630,10 +683,10 @@ async fn work(
             true => "; finishing the shards in hand",
             false => "",
         };
-        format!("{} of {shards} shards{draining}", queue.counts().committed)
+        let committed = queue.counts().committed - held;
+        format!("{committed} of {shards} shards{draining}")
     };
-    show_work(worker, &context.progress, Some(rows), display, &detail).await?;
-    Ok(())
+    show_work(worker, &context.progress, Some(rows), display, &detail).await
 }
 
 /// Drives a worker to its end and shows what it generates, of `rows` if that is known.

@@ -103,7 +103,25 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
         let price = cost.map(|c| c.per_1000_texts);
         render_row(out, "all", &figures, audit.as_ref(), price)?;
     }
-    render_idle(out, manifest)
+    render_idle(out, manifest)?;
+    render_guards(out, manifest)
+}
+
+/// Pools that breach a guard, and what followed.
+fn render_guards(out: &mut String, manifest: &Manifest) -> Result<()> {
+    let Some(report) = &manifest.guards else {
+        return Ok(());
+    };
+    for (pool, verdict) in &report.pools {
+        let outcome = match verdict.strict {
+            true => "in the audit: verified strictly",
+            false => "",
+        };
+        for breach in &verdict.breaches {
+            writeln!(out, "  {pool}: {breach} {outcome}")?;
+        }
+    }
+    Ok(())
 }
 
 /// Pools that do not pay.

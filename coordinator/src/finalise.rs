@@ -9,6 +9,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::entity::IdType;
+use laser_schema::guard::{GuardReport, Guards, Verdict, VerdictError};
 use laser_schema::job::{Action, AuditReport, KindCounts, Plan, ShardJob};
 use laser_schema::knowledge::{
     ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WRITER, check_part, encode_part, rows_digest,
@@ -28,6 +29,9 @@ pub enum FinaliseError {
     /// A committed part is not what its writer wrote.
     #[error("{0}; remove that part and run again: only its shard is generated anew")]
     Damaged(#[from] TableError),
+    /// What was found about a pool.
+    #[error(transparent)]
+    Verdict(#[from] VerdictError),
     /// An entity stands in two parts.
     #[error(
         "{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it"
@@ -67,6 +71,8 @@ pub enum Published {
     Complete(Box<Manifest>),
     /// Too many entities have no text: everything but `_SUCCESS` is there.
     BelowCoverage(Box<Manifest>),
+    /// A pool breaches a guard that withholds the night: everything but `_SUCCESS` is there.
+    Breached(Box<Manifest>),
     /// Shards are missing; nothing was written.
     Incomplete {
         /// How many.
@@ -222,8 +228,26 @@ fn id_type(plan: &Plan, kind: Kind) -> IdType {
     plan.ids.get(&kind).copied().unwrap_or(IdType::String)
 }
 
-/// Publishes one kind of a run, if all its shards are committed. `min_coverage` is the share of entities that
-/// must have a text for `_SUCCESS` to be written.
+/// What must hold for `_SUCCESS` to be written.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Terms {
+    /// The share of entities that must have a text.
+    pub min_coverage: f64,
+    /// Bounds on the texts of each pool.
+    pub guards: Option<Guards>,
+}
+
+impl Terms {
+    /// Only a share of entities that must have a text.
+    pub fn coverage(min_coverage: f64) -> Self {
+        Self {
+            min_coverage,
+            guards: None,
+        }
+    }
+}
+
+/// Publishes one kind of a run, if all its shards are committed.
 ///
 /// # Errors
 /// [`FinaliseError`]; then `_SUCCESS` is not written.
@@ -231,7 +255,7 @@ pub async fn publish(
     output: &Location,
     plan: &Plan,
     kind: Kind,
-    min_coverage: f64,
+    terms: &Terms,
 ) -> Result<Published, FinaliseError> {
     let folder = output.join(&plan.partition(kind));
     if let Some(manifest) = published(&folder).await? {
@@ -257,11 +281,19 @@ pub async fn publish(
         .join(ERRORS)
         .write(Bytes::from(errors.collect::<String>()))
         .await?;
-    let manifest = sums.manifest(plan, kind);
+    let guards = match &terms.guards {
+        Some(guards) => Some(sums.judge(output, plan, kind, guards).await?),
+        None => None,
+    };
+    let manifest = sums.manifest(plan, kind, guards);
     let bytes = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
     folder.join(MANIFEST).write(Bytes::from(bytes)).await?;
-    if (manifest.rows as f64) < min_coverage * manifest.entities as f64 {
+    if (manifest.rows as f64) < terms.min_coverage * manifest.entities as f64 {
         return Ok(Published::BelowCoverage(Box::new(manifest)));
+    }
+    let withheld = manifest.guards.as_ref().is_some_and(GuardReport::withholds);
+    if withheld {
+        return Ok(Published::Breached(Box::new(manifest)));
     }
     folder.join(SUCCESS).write(Bytes::new()).await?;
     Ok(Published::Complete(Box::new(manifest)))
@@ -363,7 +395,37 @@ impl Sums {
         Ok(())
     }
 
-    fn manifest(self, plan: &Plan, kind: Kind) -> Manifest {
+    /// What there is to say of each pool: the verdict before its texts, where they are strict for it, else what all of
+    /// them come to.
+    async fn judge(
+        &self,
+        output: &Location,
+        plan: &Plan,
+        kind: Kind,
+        guards: &Guards,
+    ) -> Result<GuardReport, FinaliseError> {
+        let mut pools = BTreeMap::new();
+        for (pool, figures) in &self.figures {
+            let pinned = match &plan.guards {
+                Some(_) => Verdict::read(output, &plan.run, kind, pool).await?,
+                None => None,
+            };
+            let audit = self.audit.get(pool).copied().unwrap_or_default();
+            let of_all = || Verdict {
+                texts: figures.texts,
+                breaches: guards.breaches(figures, &audit),
+                strict: false,
+            };
+            let verdict = pinned.filter(|verdict| verdict.strict);
+            pools.insert(pool.clone(), verdict.unwrap_or_else(of_all));
+        }
+        Ok(GuardReport {
+            guards: *guards,
+            pools,
+        })
+    }
+
+    fn manifest(self, plan: &Plan, kind: Kind, guards: Option<GuardReport>) -> Manifest {
         let counts: KindCounts = plan.counts.get(&kind).copied().unwrap_or_default();
         let price = plan.price.as_ref();
         Manifest {
@@ -379,6 +441,7 @@ impl Sums {
             rows: self.rows,
             carried: self.carried,
             errors: self.errors.len() as u64,
+            guards,
             cost: price.map(|price| Cost::of(price, &self.figures, &self.audit)),
             figures: self.figures,
             audit: self.audit,

@@ -1,6 +1,7 @@
 //! The coordinator: renders prompts, plans shards, keeps the ledger, publishes what was committed, removes what is outdated.
 
 pub mod finalise;
+pub mod gate;
 pub mod ledger;
 pub mod local_queue;
 pub mod nats;

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_schema::entity::IdType;
+use laser_schema::guard::Guards;
 use laser_schema::job::{
     Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec, run_folder,
     shard_schema,
@@ -56,6 +57,8 @@ pub struct PlanRequest<'a> {
     pub pools: (String, Digest),
     /// What the engines' time costs.
     pub price: Option<Price>,
+    /// Bounds that gate the generation of pools.
+    pub guards: Option<Guards>,
     /// The embeddings that the output is to have.
     pub embedding: Option<EmbeddingSpec>,
     /// Makes the prompts.
@@ -515,6 +518,7 @@ impl Planner<'_> {
             pools: self.request.pools.0.clone(),
             pool_digest: self.request.pools.1.clone(),
             price: self.request.price.clone(),
+            guards: self.request.guards,
             embedding: self.request.embedding.clone(),
             ids: self
                 .kinds
@@ -529,12 +533,14 @@ impl Planner<'_> {
     }
 }
 
-/// Carried shards first (they cost nothing), then by kind and pool, audits last of all.
+/// Carried shards first (they cost nothing), then by kind and pool, audits last of all; but first where pools are judged
+/// by them.
 fn number_shards(plan: &mut Plan) {
+    let audit = if plan.guards.is_some() { 1 } else { 3 };
     let rank = |job: &ShardJob| match job.action {
         Action::Carry => 0,
-        Action::Generate => 1,
-        Action::Audit => 2,
+        Action::Generate => 2,
+        Action::Audit => audit,
     };
     plan.shards
         .sort_by(|a, b| (rank(a), &a.input).cmp(&(rank(b), &b.input)));

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::entity::EntityId;
 use crate::job::AuditReport;
+use crate::knowledge::Figures;
 
 /// What an audit shard came to. Its JSON is that of the [`AuditReport`] with `pairs`; audits of earlier versions have
 /// none.
@@ -17,6 +18,9 @@ pub struct Audit {
     /// What was measured.
     #[serde(flatten)]
     pub report: AuditReport,
+    /// Sums over the texts with speculation.
+    #[serde(default)]
+    pub figures: Figures,
     /// The texts that were compared, in the order of the shard's rows.
     #[serde(default)]
     pub pairs: Vec<AuditedText>,
@@ -39,8 +43,34 @@ pub struct AuditedText {
     pub proposed: BTreeMap<Proposer, u64>,
     /// Whether both are the same token for token.
     pub identical: bool,
+    /// Cosine of the embeddings of both texts, where the run has an encoder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub similarity: Option<f64>,
     /// The text with speculation, in pieces of one origin each.
     pub pieces: Vec<Piece>,
+}
+
+impl AuditedText {
+    /// The text with speculation.
+    pub fn text(&self) -> String {
+        self.pieces
+            .iter()
+            .map(|piece| piece.text.as_str())
+            .collect()
+    }
+}
+
+impl Audit {
+    /// Adds how alike the texts of a pair are.
+    pub fn add_similarity(&mut self, pair: usize, cosine: f64) {
+        // To six decimals, which every reader gives back bit for bit.
+        let cosine = (cosine * 1e6).round() / 1e6;
+        if let Some(pair) = self.pairs.get_mut(pair) {
+            pair.similarity = Some(cosine);
+            self.report.encoded += 1;
+            self.report.similarity += cosine;
+        }
+    }
 }
 
 /// Consecutive tokens of one origin, as text. A character that ends in a later token belongs to that token's piece.
@@ -129,6 +159,10 @@ mod tests {
                 texts: 1,
                 ..AuditReport::default()
             },
+            figures: Figures {
+                tokens: 2,
+                ..Figures::default()
+            },
             pairs: vec![AuditedText {
                 entity_id: EntityId::Int(1),
                 plain: "y".into(),
@@ -137,6 +171,7 @@ mod tests {
                 relaxed: 1,
                 proposed: [(Proposer::Pool, 1), (Proposer::Target, 1)].into(),
                 identical: false,
+                similarity: None,
                 pieces: vec![piece],
             }],
         };

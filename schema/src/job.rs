@@ -16,6 +16,7 @@ use std::sync::Arc;
 use crate::digest::Digest;
 use crate::embedding::EmbeddingSpec;
 use crate::entity::{EntityId, IdType, Kind};
+use crate::guard::Guards;
 use crate::layout::partition;
 
 /// The version of [`Plan`] and of the shard files.
@@ -184,6 +185,10 @@ pub struct Plan {
     /// What the engines' time costs, if that was configured when the run was planned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
+    /// The bounds that a pool's audit must keep before its texts are generated as the specification says; those of a
+    /// pool that does not are verified strictly. Only those of [`GuardAction::Strict`](crate::guard::GuardAction::Strict) are part of a plan.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guards: Option<Guards>,
     /// The embeddings that the output has, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingSpec>,
@@ -259,6 +264,12 @@ pub struct AuditReport {
     pub tokens: u64,
     /// Seconds for them.
     pub seconds: f64,
+    /// Texts whose likeness to their plain text an encoder told.
+    #[serde(default)]
+    pub encoded: u64,
+    /// Sum of the cosines of their embeddings and those of the plain texts.
+    #[serde(default)]
+    pub similarity: f64,
 }
 
 impl AuditReport {
@@ -270,6 +281,8 @@ impl AuditReport {
         self.plain_seconds += other.plain_seconds;
         self.tokens += other.tokens;
         self.seconds += other.seconds;
+        self.encoded += other.encoded;
+        self.similarity += other.similarity;
     }
 
     /// Tokens a second with speculation over tokens a second without.
@@ -284,6 +297,11 @@ impl AuditReport {
     /// Share of texts that plain greedy decoding gives token for token.
     pub fn identical_share(&self) -> f64 {
         crate::knowledge::ratio(self.identical as f64, self.texts as f64)
+    }
+
+    /// Mean cosine of the embeddings of a text and its plain text, from -1 to 1; `None` without an encoder.
+    pub fn mean_similarity(&self) -> Option<f64> {
+        (self.encoded > 0).then(|| self.similarity / self.encoded as f64)
     }
 
     /// Length of the texts over the length of the plain ones.

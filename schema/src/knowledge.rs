@@ -3,7 +3,7 @@
 //! One record is one text with its provenance (what it was generated from) and its acceptance figures
 //! (what speculation saved). `docs/output.md` lists the columns.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
@@ -156,15 +156,30 @@ pub struct Figures {
     /// Tokens of those earlier texts.
     #[serde(default)]
     pub previous: u64,
+    /// Runs of one, two and three tokens within the texts.
+    #[serde(default)]
+    pub ngrams: [u64; 3],
+    /// Of these: distinct within their text.
+    #[serde(default)]
+    pub distinct_ngrams: [u64; 3],
+    /// Sum of the natural-log probabilities of the tokens; 0 where the engine tells none.
+    #[serde(default)]
+    pub log_probability: f64,
 }
 
 impl Figures {
-    /// One record's figures. `previous` are the tokens of the entity's earlier text, 0 if it had none.
-    pub fn of(record: &KnowledgeRecord, previous: u64) -> Self {
+    /// One record's figures, given the tokens of its text. `previous` are those of the entity's earlier text, 0 if it
+    /// had none.
+    pub fn of(record: &KnowledgeRecord, tokens: &[u32], previous: u64) -> Self {
         let mut figures = Self::default();
         figures.add_record(record);
         figures.previous = previous;
         figures.compared = if previous > 0 { figures.tokens } else { 0 };
+        for n in 1..=3 {
+            figures.ngrams[n - 1] = tokens.windows(n).len() as u64;
+            let distinct: HashSet<&[u32]> = tokens.windows(n).collect();
+            figures.distinct_ngrams[n - 1] = distinct.len() as u64;
+        }
         figures
     }
 
@@ -180,6 +195,7 @@ impl Figures {
             relaxed: record.relaxed_tokens.unsigned_abs(),
             draft_seconds: record.draft_seconds,
             engine_seconds: record.engine_seconds,
+            log_probability: record.mean_log_probability * record.text_tokens as f64,
             ..Self::default()
         });
     }
@@ -197,6 +213,11 @@ impl Figures {
         self.engine_seconds += other.engine_seconds;
         self.compared += other.compared;
         self.previous += other.previous;
+        for n in 0..3 {
+            self.ngrams[n] += other.ngrams[n];
+            self.distinct_ngrams[n] += other.distinct_ngrams[n];
+        }
+        self.log_probability += other.log_probability;
     }
 
     /// Average accepted length: accepted draft tokens a forward (paper 4.1).
@@ -227,6 +248,19 @@ impl Figures {
     /// Length of the texts over that of the same entities' earlier texts; 0 where there were none.
     pub fn length_drift(&self) -> f64 {
         ratio(self.compared as f64, self.previous as f64)
+    }
+
+    /// Distinct-n: the share of the texts' runs of `n` tokens, 1 to 3, that are distinct within their text (Li et al.,
+    /// NAACL 2016); a loop drives it to 0. Longer texts weigh more. `None` where there is no such run.
+    pub fn distinct(&self, n: usize) -> Option<f64> {
+        let all = *self.ngrams.get(n.checked_sub(1)?)?;
+        (all > 0).then(|| self.distinct_ngrams[n - 1] as f64 / all as f64)
+    }
+
+    /// Mean natural-log probability of a token under the target; `None` where the engine tells none.
+    pub fn mean_log_probability(&self) -> Option<f64> {
+        let is_known = self.log_probability < 0.0 && self.tokens > 0;
+        is_known.then(|| self.log_probability / self.tokens as f64)
     }
 
     /// Share of drafted tokens that were accepted.

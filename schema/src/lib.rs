@@ -10,6 +10,7 @@ pub mod digest;
 pub mod embedding;
 pub mod embedding_table;
 pub mod entity;
+pub mod guard;
 pub mod ids;
 pub mod interactions;
 pub mod job;

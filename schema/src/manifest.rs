@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::digest::Digest;
 use crate::embedding::EmbeddingInfo;
 use crate::entity::{EntityId, Kind};
+use crate::guard::GuardReport;
 use crate::job::{AuditReport, Price, Spec};
 use crate::knowledge::{ErrorRecord, Figures, decode_part, ratio};
 use crate::location::{Location, LocationError};
@@ -119,6 +120,9 @@ pub struct Manifest {
     pub figures: BTreeMap<String, Figures>,
     /// Plain decoding against speculation on the audit sample, by pool.
     pub audit: BTreeMap<String, AuditReport>,
+    /// What the guards found, where there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guards: Option<GuardReport>,
     /// What it cost, where the plan has a price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,

@@ -93,6 +93,7 @@ impl OldKnowledge {
                 previous: Vec::new(),
                 pool: None,
                 plain: true,
+                strict: false,
             };
             let made = generate(generator, chunk.iter().map(request).collect())?;
             self.append(

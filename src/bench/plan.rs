@@ -195,6 +195,7 @@ impl Bench<'_> {
             limit: None,
             pools: ("pools".into(), pools.digest().clone()),
             price: None,
+            guards: None,
             embedding: None,
             prompts: &self.prompts,
             route: &route,

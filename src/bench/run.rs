@@ -104,6 +104,7 @@ fn warm_up(generator: &mut Generator, base: &GenerateOptions, subjects: &[Subjec
         previous: Vec::new(),
         pool: None,
         plain: true,
+        strict: false,
     };
     generate(generator, subjects.first().map(plain).into_iter().collect()).map(drop)
 }
@@ -123,6 +124,7 @@ fn request(subject: &Subject, variant: &Variant) -> Request {
         },
         pool: pool.and_then(|(_, pool)| pool.clone()),
         plain: false,
+        strict: false,
     }
 }
 

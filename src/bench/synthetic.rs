@@ -245,6 +245,7 @@ fn manifest(
         errors: 0,
         figures: BTreeMap::new(),
         audit: BTreeMap::new(),
+        guards: None,
         cost: None,
         embedding: None,
         parts,

@@ -20,7 +20,7 @@ const HEIGHT: u32 = 260;
 const FONT: (&str, u32) = ("sans-serif", 15);
 
 /// Letters that fit into the label column of bars.
-const LABEL_MAX: usize = 21;
+const LABEL_MAX: usize = 20;
 
 const INK: RGBColor = RGBColor(1, 1, 1);
 const MUTED: RGBColor = RGBColor(2, 2, 2);
@@ -122,8 +122,8 @@ type Row = (String, Vec<(f64, f64, String)>);
 
 /// Horizontal bars that begin anywhere.
 pub(super) fn spans(rows: &[Row]) -> Result<Drawing> {
-    const LABELS: i32 = 150;
-    const VALUES: i32 = 74;
+    const LABELS: i32 = 160;
+    const VALUES: i32 = 70;
     const BAR: i32 = 14;
     const GAP: i32 = 12;
     let width = f64::from(i32::try_from(WIDTH)? - LABELS - VALUES);
@@ -271,7 +271,8 @@ pub(super) fn histogram(histogram: &Histogram, axes: &Axes<'_>) -> Result<Drawin
     let most = most.filter(|most| *most > 0);
     let most = most.ok_or_else(|| anyhow!("there is nothing to draw"))? as f64;
     // A bin of one whole number lies around it.
-    let shift = if histogram.width > 1.0 { 0.0 } else { 0.5 };
+    let is_one = (histogram.width - 1.0).abs() < 1e-9;
+    let shift = if is_one { 0.5 } else { 0.0 };
     let (start, end) = (
         histogram.start - shift,
         histogram.bin(histogram.bins()).0 - shift,
@@ -334,7 +335,7 @@ mod tests {
         let body = bars(&rows, &|v| format!("{v}")).unwrap().body;
         let widths = body.split(" width=\"").skip(1);
         let widths = widths.map(|rest| rest.split('"').next().unwrap());
-        assert_eq!(widths.collect::<Vec<_>>(), ["236", "118"]);
+        assert_eq!(widths.collect::<Vec<_>>(), ["230", "115"]);
     }
 
     #[test]

@@ -86,6 +86,8 @@ pub(super) struct Audited {
     pub(super) plain: BTreeMap<u64, u64>,
     /// The same entities' texts with speculation.
     pub(super) texts: BTreeMap<u64, u64>,
+    /// Cosines of the embeddings of both texts.
+    pub(super) similarities: Vec<f64>,
     /// Tokens by who proposed them.
     pub(super) proposed: BTreeMap<Proposer, u64>,
     /// A few of them, of many pools, with their pool.
@@ -301,6 +303,7 @@ async fn read_audits(root: &Location, plan: &Plan, kind: Kind) -> Result<Audited
         for text in audit.pairs {
             *audited.plain.entry(text.plain_tokens).or_default() += 1;
             *audited.texts.entry(text.tokens).or_default() += 1;
+            audited.similarities.extend(text.similarity);
             for (&source, tokens) in &text.proposed {
                 *audited.proposed.entry(source).or_default() += tokens;
             }
@@ -348,6 +351,8 @@ async fn read_errors(folder: &Location) -> Result<Errors> {
 async fn timeline(root: &Location, plan: &Plan, kinds: &[KindNight]) -> Result<Vec<Stage>> {
     let folder = root.join(&run_folder(&plan.run));
     let pools = root.resolve(&plan.pools)?.join(POOL_SET_FILE);
+    let audits = folder.join("audits").list().await?;
+    let audits: Vec<Timestamp> = audits.iter().map(|listed| listed.modified).collect();
     let (mut parts, mut published) = (Vec::new(), Vec::new());
     for kind in kinds {
         for listed in Location::parse(&kind.folder)?.list().await? {
@@ -361,8 +366,12 @@ async fn timeline(root: &Location, plan: &Plan, kinds: &[KindNight]) -> Result<V
     let steps = [
         ("Pools", modified(&pools).await),
         ("Planning", modified(&folder.join(PLAN)).await),
-        ("Model and first shard", parts.iter().min().copied()),
+        (
+            "Model and first shard",
+            parts.iter().chain(&audits).min().copied(),
+        ),
         ("Other shards", parts.iter().max().copied()),
+        ("Audit", audits.iter().max().copied()),
         ("Publishing", published.iter().max().copied()),
     ];
     let Some(begun) = modified(&folder.join(PINS)).await else {
@@ -372,7 +381,7 @@ async fn timeline(root: &Location, plan: &Plan, kinds: &[KindNight]) -> Result<V
     let seconds = |time: Timestamp| time.duration_since(begun).as_secs_f64();
     for (name, time) in steps {
         let from = stages.last().map_or(0.0, |stage| stage.to);
-        // What is older is not this run's: pools that were promoted, or a file of another kind's run.
+        // What is older took no time of its own: pools that were promoted, audits that came before the texts.
         if let Some(to) = time.map(seconds).filter(|to| *to >= from) {
             stages.push(Stage { name, from, to });
         }

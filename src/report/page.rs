@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use laser_schema::Kind;
 use laser_schema::audit::{AuditedText, Proposer};
+use laser_schema::guard::Verdict;
 use laser_schema::job::AuditReport;
 use laser_schema::knowledge::{Figures, WRITER, ratio};
 use laser_schema::manifest::{Cost, SUCCESS};
@@ -233,8 +234,11 @@ fn tiles(night: &Night) -> Vec<Tile> {
         ));
         tiles.push(tile(
             "Accepted drafts",
-            (format!("{:.2}", figures.aal()), "a forward"),
-            format!("{} of what was drafted", percent(figures.draft_yield(), 0)),
+            (format!("{:.2}", figures.aal()), ""),
+            format!(
+                "a forward; {} of what was drafted",
+                percent(figures.draft_yield(), 0)
+            ),
         ));
         tiles.push(tile(
             "Relaxed tokens",
@@ -319,16 +323,13 @@ fn speed(night: &Night) -> Result<Section> {
     if sum.plain_tokens > 0 && sum.tokens > 0 {
         cards.push(Card {
             title: "Tokens a second, by pool".into(),
-            chart: Some(chart::bars(&bars, &whole_f)?.into()),
-            legend: legend(&BOTH),
-            ..Card::default()
-        });
-        cards.push(Card {
-            title: "The audit, by pool".into(),
             note: "Same texts: token for token those of plain decoding. Length: tokens of this run's texts over those of \
                    the plain ones."
                 .into(),
+            chart: Some(chart::bars(&bars, &whole_f)?.into()),
+            legend: legend(&BOTH),
             table,
+            wide: true,
             ..Card::default()
         });
     }
@@ -357,8 +358,10 @@ fn acceptance(night: &Night) -> Result<Section> {
     for kind in &night.kinds {
         cards.extend(accepted_by_forward(kind)?);
         cards.extend(accepted_by_depth(kind)?);
-        cards.extend(proposers(kind)?);
         cards.extend(pools(kind)?);
+    }
+    for kind in &night.kinds {
+        cards.extend(proposers(kind)?);
     }
     Ok(Section {
         id: "acceptance",
@@ -657,6 +660,10 @@ fn texts(night: &Night) -> Result<Section> {
         }
         cards.extend(card);
     }
+    for kind in &night.kinds {
+        cards.extend(similarities(kind)?);
+    }
+    cards.extend(guarded(night));
     Ok(Section {
         id: "texts",
         title: "The texts",
@@ -695,6 +702,104 @@ fn lengths(title: String, series: &[Vec<(f64, u64)>], names: &[&str]) -> Result<
         folded: true,
         ..Card::default()
     }))
+}
+
+fn similarities(kind: &KindNight) -> Result<Option<Card>> {
+    let values = kind.audited.similarities.iter();
+    let values: Vec<(f64, u64)> = values.map(|cosine| (*cosine, 1)).collect();
+    let Some(histogram) = Histogram::of(&[values], BINS, 0.002) else {
+        return Ok(None);
+    };
+    let axes = Axes {
+        x: "cosine of the embeddings",
+        y: "texts",
+        format_x: &|x| format!("{x:.2}"),
+        format_y: &short,
+    };
+    let mut table = Table::new(0, ["Similarity", "Texts"]);
+    for bin in 0..histogram.bins() {
+        let (from, to) = histogram.bin(bin);
+        table.row([
+            format!("{from:.3} to {to:.3}"),
+            whole(histogram.counts[0][bin]),
+        ]);
+    }
+    Ok(Some(Card {
+        title: format!(
+            "{}: similarity of the audited texts to the plain ones",
+            plural(kind)
+        ),
+        chart: Some(chart::histogram(&histogram, &axes)?.into()),
+        table,
+        folded: true,
+        ..Card::default()
+    }))
+}
+
+/// What the guards watch, by pool, and what they found.
+fn guarded(night: &Night) -> Option<Card> {
+    let mut table = Table::new(
+        2,
+        [
+            "Pool",
+            "Kind",
+            "Length to plain",
+            "Length drift",
+            "Distinct-1",
+            "Distinct-2",
+            "Distinct-3",
+            "Relaxed",
+            "Mean log probability",
+            "Similarity",
+            "Guards",
+        ],
+    );
+    for KindNight { manifest, .. } in &night.kinds {
+        for (pool, figures) in &manifest.figures {
+            let audit = manifest.audit.get(pool).filter(|audit| audit.texts > 0);
+            let drift = (figures.previous > 0).then(|| figures.length_drift());
+            let verdict = manifest
+                .guards
+                .as_ref()
+                .and_then(|report| report.pools.get(pool));
+            table.row([
+                pool_name(pool),
+                manifest.kind.to_string(),
+                known(audit.map(AuditReport::length_ratio)),
+                known(drift),
+                known(figures.distinct(1)),
+                known(figures.distinct(2)),
+                known(figures.distinct(3)),
+                percent(figures.relaxed_share(), 1),
+                known(figures.mean_log_probability()),
+                known(audit.and_then(AuditReport::mean_similarity)),
+                verdict.map_or_else(|| "–".to_owned(), told),
+            ]);
+        }
+    }
+    (!table.rows.is_empty()).then(|| Card {
+        title: "What the guards watch, by pool".into(),
+        note: "Length to plain and similarity compare the audited texts with plain decoding's. Distinct-n: the share of a \
+               text's runs of n tokens that are distinct; loops make it small."
+            .into(),
+        table,
+        wide: true,
+        ..Card::default()
+    })
+}
+
+fn told(verdict: &Verdict) -> String {
+    let breaches: Vec<String> = verdict.breaches.iter().map(ToString::to_string).collect();
+    match (breaches.is_empty(), verdict.strict) {
+        (true, _) => "kept".to_owned(),
+        (false, false) => breaches.join("; "),
+        (false, true) => format!("{}: verified strictly", breaches.join("; ")),
+    }
+}
+
+/// Two digits, or a dash for what was not measured.
+fn known(value: Option<f64>) -> String {
+    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"))
 }
 
 fn shards(night: &Night) -> Section {

@@ -11,6 +11,7 @@ mod docs;
 mod doctor;
 mod faults;
 mod feast;
+mod guards;
 mod ids;
 mod night;
 mod outages;

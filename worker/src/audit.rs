@@ -5,18 +5,21 @@ use std::time::Instant;
 
 use laser_schema::EntityId;
 use laser_schema::audit::{Audit, AuditedText, Origin, Piece};
+use laser_schema::job::ShardRow;
+use laser_schema::knowledge::Figures;
 use laser_schema::model::{ModelError, Tokenizer};
 
 use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator};
 
 /// Generates every request both ways, a batch at a time, taking turns so that a drift of the machine's
-/// speed hits both alike. Rows that fail either way are left out.
+/// speed hits both alike. Rows that fail either way are left out. `figures` are those of a text with speculation.
 ///
 /// # Errors
 /// The engine's, when it is given up.
 pub(crate) fn audit(
     generator: &mut impl TextGenerator,
-    requests: &[(EntityId, Request)],
+    requests: &[(&ShardRow, Request)],
+    figures: impl Fn(&ShardRow, &Request, &Generated) -> Figures,
 ) -> Result<Audit, GenerateError> {
     let mut audit = Audit::default();
     for batch in requests.chunks(generator.batch().max(1)) {
@@ -24,10 +27,11 @@ pub(crate) fn audit(
         let (fast, seconds) = run(generator, batch, false)?;
         audit.report.plain_seconds += plain_seconds;
         audit.report.seconds += seconds;
-        for (((id, _), plain), fast) in batch.iter().zip(&plain).zip(&fast) {
+        for (((row, request), plain), fast) in batch.iter().zip(&plain).zip(&fast) {
             if let (Some(plain), Some(fast)) = (plain, fast)
-                && let Ok(text) = audited(id, plain, fast, generator.tokenizer())
+                && let Ok(text) = audited(&row.entity_id, plain, fast, generator.tokenizer())
             {
+                audit.figures.add(&figures(row, request, fast));
                 add(&mut audit, text);
             }
         }
@@ -62,6 +66,7 @@ fn audited(
         relaxed: fast.relaxed,
         proposed,
         identical: plain.tokens == fast.tokens,
+        similarity: None,
         pieces: pieces(fast, tokenizer)?,
     })
 }
@@ -100,7 +105,7 @@ type Texts = Vec<Option<Generated>>;
 
 fn run(
     generator: &mut impl TextGenerator,
-    batch: &[(EntityId, Request)],
+    batch: &[(&ShardRow, Request)],
     plain: bool,
 ) -> Result<(Texts, f64), GenerateError> {
     let start = Instant::now();

@@ -72,6 +72,8 @@ pub struct Request {
     pub pool: Option<Pool>,
     /// Without speculation: greedy decoding, one token a forward.
     pub plain: bool,
+    /// Only what plain greedy decoding gives is accepted, whatever the options say.
+    pub strict: bool,
 }
 
 /// Why a text ended.
@@ -767,7 +769,7 @@ impl Sequence {
         }
         let root = self.chunk - 1;
         let scores = TreeScores { scores, root };
-        let policy = if self.request.plain {
+        let policy = if self.request.plain || self.request.strict {
             Verification::Strict
         } else {
             options.verification

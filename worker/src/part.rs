@@ -10,7 +10,7 @@ use laser_features::encoder::Encoded;
 use laser_schema::Digest;
 use laser_schema::audit::Audit;
 use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::job::{Action, Lease, Plan, ShardRow};
+use laser_schema::job::{Action, Lease, Plan, Policy, ShardRow};
 use laser_schema::knowledge::{
     ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, ratio,
     rows_digest,
@@ -22,16 +22,27 @@ use crate::generate::Generated;
 /// A shard's input.
 #[derive(Debug)]
 pub(crate) enum Work {
-    Generate(Vec<ShardRow>),
+    Generate {
+        rows: Vec<ShardRow>,
+        /// How their texts are verified.
+        policy: Policy,
+    },
     Audit(Vec<ShardRow>),
     Carry(Vec<KnowledgeRecord>),
 }
 
 impl Work {
-    /// Decodes the input of an action.
-    pub(crate) fn decode(action: Action, file: &str, bytes: Bytes) -> Result<Self, TableError> {
+    /// Decodes the input of an action; texts to be generated are verified by `policy`.
+    pub(crate) fn decode(
+        action: Action,
+        policy: Policy,
+        file: &str,
+        bytes: Bytes,
+    ) -> Result<Self, TableError> {
         match action {
-            Action::Generate => table::decode(file, bytes).map(Self::Generate),
+            Action::Generate => {
+                table::decode(file, bytes).map(|rows| Self::Generate { rows, policy })
+            }
             Action::Audit => table::decode(file, bytes).map(Self::Audit),
             Action::Carry => table::decode(file, bytes).map(Self::Carry),
         }
@@ -59,7 +70,7 @@ pub(crate) enum Output {
 /// The record of one generated text.
 pub(crate) fn record(
     plan: &Plan,
-    row: &ShardRow,
+    (row, policy): (&ShardRow, Policy),
     pool: Option<&Pool>,
     generated: &Generated,
 ) -> KnowledgeRecord {
@@ -70,7 +81,7 @@ pub(crate) fn record(
         prompt_tokens: count(row.prompt.len() as u64),
         text_tokens: count(generated.tokens.len() as u64),
         pool: row.pool.clone(),
-        policy: plan.spec.verification.to_string(),
+        policy: policy.to_string(),
         stop_reason: generated.stop.as_str().to_owned(),
         forwards: count(generated.step_accepted.len() as u64),
         drafted_tokens: count(generated.drafted),

@@ -32,8 +32,9 @@ impl Progress {
         *self.lock()
     }
 
-    pub(crate) fn text(&self, kind: Kind, pool: &str, figures: &Figures) {
+    pub(crate) fn text(&self, kind: Kind, pool: &str, figures: &Figures, fallback: bool) {
         telemetry::text(kind, pool, figures);
+        telemetry::fallback(kind, pool, fallback);
         telemetry::seconds(kind, pool, figures);
         self.lock().figures.add(figures);
     }

@@ -15,17 +15,19 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use laser_decode::Pool;
 use laser_features::encoder::{Encoded, Encoder};
-use laser_schema::job::{Lease, Plan, Queue, QueueError, ShardJob, ShardRow};
-use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord};
+use laser_schema::audit::{Audit, AuditedText};
+use laser_schema::guard::{Verdict, VerdictError};
+use laser_schema::job::{Action, Lease, Plan, Policy, Queue, QueueError, ShardJob, ShardRow};
+use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord, ratio};
 use laser_schema::location::{Created, LocationError};
 use laser_schema::table::TableError;
-use laser_schema::{Digest, EntityId, Location};
+use laser_schema::{Digest, Location};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, error_span, info_span, instrument};
 
 use crate::audit::audit;
-use crate::generate::{Finished, Request, StopReason, TextGenerator};
+use crate::generate::{Finished, Generated, Request, StopReason, TextGenerator};
 use crate::part::{self, Output, Work};
 use crate::progress::Progress;
 use crate::telemetry;
@@ -87,8 +89,12 @@ enum LoadError {
     Location(#[from] LocationError),
     #[error(transparent)]
     Table(#[from] TableError),
+    #[error(transparent)]
+    Verdict(#[from] VerdictError),
     #[error("{file}: its bytes do not match the plan's digest: plan again")]
     Changed { file: String },
+    #[error("the guards have not judged pool {pool:?} yet: this shard was queued too early")]
+    NotJudged { pool: String },
 }
 
 /// What becomes of a leased shard.
@@ -318,7 +324,24 @@ async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, Load
             file: input.url().to_owned(),
         });
     }
-    Ok(Some(Work::decode(job.action, input.url(), bytes)?))
+    let policy = policy(context, job).await?;
+    Ok(Some(Work::decode(job.action, policy, input.url(), bytes)?))
+}
+
+/// How a shard's texts are verified: as the specification says, but strictly where the pool's audit breached a guard.
+async fn policy(context: &RunContext, job: &ShardJob) -> Result<Policy, LoadError> {
+    let plan = &context.plan;
+    if plan.guards.is_none() || job.action != Action::Generate {
+        return Ok(plan.spec.verification);
+    }
+    let verdict = Verdict::read(&context.output, &plan.run, job.kind, &job.pool).await?;
+    match verdict {
+        None => Err(LoadError::NotJudged {
+            pool: job.pool.clone(),
+        }),
+        Some(verdict) if verdict.strict => Ok(Policy::Strict),
+        Some(_) => Ok(plan.spec.verification),
+    }
 }
 
 async fn commit_all<Q: Queue>(
@@ -390,9 +413,12 @@ async fn commit(
         Output::Failed(reason) => return Ok(Err(reason)),
         Output::Exists => return Ok(Ok(Created::Exists)),
         Output::Released => return Ok(Err("given back".to_owned())),
-        Output::Audit(audit) => serde_json::to_vec(&audit)
-            .map(|bytes| (Bytes::from(bytes), 0, 0))
-            .map_err(|e| e.to_string()),
+        Output::Audit(audit) => match compare(context, audit).await {
+            Err(reason) => return Ok(Err(reason)),
+            Ok(audit) => serde_json::to_vec(&audit)
+                .map(|bytes| (Bytes::from(bytes), 0, 0))
+                .map_err(|e| e.to_string()),
+        },
         Output::Part {
             rows,
             errors,
@@ -438,17 +464,55 @@ async fn commit(
     Ok(Ok(created))
 }
 
+/// What makes embeddings, where the plan asks for them.
+fn encoder(context: &RunContext) -> Result<Option<Arc<Encoder>>, String> {
+    match (&context.plan.embedding, &context.encoder) {
+        (None, _) => Ok(None),
+        (Some(_), Some(encoder)) => Ok(Some(encoder.clone())),
+        (Some(_), None) => {
+            Err("the run's output has embeddings, and this worker has no [encoder]".to_owned())
+        }
+    }
+}
+
+/// An audit with how alike its pairs of texts are, where the plan asks for embeddings.
+async fn compare(context: &RunContext, mut audit: Audit) -> Result<Audit, String> {
+    let Some(encoder) = encoder(context)? else {
+        return Ok(audit);
+    };
+    let compare = move || {
+        let plain = audit.pairs.iter().map(|pair| pair.plain.clone());
+        let texts = plain.chain(audit.pairs.iter().map(AuditedText::text));
+        let encoded = encoder.encode(&texts.collect::<Vec<_>>());
+        let embeddings = encoded.map_err(|e| e.to_string())?.embeddings;
+        let count = audit.pairs.len();
+        for index in 0..count {
+            let cosine = cosine(embeddings.row(index), embeddings.row(count + index));
+            audit.add_similarity(index, cosine);
+        }
+        Ok(audit)
+    };
+    let compared = tokio::task::spawn_blocking(compare).await;
+    compared.map_err(|_| "the encoder panicked; its message is in the log".to_owned())?
+}
+
+/// Of the angle between two vectors; 0 where one of them is zero.
+fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+        products.sum()
+    };
+    ratio(dot(a, b), (dot(a, a) * dot(b, b)).sqrt())
+}
+
 /// The embeddings of the rows' texts, where the plan asks for them. Rows that were carried forward are encoded as all
 /// others are: an embedding depends on the text alone, and takes a thousandth of the time that the text took.
 async fn embed(
     context: &RunContext,
     rows: Vec<KnowledgeRecord>,
 ) -> Result<(Vec<KnowledgeRecord>, Option<Encoded>), String> {
-    if context.plan.embedding.is_none() {
+    let Some(encoder) = encoder(context)? else {
         return Ok((rows, None));
-    }
-    let Some(encoder) = context.encoder.clone() else {
-        return Err("the run's output has embeddings, and this worker has no [encoder]".to_owned());
     };
     let encode = move || {
         let texts: Vec<&str> = rows.iter().map(|row| row.text.as_str()).collect();
@@ -474,6 +538,7 @@ async fn create(target: &Location, bytes: Bytes) -> Result<Created, LocationErro
 struct OpenShard {
     lease: Lease,
     rows: Vec<ShardRow>,
+    policy: Policy,
     results: Vec<Option<Result<KnowledgeRecord, ErrorRecord>>>,
     left: usize,
     /// Tokens of each row's earlier text.
@@ -541,16 +606,21 @@ impl<G: TextGenerator> EngineLoop<G> {
         }
         match loaded.work {
             Work::Audit(rows) => return Some((loaded.lease, rows)),
-            Work::Generate(rows) => {
+            Work::Generate { rows, policy } => {
                 let _entered = loaded.span.entered();
-                self.open_shard(loaded.lease, rows, done);
+                self.open_shard(loaded.lease, (rows, policy), done);
             }
             Work::Carry(_) => {}
         }
         None
     }
 
-    fn open_shard(&mut self, lease: Lease, rows: Vec<ShardRow>, done: &mpsc::Sender<Done>) {
+    fn open_shard(
+        &mut self,
+        lease: Lease,
+        (rows, policy): (Vec<ShardRow>, Policy),
+        done: &mpsc::Sender<Done>,
+    ) {
         let shard = lease.job.shard;
         let mut open = OpenShard {
             _generating: info_span!(target: "laser::trace", "generate", rows = rows.len()),
@@ -559,6 +629,7 @@ impl<G: TextGenerator> EngineLoop<G> {
             results: vec![None; rows.len()],
             previous: vec![0; rows.len()],
             figures: BTreeMap::new(),
+            policy,
             rows,
         };
         let shared = self.share_prefix(&open.rows);
@@ -566,7 +637,10 @@ impl<G: TextGenerator> EngineLoop<G> {
             match self.request(&open.rows[index], (u64::from(shard) << 32) | index as u64) {
                 Ok(request) => {
                     open.previous[index] = request.previous.len() as u64;
-                    self.generator.submit(request);
+                    self.generator.submit(Request {
+                        strict: policy == Policy::Strict,
+                        ..request
+                    });
                 }
                 Err((stage, reason)) => open.fail(index, stage, &reason),
             }
@@ -600,6 +674,7 @@ impl<G: TextGenerator> EngineLoop<G> {
             previous: tokens.map_err(|e| ("generate", e.to_string()))?,
             pool: self.context.pools.get(&row.pool).cloned(),
             plain: false,
+            strict: false,
         })
     }
 
@@ -630,10 +705,13 @@ impl<G: TextGenerator> EngineLoop<G> {
             Ok(text) => {
                 let row = &open.rows[index];
                 let pool = self.context.pools.get(&row.pool);
-                let record = part::record(&self.context.plan, row, pool, &text);
-                let figures = Figures::of(&record, open.previous_tokens(index, text.stop));
+                let plan = &self.context.plan;
+                let record = part::record(plan, (row, open.policy), pool, &text);
+                let previous = with_end(open.previous[index], text.stop);
+                let figures = Figures::of(&record, &text.tokens, previous);
                 let progress = &self.context.progress;
-                progress.text(open.lease.job.kind, &record.pool, &figures);
+                let fallback = open.policy != plan.spec.verification;
+                progress.text(open.lease.job.kind, &record.pool, &figures, fallback);
                 let of_pool = open.figures.entry(record.pool.clone()).or_default();
                 of_pool.add(&figures);
                 open.results[index] = Some(Ok(record));
@@ -686,18 +764,34 @@ impl<G: TextGenerator> EngineLoop<G> {
     }
 
     fn audit(&mut self, lease: Lease, rows: &[ShardRow], done: &mpsc::Sender<Done>) {
-        let requests: Vec<(EntityId, Request)> = rows
+        let requests: Vec<(&ShardRow, Request)> = rows
             .iter()
-            .filter_map(|r| Some((r.entity_id.clone(), self.request(r, 0).ok()?)))
+            .filter_map(|row| Some((row, self.request(row, 0).ok()?)))
             .collect();
+        let context = &self.context;
+        let figures = |row: &ShardRow, request: &Request, text: &Generated| {
+            let (plan, pool) = (&context.plan, request.pool.as_ref());
+            let record = part::record(plan, (row, plan.spec.verification), pool, text);
+            let previous = with_end(request.previous.len() as u64, text.stop);
+            Figures::of(&record, &text.tokens, previous)
+        };
         let generator = &mut self.generator;
-        let failed = match catch(|| audit(generator, &requests)) {
+        let failed = match catch(|| audit(generator, &requests, figures)) {
             Ok(Ok(audit)) => return finish_shard(done, lease, Output::Audit(audit)),
             Ok(Err(error)) => error.to_string(),
             Err(reason) => reason,
         };
         self.generator.reset();
         finish_shard(done, lease, Output::Failed(failed));
+    }
+}
+
+/// Tokens of a row's earlier text, 0 if it has none. Its end-of-text token is no part of it, and counts where
+/// tonight's does.
+fn with_end(previous: u64, stop: StopReason) -> u64 {
+    match previous {
+        0 => 0,
+        tokens => tokens + u64::from(stop == StopReason::End),
     }
 }
 
@@ -715,15 +809,6 @@ fn finish_shard(done: &mpsc::Sender<Done>, lease: Lease, output: Output) {
 }
 
 impl OpenShard {
-    /// Tokens of a row's earlier text, 0 if it has none. Its end-of-text token is no part of it, and counts where
-    /// tonight's does.
-    fn previous_tokens(&self, index: usize, stop: StopReason) -> u64 {
-        match self.previous[index] {
-            0 => 0,
-            tokens => tokens + u64::from(stop == StopReason::End),
-        }
-    }
-
     fn fail(&mut self, index: usize, stage: &str, reason: &str) {
         let error = ErrorRecord {
             entity_id: self.rows[index].entity_id.clone(),

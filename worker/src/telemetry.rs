@@ -32,6 +32,18 @@ pub fn describe() {
             "laser_previous_tokens_total",
             "Tokens of those earlier texts",
         ),
+        (
+            "laser_ngrams_total",
+            "Runs of n tokens of generated texts, n being 1 to 3",
+        ),
+        (
+            "laser_distinct_ngrams_total",
+            "Those that are distinct within their text",
+        ),
+        (
+            "laser_fallback_texts_total",
+            "Texts verified strictly since a guard was breached in their pool",
+        ),
         ("laser_carried_rows_total", "Rows carried forward"),
         ("laser_error_rows_total", "Rows that became error records"),
         (
@@ -54,6 +66,10 @@ pub fn describe() {
         (
             "laser_engine_seconds_total",
             "Seconds of the engine, shared evenly by the texts of a step",
+        ),
+        (
+            "laser_surprisal_nats_total",
+            "Sum of the negative natural-log probabilities of generated tokens",
         ),
         ("laser_batch_occupancy", "Share of the batch that is in use"),
         (
@@ -87,15 +103,31 @@ pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures) {
     add("laser_relaxed_tokens_total", figures.relaxed);
     add("laser_compared_tokens_total", figures.compared);
     add("laser_previous_tokens_total", figures.previous);
+    for (n, name) in ["1", "2", "3"].into_iter().enumerate() {
+        let add = |metric: &'static str, value: u64| {
+            counter!(metric, "kind" => kind.as_str(), "pool" => pool.to_owned(), "n" => name)
+                .increment(value);
+        };
+        add("laser_ngrams_total", figures.ngrams[n]);
+        add("laser_distinct_ngrams_total", figures.distinct_ngrams[n]);
+    }
 }
 
-/// Counters are whole numbers; seconds are summed in gauges that only rise.
+/// Counts a text, if it is one that was verified strictly for a breach; a pool has the counter from its first text on.
+pub(crate) fn fallback(kind: Kind, pool: &str, fallback: bool) {
+    let (kind, pool) = (kind.as_str(), pool.to_owned());
+    counter!("laser_fallback_texts_total", "kind" => kind, "pool" => pool)
+        .increment(u64::from(fallback));
+}
+
+/// Counters are whole numbers; seconds and logarithms are summed in gauges that only rise.
 pub(crate) fn seconds(kind: Kind, pool: &str, figures: &Figures) {
     let add = |name: &'static str, value: f64| {
         gauge!(name, "kind" => kind.as_str(), "pool" => pool.to_owned()).increment(value);
     };
     add("laser_draft_seconds_total", figures.draft_seconds);
     add("laser_engine_seconds_total", figures.engine_seconds);
+    add("laser_surprisal_nats_total", -figures.log_probability);
 }
 
 pub(crate) fn rows(carried: u64, errors: u64) {

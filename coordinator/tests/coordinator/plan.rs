@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use jiff::civil::date;
-use laser_coordinator::finalise::publish;
+use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::plan::{PLAN, PlanError, read_plan};
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, Plan, Policy};
@@ -32,7 +32,9 @@ async fn second_night() -> (Night, Location) {
     let plan = night.plan(&output).await;
     work(&output, &plan).await;
     for kind in Kind::ALL {
-        publish(&output, &plan, kind, 1.0).await.unwrap();
+        publish(&output, &plan, kind, &Terms::coverage(1.0))
+            .await
+            .unwrap();
     }
     night.run = "night-2".into();
     night.date = date(2026, 11, 21);
@@ -231,13 +233,19 @@ async fn the_newest_complete_night_before_the_date_is_the_past() {
     night.template.push('2');
     let second = night.plan(&output).await;
     work(&output, &second).await;
-    publish(&output, &second, Kind::User, 1.0).await.unwrap();
-    publish(&output, &second, Kind::Item, 1.0).await.unwrap();
+    publish(&output, &second, Kind::User, &Terms::coverage(1.0))
+        .await
+        .unwrap();
+    publish(&output, &second, Kind::Item, &Terms::coverage(1.0))
+        .await
+        .unwrap();
     (night.run, night.date) = ("night-3".into(), date(2026, 11, 22));
     night.template.push('3');
     let third = night.plan(&output).await;
     work(&output, &third).await;
-    publish(&output, &third, Kind::User, 1.0).await.unwrap();
+    publish(&output, &third, Kind::User, &Terms::coverage(1.0))
+        .await
+        .unwrap();
     output
         .join(&third.partition(Kind::User))
         .join(SUCCESS)

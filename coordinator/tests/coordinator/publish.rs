@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use laser_coordinator::finalise::{Committed, FinaliseError, Published, committed, publish};
+use laser_coordinator::finalise::{Committed, FinaliseError, Published, Terms, committed, publish};
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::decode_part;
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS, verify};
@@ -57,7 +57,9 @@ async fn a_published_night_is_whole_and_counts_add_up() {
         plan.shards.len()
     );
     for (kind, entities, errors) in [(Kind::User, 31, 1), (Kind::Item, 5, 0)] {
-        let published = publish(&output, &plan, kind, 0.9).await.unwrap();
+        let published = publish(&output, &plan, kind, &Terms::coverage(0.9))
+            .await
+            .unwrap();
         let Published::Complete(manifest) = published else {
             panic!("{published:?}")
         };
@@ -95,7 +97,10 @@ async fn a_published_night_is_whole_and_counts_add_up() {
 #[tokio::test]
 async fn publishing_again_changes_nothing() {
     let (_night, output, plan) = finished().await;
-    let manifest = async || match publish(&output, &plan, Kind::User, 0.0).await.unwrap() {
+    let manifest = async || match publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
+        .await
+        .unwrap()
+    {
         Published::Complete(manifest) => *manifest,
         other => panic!("{other:?}"),
     };
@@ -108,12 +113,14 @@ async fn publishing_again_changes_nothing() {
 async fn below_coverage_there_is_no_success() {
     let (_night, output, plan) = finished().await;
     let folder = output.join(&plan.partition(Kind::User));
-    let published = publish(&output, &plan, Kind::User, 1.0).await.unwrap();
+    let published = publish(&output, &plan, Kind::User, &Terms::coverage(1.0))
+        .await
+        .unwrap();
     assert!(matches!(published, Published::BelowCoverage(_)));
     assert!(!folder.join(SUCCESS).exists().await.unwrap());
     assert!(folder.join(MANIFEST).exists().await.unwrap());
     assert!(matches!(
-        publish(&output, &plan, Kind::User, 0.9).await,
+        publish(&output, &plan, Kind::User, &Terms::coverage(0.9)).await,
         Ok(Published::Complete(_))
     ));
 }
@@ -126,7 +133,9 @@ async fn a_night_with_a_missing_part_is_not_published() {
         .remove()
         .await
         .unwrap();
-    let published = publish(&output, &plan, Kind::User, 0.0).await.unwrap();
+    let published = publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
+        .await
+        .unwrap();
     assert_eq!(published, Published::Incomplete { missing: 1 });
     let folder = output.join(&plan.partition(Kind::User));
     assert!(
@@ -158,15 +167,21 @@ async fn a_flipped_byte_of_a_part_keeps_a_night_from_being_published() {
         let mut bytes = whole.to_vec();
         bytes[at] ^= 0x10;
         part.write(Bytes::from(bytes)).await.unwrap();
-        let error = publish(&output, &plan, Kind::User, 0.0).await.unwrap_err();
+        let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains(&job.output), "{at}: {error}");
         assert!(!success.exists().await.unwrap());
     }
     part.write(whole.slice(..whole.len() - 9)).await.unwrap();
-    publish(&output, &plan, Kind::User, 0.0).await.unwrap_err();
+    publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
+        .await
+        .unwrap_err();
     assert!(!success.exists().await.unwrap());
     part.write(whole).await.unwrap();
-    publish(&output, &plan, Kind::User, 0.0).await.unwrap();
+    publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
+        .await
+        .unwrap();
     assert!(success.exists().await.unwrap());
 }
 
@@ -176,7 +191,10 @@ async fn a_night_whose_audits_failed_is_published_without_their_figures() {
     for audit in plan.shards.iter().filter(|s| s.action == Action::Audit) {
         output.join(&audit.output).remove().await.unwrap();
     }
-    match publish(&output, &plan, Kind::User, 0.0).await.unwrap() {
+    match publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
+        .await
+        .unwrap()
+    {
         Published::Complete(manifest) => assert!(manifest.audit.is_empty()),
         other => panic!("{other:?}"),
     }
@@ -196,7 +214,9 @@ async fn a_part_of_other_rows_is_refused() {
     let target = output.join(&b.output);
     let fewer = encode(&plan, b, &rows[1..], Vec::new(), 0);
     target.write(fewer).await.unwrap();
-    let error = publish(&output, &plan, Kind::User, 0.0).await.unwrap_err();
+    let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
+        .await
+        .unwrap_err();
     let message = error.to_string();
     assert!(
         matches!(
@@ -214,7 +234,9 @@ async fn a_part_of_other_rows_is_refused() {
         .write(encode(&plan, b, &rows, Vec::new(), 0))
         .await
         .unwrap();
-    let error = publish(&output, &plan, Kind::User, 0.0).await.unwrap_err();
+    let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
+        .await
+        .unwrap_err();
     assert!(matches!(error, FinaliseError::Duplicate { .. }), "{error}");
     let folder = output.join(&plan.partition(Kind::User));
     assert!(!folder.join(SUCCESS).exists().await.unwrap());

@@ -53,6 +53,7 @@ impl Harness for Local {
             pools: "pools".into(),
             pool_digest: Digest::of(b"pools"),
             price: None,
+            guards: None,
             embedding: None,
             ids: [].into(),
             counts: [].into(),

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp, ToSpan};
-use laser_coordinator::finalise::publish;
+use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::retention::{Keep, outdated, remove};
 use laser_schema::job::run_folder;
 use laser_schema::layout::{KNOWLEDGE_IDS, Pins, dated_name, partition_of};
@@ -45,7 +45,9 @@ async fn finish(night: &Night, output: &Location) {
     let plan = night.plan(output).await;
     work(output, &plan).await;
     for kind in Kind::ALL {
-        publish(output, &plan, kind, 1.0).await.unwrap();
+        publish(output, &plan, kind, &Terms::coverage(1.0))
+            .await
+            .unwrap();
     }
 }
 

@@ -8,6 +8,7 @@ use jiff::civil::{Date, date};
 use laser_coordinator::plan::{PlanError, PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_schema::entity::IdType;
+use laser_schema::guard::Guards;
 use laser_schema::job::{Action, AuditReport, Plan, Policy, ShardJob, ShardRow, Spec};
 use laser_schema::join::Join;
 use laser_schema::knowledge::{
@@ -55,6 +56,7 @@ pub(crate) struct Night {
     pub(crate) seed: u64,
     pub(crate) limit: Option<u64>,
     pub(crate) shard_rows: usize,
+    pub(crate) guards: Option<Guards>,
 }
 
 /// `id` even: pool `user-even`, else `user-odd`; all items in `item-all`.
@@ -88,6 +90,7 @@ impl Night {
             seed: 7,
             limit: None,
             shard_rows: 4,
+            guards: None,
         };
         night.write_table("users.jsonl", Kind::User, (0..30).map(user));
         night.write_table(
@@ -166,6 +169,7 @@ impl Night {
             limit: self.limit,
             pools: ("pools".into(), Digest::of(b"pools")),
             price: None,
+            guards: self.guards,
             embedding: None,
             prompts: &PromptRenderer::new(&config, model()).unwrap(),
             route: &route,

@@ -3,5 +3,6 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
 
 mod entities;
+mod guards;
 mod join;
 mod published;

@@ -101,6 +101,7 @@ impl Folder {
             errors: 1,
             figures: [].into(),
             audit: [].into(),
+            guards: None,
             cost: None,
             embedding: None,
             parts: Vec::new(),

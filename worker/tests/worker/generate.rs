@@ -276,6 +276,7 @@ fn plain_requests_draft_nothing_and_are_strict_whatever_the_policy() {
     let expected = naive(&mut fake(), &tokens(1, 9), options_ref());
     let plain = Request {
         plain: true,
+        strict: false,
         previous: expected.tokens.clone(),
         ..request(0, &tokens(1, 9))
     };

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
 mod failures;
 mod generate;
+mod guards;
 mod limits;
 mod run;
 mod support;

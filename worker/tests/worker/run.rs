@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::civil::{Date, date};
-use laser_coordinator::finalise::{Published, committed, publish};
+use laser_coordinator::finalise::{Published, Terms, committed, publish};
 use laser_coordinator::ledger::{LedgerCounts, LedgerLimits};
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan};
@@ -37,10 +37,10 @@ const TEMPLATE: &str = "A profile of the viewer whose number is the following, a
     with an eye to what may come: {{ id }}{{ attributes.about | default('') }}";
 
 /// A run that is planned, and what it takes to work on it.
-struct Run {
+pub(crate) struct Run {
     dir: TempDir,
-    output: Location,
-    context: Arc<RunContext>,
+    pub(crate) output: Location,
+    pub(crate) context: Arc<RunContext>,
 }
 
 fn model() -> &'static ModelFiles {
@@ -48,12 +48,23 @@ fn model() -> &'static ModelFiles {
     MODEL.get_or_init(|| ModelFiles::open(&fixture()).unwrap())
 }
 
-fn user(id: i64) -> Value {
+pub(crate) fn user(id: i64) -> Value {
     json!({"id": id})
 }
 
 /// Plans a night for these users in `dir`, with what is published there as its past.
 async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64) -> Run {
+    let wish = |request: &mut PlanRequest<'_>| request.audit_share = audit_share;
+    plan_as(dir, night, users, wish).await
+}
+
+/// The same, with what else is wished for.
+pub(crate) async fn plan_as(
+    dir: TempDir,
+    night: Date,
+    users: &[Value],
+    wish: impl FnOnce(&mut PlanRequest<'_>),
+) -> Run {
     let write = |name: &str, text: String| {
         std::fs::write(dir.path().join(name), text).unwrap();
         dir.path().join(name).to_str().unwrap().to_owned()
@@ -81,22 +92,25 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         kind: None,
         id_type: None,
     });
-    let request = PlanRequest {
+    let prompts = PromptRenderer::new(&config, model()).unwrap();
+    let mut request = PlanRequest {
         run: format!("run-{night}"),
         date: night,
         spec: spec(),
         previous: previous.as_slice(),
         carry_forward: true,
         shard_rows: 5,
-        audit_share,
+        audit_share: 0.0,
         seed: 1,
         limit: None,
         pools: ("pools".into(), Digest::of(b"pools")),
         price: None,
+        guards: None,
         embedding: None,
-        prompts: &PromptRenderer::new(&config, model()).unwrap(),
+        prompts: &prompts,
         route: &|_| "user-all".to_owned(),
     };
+    wish(&mut request);
     let table = EntityTable {
         path,
         kind: Some(Kind::User),
@@ -145,7 +159,7 @@ fn spec() -> Spec {
     }
 }
 
-fn limits() -> LedgerLimits {
+pub(crate) fn limits() -> LedgerLimits {
     let hour = Duration::from_secs(3600);
     LedgerLimits {
         lease: hour,
@@ -154,7 +168,7 @@ fn limits() -> LedgerLimits {
     }
 }
 
-fn generator(fake: FakeOptions, mischief: Mischief) -> Generator {
+pub(crate) fn generator(fake: FakeOptions, mischief: Mischief) -> Generator {
     let options = GenerateOptions {
         step_tokens: 128,
         ..options()
@@ -167,7 +181,7 @@ fn good() -> Generator {
 }
 
 impl Run {
-    fn plan(&self) -> &Plan {
+    pub(crate) fn plan(&self) -> &Plan {
         &self.context.plan
     }
 
@@ -175,7 +189,11 @@ impl Run {
         Arc::new(LocalQueue::new(self.plan(), &[], limits()))
     }
 
-    async fn work<Q: Queue + 'static>(&self, queue: &Arc<Q>, generator: Generator) -> Generator {
+    pub(crate) async fn work<Q: Queue + 'static>(
+        &self,
+        queue: &Arc<Q>,
+        generator: Generator,
+    ) -> Generator {
         run_worker(
             queue.clone(),
             self.context.clone(),
@@ -186,7 +204,7 @@ impl Run {
         .unwrap()
     }
 
-    async fn rows(&self, job: &ShardJob) -> Vec<ShardRow> {
+    pub(crate) async fn rows(&self, job: &ShardJob) -> Vec<ShardRow> {
         let bytes = self
             .output
             .join(&self.plan().folder())
@@ -197,7 +215,7 @@ impl Run {
         table::decode(&job.input, bytes).unwrap()
     }
 
-    async fn part(&self, job: &ShardJob) -> (Vec<KnowledgeRecord>, Vec<ErrorRecord>) {
+    pub(crate) async fn part(&self, job: &ShardJob) -> (Vec<KnowledgeRecord>, Vec<ErrorRecord>) {
         let bytes = self.output.join(&job.output).read().await.unwrap();
         let (rows, info) = decode_part(&job.output, bytes).unwrap();
         assert_eq!((info.shard, &info.run), (job.shard, &self.plan().run));
@@ -227,7 +245,7 @@ impl Run {
     }
 
     async fn publish(&self) -> Manifest {
-        match publish(&self.output, self.plan(), Kind::User, 0.0)
+        match publish(&self.output, self.plan(), Kind::User, &Terms::coverage(0.0))
             .await
             .unwrap()
         {

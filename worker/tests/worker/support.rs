@@ -73,6 +73,7 @@ pub(crate) fn request(id: u64, prompt: &[u32]) -> Request {
         previous: Vec::new(),
         pool: None,
         plain: false,
+        strict: false,
     }
 }
 

@@ -1,0 +1,105 @@
+//! The gate of `[guards] action = "strict"`: no text of a pool is generated before its audit was judged.
+//!
+//! Audits are shards like others and come first. Once all those of a pool are settled (committed, or given up) the pool
+//! is judged by them, and the verdict is created as one object, put if absent: whoever judges again, at the same time or
+//! after a kill, goes on with what is there. Workers read it with each shard of the pool, so a pool's texts of one run
+//! are verified alike, whoever generates them.
+
+use std::collections::BTreeMap;
+
+use laser_schema::audit::Audit;
+use laser_schema::guard::{GuardAction, Guards, Verdict};
+use laser_schema::job::{Action, AuditReport, Plan, ShardJob};
+use laser_schema::knowledge::Figures;
+use laser_schema::table::TableError;
+use laser_schema::{Kind, Location};
+
+use crate::finalise::FinaliseError;
+
+type Pool = (Kind, String);
+
+/// Which pools of a run may be generated. Without strict guards all may.
+#[derive(Debug)]
+pub struct Gate {
+    /// Pools that are not judged yet, with the shards of their audits.
+    closed: BTreeMap<Pool, Vec<u32>>,
+}
+
+impl Gate {
+    /// The gate of a plan, closed for every pool if there is one.
+    pub fn new(plan: &Plan) -> Self {
+        let mut closed: BTreeMap<Pool, Vec<u32>> = BTreeMap::new();
+        for job in plan.shards.iter().filter(|_| plan.guards.is_some()) {
+            let pool = (job.kind, job.pool.clone());
+            match job.action {
+                Action::Generate => drop(closed.entry(pool).or_default()),
+                Action::Audit => closed.entry(pool).or_default().push(job.shard),
+                Action::Carry => {}
+            }
+        }
+        Self { closed }
+    }
+
+    /// Whether a shard may be worked on.
+    pub fn admits(&self, job: &ShardJob) -> bool {
+        let is_closed = || self.closed.contains_key(&(job.kind, job.pool.clone()));
+        job.action != Action::Generate || self.closed.is_empty() || !is_closed()
+    }
+
+    /// Judges the pools whose audits are all `settled`, and admits their shards from now on.
+    ///
+    /// # Errors
+    /// The store's, and an audit that cannot be read.
+    pub async fn look(
+        &mut self,
+        output: &Location,
+        plan: &Plan,
+        settled: impl Fn(u32) -> bool,
+    ) -> Result<(), FinaliseError> {
+        let Some(guards) = &plan.guards else {
+            return Ok(());
+        };
+        let ready = self.closed.iter();
+        let ready = ready.filter(|(_, audits)| audits.iter().all(|shard| settled(*shard)));
+        let ready: Vec<Pool> = ready.map(|(pool, _)| pool.clone()).collect();
+        for pool in ready {
+            let audits = self.closed.get(&pool).map_or(&[][..], Vec::as_slice);
+            let verdict = judge(output, plan, guards, audits).await?;
+            let verdict = verdict.pin(output, &plan.run, pool.0, &pool.1).await?;
+            for breach in &verdict.breaches {
+                tracing::warn!(kind = %pool.0, pool = pool.1, "{breach}: verified strictly tonight");
+            }
+            self.closed.remove(&pool);
+        }
+        Ok(())
+    }
+}
+
+/// The verdict by a pool's audits.
+async fn judge(
+    output: &Location,
+    plan: &Plan,
+    guards: &Guards,
+    audits: &[u32],
+) -> Result<Verdict, FinaliseError> {
+    let (mut figures, mut report) = (Figures::default(), AuditReport::default());
+    for &shard in audits {
+        let file = output.join(&plan.shards[shard as usize].output);
+        // One that was given up is not there.
+        let Some(bytes) = file.read_optional().await? else {
+            continue;
+        };
+        let audit: Audit = serde_json::from_slice(&bytes).map_err(|e| TableError::Unreadable {
+            file: file.url().to_owned(),
+            reason: e.to_string(),
+        })?;
+        figures.add(&audit.figures);
+        report.add(&audit.report);
+    }
+    let breaches = guards.breaches(&figures, &report);
+    Ok(Verdict {
+        texts: report.texts,
+        strict: guards.action == GuardAction::Strict && !breaches.is_empty(),
+        breaches,
+    })
+}

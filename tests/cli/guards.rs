@@ -1,0 +1,248 @@
+//! Guards on relaxed texts: a breach is told, or makes the pool's texts strict, or withholds the night; and it stays so,
+//! whatever dies.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use laser_schema::Kind;
+use laser_schema::audit::Audit;
+use laser_schema::guard::Verdict;
+use laser_schema::job::{Action, Plan};
+use laser_schema::knowledge::{KnowledgeRecord, decode_part};
+use laser_schema::manifest::Manifest;
+
+use crate::distributed::Cluster;
+use crate::faults::start;
+use crate::{Workspace, assert_exit, stderr, stdout};
+
+/// No text keeps this bound, and with an audit of everything every pool is judged.
+const RELAXED: [&str; 4] = [
+    "verification.policy=relaxed",
+    "run.audit_share=1.0",
+    "guards.min_texts=1",
+    "guards.min_log_probability=-0.0001",
+];
+
+fn with(action: &'static str) -> Vec<&'static str> {
+    [RELAXED.as_slice(), &[action]].concat()
+}
+
+fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(dir).into_iter().flatten();
+    let files = entries.map(|entry| entry.unwrap().path());
+    files
+        .map(|path| (path.clone(), fs::read(path).unwrap()))
+        .collect()
+}
+
+/// The folder of a night's run.
+fn run_folder(workspace: &Workspace, night: &str) -> PathBuf {
+    let runs = fs::read_dir(workspace.path("out/runs")).unwrap();
+    let mut runs = runs.map(|run| run.unwrap().path());
+    let is_of_night = |run: &PathBuf| {
+        run.file_name()
+            .unwrap()
+            .to_str()
+            .unwrap()
+            .starts_with(night)
+    };
+    runs.find(is_of_night).unwrap()
+}
+
+fn manifests(workspace: &Workspace, night: &str) -> Vec<Manifest> {
+    let mut manifests = Vec::new();
+    for kind in ["user", "item"] {
+        let night = workspace.path(&format!("out/profiles/kind={kind}/dt={night}"));
+        for run in fs::read_dir(night).unwrap() {
+            let manifest = fs::read(run.unwrap().path().join("_manifest.json")).unwrap();
+            manifests.push(serde_json::from_slice(&manifest).unwrap());
+        }
+    }
+    manifests
+}
+
+/// Tonight's generated records, with their kind.
+fn records(workspace: &Workspace) -> Vec<(Kind, KnowledgeRecord)> {
+    let mut records = Vec::new();
+    for (path, bytes) in workspace.parts() {
+        if path.to_str().unwrap().contains("dt=2026-01-02") {
+            let (rows, info) = decode_part("part", bytes.into()).unwrap();
+            let tonight = rows.into_iter().filter(|row| row.generated_by == info.run);
+            records.extend(tonight.map(|row| (info.kind, row)));
+        }
+    }
+    assert!(!records.is_empty());
+    records
+}
+
+/// Every pool that tonight generates was barred, and its texts are those of plain decoding, by the audit of all of them.
+#[track_caller]
+fn assert_all_strict(workspace: &Workspace) {
+    let run = run_folder(workspace, "2026-01-02");
+    let verdicts = files(&run.join("guards"));
+    assert!(verdicts.len() > 1);
+    for (path, json) in verdicts {
+        let verdict: Verdict = serde_json::from_slice(&json).unwrap();
+        assert!(verdict.strict, "{}: {verdict:?}", path.display());
+    }
+    let plan: Plan = serde_json::from_slice(&fs::read(run.join("plan.json")).unwrap()).unwrap();
+    let mut plain = BTreeMap::new();
+    let mut relaxed = 0;
+    for job in plan.shards.iter().filter(|job| job.action == Action::Audit) {
+        let json = fs::read(workspace.path("out").join(&job.output)).unwrap();
+        let audit: Audit = serde_json::from_slice(&json).unwrap();
+        relaxed += audit.figures.relaxed;
+        for pair in audit.pairs {
+            plain.insert((job.kind, pair.entity_id.to_string()), pair.plain);
+        }
+    }
+    assert!(relaxed > 0, "the night would have been relaxed");
+    for (kind, record) in records(workspace) {
+        assert_eq!(record.policy, "strict");
+        assert_eq!(record.text, plain[&(kind, record.entity_id.to_string())]);
+    }
+    for manifest in manifests(workspace, "2026-01-02") {
+        let report = manifest.guards.unwrap();
+        assert!(
+            report.pools.values().all(|verdict| verdict.strict),
+            "{report:?}"
+        );
+    }
+}
+
+#[test]
+fn a_warning_is_told_and_changes_nothing() {
+    let (guarded, free) = (Workspace::new(), Workspace::new());
+    let fixed = "draft.adaptive=false";
+    let output = guarded.run(&[with("guards.action=warn"), vec![fixed]].concat());
+    assert_exit(&output, 0);
+    assert!(
+        stdout(&output).contains("log probability -")
+            && stdout(&output).contains("is below min_log_probability = -0.0001"),
+        "{}",
+        stdout(&output)
+    );
+    assert_exit(
+        &free.run(&["verification.policy=relaxed", "run.audit_share=1.0", fixed]),
+        0,
+    );
+    let texts = |workspace: &Workspace| {
+        let records = records(workspace).into_iter();
+        let texts: BTreeMap<_, _> = records
+            .map(|(kind, r)| ((kind, r.entity_id.to_string()), (r.text, r.policy)))
+            .collect();
+        texts
+    };
+    assert_eq!(texts(&guarded), texts(&free));
+    for manifest in manifests(&guarded, "2026-01-02") {
+        let report = manifest.guards.unwrap();
+        assert_eq!(report.breaches().count(), manifest.figures.len());
+        assert!(report.pools.values().all(|verdict| !verdict.strict));
+    }
+    assert!(
+        manifests(&free, "2026-01-02")
+            .iter()
+            .all(|m| m.guards.is_none())
+    );
+}
+
+#[test]
+fn a_pool_that_breaches_is_verified_strictly_and_stays_so_when_the_night_is_killed() {
+    let workspace = Workspace::new();
+    let settings = with("guards.action=strict");
+    let mut verdicts = BTreeMap::new();
+    for shards in [2, 4, 3] {
+        let mut child = start(workspace.command("run", &settings), shards);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let now = fs::read_dir(workspace.path("out/runs")).unwrap();
+        for run in now {
+            let files = files(&run.unwrap().path().join("guards"));
+            assert!(
+                verdicts
+                    .iter()
+                    .all(|(path, json)| files.get(path).is_none_or(|now| now == json))
+            );
+            verdicts.extend(files);
+        }
+    }
+    let output = workspace.run(&settings);
+    assert_exit(&output, 0);
+    assert!(
+        stdout(&output).contains("verified strictly"),
+        "{}",
+        stdout(&output)
+    );
+    for (path, json) in &verdicts {
+        assert_eq!(&fs::read(path).unwrap(), json);
+    }
+    assert_all_strict(&workspace);
+    assert_exit(&workspace.verify(), 0);
+    let page = workspace.path("page.html");
+    let report = Command::new(env!("CARGO_BIN_EXE_laser"))
+        .arg("report")
+        .arg(workspace.path("out"))
+        .arg("-o")
+        .arg(&page)
+        .output()
+        .unwrap();
+    assert_exit(&report, 0);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("is below min_log_probability = -0.0001: verified strictly"));
+}
+
+#[test]
+fn a_breach_withholds_the_night_until_it_is_let_through() {
+    let workspace = Workspace::new();
+    for _ in 0..2 {
+        let output = workspace.run(&with("guards.action=fail"));
+        assert_exit(&output, 65);
+        let told = stderr(&output);
+        assert!(
+            told.contains("user pool ") && told.contains("is below min_log_probability = -0.0001"),
+            "{told}"
+        );
+        assert!(told.contains("--set guards.action=warn"), "{told}");
+        assert_exit(&workspace.verify(), 65);
+    }
+    let parts = workspace.parts();
+    assert!(!parts.is_empty());
+    // Of the first night, which the second is made from.
+    assert_exit(&workspace.run(&with("guards.action=warn")), 0);
+    let now: BTreeMap<_, _> = workspace.parts().into_iter().collect();
+    assert!(
+        parts
+            .iter()
+            .all(|(path, bytes)| now.get(path) == Some(bytes))
+    );
+    assert_exit(&workspace.verify(), 0);
+}
+
+#[test]
+fn coordinator_and_workers_judge_each_pool_once() {
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    let settings = with("guards.action=strict");
+    let coordinator = cluster.start_with("coordinator", &settings);
+    coordinator.wait_for("queued shards", 1);
+    let worker = cluster.start_with("worker", &settings);
+    // The audits are done, some pool is judged and its shards are queued.
+    coordinator.wait_for("queued shards", 1);
+    coordinator.kill();
+    let guards = run_folder(&cluster.tonight, "2026-01-02").join("guards");
+    let verdicts = files(&guards);
+    assert!(!verdicts.is_empty());
+    let again = cluster.start_with("coordinator", &settings);
+    again.assert_ends(0);
+    worker.terminate();
+    let after = files(&guards);
+    assert!(
+        verdicts
+            .iter()
+            .all(|(path, json)| after.get(path) == Some(json))
+    );
+    assert_all_strict(&cluster.tonight);
+    // One process that verifies strictly gives the same.
+    cluster.assert_whole();
+}

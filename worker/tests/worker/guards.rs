@@ -1,0 +1,163 @@
+//! A worker and the guards: how it verifies the texts of a pool that was judged, and what it measures.
+
+use std::sync::Arc;
+
+use jiff::civil::date;
+use laser_coordinator::gate::Gate;
+use laser_coordinator::local_queue::LocalQueue;
+use laser_decode::Verification;
+use laser_schema::audit::{Audit, Proposer};
+use laser_schema::guard::{GuardAction, Guards, Verdict};
+use laser_schema::job::{Action, Policy};
+use laser_schema::{Kind, knowledge::Figures};
+use laser_worker::generate::{GenerateOptions, Generator};
+use serde_json::Value;
+
+use crate::run::{Run, limits, plan_as, user};
+use crate::support::*;
+use crate::watch::Mischief;
+
+const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
+
+/// A night of relaxed texts that are judged by how probable they are.
+async fn gated(min_log_probability: f64) -> Run {
+    let users: Vec<Value> = (0..20).map(user).collect();
+    let dir = tempfile::tempdir().unwrap();
+    plan_as(dir, date(2026, 11, 20), &users, |request| {
+        request.audit_share = 0.5;
+        request.spec.verification = RELAXED;
+        request.guards = Some(Guards {
+            action: GuardAction::Strict,
+            min_texts: 1,
+            min_log_probability: Some(min_log_probability),
+            ..Guards::default()
+        });
+    })
+    .await
+}
+
+fn relaxed() -> Generator {
+    let options = GenerateOptions {
+        verification: Verification::relaxed(4, 0.0).unwrap(),
+        step_tokens: 128,
+        ..options()
+    };
+    watched(fake_options(), Mischief::default(), options).0
+}
+
+fn shards(run: &Run, action: Action) -> Vec<u32> {
+    let jobs = run.plan().shards.iter();
+    jobs.filter(|job| job.action == action)
+        .map(|job| job.shard)
+        .collect()
+}
+
+/// Audits first, then what the gate admits.
+async fn work(run: &Run) -> Verdict {
+    let held = shards(run, Action::Generate);
+    let audits = Arc::new(LocalQueue::new(run.plan(), &held, limits()));
+    let generator = run.work(&audits, relaxed()).await;
+    let mut gate = Gate::new(run.plan());
+    gate.look(&run.output, run.plan(), |_| true).await.unwrap();
+    let done = shards(run, Action::Audit);
+    let texts = Arc::new(LocalQueue::new(run.plan(), &done, limits()));
+    run.work(&texts, generator).await;
+    assert_eq!(texts.counts().committed, run.plan().shards.len());
+    let verdict = Verdict::read(&run.output, &run.plan().run, Kind::User, "user-all").await;
+    verdict.unwrap().unwrap()
+}
+
+#[tokio::test]
+async fn texts_of_a_pool_that_breaches_are_plain_greedy_ones_and_say_so() {
+    let run = gated(-0.001).await;
+    let verdict = work(&run).await;
+    assert!(verdict.strict);
+    assert_eq!(verdict.breaches[0].guard, "min_log_probability");
+    for shard in shards(&run, Action::Generate) {
+        let job = &run.plan().shards[shard as usize];
+        let (records, errors) = run.part(job).await;
+        assert!(errors.is_empty());
+        for (row, record) in run.rows(job).await.iter().zip(&records) {
+            assert_eq!(
+                record.text,
+                naive(&mut fake(), &row.prompt, &options()).text
+            );
+            assert_eq!(
+                (record.policy.as_str(), record.relaxed_tokens),
+                ("strict", 0)
+            );
+            assert_eq!(record.spec_digest, run.plan().spec.digest());
+        }
+    }
+}
+
+#[tokio::test]
+async fn texts_of_a_pool_that_keeps_its_bounds_are_relaxed() {
+    let run = gated(-90.0).await;
+    let verdict = work(&run).await;
+    assert!(!verdict.strict && verdict.breaches.is_empty() && verdict.texts > 0);
+    let mut relaxed = 0;
+    for shard in shards(&run, Action::Generate) {
+        let (records, _) = run.part(&run.plan().shards[shard as usize]).await;
+        assert!(records.iter().all(|r| r.policy == RELAXED.to_string()));
+        relaxed += records.iter().map(|r| r.relaxed_tokens).sum::<i64>();
+    }
+    assert!(relaxed > 0);
+}
+
+#[tokio::test]
+async fn a_shard_of_a_pool_that_was_not_judged_is_not_generated() {
+    let run = gated(-90.0).await;
+    let done = shards(&run, Action::Audit);
+    let queue = Arc::new(LocalQueue::new(run.plan(), &done, limits()));
+    run.work(&queue, relaxed()).await;
+    let dead = queue.dead();
+    assert_eq!(dead.len(), shards(&run, Action::Generate).len());
+    assert!(
+        dead[0].1.contains("have not judged pool \"user-all\""),
+        "{}",
+        dead[0].1
+    );
+}
+
+#[tokio::test]
+async fn an_audit_holds_both_texts_and_sums_over_those_with_speculation() {
+    let run = gated(-90.0).await;
+    work(&run).await;
+    let mut figures = Figures::default();
+    for shard in shards(&run, Action::Audit) {
+        let job = &run.plan().shards[shard as usize];
+        let bytes = run.output.join(&job.output).read().await.unwrap();
+        let audit: Audit = serde_json::from_slice(&bytes).unwrap();
+        assert_eq!(audit.pairs.len() as u64, audit.report.texts);
+        for (row, text) in run.rows(job).await.iter().zip(&audit.pairs) {
+            let expected = naive(&mut fake(), &row.prompt, &options());
+            assert_eq!(
+                (&text.entity_id, &text.plain),
+                (&row.entity_id, &expected.text)
+            );
+            assert_eq!(text.proposed.values().sum::<u64>(), text.tokens);
+            let relaxed = text.pieces.iter().filter(|piece| piece.origin.relaxed);
+            assert!(
+                relaxed
+                    .clone()
+                    .all(|piece| piece.origin.source != Proposer::Target)
+            );
+            assert_eq!(relaxed.count() > 0, text.relaxed > 0);
+        }
+        figures.add(&audit.figures);
+    }
+    assert!(figures.relaxed > 0 && figures.texts > 2);
+    assert_eq!(figures.ngrams[0], figures.tokens);
+    assert_eq!(figures.ngrams[1], figures.tokens - figures.texts);
+    assert!(
+        figures
+            .distinct(2)
+            .is_some_and(|share| share > 0.1 && share <= 1.0)
+    );
+    assert!(
+        figures
+            .mean_log_probability()
+            .is_some_and(|mean| mean < 0.0)
+    );
+}
