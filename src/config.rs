@@ -17,6 +17,7 @@ use jiff::civil::{Date, Time};
 use laser_coordinator::nats::NatsConfig;
 use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
+use laser_features::IdsConfig;
 use laser_features::encoder::EncoderConfig;
 use laser_pool_builder::PoolsConfig;
 use laser_schema::job::{Policy, Price};
@@ -44,6 +45,7 @@ pub(crate) struct Config {
     pub(crate) pools: PoolsConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) encoder: Option<EncoderConfig>,
+    pub(crate) ids: IdsConfig,
     pub(crate) run: RunConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) queue: Option<NatsConfig>,
@@ -503,6 +505,7 @@ impl Config {
         self.verification.verification()?;
         self.draft.drafter()?;
         self.pools.validate()?;
+        self.ids.validate()?;
         if let Some(queue) = &self.queue {
             queue.validate()?;
         }

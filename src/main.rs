@@ -7,9 +7,12 @@ mod commands;
 mod config;
 mod distributed;
 mod doctor;
+mod embedding_source;
+mod encode;
 mod encoder;
 mod exit;
 mod generator;
+mod ids;
 mod night;
 mod operate;
 mod pool_sets;
@@ -95,6 +98,11 @@ enum Command {
     /// Build, list, promote, inspect and tune pools.
     #[command(subcommand, visible_alias = "pool-builder")]
     Pools(PoolsCommand),
+    /// Turn texts that are there into embeddings, without generating anything. The same command resumes.
+    Encode(encode::EncodeArgs),
+    /// Turn the embeddings of a night's texts into knowledge ids: k-means, stable from night to night. The same command
+    /// resumes.
+    Ids(ids::IdsArgs),
     /// Repeat the paper's measurements, and others, on your data and model.
     Bench(bench::BenchArgs),
     /// Turn a public data set into entity tables.
@@ -301,6 +309,8 @@ async fn dispatch(command: Command) -> Result<u8> {
         }
         Command::Pools(command) => pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
+        Command::Encode(args) => encode::encode(args).await?,
+        Command::Ids(args) => ids::ids(&args).await?,
         Command::Bench(args) => bench::run(args).await?,
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }

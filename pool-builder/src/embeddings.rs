@@ -5,7 +5,7 @@
 //! entities: memory is a thousand rows.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek};
+use std::io::{self, BufRead, BufReader, Read, Seek, Split};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
@@ -154,48 +154,93 @@ async fn join_npy(
     kind: Kind,
     join: &mut Join,
 ) -> Result<(), EmbeddingError> {
-    let mut matrix = Matrix::open(npy).await?;
-    let (rows, left) = (matrix.rows, matrix.rows.saturating_sub(skip_rows));
-    let mut names = BufReader::with_capacity(1 << 20, Location::parse(ids)?.open().await?);
-    let unreadable = |e: io::Error| EmbeddingError::List {
-        file: ids.to_owned(),
-        reason: e.to_string(),
-    };
-    let mut found = 0;
-    for name in names.by_ref().split(b'\n') {
-        name.map_err(unreadable)?;
-        found += 1;
-    }
-    if left != found {
-        return Err(EmbeddingError::Ids {
-            npy: npy.to_owned(),
-            rows,
-            skip_rows,
-            left,
-            ids: ids.to_owned(),
-            found,
-        });
-    }
-    names.rewind().map_err(unreadable)?;
-    for ((row, line), name) in (skip_rows..).zip(1..).zip(names.split(b'\n')) {
-        let name = name.map_err(unreadable)?;
-        let embedding = matrix.row(row)?;
-        if let Some(position) = embedding.iter().position(|value| !value.is_finite()) {
-            let value = embedding[position];
-            return Err(EmbeddingError::NotFinite {
-                file: npy.to_owned(),
-                row,
-                position,
-                value,
-            });
-        }
-        let name = String::from_utf8_lossy(&name);
-        join.push_embedding(kind, line, name.trim(), embedding)?;
+    let mut rows = NpyEmbeddings::open(npy, ids, skip_rows).await?;
+    while let Some((line, id, embedding)) = rows.next_row()? {
+        join.push_embedding(kind, line, &id, embedding)?;
     }
     Ok(())
 }
 
+/// The rows of an `.npy` matrix with their ids, one a line of a text file.
+#[derive(Debug)]
+pub struct NpyEmbeddings {
+    matrix: Matrix,
+    ids: String,
+    names: Split<BufReader<File>>,
+    row: usize,
+    line: u64,
+}
+
+impl NpyEmbeddings {
+    /// Opens both files; the first `skip_rows` rows of the matrix are padding.
+    ///
+    /// # Errors
+    /// See [`EmbeddingError`]; there must be as many ids as rows.
+    pub async fn open(npy: &str, ids: &str, skip_rows: usize) -> Result<Self, EmbeddingError> {
+        let matrix = Matrix::open(npy).await?;
+        let (rows, left) = (matrix.rows, matrix.rows.saturating_sub(skip_rows));
+        let mut names = BufReader::with_capacity(1 << 20, Location::parse(ids)?.open().await?);
+        let mut found = 0;
+        for name in names.by_ref().split(b'\n') {
+            name.map_err(|e| unreadable(ids, &e))?;
+            found += 1;
+        }
+        if left != found {
+            return Err(EmbeddingError::Ids {
+                npy: npy.to_owned(),
+                rows,
+                skip_rows,
+                left,
+                ids: ids.to_owned(),
+                found,
+            });
+        }
+        names.rewind().map_err(|e| unreadable(ids, &e))?;
+        Ok(Self {
+            matrix,
+            ids: ids.to_owned(),
+            names: names.split(b'\n'),
+            row: skip_rows,
+            line: 0,
+        })
+    }
+
+    /// The next line of the list, the id on it and its embedding, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`EmbeddingError::NotFinite`], and what cannot be read.
+    pub fn next_row(&mut self) -> Result<Option<(u64, String, &[f32])>, EmbeddingError> {
+        let Some(name) = self.names.next() else {
+            return Ok(None);
+        };
+        let name = name.map_err(|e| unreadable(&self.ids, &e))?;
+        let row = self.row;
+        let file = self.matrix.name.clone();
+        let embedding = self.matrix.row(row)?;
+        if let Some(position) = embedding.iter().position(|value| !value.is_finite()) {
+            return Err(EmbeddingError::NotFinite {
+                file,
+                row,
+                position,
+                value: embedding[position],
+            });
+        }
+        self.row += 1;
+        self.line += 1;
+        let name = String::from_utf8_lossy(&name).trim().to_owned();
+        Ok(Some((self.line, name, embedding)))
+    }
+}
+
+fn unreadable(ids: &str, error: &io::Error) -> EmbeddingError {
+    EmbeddingError::List {
+        file: ids.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
 /// The rows of an `.npy` file, read [`CHUNK_ROWS`] at a time whichever way the matrix is stored.
+#[derive(Debug)]
 struct Matrix {
     name: String,
     file: File,

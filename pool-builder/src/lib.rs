@@ -22,7 +22,6 @@ mod progress;
 mod registry;
 mod replay;
 mod router;
-mod sample;
 mod texts;
 mod tune;
 
@@ -32,7 +31,7 @@ pub use config::{
     Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig,
     KMeansConfig, PoolsConfig,
 };
-pub use embeddings::{EmbeddingError, join_embeddings};
+pub use embeddings::{EmbeddingError, NpyEmbeddings, join_embeddings};
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;

@@ -1,7 +1,7 @@
 //! Knowledge records: what Laser writes, and reads back the next night.
 //!
 //! One record is one text with its provenance (what it was generated from) and its acceptance figures
-//! (what speculation saved). `docs/formats.md` lists the columns.
+//! (what speculation saved). `docs/output.md` lists the columns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

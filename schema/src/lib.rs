@@ -7,7 +7,10 @@ pub mod cache;
 pub mod device;
 pub mod digest;
 pub mod embedding;
+pub mod embedding_set;
+pub mod embedding_table;
 pub mod entity;
+pub mod ids;
 pub mod job;
 pub mod join;
 pub mod knowledge;
@@ -16,6 +19,7 @@ pub mod location;
 pub mod manifest;
 pub mod model;
 pub mod previous;
+pub mod sample;
 pub mod spill;
 pub mod table;
 

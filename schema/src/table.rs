@@ -299,20 +299,27 @@ impl TableReader {
     /// # Errors
     /// [`TableError`] if a batch cannot be read or does not fit the row type.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<Vec<T>>, TableError> {
-        let Some(batch) = self.stream.next().await else {
+        let Some(batch) = self.next_batch().await? else {
             return Ok(None);
         };
-        let file = || self.file.clone();
-        let batch = batch.map_err(|e| TableError::Unreadable {
-            file: file(),
-            reason: e.to_string(),
-        })?;
         from_batch(&batch)
             .map(Some)
             .map_err(|reason| TableError::Row {
-                file: file(),
+                file: self.file.clone(),
                 reason,
             })
+    }
+
+    /// The next rows as they are stored, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`TableError::Unreadable`] if a batch cannot be read.
+    pub async fn next_batch(&mut self) -> Result<Option<RecordBatch>, TableError> {
+        let batch = self.stream.next().await.transpose();
+        batch.map_err(|e| TableError::Unreadable {
+            file: self.file.clone(),
+            reason: e.to_string(),
+        })
     }
 }
 
