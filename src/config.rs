@@ -49,9 +49,9 @@ pub(crate) struct Config {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) guards: Option<Guards>,
     pub(crate) pools: PoolsConfig,
-    pub(crate) ids: IdsConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) encoder: Option<EncoderConfig>,
+    pub(crate) ids: IdsConfig,
     pub(crate) run: RunConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) queue: Option<NatsConfig>,

@@ -6,6 +6,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use laser_pool_builder::NpyEmbeddings;
+use laser_schema::embedding::EmbeddingInfo;
+use laser_schema::embedding_set::newest_embeddings;
 use laser_schema::embedding_table::{EmbeddingBatch, EmbeddingTable};
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::{PART_KEY, SCHEMA_VERSION};
@@ -36,7 +38,7 @@ pub(crate) struct Embedded {
     id_type: IdType,
 }
 
-fn kind(text: &str) -> Result<Kind, String> {
+pub(crate) fn kind(text: &str) -> Result<Kind, String> {
     serde_json::from_value(Value::from(text)).map_err(|_| "expected user or item".to_owned())
 }
 
@@ -79,7 +81,7 @@ struct Night {
     kind: Kind,
     date: Date,
     parts: Vec<NightPart>,
-    encoder: Option<Value>,
+    embedding: Option<EmbeddingInfo>,
 }
 
 #[derive(Deserialize)]
@@ -133,7 +135,14 @@ impl EmbeddingSource {
         };
         let mut nights = Vec::new();
         for folder in previous::latest(root, before).await? {
-            nights.push(Self::night(&root.join(&folder)).await?);
+            let mut night = Self::night(&root.join(&folder)).await?;
+            // Texts without embeddings may have got some from `laser encode`.
+            if night.encoder.is_none()
+                && let Some(folder) = newest_embeddings(root, night.kind, before).await?
+            {
+                night = Self::night(&root.join(&folder)).await?;
+            }
+            nights.push(night);
         }
         nights.retain(|night| embedded.kind.is_none_or(|kind| kind == night.kind));
         ensure!(
@@ -166,10 +175,7 @@ impl EmbeddingSource {
             date: night.date,
             path: folder.url().to_owned(),
             digest: Digest::of(&bytes),
-            encoder: night
-                .encoder
-                .filter(|e| !e.is_null())
-                .map(|e| Digest::of_json(&e)),
+            encoder: night.embedding.map(|embedding| embedding.encoder_digest),
             files: Files::Tables(tables),
         })
     }
@@ -191,10 +197,7 @@ impl EmbeddingSource {
             date,
             path: place.url().to_owned(),
             digest: place.fingerprint().await?,
-            encoder: part
-                .get("encoder")
-                .filter(|e| !e.is_null())
-                .map(Digest::of_json),
+            encoder: serde_json::from_value(part["embedding"]["encoder_digest"].clone())?,
             files: Files::Tables(vec![place]),
         })
     }

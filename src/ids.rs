@@ -23,7 +23,7 @@ use laser_schema::location::Created;
 use laser_schema::manifest::{MANIFEST, SUCCESS};
 use laser_schema::sample::{Sample, priority};
 use laser_schema::table::{self, TableReader};
-use laser_schema::{Digest, EntityId, Kind, Location};
+use laser_schema::{Digest, EntityId, Location};
 use rayon::prelude::*;
 
 use crate::ConfigArgs;
@@ -71,8 +71,6 @@ struct Ids<'a> {
     source: &'a EmbeddingSource,
     parent: Option<Parent>,
     run: String,
-    /// Below the output's root.
-    name: String,
     folder: Location,
 }
 
@@ -161,7 +159,6 @@ impl<'a> Ids<'a> {
             parent,
             run,
             folder: output.join(&name),
-            name,
         }
     }
 

@@ -9,6 +9,7 @@ mod distributed;
 mod doctor;
 mod embed;
 mod embedding_source;
+mod encode;
 mod encoder;
 mod eval;
 mod exit;
@@ -115,6 +116,8 @@ enum Command {
     /// Build, list, promote, inspect and tune pools.
     #[command(subcommand, visible_alias = "pool-builder")]
     Pools(PoolsCommand),
+    /// Turn texts that are there into embeddings, without generating anything. The same command resumes.
+    Encode(encode::EncodeArgs),
     /// Turn the embeddings of a night's texts into knowledge ids: k-means, stable from night to night. The same command
     /// resumes.
     Ids(ids::IdsArgs),
@@ -377,6 +380,7 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Report { dir, output } => report::report(&dir, output.as_deref()).await?,
         Command::Pools(command) => pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
+        Command::Encode(args) => encode::encode(args).await?,
         Command::Ids(args) => ids::ids(&args).await?,
         Command::Bench(args) => bench::run(args).await?,
         Command::Embed { config, output } => {

@@ -1,10 +1,10 @@
 //! Retention: what of an output is older than the nights that are kept, and its removal.
 //!
-//! Everything of a run bears its name, which begins with its date: the published folders of texts and of knowledge ids, `runs/RUN`
+//! Everything of a run bears its name, which begins with its date: the published folders of texts, embeddings and knowledge ids, `runs/RUN`
 //! and `pools/RUN`.
 //! Older than the kept nights is what is dated before the oldest of them. Never removed are
 //!
-//! - the two newest complete nights of each kind, and of its ids: the second is what a run of the first was or is being made from;
+//! - the two newest complete nights of each kind, and of its embeddings and ids: the second is what a run of the first was or is being made from;
 //! - runs that are under way, and what they were begun with;
 //! - pool sets that the caller keeps (the promoted one and the one that a rollback goes to);
 //! - files that are not named as Laser names them, and folders without a dated name.
@@ -20,7 +20,7 @@ use jiff::{SignedDuration, Timestamp};
 use laser_schema::ids::CODEBOOK;
 use laser_schema::job::run_folder;
 use laser_schema::layout::{
-    KNOWLEDGE_IDS, PINS, PROFILES, Pins, PinsError, name_date, nights_of, partition_of,
+    EMBEDDINGS, KNOWLEDGE_IDS, PINS, PROFILES, Pins, PinsError, name_date, nights_of, partition_of,
     runs_of_night_of,
 };
 use laser_schema::location::LocationError;
@@ -121,7 +121,7 @@ impl<'a> Survey<'a> {
         let runs = dated(output.join("runs").folders().await?).collect();
         let pools = dated(output.join(POOLS).folders().await?).collect();
         let mut partitions: BTreeMap<String, Vec<Partition>> = BTreeMap::new();
-        for data_set in [PROFILES, KNOWLEDGE_IDS] {
+        for data_set in [PROFILES, EMBEDDINGS, KNOWLEDGE_IDS] {
             for kind in Kind::ALL {
                 for date in nights_of(data_set, output, kind).await? {
                     let runs = runs_of_night_of(data_set, output, kind, date).await?;

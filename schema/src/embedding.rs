@@ -8,9 +8,7 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-
-/// The column of embeddings in the output.
-pub const EMBEDDING: &str = "embedding";
+use crate::embedding_table::EMBEDDING_COLUMN;
 
 /// How the vectors of a text's tokens become one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -167,7 +165,7 @@ impl EmbeddingLayout {
             }
             Self::List => DataType::List(item),
         };
-        Field::new(EMBEDDING, list, false)
+        Field::new(EMBEDDING_COLUMN, list, false)
     }
 
     /// `schema` with the column of embeddings at its end.
@@ -210,12 +208,13 @@ pub(crate) fn split(
 ) -> Result<RecordBatch, String> {
     let index = batch
         .schema()
-        .index_of(EMBEDDING)
+        .index_of(EMBEDDING_COLUMN)
         .map_err(|e| e.to_string())?;
     let mut rest = batch.clone();
     let column = rest.remove_column(index);
     let dimensions = embeddings.dimensions;
-    let wrong = || format!("column {EMBEDDING:?}: expected lists of {dimensions} float32 values");
+    let wrong =
+        || format!("column {EMBEDDING_COLUMN:?}: expected lists of {dimensions} float32 values");
     for row in 0..column.len() {
         let values = match column.data_type() {
             _ if column.is_null(row) => return Err(wrong()),

@@ -14,6 +14,9 @@ use crate::location::{Created, Location, LocationError};
 /// The data set of texts.
 pub const PROFILES: &str = "profiles";
 
+/// The data set of embeddings without texts.
+pub const EMBEDDINGS: &str = "embeddings";
+
 /// The data set of knowledge ids.
 pub const KNOWLEDGE_IDS: &str = "knowledge_ids";
 

@@ -8,6 +8,7 @@ pub mod cache;
 pub mod device;
 pub mod digest;
 pub mod embedding;
+pub mod embedding_set;
 pub mod embedding_table;
 pub mod entity;
 pub mod guard;
