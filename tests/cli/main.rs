@@ -9,6 +9,7 @@ mod cycle;
 mod distributed;
 mod doctor;
 mod faults;
+mod learning;
 mod night;
 mod outages;
 mod proxy;
