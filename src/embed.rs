@@ -185,3 +185,62 @@ fn encode(
     )
     .with_context(|| format!("{}: ids of different types", location.url()))
 }
+
+#[cfg(test)]
+mod tests {
+    use laser_pool_builder::{EmbeddingSource, read_embeddings};
+    use laser_schema::Kind;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn pools_read_what_is_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("users.parquet");
+        let location = Location::parse(path.to_str().unwrap()).unwrap();
+        let ids = [7, 3, 9].map(EntityId::Int);
+        let vectors = BTreeMap::from([(0, vec![0.5, -1.0]), (2, vec![0.25, 2.0])]);
+        let bytes = encode(&location, &ids, &vectors, "{}").unwrap();
+        location.write(bytes).await.unwrap();
+        let source = EmbeddingSource::Table {
+            table: location.url().to_owned(),
+            id: "id".into(),
+            embedding: "embedding".into(),
+        };
+        let mut found = Vec::new();
+        let mut sink = |_: u64, id: &str, vector: &[f32]| {
+            found.push((id.to_owned(), vector.to_vec()));
+            Ok(())
+        };
+        read_embeddings(&source, Kind::User, &mut sink)
+            .await
+            .unwrap();
+        let expected = [("7", vec![0.5, -1.0]), ("9", vec![0.25, 2.0])];
+        assert_eq!(found, expected.map(|(id, vector)| (id.to_owned(), vector)));
+    }
+
+    #[tokio::test]
+    async fn lower_ratings_are_left_out() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("i.csv");
+        std::fs::write(&path, "user,item,rating\n1,2,5\n1,3,2\n2,3,4\n").unwrap();
+        let table = InteractionTable {
+            path: path.to_str().unwrap().to_owned(),
+            ..InteractionTable::default()
+        };
+        let least = |rating| EmbedConfig {
+            min_rating: rating,
+            ..EmbedConfig::default()
+        };
+        assert_eq!(read(&table, &least(None)).await.unwrap().rows.len(), 3);
+        assert_eq!(read(&table, &least(Some(4.0))).await.unwrap().rows.len(), 2);
+        let error = read(&table, &least(Some(6.0)))
+            .await
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("no interaction is rated 6 or higher"),
+            "{error}"
+        );
+    }
+}

@@ -690,6 +690,7 @@ fn region(zip: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use laser_schema::Entity;
+    use laser_schema::interactions::{InteractionTable, Interactions, Needs};
     use serde_json::json;
 
     use super::super::testing::{files, location, read_table, shared};
@@ -706,6 +707,101 @@ mod tests {
         let users = read_table(&summary.tables.users).await;
         let items = read_table(&summary.tables.items).await;
         Ok((summary, users, items))
+    }
+
+    const DIVIDED: [(&str, &[u8]); 4] = [
+        (
+            "movies.dat",
+            b"1::Ash (1995)::Action\n2::Birch (1975)::Action\n3::Cedar (1996)::Crime\n",
+        ),
+        (
+            "users.dat",
+            b"1::F::1::10::48067\n2::M::56::16::70072\n3::M::56::16::70072\n",
+        ),
+        (
+            "ratings.csv",
+            b"user,movie,rating\n1,1,5\n1,2,4\n1,3,3\n2,1,2\n2,3,1\n3,3,1\n",
+        ),
+        (
+            "partial_timestamps.csv",
+            b"user,movie,timestamp\n1,1,300\n1,2,100\n1,3,200\n2,1,400\n",
+        ),
+    ];
+
+    async fn divide(
+        input: &[(&str, &[u8])],
+        until: &str,
+        by: SplitBy,
+    ) -> Result<(PrepareSummary, Vec<Entity>, Vec<Entity>, Interactions)> {
+        let (dir, output) = (files(input), tempfile::tempdir()?);
+        let until = until.parse().unwrap();
+        let division = Some(Division { until, by });
+        let summary = movielens(dir.path(), &location(output.path()), division).await?;
+        let users = read_table(&summary.tables.users).await;
+        let items = read_table(&summary.tables.items).await;
+        let table = InteractionTable {
+            path: summary.tables.interactions.clone().unwrap(),
+            ..InteractionTable::default()
+        };
+        let needs = Needs {
+            rating: true,
+            timestamp: true,
+        };
+        Ok((
+            summary,
+            users,
+            items,
+            Interactions::read(&table, needs).await?,
+        ))
+    }
+
+    #[tokio::test]
+    async fn histories_and_counts_end_where_they_are_divided() {
+        let (summary, users, items, interactions) =
+            divide(&DIVIDED, "250", SplitBy::Time).await.unwrap();
+        assert_eq!(
+            (summary.interactions, summary.in_histories, summary.untimed),
+            (4, 2, 2)
+        );
+        assert_eq!(titles(&users[0]), ["Birch (1975)", "Cedar (1996)"]);
+        assert!(users[1].history.is_empty() && users[1].interactions == 0);
+        let counts: Vec<u64> = items.iter().map(|item| item.interactions).collect();
+        assert_eq!(counts, [0, 1, 1]);
+        // All that have a time, also what comes later.
+        let times: Vec<Option<f64>> = interactions.rows.iter().map(|row| row.timestamp).collect();
+        assert_eq!(times, [100.0, 200.0, 300.0, 400.0].map(Some));
+        assert_eq!(interactions.rows[0].rating, Some(4.0));
+    }
+
+    #[tokio::test]
+    async fn a_share_divides_all_or_each_user() {
+        let (_, users, ..) = divide(&DIVIDED, "0.5", SplitBy::Time).await.unwrap();
+        assert_eq!(titles(&users[0]), ["Birch (1975)", "Cedar (1996)"]);
+        let (_, users, ..) = divide(&DIVIDED, "0.5", SplitBy::User).await.unwrap();
+        assert_eq!(titles(&users[0]), ["Birch (1975)"]);
+    }
+
+    #[tokio::test]
+    async fn ratings_without_any_time_cannot_be_divided() {
+        let error = divide(&DIVIDED[..3], "0.5", SplitBy::Time)
+            .await
+            .unwrap_err();
+        assert!(
+            error.to_string().contains("no rating has a timestamp"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn without_a_division_nothing_is_left_out() {
+        let (summary, users, _) = prepare(&DIVIDED).await.unwrap();
+        assert_eq!(
+            (summary.interactions, summary.in_histories, summary.untimed),
+            (6, 6, 0)
+        );
+        // In file order: the times of some of the ratings order none.
+        let in_file = ["Ash (1995)", "Birch (1975)", "Cedar (1996)"];
+        assert_eq!(titles(&users[0]), in_file);
     }
 
     fn titles(user: &Entity) -> Vec<&str> {

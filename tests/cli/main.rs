@@ -14,6 +14,7 @@ mod faults;
 mod feast;
 mod guards;
 mod ids;
+mod learning;
 mod night;
 mod outages;
 mod proxy;

@@ -1,0 +1,322 @@
+//! Models trained on interactions: `laser embed`, `laser eval`, and what they refuse.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::{assert_exit, stderr, stdout};
+
+/// Users of two tastes and items of two kinds; who likes what shows in ratings and in who has seen what.
+struct Data {
+    dir: TempDir,
+}
+
+const USERS: u32 = 24;
+const ITEMS: u32 = 30;
+
+/// In training on so few rows nothing else matters than that it is quick.
+const CONFIG: &str = r#"
+[embed]
+dimension = 8
+layers = 1
+batch = 256
+epochs = 20
+learning_rate = 0.02
+validation = 0.2
+test = 0.2
+[eval]
+seeds = 2
+[eval.training]
+history = 4
+dimension = 4
+hidden = [8]
+batch = 64
+epochs = 4
+learning_rate = 0.01
+"#;
+
+impl Data {
+    fn new() -> Self {
+        let data = Self {
+            dir: tempfile::tempdir().unwrap(),
+        };
+        let mut csv = "user,item,rating,timestamp\n".to_owned();
+        for step in 0..20 {
+            for user in 0..USERS {
+                // Multipliers without common factors with the number of items: every user sees different ones.
+                let item = (user * 7 + step * 11 + user * step) % ITEMS;
+                let rating = if item % 2 == user % 2 { 5 } else { 2 };
+                writeln!(csv, "{user},{item},{rating},{}", 1000 + step * USERS + user).unwrap();
+            }
+        }
+        data.write("interactions.csv", &csv);
+        data.configure("");
+        data
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.dir.path().join(name)
+    }
+
+    fn write(&self, name: &str, text: &str) {
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// The configuration with a further part, in which `DIR` is the folder.
+    fn configure(&self, more: &str) {
+        let dir = self.dir.path().to_str().unwrap();
+        let table = format!("[interactions]\npath = \"{dir}/interactions.csv\"\n");
+        let text = format!("{table}{CONFIG}{}", more.replace("DIR", dir));
+        self.write("laser.toml", &text);
+    }
+
+    fn laser(&self, command: &[&str], settings: &[&str]) -> Output {
+        let mut process = Command::new(env!("CARGO_BIN_EXE_laser"));
+        process.current_dir(self.dir.path()).args(command);
+        for setting in settings {
+            process.args(["--set", setting]);
+        }
+        process.output().unwrap()
+    }
+
+    fn json(&self, command: &str) -> Value {
+        let output = self.laser(&["eval", command, "laser.toml", "--json"], &[]);
+        assert_exit(&output, 0);
+        serde_json::from_str(&stdout(&output)).unwrap()
+    }
+
+    #[track_caller]
+    fn refuses(&self, command: &[&str], settings: &[&str], expected: &str) {
+        let output = self.laser(command, settings);
+        assert_exit(&output, 65);
+        let message = stderr(&output);
+        assert!(
+            message.contains(expected),
+            "expected {expected:?} in {message:?}"
+        );
+    }
+
+    /// Embeddings and ids that tell the two kinds of items apart, and users whose histories end before step 15.
+    fn write_knowledge(&self) {
+        let (mut vectors, mut ids, mut users) = (String::new(), String::new(), String::new());
+        for item in 0..ITEMS {
+            let kind = item % 2;
+            let vector = [f64::from(kind), 0.3, f64::from(item) / 100.0];
+            writeln!(vectors, "{}", json!({"id": item, "embedding": vector})).unwrap();
+            writeln!(
+                ids,
+                "{}",
+                json!({"entity_id": item, "knowledge_ids": [kind, 3]})
+            )
+            .unwrap();
+        }
+        for user in 0..USERS {
+            let history = [json!({"title": "A", "timestamp": 1000 + user})];
+            writeln!(users, "{}", json!({"id": user, "history": history})).unwrap();
+        }
+        self.write("items.jsonl", &vectors);
+        self.write("ids.jsonl", &ids);
+        self.write("users.jsonl", &users);
+    }
+}
+
+const KNOWLEDGE: &str = r#"
+[[eval.knowledge]]
+name = "texts"
+item_embeddings = { table = "DIR/items.jsonl" }
+item_ids = { table = "DIR/ids.jsonl" }
+user_ids = { table = "DIR/ids.jsonl" }
+entities = [{ path = "DIR/users.jsonl", kind = "user" }]
+[[eval.knowledge]]
+name = "others"
+item_embeddings = { table = "DIR/items.jsonl" }
+"#;
+
+#[test]
+fn the_same_command_writes_the_same_embeddings() {
+    let data = Data::new();
+    let embed = |dir: &str, settings: &[&str]| {
+        let output = data.laser(&["embed", "laser.toml", "-o", dir], settings);
+        assert_exit(&output, 0);
+        assert!(
+            stdout(&output).contains("24 users: "),
+            "{}",
+            stdout(&output)
+        );
+        ["users", "items"]
+            .map(|name| fs::read(data.path(&format!("{dir}/{name}.parquet"))).unwrap())
+    };
+    let first = embed("a", &[]);
+    assert_eq!(first, embed("b", &[]));
+    assert_ne!(first, embed("c", &["embed.seed=2"]));
+}
+
+#[test]
+fn three_methods_are_compared_on_one_split() {
+    let data = Data::new();
+    let report = data.json("embed");
+    assert_eq!(report["by_time"], true);
+    assert_eq!(report["train"], 288);
+    let methods = report["methods"].as_array().unwrap();
+    let names: Vec<&str> = methods
+        .iter()
+        .map(|m| m["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        ["popularity", "matrix factorisation (BPR)", "LightGCN"]
+    );
+    for method in methods {
+        assert_eq!(method["quality"]["users"], USERS);
+    }
+}
+
+#[test]
+fn knowledge_is_judged_against_none_and_against_other_knowledge() {
+    let data = Data::new();
+    data.write_knowledge();
+    data.configure(KNOWLEDGE);
+    let report = data.json("ctr");
+    let of_din = |list: &str| -> Vec<Value> {
+        let all = report[list].as_array().unwrap().iter();
+        all.filter(|row| row["model"] == "din").cloned().collect()
+    };
+    let rows = of_din("results");
+    let names: Vec<&str> = rows
+        .iter()
+        .map(|row| row["variant"].as_str().unwrap())
+        .collect();
+    assert_eq!(
+        names,
+        [
+            "no knowledge",
+            "texts, embedding",
+            "texts, ids",
+            "others, embedding"
+        ]
+    );
+    assert!(rows[0]["gain"].is_null() && rows[1]["gain"]["verdict"].is_string());
+    let pairs = of_din("pairs");
+    assert_eq!(
+        (&pairs[0]["first"], &pairs[0]["second"]),
+        (&json!("texts"), &json!("others"))
+    );
+    // The same vectors, trained the same way.
+    assert_eq!(pairs[0]["auc"]["difference"]["mean"], 0.0);
+    assert_eq!(pairs[0]["auc"]["verdict"], "equivalent");
+    assert_eq!(report["runs"].as_array().unwrap().len(), 2 * 4 * 2);
+    assert_eq!(report["knowledge"][1]["users"], 1.0);
+    let text = data.laser(
+        &["eval", "ctr", "laser.toml", "--markdown"],
+        &["eval.models=[\"din\"]"],
+    );
+    assert!(stdout(&text).contains("| DIN   |"), "{}", stdout(&text));
+}
+
+#[test]
+fn knowledge_from_after_the_split_is_refused() {
+    let data = Data::new();
+    data.write_knowledge();
+    data.configure(KNOWLEDGE);
+    let late = json!({"id": 7, "history": [{"title": "A", "timestamp": 1004}, {"title": "B", "timestamp": 1400}]});
+    let users = fs::read_to_string(data.path("users.jsonl")).unwrap();
+    data.write("users.jsonl", &format!("{users}{late}\n"));
+    let ctr = ["eval", "ctr", "laser.toml"];
+    data.refuses(&ctr, &[], "users.jsonl, row 25: the history of user 7 has an interaction at 1400, but training ends at 1384: \"texts\" knows what it is tested on");
+    // By user, 7's own training ends at 1000 + 16 · 24 + 7.
+    data.refuses(
+        &ctr,
+        &["eval.split_by=user"],
+        "at 1400, but training ends at 1391",
+    );
+    let untimed = json!({"id": 7, "history": [{"title": "A"}]});
+    data.write("users.jsonl", &format!("{users}{untimed}\n"));
+    data.refuses(
+        &ctr,
+        &[],
+        "row 25: an interaction in the history of user 7 has no timestamp",
+    );
+    data.configure(&KNOWLEDGE.replace("entities =", "#"));
+    data.refuses(
+        &ctr,
+        &[],
+        "set entities to the tables that the texts of users were written from",
+    );
+}
+
+#[test]
+fn bad_interactions_and_configurations_are_refused_by_name() {
+    let data = Data::new();
+    let ctr = ["eval", "ctr", "laser.toml"];
+    let cases: [(&[&str], &[&str], &str); 10] = [
+        (
+            &ctr,
+            &["interactions.rating=stars"],
+            "no column \"stars\"; it has user, item, rating, timestamp. Set [interactions] rating",
+        ),
+        (
+            &ctr,
+            &["interactions.timestamp=when"],
+            "Set [interactions] timestamp",
+        ),
+        (
+            &ctr,
+            &["eval.positive_rating=1.0"],
+            "interactions of the train part are positive",
+        ),
+        (
+            &ctr,
+            &["eval.validation_until=0.5"],
+            "[eval] validation_until = 0.5: expected more than train_until = 0.8",
+        ),
+        (
+            &ctr,
+            &["eval.train_until=5000", "eval.validation_until=6000"],
+            "the validation part has no interactions",
+        ),
+        (
+            &ctr,
+            &["eval.seeds=1"],
+            "[eval] seeds = 1: expected at least 2",
+        ),
+        (
+            &ctr,
+            &["eval.training.dropout=1.0"],
+            "[eval.training] dropout = 1",
+        ),
+        (
+            &["eval", "embed", "laser.toml"],
+            &["embed.layers=0"],
+            "[embed] layers = 0",
+        ),
+        (
+            &["embed", "laser.toml", "-o", "out"],
+            &["embed.validation=0.01"],
+            "no user has enough interactions",
+        ),
+        (
+            &["embed", "laser.toml", "-o", "out"],
+            &["embed.min_rating=9.0"],
+            "lower [embed] min_rating",
+        ),
+    ];
+    for (command, settings, expected) in cases {
+        data.refuses(command, settings, expected);
+    }
+    assert!(!data.path("out").exists(), "something was written");
+    data.write(
+        "interactions.csv",
+        "user,item,rating,timestamp\n1,2,NaN,5\n",
+    );
+    data.refuses(
+        &ctr,
+        &[],
+        "interactions.csv, row 1: column \"rating\" holds \"NaN\"",
+    );
+    data.write("laser.toml", "");
+    data.refuses(&ctr, &[], "[interactions] path: not set");
+}
