@@ -10,6 +10,7 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use laser_schema::join::Join;
+use laser_schema::manifest::published_parts;
 use laser_schema::spill::SpillError;
 use laser_schema::{
     Columns, EntityError, EntityId, EntityReader, EntityTable, Kind, Location, LocationError,
@@ -97,6 +98,15 @@ pub enum EmbeddingError {
         expected: usize,
         /// Its own.
         found: usize,
+    },
+    /// A folder that is none of a published data set.
+    #[error(
+        "{folder}: neither a table (.parquet, .csv, .jsonl) nor a published folder of embeddings (with a _SUCCESS), such as \
+         OUTPUT/embeddings/kind=user/dt=DATE/run=RUN"
+    )]
+    NotPublished {
+        /// The folder.
+        folder: String,
     },
     /// A row without embedding in a table of embeddings.
     #[error("{file}, row {row}: {id} has no embedding in column {column:?}")]
@@ -403,26 +413,54 @@ async fn join_table(
         embedding: embedding.into(),
         ..Columns::default()
     };
-    let contract = EntityTable {
-        path: table.to_owned(),
-        kind: Some(kind),
-        columns,
-    };
-    let mut reader = EntityReader::open(&contract).await?;
-    let (mut row, mut dimension) = (0, None);
+    let (mut rows, mut dimension) = (0, None);
+    for path in tables(table).await? {
+        let contract = EntityTable {
+            path,
+            kind: Some(kind),
+            columns: columns.clone(),
+        };
+        rows += join_rows(&contract, rows, &mut dimension, kind, join).await?;
+    }
+    Ok(())
+}
+
+/// The tables that a path stands for: itself, or the parts of a published folder.
+async fn tables(path: &str) -> Result<Vec<String>, EmbeddingError> {
+    let place = Location::parse(path)?;
+    if !place.extension().is_empty() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let parts = published_parts(&place).await?;
+    let parts = parts.ok_or_else(|| EmbeddingError::NotPublished {
+        folder: path.to_owned(),
+    })?;
+    Ok(parts.iter().map(|part| part.url().to_owned()).collect())
+}
+
+/// Gives `join` the embeddings of one table, of which `before` rows were in other tables. Returns its rows.
+async fn join_rows(
+    table: &EntityTable,
+    before: u64,
+    dimension: &mut Option<usize>,
+    kind: Kind,
+    join: &mut Join,
+) -> Result<u64, EmbeddingError> {
+    let mut reader = EntityReader::open_embeddings(table).await?;
+    let mut row = 0;
     while let Some(entities) = reader.next_batch().await? {
         for entity in entities {
             row += 1;
             if entity.kind != kind {
                 continue;
             }
-            let (id, file) = (entity.id, || table.to_owned());
+            let (id, file) = (entity.id, || table.path.clone());
             let Some(values) = entity.embedding else {
                 return Err(EmbeddingError::Missing {
                     file: file(),
                     row,
                     id,
-                    column: embedding.to_owned(),
+                    column: table.columns.embedding.clone(),
                 });
             };
             let (expected, found) = (*dimension.get_or_insert(values.len()), values.len());
@@ -435,10 +473,10 @@ async fn join_table(
                     found,
                 });
             }
-            join.push_embedding(kind, row, &id.to_string(), &values)?;
+            join.push_embedding(kind, before + row, &id.to_string(), &values)?;
         }
     }
-    Ok(())
+    Ok(row)
 }
 
 #[cfg(test)]
@@ -566,6 +604,44 @@ mod tests {
         std::fs::remove_file(&npy).unwrap();
         let error = read(dir.path(), "1\n2", 0, &[json!(1)]).await.unwrap_err();
         assert!(error.ends_with("e.npy: no such file or object"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_published_folder_is_read_part_by_part() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("run");
+        std::fs::create_dir(&folder).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+        write("a.jsonl", r#"{"entity_id": 1, "embedding": [1.0, 2.0]}"#);
+        write("b.jsonl", r#"{"entity_id": 2, "embedding": [3.0, 4.0]}"#);
+        write(
+            "left-over.jsonl",
+            r#"{"entity_id": 3, "embedding": [5.0, 6.0]}"#,
+        );
+        write(
+            "_manifest.json",
+            r#"{"parts": [{"name": "a.jsonl"}, {"name": "b.jsonl"}]}"#,
+        );
+        let source = || EmbeddingSource::Table {
+            table: folder.to_str().unwrap().into(),
+            id: "entity_id".into(),
+            embedding: "embedding".into(),
+        };
+        let users = [json!(1), json!(2), json!(3)];
+        let error = read_source(dir.path(), source(), &users).await.unwrap_err();
+        assert!(
+            error.contains("nor a published folder of embeddings (with a _SUCCESS)"),
+            "{error}"
+        );
+        write("_SUCCESS", "");
+        let found = read_source(dir.path(), source(), &users).await.unwrap();
+        assert_eq!(found, [Some(vec![1.0, 2.0]), Some(vec![3.0, 4.0]), None]);
+        write("b.jsonl", r#"{"entity_id": 2, "embedding": [3.0]}"#);
+        let error = read_source(dir.path(), source(), &users).await.unwrap_err();
+        assert!(
+            error.contains("b.jsonl, row 1: embedding of 2 has 1 values"),
+            "{error}"
+        );
     }
 
     async fn read_lines(dir: &Path, lines: &str) -> Result<Embedded, String> {

@@ -140,6 +140,32 @@ impl Manifest {
     }
 }
 
+/// The parts of a published folder of any of Laser's data sets, by name; `None` if the folder is not published.
+///
+/// # Errors
+/// The store's.
+pub async fn published_parts(folder: &Location) -> Result<Option<Vec<Location>>, LocationError> {
+    #[derive(Deserialize)]
+    struct Part {
+        name: String,
+    }
+    #[derive(Deserialize)]
+    struct Parts {
+        parts: Vec<Part>,
+    }
+    if !folder.join(SUCCESS).exists().await? {
+        return Ok(None);
+    }
+    let bytes = folder.join(MANIFEST).read_optional().await?;
+    let parts = bytes.and_then(|bytes| serde_json::from_slice::<Parts>(&bytes).ok());
+    Ok(parts.map(|all| {
+        all.parts
+            .iter()
+            .map(|part| folder.join(&part.name))
+            .collect()
+    }))
+}
+
 /// What [`verify`] found wrong; empty means that the data set is whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct VerifyReport {

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 
 use arrow::datatypes::{DataType, Schema};
+use laser_schema::EmbeddingLayout;
+use laser_schema::embedding_set::embedded_schema;
 use laser_schema::ids::ids_schema;
 use laser_schema::knowledge::record_schema;
 
@@ -15,6 +17,7 @@ fn type_name(name: &str, data_type: &DataType) -> String {
         DataType::Int64 => "int64".to_owned(),
         DataType::Float64 => "double".to_owned(),
         DataType::List(item) => format!("list<{}>", type_name("", item.data_type())),
+        DataType::FixedSizeList(..) => "fixed_size_list<float>` or `list<float>".to_owned(),
         DataType::Timestamp(unit, Some(zone)) => format!("timestamp[{unit}, {zone}]"),
         other => panic!("output.md has no name for {other}"),
     }
@@ -50,7 +53,10 @@ fn output_md_lists_the_columns_that_are_written() {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/output.md");
     let page = fs::read_to_string(page).unwrap();
     for id in [DataType::Int64, DataType::Utf8] {
-        assert_eq!(listed(&page, "Texts"), columns(&record_schema(id.clone())));
+        let embedded = |schema: &Schema| columns(&EmbeddingLayout::Fixed.append_to(schema, 8));
+        assert_eq!(listed(&page, "Texts"), embedded(&record_schema(id.clone())));
+        let texts_left_out = embedded_schema(id.clone(), true);
+        assert_eq!(listed(&page, "Embeddings"), embedded(&texts_left_out));
         assert_eq!(listed(&page, "Knowledge ids"), columns(&ids_schema(id)));
     }
 }

@@ -9,6 +9,7 @@ mod cycle;
 mod distributed;
 mod docs;
 mod doctor;
+mod encode;
 mod faults;
 mod feast;
 mod ids;
