@@ -47,8 +47,8 @@ impl Data {
         let mut csv = "user,item,rating,timestamp\n".to_owned();
         for step in 0..20 {
             for user in 0..USERS {
-                // Multipliers without common factors with the number of items: every user sees different ones.
-                let item = (user * 7 + step * 11 + user * step) % ITEMS;
+                // 7 has no factor in common with the number of items: a user sees none twice.
+                let item = (user + step * 7) % ITEMS;
                 let rating = if item % 2 == user % 2 { 5 } else { 2 };
                 writeln!(csv, "{user},{item},{rating},{}", 1000 + step * USERS + user).unwrap();
             }
