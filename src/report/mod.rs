@@ -4,6 +4,7 @@
 //! its audits, and the times at which the store got its files. Parts are read one at a time.
 
 mod chart;
+mod format;
 mod gather;
 mod page;
 

@@ -11,6 +11,7 @@ use minijinja::{Environment, Value, context};
 use serde::Serialize;
 
 use super::chart::{self, Axes, Drawing, Histogram};
+use super::format::{duration, known, percent, short, whole, whole_f, whole_only};
 use super::gather::{KindNight, Night, ShardLine};
 
 /// Named `.html`, so that everything that is put into it is escaped.
@@ -797,11 +798,6 @@ fn told(verdict: &Verdict) -> String {
     }
 }
 
-/// Two digits, or a dash for what was not measured.
-fn known(value: Option<f64>) -> String {
-    value.map_or_else(|| "–".to_owned(), |value| format!("{value:.2}"))
-}
-
 fn shards(night: &Night) -> Section {
     let mut table = Table::new(
         4,
@@ -949,92 +945,15 @@ fn plural(kind: &KindNight) -> String {
     }
 }
 
-/// With commas between thousands.
-fn whole(n: u64) -> String {
-    let digits = n.to_string();
-    let mut out = String::with_capacity(digits.len() + digits.len() / 3);
-    for (index, digit) in digits.chars().enumerate() {
-        if index > 0 && (digits.len() - index) % 3 == 0 {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    out
-}
-
-fn whole_f(value: f64) -> String {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a rate to be read, saturated"
-    )]
-    let n = value.round() as u64;
-    whole(n)
-}
-
-/// For axes of whole numbers, whose other places are nothing.
-fn whole_only(value: f64) -> String {
-    match (value - value.round()).abs() < 1e-6 {
-        true => format!("{value:.0}"),
-        false => String::new(),
-    }
-}
-
 /// Series in their order.
 fn legend(names: &[&str]) -> Vec<(String, usize)> {
     let names = names.iter().map(|name| (*name).to_owned());
     names.zip(0..).collect()
 }
 
-/// For axes: 12k for 12,000.
-fn short(value: f64) -> String {
-    match value {
-        v if v >= 1e6 => format!("{}M", v / 1e6),
-        v if v >= 1e4 => format!("{}k", v / 1e3),
-        v if v.fract() == 0.0 => whole_f(v),
-        v => format!("{v:.1}"),
-    }
-}
-
-fn percent(share: f64, digits: usize) -> String {
-    format!("{:.digits$} %", share * 100.0)
-}
-
-fn duration(seconds: f64) -> String {
-    if seconds < 60.0 {
-        return match seconds {
-            s if s < 0.1 => format!("{:.0} ms", s * 1e3),
-            s if s < 10.0 => format!("{s:.1} s"),
-            s => format!("{s:.0} s"),
-        };
-    }
-    let minutes = (seconds / 60.0).floor();
-    match minutes {
-        m if m < 60.0 => format!("{m:.0} min {:.0} s", (seconds - m * 60.0).floor()),
-        m => format!("{:.0} h {:.0} min", (m / 60.0).floor(), m % 60.0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn numbers_read_well() {
-        assert_eq!(
-            [0, 999, 1_000, 1_234_567].map(whole),
-            ["0", "999", "1,000", "1,234,567"]
-        );
-        assert_eq!(
-            [0.0123, 2.25, 59.4, 61.0, 7_380.0].map(duration),
-            ["12 ms", "2.2 s", "59 s", "1 min 1 s", "2 h 3 min"]
-        );
-        assert_eq!(
-            [0.5, 3.0, 9_000.0, 12_000.0, 2e6].map(short),
-            ["0.5", "3", "9,000", "12k", "2M"]
-        );
-        assert_eq!(percent(0.125, 1), "12.5 %");
-    }
 
     #[test]
     fn a_depth_is_reached_by_all_forwards_that_accepted_more() {
