@@ -7,6 +7,7 @@ mod chart;
 mod format;
 mod gather;
 mod page;
+mod sections;
 
 use anyhow::Result;
 use laser_schema::Location;
