@@ -4,8 +4,10 @@
 //! its audits, and the times at which the store got its files. Parts are read one at a time.
 
 mod chart;
+mod format;
 mod gather;
 mod page;
+mod sections;
 
 use anyhow::Result;
 use laser_schema::Location;

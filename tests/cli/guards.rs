@@ -246,3 +246,52 @@ fn coordinator_and_workers_judge_each_pool_once() {
     // One process that verifies strictly gives the same.
     cluster.assert_whole();
 }
+
+#[test]
+fn audited_texts_are_compared_by_the_encoder() {
+    let minilm = std::env::var("LASER_MINILM").unwrap_or_else(|_| {
+        panic!("LASER_MINILM is not set: pass the tests with tests/run.sh, or `source tests/encoder.sh` first")
+    });
+    let workspace = Workspace::new();
+    let encoder = format!("encoder.path={minilm}");
+    let settings = [
+        "verification.policy=relaxed",
+        "run.audit_share=1.0",
+        "guards.min_texts=1",
+        "guards.min_similarity=1.0",
+        &encoder,
+    ];
+    assert_exit(&workspace.run(&settings), 0);
+    let (mut alike, mut below) = (0, 0);
+    for json in files(&run_folder(&workspace, "2026-01-02").join("audits")).values() {
+        let audit: Audit = serde_json::from_slice(json).unwrap();
+        assert_eq!(audit.report.encoded, audit.report.texts);
+        for pair in &audit.pairs {
+            let similarity = pair.similarity.unwrap();
+            assert!((-1.0..=1.000_01).contains(&similarity), "{similarity}");
+            // Rounding of another batch is all that equal texts may differ by.
+            assert!(
+                similarity > 0.999_99 || pair.plain != pair.text(),
+                "{pair:?}"
+            );
+            alike += u32::from(pair.identical);
+            below += u32::from(similarity < 0.99);
+        }
+    }
+    assert!(alike > 0 && below > 0, "{alike} alike, {below} below");
+    for manifest in manifests(&workspace, "2026-01-02") {
+        let report = manifest.guards.unwrap();
+        let mut breaches = report.breaches();
+        assert!(breaches.any(|(_, breach)| breach.guard == "min_similarity" && breach.found > 0.3));
+    }
+    let page = workspace.path("page.html");
+    let mut report = Command::new(env!("CARGO_BIN_EXE_laser"));
+    report
+        .arg("report")
+        .arg(workspace.path("out"))
+        .arg("-o")
+        .arg(&page);
+    assert_exit(&report.output().unwrap(), 0);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("similarity of the audited texts to the plain ones"));
+}
