@@ -5,7 +5,7 @@ use clap::Args;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
-use laser_pool_builder::NpyEmbeddings;
+use laser_pool_builder::{NpyEmbeddings, NpyRow};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::newest_embeddings;
@@ -315,7 +315,11 @@ impl EmbeddingReader<'_> {
         let rows = self.npy.insert(rows);
         let (mut ids, mut values, mut dimension) = (Vec::new(), Vec::new(), 0);
         while ids.len() < BATCH_ROWS
-            && let Some((line, id, embedding)) = rows.next_row()?
+            && let Some(NpyRow {
+                line,
+                id,
+                embedding,
+            }) = rows.next_row()?
         {
             ensure!(
                 !id.is_empty(),

@@ -181,10 +181,21 @@ async fn read_npy(
     sink: &mut EmbeddingSink<'_>,
 ) -> Result<(), EmbeddingError> {
     let mut rows = NpyEmbeddings::open(npy, ids, skip_rows).await?;
-    while let Some((line, id, embedding)) = rows.next_row()? {
-        sink(line, &id, embedding)?;
+    while let Some(row) = rows.next_row()? {
+        sink(row.line, &row.id, row.embedding)?;
     }
     Ok(())
+}
+
+/// A row of an `.npy` matrix.
+#[derive(Debug, Clone)]
+pub struct NpyRow<'a> {
+    /// The line of its id in the list, from 1.
+    pub line: u64,
+    /// Its id as it stands there.
+    pub id: String,
+    /// Its values.
+    pub embedding: &'a [f32],
 }
 
 /// The rows of an `.npy` matrix with their ids, one a line of a text file.
@@ -231,11 +242,11 @@ impl NpyEmbeddings {
         })
     }
 
-    /// The next line of the list, the id on it and its embedding, or `None` at the end.
+    /// The next row, or `None` at the end.
     ///
     /// # Errors
     /// [`EmbeddingError::NotFinite`], and what cannot be read.
-    pub fn next_row(&mut self) -> Result<Option<(u64, String, &[f32])>, EmbeddingError> {
+    pub fn next_row(&mut self) -> Result<Option<NpyRow<'_>>, EmbeddingError> {
         let Some(name) = self.names.next() else {
             return Ok(None);
         };
@@ -254,7 +265,11 @@ impl NpyEmbeddings {
         self.row += 1;
         self.line += 1;
         let name = String::from_utf8_lossy(&name).trim().to_owned();
-        Ok(Some((self.line, name, embedding)))
+        Ok(Some(NpyRow {
+            line: self.line,
+            id: name,
+            embedding,
+        }))
     }
 }
 

@@ -169,13 +169,13 @@ impl<'a> Observed<'a> {
         config: &PoolsConfig,
     ) -> Result<(Vec<Vec<f32>>, Option<Clustering>), PoolsError> {
         let grouping = self.grouping;
-        if self.sample.len() == 0 && grouping.grouping == Grouping::Collaborative {
+        if self.sample.is_empty() && grouping.grouping == Grouping::Collaborative {
             return Err(PoolsError::NoEmbeddings {
                 kind: self.kind,
                 entities: self.entities,
             });
         }
-        if self.sample.len() == 0 {
+        if self.sample.is_empty() {
             return Ok((Vec::new(), None));
         }
         let sample: Vec<&[f32]> = self.sample.iter().map(|(_, e)| e.as_slice()).collect();

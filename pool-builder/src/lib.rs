@@ -32,7 +32,7 @@ pub use config::{
     KMeansConfig, PoolsConfig,
 };
 pub use embeddings::{
-    EmbeddingError, EmbeddingSink, NpyEmbeddings, join_embeddings, read_embeddings,
+    EmbeddingError, EmbeddingSink, NpyEmbeddings, NpyRow, join_embeddings, read_embeddings,
 };
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
