@@ -7,6 +7,8 @@ use anyhow::{Context, Result};
 use jiff::civil::Date;
 use laser_pool_builder::{BuildProgress, OpenPools, PoolTokenizer, TuneConfig, inspect, tune};
 use laser_schema::Location;
+use laser_schema::embedding_set::{EmbeddingManifest, verify_embeddings};
+use laser_schema::ids::{IdsManifest, verify_ids};
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::{MANIFEST, verify};
@@ -78,7 +80,13 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
     );
     let mut whole = true;
     for folder in folders {
-        let report = verify(&folder).await?;
+        let report = if let Some(ids) = IdsManifest::read(&folder).await? {
+            verify_ids(&folder, &ids).await?
+        } else if let Some(embeddings) = EmbeddingManifest::read(&folder).await? {
+            verify_embeddings(&folder, &embeddings).await?
+        } else {
+            verify(&folder).await?
+        };
         let state = if report.faults.is_empty() {
             "whole"
         } else {

@@ -17,6 +17,8 @@ use jiff::civil::{Date, Time};
 use laser_coordinator::nats::NatsConfig;
 use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
+use laser_features::IdsConfig;
+use laser_features::encoder::EncoderConfig;
 use laser_pool_builder::PoolsConfig;
 use laser_recommender::lightgcn::EmbedConfig;
 use laser_schema::interactions::InteractionTable;
@@ -44,6 +46,9 @@ pub(crate) struct Config {
     pub(crate) verification: VerificationConfig,
     pub(crate) draft: DraftConfig,
     pub(crate) pools: PoolsConfig,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) encoder: Option<EncoderConfig>,
+    pub(crate) ids: IdsConfig,
     pub(crate) run: RunConfig,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) queue: Option<NatsConfig>,
@@ -429,6 +434,21 @@ impl Config {
         Ok(config)
     }
 
+    /// As [`Self::load`], for a command that needs `[encoder]` and nothing of what a night needs.
+    ///
+    /// # Errors
+    /// Those of [`Self::load`], and if there is no encoder.
+    pub(crate) fn load_encoder(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = Self::read(path, settings)?;
+        ensure!(
+            config.encoder.is_some(),
+            "{}: no [encoder]; give one, or --set encoder.path=…",
+            path.display()
+        );
+        config.validate_encoder()?;
+        Ok(config)
+    }
+
     fn read(path: &Path, settings: &[String]) -> Result<Self> {
         ensure!(
             path.is_file(),
@@ -519,10 +539,20 @@ impl Config {
         self.verification.verification()?;
         self.draft.drafter()?;
         self.pools.validate()?;
+        self.ids.validate()?;
         if let Some(queue) = &self.queue {
             queue.validate()?;
         }
+        self.validate_encoder()?;
         self.validate_learning()
+    }
+
+    fn validate_encoder(&self) -> Result<()> {
+        ensure!(
+            self.encoder.as_ref().is_none_or(|e| !e.path.is_empty()),
+            "[encoder] path: not set; give a BERT model's directory, a hub id or a URL, or remove [encoder]"
+        );
+        Ok(())
     }
 
     /// The effective configuration as TOML.
@@ -637,6 +667,8 @@ mod tests {
             ("[price]\ngpu_hours = 2.0", "did you mean \"gpu_hour\""),
             ("[demo]\nusers = 30", "remove [[input]]"),
             ("[run]\ndate = \"yesterday\"", "run.date"),
+            ("[encoder]\npooling = \"cls\"", "[encoder] path: not set"),
+            ("[encoder]\nnormalize = true", "did you mean \"normalise\""),
         ];
         for (section, part) in cases {
             let error = load(&format!("{MINIMAL}{section}\n"), &[]).unwrap_err();

@@ -13,16 +13,18 @@ use jiff::civil::Date;
 use laser_coordinator::finalise::{self, Committed};
 use laser_coordinator::nats::{self, NatsClient, NatsConfig, NatsWorker, RunRef};
 use laser_coordinator::plan::{plan_digest, read_plan};
+use laser_features::encoder::Encoder;
 use laser_pool_builder::OpenPools;
-use laser_schema::Location;
 use laser_schema::job::{Plan, ShardJob, Spec, run_folder};
 use laser_schema::model::ModelFiles;
+use laser_schema::{EncoderInfo, Location};
 use laser_worker::run::{RunContext, Stop, run_worker};
 use metrics::{counter, gauge};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::config::Config;
+use crate::encoder;
 use crate::exit;
 use crate::generator;
 use crate::night::{
@@ -336,6 +338,10 @@ pub(crate) async fn work(
     let queue = NatsWorker::bind(client, idle).await?;
     display.stage("loading the model");
     let model = open_model(config).await?;
+    let encoder = match encoder::open(config).await? {
+        Some(files) => Some(encoder::load(files).await?),
+        None => None,
+    };
     let mut generator = generator::load(config, &model).await?;
     let stop = Stop {
         drain: drain.clone(),
@@ -349,7 +355,7 @@ pub(crate) async fn work(
             run = queue.next_run() => run,
         };
         let Some(run) = run else { return Ok(true) };
-        let opened = open_run(config, &model, &run, &name).await;
+        let opened = open_run(config, (&model, encoder.as_ref()), &run, &name).await;
         let context = match opened {
             Ok(context) => context,
             Err(error) => {
@@ -388,7 +394,7 @@ fn release_after(grace: Duration, stop: &Stop) {
 /// Reads a run's plan and opens its pools, and makes sure that this worker may generate for it.
 async fn open_run(
     config: &Config,
-    model: &ModelFiles,
+    (model, encoder): (&ModelFiles, Option<&Arc<Encoder>>),
     run: &RunRef,
     worker: &str,
 ) -> Result<Arc<RunContext>> {
@@ -399,14 +405,15 @@ async fn open_run(
         "{}: plan.json is not the plan that was queued",
         output.join(&plan.folder()).url()
     );
-    let pools = check_run(config, model, &output, &plan).await?;
-    run_context(plan, output, &pools, worker.to_owned()).await
+    let info = encoder.map(|encoder| encoder.info());
+    let pools = check_run(config, (model, info), &output, &plan).await?;
+    run_context(plan, output, &pools, encoder.cloned(), worker.to_owned()).await
 }
 
 /// Makes sure that this configuration may generate for a run, and opens the run's pools.
 pub(crate) async fn check_run(
     config: &Config,
-    model: &ModelFiles,
+    (model, encoder): (&ModelFiles, Option<&EncoderInfo>),
     output: &Location,
     plan: &Plan,
 ) -> Result<OpenPools> {
@@ -414,6 +421,7 @@ pub(crate) async fn check_run(
         &plan.spec,
         &model_spec(config, model, plan.spec.prompts.clone())?,
     )?;
+    encoder::check(plan.embedding.as_ref(), encoder)?;
     let dir = output.resolve(&plan.pools)?;
     let pools =
         OpenPools::open_cached(&dir, &model.tokenizer.fingerprint(), &config.worker.cache())

@@ -1,5 +1,6 @@
 //! `laser doctor`: looks at everything a night needs, before the night does, and says what to mend.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
@@ -9,14 +10,16 @@ use jiff::civil::Date;
 use laser_coordinator::nats::{self, NatsConfig, NatsWorker};
 use laser_coordinator::plan::read_plan;
 use laser_coordinator::prompt::PromptRenderer;
+use laser_features::encoder::EncoderFiles;
 use laser_schema::location::Created;
 use laser_schema::model::ModelFiles;
 use laser_schema::previous::{self, PreviousReader, PreviousSource};
-use laser_schema::{EntityReader, Location};
+use laser_schema::{EncoderInfo, EntityReader, Location, Pooling};
 
 use crate::commands::print;
 use crate::config::Config;
 use crate::distributed::check_run;
+use crate::encoder;
 use crate::night::{is_published, open_model};
 
 /// A clock further off than this moves deadlines and nights.
@@ -34,6 +37,10 @@ pub(crate) async fn doctor(config: &Config) -> Result<bool> {
         "model",
         described.and_then(|model| describe_model(config, model)),
     )?;
+    let encoder = encoder::open(config).await;
+    if config.encoder.is_some() {
+        well &= tell("encoder", describe_encoder(&encoder).await)?;
+    }
     for table in &config.input {
         let opened = soon(async { Ok(EntityReader::open(table).await?) }).await;
         let found = opened.map(|_| "readable".into());
@@ -46,8 +53,9 @@ pub(crate) async fn doctor(config: &Config) -> Result<bool> {
     let reached = soon(output(config)).await;
     let is_reached = reached.is_ok();
     well &= tell(&format!("output {}", config.output.path), reached)?;
-    if let (Ok(model), true) = (&model, is_reached) {
-        well &= tell("run", newest_run(config, model).await)?;
+    if let (Ok(model), Ok(encoder), true) = (&model, &encoder, is_reached) {
+        let info = encoder.as_ref().map(|files| files.info());
+        well &= tell("run", newest_run(config, (model, info)).await)?;
     }
     if let Some(queue) = &config.queue {
         well &= tell(&format!("queue {}", queue.url), connection(queue).await)?;
@@ -94,15 +102,38 @@ fn describe_model(config: &Config, model: &ModelFiles) -> Result<String> {
     Ok(format!("{} with digest {digest}", config.model.path))
 }
 
+/// An encoder that fits its files is loaded, and asked for the embedding of an empty text.
+async fn describe_encoder(opened: &Result<Option<Arc<EncoderFiles>>>) -> Result<String> {
+    let files = opened.as_ref().map_err(|e| anyhow!("{e:#}"))?;
+    let files = files.clone().context("[encoder]: not set")?;
+    let encoder = encoder::load(files).await?;
+    encoder.encode(&[""])?;
+    let info = encoder.info();
+    Ok(format!(
+        "{} dimensions of {} tokens, {} pooling, {}, digest {}",
+        info.dimensions,
+        info.max_tokens,
+        match info.pooling {
+            Pooling::Mean => "mean",
+            Pooling::Cls => "cls",
+        },
+        match info.normalise {
+            true => "normalised",
+            false => "not normalised",
+        },
+        info.digest()
+    ))
+}
+
 /// Whoever works on the newest run, if it is not published, must have its model, its settings and its pools.
-async fn newest_run(config: &Config, model: &ModelFiles) -> Result<String> {
+async fn newest_run(config: &Config, own: (&ModelFiles, Option<&EncoderInfo>)) -> Result<String> {
     let output = Location::parse(&config.output.path)?;
     let Some(run) = output.join("runs").folders().await?.into_iter().max() else {
         return Ok("none yet".to_owned());
     };
     match read_plan(&output, &run).await? {
         Some(plan) if !is_published(&output, &plan).await? => {
-            let pools = check_run(config, model, &output, &plan).await;
+            let pools = check_run(config, own, &output, &plan).await;
             (pools.and_then(|pools| Ok(pools.verify()?))).context(run.clone())?;
             Ok(format!("{run} can be worked on"))
         }

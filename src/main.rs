@@ -8,9 +8,13 @@ mod config;
 mod distributed;
 mod doctor;
 mod embed;
+mod embedding_source;
+mod encode;
+mod encoder;
 mod eval;
 mod exit;
 mod generator;
+mod ids;
 mod night;
 mod operate;
 mod pool_sets;
@@ -97,6 +101,11 @@ enum Command {
     /// Build, list, promote, inspect and tune pools.
     #[command(subcommand, visible_alias = "pool-builder")]
     Pools(PoolsCommand),
+    /// Turn texts that are there into embeddings, without generating anything. The same command resumes.
+    Encode(encode::EncodeArgs),
+    /// Turn the embeddings of a night's texts into knowledge ids: k-means, stable from night to night. The same command
+    /// resumes.
+    Ids(ids::IdsArgs),
     /// Repeat the paper's measurements, and others, on your data and model.
     Bench(bench::BenchArgs),
     /// Train embeddings of users and items on interactions (LightGCN), for pools to group by.
@@ -349,6 +358,8 @@ async fn dispatch(command: Command) -> Result<u8> {
         }
         Command::Pools(command) => pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
+        Command::Encode(args) => encode::encode(args).await?,
+        Command::Ids(args) => ids::ids(&args).await?,
         Command::Bench(args) => bench::run(args).await?,
         Command::Embed { config, output } => {
             embed::embed(&config.load_learning()?, &output).await?;

@@ -19,6 +19,7 @@ use laser_coordinator::ledger::LedgerLimits;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan, plan_time, read_plan};
 use laser_coordinator::prompt::PromptRenderer;
+use laser_features::encoder::{Encoder, EncoderFiles};
 use laser_pool_builder::{
     OpenPools, POOL_SET_FILE, PoolRegistry, PoolTokenizer, ReadError, build_pools, join_embeddings,
 };
@@ -35,6 +36,7 @@ use laser_worker::run::{RunContext, Stop, WorkerError, run_worker};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, EngineKind};
+use crate::encoder;
 use crate::generator;
 use crate::operate;
 use crate::pool_sets;
@@ -133,6 +135,7 @@ pub(crate) async fn run_context(
     plan: Plan,
     output: Location,
     pools: &OpenPools,
+    encoder: Option<Arc<Encoder>>,
     worker: String,
 ) -> Result<Arc<RunContext>> {
     let unverified = pools.clone();
@@ -145,6 +148,7 @@ pub(crate) async fn run_context(
         plan,
         output,
         pools,
+        encoder,
         worker,
         progress: Arc::new(Progress::default()),
     }))
@@ -187,6 +191,7 @@ pub(crate) struct Night<'a> {
     pub(crate) model: ModelFiles,
     pub(crate) prompts: PromptRenderer,
     pub(crate) spec: Spec,
+    pub(crate) encoder: Option<Arc<EncoderFiles>>,
     pub(crate) output: Location,
 }
 
@@ -202,6 +207,7 @@ impl<'a> Night<'a> {
             model,
             prompts,
             spec,
+            encoder: encoder::open(config).await?,
             output: Location::parse(&config.output.path)?,
         })
     }
@@ -227,6 +233,11 @@ impl<'a> Night<'a> {
             &self.config.pools,
             run,
         ));
+        // Runs without embeddings keep the names that they had before there were any.
+        let identity = match &self.encoder {
+            None => identity,
+            Some(files) => Digest::of_json(&(identity, encoder::spec(files))),
+        };
         Ok(dated_name(date, &identity))
     }
 
@@ -443,6 +454,7 @@ impl<'a> Night<'a> {
             limit: self.config.run.limit,
             pools: (begun.pools.clone(), pools.digest().clone()),
             price: self.config.price.clone(),
+            embedding: self.encoder.as_deref().map(encoder::spec),
             prompts: &self.prompts,
             route: &route,
         };
@@ -482,8 +494,12 @@ impl<'a> Night<'a> {
         if committed.len() < plan.shards.len() {
             display.stage("loading the model");
             let worker = format!("local-{}", std::process::id());
+            let encoder = match self.encoder.clone() {
+                Some(files) => Some(encoder::load(files).await?),
+                None => None,
+            };
             let (context, generator) = tokio::try_join!(
-                run_context(plan.clone(), self.output.clone(), pools, worker),
+                run_context(plan.clone(), self.output.clone(), pools, encoder, worker),
                 generator::load(self.config, &self.model)
             )?;
             work(&queue, context, generator, display, &end).await?;
@@ -649,18 +665,8 @@ pub(crate) async fn show_work<G>(
 
 /// Finds the configured model, a path, a URL or a hub id, and opens its files.
 pub(crate) async fn open_model(config: &Config) -> Result<ModelFiles> {
-    let path = &config.model.path;
-    let local = match path.contains("://") {
-        true => {
-            let folder = config.worker.cache().folder(&Location::parse(path)?).await;
-            folder
-                .context("[model] path")?
-                .to_string_lossy()
-                .into_owned()
-        }
-        false => path.clone(),
-    };
-    open_local_model(&local).await
+    let path = encoder::local_path(config, &config.model.path).await;
+    open_local_model(&path.context("[model] path")?.to_string_lossy()).await
 }
 
 /// Resolves a path or hub id and opens the model's files.

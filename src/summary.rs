@@ -64,6 +64,15 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
         manifest.carried,
         manifest.errors
     )?;
+    if let Some(embedding) = &manifest.embedding {
+        writeln!(
+            out,
+            "  embeddings of {} dimensions; {} texts were cut off at {} tokens",
+            embedding.spec.encoder.dimensions,
+            embedding.truncated,
+            embedding.spec.encoder.max_tokens
+        )?;
+    }
     if manifest.figures.is_empty() {
         return Ok(());
     }

@@ -23,6 +23,12 @@ source tests/nats.sh
 source tests/moto.sh
 source tests/azurite.sh
 
+# A text encoder, for the tests of embeddings.
+source tests/encoder.sh
+
+# Feast, DuckDB, pandas and Polars, for the tests that read what is written.
+source tests/feast.sh
+
 # deploy/ is built and validated without a cluster.
 tests/deploy.sh
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, AuditReport, KindCounts, Plan, ShardJob};
 use laser_schema::knowledge::{
@@ -15,7 +16,7 @@ use laser_schema::knowledge::{
 use laser_schema::location::{Created, LocationError};
 use laser_schema::manifest::{Cost, ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_schema::table::{self, TableError};
-use laser_schema::{Digest, EntityId, Kind, Location};
+use laser_schema::{Digest, Embeddings, EntityId, Kind, Location};
 use serde::Deserialize;
 
 /// Why nothing was published.
@@ -48,6 +49,14 @@ pub enum FinaliseError {
         expected: u64,
         /// Rows and errors of the part.
         found: u64,
+    },
+    /// A part's embeddings are not those that the run was planned with.
+    #[error(
+        "{part}: its embeddings are not those that the run was planned with; remove that part and run again"
+    )]
+    Encoder {
+        /// The part.
+        part: String,
     },
 }
 
@@ -184,6 +193,8 @@ async fn sealed_part(
         stage: "deadline".to_owned(),
         reason: reason.to_owned(),
     };
+    let none = plan.embedding.as_ref();
+    let none = none.map(|spec| Embeddings::new(spec.encoder.dimensions));
     let info = PartInfo {
         version: SCHEMA_VERSION,
         run: plan.run.clone(),
@@ -195,11 +206,14 @@ async fn sealed_part(
         rows_digest: rows_digest(&[]),
         errors: rows.into_iter().map(error).collect(),
         figures: BTreeMap::new(),
+        embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
+        embeddings_digest: none.as_ref().map(Embeddings::digest),
     };
     Ok(encode_part(
         &job.output,
         id_type(plan, job.kind).into(),
         &[],
+        none.as_ref(),
         &info,
     )?)
 }
@@ -273,6 +287,8 @@ struct Sums {
     audit: BTreeMap<String, AuditReport>,
     parts: Vec<PartEntry>,
     newest: Timestamp,
+    /// Texts that were cut off before they were encoded.
+    truncated: u64,
 }
 
 impl Sums {
@@ -319,6 +335,13 @@ impl Sums {
         let newest = rows.iter().map(|row| row.created_timestamp).max();
         self.newest = self.newest.max(newest.unwrap_or_default());
         self.carried += info.carried;
+        let embedding = info.embedding.as_ref();
+        if embedding.map(|e| &e.spec) != plan.embedding.as_ref() {
+            return Err(FinaliseError::Encoder {
+                part: job.output.clone(),
+            });
+        }
+        self.truncated += embedding.map_or(0, |e| e.truncated);
         self.errors.extend(info.errors);
         for (pool, figures) in &info.figures {
             self.figures.entry(pool.clone()).or_default().add(figures);
@@ -359,6 +382,8 @@ impl Sums {
             cost: price.map(|price| Cost::of(price, &self.figures, &self.audit)),
             figures: self.figures,
             audit: self.audit,
+            embedding: (plan.embedding.clone())
+                .map(|spec| EmbeddingInfo::new(spec, self.truncated)),
             parts: self.parts,
         }
     }

@@ -24,7 +24,7 @@ use laser_schema::location::{Created, LocationError};
 use laser_schema::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
 use laser_schema::spill::SpillError;
 use laser_schema::table::{self, TableError};
-use laser_schema::{Digest, Entity, EntityId, Kind, Location};
+use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind, Location};
 use rayon::prelude::*;
 
 use crate::prompt::{PromptError, PromptRenderer};
@@ -56,6 +56,8 @@ pub struct PlanRequest<'a> {
     pub pools: (String, Digest),
     /// What the engines' time costs.
     pub price: Option<Price>,
+    /// The embeddings that the output is to have.
+    pub embedding: Option<EmbeddingSpec>,
     /// Makes the prompts.
     pub prompts: &'a PromptRenderer,
     /// The name of the pool of an entity, which has its embedding.
@@ -513,6 +515,7 @@ impl Planner<'_> {
             pools: self.request.pools.0.clone(),
             pool_digest: self.request.pools.1.clone(),
             price: self.request.price.clone(),
+            embedding: self.request.embedding.clone(),
             ids: self
                 .kinds
                 .iter()

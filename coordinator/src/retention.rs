@@ -1,9 +1,10 @@
 //! Retention: what of an output is older than the nights that are kept, and its removal.
 //!
-//! Everything of a run bears its name, which begins with its date: the published folders, `runs/RUN` and `pools/RUN`.
+//! Everything of a run bears its name, which begins with its date: the published folders of texts, embeddings and knowledge ids, `runs/RUN`
+//! and `pools/RUN`.
 //! Older than the kept nights is what is dated before the oldest of them. Never removed are
 //!
-//! - the two newest complete nights of each kind: the second is what a run of the first was or is being made from;
+//! - the two newest complete nights of each kind, and of its embeddings and ids: the second is what a run of the first was or is being made from;
 //! - runs that are under way, and what they were begun with;
 //! - pool sets that the caller keeps (the promoted one and the one that a rollback goes to);
 //! - files that are not named as Laser names them, and folders without a dated name.
@@ -16,8 +17,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
+use laser_schema::ids::CODEBOOK;
 use laser_schema::job::run_folder;
-use laser_schema::layout::{PINS, Pins, PinsError, name_date, nights, partition, runs_of_night};
+use laser_schema::layout::{
+    EMBEDDINGS, KNOWLEDGE_IDS, PINS, PROFILES, Pins, PinsError, name_date, nights_of, partition_of,
+    runs_of_night_of,
+};
 use laser_schema::location::LocationError;
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
 use laser_schema::{Kind, Location};
@@ -67,6 +72,7 @@ pub struct Outdated {
 
 /// A run's folder of one kind.
 struct Partition {
+    data_set: &'static str,
     kind: Kind,
     date: Date,
     folder: String,
@@ -115,18 +121,22 @@ impl<'a> Survey<'a> {
         let runs = dated(output.join("runs").folders().await?).collect();
         let pools = dated(output.join(POOLS).folders().await?).collect();
         let mut partitions: BTreeMap<String, Vec<Partition>> = BTreeMap::new();
-        for kind in Kind::ALL {
-            for date in nights(output, kind).await? {
-                for run in dated(runs_of_night(output, kind, date).await?) {
-                    let folder = partition(kind, date, &run);
-                    let complete = output.join(&folder).join(SUCCESS).exists().await?;
-                    let found = Partition {
-                        kind,
-                        date,
-                        folder,
-                        complete,
-                    };
-                    partitions.entry(run).or_default().push(found);
+        for data_set in [PROFILES, EMBEDDINGS, KNOWLEDGE_IDS] {
+            for kind in Kind::ALL {
+                for date in nights_of(data_set, output, kind).await? {
+                    let runs = runs_of_night_of(data_set, output, kind, date).await?;
+                    for run in dated(runs) {
+                        let folder = partition_of(data_set, kind, date, &run);
+                        let complete = output.join(&folder).join(SUCCESS).exists().await?;
+                        let found = Partition {
+                            data_set,
+                            kind,
+                            date,
+                            folder,
+                            complete,
+                        };
+                        partitions.entry(run).or_default().push(found);
+                    }
                 }
             }
         }
@@ -146,21 +156,26 @@ impl<'a> Survey<'a> {
 
     /// The date of the oldest night that is kept.
     fn oldest_kept(&self, nights: usize) -> Option<Date> {
-        let dates: BTreeSet<Date> = self.complete().map(|(_, part)| part.date).collect();
+        let texts = self.complete().map(|(_, part)| part);
+        let texts = texts.filter(|part| part.data_set == PROFILES);
+        let dates: BTreeSet<Date> = texts.map(|part| part.date).collect();
         dates.into_iter().rev().nth(nights - 1)
     }
 
     /// The runs of the newest complete nights of each kind.
     fn newest_of_each_kind(&self) -> BTreeSet<String> {
-        let mut runs = BTreeSet::new();
-        for kind in Kind::ALL {
-            let of_kind = || self.complete().filter(move |(_, part)| part.kind == kind);
-            let dates: BTreeSet<Date> = of_kind().map(|(_, part)| part.date).collect();
-            let newest: Vec<Date> = dates.into_iter().rev().take(NIGHTS_MIN).collect();
-            let kept = of_kind().filter(|(_, part)| newest.contains(&part.date));
-            runs.extend(kept.map(|(run, _)| run.clone()));
+        let mut dates: BTreeMap<_, BTreeSet<Date>> = BTreeMap::new();
+        for (_, part) in self.complete() {
+            let of_kind = dates.entry((part.data_set, part.kind)).or_default();
+            of_kind.insert(part.date);
         }
-        runs
+        let is_newest = |part: &Partition| {
+            let of_kind = &dates[&(part.data_set, part.kind)];
+            let newer = of_kind.range(part.date..).count();
+            newer <= NIGHTS_MIN
+        };
+        let kept = self.complete().filter(|(_, part)| is_newest(part));
+        kept.map(|(run, _)| run.clone()).collect()
     }
 
     /// Adds the runs that are under way to `runs`, with those whose output they were begun with, and their pools to
@@ -261,7 +276,7 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
 
 /// Whether Laser names files of runs, nights and pool sets so.
 fn is_ours(name: &str) -> bool {
-    let known = [ERRORS, "cancelled", "lock", "assignments.parquet"];
+    let known = [ERRORS, CODEBOOK, "cancelled", "lock", "assignments.parquet"];
     let matches = |prefix: &str, suffix: &str| {
         let rest = name
             .strip_prefix(prefix)

@@ -175,7 +175,7 @@ pub(crate) fn nearest(centroids: &[Vec<f32>], embedding: &[f32]) -> Option<usize
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use crate::sample::priority;
+    use laser_schema::sample::priority;
 
     /// `n` points around each of `k` centres that are 10 apart, within 1 of them, interleaved.
     pub(crate) fn planted(k: usize, n: usize) -> Vec<Vec<f32>> {

@@ -5,11 +5,12 @@
 //! entities: memory is a thousand rows.
 
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read, Seek};
+use std::io::{self, BufRead, BufReader, Read, Seek, Split};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
 use laser_schema::join::Join;
+use laser_schema::manifest::published_parts;
 use laser_schema::spill::SpillError;
 use laser_schema::{
     Columns, EntityError, EntityId, EntityReader, EntityTable, Kind, Location, LocationError,
@@ -98,6 +99,15 @@ pub enum EmbeddingError {
         /// Its own.
         found: usize,
     },
+    /// A folder that is none of a published data set.
+    #[error(
+        "{folder}: neither a table (.parquet, .csv, .jsonl) nor a published folder of embeddings (with a _SUCCESS), such as \
+         OUTPUT/embeddings/kind=user/dt=DATE/run=RUN"
+    )]
+    NotPublished {
+        /// The folder.
+        folder: String,
+    },
     /// A row without embedding in a table of embeddings.
     #[error("{file}, row {row}: {id} has no embedding in column {column:?}")]
     Missing {
@@ -170,48 +180,93 @@ async fn read_npy(
     skip_rows: usize,
     sink: &mut EmbeddingSink<'_>,
 ) -> Result<(), EmbeddingError> {
-    let mut matrix = Matrix::open(npy).await?;
-    let (rows, left) = (matrix.rows, matrix.rows.saturating_sub(skip_rows));
-    let mut names = BufReader::with_capacity(1 << 20, Location::parse(ids)?.open().await?);
-    let unreadable = |e: io::Error| EmbeddingError::List {
-        file: ids.to_owned(),
-        reason: e.to_string(),
-    };
-    let mut found = 0;
-    for name in names.by_ref().split(b'\n') {
-        name.map_err(unreadable)?;
-        found += 1;
-    }
-    if left != found {
-        return Err(EmbeddingError::Ids {
-            npy: npy.to_owned(),
-            rows,
-            skip_rows,
-            left,
-            ids: ids.to_owned(),
-            found,
-        });
-    }
-    names.rewind().map_err(unreadable)?;
-    for ((row, line), name) in (skip_rows..).zip(1..).zip(names.split(b'\n')) {
-        let name = name.map_err(unreadable)?;
-        let embedding = matrix.row(row)?;
-        if let Some(position) = embedding.iter().position(|value| !value.is_finite()) {
-            let value = embedding[position];
-            return Err(EmbeddingError::NotFinite {
-                file: npy.to_owned(),
-                row,
-                position,
-                value,
-            });
-        }
-        let name = String::from_utf8_lossy(&name);
-        sink(line, name.trim(), embedding)?;
+    let mut rows = NpyEmbeddings::open(npy, ids, skip_rows).await?;
+    while let Some((line, id, embedding)) = rows.next_row()? {
+        sink(line, &id, embedding)?;
     }
     Ok(())
 }
 
+/// The rows of an `.npy` matrix with their ids, one a line of a text file.
+#[derive(Debug)]
+pub struct NpyEmbeddings {
+    matrix: Matrix,
+    ids: String,
+    names: Split<BufReader<File>>,
+    row: usize,
+    line: u64,
+}
+
+impl NpyEmbeddings {
+    /// Opens both files; the first `skip_rows` rows of the matrix are padding.
+    ///
+    /// # Errors
+    /// See [`EmbeddingError`]; there must be as many ids as rows.
+    pub async fn open(npy: &str, ids: &str, skip_rows: usize) -> Result<Self, EmbeddingError> {
+        let matrix = Matrix::open(npy).await?;
+        let (rows, left) = (matrix.rows, matrix.rows.saturating_sub(skip_rows));
+        let mut names = BufReader::with_capacity(1 << 20, Location::parse(ids)?.open().await?);
+        let mut found = 0;
+        for name in names.by_ref().split(b'\n') {
+            name.map_err(|e| unreadable(ids, &e))?;
+            found += 1;
+        }
+        if left != found {
+            return Err(EmbeddingError::Ids {
+                npy: npy.to_owned(),
+                rows,
+                skip_rows,
+                left,
+                ids: ids.to_owned(),
+                found,
+            });
+        }
+        names.rewind().map_err(|e| unreadable(ids, &e))?;
+        Ok(Self {
+            matrix,
+            ids: ids.to_owned(),
+            names: names.split(b'\n'),
+            row: skip_rows,
+            line: 0,
+        })
+    }
+
+    /// The next line of the list, the id on it and its embedding, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`EmbeddingError::NotFinite`], and what cannot be read.
+    pub fn next_row(&mut self) -> Result<Option<(u64, String, &[f32])>, EmbeddingError> {
+        let Some(name) = self.names.next() else {
+            return Ok(None);
+        };
+        let name = name.map_err(|e| unreadable(&self.ids, &e))?;
+        let row = self.row;
+        let file = self.matrix.name.clone();
+        let embedding = self.matrix.row(row)?;
+        if let Some(position) = embedding.iter().position(|value| !value.is_finite()) {
+            return Err(EmbeddingError::NotFinite {
+                file,
+                row,
+                position,
+                value: embedding[position],
+            });
+        }
+        self.row += 1;
+        self.line += 1;
+        let name = String::from_utf8_lossy(&name).trim().to_owned();
+        Ok(Some((self.line, name, embedding)))
+    }
+}
+
+fn unreadable(ids: &str, error: &io::Error) -> EmbeddingError {
+    EmbeddingError::List {
+        file: ids.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
 /// The rows of an `.npy` file, read [`CHUNK_ROWS`] at a time whichever way the matrix is stored.
+#[derive(Debug)]
 struct Matrix {
     name: String,
     file: File,
@@ -374,26 +429,53 @@ async fn read_table(
         embedding: embedding.into(),
         ..Columns::default()
     };
-    let contract = EntityTable {
-        path: table.to_owned(),
-        kind: Some(kind),
-        columns,
-    };
-    let mut reader = EntityReader::open(&contract).await?;
-    let (mut row, mut dimension) = (0, None);
+    let (mut rows, mut dimension) = (0, None);
+    for path in tables(table).await? {
+        let contract = EntityTable {
+            path,
+            kind: Some(kind),
+            columns: columns.clone(),
+        };
+        rows += read_rows(&contract, rows, &mut dimension, sink).await?;
+    }
+    Ok(())
+}
+
+/// The tables that a path stands for: itself, or the parts of a published folder.
+async fn tables(path: &str) -> Result<Vec<String>, EmbeddingError> {
+    let place = Location::parse(path)?;
+    if !place.extension().is_empty() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let parts = published_parts(&place).await?;
+    let parts = parts.ok_or_else(|| EmbeddingError::NotPublished {
+        folder: path.to_owned(),
+    })?;
+    Ok(parts.iter().map(|part| part.url().to_owned()).collect())
+}
+
+/// Gives `join` the embeddings of one table, of which `before` rows were in other tables. Returns its rows.
+async fn read_rows(
+    table: &EntityTable,
+    before: u64,
+    dimension: &mut Option<usize>,
+    sink: &mut EmbeddingSink<'_>,
+) -> Result<u64, EmbeddingError> {
+    let mut reader = EntityReader::open_embeddings(table).await?;
+    let mut row = 0;
     while let Some(entities) = reader.next_batch().await? {
         for entity in entities {
             row += 1;
-            if entity.kind != kind {
+            if Some(entity.kind) != table.kind {
                 continue;
             }
-            let (id, file) = (entity.id, || table.to_owned());
+            let (id, file) = (entity.id, || table.path.clone());
             let Some(values) = entity.embedding else {
                 return Err(EmbeddingError::Missing {
                     file: file(),
                     row,
                     id,
-                    column: embedding.to_owned(),
+                    column: table.columns.embedding.clone(),
                 });
             };
             let (expected, found) = (*dimension.get_or_insert(values.len()), values.len());
@@ -406,10 +488,10 @@ async fn read_table(
                     found,
                 });
             }
-            sink(row, &id.to_string(), &values)?;
+            sink(before + row, &id.to_string(), &values)?;
         }
     }
-    Ok(())
+    Ok(row)
 }
 
 #[cfg(test)]
@@ -537,6 +619,44 @@ mod tests {
         std::fs::remove_file(&npy).unwrap();
         let error = read(dir.path(), "1\n2", 0, &[json!(1)]).await.unwrap_err();
         assert!(error.ends_with("e.npy: no such file or object"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_published_folder_is_read_part_by_part() {
+        let dir = tempfile::tempdir().unwrap();
+        let folder = dir.path().join("run");
+        std::fs::create_dir(&folder).unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
+        write("a.jsonl", r#"{"entity_id": 1, "embedding": [1.0, 2.0]}"#);
+        write("b.jsonl", r#"{"entity_id": 2, "embedding": [3.0, 4.0]}"#);
+        write(
+            "left-over.jsonl",
+            r#"{"entity_id": 3, "embedding": [5.0, 6.0]}"#,
+        );
+        write(
+            "_manifest.json",
+            r#"{"parts": [{"name": "a.jsonl"}, {"name": "b.jsonl"}]}"#,
+        );
+        let source = || EmbeddingSource::Table {
+            table: folder.to_str().unwrap().into(),
+            id: "entity_id".into(),
+            embedding: "embedding".into(),
+        };
+        let users = [json!(1), json!(2), json!(3)];
+        let error = read_source(dir.path(), source(), &users).await.unwrap_err();
+        assert!(
+            error.contains("nor a published folder of embeddings (with a _SUCCESS)"),
+            "{error}"
+        );
+        write("_SUCCESS", "");
+        let found = read_source(dir.path(), source(), &users).await.unwrap();
+        assert_eq!(found, [Some(vec![1.0, 2.0]), Some(vec![3.0, 4.0]), None]);
+        write("b.jsonl", r#"{"entity_id": 2, "embedding": [3.0]}"#);
+        let error = read_source(dir.path(), source(), &users).await.unwrap_err();
+        assert!(
+            error.contains("b.jsonl, row 1: embedding of 2 has 1 values"),
+            "{error}"
+        );
     }
 
     async fn read_lines(dir: &Path, lines: &str) -> Result<Embedded, String> {

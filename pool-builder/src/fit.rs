@@ -16,7 +16,7 @@ use crate::error::PoolsError;
 use crate::pool_set::EmbeddingCounts;
 use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::Router;
-use crate::sample::{Sample, priority};
+use laser_schema::sample::{Sample, priority};
 
 /// The attribute tree is grown on about this many entities of a kind: its groups are of a thousand entities and more
 /// where there are more, so that the sizes of a sample will do.

@@ -22,7 +22,6 @@ mod progress;
 mod registry;
 mod replay;
 mod router;
-mod sample;
 mod texts;
 mod tune;
 
@@ -32,7 +31,9 @@ pub use config::{
     Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig,
     KMeansConfig, PoolsConfig,
 };
-pub use embeddings::{EmbeddingError, EmbeddingSink, join_embeddings, read_embeddings};
+pub use embeddings::{
+    EmbeddingError, EmbeddingSink, NpyEmbeddings, join_embeddings, read_embeddings,
+};
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;

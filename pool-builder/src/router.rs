@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::attribute_tree::AttributeTree;
 use crate::clusters::nearest;
-use crate::sample::priority;
+use laser_schema::sample::priority;
 
 /// Decides the pool of every entity of one kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

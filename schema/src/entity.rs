@@ -281,6 +281,16 @@ impl EntityReader {
         Self::open_columns(table, Some(&columns)).await
     }
 
+    /// Opens the table for ids, kinds and embeddings; of Parquet nothing else is read.
+    ///
+    /// # Errors
+    /// See [`EntityError`].
+    pub async fn open_embeddings(table: &EntityTable) -> Result<Self, EntityError> {
+        let names = &table.columns;
+        let columns = [&names.id, &names.kind, &names.embedding].map(String::as_str);
+        Self::open_columns(table, Some(&columns)).await
+    }
+
     async fn open_columns(
         table: &EntityTable,
         columns: Option<&[&str]>,

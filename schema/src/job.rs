@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use std::sync::Arc;
 
 use crate::digest::Digest;
+use crate::embedding::EmbeddingSpec;
 use crate::entity::{EntityId, IdType, Kind};
 use crate::layout::partition;
 
@@ -183,6 +184,9 @@ pub struct Plan {
     /// What the engines' time costs, if that was configured when the run was planned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
+    /// The embeddings that the output has, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<EmbeddingSpec>,
     /// The type of each kind's ids.
     pub ids: BTreeMap<Kind, IdType>,
     /// What there is to do.

@@ -1,7 +1,7 @@
 //! Knowledge records: what Laser writes, and reads back the next night.
 //!
 //! One record is one text with its provenance (what it was generated from) and its acceptance figures
-//! (what speculation saved). `docs/formats.md` lists the columns.
+//! (what speculation saved). `docs/output.md` lists the columns.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::embedding::{EmbeddingInfo, Embeddings};
 use crate::entity::{EntityId, Kind};
 use crate::table::{self, TableError};
 
@@ -265,6 +266,12 @@ pub struct PartInfo {
     pub errors: Vec<ErrorRecord>,
     /// Sums over the generated rows, by pool.
     pub figures: BTreeMap<String, Figures>,
+    /// Of the column of embeddings, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<EmbeddingInfo>,
+    /// [`Embeddings::digest`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embeddings_digest: Option<Digest>,
 }
 
 /// A digest of rows that does not depend on their encoding, checked before a part is published.
@@ -272,26 +279,28 @@ pub fn rows_digest(rows: &[KnowledgeRecord]) -> Digest {
     Digest::of_json(&rows)
 }
 
-/// Encodes a part.
+/// Encodes a part; with embeddings if `info` says what made them.
 ///
 /// # Errors
-/// [`TableError::Row`] if ids are of mixed types.
+/// [`TableError::Row`] if ids are of mixed types, or not every row has an embedding.
 pub fn encode_part(
     name: &str,
     id: DataType,
     rows: &[KnowledgeRecord],
+    embeddings: Option<&Embeddings>,
     info: &PartInfo,
 ) -> Result<Bytes, TableError> {
+    let embedded = embeddings.zip(info.embedding.as_ref().map(|e| e.spec.layout));
     let info = serde_json::to_string(info).map_err(|e| TableError::Row {
         file: name.to_owned(),
         reason: e.to_string(),
     })?;
     let digest = Digest::of(info.as_bytes()).to_string();
     let metadata = [(PART_KEY, info), (PART_DIGEST_KEY, digest)];
-    table::encode(name, record_schema(id), rows, &metadata)
+    table::encode_embedded(name, record_schema(id), rows, embedded, &metadata)
 }
 
-/// Decodes a part and checks its rows and footer against the digests in the footer.
+/// Decodes a part and checks its rows, embeddings and footer against the digests in the footer.
 ///
 /// # Errors
 /// [`TableError::Unreadable`] if the bytes are no part of Laser's or were changed.
@@ -299,6 +308,14 @@ pub fn decode_part(
     name: &str,
     bytes: Bytes,
 ) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
+    let (rows, _, info) = decode_whole(name, bytes)?;
+    Ok((rows, info))
+}
+
+/// A part's rows, embeddings and footer.
+type Whole = (Vec<KnowledgeRecord>, Option<Embeddings>, PartInfo);
+
+fn decode_whole(name: &str, bytes: Bytes) -> Result<Whole, TableError> {
     let unreadable = |reason: String| TableError::Unreadable {
         file: name.to_owned(),
         reason,
@@ -321,13 +338,25 @@ pub fn decode_part(
             info.version
         )));
     }
-    let rows: Vec<KnowledgeRecord> = table::decode(name, bytes)?;
+    let (rows, embeddings) = match &info.embedding {
+        None => (table::decode(name, bytes)?, None),
+        Some(embedding) => {
+            let dimensions = embedding.spec.encoder.dimensions;
+            let (rows, embeddings) = table::decode_embedded(name, bytes, dimensions)?;
+            (rows, Some(embeddings))
+        }
+    };
     if rows_digest(&rows) != info.rows_digest {
         return Err(unreadable(
             "its rows do not match the digest in its footer".to_owned(),
         ));
     }
-    Ok((rows, info))
+    if embeddings.as_ref().map(Embeddings::digest) != info.embeddings_digest {
+        return Err(unreadable(
+            "its embeddings do not match the digest in its footer".to_owned(),
+        ));
+    }
+    Ok((rows, embeddings, info))
 }
 
 /// Decodes a part as [`decode_part`] does, and checks every other byte of it as well: statistics, indexes and bloom
@@ -341,13 +370,15 @@ pub fn check_part(
     id: DataType,
     bytes: Bytes,
 ) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
-    let (rows, info) = decode_part(name, bytes.clone())?;
+    let (rows, embeddings, info) = decode_whole(name, bytes.clone())?;
     if info.writer != WRITER {
         return Ok((rows, info));
     }
     let value = |key| table::footer(name, &bytes, key).map(|v| (key, v.unwrap_or_default()));
     let metadata = [value(PART_KEY)?, value(PART_DIGEST_KEY)?];
-    let again = table::encode(name, record_schema(id), &rows, &metadata)?;
+    let layout = info.embedding.as_ref().map(|e| e.spec.layout);
+    let embedded = embeddings.as_ref().zip(layout);
+    let again = table::encode_embedded(name, record_schema(id), &rows, embedded, &metadata)?;
     match again == bytes {
         true => Ok((rows, info)),
         false => Err(TableError::Unreadable {
@@ -360,6 +391,7 @@ pub fn check_part(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::embedding::{EmbeddingLayout, EmbeddingSpec, EncoderInfo, Pooling};
 
     fn record(id: EntityId) -> KnowledgeRecord {
         let digest = Digest::of(b"x");
@@ -401,14 +433,92 @@ mod tests {
             rows_digest: rows_digest(rows),
             errors: vec![],
             figures: BTreeMap::new(),
+            embedding: None,
+            embeddings_digest: None,
         }
+    }
+
+    /// Of three dimensions, with values that text does not keep.
+    fn embedded(rows: &[KnowledgeRecord], layout: EmbeddingLayout) -> (Embeddings, PartInfo) {
+        let digest = Digest::of(b"e");
+        let encoder = EncoderInfo {
+            model: digest.clone(),
+            tokenizer: digest,
+            pooling: Pooling::Mean,
+            normalise: true,
+            max_tokens: 256,
+            prefix: "passage: ".into(),
+            lower_case: false,
+            dimensions: 3,
+        };
+        let values = (0..rows.len() * 3).map(|n| f32::from_bits(0x3dcc_cccd + n as u32));
+        let embeddings = Embeddings::from_values(3, values.collect()).unwrap();
+        let info = PartInfo {
+            embedding: Some(EmbeddingInfo::new(EmbeddingSpec { encoder, layout }, 1)),
+            embeddings_digest: Some(embeddings.digest()),
+            ..info(rows)
+        };
+        (embeddings, info)
+    }
+
+    #[test]
+    fn embeddings_keep_every_bit_in_both_layouts() {
+        let rows = vec![record(EntityId::Int(1)), record(EntityId::Int(2))];
+        for (layout, list) in [
+            (
+                EmbeddingLayout::Fixed,
+                "FixedSizeList(3 x non-null Float32)",
+            ),
+            (EmbeddingLayout::List, "List(non-null Float32)"),
+        ] {
+            let field = layout.field(3);
+            assert_eq!(
+                (field.name().as_str(), field.is_nullable()),
+                ("embedding", false)
+            );
+            assert_eq!(field.data_type().to_string(), list);
+            let (embeddings, info) = embedded(&rows, layout);
+            let bytes = encode_part("p", DataType::Int64, &rows, Some(&embeddings), &info).unwrap();
+            let read = decode_whole("p", bytes.clone()).unwrap();
+            assert_eq!(read, (rows.clone(), Some(embeddings), info));
+            check_part("p", DataType::Int64, bytes).unwrap();
+        }
+    }
+
+    #[test]
+    fn changed_or_missing_embeddings_are_noticed() {
+        let rows = vec![record(EntityId::Int(1))];
+        let (embeddings, info) = embedded(&rows, EmbeddingLayout::Fixed);
+        let encode = |e| encode_part("p", DataType::Int64, &rows, e, &info);
+        let other = Embeddings::from_values(3, vec![0.0; 3]).unwrap();
+        let error = decode_part("p", encode(Some(&other)).unwrap()).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("its embeddings do not match the digest")
+        );
+        let wider = Embeddings::from_values(4, vec![0.0; 4]).unwrap();
+        let error = decode_part("p", encode(Some(&wider)).unwrap()).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains("expected lists of 3 float32 values"),
+            "{error}"
+        );
+        assert!(
+            decode_part("p", encode(None).unwrap()).is_err(),
+            "no column"
+        );
+        let more = Embeddings::from_values(3, [embeddings.values(), &[0.0; 3]].concat()).unwrap();
+        let error = encode(Some(&more)).unwrap_err().to_string();
+        assert!(error.contains("2 embeddings for 1 rows"), "{error}");
     }
 
     #[test]
     fn parts_round_trip_with_both_id_types() {
         for id in [EntityId::Int(-5), EntityId::Text("u/1".into())] {
             let rows = vec![record(id.clone()), record(id.clone())];
-            let bytes = encode_part("p", id_type(&id), &rows, &info(&rows)).unwrap();
+            let bytes = encode_part("p", id_type(&id), &rows, None, &info(&rows)).unwrap();
             let (read, read_info) = decode_part("p", bytes).unwrap();
             assert_eq!(read, rows);
             assert_eq!(read_info, info(&rows));
@@ -417,7 +527,7 @@ mod tests {
 
     #[test]
     fn an_empty_part_is_a_valid_file() {
-        let bytes = encode_part("p", DataType::Int64, &[], &info(&[])).unwrap();
+        let bytes = encode_part("p", DataType::Int64, &[], None, &info(&[])).unwrap();
         assert!(decode_part("p", bytes).unwrap().0.is_empty());
     }
 
@@ -426,7 +536,7 @@ mod tests {
         let rows = vec![record(EntityId::Int(1))];
         let mut other = rows.clone();
         other[0].text.push('!');
-        let bytes = encode_part("p", DataType::Int64, &other, &info(&rows)).unwrap();
+        let bytes = encode_part("p", DataType::Int64, &other, None, &info(&rows)).unwrap();
         let error = decode_part("p", bytes).unwrap_err().to_string();
         assert!(error.contains("do not match the digest"), "{error}");
     }
@@ -434,6 +544,6 @@ mod tests {
     #[test]
     fn mixed_id_types_are_refused() {
         let rows = vec![record(EntityId::Text("x".into()))];
-        assert!(encode_part("p", DataType::Int64, &rows, &info(&rows)).is_err());
+        assert!(encode_part("p", DataType::Int64, &rows, None, &info(&rows)).is_err());
     }
 }

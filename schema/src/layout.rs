@@ -11,9 +11,23 @@ use crate::entity::Kind;
 use crate::job::run_folder;
 use crate::location::{Created, Location, LocationError};
 
+/// The data set of texts.
+pub const PROFILES: &str = "profiles";
+
+/// The data set of embeddings without texts.
+pub const EMBEDDINGS: &str = "embeddings";
+
+/// The data set of knowledge ids.
+pub const KNOWLEDGE_IDS: &str = "knowledge_ids";
+
 /// The folder of a kind's published output of a run, relative to the output's root.
 pub fn partition(kind: Kind, date: Date, run: &str) -> String {
-    format!("profiles/kind={kind}/dt={date}/run={run}")
+    partition_of(PROFILES, kind, date, run)
+}
+
+/// The folder of a kind and run of a data set, relative to the output's root.
+pub fn partition_of(data_set: &str, kind: Kind, date: Date, run: &str) -> String {
+    format!("{data_set}/kind={kind}/dt={date}/run={run}")
 }
 
 /// The name of what was made on a date from what `identity` tells: the same inputs give the same name.
@@ -33,10 +47,20 @@ pub fn name_date(name: &str) -> Option<Date> {
 /// # Errors
 /// The store's.
 pub async fn nights(output: &Location, kind: Kind) -> Result<Vec<Date>, LocationError> {
-    let folders = output
-        .join(&format!("profiles/kind={kind}"))
-        .folders()
-        .await?;
+    nights_of(PROFILES, output, kind).await
+}
+
+/// [`nights`] of a data set.
+///
+/// # Errors
+/// The store's.
+pub async fn nights_of(
+    data_set: &str,
+    output: &Location,
+    kind: Kind,
+) -> Result<Vec<Date>, LocationError> {
+    let folder = output.join(&format!("{data_set}/kind={kind}"));
+    let folders = folder.folders().await?;
     let dates = folders
         .iter()
         .filter_map(|name| name.strip_prefix("dt=")?.parse().ok());
@@ -54,7 +78,20 @@ pub async fn runs_of_night(
     kind: Kind,
     date: Date,
 ) -> Result<Vec<String>, LocationError> {
-    let night = output.join(&format!("profiles/kind={kind}/dt={date}"));
+    runs_of_night_of(PROFILES, output, kind, date).await
+}
+
+/// [`runs_of_night`] of a data set.
+///
+/// # Errors
+/// The store's.
+pub async fn runs_of_night_of(
+    data_set: &str,
+    output: &Location,
+    kind: Kind,
+    date: Date,
+) -> Result<Vec<String>, LocationError> {
+    let night = output.join(&format!("{data_set}/kind={kind}/dt={date}"));
     let folders = night.folders().await?;
     let mut runs: Vec<String> = (folders.iter())
         .filter_map(|name| Some(name.strip_prefix("run=")?.to_owned()))

@@ -4,8 +4,13 @@
 //! Only this crate (and each crate's own configuration) serialises. It generates nothing and decides nothing.
 
 pub mod cache;
+pub mod device;
 pub mod digest;
+pub mod embedding;
+pub mod embedding_set;
+pub mod embedding_table;
 pub mod entity;
+pub mod ids;
 pub mod interactions;
 pub mod job;
 pub mod join;
@@ -16,11 +21,14 @@ pub mod manifest;
 pub mod model;
 pub mod previous;
 pub mod rows;
+pub mod sample;
 pub mod spill;
 pub mod table;
 
 pub use cache::Cache;
+pub use device::DeviceOption;
 pub use digest::Digest;
+pub use embedding::{EmbeddingLayout, EmbeddingSpec, Embeddings, EncoderInfo, Pooling};
 pub use entity::{
     Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Interaction, Kind,
 };

@@ -7,6 +7,7 @@ use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
+use crate::embedding::EmbeddingInfo;
 use crate::entity::{EntityId, Kind};
 use crate::job::{AuditReport, Price, Spec};
 use crate::knowledge::{ErrorRecord, Figures, decode_part, ratio};
@@ -121,6 +122,9 @@ pub struct Manifest {
     /// What it cost, where the plan has a price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
+    /// What made the embeddings, where the parts have them, and how many texts it cut off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<EmbeddingInfo>,
     /// The parts, by name.
     pub parts: Vec<PartEntry>,
 }
@@ -134,6 +138,32 @@ impl Manifest {
         let bytes = folder.join(MANIFEST).read_optional().await?;
         Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
     }
+}
+
+/// The parts of a published folder of any of Laser's data sets, by name; `None` if the folder is not published.
+///
+/// # Errors
+/// The store's.
+pub async fn published_parts(folder: &Location) -> Result<Option<Vec<Location>>, LocationError> {
+    #[derive(Deserialize)]
+    struct Part {
+        name: String,
+    }
+    #[derive(Deserialize)]
+    struct Parts {
+        parts: Vec<Part>,
+    }
+    if !folder.join(SUCCESS).exists().await? {
+        return Ok(None);
+    }
+    let bytes = folder.join(MANIFEST).read_optional().await?;
+    let parts = bytes.and_then(|bytes| serde_json::from_slice::<Parts>(&bytes).ok());
+    Ok(parts.map(|all| {
+        all.parts
+            .iter()
+            .map(|part| folder.join(&part.name))
+            .collect()
+    }))
 }
 
 /// What [`verify`] found wrong; empty means that the data set is whole.

@@ -227,10 +227,18 @@ impl ModelFiles {
         if config.is_file() {
             files.push(&config);
         }
-        let hashes: Vec<[u8; 32]> = files.into_iter().map(hash_file).collect::<Result<_, _>>()?;
-        let digest = Digest::of_parts(hashes.iter().map(<[u8; 32]>::as_slice));
+        let digest = digest_files(files)?;
         Ok(self.digest.get_or_init(|| digest).clone())
     }
+}
+
+/// The digest of what files hold, in their order, at the disk's speed.
+///
+/// # Errors
+/// A file that cannot be read.
+pub fn digest_files<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<Digest, ModelError> {
+    let hashes: Vec<[u8; 32]> = files.into_iter().map(hash_file).collect::<Result<_, _>>()?;
+    Ok(Digest::of_parts(hashes.iter().map(<[u8; 32]>::as_slice)))
 }
 
 fn hash_file(path: &Path) -> Result<[u8; 32], ModelError> {
@@ -265,7 +273,10 @@ fn read_optional(path: &Path) -> Result<Option<Vec<u8>>, ModelError> {
 }
 
 /// The JSON in a file, null without the file: a key of null is null too, so that callers need no cases.
-fn read_json(path: &Path) -> Result<Value, ModelError> {
+///
+/// # Errors
+/// A file that cannot be read or is not JSON.
+pub fn read_json(path: &Path) -> Result<Value, ModelError> {
     let Some(bytes) = read_optional(path)? else {
         return Ok(Value::Null);
     };
@@ -293,8 +304,12 @@ fn find_weights(path: &Path) -> Result<(PathBuf, Weights), ModelError> {
     Ok((directory.to_owned(), Weights::Gguf(path.to_owned())))
 }
 
-/// The index names the shards; without one, a single safetensors file, then a single GGUF file counts.
-fn weights_in(directory: &Path) -> Result<Weights, ModelError> {
+/// The weights of a model's directory. The index names the shards; without one, a single safetensors file, then a single
+/// GGUF file counts.
+///
+/// # Errors
+/// There are none, or several and nothing that tells them apart.
+pub fn weights_in(directory: &Path) -> Result<Weights, ModelError> {
     let index = directory.join(SAFETENSORS_INDEX);
     if index.is_file() {
         return shards_in(directory, &index);

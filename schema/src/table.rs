@@ -22,11 +22,12 @@ use parquet::arrow::{ArrowWriter, ProjectionMask, arrow_reader::ParquetRecordBat
 use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{KeyValue, ParquetMetaData, ParquetMetaDataReader};
-use parquet::file::properties::WriterProperties;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::embedding::{self, EmbeddingLayout, Embeddings};
 use crate::location::Location;
 
 /// Rows read or written at a time.
@@ -63,14 +64,47 @@ pub fn encode<T: Serialize>(
     rows: &[T],
     metadata: &[(&str, String)],
 ) -> Result<Bytes, TableError> {
+    encode_embedded(file, schema, rows, None, metadata)
+}
+
+/// Encodes rows as [`encode`] does, with a column of embeddings after those of `schema` if there are any. Floats keep
+/// every bit.
+///
+/// # Errors
+/// [`TableError::Row`] if a row does not fit the schema, or not every row has an embedding.
+pub fn encode_embedded<T: Serialize>(
+    file: &str,
+    schema: SchemaRef,
+    rows: &[T],
+    embedded: Option<(&Embeddings, EmbeddingLayout)>,
+    metadata: &[(&str, String)],
+) -> Result<Bytes, TableError> {
     let row_error = |reason: String| TableError::Row {
         file: file.to_owned(),
         reason,
     };
-    let mut writer = ArrowWriter::try_new(Vec::new(), schema.clone(), Some(properties(metadata)))
+    let with_embeddings = match embedded {
+        None => schema.clone(),
+        Some((embeddings, layout)) if embeddings.len() == rows.len() => {
+            layout.append_to(&schema, embeddings.dimensions())
+        }
+        Some((embeddings, _)) => {
+            let (rows, found) = (rows.len(), embeddings.len());
+            return Err(row_error(format!("{found} embeddings for {rows} rows")));
+        }
+    };
+    let properties = properties(metadata);
+    let mut writer = ArrowWriter::try_new(Vec::new(), with_embeddings.clone(), Some(properties))
         .map_err(|e| row_error(e.to_string()))?;
-    for chunk in rows.chunks(BATCH_ROWS) {
-        let batch = to_batch(&schema, chunk).map_err(row_error)?;
+    for (start, chunk) in (0..).step_by(BATCH_ROWS).zip(rows.chunks(BATCH_ROWS)) {
+        let mut batch = to_batch(&schema, chunk).map_err(row_error)?;
+        if let Some((embeddings, layout)) = embedded {
+            let column = layout.array(embeddings, start..start + chunk.len());
+            let mut columns = batch.columns().to_vec();
+            columns.push(column.map_err(row_error)?);
+            batch = RecordBatch::try_new(with_embeddings.clone(), columns)
+                .map_err(|e| row_error(e.to_string()))?;
+        }
         writer.write(&batch).map_err(|e| row_error(e.to_string()))?;
     }
     writer
@@ -111,9 +145,14 @@ fn properties(metadata: &[(&str, String)]) -> WriterProperties {
         .iter()
         .map(|(k, v)| KeyValue::new((*k).to_owned(), v.clone()))
         .collect();
+    // Its values are all different, and nobody looks for one.
+    let embedding = ["embedding", "list", "item"].map(str::to_owned).to_vec();
+    let embedding = ColumnPath::new(embedding);
     WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).unwrap_or_default()))
         .set_column_dictionary_enabled(ColumnPath::from("text"), false)
+        .set_column_dictionary_enabled(embedding.clone(), false)
+        .set_column_statistics_enabled(embedding, EnabledStatistics::None)
         .set_column_bloom_filter_enabled(ColumnPath::from("entity_id"), true)
         .set_key_value_metadata(Some(pairs))
         .build()
@@ -124,6 +163,30 @@ fn properties(metadata: &[(&str, String)]) -> WriterProperties {
 /// # Errors
 /// [`TableError`] if the bytes are no such file.
 pub fn decode<T: DeserializeOwned>(file: &str, bytes: Bytes) -> Result<Vec<T>, TableError> {
+    decode_batches(file, bytes, &mut |batch| from_batch(&batch))
+}
+
+/// Decodes a whole Parquet file and its column of embeddings of `dimensions` values.
+///
+/// # Errors
+/// [`TableError`] if the bytes are no such file.
+pub fn decode_embedded<T: DeserializeOwned>(
+    file: &str,
+    bytes: Bytes,
+    dimensions: usize,
+) -> Result<(Vec<T>, Embeddings), TableError> {
+    let mut embeddings = Embeddings::new(dimensions);
+    let rows = decode_batches(file, bytes, &mut |batch| {
+        from_batch(&embedding::split(&batch, &mut embeddings)?)
+    })?;
+    Ok((rows, embeddings))
+}
+
+fn decode_batches<T>(
+    file: &str,
+    bytes: Bytes,
+    decode: &mut dyn FnMut(RecordBatch) -> Result<Vec<T>, String>,
+) -> Result<Vec<T>, TableError> {
     let unreadable = |reason: String| TableError::Unreadable {
         file: file.to_owned(),
         reason,
@@ -134,11 +197,10 @@ pub fn decode<T: DeserializeOwned>(file: &str, bytes: Bytes) -> Result<Vec<T>, T
     let mut rows = Vec::new();
     for batch in reader {
         let batch = batch.map_err(|e| unreadable(e.to_string()))?;
-        let decoded = from_batch(&batch).map_err(|reason| TableError::Row {
+        rows.extend(decode(batch).map_err(|reason| TableError::Row {
             file: file.to_owned(),
             reason,
-        })?;
-        rows.extend::<Vec<T>>(decoded);
+        })?);
     }
     Ok(rows)
 }
@@ -237,20 +299,27 @@ impl TableReader {
     /// # Errors
     /// [`TableError`] if a batch cannot be read or does not fit the row type.
     pub async fn next<T: DeserializeOwned>(&mut self) -> Result<Option<Vec<T>>, TableError> {
-        let Some(batch) = self.stream.next().await else {
+        let Some(batch) = self.next_batch().await? else {
             return Ok(None);
         };
-        let file = || self.file.clone();
-        let batch = batch.map_err(|e| TableError::Unreadable {
-            file: file(),
-            reason: e.to_string(),
-        })?;
         from_batch(&batch)
             .map(Some)
             .map_err(|reason| TableError::Row {
-                file: file(),
+                file: self.file.clone(),
                 reason,
             })
+    }
+
+    /// The next rows as they are stored, or `None` at the end.
+    ///
+    /// # Errors
+    /// [`TableError::Unreadable`] if a batch cannot be read.
+    pub async fn next_batch(&mut self) -> Result<Option<RecordBatch>, TableError> {
+        let batch = self.stream.next().await.transpose();
+        batch.map_err(|e| TableError::Unreadable {
+            file: self.file.clone(),
+            reason: e.to_string(),
+        })
     }
 }
 

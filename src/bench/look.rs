@@ -123,6 +123,7 @@ fn plan(shards: u32) -> Plan {
         spec: spec(),
         pools: String::new(),
         price: None,
+        embedding: None,
         pool_digest: Digest::of(b""),
         ids: Default::default(),
         counts: Default::default(),

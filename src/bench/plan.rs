@@ -191,6 +191,7 @@ impl Bench<'_> {
             limit: None,
             pools: ("pools".into(), pools.digest().clone()),
             price: None,
+            embedding: None,
             prompts: &self.prompts,
             route: &route,
         };

@@ -209,8 +209,10 @@ async fn write_part(folder: &Location, shard: u32, rows: &[KnowledgeRecord]) -> 
         rows_digest: rows_digest(rows),
         errors: Vec::new(),
         figures: BTreeMap::new(),
+        embedding: None,
+        embeddings_digest: None,
     };
-    let bytes = encode_part(&name, IdType::Int64.into(), rows, &info)?;
+    let bytes = encode_part(&name, IdType::Int64.into(), rows, None, &info)?;
     let entry = PartEntry {
         name: name.clone(),
         shard,
@@ -244,6 +246,7 @@ fn manifest(
         figures: BTreeMap::new(),
         audit: BTreeMap::new(),
         cost: None,
+        embedding: None,
         parts,
     }
 }

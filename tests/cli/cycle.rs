@@ -11,12 +11,12 @@ use crate::faults::start;
 use crate::{Workspace, assert_exit, fixture, stderr, stdout};
 
 /// A cron user's configuration: users, and what this output held last night.
-struct Nights {
-    workspace: Workspace,
+pub(crate) struct Nights {
+    pub(crate) workspace: Workspace,
 }
 
 impl Nights {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let workspace = Workspace::new();
         let root = workspace.path("").display().to_string();
         let config = format!(
@@ -55,7 +55,7 @@ audit_share = 0.2
     }
 
     /// Twelve users who have last seen a film; another film, and every prompt is another.
-    fn write_users(&self, film: &str) {
+    pub(crate) fn write_users(&self, film: &str) {
         let user = |id: usize| {
             serde_json::json!({
                 "id": id,
@@ -68,14 +68,14 @@ audit_share = 0.2
         fs::write(self.workspace.path("users.jsonl"), rows).unwrap();
     }
 
-    fn command(&self, subcommand: &str, day: u32, settings: &[&str]) -> Command {
+    pub(crate) fn command(&self, subcommand: &str, day: u32, settings: &[&str]) -> Command {
         let mut command = self.workspace.command(subcommand, settings);
         command.args(["--set", &format!("run.date=2026-01-{day:02}")]);
         command
     }
 
     #[track_caller]
-    fn night(&self, day: u32, settings: &[&str]) -> Output {
+    pub(crate) fn night(&self, day: u32, settings: &[&str]) -> Output {
         let output = self.command("run", day, settings).output().unwrap();
         assert_exit(&output, 0);
         output

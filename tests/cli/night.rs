@@ -85,7 +85,10 @@ fn production_toml_names_every_key() {
     let documented = fs::read_to_string(root.join("configs/production.toml")).unwrap();
     let workspace = Workspace::new();
     let printed = workspace
-        .command("config", &["model.isq=q8_0", "run.limit=5"])
+        .command(
+            "config",
+            &["model.isq=q8_0", "run.limit=5", "encoder.path=models/bert"],
+        )
         .output()
         .unwrap();
     for line in stdout(&printed).lines() {

@@ -6,7 +6,9 @@ use bytes::Bytes;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use laser_decode::Pool;
+use laser_features::encoder::Encoded;
 use laser_schema::Digest;
+use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::job::{Action, AuditReport, Lease, Plan, ShardRow};
 use laser_schema::knowledge::{
     ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, ratio,
@@ -131,8 +133,10 @@ pub(crate) fn encode(
     attempt: &str,
     (rows, errors, carried): (&[KnowledgeRecord], Vec<ErrorRecord>, u64),
     figures: BTreeMap<String, Figures>,
+    encoded: Option<&Encoded>,
 ) -> Result<Bytes, TableError> {
     let job = &lease.job;
+    let embedding = plan.embedding.clone().zip(encoded);
     let info = PartInfo {
         version: SCHEMA_VERSION,
         run: plan.run.clone(),
@@ -144,11 +148,14 @@ pub(crate) fn encode(
         rows_digest: rows_digest(rows),
         errors,
         figures,
+        embedding: embedding.map(|(spec, encoded)| EmbeddingInfo::new(spec, encoded.truncated)),
+        embeddings_digest: encoded.map(|encoded| encoded.embeddings.digest()),
     };
     let id = plan
         .ids
         .get(&job.kind)
         .copied()
         .unwrap_or(laser_schema::entity::IdType::String);
-    encode_part(&job.output, id.into(), rows, &info)
+    let embeddings = encoded.map(|encoded| &encoded.embeddings);
+    encode_part(&job.output, id.into(), rows, embeddings, &info)
 }

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use laser_decode::Pool;
+use laser_features::encoder::{Encoded, Encoder};
 use laser_schema::job::{Lease, Plan, Queue, QueueError, ShardJob, ShardRow};
 use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord};
 use laser_schema::location::{Created, LocationError};
@@ -41,6 +42,8 @@ pub struct RunContext {
     pub output: Location,
     /// The pools by name.
     pub pools: HashMap<String, Pool>,
+    /// What makes the embeddings that the plan asks for; of no use without them.
+    pub encoder: Option<Arc<Encoder>>,
     /// The worker's name, unique among those that may work on the run.
     pub worker: String,
     /// Counters for whoever shows progress.
@@ -370,10 +373,21 @@ async fn commit(
         } => {
             let attempt = format!("{}/{}/{}", context.worker, lease.attempt, lease.token);
             let failed = errors.len() as u64;
+            let (rows, encoded) = match embed(context, rows).await {
+                Ok(embedded) => embedded,
+                Err(reason) => return Ok(Err(reason)),
+            };
             let rows = (rows.as_slice(), errors, carried);
-            part::encode(&context.plan, lease, &attempt, rows, figures)
-                .map(|bytes| (bytes, failed, carried))
-                .map_err(|e| e.to_string())
+            part::encode(
+                &context.plan,
+                lease,
+                &attempt,
+                rows,
+                figures,
+                encoded.as_ref(),
+            )
+            .map(|bytes| (bytes, failed, carried))
+            .map_err(|e| e.to_string())
         }
     };
     let (bytes, failed, carried) = match encoded {
@@ -394,6 +408,27 @@ async fn commit(
         });
     }
     Ok(Ok(created))
+}
+
+/// The embeddings of the rows' texts, where the plan asks for them. Rows that were carried forward are encoded as all
+/// others are: an embedding depends on the text alone, and takes a thousandth of the time that the text took.
+async fn embed(
+    context: &RunContext,
+    rows: Vec<KnowledgeRecord>,
+) -> Result<(Vec<KnowledgeRecord>, Option<Encoded>), String> {
+    if context.plan.embedding.is_none() {
+        return Ok((rows, None));
+    }
+    let Some(encoder) = context.encoder.clone() else {
+        return Err("the run's output has embeddings, and this worker has no [encoder]".to_owned());
+    };
+    let encode = move || {
+        let texts: Vec<&str> = rows.iter().map(|row| row.text.as_str()).collect();
+        let encoded = encoder.encode(&texts).map_err(|e| e.to_string())?;
+        Ok((rows, Some(encoded)))
+    };
+    let encoded = tokio::task::spawn_blocking(encode).await;
+    encoded.map_err(|_| "the encoder panicked; its message is in the log".to_owned())?
 }
 
 /// Creates the object. A store may have written it and lost the answer; whoever wrote it, the shard is committed then.

@@ -53,6 +53,7 @@ impl Harness for Local {
             pools: "pools".into(),
             pool_digest: Digest::of(b"pools"),
             price: None,
+            embedding: None,
             ids: [].into(),
             counts: [].into(),
             shards: jobs(shards),

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp, ToSpan};
 use laser_coordinator::finalise::publish;
 use laser_coordinator::retention::{Keep, outdated, remove};
 use laser_schema::job::run_folder;
-use laser_schema::layout::{Pins, dated_name};
+use laser_schema::layout::{KNOWLEDGE_IDS, Pins, dated_name, partition_of};
 use laser_schema::manifest::{Manifest, verify};
 use laser_schema::previous::latest;
 use laser_schema::{Digest, Kind, Location};
@@ -209,4 +209,33 @@ async fn a_removal_killed_anywhere_shows_no_half_night_and_is_finished_by_the_ne
     }
     assert!(kills > 10, "it was done after {kills} steps");
     assert_eq!(objects_of(&output, &runs[0]).await, [""; 0]);
+}
+
+#[tokio::test]
+async fn ids_go_with_their_nights_but_for_the_newest_two() {
+    let (_night, output, _) = output(4).await;
+    let mut runs = Vec::new();
+    for n in 0..3_i64 {
+        let date = first().checked_add(n.days()).unwrap();
+        let run = dated_name(date, &Digest::of(b"ids"));
+        let folder = partition_of(KNOWLEDGE_IDS, Kind::User, date, &run);
+        for name in [
+            "part-00000.parquet",
+            "_codebook.safetensors",
+            "_manifest.json",
+            "_SUCCESS",
+        ] {
+            let file = output.join(&folder).join(name);
+            file.write("{}".into()).await.unwrap();
+        }
+        runs.push(run);
+    }
+    // The two newest nights of texts are the third and the fourth; the two newest of ids the second and the third.
+    remove_all(&output, &keep(2)).await;
+    let left: Vec<usize> = vec![0, 4, 4];
+    for (run, left) in runs.iter().zip(left) {
+        assert_eq!(objects_of(&output, run).await.len(), left, "{run}");
+    }
+    let removed = output.join("knowledge_ids/kind=user/dt=2026-11-01");
+    assert!(!removed.local_path().unwrap().exists());
 }

@@ -166,6 +166,7 @@ impl Night {
             limit: self.limit,
             pools: ("pools".into(), Digest::of(b"pools")),
             price: None,
+            embedding: None,
             prompts: &PromptRenderer::new(&config, model()).unwrap(),
             route: &route,
         };
@@ -269,8 +270,10 @@ pub(crate) fn encode(
         rows_digest: rows_digest(rows),
         errors,
         figures,
+        embedding: None,
+        embeddings_digest: None,
     };
-    encode_part(&job.output, plan.ids[&job.kind].into(), rows, &info).unwrap()
+    encode_part(&job.output, plan.ids[&job.kind].into(), rows, None, &info).unwrap()
 }
 
 /// Commits every shard.

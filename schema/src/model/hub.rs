@@ -14,12 +14,17 @@ use super::{
 };
 
 /// The small files, those that must be there first.
-const FILES: [&str; 5] = [
+const FILES: [&str; 9] = [
     CONFIG,
     TOKENIZER,
     TOKENIZER_CONFIG,
     GENERATION_CONFIG,
     CHAT_TEMPLATE,
+    // What makes a text encoder of a model (sentence-transformers).
+    "modules.json",
+    "sentence_bert_config.json",
+    "config_sentence_transformers.json",
+    "1_Pooling/config.json",
 ];
 const REQUIRED: usize = 2;
 

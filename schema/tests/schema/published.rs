@@ -53,8 +53,10 @@ fn part(rows: &[KnowledgeRecord]) -> Bytes {
         rows_digest: rows_digest(rows),
         errors: Vec::new(),
         figures: [].into(),
+        embedding: None,
+        embeddings_digest: None,
     };
-    encode_part("part", id_type(&EntityId::Int(0)), rows, &info).unwrap()
+    encode_part("part", id_type(&EntityId::Int(0)), rows, None, &info).unwrap()
 }
 
 /// A published folder whose manifest says what the parts hold; tests then change one or the other.
@@ -100,6 +102,7 @@ impl Folder {
             figures: [].into(),
             audit: [].into(),
             cost: None,
+            embedding: None,
             parts: Vec::new(),
         };
         for (rows, shard) in parts.iter().zip(0..) {

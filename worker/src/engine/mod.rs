@@ -38,8 +38,9 @@ mod tree_lm;
 
 pub use error::EngineError;
 pub use fake::{FakeEngine, FakeOptions};
+pub use laser_schema::DeviceOption;
 pub use mistral::{Completion, Finish, MistralEngine};
-pub use options::{DTypeOption, DeviceOption, EngineOptions};
+pub use options::{DTypeOption, EngineOptions};
 pub use scores::Scores;
 pub use tree::TreeEngine;
 

@@ -1,8 +1,9 @@
 //! Which model, in which precision, on which device.
 
-use std::{fmt, path::PathBuf, str::FromStr};
+use std::{fmt, path::PathBuf};
 
 use candle_core::{DType, Device};
+use laser_schema::DeviceOption;
 use mistralrs_quant::IsqType;
 use serde::{Deserialize, Serialize};
 
@@ -100,57 +101,6 @@ impl DTypeOption {
 impl fmt::Display for DTypeOption {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.dtype().as_str())
-    }
-}
-
-/// Where the tensors live: `cpu`, `cuda` or `cuda:INDEX`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum DeviceOption {
-    /// The processor.
-    #[default]
-    Cpu,
-    /// An NVIDIA GPU by index; needs the `cuda` feature.
-    Cuda(usize),
-}
-
-impl fmt::Display for DeviceOption {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Cpu => f.write_str("cpu"),
-            Self::Cuda(index) => write!(f, "cuda:{index}"),
-        }
-    }
-}
-
-impl FromStr for DeviceOption {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let index = match text {
-            "cpu" => return Ok(Self::Cpu),
-            "cuda" => Some(0),
-            _ => text
-                .strip_prefix("cuda:")
-                .and_then(|index| index.parse().ok()),
-        };
-        index
-            .map(Self::Cuda)
-            .ok_or_else(|| format!("unknown device {text:?}: expected cpu, cuda or cuda:INDEX"))
-    }
-}
-
-impl TryFrom<String> for DeviceOption {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        text.parse()
-    }
-}
-
-impl From<DeviceOption> for String {
-    fn from(device: DeviceOption) -> Self {
-        device.to_string()
     }
 }
 

@@ -93,6 +93,7 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         limit: None,
         pools: ("pools".into(), Digest::of(b"pools")),
         price: None,
+        embedding: None,
         prompts: &PromptRenderer::new(&config, model()).unwrap(),
         route: &|_| "user-all".to_owned(),
     };
@@ -109,6 +110,7 @@ async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64
         plan,
         output: output.clone(),
         pools: HashMap::from([("user-all".to_owned(), pool(&[tokens(1, 50)]))]),
+        encoder: None,
         worker: "worker-0".into(),
         progress: Arc::default(),
     };

@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 /// A uniform 128-bit hash of `parts` under `seed`, each part framed by its length.
-pub(crate) fn priority(seed: u64, parts: &[&[u8]]) -> u128 {
+pub fn priority(seed: u64, parts: &[&[u8]]) -> u128 {
     let mut hasher = blake3::Hasher::new();
     hasher.update(&seed.to_le_bytes());
     for part in parts {
@@ -21,13 +21,14 @@ pub(crate) fn priority(seed: u64, parts: &[&[u8]]) -> u128 {
 
 /// The items of lowest priority among all that were offered. Equal priorities are the same item.
 #[derive(Debug, Clone)]
-pub(crate) struct Sample<T> {
+pub struct Sample<T> {
     capacity: usize,
     items: BTreeMap<u128, T>,
 }
 
 impl<T> Sample<T> {
-    pub(crate) fn new(capacity: usize) -> Self {
+    /// An empty sample of at most `capacity` items.
+    pub fn new(capacity: usize) -> Self {
         Self {
             capacity,
             items: BTreeMap::new(),
@@ -35,7 +36,7 @@ impl<T> Sample<T> {
     }
 
     /// Takes the item if its priority is among the lowest so far; `item` is called only then.
-    pub(crate) fn offer(&mut self, priority: u128, item: impl FnOnce() -> T) {
+    pub fn offer(&mut self, priority: u128, item: impl FnOnce() -> T) {
         let full = self.items.len() >= self.capacity;
         if full
             && self
@@ -51,16 +52,28 @@ impl<T> Sample<T> {
         }
     }
 
-    pub(crate) fn capacity(&self) -> usize {
+    /// The item of a priority, if it is in the sample.
+    pub fn get(&self, priority: u128) -> Option<&T> {
+        self.items.get(&priority)
+    }
+
+    /// The most items it takes.
+    pub fn capacity(&self) -> usize {
         self.capacity
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// Its items so far.
+    pub fn len(&self) -> usize {
         self.items.len()
     }
 
+    /// Whether nothing was offered.
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
     /// The items with their priorities, lowest first.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u128, &T)> {
+    pub fn iter(&self) -> impl Iterator<Item = (u128, &T)> {
         self.items.iter().map(|(&priority, item)| (priority, item))
     }
 }

@@ -1,0 +1,49 @@
+"""What Laser writes about users, as a Feast repository. LASER_OUTPUT is the output's root ([output] path)."""
+
+import os
+from datetime import timedelta
+
+from feast import Entity, FeatureView, Field, FileSource, ValueType
+from feast.types import Array, Float32, Int64, String
+
+output = os.path.abspath(os.environ["LASER_OUTPUT"])
+
+# The type is that of the input's ids: INT64 or STRING.
+user = Entity(name="user", join_keys=["entity_id"], value_type=ValueType.INT64)
+
+
+def nights(data_set):
+    """All nights of a data set. Of rows for the same night the one that was created later counts."""
+    return FileSource(
+        name=f"user_{data_set}",
+        path=f"{output}/{data_set}/kind=user",
+        timestamp_field="event_timestamp",
+        created_timestamp_column="created_timestamp",
+    )
+
+
+profiles = FeatureView(
+    name="user_profiles",
+    entities=[user],
+    ttl=timedelta(days=7),  # a text that was not written again for so long counts no more
+    source=nights("profiles"),
+    online=False,
+    schema=[
+        Field(name="entity_id", dtype=Int64),
+        Field(name="text", dtype=String),
+        Field(name="text_tokens", dtype=Int64),
+        Field(name="embedding", dtype=Array(Float32)),
+    ],
+)
+
+ids = FeatureView(
+    name="user_ids",
+    entities=[user],
+    ttl=timedelta(days=7),
+    source=nights("knowledge_ids"),
+    online=False,
+    schema=[
+        Field(name="entity_id", dtype=Int64),
+        Field(name="knowledge_ids", dtype=Array(Int64)),
+    ],
+)

@@ -1,0 +1,22 @@
+"""Texts, embeddings and knowledge ids of one night as pandas and numpy: python read_pandas.py OUTPUT 2026-01-02"""
+
+import sys
+
+import numpy as np
+import pyarrow.dataset as ds
+
+output, night = sys.argv[1:]
+
+
+def read(data_set):
+    """One row a user: where the night was run twice, the one that was created later."""
+    parts = ds.dataset(f"{output}/{data_set}/kind=user/dt={night}", partitioning="hive")
+    frame = parts.to_table().to_pandas().sort_values(["created_timestamp", "run"])
+    return frame.drop_duplicates("entity_id", keep="last").set_index("entity_id").sort_index()
+
+
+texts = read("profiles")
+embeddings = np.stack(texts["embedding"])
+ids = np.stack(read("knowledge_ids")["knowledge_ids"])
+print(len(texts), "texts of", texts["text_tokens"].sum(), "tokens")
+print("embeddings", embeddings.shape, embeddings.dtype, "ids", ids.shape, ids.dtype)

@@ -1,0 +1,19 @@
+"""Texts with their knowledge ids, all nights, as Polars: python read_polars.py OUTPUT"""
+
+import sys
+
+import polars as pl
+
+output = sys.argv[1]
+
+
+def read(data_set):
+    """One row a user and night: where a night was run twice, the one that was created later."""
+    parts = pl.scan_parquet(f"{output}/{data_set}/kind=user/**/*.parquet", hive_partitioning=True)
+    return parts.sort("created_timestamp", "run").unique(["entity_id", "dt"], keep="last")
+
+
+texts = read("profiles").select("entity_id", "dt", "text", "text_tokens", "embedding")
+ids = read("knowledge_ids").select("entity_id", "dt", "knowledge_ids")
+joined = texts.join(ids, on=["entity_id", "dt"]).sort("dt", "entity_id").collect()
+print(joined)

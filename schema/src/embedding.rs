@@ -1,0 +1,239 @@
+//! Embeddings of texts: the values, and what must be known of the encoder that made them.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, FixedSizeListArray, Float32Array, ListArray, RecordBatch};
+use arrow::buffer::OffsetBuffer;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::embedding_table::EMBEDDING_COLUMN;
+
+/// How the vectors of a text's tokens become one vector.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pooling {
+    /// The mean over all tokens of the text, special tokens included.
+    Mean,
+    /// That of the first token, `[CLS]`.
+    Cls,
+}
+
+/// The column's type.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EmbeddingLayout {
+    /// `FixedSizeList<Float32>`: the dimension is part of the type.
+    #[default]
+    Fixed,
+    /// `List<Float32>`, for readers that know no fixed-size lists.
+    List,
+}
+
+/// Everything that decides the embedding of a text.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EncoderInfo {
+    /// Digest of the weights and of config.json.
+    pub model: Digest,
+    /// Fingerprint of the tokenizer.
+    pub tokenizer: Digest,
+    /// How token vectors become one.
+    pub pooling: Pooling,
+    /// Whether embeddings have length 1 (the Euclidean norm).
+    pub normalise: bool,
+    /// Tokens of a text that are read, special tokens included; the rest is cut off.
+    pub max_tokens: usize,
+    /// What stands before every text.
+    pub prefix: String,
+    /// Whether texts are turned to lower case before they reach the tokenizer.
+    pub lower_case: bool,
+    /// Values of an embedding.
+    pub dimensions: usize,
+}
+
+impl EncoderInfo {
+    /// Equal digests: equal embeddings of equal texts, up to the rounding of other devices and batches.
+    pub fn digest(&self) -> Digest {
+        Digest::of_json(self)
+    }
+}
+
+/// The embeddings that a run's output has: part of its plan.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmbeddingSpec {
+    /// What makes them.
+    pub encoder: EncoderInfo,
+    /// The type of their column.
+    pub layout: EmbeddingLayout,
+}
+
+/// What a part or a data set says of its embeddings.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmbeddingInfo {
+    /// What made them, and the type of their column.
+    #[serde(flatten)]
+    pub spec: EmbeddingSpec,
+    /// [`EncoderInfo::digest`].
+    pub encoder_digest: Digest,
+    /// Texts that were cut off.
+    pub truncated: u64,
+}
+
+impl EmbeddingInfo {
+    /// Of embeddings such as `spec` says.
+    pub fn new(spec: EmbeddingSpec, truncated: u64) -> Self {
+        Self {
+            encoder_digest: spec.encoder.digest(),
+            spec,
+            truncated,
+        }
+    }
+}
+
+/// Vectors of one dimension, row after row.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embeddings {
+    dimensions: usize,
+    values: Vec<f32>,
+}
+
+impl Embeddings {
+    /// No rows yet, of vectors of `dimensions` values.
+    pub fn new(dimensions: usize) -> Self {
+        Self {
+            dimensions,
+            values: Vec::new(),
+        }
+    }
+
+    /// Rows from their values one after the other; `None` if the last one is not whole.
+    pub fn from_values(dimensions: usize, values: Vec<f32>) -> Option<Self> {
+        let is_whole = dimensions > 0 && values.len().is_multiple_of(dimensions);
+        is_whole.then_some(Self { dimensions, values })
+    }
+
+    /// Values of a row.
+    pub fn dimensions(&self) -> usize {
+        self.dimensions
+    }
+
+    /// Rows.
+    pub fn len(&self) -> usize {
+        self.values.len() / self.dimensions.max(1)
+    }
+
+    /// Whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.values.is_empty()
+    }
+
+    /// One row.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&self, row: usize) -> &[f32] {
+        &self.values[row * self.dimensions..(row + 1) * self.dimensions]
+    }
+
+    /// All rows, in order.
+    pub fn rows(&self) -> impl ExactSizeIterator<Item = &[f32]> {
+        self.values.chunks_exact(self.dimensions.max(1))
+    }
+
+    /// All values, row after row.
+    pub fn values(&self) -> &[f32] {
+        &self.values
+    }
+
+    /// The digest of all values as little-endian bytes, and of the dimension.
+    pub fn digest(&self) -> Digest {
+        let bytes: Vec<u8> = self.values.iter().flat_map(|v| v.to_le_bytes()).collect();
+        let dimensions = (self.dimensions as u64).to_le_bytes();
+        Digest::of_parts([dimensions.as_slice(), &bytes])
+    }
+}
+
+impl EmbeddingLayout {
+    /// The column of vectors of `dimensions` values. No nulls.
+    pub fn field(self, dimensions: usize) -> Field {
+        let item = Arc::new(Field::new("item", DataType::Float32, false));
+        let list = match self {
+            Self::Fixed => {
+                DataType::FixedSizeList(item, i32::try_from(dimensions).unwrap_or(i32::MAX))
+            }
+            Self::List => DataType::List(item),
+        };
+        Field::new(EMBEDDING_COLUMN, list, false)
+    }
+
+    /// `schema` with the column of embeddings at its end.
+    pub fn append_to(self, schema: &Schema, dimensions: usize) -> SchemaRef {
+        let fields = schema.fields().iter().cloned();
+        let embedding = Arc::new(self.field(dimensions));
+        Arc::new(Schema::new(fields.chain([embedding]).collect::<Vec<_>>()))
+    }
+
+    /// Rows of `embeddings` as the column's array.
+    pub(crate) fn array(
+        self,
+        embeddings: &Embeddings,
+        rows: std::ops::Range<usize>,
+    ) -> Result<ArrayRef, String> {
+        let dimensions = embeddings.dimensions;
+        let values = &embeddings.values[rows.start * dimensions..rows.end * dimensions];
+        let values: ArrayRef = Arc::new(Float32Array::from(values.to_vec()));
+        let array: Result<ArrayRef, _> = match self.field(dimensions).data_type() {
+            DataType::FixedSizeList(item, size) => {
+                FixedSizeListArray::try_new(item.clone(), *size, values, None)
+                    .map(|array| Arc::new(array) as ArrayRef)
+            }
+            DataType::List(item) => {
+                let lengths = std::iter::repeat_n(dimensions, rows.len());
+                let offsets = OffsetBuffer::from_lengths(lengths);
+                ListArray::try_new(item.clone(), offsets, values, None)
+                    .map(|array| Arc::new(array) as ArrayRef)
+            }
+            other => return Err(format!("{other} is no list")),
+        };
+        array.map_err(|e| e.to_string())
+    }
+}
+
+/// The embeddings of a batch, appended to `embeddings`, and the batch without them.
+pub(crate) fn split(
+    batch: &RecordBatch,
+    embeddings: &mut Embeddings,
+) -> Result<RecordBatch, String> {
+    let index = batch
+        .schema()
+        .index_of(EMBEDDING_COLUMN)
+        .map_err(|e| e.to_string())?;
+    let mut rest = batch.clone();
+    let column = rest.remove_column(index);
+    let dimensions = embeddings.dimensions;
+    let wrong =
+        || format!("column {EMBEDDING_COLUMN:?}: expected lists of {dimensions} float32 values");
+    for row in 0..column.len() {
+        let values = match column.data_type() {
+            _ if column.is_null(row) => return Err(wrong()),
+            DataType::FixedSizeList(..) => column
+                .as_any()
+                .downcast_ref::<FixedSizeListArray>()
+                .map(|list| list.value(row)),
+            DataType::List(_) => column
+                .as_any()
+                .downcast_ref::<ListArray>()
+                .map(|list| list.value(row)),
+            _ => None,
+        };
+        let values = values.ok_or_else(wrong)?;
+        let values = values.as_any().downcast_ref::<Float32Array>();
+        let values = values.filter(|values| values.len() == dimensions && values.null_count() == 0);
+        embeddings
+            .values
+            .extend_from_slice(values.ok_or_else(wrong)?.values());
+    }
+    Ok(rest)
+}

@@ -1,0 +1,311 @@
+//! Knowledge ids: what `laser ids` writes, finds again the next night, and checks.
+//!
+//! A data set of an output beside the texts, `knowledge_ids/kind=…/dt=…/run=…`, with the same rules: parts are created
+//! once, `_manifest.json` and then `_SUCCESS` come last. `docs/output.md` lists the columns.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use jiff::Timestamp;
+use jiff::civil::Date;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::entity::{EntityId, Kind};
+use crate::layout::{KNOWLEDGE_IDS, nights_of, partition_of, runs_of_night_of};
+use crate::location::{Location, LocationError};
+use crate::manifest::{MANIFEST, SUCCESS, VerifyReport};
+use crate::table::{self, TableError};
+
+/// The version of the columns and of [`IdsManifest`].
+pub const IDS_VERSION: u32 = 1;
+
+/// The codebook's file in the folder of a run; readers of data sets ignore names that start with `_`.
+pub const CODEBOOK: &str = "_codebook.safetensors";
+
+/// The ids of one entity.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdRecord {
+    /// The entity, in the input's id type.
+    pub entity_id: EntityId,
+    /// For each codebook and in it for each level: the number of the nearest centroid, from 0.
+    pub knowledge_ids: Vec<i64>,
+    /// The night the record stands for.
+    pub event_timestamp: Timestamp,
+    /// When the codebook was made.
+    pub created_timestamp: Timestamp,
+}
+
+/// The columns of a part for ids of a type. No nulls anywhere.
+pub fn ids_schema(id: DataType) -> SchemaRef {
+    let timestamp = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
+    let item = Arc::new(Field::new("item", DataType::Int64, false));
+    Arc::new(Schema::new(vec![
+        Field::new("entity_id", id, false),
+        Field::new("knowledge_ids", DataType::List(item), false),
+        Field::new("event_timestamp", timestamp(), false),
+        Field::new("created_timestamp", timestamp(), false),
+    ]))
+}
+
+/// What a data set of knowledge ids holds and how it came to be.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct IdsManifest {
+    /// [`IDS_VERSION`].
+    pub version: u32,
+    /// The run.
+    pub run: String,
+    /// Users or items.
+    pub kind: Kind,
+    /// The night.
+    pub date: Date,
+    /// The version of Laser.
+    pub writer: String,
+    /// Where the embeddings are from.
+    pub source: IdsSource,
+    /// How the codebook was fitted.
+    pub codebook: CodebookEntry,
+    /// Mean squared distance of all embeddings to what their ids stand for, as the codebook scales them.
+    pub distortion: f64,
+    /// Against the night before; none without one.
+    pub churn: Option<Churn>,
+    /// Rows of all parts.
+    pub rows: u64,
+    /// The parts, by name.
+    pub parts: Vec<IdsPart>,
+}
+
+/// Where embeddings are from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdsSource {
+    /// The folder or file.
+    pub path: String,
+    /// Digest of what it held.
+    pub digest: Digest,
+}
+
+/// A codebook as a manifest names it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CodebookEntry {
+    /// Digest of the file's bytes.
+    pub digest: Digest,
+    /// What the file says about itself.
+    #[serde(flatten)]
+    pub info: CodebookInfo,
+}
+
+/// The shape of a codebook and the fit it came from. A *place* is one of the `codebooks * levels` ids of an entity.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct CodebookInfo {
+    /// [`IDS_VERSION`].
+    pub version: u32,
+    /// When it was made.
+    pub created: Timestamp,
+    /// Digest of the encoder whose embeddings it was fitted on, where that is known.
+    pub encoder: Option<Digest>,
+    /// Digest of the codebook it was begun with; none for the first.
+    pub parent: Option<Digest>,
+    /// Whether the parent's centroids were kept, since fitting them again gained too little.
+    pub kept: bool,
+    /// Values of an embedding.
+    pub dimension: usize,
+    /// Whether embeddings are scaled to length 1.
+    pub normalise: bool,
+    /// Equal parts that an embedding is cut into.
+    pub codebooks: usize,
+    /// Ids of each part: all but the first are of what the ones before leave over.
+    pub levels: usize,
+    /// How many centroids, and so ids, there are at each place.
+    pub clusters: usize,
+    /// Of the sample and of the first centroids.
+    pub seed: u64,
+    /// How many embeddings it was fitted on.
+    pub fitted_on: u64,
+    /// Mean squared distance of these to their mean: what one centroid alone would leave.
+    pub variance: f64,
+    /// By level: mean squared distance of these to what the ids up to this level stand for.
+    pub inertia: Vec<f64>,
+    /// By place: centroids that are nearest to none of these.
+    pub empty: Vec<u64>,
+    /// By place: root mean squared distance of the centroids to those of the parent; empty without one.
+    pub drift: Vec<f64>,
+}
+
+impl CodebookInfo {
+    /// Ids of an entity.
+    pub fn places(&self) -> usize {
+        self.codebooks * self.levels
+    }
+}
+
+/// How many entities' ids are not those of the night before.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Churn {
+    /// The folder of the night before, below the output's root.
+    pub previous: String,
+    /// Entities of that night that were looked at: all, or a seeded sample.
+    pub looked_at: u64,
+    /// Of these: still there tonight.
+    pub common: u64,
+    /// Of the common: with any other id.
+    pub changed: u64,
+    /// The same by place in `knowledge_ids`.
+    pub changed_by_place: Vec<u64>,
+}
+
+impl Churn {
+    /// Share of the entities that are there on both nights and have any other id; 0 without such entities.
+    pub fn share(&self) -> f64 {
+        crate::knowledge::ratio(self.changed as f64, self.common as f64)
+    }
+}
+
+/// One Parquet part.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdsPart {
+    /// File name within the folder.
+    pub name: String,
+    /// Its rows.
+    pub rows: u64,
+    /// Its size.
+    pub bytes: u64,
+    /// Digest of its bytes.
+    pub digest: Digest,
+}
+
+impl IdsManifest {
+    /// The manifest of a folder, `None` where there is none that can be read.
+    ///
+    /// # Errors
+    /// The store's.
+    pub async fn read(folder: &Location) -> Result<Option<Self>, LocationError> {
+        let bytes = folder.join(MANIFEST).read_optional().await?;
+        Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+    }
+}
+
+/// The newest complete night of ids of a kind before a date, as a folder below `output`; of two runs of one night the
+/// one whose codebook is younger counts.
+///
+/// # Errors
+/// The store's.
+pub async fn newest_ids(
+    output: &Location,
+    kind: Kind,
+    before: Date,
+) -> Result<Option<String>, LocationError> {
+    let nights = nights_of(KNOWLEDGE_IDS, output, kind).await?;
+    for date in nights.into_iter().filter(|date| *date < before) {
+        let mut found = Vec::new();
+        for run in runs_of_night_of(KNOWLEDGE_IDS, output, kind, date).await? {
+            let name = partition_of(KNOWLEDGE_IDS, kind, date, &run);
+            let folder = output.join(&name);
+            if !folder.join(SUCCESS).exists().await? {
+                continue;
+            }
+            let manifest = IdsManifest::read(&folder).await?;
+            found.extend(manifest.map(|manifest| (manifest.codebook.info.created, name)));
+        }
+        if let Some((_, name)) = found.into_iter().max() {
+            return Ok(Some(name));
+        }
+    }
+    Ok(None)
+}
+
+/// Decodes a part.
+///
+/// # Errors
+/// [`TableError`] if the bytes are no such part.
+pub fn decode_ids(name: &str, bytes: bytes::Bytes) -> Result<Vec<IdRecord>, TableError> {
+    table::decode(name, bytes)
+}
+
+/// Checks a folder of ids: `_SUCCESS`, the digest of the codebook and of every part, its rows, no entity twice, as many ids
+/// for each entity as the codebook has places, nothing missing and nothing that the manifest does not name.
+///
+/// # Errors
+/// The store's; every fault is in the report.
+pub async fn verify_ids(
+    folder: &Location,
+    manifest: &IdsManifest,
+) -> Result<VerifyReport, LocationError> {
+    let mut report = VerifyReport {
+        folder: folder.url().to_owned(),
+        ..Default::default()
+    };
+    if !folder.join(SUCCESS).exists().await? {
+        let fault = format!("{SUCCESS} is missing: the run did not finish");
+        report.faults.push(fault);
+    }
+    let codebook = folder.join(CODEBOOK).read_optional().await?;
+    if codebook.map(|bytes| Digest::of(&bytes)) != Some(manifest.codebook.digest.clone()) {
+        let fault = format!("{CODEBOOK}: missing, or not that of the manifest");
+        report.faults.push(fault);
+    }
+    let info = &manifest.codebook.info;
+    let shape = (info.places(), info.clusters);
+    let mut seen = HashSet::new();
+    for part in &manifest.parts {
+        report.parts += 1;
+        match check_part(folder, part, shape, &mut seen).await? {
+            Ok(rows) => report.rows += rows,
+            Err(fault) => report.faults.push(format!("{}: {fault}", part.name)),
+        }
+    }
+    if report.rows != manifest.rows {
+        let (found, expected) = (report.rows, manifest.rows);
+        let fault = format!("{found} rows in the parts, the manifest says {expected}");
+        report.faults.push(fault);
+    }
+    let known: HashSet<&str> = manifest.parts.iter().map(|p| p.name.as_str()).collect();
+    let listed = folder.list().await?.into_iter().map(|listed| listed.name);
+    let unknown = listed.filter(|name| !name.starts_with('_') && !known.contains(name.as_str()));
+    report
+        .faults
+        .extend(unknown.map(|name| format!("{name}: not named by the manifest")));
+    Ok(report)
+}
+
+/// The rows of a part that is as the manifest says, or what is wrong with it.
+async fn check_part(
+    folder: &Location,
+    part: &IdsPart,
+    (places, clusters): (usize, usize),
+    seen: &mut HashSet<EntityId>,
+) -> Result<Result<u64, String>, LocationError> {
+    let Some(bytes) = folder.join(&part.name).read_optional().await? else {
+        return Ok(Err("missing".to_owned()));
+    };
+    if Digest::of(&bytes) != part.digest {
+        return Ok(Err(
+            "its bytes do not match the manifest's digest".to_owned()
+        ));
+    }
+    let rows = match decode_ids(&part.name, bytes) {
+        Ok(rows) => rows,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let count = rows.len() as u64;
+    if count != part.rows {
+        return Ok(Err(format!(
+            "{count} rows, the manifest says {}",
+            part.rows
+        )));
+    }
+    let in_range = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < clusters);
+    for row in rows {
+        let ids = &row.knowledge_ids;
+        if ids.len() != places || !ids.iter().all(in_range) {
+            return Ok(Err(format!(
+                "entity {} has ids {ids:?}, expected {places} below {clusters}",
+                row.entity_id
+            )));
+        }
+        if let Some(twice) = seen.replace(row.entity_id) {
+            return Ok(Err(format!("entity {twice} appears twice")));
+        }
+    }
+    Ok(Ok(count))
+}

@@ -1,0 +1,330 @@
+//! Embeddings that a command is given: a published night, a table, or a matrix with a list of ids.
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use clap::Args;
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use laser_pool_builder::NpyEmbeddings;
+use laser_schema::embedding::EmbeddingInfo;
+use laser_schema::embedding_set::newest_embeddings;
+use laser_schema::embedding_table::{EmbeddingBatch, EmbeddingTable};
+use laser_schema::entity::IdType;
+use laser_schema::knowledge::{PART_KEY, SCHEMA_VERSION};
+use laser_schema::manifest::{MANIFEST, SUCCESS};
+use laser_schema::{Digest, EntityId, Kind, Location, previous};
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::config::Config;
+
+/// Rows of a matrix at a time.
+const BATCH_ROWS: usize = 1024;
+
+/// How embeddings are read that Laser did not write.
+#[derive(Debug, Args)]
+pub(crate) struct Embedded {
+    /// Only this kind; for a .parquet or .npy, whose embeddings these are.
+    #[arg(long, value_parser = kind, value_name = "user|item")]
+    kind: Option<Kind>,
+    /// The entities of the rows of an .npy, an id a line.
+    #[arg(long, value_name = "FILE")]
+    ids: Option<String>,
+    /// Rows of an .npy before the first entity's.
+    #[arg(long, default_value_t = 0, requires = "ids")]
+    skip_rows: usize,
+    /// The type of the ids in --ids.
+    #[arg(long, value_parser = id_type, default_value = "string", requires = "ids", value_name = "string|int64")]
+    id_type: IdType,
+}
+
+pub(crate) fn kind(text: &str) -> Result<Kind, String> {
+    serde_json::from_value(Value::from(text)).map_err(|_| "expected user or item".to_owned())
+}
+
+fn id_type(text: &str) -> Result<IdType, String> {
+    serde_json::from_value(Value::from(text)).map_err(|_| "expected string or int64".to_owned())
+}
+
+/// Embeddings of one kind and night.
+#[derive(Debug)]
+pub(crate) struct EmbeddingSource {
+    pub(crate) kind: Kind,
+    pub(crate) date: Date,
+    /// As in messages.
+    pub(crate) path: String,
+    /// Of what it holds.
+    pub(crate) digest: Digest,
+    /// Of the encoder, where the source tells.
+    pub(crate) encoder: Option<Digest>,
+    files: Files,
+}
+
+#[derive(Debug)]
+enum Files {
+    Tables(Vec<Location>),
+    Npy(Npy),
+}
+
+#[derive(Debug)]
+struct Npy {
+    npy: String,
+    ids: String,
+    skip_rows: usize,
+    id_type: IdType,
+}
+
+/// What is needed of a night's manifest.
+#[derive(Deserialize)]
+struct Night {
+    version: u32,
+    kind: Kind,
+    date: Date,
+    parts: Vec<NightPart>,
+    embedding: Option<EmbeddingInfo>,
+}
+
+#[derive(Deserialize)]
+struct NightPart {
+    name: String,
+}
+
+impl EmbeddingSource {
+    /// What `path` holds, by kind: by default the newest night of the configuration's output, not after `[run] date`.
+    ///
+    /// # Errors
+    /// Naming what is missing and what to give instead.
+    pub(crate) async fn find(
+        config: &Config,
+        path: Option<&str>,
+        embedded: &Embedded,
+    ) -> Result<Vec<Self>> {
+        let path = path.unwrap_or(&config.output.path);
+        let place = Location::parse(path)?;
+        let is_npy = place.extension() == "npy";
+        ensure!(
+            is_npy || embedded.ids.is_none(),
+            "{path}: --ids is for an .npy; other sources have ids of their own"
+        );
+        let today = || Timestamp::now().to_zoned(TimeZone::UTC).date();
+        let date = config.run.date.unwrap_or_else(today);
+        match place.extension().as_str() {
+            "npy" => Ok(vec![Self::npy(&place, date, embedded).await?]),
+            "parquet" => Ok(vec![Self::table(place, date, embedded).await?]),
+            _ if place.join(MANIFEST).exists().await? => {
+                let night = Self::night(&place).await?;
+                ensure!(
+                    embedded.kind.is_none_or(|kind| kind == night.kind),
+                    "{path}: holds {}s, not what --kind asks for",
+                    night.kind
+                );
+                Ok(vec![night])
+            }
+            _ => Self::newest_nights(&place, config, embedded).await,
+        }
+    }
+
+    async fn newest_nights(
+        root: &Location,
+        config: &Config,
+        embedded: &Embedded,
+    ) -> Result<Vec<Self>> {
+        let before = match config.run.date {
+            Some(date) => date.tomorrow()?,
+            None => Date::MAX,
+        };
+        let mut nights = Vec::new();
+        for folder in previous::latest(root, before).await? {
+            let mut night = Self::night(&root.join(&folder)).await?;
+            // Texts without embeddings may have got some from `laser encode`.
+            if night.encoder.is_none()
+                && let Some(folder) = newest_embeddings(root, night.kind, before).await?
+            {
+                night = Self::night(&root.join(&folder)).await?;
+            }
+            nights.push(night);
+        }
+        nights.retain(|night| embedded.kind.is_none_or(|kind| kind == night.kind));
+        ensure!(
+            !nights.is_empty(),
+            "{}: no complete night (no _SUCCESS below profiles/); run one, or give a published folder, a .parquet or an .npy",
+            root.url()
+        );
+        Ok(nights)
+    }
+
+    async fn night(folder: &Location) -> Result<Self> {
+        let file = folder.join(MANIFEST);
+        let bytes = file.read().await?;
+        let night: Night = serde_json::from_slice(&bytes)
+            .with_context(|| format!("{}: not a night's manifest", file.url()))?;
+        ensure!(
+            night.version <= SCHEMA_VERSION,
+            "{}: schema version {}, this Laser reads {SCHEMA_VERSION}: take the version of Laser that wrote it",
+            file.url(),
+            night.version
+        );
+        ensure!(
+            folder.join(SUCCESS).exists().await?,
+            "{}: no {SUCCESS}: the night is not complete; run it again first",
+            folder.url()
+        );
+        let tables: Vec<Location> = night.parts.iter().map(|p| folder.join(&p.name)).collect();
+        Ok(Self {
+            kind: night.kind,
+            date: night.date,
+            path: folder.url().to_owned(),
+            digest: Digest::of(&bytes),
+            encoder: night.embedding.map(|embedding| embedding.encoder_digest),
+            files: Files::Tables(tables),
+        })
+    }
+
+    async fn table(place: Location, date: Date, embedded: &Embedded) -> Result<Self> {
+        let part = EmbeddingTable::open(&place).await?.footer(PART_KEY);
+        let part: Value = part.map_or(Ok(Value::Null), |part| serde_json::from_str(&part))?;
+        let own_kind: Option<Kind> = serde_json::from_value(part["kind"].clone())?;
+        let kind = own_kind
+            .or(embedded.kind)
+            .with_context(|| needs_kind(&place))?;
+        ensure!(
+            embedded.kind.is_none_or(|asked| asked == kind),
+            "{}: holds {kind}s, not what --kind asks for",
+            place.url()
+        );
+        Ok(Self {
+            kind,
+            date,
+            path: place.url().to_owned(),
+            digest: place.fingerprint().await?,
+            encoder: serde_json::from_value(part["embedding"]["encoder_digest"].clone())?,
+            files: Files::Tables(vec![place]),
+        })
+    }
+
+    async fn npy(place: &Location, date: Date, embedded: &Embedded) -> Result<Self> {
+        let path = place.url().to_owned();
+        let Some(ids) = embedded.ids.clone() else {
+            bail!("{path}: which entities are its rows? give --ids FILE, an id a line");
+        };
+        let kind = embedded.kind.with_context(|| needs_kind(place))?;
+        let (skip_rows, id_type) = (embedded.skip_rows, embedded.id_type);
+        let fingerprints = [
+            place.fingerprint().await?,
+            Location::parse(&ids)?.fingerprint().await?,
+        ];
+        Ok(Self {
+            kind,
+            date,
+            digest: Digest::of_json(&(fingerprints, skip_rows, id_type)),
+            encoder: None,
+            files: Files::Npy(Npy {
+                npy: path.clone(),
+                ids,
+                skip_rows,
+                id_type,
+            }),
+            path,
+        })
+    }
+
+    /// Begins to read it.
+    pub(crate) fn reader(&self) -> EmbeddingReader<'_> {
+        EmbeddingReader {
+            source: self,
+            opened: 0,
+            table: None,
+            npy: None,
+            dimension: None,
+        }
+    }
+}
+
+fn needs_kind(place: &Location) -> String {
+    let place = place.url();
+    format!("{place}: whose embeddings are these? give --kind user or --kind item")
+}
+
+/// Reads a source in batches: memory is a thousand rows.
+#[derive(Debug)]
+pub(crate) struct EmbeddingReader<'a> {
+    source: &'a EmbeddingSource,
+    /// Tables so far.
+    opened: usize,
+    table: Option<EmbeddingTable>,
+    npy: Option<NpyEmbeddings>,
+    /// Of the first embedding.
+    dimension: Option<usize>,
+}
+
+impl EmbeddingReader<'_> {
+    /// The next rows, or `None` at the end. All embeddings are finite and of one dimension.
+    ///
+    /// # Errors
+    /// Naming the file and the entity.
+    pub(crate) async fn next_batch(&mut self) -> Result<Option<EmbeddingBatch>> {
+        let batch = match &self.source.files {
+            Files::Tables(tables) => self.next_of(tables).await?,
+            Files::Npy(npy) => self.next_of_npy(npy).await?,
+        };
+        if let Some(batch) = &batch {
+            let (found, expected) = (batch.dimension, self.dimension.unwrap_or(batch.dimension));
+            ensure!(
+                found == expected,
+                "{}: the embedding of {} has {found} values, those before have {expected}",
+                self.source.path,
+                batch.ids[0]
+            );
+            self.dimension = Some(found);
+        }
+        Ok(batch)
+    }
+
+    async fn next_of(&mut self, tables: &[Location]) -> Result<Option<EmbeddingBatch>> {
+        loop {
+            if let Some(table) = &mut self.table
+                && let Some(batch) = table.next_batch().await?
+            {
+                return Ok(Some(batch));
+            }
+            let Some(table) = tables.get(self.opened) else {
+                return Ok(None);
+            };
+            self.table = Some(EmbeddingTable::open(table).await?);
+            self.opened += 1;
+        }
+    }
+
+    async fn next_of_npy(&mut self, files: &Npy) -> Result<Option<EmbeddingBatch>> {
+        let rows = match self.npy.take() {
+            Some(rows) => rows,
+            None => NpyEmbeddings::open(&files.npy, &files.ids, files.skip_rows).await?,
+        };
+        let rows = self.npy.insert(rows);
+        let (mut ids, mut values, mut dimension) = (Vec::new(), Vec::new(), 0);
+        while ids.len() < BATCH_ROWS
+            && let Some((line, id, embedding)) = rows.next_row()?
+        {
+            ensure!(
+                !id.is_empty(),
+                "{}, line {line}: empty; every row of {} needs an id",
+                files.ids,
+                files.npy
+            );
+            let id = EntityId::Text(id).into_type(Some(files.id_type));
+            ids.push(id.map_err(|e| anyhow!("{}, line {line}: {e}", files.ids))?);
+            values.extend_from_slice(embedding);
+            dimension = embedding.len();
+        }
+        ensure!(
+            ids.is_empty() || dimension > 0,
+            "{}: its embeddings have no values",
+            files.npy
+        );
+        Ok((!ids.is_empty()).then_some(EmbeddingBatch {
+            ids,
+            values,
+            dimension,
+        }))
+    }
+}

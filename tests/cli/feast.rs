@@ -1,0 +1,229 @@
+//! The output in a real Feast, in DuckDB, pandas and Polars, by the very files that docs/output.md points to.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use laser_schema::table;
+use serde_json::{Value, json};
+
+use crate::cycle::Nights;
+use crate::{assert_exit, collect, stderr, stdout};
+
+/// The Python with Feast and its scripts.
+fn python() -> PathBuf {
+    let python = std::env::var_os("LASER_FEAST").unwrap_or_else(|| {
+        panic!(
+            "LASER_FEAST is not set: pass the tests with tests/run.sh, or `source tests/feast.sh` first"
+        )
+    });
+    PathBuf::from(python)
+}
+
+fn encoder() -> String {
+    let directory = std::env::var("LASER_MINILM").unwrap_or_else(|_| {
+        panic!(
+            "LASER_MINILM is not set: pass the tests with tests/run.sh, or `source tests/encoder.sh` first"
+        )
+    });
+    format!("encoder.path={directory}")
+}
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// All rows below a folder, by entity.
+fn rows(folder: &Path) -> BTreeMap<i64, Value> {
+    let mut parts = Vec::new();
+    collect(folder, &mut parts);
+    let decode = |(path, bytes): (PathBuf, Vec<u8>)| {
+        table::decode::<Value>(&path.display().to_string(), bytes.into()).unwrap()
+    };
+    let rows = parts.into_iter().flat_map(decode);
+    rows.map(|row| (row["entity_id"].as_i64().unwrap(), row))
+        .collect()
+}
+
+/// Two nights of twelve users with embeddings and ids, the second run twice.
+struct Outputs {
+    nights: Nights,
+    first: BTreeMap<i64, Value>,
+    second: BTreeMap<i64, Value>,
+}
+
+impl Outputs {
+    fn new() -> Self {
+        let nights = Nights::new();
+        let encoder = encoder();
+        let night = |day: u32, settings: &[&str]| {
+            nights.night(day, &[&[encoder.as_str()], settings].concat());
+            let mut ids = nights.command("ids", day, &["ids.clusters=3", "ids.levels=2"]);
+            assert_exit(&ids.output().unwrap(), 0);
+        };
+        let folder = |day: u32| {
+            nights
+                .workspace
+                .path(&format!("out/profiles/kind=user/dt=2026-01-{day:02}"))
+        };
+        night(1, &[]);
+        let first = rows(&folder(1));
+        nights.write_users("Alien");
+        night(2, &[]);
+        let once: Vec<_> = fs::read_dir(folder(2))
+            .unwrap()
+            .map(|r| r.unwrap().path())
+            .collect();
+        night(2, &["generate.max_new_tokens=12"]);
+        let mut runs = fs::read_dir(folder(2)).unwrap().map(|r| r.unwrap().path());
+        let second = rows(&runs.find(|run| !once.contains(run)).unwrap());
+        Self {
+            nights,
+            first,
+            second,
+        }
+    }
+
+    fn out(&self) -> PathBuf {
+        self.nights.workspace.path("out")
+    }
+
+    /// A tool of the Python's environment, in the Feast repository of the examples.
+    fn tool(&self, name: &str, arguments: &[&Path]) -> Output {
+        let repository = self.nights.workspace.path("feast");
+        let mut command = Command::new(python().with_file_name(name));
+        command
+            .current_dir(repository)
+            .env("LASER_OUTPUT", self.out());
+        command.args(arguments).output().unwrap()
+    }
+}
+
+#[test]
+fn feast_duckdb_pandas_and_polars_read_the_output_as_documented() {
+    let outputs = Outputs::new();
+    assert_exit(&outputs.nights.workspace.verify(), 0);
+    let examples = root().join("docs/examples");
+    let repository = outputs.nights.workspace.path("feast");
+    fs::create_dir(&repository).unwrap();
+    for file in ["feature_store.yaml", "features.py"] {
+        fs::copy(examples.join("feast").join(file), repository.join(file)).unwrap();
+    }
+    assert_exit(&outputs.tool("feast", &[Path::new("apply")]), 0);
+    let interactions = "entity_id,event_timestamp,label\n\
+        1,2026-01-01T12:00:00Z,0\n\
+        1,2026-01-02T12:00:00Z,1\n\
+        2,2025-12-31T23:59:59Z,1\n\
+        3,2026-01-05T00:00:00Z,1\n\
+        4,2026-01-20T00:00:00Z,0\n";
+    fs::write(repository.join("interactions.csv"), interactions).unwrap();
+    let script = examples.join("training_set.py");
+    let arguments = [
+        &script,
+        Path::new("."),
+        Path::new("interactions.csv"),
+        Path::new("set.parquet"),
+    ];
+    assert_exit(&outputs.tool("python", &arguments), 0);
+    let (report, out) = (root().join("tests/feast/report.py"), outputs.out());
+    let night = Path::new("2026-01-02");
+    let arguments = [
+        &report,
+        out.as_path(),
+        &examples,
+        night,
+        &repository.join("set.parquet"),
+    ];
+    let report = outputs.tool("python", &arguments);
+    assert_exit(&report, 0);
+    let report: Value = serde_json::from_str(&stdout(&report))
+        .unwrap_or_else(|e| panic!("{e}: {}", stderr(&report)));
+    check_training(&report["training"], &outputs);
+    check_frames(&report, &outputs);
+    check_duckdb(&report["duckdb"], &outputs);
+}
+
+/// Each interaction has what was known at its time: of the night before it, in the version that was created last.
+fn check_training(training: &Value, outputs: &Outputs) {
+    let rows = training.as_array().unwrap();
+    let of = |user: i64, day: &str| {
+        let is = |row: &&Value| {
+            row["entity_id"] == user && row["event_timestamp"].as_str().unwrap().starts_with(day)
+        };
+        rows.iter().find(is)
+    };
+    for (user, day, night) in [
+        (1, "2026-01-01", &outputs.first),
+        (1, "2026-01-02", &outputs.second),
+        (3, "2026-01-05", &outputs.second),
+    ] {
+        let row = of(user, day).unwrap();
+        for feature in ["text", "text_tokens", "embedding"] {
+            assert_eq!(
+                row[feature], night[&user][feature],
+                "{feature} of {user} on {day}"
+            );
+        }
+        assert_eq!(row["embedding"].as_array().unwrap().len(), 384);
+        assert_eq!(row["knowledge_ids"].as_array().unwrap().len(), 2);
+    }
+    let texts = |user: i64| {
+        (
+            &outputs.first[&user]["text"],
+            &outputs.second[&user]["text"],
+        )
+    };
+    assert_ne!(texts(1).0, texts(1).1, "the nights have different texts");
+    // Nothing was known before the first night, and nothing is known any more when it is older than the view allows.
+    for (user, day) in [(2, "2025-12-31"), (4, "2026-01-20")] {
+        assert!(
+            of(user, day).is_none_or(|row| row["text"].is_null()),
+            "{training}"
+        );
+    }
+}
+
+fn tokens(rows: &BTreeMap<i64, Value>) -> i64 {
+    rows.values()
+        .map(|row| row["text_tokens"].as_i64().unwrap())
+        .sum()
+}
+
+fn check_frames(report: &Value, outputs: &Outputs) {
+    let (first, second) = (tokens(&outputs.first), tokens(&outputs.second));
+    let expected = json!({
+        "texts": 12, "tokens": second, "embeddings": [12, 384, "float32"], "ids": [12, 2, "int64"],
+        "event_timestamp": "datetime64[us, UTC]",
+    });
+    assert_eq!(report["pandas"], expected);
+    let types = json!({
+        "entity_id": "Int64", "dt": "Date", "text": "String", "text_tokens": "Int64",
+        "embedding": "Array(Float32, shape=(384,))", "knowledge_ids": "List(Int64)",
+    });
+    let expected = json!({"rows": 24, "tokens": first + second, "types": types});
+    assert_eq!(report["polars"], expected);
+}
+
+fn check_duckdb(report: &Value, outputs: &Outputs) {
+    let accepted = |rows: &BTreeMap<i64, Value>| -> i64 {
+        rows.values()
+            .map(|row| row["accepted_tokens"].as_i64().unwrap())
+            .sum()
+    };
+    let night = |date: &str, rows| json!([date, 12, tokens(rows), accepted(rows)]);
+    let expected = json!([
+        night("2026-01-01", &outputs.first),
+        night("2026-01-02", &outputs.second)
+    ]);
+    assert_eq!(report["by_night"], expected);
+    let similar = report["similar"].as_array().unwrap();
+    assert_eq!(similar.len(), 12);
+    assert_eq!(
+        similar[0][0], 0,
+        "a text is most similar to itself: {similar:?}"
+    );
+    let counts = report["users_by_id"].as_array().unwrap().iter();
+    let users: i64 = counts.map(|row| row[2].as_i64().unwrap()).sum();
+    assert_eq!(users, 24);
+}

@@ -1,0 +1,419 @@
+//! Knowledge ids, night after night.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
+use arrow::datatypes::Float32Type;
+use laser_schema::EntityId;
+use laser_schema::ids::{IdRecord, IdsManifest, decode_ids};
+use laser_schema::sample::priority;
+use parquet::arrow::ArrowWriter;
+
+use crate::{Workspace, assert_exit, collect, stderr, stdout};
+
+const DIMENSION: usize = 8;
+
+/// An embedding near one of four directions, with noise of its own.
+fn embedding(theme: usize, noise: u64) -> Vec<f32> {
+    let value = |axis: usize| {
+        let hash = priority(noise, &[&axis.to_le_bytes()]) % 1000;
+        f32::from(u16::try_from(hash).unwrap()) / 5000.0 + if axis == theme % 4 { 1.0 } else { 0.0 }
+    };
+    (0..DIMENSION).map(value).collect()
+}
+
+fn users(ids: impl Iterator<Item = i64>) -> Vec<(i64, Vec<f32>)> {
+    let user = |id: i64| {
+        (
+            id,
+            embedding(usize::try_from(id).unwrap(), id.unsigned_abs()),
+        )
+    };
+    ids.map(user).collect()
+}
+
+pub(crate) fn write_embeddings(path: &Path, rows: &[(i64, Vec<f32>)]) {
+    let ids = Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id));
+    let dimension = rows.first().map_or(1, |(_, e)| e.len());
+    let lists = rows.iter().map(|(_, e)| Some(e.iter().map(|v| Some(*v))));
+    let lists = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(
+        lists,
+        i32::try_from(dimension).unwrap(),
+    );
+    let columns: [(&str, ArrayRef); 2] = [("id", Arc::new(ids)), ("embedding", Arc::new(lists))];
+    let batch = RecordBatch::try_from_iter(columns).unwrap();
+    let mut writer =
+        ArrowWriter::try_new(fs::File::create(path).unwrap(), batch.schema(), None).unwrap();
+    writer.write(&batch).unwrap();
+    writer.close().unwrap();
+}
+
+struct Night<'a> {
+    workspace: &'a Workspace,
+    day: u32,
+}
+
+impl Night<'_> {
+    fn command(&self, source: &Path, args: &[&str]) -> Command {
+        let date = format!("run.date=2026-01-{:02}", self.day);
+        let settings = [date.as_str(), "ids.clusters=4"];
+        let mut command = self.workspace.command("ids", &settings);
+        command.arg(source).args(args);
+        command
+    }
+
+    fn ids(&self, source: &Path, args: &[&str]) -> Output {
+        self.command(source, args).output().unwrap()
+    }
+
+    /// The folder of the one run of the night.
+    #[track_caller]
+    fn folder(&self) -> PathBuf {
+        let night = format!("out/knowledge_ids/kind=user/dt=2026-01-{:02}", self.day);
+        let runs: Vec<_> = fs::read_dir(self.workspace.path(&night)).unwrap().collect();
+        assert_eq!(runs.len(), 1, "{runs:?}");
+        runs[0].as_ref().unwrap().path()
+    }
+
+    fn manifest(&self) -> IdsManifest {
+        serde_json::from_slice(&fs::read(self.folder().join("_manifest.json")).unwrap()).unwrap()
+    }
+
+    fn records(&self) -> Vec<IdRecord> {
+        let mut parts = Vec::new();
+        collect(&self.folder(), &mut parts);
+        let decode = |(path, bytes): (PathBuf, Vec<u8>)| {
+            decode_ids(&path.display().to_string(), bytes.into()).unwrap()
+        };
+        parts.into_iter().flat_map(decode).collect()
+    }
+
+    fn by_user(&self) -> BTreeMap<EntityId, Vec<i64>> {
+        let records = self.records().into_iter();
+        records.map(|r| (r.entity_id, r.knowledge_ids)).collect()
+    }
+}
+
+const USER: [&str; 2] = ["--kind", "user"];
+
+#[test]
+fn ids_are_published_kept_from_night_to_night_and_not_made_twice() {
+    let workspace = Workspace::new();
+    let source = workspace.path("embeddings.parquet");
+    let night = |day| Night {
+        workspace: &workspace,
+        day,
+    };
+    write_embeddings(&source, &users(0..200));
+    assert_exit(&night(2).ids(&source, &USER), 0);
+    let first = night(2);
+    assert_eq!(first.manifest().churn, None);
+    let ids = first.by_user();
+    assert_eq!(ids.len(), 200);
+    let of = |id: i64| &ids[&EntityId::Int(id)];
+    assert!(
+        (0..200).all(|id| of(id) == of(id % 4)),
+        "users of one theme have one id"
+    );
+    let record = &first.records()[0];
+    assert_eq!(
+        record.event_timestamp,
+        "2026-01-02T00:00:00Z".parse().unwrap()
+    );
+    assert_eq!(
+        record.created_timestamp,
+        first.manifest().codebook.info.created
+    );
+
+    // Ten users have another theme, five are gone, seven are new.
+    let mut tonight = users(5..207);
+    for (id, values) in &mut tonight[..10] {
+        *values = embedding(usize::try_from(*id).unwrap() + 1, 999);
+    }
+    write_embeddings(&source, &tonight);
+    let second = night(3).ids(&source, &USER);
+    assert_exit(&second, 0);
+    assert!(
+        stdout(&second).contains("its centroids are kept"),
+        "{}",
+        stdout(&second)
+    );
+    assert!(
+        stdout(&second).contains("5.1 % of 195 entities"),
+        "{}",
+        stdout(&second)
+    );
+    let manifest = night(3).manifest();
+    let churn = manifest.churn.clone().unwrap();
+    assert_eq!(
+        (churn.looked_at, churn.common, churn.changed),
+        (200, 195, 10)
+    );
+    assert_eq!(churn.changed_by_place, [10]);
+    assert_eq!(
+        manifest.codebook.info.parent,
+        Some(first.manifest().codebook.digest)
+    );
+    assert_eq!(manifest.rows, 202);
+
+    let before = files(&night(3).folder());
+    let again = night(3).ids(&source, &USER);
+    assert_exit(&again, 0);
+    assert!(
+        stdout(&again).contains("complete already"),
+        "{}",
+        stdout(&again)
+    );
+    assert_eq!(files(&night(3).folder()), before);
+    let verified = workspace.verify();
+    assert_exit(&verified, 0);
+    assert!(
+        stdout(&verified).contains("(1 parts, 202 rows)"),
+        "{}",
+        stdout(&verified)
+    );
+}
+
+/// All files of a folder with their bytes.
+fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
+    let entries = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path());
+    entries
+        .map(|path| (path.clone(), fs::read(path).unwrap()))
+        .collect()
+}
+
+#[test]
+fn what_was_stopped_goes_on_with_the_codebook_that_is_there() {
+    let workspace = Workspace::new();
+    let source = workspace.path("embeddings.parquet");
+    write_embeddings(&source, &users(0..100));
+    let night = Night {
+        workspace: &workspace,
+        day: 2,
+    };
+    assert_exit(&night.ids(&source, &USER), 0);
+    let whole = files(&night.folder());
+    for name in ["part-00000.parquet", "_manifest.json", "_SUCCESS"] {
+        fs::remove_file(night.folder().join(name)).unwrap();
+    }
+    assert_exit(&night.ids(&source, &USER), 0);
+    assert_eq!(files(&night.folder()), whole);
+    // A part that is not what it should be is not published.
+    fs::remove_file(night.folder().join("_SUCCESS")).unwrap();
+    fs::write(night.folder().join("part-00000.parquet"), "x").unwrap();
+    let damaged = night.ids(&source, &USER);
+    assert_exit(&damaged, 65);
+    assert!(
+        stderr(&damaged).contains("part-00000.parquet: not what the source"),
+        "{}",
+        stderr(&damaged)
+    );
+    assert!(!night.folder().join("_SUCCESS").exists());
+}
+
+#[test]
+fn the_order_of_the_rows_changes_no_id() {
+    let (one, other) = (Workspace::new(), Workspace::new());
+    let mut rows = users(0..150);
+    let ids = |workspace: &Workspace, rows: &[(i64, Vec<f32>)]| {
+        let source = workspace.path("embeddings.parquet");
+        write_embeddings(&source, rows);
+        let night = Night { workspace, day: 2 };
+        // Fewer than there are, so that the sample is one.
+        let output = night.ids(&source, &["--kind", "user", "--set", "ids.sample=60"]);
+        assert_exit(&output, 0);
+        (night.by_user(), night.manifest().codebook.info.fitted_on)
+    };
+    let ordered = ids(&one, &rows);
+    rows.reverse();
+    assert_eq!(ids(&other, &rows), ordered);
+    assert_eq!(ordered.1, 60);
+}
+
+#[test]
+fn a_matrix_with_a_list_of_ids_has_ids_too() {
+    let workspace = Workspace::new();
+    let (npy, list) = (workspace.path("users.npy"), workspace.path("users.txt"));
+    let rows = users(0..40);
+    let header =
+        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': (41, {DIMENSION}), }}");
+    let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
+    file.extend(format!("{header:<117}\n").as_bytes());
+    let padding = [0.0; DIMENSION];
+    let values = padding.iter().chain(rows.iter().flat_map(|(_, e)| e));
+    file.extend(values.flat_map(|v: &f32| v.to_le_bytes()));
+    fs::write(&npy, file).unwrap();
+    fs::write(
+        &list,
+        (0..40).map(|id| format!("{id}\n")).collect::<String>(),
+    )
+    .unwrap();
+    let night = Night {
+        workspace: &workspace,
+        day: 2,
+    };
+    let list = list.to_str().unwrap();
+    let args = [
+        "--kind",
+        "user",
+        "--ids",
+        list,
+        "--skip-rows",
+        "1",
+        "--id-type",
+        "int64",
+    ];
+    assert_exit(&night.ids(&npy, &args), 0);
+    let from_matrix = night.by_user();
+    assert_eq!(from_matrix.len(), 40);
+    let table = workspace.path("users.parquet");
+    write_embeddings(&table, &rows);
+    let later = Night {
+        workspace: &workspace,
+        day: 3,
+    };
+    assert_exit(&later.ids(&table, &USER), 0);
+    assert_eq!(later.by_user(), from_matrix);
+    let none = night.ids(&npy, &USER);
+    assert_exit(&none, 65);
+    assert!(
+        stderr(&none).contains("give --ids FILE"),
+        "{}",
+        stderr(&none)
+    );
+}
+
+#[test]
+fn unusable_embeddings_are_refused_with_what_to_do() {
+    let workspace = Workspace::new();
+    let source = workspace.path("embeddings.parquet");
+    let night = Night {
+        workspace: &workspace,
+        day: 2,
+    };
+    let check = |rows: &[(i64, Vec<f32>)], args: &[&str], expected: &str| {
+        write_embeddings(&source, rows);
+        let output = night.ids(&source, args);
+        assert_exit(&output, 65);
+        assert!(
+            stderr(&output).contains(expected),
+            "{}: expected {expected}",
+            stderr(&output)
+        );
+        assert!(!workspace.path("out").exists(), "something was written");
+    };
+    let mut rows = users(0..9);
+    check(
+        &rows,
+        &[],
+        "embeddings.parquet: whose embeddings are these? give --kind",
+    );
+    check(
+        &rows[..3],
+        &USER,
+        "clusters = 4: there are only 3 users with an embedding; set clusters to at most 3",
+    );
+    check(
+        &rows,
+        &["--kind", "user", "--set", "ids.codebooks=3"],
+        "codebooks = 3: embeddings of 8 values cannot be cut",
+    );
+    check(
+        &rows,
+        &["--kind", "user", "--set", "ids.cluster=3"],
+        "did you mean \"clusters\"",
+    );
+    rows[6].1[2] = f32::NAN;
+    check(
+        &rows,
+        &USER,
+        "embeddings.parquet, row 7: the embedding of 6 holds NaN, infinity or null at position 2",
+    );
+    rows[6] = rows[5].clone();
+    check(&rows, &USER, "user 5 is there twice");
+    let nothing = night.ids(&workspace.path("out"), &[]);
+    assert_exit(&nothing, 65);
+    assert!(
+        stderr(&nothing).contains("no complete night"),
+        "{}",
+        stderr(&nothing)
+    );
+}
+
+#[test]
+fn a_night_without_embeddings_is_refused() {
+    let workspace = Workspace::new();
+    assert_exit(&workspace.run(&[]), 0);
+    let output = workspace.command("ids", &[]).output().unwrap();
+    assert_exit(&output, 65);
+    assert!(
+        stderr(&output).contains("no column embedding"),
+        "{}",
+        stderr(&output)
+    );
+    assert!(!workspace.path("out/knowledge_ids").exists());
+}
+
+#[test]
+fn a_previous_codebook_that_does_not_fit_is_refused() {
+    let workspace = Workspace::new();
+    let source = workspace.path("embeddings.parquet");
+    let night = |day| Night {
+        workspace: &workspace,
+        day,
+    };
+    write_embeddings(&source, &users(0..40));
+    assert_exit(&night(2).ids(&source, &USER), 0);
+    let check = |args: &[&str], expected: &str| {
+        let output = night(3).ids(&source, &[&USER[..], args].concat());
+        assert_exit(&output, 65);
+        assert!(
+            stderr(&output).contains(expected),
+            "{}: expected {expected}",
+            stderr(&output)
+        );
+    };
+    check(
+        &["--set", "ids.clusters=5"],
+        "has [ids] clusters = 4, tonight it is 5",
+    );
+    check(
+        &["--previous", "nowhere"],
+        "--previous nowhere: no complete user ids before 2026-01-03 there",
+    );
+    let wide: Vec<(i64, Vec<f32>)> = (0..40).map(|id| (id, vec![1.0; 9])).collect();
+    write_embeddings(&source, &wide);
+    check(&[], "has embeddings of dimension 8, tonight it is 9");
+    // A flipped bit is found, by whoever begins with it and by `laser verify`.
+    let file = night(2).folder().join("_codebook.safetensors");
+    let mut bytes = fs::read(&file).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&file, bytes).unwrap();
+    check(
+        &[],
+        "_codebook.safetensors: not a codebook: its bytes do not match its checksum",
+    );
+    let verified = workspace.verify();
+    assert_exit(&verified, 65);
+    assert!(
+        stdout(&verified).contains("_codebook.safetensors: missing, or not that of the manifest")
+    );
+    let anew = night(3).ids(
+        &source,
+        &[
+            "--kind",
+            "user",
+            "--previous",
+            "none",
+            "--set",
+            "ids.clusters=1",
+        ],
+    );
+    assert_exit(&anew, 0);
+}

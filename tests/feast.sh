@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Sourced by run.sh: installs Feast, DuckDB, pandas and Polars for the tests that read outputs (830 MB, one to two minutes)
+# and exports their Python. LASER_TEST_HOME is honoured; whoever sets LASER_FEAST uses their own.
+
+feast_home=${LASER_TEST_HOME:-$HOME/.cache/laser/test-tools}/feast-0.67.0
+
+if [[ -z ${LASER_FEAST:-} ]]; then
+    if [[ ! -x $feast_home/bin/feast ]]; then
+        python3 -m venv "$feast_home"
+        "$feast_home/bin/pip" install --quiet --disable-pip-version-check -r tests/feast/requirements.txt
+    fi
+    LASER_FEAST=$feast_home/bin/python
+fi
+
+export LASER_FEAST
