@@ -481,7 +481,7 @@ async fn read_rows(
     while let Some(entities) = reader.next_batch().await? {
         for entity in entities {
             row += 1;
-            if entity.kind != kind {
+            if Some(entity.kind) != table.kind {
                 continue;
             }
             let (id, file) = (entity.id, || table.path.clone());

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use anyhow::{Context, Result, bail, ensure};
 use laser_pool_builder::{EmbeddingError, EmbeddingSource, read_embeddings};
 use laser_recommender::ctr::{Codes, CodesError, Feature, Variant, Vectors};
+use laser_schema::manifest::published_parts;
 use laser_schema::rows::RowReader;
 use laser_schema::{EntityId, Kind, Location};
 use serde_json::Value;
@@ -121,19 +122,12 @@ async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Resul
         }
         Ok::<(), EmbeddingError>(())
     };
-    for source in parts_of_embeddings(source).await? {
-        read_embeddings(&source, kind, &mut sink).await?;
-    }
+    read_embeddings(source, kind, &mut sink).await?;
     let name = match source {
         EmbeddingSource::Npy { npy, .. } => npy,
         EmbeddingSource::Table { table, .. } => table,
     };
     check_rows(name, kind, &rows, twice)?;
-    let lengths = rows.iter().flatten().map(Vec::len);
-    ensure!(
-        lengths.clone().min() == lengths.max(),
-        "{name}: its parts have embeddings of different lengths"
-    );
     Ok(Feature::Vectors(Vectors::new(dimension, &rows)))
 }
 
@@ -206,41 +200,17 @@ fn check_rows<T>(name: &str, kind: Kind, rows: &[Option<T>], twice: Option<Strin
     Ok(())
 }
 
-/// A table as it is, or the Parquet files of a folder, such as a published night.
+/// A table as it is, or the parts of a published folder.
 async fn parts(table: &str) -> Result<Vec<String>> {
     let location = Location::parse(table)?;
     if !location.extension().is_empty() {
         return Ok(vec![table.to_owned()]);
     }
-    let listed = location.list().await.with_context(|| table.to_owned())?;
-    let is_part =
-        |name: &str| name.ends_with(".parquet") && !name.contains('/') && !name.starts_with('_');
-    let parts = listed.iter().filter(|listed| is_part(&listed.name));
-    let parts: Vec<String> = parts
-        .map(|listed| location.join(&listed.name).url().to_owned())
-        .collect();
-    ensure!(
-        !parts.is_empty(),
-        "{table}: no .parquet in this folder; give a table, or the folder of one night and kind"
-    );
-    Ok(parts)
-}
-
-async fn parts_of_embeddings(source: &EmbeddingSource) -> Result<Vec<EmbeddingSource>> {
-    let EmbeddingSource::Table {
-        table,
-        id,
-        embedding,
-    } = source
-    else {
-        return Ok(vec![source.clone()]);
-    };
-    let parts = parts(table).await?.into_iter();
-    Ok(parts
-        .map(|table| EmbeddingSource::Table {
-            table,
-            id: id.clone(),
-            embedding: embedding.clone(),
-        })
-        .collect())
+    let parts = published_parts(&location).await?.with_context(|| {
+        format!(
+            "{table}: neither a table (.parquet, .csv, .jsonl) nor a published folder of knowledge ids (with a _SUCCESS), \
+             such as OUTPUT/knowledge_ids/kind=user/dt=DATE/run=RUN"
+        )
+    })?;
+    Ok(parts.iter().map(|part| part.url().to_owned()).collect())
 }
