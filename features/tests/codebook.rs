@@ -241,20 +241,17 @@ fn zeros_have_ids_too() {
 #[test]
 fn what_cannot_be_fitted_is_refused_with_what_to_do() {
     let sample = embeddings(1, 9, 6, 3);
-    let good = fitted(&sample, &config(3), None);
     let cases = [
         (
             config(10),
-            None,
             "clusters = 10: there are only 9 users with an embedding; set clusters to at most 9",
         ),
-        (config(0), None, "[ids] clusters = 0: expected at least 1"),
+        (config(0), "[ids] clusters = 0: expected at least 1"),
         (
             IdsConfig {
                 levels: 0,
                 ..config(3)
             },
-            None,
             "[ids] levels = 0",
         ),
         (
@@ -262,7 +259,6 @@ fn what_cannot_be_fitted_is_refused_with_what_to_do() {
                 iterations: 0,
                 ..config(3)
             },
-            None,
             "[ids] iterations = 0",
         ),
         (
@@ -270,7 +266,6 @@ fn what_cannot_be_fitted_is_refused_with_what_to_do() {
                 sample: 2,
                 ..config(3)
             },
-            None,
             "[ids] sample = 2: expected at least [ids] clusters",
         ),
         (
@@ -278,7 +273,6 @@ fn what_cannot_be_fitted_is_refused_with_what_to_do() {
                 refit_gain: 1.5,
                 ..config(3)
             },
-            None,
             "[ids] refit_gain = 1.5: expected a share",
         ),
         (
@@ -286,20 +280,26 @@ fn what_cannot_be_fitted_is_refused_with_what_to_do() {
                 codebooks: 4,
                 ..config(3)
             },
-            None,
             "codebooks = 4: embeddings of 6 values cannot be cut",
         ),
-        (
-            config(4),
-            Some(&good),
-            "has [ids] clusters = 3, tonight it is 4",
-        ),
+    ];
+    for (config, expected) in cases {
+        let error = try_fit(&sample, &config, None).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}: expected {expected}");
+    }
+}
+
+#[test]
+fn a_parent_of_another_shape_is_refused_with_what_to_do() {
+    let sample = embeddings(1, 9, 6, 3);
+    let good = fitted(&sample, &config(3), None);
+    let cases = [
+        (config(4), "has [ids] clusters = 3, tonight it is 4"),
         (
             IdsConfig {
                 levels: 2,
                 ..config(3)
             },
-            Some(&good),
             "has [ids] levels = 1, tonight it is 2",
         ),
         (
@@ -307,12 +307,13 @@ fn what_cannot_be_fitted_is_refused_with_what_to_do() {
                 normalise: false,
                 ..config(3)
             },
-            Some(&good),
             "normalise = true, tonight it is false",
         ),
     ];
-    for (config, parent, expected) in cases {
-        let error = try_fit(&sample, &config, parent).unwrap_err().to_string();
+    for (config, expected) in cases {
+        let error = try_fit(&sample, &config, Some(&good))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains(expected), "{error}: expected {expected}");
     }
     let wider = embeddings(1, 9, 8, 3);

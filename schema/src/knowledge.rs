@@ -485,7 +485,8 @@ mod tests {
             lower_case: false,
             dimensions: 3,
         };
-        let values = (0..rows.len() * 3).map(|n| f32::from_bits(0x3dcc_cccd + n as u32));
+        // Neighbouring floats, so that a lost bit shows.
+        let values = (0x3dcc_cccd..).map(f32::from_bits).take(rows.len() * 3);
         let embeddings = Embeddings::from_values(3, values.collect()).unwrap();
         let info = PartInfo {
             embedding: Some(EmbeddingInfo::new(EmbeddingSpec { encoder, layout }, 1)),

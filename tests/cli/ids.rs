@@ -159,16 +159,7 @@ fn ids_are_published_kept_from_night_to_night_and_not_made_twice() {
         Some(first.manifest().codebook.digest)
     );
     assert_eq!(manifest.rows, 202);
-
-    let before = files(&night(3).folder());
-    let again = night(3).ids(&source, &USER);
-    assert_exit(&again, 0);
-    assert!(
-        stdout(&again).contains("complete already"),
-        "{}",
-        stdout(&again)
-    );
-    assert_eq!(files(&night(3).folder()), before);
+    assert_complete(&night(3), &source);
     let verified = workspace.verify();
     assert_exit(&verified, 0);
     assert!(
@@ -176,6 +167,20 @@ fn ids_are_published_kept_from_night_to_night_and_not_made_twice() {
         "{}",
         stdout(&verified)
     );
+}
+
+/// The same command finds all of it done.
+#[track_caller]
+fn assert_complete(night: &Night<'_>, source: &Path) {
+    let before = files(&night.folder());
+    let again = night.ids(source, &USER);
+    assert_exit(&again, 0);
+    assert!(
+        stdout(&again).contains("complete already"),
+        "{}",
+        stdout(&again)
+    );
+    assert_eq!(files(&night.folder()), before);
 }
 
 /// All files of a folder with their bytes.

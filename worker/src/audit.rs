@@ -147,7 +147,13 @@ mod tests {
             relaxed: true,
         };
         for period in 1..6 {
-            let origin = |at: usize| if at / period % 2 == 0 { own } else { pool };
+            let origin = |at: usize| {
+                if (at / period).is_multiple_of(2) {
+                    own
+                } else {
+                    pool
+                }
+            };
             let generated = Generated {
                 text: text.to_owned(),
                 origins: (0..tokens.len()).map(origin).collect(),

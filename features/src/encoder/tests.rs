@@ -288,10 +288,25 @@ fn the_directory_says_how_texts_are_pooled_and_the_configuration_overrides_it() 
     );
 }
 
+/// Damages an encoder's directory.
+type Spoil = fn(&Path);
+
+/// Each case makes opening or loading the encoder fail with the words beside it.
+#[track_caller]
+fn assert_refused(cases: &[(Spoil, &str)]) {
+    for (spoil, expected) in cases {
+        let dir = tiny();
+        spoil(dir.path());
+        let error = open(dir.path(), &EncoderConfig::default())
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(expected), "{error}\nlacks\n{expected}");
+    }
+}
+
 #[test]
-fn what_the_encoder_cannot_do_is_refused_by_file_and_key() {
-    type Spoil = fn(&Path);
-    let cases: [(Spoil, &str); 15] = [
+fn a_model_that_the_encoder_cannot_run_is_refused_by_file_and_key() {
+    assert_refused(&[
         (
             |d| fs::remove_file(d.join("config.json")).unwrap(),
             "no config.json; give the directory of a BERT model",
@@ -336,6 +351,12 @@ fn what_the_encoder_cannot_do_is_refused_by_file_and_key() {
             },
             "its weights do not fit config.json",
         ),
+    ]);
+}
+
+#[test]
+fn a_tokenizer_or_settings_that_the_encoder_cannot_use_are_refused_by_file_and_key() {
+    assert_refused(&[
         (
             |d| fs::remove_file(d.join("tokenizer.json")).unwrap(),
             "no tokenizer.json; convert the model's tokenizer",
@@ -372,15 +393,7 @@ fn what_the_encoder_cannot_do_is_refused_by_file_and_key() {
             |d| write_settings(d, &json!({}), &[("Pooling", "3_Pooling")]),
             "no 3_Pooling/config.json; modules.json names it",
         ),
-    ];
-    for (spoil, expected) in cases {
-        let dir = tiny();
-        spoil(dir.path());
-        let error = open(dir.path(), &EncoderConfig::default())
-            .unwrap_err()
-            .to_string();
-        assert!(error.contains(expected), "{error}\nlacks\n{expected}");
-    }
+    ]);
 }
 
 #[test]

@@ -45,7 +45,8 @@ fn check(set: fn(&mut Guards, f64), kept: f64, breached: f64, told: &str) {
 
 #[test]
 fn each_bound_is_on_its_own_figure() {
-    let cases: [(fn(&mut Guards, f64), f64, f64, &str); 8] = [
+    type Set = fn(&mut Guards, f64);
+    let cases: [(Set, f64, f64, &str); 8] = [
         (
             |g, v| g.min_length_ratio = Some(v),
             1.1,
