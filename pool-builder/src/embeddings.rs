@@ -451,7 +451,7 @@ async fn read_table(
             kind: Some(kind),
             columns: columns.clone(),
         };
-        rows += read_rows(&contract, (kind, rows), &mut dimension, sink).await?;
+        rows += read_rows(&contract, rows, &mut dimension, sink).await?;
     }
     Ok(())
 }
@@ -472,7 +472,7 @@ async fn tables(path: &str) -> Result<Vec<String>, EmbeddingError> {
 /// Gives `sink` the embeddings of one table; `before` rows were in other tables. Returns its rows.
 async fn read_rows(
     table: &EntityTable,
-    (kind, before): (Kind, u64),
+    before: u64,
     dimension: &mut Option<usize>,
     sink: &mut EmbeddingSink<'_>,
 ) -> Result<u64, EmbeddingError> {
