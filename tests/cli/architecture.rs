@@ -67,8 +67,10 @@ fn dependencies_point_one_way() {
         ("decode", &[][..]),
         ("schema", &[]),
         ("pool-builder", &["decode", "schema"]),
+        ("features", &["schema"]),
+        ("recommender", &[]),
         ("coordinator", &["schema"]),
-        ("worker", &["decode", "schema"]),
+        ("worker", &["decode", "features", "schema"]),
     ];
     for (name, allowed) in allowed {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();
