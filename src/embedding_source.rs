@@ -7,8 +7,6 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use laser_pool_builder::NpyEmbeddings;
 use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::embedding_set::newest_embeddings;
 use laser_schema::embedding_set::newest_embeddings;
 use laser_schema::embedding_table::{EmbeddingBatch, EmbeddingTable};
 use laser_schema::entity::IdType;
