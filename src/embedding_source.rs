@@ -10,7 +10,8 @@ use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::newest_embeddings;
 use laser_schema::embedding_table::{EmbeddingBatch, EmbeddingTable};
 use laser_schema::entity::IdType;
-use laser_schema::knowledge::{PART_KEY, SCHEMA_VERSION};
+use laser_schema::knowledge::SCHEMA_VERSION;
+use laser_schema::layout::{EMBEDDINGS, PROFILES};
 use laser_schema::manifest::{MANIFEST, SUCCESS};
 use laser_schema::{Digest, EntityId, Kind, Location, previous};
 use serde::Deserialize;
@@ -124,6 +125,7 @@ impl EmbeddingSource {
         }
     }
 
+    /// The newest complete night of each kind: of its texts or, where `laser encode` has made them, of its embeddings.
     async fn newest_nights(
         root: &Location,
         config: &Config,
@@ -133,21 +135,24 @@ impl EmbeddingSource {
             Some(date) => date.tomorrow()?,
             None => Date::MAX,
         };
+        let texts = previous::latest(root, before).await?;
         let mut nights = Vec::new();
-        for folder in previous::latest(root, before).await? {
-            let mut night = Self::night(&root.join(&folder)).await?;
-            // Texts without embeddings may have got some from `laser encode`.
-            if night.encoder.is_none()
-                && let Some(folder) = newest_embeddings(root, night.kind, before).await?
-            {
-                night = Self::night(&root.join(&folder)).await?;
+        for kind in Kind::ALL {
+            if embedded.kind.is_some_and(|asked| asked != kind) {
+                continue;
             }
-            nights.push(night);
+            let texts = texts
+                .iter()
+                .find(|t| t.starts_with(&kind_folder(PROFILES, kind)));
+            let embeddings = newest_embeddings(root, kind, before).await?;
+            let newest = embeddings.filter(|e| texts.is_none_or(|t| night_of(t) <= night_of(e)));
+            if let Some(folder) = newest.as_ref().or(texts) {
+                nights.push(Self::night(&root.join(folder)).await?);
+            }
         }
-        nights.retain(|night| embedded.kind.is_none_or(|kind| kind == night.kind));
         ensure!(
             !nights.is_empty(),
-            "{}: no complete night (no _SUCCESS below profiles/); run one, or give a published folder, a .parquet or an .npy",
+            "{}: no complete night (no {SUCCESS} below {PROFILES}/ or {EMBEDDINGS}/); run one, or give a published folder, a .parquet or an .npy",
             root.url()
         );
         Ok(nights)
@@ -157,9 +162,9 @@ impl EmbeddingSource {
         let file = folder.join(MANIFEST);
         let bytes = file.read().await?;
         let night: Night = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{}: not a night's manifest", file.url()))?;
+            .with_context(|| format!("{}: not a manifest of texts or embeddings", file.url()))?;
         ensure!(
-            night.version <= SCHEMA_VERSION,
+            night.version == SCHEMA_VERSION,
             "{}: schema version {}, this Laser reads {SCHEMA_VERSION}: take the version of Laser that wrote it",
             file.url(),
             night.version
@@ -169,35 +174,31 @@ impl EmbeddingSource {
             "{}: no {SUCCESS}: the night is not complete; run it again first",
             folder.url()
         );
-        let tables: Vec<Location> = night.parts.iter().map(|p| folder.join(&p.name)).collect();
+        let embedding = night.embedding.with_context(|| {
+            format!(
+                "{}: its texts have no embeddings; run `laser encode` on it first, and set [encoder] for nights to come",
+                folder.url()
+            )
+        })?;
+        let tables = night.parts.iter().map(|part| folder.join(&part.name));
         Ok(Self {
             kind: night.kind,
             date: night.date,
             path: folder.url().to_owned(),
             digest: Digest::of(&bytes),
-            encoder: night.embedding.map(|embedding| embedding.encoder_digest),
-            files: Files::Tables(tables),
+            encoder: Some(embedding.encoder_digest),
+            files: Files::Tables(tables.collect()),
         })
     }
 
+    /// A file of others than Laser: of its own, folders tell kind, night and encoder.
     async fn table(place: Location, date: Date, embedded: &Embedded) -> Result<Self> {
-        let part = EmbeddingTable::open(&place).await?.footer(PART_KEY);
-        let part: Value = part.map_or(Ok(Value::Null), |part| serde_json::from_str(&part))?;
-        let own_kind: Option<Kind> = serde_json::from_value(part["kind"].clone())?;
-        let kind = own_kind
-            .or(embedded.kind)
-            .with_context(|| needs_kind(&place))?;
-        ensure!(
-            embedded.kind.is_none_or(|asked| asked == kind),
-            "{}: holds {kind}s, not what --kind asks for",
-            place.url()
-        );
         Ok(Self {
-            kind,
+            kind: embedded.kind.with_context(|| needs_kind(&place))?,
             date,
             path: place.url().to_owned(),
             digest: place.fingerprint().await?,
-            encoder: serde_json::from_value(part["embedding"]["encoder_digest"].clone())?,
+            encoder: None,
             files: Files::Tables(vec![place]),
         })
     }
@@ -238,6 +239,15 @@ impl EmbeddingSource {
             dimension: None,
         }
     }
+}
+
+fn kind_folder(data_set: &str, kind: Kind) -> String {
+    format!("{data_set}/kind={kind}/")
+}
+
+/// The `dt=…` of a folder of a night: they sort as their dates do.
+fn night_of(folder: &str) -> Option<&str> {
+    folder.split('/').find(|name| name.starts_with("dt="))
 }
 
 fn needs_kind(place: &Location) -> String {

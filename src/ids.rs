@@ -43,8 +43,8 @@ const IDS_KEY: &str = "laser.ids";
 pub(crate) struct IdsArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Embeddings: an output or one published folder whose texts have an embedding, a .parquet with the columns id and
-    /// embedding, or an .npy with --ids. By default the newest night of the configuration's output.
+    /// Embeddings: an output (its newest night is taken), one published folder of texts with embeddings or of embeddings,
+    /// a .parquet with the columns id and embedding, or an .npy with --ids. By default the configuration's output.
     source: Option<String>,
     /// Where the ids go: a folder or URL; by default the configuration's output.
     #[arg(short, long)]

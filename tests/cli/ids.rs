@@ -353,7 +353,7 @@ fn a_night_without_embeddings_is_refused() {
     let output = workspace.command("ids", &[]).output().unwrap();
     assert_exit(&output, 65);
     assert!(
-        stderr(&output).contains("no column embedding"),
+        stderr(&output).contains("its texts have no embeddings; run `laser encode`"),
         "{}",
         stderr(&output)
     );

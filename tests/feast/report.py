@@ -31,9 +31,10 @@ with open(os.path.join(examples, "duckdb.sql"), encoding="utf-8") as file:
     results = [connection.execute(s).fetchall() for s in duckdb.extract_statements(file.read())]
 by_night, similar, users_by_id = results[-3:]
 
-training = pd.read_parquet(training_set)
+training = pd.read_parquet(training_set).astype(object)
 report = {
-    "training": json.loads(training.to_json(orient="records", date_format="iso")),
+    # What is missing is null, and a list is a list.
+    "training": training.where(training.notna(), None).to_dict("records"),
     "pandas": {
         "texts": len(pandas["texts"]),
         "tokens": int(pandas["texts"]["text_tokens"].sum()),
@@ -48,4 +49,4 @@ report = {
     },
     "duckdb": {"by_night": by_night, "similar": similar, "users_by_id": users_by_id},
 }
-print(json.dumps(report, default=str))
+print(json.dumps(report, default=lambda value: getattr(value, "tolist", lambda: str(value))()))
