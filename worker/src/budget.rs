@@ -9,7 +9,7 @@
 //! nothing is drafted, and speculation loses to plain decoding by no more than the drafting itself, which is made small as
 //! well: see [`Reach`].
 //!
-//! Drafters estimate probabilities under strict acceptance of typical texts. A [`Calibration`] for each pool bends them
+//! Drafters estimate probabilities under strict acceptance of typical texts. A calibration for each pool bends them
 //! to what becomes of drafts there.
 
 use std::collections::HashMap;

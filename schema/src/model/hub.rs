@@ -283,6 +283,8 @@ mod tests {
             (TOKENIZER, "{\"version\": \"1.0\"}"),
             (TOKENIZER_CONFIG, "{}"),
             (CHAT_TEMPLATE, "{{ messages }}"),
+            ("modules.json", "[]"),
+            ("1_Pooling/config.json", "{\"pooling_mode\": \"cls\"}"),
             (
                 SAFETENSORS_INDEX,
                 r#"{"weight_map": {"a": "model-00001-of-00001.safetensors"}}"#,
