@@ -138,7 +138,7 @@ fn tiles(night: &Night) -> Vec<Tile> {
     if figures.texts > 0 {
         tiles.push(tile(
             "Throughput",
-            (whole_f(figures.tokens_per_second()), "tokens/s"),
+            (whole_f(figures.tokens_per_second()), "/s"),
             format!(
                 "{} tokens, {:.0} a text",
                 whole(figures.tokens),

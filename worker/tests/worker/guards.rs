@@ -23,7 +23,7 @@ const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
 async fn gated(min_log_probability: f64) -> Run {
     let users: Vec<Value> = (0..20).map(user).collect();
     let dir = tempfile::tempdir().unwrap();
-    plan_as(dir, date(2026, 11, 20), &users, |request| {
+    let mut run = plan_as(dir, date(2026, 11, 20), &users, |request| {
         request.audit_share = 0.5;
         request.spec.verification = RELAXED;
         request.guards = Some(Guards {
@@ -33,7 +33,29 @@ async fn gated(min_log_probability: f64) -> Run {
             ..Guards::default()
         });
     })
-    .await
+    .await;
+    let mut texts = Vec::new();
+    for shard in shards(&run, Action::Generate) {
+        let rows = run.rows(&run.plan().shards[shard as usize]).await;
+        texts.extend(rows.iter().map(|row| second_best(&row.prompt)));
+    }
+    let context = Arc::get_mut(&mut run.context).unwrap();
+    context.pools.insert("user-all".to_owned(), pool(&texts));
+    run
+}
+
+/// The end of a prompt and a text of the second most probable tokens: what relaxed verification accepts and strict does
+/// not.
+fn second_best(prompt: &[u32]) -> Vec<u32> {
+    let mut engine = fake();
+    let mut naive = Naive::new(&mut engine, 2);
+    let mut top = naive.feed_all(prompt);
+    let mut text = prompt[prompt.len().saturating_sub(8)..].to_vec();
+    while text.len() < 30 && top[1].token != END {
+        text.push(top[1].token);
+        top = naive.feed(top[1].token);
+    }
+    text
 }
 
 fn relaxed() -> Generator {
