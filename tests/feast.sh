@@ -5,9 +5,10 @@
 feast_home=${LASER_TEST_HOME:-$HOME/.cache/laser/test-tools}/feast-0.67.0
 
 if [[ -z ${LASER_FEAST:-} ]]; then
-    if [[ ! -x $feast_home/bin/feast ]]; then
+    if [[ ! -f $feast_home/done ]]; then
         python3 -m venv "$feast_home"
         "$feast_home/bin/pip" install --quiet --disable-pip-version-check -r tests/feast/requirements.txt
+        touch "$feast_home/done"
     fi
     LASER_FEAST=$feast_home/bin/python
 fi

@@ -16,7 +16,7 @@ def nights(data_set):
     """All nights of a data set. Of rows for the same night the one that was created later counts."""
     return FileSource(
         name=f"user_{data_set}",
-        path=f"{output}/{data_set}/kind=user",
+        path=f"{output}/{data_set}/kind=user/*/*/*.parquet",
         timestamp_field="event_timestamp",
         created_timestamp_column="created_timestamp",
     )
