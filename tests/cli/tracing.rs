@@ -90,8 +90,9 @@ fn children<'a>(spans: &'a [Span], parent: &Span) -> BTreeSet<&'a str> {
 
 fn shard_number(span: &Span) -> i64 {
     let attribute = span.attributes.iter().find(|a| a.key == "shard").unwrap();
+    // Unsigned numbers have no type of their own in OTLP.
     match attribute.value.clone().unwrap().value.unwrap() {
-        Value::IntValue(shard) => shard,
+        Value::StringValue(shard) => shard.parse().unwrap(),
         other => panic!("{other:?}"),
     }
 }
