@@ -285,7 +285,9 @@ fn audited_texts_are_compared_by_the_encoder() {
     for manifest in manifests(&workspace, "2026-01-02") {
         for (pool, breach) in manifest.guards.iter().flat_map(GuardReport::breaches) {
             assert_eq!(breach.guard, "min_similarity");
-            assert_eq!(manifest.audit[pool].mean_similarity(), Some(breach.found));
+            // Sums of the same numbers, in another order.
+            let mean = manifest.audit[pool].mean_similarity().unwrap();
+            assert!((mean - breach.found).abs() < 1e-9, "{mean}: {breach:?}");
             breaches += 1;
         }
     }
