@@ -31,7 +31,7 @@ async fn setup(dir: &Path) -> SetupArgs {
     )
     .await
     .unwrap();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/profile-lm");
+    let model = std::path::absolute("fixtures/profile-lm").unwrap();
     let tables = paths.tonight;
     let args = [
         "paper",
@@ -162,7 +162,7 @@ async fn batch_sizes_are_compared_and_drawn() {
 async fn a_synthetic_night_is_planned_in_every_stage() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().to_str().unwrap();
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/profile-lm");
+    let model = std::path::absolute("fixtures/profile-lm").unwrap();
     let args = [
         "plan",
         "--entities",
@@ -217,7 +217,7 @@ async fn replay_measures_each_file_and_all_together() {
         std::fs::write(&path, (0..60).map(line).collect::<String>()).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/profile-lm");
+    let model = std::path::absolute("fixtures/profile-lm").unwrap();
     let (a, b, output) = (
         file("a.jsonl", "drama"),
         file("b.jsonl", "comedy"),

@@ -173,10 +173,8 @@ mod testing {
 
     /// A folder of the shared data, or `None` (said on standard error) where it is not there.
     pub(super) fn shared(folder: &str) -> Option<PathBuf> {
-        let root = std::env::var_os("LASER_SHARED").map_or_else(
-            || Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared"),
-            PathBuf::from,
-        );
+        let root = std::env::var_os("LASER_SHARED")
+            .map_or_else(|| std::path::absolute("../shared").unwrap(), PathBuf::from);
         let path = root.join(folder);
         if path.is_dir() {
             return Some(path);

@@ -30,8 +30,8 @@ fn encoder() -> String {
     format!("encoder.path={directory}")
 }
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
+fn root() -> PathBuf {
+    std::path::absolute(".").unwrap()
 }
 
 /// All rows below a folder, by entity.

@@ -135,7 +135,7 @@ fn collect(dir: &Path, parts: &mut Vec<(PathBuf, Vec<u8>)>) {
 }
 
 fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/profile-lm")
+    std::path::absolute("fixtures/profile-lm").unwrap()
 }
 
 #[track_caller]

@@ -1,6 +1,5 @@
 //! Prompts: shipped and custom templates, the budget, chat format.
 
-use std::path::Path;
 use std::sync::OnceLock;
 
 use laser_schema::{EntityId, Interaction};
@@ -10,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::*;
 
 fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/profile-lm")
+    std::path::absolute("../fixtures/profile-lm").unwrap()
 }
 
 /// The fixture's model with its chat template replaced; `None` removes it.

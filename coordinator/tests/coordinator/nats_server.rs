@@ -58,7 +58,7 @@ impl Server {
     /// A server with the configuration that is shipped, changed as a test likes.
     pub(crate) fn start_shipped(version: Version, change: impl Fn(String) -> String) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/nats/laser.conf");
+        let shipped = std::path::absolute("../deploy/nats/laser.conf").unwrap();
         let text = change(fs::read_to_string(shipped).unwrap());
         fs::write(dir.path().join("nats.conf"), text).unwrap();
         let mut environment = certificates(dir.path());

@@ -1,6 +1,5 @@
 //! One night of a small data set.
 
-use std::path::Path;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
@@ -25,7 +24,7 @@ pub(crate) const TEMPLATE: &str =
 
 fn model() -> &'static ModelFiles {
     static MODEL: OnceLock<ModelFiles> = OnceLock::new();
-    let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/profile-lm");
+    let fixture = std::path::absolute("../fixtures/profile-lm").unwrap();
     MODEL.get_or_init(|| ModelFiles::open(&fixture).unwrap())
 }
 

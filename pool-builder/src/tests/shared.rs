@@ -1,12 +1,12 @@
 //! Real data, where it is present: `LASER_SHARED`, else `../shared` beside the workspace.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use super::*;
 
 /// The folder of shared data, or none with a message.
 fn shared(part: &str) -> Option<PathBuf> {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
+    let beside = std::path::absolute("../../shared").unwrap();
     let folder = std::env::var_os("LASER_SHARED")
         .map_or(beside, PathBuf::from)
         .join(part);

@@ -5,7 +5,7 @@ use std::fs;
 use super::*;
 
 fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/profile-lm")
+    std::path::absolute("../fixtures/profile-lm").unwrap()
 }
 
 fn open_fixture() -> ModelFiles {

@@ -18,7 +18,7 @@ pub(crate) const VOCAB: usize = 4096;
 
 /// The fixture model of the repository.
 pub(crate) fn fixture() -> std::path::PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/profile-lm")
+    std::path::absolute("../fixtures/profile-lm").unwrap()
 }
 
 /// A sequence of pseudo-random numbers.

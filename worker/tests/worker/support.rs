@@ -1,6 +1,6 @@
 //! The naive decoder, and the drafters, pools and requests that are held against it.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
@@ -22,7 +22,7 @@ pub(crate) const VOCABULARY: u32 = 4096;
 pub(crate) const END: u32 = 1;
 
 pub(crate) fn fixture() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../fixtures/profile-lm")
+    std::path::absolute("../fixtures/profile-lm").unwrap()
 }
 
 pub(crate) fn tokenizer() -> Tokenizer {
