@@ -3,7 +3,6 @@
 //! A data set of an output beside the texts, `embeddings/kind=…/dt=…/run=…`, with the same rules: parts are created once,
 //! `_manifest.json` and then `_SUCCESS` come last. `docs/output.md` lists the columns.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
@@ -17,8 +16,9 @@ use crate::embedding::{EmbeddingInfo, Embeddings};
 use crate::entity::{EntityId, Kind};
 use crate::layout::{EMBEDDINGS, nights_of, partition_of, runs_of_night_of};
 use crate::location::{Location, LocationError};
-use crate::manifest::{MANIFEST, PartEntry, SUCCESS, VerifyReport};
+use crate::manifest::{MANIFEST, PartEntry, SUCCESS};
 use crate::table::{self, TableError};
+use crate::verify::{Check, VerifyReport};
 
 /// The version of the columns and of [`EmbeddingManifest`].
 pub const EMBEDDINGS_VERSION: u32 = 1;
@@ -192,71 +192,37 @@ pub async fn verify_embeddings(
     folder: &Location,
     manifest: &EmbeddingManifest,
 ) -> Result<VerifyReport, LocationError> {
-    let mut report = VerifyReport {
-        folder: folder.url().to_owned(),
-        ..Default::default()
-    };
-    if !folder.join(SUCCESS).exists().await? {
-        let fault = format!("{SUCCESS} is missing: the run did not finish");
-        report.faults.push(fault);
-    }
-    let (mut seen, mut truncated) = (HashSet::new(), 0);
+    let mut check = Check::of(folder).await?;
+    let mut truncated = 0;
     for part in &manifest.parts {
-        report.parts += 1;
-        match check_part(folder, (manifest, part), &mut seen).await? {
-            Ok(info) => {
-                report.rows += part.rows;
-                truncated += info.embedding.truncated;
-            }
-            Err(fault) => report.faults.push(format!("{}: {fault}", part.name)),
-        }
+        truncated += check_part(manifest, part, &mut check).await?;
     }
-    for (what, found, expected) in [
-        ("rows", report.rows, manifest.rows),
-        ("texts cut off", truncated, manifest.embedding.truncated),
-    ] {
-        if found != expected {
-            let fault = format!("{found} {what} in the parts, the manifest says {expected}");
-            report.faults.push(fault);
-        }
-    }
-    let known: HashSet<&str> = manifest.parts.iter().map(|p| p.name.as_str()).collect();
-    let listed = folder.list().await?.into_iter().map(|listed| listed.name);
-    let unknown = listed.filter(|name| !name.starts_with('_') && !known.contains(name.as_str()));
-    report
-        .faults
-        .extend(unknown.map(|name| format!("{name}: not named by the manifest")));
-    Ok(report)
+    check.sum("rows", check.report.rows, manifest.rows);
+    check.sum("texts cut off", truncated, manifest.embedding.truncated);
+    let parts = manifest.parts.iter().map(|part| part.name.as_str());
+    check.finish(parts).await
 }
 
-/// The footer of a part that is as the manifest says, or what is wrong with it.
+/// How many texts of a part were cut off.
 async fn check_part(
-    folder: &Location,
-    (manifest, part): (&EmbeddingManifest, &PartEntry),
-    seen: &mut HashSet<EntityId>,
-) -> Result<Result<EmbeddingPart, String>, LocationError> {
-    let Some(bytes) = folder.join(&part.name).read_optional().await? else {
-        return Ok(Err("missing".to_owned()));
+    manifest: &EmbeddingManifest,
+    part: &PartEntry,
+    check: &mut Check<'_>,
+) -> Result<u64, LocationError> {
+    let name = &part.name;
+    let Some(bytes) = check.file(name, &part.digest).await? else {
+        return Ok(0);
     };
-    if Digest::of(&bytes) != part.digest {
-        let fault = "its bytes do not match the manifest's digest";
-        return Ok(Err(fault.to_owned()));
-    }
-    let (rows, info) = match decode_embeddings(&part.name, bytes) {
+    let (rows, info) = match decode_embeddings(name, bytes) {
         Ok(decoded) => decoded,
-        Err(error) => return Ok(Err(error.to_string())),
-    };
-    if rows.len() as u64 != part.rows {
-        let (found, expected) = (rows.len(), part.rows);
-        return Ok(Err(format!("{found} rows, the manifest says {expected}")));
-    }
-    if info.embedding.spec != manifest.embedding.spec {
-        return Ok(Err("of another encoder than the manifest's".to_owned()));
-    }
-    for row in rows {
-        if let Some(twice) = seen.replace(row.entity_id) {
-            return Ok(Err(format!("entity {twice} appears twice")));
+        Err(error) => {
+            check.fault(error.to_string());
+            return Ok(0);
         }
+    };
+    if info.embedding.spec != manifest.embedding.spec {
+        check.fault(format!("{name}: of another encoder than the manifest's"));
     }
-    Ok(Ok(info))
+    check.part(name, part.rows, rows.into_iter().map(|row| row.entity_id));
+    Ok(info.embedding.truncated)
 }

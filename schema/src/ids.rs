@@ -3,7 +3,6 @@
 //! A data set of an output beside the texts, `knowledge_ids/kind=…/dt=…/run=…`, with the same rules: parts are created
 //! once, `_manifest.json` and then `_SUCCESS` come last. `docs/output.md` lists the columns.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
@@ -15,8 +14,9 @@ use crate::digest::Digest;
 use crate::entity::{EntityId, Kind};
 use crate::layout::{KNOWLEDGE_IDS, nights_of, partition_of, runs_of_night_of};
 use crate::location::{Location, LocationError};
-use crate::manifest::{MANIFEST, SUCCESS, VerifyReport};
+use crate::manifest::{MANIFEST, SUCCESS};
 use crate::table::{self, TableError};
+use crate::verify::{Check, VerifyReport};
 
 /// The version of the columns and of [`IdsManifest`].
 pub const IDS_VERSION: u32 = 1;
@@ -231,81 +231,42 @@ pub async fn verify_ids(
     folder: &Location,
     manifest: &IdsManifest,
 ) -> Result<VerifyReport, LocationError> {
-    let mut report = VerifyReport {
-        folder: folder.url().to_owned(),
-        ..Default::default()
-    };
-    if !folder.join(SUCCESS).exists().await? {
-        let fault = format!("{SUCCESS} is missing: the run did not finish");
-        report.faults.push(fault);
-    }
-    let codebook = folder.join(CODEBOOK).read_optional().await?;
-    if codebook.map(|bytes| Digest::of(&bytes)) != Some(manifest.codebook.digest.clone()) {
-        let fault = format!("{CODEBOOK}: missing, or not that of the manifest");
-        report.faults.push(fault);
-    }
+    let mut check = Check::of(folder).await?;
+    check.file(CODEBOOK, &manifest.codebook.digest).await?;
     let info = &manifest.codebook.info;
     let shape = (info.places(), info.clusters);
-    let mut seen = HashSet::new();
     for part in &manifest.parts {
-        report.parts += 1;
-        match check_part(folder, part, shape, &mut seen).await? {
-            Ok(rows) => report.rows += rows,
-            Err(fault) => report.faults.push(format!("{}: {fault}", part.name)),
-        }
+        check_part(part, shape, &mut check).await?;
     }
-    if report.rows != manifest.rows {
-        let (found, expected) = (report.rows, manifest.rows);
-        let fault = format!("{found} rows in the parts, the manifest says {expected}");
-        report.faults.push(fault);
-    }
-    let known: HashSet<&str> = manifest.parts.iter().map(|p| p.name.as_str()).collect();
-    let listed = folder.list().await?.into_iter().map(|listed| listed.name);
-    let unknown = listed.filter(|name| !name.starts_with('_') && !known.contains(name.as_str()));
-    report
-        .faults
-        .extend(unknown.map(|name| format!("{name}: not named by the manifest")));
-    Ok(report)
+    check.sum("rows", check.report.rows, manifest.rows);
+    let parts = manifest.parts.iter().map(|part| part.name.as_str());
+    check.finish(parts).await
 }
 
-/// The rows of a part that is as the manifest says, or what is wrong with it.
 async fn check_part(
-    folder: &Location,
     part: &IdsPart,
     (places, clusters): (usize, usize),
-    seen: &mut HashSet<EntityId>,
-) -> Result<Result<u64, String>, LocationError> {
-    let Some(bytes) = folder.join(&part.name).read_optional().await? else {
-        return Ok(Err("missing".to_owned()));
+    check: &mut Check<'_>,
+) -> Result<(), LocationError> {
+    let name = &part.name;
+    let Some(bytes) = check.file(name, &part.digest).await? else {
+        return Ok(());
     };
-    if Digest::of(&bytes) != part.digest {
-        return Ok(Err(
-            "its bytes do not match the manifest's digest".to_owned()
+    let rows = match decode_ids(name, bytes) {
+        Ok(rows) => rows,
+        Err(error) => {
+            check.fault(error.to_string());
+            return Ok(());
+        }
+    };
+    let in_range = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < clusters);
+    let fits = |ids: &[i64]| ids.len() == places && ids.iter().all(in_range);
+    if let Some(row) = rows.iter().find(|row| !fits(&row.knowledge_ids)) {
+        let (id, ids) = (&row.entity_id, &row.knowledge_ids);
+        check.fault(format!(
+            "{name}: entity {id} has ids {ids:?}, expected {places} below {clusters}"
         ));
     }
-    let rows = match decode_ids(&part.name, bytes) {
-        Ok(rows) => rows,
-        Err(error) => return Ok(Err(error.to_string())),
-    };
-    let count = rows.len() as u64;
-    if count != part.rows {
-        return Ok(Err(format!(
-            "{count} rows, the manifest says {}",
-            part.rows
-        )));
-    }
-    let in_range = |id: &i64| usize::try_from(*id).is_ok_and(|id| id < clusters);
-    for row in rows {
-        let ids = &row.knowledge_ids;
-        if ids.len() != places || !ids.iter().all(in_range) {
-            return Ok(Err(format!(
-                "entity {} has ids {ids:?}, expected {places} below {clusters}",
-                row.entity_id
-            )));
-        }
-        if let Some(twice) = seen.replace(row.entity_id) {
-            return Ok(Err(format!("entity {twice} appears twice")));
-        }
-    }
-    Ok(Ok(count))
+    check.part(name, part.rows, rows.into_iter().map(|row| row.entity_id));
+    Ok(())
 }

@@ -26,6 +26,7 @@ pub mod rows;
 pub mod sample;
 pub mod spill;
 pub mod table;
+pub mod verify;
 
 pub use cache::Cache;
 pub use device::DeviceOption;

@@ -1,6 +1,6 @@
 //! The manifest of a published data set, and the check that what is there is what it says.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -8,11 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::embedding::EmbeddingInfo;
-use crate::entity::{EntityId, Kind};
+use crate::entity::Kind;
 use crate::guard::GuardReport;
 use crate::job::{AuditReport, Price, Spec};
 use crate::knowledge::{ErrorRecord, Figures, decode_part, ratio};
 use crate::location::{Location, LocationError};
+use crate::verify::{Check, VerifyReport};
 
 /// The manifest's file name; readers of data sets ignore names that start with `_`.
 pub const MANIFEST: &str = "_manifest.json";
@@ -170,19 +171,6 @@ pub async fn published_parts(folder: &Location) -> Result<Option<Vec<Location>>,
     }))
 }
 
-/// What [`verify`] found wrong; empty means that the data set is whole.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct VerifyReport {
-    /// The folder.
-    pub folder: String,
-    /// Parts looked at.
-    pub parts: usize,
-    /// Rows counted.
-    pub rows: u64,
-    /// One line for each fault.
-    pub faults: Vec<String>,
-}
-
 /// Checks a published folder: `_SUCCESS`, every part's digest and row count, no nulls, no entity twice,
 /// no text empty, nothing missing and nothing that the manifest does not name.
 ///
@@ -190,140 +178,68 @@ pub struct VerifyReport {
 /// Only if the manifest itself cannot be read; every other fault is in the report.
 pub async fn verify(folder: &Location) -> Result<VerifyReport, LocationError> {
     let bytes = folder.join(MANIFEST).read().await?;
-    let mut report = VerifyReport {
-        folder: folder.url().to_owned(),
-        ..Default::default()
-    };
+    let mut check = Check::of(folder).await?;
     let manifest: Manifest = match serde_json::from_slice(&bytes) {
         Ok(manifest) => manifest,
         Err(error) => {
-            report
-                .faults
-                .push(format!("{MANIFEST}: not a manifest: {error}"));
-            return Ok(report);
+            check.fault(format!("{MANIFEST}: not a manifest: {error}"));
+            return Ok(check.report);
         }
     };
-    if !folder.join(SUCCESS).exists().await? {
-        report
-            .faults
-            .push(format!("{SUCCESS} is missing: the run did not finish"));
-    }
-    let mut seen = HashSet::new();
     for part in &manifest.parts {
-        check_part(folder, part, &mut seen, &mut report).await?;
+        check_part(part, &mut check).await?;
     }
-    check_errors(folder, &manifest, &mut seen, &mut report).await?;
-    check_counts(&manifest, &mut report);
-    let known: HashSet<&str> = manifest.parts.iter().map(|p| p.name.as_str()).collect();
-    for listed in folder.list().await? {
-        if !listed.name.starts_with('_') && !known.contains(listed.name.as_str()) {
-            report
-                .faults
-                .push(format!("{}: not named by the manifest", listed.name));
-        }
+    check_errors(folder, &manifest, &mut check).await?;
+    check.sum("rows", check.report.rows, manifest.rows);
+    if manifest.rows + manifest.errors != manifest.entities {
+        check.fault(format!(
+            "{} rows and {} errors do not make up {} entities",
+            manifest.rows, manifest.errors, manifest.entities
+        ));
     }
-    Ok(report)
+    let parts = manifest.parts.iter().map(|part| part.name.as_str());
+    check.finish(parts).await
 }
 
-async fn check_part(
-    folder: &Location,
-    part: &PartEntry,
-    seen: &mut HashSet<EntityId>,
-    report: &mut VerifyReport,
-) -> Result<(), LocationError> {
-    report.parts += 1;
-    let Some(bytes) = folder.join(&part.name).read_optional().await? else {
-        report.faults.push(format!("{}: missing", part.name));
+async fn check_part(part: &PartEntry, check: &mut Check<'_>) -> Result<(), LocationError> {
+    let name = &part.name;
+    let Some(bytes) = check.file(name, &part.digest).await? else {
         return Ok(());
     };
-    if Digest::of(&bytes) != part.digest {
-        report.faults.push(format!(
-            "{}: its bytes do not match the manifest's digest",
-            part.name
-        ));
-        return Ok(());
-    }
-    let rows = match decode_part(&part.name, bytes) {
+    let rows = match decode_part(name, bytes) {
         Ok((rows, _)) => rows,
         Err(error) => {
-            report.faults.push(error.to_string());
+            check.fault(error.to_string());
             return Ok(());
         }
     };
-    if rows.len() as u64 != part.rows {
-        report.faults.push(format!(
-            "{}: {} rows, the manifest says {}",
-            part.name,
-            rows.len(),
-            part.rows
+    for row in rows.iter().filter(|row| row.text.trim().is_empty()) {
+        check.fault(format!(
+            "{name}: entity {} has an empty text",
+            row.entity_id
         ));
     }
-    report.rows += rows.len() as u64;
-    for row in rows {
-        if row.text.trim().is_empty() {
-            report.faults.push(format!(
-                "{}: entity {} has an empty text",
-                part.name, row.entity_id
-            ));
-        }
-        if let Some(twice) = seen.replace(row.entity_id) {
-            report
-                .faults
-                .push(format!("{}: entity {twice} appears twice", part.name));
-        }
-    }
+    check.part(name, part.rows, rows.into_iter().map(|row| row.entity_id));
     Ok(())
 }
 
 async fn check_errors(
     folder: &Location,
     manifest: &Manifest,
-    seen: &mut HashSet<EntityId>,
-    report: &mut VerifyReport,
+    check: &mut Check<'_>,
 ) -> Result<(), LocationError> {
-    let bytes = folder
-        .join(ERRORS)
-        .read_optional()
-        .await?
-        .unwrap_or_default();
-    let rows: Result<Vec<ErrorRecord>, _> = serde_json::Deserializer::from_slice(&bytes)
-        .into_iter()
-        .collect();
-    let rows = match rows {
-        Ok(rows) => rows,
-        Err(error) => {
-            report.faults.push(format!("{ERRORS}: {error}"));
-            return Ok(());
+    let bytes = folder.join(ERRORS).read_optional().await?;
+    let rows: Result<Vec<ErrorRecord>, _> =
+        serde_json::Deserializer::from_slice(&bytes.unwrap_or_default())
+            .into_iter()
+            .collect();
+    match rows {
+        Ok(rows) => {
+            check.rows(ERRORS, rows.len() as u64, manifest.errors);
+            rows.into_iter()
+                .for_each(|row| check.entity(ERRORS, row.entity_id));
         }
-    };
-    if rows.len() as u64 != manifest.errors {
-        report.faults.push(format!(
-            "{ERRORS}: {} rows, the manifest says {}",
-            rows.len(),
-            manifest.errors
-        ));
-    }
-    for row in rows {
-        if let Some(twice) = seen.replace(row.entity_id) {
-            report
-                .faults
-                .push(format!("{ERRORS}: entity {twice} appears twice"));
-        }
+        Err(error) => check.fault(format!("{ERRORS}: {error}")),
     }
     Ok(())
-}
-
-fn check_counts(manifest: &Manifest, report: &mut VerifyReport) {
-    if report.rows != manifest.rows {
-        report.faults.push(format!(
-            "{} rows in the parts, the manifest says {}",
-            report.rows, manifest.rows
-        ));
-    }
-    if manifest.rows + manifest.errors != manifest.entities {
-        report.faults.push(format!(
-            "{} rows and {} errors do not make up {} entities",
-            manifest.rows, manifest.errors, manifest.entities
-        ));
-    }
 }

@@ -260,8 +260,13 @@ impl RopeFile {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
+
+    /// Two layers of two heads.
+    pub(crate) fn tiny() -> ModelConfig {
+        check(&[("num_hidden_layers", "2")]).unwrap()
+    }
 
     fn check(changes: &[(&str, &str)]) -> Result<ModelConfig, EngineError> {
         let mut config = serde_json::json!({

@@ -15,16 +15,17 @@
 use std::ops::Range;
 
 use candle_core::DType;
+use laser_decode::Candidate;
 use rayon::prelude::*;
 
 use super::{
     EngineError,
     config::ModelConfig,
-    cpu_cache::{CpuCache, HeadCache},
+    cpu_cache::{CachePool, CpuCache, HeadCache},
     decoder::{Batch, Decoder, Span},
     rope::Rope,
     safetensors::SafetensorsWeights,
-    scores::exp,
+    scores::{exp, push_top_k},
     skinny::{Format, PANEL, PackedMatrix, Rows, vectorized},
 };
 
@@ -74,6 +75,7 @@ pub(super) struct CpuLm {
     norm: Vec<f32>,
     head: PackedMatrix,
     rope: Rope,
+    caches: CachePool,
     buffers: Buffers,
 }
 
@@ -201,6 +203,7 @@ impl CpuLm {
             embedding,
             norm: loader.values("model.norm.weight", &[config.hidden_size])?,
             rope: Rope::new(config.head_dim, config.rope_theta, &config.rope_scaling),
+            caches: CachePool::default(),
             buffers: Buffers::default(),
             config,
         })
@@ -292,21 +295,50 @@ impl Decoder for CpuLm {
         &self.config
     }
 
-    fn cache(&self, capacity: usize) -> Result<CpuCache, EngineError> {
-        Ok(CpuCache::new(&self.config, capacity))
+    fn open(&mut self, capacity: usize) -> Result<CpuCache, EngineError> {
+        Ok(self.caches.acquire(&self.config, capacity))
+    }
+
+    fn fork(
+        &mut self,
+        from: &mut CpuCache,
+        length: usize,
+        capacity: usize,
+    ) -> Result<CpuCache, EngineError> {
+        let mut cache = self.caches.acquire(&self.config, capacity);
+        cache.copy_prefix(from, length);
+        Ok(cache)
     }
 
     fn forward(
         &mut self,
         batch: &Batch<'_>,
         caches: &mut [CpuCache],
-        row: &mut dyn FnMut(&[f32]),
+        top_k: usize,
+        best: &mut Vec<Candidate>,
     ) -> Result<(), EngineError> {
         // On a thread of the pool, so that products begin and end there: each would otherwise wake this thread anew,
         // which took a fifth of a small model's forward.
         rayon::scope(|_| self.logits(batch, caches));
-        (0..batch.scored.len()).for_each(|index| row(self.buffers.logits.row(index)));
+        for row in 0..batch.scored.len() {
+            let logits = self.buffers.logits.row(row);
+            vectorized(|| push_top_k(logits, top_k, best));
+        }
         Ok(())
+    }
+
+    fn commit(
+        &mut self,
+        cache: &mut CpuCache,
+        length: usize,
+        keep: &[usize],
+    ) -> Result<(), EngineError> {
+        cache.compact(length, keep);
+        Ok(())
+    }
+
+    fn close(&mut self, cache: CpuCache) {
+        self.caches.release(cache);
     }
 }
 

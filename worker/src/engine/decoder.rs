@@ -1,38 +1,47 @@
 //! Between [`TreeEngine`](super::TreeEngine), which keeps slots and the protocol, and the two decoders.
 
-use laser_decode::ROOT_PARENT;
+use laser_decode::{Candidate, ROOT_PARENT};
 
 use super::{EngineError, Segment, config::ModelConfig};
 
 /// A model that runs steps over caches of its own kind.
 pub(super) trait Decoder: Send {
-    /// Keys and values of one sequence.
-    type Cache: Cache;
+    /// Keys and values of one sequence. The default is empty and stands in while a step has the real one.
+    type Cache: Default + Send;
 
     fn config(&self) -> &ModelConfig;
 
     /// A cache for `capacity` tokens.
-    fn cache(&self, capacity: usize) -> Result<Self::Cache, EngineError>;
+    fn open(&mut self, capacity: usize) -> Result<Self::Cache, EngineError>;
 
-    /// Appends the nodes to their caches (one a span) and calls `row` with the logits of every scored node in order.
+    /// A cache for `capacity` tokens that begins with the first `length` of another.
+    fn fork(
+        &mut self,
+        from: &mut Self::Cache,
+        length: usize,
+        capacity: usize,
+    ) -> Result<Self::Cache, EngineError>;
+
+    /// Appends the nodes to their caches (one a span) and to `best`, for each scored node in order, the `top_k` most
+    /// probable next tokens (at most the vocabulary).
     fn forward(
         &mut self,
         batch: &Batch<'_>,
         caches: &mut [Self::Cache],
-        row: &mut dyn FnMut(&[f32]),
+        top_k: usize,
+        best: &mut Vec<Candidate>,
     ) -> Result<(), EngineError>;
-}
 
-/// Keys and values of one sequence. The default is empty and stands in while a step has the real one.
-pub(super) trait Cache: Default + Send {
-    /// Tokens that it has room for.
-    fn capacity(&self) -> usize;
+    /// Keeps of the tokens behind the first `length` those at `keep`.
+    fn commit(
+        &mut self,
+        cache: &mut Self::Cache,
+        length: usize,
+        keep: &[usize],
+    ) -> Result<(), EngineError>;
 
-    /// Moves rows `length + keep[i]` to `length + i`.
-    fn compact(&mut self, length: usize, keep: &[usize]) -> Result<(), EngineError>;
-
-    /// Copies the first `length` rows of `other`.
-    fn copy_prefix(&mut self, other: &mut Self, length: usize) -> Result<(), EngineError>;
+    /// Takes back the cache of a closed sequence.
+    fn close(&mut self, cache: Self::Cache);
 }
 
 /// One sequence's part of a step.

@@ -17,7 +17,8 @@
 //! (one at a time, in chunks, in a tree, by [`Engine::fork`]) nor on the other segments of the
 //! step.
 
-mod cache;
+mod arena;
+mod attention;
 mod config;
 mod cpu_cache;
 mod cpu_lm;

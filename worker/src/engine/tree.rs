@@ -3,18 +3,16 @@
 use std::path::Path;
 
 use candle_core::Device;
+use laser_decode::Candidate;
 
 use super::{
     DeviceOption, Engine, EngineError, EngineInfo, EngineOptions, Scores, Segment, Slot,
-    cache::CachePool,
     config::{ModelConfig, read_config},
     cpu_lm::CpuLm,
-    decoder::{Batch, Cache, Decoder},
+    decoder::{Batch, Decoder},
     gguf::GgufWeights,
     options::DTypeOption,
     safetensors::SafetensorsWeights,
-    scores::push_top_k,
-    skinny::vectorized,
     slots::SlotTable,
     tree_lm::{TreeLm, Weights},
 };
@@ -127,19 +125,17 @@ impl Engine for TreeEngine {
     }
 }
 
-/// A decoder with the caches of its open sequences.
+/// A decoder with its open sequences.
 struct Slots<D: Decoder> {
     info: EngineInfo,
     model: D,
     slots: SlotTable<D::Cache>,
-    caches: CachePool<D::Cache>,
 }
 
 impl<D: Decoder> Slots<D> {
     fn new(model: D, info: EngineInfo) -> Self {
         Self {
             slots: SlotTable::new(info.vocab_size, info.max_positions),
-            caches: CachePool::new(),
             model,
             info,
         }
@@ -150,17 +146,18 @@ impl<D: Decoder> Slots<D> {
         &mut self,
         segments: &[Segment<'_>],
         batch: &Batch<'_>,
-        row: &mut dyn FnMut(&[f32]),
-    ) -> Result<(), EngineError> {
+        top_k: usize,
+    ) -> Result<Vec<Candidate>, EngineError> {
         let mut caches = Vec::with_capacity(segments.len());
         for segment in segments {
             caches.push(std::mem::take(&mut self.slots.get_mut(segment.slot)?.data));
         }
-        let result = self.model.forward(batch, &mut caches, row);
+        let mut best = Vec::with_capacity(batch.scored.len() * top_k);
+        let result = self.model.forward(batch, &mut caches, top_k, &mut best);
         for (segment, cache) in segments.iter().zip(caches) {
             self.slots.get_mut(segment.slot)?.data = cache;
         }
-        result
+        result.map(|()| best)
     }
 }
 
@@ -173,7 +170,7 @@ impl<D: Decoder> Engine for Slots<D> {
         if capacity == 0 {
             return Err(EngineError::InvalidCapacity { capacity });
         }
-        let cache = (self.caches).acquire(capacity, |capacity| self.model.cache(capacity))?;
+        let cache = self.model.open(capacity)?;
         Ok(self.slots.open(capacity, 0, cache))
     }
 
@@ -182,14 +179,9 @@ impl<D: Decoder> Engine for Slots<D> {
         if length == 0 {
             return self.open(capacity);
         }
-        let mut cache = (self.caches).acquire(capacity, |capacity| self.model.cache(capacity))?;
-        match cache.copy_prefix(&mut self.slots.get_mut(from)?.data, length) {
-            Ok(()) => Ok(self.slots.open(capacity, length, cache)),
-            Err(error) => {
-                self.caches.release(cache);
-                Err(error)
-            }
-        }
+        let from = &mut self.slots.get_mut(from)?.data;
+        let cache = self.model.fork(from, length, capacity)?;
+        Ok(self.slots.open(capacity, length, cache))
     }
 
     fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
@@ -202,12 +194,8 @@ impl<D: Decoder> Engine for Slots<D> {
             batch.push(segment, depths, self.slots.get(segment.slot)?.cached());
         }
         let width = top_k.min(self.info.vocab_size);
-        let mut candidates = Vec::with_capacity(batch.scored.len() * width);
-        self.forward(segments, &batch, &mut |row| {
-            vectorized(|| push_top_k(row, width, &mut candidates));
-        })?;
+        let mut candidates = self.forward(segments, &batch, width)?.into_iter();
         self.slots.append(segments)?;
-        let mut candidates = candidates.into_iter();
         let scores = segments.iter().map(|segment| {
             let scored = segment.tokens.len() - segment.scored_from;
             let own = candidates.by_ref().take(scored * width).collect();
@@ -220,13 +208,13 @@ impl<D: Decoder> Engine for Slots<D> {
         self.slots.check_commit(slot, keep)?;
         let state = self.slots.get_mut(slot)?;
         let cached = state.cached();
-        state.data.compact(cached, keep)?;
+        self.model.commit(&mut state.data, cached, keep)?;
         self.slots.commit(slot, keep.len())
     }
 
     fn close(&mut self, slot: Slot) {
         if let Some(cache) = self.slots.close(slot) {
-            self.caches.release(cache);
+            self.model.close(cache);
         }
     }
 

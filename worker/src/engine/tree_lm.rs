@@ -1,26 +1,28 @@
 //! A Llama-family decoder whose forward takes trees.
 //!
 //! The nodes of all sequences are one batch of rows for everything that treats rows alone (norms,
-//! projections, rotary embeddings, MLP, vocabulary). Attention runs per sequence over its cache and
-//! its new nodes: a node's position is the committed length plus its depth, and a mask hides every
-//! new node that is not an ancestor. Masks and rotary rows are made once a step, not once a layer.
-//! Only scored nodes pass the last MLP and the vocabulary.
+//! projections, rotary embeddings, MLP, vocabulary) and lie together in the [arena](super::arena); in
+//! [attention](super::attention) a node's position is the committed length plus its depth, and it sees its ancestors alone.
+//! Only scored nodes pass the last MLP and the vocabulary, and only their most probable tokens leave a GPU.
 //!
 //! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask
 //! and positions.
 
 use candle_core::{CpuStorage, D, DType, Device, Module, Result, Storage, Tensor};
 use candle_nn::Embedding;
-use laser_decode::ROOT_PARENT;
+use laser_decode::Candidate;
 use mistralrs_core::layers::RmsNorm;
 
 use super::{
     EngineError,
-    cache::KvCache,
+    arena::{Arena, SequenceId},
+    attention::Attention,
     config::ModelConfig,
-    decoder::{Batch, Decoder, Span},
+    decoder::{Batch, Decoder},
     linear::Linear,
     rope::{Rope, RopeRows},
+    scores::push_top_k,
+    skinny::vectorized,
 };
 
 /// A result of loading; forwards return candle's.
@@ -74,6 +76,7 @@ pub(super) struct TreeLm {
     norm: RmsNorm,
     head: Linear,
     rope: Rope,
+    arena: Arena,
     dtype: DType,
     device: Device,
 }
@@ -99,6 +102,7 @@ impl TreeLm {
             norm: RmsNorm::from_w(weights.vector("model.norm", hidden_size)?, norm_eps)?,
             head: weights.head(&embedding, config.tied_embeddings)?,
             rope: Rope::new(config.head_dim, config.rope_theta, &config.rope_scaling),
+            arena: Arena::new(&config, embedding.dtype(), device),
             dtype: embedding.dtype(),
             device: device.clone(),
             embedding: Embedding::new(embedding, hidden_size),
@@ -106,21 +110,21 @@ impl TreeLm {
         })
     }
 
-    /// Appends the nodes to their caches and returns the logits `[scored, vocab_size]` in f32, or
+    /// Writes the nodes' keys and values and returns the logits `[scored, vocab_size]` in f32, or
     /// nothing if no row is scored.
-    fn logits(&mut self, batch: &Batch<'_>, caches: &[KvCache]) -> Result<Option<Tensor>> {
+    fn logits(&mut self, batch: &Batch<'_>, sequences: &[SequenceId]) -> Result<Option<Tensor>> {
+        let start = self.arena.begin(batch.tokens.len())?;
+        let place = (self.dtype, &self.device);
+        let attention = Attention::plan(batch, (&self.arena, sequences), start, place)?;
         let rope = self.rope.rows(&batch.positions, self.dtype, &self.device)?;
-        let masks = batch
-            .spans
-            .iter()
-            .map(|span| tree_mask(span, self.dtype, &self.device))
-            .collect::<Result<Vec<_>>>()?;
         let mut x = self
             .embedding
             .forward(&Tensor::new(&batch.tokens[..], &self.device)?)?;
         for (index, layer) in self.layers.iter().enumerate() {
-            let attention = self.attention(index, &x, &rope, (batch, caches), &masks)?;
-            x = (x + attention)?;
+            let (query, key, value) = layer.project(&self.config, &x, &rope)?;
+            let context = self.arena.write(index, start, (&key, &value))?;
+            let attended = attention.attend(&query, context)?;
+            x = (x + layer.output.forward(&attended)?)?;
             if index + 1 == self.layers.len() {
                 if batch.scored.is_empty() {
                     return Ok(None);
@@ -138,82 +142,95 @@ impl TreeLm {
         }
         x.index_select(&Tensor::new(&batch.scored[..], &self.device)?, 0)
     }
-
-    /// Attention of every sequence of the batch; rows in, rows out.
-    fn attention(
-        &self,
-        index: usize,
-        x: &Tensor,
-        rope: &RopeRows,
-        (batch, caches): (&Batch<'_>, &[KvCache]),
-        masks: &[Option<Tensor>],
-    ) -> Result<Tensor> {
-        let layer = &self.layers[index];
-        let (query, key, value) = layer.project(&self.config, x, rope)?;
-        let attended = batch
-            .spans
-            .iter()
-            .zip(caches)
-            .zip(masks)
-            .map(|((span, cache), mask)| {
-                let nodes = span.parents.len();
-                let rows = |tensor: &Tensor| tensor.narrow(0, span.offset, nodes);
-                let by_head = |tensor: &Tensor| rows(tensor)?.transpose(0, 1)?.contiguous();
-                let (keys, values) =
-                    cache.append(index, span.cached, &by_head(&key)?, &by_head(&value)?)?;
-                attend(&by_head(&query)?, &keys, &values, mask.as_ref())
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let attended = match &attended[..] {
-            [only] => only.clone(),
-            several => Tensor::cat(several, 0)?,
-        };
-        layer.output.forward(&attended)
-    }
 }
 
 impl Decoder for TreeLm {
-    type Cache = KvCache;
+    type Cache = SequenceId;
 
     fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    fn cache(&self, capacity: usize) -> Loaded<KvCache> {
-        Ok(KvCache::new(
-            &self.config,
-            capacity,
-            self.dtype,
-            &self.device,
-        )?)
+    fn open(&mut self, capacity: usize) -> Loaded<SequenceId> {
+        Ok(self.arena.open(capacity))
+    }
+
+    fn fork(
+        &mut self,
+        from: &mut SequenceId,
+        length: usize,
+        capacity: usize,
+    ) -> Loaded<SequenceId> {
+        Ok(self.arena.fork(*from, length, capacity))
     }
 
     fn forward(
         &mut self,
         batch: &Batch<'_>,
-        caches: &mut [KvCache],
-        row: &mut dyn FnMut(&[f32]),
+        sequences: &mut [SequenceId],
+        top_k: usize,
+        best: &mut Vec<Candidate>,
     ) -> Loaded<()> {
-        match self.logits(batch, caches)? {
-            Some(logits) => each_row(&logits, row),
-            None => Ok(()),
+        if let Some(logits) = self.logits(batch, sequences)? {
+            push_all(&logits, top_k, best)?;
         }
+        for (sequence, span) in sequences.iter().zip(&batch.spans) {
+            self.arena.append(*sequence, span.parents.len());
+        }
+        Ok(())
+    }
+
+    fn commit(&mut self, sequence: &mut SequenceId, length: usize, keep: &[usize]) -> Loaded<()> {
+        self.arena.commit(*sequence, length, keep);
+        Ok(())
+    }
+
+    fn close(&mut self, sequence: SequenceId) {
+        self.arena.close(sequence);
     }
 }
 
-/// Lends the rows of a contiguous f32 matrix, without a copy when they are on the CPU.
-fn each_row(matrix: &Tensor, row: &mut dyn FnMut(&[f32])) -> Loaded<()> {
-    let (_, width) = matrix.dims2()?;
-    let (storage, layout) = matrix.storage_and_layout();
+/// The `top_k` most probable tokens of every row of logits, found where the logits are.
+fn push_all(logits: &Tensor, top_k: usize, best: &mut Vec<Candidate>) -> Result<()> {
+    let (_, width) = logits.dims2()?;
+    let (storage, layout) = logits.storage_and_layout();
     if let (Storage::Cpu(CpuStorage::F32(data)), Some((start, end))) =
         (&*storage, layout.contiguous_offsets())
     {
-        data[start..end].chunks_exact(width).for_each(row);
+        let rows = data[start..end].chunks_exact(width);
+        rows.for_each(|row| vectorized(|| push_top_k(row, top_k, best)));
         return Ok(());
     }
     drop(storage);
-    let data = matrix.flatten_all()?.to_vec1::<f32>()?;
-    data.chunks_exact(width).for_each(row);
+    push_from_device(logits, top_k, best)
+}
+
+/// The same in `top_k` passes over the logits: a vocabulary of 32,000 would be 128 kB a node to send to the host. Of tokens with
+/// the same logit as the last that is taken, the device decides which is.
+fn push_from_device(logits: &Tensor, top_k: usize, best: &mut Vec<Candidate>) -> Result<()> {
+    let normaliser = logits.log_sum_exp(D::Minus1)?.unsqueeze(1)?;
+    let taken = Tensor::full(f32::NEG_INFINITY, normaliser.shape(), logits.device())?;
+    let (mut tokens, mut found) = (Vec::new(), Vec::new());
+    for _ in 0..top_k {
+        let token = logits.argmax_keepdim(D::Minus1)?;
+        found.push((logits.gather(&token, 1)? - &normaliser)?);
+        logits.scatter_set(&token, &taken, 1)?;
+        tokens.push(token);
+    }
+    let tokens = Tensor::cat(&tokens, 1)?.to_vec2::<u32>()?;
+    let found = Tensor::cat(&found, 1)?.to_vec2::<f32>()?;
+    for (tokens, found) in tokens.into_iter().zip(found) {
+        let start = best.len();
+        let pairs = tokens.into_iter().zip(found);
+        best.extend(pairs.map(|(token, log_probability)| Candidate {
+            token,
+            log_probability,
+        }));
+        best[start..].sort_by(|a, b| {
+            let descending = b.log_probability.total_cmp(&a.log_probability);
+            descending.then(a.token.cmp(&b.token))
+        });
+    }
     Ok(())
 }
 
@@ -301,42 +318,34 @@ fn rotate(x: &Tensor, (cos, sin): &(Tensor, Tensor)) -> Result<Tensor> {
     candle_nn::rotary_emb::rope_thd(&x.unsqueeze(0)?, cos, sin)?.squeeze(0)
 }
 
-/// Softmax attention of scaled queries `[heads, nodes, head_dim]` over keys and values `[kv_heads,
-/// total, head_dim]`, as rows `[nodes, heads · head_dim]`. Query heads that share a key head are
-/// stacked as more rows of one product instead of repeating the keys.
-fn attend(query: &Tensor, keys: &Tensor, values: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-    let (heads, nodes, head_dim) = query.dims3()?;
-    let (kv_heads, total, _) = keys.dims3()?;
-    let stacked = (kv_heads, heads / kv_heads * nodes, head_dim);
-    let scores = query.reshape(stacked)?.matmul(&keys.transpose(1, 2)?)?;
-    let scores = match mask {
-        Some(mask) => scores.reshape((heads, nodes, total))?.broadcast_add(mask)?,
-        None => scores,
-    };
-    let weights = candle_nn::ops::softmax_last_dim(&scores)?;
-    let weights = weights.reshape((kv_heads, heads / kv_heads * nodes, total))?;
-    let attended = weights.matmul(values)?.reshape((heads, nodes, head_dim))?;
-    attended.transpose(0, 1)?.flatten_from(D::Minus2)
-}
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
 
-/// What is added to the scores `[nodes, cached + nodes]`: 0 for the committed context, the node
-/// itself and its ancestors, -∞ for the rest. None for a single node, which sees everything.
-fn tree_mask(span: &Span<'_>, dtype: DType, device: &Device) -> Result<Option<Tensor>> {
-    let (nodes, cached) = (span.parents.len(), span.cached);
-    if nodes == 1 {
-        return Ok(None);
-    }
-    let width = cached + nodes;
-    let mut mask = vec![f32::NEG_INFINITY; nodes * width];
-    for node in 0..nodes {
-        let (above, row) = mask.split_at_mut(node * width);
-        match span.parents[node] {
-            ROOT_PARENT => row[..cached].fill(0.0),
-            parent => row[..width].copy_from_slice(&above[parent as usize * width..][..width]),
+    use super::*;
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_device_finds_the_tokens_that_a_scan_finds(
+            seed in any::<u64>(),
+            rows in 1..5_usize,
+            top_k in 1..9_usize,
+        ) {
+            let width = 101;
+            // A permutation of distinct logits in each row.
+            let logit = |at: usize| ((at as u64 * 57 + seed % 101 * (at as u64 / 101 + 1)) % 101) as f32 / 8.0;
+            let data: Vec<f32> = (0..rows * width).map(logit).collect();
+            let logits = Tensor::from_vec(data.clone(), (rows, width), &Device::Cpu).unwrap();
+            let (mut scanned, mut found) = (Vec::new(), Vec::new());
+            push_all(&logits, top_k, &mut scanned).unwrap();
+            push_from_device(&logits, top_k, &mut found).unwrap();
+            prop_assert_eq!(found.len(), rows * top_k);
+            for (found, scanned) in found.iter().zip(&scanned) {
+                prop_assert_eq!(found.token, scanned.token);
+                prop_assert!((found.log_probability - scanned.log_probability).abs() < 1e-4);
+            }
         }
-        row[cached + node] = 0.0;
     }
-    Tensor::from_vec(mask, (nodes, width), device)?
-        .to_dtype(dtype)
-        .map(Some)
 }

@@ -1,7 +1,8 @@
 //! However the nodes reach the model, their scores are those of sequential decoding.
 
+use candle_core::quantized::GgmlDType;
 use laser_decode::TargetScores;
-use laser_worker::engine::{Engine, EngineError, Segment};
+use laser_worker::engine::{Engine, EngineError, Segment, TreeEngine};
 
 use crate::{
     models::{Random, TinyModel, fixture},
@@ -227,4 +228,92 @@ fn a_failed_step_leaves_the_slot_usable() {
         &sequential(&mut engine, &tokens[..20]),
         "after a refused step",
     );
+}
+
+/// A sequence in both engines: their slots, its committed tokens and what it may grow to.
+struct Both {
+    slots: [usize; 2],
+    cached: usize,
+    capacity: usize,
+}
+
+/// Opens, forks, closes and steps of all sequences at once, with trees and chunks of which a random path is kept, on the
+/// kernels for CPUs and on tensors (which lay sequences side by side, and move them when rows run out).
+#[test]
+fn kernels_and_tensors_agree_on_any_schedule() {
+    let (_, model) = &TinyModel::all()[5];
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.gguf");
+    model.write_gguf(&file, GgmlDType::F32);
+    let mut engines = [engine(model), load(&file)];
+    let mut random = Random::new(31);
+    let mut open: Vec<Both> = Vec::new();
+    for round in 0..120 {
+        match random.below(4) {
+            0 | 1 if open.len() < 7 => {
+                let capacity = 8 + random.below(150);
+                let slots = [0, 1].map(|at: usize| engines[at].open(capacity).unwrap());
+                open.push(Both {
+                    slots,
+                    cached: 0,
+                    capacity,
+                });
+            }
+            2 if !open.is_empty() => {
+                let from = &open[random.below(open.len())];
+                let cached = random.below(from.cached + 1);
+                let capacity = cached + 1 + random.below(100);
+                let slots = [0, 1]
+                    .map(|at: usize| engines[at].fork(from.slots[at], cached, capacity).unwrap());
+                open.push(Both {
+                    slots,
+                    cached,
+                    capacity,
+                });
+            }
+            3 if open.len() > 3 => {
+                let closed = open.swap_remove(random.below(open.len()));
+                (0..2).for_each(|at| engines[at].close(closed.slots[at]));
+            }
+            _ => {}
+        }
+        step_both(&mut engines, &mut open, &mut random, round);
+    }
+}
+
+fn step_both(engines: &mut [TreeEngine; 2], open: &mut [Both], random: &mut Random, round: usize) {
+    let mut trees = Vec::new();
+    for (at, both) in open.iter().enumerate() {
+        let room = (both.capacity - both.cached).min([6, 14, 70][random.below(3)]);
+        if room > 0 && random.below(4) > 0 {
+            let nodes = 1 + random.below(room);
+            let (tokens, parents) = random_tree(random, nodes);
+            trees.push((at, tokens, parents));
+        }
+    }
+    let scores = [0, 1].map(|engine: usize| {
+        let segments = trees.iter().map(|(at, tokens, parents)| Segment {
+            slot: open[*at].slots[engine],
+            tokens,
+            parents,
+            scored_from: 0,
+        });
+        let segments: Vec<_> = segments.collect();
+        engines[engine].step(&segments, TOP_K).unwrap()
+    });
+    for (index, (at, tokens, parents)) in trees.iter().enumerate() {
+        for node in 0..tokens.len() {
+            let [kernels, tensors] = [0, 1].map(|engine: usize| scores[engine][index].top(node));
+            assert_same(tensors, kernels, &format!("round {round}, node {node}"));
+        }
+        let keep = match random.below(tokens.len() + 1) {
+            0 => Vec::new(),
+            node => path(parents, node - 1),
+        };
+        let both = &mut open[*at];
+        for (engine, slot) in engines.iter_mut().zip(both.slots) {
+            engine.commit(slot, &keep).unwrap();
+        }
+        both.cached += keep.len();
+    }
 }
