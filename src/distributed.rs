@@ -126,7 +126,7 @@ async fn watch(
                 break look.dead;
             }
             Ok(_) => {}
-            Err(error) if exit::is_refused(&error) => return Err(error),
+            Err(error) if exit::is_refused(&error) || exit::is_damage(&error) => return Err(error),
             Err(error) => tracing::warn!("{error:#}; looking again"),
         }
         tokio::select! {

@@ -1,8 +1,10 @@
 //! Exit codes, which schedulers act on.
 
 use anyhow::Error;
+use laser_coordinator::finalise::FinaliseError;
 use laser_coordinator::nats::NatsError;
 use laser_schema::StoreError;
+use laser_schema::guard::VerdictError;
 use laser_schema::location::is_refusal;
 use laser_worker::run::WorkerError;
 
@@ -37,4 +39,15 @@ pub(crate) fn is_refused(error: &Error) -> bool {
         cause.downcast_ref::<StoreError>().is_some_and(is_refusal)
     };
     error.chain().any(refusal)
+}
+
+/// Whether something in the store is not what its writer wrote.
+pub(crate) fn is_damage(error: &Error) -> bool {
+    match error.downcast_ref() {
+        None => false,
+        Some(FinaliseError::Location(_) | FinaliseError::Verdict(VerdictError::Location(_))) => {
+            false
+        }
+        Some(_) => true,
+    }
 }

@@ -248,6 +248,33 @@ fn coordinator_and_workers_judge_each_pool_once() {
 }
 
 #[test]
+fn a_damaged_audit_ends_the_coordinator_and_not_the_night() {
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    let settings = with("guards.action=strict");
+    let coordinator = cluster.start_with("coordinator", &settings);
+    coordinator.wait_for("queued shards", 1);
+    let run = run_folder(&cluster.tonight, "2026-01-02");
+    let plan: Plan = serde_json::from_slice(&fs::read(run.join("plan.json")).unwrap()).unwrap();
+    let audits = plan.shards.iter().filter(|job| job.action == Action::Audit);
+    let audits: Vec<PathBuf> = audits
+        .map(|job| cluster.tonight.path("out").join(&job.output))
+        .collect();
+    fs::create_dir_all(audits[0].parent().unwrap()).unwrap();
+    for audit in &audits {
+        fs::write(audit, "{").unwrap();
+    }
+    let log = coordinator.log_until_end(65).join("\n");
+    assert!(log.contains("remove that part and run again"), "{log}");
+    audits
+        .iter()
+        .for_each(|audit| fs::remove_file(audit).unwrap());
+    let worker = cluster.start_with("worker", &settings);
+    cluster.start_with("coordinator", &settings).assert_ends(0);
+    worker.terminate();
+    cluster.assert_whole();
+}
+
+#[test]
 fn audited_texts_are_compared_by_the_encoder() {
     let minilm = std::env::var("LASER_MINILM").unwrap_or_else(|_| {
         panic!("LASER_MINILM is not set: pass the tests with tests/run.sh, or `source tests/encoder.sh` first")
