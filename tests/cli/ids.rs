@@ -407,7 +407,8 @@ fn a_previous_codebook_that_does_not_fit_is_refused() {
     let verified = workspace.verify();
     assert_exit(&verified, 65);
     assert!(
-        stdout(&verified).contains("_codebook.safetensors: missing, or not that of the manifest")
+        stdout(&verified)
+            .contains("_codebook.safetensors: its bytes do not match the manifest's digest")
     );
     let anew = night(3).ids(
         &source,
