@@ -452,6 +452,29 @@ impl Config {
         Ok(config)
     }
 
+    /// As [`Self::load`], for a command that needs `[ids]` and nothing of what a night needs.
+    ///
+    /// # Errors
+    /// Those of [`Self::load`].
+    pub(crate) fn load_ids(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = Self::read(path, settings)?;
+        config.ids.validate()?;
+        Ok(config)
+    }
+
+    /// What the command line gives, else the output.
+    ///
+    /// # Errors
+    /// If there is neither; `option` would give it.
+    pub(crate) fn or_output<'a>(&'a self, given: Option<&'a str>, option: &str) -> Result<&'a str> {
+        let path = given.unwrap_or(&self.output.path);
+        ensure!(
+            !path.is_empty(),
+            "[output] path: not set; set it, or give {option}"
+        );
+        Ok(path)
+    }
+
     fn read(path: &Path, settings: &[String]) -> Result<Self> {
         ensure!(
             path.is_file(),

@@ -100,7 +100,7 @@ impl EmbeddingSource {
         path: Option<&str>,
         embedded: &Embedded,
     ) -> Result<Vec<Self>> {
-        let path = path.unwrap_or(&config.output.path);
+        let path = config.or_output(path, "SOURCE")?;
         let place = Location::parse(path)?;
         let is_npy = place.extension() == "npy";
         ensure!(

@@ -84,7 +84,7 @@ pub(crate) async fn encode(mut args: EncodeArgs) -> Result<()> {
     settings.extend(layout.map(|layout| format!("encoder.layout={layout}")));
     let config = Config::load_encoder(&args.config.file, settings)?;
     let texts = find(&config, args.source.as_deref(), args.kind).await?;
-    let output = Location::parse(args.output.as_deref().unwrap_or(&config.output.path))?;
+    let output = Location::parse(config.or_output(args.output.as_deref(), "--output")?)?;
     let files = encoder::open(&config)
         .await?
         .context("[encoder]: not set")?;
@@ -116,7 +116,7 @@ pub(crate) async fn encode(mut args: EncodeArgs) -> Result<()> {
 
 /// What a path holds, by kind.
 async fn find(config: &Config, path: Option<&str>, kind: Option<Kind>) -> Result<Vec<Texts>> {
-    let path = path.unwrap_or(&config.output.path);
+    let path = config.or_output(path, "SOURCE")?;
     let place = Location::parse(path)?;
     let of_kind = |texts: &Texts| kind.is_none_or(|kind| kind == texts.kind);
     if matches!(place.extension().as_str(), "parquet" | "jsonl" | "ndjson") {

@@ -84,10 +84,10 @@ struct Assigned {
 
 /// `laser ids`.
 pub(crate) async fn ids(args: &IdsArgs) -> Result<()> {
-    let config = args.config.load()?;
+    let config = Config::load_ids(&args.config.file, &args.config.settings)?;
     let source = args.source.as_deref();
     let sources = EmbeddingSource::find(&config, source, &args.embedded).await?;
-    let output = Location::parse(args.output.as_deref().unwrap_or(&config.output.path))?;
+    let output = Location::parse(config.or_output(args.output.as_deref(), "--output")?)?;
     let mut display = Display::new();
     for source in &sources {
         let parent = parent(&args.previous, &output, source).await?;

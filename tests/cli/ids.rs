@@ -366,6 +366,27 @@ fn a_night_without_embeddings_is_refused() {
 }
 
 #[test]
+fn ids_need_neither_model_nor_night() {
+    let workspace = Workspace::new();
+    let source = workspace.path("embeddings.parquet");
+    write_embeddings(&source, &users(0..40));
+    let config = workspace.path("ids.toml");
+    fs::write(&config, "[ids]\nclusters = 4\n").unwrap();
+    let ids = |args: &[&str]| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
+        command.arg("ids").args([&config, &source]).args(USER);
+        command.args(args).output().unwrap()
+    };
+    let nowhere = ids(&[]);
+    assert_exit(&nowhere, 65);
+    let expected = "[output] path: not set; set it, or give --output";
+    assert!(stderr(&nowhere).contains(expected), "{}", stderr(&nowhere));
+    let out = workspace.path("elsewhere");
+    assert_exit(&ids(&["--output", out.to_str().unwrap()]), 0);
+    assert!(out.join("knowledge_ids/kind=user").exists());
+}
+
+#[test]
 fn a_previous_codebook_that_does_not_fit_is_refused() {
     let workspace = Workspace::new();
     let source = workspace.path("embeddings.parquet");
