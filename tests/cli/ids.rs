@@ -377,7 +377,7 @@ fn ids_need_neither_model_nor_night() {
         command.arg("ids").args([&config, &source]).args(USER);
         command.args(args).output().unwrap()
     };
-    let nowhere = ids(&[]);
+    let nowhere = ids(&["--set", "output.path=''"]);
     assert_exit(&nowhere, 65);
     let expected = "[output] path: not set; set it, or give --output";
     assert!(stderr(&nowhere).contains(expected), "{}", stderr(&nowhere));
