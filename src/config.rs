@@ -13,7 +13,9 @@ use figment::error::Kind as FigmentKind;
 use figment::providers::{Env, Format, Serialized, Toml};
 use figment::value::{Dict, Value};
 use figment::{Figment, Profile};
+use jiff::Timestamp;
 use jiff::civil::{Date, Time};
+use jiff::tz::TimeZone;
 use laser_coordinator::nats::NatsConfig;
 use laser_coordinator::prompt::PromptConfig;
 use laser_decode::{Drafter, SourceWeights, Verification};
@@ -473,6 +475,23 @@ impl Config {
             "[output] path: not set; set it, or give {option}"
         );
         Ok(path)
+    }
+
+    /// The date of the night: `[run] date`, or today in UTC.
+    pub(crate) fn night(&self) -> Date {
+        let today = || Timestamp::now().to_zoned(TimeZone::UTC).date();
+        self.run.date.unwrap_or_else(today)
+    }
+
+    /// The day after `[run] date`, for what may be of that night too; without a date any night may.
+    ///
+    /// # Errors
+    /// After the last day of the calendar.
+    pub(crate) fn after_night(&self) -> Result<Date> {
+        Ok(match self.run.date {
+            Some(date) => date.tomorrow()?,
+            None => Date::MAX,
+        })
     }
 
     fn read(path: &Path, settings: &[String]) -> Result<Self> {

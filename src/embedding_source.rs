@@ -2,9 +2,7 @@
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
-use jiff::Timestamp;
 use jiff::civil::Date;
-use jiff::tz::TimeZone;
 use laser_pool_builder::{NpyEmbeddings, NpyRow};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::newest_embeddings;
@@ -107,8 +105,7 @@ impl EmbeddingSource {
             is_npy || embedded.ids.is_none(),
             "{path}: --ids is for an .npy; other sources have ids of their own"
         );
-        let today = || Timestamp::now().to_zoned(TimeZone::UTC).date();
-        let date = config.run.date.unwrap_or_else(today);
+        let date = config.night();
         match place.extension().as_str() {
             "npy" => Ok(vec![Self::npy(&place, date, embedded).await?]),
             "parquet" => Ok(vec![Self::table(place, date, embedded).await?]),
@@ -131,10 +128,7 @@ impl EmbeddingSource {
         config: &Config,
         embedded: &Embedded,
     ) -> Result<Vec<Self>> {
-        let before = match config.run.date {
-            Some(date) => date.tomorrow()?,
-            None => Date::MAX,
-        };
+        let before = config.after_night()?;
         let texts = previous::latest(root, before).await?;
         let mut nights = Vec::new();
         for kind in Kind::ALL {
@@ -169,11 +163,7 @@ impl EmbeddingSource {
             file.url(),
             night.version
         );
-        ensure!(
-            folder.join(SUCCESS).exists().await?,
-            "{}: no {SUCCESS}: the night is not complete; run it again first",
-            folder.url()
-        );
+        ensure_complete(folder).await?;
         let embedding = night.embedding.with_context(|| {
             format!(
                 "{}: its texts have no embeddings; run `laser encode` on it first, and set [encoder] for nights to come",
@@ -239,6 +229,17 @@ impl EmbeddingSource {
             dimension: None,
         }
     }
+}
+
+/// # Errors
+/// If the night in `folder` is not complete.
+pub(crate) async fn ensure_complete(folder: &Location) -> Result<()> {
+    ensure!(
+        folder.join(SUCCESS).exists().await?,
+        "{}: no {SUCCESS}: the night is not complete; run it again first",
+        folder.url()
+    );
+    Ok(())
 }
 
 fn kind_folder(data_set: &str, kind: Kind) -> String {

@@ -9,7 +9,6 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
@@ -28,7 +27,7 @@ use laser_schema::{Digest, EmbeddingSpec, Embeddings, Kind, Location};
 use crate::ConfigArgs;
 use crate::commands::print;
 use crate::config::Config;
-use crate::embedding_source::kind;
+use crate::embedding_source::{ensure_complete, kind};
 use crate::encoder;
 use crate::progress::Display;
 
@@ -123,10 +122,9 @@ async fn find(config: &Config, path: Option<&str>, kind: Option<Kind>) -> Result
         let kind = kind.with_context(|| {
             format!("{path}: whose texts are these? give --kind user or --kind item")
         })?;
-        let today = || Timestamp::now().to_zoned(TimeZone::UTC).date();
         return Ok(vec![Texts {
             kind,
-            date: config.run.date.unwrap_or_else(today),
+            date: config.night(),
             source: TextSource {
                 path: path.to_owned(),
                 digest: place.fingerprint().await?,
@@ -144,12 +142,8 @@ async fn find(config: &Config, path: Option<&str>, kind: Option<Kind>) -> Result
         );
         return Ok(vec![texts]);
     }
-    let before = match config.run.date {
-        Some(date) => date.tomorrow()?,
-        None => Date::MAX,
-    };
     let mut nights = Vec::new();
-    for folder in previous::latest(&place, before).await? {
+    for folder in previous::latest(&place, config.after_night()?).await? {
         nights.push(night(&place.join(&folder)).await?);
     }
     nights.retain(of_kind);
@@ -165,11 +159,7 @@ async fn night(folder: &Location) -> Result<Texts> {
     let bytes = file.read().await?;
     let manifest: Manifest = serde_json::from_slice(&bytes)
         .with_context(|| format!("{}: not the manifest of a night's texts", file.url()))?;
-    ensure!(
-        folder.join(SUCCESS).exists().await?,
-        "{}: no {SUCCESS}: the night is not complete; run it again first",
-        folder.url()
-    );
+    ensure_complete(folder).await?;
     Ok(Texts {
         kind: manifest.kind,
         date: manifest.date,

@@ -60,6 +60,7 @@ fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptio
         max_new_tokens: generate.max_new_tokens,
         end_of_text: model.end_of_text.clone(),
         stop: generate.stop.clone(),
+        shared_prefixes: true,
     })
 }
 

@@ -293,9 +293,7 @@ impl<'a> Night<'a> {
         if let Some(date) = self.config.run.date {
             return Ok((date, self.run_id(date).await?));
         }
-        let today = jiff::Timestamp::now()
-            .to_zoned(jiff::tz::TimeZone::UTC)
-            .date();
+        let today = self.config.night();
         let known = self.output.join("runs").folders().await?;
         for back in 1..=RESUME_NIGHTS {
             let date = today.checked_sub(back.days())?;
@@ -860,10 +858,7 @@ pub(crate) async fn demo_nights(config: &Config) -> Result<Option<(Config, Confi
             })
             .to_vec()
     };
-    let today = jiff::Timestamp::now()
-        .to_zoned(jiff::tz::TimeZone::UTC)
-        .date();
-    let date = config.run.date.unwrap_or(today);
+    let date = config.night();
     let tonight = Config {
         demo: None,
         input: tables(paths.tonight),

@@ -6,7 +6,6 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use jiff::civil::Date;
-use jiff::tz::TimeZone;
 use laser_pool_builder::{
     BuildProgress, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion,
     build_pools, clear_pools,
@@ -112,8 +111,7 @@ async fn default_version(
         previous::fingerprint(sources, before).await?,
         &config.pools,
     ));
-    let today = Timestamp::now().to_zoned(TimeZone::UTC).date();
-    Ok(dated_name(config.run.date.unwrap_or(today), &identity))
+    Ok(dated_name(config.night(), &identity))
 }
 
 async fn build_into(

@@ -59,6 +59,15 @@ impl Verification {
         }
     }
 
+    /// The tokens that are accepted, given the target's candidates.
+    pub fn accepted(self, candidates: &[Candidate]) -> impl Iterator<Item = Token> {
+        let accepts = move |c: &Candidate| self.accepts(candidates, c.token).is_some();
+        candidates
+            .iter()
+            .filter(move |c| accepts(c))
+            .map(|c| c.token)
+    }
+
     /// The rank and candidate as which `token` is accepted, given the target's candidates there.
     fn accepts(self, candidates: &[Candidate], token: Token) -> Option<(usize, Candidate)> {
         let eligible = candidates.iter().copied().take(self.top_k()).enumerate();

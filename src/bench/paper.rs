@@ -10,14 +10,15 @@ use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
 use laser_worker::engine::{Engine, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator};
+use serde_json::json;
 
-use super::SetupArgs;
 use super::history::{Draw, Workload, table};
 use super::old::OldKnowledge;
 use super::pools::{PoolScheme, Pools};
 use super::report::{KindReport, Report};
 use super::run::{Subject, interleave};
 use super::variants::{self, Variant};
+use super::{SetupArgs, write_file};
 use crate::night::open_local_model;
 use crate::progress::Display;
 
@@ -97,6 +98,7 @@ async fn compare(
     } in workload
     {
         let subjects = subjects(new, &pools, &texts, &model.tokenizer)?;
+        write_prompts(setup, kind, &subjects)?;
         for (&batch, budget) in batches.iter().zip(&budgets) {
             display.stage(&format!("new {kind} knowledge, batch {batch}"));
             let base = GenerateOptions {
@@ -196,6 +198,14 @@ fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<TreeEngine> {
     TreeEngine::load(&setup.load.options(path)).with_context(|| format!("--model {}", setup.model))
 }
 
+/// `prompts-KIND.jsonl`: the tokens of every prompt, so that other engines can be given the same ones.
+fn write_prompts(setup: &SetupArgs, kind: Kind, subjects: &[Subject]) -> Result<()> {
+    let line =
+        |subject: &Subject| format!("{}\n", json!({"id": subject.id, "prompt": subject.prompt}));
+    let path = setup.output.join(format!("prompts-{kind}.jsonl"));
+    write_file(&path, subjects.iter().map(line).collect::<String>())
+}
+
 /// What all variants share; they set the rest.
 fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions {
     GenerateOptions {
@@ -208,6 +218,7 @@ fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions {
         max_new_tokens: setup.max_new_tokens,
         end_of_text: model.end_of_text.clone(),
         stop: Vec::new(),
+        shared_prefixes: true,
     }
 }
 

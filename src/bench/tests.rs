@@ -71,6 +71,7 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
         let names: Vec<&str> = kind.rows.iter().map(|row| row.variant.as_str()).collect();
         let expected = [
             "vanilla",
+            "whole prompts",
             "PLD",
             "GRP (ReSD)",
             "RRP",
@@ -82,17 +83,19 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
             "LASER+own",
         ];
         let own = usize::from(kind.kind == laser_schema::Kind::User);
-        assert_eq!(names, expected[..9 + own]);
+        assert_eq!(names, expected[..10 + own]);
         assert_eq!(kind.mismatches, [], "{text}");
         assert!(
-            kind.rows[..5].iter().all(|row| row.identical == 5),
+            kind.rows[..6].iter().all(|row| row.identical == 5),
             "{text}"
         );
         assert_eq!((kind.rows[0].aal, kind.rows[0].speedup), (0.0, 1.0));
-        assert!(kind.rows[7].aal > 0.0, "{text}");
+        assert!(kind.rows[8].aal > 0.0, "{text}");
     }
     assert_eq!(report.kinds.len(), 2);
     assert_eq!(report.file_name(), "paper-user-item.json");
+    let prompts = std::fs::read_to_string(setup.output.join("prompts-item.jsonl")).unwrap();
+    assert_eq!(prompts.lines().count(), 5, "{prompts}");
 }
 
 #[tokio::test]

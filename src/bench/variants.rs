@@ -32,6 +32,8 @@ pub(super) struct Variant {
     pub(super) own_previous: bool,
     /// Whether `nodes` is a bound only, and each step drafts what pays.
     pub(super) adaptive: bool,
+    /// Whether prompts begin from the prefix that they share.
+    pub(super) shared_prefixes: bool,
 }
 
 impl Variant {
@@ -44,6 +46,16 @@ impl Variant {
             pools: None,
             own_previous: false,
             adaptive: false,
+            shared_prefixes: true,
+        }
+    }
+
+    /// Plain decoding where every prompt is computed whole.
+    fn whole_prompts() -> Self {
+        Self {
+            name: "whole prompts".into(),
+            shared_prefixes: false,
+            ..Self::plain()
         }
     }
 
@@ -67,7 +79,7 @@ impl Variant {
             verification: Verification::Strict,
             pools: Some(pools),
             own_previous: setup.own_previous,
-            adaptive: false,
+            ..Self::plain()
         }
     }
 
@@ -95,6 +107,7 @@ impl Variant {
             nodes: self.nodes,
             verification: self.verification,
             budget: base.budget.clone().filter(|_| self.adaptive),
+            shared_prefixes: self.shared_prefixes,
             ..base.clone()
         }
     }
@@ -115,6 +128,7 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
     let pooled = |name: &str, pools| Variant::pooled(name, setup, pools);
     let mut variants = vec![
         Variant::plain(),
+        Variant::whole_prompts(),
         Variant::lookup(setup),
         pooled("GRP (ReSD)", PoolScheme::Global),
         pooled("RRP", PoolScheme::Random),

@@ -68,39 +68,37 @@ pub(super) async fn variants(
     entities: &Entities,
 ) -> Result<Vec<(Form, Variant)>> {
     let mut variants = Vec::new();
-    let sources = [
-        (Kind::User, &config.user_embeddings),
-        (Kind::Item, &config.item_embeddings),
-    ];
-    if sources.iter().any(|(_, source)| source.is_some()) {
+    for form in [Form::Embedding, Form::Ids] {
         let mut variant = Variant {
-            name: format!("{}, embedding", config.name),
+            name: format!("{}, {}", config.name, form.as_str()),
             ..Variant::default()
         };
-        for (kind, source) in sources {
-            if let Some(source) = source {
-                *field(&mut variant, kind) = Some(vectors(source, kind, entities.of(kind)).await?);
-            }
+        for kind in Kind::ALL {
+            *field(&mut variant, kind) = feature(config, form, kind, entities.of(kind)).await?;
         }
-        variants.push((Form::Embedding, variant));
-    }
-    let sources = [
-        (Kind::User, &config.user_ids),
-        (Kind::Item, &config.item_ids),
-    ];
-    if sources.iter().any(|(_, source)| source.is_some()) {
-        let mut variant = Variant {
-            name: format!("{}, ids", config.name),
-            ..Variant::default()
-        };
-        for (kind, source) in sources {
-            if let Some(source) = source {
-                *field(&mut variant, kind) = Some(codes(source, kind, entities.of(kind)).await?);
-            }
+        if variant.user.is_some() || variant.item.is_some() {
+            variants.push((form, variant));
         }
-        variants.push((Form::Ids, variant));
     }
     Ok(variants)
+}
+
+/// What a kind's knowledge is in this form, if the configuration names it.
+async fn feature(
+    config: &KnowledgeConfig,
+    form: Form,
+    kind: Kind,
+    places: &Places,
+) -> Result<Option<Feature>> {
+    let (embeddings, ids) = match kind {
+        Kind::User => (&config.user_embeddings, &config.user_ids),
+        Kind::Item => (&config.item_embeddings, &config.item_ids),
+    };
+    Ok(match (form, embeddings, ids) {
+        (Form::Embedding, Some(source), _) => Some(vectors(source, kind, places).await?),
+        (Form::Ids, _, Some(source)) => Some(codes(source, kind, places).await?),
+        _ => None,
+    })
 }
 
 fn field(variant: &mut Variant, kind: Kind) -> &mut Option<Feature> {

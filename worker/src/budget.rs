@@ -20,16 +20,23 @@ use crate::cost::{PlannedStep, StepCost, StepLoad};
 /// Share of a step that drafts of no use may take.
 const USELESS: f64 = 0.01;
 
+/// A pool pays if its drafts gain so many times what they take: nodes are kept for their high estimates, which are too high
+/// for that.
+const PAYS: f64 = 3.0;
+
+/// Share of a step that the drafts of a pool that pays may take whatever is kept of them.
+const AFFORDED: f64 = 0.03;
+
 /// Steps between two drafts of a sequence whose drafts are of no use, at most.
 const WAIT_MAX: u32 = 15;
 
-/// Nodes of the first draft after one of which nothing was kept.
+/// Nodes of a draft, at least.
 const REACH_MIN: usize = 4;
 
 /// Steps are forgotten by this share a step when the rate is taken: about the last fifty count.
 const RATE_DECAY: f64 = 0.98;
 
-/// How fast the time of a draft and of a step is followed.
+/// How fast the time of a draft and of a step is followed, and what drafts gain.
 const TIME_RATE: f64 = 0.05;
 
 /// What a sequence brings to a step.
@@ -47,16 +54,26 @@ pub struct Drafted<'a> {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Budget {
     cost: StepCost,
-    /// By pool; a pool that is new begins with that of all.
-    calibrations: HashMap<String, Calibration>,
+    /// By name; a pool that is new begins with the calibration of all.
+    pools: HashMap<String, PoolWorth>,
     all: Calibration,
     /// The load of the step that was allotted last.
     allotted: StepLoad,
     /// Expected tokens and seconds of the last steps without prompts, by number of sequences.
     rates: Vec<(f64, f64)>,
-    /// Mean seconds of a draft and of a step.
+    /// Mean seconds of a draft and of one of its nodes, and seconds and expected tokens of a step.
     draft_seconds: f64,
+    node_seconds: f64,
     step_seconds: f64,
+    step_tokens: f64,
+}
+
+/// What a pool's drafts are worth.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct PoolWorth {
+    calibration: Calibration,
+    /// Tokens that a draft of late gains, beyond those that the time of its kept nodes would give; at first none.
+    gain: f64,
 }
 
 impl Budget {
@@ -64,12 +81,14 @@ impl Budget {
     pub fn new(cost: StepCost) -> Self {
         Self {
             cost,
-            calibrations: HashMap::new(),
+            pools: HashMap::new(),
             all: Calibration::default(),
             allotted: StepLoad::default(),
             rates: Vec::new(),
             draft_seconds: 0.0,
+            node_seconds: 0.0,
             step_seconds: 0.0,
+            step_tokens: 0.0,
         }
     }
 
@@ -99,11 +118,26 @@ impl Budget {
             .collect();
         let best = self.best_step((known, certain), &nodes, sequences.len());
         self.allotted = best.load;
-        let mut kept = vec![0; sequences.len()];
-        for (_, index) in &ranked[..best.nodes] {
+        follow(&mut self.step_tokens, best.tokens);
+        let price = self.price(known, &best);
+        let (mut kept, mut gains) = (vec![0; sequences.len()], vec![0.0; sequences.len()]);
+        for (probability, index) in &ranked[..best.nodes] {
             kept[*index] += 1;
+            gains[*index] += f64::from(*probability) - price;
+        }
+        for (sequence, gain) in sequences.iter().zip(gains) {
+            if !sequence.probabilities.is_empty() {
+                let pool = self.pool(sequence.pool);
+                pool.gain += (gain - pool.gain) * TIME_RATE;
+            }
         }
         kept
+    }
+
+    /// Tokens that the time of one of the step's nodes would give.
+    fn price(&self, known: StepLoad, step: &PlannedStep) -> f64 {
+        let added = step.seconds - self.cost.seconds(known);
+        step.tokens / step.seconds * added / step.nodes.max(1) as f64
     }
 
     /// The step of most worth at the rate of late; of most tokens a second where none is known for so many sequences.
@@ -144,42 +178,68 @@ impl Budget {
     /// Takes over what became of the nodes of a draft from a pool: each one's estimated probability, and whether it was
     /// part of the text.
     pub fn judge(&mut self, pool: &str, nodes: &[(f32, bool)]) {
-        if !nodes.is_empty() && !self.calibrations.contains_key(pool) {
-            self.calibrations.insert(pool.to_owned(), self.all);
-        }
         for &(probability, happened) in nodes {
+            self.pool(pool).calibration.learn(probability, happened);
             self.all.learn(probability, happened);
-            if let Some(calibration) = self.calibrations.get_mut(pool) {
-                calibration.learn(probability, happened);
-            }
         }
+    }
+
+    fn pool(&mut self, name: &str) -> &mut PoolWorth {
+        let new = PoolWorth {
+            calibration: self.all,
+            gain: 0.0,
+        };
+        self.pools.entry(name.to_owned()).or_insert(new)
     }
 
     fn calibration(&self, pool: &str) -> Calibration {
-        self.calibrations.get(pool).copied().unwrap_or(self.all)
+        self.pools.get(pool).map_or(self.all, |p| p.calibration)
     }
 
-    /// Takes over how long a draft took.
-    pub fn drafted(&mut self, seconds: f64) {
+    /// Takes over how long a draft of so many nodes took.
+    pub fn drafted(&mut self, seconds: f64, nodes: usize) {
         follow(&mut self.draft_seconds, seconds);
+        follow(&mut self.node_seconds, seconds / nodes.max(1) as f64);
     }
 
-    /// Steps that each of `sequences` sequences waits at most after a draft of no use, so that such drafts take no more
-    /// than a hundredth of the time.
-    pub fn patience(&self, sequences: usize) -> u32 {
-        let share = sequences as f64 * self.draft_seconds / (USELESS * self.step_seconds);
-        (0..WAIT_MAX)
-            .find(|wait| f64::from(*wait) + 1.0 >= share)
-            .unwrap_or(WAIT_MAX)
+    /// What each of `sequences` sequences may spend on drafts from a pool. Where the pool pays they may take a fixed share of
+    /// the step, whatever is kept; else there are so few of no use that these take no more than a hundredth of the time.
+    pub fn terms(&self, pool: &str, sequences: usize) -> Terms {
+        let taken = self.draft_seconds * self.step_tokens / self.step_seconds;
+        let gain = self.pools.get(pool).map_or(0.0, |pool| pool.gain);
+        let share = self.step_seconds / sequences as f64;
+        if gain > PAYS * taken {
+            #[expect(clippy::cast_possible_truncation, reason = "saturates")]
+            let nodes = (AFFORDED * share / self.node_seconds) as usize;
+            return Terms {
+                patience: 0,
+                reach: nodes.max(REACH_MIN),
+            };
+        }
+        let steps = self.draft_seconds / (USELESS * share);
+        let patience = (0..WAIT_MAX).find(|wait| f64::from(*wait) + 1.0 >= steps);
+        Terms {
+            patience: patience.unwrap_or(WAIT_MAX),
+            reach: REACH_MIN,
+        }
     }
+}
+
+/// What a sequence may spend on drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    /// Steps to wait after a draft of no use, at most.
+    patience: u32,
+    /// Nodes of the next draft, at least.
+    reach: usize,
 }
 
 fn follow(mean: &mut f64, value: f64) {
     *mean += (value - *mean) * if *mean == 0.0 { 1.0 } else { TIME_RATE };
 }
 
-/// How far a sequence drafts, and when: about twice as many nodes as were kept the last time, and after a draft of no use
-/// not at every step.
+/// How far a sequence drafts, and when: about twice as many nodes as were kept the last time, but no fewer than its terms allow,
+/// and after a draft of no use not at every step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reach {
     /// Nodes; none before the first draft.
@@ -199,11 +259,11 @@ impl Reach {
         self.nodes.unwrap_or(nodes).min(nodes)
     }
 
-    /// Takes over how many nodes of a draft were kept; after none it waits up to `patience` steps.
-    pub fn learn(&mut self, kept: usize, patience: u32) {
-        self.nodes = Some((2 * kept).max(REACH_MIN));
+    /// Takes over how many nodes of a draft were kept.
+    pub fn learn(&mut self, kept: usize, terms: Terms) {
+        self.nodes = Some((2 * kept).max(terms.reach));
         self.waited = match kept {
-            0 => (2 * self.waited + 1).min(patience),
+            0 => (2 * self.waited + 1).min(terms.patience),
             _ => 0,
         };
         self.wait = self.waited;
@@ -286,26 +346,53 @@ mod tests {
         assert_eq!(budget.allot(prompt, &likely), [2]);
     }
 
+    fn terms(patience: u32, reach: usize) -> Terms {
+        Terms { patience, reach }
+    }
+
+    #[test]
+    fn a_pool_that_pays_is_drafted_from_at_every_step() {
+        let mut budget = budget();
+        let sequences = [drafted("good", &[0.9, 0.8]), drafted("bad", &[0.01])];
+        (0..50).for_each(|_| assert_eq!(budget.allot(known(2), &sequences), [2, 0]));
+        budget.learn(1e-3);
+        budget.drafted(5e-6, 10);
+        // 3 % of 1 ms are 60 nodes of 0.5 µs, or nearly; of 64 sequences each may have one, but drafts have four.
+        let alone = budget.terms("good", 1);
+        assert!(
+            alone.patience == 0 && (59..=60).contains(&alone.reach),
+            "{alone:?}"
+        );
+        assert_eq!(budget.terms("good", 64), terms(0, REACH_MIN));
+        assert_eq!(budget.terms("bad", 64), terms(WAIT_MAX, REACH_MIN));
+        // It does not where drafting takes longer than what it gains.
+        budget.drafted(1.0, 10);
+        assert_eq!(budget.terms("good", 1), terms(WAIT_MAX, REACH_MIN));
+    }
+
     #[test]
     fn useless_drafts_become_rare_where_they_cost() {
         let mut budget = budget();
         budget.learn(1e-3);
-        budget.drafted(5e-6);
+        budget.drafted(5e-6, 10);
         // 5 µs of 1 ms are half a percent; of 64 sequences they are 32 %.
-        assert_eq!((budget.patience(1), budget.patience(64)), (0, WAIT_MAX));
+        assert_eq!(budget.terms("a", 1).patience, 0);
+        assert_eq!(budget.terms("a", 64).patience, WAIT_MAX);
         let mut reach = Reach::default();
         let mut drafts = 0;
         for _ in 0..160 {
             if reach.next(32) > 0 {
                 drafts += 1;
-                reach.learn(0, WAIT_MAX);
+                reach.learn(0, terms(WAIT_MAX, REACH_MIN));
             }
         }
         assert!((10..16).contains(&drafts), "{drafts}");
         while reach.next(32) == 0 {}
-        reach.learn(6, WAIT_MAX);
+        reach.learn(6, terms(WAIT_MAX, REACH_MIN));
         assert_eq!(reach.next(32), 12);
-        reach.learn(12, WAIT_MAX);
+        reach.learn(12, terms(WAIT_MAX, REACH_MIN));
         assert_eq!(reach.next(16), 16);
+        reach.learn(1, terms(0, 10));
+        assert_eq!(reach.next(16), 10);
     }
 }

@@ -54,8 +54,8 @@ fn sigmoid(x: f32) -> f32 {
 ///
 /// All that was drafted is judged, also what the budget cut: were only kept nodes judged, a pool that promises too
 /// little would be believed for ever, since its best nodes do keep their promise (from batch 16 on it cost up to 30 %
-/// of the speed). One draft at a time is enough. Under relaxed verification a cut node counts as wrong if the target
-/// went on with another token, though it might have accepted this one.
+/// of the speed). One draft at a time is enough. A node that would have been accepted, though the text went on otherwise,
+/// was right; what would have become of those below it is not known.
 #[derive(Debug, Default)]
 pub(crate) struct Hindsight {
     tree: DraftTree,
@@ -63,6 +63,17 @@ pub(crate) struct Hindsight {
     from: usize,
     /// Tokens of the text when all is known.
     until: usize,
+    /// What the target would have accepted since, by the token's place in the text.
+    accepted: Vec<(usize, u32)>,
+}
+
+/// What became of a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    InText,
+    Accepted,
+    Wrong,
+    Unknown,
 }
 
 impl Hindsight {
@@ -73,6 +84,14 @@ impl Hindsight {
             self.tree.clone_from(tree);
             self.from = length;
             self.until = length + depth as usize;
+            self.accepted.clear();
+        }
+    }
+
+    /// Takes over which tokens the target would have accepted at a place of the text.
+    pub(crate) fn accepted(&mut self, place: usize, tokens: impl Iterator<Item = u32>) {
+        if (self.from..self.until).contains(&place) {
+            self.accepted.extend(tokens.map(|token| (place, token)));
         }
     }
 
@@ -82,18 +101,31 @@ impl Hindsight {
             return Vec::new();
         }
         self.until = 0;
-        let tree = &self.tree;
-        let mut happened = Vec::with_capacity(tree.len());
-        for (node, &parent) in tree.parents().iter().enumerate() {
-            let next = (self.from + tree.depths()[node] as usize).checked_sub(1);
-            let token = next.and_then(|position| text.get(position));
-            happened.push(match parent {
-                ROOT_PARENT => true,
-                parent => happened[parent as usize] && token == Some(&tree.tokens()[node]),
-            });
+        let mut fates: Vec<Fate> = Vec::with_capacity(self.tree.len());
+        for node in 0..self.tree.len() {
+            fates.push(self.fate(node, &fates, text));
         }
-        let judged = tree.probabilities().iter().copied().zip(happened);
-        judged.skip(1).collect()
+        let judged = self.tree.probabilities().iter().zip(fates).skip(1);
+        judged
+            .filter(|(_, fate)| *fate != Fate::Unknown)
+            .map(|(probability, fate)| (*probability, fate != Fate::Wrong))
+            .collect()
+    }
+
+    /// What became of a node, given that of the nodes before it.
+    fn fate(&self, node: usize, before: &[Fate], text: &[u32]) -> Fate {
+        let parent = self.tree.parents()[node];
+        if parent == ROOT_PARENT {
+            return Fate::InText;
+        }
+        let (token, depth) = (self.tree.tokens()[node], self.tree.depths()[node]);
+        let place = self.from + depth as usize - 1;
+        match before[parent as usize] {
+            Fate::InText if text.get(place) == Some(&token) => Fate::InText,
+            Fate::InText if self.accepted.contains(&(place, token)) => Fate::Accepted,
+            Fate::InText | Fate::Wrong => Fate::Wrong,
+            Fate::Accepted | Fate::Unknown => Fate::Unknown,
+        }
     }
 }
 
@@ -168,6 +200,23 @@ mod tests {
             [(0.8, true), (0.5, true), (0.2, false), (0.1, false)]
         );
         assert_eq!(hindsight.judge(&[7, 7, 1, 2, 5, 6, 7], true), []);
+    }
+
+    #[test]
+    fn a_node_that_would_have_been_accepted_was_right_and_below_it_nothing_is_known() {
+        let mut hindsight = Hindsight::default();
+        hindsight.watch(&tree(), 0);
+        hindsight.accepted(0, [1].into_iter());
+        hindsight.accepted(1, [3, 2].into_iter());
+        let judged = hindsight.judge(&[1, 3, 5], false);
+        assert_eq!(judged, [(0.8, true), (0.5, true), (0.2, true)]);
+        // What was accepted is forgotten with the draft.
+        hindsight.watch(&tree(), 3);
+        let judged = hindsight.judge(&[1, 3, 5, 1, 3, 5], false);
+        assert_eq!(
+            judged,
+            [(0.8, true), (0.5, false), (0.2, true), (0.1, false)]
+        );
     }
 
     #[test]

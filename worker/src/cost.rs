@@ -21,9 +21,11 @@ const LONG_CONTEXT: usize = 1024;
 /// Tokens of the forwards that attention is measured with.
 const ATTENTION_TOKENS: usize = 16;
 
-/// The sizes that are measured, and four thirds and powers of two of them.
-const SIZES: [usize; 21] = [
-    1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536,
+/// The sizes that are measured: powers of two, between them one more, and of those up to which kernels work on whole tiles of
+/// rows the one behind, which may cost a tile more. Without it nine tokens looked hardly dearer than eight, and were half as much again.
+const SIZES: [usize; 27] = [
+    1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384, 512,
+    768, 1024, 1536,
 ];
 
 /// Forwards longer than this are the last: from there on time is in proportion to tokens.

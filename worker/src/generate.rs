@@ -20,7 +20,7 @@ use laser_decode::{
 use laser_schema::audit::{Origin, Proposer};
 use laser_schema::model::{ModelError, Tokenizer};
 
-use crate::budget::{Budget, Drafted, Reach};
+use crate::budget::{Budget, Drafted, Reach, Terms};
 use crate::calibration::Hindsight;
 use crate::cost::StepLoad;
 use crate::engine::{Engine, EngineError, Scores, Segment, Slot};
@@ -57,6 +57,8 @@ pub struct GenerateOptions {
     pub end_of_text: Vec<u32>,
     /// Strings that end a text; they are not part of it.
     pub stop: Vec<String>,
+    /// Whether a prompt begins from the cache of the prefix that it shares with others; a benchmark measures what that gives.
+    pub shared_prefixes: bool,
 }
 
 /// One text to be generated.
@@ -405,7 +407,10 @@ impl Generator {
     fn open(&mut self, request: &Request, max_tokens: usize) -> Result<(Slot, usize), EngineError> {
         let length = request.prompt.len();
         let capacity = length + max_tokens + self.options.nodes;
-        let fits = |prefix: &[u32]| prefix.len() < length && request.prompt.starts_with(prefix);
+        let fits = |prefix: &[u32]| {
+            let shares = self.options.shared_prefixes && prefix.len() < length;
+            shares && request.prompt.starts_with(prefix)
+        };
         let shared = self.prefixes.iter().filter(|(prefix, _)| fits(prefix));
         match shared.max_by_key(|(prefix, _)| prefix.len()) {
             Some((prefix, from)) => Ok((
@@ -498,9 +503,10 @@ impl Generator {
             });
         }
         let kept = budget.allot((known, certain), &drafted);
-        let patience = budget.patience(part.len());
         for (&index, kept) in part.iter().zip(kept) {
-            self.active[index].cut(kept, patience);
+            let sequence = &mut self.active[index];
+            let terms = budget.terms(sequence.pool(), part.len());
+            sequence.cut(kept, terms);
         }
     }
 
@@ -719,7 +725,7 @@ impl Sequence {
         let seconds = start.elapsed().as_secs_f64();
         self.done.draft_seconds += seconds;
         if let Some(budget) = budget.filter(|_| most > 0) {
-            budget.drafted(seconds);
+            budget.drafted(seconds, self.drafted());
             self.hindsight.watch(&self.tree, self.done.tokens.len());
         }
     }
@@ -729,10 +735,10 @@ impl Sequence {
         self.request.pool.as_ref().map_or("", Pool::name)
     }
 
-    /// Keeps the first nodes of the tree; after a draft of which nothing is kept it drafts again within `patience` steps.
-    fn cut(&mut self, kept: usize, patience: u32) {
+    /// Keeps the first nodes of the tree; how many that are tells how far and when it drafts next, under its terms.
+    fn cut(&mut self, kept: usize, terms: Terms) {
         if self.drafted() > 0 {
-            self.reach.learn(kept, patience);
+            self.reach.learn(kept, terms);
         }
         self.tree.truncate(kept);
     }
@@ -776,6 +782,11 @@ impl Sequence {
         };
         let step = verify(&self.tree, &scores, policy, &options.end_of_text);
         keep.extend(step.path.iter().map(|node| root + node));
+        let parents = std::iter::once(0).chain(step.path.iter().copied());
+        for (parent, place) in parents.zip(self.done.tokens.len()..) {
+            let accepted = policy.accepted(scores.top(parent));
+            self.hindsight.accepted(place, accepted);
+        }
         let mut stop = None;
         let mut emitted = 0;
         for (&token, &log_probability) in step.tokens.iter().zip(&step.log_probabilities) {

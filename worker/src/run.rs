@@ -634,13 +634,11 @@ impl<G: TextGenerator> EngineLoop<G> {
         };
         let shared = self.share_prefix(&open.rows);
         for index in 0..open.rows.len() {
-            match self.request(&open.rows[index], (u64::from(shard) << 32) | index as u64) {
+            let id = (u64::from(shard) << 32) | index as u64;
+            match self.request(&open.rows[index], id, policy) {
                 Ok(request) => {
                     open.previous[index] = request.previous.len() as u64;
-                    self.generator.submit(Request {
-                        strict: policy == Policy::Strict,
-                        ..request
-                    });
+                    self.generator.submit(request);
                 }
                 Err((stage, reason)) => open.fail(index, stage, &reason),
             }
@@ -662,7 +660,12 @@ impl<G: TextGenerator> EngineLoop<G> {
         Ok(())
     }
 
-    fn request(&self, row: &ShardRow, id: u64) -> Result<Request, (&'static str, String)> {
+    fn request(
+        &self,
+        row: &ShardRow,
+        id: u64,
+        policy: Policy,
+    ) -> Result<Request, (&'static str, String)> {
         if let Some(reason) = &row.error {
             return Err(("plan", reason.clone()));
         }
@@ -674,7 +677,7 @@ impl<G: TextGenerator> EngineLoop<G> {
             previous: tokens.map_err(|e| ("generate", e.to_string()))?,
             pool: self.context.pools.get(&row.pool).cloned(),
             plain: false,
-            strict: false,
+            strict: policy == Policy::Strict,
         })
     }
 
@@ -764,9 +767,10 @@ impl<G: TextGenerator> EngineLoop<G> {
     }
 
     fn audit(&mut self, lease: Lease, rows: &[ShardRow], done: &mpsc::Sender<Done>) {
+        let policy = self.context.plan.spec.verification;
         let requests: Vec<(&ShardRow, Request)> = rows
             .iter()
-            .filter_map(|row| Some((row, self.request(row, 0).ok()?)))
+            .filter_map(|row| Some((row, self.request(row, 0, policy).ok()?)))
             .collect();
         let context = &self.context;
         let figures = |row: &ShardRow, request: &Request, text: &Generated| {

@@ -53,6 +53,7 @@ pub(crate) fn options() -> GenerateOptions {
         max_new_tokens: 40,
         end_of_text: vec![END],
         stop: Vec::new(),
+        shared_prefixes: true,
         budget: None,
     }
 }

@@ -1,0 +1,286 @@
+#!/usr/bin/env python3
+"""Laser against transformers, llama.cpp and mistral.rs: greedy texts for the same prompts from the same weights, in turns.
+
+    pip install torch transformers gguf mistralrs && pip install --no-binary llama-cpp-python llama-cpp-python
+    tests/peers.py --laser target/release/laser --model MODEL --rounds 2 -- BENCH
+
+BENCH are arguments of `laser bench batch` beside --model, --batches and --output. In every round each engine runs in a process
+of its own, and of its rounds the fastest counts. Time is that of generation, prompts included, without loading. A text is as long as
+the model makes it; a difference in rounding now and then turns one, so tokens are counted, not texts. Models: Llama with f32 weights in
+one file.
+"""
+
+import argparse
+import ctypes
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+MAX_NEW_TOKENS = 256
+
+
+class Model:
+    """What the engines are told of the model, and where its end of text is."""
+
+    def __init__(self, directory):
+        self.directory = Path(directory)
+        self.config = json.loads((self.directory / "config.json").read_text())
+        self.end = self.config["eos_token_id"]
+
+    def cut(self, tokens):
+        """Up to the end of the text, which is one of its tokens."""
+        return tokens[: tokens.index(self.end) + 1] if self.end in tokens else tokens
+
+
+def transformers(model, threads):
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    torch.set_num_threads(threads)
+    network = AutoModelForCausalLM.from_pretrained(model.directory, dtype=torch.float32).eval()
+
+    def generate(prompts, batch):
+        tokens = 0
+        for start in range(0, len(prompts), batch):
+            chunk = prompts[start : start + batch]
+            longest = max(map(len, chunk))
+            ids = torch.tensor([[model.end] * (longest - len(p)) + p for p in chunk])
+            mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in chunk])
+            with torch.inference_mode():
+                out = network.generate(
+                    ids, attention_mask=mask, do_sample=False, max_new_tokens=MAX_NEW_TOKENS,
+                    eos_token_id=model.end, pad_token_id=model.end,
+                )
+            tokens += sum(len(model.cut(row[longest:].tolist())) for row in out)
+        return tokens
+
+    return generate
+
+
+def gguf_file(model, path):
+    """The model as GGUF in f32. Its vocabulary has no words: prompts and texts are tokens."""
+    import gguf
+    from safetensors import safe_open
+
+    c = model.config
+    heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_context_length(c["max_position_embeddings"])
+    writer.add_embedding_length(c["hidden_size"])
+    writer.add_block_count(c["num_hidden_layers"])
+    writer.add_feed_forward_length(c["intermediate_size"])
+    writer.add_head_count(heads)
+    writer.add_head_count_kv(kv_heads)
+    writer.add_layer_norm_rms_eps(c["rms_norm_eps"])
+    writer.add_rope_dimension_count(c["hidden_size"] // heads)
+    writer.add_rope_freq_base(c.get("rope_theta") or c["rope_parameters"]["rope_theta"])
+    size = c["vocab_size"]
+    writer.add_vocab_size(size)
+    writer.add_tokenizer_model("llama")
+    byte_tokens = [b"<0x%02X>" % i for i in range(256)]
+    writer.add_token_list([b"<s>", b"</s>", b"<unk>"] + byte_tokens + [b"t%d" % i for i in range(size - 259)])
+    writer.add_token_scores([0.0] * size)
+    writer.add_token_types([3, 3, 2] + [6] * 256 + [1] * (size - 259))
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(model.end)
+    names = {
+        "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+        "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
+        "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    }
+    whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    file = safe_open(model.directory / "model.safetensors", "pt")
+    for key in file.keys():
+        tensor = file.get_tensor(key).float().numpy()
+        name = key.removesuffix(".weight")
+        if name in whole:
+            writer.add_tensor(f"{whole[name]}.weight", tensor)
+            continue
+        _, _, layer, name = name.split(".", 3)
+        count = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads}.get(name)
+        if count:  # llama.cpp rotates neighbours, Hugging Face halves.
+            rows = tensor.shape[0] // count // 2
+            tensor = tensor.reshape(count, 2, rows, -1).swapaxes(1, 2).reshape(tensor.shape)
+        writer.add_tensor(f"blk.{layer}.{names[name]}.weight", tensor.copy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def llama_cpp(model, threads, draft_tokens=0):
+    import llama_cpp
+    from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        gguf_file(model, file.name)
+        draft = LlamaPromptLookupDecoding(num_pred_tokens=draft_tokens) if draft_tokens else None
+        llama = llama_cpp.Llama(
+            file.name, n_ctx=model.config["max_position_embeddings"], n_threads=threads, n_threads_batch=threads,
+            draft_model=draft, logits_all=draft is not None, verbose=False,
+        )
+
+    def generate(prompts, batch):
+        assert batch == 1, "llama-cpp-python generates one text at a time"
+        tokens = 0
+        for prompt in prompts:
+            llama.reset()
+            for token in llama.generate(prompt, temp=0.0, top_k=1, repeat_penalty=1.0):
+                tokens += 1
+                if token == model.end or llama.n_tokens - len(prompt) + 1 >= MAX_NEW_TOKENS:
+                    break
+        return tokens
+
+    return generate
+
+
+def llama_cpp_batched(model, threads):
+    """Continuous batching by the C API: a prompt joins as soon as a text ends."""
+    import llama_cpp as api
+    import numpy
+
+    size, positions = model.config["vocab_size"], model.config["max_position_embeddings"]
+
+    def context(weights, batch):
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_seq_max = positions * batch, positions * batch, batch
+        params.n_threads = params.n_threads_batch = threads
+        return api.llama_init_from_model(weights, params)
+
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        gguf_file(model, file.name)
+        weights = api.llama_model_load_from_file(file.name.encode(), api.llama_model_default_params())
+
+    def generate(prompts, batch):
+        ctx = context(weights, batch)
+        step = api.llama_batch_init(positions * batch, 0, 1)
+        waiting, free, active, tokens = list(reversed(prompts)), list(range(batch)), {}, 0
+        while waiting or active:
+            while waiting and free:  # Of each text what is to be fed, the position of that, and how many tokens it has.
+                active[free.pop()] = (waiting.pop(), 0, 0)
+            step.n_tokens, ends = 0, {}
+            for slot, (new, position, _) in active.items():
+                for i, token in enumerate(new):
+                    n = step.n_tokens
+                    step.token[n], step.pos[n] = token, position + i
+                    step.n_seq_id[n], step.seq_id[n][0] = 1, slot
+                    step.logits[n] = i + 1 == len(new)
+                    ends[slot] = n
+                    step.n_tokens += 1
+            assert api.llama_decode(ctx, step) == 0
+            for slot, place in ends.items():
+                logits = ctypes.cast(api.llama_get_logits_ith(ctx, place), ctypes.POINTER(ctypes.c_float))
+                token = int(numpy.ctypeslib.as_array(logits, (size,)).argmax())
+                new, position, count = active[slot]
+                active[slot] = ([token], position + len(new), count + 1)
+                tokens += 1
+                if token == model.end or count + 1 >= MAX_NEW_TOKENS:
+                    del active[slot]
+                    free.append(slot)
+                    api.llama_memory_seq_rm(api.llama_get_memory(ctx), slot, -1, -1)
+        api.llama_batch_free(step)
+        api.llama_free(ctx)
+        return tokens
+
+    return generate
+
+
+def mistral_rs(model, _threads):
+    from concurrent.futures import ThreadPoolExecutor
+
+    from mistralrs import Architecture, CompletionRequest, ModelDType, Runner, Which
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model.directory / "tokenizer.json"))
+    which = Which.Plain(model_id=str(model.directory), arch=Architecture.Llama, dtype=ModelDType.F32)
+    runner = Runner(which, max_seqs=32, prefix_cache_n=0)
+
+    def text(prompt):
+        request = CompletionRequest(
+            prompt=tokenizer.decode(prompt), model="default", temperature=0.0, top_k=1, max_tokens=MAX_NEW_TOKENS
+        )
+        return runner.send_completion_request(request).usage.completion_tokens
+
+    def generate(prompts, batch):
+        with ThreadPoolExecutor(batch) as pool:
+            return sum(pool.map(text, prompts))
+
+    return generate
+
+
+PEERS = {
+    "transformers": (transformers, (1, 32)),
+    "llama.cpp": (llama_cpp, (1,)),
+    "llama.cpp, batched": (llama_cpp_batched, (1, 32)),
+    "llama.cpp, prompt lookup of 2": (lambda m, t: llama_cpp(m, t, 2), (1,)),
+    "llama.cpp, prompt lookup of 10": (lambda m, t: llama_cpp(m, t, 10), (1,)),
+    "mistral.rs": (mistral_rs, (1, 32)),
+}
+
+
+def run_peer(name, options):
+    """In a process of its own: loads, warms up, prints tokens and seconds."""
+    prompts = [json.loads(line)["prompt"] for line in open(options.prompts)]
+    generate = PEERS[name][0](Model(options.model), options.threads)
+    generate(prompts[:1], 1 if options.batch == 1 else options.batch)
+    start = time.perf_counter()
+    tokens = generate(prompts, options.batch)
+    print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - start}))
+
+
+def measure_peer(name, kind, batch, options):
+    command = [
+        sys.executable, __file__, "--peer", name, "--model", options.model, "--threads", str(options.threads),
+        "--prompts", f"{options.output}/prompts-{kind}.jsonl", "--batch", str(batch),
+    ]
+    out = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
+    found = json.loads(out.splitlines()[-1])
+    return found["tokens"] / found["seconds"]
+
+
+def measure_laser(options):
+    command = [options.laser, "bench", "batch", "--model", options.model, "--batches", "1,32", "--output", options.output]
+    subprocess.run(command + options.bench, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    newest = max(Path(options.output).glob("batch-*.json"), key=lambda path: path.stat().st_mtime)
+    for part in json.loads(newest.read_text())["kinds"]:
+        for row in part["rows"]:
+            yield f"Laser, {row['variant']}", part["kind"], part["batch"], row["tokens_per_second"]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--laser", help="the laser binary")
+    parser.add_argument("--model", required=True, help="a directory")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--threads", type=int, default=2, help="of the other engines; Laser's are RAYON_NUM_THREADS")
+    parser.add_argument("--output", default="output/bench", help="where Laser's figures and the prompts are written")
+    parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
+    parser.add_argument("--prompts", help=argparse.SUPPRESS)
+    parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("bench", nargs="*", help="arguments of laser bench batch, after --")
+    options = parser.parse_args()
+    if options.peer:
+        return run_peer(options.peer, options)
+    best = {}
+    for turn in range(options.rounds):
+        found = list(measure_laser(options))
+        places = sorted({(kind, batch) for _, kind, batch, _ in found}, key=lambda place: (place[0] != "user", place[1]))
+        for name, (_, batches) in PEERS.items():
+            for kind, batch in places:
+                if batch in batches:
+                    found.append((name, kind, batch, measure_peer(name, kind, batch, options)))
+                    print(f"round {turn + 1}: {name}, {kind}s, batch {batch}: {found[-1][3]:.0f}", file=sys.stderr)
+        for name, kind, batch, speed in found:
+            row = best.setdefault(name, {})
+            row[kind, batch] = max(row.get((kind, batch), 0), speed)
+    print("| tokens/s | " + " | ".join(f"{kind}s, batch {batch}" for kind, batch in places) + " |")
+    print("|---" * (len(places) + 1) + "|")
+    for name, row in best.items():
+        print(f"| {name} | " + " | ".join(f"{row[p]:.0f}" if p in row else "–" for p in places) + " |")
+
+
+if __name__ == "__main__":
+    main()
