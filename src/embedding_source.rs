@@ -231,8 +231,10 @@ impl EmbeddingSource {
     }
 }
 
+/// Refuses the folder of a night that is still being made.
+///
 /// # Errors
-/// If the night in `folder` is not complete.
+/// If it has no `_SUCCESS`.
 pub(crate) async fn ensure_complete(folder: &Location) -> Result<()> {
     ensure!(
         folder.join(SUCCESS).exists().await?,

@@ -223,7 +223,7 @@ def run_peer(name, options):
     """In a process of its own: loads, warms up, prints tokens and seconds."""
     prompts = [json.loads(line)["prompt"] for line in open(options.prompts)]
     generate = PEERS[name][0](Model(options.model), options.threads)
-    generate(prompts[:1], 1 if options.batch == 1 else options.batch)
+    generate(prompts[:1], options.batch)
     start = time.perf_counter()
     tokens = generate(prompts, options.batch)
     print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - start}))

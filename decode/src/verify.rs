@@ -59,25 +59,19 @@ impl Verification {
         }
     }
 
-    /// The tokens that are accepted, given the target's candidates.
-    pub fn accepted(self, candidates: &[Candidate]) -> impl Iterator<Item = Token> {
-        let accepts = move |c: &Candidate| self.accepts(candidates, c.token).is_some();
-        candidates
-            .iter()
-            .filter(move |c| accepts(c))
-            .map(|c| c.token)
+    /// The target's candidates that are accepted, with their ranks.
+    pub fn accepted(self, candidates: &[Candidate]) -> impl Iterator<Item = (usize, Candidate)> {
+        let eligible = candidates.iter().copied().take(self.top_k()).enumerate();
+        eligible.filter(move |(rank, candidate)| match self {
+            Self::Strict => true,
+            // The argmax would follow as the bonus in any case: turning it away costs a forward and changes no text.
+            Self::Relaxed { p, .. } => *rank == 0 || candidate.log_probability.exp() > p,
+        })
     }
 
     /// The rank and candidate as which `token` is accepted, given the target's candidates there.
     fn accepts(self, candidates: &[Candidate], token: Token) -> Option<(usize, Candidate)> {
-        let eligible = candidates.iter().copied().take(self.top_k()).enumerate();
-        let (rank, candidate) = eligible.into_iter().find(|(_, c)| c.token == token)?;
-        // The argmax would follow as the bonus in any case: turning it away costs a forward and changes no text.
-        let likely = match self {
-            Self::Strict => true,
-            Self::Relaxed { p, .. } => rank == 0 || candidate.log_probability.exp() > p,
-        };
-        likely.then_some((rank, candidate))
+        self.accepted(candidates).find(|(_, c)| c.token == token)
     }
 }
 

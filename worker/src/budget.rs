@@ -178,8 +178,14 @@ impl Budget {
     /// Takes over what became of the nodes of a draft from a pool: each one's estimated probability, and whether it was
     /// part of the text.
     pub fn judge(&mut self, pool: &str, nodes: &[(f32, bool)]) {
+        if nodes.is_empty() {
+            return;
+        }
+        let calibration = &mut self.pool(pool).calibration;
         for &(probability, happened) in nodes {
-            self.pool(pool).calibration.learn(probability, happened);
+            calibration.learn(probability, happened);
+        }
+        for &(probability, happened) in nodes {
             self.all.learn(probability, happened);
         }
     }

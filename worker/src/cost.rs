@@ -22,7 +22,7 @@ const LONG_CONTEXT: usize = 1024;
 const ATTENTION_TOKENS: usize = 16;
 
 /// The sizes that are measured: powers of two, between them one more, and of those up to which kernels work on whole tiles of
-/// rows the one behind, which may cost a tile more. Without it nine tokens looked hardly dearer than eight, and were half as much again.
+/// rows the one behind, which may cost a tile more: nine tokens of a small model took 1.1 to 1.3 times as long as eight.
 const SIZES: [usize; 27] = [
     1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384, 512,
     768, 1024, 1536,

@@ -785,7 +785,8 @@ impl Sequence {
         let parents = std::iter::once(0).chain(step.path.iter().copied());
         for (parent, place) in parents.zip(self.done.tokens.len()..) {
             let accepted = policy.accepted(scores.top(parent));
-            self.hindsight.accepted(place, accepted);
+            self.hindsight
+                .accepted(place, accepted.map(|(_, candidate)| candidate.token));
         }
         let mut stop = None;
         let mut emitted = 0;
