@@ -14,8 +14,8 @@ use opentelemetry::trace::{SpanId, TraceId, TracerProvider};
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SdkTracerProvider};
-use tracing::{Level, Span, error_span};
-use tracing_subscriber::filter::{FilterExt, Targets, filter_fn};
+use tracing::{Level, Span, Subscriber, error_span};
+use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
@@ -129,9 +129,22 @@ const ENDPOINTS: [&str; 2] = [
 /// If the collector's address is none.
 pub(crate) fn start(format: LogFormat) -> Result<Traces> {
     JSON.store(matches!(format, LogFormat::Json), Ordering::Relaxed);
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| {
-        EnvFilter::new("error,laser=warn,laser_worker=warn,laser_coordinator=warn")
-    });
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOGGED));
+    let traces = Traces::open()?;
+    subscriber(format, filter, traces.0.as_ref())?.init();
+    Ok(traces)
+}
+
+/// What is logged unless `RUST_LOG` says otherwise.
+const LOGGED: &str = "error,laser=warn,laser_worker=warn,laser_coordinator=warn";
+
+/// Its most verbose level is known, so that what libraries say below it costs a comparison: `tokenizers` logs every step
+/// of every text, which took a fifth of planning while each line was asked for first.
+fn subscriber(
+    format: LogFormat,
+    filter: EnvFilter,
+    provider: Option<&SdkTracerProvider>,
+) -> Result<impl Subscriber + Send + Sync> {
     let layer = fmt::layer()
         .with_ansi(std::io::stderr().is_terminal())
         .with_writer(std::io::stderr);
@@ -143,18 +156,15 @@ pub(crate) fn start(format: LogFormat) -> Result<Traces> {
             layer.with_span_list(false).boxed()
         }
     };
-    let logged = filter_fn(|metadata| metadata.target() != TRACE_TARGET);
-    let traces = Traces::open()?;
-    let trace = traces.0.as_ref().map(|provider| {
+    let filter = filter.add_directive(format!("{TRACE_TARGET}=off").parse()?);
+    let trace = provider.map(|provider| {
         tracing_opentelemetry::layer()
             .with_tracer(provider.tracer("laser"))
             .with_filter(Targets::new().with_target("laser", Level::INFO))
     });
-    tracing_subscriber::registry()
-        .with(log.with_filter(filter.and(logged)))
-        .with(trace)
-        .init();
-    Ok(traces)
+    Ok(tracing_subscriber::registry()
+        .with(log.with_filter(filter))
+        .with(trace))
 }
 
 /// The traces of this process.
@@ -220,5 +230,23 @@ impl IdGenerator for RunTraceIds {
 
     fn new_span_id(&self) -> SpanId {
         self.0.new_span_id()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing::Subscriber;
+    use tracing_subscriber::EnvFilter;
+    use tracing_subscriber::filter::LevelFilter;
+
+    use super::{LOGGED, subscriber};
+    use crate::config::LogFormat;
+
+    #[test]
+    fn what_nobody_logs_is_not_asked_for() {
+        for format in [LogFormat::Text, LogFormat::Json] {
+            let subscriber = subscriber(format, EnvFilter::new(LOGGED), None).unwrap();
+            assert_eq!(subscriber.max_level_hint(), Some(LevelFilter::WARN));
+        }
     }
 }

@@ -4,10 +4,12 @@
 //! dropped, no more than needed: the kept history plus one interaction would not fit. The same entity, templates and
 //! model give the same tokens every night, since nothing here reads a clock or draws a number.
 //!
-//! One prompt costs one rendering and tokenisation where a short history fits (about 1 ms for 1,000 tokens), else
-//! about 2·log₂(kept interactions) of them, none much over twice the budget however long the history is.
+//! One prompt costs one rendering and tokenisation where a short history fits (about 1 ms for 1,000 tokens), else about
+//! four of them, since interactions are of like length, at most about 4·log₂(kept interactions), and none is much over
+//! twice the budget however long the history is.
 
 mod fields;
+mod search;
 mod template;
 
 #[cfg(test)]
@@ -22,11 +24,8 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use fields::Fields;
+use search::Search;
 use template::Templates;
-
-/// Where the search for the history that fits begins: at about 20 tokens an interaction, two thirds of the
-/// default budget. From there it doubles until the budget is exceeded, then bisects.
-const FIRST_HISTORY: usize = 32;
 
 /// Which prompts are made. All of it changes tokens, so all of it belongs to the run's specification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -254,40 +253,19 @@ impl PromptRenderer {
     /// # Errors
     /// [`PromptError::UnknownField`], [`PromptError::TooLong`], and what the template or the model says.
     pub fn render(&self, entity: &Entity) -> Result<RenderedPrompt, PromptError> {
-        let fields = Fields::new(entity);
-        let longest = entity
-            .history
-            .len()
-            .min(self.max_history.unwrap_or(usize::MAX));
-        let mut best: Option<RenderedPrompt> = None;
-        let mut too_many = longest + 1;
-        let mut kept = longest.min(FIRST_HISTORY);
-        loop {
-            let prompt = self.render_with(&fields, kept)?;
-            let tokens = prompt.tokens.len();
-            if tokens <= self.max_tokens {
-                best = Some(prompt);
-            } else if kept > 0 {
-                too_many = kept;
-            } else {
-                return Err(PromptError::TooLong {
-                    entity: fields.entity(),
-                    tokens,
-                    budget: self.max_tokens,
-                });
-            }
-            let untried = best.as_ref().map_or(0, |fits| fits.history_used + 1);
-            kept = if too_many > longest {
-                (2 * kept).min(longest)
-            } else {
-                untried.midpoint(too_many)
-            };
-            if untried == too_many
-                && let Some(best) = best
-            {
-                return Ok(best);
-            }
+        let mut fields = Fields::new(entity);
+        let history = entity.history.len();
+        let longest = history.min(self.max_history.unwrap_or(usize::MAX));
+        let mut search = Search::new(longest, self.max_tokens);
+        while let Some(kept) = search.next() {
+            let prompt = self.render_with(&mut fields, kept)?;
+            search.tell(prompt);
         }
+        search.best.ok_or_else(|| PromptError::TooLong {
+            entity: fields.entity(),
+            tokens: search.too_long.1,
+            budget: self.max_tokens,
+        })
     }
 
     /// The digest of everything that determines the prompts of a kind but entities and tokenizer.
@@ -303,7 +281,7 @@ impl PromptRenderer {
 
     /// Special tokens are added exactly where no chat template is used: a chat template writes its own,
     /// and a second beginning-of-text token would put the model off.
-    fn render_with(&self, fields: &Fields, kept: usize) -> Result<RenderedPrompt, PromptError> {
+    fn render_with(&self, fields: &mut Fields, kept: usize) -> Result<RenderedPrompt, PromptError> {
         let body = self.templates.render(fields, kept)?;
         let text = match (&self.chat, &self.system) {
             (Some(chat), system) => {

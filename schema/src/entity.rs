@@ -8,6 +8,7 @@
 
 use std::fmt;
 
+use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -316,11 +317,12 @@ impl EntityReader {
         let Some(rows) = self.rows.next_batch().await? else {
             return Ok(None);
         };
-        let mut entities = Vec::with_capacity(rows.len());
-        for (row, values) in rows {
-            let entity = to_entity(values, &self.table).map_err(|r| self.rows.error(row, r))?;
-            entities.push(entity);
-        }
+        let table = &self.table;
+        let entity = |(row, values)| to_entity(values, table).map_err(|reason| (row, reason));
+        let entities: Vec<Result<Entity, (u64, String)>> =
+            rows.into_par_iter().map(entity).collect();
+        let entities: Result<Vec<Entity>, (u64, String)> = entities.into_iter().collect();
+        let entities = entities.map_err(|(row, reason)| self.rows.error(row, reason))?;
         Ok(Some(entities))
     }
 }

@@ -9,23 +9,21 @@ use laser_schema::{Entity, EntityId, Kind};
 use minijinja::{Value, context};
 use serde_json::{Map, Value as Json};
 
-/// An entity's fields as template values, converted once for all renderings.
+/// An entity's fields as template values, converted once for all renderings: of the history what they have seen so far.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
     source: &'a Entity,
     attributes: Value,
-    history: Vec<Value>,
+    /// Newest first.
+    latest: Vec<Value>,
 }
 
 impl<'a> Fields<'a> {
     pub(super) fn new(entity: &'a Entity) -> Self {
-        let history = entity.history.iter();
         Self {
             source: entity,
             attributes: object(&entity.attributes),
-            history: history
-                .map(|interaction| object(&interaction.fields))
-                .collect(),
+            latest: Vec::new(),
         }
     }
 
@@ -39,8 +37,12 @@ impl<'a> Fields<'a> {
     }
 
     /// The template's context, with the latest `kept` interactions.
-    pub(super) fn context(&self, kept: usize) -> Value {
-        let oldest = self.history.len().saturating_sub(kept);
+    pub(super) fn context(&mut self, kept: usize) -> Value {
+        let newest_first = self.source.history.iter().rev().take(kept);
+        let unseen = newest_first.skip(self.latest.len());
+        self.latest.extend(unseen.map(|i| object(&i.fields)));
+        let kept = self.latest.len().min(kept);
+        let history: Vec<Value> = self.latest[..kept].iter().rev().cloned().collect();
         let id = match &self.source.id {
             EntityId::Int(id) => Value::from(*id),
             EntityId::Text(id) => Value::from(id.as_str()),
@@ -50,14 +52,15 @@ impl<'a> Fields<'a> {
             kind => self.source.kind.as_str(),
             interactions => self.source.interactions,
             attributes => self.attributes.clone(),
-            history => Value::from(self.history[oldest..].to_vec()),
+            history => Value::from(history),
         }
     }
 
     /// All fields, as a template would write them.
     pub(super) fn available(&self) -> String {
         let mut names: Vec<String> = ["id", "kind", "interactions"].map(String::from).into();
-        let of_history: BTreeSet<String> = self.history.iter().flat_map(keys).collect();
+        let history = self.source.history.iter();
+        let of_history: BTreeSet<String> = history.flat_map(|i| keys(&object(&i.fields))).collect();
         let attributes = keys(&self.attributes).into_iter();
         names.extend(attributes.map(|name| format!("attributes.{name}")));
         let of_history: Vec<String> = of_history.into_iter().collect();

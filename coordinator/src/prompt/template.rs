@@ -107,7 +107,11 @@ impl Templates {
     }
 
     /// The text for an entity with its latest `kept` interactions.
-    pub(super) fn render(&self, fields: &Fields<'_>, kept: usize) -> Result<String, PromptError> {
+    pub(super) fn render(
+        &self,
+        fields: &mut Fields<'_>,
+        kept: usize,
+    ) -> Result<String, PromptError> {
         let Template { name, source } = self.of(fields.kind());
         let context = fields.context(kept);
         let rendered = self.environment.render_named_str(name, source, context);
