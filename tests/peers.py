@@ -157,12 +157,12 @@ def llama_cpp_batched(model, threads):
     def generate(prompts, batch):
         ctx = context(weights, batch)
         step = api.llama_batch_init(positions * batch, 0, 1)
-        waiting, free, active, tokens = list(reversed(prompts)), list(range(batch)), {}, 0
+        waiting, free, active, tokens = list(reversed(prompts)), list(reversed(range(batch))), {}, 0
         while waiting or active:
             while waiting and free:  # Of each text what is to be fed, the position of that, and how many tokens it has.
                 active[free.pop()] = (waiting.pop(), 0, 0)
             step.n_tokens, ends = 0, {}
-            for slot, (new, position, _) in active.items():
+            for slot, (new, position, _) in sorted(active.items()):  # By slot, or each text is computed apart.
                 for i, token in enumerate(new):
                     n = step.n_tokens
                     step.token[n], step.pos[n] = token, position + i
@@ -180,6 +180,7 @@ def llama_cpp_batched(model, threads):
                 if token == model.end or count + 1 >= MAX_NEW_TOKENS:
                     del active[slot]
                     free.append(slot)
+                    free.sort(reverse=True)
                     api.llama_memory_seq_rm(api.llama_get_memory(ctx), slot, -1, -1)
         api.llama_batch_free(step)
         api.llama_free(ctx)
