@@ -39,11 +39,7 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
             tokio::task::spawn_blocking(load).await?
         }
         EngineKind::Mistralrs => {
-            // A task of its own: mistralrs blocks its thread while it loads, and takes wake-ups of what else is awaited
-            // there for its own, so that a run waited for its plan's files for ever.
-            let batch = options.batch;
-            let load = async move { MistralEngine::load(&engine, batch).await };
-            let engine = tokio::spawn(load).await??;
+            let engine = MistralEngine::load(&engine, options.batch).await?;
             let runtime = tokio::runtime::Handle::current();
             Ok(Box::new(PlainGenerator::new(
                 engine, runtime, tokenizer, options,

@@ -139,7 +139,7 @@ pub(crate) fn start(format: LogFormat) -> Result<Traces> {
 const LOGGED: &str = "error,laser=warn,laser_worker=warn,laser_coordinator=warn";
 
 /// Its most verbose level is known, so that what libraries say below it costs a comparison: `tokenizers` logs every step
-/// of every text, which took a fifth of planning while each line was asked for first.
+/// of every text, which took a sixth of planning while each line was asked for first.
 fn subscriber(
     format: LogFormat,
     filter: EnvFilter,

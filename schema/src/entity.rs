@@ -318,12 +318,11 @@ impl EntityReader {
             return Ok(None);
         };
         let table = &self.table;
-        let entity = |(row, values)| to_entity(values, table).map_err(|reason| (row, reason));
-        let entities: Vec<Result<Entity, (u64, String)>> =
-            rows.into_par_iter().map(entity).collect();
-        let entities: Result<Vec<Entity>, (u64, String)> = entities.into_iter().collect();
-        let entities = entities.map_err(|(row, reason)| self.rows.error(row, reason))?;
-        Ok(Some(entities))
+        let entity = |(row, values)| (row, to_entity(values, table));
+        let entities: Vec<_> = rows.into_par_iter().map(entity).collect();
+        let entities = entities.into_iter();
+        let told = |(row, entity): (u64, Result<_, _>)| entity.map_err(|r| self.rows.error(row, r));
+        entities.map(told).collect::<Result<_, _>>().map(Some)
     }
 }
 

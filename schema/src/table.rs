@@ -306,14 +306,12 @@ impl TableReader {
         let Some(batch) = self.next_batch().await? else {
             return Ok(None);
         };
-        let starts = (0..batch.num_rows()).step_by(DECODED_ROWS);
-        let slices = starts.map(|start| {
-            let rows = batch.num_rows() - start;
-            batch.slice(start, rows.min(DECODED_ROWS))
-        });
-        let slices: Vec<RecordBatch> = slices.collect();
+        let rows = batch.num_rows();
+        let starts = (0..rows).into_par_iter().step_by(DECODED_ROWS);
+        let decoded =
+            starts.map(|start| from_batch(&batch.slice(start, DECODED_ROWS.min(rows - start))));
         // All are waited for, so that of several errors it is always the first one that is told.
-        let decoded: Vec<Result<Vec<T>, String>> = slices.par_iter().map(from_batch).collect();
+        let decoded: Vec<Result<Vec<T>, String>> = decoded.collect();
         let rows: Result<Vec<Vec<T>>, String> = decoded.into_iter().collect();
         rows.map(|rows| Some(rows.into_iter().flatten().collect()))
             .map_err(|reason| TableError::Row {

@@ -217,7 +217,10 @@ fn the_page_has_the_nights_figures_and_fits_every_screen() {
         }
     }
     assert_ne!(dark["background"], light["background"]);
+    check_prints(&workspace);
+}
 
+fn check_prints(workspace: &Workspace) {
     let profile = tempfile::tempdir().unwrap();
     let (html, pdf) = (workspace.path("report.html"), workspace.path("report.pdf"));
     let print = [

@@ -1,8 +1,8 @@
 //! [`MistralEngine`]: mistralrs decoding by itself, one token a forward, without trees.
 //!
 //! It runs every architecture that mistralrs knows, it is the baseline of benchmarks, and the tests
-//! hold the tree engine against it. Requests of one call are batched by mistralrs. The hub is never
-//! asked: a path that is not a complete local model is refused before mistralrs sees it.
+//! hold the tree engine against it. The hub is never asked: a path that is not a complete local model is
+//! refused before mistralrs sees it.
 
 use std::{
     path::Path,
@@ -58,6 +58,14 @@ impl MistralEngine {
     /// [`EngineError::MissingModel`] or [`EngineError::MissingFile`] if the model is not complete
     /// on disk, [`EngineError::Mistralrs`] if mistralrs refuses it.
     pub async fn load(options: &EngineOptions, batch: usize) -> Result<Self, EngineError> {
+        let options = options.clone();
+        // A task of its own: mistralrs blocks its thread while it loads, and takes wake-ups of what else is awaited there
+        // for its own, so that a run waited for its plan's files for ever.
+        let load = tokio::spawn(async move { Self::build(&options, batch).await });
+        load.await.map_err(refused)?
+    }
+
+    async fn build(options: &EngineOptions, batch: usize) -> Result<Self, EngineError> {
         let path = &options.path;
         if !path.exists() {
             return Err(EngineError::MissingModel { path: path.clone() });

@@ -52,6 +52,17 @@ pub(crate) fn user(id: i64) -> Value {
     json!({"id": id})
 }
 
+/// What is published there, if anything is.
+async fn past(output: &Location) -> Option<PreviousSource> {
+    let listed = output.list().await.unwrap();
+    let complete = listed.iter().any(|file| file.name.ends_with("_SUCCESS"));
+    complete.then(|| PreviousSource {
+        path: output.url().to_owned(),
+        kind: None,
+        id_type: None,
+    })
+}
+
 /// Plans a night for these users in `dir`, with what is published there as its past.
 async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64) -> Run {
     let wish = |request: &mut PlanRequest<'_>| request.audit_share = audit_share;
@@ -81,17 +92,7 @@ pub(crate) async fn plan_as(
         ..Default::default()
     };
     let output = Location::parse(dir.path().join("out").to_str().unwrap()).unwrap();
-    let past = output
-        .list()
-        .await
-        .unwrap()
-        .iter()
-        .any(|listed| listed.name.ends_with("_SUCCESS"));
-    let previous = past.then(|| PreviousSource {
-        path: output.url().to_owned(),
-        kind: None,
-        id_type: None,
-    });
+    let previous = past(&output).await;
     let prompts = PromptRenderer::new(&config, model()).unwrap();
     let mut request = PlanRequest {
         run: format!("run-{night}"),
