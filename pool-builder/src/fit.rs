@@ -73,7 +73,7 @@ async fn observe<'a>(
         .map(|(&kind, ids)| (kind, Observed::new(kind, ids.entities, config)))
         .collect();
     let mut done = 0;
-    let mut reader = joined.reader();
+    let mut reader = joined.counting_reader();
     while let Some(entities) = reader.next_batch().await? {
         for joined in &entities {
             if let Some(observed) = kinds.get_mut(&joined.entity.kind) {

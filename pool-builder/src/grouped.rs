@@ -2,7 +2,8 @@
 //!
 //! Memory, whatever the number of entities and texts: the budget and an eighth of it for what is spilled (see
 //! [`join`](laser_schema::join) and [`Members`]), the samples that routers are fitted on, and `max_texts` texts a group.
-//! The tables are read three times, of Parquet the first time the ids alone.
+//! The tables are read three times, of Parquet the first time the ids alone, then all but histories,
+//! which are counted.
 
 use std::collections::BTreeMap;
 
@@ -82,7 +83,7 @@ async fn route(
     progress: Progress<'_>,
 ) -> Result<(), PoolsError> {
     let mut done = 0;
-    let mut reader = joined.reader();
+    let mut reader = joined.counting_reader();
     while let Some(entities) = reader.next_batch().await? {
         done += entities.len() as u64;
         for joined in entities {

@@ -9,7 +9,7 @@ use arrow::datatypes::{DataType, Float32Type, Int64Type};
 
 use crate::entity::EntityId;
 use crate::location::{Location, LocationError};
-use crate::table::{TableError, TableReader};
+use crate::table::{Select, TableError, TableReader};
 
 /// The column of embeddings.
 pub const EMBEDDING_COLUMN: &str = "embedding";
@@ -101,7 +101,7 @@ impl EmbeddingTable {
             return Err(LocationError::NotFound { url: file }.into());
         }
         let columns = [&ID_COLUMNS[..], &[EMBEDDING_COLUMN]].concat();
-        let reader = TableReader::open_columns(location, Some(&columns)).await?;
+        let reader = TableReader::open_columns(location, Select::Only(&columns)).await?;
         let has = |name: &str| reader.schema().field_with_name(name).is_ok();
         let missing = |column| EmbeddingTableError::Column {
             file: file.clone(),

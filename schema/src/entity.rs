@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 
 use crate::location::LocationError;
 use crate::rows::RowReader;
-use crate::table::TableError;
+use crate::table::{Select, TableError, is_list};
 
 /// Whether an entity is a user or an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -262,6 +262,8 @@ pub enum EntityError {
 pub struct EntityReader {
     table: EntityTable,
     rows: RowReader,
+    /// Whether histories come as their lengths.
+    counts: bool,
 }
 
 impl EntityReader {
@@ -270,7 +272,7 @@ impl EntityReader {
     /// # Errors
     /// See [`EntityError`].
     pub async fn open(table: &EntityTable) -> Result<Self, EntityError> {
-        Self::open_columns(table, None).await
+        Self::open_columns(table, Select::All).await
     }
 
     /// Opens the table for the ids and kinds alone; of Parquet nothing else is read.
@@ -279,7 +281,21 @@ impl EntityReader {
     /// See [`EntityError`].
     pub async fn open_ids(table: &EntityTable) -> Result<Self, EntityError> {
         let columns = [table.columns.id.as_str(), table.columns.kind.as_str()];
-        Self::open_columns(table, Some(&columns)).await
+        Self::open_columns(table, Select::Only(&columns)).await
+    }
+
+    /// Opens the table for all but what histories tell: of Parquet they are counted for [`Entity::interactions`], and
+    /// [`Entity::history`] is empty.
+    ///
+    /// # Errors
+    /// See [`EntityError`].
+    pub async fn open_counting(table: &EntityTable) -> Result<Self, EntityError> {
+        let history = &table.columns.history;
+        let mut reader = Self::open_columns(table, Select::Counting(history)).await?;
+        let schema = reader.rows.schema();
+        let field = schema.and_then(|schema| schema.field_with_name(history).ok());
+        reader.counts = field.is_some_and(|field| is_list(field.data_type()));
+        Ok(reader)
     }
 
     /// Opens the table for ids, kinds and embeddings; of Parquet nothing else is read.
@@ -289,13 +305,10 @@ impl EntityReader {
     pub async fn open_embeddings(table: &EntityTable) -> Result<Self, EntityError> {
         let names = &table.columns;
         let columns = [&names.id, &names.kind, &names.embedding].map(String::as_str);
-        Self::open_columns(table, Some(&columns)).await
+        Self::open_columns(table, Select::Only(&columns)).await
     }
 
-    async fn open_columns(
-        table: &EntityTable,
-        columns: Option<&[&str]>,
-    ) -> Result<Self, EntityError> {
+    async fn open_columns(table: &EntityTable, columns: Select<'_>) -> Result<Self, EntityError> {
         let mut rows = RowReader::open(&table.path, columns).await?;
         if let Some(names) = rows.columns()? {
             check_columns(table, &names)?;
@@ -306,6 +319,7 @@ impl EntityReader {
         Ok(Self {
             table: table.clone(),
             rows,
+            counts: false,
         })
     }
 
@@ -317,8 +331,8 @@ impl EntityReader {
         let Some(rows) = self.rows.next_batch().await? else {
             return Ok(None);
         };
-        let table = &self.table;
-        let entity = |(row, values)| (row, to_entity(values, table));
+        let (table, counts) = (&self.table, self.counts);
+        let entity = |(row, values)| (row, to_entity(values, table, counts));
         let entities: Vec<_> = rows.into_par_iter().map(entity).collect();
         let entities = entities.into_iter();
         let told = |(row, entity): (u64, Result<_, _>)| entity.map_err(|r| self.rows.error(row, r));
@@ -370,11 +384,25 @@ fn check_types(table: &EntityTable, schema: &arrow::datatypes::Schema) -> Result
     })
 }
 
-fn to_entity(mut row: Map<String, Value>, table: &EntityTable) -> Result<Entity, String> {
+fn to_entity(
+    mut row: Map<String, Value>,
+    table: &EntityTable,
+    counts: bool,
+) -> Result<Entity, String> {
     let columns = &table.columns;
     let id = to_id(row.remove(&columns.id), columns)?;
     let kind = to_kind(row.remove(&columns.kind), table)?;
-    let history = to_history(row.remove(&columns.history), columns)?;
+    let history = row.remove(&columns.history);
+    let (history, length) = if counts {
+        (
+            Vec::new(),
+            history.and_then(|length| length.as_u64()).unwrap_or(0),
+        )
+    } else {
+        let history = to_history(history, columns)?;
+        let length = history.len() as u64;
+        (history, length)
+    };
     let interactions = to_count(row.remove(&columns.interactions), columns)?;
     let embedding = to_embedding(row.remove(&columns.embedding), columns)?;
     let mut attributes = to_attributes(row.remove(&columns.attributes), columns)?;
@@ -383,7 +411,7 @@ fn to_entity(mut row: Map<String, Value>, table: &EntityTable) -> Result<Entity,
     Ok(Entity {
         id,
         kind,
-        interactions: interactions.unwrap_or(0).max(history.len() as u64),
+        interactions: interactions.unwrap_or(0).max(length),
         attributes,
         history,
         embedding,

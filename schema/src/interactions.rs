@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::entity::{EntityError, EntityId, id_value, seconds};
 use crate::rows::RowReader;
+use crate::table::Select;
 
 /// The `[interactions]` section: one row is one interaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,7 +113,7 @@ impl Interactions {
             ("timestamp", &table.timestamp, needs.timestamp),
         ];
         let names: Vec<&str> = columns.iter().map(|(_, name, _)| name.as_str()).collect();
-        let mut reader = RowReader::open(&table.path, Some(&names)).await?;
+        let mut reader = RowReader::open(&table.path, Select::Only(&names)).await?;
         if let Some(available) = reader.columns()? {
             let missing = |&&(_, column, needed): &&(&str, &String, bool)| {
                 needed && !available.contains(column)

@@ -406,8 +406,18 @@ impl Joined {
 
     /// Reads all entities in the order of the tables.
     pub fn reader(&self) -> JoinReader<'_> {
+        self.read(false)
+    }
+
+    /// Reads all entities but for what histories tell, see [`EntityReader::open_counting`].
+    pub fn counting_reader(&self) -> JoinReader<'_> {
+        self.read(true)
+    }
+
+    fn read(&self, counting: bool) -> JoinReader<'_> {
         JoinReader {
             joined: self,
+            counting,
             table: 0,
             reader: None,
             row: 0,
@@ -421,6 +431,7 @@ impl Joined {
 #[derive(Debug)]
 pub struct JoinReader<'a> {
     joined: &'a Joined,
+    counting: bool,
     table: usize,
     reader: Option<EntityReader>,
     row: u64,
@@ -444,7 +455,10 @@ impl JoinReader<'_> {
         while let Some(table) = self.joined.tables.get(self.table) {
             let reader = match &mut self.reader {
                 Some(reader) => reader,
-                none => none.insert(EntityReader::open(table).await?),
+                none => none.insert(match self.counting {
+                    true => EntityReader::open_counting(table).await?,
+                    false => EntityReader::open(table).await?,
+                }),
             };
             if let Some(entities) = reader.next_batch().await? {
                 let joined: Result<Vec<_>, _> =

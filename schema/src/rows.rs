@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::entity::EntityError;
 use crate::location::{Location, LocationError};
-use crate::table::TableReader;
+use crate::table::{Select, TableReader};
 
 /// Rows of a batch: small enough that a batch of long histories stays in the tens of megabytes.
 const BATCH_ROWS: usize = 1024;
@@ -44,11 +44,11 @@ impl fmt::Debug for RowReader {
 pub type NumberedRow = (u64, Map<String, Value>);
 
 impl RowReader {
-    /// Opens the table at a path or URL; of Parquet only `columns` are read, as far as they are there, if they are given.
+    /// Opens the table at a path or URL; of Parquet only `columns` are read.
     ///
     /// # Errors
     /// [`EntityError::Format`], or that it is not there or not readable.
-    pub async fn open(path: &str, columns: Option<&[&str]>) -> Result<Self, EntityError> {
+    pub async fn open(path: &str, columns: Select<'_>) -> Result<Self, EntityError> {
         let location = Location::parse(path)?;
         let rows = match location.extension().as_str() {
             "parquet" => {

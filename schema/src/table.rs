@@ -8,7 +8,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use arrow::array::RecordBatch;
-use arrow::datatypes::{Schema, SchemaRef};
+use arrow::compute::kernels::length::length;
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::error::ArrowError;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryFutureExt};
@@ -23,7 +25,7 @@ use parquet::basic::{Compression, ZstdLevel};
 use parquet::errors::ParquetError;
 use parquet::file::metadata::{KeyValue, ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
-use parquet::schema::types::ColumnPath;
+use parquet::schema::types::{ColumnPath, SchemaDescriptor};
 use rayon::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -231,10 +233,52 @@ fn metadata_value(metadata: &ParquetMetaData, key: &str) -> Option<String> {
         .and_then(|p| p.value.clone())
 }
 
+/// Which columns of a table are read.
+#[derive(Debug, Clone, Copy)]
+pub enum Select<'a> {
+    /// All.
+    All,
+    /// Those of these names, as far as they are there.
+    Only(&'a [&'a str]),
+    /// All, but the lists of this one as their lengths: of their elements one field is read.
+    Counting(&'a str),
+}
+
+impl Select<'_> {
+    /// The column that is counted; other types than lists are read as they are.
+    fn counted(self, schema: &Schema) -> Option<usize> {
+        let Self::Counting(name) = self else {
+            return None;
+        };
+        let (column, field) = schema.column_with_name(name)?;
+        is_list(field.data_type()).then_some(column)
+    }
+
+    fn mask(self, schema: &Schema, stored: &SchemaDescriptor) -> ProjectionMask {
+        if let Self::Only(names) = self {
+            let roots = names.iter().filter_map(|name| schema.index_of(name).ok());
+            return ProjectionMask::roots(stored, roots);
+        }
+        let Some(counted) = self.counted(schema) else {
+            return ProjectionMask::all();
+        };
+        let root = |leaf: usize| stored.get_column_root_idx(leaf);
+        let repeats = |leaf: usize| root(leaf) == counted && leaf > 0 && root(leaf - 1) == counted;
+        let leaves = (0..stored.num_columns()).filter(|&leaf| !repeats(leaf));
+        ProjectionMask::leaves(stored, leaves)
+    }
+}
+
+/// Whether a column can be counted by [`Select::Counting`].
+pub(crate) fn is_list(data_type: &DataType) -> bool {
+    matches!(data_type, DataType::List(_) | DataType::LargeList(_))
+}
+
 /// Reads a Parquet object in record batches, row group by row group.
 pub struct TableReader {
     file: String,
     schema: SchemaRef,
+    counted: Option<usize>,
     metadata: Arc<ParquetMetaData>,
     stream: ParquetRecordBatchStream<ParquetObject>,
 }
@@ -253,16 +297,16 @@ impl TableReader {
     /// # Errors
     /// [`TableError::Unreadable`] if it is missing or no Parquet file.
     pub async fn open(location: &Location) -> Result<Self, TableError> {
-        Self::open_columns(location, None).await
+        Self::open_columns(location, Select::All).await
     }
 
-    /// Opens the object to read only the columns of these names, as far as they are there; all if not given.
+    /// Opens the object to read these columns.
     ///
     /// # Errors
     /// [`TableError::Unreadable`] if it is missing or no Parquet file.
     pub async fn open_columns(
         location: &Location,
-        columns: Option<&[&str]>,
+        columns: Select<'_>,
     ) -> Result<Self, TableError> {
         let file = location.url().to_owned();
         let unreadable = |e: ParquetError| TableError::Unreadable {
@@ -275,14 +319,13 @@ impl TableReader {
             .map_err(unreadable)?
             .with_batch_size(BATCH_ROWS);
         let (schema, metadata) = (builder.schema().clone(), builder.metadata().clone());
-        let mask = columns.map_or_else(ProjectionMask::all, |columns| {
-            let roots = columns.iter().filter_map(|name| schema.index_of(name).ok());
-            ProjectionMask::roots(builder.parquet_schema(), roots)
-        });
+        let counted = columns.counted(&schema);
+        let mask = columns.mask(&schema, builder.parquet_schema());
         let stream = builder.with_projection(mask).build().map_err(unreadable)?;
         Ok(Self {
             file,
             schema,
+            counted,
             metadata,
             stream,
         })
@@ -320,16 +363,33 @@ impl TableReader {
             })
     }
 
-    /// The next rows as they are stored, or `None` at the end.
+    /// The next rows as they are stored (but for lists that are counted), or `None` at the end.
     ///
     /// # Errors
     /// [`TableError::Unreadable`] if a batch cannot be read.
     pub async fn next_batch(&mut self) -> Result<Option<RecordBatch>, TableError> {
         let batch = self.stream.next().await.transpose();
+        let batch = batch.and_then(|batch| Ok(batch.map(|batch| self.count(batch)).transpose()?));
         batch.map_err(|e| TableError::Unreadable {
             file: self.file.clone(),
             reason: e.to_string(),
         })
+    }
+
+    fn count(&self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
+        let Some(column) = self.counted else {
+            return Ok(batch);
+        };
+        let lengths = length(batch.column(column))?;
+        let mut fields = batch.schema().fields().to_vec();
+        fields[column] = Arc::new(Field::new(
+            fields[column].name(),
+            lengths.data_type().clone(),
+            true,
+        ));
+        let mut columns = batch.columns().to_vec();
+        columns[column] = lengths;
+        RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
     }
 }
 

@@ -197,7 +197,7 @@ async fn read_embeddings(
     join_embeddings(config, &mut join).await?;
     let joined = join.finish(&mut |_, _, _| {})?;
     let mut embeddings = HashMap::new();
-    let mut reader = joined.reader();
+    let mut reader = joined.counting_reader();
     while let Some(entities) = reader.next_batch().await? {
         for Entity {
             kind,

@@ -7,6 +7,7 @@ use laser_pool_builder::{EmbeddingError, EmbeddingSource, read_embeddings};
 use laser_recommender::ctr::{Codes, CodesError, Feature, Variant, Vectors};
 use laser_schema::manifest::published_parts;
 use laser_schema::rows::RowReader;
+use laser_schema::table::Select;
 use laser_schema::{EntityId, Kind, Location};
 use serde_json::Value;
 
@@ -134,7 +135,7 @@ async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Featur
     let mut rows: Vec<Option<Vec<i64>>> = vec![None; places.ids.len()];
     let mut twice = None;
     for part in parts(table).await? {
-        let mut reader = RowReader::open(&part, Some(&[id, ids])).await?;
+        let mut reader = RowReader::open(&part, Select::Only(&[id, ids])).await?;
         if let Some(available) = reader.columns()? {
             for (key, column) in [("id", id), ("ids", ids)] {
                 ensure!(

@@ -48,12 +48,16 @@ impl Files {
     }
 }
 
-async fn read(table: &EntityTable) -> Result<Vec<Entity>, EntityError> {
-    let mut reader = EntityReader::open(table).await?;
+async fn all(mut reader: EntityReader) -> Result<Vec<Entity>, EntityError> {
     let mut all = Vec::new();
     while let Some(batch) = reader.next_batch().await? {
         all.extend(batch);
     }
+    Ok(all)
+}
+
+async fn read(table: &EntityTable) -> Result<Vec<Entity>, EntityError> {
+    let all = all(EntityReader::open(table).await?).await?;
     match check_ids(table).await {
         Err(JoinError::Entity(error)) => Err(error),
         ids => {
@@ -168,6 +172,47 @@ async fn equal_content_gives_equal_entities_in_every_format() {
         !user.history[0].fields.contains_key("rating"),
         "null is absent"
     );
+}
+
+#[tokio::test]
+async fn histories_are_counted_as_if_they_were_read() {
+    let liked = |title: &str| json!({"title": title, "rating": 4.5, "timestamp": title.len()});
+    let titles = DataType::List(Arc::new(Field::new("item", DataType::Utf8, true)));
+    let text = json!([liked("A"), liked("BC")]).to_string();
+    let lists = |of: &dyn Fn(&str) -> Value| json!([of("A"), of("BC"), of("D")]);
+    // What is no list in the file is read whole.
+    let cases = [
+        (history_type(), lists(&liked), true),
+        (titles, lists(&|title| json!(title)), true),
+        (DataType::Utf8, json!(text), false),
+    ];
+    for (history_type, history, counted) in cases {
+        let rows = [
+            json!({"id": 1, "kind": "user", "history": history, "city": "Lund"}),
+            json!({"id": 2, "kind": "user", "history": null, "city": "Ystad", "interactions": 1}),
+            json!({"id": 3, "kind": "item", "history": history, "interactions": 2}),
+            json!({"id": 4, "kind": "item", "history": history, "interactions": 9}),
+        ];
+        let schema = Arc::new(Schema::new(vec![
+            Field::new("id", DataType::Int64, false),
+            Field::new("kind", DataType::Utf8, false),
+            Field::new("history", history_type, true),
+            Field::new("city", DataType::Utf8, true),
+            Field::new("interactions", DataType::Int32, true),
+        ]));
+        let files = Files::new();
+        let table = files.write("t.parquet", table::encode("t", schema, &rows, &[]).unwrap());
+        let mut expected = read(&table).await.unwrap();
+        assert_eq!(expected[1].interactions, 1);
+        assert_eq!(expected[3].interactions, 9);
+        if counted {
+            expected
+                .iter_mut()
+                .for_each(|entity| entity.history.clear());
+        }
+        let reader = EntityReader::open_counting(&table).await.unwrap();
+        assert_eq!(all(reader).await.unwrap(), expected);
+    }
 }
 
 #[tokio::test]
