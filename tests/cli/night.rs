@@ -31,6 +31,21 @@ fn two_nights_are_published_verified_and_not_repeated() {
     assert_eq!(workspace.parts(), parts);
 }
 
+/// mistralrs blocks the thread that loads it: beside it the plan's files are read, and no wake-up of theirs may be lost.
+#[test]
+fn mistralrs_decodes_a_night_by_itself() {
+    let workspace = Workspace::new();
+    let night = workspace.run(&["model.engine=mistralrs", "generate.max_new_tokens=8"]);
+    assert_exit(&night, 0);
+    let text = stdout(&night);
+    assert!(text.contains("decodes plainly: no drafts"), "{text}");
+    let verified = workspace.verify();
+    assert_exit(&verified, 0);
+    for rows in ["24 rows", "20 rows"] {
+        assert!(stdout(&verified).contains(rows), "{}", stdout(&verified));
+    }
+}
+
 #[test]
 fn a_flipped_byte_is_found_by_verify() {
     let workspace = Workspace::new();
