@@ -25,8 +25,8 @@ use super::{
     decoder::{Batch, Decoder, Span},
     rope::Rope,
     safetensors::SafetensorsWeights,
-    scores::{exp, push_top_k},
-    skinny::{Format, PANEL, PackedMatrix, Rows, vectorized},
+    scores::{LANES, by_lane, exp, max, push_top_k},
+    skinny::{Format, PackedMatrix, Rows, vectorized},
 };
 
 /// Nodes that attend at once: their scores (nodes × heads of a group × context) stay in the second-level cache.
@@ -470,19 +470,13 @@ fn exponentials(scores: &mut [f32], cached: usize, hidden: &[u64]) -> f32 {
             *score = f32::NEG_INFINITY;
         }
     }
-    let max = scores
-        .iter()
-        .copied()
-        .fold(f32::NEG_INFINITY, |max, s| if s > max { s } else { max });
+    let max = max(scores);
     scores
         .iter_mut()
         .for_each(|score| *score = exp(*score - max));
-    let mut sums = [0.0_f64; 8];
-    for part in scores.chunks(sums.len()) {
-        sums.iter_mut()
-            .zip(part)
-            .for_each(|(sum, weight)| *sum += f64::from(*weight));
-    }
+    let sums = by_lane(scores, [0.0_f64; 8], |sum, weight| {
+        *sum += f64::from(weight)
+    });
     narrow(sums.iter().sum())
 }
 
@@ -497,10 +491,7 @@ fn norm_rows(x: &Rows, scale: &[f32], eps: f64, y: &mut Rows) {
 
 #[inline(always)]
 fn norm_in_place(row: &mut [f32], scale: &[f32], eps: f64) {
-    let mut sums = [0.0_f32; PANEL];
-    for part in row.chunks(PANEL) {
-        sums.iter_mut().zip(part).for_each(|(sum, x)| *sum += x * x);
-    }
+    let sums = by_lane(row, [0.0_f32; LANES], |sum, x| *sum += x * x);
     let mean = f64::from(sums.iter().sum::<f32>()) / row.len() as f64;
     let factor = narrow(1.0 / (mean + eps).sqrt());
     row.iter_mut()

@@ -8,6 +8,9 @@
 //! (bf16), so that a line is one register of AVX-512, two of AVX2, four of NEON. A tile of the product holds V × T
 //! registers of sums for V registers of outputs and T rows; each line is loaded once and each x is broadcast.
 //!
+//! bf16 weights are widened to f32, which takes as many instructions as the products of a few rows. AVX512-BF16 multiplies
+//! pairs as they are stored: there the rows of x are rounded to bf16 once a product, and a pair is an element like any other.
+//!
 //! Every sum runs over the inputs in ascending order, alone in its lane. A row's result therefore does not depend, to the
 //! bit, on the other rows, the tile or the number of threads.
 #![expect(
@@ -15,6 +18,7 @@
     reason = "registers are addressed through pointers; `product` checks the bounds of all of them"
 )]
 
+use std::cell::Cell;
 use std::ops::Range;
 use std::sync::OnceLock;
 
@@ -38,7 +42,7 @@ pub(super) struct Line(pub(super) [u32; PANEL]);
 /// No weights.
 pub(super) const ZERO: Line = Line([0; PANEL]);
 
-/// How weights are stored. Products are always f32.
+/// How weights are stored. Sums are always f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Format {
     F32,
@@ -213,16 +217,80 @@ fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
         y_stride: y.stride,
         rows,
     };
-    let threads = threads.min(panels);
-    if threads == 1 {
-        // SAFETY: the assertions above bound every access of all panels.
-        return unsafe { task.run(0..panels) };
+    let run = |task: &Task, product: Product| {
+        let threads = threads.min(panels);
+        if threads == 1 {
+            // SAFETY: the assertions above bound every access of all panels, and the instruction set was detected.
+            return unsafe { product(task, 0..panels) };
+        }
+        (0..threads).into_par_iter().for_each(|part| {
+            let range = panels * part / threads..panels * (part + 1) / threads;
+            // SAFETY: as above; the parts write to distinct panels.
+            unsafe { product(task, range) }
+        });
+    };
+    match paired_product().filter(|_| w.format == Format::Bf16) {
+        None => run(&task, widened_product()),
+        Some(product) => with_pairs(x, w.inputs, |pairs| run(&task.of_pairs(pairs), product)),
     }
-    (0..threads).into_par_iter().for_each(|part| {
-        let range = panels * part / threads..panels * (part + 1) / threads;
-        // SAFETY: as above; the parts write to distinct panels.
-        unsafe { task.run(range) }
+}
+
+/// A product over some panels, for one instruction set.
+type Product = unsafe fn(&Task, Range<usize>);
+
+/// For elements of f32; weights in bf16 are widened.
+fn widened_product() -> Product {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => x86::avx512,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => x86::avx2,
+        Isa::Portable => portable,
+    }
+}
+
+/// For pairs of bf16, if the processor multiplies those.
+fn paired_product() -> Option<Product> {
+    #[cfg(target_arch = "x86_64")]
+    if isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") {
+        return Some(x86::avx512_bf16);
+    }
+    None
+}
+
+/// Calls `work` with the rows of x in pairs of bf16, rounded to the nearest, ties to even; the earlier element in the low
+/// half, and zero beside the last one of an odd number of `inputs`.
+fn with_pairs(x: &Rows, inputs: usize, work: impl FnOnce(&[u32])) {
+    thread_local! {
+        // A product a layer and step: its memory is kept.
+        static PAIRS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
+    }
+    let mut pairs = PAIRS.take();
+    pairs.clear();
+    vectorized(|| {
+        for row in 0..x.rows {
+            let (whole, rest) = x.row(row)[..inputs].as_chunks::<2>();
+            pairs.extend(
+                whole
+                    .iter()
+                    .map(|&[low, high]| bf16(low) | bf16(high) << 16),
+            );
+            pairs.extend(rest.iter().map(|&last| bf16(last)));
+        }
     });
+    work(&pairs);
+    PAIRS.set(pairs);
+}
+
+/// The bits of the nearest bf16, of two the even one.
+#[inline(always)]
+fn bf16(value: f32) -> u32 {
+    let bits = value.to_bits();
+    // NaN stays one: its highest bit of the mantissa is set.
+    match value.is_nan() {
+        true => bits >> 16 | 0x40,
+        false => (bits + 0x7fff + (bits >> 16 & 1)) >> 16,
+    }
 }
 
 /// A product whose bounds are checked.
@@ -246,16 +314,16 @@ unsafe impl Send for Task {}
 unsafe impl Sync for Task {}
 
 impl Task {
-    unsafe fn run(&self, panels: Range<usize>) {
-        // SAFETY: the caller's, and the instruction set was detected.
-        unsafe {
-            match isa() {
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => x86::avx512(self, panels),
-                #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => x86::avx2(self, panels),
-                Isa::Portable => portable(self, panels),
-            }
+    /// The same product over pairs: each is one element, and a line of weights belongs to it.
+    fn of_pairs(self, pairs: &[u32]) -> Self {
+        let inputs = self.format.lines(self.inputs);
+        assert!(pairs.len() >= self.rows * inputs);
+        Self {
+            format: Format::F32,
+            inputs,
+            x: pairs.as_ptr().cast(),
+            x_stride: inputs,
+            ..self
         }
     }
 }
@@ -315,7 +383,7 @@ trait Simd {
     /// Of pairs of bf16, the low and the high halves.
     unsafe fn load_bf16(from: *const u32) -> (Self::Register, Self::Register);
     unsafe fn splat(from: *const f32) -> Self::Register;
-    /// a · b + c
+    /// a · b + c; of pairs the sum of both products.
     unsafe fn fused(a: Self::Register, b: Self::Register, c: Self::Register) -> Self::Register;
     unsafe fn store(to: *mut f32, value: Self::Register);
 }
@@ -487,6 +555,7 @@ product!(portable, Arrays, 4, 1 => 4, 2 => 4, 3 => 3, 4 => 2);
 )]
 mod x86 {
     use std::arch::x86_64::*;
+    use std::mem::transmute;
 
     use super::*;
 
@@ -525,6 +594,39 @@ mod x86 {
         #[inline(always)]
         unsafe fn store(to: *mut f32, value: __m512) {
             unsafe { _mm512_storeu_ps(to, value) }
+        }
+    }
+
+    /// Elements are pairs of bf16.
+    pub(super) struct Avx512Bf16;
+
+    impl Simd for Avx512Bf16 {
+        type Register = __m512;
+        const LANES: usize = 16;
+        #[inline(always)]
+        unsafe fn zero() -> __m512 {
+            unsafe { Avx512::zero() }
+        }
+        #[inline(always)]
+        unsafe fn load(from: *const u32) -> __m512 {
+            unsafe { Avx512::load(from) }
+        }
+        #[inline(always)]
+        unsafe fn load_bf16(from: *const u32) -> (__m512, __m512) {
+            unsafe { Avx512::load_bf16(from) }
+        }
+        #[inline(always)]
+        unsafe fn splat(from: *const f32) -> __m512 {
+            unsafe { Avx512::splat(from) }
+        }
+        #[inline(always)]
+        unsafe fn fused(a: __m512, b: __m512, c: __m512) -> __m512 {
+            let pairs = |register| unsafe { transmute::<__m512, __m512bh>(register) };
+            unsafe { _mm512_dpbf16_ps(c, pairs(a), pairs(b)) }
+        }
+        #[inline(always)]
+        unsafe fn store(to: *mut f32, value: __m512) {
+            unsafe { Avx512::store(to, value) }
         }
     }
 
@@ -574,6 +676,12 @@ mod x86 {
     );
 
     product!(
+        #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+        avx512_bf16, Avx512Bf16, 8,
+        1 => 6, 2 => 6, 3 => 6, 4 => 6, 5 => 4, 6 => 4, 7 => 3, 8 => 3
+    );
+
+    product!(
         // 16 registers: 12 for sums, 2 or 3 for weights, 1 for x.
         #[target_feature(enable = "avx2,fma")]
         avx2, Avx2, 6,
@@ -593,13 +701,13 @@ mod x86 {
 
 #[cfg(test)]
 mod tests {
+    use std::cmp::Ordering;
+
     use proptest::prelude::*;
 
     use super::*;
 
-    type Product = unsafe fn(&Task, Range<usize>);
-
-    /// The products that this processor can run.
+    /// The products of elements that this processor can run.
     fn products() -> Vec<(&'static str, Product)> {
         let mut products: Vec<(&'static str, Product)> = vec![("portable", portable)];
         #[cfg(target_arch = "x86_64")]
@@ -659,6 +767,30 @@ mod tests {
         f32::from_bits(weight.to_bits() & 0xffff_0000)
     }
 
+    /// x Wᵀ in f64 for weights and x as they are.
+    fn expected(weights: &[f32], x: &[f32], inputs: usize) -> Vec<f64> {
+        let dot = |x: &[f32], w: &[f32]| {
+            (x.iter().zip(w))
+                .map(|(x, w)| f64::from(*x) * f64::from(*w))
+                .sum()
+        };
+        let rows = x.chunks_exact(inputs);
+        rows.flat_map(|x| weights.chunks_exact(inputs).map(move |w| dot(x, w)))
+            .collect()
+    }
+
+    #[track_caller]
+    fn check(y: &Rows, expected: &[f64], what: &str) {
+        for (row, expected) in expected.chunks_exact(y.columns).enumerate() {
+            for (output, (got, expected)) in y.row(row).iter().zip(expected).enumerate() {
+                assert!(
+                    (f64::from(*got) - expected).abs() < 1e-4,
+                    "{what}, row {row}, output {output}: {got}, not {expected}"
+                );
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200, ..ProptestConfig::default() })]
 
@@ -670,22 +802,59 @@ mod tests {
             format in prop_oneof![Just(Format::F32), Just(Format::Bf16)],
             seed in any::<u64>(),
         ) {
-            let weights = values(seed, outputs * inputs);
+            let mut weights = values(seed, outputs * inputs);
             let x = values(seed ^ 1, rows * inputs);
             let packed = PackedMatrix::pack(&[&weights], inputs, format);
+            if format == Format::Bf16 {
+                weights.iter_mut().for_each(|weight| *weight = truncated(*weight));
+            }
             for (name, product) in products() {
                 let y = run(product, &packed, &rows_of(&x, inputs));
-                for row in 0..rows {
-                    for output in 0..outputs {
-                        let weights = weights[output * inputs..][..inputs].iter();
-                        let weights = weights.map(|w| if format == Format::Bf16 { truncated(*w) } else { *w });
-                        let terms = weights.zip(&x[row * inputs..]).map(|(w, x)| f64::from(w) * f64::from(*x));
-                        let expected: f64 = terms.sum();
-                        let got = f64::from(y.row(row)[output]);
-                        prop_assert!((got - expected).abs() < 1e-4, "{name}, row {row}, output {output}: {got}, not {expected}");
-                    }
-                }
+                check(&y, &expected(&weights, &x, inputs), name);
             }
+        }
+
+        #[test]
+        fn pairs_are_multiplied_after_rounding(
+            rows in 1..40_usize,
+            outputs in 1..300_usize,
+            inputs in 1..120_usize,
+            seed in any::<u64>(),
+        ) {
+            if paired_product().is_none() {
+                println!("skipped: this processor has no AVX512-BF16");
+                return Ok(());
+            }
+            let weights = values(seed, outputs * inputs).into_iter().map(truncated);
+            let weights: Vec<f32> = weights.collect();
+            let mut x = values(seed ^ 1, rows * inputs);
+            let packed = PackedMatrix::pack(&[&weights], inputs, Format::Bf16);
+            let mut y = Rows::default();
+            packed.multiply(&rows_of(&x, inputs), &mut y);
+            x.iter_mut().for_each(|x| *x = f32::from_bits(bf16(*x) << 16));
+            check(&y, &expected(&weights, &x, inputs), "pairs");
+        }
+
+        #[test]
+        fn bf16_is_the_nearest_and_of_two_the_even_one(bits in any::<u32>()) {
+            let value = f32::from_bits(bits);
+            let got = f32::from_bits(bf16(value) << 16);
+            if !value.is_finite() {
+                prop_assert!(got == value || (got.is_nan() && value.is_nan()), "{value} to {got}");
+                return Ok(());
+            }
+            let below = bits & 0xffff_0000;
+            let distance = |bits: u32| (f64::from(f32::from_bits(bits)) - f64::from(value)).abs();
+            let above = below + 0x1_0000;
+            // Beyond the largest there is infinity, which is as far as a next number would be.
+            prop_assume!(f32::from_bits(above).is_finite());
+            let even = if below >> 16 & 1 == 0 { below } else { above };
+            let expected = match distance(below).total_cmp(&distance(above)) {
+                Ordering::Less => below,
+                Ordering::Greater => above,
+                Ordering::Equal => even,
+            };
+            prop_assert_eq!(got.to_bits(), expected);
         }
 
         #[test]
@@ -693,11 +862,12 @@ mod tests {
             rows in 2..40_usize,
             outputs in 1..600_usize,
             inputs in 1..300_usize,
+            format in prop_oneof![Just(Format::F32), Just(Format::Bf16)],
             seed in any::<u64>(),
         ) {
             let weights = values(seed, outputs * inputs);
             let x = values(seed ^ 1, rows * inputs);
-            let packed = PackedMatrix::pack(&[&weights], inputs, Format::F32);
+            let packed = PackedMatrix::pack(&[&weights], inputs, format);
             let (mut together, mut alone) = (Rows::default(), Rows::default());
             packed.multiply(&rows_of(&x, inputs), &mut together);
             for row in 0..rows {

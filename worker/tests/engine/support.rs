@@ -107,9 +107,13 @@ pub(crate) fn greedy(engine: &mut dyn Engine, prompt: &[u32], count: usize) -> V
     tokens
 }
 
-/// The same distribution up to rounding: equal candidates within the tolerance, the same first one
-/// unless the first two are closer than it.
+/// The same distribution up to rounding.
 pub(crate) fn assert_same(got: &[Candidate], expected: &[Candidate], what: &str) {
+    assert_within(got, expected, TOLERANCE, what);
+}
+
+/// Equal candidates within the tolerance, the same first one unless the first two are closer than it.
+pub(crate) fn assert_within(got: &[Candidate], expected: &[Candidate], tolerance: f32, what: &str) {
     assert_eq!(got.len(), expected.len(), "{what}");
     for candidate in got {
         let other = expected.iter().find(|other| other.token == candidate.token);
@@ -117,13 +121,13 @@ pub(crate) fn assert_same(got: &[Candidate], expected: &[Candidate], what: &str)
         let log_probability = other.map_or(floor, |other| other.log_probability);
         let difference = (candidate.log_probability - log_probability).abs();
         assert!(
-            difference < TOLERANCE,
+            difference < tolerance,
             "{what}: {candidate:?} differs by {difference}"
         );
     }
     let gap = expected[0].log_probability - expected[1].log_probability;
     assert!(
-        got[0].token == expected[0].token || gap < TOLERANCE,
+        got[0].token == expected[0].token || gap < tolerance,
         "{what}: gap {gap}"
     );
 }
