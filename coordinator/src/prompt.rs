@@ -4,8 +4,8 @@
 //! dropped, no more than needed: the kept history plus one interaction would not fit. The same entity, templates and
 //! model give the same tokens every night, since nothing here reads a clock or draws a number.
 //!
-//! One prompt costs one rendering and tokenisation where a short history fits (about 1 ms for 1,000 tokens), else about
-//! four of them, since interactions are of like length, at most about 4·log₂(kept interactions), and none is much over
+//! One prompt costs one rendering and tokenisation where a short history fits (about 1 ms for 1,000 tokens), else two or
+//! three of them, since interactions are of like length, at most about 4·log₂(kept interactions), and after the first none is much over
 //! twice the budget however long the history is.
 
 mod fields;
@@ -15,6 +15,7 @@ mod template;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -24,7 +25,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use fields::Fields;
-use search::Search;
+use search::{LastKept, Search};
 use template::Templates;
 
 /// Which prompts are made. All of it changes tokens, so all of it belongs to the run's specification.
@@ -214,6 +215,7 @@ pub struct PromptRenderer {
     tokenizer: Tokenizer,
     max_tokens: usize,
     max_history: Option<usize>,
+    last_kept: BTreeMap<Kind, LastKept>,
 }
 
 impl PromptRenderer {
@@ -245,6 +247,7 @@ impl PromptRenderer {
             tokenizer: model.tokenizer.clone(),
             max_tokens: config.max_tokens,
             max_history: config.max_history,
+            last_kept: Kind::ALL.map(|kind| (kind, LastKept::default())).into(),
         })
     }
 
@@ -256,14 +259,15 @@ impl PromptRenderer {
         let mut fields = Fields::new(entity);
         let history = entity.history.len();
         let longest = history.min(self.max_history.unwrap_or(usize::MAX));
-        let mut search = Search::new(longest, self.max_tokens);
+        let last = &self.last_kept[&entity.kind];
+        let mut search = Search::new(longest, self.max_tokens, last);
         while let Some(kept) = search.next() {
             let prompt = self.render_with(&mut fields, kept)?;
             search.tell(prompt);
         }
-        search.best.ok_or_else(|| PromptError::TooLong {
+        search.end(last).map_err(|tokens| PromptError::TooLong {
             entity: fields.entity(),
-            tokens: search.too_long.1,
+            tokens,
             budget: self.max_tokens,
         })
     }
