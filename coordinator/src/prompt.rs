@@ -4,8 +4,8 @@
 //! dropped, no more than needed: the kept history plus one interaction would not fit. The same entity, templates and
 //! model give the same tokens every night, since nothing here reads a clock or draws a number.
 //!
-//! One prompt costs one rendering and tokenisation where a short history fits (about 1 ms for 1,000 tokens), else two or
-//! three of them, since interactions are of like length, at most about 4·log₂(kept interactions), and after the first none is much over
+//! One prompt costs one rendering and tokenisation where a short history fits (about 1 ms for 1,000 tokens), else about
+//! three of them, since interactions are of like length, at most about 4·log₂(kept interactions), and none is much over
 //! twice the budget however long the history is.
 
 mod fields;
@@ -15,7 +15,6 @@ mod template;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -25,7 +24,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use fields::Fields;
-use search::{LastKept, Search};
+use search::Search;
 use template::Templates;
 
 /// Which prompts are made. All of it changes tokens, so all of it belongs to the run's specification.
@@ -215,7 +214,6 @@ pub struct PromptRenderer {
     tokenizer: Tokenizer,
     max_tokens: usize,
     max_history: Option<usize>,
-    last_kept: BTreeMap<Kind, LastKept>,
 }
 
 impl PromptRenderer {
@@ -247,7 +245,6 @@ impl PromptRenderer {
             tokenizer: model.tokenizer.clone(),
             max_tokens: config.max_tokens,
             max_history: config.max_history,
-            last_kept: Kind::ALL.map(|kind| (kind, LastKept::default())).into(),
         })
     }
 
@@ -259,15 +256,14 @@ impl PromptRenderer {
         let mut fields = Fields::new(entity);
         let history = entity.history.len();
         let longest = history.min(self.max_history.unwrap_or(usize::MAX));
-        let last = &self.last_kept[&entity.kind];
-        let mut search = Search::new(longest, self.max_tokens, last);
+        let mut search = Search::new(longest, self.max_tokens);
         while let Some(kept) = search.next() {
             let prompt = self.render_with(&mut fields, kept)?;
             search.tell(prompt);
         }
-        search.end(last).map_err(|tokens| PromptError::TooLong {
+        search.best.ok_or_else(|| PromptError::TooLong {
             entity: fields.entity(),
-            tokens,
+            tokens: search.too_long.1,
             budget: self.max_tokens,
         })
     }

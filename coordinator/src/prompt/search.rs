@@ -2,44 +2,31 @@
 //!
 //! Prompts grow by about as much with each interaction, so a line through what has been tried says where the budget is
 //! met. Every fourth try halves the span instead, for histories of which a few interactions are much longer than the rest.
-//! The first try is what the history before could keep. Where a search begins changes its tries and not its outcome.
-
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::RenderedPrompt;
 
-/// Where the first of all searches begins: at about 20 tokens an interaction, two thirds of the default budget.
-const FIRST_HISTORY: usize = 32;
-
-/// How many interactions the last history kept of which some were dropped.
-#[derive(Debug)]
-pub(super) struct LastKept(AtomicUsize);
-
-impl Default for LastKept {
-    fn default() -> Self {
-        Self(AtomicUsize::new(FIRST_HISTORY))
-    }
-}
+/// Tokens of the budget for each interaction of the first try: they have about 20, and two thirds of the budget are a
+/// guess that hardly ever is far over it. It may not depend on other entities: of templates whose prompts do not grow with
+/// every interaction the outcome depends on the tries.
+const FIRST_TOKENS: usize = 30;
 
 /// A search for the most interactions, of `longest`, with which a prompt has at most `budget` tokens.
 #[derive(Debug)]
 pub(super) struct Search {
     longest: usize,
     budget: usize,
-    first: usize,
     tries: usize,
     /// The longest prompt so far that fits.
-    best: Option<RenderedPrompt>,
+    pub(super) best: Option<RenderedPrompt>,
     /// The fewest interactions that do not fit, and their tokens; before the first one more than there are.
-    too_long: (usize, usize),
+    pub(super) too_long: (usize, usize),
 }
 
 impl Search {
-    pub(super) fn new(longest: usize, budget: usize, last: &LastKept) -> Self {
+    pub(super) fn new(longest: usize, budget: usize) -> Self {
         Self {
             longest,
             budget,
-            first: last.0.load(Ordering::Relaxed),
             tries: 0,
             best: None,
             too_long: (longest + 1, 0),
@@ -58,7 +45,7 @@ impl Search {
             return None;
         }
         if self.tries == 0 {
-            return Some(self.longest.min(self.first));
+            return Some(self.longest.min((self.budget / FIRST_TOKENS).max(1)));
         }
         let meets = if too_many > self.longest {
             // Twice the last try at most, so that no prompt is much over twice the budget.
@@ -81,15 +68,6 @@ impl Search {
             self.too_long = (prompt.history_used, tokens);
         }
     }
-
-    /// The longest prompt that fits, or the tokens of one without history. The next search begins where this one ends.
-    pub(super) fn end(self, last: &LastKept) -> Result<RenderedPrompt, usize> {
-        let best = self.best.ok_or(self.too_long.1)?;
-        if best.history_used < self.longest {
-            last.0.store(best.history_used.max(1), Ordering::Relaxed);
-        }
-        Ok(best)
-    }
 }
 
 #[cfg(test)]
@@ -99,13 +77,8 @@ mod tests {
     use super::*;
 
     /// Searches among prompts of `fixed` tokens and those of the latest interactions, which are given oldest first.
-    fn search(
-        fixed: usize,
-        interactions: &[usize],
-        budget: usize,
-        last: &LastKept,
-    ) -> (Result<usize, usize>, usize) {
-        let mut search = Search::new(interactions.len(), budget, last);
+    fn search(fixed: usize, interactions: &[usize], budget: usize) -> (Option<usize>, Search) {
+        let mut search = Search::new(interactions.len(), budget);
         while let Some(kept) = search.next() {
             let latest = interactions.iter().rev().take(kept);
             search.tell(RenderedPrompt {
@@ -114,15 +87,13 @@ mod tests {
                 history_used: kept,
             });
         }
-        let tries = search.tries;
-        let best = search.end(last);
-        (best.map(|best| best.history_used), tries)
+        (search.best.as_ref().map(|best| best.history_used), search)
     }
 
     #[test]
     fn interactions_of_like_length_take_few_tries() {
         let like: Vec<usize> = (0..500).map(|i| 18 + i % 5).collect();
-        let tries = (100..2000).map(|budget| search(60, &like, budget, &LastKept::default()).1);
+        let tries = (100..2000).map(|budget| search(60, &like, budget).1.tries);
         let tries: Vec<usize> = tries.collect();
         let mean = tries.iter().sum::<usize>() as f64 / tries.len() as f64;
         assert!(
@@ -131,37 +102,20 @@ mod tests {
         );
     }
 
-    #[test]
-    fn what_the_last_history_kept_is_tried_first() {
-        let last = LastKept::default();
-        let like = |seed: usize| {
-            (0..300)
-                .map(|i| 18 + (i * 7 + seed) % 5)
-                .collect::<Vec<_>>()
-        };
-        assert!(search(60, &like(0), 200, &last).1 > 3);
-        for seed in 1..50 {
-            let (kept, tries) = search(60, &like(seed), 200, &last);
-            assert!(tries <= 3, "{tries} tries for {kept:?}");
-            // A history that fits whole says nothing of the others.
-            assert_eq!(search(60, &[20; 3], 200, &last), (Ok(3), 1));
-        }
-    }
-
     proptest! {
         #[test]
         fn finds_the_longest_that_fits(
             fixed in 0usize..50,
             interactions in prop::collection::vec(prop_oneof![1usize..30, 1usize..400], 0..300),
             budget in 1usize..3000,
-            first in 1usize..400,
         ) {
-            let (kept, tries) = search(fixed, &interactions, budget, &LastKept(first.into()));
+            let (kept, search) = search(fixed, &interactions, budget);
             let tokens = |kept| fixed + interactions.iter().rev().take(kept).sum::<usize>();
             let longest = (0..=interactions.len()).rev().find(|&kept| tokens(kept) <= budget);
-            prop_assert_eq!(kept, longest.ok_or(fixed));
+            prop_assert_eq!(kept, longest);
             let log = usize::BITS - interactions.len().leading_zeros();
-            prop_assert!(tries <= 4 * log as usize + 4, "{} tries", tries);
+            prop_assert!(search.tries <= 4 * log as usize + 4, "{} tries", search.tries);
+            prop_assert!(longest.is_some() || search.too_long == (0, fixed));
         }
     }
 }
