@@ -559,9 +559,10 @@ mod x86 {
 
     use super::*;
 
-    pub(super) struct Avx512;
+    /// Its elements are f32, or pairs of bf16, which AVX512-BF16 multiplies.
+    pub(super) struct Avx512<const PAIRS: bool>;
 
-    impl Simd for Avx512 {
+    impl<const PAIRS: bool> Simd for Avx512<PAIRS> {
         type Register = __m512;
         const LANES: usize = 16;
         #[inline(always)]
@@ -589,44 +590,15 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn fused(a: __m512, b: __m512, c: __m512) -> __m512 {
-            unsafe { _mm512_fmadd_ps(a, b, c) }
+            let pairs = |register| unsafe { transmute::<__m512, __m512bh>(register) };
+            match PAIRS {
+                true => unsafe { _mm512_dpbf16_ps(c, pairs(a), pairs(b)) },
+                false => unsafe { _mm512_fmadd_ps(a, b, c) },
+            }
         }
         #[inline(always)]
         unsafe fn store(to: *mut f32, value: __m512) {
             unsafe { _mm512_storeu_ps(to, value) }
-        }
-    }
-
-    /// Elements are pairs of bf16.
-    pub(super) struct Avx512Bf16;
-
-    impl Simd for Avx512Bf16 {
-        type Register = __m512;
-        const LANES: usize = 16;
-        #[inline(always)]
-        unsafe fn zero() -> __m512 {
-            unsafe { Avx512::zero() }
-        }
-        #[inline(always)]
-        unsafe fn load(from: *const u32) -> __m512 {
-            unsafe { Avx512::load(from) }
-        }
-        #[inline(always)]
-        unsafe fn load_bf16(from: *const u32) -> (__m512, __m512) {
-            unsafe { Avx512::load_bf16(from) }
-        }
-        #[inline(always)]
-        unsafe fn splat(from: *const f32) -> __m512 {
-            unsafe { Avx512::splat(from) }
-        }
-        #[inline(always)]
-        unsafe fn fused(a: __m512, b: __m512, c: __m512) -> __m512 {
-            let pairs = |register| unsafe { transmute::<__m512, __m512bh>(register) };
-            unsafe { _mm512_dpbf16_ps(c, pairs(a), pairs(b)) }
-        }
-        #[inline(always)]
-        unsafe fn store(to: *mut f32, value: __m512) {
-            unsafe { Avx512::store(to, value) }
         }
     }
 
@@ -671,13 +643,13 @@ mod x86 {
     product!(
         // 32 registers: 24 for sums, 3 to 6 for weights.
         #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-        avx512, Avx512, 8,
+        avx512, Avx512<false>, 8,
         1 => 6, 2 => 6, 3 => 6, 4 => 6, 5 => 4, 6 => 4, 7 => 3, 8 => 3
     );
 
     product!(
         #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-        avx512_bf16, Avx512Bf16, 8,
+        avx512_bf16, Avx512<true>, 8,
         1 => 6, 2 => 6, 3 => 6, 4 => 6, 5 => 4, 6 => 4, 7 => 3, 8 => 3
     );
 
