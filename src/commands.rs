@@ -23,9 +23,7 @@ use crate::progress::Display;
 /// Writes to standard output; a closed pipe is an error like any other.
 pub(crate) fn print(text: &str) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes())
-        .and_then(|()| out.flush())
-        .context("standard output")
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
 }
 
 /// `laser plan`: what a run would do.
@@ -45,15 +43,11 @@ pub(crate) async fn plan(config: &Config) -> Result<()> {
         );
     }
     let mut past = Figures::default();
-    manifests
-        .iter()
-        .flat_map(|m| m.figures.values())
-        .for_each(|f| past.add(f));
+    manifests.iter().flat_map(|m| m.figures.values()).for_each(|f| past.add(f));
     let texts: u64 = plan.counts.values().map(|c| c.generate).sum();
     let tokens = texts as f64 * past.text_length();
     out += &if past.texts == 0 {
-        "ETA: unknown, no earlier output of Laser's among [[previous]] to tell the speed from\n"
-            .to_owned()
+        "ETA: unknown, no earlier output of Laser's among [[previous]] to tell the speed from\n".to_owned()
     } else {
         let seconds = tokens / past.tokens_per_second();
         format!(
@@ -74,10 +68,7 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
             folders.push(location.join(folder.trim_end_matches('/')));
         }
     }
-    anyhow::ensure!(
-        !folders.is_empty(),
-        "{root}: nothing published here (no {MANIFEST})"
-    );
+    anyhow::ensure!(!folders.is_empty(), "{root}: nothing published here (no {MANIFEST})");
     let mut whole = true;
     for folder in folders {
         let report = if let Some(ids) = IdsManifest::read(&folder).await? {
@@ -87,15 +78,8 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
         } else {
             verify(&folder).await?
         };
-        let state = if report.faults.is_empty() {
-            "whole"
-        } else {
-            "DAMAGED"
-        };
-        print(&format!(
-            "{state}: {} ({} parts, {} rows)\n",
-            report.folder, report.parts, report.rows
-        ))?;
+        let state = if report.faults.is_empty() { "whole" } else { "DAMAGED" };
+        print(&format!("{state}: {} ({} parts, {} rows)\n", report.folder, report.parts, report.rows))?;
         for fault in &report.faults {
             print(&format!("  {fault}\n"))?;
         }
@@ -154,26 +138,16 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
     let texts = previous_texts(PreviousReader::open(&sources, before).await?);
     let drafter = config.draft.drafter()?;
     let tokenizer = PoolTokenizer::of(&model)?;
-    let report = tune(
-        &config.input,
-        texts,
-        tokenizer,
-        (&config.pools, config.run.memory()),
-        tuning,
-        drafter,
-        &mut progress,
-    )
-    .await?;
+    let report =
+        tune(&config.input, texts, tokenizer, (&config.pools, config.run.memory()), tuning, drafter, &mut progress)
+            .await?;
     drop(display);
     if json {
         return print(&(serde_json::to_string_pretty(&report)? + "\n"));
     }
     let mut out = String::new();
     for kind in &report.kinds {
-        out += &format!(
-            "{}s: [pools.{}] max_texts = {}\n",
-            kind.kind, kind.kind, kind.max_texts
-        );
+        out += &format!("{}s: [pools.{}] max_texts = {}\n", kind.kind, kind.kind, kind.max_texts);
         out += &format!(
             "  {:>9} {:>10} {:>14} {:>9} {:>10}\n",
             "max_texts", "tokens", "accepted/step", "draft µs", "tokens/s"
@@ -181,11 +155,7 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
         for row in &kind.rows {
             out += &format!(
                 "  {:>9} {:>10} {:>14.2} {:>9.1} {:>10.0}\n",
-                row.max_texts,
-                row.pool_tokens,
-                row.accepted_per_step,
-                row.draft_us,
-                row.tokens_per_second
+                row.max_texts, row.pool_tokens, row.accepted_per_step, row.draft_us, row.tokens_per_second
             );
         }
     }
@@ -195,21 +165,14 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
 /// `laser prepare`.
 pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
     let summary = match source {
-        PrepareSource::Movielens {
-            dir,
-            output,
-            until,
-            split_by,
-        } => {
+        PrepareSource::Movielens { dir, output, until, split_by } => {
             let by = *split_by;
             let division = until.map(|until| Division { until, by });
             prepare::movielens(dir, &Location::parse(output)?, division).await?
         }
-        PrepareSource::Amazon {
-            reviews,
-            meta,
-            output,
-        } => prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?,
+        PrepareSource::Amazon { reviews, meta, output } => {
+            prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
+        }
     };
     let table = summary.tables.interactions.as_deref();
     let mut out = format!(
@@ -226,10 +189,7 @@ pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
         out += &format!("  {} of them in histories\n", summary.in_histories);
     }
     if summary.untimed > 0 {
-        out += &format!(
-            "  {} others left out: they have no timestamp\n",
-            summary.untimed
-        );
+        out += &format!("  {} others left out: they have no timestamp\n", summary.untimed);
     }
     print(&out)
 }

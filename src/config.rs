@@ -114,22 +114,13 @@ pub(crate) struct DemoConfig {
 impl Default for DemoConfig {
     fn default() -> Self {
         let DemoOptions { users, items, seed } = DemoOptions::default();
-        Self {
-            data: "output/demo-data".into(),
-            users,
-            items,
-            seed,
-        }
+        Self { data: "output/demo-data".into(), users, items, seed }
     }
 }
 
 impl DemoConfig {
     pub(crate) fn options(&self) -> DemoOptions {
-        DemoOptions {
-            users: self.users,
-            items: self.items,
-            seed: self.seed,
-        }
+        DemoOptions { users: self.users, items: self.items, seed: self.seed }
     }
 }
 
@@ -145,11 +136,7 @@ pub(crate) struct OutputConfig {
 
 impl Default for OutputConfig {
     fn default() -> Self {
-        Self {
-            path: "output".into(),
-            min_coverage: 0.98,
-            keep_nights: None,
-        }
+        Self { path: "output".into(), min_coverage: 0.98, keep_nights: None }
     }
 }
 
@@ -165,12 +152,7 @@ pub(crate) struct GenerateConfig {
 
 impl Default for GenerateConfig {
     fn default() -> Self {
-        Self {
-            max_new_tokens: 256,
-            stop: Vec::new(),
-            batch: 8,
-            step_tokens: 512,
-        }
+        Self { max_new_tokens: 256, stop: Vec::new(), batch: 8, step_tokens: 512 }
     }
 }
 
@@ -185,11 +167,7 @@ pub(crate) struct VerificationConfig {
 
 impl Default for VerificationConfig {
     fn default() -> Self {
-        Self {
-            policy: PolicyKind::Relaxed,
-            k: 2,
-            p: 0.1,
-        }
+        Self { policy: PolicyKind::Relaxed, k: 2, p: 0.1 }
     }
 }
 
@@ -207,10 +185,7 @@ impl VerificationConfig {
     pub(crate) fn policy(self) -> Policy {
         match self.policy {
             PolicyKind::Strict => Policy::Strict,
-            PolicyKind::Relaxed => Policy::Relaxed {
-                k: self.k,
-                p: self.p,
-            },
+            PolicyKind::Relaxed => Policy::Relaxed { k: self.k, p: self.p },
         }
     }
 
@@ -275,20 +250,13 @@ impl DraftConfig {
     pub(crate) fn drafter(self) -> Result<Drafter> {
         let drafter = match self.method {
             DraftMethod::None => Drafter::None,
-            DraftMethod::PromptLookup => Drafter::PromptLookup {
-                max_ngram: self.order,
-            },
-            DraftMethod::RawFrequency => Drafter::RawFrequency {
-                max_ngram: self.order,
-            },
+            DraftMethod::PromptLookup => Drafter::PromptLookup { max_ngram: self.order },
+            DraftMethod::RawFrequency => Drafter::RawFrequency { max_ngram: self.order },
             DraftMethod::Blended => Drafter::Blended {
                 order: self.order,
                 alpha: self.alpha,
                 min_probability: self.min_probability,
-                weights: SourceWeights {
-                    context: self.context_weight,
-                    previous: self.previous_weight,
-                },
+                weights: SourceWeights { context: self.context_weight, previous: self.previous_weight },
             },
         };
         drafter.check().context("[draft]")?;
@@ -402,12 +370,7 @@ pub(crate) struct WorkerConfig {
 
 impl Default for WorkerConfig {
     fn default() -> Self {
-        Self {
-            idle_seconds: None,
-            grace_seconds: 25,
-            cache: std::env::temp_dir().join("laser-cache"),
-            cache_gb: 50,
-        }
+        Self { idle_seconds: None, grace_seconds: 25, cache: std::env::temp_dir().join("laser-cache"), cache_gb: 50 }
     }
 }
 
@@ -445,11 +408,7 @@ impl Config {
     /// Those of [`Self::load`], and if there is no encoder.
     pub(crate) fn load_encoder(path: &Path, settings: &[String]) -> Result<Self> {
         let config = Self::read(path, settings)?;
-        ensure!(
-            config.encoder.is_some(),
-            "{}: no [encoder]; give one, or --set encoder.path=…",
-            path.display()
-        );
+        ensure!(config.encoder.is_some(), "{}: no [encoder]; give one, or --set encoder.path=…", path.display());
         config.validate_encoder()?;
         Ok(config)
     }
@@ -470,10 +429,7 @@ impl Config {
     /// If there is neither; `option` would give it.
     pub(crate) fn or_output<'a>(&'a self, given: Option<&'a str>, option: &str) -> Result<&'a str> {
         let path = given.unwrap_or(&self.output.path);
-        ensure!(
-            !path.is_empty(),
-            "[output] path: not set; set it, or give {option}"
-        );
+        ensure!(!path.is_empty(), "[output] path: not set; set it, or give {option}");
         Ok(path)
     }
 
@@ -495,14 +451,8 @@ impl Config {
     }
 
     fn read(path: &Path, settings: &[String]) -> Result<Self> {
-        ensure!(
-            path.is_file(),
-            "{}: no such configuration file",
-            path.display()
-        );
-        let env = Env::prefixed("LASER_")
-            .filter(|key| key.as_str().contains("__"))
-            .split("__");
+        ensure!(path.is_file(), "{}: no such configuration file", path.display());
+        let env = Env::prefixed("LASER_").filter(|key| key.as_str().contains("__")).split("__");
         let mut figment = Figment::new().merge(Toml::file_exact(path)).merge(env);
         for setting in settings {
             figment = figment.merge(setting_provider(setting)?);
@@ -529,14 +479,8 @@ impl Config {
 
     /// Checks what the types leave open, before anything is done.
     fn validate(&self) -> Result<()> {
-        ensure!(
-            !self.model.path.is_empty(),
-            "[model] path: not set; give a model directory, a .gguf file or a hub id"
-        );
-        ensure!(
-            !self.output.path.is_empty(),
-            "[output] path: not set; give a directory or an object-store URL"
-        );
+        ensure!(!self.model.path.is_empty(), "[model] path: not set; give a model directory, a .gguf file or a hub id");
+        ensure!(!self.output.path.is_empty(), "[output] path: not set; give a directory or an object-store URL");
         match &self.demo {
             Some(_) if !self.input.is_empty() || !self.previous.is_empty() => {
                 bail!("[demo] makes its own input: remove [[input]] and [[previous]], or [demo]")
@@ -547,10 +491,7 @@ impl Config {
             _ => {}
         }
         let share = |key: &str, value: f64| {
-            ensure!(
-                (0.0..=1.0).contains(&value),
-                "{key} = {value}: expected a share from 0 to 1"
-            );
+            ensure!((0.0..=1.0).contains(&value), "{key} = {value}: expected a share from 0 to 1");
             Ok(())
         };
         share("[output] min_coverage", self.output.min_coverage)?;
@@ -612,10 +553,7 @@ impl Config {
         );
         for (key, limit) in guards.bounds() {
             let (from, to) = Guards::range(key);
-            ensure!(
-                (from..=to).contains(&limit),
-                "[guards] {key} = {limit}: expected {from} to {to}"
-            );
+            ensure!((from..=to).contains(&limit), "[guards] {key} = {limit}: expected {from} to {to}");
             ensure!(
                 self.run.audit_share > 0.0 || !Guards::needs_audit(key),
                 "[guards] {key} compares with plain texts, which the audit gives: set [run] audit_share above 0"
@@ -640,8 +578,7 @@ impl Config {
 
     /// The guards that decide how texts are generated, and so are part of a run.
     pub(crate) fn gate(&self) -> Option<Guards> {
-        self.guards
-            .filter(|guards| guards.action == GuardAction::Strict)
+        self.guards.filter(|guards| guards.action == GuardAction::Strict)
     }
 
     /// The effective configuration as TOML.
@@ -652,9 +589,8 @@ impl Config {
 
 /// `a.b=value`, the value in TOML or else taken as text.
 fn setting_provider(setting: &str) -> Result<Serialized<Value>> {
-    let (key, text) = setting
-        .split_once('=')
-        .ok_or_else(|| anyhow!("--set {setting}: expected KEY=VALUE, such as run.limit=100"))?;
+    let (key, text) =
+        setting.split_once('=').ok_or_else(|| anyhow!("--set {setting}: expected KEY=VALUE, such as run.limit=100"))?;
     let parsed: Option<Dict> = Toml::from_str(&format!("value = {text}")).ok();
     // A date is a date in TOML, and in the file it is text.
     let is_date = |value: &Value| value.as_dict().is_some() && !text.starts_with('{');
@@ -669,11 +605,7 @@ fn setting_provider(setting: &str) -> Result<Serialized<Value>> {
 fn explain(error: &figment::Error) -> anyhow::Error {
     let source = error.metadata.as_ref().map_or_else(
         || "configuration".to_owned(),
-        |m| {
-            m.source
-                .as_ref()
-                .map_or_else(|| m.name.to_string(), ToString::to_string)
-        },
+        |m| m.source.as_ref().map_or_else(|| m.name.to_string(), ToString::to_string),
     );
     let key = error.path.join(".");
     match &error.kind {
@@ -683,16 +615,10 @@ fn explain(error: &figment::Error) -> anyhow::Error {
                 true => key,
                 false => format!("{key}.{field}"),
             };
-            let nearest = known
-                .iter()
-                .map(|name| (strsim::jaro_winkler(field, name), *name))
-                .max_by(|a, b| a.0.total_cmp(&b.0));
-            let hint =
-                nearest.map_or_else(String::new, |(_, name)| format!("; did you mean {name:?}?"));
-            anyhow!(
-                "{source}: there is no key {full:?}{hint} The keys here: {}",
-                known.join(", ")
-            )
+            let nearest =
+                known.iter().map(|name| (strsim::jaro_winkler(field, name), *name)).max_by(|a, b| a.0.total_cmp(&b.0));
+            let hint = nearest.map_or_else(String::new, |(_, name)| format!("; did you mean {name:?}?"));
+            anyhow!("{source}: there is no key {full:?}{hint} The keys here: {}", known.join(", "))
         }
         kind => anyhow!("{source}: {key}: {kind}"),
     }
@@ -714,16 +640,8 @@ mod tests {
 
     #[test]
     fn flags_override_the_file() {
-        let config = load(
-            MINIMAL,
-            &[
-                "run.limit=5",
-                "model.path=other",
-                "verification.p=0.3",
-                "run.date=2026-01-02",
-            ],
-        )
-        .unwrap();
+        let config =
+            load(MINIMAL, &["run.limit=5", "model.path=other", "verification.p=0.3", "run.date=2026-01-02"]).unwrap();
         assert_eq!(config.run.date, Some(jiff::civil::date(2026, 1, 2)));
         assert_eq!(config.run.limit, Some(5));
         assert_eq!(config.model.path, "other");
@@ -733,45 +651,24 @@ mod tests {
     #[test]
     fn wrong_keys_and_values_are_refused_by_name() {
         let cases = [
-            (
-                "[generate]\nmax_new_token = 3",
-                "did you mean \"max_new_tokens\"",
-            ),
+            ("[generate]\nmax_new_token = 3", "did you mean \"max_new_tokens\""),
             ("[generates]\nbatch = 3", "did you mean \"generate\""),
             ("[verification]\np = 1.5", "p must be in 0..=1, got 1.5"),
             ("[verification]\nk = 0", "k must be at least 1, got 0"),
-            (
-                "[pools.user]\nclusters = 0",
-                "[pools.user] clusters: must be at least 1, got 0",
-            ),
+            ("[pools.user]\nclusters = 0", "[pools.user] clusters: must be at least 1, got 0"),
             ("[generate]\nbatch = 0", "[generate] batch = 0"),
             ("[generate]\nbatch = \"many\"", "generate.batch"),
             ("[draft]\norder = 99", "order must be 1 to 16, got 99"),
             ("[run]\naudit_share = 2.0", "[run] audit_share = 2"),
-            (
-                "[output]\nkeep_nights = 1",
-                "[output] keep_nights = 1: expected at least 2",
-            ),
+            ("[output]\nkeep_nights = 1", "[output] keep_nights = 1: expected at least 2"),
             ("[price]\ngpu_hour = 0.0", "[price] gpu_hour = 0"),
             ("[price]\ngpu_hours = 2.0", "did you mean \"gpu_hour\""),
             ("[guards]", "no bound is set"),
-            (
-                "[guards]\nmin_distinct = 0.5",
-                "did you mean \"min_distinct_2\"",
-            ),
+            ("[guards]\nmin_distinct = 0.5", "did you mean \"min_distinct_2\""),
             ("[guards]\naction = \"stop\"", "guards.action"),
-            (
-                "[guards]\nmin_distinct_2 = 1.5",
-                "[guards] min_distinct_2 = 1.5: expected 0 to 1",
-            ),
-            (
-                "[guards]\nmin_similarity = 0.9",
-                "compares embeddings: set [encoder]",
-            ),
-            (
-                "[run]\naudit_share = 0.0\n[guards]\nmax_length_ratio = 1.1",
-                "set [run] audit_share above 0",
-            ),
+            ("[guards]\nmin_distinct_2 = 1.5", "[guards] min_distinct_2 = 1.5: expected 0 to 1"),
+            ("[guards]\nmin_similarity = 0.9", "compares embeddings: set [encoder]"),
+            ("[run]\naudit_share = 0.0\n[guards]\nmax_length_ratio = 1.1", "set [run] audit_share above 0"),
             (
                 "[verification]\npolicy = \"strict\"\n[guards]\naction = \"strict\"\nmin_distinct_2 = 0.5",
                 "policy is strict already",
@@ -790,19 +687,9 @@ mod tests {
 
     #[test]
     fn a_bad_setting_and_a_missing_file_are_refused() {
-        assert!(
-            load(MINIMAL, &["limit"])
-                .unwrap_err()
-                .to_string()
-                .contains("KEY=VALUE")
-        );
-        let error = Config::load(Path::new("no/such.toml"), &[])
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("no/such.toml: no such configuration file"),
-            "{error}"
-        );
+        assert!(load(MINIMAL, &["limit"]).unwrap_err().to_string().contains("KEY=VALUE"));
+        let error = Config::load(Path::new("no/such.toml"), &[]).unwrap_err().to_string();
+        assert!(error.contains("no/such.toml: no such configuration file"), "{error}");
     }
 
     #[test]

@@ -28,9 +28,7 @@ use crate::config::Config;
 use crate::encoder;
 use crate::exit;
 use crate::generator;
-use crate::night::{
-    Deadline, Night, Outcome, Ready, model_spec, open_model, run_context, show_work, without_audits,
-};
+use crate::night::{Deadline, Night, Outcome, Ready, model_spec, open_model, run_context, show_work, without_audits};
 use crate::progress::Display;
 use crate::telemetry;
 
@@ -50,9 +48,7 @@ const CANCELLED: &str = "cancelled";
 /// The queue's section, or what to do about its absence.
 pub(crate) fn queue_config(config: &Config) -> Result<&NatsConfig> {
     let queue = config.queue.as_ref();
-    queue.context(
-        "[queue]: not set; give the url of a NATS server, or use `laser run` for one process",
-    )
+    queue.context("[queue]: not set; give the url of a NATS server, or use `laser run` for one process")
 }
 
 /// Plans a night, has workers generate it, and publishes it. `expected` is the run that it must be, if any; that it
@@ -86,10 +82,7 @@ pub(crate) async fn coordinate(
     let work = async {
         match night.prepare(date, &run, display, drain).await? {
             Ready::Published(plan) => night.finish(plan, None).await,
-            Ready::Drained => Ok(Outcome::Drained {
-                committed: 0,
-                shards: 0,
-            }),
+            Ready::Drained => Ok(Outcome::Drained { committed: 0, shards: 0 }),
             Ready::Planned(plan, _) => watch(night, &client, plan, display, drain).await,
         }
     };
@@ -119,10 +112,7 @@ async fn watch(
         match look {
             Ok(look) if look.cancelled => return Ok(Outcome::Cancelled { run: plan.run }),
             // With a deadline there is time to replay what was given up.
-            Ok(look)
-                if look.open == 0
-                    && (look.dead.is_empty() || deadline.seconds_left().is_none()) =>
-            {
+            Ok(look) if look.open == 0 && (look.dead.is_empty() || deadline.seconds_left().is_none()) => {
                 break look.dead;
             }
             Ok(_) => {}
@@ -144,9 +134,7 @@ async fn watch(
         client.purge(&plan.run).await?;
     }
     display.finish_with(&format!("{} shards", plan.shards.len()));
-    night
-        .conclude(plan, dead, deadline.has_passed(), Some(seconds))
-        .await
+    night.conclude(plan, dead, deadline.has_passed(), Some(seconds)).await
 }
 
 /// What a look found.
@@ -173,12 +161,7 @@ struct Watch<'a> {
 }
 
 impl<'a> Watch<'a> {
-    fn new(
-        client: &'a NatsClient,
-        output: &'a Location,
-        plan: &'a Plan,
-        deadline: Deadline,
-    ) -> Result<Self> {
+    fn new(client: &'a NatsClient, output: &'a Location, plan: &'a Plan, deadline: Deadline) -> Result<Self> {
         Ok(Self {
             client,
             output,
@@ -206,14 +189,11 @@ impl<'a> Watch<'a> {
             .filter(|(shard, _)| !is_committed(shard))
             .collect();
         let is_dead = |shard: &u32| dead.iter().any(|(s, _)| s == shard);
-        let open: Vec<&ShardJob> = (self.plan.shards.iter())
-            .filter(|job| !is_committed(&job.shard) && !is_dead(&job.shard))
-            .collect();
+        let open: Vec<&ShardJob> =
+            (self.plan.shards.iter()).filter(|job| !is_committed(&job.shard) && !is_dead(&job.shard)).collect();
         let settled = |shard: u32| is_committed(&shard) || is_dead(&shard);
         self.gate.look(self.output, self.plan, settled).await?;
-        let admitted: Vec<&ShardJob> = (open.iter().copied())
-            .filter(|job| self.gate.admits(job))
-            .collect();
+        let admitted: Vec<&ShardJob> = (open.iter().copied()).filter(|job| self.gate.admits(job)).collect();
         if queued < admitted.len() as u64 {
             let new = self.client.publish(&self.run, admitted).await?;
             tracing::info!(new, open = open.len(), "queued shards");
@@ -228,19 +208,14 @@ impl<'a> Watch<'a> {
     }
 
     fn show(&mut self, committed: &[u32], (open, dead): (usize, usize), display: &mut Display) {
-        let rows =
-            |shards: &mut dyn Iterator<Item = &ShardJob>| shards.map(|s| s.rows).sum::<u64>();
+        let rows = |shards: &mut dyn Iterator<Item = &ShardJob>| shards.map(|s| s.rows).sum::<u64>();
         let total = rows(&mut self.plan.shards.iter());
         let done = rows(&mut committed.iter().map(|s| &self.plan.shards[*s as usize]));
         let before = *self.rows_before.get_or_insert(done);
         let rate = (done - before) as f64 / self.started.elapsed().as_secs_f64();
         let eta = (rate > 0.0).then(|| (total - done) as f64 / rate);
         self.tell((committed.len(), open, dead), (done, total), eta);
-        let mut detail = format!(
-            "rows, {} of {} shards",
-            committed.len(),
-            self.plan.shards.len()
-        );
+        let mut detail = format!("rows, {} of {} shards", committed.len(), self.plan.shards.len());
         if dead > 0 {
             detail += &format!(", {dead} given up (`laser dlq list`)");
         }
@@ -249,11 +224,7 @@ impl<'a> Watch<'a> {
         {
             detail += &format!(", {:.0} min too slow for the deadline", (eta - left) / 60.0);
             if !self.warned {
-                tracing::warn!(
-                    eta_s = eta,
-                    left_s = left,
-                    "at this rate the deadline will be missed"
-                );
+                tracing::warn!(eta_s = eta, left_s = left, "at this rate the deadline will be missed");
             }
             self.warned = true;
         }
@@ -263,12 +234,7 @@ impl<'a> Watch<'a> {
 
 impl Watch<'_> {
     /// The gauges of the run.
-    fn tell(
-        &self,
-        (committed, open, dead): (usize, usize, usize),
-        (done, total): (u64, u64),
-        eta: Option<f64>,
-    ) {
+    fn tell(&self, (committed, open, dead): (usize, usize, usize), (done, total): (u64, u64), eta: Option<f64>) {
         let run = || self.plan.run.clone();
         for (state, shards) in [("committed", committed), ("open", open), ("dead", dead)] {
             gauge!("laser_run_shards", "run" => run(), "state" => state).set(shards as f64);
@@ -286,19 +252,11 @@ impl Watch<'_> {
 }
 
 fn run_ref(output: &Location, plan: &Plan) -> RunRef {
-    RunRef {
-        run: plan.run.clone(),
-        output: output.absolute_url(),
-        plan_digest: plan_digest(plan),
-    }
+    RunRef { run: plan.run.clone(), output: output.absolute_url(), plan_digest: plan_digest(plan) }
 }
 
 async fn is_cancelled(output: &Location, run: &str) -> Result<bool> {
-    Ok(output
-        .join(&run_folder(run))
-        .join(CANCELLED)
-        .exists()
-        .await?)
+    Ok(output.join(&run_folder(run)).join(CANCELLED).exists().await?)
 }
 
 /// Ends a run: its coordinator stops, its shards leave the queue. What is committed stays.
@@ -318,21 +276,12 @@ pub(crate) fn date_of(run: &str) -> Option<Date> {
 
 async fn known_run(output: &Location, run: &str) -> Result<Plan> {
     let plan = read_plan(output, run).await?;
-    plan.with_context(|| {
-        format!(
-            "{}: no run {run:?} here; `laser status` lists those that there are",
-            output.url()
-        )
-    })
+    plan.with_context(|| format!("{}: no run {run:?} here; `laser status` lists those that there are", output.url()))
 }
 
 /// Generates shards of whatever run has some, until told to stop or idle for `[worker] idle_seconds`. `false`: told
 /// to stop.
-pub(crate) async fn work(
-    config: &Config,
-    display: &mut Display,
-    drain: &CancellationToken,
-) -> Result<bool> {
+pub(crate) async fn work(config: &Config, display: &mut Display, drain: &CancellationToken) -> Result<bool> {
     let name = worker_name();
     let client = nats::connect(queue_config(config)?, &name).await?;
     telemetry::watch_nats(client.events().clone());
@@ -345,10 +294,7 @@ pub(crate) async fn work(
         None => None,
     };
     let mut generator = generator::load(config, &model).await?;
-    let stop = Stop {
-        drain: drain.clone(),
-        ..Stop::default()
-    };
+    let stop = Stop { drain: drain.clone(), ..Stop::default() };
     release_after(Duration::from_secs(config.worker.grace_seconds), &stop);
     loop {
         display.stage("waiting for work");
@@ -358,9 +304,7 @@ pub(crate) async fn work(
         };
         let Some(run) = run else { return Ok(true) };
         let span = telemetry::run_span(&run.run);
-        let opened = open_run(config, (&model, encoder.as_ref()), &run, &name)
-            .instrument(span.clone())
-            .await;
+        let opened = open_run(config, (&model, encoder.as_ref()), &run, &name).instrument(span.clone()).await;
         let context = match opened {
             Ok(context) => context,
             Err(error) => {
@@ -369,17 +313,9 @@ pub(crate) async fn work(
             }
         };
         display.stage("generating");
-        let work = run_worker(
-            Arc::new(queue.queue(&run)),
-            context.clone(),
-            generator,
-            stop.clone(),
-        );
-        generator = show_work(work, &context.progress, None, display, &|| {
-            format!("run {}", run.run)
-        })
-        .instrument(span)
-        .await?;
+        let work = run_worker(Arc::new(queue.queue(&run)), context.clone(), generator, stop.clone());
+        generator =
+            show_work(work, &context.progress, None, display, &|| format!("run {}", run.run)).instrument(span).await?;
         if drain.is_cancelled() {
             queue.release().await;
             return Ok(false);
@@ -423,15 +359,10 @@ pub(crate) async fn check_run(
     output: &Location,
     plan: &Plan,
 ) -> Result<OpenPools> {
-    check_spec(
-        &plan.spec,
-        &model_spec(config, model, plan.spec.prompts.clone())?,
-    )?;
+    check_spec(&plan.spec, &model_spec(config, model, plan.spec.prompts.clone())?)?;
     encoder::check(plan.embedding.as_ref(), encoder)?;
     let dir = output.resolve(&plan.pools)?;
-    let pools =
-        OpenPools::open_cached(&dir, &model.tokenizer.fingerprint(), &config.worker.cache())
-            .await?;
+    let pools = OpenPools::open_cached(&dir, &model.tokenizer.fingerprint(), &config.worker.cache()).await?;
     ensure!(
         *pools.digest() == plan.pool_digest,
         "{}: these are not the pools that the run was planned with",

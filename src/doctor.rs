@@ -33,10 +33,7 @@ pub(crate) async fn doctor(config: &Config) -> Result<bool> {
     let mut well = true;
     let model = open_model(config).await;
     let described = model.as_ref().map_err(|e| anyhow!("{e:#}"));
-    well &= tell(
-        "model",
-        described.and_then(|model| describe_model(config, model)),
-    )?;
+    well &= tell("model", described.and_then(|model| describe_model(config, model)))?;
     let encoder = encoder::open(config).await;
     if config.encoder.is_some() {
         well &= tell("encoder", describe_encoder(&encoder).await)?;
@@ -137,20 +134,14 @@ async fn newest_run(config: &Config, own: (&ModelFiles, Option<&EncoderInfo>)) -
             (pools.and_then(|pools| Ok(pools.verify()?))).context(run.clone())?;
             Ok(format!("{run} can be worked on"))
         }
-        _ => Ok(format!(
-            "{run}, the newest, leaves nothing to do for a worker"
-        )),
+        _ => Ok(format!("{run}, the newest, leaves nothing to do for a worker")),
     }
 }
 
 /// A conditional put must have one winner, and the store's clock must be ours.
 async fn output(config: &Config) -> Result<String> {
     let folder = Location::parse(&config.output.path)?;
-    let name = format!(
-        "runs/.doctor-{}-{}",
-        std::process::id(),
-        Timestamp::now().as_nanosecond()
-    );
+    let name = format!("runs/.doctor-{}-{}", std::process::id(), Timestamp::now().as_nanosecond());
     let probe = folder.join(&name);
     let outcome = conditional_put(&probe).await;
     probe.remove().await?;
@@ -163,21 +154,16 @@ async fn conditional_put(probe: &Location) -> Result<String> {
         "an object that was never written exists already"
     );
     ensure!(
-        probe.create(Bytes::from_static(b"second")).await? == Created::Exists
-            && probe.read().await? == "first",
+        probe.create(Bytes::from_static(b"second")).await? == Created::Exists && probe.read().await? == "first",
         "the store lets a second writer replace an object: it knows no conditional put, and rows would be doubled; use a \
          store that does (S3, GCS, Azure, MinIO, a local disk)"
     );
-    let skew = Timestamp::now()
-        .duration_since(probe.modified().await?)
-        .as_secs_f64();
+    let skew = Timestamp::now().duration_since(probe.modified().await?).as_secs_f64();
     ensure!(
         skew.abs() <= SKEW_MAX_SECONDS,
         "its clock and this machine's are {skew:.0} s apart; synchronise them (NTP)"
     );
-    Ok(format!(
-        "conditional puts have one winner, clocks {skew:.1} s apart"
-    ))
+    Ok(format!("conditional puts have one winner, clocks {skew:.1} s apart"))
 }
 
 /// Whoever may make the streams is taken for a coordinator, whoever may bind to the consumer for a worker.
@@ -185,9 +171,7 @@ async fn connection(config: &NatsConfig) -> Result<String> {
     let client = nats::connect(config, "laser-doctor").await?;
     let version = client.server_version();
     let Err(coordinator) = client.ensure_streams().await else {
-        return Ok(format!(
-            "NATS {version}, streams and consumer are there, for a coordinator"
-        ));
+        return Ok(format!("NATS {version}, streams and consumer are there, for a coordinator"));
     };
     NatsWorker::bind(client, None).await.with_context(|| {
         format!(
@@ -195,7 +179,5 @@ async fn connection(config: &NatsConfig) -> Result<String> {
              those of deploy/nats/laser.conf"
         )
     })?;
-    Ok(format!(
-        "NATS {version}, streams and consumer are there, for a worker"
-    ))
+    Ok(format!("NATS {version}, streams and consumer are there, for a worker"))
 }

@@ -41,22 +41,12 @@ pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
     for &(user, item) in &all {
         let (user, item) = (user as usize, item as usize);
         let row = |values: &[f32], at: usize| values[at * dimension..][..dimension].to_vec();
-        of_users
-            .entry(user)
-            .or_insert_with(|| row(&embeddings.users, user));
-        of_items
-            .entry(item)
-            .or_insert_with(|| row(&embeddings.items, item));
+        of_users.entry(user).or_insert_with(|| row(&embeddings.users, user));
+        of_items.entry(item).or_insert_with(|| row(&embeddings.items, item));
     }
     let encoded = [
-        (
-            &users,
-            encode(&users, &interactions.users, &of_users, &footer)?,
-        ),
-        (
-            &items,
-            encode(&items, &interactions.items, &of_items, &footer)?,
-        ),
+        (&users, encode(&users, &interactions.users, &of_users, &footer)?),
+        (&items, encode(&items, &interactions.items, &of_items, &footer)?),
     ];
     for (location, bytes) in encoded {
         location.write(bytes).await?;
@@ -79,10 +69,7 @@ pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
 
 /// The interactions that count as positive.
 pub(crate) async fn read(table: &InteractionTable, config: &EmbedConfig) -> Result<Interactions> {
-    let needs = Needs {
-        rating: config.min_rating.is_some(),
-        timestamp: false,
-    };
+    let needs = Needs { rating: config.min_rating.is_some(), timestamp: false };
     let mut interactions = Interactions::read(table, needs).await?;
     if let Some(least) = config.min_rating {
         let rows = &mut interactions.rows;
@@ -98,47 +85,23 @@ pub(crate) async fn read(table: &InteractionTable, config: &EmbedConfig) -> Resu
 
 /// The parts of the interactions, the last `test` share of each user's among them.
 pub(crate) fn hold_out(interactions: &Interactions, config: &EmbedConfig, test: f64) -> Holdout {
-    let events: Vec<Event> = interactions
-        .rows
-        .iter()
-        .map(|row| Event {
-            user: row.user,
-            item: row.item,
-            time: row.timestamp,
-        })
-        .collect();
+    let events: Vec<Event> =
+        interactions.rows.iter().map(|row| Event { user: row.user, item: row.item, time: row.timestamp }).collect();
     let (users, items) = (interactions.users.len(), interactions.items.len());
-    Holdout::new(
-        users,
-        items,
-        &events,
-        (config.validation, test),
-        config.seed,
-    )
+    Holdout::new(users, items, &events, (config.validation, test), config.seed)
 }
 
 /// How the parts were chosen, for reports.
 pub(crate) fn split_name(data: &Holdout) -> &'static str {
-    if data.by_time {
-        "each user's latest"
-    } else {
-        "each user's at random: not all interactions have a timestamp"
-    }
+    if data.by_time { "each user's latest" } else { "each user's at random: not all interactions have a timestamp" }
 }
 
 /// Trains as a stage of the display.
-pub(crate) fn train_model(
-    name: &str,
-    data: &Holdout,
-    config: &EmbedConfig,
-    display: &mut Display,
-) -> Result<Trained> {
+pub(crate) fn train_model(name: &str, data: &Holdout, config: &EmbedConfig, display: &mut Display) -> Result<Trained> {
     display.stage(name);
     let epochs = config.epochs as u64;
     let mut progress = |epoch: Epoch| {
-        let recall = epoch
-            .validation
-            .map(|validation| format!(", recall@{CUTOFF} {:.4}", validation.recall));
+        let recall = epoch.validation.map(|validation| format!(", recall@{CUTOFF} {:.4}", validation.recall));
         let message = format!("loss {:.4}{}", epoch.loss, recall.unwrap_or_default());
         display.update(epoch.epoch as u64, Some(epochs), &message);
     };
@@ -168,22 +131,11 @@ fn encode(
         _ => DataType::Utf8,
     };
     let embedding = DataType::new_list(DataType::Float32, false);
-    let schema = Schema::new(vec![
-        Field::new("id", id, false),
-        Field::new("embedding", embedding, false),
-    ]);
-    let rows = vectors.iter().map(|(&place, embedding)| Row {
-        id: &ids[place],
-        embedding,
-    });
+    let schema = Schema::new(vec![Field::new("id", id, false), Field::new("embedding", embedding, false)]);
+    let rows = vectors.iter().map(|(&place, embedding)| Row { id: &ids[place], embedding });
     let footer = [(FOOTER, footer.to_owned())];
-    table::encode(
-        location.url(),
-        schema.into(),
-        &rows.collect::<Vec<_>>(),
-        &footer,
-    )
-    .with_context(|| format!("{}: ids of different types", location.url()))
+    table::encode(location.url(), schema.into(), &rows.collect::<Vec<_>>(), &footer)
+        .with_context(|| format!("{}: ids of different types", location.url()))
 }
 
 #[cfg(test)]
@@ -202,19 +154,14 @@ mod tests {
         let vectors = BTreeMap::from([(0, vec![0.5, -1.0]), (2, vec![0.25, 2.0])]);
         let bytes = encode(&location, &ids, &vectors, "{}").unwrap();
         location.write(bytes).await.unwrap();
-        let source = EmbeddingSource::Table {
-            table: location.url().to_owned(),
-            id: "id".into(),
-            embedding: "embedding".into(),
-        };
+        let source =
+            EmbeddingSource::Table { table: location.url().to_owned(), id: "id".into(), embedding: "embedding".into() };
         let mut found = Vec::new();
         let mut sink = |_: u64, id: &str, vector: &[f32]| {
             found.push((id.to_owned(), vector.to_vec()));
             Ok(())
         };
-        read_embeddings(&source, Kind::User, &mut sink)
-            .await
-            .unwrap();
+        read_embeddings(&source, Kind::User, &mut sink).await.unwrap();
         let expected = [("7", vec![0.5, -1.0]), ("9", vec![0.25, 2.0])];
         assert_eq!(found, expected.map(|(id, vector)| (id.to_owned(), vector)));
     }
@@ -224,23 +171,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("i.csv");
         std::fs::write(&path, "user,item,rating\n1,2,5\n1,3,2\n2,3,4\n").unwrap();
-        let table = InteractionTable {
-            path: path.to_str().unwrap().to_owned(),
-            ..InteractionTable::default()
-        };
-        let least = |rating| EmbedConfig {
-            min_rating: rating,
-            ..EmbedConfig::default()
-        };
+        let table = InteractionTable { path: path.to_str().unwrap().to_owned(), ..InteractionTable::default() };
+        let least = |rating| EmbedConfig { min_rating: rating, ..EmbedConfig::default() };
         assert_eq!(read(&table, &least(None)).await.unwrap().rows.len(), 3);
         assert_eq!(read(&table, &least(Some(4.0))).await.unwrap().rows.len(), 2);
-        let error = read(&table, &least(Some(6.0)))
-            .await
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("no interaction is rated 6 or higher"),
-            "{error}"
-        );
+        let error = read(&table, &least(Some(6.0))).await.unwrap_err().to_string();
+        assert!(error.contains("no interaction is rated 6 or higher"), "{error}");
     }
 }

@@ -93,18 +93,11 @@ impl EmbeddingSource {
     ///
     /// # Errors
     /// Naming what is missing and what to give instead.
-    pub(crate) async fn find(
-        config: &Config,
-        path: Option<&str>,
-        embedded: &Embedded,
-    ) -> Result<Vec<Self>> {
+    pub(crate) async fn find(config: &Config, path: Option<&str>, embedded: &Embedded) -> Result<Vec<Self>> {
         let path = config.or_output(path, "SOURCE")?;
         let place = Location::parse(path)?;
         let is_npy = place.extension() == "npy";
-        ensure!(
-            is_npy || embedded.ids.is_none(),
-            "{path}: --ids is for an .npy; other sources have ids of their own"
-        );
+        ensure!(is_npy || embedded.ids.is_none(), "{path}: --ids is for an .npy; other sources have ids of their own");
         let date = config.night();
         match place.extension().as_str() {
             "npy" => Ok(vec![Self::npy(&place, date, embedded).await?]),
@@ -123,11 +116,7 @@ impl EmbeddingSource {
     }
 
     /// The newest complete night of each kind: of its texts or, where `laser encode` has made them, of its embeddings.
-    async fn newest_nights(
-        root: &Location,
-        config: &Config,
-        embedded: &Embedded,
-    ) -> Result<Vec<Self>> {
+    async fn newest_nights(root: &Location, config: &Config, embedded: &Embedded) -> Result<Vec<Self>> {
         let before = config.after_night()?;
         let texts = previous::latest(root, before).await?;
         let mut nights = Vec::new();
@@ -135,9 +124,7 @@ impl EmbeddingSource {
             if embedded.kind.is_some_and(|asked| asked != kind) {
                 continue;
             }
-            let texts = texts
-                .iter()
-                .find(|t| t.starts_with(&kind_folder(PROFILES, kind)));
+            let texts = texts.iter().find(|t| t.starts_with(&kind_folder(PROFILES, kind)));
             let embeddings = newest_embeddings(root, kind, before).await?;
             let newest = embeddings.filter(|e| texts.is_none_or(|t| night_of(t) <= night_of(e)));
             if let Some(folder) = newest.as_ref().or(texts) {
@@ -200,34 +187,20 @@ impl EmbeddingSource {
         };
         let kind = embedded.kind.with_context(|| needs_kind(place))?;
         let (skip_rows, id_type) = (embedded.skip_rows, embedded.id_type);
-        let fingerprints = [
-            place.fingerprint().await?,
-            Location::parse(&ids)?.fingerprint().await?,
-        ];
+        let fingerprints = [place.fingerprint().await?, Location::parse(&ids)?.fingerprint().await?];
         Ok(Self {
             kind,
             date,
             digest: Digest::of_json(&(fingerprints, skip_rows, id_type)),
             encoder: None,
-            files: Files::Npy(Npy {
-                npy: path.clone(),
-                ids,
-                skip_rows,
-                id_type,
-            }),
+            files: Files::Npy(Npy { npy: path.clone(), ids, skip_rows, id_type }),
             path,
         })
     }
 
     /// Begins to read it.
     pub(crate) fn reader(&self) -> EmbeddingReader<'_> {
-        EmbeddingReader {
-            source: self,
-            opened: 0,
-            table: None,
-            npy: None,
-            dimension: None,
-        }
+        EmbeddingReader { source: self, opened: 0, table: None, npy: None, dimension: None }
     }
 }
 
@@ -316,32 +289,15 @@ impl EmbeddingReader<'_> {
         let rows = self.npy.insert(rows);
         let (mut ids, mut values, mut dimension) = (Vec::new(), Vec::new(), 0);
         while ids.len() < BATCH_ROWS
-            && let Some(NpyRow {
-                line,
-                id,
-                embedding,
-            }) = rows.next_row()?
+            && let Some(NpyRow { line, id, embedding }) = rows.next_row()?
         {
-            ensure!(
-                !id.is_empty(),
-                "{}, line {line}: empty; every row of {} needs an id",
-                files.ids,
-                files.npy
-            );
+            ensure!(!id.is_empty(), "{}, line {line}: empty; every row of {} needs an id", files.ids, files.npy);
             let id = EntityId::Text(id).into_type(Some(files.id_type));
             ids.push(id.map_err(|e| anyhow!("{}, line {line}: {e}", files.ids))?);
             values.extend_from_slice(embedding);
             dimension = embedding.len();
         }
-        ensure!(
-            ids.is_empty() || dimension > 0,
-            "{}: its embeddings have no values",
-            files.npy
-        );
-        Ok((!ids.is_empty()).then_some(EmbeddingBatch {
-            ids,
-            values,
-            dimension,
-        }))
+        ensure!(ids.is_empty() || dimension > 0, "{}: its embeddings have no values", files.npy);
+        Ok((!ids.is_empty()).then_some(EmbeddingBatch { ids, values, dimension }))
     }
 }

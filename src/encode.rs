@@ -1,8 +1,8 @@
 //! `laser encode`: embeddings of texts that are there. Nothing is generated again.
 //!
-//! One pass in the order of the source. Each part is created once, under a name that its rows decide, so the same command goes
-//! on wherever it was stopped: what is there is read back and checked instead of encoded. Memory is that of one part, and
-//! for a file of others than Laser's its ids, to find one that is there twice.
+//! One pass in the order of the source. Each part is created once, under a name that its rows decide, so the same
+//! command goes on wherever it was stopped: what is there is read back and checked instead of encoded. Memory is that
+//! of one part, and for a file of others than Laser's its ids, to find one that is there twice.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use jiff::tz::TimeZone;
 use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::{
-    EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource,
-    decode_embeddings, encode_embeddings,
+    EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource, decode_embeddings,
+    encode_embeddings,
 };
 use laser_schema::knowledge::WRITER;
 use laser_schema::layout::{EMBEDDINGS, dated_name, partition_of};
@@ -84,9 +84,7 @@ pub(crate) async fn encode(mut args: EncodeArgs) -> Result<()> {
     let config = Config::load_encoder(&args.config.file, settings)?;
     let texts = find(&config, args.source.as_deref(), args.kind).await?;
     let output = Location::parse(config.or_output(args.output.as_deref(), "--output")?)?;
-    let files = encoder::open(&config)
-        .await?
-        .context("[encoder]: not set")?;
+    let files = encoder::open(&config).await?.context("[encoder]: not set")?;
     let mut display = Display::new();
     let mut loaded = None;
     for texts in &texts {
@@ -119,27 +117,18 @@ async fn find(config: &Config, path: Option<&str>, kind: Option<Kind>) -> Result
     let place = Location::parse(path)?;
     let of_kind = |texts: &Texts| kind.is_none_or(|kind| kind == texts.kind);
     if matches!(place.extension().as_str(), "parquet" | "jsonl" | "ndjson") {
-        let kind = kind.with_context(|| {
-            format!("{path}: whose texts are these? give --kind user or --kind item")
-        })?;
+        let kind = kind.with_context(|| format!("{path}: whose texts are these? give --kind user or --kind item"))?;
         return Ok(vec![Texts {
             kind,
             date: config.night(),
-            source: TextSource {
-                path: path.to_owned(),
-                digest: place.fingerprint().await?,
-            },
+            source: TextSource { path: path.to_owned(), digest: place.fingerprint().await? },
             rows: None,
             is_own: false,
         }]);
     }
     if place.join(MANIFEST).exists().await? {
         let texts = night(&place).await?;
-        ensure!(
-            of_kind(&texts),
-            "{path}: holds {}s, not what --kind asks for",
-            texts.kind
-        );
+        ensure!(of_kind(&texts), "{path}: holds {}s, not what --kind asks for", texts.kind);
         return Ok(vec![texts]);
     }
     let mut nights = Vec::new();
@@ -163,10 +152,7 @@ async fn night(folder: &Location) -> Result<Texts> {
     Ok(Texts {
         kind: manifest.kind,
         date: manifest.date,
-        source: TextSource {
-            path: folder.url().to_owned(),
-            digest: Digest::of(&bytes),
-        },
+        source: TextSource { path: folder.url().to_owned(), digest: Digest::of(&bytes) },
         rows: Some(manifest.rows),
         is_own: true,
     })
@@ -178,13 +164,7 @@ impl<'a> Embedding<'a> {
         let spec = encoder::spec(files);
         let identity = Digest::of_json(&(texts.kind, &texts.source.digest, &spec));
         let run = dated_name(texts.date, &identity);
-        Self {
-            folder: output.join(&partition_of(EMBEDDINGS, texts.kind, texts.date, &run)),
-            texts,
-            files,
-            spec,
-            run,
-        }
+        Self { folder: output.join(&partition_of(EMBEDDINGS, texts.kind, texts.date, &run)), texts, files, spec, run }
     }
 
     async fn published(&self) -> Result<Option<EmbeddingManifest>> {
@@ -195,45 +175,26 @@ impl<'a> Embedding<'a> {
     }
 
     /// Writes what is missing. The encoder is loaded when the first text needs it.
-    async fn publish(
-        &self,
-        encoder: &mut Option<Arc<Encoder>>,
-        display: &mut Display,
-    ) -> Result<EmbeddingManifest> {
+    async fn publish(&self, encoder: &mut Option<Arc<Encoder>>, display: &mut Display) -> Result<EmbeddingManifest> {
         display.stage(&format!("encoding {}s", self.texts.kind));
-        let source = PreviousSource {
-            path: self.texts.source.path.clone(),
-            kind: Some(self.texts.kind),
-            id_type: None,
-        };
+        let source =
+            PreviousSource { path: self.texts.source.path.clone(), kind: Some(self.texts.kind), id_type: None };
         let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
-        let mut writer = Writer {
-            embedding: self,
-            encoder,
-            seen: HashSet::new(),
-            parts: Vec::new(),
-            rows: 0,
-            truncated: 0,
-        };
+        let mut writer =
+            Writer { embedding: self, encoder, seen: HashSet::new(), parts: Vec::new(), rows: 0, truncated: 0 };
         let mut waiting = Vec::new();
         while let Some(batch) = reader.next_batch().await? {
             waiting.extend(batch);
             while waiting.len() >= PART_ROWS {
                 let rest = waiting.split_off(PART_ROWS);
-                writer
-                    .part(std::mem::replace(&mut waiting, rest), display)
-                    .await?;
+                writer.part(std::mem::replace(&mut waiting, rest), display).await?;
             }
         }
         if !waiting.is_empty() {
             writer.part(waiting, display).await?;
         }
         let manifest = writer.manifest();
-        ensure!(
-            manifest.rows > 0,
-            "{}: no texts; there is nothing to encode",
-            self.texts.source.path
-        );
+        ensure!(manifest.rows > 0, "{}: no texts; there is nothing to encode", self.texts.source.path);
         let json = serde_json::to_vec_pretty(&manifest)?;
         self.folder.join(MANIFEST).write(json.into()).await?;
         self.folder.join(SUCCESS).write(Vec::new().into()).await?;
@@ -278,13 +239,7 @@ impl Writer<'_> {
         }
         self.rows += rows.len() as u64;
         self.truncated += part.embedding.truncated;
-        self.parts.push(PartEntry {
-            name,
-            shard,
-            rows: rows.len() as u64,
-            bytes: size,
-            digest,
-        });
+        self.parts.push(PartEntry { name, shard, rows: rows.len() as u64, bytes: size, digest });
         display.update(self.rows, self.embedding.texts.rows, "texts");
         Ok(())
     }
@@ -314,10 +269,7 @@ impl Writer<'_> {
     async fn encode(&mut self, mut texts: Vec<String>, display: &mut Display) -> Result<Encoded> {
         let encoder = match self.encoder {
             Some(encoder) => encoder.clone(),
-            None => self
-                .encoder
-                .insert(encoder::load(self.embedding.files.clone()).await?)
-                .clone(),
+            None => self.encoder.insert(encoder::load(self.embedding.files.clone()).await?).clone(),
         };
         let dimensions = encoder.info().dimensions;
         let (mut values, mut truncated, mut done) = (Vec::new(), 0, self.rows);
@@ -332,18 +284,10 @@ impl Writer<'_> {
             display.update(done, self.embedding.texts.rows, "texts");
         }
         let embeddings = Embeddings::from_values(dimensions, values);
-        Ok(Encoded {
-            embeddings: embeddings.context("the encoder gave part of an embedding")?,
-            truncated,
-        })
+        Ok(Encoded { embeddings: embeddings.context("the encoder gave part of an embedding")?, truncated })
     }
 
-    fn bytes(
-        &self,
-        name: &str,
-        rows: &[EmbeddedEntity],
-        encoded: &Encoded,
-    ) -> Result<bytes::Bytes> {
+    fn bytes(&self, name: &str, rows: &[EmbeddedEntity], encoded: &Encoded) -> Result<bytes::Bytes> {
         let embedding = self.embedding;
         let part = EmbeddingPart {
             version: EMBEDDINGS_VERSION,
@@ -358,9 +302,7 @@ impl Writer<'_> {
     }
 
     fn manifest(self) -> EmbeddingManifest {
-        let Embedding {
-            texts, spec, run, ..
-        } = self.embedding;
+        let Embedding { texts, spec, run, .. } = self.embedding;
         EmbeddingManifest {
             version: EMBEDDINGS_VERSION,
             run: run.clone(),

@@ -26,9 +26,7 @@ pub(crate) async fn open(config: &Config) -> Result<Option<Arc<EncoderFiles>>> {
     let Some(encoder) = config.encoder.clone() else {
         return Ok(None);
     };
-    let directory = local_path(config, &encoder.path)
-        .await
-        .context("[encoder] path")?;
+    let directory = local_path(config, &encoder.path).await.context("[encoder] path")?;
     let files = tokio::task::spawn_blocking(move || EncoderFiles::open(&directory, &encoder));
     Ok(Some(Arc::new(files.await??)))
 }
@@ -41,24 +39,16 @@ pub(crate) async fn load(files: Arc<EncoderFiles>) -> Result<Arc<Encoder>> {
 
 /// What a run's output is to have.
 pub(crate) fn spec(files: &EncoderFiles) -> EmbeddingSpec {
-    EmbeddingSpec {
-        encoder: files.info().clone(),
-        layout: files.config().layout,
-    }
+    EmbeddingSpec { encoder: files.info().clone(), layout: files.config().layout }
 }
 
 /// The run's embeddings must be the coordinator's; a worker whose encoder a run does not ask for leaves it idle.
 pub(crate) fn check(run: Option<&EmbeddingSpec>, worker: Option<&EncoderInfo>) -> Result<()> {
     let Some(run) = run else { return Ok(()) };
     let Some(worker) = worker else {
-        bail!(
-            "its output has embeddings, and this configuration makes none; work with the coordinator's [encoder]"
-        );
+        bail!("its output has embeddings, and this configuration makes none; work with the coordinator's [encoder]");
     };
-    let (run, worker) = (
-        serde_json::to_value(&run.encoder)?,
-        serde_json::to_value(worker)?,
-    );
+    let (run, worker) = (serde_json::to_value(&run.encoder)?, serde_json::to_value(worker)?);
     for (key, expected) in run.as_object().into_iter().flatten() {
         let found = &worker[key];
         ensure!(

@@ -25,9 +25,7 @@ pub(crate) fn code(error: &Error) -> u8 {
             || cause.downcast_ref::<WorkerError>().is_some()
             || matches!(
                 cause.downcast_ref(),
-                Some(
-                    NatsError::Connect { .. } | NatsError::Request { .. } | NatsError::Away { .. }
-                )
+                Some(NatsError::Connect { .. } | NatsError::Request { .. } | NatsError::Away { .. })
             )
     });
     if passing { TRY_AGAIN } else { DATA_ERROR }
@@ -35,9 +33,8 @@ pub(crate) fn code(error: &Error) -> u8 {
 
 /// Whether a store did not let us in.
 pub(crate) fn is_refused(error: &Error) -> bool {
-    let refusal = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<StoreError>().is_some_and(is_refusal)
-    };
+    let refusal =
+        |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<StoreError>().is_some_and(is_refusal);
     error.chain().any(refusal)
 }
 
@@ -45,9 +42,7 @@ pub(crate) fn is_refused(error: &Error) -> bool {
 pub(crate) fn is_damage(error: &Error) -> bool {
     match error.downcast_ref() {
         None => false,
-        Some(FinaliseError::Location(_) | FinaliseError::Verdict(VerdictError::Location(_))) => {
-            false
-        }
+        Some(FinaliseError::Location(_) | FinaliseError::Verdict(VerdictError::Location(_))) => false,
         Some(_) => true,
     }
 }

@@ -1,12 +1,11 @@
 //! From a configuration to what generates texts: the model, loaded and measured.
 
 use anyhow::Result;
-use laser_schema::model::{ModelFiles, Weights};
+use laser_schema::model::{ModelFiles, Tokenizer, Weights};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
-use laser_worker::engine::{EngineOptions, MistralEngine, TreeEngine};
+use laser_worker::engine::{EngineOptions, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
-use laser_worker::plain::PlainGenerator;
 
 use crate::config::{Config, EngineKind};
 
@@ -30,22 +29,31 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
                     tracing::info!(?cost, "measured the forward");
                     options.budget = Some(Budget::new(cost));
                 }
-                Ok(Box::new(Generator::new(
-                    Box::new(engine),
-                    tokenizer,
-                    options,
-                )))
+                Ok(Box::new(Generator::new(Box::new(engine), tokenizer, options)))
             };
             tokio::task::spawn_blocking(load).await?
         }
-        EngineKind::Mistralrs => {
-            let engine = MistralEngine::load(&engine, options.batch).await?;
-            let runtime = tokio::runtime::Handle::current();
-            Ok(Box::new(PlainGenerator::new(
-                engine, runtime, tokenizer, options,
-            )))
-        }
+        EngineKind::Mistralrs => load_mistralrs(engine, tokenizer, options).await,
     }
+}
+
+#[cfg(feature = "mistralrs")]
+async fn load_mistralrs(
+    engine: EngineOptions,
+    tokenizer: Tokenizer,
+    options: GenerateOptions,
+) -> Result<Box<dyn TextGenerator>> {
+    let engine = laser_worker::engine::MistralEngine::load(&engine, options.batch).await?;
+    let runtime = tokio::runtime::Handle::current();
+    Ok(Box::new(laser_worker::plain::PlainGenerator::new(engine, runtime, tokenizer, options)))
+}
+
+#[cfg(not(feature = "mistralrs"))]
+async fn load_mistralrs(_: EngineOptions, _: Tokenizer, _: GenerateOptions) -> Result<Box<dyn TextGenerator>> {
+    anyhow::bail!(
+        "[model] engine = \"mistralrs\": this laser was built without it; build it with `cargo build --release --features \
+         mistralrs`, or choose engine = \"tree\" for Llama, Mistral and Qwen models"
+    )
 }
 
 fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptions> {
@@ -70,10 +78,5 @@ fn engine_options(config: &Config, model: &ModelFiles) -> EngineOptions {
         Weights::Safetensors(_) => model.directory.clone(),
     };
     let model = &config.model;
-    EngineOptions {
-        path,
-        dtype: model.dtype,
-        isq: model.isq.clone(),
-        device: model.device,
-    }
+    EngineOptions { path, dtype: model.dtype, isq: model.isq.clone(), device: model.device }
 }

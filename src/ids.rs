@@ -1,8 +1,9 @@
 //! `laser ids`: knowledge ids of a night's embeddings, and the codebook they are of.
 //!
-//! Two passes: a seeded sample to fit the codebook on, then all rows to ids. The codebook is created once and is the commit
-//! of the first pass; parts are a function of it and the source, created once each, so the same command goes on wherever it was
-//! stopped. Memory is that of the sample and of one part, and 40 bytes an entity to find one that is there twice.
+//! Two passes: a seeded sample to fit the codebook on, then all rows to ids. The codebook is created once and is the
+//! commit of the first pass; parts are a function of it and the source, created once each, so the same command goes on
+//! wherever it was stopped. Memory is that of the sample and of one part, and 40 bytes an entity to find one that is
+//! there twice.
 
 use std::collections::HashSet;
 use std::fmt::Write as _;
@@ -14,8 +15,7 @@ use jiff::tz::TimeZone;
 use laser_features::{ChurnCounter, Codebook, Coded, FitInput, FitProgress, fit};
 use laser_schema::embedding_table::EmbeddingBatch;
 use laser_schema::ids::{
-    CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource,
-    ids_schema, newest_ids,
+    CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource, ids_schema, newest_ids,
 };
 use laser_schema::knowledge::{WRITER, ratio};
 use laser_schema::layout::{KNOWLEDGE_IDS, dated_name, partition_of};
@@ -43,8 +43,9 @@ const IDS_KEY: &str = "laser.ids";
 pub(crate) struct IdsArgs {
     #[command(flatten)]
     config: ConfigArgs,
-    /// Embeddings: an output (its newest night is taken), one published folder of texts with embeddings or of embeddings,
-    /// a .parquet with the columns id and embedding, or an .npy with --ids. By default the configuration's output.
+    /// Embeddings: an output (its newest night is taken), one published folder of texts with embeddings or of
+    /// embeddings, a .parquet with the columns id and embedding, or an .npy with --ids. By default the configuration's
+    /// output.
     source: Option<String>,
     /// Where the ids go: a folder or URL; by default the configuration's output.
     #[arg(short, long)]
@@ -99,11 +100,7 @@ pub(crate) async fn ids(args: &IdsArgs) -> Result<()> {
 }
 
 /// Finds the codebook to begin with.
-async fn parent(
-    previous: &str,
-    output: &Location,
-    source: &EmbeddingSource,
-) -> Result<Option<Parent>> {
+async fn parent(previous: &str, output: &Location, source: &EmbeddingSource) -> Result<Option<Parent>> {
     let (kind, date) = (source.kind, source.date);
     let newest = |root: Location| async move {
         let name = newest_ids(&root, kind, date).await?;
@@ -119,9 +116,11 @@ async fn parent(
             }
             match place.join(MANIFEST).exists().await? {
                 true => Some((place, path.to_owned())),
-                false => Some(newest(place).await?.with_context(|| {
-                    format!("--previous {path}: no complete {kind} ids before {date} there")
-                })?),
+                false => Some(
+                    newest(place)
+                        .await?
+                        .with_context(|| format!("--previous {path}: no complete {kind} ids before {date} there"))?,
+                ),
             }
         }
     };
@@ -134,32 +133,17 @@ async fn parent(
 
 async fn read_parent(file: Location, night: Option<(String, Location)>) -> Result<Parent> {
     let bytes = file.read().await?;
-    Ok(Parent {
-        codebook: Codebook::from_bytes(file.url(), &bytes)?,
-        digest: Digest::of(&bytes),
-        night,
-    })
+    Ok(Parent { codebook: Codebook::from_bytes(file.url(), &bytes)?, digest: Digest::of(&bytes), night })
 }
 
 impl<'a> Ids<'a> {
     /// Named, as a run is, by the date and by what the ids depend on.
-    fn of(
-        config: &'a Config,
-        source: &'a EmbeddingSource,
-        parent: Option<Parent>,
-        output: &Location,
-    ) -> Self {
+    fn of(config: &'a Config, source: &'a EmbeddingSource, parent: Option<Parent>, output: &Location) -> Self {
         let parent_digest = parent.as_ref().map(|parent| &parent.digest);
         let identity = Digest::of_json(&(source.kind, &source.digest, &config.ids, parent_digest));
         let run = dated_name(source.date, &identity);
         let name = partition_of(KNOWLEDGE_IDS, source.kind, source.date, &run);
-        Self {
-            config,
-            source,
-            parent,
-            run,
-            folder: output.join(&name),
-        }
+        Self { config, source, parent, run, folder: output.join(&name) }
     }
 
     /// The manifest, and whether there was none before.
@@ -178,14 +162,8 @@ impl<'a> Ids<'a> {
             kind: source.kind,
             date: source.date,
             writer: WRITER.to_owned(),
-            source: IdsSource {
-                path: source.path.clone(),
-                digest: source.digest.clone(),
-            },
-            codebook: CodebookEntry {
-                digest,
-                info: codebook.info().clone(),
-            },
+            source: IdsSource { path: source.path.clone(), digest: source.digest.clone() },
+            codebook: CodebookEntry { digest, info: codebook.info().clone() },
             distortion: assigned.distortion,
             churn: assigned.churn,
             rows: assigned.rows,
@@ -207,12 +185,8 @@ impl<'a> Ids<'a> {
             }
         }
         let bytes = file.read().await?;
-        let codebook = Codebook::from_bytes(file.url(), &bytes).with_context(|| {
-            format!(
-                "remove {} and run again: it is made anew",
-                self.folder.url()
-            )
-        })?;
+        let codebook = Codebook::from_bytes(file.url(), &bytes)
+            .with_context(|| format!("remove {} and run again: it is made anew", self.folder.url()))?;
         Ok((codebook, Digest::of(&bytes)))
     }
 
@@ -259,24 +233,15 @@ impl<'a> Ids<'a> {
     }
 
     /// Writes the ids of all rows in the order of the source.
-    async fn assign(
-        &self,
-        codebook: &Codebook,
-        digest: &Digest,
-        display: &mut Display,
-    ) -> Result<Assigned> {
+    async fn assign(&self, codebook: &Codebook, digest: &Digest, display: &mut Display) -> Result<Assigned> {
         let kind = self.source.kind;
         let mut churn = self.churn(codebook).await?;
         display.stage(&format!("ids of {kind}s"));
         let footer = serde_json::json!({
             "version": IDS_VERSION, "run": self.run, "kind": kind, "writer": WRITER, "codebook": digest,
         });
-        let mut writer = PartWriter {
-            folder: &self.folder,
-            footer: footer.to_string(),
-            rows: Vec::new(),
-            parts: Vec::new(),
-        };
+        let mut writer =
+            PartWriter { folder: &self.folder, footer: footer.to_string(), rows: Vec::new(), parts: Vec::new() };
         let event_timestamp = self.source.date.to_zoned(TimeZone::UTC)?.timestamp();
         let created_timestamp = codebook.info().created;
         let (mut rows, mut distortion) = (0, 0.0);
@@ -288,42 +253,25 @@ impl<'a> Ids<'a> {
                 }
                 rows += 1;
                 distortion += coded.distortion;
-                let record = IdRecord {
-                    entity_id,
-                    knowledge_ids: coded.ids,
-                    event_timestamp,
-                    created_timestamp,
-                };
+                let record = IdRecord { entity_id, knowledge_ids: coded.ids, event_timestamp, created_timestamp };
                 writer.push(record).await?;
             }
             display.update(rows, None, "");
         }
         let parts = writer.finish().await?;
         display.finish_with(&format!("{rows} entities"));
-        Ok(Assigned {
-            parts,
-            rows,
-            distortion: ratio(distortion, rows as f64),
-            churn: churn.map(ChurnCounter::finish),
-        })
+        Ok(Assigned { parts, rows, distortion: ratio(distortion, rows as f64), churn: churn.map(ChurnCounter::finish) })
     }
 
     /// The ids of the night before, ready to be compared with tonight's.
     async fn churn(&self, codebook: &Codebook) -> Result<Option<ChurnCounter>> {
-        let night = self
-            .parent
-            .as_ref()
-            .and_then(|parent| parent.night.as_ref());
+        let night = self.parent.as_ref().and_then(|parent| parent.night.as_ref());
         let Some((name, folder)) = night else {
             return Ok(None);
         };
         let manifest = IdsManifest::read(folder).await?;
-        let manifest = manifest.with_context(|| {
-            format!(
-                "{}: its {MANIFEST} cannot be read; take another --previous",
-                folder.url()
-            )
-        })?;
+        let manifest = manifest
+            .with_context(|| format!("{}: its {MANIFEST} cannot be read; take another --previous", folder.url()))?;
         let mut churn = ChurnCounter::new(name.clone(), codebook.info().places());
         for part in &manifest.parts {
             let mut reader = TableReader::open(&folder.join(&part.name)).await?;
@@ -339,11 +287,7 @@ impl<'a> Ids<'a> {
 
 /// The ids of a batch, in order.
 fn code(codebook: &Codebook, batch: EmbeddingBatch) -> Result<Vec<(EntityId, Coded)>> {
-    let EmbeddingBatch {
-        ids,
-        values,
-        dimension,
-    } = batch;
+    let EmbeddingBatch { ids, values, dimension } = batch;
     let rows = ids.into_par_iter().zip(values.par_chunks_exact(dimension));
     let coded = rows.map(|(id, embedding)| {
         let coded = codebook.code(&id, embedding)?;
@@ -386,20 +330,14 @@ impl PartWriter<'_> {
         let digest = Digest::of(&bytes);
         let part = self.folder.join(&name);
         let size = bytes.len() as u64;
-        if part.create(bytes).await? == Created::Exists && Digest::of(&part.read().await?) != digest
-        {
+        if part.create(bytes).await? == Created::Exists && Digest::of(&part.read().await?) != digest {
             bail!(
                 "{}: not what the source and the codebook lead to; remove {} and run again",
                 part.url(),
                 self.folder.url()
             );
         }
-        self.parts.push(IdsPart {
-            name,
-            rows: rows.len() as u64,
-            bytes: size,
-            digest,
-        });
+        self.parts.push(IdsPart { name, rows: rows.len() as u64, bytes: size, digest });
         Ok(())
     }
 }
@@ -410,14 +348,7 @@ fn summary(ids: &Ids<'_>, manifest: &IdsManifest, is_new: bool) -> Result<String
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let mut out = String::new();
     let state = if is_new { "" } else { ", complete already" };
-    writeln!(
-        out,
-        "{}s, {}: {} entities{state}\n  {}",
-        manifest.kind,
-        manifest.date,
-        manifest.rows,
-        ids.folder.url()
-    )?;
+    writeln!(out, "{}s, {}: {} entities{state}\n  {}", manifest.kind, manifest.date, manifest.rows, ids.folder.url())?;
     let last = info.inertia.last().copied().unwrap_or_default();
     let empty: u64 = info.empty.iter().sum();
     writeln!(
@@ -435,10 +366,7 @@ fn summary(ids: &Ids<'_>, manifest: &IdsManifest, is_new: bool) -> Result<String
         let moved = info.drift.iter().map(|drift| format!("{drift:.4}"));
         let fate = match info.kept {
             true => "its centroids are kept".to_owned(),
-            false => format!(
-                "fitted again, centroids moved by {}",
-                moved.collect::<Vec<_>>().join(", ")
-            ),
+            false => format!("fitted again, centroids moved by {}", moved.collect::<Vec<_>>().join(", ")),
         };
         writeln!(out, "  begun with {}: {fate}", parent.short())?;
     }

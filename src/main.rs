@@ -293,10 +293,7 @@ impl RunArgs {
     fn load(mut self) -> Result<Config> {
         let settings = &mut self.night.config.settings;
         settings.extend(self.deadline.map(|time| format!("run.deadline='{time}'")));
-        settings.extend(
-            self.min_coverage
-                .map(|share| format!("output.min_coverage={share:?}")),
-        );
+        settings.extend(self.min_coverage.map(|share| format!("output.min_coverage={share:?}")));
         self.night.load()
     }
 }
@@ -363,9 +360,7 @@ async fn dispatch(command: Command) -> Result<u8> {
         }
         Command::Cancel(RunName { config, run }) => {
             let removed = distributed::cancel(&config.load()?, &run).await?;
-            commands::print(&format!(
-                "{run}: cancelled, {removed} shards left the queue\n"
-            ))?;
+            commands::print(&format!("{run}: cancelled, {removed} shards left the queue\n"))?;
         }
         Command::Resume { args, run } => {
             let mut config = args.load()?;
@@ -376,11 +371,7 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Plan(args) => commands::plan(&args.load()?).await?,
         Command::Config(args) => commands::print(&args.load()?.to_toml()?)?,
         Command::Verify { dir } => {
-            return Ok(if commands::verify_all(&dir).await? {
-                0
-            } else {
-                DATA_ERROR
-            });
+            return Ok(if commands::verify_all(&dir).await? { 0 } else { DATA_ERROR });
         }
         Command::Report { dir, output } => report::report(&dir, output.as_deref()).await?,
         Command::Pools(command) => pools(command).await?,
@@ -404,32 +395,16 @@ async fn dispatch(command: Command) -> Result<u8> {
 
 async fn pools(command: PoolsCommand) -> Result<()> {
     match command {
-        PoolsCommand::Build {
-            config,
-            name,
-            output,
-        } => pool_sets::build(&config.load()?, name.as_deref(), output.as_deref()).await,
+        PoolsCommand::Build { config, name, output } => {
+            pool_sets::build(&config.load()?, name.as_deref(), output.as_deref()).await
+        }
         PoolsCommand::List { config, json } => pool_sets::list(&config.load()?, json).await,
-        PoolsCommand::Promote { config, version } => {
-            pool_sets::promote(&config.load()?, &version).await
-        }
+        PoolsCommand::Promote { config, version } => pool_sets::promote(&config.load()?, &version).await,
         PoolsCommand::Rollback(config) => pool_sets::rollback(&config.load()?).await,
-        PoolsCommand::Inspect { config, dir, json } => {
-            commands::pools_inspect(&config.load()?, &dir, json).await
-        }
-        PoolsCommand::Tune {
-            config,
-            step_us,
-            sizes,
-            json,
-        } => {
+        PoolsCommand::Inspect { config, dir, json } => commands::pools_inspect(&config.load()?, &dir, json).await,
+        PoolsCommand::Tune { config, step_us, sizes, json } => {
             let config = config.load()?;
-            let tuning = TuneConfig {
-                sizes,
-                nodes: config.draft.nodes,
-                step_us,
-                ..TuneConfig::default()
-            };
+            let tuning = TuneConfig { sizes, nodes: config.draft.nodes, step_us, ..TuneConfig::default() };
             commands::pools_tune(&config, &tuning, json).await
         }
     }
@@ -438,12 +413,8 @@ async fn pools(command: PoolsCommand) -> Result<()> {
 async fn dlq(command: DlqCommand) -> Result<()> {
     match command {
         DlqCommand::List(RunName { config, run }) => operate::dlq_list(&config.load()?, &run).await,
-        DlqCommand::Show { run, shard } => {
-            operate::dlq_show(&run.config.load()?, &run.run, shard).await
-        }
-        DlqCommand::Replay { run, shards } => {
-            operate::dlq_replay(&run.config.load()?, &run.run, &shards).await
-        }
+        DlqCommand::Show { run, shard } => operate::dlq_show(&run.config.load()?, &run.run, shard).await,
+        DlqCommand::Replay { run, shards } => operate::dlq_replay(&run.config.load()?, &run.run, &shards).await,
     }
 }
 
@@ -464,11 +435,7 @@ async fn run(config: &Config) -> Result<u8> {
     run_night(config, &mut display, &drain).await
 }
 
-async fn run_night(
-    config: &Config,
-    display: &mut Display,
-    drain: &CancellationToken,
-) -> Result<u8> {
+async fn run_night(config: &Config, display: &mut Display, drain: &CancellationToken) -> Result<u8> {
     let night = Night::open(config).await?;
     report(config, night.run(display, drain).await?).await
 }
@@ -521,9 +488,7 @@ async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
             Ok(TRY_AGAIN)
         }
         Outcome::Cancelled { run } => {
-            telemetry::tell_error(&format!(
-                "{run} was cancelled; `laser resume CONFIG {run}` goes on"
-            ));
+            telemetry::tell_error(&format!("{run} was cancelled; `laser resume CONFIG {run}` goes on"));
             Ok(TRY_AGAIN)
         }
         Outcome::Drained { committed, shards } => {

@@ -58,10 +58,7 @@ pub(crate) enum Outcome {
     /// Everything is there but a pool breaches a guard.
     Breached(Finished),
     /// Shards were given up.
-    Incomplete {
-        dead: Vec<(u32, String)>,
-        missing: usize,
-    },
+    Incomplete { dead: Vec<(u32, String)>, missing: usize },
     /// Somebody has cancelled it.
     Cancelled { run: String },
     /// Stopped by a signal; the same command goes on.
@@ -99,11 +96,7 @@ impl Deadline {
     /// Seconds left; negative after it.
     pub(crate) fn seconds_left(&self) -> Option<f64> {
         let at = self.0.as_ref()?;
-        Some(
-            at.timestamp()
-                .duration_since(Timestamp::now())
-                .as_secs_f64(),
-        )
+        Some(at.timestamp().duration_since(Timestamp::now()).as_secs_f64())
     }
 
     /// Whether it lies behind.
@@ -146,17 +139,8 @@ pub(crate) async fn run_context(
     let unverified = pools.clone();
     tokio::task::spawn_blocking(move || unverified.verify()).await??;
     let names = pools.set().pools.iter().map(|p| p.name.clone());
-    let pools: HashMap<_, _> = names
-        .filter_map(|name| pools.pool(&name).map(|pool| (name, pool)))
-        .collect();
-    Ok(Arc::new(RunContext {
-        plan,
-        output,
-        pools,
-        encoder,
-        worker,
-        progress: Arc::new(Progress::default()),
-    }))
+    let pools: HashMap<_, _> = names.filter_map(|name| pools.pool(&name).map(|pool| (name, pool))).collect();
+    Ok(Arc::new(RunContext { plan, output, pools, encoder, worker, progress: Arc::new(Progress::default()) }))
 }
 
 /// The shards that were given up and whose output is missed. An audit's is not: without it a pool has no measured
@@ -166,15 +150,9 @@ pub(crate) fn without_audits(plan: &Plan, dead: Vec<(u32, String)>) -> Vec<(u32,
         let job = plan.shards.get(shard as usize);
         job.is_some_and(|job| job.action == Action::Audit)
     };
-    let (audits, dead) = dead
-        .into_iter()
-        .partition::<Vec<_>, _>(|(s, _)| is_audit(*s));
+    let (audits, dead) = dead.into_iter().partition::<Vec<_>, _>(|(s, _)| is_audit(*s));
     for (shard, reason) in audits {
-        tracing::warn!(
-            shard,
-            reason,
-            "an audit failed: its pool has no measured speedup"
-        );
+        tracing::warn!(shard, reason, "an audit failed: its pool has no measured speedup");
     }
     dead
 }
@@ -324,28 +302,18 @@ impl<'a> Night<'a> {
             false => self.output.resolve(&begun.pools)?,
         };
         let pools = self.pools(&dir, &begun, display).await?;
-        Ok((
-            self.plan(None, &run, (&begun, &pools), display).await?,
-            manifests,
-        ))
+        Ok((self.plan(None, &run, (&begun, &pools), display).await?, manifests))
     }
 
     /// Runs the night to its end in this process.
-    pub(crate) async fn run(
-        self,
-        display: &mut Display,
-        drain: &CancellationToken,
-    ) -> Result<Outcome> {
+    pub(crate) async fn run(self, display: &mut Display, drain: &CancellationToken) -> Result<Outcome> {
         let (date, run) = self.choose_run().await?;
         let _lock = lock(&self.output.join(&run_folder(&run)), &run)?;
         let span = telemetry::run_span(&run);
         let work = async {
             match self.prepare(date, &run, display, drain).await? {
                 Ready::Published(plan) => self.finish(plan, None).await,
-                Ready::Drained => Ok(Outcome::Drained {
-                    committed: 0,
-                    shards: 0,
-                }),
+                Ready::Drained => Ok(Outcome::Drained { committed: 0, shards: 0 }),
                 Ready::Planned(plan, pools) => self.generate(plan, &pools, display, drain).await,
             }
         };
@@ -378,10 +346,7 @@ impl<'a> Night<'a> {
                 .with_context(|| format!("run {run}; to begin it anew, remove {}", folder.url()))?;
             let plan = match known {
                 Some(plan) => plan,
-                None => {
-                    self.plan(Some(&self.output), run, (&begun, &pools), display)
-                        .await?
-                }
+                None => self.plan(Some(&self.output), run, (&begun, &pools), display).await?,
             };
             anyhow::Ok((pools, plan))
         };
@@ -403,12 +368,7 @@ impl<'a> Night<'a> {
 
     /// The pools of the run: those that are there, or its own from last night's knowledge.
     #[instrument(name = "pools", target = "laser::trace", skip_all)]
-    async fn pools(
-        &self,
-        dir: &Location,
-        begun: &Begun,
-        display: &mut Display,
-    ) -> Result<OpenPools> {
+    async fn pools(&self, dir: &Location, begun: &Begun, display: &mut Display) -> Result<OpenPools> {
         if begun.builds_pools && !dir.join(POOL_SET_FILE).exists().await? {
             display.stage("building pools");
             let pool_tokenizer = PoolTokenizer::of(&self.model)?;
@@ -419,23 +379,9 @@ impl<'a> Night<'a> {
             let (input, config) = (&self.config.input, &self.config.pools);
             let texts = previous_texts(previous);
             let memory = self.config.run.memory();
-            let set = build_pools(
-                input,
-                texts,
-                pool_tokenizer,
-                config,
-                memory,
-                dir,
-                &mut progress,
-            )
-            .await?;
+            let set = build_pools(input, texts, pool_tokenizer, config, memory, dir, &mut progress).await?;
             let tokens: usize = set.pools.iter().map(|p| p.tokens).sum();
-            display.finish_with(&format!(
-                "{} pools, {} tokens from {} texts",
-                set.pools.len(),
-                tokens,
-                set.texts.read
-            ));
+            display.finish_with(&format!("{} pools, {} tokens from {} texts", set.pools.len(), tokens, set.texts.read));
         }
         Ok(OpenPools::open(dir, &self.model.tokenizer.fingerprint()).await?)
     }
@@ -472,12 +418,8 @@ impl<'a> Night<'a> {
             prompts: &self.prompts,
             route: &route,
         };
-        let plan = plan(output, entities, &request, &mut |p| {
-            display.update(p.entities, None, "entities")
-        })
-        .await?;
-        let sum =
-            |f: fn(&laser_schema::job::KindCounts) -> u64| plan.counts.values().map(f).sum::<u64>();
+        let plan = plan(output, entities, &request, &mut |p| display.update(p.entities, None, "entities")).await?;
+        let sum = |f: fn(&laser_schema::job::KindCounts) -> u64| plan.counts.values().map(f).sum::<u64>();
         display.finish_with(&format!(
             "{} entities: {} to generate, {} unchanged, {} failed; {} shards",
             sum(|c| c.entities),
@@ -518,17 +460,13 @@ impl<'a> Night<'a> {
         }
         let seconds = started.elapsed().as_secs_f64();
         if drain.is_cancelled() {
-            let (committed, shards) = (
-                finalise::committed(&self.output, &plan).await?.len(),
-                plan.shards.len(),
-            );
+            let (committed, shards) = (finalise::committed(&self.output, &plan).await?.len(), plan.shards.len());
             if committed + dead.len() < shards {
                 return Ok(Outcome::Drained { committed, shards });
             }
         }
         let dead = without_audits(&plan, dead);
-        self.conclude(plan, dead, deadline.has_passed(), Some(seconds))
-            .await
+        self.conclude(plan, dead, deadline.has_passed(), Some(seconds)).await
     }
 
     /// Works on every shard that is not committed, first on those that the gate of the guards admits at once. Returns
@@ -541,16 +479,12 @@ impl<'a> Night<'a> {
         display: &mut Display,
         end: &CancellationToken,
     ) -> Result<Vec<(u32, String)>> {
-        let limits = LedgerLimits {
-            attempts: self.config.run.attempts,
-            ..LedgerLimits::default()
-        };
+        let limits = LedgerLimits { attempts: self.config.run.attempts, ..LedgerLimits::default() };
         let mut gate = Gate::new(plan);
         let mut dead = Vec::new();
         loop {
             let settled: HashSet<u32> = done.iter().copied().collect();
-            gate.look(&self.output, plan, |shard| settled.contains(&shard))
-                .await?;
+            gate.look(&self.output, plan, |shard| settled.contains(&shard)).await?;
             let held = plan.shards.iter().filter(|job| !gate.admits(job));
             let held: Vec<u32> = held.map(|job| job.shard).collect();
             let not_now = [done.as_slice(), held.as_slice()].concat();
@@ -576,13 +510,9 @@ impl<'a> Night<'a> {
         seconds: Option<f64>,
     ) -> Result<Outcome> {
         if late {
-            let sealed =
-                finalise::seal(&self.output, &plan, "not generated before the deadline").await?;
+            let sealed = finalise::seal(&self.output, &plan, "not generated before the deadline").await?;
             if sealed > 0 {
-                tracing::warn!(
-                    shards = sealed,
-                    "the deadline has passed: publishing without them"
-                );
+                tracing::warn!(shards = sealed, "the deadline has passed: publishing without them");
             }
         } else if !dead.is_empty() {
             let missing = dead.len();
@@ -597,10 +527,7 @@ impl<'a> Night<'a> {
             return Ok(Deadline(None));
         };
         let planned = plan_time(&self.output, &plan.run).await?;
-        Ok(Deadline(Some(first_after(
-            planned.to_zoned(TimeZone::system()),
-            time,
-        )?)))
+        Ok(Deadline(Some(first_after(planned.to_zoned(TimeZone::system()), time)?)))
     }
 
     /// Publishes every kind, or shows what was published before.
@@ -610,10 +537,7 @@ impl<'a> Night<'a> {
             .then(|| "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned());
         let mut manifests = Vec::new();
         let (mut covered, mut kept) = (true, true);
-        let terms = Terms {
-            min_coverage: self.config.output.min_coverage,
-            guards: self.config.guards,
-        };
+        let terms = Terms { min_coverage: self.config.output.min_coverage, guards: self.config.guards };
         for &kind in plan.counts.keys() {
             match finalise::publish(&self.output, &plan, kind, &terms).await? {
                 Published::Complete(manifest) => manifests.push(*manifest),
@@ -626,10 +550,7 @@ impl<'a> Night<'a> {
                     manifests.push(*manifest);
                 }
                 Published::Incomplete { missing } => {
-                    return Ok(Outcome::Incomplete {
-                        dead: Vec::new(),
-                        missing,
-                    });
+                    return Ok(Outcome::Incomplete { dead: Vec::new(), missing });
                 }
             }
         }
@@ -644,14 +565,7 @@ impl<'a> Night<'a> {
             }
         }
         let (output, model) = (self.output, self.model);
-        let finished = Finished {
-            plan,
-            manifests,
-            output,
-            model,
-            seconds,
-            note,
-        };
+        let finished = Finished { plan, manifests, output, model, seconds, note };
         Ok(match (covered, kept) {
             (true, true) => Outcome::Complete(finished),
             (false, _) => Outcome::BelowCoverage(finished),
@@ -671,10 +585,7 @@ async fn work(
     display.stage("generating");
     let rows = context.plan.counts.values().map(|c| c.entities).sum();
     let shards = context.plan.shards.len();
-    let stop = Stop {
-        drain: drain.clone(),
-        ..Stop::default()
-    };
+    let stop = Stop { drain: drain.clone(), ..Stop::default() };
     let worker = run_worker(queue.clone(), context.clone(), generator, stop);
     let detail = || {
         let draining = match drain.is_cancelled() {
@@ -742,16 +653,8 @@ pub(crate) async fn open_local_model(model: &str) -> Result<ModelFiles> {
 }
 
 /// What decides the texts of a configuration and a model, given the prompts' digests.
-pub(crate) fn model_spec(
-    config: &Config,
-    model: &ModelFiles,
-    prompts: BTreeMap<Kind, Digest>,
-) -> Result<Spec> {
-    let isq = config
-        .model
-        .isq
-        .as_ref()
-        .map_or_else(String::new, |isq| format!("+{isq}"));
+pub(crate) fn model_spec(config: &Config, model: &ModelFiles, prompts: BTreeMap<Kind, Digest>) -> Result<Spec> {
+    let isq = config.model.isq.as_ref().map_or_else(String::new, |isq| format!("+{isq}"));
     Ok(Spec {
         engine: match config.model.engine {
             EngineKind::Tree => "tree".to_owned(),
@@ -768,14 +671,9 @@ pub(crate) fn model_spec(
 }
 
 /// The batches of a reader as a stream.
-pub(crate) fn previous_texts(
-    reader: PreviousReader,
-) -> impl Stream<Item = Result<Vec<PreviousText>, ReadError>> {
+pub(crate) fn previous_texts(reader: PreviousReader) -> impl Stream<Item = Result<Vec<PreviousText>, ReadError>> {
     futures::stream::try_unfold(reader, |mut reader| async move {
-        let texts = reader
-            .next_batch()
-            .await
-            .map_err(|e| Box::new(e) as ReadError)?;
+        let texts = reader.next_batch().await.map_err(|e| Box::new(e) as ReadError)?;
         Ok(texts.map(|texts| (texts, reader)))
     })
 }
@@ -804,12 +702,7 @@ pub(crate) async fn previous_sources(config: &Config, before: Date) -> Result<Ve
 /// Whether every kind of the run is published.
 pub(crate) async fn is_published(output: &Location, plan: &Plan) -> Result<bool> {
     for &kind in plan.counts.keys() {
-        if !output
-            .join(&plan.partition(kind))
-            .join(SUCCESS)
-            .exists()
-            .await?
-        {
+        if !output.join(&plan.partition(kind)).join(SUCCESS).exists().await? {
             return Ok(false);
         }
     }
@@ -823,8 +716,7 @@ fn lock(folder: &Location, run: &str) -> Result<Option<File>> {
         return Ok(None);
     };
     let name = path.join("lock");
-    std::fs::create_dir_all(&path)
-        .with_context(|| format!("{}: the output is not writable", path.display()))?;
+    std::fs::create_dir_all(&path).with_context(|| format!("{}: the output is not writable", path.display()))?;
     let file = File::create(&name).with_context(|| format!("{}: not writable", name.display()))?;
     match file.try_lock() {
         Ok(()) => Ok(Some(file)),
@@ -846,41 +738,22 @@ pub(crate) async fn demo_nights(config: &Config) -> Result<Option<(Config, Confi
         return Ok(None);
     };
     let data = Location::parse(&demo.data)?;
-    let paths = crate::prepare::demo(&data, &demo.options())
-        .await
-        .context("[demo]")?;
+    let paths = crate::prepare::demo(&data, &demo.options()).await.context("[demo]")?;
     let tables = |tables: crate::prepare::Tables| {
-        [tables.users, tables.items]
-            .map(|path| EntityTable {
-                path,
-                kind: None,
-                columns: Default::default(),
-            })
-            .to_vec()
+        [tables.users, tables.items].map(|path| EntityTable { path, kind: None, columns: Default::default() }).to_vec()
     };
     let date = config.night();
     let tonight = Config {
         demo: None,
         input: tables(paths.tonight),
-        previous: vec![previous::PreviousSource {
-            path: config.output.path.clone(),
-            kind: None,
-            id_type: None,
-        }],
-        run: crate::config::RunConfig {
-            date: Some(date),
-            ..config.run.clone()
-        },
+        previous: vec![previous::PreviousSource { path: config.output.path.clone(), kind: None, id_type: None }],
+        run: crate::config::RunConfig { date: Some(date), ..config.run.clone() },
         ..config.clone()
     };
     let last_night = Config {
         input: tables(paths.last_night),
         previous: Vec::new(),
-        run: crate::config::RunConfig {
-            date: Some(date.yesterday()?),
-            audit_share: 0.0,
-            ..config.run.clone()
-        },
+        run: crate::config::RunConfig { date: Some(date.yesterday()?), audit_share: 0.0, ..config.run.clone() },
         ..tonight.clone()
     };
     Ok(Some((last_night, tonight)))

@@ -46,29 +46,16 @@ impl Status {
         let (published, cost) = published(output, plan).await?;
         for folder in folders {
             let listed = output.join(&folder).list().await?;
-            times.extend(
-                listed
-                    .into_iter()
-                    .map(|l| (format!("{folder}/{}", l.name), l.modified)),
-            );
+            times.extend(listed.into_iter().map(|l| (format!("{folder}/{}", l.name), l.modified)));
         }
-        let committed: Vec<_> = (plan.shards.iter())
-            .filter_map(|shard| Some((shard, *times.get(&shard.output)?)))
-            .collect();
+        let committed: Vec<_> =
+            (plan.shards.iter()).filter_map(|shard| Some((shard, *times.get(&shard.output)?))).collect();
         let rows = plan.shards.iter().map(|s| s.rows).sum();
         let committed_rows: u64 = committed.iter().map(|(s, _)| s.rows).sum();
         let began = plan_time(output, &plan.run).await?;
-        let newest = committed
-            .iter()
-            .map(|(_, time)| *time)
-            .max()
-            .unwrap_or(began);
+        let newest = committed.iter().map(|(_, time)| *time).max().unwrap_or(began);
         let seconds = newest.duration_since(began).as_secs_f64();
-        let rate = if seconds > 0.0 {
-            committed_rows as f64 / seconds
-        } else {
-            0.0
-        };
+        let rate = if seconds > 0.0 { committed_rows as f64 / seconds } else { 0.0 };
         let dead = match client {
             Some(client) => Some(dead_letters(client, plan, &times).await?),
             None => None,
@@ -95,12 +82,7 @@ impl Status {
             self.run, self.committed, self.shards, self.committed_rows, self.rows
         )?;
         if let Some(eta) = self.eta_seconds.filter(|_| self.committed < self.shards) {
-            write!(
-                out,
-                ", {:.1} rows/s, ETA {:.0} min",
-                self.rows_per_second,
-                eta / 60.0
-            )?;
+            write!(out, ", {:.1} rows/s, ETA {:.0} min", self.rows_per_second, eta / 60.0)?;
         }
         if let Some(dead) = self.dead.filter(|dead| *dead > 0) {
             write!(out, ", {dead} given up")?;
@@ -135,11 +117,7 @@ async fn published(output: &Location, plan: &Plan) -> Result<(Vec<Kind>, BTreeMa
 }
 
 /// Dead letters of shards without an output.
-async fn dead_letters(
-    client: &NatsClient,
-    plan: &Plan,
-    there: &HashMap<String, Timestamp>,
-) -> Result<usize> {
+async fn dead_letters(client: &NatsClient, plan: &Plan, there: &HashMap<String, Timestamp>) -> Result<usize> {
     let letters = client.dead_letters(&plan.run).await?;
     let is_missing = |shard: u32| {
         let job = plan.shards.get(shard as usize);
@@ -204,11 +182,7 @@ pub(crate) async fn prune(config: &Config, dry_run: bool) -> Result<()> {
 }
 
 async fn outdated(output: &Location, nights: usize) -> Result<Vec<Outdated>> {
-    let keep = Keep {
-        nights,
-        pools: pool_sets::kept(output).await?,
-        now: Timestamp::now(),
-    };
+    let keep = Keep { nights, pools: pool_sets::kept(output).await?, now: Timestamp::now() };
     Ok(retention::outdated(output, &keep).await?)
 }
 

@@ -7,8 +7,7 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_pool_builder::{
-    BuildProgress, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion,
-    build_pools, clear_pools,
+    BuildProgress, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion, build_pools, clear_pools,
 };
 use laser_schema::layout::dated_name;
 use laser_schema::model::ModelFiles;
@@ -180,12 +179,9 @@ pub(crate) async fn list(config: &Config, json: bool) -> Result<()> {
 }
 
 async fn listed(output: &Location, version: String, history: &[Promotion]) -> Result<Listed> {
-    let file = output
-        .join(&PoolRegistry::place(&version)?)
-        .join(POOL_SET_FILE);
+    let file = output.join(&PoolRegistry::place(&version)?).join(POOL_SET_FILE);
     let json = file.read().await?;
-    let set: PoolSet =
-        serde_json::from_slice(&json).with_context(|| format!("{}: not a pool set", file.url()))?;
+    let set: PoolSet = serde_json::from_slice(&json).with_context(|| format!("{}: not a pool set", file.url()))?;
     let promotions = history.iter().filter(|p| p.version == version);
     Ok(Listed {
         built: file.modified().await?,
@@ -240,8 +236,5 @@ fn tell(what: &str, config: &Config, promotion: &Promotion) -> Result<()> {
         PoolChoice::Promoted => "runs that begin from now on draft from it",
         _ => "but [run] pools is not \"promoted\", so no run of this configuration takes it",
     };
-    print(&format!(
-        "{what} {} (promotion {}); {hint}\n",
-        promotion.version, promotion.number
-    ))
+    print(&format!("{what} {} (promotion {}); {hint}\n", promotion.version, promotion.number))
 }

@@ -22,15 +22,9 @@ pub(crate) struct Display {
 impl Display {
     /// A bar if standard error is a terminal, JSON lines if not.
     pub(crate) fn new() -> Self {
-        let bar = std::io::stderr()
-            .is_terminal()
-            .then(|| ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()));
-        Self {
-            bar,
-            stage: String::new(),
-            started: Instant::now(),
-            last_line: None,
-        }
+        let bar =
+            std::io::stderr().is_terminal().then(|| ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr()));
+        Self { bar, stage: String::new(), started: Instant::now(), last_line: None }
     }
 
     /// Begins a stage; the one before is over.
@@ -59,10 +53,7 @@ impl Display {
             bar.set_message(message.to_owned());
             return;
         }
-        if self
-            .last_line
-            .is_none_or(|last| last.elapsed() >= LINE_EVERY)
-        {
+        if self.last_line.is_none_or(|last| last.elapsed() >= LINE_EVERY) {
             self.line(done, total, message);
         }
     }
@@ -71,9 +62,7 @@ impl Display {
     fn line(&mut self, done: u64, total: Option<u64>, message: &str) {
         self.last_line = Some(Instant::now());
         let elapsed = self.started.elapsed().as_secs_f64();
-        let eta = total
-            .filter(|_| done > 0)
-            .map(|total| elapsed * total.saturating_sub(done) as f64 / done as f64);
+        let eta = total.filter(|_| done > 0).map(|total| elapsed * total.saturating_sub(done) as f64 / done as f64);
         let round = |seconds: f64| (seconds * 10.0).round() / 10.0;
         let line = serde_json::json!({
             "stage": self.stage,

@@ -36,18 +36,9 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
                 manifest.kind, sample.0, sample.1
             )?;
         }
-        writeln!(
-            out,
-            "\n{}s: {}",
-            manifest.kind,
-            finished.output.join(&folder).url()
-        )?;
+        writeln!(out, "\n{}s: {}", manifest.kind, finished.output.join(&folder).url())?;
         if manifest.errors > 0 {
-            writeln!(
-                out,
-                "  {} without a text: see {ERRORS} there",
-                manifest.errors
-            )?;
+            writeln!(out, "  {} without a text: see {ERRORS} there", manifest.errors)?;
         }
     }
     Ok(out)
@@ -68,9 +59,7 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
         writeln!(
             out,
             "  embeddings of {} dimensions; {} texts were cut off at {} tokens",
-            embedding.spec.encoder.dimensions,
-            embedding.truncated,
-            embedding.spec.encoder.max_tokens
+            embedding.spec.encoder.dimensions, embedding.truncated, embedding.spec.encoder.max_tokens
         )?;
     }
     if manifest.figures.is_empty() {
@@ -212,10 +201,7 @@ fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
     render_cost(out, &finished.manifests)?;
     match finished.seconds {
         Some(seconds) => writeln!(out, "Generated in {seconds:.1} s, audit included.")?,
-        None => writeln!(
-            out,
-            "This run was complete already: nothing was generated now."
-        )?,
+        None => writeln!(out, "This run was complete already: nothing was generated now.")?,
     }
     if let Some(note) = &finished.note {
         writeln!(out, "Note: {note}.")?;
@@ -246,19 +232,14 @@ fn render_cost(out: &mut String, manifests: &[Manifest]) -> Result<()> {
 /// A generated text of the kind with its accepted drafts marked (paper 4.3.2): the first of its parts whose
 /// tokens the text alone gives back.
 async fn sample(finished: &Finished, manifest: &Manifest) -> Result<Option<(String, String)>> {
-    let folder = finished
-        .output
-        .join(&finished.plan.partition(manifest.kind));
+    let folder = finished.output.join(&finished.plan.partition(manifest.kind));
     for part in &manifest.parts {
         let (rows, info) = decode_part(&part.name, folder.join(&part.name).read().await?)?;
         if info.carried > 0 {
             continue;
         }
         let tokenizer = &finished.model.tokenizer;
-        if let Some(found) = rows
-            .iter()
-            .find_map(|row| Some((row, mark(row, tokenizer)?)))
-        {
+        if let Some(found) = rows.iter().find_map(|row| Some((row, mark(row, tokenizer)?))) {
             return Ok(Some((found.0.entity_id.to_string(), found.1)));
         }
     }

@@ -48,31 +48,16 @@ pub(crate) fn serve(config: &Config) -> Result<()> {
 
 fn describe() {
     describe_gauge!("laser_build_info", "1, with the version as label");
-    describe_gauge!(
-        "laser_gpu_hour_price",
-        "What an engine costs an hour: [price] gpu_hour"
-    );
-    describe_gauge!(
-        "laser_run_shards",
-        "Shards of the run by state: open, committed or dead"
-    );
+    describe_gauge!("laser_gpu_hour_price", "What an engine costs an hour: [price] gpu_hour");
+    describe_gauge!("laser_run_shards", "Shards of the run by state: open, committed or dead");
     describe_gauge!("laser_run_rows", "Rows of the run: committed and total");
     describe_gauge!(
         "laser_run_eta_seconds",
         "Seconds until all rows are committed, at the rate since this process started"
     );
-    describe_gauge!(
-        "laser_run_deadline_seconds",
-        "Seconds left until the deadline"
-    );
-    describe_counter!(
-        "laser_republished_shards_total",
-        "Shards put into the queue, the first time included"
-    );
-    describe_counter!(
-        "laser_nats_events_total",
-        "Events of the connection to NATS"
-    );
+    describe_gauge!("laser_run_deadline_seconds", "Seconds left until the deadline");
+    describe_counter!("laser_republished_shards_total", "Shards put into the queue, the first time included");
+    describe_counter!("laser_nats_events_total", "Events of the connection to NATS");
 }
 
 /// Keeps the counters of a connection up to date for as long as the process lives.
@@ -82,8 +67,7 @@ pub(crate) fn watch_nats(events: Arc<NatsEvents>) {
         loop {
             ticks.tick().await;
             let tell = |event: &'static str, count: &AtomicU64| {
-                counter!("laser_nats_events_total", "event" => event)
-                    .absolute(count.load(Ordering::Relaxed));
+                counter!("laser_nats_events_total", "event" => event).absolute(count.load(Ordering::Relaxed));
             };
             tell("connected", &events.connected);
             tell("disconnected", &events.disconnected);
@@ -105,10 +89,7 @@ pub(crate) fn tell_error(message: &str) {
 /// Says something that no filter may hold back, as a line or as a JSON object.
 pub(crate) fn tell(what: &str, message: &str) {
     match JSON.load(Ordering::Relaxed) {
-        true => eprintln!(
-            "{}",
-            serde_json::json!({ "level": what, "message": message })
-        ),
+        true => eprintln!("{}", serde_json::json!({ "level": what, "message": message })),
         false => eprintln!("{what}: {message}"),
     }
 }
@@ -117,10 +98,7 @@ pub(crate) fn tell(what: &str, message: &str) {
 const TRACE_TARGET: &str = "laser::trace";
 
 /// Where traces go, by OpenTelemetry's standard variables; the first that is set counts.
-const ENDPOINTS: [&str; 2] = [
-    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
-    "OTEL_EXPORTER_OTLP_ENDPOINT",
-];
+const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 
 /// Sends logs to standard error, as text or as a JSON object a line, and traces to an OpenTelemetry collector if the
 /// environment names one. `RUST_LOG` chooses what is logged.
@@ -138,16 +116,14 @@ pub(crate) fn start(format: LogFormat) -> Result<Traces> {
 /// What is logged unless `RUST_LOG` says otherwise.
 const LOGGED: &str = "error,laser=warn,laser_worker=warn,laser_coordinator=warn";
 
-/// Its most verbose level is known, so that what libraries say below it costs a comparison: `tokenizers` logs every step
-/// of every text, which took a sixth of planning while each line was asked for first.
+/// Its most verbose level is known, so that what libraries say below it costs a comparison: `tokenizers` logs every
+/// step of every text, which took a sixth of planning while each line was asked for first.
 fn subscriber(
     format: LogFormat,
     filter: EnvFilter,
     provider: Option<&SdkTracerProvider>,
 ) -> Result<impl Subscriber + Send + Sync> {
-    let layer = fmt::layer()
-        .with_ansi(std::io::stderr().is_terminal())
-        .with_writer(std::io::stderr);
+    let layer = fmt::layer().with_ansi(std::io::stderr().is_terminal()).with_writer(std::io::stderr);
     let log = match format {
         LogFormat::Text => layer.boxed(),
         // One span is enough: a shard's names its run too.
@@ -162,9 +138,7 @@ fn subscriber(
             .with_tracer(provider.tracer("laser"))
             .with_filter(Targets::new().with_target("laser", Level::INFO))
     });
-    Ok(tracing_subscriber::registry()
-        .with(log.with_filter(filter))
-        .with(trace))
+    Ok(tracing_subscriber::registry().with(log.with_filter(filter)).with(trace))
 }
 
 /// The traces of this process.
@@ -177,10 +151,9 @@ impl Traces {
         let Some(variable) = ENDPOINTS.iter().find(set) else {
             return Ok(Self(None));
         };
-        let exporter = SpanExporter::builder()
-            .with_http()
-            .build()
-            .with_context(|| format!("{variable}: no address of a collector that takes OTLP over HTTP, such as http://localhost:4318"))?;
+        let exporter = SpanExporter::builder().with_http().build().with_context(|| {
+            format!("{variable}: no address of a collector that takes OTLP over HTTP, such as http://localhost:4318")
+        })?;
         let mut resource = Resource::builder();
         if std::env::var_os("OTEL_SERVICE_NAME").is_none() {
             resource = resource.with_service_name("laser");
@@ -196,10 +169,7 @@ impl Traces {
     /// Sends what has not been sent. That a collector is away is no reason to fail.
     pub(crate) fn end(self) {
         if let Some(Err(error)) = self.0.map(|provider| provider.shutdown()) {
-            tell(
-                "warning",
-                &format!("the last traces were not sent: {error}"),
-            );
+            tell("warning", &format!("the last traces were not sent: {error}"));
         }
     }
 }

@@ -33,9 +33,7 @@ pub enum FinaliseError {
     #[error(transparent)]
     Verdict(#[from] VerdictError),
     /// An entity stands in two parts.
-    #[error(
-        "{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it"
-    )]
+    #[error("{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it")]
     Duplicate {
         /// The later part.
         part: String,
@@ -43,9 +41,7 @@ pub enum FinaliseError {
         id: EntityId,
     },
     /// A part holds fewer or more rows than its shard.
-    #[error(
-        "{part}: {found} rows and errors for a shard of {expected} rows; remove that part and run again"
-    )]
+    #[error("{part}: {found} rows and errors for a shard of {expected} rows; remove that part and run again")]
     Rows {
         /// The part.
         part: String,
@@ -55,9 +51,7 @@ pub enum FinaliseError {
         found: u64,
     },
     /// A part's embeddings are not those that the run was planned with.
-    #[error(
-        "{part}: its embeddings are not those that the run was planned with; remove that part and run again"
-    )]
+    #[error("{part}: its embeddings are not those that the run was planned with; remove that part and run again")]
     Encoder {
         /// The part.
         part: String,
@@ -119,16 +113,9 @@ impl Committed {
         }
         let folder = |(path, mut outputs): (&str, Vec<(String, u32)>)| {
             outputs.sort_unstable();
-            Folder {
-                path: path.to_owned(),
-                outputs,
-                whole: 0,
-            }
+            Folder { path: path.to_owned(), outputs, whole: 0 }
         };
-        Self {
-            folders: folders.into_iter().map(folder).collect(),
-            done: vec![false; plan.shards.len()],
-        }
+        Self { folders: folders.into_iter().map(folder).collect(), done: vec![false; plan.shards.len()] }
     }
 
     /// Lists what may have come since.
@@ -167,10 +154,7 @@ impl Committed {
 /// The store's, and an input that cannot be read.
 pub async fn seal(output: &Location, plan: &Plan, reason: &str) -> Result<usize, FinaliseError> {
     let done: HashSet<u32> = committed(output, plan).await?.into_iter().collect();
-    let missing = plan
-        .shards
-        .iter()
-        .filter(|s| s.action != Action::Audit && !done.contains(&s.shard));
+    let missing = plan.shards.iter().filter(|s| s.action != Action::Audit && !done.contains(&s.shard));
     let mut sealed = 0;
     for job in missing {
         let part = sealed_part(output, plan, job, reason).await?;
@@ -186,19 +170,11 @@ struct RowId {
     entity_id: EntityId,
 }
 
-async fn sealed_part(
-    output: &Location,
-    plan: &Plan,
-    job: &ShardJob,
-    reason: &str,
-) -> Result<Bytes, FinaliseError> {
+async fn sealed_part(output: &Location, plan: &Plan, job: &ShardJob, reason: &str) -> Result<Bytes, FinaliseError> {
     let input = output.join(&plan.folder()).join(&job.input).read().await?;
     let rows: Vec<RowId> = table::decode(&job.input, input)?;
-    let error = |row: RowId| ErrorRecord {
-        entity_id: row.entity_id,
-        stage: "deadline".to_owned(),
-        reason: reason.to_owned(),
-    };
+    let error =
+        |row: RowId| ErrorRecord { entity_id: row.entity_id, stage: "deadline".to_owned(), reason: reason.to_owned() };
     let none = plan.embedding.as_ref();
     let none = none.map(|spec| Embeddings::new(spec.encoder.dimensions));
     let info = PartInfo {
@@ -215,13 +191,7 @@ async fn sealed_part(
         embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
         embeddings_digest: none.as_ref().map(Embeddings::digest),
     };
-    Ok(encode_part(
-        &job.output,
-        id_type(plan, job.kind).into(),
-        &[],
-        none.as_ref(),
-        &info,
-    )?)
+    Ok(encode_part(&job.output, id_type(plan, job.kind).into(), &[], none.as_ref(), &info)?)
 }
 
 fn id_type(plan: &Plan, kind: Kind) -> IdType {
@@ -240,10 +210,7 @@ pub struct Terms {
 impl Terms {
     /// Only a share of entities that must have a text.
     pub fn coverage(min_coverage: f64) -> Self {
-        Self {
-            min_coverage,
-            guards: None,
-        }
+        Self { min_coverage, guards: None }
     }
 }
 
@@ -251,12 +218,7 @@ impl Terms {
 ///
 /// # Errors
 /// [`FinaliseError`]; then `_SUCCESS` is not written.
-pub async fn publish(
-    output: &Location,
-    plan: &Plan,
-    kind: Kind,
-    terms: &Terms,
-) -> Result<Published, FinaliseError> {
+pub async fn publish(output: &Location, plan: &Plan, kind: Kind, terms: &Terms) -> Result<Published, FinaliseError> {
     let folder = output.join(&plan.partition(kind));
     if let Some(manifest) = published(&folder).await? {
         return Ok(Published::Complete(Box::new(manifest)));
@@ -273,14 +235,8 @@ pub async fn publish(
     for job in there {
         sums.add(output, plan, job).await?;
     }
-    let errors = sums
-        .errors
-        .iter()
-        .map(|e| serde_json::to_string(e).unwrap_or_default() + "\n");
-    folder
-        .join(ERRORS)
-        .write(Bytes::from(errors.collect::<String>()))
-        .await?;
+    let errors = sums.errors.iter().map(|e| serde_json::to_string(e).unwrap_or_default() + "\n");
+    folder.join(ERRORS).write(Bytes::from(errors.collect::<String>())).await?;
     let guards = match &terms.guards {
         Some(guards) => Some(sums.judge(output, plan, kind, guards).await?),
         None => None,
@@ -324,19 +280,11 @@ struct Sums {
 }
 
 impl Sums {
-    async fn add(
-        &mut self,
-        output: &Location,
-        plan: &Plan,
-        job: &ShardJob,
-    ) -> Result<(), FinaliseError> {
+    async fn add(&mut self, output: &Location, plan: &Plan, job: &ShardJob) -> Result<(), FinaliseError> {
         let bytes = output.join(&job.output).read().await?;
         if job.action == Action::Audit {
-            let report: AuditReport =
-                serde_json::from_slice(&bytes).map_err(|e| TableError::Unreadable {
-                    file: job.output.clone(),
-                    reason: e.to_string(),
-                })?;
+            let report: AuditReport = serde_json::from_slice(&bytes)
+                .map_err(|e| TableError::Unreadable { file: job.output.clone(), reason: e.to_string() })?;
             self.audit.entry(job.pool.clone()).or_default().add(&report);
             return Ok(());
         }
@@ -345,22 +293,12 @@ impl Sums {
         let (rows, info) = check_part(&job.output, id, bytes)?;
         let found = (rows.len() + info.errors.len()) as u64;
         if found != job.rows {
-            return Err(FinaliseError::Rows {
-                part: job.output.clone(),
-                expected: job.rows,
-                found,
-            });
+            return Err(FinaliseError::Rows { part: job.output.clone(), expected: job.rows, found });
         }
-        let ids = rows
-            .iter()
-            .map(|r| &r.entity_id)
-            .chain(info.errors.iter().map(|e| &e.entity_id));
+        let ids = rows.iter().map(|r| &r.entity_id).chain(info.errors.iter().map(|e| &e.entity_id));
         for id in ids {
             if !self.seen.insert(id.clone()) {
-                return Err(FinaliseError::Duplicate {
-                    part: job.output.clone(),
-                    id: id.clone(),
-                });
+                return Err(FinaliseError::Duplicate { part: job.output.clone(), id: id.clone() });
             }
         }
         self.rows += rows.len() as u64;
@@ -369,9 +307,7 @@ impl Sums {
         self.carried += info.carried;
         let embedding = info.embedding.as_ref();
         if embedding.map(|e| &e.spec) != plan.embedding.as_ref() {
-            return Err(FinaliseError::Encoder {
-                part: job.output.clone(),
-            });
+            return Err(FinaliseError::Encoder { part: job.output.clone() });
         }
         self.truncated += embedding.map_or(0, |e| e.truncated);
         self.errors.extend(info.errors);
@@ -379,19 +315,9 @@ impl Sums {
             self.figures.entry(pool.clone()).or_default().add(figures);
         }
         let prefix = format!("{}/", plan.partition(job.kind));
-        let name = job
-            .output
-            .strip_prefix(&prefix)
-            .unwrap_or(&job.output)
-            .to_owned();
+        let name = job.output.strip_prefix(&prefix).unwrap_or(&job.output).to_owned();
         let rows = rows.len() as u64;
-        self.parts.push(PartEntry {
-            name,
-            shard: job.shard,
-            rows,
-            bytes: size,
-            digest,
-        });
+        self.parts.push(PartEntry { name, shard: job.shard, rows, bytes: size, digest });
         Ok(())
     }
 
@@ -411,18 +337,11 @@ impl Sums {
                 None => None,
             };
             let audit = self.audit.get(pool).copied().unwrap_or_default();
-            let of_all = || Verdict {
-                texts: figures.texts,
-                breaches: guards.breaches(figures, &audit),
-                strict: false,
-            };
+            let of_all = || Verdict { texts: figures.texts, breaches: guards.breaches(figures, &audit), strict: false };
             let verdict = pinned.filter(|verdict| verdict.strict);
             pools.insert(pool.clone(), verdict.unwrap_or_else(of_all));
         }
-        Ok(GuardReport {
-            guards: *guards,
-            pools,
-        })
+        Ok(GuardReport { guards: *guards, pools })
     }
 
     fn manifest(self, plan: &Plan, kind: Kind, guards: Option<GuardReport>) -> Manifest {
@@ -445,8 +364,7 @@ impl Sums {
             cost: price.map(|price| Cost::of(price, &self.figures, &self.audit)),
             figures: self.figures,
             audit: self.audit,
-            embedding: (plan.embedding.clone())
-                .map(|spec| EmbeddingInfo::new(spec, self.truncated)),
+            embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, self.truncated)),
             parts: self.parts,
         }
     }

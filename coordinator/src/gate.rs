@@ -1,9 +1,9 @@
 //! The gate of `[guards] action = "strict"`: no text of a pool is generated before its audit was judged.
 //!
 //! Audits are shards like others and come first. Once all those of a pool are settled (committed, or given up) the pool
-//! is judged by them, and the verdict is created as one object, put if absent: whoever judges again, at the same time or
-//! after a kill, goes on with what is there. Workers read it with each shard of the pool, so a pool's texts of one run
-//! are verified alike, whoever generates them.
+//! is judged by them, and the verdict is created as one object, put if absent: whoever judges again, at the same time
+//! or after a kill, goes on with what is there. Workers read it with each shard of the pool, so a pool's texts of one
+//! run are verified alike, whoever generates them.
 
 use std::collections::BTreeMap;
 
@@ -76,12 +76,7 @@ impl Gate {
 }
 
 /// The verdict by a pool's audits.
-async fn judge(
-    output: &Location,
-    plan: &Plan,
-    guards: &Guards,
-    audits: &[u32],
-) -> Result<Verdict, FinaliseError> {
+async fn judge(output: &Location, plan: &Plan, guards: &Guards, audits: &[u32]) -> Result<Verdict, FinaliseError> {
     let (mut figures, mut report) = (Figures::default(), AuditReport::default());
     for &shard in audits {
         let file = output.join(&plan.shards[shard as usize].output);
@@ -89,17 +84,11 @@ async fn judge(
         let Some(bytes) = file.read_optional().await? else {
             continue;
         };
-        let audit: Audit = serde_json::from_slice(&bytes).map_err(|e| TableError::Unreadable {
-            file: file.url().to_owned(),
-            reason: e.to_string(),
-        })?;
+        let audit: Audit = serde_json::from_slice(&bytes)
+            .map_err(|e| TableError::Unreadable { file: file.url().to_owned(), reason: e.to_string() })?;
         figures.add(&audit.figures);
         report.add(&audit.report);
     }
     let breaches = guards.breaches(&figures, &report);
-    Ok(Verdict {
-        texts: report.texts,
-        strict: guards.action == GuardAction::Strict && !breaches.is_empty(),
-        breaches,
-    })
+    Ok(Verdict { texts: report.texts, strict: guards.action == GuardAction::Strict && !breaches.is_empty(), breaches })
 }

@@ -25,11 +25,7 @@ pub struct LedgerLimits {
 impl Default for LedgerLimits {
     /// A minute's lease (a heartbeat every 20 s), 3 attempts, 1 s and 2 s between them.
     fn default() -> Self {
-        Self {
-            lease: Duration::from_secs(60),
-            attempts: 3,
-            retry: Duration::from_secs(1),
-        }
+        Self { lease: Duration::from_secs(60), attempts: 3, retry: Duration::from_secs(1) }
     }
 }
 
@@ -114,23 +110,11 @@ pub struct Ledger {
 
 impl Ledger {
     /// A ledger of `shards` shards, all ready but the ones that are `committed` already.
-    pub fn new(
-        shards: u32,
-        committed: impl IntoIterator<Item = u32>,
-        limits: LedgerLimits,
-    ) -> Self {
-        let ready = ShardState::Ready {
-            not_before: Instant::ZERO,
-        };
+    pub fn new(shards: u32, committed: impl IntoIterator<Item = u32>, limits: LedgerLimits) -> Self {
+        let ready = ShardState::Ready { not_before: Instant::ZERO };
         let mut ledger = Self {
             limits,
-            shards: vec![
-                Shard {
-                    state: ready,
-                    attempts: 0
-                };
-                shards as usize
-            ],
+            shards: vec![Shard { state: ready, attempts: 0 }; shards as usize],
             ready: (0..shards).map(|shard| (Instant::ZERO, shard)).collect(),
             leased: BTreeSet::new(),
             committed: 0,
@@ -154,9 +138,7 @@ impl Ledger {
         };
         if not_before > now {
             let lease_end = self.leased.first().map_or(not_before, |&(until, _)| until);
-            return Leasing::Wait {
-                until: not_before.min(lease_end),
-            };
+            return Leasing::Wait { until: not_before.min(lease_end) };
         }
         let token = self.next_token;
         self.next_token += 1;
@@ -164,11 +146,7 @@ impl Ledger {
         self.set(shard, ShardState::Leased { token, until });
         let attempts = &mut self.shards[shard as usize].attempts;
         *attempts += 1;
-        Leasing::Shard {
-            shard,
-            attempt: *attempts,
-            token,
-        }
+        Leasing::Shard { shard, attempt: *attempts, token }
     }
 
     /// A worker says that it is still at it. `false`: the lease is no longer its own.
@@ -176,13 +154,7 @@ impl Ledger {
         self.expire(now);
         let held = self.holds(shard, token);
         if held {
-            self.set(
-                shard,
-                ShardState::Leased {
-                    token,
-                    until: now + self.limits.lease,
-                },
-            );
+            self.set(shard, ShardState::Leased { token, until: now + self.limits.lease });
         }
         held
     }
@@ -246,14 +218,10 @@ impl Ledger {
     fn end_attempt(&mut self, shard: u32, reason: &str, now: Instant) {
         let attempts = self.shards[shard as usize].attempts;
         let next = if attempts >= self.limits.attempts {
-            ShardState::Dead {
-                reason: reason.to_owned(),
-            }
+            ShardState::Dead { reason: reason.to_owned() }
         } else {
             let doublings = attempts.saturating_sub(1).min(16);
-            ShardState::Ready {
-                not_before: now + self.limits.retry * (1 << doublings),
-            }
+            ShardState::Ready { not_before: now + self.limits.retry * (1 << doublings) }
         };
         self.set(shard, next);
     }
@@ -287,20 +255,12 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn limits() -> LedgerLimits {
-        LedgerLimits {
-            lease: 3 * SECOND,
-            attempts: 2,
-            retry: SECOND,
-        }
+        LedgerLimits { lease: 3 * SECOND, attempts: 2, retry: SECOND }
     }
 
     fn take(ledger: &mut Ledger, now: Instant) -> (u32, u32, u64) {
         match ledger.lease(now) {
-            Leasing::Shard {
-                shard,
-                attempt,
-                token,
-            } => (shard, attempt, token),
+            Leasing::Shard { shard, attempt, token } => (shard, attempt, token),
             other => panic!("expected a shard, got {other:?}"),
         }
     }
@@ -310,10 +270,7 @@ mod tests {
         let mut ledger = Ledger::new(3, [1], limits());
         assert_eq!(take(&mut ledger, Instant::ZERO).0, 0);
         assert_eq!(take(&mut ledger, Instant::ZERO).0, 2);
-        assert_eq!(
-            ledger.lease(Instant::ZERO),
-            Leasing::Wait { until: 3 * SECOND }
-        );
+        assert_eq!(ledger.lease(Instant::ZERO), Leasing::Wait { until: 3 * SECOND });
         ledger.commit(0);
         ledger.commit(2);
         assert_eq!(ledger.lease(Instant::ZERO), Leasing::Finished);
@@ -351,11 +308,7 @@ mod tests {
         assert_eq!(ledger.dead(), [(0, "out of memory".to_owned())]);
         assert_eq!(ledger.lease(100 * SECOND), Leasing::Finished);
         ledger.commit(0);
-        assert_eq!(
-            ledger.counts().dead,
-            0,
-            "an output that turns up makes a dead shard committed"
-        );
+        assert_eq!(ledger.counts().dead, 0, "an output that turns up makes a dead shard committed");
     }
 
     #[test]
@@ -390,12 +343,7 @@ mod tests {
     impl World {
         fn new(shards: u32) -> Self {
             let ledger = Ledger::new(shards, [], limits());
-            Self {
-                ledger,
-                now: Instant::ZERO,
-                given: vec![],
-                committed: HashSet::new(),
-            }
+            Self { ledger, now: Instant::ZERO, given: vec![], committed: HashSet::new() }
         }
 
         fn apply(&mut self, event: &Event) {
@@ -403,10 +351,7 @@ mod tests {
             match event {
                 Event::Lease => {
                     if let Leasing::Shard { shard, token, .. } = self.ledger.lease(self.now) {
-                        assert!(
-                            !self.committed.contains(&shard),
-                            "a committed shard was leased"
-                        );
+                        assert!(!self.committed.contains(&shard), "a committed shard was leased");
                         self.given.push((shard, token));
                     }
                 }
@@ -438,16 +383,8 @@ mod tests {
         fn invariants(&self) {
             let counts = self.ledger.counts();
             let total = counts.ready + counts.leased + counts.committed + counts.dead;
-            assert_eq!(
-                total,
-                self.ledger.shards.len(),
-                "every shard is in exactly one state"
-            );
-            assert_eq!(
-                counts.committed,
-                self.committed.len(),
-                "a commit is never forgotten"
-            );
+            assert_eq!(total, self.ledger.shards.len(), "every shard is in exactly one state");
+            assert_eq!(counts.committed, self.committed.len(), "a commit is never forgotten");
             let mut tokens = HashSet::new();
             for shard in &self.ledger.shards {
                 assert!(shard.attempts <= limits().attempts);

@@ -1,4 +1,5 @@
-//! The coordinator: renders prompts, plans shards, keeps the ledger, publishes what was committed, removes what is outdated.
+//! The coordinator: renders prompts, plans shards, keeps the ledger, publishes what was committed, removes what is
+//! outdated.
 
 pub mod finalise;
 pub mod gate;

@@ -30,10 +30,7 @@ impl LocalQueue {
         let shards = u32::try_from(plan.shards.len()).unwrap_or(u32::MAX);
         let ledger = Ledger::new(shards, committed.iter().copied(), limits);
         Self {
-            state: Mutex::new(State {
-                ledger,
-                closed: false,
-            }),
+            state: Mutex::new(State { ledger, closed: false }),
             jobs: plan.shards.clone(),
             limits,
             start: Instant::now(),
@@ -88,25 +85,13 @@ impl Queue for LocalQueue {
             changed.as_mut().enable();
             let leasing = {
                 let mut state = self.state();
-                if state.closed {
-                    Leasing::Finished
-                } else {
-                    state.ledger.lease(self.now())
-                }
+                if state.closed { Leasing::Finished } else { state.ledger.lease(self.now()) }
             };
             match leasing {
                 Leasing::Finished => return Ok(None),
-                Leasing::Shard {
-                    shard,
-                    attempt,
-                    token,
-                } => {
+                Leasing::Shard { shard, attempt, token } => {
                     let job = self.jobs[shard as usize].clone();
-                    return Ok(Some(Lease {
-                        job,
-                        attempt,
-                        token,
-                    }));
+                    return Ok(Some(Lease { job, attempt, token }));
                 }
                 Leasing::Wait { until } => {
                     let wait = until.saturating_sub(self.now());
@@ -123,10 +108,7 @@ impl Queue for LocalQueue {
 
     async fn heartbeat(&self, lease: &Lease) -> Result<bool, QueueError> {
         let now = self.now();
-        Ok(self
-            .state()
-            .ledger
-            .heartbeat(lease.job.shard, lease.token, now))
+        Ok(self.state().ledger.heartbeat(lease.job.shard, lease.token, now))
     }
 
     async fn committed(&self, lease: &Lease) -> Result<(), QueueError> {

@@ -82,9 +82,7 @@ pub enum NatsError {
         found: String,
     },
     /// A server without streams.
-    #[error(
-        "nats server {server} runs without jetstream; add a `jetstream` block to its configuration"
-    )]
+    #[error("nats server {server} runs without jetstream; add a `jetstream` block to its configuration")]
     NoJetStream {
         /// The server's name.
         server: String,
@@ -140,8 +138,5 @@ pub enum NatsError {
 /// Makes an error of a request into ours.
 fn failed<E: Display>(action: impl Into<String>) -> impl FnOnce(E) -> NatsError {
     let action = action.into();
-    move |error| NatsError::Request {
-        action,
-        reason: error.to_string(),
-    }
+    move |error| NatsError::Request { action, reason: error.to_string() }
 }

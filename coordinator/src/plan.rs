@@ -16,8 +16,7 @@ use jiff::civil::Date;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
 use laser_schema::job::{
-    Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec, run_folder,
-    shard_schema,
+    Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec, run_folder, shard_schema,
 };
 use laser_schema::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
 use laser_schema::knowledge::{KnowledgeRecord, record_schema};
@@ -69,9 +68,7 @@ pub struct PlanRequest<'a> {
 
 impl std::fmt::Debug for PlanRequest<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PlanRequest")
-            .field("run", &self.run)
-            .finish_non_exhaustive()
+        f.debug_struct("PlanRequest").field("run", &self.run).finish_non_exhaustive()
     }
 }
 
@@ -132,16 +129,10 @@ pub async fn read_plan(output: &Location, run: &str) -> Result<Option<Plan>, Pla
     let Some(bytes) = location.read_optional().await? else {
         return Ok(None);
     };
-    let unreadable = |reason: String| TableError::Unreadable {
-        file: location.url().to_owned(),
-        reason,
-    };
+    let unreadable = |reason: String| TableError::Unreadable { file: location.url().to_owned(), reason };
     let plan: Plan = serde_json::from_slice(&bytes).map_err(|e| unreadable(e.to_string()))?;
     if plan.version != PLAN_VERSION {
-        let reason = format!(
-            "plan version {}, this Laser reads {PLAN_VERSION}",
-            plan.version
-        );
+        let reason = format!("plan version {}, this Laser reads {PLAN_VERSION}", plan.version);
         return Err(unreadable(reason).into());
     }
     Ok(Some(plan))
@@ -252,8 +243,7 @@ async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<
         for previous in batch {
             *texts.entry(previous.kind).or_default() += 1;
             let is_current = |record: &KnowledgeRecord| record.spec_digest == spec_digest;
-            let carries =
-                request.carry_forward && previous.record.as_deref().is_some_and(is_current);
+            let carries = request.carry_forward && previous.record.as_deref().is_some_and(is_current);
             let known = Known::encode(&previous, carries);
             entities.push_text(previous.kind, &previous.id, &known)?;
         }
@@ -267,12 +257,7 @@ async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<
         if let Some(ids) = joined.kinds().get(&kind)
             && texts.get(&kind) == Some(&count)
         {
-            return Err(PlanError::ForeignPrevious {
-                kind,
-                texts: count,
-                previous,
-                input: ids.first.clone(),
-            });
+            return Err(PlanError::ForeignPrevious { kind, texts: count, previous, input: ids.first.clone() });
         }
     }
     Ok(joined)
@@ -298,10 +283,7 @@ struct OpenShard<T> {
 
 impl<T> Default for OpenShard<T> {
     fn default() -> Self {
-        Self {
-            rows: Vec::new(),
-            written: 0,
-        }
+        Self { rows: Vec::new(), written: 0 }
     }
 }
 
@@ -320,14 +302,11 @@ impl Planner<'_> {
         let mut reader = joined.reader();
         while let Some(mut entities) = reader.next_batch().await? {
             entities.retain(|joined| self.within_limit(joined.entity.kind));
-            let planned: Result<Vec<_>, PromptError> =
-                entities.par_iter().map(|e| self.plan_entity(e)).collect();
+            let planned: Result<Vec<_>, PromptError> = entities.par_iter().map(|e| self.plan_entity(e)).collect();
             for (joined, planned) in entities.iter().zip(planned?) {
                 self.add(&joined.entity, planned).await?;
             }
-            progress(PlanProgress {
-                entities: self.counts.values().map(|c| c.entities).sum(),
-            });
+            progress(PlanProgress { entities: self.counts.values().map(|c| c.entities).sum() });
         }
         Ok(())
     }
@@ -335,10 +314,7 @@ impl Planner<'_> {
     /// Counts the entity if the limit leaves room for it.
     fn within_limit(&mut self, kind: Kind) -> bool {
         let counts = self.counts.entry(kind).or_default();
-        let room = self
-            .request
-            .limit
-            .is_none_or(|limit| counts.entities < limit);
+        let room = self.request.limit.is_none_or(|limit| counts.entities < limit);
         counts.entities += u64::from(room);
         room
     }
@@ -437,10 +413,7 @@ impl Planner<'_> {
         open.written += 1;
         let file = format!("shards/{name}.parquet");
         let bytes = table::encode(&file, record_schema(self.id_type(kind)), &rows, &[])?;
-        let job = ShardJob {
-            rows: rows.len() as u64,
-            ..self.job(Action::Carry, kind, "", &file, &bytes)
-        };
+        let job = ShardJob { rows: rows.len() as u64, ..self.job(Action::Carry, kind, "", &file, &bytes) };
         self.write(job, bytes).await
     }
 
@@ -502,11 +475,7 @@ impl Planner<'_> {
             }
         }
         for kind in Kind::ALL {
-            if self
-                .carried
-                .get(&kind)
-                .is_some_and(|open| !open.rows.is_empty())
-            {
+            if self.carried.get(&kind).is_some_and(|open| !open.rows.is_empty()) {
                 self.close_carried(kind).await?;
             }
         }
@@ -520,11 +489,7 @@ impl Planner<'_> {
             price: self.request.price.clone(),
             guards: self.request.guards,
             embedding: self.request.embedding.clone(),
-            ids: self
-                .kinds
-                .iter()
-                .map(|(kind, ids)| (*kind, ids.first.id_type()))
-                .collect(),
+            ids: self.kinds.iter().map(|(kind, ids)| (*kind, ids.first.id_type())).collect(),
             counts: self.counts,
             shards: self.shards,
         };
@@ -533,8 +498,8 @@ impl Planner<'_> {
     }
 }
 
-/// Carried shards first (they cost nothing), then by kind and pool, audits last of all; but first where pools are judged
-/// by them.
+/// Carried shards first (they cost nothing), then by kind and pool, audits last of all; but first where pools are
+/// judged by them.
 fn number_shards(plan: &mut Plan) {
     let audit = if plan.guards.is_some() { 1 } else { 3 };
     let rank = |job: &ShardJob| match job.action {
@@ -542,12 +507,8 @@ fn number_shards(plan: &mut Plan) {
         Action::Generate => 2,
         Action::Audit => audit,
     };
-    plan.shards
-        .sort_by(|a, b| (rank(a), &a.input).cmp(&(rank(b), &b.input)));
-    let folders: BTreeMap<Kind, String> = Kind::ALL
-        .into_iter()
-        .map(|kind| (kind, plan.partition(kind)))
-        .collect();
+    plan.shards.sort_by(|a, b| (rank(a), &a.input).cmp(&(rank(b), &b.input)));
+    let folders: BTreeMap<Kind, String> = Kind::ALL.into_iter().map(|kind| (kind, plan.partition(kind))).collect();
     let run = plan.folder();
     // As many digits as the last one has: names sort as numbers do.
     let width = plan.shards.len().to_string().len().max(5);

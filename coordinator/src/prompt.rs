@@ -160,9 +160,7 @@ pub enum PromptError {
         available: String,
     },
     /// Even without history the prompt exceeds its budget.
-    #[error(
-        "the prompt of {entity} has {tokens} tokens without its history, more than max_tokens = {budget}"
-    )]
+    #[error("the prompt of {entity} has {tokens} tokens without its history, more than max_tokens = {budget}")]
     TooLong {
         /// Kind and id.
         entity: String,
@@ -182,9 +180,7 @@ pub enum PromptError {
         positions: usize,
     },
     /// Chat format is asked for and the model has none.
-    #[error(
-        "chat = true, but the model in {directory} has no chat template; set chat = false, or \"auto\""
-    )]
+    #[error("chat = true, but the model in {directory} has no chat template; set chat = false, or \"auto\"")]
     NoChatTemplate {
         /// The model's directory.
         directory: PathBuf,
@@ -224,18 +220,13 @@ impl PromptRenderer {
     pub fn new(config: &PromptConfig, model: &ModelFiles) -> Result<Self, PromptError> {
         let positions = model.max_positions.unwrap_or(usize::MAX);
         if config.max_tokens == 0 || config.max_tokens >= positions {
-            return Err(PromptError::Budget {
-                budget: config.max_tokens,
-                positions,
-            });
+            return Err(PromptError::Budget { budget: config.max_tokens, positions });
         }
         let chat = match (config.chat, &model.chat_template) {
             (Chat::Never, _) | (Chat::Auto, None) => None,
             (_, Some(template)) => Some(template.clone()),
             (Chat::Always, None) => {
-                return Err(PromptError::NoChatTemplate {
-                    directory: model.directory.clone(),
-                });
+                return Err(PromptError::NoChatTemplate { directory: model.directory.clone() });
             }
         };
         Ok(Self {
@@ -294,10 +285,6 @@ impl PromptRenderer {
             (None, Some(system)) => format!("{system}\n\n{body}"),
             (None, None) => body,
         };
-        Ok(RenderedPrompt {
-            tokens: self.tokenizer.encode(&text, self.chat.is_none())?,
-            text,
-            history_used: kept,
-        })
+        Ok(RenderedPrompt { tokens: self.tokenizer.encode(&text, self.chat.is_none())?, text, history_used: kept })
     }
 }

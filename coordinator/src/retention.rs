@@ -1,10 +1,11 @@
 //! Retention: what of an output is older than the nights that are kept, and its removal.
 //!
-//! Everything of a run bears its name, which begins with its date: the published folders of texts, embeddings and knowledge ids, `runs/RUN`
-//! and `pools/RUN`.
-//! Older than the kept nights is what is dated before the oldest of them. Never removed are
+//! Everything of a run bears its name, which begins with its date: the published folders of texts, embeddings and
+//! knowledge ids, `runs/RUN` and `pools/RUN`. Older than the kept nights is what is dated before the oldest of them.
+//! Never removed are
 //!
-//! - the two newest complete nights of each kind, and of its embeddings and ids: the second is what a run of the first was or is being made from;
+//! - the two newest complete nights of each kind, and of its embeddings and ids: the second is what a run of the first
+//!   was or is being made from;
 //! - runs that are under way, and what they were begun with;
 //! - pool sets that the caller keeps (the promoted one and the one that a rollback goes to);
 //! - files that are not named as Laser names them, and folders without a dated name.
@@ -20,8 +21,7 @@ use jiff::{SignedDuration, Timestamp};
 use laser_schema::ids::CODEBOOK;
 use laser_schema::job::run_folder;
 use laser_schema::layout::{
-    EMBEDDINGS, KNOWLEDGE_IDS, PINS, PROFILES, Pins, PinsError, name_date, nights_of, partition_of,
-    runs_of_night_of,
+    EMBEDDINGS, KNOWLEDGE_IDS, PINS, PROFILES, Pins, PinsError, name_date, nights_of, partition_of, runs_of_night_of,
 };
 use laser_schema::location::LocationError;
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
@@ -97,21 +97,11 @@ pub async fn outdated(output: &Location, keep: &Keep) -> Result<Vec<Outdated>, R
         return Ok(Vec::new());
     };
     let (mut runs, mut pools) = (survey.newest_of_each_kind(), keep.pools.clone());
-    survey
-        .protect_under_way(keep.now, &mut runs, &mut pools)
-        .await?;
-    let names = survey
-        .partitions
-        .keys()
-        .chain(&survey.runs)
-        .chain(&survey.pools);
-    let names: BTreeSet<&String> = names
-        .filter(|run| name_date(run).is_some_and(|date| date < oldest) && !runs.contains(*run))
-        .collect();
-    let outdated = names.into_iter().map(|run| Outdated {
-        run: run.clone(),
-        folders: survey.folders(run, &pools),
-    });
+    survey.protect_under_way(keep.now, &mut runs, &mut pools).await?;
+    let names = survey.partitions.keys().chain(&survey.runs).chain(&survey.pools);
+    let names: BTreeSet<&String> =
+        names.filter(|run| name_date(run).is_some_and(|date| date < oldest) && !runs.contains(*run)).collect();
+    let outdated = names.into_iter().map(|run| Outdated { run: run.clone(), folders: survey.folders(run, &pools) });
     Ok(outdated.filter(|o| !o.folders.is_empty()).collect())
 }
 
@@ -128,30 +118,18 @@ impl<'a> Survey<'a> {
                     for run in dated(runs) {
                         let folder = partition_of(data_set, kind, date, &run);
                         let complete = output.join(&folder).join(SUCCESS).exists().await?;
-                        let found = Partition {
-                            data_set,
-                            kind,
-                            date,
-                            folder,
-                            complete,
-                        };
+                        let found = Partition { data_set, kind, date, folder, complete };
                         partitions.entry(run).or_default().push(found);
                     }
                 }
             }
         }
-        Ok(Self {
-            output,
-            partitions,
-            runs,
-            pools,
-        })
+        Ok(Self { output, partitions, runs, pools })
     }
 
     fn complete(&self) -> impl Iterator<Item = (&String, &Partition)> {
         let all = self.partitions.iter();
-        all.flat_map(|(run, parts)| parts.iter().map(move |part| (run, part)))
-            .filter(|(_, part)| part.complete)
+        all.flat_map(|(run, parts)| parts.iter().map(move |part| (run, part))).filter(|(_, part)| part.complete)
     }
 
     /// The date of the oldest night that is kept.
@@ -194,16 +172,11 @@ impl<'a> Survey<'a> {
             let Some(pins) = Pins::read(self.output, run).await? else {
                 continue;
             };
-            if self.newest_object(run, folders).await?
-                < now - SignedDuration::from_hours(UNDER_WAY_HOURS)
-            {
+            if self.newest_object(run, folders).await? < now - SignedDuration::from_hours(UNDER_WAY_HOURS) {
                 continue;
             }
             runs.insert(run.clone());
-            let previous = pins
-                .previous
-                .iter()
-                .filter_map(|folder| folder.rsplit_once("/run="));
+            let previous = pins.previous.iter().filter_map(|folder| folder.rsplit_once("/run="));
             runs.extend(previous.map(|(_, run)| run.to_owned()));
             pools.insert(pins.pools);
         }
@@ -211,19 +184,12 @@ impl<'a> Survey<'a> {
     }
 
     /// When a run last wrote something, by the store's clock.
-    async fn newest_object(
-        &self,
-        run: &str,
-        folders: &[Partition],
-    ) -> Result<Timestamp, LocationError> {
+    async fn newest_object(&self, run: &str, folders: &[Partition]) -> Result<Timestamp, LocationError> {
         let mut newest = Timestamp::UNIX_EPOCH;
         let folders = folders.iter().map(|part| part.folder.clone());
         for folder in folders.chain([run_folder(run)]) {
             let listed = self.output.join(&folder).list().await?;
-            newest = listed
-                .iter()
-                .map(|l| l.modified)
-                .fold(newest, Timestamp::max);
+            newest = listed.iter().map(|l| l.modified).fold(newest, Timestamp::max);
         }
         Ok(newest)
     }
@@ -278,9 +244,7 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
 fn is_ours(name: &str) -> bool {
     let known = [ERRORS, CODEBOOK, "cancelled", "lock", "assignments.parquet"];
     let matches = |prefix: &str, suffix: &str| {
-        let rest = name
-            .strip_prefix(prefix)
-            .and_then(|rest| rest.strip_suffix(suffix));
+        let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix));
         rest.is_some_and(|middle| !middle.contains('/'))
     };
     known.contains(&name)

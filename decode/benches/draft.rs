@@ -16,10 +16,7 @@ struct Random(u64);
 
 impl Random {
     fn below(&mut self, end: u64) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.0 >> 33) % end
     }
 
@@ -34,9 +31,8 @@ impl Random {
 /// Texts of phrases, taken by Zipf's law from a stock of 8,192 of 2 to 13 tokens.
 fn texts(tokens: usize, seed: u64) -> Vec<Vec<Token>> {
     let mut stock = Random(7);
-    let phrases: Vec<Vec<Token>> = (0..VOCAB)
-        .map(|_| (0..2 + stock.below(12)).map(|_| stock.zipf()).collect())
-        .collect();
+    let phrases: Vec<Vec<Token>> =
+        (0..VOCAB).map(|_| (0..2 + stock.below(12)).map(|_| stock.zipf()).collect()).collect();
     let mut random = Random(seed);
     let mut text = || {
         let mut text = Vec::new();
@@ -49,39 +45,26 @@ fn texts(tokens: usize, seed: u64) -> Vec<Vec<Token>> {
 }
 
 fn meta() -> PoolMeta {
-    PoolMeta {
-        name: "bench".into(),
-        tokenizer: [0; 32],
-        vocab_size: VOCAB,
-        end_of_text: END,
-    }
+    PoolMeta { name: "bench".into(), tokenizer: [0; 32], vocab_size: VOCAB, end_of_text: END }
 }
 
 fn build(criterion: &mut Criterion) {
     let texts = texts(1_000_000, 1);
     let mut group = criterion.benchmark_group("build");
-    group
-        .throughput(Throughput::Elements(1_000_000))
-        .sample_size(10);
-    group.bench_function("1M tokens", |b| {
-        b.iter(|| build_pool(&meta(), black_box(&texts)))
-    });
+    group.throughput(Throughput::Elements(1_000_000)).sample_size(10);
+    group.bench_function("1M tokens", |b| b.iter(|| build_pool(&meta(), black_box(&texts))));
     group.finish();
 }
 
 fn draft(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("draft");
     for (name, tokens) in [("100k tokens", 100_000), ("1M tokens", 1_000_000)] {
-        let bytes =
-            build_pool(&meta(), &texts(tokens, 1)).expect("the texts are of the vocabulary");
+        let bytes = build_pool(&meta(), &texts(tokens, 1)).expect("the texts are of the vocabulary");
         let pool = Pool::open(bytes.into()).expect("a pool that was just built");
         let unseen = texts(100 * TEXT, 2);
         for nodes in [32, 64] {
             let mut tree = DraftTree::new();
-            let mut places = unseen
-                .iter()
-                .flat_map(|text| (8..TEXT).map(|at| &text[..at]))
-                .cycle();
+            let mut places = unseen.iter().flat_map(|text| (8..TEXT).map(|at| &text[..at])).cycle();
             let mut context = || {
                 let mut context = DraftContext::new(Drafter::default(), Some(pool.clone()), END);
                 context.extend(places.by_ref().nth(16).unwrap_or(&[]));

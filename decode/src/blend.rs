@@ -34,11 +34,7 @@ const SLOT_BITS: u32 = 9;
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Rule {
     /// Contexts of 1 to `order` tokens, blended.
-    Blend {
-        order: usize,
-        alpha: f32,
-        weights: SourceWeights,
-    },
+    Blend { order: usize, alpha: f32, weights: SourceWeights },
     /// The contexts of the root's last `ngram` tokens, counted.
     Frequency { ngram: usize },
 }
@@ -92,16 +88,7 @@ struct Level {
 
 impl Level {
     fn new(weight: f32, taken: usize) -> Self {
-        Self {
-            pool: None,
-            count: 0.0,
-            most: 0.0,
-            distinct: 1.0,
-            alpha: 0.0,
-            weight,
-            taken,
-            share: 0.0,
-        }
+        Self { pool: None, count: 0.0, most: 0.0, distinct: 1.0, alpha: 0.0, weight, taken, share: 0.0 }
     }
 
     fn set_pool(&mut self, pool: Match, suffixes: &Suffixes<'_>) {
@@ -179,17 +166,11 @@ impl Distribution {
             let weight = weights.of(source);
             temporary.matches(evidence.recent, |next, len| match tokens.get(next) {
                 _ if len < least => {}
-                Some(&token) => self.occurrences.push(Occurrence {
-                    len,
-                    token,
-                    weight,
-                    source,
-                }),
+                Some(&token) => self.occurrences.push(Occurrence { len, token, weight, source }),
                 None => self.open_ends += 1,
             });
         }
-        self.occurrences
-            .sort_unstable_by_key(|occurrence| std::cmp::Reverse(occurrence.len));
+        self.occurrences.sort_unstable_by_key(|occurrence| std::cmp::Reverse(occurrence.len));
     }
 
     /// One length: a token's probability is its share of the occurrences. Those that nothing follows
@@ -302,9 +283,7 @@ impl Distribution {
         let (mut share, mut rest) = (0.0, self.occurrences.as_slice());
         for level in (0..self.levels.len()).rev() {
             share += self.levels[level].share;
-            let longer = level
-                .checked_sub(1)
-                .map_or(0, |longer| self.levels[longer].taken);
+            let longer = level.checked_sub(1).map_or(0, |longer| self.levels[longer].taken);
             let (before, at_level) = rest.split_at(longer);
             for o in at_level {
                 self.table.add(o.token, o.source, o.weight * share);
@@ -332,12 +311,7 @@ impl Entry {
         } else {
             Source::Pool
         };
-        Child {
-            token: self.token,
-            probability: pool + previous + context,
-            source,
-            steps: self.steps,
-        }
+        Child { token: self.token, probability: pool + previous + context, source, steps: self.steps }
     }
 }
 
@@ -352,11 +326,7 @@ struct Table {
 impl Default for Table {
     fn default() -> Self {
         let entries = Vec::with_capacity(CHILDREN_MAX);
-        Self {
-            entries,
-            slots: vec![(0, 0); 1 << SLOT_BITS],
-            epoch: 0,
-        }
+        Self { entries, slots: vec![(0, 0); 1 << SLOT_BITS], epoch: 0 }
     }
 }
 
@@ -393,11 +363,7 @@ impl Table {
         let mut by_source = [0.0; 3];
         by_source[source as usize] = probability;
         self.slots[at] = (self.epoch, u32::try_from(self.entries.len()).ok()?);
-        self.entries.push(Entry {
-            token,
-            steps: NONE,
-            by_source,
-        });
+        self.entries.push(Entry { token, steps: NONE, by_source });
         Some(self.entries.len() - 1)
     }
 }

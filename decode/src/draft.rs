@@ -53,12 +53,7 @@ impl Default for Drafter {
     /// Blended, tuned by replay of real texts (docs/benchmarks.md).
     fn default() -> Self {
         let weights = SourceWeights::default();
-        Self::Blended {
-            order: 8,
-            alpha: 4.0,
-            min_probability: 0.002,
-            weights,
-        }
+        Self::Blended { order: 8, alpha: 4.0, min_probability: 0.002, weights }
     }
 }
 
@@ -84,38 +79,13 @@ impl Drafter {
         let length = |option, len: usize| check(option, LENGTH, len as f64, 1.0, ORDER_MAX as f64);
         match *self {
             Self::None => Ok(()),
-            Self::PromptLookup { max_ngram } | Self::RawFrequency { max_ngram } => {
-                length("max_ngram", max_ngram)
-            }
-            Self::Blended {
-                order,
-                alpha,
-                min_probability,
-                weights,
-            } => {
+            Self::PromptLookup { max_ngram } | Self::RawFrequency { max_ngram } => length("max_ngram", max_ngram),
+            Self::Blended { order, alpha, min_probability, weights } => {
                 length("order", order)?;
                 check("alpha", "0.01 to 1000", alpha.into(), 0.01, 1e3)?;
-                check(
-                    "min_probability",
-                    "0 to 1",
-                    min_probability.into(),
-                    0.0,
-                    1.0,
-                )?;
-                check(
-                    "weights.context",
-                    "0.01 to 1000",
-                    weights.context.into(),
-                    0.01,
-                    1e3,
-                )?;
-                check(
-                    "weights.previous",
-                    "0.01 to 1000",
-                    weights.previous.into(),
-                    0.01,
-                    1e3,
-                )
+                check("min_probability", "0 to 1", min_probability.into(), 0.0, 1.0)?;
+                check("weights.context", "0.01 to 1000", weights.context.into(), 0.01, 1e3)?;
+                check("weights.previous", "0.01 to 1000", weights.previous.into(), 0.01, 1e3)
             }
         }
     }
@@ -131,21 +101,11 @@ impl Drafter {
     }
 }
 
-fn check(
-    option: &'static str,
-    expected: &'static str,
-    found: f64,
-    min: f64,
-    max: f64,
-) -> Result<(), DrafterError> {
+fn check(option: &'static str, expected: &'static str, found: f64, min: f64, max: f64) -> Result<(), DrafterError> {
     if (min..=max).contains(&found) {
         return Ok(());
     }
-    Err(DrafterError {
-        option,
-        expected,
-        found,
-    })
+    Err(DrafterError { option, expected, found })
 }
 
 /// What an occurrence in a temporary branch counts against one in the pool, which counts 1.
@@ -162,19 +122,13 @@ impl Default for SourceWeights {
     /// same film add 15 % of accepted tokens at 4 to 16 and less beyond; 16 suits texts of one model,
     /// which are more alike.
     fn default() -> Self {
-        Self {
-            context: 4.0,
-            previous: 16.0,
-        }
+        Self { context: 4.0, previous: 16.0 }
     }
 }
 
 impl SourceWeights {
     /// Every occurrence counts 1.
-    pub(crate) const EQUAL: Self = Self {
-        context: 1.0,
-        previous: 1.0,
-    };
+    pub(crate) const EQUAL: Self = Self { context: 1.0, previous: 1.0 };
 
     pub(crate) fn of(&self, source: Source) -> f32 {
         match source {
@@ -202,9 +156,7 @@ pub(crate) struct Sources {
 impl Sources {
     /// The pool's suffixes; none without a pool.
     pub(crate) fn suffixes(&self) -> Suffixes<'_> {
-        self.pool
-            .as_ref()
-            .map_or_else(Suffixes::default, Pool::suffixes)
+        self.pool.as_ref().map_or_else(Suffixes::default, Pool::suffixes)
     }
 
     /// The last tokens of the context, newest first, at most `limit` and none beyond the end of a text.
@@ -222,10 +174,7 @@ impl Sources {
         let mut arena = std::mem::take(&mut self.matches);
         for &token in &tokens[tokens.len() - added.min(order)..] {
             let known = arena.len();
-            let from = Matches {
-                at: 0..known,
-                longest: self.longest,
-            };
+            let from = Matches { at: 0..known, longest: self.longest };
             let mut next = Matches::default();
             if token != self.end_of_text {
                 next = self.suffixes().advance(&mut arena, &from, token, order);
@@ -251,9 +200,7 @@ impl DraftContext {
     #[must_use]
     pub fn new(drafter: Drafter, pool: Option<Pool>, end_of_text: Token) -> Self {
         let sources = Sources {
-            vocab_size: pool
-                .as_ref()
-                .map_or(u32::MAX, |pool| pool.meta().vocab_size),
+            vocab_size: pool.as_ref().map_or(u32::MAX, |pool| pool.meta().vocab_size),
             pool,
             previous: Temporary::new(Source::Previous),
             context: Temporary::new(Source::Context),
@@ -261,21 +208,14 @@ impl DraftContext {
             matches: Vec::new(),
             longest: 0,
         };
-        Self {
-            drafter,
-            sources,
-            growth: Growth::default(),
-        }
+        Self { drafter, sources, growth: Growth::default() }
     }
 
     /// Adds a previous text of the same entity as a temporary branch of the highest weight, ended by
     /// the end-of-text token.
     pub fn add_previous(&mut self, tokens: &[Token]) {
         let end_of_text = self.sources.end_of_text;
-        let text = tokens
-            .iter()
-            .copied()
-            .take_while(|&token| token != end_of_text);
+        let text = tokens.iter().copied().take_while(|&token| token != end_of_text);
         for token in text.chain([end_of_text]) {
             self.sources.previous.push(token);
         }
@@ -298,9 +238,7 @@ impl DraftContext {
             return;
         };
         tree.reset(root);
-        let Self {
-            sources, growth, ..
-        } = self;
+        let Self { sources, growth, .. } = self;
         match self.drafter {
             Drafter::None => {}
             Drafter::PromptLookup { .. } => self.copy(max_nodes, tree),
@@ -313,17 +251,8 @@ impl DraftContext {
                     }
                 }
             }
-            Drafter::Blended {
-                alpha,
-                min_probability,
-                weights,
-                ..
-            } => {
-                let rule = Rule::Blend {
-                    order: self.drafter.order(),
-                    alpha,
-                    weights,
-                };
+            Drafter::Blended { alpha, min_probability, weights, .. } => {
+                let rule = Rule::Blend { order: self.drafter.order(), alpha, weights };
                 growth.grow(sources, rule, (max_nodes, min_probability), tree);
             }
         }
@@ -331,11 +260,7 @@ impl DraftContext {
 
     /// Copies what followed the longest, of equals the most recent, match in the context.
     fn copy(&self, max_nodes: usize, tree: &mut DraftTree) {
-        let Sources {
-            context,
-            end_of_text,
-            ..
-        } = &self.sources;
+        let Sources { context, end_of_text, .. } = &self.sources;
         let recent: Vec<Token> = self.sources.recent(self.drafter.order()).collect();
         let mut best = (0, context.tokens().len());
         context.matches(&recent, |next, len| {

@@ -117,11 +117,7 @@ fn index(index: usize) -> u32 {
 
 impl FrequentBuilder {
     /// Lists the tokens that occur, with a bucket for every four; the intervals of the frequent ones.
-    fn add_tokens(
-        &mut self,
-        tokens: &[Token],
-        (vocab_size, end_of_text): (u32, Token),
-    ) -> Vec<Interval> {
+    fn add_tokens(&mut self, tokens: &[Token], (vocab_size, end_of_text): (u32, Token)) -> Vec<Interval> {
         let mut counts = vec![0; vocab_size as usize];
         for &token in tokens {
             counts[token as usize] += 1;
@@ -132,11 +128,7 @@ impl FrequentBuilder {
             let table = if frequent { index(queue.len()) } else { NONE };
             self.tokens.push([token, first, table]);
             if frequent {
-                queue.push(Interval {
-                    first,
-                    end: first + count,
-                    depth: 1,
-                });
+                queue.push(Interval { first, end: first + count, depth: 1 });
             }
             first += count;
         }
@@ -164,11 +156,7 @@ impl FrequentBuilder {
         queue: &[Interval],
         at: usize,
     ) -> Vec<Interval> {
-        let Interval {
-            first,
-            end,
-            mut depth,
-        } = queue[at];
+        let Interval { first, end, mut depth } = queue[at];
         let token = |rank: u32, depth: usize| {
             let at = ranks[rank as usize] as usize + depth;
             tokens.get(at).copied()
@@ -197,20 +185,11 @@ impl FrequentBuilder {
         }
         children.sort_by_key(|&[token, _, count]| (Reverse(count), token));
         let depth_word = if ended { 0 } else { index(depth) };
-        let table = [
-            depth_word,
-            distinct,
-            index(self.branches.len()),
-            index(queue.len()),
-        ];
+        let table = [depth_word, distinct, index(self.branches.len()), index(queue.len())];
         self.tables.push(table);
         self.branches.extend(&children);
         let frequent = children.iter().filter(|child| child[2] >= FREQUENT);
-        let interval = |&[_, first, count]: &Branch| Interval {
-            first,
-            end: first + count,
-            depth: depth + 1,
-        };
+        let interval = |&[_, first, count]: &Branch| Interval { first, end: first + count, depth: depth + 1 };
         frequent.map(interval).collect()
     }
 }

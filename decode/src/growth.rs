@@ -63,11 +63,7 @@ impl Frontier {
         let before = |&(other, _): &(f32, usize)| other >= probability;
         let at = self.taken + self.best[self.taken..].partition_point(before);
         self.best.insert(at, (probability, self.seen.len()));
-        self.seen.push(Open {
-            parent,
-            probability,
-            child,
-        });
+        self.seen.push(Open { parent, probability, child });
     }
 
     /// The next token to draft.
@@ -114,8 +110,7 @@ impl Growth {
             self.matches.push(Matches::default());
             let leaf = token == sources.end_of_text
                 || open.probability * LIKELIEST <= self.frontier.threshold()
-                || matches!(rule, Rule::Frequency { .. })
-                    && tree.depths()[node] >= FREQUENCY_DEPTH_MAX;
+                || matches!(rule, Rule::Frequency { .. }) && tree.depths()[node] >= FREQUENCY_DEPTH_MAX;
             if !leaf {
                 self.matches[node] = self.descend(suffixes, rule, &open);
                 self.expand(sources, suffixes, rule, tree, node);
@@ -129,14 +124,10 @@ impl Growth {
             Rule::Blend { .. } => self.arena.extend(known),
             Rule::Frequency { ngram } if ngram > sources.longest => {}
             Rule::Frequency { ngram } => {
-                self.arena
-                    .extend(known.iter().rev().find(|known| known.len <= ngram));
+                self.arena.extend(known.iter().rev().find(|known| known.len <= ngram));
             }
         }
-        Matches {
-            at: 0..self.arena.len(),
-            longest: sources.longest,
-        }
+        Matches { at: 0..self.arena.len(), longest: sources.longest }
     }
 
     fn descend(&mut self, suffixes: &Suffixes<'_>, rule: Rule, open: &Open) -> Matches {
@@ -148,29 +139,15 @@ impl Growth {
             }
             Rule::Frequency { .. } => {
                 let start = self.arena.len();
-                let child = parent
-                    .at
-                    .clone()
-                    .next()
-                    .and_then(|at| suffixes.child(self.arena[at], token));
+                let child = parent.at.clone().next().and_then(|at| suffixes.child(self.arena[at], token));
                 self.arena.extend(child);
-                Matches {
-                    at: start..self.arena.len(),
-                    longest: parent.longest + 1,
-                }
+                Matches { at: start..self.arena.len(), longest: parent.longest + 1 }
             }
         }
     }
 
     /// Offers the children of `node` to the frontier.
-    fn expand(
-        &mut self,
-        sources: &Sources,
-        suffixes: &Suffixes<'_>,
-        rule: Rule,
-        tree: &DraftTree,
-        node: usize,
-    ) {
+    fn expand(&mut self, sources: &Sources, suffixes: &Suffixes<'_>, rule: Rule, tree: &DraftTree, node: usize) {
         let (order, ngram) = match rule {
             Rule::Blend { order, .. } => (order, 1),
             Rule::Frequency { ngram } => {
@@ -191,9 +168,7 @@ impl Growth {
             recent: &self.recent,
         };
         let path = tree.probabilities()[node];
-        let children =
-            self.distribution
-                .children(&evidence, rule, self.frontier.threshold() / path);
+        let children = self.distribution.children(&evidence, rule, self.frontier.threshold() / path);
         for child in children {
             if child.token < sources.vocab_size {
                 self.frontier.offer(node, child, path * child.probability);
@@ -204,13 +179,7 @@ impl Growth {
 
 /// Fills `recent` with the last tokens of the text that ends in `node`, newest first: at most `limit`,
 /// none of them across the end of a text.
-fn recall(
-    recent: &mut Vec<Token>,
-    sources: &Sources,
-    tree: &DraftTree,
-    mut node: usize,
-    limit: usize,
-) {
+fn recall(recent: &mut Vec<Token>, sources: &Sources, tree: &DraftTree, mut node: usize, limit: usize) {
     recent.clear();
     while node != 0 && recent.len() < limit {
         recent.push(tree.tokens()[node]);

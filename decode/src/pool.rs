@@ -64,9 +64,7 @@ pub enum PoolError {
     #[error("pool file is little-endian, this machine is not: pools need a little-endian machine")]
     ByteOrder,
     /// The file is cut off or has a tail.
-    #[error(
-        "pool file has {found} bytes, expected {expected}: it is truncated or damaged, rebuild it"
-    )]
+    #[error("pool file has {found} bytes, expected {expected}: it is truncated or damaged, rebuild it")]
     Length {
         /// Bytes the header asks for.
         expected: u64,
@@ -131,9 +129,7 @@ pub enum PoolError {
         vocab_size: u32,
     },
     /// More than a file can hold.
-    #[error(
-        "pool {pool}: {found} {what}, at most {max} fit: sample fewer texts or split the group"
-    )]
+    #[error("pool {pool}: {found} {what}, at most {max} fit: sample fewer texts or split the group")]
     TooLarge {
         /// The pool's name.
         pool: String,
@@ -168,9 +164,7 @@ pub struct Pool {
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut f = f.debug_struct("Pool");
-        f.field("meta", &self.meta)
-            .field("texts", &self.texts())
-            .field("tokens", &self.tokens());
+        f.field("meta", &self.meta).field("texts", &self.texts()).field("tokens", &self.tokens());
         f.finish_non_exhaustive()
     }
 }
@@ -186,10 +180,7 @@ impl Pool {
         let bytes = aligned(bytes);
         check_preamble(&bytes)?;
         let header = Header::read(&bytes);
-        let length = |expected: u64| PoolError::Length {
-            expected,
-            found: bytes.len() as u64,
-        };
+        let length = |expected: u64| PoolError::Length { expected, found: bytes.len() as u64 };
         let head = bytes.get(CHECKED_FROM..header.sections_at());
         let head = head.ok_or_else(|| length(header.file_bytes()))?;
         let digest = check_hash(head, &bytes[16..CHECKED_FROM])?;
@@ -197,12 +188,7 @@ impl Pool {
             return Err(length(header.file_bytes()));
         }
         let meta = header.meta(&bytes)?.into();
-        Ok(Self {
-            bytes,
-            meta,
-            digest,
-            header,
-        })
+        Ok(Self { bytes, meta, digest, header })
     }
 
     /// Compares the whole content with the checksum in the header, and checks that all of it is in bounds.
@@ -220,11 +206,7 @@ impl Pool {
     /// tables theirs is not checked: a pool where they are not drafts badly, no worse.
     fn check_content(&self) -> Result<(), PoolError> {
         let Suffixes { tokens, ranks, .. } = self.suffixes();
-        let PoolMeta {
-            vocab_size,
-            end_of_text,
-            ..
-        } = *self.meta;
+        let PoolMeta { vocab_size, end_of_text, .. } = *self.meta;
         let texts = tokens.iter().filter(|&&token| token == end_of_text).count();
         let rule = if tokens.iter().any(|&token| token >= vocab_size) {
             format!("a token is not below the vocabulary's {vocab_size}")
@@ -306,12 +288,7 @@ impl Pool {
         let branches: Vec<&[Token]> = ranks.iter().filter_map(branch).collect();
         let mut top: Vec<(Vec<Token>, u32)> = branches
             .chunk_by(|a, b| a == b)
-            .map(|same| {
-                (
-                    same[0].to_vec(),
-                    u32::try_from(same.len()).unwrap_or(u32::MAX),
-                )
-            })
+            .map(|same| (same[0].to_vec(), u32::try_from(same.len()).unwrap_or(u32::MAX)))
             .collect();
         top.sort_by(|(a, a_count), (b, b_count)| b_count.cmp(a_count).then_with(|| a.cmp(b)));
         top.truncate(limit);
@@ -384,15 +361,8 @@ impl Header {
     /// Bytes of tokens, suffix array, first tokens, buckets, tables and branches.
     fn sections(&self) -> [u64; 6] {
         let buckets = (self.vocab_size.saturating_sub(1) >> self.shift) + 1;
-        [
-            (4, self.tokens),
-            (4, self.tokens),
-            (12, self.firsts),
-            (4, buckets),
-            (16, self.tables),
-            (12, self.branches),
-        ]
-        .map(|(width, count)| width * u64::from(count))
+        [(4, self.tokens), (4, self.tokens), (12, self.firsts), (4, buckets), (16, self.tables), (12, self.branches)]
+            .map(|(width, count)| width * u64::from(count))
     }
 
     fn file_bytes(&self) -> u64 {
@@ -401,24 +371,15 @@ impl Header {
 
     fn meta(&self, bytes: &[u8]) -> Result<PoolMeta, PoolError> {
         let name_end = HEADER + self.name_bytes as usize;
-        let name = std::str::from_utf8(&bytes[HEADER..name_end])
-            .map_err(|_| malformed("its name is not UTF-8".to_owned()))?;
-        if bytes[name_end..self.sections_at()]
-            .iter()
-            .any(|&padding| padding != 0)
-        {
-            return Err(malformed(
-                "the padding after its name is not zero".to_owned(),
-            ));
+        let name =
+            std::str::from_utf8(&bytes[HEADER..name_end]).map_err(|_| malformed("its name is not UTF-8".to_owned()))?;
+        if bytes[name_end..self.sections_at()].iter().any(|&padding| padding != 0) {
+            return Err(malformed("the padding after its name is not zero".to_owned()));
         }
         let mut tokenizer = [0; 32];
         tokenizer.copy_from_slice(&bytes[CHECKED_FROM..CHECKED_FROM + 32]);
-        let meta = PoolMeta {
-            name: name.to_owned(),
-            tokenizer,
-            vocab_size: self.vocab_size,
-            end_of_text: self.end_of_text,
-        };
+        let meta =
+            PoolMeta { name: name.to_owned(), tokenizer, vocab_size: self.vocab_size, end_of_text: self.end_of_text };
         meta.check()?;
         Ok(meta)
     }
@@ -447,10 +408,7 @@ fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
         return Err(PoolError::Magic { found });
     }
     if bytes.len() < HEADER {
-        return Err(PoolError::Length {
-            expected: HEADER as u64,
-            found: bytes.len() as u64,
-        });
+        return Err(PoolError::Length { expected: HEADER as u64, found: bytes.len() as u64 });
     }
     // The sections are read as native integers, so this mark must be too.
     if bytemuck::pod_read_unaligned::<u32>(&bytes[12..16]) != BYTE_ORDER {
@@ -469,10 +427,7 @@ fn check_hash(bytes: &[u8], expected: &[u8]) -> Result<[u8; 32], PoolError> {
         return Ok(*found.as_bytes());
     }
     let expected = expected.iter().map(|byte| format!("{byte:02x}")).collect();
-    Err(PoolError::Checksum {
-        expected,
-        found: found.to_hex().to_string(),
-    })
+    Err(PoolError::Checksum { expected, found: found.to_hex().to_string() })
 }
 
 /// The little-endian word at `at`, which must be within the bytes.

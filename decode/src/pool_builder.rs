@@ -7,9 +7,7 @@ use libsais::SuffixArrayConstruction;
 
 use crate::Token;
 use crate::frequent::build_frequent;
-use crate::pool::{
-    BYTE_ORDER, CHECKED_FROM, CONTENT_HASH, HEADER, MAGIC, PoolError, PoolMeta, TOKENS_MAX, VERSION,
-};
+use crate::pool::{BYTE_ORDER, CHECKED_FROM, CONTENT_HASH, HEADER, MAGIC, PoolError, PoolMeta, TOKENS_MAX, VERSION};
 
 /// The bytes of the pool file of these texts. Every text is ended by the end-of-text token, so that
 /// the end can be drafted too; a text that has the token already is cut after it.
@@ -82,19 +80,9 @@ fn concatenate(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<Token>, Pool
     for (text, content) in texts.iter().enumerate() {
         if let Some(place) = content.iter().position(|&token| token >= meta.vocab_size) {
             let (pool, vocab_size) = (meta.name.clone(), meta.vocab_size);
-            return Err(PoolError::Token {
-                pool,
-                text,
-                place,
-                token: content[place],
-                vocab_size,
-            });
+            return Err(PoolError::Token { pool, text, place, token: content[place], vocab_size });
         }
-        tokens.extend(
-            content
-                .iter()
-                .take_while(|&&token| token != meta.end_of_text),
-        );
+        tokens.extend(content.iter().take_while(|&&token| token != meta.end_of_text));
         tokens.push(meta.end_of_text);
     }
     Ok(tokens)
@@ -109,19 +97,12 @@ fn suffix_array(meta: &PoolMeta, tokens: &[Token]) -> Result<Vec<i32>, PoolError
     let construction = SuffixArrayConstruction::for_text_mut(&mut text).in_owned_buffer32();
     match construction.single_threaded().run() {
         Ok(suffixes) => Ok(suffixes.into_vec()),
-        Err(error) => Err(PoolError::SuffixArray {
-            pool: meta.name.clone(),
-            tokens: tokens.len(),
-            reason: error.to_string(),
-        }),
+        Err(error) => {
+            Err(PoolError::SuffixArray { pool: meta.name.clone(), tokens: tokens.len(), reason: error.to_string() })
+        }
     }
 }
 
 fn too_large(meta: &PoolMeta, what: &'static str, found: usize, max: usize) -> PoolError {
-    PoolError::TooLarge {
-        pool: meta.name.clone(),
-        what,
-        found,
-        max,
-    }
+    PoolError::TooLarge { pool: meta.name.clone(), what, found, max }
 }

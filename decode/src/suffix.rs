@@ -77,12 +77,7 @@ impl Children<'_> {
             table = at.map_or(NONE, |at| self.first_child.saturating_add(at));
         }
         let len = parent.len + 1;
-        Match {
-            len,
-            first,
-            count,
-            table,
-        }
+        Match { len, first, count, table }
     }
 }
 
@@ -95,12 +90,7 @@ impl<'a> Suffixes<'a> {
     /// The suffixes that begin with `token`.
     pub(crate) fn single(&self, token: Token) -> Option<Match> {
         let (first, count, table) = self.frequent.first(token)?;
-        Some(Match {
-            len: 1,
-            first,
-            count,
-            table,
-        })
+        Some(Match { len: 1, first, count, table })
     }
 
     /// The suffixes of `parent` that go on with `token`.
@@ -114,17 +104,9 @@ impl<'a> Suffixes<'a> {
             }
             if let Some(at) = table.branches.iter().position(|branch| branch[0] == token) {
                 let [_, first, count] = table.branches[at];
-                let table = if count < FREQUENT {
-                    NONE
-                } else {
-                    table.first_child.saturating_add(u32::try_from(at).ok()?)
-                };
-                return Some(Match {
-                    len,
-                    first,
-                    count,
-                    table,
-                });
+                let table =
+                    if count < FREQUENT { NONE } else { table.first_child.saturating_add(u32::try_from(at).ok()?) };
+                return Some(Match { len, first, count, table });
             }
         }
         let ranks = self.ranks.get(parent.ranks())?;
@@ -156,12 +138,7 @@ impl<'a> Suffixes<'a> {
 
     /// The tokens that follow `parent` and how often they do, all of those that do so `least` times or
     /// more and may be some others. What has less than a 128th of the mass may be missing.
-    pub(crate) fn children<'s>(
-        &self,
-        parent: Match,
-        least: f32,
-        read: &'s mut Vec<Branch>,
-    ) -> Children<'s>
+    pub(crate) fn children<'s>(&self, parent: Match, least: f32, read: &'s mut Vec<Branch>) -> Children<'s>
     where
         'a: 's,
     {
@@ -173,11 +150,7 @@ impl<'a> Suffixes<'a> {
                 let suffix = self.ranks.get(parent.first as usize);
                 let token = suffix.and_then(|&suffix| self.token(suffix, parent.len));
                 read.extend(token.map(|token| [token, parent.first, parent.count]));
-                return Children {
-                    branches: read,
-                    frequent: read,
-                    first_child: parent.table,
-                };
+                return Children { branches: read, frequent: read, first_child: parent.table };
             }
             Some(table) => (frequent, first_child) = (table.branches, table.first_child),
             None => {}
@@ -185,11 +158,7 @@ impl<'a> Suffixes<'a> {
         if table.is_some() && (least > 1.0 || parent.count() > READ_MAX) {
             let enough = |branch: &&Branch| branch[2] as f32 >= least;
             let listed = frequent.iter().take_while(enough).count();
-            return Children {
-                branches: &frequent[..listed],
-                frequent,
-                first_child,
-            };
+            return Children { branches: &frequent[..listed], frequent, first_child };
         }
         // All loads before the first comparison, so that their cache misses overlap.
         let suffixes = self.ranks.get(parent.ranks()).unwrap_or_default();
@@ -201,22 +170,12 @@ impl<'a> Suffixes<'a> {
             run[2] += u32::from(same);
             same
         });
-        Children {
-            branches: read,
-            frequent,
-            first_child,
-        }
+        Children { branches: read, frequent, first_child }
     }
 
     /// Appends to `arena` the matches of the context `from` with `token` after it, up to `order`
     /// tokens long.
-    pub(crate) fn advance(
-        &self,
-        arena: &mut Vec<Match>,
-        from: &Matches,
-        token: Token,
-        order: usize,
-    ) -> Matches {
+    pub(crate) fn advance(&self, arena: &mut Vec<Match>, from: &Matches, token: Token, order: usize) -> Matches {
         let start = arena.len();
         let mut longest = 0;
         let mut next = from.at.clone();
@@ -231,10 +190,7 @@ impl<'a> Suffixes<'a> {
             longest = parent.len;
             child = self.child(parent, token);
         }
-        Matches {
-            at: start..arena.len(),
-            longest: longest.min(order),
-        }
+        Matches { at: start..arena.len(), longest: longest.min(order) }
     }
 
     /// The same without a search, from the children of `from` that were found, shortest first. Those that
@@ -258,10 +214,7 @@ impl<'a> Suffixes<'a> {
             0 => 0,
             _ => longer.find(|&len| len >= last).unwrap_or(from.longest + 1),
         };
-        Matches {
-            at: start..arena.len(),
-            longest: longest.min(order),
-        }
+        Matches { at: start..arena.len(), longest: longest.min(order) }
     }
 }
 

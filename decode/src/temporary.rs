@@ -49,12 +49,7 @@ pub(crate) struct Temporary {
 impl Temporary {
     pub(crate) fn new(source: Source) -> Self {
         let (tokens, previous, latest) = (Vec::new(), Vec::new(), HashMap::default());
-        Self {
-            source,
-            tokens,
-            previous,
-            latest,
-        }
+        Self { source, tokens, previous, latest }
     }
 
     pub(crate) fn tokens(&self) -> &[Token] {
@@ -68,8 +63,7 @@ impl Temporary {
     pub(crate) fn push(&mut self, token: Token) {
         let at = u32::try_from(self.tokens.len()).expect("a text has fewer than 2^32 tokens");
         self.tokens.push(token);
-        self.previous
-            .push(self.latest.insert(token, at).unwrap_or(NONE));
+        self.previous.push(self.latest.insert(token, at).unwrap_or(NONE));
     }
 
     /// Calls `occurrence` with every place (most recent first) that follows the end of a context, and

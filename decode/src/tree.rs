@@ -167,11 +167,7 @@ impl DraftTree {
         mask.clear();
         mask.resize(len * len, false);
         for node in 0..len {
-            if let Some(&parent) = self
-                .parents
-                .get(node)
-                .filter(|&&parent| parent != ROOT_PARENT)
-            {
+            if let Some(&parent) = self.parents.get(node).filter(|&&parent| parent != ROOT_PARENT) {
                 let row = parent as usize * len;
                 mask.copy_within(row..row + node, node * len);
             }
@@ -188,20 +184,18 @@ pub(crate) mod tests {
 
     /// Any tree of up to 24 drafted nodes over `alphabet` tokens.
     pub(crate) fn any_tree(alphabet: Token) -> impl Strategy<Value = DraftTree> {
-        prop::collection::vec((any::<prop::sample::Index>(), 0..alphabet), 0..24).prop_map(
-            |nodes| {
-                let mut tree = DraftTree::new();
-                tree.reset(0);
-                for (parent, token) in nodes {
-                    let parent = parent.index(tree.len());
-                    let siblings: Vec<_> = tree.children(parent).map(|c| tree.tokens[c]).collect();
-                    if !siblings.contains(&token) {
-                        tree.push(parent, token, 1.0, Source::Pool);
-                    }
+        prop::collection::vec((any::<prop::sample::Index>(), 0..alphabet), 0..24).prop_map(|nodes| {
+            let mut tree = DraftTree::new();
+            tree.reset(0);
+            for (parent, token) in nodes {
+                let parent = parent.index(tree.len());
+                let siblings: Vec<_> = tree.children(parent).map(|c| tree.tokens[c]).collect();
+                if !siblings.contains(&token) {
+                    tree.push(parent, token, 1.0, Source::Pool);
                 }
-                tree
-            },
-        )
+            }
+            tree
+        })
     }
 
     pub(crate) fn path_of(tree: &DraftTree, node: usize) -> Vec<usize> {

@@ -119,29 +119,15 @@ struct Acceptance {
 ///
 /// # Panics
 /// If the tree is empty or `scores` has no candidate for an accepted node.
-pub fn verify(
-    tree: &DraftTree,
-    scores: &impl TargetScores,
-    policy: Verification,
-    end_of_text: &[Token],
-) -> Verified {
+pub fn verify(tree: &DraftTree, scores: &impl TargetScores, policy: Verification, end_of_text: &[Token]) -> Verified {
     let accepted = accept(tree, scores, policy, end_of_text);
     let by_length_then_product = |a: &(usize, Acceptance), b: &(usize, Acceptance)| {
         let by_length = tree.depths()[a.0].cmp(&tree.depths()[b.0]);
-        by_length.then(
-            a.1.path_log_probability
-                .total_cmp(&b.1.path_log_probability),
-        )
+        by_length.then(a.1.path_log_probability.total_cmp(&b.1.path_log_probability))
     };
-    let nodes = accepted
-        .iter()
-        .enumerate()
-        .filter_map(|(node, a)| Some((node, (*a)?)));
+    let nodes = accepted.iter().enumerate().filter_map(|(node, a)| Some((node, (*a)?)));
     // `max_by` keeps the last of equals; from the back that is the first drafted.
-    let best = nodes
-        .rev()
-        .max_by(by_length_then_product)
-        .map_or(0, |(node, _)| node);
+    let best = nodes.rev().max_by(by_length_then_product).map_or(0, |(node, _)| node);
     outcome(tree, scores, &accepted, best, end_of_text)
 }
 
@@ -152,11 +138,7 @@ fn accept(
     policy: Verification,
     end_of_text: &[Token],
 ) -> Vec<Option<Acceptance>> {
-    let root = Acceptance {
-        relaxed: 0,
-        log_probability: 0.0,
-        path_log_probability: 0.0,
-    };
+    let root = Acceptance { relaxed: 0, log_probability: 0.0, path_log_probability: 0.0 };
     let mut accepted = vec![Some(root)];
     for node in 1..tree.len() {
         let parent = tree.parents()[node] as usize;
@@ -190,9 +172,7 @@ fn outcome(
     verified.path.reverse();
     for &node in &verified.path {
         verified.tokens.push(tree.tokens()[node]);
-        verified
-            .log_probabilities
-            .extend(accepted[node].map(|a| a.log_probability));
+        verified.log_probabilities.extend(accepted[node].map(|a| a.log_probability));
     }
     verified.relaxed = accepted[last].map_or(0, |a| a.relaxed);
     let ends = |tokens: &[Token]| tokens.last().is_some_and(|last| end_of_text.contains(last));

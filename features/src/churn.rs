@@ -1,7 +1,8 @@
 //! Churn: how many entities' ids are not those of the night before.
 //!
-//! Entities of the night before are looked at up to [`ENTITIES_MAX`]; of more, a seeded sample, so that memory is bounded. The
-//! share of 100,000 entities is then known to 0.2 % (95 % confidence), a hundred times finer than what it tells.
+//! Entities of the night before are looked at up to [`ENTITIES_MAX`]; of more, a seeded sample, so that memory is
+//! bounded. The share of 100,000 entities is then known to 0.2 % (95 % confidence), a hundred times finer than what it
+//! tells.
 
 use laser_schema::EntityId;
 use laser_schema::ids::Churn;
@@ -23,13 +24,7 @@ pub struct ChurnCounter {
 impl ChurnCounter {
     /// Against the night in the folder `previous`, of `places` ids an entity.
     pub fn new(previous: String, places: usize) -> Self {
-        Self {
-            previous,
-            before: Sample::new(ENTITIES_MAX),
-            common: 0,
-            changed: 0,
-            changed_by_place: vec![0; places],
-        }
+        Self { previous, before: Sample::new(ENTITIES_MAX), common: 0, changed: 0, changed_by_place: vec![0; places] }
     }
 
     /// Takes an entity's ids of the night before.

@@ -2,11 +2,11 @@
 //!
 //! An embedding is scaled to length 1 if so configured and cut into `codebooks` equal parts (product quantisation,
 //! Jégou et al. 2011). The first id of a part is that of its nearest centroid; each further level does the same with
-//! the difference that is left (residual quantisation). An entity has `codebooks * levels` ids, codebook by codebook, each
-//! from 0 to `clusters - 1`. Finding them takes `clusters * dimension * levels` multiplications.
+//! the difference that is left (residual quantisation). An entity has `codebooks * levels` ids, codebook by codebook,
+//! each from 0 to `clusters - 1`. Finding them takes `clusters * dimension * levels` multiplications.
 //!
-//! The file is safetensors: a tensor `codebook.C.level.L` of shape [clusters, dimension / codebooks] and type F32 for each
-//! place, and in the metadata JSON of [`CodebookInfo`] (`laser.codebook`) and a BLAKE3 checksum of both
+//! The file is safetensors: a tensor `codebook.C.level.L` of shape [clusters, dimension / codebooks] and type F32 for
+//! each place, and in the metadata JSON of [`CodebookInfo`] (`laser.codebook`) and a BLAKE3 checksum of both
 //! (`laser.codebook_digest`).
 
 use std::collections::HashMap;
@@ -22,17 +22,15 @@ const INFO_KEY: &str = "laser.codebook";
 /// The metadata's key of the digest of that text and all tensors.
 const DIGEST_KEY: &str = "laser.codebook_digest";
 
-/// Lanes that a distance is summed in, so that the compiler vectorises it; the sum of each lane is in order, so equal inputs give
-/// equal bits on every machine.
+/// Lanes that a distance is summed in, so that the compiler vectorises it; the sum of each lane is in order, so equal
+/// inputs give equal bits on every machine.
 const LANES: usize = 8;
 
 /// Why a file is no codebook, or an embedding has no ids.
 #[derive(Debug, thiserror::Error)]
 pub enum CodebookError {
     /// The bytes are not what was written.
-    #[error(
-        "{file}: not a codebook: {reason}; take another one with --previous, or --previous none to begin anew"
-    )]
+    #[error("{file}: not a codebook: {reason}; take another one with --previous, or --previous none to begin anew")]
     File {
         /// The file.
         file: String,
@@ -89,9 +87,7 @@ impl Codebook {
             && length > 0
             && centroids.iter().all(|c| c.len() == length)
             && centroids.iter().flatten().all(|value| value.is_finite());
-        (is_cut && is_whole)
-            .then_some(Self { info, centroids })
-            .ok_or(CodebookError::Shape)
+        (is_cut && is_whole).then_some(Self { info, centroids }).ok_or(CodebookError::Shape)
     }
 
     /// Its shape and how it was fitted.
@@ -115,11 +111,7 @@ impl Codebook {
         let (expected, found) = (self.info.dimension, embedding.len());
         if expected != found {
             let id = id.clone();
-            return Err(CodebookError::Dimension {
-                id,
-                expected,
-                found,
-            });
+            return Err(CodebookError::Dimension { id, expected, found });
         }
         if !embedding.iter().all(|value| value.is_finite()) {
             return Err(CodebookError::NotFinite { id: id.clone() });
@@ -130,10 +122,7 @@ impl Codebook {
         }
         let part = self.info.dimension / self.info.codebooks;
         let mut ids = Vec::with_capacity(self.info.places());
-        for (rest, levels) in rest
-            .chunks_mut(part)
-            .zip(self.centroids.chunks(self.info.levels))
-        {
+        for (rest, levels) in rest.chunks_mut(part).zip(self.centroids.chunks(self.info.levels)) {
             for centroids in levels {
                 let (nearest, _) = nearest(centroids, rest);
                 subtract(rest, &centroids[nearest * part..][..part]);
@@ -149,20 +138,14 @@ impl Codebook {
     /// # Errors
     /// [`CodebookError::File`] if the format cannot hold it.
     pub fn to_bytes(&self) -> Result<Vec<u8>, CodebookError> {
-        self.write().map_err(|reason| CodebookError::File {
-            file: "codebook".to_owned(),
-            reason,
-        })
+        self.write().map_err(|reason| CodebookError::File { file: "codebook".to_owned(), reason })
     }
 
     fn write(&self) -> Result<Vec<u8>, String> {
         let tensors: Vec<Vec<u8>> = self.centroids.iter().map(|c| little_endian(c)).collect();
         let info = serde_json::to_string(&self.info).map_err(|e| e.to_string())?;
         let digest = digest(&info, tensors.iter().map(Vec::as_slice));
-        let shape = vec![
-            self.info.clusters,
-            self.info.dimension / self.info.codebooks,
-        ];
+        let shape = vec![self.info.clusters, self.info.dimension / self.info.codebooks];
         let views = names(&self.info).zip(&tensors).map(|(name, bytes)| {
             let view = TensorView::new(Dtype::F32, shape.clone(), bytes);
             view.map(|view| (name, view)).map_err(|e| e.to_string())
@@ -178,10 +161,7 @@ impl Codebook {
     /// # Errors
     /// [`CodebookError::File`], naming `file`.
     pub fn from_bytes(file: &str, bytes: &[u8]) -> Result<Self, CodebookError> {
-        Self::read(bytes).map_err(|reason| CodebookError::File {
-            file: file.to_owned(),
-            reason,
-        })
+        Self::read(bytes).map_err(|reason| CodebookError::File { file: file.to_owned(), reason })
     }
 
     fn read(bytes: &[u8]) -> Result<Self, String> {
@@ -216,9 +196,8 @@ struct Version {
 /// The tensors' names, by place.
 fn names(info: &CodebookInfo) -> impl Iterator<Item = String> {
     let levels = info.levels;
-    (0..info.codebooks).flat_map(move |codebook| {
-        (0..levels).map(move |level| format!("codebook.{codebook}.level.{level}"))
-    })
+    (0..info.codebooks)
+        .flat_map(move |codebook| (0..levels).map(move |level| format!("codebook.{codebook}.level.{level}")))
 }
 
 fn digest<'a>(info: &'a str, tensors: impl Iterator<Item = &'a [u8]>) -> Digest {
@@ -226,10 +205,7 @@ fn digest<'a>(info: &'a str, tensors: impl Iterator<Item = &'a [u8]>) -> Digest 
 }
 
 fn little_endian(values: &[f32]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect()
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 /// Scales to length 1; zeros stay zeros.

@@ -36,7 +36,8 @@ pub struct EncoderConfig {
     /// Whether embeddings have length 1; if modules.json has a Normalize.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalise: Option<bool>,
-    /// Tokens of a text that are read; max_seq_length of sentence_bert_config.json, or all that the model has positions for.
+    /// Tokens of a text that are read; max_seq_length of sentence_bert_config.json, or all that the model has positions
+    /// for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
     /// What stands before every text (e5 wants `"query: "` or `"passage: "`); the default prompt of
@@ -153,9 +154,7 @@ pub struct Encoder {
 
 impl std::fmt::Debug for Encoder {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Encoder")
-            .field("info", &self.info)
-            .finish_non_exhaustive()
+        f.debug_struct("Encoder").field("info", &self.info).finish_non_exhaustive()
     }
 }
 
@@ -168,13 +167,8 @@ impl Encoder {
         let config = files.config();
         let device = device(config.device)?;
         let mut tokenizer = files.tokenizer().clone();
-        let truncation = TruncationParams {
-            max_length: files.info().max_tokens,
-            ..TruncationParams::default()
-        };
-        tokenizer
-            .with_truncation(Some(truncation))
-            .map_err(|e| EncoderError::Tokenise(e.to_string()))?;
+        let truncation = TruncationParams { max_length: files.info().max_tokens, ..TruncationParams::default() };
+        tokenizer.with_truncation(Some(truncation)).map_err(|e| EncoderError::Tokenise(e.to_string()))?;
         Ok(Self {
             model: bert::load(files, &device)?,
             tokenizer,
@@ -207,12 +201,8 @@ impl Encoder {
                 values[text * dimensions..][..dimensions].copy_from_slice(row);
             }
         }
-        let embeddings = Embeddings::from_values(dimensions, values)
-            .unwrap_or_else(|| Embeddings::new(dimensions));
-        Ok(Encoded {
-            embeddings,
-            truncated,
-        })
+        let embeddings = Embeddings::from_values(dimensions, values).unwrap_or_else(|| Embeddings::new(dimensions));
+        Ok(Encoded { embeddings, truncated })
     }
 
     /// The tokens of each text, and how many texts were cut off.
@@ -246,10 +236,7 @@ impl Encoder {
         let device = &self.model.device;
         let ids = Tensor::from_vec(ids, (rows.len(), length), device)?;
         let mask = Tensor::from_vec(mask, (rows.len(), length), device)?;
-        let hidden = self
-            .model
-            .forward(&ids, &ids.zeros_like()?, Some(&mask))?
-            .to_dtype(DType::F32)?;
+        let hidden = self.model.forward(&ids, &ids.zeros_like()?, Some(&mask))?.to_dtype(DType::F32)?;
         let pooled = pool(&hidden, &mask, self.info.pooling)?;
         match self.info.normalise {
             true => normalised(&pooled),
@@ -295,13 +282,11 @@ fn batches(tokens: &[Vec<u32>], batch_tokens: usize) -> Vec<Vec<usize>> {
 fn device(option: DeviceOption) -> Result<Device, EncoderError> {
     match option {
         DeviceOption::Cpu => Ok(Device::Cpu),
-        DeviceOption::Cuda(index) => {
-            Device::new_cuda(index).map_err(|error| EncoderError::Option {
-                key: "device",
-                value: option.to_string(),
-                reason: error.to_string(),
-            })
-        }
+        DeviceOption::Cuda(index) => Device::new_cuda(index).map_err(|error| EncoderError::Option {
+            key: "device",
+            value: option.to_string(),
+            reason: error.to_string(),
+        }),
     }
 }
 

@@ -1,8 +1,9 @@
 //! Fits a codebook to a sample of embeddings, from nothing or from the codebook of the night before.
 //!
-//! A codebook that is begun with its parent's centroids keeps their order, so an id keeps its meaning as far as the data let it:
-//! no matching of old and new centroids is needed. Where fitting again lowers the error on tonight's sample by less than
-//! `refit_gain`, the parent's centroids are kept as they are, and no id changes but those of changed texts.
+//! A codebook that is begun with its parent's centroids keeps their order, so an id keeps its meaning as far as the
+//! data let it: no matching of old and new centroids is needed. Where fitting again lowers the error on tonight's
+//! sample by less than `refit_gain`, the parent's centroids are kept as they are, and no id changes but those of
+//! changed texts.
 
 use jiff::Timestamp;
 use laser_schema::ids::{CodebookInfo, IDS_VERSION};
@@ -58,16 +59,8 @@ impl IdsConfig {
     /// # Errors
     /// [`FitError::Config`].
     pub fn validate(&self) -> Result<(), FitError> {
-        let wrong = |key, value: String, expected| FitError::Config {
-            key,
-            value,
-            expected,
-        };
-        let counts = [
-            ("clusters", self.clusters),
-            ("levels", self.levels),
-            ("codebooks", self.codebooks),
-        ];
+        let wrong = |key, value: String, expected| FitError::Config { key, value, expected };
+        let counts = [("clusters", self.clusters), ("levels", self.levels), ("codebooks", self.codebooks)];
         for (key, value) in counts {
             if value == 0 {
                 return Err(wrong(key, value.to_string(), "at least 1"));
@@ -114,9 +107,7 @@ pub enum FitError {
         found: usize,
     },
     /// Embeddings that cannot be cut.
-    #[error(
-        "[ids] codebooks = {codebooks}: embeddings of {dimension} values cannot be cut into so many equal parts"
-    )]
+    #[error("[ids] codebooks = {codebooks}: embeddings of {dimension} values cannot be cut into so many equal parts")]
     Cut {
         /// As configured.
         codebooks: usize,
@@ -235,18 +226,11 @@ fn check(input: &FitInput<'_>, config: &IdsConfig) -> Result<(), FitError> {
     let (clusters, codebooks) = (config.clusters, config.codebooks);
     let (kind, found) = (input.kind, input.sample.len());
     if found < clusters {
-        return Err(FitError::TooFew {
-            kind,
-            clusters,
-            found,
-        });
+        return Err(FitError::TooFew { kind, clusters, found });
     }
     let dimension = input.sample.first().map_or(0, |e| e.len());
     if dimension == 0 || !dimension.is_multiple_of(codebooks) {
-        return Err(FitError::Cut {
-            codebooks,
-            dimension,
-        });
+        return Err(FitError::Cut { codebooks, dimension });
     }
     let Some((parent, digest)) = input.parent else {
         return Ok(());
@@ -257,41 +241,16 @@ fn check(input: &FitInput<'_>, config: &IdsConfig) -> Result<(), FitError> {
     // An encoder that one side does not know is no contradiction.
     let encoders = theirs.zip(ours).unwrap_or_default();
     let pairs = [
-        (
-            "embeddings of dimension",
-            info.dimension.to_string(),
-            dimension.to_string(),
-        ),
+        ("embeddings of dimension", info.dimension.to_string(), dimension.to_string()),
         ("the encoder", encoders.0, encoders.1),
-        (
-            "[ids] clusters =",
-            info.clusters.to_string(),
-            clusters.to_string(),
-        ),
-        (
-            "[ids] levels =",
-            info.levels.to_string(),
-            config.levels.to_string(),
-        ),
-        (
-            "[ids] codebooks =",
-            info.codebooks.to_string(),
-            codebooks.to_string(),
-        ),
-        (
-            "[ids] normalise =",
-            info.normalise.to_string(),
-            config.normalise.to_string(),
-        ),
+        ("[ids] clusters =", info.clusters.to_string(), clusters.to_string()),
+        ("[ids] levels =", info.levels.to_string(), config.levels.to_string()),
+        ("[ids] codebooks =", info.codebooks.to_string(), codebooks.to_string()),
+        ("[ids] normalise =", info.normalise.to_string(), config.normalise.to_string()),
     ];
     match pairs.into_iter().find(|(_, theirs, ours)| theirs != ours) {
         None => Ok(()),
-        Some((what, expected, found)) => Err(FitError::OtherParent {
-            parent: digest.clone(),
-            what,
-            expected,
-            found,
-        }),
+        Some((what, expected, found)) => Err(FitError::OtherParent { parent: digest.clone(), what, expected, found }),
     }
 }
 
@@ -330,26 +289,15 @@ fn fit_places(
             let place = fitted.centroids.len();
             let first = match input.parent {
                 Some((parent, _)) => matrix(parent.centroids(place), points.ncols()),
-                None => spread(
-                    &points,
-                    config.clusters,
-                    config.seed.wrapping_add(place as u64),
-                ),
+                None => spread(&points, config.clusters, config.seed.wrapping_add(place as u64)),
             };
             let before = place as u64 * config.iterations;
             let mut tell = |iteration, inertia| {
-                progress(FitProgress {
-                    done: before + iteration,
-                    total,
-                    inertia,
-                });
+                progress(FitProgress { done: before + iteration, total, inertia });
             };
             let centroids = lloyd(&points, first, config.iterations, &mut tell);
-            let centroids = centroids.map_err(|source| FitError::KMeans {
-                kind: input.kind,
-                clusters: config.clusters,
-                source,
-            })?;
+            let centroids =
+                centroids.map_err(|source| FitError::KMeans { kind: input.kind, clusters: config.clusters, source })?;
             fitted.push(level, centroids.iter().copied().collect(), &mut points);
         }
     }
@@ -372,11 +320,7 @@ fn measure(points: &Array2<f32>, codebook: &Codebook) -> Fitted {
 
 impl Fitted {
     fn empty(levels: usize) -> Self {
-        Self {
-            centroids: Vec::new(),
-            inertia: vec![0.0; levels],
-            empty: Vec::new(),
-        }
+        Self { centroids: Vec::new(), inertia: vec![0.0; levels], empty: Vec::new() }
     }
 
     /// Adds a place, and leaves of `points` what it does not represent.
@@ -388,16 +332,12 @@ impl Fitted {
 }
 
 fn matrix(rows: &[f32], columns: usize) -> Array2<f32> {
-    Array2::from_shape_fn((rows.len() / columns, columns), |(r, c)| {
-        rows[r * columns + c]
-    })
+    Array2::from_shape_fn((rows.len() / columns, columns), |(r, c)| rows[r * columns + c])
 }
 
 fn mean_squared_norm(points: &Array2<f32>) -> f64 {
     let rows = points.rows().into_iter();
-    let sum: f64 = rows
-        .map(|row| row.as_slice().map_or(0.0, squared_norm))
-        .sum();
+    let sum: f64 = rows.map(|row| row.as_slice().map_or(0.0, squared_norm)).sum();
     sum / points.nrows() as f64
 }
 
@@ -410,9 +350,7 @@ fn variance(points: &Array2<f32>) -> f64 {
 fn drift(parent: &Codebook, centroids: &[Vec<f32>]) -> Vec<f64> {
     let rms = |(place, now): (usize, &Vec<f32>)| {
         let pairs = now.iter().zip(parent.centroids(place));
-        let sum: f64 = pairs
-            .map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2))
-            .sum();
+        let sum: f64 = pairs.map(|(a, b)| (f64::from(*a) - f64::from(*b)).powi(2)).sum();
         (sum / parent.info().clusters as f64).sqrt()
     };
     centroids.iter().enumerate().map(rms).collect()

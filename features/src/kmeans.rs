@@ -1,9 +1,9 @@
 //! K-means as codebooks need it: first centroids that are spread or given, and linfa's Lloyd iterations.
 //!
-//! The first centroids are k-means++ with one pass a centroid: linfa's own looks at all earlier centroids in each pass, which
-//! for 256 of them is 128 times the work. A centroid that is nearest to nothing moves to the point that is worst represented,
-//! so that none is lost over many nights. Everything is a function of points, first centroids and seed, whatever the number
-//! of threads.
+//! The first centroids are k-means++ with one pass a centroid: linfa's own looks at all earlier centroids in each pass,
+//! which for 256 of them is 128 times the work. A centroid that is nearest to nothing moves to the point that is worst
+//! represented, so that none is lost over many nights. Everything is a function of points, first centroids and seed,
+//! whatever the number of threads.
 
 use linfa::DatasetBase;
 use linfa::traits::Fit;
@@ -18,8 +18,8 @@ use crate::codebook::{nearest, squared_distance, subtract};
 /// Iterations end once one lowers the mean squared distance by less than this share.
 const TOLERANCE: f32 = 1e-4;
 
-/// Centroids spread over `points` by k-means++ (Arthur and Vassilvitskii 2007): each next one is a point drawn with probability
-/// proportional to its squared distance to the nearest one so far. O(k · points · dimension).
+/// Centroids spread over `points` by k-means++ (Arthur and Vassilvitskii 2007): each next one is a point drawn with
+/// probability proportional to its squared distance to the nearest one so far. O(k · points · dimension).
 pub(crate) fn spread(points: &Array2<f32>, k: usize, seed: u64) -> Array2<f32> {
     let mut rng = Xoshiro256Plus::seed_from_u64(seed);
     let (values, length) = (values(points), points.ncols());
@@ -42,11 +42,7 @@ fn draw(weights: &[f32], rng: &mut Xoshiro256Plus) -> usize {
     // 53 random bits make a double from 0 to 1.
     let share = (rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
     let weight = |weight: &f32| {
-        if weight.is_finite() {
-            f64::from(*weight)
-        } else {
-            1.0
-        }
+        if weight.is_finite() { f64::from(*weight) } else { 1.0 }
     };
     let total: f64 = weights.iter().map(weight).sum();
     let mut left = share * total;
@@ -57,8 +53,8 @@ fn draw(weights: &[f32], rng: &mut Xoshiro256Plus) -> usize {
     found.unwrap_or(0)
 }
 
-/// Moves `centroids` to a local minimum of the mean squared distance of `points` to their nearest one, in at most `iterations`
-/// steps; tells `progress` after each how far it is and the mean squared distance before it.
+/// Moves `centroids` to a local minimum of the mean squared distance of `points` to their nearest one, in at most
+/// `iterations` steps; tells `progress` after each how far it is and the mean squared distance before it.
 pub(crate) fn lloyd(
     points: &Array2<f32>,
     mut centroids: Array2<f32>,
@@ -87,14 +83,12 @@ pub(crate) fn lloyd(
     Ok(centroids)
 }
 
-/// Moves each centroid that is nearest to no point to one of the points that are farthest from their own, and tells whether
-/// there were such; where all points are at a centroid it stays.
+/// Moves each centroid that is nearest to no point to one of the points that are farthest from their own, and tells
+/// whether there were such; where all points are at a centroid it stays.
 fn relocate_empty(points: &Array2<f32>, centroids: &mut Array2<f32>) -> bool {
     let owners = owners(points, centroids);
     let mut is_empty = vec![true; centroids.nrows()];
-    owners
-        .iter()
-        .for_each(|(owner, _)| is_empty[*owner] = false);
+    owners.iter().for_each(|(owner, _)| is_empty[*owner] = false);
     let empty = (0..is_empty.len()).filter(|centroid| is_empty[*centroid]);
     let mut worst: Vec<usize> = (0..owners.len()).filter(|p| owners[*p].1 > 0.0).collect();
     worst.sort_by(|a, b| owners[*b].1.total_cmp(&owners[*a].1).then(a.cmp(b)));
@@ -109,8 +103,7 @@ fn relocate_empty(points: &Array2<f32>, centroids: &mut Array2<f32>) -> bool {
 /// The nearest centroid of each point and its squared distance.
 fn owners(points: &Array2<f32>, centroids: &Array2<f32>) -> Vec<(usize, f32)> {
     let rows = values(points).par_chunks_exact(points.ncols());
-    rows.map(|point| nearest(values(centroids), point))
-        .collect()
+    rows.map(|point| nearest(values(centroids), point)).collect()
 }
 
 /// Subtracts from each point its nearest centroid, and returns how many centroids are nearest to none.

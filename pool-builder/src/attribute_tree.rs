@@ -45,11 +45,7 @@ impl AttributeTree {
     pub(crate) fn group(&self, attributes: &Map<String, Value>) -> Option<usize> {
         match self {
             Self::Group(group) => Some(*group),
-            Self::Split {
-                attribute,
-                values,
-                rest,
-            } => {
+            Self::Split { attribute, values, rest } => {
                 let key = attributes.get(attribute).map_or_else(String::new, key);
                 values.get(&key).or(rest.as_deref())?.group(attributes)
             }
@@ -94,12 +90,7 @@ impl AttributeColumns {
             Attributes::Best(_) => None,
             Attributes::Order(order) => Some(order.iter().cloned().collect()),
         };
-        Self {
-            wanted,
-            names: BTreeSet::new(),
-            columns: BTreeMap::new(),
-            rows: 0,
-        }
+        Self { wanted, names: BTreeSet::new(), columns: BTreeMap::new(), rows: 0 }
     }
 
     /// Appends an entity; of one that is not `sampled` only the attributes' names.
@@ -108,12 +99,7 @@ impl AttributeColumns {
             if !self.names.contains(name) {
                 self.names.insert(name.clone());
             }
-            if sampled
-                && self
-                    .wanted
-                    .as_ref()
-                    .is_none_or(|wanted| wanted.contains(name))
-            {
+            if sampled && self.wanted.as_ref().is_none_or(|wanted| wanted.contains(name)) {
                 let column = self.columns.entry(name.clone()).or_insert_with(Column::new);
                 column.rows.resize(self.rows, 0);
                 column.push(key(value));
@@ -127,10 +113,7 @@ impl AttributeColumns {
         let Attributes::Order(order) = attributes else {
             return None;
         };
-        order
-            .iter()
-            .map(String::as_str)
-            .find(|&name| !self.names.contains(name))
+        order.iter().map(String::as_str).find(|&name| !self.names.contains(name))
     }
 
     /// The names of all attributes that some entity has.
@@ -141,10 +124,7 @@ impl AttributeColumns {
 
 impl Column {
     fn new() -> Self {
-        Self {
-            codes: HashMap::from([(UNKNOWN.to_owned(), 0)]),
-            rows: Vec::new(),
-        }
+        Self { codes: HashMap::from([(UNKNOWN.to_owned(), 0)]), rows: Vec::new() }
     }
 
     fn push(&mut self, key: String) {
@@ -155,15 +135,9 @@ impl Column {
     fn parts(&self, rows: &[usize], min_group: usize) -> Parts<'_> {
         let mut by_code: HashMap<u32, Vec<usize>> = HashMap::new();
         for &row in rows {
-            by_code
-                .entry(self.rows.get(row).copied().unwrap_or(0))
-                .or_default()
-                .push(row);
+            by_code.entry(self.rows.get(row).copied().unwrap_or(0)).or_default().push(row);
         }
-        let mut parts = Parts {
-            values: BTreeMap::new(),
-            rest: Vec::new(),
-        };
+        let mut parts = Parts { values: BTreeMap::new(), rest: Vec::new() };
         for (value, code) in &self.codes {
             match by_code.remove(code) {
                 Some(rows) if rows.len() >= min_group => drop(parts.values.insert(value, rows)),
@@ -183,10 +157,7 @@ struct Parts<'a> {
 
 impl Parts<'_> {
     fn largest(&self) -> usize {
-        self.values
-            .values()
-            .map(Vec::len)
-            .fold(self.rest.len(), usize::max)
+        self.values.values().map(Vec::len).fold(self.rest.len(), usize::max)
     }
 }
 
@@ -199,45 +170,23 @@ pub(crate) struct Grown {
 }
 
 /// The tree of entities of which `columns` has a share, or none if no attribute splits them.
-pub(crate) fn grow(
-    columns: &AttributeColumns,
-    config: &GroupingConfig,
-    share: f64,
-) -> Option<Grown> {
+pub(crate) fn grow(columns: &AttributeColumns, config: &GroupingConfig, share: f64) -> Option<Grown> {
     let config = &of_sample(config, share);
     let names = match &config.attributes {
         Attributes::Order(order) => order.iter().map(String::as_str).collect(),
-        Attributes::Best(_) => columns
-            .columns
-            .keys()
-            .map(String::as_str)
-            .collect::<Vec<_>>(),
+        Attributes::Best(_) => columns.columns.keys().map(String::as_str).collect::<Vec<_>>(),
     };
-    let mut grower = Grower {
-        columns,
-        config,
-        labels: Vec::new(),
-    };
+    let mut grower = Grower { columns, config, labels: Vec::new() };
     let all: Vec<usize> = (0..columns.rows).collect();
     let tree = grower.split(&all, "", &names)?;
-    Some(Grown {
-        tree,
-        labels: grower.labels,
-    })
+    Some(Grown { tree, labels: grower.labels })
 }
 
 /// The configuration with its sizes of groups as a sample has them.
 fn of_sample(config: &GroupingConfig, share: f64) -> GroupingConfig {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a share of a usize is at most that usize"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "a share of a usize is at most that usize")]
     let scaled = |size: usize| ((size as f64 * share).round() as usize).max(1);
-    GroupingConfig {
-        max_group: scaled(config.max_group),
-        min_group: scaled(config.min_group),
-        ..config.clone()
-    }
+    GroupingConfig { max_group: scaled(config.max_group), min_group: scaled(config.min_group), ..config.clone() }
 }
 
 struct Grower<'a> {
@@ -250,17 +199,9 @@ impl<'a> Grower<'a> {
     /// The split of `rows`, called `label` (empty for all rows), if one of `names` splits them.
     fn split(&mut self, rows: &[usize], label: &str, names: &[&'a str]) -> Option<AttributeTree> {
         let (attribute, parts) = self.choose(rows, names)?;
-        let names: Vec<&str> = names
-            .iter()
-            .copied()
-            .filter(|&name| name != attribute)
-            .collect();
+        let names: Vec<&str> = names.iter().copied().filter(|&name| name != attribute).collect();
         let below = |of: &str| {
-            if label.is_empty() {
-                of.to_owned()
-            } else {
-                format!("{label}, {of}")
-            }
+            if label.is_empty() { of.to_owned() } else { format!("{label}, {of}") }
         };
         let mut values = BTreeMap::new();
         for (value, rows) in parts.values {
@@ -275,20 +216,12 @@ impl<'a> Grower<'a> {
             let label = below(&format!("other {attribute}"));
             Box::new(self.node(&parts.rest, &label, &names))
         });
-        Some(AttributeTree::Split {
-            attribute: attribute.to_owned(),
-            values,
-            rest,
-        })
+        Some(AttributeTree::Split { attribute: attribute.to_owned(), values, rest })
     }
 
     fn node(&mut self, rows: &[usize], label: &str, names: &[&'a str]) -> AttributeTree {
         let large = rows.len() > self.config.max_group;
-        let split = if large {
-            self.split(rows, label, names)
-        } else {
-            None
-        };
+        let split = if large { self.split(rows, label, names) } else { None };
         split.unwrap_or_else(|| {
             self.labels.push(label.to_owned());
             AttributeTree::Group(self.labels.len() - 1)
@@ -297,11 +230,7 @@ impl<'a> Grower<'a> {
 
     fn choose(&self, rows: &[usize], names: &[&'a str]) -> Option<(&'a str, Parts<'a>)> {
         let mut splits = names.iter().filter_map(|&name| {
-            let parts = self
-                .columns
-                .columns
-                .get(name)?
-                .parts(rows, self.config.min_group);
+            let parts = self.columns.columns.get(name)?.parts(rows, self.config.min_group);
             (parts.values.len() >= 2).then_some((name, parts))
         });
         match self.config.attributes {
@@ -325,16 +254,8 @@ mod tests {
     /// 60 films: 40 dramas of two decades and 20 comedies of one, each with its own title.
     fn films() -> Vec<Map<String, Value>> {
         let film = |i: usize| {
-            let genres = if i.is_multiple_of(3) {
-                json!(["Comedy", "Drama"])
-            } else {
-                json!(["Drama"])
-            };
-            let decade = if i.is_multiple_of(3) {
-                1990.0
-            } else {
-                [1980.0, 1990.0][i % 2]
-            };
+            let genres = if i.is_multiple_of(3) { json!(["Comedy", "Drama"]) } else { json!(["Drama"]) };
+            let decade = if i.is_multiple_of(3) { 1990.0 } else { [1980.0, 1990.0][i % 2] };
             attributes(json!({"genres": genres, "decade": decade, "title": format!("film {i}")}))
         };
         (0..60).map(film).collect()
@@ -342,9 +263,7 @@ mod tests {
 
     fn columns(entities: &[Map<String, Value>], order: &Attributes) -> AttributeColumns {
         let mut columns = AttributeColumns::new(order);
-        entities
-            .iter()
-            .for_each(|entity| columns.push(entity, true));
+        entities.iter().for_each(|entity| columns.push(entity, true));
         columns
     }
 
@@ -354,23 +273,14 @@ mod tests {
 
     fn labels(attributes: Attributes, max_group: usize, min_group: usize) -> Option<Vec<String>> {
         let columns = columns(&films(), &attributes);
-        let config = GroupingConfig {
-            attributes,
-            max_group,
-            min_group,
-            ..Default::default()
-        };
+        let config = GroupingConfig { attributes, max_group, min_group, ..Default::default() };
         grow(&columns, &config, 1.0).map(|grown| grown.labels)
     }
 
     #[test]
     fn groups_above_the_size_are_subdivided() {
         let by_genre = ["genres = Comedy", "genres = Drama"];
-        let by_both = [
-            "genres = Comedy",
-            "genres = Drama, decade = 1980",
-            "genres = Drama, decade = 1990",
-        ];
+        let by_both = ["genres = Comedy", "genres = Drama, decade = 1980", "genres = Drama, decade = 1990"];
         let genres_decade = || order(&["genres", "decade"]);
         assert_eq!(labels(genres_decade(), 40, 5).unwrap(), by_genre);
         assert_eq!(labels(genres_decade(), 39, 5).unwrap(), by_both);
@@ -381,16 +291,9 @@ mod tests {
     fn best_takes_the_attribute_with_the_smallest_largest_part() {
         // decade: parts of 20 and 40; genres: 20 and 40, so the name decides; title: nothing but rest.
         let best = || Attributes::Best(Best::Best);
-        assert_eq!(
-            labels(best(), 60, 5).unwrap(),
-            ["decade = 1980", "decade = 1990"]
-        );
+        assert_eq!(labels(best(), 60, 5).unwrap(), ["decade = 1980", "decade = 1990"]);
         // Within 1990 (20 comedies and 20 dramas) genres splits.
-        let expected = [
-            "decade = 1980",
-            "decade = 1990, genres = Comedy",
-            "decade = 1990, genres = Drama",
-        ];
+        let expected = ["decade = 1980", "decade = 1990, genres = Comedy", "decade = 1990, genres = Drama"];
         assert_eq!(labels(best(), 30, 5).unwrap(), expected);
         assert_eq!(labels(best(), 30, 31), None);
     }
@@ -404,32 +307,19 @@ mod tests {
     #[test]
     fn rare_values_share_the_rest_below_the_root_and_have_no_group_at_it() {
         let mut entities = Vec::new();
-        for (genre, city, count) in [
-            ("Drama", "A", 10),
-            ("Drama", "B", 10),
-            ("Drama", "C", 3),
-            ("Drama", "D", 3),
-            ("War", "A", 2),
-        ] {
+        for (genre, city, count) in
+            [("Drama", "A", 10), ("Drama", "B", 10), ("Drama", "C", 3), ("Drama", "D", 3), ("War", "A", 2)]
+        {
             let entity = attributes(json!({"genre": genre, "city": city}));
             entities.extend(std::iter::repeat_n(entity, count));
         }
         entities.extend(vec![attributes(json!({"city": "A"})); 6]);
         let attributes_order = order(&["genre", "city"]);
         let columns = columns(&entities, &attributes_order);
-        let config = GroupingConfig {
-            attributes: attributes_order,
-            max_group: 20,
-            min_group: 5,
-            ..Default::default()
-        };
+        let config = GroupingConfig { attributes: attributes_order, max_group: 20, min_group: 5, ..Default::default() };
         let Grown { tree, labels } = grow(&columns, &config, 1.0).unwrap();
-        let expected = [
-            "genre unknown",
-            "genre = Drama, city = A",
-            "genre = Drama, city = B",
-            "genre = Drama, other city",
-        ];
+        let expected =
+            ["genre unknown", "genre = Drama, city = A", "genre = Drama, city = B", "genre = Drama, other city"];
         assert_eq!(labels, expected);
         let cases = [
             (json!({"genre": "Drama", "city": "B"}), Some(2)),
@@ -446,12 +336,7 @@ mod tests {
 
     #[test]
     fn numbers_group_by_value() {
-        let cases = [
-            (json!(1995), "1995"),
-            (json!(1995.0), "1995"),
-            (json!(0.5), "0.5"),
-            (json!(-3), "-3"),
-        ];
+        let cases = [(json!(1995), "1995"), (json!(1995.0), "1995"), (json!(0.5), "0.5"), (json!(-3), "-3")];
         for (value, expected) in cases {
             assert_eq!(key(&value), expected);
         }
@@ -463,25 +348,15 @@ mod tests {
         let missing = order(&["genres", "genre"]);
         let columns = columns(&films(), &missing);
         assert_eq!(columns.unknown(&missing), Some("genre"));
-        assert_eq!(
-            columns.names().collect::<Vec<_>>(),
-            ["decade", "genres", "title"]
-        );
+        assert_eq!(columns.names().collect::<Vec<_>>(), ["decade", "genres", "title"]);
     }
 
     #[test]
     fn the_order_of_entities_does_not_matter() {
-        let config = GroupingConfig {
-            max_group: 30,
-            min_group: 5,
-            ..Default::default()
-        };
+        let config = GroupingConfig { max_group: 30, min_group: 5, ..Default::default() };
         let mut entities = films();
         let grown = grow(&columns(&entities, &config.attributes), &config, 1.0);
         entities.reverse();
-        assert_eq!(
-            grow(&columns(&entities, &config.attributes), &config, 1.0),
-            grown
-        );
+        assert_eq!(grow(&columns(&entities, &config.attributes), &config, 1.0), grown);
     }
 }

@@ -19,9 +19,7 @@ use crate::config::PoolsConfig;
 use crate::error::PoolsError;
 use crate::fit::FittedKind;
 use crate::grouped::{Grouped, group};
-use crate::pool_set::{
-    GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet,
-};
+use crate::pool_set::{GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet};
 use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::ALL;
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
@@ -51,38 +49,21 @@ where
     P: Stream<Item = Result<Vec<PreviousText>, ReadError>>,
 {
     let capacity = |kind: Kind| config.of(kind).max_texts;
-    let Grouped {
-        mut kinds,
-        samples,
-        members,
-        counts,
-    } = group(tables, previous, config, memory, capacity, progress).await?;
+    let Grouped { mut kinds, samples, members, counts } =
+        group(tables, previous, config, memory, capacity, progress).await?;
     let tokens = texts::tokenise(&samples, tokenizer.tokenizer, progress)?;
-    let mut writer = PoolWriter {
-        dir,
-        tokenizer,
-        written: Vec::new(),
-    };
-    let total = samples
-        .values()
-        .map(|sampled| sampled.groups.len() as u64)
-        .sum();
+    let mut writer = PoolWriter { dir, tokenizer, written: Vec::new() };
+    let total = samples.values().map(|sampled| sampled.groups.len() as u64).sum();
     let mut done = 0;
     for (kind, fitted) in &mut kinds {
         for group in 0..fitted.router.groups().len() {
             let texts = samples[kind].tokens(group, &tokens);
             if !texts.is_empty() {
-                writer
-                    .write(*kind, &fitted.router.groups()[group].name, &texts)
-                    .await?;
+                writer.write(*kind, &fitted.router.groups()[group].name, &texts).await?;
                 fitted.router.set_has_pool(group);
             }
             done += 1;
-            progress(BuildProgress {
-                stage: Stage::WritePools,
-                done,
-                total: Some(total),
-            });
+            progress(BuildProgress { stage: Stage::WritePools, done, total: Some(total) });
         }
     }
     let mut statistics = members.write(&kinds, dir).await?;
@@ -107,10 +88,7 @@ where
 }
 
 fn encode(dir: &Location, file: &str, error: &dyn std::error::Error) -> PoolsError {
-    PoolsError::Encode {
-        file: dir.join(file).url().to_owned(),
-        reason: error.to_string(),
-    }
+    PoolsError::Encode { file: dir.join(file).url().to_owned(), reason: error.to_string() }
 }
 
 /// Uncommits a folder, then removes its pools. Who has them mapped keeps them.
@@ -134,12 +112,7 @@ struct PoolWriter<'a> {
 }
 
 impl PoolWriter<'_> {
-    async fn write(
-        &mut self,
-        kind: Kind,
-        name: &str,
-        texts: &[Vec<Token>],
-    ) -> Result<(), PoolsError> {
+    async fn write(&mut self, kind: Kind, name: &str, texts: &[Vec<Token>]) -> Result<(), PoolsError> {
         let bytes = Bytes::from(build_pool(&self.tokenizer.pool_meta(name), texts)?);
         let pool = Pool::open(bytes.clone())?;
         pool.verify()?;
@@ -170,26 +143,12 @@ impl PoolTokenizer<'_> {
     }
 }
 
-fn summary(
-    fitted: FittedKind,
-    mut statistics: Vec<GroupStatistics>,
-    sampled: &SampledKind,
-) -> KindGroups {
+fn summary(fitted: FittedKind, mut statistics: Vec<GroupStatistics>, sampled: &SampledKind) -> KindGroups {
     for (group, &texts) in statistics.iter_mut().zip(&sampled.offered) {
         group.texts = texts;
     }
-    let FittedKind {
-        router,
-        clustering,
-        embeddings,
-    } = fitted;
-    KindGroups {
-        entities: statistics[ALL].entities,
-        router,
-        statistics,
-        clustering,
-        embeddings,
-    }
+    let FittedKind { router, clustering, embeddings } = fitted;
+    KindGroups { entities: statistics[ALL].entities, router, statistics, clustering, embeddings }
 }
 
 /// Names are unique over the kinds, since each begins with its kind.

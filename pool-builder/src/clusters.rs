@@ -80,15 +80,10 @@ pub(crate) fn fit(
     let found = embeddings.len();
     let candidates = clusters.candidates();
     if *candidates.end() > found {
-        return Err(ClusterError::TooMany {
-            kind,
-            clusters,
-            found,
-        });
+        return Err(ClusterError::TooMany { kind, clusters, found });
     }
     let dimension = embeddings.first().map_or(0, |e| e.len());
-    let matrix =
-        Array2::from_shape_fn((found, dimension), |(row, i)| f64::from(embeddings[row][i]));
+    let matrix = Array2::from_shape_fn((found, dimension), |(row, i)| f64::from(embeddings[row][i]));
     let dataset = DatasetBase::from(matrix);
     let mut tried: Vec<(ClusterCandidate, Array2<f64>)> = Vec::new();
     for k in candidates {
@@ -99,47 +94,25 @@ pub(crate) fn fit(
             .init_method(KMeansInit::KMeansPlusPlus)
             .fit(&dataset)
             .map_err(|source| ClusterError::KMeans { kind, k, source })?;
-        let sample = dataset
-            .records()
-            .slice(s![..found.min(config.silhouette_sample), ..]);
+        let sample = dataset.records().slice(s![..found.min(config.silhouette_sample), ..]);
         let silhouette = silhouette(sample.rows(), model.centroids());
-        let candidate = ClusterCandidate {
-            k,
-            inertia: model.inertia(),
-            silhouette,
-        };
+        let candidate = ClusterCandidate { k, inertia: model.inertia(), silhouette };
         tried.push((candidate, model.centroids().clone()));
     }
     let score = |(candidate, _): &&(ClusterCandidate, _)| candidate.silhouette.unwrap_or(-1.0);
-    let best = tried
-        .iter()
-        .rev()
-        .max_by(|a, b| score(a).total_cmp(&score(b)));
+    let best = tried.iter().rev().max_by(|a, b| score(a).total_cmp(&score(b)));
     let (k, centroids) = best.map_or((0, Vec::new()), |(c, centroids)| (c.k, single(centroids)));
     let candidates = tried.into_iter().map(|(candidate, _)| candidate).collect();
-    Ok((
-        centroids,
-        Clustering {
-            k,
-            fitted_on: found,
-            candidates,
-        },
-    ))
+    Ok((centroids, Clustering { k, fitted_on: found, candidates }))
 }
 
 fn single(centroids: &Array2<f64>) -> Vec<Vec<f32>> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "routing is in single precision"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "routing is in single precision")]
     let row = |row: ArrayView1<f64>| row.iter().map(|&value| value as f32).collect();
     centroids.rows().into_iter().map(row).collect()
 }
 
-fn silhouette<'a>(
-    sample: impl IntoIterator<Item = ArrayView1<'a, f64>>,
-    centroids: &Array2<f64>,
-) -> Option<f64> {
+fn silhouette<'a>(sample: impl IntoIterator<Item = ArrayView1<'a, f64>>, centroids: &Array2<f64>) -> Option<f64> {
     if centroids.nrows() < 2 {
         return None;
     }
@@ -184,9 +157,7 @@ pub(crate) mod tests {
             u16::try_from(low).map(f32::from).unwrap() / 1000.0
         };
         let centre = |c: usize| 10.0 * f32::from(u8::try_from(c).unwrap());
-        (0..k * n)
-            .map(|i| vec![centre(i % k) + jitter(i, 0), -centre(i % k) + jitter(i, 1)])
-            .collect()
+        (0..k * n).map(|i| vec![centre(i % k) + jitter(i, 0), -centre(i % k) + jitter(i, 1)]).collect()
     }
 
     fn fit_planted(k: usize, clusters: Clusters, seed: u64) -> (Vec<Vec<f32>>, Clustering) {
@@ -199,21 +170,12 @@ pub(crate) mod tests {
     fn planted_clusters_are_separated_and_reproducible() {
         let (centroids, clustering) = fit_planted(4, Clusters::Fixed(4), 1);
         assert_eq!((clustering.k, clustering.fitted_on), (4, 160));
-        let cluster: Vec<_> = planted(4, 40)
-            .iter()
-            .map(|p| nearest(&centroids, p))
-            .collect();
+        let cluster: Vec<_> = planted(4, 40).iter().map(|p| nearest(&centroids, p)).collect();
         for i in 0..cluster.len() {
             assert_eq!(cluster[i], cluster[i % 4], "point {i}");
         }
-        assert_eq!(
-            (0..4).filter(|c| cluster[..4].contains(&Some(*c))).count(),
-            4
-        );
-        assert_eq!(
-            fit_planted(4, Clusters::Fixed(4), 1),
-            (centroids, clustering)
-        );
+        assert_eq!((0..4).filter(|c| cluster[..4].contains(&Some(*c))).count(), 4);
+        assert_eq!(fit_planted(4, Clusters::Fixed(4), 1), (centroids, clustering));
     }
 
     #[test]
@@ -240,14 +202,8 @@ pub(crate) mod tests {
     #[test]
     fn identical_embeddings_cluster_without_failing() {
         let same: &[f32] = &[1.0, 2.0];
-        let (centroids, clustering) = fit(
-            &[same; 5],
-            Clusters::Fixed(3),
-            &KMeansConfig::default(),
-            0,
-            Kind::User,
-        )
-        .unwrap();
+        let (centroids, clustering) =
+            fit(&[same; 5], Clusters::Fixed(3), &KMeansConfig::default(), 0, Kind::User).unwrap();
         assert_eq!(nearest(&centroids, same), Some(0));
         assert_eq!(clustering.candidates[0].silhouette, Some(0.0));
     }

@@ -131,10 +131,7 @@ impl fmt::Display for Clusters {
 
 /// The attributes that group.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a list of attributes, such as [\"genres\", \"decade\"], or \"best\""
-)]
+#[serde(untagged, expecting = "expected a list of attributes, such as [\"genres\", \"decade\"], or \"best\"")]
 pub enum Attributes {
     /// Chosen group by group: the attribute that splits best.
     Best(Best),
@@ -207,13 +204,7 @@ pub struct KMeansConfig {
 
 impl Default for KMeansConfig {
     fn default() -> Self {
-        Self {
-            runs: 4,
-            tolerance: 1e-4,
-            max_iterations: 300,
-            fit_sample: 20_000,
-            silhouette_sample: 2_000,
-        }
+        Self { runs: 4, tolerance: 1e-4, max_iterations: 300, fit_sample: 20_000, silhouette_sample: 2_000 }
     }
 }
 
@@ -244,18 +235,10 @@ impl PoolsConfig {
     /// The first key whose value makes no sense.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for kind in Kind::ALL {
-            let invalid = |(key, reason)| ConfigError {
-                section: format!("pools.{kind}"),
-                key,
-                reason,
-            };
+            let invalid = |(key, reason)| ConfigError { section: format!("pools.{kind}"), key, reason };
             self.of(kind).validate().map_err(invalid)?;
         }
-        self.kmeans.validate().map_err(|(key, reason)| ConfigError {
-            section: "pools.kmeans".to_owned(),
-            key,
-            reason,
-        })
+        self.kmeans.validate().map_err(|(key, reason)| ConfigError { section: "pools.kmeans".to_owned(), key, reason })
     }
 }
 
@@ -277,8 +260,7 @@ impl GroupingConfig {
                 return Err(("clusters", reason));
             }
             Clusters::Range { min, .. } if min < 2 => {
-                let reason =
-                    format!("min must be at least 2, got {min}: one cluster has no silhouette");
+                let reason = format!("min must be at least 2, got {min}: one cluster has no silhouette");
                 return Err(("clusters", reason));
             }
             Clusters::Range { .. } => {}
@@ -288,13 +270,8 @@ impl GroupingConfig {
                 let reason = "must name an attribute or be \"best\", got an empty list".to_owned();
                 return Err(("attributes", reason));
             }
-            if let Some(twice) =
-                (1..attributes.len()).find(|&i| attributes[..i].contains(&attributes[i]))
-            {
-                return Err((
-                    "attributes",
-                    format!("{:?} is named twice", attributes[twice]),
-                ));
+            if let Some(twice) = (1..attributes.len()).find(|&i| attributes[..i].contains(&attributes[i])) {
+                return Err(("attributes", format!("{:?} is named twice", attributes[twice])));
             }
         }
         positive("max_group", self.max_group)?;
@@ -313,10 +290,7 @@ impl KMeansConfig {
         if self.tolerance > 0.0 && self.tolerance.is_finite() {
             return Ok(());
         }
-        Err((
-            "tolerance",
-            format!("must be a number above 0, got {}", self.tolerance),
-        ))
+        Err(("tolerance", format!("must be a number above 0, got {}", self.tolerance)))
     }
 }
 
@@ -339,10 +313,7 @@ mod tests {
     #[test]
     fn invalid_values_are_refused_by_key() {
         let cases = [
-            (
-                r#"{"user": {"clusters": 0}}"#,
-                "[pools.user] clusters: must be at least 1, got 0",
-            ),
+            (r#"{"user": {"clusters": 0}}"#, "[pools.user] clusters: must be at least 1, got 0"),
             (
                 r#"{"item": {"clusters": {"min": 9, "max": 3}}}"#,
                 "[pools.item] clusters: min must not exceed max, got min = 9, max = 3",
@@ -355,26 +326,11 @@ mod tests {
                 r#"{"user": {"attributes": []}}"#,
                 "[pools.user] attributes: must name an attribute or be \"best\", got an empty list",
             ),
-            (
-                r#"{"user": {"attributes": ["a", "b", "a"]}}"#,
-                "[pools.user] attributes: \"a\" is named twice",
-            ),
-            (
-                r#"{"user": {"max_texts": 0}}"#,
-                "[pools.user] max_texts: must be at least 1, got 0",
-            ),
-            (
-                r#"{"user": {"groups": 0}}"#,
-                "[pools.user] groups: must be at least 1, got 0",
-            ),
-            (
-                r#"{"kmeans": {"runs": 0}}"#,
-                "[pools.kmeans] runs: must be at least 1, got 0",
-            ),
-            (
-                r#"{"kmeans": {"tolerance": 0.0}}"#,
-                "[pools.kmeans] tolerance: must be a number above 0, got 0",
-            ),
+            (r#"{"user": {"attributes": ["a", "b", "a"]}}"#, "[pools.user] attributes: \"a\" is named twice"),
+            (r#"{"user": {"max_texts": 0}}"#, "[pools.user] max_texts: must be at least 1, got 0"),
+            (r#"{"user": {"groups": 0}}"#, "[pools.user] groups: must be at least 1, got 0"),
+            (r#"{"kmeans": {"runs": 0}}"#, "[pools.kmeans] runs: must be at least 1, got 0"),
+            (r#"{"kmeans": {"tolerance": 0.0}}"#, "[pools.kmeans] tolerance: must be a number above 0, got 0"),
         ];
         for (json, message) in cases {
             assert_eq!(config(json).validate().unwrap_err().to_string(), message);
@@ -385,28 +341,14 @@ mod tests {
     fn unknown_keys_and_wrong_shapes_are_refused() {
         let cases = [
             (r#"{"user": {"cluster": 3}}"#, "unknown field `cluster`"),
-            (
-                r#"{"user": {"clusters": {"min": 2}}}"#,
-                "{ min = 2, max = 10 }",
-            ),
-            (
-                r#"{"user": {"clusters": {"min": 2, "max": 3, "mean": 2}}}"#,
-                "{ min = 2, max = 10 }",
-            ),
+            (r#"{"user": {"clusters": {"min": 2}}}"#, "{ min = 2, max = 10 }"),
+            (r#"{"user": {"clusters": {"min": 2, "max": 3, "mean": 2}}}"#, "{ min = 2, max = 10 }"),
             (r#"{"user": {"attributes": "worst"}}"#, "or \"best\""),
-            (
-                r#"{"user": {"embeddings": {"npy": "a.npy"}}}"#,
-                "expected { npy = …, ids = …",
-            ),
-            (
-                r#"{"user": {"grouping": "kmeans"}}"#,
-                "unknown variant `kmeans`",
-            ),
+            (r#"{"user": {"embeddings": {"npy": "a.npy"}}}"#, "expected { npy = …, ids = …"),
+            (r#"{"user": {"grouping": "kmeans"}}"#, "unknown variant `kmeans`"),
         ];
         for (json, part) in cases {
-            let error = serde_json::from_str::<PoolsConfig>(json)
-                .unwrap_err()
-                .to_string();
+            let error = serde_json::from_str::<PoolsConfig>(json).unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }
     }
@@ -417,16 +359,9 @@ mod tests {
             r#"{"user": {"embeddings": {"npy": "u.npy", "ids": "u.txt", "skip_rows": 1}},
                 "item": {"embeddings": {"table": "i.parquet", "id": "movie"}}}"#,
         );
-        let npy = EmbeddingSource::Npy {
-            npy: "u.npy".into(),
-            ids: "u.txt".into(),
-            skip_rows: 1,
-        };
-        let table = EmbeddingSource::Table {
-            table: "i.parquet".into(),
-            id: "movie".into(),
-            embedding: "embedding".into(),
-        };
+        let npy = EmbeddingSource::Npy { npy: "u.npy".into(), ids: "u.txt".into(), skip_rows: 1 };
+        let table =
+            EmbeddingSource::Table { table: "i.parquet".into(), id: "movie".into(), embedding: "embedding".into() };
         assert_eq!(config.user.embeddings, Some(npy));
         assert_eq!(config.item.embeddings, Some(table));
     }

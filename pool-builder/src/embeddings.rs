@@ -12,9 +12,7 @@ use std::os::unix::fs::FileExt;
 use laser_schema::join::Join;
 use laser_schema::manifest::published_parts;
 use laser_schema::spill::SpillError;
-use laser_schema::{
-    Columns, EntityError, EntityId, EntityReader, EntityTable, Kind, Location, LocationError,
-};
+use laser_schema::{Columns, EntityError, EntityId, EntityReader, EntityTable, Kind, Location, LocationError};
 use serde::Deserialize;
 
 use crate::config::{EmbeddingSource, PoolsConfig};
@@ -35,9 +33,7 @@ pub enum EmbeddingError {
     #[error(transparent)]
     Spill(#[from] SpillError),
     /// Not a matrix.
-    #[error(
-        "{file}: expected an .npy file of float32 or float64 of shape [rows, dimension]: {reason}"
-    )]
+    #[error("{file}: expected an .npy file of float32 or float64 of shape [rows, dimension]: {reason}")]
     Npy {
         /// The file.
         file: String,
@@ -84,9 +80,7 @@ pub enum EmbeddingError {
         found: usize,
     },
     /// An embedding is longer or shorter than those before it.
-    #[error(
-        "{file}, row {row}: embedding of {id} has {found} values, those before have {expected}"
-    )]
+    #[error("{file}, row {row}: embedding of {id} has {found} values, those before have {expected}")]
     Dimension {
         /// The table.
         file: String,
@@ -161,25 +155,12 @@ pub async fn read_embeddings(
     sink: &mut EmbeddingSink<'_>,
 ) -> Result<(), EmbeddingError> {
     match source {
-        EmbeddingSource::Npy {
-            npy,
-            ids,
-            skip_rows,
-        } => read_npy(npy, ids, *skip_rows, sink).await,
-        EmbeddingSource::Table {
-            table,
-            id,
-            embedding,
-        } => read_table(table, id, embedding, kind, sink).await,
+        EmbeddingSource::Npy { npy, ids, skip_rows } => read_npy(npy, ids, *skip_rows, sink).await,
+        EmbeddingSource::Table { table, id, embedding } => read_table(table, id, embedding, kind, sink).await,
     }
 }
 
-async fn read_npy(
-    npy: &str,
-    ids: &str,
-    skip_rows: usize,
-    sink: &mut EmbeddingSink<'_>,
-) -> Result<(), EmbeddingError> {
+async fn read_npy(npy: &str, ids: &str, skip_rows: usize, sink: &mut EmbeddingSink<'_>) -> Result<(), EmbeddingError> {
     let mut rows = NpyEmbeddings::open(npy, ids, skip_rows).await?;
     while let Some(row) = rows.next_row()? {
         sink(row.line, &row.id, row.embedding)?;
@@ -223,23 +204,10 @@ impl NpyEmbeddings {
             found += 1;
         }
         if left != found {
-            return Err(EmbeddingError::Ids {
-                npy: npy.to_owned(),
-                rows,
-                skip_rows,
-                left,
-                ids: ids.to_owned(),
-                found,
-            });
+            return Err(EmbeddingError::Ids { npy: npy.to_owned(), rows, skip_rows, left, ids: ids.to_owned(), found });
         }
         names.rewind().map_err(|e| unreadable(ids, &e))?;
-        Ok(Self {
-            matrix,
-            ids: ids.to_owned(),
-            names: names.split(b'\n'),
-            row: skip_rows,
-            line: 0,
-        })
+        Ok(Self { matrix, ids: ids.to_owned(), names: names.split(b'\n'), row: skip_rows, line: 0 })
     }
 
     /// The next row, or `None` at the end.
@@ -255,29 +223,17 @@ impl NpyEmbeddings {
         let file = self.matrix.name.clone();
         let embedding = self.matrix.row(row)?;
         if let Some(position) = embedding.iter().position(|value| !value.is_finite()) {
-            return Err(EmbeddingError::NotFinite {
-                file,
-                row,
-                position,
-                value: embedding[position],
-            });
+            return Err(EmbeddingError::NotFinite { file, row, position, value: embedding[position] });
         }
         self.row += 1;
         self.line += 1;
         let name = String::from_utf8_lossy(&name).trim().to_owned();
-        Ok(Some(NpyRow {
-            line: self.line,
-            id: name,
-            embedding,
-        }))
+        Ok(Some(NpyRow { line: self.line, id: name, embedding }))
     }
 }
 
 fn unreadable(ids: &str, error: &io::Error) -> EmbeddingError {
-    EmbeddingError::List {
-        file: ids.to_owned(),
-        reason: error.to_string(),
-    }
+    EmbeddingError::List { file: ids.to_owned(), reason: error.to_string() }
 }
 
 /// The rows of an `.npy` file, read [`CHUNK_ROWS`] at a time whichever way the matrix is stored.
@@ -310,16 +266,12 @@ struct Header {
 impl Matrix {
     async fn open(name: &str) -> Result<Self, EmbeddingError> {
         let file = Location::parse(name)?.open().await?;
-        let wrong = |reason: String| EmbeddingError::Npy {
-            file: name.to_owned(),
-            reason,
-        };
+        let wrong = |reason: String| EmbeddingError::Npy { file: name.to_owned(), reason };
         let (header, start) = read_header(&file).map_err(|e| wrong(e.to_string()))?;
         let &[rows, dimension] = header.shape.as_slice() else {
             return Err(wrong(format!("its shape is {:?}", header.shape)));
         };
-        let (width, decode) =
-            value_type(&header.descr).ok_or_else(|| wrong(format!("it holds {}", header.descr)))?;
+        let (width, decode) = value_type(&header.descr).ok_or_else(|| wrong(format!("it holds {}", header.descr)))?;
         Ok(Self {
             name: name.to_owned(),
             file,
@@ -337,10 +289,7 @@ impl Matrix {
     fn row(&mut self, row: usize) -> Result<&[f32], EmbeddingError> {
         if !self.chunk.contains(&row) {
             self.chunk = row..self.rows.min(row + CHUNK_ROWS);
-            self.read_chunk().map_err(|e| EmbeddingError::Npy {
-                file: self.name.clone(),
-                reason: e.to_string(),
-            })?;
+            self.read_chunk().map_err(|e| EmbeddingError::Npy { file: self.name.clone(), reason: e.to_string() })?;
         }
         let start = (row - self.chunk.start) * self.dimension;
         Ok(&self.values[start..start + self.dimension])
@@ -379,16 +328,10 @@ fn read_header(file: &File) -> io::Result<(Header, u64)> {
     let mut preamble = [0; 12];
     file.read_exact_at(&mut preamble, 0)?;
     let (start, length) = match preamble {
-        [0x93, b'N', b'U', b'M', b'P', b'Y', 1, 0, a, b, ..] => {
-            (10, u16::from_le_bytes([a, b]).into())
-        }
-        [0x93, b'N', b'U', b'M', b'P', b'Y', 2 | 3, 0, a, b, c, d] => {
-            (12, u32::from_le_bytes([a, b, c, d]))
-        }
+        [0x93, b'N', b'U', b'M', b'P', b'Y', 1, 0, a, b, ..] => (10, u16::from_le_bytes([a, b]).into()),
+        [0x93, b'N', b'U', b'M', b'P', b'Y', 2 | 3, 0, a, b, c, d] => (12, u32::from_le_bytes([a, b, c, d])),
         _ => {
-            return Err(io::Error::other(
-                "it does not begin as an .npy file of version 1 to 3",
-            ));
+            return Err(io::Error::other("it does not begin as an .npy file of version 1 to 3"));
         }
     };
     let mut header = vec![0; length as usize];
@@ -413,21 +356,14 @@ fn value_type(descr: &str) -> Option<(usize, Decode)> {
     let decode: (usize, Decode) = match descr {
         "<f4" => (4, |b| f32::from_le_bytes(b.try_into().unwrap_or_default())),
         ">f4" => (4, |b| f32::from_be_bytes(b.try_into().unwrap_or_default())),
-        "<f8" => (8, |b| {
-            narrow(f64::from_le_bytes(b.try_into().unwrap_or_default()))
-        }),
-        ">f8" => (8, |b| {
-            narrow(f64::from_be_bytes(b.try_into().unwrap_or_default()))
-        }),
+        "<f8" => (8, |b| narrow(f64::from_le_bytes(b.try_into().unwrap_or_default()))),
+        ">f8" => (8, |b| narrow(f64::from_be_bytes(b.try_into().unwrap_or_default()))),
         _ => return None,
     };
     Some(decode)
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "embeddings are single precision"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "embeddings are single precision")]
 fn narrow(value: f64) -> f32 {
     value as f32
 }
@@ -439,18 +375,10 @@ async fn read_table(
     kind: Kind,
     sink: &mut EmbeddingSink<'_>,
 ) -> Result<(), EmbeddingError> {
-    let columns = Columns {
-        id: id.into(),
-        embedding: embedding.into(),
-        ..Columns::default()
-    };
+    let columns = Columns { id: id.into(), embedding: embedding.into(), ..Columns::default() };
     let (mut rows, mut dimension) = (0, None);
     for path in tables(table).await? {
-        let contract = EntityTable {
-            path,
-            kind: Some(kind),
-            columns: columns.clone(),
-        };
+        let contract = EntityTable { path, kind: Some(kind), columns: columns.clone() };
         rows += read_rows(&contract, rows, &mut dimension, sink).await?;
     }
     Ok(())
@@ -463,9 +391,7 @@ async fn tables(path: &str) -> Result<Vec<String>, EmbeddingError> {
         return Ok(vec![path.to_owned()]);
     }
     let parts = published_parts(&place).await?;
-    let parts = parts.ok_or_else(|| EmbeddingError::NotPublished {
-        folder: path.to_owned(),
-    })?;
+    let parts = parts.ok_or_else(|| EmbeddingError::NotPublished { folder: path.to_owned() })?;
     Ok(parts.iter().map(|part| part.url().to_owned()).collect())
 }
 
@@ -486,22 +412,11 @@ async fn read_rows(
             }
             let (id, file) = (entity.id, || table.path.clone());
             let Some(values) = entity.embedding else {
-                return Err(EmbeddingError::Missing {
-                    file: file(),
-                    row,
-                    id,
-                    column: table.columns.embedding.clone(),
-                });
+                return Err(EmbeddingError::Missing { file: file(), row, id, column: table.columns.embedding.clone() });
             };
             let (expected, found) = (*dimension.get_or_insert(values.len()), values.len());
             if expected != found {
-                return Err(EmbeddingError::Dimension {
-                    file: file(),
-                    row,
-                    id,
-                    expected,
-                    found,
-                });
+                return Err(EmbeddingError::Dimension { file: file(), row, id, expected, found });
             }
             sink(before + row, &id.to_string(), &values)?;
         }
@@ -520,23 +435,14 @@ mod tests {
     use super::*;
 
     fn write_npy<T: WritableElement>(path: &Path, matrix: &Array2<T>) {
-        matrix
-            .write_npy(std::fs::File::create(path).unwrap())
-            .unwrap();
+        matrix.write_npy(std::fs::File::create(path).unwrap()).unwrap();
     }
 
     type Embedded = Vec<Option<Vec<f32>>>;
 
     /// The embeddings of some users as the source has them.
-    async fn read_source(
-        dir: &Path,
-        source: EmbeddingSource,
-        users: &[serde_json::Value],
-    ) -> Result<Embedded, String> {
-        let rows: String = users
-            .iter()
-            .map(|id| format!("{{\"id\": {id}}}\n"))
-            .collect();
+    async fn read_source(dir: &Path, source: EmbeddingSource, users: &[serde_json::Value]) -> Result<Embedded, String> {
+        let rows: String = users.iter().map(|id| format!("{{\"id\": {id}}}\n")).collect();
         let table = dir.join("users.jsonl");
         std::fs::write(&table, rows).unwrap();
         let table = EntityTable {
@@ -554,12 +460,7 @@ mod tests {
         Ok(users.into_iter().map(|u| u.entity.embedding).collect())
     }
 
-    async fn read(
-        dir: &Path,
-        ids: &str,
-        skip_rows: usize,
-        users: &[serde_json::Value],
-    ) -> Result<Embedded, String> {
+    async fn read(dir: &Path, ids: &str, skip_rows: usize, users: &[serde_json::Value]) -> Result<Embedded, String> {
         std::fs::write(dir.join("ids.txt"), ids).unwrap();
         let source = EmbeddingSource::Npy {
             npy: dir.join("e.npy").to_str().unwrap().into(),
@@ -572,10 +473,7 @@ mod tests {
     #[tokio::test]
     async fn rows_follow_their_ids_after_the_padding() {
         let dir = tempfile::tempdir().unwrap();
-        write_npy(
-            &dir.path().join("e.npy"),
-            &array![[0.0f32, 0.0], [1.0, 2.0], [3.0, 4.0]],
-        );
+        write_npy(&dir.path().join("e.npy"), &array![[0.0f32, 0.0], [1.0, 2.0], [3.0, 4.0]]);
         let found = read(dir.path(), "7\nx\n", 1, &[json!(7), json!(8)]).await;
         assert_eq!(found.unwrap(), [Some(vec![1.0, 2.0]), None]);
         let found = read(dir.path(), "7\r\nx", 1, &[json!("x"), json!("7")]).await;
@@ -589,20 +487,13 @@ mod tests {
         let value = |row: usize, column: usize| (3 * row + column) as f64;
         let ids: String = (0..rows).map(|id| format!("{id}\n")).collect();
         let last = json!(rows - 1);
-        let expected = [0, 1]
-            .map(|column| narrow(value(rows - 1, column)))
-            .to_vec();
+        let expected = [0, 1].map(|column| narrow(value(rows - 1, column))).to_vec();
         for by_row in [true, false] {
             let mut matrix = Array2::<f64>::zeros((rows, 2).set_f(!by_row));
-            matrix
-                .indexed_iter_mut()
-                .for_each(|((row, column), v)| *v = value(row, column));
+            matrix.indexed_iter_mut().for_each(|((row, column), v)| *v = value(row, column));
             write_npy(&dir.path().join("e.npy"), &matrix);
             let found = read(dir.path(), &ids, 0, &[last.clone(), json!(1)]).await;
-            assert_eq!(
-                found.unwrap(),
-                [Some(expected.clone()), Some(vec![3.0, 4.0])]
-            );
+            assert_eq!(found.unwrap(), [Some(expected.clone()), Some(vec![3.0, 4.0])]);
         }
     }
 
@@ -612,22 +503,14 @@ mod tests {
         let npy = dir.path().join("e.npy");
         write_npy(&npy, &array![[1.0f32, 2.0], [3.0, f32::NAN]]);
         let error = read(dir.path(), "1\n2", 0, &[json!(1)]).await.unwrap_err();
-        assert!(
-            error.contains("e.npy, row 1: value NaN at position 1"),
-            "{error}"
-        );
-        let error = read(dir.path(), "1\n2\n3", 0, &[json!(1)])
-            .await
-            .unwrap_err();
+        assert!(error.contains("e.npy, row 1: value NaN at position 1"), "{error}");
+        let error = read(dir.path(), "1\n2\n3", 0, &[json!(1)]).await.unwrap_err();
         assert!(error.contains("2 rows, 2 of them after skip_rows = 0") && error.contains("3 ids"));
         let error = read(dir.path(), "1\n2", 5, &[json!(1)]).await.unwrap_err();
         assert!(error.contains("0 of them after skip_rows = 5"), "{error}");
         write_npy(&npy, &array![[1.0f32, 2.0], [3.0, 4.0]]);
         let error = read(dir.path(), "1\n1", 0, &[json!(2)]).await.unwrap_err();
-        assert!(
-            error.contains("ids.txt, row 2: id 1 appears twice"),
-            "{error}"
-        );
+        assert!(error.contains("ids.txt, row 2: id 1 appears twice"), "{error}");
         write_npy(&npy, &array![[1i64, 2], [3, 4]]);
         let error = read(dir.path(), "1\n2", 0, &[json!(1)]).await.unwrap_err();
         assert!(error.contains("float32 or float64"), "{error}");
@@ -644,14 +527,8 @@ mod tests {
         let write = |name: &str, text: &str| std::fs::write(folder.join(name), text).unwrap();
         write("a.jsonl", r#"{"entity_id": 1, "embedding": [1.0, 2.0]}"#);
         write("b.jsonl", r#"{"entity_id": 2, "embedding": [3.0, 4.0]}"#);
-        write(
-            "left-over.jsonl",
-            r#"{"entity_id": 3, "embedding": [5.0, 6.0]}"#,
-        );
-        write(
-            "_manifest.json",
-            r#"{"parts": [{"name": "a.jsonl"}, {"name": "b.jsonl"}]}"#,
-        );
+        write("left-over.jsonl", r#"{"entity_id": 3, "embedding": [5.0, 6.0]}"#);
+        write("_manifest.json", r#"{"parts": [{"name": "a.jsonl"}, {"name": "b.jsonl"}]}"#);
         let source = || EmbeddingSource::Table {
             table: folder.to_str().unwrap().into(),
             id: "entity_id".into(),
@@ -659,19 +536,13 @@ mod tests {
         };
         let users = [json!(1), json!(2), json!(3)];
         let error = read_source(dir.path(), source(), &users).await.unwrap_err();
-        assert!(
-            error.contains("nor a published folder of embeddings (with a _SUCCESS)"),
-            "{error}"
-        );
+        assert!(error.contains("nor a published folder of embeddings (with a _SUCCESS)"), "{error}");
         write("_SUCCESS", "");
         let found = read_source(dir.path(), source(), &users).await.unwrap();
         assert_eq!(found, [Some(vec![1.0, 2.0]), Some(vec![3.0, 4.0]), None]);
         write("b.jsonl", r#"{"entity_id": 2, "embedding": [3.0]}"#);
         let error = read_source(dir.path(), source(), &users).await.unwrap_err();
-        assert!(
-            error.contains("b.jsonl, row 1: embedding of 2 has 1 values"),
-            "{error}"
-        );
+        assert!(error.contains("b.jsonl, row 1: embedding of 2 has 1 values"), "{error}");
     }
 
     async fn read_lines(dir: &Path, lines: &str) -> Result<Embedded, String> {
@@ -692,24 +563,13 @@ mod tests {
         let found = read_lines(dir.path(), good).await.unwrap();
         assert_eq!(found, [Some(vec![1.0, 2.0])]);
         let cases = [
-            (
-                r#"{"movie": 2, "vector": [1.0]}"#,
-                "row 2: embedding of 2 has 1 values",
-            ),
-            (
-                r#"{"movie": 2, "vector": [1.0, null]}"#,
-                "row 2: column \"vector\" holds NaN",
-            ),
+            (r#"{"movie": 2, "vector": [1.0]}"#, "row 2: embedding of 2 has 1 values"),
+            (r#"{"movie": 2, "vector": [1.0, null]}"#, "row 2: column \"vector\" holds NaN"),
             (good, "row 2: id 1 appears twice"),
-            (
-                r#"{"movie": 2}"#,
-                "row 2: 2 has no embedding in column \"vector\"",
-            ),
+            (r#"{"movie": 2}"#, "row 2: 2 has no embedding in column \"vector\""),
         ];
         for (bad, message) in cases {
-            let error = read_lines(dir.path(), &format!("{good}\n{bad}"))
-                .await
-                .unwrap_err();
+            let error = read_lines(dir.path(), &format!("{good}\n{bad}")).await.unwrap_err();
             assert!(error.contains(message), "{error}");
         }
     }

@@ -63,9 +63,7 @@ pub enum PoolsError {
         entities: u64,
     },
     /// Embeddings of more than one dimension.
-    #[error(
-        "{table}: embedding of {kind} {id} has {found} values, expected {expected} as in those before, at least 1"
-    )]
+    #[error("{table}: embedding of {kind} {id} has {found} values, expected {expected} as in those before, at least 1")]
     Dimension {
         /// The table.
         table: String,
@@ -103,9 +101,7 @@ pub enum PoolsError {
         reason: String,
     },
     /// There is no finished set.
-    #[error(
-        "{dir}: no pools.json, so there is no finished set of pools; build it with `laser pool-builder`"
-    )]
+    #[error("{dir}: no pools.json, so there is no finished set of pools; build it with `laser pool-builder`")]
     NoPoolSet {
         /// The folder.
         dir: String,

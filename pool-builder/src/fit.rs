@@ -39,11 +39,7 @@ pub(crate) async fn fit(
     let observed = observe(joined, config, progress).await?;
     let mut kinds = BTreeMap::new();
     for (number, (kind, observed)) in (0..).zip(observed) {
-        progress(BuildProgress {
-            stage: Stage::Group,
-            done: number,
-            total: None,
-        });
+        progress(BuildProgress { stage: Stage::Group, done: number, total: None });
         kinds.insert(kind, observed.fit(config, joined.embeddings(kind))?);
     }
     Ok(kinds)
@@ -69,9 +65,8 @@ async fn observe<'a>(
     progress: Progress<'_>,
 ) -> Result<BTreeMap<Kind, Observed<'a>>, PoolsError> {
     let kinds = joined.kinds().iter();
-    let mut kinds: BTreeMap<Kind, Observed> = kinds
-        .map(|(&kind, ids)| (kind, Observed::new(kind, ids.entities, config)))
-        .collect();
+    let mut kinds: BTreeMap<Kind, Observed> =
+        kinds.map(|(&kind, ids)| (kind, Observed::new(kind, ids.entities, config))).collect();
     let mut done = 0;
     let mut reader = joined.counting_reader();
     while let Some(entities) = reader.next_batch().await? {
@@ -81,11 +76,7 @@ async fn observe<'a>(
             }
         }
         done += entities.len() as u64;
-        progress(BuildProgress {
-            stage: Stage::ReadEntities,
-            done,
-            total: Some(joined.rows()),
-        });
+        progress(BuildProgress { stage: Stage::ReadEntities, done, total: Some(joined.rows()) });
     }
     Ok(kinds)
 }
@@ -130,17 +121,12 @@ impl<'a> Observed<'a> {
         self.with_embedding += 1;
         if entity.interactions >= min_interactions(self.grouping) {
             let id = entity.id.to_string();
-            self.sample
-                .offer(priority(self.seed, &[id.as_bytes()]), || embedding.to_vec());
+            self.sample.offer(priority(self.seed, &[id.as_bytes()]), || embedding.to_vec());
         }
         Ok(())
     }
 
-    fn fit(
-        self,
-        config: &PoolsConfig,
-        external: Option<&ExternalEmbeddings>,
-    ) -> Result<FittedKind, PoolsError> {
+    fn fit(self, config: &PoolsConfig, external: Option<&ExternalEmbeddings>) -> Result<FittedKind, PoolsError> {
         let (centroids, clustering) = self.clusters(config)?;
         let router = match self.grouping.grouping {
             Grouping::Global => Router::global(self.kind),
@@ -156,36 +142,20 @@ impl<'a> Observed<'a> {
             entities: self.with_embedding,
             unknown: external.map_or(0, |external| external.rows - self.with_embedding),
         };
-        Ok(FittedKind {
-            router,
-            clustering,
-            embeddings: self.grouping.grouping.has_clusters().then(counts),
-        })
+        Ok(FittedKind { router, clustering, embeddings: self.grouping.grouping.has_clusters().then(counts) })
     }
 
     /// The router does without clusters where nobody could be in one; `collaborative` has nothing else.
-    fn clusters(
-        &self,
-        config: &PoolsConfig,
-    ) -> Result<(Vec<Vec<f32>>, Option<Clustering>), PoolsError> {
+    fn clusters(&self, config: &PoolsConfig) -> Result<(Vec<Vec<f32>>, Option<Clustering>), PoolsError> {
         let grouping = self.grouping;
         if self.sample.is_empty() && grouping.grouping == Grouping::Collaborative {
-            return Err(PoolsError::NoEmbeddings {
-                kind: self.kind,
-                entities: self.entities,
-            });
+            return Err(PoolsError::NoEmbeddings { kind: self.kind, entities: self.entities });
         }
         if self.sample.is_empty() {
             return Ok((Vec::new(), None));
         }
         let sample: Vec<&[f32]> = self.sample.iter().map(|(_, e)| e.as_slice()).collect();
-        let (centroids, clustering) = clusters::fit(
-            &sample,
-            grouping.clusters,
-            &config.kmeans,
-            self.seed,
-            self.kind,
-        )?;
+        let (centroids, clustering) = clusters::fit(&sample, grouping.clusters, &config.kmeans, self.seed, self.kind)?;
         Ok((centroids, Some(clustering)))
     }
 

@@ -1,9 +1,9 @@
 //! Entities in their groups, with a sample of each group's previous texts: what building and tuning start from.
 //!
 //! Memory, whatever the number of entities and texts: the budget and an eighth of it for what is spilled (see
-//! [`join`](laser_schema::join) and [`Members`]), the samples that routers are fitted on, and `max_texts` texts a group.
-//! The tables are read three times, of Parquet the first time the ids alone, then all but histories,
-//! which are counted.
+//! [`join`](laser_schema::join) and [`Members`]), the samples that routers are fitted on, and `max_texts` texts a
+//! group. The tables are read three times, of Parquet the first time the ids alone, then all but histories, which are
+//! counted.
 
 use std::collections::BTreeMap;
 
@@ -66,12 +66,7 @@ where
     }
     let mut members = Members::new(joined.rows(), memory / MEMBERS_SHARE);
     route(&joined, &kinds, &mut sampler, &mut members, progress).await?;
-    Ok(Grouped {
-        kinds,
-        samples: sampler.kinds,
-        members,
-        counts,
-    })
+    Ok(Grouped { kinds, samples: sampler.kinds, members, counts })
 }
 
 /// Asks the routers about every entity.
@@ -91,20 +86,14 @@ async fn route(
             let Some(fitted) = kinds.get(&entity.kind) else {
                 continue;
             };
-            let membership = fitted
-                .router
-                .membership(entity, entity.embedding.as_deref());
+            let membership = fitted.router.membership(entity, entity.embedding.as_deref());
             members.push(entity, &membership)?;
             for text in &joined.texts {
                 let groups = membership.iter().flatten().map(|&(group, _)| group);
                 sampler.offer(entity.kind, &entity.id, text, groups);
             }
         }
-        progress(BuildProgress {
-            stage: Stage::Route,
-            done,
-            total: Some(joined.rows()),
-        });
+        progress(BuildProgress { stage: Stage::Route, done, total: Some(joined.rows()) });
     }
     Ok(members.finish()?)
 }

@@ -118,11 +118,7 @@ pub fn inspect(
         digest: pools.digest().clone(),
         tokenizer: set.tokenizer.clone(),
         texts: set.texts.clone(),
-        kinds: set
-            .kinds
-            .iter()
-            .map(|(&kind, groups)| inspect_kind(kind, groups))
-            .collect(),
+        kinds: set.kinds.iter().map(|(&kind, groups)| inspect_kind(kind, groups)).collect(),
         pools: inspected,
     })
 }
@@ -139,34 +135,14 @@ fn inspect_kind(kind: Kind, groups: &KindGroups) -> KindInspection {
         entities: groups.entities,
         clustering: groups.clustering.clone(),
         embeddings: groups.embeddings.clone(),
-        groups: groups
-            .router
-            .groups()
-            .iter()
-            .zip(&groups.statistics)
-            .map(group)
-            .collect(),
+        groups: groups.router.groups().iter().zip(&groups.statistics).map(group).collect(),
     }
 }
 
-fn top_branches(
-    pool: &Pool,
-    tokenizer: &Tokenizer,
-    length: usize,
-    limit: usize,
-) -> Result<Vec<Branch>, PoolsError> {
+fn top_branches(pool: &Pool, tokenizer: &Tokenizer, length: usize, limit: usize) -> Result<Vec<Branch>, PoolsError> {
     let decoded = |(tokens, count): (Vec<Token>, u32)| {
-        let text = tokenizer
-            .decode(&tokens, false)
-            .map_err(PoolsError::Tokenizer)?;
-        Ok(Branch {
-            text,
-            tokens,
-            count,
-        })
+        let text = tokenizer.decode(&tokens, false).map_err(PoolsError::Tokenizer)?;
+        Ok(Branch { text, tokens, count })
     };
-    pool.top_branches(length, limit)
-        .into_iter()
-        .map(decoded)
-        .collect()
+    pool.top_branches(length, limit).into_iter().map(decoded).collect()
 }

@@ -28,18 +28,15 @@ mod tune;
 pub use build::{build_pools, clear_pools};
 pub use clusters::{ClusterCandidate, ClusterError, Clustering};
 pub use config::{
-    Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig,
-    KMeansConfig, PoolsConfig,
+    Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig, KMeansConfig, PoolsConfig,
 };
-pub use embeddings::{
-    EmbeddingError, EmbeddingSink, NpyEmbeddings, NpyRow, join_embeddings, read_embeddings,
-};
+pub use embeddings::{EmbeddingError, EmbeddingSink, NpyEmbeddings, NpyRow, join_embeddings, read_embeddings};
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;
 pub use pool_set::{
-    ASSIGNMENTS_FILE, EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE,
-    POOL_SET_VERSION, PoolEntry, PoolSet, TextCounts,
+    ASSIGNMENTS_FILE, EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry,
+    PoolSet, TextCounts,
 };
 pub use progress::{BuildProgress, Progress, Stage};
 pub use registry::{POOLS_FOLDER, PoolRegistry, Promotion, RegistryError};

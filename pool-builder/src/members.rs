@@ -28,18 +28,10 @@ pub(crate) struct Members {
 impl Members {
     /// For so many entities.
     pub(crate) fn new(rows: u64, memory: usize) -> Self {
-        Self {
-            rows: rows.max(1),
-            done: 0,
-            spill: Spill::new(memory),
-        }
+        Self { rows: rows.max(1), done: 0, spill: Spill::new(memory) }
     }
 
-    pub(crate) fn push(
-        &mut self,
-        entity: &Entity,
-        membership: &Membership,
-    ) -> Result<(), SpillError> {
+    pub(crate) fn push(&mut self, entity: &Entity, membership: &Membership) -> Result<(), SpillError> {
         let partition = u128::from(self.done) * PARTITIONS as u128 / u128::from(self.rows);
         self.done += 1;
         let key = match entity.kind {
@@ -49,8 +41,7 @@ impl Members {
         // Numbers and words always serialise.
         let value = serde_json::to_vec(membership).unwrap_or_default();
         let partition = usize::try_from(partition).unwrap_or(PARTITIONS);
-        self.spill
-            .push(partition.min(PARTITIONS - 1), key.as_bytes(), &[&value])
+        self.spill.push(partition.min(PARTITIONS - 1), key.as_bytes(), &[&value])
     }
 
     pub(crate) fn finish(&mut self) -> Result<(), SpillError> {
@@ -64,31 +55,19 @@ impl Members {
         kinds: &BTreeMap<Kind, FittedKind>,
         dir: &Location,
     ) -> Result<BTreeMap<Kind, Vec<GroupStatistics>>, PoolsError> {
-        let failed = |reason: String| PoolsError::Encode {
-            file: dir.join(ASSIGNMENTS_FILE).url().to_owned(),
-            reason,
-        };
+        let failed = |reason: String| PoolsError::Encode { file: dir.join(ASSIGNMENTS_FILE).url().to_owned(), reason };
         let mut statistics = kinds
             .iter()
-            .map(|(&kind, fitted)| {
-                (
-                    kind,
-                    vec![GroupStatistics::default(); fitted.router.groups().len()],
-                )
-            })
+            .map(|(&kind, fitted)| (kind, vec![GroupStatistics::default(); fitted.router.groups().len()]))
             .collect();
         let file = dir.join(ASSIGNMENTS_FILE).writer();
-        let mut writer =
-            AsyncArrowWriter::try_new(file, schema(), None).map_err(|e| failed(e.to_string()))?;
+        let mut writer = AsyncArrowWriter::try_new(file, schema(), None).map_err(|e| failed(e.to_string()))?;
         for partition in 0..PARTITIONS {
             let columns = resolve(self.spill.read(partition)?, kinds, &mut statistics);
             let columns = columns.map(|column| Arc::new(StringArray::from(column)) as ArrayRef);
             let batch = RecordBatch::try_new(schema(), columns.into());
             let batch = batch.map_err(|e| failed(e.to_string()))?;
-            writer
-                .write(&batch)
-                .await
-                .map_err(|e| failed(e.to_string()))?;
+            writer.write(&batch).await.map_err(|e| failed(e.to_string()))?;
         }
         writer.close().await.map_err(|e| failed(e.to_string()))?;
         Ok(statistics)

@@ -38,19 +38,11 @@ impl OpenPools {
     ///
     /// # Errors
     /// Those of [`OpenPools::open`], and the cache's.
-    pub async fn open_cached(
-        dir: &Location,
-        tokenizer: &[u8; 32],
-        cache: &Cache,
-    ) -> Result<Self, PoolsError> {
+    pub async fn open_cached(dir: &Location, tokenizer: &[u8; 32], cache: &Cache) -> Result<Self, PoolsError> {
         Self::open_from(dir, tokenizer, Some(cache)).await
     }
 
-    async fn open_from(
-        dir: &Location,
-        tokenizer: &[u8; 32],
-        cache: Option<&Cache>,
-    ) -> Result<Self, PoolsError> {
+    async fn open_from(dir: &Location, tokenizer: &[u8; 32], cache: Option<&Cache>) -> Result<Self, PoolsError> {
         let (set, digest) = read_set(dir).await?;
         let expected = Digest::from_bytes(*tokenizer);
         if set.tokenizer != expected {
@@ -66,12 +58,7 @@ impl OpenPools {
             pools.insert(entry.name.clone(), pool);
         }
         let dir = dir.clone();
-        Ok(Self {
-            dir,
-            set,
-            digest,
-            pools,
-        })
+        Ok(Self { dir, set, digest, pools })
     }
 
     /// Reads every pool whole and compares it with its checksum. Takes a second a gigabyte of its thread; what is
@@ -84,10 +71,8 @@ impl OpenPools {
             let Some(pool) = self.pools.get(&entry.name) else {
                 continue;
             };
-            pool.verify().map_err(|source| PoolsError::PoolFile {
-                file: self.dir.join(&entry.file).url().to_owned(),
-                source,
-            })?;
+            pool.verify()
+                .map_err(|source| PoolsError::PoolFile { file: self.dir.join(&entry.file).url().to_owned(), source })?;
         }
         Ok(())
     }
@@ -116,21 +101,13 @@ impl OpenPools {
 async fn read_set(dir: &Location) -> Result<(PoolSet, Digest), PoolsError> {
     let file = dir.join(POOL_SET_FILE);
     let Some(json) = file.read_optional().await? else {
-        return Err(PoolsError::NoPoolSet {
-            dir: dir.url().to_owned(),
-        });
+        return Err(PoolsError::NoPoolSet { dir: dir.url().to_owned() });
     };
-    let invalid = |reason| PoolsError::PoolSet {
-        file: file.url().to_owned(),
-        reason,
-    };
-    let value: serde_json::Value =
-        serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
+    let invalid = |reason| PoolsError::PoolSet { file: file.url().to_owned(), reason };
+    let value: serde_json::Value = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
     let version = &value["version"];
     if *version != POOL_SET_VERSION {
-        return Err(invalid(format!(
-            "version {version}, expected {POOL_SET_VERSION}"
-        )));
+        return Err(invalid(format!("version {version}, expected {POOL_SET_VERSION}")));
     }
     let set = serde_json::from_value(value).map_err(|e| invalid(e.to_string()))?;
     Ok((set, Digest::of(&json)))
@@ -149,37 +126,22 @@ async fn open_pool(
         (path, _) => path,
     };
     let bytes = match path {
-        Some(path) => map(&path).map_err(|e| PoolsError::PoolSet {
-            file: file(),
-            reason: format!("cannot be mapped: {e}"),
-        })?,
+        Some(path) => {
+            map(&path).map_err(|e| PoolsError::PoolSet { file: file(), reason: format!("cannot be mapped: {e}") })?
+        }
         None => location.read().await?,
     };
-    let pool = Pool::open(bytes).map_err(|source| PoolsError::PoolFile {
-        file: file(),
-        source,
-    })?;
+    let pool = Pool::open(bytes).map_err(|source| PoolsError::PoolFile { file: file(), source })?;
     let found = Digest::from_bytes(pool.digest());
     if found != entry.digest {
         let (expected, found) = (entry.digest.to_string(), found.to_string());
-        return Err(PoolsError::Digest {
-            file: file(),
-            expected,
-            found,
-        });
+        return Err(PoolsError::Digest { file: file(), expected, found });
     }
-    pool.expect_tokenizer(tokenizer)
-        .map_err(|source| PoolsError::PoolFile {
-            file: file(),
-            source,
-        })?;
+    pool.expect_tokenizer(tokenizer).map_err(|source| PoolsError::PoolFile { file: file(), source })?;
     Ok(pool)
 }
 
-#[expect(
-    unsafe_code,
-    reason = "a mapping shares a pool's pages between processes without a copy"
-)]
+#[expect(unsafe_code, reason = "a mapping shares a pool's pages between processes without a copy")]
 fn map(path: &std::path::Path) -> std::io::Result<Bytes> {
     let file = std::fs::File::open(path)?;
     // SAFETY: a mapped file must not change. Pool files never do: they are written whole under a

@@ -2,8 +2,8 @@
 //!
 //! `pools/VERSION/` is one set and never changes once its `pools.json` is there. `pools/promotions/000007.json` says
 //! that a version was promoted, and is never changed either: the newest is in force, all together are the history, and
-//! a rollback is one more, with the version that was in force before. Of two who promote at once one is refused, since a
-//! number can be created only once; that needs no update of an object, which not every store has.
+//! a rollback is one more, with the version that was in force before. Of two who promote at once one is refused, since
+//! a number can be created only once; that needs no update of an object, which not every store has.
 
 use jiff::Timestamp;
 use laser_schema::location::Created;
@@ -48,17 +48,13 @@ pub enum RegistryError {
         version: String,
     },
     /// Nothing was ever promoted.
-    #[error(
-        "{dir}: no pool set is promoted; promote one with `laser pools promote CONFIG VERSION`"
-    )]
+    #[error("{dir}: no pool set is promoted; promote one with `laser pools promote CONFIG VERSION`")]
     NothingPromoted {
         /// The folder of all sets.
         dir: String,
     },
     /// There is nothing to go back to.
-    #[error(
-        "{version} was the first to be promoted: promote another version, or set [run] pools = \"nightly\""
-    )]
+    #[error("{version} was the first to be promoted: promote another version, or set [run] pools = \"nightly\"")]
     NothingBefore {
         /// What is promoted.
         version: String,
@@ -78,17 +74,13 @@ pub enum RegistryError {
         file: String,
     },
     /// The set is not the one that was promoted.
-    #[error(
-        "{dir}: its pools.json was changed after it was promoted; promote another version, or this one again"
-    )]
+    #[error("{dir}: its pools.json was changed after it was promoted; promote another version, or this one again")]
     Changed {
         /// The set.
         dir: String,
     },
     /// Not a promotion.
-    #[error(
-        "{file}: not a promotion: {reason}; restore it, or remove it to go back to the one before"
-    )]
+    #[error("{file}: not a promotion: {reason}; restore it, or remove it to go back to the one before")]
     Unreadable {
         /// The file.
         file: String,
@@ -129,9 +121,7 @@ pub struct PoolRegistry {
 impl PoolRegistry {
     /// The registry of an output.
     pub fn new(output: &Location) -> Self {
-        Self {
-            root: output.join(POOLS_FOLDER),
-        }
+        Self { root: output.join(POOLS_FOLDER) }
     }
 
     /// The place of a version below the output's root, whether it is there or not.
@@ -146,9 +136,7 @@ impl PoolRegistry {
             && version != PROMOTIONS;
         match is_name {
             true => Ok(format!("{POOLS_FOLDER}/{version}")),
-            false => Err(RegistryError::Name {
-                name: version.to_owned(),
-            }),
+            false => Err(RegistryError::Name { name: version.to_owned() }),
         }
     }
 
@@ -175,10 +163,8 @@ impl PoolRegistry {
         Self::place(version)?;
         let dir = self.root.join(version);
         let json = dir.join(POOL_SET_FILE).read_optional().await?;
-        let json = json.ok_or_else(|| RegistryError::Unknown {
-            dir: dir.url().to_owned(),
-            version: version.to_owned(),
-        })?;
+        let json =
+            json.ok_or_else(|| RegistryError::Unknown { dir: dir.url().to_owned(), version: version.to_owned() })?;
         Ok(Digest::of(&json))
     }
 
@@ -200,10 +186,10 @@ impl PoolRegistry {
         for listed in folder.list().await? {
             let file = folder.join(&listed.name);
             let promotion = serde_json::from_slice(&file.read().await?);
-            history.push(promotion.map_err(|e| RegistryError::Unreadable {
-                file: file.url().to_owned(),
-                reason: e.to_string(),
-            })?);
+            history.push(
+                promotion
+                    .map_err(|e| RegistryError::Unreadable { file: file.url().to_owned(), reason: e.to_string() })?,
+            );
         }
         history.sort_unstable_by_key(|promotion: &Promotion| promotion.number);
         Ok(history)
@@ -216,9 +202,7 @@ impl PoolRegistry {
     pub async fn promoted(&self) -> Result<Promotion, RegistryError> {
         let promotion = self.promoted_record().await?;
         if self.digest(&promotion.version).await? != promotion.digest {
-            return Err(RegistryError::Changed {
-                dir: self.root.join(&promotion.version).url().to_owned(),
-            });
+            return Err(RegistryError::Changed { dir: self.root.join(&promotion.version).url().to_owned() });
         }
         Ok(promotion)
     }
@@ -232,9 +216,7 @@ impl PoolRegistry {
         let digest = self.digest(version).await?;
         let is_current = |p: &Promotion| p.version == version && p.digest == digest;
         if history.last().is_some_and(is_current) {
-            return Err(RegistryError::Already {
-                version: version.to_owned(),
-            });
+            return Err(RegistryError::Already { version: version.to_owned() });
         }
         let promotion = Promotion {
             number: history.last().map_or(1, |last| last.number + 1),
@@ -268,9 +250,7 @@ impl PoolRegistry {
     pub async fn rollback(&self, now: Timestamp) -> Result<Promotion, RegistryError> {
         let current = self.promoted_record().await?;
         let target = self.rollback_target().await?;
-        let target = target.ok_or_else(|| RegistryError::NothingBefore {
-            version: current.version.clone(),
-        })?;
+        let target = target.ok_or_else(|| RegistryError::NothingBefore { version: current.version.clone() })?;
         let promotion = Promotion {
             number: current.number + 1,
             digest: self.digest(&target.version).await?,
@@ -284,9 +264,7 @@ impl PoolRegistry {
     /// The promotion in force, whatever became of its set: one that is damaged is what a rollback is for.
     async fn promoted_record(&self) -> Result<Promotion, RegistryError> {
         let promotion = self.history().await?.pop();
-        promotion.ok_or_else(|| RegistryError::NothingPromoted {
-            dir: self.root.url().to_owned(),
-        })
+        promotion.ok_or_else(|| RegistryError::NothingPromoted { dir: self.root.url().to_owned() })
     }
 
     async fn record(&self, promotion: Promotion) -> Result<Promotion, RegistryError> {
@@ -295,9 +273,7 @@ impl PoolRegistry {
         let json = serde_json::to_vec_pretty(&promotion).unwrap_or_default();
         match file.create(json.into()).await? {
             Created::Won => Ok(promotion),
-            Created::Exists => Err(RegistryError::Raced {
-                file: file.url().to_owned(),
-            }),
+            Created::Exists => Err(RegistryError::Raced { file: file.url().to_owned() }),
         }
     }
 }

@@ -99,10 +99,7 @@ pub fn replay(
     nodes: usize,
     end_of_text: Token,
 ) -> ReplayReport {
-    let mut report = ReplayReport {
-        texts: texts.len() as u64,
-        ..Default::default()
-    };
+    let mut report = ReplayReport { texts: texts.len() as u64, ..Default::default() };
     let mut times = Vec::new();
     let mut tree = DraftTree::new();
     for text in texts {
@@ -134,9 +131,7 @@ pub fn replay(
 fn accepted<'a>(tree: &'a DraftTree, target: &'a [Token]) -> impl Iterator<Item = usize> + 'a {
     let mut node = 0;
     target.iter().map_while(move |token| {
-        node = tree
-            .children(node)
-            .find(|&child| tree.tokens()[child] == *token)?;
+        node = tree.children(node).find(|&child| tree.tokens()[child] == *token)?;
         Some(node)
     })
 }
@@ -162,11 +157,7 @@ impl ReplayReport {
     fn set_times(&mut self, mut times: Vec<Duration>) {
         times.sort_unstable();
         let us = |time: &Duration| time.as_secs_f64() * 1e6;
-        let percentile = |of: usize| {
-            times
-                .get(times.len().saturating_sub(1) * of / 100)
-                .map_or(0.0, us)
-        };
+        let percentile = |of: usize| times.get(times.len().saturating_sub(1) * of / 100).map_or(0.0, us);
         self.draft_us_mean = ratio(times.iter().map(us).sum(), times.len() as u64);
         (self.draft_us_p50, self.draft_us_p99) = (percentile(50), percentile(99));
     }
@@ -182,33 +173,19 @@ mod tests {
     const END: Token = 0;
 
     fn pool(texts: &[Vec<Token>]) -> Pool {
-        let meta = PoolMeta {
-            name: "p".into(),
-            tokenizer: [1; 32],
-            vocab_size: 100,
-            end_of_text: END,
-        };
+        let meta = PoolMeta { name: "p".into(), tokenizer: [1; 32], vocab_size: 100, end_of_text: END };
         Pool::open(Bytes::from(build_pool(&meta, texts).unwrap())).unwrap()
     }
 
     fn text(text: &[Token]) -> ReplayText {
-        ReplayText {
-            text: text.to_vec(),
-            ..Default::default()
-        }
+        ReplayText { text: text.to_vec(), ..Default::default() }
     }
 
     #[test]
     fn a_text_that_the_pool_has_is_accepted_whole() {
         let known: Vec<Token> = (1..9).collect();
         let pool = pool(std::slice::from_ref(&known));
-        let report = replay(
-            &[text(&known)],
-            Some(&pool),
-            Drafter::RawFrequency { max_ngram: 4 },
-            16,
-            END,
-        );
+        let report = replay(&[text(&known)], Some(&pool), Drafter::RawFrequency { max_ngram: 4 }, 16, END);
         // The first token is given, seven and the end are drafted: accepted in one step.
         assert_eq!((report.steps, report.tokens, report.accepted), (1, 8, 8));
         assert_eq!(report.accepted_per_step(), 8.0);
@@ -216,9 +193,7 @@ mod tests {
 
     #[test]
     fn drafted_tokens_are_classed_by_their_estimates() {
-        for (probability, expected) in
-            [(1.0, 0), (0.5, 0), (0.49, 1), (0.25, 1), (0.2, 2), (0.0, 9)]
-        {
+        for (probability, expected) in [(1.0, 0), (0.5, 0), (0.49, 1), (0.25, 1), (0.2, 2), (0.0, 9)] {
             assert_eq!(bin(probability), expected, "{probability}");
         }
         let pool = pool(&[vec![1, 2, 3], vec![1, 2, 4], vec![1, 5]]);
@@ -228,10 +203,7 @@ mod tests {
         assert_eq!(sum(|bin| bin.drafted), report.drafted);
         assert_eq!(sum(|bin| bin.accepted), report.accepted);
         for bin in report.reliability.iter().filter(|bin| bin.drafted > 0) {
-            assert!(
-                bin.accepted <= bin.drafted && bin.estimated <= bin.drafted as f64,
-                "{bin:?}"
-            );
+            assert!(bin.accepted <= bin.drafted && bin.estimated <= bin.drafted as f64, "{bin:?}");
         }
     }
 
@@ -239,41 +211,19 @@ mod tests {
     fn plain_decoding_takes_a_step_a_token() {
         let texts = [text(&[1, 2, 3]), text(&[4]), text(&[])];
         let report = replay(&texts, None, Drafter::None, 16, END);
-        assert_eq!(
-            (report.texts, report.steps, report.tokens, report.drafted),
-            (3, 4, 4, 0)
-        );
+        assert_eq!((report.texts, report.steps, report.tokens, report.drafted), (3, 4, 4, 0));
         assert_eq!(report.tokens_per_step(), 1.0);
-        assert!(
-            (report.tokens_per_second(1e6) - 1.0).abs() < 0.1,
-            "{report:?}"
-        );
-        assert_eq!(
-            replay(&[], None, Drafter::None, 16, END),
-            ReplayReport::default()
-        );
+        assert!((report.tokens_per_second(1e6) - 1.0).abs() < 0.1, "{report:?}");
+        assert_eq!(replay(&[], None, Drafter::None, 16, END), ReplayReport::default());
     }
 
     #[test]
     fn a_prompt_is_context_and_the_previous_text_a_source() {
         let all: Vec<Token> = (1..9).collect();
-        let prompted = ReplayText {
-            prompt: vec![50],
-            text: all.clone(),
-            ..Default::default()
-        };
-        let report = replay(
-            std::slice::from_ref(&prompted),
-            None,
-            Drafter::default(),
-            16,
-            END,
-        );
+        let prompted = ReplayText { prompt: vec![50], text: all.clone(), ..Default::default() };
+        let report = replay(std::slice::from_ref(&prompted), None, Drafter::default(), 16, END);
         assert_eq!((report.tokens, report.accepted), (9, 0));
-        let known = ReplayText {
-            previous: all,
-            ..prompted
-        };
+        let known = ReplayText { previous: all, ..prompted };
         let report = replay(&[known], None, Drafter::default(), 16, END);
         assert!(report.accepted >= 6, "{report:?}");
     }
@@ -287,12 +237,7 @@ mod tests {
         let right = tree.push(0, 2, 0.4, source);
         tree.push(left, 3, 0.3, source);
         tree.push(right, 4, 0.2, source);
-        for (target, expected) in [
-            ([2, 4, 1], 2),
-            ([2, 3, 1], 1),
-            ([1, 3, 3], 2),
-            ([3, 1, 1], 0),
-        ] {
+        for (target, expected) in [([2, 4, 1], 2), ([2, 3, 1], 1), ([1, 3, 3], 2), ([3, 1, 1], 0)] {
             assert_eq!(accepted(&tree, &target).count(), expected, "{target:?}");
         }
     }

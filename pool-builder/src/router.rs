@@ -39,11 +39,7 @@ pub struct Group {
 #[serde(tag = "scheme", rename_all = "lowercase")]
 enum Scheme {
     /// Groups: all, the clusters, the attribute groups.
-    Grouped {
-        min_interactions: u64,
-        centroids: Vec<Vec<f32>>,
-        attributes: Option<AttributeTree>,
-    },
+    Grouped { min_interactions: u64, centroids: Vec<Vec<f32>>, attributes: Option<AttributeTree> },
     /// Groups: all, the random groups.
     Random { seed: u64, groups: u64 },
     /// Groups: all.
@@ -103,16 +99,8 @@ pub(crate) const ALL: usize = 0;
 impl Router {
     /// One group for all.
     pub(crate) fn global(kind: Kind) -> Self {
-        let all = Group {
-            name: format!("{kind}-all"),
-            label: format!("all {kind}s"),
-            has_pool: false,
-        };
-        Self {
-            kind,
-            scheme: Scheme::Global,
-            groups: vec![all],
-        }
+        let all = Group { name: format!("{kind}-all"), label: format!("all {kind}s"), has_pool: false };
+        Self { kind, scheme: Scheme::Global, groups: vec![all] }
     }
 
     /// `groups` random groups.
@@ -140,11 +128,7 @@ impl Router {
         for label in labels.unwrap_or_default() {
             router.add_group(&slug(&label), label);
         }
-        router.scheme = Scheme::Grouped {
-            min_interactions,
-            centroids,
-            attributes,
-        };
+        router.scheme = Scheme::Grouped { min_interactions, centroids, attributes };
         router
     }
 
@@ -158,11 +142,7 @@ impl Router {
             name = format!("{base}-{number}");
             number += 1;
         }
-        self.groups.push(Group {
-            name,
-            label,
-            has_pool: false,
-        });
+        self.groups.push(Group { name, label, has_pool: false });
     }
 
     /// The kind it decides for.
@@ -182,10 +162,7 @@ impl Router {
     /// The pool of an entity. Never fails: an embedding of another dimension or with NaN counts as none.
     pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Route<'_> {
         let (group, reason) = self.resolve(&self.membership(entity, embedding));
-        Route {
-            pool: &self.groups[group].name,
-            reason,
-        }
+        Route { pool: &self.groups[group].name, reason }
     }
 
     /// The groups that an entity belongs to, with or without a pool.
@@ -196,18 +173,10 @@ impl Router {
                 let group = 1 + random_group(*seed, *groups, &entity.id);
                 [Some((group, Reason::Random)), None]
             }
-            Scheme::Grouped {
-                min_interactions,
-                centroids,
-                attributes,
-            } => {
+            Scheme::Grouped { min_interactions, centroids, attributes } => {
                 let warm = entity.interactions >= *min_interactions;
-                let cluster = embedding
-                    .filter(|_| warm)
-                    .and_then(|e| nearest(centroids, e));
-                let attribute = attributes
-                    .as_ref()
-                    .and_then(|tree| tree.group(&entity.attributes));
+                let cluster = embedding.filter(|_| warm).and_then(|e| nearest(centroids, e));
+                let attribute = attributes.as_ref().and_then(|tree| tree.group(&entity.attributes));
                 [
                     cluster.map(|cluster| (1 + cluster, Reason::Cluster)),
                     attribute.map(|group| (1 + centroids.len() + group, Reason::Attribute)),
@@ -220,9 +189,7 @@ impl Router {
     pub(crate) fn resolve(&self, membership: &Membership) -> (usize, Reason) {
         let has_pool = |group: usize| self.groups.get(group).is_some_and(|group| group.has_pool);
         let mut groups = membership.iter().flatten().copied();
-        groups
-            .find(|&(group, _)| group == ALL || has_pool(group))
-            .unwrap_or((ALL, Reason::Fallback))
+        groups.find(|&(group, _)| group == ALL || has_pool(group)).unwrap_or((ALL, Reason::Fallback))
     }
 }
 
@@ -235,9 +202,7 @@ fn random_group(seed: u64, groups: u64, id: &EntityId) -> usize {
 /// A label as part of a file name: lower-case ASCII letters and digits, `-` for whatever is between.
 /// 64 characters are enough to recognise a group and keep paths short.
 fn slug(label: &str) -> String {
-    let words = label
-        .split(|c: char| !c.is_ascii_alphanumeric())
-        .filter(|word| !word.is_empty());
+    let words = label.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let mut slug = words.collect::<Vec<_>>().join("-").to_ascii_lowercase();
     slug.truncate(64);
     match slug.trim_end_matches('-') {
@@ -270,11 +235,7 @@ mod tests {
     fn router(without_pool: &[&str]) -> Router {
         let values = [("Drama", 0), ("War", 1)];
         let values = values.map(|(value, group)| (value.to_owned(), AttributeTree::Group(group)));
-        let tree = AttributeTree::Split {
-            attribute: "genre".to_owned(),
-            values: BTreeMap::from(values),
-            rest: None,
-        };
+        let tree = AttributeTree::Split { attribute: "genre".to_owned(), values: BTreeMap::from(values), rest: None };
         let labels = vec!["genre = Drama".to_owned(), "genre = War".to_owned()];
         let centroids = vec![vec![0.0, 0.0], vec![5.0, 5.0]];
         let mut router = Router::grouped(Kind::User, 3, centroids, Some((tree, labels)));
@@ -291,42 +252,12 @@ mod tests {
         let router = router(&[]);
         let near_second: Option<&[f32]> = Some(&[4.0, 4.5]);
         let cases = [
-            (
-                entity(1, 3, "Drama"),
-                near_second,
-                "user-cluster-1",
-                Reason::Cluster,
-            ),
-            (
-                entity(1, 2, "Drama"),
-                near_second,
-                "user-genre-drama",
-                Reason::Attribute,
-            ),
-            (
-                entity(1, 9, "War"),
-                None,
-                "user-genre-war",
-                Reason::Attribute,
-            ),
-            (
-                entity(1, 9, "War"),
-                Some(&[1.0]),
-                "user-genre-war",
-                Reason::Attribute,
-            ),
-            (
-                entity(1, 9, "War"),
-                Some(&[f32::NAN, 1.0]),
-                "user-genre-war",
-                Reason::Attribute,
-            ),
-            (
-                entity(1, 2, "Western"),
-                near_second,
-                "user-all",
-                Reason::Fallback,
-            ),
+            (entity(1, 3, "Drama"), near_second, "user-cluster-1", Reason::Cluster),
+            (entity(1, 2, "Drama"), near_second, "user-genre-drama", Reason::Attribute),
+            (entity(1, 9, "War"), None, "user-genre-war", Reason::Attribute),
+            (entity(1, 9, "War"), Some(&[1.0]), "user-genre-war", Reason::Attribute),
+            (entity(1, 9, "War"), Some(&[f32::NAN, 1.0]), "user-genre-war", Reason::Attribute),
+            (entity(1, 2, "Western"), near_second, "user-all", Reason::Fallback),
         ];
         for (entity, embedding, pool, reason) in cases {
             assert_eq!(router.route(&entity, embedding), Route { pool, reason });
@@ -339,18 +270,11 @@ mod tests {
         let drama = entity(1, 3, "Drama");
         let cases: [(&[&str], &str, Reason); 3] = [
             (&["user-cluster-1"], "user-genre-drama", Reason::Attribute),
-            (
-                &["user-cluster-1", "user-genre-drama"],
-                "user-all",
-                Reason::Fallback,
-            ),
+            (&["user-cluster-1", "user-genre-drama"], "user-all", Reason::Fallback),
             (&["user-genre-drama"], "user-cluster-1", Reason::Cluster),
         ];
         for (without_pool, pool, reason) in cases {
-            assert_eq!(
-                router(without_pool).route(&drama, near_second),
-                Route { pool, reason }
-            );
+            assert_eq!(router(without_pool).route(&drama, near_second), Route { pool, reason });
         }
     }
 
@@ -366,43 +290,24 @@ mod tests {
             *counts.entry(route.pool.to_owned()).or_insert(0) += 1;
         }
         assert_eq!(counts.len(), 4);
-        assert!(
-            counts.values().all(|count| (800..1200).contains(count)),
-            "{counts:?}"
-        );
+        assert!(counts.values().all(|count| (800..1200).contains(count)), "{counts:?}");
         // Pinned: groups must not move between versions.
         assert_eq!(router.route(&entity(1, 0, ""), None).pool, "user-random-2");
     }
 
     #[test]
     fn global_sends_everything_to_one_pool() {
-        let route = Route {
-            pool: "item-all",
-            reason: Reason::Global,
-        };
-        assert_eq!(
-            Router::global(Kind::Item).route(&entity(1, 9, "War"), None),
-            route
-        );
+        let route = Route { pool: "item-all", reason: Reason::Global };
+        assert_eq!(Router::global(Kind::Item).route(&entity(1, 9, "War"), None), route);
     }
 
     #[test]
     fn names_are_file_names_and_unique() {
-        let labels = [
-            "genre = Sci-Fi",
-            "genre = sci fi",
-            "类型 = 剧情",
-            "genre unknown",
-            "genre = ../x",
-        ];
+        let labels = ["genre = Sci-Fi", "genre = sci fi", "类型 = 剧情", "genre unknown", "genre = ../x"];
         let labels: Vec<String> = labels.map(str::to_owned).into();
         let tree = AttributeTree::Group(0);
         let router = Router::grouped(Kind::Item, 0, Vec::new(), Some((tree, labels)));
-        let names: Vec<_> = router
-            .groups()
-            .iter()
-            .map(|group| group.name.as_str())
-            .collect();
+        let names: Vec<_> = router.groups().iter().map(|group| group.name.as_str()).collect();
         let expected = [
             "item-all",
             "item-genre-sci-fi",

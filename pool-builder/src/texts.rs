@@ -67,11 +67,7 @@ pub(crate) struct SampledKind {
 }
 
 /// Reads all texts and gives `join` those that may be sampled.
-pub(crate) async fn read<P>(
-    previous: P,
-    join: &mut Join,
-    progress: Progress<'_>,
-) -> Result<TextCounts, PoolsError>
+pub(crate) async fn read<P>(previous: P, join: &mut Join, progress: Progress<'_>) -> Result<TextCounts, PoolsError>
 where
     P: Stream<Item = Result<Vec<PreviousText>, ReadError>>,
 {
@@ -88,11 +84,7 @@ where
                 counts.of_other_kind += 1;
             }
         }
-        progress(BuildProgress {
-            stage: Stage::ReadTexts,
-            done: counts.read,
-            total: None,
-        });
+        progress(BuildProgress { stage: Stage::ReadTexts, done: counts.read, total: None });
     }
     Ok(counts)
 }
@@ -126,21 +118,12 @@ impl Sampler {
     }
 
     /// Offers a text to the group of everything and to the others that its entity is in.
-    pub(crate) fn offer(
-        &mut self,
-        kind: Kind,
-        id: &EntityId,
-        text: &[u8],
-        groups: impl Iterator<Item = usize>,
-    ) {
+    pub(crate) fn offer(&mut self, kind: Kind, id: &EntityId, text: &[u8], groups: impl Iterator<Item = usize>) {
         let Some(sampled) = self.kinds.get_mut(&kind) else {
             return;
         };
         let name = id.to_string();
-        let priority = priority(
-            self.seed,
-            &[kind.as_str().as_bytes(), name.as_bytes(), text],
-        );
+        let priority = priority(self.seed, &[kind.as_str().as_bytes(), name.as_bytes(), text]);
         let mut shared: Option<Arc<str>> = None;
         for group in groups.filter(|&group| group != ALL).chain([ALL]) {
             sampled.offered[group] += 1;
@@ -165,18 +148,12 @@ pub(crate) fn tokenise(
     let mut tokens = HashMap::with_capacity(texts.len());
     for batch in texts.chunks(TOKENISE_BATCH) {
         let inputs: Vec<&str> = batch.iter().map(|&(_, text)| text).collect();
-        let encodings = tokenizer
-            .encode_batch_fast(inputs, false)
-            .map_err(PoolsError::Tokenizer)?;
+        let encodings = tokenizer.encode_batch_fast(inputs, false).map_err(PoolsError::Tokenizer)?;
         for (&(priority, _), encoding) in batch.iter().zip(encodings) {
             tokens.insert(priority, encoding.get_ids().to_vec());
         }
         let done = tokens.len() as u64;
-        progress(BuildProgress {
-            stage: Stage::Tokenise,
-            done,
-            total: Some(total),
-        });
+        progress(BuildProgress { stage: Stage::Tokenise, done, total: Some(total) });
     }
     tokens.retain(|_, tokens| !tokens.is_empty());
     Ok(tokens)
@@ -185,9 +162,6 @@ pub(crate) fn tokenise(
 impl SampledKind {
     /// The tokens of a group's texts, in the order of the sample.
     pub(crate) fn tokens(&self, group: usize, of: &HashMap<u128, Vec<Token>>) -> Vec<Vec<Token>> {
-        self.groups[group]
-            .iter()
-            .filter_map(|(priority, _)| of.get(&priority).cloned())
-            .collect()
+        self.groups[group].iter().filter_map(|(priority, _)| of.get(&priority).cloned()).collect()
     }
 }

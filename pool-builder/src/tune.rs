@@ -46,12 +46,7 @@ impl Default for TuneConfig {
     /// The sizes around the paper's 500 to 5000, and a forward of 20 ms.
     fn default() -> Self {
         let sizes = vec![100, 200, 500, 1000, 2000, 5000];
-        Self {
-            sizes,
-            held_out: 50,
-            nodes: 16,
-            step_us: 20_000.0,
-        }
+        Self { sizes, held_out: 50, nodes: 16, step_us: 20_000.0 }
     }
 }
 
@@ -59,38 +54,14 @@ impl TuneConfig {
     fn validate(&self) -> Result<(), PoolsError> {
         let rising = self.sizes.is_sorted_by(|a, b| a < b) && self.sizes.first() > Some(&0);
         let checks = [
-            (
-                "sizes",
-                "rising numbers from 1",
-                rising,
-                format!("{:?}", self.sizes),
-            ),
-            (
-                "held_out",
-                "at least 1",
-                self.held_out > 0,
-                self.held_out.to_string(),
-            ),
-            (
-                "nodes",
-                "at least 1",
-                self.nodes > 0,
-                self.nodes.to_string(),
-            ),
-            (
-                "step_us",
-                "a number above 0",
-                self.step_us > 0.0,
-                self.step_us.to_string(),
-            ),
+            ("sizes", "rising numbers from 1", rising, format!("{:?}", self.sizes)),
+            ("held_out", "at least 1", self.held_out > 0, self.held_out.to_string()),
+            ("nodes", "at least 1", self.nodes > 0, self.nodes.to_string()),
+            ("step_us", "a number above 0", self.step_us > 0.0, self.step_us.to_string()),
         ];
         for (option, expected, valid, found) in checks {
             if !valid {
-                return Err(PoolsError::Tune {
-                    option,
-                    expected,
-                    found,
-                });
+                return Err(PoolsError::Tune { option, expected, found });
             }
         }
         Ok(())
@@ -170,27 +141,13 @@ where
     let capacity = |_| largest + tune.held_out;
     let grouped = group(tables, previous, config, memory, capacity, progress).await?;
     let tokens = texts::tokenise(&grouped.samples, tokenizer.tokenizer, progress)?;
-    let mut tuner = Tuner {
-        tokenizer,
-        tune,
-        drafter,
-        tokens: &tokens,
-        done: 0,
-        progress,
-    };
+    let mut tuner = Tuner { tokenizer, tune, drafter, tokens: &tokens, done: 0, progress };
     let kinds = tuner.kinds(&grouped.kinds, &grouped.samples)?;
     if kinds.is_empty() {
         let (option, expected) = ("previous texts", "at least 5 of one group");
-        return Err(PoolsError::Tune {
-            option,
-            expected,
-            found: format!("{} in all", tokens.len()),
-        });
+        return Err(PoolsError::Tune { option, expected, found: format!("{} in all", tokens.len()) });
     }
-    Ok(TuneReport {
-        config: tune.clone(),
-        kinds,
-    })
+    Ok(TuneReport { config: tune.clone(), kinds })
 }
 
 struct Tuner<'a> {
@@ -220,8 +177,7 @@ impl Tuner<'_> {
         for (&kind, fitted) in kinds {
             let mut groups = Vec::new();
             for (index, group) in fitted.router.groups().iter().enumerate() {
-                let measured =
-                    self.group(&group.name, samples[&kind].tokens(index, self.tokens))?;
+                let measured = self.group(&group.name, samples[&kind].tokens(index, self.tokens))?;
                 if !measured.is_empty() {
                     groups.push((group.name.clone(), measured));
                 }
@@ -238,28 +194,17 @@ impl Tuner<'_> {
     fn group(&mut self, name: &str, texts: Vec<Vec<Token>>) -> Result<Vec<Measured>, PoolsError> {
         let largest = self.tune.sizes.last().copied().unwrap_or(0);
         let spare = texts.len().saturating_sub(largest);
-        let held_out = self
-            .tune
-            .held_out
-            .min(spare.max(texts.len() / HELD_OUT_SHARE));
+        let held_out = self.tune.held_out.min(spare.max(texts.len() / HELD_OUT_SHARE));
         let mut measured = Vec::new();
         if held_out == 0 {
             return Ok(measured);
         }
         let replayed = texts[..held_out].iter().cloned();
-        let replayed: Vec<ReplayText> = replayed
-            .map(|text| ReplayText {
-                text,
-                ..Default::default()
-            })
-            .collect();
+        let replayed: Vec<ReplayText> = replayed.map(|text| ReplayText { text, ..Default::default() }).collect();
         let candidates = &texts[held_out..];
         for &size in &self.tune.sizes {
             let of = &candidates[..size.min(candidates.len())];
-            let pool = Pool::open(Bytes::from(build_pool(
-                &self.tokenizer.pool_meta(name),
-                of,
-            )?))?;
+            let pool = Pool::open(Bytes::from(build_pool(&self.tokenizer.pool_meta(name), of)?))?;
             let (nodes, end) = (self.tune.nodes, self.tokenizer.end_of_text);
             measured.push(Measured {
                 pool_texts: pool.texts(),
@@ -267,11 +212,7 @@ impl Tuner<'_> {
                 report: replay(&replayed, Some(&pool), self.drafter, nodes, end),
             });
             self.done += 1;
-            (self.progress)(BuildProgress {
-                stage: Stage::Replay,
-                done: self.done,
-                total: None,
-            });
+            (self.progress)(BuildProgress { stage: Stage::Replay, done: self.done, total: None });
             if size >= candidates.len() {
                 break;
             }
@@ -280,11 +221,7 @@ impl Tuner<'_> {
     }
 
     fn summary(&self, kind: Kind, groups: Vec<(String, Vec<Measured>)>) -> KindTuning {
-        let sizes = groups
-            .iter()
-            .map(|(_, measured)| measured.len())
-            .max()
-            .unwrap_or(0);
+        let sizes = groups.iter().map(|(_, measured)| measured.len()).max().unwrap_or(0);
         let total = |size: usize| {
             let of_size = groups.iter().filter_map(|(_, m)| m.get(size).or(m.last()));
             of_size.fold(Measured::default(), |sum, &m| sum.add(m))
@@ -292,18 +229,9 @@ impl Tuner<'_> {
         let rows = self.rows(&(0..sizes).map(total).collect::<Vec<_>>());
         let groups = groups.into_iter().map(|(name, measured)| {
             let rows = self.rows(&measured);
-            GroupTuning {
-                name,
-                max_texts: fastest(&rows),
-                rows,
-            }
+            GroupTuning { name, max_texts: fastest(&rows), rows }
         });
-        KindTuning {
-            kind,
-            max_texts: fastest(&rows),
-            groups: groups.collect(),
-            rows,
-        }
+        KindTuning { kind, max_texts: fastest(&rows), groups: groups.collect(), rows }
     }
 
     fn rows(&self, measured: &[Measured]) -> Vec<TuneRow> {
@@ -344,10 +272,7 @@ impl Measured {
 
 /// The smallest size whose speed is within the tolerance of the best.
 fn fastest(rows: &[TuneRow]) -> usize {
-    let best = rows
-        .iter()
-        .map(|row| row.tokens_per_second)
-        .fold(0.0, f64::max);
+    let best = rows.iter().map(|row| row.tokens_per_second).fold(0.0, f64::max);
     let enough = |row: &&TuneRow| row.tokens_per_second >= best * (1.0 - SPEED_TOLERANCE);
     rows.iter().find(enough).map_or(0, |row| row.max_texts)
 }

@@ -1,9 +1,9 @@
 //! The bipartite graph of users and items, and LightGCN's propagation over it.
 //!
-//! With degrees `D` and adjacency `A` the normalised adjacency is `Â = D^-½ A D^-½`, which is symmetric. A propagation is
-//! the mean of the layers, `P = (I + Â + … + Â^L) / (L + 1)` (He et al. 2020, equations 7 and 8). `P` is linear and
-//! symmetric too, so the gradient of any loss of `P E` with respect to `E` is `P` times the gradient with respect to `P E`:
-//! backwards is the same product as forwards.
+//! With degrees `D` and adjacency `A` the normalised adjacency is `Â = D^-½ A D^-½`, which is symmetric. A propagation
+//! is the mean of the layers, `P = (I + Â + … + Â^L) / (L + 1)` (He et al. 2020, equations 7 and 8). `P` is linear and
+//! symmetric too, so the gradient of any loss of `P E` with respect to `E` is `P` times the gradient with respect to `P
+//! E`: backwards is the same product as forwards.
 
 use rayon::prelude::*;
 
@@ -51,12 +51,7 @@ impl Graph {
                 degree => 1.0 / (degree as f32).sqrt(),
             })
             .collect();
-        Self {
-            users,
-            starts,
-            neighbours,
-            scale,
-        }
+        Self { users, starts, neighbours, scale }
     }
 
     /// How many of the nodes are users.
@@ -81,9 +76,7 @@ impl Graph {
         let mut sum = x.to_vec();
         let mut scaled = vec![0.0; if layers > 0 { x.len() } else { 0 }];
         for _ in 0..layers {
-            let rows = scaled
-                .par_chunks_mut(dimension)
-                .zip(sum.par_chunks(dimension));
+            let rows = scaled.par_chunks_mut(dimension).zip(sum.par_chunks(dimension));
             rows.zip(&self.scale).for_each(|((scaled, row), &scale)| {
                 for (scaled, value) in scaled.iter_mut().zip(row) {
                     *scaled = scale * value;
@@ -132,18 +125,13 @@ mod tests {
             adjacency[user * nodes + item] = 1.0;
             adjacency[item * nodes + user] = 1.0;
         }
-        let degree: Vec<f64> = adjacency
-            .chunks(nodes)
-            .map(|row| row.iter().sum())
-            .collect();
+        let degree: Vec<f64> = adjacency.chunks(nodes).map(|row| row.iter().sum()).collect();
         let mut layer: Vec<f64> = x.iter().map(|&v| f64::from(v)).collect();
         let mut mean = layer.clone();
         for _ in 0..layers {
             let next = (0..nodes).map(|row| {
                 let cells = (0..nodes).filter(|column| adjacency[row * nodes + column] > 0.0);
-                cells
-                    .map(|column| layer[column] / (degree[row] * degree[column]).sqrt())
-                    .sum()
+                cells.map(|column| layer[column] / (degree[row] * degree[column]).sqrt()).sum()
             });
             layer = next.collect();
             mean.iter_mut().zip(&layer).for_each(|(m, l)| *m += l);

@@ -1,8 +1,8 @@
 //! LightGCN (He et al. 2020): embeddings of users and items from interactions alone.
 //!
 //! The only parameters are one vector for each user and item. They are propagated over the graph of the training
-//! interactions, and the dot products of the propagated vectors are trained with the BPR loss: an item that the user interacted
-//! with should score higher than a random one. With no layers this is matrix factorisation.
+//! interactions, and the dot products of the propagated vectors are trained with the BPR loss: an item that the user
+//! interacted with should score higher than a random one. With no layers this is matrix factorisation.
 //!
 //! Gradients are exact and written by hand, since propagation is its own transpose (see `graph`). A step costs two
 //! propagations whatever its batch, so batches are large; Adam makes up for it.
@@ -90,19 +90,14 @@ impl EmbedConfig {
             return Err(format!("[embed] {key} = 0: expected at least 1"));
         }
         if !(self.learning_rate > 0.0 && self.learning_rate.is_finite()) {
-            return Err(format!(
-                "[embed] learning_rate = {}: expected a number above 0",
-                self.learning_rate
-            ));
+            return Err(format!("[embed] learning_rate = {}: expected a number above 0", self.learning_rate));
         }
         if !(self.l2 >= 0.0 && self.l2.is_finite()) {
             return Err(format!("[embed] l2 = {}: expected 0 or more", self.l2));
         }
         for (key, share) in [("validation", self.validation), ("test", self.test)] {
             if !(share > 0.0 && share < 0.5) {
-                return Err(format!(
-                    "[embed] {key} = {share}: expected a share above 0 and below 0.5"
-                ));
+                return Err(format!("[embed] {key} = {share}: expected a share above 0 and below 0.5"));
             }
         }
         Ok(())
@@ -148,8 +143,8 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// The parameters propagated over the graph of `edges`: of `data.train`, what was validated; of all that is known, the
-    /// best vectors there are, also of items that were held out altogether.
+    /// The parameters propagated over the graph of `edges`: of `data.train`, what was validated; of all that is known,
+    /// the best vectors there are, also of items that were held out altogether.
     pub fn embeddings(&self, data: &Holdout, edges: &[Edge]) -> Embeddings {
         let graph = Graph::new(data.users, data.items, edges);
         embeddings(&graph, &self.parameters, self.dimension, self.layers)
@@ -159,11 +154,7 @@ impl Trained {
 fn embeddings(graph: &Graph, parameters: &[f32], dimension: usize, layers: usize) -> Embeddings {
     let mut users = graph.propagate(parameters, dimension, layers);
     let items = users.split_off(graph.users() * dimension);
-    Embeddings {
-        dimension,
-        users,
-        items,
-    }
+    Embeddings { dimension, users, items }
 }
 
 /// Why there are no embeddings.
@@ -190,9 +181,7 @@ pub enum EmbedError {
         items: usize,
     },
     /// Training ran away.
-    #[error(
-        "the loss is not finite in epoch {epoch}: lower [embed] learning_rate (it is {learning_rate})"
-    )]
+    #[error("the loss is not finite in epoch {epoch}: lower [embed] learning_rate (it is {learning_rate})")]
     Diverged {
         /// Counted from 1.
         epoch: usize,
@@ -205,15 +194,8 @@ pub enum EmbedError {
 ///
 /// # Errors
 /// See [`EmbedError`].
-pub fn train(
-    data: &Holdout,
-    config: &EmbedConfig,
-    progress: &mut dyn FnMut(Epoch),
-) -> Result<Trained, EmbedError> {
-    let nothing = EmbedError::NothingHeldOut {
-        users: data.users,
-        edges: data.train.len(),
-    };
+pub fn train(data: &Holdout, config: &EmbedConfig, progress: &mut dyn FnMut(Epoch)) -> Result<Trained, EmbedError> {
+    let nothing = EmbedError::NothingHeldOut { users: data.users, edges: data.train.len() };
     if data.validation.is_empty() {
         return Err(nothing);
     }
@@ -223,10 +205,7 @@ pub fn train(
     for epoch in 1..=config.epochs {
         let loss = trainer.epoch();
         if !loss.is_finite() {
-            return Err(EmbedError::Diverged {
-                epoch,
-                learning_rate: config.learning_rate.to_string(),
-            });
+            return Err(EmbedError::Diverged { epoch, learning_rate: config.learning_rate.to_string() });
         }
         if epoch % config.validate_every == 0 || epoch == config.epochs {
             let (graph, parameters) = (&trainer.graph, &trainer.parameters);
@@ -234,10 +213,7 @@ pub fn train(
             let (seen, wanted) = (&[data.train.as_slice()], &data.validation);
             let validation = evaluate_embeddings(data, seen, wanted, CUTOFF, &vectors);
             newest = Some(validation);
-            if best
-                .as_ref()
-                .is_none_or(|best| validation.recall > best.validation.recall)
-            {
+            if best.as_ref().is_none_or(|best| validation.recall > best.validation.recall) {
                 best = Some(Trained {
                     parameters: parameters.clone(),
                     dimension: config.dimension,
@@ -248,11 +224,7 @@ pub fn train(
                 });
             }
         }
-        progress(Epoch {
-            epoch,
-            loss,
-            validation: newest,
-        });
+        progress(Epoch { epoch, loss, validation: newest });
         if let Some(best) = &mut best {
             best.epochs = epoch;
             if epoch - best.epoch >= config.patience * config.validate_every {
@@ -294,16 +266,7 @@ impl<'a> Trainer<'a> {
         let bound = (6.0 / (graph.nodes() + config.dimension) as f32).sqrt();
         let count = graph.nodes() * config.dimension;
         let parameters = (0..count).map(|_| rng.gen_range(-bound..bound)).collect();
-        Ok(Self {
-            data,
-            config,
-            graph,
-            rng,
-            edges,
-            parameters,
-            moments: vec![[0.0; 2]; count],
-            steps: 0,
-        })
+        Ok(Self { data, config, graph, rng, edges, parameters, moments: vec![[0.0; 2]; count], steps: 0 })
     }
 
     /// One pass over the interactions; the mean loss.
@@ -345,12 +308,9 @@ impl<'a> Trainer<'a> {
         let share = 1.0 / triples.len() as f32;
         for &[user, item, other] in triples {
             let (user_row, item_row, other_row) = (row(user), row(item), row(other));
-            let margin: f32 = (user_row
-                .clone()
-                .zip(item_row.clone())
-                .zip(other_row.clone()))
-            .map(|((u, i), o)| vectors[u] * (vectors[i] - vectors[o]))
-            .sum();
+            let margin: f32 = (user_row.clone().zip(item_row.clone()).zip(other_row.clone()))
+                .map(|((u, i), o)| vectors[u] * (vectors[i] - vectors[o]))
+                .sum();
             // -ln σ(margin), whose derivative is -σ(-margin).
             loss += f64::from((-margin.abs()).exp().ln_1p() + (-margin).max(0.0));
             let slope = -share / (1.0 + margin.exp());
@@ -380,9 +340,7 @@ impl<'a> Trainer<'a> {
         let moments = self.moments.par_chunks_mut(ADAM_CHUNK);
         let chunks = parameters.zip(moments).zip(gradient.par_chunks(ADAM_CHUNK));
         chunks.for_each(|((parameters, moments), gradient)| {
-            for ((parameter, [mean, square]), &slope) in
-                parameters.iter_mut().zip(moments).zip(gradient)
-            {
+            for ((parameter, [mean, square]), &slope) in parameters.iter_mut().zip(moments).zip(gradient) {
                 *mean += (1.0 - DECAYS[0]) * (slope - *mean);
                 *square += (1.0 - DECAYS[1]) * (slope * slope - *square);
                 *parameter -= step * *mean / ((*square / second).sqrt() + 1e-8);
@@ -405,30 +363,15 @@ mod tests {
         for user in 0..users {
             for draw in 0..=own {
                 let any = rng.gen_range(0..items);
-                let item = if draw < own {
-                    any - any % groups + user % groups
-                } else {
-                    any
-                };
-                events.push(Event {
-                    user,
-                    item: item.min(items - 1),
-                    time: None,
-                });
+                let item = if draw < own { any - any % groups + user % groups } else { any };
+                events.push(Event { user, item: item.min(items - 1), time: None });
             }
         }
         Holdout::new(users as usize, items as usize, &events, (0.15, 0.15), 5)
     }
 
     fn config(layers: usize) -> EmbedConfig {
-        EmbedConfig {
-            dimension: 4,
-            layers,
-            batch: 64,
-            epochs: 40,
-            learning_rate: 0.02,
-            ..EmbedConfig::default()
-        }
+        EmbedConfig { dimension: 4, layers, batch: 64, epochs: 40, learning_rate: 0.02, ..EmbedConfig::default() }
     }
 
     fn small() -> Holdout {
@@ -437,13 +380,7 @@ mod tests {
 
     #[test]
     fn the_gradient_is_that_of_finite_differences() {
-        let (data, config) = (
-            small(),
-            EmbedConfig {
-                l2: 0.1,
-                ..config(2)
-            },
-        );
+        let (data, config) = (small(), EmbedConfig { l2: 0.1, ..config(2) });
         let mut trainer = Trainer::new(&data, &config).unwrap();
         let edges = trainer.edges.clone();
         let triples: Vec<Triple> = edges.iter().map(|&edge| trainer.triple(edge)).collect();
@@ -465,22 +402,13 @@ mod tests {
             let difference = (at(value + 0.01) - at(value - 0.01)) / 0.02;
             at(value);
             let expected = f64::from(gradient[position]);
-            assert!(
-                (difference - expected).abs() < 2e-4,
-                "{difference} is not {expected}"
-            );
+            assert!((difference - expected).abs() < 2e-4, "{difference} is not {expected}");
         }
     }
 
     #[test]
     fn the_gradient_is_that_of_candles_autograd() {
-        let (data, config) = (
-            small(),
-            EmbedConfig {
-                l2: 0.0,
-                ..config(2)
-            },
-        );
+        let (data, config) = (small(), EmbedConfig { l2: 0.0, ..config(2) });
         let mut trainer = Trainer::new(&data, &config).unwrap();
         let edges = trainer.edges.clone();
         let triples: Vec<Triple> = edges.iter().map(|&edge| trainer.triple(edge)).collect();
@@ -495,26 +423,14 @@ mod tests {
         let parameters = Var::from_slice(&trainer.parameters, (nodes, 4), &cpu).unwrap();
         let vectors = propagation.matmul(&parameters).unwrap();
         let pick = |place: usize| {
-            let rows: Vec<u32> = triples
-                .iter()
-                .map(|t| u32::try_from(t[place]).unwrap())
-                .collect();
+            let rows: Vec<u32> = triples.iter().map(|t| u32::try_from(t[place]).unwrap()).collect();
             let rows = Tensor::new(rows, &cpu).unwrap();
             vectors.index_select(&rows, 0).unwrap()
         };
-        let margin = (pick(0) * (pick(1) - pick(2)).unwrap())
-            .unwrap()
-            .sum(1)
-            .unwrap();
-        let losses = (margin.neg().unwrap().exp().unwrap() + 1.0)
-            .unwrap()
-            .log()
-            .unwrap();
+        let margin = (pick(0) * (pick(1) - pick(2)).unwrap()).unwrap().sum(1).unwrap();
+        let losses = (margin.neg().unwrap().exp().unwrap() + 1.0).unwrap().log().unwrap();
         let mean = losses.mean_all().unwrap();
-        assert!(
-            (f64::from(mean.to_scalar::<f32>().unwrap()) - loss / triples.len() as f64).abs()
-                < 1e-6
-        );
+        assert!((f64::from(mean.to_scalar::<f32>().unwrap()) - loss / triples.len() as f64).abs() < 1e-6);
         let gradients = mean.backward().unwrap();
         let expected = gradients.get(&parameters).unwrap().flatten_all().unwrap();
         for (found, expected) in gradient.iter().zip(expected.to_vec1::<f32>().unwrap()) {
@@ -525,38 +441,20 @@ mod tests {
     #[test]
     fn communities_are_found_and_popularity_does_not_find_them() {
         let data = communities(120, 60, 3, 12);
-        let config = EmbedConfig {
-            dimension: 8,
-            ..config(2)
-        };
+        let config = EmbedConfig { dimension: 8, ..config(2) };
         let trained = train(&data, &config, &mut |_| {}).unwrap();
         let seen = [data.train.as_slice(), &data.validation];
-        let found = evaluate_embeddings(
-            &data,
-            &seen,
-            &data.test,
-            10,
-            &trained.embeddings(&data, &data.train),
-        );
+        let found = evaluate_embeddings(&data, &seen, &data.test, 10, &trained.embeddings(&data, &data.train));
         let popular = evaluate_popularity(&data, &seen, &data.test, 10);
-        assert!(
-            found.recall > popular.recall + 0.3,
-            "{found:?} against {popular:?}"
-        );
+        assert!(found.recall > popular.recall + 0.3, "{found:?} against {popular:?}");
     }
 
     #[test]
     fn a_seed_decides_everything() {
         let data = small();
         let vectors = |seed| {
-            let config = EmbedConfig {
-                seed,
-                epochs: 4,
-                ..config(2)
-            };
-            train(&data, &config, &mut |_| {})
-                .unwrap()
-                .embeddings(&data, &data.train)
+            let config = EmbedConfig { seed, epochs: 4, ..config(2) };
+            train(&data, &config, &mut |_| {}).unwrap().embeddings(&data, &data.train)
         };
         assert_eq!(vectors(1), vectors(1));
         assert_ne!(vectors(1), vectors(2));
@@ -564,13 +462,8 @@ mod tests {
 
     #[test]
     fn too_little_data_and_runaway_training_are_refused() {
-        let refusal = |data: &Holdout, config: &EmbedConfig| {
-            train(data, config, &mut |_| {}).unwrap_err().to_string()
-        };
-        let one = Holdout {
-            validation: Vec::new(),
-            ..small()
-        };
+        let refusal = |data: &Holdout, config: &EmbedConfig| train(data, config, &mut |_| {}).unwrap_err().to_string();
+        let one = Holdout { validation: Vec::new(), ..small() };
         assert!(refusal(&one, &config(1)).contains("no user has enough interactions"));
         let all = Holdout {
             users: 1,
@@ -581,10 +474,7 @@ mod tests {
             by_time: false,
         };
         assert!(refusal(&all, &config(1)).contains("all 2 items"));
-        let wild = EmbedConfig {
-            learning_rate: f32::MAX,
-            ..config(2)
-        };
+        let wild = EmbedConfig { learning_rate: f32::MAX, ..config(2) };
         assert!(refusal(&small(), &wild).contains("lower [embed] learning_rate"));
     }
 }

@@ -42,23 +42,15 @@ pub struct Holdout {
 }
 
 impl Holdout {
-    /// Holds out the last `test` share of each user's distinct items, and before them the `validation` share, both rounded
-    /// down. Where an event has no time, users' items are shuffled by `seed` instead.
-    pub fn new(
-        users: usize,
-        items: usize,
-        events: &[Event],
-        (validation, test): (f64, f64),
-        seed: u64,
-    ) -> Self {
+    /// Holds out the last `test` share of each user's distinct items, and before them the `validation` share, both
+    /// rounded down. Where an event has no time, users' items are shuffled by `seed` instead.
+    pub fn new(users: usize, items: usize, events: &[Event], (validation, test): (f64, f64), seed: u64) -> Self {
         let by_time = events.iter().all(|event| event.time.is_some());
         let mut of_user: Vec<BTreeMap<u32, f64>> = vec![BTreeMap::new(); users];
         for event in events {
             let time = event.time.unwrap_or(0.0);
             // An item counts from the first time on.
-            let first = of_user[event.user as usize]
-                .entry(event.item)
-                .or_insert(time);
+            let first = of_user[event.user as usize].entry(event.item).or_insert(time);
             *first = first.min(time);
         }
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
@@ -76,22 +68,11 @@ impl Holdout {
             parts[0].extend(edges);
         }
         let [train, validation, test] = parts;
-        Self {
-            users,
-            items,
-            train,
-            validation,
-            test,
-            by_time,
-        }
+        Self { users, items, train, validation, test, by_time }
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a share from 0 to 1 of a length"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share from 0 to 1 of a length")]
 fn share(share: f64, of: usize) -> usize {
     (share * of as f64) as usize
 }
@@ -133,14 +114,8 @@ pub fn evaluate(
     };
     let count = u32::try_from(users).unwrap_or(u32::MAX);
     let found: Vec<(f64, f64)> = (0..count).into_par_iter().filter_map(of_user).collect();
-    let mean = |value: fn(&(f64, f64)) -> f64| {
-        found.iter().map(value).sum::<f64>() / found.len().max(1) as f64
-    };
-    RankingQuality {
-        recall: mean(|found| found.0),
-        ndcg: mean(|found| found.1),
-        users: found.len(),
-    }
+    let mean = |value: fn(&(f64, f64)) -> f64| found.iter().map(value).sum::<f64>() / found.len().max(1) as f64;
+    RankingQuality { recall: mean(|found| found.0), ndcg: mean(|found| found.1), users: found.len() }
 }
 
 /// As [`evaluate`] by the dot product of embeddings, row-major of `dimension`.
@@ -171,12 +146,7 @@ pub fn evaluate_embeddings(
 }
 
 /// As [`evaluate`] by how many users of `train` have the item.
-pub fn evaluate_popularity(
-    data: &Holdout,
-    seen: &[&[Edge]],
-    wanted: &[Edge],
-    k: usize,
-) -> RankingQuality {
+pub fn evaluate_popularity(data: &Holdout, seen: &[&[Edge]], wanted: &[Edge], k: usize) -> RankingQuality {
     let mut counts = vec![0.0; data.items];
     for &(_, item) in &data.train {
         counts[item as usize] += 1.0;
@@ -212,9 +182,7 @@ fn best(scores: &[f32], k: usize) -> Vec<u32> {
 
 fn quality(ranked: &[u32], wanted: &[u32], k: usize) -> (f64, f64) {
     let gain = |rank: usize| 1.0 / ((rank + 2) as f64).log2();
-    let hits: Vec<usize> = (0..ranked.len())
-        .filter(|&rank| wanted.contains(&ranked[rank]))
-        .collect();
+    let hits: Vec<usize> = (0..ranked.len()).filter(|&rank| wanted.contains(&ranked[rank])).collect();
     let found: f64 = hits.iter().map(|&rank| gain(rank)).sum();
     let ideal: f64 = (0..wanted.len().min(k)).map(gain).sum();
     (hits.len() as f64 / wanted.len() as f64, found / ideal)
@@ -225,13 +193,7 @@ mod tests {
     use super::*;
 
     fn events(count: u32, time: impl Fn(u32) -> Option<f64>) -> Vec<Event> {
-        (0..count)
-            .map(|item| Event {
-                user: 0,
-                item,
-                time: time(item),
-            })
-            .collect()
+        (0..count).map(|item| Event { user: 0, item, time: time(item) }).collect()
     }
 
     #[test]

@@ -46,13 +46,8 @@ impl Mean {
     /// Of values that are not empty.
     pub fn of(values: &[f64]) -> Self {
         let sample = Sample::of(values);
-        let half_width = sample
-            .student()
-            .map(|student| student.inverse_cdf(1.0 - ALPHA / 2.0) * sample.error);
-        Self {
-            mean: sample.mean,
-            half_width,
-        }
+        let half_width = sample.student().map(|student| student.inverse_cdf(1.0 - ALPHA / 2.0) * sample.error);
+        Self { mean: sample.mean, half_width }
     }
 }
 
@@ -150,12 +145,7 @@ impl Comparison {
         } else {
             Verdict::NotShown
         };
-        Self {
-            difference: Mean::of(differences),
-            p_different,
-            p_equivalent,
-            verdict,
-        }
+        Self { difference: Mean::of(differences), p_different, p_equivalent, verdict }
     }
 }
 
@@ -169,8 +159,7 @@ mod tests {
     fn naive_auc(scores: &[f32], labels: &[bool]) -> Option<f64> {
         let of = |wanted: bool| {
             let all = scores.iter().zip(labels);
-            all.filter(move |(_, label)| **label == wanted)
-                .map(|(score, _)| *score)
+            all.filter(move |(_, label)| **label == wanted).map(|(score, _)| *score)
         };
         let (mut sum, mut pairs) = (0.0, 0.0);
         for positive in of(true) {
@@ -228,20 +217,11 @@ mod tests {
             let found = Comparison::of(differences, 0.001);
             assert_eq!(found.verdict, verdict, "{differences:?}: {found:?}");
         };
-        check(
-            &[0.0001, -0.0001, 0.0002, 0.0, -0.0002],
-            Verdict::Equivalent,
-        );
+        check(&[0.0001, -0.0001, 0.0002, 0.0, -0.0002], Verdict::Equivalent);
         // Surely not 0, and surely below the margin.
-        check(
-            &[0.0004, 0.00041, 0.00039, 0.0004, 0.0004],
-            Verdict::Equivalent,
-        );
+        check(&[0.0004, 0.00041, 0.00039, 0.0004, 0.0004], Verdict::Equivalent);
         check(&[0.004, 0.0041, 0.0039, 0.004, 0.0042], Verdict::Different);
-        check(
-            &[-0.004, -0.0041, -0.0039, -0.004, -0.0042],
-            Verdict::Different,
-        );
+        check(&[-0.004, -0.0041, -0.0039, -0.004, -0.0042], Verdict::Different);
         check(&[0.004, -0.004, 0.003, -0.003, 0.0], Verdict::NotShown);
         check(&[0.0; 5], Verdict::Equivalent);
         check(&[0.002; 5], Verdict::Different);
@@ -252,17 +232,9 @@ mod tests {
     fn the_p_of_equivalence_is_that_of_the_nearer_bound() {
         // Mean 0.0005, error 0.0001: t = 5 from the upper bound, 15 from the lower, 4 degrees of freedom.
         let unit = 0.0001 * 5f64.sqrt() / 1.581_138_83;
-        let differences: Vec<f64> = [-2.0, -1.0, 0.0, 1.0, 2.0]
-            .map(|d| 0.0005 + d * unit)
-            .to_vec();
+        let differences: Vec<f64> = [-2.0, -1.0, 0.0, 1.0, 2.0].map(|d| 0.0005 + d * unit).to_vec();
         let found = Comparison::of(&differences, 0.001);
-        assert!(
-            (found.p_equivalent.unwrap() - 0.003_745).abs() < 1e-5,
-            "{found:?}"
-        );
-        assert!(
-            (found.p_different.unwrap() - 2.0 * 0.003_745).abs() < 1e-5,
-            "{found:?}"
-        );
+        assert!((found.p_equivalent.unwrap() - 0.003_745).abs() < 1e-5, "{found:?}");
+        assert!((found.p_different.unwrap() - 2.0 * 0.003_745).abs() < 1e-5, "{found:?}");
     }
 }

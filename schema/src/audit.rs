@@ -53,10 +53,7 @@ pub struct AuditedText {
 impl AuditedText {
     /// The text with speculation.
     pub fn text(&self) -> String {
-        self.pieces
-            .iter()
-            .map(|piece| piece.text.as_str())
-            .collect()
+        self.pieces.iter().map(|piece| piece.text.as_str()).collect()
     }
 }
 
@@ -94,10 +91,7 @@ pub struct Origin {
 
 impl Origin {
     /// The target's own token.
-    pub const TARGET: Self = Self {
-        source: Proposer::Target,
-        relaxed: false,
-    };
+    pub const TARGET: Self = Self { source: Proposer::Target, relaxed: false };
 }
 
 /// Who proposed a token.
@@ -135,11 +129,7 @@ mod tests {
 
     #[test]
     fn audits_of_earlier_versions_have_no_texts() {
-        let report = AuditReport {
-            texts: 3,
-            seconds: 0.5,
-            ..AuditReport::default()
-        };
+        let report = AuditReport { texts: 3, seconds: 0.5, ..AuditReport::default() };
         let json = serde_json::to_string(&report).unwrap();
         let audit: Audit = serde_json::from_str(&json).unwrap();
         assert_eq!((audit.report, audit.pairs), (report, Vec::new()));
@@ -147,22 +137,10 @@ mod tests {
 
     #[test]
     fn the_report_of_an_audit_is_read_alone_too() {
-        let piece = Piece {
-            text: "x".into(),
-            origin: Origin {
-                source: Proposer::Pool,
-                relaxed: true,
-            },
-        };
+        let piece = Piece { text: "x".into(), origin: Origin { source: Proposer::Pool, relaxed: true } };
         let audit = Audit {
-            report: AuditReport {
-                texts: 1,
-                ..AuditReport::default()
-            },
-            figures: Figures {
-                tokens: 2,
-                ..Figures::default()
-            },
+            report: AuditReport { texts: 1, ..AuditReport::default() },
+            figures: Figures { tokens: 2, ..Figures::default() },
             pairs: vec![AuditedText {
                 entity_id: EntityId::Int(1),
                 plain: "y".into(),

@@ -28,10 +28,7 @@ pub enum CacheError {
 
 impl CacheError {
     fn folder(path: &Path, source: io::Error) -> Self {
-        Self::Folder {
-            path: path.to_owned(),
-            source,
-        }
+        Self::Folder { path: path.to_owned(), source }
     }
 }
 
@@ -76,13 +73,8 @@ impl Cache {
             let url = from.url().to_owned();
             return Err(LocationError::NotFound { url }.into());
         }
-        let state: Vec<_> = listed
-            .iter()
-            .map(|l| (&l.name, l.size, l.modified))
-            .collect();
-        let path = self
-            .folder
-            .join(Digest::of_json(&(from.url(), state)).to_string());
+        let state: Vec<_> = listed.iter().map(|l| (&l.name, l.size, l.modified)).collect();
+        let path = self.folder.join(Digest::of_json(&(from.url(), state)).to_string());
         if touch(&path).is_ok() {
             return Ok(path);
         }

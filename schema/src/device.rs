@@ -32,13 +32,9 @@ impl FromStr for DeviceOption {
         let index = match text {
             "cpu" => return Ok(Self::Cpu),
             "cuda" => Some(0),
-            _ => text
-                .strip_prefix("cuda:")
-                .and_then(|index| index.parse().ok()),
+            _ => text.strip_prefix("cuda:").and_then(|index| index.parse().ok()),
         };
-        index
-            .map(Self::Cuda)
-            .ok_or_else(|| format!("unknown device {text:?}: expected cpu, cuda or cuda:INDEX"))
+        index.map(Self::Cuda).ok_or_else(|| format!("unknown device {text:?}: expected cpu, cuda or cuda:INDEX"))
     }
 }
 

@@ -84,11 +84,7 @@ pub struct EmbeddingInfo {
 impl EmbeddingInfo {
     /// Of embeddings such as `spec` says.
     pub fn new(spec: EmbeddingSpec, truncated: u64) -> Self {
-        Self {
-            encoder_digest: spec.encoder.digest(),
-            spec,
-            truncated,
-        }
+        Self { encoder_digest: spec.encoder.digest(), spec, truncated }
     }
 }
 
@@ -102,10 +98,7 @@ pub struct Embeddings {
 impl Embeddings {
     /// No rows yet, of vectors of `dimensions` values.
     pub fn new(dimensions: usize) -> Self {
-        Self {
-            dimensions,
-            values: Vec::new(),
-        }
+        Self { dimensions, values: Vec::new() }
     }
 
     /// Rows from their values one after the other; `None` if the last one is not whole.
@@ -160,9 +153,7 @@ impl EmbeddingLayout {
     pub fn field(self, dimensions: usize) -> Field {
         let item = Arc::new(Field::new("item", DataType::Float32, false));
         let list = match self {
-            Self::Fixed => {
-                DataType::FixedSizeList(item, i32::try_from(dimensions).unwrap_or(i32::MAX))
-            }
+            Self::Fixed => DataType::FixedSizeList(item, i32::try_from(dimensions).unwrap_or(i32::MAX)),
             Self::List => DataType::List(item),
         };
         Field::new(EMBEDDING_COLUMN, list, false)
@@ -176,24 +167,18 @@ impl EmbeddingLayout {
     }
 
     /// Rows of `embeddings` as the column's array.
-    pub(crate) fn array(
-        self,
-        embeddings: &Embeddings,
-        rows: std::ops::Range<usize>,
-    ) -> Result<ArrayRef, String> {
+    pub(crate) fn array(self, embeddings: &Embeddings, rows: std::ops::Range<usize>) -> Result<ArrayRef, String> {
         let dimensions = embeddings.dimensions;
         let values = &embeddings.values[rows.start * dimensions..rows.end * dimensions];
         let values: ArrayRef = Arc::new(Float32Array::from(values.to_vec()));
         let array: Result<ArrayRef, _> = match self.field(dimensions).data_type() {
             DataType::FixedSizeList(item, size) => {
-                FixedSizeListArray::try_new(item.clone(), *size, values, None)
-                    .map(|array| Arc::new(array) as ArrayRef)
+                FixedSizeListArray::try_new(item.clone(), *size, values, None).map(|array| Arc::new(array) as ArrayRef)
             }
             DataType::List(item) => {
                 let lengths = std::iter::repeat_n(dimensions, rows.len());
                 let offsets = OffsetBuffer::from_lengths(lengths);
-                ListArray::try_new(item.clone(), offsets, values, None)
-                    .map(|array| Arc::new(array) as ArrayRef)
+                ListArray::try_new(item.clone(), offsets, values, None).map(|array| Arc::new(array) as ArrayRef)
             }
             other => return Err(format!("{other} is no list")),
         };
@@ -202,38 +187,25 @@ impl EmbeddingLayout {
 }
 
 /// The embeddings of a batch, appended to `embeddings`, and the batch without them.
-pub(crate) fn split(
-    batch: &RecordBatch,
-    embeddings: &mut Embeddings,
-) -> Result<RecordBatch, String> {
-    let index = batch
-        .schema()
-        .index_of(EMBEDDING_COLUMN)
-        .map_err(|e| e.to_string())?;
+pub(crate) fn split(batch: &RecordBatch, embeddings: &mut Embeddings) -> Result<RecordBatch, String> {
+    let index = batch.schema().index_of(EMBEDDING_COLUMN).map_err(|e| e.to_string())?;
     let mut rest = batch.clone();
     let column = rest.remove_column(index);
     let dimensions = embeddings.dimensions;
-    let wrong =
-        || format!("column {EMBEDDING_COLUMN:?}: expected lists of {dimensions} float32 values");
+    let wrong = || format!("column {EMBEDDING_COLUMN:?}: expected lists of {dimensions} float32 values");
     for row in 0..column.len() {
         let values = match column.data_type() {
             _ if column.is_null(row) => return Err(wrong()),
-            DataType::FixedSizeList(..) => column
-                .as_any()
-                .downcast_ref::<FixedSizeListArray>()
-                .map(|list| list.value(row)),
-            DataType::List(_) => column
-                .as_any()
-                .downcast_ref::<ListArray>()
-                .map(|list| list.value(row)),
+            DataType::FixedSizeList(..) => {
+                column.as_any().downcast_ref::<FixedSizeListArray>().map(|list| list.value(row))
+            }
+            DataType::List(_) => column.as_any().downcast_ref::<ListArray>().map(|list| list.value(row)),
             _ => None,
         };
         let values = values.ok_or_else(wrong)?;
         let values = values.as_any().downcast_ref::<Float32Array>();
         let values = values.filter(|values| values.len() == dimensions && values.null_count() == 0);
-        embeddings
-            .values
-            .extend_from_slice(values.ok_or_else(wrong)?.values());
+        embeddings.values.extend_from_slice(values.ok_or_else(wrong)?.values());
     }
     Ok(rest)
 }

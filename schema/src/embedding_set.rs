@@ -1,7 +1,7 @@
 //! Embeddings without their texts: what `laser encode` writes, finds again, and checks.
 //!
-//! A data set of an output beside the texts, `embeddings/kind=…/dt=…/run=…`, with the same rules: parts are created once,
-//! `_manifest.json` and then `_SUCCESS` come last. `docs/output.md` lists the columns.
+//! A data set of an output beside the texts, `embeddings/kind=…/dt=…/run=…`, with the same rules: parts are created
+//! once, `_manifest.json` and then `_SUCCESS` come last. `docs/output.md` lists the columns.
 
 use std::sync::Arc;
 
@@ -103,10 +103,7 @@ impl EmbeddingManifest {
 /// The columns of a part but for the embeddings, which come last. No nulls anywhere.
 pub fn embedded_schema(id: DataType, has_created: bool) -> SchemaRef {
     let timestamp = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
-    let mut fields = vec![
-        Field::new("entity_id", id, false),
-        Field::new("event_timestamp", timestamp(), false),
-    ];
+    let mut fields = vec![Field::new("entity_id", id, false), Field::new("event_timestamp", timestamp(), false)];
     if has_created {
         fields.push(Field::new("created_timestamp", timestamp(), false));
     }
@@ -123,9 +120,7 @@ pub fn encode_embeddings(
     embeddings: &Embeddings,
     part: &EmbeddingPart,
 ) -> Result<Bytes, TableError> {
-    let id = rows
-        .first()
-        .map_or(DataType::Int64, |row| row.entity_id.id_type().into());
+    let id = rows.first().map_or(DataType::Int64, |row| row.entity_id.id_type().into());
     let has_created = rows.iter().any(|row| row.created_timestamp.is_some());
     let metadata = [(PART_KEY, serde_json::to_string(part).unwrap_or_default())];
     let layout = part.embedding.spec.layout;
@@ -137,26 +132,16 @@ pub fn encode_embeddings(
 ///
 /// # Errors
 /// [`TableError::Unreadable`] if the bytes are no such part or were changed.
-pub fn decode_embeddings(
-    name: &str,
-    bytes: Bytes,
-) -> Result<(Vec<EmbeddedEntity>, EmbeddingPart), TableError> {
-    let unreadable = |reason: &str| TableError::Unreadable {
-        file: name.to_owned(),
-        reason: reason.to_owned(),
-    };
+pub fn decode_embeddings(name: &str, bytes: Bytes) -> Result<(Vec<EmbeddedEntity>, EmbeddingPart), TableError> {
+    let unreadable = |reason: &str| TableError::Unreadable { file: name.to_owned(), reason: reason.to_owned() };
     let footer = table::footer(name, &bytes, PART_KEY)?.unwrap_or_default();
-    let part: EmbeddingPart = serde_json::from_str(&footer)
-        .map_err(|_| unreadable("not a part of embeddings that Laser wrote"))?;
+    let part: EmbeddingPart =
+        serde_json::from_str(&footer).map_err(|_| unreadable("not a part of embeddings that Laser wrote"))?;
     let dimensions = part.embedding.spec.encoder.dimensions;
     let (rows, embeddings) = table::decode_embedded::<EmbeddedEntity>(name, bytes, dimensions)?;
-    match Digest::of_json(&rows) == part.rows_digest
-        && embeddings.digest() == part.embeddings_digest
-    {
+    match Digest::of_json(&rows) == part.rows_digest && embeddings.digest() == part.embeddings_digest {
         true => Ok((rows, part)),
-        false => Err(unreadable(
-            "its rows do not match the digests in its footer",
-        )),
+        false => Err(unreadable("its rows do not match the digests in its footer")),
     }
 }
 
@@ -165,11 +150,7 @@ pub fn decode_embeddings(
 ///
 /// # Errors
 /// The store's.
-pub async fn newest_embeddings(
-    output: &Location,
-    kind: Kind,
-    before: Date,
-) -> Result<Option<String>, LocationError> {
+pub async fn newest_embeddings(output: &Location, kind: Kind, before: Date) -> Result<Option<String>, LocationError> {
     let nights = nights_of(EMBEDDINGS, output, kind).await?;
     for date in nights.into_iter().filter(|date| *date < before) {
         let runs = runs_of_night_of(EMBEDDINGS, output, kind, date).await?;
@@ -188,10 +169,7 @@ pub async fn newest_embeddings(
 ///
 /// # Errors
 /// The store's; every fault is in the report.
-pub async fn verify_embeddings(
-    folder: &Location,
-    manifest: &EmbeddingManifest,
-) -> Result<VerifyReport, LocationError> {
+pub async fn verify_embeddings(folder: &Location, manifest: &EmbeddingManifest) -> Result<VerifyReport, LocationError> {
     let mut check = Check::of(folder).await?;
     let mut truncated = 0;
     for part in &manifest.parts {

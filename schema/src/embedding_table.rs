@@ -27,9 +27,7 @@ pub enum EmbeddingTableError {
     #[error(transparent)]
     Table(#[from] TableError),
     /// A column that is needed is not there.
-    #[error(
-        "{file}: no column {column}; it has {available}. Needed are entity_id (or id) and embedding"
-    )]
+    #[error("{file}: no column {column}; it has {available}. Needed are entity_id (or id) and embedding")]
     Column {
         /// The table.
         file: String,
@@ -103,23 +101,14 @@ impl EmbeddingTable {
         let columns = [&ID_COLUMNS[..], &[EMBEDDING_COLUMN]].concat();
         let reader = TableReader::open_columns(location, Select::Only(&columns)).await?;
         let has = |name: &str| reader.schema().field_with_name(name).is_ok();
-        let missing = |column| EmbeddingTableError::Column {
-            file: file.clone(),
-            column,
-            available: names(&reader).join(", "),
-        };
+        let missing =
+            |column| EmbeddingTableError::Column { file: file.clone(), column, available: names(&reader).join(", ") };
         let id = ID_COLUMNS.into_iter().find(|name| has(name));
         let id = id.ok_or_else(|| missing(ID_COLUMNS[0]))?;
         if !has(EMBEDDING_COLUMN) {
             return Err(missing(EMBEDDING_COLUMN));
         }
-        Ok(Self {
-            reader,
-            file,
-            id,
-            row: 0,
-            dimension: None,
-        })
+        Ok(Self { reader, file, id, row: 0, dimension: None })
     }
 
     /// One value of the footer.
@@ -147,11 +136,8 @@ impl EmbeddingTable {
         let rows = column.map_or_else(|| Ok(Vec::new()), |column| self.lists(column))?;
         let mut values = Vec::new();
         for ((id, embedding), row) in ids.iter().zip(rows).zip(1..) {
-            let wrong = |reason: String| EmbeddingTableError::Row {
-                file: self.file.clone(),
-                row: self.row + row,
-                reason,
-            };
+            let wrong =
+                |reason: String| EmbeddingTableError::Row { file: self.file.clone(), row: self.row + row, reason };
             let embedding = embedding.ok_or_else(|| wrong(format!("{id} has no embedding")))?;
             let found = embedding.len();
             let expected = *self.dimension.get_or_insert(found);
@@ -161,8 +147,7 @@ impl EmbeddingTable {
                 )));
             }
             let embedding = embedding.as_primitive::<Float32Type>();
-            let is_finite =
-                |at: &usize| embedding.is_valid(*at) && embedding.value(*at).is_finite();
+            let is_finite = |at: &usize| embedding.is_valid(*at) && embedding.value(*at).is_finite();
             if let Some(position) = (0..found).find(|at| !is_finite(at)) {
                 return Err(wrong(format!(
                     "the embedding of {id} holds NaN, infinity or null at position {position}; embeddings must be finite"
@@ -171,17 +156,11 @@ impl EmbeddingTable {
             values.extend_from_slice(embedding.values());
         }
         self.row += batch.num_rows() as u64;
-        Ok(EmbeddingBatch {
-            ids,
-            values,
-            dimension: self.dimension.unwrap_or(1),
-        })
+        Ok(EmbeddingBatch { ids, values, dimension: self.dimension.unwrap_or(1) })
     }
 
     fn ids(&self, batch: &RecordBatch) -> Result<Vec<EntityId>, EmbeddingTableError> {
-        let column = batch
-            .column_by_name(self.id)
-            .ok_or_else(|| self.wrong_type(self.id, &DataType::Null))?;
+        let column = batch.column_by_name(self.id).ok_or_else(|| self.wrong_type(self.id, &DataType::Null))?;
         let target = match column.data_type() {
             DataType::Int64 => DataType::Int64,
             DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View => DataType::Utf8,
@@ -191,9 +170,7 @@ impl EmbeddingTable {
         let id = |at: usize| match target {
             _ if column.is_null(at) => None,
             DataType::Int64 => Some(EntityId::Int(column.as_primitive::<Int64Type>().value(at))),
-            _ => Some(EntityId::Text(
-                column.as_string::<i32>().value(at).to_owned(),
-            )),
+            _ => Some(EntityId::Text(column.as_string::<i32>().value(at).to_owned())),
         };
         let ids = (0..column.len()).zip(1..).map(|(at, row)| {
             id(at).ok_or_else(|| EmbeddingTableError::Row {
@@ -233,12 +210,7 @@ impl EmbeddingTable {
         Ok(lists)
     }
 
-    fn cast(
-        &self,
-        column: &ArrayRef,
-        name: &str,
-        target: &DataType,
-    ) -> Result<ArrayRef, EmbeddingTableError> {
+    fn cast(&self, column: &ArrayRef, name: &str, target: &DataType) -> Result<ArrayRef, EmbeddingTableError> {
         cast(column, target).map_err(|_| self.wrong_type(name, column.data_type()))
     }
 
@@ -266,8 +238,7 @@ mod tests {
     use std::sync::Arc;
 
     use arrow::array::{
-        FixedSizeListArray, Float64Array, Int32Array, Int64Array, LargeListArray, ListArray,
-        StringArray,
+        FixedSizeListArray, Float64Array, Int32Array, Int64Array, LargeListArray, ListArray, StringArray,
     };
     use arrow::datatypes::{Float64Type, Schema};
     use parquet::arrow::ArrowWriter;
@@ -303,40 +274,20 @@ mod tests {
     #[tokio::test]
     async fn every_usual_type_of_list_and_id_is_read() {
         let dir = tempfile::tempdir().unwrap();
-        let rows = || {
-            vec![
-                Some(vec![Some(1.0), Some(2.0)]),
-                Some(vec![Some(3.0), Some(4.0)]),
-            ]
-        };
+        let rows = || vec![Some(vec![Some(1.0), Some(2.0)]), Some(vec![Some(3.0), Some(4.0)])];
         let fixed = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(rows(), 2);
-        let double = rows().into_iter().map(|row| {
-            row.map(|row| {
-                row.into_iter()
-                    .map(|v| v.map(f64::from))
-                    .collect::<Vec<_>>()
-            })
-        });
+        let double =
+            rows().into_iter().map(|row| row.map(|row| row.into_iter().map(|v| v.map(f64::from)).collect::<Vec<_>>()));
         let large = LargeListArray::from_iter_primitive::<Float64Type, _, _>(double);
         let lists: [ArrayRef; 3] = [Arc::new(fixed), list(rows()), Arc::new(large)];
         for (number, lists) in lists.into_iter().enumerate() {
             let path = dir.path().join(format!("{number}.parquet"));
             let location = write(&path, vec![ids(), (EMBEDDING_COLUMN, lists)]);
-            let expected = vec![
-                (EntityId::Int(7), vec![1.0, 2.0]),
-                (EntityId::Int(8), vec![3.0, 4.0]),
-            ];
-            assert_eq!(
-                read(&location).await.unwrap(),
-                expected,
-                "list type {number}"
-            );
+            let expected = vec![(EntityId::Int(7), vec![1.0, 2.0]), (EntityId::Int(8), vec![3.0, 4.0])];
+            assert_eq!(read(&location).await.unwrap(), expected, "list type {number}");
         }
         let text: ArrayRef = Arc::new(StringArray::from(vec!["a", "b"]));
-        let location = write(
-            &dir.path().join("t.parquet"),
-            vec![("id", text), (EMBEDDING_COLUMN, list(rows()))],
-        );
+        let location = write(&dir.path().join("t.parquet"), vec![("id", text), (EMBEDDING_COLUMN, list(rows()))]);
         let rows = read(&location).await.unwrap();
         assert_eq!(rows[1], (EntityId::Text("b".into()), vec![3.0, 4.0]));
     }
@@ -351,27 +302,12 @@ mod tests {
         let embedding = |row| (EMBEDDING_COLUMN, list(vec![good(), row]));
         let cases = [
             (vec![ids()], "no column embedding; it has entity_id"),
-            (
-                vec![embedding(good())],
-                "no column entity_id; it has embedding",
-            ),
-            (
-                vec![ids(), (EMBEDDING_COLUMN, flat)],
-                "column \"embedding\" is Float64; expected a list",
-            ),
-            (
-                vec![("id", narrow), embedding(good())],
-                "column \"id\" is Int32; expected int64 or string",
-            ),
-            (
-                vec![("id", no_id), embedding(good())],
-                "row 2: column \"id\" is empty",
-            ),
+            (vec![embedding(good())], "no column entity_id; it has embedding"),
+            (vec![ids(), (EMBEDDING_COLUMN, flat)], "column \"embedding\" is Float64; expected a list"),
+            (vec![("id", narrow), embedding(good())], "column \"id\" is Int32; expected int64 or string"),
+            (vec![("id", no_id), embedding(good())], "row 2: column \"id\" is empty"),
             (vec![ids(), embedding(None)], "row 2: 8 has no embedding"),
-            (
-                vec![ids(), embedding(Some(vec![Some(1.0)]))],
-                "row 2: the embedding of 8 has 1 values, expected 2",
-            ),
+            (vec![ids(), embedding(Some(vec![Some(1.0)]))], "row 2: the embedding of 8 has 1 values, expected 2"),
             (
                 vec![ids(), embedding(Some(vec![Some(1.0), Some(f32::NAN)]))],
                 "row 2: the embedding of 8 holds NaN, infinity or null at position 1",
@@ -401,10 +337,7 @@ mod tests {
         ]);
         let path = dir.path().join("e.parquet");
         let file = std::fs::File::create(&path).unwrap();
-        ArrowWriter::try_new(file, Arc::new(schema), None)
-            .unwrap()
-            .close()
-            .unwrap();
+        ArrowWriter::try_new(file, Arc::new(schema), None).unwrap().close().unwrap();
         let location = Location::parse(path.to_str().unwrap()).unwrap();
         assert!(read(&location).await.unwrap().is_empty());
     }

@@ -63,10 +63,9 @@ impl EntityId {
     pub fn into_type(self, id_type: Option<IdType>) -> Result<Self, String> {
         match (id_type, self) {
             (Some(IdType::String), Self::Int(id)) => Ok(Self::Text(id.to_string())),
-            (Some(IdType::Int64), Self::Text(id)) => id
-                .parse()
-                .map(Self::Int)
-                .map_err(|_| format!("id {id:?} is not an int64, which id_type asks for")),
+            (Some(IdType::Int64), Self::Text(id)) => {
+                id.parse().map(Self::Int).map_err(|_| format!("id {id:?} is not an int64, which id_type asks for"))
+            }
             (_, id) => Ok(id),
         }
     }
@@ -216,9 +215,7 @@ pub enum EntityError {
     #[error(transparent)]
     Table(#[from] TableError),
     /// The name has no known extension.
-    #[error(
-        "{file}: the format is told by the extension: expected .parquet, .csv, .jsonl or .ndjson"
-    )]
+    #[error("{file}: the format is told by the extension: expected .parquet, .csv, .jsonl or .ndjson")]
     Format {
         /// The table.
         file: String,
@@ -232,9 +229,7 @@ pub enum EntityError {
         reason: String,
     },
     /// A column that is needed is not there.
-    #[error(
-        "{file}: no column {column:?}; it has {available}. Set [input.columns] {key} to the right name"
-    )]
+    #[error("{file}: no column {column:?}; it has {available}. Set [input.columns] {key} to the right name")]
     MissingColumn {
         /// The table.
         file: String,
@@ -316,11 +311,7 @@ impl EntityReader {
         if let Some(schema) = rows.schema() {
             check_types(table, schema)?;
         }
-        Ok(Self {
-            table: table.clone(),
-            rows,
-            counts: false,
-        })
+        Ok(Self { table: table.clone(), rows, counts: false })
     }
 
     /// The next entities, or `None` at the end.
@@ -342,10 +333,7 @@ impl EntityReader {
 
 fn check_columns(table: &EntityTable, names: &[String]) -> Result<(), EntityError> {
     let columns = &table.columns;
-    let needed = [
-        (&columns.id, "id", true),
-        (&columns.kind, "kind", table.kind.is_none()),
-    ];
+    let needed = [(&columns.id, "id", true), (&columns.kind, "kind", table.kind.is_none())];
     for (column, key, needed) in needed {
         if needed && !names.contains(column) {
             return Err(EntityError::MissingColumn {
@@ -384,20 +372,13 @@ fn check_types(table: &EntityTable, schema: &arrow::datatypes::Schema) -> Result
     })
 }
 
-fn to_entity(
-    mut row: Map<String, Value>,
-    table: &EntityTable,
-    counts: bool,
-) -> Result<Entity, String> {
+fn to_entity(mut row: Map<String, Value>, table: &EntityTable, counts: bool) -> Result<Entity, String> {
     let columns = &table.columns;
     let id = to_id(row.remove(&columns.id), columns)?;
     let kind = to_kind(row.remove(&columns.kind), table)?;
     let history = row.remove(&columns.history);
     let (history, length) = if counts {
-        (
-            Vec::new(),
-            history.and_then(|length| length.as_u64()).unwrap_or(0),
-        )
+        (Vec::new(), history.and_then(|length| length.as_u64()).unwrap_or(0))
     } else {
         let history = to_history(history, columns)?;
         let length = history.len() as u64;
@@ -408,14 +389,7 @@ fn to_entity(
     let mut attributes = to_attributes(row.remove(&columns.attributes), columns)?;
     attributes.extend(row.into_iter().filter(|(_, value)| !value.is_null()));
     attributes.sort_keys();
-    Ok(Entity {
-        id,
-        kind,
-        interactions: interactions.unwrap_or(0).max(length),
-        attributes,
-        history,
-        embedding,
-    })
+    Ok(Entity { id, kind, interactions: interactions.unwrap_or(0).max(length), attributes, history, embedding })
 }
 
 fn to_id(value: Option<Value>, columns: &Columns) -> Result<EntityId, String> {
@@ -423,20 +397,14 @@ fn to_id(value: Option<Value>, columns: &Columns) -> Result<EntityId, String> {
 }
 
 /// The id in `column` of a row of what is called `whose`.
-pub(crate) fn id_value(
-    value: Option<Value>,
-    column: &str,
-    whose: &str,
-) -> Result<EntityId, String> {
+pub(crate) fn id_value(value: Option<Value>, column: &str, whose: &str) -> Result<EntityId, String> {
     match value {
         Some(Value::Number(n)) if n.is_i64() => Ok(EntityId::Int(n.as_i64().unwrap_or_default())),
         Some(Value::String(s)) if !s.is_empty() => Ok(EntityId::Text(s)),
-        None | Some(Value::Null | Value::String(_)) => Err(format!(
-            "column {column:?} is empty; every {whose} needs an id"
-        )),
-        Some(other) => Err(format!(
-            "column {column:?} holds {other}; an id is a string or int64"
-        )),
+        None | Some(Value::Null | Value::String(_)) => {
+            Err(format!("column {column:?} is empty; every {whose} needs an id"))
+        }
+        Some(other) => Err(format!("column {column:?} holds {other}; an id is a string or int64")),
     }
 }
 
@@ -446,36 +414,23 @@ fn to_kind(value: Option<Value>, table: &EntityTable) -> Result<Kind, String> {
         Value::String(kind) if kind == "user" => Some(Kind::User),
         Value::String(kind) if kind == "item" => Some(Kind::Item),
         found => {
-            return Err(format!(
-                "column {:?} is {found}; expected user or item",
-                table.columns.kind
-            ));
+            return Err(format!("column {:?} is {found}; expected user or item", table.columns.kind));
         }
     };
-    kind.or(table.kind).ok_or_else(|| {
-        format!(
-            "column {:?} is empty; expected user or item",
-            table.columns.kind
-        )
-    })
+    kind.or(table.kind).ok_or_else(|| format!("column {:?} is empty; expected user or item", table.columns.kind))
 }
 
 /// A cell that holds JSON text (CSV, or a string column) is read as what the text says.
 fn parse_json_text(value: Value) -> Result<Value, String> {
     match value {
-        Value::String(text) => {
-            serde_json::from_str(&text).map_err(|e| format!("text that is not JSON ({e})"))
-        }
+        Value::String(text) => serde_json::from_str(&text).map_err(|e| format!("text that is not JSON ({e})")),
         value => Ok(value),
     }
 }
 
 fn to_history(value: Option<Value>, columns: &Columns) -> Result<Vec<Interaction>, String> {
     let wrong = |found: String| {
-        format!(
-            "column {:?} holds {found}; a history is a list of objects or of titles",
-            columns.history
-        )
+        format!("column {:?} holds {found}; a history is a list of objects or of titles", columns.history)
     };
     let elements = match value.map(parse_json_text).transpose().map_err(wrong)? {
         None | Some(Value::Null) => return Ok(Vec::new()),
@@ -488,11 +443,7 @@ fn to_history(value: Option<Value>, columns: &Columns) -> Result<Vec<Interaction
     }
     if history.iter().all(|i| i.timestamp().is_some()) {
         // Stable: what happened at the same time stays in the table's order.
-        history.sort_by(|a, b| {
-            a.timestamp()
-                .partial_cmp(&b.timestamp())
-                .unwrap_or(std::cmp::Ordering::Equal)
-        });
+        history.sort_by(|a, b| a.timestamp().partial_cmp(&b.timestamp()).unwrap_or(std::cmp::Ordering::Equal));
     }
     Ok(history)
 }
@@ -512,36 +463,27 @@ fn to_interaction(element: Value, columns: &Columns) -> Result<Interaction, Stri
     }
     let interaction = Interaction { fields };
     match interaction.fields.get("timestamp") {
-        Some(unreadable) if interaction.timestamp().is_none() => Err(format!(
-            "the timestamp {unreadable}, which is neither a number nor ISO 8601"
-        )),
+        Some(unreadable) if interaction.timestamp().is_none() => {
+            Err(format!("the timestamp {unreadable}, which is neither a number nor ISO 8601"))
+        }
         _ => Ok(interaction),
     }
 }
 
 fn to_count(value: Option<Value>, columns: &Columns) -> Result<Option<u64>, String> {
     let wrong = |found: &Value| {
-        format!(
-            "column {:?} is {found}; a number of interactions is an integer from 0",
-            columns.interactions
-        )
+        format!("column {:?} is {found}; a number of interactions is an integer from 0", columns.interactions)
     };
     match value {
         None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => text
-            .parse()
-            .map(Some)
-            .map_err(|_| wrong(&Value::String(text))),
+        Some(Value::String(text)) => text.parse().map(Some).map_err(|_| wrong(&Value::String(text))),
         Some(value) => value.as_u64().map(Some).ok_or_else(|| wrong(&value)),
     }
 }
 
 fn to_embedding(value: Option<Value>, columns: &Columns) -> Result<Option<Vec<f32>>, String> {
     let wrong = |found: String| {
-        format!(
-            "column {:?} holds {found}; an embedding is a list of finite floats",
-            columns.embedding
-        )
+        format!("column {:?} holds {found}; an embedding is a list of finite floats", columns.embedding)
     };
     let values = match value.map(parse_json_text).transpose().map_err(wrong)? {
         None | Some(Value::Null) => return Ok(None),
@@ -550,29 +492,20 @@ fn to_embedding(value: Option<Value>, columns: &Columns) -> Result<Option<Vec<f3
     };
     let mut embedding = Vec::with_capacity(values.len());
     for (position, value) in values.iter().enumerate() {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "embeddings are single precision"
-        )]
+        #[expect(clippy::cast_possible_truncation, reason = "embeddings are single precision")]
         let number = value.as_f64().map(|v| v as f32).filter(|v| v.is_finite());
-        embedding
-            .push(number.ok_or_else(|| wrong(format!("NaN or {value} at position {position}")))?);
+        embedding.push(number.ok_or_else(|| wrong(format!("NaN or {value} at position {position}")))?);
     }
     Ok(Some(embedding))
 }
 
 fn to_attributes(value: Option<Value>, columns: &Columns) -> Result<Map<String, Value>, String> {
     let wrong = |found: String| {
-        format!(
-            "column {:?} holds {found}; attributes are a struct or a JSON object",
-            columns.attributes
-        )
+        format!("column {:?} holds {found}; attributes are a struct or a JSON object", columns.attributes)
     };
     match value.map(parse_json_text).transpose().map_err(wrong)? {
         None | Some(Value::Null) => Ok(Map::new()),
-        Some(Value::Object(fields)) => {
-            Ok(fields.into_iter().filter(|(_, v)| !v.is_null()).collect())
-        }
+        Some(Value::Object(fields)) => Ok(fields.into_iter().filter(|(_, v)| !v.is_null()).collect()),
         Some(other) => Err(wrong(other.to_string())),
     }
 }

@@ -1,7 +1,8 @@
 //! Guards: bounds on what relaxed verification may do to texts, and what follows when a pool breaches one.
 //!
 //! A pool is judged by sums over its texts ([`Figures`]) and by its audit, which knows the same entities' plain texts
-//! ([`AuditReport`]). Judging is a pure function of both, so it comes to the same wherever and however often it is done.
+//! ([`AuditReport`]). Judging is a pure function of both, so it comes to the same wherever and however often it is
+//! done.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -96,11 +97,7 @@ impl fmt::Display for Breach {
             None => ("beyond", self.guard.as_str()),
         };
         let figure = figure.replace('_', " ");
-        write!(
-            f,
-            "{figure} {:.3} is {side} {} = {}",
-            self.found, self.guard, self.limit
-        )
+        write!(f, "{figure} {:.3} is {side} {} = {}", self.found, self.guard, self.limit)
     }
 }
 
@@ -120,21 +117,13 @@ impl Verdict {
     ///
     /// # Errors
     /// The store's, and a file that holds something else.
-    pub async fn read(
-        output: &Location,
-        run: &str,
-        kind: Kind,
-        pool: &str,
-    ) -> Result<Option<Self>, VerdictError> {
+    pub async fn read(output: &Location, run: &str, kind: Kind, pool: &str) -> Result<Option<Self>, VerdictError> {
         let file = output.join(&verdict_file(run, kind, pool));
         let Some(bytes) = file.read_optional().await? else {
             return Ok(None);
         };
         let verdict = serde_json::from_slice(&bytes);
-        verdict.map(Some).map_err(|e| VerdictError::Unreadable {
-            file: file.url().to_owned(),
-            reason: e.to_string(),
-        })
+        verdict.map(Some).map_err(|e| VerdictError::Unreadable { file: file.url().to_owned(), reason: e.to_string() })
     }
 
     /// Creates the verdict, unless the pool was judged before: of any number of processes one wins, and all go on with
@@ -142,13 +131,7 @@ impl Verdict {
     ///
     /// # Errors
     /// Those of [`Self::read`].
-    pub async fn pin(
-        self,
-        output: &Location,
-        run: &str,
-        kind: Kind,
-        pool: &str,
-    ) -> Result<Self, VerdictError> {
+    pub async fn pin(self, output: &Location, run: &str, kind: Kind, pool: &str) -> Result<Self, VerdictError> {
         let file = output.join(&verdict_file(run, kind, pool));
         let json = serde_json::to_vec_pretty(&self).unwrap_or_default();
         match file.create(json.into()).await? {
@@ -165,9 +148,7 @@ pub enum VerdictError {
     #[error(transparent)]
     Location(#[from] LocationError),
     /// The file holds something else.
-    #[error(
-        "{file}: not the verdict on a pool: {reason}; remove the run's folder to begin it anew"
-    )]
+    #[error("{file}: not the verdict on a pool: {reason}; remove the run's folder to begin it anew")]
     Unreadable {
         /// The file.
         file: String,
@@ -211,8 +192,7 @@ impl Guards {
             ("min_log_probability", self.min_log_probability),
             ("min_similarity", self.min_similarity),
         ];
-        all.into_iter()
-            .filter_map(|(key, limit)| Some((key, limit?)))
+        all.into_iter().filter_map(|(key, limit)| Some((key, limit?)))
     }
 
     /// The values that a bound may have.
@@ -227,10 +207,7 @@ impl Guards {
 
     /// Whether a bound is on a comparison with plain texts.
     pub fn needs_audit(key: &str) -> bool {
-        matches!(
-            key,
-            "min_length_ratio" | "max_length_ratio" | "min_similarity"
-        )
+        matches!(key, "min_length_ratio" | "max_length_ratio" | "min_similarity")
     }
 
     /// The bounds that a pool does not keep. A figure that is not known (no earlier texts, no encoder, too few texts)
@@ -241,9 +218,7 @@ impl Guards {
         let measured = |key: &str| match key {
             "min_length_ratio" | "max_length_ratio" => audited.then(|| audit.length_ratio()),
             "min_similarity" => audit.mean_similarity().filter(|_| audited),
-            "min_length_drift" | "max_length_drift" => {
-                (enough && figures.previous > 0).then(|| figures.length_drift())
-            }
+            "min_length_drift" | "max_length_drift" => (enough && figures.previous > 0).then(|| figures.length_drift()),
             "min_distinct_2" => figures.distinct(2).filter(|_| enough),
             "max_relaxed_share" => enough.then(|| figures.relaxed_share()),
             "min_log_probability" => figures.mean_log_probability().filter(|_| enough),
@@ -251,16 +226,8 @@ impl Guards {
         };
         let breach = |(guard, limit): (&str, f64)| {
             let found = measured(guard)?;
-            let kept = if guard.starts_with("max") {
-                found <= limit
-            } else {
-                found >= limit
-            };
-            (!kept).then(|| Breach {
-                guard: guard.to_owned(),
-                limit,
-                found,
-            })
+            let kept = if guard.starts_with("max") { found <= limit } else { found >= limit };
+            (!kept).then(|| Breach { guard: guard.to_owned(), limit, found })
         };
         self.bounds().filter_map(breach).collect()
     }

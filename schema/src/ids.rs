@@ -190,11 +190,7 @@ impl IdsManifest {
 ///
 /// # Errors
 /// The store's.
-pub async fn newest_ids(
-    output: &Location,
-    kind: Kind,
-    before: Date,
-) -> Result<Option<String>, LocationError> {
+pub async fn newest_ids(output: &Location, kind: Kind, before: Date) -> Result<Option<String>, LocationError> {
     let nights = nights_of(KNOWLEDGE_IDS, output, kind).await?;
     for date in nights.into_iter().filter(|date| *date < before) {
         let mut found = Vec::new();
@@ -222,15 +218,12 @@ pub fn decode_ids(name: &str, bytes: bytes::Bytes) -> Result<Vec<IdRecord>, Tabl
     table::decode(name, bytes)
 }
 
-/// Checks a folder of ids: `_SUCCESS`, the digest of the codebook and of every part, its rows, no entity twice, as many ids
-/// for each entity as the codebook has places, nothing missing and nothing that the manifest does not name.
+/// Checks a folder of ids: `_SUCCESS`, the digest of the codebook and of every part, its rows, no entity twice, as many
+/// ids for each entity as the codebook has places, nothing missing and nothing that the manifest does not name.
 ///
 /// # Errors
 /// The store's; every fault is in the report.
-pub async fn verify_ids(
-    folder: &Location,
-    manifest: &IdsManifest,
-) -> Result<VerifyReport, LocationError> {
+pub async fn verify_ids(folder: &Location, manifest: &IdsManifest) -> Result<VerifyReport, LocationError> {
     let mut check = Check::of(folder).await?;
     check.file(CODEBOOK, &manifest.codebook.digest).await?;
     let info = &manifest.codebook.info;
@@ -263,9 +256,7 @@ async fn check_part(
     let fits = |ids: &[i64]| ids.len() == places && ids.iter().all(in_range);
     if let Some(row) = rows.iter().find(|row| !fits(&row.knowledge_ids)) {
         let (id, ids) = (&row.entity_id, &row.knowledge_ids);
-        check.fault(format!(
-            "{name}: entity {id} has ids {ids:?}, expected {places} below {clusters}"
-        ));
+        check.fault(format!("{name}: entity {id} has ids {ids:?}, expected {places} below {clusters}"));
     }
     check.part(name, part.rows, rows.into_iter().map(|row| row.entity_id));
     Ok(())

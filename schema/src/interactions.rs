@@ -79,9 +79,7 @@ pub enum InteractionError {
     #[error(transparent)]
     Table(#[from] EntityError),
     /// A column that is needed is not there.
-    #[error(
-        "{file}: no column {column:?}; it has {available}. Set [interactions] {key} to the right name"
-    )]
+    #[error("{file}: no column {column:?}; it has {available}. Set [interactions] {key} to the right name")]
     MissingColumn {
         /// The table.
         file: String,
@@ -115,9 +113,7 @@ impl Interactions {
         let names: Vec<&str> = columns.iter().map(|(_, name, _)| name.as_str()).collect();
         let mut reader = RowReader::open(&table.path, Select::Only(&names)).await?;
         if let Some(available) = reader.columns()? {
-            let missing = |&&(_, column, needed): &&(&str, &String, bool)| {
-                needed && !available.contains(column)
-            };
+            let missing = |&&(_, column, needed): &&(&str, &String, bool)| needed && !available.contains(column);
             if let Some((key, column, _)) = columns.iter().find(missing) {
                 return Err(InteractionError::MissingColumn {
                     file: table.path.clone(),
@@ -136,15 +132,9 @@ impl Interactions {
             }
         }
         if rows.is_empty() {
-            return Err(InteractionError::Empty {
-                file: table.path.clone(),
-            });
+            return Err(InteractionError::Empty { file: table.path.clone() });
         }
-        Ok(Self {
-            users: users.ids,
-            items: items.ids,
-            rows,
-        })
+        Ok(Self { users: users.ids, items: items.ids, rows })
     }
 }
 
@@ -174,23 +164,12 @@ fn to_row(
     users: &mut Ids,
     items: &mut Ids,
 ) -> Result<InteractionRow, String> {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "ratings are single precision"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "ratings are single precision")]
     let rating = number(row.remove(&table.rating), &table.rating, needs.rating)?.map(|r| r as f32);
     let timestamp = row.remove(&table.timestamp);
     Ok(InteractionRow {
-        user: users.place(id_value(
-            row.remove(&table.user),
-            &table.user,
-            "interaction's user",
-        )?)?,
-        item: items.place(id_value(
-            row.remove(&table.item),
-            &table.item,
-            "interaction's item",
-        )?)?,
+        user: users.place(id_value(row.remove(&table.user), &table.user, "interaction's user")?)?,
+        item: items.place(id_value(row.remove(&table.item), &table.item, "interaction's item")?)?,
         rating,
         timestamp: number(timestamp, &table.timestamp, needs.timestamp)?,
     })
@@ -209,15 +188,11 @@ fn number(value: Option<Value>, column: &str, needed: bool) -> Result<Option<f64
         Value::String(text) => match seconds(&text) {
             Some(number) => Some(number),
             None => {
-                return Err(format!(
-                    "column {column:?} holds {text:?}, which is no finite number or time"
-                ));
+                return Err(format!("column {column:?} holds {text:?}, which is no finite number or time"));
             }
         },
         other => {
-            return Err(format!(
-                "column {column:?} holds {other}, which is no number or time"
-            ));
+            return Err(format!("column {column:?} holds {other}, which is no number or time"));
         }
     };
     Ok(found)
@@ -258,10 +233,7 @@ pub enum Until {
 }
 
 #[derive(Deserialize)]
-#[serde(
-    untagged,
-    expecting = "expected a share such as 0.8, a timestamp, or ISO 8601 such as \"1998-03-01\""
-)]
+#[serde(untagged, expecting = "expected a share such as 0.8, a timestamp, or ISO 8601 such as \"1998-03-01\"")]
 enum UntilValue {
     Number(f64),
     Text(String),
@@ -312,12 +284,7 @@ impl Until {
     ///
     /// Of n sorted timestamps a share s divides at the one of index ⌊n s⌋, so that what has the same timestamp is on
     /// one side, the later one. A user without any is divided where nothing is before.
-    pub fn instants(
-        self,
-        by: SplitBy,
-        users: usize,
-        times: impl Iterator<Item = (u32, f64)>,
-    ) -> Vec<f64> {
+    pub fn instants(self, by: SplitBy, users: usize, times: impl Iterator<Item = (u32, f64)>) -> Vec<f64> {
         let share = match self {
             Self::Instant(instant) => return vec![instant; users],
             Self::Share(share) => share,
@@ -330,20 +297,13 @@ impl Until {
             SplitBy::User => {
                 let mut of_user = vec![Vec::new(); users];
                 times.for_each(|(user, time)| of_user[user as usize].push(time));
-                of_user
-                    .iter_mut()
-                    .map(|times| at_share(times, share))
-                    .collect()
+                of_user.iter_mut().map(|times| at_share(times, share)).collect()
             }
         }
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "a share of a length"
-)]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a share of a length")]
 fn at_share(times: &mut [f64], share: f64) -> f64 {
     times.sort_unstable_by(f64::total_cmp);
     let place = (times.len() as f64 * share) as usize;
@@ -354,45 +314,23 @@ fn at_share(times: &mut [f64], share: f64) -> f64 {
 mod tests {
     use super::*;
 
-    const ALL: Needs = Needs {
-        rating: true,
-        timestamp: true,
-    };
+    const ALL: Needs = Needs { rating: true, timestamp: true };
 
     async fn read(name: &str, text: &str, needs: Needs) -> Result<Interactions, String> {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(name);
         std::fs::write(&path, text).unwrap();
-        let table = InteractionTable {
-            path: path.to_str().unwrap().to_owned(),
-            ..InteractionTable::default()
-        };
-        Interactions::read(&table, needs)
-            .await
-            .map_err(|e| e.to_string())
+        let table = InteractionTable { path: path.to_str().unwrap().to_owned(), ..InteractionTable::default() };
+        Interactions::read(&table, needs).await.map_err(|e| e.to_string())
     }
 
     #[tokio::test]
     async fn csv_and_jsonl_are_read() {
         let csv = "user,item,rating,timestamp\na,7,4.5,100\nb,7,3,1970-01-01T00:01:00Z\na,8,1,\n";
-        let found = read(
-            "i.csv",
-            csv,
-            Needs {
-                rating: true,
-                timestamp: false,
-            },
-        )
-        .await
-        .unwrap();
+        let found = read("i.csv", csv, Needs { rating: true, timestamp: false }).await.unwrap();
         assert_eq!(found.users.len(), 2);
         assert_eq!(found.items, ["7", "8"].map(|id| EntityId::Text(id.into())));
-        let last = InteractionRow {
-            user: 0,
-            item: 1,
-            rating: Some(1.0),
-            timestamp: None,
-        };
+        let last = InteractionRow { user: 0, item: 1, rating: Some(1.0), timestamp: None };
         assert_eq!(found.rows[2], last);
         assert_eq!(found.rows[1].timestamp, Some(60.0));
         let lines = "{\"user\": 1, \"item\": 2}\n{\"user\": 1, \"item\": 3}\n";
@@ -408,43 +346,20 @@ mod tests {
                 "user,item,rating\na,b,1\n",
                 "no column \"timestamp\"; it has user, item, rating. Set [interactions] timestamp",
             ),
-            (
-                "user,film,rating,timestamp\na,b,1,2\n",
-                "no column \"item\"",
-            ),
-            (
-                "user,item,rating,timestamp\na,b,1,2\na,b,NaN,3\n",
-                "row 2: column \"rating\" holds \"NaN\"",
-            ),
-            (
-                "user,item,rating,timestamp\na,b,1,2\na,b,1,\n",
-                "row 2: column \"timestamp\" is empty",
-            ),
-            (
-                "user,item,rating,timestamp\na,b,1,soon\n",
-                "row 1: column \"timestamp\" holds \"soon\"",
-            ),
-            (
-                "user,item,rating,timestamp\n,b,1,1\n",
-                "row 1: column \"user\" is empty",
-            ),
+            ("user,film,rating,timestamp\na,b,1,2\n", "no column \"item\""),
+            ("user,item,rating,timestamp\na,b,1,2\na,b,NaN,3\n", "row 2: column \"rating\" holds \"NaN\""),
+            ("user,item,rating,timestamp\na,b,1,2\na,b,1,\n", "row 2: column \"timestamp\" is empty"),
+            ("user,item,rating,timestamp\na,b,1,soon\n", "row 1: column \"timestamp\" holds \"soon\""),
+            ("user,item,rating,timestamp\n,b,1,1\n", "row 1: column \"user\" is empty"),
             ("user,item,rating,timestamp\n", "no interactions"),
         ];
         for (text, part) in cases {
             let error = read("i.csv", text, ALL).await.unwrap_err();
             assert!(error.contains(part), "{error}");
         }
-        let error = read(
-            "i.jsonl",
-            "{\"user\": 1, \"item\": 2, \"rating\": [1], \"timestamp\": 1}",
-            ALL,
-        )
-        .await
-        .unwrap_err();
-        assert!(
-            error.contains("row 1: column \"rating\" holds [1]"),
-            "{error}"
-        );
+        let error =
+            read("i.jsonl", "{\"user\": 1, \"item\": 2, \"rating\": [1], \"timestamp\": 1}", ALL).await.unwrap_err();
+        assert!(error.contains("row 1: column \"rating\" holds [1]"), "{error}");
     }
 
     #[test]
@@ -458,16 +373,8 @@ mod tests {
         }
         let read = |json: &str| serde_json::from_str::<Until>(json);
         assert_eq!(read("0.5").unwrap(), Until::Share(0.5));
-        assert_eq!(
-            read("\"1998-03-01\"").unwrap(),
-            Until::Instant(888_710_400.0)
-        );
-        assert!(
-            read("true")
-                .unwrap_err()
-                .to_string()
-                .contains("such as 0.8")
-        );
+        assert_eq!(read("\"1998-03-01\"").unwrap(), Until::Instant(888_710_400.0));
+        assert!(read("true").unwrap_err().to_string().contains("such as 0.8"));
     }
 
     #[test]

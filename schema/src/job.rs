@@ -186,7 +186,8 @@ pub struct Plan {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
     /// The bounds that a pool's audit must keep before its texts are generated as the specification says; those of a
-    /// pool that does not are verified strictly. Only those of [`GuardAction::Strict`](crate::guard::GuardAction::Strict) are part of a plan.
+    /// pool that does not are verified strictly. Only those of
+    /// [`GuardAction::Strict`](crate::guard::GuardAction::Strict) are part of a plan.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guards: Option<Guards>,
     /// The embeddings that the output has, if any.
@@ -288,10 +289,7 @@ impl AuditReport {
     /// Tokens a second with speculation over tokens a second without.
     pub fn speedup(&self) -> f64 {
         use crate::knowledge::ratio;
-        ratio(
-            ratio(self.tokens as f64, self.seconds),
-            ratio(self.plain_tokens as f64, self.plain_seconds),
-        )
+        ratio(ratio(self.tokens as f64, self.seconds), ratio(self.plain_tokens as f64, self.plain_seconds))
     }
 
     /// Share of texts that plain greedy decoding gives token for token.
@@ -345,11 +343,7 @@ pub trait Queue: Send + Sync {
     fn committed(&self, lease: &Lease) -> impl Future<Output = Result<(), QueueError>> + Send;
 
     /// Gives the shard back: the attempt failed for `reason`.
-    fn failed(
-        &self,
-        lease: &Lease,
-        reason: &str,
-    ) -> impl Future<Output = Result<(), QueueError>> + Send;
+    fn failed(&self, lease: &Lease, reason: &str) -> impl Future<Output = Result<(), QueueError>> + Send;
 
     /// Gives the shard back untouched: the worker is draining. The in-process queue does not count it as an
     /// attempt; a broker that counts deliveries does.

@@ -101,8 +101,7 @@ impl Join {
             while let Some(entities) = reader.next_batch().await? {
                 for entity in entities {
                     rows += 1;
-                    join.push_entity(entity, rows)
-                        .map_err(|error| error.at(table, rows - start))?;
+                    join.push_entity(entity, rows).map_err(|error| error.at(table, rows - start))?;
                 }
             }
             join.ends.push(rows);
@@ -112,10 +111,7 @@ impl Join {
 
     fn push_entity(&mut self, entity: Entity, row: u64) -> Result<(), RowError> {
         let Entity { id, kind, .. } = entity;
-        let ids = self.kinds.entry(kind).or_insert_with(|| KindIds {
-            entities: 0,
-            first: id.clone(),
-        });
+        let ids = self.kinds.entry(kind).or_insert_with(|| KindIds { entities: 0, first: id.clone() });
         ids.entities += 1;
         let (this, first) = (id.id_type(), ids.first.id_type());
         if this != first {
@@ -147,26 +143,16 @@ impl Join {
 
     /// From now on the entities of a kind have the embeddings of a file, and not those of their table.
     pub fn use_embeddings(&mut self, kind: Kind, file: &str, ids: &str) {
-        let external = ExternalEmbeddings {
-            file: file.to_owned(),
-            ids: ids.to_owned(),
-            rows: 0,
-        };
+        let external = ExternalEmbeddings { file: file.to_owned(), ids: ids.to_owned(), rows: 0 };
         self.embeddings.insert(kind, external);
     }
 
-    /// Gives a row, counted from 1, of the file of embeddings; nothing without [`Self::use_embeddings`]. Ids match by their text, so that `7` of a list is the int64 7 of
-    /// a table.
+    /// Gives a row, counted from 1, of the file of embeddings; nothing without [`Self::use_embeddings`]. Ids match by
+    /// their text, so that `7` of a list is the int64 7 of a table.
     ///
     /// # Errors
     /// [`SpillError`].
-    pub fn push_embedding(
-        &mut self,
-        kind: Kind,
-        row: u64,
-        id: &str,
-        embedding: &[f32],
-    ) -> Result<(), SpillError> {
+    pub fn push_embedding(&mut self, kind: Kind, row: u64, id: &str, embedding: &[f32]) -> Result<(), SpillError> {
         let Some(external) = self.embeddings.get_mut(&kind) else {
             return Ok(());
         };
@@ -174,9 +160,7 @@ impl Join {
         let this = self.kinds.get(&kind).map(|ids| ids.first.id_type());
         let text = EntityId::Text(id.to_owned());
         let typed = text.clone().into_type(this).ok();
-        let id = typed
-            .filter(|typed| typed.to_string() == id)
-            .unwrap_or(text);
+        let id = typed.filter(|typed| typed.to_string() == id).unwrap_or(text);
         let values: Vec<u8> = embedding.iter().flat_map(|v| v.to_le_bytes()).collect();
         self.push(kind, &id, &[&[EMBEDDING], &row.to_le_bytes(), &values])
     }
@@ -193,18 +177,10 @@ impl Join {
     ///
     /// # Errors
     /// An id that is there twice: of entities the first such row.
-    pub fn finish(
-        mut self,
-        stranger: &mut (dyn FnMut(Kind, EntityId, Bytes) + Send),
-    ) -> Result<Joined, JoinError> {
+    pub fn finish(mut self, stranger: &mut (dyn FnMut(Kind, EntityId, Bytes) + Send)) -> Result<Joined, JoinError> {
         let rows = self.ends.last().copied().unwrap_or(0);
-        let mut matching = Matching {
-            rows,
-            by_row: Spill::new(self.memory),
-            twice: None,
-            twice_embedded: BTreeMap::new(),
-            stranger,
-        };
+        let mut matching =
+            Matching { rows, by_row: Spill::new(self.memory), twice: None, twice_embedded: BTreeMap::new(), stranger };
         self.by_id.finish()?;
         for partition in 0..PARTITIONS {
             matching.partition(self.by_id.take(partition)?)?;
@@ -219,13 +195,7 @@ impl Join {
             let file = self.embeddings[&kind].ids.clone();
             return Err(JoinError::DuplicateEmbedding { file, row, id });
         }
-        Ok(Joined {
-            tables: self.tables,
-            kinds: self.kinds,
-            embeddings: self.embeddings,
-            rows,
-            by_row,
-        })
+        Ok(Joined { tables: self.tables, kinds: self.kinds, embeddings: self.embeddings, rows, by_row })
     }
 
     fn duplicate(&self, row: u64, kind: Kind, id: &EntityId) -> JoinError {
@@ -252,12 +222,7 @@ impl RowError {
     fn at(self, table: &EntityTable, row: u64) -> JoinError {
         match self {
             Self::Spill(error) => error.into(),
-            Self::Id(reason) => EntityError::Row {
-                file: table.path.clone(),
-                row,
-                reason,
-            }
-            .into(),
+            Self::Id(reason) => EntityError::Row { file: table.path.clone(), row, reason }.into(),
         }
     }
 }
@@ -287,10 +252,7 @@ fn decode_key(key: &[u8]) -> (Kind, EntityId) {
         b'i' => text.parse().map(EntityId::Int).ok(),
         _ => None,
     };
-    (
-        kind,
-        id.unwrap_or_else(|| EntityId::Text(text.into_owned())),
-    )
+    (kind, id.unwrap_or_else(|| EntityId::Text(text.into_owned())))
 }
 
 /// A row's number at the start of a value.
@@ -415,15 +377,7 @@ impl Joined {
     }
 
     fn read(&self, counting: bool) -> JoinReader<'_> {
-        JoinReader {
-            joined: self,
-            counting,
-            table: 0,
-            reader: None,
-            row: 0,
-            range: None,
-            records: HashMap::new(),
-        }
+        JoinReader { joined: self, counting, table: 0, reader: None, row: 0, range: None, records: HashMap::new() }
     }
 }
 
@@ -461,8 +415,7 @@ impl JoinReader<'_> {
                 }),
             };
             if let Some(entities) = reader.next_batch().await? {
-                let joined: Result<Vec<_>, _> =
-                    entities.into_iter().map(|e| self.join(e)).collect();
+                let joined: Result<Vec<_>, _> = entities.into_iter().map(|e| self.join(e)).collect();
                 return joined.map(Some);
             }
             self.reader = None;
@@ -510,8 +463,5 @@ impl JoinReader<'_> {
 
 fn decode_embedding(bytes: &[u8]) -> Vec<f32> {
     let (values, _) = bytes.as_chunks();
-    values
-        .iter()
-        .map(|value| f32::from_le_bytes(*value))
-        .collect()
+    values.iter().map(|value| f32::from_le_bytes(*value)).collect()
 }

@@ -110,12 +110,7 @@ pub fn record_schema(id: DataType) -> SchemaRef {
         ("event_timestamp", timestamp()),
         ("created_timestamp", timestamp()),
     ];
-    Arc::new(Schema::new(
-        columns
-            .into_iter()
-            .map(|(name, t)| Field::new(name, t, false))
-            .collect::<Vec<_>>(),
-    ))
+    Arc::new(Schema::new(columns.into_iter().map(|(name, t)| Field::new(name, t, false)).collect::<Vec<_>>()))
 }
 
 /// A row that could not be turned into knowledge.
@@ -325,10 +320,8 @@ pub fn encode_part(
     info: &PartInfo,
 ) -> Result<Bytes, TableError> {
     let embedded = embeddings.zip(info.embedding.as_ref().map(|e| e.spec.layout));
-    let info = serde_json::to_string(info).map_err(|e| TableError::Row {
-        file: name.to_owned(),
-        reason: e.to_string(),
-    })?;
+    let info =
+        serde_json::to_string(info).map_err(|e| TableError::Row { file: name.to_owned(), reason: e.to_string() })?;
     let digest = Digest::of(info.as_bytes()).to_string();
     let metadata = [(PART_KEY, info), (PART_DIGEST_KEY, digest)];
     table::encode_embedded(name, record_schema(id), rows, embedded, &metadata)
@@ -338,10 +331,7 @@ pub fn encode_part(
 ///
 /// # Errors
 /// [`TableError::Unreadable`] if the bytes are no part of Laser's or were changed.
-pub fn decode_part(
-    name: &str,
-    bytes: Bytes,
-) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
+pub fn decode_part(name: &str, bytes: Bytes) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
     let (rows, _, info) = decode_whole(name, bytes)?;
     Ok((rows, info))
 }
@@ -350,27 +340,16 @@ pub fn decode_part(
 type Whole = (Vec<KnowledgeRecord>, Option<Embeddings>, PartInfo);
 
 fn decode_whole(name: &str, bytes: Bytes) -> Result<Whole, TableError> {
-    let unreadable = |reason: String| TableError::Unreadable {
-        file: name.to_owned(),
-        reason,
-    };
-    let info = table::footer(name, &bytes, PART_KEY)?.ok_or_else(|| {
-        unreadable(format!(
-            "the footer has no {PART_KEY}: not written by Laser"
-        ))
-    })?;
+    let unreadable = |reason: String| TableError::Unreadable { file: name.to_owned(), reason };
+    let info = table::footer(name, &bytes, PART_KEY)?
+        .ok_or_else(|| unreadable(format!("the footer has no {PART_KEY}: not written by Laser")))?;
     let digest = table::footer(name, &bytes, PART_DIGEST_KEY)?;
     if digest != Some(Digest::of(info.as_bytes()).to_string()) {
-        return Err(unreadable(
-            "its footer does not match the footer's own digest".to_owned(),
-        ));
+        return Err(unreadable("its footer does not match the footer's own digest".to_owned()));
     }
     let info: PartInfo = serde_json::from_str(&info).map_err(|e| unreadable(e.to_string()))?;
     if info.version != SCHEMA_VERSION {
-        return Err(unreadable(format!(
-            "schema version {}, this Laser reads {SCHEMA_VERSION}",
-            info.version
-        )));
+        return Err(unreadable(format!("schema version {}, this Laser reads {SCHEMA_VERSION}", info.version)));
     }
     let (rows, embeddings) = match &info.embedding {
         None => (table::decode(name, bytes)?, None),
@@ -381,29 +360,21 @@ fn decode_whole(name: &str, bytes: Bytes) -> Result<Whole, TableError> {
         }
     };
     if rows_digest(&rows) != info.rows_digest {
-        return Err(unreadable(
-            "its rows do not match the digest in its footer".to_owned(),
-        ));
+        return Err(unreadable("its rows do not match the digest in its footer".to_owned()));
     }
     if embeddings.as_ref().map(Embeddings::digest) != info.embeddings_digest {
-        return Err(unreadable(
-            "its embeddings do not match the digest in its footer".to_owned(),
-        ));
+        return Err(unreadable("its embeddings do not match the digest in its footer".to_owned()));
     }
     Ok((rows, embeddings, info))
 }
 
 /// Decodes a part as [`decode_part`] does, and checks every other byte of it as well: statistics, indexes and bloom
-/// filters, which readers trust and which no digest covers before there is a manifest. Equal rows encode to equal bytes,
-/// so encoding them again tells; a part that another version of Laser wrote is spared that.
+/// filters, which readers trust and which no digest covers before there is a manifest. Equal rows encode to equal
+/// bytes, so encoding them again tells; a part that another version of Laser wrote is spared that.
 ///
 /// # Errors
 /// [`TableError::Unreadable`] if the bytes are not those that a worker wrote.
-pub fn check_part(
-    name: &str,
-    id: DataType,
-    bytes: Bytes,
-) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
+pub fn check_part(name: &str, id: DataType, bytes: Bytes) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
     let (rows, embeddings, info) = decode_whole(name, bytes.clone())?;
     if info.writer != WRITER {
         return Ok((rows, info));
@@ -500,17 +471,11 @@ mod tests {
     fn embeddings_keep_every_bit_in_both_layouts() {
         let rows = vec![record(EntityId::Int(1)), record(EntityId::Int(2))];
         for (layout, list) in [
-            (
-                EmbeddingLayout::Fixed,
-                "FixedSizeList(3 x non-null Float32)",
-            ),
+            (EmbeddingLayout::Fixed, "FixedSizeList(3 x non-null Float32)"),
             (EmbeddingLayout::List, "List(non-null Float32)"),
         ] {
             let field = layout.field(3);
-            assert_eq!(
-                (field.name().as_str(), field.is_nullable()),
-                ("embedding", false)
-            );
+            assert_eq!((field.name().as_str(), field.is_nullable()), ("embedding", false));
             assert_eq!(field.data_type().to_string(), list);
             let (embeddings, info) = embedded(&rows, layout);
             let bytes = encode_part("p", DataType::Int64, &rows, Some(&embeddings), &info).unwrap();
@@ -527,23 +492,11 @@ mod tests {
         let encode = |e| encode_part("p", DataType::Int64, &rows, e, &info);
         let other = Embeddings::from_values(3, vec![0.0; 3]).unwrap();
         let error = decode_part("p", encode(Some(&other)).unwrap()).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("its embeddings do not match the digest")
-        );
+        assert!(error.to_string().contains("its embeddings do not match the digest"));
         let wider = Embeddings::from_values(4, vec![0.0; 4]).unwrap();
         let error = decode_part("p", encode(Some(&wider)).unwrap()).unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("expected lists of 3 float32 values"),
-            "{error}"
-        );
-        assert!(
-            decode_part("p", encode(None).unwrap()).is_err(),
-            "no column"
-        );
+        assert!(error.to_string().contains("expected lists of 3 float32 values"), "{error}");
+        assert!(decode_part("p", encode(None).unwrap()).is_err(), "no column");
         let more = Embeddings::from_values(3, [embeddings.values(), &[0.0; 3]].concat()).unwrap();
         let error = encode(Some(&more)).unwrap_err().to_string();
         assert!(error.contains("2 embeddings for 1 rows"), "{error}");

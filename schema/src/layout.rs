@@ -54,16 +54,10 @@ pub async fn nights(output: &Location, kind: Kind) -> Result<Vec<Date>, Location
 ///
 /// # Errors
 /// The store's.
-pub async fn nights_of(
-    data_set: &str,
-    output: &Location,
-    kind: Kind,
-) -> Result<Vec<Date>, LocationError> {
+pub async fn nights_of(data_set: &str, output: &Location, kind: Kind) -> Result<Vec<Date>, LocationError> {
     let folder = output.join(&format!("{data_set}/kind={kind}"));
     let folders = folder.folders().await?;
-    let dates = folders
-        .iter()
-        .filter_map(|name| name.strip_prefix("dt=")?.parse().ok());
+    let dates = folders.iter().filter_map(|name| name.strip_prefix("dt=")?.parse().ok());
     let mut dates: Vec<Date> = dates.collect();
     dates.sort_unstable_by(|a, b| b.cmp(a));
     Ok(dates)
@@ -73,11 +67,7 @@ pub async fn nights_of(
 ///
 /// # Errors
 /// The store's.
-pub async fn runs_of_night(
-    output: &Location,
-    kind: Kind,
-    date: Date,
-) -> Result<Vec<String>, LocationError> {
+pub async fn runs_of_night(output: &Location, kind: Kind, date: Date) -> Result<Vec<String>, LocationError> {
     runs_of_night_of(PROFILES, output, kind, date).await
 }
 
@@ -93,9 +83,8 @@ pub async fn runs_of_night_of(
 ) -> Result<Vec<String>, LocationError> {
     let night = output.join(&format!("{data_set}/kind={kind}/dt={date}"));
     let folders = night.folders().await?;
-    let mut runs: Vec<String> = (folders.iter())
-        .filter_map(|name| Some(name.strip_prefix("run=")?.to_owned()))
-        .collect();
+    let mut runs: Vec<String> =
+        (folders.iter()).filter_map(|name| Some(name.strip_prefix("run=")?.to_owned())).collect();
     runs.sort_unstable();
     Ok(runs)
 }
@@ -140,10 +129,7 @@ impl Pins {
             return Ok(None);
         };
         let pins = serde_json::from_slice(&bytes);
-        pins.map(Some).map_err(|e| PinsError::Unreadable {
-            file: file.url().to_owned(),
-            reason: e.to_string(),
-        })
+        pins.map(Some).map_err(|e| PinsError::Unreadable { file: file.url().to_owned(), reason: e.to_string() })
     }
 
     /// Begins a run with these pins, unless it was begun before: of any number of processes one wins, and all go on
@@ -170,13 +156,7 @@ mod tests {
     fn only_dated_names_have_a_date() {
         let name = dated_name(date(2026, 1, 2), &Digest::of(b"x"));
         assert_eq!(name_date(&name), Some(date(2026, 1, 2)));
-        for other in [
-            "",
-            "2026-01-02",
-            "2026-01-02-mine",
-            "2026-13-02-0123456789ab",
-            "promotions",
-        ] {
+        for other in ["", "2026-01-02", "2026-01-02-mine", "2026-13-02-0123456789ab", "promotions"] {
             assert_eq!(name_date(other), None, "{other}");
         }
     }
@@ -185,22 +165,12 @@ mod tests {
     async fn of_two_beginnings_of_a_run_the_first_stands() {
         let dir = tempfile::tempdir().unwrap();
         let output = Location::parse(dir.path().to_str().unwrap()).unwrap();
-        let pins = |pools: &str| Pins {
-            previous: Vec::new(),
-            pools: pools.to_owned(),
-        };
+        let pins = |pools: &str| Pins { previous: Vec::new(), pools: pools.to_owned() };
         assert_eq!(Pins::read(&output, "r").await.unwrap(), None);
         assert_eq!(pins("a").begin(&output, "r").await.unwrap(), pins("a"));
         assert_eq!(pins("b").begin(&output, "r").await.unwrap(), pins("a"));
-        output
-            .join("runs/r/pins.json")
-            .write("x".into())
-            .await
-            .unwrap();
+        output.join("runs/r/pins.json").write("x".into()).await.unwrap();
         let error = pins("b").begin(&output, "r").await.unwrap_err().to_string();
-        assert!(
-            error.contains("pins.json: not the pins of a run"),
-            "{error}"
-        );
+        assert!(error.contains("pins.json: not the pins of a run"), "{error}");
     }
 }

@@ -32,7 +32,5 @@ pub use cache::Cache;
 pub use device::DeviceOption;
 pub use digest::Digest;
 pub use embedding::{EmbeddingLayout, EmbeddingSpec, Embeddings, EncoderInfo, Pooling};
-pub use entity::{
-    Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Interaction, Kind,
-};
+pub use entity::{Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Interaction, Kind};
 pub use location::{Location, LocationError, StoreError};

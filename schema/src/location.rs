@@ -19,16 +19,14 @@ use object_store::buffered::BufWriter;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{
-    BackoffConfig, ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, RetryConfig,
-};
+use object_store::{BackoffConfig, ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, RetryConfig};
 
 pub use object_store::Error as StoreError;
 
 use crate::digest::Digest;
 
-/// How long a request to a remote store is repeated while the store is away or answers with 5xx. The library's own limit
-/// of ten tries is over after three seconds; a minute's outage must cost no shard an attempt.
+/// How long a request to a remote store is repeated while the store is away or answers with 5xx. The library's own
+/// limit of ten tries is over after three seconds; a minute's outage must cost no shard an attempt.
 const OUTAGE_MAX: Duration = Duration::from_secs(300);
 
 /// The longest pause between two tries, so that the end of an outage is noticed soon.
@@ -111,10 +109,7 @@ impl Location {
     /// # Errors
     /// [`LocationError::Unsupported`] if the text names no store that Laser knows.
     pub fn parse(text: &str) -> Result<Self, LocationError> {
-        let unsupported = |reason: String| LocationError::Unsupported {
-            url: text.to_owned(),
-            reason,
-        };
+        let unsupported = |reason: String| LocationError::Unsupported { url: text.to_owned(), reason };
         if let Some(path) = text.strip_prefix("file://") {
             return Self::local(FsPath::new(path)).map_err(|e| unsupported(e.to_string()));
         }
@@ -124,12 +119,7 @@ impl Location {
         let url = url::Url::parse(text).map_err(|e| unsupported(e.to_string()))?;
         let (store, path) = remote(&url).map_err(|e| unsupported(e.to_string()))?;
         let url = text.trim_end_matches('/').to_owned();
-        Ok(Self {
-            store,
-            path,
-            url,
-            local: false,
-        })
+        Ok(Self { store, path, url, local: false })
     }
 
     fn local(path: &FsPath) -> Result<Self, Box<dyn std::error::Error>> {
@@ -149,12 +139,7 @@ impl Location {
             path = path.join(part);
         }
         let url = format!("{}/{relative}", self.url.trim_end_matches('/'));
-        Self {
-            store: self.store.clone(),
-            path,
-            url,
-            local: self.local,
-        }
+        Self { store: self.store.clone(), path, url, local: self.local }
     }
 
     /// The place that `text` names: a URL by itself, anything else below this one.
@@ -188,29 +173,19 @@ impl Location {
 
     /// The path in the file system, if this is a local place.
     pub fn local_path(&self) -> Option<PathBuf> {
-        let path =
-            || normalise(FsPath::new(&self.url)).unwrap_or_else(|_| PathBuf::from(&self.url));
+        let path = || normalise(FsPath::new(&self.url)).unwrap_or_else(|_| PathBuf::from(&self.url));
         self.local.then(path)
     }
 
     /// The last extension of the name in lower case (`parquet`, `csv`, `jsonl`), or empty.
     pub fn extension(&self) -> String {
-        self.path
-            .extension()
-            .unwrap_or_default()
-            .to_ascii_lowercase()
+        self.path.extension().unwrap_or_default().to_ascii_lowercase()
     }
 
     fn error(&self, action: &'static str, source: object_store::Error) -> LocationError {
         match source {
-            object_store::Error::NotFound { .. } => LocationError::NotFound {
-                url: self.url.clone(),
-            },
-            source => LocationError::Store {
-                url: self.url.clone(),
-                action,
-                source,
-            },
+            object_store::Error::NotFound { .. } => LocationError::NotFound { url: self.url.clone() },
+            source => LocationError::Store { url: self.url.clone(), action, source },
         }
     }
 
@@ -219,11 +194,7 @@ impl Location {
     /// # Errors
     /// [`LocationError::NotFound`] or the store's error.
     pub async fn read(&self) -> Result<Bytes, LocationError> {
-        let got = self
-            .store
-            .get(&self.path)
-            .await
-            .map_err(|e| self.error("read", e))?;
+        let got = self.store.get(&self.path).await.map_err(|e| self.error("read", e))?;
         got.bytes().await.map_err(|e| self.error("read", e))
     }
 
@@ -239,10 +210,7 @@ impl Location {
             to.write_all(&chunk).map_err(|e| LocationError::Store {
                 url: self.url.clone(),
                 action: "copy to the local disk",
-                source: object_store::Error::Generic {
-                    store: "local",
-                    source: Box::new(e),
-                },
+                source: object_store::Error::Generic { store: "local", source: Box::new(e) },
             })?;
         }
         Ok(())
@@ -255,16 +223,11 @@ impl Location {
     /// [`LocationError::NotFound`], the store's error, or the local disk's.
     pub async fn open(&self) -> Result<File, LocationError> {
         let failed = |e: std::io::Error| match e.kind() {
-            std::io::ErrorKind::NotFound => LocationError::NotFound {
-                url: self.url.clone(),
-            },
+            std::io::ErrorKind::NotFound => LocationError::NotFound { url: self.url.clone() },
             _ => LocationError::Store {
                 url: self.url.clone(),
                 action: "open",
-                source: object_store::Error::Generic {
-                    store: "local",
-                    source: Box::new(e),
-                },
+                source: object_store::Error::Generic { store: "local", source: Box::new(e) },
             },
         };
         if let Some(path) = self.local_path() {
@@ -306,8 +269,7 @@ impl Location {
     /// [`LocationError::NotFound`] or the store's error.
     pub async fn modified(&self) -> Result<Timestamp, LocationError> {
         let meta = self.store.head(&self.path).await;
-        meta.map(|meta| timestamp(&meta))
-            .map_err(|e| self.error("read", e))
+        meta.map(|meta| timestamp(&meta)).map_err(|e| self.error("read", e))
     }
 
     /// Writes the object whole, replacing what was there. Readers see the old or the new one, never a part.
@@ -315,10 +277,7 @@ impl Location {
     /// # Errors
     /// The store's error.
     pub async fn write(&self, bytes: Bytes) -> Result<(), LocationError> {
-        self.store
-            .put(&self.path, bytes.into())
-            .await
-            .map_err(|e| self.error("write", e))?;
+        self.store.put(&self.path, bytes.into()).await.map_err(|e| self.error("write", e))?;
         Ok(())
     }
 
@@ -332,11 +291,7 @@ impl Location {
     /// # Errors
     /// The store's error; losing is not one.
     pub async fn create(&self, bytes: Bytes) -> Result<Created, LocationError> {
-        match self
-            .store
-            .put_opts(&self.path, bytes.into(), PutMode::Create.into())
-            .await
-        {
+        match self.store.put_opts(&self.path, bytes.into(), PutMode::Create.into()).await {
             Ok(_) => Ok(Created::Won),
             Err(object_store::Error::AlreadyExists { .. }) => Ok(Created::Exists),
             Err(error) => Err(self.error("write", error)),
@@ -361,9 +316,7 @@ impl Location {
     /// The store's error.
     pub async fn remove_below(&self, names: Vec<String>) -> Result<(), LocationError> {
         let paths: Vec<_> = names.iter().map(|name| Ok(self.join(name).path)).collect();
-        let mut removed = self
-            .store
-            .delete_stream(futures::stream::iter(paths).boxed());
+        let mut removed = self.store.delete_stream(futures::stream::iter(paths).boxed());
         while let Some(removed) = removed.next().await {
             match removed {
                 Ok(_) | Err(object_store::Error::NotFound { .. }) => {}
@@ -383,11 +336,7 @@ impl Location {
     /// [`LocationError::NotFound`] or the store's error.
     pub async fn fingerprint(&self) -> Result<Digest, LocationError> {
         if self.local {
-            let got = self
-                .store
-                .get(&self.path)
-                .await
-                .map_err(|e| self.error("read", e))?;
+            let got = self.store.get(&self.path).await.map_err(|e| self.error("read", e))?;
             let mut hasher = blake3::Hasher::new();
             let mut chunks = got.into_stream();
             while let Some(chunk) = chunks.try_next().await.map_err(|e| self.error("read", e))? {
@@ -395,19 +344,9 @@ impl Location {
             }
             return Ok(Digest::from_bytes(*hasher.finalize().as_bytes()));
         }
-        let meta = self
-            .store
-            .head(&self.path)
-            .await
-            .map_err(|e| self.error("read", e))?;
+        let meta = self.store.head(&self.path).await.map_err(|e| self.error("read", e))?;
         let modified = meta.last_modified.to_rfc3339();
-        Ok(Digest::of_json(&(
-            self.url.as_str(),
-            meta.size,
-            meta.e_tag,
-            meta.version,
-            modified,
-        )))
+        Ok(Digest::of_json(&(self.url.as_str(), meta.size, meta.e_tag, meta.version, modified)))
     }
 
     /// The names of the folders right below this one.
@@ -419,10 +358,7 @@ impl Location {
             Err(object_store::Error::NotFound { .. }) => return Ok(Vec::new()),
             other => other.map_err(|e| self.error("list", e))?,
         };
-        let names = listed
-            .common_prefixes
-            .iter()
-            .filter_map(|p| p.filename().map(str::to_owned));
+        let names = listed.common_prefixes.iter().filter_map(|p| p.filename().map(str::to_owned));
         Ok(names.collect())
     }
 
@@ -460,11 +396,7 @@ impl Location {
         let prefix = self.path.as_ref().len() + usize::from(!self.path.as_ref().is_empty());
         let mut listed: Vec<Listed> = objects
             .into_iter()
-            .map(|o| Listed {
-                name: o.location.as_ref()[prefix..].to_owned(),
-                size: o.size,
-                modified: timestamp(&o),
-            })
+            .map(|o| Listed { name: o.location.as_ref()[prefix..].to_owned(), size: o.size, modified: timestamp(&o) })
             .collect();
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(listed)
@@ -477,10 +409,7 @@ fn remote(url: &url::Url) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> 
     let retry = RetryConfig {
         max_retries: usize::MAX,
         retry_timeout: OUTAGE_MAX,
-        backoff: BackoffConfig {
-            max_backoff: PAUSE_MAX,
-            ..BackoffConfig::default()
-        },
+        backoff: BackoffConfig { max_backoff: PAUSE_MAX, ..BackoffConfig::default() },
     };
     let url = url.to_string();
     let store: Arc<dyn ObjectStore> = match scheme {
@@ -497,10 +426,7 @@ fn remote(url: &url::Url) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> 
             Arc::new(builder.with_retry(retry).build()?)
         }
         _ => {
-            return Err(StoreError::Generic {
-                store: "URL",
-                source: "no store of this scheme".into(),
-            });
+            return Err(StoreError::Generic { store: "URL", source: "no store of this scheme".into() });
         }
     };
     Ok((store, path))
@@ -555,14 +481,8 @@ mod tests {
     async fn create_has_one_winner() {
         let (_dir, root) = temporary();
         let object = root.join("a/b.txt");
-        assert_eq!(
-            object.create(Bytes::from("first")).await.unwrap(),
-            Created::Won
-        );
-        assert_eq!(
-            object.create(Bytes::from("second")).await.unwrap(),
-            Created::Exists
-        );
+        assert_eq!(object.create(Bytes::from("first")).await.unwrap(), Created::Won);
+        assert_eq!(object.create(Bytes::from("second")).await.unwrap(), Created::Exists);
         assert_eq!(object.read().await.unwrap(), "first");
     }
 
@@ -586,13 +506,7 @@ mod tests {
         for name in ["x/b", "x/a", "y"] {
             root.join(name).write(Bytes::from("1")).await.unwrap();
         }
-        let names: Vec<String> = root
-            .list()
-            .await
-            .unwrap()
-            .into_iter()
-            .map(|l| l.name)
-            .collect();
+        let names: Vec<String> = root.list().await.unwrap().into_iter().map(|l| l.name).collect();
         assert_eq!(names, ["x/a", "x/b", "y"]);
         assert!(root.join("missing").list().await.unwrap().is_empty());
     }
@@ -600,31 +514,14 @@ mod tests {
     #[tokio::test]
     async fn a_missing_object_is_named() {
         let (_dir, root) = temporary();
-        let error = root
-            .join("no.parquet")
-            .read()
-            .await
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.ends_with("no.parquet: no such file or object"),
-            "{error}"
-        );
-        assert!(
-            root.join("no.parquet")
-                .read_optional()
-                .await
-                .unwrap()
-                .is_none()
-        );
+        let error = root.join("no.parquet").read().await.unwrap_err().to_string();
+        assert!(error.ends_with("no.parquet: no such file or object"), "{error}");
+        assert!(root.join("no.parquet").read_optional().await.unwrap().is_none());
     }
 
     #[test]
     fn an_unknown_scheme_is_refused() {
         let error = Location::parse("ftp://host/file").unwrap_err().to_string();
-        assert!(
-            error.contains("ftp://host/file") && error.contains("s3, gs, az"),
-            "{error}"
-        );
+        assert!(error.contains("ftp://host/file") && error.contains("s3, gs, az"), "{error}");
     }
 }

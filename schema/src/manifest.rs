@@ -56,16 +56,10 @@ pub struct Cost {
 
 impl Cost {
     /// The cost of what figures and audits of all pools tell.
-    pub fn of(
-        price: &Price,
-        figures: &BTreeMap<String, Figures>,
-        audits: &BTreeMap<String, AuditReport>,
-    ) -> Self {
+    pub fn of(price: &Price, figures: &BTreeMap<String, Figures>, audits: &BTreeMap<String, AuditReport>) -> Self {
         let mut all = Figures::default();
         figures.values().for_each(|f| all.add(f));
-        let by_pool = figures
-            .iter()
-            .map(|(pool, f)| (pool.clone(), per_1000(price, f)));
+        let by_pool = figures.iter().map(|(pool, f)| (pool.clone(), per_1000(price, f)));
         Self {
             price: price.clone(),
             gpu_seconds: all.engine_seconds,
@@ -77,17 +71,13 @@ impl Cost {
 
     /// The night's whole price, the audit included.
     pub fn total(&self) -> f64 {
-        self.price
-            .of_seconds(self.gpu_seconds + self.audit_gpu_seconds)
+        self.price.of_seconds(self.gpu_seconds + self.audit_gpu_seconds)
     }
 }
 
 /// The price of 1,000 texts such as those of the figures.
 fn per_1000(price: &Price, figures: &Figures) -> f64 {
-    ratio(
-        price.of_seconds(figures.engine_seconds) * 1e3,
-        figures.texts as f64,
-    )
+    ratio(price.of_seconds(figures.engine_seconds) * 1e3, figures.texts as f64)
 }
 
 /// What a folder of knowledge holds and how it came to be.
@@ -163,12 +153,7 @@ pub async fn published_parts(folder: &Location) -> Result<Option<Vec<Location>>,
     }
     let bytes = folder.join(MANIFEST).read_optional().await?;
     let parts = bytes.and_then(|bytes| serde_json::from_slice::<Parts>(&bytes).ok());
-    Ok(parts.map(|all| {
-        all.parts
-            .iter()
-            .map(|part| folder.join(&part.name))
-            .collect()
-    }))
+    Ok(parts.map(|all| all.parts.iter().map(|part| folder.join(&part.name)).collect()))
 }
 
 /// Checks a published folder: `_SUCCESS`, every part's digest and row count, no nulls, no entity twice,
@@ -214,30 +199,20 @@ async fn check_part(part: &PartEntry, check: &mut Check<'_>) -> Result<(), Locat
         }
     };
     for row in rows.iter().filter(|row| row.text.trim().is_empty()) {
-        check.fault(format!(
-            "{name}: entity {} has an empty text",
-            row.entity_id
-        ));
+        check.fault(format!("{name}: entity {} has an empty text", row.entity_id));
     }
     check.part(name, part.rows, rows.into_iter().map(|row| row.entity_id));
     Ok(())
 }
 
-async fn check_errors(
-    folder: &Location,
-    manifest: &Manifest,
-    check: &mut Check<'_>,
-) -> Result<(), LocationError> {
+async fn check_errors(folder: &Location, manifest: &Manifest, check: &mut Check<'_>) -> Result<(), LocationError> {
     let bytes = folder.join(ERRORS).read_optional().await?;
     let rows: Result<Vec<ErrorRecord>, _> =
-        serde_json::Deserializer::from_slice(&bytes.unwrap_or_default())
-            .into_iter()
-            .collect();
+        serde_json::Deserializer::from_slice(&bytes.unwrap_or_default()).into_iter().collect();
     match rows {
         Ok(rows) => {
             check.rows(ERRORS, rows.len() as u64, manifest.errors);
-            rows.into_iter()
-                .for_each(|row| check.entity(ERRORS, row.entity_id));
+            rows.into_iter().for_each(|row| check.entity(ERRORS, row.entity_id));
         }
         Err(error) => check.fault(format!("{ERRORS}: {error}")),
     }

@@ -36,9 +36,7 @@ const POSITIONS_MAX: u64 = 1 << 30;
 #[derive(Debug, thiserror::Error)]
 pub enum ModelError {
     /// Neither a local path nor a hub id.
-    #[error(
-        "model {model:?}: no such path; expected a model directory, a .gguf file or a hub id like org/name"
-    )]
+    #[error("model {model:?}: no such path; expected a model directory, a .gguf file or a hub id like org/name")]
     NotFound {
         /// The model as configured.
         model: String,
@@ -128,9 +126,7 @@ pub enum ModelError {
         reason: String,
     },
     /// The hub may not be asked, and the cache does not have the model.
-    #[error(
-        "model {model:?}: not a local path, not complete in {cache}, and HF_HUB_OFFLINE is set"
-    )]
+    #[error("model {model:?}: not a local path, not complete in {cache}, and HF_HUB_OFFLINE is set")]
     Offline {
         /// The model as configured.
         model: String,
@@ -243,24 +239,16 @@ pub fn digest_files<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<Dig
 
 fn hash_file(path: &Path) -> Result<[u8; 32], ModelError> {
     let mut hasher = blake3::Hasher::new();
-    File::open(path)
-        .and_then(|file| hasher.update_reader(file).map(|_| ()))
-        .map_err(|e| io_error(path, e))?;
+    File::open(path).and_then(|file| hasher.update_reader(file).map(|_| ())).map_err(|e| io_error(path, e))?;
     Ok(*hasher.finalize().as_bytes())
 }
 
 fn io_error(path: &Path, source: std::io::Error) -> ModelError {
-    ModelError::Io {
-        path: path.to_owned(),
-        source,
-    }
+    ModelError::Io { path: path.to_owned(), source }
 }
 
 fn corrupt(path: &Path, reason: impl ToString) -> ModelError {
-    ModelError::Corrupt {
-        path: path.to_owned(),
-        reason: reason.to_string(),
-    }
+    ModelError::Corrupt { path: path.to_owned(), reason: reason.to_string() }
 }
 
 /// The file's bytes, `None` without the file.
@@ -288,14 +276,10 @@ fn find_weights(path: &Path) -> Result<(PathBuf, Weights), ModelError> {
         return Ok((path.to_owned(), weights_in(path)?));
     }
     if !path.exists() {
-        return Err(ModelError::NotFound {
-            model: path.display().to_string(),
-        });
+        return Err(ModelError::NotFound { model: path.display().to_string() });
     }
     if path.extension().is_none_or(|e| e != "gguf") {
-        return Err(ModelError::NotAModel {
-            path: path.to_owned(),
-        });
+        return Err(ModelError::NotAModel { path: path.to_owned() });
     }
     let directory = match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -304,8 +288,8 @@ fn find_weights(path: &Path) -> Result<(PathBuf, Weights), ModelError> {
     Ok((directory.to_owned(), Weights::Gguf(path.to_owned())))
 }
 
-/// The weights of a model's directory. The index names the shards; without one, a single safetensors file, then a single
-/// GGUF file counts.
+/// The weights of a model's directory. The index names the shards; without one, a single safetensors file, then a
+/// single GGUF file counts.
 ///
 /// # Errors
 /// There are none, or several and nothing that tells them apart.
@@ -323,9 +307,7 @@ pub fn weights_in(directory: &Path) -> Result<Weights, ModelError> {
     match (safetensors.len(), gguf.len()) {
         (1, _) => Ok(Weights::Safetensors(safetensors)),
         (0, 1) => Ok(Weights::Gguf(gguf.remove(0))),
-        (0, 0) => Err(ModelError::NoWeights {
-            directory: directory.to_owned(),
-        }),
+        (0, 0) => Err(ModelError::NoWeights { directory: directory.to_owned() }),
         _ => {
             safetensors.append(&mut gguf);
             let names = safetensors.iter().filter_map(|f| f.file_name()?.to_str());
@@ -340,10 +322,7 @@ pub fn weights_in(directory: &Path) -> Result<Weights, ModelError> {
 fn shards_in(directory: &Path, index: &Path) -> Result<Weights, ModelError> {
     let names = shard_names(index)?;
     if let Some(missing) = names.iter().find(|name| !directory.join(name).is_file()) {
-        return Err(ModelError::MissingShard {
-            directory: directory.to_owned(),
-            file: missing.clone(),
-        });
+        return Err(ModelError::MissingShard { directory: directory.to_owned(), file: missing.clone() });
     }
     let files = names.iter().map(|name| directory.join(name)).collect();
     Ok(Weights::Safetensors(files))
@@ -361,12 +340,9 @@ fn shard_names(index: &Path) -> Result<BTreeSet<String>, ModelError> {
             (name.ends_with(".safetensors") && !name.contains(['/', '\\'])).then(|| name.to_owned())
         })
         .collect();
-    names.filter(|names| !names.is_empty()).ok_or_else(|| {
-        corrupt(
-            index,
-            "weight_map must name the file of each tensor, *.safetensors beside the index",
-        )
-    })
+    names
+        .filter(|names| !names.is_empty())
+        .ok_or_else(|| corrupt(index, "weight_map must name the file of each tensor, *.safetensors beside the index"))
 }
 
 fn files_with(directory: &Path, extension: &str) -> Result<Vec<PathBuf>, ModelError> {
@@ -409,11 +385,7 @@ fn end_of_text(tokenizer: &Tokenizer, configs: &[&Value], tokenizer_config: &Val
 }
 
 /// A tokenizer_config.json without `bos_token` says that texts begin without one, whatever config.json says.
-fn beginning_of_text(
-    tokenizer: &Tokenizer,
-    config: &Value,
-    tokenizer_config: &Value,
-) -> Option<u32> {
+fn beginning_of_text(tokenizer: &Tokenizer, config: &Value, tokenizer_config: &Value) -> Option<u32> {
     if tokenizer_config.is_null() {
         return as_token_id(&config["bos_token_id"]);
     }
@@ -429,10 +401,7 @@ fn max_positions(config: &Value, tokenizer_config: &Value) -> Option<usize> {
 }
 
 /// chat_template.jinja goes before tokenizer_config.json, and there `default` before other names.
-fn chat_template(
-    directory: &Path,
-    tokenizer_config: &Value,
-) -> Result<Option<ChatTemplate>, ModelError> {
+fn chat_template(directory: &Path, tokenizer_config: &Value) -> Result<Option<ChatTemplate>, ModelError> {
     let path = directory.join(CHAT_TEMPLATE);
     let source = match read_optional(&path)? {
         Some(bytes) => Some(String::from_utf8(bytes).map_err(|e| corrupt(&path, e))?),

@@ -55,12 +55,9 @@ pub async fn latest(output: &Location, before: Date) -> Result<Vec<String>, Prev
     Ok(folders)
 }
 
-/// `sources`, with each that [is latest](PreviousSource::is_latest) replaced by those of `folders` that are of its kind.
-pub fn resolve_latest(
-    sources: &[PreviousSource],
-    output: &Location,
-    folders: &[String],
-) -> Vec<PreviousSource> {
+/// `sources`, with each that [is latest](PreviousSource::is_latest) replaced by those of `folders` that are of its
+/// kind.
+pub fn resolve_latest(sources: &[PreviousSource], output: &Location, folders: &[String]) -> Vec<PreviousSource> {
     let mut resolved = Vec::new();
     for source in sources {
         if !source.is_latest() {
@@ -71,10 +68,12 @@ pub fn resolve_latest(
             let is = |kind: Kind| folder.starts_with(&format!("profiles/kind={kind}/"));
             source.kind.is_none_or(is)
         };
-        resolved.extend(folders.iter().filter(of_kind).map(|folder| PreviousSource {
-            path: output.join(folder).url().to_owned(),
-            ..source.clone()
-        }));
+        resolved.extend(
+            folders
+                .iter()
+                .filter(of_kind)
+                .map(|folder| PreviousSource { path: output.join(folder).url().to_owned(), ..source.clone() }),
+        );
     }
     resolved
 }
@@ -141,10 +140,7 @@ pub enum PreviousError {
 ///
 /// # Errors
 /// As [`PreviousReader::open`].
-pub async fn manifests(
-    sources: &[PreviousSource],
-    before: Date,
-) -> Result<Vec<Manifest>, PreviousError> {
+pub async fn manifests(sources: &[PreviousSource], before: Date) -> Result<Vec<Manifest>, PreviousError> {
     let mut manifests = Vec::new();
     for folder in published(sources, before).await? {
         manifests.extend(Manifest::read(&folder).await?);
@@ -157,10 +153,7 @@ pub async fn manifests(
 ///
 /// # Errors
 /// As [`PreviousReader::open`].
-pub async fn fingerprint(
-    sources: &[PreviousSource],
-    before: Date,
-) -> Result<Digest, PreviousError> {
+pub async fn fingerprint(sources: &[PreviousSource], before: Date) -> Result<Digest, PreviousError> {
     let mut digests = vec![Digest::of_json(&sources)];
     let sources: Vec<_> = sources.iter().filter(|s| !s.is_latest()).cloned().collect();
     for source in &sources {
@@ -176,17 +169,11 @@ pub async fn fingerprint(
 }
 
 fn is_file(location: &Location) -> bool {
-    matches!(
-        location.extension().as_str(),
-        "jsonl" | "ndjson" | "parquet"
-    )
+    matches!(location.extension().as_str(), "jsonl" | "ndjson" | "parquet")
 }
 
 /// The published folders that the sources stand for.
-async fn published(
-    sources: &[PreviousSource],
-    before: Date,
-) -> Result<Vec<Location>, PreviousError> {
+async fn published(sources: &[PreviousSource], before: Date) -> Result<Vec<Location>, PreviousError> {
     let mut folders = Vec::new();
     for source in sources {
         let location = Location::parse(&source.path)?;
@@ -206,17 +193,12 @@ async fn find_folders(
         return Ok(vec![location.clone()]);
     }
     let mut folders = Vec::new();
-    for kind in Kind::ALL
-        .into_iter()
-        .filter(|k| source.kind.is_none_or(|s| s == *k))
-    {
+    for kind in Kind::ALL.into_iter().filter(|k| source.kind.is_none_or(|s| s == *k)) {
         let newest = newest_night(location, kind, before).await?;
         folders.extend(newest.map(|folder| location.join(&folder)));
     }
     if folders.is_empty() {
-        return Err(PreviousError::Nothing {
-            path: source.path.clone(),
-        });
+        return Err(PreviousError::Nothing { path: source.path.clone() });
     }
     Ok(folders)
 }
@@ -301,15 +283,9 @@ async fn find_files(source: &PreviousSource, before: Date) -> Result<Vec<File>, 
     Ok(files)
 }
 
-async fn find_foreign(
-    source: &PreviousSource,
-    location: Location,
-) -> Result<Vec<File>, PreviousError> {
+async fn find_foreign(source: &PreviousSource, location: Location) -> Result<Vec<File>, PreviousError> {
     if !location.exists().await? {
-        return Err(LocationError::NotFound {
-            url: source.path.clone(),
-        }
-        .into());
+        return Err(LocationError::NotFound { url: source.path.clone() }.into());
     }
     if location.extension() == "parquet"
         && let Some(info) = TableReader::open(&location).await?.footer(PART_KEY)
@@ -318,30 +294,22 @@ async fn find_foreign(
         check_kind(source, info.kind)?;
         return Ok(vec![File::Part(info.kind, location)]);
     }
-    let kind = source.kind.ok_or_else(|| PreviousError::NoKind {
-        path: source.path.clone(),
-    })?;
+    let kind = source.kind.ok_or_else(|| PreviousError::NoKind { path: source.path.clone() })?;
     Ok(vec![File::Foreign(kind, location, source.id_type)])
 }
 
 fn check_kind(source: &PreviousSource, found: Kind) -> Result<(), PreviousError> {
     match source.kind {
-        Some(expected) if expected != found => Err(PreviousError::WrongKind {
-            path: source.path.clone(),
-            found,
-            expected,
-        }),
+        Some(expected) if expected != found => {
+            Err(PreviousError::WrongKind { path: source.path.clone(), found, expected })
+        }
         _ => Ok(()),
     }
 }
 
 /// The newest night of a kind before a date that has a `_SUCCESS`, as a folder below `output`; of two runs of one night
 /// the one that finished later counts.
-async fn newest_night(
-    output: &Location,
-    kind: Kind,
-    before: Date,
-) -> Result<Option<String>, PreviousError> {
+async fn newest_night(output: &Location, kind: Kind, before: Date) -> Result<Option<String>, PreviousError> {
     let nights = nights(output, kind).await?;
     for date in nights.into_iter().filter(|date| *date < before) {
         let mut best: Option<(Timestamp, String)> = None;
@@ -354,10 +322,7 @@ async fn newest_night(
             let Some(manifest) = Manifest::read(&folder).await? else {
                 continue;
             };
-            if best
-                .as_ref()
-                .is_none_or(|(best, _)| manifest.created > *best)
-            {
+            if best.as_ref().is_none_or(|(best, _)| manifest.created > *best) {
                 best = Some((manifest.created, name));
             }
         }
@@ -368,21 +333,12 @@ async fn newest_night(
     Ok(None)
 }
 
-async fn published_parts(
-    folder: &Location,
-    source: &PreviousSource,
-) -> Result<Vec<File>, PreviousError> {
+async fn published_parts(folder: &Location, source: &PreviousSource) -> Result<Vec<File>, PreviousError> {
     let Some(manifest) = Manifest::read(folder).await? else {
-        return Err(PreviousError::Nothing {
-            path: source.path.clone(),
-        });
+        return Err(PreviousError::Nothing { path: source.path.clone() });
     };
     check_kind(source, manifest.kind)?;
-    Ok(manifest
-        .parts
-        .iter()
-        .map(|p| File::Part(manifest.kind, folder.join(&p.name)))
-        .collect())
+    Ok(manifest.parts.iter().map(|p| File::Part(manifest.kind, folder.join(&p.name))).collect())
 }
 
 async fn read_part(kind: Kind, location: &Location) -> Result<Vec<PreviousText>, PreviousError> {
@@ -415,24 +371,14 @@ enum ForeignRows {
 }
 
 impl ForeignReader {
-    async fn open(
-        kind: Kind,
-        location: &Location,
-        id_type: Option<IdType>,
-    ) -> Result<Self, PreviousError> {
+    async fn open(kind: Kind, location: &Location, id_type: Option<IdType>) -> Result<Self, PreviousError> {
         let rows = if location.extension() == "parquet" {
             ForeignRows::Parquet(Box::new(TableReader::open(location).await?))
         } else {
             let file = BufReader::with_capacity(1 << 20, location.open().await?);
             ForeignRows::Lines(file.lines())
         };
-        Ok(Self {
-            path: location.url().to_owned(),
-            kind,
-            id_type,
-            row: 0,
-            rows,
-        })
+        Ok(Self { path: location.url().to_owned(), kind, id_type, row: 0, rows })
     }
 
     async fn next_batch(&mut self) -> Result<Option<Vec<PreviousText>>, PreviousError> {
@@ -456,11 +402,7 @@ impl ForeignReader {
     }
 
     fn error(&self, row: u64, reason: String) -> PreviousError {
-        PreviousError::Row {
-            path: self.path.clone(),
-            row,
-            reason,
-        }
+        PreviousError::Row { path: self.path.clone(), row, reason }
     }
 }
 

@@ -33,10 +33,7 @@ pub struct RowReader {
 
 impl fmt::Debug for RowReader {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RowReader")
-            .field("file", &self.file)
-            .field("row", &self.row)
-            .finish_non_exhaustive()
+        f.debug_struct("RowReader").field("file", &self.file).field("row", &self.row).finish_non_exhaustive()
     }
 }
 
@@ -53,14 +50,9 @@ impl RowReader {
         let rows = match location.extension().as_str() {
             "parquet" => {
                 if !location.exists().await? {
-                    return Err(LocationError::NotFound {
-                        url: path.to_owned(),
-                    }
-                    .into());
+                    return Err(LocationError::NotFound { url: path.to_owned() }.into());
                 }
-                Rows::Parquet(Box::new(
-                    TableReader::open_columns(&location, columns).await?,
-                ))
+                Rows::Parquet(Box::new(TableReader::open_columns(&location, columns).await?))
             }
             "csv" => {
                 let text = open_text(&location).await?;
@@ -68,16 +60,10 @@ impl RowReader {
             }
             "jsonl" | "ndjson" => Rows::Lines(open_text(&location).await?.lines()),
             _ => {
-                return Err(EntityError::Format {
-                    file: path.to_owned(),
-                });
+                return Err(EntityError::Format { file: path.to_owned() });
             }
         };
-        Ok(Self {
-            file: path.to_owned(),
-            rows,
-            row: 0,
-        })
+        Ok(Self { file: path.to_owned(), rows, row: 0 })
     }
 
     /// The names of the columns, read or not; JSONL has none for all rows.
@@ -91,10 +77,9 @@ impl RowReader {
                 Ok(Some(fields.map(|field| field.name().clone()).collect()))
             }
             Rows::Csv(reader) => {
-                let header = reader.headers().map_err(|e| EntityError::File {
-                    file: self.file.clone(),
-                    reason: e.to_string(),
-                })?;
+                let header = reader
+                    .headers()
+                    .map_err(|e| EntityError::File { file: self.file.clone(), reason: e.to_string() })?;
                 Ok(Some(header.iter().map(str::to_owned).collect()))
             }
             Rows::Lines(_) => Ok(None),
@@ -129,11 +114,7 @@ impl RowReader {
 
     /// What is wrong with a row of this table.
     pub fn error(&self, row: u64, reason: String) -> EntityError {
-        EntityError::Row {
-            file: self.file.clone(),
-            row,
-            reason,
-        }
+        EntityError::Row { file: self.file.clone(), row, reason }
     }
 }
 
@@ -150,15 +131,8 @@ fn next_csv(reader: &mut csv::Reader<Text>) -> RowsResult {
     let mut rows = Vec::new();
     for (record, offset) in reader.records().take(BATCH_ROWS).zip(1..) {
         let record = record.map_err(|e| (offset, e.to_string()))?;
-        let cells = header
-            .iter()
-            .zip(record.iter())
-            .filter(|(_, cell)| !cell.is_empty());
-        rows.push(
-            cells
-                .map(|(name, cell)| (name.to_owned(), Value::from(cell)))
-                .collect(),
-        );
+        let cells = header.iter().zip(record.iter()).filter(|(_, cell)| !cell.is_empty());
+        rows.push(cells.map(|(name, cell)| (name.to_owned(), Value::from(cell))).collect());
     }
     Ok(if rows.is_empty() { None } else { Some(rows) })
 }
@@ -167,8 +141,7 @@ fn next_lines(lines: &mut std::io::Lines<Text>) -> RowsResult {
     let mut rows = Vec::new();
     for (line, offset) in lines.take(BATCH_ROWS).zip(1..) {
         let line = line.map_err(|e| (offset, e.to_string()))?;
-        let row =
-            serde_json::from_str(&line).map_err(|e| (offset, format!("not a JSON object: {e}")))?;
+        let row = serde_json::from_str(&line).map_err(|e| (offset, format!("not a JSON object: {e}")))?;
         rows.push(row);
     }
     Ok(if rows.is_empty() { None } else { Some(rows) })

@@ -29,21 +29,13 @@ pub struct Sample<T> {
 impl<T> Sample<T> {
     /// An empty sample of at most `capacity` items.
     pub fn new(capacity: usize) -> Self {
-        Self {
-            capacity,
-            items: BTreeMap::new(),
-        }
+        Self { capacity, items: BTreeMap::new() }
     }
 
     /// Takes the item if its priority is among the lowest so far; `item` is called only then.
     pub fn offer(&mut self, priority: u128, item: impl FnOnce() -> T) {
         let full = self.items.len() >= self.capacity;
-        if full
-            && self
-                .items
-                .last_key_value()
-                .is_none_or(|(&worst, _)| priority >= worst)
-        {
+        if full && self.items.last_key_value().is_none_or(|(&worst, _)| priority >= worst) {
             return;
         }
         self.items.insert(priority, item());

@@ -39,12 +39,7 @@ pub struct Spill {
 impl Spill {
     /// Empty partitions that hold at most about `memory` bytes in memory.
     pub fn new(memory: usize) -> Self {
-        Self {
-            memory,
-            held: 0,
-            buffers: vec![Vec::new(); PARTITIONS],
-            folder: None,
-        }
+        Self { memory, held: 0, buffers: vec![Vec::new(); PARTITIONS], folder: None }
     }
 
     /// Whether anything is on disk.
@@ -56,12 +51,7 @@ impl Spill {
     ///
     /// # Errors
     /// [`SpillError`].
-    pub fn push(
-        &mut self,
-        partition: usize,
-        key: &[u8],
-        value: &[&[u8]],
-    ) -> Result<(), SpillError> {
+    pub fn push(&mut self, partition: usize, key: &[u8], value: &[&[u8]]) -> Result<(), SpillError> {
         let buffer = &mut self.buffers[partition];
         let before = buffer.capacity();
         let length: usize = value.iter().map(|part| part.len()).sum();
@@ -91,10 +81,7 @@ impl Spill {
     fn flush(&mut self) -> Result<(), SpillError> {
         if self.folder.is_none() {
             let folder = tempfile::Builder::new().prefix("laser-").tempdir();
-            self.folder = Some(folder.map_err(|source| SpillError {
-                path: std::env::temp_dir(),
-                source,
-            })?);
+            self.folder = Some(folder.map_err(|source| SpillError { path: std::env::temp_dir(), source })?);
         }
         for partition in 0..PARTITIONS {
             let buffer = std::mem::take(&mut self.buffers[partition]);
@@ -140,9 +127,7 @@ impl Spill {
         self.buffers[partition].clear();
         let path = self.path(partition);
         match std::fs::remove_file(&path) {
-            Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                Err(SpillError { path, source })
-            }
+            Err(source) if source.kind() != io::ErrorKind::NotFound => Err(SpillError { path, source }),
             _ => Ok(records),
         }
     }

@@ -85,10 +85,7 @@ pub fn encode_embedded<T: Serialize>(
     embedded: Option<(&Embeddings, EmbeddingLayout)>,
     metadata: &[(&str, String)],
 ) -> Result<Bytes, TableError> {
-    let row_error = |reason: String| TableError::Row {
-        file: file.to_owned(),
-        reason,
-    };
+    let row_error = |reason: String| TableError::Row { file: file.to_owned(), reason };
     let with_embeddings = match embedded {
         None => schema.clone(),
         Some((embeddings, layout)) if embeddings.len() == rows.len() => {
@@ -108,15 +105,11 @@ pub fn encode_embedded<T: Serialize>(
             let column = layout.array(embeddings, start..start + chunk.len());
             let mut columns = batch.columns().to_vec();
             columns.push(column.map_err(row_error)?);
-            batch = RecordBatch::try_new(with_embeddings.clone(), columns)
-                .map_err(|e| row_error(e.to_string()))?;
+            batch = RecordBatch::try_new(with_embeddings.clone(), columns).map_err(|e| row_error(e.to_string()))?;
         }
         writer.write(&batch).map_err(|e| row_error(e.to_string()))?;
     }
-    writer
-        .into_inner()
-        .map(Bytes::from)
-        .map_err(|e| row_error(e.to_string()))
+    writer.into_inner().map(Bytes::from).map_err(|e| row_error(e.to_string()))
 }
 
 /// Rows as one record batch.
@@ -147,10 +140,7 @@ pub fn from_batch<T: DeserializeOwned>(batch: &RecordBatch) -> Result<Vec<T>, St
 }
 
 fn properties(metadata: &[(&str, String)]) -> WriterProperties {
-    let pairs = metadata
-        .iter()
-        .map(|(k, v)| KeyValue::new((*k).to_owned(), v.clone()))
-        .collect();
+    let pairs = metadata.iter().map(|(k, v)| KeyValue::new((*k).to_owned(), v.clone())).collect();
     // Its values are all different, and nobody looks for one.
     let embedding = ["embedding", "list", "item"].map(str::to_owned).to_vec();
     let embedding = ColumnPath::new(embedding);
@@ -182,9 +172,7 @@ pub fn decode_embedded<T: DeserializeOwned>(
     dimensions: usize,
 ) -> Result<(Vec<T>, Embeddings), TableError> {
     let mut embeddings = Embeddings::new(dimensions);
-    let rows = decode_batches(file, bytes, &mut |batch| {
-        from_batch(&embedding::split(&batch, &mut embeddings)?)
-    })?;
+    let rows = decode_batches(file, bytes, &mut |batch| from_batch(&embedding::split(&batch, &mut embeddings)?))?;
     Ok((rows, embeddings))
 }
 
@@ -193,20 +181,14 @@ fn decode_batches<T>(
     bytes: Bytes,
     decode: &mut dyn FnMut(RecordBatch) -> Result<Vec<T>, String>,
 ) -> Result<Vec<T>, TableError> {
-    let unreadable = |reason: String| TableError::Unreadable {
-        file: file.to_owned(),
-        reason,
-    };
+    let unreadable = |reason: String| TableError::Unreadable { file: file.to_owned(), reason };
     let reader = ParquetRecordBatchReaderBuilder::try_new(bytes)
         .and_then(|b| b.with_batch_size(BATCH_ROWS).build())
         .map_err(|e| unreadable(e.to_string()))?;
     let mut rows = Vec::new();
     for batch in reader {
         let batch = batch.map_err(|e| unreadable(e.to_string()))?;
-        rows.extend(decode(batch).map_err(|reason| TableError::Row {
-            file: file.to_owned(),
-            reason,
-        })?);
+        rows.extend(decode(batch).map_err(|reason| TableError::Row { file: file.to_owned(), reason })?);
     }
     Ok(rows)
 }
@@ -218,19 +200,13 @@ fn decode_batches<T>(
 pub fn footer(file: &str, bytes: &Bytes, key: &str) -> Result<Option<String>, TableError> {
     let metadata = ParquetMetaDataReader::new()
         .parse_and_finish(bytes)
-        .map_err(|e| TableError::Unreadable {
-            file: file.to_owned(),
-            reason: e.to_string(),
-        })?;
+        .map_err(|e| TableError::Unreadable { file: file.to_owned(), reason: e.to_string() })?;
     Ok(metadata_value(&metadata, key))
 }
 
 fn metadata_value(metadata: &ParquetMetaData, key: &str) -> Option<String> {
     let pairs = metadata.file_metadata().key_value_metadata()?;
-    pairs
-        .iter()
-        .find(|p| p.key == key)
-        .and_then(|p| p.value.clone())
+    pairs.iter().find(|p| p.key == key).and_then(|p| p.value.clone())
 }
 
 /// Which columns of a table are read.
@@ -285,9 +261,7 @@ pub struct TableReader {
 
 impl std::fmt::Debug for TableReader {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TableReader")
-            .field("file", &self.file)
-            .finish_non_exhaustive()
+        f.debug_struct("TableReader").field("file", &self.file).finish_non_exhaustive()
     }
 }
 
@@ -304,15 +278,9 @@ impl TableReader {
     ///
     /// # Errors
     /// [`TableError::Unreadable`] if it is missing or no Parquet file.
-    pub async fn open_columns(
-        location: &Location,
-        columns: Select<'_>,
-    ) -> Result<Self, TableError> {
+    pub async fn open_columns(location: &Location, columns: Select<'_>) -> Result<Self, TableError> {
         let file = location.url().to_owned();
-        let unreadable = |e: ParquetError| TableError::Unreadable {
-            file: file.clone(),
-            reason: e.to_string(),
-        };
+        let unreadable = |e: ParquetError| TableError::Unreadable { file: file.clone(), reason: e.to_string() };
         let (store, path) = location.store();
         let builder = ParquetRecordBatchStreamBuilder::new(ParquetObject { store, path })
             .await
@@ -322,13 +290,7 @@ impl TableReader {
         let counted = columns.counted(&schema);
         let mask = columns.mask(&schema, builder.parquet_schema());
         let stream = builder.with_projection(mask).build().map_err(unreadable)?;
-        Ok(Self {
-            file,
-            schema,
-            counted,
-            metadata,
-            stream,
-        })
+        Ok(Self { file, schema, counted, metadata, stream })
     }
 
     /// The file's columns, read or not.
@@ -351,16 +313,12 @@ impl TableReader {
         };
         let rows = batch.num_rows();
         let starts = (0..rows).into_par_iter().step_by(DECODED_ROWS);
-        let decoded =
-            starts.map(|start| from_batch(&batch.slice(start, DECODED_ROWS.min(rows - start))));
+        let decoded = starts.map(|start| from_batch(&batch.slice(start, DECODED_ROWS.min(rows - start))));
         // All are waited for, so that of several errors it is always the first one that is told.
         let decoded: Vec<Result<Vec<T>, String>> = decoded.collect();
         let rows: Result<Vec<Vec<T>>, String> = decoded.into_iter().collect();
         rows.map(|rows| Some(rows.into_iter().flatten().collect()))
-            .map_err(|reason| TableError::Row {
-                file: self.file.clone(),
-                reason,
-            })
+            .map_err(|reason| TableError::Row { file: self.file.clone(), reason })
     }
 
     /// The next rows as they are stored (but for lists that are counted), or `None` at the end.
@@ -370,10 +328,7 @@ impl TableReader {
     pub async fn next_batch(&mut self) -> Result<Option<RecordBatch>, TableError> {
         let batch = self.stream.next().await.transpose();
         let batch = batch.and_then(|batch| Ok(batch.map(|batch| self.count(batch)).transpose()?));
-        batch.map_err(|e| TableError::Unreadable {
-            file: self.file.clone(),
-            reason: e.to_string(),
-        })
+        batch.map_err(|e| TableError::Unreadable { file: self.file.clone(), reason: e.to_string() })
     }
 
     fn count(&self, batch: RecordBatch) -> Result<RecordBatch, ArrowError> {
@@ -382,11 +337,7 @@ impl TableReader {
         };
         let lengths = length(batch.column(column))?;
         let mut fields = batch.schema().fields().to_vec();
-        fields[column] = Arc::new(Field::new(
-            fields[column].name(),
-            lengths.data_type().clone(),
-            true,
-        ));
+        fields[column] = Arc::new(Field::new(fields[column].name(), lengths.data_type().clone(), true));
         let mut columns = batch.columns().to_vec();
         columns[column] = lengths;
         RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
@@ -405,23 +356,11 @@ fn external(error: object_store::Error) -> ParquetError {
 
 impl AsyncFileReader for ParquetObject {
     fn get_bytes(&mut self, range: Range<u64>) -> BoxFuture<'_, Result<Bytes, ParquetError>> {
-        self.store
-            .get_range(&self.path, range)
-            .map_err(external)
-            .boxed()
+        self.store.get_range(&self.path, range).map_err(external).boxed()
     }
 
-    fn get_byte_ranges(
-        &mut self,
-        ranges: Vec<Range<u64>>,
-    ) -> BoxFuture<'_, Result<Vec<Bytes>, ParquetError>> {
-        async move {
-            self.store
-                .get_ranges(&self.path, &ranges)
-                .await
-                .map_err(external)
-        }
-        .boxed()
+    fn get_byte_ranges(&mut self, ranges: Vec<Range<u64>>) -> BoxFuture<'_, Result<Vec<Bytes>, ParquetError>> {
+        async move { self.store.get_ranges(&self.path, &ranges).await.map_err(external) }.boxed()
     }
 
     fn get_metadata<'a>(
@@ -438,16 +377,9 @@ impl AsyncFileReader for ParquetObject {
 
 impl MetadataSuffixFetch for &mut ParquetObject {
     fn fetch_suffix(&mut self, suffix: usize) -> BoxFuture<'_, Result<Bytes, ParquetError>> {
-        let options = GetOptions {
-            range: Some(GetRange::Suffix(suffix as u64)),
-            ..Default::default()
-        };
+        let options = GetOptions { range: Some(GetRange::Suffix(suffix as u64)), ..Default::default() };
         async move {
-            let got = self
-                .store
-                .get_opts(&self.path, options)
-                .await
-                .map_err(external)?;
+            let got = self.store.get_opts(&self.path, options).await.map_err(external)?;
             got.bytes().await.map_err(external)
         }
         .boxed()

@@ -37,10 +37,7 @@ impl<'a> Check<'a> {
         let mut check = Self {
             folder,
             seen: HashSet::new(),
-            report: VerifyReport {
-                folder: folder.url().to_owned(),
-                ..VerifyReport::default()
-            },
+            report: VerifyReport { folder: folder.url().to_owned(), ..VerifyReport::default() },
         };
         if !folder.join(SUCCESS).exists().await? {
             check.fault(format!("{SUCCESS} is missing: the run did not finish"));
@@ -53,11 +50,7 @@ impl<'a> Check<'a> {
     }
 
     /// The bytes of a file that are as the manifest says.
-    pub(crate) async fn file(
-        &mut self,
-        name: &str,
-        digest: &Digest,
-    ) -> Result<Option<Bytes>, LocationError> {
+    pub(crate) async fn file(&mut self, name: &str, digest: &Digest) -> Result<Option<Bytes>, LocationError> {
         let Some(bytes) = self.folder.join(name).read_optional().await? else {
             self.fault(format!("{name}: missing"));
             return Ok(None);
@@ -71,12 +64,7 @@ impl<'a> Check<'a> {
     }
 
     /// Rows of a part, as many as the manifest says, of entities that were in none before.
-    pub(crate) fn part(
-        &mut self,
-        name: &str,
-        expected: u64,
-        rows: impl ExactSizeIterator<Item = EntityId>,
-    ) {
+    pub(crate) fn part(&mut self, name: &str, expected: u64, rows: impl ExactSizeIterator<Item = EntityId>) {
         let found = rows.len() as u64;
         self.report.rows += found;
         self.rows(name, found, expected);
@@ -86,9 +74,7 @@ impl<'a> Check<'a> {
     /// As many rows in a file as the manifest says.
     pub(crate) fn rows(&mut self, name: &str, found: u64, expected: u64) {
         if found != expected {
-            self.fault(format!(
-                "{name}: {found} rows, the manifest says {expected}"
-            ));
+            self.fault(format!("{name}: {found} rows, the manifest says {expected}"));
         }
     }
 
@@ -102,9 +88,7 @@ impl<'a> Check<'a> {
     /// A sum over all parts that the manifest tells too.
     pub(crate) fn sum(&mut self, what: &str, found: u64, expected: u64) {
         if found != expected {
-            self.fault(format!(
-                "{found} {what} in the parts, the manifest says {expected}"
-            ));
+            self.fault(format!("{found} {what} in the parts, the manifest says {expected}"));
         }
     }
 

@@ -74,10 +74,7 @@ struct Forward {
 
 /// Measures forwards in rounds, and between some of them the machine's reads.
 pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
-    ensure!(
-        options.batch > 0 && options.rounds > 0,
-        "--batch and --rounds: at least 1"
-    );
+    ensure!(options.batch > 0 && options.rounds > 0, "--batch and --rounds: at least 1");
     let start = Instant::now();
     let mut engine = TreeEngine::load(&options.load.options(options.model.clone()))
         .with_context(|| format!("--model {}", options.model.display()))?;
@@ -136,10 +133,7 @@ fn probe(engine: &mut TreeEngine, options: &EngineArgs) -> Result<Probe> {
     ensure!(most > 0, "--tokens: at least one number above 0");
     let capacity = options.context + most.div_ceil(options.batch);
     let limit = engine.info().max_positions;
-    ensure!(
-        capacity <= limit,
-        "--context and --tokens: {capacity} positions, but the model has {limit}"
-    );
+    ensure!(capacity <= limit, "--context and --tokens: {capacity} positions, but the model has {limit}");
     let capacities = std::iter::repeat_n(capacity, options.batch);
     Ok(Probe::open(engine, capacities, options.context)?)
 }
@@ -150,11 +144,7 @@ fn read(memory: &[u64]) -> f64 {
     let share = memory.len().div_ceil(rayon::current_num_threads());
     let sum = memory
         .par_chunks(share)
-        .map(|words| {
-            words
-                .iter()
-                .fold(0_u64, |sum, word| sum.wrapping_add(*word))
-        })
+        .map(|words| words.iter().fold(0_u64, |sum, word| sum.wrapping_add(*word)))
         .reduce(|| 0, u64::wrapping_add);
     std::hint::black_box(sum);
     start.elapsed().as_secs_f64()
@@ -169,14 +159,7 @@ fn median(times: &mut [f64]) -> f64 {
 impl EngineReport {
     /// As a table.
     pub(super) fn render(&self, style: Style) -> String {
-        let mut table = Table::new(&[
-            "tokens",
-            "median ms",
-            "least ms",
-            "against first",
-            "weights GB/s",
-            "of reads",
-        ]);
+        let mut table = Table::new(&["tokens", "median ms", "least ms", "against first", "weights GB/s", "of reads"]);
         for forward in &self.forwards {
             let or_dash = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
             let bandwidth = forward.weight_bandwidth;

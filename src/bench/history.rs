@@ -33,11 +33,7 @@ pub(super) struct Workload {
 
 /// The contract's table at `path`.
 pub(super) fn table(path: &str, kind: Kind) -> EntityTable {
-    EntityTable {
-        path: path.to_owned(),
-        kind: Some(kind),
-        columns: Columns::default(),
-    }
+    EntityTable { path: path.to_owned(), kind: Some(kind), columns: Columns::default() }
 }
 
 impl Workload {
@@ -90,10 +86,7 @@ impl Workload {
                 half.offer(hash(draw.seed, "entity", &item.id), item);
             }
         }
-        Ok(Self {
-            old: old.finish().collect(),
-            new: new.finish().collect(),
-        })
+        Ok(Self { old: old.finish().collect(), new: new.finish().collect() })
     }
 }
 
@@ -105,10 +98,7 @@ struct Lowest {
 
 impl Lowest {
     fn new(limit: usize) -> Self {
-        Self {
-            limit,
-            kept: Vec::new(),
-        }
+        Self { limit, kept: Vec::new() }
     }
 
     fn offer(&mut self, hash: u64, entity: Entity) {
@@ -132,10 +122,7 @@ impl Lowest {
 /// The user before and after the cut. The router sees as many interactions as there were.
 fn split_history(mut user: Entity, seed: u64) -> (Entity, Entity) {
     let m = cut(user.history.len(), hash(seed, "cut", &user.id));
-    let new = Entity {
-        history: user.history.split_off(m),
-        ..user.clone()
-    };
+    let new = Entity { history: user.history.split_off(m), ..user.clone() };
     user.interactions = m as u64;
     (user, new)
 }
@@ -161,12 +148,7 @@ mod tests {
 
     use super::*;
 
-    const DRAW: Draw = Draw {
-        old: 6,
-        new: 4,
-        min_history: 3,
-        seed: 7,
-    };
+    const DRAW: Draw = Draw { old: 6, new: 4, min_history: 3, seed: 7 };
 
     /// User i has 2 + i films, named by their place.
     fn write(dir: &tempfile::TempDir, kind: Kind, rows: i64) -> EntityTable {
@@ -180,10 +162,7 @@ mod tests {
     }
 
     fn ids(entities: &[Entity]) -> Vec<String> {
-        entities
-            .iter()
-            .map(|entity| entity.id.to_string())
-            .collect()
+        entities.iter().map(|entity| entity.id.to_string()).collect()
     }
 
     #[test]
@@ -207,10 +186,7 @@ mod tests {
             let n = films.len();
             assert_eq!(films, (0..n as i64).collect::<Vec<_>>());
             assert!(2 * old.history.len() > n && old.history.len() < n);
-            assert_eq!(
-                (old.interactions, new.interactions),
-                (old.history.len() as u64, n as u64)
-            );
+            assert_eq!((old.interactions, new.interactions), (old.history.len() as u64, n as u64));
         }
     }
 
@@ -231,19 +207,10 @@ mod tests {
     async fn items_are_old_or_new_but_not_both() {
         let dir = tempfile::tempdir().unwrap();
         let items = write(&dir, Kind::Item, 40);
-        let draw = Draw {
-            old: 100,
-            new: 100,
-            ..DRAW
-        };
+        let draw = Draw { old: 100, new: 100, ..DRAW };
         let workload = Workload::read(&items, Kind::Item, draw).await.unwrap();
         let (old, new) = (ids(&workload.old), ids(&workload.new));
-        assert!(
-            old.len() > 8 && new.len() > 8,
-            "{} old, {} new",
-            old.len(),
-            new.len()
-        );
+        assert!(old.len() > 8 && new.len() > 8, "{} old, {} new", old.len(), new.len());
         let all: BTreeSet<&String> = old.iter().chain(&new).collect();
         assert_eq!((all.len(), old.len() + new.len()), (40, 40));
     }
@@ -252,17 +219,8 @@ mod tests {
     async fn users_without_enough_history_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let users = write(&dir, Kind::User, 10);
-        let draw = Draw {
-            min_history: 50,
-            ..DRAW
-        };
-        let error = Workload::read(&users, Kind::User, draw)
-            .await
-            .unwrap_err()
-            .to_string();
-        assert!(
-            error.contains("t.jsonl") && error.contains("50 interactions"),
-            "{error}"
-        );
+        let draw = Draw { min_history: 50, ..DRAW };
+        let error = Workload::read(&users, Kind::User, draw).await.unwrap_err().to_string();
+        assert!(error.contains("t.jsonl") && error.contains("50 interactions"), "{error}");
     }
 }

@@ -1,8 +1,8 @@
 //! `laser bench ledger`: a night of any size on the ledger, in simulated time.
 //!
-//! Workers lease shards, send heartbeats, commit, fail, die, and pause past their lease to commit late, at random but by
-//! a seed; one that dies is replaced, and its shard comes back when the lease ends. What is measured is the processor's time for all of it, the simulation
-//! itself included, so it bounds the ledger's from above.
+//! Workers lease shards, send heartbeats, commit, fail, die, and pause past their lease to commit late, at random but
+//! by a seed; one that dies is replaced, and its shard comes back when the lease ends. What is measured is the
+//! processor's time for all of it, the simulation itself included, so it bounds the ledger's from above.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -80,27 +80,13 @@ struct Figures {
 
 impl Figures {
     fn events(&self) -> u64 {
-        self.leases
-            + self.heartbeats
-            + self.commits
-            + self.lost
-            + self.failures
-            + self.deaths
-            + self.waits
+        self.leases + self.heartbeats + self.commits + self.lost + self.failures + self.deaths + self.waits
     }
 }
 
 impl LedgerReport {
     pub(super) fn render(&self, style: Style) -> String {
-        let Figures {
-            leases,
-            heartbeats,
-            commits,
-            lost,
-            failures,
-            deaths,
-            ..
-        } = self.figures;
+        let Figures { leases, heartbeats, commits, lost, failures, deaths, .. } = self.figures;
         let events = self.figures.events();
         let counts = [leases, heartbeats, commits, lost, failures, deaths, events];
         let header = [
@@ -202,9 +188,7 @@ impl<'a> Simulation<'a> {
             ledger: Ledger::new(shards, [], limits),
             now: Duration::ZERO,
             random: Xoshiro256PlusPlus::seed_from_u64(options.seed),
-            deeds: workers
-                .map(|worker| Reverse((Duration::ZERO, worker, Deed::Lease)))
-                .collect(),
+            deeds: workers.map(|worker| Reverse((Duration::ZERO, worker, Deed::Lease))).collect(),
             attempts: vec![None; options.workers as usize],
             created: vec![false; shards as usize],
             figures: Figures::default(),
@@ -252,10 +236,7 @@ impl<'a> Simulation<'a> {
                 self.then(worker, until.max(self.now + self.limits.retry), Deed::Lease);
             }
             Leasing::Shard { shard, token, .. } => {
-                ensure!(
-                    !self.created[shard as usize],
-                    "shard {shard} was leased though it is committed"
-                );
+                ensure!(!self.created[shard as usize], "shard {shard} was leased though it is committed");
                 self.figures.leases += 1;
                 self.attempts[worker as usize] = Some(self.draw(shard, token));
                 self.go_on(worker, shard, token);
@@ -268,33 +249,17 @@ impl<'a> Simulation<'a> {
     fn draw(&mut self, shard: u32, token: u64) -> Attempt {
         let seconds = self.options.shard_seconds * self.random.gen_range(0.5..1.5);
         let ends = self.now + Duration::from_secs_f64(seconds);
-        let LedgerArgs {
-            deaths,
-            failures,
-            pauses,
-            ..
-        } = *self.options;
+        let LedgerArgs { deaths, failures, pauses, .. } = *self.options;
         let chance: f64 = self.random.r#gen();
         let (last, silent) = if chance < deaths {
             (None, false)
         } else if chance < deaths + failures {
             (Some(Deed::Fail { shard, token }), false)
         } else {
-            (
-                Some(Deed::Commit { shard }),
-                chance < deaths + failures + pauses,
-            )
+            (Some(Deed::Commit { shard }), chance < deaths + failures + pauses)
         };
-        let pause = if silent {
-            2 * self.limits.lease
-        } else {
-            Duration::ZERO
-        };
-        Attempt {
-            ends: ends + pause,
-            last,
-            silent,
-        }
+        let pause = if silent { 2 * self.limits.lease } else { Duration::ZERO };
+        Attempt { ends: ends + pause, last, silent }
     }
 
     /// A heartbeat every third of a lease until the attempt ends.

@@ -83,10 +83,7 @@ pub(super) async fn run(options: &LookArgs) -> Result<LookReport> {
         let (started, cpu) = (Instant::now(), cpu_seconds()?);
         committed.look(&output).await?;
         let found = committed.shards().len();
-        ensure!(
-            found == end,
-            "{end} shards are committed, {found} were found"
-        );
+        ensure!(found == end, "{end} shards are committed, {found} were found");
         looks.push(Look {
             look,
             committed: end,
@@ -96,11 +93,7 @@ pub(super) async fn run(options: &LookArgs) -> Result<LookReport> {
         start = end;
         end = plan.shards.len().min(end + options.between as usize);
     }
-    Ok(LookReport {
-        options: options.clone(),
-        machine: machine(),
-        looks,
-    })
+    Ok(LookReport { options: options.clone(), machine: machine(), looks })
 }
 
 fn plan(shards: u32) -> Plan {

@@ -1,9 +1,9 @@
 //! `laser bench`: the paper's measurements (4.1 to 4.3) on any data set and model.
 //!
-//! `paper` compares ways of speculating, `ablation` policies of verification, `sweep` sizes of pools and
-//! trees, `batch` batch sizes; they differ in their list of [variants] only, and one routine runs such a list
-//! [interleaved](mod@run). `engine` measures forwards alone, `replay` measures drafting on known texts, without a model; `plan`, `ledger`
-//! and `look` measure the coordinator on nights of any size.
+//! `paper` compares ways of speculating, `ablation` policies of verification, `sweep` sizes of pools and trees, `batch`
+//! batch sizes; they differ in their list of [variants] only, and one routine runs such a list [interleaved](mod@run).
+//! `engine` measures forwards alone, `replay` measures drafting on known texts, without a model; `plan`, `ledger` and
+//! `look` measure the coordinator on nights of any size.
 //!
 //! Texts, acceptance and counts are a function of the inputs and the seed; times are of this machine, at this
 //! moment. Each command prints a table and writes the same figures as JSON.
@@ -59,7 +59,8 @@ enum Command {
     Ablation(SetupArgs),
     /// Sizes of pools and of draft trees, on customised pools with relaxed verification.
     Sweep(SweepArgs),
-    /// Plain decoding, prompt lookup, fixed and adaptive draft trees by batch size, also where no pool predicts anything.
+    /// Plain decoding, prompt lookup, fixed and adaptive draft trees by batch size, also where no pool predicts
+    /// anything.
     Batch(BatchArgs),
     /// Acceptance and draft time on known texts; needs no model.
     Replay(ReplayArgs),
@@ -172,12 +173,7 @@ struct LoadArgs {
 
 impl LoadArgs {
     fn options(&self, model: PathBuf) -> EngineOptions {
-        EngineOptions {
-            dtype: self.dtype,
-            isq: self.isq.clone(),
-            device: self.device,
-            ..EngineOptions::new(model)
-        }
+        EngineOptions { dtype: self.dtype, isq: self.isq.clone(), device: self.device, ..EngineOptions::new(model) }
     }
 }
 
@@ -268,11 +264,7 @@ fn parse_dtype(name: &str) -> Result<DTypeOption, String> {
 
 /// Runs the measurement, prints its tables and writes its figures.
 pub(crate) async fn run(args: BenchArgs) -> Result<()> {
-    let style = if args.markdown {
-        Style::Markdown
-    } else {
-        Style::Text
-    };
+    let style = if args.markdown { Style::Markdown } else { Style::Text };
     match *args.command {
         Command::Paper(setup) => finish(&paper::paper(&setup).await?, &setup.output, style),
         Command::Ablation(setup) => finish(&paper::ablation(&setup).await?, &setup.output, style),

@@ -80,10 +80,8 @@ impl OldKnowledge {
             ..base.clone()
         };
         generator.swap_options(&mut plain);
-        let missing: Vec<_> = entities
-            .iter()
-            .filter(|(_, prompt)| !self.texts.contains_key(&self.key(prompt)))
-            .collect();
+        let missing: Vec<_> =
+            entities.iter().filter(|(_, prompt)| !self.texts.contains_key(&self.key(prompt))).collect();
         let total = Some(missing.len() as u64);
         let mut done = 0;
         for chunk in missing.chunks(WRITE_EVERY) {
@@ -111,10 +109,7 @@ impl OldKnowledge {
             done += chunk.len() as u64;
             display.update(done, total, "old texts");
         }
-        Ok(entities
-            .iter()
-            .map(|(entity, prompt)| self.text(entity, prompt))
-            .collect())
+        Ok(entities.iter().map(|(entity, prompt)| self.text(entity, prompt)).collect())
     }
 
     fn key(&self, prompt: &[u32]) -> Digest {
@@ -122,17 +117,8 @@ impl OldKnowledge {
     }
 
     fn text(&self, entity: &Entity, prompt: &[u32]) -> PreviousText {
-        let text = self
-            .texts
-            .get(&self.key(prompt))
-            .cloned()
-            .unwrap_or_default();
-        PreviousText {
-            kind: entity.kind,
-            id: entity.id.clone(),
-            text,
-            record: None,
-        }
+        let text = self.texts.get(&self.key(prompt)).cloned().unwrap_or_default();
+        PreviousText { kind: entity.kind, id: entity.id.clone(), text, record: None }
     }
 
     fn append(&mut self, lines: Vec<Line>) -> Result<()> {
@@ -144,12 +130,7 @@ impl OldKnowledge {
             self.texts.insert(line.key, line.text);
         }
         std::fs::create_dir_all(self.path.parent().unwrap_or(&self.path))
-            .and_then(|()| {
-                OpenOptions::new()
-                    .create(true)
-                    .append(true)
-                    .open(&self.path)
-            })
+            .and_then(|()| OpenOptions::new().create(true).append(true).open(&self.path))
             .and_then(|mut file| file.write_all(&bytes))
             .with_context(|| format!("{}: cannot be written", self.path.display()))
     }

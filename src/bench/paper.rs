@@ -59,12 +59,7 @@ struct Prompted {
     new: Vec<(Entity, Vec<u32>)>,
 }
 
-async fn compare(
-    command: &'static str,
-    setup: &SetupArgs,
-    variants: Variants<'_>,
-    batches: &[u16],
-) -> Result<Report> {
+async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_>, batches: &[u16]) -> Result<Report> {
     let mut display = Display::new();
     display.stage("reading");
     let model = open_local_model(&setup.model).await?;
@@ -90,22 +85,12 @@ async fn compare(
     report.pools = pools.summary();
     display.finish_with(&format!("{} pools", report.pools.len()));
 
-    for Prompted {
-        kind,
-        variants,
-        new,
-        ..
-    } in workload
-    {
+    for Prompted { kind, variants, new, .. } in workload {
         let subjects = subjects(new, &pools, &texts, &model.tokenizer)?;
         write_prompts(setup, kind, &subjects)?;
         for (&batch, budget) in batches.iter().zip(&budgets) {
             display.stage(&format!("new {kind} knowledge, batch {batch}"));
-            let base = GenerateOptions {
-                batch: usize::from(batch),
-                budget: budget.clone(),
-                ..base.clone()
-            };
+            let base = GenerateOptions { batch: usize::from(batch), budget: budget.clone(), ..base.clone() };
             let measured = interleave(&mut generator, &base, &variants, &subjects, &mut display)?;
             let texts = subjects.len();
             display.finish_with(&format!("{texts} texts, {} ways", variants.len()));
@@ -117,15 +102,8 @@ async fn compare(
 }
 
 /// For every batch size what forwards cost, if any variant wants to know.
-fn budgets(
-    engine: &mut TreeEngine,
-    workload: &[Prompted],
-    batches: &[u16],
-) -> Result<Vec<Option<Budget>>> {
-    let adaptive = workload
-        .iter()
-        .flat_map(|of| &of.variants)
-        .filter(|v| v.adaptive);
+fn budgets(engine: &mut TreeEngine, workload: &[Prompted], batches: &[u16]) -> Result<Vec<Option<Budget>>> {
+    let adaptive = workload.iter().flat_map(|of| &of.variants).filter(|v| v.adaptive);
     let Some(nodes) = adaptive.map(|variant| variant.nodes).max() else {
         return Ok(vec![None; batches.len()]);
     };
@@ -138,14 +116,8 @@ fn budgets(
 }
 
 fn tables(setup: &SetupArgs) -> Vec<EntityTable> {
-    let users = setup
-        .users_table
-        .as_ref()
-        .map(|path| table(path, Kind::User));
-    let items = setup
-        .items_table
-        .as_ref()
-        .map(|path| table(path, Kind::Item));
+    let users = setup.users_table.as_ref().map(|path| table(path, Kind::User));
+    let items = setup.items_table.as_ref().map(|path| table(path, Kind::Item));
     users.into_iter().chain(items).collect()
 }
 
@@ -170,12 +142,7 @@ async fn read(
         let tokens = renderer.render(&entity)?.tokens;
         Ok((entity, tokens))
     };
-    let draw = Draw {
-        old: setup.old_texts,
-        new: setup.new_texts,
-        min_history: setup.min_history,
-        seed: setup.seed,
-    };
+    let draw = Draw { old: setup.old_texts, new: setup.new_texts, min_history: setup.min_history, seed: setup.seed };
     let mut workload = Vec::new();
     for table in tables {
         let kind = table.kind.unwrap_or(Kind::User);
@@ -200,8 +167,7 @@ fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<TreeEngine> {
 
 /// `prompts-KIND.jsonl`: the tokens of every prompt, so that other engines can be given the same ones.
 fn write_prompts(setup: &SetupArgs, kind: Kind, subjects: &[Subject]) -> Result<()> {
-    let line =
-        |subject: &Subject| format!("{}\n", json!({"id": subject.id, "prompt": subject.prompt}));
+    let line = |subject: &Subject| format!("{}\n", json!({"id": subject.id, "prompt": subject.prompt}));
     let path = setup.output.join(format!("prompts-{kind}.jsonl"));
     write_file(&path, subjects.iter().map(line).collect::<String>())
 }
@@ -238,11 +204,7 @@ fn spec(setup: &SetupArgs, model: &ModelFiles) -> Result<Digest> {
 /// Each scheme that a variant drafts from, once.
 fn schemes(workload: &[Prompted]) -> Vec<PoolScheme> {
     let mut schemes = Vec::new();
-    for scheme in workload
-        .iter()
-        .flat_map(|of| &of.variants)
-        .filter_map(|variant| variant.pools)
-    {
+    for scheme in workload.iter().flat_map(|of| &of.variants).filter_map(|variant| variant.pools) {
         if !schemes.contains(&scheme) {
             schemes.push(scheme);
         }
@@ -257,19 +219,10 @@ fn subjects(
     tokenizer: &Tokenizer,
 ) -> Result<Vec<Subject>> {
     let subject = |(entity, prompt): (Entity, Vec<u32>)| -> Result<Subject> {
-        let own = old
-            .iter()
-            .find(|text| text.kind == entity.kind && text.id == entity.id);
-        let own = own
-            .map(|text| tokenizer.encode(&text.text, false))
-            .transpose()?;
+        let own = old.iter().find(|text| text.kind == entity.kind && text.id == entity.id);
+        let own = own.map(|text| tokenizer.encode(&text.text, false)).transpose()?;
         let pools = pools.of(&entity);
-        Ok(Subject {
-            id: entity.id,
-            prompt,
-            own: own.unwrap_or_default(),
-            pools,
-        })
+        Ok(Subject { id: entity.id, prompt, own: own.unwrap_or_default(), pools })
     };
     entities.into_iter().map(subject).collect()
 }

@@ -9,8 +9,8 @@ use jiff::civil::{Date, date};
 use laser_coordinator::plan::{PlanProgress, PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_pool_builder::{
-    Attributes, BuildProgress, Clusters, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig,
-    build_pools, join_embeddings,
+    Attributes, BuildProgress, Clusters, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools,
+    join_embeddings,
 };
 use laser_schema::job::{Plan, Policy, Spec};
 use laser_schema::join::Join;
@@ -63,15 +63,7 @@ struct Stage {
 
 impl PlanReport {
     pub(super) fn render(&self, style: Style) -> String {
-        let mut table = Table::new(&[
-            "entities",
-            "memory_mb",
-            "stage",
-            "s",
-            "CPU s",
-            "entities/s",
-            "peak MB",
-        ]);
+        let mut table = Table::new(&["entities", "memory_mb", "stage", "s", "CPU s", "entities/s", "peak MB"]);
         for stage in &self.stages {
             table.push(vec![
                 self.options.entities.to_string(),
@@ -94,11 +86,7 @@ pub(super) async fn run(options: &PlanArgs) -> Result<PlanReport> {
         std::fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
     }
     let model = open_local_model(&options.model).await?;
-    let prompts = PromptConfig {
-        user: "plain/films".into(),
-        max_tokens: 512,
-        ..PromptConfig::default()
-    };
+    let prompts = PromptConfig { user: "plain/films".into(), max_tokens: 512, ..PromptConfig::default() };
     let mut bench = Bench {
         options,
         prompts: PromptRenderer::new(&prompts, &model)?,
@@ -109,11 +97,7 @@ pub(super) async fn run(options: &PlanArgs) -> Result<PlanReport> {
         stages: Vec::new(),
     };
     bench.run(&dir).await?;
-    Ok(PlanReport {
-        options: options.clone(),
-        machine: machine(),
-        stages: bench.stages,
-    })
+    Ok(PlanReport { options: options.clone(), machine: machine(), stages: bench.stages })
 }
 
 /// Tonight.
@@ -156,26 +140,12 @@ impl Bench<'_> {
         let texts = previous_texts(PreviousReader::open(&data.previous, NIGHT).await?);
         let display = &mut self.display;
         let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
-        build_pools(
-            &data.tables,
-            texts,
-            PoolTokenizer::of(&self.model)?,
-            config,
-            self.memory,
-            &dir,
-            &mut progress,
-        )
-        .await?;
+        build_pools(&data.tables, texts, PoolTokenizer::of(&self.model)?, config, self.memory, &dir, &mut progress)
+            .await?;
         Ok(OpenPools::open(&dir, &self.model.tokenizer.fingerprint()).await?)
     }
 
-    async fn plan(
-        &mut self,
-        data: &Synthetic,
-        config: &PoolsConfig,
-        pools: &OpenPools,
-        spec: Spec,
-    ) -> Result<Plan> {
+    async fn plan(&mut self, data: &Synthetic, config: &PoolsConfig, pools: &OpenPools, spec: Spec) -> Result<Plan> {
         let mut entities = Join::new(&data.tables, self.memory).await?;
         join_embeddings(config, &mut entities).await?;
         let route = |entity: &Entity| {
@@ -210,11 +180,7 @@ impl Bench<'_> {
         self.display.stage(stage);
         // "5" forgets the peak so far (proc(5)).
         std::fs::write("/proc/self/clear_refs", "5").context("/proc/self/clear_refs")?;
-        Ok(Watch {
-            stage,
-            started: Instant::now(),
-            cpu_seconds: cpu_seconds()?,
-        })
+        Ok(Watch { stage, started: Instant::now(), cpu_seconds: cpu_seconds()? })
     }
 
     fn done(&mut self, watch: &Watch) -> Result<()> {
@@ -240,11 +206,7 @@ struct Watch {
 pub(super) fn status_mb(key: &str) -> Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix(key));
-    let number = line.and_then(|line| {
-        line.trim_matches(|c: char| !c.is_ascii_digit())
-            .parse()
-            .ok()
-    });
+    let number = line.and_then(|line| line.trim_matches(|c: char| !c.is_ascii_digit()).parse().ok());
     let kib: f64 = number.with_context(|| format!("/proc/self/status has no {key}"))?;
     Ok(kib / 1024.0)
 }
@@ -255,10 +217,7 @@ pub(super) fn cpu_seconds() -> Result<f64> {
     let (_, fields) = stat.rsplit_once(')').context("/proc/self/stat")?;
     // The fields after the name: user time is the 12th, system time the 13th (proc(5)).
     let times = fields.split_whitespace().skip(11).take(2);
-    Ok(times
-        .filter_map(|ticks| ticks.parse::<f64>().ok())
-        .sum::<f64>()
-        / 100.0)
+    Ok(times.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0)
 }
 
 /// A specification of nothing that exists.

@@ -102,10 +102,7 @@ mod tests {
             x: "batch",
             y: "speedup",
             places: vec!["1".into(), "64".into()],
-            lines: vec![
-                ("plain".into(), vec![1.0, 1.0]),
-                ("adaptive".into(), vec![2.5, 1.2]),
-            ],
+            lines: vec![("plain".into(), vec![1.0, 1.0]), ("adaptive".into(), vec![2.5, 1.2])],
         }
     }
 
@@ -121,10 +118,7 @@ mod tests {
 
     #[test]
     fn nothing_to_draw_is_an_error() {
-        let empty = LineChart {
-            lines: Vec::new(),
-            ..chart()
-        };
+        let empty = LineChart { lines: Vec::new(), ..chart() };
         assert!(empty.svg().is_err());
     }
 }

@@ -7,8 +7,8 @@ use anyhow::{Context, Result};
 use futures::stream;
 use laser_decode::Pool;
 use laser_pool_builder::{
-    Attributes, Clusters, EmbeddingSource, Grouping, GroupingConfig, OpenPools, PoolSet,
-    PoolTokenizer, PoolsConfig, build_pools, clear_pools, join_embeddings,
+    Attributes, Clusters, EmbeddingSource, Grouping, GroupingConfig, OpenPools, PoolSet, PoolTokenizer, PoolsConfig,
+    build_pools, clear_pools, join_embeddings,
 };
 use laser_schema::join::Join;
 use laser_schema::model::ModelFiles;
@@ -84,10 +84,7 @@ impl Pools {
         let custom = custom_config(setup);
         custom.validate()?;
         let embeddings = read_embeddings(tables, &custom).await?;
-        let mut pools = Self {
-            schemes: Vec::new(),
-            embeddings,
-        };
+        let mut pools = Self { schemes: Vec::new(), embeddings };
         schemes.sort_by_key(|scheme| *scheme == PoolScheme::Random);
         for scheme in schemes {
             let config = pools.config(scheme, &custom);
@@ -112,9 +109,7 @@ impl Pools {
                 &mut progress,
             )
             .await
-            .with_context(|| {
-                format!("{scheme} pools (embeddings are given by --user-embeddings and --user-ids)")
-            })?;
+            .with_context(|| format!("{scheme} pools (embeddings are given by --user-embeddings and --user-ids)"))?;
             let open = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
             pools.schemes.push((scheme, open));
         }
@@ -123,10 +118,7 @@ impl Pools {
 
     fn config(&self, scheme: PoolScheme, custom: &PoolsConfig) -> PoolsConfig {
         let mut config = custom.clone();
-        for (kind, grouping) in [
-            (Kind::User, &mut config.user),
-            (Kind::Item, &mut config.item),
-        ] {
+        for (kind, grouping) in [(Kind::User, &mut config.user), (Kind::Item, &mut config.item)] {
             match scheme {
                 PoolScheme::Global | PoolScheme::Shuffled => grouping.grouping = Grouping::Global,
                 PoolScheme::Random => {
@@ -151,10 +143,7 @@ impl Pools {
         let embedding = self.embeddings.get(&(entity.kind, entity.id.clone()));
         let embedding = embedding.map(Vec::as_slice);
         let pool = |pools: &OpenPools| pools.pool(pools.route(entity, embedding)?.pool);
-        self.schemes
-            .iter()
-            .map(|(scheme, pools)| (*scheme, pool(pools)))
-            .collect()
+        self.schemes.iter().map(|(scheme, pools)| (*scheme, pool(pools))).collect()
     }
 
     /// All pools of all schemes.
@@ -181,31 +170,19 @@ fn shuffled(texts: &[PreviousText], seed: u64) -> Vec<PreviousText> {
     let shuffle = |text: &PreviousText| {
         let mut words: Vec<&str> = text.text.split_whitespace().collect();
         words.shuffle(&mut rng);
-        PreviousText {
-            text: words.join(" "),
-            ..text.clone()
-        }
+        PreviousText { text: words.join(" "), ..text.clone() }
     };
     texts.iter().map(shuffle).collect()
 }
 
-async fn read_embeddings(
-    tables: &[EntityTable],
-    config: &PoolsConfig,
-) -> Result<HashMap<(Kind, EntityId), Vec<f32>>> {
+async fn read_embeddings(tables: &[EntityTable], config: &PoolsConfig) -> Result<HashMap<(Kind, EntityId), Vec<f32>>> {
     let mut join = Join::new(tables, RunConfig::default().memory()).await?;
     join_embeddings(config, &mut join).await?;
     let joined = join.finish(&mut |_, _, _| {})?;
     let mut embeddings = HashMap::new();
     let mut reader = joined.counting_reader();
     while let Some(entities) = reader.next_batch().await? {
-        for Entity {
-            kind,
-            id,
-            embedding,
-            ..
-        } in entities.into_iter().map(|joined| joined.entity)
-        {
+        for Entity { kind, id, embedding, .. } in entities.into_iter().map(|joined| joined.entity) {
             embeddings.extend(embedding.map(|embedding| ((kind, id), embedding)));
         }
     }
@@ -214,20 +191,13 @@ async fn read_embeddings(
 
 fn group_pools(set: &PoolSet, kind: Kind) -> u64 {
     let all = format!("{kind}-all");
-    set.pools
-        .iter()
-        .filter(|pool| pool.kind == kind && pool.name != all)
-        .count() as u64
+    set.pools.iter().filter(|pool| pool.kind == kind && pool.name != all).count() as u64
 }
 
 /// Users by collaboration, items by attributes: the customised pools of the paper.
 fn custom_config(setup: &SetupArgs) -> PoolsConfig {
     let npy = setup.user_embeddings.clone().zip(setup.user_ids.clone());
-    let embeddings = npy.map(|(npy, ids)| EmbeddingSource::Npy {
-        npy,
-        ids,
-        skip_rows: setup.skip_rows,
-    });
+    let embeddings = npy.map(|(npy, ids)| EmbeddingSource::Npy { npy, ids, skip_rows: setup.skip_rows });
     PoolsConfig {
         seed: setup.seed,
         user: GroupingConfig {

@@ -78,26 +78,12 @@ pub(super) async fn replay(options: &ReplayArgs) -> Result<Report> {
     texts.sort_unstable();
     let held_out: usize = corpora.iter().map(|corpus| corpus.held_out.len()).sum();
     ensure!(held_out > 0, "no text is held out; raise --held-out");
-    display.finish_with(&format!(
-        "{held_out} texts held out, {} for pools",
-        texts.len()
-    ));
+    display.finish_with(&format!("{held_out} texts held out, {} for pools", texts.len()));
     if corpora.len() > 1 {
-        let all = corpora
-            .iter()
-            .flat_map(|corpus| corpus.held_out.clone())
-            .collect();
-        corpora.push(Corpus {
-            name: "all".into(),
-            held_out: all,
-        });
+        let all = corpora.iter().flat_map(|corpus| corpus.held_out.clone()).collect();
+        corpora.push(Corpus { name: "all".into(), held_out: all });
     }
-    let mut report = Report {
-        machine: machine(),
-        options: options.clone(),
-        pools: Vec::new(),
-        rows: Vec::new(),
-    };
+    let mut report = Report { machine: machine(), options: options.clone(), pools: Vec::new(), rows: Vec::new() };
     display.stage("replaying");
     let total = Some((options.pool_tokens.len() * options.nodes.len()) as u64);
     let mut done = 0;
@@ -116,25 +102,14 @@ pub(super) async fn replay(options: &ReplayArgs) -> Result<Report> {
 async fn tokenizer(options: &ReplayArgs) -> Result<Tokenizer> {
     match (&options.tokenizer, &options.model) {
         (Some(path), _) => Ok(Tokenizer::open(path)?),
-        (None, model) => Ok(open_local_model(model.as_deref().unwrap_or_default())
-            .await?
-            .tokenizer),
+        (None, model) => Ok(open_local_model(model.as_deref().unwrap_or_default()).await?.tokenizer),
     }
 }
 
 /// Reads one file and splits its texts: those held out come back, the others are added to `texts`.
-async fn read(
-    path: &str,
-    options: &ReplayArgs,
-    tokenizer: &Tokenizer,
-    texts: &mut PoolTexts,
-) -> Result<Corpus> {
+async fn read(path: &str, options: &ReplayArgs, tokenizer: &Tokenizer, texts: &mut PoolTexts) -> Result<Corpus> {
     // A foreign file does not tell its kind, which plays no part here.
-    let source = PreviousSource {
-        path: path.to_owned(),
-        kind: Some(Kind::User),
-        id_type: None,
-    };
+    let source = PreviousSource { path: path.to_owned(), kind: Some(Kind::User), id_type: None };
     let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
     let mut held_out = Vec::new();
     while let Some(file) = reader.next_batch().await? {
@@ -145,23 +120,14 @@ async fn read(
             if hash(options.seed, "held out", id) as f64 / u64::MAX as f64 >= options.held_out {
                 texts.push((order, tokens));
             } else if !tokens.is_empty() {
-                held_out.push((
-                    order,
-                    ReplayText {
-                        text: tokens,
-                        ..ReplayText::default()
-                    },
-                ));
+                held_out.push((order, ReplayText { text: tokens, ..ReplayText::default() }));
             }
         }
     }
     held_out.sort_unstable_by_key(|(order, _)| *order);
     held_out.truncate(options.held_out_texts);
     let name = path.rsplit('/').next().unwrap_or(path).to_owned();
-    Ok(Corpus {
-        name,
-        held_out: held_out.into_iter().map(|(_, text)| text).collect(),
-    })
+    Ok(Corpus { name, held_out: held_out.into_iter().map(|(_, text)| text).collect() })
 }
 
 /// A pool of the first texts that have `size` tokens together, or of all.
@@ -250,10 +216,7 @@ impl Report {
                 row.nodes.to_string(),
                 format!("{:.2}", row.accepted_per_step),
                 format!("{:.2}", row.tokens_per_step),
-                format!(
-                    "{:.1} %",
-                    100.0 * report.accepted as f64 / report.drafted.max(1) as f64
-                ),
+                format!("{:.1} %", 100.0 * report.accepted as f64 / report.drafted.max(1) as f64),
                 format!("{:.0}", report.draft_us_p50),
                 format!("{:.0}", report.draft_us_p99),
             ]);
@@ -274,11 +237,7 @@ impl Report {
         let bins = blended.map_or(&[][..], |row| &row.report.reliability);
         let mut from = 1.0;
         for (at, bin) in bins.iter().enumerate() {
-            from = if at + 1 < RELIABILITY_BINS {
-                from / 2.0
-            } else {
-                0.0
-            };
+            from = if at + 1 < RELIABILITY_BINS { from / 2.0 } else { 0.0 };
             if bin.drafted > 0 {
                 table.push(vec![
                     format!("{from:.4}"),

@@ -33,9 +33,7 @@ pub(crate) struct Table {
 impl Table {
     /// A table of these columns.
     pub(crate) fn new(header: &[&str]) -> Self {
-        Self {
-            rows: vec![header.iter().map(ToString::to_string).collect()],
-        }
+        Self { rows: vec![header.iter().map(ToString::to_string).collect()] }
     }
 
     /// Appends a row of as many cells as there are columns.
@@ -45,34 +43,18 @@ impl Table {
 
     /// The table with an empty line after it.
     pub(crate) fn render(&self, style: Style) -> String {
-        let width = |column: usize| {
-            self.rows
-                .iter()
-                .map(|row| row[column].chars().count())
-                .max()
-                .unwrap_or(0)
-        };
+        let width = |column: usize| self.rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..self.rows[0].len()).map(width).collect();
         let (left, between, right) = match style {
             Style::Text => ("", "  ", ""),
             Style::Markdown => ("| ", " | ", " |"),
         };
         let line = |row: &[String]| {
-            let cells = row
-                .iter()
-                .zip(&widths)
-                .enumerate()
-                .map(|(column, (cell, &width))| {
-                    if column == 0 {
-                        format!("{cell:<width$}")
-                    } else {
-                        format!("{cell:>width$}")
-                    }
-                });
+            let cells = row.iter().zip(&widths).enumerate().map(|(column, (cell, &width))| {
+                if column == 0 { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            });
             let cells: Vec<String> = cells.collect();
-            format!("{left}{}{right}", cells.join(between))
-                .trim_end()
-                .to_owned()
+            format!("{left}{}{right}", cells.join(between)).trim_end().to_owned()
         };
         let mut lines: Vec<String> = self.rows.iter().map(|row| line(row)).collect();
         if style == Style::Markdown {
@@ -80,10 +62,7 @@ impl Table {
                 0 => "-".repeat(width),
                 _ => format!("{}:", "-".repeat(width.saturating_sub(1))),
             };
-            lines.insert(
-                1,
-                line(&widths.iter().enumerate().map(rule).collect::<Vec<_>>()),
-            );
+            lines.insert(1, line(&widths.iter().enumerate().map(rule).collect::<Vec<_>>()));
         }
         lines.join("\n") + "\n\n"
     }
@@ -172,8 +151,7 @@ pub(super) struct VariantRow {
 impl VariantRow {
     fn new(variant: &Variant, measured: &Measured, plain: &Measured) -> Self {
         let texts = &measured.texts;
-        let sum =
-            |of: fn(&laser_worker::generate::Generated) -> f64| texts.iter().map(of).sum::<f64>();
+        let sum = |of: fn(&laser_worker::generate::Generated) -> f64| texts.iter().map(of).sum::<f64>();
         let tokens = count_tokens(measured);
         let forwards = sum(|text| text.step_accepted.len() as f64);
         let accepted = sum(|text| text.step_accepted.iter().map(|&n| f64::from(n)).sum());
@@ -189,10 +167,7 @@ impl VariantRow {
             },
             texts: texts.len(),
             tokens,
-            forwards: texts
-                .iter()
-                .map(|text| text.step_accepted.len() as u64)
-                .sum(),
+            forwards: texts.iter().map(|text| text.step_accepted.len() as u64).sum(),
             seconds: measured.seconds,
             tokens_per_second: per_second(measured),
             speedup: ratio(per_second(measured), per_second(plain)),
@@ -247,17 +222,10 @@ const COLUMNS: [&str; 14] = [
 ];
 
 fn count_tokens(measured: &Measured) -> u64 {
-    measured
-        .texts
-        .iter()
-        .map(|text| text.tokens.len() as u64)
-        .sum()
+    measured.texts.iter().map(|text| text.tokens.len() as u64).sum()
 }
 
-fn same_tokens(
-    a: &laser_worker::generate::Generated,
-    b: &laser_worker::generate::Generated,
-) -> bool {
+fn same_tokens(a: &laser_worker::generate::Generated, b: &laser_worker::generate::Generated) -> bool {
     a.tokens == b.tokens
 }
 
@@ -277,11 +245,7 @@ impl KindReport {
         measured: &[Measured],
     ) -> Self {
         let plain = &measured[0];
-        let rows = variants
-            .iter()
-            .zip(measured)
-            .map(|(v, m)| VariantRow::new(v, m, plain))
-            .collect();
+        let rows = variants.iter().zip(measured).map(|(v, m)| VariantRow::new(v, m, plain)).collect();
         let mut mismatches = Vec::new();
         for (variant, measured) in variants.iter().zip(measured).filter(|(v, _)| v.is_strict()) {
             let texts = plain.texts.iter().zip(&measured.texts).zip(subjects);
@@ -294,12 +258,7 @@ impl KindReport {
                 });
             }
         }
-        Self {
-            kind,
-            batch,
-            rows,
-            mismatches,
-        }
+        Self { kind, batch, rows, mismatches }
     }
 
     fn speedup(&self, variant: &str) -> f64 {
@@ -311,19 +270,13 @@ impl KindReport {
     fn batch_cells(&self) -> Vec<String> {
         let cell = |value: f64| format!("{value:.2}");
         let speedups = self.rows.iter().skip(1).map(|row| cell(row.speedup));
-        let others = self
-            .rows
-            .iter()
-            .filter(|row| ![ADAPTIVE, ADVERSARIAL].contains(&row.variant.as_str()));
+        let others = self.rows.iter().filter(|row| ![ADAPTIVE, ADVERSARIAL].contains(&row.variant.as_str()));
         let best = others.map(|row| row.speedup).fold(0.0, f64::max);
         let plain = format!("{:.0}", self.rows[0].tokens_per_second);
         [self.batch.to_string(), plain]
             .into_iter()
             .chain(speedups)
-            .chain([
-                cell(self.speedup(ADAPTIVE) / best),
-                cell(self.speedup(ADVERSARIAL)),
-            ])
+            .chain([cell(self.speedup(ADAPTIVE) / best), cell(self.speedup(ADVERSARIAL))])
             .collect()
     }
 
@@ -331,11 +284,7 @@ impl KindReport {
         let mut table = Table::new(&COLUMNS);
         self.rows.iter().for_each(|row| table.push(row.cells()));
         let mut out = table.render(style);
-        let strict = self
-            .rows
-            .iter()
-            .filter(|row| row.verification == "strict")
-            .skip(1);
+        let strict = self.rows.iter().filter(|row| row.verification == "strict").skip(1);
         let texts: usize = strict.map(|row| row.texts).sum();
         if texts == 0 {
             return Ok(out);
@@ -344,23 +293,10 @@ impl KindReport {
             out,
             "{} of {texts} strictly verified texts differ from plain decoding{}",
             self.mismatches.len(),
-            if self.mismatches.is_empty() {
-                "."
-            } else {
-                " (near-ties):"
-            }
+            if self.mismatches.is_empty() { "." } else { " (near-ties):" }
         )?;
-        for Mismatch {
-            variant,
-            entity,
-            token,
-        } in &self.mismatches
-        {
-            writeln!(
-                out,
-                "- {variant}, {} {entity}, from token {token} on",
-                self.kind
-            )?;
+        for Mismatch { variant, entity, token } in &self.mismatches {
+            writeln!(out, "- {variant}, {} {entity}, from token {token} on", self.kind)?;
         }
         Ok(out)
     }
@@ -421,31 +357,18 @@ impl Report {
         let mut out = String::new();
         for reports in self.by_kind() {
             let variants = reports[0].rows.iter().map(|row| row.variant.as_str());
-            let header = ["batch", "plain tokens/s"]
-                .into_iter()
-                .chain(variants.skip(1));
+            let header = ["batch", "plain tokens/s"].into_iter().chain(variants.skip(1));
             let columns = ["adaptive of the best", "without prediction of plain"];
             let mut table = Table::new(&header.chain(columns).collect::<Vec<_>>());
-            reports
-                .iter()
-                .for_each(|report| table.push(report.batch_cells()));
-            out += &format!(
-                "Speedup for {}s\n\n{}",
-                reports[0].kind,
-                table.render(style)
-            );
+            reports.iter().for_each(|report| table.push(report.batch_cells()));
+            out += &format!("Speedup for {}s\n\n{}", reports[0].kind, table.render(style));
         }
         out
     }
 
     /// All tables.
     pub(super) fn render(&self, style: Style) -> Result<String> {
-        let Self {
-            machine,
-            model,
-            options,
-            ..
-        } = self;
+        let Self { machine, model, options, .. } = self;
         let mut out = String::new();
         writeln!(
             out,
@@ -467,11 +390,7 @@ impl Report {
             out += &self.render_batches(style);
         }
         for kind in &self.kinds {
-            let heading = if style == Style::Markdown {
-                "### New knowledge of "
-            } else {
-                "New knowledge of "
-            };
+            let heading = if style == Style::Markdown { "### New knowledge of " } else { "New knowledge of " };
             writeln!(out, "{heading}{}s, batch {}\n", kind.kind, kind.batch)?;
             out += &kind.render(style)?;
             out.push('\n');
@@ -483,32 +402,22 @@ impl Report {
 fn speedup_chart(reports: &[KindReport]) -> LineChart {
     let line = |index: usize| {
         let rows = reports.iter().map(|report| &report.rows[index]);
-        (
-            reports[0].rows[index].variant.clone(),
-            rows.map(|row| row.speedup).collect(),
-        )
+        (reports[0].rows[index].variant.clone(), rows.map(|row| row.speedup).collect())
     };
     LineChart {
         title: format!("Speedup against plain decoding, {}s", reports[0].kind),
         x: "batch",
         y: "speedup",
-        places: reports
-            .iter()
-            .map(|report| report.batch.to_string())
-            .collect(),
+        places: reports.iter().map(|report| report.batch.to_string()).collect(),
         lines: (0..reports[0].rows.len()).map(line).collect(),
     }
 }
 
 /// None if fewer than two sizes of pools were tried.
 fn acceptance_chart(report: &KindReport) -> Option<LineChart> {
-    let sizes = report
-        .rows
-        .iter()
-        .filter(|row| row.variant.starts_with("pool "));
-    let (places, values): (Vec<String>, Vec<f64>) = sizes
-        .filter_map(|row| Some((row.pool_texts?.to_string(), row.aal)))
-        .unzip();
+    let sizes = report.rows.iter().filter(|row| row.variant.starts_with("pool "));
+    let (places, values): (Vec<String>, Vec<f64>) =
+        sizes.filter_map(|row| Some((row.pool_texts?.to_string(), row.aal))).unzip();
     (places.len() > 1).then(|| LineChart {
         title: format!("Acceptance by pool size, {}s", report.kind),
         x: "texts of a pool at most",
@@ -522,13 +431,8 @@ fn acceptance_chart(report: &KindReport) -> Option<LineChart> {
 pub(crate) fn machine() -> String {
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
     let info = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let name = info
-        .lines()
-        .find_map(|line| line.strip_prefix("model name")?.split_once(": "));
-    format!(
-        "{}, {threads} threads",
-        name.map_or(std::env::consts::ARCH, |(_, name)| name.trim())
-    )
+    let name = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": "));
+    format!("{}, {threads} threads", name.map_or(std::env::consts::ARCH, |(_, name)| name.trim()))
 }
 
 #[cfg(test)]
@@ -543,16 +447,12 @@ mod tests {
 
     #[test]
     fn text_is_aligned() {
-        assert_eq!(
-            example().render(Style::Text),
-            "variant    AAL  é\nLASER    11.25  1\n\n"
-        );
+        assert_eq!(example().render(Style::Text), "variant    AAL  é\nLASER    11.25  1\n\n");
     }
 
     #[test]
     fn markdown_is_a_table() {
-        let expected =
-            "| variant |   AAL | é |\n| ------- | ----: | : |\n| LASER   | 11.25 | 1 |\n\n";
+        let expected = "| variant |   AAL | é |\n| ------- | ----: | : |\n| LASER   | 11.25 | 1 |\n\n";
         assert_eq!(example().render(Style::Markdown), expected);
     }
 }

@@ -9,9 +9,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 use laser_decode::{Drafter, Pool};
 use laser_schema::EntityId;
-use laser_worker::generate::{
-    Finished, GenerateOptions, Generated, Generator, Request, TextGenerator,
-};
+use laser_worker::generate::{Finished, GenerateOptions, Generated, Generator, Request, TextGenerator};
 
 use super::pools::PoolScheme;
 use super::variants::Variant;
@@ -57,20 +55,15 @@ pub(super) fn interleave(
     subjects: &[Subject],
     display: &mut Display,
 ) -> Result<Vec<Measured>> {
-    let prompts: Vec<&[u32]> = subjects
-        .iter()
-        .map(|subject| subject.prompt.as_slice())
-        .collect();
+    let prompts: Vec<&[u32]> = subjects.iter().map(|subject| subject.prompt.as_slice()).collect();
     generator.share_prefix(&prompts)?;
     warm_up(generator, base, subjects)?;
     let mut measured = vec![Measured::default(); variants.len()];
     // Kept from turn to turn: a budget learns from its own variant only.
     let mut options: Vec<GenerateOptions> = variants.iter().map(|v| v.options(base)).collect();
     // Few subjects make shorter turns, so that every variant is first once.
-    let turn_size = (subjects.len() / variants.len()).clamp(
-        TURN_BATCHES.start() * base.batch,
-        TURN_BATCHES.end() * base.batch,
-    );
+    let turn_size =
+        (subjects.len() / variants.len()).clamp(TURN_BATCHES.start() * base.batch, TURN_BATCHES.end() * base.batch);
     let total = Some((subjects.len() * variants.len()) as u64);
     let mut done = 0;
     for (turn, chunk) in subjects.chunks(turn_size).enumerate() {
@@ -78,10 +71,7 @@ pub(super) fn interleave(
             let index = (turn + place) % variants.len();
             let variant = &variants[index];
             generator.swap_options(&mut options[index]);
-            let requests = chunk
-                .iter()
-                .map(|subject| request(subject, variant))
-                .collect();
+            let requests = chunk.iter().map(|subject| request(subject, variant)).collect();
             measured[index].add(generate(generator, requests)?);
             generator.swap_options(&mut options[index]);
             done += chunk.len() as u64;
@@ -93,11 +83,7 @@ pub(super) fn interleave(
 
 /// The first text pays for memory that all others reuse; it is not measured.
 fn warm_up(generator: &mut Generator, base: &GenerateOptions, subjects: &[Subject]) -> Result<()> {
-    generator.swap_options(&mut GenerateOptions {
-        drafter: Drafter::None,
-        nodes: 0,
-        ..base.clone()
-    });
+    generator.swap_options(&mut GenerateOptions { drafter: Drafter::None, nodes: 0, ..base.clone() });
     let plain = |subject: &Subject| Request {
         id: 0,
         prompt: subject.prompt.clone(),
@@ -110,18 +96,11 @@ fn warm_up(generator: &mut Generator, base: &GenerateOptions, subjects: &[Subjec
 }
 
 fn request(subject: &Subject, variant: &Variant) -> Request {
-    let pool = subject
-        .pools
-        .iter()
-        .find(|(scheme, _)| Some(*scheme) == variant.pools);
+    let pool = subject.pools.iter().find(|(scheme, _)| Some(*scheme) == variant.pools);
     Request {
         id: 0,
         prompt: subject.prompt.clone(),
-        previous: if variant.own_previous {
-            subject.own.clone()
-        } else {
-            Vec::new()
-        },
+        previous: if variant.own_previous { subject.own.clone() } else { Vec::new() },
         pool: pool.and_then(|(_, pool)| pool.clone()),
         plain: false,
         strict: false,
@@ -150,10 +129,7 @@ pub(super) fn generate(generator: &mut Generator, requests: Vec<Request>) -> Res
         waiting -= joining;
         active = (active + joining).saturating_sub(finished.len());
         for Finished { id, result } in finished {
-            match (
-                result,
-                usize::try_from(id).ok().and_then(|id| texts.get_mut(id)),
-            ) {
+            match (result, usize::try_from(id).ok().and_then(|id| texts.get_mut(id))) {
                 (Ok(text), Some(place)) => *place = text,
                 (Err(reason), _) => bail!("text {id}: {reason}"),
                 (Ok(_), None) => {}

@@ -15,9 +15,7 @@ use laser_coordinator::prompt::PromptRenderer;
 use laser_pool_builder::EmbeddingSource;
 use laser_schema::entity::IdType;
 use laser_schema::job::Spec;
-use laser_schema::knowledge::{
-    KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, rows_digest,
-};
+use laser_schema::knowledge::{KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, rows_digest};
 use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_schema::previous::PreviousSource;
 use laser_schema::table::to_batch;
@@ -95,9 +93,7 @@ fn entity(user: u64) -> Entity {
         id: id(user),
         kind: Kind::User,
         attributes: Map::from_iter(attributes),
-        history: history(user)
-            .map(|i| Interaction { fields: fields(i) })
-            .collect(),
+        history: history(user).map(|i| Interaction { fields: fields(i) }).collect(),
         interactions: row["interactions"].as_u64().unwrap_or_default(),
         embedding: None,
     }
@@ -109,12 +105,7 @@ fn text(user: u64) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-fn record(
-    user: u64,
-    prompts: &PromptRenderer,
-    spec: &Spec,
-    (run, at): (&str, Timestamp),
-) -> Result<KnowledgeRecord> {
+fn record(user: u64, prompts: &PromptRenderer, spec: &Spec, (run, at): (&str, Timestamp)) -> Result<KnowledgeRecord> {
     let prompt = match user.is_multiple_of(CHANGED) {
         true => Vec::new(),
         false => prompts.render(&entity(user))?.tokens,
@@ -161,13 +152,7 @@ pub(super) async fn write(
     for (shard, start) in (0..).zip((0..users).step_by(usize::try_from(CHUNK)?)) {
         let chunk = start..users.min(start + CHUNK);
         entities.write(&chunk.clone().into_par_iter().map(row).collect::<Vec<_>>())?;
-        embeddings.write(
-            &chunk
-                .clone()
-                .into_par_iter()
-                .map(embedding)
-                .collect::<Vec<_>>(),
-        )?;
+        embeddings.write(&chunk.clone().into_par_iter().map(embedding).collect::<Vec<_>>())?;
         let record = |user| record(user, prompts, spec, ("last", at));
         let rows: Result<Vec<_>> = chunk.into_par_iter().map(record).collect();
         parts.push(write_part(&folder, shard, &rows?).await?);
@@ -177,16 +162,8 @@ pub(super) async fn write(
     folder.join(MANIFEST).write(json.into()).await?;
     folder.join(SUCCESS).write(bytes::Bytes::new()).await?;
     Ok(Synthetic {
-        tables: vec![EntityTable {
-            path: entities.finish()?,
-            kind: Some(Kind::User),
-            columns: Columns::default(),
-        }],
-        previous: vec![PreviousSource {
-            path: folder.url().to_owned(),
-            kind: None,
-            id_type: None,
-        }],
+        tables: vec![EntityTable { path: entities.finish()?, kind: Some(Kind::User), columns: Columns::default() }],
+        previous: vec![PreviousSource { path: folder.url().to_owned(), kind: None, id_type: None }],
         embeddings: EmbeddingSource::Table {
             table: embeddings.finish()?,
             id: "id".into(),
@@ -224,12 +201,7 @@ async fn write_part(folder: &Location, shard: u32, rows: &[KnowledgeRecord]) -> 
     Ok(entry)
 }
 
-fn manifest(
-    spec: &Spec,
-    (date, at): (Date, Timestamp),
-    users: u64,
-    parts: Vec<PartEntry>,
-) -> Manifest {
+fn manifest(spec: &Spec, (date, at): (Date, Timestamp), users: u64, parts: Vec<PartEntry>) -> Manifest {
     Manifest {
         version: SCHEMA_VERSION,
         run: "last".into(),
@@ -283,19 +255,12 @@ struct TableWriter {
 impl TableWriter {
     fn new(path: PathBuf, schema: SchemaRef) -> Result<Self> {
         let parent = path.parent().unwrap_or(&path);
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("{}: cannot be made", parent.display()))?;
-        let file =
-            File::create(&path).with_context(|| format!("{}: not writable", path.display()))?;
-        let properties = parquet::file::properties::WriterProperties::builder()
-            .set_max_row_group_row_count(Some(64 * 1024))
-            .build();
+        std::fs::create_dir_all(parent).with_context(|| format!("{}: cannot be made", parent.display()))?;
+        let file = File::create(&path).with_context(|| format!("{}: not writable", path.display()))?;
+        let properties =
+            parquet::file::properties::WriterProperties::builder().set_max_row_group_row_count(Some(64 * 1024)).build();
         let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties))?;
-        Ok(Self {
-            path,
-            schema,
-            writer,
-        })
+        Ok(Self { path, schema, writer })
     }
 
     fn write(&mut self, rows: &[Value]) -> Result<()> {

@@ -21,16 +21,7 @@ fn parse(args: &[&str]) -> Result<Command, clap::Error> {
 /// The demo's tables below `dir`, and as few and short texts as will do.
 async fn setup(dir: &Path) -> SetupArgs {
     let location = laser_schema::Location::parse(dir.to_str().unwrap()).unwrap();
-    let paths = demo(
-        &location,
-        &DemoOptions {
-            users: 20,
-            items: 20,
-            seed: 1,
-        },
-    )
-    .await
-    .unwrap();
+    let paths = demo(&location, &DemoOptions { users: 20, items: 20, seed: 1 }).await.unwrap();
     let model = std::path::absolute("fixtures/profile-lm").unwrap();
     let tables = paths.tonight;
     let args = [
@@ -85,10 +76,7 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
         let own = usize::from(kind.kind == laser_schema::Kind::User);
         assert_eq!(names, expected[..10 + own]);
         assert_eq!(kind.mismatches, [], "{text}");
-        assert!(
-            kind.rows[..6].iter().all(|row| row.identical == 5),
-            "{text}"
-        );
+        assert!(kind.rows[..6].iter().all(|row| row.identical == 5), "{text}");
         assert_eq!((kind.rows[0].aal, kind.rows[0].speedup), (0.0, 1.0));
         assert!(kind.rows[8].aal > 0.0, "{text}");
     }
@@ -101,36 +89,17 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
 #[tokio::test]
 async fn old_knowledge_is_generated_once() {
     let dir = tempfile::tempdir().unwrap();
-    let setup = SetupArgs {
-        items_table: None,
-        ..setup(dir.path()).await
-    };
+    let setup = SetupArgs { items_table: None, ..setup(dir.path()).await };
     let first = paper::sweep(&setup, &[4, 6], &[2, 8]).await.unwrap();
     let file = setup.output.join("old-knowledge.jsonl");
     let old = std::fs::read(&file).unwrap();
-    let names: Vec<&str> = first.kinds[0]
-        .rows
-        .iter()
-        .map(|row| row.variant.as_str())
-        .collect();
-    assert_eq!(
-        names,
-        [
-            "vanilla",
-            "pool 4",
-            "pool 6",
-            "tree 2",
-            "tree 8",
-            "tree adaptive"
-        ]
-    );
+    let names: Vec<&str> = first.kinds[0].rows.iter().map(|row| row.variant.as_str()).collect();
+    assert_eq!(names, ["vanilla", "pool 4", "pool 6", "tree 2", "tree 8", "tree adaptive"]);
     let charts: Vec<String> = first.charts().into_iter().map(|(name, _)| name).collect();
     assert_eq!(charts, ["sweep-user.svg"]);
     let second = paper::sweep(&setup, &[4, 6], &[2, 8]).await.unwrap();
     assert_eq!(std::fs::read(&file).unwrap(), old);
-    let tokens = |report: &Report| -> Vec<u64> {
-        report.kinds[0].rows.iter().map(|row| row.tokens).collect()
-    };
+    let tokens = |report: &Report| -> Vec<u64> { report.kinds[0].rows.iter().map(|row| row.tokens).collect() };
     // The adaptive one's texts hang on measured times.
     assert_eq!(tokens(&first)[..5], tokens(&second)[..5]);
 }
@@ -138,10 +107,7 @@ async fn old_knowledge_is_generated_once() {
 #[tokio::test]
 async fn batch_sizes_are_compared_and_drawn() {
     let dir = tempfile::tempdir().unwrap();
-    let setup = SetupArgs {
-        items_table: None,
-        ..setup(dir.path()).await
-    };
+    let setup = SetupArgs { items_table: None, ..setup(dir.path()).await };
     let report = paper::batch(&setup, &[1, 3], &[4, 8]).await.unwrap();
     let batches: Vec<u16> = report.kinds.iter().map(|kind| kind.batch).collect();
     assert_eq!(batches, [1, 3]);
@@ -151,10 +117,7 @@ async fn batch_sizes_are_compared_and_drawn() {
     let shuffled = report.kinds[0].rows[5].aal;
     assert!(predicted > 2.0 * shuffled, "{predicted} {shuffled}");
     let text = report.render(Style::Text).unwrap();
-    assert!(
-        text.contains("Speedup for users\n\nbatch  plain tokens/s"),
-        "{text}"
-    );
+    assert!(text.contains("Speedup for users\n\nbatch  plain tokens/s"), "{text}");
     finish(&report, &setup.output, Style::Text).unwrap();
     assert_eq!(report.file_name(), "batch-user.json");
     let svg = std::fs::read_to_string(setup.output.join("batch-user.svg")).unwrap();
@@ -166,19 +129,9 @@ async fn a_synthetic_night_is_planned_in_every_stage() {
     let dir = tempfile::tempdir().unwrap();
     let output = dir.path().to_str().unwrap();
     let model = std::path::absolute("fixtures/profile-lm").unwrap();
-    let args = [
-        "plan",
-        "--entities",
-        "3000",
-        "--memory-mb",
-        "1",
-        "--output",
-        output,
-    ];
+    let args = ["plan", "--entities", "3000", "--memory-mb", "1", "--output", output];
     let args = args.into_iter().chain(["--model", model.to_str().unwrap()]);
-    let Ok(Command::Plan(options)) = parse(&args.collect::<Vec<_>>()) else {
-        unreachable!("the command is plan")
-    };
+    let Ok(Command::Plan(options)) = parse(&args.collect::<Vec<_>>()) else { unreachable!("the command is plan") };
     // It fails unless the unchanged users, and they alone, are carried forward.
     let table = plan::run(&options).await.unwrap().render(Style::Text);
     for stage in ["making the night", "building pools", "planning"] {
@@ -192,15 +145,13 @@ async fn the_coordinator_is_measured_at_any_size() {
     let output = ["--output", dir.path().to_str().unwrap()];
     let night = ["ledger", "--entities", "100000", "--workers", "20"];
     let looks = ["look", "--shards", "200", "--between", "10"];
-    let (Ok(Command::Ledger(night)), Ok(Command::Look(looks))) = (
-        parse(&[&night[..], &output].concat()),
-        parse(&[&looks[..], &output].concat()),
-    ) else {
+    let (Ok(Command::Ledger(night)), Ok(Command::Look(looks))) =
+        (parse(&[&night[..], &output].concat()), parse(&[&looks[..], &output].concat()))
+    else {
         unreachable!("the commands are ledger and look")
     };
     let night = ledger::run(&night).unwrap().render(Style::Text);
-    let shards = 100_000_u32
-        .div_ceil(u32::try_from(crate::config::RunConfig::default().shard_rows).unwrap());
+    let shards = 100_000_u32.div_ceil(u32::try_from(crate::config::RunConfig::default().shard_rows).unwrap());
     assert!(night.contains(&shards.to_string()), "{night}");
     let looks = look::run(&looks).await.unwrap().render(Style::Text);
     assert!(looks.contains("110"), "{looks}");
@@ -210,22 +161,13 @@ async fn the_coordinator_is_measured_at_any_size() {
 async fn replay_measures_each_file_and_all_together() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str, of: &str| {
-        let line = |i: i64| {
-            format!(
-                "{{\"id\": {i}, \"text\": \"the viewer likes {of} and film {}\"}}\n",
-                i % 7
-            )
-        };
+        let line = |i: i64| format!("{{\"id\": {i}, \"text\": \"the viewer likes {of} and film {}\"}}\n", i % 7);
         let path = dir.path().join(name);
         std::fs::write(&path, (0..60).map(line).collect::<String>()).unwrap();
         path.to_str().unwrap().to_owned()
     };
     let model = std::path::absolute("fixtures/profile-lm").unwrap();
-    let (a, b, output) = (
-        file("a.jsonl", "drama"),
-        file("b.jsonl", "comedy"),
-        dir.path().join("out"),
-    );
+    let (a, b, output) = (file("a.jsonl", "drama"), file("b.jsonl", "comedy"), dir.path().join("out"));
     let args = [
         "replay",
         &a,
@@ -241,65 +183,22 @@ async fn replay_measures_each_file_and_all_together() {
         "--output",
         output.to_str().unwrap(),
     ];
-    let Command::Replay(options) = parse(&args).unwrap() else {
-        unreachable!("the command is replay")
-    };
+    let Command::Replay(options) = parse(&args).unwrap() else { unreachable!("the command is replay") };
     let report = replay::replay(&options).await.unwrap();
-    let of: Vec<(&str, &str)> = report
-        .rows
-        .iter()
-        .map(|row| (row.texts_of.as_str(), row.drafter))
-        .collect();
+    let of: Vec<(&str, &str)> = report.rows.iter().map(|row| (row.texts_of.as_str(), row.drafter)).collect();
     let expected = ["a.jsonl", "b.jsonl", "all"]
         .map(|texts| ["blended", "raw-frequency", "prompt-lookup"].map(|drafter| (texts, drafter)));
     assert_eq!(of, expected.concat());
-    assert!(
-        report.rows[0].accepted_per_step > 2.0,
-        "{}",
-        report.render(Style::Text)
-    );
+    assert!(report.rows[0].accepted_per_step > 2.0, "{}", report.render(Style::Text));
 }
 
 #[test]
 fn impossible_options_are_refused() {
     let cases: [(&[&str], &str); 5] = [
         (&["paper", "--model", "m"], "--users-table"),
-        (
-            &[
-                "paper",
-                "--model",
-                "m",
-                "--users-table",
-                "u",
-                "--batch",
-                "0",
-            ],
-            "0 is not in 1..",
-        ),
-        (
-            &[
-                "paper",
-                "--model",
-                "m",
-                "--users-table",
-                "u",
-                "--dtype",
-                "f8",
-            ],
-            "expected f32, f16 or bf16",
-        ),
-        (
-            &[
-                "paper",
-                "--model",
-                "m",
-                "--users-table",
-                "u",
-                "--chat",
-                "no",
-            ],
-            "expected true, false or auto",
-        ),
+        (&["paper", "--model", "m", "--users-table", "u", "--batch", "0"], "0 is not in 1.."),
+        (&["paper", "--model", "m", "--users-table", "u", "--dtype", "f8"], "expected f32, f16 or bf16"),
+        (&["paper", "--model", "m", "--users-table", "u", "--chat", "no"], "expected true, false or auto"),
         (&["replay", "t.jsonl"], "--tokenizer"),
     ];
     for (args, message) in cases {

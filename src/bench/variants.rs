@@ -52,20 +52,14 @@ impl Variant {
 
     /// Plain decoding where every prompt is computed whole.
     fn whole_prompts() -> Self {
-        Self {
-            name: "whole prompts".into(),
-            shared_prefixes: false,
-            ..Self::plain()
-        }
+        Self { name: "whole prompts".into(), shared_prefixes: false, ..Self::plain() }
     }
 
     /// Prompt lookup.
     fn lookup(setup: &SetupArgs) -> Self {
         Self {
             name: "PLD".into(),
-            drafter: Drafter::PromptLookup {
-                max_ngram: LOOKUP_NGRAM,
-            },
+            drafter: Drafter::PromptLookup { max_ngram: LOOKUP_NGRAM },
             nodes: setup.nodes,
             ..Self::plain()
         }
@@ -85,19 +79,11 @@ impl Variant {
 
     /// The same with trees of whatever size pays.
     fn adaptive(self, name: &str) -> Self {
-        Self {
-            name: name.into(),
-            nodes: ADAPTIVE_NODES,
-            adaptive: true,
-            ..self
-        }
+        Self { name: name.into(), nodes: ADAPTIVE_NODES, adaptive: true, ..self }
     }
 
     fn verified(self, verification: Verification) -> Self {
-        Self {
-            verification,
-            ..self
-        }
+        Self { verification, ..self }
     }
 
     /// `base` with what the variant changes.
@@ -122,9 +108,7 @@ impl Variant {
 /// an old text, also the one thing that the paper leaves to the pool: that text as a branch of its own.
 pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, PolicyError> {
     let relaxed = Verification::relaxed(setup.k, setup.p)?;
-    let custom = PoolScheme::Custom {
-        max_texts: setup.pool_texts,
-    };
+    let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
     let pooled = |name: &str, pools| Variant::pooled(name, setup, pools);
     let mut variants = vec![
         Variant::plain(),
@@ -136,16 +120,11 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
         pooled("RV+GRP", PoolScheme::Global).verified(relaxed),
         pooled("RV+RRP", PoolScheme::Random).verified(relaxed),
         pooled("LASER (RV+CRP)", custom).verified(relaxed),
-        pooled("", custom)
-            .verified(relaxed)
-            .adaptive("LASER adaptive"),
+        pooled("", custom).verified(relaxed).adaptive("LASER adaptive"),
     ];
     if kind == Kind::User && !setup.own_previous {
         let laser = pooled("LASER+own", custom).verified(relaxed);
-        variants.push(Variant {
-            own_previous: true,
-            ..laser
-        });
+        variants.push(Variant { own_previous: true, ..laser });
     }
     Ok(variants)
 }
@@ -153,9 +132,7 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
 /// Policies of verification. With p alone k is ⌈1/p⌉, which is no bound: no more tokens than that can each have a
 /// probability above p.
 pub(super) fn ablation(setup: &SetupArgs) -> Result<Vec<Variant>, PolicyError> {
-    let custom = PoolScheme::Custom {
-        max_texts: setup.pool_texts,
-    };
+    let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
     let pooled = |name: String| Variant::pooled(name, setup, custom);
     let mut variants = vec![Variant::plain(), pooled("strict".into())];
     for k in [2, 3, 5] {
@@ -175,50 +152,24 @@ pub(super) fn ablation(setup: &SetupArgs) -> Result<Vec<Variant>, PolicyError> {
 /// adaptive and fixed trees from pools that predict nothing.
 pub(super) fn batch(setup: &SetupArgs, trees: &[usize]) -> Result<Vec<Variant>, PolicyError> {
     let relaxed = Verification::relaxed(setup.k, setup.p)?;
-    let custom = PoolScheme::Custom {
-        max_texts: setup.pool_texts,
-    };
-    let tree = |name: String, nodes, pools| Variant {
-        nodes,
-        ..Variant::pooled(name, setup, pools).verified(relaxed)
-    };
+    let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
+    let tree = |name: String, nodes, pools| Variant { nodes, ..Variant::pooled(name, setup, pools).verified(relaxed) };
     let most = trees.iter().max().copied().unwrap_or(setup.nodes);
-    let adaptive = |name: &str, pools| Variant {
-        adaptive: true,
-        ..tree(name.to_owned(), most, pools)
-    };
+    let adaptive = |name: &str, pools| Variant { adaptive: true, ..tree(name.to_owned(), most, pools) };
     let mut variants = vec![Variant::plain(), Variant::lookup(setup)];
-    variants.extend(
-        trees
-            .iter()
-            .map(|&nodes| tree(format!("tree {nodes}"), nodes, custom)),
-    );
+    variants.extend(trees.iter().map(|&nodes| tree(format!("tree {nodes}"), nodes, custom)));
     variants.push(adaptive(ADAPTIVE, custom));
     variants.push(adaptive(ADVERSARIAL, PoolScheme::Shuffled));
     Ok(variants)
 }
 
 /// Pools of several sizes, then trees of several sizes.
-pub(super) fn sweep(
-    setup: &SetupArgs,
-    sizes: &[usize],
-    trees: &[usize],
-) -> Result<Vec<Variant>, PolicyError> {
+pub(super) fn sweep(setup: &SetupArgs, sizes: &[usize], trees: &[usize]) -> Result<Vec<Variant>, PolicyError> {
     let relaxed = Verification::relaxed(setup.k, setup.p)?;
-    let pooled = |name: String, max_texts| {
-        Variant::pooled(name, setup, PoolScheme::Custom { max_texts }).verified(relaxed)
-    };
-    let sizes = sizes
-        .iter()
-        .map(|&size| pooled(format!("pool {size}"), size));
-    let trees = trees.iter().map(|&nodes| Variant {
-        nodes,
-        ..pooled(format!("tree {nodes}"), setup.pool_texts)
-    });
+    let pooled =
+        |name: String, max_texts| Variant::pooled(name, setup, PoolScheme::Custom { max_texts }).verified(relaxed);
+    let sizes = sizes.iter().map(|&size| pooled(format!("pool {size}"), size));
+    let trees = trees.iter().map(|&nodes| Variant { nodes, ..pooled(format!("tree {nodes}"), setup.pool_texts) });
     let adaptive = pooled(String::new(), setup.pool_texts).adaptive("tree adaptive");
-    Ok(std::iter::once(Variant::plain())
-        .chain(sizes)
-        .chain(trees)
-        .chain([adaptive])
-        .collect())
+    Ok(std::iter::once(Variant::plain()).chain(sizes).chain(trees).chain([adaptive]).collect())
 }

@@ -4,9 +4,7 @@ use std::time::Instant;
 
 use anyhow::{Result, ensure};
 use laser_recommender::lightgcn::{CUTOFF, EmbedConfig};
-use laser_recommender::ranking::{
-    Holdout, RankingQuality, evaluate_embeddings, evaluate_popularity,
-};
+use laser_recommender::ranking::{Holdout, RankingQuality, evaluate_embeddings, evaluate_popularity};
 use serde::Serialize;
 
 use super::Format;
@@ -75,14 +73,8 @@ fn compare(data: &Holdout, config: &EmbedConfig, display: &mut Display) -> Resul
         epoch: None,
         seconds: started.elapsed().as_secs_f64(),
     }];
-    let factorisation = EmbedConfig {
-        layers: 0,
-        ..config.clone()
-    };
-    for (name, config) in [
-        ("matrix factorisation (BPR)", &factorisation),
-        ("LightGCN", config),
-    ] {
+    let factorisation = EmbedConfig { layers: 0, ..config.clone() };
+    for (name, config) in [("matrix factorisation (BPR)", &factorisation), ("LightGCN", config)] {
         let started = Instant::now();
         let trained = train_model(name, data, config, display)?;
         let embeddings = trained.embeddings(data, &data.train);

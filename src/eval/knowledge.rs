@@ -64,16 +64,10 @@ impl Form {
 }
 
 /// The variants of one origin: as embeddings, as ids, or both.
-pub(super) async fn variants(
-    config: &KnowledgeConfig,
-    entities: &Entities,
-) -> Result<Vec<(Form, Variant)>> {
+pub(super) async fn variants(config: &KnowledgeConfig, entities: &Entities) -> Result<Vec<(Form, Variant)>> {
     let mut variants = Vec::new();
     for form in [Form::Embedding, Form::Ids] {
-        let mut variant = Variant {
-            name: format!("{}, {}", config.name, form.as_str()),
-            ..Variant::default()
-        };
+        let mut variant = Variant { name: format!("{}, {}", config.name, form.as_str()), ..Variant::default() };
         for kind in Kind::ALL {
             *field(&mut variant, kind) = feature(config, form, kind, entities.of(kind)).await?;
         }
@@ -85,12 +79,7 @@ pub(super) async fn variants(
 }
 
 /// What a kind's knowledge is in this form, if the configuration names it.
-async fn feature(
-    config: &KnowledgeConfig,
-    form: Form,
-    kind: Kind,
-    places: &Places,
-) -> Result<Option<Feature>> {
+async fn feature(config: &KnowledgeConfig, form: Form, kind: Kind, places: &Places) -> Result<Option<Feature>> {
     let (embeddings, ids) = match kind {
         Kind::User => (&config.user_embeddings, &config.user_ids),
         Kind::Item => (&config.item_embeddings, &config.item_ids),
@@ -148,14 +137,12 @@ async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Featur
         while let Some(batch) = reader.next_batch().await? {
             for (row, mut values) in batch {
                 let found = text_of(values.remove(id));
-                let found =
-                    found.map_err(|reason| reader.error(row, format!("column {id:?} {reason}")))?;
+                let found = found.map_err(|reason| reader.error(row, format!("column {id:?} {reason}")))?;
                 let Some(place) = places.of(&found) else {
                     continue;
                 };
                 let list = list_of(values.remove(ids));
-                let list =
-                    list.map_err(|reason| reader.error(row, format!("column {ids:?} {reason}")))?;
+                let list = list.map_err(|reason| reader.error(row, format!("column {ids:?} {reason}")))?;
                 if rows[place].replace(list).is_some() {
                     twice = Some(found);
                 }
@@ -174,10 +161,7 @@ fn text_of(value: Option<Value>) -> Result<String, String> {
     match value {
         Some(Value::String(text)) if !text.is_empty() => Ok(text),
         Some(Value::Number(number)) if number.is_i64() => Ok(number.to_string()),
-        other => Err(format!(
-            "holds {}; an id is a string or int64",
-            other.unwrap_or_default()
-        )),
+        other => Err(format!("holds {}; an id is a string or int64", other.unwrap_or_default())),
     }
 }
 

@@ -79,10 +79,7 @@ fn check_row(name: &str, file: &str, row: u64, entity: &Entity, ends: &Ends<'_>)
 
 /// A timestamp as a number, and as a date if it may be one in seconds.
 pub(super) fn instant(time: f64) -> String {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "told to the second, and checked by the library"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "told to the second, and checked by the library")]
     let date = Timestamp::from_second(time as i64).ok();
     // Earlier and later than that the unit is another one.
     match date.filter(|_| (1e8..1e10).contains(&time)) {

@@ -100,18 +100,13 @@ impl EvalConfig {
     /// # Errors
     /// The first key whose value makes no sense.
     pub(crate) fn validate(&self) -> Result<()> {
-        ensure!(
-            !self.models.is_empty(),
-            "[eval] models: expected \"din\", \"dcnv2\" or both"
-        );
+        ensure!(!self.models.is_empty(), "[eval] models: expected \"din\", \"dcnv2\" or both");
         ensure!(
             self.positive_rating.is_finite(),
             "[eval] positive_rating = {}: expected a number",
             self.positive_rating
         );
-        if let (Until::Share(train), Until::Share(validation)) =
-            (self.train_until, self.validation_until)
-        {
+        if let (Until::Share(train), Until::Share(validation)) = (self.train_until, self.validation_until) {
             ensure!(
                 train < validation,
                 "[eval] validation_until = {validation}: expected more than train_until = {train}"

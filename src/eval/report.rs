@@ -74,10 +74,7 @@ impl<'a> Report<'a> {
             config,
             ends: cuts.first().copied().unwrap_or_default(),
             parts: Part::ALL.map(|part| PartSummary::new(part, data)).into(),
-            knowledge: variants[1..]
-                .iter()
-                .map(|v| Coverage::new(v, data))
-                .collect(),
+            knowledge: variants[1..].iter().map(|v| Coverage::new(v, data)).collect(),
             results: Vec::new(),
             pairs: Vec::new(),
             runs,
@@ -107,18 +104,9 @@ impl<'a> Report<'a> {
         of.map(figure).collect()
     }
 
-    fn differences(
-        &self,
-        model: ModelKind,
-        (first, second): (usize, usize),
-        figure: fn(&Run) -> f64,
-    ) -> Comparison {
+    fn differences(&self, model: ModelKind, (first, second): (usize, usize), figure: fn(&Run) -> f64) -> Comparison {
         let of = |variant| self.figures(model, variant, figure);
-        let differences: Vec<f64> = of(first)
-            .iter()
-            .zip(of(second))
-            .map(|(a, b)| a - b)
-            .collect();
+        let differences: Vec<f64> = of(first).iter().zip(of(second)).map(|(a, b)| a - b).collect();
         Comparison::of(&differences, self.config.margin)
     }
 
@@ -132,13 +120,7 @@ impl<'a> Report<'a> {
         }
     }
 
-    fn pair(
-        &self,
-        model: ModelKind,
-        form: Form,
-        (first, a): (usize, &str),
-        (second, b): (usize, &str),
-    ) -> Pair {
+    fn pair(&self, model: ModelKind, form: Form, (first, a): (usize, &str), (second, b): (usize, &str)) -> Pair {
         Pair {
             model,
             form,
@@ -185,13 +167,7 @@ impl<'a> Report<'a> {
     }
 
     fn parts(&self) -> Table {
-        let header = [
-            "part",
-            "impressions",
-            "positive",
-            "of trained users",
-            "of trained items",
-        ];
+        let header = ["part", "impressions", "positive", "of trained users", "of trained items"];
         let mut table = Table::new(&header);
         for part in &self.parts {
             table.push(vec![
@@ -209,25 +185,13 @@ impl<'a> Report<'a> {
         let mut table = Table::new(&["knowledge", "users", "items"]);
         let cell = |share: Option<f64>| share.map_or_else(|| "none".to_owned(), percent);
         for knowledge in &self.knowledge {
-            table.push(vec![
-                knowledge.variant.clone(),
-                cell(knowledge.users),
-                cell(knowledge.items),
-            ]);
+            table.push(vec![knowledge.variant.clone(), cell(knowledge.users), cell(knowledge.items)]);
         }
         table
     }
 
     fn results(&self) -> Table {
-        let mut table = Table::new(&[
-            "model",
-            "knowledge",
-            "AUC",
-            "log loss",
-            "AUC gain",
-            "p",
-            "verdict",
-        ]);
+        let mut table = Table::new(&["model", "knowledge", "AUC", "log loss", "AUC gain", "p", "verdict"]);
         for row in &self.results {
             let gain = row.gain.as_ref();
             table.push(vec![
@@ -288,11 +252,8 @@ impl PartSummary {
 
 impl Coverage {
     fn new(variant: &Variant, data: &Data) -> Self {
-        let share = |feature: &Option<Feature>, of: usize| {
-            feature
-                .as_ref()
-                .map(|feature| feature.known() as f64 / of as f64)
-        };
+        let share =
+            |feature: &Option<Feature>, of: usize| feature.as_ref().map(|feature| feature.known() as f64 / of as f64);
         Self {
             variant: variant.name.clone(),
             users: share(&variant.user, data.users()),
@@ -306,11 +267,7 @@ fn percent(share: f64) -> String {
 }
 
 fn mean(mean: &Mean, signed: bool) -> String {
-    let value = if signed {
-        format!("{:+.4}", mean.mean)
-    } else {
-        format!("{:.4}", mean.mean)
-    };
+    let value = if signed { format!("{:+.4}", mean.mean) } else { format!("{:.4}", mean.mean) };
     match mean.half_width {
         Some(half) => format!("{value} ± {half:.4}"),
         None => value,

@@ -22,18 +22,10 @@ use super::{PrepareSummary, Tables, for_each_line};
 ///
 /// # Errors
 /// The first line that is not a review or a product; nothing is written then.
-pub(crate) async fn amazon(
-    reviews: &Path,
-    metadata: Option<&Path>,
-    output: &Location,
-) -> Result<PrepareSummary> {
+pub(crate) async fn amazon(reviews: &Path, metadata: Option<&Path>, output: &Location) -> Result<PrepareSummary> {
     let mut data = Amazon::default();
     for_each_line(reviews, |line| data.add_review(parse(line)?))?;
-    ensure!(
-        !data.users.is_empty(),
-        "{}: there is no review in this file",
-        reviews.display()
-    );
+    ensure!(!data.users.is_empty(), "{}: there is no review in this file", reviews.display());
     if let Some(metadata) = metadata {
         for_each_line(metadata, |line| data.add_product(parse(line)?))?;
     }
@@ -150,9 +142,7 @@ impl Amazon {
         self.users.entry(line.user_id).or_default().push(Review {
             item,
             rating: line.rating,
-            timestamp: line
-                .seconds
-                .or(line.milliseconds.map(|ms| ms.div_euclid(1000))),
+            timestamp: line.seconds.or(line.milliseconds.map(|ms| ms.div_euclid(1000))),
             summary: filled(line.summary).or(filled(line.title)),
         });
         Ok(())
@@ -160,10 +150,7 @@ impl Amazon {
 
     fn add_item(&mut self, id: String) -> Result<u32, String> {
         let item = u32::try_from(self.items.len()).map_err(|e| e.to_string())?;
-        self.items.push(Item {
-            id: id.clone(),
-            ..Item::default()
-        });
+        self.items.push(Item { id: id.clone(), ..Item::default() });
         self.index.insert(id, item);
         Ok(item)
     }
@@ -205,23 +192,14 @@ impl Amazon {
         let mut table = TableWriter::new(Kind::User, IdType::String, columns)?;
         for (id, reviews) in &mut self.users {
             reviews.sort_by_key(|review| review.timestamp);
-            let history = reviews
-                .iter()
-                .map(|r| Reviewed::new(&self.items, r))
-                .collect();
+            let history = reviews.iter().map(|r| Reviewed::new(&self.items, r)).collect();
             table.push(id, &UserColumns { history }, reviews.len() as u64)?;
         }
         table.finish(location).await
     }
 
     async fn write_items(&self, location: &Location) -> Result<String> {
-        let columns = vec![
-            text("title"),
-            text("brand"),
-            texts("categories"),
-            float32("price"),
-            text("description"),
-        ];
+        let columns = vec![text("title"), text("brand"), texts("categories"), float32("price"), text("description")];
         let mut table = TableWriter::new(Kind::Item, IdType::String, columns)?;
         for item in &self.items {
             table.push(&item.id, &item.product, item.reviews)?;
@@ -261,9 +239,7 @@ fn parse<T: DeserializeOwned>(line: &str) -> Result<T, String> {
 
 /// Metadata of 2023 are by parent, the product whose variants share reviews.
 fn item_id(parent: Option<String>, asin: Option<String>) -> Result<String, String> {
-    filled(parent)
-        .or(filled(asin))
-        .ok_or_else(|| "neither parent_asin nor asin is set".to_owned())
+    filled(parent).or(filled(asin)).ok_or_else(|| "neither parent_asin nor asin is set".to_owned())
 }
 
 fn filled(text: Option<String>) -> Option<String> {
@@ -299,21 +275,10 @@ mod tests {
     use super::super::testing::{files, location, read_table};
     use super::*;
 
-    async fn prepare(
-        reviews: &str,
-        meta: Option<&str>,
-    ) -> Result<(PrepareSummary, Vec<Entity>, Vec<Entity>)> {
-        let dir = files(&[
-            ("reviews.jsonl", reviews.as_bytes()),
-            ("meta.jsonl", meta.unwrap_or_default().as_bytes()),
-        ]);
+    async fn prepare(reviews: &str, meta: Option<&str>) -> Result<(PrepareSummary, Vec<Entity>, Vec<Entity>)> {
+        let dir = files(&[("reviews.jsonl", reviews.as_bytes()), ("meta.jsonl", meta.unwrap_or_default().as_bytes())]);
         let [reviews, metadata] = ["reviews.jsonl", "meta.jsonl"].map(|name| dir.path().join(name));
-        let summary = amazon(
-            &reviews,
-            meta.map(|_| metadata.as_path()),
-            &location(dir.path()),
-        )
-        .await?;
+        let summary = amazon(&reviews, meta.map(|_| metadata.as_path()), &location(dir.path())).await?;
         let users = read_table(&summary.tables.users).await;
         let items = read_table(&summary.tables.items).await;
         Ok((summary, users, items))
@@ -322,19 +287,13 @@ mod tests {
     /// One user with two reviews, one product with metadata, in the words of one vintage.
     async fn check(reviews: &str, meta: &str) {
         let (summary, users, items) = prepare(reviews, Some(meta)).await.unwrap();
-        assert_eq!(
-            (summary.users, summary.items, summary.interactions),
-            (1, 2, 2)
-        );
+        assert_eq!((summary.users, summary.items, summary.interactions), (1, 2, 2));
         assert_eq!(users[0].id.to_string(), "U1");
         let history: Vec<Value> = users[0].history.iter().map(|i| json!(i.fields)).collect();
         let soap = json!({"item": "B2", "title": "Soap", "brand": "Foam & Co", "rating": 4.0,
             "categories": ["Beauty", "Bath"], "summary": "Clean", "timestamp": 1_300_000_000});
         assert_eq!(history[0], soap);
-        assert_eq!(
-            history[1],
-            json!({"item": "B1", "rating": 5.0, "timestamp": 1_400_000_000})
-        );
+        assert_eq!(history[1], json!({"item": "B1", "rating": 5.0, "timestamp": 1_400_000_000}));
         let (id, product) = (items[1].id.to_string(), json!(items[1].attributes));
         let expected = json!({"title": "Soap", "brand": "Foam & Co", "price": 3.5,
             "categories": ["Beauty", "Bath"], "description": "A bar. Of soap."});
@@ -378,10 +337,7 @@ mod tests {
     async fn metadata_are_not_needed() {
         let reviews = r#"{"user_id":"U","asin":"B","rating":1.0}"#;
         let (_, users, items) = prepare(reviews, None).await.unwrap();
-        assert_eq!(
-            json!(users[0].history[0].fields),
-            json!({"item": "B", "rating": 1.0})
-        );
+        assert_eq!(json!(users[0].history[0].fields), json!({"item": "B", "rating": 1.0}));
         assert!(items[0].attributes.is_empty());
     }
 
@@ -394,34 +350,15 @@ mod tests {
                 None,
                 "reviews.jsonl, line 2: not a JSON object of this kind: missing field `rating`",
             ),
-            (
-                format!("{good}\n\n{{"),
-                None,
-                "reviews.jsonl, line 3: not a JSON",
-            ),
-            (
-                r#"{"user_id":"U","rating":1.0}"#.to_owned(),
-                None,
-                "line 1: neither parent_asin nor asin",
-            ),
-            (
-                "\u{1f}\u{8b}".to_owned(),
-                None,
-                "line 1: compressed data; unpack",
-            ),
+            (format!("{good}\n\n{{"), None, "reviews.jsonl, line 3: not a JSON"),
+            (r#"{"user_id":"U","rating":1.0}"#.to_owned(), None, "line 1: neither parent_asin nor asin"),
+            ("\u{1f}\u{8b}".to_owned(), None, "line 1: compressed data; unpack"),
             (String::new(), None, "there is no review in this file"),
-            (
-                good.to_owned(),
-                Some("{'asin': 'B'}"),
-                "meta.jsonl, line 1: a Python literal",
-            ),
+            (good.to_owned(), Some("{'asin': 'B'}"), "meta.jsonl, line 1: a Python literal"),
         ];
         for (reviews, meta, expected) in cases {
             let error = format!("{:#}", prepare(&reviews, meta).await.unwrap_err());
-            assert!(
-                error.contains(expected),
-                "expected {expected:?}, got {error:?}"
-            );
+            assert!(error.contains(expected), "expected {expected:?}, got {error:?}");
         }
     }
 

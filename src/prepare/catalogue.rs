@@ -24,19 +24,9 @@ const TASTES: [Taste; GROUPS] = [
     Taste {
         genres: &["Action", "Sci-Fi", "Adventure", "War", "Western"],
         subjects: [
-            "Convoy", "Orbit", "Ridge", "Signal", "Meridian", "Drifter", "Beacon", "Outpost",
-            "Engine", "Vanguard",
+            "Convoy", "Orbit", "Ridge", "Signal", "Meridian", "Drifter", "Beacon", "Outpost", "Engine", "Vanguard",
         ],
-        qualities: [
-            "Ninefold",
-            "Rustbound",
-            "Windward",
-            "Unlit",
-            "Farthest",
-            "Ironclad",
-            "Copper",
-            "Skyless",
-        ],
+        qualities: ["Ninefold", "Rustbound", "Windward", "Unlit", "Farthest", "Ironclad", "Copper", "Skyless"],
         substances: [
             "Cinder",
             "Salt",
@@ -51,19 +41,9 @@ const TASTES: [Taste; GROUPS] = [
     Taste {
         genres: &["Drama", "Romance", "Documentary"],
         subjects: [
-            "Harbour", "Orchard", "Letter", "Lantern", "Summer", "Window", "Ferry", "Almanac",
-            "Bakery", "Quartet",
+            "Harbour", "Orchard", "Letter", "Lantern", "Summer", "Window", "Ferry", "Almanac", "Bakery", "Quartet",
         ],
-        qualities: [
-            "Unsent",
-            "Borrowed",
-            "Late-Blooming",
-            "Rain-Grey",
-            "Patient",
-            "Paper",
-            "Half-Lit",
-            "Homebound",
-        ],
+        qualities: ["Unsent", "Borrowed", "Late-Blooming", "Rain-Grey", "Patient", "Paper", "Half-Lit", "Homebound"],
         substances: [
             "Glass",
             "Plum Wine",
@@ -124,16 +104,7 @@ const TASTES: [Taste; GROUPS] = [
             "Hollow",
             "Telegram",
         ],
-        qualities: [
-            "Unsigned",
-            "Nameless",
-            "Velvet",
-            "Thirteenth",
-            "Counterfeit",
-            "Drowned",
-            "Locked",
-            "Colourless",
-        ],
+        qualities: ["Unsigned", "Nameless", "Velvet", "Thirteenth", "Counterfeit", "Drowned", "Locked", "Colourless"],
         substances: [
             "Ash",
             "Nightshade",
@@ -163,8 +134,8 @@ const PLACES: [&str; 12] = [
 ];
 
 const GIVEN_NAMES: [&str; 16] = [
-    "Ilsabet", "Oren", "Maribeth", "Tobiah", "Xanthe", "Casimo", "Wilhelma", "Ndiya", "Rafiq",
-    "Saoira", "Emeric", "Yukari", "Bastien", "Élodine", "Torvald", "Zephine",
+    "Ilsabet", "Oren", "Maribeth", "Tobiah", "Xanthe", "Casimo", "Wilhelma", "Ndiya", "Rafiq", "Saoira", "Emeric",
+    "Yukari", "Bastien", "Élodine", "Torvald", "Zephine",
 ];
 
 const FAMILY_NAMES: [&str; 25] = [
@@ -195,16 +166,8 @@ const FAMILY_NAMES: [&str; 25] = [
     "Castelbrun",
 ];
 
-const COUNTRIES: [&str; 8] = [
-    "United Kingdom",
-    "France",
-    "Japan",
-    "Brazil",
-    "India",
-    "Nigeria",
-    "Mexico",
-    "South Korea",
-];
+const COUNTRIES: [&str; 8] =
+    ["United Kingdom", "France", "Japan", "Brazil", "India", "Nigeria", "Mexico", "South Korea"];
 
 /// Directors of one group; each makes about one film in six of it.
 const DIRECTORS: usize = 6;
@@ -227,25 +190,15 @@ pub(super) struct Film {
 /// `count` films, the groups in turn. Titles are unique: a title that is taken becomes its own sequel.
 pub(super) fn films(count: usize, rng: &mut impl Rng) -> Vec<Film> {
     let mut taken = std::collections::HashMap::new();
-    (0..count)
-        .map(|i| film(i % GROUPS, &mut taken, rng))
-        .collect()
+    (0..count).map(|i| film(i % GROUPS, &mut taken, rng)).collect()
 }
 
-fn film(
-    group: usize,
-    taken: &mut std::collections::HashMap<String, u32>,
-    rng: &mut impl Rng,
-) -> Film {
+fn film(group: usize, taken: &mut std::collections::HashMap<String, u32>, rng: &mut impl Rng) -> Film {
     let year = rng.gen_range(1951..=2024);
     let name = name(&TASTES[group], rng);
     let times = taken.entry(name.clone()).or_insert(0);
     *times += 1;
-    let sequel = if *times == 1 {
-        String::new()
-    } else {
-        format!(" {times}")
-    };
+    let sequel = if *times == 1 { String::new() } else { format!(" {times}") };
     Film {
         group,
         title: format!("{name}{sequel} ({year})"),
@@ -287,10 +240,7 @@ fn genres(group: usize, rng: &mut impl Rng) -> Vec<&'static str> {
 fn actors(group: usize, rng: &mut impl Rng) -> Vec<String> {
     let people: Vec<usize> = (DIRECTORS..DIRECTORS + ACTORS).collect();
     let count = rng.gen_range(2..=4);
-    people
-        .choose_multiple(rng, count)
-        .map(|&i| person(group, i))
-        .collect()
+    people.choose_multiple(rng, count).map(|&i| person(group, i)).collect()
 }
 
 /// The group's person of that number: 16 and 25 have no common divisor, so 400 numbers give 400 names.
@@ -349,9 +299,8 @@ mod tests {
 
     #[test]
     fn people_are_distinct_across_groups_and_trades() {
-        let names: HashSet<String> = (0..GROUPS)
-            .flat_map(|group| (0..DIRECTORS + ACTORS).map(move |i| person(group, i)))
-            .collect();
+        let names: HashSet<String> =
+            (0..GROUPS).flat_map(|group| (0..DIRECTORS + ACTORS).map(move |i| person(group, i))).collect();
         assert_eq!(names.len(), GROUPS * (DIRECTORS + ACTORS));
     }
 
@@ -366,18 +315,8 @@ mod tests {
             real.push_str(&super::super::decode(&bytes).to_lowercase());
         }
         for film in many() {
-            let name = film
-                .title
-                .split(" (")
-                .next()
-                .unwrap()
-                .trim_start_matches("The ");
-            for name in film
-                .actors
-                .iter()
-                .map(String::as_str)
-                .chain([name, &film.director])
-            {
+            let name = film.title.split(" (").next().unwrap().trim_start_matches("The ");
+            for name in film.actors.iter().map(String::as_str).chain([name, &film.director]) {
                 assert!(!real.contains(&name.to_lowercase()), "{name} is real");
             }
         }

@@ -6,7 +6,8 @@
 //! LASER 4.1: a changed user has only the first m of n interactions last night, m drawn in (n/2, n). Half of
 //! the films and a few of the users are new tonight; a share of the users is the same on both nights.
 //!
-//! One seed gives the same bytes on every machine of 64 bits: no function is used that a platform may round its own way.
+//! One seed gives the same bytes on every machine of 64 bits: no function is used that a platform may round its own
+//! way.
 
 use std::ops::Range;
 
@@ -45,31 +46,10 @@ const HISTORY_MAX: usize = 200;
 /// The fewest users and items that leave every planted property room.
 const ENTITIES_MIN: usize = 20;
 
-const AGES: [&str; 6] = [
-    "under 18",
-    "18-24",
-    "25-34",
-    "35-44",
-    "45-55",
-    "56 or older",
-];
-const OCCUPATIONS: [&str; 8] = [
-    "student",
-    "engineer",
-    "nurse",
-    "teacher",
-    "artist",
-    "shopkeeper",
-    "accountant",
-    "retired",
-];
-const REGIONS: [&str; 5] = [
-    "Capital",
-    "North Coast",
-    "Highlands",
-    "River Plain",
-    "South Isles",
-];
+const AGES: [&str; 6] = ["under 18", "18-24", "25-34", "35-44", "45-55", "56 or older"];
+const OCCUPATIONS: [&str; 8] =
+    ["student", "engineer", "nurse", "teacher", "artist", "shopkeeper", "accountant", "retired"];
+const REGIONS: [&str; 5] = ["Capital", "North Coast", "Highlands", "River Plain", "South Isles"];
 
 /// What the demo data set is made from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,11 +64,7 @@ pub(crate) struct DemoOptions {
 
 impl Default for DemoOptions {
     fn default() -> Self {
-        Self {
-            users: 240,
-            items: 120,
-            seed: 1,
-        }
+        Self { users: 240, items: 120, seed: 1 }
     }
 }
 
@@ -109,10 +85,7 @@ pub(crate) struct DemoPaths {
 /// Options out of range, tables there that this function did not write, and a place that cannot be written.
 pub(crate) async fn demo(output: &Location, options: &DemoOptions) -> Result<DemoPaths> {
     for (name, count) in [("users", options.users), ("items", options.items)] {
-        ensure!(
-            count >= ENTITIES_MIN,
-            "{name} = {count}: the demo needs at least {ENTITIES_MIN} {name}"
-        );
+        ensure!(count >= ENTITIES_MIN, "{name} = {count}: the demo needs at least {ENTITIES_MIN} {name}");
     }
     let written = !is_complete(output, options).await?;
     if written {
@@ -123,11 +96,7 @@ pub(crate) async fn demo(output: &Location, options: &DemoOptions) -> Result<Dem
         items: night.table(output, Kind::Item).url().to_owned(),
         interactions: None,
     };
-    Ok(DemoPaths {
-        last_night: tables(Night::Last),
-        tonight: tables(Night::Tonight),
-        written,
-    })
+    Ok(DemoPaths { last_night: tables(Night::Last), tonight: tables(Night::Tonight), written })
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -146,19 +115,13 @@ enum Night {
 
 impl Night {
     fn table(self, output: &Location, kind: Kind) -> Location {
-        let night = if self == Self::Last {
-            "last-night"
-        } else {
-            "tonight"
-        };
+        let night = if self == Self::Last { "last-night" } else { "tonight" };
         output.join(&format!("{night}/{kind}s.parquet"))
     }
 }
 
 async fn is_complete(output: &Location, options: &DemoOptions) -> Result<bool> {
-    let tables = NIGHTS
-        .iter()
-        .flat_map(|night| Kind::ALL.map(|kind| night.table(output, kind)));
+    let tables = NIGHTS.iter().flat_map(|night| Kind::ALL.map(|kind| night.table(output, kind)));
     let mut present = Vec::new();
     for table in tables {
         if table.exists().await? {
@@ -168,17 +131,9 @@ async fn is_complete(output: &Location, options: &DemoOptions) -> Result<bool> {
     let stamp = output.join(STAMP);
     match stamp.read_optional().await? {
         Some(bytes) => {
-            let found: Stamp = serde_json::from_slice(&bytes).with_context(|| {
-                format!(
-                    "{}: not the demo's own file; choose another directory",
-                    stamp.url()
-                )
-            })?;
-            let expected = Stamp {
-                laser_demo: VERSION,
-                options: *options,
-                complete: true,
-            };
+            let found: Stamp = serde_json::from_slice(&bytes)
+                .with_context(|| format!("{}: not the demo's own file; choose another directory", stamp.url()))?;
+            let expected = Stamp { laser_demo: VERSION, options: *options, complete: true };
             Ok(found == expected && present.len() == NIGHTS.len() * Kind::ALL.len())
         }
         None => match present.first() {
@@ -195,26 +150,15 @@ async fn is_complete(output: &Location, options: &DemoOptions) -> Result<bool> {
 
 async fn write(output: &Location, options: &DemoOptions) -> Result<()> {
     let stamp = async |complete| {
-        let stamp = Stamp {
-            laser_demo: VERSION,
-            options: *options,
-            complete,
-        };
-        output
-            .join(STAMP)
-            .write(serde_json::to_vec_pretty(&stamp)?.into())
-            .await?;
+        let stamp = Stamp { laser_demo: VERSION, options: *options, complete };
+        output.join(STAMP).write(serde_json::to_vec_pretty(&stamp)?.into()).await?;
         anyhow::Ok(())
     };
     stamp(false).await?;
     let world = World::new(options)?;
     for night in NIGHTS {
-        world
-            .write_users(night, &night.table(output, Kind::User))
-            .await?;
-        world
-            .write_items(night, &night.table(output, Kind::Item))
-            .await?;
+        world.write_users(night, &night.table(output, Kind::User)).await?;
+        world.write_items(night, &night.table(output, Kind::Item)).await?;
     }
     stamp(true).await
 }
@@ -266,42 +210,22 @@ impl World {
     fn new(options: &DemoOptions) -> Result<Self> {
         let rng = &mut Xoshiro256PlusPlus::seed_from_u64(options.seed);
         let items = make_items(options.items, rng);
-        let periods = [
-            Period::new(&items, CUTOFF - YEARS_BEFORE..CUTOFF, |item| {
-                if item.new { 0 } else { item.popularity }
-            })?,
-            // What is new draws attention.
-            Period::new(&items, CUTOFF..CUTOFF + DAY, |item| {
-                if item.new {
-                    4 * item.popularity
-                } else {
-                    item.popularity
-                }
-            })?,
-        ];
+        let periods =
+            [
+                Period::new(&items, CUTOFF - YEARS_BEFORE..CUTOFF, |item| if item.new { 0 } else { item.popularity })?,
+                // What is new draws attention.
+                Period::new(&items, CUTOFF..CUTOFF + DAY, |item| {
+                    if item.new { 4 * item.popularity } else { item.popularity }
+                })?,
+            ];
         let plans = make_plans(options, rng);
-        let users = plans
-            .iter()
-            .map(|plan| make_user(plan, &items, &periods, rng))
-            .collect();
+        let users = plans.iter().map(|plan| make_user(plan, &items, &periods, rng)).collect();
         Ok(Self { items, users })
     }
 
     async fn write_users(&self, night: Night, location: &Location) -> Result<()> {
-        let seen = vec![
-            text("title"),
-            texts("genres"),
-            text("director"),
-            float32("rating"),
-            int64("timestamp"),
-        ];
-        let columns = vec![
-            text("age"),
-            text("occupation"),
-            text("region"),
-            history(seen),
-            embedding(),
-        ];
+        let seen = vec![text("title"), texts("genres"), text("director"), float32("rating"), int64("timestamp")];
+        let columns = vec![text("age"), text("occupation"), text("region"), history(seen), embedding()];
         let mut table = TableWriter::new(Kind::User, IdType::Int64, columns)?;
         for (user, id) in self.users.iter().zip(1u64..) {
             let Some(watched) = user.watched_by(night) else {
@@ -309,10 +233,7 @@ impl World {
             };
             let row = UserColumns {
                 attributes: user.attributes,
-                history: watched
-                    .iter()
-                    .map(|w| Seen::new(&self.items[w.item].film, w))
-                    .collect(),
+                history: watched.iter().map(|w| Seen::new(&self.items[w.item].film, w)).collect(),
                 embedding: (watched.len() >= COLD).then_some(user.embedding),
             };
             table.push(id, &row, watched.len() as u64)?;
@@ -332,12 +253,7 @@ impl World {
             embedding(),
         ];
         let mut counts = vec![0; self.items.len()];
-        for watched in self
-            .users
-            .iter()
-            .filter_map(|user| user.watched_by(night))
-            .flatten()
-        {
+        for watched in self.users.iter().filter_map(|user| user.watched_by(night)).flatten() {
             counts[watched.item] += 1;
         }
         let mut table = TableWriter::new(Kind::Item, IdType::Int64, columns)?;
@@ -346,14 +262,7 @@ impl World {
                 continue;
             }
             let embedding = (count >= COLD).then_some(item.embedding);
-            table.push(
-                id,
-                &ItemColumns {
-                    film: &item.film,
-                    embedding,
-                },
-                count as u64,
-            )?;
+            table.push(id, &ItemColumns { film: &item.film, embedding }, count as u64)?;
         }
         table.finish(location).await?;
         Ok(())
@@ -430,22 +339,8 @@ fn make_plans(options: &DemoOptions, rng: &mut impl Rng) -> Vec<Plan> {
         .map(|i| {
             // New users come first here; half of them are cold, as most new users are.
             let is_cold = i >= new / 2 && i < new / 2 + cold;
-            let n = if is_cold {
-                rng.gen_range(1..COLD)
-            } else {
-                long_tailed(longest, rng)
-            };
-            if i < new {
-                Plan {
-                    before: None,
-                    after: n,
-                }
-            } else {
-                Plan {
-                    before: Some(n),
-                    after: 0,
-                }
-            }
+            let n = if is_cold { rng.gen_range(1..COLD) } else { long_tailed(longest, rng) };
+            if i < new { Plan { before: None, after: n } } else { Plan { before: Some(n), after: 0 } }
         })
         .collect();
     let changed = (options.users - new) * CHANGED_PERCENT / 100;
@@ -455,10 +350,7 @@ fn make_plans(options: &DemoOptions, rng: &mut impl Rng) -> Vec<Plan> {
     for plan in splittable.take(changed) {
         let n = plan.before.unwrap_or_default();
         let m = rng.gen_range(n / 2 + 1..n);
-        *plan = Plan {
-            before: Some(m),
-            after: n - m,
-        };
+        *plan = Plan { before: Some(m), after: n - m };
     }
     plans
 }
@@ -466,10 +358,7 @@ fn make_plans(options: &DemoOptions, rng: &mut impl Rng) -> Vec<Plan> {
 /// At least [`COLD`]; half of all draws are below 9, a quarter above 12, cut at `longest`.
 fn long_tailed(longest: usize, rng: &mut impl Rng) -> usize {
     let uniform = f64::from(rng.gen_range(1..=1_000_000u32)) / 1e6;
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "from 6 to 6,000: the fraction is dropped"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "from 6 to 6,000: the fraction is dropped")]
     let n = (6.0 / uniform.sqrt()) as usize;
     n.min(longest)
 }
@@ -489,24 +378,12 @@ impl Period {
                 own * weight(item)
             }))
         };
-        Ok(Self {
-            choice: [of_group(0)?, of_group(1)?, of_group(2)?, of_group(3)?],
-            times,
-        })
+        Ok(Self { choice: [of_group(0)?, of_group(1)?, of_group(2)?, of_group(3)?], times })
     }
 
     /// Adds `count` items that were not watched before, in the order of time.
-    fn watch(
-        &self,
-        count: usize,
-        group: usize,
-        items: &[Item],
-        watched: &mut Vec<Watched>,
-        rng: &mut impl Rng,
-    ) {
-        let mut times: Vec<i64> = (0..count)
-            .map(|_| rng.gen_range(self.times.clone()))
-            .collect();
+    fn watch(&self, count: usize, group: usize, items: &[Item], watched: &mut Vec<Watched>, rng: &mut impl Rng) {
+        let mut times: Vec<i64> = (0..count).map(|_| rng.gen_range(self.times.clone())).collect();
         times.sort_unstable();
         for timestamp in times {
             // Histories end at a quarter of the catalogue, so few draws hit what was watched already.
@@ -516,27 +393,14 @@ impl Period {
                     break item;
                 }
             };
-            let ratings: &[u8] = if items[item].film.group == group {
-                &[3, 4, 4, 5, 5]
-            } else {
-                &[1, 2, 3, 3, 4]
-            };
+            let ratings: &[u8] = if items[item].film.group == group { &[3, 4, 4, 5, 5] } else { &[1, 2, 3, 3, 4] };
             let rating = f32::from(ratings[rng.gen_range(0..ratings.len())]);
-            watched.push(Watched {
-                item,
-                rating,
-                timestamp,
-            });
+            watched.push(Watched { item, rating, timestamp });
         }
     }
 }
 
-fn make_user(
-    plan: &Plan,
-    items: &[Item],
-    [before, after]: &[Period; 2],
-    rng: &mut impl Rng,
-) -> User {
+fn make_user(plan: &Plan, items: &[Item], [before, after]: &[Period; 2], rng: &mut impl Rng) -> User {
     let group = rng.gen_range(0..GROUPS);
     let mut watched = Vec::new();
     before.watch(plan.before.unwrap_or(0), group, items, &mut watched, rng);
@@ -546,12 +410,7 @@ fn make_user(
         occupation: lean(&OCCUPATIONS, group, rng),
         region: lean(&REGIONS, group, rng),
     };
-    User {
-        attributes,
-        embedding: around_centre(group, rng),
-        watched,
-        before: plan.before,
-    }
+    User { attributes, embedding: around_centre(group, rng), watched, before: plan.before }
 }
 
 /// Any of the values, but in three of five cases one of the two that the group leans to.
@@ -566,13 +425,7 @@ fn lean(values: &[&'static str], group: usize, rng: &mut impl Rng) -> &'static s
 
 /// Rows of the Hadamard matrix: all centres are equally far (5.7) from each other.
 fn centre(group: usize) -> Embedding {
-    std::array::from_fn(|dimension| {
-        if (dimension & group).count_ones().is_multiple_of(2) {
-            1.0
-        } else {
-            -1.0
-        }
-    })
+    std::array::from_fn(|dimension| if (dimension & group).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 })
 }
 
 /// The group's centre and noise of standard deviation 0.7 in each dimension.
@@ -599,11 +452,7 @@ mod tests {
     }
 
     async fn by_id(path: &str) -> HashMap<String, Entity> {
-        read_table(path)
-            .await
-            .into_iter()
-            .map(|e| (e.id.to_string(), e))
-            .collect()
+        read_table(path).await.into_iter().map(|e| (e.id.to_string(), e)).collect()
     }
 
     /// Last night and tonight.
@@ -611,14 +460,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let paths = demo(&location(dir.path()), options).await.unwrap();
         Made {
-            users: [
-                by_id(&paths.last_night.users).await,
-                by_id(&paths.tonight.users).await,
-            ],
-            items: [
-                by_id(&paths.last_night.items).await,
-                by_id(&paths.tonight.items).await,
-            ],
+            users: [by_id(&paths.last_night.users).await, by_id(&paths.tonight.users).await],
+            items: [by_id(&paths.last_night.items).await, by_id(&paths.tonight.items).await],
         }
     }
 
@@ -659,11 +502,7 @@ mod tests {
             let (m, n) = (before.history.len(), after.history.len());
             assert_eq!(before.history, after.history[..m], "user {id}");
             assert_eq!(before.attributes, after.attributes);
-            assert!(
-                after.history[m..]
-                    .iter()
-                    .all(|i| i.timestamp() >= Some(CUTOFF as f64))
-            );
+            assert!(after.history[m..].iter().all(|i| i.timestamp() >= Some(CUTOFF as f64)));
             if m == n {
                 assert_eq!(before, after);
             } else {
@@ -679,29 +518,17 @@ mod tests {
         let made = make(&DemoOptions::default()).await;
         let [last, tonight] = &made.items;
         assert_eq!((last.len(), tonight.len()), (60, 120));
-        assert!(
-            last.iter()
-                .all(|(id, item)| item.attributes == tonight[id].attributes)
-        );
+        assert!(last.iter().all(|(id, item)| item.attributes == tonight[id].attributes));
         for (users, items) in made.users.iter().zip(&made.items) {
             let mut counts: HashMap<&str, u64> = HashMap::new();
             for interaction in users.values().flat_map(|u| &u.history) {
-                *counts
-                    .entry(interaction.fields["title"].as_str().unwrap())
-                    .or_default() += 1;
+                *counts.entry(interaction.fields["title"].as_str().unwrap()).or_default() += 1;
             }
             for item in items.values() {
                 let title = item.attributes["title"].as_str().unwrap();
-                assert_eq!(
-                    item.interactions,
-                    counts.remove(title).unwrap_or(0),
-                    "{title}"
-                );
+                assert_eq!(item.interactions, counts.remove(title).unwrap_or(0), "{title}");
             }
-            assert!(
-                counts.is_empty(),
-                "watched, but not in the catalogue: {counts:?}"
-            );
+            assert!(counts.is_empty(), "watched, but not in the catalogue: {counts:?}");
         }
     }
 
@@ -710,16 +537,10 @@ mod tests {
         let made = make(&DemoOptions::default()).await;
         for entities in made.users.iter().chain(&made.items) {
             let cold = entities.values().filter(|e| e.embedding.is_none()).count();
-            assert!(
-                20 * cold >= entities.len() && 2 * cold < entities.len(),
-                "{cold} cold"
-            );
+            assert!(20 * cold >= entities.len() && 2 * cold < entities.len(), "{cold} cold");
             for entity in entities.values() {
                 let length = entity.embedding.as_ref().map(Vec::len);
-                assert_eq!(
-                    length,
-                    (entity.interactions >= COLD as u64).then_some(EMBEDDING)
-                );
+                assert_eq!(length, (entity.interactions >= COLD as u64).then_some(EMBEDDING));
             }
         }
     }
@@ -729,22 +550,15 @@ mod tests {
         let made = make(&DemoOptions::default()).await;
         let mut lengths: Vec<usize> = Vec::new();
         for user in made.users[1].values() {
-            let titles: std::collections::HashSet<&str> = user
-                .history
-                .iter()
-                .map(|i| i.fields["title"].as_str().unwrap())
-                .collect();
+            let titles: std::collections::HashSet<&str> =
+                user.history.iter().map(|i| i.fields["title"].as_str().unwrap()).collect();
             assert_eq!(titles.len(), user.history.len());
             lengths.push(titles.len());
         }
         lengths.sort_unstable();
         let median = lengths[lengths.len() / 2];
         assert!((6..=10).contains(&median), "median {median}");
-        assert!(
-            lengths[lengths.len() - 1] >= 3 * median,
-            "longest {:?}",
-            lengths.last()
-        );
+        assert!(lengths[lengths.len() - 1] >= 3 * median, "longest {:?}", lengths.last());
     }
 
     #[tokio::test]
@@ -753,25 +567,14 @@ mod tests {
         let centres: [Embedding; GROUPS] = std::array::from_fn(centre);
         let nearest = |e: &[f32]| {
             let dot = |c: &Embedding| c.iter().zip(e).map(|(a, b)| a * b).sum::<f32>();
-            (0..GROUPS)
-                .max_by(|&a, &b| dot(&centres[a]).total_cmp(&dot(&centres[b])))
-                .unwrap()
+            (0..GROUPS).max_by(|&a, &b| dot(&centres[a]).total_cmp(&dot(&centres[b]))).unwrap()
         };
         let warm = |entities: &HashMap<String, Entity>| -> Vec<Entity> {
-            entities
-                .values()
-                .filter(|e| e.embedding.is_some())
-                .cloned()
-                .collect()
+            entities.values().filter(|e| e.embedding.is_some()).cloned().collect()
         };
         let groups: HashMap<String, usize> = warm(&made.items[1])
             .iter()
-            .map(|i| {
-                (
-                    i.attributes["title"].to_string(),
-                    nearest(i.embedding.as_ref().unwrap()),
-                )
-            })
+            .map(|i| (i.attributes["title"].to_string(), nearest(i.embedding.as_ref().unwrap())))
             .collect();
         let (mut own, mut all) = (0, 0);
         for user in warm(&made.users[1]) {
@@ -784,26 +587,15 @@ mod tests {
                 all += 1;
             }
         }
-        assert!(
-            own * 10 > all * 6,
-            "{own} of {all} interactions are within the group"
-        );
+        assert!(own * 10 > all * 6, "{own} of {all} interactions are within the group");
     }
 
     #[tokio::test]
     async fn sizes_other_than_the_default_keep_the_shares() {
         for (users, items) in [(20, 20), (21, 23), (1000, 500)] {
-            let made = make(&DemoOptions {
-                users,
-                items,
-                seed: 7,
-            })
-            .await;
+            let made = make(&DemoOptions { users, items, seed: 7 }).await;
             let last = &made.users[0];
-            let changed = last
-                .iter()
-                .filter(|(id, u)| **u != made.users[1][*id])
-                .count();
+            let changed = last.iter().filter(|(id, u)| **u != made.users[1][*id]).count();
             assert_eq!(made.users[1].len(), users);
             assert_eq!(made.items[1].len(), items);
             assert_eq!(changed, last.len() * CHANGED_PERCENT / 100, "{users} users");
@@ -818,20 +610,10 @@ mod tests {
         assert!(demo(&root, &options).await.unwrap().written);
         assert!(!demo(&root, &options).await.unwrap().written);
         let before = bytes(&root).await;
-        assert!(
-            demo(&root, &DemoOptions { seed: 3, ..options })
-                .await
-                .unwrap()
-                .written
-        );
+        assert!(demo(&root, &DemoOptions { seed: 3, ..options }).await.unwrap().written);
         assert_ne!(before, bytes(&root).await);
         root.join("tonight/items.parquet").remove().await.unwrap();
-        assert!(
-            demo(&root, &DemoOptions { seed: 3, ..options })
-                .await
-                .unwrap()
-                .written
-        );
+        assert!(demo(&root, &DemoOptions { seed: 3, ..options }).await.unwrap().written);
     }
 
     #[tokio::test]
@@ -840,15 +622,8 @@ mod tests {
         let root = location(dir.path());
         let options = DemoOptions::default();
         demo(&root, &options).await.unwrap();
-        let stamp = Stamp {
-            laser_demo: VERSION,
-            options,
-            complete: false,
-        };
-        root.join(STAMP)
-            .write(serde_json::to_vec(&stamp).unwrap().into())
-            .await
-            .unwrap();
+        let stamp = Stamp { laser_demo: VERSION, options, complete: false };
+        root.join(STAMP).write(serde_json::to_vec(&stamp).unwrap().into()).await.unwrap();
         assert!(demo(&root, &options).await.unwrap().written);
         assert!(!demo(&root, &options).await.unwrap().written);
     }
@@ -861,31 +636,12 @@ mod tests {
         foreign.write("mine".into()).await.unwrap();
         let options = DemoOptions::default();
         let error = demo(&root, &options).await.unwrap_err().to_string();
-        assert!(
-            error.contains("tonight/users.parquet: was not written by the demo"),
-            "{error}"
-        );
+        assert!(error.contains("tonight/users.parquet: was not written by the demo"), "{error}");
         assert_eq!(foreign.read().await.unwrap(), "mine");
         root.join(STAMP).write("{}".into()).await.unwrap();
         let error = demo(&root, &options).await.unwrap_err().to_string();
-        assert!(
-            error.contains("demo.json: not the demo's own file"),
-            "{error}"
-        );
-        let error = demo(
-            &root,
-            &DemoOptions {
-                items: 19,
-                ..options
-            },
-        )
-        .await
-        .unwrap_err();
-        assert!(
-            error
-                .to_string()
-                .contains("items = 19: the demo needs at least 20"),
-            "{error}"
-        );
+        assert!(error.contains("demo.json: not the demo's own file"), "{error}");
+        let error = demo(&root, &DemoOptions { items: 19, ..options }).await.unwrap_err();
+        assert!(error.to_string().contains("items = 19: the demo needs at least 20"), "{error}");
     }
 }

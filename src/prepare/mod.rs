@@ -77,15 +77,9 @@ fn for_each_line(path: &Path, mut row: impl FnMut(&str) -> Result<(), String>) -
 }
 
 /// Reads CSV with a header; a cell that does not fit `T`, or a reason that `row` gives, is told with its line.
-fn for_each_record<T: DeserializeOwned>(
-    path: &Path,
-    mut row: impl FnMut(T) -> Result<(), String>,
-) -> Result<()> {
+fn for_each_record<T: DeserializeOwned>(path: &Path, mut row: impl FnMut(T) -> Result<(), String>) -> Result<()> {
     let mut reader = csv::ReaderBuilder::new().from_reader(open(path)?);
-    let header = reader
-        .headers()
-        .map_err(|e| anyhow!("{}: {e}", path.display()))?
-        .clone();
+    let header = reader.headers().map_err(|e| anyhow!("{}: {e}", path.display()))?.clone();
     let mut record = csv::StringRecord::new();
     loop {
         // A quoted cell may span lines: a record's line is the one it starts on.
@@ -95,9 +89,7 @@ fn for_each_record<T: DeserializeOwned>(
             Err(error) => return Err(csv_error(path, &header, &error)),
         }
         let line = record.position().map_or(0, csv::Position::line);
-        let value = record
-            .deserialize(Some(&header))
-            .map_err(|error| csv_error(path, &header, &error))?;
+        let value = record.deserialize(Some(&header)).map_err(|error| csv_error(path, &header, &error))?;
         row(value).map_err(|reason| at(path, line, &reason))?;
     }
 }
@@ -107,18 +99,10 @@ fn csv_error(path: &Path, header: &csv::StringRecord, error: &csv::Error) -> any
     let csv::ErrorKind::Deserialize { err, .. } = error.kind() else {
         return at(path, line, &error.to_string());
     };
-    let column = err
-        .field()
-        .and_then(|field| header.get(usize::try_from(field).ok()?));
-    let column = column
-        .map(|name| format!("column {name:?}: "))
-        .unwrap_or_default();
+    let column = err.field().and_then(|field| header.get(usize::try_from(field).ok()?));
+    let column = column.map(|name| format!("column {name:?}: ")).unwrap_or_default();
     let names: Vec<&str> = header.iter().collect();
-    at(
-        path,
-        line,
-        &format!("{column}{} (the header is {})", err.kind(), names.join(",")),
-    )
+    at(path, line, &format!("{column}{} (the header is {})", err.kind(), names.join(",")))
 }
 
 fn open(path: &Path) -> Result<File> {
@@ -158,11 +142,7 @@ mod testing {
     }
 
     pub(super) async fn read_table(path: &str) -> Vec<Entity> {
-        let table = EntityTable {
-            path: path.to_owned(),
-            kind: None,
-            columns: Columns::default(),
-        };
+        let table = EntityTable { path: path.to_owned(), kind: None, columns: Columns::default() };
         let mut reader = EntityReader::open(&table).await.unwrap();
         let mut entities = Vec::new();
         while let Some(batch) = reader.next_batch().await.unwrap() {
@@ -173,16 +153,13 @@ mod testing {
 
     /// A folder of the shared data, or `None` (said on standard error) where it is not there.
     pub(super) fn shared(folder: &str) -> Option<PathBuf> {
-        let root = std::env::var_os("LASER_SHARED")
-            .map_or_else(|| std::path::absolute("../shared").unwrap(), PathBuf::from);
+        let root =
+            std::env::var_os("LASER_SHARED").map_or_else(|| std::path::absolute("../shared").unwrap(), PathBuf::from);
         let path = root.join(folder);
         if path.is_dir() {
             return Some(path);
         }
-        eprintln!(
-            "skipped: {} is not there; set LASER_SHARED to the shared data",
-            path.display()
-        );
+        eprintln!("skipped: {} is not there; set LASER_SHARED to the shared data", path.display());
         None
     }
 }
@@ -202,9 +179,6 @@ mod tests {
         let dir = testing::files(&[("t.csv", b"a,b\n\"two\nlines\",1\nx,y\n")]);
         let rows = for_each_record(&dir.path().join("t.csv"), |_: (String, u32)| Ok(()));
         let error = rows.unwrap_err().to_string();
-        assert!(
-            error.contains("t.csv, line 4: column \"b\": invalid digit"),
-            "{error}"
-        );
+        assert!(error.contains("t.csv, line 4: column \"b\": invalid digit"), "{error}");
     }
 }

@@ -6,9 +6,9 @@
 //! Beside 1M, `ratings.csv` (user,movie,rating) is accepted for `ratings.dat`, and `movies_extended.csv` adds
 //! director and actors.
 //!
-//! With a [`Division`] histories and counts end at an instant, so that texts written from them know nothing of what comes
-//! later, and interactions of unknown time are left out of everything. `partial_timestamps.csv` (user,movie,timestamp) beside
-//! `ratings.csv` then tells the time of those that it lists.
+//! With a [`Division`] histories and counts end at an instant, so that texts written from them know nothing of what
+//! comes later, and interactions of unknown time are left out of everything. `partial_timestamps.csv`
+//! (user,movie,timestamp) beside `ratings.csv` then tells the time of those that it lists.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::NonZeroI64;
@@ -28,15 +28,8 @@ use super::{PrepareSummary, Tables, for_each_line, for_each_record};
 const PARTIAL_TIMESTAMPS: &str = "partial_timestamps.csv";
 
 /// Users' ages: the first year of each range of 1M, and the range.
-const AGES: [(u8, &str); 7] = [
-    (0, "under 18"),
-    (18, "18-24"),
-    (25, "25-34"),
-    (35, "35-44"),
-    (45, "45-49"),
-    (50, "50-55"),
-    (56, "56 or older"),
-];
+const AGES: [(u8, &str); 7] =
+    [(0, "under 18"), (18, "18-24"), (25, "25-34"), (35, "35-44"), (45, "45-49"), (50, "50-55"), (56, "56 or older")];
 
 /// The occupations of 1M by code.
 const OCCUPATIONS: [&str; 21] = [
@@ -92,23 +85,11 @@ pub(crate) struct Division {
 /// # Errors
 /// A directory that holds no known format, the first line that is wrong, and a division of ratings none of which has a
 /// timestamp; nothing is written then.
-pub(crate) async fn movielens(
-    dir: &Path,
-    output: &Location,
-    division: Option<Division>,
-) -> Result<PrepareSummary> {
+pub(crate) async fn movielens(dir: &Path, output: &Location, division: Option<Division>) -> Result<PrepareSummary> {
     let mut data = read(dir)?;
-    ensure!(
-        !data.movies.is_empty(),
-        "{}: the list of movies is empty",
-        dir.display()
-    );
+    ensure!(!data.movies.is_empty(), "{}: the list of movies is empty", dir.display());
     let ratings: u64 = data.movies.iter().map(|movie| movie.ratings).sum();
-    ensure!(
-        ratings > 0,
-        "{}: the list of ratings is empty",
-        dir.display()
-    );
+    ensure!(ratings > 0, "{}: the list of ratings is empty", dir.display());
     let mut untimed = 0;
     if division.is_some() {
         if dir.join(PARTIAL_TIMESTAMPS).is_file() {
@@ -131,11 +112,7 @@ pub(crate) async fn movielens(
     let tables = Tables {
         users: data.write_users(&output.join("users.parquet")).await?,
         items: data.write_items(&output.join("items.parquet")).await?,
-        interactions: Some(
-            interactions
-                .finish(&output.join("interactions.parquet"))
-                .await?,
-        ),
+        interactions: Some(interactions.finish(&output.join("interactions.parquet")).await?),
     };
     Ok(PrepareSummary {
         users,
@@ -261,13 +238,7 @@ impl MovieLens {
 
     fn add_user(&mut self, id: i64, profile: Profile) -> Result<(), String> {
         self.users_listed = true;
-        match self.users.insert(
-            id,
-            User {
-                profile,
-                ratings: Vec::new(),
-            },
-        ) {
+        match self.users.insert(id, User { profile, ratings: Vec::new() }) {
             None => Ok(()),
             Some(_) => Err(format!("user {id} is there twice; remove one of the two")),
         }
@@ -277,21 +248,13 @@ impl MovieLens {
         if !(0.5..=5.0).contains(&stars) {
             return Err(format!("rating {stars} is not between 0.5 and 5"));
         }
-        let unknown =
-            |what, id| format!("{what} {id} is not in the list of {what}s of this data set");
-        let position = *self
-            .index
-            .get(&movie)
-            .ok_or_else(|| unknown("movie", movie))?;
+        let unknown = |what, id| format!("{what} {id} is not in the list of {what}s of this data set");
+        let position = *self.index.get(&movie).ok_or_else(|| unknown("movie", movie))?;
         if self.users_listed && !self.users.contains_key(&user) {
             return Err(unknown("user", user));
         }
         self.movies[position as usize].ratings += 1;
-        let rating = Rating {
-            timestamp: NonZeroI64::new(time),
-            movie: position,
-            stars,
-        };
+        let rating = Rating { timestamp: NonZeroI64::new(time), movie: position, stars };
         self.users.entry(user).or_default().ratings.push(rating);
         Ok(())
     }
@@ -350,9 +313,7 @@ impl MovieLens {
             let ratings = of_user.ratings.iter();
             ratings.map(move |rating| (user, rating.seconds()))
         });
-        let ends = division
-            .until
-            .instants(division.by, self.users.len(), times);
+        let ends = division.until.instants(division.by, self.users.len(), times);
         self.movies.iter_mut().for_each(|movie| movie.ratings = 0);
         for (user, end) in self.users.values_mut().zip(ends) {
             user.ratings.retain(|rating| rating.seconds() < end);
@@ -363,17 +324,8 @@ impl MovieLens {
     }
 
     async fn write_users(&self, location: &Location) -> Result<String> {
-        let profile = [
-            text("gender"),
-            text("age"),
-            text("occupation"),
-            text("region"),
-        ];
-        let mut columns = if self.users_listed {
-            profile.to_vec()
-        } else {
-            Vec::new()
-        };
+        let profile = [text("gender"), text("age"), text("occupation"), text("region")];
+        let mut columns = if self.users_listed { profile.to_vec() } else { Vec::new() };
         let mut seen = vec![text("title"), texts("genres")];
         seen.extend(self.extended_columns());
         seen.extend([float32("rating"), int64("timestamp")]);
@@ -382,11 +334,7 @@ impl MovieLens {
         for (id, user) in &self.users {
             let columns = UserColumns {
                 profile: self.users_listed.then_some(&user.profile),
-                history: user
-                    .ratings
-                    .iter()
-                    .map(|r| Seen::new(&self.movies, r))
-                    .collect(),
+                history: user.ratings.iter().map(|r| Seen::new(&self.movies, r)).collect(),
             };
             table.push(id, &columns, user.ratings.len() as u64)?;
         }
@@ -404,11 +352,7 @@ impl MovieLens {
     }
 
     fn extended_columns(&self) -> Vec<Field> {
-        if self.extended {
-            vec![text("director"), texts("actors")]
-        } else {
-            Vec::new()
-        }
+        if self.extended { vec![text("director"), texts("actors")] } else { Vec::new() }
     }
 }
 
@@ -444,18 +388,12 @@ fn read_100k(dir: &Path) -> Result<MovieLens> {
                 genres.len()
             ));
         }
-        let flagged = genres
-            .iter()
-            .zip(&cells[5..])
-            .filter(|&(_, &flag)| flag == "1");
-        let known = flagged
-            .map(|(name, _)| name.clone())
-            .filter(|name| name != "unknown");
+        let flagged = genres.iter().zip(&cells[5..]).filter(|&(_, &flag)| flag == "1");
+        let known = flagged.map(|(name, _)| name.clone()).filter(|name| name != "unknown");
         data.add_movie(number(cells[0], "movie id")?, cells[1], known.collect())
     })?;
     for_each_line(&dir.join("u.user"), |line| {
-        let [id, years, gender, occupation, zip] =
-            cells(line, "|", "id|age|gender|occupation|zip")?;
+        let [id, years, gender, occupation, zip] = cells(line, "|", "id|age|gender|occupation|zip")?;
         let profile = Profile {
             gender: Some(self::gender(gender)?),
             age: Some(age(number(years, "age")?)),
@@ -464,12 +402,7 @@ fn read_100k(dir: &Path) -> Result<MovieLens> {
         };
         data.add_user(number(id, "user id")?, profile)
     })?;
-    read_ratings(
-        &mut data,
-        &dir.join("u.data"),
-        "\t",
-        "user, item, rating and timestamp by tabs",
-    )?;
+    read_ratings(&mut data, &dir.join("u.data"), "\t", "user, item, rating and timestamp by tabs")?;
     Ok(data)
 }
 
@@ -478,16 +411,13 @@ fn read_1m(dir: &Path) -> Result<MovieLens> {
     for_each_line(&dir.join("movies.dat"), |line| {
         // From both ends: a title may itself hold `::`.
         let (id, rest) = line.split_once("::").unwrap_or_default();
-        let (title, genres) = rest
-            .rsplit_once("::")
-            .ok_or("expected id::title::genre|genre")?;
+        let (title, genres) = rest.rsplit_once("::").ok_or("expected id::title::genre|genre")?;
         data.add_movie(number(id, "movie id")?, title, split_genres(genres))
     })?;
     let users = dir.join("users.dat");
     if users.is_file() {
         for_each_line(&users, |line| {
-            let [id, gender, years, occupation, zip] =
-                cells(line, "::", "id::gender::age::occupation::zip")?;
+            let [id, gender, years, occupation, zip] = cells(line, "::", "id::gender::age::occupation::zip")?;
             let profile = Profile {
                 gender: Some(self::gender(gender)?),
                 age: Some(age(number(years, "age")?)),
@@ -501,12 +431,7 @@ fn read_1m(dir: &Path) -> Result<MovieLens> {
         read_extended(&mut data, &dir.join("movies_extended.csv"))?;
     }
     if dir.join("ratings.dat").is_file() {
-        read_ratings(
-            &mut data,
-            &dir.join("ratings.dat"),
-            "::",
-            "user::movie::rating::timestamp",
-        )?;
+        read_ratings(&mut data, &dir.join("ratings.dat"), "::", "user::movie::rating::timestamp")?;
     } else {
         read_ratings_csv(&mut data, &dir.join("ratings.csv"))?;
     }
@@ -551,14 +476,7 @@ fn read_ratings_csv(data: &mut MovieLens, path: &Path) -> Result<()> {
         rating: f32,
         timestamp: Option<i64>,
     }
-    for_each_record(path, |line: Line| {
-        data.add_rating(
-            line.user,
-            line.movie,
-            line.rating,
-            line.timestamp.unwrap_or(0),
-        )
-    })
+    for_each_record(path, |line: Line| data.add_rating(line.user, line.movie, line.rating, line.timestamp.unwrap_or(0)))
 }
 
 fn read_partial_timestamps(data: &mut MovieLens, path: &Path) -> Result<()> {
@@ -577,10 +495,7 @@ fn read_partial_timestamps(data: &mut MovieLens, path: &Path) -> Result<()> {
     })?;
     for (&user, of_user) in &mut data.users {
         for rating in &mut of_user.ratings {
-            rating.timestamp = times
-                .get(&(user, rating.movie))
-                .copied()
-                .or(rating.timestamp);
+            rating.timestamp = times.get(&(user, rating.movie)).copied().or(rating.timestamp);
         }
     }
     Ok(())
@@ -596,10 +511,8 @@ fn read_extended(data: &mut MovieLens, path: &Path) -> Result<()> {
     }
     data.extended = true;
     for_each_record(path, |line: Line| {
-        let position = *data
-            .index
-            .get(&line.movie)
-            .ok_or_else(|| format!("movie {} is not in movies.dat", line.movie))?;
+        let position =
+            *data.index.get(&line.movie).ok_or_else(|| format!("movie {} is not in movies.dat", line.movie))?;
         let movie = &mut data.movies[position as usize];
         movie.director = Some(line.director).filter(|name| !name.is_empty());
         movie.actors = list(split_list(&line.actors));
@@ -607,38 +520,23 @@ fn read_extended(data: &mut MovieLens, path: &Path) -> Result<()> {
     })
 }
 
-fn cells<'a, const N: usize>(
-    line: &'a str,
-    separator: &str,
-    format: &str,
-) -> Result<[&'a str; N], String> {
+fn cells<'a, const N: usize>(line: &'a str, separator: &str, format: &str) -> Result<[&'a str; N], String> {
     let cells: Vec<&str> = line.split(separator).collect();
     let found = cells.len();
-    cells
-        .try_into()
-        .map_err(|_| format!("{found} cells; expected {N}: {format}"))
+    cells.try_into().map_err(|_| format!("{found} cells; expected {N}: {format}"))
 }
 
 fn number<T: std::str::FromStr>(cell: &str, what: &str) -> Result<T, String> {
-    cell.trim()
-        .parse()
-        .map_err(|_| format!("{what} {cell:?} is not a number of its range"))
+    cell.trim().parse().map_err(|_| format!("{what} {cell:?} is not a number of its range"))
 }
 
 fn split_list(cell: &str) -> Vec<String> {
-    let names = cell
-        .split('|')
-        .map(str::trim)
-        .filter(|name| !name.is_empty());
+    let names = cell.split('|').map(str::trim).filter(|name| !name.is_empty());
     names.map(str::to_owned).collect()
 }
 
 fn split_genres(cell: &str) -> Vec<String> {
-    if cell == "(no genres listed)" {
-        Vec::new()
-    } else {
-        split_list(cell)
-    }
+    if cell == "(no genres listed)" { Vec::new() } else { split_list(cell) }
 }
 
 /// An empty list says that nothing is known, which the contract writes as null.
@@ -649,9 +547,7 @@ fn list(names: Vec<String>) -> Option<Vec<String>> {
 /// The year that a title ends with: `Heat (1995)`, `Heat (1995) (V)`, or the first of `Dekalog (1989-1990)`.
 fn year(title: &str) -> Option<u16> {
     title.rsplit('(').find_map(|part| {
-        let digits = part
-            .get(..4)
-            .filter(|d| d.bytes().all(|b| b.is_ascii_digit()))?;
+        let digits = part.get(..4).filter(|d| d.bytes().all(|b| b.is_ascii_digit()))?;
         let ends = part[4..].starts_with([')', '-', '–']);
         digits.parse().ok().filter(|_| ends)
     })
@@ -672,12 +568,10 @@ fn age(years: u8) -> &'static str {
 
 fn occupation(code: &str) -> Result<&'static str, String> {
     let place: usize = number(code, "occupation")?;
-    OCCUPATIONS.get(place).copied().ok_or_else(|| {
-        format!(
-            "occupation {place} is unknown; expected 0 to {}",
-            OCCUPATIONS.len() - 1
-        )
-    })
+    OCCUPATIONS
+        .get(place)
+        .copied()
+        .ok_or_else(|| format!("occupation {place} is unknown; expected 0 to {}", OCCUPATIONS.len() - 1))
 }
 
 /// `None` for what is no US zip code (100k has some of Canada).
@@ -698,9 +592,7 @@ mod tests {
 
     const GENRES: &[u8] = b"unknown|0\nAction|1\nDrama|2\n\n";
 
-    async fn prepare(
-        input: &[(&str, &[u8])],
-    ) -> Result<(PrepareSummary, Vec<Entity>, Vec<Entity>)> {
+    async fn prepare(input: &[(&str, &[u8])]) -> Result<(PrepareSummary, Vec<Entity>, Vec<Entity>)> {
         let dir = files(input);
         let output = tempfile::tempdir().unwrap();
         let summary = movielens(dir.path(), &location(output.path()), None).await?;
@@ -710,22 +602,10 @@ mod tests {
     }
 
     const DIVIDED: [(&str, &[u8]); 4] = [
-        (
-            "movies.dat",
-            b"1::Ash (1995)::Action\n2::Birch (1975)::Action\n3::Cedar (1996)::Crime\n",
-        ),
-        (
-            "users.dat",
-            b"1::F::1::10::48067\n2::M::56::16::70072\n3::M::56::16::70072\n",
-        ),
-        (
-            "ratings.csv",
-            b"user,movie,rating\n1,1,5\n1,2,4\n1,3,3\n2,1,2\n2,3,1\n3,3,1\n",
-        ),
-        (
-            "partial_timestamps.csv",
-            b"user,movie,timestamp\n1,1,300\n1,2,100\n1,3,200\n2,1,400\n",
-        ),
+        ("movies.dat", b"1::Ash (1995)::Action\n2::Birch (1975)::Action\n3::Cedar (1996)::Crime\n"),
+        ("users.dat", b"1::F::1::10::48067\n2::M::56::16::70072\n3::M::56::16::70072\n"),
+        ("ratings.csv", b"user,movie,rating\n1,1,5\n1,2,4\n1,3,3\n2,1,2\n2,3,1\n3,3,1\n"),
+        ("partial_timestamps.csv", b"user,movie,timestamp\n1,1,300\n1,2,100\n1,3,200\n2,1,400\n"),
     ];
 
     async fn divide(
@@ -739,30 +619,16 @@ mod tests {
         let summary = movielens(dir.path(), &location(output.path()), division).await?;
         let users = read_table(&summary.tables.users).await;
         let items = read_table(&summary.tables.items).await;
-        let table = InteractionTable {
-            path: summary.tables.interactions.clone().unwrap(),
-            ..InteractionTable::default()
-        };
-        let needs = Needs {
-            rating: true,
-            timestamp: true,
-        };
-        Ok((
-            summary,
-            users,
-            items,
-            Interactions::read(&table, needs).await?,
-        ))
+        let table =
+            InteractionTable { path: summary.tables.interactions.clone().unwrap(), ..InteractionTable::default() };
+        let needs = Needs { rating: true, timestamp: true };
+        Ok((summary, users, items, Interactions::read(&table, needs).await?))
     }
 
     #[tokio::test]
     async fn histories_and_counts_end_where_they_are_divided() {
-        let (summary, users, items, interactions) =
-            divide(&DIVIDED, "250", SplitBy::Time).await.unwrap();
-        assert_eq!(
-            (summary.interactions, summary.in_histories, summary.untimed),
-            (4, 2, 2)
-        );
+        let (summary, users, items, interactions) = divide(&DIVIDED, "250", SplitBy::Time).await.unwrap();
+        assert_eq!((summary.interactions, summary.in_histories, summary.untimed), (4, 2, 2));
         assert_eq!(titles(&users[0]), ["Birch (1975)", "Cedar (1996)"]);
         assert!(users[1].history.is_empty() && users[1].interactions == 0);
         let counts: Vec<u64> = items.iter().map(|item| item.interactions).collect();
@@ -783,51 +649,34 @@ mod tests {
 
     #[tokio::test]
     async fn ratings_without_any_time_cannot_be_divided() {
-        let error = divide(&DIVIDED[..3], "0.5", SplitBy::Time)
-            .await
-            .unwrap_err();
-        assert!(
-            error.to_string().contains("no rating has a timestamp"),
-            "{error}"
-        );
+        let error = divide(&DIVIDED[..3], "0.5", SplitBy::Time).await.unwrap_err();
+        assert!(error.to_string().contains("no rating has a timestamp"), "{error}");
     }
 
     #[tokio::test]
     async fn without_a_division_nothing_is_left_out() {
         let (summary, users, _) = prepare(&DIVIDED).await.unwrap();
-        assert_eq!(
-            (summary.interactions, summary.in_histories, summary.untimed),
-            (6, 6, 0)
-        );
+        assert_eq!((summary.interactions, summary.in_histories, summary.untimed), (6, 6, 0));
         // In file order: the times of some of the ratings order none.
         let in_file = ["Ash (1995)", "Birch (1975)", "Cedar (1996)"];
         assert_eq!(titles(&users[0]), in_file);
     }
 
     fn titles(user: &Entity) -> Vec<&str> {
-        user.history
-            .iter()
-            .map(|i| i.fields["title"].as_str().unwrap())
-            .collect()
+        user.history.iter().map(|i| i.fields["title"].as_str().unwrap()).collect()
     }
 
     #[tokio::test]
     async fn the_100k_format_is_read_whole() {
         let (summary, users, items) = prepare(&[
             ("u.genre", GENRES),
-            (
-                "u.item",
-                b"1|Caf\xe9 Noir (1995)|01-Jan-1995||http://x|0|1|1\n2|unknown||||1|0|0\n",
-            ),
+            ("u.item", b"1|Caf\xe9 Noir (1995)|01-Jan-1995||http://x|0|1|1\n2|unknown||||1|0|0\n"),
             ("u.user", b"7|24|M|technician|85711\n3|70|F|none|V3N4P\n"),
             ("u.data", b"7\t1\t3\t900\n7\t2\t5\t100\n"),
         ])
         .await
         .unwrap();
-        assert_eq!(
-            (summary.users, summary.items, summary.interactions),
-            (2, 2, 2)
-        );
+        assert_eq!((summary.users, summary.items, summary.interactions), (2, 2, 2));
         let ids: Vec<String> = users.iter().map(|u| u.id.to_string()).collect();
         assert_eq!(ids, ["3", "7"]);
         assert_eq!(
@@ -847,26 +696,14 @@ mod tests {
     #[tokio::test]
     async fn the_1m_format_is_read_whole() {
         let (summary, users, items) = prepare(&[
-            (
-                "movies.dat",
-                b"1::Mis\xe9rables, Les (1995)::Drama|Musical\n2::Odd:: One: Two (1980)::Action\n",
-            ),
-            (
-                "users.dat",
-                b"1::F::1::10::48067\n2::M::56::16::70072-1234\n",
-            ),
+            ("movies.dat", b"1::Mis\xe9rables, Les (1995)::Drama|Musical\n2::Odd:: One: Two (1980)::Action\n"),
+            ("users.dat", b"1::F::1::10::48067\n2::M::56::16::70072-1234\n"),
             ("ratings.dat", b"1::2::5::978300760\n1::1::4::978300000\n"),
         ])
         .await
         .unwrap();
-        assert_eq!(
-            (summary.users, summary.items, summary.interactions),
-            (2, 2, 2)
-        );
-        assert_eq!(
-            titles(&users[0]),
-            ["Misérables, Les (1995)", "Odd:: One: Two (1980)"]
-        );
+        assert_eq!((summary.users, summary.items, summary.interactions), (2, 2, 2));
+        assert_eq!(titles(&users[0]), ["Misérables, Les (1995)", "Odd:: One: Two (1980)"]);
         let first = json!(users[0].history[0].fields);
         assert_eq!(
             first,
@@ -900,19 +737,13 @@ mod tests {
         assert!(!users[0].history[0].fields.contains_key("director"));
         assert_eq!(users[0].history[1].fields["director"], "Ana Žile");
         assert_eq!(items[0].attributes["actors"], json!(["Bo Ek", "Cy Um"]));
-        assert_eq!(
-            json!(items[1].attributes),
-            json!({"genres": ["Action"], "title": "Two (1980)", "year": 1980})
-        );
+        assert_eq!(json!(items[1].attributes), json!({"genres": ["Action"], "title": "Two (1980)", "year": 1980}));
     }
 
     #[tokio::test]
     async fn the_10m_format_has_no_users_file_and_half_stars() {
         let (summary, users, _) = prepare(&[
-            (
-                "movies.dat",
-                "122::Café (1992)::Comedy|Romance\n".as_bytes(),
-            ),
+            ("movies.dat", "122::Café (1992)::Comedy|Romance\n".as_bytes()),
             ("ratings.dat", b"9::122::4.5::838985046\n"),
         ])
         .await
@@ -938,10 +769,7 @@ mod tests {
         ])
         .await
         .unwrap();
-        assert_eq!(
-            (summary.users, summary.items, summary.interactions),
-            (2, 2, 3)
-        );
+        assert_eq!((summary.users, summary.items, summary.interactions), (2, 2, 3));
         assert_eq!(titles(&users[0]), ["Say \"Aye\", Captain (1996)", "Señal"]);
         assert_eq!(json!(items[1].attributes), json!({"title": "Señal"}));
         assert_eq!(items[0].interactions, 2);
@@ -953,106 +781,38 @@ mod tests {
             let mut input = good.to_vec();
             input.push((name, content));
             let error = format!("{:#}", prepare(&input).await.unwrap_err());
-            assert!(
-                error.contains(expected),
-                "expected {expected:?}, got {error:?}"
-            );
+            assert!(error.contains(expected), "expected {expected:?}, got {error:?}");
         }
     }
 
     #[tokio::test]
     async fn bad_records_of_the_csv_archives_are_named_by_file_and_line() {
-        let good: [(&str, &[u8]); 2] = [
-            ("movies.csv", b"movieId,title,genres\n5,Five,Drama\n"),
-            ("ratings.csv", b"userId,movieId,rating\n"),
-        ];
+        let good: [(&str, &[u8]); 2] =
+            [("movies.csv", b"movieId,title,genres\n5,Five,Drama\n"), ("ratings.csv", b"userId,movieId,rating\n")];
         let cases: [(&str, &[u8], &str); 8] = [
-            (
-                "ratings.csv",
-                b"user,movie,rating\n1,5,x\n",
-                "ratings.csv, line 2: column \"rating\"",
-            ),
-            (
-                "ratings.csv",
-                b"user,movie,rating\n1,5,4\n1,5\n",
-                "ratings.csv, line 3",
-            ),
-            (
-                "ratings.csv",
-                b"user,film,rating\n1,5,4\n",
-                "missing field `movie` (the header is user,film",
-            ),
-            (
-                "ratings.csv",
-                b"user,movie,rating\n1,6,4\n",
-                "ratings.csv, line 2: movie 6 is not in the list",
-            ),
-            (
-                "ratings.csv",
-                b"user,movie,rating\n1,5,50\n",
-                "line 2: rating 50 is not between 0.5 and 5",
-            ),
-            (
-                "ratings.csv",
-                b"user,movie,rating\n",
-                "the list of ratings is empty",
-            ),
-            (
-                "movies.csv",
-                b"movieId,title,genres\n",
-                "the list of movies is empty",
-            ),
-            (
-                "movies.csv",
-                b"movieId,title,genres\n1,A,B\n1,A,B\n",
-                "line 3: movie 1 is there twice",
-            ),
+            ("ratings.csv", b"user,movie,rating\n1,5,x\n", "ratings.csv, line 2: column \"rating\""),
+            ("ratings.csv", b"user,movie,rating\n1,5,4\n1,5\n", "ratings.csv, line 3"),
+            ("ratings.csv", b"user,film,rating\n1,5,4\n", "missing field `movie` (the header is user,film"),
+            ("ratings.csv", b"user,movie,rating\n1,6,4\n", "ratings.csv, line 2: movie 6 is not in the list"),
+            ("ratings.csv", b"user,movie,rating\n1,5,50\n", "line 2: rating 50 is not between 0.5 and 5"),
+            ("ratings.csv", b"user,movie,rating\n", "the list of ratings is empty"),
+            ("movies.csv", b"movieId,title,genres\n", "the list of movies is empty"),
+            ("movies.csv", b"movieId,title,genres\n1,A,B\n1,A,B\n", "line 3: movie 1 is there twice"),
         ];
         check_refused(&good, &cases).await;
     }
 
     #[tokio::test]
     async fn bad_lines_of_1m_are_named_by_file_and_line() {
-        let good: [(&str, &[u8]); 2] = [
-            ("movies.dat", b"1::One (1995)::Drama\n"),
-            ("ratings.dat", b"2::1::5::1\n"),
-        ];
+        let good: [(&str, &[u8]); 2] = [("movies.dat", b"1::One (1995)::Drama\n"), ("ratings.dat", b"2::1::5::1\n")];
         let cases: [(&str, &[u8], &str); 7] = [
-            (
-                "ratings.dat",
-                b"\n1::1::5\n",
-                "ratings.dat, line 2: 3 cells; expected 4: user::movie",
-            ),
-            (
-                "ratings.dat",
-                b"1::1::5::soon\n",
-                "ratings.dat, line 1: timestamp \"soon\"",
-            ),
-            (
-                "movies.dat",
-                b"1::One\n",
-                "movies.dat, line 1: expected id::title",
-            ),
-            (
-                "users.dat",
-                b"1::X::1::2::3\n",
-                "users.dat, line 1: gender \"X\"",
-            ),
-            (
-                "users.dat",
-                b"1::F::1::21::3\n",
-                "users.dat, line 1: occupation 21",
-            ),
-            (
-                "users.dat",
-                b"1::F::1::2::3\n",
-                "ratings.dat, line 1: user 2 is not in the list",
-            ),
-            (
-                "movies_extended.csv",
-                b"MovieID,director,actors\n9,,\n",
-                "line 2: movie 9 is not in",
-            ),
+            ("ratings.dat", b"\n1::1::5\n", "ratings.dat, line 2: 3 cells; expected 4: user::movie"),
+            ("ratings.dat", b"1::1::5::soon\n", "ratings.dat, line 1: timestamp \"soon\""),
+            ("movies.dat", b"1::One\n", "movies.dat, line 1: expected id::title"),
+            ("users.dat", b"1::X::1::2::3\n", "users.dat, line 1: gender \"X\""),
+            ("users.dat", b"1::F::1::21::3\n", "users.dat, line 1: occupation 21"),
+            ("users.dat", b"1::F::1::2::3\n", "ratings.dat, line 1: user 2 is not in the list"),
+            ("movies_extended.csv", b"MovieID,director,actors\n9,,\n", "line 2: movie 9 is not in"),
         ];
         check_refused(&good, &cases).await;
     }
@@ -1062,11 +822,7 @@ mod tests {
         let good: [(&str, &[u8]); 3] = [("u.genre", GENRES), ("u.item", b""), ("u.data", b"")];
         let cases: [(&str, &[u8], &str); 3] = [
             ("u.item", b"1|T||||0|1\n", "u.item, line 1: 7 cells"),
-            (
-                "u.genre",
-                b"Drama\n",
-                "u.genre, line 1: 1 cells; expected 2: name|number",
-            ),
+            ("u.genre", b"Drama\n", "u.genre, line 1: 1 cells; expected 2: name|number"),
             ("u.user", b"1|old|F|none|1\n", "u.user, line 1: age \"old\""),
         ];
         check_refused(&good, &cases).await;
@@ -1074,16 +830,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_directory_without_a_known_format_is_refused() {
-        for input in [
-            &[][..],
-            &[("u.data", &b""[..])],
-            &[("movies.csv", &b""[..])],
-        ] {
+        for input in [&[][..], &[("u.data", &b""[..])], &[("movies.csv", &b""[..])]] {
             let error = prepare(input).await.unwrap_err().to_string();
-            assert!(
-                error.contains("no MovieLens data set here; expected u.data with u.item"),
-                "{error}"
-            );
+            assert!(error.contains("no MovieLens data set here; expected u.data with u.item"), "{error}");
         }
     }
 
@@ -1105,13 +854,7 @@ mod tests {
 
     #[test]
     fn ages_fall_into_the_ranges_of_1m() {
-        let cases = [
-            (1, "under 18"),
-            (17, "under 18"),
-            (18, "18-24"),
-            (49, "45-49"),
-            (99, "56 or older"),
-        ];
+        let cases = [(1, "under 18"), (17, "under 18"), (18, "18-24"), (49, "45-49"), (99, "56 or older")];
         for (years, expected) in cases {
             assert_eq!(age(years), expected, "{years}");
         }
@@ -1121,19 +864,11 @@ mod tests {
     async fn check_archive(folder: &str, expected: (u64, u64, u64)) {
         let Some(dir) = shared(folder) else { return };
         let output = tempfile::tempdir().unwrap();
-        let summary = movielens(&dir, &location(output.path()), None)
-            .await
-            .unwrap();
-        assert_eq!(
-            (summary.users, summary.items, summary.interactions),
-            expected
-        );
+        let summary = movielens(&dir, &location(output.path()), None).await.unwrap();
+        assert_eq!((summary.users, summary.items, summary.interactions), expected);
         let items = read_table(&summary.tables.items).await;
         assert_eq!(items.len() as u64, expected.1);
-        assert_eq!(
-            items.iter().map(|i| i.interactions).sum::<u64>(),
-            expected.2
-        );
+        assert_eq!(items.iter().map(|i| i.interactions).sum::<u64>(), expected.2);
     }
 
     #[tokio::test]
@@ -1148,20 +883,12 @@ mod tests {
             return;
         };
         let output = tempfile::tempdir().unwrap();
-        let summary = movielens(&dir, &location(output.path()), None)
-            .await
-            .unwrap();
+        let summary = movielens(&dir, &location(output.path()), None).await.unwrap();
         let users = read_table(&summary.tables.users).await;
-        assert_eq!(
-            users.iter().map(|u| u.history.len()).sum::<usize>(),
-            100_000
-        );
+        assert_eq!(users.iter().map(|u| u.history.len()).sum::<usize>(), 100_000);
         for user in users {
             assert_eq!(user.history.len() as u64, user.interactions);
-            assert!(
-                user.history
-                    .is_sorted_by(|a, b| a.timestamp().unwrap() <= b.timestamp().unwrap())
-            );
+            assert!(user.history.is_sorted_by(|a, b| a.timestamp().unwrap() <= b.timestamp().unwrap()));
         }
     }
 }

@@ -46,10 +46,7 @@ impl TableWriter {
             IdType::Int64 => DataType::Int64,
             IdType::String => DataType::Utf8,
         };
-        let mut fields = vec![
-            Field::new("id", id, false),
-            Field::new("kind", DataType::Utf8, false),
-        ];
+        let mut fields = vec![Field::new("id", id, false), Field::new("kind", DataType::Utf8, false)];
         fields.extend(columns);
         fields.push(Field::new("interactions", DataType::Int64, false));
         let rows = RowWriter::new(kind.as_str(), fields)?;
@@ -57,18 +54,8 @@ impl TableWriter {
     }
 
     /// Appends one entity.
-    pub(super) fn push(
-        &mut self,
-        id: impl Serialize,
-        columns: &impl Serialize,
-        interactions: u64,
-    ) -> Result<()> {
-        self.rows.push(&Row {
-            id,
-            kind: self.kind,
-            columns,
-            interactions,
-        })
+    pub(super) fn push(&mut self, id: impl Serialize, columns: &impl Serialize, interactions: u64) -> Result<()> {
+        self.rows.push(&Row { id, kind: self.kind, columns, interactions })
     }
 
     /// Writes the table, replacing what was there, and tells its place.
@@ -90,20 +77,13 @@ impl RowWriter {
     /// A table of these columns.
     pub(super) fn new(name: &'static str, fields: Vec<Field>) -> Result<Self> {
         let schema = Arc::new(Schema::new(fields));
-        let decoder = ReaderBuilder::new(schema.clone())
-            .with_strict_mode(true)
-            .build_decoder()?;
+        let decoder = ReaderBuilder::new(schema.clone()).with_strict_mode(true).build_decoder()?;
         let properties = WriterProperties::builder()
             .set_compression(Compression::ZSTD(ZstdLevel::default()))
             .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
             .build();
         let writer = ArrowWriter::try_new(Vec::new(), schema, Some(properties))?;
-        Ok(Self {
-            name,
-            decoder,
-            writer,
-            rows: 0,
-        })
+        Ok(Self { name, decoder, writer, rows: 0 })
     }
 
     /// Appends one row.
@@ -157,20 +137,12 @@ pub(super) fn float32(name: &str) -> Field {
 
 /// The contract's list of interactions with these fields.
 pub(super) fn history(fields: Vec<Field>) -> Field {
-    Field::new(
-        "history",
-        DataType::new_list(DataType::Struct(fields.into()), true),
-        true,
-    )
+    Field::new("history", DataType::new_list(DataType::Struct(fields.into()), true), true)
 }
 
 /// The contract's embedding.
 pub(super) fn embedding() -> Field {
-    Field::new(
-        "embedding",
-        DataType::new_list(DataType::Float32, true),
-        true,
-    )
+    Field::new("embedding", DataType::new_list(DataType::Float32, true), true)
 }
 
 #[cfg(test)]
@@ -185,14 +157,10 @@ mod tests {
     }
 
     async fn write(path: &Location, rows: i64) {
-        let mut table =
-            TableWriter::new(Kind::Item, IdType::Int64, vec![text("name"), embedding()]).unwrap();
+        let mut table = TableWriter::new(Kind::Item, IdType::Int64, vec![text("name"), embedding()]).unwrap();
         for id in 0..rows {
             let odd = id % 2 == 1;
-            let columns = Columns {
-                name: odd.then_some("odd"),
-                embedding: odd.then_some([0.1, -2.5]),
-            };
+            let columns = Columns { name: odd.then_some("odd"), embedding: odd.then_some([0.1, -2.5]) };
             table.push(id, &columns, 7).unwrap();
         }
         table.finish(path).await.unwrap();
@@ -224,20 +192,8 @@ mod tests {
     #[test]
     fn a_value_without_a_column_is_refused() {
         let mut table = TableWriter::new(Kind::User, IdType::Int64, vec![text("name")]).unwrap();
-        table
-            .push(
-                1,
-                &Columns {
-                    name: None,
-                    embedding: Some([0.0, 1.0]),
-                },
-                0,
-            )
-            .unwrap();
+        table.push(1, &Columns { name: None, embedding: Some([0.0, 1.0]) }, 0).unwrap();
         let error = format!("{:#}", table.rows.flush().unwrap_err());
-        assert!(
-            error.contains("user table") && error.contains("embedding"),
-            "{error}"
-        );
+        assert!(error.contains("user table") && error.contains("embedding"), "{error}");
     }
 }

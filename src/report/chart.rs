@@ -63,32 +63,17 @@ fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Draw
     let fixed = fixed.map(|(color, name)| (color, name.to_owned()));
     for (RGBColor(r, g, b), name) in series.chain(fixed) {
         // Quotes in texts are escaped, so only whole attributes are found.
-        body = body.replace(
-            &format!("\"#{r:02X}{g:02X}{b:02X}\""),
-            &format!("\"var(--{name})\""),
-        );
+        body = body.replace(&format!("\"#{r:02X}{g:02X}{b:02X}\""), &format!("\"var(--{name})\""));
     }
-    Ok(Drawing {
-        width: WIDTH,
-        height,
-        body,
-    })
+    Ok(Drawing { width: WIDTH, height, body })
 }
 
 fn failed(error: impl Display) -> anyhow::Error {
     anyhow!("the chart cannot be drawn: {error}")
 }
 
-fn text(
-    content: String,
-    at: (i32, i32),
-    color: RGBColor,
-    anchor: HPos,
-) -> Text<'static, (i32, i32), String> {
-    let style = FONT
-        .into_font()
-        .color(&color)
-        .pos(Pos::new(anchor, VPos::Center));
+fn text(content: String, at: (i32, i32), color: RGBColor, anchor: HPos) -> Text<'static, (i32, i32), String> {
+    let style = FONT.into_font().color(&color).pos(Pos::new(anchor, VPos::Center));
     Text::new(content, at, style)
 }
 
@@ -100,10 +85,7 @@ fn shortened(label: &str) -> String {
 }
 
 fn pixels(value: f64) -> i32 {
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a place on a drawing of some hundred pixels"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "a place on a drawing of some hundred pixels")]
     let pixels = value.round() as i32;
     pixels
 }
@@ -143,10 +125,7 @@ pub(super) fn spans(rows: &[Row]) -> Result<Drawing> {
             for (index, (from, to, value)) in bars.iter().enumerate() {
                 let at = |value: f64| LABELS + pixels(value / most * width);
                 let (left, right) = (at(*from), at(*to).max(at(*from) + 1));
-                let bar = Rectangle::new(
-                    [(left, y + 1), (right, y + BAR - 1)],
-                    series(index).filled(),
-                );
+                let bar = Rectangle::new([(left, y + 1), (right, y + BAR - 1)], series(index).filled());
                 root.draw(&bar).map_err(failed)?;
                 let value = text(value.clone(), (right + 6, y + BAR / 2), MUTED, HPos::Left);
                 root.draw(&value).map_err(failed)?;
@@ -170,15 +149,9 @@ pub(super) struct Histogram {
 
 impl Histogram {
     /// Bins of a round width, at most so many, over the values of all series.
-    pub(super) fn of(
-        series: &[Vec<(f64, u64)>],
-        bins_max: usize,
-        least_width: f64,
-    ) -> Option<Self> {
+    pub(super) fn of(series: &[Vec<(f64, u64)>], bins_max: usize, least_width: f64) -> Option<Self> {
         let values = || series.iter().flatten().map(|(value, _)| *value);
-        let (low, high) = values().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| {
-            (low.min(v), high.max(v))
-        });
+        let (low, high) = values().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
         if !(low.is_finite() && high.is_finite()) {
             return None;
         }
@@ -197,11 +170,7 @@ impl Histogram {
             counts
         };
         let counts = series.iter().map(count).collect();
-        Some(Self {
-            start,
-            width,
-            counts,
-        })
+        Some(Self { start, width, counts })
     }
 
     /// Where a bin begins and ends.
@@ -223,9 +192,7 @@ fn round_width(width: f64) -> f64 {
     let power = 10f64.powf(width.log10().floor());
     let factors = [1.0, 2.0, 5.0, 10.0].into_iter();
     let mut widths = factors.map(|factor| factor * power);
-    widths
-        .find(|round| *round >= width * 0.999)
-        .unwrap_or(width)
+    widths.find(|round| *round >= width * 0.999).unwrap_or(width)
 }
 
 /// What the axes of a chart say.
@@ -273,18 +240,14 @@ pub(super) fn histogram(histogram: &Histogram, axes: &Axes<'_>) -> Result<Drawin
     // A bin of one whole number lies around it.
     let is_one = (histogram.width - 1.0).abs() < 1e-9;
     let shift = if is_one { 0.5 } else { 0.0 };
-    let (start, end) = (
-        histogram.start - shift,
-        histogram.bin(histogram.bins()).0 - shift,
-    );
+    let (start, end) = (histogram.start - shift, histogram.bin(histogram.bins()).0 - shift);
     draw(HEIGHT, |root| {
         let mut chart = axes!(root, axes, start..end, 0.0..1.05 * most);
         let share = 0.86 * histogram.width / histogram.counts.len() as f64;
         for (index, counts) in histogram.counts.iter().enumerate() {
             let bars = counts.iter().enumerate().filter(|(_, count)| **count > 0);
             let bars = bars.map(|(bin, count)| {
-                let left =
-                    histogram.bin(bin).0 - shift + 0.07 * histogram.width + index as f64 * share;
+                let left = histogram.bin(bin).0 - shift + 0.07 * histogram.width + index as f64 * share;
                 let corners = [(left, 0.0), (left + share, *count as f64)];
                 Rectangle::new(corners, series(index).filled())
             });
@@ -307,9 +270,7 @@ pub(super) fn lines(lines: &[(String, Vec<f64>)], axes: &Axes<'_>) -> Result<Dra
         for (index, (_, values)) in lines.iter().enumerate() {
             let points = (1..).zip(values).map(|(at, value)| (f64::from(at), *value));
             let style = series(line_color(index)).stroke_width(2);
-            chart
-                .draw_series(LineSeries::new(points, style).point_size(2))
-                .map_err(failed)?;
+            chart.draw_series(LineSeries::new(points, style).point_size(2)).map_err(failed)?;
         }
         Ok(())
     })
@@ -340,10 +301,7 @@ mod tests {
 
     #[test]
     fn bins_are_round_and_count_everything() {
-        let series = [
-            vec![(3.0, 2), (140.0, 1)],
-            vec![(200.0, 5), (17.0, 1), (3.0, 1)],
-        ];
+        let series = [vec![(3.0, 2), (140.0, 1)], vec![(200.0, 5), (17.0, 1), (3.0, 1)]];
         let histogram = Histogram::of(&series, 24, 1.0).unwrap();
         assert!((histogram.width - 10.0).abs() < 1e-9 && histogram.start.abs() < 1e-9);
         let sums: Vec<u64> = histogram.counts.iter().map(|c| c.iter().sum()).collect();

@@ -20,11 +20,7 @@ pub(super) fn whole(n: u64) -> String {
 
 /// A rate, as a whole number.
 pub(super) fn whole_f(value: f64) -> String {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "a rate to be read, saturated"
-    )]
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate to be read, saturated")]
     let n = value.round() as u64;
     whole(n)
 }
@@ -74,18 +70,12 @@ mod tests {
 
     #[test]
     fn numbers_read_well() {
-        assert_eq!(
-            [0, 999, 1_000, 1_234_567].map(whole),
-            ["0", "999", "1,000", "1,234,567"]
-        );
+        assert_eq!([0, 999, 1_000, 1_234_567].map(whole), ["0", "999", "1,000", "1,234,567"]);
         assert_eq!(
             [0.0123, 2.25, 59.4, 61.0, 7_380.0].map(duration),
             ["12 ms", "2.2 s", "59 s", "1 min 1 s", "2 h 3 min"]
         );
-        assert_eq!(
-            [0.5, 3.0, 9_000.0, 12_000.0, 2e6].map(short),
-            ["0.5", "3", "9,000", "12k", "2M"]
-        );
+        assert_eq!([0.5, 3.0, 9_000.0, 12_000.0, 2e6].map(short), ["0.5", "3", "9,000", "12k", "2M"]);
         assert_eq!(percent(0.125, 1), "12.5 %");
     }
 }

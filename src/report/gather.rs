@@ -10,9 +10,7 @@ use laser_coordinator::plan::{PLAN, read_plan};
 use laser_pool_builder::POOL_SET_FILE;
 use laser_schema::audit::{Audit, AuditedText, Proposer};
 use laser_schema::job::{Action, Plan, run_folder};
-use laser_schema::knowledge::{
-    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, decode_part,
-};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, decode_part};
 use laser_schema::layout::{PINS, name_date, nights, partition, runs_of_night};
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_schema::{Kind, Location};
@@ -119,10 +117,7 @@ pub(super) async fn gather(dir: &str) -> Result<Night> {
             (Some(location), newest)
         }
     };
-    let (run, date) = manifests
-        .first()
-        .map(|(_, m)| (m.run.clone(), m.date))
-        .context("a night has a manifest")?;
+    let (run, date) = manifests.first().map(|(_, m)| (m.run.clone(), m.date)).context("a night has a manifest")?;
     let plan = match &root {
         Some(root) => read_plan(root, &run).await?.map(|plan| (root, plan)),
         None => None,
@@ -135,13 +130,7 @@ pub(super) async fn gather(dir: &str) -> Result<Night> {
         Some((root, plan)) => timeline(root, plan, &kinds).await?,
         None => Vec::new(),
     };
-    Ok(Night {
-        run,
-        date,
-        kinds,
-        has_plan: plan.is_some(),
-        timeline,
-    })
+    Ok(Night { run, date, kinds, has_plan: plan.is_some(), timeline })
 }
 
 /// The manifest of a folder, none if nothing was published there.
@@ -182,10 +171,7 @@ async fn newest(output: &Location) -> Result<Vec<(Location, Manifest)>> {
             }
         }
     }
-    let newest = found
-        .iter()
-        .max_by_key(|(_, m)| (m.date, m.created))
-        .map(|(_, m)| m.run.clone());
+    let newest = found.iter().max_by_key(|(_, m)| (m.date, m.created)).map(|(_, m)| m.run.clone());
     let Some(run) = newest else {
         return Err(nothing_published(output).await?);
     };
@@ -206,11 +192,9 @@ async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
     };
     let far = match read_plan(output, run).await? {
         None => "it is not planned yet".to_owned(),
-        Some(plan) => format!(
-            "{} of {} shards are committed",
-            committed(output, &plan).await?.len(),
-            plan.shards.len()
-        ),
+        Some(plan) => {
+            format!("{} of {} shards are committed", committed(output, &plan).await?.len(), plan.shards.len())
+        }
     };
     Ok(anyhow::anyhow!(
         "{}: run {run} is not published: {far}. Run the command that began it again, then report",
@@ -218,11 +202,7 @@ async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
     ))
 }
 
-async fn gather_kind(
-    folder: Location,
-    manifest: Manifest,
-    plan: Option<&(&Location, Plan)>,
-) -> Result<KindNight> {
+async fn gather_kind(folder: Location, manifest: Manifest, plan: Option<&(&Location, Plan)>) -> Result<KindNight> {
     let mut texts = Texts::default();
     for part in &manifest.parts {
         let bytes = folder.join(&part.name).read().await?;
@@ -246,10 +226,7 @@ async fn gather_kind(
 impl Texts {
     fn add(&mut self, part: &PartEntry, rows: &[KnowledgeRecord], info: &PartInfo) {
         for row in rows {
-            *self
-                .lengths
-                .entry(row.text_tokens.unsigned_abs())
-                .or_default() += 1;
+            *self.lengths.entry(row.text_tokens.unsigned_abs()).or_default() += 1;
         }
         let tonight = rows.iter().filter(|row| row.generated_by == info.run);
         let mut line = ShardLine {
@@ -297,8 +274,7 @@ async fn read_audits(root: &Location, plan: &Plan, kind: Kind) -> Result<Audited
         let Some(bytes) = file.read_optional().await? else {
             continue;
         };
-        let audit: Audit = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{}: not an audit", file.url()))?;
+        let audit: Audit = serde_json::from_slice(&bytes).with_context(|| format!("{}: not an audit", file.url()))?;
         let kept = by_pool.entry(job.pool.clone()).or_default();
         for text in audit.pairs {
             *audited.plain.entry(text.plain_tokens).or_default() += 1;
@@ -313,10 +289,7 @@ async fn read_audits(root: &Location, plan: &Plan, kind: Kind) -> Result<Audited
         }
     }
     // In turns, so that as many pools as possible are seen.
-    let mut pools: Vec<_> = by_pool
-        .into_iter()
-        .map(|(pool, texts)| (pool, texts.into_iter()))
-        .collect();
+    let mut pools: Vec<_> = by_pool.into_iter().map(|(pool, texts)| (pool, texts.into_iter())).collect();
     while audited.samples.len() < SAMPLES {
         let before = audited.samples.len();
         for (pool, texts) in &mut pools {
@@ -366,10 +339,7 @@ async fn timeline(root: &Location, plan: &Plan, kinds: &[KindNight]) -> Result<V
     let steps = [
         ("Pools", modified(&pools).await),
         ("Planning", modified(&folder.join(PLAN)).await),
-        (
-            "Model and first shard",
-            parts.iter().chain(&audits).min().copied(),
-        ),
+        ("Model and first shard", parts.iter().chain(&audits).min().copied()),
         ("Other shards", parts.iter().max().copied()),
         ("Audit", audits.iter().max().copied()),
         ("Publishing", published.iter().max().copied()),

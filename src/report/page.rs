@@ -67,9 +67,7 @@ fn sources() -> Vec<(&'static str, &'static str)> {
         Proposer::Previous => "accepted from the entity's previous text",
         Proposer::Context => "accepted from the prompt or the text so far",
     };
-    Proposer::ALL
-        .map(|source| (source.as_str(), describe(source)))
-        .into()
+    Proposer::ALL.map(|source| (source.as_str(), describe(source))).into()
 }
 
 fn samples(kind: &KindNight) -> impl Iterator<Item = Sample<'_>> {
@@ -97,61 +95,38 @@ fn tiles(night: &Night) -> Vec<Tile> {
     let entities = sum(|k| k.manifest.entities);
     let (rows, carried) = (sum(|k| k.manifest.rows), sum(|k| k.manifest.carried));
     let errors = sum(|k| k.manifest.errors);
-    let tile = |label, (value, unit), note| Tile {
-        label,
-        value,
-        unit,
-        note,
-    };
+    let tile = |label, (value, unit), note| Tile { label, value, unit, note };
     let mut tiles = Vec::new();
     if audit.texts > 0 {
         tiles.push(tile(
             "Speedup",
             (format!("{:.2}×", audit.speedup()), ""),
-            format!(
-                "over plain decoding, of {} audited texts",
-                whole(audit.texts)
-            ),
+            format!("over plain decoding, of {} audited texts", whole(audit.texts)),
         ));
     }
     tiles.push(tile(
         "Texts",
         (whole(rows), ""),
-        format!(
-            "{} generated, {} carried forward",
-            whole(rows - carried),
-            whole(carried)
-        ),
+        format!("{} generated, {} carried forward", whole(rows - carried), whole(carried)),
     ));
     tiles.push(tile(
         "Coverage",
         (percent(ratio(rows as f64, entities as f64), 1), ""),
         match errors {
             0 => format!("all of {} entities", whole(entities)),
-            _ => format!(
-                "{} of {} entities without a text",
-                whole(errors),
-                whole(entities)
-            ),
+            _ => format!("{} of {} entities without a text", whole(errors), whole(entities)),
         },
     ));
     if figures.texts > 0 {
         tiles.push(tile(
             "Throughput",
             (whole_f(figures.tokens_per_second()), "/s"),
-            format!(
-                "{} tokens, {:.0} a text",
-                whole(figures.tokens),
-                figures.text_length()
-            ),
+            format!("{} tokens, {:.0} a text", whole(figures.tokens), figures.text_length()),
         ));
         tiles.push(tile(
             "Accepted drafts",
             (format!("{:.2}", figures.aal()), ""),
-            format!(
-                "a forward; {} of what was drafted",
-                percent(figures.draft_yield(), 0)
-            ),
+            format!("a forward; {} of what was drafted", percent(figures.draft_yield(), 0)),
         ));
         tiles.push(tile(
             "Relaxed tokens",
@@ -164,17 +139,10 @@ fn tiles(night: &Night) -> Vec<Tile> {
 }
 
 fn price(night: &Night, texts: u64) -> Option<Tile> {
-    let costs: Vec<&Cost> = night
-        .kinds
-        .iter()
-        .filter_map(|k| k.manifest.cost.as_ref())
-        .collect();
+    let costs: Vec<&Cost> = night.kinds.iter().filter_map(|k| k.manifest.cost.as_ref()).collect();
     let price = &costs.first()?.price;
     let total: f64 = costs.iter().map(|cost| cost.total()).sum();
-    let of_texts: f64 = costs
-        .iter()
-        .map(|cost| price.of_seconds(cost.gpu_seconds))
-        .sum();
+    let of_texts: f64 = costs.iter().map(|cost| price.of_seconds(cost.gpu_seconds)).sum();
     let per_1000 = ratio(of_texts * 1e3, texts as f64);
     Some(Tile {
         label: "Price",

@@ -80,11 +80,7 @@ struct Table {
 
 impl Table {
     fn new<const N: usize>(texts: usize, head: [&str; N]) -> Self {
-        Self {
-            head: head.map(str::to_owned).into(),
-            rows: Vec::new(),
-            texts,
-        }
+        Self { head: head.map(str::to_owned).into(), rows: Vec::new(), texts }
     }
 
     fn row(&mut self, cells: impl IntoIterator<Item = String>) {
@@ -94,15 +90,8 @@ impl Table {
 
 /// All sections that have something to tell.
 pub(super) fn sections(night: &Night) -> Result<Vec<Section>> {
-    let all = [
-        speed(night)?,
-        acceptance(night)?,
-        time(night)?,
-        texts(night)?,
-        shards(night),
-        errors(night),
-        run(night),
-    ];
+    let all =
+        [speed(night)?, acceptance(night)?, time(night)?, texts(night)?, shards(night), errors(night), run(night)];
     let with_cards = all.into_iter().filter(|section| !section.cards.is_empty());
     Ok(with_cards.collect())
 }
@@ -118,16 +107,7 @@ fn pool_name(pool: &str) -> String {
 fn speed(night: &Night) -> Result<Section> {
     let mut table = Table::new(
         2,
-        [
-            "Pool",
-            "Kind",
-            "Audited texts",
-            "Plain tokens/s",
-            "This run's",
-            "Speedup",
-            "Same texts",
-            "Length",
-        ],
+        ["Pool", "Kind", "Audited texts", "Plain tokens/s", "This run's", "Speedup", "Same texts", "Length"],
     );
     let mut bars = Vec::new();
     let all = night.kinds.iter().flat_map(|k| {
@@ -159,9 +139,10 @@ fn speed(night: &Night) -> Result<Section> {
     if sum.plain_tokens > 0 && sum.tokens > 0 {
         cards.push(Card {
             title: "Tokens a second, by pool".into(),
-            note: "Same texts: token for token those of plain decoding. Length: tokens of this run's texts over those of \
+            note:
+                "Same texts: token for token those of plain decoding. Length: tokens of this run's texts over those of \
                    the plain ones."
-                .into(),
+                    .into(),
             chart: Some(chart::bars(&bars, &whole_f)?.into()),
             legend: legend(&BOTH),
             table,
@@ -202,9 +183,10 @@ fn acceptance(night: &Night) -> Result<Section> {
     Ok(Section {
         id: "acceptance",
         title: "Acceptance of drafts",
-        intro: "Every forward verifies a tree of drafted tokens. The more of them are accepted, the fewer forwards a text \
+        intro:
+            "Every forward verifies a tree of drafted tokens. The more of them are accepted, the fewer forwards a text \
                 takes."
-            .into(),
+                .into(),
         cards,
     })
 }
@@ -227,25 +209,14 @@ fn accepted_by_forward(kind: &KindNight) -> Result<Option<Card>> {
     if forwards == 0 {
         return Ok(None);
     }
-    let values = (0u32..)
-        .zip(&counts)
-        .map(|(n, count)| (f64::from(n), *count));
+    let values = (0u32..).zip(&counts).map(|(n, count)| (f64::from(n), *count));
     let Some(histogram) = Histogram::of(&[values.collect()], BINS, 1.0) else {
         return Ok(None);
     };
-    let axes = Axes {
-        x: "accepted drafts",
-        y: "forwards",
-        format_x: &whole_only,
-        format_y: &short,
-    };
+    let axes = Axes { x: "accepted drafts", y: "forwards", format_x: &whole_only, format_y: &short };
     let mut table = Table::new(0, ["Accepted drafts", "Forwards", "Share"]);
     for (n, count) in counts.iter().enumerate() {
-        table.row([
-            n.to_string(),
-            whole(*count),
-            percent(ratio(*count as f64, forwards as f64), 1),
-        ]);
+        table.row([n.to_string(), whole(*count), percent(ratio(*count as f64, forwards as f64), 1)]);
     }
     Ok(Some(Card {
         title: format!("{}: accepted drafts of a forward", plural(kind)),
@@ -261,9 +232,7 @@ fn by_depth(counts: &[u64]) -> Vec<f64> {
     let forwards: u64 = counts.iter().sum();
     let depths = 1..counts.len().min(DEPTH_MAX + 1);
     let reached = |depth: usize| counts[depth..].iter().sum::<u64>();
-    depths
-        .map(|depth| ratio(reached(depth) as f64, forwards as f64))
-        .collect()
+    depths.map(|depth| ratio(reached(depth) as f64, forwards as f64)).collect()
 }
 
 fn accepted_by_depth(kind: &KindNight) -> Result<Option<Card>> {
@@ -278,23 +247,11 @@ fn accepted_by_depth(kind: &KindNight) -> Result<Option<Card>> {
         largest.sort_by_key(|(_, counts)| std::cmp::Reverse(counts.iter().sum::<u64>()));
         largest.truncate(usize::from(chart::SERIES) - 2);
         largest.sort_by_key(|(pool, _)| *pool);
-        lines.extend(
-            largest
-                .into_iter()
-                .map(|(pool, counts)| (pool_name(pool), by_depth(counts))),
-        );
+        lines.extend(largest.into_iter().map(|(pool, counts)| (pool_name(pool), by_depth(counts))));
     }
-    let axes = Axes {
-        x: "draft depth",
-        y: "share of forwards",
-        format_x: &whole_only,
-        format_y: &|y| percent(y, 0),
-    };
+    let axes = Axes { x: "draft depth", y: "share of forwards", format_x: &whole_only, format_y: &|y| percent(y, 0) };
     let mut table = Table {
-        head: ["Depth".to_owned()]
-            .into_iter()
-            .chain(lines.iter().map(|l| l.0.clone()))
-            .collect(),
+        head: ["Depth".to_owned()].into_iter().chain(lines.iter().map(|l| l.0.clone())).collect(),
         ..Table::default()
     };
     for depth in 0..lines[0].1.len() {
@@ -305,15 +262,9 @@ fn accepted_by_depth(kind: &KindNight) -> Result<Option<Card>> {
         table.row([(depth + 1).to_string()].into_iter().chain(shares));
     }
     Ok(Some(Card {
-        title: format!(
-            "{}: forwards that accepted a draft at this depth",
-            plural(kind)
-        ),
+        title: format!("{}: forwards that accepted a draft at this depth", plural(kind)),
         chart: Some(chart::lines(&lines, &axes)?.into()),
-        legend: (0..)
-            .zip(lines)
-            .map(|(index, (name, _))| (name, chart::line_color(index)))
-            .collect(),
+        legend: (0..).zip(lines).map(|(index, (name, _))| (name, chart::line_color(index))).collect(),
         table,
         folded: true,
         ..Card::default()
@@ -341,10 +292,7 @@ fn proposers(kind: &KindNight) -> Result<Option<Card>> {
         table.row([name.to_owned(), whole(of_source), percent(share, 1)]);
     }
     Ok(Some(Card {
-        title: format!(
-            "{}: who proposed the tokens of the audited texts",
-            plural(kind)
-        ),
+        title: format!("{}: who proposed the tokens of the audited texts", plural(kind)),
         chart: Some(chart::bars(&bars, &|share| percent(share, 1))?.into()),
         table,
         folded: true,
@@ -357,9 +305,7 @@ fn pools(kind: &KindNight) -> Result<Option<Card>> {
     if figures.is_empty() {
         return Ok(None);
     }
-    let bars = figures
-        .iter()
-        .map(|(pool, f)| (f.texts, (pool_name(pool), vec![f.aal()])));
+    let bars = figures.iter().map(|(pool, f)| (f.texts, (pool_name(pool), vec![f.aal()])));
     let bars = largest(bars.collect());
     let has_chart = bars.iter().any(|(_, aal)| aal[0] > 0.0);
     let chart = has_chart.then(|| chart::bars(&bars, &|aal| format!("{aal:.2}")));
@@ -395,8 +341,7 @@ fn pools(kind: &KindNight) -> Result<Option<Card>> {
     }
     Ok(Some(Card {
         title: format!("{}: accepted drafts a forward, by pool", plural(kind)),
-        note: "Length drift: tokens of the texts over those of the same entities' earlier texts."
-            .into(),
+        note: "Length drift: tokens of the texts over those of the same entities' earlier texts.".into(),
         chart: chart.transpose()?.map(Svg::from),
         table,
         wide: true,
@@ -408,10 +353,7 @@ fn time(night: &Night) -> Result<Section> {
     let (figures, audit) = sums(night);
     let mut cards = Vec::new();
     let stages = [
-        (
-            "Forwards of texts",
-            figures.engine_seconds - figures.draft_seconds,
-        ),
+        ("Forwards of texts", figures.engine_seconds - figures.draft_seconds),
         ("Drafting", figures.draft_seconds),
         ("Audit, plain", audit.plain_seconds),
         ("Audit, as this run", audit.seconds),
@@ -422,11 +364,7 @@ fn time(night: &Night) -> Result<Section> {
         let mut bars = Vec::new();
         for (name, seconds) in stages.into_iter().filter(|(_, seconds)| *seconds > 0.0) {
             bars.push((name.to_owned(), vec![seconds]));
-            table.row([
-                name.to_owned(),
-                duration(seconds),
-                percent(seconds / all, 1),
-            ]);
+            table.row([name.to_owned(), duration(seconds), percent(seconds / all, 1)]);
         }
         cards.push(Card {
             title: "Engine time, by stage".into(),
@@ -441,16 +379,8 @@ fn time(night: &Night) -> Result<Section> {
         let mut spans = Vec::new();
         for stage in &night.timeline {
             let took = duration(stage.to - stage.from);
-            spans.push((
-                stage.name.to_owned(),
-                vec![(stage.from, stage.to, took.clone())],
-            ));
-            table.row([
-                stage.name.to_owned(),
-                duration(stage.from),
-                duration(stage.to),
-                took,
-            ]);
+            spans.push((stage.name.to_owned(), vec![(stage.from, stage.to, took.clone())]));
+            table.row([stage.name.to_owned(), duration(stage.from), duration(stage.to), took]);
         }
         cards.push(Card {
             title: "From the first command to publishing".into(),
@@ -460,21 +390,14 @@ fn time(night: &Night) -> Result<Section> {
             ..Card::default()
         });
     }
-    Ok(Section {
-        id: "time",
-        title: "Where the time went",
-        intro: String::new(),
-        cards,
-    })
+    Ok(Section { id: "time", title: "Where the time went", intro: String::new(), cards })
 }
 
 fn texts(night: &Night) -> Result<Section> {
     let mut cards = Vec::new();
     for kind in &night.kinds {
         let values = |lengths: &std::collections::BTreeMap<u64, u64>| {
-            let values = lengths
-                .iter()
-                .map(|(length, count)| (*length as f64, *count));
+            let values = lengths.iter().map(|(length, count)| (*length as f64, *count));
             values.collect::<Vec<_>>()
         };
         let audited = [values(&kind.audited.texts), values(&kind.audited.plain)];
@@ -486,9 +409,7 @@ fn texts(night: &Night) -> Result<Section> {
         if let Some(card) = &mut card {
             card.legend.clear();
             let stops = kind.texts.stops.iter();
-            let stops: Vec<String> = stops
-                .map(|(why, texts)| format!("{} {why}", whole(*texts)))
-                .collect();
+            let stops: Vec<String> = stops.map(|(why, texts)| format!("{} {why}", whole(*texts))).collect();
             card.note = match stops.is_empty() {
                 true => String::new(),
                 false => format!("Why tonight's ended: {}.", stops.join(", ")),
@@ -503,8 +424,7 @@ fn texts(night: &Night) -> Result<Section> {
     Ok(Section {
         id: "texts",
         title: "The texts",
-        intro: "Relaxed verification accepts close variants. Their lengths tell whether it drifts."
-            .into(),
+        intro: "Relaxed verification accepts close variants. Their lengths tell whether it drifts.".into(),
         cards,
     })
 }
@@ -513,17 +433,9 @@ fn lengths(title: String, series: &[Vec<(f64, u64)>], names: &[&str]) -> Result<
     let Some(histogram) = Histogram::of(series, BINS, 1.0) else {
         return Ok(None);
     };
-    let axes = Axes {
-        x: "tokens",
-        y: "texts",
-        format_x: &whole_only,
-        format_y: &short,
-    };
+    let axes = Axes { x: "tokens", y: "texts", format_x: &whole_only, format_y: &short };
     let head = ["Tokens"].into_iter().chain(names.iter().copied());
-    let mut table = Table {
-        head: head.map(str::to_owned).collect(),
-        ..Table::default()
-    };
+    let mut table = Table { head: head.map(str::to_owned).collect(), ..Table::default() };
     for bin in 0..histogram.bins() {
         let (from, to) = histogram.bin(bin);
         let counts = histogram.counts.iter().map(|counts| whole(counts[bin]));
@@ -546,25 +458,14 @@ fn similarities(kind: &KindNight) -> Result<Option<Card>> {
     let Some(histogram) = Histogram::of(&[values], BINS, 0.002) else {
         return Ok(None);
     };
-    let axes = Axes {
-        x: "cosine of the embeddings",
-        y: "texts",
-        format_x: &|x| format!("{x:.2}"),
-        format_y: &short,
-    };
+    let axes = Axes { x: "cosine of the embeddings", y: "texts", format_x: &|x| format!("{x:.2}"), format_y: &short };
     let mut table = Table::new(0, ["Similarity", "Texts"]);
     for bin in 0..histogram.bins() {
         let (from, to) = histogram.bin(bin);
-        table.row([
-            format!("{from:.3} to {to:.3}"),
-            whole(histogram.counts[0][bin]),
-        ]);
+        table.row([format!("{from:.3} to {to:.3}"), whole(histogram.counts[0][bin])]);
     }
     Ok(Some(Card {
-        title: format!(
-            "{}: similarity of the audited texts to the plain ones",
-            plural(kind)
-        ),
+        title: format!("{}: similarity of the audited texts to the plain ones", plural(kind)),
         chart: Some(chart::histogram(&histogram, &axes)?.into()),
         table,
         folded: true,
@@ -594,10 +495,7 @@ fn guarded(night: &Night) -> Option<Card> {
         for (pool, figures) in &manifest.figures {
             let audit = manifest.audit.get(pool).filter(|audit| audit.texts > 0);
             let drift = (figures.previous > 0).then(|| figures.length_drift());
-            let verdict = manifest
-                .guards
-                .as_ref()
-                .and_then(|report| report.pools.get(pool));
+            let verdict = manifest.guards.as_ref().and_then(|report| report.pools.get(pool));
             table.row([
                 pool_name(pool),
                 manifest.kind.to_string(),
@@ -634,39 +532,18 @@ fn told(verdict: &Verdict) -> String {
 }
 
 fn shards(night: &Night) -> Section {
-    let mut table = Table::new(
-        4,
-        [
-            "Part",
-            "Kind",
-            "Pools",
-            "Worker",
-            "Texts",
-            "Tokens",
-            "Engine time",
-            "Tokens/s",
-        ],
-    );
+    let mut table = Table::new(4, ["Part", "Kind", "Pools", "Worker", "Texts", "Tokens", "Engine time", "Tokens/s"]);
     let all = night.kinds.iter().flat_map(|k| {
         let shards = k.texts.shards.iter();
         shards.map(|shard| (k.manifest.kind, shard))
     });
     let mut all: Vec<(Kind, &ShardLine)> = all.collect();
-    all.sort_by(|a, b| {
-        b.1.seconds
-            .total_cmp(&a.1.seconds)
-            .then(a.1.shard.cmp(&b.1.shard))
-    });
+    all.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds).then(a.1.shard.cmp(&b.1.shard)));
     for (kind, shard) in all.iter().take(SHARDS_SHOWN) {
         table.row([
             shard.part.clone(),
             kind.to_string(),
-            shard
-                .pools
-                .iter()
-                .map(|pool| pool_name(pool))
-                .collect::<Vec<_>>()
-                .join(", "),
+            shard.pools.iter().map(|pool| pool_name(pool)).collect::<Vec<_>>().join(", "),
             shard.worker.clone(),
             whole(shard.texts),
             whole(shard.tokens),
@@ -675,11 +552,7 @@ fn shards(night: &Night) -> Section {
         ]);
     }
     let card = Card {
-        title: format!(
-            "{} of {} generated shards, by engine time",
-            table.rows.len(),
-            all.len()
-        ),
+        title: format!("{} of {} generated shards, by engine time", table.rows.len(), all.len()),
         table,
         wide: true,
         ..Card::default()
@@ -688,10 +561,7 @@ fn shards(night: &Night) -> Section {
         id: "shards",
         title: "Slowest shards",
         intro: String::new(),
-        cards: Some(card)
-            .filter(|card| !card.table.rows.is_empty())
-            .into_iter()
-            .collect(),
+        cards: Some(card).filter(|card| !card.table.rows.is_empty()).into_iter().collect(),
     }
 }
 
@@ -704,30 +574,17 @@ fn errors(night: &Night) -> Section {
             reasons.row([reason.clone(), name.clone(), stage.clone(), whole(*rows)]);
         }
         for row in &kind.errors.first {
-            let cells = [
-                row.entity_id.to_string(),
-                name.clone(),
-                row.stage.clone(),
-                row.reason.clone(),
-            ];
+            let cells = [row.entity_id.to_string(), name.clone(), row.stage.clone(), row.reason.clone()];
             first.row(cells);
         }
     }
-    let card = |title: &str, table: Table| Card {
-        title: title.to_owned(),
-        table,
-        wide: true,
-        ..Card::default()
-    };
+    let card = |title: &str, table: Table| Card { title: title.to_owned(), table, wide: true, ..Card::default() };
     let cards = [card("By reason", reasons), card("The first of them", first)];
     Section {
         id: "errors",
         title: "Rows without a text",
         intro: "_errors.jsonl in the published folder has all of them.".into(),
-        cards: cards
-            .into_iter()
-            .filter(|card| !card.table.rows.is_empty())
-            .collect(),
+        cards: cards.into_iter().filter(|card| !card.table.rows.is_empty()).collect(),
     }
 }
 
@@ -744,33 +601,18 @@ fn run(night: &Night) -> Section {
         row("Parts", whole(manifest.parts.len() as u64));
         row("Verification", spec.verification.to_string());
         row("Engine", format!("{}, {}", spec.engine, spec.precision));
-        row(
-            "Tokens of a text, at most",
-            whole(spec.max_new_tokens as u64),
-        );
+        row("Tokens of a text, at most", whole(spec.max_new_tokens as u64));
         row("Model", spec.model.to_string());
         row("Specification", manifest.spec_digest.to_string());
         row("Pools", manifest.pool_digest.to_string());
         if let Some(cost) = &manifest.cost {
             let price = format!("{} {} an hour", cost.price.gpu_hour, cost.price.currency);
             row("Price of an engine", price);
-            row(
-                "Price of these texts and their audit",
-                format!("{:.4} {}", cost.total(), cost.price.currency),
-            );
+            row("Price of these texts and their audit", format!("{:.4} {}", cost.total(), cost.price.currency));
         }
-        cards.push(Card {
-            title: plural(kind),
-            table,
-            ..Card::default()
-        });
+        cards.push(Card { title: plural(kind), table, ..Card::default() });
     }
-    Section {
-        id: "run",
-        title: "The run",
-        intro: String::new(),
-        cards,
-    }
+    Section { id: "run", title: "The run", intro: String::new(), cards }
 }
 
 fn plural(kind: &KindNight) -> String {
@@ -792,9 +634,7 @@ mod tests {
 
     #[test]
     fn a_depth_is_reached_by_all_forwards_that_accepted_more() {
-        let close = |a: &[f64], b: &[f64]| {
-            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12)
-        };
+        let close = |a: &[f64], b: &[f64]| a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-12);
         assert!(close(&by_depth(&[2, 1, 0, 1]), &[0.5, 0.25, 0.25]));
         assert!(by_depth(&[]).is_empty() && by_depth(&[7]).is_empty());
     }

@@ -11,10 +11,7 @@ fn root() -> PathBuf {
 fn code(path: &Path) -> String {
     let text = fs::read_to_string(path).unwrap();
     let code = text.split("#[cfg(test)]").next().unwrap();
-    code.lines()
-        .filter(|l| !l.trim_start().starts_with("//"))
-        .collect::<Vec<_>>()
-        .join("\n")
+    code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
 fn check_absent(path: &Path, words: &[&str]) {
@@ -26,16 +23,7 @@ fn check_absent(path: &Path, words: &[&str]) {
 
 #[test]
 fn decode_knows_no_tensor_file_clock_thread_or_async() {
-    let absent = [
-        "std::fs",
-        "std::io",
-        "std::time",
-        "std::thread",
-        "std::net",
-        "async ",
-        "serde",
-        "candle",
-    ];
+    let absent = ["std::fs", "std::io", "std::time", "std::thread", "std::net", "async ", "serde", "candle"];
     let mut folders = vec![root().join("decode/src")];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(folder).unwrap() {
@@ -50,14 +38,7 @@ fn decode_knows_no_tensor_file_clock_thread_or_async() {
 
 #[test]
 fn the_ledger_knows_no_runtime_clock_or_network() {
-    let absent = [
-        "tokio",
-        "async ",
-        "std::net",
-        "std::thread",
-        "Instant::now",
-        "std::fs",
-    ];
+    let absent = ["tokio", "async ", "std::net", "std::thread", "Instant::now", "std::fs"];
     check_absent(&root().join("coordinator/src/ledger.rs"), &absent);
 }
 
@@ -75,14 +56,9 @@ fn dependencies_point_one_way() {
     for (name, allowed) in allowed {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();
         let normal = manifest.split("[dev-dependencies]").next().unwrap();
-        let own = normal
-            .lines()
-            .filter_map(|l| l.strip_prefix("laser-")?.split('.').next());
+        let own = normal.lines().filter_map(|l| l.strip_prefix("laser-")?.split('.').next());
         for dependency in own {
-            assert!(
-                allowed.contains(&dependency),
-                "{name} depends on {dependency}"
-            );
+            assert!(allowed.contains(&dependency), "{name} depends on {dependency}");
         }
     }
 }
@@ -90,11 +66,7 @@ fn dependencies_point_one_way() {
 #[test]
 fn every_test_that_reliability_md_names_exists() {
     let mut tests = String::new();
-    for folder in [
-        "tests/cli",
-        "coordinator/tests/coordinator",
-        "worker/tests/worker",
-    ] {
+    for folder in ["tests/cli", "coordinator/tests/coordinator", "worker/tests/worker"] {
         for file in fs::read_dir(root().join(folder)).unwrap() {
             tests += &fs::read_to_string(file.unwrap().path()).unwrap();
         }
@@ -105,9 +77,6 @@ fn every_test_that_reliability_md_names_exists() {
     let names: Vec<&str> = names.filter(|name| name.matches('_').count() > 2).collect();
     assert!(names.len() > 20, "{names:?}");
     for name in names {
-        assert!(
-            tests.contains(&format!("fn {name}(")),
-            "there is no test {name}"
-        );
+        assert!(tests.contains(&format!("fn {name}(")), "there is no test {name}");
     }
 }

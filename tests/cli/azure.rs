@@ -25,8 +25,7 @@ const path = '/devstoreaccount1/laser?restype=container';
 const answer = (got) => process.exit(got.statusCode === 201 ? 0 : 1);
 require('http').request({ port, method: 'PUT', path, headers }, answer).end();
 ";
-const KEY: &str =
-    "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
+const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
 /// A blob server; killed when dropped.
 struct Azurite {
@@ -37,49 +36,29 @@ struct Azurite {
 impl Azurite {
     fn start() -> Self {
         let binary = std::env::var_os("LASER_AZURITE").unwrap_or_else(|| {
-            panic!(
-                "LASER_AZURITE is not set: pass the tests with tests/run.sh, or `source tests/azurite.sh` first"
-            )
+            panic!("LASER_AZURITE is not set: pass the tests with tests/run.sh, or `source tests/azurite.sh` first")
         });
         let mut child = Command::new(binary)
             .args(["--blobHost", "127.0.0.1", "--blobPort", "0", "--silent"])
-            .args([
-                "--inMemoryPersistence",
-                "--skipApiVersionCheck",
-                "--disableTelemetry",
-            ])
+            .args(["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"])
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap())
-            .lines()
-            .map_while(Result::ok);
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
         let port = lines
-            .find_map(|line| {
-                line.split_once("listens on http://127.0.0.1:")?
-                    .1
-                    .trim()
-                    .parse()
-                    .ok()
-            })
+            .find_map(|line| line.split_once("listens on http://127.0.0.1:")?.1.trim().parse().ok())
             .expect("azurite did not start");
         std::thread::spawn(move || lines.for_each(drop));
         let server = Self { child, port };
-        let made = Command::new("node")
-            .args(["-e", MAKE_CONTAINER, &port.to_string(), KEY])
-            .status()
-            .unwrap();
+        let made = Command::new("node").args(["-e", MAKE_CONTAINER, &port.to_string(), KEY]).status().unwrap();
         assert!(made.success());
         server
     }
 
     fn environment(&self) -> Vec<(&'static str, String)> {
         let url = format!("http://127.0.0.1:{}", self.port);
-        vec![
-            ("AZURE_STORAGE_USE_EMULATOR", "true".into()),
-            ("AZURITE_BLOB_STORAGE_URL", url),
-        ]
+        vec![("AZURE_STORAGE_USE_EMULATOR", "true".into()), ("AZURITE_BLOB_STORAGE_URL", url)]
     }
 
     fn copy_parts(&self, workspace: &Workspace) {

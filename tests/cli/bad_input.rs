@@ -12,15 +12,8 @@ fn check_table(rows: &str, settings: &[&str], expected: &str) {
     let config = fs::read_to_string(workspace.path("laser.toml")).unwrap();
     let (before, after) = config.split_once("[demo]").unwrap();
     let after = after.split_once("[output]").unwrap().1;
-    let input = format!(
-        "[[input]]\npath = \"{}\"\nkind = \"user\"\n",
-        table.display()
-    );
-    fs::write(
-        workspace.path("laser.toml"),
-        format!("{before}{input}[output]{after}"),
-    )
-    .unwrap();
+    let input = format!("[[input]]\npath = \"{}\"\nkind = \"user\"\n", table.display());
+    fs::write(workspace.path("laser.toml"), format!("{before}{input}[output]{after}")).unwrap();
     check(&workspace, settings, expected);
 }
 
@@ -29,36 +22,22 @@ fn check(workspace: &Workspace, settings: &[&str], expected: &str) {
     let output = workspace.run(settings);
     assert_exit(&output, 65);
     let message = stderr(&output);
-    let message = message
-        .lines()
-        .find(|l| l.starts_with("error:"))
-        .unwrap_or_default();
-    assert!(
-        message.contains(expected),
-        "expected {expected:?} in {message:?}"
-    );
+    let message = message.lines().find(|l| l.starts_with("error:")).unwrap_or_default();
+    assert!(message.contains(expected), "expected {expected:?} in {message:?}");
     assert!(workspace.parts().is_empty(), "something was published");
 }
 
-const ROW: &str = r#"{"id": 1, "history": [{"title": "A", "genres": ["Drama"], "rating": 4}], "embedding": [0.1, 0.2]}"#;
+const ROW: &str =
+    r#"{"id": 1, "history": [{"title": "A", "genres": ["Drama"], "rating": 4}], "embedding": [0.1, 0.2]}"#;
 
 #[test]
 fn wrong_rows_are_refused_with_file_and_row() {
     let cases = [
         (String::new(), "no entities"),
-        (
-            "{\"name\": \"x\"}".to_owned(),
-            "users.jsonl, row 1: column \"id\" is empty",
-        ),
+        ("{\"name\": \"x\"}".to_owned(), "users.jsonl, row 1: column \"id\" is empty"),
         (format!("{ROW}\n{ROW}"), "row 2: user id 1 appears twice"),
-        (
-            ROW.replace("[{\"title\"", "7, \"x\": [{\"title\""),
-            "row 1: column \"history\" holds 7",
-        ),
-        (
-            ROW.replace("0.2", "null"),
-            "row 1: column \"embedding\" holds NaN or null at position 1",
-        ),
+        (ROW.replace("[{\"title\"", "7, \"x\": [{\"title\""), "row 1: column \"history\" holds 7"),
+        (ROW.replace("0.2", "null"), "row 1: column \"embedding\" holds NaN or null at position 1"),
         ("not json".to_owned(), "row 1: not a JSON object"),
     ];
     for (rows, expected) in cases {
@@ -68,15 +47,8 @@ fn wrong_rows_are_refused_with_file_and_row() {
 
 #[test]
 fn impossible_groupings_are_refused() {
-    check_table(
-        ROW,
-        &["pools.user.grouping=collaborative", "pools.user.clusters=9"],
-        "clusters",
-    );
-    let missing = [
-        "pools.user.grouping=attribute",
-        "pools.user.attributes=[\"zodiac\"]",
-    ];
+    check_table(ROW, &["pools.user.grouping=collaborative", "pools.user.clusters=9"], "clusters");
+    let missing = ["pools.user.grouping=attribute", "pools.user.attributes=[\"zodiac\"]"];
     check_table(ROW, &missing, "zodiac");
 }
 
@@ -102,25 +74,17 @@ fn unusable_models_are_refused() {
         change(&dir);
         format!("model.path={}", dir.display())
     };
-    let no_tokenizer = broken("no-tokenizer", &|dir| {
-        fs::remove_file(dir.join("tokenizer.json")).unwrap()
-    });
+    let no_tokenizer = broken("no-tokenizer", &|dir| fs::remove_file(dir.join("tokenizer.json")).unwrap());
     check(&workspace, &[&no_tokenizer], "no tokenizer.json");
     let other = broken("other", &|dir| {
         let config = fs::read_to_string(dir.join("config.json")).unwrap();
         fs::write(
             dir.join("config.json"),
-            config
-                .replace("LlamaForCausalLM", "MambaForCausalLM")
-                .replace("\"llama\"", "\"mamba\""),
+            config.replace("LlamaForCausalLM", "MambaForCausalLM").replace("\"llama\"", "\"mamba\""),
         )
         .unwrap();
     });
-    check(
-        &workspace,
-        &[&other],
-        "MambaForCausalLM is not supported by the tree engine",
-    );
+    check(&workspace, &[&other], "MambaForCausalLM is not supported by the tree engine");
     let truncated = broken("truncated", &|dir| {
         let file = dir.join("model.safetensors");
         let bytes = fs::read(&file).unwrap();
@@ -142,24 +106,8 @@ fn an_output_that_cannot_be_written_is_refused() {
 fn wrong_options_are_refused_by_key() {
     let workspace = Workspace::new();
     let relaxed = "verification.policy=relaxed";
-    check(
-        &workspace,
-        &[relaxed, "verification.p=1.5"],
-        "p must be in 0..=1, got 1.5",
-    );
-    check(
-        &workspace,
-        &[relaxed, "verification.k=0"],
-        "k must be at least 1",
-    );
-    check(
-        &workspace,
-        &["pools.user.clusters=0"],
-        "[pools.user] clusters",
-    );
-    check(
-        &workspace,
-        &["run.shard_row=3"],
-        "did you mean \"shard_rows\"",
-    );
+    check(&workspace, &[relaxed, "verification.p=1.5"], "p must be in 0..=1, got 1.5");
+    check(&workspace, &[relaxed, "verification.k=0"], "k must be at least 1");
+    check(&workspace, &["pools.user.clusters=0"], "[pools.user] clusters");
+    check(&workspace, &["run.shard_row=3"], "did you mean \"shard_rows\"");
 }

@@ -91,10 +91,7 @@ audit_share = 0.2
     fn laser(&self, args: &[&str], settings: &[&str]) -> Output {
         let (subcommand, rest) = args.split_at(args.len().min(2));
         let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
-        command
-            .args(subcommand)
-            .arg(self.workspace.path("laser.toml"))
-            .args(rest);
+        command.args(subcommand).arg(self.workspace.path("laser.toml")).args(rest);
         for setting in settings {
             command.args(["--set", setting]);
         }
@@ -113,10 +110,7 @@ audit_share = 0.2
     #[track_caller]
     fn run_of(&self, day: u32) -> PathBuf {
         let day = format!("2026-01-{day:02}-");
-        let runs = self
-            .folders("runs")
-            .into_iter()
-            .filter(|run| run.starts_with(&day));
+        let runs = self.folders("runs").into_iter().filter(|run| run.starts_with(&day));
         let runs: Vec<String> = runs.collect();
         assert_eq!(runs.len(), 1, "{runs:?}");
         self.workspace.path("out/runs").join(&runs[0])
@@ -139,30 +133,15 @@ fn one_command_makes_a_first_night_and_every_night_after_it() {
     let nights = Nights::new();
     let first = nights.night(1, &[]);
     assert!(stderr(&first).contains("a first night: no complete night before 2026-01-01"));
-    assert_eq!(
-        nights.json(1, "pins.json")["previous"],
-        Value::Array(Vec::new())
-    );
+    assert_eq!(nights.json(1, "pins.json")["previous"], Value::Array(Vec::new()));
     // Nothing has changed: all is carried forward.
     let second = nights.night(2, &[]);
-    assert!(
-        stderr(&second).contains("dt=2026-01-01"),
-        "{}",
-        stderr(&second)
-    );
-    assert!(
-        stdout(&second).contains("12 unchanged"),
-        "{}",
-        stdout(&second)
-    );
+    assert!(stderr(&second).contains("dt=2026-01-01"), "{}", stderr(&second));
+    assert!(stdout(&second).contains("12 unchanged"), "{}", stdout(&second));
     // Everything has: last night's texts are the pools, and what tonight's lengths are compared with.
     nights.write_users("Alien");
     let third = nights.night(3, &[]);
-    assert!(
-        stdout(&third).contains("12 generated"),
-        "{}",
-        stdout(&third)
-    );
+    assert!(stdout(&third).contains("12 generated"), "{}", stdout(&third));
     let figures = &nights.manifest(3)["figures"];
     let sum = |key: &str| {
         let pools = figures.as_object().unwrap().values();
@@ -191,22 +170,12 @@ fn previous_on_the_command_line_replaces_that_of_the_configuration() {
     let named = named.arg("--previous").arg(&empty).output().unwrap();
     assert_exit(&named, 65);
     let message = stderr(&named);
-    assert!(
-        message.contains("empty: no complete earlier output"),
-        "{message}"
-    );
-    assert!(
-        message.contains("path = \"latest\""),
-        "says what to do: {message}"
-    );
+    assert!(message.contains("empty: no complete earlier output"), "{message}");
+    assert!(message.contains("path = \"latest\""), "says what to do: {message}");
     let mut latest = nights.command("plan", 2, &["previous=[]"]);
     let latest = latest.args(["--previous", "latest"]).output().unwrap();
     assert_exit(&latest, 0);
-    assert!(
-        stdout(&latest).contains("12 unchanged"),
-        "{}",
-        stdout(&latest)
-    );
+    assert!(stdout(&latest).contains("12 unchanged"), "{}", stdout(&latest));
 }
 
 #[test]
@@ -234,22 +203,12 @@ fn pool_sets_are_promoted_and_rolled_back_between_nights_and_never_within_one() 
     let refused = nights.command("run", 2, &promoted).output().unwrap();
     assert_exit(&refused, 65);
     assert!(stderr(&refused).contains("laser pools promote CONFIG VERSION"));
-    for (name, size) in [
-        ("a", "pools.user.max_texts=9"),
-        ("b", "pools.user.max_texts=3"),
-    ] {
-        assert_exit(
-            &nights.laser(&["pools", "build", "--name", name], &[size]),
-            0,
-        );
+    for (name, size) in [("a", "pools.user.max_texts=9"), ("b", "pools.user.max_texts=3")] {
+        assert_exit(&nights.laser(&["pools", "build", "--name", name], &[size]), 0);
     }
     let again = nights.laser(&["pools", "build", "--name", "a"], &[]);
     assert_exit(&again, 65);
-    assert!(
-        stderr(&again).contains("give another --name"),
-        "{}",
-        stderr(&again)
-    );
+    assert!(stderr(&again).contains("give another --name"), "{}", stderr(&again));
     let promote = |version: &str| {
         assert_exit(&nights.laser(&["pools", "promote", version], &promoted), 0);
     };
@@ -264,35 +223,20 @@ fn pool_sets_are_promoted_and_rolled_back_between_nights_and_never_within_one() 
     assert_exit(&nights.laser(&["pools", "rollback"], &promoted), 0);
     let listed = stdout(&nights.laser(&["pools", "list"], &[]));
     let current: Vec<&str> = listed.lines().filter(|l| l.ends_with("promoted")).collect();
-    assert!(
-        current.len() == 1 && current[0].starts_with("a "),
-        "{listed}"
-    );
-    assert_eq!(
-        listed.lines().count(),
-        3,
-        "the first night's own, a and b:\n{listed}"
-    );
+    assert!(current.len() == 1 && current[0].starts_with("a "), "{listed}");
+    assert_eq!(listed.lines().count(), 3, "the first night's own, a and b:\n{listed}");
     // By name too, and each can be looked into.
     nights.write_users("Jaws");
     nights.night(4, &["run.pools=b"]);
     assert_eq!(nights.json(4, "plan.json")["pools"], "pools/b");
-    for set in [
-        "promoted",
-        "b",
-        nights.workspace.path("out/pools/a").to_str().unwrap(),
-    ] {
+    for set in ["promoted", "b", nights.workspace.path("out/pools/a").to_str().unwrap()] {
         let inspected = nights.laser(&["pools", "inspect", set], &[]);
         assert_exit(&inspected, 0);
         assert!(stdout(&inspected).contains("bytes a token"));
     }
     let unknown = nights.laser(&["pools", "inspect", "c"], &[]);
     assert_exit(&unknown, 65);
-    assert!(
-        stderr(&unknown).contains("no finished pool set \"c\""),
-        "{}",
-        stderr(&unknown)
-    );
+    assert!(stderr(&unknown).contains("no finished pool set \"c\""), "{}", stderr(&unknown));
 }
 
 #[test]
@@ -342,11 +286,7 @@ fn nights_beyond_those_that_are_kept_are_removed_and_the_rest_stays_whole() {
     let dates = ["dt=2026-01-04", "dt=2026-01-05"];
     assert_eq!(nights.folders("profiles/kind=user"), dates);
     assert_eq!(nights.folders("runs").len(), 2);
-    assert_eq!(
-        nights.folders("pools").len(),
-        4,
-        "two nights', the promoted one, promotions"
-    );
+    assert_eq!(nights.folders("pools").len(), 4, "two nights', the promoted one, promotions");
     assert_exit(&nights.workspace.verify(), 0);
     assert_exit(&nights.laser(&["pools", "inspect", "promoted"], &[]), 0);
     nights.write_users("Big");
@@ -359,48 +299,30 @@ fn a_price_is_told_by_pool_and_in_all() {
     let price = ["price.gpu_hour=7200", "price.currency=EUR"];
     let night = nights.night(1, &price);
     let text = stdout(&night);
-    assert!(
-        text.contains("EUR, ") && text.contains("per 1,000 texts"),
-        "{text}"
-    );
+    assert!(text.contains("EUR, ") && text.contains("per 1,000 texts"), "{text}");
     let manifest = nights.manifest(1);
     let (cost, figures) = (&manifest["cost"], manifest["figures"].as_object().unwrap());
     let number = |value: &Value| value.as_f64().unwrap();
     for (pool, figures) in figures {
         let expected = number(&figures["engine_seconds"]) * 2.0 * 1e3 / number(&figures["texts"]);
         let found = number(&cost["per_1000_texts_by_pool"][pool]);
-        assert!(
-            (found - expected).abs() < 1e-9 * expected,
-            "{pool}: {found}, not {expected}"
-        );
+        assert!((found - expected).abs() < 1e-9 * expected, "{pool}: {found}, not {expected}");
     }
     let seconds: f64 = figures.values().map(|f| number(&f["engine_seconds"])).sum();
     assert!((number(&cost["gpu_seconds"]) - seconds).abs() < 1e-9);
     assert!((number(&cost["per_1000_texts"]) - seconds * 2.0 * 1e3 / 12.0).abs() < 1e-6);
     let status = nights.command("status", 1, &[]).output().unwrap();
-    assert!(
-        stdout(&status).contains("EUR per 1,000 texts"),
-        "{}",
-        stdout(&status)
-    );
+    assert!(stdout(&status).contains("EUR per 1,000 texts"), "{}", stdout(&status));
 }
 
 #[test]
 fn json_logs_of_a_shard_name_run_shard_and_pool() {
     let nights = Nights::new();
     let mut command = nights.command("run", 1, &[]);
-    let command = command
-        .env("LASER_LOG", "json")
-        .env("RUST_LOG", "laser_worker=debug");
+    let command = command.env("LASER_LOG", "json").env("RUST_LOG", "laser_worker=debug");
     let output = command.output().unwrap();
     assert_exit(&output, 0);
-    let run = nights
-        .run_of(1)
-        .file_name()
-        .unwrap()
-        .to_str()
-        .unwrap()
-        .to_owned();
+    let run = nights.run_of(1).file_name().unwrap().to_str().unwrap().to_owned();
     let mut seen = 0;
     for line in stderr(&output).lines() {
         let line: Value = serde_json::from_str(line).unwrap();

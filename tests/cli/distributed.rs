@@ -30,19 +30,12 @@ impl Nats {
     /// With more configuration.
     pub(crate) fn start_with(variable: &str, configuration: &str) -> Self {
         let binary = std::env::var_os(variable).unwrap_or_else(|| {
-            panic!(
-                "{variable} is not set: pass the tests with tests/run.sh, or `source tests/nats.sh` first"
-            )
+            panic!("{variable} is not set: pass the tests with tests/run.sh, or `source tests/nats.sh` first")
         });
         let (dir, binary) = (tempfile::tempdir().unwrap(), PathBuf::from(binary));
         fs::write(dir.path().join("nats.conf"), configuration).unwrap();
         let (child, port) = spawn(&binary, dir.path(), "-1");
-        Self {
-            dir,
-            binary,
-            port,
-            child,
-        }
+        Self { dir, binary, port, child }
     }
 
     /// As `kill -9` does, and a start on the same store and port.
@@ -75,30 +68,15 @@ impl Drop for Nats {
 fn spawn(binary: &Path, dir: &Path, port: &str) -> (Child, u16) {
     let mut child = Command::new(binary)
         .current_dir(dir)
-        .args([
-            "-c",
-            "nats.conf",
-            "-js",
-            "-sd",
-            ".",
-            "-a",
-            "127.0.0.1",
-            "-p",
-            port,
-        ])
+        .args(["-c", "nats.conf", "-js", "-sd", ".", "-a", "127.0.0.1", "-p", port])
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap())
-        .lines()
-        .map_while(Result::ok);
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
     let mut port = None;
     for line in lines.by_ref() {
         if let Some((_, address)) = line.split_once("Listening for client connections on ") {
-            port = address
-                .rsplit(':')
-                .next()
-                .and_then(|p| p.trim().parse().ok());
+            port = address.rsplit(':').next().and_then(|p| p.trim().parse().ok());
         }
         if line.contains("Server is ready") {
             break;
@@ -145,10 +123,7 @@ impl Cluster {
             store: None,
             tonight,
             _inputs: embedded,
-            expected: expected
-                .into_iter()
-                .filter(|((folder, _), _)| folder.contains("dt=2026-01-02"))
-                .collect(),
+            expected: expected.into_iter().filter(|((folder, _), _)| folder.contains("dt=2026-01-02")).collect(),
         }
     }
 
@@ -168,8 +143,7 @@ impl Cluster {
         let out = format!("path = \"{}\"", self.tonight.path("out").display());
         assert!(config.contains(&out), "{config}");
         let cache = self.tonight.path("cache");
-        let config = config.replace(&out, &format!("path = {url:?}"))
-            + &format!("[worker]\ncache = {cache:?}\n");
+        let config = config.replace(&out, &format!("path = {url:?}")) + &format!("[worker]\ncache = {cache:?}\n");
         fs::write(file, config).unwrap();
     }
 
@@ -231,10 +205,7 @@ pub(crate) struct Process {
 impl Process {
     pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command
-            .env(
-                "RUST_LOG",
-                "laser=info,laser_worker=debug,laser_coordinator=info",
-            )
+            .env("RUST_LOG", "laser=info,laser_worker=debug,laser_coordinator=info")
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
@@ -247,11 +218,7 @@ impl Process {
                 let _ = send.send(line);
             }
         });
-        Self {
-            child,
-            log,
-            seen: RefCell::default(),
-        }
+        Self { child, log, seen: RefCell::default() }
     }
 
     /// Waits until the process has logged `word` a number of times.
@@ -261,10 +228,7 @@ impl Process {
         for _ in 0..times {
             loop {
                 let Ok(line) = self.log.recv() else {
-                    panic!(
-                        "{word:?} was not logged {times} times:\n{}",
-                        seen.join("\n")
-                    );
+                    panic!("{word:?} was not logged {times} times:\n{}", seen.join("\n"));
                 };
                 seen.push(line);
                 if seen.last().is_some_and(|line| line.contains(word)) {
@@ -314,33 +278,16 @@ fn two_workers_make_the_night_of_one_process_on_an_old_and_a_new_server() {
         let cluster = Cluster::new(server);
         let coordinator = cluster.start("coordinator");
         coordinator.wait_for("queued shards", 1);
-        let idle = || {
-            Process::start(
-                cluster
-                    .tonight
-                    .command("worker", &["worker.idle_seconds=3"]),
-            )
-        };
+        let idle = || Process::start(cluster.tonight.command("worker", &["worker.idle_seconds=3"]));
         let workers = [idle(), idle()];
         coordinator.assert_ends(0);
         workers.into_iter().for_each(|worker| worker.assert_ends(0));
         cluster.assert_whole();
         // Again: it is published, and nobody has to work.
-        assert_exit(
-            &cluster
-                .tonight
-                .command("coordinator", &[])
-                .output()
-                .unwrap(),
-            0,
-        );
+        assert_exit(&cluster.tonight.command("coordinator", &[]).output().unwrap(), 0);
         let status = cluster.tonight.command("status", &[]).output().unwrap();
         assert_exit(&status, 0);
-        assert!(
-            stdout(&status).contains("users published"),
-            "{}",
-            stdout(&status)
-        );
+        assert!(stdout(&status).contains("users published"), "{}", stdout(&status));
         cluster.assert_whole();
     }
 }
@@ -380,9 +327,7 @@ fn a_server_and_a_coordinator_killed_three_times_lose_and_double_nothing() {
         coordinator.kill();
     }
     let coordinators = [cluster.start("coordinator"), cluster.start("coordinator")];
-    coordinators
-        .into_iter()
-        .for_each(|coordinator| coordinator.assert_ends(0));
+    coordinators.into_iter().for_each(|coordinator| coordinator.assert_ends(0));
     worker.terminate();
     cluster.assert_whole();
 }
@@ -428,15 +373,7 @@ fn a_shard_that_always_fails_is_a_dead_letter_and_can_be_replayed() {
     let run = cluster.run_id();
     let shards = cluster.tonight.path(&format!("out/runs/{run}/shards"));
     let input = fs::read_dir(shards).unwrap().map(|f| f.unwrap().path());
-    let input = input
-        .filter(|p| {
-            !p.file_name()
-                .unwrap()
-                .to_string_lossy()
-                .starts_with("audit")
-        })
-        .min()
-        .unwrap();
+    let input = input.filter(|p| !p.file_name().unwrap().to_string_lossy().starts_with("audit")).min().unwrap();
     let whole = fs::read(&input).unwrap();
     fs::write(&input, &whole[1..]).unwrap();
     let worker = Process::start(cluster.tonight.command("worker", &["queue.attempts=2"]));
@@ -450,19 +387,11 @@ fn a_shard_that_always_fails_is_a_dead_letter_and_can_be_replayed() {
         "{}",
         stdout(&listed)
     );
-    assert!(
-        stdout(&listed).contains("do not match the plan's digest"),
-        "{}",
-        stdout(&listed)
-    );
+    assert!(stdout(&listed).contains("do not match the plan's digest"), "{}", stdout(&listed));
     fs::write(&input, &whole).unwrap();
     let replayed = cluster.laser(&["dlq", "replay", &config, &run]);
     assert_exit(&replayed, 0);
-    assert!(
-        stdout(&replayed).contains("1 shards queued again"),
-        "{}",
-        stdout(&replayed)
-    );
+    assert!(stdout(&replayed).contains("1 shards queued again"), "{}", stdout(&replayed));
     let (coordinator, worker) = (cluster.start("coordinator"), cluster.start("worker"));
     coordinator.assert_ends(0);
     worker.terminate();
@@ -490,14 +419,10 @@ fn at_the_deadline_what_is_there_is_published_and_late_workers_change_nothing() 
     late.terminate();
     assert_eq!(cluster.tonight.parts(), published);
     assert_exit(&cluster.tonight.verify(), 0);
-    let errors =
-        fs::read_dir(cluster.tonight.path("out/profiles/kind=user/dt=2026-01-02")).unwrap();
+    let errors = fs::read_dir(cluster.tonight.path("out/profiles/kind=user/dt=2026-01-02")).unwrap();
     let folder = errors.map(|run| run.unwrap().path()).next().unwrap();
     let errors = fs::read_to_string(folder.join("_errors.jsonl")).unwrap();
-    assert!(
-        errors.contains("not generated before the deadline"),
-        "{errors}"
-    );
+    assert!(errors.contains("not generated before the deadline"), "{errors}");
 }
 
 #[test]
@@ -513,18 +438,10 @@ fn a_cancelled_run_stops_and_resumes() {
     coordinator.assert_ends(75);
     let refused = cluster.laser(&["coordinator", &config, "--previous", "latest"]);
     assert_exit(&refused, 75);
-    assert!(
-        stderr(&refused).contains("was cancelled"),
-        "{}",
-        stderr(&refused)
-    );
+    assert!(stderr(&refused).contains("was cancelled"), "{}", stderr(&refused));
     let other = cluster.laser(&["resume", &config, &run]);
     assert_exit(&other, 65);
-    assert!(
-        stderr(&other).contains("another --previous"),
-        "{}",
-        stderr(&other)
-    );
+    assert!(stderr(&other).contains("another --previous"), "{}", stderr(&other));
     let worker = cluster.start("worker");
     let resumed = cluster.laser(&["resume", &config, &run, "--previous", "latest"]);
     assert_exit(&resumed, 0);
@@ -540,16 +457,10 @@ fn a_worker_of_another_configuration_is_refused() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");
     coordinator.wait_for("queued shards", 1);
-    let mut other = cluster
-        .tonight
-        .command("worker", &["generate.max_new_tokens=25"]);
+    let mut other = cluster.tonight.command("worker", &["generate.max_new_tokens=25"]);
     let output = other.output().unwrap();
     assert_exit(&output, 65);
-    assert!(
-        stderr(&output).contains("max_new_tokens = 24") && stderr(&output).contains("25"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("max_new_tokens = 24") && stderr(&output).contains("25"), "{}", stderr(&output));
     let worker = cluster.start("worker");
     coordinator.assert_ends(0);
     worker.terminate();

@@ -27,10 +27,7 @@ fn type_name(name: &str, data_type: &DataType) -> String {
 
 /// Names and types of the table of columns below a heading.
 fn listed(page: &str, heading: &str) -> Vec<(String, String)> {
-    let section = page
-        .split("\n## ")
-        .find(|section| section.starts_with(heading))
-        .unwrap();
+    let section = page.split("\n## ").find(|section| section.starts_with(heading)).unwrap();
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     let row = |row: &str| {
         let mut cells = row.split('|').map(|cell| cell.trim().replace('`', ""));
@@ -43,18 +40,15 @@ fn listed(page: &str, heading: &str) -> Vec<(String, String)> {
 fn columns(schema: &Schema) -> Vec<(String, String)> {
     let column = |field: &FieldRef| {
         assert!(!field.is_nullable(), "{} is nullable", field.name());
-        (
-            field.name().clone(),
-            type_name(field.name(), field.data_type()),
-        )
+        (field.name().clone(), type_name(field.name(), field.data_type()))
     };
     schema.fields().iter().map(column).collect()
 }
 
 /// The columns with an embedding, whose type is one of two.
 fn embedded(schema: &Schema) -> Vec<(String, String)> {
-    let [mut fixed, list] = [EmbeddingLayout::Fixed, EmbeddingLayout::List]
-        .map(|layout| columns(&layout.append_to(schema, 384)));
+    let [mut fixed, list] =
+        [EmbeddingLayout::Fixed, EmbeddingLayout::List].map(|layout| columns(&layout.append_to(schema, 384)));
     let (last, other) = (fixed.last_mut().unwrap(), list.last().unwrap());
     last.1 = format!("{} or {}", last.1, other.1);
     fixed

@@ -37,19 +37,10 @@ fn all_is_well_before_a_night_and_after() {
     let before = doctor(&cluster.tonight, &[]).output().unwrap();
     assert_exit(&before, 0);
     let text = stdout(&before);
-    for line in [
-        "ok    model",
-        "ok    input",
-        "ok    previous",
-        "ok    queue",
-        "ok    run: none yet",
-    ] {
+    for line in ["ok    model", "ok    input", "ok    previous", "ok    queue", "ok    run: none yet"] {
         assert!(text.contains(line), "no {line:?} in {text}");
     }
-    assert!(
-        text.contains("conditional puts have one winner, clocks "),
-        "{text}"
-    );
+    assert!(text.contains("conditional puts have one winner, clocks "), "{text}");
     let (coordinator, worker) = (cluster.start("coordinator"), cluster.start("worker"));
     coordinator.assert_ends(0);
     worker.terminate();
@@ -62,34 +53,14 @@ fn a_queue_that_will_not_do_is_told() {
     let workspace = Workspace::new();
     let at = |port: u16| format!("queue.url=nats://127.0.0.1:{port}");
     let absent = doctor(&workspace, &[&at(closed_port())]).output().unwrap();
-    assert_wrong(
-        &absent,
-        &[
-            "cannot connect to nats at 127.0.0.1",
-            "check that the server runs",
-        ],
-    );
+    assert_wrong(&absent, &["cannot connect to nats at 127.0.0.1", "check that the server runs"]);
     let old = doctor(&workspace, &[&at(greet("2.8.4"))]).output().unwrap();
-    assert_wrong(
-        &old,
-        &[
-            "nats server granny has version 2.8.4, expected 2.9.0 or later",
-            "upgrade it",
-        ],
-    );
-    let user =
-        "authorization { users: [{ user: a, password: b, permissions: { publish: nothing } }] }";
+    assert_wrong(&old, &["nats server granny has version 2.8.4, expected 2.9.0 or later", "upgrade it"]);
+    let user = "authorization { users: [{ user: a, password: b, permissions: { publish: nothing } }] }";
     let server = Nats::start_with("LASER_NATS_NEW", user);
     let url = format!("queue.url=nats://a:b@127.0.0.1:{}", server.port);
     let forbidden = doctor(&workspace, &[&url]).output().unwrap();
-    assert_wrong(
-        &forbidden,
-        &[
-            "neither coordinator",
-            "nor worker",
-            "deploy/nats/laser.conf",
-        ],
-    );
+    assert_wrong(&forbidden, &["neither coordinator", "nor worker", "deploy/nats/laser.conf"]);
 }
 
 /// Greets as a server would that cannot be installed any more. Returns its port.
@@ -123,22 +94,13 @@ fn a_store_that_will_not_do_is_told() {
         command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{port}"));
         command.output().unwrap()
     };
-    assert_wrong(
-        &at(closed_port()),
-        &["output s3://laser/out", "did not answer", "endpoint"],
-    );
+    assert_wrong(&at(closed_port()), &["output s3://laser/out", "did not answer", "endpoint"]);
     proxy.set(Fault::Answer(403));
     assert_wrong(&at(proxy.port), &["output s3://laser/out", "403"]);
     proxy.set(Fault::Unconditional);
-    assert_wrong(
-        &at(proxy.port),
-        &["it knows no conditional put", "use a store that does"],
-    );
+    assert_wrong(&at(proxy.port), &["it knows no conditional put", "use a store that does"]);
     proxy.set(Fault::Modified("Mon, 05 Jan 2026 10:00:00 GMT"));
-    assert_wrong(
-        &at(proxy.port),
-        &["its clock and this machine's are", "synchronise them (NTP)"],
-    );
+    assert_wrong(&at(proxy.port), &["its clock and this machine's are", "synchronise them (NTP)"]);
     proxy.set(Fault::None);
     assert_exit(&at(proxy.port), 0);
 }
@@ -152,11 +114,7 @@ fn a_worker_with_another_model_or_a_damaged_pool_is_told() {
     let run = cluster.run_id();
     let well = doctor(&cluster.tonight, &[]).output().unwrap();
     assert_exit(&well, 0);
-    assert!(
-        stdout(&well).contains(&format!("{run} can be worked on")),
-        "{}",
-        stdout(&well)
-    );
+    assert!(stdout(&well).contains(&format!("{run} can be worked on")), "{}", stdout(&well));
     let model = cluster.tonight.path("model");
     fs::create_dir(&model).unwrap();
     for file in fs::read_dir(fixture()).unwrap() {
@@ -169,27 +127,14 @@ fn a_worker_with_another_model_or_a_damaged_pool_is_told() {
     fs::write(weights, bytes).unwrap();
     let other = format!("model.path={}", model.display());
     let other = doctor(&cluster.tonight, &[&other]).output().unwrap();
-    assert_wrong(
-        &other,
-        &[
-            &run,
-            "it wants model = ",
-            "work with the coordinator's [model]",
-        ],
-    );
+    assert_wrong(&other, &[&run, "it wants model = ", "work with the coordinator's [model]"]);
     let pools = cluster.tonight.path(&format!("out/pools/{run}"));
     let files = fs::read_dir(pools).unwrap().map(|f| f.unwrap().path());
-    let pool = files
-        .filter(|p| p.extension().is_some_and(|e| e == "pool"))
-        .min()
-        .unwrap();
+    let pool = files.filter(|p| p.extension().is_some_and(|e| e == "pool")).min().unwrap();
     let mut bytes = fs::read(&pool).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
     fs::write(&pool, bytes).unwrap();
     let damaged = doctor(&cluster.tonight, &[]).output().unwrap();
-    assert_wrong(
-        &damaged,
-        &[&run, pool.file_name().unwrap().to_str().unwrap()],
-    );
+    assert_wrong(&damaged, &[&run, pool.file_name().unwrap().to_str().unwrap()]);
 }

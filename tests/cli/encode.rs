@@ -95,10 +95,7 @@ fn a_night_with_an_encoder_has_the_embeddings_that_encode_makes_of_its_texts() {
     let night = with.run(&[&setting]);
     assert_exit(&night, 0);
     let summary = stdout(&night);
-    assert!(
-        summary.contains("embeddings of 8 dimensions; "),
-        "{summary}"
-    );
+    assert!(summary.contains("embeddings of 8 dimensions; "), "{summary}");
     assert_exit(&with.verify(), 0);
     let (column, list) = read(&with.path("out/profiles"));
     assert_eq!(list.to_string(), "FixedSizeList(8 x non-null Float32)");
@@ -122,9 +119,7 @@ fn a_night_with_an_encoder_has_the_embeddings_that_encode_makes_of_its_texts() {
     let (encoded, _) = read(&without.path("out/embeddings"));
     assert_close(&tonight(column), &encoded);
     assert_exit(&without.verify(), 0);
-    let ids = without
-        .command("ids", &[&setting, "ids.clusters=4"])
-        .output();
+    let ids = without.command("ids", &[&setting, "ids.clusters=4"]).output();
     assert_exit(&ids.unwrap(), 0);
 }
 
@@ -141,9 +136,7 @@ fn texts_are_embedded_in_the_layout_asked_for() {
     assert_exit(&encode(&workspace, &[&setting], &args), 0);
     let (encoded, list) = read(&workspace.path("list/embeddings"));
     assert_eq!(list.to_string(), "List(non-null Float32)");
-    let items = column
-        .into_iter()
-        .filter(|((night, _), _)| night.contains("kind=item/dt=2026-01-02"));
+    let items = column.into_iter().filter(|((night, _), _)| night.contains("kind=item/dt=2026-01-02"));
     assert_close(&items.collect(), &encoded);
     let refused = encode(&workspace, &[&setting], &["--embedding-layout", "wide"]);
     assert_exit(&refused, 65);
@@ -177,24 +170,15 @@ fn an_interrupted_pass_goes_on_where_it_was_and_ends_the_same() {
     let whole = read_all();
     assert_eq!(whole.0.len(), 2);
     let parsed: EmbeddingManifest = serde_json::from_slice(&whole.1).unwrap();
-    assert_eq!(
-        (parsed.rows, parsed.parts[0].rows, parsed.parts[1].rows),
-        (8200, 8192, 8)
-    );
+    assert_eq!((parsed.rows, parsed.parts[0].rows, parsed.parts[1].rows), (8200, 8192, 8));
     assert_exit(&workspace.verify(), 0);
-    let first = fs::metadata(folder.join("part-00000.parquet"))
-        .unwrap()
-        .modified()
-        .unwrap();
+    let first = fs::metadata(folder.join("part-00000.parquet")).unwrap().modified().unwrap();
     for file in ["part-00001.parquet", "_manifest.json", "_SUCCESS"] {
         fs::remove_file(folder.join(file)).unwrap();
     }
     assert_exit(&run(), 0);
     assert_eq!(read_all(), whole);
-    let again = fs::metadata(folder.join("part-00000.parquet"))
-        .unwrap()
-        .modified()
-        .unwrap();
+    let again = fs::metadata(folder.join("part-00000.parquet")).unwrap().modified().unwrap();
     assert_eq!(again, first, "what was there is not written again");
     assert!(stdout(&run()).contains("complete already"));
 
@@ -206,11 +190,7 @@ fn an_interrupted_pass_goes_on_where_it_was_and_ends_the_same() {
     fs::write(&part, bytes).unwrap();
     let damaged = run();
     assert_exit(&damaged, 65);
-    assert!(
-        stderr(&damaged).contains("part-00000.parquet and run again"),
-        "{}",
-        stderr(&damaged)
-    );
+    assert!(stderr(&damaged).contains("part-00000.parquet and run again"), "{}", stderr(&damaged));
     assert_exit(&workspace.verify(), 65);
 }
 
@@ -219,47 +199,24 @@ fn what_cannot_be_encoded_is_refused_by_name() {
     let workspace = Workspace::new();
     let setting = encoder(&workspace);
     let texts = workspace.path("texts.jsonl");
-    fs::write(
-        &texts,
-        "{\"id\": 1, \"text\": \"a\"}\n{\"id\": 1, \"text\": \"b\"}\n",
-    )
-    .unwrap();
+    fs::write(&texts, "{\"id\": 1, \"text\": \"a\"}\n{\"id\": 1, \"text\": \"b\"}\n").unwrap();
     let empty = workspace.path("empty.jsonl");
     fs::write(&empty, "").unwrap();
     let (texts, empty) = (texts.display().to_string(), empty.display().to_string());
     let user = ["--kind", "user"];
     let cases: [(&[&str], &[&str], &str); 5] = [
-        (
-            &[],
-            &[&texts],
-            "laser.toml: no [encoder]; give one, or --set encoder.path=",
-        ),
+        (&[], &[&texts], "laser.toml: no [encoder]; give one, or --set encoder.path="),
         (&["encoder.path="], &[&texts], "[encoder] path: not set"),
-        (
-            &[&setting],
-            &[&texts],
-            "whose texts are these? give --kind user",
-        ),
-        (
-            &[&setting],
-            &[&texts, user[0], user[1]],
-            "user 1 is there twice",
-        ),
-        (
-            &[&setting],
-            &[&empty, user[0], user[1]],
-            "no texts; there is nothing to encode",
-        ),
+        (&[&setting], &[&texts], "whose texts are these? give --kind user"),
+        (&[&setting], &[&texts, user[0], user[1]], "user 1 is there twice"),
+        (&[&setting], &[&empty, user[0], user[1]], "no texts; there is nothing to encode"),
     ];
     for (settings, args, expected) in cases {
         let output = encode(&workspace, settings, args);
         assert_exit(&output, 65);
         assert!(stderr(&output).contains(expected), "{}", stderr(&output));
         let success = workspace.path("out/embeddings");
-        assert!(
-            !success.exists() || manifests(&success).is_empty(),
-            "something was published"
-        );
+        assert!(!success.exists() || manifests(&success).is_empty(), "something was published");
     }
 }
 
@@ -274,10 +231,7 @@ fn an_encoder_of_another_architecture_ends_a_night_before_it_begins() {
         let output = workspace.command(subcommand, &[&setting]).output().unwrap();
         assert_exit(&output, 65);
         let told = stdout(&output) + &stderr(&output);
-        assert!(
-            told.contains("config.json: model_type is \"roberta\"; expected \"bert\""),
-            "{told}"
-        );
+        assert!(told.contains("config.json: model_type is \"roberta\"; expected \"bert\""), "{told}");
     }
     assert!(workspace.parts().is_empty());
 }
@@ -289,18 +243,11 @@ fn workers_make_the_embeddings_of_one_process_and_need_the_encoder() {
     let coordinator = cluster.start_with("coordinator", &[&setting]);
     coordinator.wait_for("queued shards", 1);
     let refused = |settings: &[&str], expected: &str| {
-        let output = cluster
-            .tonight
-            .command("worker", settings)
-            .output()
-            .unwrap();
+        let output = cluster.tonight.command("worker", settings).output().unwrap();
         assert_exit(&output, 65);
         assert!(stderr(&output).contains(expected), "{}", stderr(&output));
     };
-    refused(
-        &[],
-        "its output has embeddings, and this configuration makes none",
-    );
+    refused(&[], "its output has embeddings, and this configuration makes none");
     refused(
         &[&setting, "encoder.pooling=cls"],
         "its encoder has pooling = \"mean\", but this configuration gives \"cls\"",
@@ -334,11 +281,6 @@ fn a_shard_that_misses_the_deadline_still_has_the_column() {
         let reader = ParquetRecordBatchReaderBuilder::try_new(bytes::Bytes::from(bytes)).unwrap();
         let field = reader.schema().field_with_name("embedding").cloned();
         let list = field.unwrap().data_type().to_string();
-        assert_eq!(
-            list,
-            "FixedSizeList(8 x non-null Float32)",
-            "{}",
-            path.display()
-        );
+        assert_eq!(list, "FixedSizeList(8 x non-null Float32)", "{}", path.display());
     }
 }

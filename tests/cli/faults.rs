@@ -10,31 +10,18 @@ use crate::{Workspace, assert_exit, stderr};
 
 /// Starts a run and returns once it has committed `shards` shards.
 pub(crate) fn start(mut run: Command, shards: usize) -> Child {
-    let mut child = run
-        .env("RUST_LOG", "laser_worker=debug")
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        run.env("RUST_LOG", "laser_worker=debug").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let committed = lines
-        .by_ref()
-        .filter(|l| l.as_ref().is_ok_and(|l| l.contains("committed")));
-    assert_eq!(
-        committed.take(shards).count(),
-        shards,
-        "the run ended before {shards} commits"
-    );
+    let committed = lines.by_ref().filter(|l| l.as_ref().is_ok_and(|l| l.contains("committed")));
+    assert_eq!(committed.take(shards).count(), shards, "the run ended before {shards} commits");
     // Read on, or the run would block on a full pipe.
     std::thread::spawn(move || lines.for_each(drop));
     child
 }
 
 pub(crate) fn signal(child: &Child, name: &str) {
-    let status = Command::new("kill")
-        .args([name, &child.id().to_string()])
-        .status()
-        .unwrap();
+    let status = Command::new("kill").args([name, &child.id().to_string()]).status().unwrap();
     assert!(status.success());
 }
 
@@ -47,16 +34,12 @@ pub(crate) fn texts(workspace: &Workspace) -> BTreeMap<(String, String), String>
         let reader = ParquetRecordBatchReaderBuilder::try_new(bytes::Bytes::from(bytes)).unwrap();
         for batch in reader.build().unwrap() {
             let batch = batch.unwrap();
-            let id = arrow::compute::cast(&batch["entity_id"], &arrow::datatypes::DataType::Utf8)
-                .unwrap();
+            let id = arrow::compute::cast(&batch["entity_id"], &arrow::datatypes::DataType::Utf8).unwrap();
             let id = arrow::array::AsArray::as_string::<i32>(&id);
             let text = arrow::array::AsArray::as_string::<i32>(&batch["text"]);
             for (id, text) in id.iter().zip(text.iter()) {
                 let key = (folder.clone(), id.unwrap().to_owned());
-                assert!(
-                    texts.insert(key, text.unwrap().to_owned()).is_none(),
-                    "{id:?} twice in {folder}"
-                );
+                assert!(texts.insert(key, text.unwrap().to_owned()).is_none(), "{id:?} twice in {folder}");
             }
         }
     }
@@ -64,14 +47,9 @@ pub(crate) fn texts(workspace: &Workspace) -> BTreeMap<(String, String), String>
 }
 
 /// Without the run's name, which hangs on where the inputs are.
-pub(crate) fn without_run(
-    texts: BTreeMap<(String, String), String>,
-) -> BTreeMap<(String, String), String> {
+pub(crate) fn without_run(texts: BTreeMap<(String, String), String>) -> BTreeMap<(String, String), String> {
     let night = |folder: &str| folder.split("/run=").next().unwrap().to_owned();
-    texts
-        .into_iter()
-        .map(|((folder, id), text)| ((night(&folder), id), text))
-        .collect()
+    texts.into_iter().map(|((folder, id), text)| ((night(&folder), id), text)).collect()
 }
 
 #[test]
@@ -85,10 +63,7 @@ fn a_killed_run_resumes_and_regenerates_nothing() {
         assert!(!before.is_empty());
         let _ = start(disturbed.command("run", &[]), 1).kill();
         let after: BTreeMap<_, _> = disturbed.parts().into_iter().collect();
-        assert!(
-            before.iter().all(|(path, bytes)| after[path] == *bytes),
-            "a committed part changed"
-        );
+        assert!(before.iter().all(|(path, bytes)| after[path] == *bytes), "a committed part changed");
     }
     assert_exit(&disturbed.run(&[]), 0);
     assert_exit(&disturbed.verify(), 0);
@@ -117,11 +92,7 @@ fn a_second_process_on_the_same_run_is_refused() {
     let second = workspace.run(&[]);
     signal(&first, "-CONT");
     assert_exit(&second, 65);
-    assert!(
-        stderr(&second).contains("another process is working on run"),
-        "{}",
-        stderr(&second)
-    );
+    assert!(stderr(&second).contains("another process is working on run"), "{}", stderr(&second));
     assert_eq!(first.wait().unwrap().code(), Some(0));
     assert_exit(&workspace.verify(), 0);
 }
@@ -131,12 +102,7 @@ fn run_with_file_limit(workspace: &Workspace, kib: u32) -> std::process::Output 
     let laser = workspace.command("run", &[]);
     // The signal is ignored across exec, so that the write fails instead.
     let script = format!("trap '' XFSZ; ulimit -f {}; exec \"$0\" \"$@\"", kib * 2);
-    Command::new("sh")
-        .args(["-c", &script])
-        .arg(laser.get_program())
-        .args(laser.get_args())
-        .output()
-        .unwrap()
+    Command::new("sh").args(["-c", &script]).arg(laser.get_program()).args(laser.get_args()).output().unwrap()
 }
 
 #[test]
@@ -154,10 +120,7 @@ fn a_full_disk_is_told_and_the_same_command_goes_on() {
             matches!(output.status.code(), Some(65 | 75)) && message.contains("File too large"),
             "{kib} KiB: {message}"
         );
-        assert!(
-            message.contains(&full.path("").display().to_string()),
-            "names no file: {message}"
-        );
+        assert!(message.contains(&full.path("").display().to_string()), "names no file: {message}");
         for (path, _) in full.parts() {
             assert!(path.to_string_lossy().ends_with(".parquet"), "{path:?}");
         }

@@ -14,18 +14,14 @@ use crate::{assert_exit, collect, stderr, stdout};
 /// The Python with Feast and its scripts.
 fn python() -> PathBuf {
     let python = std::env::var_os("LASER_FEAST").unwrap_or_else(|| {
-        panic!(
-            "LASER_FEAST is not set: pass the tests with tests/run.sh, or `source tests/feast.sh` first"
-        )
+        panic!("LASER_FEAST is not set: pass the tests with tests/run.sh, or `source tests/feast.sh` first")
     });
     PathBuf::from(python)
 }
 
 fn encoder() -> String {
     let directory = std::env::var("LASER_MINILM").unwrap_or_else(|_| {
-        panic!(
-            "LASER_MINILM is not set: pass the tests with tests/run.sh, or `source tests/encoder.sh` first"
-        )
+        panic!("LASER_MINILM is not set: pass the tests with tests/run.sh, or `source tests/encoder.sh` first")
     });
     format!("encoder.path={directory}")
 }
@@ -38,12 +34,10 @@ fn root() -> PathBuf {
 fn rows(folder: &Path) -> BTreeMap<i64, Value> {
     let mut parts = Vec::new();
     collect(folder, &mut parts);
-    let decode = |(path, bytes): (PathBuf, Vec<u8>)| {
-        table::decode::<Value>(&path.display().to_string(), bytes.into()).unwrap()
-    };
+    let decode =
+        |(path, bytes): (PathBuf, Vec<u8>)| table::decode::<Value>(&path.display().to_string(), bytes.into()).unwrap();
     let rows = parts.into_iter().flat_map(decode);
-    rows.map(|row| (row["entity_id"].as_i64().unwrap(), row))
-        .collect()
+    rows.map(|row| (row["entity_id"].as_i64().unwrap(), row)).collect()
 }
 
 /// Two nights of twelve users with embeddings and ids, the second run twice.
@@ -62,27 +56,16 @@ impl Outputs {
             let mut ids = nights.command("ids", day, &["ids.clusters=3", "ids.levels=2"]);
             assert_exit(&ids.output().unwrap(), 0);
         };
-        let folder = |day: u32| {
-            nights
-                .workspace
-                .path(&format!("out/profiles/kind=user/dt=2026-01-{day:02}"))
-        };
+        let folder = |day: u32| nights.workspace.path(&format!("out/profiles/kind=user/dt=2026-01-{day:02}"));
         night(1, &[]);
         let first = rows(&folder(1));
         nights.write_users("Alien");
         night(2, &[]);
-        let once: Vec<_> = fs::read_dir(folder(2))
-            .unwrap()
-            .map(|r| r.unwrap().path())
-            .collect();
+        let once: Vec<_> = fs::read_dir(folder(2)).unwrap().map(|r| r.unwrap().path()).collect();
         night(2, &["generate.max_new_tokens=12"]);
         let mut runs = fs::read_dir(folder(2)).unwrap().map(|r| r.unwrap().path());
         let second = rows(&runs.find(|run| !once.contains(run)).unwrap());
-        Self {
-            nights,
-            first,
-            second,
-        }
+        Self { nights, first, second }
     }
 
     fn out(&self) -> PathBuf {
@@ -93,9 +76,7 @@ impl Outputs {
     fn tool(&self, name: &str, arguments: &[&Path]) -> Output {
         let repository = self.nights.workspace.path("feast");
         let mut command = Command::new(python().with_file_name(name));
-        command
-            .current_dir(repository)
-            .env("LASER_OUTPUT", self.out());
+        command.current_dir(repository).env("LASER_OUTPUT", self.out());
         command.args(arguments).output().unwrap()
     }
 }
@@ -119,26 +100,14 @@ fn feast_duckdb_pandas_and_polars_read_the_output_as_documented() {
         4,2026-01-20T00:00:00Z,0\n";
     fs::write(repository.join("interactions.csv"), interactions).unwrap();
     let script = examples.join("training_set.py");
-    let arguments = [
-        &script,
-        Path::new("."),
-        Path::new("interactions.csv"),
-        Path::new("set.parquet"),
-    ];
+    let arguments = [&script, Path::new("."), Path::new("interactions.csv"), Path::new("set.parquet")];
     assert_exit(&outputs.tool("python", &arguments), 0);
     let (report, out) = (root().join("tests/feast/report.py"), outputs.out());
     let night = Path::new("2026-01-02");
-    let arguments = [
-        &report,
-        out.as_path(),
-        &examples,
-        night,
-        &repository.join("set.parquet"),
-    ];
+    let arguments = [&report, out.as_path(), &examples, night, &repository.join("set.parquet")];
     let report = outputs.tool("python", &arguments);
     assert_exit(&report, 0);
-    let report: Value = serde_json::from_str(&stdout(&report))
-        .unwrap_or_else(|e| panic!("{e}: {}", stderr(&report)));
+    let report: Value = serde_json::from_str(&stdout(&report)).unwrap_or_else(|e| panic!("{e}: {}", stderr(&report)));
     check_training(&report["training"], &outputs);
     check_frames(&report, &outputs);
     check_duckdb(&report["duckdb"], &outputs);
@@ -148,46 +117,30 @@ fn feast_duckdb_pandas_and_polars_read_the_output_as_documented() {
 fn check_training(training: &Value, outputs: &Outputs) {
     let rows = training.as_array().unwrap();
     let of = |user: i64, day: &str| {
-        let is = |row: &&Value| {
-            row["entity_id"] == user && row["event_timestamp"].as_str().unwrap().starts_with(day)
-        };
+        let is = |row: &&Value| row["entity_id"] == user && row["event_timestamp"].as_str().unwrap().starts_with(day);
         rows.iter().find(is)
     };
-    for (user, day, night) in [
-        (1, "2026-01-01", &outputs.first),
-        (1, "2026-01-02", &outputs.second),
-        (3, "2026-01-05", &outputs.second),
-    ] {
+    for (user, day, night) in
+        [(1, "2026-01-01", &outputs.first), (1, "2026-01-02", &outputs.second), (3, "2026-01-05", &outputs.second)]
+    {
         let row = of(user, day).unwrap();
         for feature in ["text", "text_tokens"] {
             let (found, expected) = (&row[feature], &night[&user][feature]);
             // pandas has integers with gaps as floats.
-            let is_equal =
-                found == expected || found.as_f64() == expected.as_f64() && found.is_f64();
-            assert!(
-                is_equal,
-                "{feature} of {user} on {day}: {found}, expected {expected}"
-            );
+            let is_equal = found == expected || found.as_f64() == expected.as_f64() && found.is_f64();
+            assert!(is_equal, "{feature} of {user} on {day}: {found}, expected {expected}");
         }
         assert_eq!(embedding(row), embedding(&night[&user]));
         assert_eq!(embedding(row).len(), 384);
         assert_eq!(row["knowledge_ids"].as_array().unwrap().len(), 2);
     }
-    let texts = |user: i64| {
-        (
-            &outputs.first[&user]["text"],
-            &outputs.second[&user]["text"],
-        )
-    };
+    let texts = |user: i64| (&outputs.first[&user]["text"], &outputs.second[&user]["text"]);
     assert_ne!(texts(1).0, texts(1).1, "the nights have different texts");
     // Nothing was known before the first night, and nothing is known any more when it is older than the view allows.
     for (user, day) in [(2, "2025-12-31"), (4, "2026-01-20")] {
         let row = of(user, day).unwrap();
         for feature in ["text", "text_tokens", "embedding", "knowledge_ids"] {
-            assert!(
-                row[feature].is_null(),
-                "{feature} of {user} on {day}: {row}"
-            );
+            assert!(row[feature].is_null(), "{feature} of {user} on {day}: {row}");
         }
     }
 }
@@ -197,9 +150,7 @@ fn embedding(row: &Value) -> Vec<f32> {
 }
 
 fn tokens(rows: &BTreeMap<i64, Value>) -> i64 {
-    rows.values()
-        .map(|row| row["text_tokens"].as_i64().unwrap())
-        .sum()
+    rows.values().map(|row| row["text_tokens"].as_i64().unwrap()).sum()
 }
 
 fn check_frames(report: &Value, outputs: &Outputs) {
@@ -219,22 +170,14 @@ fn check_frames(report: &Value, outputs: &Outputs) {
 
 fn check_duckdb(report: &Value, outputs: &Outputs) {
     let accepted = |rows: &BTreeMap<i64, Value>| -> i64 {
-        rows.values()
-            .map(|row| row["accepted_tokens"].as_i64().unwrap())
-            .sum()
+        rows.values().map(|row| row["accepted_tokens"].as_i64().unwrap()).sum()
     };
     let night = |date: &str, rows| json!([date, 12, tokens(rows), accepted(rows)]);
-    let expected = json!([
-        night("2026-01-01", &outputs.first),
-        night("2026-01-02", &outputs.second)
-    ]);
+    let expected = json!([night("2026-01-01", &outputs.first), night("2026-01-02", &outputs.second)]);
     assert_eq!(report["by_night"], expected);
     let similar = report["similar"].as_array().unwrap();
     assert_eq!(similar.len(), 12);
-    assert_eq!(
-        similar[0][0], 0,
-        "a text is most similar to itself: {similar:?}"
-    );
+    assert_eq!(similar[0][0], 0, "a text is most similar to itself: {similar:?}");
     let counts = report["users_by_id"].as_array().unwrap().iter();
     let users: i64 = counts.map(|row| row[2].as_i64().unwrap()).sum();
     assert_eq!(users, 24);

@@ -1,5 +1,5 @@
-//! Guards on relaxed texts: a breach is told, or makes the pool's texts strict, or withholds the night; and it stays so,
-//! whatever dies.
+//! Guards on relaxed texts: a breach is told, or makes the pool's texts strict, or withholds the night; and it stays
+//! so, whatever dies.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,12 +18,8 @@ use crate::faults::start;
 use crate::{Workspace, assert_exit, stderr, stdout};
 
 /// No text keeps this bound, and with an audit of everything every pool is judged.
-const RELAXED: [&str; 4] = [
-    "verification.policy=relaxed",
-    "run.audit_share=1.0",
-    "guards.min_texts=1",
-    "guards.min_log_probability=-0.0001",
-];
+const RELAXED: [&str; 4] =
+    ["verification.policy=relaxed", "run.audit_share=1.0", "guards.min_texts=1", "guards.min_log_probability=-0.0001"];
 
 fn with(action: &'static str) -> Vec<&'static str> {
     [RELAXED.as_slice(), &[action]].concat()
@@ -32,22 +28,14 @@ fn with(action: &'static str) -> Vec<&'static str> {
 fn files(dir: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
     let entries = fs::read_dir(dir).into_iter().flatten();
     let files = entries.map(|entry| entry.unwrap().path());
-    files
-        .map(|path| (path.clone(), fs::read(path).unwrap()))
-        .collect()
+    files.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
 /// The folder of a night's run.
 fn run_folder(workspace: &Workspace, night: &str) -> PathBuf {
     let runs = fs::read_dir(workspace.path("out/runs")).unwrap();
     let mut runs = runs.map(|run| run.unwrap().path());
-    let is_of_night = |run: &PathBuf| {
-        run.file_name()
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .starts_with(night)
-    };
+    let is_of_night = |run: &PathBuf| run.file_name().unwrap().to_str().unwrap().starts_with(night);
     runs.find(is_of_night).unwrap()
 }
 
@@ -77,7 +65,8 @@ fn records(workspace: &Workspace) -> Vec<(Kind, KnowledgeRecord)> {
     records
 }
 
-/// Every pool that tonight generates was barred, and its texts are those of plain decoding, by the audit of all of them.
+/// Every pool that tonight generates was barred, and its texts are those of plain decoding, by the audit of all of
+/// them.
 #[track_caller]
 fn assert_all_strict(workspace: &Workspace) {
     let run = run_folder(workspace, "2026-01-02");
@@ -105,10 +94,7 @@ fn assert_all_strict(workspace: &Workspace) {
     }
     for manifest in manifests(workspace, "2026-01-02") {
         let report = manifest.guards.unwrap();
-        assert!(
-            report.pools.values().all(|verdict| verdict.strict),
-            "{report:?}"
-        );
+        assert!(report.pools.values().all(|verdict| verdict.strict), "{report:?}");
     }
 }
 
@@ -124,15 +110,11 @@ fn a_warning_is_told_and_changes_nothing() {
         "{}",
         stdout(&output)
     );
-    assert_exit(
-        &free.run(&["verification.policy=relaxed", "run.audit_share=1.0", fixed]),
-        0,
-    );
+    assert_exit(&free.run(&["verification.policy=relaxed", "run.audit_share=1.0", fixed]), 0);
     let texts = |workspace: &Workspace| {
         let records = records(workspace).into_iter();
-        let texts: BTreeMap<_, _> = records
-            .map(|(kind, r)| ((kind, r.entity_id.to_string()), (r.text, r.policy)))
-            .collect();
+        let texts: BTreeMap<_, _> =
+            records.map(|(kind, r)| ((kind, r.entity_id.to_string()), (r.text, r.policy))).collect();
         texts
     };
     assert_eq!(texts(&guarded), texts(&free));
@@ -141,11 +123,7 @@ fn a_warning_is_told_and_changes_nothing() {
         assert_eq!(report.breaches().count(), manifest.figures.len());
         assert!(report.pools.values().all(|verdict| !verdict.strict));
     }
-    assert!(
-        manifests(&free, "2026-01-02")
-            .iter()
-            .all(|m| m.guards.is_none())
-    );
+    assert!(manifests(&free, "2026-01-02").iter().all(|m| m.guards.is_none()));
 }
 
 #[test]
@@ -160,21 +138,13 @@ fn a_pool_that_breaches_is_verified_strictly_and_stays_so_when_the_night_is_kill
         let now = fs::read_dir(workspace.path("out/runs")).unwrap();
         for run in now {
             let files = files(&run.unwrap().path().join("guards"));
-            assert!(
-                verdicts
-                    .iter()
-                    .all(|(path, json)| files.get(path).is_none_or(|now| now == json))
-            );
+            assert!(verdicts.iter().all(|(path, json)| files.get(path).is_none_or(|now| now == json)));
             verdicts.extend(files);
         }
     }
     let output = workspace.run(&settings);
     assert_exit(&output, 0);
-    assert!(
-        stdout(&output).contains("verified strictly"),
-        "{}",
-        stdout(&output)
-    );
+    assert!(stdout(&output).contains("verified strictly"), "{}", stdout(&output));
     for (path, json) in &verdicts {
         assert_eq!(&fs::read(path).unwrap(), json);
     }
@@ -200,10 +170,7 @@ fn a_breach_withholds_the_night_until_it_is_let_through() {
         let output = workspace.run(&with("guards.action=fail"));
         assert_exit(&output, 65);
         let told = stderr(&output);
-        assert!(
-            told.contains("user pool ") && told.contains("is below min_log_probability = -0.0001"),
-            "{told}"
-        );
+        assert!(told.contains("user pool ") && told.contains("is below min_log_probability = -0.0001"), "{told}");
         assert!(told.contains("--set guards.action=warn"), "{told}");
         assert_exit(&workspace.verify(), 65);
     }
@@ -212,11 +179,7 @@ fn a_breach_withholds_the_night_until_it_is_let_through() {
     // Of the first night, which the second is made from.
     assert_exit(&workspace.run(&with("guards.action=warn")), 0);
     let now: BTreeMap<_, _> = workspace.parts().into_iter().collect();
-    assert!(
-        parts
-            .iter()
-            .all(|(path, bytes)| now.get(path) == Some(bytes))
-    );
+    assert!(parts.iter().all(|(path, bytes)| now.get(path) == Some(bytes)));
     assert_exit(&workspace.verify(), 0);
 }
 
@@ -237,11 +200,7 @@ fn coordinator_and_workers_judge_each_pool_once() {
     again.assert_ends(0);
     worker.terminate();
     let after = files(&guards);
-    assert!(
-        verdicts
-            .iter()
-            .all(|(path, json)| after.get(path) == Some(json))
-    );
+    assert!(verdicts.iter().all(|(path, json)| after.get(path) == Some(json)));
     assert_all_strict(&cluster.tonight);
     // One process that verifies strictly gives the same.
     cluster.assert_whole();
@@ -256,18 +215,14 @@ fn a_damaged_audit_ends_the_coordinator_and_not_the_night() {
     let run = run_folder(&cluster.tonight, "2026-01-02");
     let plan: Plan = serde_json::from_slice(&fs::read(run.join("plan.json")).unwrap()).unwrap();
     let audits = plan.shards.iter().filter(|job| job.action == Action::Audit);
-    let audits: Vec<PathBuf> = audits
-        .map(|job| cluster.tonight.path("out").join(&job.output))
-        .collect();
+    let audits: Vec<PathBuf> = audits.map(|job| cluster.tonight.path("out").join(&job.output)).collect();
     fs::create_dir_all(audits[0].parent().unwrap()).unwrap();
     for audit in &audits {
         fs::write(audit, "{").unwrap();
     }
     let log = coordinator.log_until_end(65).join("\n");
     assert!(log.contains("remove that part and run again"), "{log}");
-    audits
-        .iter()
-        .for_each(|audit| fs::remove_file(audit).unwrap());
+    audits.iter().for_each(|audit| fs::remove_file(audit).unwrap());
     let worker = cluster.start_with("worker", &settings);
     cluster.start_with("coordinator", &settings).assert_ends(0);
     worker.terminate();
@@ -299,10 +254,7 @@ fn audited_texts_are_compared_by_the_encoder() {
             let similarity = pair.similarity.unwrap();
             assert!((-1.0..=1.000_01).contains(&similarity), "{similarity}");
             // Rounding of another batch is all that equal texts may differ by.
-            assert!(
-                similarity > 0.999_99 || pair.plain != pair.text(),
-                "{pair:?}"
-            );
+            assert!(similarity > 0.999_99 || pair.plain != pair.text(), "{pair:?}");
             alike += u32::from(pair.identical);
             below += u32::from(similarity < 0.99);
         }
@@ -321,11 +273,7 @@ fn audited_texts_are_compared_by_the_encoder() {
     assert!(breaches > 0);
     let page = workspace.path("page.html");
     let mut report = Command::new(env!("CARGO_BIN_EXE_laser"));
-    report
-        .arg("report")
-        .arg(workspace.path("out"))
-        .arg("-o")
-        .arg(&page);
+    report.arg("report").arg(workspace.path("out")).arg("-o").arg(&page);
     assert_exit(&report.output().unwrap(), 0);
     let page = fs::read_to_string(page).unwrap();
     assert!(page.contains("similarity of the audited texts to the plain ones"));

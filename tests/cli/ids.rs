@@ -27,12 +27,7 @@ fn embedding(theme: usize, noise: u64) -> Vec<f32> {
 }
 
 fn users(ids: impl Iterator<Item = i64>) -> Vec<(i64, Vec<f32>)> {
-    let user = |id: i64| {
-        (
-            id,
-            embedding(usize::try_from(id).unwrap(), id.unsigned_abs()),
-        )
-    };
+    let user = |id: i64| (id, embedding(usize::try_from(id).unwrap(), id.unsigned_abs()));
     ids.map(user).collect()
 }
 
@@ -40,14 +35,10 @@ pub(crate) fn write_embeddings(path: &Path, rows: &[(i64, Vec<f32>)]) {
     let ids = Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id));
     let dimension = rows.first().map_or(1, |(_, e)| e.len());
     let lists = rows.iter().map(|(_, e)| Some(e.iter().map(|v| Some(*v))));
-    let lists = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(
-        lists,
-        i32::try_from(dimension).unwrap(),
-    );
+    let lists = FixedSizeListArray::from_iter_primitive::<Float32Type, _, _>(lists, i32::try_from(dimension).unwrap());
     let columns: [(&str, ArrayRef); 2] = [("id", Arc::new(ids)), ("embedding", Arc::new(lists))];
     let batch = RecordBatch::try_from_iter(columns).unwrap();
-    let mut writer =
-        ArrowWriter::try_new(fs::File::create(path).unwrap(), batch.schema(), None).unwrap();
+    let mut writer = ArrowWriter::try_new(fs::File::create(path).unwrap(), batch.schema(), None).unwrap();
     writer.write(&batch).unwrap();
     writer.close().unwrap();
 }
@@ -86,9 +77,7 @@ impl Night<'_> {
     fn records(&self) -> Vec<IdRecord> {
         let mut parts = Vec::new();
         collect(&self.folder(), &mut parts);
-        let decode = |(path, bytes): (PathBuf, Vec<u8>)| {
-            decode_ids(&path.display().to_string(), bytes.into()).unwrap()
-        };
+        let decode = |(path, bytes): (PathBuf, Vec<u8>)| decode_ids(&path.display().to_string(), bytes.into()).unwrap();
         parts.into_iter().flat_map(decode).collect()
     }
 
@@ -104,10 +93,7 @@ const USER: [&str; 2] = ["--kind", "user"];
 fn ids_are_published_kept_from_night_to_night_and_not_made_twice() {
     let workspace = Workspace::new();
     let source = workspace.path("embeddings.parquet");
-    let night = |day| Night {
-        workspace: &workspace,
-        day,
-    };
+    let night = |day| Night { workspace: &workspace, day };
     write_embeddings(&source, &users(0..200));
     assert_exit(&night(2).ids(&source, &USER), 0);
     let first = night(2);
@@ -115,19 +101,10 @@ fn ids_are_published_kept_from_night_to_night_and_not_made_twice() {
     let ids = first.by_user();
     assert_eq!(ids.len(), 200);
     let of = |id: i64| &ids[&EntityId::Int(id)];
-    assert!(
-        (0..200).all(|id| of(id) == of(id % 4)),
-        "users of one theme have one id"
-    );
+    assert!((0..200).all(|id| of(id) == of(id % 4)), "users of one theme have one id");
     let record = &first.records()[0];
-    assert_eq!(
-        record.event_timestamp,
-        "2026-01-02T00:00:00Z".parse().unwrap()
-    );
-    assert_eq!(
-        record.created_timestamp,
-        first.manifest().codebook.info.created
-    );
+    assert_eq!(record.event_timestamp, "2026-01-02T00:00:00Z".parse().unwrap());
+    assert_eq!(record.created_timestamp, first.manifest().codebook.info.created);
 
     // Ten users have another theme, five are gone, seven are new.
     let mut tonight = users(5..207);
@@ -137,36 +114,18 @@ fn ids_are_published_kept_from_night_to_night_and_not_made_twice() {
     write_embeddings(&source, &tonight);
     let second = night(3).ids(&source, &USER);
     assert_exit(&second, 0);
-    assert!(
-        stdout(&second).contains("its centroids are kept"),
-        "{}",
-        stdout(&second)
-    );
-    assert!(
-        stdout(&second).contains("5.1 % of 195 entities"),
-        "{}",
-        stdout(&second)
-    );
+    assert!(stdout(&second).contains("its centroids are kept"), "{}", stdout(&second));
+    assert!(stdout(&second).contains("5.1 % of 195 entities"), "{}", stdout(&second));
     let manifest = night(3).manifest();
     let churn = manifest.churn.clone().unwrap();
-    assert_eq!(
-        (churn.looked_at, churn.common, churn.changed),
-        (200, 195, 10)
-    );
+    assert_eq!((churn.looked_at, churn.common, churn.changed), (200, 195, 10));
     assert_eq!(churn.changed_by_place, [10]);
-    assert_eq!(
-        manifest.codebook.info.parent,
-        Some(first.manifest().codebook.digest)
-    );
+    assert_eq!(manifest.codebook.info.parent, Some(first.manifest().codebook.digest));
     assert_eq!(manifest.rows, 202);
     assert_complete(&night(3), &source);
     let verified = workspace.verify();
     assert_exit(&verified, 0);
-    assert!(
-        stdout(&verified).contains("(1 parts, 202 rows)"),
-        "{}",
-        stdout(&verified)
-    );
+    assert!(stdout(&verified).contains("(1 parts, 202 rows)"), "{}", stdout(&verified));
 }
 
 /// The same command finds all of it done.
@@ -175,22 +134,14 @@ fn assert_complete(night: &Night<'_>, source: &Path) {
     let before = files(&night.folder());
     let again = night.ids(source, &USER);
     assert_exit(&again, 0);
-    assert!(
-        stdout(&again).contains("complete already"),
-        "{}",
-        stdout(&again)
-    );
+    assert!(stdout(&again).contains("complete already"), "{}", stdout(&again));
     assert_eq!(files(&night.folder()), before);
 }
 
 /// All files of a folder with their bytes.
 fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = fs::read_dir(folder)
-        .unwrap()
-        .map(|entry| entry.unwrap().path());
-    entries
-        .map(|path| (path.clone(), fs::read(path).unwrap()))
-        .collect()
+    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    entries.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
 #[test]
@@ -198,10 +149,7 @@ fn what_was_stopped_goes_on_with_the_codebook_that_is_there() {
     let workspace = Workspace::new();
     let source = workspace.path("embeddings.parquet");
     write_embeddings(&source, &users(0..100));
-    let night = Night {
-        workspace: &workspace,
-        day: 2,
-    };
+    let night = Night { workspace: &workspace, day: 2 };
     assert_exit(&night.ids(&source, &USER), 0);
     let whole = files(&night.folder());
     for name in ["part-00000.parquet", "_manifest.json", "_SUCCESS"] {
@@ -214,11 +162,7 @@ fn what_was_stopped_goes_on_with_the_codebook_that_is_there() {
     fs::write(night.folder().join("part-00000.parquet"), "x").unwrap();
     let damaged = night.ids(&source, &USER);
     assert_exit(&damaged, 65);
-    assert!(
-        stderr(&damaged).contains("part-00000.parquet: not what the source"),
-        "{}",
-        stderr(&damaged)
-    );
+    assert!(stderr(&damaged).contains("part-00000.parquet: not what the source"), "{}", stderr(&damaged));
     assert!(!night.folder().join("_SUCCESS").exists());
 }
 
@@ -246,109 +190,58 @@ fn a_matrix_with_a_list_of_ids_has_ids_too() {
     let workspace = Workspace::new();
     let (npy, list) = (workspace.path("users.npy"), workspace.path("users.txt"));
     let rows = users(0..40);
-    let header =
-        format!("{{'descr': '<f4', 'fortran_order': False, 'shape': (41, {DIMENSION}), }}");
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': (41, {DIMENSION}), }}");
     let mut file = b"\x93NUMPY\x01\x00\x76\x00".to_vec();
     file.extend(format!("{header:<117}\n").as_bytes());
     let padding = [0.0; DIMENSION];
     let values = padding.iter().chain(rows.iter().flat_map(|(_, e)| e));
     file.extend(values.flat_map(|v: &f32| v.to_le_bytes()));
     fs::write(&npy, file).unwrap();
-    fs::write(
-        &list,
-        (0..40).map(|id| format!("{id}\n")).collect::<String>(),
-    )
-    .unwrap();
-    let night = Night {
-        workspace: &workspace,
-        day: 2,
-    };
+    fs::write(&list, (0..40).map(|id| format!("{id}\n")).collect::<String>()).unwrap();
+    let night = Night { workspace: &workspace, day: 2 };
     let list = list.to_str().unwrap();
-    let args = [
-        "--kind",
-        "user",
-        "--ids",
-        list,
-        "--skip-rows",
-        "1",
-        "--id-type",
-        "int64",
-    ];
+    let args = ["--kind", "user", "--ids", list, "--skip-rows", "1", "--id-type", "int64"];
     assert_exit(&night.ids(&npy, &args), 0);
     let from_matrix = night.by_user();
     assert_eq!(from_matrix.len(), 40);
     let table = workspace.path("users.parquet");
     write_embeddings(&table, &rows);
-    let later = Night {
-        workspace: &workspace,
-        day: 3,
-    };
+    let later = Night { workspace: &workspace, day: 3 };
     assert_exit(&later.ids(&table, &USER), 0);
     assert_eq!(later.by_user(), from_matrix);
     let none = night.ids(&npy, &USER);
     assert_exit(&none, 65);
-    assert!(
-        stderr(&none).contains("give --ids FILE"),
-        "{}",
-        stderr(&none)
-    );
+    assert!(stderr(&none).contains("give --ids FILE"), "{}", stderr(&none));
 }
 
 #[test]
 fn unusable_embeddings_are_refused_with_what_to_do() {
     let workspace = Workspace::new();
     let source = workspace.path("embeddings.parquet");
-    let night = Night {
-        workspace: &workspace,
-        day: 2,
-    };
+    let night = Night { workspace: &workspace, day: 2 };
     let check = |rows: &[(i64, Vec<f32>)], args: &[&str], expected: &str| {
         write_embeddings(&source, rows);
         let output = night.ids(&source, args);
         assert_exit(&output, 65);
-        assert!(
-            stderr(&output).contains(expected),
-            "{}: expected {expected}",
-            stderr(&output)
-        );
+        assert!(stderr(&output).contains(expected), "{}: expected {expected}", stderr(&output));
         assert!(!workspace.path("out").exists(), "something was written");
     };
     let mut rows = users(0..9);
-    check(
-        &rows,
-        &[],
-        "embeddings.parquet: whose embeddings are these? give --kind",
-    );
-    check(
-        &rows[..3],
-        &USER,
-        "clusters = 4: there are only 3 users with an embedding; set clusters to at most 3",
-    );
+    check(&rows, &[], "embeddings.parquet: whose embeddings are these? give --kind");
+    check(&rows[..3], &USER, "clusters = 4: there are only 3 users with an embedding; set clusters to at most 3");
     check(
         &rows,
         &["--kind", "user", "--set", "ids.codebooks=3"],
         "codebooks = 3: embeddings of 8 values cannot be cut",
     );
-    check(
-        &rows,
-        &["--kind", "user", "--set", "ids.cluster=3"],
-        "did you mean \"clusters\"",
-    );
+    check(&rows, &["--kind", "user", "--set", "ids.cluster=3"], "did you mean \"clusters\"");
     rows[6].1[2] = f32::NAN;
-    check(
-        &rows,
-        &USER,
-        "embeddings.parquet, row 7: the embedding of 6 holds NaN, infinity or null at position 2",
-    );
+    check(&rows, &USER, "embeddings.parquet, row 7: the embedding of 6 holds NaN, infinity or null at position 2");
     rows[6] = rows[5].clone();
     check(&rows, &USER, "user 5 is there twice");
     let nothing = night.ids(&workspace.path("out"), &[]);
     assert_exit(&nothing, 65);
-    assert!(
-        stderr(&nothing).contains("no complete night"),
-        "{}",
-        stderr(&nothing)
-    );
+    assert!(stderr(&nothing).contains("no complete night"), "{}", stderr(&nothing));
 }
 
 #[test]
@@ -357,11 +250,7 @@ fn a_night_without_embeddings_is_refused() {
     assert_exit(&workspace.run(&[]), 0);
     let output = workspace.command("ids", &[]).output().unwrap();
     assert_exit(&output, 65);
-    assert!(
-        stderr(&output).contains("its texts have no embeddings; run `laser encode`"),
-        "{}",
-        stderr(&output)
-    );
+    assert!(stderr(&output).contains("its texts have no embeddings; run `laser encode`"), "{}", stderr(&output));
     assert!(!workspace.path("out/knowledge_ids").exists());
 }
 
@@ -390,29 +279,16 @@ fn ids_need_neither_model_nor_night() {
 fn a_previous_codebook_that_does_not_fit_is_refused() {
     let workspace = Workspace::new();
     let source = workspace.path("embeddings.parquet");
-    let night = |day| Night {
-        workspace: &workspace,
-        day,
-    };
+    let night = |day| Night { workspace: &workspace, day };
     write_embeddings(&source, &users(0..40));
     assert_exit(&night(2).ids(&source, &USER), 0);
     let check = |args: &[&str], expected: &str| {
         let output = night(3).ids(&source, &[&USER[..], args].concat());
         assert_exit(&output, 65);
-        assert!(
-            stderr(&output).contains(expected),
-            "{}: expected {expected}",
-            stderr(&output)
-        );
+        assert!(stderr(&output).contains(expected), "{}: expected {expected}", stderr(&output));
     };
-    check(
-        &["--set", "ids.clusters=5"],
-        "has [ids] clusters = 4, tonight it is 5",
-    );
-    check(
-        &["--previous", "nowhere"],
-        "--previous nowhere: no complete user ids before 2026-01-03 there",
-    );
+    check(&["--set", "ids.clusters=5"], "has [ids] clusters = 4, tonight it is 5");
+    check(&["--previous", "nowhere"], "--previous nowhere: no complete user ids before 2026-01-03 there");
     let wide: Vec<(i64, Vec<f32>)> = (0..40).map(|id| (id, vec![1.0; 9])).collect();
     write_embeddings(&source, &wide);
     check(&[], "has embeddings of dimension 8, tonight it is 9");
@@ -421,26 +297,10 @@ fn a_previous_codebook_that_does_not_fit_is_refused() {
     let mut bytes = fs::read(&file).unwrap();
     *bytes.last_mut().unwrap() ^= 1;
     fs::write(&file, bytes).unwrap();
-    check(
-        &[],
-        "_codebook.safetensors: not a codebook: its bytes do not match its checksum",
-    );
+    check(&[], "_codebook.safetensors: not a codebook: its bytes do not match its checksum");
     let verified = workspace.verify();
     assert_exit(&verified, 65);
-    assert!(
-        stdout(&verified)
-            .contains("_codebook.safetensors: its bytes do not match the manifest's digest")
-    );
-    let anew = night(3).ids(
-        &source,
-        &[
-            "--kind",
-            "user",
-            "--previous",
-            "none",
-            "--set",
-            "ids.clusters=1",
-        ],
-    );
+    assert!(stdout(&verified).contains("_codebook.safetensors: its bytes do not match the manifest's digest"));
+    let anew = night(3).ids(&source, &["--kind", "user", "--previous", "none", "--set", "ids.clusters=1"]);
     assert_exit(&anew, 0);
 }

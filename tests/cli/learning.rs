@@ -41,9 +41,7 @@ learning_rate = 0.01
 
 impl Data {
     fn new() -> Self {
-        let data = Self {
-            dir: tempfile::tempdir().unwrap(),
-        };
+        let data = Self { dir: tempfile::tempdir().unwrap() };
         let mut csv = "user,item,rating,timestamp\n".to_owned();
         for step in 0..20 {
             for user in 0..USERS {
@@ -94,10 +92,7 @@ impl Data {
         let output = self.laser(command, settings);
         assert_exit(&output, 65);
         let message = stderr(&output);
-        assert!(
-            message.contains(expected),
-            "expected {expected:?} in {message:?}"
-        );
+        assert!(message.contains(expected), "expected {expected:?} in {message:?}");
     }
 
     /// Embeddings and ids that tell the two kinds of items apart, and users whose histories end before step 15.
@@ -107,12 +102,7 @@ impl Data {
             let kind = item % 2;
             let vector = [f64::from(kind), 0.3, f64::from(item) / 100.0];
             writeln!(vectors, "{}", json!({"id": item, "embedding": vector})).unwrap();
-            writeln!(
-                ids,
-                "{}",
-                json!({"entity_id": item, "knowledge_ids": [kind, 3]})
-            )
-            .unwrap();
+            writeln!(ids, "{}", json!({"entity_id": item, "knowledge_ids": [kind, 3]})).unwrap();
         }
         for user in 0..USERS {
             let history = [json!({"title": "A", "timestamp": 1000 + user})];
@@ -142,13 +132,8 @@ fn the_same_command_writes_the_same_embeddings() {
     let embed = |dir: &str, settings: &[&str]| {
         let output = data.laser(&["embed", "laser.toml", "-o", dir], settings);
         assert_exit(&output, 0);
-        assert!(
-            stdout(&output).contains("24 users: "),
-            "{}",
-            stdout(&output)
-        );
-        ["users", "items"]
-            .map(|name| fs::read(data.path(&format!("{dir}/{name}.parquet"))).unwrap())
+        assert!(stdout(&output).contains("24 users: "), "{}", stdout(&output));
+        ["users", "items"].map(|name| fs::read(data.path(&format!("{dir}/{name}.parquet"))).unwrap())
     };
     let first = embed("a", &[]);
     assert_eq!(first, embed("b", &[]));
@@ -162,14 +147,8 @@ fn three_methods_are_compared_on_one_split() {
     assert_eq!(report["by_time"], true);
     assert_eq!(report["train"], 288);
     let methods = report["methods"].as_array().unwrap();
-    let names: Vec<&str> = methods
-        .iter()
-        .map(|m| m["name"].as_str().unwrap())
-        .collect();
-    assert_eq!(
-        names,
-        ["popularity", "matrix factorisation (BPR)", "LightGCN"]
-    );
+    let names: Vec<&str> = methods.iter().map(|m| m["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["popularity", "matrix factorisation (BPR)", "LightGCN"]);
     for method in methods {
         assert_eq!(method["quality"]["users"], USERS);
     }
@@ -186,34 +165,17 @@ fn knowledge_is_judged_against_none_and_against_other_knowledge() {
         all.filter(|row| row["model"] == "din").cloned().collect()
     };
     let rows = of_din("results");
-    let names: Vec<&str> = rows
-        .iter()
-        .map(|row| row["variant"].as_str().unwrap())
-        .collect();
-    assert_eq!(
-        names,
-        [
-            "no knowledge",
-            "texts, embedding",
-            "texts, ids",
-            "others, embedding"
-        ]
-    );
+    let names: Vec<&str> = rows.iter().map(|row| row["variant"].as_str().unwrap()).collect();
+    assert_eq!(names, ["no knowledge", "texts, embedding", "texts, ids", "others, embedding"]);
     assert!(rows[0]["gain"].is_null() && rows[1]["gain"]["verdict"].is_string());
     let pairs = of_din("pairs");
-    assert_eq!(
-        (&pairs[0]["first"], &pairs[0]["second"]),
-        (&json!("texts"), &json!("others"))
-    );
+    assert_eq!((&pairs[0]["first"], &pairs[0]["second"]), (&json!("texts"), &json!("others")));
     // The same vectors, trained the same way.
     assert_eq!(pairs[0]["auc"]["difference"]["mean"], 0.0);
     assert_eq!(pairs[0]["auc"]["verdict"], "equivalent");
     assert_eq!(report["runs"].as_array().unwrap().len(), 2 * 4 * 2);
     assert_eq!(report["knowledge"][1]["users"], 1.0);
-    let text = data.laser(
-        &["eval", "ctr", "laser.toml", "--markdown"],
-        &["eval.models=[\"din\"]"],
-    );
+    let text = data.laser(&["eval", "ctr", "laser.toml", "--markdown"], &["eval.models=[\"din\"]"]);
     assert!(stdout(&text).contains("| DIN   |"), "{}", stdout(&text));
 }
 
@@ -228,24 +190,12 @@ fn knowledge_from_after_the_split_is_refused() {
     let ctr = ["eval", "ctr", "laser.toml"];
     data.refuses(&ctr, &[], "users.jsonl, row 25: the history of user 7 has an interaction at 1400, but training ends at 1384: \"texts\" knows what it is tested on");
     // By user, 7's own training ends at 1000 + 16 · 24 + 7.
-    data.refuses(
-        &ctr,
-        &["eval.split_by=user"],
-        "at 1400, but training ends at 1391",
-    );
+    data.refuses(&ctr, &["eval.split_by=user"], "at 1400, but training ends at 1391");
     let untimed = json!({"id": 7, "history": [{"title": "A"}]});
     data.write("users.jsonl", &format!("{users}{untimed}\n"));
-    data.refuses(
-        &ctr,
-        &[],
-        "row 25: an interaction in the history of user 7 has no timestamp",
-    );
+    data.refuses(&ctr, &[], "row 25: an interaction in the history of user 7 has no timestamp");
     data.configure(&KNOWLEDGE.replace("entities =", "#"));
-    data.refuses(
-        &ctr,
-        &[],
-        "set entities to the tables that the texts of users were written from",
-    );
+    data.refuses(&ctr, &[], "set entities to the tables that the texts of users were written from");
 }
 
 #[test]
@@ -258,65 +208,22 @@ fn bad_interactions_and_configurations_are_refused_by_name() {
             &["interactions.rating=stars"],
             "no column \"stars\"; it has user, item, rating, timestamp. Set [interactions] rating",
         ),
-        (
-            &ctr,
-            &["interactions.timestamp=when"],
-            "Set [interactions] timestamp",
-        ),
-        (
-            &ctr,
-            &["eval.positive_rating=1.0"],
-            "interactions of the train part are positive",
-        ),
-        (
-            &ctr,
-            &["eval.validation_until=0.5"],
-            "[eval] validation_until = 0.5: expected more than train_until = 0.8",
-        ),
-        (
-            &ctr,
-            &["eval.train_until=5000", "eval.validation_until=6000"],
-            "the validation part has no interactions",
-        ),
-        (
-            &ctr,
-            &["eval.seeds=1"],
-            "[eval] seeds = 1: expected at least 2",
-        ),
-        (
-            &ctr,
-            &["eval.training.dropout=1.0"],
-            "[eval.training] dropout = 1",
-        ),
-        (
-            &["eval", "embed", "laser.toml"],
-            &["embed.layers=0"],
-            "[embed] layers = 0",
-        ),
-        (
-            &["embed", "laser.toml", "-o", "out"],
-            &["embed.validation=0.01"],
-            "no user has enough interactions",
-        ),
-        (
-            &["embed", "laser.toml", "-o", "out"],
-            &["embed.min_rating=9.0"],
-            "lower [embed] min_rating",
-        ),
+        (&ctr, &["interactions.timestamp=when"], "Set [interactions] timestamp"),
+        (&ctr, &["eval.positive_rating=1.0"], "interactions of the train part are positive"),
+        (&ctr, &["eval.validation_until=0.5"], "[eval] validation_until = 0.5: expected more than train_until = 0.8"),
+        (&ctr, &["eval.train_until=5000", "eval.validation_until=6000"], "the validation part has no interactions"),
+        (&ctr, &["eval.seeds=1"], "[eval] seeds = 1: expected at least 2"),
+        (&ctr, &["eval.training.dropout=1.0"], "[eval.training] dropout = 1"),
+        (&["eval", "embed", "laser.toml"], &["embed.layers=0"], "[embed] layers = 0"),
+        (&["embed", "laser.toml", "-o", "out"], &["embed.validation=0.01"], "no user has enough interactions"),
+        (&["embed", "laser.toml", "-o", "out"], &["embed.min_rating=9.0"], "lower [embed] min_rating"),
     ];
     for (command, settings, expected) in cases {
         data.refuses(command, settings, expected);
     }
     assert!(!data.path("out").exists(), "something was written");
-    data.write(
-        "interactions.csv",
-        "user,item,rating,timestamp\n1,2,NaN,5\n",
-    );
-    data.refuses(
-        &ctr,
-        &[],
-        "interactions.csv, row 1: column \"rating\" holds \"NaN\"",
-    );
+    data.write("interactions.csv", "user,item,rating,timestamp\n1,2,NaN,5\n");
+    data.refuses(&ctr, &[], "interactions.csv, row 1: column \"rating\" holds \"NaN\"");
     data.write("laser.toml", "");
     data.refuses(&ctr, &[], "[interactions] path: not set");
 }

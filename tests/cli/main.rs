@@ -78,10 +78,7 @@ audit_share = 0.2
             model.display()
         );
         fs::write(dir.path().join("laser.toml"), config).unwrap();
-        Self {
-            dir,
-            environment: Vec::new(),
-        }
+        Self { dir, environment: Vec::new() }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -104,11 +101,7 @@ audit_share = 0.2
 
     fn verify(&self) -> Output {
         let out = self.path("out");
-        Command::new(env!("CARGO_BIN_EXE_laser"))
-            .arg("verify")
-            .arg(out)
-            .output()
-            .unwrap()
+        Command::new(env!("CARGO_BIN_EXE_laser")).arg("verify").arg(out).output().unwrap()
     }
 
     /// All parts below the output, with their bytes, by name.

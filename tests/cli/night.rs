@@ -10,28 +10,19 @@ fn two_nights_are_published_verified_and_not_repeated() {
     let first = workspace.run(&[]);
     assert_exit(&first, 0);
     let text = stdout(&first);
-    for part in [
-        "carried forward",
-        "Audit of",
-        "speedup",
-        "Sample user",
-        "100 % of the texts are the plain ones",
-    ] {
+    for part in ["carried forward", "Audit of", "speedup", "Sample user", "100 % of the texts are the plain ones"] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
     assert_exit(&workspace.verify(), 0);
     let parts = workspace.parts();
     let again = workspace.run(&[]);
     assert_exit(&again, 0);
-    assert!(
-        stdout(&again).contains("complete already"),
-        "{}",
-        stdout(&again)
-    );
+    assert!(stdout(&again).contains("complete already"), "{}", stdout(&again));
     assert_eq!(workspace.parts(), parts);
 }
 
-/// mistralrs blocks the thread that loads it: beside it the plan's files are read, and no wake-up of theirs may be lost.
+/// mistralrs blocks the thread that loads it: beside it the plan's files are read, and no wake-up of theirs may be
+/// lost.
 #[test]
 fn mistralrs_decodes_a_night_by_itself() {
     let workspace = Workspace::new();
@@ -64,16 +55,10 @@ fn plan_tells_what_would_be_done_and_does_not_do_it() {
     let workspace = Workspace::new();
     assert_exit(&workspace.run(&[]), 0);
     let parts = workspace.parts();
-    let planned = workspace
-        .command("plan", &["generate.max_new_tokens=20"])
-        .output()
-        .unwrap();
+    let planned = workspace.command("plan", &["generate.max_new_tokens=20"]).output().unwrap();
     assert_exit(&planned, 0);
     let text = stdout(&planned);
-    assert!(
-        text.contains("24 to generate, 0 unchanged"),
-        "the specification changed:\n{text}"
-    );
+    assert!(text.contains("24 to generate, 0 unchanged"), "the specification changed:\n{text}");
     assert!(text.contains("ETA:") && text.contains("tokens/s"), "{text}");
     assert_eq!(workspace.parts(), parts);
 }
@@ -81,30 +66,19 @@ fn plan_tells_what_would_be_done_and_does_not_do_it() {
 #[test]
 fn config_prints_what_is_in_force() {
     let workspace = Workspace::new();
-    let printed = workspace
-        .command("config", &["generate.batch=3"])
-        .env("LASER_RUN__SHARD_ROWS", "9")
-        .output()
-        .unwrap();
+    let printed =
+        workspace.command("config", &["generate.batch=3"]).env("LASER_RUN__SHARD_ROWS", "9").output().unwrap();
     assert_exit(&printed, 0);
     let text = stdout(&printed);
-    assert!(
-        text.contains("batch = 3") && text.contains("shard_rows = 9"),
-        "{text}"
-    );
+    assert!(text.contains("batch = 3") && text.contains("shard_rows = 9"), "{text}");
 }
 
 #[test]
 fn production_toml_names_every_key() {
     let documented = fs::read_to_string("configs/production.toml").unwrap();
     let workspace = Workspace::new();
-    let printed = workspace
-        .command(
-            "config",
-            &["model.isq=q8_0", "run.limit=5", "encoder.path=models/bert"],
-        )
-        .output()
-        .unwrap();
+    let printed =
+        workspace.command("config", &["model.isq=q8_0", "run.limit=5", "encoder.path=models/bert"]).output().unwrap();
     for line in stdout(&printed).lines() {
         let Some((key, _)) = line.split_once(" = ") else {
             continue;
@@ -112,9 +86,6 @@ fn production_toml_names_every_key() {
         if ["users", "items", "data", "input", "previous", "knowledge"].contains(&key) {
             continue;
         }
-        assert!(
-            documented.contains(&format!("{key} = ")),
-            "configs/production.toml lacks {key}"
-        );
+        assert!(documented.contains(&format!("{key} = ")), "configs/production.toml lacks {key}");
     }
 }

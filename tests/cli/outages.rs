@@ -53,10 +53,7 @@ fn a_write_whose_answer_is_lost_is_found_and_not_repeated() {
     let log = worker.log_until_end(143);
     let written = shards(&log, "writing");
     let distinct: BTreeSet<u32> = written.iter().copied().collect();
-    assert!(
-        written.len() > 3 && distinct.len() == written.len(),
-        "{written:?}"
-    );
+    assert!(written.len() > 3 && distinct.len() == written.len(), "{written:?}");
     assert!(shards(&log, "attempt failed").is_empty());
     cluster.assert_whole();
 }
@@ -67,10 +64,7 @@ fn wrong_credentials_end_a_process_with_a_word_and_cost_no_shard() {
     let refused = |subcommand: &str| {
         let log = cluster.start_at_store(subcommand, &proxy).log_until_end(65);
         let error = log.iter().find(|l| l.starts_with("error: ")).unwrap();
-        assert!(
-            error.contains("s3://laser/out") && error.contains("403"),
-            "{error}"
-        );
+        assert!(error.contains("s3://laser/out") && error.contains("403"), "{error}");
     };
     proxy.set(Fault::Answer(403));
     refused("coordinator");
@@ -83,11 +77,7 @@ fn wrong_credentials_end_a_process_with_a_word_and_cost_no_shard() {
     expired.wait_for("committed", 2);
     proxy.set(Fault::Answer(403));
     let log = expired.log_until_end(65);
-    assert!(
-        log.iter().any(|l| l.contains("check the credentials")),
-        "{}",
-        log.join("\n")
-    );
+    assert!(log.iter().any(|l| l.contains("check the credentials")), "{}", log.join("\n"));
     let worker = cluster.start("worker");
     coordinator.assert_ends(0);
     worker.terminate();
@@ -111,10 +101,7 @@ fn a_coordinator_killed_at_any_of_its_writes_publishes_one_data_set() {
     kill_at("/pools.json");
     kill_at("/plan.json");
     let nats = Proxy::tcp(cluster.nats.port);
-    nats.set(Fault::Hold {
-        word: "PUB laser.jobs.2026",
-        heard: false,
-    });
+    nats.set(Fault::Hold { word: "PUB laser.jobs.2026", heard: false });
     let coordinator = cluster.start_at_nats("coordinator", &nats);
     nats.wait_held();
     coordinator.kill();
@@ -131,10 +118,7 @@ fn a_coordinator_killed_at_any_of_its_writes_publishes_one_data_set() {
 #[test]
 fn two_coordinators_publish_one_manifest() {
     let (cluster, proxy) = on_s3();
-    proxy.set(Fault::Hold {
-        word: "/_manifest.json",
-        heard: false,
-    });
+    proxy.set(Fault::Hold { word: "/_manifest.json", heard: false });
     let slow = cluster.start_at_store("coordinator", &proxy);
     let fast = cluster.start("coordinator");
     for coordinator in [&slow, &fast] {
@@ -189,16 +173,8 @@ fn a_run_that_lost_every_process_and_the_queue_generates_no_committed_shard() {
     coordinator.kill();
     let committed = cluster.tonight.parts();
     assert!(committed.len() >= 3, "{}", committed.len());
-    let number = |name: &str| {
-        name.strip_prefix("part-")?
-            .strip_suffix(".parquet")?
-            .parse()
-            .ok()
-    };
-    let done: BTreeSet<u32> = committed
-        .iter()
-        .filter_map(|(path, _)| number(path.file_name()?.to_str()?))
-        .collect();
+    let number = |name: &str| name.strip_prefix("part-")?.strip_suffix(".parquet")?.parse().ok();
+    let done: BTreeSet<u32> = committed.iter().filter_map(|(path, _)| number(path.file_name()?.to_str()?)).collect();
     assert_eq!(done.len(), committed.len());
     cluster.nats.lose_everything();
     let coordinator = cluster.start("coordinator");

@@ -188,9 +188,7 @@ impl State {
         match self.fault() {
             Fault::Cut => return Ok(()),
             Fault::Answer(status) => {
-                let answer = format!(
-                    "HTTP/1.1 {status} Fault\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
-                );
+                let answer = format!("HTTP/1.1 {status} Fault\r\nContent-Length: 0\r\nConnection: close\r\n\r\n");
                 return client.write_all(answer.as_bytes());
             }
             Fault::LoseAnswers if line.starts_with(b"PUT") => {
@@ -240,9 +238,7 @@ fn with_header(message: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
     let end = message.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 2;
     let mut changed = Vec::new();
     for line in message[..end].split_inclusive(|b| *b == b'\n') {
-        let is_header = line
-            .to_ascii_lowercase()
-            .starts_with(format!("{name}:").as_bytes());
+        let is_header = line.to_ascii_lowercase().starts_with(format!("{name}:").as_bytes());
         match value {
             Some(value) if is_header => changed.extend(format!("{name}: {value}\r\n").bytes()),
             None if is_header => {}
@@ -260,9 +256,7 @@ fn read_request(client: &mut TcpStream) -> io::Result<Vec<u8>> {
     loop {
         if let Some(head) = request.windows(4).position(|w| w == b"\r\n\r\n") {
             let text = String::from_utf8_lossy(&request[..head]).to_lowercase();
-            let length = text
-                .lines()
-                .find_map(|l| l.strip_prefix("content-length:")?.trim().parse().ok());
+            let length = text.lines().find_map(|l| l.strip_prefix("content-length:")?.trim().parse().ok());
             if request.len() >= head + 4 + length.unwrap_or(0) {
                 return Ok(request);
             }

@@ -53,10 +53,7 @@ fn dom(page: &str) -> String {
     let profile = tempfile::tempdir().unwrap();
     let file = profile.path().join("page.html");
     fs::write(&file, page).unwrap();
-    let args = [
-        "--dump-dom".to_owned(),
-        format!("file://{}", file.display()),
-    ];
+    let args = ["--dump-dom".to_owned(), format!("file://{}", file.display())];
     stdout(&chromium(&profile, &args))
 }
 
@@ -103,9 +100,7 @@ addEventListener("message", event => document.body.setAttribute("data-found", ev
 
 /// The probe's findings at a width.
 fn probe(page: &str, width: u32, dark: bool) -> Value {
-    let policy = page
-        .find("<meta http-equiv=\"Content-Security-Policy\"")
-        .unwrap();
+    let policy = page.find("<meta http-equiv=\"Content-Security-Policy\"").unwrap();
     let end = policy + page[policy..].find('>').unwrap() + 1;
     let page = format!("{}{}", &page[..policy], &page[end..]).replace("</body>", PROBE);
     let profile = tempfile::tempdir().unwrap();
@@ -124,10 +119,7 @@ fn probe(page: &str, width: u32, dark: bool) -> Value {
             format!("file://{}", frame.display()),
         ],
     ));
-    let found = dom
-        .split("data-found=\"")
-        .nth(1)
-        .unwrap_or_else(|| panic!("{dom}"));
+    let found = dom.split("data-found=\"").nth(1).unwrap_or_else(|| panic!("{dom}"));
     serde_json::from_str(&percent_decoded(found.split('"').next().unwrap())).unwrap()
 }
 
@@ -157,16 +149,10 @@ fn manifests(workspace: &Workspace) -> Vec<(PathBuf, Value)> {
 #[test]
 fn the_page_has_the_nights_figures_and_fits_every_screen() {
     let workspace = Workspace::new();
-    let settings = [
-        "verification.policy=relaxed",
-        "price.gpu_hour=2.5",
-        "run.audit_share=0.6",
-    ];
+    let settings = ["verification.policy=relaxed", "price.gpu_hour=2.5", "run.audit_share=0.6"];
     assert_exit(&workspace.run(&settings), 0);
     let page = page(&workspace, &workspace.path("out"));
-    for reference in [
-        "http:", "https:", "<script", "src=", "url(", "@import", "<link",
-    ] {
+    for reference in ["http:", "https:", "<script", "src=", "url(", "@import", "<link"] {
         assert!(!page.contains(reference), "the page has {reference:?}");
     }
     assert!(page.contains("default-src 'none'"));
@@ -181,8 +167,7 @@ fn the_page_has_the_nights_figures_and_fits_every_screen() {
         assert_eq!(manifest["rows"], manifest["entities"]);
         for (pool, audit) in manifest["audit"].as_object().unwrap() {
             let number = |key: &str| audit[key].as_f64().unwrap();
-            let speedup = (number("tokens") / number("seconds"))
-                / (number("plain_tokens") / number("plain_seconds"));
+            let speedup = (number("tokens") / number("seconds")) / (number("plain_tokens") / number("plain_seconds"));
             wanted.extend([format!(">{pool}<"), format!(">{speedup:.2}×<")]);
         }
         for figures in manifest["figures"].as_object().unwrap().values() {
@@ -199,10 +184,7 @@ fn the_page_has_the_nights_figures_and_fits_every_screen() {
 
     let light = probe(&page, 1200, false);
     let narrow = probe(&page, 400, false);
-    assert_eq!(
-        (&light["window"], &narrow["window"]),
-        (&1200.into(), &400.into())
-    );
+    assert_eq!((&light["window"], &narrow["window"]), (&1200.into(), &400.into()));
     let dark = probe(&page, 1200, true);
     for found in [&light, &narrow, &dark] {
         assert_eq!(found["page"], found["window"], "scrolls sideways: {found}");
@@ -223,10 +205,7 @@ fn the_page_has_the_nights_figures_and_fits_every_screen() {
 fn check_prints(workspace: &Workspace) {
     let profile = tempfile::tempdir().unwrap();
     let (html, pdf) = (workspace.path("report.html"), workspace.path("report.pdf"));
-    let print = [
-        format!("--print-to-pdf={}", pdf.display()),
-        format!("file://{}", html.display()),
-    ];
+    let print = [format!("--print-to-pdf={}", pdf.display()), format!("file://{}", html.display())];
     chromium(&profile, &print);
     assert!(fs::read(pdf).unwrap().starts_with(b"%PDF-"));
 }
@@ -238,10 +217,7 @@ fn one_published_folder_is_a_page_of_its_own_kind() {
     let (folder, manifest) = manifests(&workspace).remove(0);
     let of_users = page(&workspace, &folder);
     assert_eq!(manifest["kind"], "user");
-    assert!(
-        of_users.contains("of users, verification strict"),
-        "{of_users}"
-    );
+    assert!(of_users.contains("of users, verification strict"), "{of_users}");
     assert!(of_users.contains("id=\"samples\""));
     // Copied away from its run, it still has what its own files tell.
     let copy = workspace.path("copy");
@@ -260,21 +236,16 @@ fn one_published_folder_is_a_page_of_its_own_kind() {
 
 #[test]
 fn markup_in_ids_texts_and_errors_is_text() {
-    const HOSTILE: &str =
-        "<script>document.body.setAttribute('data-hacked', 1)</script><img src=x onerror=alert(1)>";
+    const HOSTILE: &str = "<script>document.body.setAttribute('data-hacked', 1)</script><img src=x onerror=alert(1)>";
     let workspace = Workspace::new();
     let root = workspace.path("").display().to_string();
     let user = |id: usize, about: String| {
         let title = format!("{HOSTILE} {}", id % 3);
-        let history: Vec<Value> = (0..4)
-            .map(|_| serde_json::json!({"title": title, "rating": 5}))
-            .collect();
+        let history: Vec<Value> = (0..4).map(|_| serde_json::json!({"title": title, "rating": 5})).collect();
         let id = format!("{HOSTILE}&amp;{id}");
         serde_json::json!({"id": id, "history": history, "about": about, "embedding": [1, 0]})
     };
-    let mut rows: String = (0..8)
-        .map(|id| format!("{}\n", user(id, String::new())))
-        .collect();
+    let mut rows: String = (0..8).map(|id| format!("{}\n", user(id, String::new()))).collect();
     rows += &format!("{}\n", user(8, format!("{HOSTILE} ").repeat(300)));
     fs::write(workspace.path("users.jsonl"), rows).unwrap();
     fs::write(
@@ -327,10 +298,7 @@ fn what_is_no_published_night_is_refused_with_what_to_do() {
         let output = report(&[dir, Path::new("-o"), &file]);
         assert_exit(&output, 65);
         let message = stderr(&output);
-        assert!(
-            message.contains(expected),
-            "expected {expected:?} in {message:?}"
-        );
+        assert!(message.contains(expected), "expected {expected:?} in {message:?}");
         assert!(!file.exists());
     };
     fs::create_dir(workspace.path("empty")).unwrap();
@@ -340,16 +308,10 @@ fn what_is_no_published_night_is_refused_with_what_to_do() {
     let (folder, mut manifest) = manifests(&workspace).remove(0);
     manifest["version"] = 7.into();
     fs::write(folder.join("_manifest.json"), manifest.to_string()).unwrap();
-    check(
-        &folder,
-        "_manifest.json: schema version 7, this Laser reads 1",
-    );
+    check(&folder, "_manifest.json: schema version 7, this Laser reads 1");
     check(&workspace.path("out"), "_manifest.json: schema version 7");
     fs::write(folder.join("_manifest.json"), "{}").unwrap();
     check(&folder, "_manifest.json: not a manifest of Laser's");
     fs::remove_dir_all(workspace.path("out/profiles")).unwrap();
-    check(
-        &workspace.path("out"),
-        "is not published: 4 of 18 shards are committed",
-    );
+    check(&workspace.path("out"), "is not published: 4 of 18 shards are committed");
 }

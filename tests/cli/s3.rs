@@ -20,9 +20,7 @@ pub(crate) struct S3 {
 impl S3 {
     pub(crate) fn start() -> Self {
         let binary = std::env::var_os("LASER_MOTO").unwrap_or_else(|| {
-            panic!(
-                "LASER_MOTO is not set: pass the tests with tests/run.sh, or `source tests/moto.sh` first"
-            )
+            panic!("LASER_MOTO is not set: pass the tests with tests/run.sh, or `source tests/moto.sh` first")
         });
         let mut child = Command::new(binary)
             .args(["-H", "127.0.0.1", "-p", "0"])
@@ -31,9 +29,7 @@ impl S3 {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap())
-            .lines()
-            .map_while(Result::ok);
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let port = lines
             .find_map(|line| line.split_once("http://127.0.0.1:")?.1.trim().parse().ok())
             .expect("moto_server did not start");
@@ -76,10 +72,7 @@ impl S3 {
         let keys = listed.split("<Key>").skip(1);
         keys.map(|key| {
             let key = key.split("</Key>").next().unwrap();
-            (
-                key.to_owned(),
-                self.request("GET", &format!("/laser/{key}")),
-            )
+            (key.to_owned(), self.request("GET", &format!("/laser/{key}")))
         })
         .collect()
     }
@@ -102,11 +95,7 @@ pub(crate) fn request(port: u16, method: &str, path: &str, headers: &str) -> Vec
     stream.write_all(head.as_bytes()).unwrap();
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
-    assert!(
-        answer.starts_with(b"HTTP/1.1 200"),
-        "{}",
-        String::from_utf8_lossy(&answer)
-    );
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
     let body = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
     answer.split_off(body)
 }
@@ -144,21 +133,14 @@ fn nights_on_s3_follow_each_other_and_leave() {
         let listed = s3.request("GET", "/laser?list-type=2&prefix=out/&max-keys=1000");
         let listed = String::from_utf8(listed).unwrap();
         let has = |day: &&str| listed.contains(&format!("2026-01-{day}"));
-        ["01", "02", "03"]
-            .into_iter()
-            .filter(has)
-            .collect::<Vec<_>>()
+        ["01", "02", "03"].into_iter().filter(has).collect::<Vec<_>>()
     };
     let settings = ["output.path=s3://laser/out", "output.keep_nights=2"];
     assert_exit(&remote.run(&settings), 0);
     assert_eq!(dates(), ["01", "02"]);
     let later = [&settings[..], &["run.date=2026-01-03"]].concat();
     assert_exit(&remote.run(&later), 0);
-    assert_eq!(
-        dates(),
-        ["02", "03"],
-        "runs, pools and profiles of the first night are gone"
-    );
+    assert_eq!(dates(), ["02", "03"], "runs, pools and profiles of the first night are gone");
     assert_exit(&s3.verify("out"), 0);
 }
 

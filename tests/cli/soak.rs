@@ -61,10 +61,7 @@ impl Soak {
     fn start(&self, subcommand: &str, settings: &[String]) -> Process {
         let settings: Vec<&str> = settings.iter().map(String::as_str).collect();
         let mut command = self.cluster.tonight.command(subcommand, &settings);
-        command.env(
-            "AWS_ENDPOINT",
-            format!("http://127.0.0.1:{}", self.store.port),
-        );
+        command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{}", self.store.port));
         Process::start(command)
     }
 
@@ -83,12 +80,7 @@ impl Soak {
         coordinator.wait_for("queued shards", 1);
         let workers = (0..WORKERS).map(|_| self.start("worker", &settings));
         let workers = workers.collect();
-        let mut night = Night {
-            settings,
-            coordinator,
-            workers,
-            log: Vec::new(),
-        };
+        let mut night = Night { settings, coordinator, workers, log: Vec::new() };
         if let Some(length) = outage {
             night.workers[0].wait_for("committed", 1);
             self.store.suffer(Fault::Cut, length);
@@ -185,9 +177,7 @@ impl Soak {
 
     /// Every row is there once and is that of one undisturbed process; no committed shard was generated.
     fn conclude(&mut self, mut night: Night, root: &str) {
-        night
-            .log
-            .extend(night.workers.into_iter().map(Process::kill));
+        night.log.extend(night.workers.into_iter().map(Process::kill));
         let store = self.cluster.store.as_ref().unwrap();
         assert_exit(&store.verify(root), 0);
         let _ = fs::remove_dir_all(self.cluster.tonight.path("out"));
@@ -195,10 +185,7 @@ impl Soak {
         let rows = without_run(texts(&self.cluster.tonight));
         assert_eq!(rows, self.cluster.expected, "night {root}");
         let writes = Writes::of(&night.log);
-        assert_eq!(
-            writes.of_committed, 0,
-            "committed shards were generated in {root}"
-        );
+        assert_eq!(writes.of_committed, 0, "committed shards were generated in {root}");
         self.figures.nights += 1;
         self.figures.rows += rows.len();
         self.figures.shards += writes.shards;
@@ -216,14 +203,7 @@ struct Writes {
 
 impl Writes {
     fn of(logs: &[Vec<String>]) -> Self {
-        let shard = |line: &str| -> Option<u32> {
-            line.split(" shard=")
-                .nth(1)?
-                .split(' ')
-                .next()?
-                .parse()
-                .ok()
-        };
+        let shard = |line: &str| -> Option<u32> { line.split(" shard=").nth(1)?.split(' ').next()?.parse().ok() };
         // Lines begin with their time.
         let time = |line: &str| line.split(' ').next().unwrap().to_owned();
         let mut won: BTreeMap<u32, String> = BTreeMap::new();
@@ -245,11 +225,7 @@ impl Writes {
                 }
             }
         }
-        Self {
-            shards: writes.len(),
-            again: writes.values().map(|n| n - 1).sum(),
-            of_committed,
-        }
+        Self { shards: writes.len(), again: writes.values().map(|n| n - 1).sum(), of_committed }
     }
 }
 
@@ -267,8 +243,5 @@ fn nights_in_which_everything_dies_at_random_are_whole() {
         soak.night(20, None);
     }
     let minutes = started.elapsed().as_secs_f64() / 60.0;
-    println!(
-        "{minutes:.1} minutes, none lost, none doubled: {:#?}",
-        soak.figures
-    );
+    println!("{minutes:.1} minutes, none lost, none doubled: {:#?}", soak.figures);
 }

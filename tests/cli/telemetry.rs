@@ -24,9 +24,7 @@ fn documented(role: &str) -> BTreeSet<String> {
     let rows = readme.lines().filter(|line| line.starts_with("| `laser_"));
     let cells = rows.map(|row| row.split('|').map(str::trim).collect::<Vec<_>>());
     let of_role = cells.filter(|cells| cells[2] == role || cells[2] == "both");
-    of_role
-        .map(|cells| cells[1].trim_matches('`').to_owned())
-        .collect()
+    of_role.map(|cells| cells[1].trim_matches('`').to_owned()).collect()
 }
 
 fn scrape(address: &str) -> String {
@@ -42,19 +40,14 @@ fn scrape(address: &str) -> String {
 /// The names of the samples of a text that Prometheus reads: every sample has a name, labels in quotes, a number,
 /// and a type before it.
 fn samples(text: &str) -> BTreeSet<String> {
-    let is_name = |name: &str| {
-        !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
-    };
+    let is_name = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
     let mut types = BTreeMap::new();
     let mut names = BTreeSet::new();
     for line in text.lines().filter(|line| !line.is_empty()) {
         if let Some(declared) = line.strip_prefix("# TYPE ") {
             let (name, kind) = declared.split_once(' ').unwrap();
             assert!(["counter", "gauge", "summary"].contains(&kind), "{line}");
-            assert!(
-                types.insert(name, kind).is_none(),
-                "{name} is declared twice"
-            );
+            assert!(types.insert(name, kind).is_none(), "{name} is declared twice");
         } else if !line.starts_with("# HELP ") {
             let (sample, value) = line.rsplit_once(' ').unwrap();
             assert!(value.parse::<f64>().is_ok(), "{line}");
@@ -78,17 +71,11 @@ fn assert_complete(role: &str, address: &str) {
     let (wanted, started) = (documented(role), Instant::now());
     assert!(wanted.len() > 5, "{wanted:?}");
     loop {
-        let missing: Vec<String> = wanted
-            .difference(&samples(&scrape(address)))
-            .cloned()
-            .collect();
+        let missing: Vec<String> = wanted.difference(&samples(&scrape(address))).cloned().collect();
         if missing.is_empty() {
             return;
         }
-        assert!(
-            started.elapsed() < Duration::from_secs(30),
-            "{role} lacks {missing:?}"
-        );
+        assert!(started.elapsed() < Duration::from_secs(30), "{role} lacks {missing:?}");
     }
 }
 
@@ -100,10 +87,7 @@ fn coordinator_and_worker_serve_every_metric_that_alerts_and_dashboard_use() {
     // Tomorrow, so that there is one.
     let hour_ago = jiff::Zoned::now() - jiff::Span::new().hours(1);
     let deadline = format!("run.deadline='{}'", hour_ago.strftime("%H:%M"));
-    let coordinator = cluster.start_with(
-        "coordinator",
-        &[&listen[0], &deadline, "price.gpu_hour=2.5"],
-    );
+    let coordinator = cluster.start_with("coordinator", &[&listen[0], &deadline, "price.gpu_hour=2.5"]);
     coordinator.wait_for("queued shards", 1);
     let worker = cluster.start_with("worker", &[&listen[1], "price.gpu_hour=2.5"]);
     worker.wait_for("acknowledged", 2);
@@ -141,10 +125,7 @@ fn json_logs_are_an_object_a_line_and_name_run_shard_and_pool() {
     objects(&coordinator.log_until_end(0));
     signal(&worker.child, "-TERM");
     let log = objects(&worker.log_until_end(143));
-    let of_shards: Vec<&Value> = log
-        .iter()
-        .filter(|line| line["span"]["shard"].is_u64())
-        .collect();
+    let of_shards: Vec<&Value> = log.iter().filter(|line| line["span"]["shard"].is_u64()).collect();
     assert!(of_shards.len() > 10, "{log:?}");
     for line in of_shards {
         assert_eq!(line["span"]["run"], cluster.run_id(), "{line}");
@@ -155,11 +136,5 @@ fn json_logs_are_an_object_a_line_and_name_run_shard_and_pool() {
     let log = objects(&failed.log_until_end(75));
     let last = log.last().unwrap();
     assert_eq!(last["level"], "error");
-    assert!(
-        last["message"]
-            .as_str()
-            .unwrap()
-            .contains("cannot connect to nats"),
-        "{last}"
-    );
+    assert!(last["message"].as_str().unwrap().contains("cannot connect to nats"), "{last}");
 }

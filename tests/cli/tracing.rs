@@ -74,9 +74,7 @@ fn receive(stream: &TcpStream, spans: &Mutex<Vec<Span>>) -> bool {
         spans.extend(of_process.scope_spans.into_iter().flat_map(|s| s.spans));
     }
     let mut stream = stream;
-    stream
-        .write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-        .is_ok()
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").is_ok()
 }
 
 fn named<'a>(spans: &'a [Span], name: &str) -> Vec<&'a Span> {
@@ -109,34 +107,21 @@ fn a_run_is_one_trace_whatever_process_works_for_it() {
     cluster.assert_whole();
 
     let spans = collector.spans();
-    let traces: BTreeSet<&[u8]> = named(&spans, "run")
-        .iter()
-        .map(|run| run.trace_id.as_slice())
-        .collect();
+    let traces: BTreeSet<&[u8]> = named(&spans, "run").iter().map(|run| run.trace_id.as_slice()).collect();
     assert_eq!(named(&spans, "run").len(), 2, "coordinator and worker");
     assert_eq!(traces.len(), 1);
     for span in &spans {
         assert!(traces.contains(span.trace_id.as_slice()), "{span:?}");
-        assert!(
-            span.end_time_unix_nano >= span.start_time_unix_nano,
-            "{span:?}"
-        );
+        assert!(span.end_time_unix_nano >= span.start_time_unix_nano, "{span:?}");
     }
-    let of_runs: BTreeSet<&str> = named(&spans, "run")
-        .into_iter()
-        .flat_map(|run| children(&spans, run))
-        .collect();
+    let of_runs: BTreeSet<&str> = named(&spans, "run").into_iter().flat_map(|run| children(&spans, run)).collect();
     assert_eq!(of_runs, BTreeSet::from(["pools", "plan", "watch", "shard"]));
 
     let mut shards: BTreeMap<i64, &Span> = BTreeMap::new();
     for shard in named(&spans, "shard") {
         shards.insert(shard_number(shard), shard);
     }
-    let plan = std::fs::read(
-        cluster
-            .tonight
-            .path(&format!("out/runs/{}/plan.json", cluster.run_id())),
-    );
+    let plan = std::fs::read(cluster.tonight.path(&format!("out/runs/{}/plan.json", cluster.run_id())));
     let plan: serde_json::Value = serde_json::from_slice(&plan.unwrap()).unwrap();
     for job in plan["shards"].as_array().unwrap() {
         let shard = shards[&job["shard"].as_i64().unwrap()];
@@ -181,8 +166,5 @@ fn a_collector_that_is_away_or_no_address_is_told() {
     let refused = config("not an address");
     assert_exit(&refused, 65);
     let message = String::from_utf8_lossy(&refused.stderr);
-    assert!(
-        message.contains("OTEL_EXPORTER_OTLP_ENDPOINT") && message.contains("4318"),
-        "{message}"
-    );
+    assert!(message.contains("OTEL_EXPORTER_OTLP_ENDPOINT") && message.contains("4318"), "{message}");
 }

@@ -83,20 +83,14 @@ fn pieces(text: &Generated, tokenizer: &Tokenizer) -> Result<Vec<Piece>, ModelEr
         let so_far = so_far.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
         let upto = text.text.floor_char_boundary(so_far);
         if upto > at {
-            pieces.push(Piece {
-                text: text.text[at..upto].to_owned(),
-                origin: run[0],
-            });
+            pieces.push(Piece { text: text.text[at..upto].to_owned(), origin: run[0] });
             at = upto;
         }
     }
     let rest = &text.text[at..];
     match pieces.last_mut() {
         Some(last) => last.text.push_str(rest),
-        None => pieces.push(Piece {
-            text: rest.to_owned(),
-            origin: Origin::TARGET,
-        }),
+        None => pieces.push(Piece { text: rest.to_owned(), origin: Origin::TARGET }),
     }
     Ok(pieces)
 }
@@ -111,11 +105,7 @@ fn run(
     let start = Instant::now();
     let mut texts: Texts = vec![None; batch.len()];
     for ((_, request), id) in batch.iter().zip(0..) {
-        generator.submit(Request {
-            id,
-            plain,
-            ..request.clone()
-        });
+        generator.submit(Request { id, plain, ..request.clone() });
     }
     while generator.load() > 0 {
         for Finished { id, result } in generator.step()? {
@@ -141,17 +131,10 @@ mod tests {
         let text = "Likes 電影 and café noir – a lot. \u{fffd}";
         let tokens = tokenizer.encode(text, false).unwrap();
         let own = Origin::TARGET;
-        let pool = Origin {
-            source: Proposer::Pool,
-            relaxed: true,
-        };
+        let pool = Origin { source: Proposer::Pool, relaxed: true };
         for period in 1..6 {
             let origin = |at: usize| {
-                if (at / period).is_multiple_of(2) {
-                    own
-                } else {
-                    pool
-                }
+                if (at / period).is_multiple_of(2) { own } else { pool }
             };
             let generated = Generated {
                 text: text.to_owned(),

@@ -6,8 +6,8 @@
 //! tokens a second over the last steps: a token that is not drafted now costs that time later. (This is Dinkelbach's
 //! way to the largest ratio of sums. The best ratio of each step alone drafts too much beside a prompt, whose time is
 //! spent anyway, and too little where a text is easy: on two cores it lost up to 8 %.) Where nothing can be predicted
-//! nothing is drafted, and speculation loses to plain decoding by no more than the drafting itself, which is made small as
-//! well: see [`Reach`].
+//! nothing is drafted, and speculation loses to plain decoding by no more than the drafting itself, which is made small
+//! as well: see [`Reach`].
 //!
 //! Drafters estimate probabilities under strict acceptance of typical texts. A calibration for each pool bends them
 //! to what becomes of drafts there.
@@ -20,8 +20,8 @@ use crate::cost::{PlannedStep, StepCost, StepLoad};
 /// Share of a step that drafts of no use may take.
 const USELESS: f64 = 0.01;
 
-/// A pool pays if its drafts gain so many times what they take: nodes are kept for their high estimates, which are too high
-/// for that.
+/// A pool pays if its drafts gain so many times what they take: nodes are kept for their high estimates, which are too
+/// high for that.
 const PAYS: f64 = 3.0;
 
 /// Share of a step that the drafts of a pool that pays may take whatever is kept of them.
@@ -99,23 +99,15 @@ impl Budget {
 
     /// How many of its nodes to keep of each sequence, in a step of `known` load besides that emits `certain` tokens in
     /// any case.
-    pub fn allot(
-        &mut self,
-        (known, certain): (StepLoad, usize),
-        sequences: &[Drafted<'_>],
-    ) -> Vec<usize> {
-        let calibrations: Vec<Calibration> =
-            sequences.iter().map(|s| self.calibration(s.pool)).collect();
+    pub fn allot(&mut self, (known, certain): (StepLoad, usize), sequences: &[Drafted<'_>]) -> Vec<usize> {
+        let calibrations: Vec<Calibration> = sequences.iter().map(|s| self.calibration(s.pool)).collect();
         let mut ranked: Vec<(f32, usize)> = Vec::new();
         for (index, (sequence, calibration)) in sequences.iter().zip(&calibrations).enumerate() {
             let probabilities = sequence.probabilities.iter();
             ranked.extend(probabilities.map(|p| (calibration.apply(*p), index)));
         }
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let nodes: Vec<(f32, usize)> = ranked
-            .iter()
-            .map(|(p, index)| (*p, sequences[*index].cached))
-            .collect();
+        let nodes: Vec<(f32, usize)> = ranked.iter().map(|(p, index)| (*p, sequences[*index].cached)).collect();
         let best = self.best_step((known, certain), &nodes, sequences.len());
         self.allotted = best.load;
         follow(&mut self.step_tokens, best.tokens);
@@ -147,10 +139,7 @@ impl Budget {
         nodes: &[(f32, usize)],
         sequences: usize,
     ) -> PlannedStep {
-        let rate = self
-            .rates
-            .get(sequences)
-            .filter(|(_, seconds)| *seconds > 0.0);
+        let rate = self.rates.get(sequences).filter(|(_, seconds)| *seconds > 0.0);
         let rate = rate.map(|(tokens, seconds)| tokens / seconds);
         let worth = |tokens: f64, seconds: f64| match rate {
             Some(rate) => tokens - rate * seconds,
@@ -158,13 +147,9 @@ impl Budget {
         };
         let best = self.cost.best_step((known, certain), nodes, worth);
         if known.tokens == sequences {
-            self.rates
-                .resize(self.rates.len().max(sequences + 1), (0.0, 0.0));
+            self.rates.resize(self.rates.len().max(sequences + 1), (0.0, 0.0));
             let (tokens, seconds) = self.rates[sequences];
-            self.rates[sequences] = (
-                tokens * RATE_DECAY + best.tokens,
-                seconds * RATE_DECAY + best.seconds,
-            );
+            self.rates[sequences] = (tokens * RATE_DECAY + best.tokens, seconds * RATE_DECAY + best.seconds);
         }
         best
     }
@@ -191,10 +176,7 @@ impl Budget {
     }
 
     fn pool(&mut self, name: &str) -> &mut PoolWorth {
-        let new = PoolWorth {
-            calibration: self.all,
-            gain: 0.0,
-        };
+        let new = PoolWorth { calibration: self.all, gain: 0.0 };
         self.pools.entry(name.to_owned()).or_insert(new)
     }
 
@@ -208,8 +190,9 @@ impl Budget {
         follow(&mut self.node_seconds, seconds / nodes.max(1) as f64);
     }
 
-    /// What each of `sequences` sequences may spend on drafts from a pool. Where the pool pays they may take a fixed share of
-    /// the step, whatever is kept; else there are so few of no use that these take no more than a hundredth of the time.
+    /// What each of `sequences` sequences may spend on drafts from a pool. Where the pool pays they may take a fixed
+    /// share of the step, whatever is kept; else there are so few of no use that these take no more than a hundredth of
+    /// the time.
     pub fn terms(&self, pool: &str, sequences: usize) -> Terms {
         let taken = self.draft_seconds * self.step_tokens / self.step_seconds;
         let gain = self.pools.get(pool).map_or(0.0, |pool| pool.gain);
@@ -217,17 +200,11 @@ impl Budget {
         if gain > PAYS * taken {
             #[expect(clippy::cast_possible_truncation, reason = "saturates")]
             let nodes = (AFFORDED * share / self.node_seconds) as usize;
-            return Terms {
-                patience: 0,
-                reach: nodes.max(REACH_MIN),
-            };
+            return Terms { patience: 0, reach: nodes.max(REACH_MIN) };
         }
         let steps = self.draft_seconds / (USELESS * share);
         let patience = (0..WAIT_MAX).find(|wait| f64::from(*wait) + 1.0 >= steps);
-        Terms {
-            patience: patience.unwrap_or(WAIT_MAX),
-            reach: REACH_MIN,
-        }
+        Terms { patience: patience.unwrap_or(WAIT_MAX), reach: REACH_MIN }
     }
 }
 
@@ -244,8 +221,8 @@ fn follow(mean: &mut f64, value: f64) {
     *mean += (value - *mean) * if *mean == 0.0 { 1.0 } else { TIME_RATE };
 }
 
-/// How far a sequence drafts, and when: about twice as many nodes as were kept the last time, but no fewer than its terms allow,
-/// and after a draft of no use not at every step.
+/// How far a sequence drafts, and when: about twice as many nodes as were kept the last time, but no fewer than its
+/// terms allow, and after a draft of no use not at every step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reach {
     /// Nodes; none before the first draft.
@@ -286,11 +263,7 @@ mod tests {
     }
 
     fn drafted<'a>(pool: &'a str, probabilities: &'a [f32]) -> Drafted<'a> {
-        Drafted {
-            pool,
-            cached: 0,
-            probabilities,
-        }
+        Drafted { pool, cached: 0, probabilities }
     }
 
     fn known(tokens: usize) -> (StepLoad, usize) {
@@ -299,10 +272,7 @@ mod tests {
 
     #[test]
     fn nodes_go_to_the_sequences_where_they_are_likely() {
-        let kept = budget().allot(
-            known(2),
-            &[drafted("a", &[0.9, 0.8, 0.02]), drafted("a", &[0.05, 0.01])],
-        );
+        let kept = budget().allot(known(2), &[drafted("a", &[0.9, 0.8, 0.02]), drafted("a", &[0.05, 0.01])]);
         assert_eq!(kept, [2, 0]);
     }
 
@@ -342,13 +312,7 @@ mod tests {
         let likely = [drafted("a", &[0.9, 0.8, 0.06])];
         (0..20).for_each(|_| assert_eq!(budget.allot(known(1), &likely), [2]));
         // By itself a step of 100 tokens would be worth many nodes; the third one is cheaper had in the next.
-        let prompt = (
-            StepLoad {
-                tokens: 100,
-                pairs: 0,
-            },
-            1,
-        );
+        let prompt = (StepLoad { tokens: 100, pairs: 0 }, 1);
         assert_eq!(budget.allot(prompt, &likely), [2]);
     }
 
@@ -365,10 +329,7 @@ mod tests {
         budget.drafted(5e-6, 10);
         // 3 % of 1 ms are 60 nodes of 0.5 µs, or nearly; of 64 sequences each may have one, but drafts have four.
         let alone = budget.terms("good", 1);
-        assert!(
-            alone.patience == 0 && (59..=60).contains(&alone.reach),
-            "{alone:?}"
-        );
+        assert!(alone.patience == 0 && (59..=60).contains(&alone.reach), "{alone:?}");
         assert_eq!(budget.terms("good", 64), terms(0, REACH_MIN));
         assert_eq!(budget.terms("bad", 64), terms(WAIT_MAX, REACH_MIN));
         // It does not where drafting takes longer than what it gains.

@@ -12,10 +12,7 @@ pub(crate) struct Calibration {
 
 impl Default for Calibration {
     fn default() -> Self {
-        Self {
-            offset: 0.0,
-            slope: 1.0,
-        }
+        Self { offset: 0.0, slope: 1.0 }
     }
 }
 
@@ -54,8 +51,8 @@ fn sigmoid(x: f32) -> f32 {
 ///
 /// All that was drafted is judged, also what the budget cut: were only kept nodes judged, a pool that promises too
 /// little would be believed for ever, since its best nodes do keep their promise (from batch 16 on it cost up to 30 %
-/// of the speed). One draft at a time is enough. A node that would have been accepted, though the text went on otherwise,
-/// was right; what would have become of those below it is not known.
+/// of the speed). One draft at a time is enough. A node that would have been accepted, though the text went on
+/// otherwise, was right; what would have become of those below it is not known.
 #[derive(Debug, Default)]
 pub(crate) struct Hindsight {
     tree: DraftTree,
@@ -195,10 +192,7 @@ mod tests {
         // What is drafted meanwhile is not looked at.
         hindsight.watch(&DraftTree::chain(&[9, 9]), 4);
         let judged = hindsight.judge(&[7, 7, 1, 2, 5, 6], false);
-        assert_eq!(
-            judged,
-            [(0.8, true), (0.5, true), (0.2, false), (0.1, false)]
-        );
+        assert_eq!(judged, [(0.8, true), (0.5, true), (0.2, false), (0.1, false)]);
         assert_eq!(hindsight.judge(&[7, 7, 1, 2, 5, 6, 7], true), []);
     }
 
@@ -213,10 +207,7 @@ mod tests {
         // What was accepted is forgotten with the draft.
         hindsight.watch(&tree(), 3);
         let judged = hindsight.judge(&[1, 3, 5, 1, 3, 5], false);
-        assert_eq!(
-            judged,
-            [(0.8, true), (0.5, false), (0.2, true), (0.1, false)]
-        );
+        assert_eq!(judged, [(0.8, true), (0.5, false), (0.2, true), (0.1, false)]);
     }
 
     #[test]
@@ -224,10 +215,7 @@ mod tests {
         let mut hindsight = Hindsight::default();
         hindsight.watch(&tree(), 0);
         let judged = hindsight.judge(&[1, 2], true);
-        assert_eq!(
-            judged,
-            [(0.8, true), (0.5, true), (0.2, false), (0.1, false)]
-        );
+        assert_eq!(judged, [(0.8, true), (0.5, true), (0.2, false), (0.1, false)]);
     }
 
     #[test]

@@ -5,8 +5,8 @@
 //! keys and values for each sequence.
 //!
 //! While running, a machine gets slower and faster as a whole, which changes no decision, and its curve may bend, which
-//! does. The two are told apart: a fast mean of measured against expected time follows the machine, and only what a step
-//! differs from that mean moves its part of the curve, slowly.
+//! does. The two are told apart: a fast mean of measured against expected time follows the machine, and only what a
+//! step differs from that mean moves its part of the curve, slowly.
 
 use std::time::Instant;
 
@@ -21,12 +21,11 @@ const LONG_CONTEXT: usize = 1024;
 /// Tokens of the forwards that attention is measured with.
 const ATTENTION_TOKENS: usize = 16;
 
-/// The sizes that are measured: powers of two, between them one more, and of those up to which kernels work on whole tiles of
-/// rows the one behind, which may cost a tile more: nine tokens of a small model took 1.1 to 1.3 times as long as eight.
-const SIZES: [usize; 27] = [
-    1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384, 512,
-    768, 1024, 1536,
-];
+/// The sizes that are measured: powers of two, between them one more, and of those up to which kernels work on whole
+/// tiles of rows the one behind, which may cost a tile more: nine tokens of a small model took 1.1 to 1.3 times as long
+/// as eight.
+const SIZES: [usize; 27] =
+    [1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384, 512, 768, 1024, 1536];
 
 /// Forwards longer than this are the last: from there on time is in proportion to tokens.
 const LONGEST_SECONDS: f64 = 0.5;
@@ -40,7 +39,8 @@ const DRIFT_RATE: f64 = 0.1;
 /// How fast the curve is: a point has moved by half of what it is off after some seventy steps at its size.
 const CURVE_RATE: f64 = 0.01;
 
-/// A step that took more or less than this factor of what was expected counts as if it were this: something else happened.
+/// A step that took more or less than this factor of what was expected counts as if it were this: something else
+/// happened.
 const OUTLIER: f64 = 2.0;
 
 /// What a step computes.
@@ -56,10 +56,7 @@ impl StepLoad {
     /// With `tokens` more of a sequence that has `cached` tokens.
     #[must_use]
     pub fn with(self, tokens: usize, cached: usize) -> Self {
-        Self {
-            tokens: self.tokens + tokens,
-            pairs: self.pairs + tokens * cached,
-        }
+        Self { tokens: self.tokens + tokens, pairs: self.pairs + tokens * cached }
     }
 }
 
@@ -95,11 +92,7 @@ impl StepCost {
     pub fn new(mut points: Vec<(f64, f64)>, pair_seconds: f64) -> Self {
         assert!(!points.is_empty(), "a cost curve needs a point");
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut cost = Self {
-            points,
-            pair_seconds,
-            drift: None,
-        };
+        let mut cost = Self { points, pair_seconds, drift: None };
         cost.keep_rising();
         cost
     }
@@ -108,17 +101,11 @@ impl StepCost {
     ///
     /// # Errors
     /// The engine's.
-    pub fn measure(
-        engine: &mut dyn Engine,
-        batch: usize,
-        tokens_max: usize,
-    ) -> Result<Self, EngineError> {
+    pub fn measure(engine: &mut dyn Engine, batch: usize, tokens_max: usize) -> Result<Self, EngineError> {
         let batch = batch.clamp(1, tokens_max.max(1));
         let limit = engine.info().max_positions;
         let context = CONTEXT.min(limit / 4);
-        let long = LONG_CONTEXT
-            .min(limit.saturating_sub(ATTENTION_TOKENS))
-            .max(context);
+        let long = LONG_CONTEXT.min(limit.saturating_sub(ATTENTION_TOKENS)).max(context);
         let most = tokens_max.div_ceil(batch).min(limit - context);
         let capacities = (0..batch).map(|slot| match slot {
             0 => (context + most).max(long + ATTENTION_TOKENS).min(limit),
@@ -145,8 +132,9 @@ impl StepCost {
         of_tokens + load.pairs as f64 * self.pair_seconds
     }
 
-    /// The step of most worth among those of the first 0, 1, 2, … `nodes` (probabilities, falling, with the cached tokens
-    /// of each) besides `known` load, which emits `certain` tokens in any case. `worth` is of expected tokens and seconds.
+    /// The step of most worth among those of the first 0, 1, 2, … `nodes` (probabilities, falling, with the cached
+    /// tokens of each) besides `known` load, which emits `certain` tokens in any case. `worth` is of expected tokens
+    /// and seconds.
     pub fn best_step(
         &self,
         (known, certain): (StepLoad, usize),
@@ -154,12 +142,7 @@ impl StepCost {
         worth: impl Fn(f64, f64) -> f64,
     ) -> PlannedStep {
         let seconds = self.seconds(known);
-        let mut step = PlannedStep {
-            nodes: 0,
-            load: known,
-            tokens: certain as f64,
-            seconds,
-        };
+        let mut step = PlannedStep { nodes: 0, load: known, tokens: certain as f64, seconds };
         let (mut best, mut best_worth) = (step, worth(step.tokens, seconds));
         for (probability, cached) in nodes {
             let load = step.load.with(1, *cached);
@@ -262,15 +245,9 @@ impl Probe {
     }
 
     /// Least seconds by number of tokens.
-    fn curve(
-        &self,
-        engine: &mut dyn Engine,
-        tokens_max: usize,
-    ) -> Result<Vec<(f64, f64)>, EngineError> {
+    fn curve(&self, engine: &mut dyn Engine, tokens_max: usize) -> Result<Vec<(f64, f64)>, EngineError> {
         let sizes = SIZES.iter().filter(|size| **size < tokens_max);
-        let sizes = sizes
-            .copied()
-            .chain([tokens_max.min(SIZES[SIZES.len() - 1])]);
+        let sizes = sizes.copied().chain([tokens_max.min(SIZES[SIZES.len() - 1])]);
         let mut points: Vec<(usize, f64)> = sizes.map(|size| (size, f64::INFINITY)).collect();
         for _ in 0..ROUNDS {
             let mut measured = 0;
@@ -288,11 +265,7 @@ impl Probe {
     }
 
     /// Seconds of a pair: the same tokens with a short and with a long context.
-    fn attention(
-        &self,
-        engine: &mut dyn Engine,
-        (short, long): (usize, usize),
-    ) -> Result<f64, EngineError> {
+    fn attention(&self, engine: &mut dyn Engine, (short, long): (usize, usize)) -> Result<f64, EngineError> {
         let slot = self.slots[0];
         let tokens = ATTENTION_TOKENS.min(engine.info().max_positions - long);
         if long <= 2 * short || tokens == 0 {
@@ -311,8 +284,8 @@ impl Probe {
         Ok(((after - before) / (tokens * (long - short)) as f64).max(0.0))
     }
 
-    /// Seconds of a forward of `tokens`, divided among as many of the sequences as there are tokens for; nothing of it is
-    /// kept.
+    /// Seconds of a forward of `tokens`, divided among as many of the sequences as there are tokens for; nothing of it
+    /// is kept.
     ///
     /// # Errors
     /// The engine's.
@@ -346,11 +319,7 @@ fn timed(engine: &mut dyn Engine, shares: &[(Slot, usize)]) -> Result<f64, Engin
 }
 
 /// Chains of tokens, all of them scored, as a draft tree's are, or none.
-fn step(
-    engine: &mut dyn Engine,
-    shares: &[(Slot, usize)],
-    scored: bool,
-) -> Result<(), EngineError> {
+fn step(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Result<(), EngineError> {
     let vocabulary = u32::try_from(engine.info().vocab_size).unwrap_or(u32::MAX);
     let most = shares.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
     let ids = (0..).map(|i: u32| (i * 37) % vocabulary);
@@ -394,10 +363,7 @@ mod tests {
         let cost = cost();
         let cases = [(1, 1.0), (2, 3.0), (5, 3.5), (16, 6.0), (32, 12.0)];
         for (tokens, seconds) in cases {
-            assert!(
-                (cost.seconds(load(tokens)) - seconds).abs() < 1e-9,
-                "{tokens}"
-            );
+            assert!((cost.seconds(load(tokens)) - seconds).abs() < 1e-9, "{tokens}");
         }
         let noisy = StepCost::new(vec![(2.0, 1.0), (1.0, 2.0)], 0.0);
         assert!(noisy.seconds(load(2)) >= noisy.seconds(load(1)));
@@ -407,19 +373,10 @@ mod tests {
     fn attention_costs_by_cached_tokens() {
         let cost = StepCost::new(vec![(1.0, 1.0), (4.0, 1.0)], 0.01);
         let load = load(0).with(2, 100).with(1, 50);
-        assert_eq!(
-            load,
-            StepLoad {
-                tokens: 3,
-                pairs: 250
-            }
-        );
+        assert_eq!(load, StepLoad { tokens: 3, pairs: 250 });
         assert!((cost.seconds(load) - 3.5).abs() < 1e-9);
         // The same node pays in a short context and not in a long one.
-        let known = StepLoad {
-            tokens: 1,
-            pairs: 0,
-        };
+        let known = StepLoad { tokens: 1, pairs: 0 };
         assert_eq!(fastest(&cost, known, &[(0.5, 10)]), 1);
         assert_eq!(fastest(&cost, known, &[(0.5, 100)]), 0);
     }

@@ -14,8 +14,7 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, Source, TargetScores,
-    Verification, verify,
+    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, Source, TargetScores, Verification, verify,
 };
 use laser_schema::audit::{Origin, Proposer};
 use laser_schema::model::{ModelError, Tokenizer};
@@ -57,7 +56,8 @@ pub struct GenerateOptions {
     pub end_of_text: Vec<u32>,
     /// Strings that end a text; they are not part of it.
     pub stop: Vec<String>,
-    /// Whether a prompt begins from the cache of the prefix that it shares with others; a benchmark measures what that gives.
+    /// Whether a prompt begins from the cache of the prefix that it shares with others; a benchmark measures what that
+    /// gives.
     pub shared_prefixes: bool,
 }
 
@@ -309,16 +309,9 @@ impl Generator {
     fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
         for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
             let parents: Vec<u32> = chain_parents(chunk.len()).collect();
-            let segment = Segment {
-                slot,
-                tokens: chunk,
-                parents: &parents,
-                scored_from: chunk.len(),
-            };
-            self.engine
-                .step(&[segment], self.options.verification.top_k())?;
-            self.engine
-                .commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
+            let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len() };
+            self.engine.step(&[segment], self.options.verification.top_k())?;
+            self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
         }
         Ok(())
     }
@@ -328,21 +321,14 @@ impl Generator {
         if self.active.is_empty() {
             self.quarantine = !self.suspects.is_empty();
         }
-        let room = if self.quarantine {
-            1
-        } else {
-            self.options.batch
-        };
+        let room = if self.quarantine { 1 } else { self.options.batch };
         while self.active.len() < room
             && let Some(request) = self.waiting().pop_front()
         {
             let max_tokens = match self.check(&request) {
                 Ok(max_tokens) => max_tokens,
                 Err(reason) => {
-                    finished.push(Finished {
-                        id: request.id,
-                        result: Err(reason),
-                    });
+                    finished.push(Finished { id: request.id, result: Err(reason) });
                     continue;
                 }
             };
@@ -369,10 +355,7 @@ impl Generator {
         error: EngineError,
         finished: &mut Vec<Finished>,
     ) -> Result<(), GenerateError> {
-        finished.push(Finished {
-            id: request.id,
-            result: Err(format!("engine: {error}")),
-        });
+        finished.push(Finished { id: request.id, result: Err(format!("engine: {error}")) });
         self.failures_in_a_row += 1;
         match self.failures_in_a_row {
             FAILURES_IN_A_ROW_MAX.. => Err(GenerateError::Engine(error)),
@@ -382,11 +365,7 @@ impl Generator {
 
     /// The requests whose turn it is.
     fn waiting(&mut self) -> &mut VecDeque<Request> {
-        if self.quarantine {
-            &mut self.suspects
-        } else {
-            &mut self.queue
-        }
+        if self.quarantine { &mut self.suspects } else { &mut self.queue }
     }
 
     /// The bound on the request's text, or why there can be none.
@@ -413,26 +392,14 @@ impl Generator {
         };
         let shared = self.prefixes.iter().filter(|(prefix, _)| fits(prefix));
         match shared.max_by_key(|(prefix, _)| prefix.len()) {
-            Some((prefix, from)) => Ok((
-                self.engine.fork(*from, prefix.len(), capacity)?,
-                prefix.len(),
-            )),
+            Some((prefix, from)) => Ok((self.engine.fork(*from, prefix.len(), capacity)?, prefix.len())),
             None => Ok((self.engine.open(capacity)?, 0)),
         }
     }
 
     fn sequence(&self, request: Request, slot: Slot, cached: usize, max_tokens: usize) -> Sequence {
-        let drafter = if request.plain {
-            Drafter::None
-        } else {
-            self.options.drafter
-        };
-        let end = self
-            .options
-            .end_of_text
-            .first()
-            .copied()
-            .unwrap_or(u32::MAX);
+        let drafter = if request.plain { Drafter::None } else { self.options.drafter };
+        let end = self.options.end_of_text.first().copied().unwrap_or(u32::MAX);
         let mut context = DraftContext::new(drafter, request.pool.clone(), end);
         // A tokenizer may know more tokens than the model, whose engine refuses those.
         let known = |token: &&u32| (**token as usize) < self.engine.info().vocab_size;
@@ -463,8 +430,7 @@ impl Generator {
     fn prepare(&mut self) -> Vec<usize> {
         let mut left = self.options.step_tokens.max(1);
         let is_prompt = |&i: &usize| self.active[i].pending.len() > 1;
-        let (prompts, generating): (Vec<usize>, Vec<usize>) =
-            (0..self.active.len()).partition(is_prompt);
+        let (prompts, generating): (Vec<usize>, Vec<usize>) = (0..self.active.len()).partition(is_prompt);
         let sharers = (1..=generating.len()).rev().chain(std::iter::repeat(1));
         let mut part = Vec::with_capacity(self.active.len());
         for (index, sharers) in generating.into_iter().chain(prompts).zip(sharers) {
@@ -478,8 +444,7 @@ impl Generator {
         }
         part.sort_unstable();
         self.budget(&part);
-        part.iter()
-            .for_each(|&index| self.active[index].attach_tree());
+        part.iter().for_each(|&index| self.active[index].attach_tree());
         part
     }
 
@@ -512,8 +477,7 @@ impl Generator {
 
     fn forward(&mut self, part: &[usize]) -> Result<Vec<Scores>, EngineError> {
         let segments: Vec<Segment<'_>> = part.iter().map(|&i| self.active[i].segment()).collect();
-        self.engine
-            .step(&segments, self.options.verification.top_k())
+        self.engine.step(&segments, self.options.verification.top_k())
     }
 
     fn attribute(&mut self, part: &[usize], seconds: f64) {
@@ -523,7 +487,8 @@ impl Generator {
         }
     }
 
-    /// Takes over the scores of a step, whose forward took `seconds`. On an error what had ended before it is finished all the same.
+    /// Takes over the scores of a step, whose forward took `seconds`. On an error what had ended before it is finished
+    /// all the same.
     fn advance(
         &mut self,
         part: &[usize],
@@ -552,31 +517,19 @@ impl Generator {
             budget.learn(seconds);
         }
         for (index, stop) in ended.into_iter().rev() {
-            let Sequence {
-                request,
-                slot,
-                done,
-                ..
-            } = self.active.remove(index);
+            let Sequence { request, slot, done, .. } = self.active.remove(index);
             self.engine.close(slot);
             if stop.is_ok() {
                 self.failures_in_a_row = 0;
             }
             let result = stop.map(|stop| Generated { stop, ..done });
-            finished.push(Finished {
-                id: request.id,
-                result,
-            });
+            finished.push(Finished { id: request.id, result });
         }
         outcome
     }
 
     /// After a failed step every sequence starts over, each alone; one that then fails is at fault.
-    fn isolate(
-        &mut self,
-        error: EngineError,
-        finished: &mut Vec<Finished>,
-    ) -> Result<(), GenerateError> {
+    fn isolate(&mut self, error: EngineError, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
         let requests: Vec<Request> = std::mem::take(&mut self.active)
             .into_iter()
             .map(|sequence| {
@@ -616,11 +569,7 @@ impl TextGenerator for Generator {
             return Ok(());
         };
         let common = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
-        let length = rest
-            .iter()
-            .map(|p| common(first, p))
-            .min()
-            .unwrap_or_default();
+        let length = rest.iter().map(|p| common(first, p)).min().unwrap_or_default();
         let prefix = &first[..length];
         if length < SHARED_PREFIX_MIN || self.prefixes.iter().any(|(p, _)| p.as_slice() == prefix) {
             return Ok(());
@@ -689,17 +638,8 @@ fn index_u32(index: usize) -> u32 {
 
 impl Sequence {
     fn segment(&self) -> Segment<'_> {
-        let scored_from = if self.chunk == self.pending.len() {
-            self.chunk - 1
-        } else {
-            self.tokens.len()
-        };
-        Segment {
-            slot: self.slot,
-            tokens: &self.tokens,
-            parents: &self.parents,
-            scored_from,
-        }
+        let scored_from = if self.chunk == self.pending.len() { self.chunk - 1 } else { self.tokens.len() };
+        Segment { slot: self.slot, tokens: &self.tokens, parents: &self.parents, scored_from }
     }
 
     /// A chunk of at most `left` pending tokens and, if that is all of them, a tree below the last one.
@@ -755,8 +695,7 @@ impl Sequence {
         }
         let root = self.chunk - 1;
         self.tokens.extend(&self.tree.tokens()[1..]);
-        self.parents
-            .extend(self.tree.parents()[1..].iter().map(|p| p + index_u32(root)));
+        self.parents.extend(self.tree.parents()[1..].iter().map(|p| p + index_u32(root)));
         self.done.drafted += self.tree.drafted() as u64;
     }
 
@@ -775,18 +714,14 @@ impl Sequence {
         }
         let root = self.chunk - 1;
         let scores = TreeScores { scores, root };
-        let policy = if self.request.plain || self.request.strict {
-            Verification::Strict
-        } else {
-            options.verification
-        };
+        let policy =
+            if self.request.plain || self.request.strict { Verification::Strict } else { options.verification };
         let step = verify(&self.tree, &scores, policy, &options.end_of_text);
         keep.extend(step.path.iter().map(|node| root + node));
         let parents = std::iter::once(0).chain(step.path.iter().copied());
         for (parent, place) in parents.zip(self.done.tokens.len()..) {
             let accepted = policy.accepted(scores.top(parent));
-            self.hindsight
-                .accepted(place, accepted.map(|(_, candidate)| candidate.token));
+            self.hindsight.accepted(place, accepted.map(|(_, candidate)| candidate.token));
         }
         let mut stop = None;
         let mut emitted = 0;
@@ -853,10 +788,7 @@ fn proposer(source: Source) -> Proposer {
 
 fn is_argmax(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
     let parent = tree.parents()[node] as usize;
-    scores
-        .top(parent)
-        .first()
-        .is_some_and(|c| c.token == tree.tokens()[node])
+    scores.top(parent).first().is_some_and(|c| c.token == tree.tokens()[node])
 }
 
 /// The text before a stop string, if the last token completes one. A stop string of n bytes ends within the
@@ -894,28 +826,13 @@ mod tests {
             text.ends_with(char::REPLACEMENT_CHARACTER)
         };
         assert!((1..tokens.len()).filter(ends_within_a_character).count() >= 4);
-        for stop in [
-            "電",
-            "影",
-            "電影 a",
-            "é",
-            "–",
-            "\n\n",
-            "\nUser:",
-            "noir – a lot",
-            ": 2",
-            "Likes",
-        ] {
+        for stop in ["電", "影", "電影 a", "é", "–", "\n\n", "\nUser:", "noir – a lot", ": 2", "Likes"] {
             let stop = [stop.to_owned(), "never".to_owned()];
             let cut = |n: usize| cut_at_stop(&tokens[..n], &stop, &tokenizer).unwrap();
             let whole = |n: usize| tokenizer.decode(&tokens[..n]).unwrap().contains(&stop[0]);
             let first = (1..=tokens.len()).find(|n| whole(*n)).unwrap();
             assert!((1..first).all(|n| cut(n).is_none()), "{stop:?}");
-            assert_eq!(
-                cut(first).as_deref(),
-                text.split(&stop[0]).next(),
-                "{stop:?}"
-            );
+            assert_eq!(cut(first).as_deref(), text.split(&stop[0]).next(), "{stop:?}");
         }
         assert_eq!(cut_at_stop(&tokens, &[], &tokenizer).unwrap(), None);
     }

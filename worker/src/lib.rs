@@ -5,6 +5,7 @@ mod calibration;
 pub mod cost;
 pub mod engine;
 pub mod generate;
+#[cfg(feature = "mistralrs")]
 pub mod plain;
 pub mod progress;
 pub mod run;

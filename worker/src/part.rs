@@ -12,8 +12,7 @@ use laser_schema::audit::Audit;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::job::{Action, Lease, Plan, Policy, ShardRow};
 use laser_schema::knowledge::{
-    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, ratio,
-    rows_digest,
+    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, ratio, rows_digest,
 };
 use laser_schema::table::{self, TableError};
 
@@ -33,16 +32,9 @@ pub(crate) enum Work {
 
 impl Work {
     /// Decodes the input of an action; texts to be generated are verified by `policy`.
-    pub(crate) fn decode(
-        action: Action,
-        policy: Policy,
-        file: &str,
-        bytes: Bytes,
-    ) -> Result<Self, TableError> {
+    pub(crate) fn decode(action: Action, policy: Policy, file: &str, bytes: Bytes) -> Result<Self, TableError> {
         match action {
-            Action::Generate => {
-                table::decode(file, bytes).map(|rows| Self::Generate { rows, policy })
-            }
+            Action::Generate => table::decode(file, bytes).map(|rows| Self::Generate { rows, policy }),
             Action::Audit => table::decode(file, bytes).map(Self::Audit),
             Action::Carry => table::decode(file, bytes).map(Self::Carry),
         }
@@ -87,23 +79,14 @@ pub(crate) fn record(
         drafted_tokens: count(generated.drafted),
         accepted_tokens: count(accepted),
         relaxed_tokens: count(generated.relaxed),
-        step_accepted: generated
-            .step_accepted
-            .iter()
-            .map(|a| i64::from(*a))
-            .collect(),
-        mean_log_probability: micro(ratio(
-            generated.log_probability,
-            generated.tokens.len() as f64,
-        )),
+        step_accepted: generated.step_accepted.iter().map(|a| i64::from(*a)).collect(),
+        mean_log_probability: micro(ratio(generated.log_probability, generated.tokens.len() as f64)),
         draft_seconds: micro(generated.draft_seconds),
         engine_seconds: micro(generated.engine_seconds),
         prompt_digest: row.prompt_digest.clone(),
         spec_digest: plan.spec.digest(),
         model_digest: plan.spec.model.clone(),
-        pool_digest: pool
-            .map(|p| Digest::from_bytes(p.digest()).to_string())
-            .unwrap_or_default(),
+        pool_digest: pool.map(|p| Digest::from_bytes(p.digest()).to_string()).unwrap_or_default(),
         generated_by: plan.run.clone(),
         event_timestamp: event_timestamp(plan),
         created_timestamp: microseconds(Timestamp::now()),
@@ -117,10 +100,7 @@ fn microseconds(time: Timestamp) -> Timestamp {
 
 /// Midnight UTC of the run's night.
 fn event_timestamp(plan: &Plan) -> Timestamp {
-    plan.date
-        .to_zoned(TimeZone::UTC)
-        .map(|z| z.timestamp())
-        .unwrap_or_default()
+    plan.date.to_zoned(TimeZone::UTC).map(|z| z.timestamp()).unwrap_or_default()
 }
 
 /// To six decimals: all that is meant, and what every reader gives back bit for bit.
@@ -163,11 +143,7 @@ pub(crate) fn encode(
         embedding: embedding.map(|(spec, encoded)| EmbeddingInfo::new(spec, encoded.truncated)),
         embeddings_digest: encoded.map(|encoded| encoded.embeddings.digest()),
     };
-    let id = plan
-        .ids
-        .get(&job.kind)
-        .copied()
-        .unwrap_or(laser_schema::entity::IdType::String);
+    let id = plan.ids.get(&job.kind).copied().unwrap_or(laser_schema::entity::IdType::String);
     let embeddings = encoded.map(|encoded| &encoded.embeddings);
     encode_part(&job.output, id.into(), rows, embeddings, &info)
 }

@@ -13,8 +13,8 @@ use tokio::runtime::Handle;
 
 use crate::engine::{Completion, EngineError, Finish, MistralEngine};
 use crate::generate::{
-    FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request,
-    StopReason, TextGenerator, cut_at_stop,
+    FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextGenerator,
+    cut_at_stop,
 };
 
 /// Generates texts with mistralrs itself. Lives on a thread that may block.
@@ -30,20 +30,8 @@ pub struct PlainGenerator {
 
 impl PlainGenerator {
     /// A generator without requests, to be driven from outside of `runtime`'s own threads.
-    pub fn new(
-        engine: MistralEngine,
-        runtime: Handle,
-        tokenizer: Tokenizer,
-        options: GenerateOptions,
-    ) -> Self {
-        Self {
-            engine,
-            runtime,
-            tokenizer,
-            options,
-            queue: VecDeque::new(),
-            failures_in_a_row: 0,
-        }
+    pub fn new(engine: MistralEngine, runtime: Handle, tokenizer: Tokenizer, options: GenerateOptions) -> Self {
+        Self { engine, runtime, tokenizer, options, queue: VecDeque::new(), failures_in_a_row: 0 }
     }
 
     fn generated(&self, mut tokens: Vec<u32>, finish: Finish) -> Result<Generated, ModelError> {
@@ -75,11 +63,7 @@ impl PlainGenerator {
     fn finish(&mut self, text: Completion, engine_seconds: f64) -> Result<Generated, String> {
         self.failures_in_a_row = 0;
         let text = self.generated(text.tokens, text.finish);
-        text.map(|text| Generated {
-            engine_seconds,
-            ..text
-        })
-        .map_err(|e| e.to_string())
+        text.map(|text| Generated { engine_seconds, ..text }).map_err(|e| e.to_string())
     }
 
     /// The row's error, unless the engine has failed too often.
@@ -127,10 +111,7 @@ impl TextGenerator for PlainGenerator {
                 Ok(text) => self.finish(text, start.elapsed().as_secs_f64()),
                 Err(error) => Err(self.fail(error)?),
             };
-            finished.push(Finished {
-                id: request.id,
-                result,
-            });
+            finished.push(Finished { id: request.id, result });
         }
         Ok(finished)
     }

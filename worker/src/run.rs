@@ -65,21 +65,15 @@ pub enum WorkerError {
     )]
     Refused(#[source] LocationError),
     /// A task of the worker was lost.
-    #[error(
-        "the worker's {0} ended unexpectedly; its shards are given to others when their leases end"
-    )]
+    #[error("the worker's {0} ended unexpectedly; its shards are given to others when their leases end")]
     Lost(&'static str),
 }
 
 impl RunContext {
-    /// What log and trace say of everything that is done for a shard. Spans are errors, so that no level is without them.
+    /// What log and trace say of everything that is done for a shard. Spans are errors, so that no level is without
+    /// them.
     fn span(&self, job: &ShardJob) -> Span {
-        error_span!(
-            "shard",
-            run = self.plan.run,
-            shard = job.shard,
-            pool = job.pool
-        )
+        error_span!("shard", run = self.plan.run, shard = job.shard, pool = job.pool)
     }
 }
 
@@ -154,9 +148,7 @@ pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
     let intake = intake(queue.as_ref(), &context, &held, (load_tx, done_tx), &stop);
     let (intake, committer) = tokio::join!(intake, committer);
     beat.abort();
-    let generator = engine
-        .await
-        .map_err(|_| WorkerError::Lost("engine thread"))?;
+    let generator = engine.await.map_err(|_| WorkerError::Lost("engine thread"))?;
     committer.and(intake)?;
     Ok(generator)
 }
@@ -177,11 +169,7 @@ impl Held {
     /// Of a shard that the current span is about. `false`: it is in hand already, under a lease that was lost; the
     /// new one is kept in its place.
     fn add(&self, lease: &Lease) -> bool {
-        let held = InHand {
-            lease: lease.clone(),
-            since: Instant::now(),
-            span: Span::current(),
-        };
+        let held = InHand { lease: lease.clone(), since: Instant::now(), span: Span::current() };
         self.lock().insert(lease.job.shard, held).is_none()
     }
 
@@ -247,9 +235,7 @@ async fn intake<Q: Queue>(
         };
         let Some(lease) = lease else { return Ok(()) };
         let span = context.span(&lease.job);
-        take(context, held, lease, (room, &done), stop)
-            .instrument(span)
-            .await?;
+        take(context, held, lease, (room, &done), stop).instrument(span).await?;
     }
 }
 
@@ -273,20 +259,14 @@ async fn take(
         () = stop.release.cancelled() => Input::Done(Output::Released),
     };
     match input {
-        Input::Work(work) => room.send(Loaded {
-            lease,
-            work,
-            span: Span::current(),
-        }),
+        Input::Work(work) => room.send(Loaded { lease, work, span: Span::current() }),
         Input::Done(output) => send(done, Done { lease, output }).await?,
     }
     Ok(())
 }
 
 async fn send(done: &mpsc::Sender<Done>, message: Done) -> Result<(), WorkerError> {
-    done.send(message)
-        .await
-        .map_err(|_| WorkerError::Lost("committer"))
+    done.send(message).await.map_err(|_| WorkerError::Lost("committer"))
 }
 
 /// What there is to do for a shard. A failure is the attempt's, unless the store does not let us in.
@@ -297,12 +277,7 @@ async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Input, Worke
         Ok(Some(Work::Carry(rows))) => {
             let carried = rows.len() as u64;
             let rows = rows.into_iter().map(|r| part::carry(&context.plan, r));
-            Input::Done(Output::Part {
-                rows: rows.collect(),
-                errors: Vec::new(),
-                carried,
-                figures: BTreeMap::new(),
-            })
+            Input::Done(Output::Part { rows: rows.collect(), errors: Vec::new(), carried, figures: BTreeMap::new() })
         }
         Ok(Some(work)) => Input::Work(work),
         Err(LoadError::Location(error)) if error.is_refusal() => {
@@ -320,9 +295,7 @@ async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, Load
     let input = context.output.join(&context.plan.folder()).join(&job.input);
     let bytes = input.read().await?;
     if Digest::of(&bytes) != job.input_digest {
-        return Err(LoadError::Changed {
-            file: input.url().to_owned(),
-        });
+        return Err(LoadError::Changed { file: input.url().to_owned() });
     }
     let policy = policy(context, job).await?;
     Ok(Some(Work::decode(job.action, policy, input.url(), bytes)?))
@@ -336,9 +309,7 @@ async fn policy(context: &RunContext, job: &ShardJob) -> Result<Policy, LoadErro
     }
     let verdict = Verdict::read(&context.output, &plan.run, job.kind, &job.pool).await?;
     match verdict {
-        None => Err(LoadError::NotJudged {
-            pool: job.pool.clone(),
-        }),
+        None => Err(LoadError::NotJudged { pool: job.pool.clone() }),
         Some(verdict) if verdict.strict => Ok(Policy::Strict),
         Some(_) => Ok(plan.spec.verification),
     }
@@ -353,9 +324,7 @@ async fn commit_all<Q: Queue>(
 ) -> Result<(), WorkerError> {
     while let Some(done) = done.recv().await {
         let span = held.span(&done.lease);
-        settle(queue, context, held, done, stop)
-            .instrument(span)
-            .await?;
+        settle(queue, context, held, done, stop).instrument(span).await?;
     }
     Ok(())
 }
@@ -404,27 +373,16 @@ async fn too_late(stop: &Stop) {
 
 /// Writes the shard's output. The inner error is a reason for the queue: nothing was committed.
 #[instrument(name = "commit", target = "laser::trace", skip_all)]
-async fn commit(
-    context: &RunContext,
-    lease: &Lease,
-    output: Output,
-) -> Result<Result<Created, String>, WorkerError> {
+async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<Result<Created, String>, WorkerError> {
     let encoded = match output {
         Output::Failed(reason) => return Ok(Err(reason)),
         Output::Exists => return Ok(Ok(Created::Exists)),
         Output::Released => return Ok(Err("given back".to_owned())),
         Output::Audit(audit) => match compare(context, audit).await {
             Err(reason) => return Ok(Err(reason)),
-            Ok(audit) => serde_json::to_vec(&audit)
-                .map(|bytes| (Bytes::from(bytes), 0, 0))
-                .map_err(|e| e.to_string()),
+            Ok(audit) => serde_json::to_vec(&audit).map(|bytes| (Bytes::from(bytes), 0, 0)).map_err(|e| e.to_string()),
         },
-        Output::Part {
-            rows,
-            errors,
-            carried,
-            figures,
-        } => {
+        Output::Part { rows, errors, carried, figures } => {
             let attempt = format!("{}/{}/{}", context.worker, lease.attempt, lease.token);
             let failed = errors.len() as u64;
             let (rows, encoded) = match embed(context, rows).await {
@@ -432,16 +390,9 @@ async fn commit(
                 Err(reason) => return Ok(Err(reason)),
             };
             let rows = (rows.as_slice(), errors, carried);
-            part::encode(
-                &context.plan,
-                lease,
-                &attempt,
-                rows,
-                figures,
-                encoded.as_ref(),
-            )
-            .map(|bytes| (bytes, failed, carried))
-            .map_err(|e| e.to_string())
+            part::encode(&context.plan, lease, &attempt, rows, figures, encoded.as_ref())
+                .map(|bytes| (bytes, failed, carried))
+                .map_err(|e| e.to_string())
         }
     };
     let (bytes, failed, carried) = match encoded {
@@ -469,9 +420,7 @@ fn encoder(context: &RunContext) -> Result<Option<Arc<Encoder>>, String> {
     match (&context.plan.embedding, &context.encoder) {
         (None, _) => Ok(None),
         (Some(_), Some(encoder)) => Ok(Some(encoder.clone())),
-        (Some(_), None) => {
-            Err("the run's output has embeddings, and this worker has no [encoder]".to_owned())
-        }
+        (Some(_), None) => Err("the run's output has embeddings, and this worker has no [encoder]".to_owned()),
     }
 }
 
@@ -558,12 +507,7 @@ struct EngineLoop<G> {
 
 impl<G: TextGenerator> EngineLoop<G> {
     fn new(context: Arc<RunContext>, generator: G, stop: Stop) -> Self {
-        Self {
-            context,
-            generator,
-            stop,
-            open: HashMap::new(),
-        }
+        Self { context, generator, stop, open: HashMap::new() }
     }
 
     fn run(&mut self, mut load: mpsc::Receiver<Loaded>, done: &mpsc::Sender<Done>) {
@@ -595,11 +539,7 @@ impl<G: TextGenerator> EngineLoop<G> {
     }
 
     /// Opens a shard; an audit is returned, to be run when nothing else is.
-    fn take_in(
-        &mut self,
-        loaded: Loaded,
-        done: &mpsc::Sender<Done>,
-    ) -> Option<(Lease, Vec<ShardRow>)> {
+    fn take_in(&mut self, loaded: Loaded, done: &mpsc::Sender<Done>) -> Option<(Lease, Vec<ShardRow>)> {
         if self.stop.drain.is_cancelled() {
             finish_shard(done, loaded.lease, Output::Released);
             return None;
@@ -615,12 +555,7 @@ impl<G: TextGenerator> EngineLoop<G> {
         None
     }
 
-    fn open_shard(
-        &mut self,
-        lease: Lease,
-        (rows, policy): (Vec<ShardRow>, Policy),
-        done: &mpsc::Sender<Done>,
-    ) {
+    fn open_shard(&mut self, lease: Lease, (rows, policy): (Vec<ShardRow>, Policy), done: &mpsc::Sender<Done>) {
         let shard = lease.job.shard;
         let mut open = OpenShard {
             _generating: info_span!(target: "laser::trace", "generate", rows = rows.len()),
@@ -660,12 +595,7 @@ impl<G: TextGenerator> EngineLoop<G> {
         Ok(())
     }
 
-    fn request(
-        &self,
-        row: &ShardRow,
-        id: u64,
-        policy: Policy,
-    ) -> Result<Request, (&'static str, String)> {
+    fn request(&self, row: &ShardRow, id: u64, policy: Policy) -> Result<Request, (&'static str, String)> {
         if let Some(reason) = &row.error {
             return Err(("plan", reason.clone()));
         }
@@ -694,8 +624,7 @@ impl<G: TextGenerator> EngineLoop<G> {
     }
 
     fn finish(&mut self, Finished { id, result }: Finished, done: &mpsc::Sender<Done>) {
-        let (Ok(shard), Ok(index)) = (u32::try_from(id >> 32), usize::try_from(id & 0xffff_ffff))
-        else {
+        let (Ok(shard), Ok(index)) = (u32::try_from(id >> 32), usize::try_from(id & 0xffff_ffff)) else {
             return;
         };
         let Some(open) = self.open.get_mut(&shard) else {
@@ -739,16 +668,7 @@ impl<G: TextGenerator> EngineLoop<G> {
                 Err(error) => errors.push(error),
             }
         }
-        finish_shard(
-            done,
-            open.lease,
-            Output::Part {
-                rows,
-                errors,
-                carried: 0,
-                figures: open.figures,
-            },
-        );
+        finish_shard(done, open.lease, Output::Part { rows, errors, carried: 0, figures: open.figures });
     }
 
     fn fail_all(&mut self, reason: &str, done: &mpsc::Sender<Done>) {
@@ -768,10 +688,8 @@ impl<G: TextGenerator> EngineLoop<G> {
 
     fn audit(&mut self, lease: Lease, rows: &[ShardRow], done: &mpsc::Sender<Done>) {
         let policy = self.context.plan.spec.verification;
-        let requests: Vec<(&ShardRow, Request)> = rows
-            .iter()
-            .filter_map(|row| Some((row, self.request(row, 0, policy).ok()?)))
-            .collect();
+        let requests: Vec<(&ShardRow, Request)> =
+            rows.iter().filter_map(|row| Some((row, self.request(row, 0, policy).ok()?))).collect();
         let context = &self.context;
         let figures = |row: &ShardRow, request: &Request, text: &Generated| {
             let (plan, pool) = (&context.plan, request.pool.as_ref());
@@ -801,8 +719,7 @@ fn with_end(previous: u64, stop: StopReason) -> u64 {
 
 /// A panic of the engine fails the shards in hand, not the worker.
 fn catch<T>(work: impl FnOnce() -> T) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(work))
-        .map_err(|_| "the engine panicked; its message is in the log".to_owned())
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| "the engine panicked; its message is in the log".to_owned())
 }
 
 /// The committer outlives the engine thread; if it is gone, so is the worker, and the lease will end.

@@ -9,76 +9,31 @@ use metrics::{counter, describe_counter, describe_gauge, gauge};
 const COUNTERS: &[(&str, &str)] = &[
     ("laser_texts_total", "Generated texts"),
     ("laser_tokens_total", "Generated tokens"),
-    (
-        "laser_prompt_tokens_total",
-        "Prompt tokens of generated texts",
-    ),
-    (
-        "laser_forwards_total",
-        "Forwards that texts took part in, summed over texts",
-    ),
+    ("laser_prompt_tokens_total", "Prompt tokens of generated texts"),
+    ("laser_forwards_total", "Forwards that texts took part in, summed over texts"),
     ("laser_drafted_tokens_total", "Drafted tokens"),
     ("laser_accepted_tokens_total", "Accepted draft tokens"),
-    (
-        "laser_relaxed_tokens_total",
-        "Accepted tokens that are not the argmax",
-    ),
-    (
-        "laser_compared_tokens_total",
-        "Tokens of texts whose entity had an earlier text",
-    ),
-    (
-        "laser_previous_tokens_total",
-        "Tokens of those earlier texts",
-    ),
-    (
-        "laser_ngrams_total",
-        "Runs of n tokens of generated texts, n being 1 to 3",
-    ),
-    (
-        "laser_distinct_ngrams_total",
-        "Those that are distinct within their text",
-    ),
-    (
-        "laser_fallback_texts_total",
-        "Texts verified strictly since a guard was breached in their pool",
-    ),
+    ("laser_relaxed_tokens_total", "Accepted tokens that are not the argmax"),
+    ("laser_compared_tokens_total", "Tokens of texts whose entity had an earlier text"),
+    ("laser_previous_tokens_total", "Tokens of those earlier texts"),
+    ("laser_ngrams_total", "Runs of n tokens of generated texts, n being 1 to 3"),
+    ("laser_distinct_ngrams_total", "Those that are distinct within their text"),
+    ("laser_fallback_texts_total", "Texts verified strictly since a guard was breached in their pool"),
     ("laser_carried_rows_total", "Rows carried forward"),
     ("laser_error_rows_total", "Rows that became error records"),
-    (
-        "laser_commits_total",
-        "Shards whose output exists: won, or written by another attempt",
-    ),
-    (
-        "laser_failed_attempts_total",
-        "Attempts at a shard that failed",
-    ),
-    (
-        "laser_redeliveries_total",
-        "Shards leased that had been leased before",
-    ),
+    ("laser_commits_total", "Shards whose output exists: won, or written by another attempt"),
+    ("laser_failed_attempts_total", "Attempts at a shard that failed"),
+    ("laser_redeliveries_total", "Shards leased that had been leased before"),
 ];
 
 /// Names and meanings of the gauges.
 const GAUGES: &[(&str, &str)] = &[
     ("laser_draft_seconds_total", "Seconds of drafting"),
-    (
-        "laser_engine_seconds_total",
-        "Seconds of the engine, shared evenly by the texts of a step",
-    ),
-    (
-        "laser_surprisal_nats_total",
-        "Sum of the negative natural-log probabilities of generated tokens",
-    ),
+    ("laser_engine_seconds_total", "Seconds of the engine, shared evenly by the texts of a step"),
+    ("laser_surprisal_nats_total", "Sum of the negative natural-log probabilities of generated tokens"),
     ("laser_batch_occupancy", "Share of the batch that is in use"),
-    (
-        "laser_shards_in_hand",
-        "Shards leased and neither committed nor given back",
-    ),
-    (
-        "laser_oldest_shard_seconds",
-        "Age of the oldest lease in hand",
-    ),
+    ("laser_shards_in_hand", "Shards leased and neither committed nor given back"),
+    ("laser_oldest_shard_seconds", "Age of the oldest lease in hand"),
 ];
 
 /// Describes every metric of a worker.
@@ -111,8 +66,7 @@ pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures) {
     add("laser_previous_tokens_total", figures.previous);
     for (n, name) in ["1", "2", "3"].into_iter().enumerate() {
         let add = |metric: &'static str, value: u64| {
-            counter!(metric, "kind" => kind.as_str(), "pool" => pool.to_owned(), "n" => name)
-                .increment(value);
+            counter!(metric, "kind" => kind.as_str(), "pool" => pool.to_owned(), "n" => name).increment(value);
         };
         add("laser_ngrams_total", figures.ngrams[n]);
         add("laser_distinct_ngrams_total", figures.distinct_ngrams[n]);
@@ -122,8 +76,7 @@ pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures) {
 /// Counts a text, if it is one that was verified strictly for a breach; a pool has the counter from its first text on.
 pub(crate) fn fallback(kind: Kind, pool: &str, fallback: bool) {
     let (kind, pool) = (kind.as_str(), pool.to_owned());
-    counter!("laser_fallback_texts_total", "kind" => kind, "pool" => pool)
-        .increment(u64::from(fallback));
+    counter!("laser_fallback_texts_total", "kind" => kind, "pool" => pool).increment(u64::from(fallback));
 }
 
 /// Counters are whole numbers; seconds and logarithms are summed in gauges that only rise.

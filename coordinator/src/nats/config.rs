@@ -80,27 +80,14 @@ impl NatsConfig {
     /// # Errors
     /// [`NatsError::Config`], with the first key that is wrong.
     pub fn validate(&self) -> Result<(), NatsError> {
-        let names = [
-            ("stream", &self.stream),
-            ("consumer", &self.consumer),
-            ("dead_letters", &self.dead_letters),
-        ];
+        let names = [("stream", &self.stream), ("consumer", &self.consumer), ("dead_letters", &self.dead_letters)];
         for (key, name) in names {
             if !is_token(name) {
-                return bad(
-                    key,
-                    format!("{name:?}: use letters, digits, '-' and '_' only"),
-                );
+                return bad(key, format!("{name:?}: use letters, digits, '-' and '_' only"));
             }
         }
         if self.stream == self.dead_letters {
-            return bad(
-                "dead_letters",
-                format!(
-                    "{:?} is [queue] stream too; give it another name",
-                    self.stream
-                ),
-            );
+            return bad("dead_letters", format!("{:?} is [queue] stream too; give it another name", self.stream));
         }
         if self.lease_seconds == 0 {
             return bad("lease_seconds", "expected at least 1, got 0".into());
@@ -109,16 +96,10 @@ impl NatsConfig {
             return bad("attempts", "expected at least 1, got 0".into());
         }
         if !(1..=5).contains(&self.replicas) {
-            return bad(
-                "replicas",
-                format!("expected 1 to 5, got {}", self.replicas),
-            );
+            return bad("replicas", format!("expected 1 to 5, got {}", self.replicas));
         }
         if self.tls_cert.is_some() != self.tls_key.is_some() {
-            return bad(
-                "tls_cert",
-                "set both tls_cert and tls_key, or neither".into(),
-            );
+            return bad("tls_cert", "set both tls_cert and tls_key, or neither".into());
         }
         if self.credentials.is_some() && self.nkey_seed.is_some() {
             return bad("nkey_seed", "credentials is set too; remove one".into());
@@ -145,10 +126,7 @@ impl NatsConfig {
 
 /// Whether a name can be one token of a subject, and a stream's or consumer's name.
 pub(super) fn is_token(name: &str) -> bool {
-    !name.is_empty()
-        && name
-            .bytes()
-            .all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
 
 fn bad(key: &'static str, reason: String) -> Result<(), NatsError> {
@@ -156,24 +134,10 @@ fn bad(key: &'static str, reason: String) -> Result<(), NatsError> {
 }
 
 /// The text of a file that a key names; the client's own errors would name neither.
-pub(super) fn read(
-    key: &'static str,
-    file: &Path,
-    expected: &'static str,
-) -> Result<String, NatsError> {
+pub(super) fn read(key: &'static str, file: &Path, expected: &'static str) -> Result<String, NatsError> {
     fs::read_to_string(file).map_err(|error| bad_file(key, file, expected, error.to_string()))
 }
 
-pub(super) fn bad_file(
-    key: &'static str,
-    file: &Path,
-    expected: &'static str,
-    reason: String,
-) -> NatsError {
-    NatsError::File {
-        key,
-        file: file.to_owned(),
-        expected,
-        reason,
-    }
+pub(super) fn bad_file(key: &'static str, file: &Path, expected: &'static str, reason: String) -> NatsError {
+    NatsError::File { key, file: file.to_owned(), expected, reason }
 }

@@ -72,9 +72,7 @@ impl NatsClient {
                 Some(Ok(answer)) => return Ok(answer),
                 Some(Err(error)) if self.is_connected() => return Err(error),
                 _ if started.elapsed() > PATIENCE => {
-                    return Err(NatsError::Away {
-                        seconds: PATIENCE.as_secs(),
-                    });
+                    return Err(NatsError::Away { seconds: PATIENCE.as_secs() });
                 }
                 _ => tokio::time::sleep(PAUSE).await,
             }
@@ -109,9 +107,7 @@ impl NatsEvents {
         let counter = match event {
             Event::Connected => &self.connected,
             Event::Disconnected => &self.disconnected,
-            Event::SlowConsumer(_) | Event::ServerError(ServerError::SlowConsumer(_)) => {
-                &self.slow_consumers
-            }
+            Event::SlowConsumer(_) | Event::ServerError(ServerError::SlowConsumer(_)) => &self.slow_consumers,
             Event::ServerError(error) if is_violation(error) => &self.permission_violations,
             Event::ServerError(_) | Event::ClientError(_) => &self.errors,
             Event::LameDuckMode | Event::Draining | Event::Closed => {
@@ -143,28 +139,17 @@ pub async fn connect(config: &NatsConfig, name: &str) -> Result<NatsClient, Nats
     let addresses = addresses(config)?;
     let events = Arc::new(NatsEvents::default());
     let mut options = options(config, name, events.clone()).await?;
-    let user = addresses
-        .iter()
-        .find_map(|a| a.username().zip(a.password()));
+    let user = addresses.iter().find_map(|a| a.username().zip(a.password()));
     if let Some((user, password)) = user {
         options = options.user_and_password(user.to_owned(), password.to_owned());
     }
     let client = options
         .connect(&addresses[..])
         .await
-        .map_err(|error| NatsError::Connect {
-            servers: shown(&addresses),
-            reason: error.to_string(),
-        })?;
+        .map_err(|error| NatsError::Connect { servers: shown(&addresses), reason: error.to_string() })?;
     check_server(&client)?;
     let jetstream = jetstream::new(client.clone());
-    Ok(NatsClient {
-        client,
-        jetstream,
-        config: Arc::new(config.clone()),
-        name: name.to_owned(),
-        events,
-    })
+    Ok(NatsClient { client, jetstream, config: Arc::new(config.clone()), name: name.to_owned(), events })
 }
 
 fn addresses(config: &NatsConfig) -> Result<Vec<ServerAddr>, NatsError> {
@@ -183,11 +168,7 @@ fn shown(addresses: &[ServerAddr]) -> String {
     addresses.iter().map(one).collect::<Vec<_>>().join(", ")
 }
 
-async fn options(
-    config: &NatsConfig,
-    name: &str,
-    events: Arc<NatsEvents>,
-) -> Result<ConnectOptions, NatsError> {
+async fn options(config: &NatsConfig, name: &str, events: Arc<NatsEvents>) -> Result<ConnectOptions, NatsError> {
     let mut options = ConnectOptions::new()
         .name(name)
         // A dead connection is noticed after two pings without an answer, so within a lease.
@@ -205,9 +186,8 @@ async fn options(
     if let Some(file) = &config.credentials {
         const EXPECTED: &str = "credentials file";
         let text = read("credentials", file, EXPECTED)?;
-        options = options
-            .credentials(&text)
-            .map_err(|error| bad_file("credentials", file, EXPECTED, error.to_string()))?;
+        options =
+            options.credentials(&text).map_err(|error| bad_file("credentials", file, EXPECTED, error.to_string()))?;
     }
     tls(config, options)
 }
@@ -227,11 +207,7 @@ fn tls(config: &NatsConfig, mut options: ConnectOptions) -> Result<ConnectOption
     // Two providers are linked in (object stores bring the other), so rustls cannot choose. An error means
     // that somebody has chosen already, which is as good.
     let _ = ring::default_provider().install_default();
-    let files = [
-        ("tls_ca", &config.tls_ca),
-        ("tls_cert", &config.tls_cert),
-        ("tls_key", &config.tls_key),
-    ];
+    let files = [("tls_ca", &config.tls_ca), ("tls_cert", &config.tls_cert), ("tls_key", &config.tls_key)];
     for (key, file) in files {
         let Some(file) = file else { continue };
         if !read(key, file, "PEM file")?.contains("-----BEGIN ") {
@@ -252,15 +228,10 @@ fn tls(config: &NatsConfig, mut options: ConnectOptions) -> Result<ConnectOption
 fn check_server(client: &Client) -> Result<(), NatsError> {
     let info = client.server_info();
     if version(&info.version).is_none_or(|version| version < SERVER_MIN) {
-        return Err(NatsError::OldServer {
-            server: info.server_name,
-            found: info.version,
-        });
+        return Err(NatsError::OldServer { server: info.server_name, found: info.version });
     }
     if !info.jetstream {
-        return Err(NatsError::NoJetStream {
-            server: info.server_name,
-        });
+        return Err(NatsError::NoJetStream { server: info.server_name });
     }
     Ok(())
 }

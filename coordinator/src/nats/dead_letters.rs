@@ -20,9 +20,7 @@ impl NatsClient {
         check_run(run)?;
         let filter = subjects(DEAD_LETTERS, run);
         let listed = self.subjects(&self.config.dead_letters, &filter).await?;
-        let shards = listed
-            .into_iter()
-            .filter_map(|s| s.rsplit('.').next()?.parse().ok());
+        let shards = listed.into_iter().filter_map(|s| s.rsplit('.').next()?.parse().ok());
         let mut letters: Vec<DeadLetter> = stream::iter(shards)
             .map(|shard| self.dead_letter(run, shard))
             .buffer_unordered(WINDOW)
@@ -58,21 +56,16 @@ impl NatsClient {
     async fn replay_one(&self, run: &str, shard: u32) -> Result<bool, NatsError> {
         let message = self.dead_letter_message(run, shard).await?;
         let letter = decode(run, shard, &message)?;
-        let job =
-            JobMessage::decode(letter.message).map_err(|reason| NatsError::BadDeadLetter {
-                run: run.to_owned(),
-                shard,
-                reason: format!(
-                    "{reason}; run the coordinator again: it publishes what is missing"
-                ),
-            })?;
+        let job = JobMessage::decode(letter.message).map_err(|reason| NatsError::BadDeadLetter {
+            run: run.to_owned(),
+            shard,
+            reason: format!("{reason}; run the coordinator again: it publishes what is missing"),
+        })?;
         let new = self.enqueue(job.subject(), job.encode()).await?;
         let stream = self.stream(&self.config.dead_letters).await?;
         // By sequence: a newer letter of the same shard is another one.
         let deleted = stream.delete_message(message.sequence).await;
-        deleted.map_err(failed(format!(
-            "delete the dead letter of run {run}, shard {shard}"
-        )))?;
+        deleted.map_err(failed(format!("delete the dead letter of run {run}, shard {shard}")))?;
         Ok(new)
     }
 
@@ -84,10 +77,7 @@ impl NatsClient {
             match stream.get_last_raw_message_by_subject(&subject).await {
                 Ok(message) => Ok(message),
                 Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
-                    Err(NatsError::NoDeadLetter {
-                        run: run.to_owned(),
-                        shard,
-                    })
+                    Err(NatsError::NoDeadLetter { run: run.to_owned(), shard })
                 }
                 Err(error) => Err(failed(format!("read {subject}"))(error)),
             }

@@ -31,20 +31,8 @@ pub(super) struct Delivery {
 }
 
 impl Delivery {
-    pub(super) fn new(
-        message: Message,
-        job: JobMessage,
-        (attempt, token): (u32, u64),
-        lease: Duration,
-    ) -> Self {
-        Self {
-            message,
-            job,
-            attempt,
-            token,
-            lease,
-            heard: Mutex::new(Instant::now()),
-        }
+    pub(super) fn new(message: Message, job: JobMessage, (attempt, token): (u32, u64), lease: Duration) -> Self {
+        Self { message, job, attempt, token, lease, heard: Mutex::new(Instant::now()) }
     }
 
     pub(super) fn run(&self) -> &RunRef {
@@ -56,11 +44,7 @@ impl Delivery {
     }
 
     pub(super) fn lease(&self) -> Lease {
-        Lease {
-            job: self.job.job.clone(),
-            attempt: self.attempt,
-            token: self.token,
-        }
+        Lease { job: self.job.job.clone(), attempt: self.attempt, token: self.token }
     }
 
     /// Whether the server may have given the shard to another worker. We say so a tenth of the lease early: the
@@ -78,10 +62,7 @@ impl Delivery {
             return;
         }
         let sent = Instant::now();
-        if confirm(&self.message, AckKind::Progress, self.lease / 3)
-            .await
-            .is_ok()
-        {
+        if confirm(&self.message, AckKind::Progress, self.lease / 3).await.is_ok() {
             *self.heard() = sent;
         }
     }
@@ -92,14 +73,7 @@ impl Delivery {
         let said = format!("{word:?}");
         if let Err(reason) = confirm(&self.message, word, CONFIRM).await {
             let (run, shard, pool) = (&self.job.run.run, self.job.job.shard, &self.job.job.pool);
-            tracing::warn!(
-                run,
-                shard,
-                pool,
-                said,
-                reason,
-                "no confirmation; it may be delivered again"
-            );
+            tracing::warn!(run, shard, pool, said, reason, "no confirmation; it may be delivered again");
         }
     }
 
@@ -143,12 +117,7 @@ impl NatsClient {
         }
         tracing::error!(run, shard, attempt, reason, "given up");
         if let Err(reason) = confirm(message, AckKind::Term, CONFIRM).await {
-            tracing::warn!(
-                run,
-                shard,
-                reason,
-                "given up, but it may be delivered again"
-            );
+            tracing::warn!(run, shard, reason, "given up, but it may be delivered again");
         }
     }
 }
@@ -170,10 +139,7 @@ impl Held {
                 beating.extend().await;
             }
         });
-        Self {
-            delivery,
-            heartbeat: heartbeat.abort_handle(),
-        }
+        Self { delivery, heartbeat: heartbeat.abort_handle() }
     }
 
     pub(super) fn delivery(&self) -> &Arc<Delivery> {

@@ -57,11 +57,7 @@ pub struct JobMessage {
 
 impl JobMessage {
     pub(super) fn new(run: &RunRef, job: &ShardJob) -> Self {
-        Self {
-            version: MESSAGE_VERSION,
-            run: run.clone(),
-            job: job.clone(),
-        }
+        Self { version: MESSAGE_VERSION, run: run.clone(), job: job.clone() }
     }
 
     pub(super) fn encode(&self) -> Bytes {
@@ -119,8 +115,7 @@ fn encode(message: &impl Serialize) -> Bytes {
 
 /// A message's payload as JSON, or as the string it is.
 pub(super) fn value(payload: &[u8]) -> Value {
-    serde_json::from_slice(payload)
-        .unwrap_or_else(|_| Value::String(String::from_utf8_lossy(payload).into_owned()))
+    serde_json::from_slice(payload).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(payload).into_owned()))
 }
 
 pub(super) fn subject(prefix: &str, run: &str, shard: u32) -> String {
@@ -134,9 +129,6 @@ pub(super) fn subjects(prefix: &str, run: &str) -> String {
 
 /// Run and shard of a subject.
 pub(super) fn parse_subject(subject: &Subject) -> Option<(&str, u32)> {
-    let (run, shard) = subject
-        .strip_prefix(JOBS)?
-        .strip_prefix('.')?
-        .split_once('.')?;
+    let (run, shard) = subject.strip_prefix(JOBS)?.strip_prefix('.')?.split_once('.')?;
     Some((run, shard.parse().ok()?))
 }

@@ -82,11 +82,7 @@ impl NatsClient {
     }
 
     /// The subjects of a stream that match.
-    pub(super) async fn subjects(
-        &self,
-        stream: &str,
-        filter: &str,
-    ) -> Result<Vec<String>, NatsError> {
+    pub(super) async fn subjects(&self, stream: &str, filter: &str) -> Result<Vec<String>, NatsError> {
         self.patiently(|| async {
             let action = format!("list {filter} of stream {stream}");
             let listed = self.stream(stream).await?.info_with_subjects(filter).await;
@@ -109,9 +105,7 @@ impl NatsClient {
                     return Err(failed(format!("publish {subject}"))(error));
                 }
                 None if started.elapsed() > PATIENCE => {
-                    return Err(NatsError::Away {
-                        seconds: PATIENCE.as_secs(),
-                    });
+                    return Err(NatsError::Away { seconds: PATIENCE.as_secs() });
                 }
                 _ => tokio::time::sleep(PAUSE).await,
             }
@@ -119,11 +113,7 @@ impl NatsClient {
     }
 
     /// Publishes once and waits for the confirmation.
-    pub(super) async fn publish_confirmed(
-        &self,
-        subject: &str,
-        payload: &Bytes,
-    ) -> Result<(), PublishError> {
+    pub(super) async fn publish_confirmed(&self, subject: &str, payload: &Bytes) -> Result<(), PublishError> {
         let sent = self.jetstream.publish(subject.to_owned(), payload.clone());
         sent.await?.await?;
         Ok(())
@@ -132,20 +122,11 @@ impl NatsClient {
 
 /// The code is shared by all limits of a stream; a full one must not look like success.
 fn is_queued_already(error: &PublishError) -> bool {
-    let source = error
-        .source()
-        .and_then(|s| s.downcast_ref::<jetstream::Error>());
-    source.is_some_and(|e| {
-        e.error_code() == ErrorCode::STREAM_STORE_FAILED && e.to_string().contains("per subject")
-    })
+    let source = error.source().and_then(|s| s.downcast_ref::<jetstream::Error>());
+    source.is_some_and(|e| e.error_code() == ErrorCode::STREAM_STORE_FAILED && e.to_string().contains("per subject"))
 }
 
 /// No stream: it is being recovered or elects a leader, as long as it exists.
 fn is_passing(error: &PublishError) -> bool {
-    matches!(
-        error.kind(),
-        PublishErrorKind::TimedOut
-            | PublishErrorKind::BrokenPipe
-            | PublishErrorKind::StreamNotFound
-    )
+    matches!(error.kind(), PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::StreamNotFound)
 }

@@ -33,12 +33,7 @@ pub struct NatsQueue {
 
 impl NatsQueue {
     pub(super) fn new(shared: Arc<Shared>, run: RunRef) -> Self {
-        Self {
-            shared,
-            run,
-            ended: AtomicBool::new(false),
-            leased: Mutex::new(BTreeMap::new()),
-        }
+        Self { shared, run, ended: AtomicBool::new(false), leased: Mutex::new(BTreeMap::new()) }
     }
 
     async fn next(&self) -> Option<Arc<Delivery>> {
@@ -108,10 +103,7 @@ impl Queue for NatsQueue {
     /// A late acknowledgement counts as well: the output exists.
     async fn committed(&self, lease: &Lease) -> Result<(), QueueError> {
         let shard = lease.job.shard;
-        let all: Vec<_> = self
-            .leased()
-            .extract_if((shard, 0)..=(shard, u64::MAX), |_, _| true)
-            .collect();
+        let all: Vec<_> = self.leased().extract_if((shard, 0)..=(shard, u64::MAX), |_, _| true).collect();
         if let Some((_, newest)) = all.last() {
             newest.end(AckKind::Ack).await;
         }
@@ -124,9 +116,7 @@ impl Queue for NatsQueue {
         };
         let client = &self.shared.client;
         if delivery.attempt >= client.config.attempts {
-            client
-                .give_up(delivery.message(), delivery.attempt, reason)
-                .await;
+            client.give_up(delivery.message(), delivery.attempt, reason).await;
         } else {
             let delay = client.config.retry_delay(delivery.attempt);
             delivery.end(AckKind::Nak(Some(delay))).await;

@@ -6,9 +6,7 @@ use std::fmt::Debug;
 
 use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::context::GetStreamErrorKind;
-use async_nats::jetstream::stream::{
-    Config, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType, Stream,
-};
+use async_nats::jetstream::stream::{Config, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType, Stream};
 
 use super::message::{DEAD_LETTERS, JOBS};
 use super::{NatsClient, NatsError, failed};
@@ -88,10 +86,7 @@ impl NatsClient {
             Err(error) if is_missing(&error.kind()) => {
                 let made = self.jetstream.create_stream(&wanted).await;
                 let stream = made.map_err(failed(format!("make {what}")))?;
-                refuse(
-                    &what,
-                    stream_differences(&wanted, &stream.cached_info().config),
-                )?;
+                refuse(&what, stream_differences(&wanted, &stream.cached_info().config))?;
                 return Ok(stream);
             }
             Err(error) => return Err(failed(format!("look at {what}"))(error)),
@@ -102,18 +97,12 @@ impl NatsClient {
             // The server says which of them cannot be changed; what it dropped silently is seen below.
             let changed = changed(&wanted, found);
             if let Err(error) = self.jetstream.update_stream(&changed).await {
-                return Err(differs(
-                    &what,
-                    &[differences, vec![error.to_string()]].concat(),
-                ));
+                return Err(differs(&what, &[differences, vec![error.to_string()]].concat()));
             }
         }
         let stream = self.jetstream.get_stream(&wanted.name).await;
         let stream = stream.map_err(failed(format!("look at {what}")))?;
-        refuse(
-            &what,
-            stream_differences(&wanted, &stream.cached_info().config),
-        )?;
+        refuse(&what, stream_differences(&wanted, &stream.cached_info().config))?;
         Ok(stream)
     }
 
@@ -122,8 +111,7 @@ impl NatsClient {
         let what = format!("consumer {name}");
         let wanted = self.consumer();
         let stream = &self.config.stream;
-        let found: Result<PullConsumer, _> =
-            self.jetstream.get_consumer_from_stream(name, stream).await;
+        let found: Result<PullConsumer, _> = self.jetstream.get_consumer_from_stream(name, stream).await;
         match found {
             Ok(found) => {
                 let differences = consumer_differences(&wanted, &found.cached_info().config);
@@ -137,10 +125,7 @@ impl NatsClient {
         }
         let made = jobs.create_consumer(wanted.clone()).await;
         let made = made.map_err(failed(format!("make or change {what}")))?;
-        refuse(
-            &what,
-            consumer_differences(&wanted, &made.cached_info().config),
-        )
+        refuse(&what, consumer_differences(&wanted, &made.cached_info().config))
     }
 }
 
@@ -160,10 +145,7 @@ fn refuse(what: &str, differences: Vec<String>) -> Result<(), NatsError> {
 }
 
 fn differs(what: &str, differences: &[String]) -> NatsError {
-    NatsError::Differs {
-        what: what.to_owned(),
-        differences: differences.join(", "),
-    }
+    NatsError::Differs { what: what.to_owned(), differences: differences.join(", ") }
 }
 
 /// Our settings over the operator's.
@@ -190,16 +172,8 @@ fn stream_differences(wanted: &Config, found: &Config) -> Vec<String> {
         difference("storage", &wanted.storage, &found.storage),
         difference("replicas", &wanted.num_replicas, &found.num_replicas),
         difference("discard", &wanted.discard, &found.discard),
-        difference(
-            "discard_new_per_subject",
-            &wanted.discard_new_per_subject,
-            &found.discard_new_per_subject,
-        ),
-        difference(
-            "max_msgs_per_subject",
-            &wanted.max_messages_per_subject,
-            &found.max_messages_per_subject,
-        ),
+        difference("discard_new_per_subject", &wanted.discard_new_per_subject, &found.discard_new_per_subject),
+        difference("max_msgs_per_subject", &wanted.max_messages_per_subject, &found.max_messages_per_subject),
         difference("max_msgs", &wanted.max_messages, &found.max_messages),
         difference("max_age", &wanted.max_age, &found.max_age),
     ]
@@ -208,25 +182,14 @@ fn stream_differences(wanted: &Config, found: &Config) -> Vec<String> {
     .collect()
 }
 
-fn consumer_differences(
-    wanted: &pull::Config,
-    found: &async_nats::jetstream::consumer::Config,
-) -> Vec<String> {
+fn consumer_differences(wanted: &pull::Config, found: &async_nats::jetstream::consumer::Config) -> Vec<String> {
     [
         difference("ack_policy", &wanted.ack_policy, &found.ack_policy),
         difference("ack_wait", &wanted.ack_wait, &found.ack_wait),
         difference("max_deliver", &wanted.max_deliver, &found.max_deliver),
-        difference(
-            "filter_subject",
-            &wanted.filter_subject,
-            &found.filter_subject,
-        ),
+        difference("filter_subject", &wanted.filter_subject, &found.filter_subject),
         difference("backoff", &wanted.backoff, &found.backoff),
-        difference(
-            "max_ack_pending",
-            &wanted.max_ack_pending,
-            &found.max_ack_pending,
-        ),
+        difference("max_ack_pending", &wanted.max_ack_pending, &found.max_ack_pending),
         difference("max_waiting", &wanted.max_waiting, &found.max_waiting),
     ]
     .into_iter()

@@ -46,22 +46,12 @@ impl NatsWorker {
     /// [`NatsError::Request`] if there is no consumer (start the coordinator first) or no permission.
     pub async fn bind(client: NatsClient, idle: Option<Duration>) -> Result<Self, NatsError> {
         let (stream, consumer) = (&client.config.stream, &client.config.consumer);
-        let action =
-            format!("bind to consumer {consumer} of stream {stream}, which the coordinator makes");
+        let action = format!("bind to consumer {consumer} of stream {stream}, which the coordinator makes");
         let bound = client.jetstream.get_consumer_from_stream(consumer, stream);
         let consumer: PullConsumer = bound.await.map_err(failed(action))?;
         let lease = consumer.cached_info().config.ack_wait;
-        let shared = Shared {
-            client,
-            consumer,
-            lease,
-            idle,
-            held: Mutex::new(None),
-            away: AtomicBool::new(false),
-        };
-        Ok(Self {
-            shared: Arc::new(shared),
-        })
+        let shared = Shared { client, consumer, lease, idle, held: Mutex::new(None), away: AtomicBool::new(false) };
+        Ok(Self { shared: Arc::new(shared) })
     }
 
     /// Waits for a message and says which run it is of; `None` after the idle limit. The message is kept, and
@@ -99,9 +89,7 @@ impl Shared {
         let mut quiet = Instant::now();
         let mut pause = PAUSE.0;
         loop {
-            let wait = self.idle.map_or(FETCH, |idle| {
-                FETCH.min(idle.saturating_sub(quiet.elapsed()))
-            });
+            let wait = self.idle.map_or(FETCH, |idle| FETCH.min(idle.saturating_sub(quiet.elapsed())));
             if wait.is_zero() {
                 return None;
             }
@@ -131,18 +119,13 @@ impl Shared {
             let mut batch = request.messages().await.map_err(|e| e.to_string())?;
             batch.next().await.transpose().map_err(|e| e.to_string())
         });
-        fetched
-            .await
-            .unwrap_or_else(|| Err("not connected".to_owned()))
+        fetched.await.unwrap_or_else(|| Err("not connected".to_owned()))
     }
 
     /// What can be worked on; anything else becomes a dead letter.
     async fn receive(&self, message: Message) -> Option<Delivery> {
         let (attempt, token) = match message.info() {
-            Ok(info) => (
-                u32::try_from(info.delivered).unwrap_or(1),
-                info.consumer_sequence,
-            ),
+            Ok(info) => (u32::try_from(info.delivered).unwrap_or(1), info.consumer_sequence),
             Err(error) => {
                 tracing::error!(%error, "not a message of a stream");
                 return None;
@@ -201,9 +184,6 @@ fn decode(message: &Message) -> Result<JobMessage, String> {
     let job = JobMessage::decode(value(&message.payload))?;
     match parse_subject(&message.subject) {
         Some((run, shard)) if run == job.run.run && shard == job.job.shard => Ok(job),
-        _ => Err(format!(
-            "subject {} for shard {} of run {}",
-            message.subject, job.job.shard, job.run.run
-        )),
+        _ => Err(format!("subject {} for shard {} of run {}", message.subject, job.job.shard, job.run.run)),
     }
 }

@@ -20,11 +20,7 @@ pub(super) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     pub(super) fn new(entity: &'a Entity) -> Self {
-        Self {
-            source: entity,
-            attributes: object(&entity.attributes),
-            latest: Vec::new(),
-        }
+        Self { source: entity, attributes: object(&entity.attributes), latest: Vec::new() }
     }
 
     pub(super) fn kind(&self) -> Kind {
@@ -78,9 +74,7 @@ fn keys(object: &Value) -> Vec<String> {
 }
 
 fn object(fields: &Map<String, Json>) -> Value {
-    let present = fields
-        .iter()
-        .filter_map(|(name, json)| Some((name.clone(), value(json)?)));
+    let present = fields.iter().filter_map(|(name, json)| Some((name.clone(), value(json)?)));
     present.collect()
 }
 
@@ -93,9 +87,7 @@ fn value(json: &Json) -> Option<Value> {
         Json::Bool(flag) => Some(Value::from(*flag)),
         Json::Number(number) => Some(match number.as_f64() {
             #[expect(clippy::cast_possible_truncation, reason = "a whole number below 2^53")]
-            Some(float) if float.fract() == 0.0 && float.abs() < EXACT_MAX => {
-                Value::from(float as i64)
-            }
+            Some(float) if float.fract() == 0.0 && float.abs() < EXACT_MAX => Value::from(float as i64),
             _ => Value::from_serialize(number),
         }),
         Json::String(text) => (!text.trim().is_empty()).then(|| Value::from(text.trim())),

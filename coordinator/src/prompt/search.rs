@@ -1,13 +1,14 @@
 //! The longest history whose prompt keeps the budget.
 //!
 //! Prompts grow by about as much with each interaction, so a line through what has been tried says where the budget is
-//! met. Every fourth try halves the span instead, for histories of which a few interactions are much longer than the rest.
+//! met. Every fourth try halves the span instead, for histories of which a few interactions are much longer than the
+//! rest.
 
 use super::RenderedPrompt;
 
 /// Tokens of the budget for each interaction of the first try: they have about 20, and two thirds of the budget are a
-/// guess that hardly ever is far over it. It may not depend on other entities: of templates whose prompts do not grow with
-/// every interaction the outcome depends on the tries.
+/// guess that hardly ever is far over it. It may not depend on other entities: of templates whose prompts do not grow
+/// with every interaction the outcome depends on the tries.
 const FIRST_TOKENS: usize = 30;
 
 /// A search for the most interactions, of `longest`, with which a prompt has at most `budget` tokens.
@@ -24,13 +25,7 @@ pub(super) struct Search {
 
 impl Search {
     pub(super) fn new(longest: usize, budget: usize) -> Self {
-        Self {
-            longest,
-            budget,
-            tries: 0,
-            best: None,
-            too_long: (longest + 1, 0),
-        }
+        Self { longest, budget, tries: 0, best: None, too_long: (longest + 1, 0) }
     }
 
     /// How many interactions to try, or `None` if all is known.
@@ -96,10 +91,7 @@ mod tests {
         let tries = (100..2000).map(|budget| search(60, &like, budget).1.tries);
         let tries: Vec<usize> = tries.collect();
         let mean = tries.iter().sum::<usize>() as f64 / tries.len() as f64;
-        assert!(
-            mean < 5.0 && tries.iter().all(|&tries| tries <= 7),
-            "{mean}, {tries:?}"
-        );
+        assert!(mean < 5.0 && tries.iter().all(|&tries| tries <= 7), "{mean}, {tries:?}");
     }
 
     proptest! {

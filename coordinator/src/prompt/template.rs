@@ -1,8 +1,8 @@
 //! Prompt templates: Jinja text, shipped or from a file, in which an unknown field is an error.
 //!
-//! Besides Jinja's own, templates have two filters: `listed` writes a list with commas (`listed(3)` its first three) and
-//! anything else as it is; `row("title", "genres")` writes those of an object's fields that exist, with ` | ` between.
-//! The parts that the shipped templates share can be included by custom ones too.
+//! Besides Jinja's own, templates have two filters: `listed` writes a list with commas (`listed(3)` its first three)
+//! and anything else as it is; `row("title", "genres")` writes those of an object's fields that exist, with ` | `
+//! between. The parts that the shipped templates share can be included by custom ones too.
 
 use std::borrow::Cow;
 use std::error::Error as _;
@@ -31,7 +31,8 @@ struct Shipped {
     item: &'static str,
 }
 
-/// KAR (Xi et al. 2023), TRAWL (Luo et al. 2024), ONCE (Liu et al. 2024) and RLMRec (Ren et al. 2024), in our own words.
+/// KAR (Xi et al. 2023), TRAWL (Luo et al. 2024), ONCE (Liu et al. 2024) and RLMRec (Ren et al. 2024), in our own
+/// words.
 const SHIPPED: [Shipped; 9] = shipped![
     "kar/films",
     "kar/books",
@@ -47,22 +48,10 @@ const SHIPPED: [Shipped; 9] = shipped![
 /// What templates can include, by name.
 const PARTS: [(&str, &str); 5] = [
     ("facts", include_str!("../../templates/parts/facts.j2")),
-    (
-        "films/user",
-        include_str!("../../templates/parts/films_user.j2"),
-    ),
-    (
-        "films/item",
-        include_str!("../../templates/parts/films_item.j2"),
-    ),
-    (
-        "books/user",
-        include_str!("../../templates/parts/books_user.j2"),
-    ),
-    (
-        "books/item",
-        include_str!("../../templates/parts/books_item.j2"),
-    ),
+    ("films/user", include_str!("../../templates/parts/films_user.j2")),
+    ("films/item", include_str!("../../templates/parts/films_item.j2")),
+    ("books/user", include_str!("../../templates/parts/books_user.j2")),
+    ("books/item", include_str!("../../templates/parts/books_item.j2")),
 ];
 
 #[derive(Debug)]
@@ -86,11 +75,7 @@ impl Templates {
             let added = environment.add_template(name, source);
             added.map_err(|e| template_error(name, &e))?;
         }
-        let templates = Self {
-            user: load(user, Kind::User)?,
-            item: load(item, Kind::Item)?,
-            environment,
-        };
+        let templates = Self { user: load(user, Kind::User)?, item: load(item, Kind::Item)?, environment };
         for template in [&templates.user, &templates.item] {
             let Template { name, source } = template;
             let parsed = templates.environment.template_from_named_str(name, source);
@@ -107,11 +92,7 @@ impl Templates {
     }
 
     /// The text for an entity with its latest `kept` interactions.
-    pub(super) fn render(
-        &self,
-        fields: &mut Fields<'_>,
-        kept: usize,
-    ) -> Result<String, PromptError> {
+    pub(super) fn render(&self, fields: &mut Fields<'_>, kept: usize) -> Result<String, PromptError> {
         let Template { name, source } = self.of(fields.kind());
         let context = fields.context(kept);
         let rendered = self.environment.render_named_str(name, source, context);
@@ -139,14 +120,9 @@ impl Templates {
 fn load(choice: &str, kind: Kind) -> Result<Template, PromptError> {
     let path = Path::new(choice);
     if path.extension().is_some_and(|e| e == "j2" || e == "jinja") {
-        let source = std::fs::read_to_string(path).map_err(|source| PromptError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
-        return Ok(Template {
-            name: choice.to_owned(),
-            source: source.into(),
-        });
+        let source =
+            std::fs::read_to_string(path).map_err(|source| PromptError::Read { path: path.to_owned(), source })?;
+        return Ok(Template { name: choice.to_owned(), source: source.into() });
     }
     let Some(shipped) = SHIPPED.iter().find(|shipped| shipped.name == choice) else {
         return Err(PromptError::UnknownTemplate {
@@ -158,10 +134,7 @@ fn load(choice: &str, kind: Kind) -> Result<Template, PromptError> {
         Kind::User => shipped.user,
         Kind::Item => shipped.item,
     };
-    Ok(Template {
-        name: format!("{choice}/{kind}"),
-        source: source.into(),
-    })
+    Ok(Template { name: format!("{choice}/{kind}"), source: source.into() })
 }
 
 /// A prompt is the template's text to the last newline, which completion models depend on.
@@ -187,10 +160,7 @@ fn listed(value: &Value, most: Option<usize>) -> Result<String, Error> {
         return Ok(value.to_string());
     }
     let items = value.try_iter()?.take(most.unwrap_or(usize::MAX));
-    Ok(items
-        .map(|item| item.to_string())
-        .collect::<Vec<_>>()
-        .join(", "))
+    Ok(items.map(|item| item.to_string()).collect::<Vec<_>>().join(", "))
 }
 
 fn row(object: &Value, names: Rest<String>) -> Result<String, Error> {
@@ -221,9 +191,7 @@ fn template_error(name: &str, error: &Error) -> PromptError {
     PromptError::Template {
         template: error.name().unwrap_or(name).to_owned(),
         line: error.line().unwrap_or(1),
-        reason: error
-            .detail()
-            .map_or_else(|| error.kind().to_string(), str::to_owned),
+        reason: error.detail().map_or_else(|| error.kind().to_string(), str::to_owned),
     }
 }
 

@@ -42,10 +42,7 @@ fn entity(kind: Kind, attributes: Value, history: Vec<Value>) -> Entity {
         kind,
         attributes: map(attributes),
         interactions: history.len() as u64,
-        history: history
-            .into_iter()
-            .map(|h| Interaction { fields: map(h) })
-            .collect(),
+        history: history.into_iter().map(|h| Interaction { fields: map(h) }).collect(),
         embedding: None,
     }
 }
@@ -56,11 +53,7 @@ fn film(index: usize) -> Value {
 }
 
 fn viewer(films: usize) -> Entity {
-    entity(
-        Kind::User,
-        json!({"age": "25-34"}),
-        (0..films).map(film).collect(),
-    )
+    entity(Kind::User, json!({"age": "25-34"}), (0..films).map(film).collect())
 }
 
 /// A renderer for a template of the test's own, with plain text.
@@ -69,32 +62,17 @@ fn renderer_of(source: &str, config: PromptConfig) -> Result<PromptRenderer, Pro
     let path = directory.path().join("mine.j2");
     std::fs::write(&path, source).unwrap();
     let path = path.to_str().unwrap().to_owned();
-    let config = PromptConfig {
-        user: path.clone(),
-        item: path,
-        ..config
-    };
+    let config = PromptConfig { user: path.clone(), item: path, ..config };
     PromptRenderer::new(&config, completion_model())
 }
 
 fn render_with(source: &str, entity: &Entity) -> Result<String, PromptError> {
-    let renderer = renderer_of(
-        source,
-        PromptConfig {
-            max_tokens: 1000,
-            ..Default::default()
-        },
-    )?;
+    let renderer = renderer_of(source, PromptConfig { max_tokens: 1000, ..Default::default() })?;
     Ok(renderer.render(entity)?.text)
 }
 
 fn shipped(name: &str) -> PromptRenderer {
-    let config = PromptConfig {
-        user: name.into(),
-        item: name.into(),
-        max_tokens: 1000,
-        ..Default::default()
-    };
+    let config = PromptConfig { user: name.into(), item: name.into(), max_tokens: 1000, ..Default::default() };
     PromptRenderer::new(&config, completion_model()).unwrap()
 }
 
@@ -109,38 +87,17 @@ fn shipped_templates_ask_for_what_their_papers_ask_for() {
     let history = json!({"title": "Old One", "genres": ["Drama"], "director": "Ana Ek", "author": "Bo Um",
         "categories": ["Sagas"], "rating": 4.5});
     for (framework, [of_user, of_item]) in asked {
-        for (domain, seen) in [
-            ("films", "Old One | Drama | Ana Ek"),
-            ("books", "Old One | Bo Um | Sagas"),
-        ] {
+        for (domain, seen) in [("films", "Old One | Drama | Ana Ek"), ("books", "Old One | Bo Um | Sagas")] {
             let renderer = shipped(&format!("{framework}/{domain}"));
             let attributes = json!({"age": "25-34", "favourite_snack": "figs"});
-            let user = renderer
-                .render(&entity(Kind::User, attributes, vec![history.clone()]))
-                .unwrap();
+            let user = renderer.render(&entity(Kind::User, attributes, vec![history.clone()])).unwrap();
             for part in [of_user, seen, "rating 4.5\n", "- favourite snack: figs\n"] {
-                assert!(
-                    user.text.contains(part),
-                    "{framework}/{domain}: {part}: {}",
-                    user.text
-                );
+                assert!(user.text.contains(part), "{framework}/{domain}: {part}: {}", user.text);
             }
             let attributes = json!({"title": "New One", "year": 1995.0, "genres": ["A", "B"], "description": "Quiet."});
-            let item = renderer
-                .render(&entity(Kind::Item, attributes, vec![]))
-                .unwrap();
-            for part in [
-                of_item,
-                ": New One\n",
-                "- year: 1995\n",
-                "- genres: A, B\n",
-                "- description: Quiet.\n",
-            ] {
-                assert!(
-                    item.text.contains(part),
-                    "{framework}/{domain}: {part}: {}",
-                    item.text
-                );
+            let item = renderer.render(&entity(Kind::Item, attributes, vec![])).unwrap();
+            for part in [of_item, ": New One\n", "- year: 1995\n", "- genres: A, B\n", "- description: Quiet.\n"] {
+                assert!(item.text.contains(part), "{framework}/{domain}: {part}: {}", item.text);
             }
         }
     }
@@ -160,30 +117,15 @@ fn shipped_templates_render_with_the_least_there_can_be() {
         "plain/films",
     ] {
         let renderer = shipped(name);
-        let stranger = renderer
-            .render(&entity(Kind::User, json!({}), vec![]))
-            .unwrap();
+        let stranger = renderer.render(&entity(Kind::User, json!({}), vec![])).unwrap();
         let plain = name == "plain/films";
-        assert!(
-            plain || stranger.text.contains("not known yet"),
-            "{name}: {}",
-            stranger.text
-        );
+        assert!(plain || stranger.text.contains("not known yet"), "{name}: {}", stranger.text);
         let silent = json!({"title": null, "genres": [], "rating": ""});
         let titled = json!({"title": "Seen", "rating": 3});
         let reader = entity(Kind::User, json!({"age": null}), vec![silent, titled]);
-        let text = if plain {
-            String::new()
-        } else {
-            renderer.render(&reader).unwrap().text
-        };
-        assert!(
-            plain || text.contains("\n- Seen | rating 3\n") && !text.contains("About"),
-            "{name}: {text}"
-        );
-        let item = renderer
-            .render(&entity(Kind::Item, json!({"title": "Bare"}), vec![]))
-            .unwrap();
+        let text = if plain { String::new() } else { renderer.render(&reader).unwrap().text };
+        assert!(plain || text.contains("\n- Seen | rating 3\n") && !text.contains("About"), "{name}: {text}");
+        let item = renderer.render(&entity(Kind::Item, json!({"title": "Bare"}), vec![])).unwrap();
         assert!(item.text.contains(": Bare\n"), "{name}: {}", item.text);
     }
 }
@@ -195,30 +137,20 @@ fn plain_prompts_have_the_fixture_models_format() {
     let fugitive = json!({"title": "Fugitive, The (1993)", "genres": ["Action", "Thriller"],
         "director": "Andrew Davis", "rating": 4.0});
     let unrated = json!({"title": "Unrated", "genres": ["Drama"], "director": "Ana Ek"});
-    let user = renderer
-        .render(&entity(
-            Kind::User,
-            json!({"age": 3}),
-            vec![fugitive, unrated],
-        ))
-        .unwrap();
+    let user = renderer.render(&entity(Kind::User, json!({"age": 3}), vec![fugitive, unrated])).unwrap();
     let expected = "Viewer history:\n\
         - Fugitive, The (1993) | Action, Thriller | Andrew Davis | 4 stars\nViewer profile:\n";
     assert_eq!(user.text, expected);
     let aliens = json!({"title": "Aliens (1986)", "genres": ["Action", "War"], "director": "James Cameron",
         "actors": ["Sigourney Weaver", "Michael Biehn", "James Remar", "Paul Reiser"]});
-    let item = renderer
-        .render(&entity(Kind::Item, aliens, vec![]))
-        .unwrap();
+    let item = renderer.render(&entity(Kind::Item, aliens, vec![])).unwrap();
     let expected = "Movie: Aliens (1986) | Action, War | James Cameron | \
         Sigourney Weaver, Michael Biehn, James Remar\nMovie description:\n";
     assert_eq!(item.text, expected);
     assert_eq!(item.tokens[0], 0, "<s> comes first");
     let films = renderer.render(&viewer(20)).unwrap().text;
     assert_eq!(films.matches("stars").count(), 7);
-    assert!(
-        films.contains("Film 13 ") && films.contains("Film 19 ") && !films.contains("Film 12 ")
-    );
+    assert!(films.contains("Film 13 ") && films.contains("Film 19 ") && !films.contains("Film 12 "));
 }
 
 #[test]
@@ -229,173 +161,84 @@ fn an_unknown_field_is_named_with_those_there_are() {
         ("\n\n{{ genres }}", "genres"),
         ("{{ attributes.gender | listed }}", "attributes.gender"),
         ("{{ attributes.gender | upper }}", "attributes.gender"),
-        (
-            "{{ 'Dear ' ~ attributes['gender'] }}",
-            "attributes['gender']",
-        ),
-        (
-            "{% for film in history %}{{ film.year }}{% endfor %}",
-            "film.year",
-        ),
-        (
-            "{% for film in historie %}{{ film }}{% endfor %}",
-            "historie",
-        ),
-        (
-            "{% if attributes.gender %}x{% endif %}",
-            "attributes.gender",
-        ),
+        ("{{ 'Dear ' ~ attributes['gender'] }}", "attributes['gender']"),
+        ("{% for film in history %}{{ film.year }}{% endfor %}", "film.year"),
+        ("{% for film in historie %}{{ film }}{% endfor %}", "historie"),
+        ("{% if attributes.gender %}x{% endif %}", "attributes.gender"),
         ("{{ attributes.gender.name }}", "attributes.gender"),
         ("{{ history[0] | row('year') }}", "row('year')"),
     ] {
         let error = render_with(source, &entity).unwrap_err();
-        let PromptError::UnknownField {
-            field: found,
-            line,
-            ref template,
-            ..
-        } = error
-        else {
+        let PromptError::UnknownField { field: found, line, ref template, .. } = error else {
             panic!("{source}: {error}");
         };
         assert!(found.contains(field), "{source}: {found}");
         assert_eq!(line, source.matches('\n').count() + 1, "{source}");
         assert!(template.ends_with("mine.j2"), "{template}");
     }
-    let error = render_with("{{ attributes.gender }}", &entity)
-        .unwrap_err()
-        .to_string();
+    let error = render_with("{{ attributes.gender }}", &entity).unwrap_err().to_string();
     let fields = "id, kind, interactions, attributes.age, history (each with some of director, genres, rating, timestamp, title)";
-    assert!(
-        error.contains("user 12 has no attributes.gender") && error.contains(fields),
-        "{error}"
-    );
+    assert!(error.contains("user 12 has no attributes.gender") && error.contains(fields), "{error}");
 }
 
 #[test]
 fn an_unknown_field_of_a_shipped_part_is_named() {
     let untitled = entity(Kind::Item, json!({"year": 1999}), vec![]);
-    let error = shipped("kar/films")
-        .render(&untitled)
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("films/item, line 1: item 12 has no attributes.title"),
-        "{error}"
-    );
+    let error = shipped("kar/films").render(&untitled).unwrap_err().to_string();
+    assert!(error.contains("films/item, line 1: item 12 has no attributes.title"), "{error}");
 }
 
 #[test]
 fn optional_fields_can_be_tested_and_defaulted() {
     let source = "{% if attributes.gender is defined %}no{% endif %}{{ attributes.gender | default('?') }} \
         {{ id }} {{ kind }} {{ interactions }} {{ history | length }} {{ attributes.age }}";
-    assert_eq!(
-        render_with(source, &viewer(2)).unwrap(),
-        "? 12 user 2 2 25-34"
-    );
+    assert_eq!(render_with(source, &viewer(2)).unwrap(), "? 12 user 2 2 25-34");
 }
 
 #[test]
 fn a_syntax_error_names_file_and_line() {
-    let error = render_with("one\n{% for x %}\n", &viewer(0))
-        .unwrap_err()
-        .to_string();
+    let error = render_with("one\n{% for x %}\n", &viewer(0)).unwrap_err().to_string();
     assert!(error.contains("mine.j2, line 2"), "{error}");
-    let error = render_with("one\ntwo\n{{ id | nosuch }}", &viewer(0))
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("mine.j2, line 3") && error.contains("nosuch"),
-        "{error}"
-    );
+    let error = render_with("one\ntwo\n{{ id | nosuch }}", &viewer(0)).unwrap_err().to_string();
+    assert!(error.contains("mine.j2, line 3") && error.contains("nosuch"), "{error}");
 }
 
 #[test]
 fn an_unknown_template_is_refused_with_the_shipped_ones() {
     let refuse = |user: &str| {
-        let config = PromptConfig {
-            user: user.into(),
-            max_tokens: 500,
-            ..Default::default()
-        };
-        PromptRenderer::new(&config, completion_model())
-            .unwrap_err()
-            .to_string()
+        let config = PromptConfig { user: user.into(), max_tokens: 500, ..Default::default() };
+        PromptRenderer::new(&config, completion_model()).unwrap_err().to_string()
     };
     let error = refuse("kar/movies");
-    assert!(
-        error.contains("\"kar/movies\"") && error.contains("rlmrec/books, plain/films"),
-        "{error}"
-    );
+    assert!(error.contains("\"kar/movies\"") && error.contains("rlmrec/books, plain/films"), "{error}");
     assert!(refuse("missing/mine.j2").contains("missing/mine.j2"));
 }
 
 #[test]
 fn the_oldest_history_is_dropped_first() {
     let source = "{% for film in history %}{{ film.title }}\n{% endfor %}";
-    let config = PromptConfig {
-        max_tokens: 40,
-        ..Default::default()
-    };
-    let prompt = renderer_of(source, config)
-        .unwrap()
-        .render(&viewer(100))
-        .unwrap();
-    assert!(
-        prompt.history_used > 2 && prompt.tokens.len() <= 40,
-        "{prompt:?}"
-    );
-    let expected: String = (100 - prompt.history_used..100)
-        .map(|i| format!("Film {i}\n"))
-        .collect();
+    let config = PromptConfig { max_tokens: 40, ..Default::default() };
+    let prompt = renderer_of(source, config).unwrap().render(&viewer(100)).unwrap();
+    assert!(prompt.history_used > 2 && prompt.tokens.len() <= 40, "{prompt:?}");
+    let expected: String = (100 - prompt.history_used..100).map(|i| format!("Film {i}\n")).collect();
     assert_eq!(prompt.text, expected);
-    let config = PromptConfig {
-        max_tokens: 500,
-        max_history: Some(3),
-        ..Default::default()
-    };
-    let prompt = renderer_of(source, config)
-        .unwrap()
-        .render(&viewer(100))
-        .unwrap();
-    assert_eq!(
-        (prompt.text.as_str(), prompt.history_used),
-        ("Film 97\nFilm 98\nFilm 99\n", 3)
-    );
+    let config = PromptConfig { max_tokens: 500, max_history: Some(3), ..Default::default() };
+    let prompt = renderer_of(source, config).unwrap().render(&viewer(100)).unwrap();
+    assert_eq!((prompt.text.as_str(), prompt.history_used), ("Film 97\nFilm 98\nFilm 99\n", 3));
 }
 
 #[test]
 fn a_prompt_too_long_without_history_is_refused() {
-    let config = PromptConfig {
-        max_tokens: 3,
-        ..Default::default()
-    };
+    let config = PromptConfig { max_tokens: 3, ..Default::default() };
     let error = renderer_of("A rather long prompt about films.", config).unwrap();
     let error = error.render(&viewer(1)).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            PromptError::TooLong {
-                tokens: 4..,
-                budget: 3,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, PromptError::TooLong { tokens: 4.., budget: 3, .. }), "{error}");
 }
 
 #[test]
 fn a_budget_must_leave_room_in_the_model() {
     for max_tokens in [0, 1024] {
-        let error = renderer_of(
-            "",
-            PromptConfig {
-                max_tokens,
-                ..Default::default()
-            },
-        )
-        .unwrap_err();
+        let error = renderer_of("", PromptConfig { max_tokens, ..Default::default() }).unwrap_err();
         assert!(error.to_string().contains("1024 positions"), "{error}");
     }
 }
@@ -424,11 +267,7 @@ proptest! {
 const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}\
     {% if add_generation_prompt %}[assistant]{% endif %}";
 
-fn hello_with(
-    chat: Chat,
-    system: Option<&str>,
-    model: &ModelFiles,
-) -> Result<RenderedPrompt, PromptError> {
+fn hello_with(chat: Chat, system: Option<&str>, model: &ModelFiles) -> Result<RenderedPrompt, PromptError> {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("hello.jinja");
     std::fs::write(&path, "Hello {{ id }}\n").unwrap();
@@ -453,28 +292,16 @@ fn beginning_of_text_is_there_once_with_and_without_chat() {
     ] {
         let prompt = hello_with(chat, None, model).unwrap();
         assert_eq!(prompt.text, expected);
-        assert_eq!(
-            prompt.tokens.iter().filter(|t| **t == 0).count(),
-            1,
-            "{chat:?}"
-        );
+        assert_eq!(prompt.tokens.iter().filter(|t| **t == 0).count(), 1, "{chat:?}");
         assert_eq!(prompt.tokens[0], 0);
     }
     let error = hello_with(Chat::Always, None, plain_model).unwrap_err();
-    assert!(
-        matches!(error, PromptError::NoChatTemplate { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, PromptError::NoChatTemplate { .. }), "{error}");
 }
 
 #[test]
 fn the_system_message_comes_first() {
-    let chat = hello_with(
-        Chat::Auto,
-        Some("Be brief."),
-        &model_with(Some(CHAT_TEMPLATE)),
-    )
-    .unwrap();
+    let chat = hello_with(Chat::Auto, Some("Be brief."), &model_with(Some(CHAT_TEMPLATE))).unwrap();
     assert_eq!(chat.text, "<s>[system]Be brief.[user]Hello 12[assistant]");
     let plain = hello_with(Chat::Auto, Some("Be brief."), completion_model()).unwrap();
     assert_eq!(plain.text, "Be brief.\n\nHello 12\n");
@@ -486,17 +313,11 @@ fn the_digest_changes_with_all_that_changes_prompts() {
     let path = directory.path().join("mine.j2");
     let digest = |source: &str, chat: Option<&str>, config: PromptConfig| {
         std::fs::write(&path, source).unwrap();
-        let config = PromptConfig {
-            user: path.to_str().unwrap().into(),
-            ..config
-        };
+        let config = PromptConfig { user: path.to_str().unwrap().into(), ..config };
         let renderer = PromptRenderer::new(&config, &model_with(chat)).unwrap();
         [renderer.digest(Kind::User), renderer.digest(Kind::Item)]
     };
-    let config = PromptConfig {
-        max_tokens: 500,
-        ..Default::default()
-    };
+    let config = PromptConfig { max_tokens: 500, ..Default::default() };
     let original = digest("a", None, config.clone());
     assert_eq!(digest("a", None, config.clone()), original);
     let [user, item] = digest("b", None, config.clone());
@@ -504,30 +325,9 @@ fn the_digest_changes_with_all_that_changes_prompts() {
     assert_eq!(item, original[1], "the item's template is the same");
     for [user, _] in [
         digest("a", Some(CHAT_TEMPLATE), config.clone()),
-        digest(
-            "a",
-            None,
-            PromptConfig {
-                system: Some("s".into()),
-                ..config.clone()
-            },
-        ),
-        digest(
-            "a",
-            None,
-            PromptConfig {
-                max_tokens: 501,
-                ..config.clone()
-            },
-        ),
-        digest(
-            "a",
-            None,
-            PromptConfig {
-                max_history: Some(5),
-                ..config
-            },
-        ),
+        digest("a", None, PromptConfig { system: Some("s".into()), ..config.clone() }),
+        digest("a", None, PromptConfig { max_tokens: 501, ..config.clone() }),
+        digest("a", None, PromptConfig { max_history: Some(5), ..config }),
     ] {
         assert_ne!(user, original[0]);
     }
@@ -544,10 +344,5 @@ fn the_configuration_reads_back_and_refuses_what_it_does_not_know() {
     }
     let error = parse(json!({"chat": "maybe"})).unwrap_err().to_string();
     assert!(error.contains("true, false or \"auto\""), "{error}");
-    assert!(
-        parse(json!({"max_token": 5}))
-            .unwrap_err()
-            .to_string()
-            .contains("max_token")
-    );
+    assert!(parse(json!({"max_token": 5})).unwrap_err().to_string().contains("max_token"));
 }

@@ -13,11 +13,7 @@ use crate::support::*;
 
 /// Texts may be a tenth longer than the plain ones.
 fn guards(action: GuardAction) -> Guards {
-    Guards {
-        action,
-        max_length_ratio: Some(1.1),
-        ..Guards::default()
-    }
+    Guards { action, max_length_ratio: Some(1.1), ..Guards::default() }
 }
 
 async fn gated() -> (Night, Location, Plan) {
@@ -32,16 +28,8 @@ async fn gated() -> (Night, Location, Plan) {
 async fn commit_audit(output: &Location, job: &ShardJob, tokens: u64) {
     let texts = 9;
     let audit = Audit {
-        report: AuditReport {
-            texts,
-            plain_tokens: 10 * texts,
-            tokens: tokens * texts,
-            ..AuditReport::default()
-        },
-        figures: Figures {
-            texts,
-            ..Figures::default()
-        },
+        report: AuditReport { texts, plain_tokens: 10 * texts, tokens: tokens * texts, ..AuditReport::default() },
+        figures: Figures { texts, ..Figures::default() },
         pairs: Vec::new(),
     };
     let json = serde_json::to_vec(&audit).unwrap();
@@ -69,24 +57,13 @@ async fn verdict(output: &Location, plan: &Plan, pool: &str) -> Option<Verdict> 
 #[tokio::test]
 async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them() {
     let (_night, output, plan) = gated().await;
-    let first_text = plan
-        .shards
-        .iter()
-        .position(|job| job.action == Action::Generate);
-    let last_audit = plan
-        .shards
-        .iter()
-        .rposition(|job| job.action == Action::Audit);
+    let first_text = plan.shards.iter().position(|job| job.action == Action::Generate);
+    let last_audit = plan.shards.iter().rposition(|job| job.action == Action::Audit);
     assert!(last_audit < first_text, "audits come first");
     let mut gate = Gate::new(&plan);
     gate.look(&output, &plan, |_| false).await.unwrap();
     assert!(admitted(&gate, &plan).is_empty());
-    assert!(
-        plan.shards
-            .iter()
-            .filter(|job| job.action == Action::Audit)
-            .all(|job| gate.admits(job))
-    );
+    assert!(plan.shards.iter().filter(|job| job.action == Action::Audit).all(|job| gate.admits(job)));
 
     let odd = audits(&plan, "user-odd");
     assert!(odd.len() > 2);
@@ -96,34 +73,22 @@ async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them(
     let all_but_one = |shard: u32| odd[1..].iter().any(|job| job.shard == shard);
     gate.look(&output, &plan, all_but_one).await.unwrap();
     assert!(admitted(&gate, &plan).is_empty());
-    gate.look(&output, &plan, |shard| {
-        odd.iter().any(|job| job.shard == shard)
-    })
-    .await
-    .unwrap();
+    gate.look(&output, &plan, |shard| odd.iter().any(|job| job.shard == shard)).await.unwrap();
     assert_eq!(admitted(&gate, &plan), ["user-odd"]);
     let barred = verdict(&output, &plan, "user-odd").await.unwrap();
     assert!(barred.strict);
     assert_eq!(barred.texts, 9 * odd.len() as u64);
-    assert_eq!(
-        barred.breaches[0].to_string(),
-        "length ratio 1.200 is above max_length_ratio = 1.1"
-    );
+    assert_eq!(barred.breaches[0].to_string(), "length ratio 1.200 is above max_length_ratio = 1.1");
 
     for job in audits(&plan, "user-even") {
         commit_audit(&output, job, 11).await;
     }
     // The items' audits were given up: nothing is there.
     gate.look(&output, &plan, |_| true).await.unwrap();
-    assert_eq!(
-        admitted(&gate, &plan),
-        ["item-all", "user-even", "user-odd"]
-    );
+    assert_eq!(admitted(&gate, &plan), ["item-all", "user-even", "user-odd"]);
     let free = verdict(&output, &plan, "user-even").await.unwrap();
     assert!(!free.strict && free.breaches.is_empty() && free.texts > 9);
-    let unknown = Verdict::read(&output, &plan.run, Kind::Item, "item-all")
-        .await
-        .unwrap();
+    let unknown = Verdict::read(&output, &plan.run, Kind::Item, "item-all").await.unwrap();
     assert_eq!(unknown, Some(Verdict::default()));
 }
 
@@ -133,26 +98,17 @@ async fn the_first_verdict_stands_whatever_a_later_process_would_find() {
     for job in audits(&plan, "user-odd") {
         commit_audit(&output, job, 12).await;
     }
-    Gate::new(&plan)
-        .look(&output, &plan, |_| true)
-        .await
-        .unwrap();
+    Gate::new(&plan).look(&output, &plan, |_| true).await.unwrap();
     let first = verdict(&output, &plan, "user-odd").await;
     for job in audits(&plan, "user-odd") {
         commit_audit(&output, job, 10).await;
     }
-    Gate::new(&plan)
-        .look(&output, &plan, |_| true)
-        .await
-        .unwrap();
+    Gate::new(&plan).look(&output, &plan, |_| true).await.unwrap();
     assert!(first.as_ref().is_some_and(|verdict| verdict.strict));
     assert_eq!(verdict(&output, &plan, "user-odd").await, first);
 
     work(&output, &plan).await;
-    let terms = Terms {
-        min_coverage: 1.0,
-        guards: plan.guards,
-    };
+    let terms = Terms { min_coverage: 1.0, guards: plan.guards };
     let published = publish(&output, &plan, Kind::User, &terms).await.unwrap();
     let Published::Complete(manifest) = published else {
         panic!("{published:?}");
@@ -186,10 +142,7 @@ async fn a_breach_withholds_success_until_it_is_only_warned_of() {
     work(&output, &plan).await;
     let success = output.join(&plan.partition(Kind::User)).join(SUCCESS);
     let publish = async |action| {
-        let terms = Terms {
-            min_coverage: 1.0,
-            guards: Some(guards(action)),
-        };
+        let terms = Terms { min_coverage: 1.0, guards: Some(guards(action)) };
         publish(&output, &plan, Kind::User, &terms).await.unwrap()
     };
     for _ in 0..2 {

@@ -7,9 +7,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::stream::{Config, RetentionPolicy};
 use futures::StreamExt;
-use laser_coordinator::nats::{
-    MESSAGE_VERSION, NatsClient, NatsConfig, NatsError, NatsQueue, NatsWorker, connect,
-};
+use laser_coordinator::nats::{MESSAGE_VERSION, NatsClient, NatsConfig, NatsError, NatsQueue, NatsWorker, connect};
 use laser_schema::job::{Lease, Queue};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpListener;
@@ -70,14 +68,8 @@ async fn cancelling_a_run_leaves_the_others() {
     on_both(|version| async move {
         let server = Server::start(version);
         let coordinator = server.coordinator().await;
-        coordinator
-            .publish(&run_ref("one"), &jobs(5))
-            .await
-            .unwrap();
-        coordinator
-            .publish(&run_ref("two"), &jobs(3))
-            .await
-            .unwrap();
+        coordinator.publish(&run_ref("one"), &jobs(5)).await.unwrap();
+        coordinator.publish(&run_ref("two"), &jobs(3)).await.unwrap();
         let queue = server.worker("worker", 3).await.queue(&run_ref("one"));
         let held = take(&queue).await;
         assert_eq!(coordinator.purge("one").await.unwrap(), 5);
@@ -162,11 +154,7 @@ async fn a_worker_goes_from_run_to_run_and_loses_no_message() {
         let worker = server.worker("worker", 1).await;
         for run in [&one, &two] {
             assert_eq!(worker.next_run().await.as_ref(), Some(run));
-            assert_eq!(
-                worker.next_run().await.as_ref(),
-                Some(run),
-                "until it is leased"
-            );
+            assert_eq!(worker.next_run().await.as_ref(), Some(run), "until it is leased");
             let queue = worker.queue(run);
             for shard in 0..2 {
                 let lease = take(&queue).await;
@@ -263,12 +251,7 @@ async fn what_is_no_job_becomes_a_dead_letter() {
             ("laser.jobs.run.x", "no shard"),
         ];
         for (subject, payload) in bad {
-            stream
-                .publish(subject, payload.into())
-                .await
-                .unwrap()
-                .await
-                .unwrap();
+            stream.publish(subject, payload.into()).await.unwrap().await.unwrap();
         }
         let run = run_ref("run");
         coordinator.publish(&run, &jobs(1)).await.unwrap();
@@ -289,10 +272,7 @@ async fn what_is_no_job_becomes_a_dead_letter() {
         }
         assert_eq!(letters[0].message, "junk");
         let error = coordinator.replay("run", &[7]).await.unwrap_err();
-        assert!(
-            matches!(error, NatsError::BadDeadLetter { shard: 7, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, NatsError::BadDeadLetter { shard: 7, .. }), "{error}");
         assert_eq!(coordinator.dead_letters("run").await.unwrap().len(), 3);
     })
     .await;
@@ -314,11 +294,7 @@ async fn a_shard_whose_workers_die_becomes_a_dead_letter() {
             letter = letters.next() => assert!(letter.is_some()),
         }
         let letter = coordinator.dead_letter("run", 0).await.unwrap();
-        assert!(
-            letter
-                .reason
-                .starts_with("delivered 1 times without an outcome")
-        );
+        assert!(letter.reason.starts_with("delivered 1 times without an outcome"));
         assert_eq!((letter.worker.as_str(), letter.attempt), ("other", 2));
     })
     .await;
@@ -343,10 +319,7 @@ async fn a_dead_letter_can_be_replayed() {
         let left = coordinator.dead_letters("run").await.unwrap();
         assert_eq!(left.iter().map(|l| l.shard).collect::<Vec<_>>(), [1]);
         let error = coordinator.replay("run", &[2]).await.unwrap_err();
-        assert!(
-            matches!(error, NatsError::NoDeadLetter { shard: 2, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, NatsError::NoDeadLetter { shard: 2, .. }), "{error}");
         for shard in [2, 0] {
             let lease = take(&queue).await;
             assert_eq!((lease.job.shard, lease.attempt), (shard, 1));
@@ -363,10 +336,7 @@ async fn a_changed_lease_changes_the_consumer() {
     on_both(|version| async move {
         let server = Server::start(version);
         server.coordinator().await.ensure_streams().await.unwrap();
-        let config = NatsConfig {
-            lease_seconds: 7,
-            ..server.config()
-        };
+        let config = NatsConfig { lease_seconds: 7, ..server.config() };
         let client = connect(&config, "coordinator").await.unwrap();
         client.ensure_streams().await.unwrap();
         let queue = server.worker("worker", 3).await.queue(&run_ref("run"));
@@ -420,18 +390,11 @@ async fn a_server_that_will_not_do_is_refused_by_name() {
             "nats server granny has version 2.8.4, expected 2.9.0 or later: it would not keep one message for each \
              shard; upgrade it",
         ),
-        (
-            "2.14.5",
-            false,
-            "nats server granny runs without jetstream; add a `jetstream` block to its configuration",
-        ),
+        ("2.14.5", false, "nats server granny runs without jetstream; add a `jetstream` block to its configuration"),
     ];
     for (version, jetstream, expected) in servers {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let config = NatsConfig {
-            url: format!("nats://{}", listener.local_addr().unwrap()),
-            ..Default::default()
-        };
+        let config = NatsConfig { url: format!("nats://{}", listener.local_addr().unwrap()), ..Default::default() };
         let info = serde_json::json!({
             "server_id": "X", "server_name": "granny", "version": version, "jetstream": jetstream,
             "headers": true, "max_payload": 1_048_576, "proto": 1,
@@ -448,10 +411,7 @@ async fn a_server_that_is_not_there_is_an_error() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     drop(listener);
-    let config = NatsConfig {
-        url: format!("nats://user:secret@{address}"),
-        ..Default::default()
-    };
+    let config = NatsConfig { url: format!("nats://user:secret@{address}"), ..Default::default() };
     let error = connect(&config, "worker").await.unwrap_err().to_string();
     assert!(error.contains(&format!("nats at {address}")), "{error}");
     assert!(!error.contains("secret"), "{error}");
@@ -511,16 +471,11 @@ async fn a_bad_value_is_named_with_its_key() {
 async fn the_shipped_server_configuration_lets_each_user_do_its_work() {
     on_both(|version| async move {
         let server = Server::start_shipped(version, |shipped| shipped);
-        let coordinator = connect(&server.user("coordinator"), "coordinator")
-            .await
-            .unwrap();
+        let coordinator = connect(&server.user("coordinator"), "coordinator").await.unwrap();
         coordinator.ensure_streams().await.unwrap();
         let run = run_ref("run");
         coordinator.publish(&run, &jobs(3)).await.unwrap();
-        let config = NatsConfig {
-            attempts: 1,
-            ..server.user("worker")
-        };
+        let config = NatsConfig { attempts: 1, ..server.user("worker") };
         let client = connect(&config, "worker").await.unwrap();
         let worker = NatsWorker::bind(client, None).await.unwrap();
         assert_eq!(worker.next_run().await, Some(run.clone()));
@@ -531,10 +486,7 @@ async fn the_shipped_server_configuration_lets_each_user_do_its_work() {
         queue.failed(&second, "engine").await.unwrap();
         let operator = connect(&server.user("operator"), "operator").await.unwrap();
         assert_eq!(operator.dead_letters("run").await.unwrap().len(), 1);
-        assert_eq!(
-            operator.replay("run", &[second.job.shard]).await.unwrap(),
-            1
-        );
+        assert_eq!(operator.replay("run", &[second.job.shard]).await.unwrap(), 1);
         assert_eq!(operator.queued("run").await.unwrap(), 2);
         assert_eq!(coordinator.dead_letters("run").await.unwrap(), []);
         assert_eq!(operator.purge("run").await.unwrap(), 2);
@@ -546,9 +498,7 @@ async fn the_shipped_server_configuration_lets_each_user_do_its_work() {
 async fn a_worker_may_do_nothing_else() {
     on_both(|version| async move {
         let server = Server::start_shipped(version, |shipped| shipped);
-        let coordinator = connect(&server.user("coordinator"), "coordinator")
-            .await
-            .unwrap();
+        let coordinator = connect(&server.user("coordinator"), "coordinator").await.unwrap();
         coordinator.ensure_streams().await.unwrap();
         let client = connect(&server.user("worker"), "worker").await.unwrap();
         let seed = std::fs::read_to_string(server.file("worker.seed")).unwrap();
@@ -569,10 +519,7 @@ async fn a_worker_may_do_nothing_else() {
         );
         assert!(job.is_err() && stream.is_err() && run.is_err());
         assert!(letter.is_err() && made.is_err());
-        let refused = client
-            .events()
-            .permission_violations
-            .load(Ordering::Relaxed);
+        let refused = client.events().permission_violations.load(Ordering::Relaxed);
         assert_eq!(refused, 3);
         // Nothing of it has happened.
         assert_eq!(coordinator.queued("run").await.unwrap(), 0);

@@ -29,9 +29,7 @@ impl Version {
         };
         match std::env::var_os(name) {
             Some(path) => path.into(),
-            None => panic!(
-                "{name} is not set: pass the tests with tests/run.sh, or `source tests/nats.sh` first"
-            ),
+            None => panic!("{name} is not set: pass the tests with tests/run.sh, or `source tests/nats.sh` first"),
         }
     }
 }
@@ -73,22 +71,10 @@ impl Server {
         Self::launch(version, dir, environment, true)
     }
 
-    fn launch(
-        version: Version,
-        dir: TempDir,
-        environment: BTreeMap<&'static str, String>,
-        secure: bool,
-    ) -> Self {
+    fn launch(version: Version, dir: TempDir, environment: BTreeMap<&'static str, String>, secure: bool) -> Self {
         let binary = version.binary();
         let (child, port) = spawn(&binary, dir.path(), &environment, None);
-        Self {
-            dir,
-            binary,
-            port,
-            secure,
-            environment,
-            child,
-        }
+        Self { dir, binary, port, secure, environment, child }
     }
 
     /// As `kill -9` does.
@@ -140,10 +126,7 @@ impl Server {
     }
 
     pub(crate) async fn worker(&self, name: &str, attempts: u32) -> NatsWorker {
-        let config = NatsConfig {
-            attempts,
-            ..self.config()
-        };
+        let config = NatsConfig { attempts, ..self.config() };
         let client = connect(&config, name).await.unwrap();
         NatsWorker::bind(client, None).await.unwrap()
     }
@@ -162,12 +145,7 @@ impl Drop for Server {
 }
 
 /// Starts a server and returns once it says that it is ready, with its port.
-fn spawn(
-    binary: &Path,
-    dir: &Path,
-    environment: &BTreeMap<&str, String>,
-    port: Option<u16>,
-) -> (Child, u16) {
+fn spawn(binary: &Path, dir: &Path, environment: &BTreeMap<&str, String>, port: Option<u16>) -> (Child, u16) {
     let port = port.map_or("-1".to_owned(), |port| port.to_string());
     let mut child = Command::new(binary)
         .args(["-c", "nats.conf", "-a", "127.0.0.1", "-p", &port])
@@ -186,10 +164,7 @@ fn ready(log: ChildStderr) -> u16 {
     let (mut seen, mut port) = (String::new(), None);
     for line in lines.by_ref() {
         if let Some((_, address)) = line.split_once("Listening for client connections on ") {
-            port = address
-                .rsplit(':')
-                .next()
-                .and_then(|p| p.trim().parse().ok());
+            port = address.rsplit(':').next().and_then(|p| p.trim().parse().ok());
         }
         if line.contains("Server is ready") {
             // The log is read to its end, since a full pipe stops the server.
@@ -205,8 +180,7 @@ fn ready(log: ChildStderr) -> u16 {
 fn certificates(dir: &Path) -> BTreeMap<&'static str, String> {
     let mut authority = CertificateParams::new(Vec::new()).unwrap();
     authority.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let authority =
-        CertifiedIssuer::self_signed(authority, rcgen::KeyPair::generate().unwrap()).unwrap();
+    let authority = CertifiedIssuer::self_signed(authority, rcgen::KeyPair::generate().unwrap()).unwrap();
     let key = rcgen::KeyPair::generate().unwrap();
     let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
     let certificate = CertificateParams::new(names).unwrap();
@@ -230,20 +204,12 @@ fn path(dir: &Path, file: &str) -> String {
 /// Writes a new user's seed and returns the public key.
 pub(crate) fn nkey(dir: &Path, user: &str) -> String {
     let pair = KeyPair::new_user();
-    fs::write(
-        dir.join(format!("{user}.seed")),
-        pair.seed().unwrap() + "\n",
-    )
-    .unwrap();
+    fs::write(dir.join(format!("{user}.seed")), pair.seed().unwrap() + "\n").unwrap();
     pair.public_key()
 }
 
 pub(crate) fn run_ref(run: &str) -> RunRef {
-    RunRef {
-        run: run.to_owned(),
-        output: "file:///output".to_owned(),
-        plan_digest: Digest::of(run.as_bytes()),
-    }
+    RunRef { run: run.to_owned(), output: "file:///output".to_owned(), plan_digest: Digest::of(run.as_bytes()) }
 }
 
 pub(crate) fn jobs(shards: u32) -> Vec<ShardJob> {

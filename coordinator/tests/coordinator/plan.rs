@@ -32,9 +32,7 @@ async fn second_night() -> (Night, Location) {
     let plan = night.plan(&output).await;
     work(&output, &plan).await;
     for kind in Kind::ALL {
-        publish(&output, &plan, kind, &Terms::coverage(1.0))
-            .await
-            .unwrap();
+        publish(&output, &plan, kind, &Terms::coverage(1.0)).await.unwrap();
     }
     night.run = "night-2".into();
     night.date = date(2026, 11, 21);
@@ -44,10 +42,7 @@ async fn second_night() -> (Night, Location) {
 
 fn counts(plan: &Plan, kind: Kind) -> (u64, u64, u64) {
     let counts = plan.counts[&kind];
-    assert_eq!(
-        counts.carried + counts.generate + counts.failed,
-        counts.entities
-    );
+    assert_eq!(counts.carried + counts.generate + counts.failed, counts.entities);
     (counts.entities, counts.carried, counts.generate)
 }
 
@@ -63,11 +58,7 @@ async fn planning_is_deterministic_and_a_killed_one_is_repeated() {
     assert_eq!(whole.len(), plan.shards.len() + 1);
     // Killed before the plan was written, with a shard missing and a shard half as old.
     a.join(&plan.folder()).join(PLAN).remove().await.unwrap();
-    a.join(&plan.folder())
-        .join(&plan.shards[0].input)
-        .remove()
-        .await
-        .unwrap();
+    a.join(&plan.folder()).join(&plan.shards[0].input).remove().await.unwrap();
     assert_eq!(read_plan(&a, &plan.run).await.unwrap(), None);
     assert_eq!(night.plan(&a).await, plan);
     assert_eq!(files(&a).await, whole);
@@ -82,11 +73,7 @@ async fn spilling_changes_no_byte() {
     let old = |id: i64| json!({"id": id, "text": format!("Earlier {id}")});
     let foreign = night.write("old.jsonl", (0..100).map(old));
     night.set_previous(&foreign, Some(Kind::User), None);
-    let ours = laser_schema::previous::PreviousSource {
-        path: last.url().to_owned(),
-        kind: None,
-        id_type: None,
-    };
+    let ours = laser_schema::previous::PreviousSource { path: last.url().to_owned(), kind: None, id_type: None };
     night.previous.push(ours);
     let mut outputs = Vec::new();
     for (memory, name) in [(1 << 30, "held"), (0, "spilled"), (2000, "in part")] {
@@ -118,12 +105,7 @@ async fn a_plan_of_another_version_is_refused() {
     let mut plan = night.plan(&output).await;
     plan.version = 99;
     let bytes = Bytes::from(serde_json::to_vec(&plan).unwrap());
-    output
-        .join(&plan.folder())
-        .join(PLAN)
-        .write(bytes)
-        .await
-        .unwrap();
+    output.join(&plan.folder()).join(PLAN).write(bytes).await.unwrap();
     let error = read_plan(&output, &plan.run).await.unwrap_err().to_string();
     assert!(error.contains("plan.json") && error.contains("plan version 99, this Laser reads 1"));
 }
@@ -138,20 +120,14 @@ async fn shards_hold_every_entity_once_by_pool_and_within_their_size() {
         let rows = rows(&output, &plan, job).await;
         assert_eq!((job.shard, job.rows), (number, rows.len() as u64));
         assert!((1..=4).contains(&rows.len()));
-        assert_eq!(
-            job.prompt_tokens,
-            rows.iter().map(|r| r.prompt.len() as u64).sum::<u64>()
-        );
+        assert_eq!(job.prompt_tokens, rows.iter().map(|r| r.prompt.len() as u64).sum::<u64>());
         for row in rows {
             assert_eq!(row.pool, job.pool);
             assert!(seen.insert((job.kind, row.entity_id)));
         }
     }
     assert_eq!(seen.len(), 35);
-    assert_eq!(
-        plan.ids,
-        [(Kind::User, IdType::Int64), (Kind::Item, IdType::String)].into()
-    );
+    assert_eq!(plan.ids, [(Kind::User, IdType::Int64), (Kind::Item, IdType::String)].into());
     let outputs: BTreeSet<&String> = plan.shards.iter().map(|job| &job.output).collect();
     assert_eq!(outputs.len(), plan.shards.len());
 }
@@ -168,44 +144,23 @@ async fn an_unchanged_entity_keeps_its_text() {
     assert_eq!(counts(&plan, Kind::User), (31, 29, 2));
     assert_eq!(counts(&plan, Kind::Item), (5, 5, 0));
     let generated = all_rows(&output, &plan, Action::Generate).await;
-    let ids: Vec<_> = generated
-        .iter()
-        .map(|r| (&r.entity_id, r.previous.as_deref()))
-        .collect();
-    assert_eq!(
-        ids,
-        [
-            (&EntityId::Int(30), None),
-            (&EntityId::Int(5), Some("Text of 5"))
-        ]
-    );
-    assert!(
-        plan.shards
-            .iter()
-            .take_while(|job| job.action == Action::Carry)
-            .count()
-            >= 9
-    );
+    let ids: Vec<_> = generated.iter().map(|r| (&r.entity_id, r.previous.as_deref())).collect();
+    assert_eq!(ids, [(&EntityId::Int(30), None), (&EntityId::Int(5), Some("Text of 5"))]);
+    assert!(plan.shards.iter().take_while(|job| job.action == Action::Carry).count() >= 9);
 }
 
 #[tokio::test]
 async fn another_template_specification_or_wish_carries_nothing() {
     let (night, _) = second_night().await;
     let with = |change: fn(&mut Night)| {
-        let mut other = Night {
-            dir: tempfile::tempdir().unwrap(),
-            ..night_like(&night)
-        };
+        let mut other = Night { dir: tempfile::tempdir().unwrap(), ..night_like(&night) };
         change(&mut other);
         other
     };
     for (other, carried) in [
         (with(|_| {}), 30),
         (with(|n| n.template.push('!')), 0),
-        (
-            with(|n| n.spec.verification = Policy::Relaxed { k: 2, p: 0.1 }),
-            0,
-        ),
+        (with(|n| n.spec.verification = Policy::Relaxed { k: 2, p: 0.1 }), 0),
         (with(|n| n.spec.max_new_tokens += 1), 0),
         (with(|n| n.carry_forward = false), 0),
     ] {
@@ -233,48 +188,25 @@ async fn the_newest_complete_night_before_the_date_is_the_past() {
     night.template.push('2');
     let second = night.plan(&output).await;
     work(&output, &second).await;
-    publish(&output, &second, Kind::User, &Terms::coverage(1.0))
-        .await
-        .unwrap();
-    publish(&output, &second, Kind::Item, &Terms::coverage(1.0))
-        .await
-        .unwrap();
+    publish(&output, &second, Kind::User, &Terms::coverage(1.0)).await.unwrap();
+    publish(&output, &second, Kind::Item, &Terms::coverage(1.0)).await.unwrap();
     (night.run, night.date) = ("night-3".into(), date(2026, 11, 22));
     night.template.push('3');
     let third = night.plan(&output).await;
     work(&output, &third).await;
-    publish(&output, &third, Kind::User, &Terms::coverage(1.0))
-        .await
-        .unwrap();
-    output
-        .join(&third.partition(Kind::User))
-        .join(SUCCESS)
-        .remove()
-        .await
-        .unwrap();
+    publish(&output, &third, Kind::User, &Terms::coverage(1.0)).await.unwrap();
+    output.join(&third.partition(Kind::User)).join(SUCCESS).remove().await.unwrap();
 
     let carried = async |night: &Night| {
         let plan = night.try_plan(None).await.unwrap();
         counts(&plan, Kind::User).1
     };
     night.template = format!("{TEMPLATE}2");
-    assert_eq!(
-        carried(&night).await,
-        30,
-        "of three nights the second is the newest complete one"
-    );
+    assert_eq!(carried(&night).await, 30, "of three nights the second is the newest complete one");
     night.date = date(2026, 11, 21);
-    assert_eq!(
-        carried(&night).await,
-        0,
-        "a night never takes itself for its past"
-    );
+    assert_eq!(carried(&night).await, 0, "a night never takes itself for its past");
     night.template = TEMPLATE.into();
-    assert_eq!(
-        carried(&night).await,
-        30,
-        "before the second night is the first"
-    );
+    assert_eq!(carried(&night).await, 30, "before the second night is the first");
     night.date = date(2026, 11, 20);
     let error = night.plan_error().await;
     assert!(error.contains("no complete earlier output"), "{error}");
@@ -290,9 +222,8 @@ async fn texts_of_others_are_drafted_from_but_not_carried() {
         arrow::datatypes::Field::new("text", arrow::datatypes::DataType::Utf8, false),
         arrow::datatypes::Field::new("more", arrow::datatypes::DataType::Float64, true),
     ]));
-    let rows: Vec<_> = (0..20)
-        .map(|id| json!({"entity_id": id, "text": format!("Earlier {id}"), "more": 0.5}))
-        .collect();
+    let rows: Vec<_> =
+        (0..20).map(|id| json!({"entity_id": id, "text": format!("Earlier {id}"), "more": 0.5})).collect();
     assert_eq!(to_batch(&schema, &rows).unwrap().num_rows(), 20);
     let bytes = laser_schema::table::encode("old", schema, &rows, &[]).unwrap();
     let parquet = night.dir.path().join("old.parquet");
@@ -319,10 +250,7 @@ async fn the_past_of_another_data_set_is_refused() {
     let others = night.write("others.jsonl", old(100..120));
     night.set_previous(&others, Some(Kind::User), None);
     let error = night.plan_error().await;
-    assert!(
-        error.contains("none of its 20 texts belongs to a user of the input"),
-        "{error}"
-    );
+    assert!(error.contains("none of its 20 texts belongs to a user of the input"), "{error}");
     // The same ids, of another type: told by name, and mended by configuration.
     let same = night.write(
         "same.jsonl",
@@ -333,15 +261,8 @@ async fn the_past_of_another_data_set_is_refused() {
     );
     night.set_previous(&same, Some(Kind::User), None);
     let error = night.plan_error().await;
-    assert!(
-        error.contains("ids such as the string ") && error.contains("has the int64 0"),
-        "{error}"
-    );
-    night.set_previous(
-        &format!("file://{same}"),
-        Some(Kind::User),
-        Some(IdType::Int64),
-    );
+    assert!(error.contains("ids such as the string ") && error.contains("has the int64 0"), "{error}");
+    night.set_previous(&format!("file://{same}"), Some(Kind::User), Some(IdType::Int64));
     night.try_plan(None).await.unwrap();
     // A limit that leaves out all who have a past makes it no other data set's.
     let last = night.write("last.jsonl", old(29..30));
@@ -360,22 +281,12 @@ async fn the_past_of_another_kind_is_refused() {
     let part = users.join(&users.list().await.unwrap().last().unwrap().name);
     assert!(part.url().ends_with(".parquet"));
     night.set_previous(part.url(), Some(Kind::Item), None);
-    assert!(
-        night
-            .plan_error()
-            .await
-            .contains("holds knowledge of users")
-    );
+    assert!(night.plan_error().await.contains("holds knowledge of users"));
     let foreign = night.write("foreign.jsonl", [json!({"id": 1, "text": "x"})]);
     night.set_previous(&foreign, None, None);
     assert!(night.plan_error().await.contains("whose texts are these?"));
     night.set_previous("nowhere.jsonl", Some(Kind::User), None);
-    assert!(
-        night
-            .plan_error()
-            .await
-            .contains("nowhere.jsonl: no such file")
-    );
+    assert!(night.plan_error().await.contains("nowhere.jsonl: no such file"));
 }
 
 #[tokio::test]
@@ -384,24 +295,16 @@ async fn an_id_is_there_once_in_all_tables() {
     night.write_table("more.jsonl", Kind::User, [user(50), user(3)]);
     let error = night.plan_error().await;
     assert!(
-        error.ends_with(
-            "more.jsonl, row 2: user id 3 appears twice; ids must be unique over all tables"
-        ),
+        error.ends_with("more.jsonl, row 2: user id 3 appears twice; ids must be unique over all tables"),
         "{error}"
     );
     night.write_table("more.jsonl", Kind::User, [user(50), user(51), user(50)]);
     let error = night.plan_error().await;
-    assert!(
-        error.contains("more.jsonl, row 3: user id 50 appears twice"),
-        "{error}"
-    );
+    assert!(error.contains("more.jsonl, row 3: user id 50 appears twice"), "{error}");
     // An item may have the id of a user.
     night.write_table("more.jsonl", Kind::User, [json!({"id": 50})]);
     night.write_table("items.jsonl", Kind::Item, [json!({"id": 3})]);
-    assert_eq!(
-        night.try_plan(None).await.unwrap().counts[&Kind::Item].entities,
-        1
-    );
+    assert_eq!(night.try_plan(None).await.unwrap().counts[&Kind::Item].entities, 1);
 }
 
 #[tokio::test]
@@ -409,19 +312,11 @@ async fn ids_of_one_kind_are_of_one_type_in_all_tables() {
     let mut night = Night::new();
     night.write_table("more.jsonl", Kind::User, [json!({"id": "u50"})]);
     let error = night.plan_error().await;
-    assert!(
-        error.contains(
-            "more.jsonl, row 1: user id u50 is string, but the users before have int64 ids"
-        ),
-        "{error}"
-    );
+    assert!(error.contains("more.jsonl, row 1: user id u50 is string, but the users before have int64 ids"), "{error}");
     for table in &mut night.tables {
         table.columns.id_type = Some(IdType::String);
     }
-    assert_eq!(
-        night.try_plan(None).await.unwrap().ids[&Kind::User],
-        IdType::String
-    );
+    assert_eq!(night.try_plan(None).await.unwrap().ids[&Kind::User], IdType::String);
 }
 
 #[tokio::test]
@@ -434,10 +329,7 @@ async fn an_empty_input_is_refused() {
     assert!(error.to_string().contains("users.jsonl, "), "{error}");
     night.limit = Some(0);
     night.write_table("users.jsonl", Kind::User, [user(1)]);
-    assert!(matches!(
-        night.try_plan(None).await,
-        Err(PlanError::Empty { .. })
-    ));
+    assert!(matches!(night.try_plan(None).await, Err(PlanError::Empty { .. })));
 }
 
 #[tokio::test]
@@ -453,18 +345,12 @@ async fn the_limit_counts_each_kind() {
 async fn the_audit_is_a_seeded_share() {
     let mut night = Night::new();
     night.shard_rows = 1000;
-    night.write_table(
-        "users.jsonl",
-        Kind::User,
-        (0..2000).map(|id| json!({"id": id})),
-    );
+    night.write_table("users.jsonl", Kind::User, (0..2000).map(|id| json!({"id": id})));
     let audited = async |night: &Night, name: &str| {
         let output = night.output(name);
         let plan = night.plan(&output).await;
         let rows = all_rows(&output, &plan, Action::Audit).await;
-        rows.into_iter()
-            .map(|row| row.entity_id.to_string())
-            .collect::<BTreeSet<_>>()
+        rows.into_iter().map(|row| row.entity_id.to_string()).collect::<BTreeSet<_>>()
     };
     night.audit_share = 0.1;
     let tenth = audited(&night, "a").await;
@@ -494,17 +380,8 @@ async fn a_prompt_over_its_budget_is_a_failed_row() {
     let rows = all_rows(&output, &plan, Action::Generate).await;
     let failed: Vec<_> = rows.iter().filter(|row| row.error.is_some()).collect();
     assert_eq!(failed.len(), 1);
-    assert_eq!(
-        (&failed[0].entity_id, failed[0].prompt.len()),
-        (&EntityId::Int(30), 0)
-    );
-    assert!(
-        failed[0]
-            .error
-            .as_ref()
-            .unwrap()
-            .contains("more than max_tokens = 60")
-    );
+    assert_eq!((&failed[0].entity_id, failed[0].prompt.len()), (&EntityId::Int(30), 0));
+    assert!(failed[0].error.as_ref().unwrap().contains("more than max_tokens = 60"));
     let audited = all_rows(&output, &plan, Action::Audit).await;
     assert_eq!(audited.len(), rows.len() - 1);
 }

@@ -45,49 +45,27 @@ async fn looking_again_finds_what_a_whole_listing_finds() {
 
 fn first_part(plan: &Plan) -> &ShardJob {
     let mut jobs = plan.shards.iter();
-    jobs.find(|job| job.action == Action::Generate && job.kind == Kind::User)
-        .unwrap()
+    jobs.find(|job| job.action == Action::Generate && job.kind == Kind::User).unwrap()
 }
 
 #[tokio::test]
 async fn a_published_night_is_whole_and_counts_add_up() {
     let (_night, output, plan) = finished().await;
-    assert_eq!(
-        committed(&output, &plan).await.unwrap().len(),
-        plan.shards.len()
-    );
+    assert_eq!(committed(&output, &plan).await.unwrap().len(), plan.shards.len());
     for (kind, entities, errors) in [(Kind::User, 31, 1), (Kind::Item, 5, 0)] {
-        let published = publish(&output, &plan, kind, &Terms::coverage(0.9))
-            .await
-            .unwrap();
-        let Published::Complete(manifest) = published else {
-            panic!("{published:?}")
-        };
-        let counts = (
-            manifest.entities,
-            manifest.rows,
-            manifest.errors,
-            manifest.carried,
-        );
+        let published = publish(&output, &plan, kind, &Terms::coverage(0.9)).await.unwrap();
+        let Published::Complete(manifest) = published else { panic!("{published:?}") };
+        let counts = (manifest.entities, manifest.rows, manifest.errors, manifest.carried);
         assert_eq!(counts, (entities, entities - errors, errors, 0));
         let texts: u64 = manifest.figures.values().map(|f| f.texts).sum();
         assert_eq!(texts, manifest.rows);
-        let audits = plan
-            .shards
-            .iter()
-            .filter(|s| s.action == Action::Audit && s.kind == kind);
+        let audits = plan.shards.iter().filter(|s| s.action == Action::Audit && s.kind == kind);
         let audited: u64 = audits.map(|s| s.rows).sum();
-        assert_eq!(
-            manifest.audit.values().map(|a| a.texts).sum::<u64>(),
-            audited
-        );
+        assert_eq!(manifest.audit.values().map(|a| a.texts).sum::<u64>(), audited);
         let folder = output.join(&plan.partition(kind));
         let report = verify(&folder).await.unwrap();
         assert!(report.faults.is_empty(), "{report:?}");
-        assert_eq!(
-            (report.rows, report.parts),
-            (manifest.rows, manifest.parts.len())
-        );
+        assert_eq!((report.rows, report.parts), (manifest.rows, manifest.parts.len()));
         let lines = folder.join(ERRORS).read().await.unwrap();
         assert_eq!(lines.iter().filter(|b| **b == b'\n').count() as u64, errors);
         assert!(folder.join(SUCCESS).exists().await.unwrap());
@@ -97,10 +75,7 @@ async fn a_published_night_is_whole_and_counts_add_up() {
 #[tokio::test]
 async fn publishing_again_changes_nothing() {
     let (_night, output, plan) = finished().await;
-    let manifest = async || match publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
-        .await
-        .unwrap()
-    {
+    let manifest = async || match publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap() {
         Published::Complete(manifest) => *manifest,
         other => panic!("{other:?}"),
     };
@@ -113,44 +88,22 @@ async fn publishing_again_changes_nothing() {
 async fn below_coverage_there_is_no_success() {
     let (_night, output, plan) = finished().await;
     let folder = output.join(&plan.partition(Kind::User));
-    let published = publish(&output, &plan, Kind::User, &Terms::coverage(1.0))
-        .await
-        .unwrap();
+    let published = publish(&output, &plan, Kind::User, &Terms::coverage(1.0)).await.unwrap();
     assert!(matches!(published, Published::BelowCoverage(_)));
     assert!(!folder.join(SUCCESS).exists().await.unwrap());
     assert!(folder.join(MANIFEST).exists().await.unwrap());
-    assert!(matches!(
-        publish(&output, &plan, Kind::User, &Terms::coverage(0.9)).await,
-        Ok(Published::Complete(_))
-    ));
+    assert!(matches!(publish(&output, &plan, Kind::User, &Terms::coverage(0.9)).await, Ok(Published::Complete(_))));
 }
 
 #[tokio::test]
 async fn a_night_with_a_missing_part_is_not_published() {
     let (_night, output, plan) = finished().await;
-    output
-        .join(&first_part(&plan).output)
-        .remove()
-        .await
-        .unwrap();
-    let published = publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
-        .await
-        .unwrap();
+    output.join(&first_part(&plan).output).remove().await.unwrap();
+    let published = publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap();
     assert_eq!(published, Published::Incomplete { missing: 1 });
     let folder = output.join(&plan.partition(Kind::User));
-    assert!(
-        folder
-            .list()
-            .await
-            .unwrap()
-            .iter()
-            .all(|listed| !listed.name.starts_with('_'))
-    );
-    let there: BTreeSet<u32> = committed(&output, &plan)
-        .await
-        .unwrap()
-        .into_iter()
-        .collect();
+    assert!(folder.list().await.unwrap().iter().all(|listed| !listed.name.starts_with('_')));
+    let there: BTreeSet<u32> = committed(&output, &plan).await.unwrap().into_iter().collect();
     assert_eq!(there.len(), plan.shards.len() - 1);
     assert!(!there.contains(&first_part(&plan).shard));
 }
@@ -167,21 +120,15 @@ async fn a_flipped_byte_of_a_part_keeps_a_night_from_being_published() {
         let mut bytes = whole.to_vec();
         bytes[at] ^= 0x10;
         part.write(Bytes::from(bytes)).await.unwrap();
-        let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
-            .await
-            .unwrap_err();
+        let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
         assert!(error.to_string().contains(&job.output), "{at}: {error}");
         assert!(!success.exists().await.unwrap());
     }
     part.write(whole.slice(..whole.len() - 9)).await.unwrap();
-    publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
-        .await
-        .unwrap_err();
+    publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
     assert!(!success.exists().await.unwrap());
     part.write(whole).await.unwrap();
-    publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
-        .await
-        .unwrap();
+    publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap();
     assert!(success.exists().await.unwrap());
 }
 
@@ -191,10 +138,7 @@ async fn a_night_whose_audits_failed_is_published_without_their_figures() {
     for audit in plan.shards.iter().filter(|s| s.action == Action::Audit) {
         output.join(&audit.output).remove().await.unwrap();
     }
-    match publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
-        .await
-        .unwrap()
-    {
+    match publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap() {
         Published::Complete(manifest) => assert!(manifest.audit.is_empty()),
         other => panic!("{other:?}"),
     }
@@ -203,10 +147,7 @@ async fn a_night_whose_audits_failed_is_published_without_their_figures() {
 #[tokio::test]
 async fn a_part_of_other_rows_is_refused() {
     let (_night, output, plan) = finished().await;
-    let users = plan
-        .shards
-        .iter()
-        .filter(|j| j.action == Action::Generate && j.kind == Kind::User);
+    let users = plan.shards.iter().filter(|j| j.action == Action::Generate && j.kind == Kind::User);
     let jobs: Vec<&ShardJob> = users.collect();
     let (a, b) = (jobs[0], jobs[1]);
     let bytes = output.join(&a.output).read().await.unwrap();
@@ -214,29 +155,12 @@ async fn a_part_of_other_rows_is_refused() {
     let target = output.join(&b.output);
     let fewer = encode(&plan, b, &rows[1..], Vec::new(), 0);
     target.write(fewer).await.unwrap();
-    let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
-        .await
-        .unwrap_err();
+    let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
     let message = error.to_string();
-    assert!(
-        matches!(
-            error,
-            FinaliseError::Rows {
-                found: 3,
-                expected: 4,
-                ..
-            }
-        ),
-        "{message}"
-    );
+    assert!(matches!(error, FinaliseError::Rows { found: 3, expected: 4, .. }), "{message}");
     assert!(message.contains(&b.output), "{message}");
-    target
-        .write(encode(&plan, b, &rows, Vec::new(), 0))
-        .await
-        .unwrap();
-    let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0))
-        .await
-        .unwrap_err();
+    target.write(encode(&plan, b, &rows, Vec::new(), 0)).await.unwrap();
+    let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
     assert!(matches!(error, FinaliseError::Duplicate { .. }), "{error}");
     let folder = output.join(&plan.partition(Kind::User));
     assert!(!folder.join(SUCCESS).exists().await.unwrap());

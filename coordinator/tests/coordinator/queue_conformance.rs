@@ -59,11 +59,7 @@ impl Harness for Local {
             counts: [].into(),
             shards: jobs(shards),
         };
-        let limits = LedgerLimits {
-            lease: LEASE,
-            attempts,
-            retry: Duration::ZERO,
-        };
+        let limits = LedgerLimits { lease: LEASE, attempts, retry: Duration::ZERO };
         Self(Arc::new(LocalQueue::new(&plan, &[], limits)))
     }
 
@@ -99,11 +95,7 @@ impl<const NEW: bool> Harness for Nats<NEW> {
         let coordinator = server.coordinator().await;
         let new = coordinator.publish(&run_ref("run"), &jobs(shards)).await;
         assert_eq!(new.unwrap(), u64::from(shards));
-        Self {
-            server,
-            coordinator,
-            attempts,
-        }
+        Self { server, coordinator, attempts }
     }
 
     async fn worker(&self) -> Arc<NatsQueue> {
@@ -135,11 +127,7 @@ async fn every_shard_is_delivered_once<H: Harness>() {
     let queue = harness.worker().await;
     for shard in 0..20 {
         let lease = take(&*queue).await;
-        assert_eq!(
-            (lease.job.shard, lease.attempt),
-            (shard, 1),
-            "in plan order"
-        );
+        assert_eq!((lease.job.shard, lease.attempt), (shard, 1), "in plan order");
         assert_eq!(lease.job, jobs(20)[shard as usize]);
         queue.committed(&lease).await.unwrap();
     }
@@ -203,10 +191,7 @@ async fn a_failed_shard_comes_back_until_it_is_dead<H: Harness>() {
         assert_eq!(lease.attempt, attempt);
         queue.failed(&lease, reason).await.unwrap();
     }
-    assert_eq!(
-        harness.dead().await,
-        [(0, "still out\nof memory".to_owned())]
-    );
+    assert_eq!(harness.dead().await, [(0, "still out\nof memory".to_owned())]);
     assert_eq!(harness.open().await, 0);
 }
 

@@ -19,11 +19,7 @@ fn first() -> Date {
 }
 
 fn keep(nights: usize) -> Keep {
-    Keep {
-        nights,
-        pools: BTreeSet::new(),
-        now: Timestamp::now(),
-    }
+    Keep { nights, pools: BTreeSet::new(), now: Timestamp::now() }
 }
 
 /// Begins a run of the `n`th night, which takes the newest night before it as previous knowledge.
@@ -45,9 +41,7 @@ async fn finish(night: &Night, output: &Location) {
     let plan = night.plan(output).await;
     work(output, &plan).await;
     for kind in Kind::ALL {
-        publish(output, &plan, kind, &Terms::coverage(1.0))
-            .await
-            .unwrap();
+        publish(output, &plan, kind, &Terms::coverage(1.0)).await.unwrap();
     }
 }
 
@@ -98,14 +92,7 @@ async fn the_newest_nights_stay_whole_and_nothing_is_left_of_the_others() {
             let folder = output.join(&laser_schema::layout::partition(kind, date, run));
             assert_eq!(verify(&folder).await.unwrap().faults, [""; 0]);
         }
-        assert!(
-            output
-                .join(&run_folder(run))
-                .join("plan.json")
-                .exists()
-                .await
-                .unwrap()
-        );
+        assert!(output.join(&run_folder(run)).join("plan.json").exists().await.unwrap());
     }
     assert!(names(&output, &keep(3)).await.is_empty());
     // The night that tonight is made from stays, whatever is asked for.
@@ -117,26 +104,15 @@ async fn promoted_pools_and_what_is_not_ours_stay() {
     let (_night, output, runs) = output(4).await;
     let mut keep = keep(2);
     keep.pools.insert(format!("pools/{}", runs[0]));
-    let part = format!(
-        "profiles/kind=user/dt=2026-11-02/run={}/embeddings.npy",
-        runs[1]
-    );
-    let foreign = [
-        part.as_str(),
-        "runs/mine/plan.json",
-        "pools/mine/pools.json",
-        "notes.txt",
-    ];
+    let part = format!("profiles/kind=user/dt=2026-11-02/run={}/embeddings.npy", runs[1]);
+    let foreign = [part.as_str(), "runs/mine/plan.json", "pools/mine/pools.json", "notes.txt"];
     for name in foreign {
         output.join(name).write("x".into()).await.unwrap();
     }
     remove_all(&output, &keep).await;
     let kept = objects_of(&output, &runs[0]).await;
     assert_eq!(kept.len(), 3, "{kept:?}");
-    assert!(
-        kept.iter().all(|name| name.starts_with("pools/")),
-        "{kept:?}"
-    );
+    assert!(kept.iter().all(|name| name.starts_with("pools/")), "{kept:?}");
     assert_eq!(objects_of(&output, &runs[1]).await, [part.as_str()]);
     for name in foreign {
         assert!(output.join(name).exists().await.unwrap(), "{name}");
@@ -157,17 +133,11 @@ async fn a_run_under_way_keeps_itself_and_what_it_was_begun_with() {
     let mut keep = keep(2);
     let removed = names(&output, &keep).await;
     assert!(removed.contains(&runs[0]), "{removed:?}");
-    assert!(
-        !removed.contains(&runs[1]) && !removed.contains(&under_way),
-        "{removed:?}"
-    );
+    assert!(!removed.contains(&runs[1]) && !removed.contains(&under_way), "{removed:?}");
     // Two days later nobody takes it up any more.
     keep.now += SignedDuration::from_hours(49);
     let removed = names(&output, &keep).await;
-    assert!(
-        removed.contains(&runs[1]) && removed.contains(&under_way),
-        "{removed:?}"
-    );
+    assert!(removed.contains(&runs[1]) && removed.contains(&under_way), "{removed:?}");
     remove_all(&output, &keep).await;
     assert_eq!(objects_of(&output, &under_way).await, [""; 0]);
 }
@@ -195,17 +165,11 @@ async fn a_removal_killed_anywhere_shows_no_half_night_and_is_finished_by_the_ne
         kills += 1;
         kill_after(kills, remove(&output, &outdated)).await;
         // What a reader takes for a complete night has all its parts.
-        for folder in latest(&output, first().checked_add(1.day()).unwrap())
-            .await
-            .unwrap()
-        {
+        for folder in latest(&output, first().checked_add(1.day()).unwrap()).await.unwrap() {
             let folder = output.join(&folder);
             let manifest = Manifest::read(&folder).await.unwrap().unwrap();
             for part in manifest.parts {
-                assert!(
-                    folder.join(&part.name).exists().await.unwrap(),
-                    "after {kills} steps"
-                );
+                assert!(folder.join(&part.name).exists().await.unwrap(), "after {kills} steps");
             }
         }
     }
@@ -221,12 +185,7 @@ async fn ids_go_with_their_nights_but_for_the_newest_two() {
         let date = first().checked_add(n.days()).unwrap();
         let run = dated_name(date, &Digest::of(b"ids"));
         let folder = partition_of(KNOWLEDGE_IDS, Kind::User, date, &run);
-        for name in [
-            "part-00000.parquet",
-            "_codebook.safetensors",
-            "_manifest.json",
-            "_SUCCESS",
-        ] {
+        for name in ["part-00000.parquet", "_codebook.safetensors", "_manifest.json", "_SUCCESS"] {
             let file = output.join(&folder).join(name);
             file.write("{}".into()).await.unwrap();
         }

@@ -19,8 +19,7 @@ use laser_schema::{Columns, Digest, Entity, EntityTable, Kind, Location, table};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub(crate) const TEMPLATE: &str =
-    "{{ kind }} {{ id }}{% for h in history %}, {{ h.title }}{% endfor %}: profile";
+pub(crate) const TEMPLATE: &str = "{{ kind }} {{ id }}{% for h in history %}, {{ h.title }}{% endfor %}: profile";
 
 fn model() -> &'static ModelFiles {
     static MODEL: OnceLock<ModelFiles> = OnceLock::new();
@@ -62,9 +61,7 @@ pub(crate) struct Night {
 fn route(entity: &Entity) -> String {
     match entity.kind {
         Kind::Item => "item-all".into(),
-        Kind::User if entity.id.to_string().ends_with(['0', '2', '4', '6', '8']) => {
-            "user-even".into()
-        }
+        Kind::User if entity.id.to_string().ends_with(['0', '2', '4', '6', '8']) => "user-even".into(),
         Kind::User => "user-odd".into(),
     }
 }
@@ -92,28 +89,15 @@ impl Night {
             guards: None,
         };
         night.write_table("users.jsonl", Kind::User, (0..30).map(user));
-        night.write_table(
-            "items.jsonl",
-            Kind::Item,
-            (0..5).map(|id| json!({"id": format!("i{id}")})),
-        );
+        night.write_table("items.jsonl", Kind::Item, (0..5).map(|id| json!({"id": format!("i{id}")})));
         night
     }
 
     /// Writes a table and adds it, if it is new.
-    pub(crate) fn write_table(
-        &mut self,
-        name: &str,
-        kind: Kind,
-        rows: impl IntoIterator<Item = Value>,
-    ) {
+    pub(crate) fn write_table(&mut self, name: &str, kind: Kind, rows: impl IntoIterator<Item = Value>) {
         let path = self.write(name, rows);
         if self.tables.iter().all(|table| table.path != path) {
-            self.tables.push(EntityTable {
-                path,
-                kind: Some(kind),
-                columns: Columns::default(),
-            });
+            self.tables.push(EntityTable { path, kind: Some(kind), columns: Columns::default() });
         }
     }
 
@@ -125,11 +109,7 @@ impl Night {
     }
 
     pub(crate) fn set_previous(&mut self, path: &str, kind: Option<Kind>, id_type: Option<IdType>) {
-        self.previous = vec![PreviousSource {
-            path: path.to_owned(),
-            kind,
-            id_type,
-        }];
+        self.previous = vec![PreviousSource { path: path.to_owned(), kind, id_type }];
     }
 
     /// A place for output.
@@ -142,20 +122,11 @@ impl Night {
     }
 
     /// With so many bytes before anything is spilled.
-    pub(crate) async fn plan_within(
-        &self,
-        memory: usize,
-        output: Option<&Location>,
-    ) -> Result<Plan, PlanError> {
+    pub(crate) async fn plan_within(&self, memory: usize, output: Option<&Location>) -> Result<Plan, PlanError> {
         let path = self.dir.path().join("mine.j2");
         std::fs::write(&path, &self.template).unwrap();
         let path = path.to_str().unwrap().to_owned();
-        let config = PromptConfig {
-            user: path.clone(),
-            item: path,
-            max_tokens: 60,
-            ..Default::default()
-        };
+        let config = PromptConfig { user: path.clone(), item: path, max_tokens: 60, ..Default::default() };
         let request = PlanRequest {
             run: self.run.clone(),
             date: self.date,
@@ -240,11 +211,9 @@ async fn part(output: &Location, plan: &Plan, job: &ShardJob) -> Bytes {
         for row in rows(output, plan, job).await {
             match &row.error {
                 None => done.push(record(plan, &row)),
-                Some(reason) => errors.push(ErrorRecord {
-                    entity_id: row.entity_id,
-                    stage: "plan".into(),
-                    reason: reason.clone(),
-                }),
+                Some(reason) => {
+                    errors.push(ErrorRecord { entity_id: row.entity_id, stage: "plan".into(), reason: reason.clone() })
+                }
             }
         }
     }
@@ -285,11 +254,7 @@ pub(crate) async fn work(output: &Location, plan: &Plan) {
         let bytes = match job.action {
             Action::Audit => {
                 let texts = job.rows;
-                let report = AuditReport {
-                    texts,
-                    identical: texts,
-                    ..Default::default()
-                };
+                let report = AuditReport { texts, identical: texts, ..Default::default() };
                 Bytes::from(serde_json::to_vec(&report).unwrap())
             }
             _ => part(output, plan, job).await,

@@ -9,18 +9,10 @@ use crate::pool::tests::{END, any_texts, continuations, ended, pool_of};
 use crate::verify::{Candidate, TargetScores, Verification, verify};
 
 const ALPHA: f32 = 3.0;
-const WEIGHTS: SourceWeights = SourceWeights {
-    context: 2.0,
-    previous: 5.0,
-};
+const WEIGHTS: SourceWeights = SourceWeights { context: 2.0, previous: 5.0 };
 
 fn blended(order: usize, min_probability: f32) -> Drafter {
-    Drafter::Blended {
-        order,
-        alpha: ALPHA,
-        min_probability,
-        weights: WEIGHTS,
-    }
+    Drafter::Blended { order, alpha: ALPHA, min_probability, weights: WEIGHTS }
 }
 
 fn drafters() -> [Drafter; 6] {
@@ -56,15 +48,8 @@ impl Texts {
 
     /// The three sources with their weights, texts ended; the context is open at its end.
     fn sources(&self) -> [(f32, Vec<Vec<Token>>); 3] {
-        let context = self
-            .context
-            .split_inclusive(|&token| token == END)
-            .map(<[_]>::to_vec);
-        [
-            (1.0, ended(&self.pool)),
-            (WEIGHTS.previous, ended(&self.previous)),
-            (WEIGHTS.context, context.collect()),
-        ]
+        let context = self.context.split_inclusive(|&token| token == END).map(<[_]>::to_vec);
+        [(1.0, ended(&self.pool)), (WEIGHTS.previous, ended(&self.previous)), (WEIGHTS.context, context.collect())]
     }
 
     /// The last tokens of the context and `path`, from the last end of a text on.
@@ -80,10 +65,7 @@ impl Texts {
         let mut shorter = Vec::new();
         for length in 1..=order.min(tail.len()) {
             let context = &tail[tail.len() - length..];
-            let counts: Vec<_> = sources
-                .iter()
-                .map(|(_, texts)| continuations(texts, context))
-                .collect();
+            let counts: Vec<_> = sources.iter().map(|(_, texts)| continuations(texts, context)).collect();
             if counts == shorter {
                 continue;
             }
@@ -98,9 +80,7 @@ impl Texts {
             if n == 0.0 {
                 break;
             }
-            probabilities
-                .values_mut()
-                .for_each(|p| *p *= smoothing / (n + smoothing));
+            probabilities.values_mut().for_each(|p| *p *= smoothing / (n + smoothing));
             for (token, count) in total {
                 *probabilities.entry(token).or_insert(0.0) += count / (n + smoothing);
             }
@@ -151,16 +131,8 @@ impl Texts {
 
 fn any_world(alphabet: Token) -> impl Strategy<Value = Texts> {
     let context = prop::collection::vec(0..=alphabet, 1..20);
-    let texts = (
-        any_texts(alphabet, 4, 16),
-        any_texts(alphabet, 2, 12),
-        context,
-    );
-    texts.prop_map(|(pool, previous, context)| Texts {
-        pool,
-        previous,
-        context,
-    })
+    let texts = (any_texts(alphabet, 4, 16), any_texts(alphabet, 2, 12), context);
+    texts.prop_map(|(pool, previous, context)| Texts { pool, previous, context })
 }
 
 fn branch(tree: &DraftTree, node: usize) -> Vec<Token> {
@@ -307,14 +279,12 @@ struct Target {
 
 impl Target {
     fn next(&self, text: &[Token]) -> Token {
-        let before = text.iter().rev().take(2).fold(self.seed, |hash, &token| {
-            (hash ^ token).wrapping_mul(0x9E37_79B9).rotate_left(13)
-        });
-        if before % 31 == 0 {
-            END
-        } else {
-            1 + before % 7
-        }
+        let before = text
+            .iter()
+            .rev()
+            .take(2)
+            .fold(self.seed, |hash, &token| (hash ^ token).wrapping_mul(0x9E37_79B9).rotate_left(13));
+        if before % 31 == 0 { END } else { 1 + before % 7 }
     }
 
     /// One token a forward.
@@ -332,33 +302,19 @@ impl Target {
     fn scores(&self, text: &[Token], tree: &DraftTree) -> Scores {
         let top = |node| {
             let token = self.next(&[text, &branch(tree, node)].concat());
-            vec![Candidate {
-                token,
-                log_probability: -0.1,
-            }]
+            vec![Candidate { token, log_probability: -0.1 }]
         };
         Scores((0..tree.len()).map(top).collect())
     }
 
     /// Strict speculative decoding; the output and the number of forwards.
-    fn speculate(
-        &self,
-        mut context: DraftContext,
-        text: &[Token],
-        nodes: usize,
-        max: usize,
-    ) -> (Vec<Token>, usize) {
+    fn speculate(&self, mut context: DraftContext, text: &[Token], nodes: usize, max: usize) -> (Vec<Token>, usize) {
         let (mut text, start) = (text.to_vec(), text.len());
         let (mut tree, mut forwards) = (DraftTree::new(), 0);
         context.extend(&text);
         while text.len() < start + max {
             context.draft(nodes, &mut tree);
-            let step = verify(
-                &tree,
-                &self.scores(&text, &tree),
-                Verification::Strict,
-                &[END],
-            );
+            let step = verify(&tree, &self.scores(&text, &tree), Verification::Strict, &[END]);
             context.extend(&step.tokens);
             text.extend(&step.tokens);
             forwards += 1;
@@ -384,16 +340,11 @@ fn strict_output_is_greedy_output_for_every_drafter_tree_size_and_pool() {
     for seed in 0..40 {
         let target = Target { seed };
         let own: Vec<_> = (1..8).map(|first| target.greedy(&[first, 3], 60)).collect();
-        let foreign: Vec<_> = (1..8)
-            .map(|first| Target { seed: !seed }.greedy(&[first], 60))
-            .collect();
+        let foreign: Vec<_> = (1..8).map(|first| Target { seed: !seed }.greedy(&[first], 60)).collect();
         let prompt = [1 + seed % 7, 2, 3, 1 + seed % 5];
         let greedy = target.greedy(&prompt, 80);
         for pool in [None, Some(pool_of(&foreign)), Some(pool_of(&own))] {
-            for (drafter, nodes) in drafters()
-                .into_iter()
-                .flat_map(|d| [0, 1, 7, 32].map(|n| (d, n)))
-            {
+            for (drafter, nodes) in drafters().into_iter().flat_map(|d| [0, 1, 7, 32].map(|n| (d, n))) {
                 let mut context = DraftContext::new(drafter, pool.clone(), END);
                 context.add_previous(&foreign[0]);
                 let (output, forwards) = target.speculate(context, &prompt, nodes, 80);
@@ -414,11 +365,7 @@ fn drafting_saves_forwards_where_the_pool_knows_the_text() {
         let context = DraftContext::new(drafter, Some(pool_of(&known)), END);
         let (output, forwards) = target.speculate(context, &prompt, 16, 80);
         assert_eq!(output, greedy);
-        assert!(
-            forwards * 3 < greedy.len(),
-            "{forwards} forwards for {} tokens",
-            greedy.len()
-        );
+        assert!(forwards * 3 < greedy.len(), "{forwards} forwards for {} tokens", greedy.len());
     }
 }
 
@@ -430,10 +377,7 @@ fn an_own_previous_text_outweighs_the_pool() {
     context.extend(&[1, 2]);
     let mut tree = DraftTree::new();
     context.draft(1, &mut tree);
-    assert_eq!(
-        (tree.tokens(), tree.sources()[1]),
-        (&[2, 5][..], Source::Previous)
-    );
+    assert_eq!((tree.tokens(), tree.sources()[1]), (&[2, 5][..], Source::Previous));
 }
 
 #[test]
@@ -448,40 +392,17 @@ fn options_out_of_range_are_refused_by_name() {
     for drafter in drafters() {
         assert_eq!(drafter.check(), Ok(()));
     }
-    let weights = SourceWeights {
-        previous: -1.0,
-        ..WEIGHTS
-    };
-    let blend = |order, alpha, min_probability| Drafter::Blended {
-        order,
-        alpha,
-        min_probability,
-        weights,
-    };
+    let weights = SourceWeights { previous: -1.0, ..WEIGHTS };
+    let blend = |order, alpha, min_probability| Drafter::Blended { order, alpha, min_probability, weights };
     let cases = [
-        (
-            Drafter::PromptLookup { max_ngram: 0 },
-            "max_ngram must be 1 to 16, got 0",
-        ),
-        (
-            Drafter::RawFrequency { max_ngram: 17 },
-            "max_ngram must be 1 to 16, got 17",
-        ),
+        (Drafter::PromptLookup { max_ngram: 0 }, "max_ngram must be 1 to 16, got 0"),
+        (Drafter::RawFrequency { max_ngram: 17 }, "max_ngram must be 1 to 16, got 17"),
         (blend(0, 1.0, 0.0), "order must be 1 to 16, got 0"),
-        (
-            blend(2, f32::NAN, 0.0),
-            "alpha must be 0.01 to 1000, got NaN",
-        ),
+        (blend(2, f32::NAN, 0.0), "alpha must be 0.01 to 1000, got NaN"),
         (blend(2, 1.0, 2.0), "min_probability must be 0 to 1, got 2"),
-        (
-            blend(2, 1.0, 0.5),
-            "weights.previous must be 0.01 to 1000, got -1",
-        ),
+        (blend(2, 1.0, 0.5), "weights.previous must be 0.01 to 1000, got -1"),
     ];
     for (drafter, expected) in cases {
-        assert_eq!(
-            drafter.check().unwrap_err().to_string(),
-            format!("drafter: {expected}")
-        );
+        assert_eq!(drafter.check().unwrap_err().to_string(), format!("drafter: {expected}"));
     }
 }

@@ -13,12 +13,7 @@ use crate::{DraftContext, DraftTree, Drafter, build_pool};
 pub(crate) const END: Token = 0;
 
 pub(crate) fn meta() -> PoolMeta {
-    PoolMeta {
-        name: "films".to_owned(),
-        tokenizer: [7; 32],
-        vocab_size: 100,
-        end_of_text: END,
-    }
+    PoolMeta { name: "films".to_owned(), tokenizer: [7; 32], vocab_size: 100, end_of_text: END }
 }
 
 pub(crate) fn pool_of(texts: &[Vec<Token>]) -> Pool {
@@ -26,11 +21,7 @@ pub(crate) fn pool_of(texts: &[Vec<Token>]) -> Pool {
 }
 
 /// Texts over the tokens 1..=alphabet.
-pub(crate) fn any_texts(
-    alphabet: Token,
-    texts: usize,
-    len: usize,
-) -> impl Strategy<Value = Vec<Vec<Token>>> {
+pub(crate) fn any_texts(alphabet: Token, texts: usize, len: usize) -> impl Strategy<Value = Vec<Vec<Token>>> {
     let text = prop::collection::vec(1..=alphabet, 0..len);
     prop::collection::vec(text, 0..texts)
 }
@@ -49,10 +40,7 @@ pub(crate) fn continuations(texts: &[Vec<Token>], context: &[Token]) -> BTreeMap
 }
 
 pub(crate) fn ended(texts: &[Vec<Token>]) -> Vec<Vec<Token>> {
-    texts
-        .iter()
-        .map(|text| text.iter().copied().chain([END]).collect())
-        .collect()
+    texts.iter().map(|text| text.iter().copied().chain([END]).collect()).collect()
 }
 
 /// Where the content of a file with the name of [`meta`] begins.
@@ -84,11 +72,7 @@ fn draft_all(pool: &Pool) {
         for &token in pool.suffixes().tokens.iter().take(8).chain(&[3, 1, 99]) {
             context.extend(&[token % pool.meta().vocab_size]);
             context.draft(16, &mut tree);
-            assert!(
-                tree.tokens()[1..]
-                    .iter()
-                    .all(|&token| token < pool.meta().vocab_size)
-            );
+            assert!(tree.tokens()[1..].iter().all(|&token| token < pool.meta().vocab_size));
         }
     }
     assert!(pool.top_branches(2, 4).len() <= 4);
@@ -104,10 +88,7 @@ fn what_was_built_is_what_opens() {
     // no frequent context.
     assert_eq!(pool.size_bytes(), CONTENT + 8 * 10 + 12 * 6 + 4 * 2 + 16);
     assert_eq!(small_pool(), small_pool());
-    assert_eq!(
-        pool.digest(),
-        Pool::open(small_pool().into()).unwrap().digest()
-    );
+    assert_eq!(pool.digest(), Pool::open(small_pool().into()).unwrap().digest());
     assert_ne!(pool.digest(), pool_of(&[vec![1]]).digest());
 }
 
@@ -133,10 +114,7 @@ fn unaligned_bytes_are_read_as_well() {
         let mut bytes = vec![0; shift];
         bytes.extend(&file);
         let pool = Pool::open(Bytes::from(bytes).slice(shift..)).unwrap();
-        assert_eq!(
-            pool.suffixes().ranks,
-            Pool::open(file.clone().into()).unwrap().suffixes().ranks
-        );
+        assert_eq!(pool.suffixes().ranks, Pool::open(file.clone().into()).unwrap().suffixes().ranks);
     }
 }
 
@@ -149,10 +127,7 @@ fn every_flipped_byte_is_refused_and_drafts_no_worse_than_badly_until_then() {
         let opened = Pool::open(bytes.into());
         assert_eq!(opened.is_ok(), at >= CONTENT, "byte {at}");
         if let Ok(pool) = opened {
-            assert!(
-                matches!(pool.verify(), Err(PoolError::Checksum { .. })),
-                "byte {at}"
-            );
+            assert!(matches!(pool.verify(), Err(PoolError::Checksum { .. })), "byte {at}");
             draft_all(&pool);
         }
     }
@@ -163,26 +138,14 @@ fn every_truncation_and_a_tail_are_refused() {
     let file = small_pool();
     let whole = file.len() as u64;
     for len in 0..file.len() {
-        assert!(
-            Pool::open(file[..len].to_vec().into()).is_err(),
-            "{len} bytes"
-        );
+        assert!(Pool::open(file[..len].to_vec().into()).is_err(), "{len} bytes");
         if len >= HEADER {
             let cut = Pool::open(sealed(file[..len].to_vec()).into()).unwrap_err();
-            assert!(
-                matches!(cut, PoolError::Length { expected, .. } if expected == whole),
-                "{len} bytes: {cut}"
-            );
+            assert!(matches!(cut, PoolError::Length { expected, .. } if expected == whole), "{len} bytes: {cut}");
         }
     }
     let long = Pool::open(sealed([file, vec![0; 4]].concat()).into()).unwrap_err();
-    assert_eq!(
-        long,
-        PoolError::Length {
-            expected: whole,
-            found: whole + 4
-        }
-    );
+    assert_eq!(long, PoolError::Length { expected: whole, found: whole + 4 });
 }
 
 #[test]
@@ -193,12 +156,7 @@ fn foreign_files_are_refused_for_what_they_are() {
         Pool::open(sealed(bytes).into()).unwrap_err()
     };
     let magic = with(0, b"PAR1");
-    assert_eq!(
-        magic,
-        PoolError::Magic {
-            found: *b"PAR1POOL"
-        }
-    );
+    assert_eq!(magic, PoolError::Magic { found: *b"PAR1POOL" });
     assert_eq!(with(8, &[9]), PoolError::Version { found: 9 });
     assert_eq!(with(12, &BYTE_ORDER.to_be_bytes()), PoolError::ByteOrder);
     let empty = Pool::open(Bytes::new()).unwrap_err();
@@ -248,20 +206,11 @@ fn another_tokenizer_is_refused_by_name() {
 
 #[test]
 fn tokens_and_vocabularies_out_of_range_are_not_built() {
-    let error = build_pool(&meta(), &[vec![1], vec![2, 100]])
-        .unwrap_err()
-        .to_string();
+    let error = build_pool(&meta(), &[vec![1], vec![2, 100]]).unwrap_err().to_string();
     assert!(error.contains("text 1 has token 100 at place 1"), "{error}");
     for (vocab_size, end_of_text) in [(0, 0), (10, 10), (VOCABULARY_MAX + 1, 0)] {
-        let meta = PoolMeta {
-            vocab_size,
-            end_of_text,
-            ..meta()
-        };
-        assert!(matches!(
-            build_pool(&meta, &[]),
-            Err(PoolError::Vocabulary { .. })
-        ));
+        let meta = PoolMeta { vocab_size, end_of_text, ..meta() };
+        assert!(matches!(build_pool(&meta, &[]), Err(PoolError::Vocabulary { .. })));
     }
 }
 

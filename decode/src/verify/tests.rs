@@ -25,10 +25,7 @@ fn any_scores() -> impl Strategy<Value = Scores> {
         let log = |weight: u32| (weight as f32 / total as f32).ln();
         let mut top: Vec<_> = (0..ALPHABET)
             .zip(weights)
-            .map(|(token, weight)| Candidate {
-                token,
-                log_probability: log(weight),
-            })
+            .map(|(token, weight)| Candidate { token, log_probability: log(weight) })
             .collect();
         top.sort_by(|a, b| b.log_probability.total_cmp(&a.log_probability));
         top
@@ -59,21 +56,13 @@ fn acceptable(tree: &DraftTree, scores: &Scores, policy: Verification, path: &[u
 fn product(tree: &DraftTree, scores: &Scores, path: &[usize]) -> f32 {
     let log = |step: &[usize]| {
         let token = tree.tokens()[step[1]];
-        scores
-            .top(step[0])
-            .iter()
-            .find(|c| c.token == token)
-            .unwrap()
-            .log_probability
+        scores.top(step[0]).iter().find(|c| c.token == token).unwrap().log_probability
     };
     path.windows(2).map(log).sum()
 }
 
 fn candidates(tokens: &[(Token, f32)]) -> Vec<Candidate> {
-    let candidate = |&(token, p): &(Token, f32)| Candidate {
-        token,
-        log_probability: p.ln(),
-    };
+    let candidate = |&(token, p): &(Token, f32)| Candidate { token, log_probability: p.ln() };
     tokens.iter().map(candidate).collect()
 }
 
@@ -81,10 +70,7 @@ fn candidates(tokens: &[(Token, f32)]) -> Vec<Candidate> {
 fn relaxed_options_out_of_range_are_refused() {
     assert_eq!(Verification::relaxed(0, 0.1), Err(PolicyError::K));
     for p in [-0.1, 1.1, f32::NAN] {
-        assert!(matches!(
-            Verification::relaxed(2, p),
-            Err(PolicyError::P(_))
-        ));
+        assert!(matches!(Verification::relaxed(2, p), Err(PolicyError::P(_))));
     }
     assert_eq!(Verification::relaxed(2, 0.1).unwrap().top_k(), 2);
     assert_eq!(Verification::Strict.top_k(), 1);
@@ -101,19 +87,13 @@ fn an_accepted_end_of_text_is_the_last_token() {
     assert_eq!(verified.log_probabilities.len(), 2);
     // The same tree where nothing ends a text: all is accepted, and the bonus follows.
     let verified = verify(&tree, &scores, Verification::Strict, &[]);
-    assert_eq!(
-        (verified.tokens, verified.ended),
-        (vec![1, END, 2, 3], false)
-    );
+    assert_eq!((verified.tokens, verified.ended), (vec![1, END, 2, 3], false));
 }
 
 #[test]
 fn relaxed_accepts_the_second_choice_only_above_p() {
     let tree = DraftTree::chain(&[1, 2]);
-    let scores = Scores(vec![
-        candidates(&[(3, 0.7), (2, 0.2)]),
-        candidates(&[(3, 1.0)]),
-    ]);
+    let scores = Scores(vec![candidates(&[(3, 0.7), (2, 0.2)]), candidates(&[(3, 1.0)])]);
     let tokens = |p| verify(&tree, &scores, Verification::Relaxed { k: 2, p }, &[END]);
     assert_eq!(tokens(0.1).tokens, [2, 3]);
     assert_eq!(tokens(0.1).relaxed, 1);

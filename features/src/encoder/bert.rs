@@ -40,10 +40,7 @@ pub(super) fn config(file: &Path, json: &Value) -> Result<Config, EncoderError> 
         classifier_dropout: None,
         model_type: None,
     };
-    if !config
-        .hidden_size
-        .is_multiple_of(config.num_attention_heads)
-    {
+    if !config.hidden_size.is_multiple_of(config.num_attention_heads) {
         let expected = format!("expected a divisor of hidden_size = {}", config.hidden_size);
         let heads = &json["num_attention_heads"];
         return Err(unsupported(file, "num_attention_heads", heads, &expected));
@@ -79,12 +76,7 @@ fn check_architecture(file: &Path, json: &Value) -> Result<(), EncoderError> {
     }
     if json["is_decoder"] == true {
         let expected = "expected false: a decoder's tokens see only those before them";
-        return Err(unsupported(
-            file,
-            "is_decoder",
-            &json["is_decoder"],
-            expected,
-        ));
+        return Err(unsupported(file, "is_decoder", &json["is_decoder"], expected));
     }
     Ok(())
 }
@@ -117,17 +109,11 @@ pub(super) fn unsupported(file: &Path, key: &str, value: &Value, expected: &str)
 
 /// Loads the weights in f32, whatever they are stored as.
 pub(super) fn load(files: &EncoderFiles, device: &Device) -> Result<BertModel, EncoderError> {
-    let wrong = |reason: String| EncoderError::Weights {
-        directory: files.directory().to_owned(),
-        reason,
-    };
+    let wrong = |reason: String| EncoderError::Weights { directory: files.directory().to_owned(), reason };
     let mut tensors: HashMap<String, Tensor> = HashMap::new();
     for file in files.weights() {
-        let read = safetensors::load(file, &Device::Cpu)
-            .map_err(|e| wrong(format!("{}: {e}", file.display())))?;
-        let read = read
-            .into_iter()
-            .map(|(name, tensor)| (rename(&name), tensor));
+        let read = safetensors::load(file, &Device::Cpu).map_err(|e| wrong(format!("{}: {e}", file.display())))?;
+        let read = read.into_iter().map(|(name, tensor)| (rename(&name), tensor));
         tensors.extend(read);
     }
     let weights = VarBuilder::from_tensors(tensors, DType::F32, device);

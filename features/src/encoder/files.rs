@@ -41,8 +41,7 @@ impl EncoderFiles {
         let bert = bert_config(&config_file, &read_json(&config_file)?)?;
         let tokenizer_file = directory.join("tokenizer.json");
         if !tokenizer_file.is_file() {
-            let remedy =
-                "convert the model's tokenizer to a fast one (AutoTokenizer, save_pretrained)";
+            let remedy = "convert the model's tokenizer to a fast one (AutoTokenizer, save_pretrained)";
             return Err(missing("tokenizer.json", remedy));
         }
         let tokenizer = Tokenizer::open(&tokenizer_file)?;
@@ -51,10 +50,7 @@ impl EncoderFiles {
             return Err(missing("model.safetensors", remedy));
         };
         let special = special_tokens(&tokenizer, &tokenizer_file, &bert)?;
-        let files = weights
-            .iter()
-            .map(PathBuf::as_path)
-            .chain([config_file.as_path()]);
+        let files = weights.iter().map(PathBuf::as_path).chain([config_file.as_path()]);
         let settings = Settings::read(directory)?;
         let info = EncoderInfo {
             model: digest_files(files)?,
@@ -73,14 +69,7 @@ impl EncoderFiles {
                 reason: "expected at least 1".to_owned(),
             });
         }
-        Ok(Self {
-            directory: directory.to_owned(),
-            weights,
-            tokenizer,
-            bert,
-            info,
-            config: config.clone(),
-        })
+        Ok(Self { directory: directory.to_owned(), weights, tokenizer, bert, info, config: config.clone() })
     }
 
     /// What decides the embeddings.
@@ -116,15 +105,8 @@ impl EncoderFiles {
 }
 
 /// How many tokens stand around a text, at least one: an empty text must have something to pool.
-fn special_tokens(
-    tokenizer: &Tokenizer,
-    file: &Path,
-    bert: &bert::Config,
-) -> Result<usize, EncoderError> {
-    let corrupt = |reason: String| model::ModelError::Corrupt {
-        path: file.to_owned(),
-        reason,
-    };
+fn special_tokens(tokenizer: &Tokenizer, file: &Path, bert: &bert::Config) -> Result<usize, EncoderError> {
+    let corrupt = |reason: String| model::ModelError::Corrupt { path: file.to_owned(), reason };
     if tokenizer.vocab_size() > bert.vocab_size {
         let reason = format!(
             "has tokens up to {}, but vocab_size of config.json is {}: not this model's tokenizer",
@@ -135,8 +117,7 @@ fn special_tokens(
     }
     match tokenizer.encode("", true)?.len() {
         0 => Err(corrupt(
-            "puts no [CLS] and [SEP] around a text: not BERT's tokenizer (it has no post_processor)"
-                .to_owned(),
+            "puts no [CLS] and [SEP] around a text: not BERT's tokenizer (it has no post_processor)".to_owned(),
         )
         .into()),
         special => Ok(special),
@@ -182,8 +163,9 @@ fn prefix(config: &EncoderConfig, settings: &Settings) -> Result<String, Encoder
     Err(EncoderError::Option {
         key: "prefix",
         value: format!("{prefix:?}"),
-        reason: "the model's pooling leaves its prompt out (include_prompt = false), which this encoder cannot; choose \
+        reason:
+            "the model's pooling leaves its prompt out (include_prompt = false), which this encoder cannot; choose \
                  another model, or prefix = \"\""
-            .to_owned(),
+                .to_owned(),
     })
 }

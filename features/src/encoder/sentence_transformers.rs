@@ -69,7 +69,8 @@ impl Settings {
                 }
                 Some("Normalize") => self.normalise = true,
                 _ => {
-                    let expected = "the encoder knows Transformer, Pooling and Normalize; choose a model without others";
+                    let expected =
+                        "the encoder knows Transformer, Pooling and Normalize; choose a model without others";
                     return Err(wrong("type", expected));
                 }
             }
@@ -103,10 +104,7 @@ impl Settings {
 
     /// Whether a prefix counts in the mean, as all tokens do here.
     pub(super) fn pools_prompt(&self) -> bool {
-        let said = self
-            .pooling
-            .as_ref()
-            .map(|(_, json)| &json["include_prompt"]);
+        let said = self.pooling.as_ref().map(|(_, json)| &json["include_prompt"]);
         said.is_none_or(|include| *include != false)
     }
 }

@@ -35,18 +35,13 @@ fn edit(file: PathBuf, change: impl FnOnce(&mut Value)) {
 
 fn largest_difference(a: &[f32], b: &[f32]) -> f32 {
     assert_eq!(a.len(), b.len());
-    a.iter()
-        .zip(b)
-        .map(|(a, b)| (a - b).abs())
-        .fold(0.0, f32::max)
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max)
 }
 
 fn minilm() -> Option<PathBuf> {
     let directory = std::env::var_os("LASER_MINILM").map(PathBuf::from);
     if directory.is_none() {
-        println!(
-            "skipped: LASER_MINILM does not name all-MiniLM-L6-v2 (tests/encoder.sh installs it)"
-        );
+        println!("skipped: LASER_MINILM does not name all-MiniLM-L6-v2 (tests/encoder.sh installs it)");
     }
     directory
 }
@@ -62,24 +57,15 @@ struct Reference {
 fn embeddings_are_those_of_sentence_transformers() {
     let Some(directory) = minilm() else { return };
     let lines = include_str!("../../../fixtures/minilm-embeddings/embeddings.jsonl").lines();
-    let cases: Vec<Reference> = lines
-        .map(|line| serde_json::from_str(line).unwrap())
-        .collect();
+    let cases: Vec<Reference> = lines.map(|line| serde_json::from_str(line).unwrap()).collect();
     let texts: Vec<&str> = cases.iter().map(|case| case.text.as_str()).collect();
     let own = EncoderConfig::default();
-    let cls = EncoderConfig {
-        pooling: Some(Pooling::Cls),
-        normalise: Some(false),
-        ..own.clone()
-    };
+    let cls = EncoderConfig { pooling: Some(Pooling::Cls), normalise: Some(false), ..own.clone() };
     type Expected = fn(&Reference) -> &[f32];
     let mean: Expected = |case| &case.mean_normalised;
     for (config, expected) in [(own, mean), (cls, |case| &case.cls)] {
         let encoded = encode(&directory, &config, &texts);
-        assert_eq!(
-            encoded.truncated, 1,
-            "the fifth text has more than 256 tokens"
-        );
+        assert_eq!(encoded.truncated, 1, "the fifth text has more than 256 tokens");
         for (case, row) in cases.iter().zip(encoded.embeddings.rows()) {
             let difference = largest_difference(row, expected(case));
             assert!(difference < 1e-4, "{difference} for {:?}", case.text);
@@ -91,41 +77,27 @@ fn embeddings_are_those_of_sentence_transformers() {
 fn pooling_is_that_of_naive_code() {
     let dir = tiny();
     let texts = ["a tale of two bakers", "noir", ""];
-    for (pooling, normalise) in [
-        (Pooling::Mean, false),
-        (Pooling::Mean, true),
-        (Pooling::Cls, true),
-    ] {
-        let config = EncoderConfig {
-            pooling: Some(pooling),
-            normalise: Some(normalise),
-            ..EncoderConfig::default()
-        };
+    for (pooling, normalise) in [(Pooling::Mean, false), (Pooling::Mean, true), (Pooling::Cls, true)] {
+        let config = EncoderConfig { pooling: Some(pooling), normalise: Some(normalise), ..EncoderConfig::default() };
         let encoder = open(dir.path(), &config).unwrap();
         let embedded = encoder.encode(&texts).unwrap().embeddings;
         for (text, row) in texts.iter().zip(embedded.rows()) {
             let (tokens, _) = encoder.tokenise(&[text]).unwrap();
             let ids = Tensor::new(tokens[0].as_slice(), &Device::Cpu).unwrap();
             let ids = ids.unsqueeze(0).unwrap();
-            let hidden = encoder
-                .model
-                .forward(&ids, &ids.zeros_like().unwrap(), None);
+            let hidden = encoder.model.forward(&ids, &ids.zeros_like().unwrap(), None);
             let hidden: Vec<Vec<f32>> = hidden.unwrap().squeeze(0).unwrap().to_vec2().unwrap();
             let mut naive = hidden[0].clone();
             if pooling == Pooling::Mean {
                 for (position, value) in naive.iter_mut().enumerate() {
-                    *value = hidden.iter().map(|token| token[position]).sum::<f32>()
-                        / hidden.len() as f32;
+                    *value = hidden.iter().map(|token| token[position]).sum::<f32>() / hidden.len() as f32;
                 }
             }
             if normalise {
                 let length = naive.iter().map(|value| value * value).sum::<f32>().sqrt();
                 naive.iter_mut().for_each(|value| *value /= length);
             }
-            assert!(
-                largest_difference(row, &naive) < 1e-5,
-                "{pooling:?} {text:?}"
-            );
+            assert!(largest_difference(row, &naive) < 1e-5, "{pooling:?} {text:?}");
         }
     }
 }
@@ -173,10 +145,7 @@ proptest! {
 #[test]
 fn a_long_text_is_cut_off_and_counted() {
     let dir = tiny();
-    let config = EncoderConfig {
-        max_tokens: Some(6),
-        ..EncoderConfig::default()
-    };
+    let config = EncoderConfig { max_tokens: Some(6), ..EncoderConfig::default() };
     let encoded = encode(dir.path(), &config, &["abcd", "abcdefgh", "ab"]);
     assert_eq!(encoded.truncated, 1);
     assert_eq!(encoded.embeddings.row(0), encoded.embeddings.row(1));
@@ -186,10 +155,7 @@ fn a_long_text_is_cut_off_and_counted() {
 #[test]
 fn a_prefix_stands_before_every_text() {
     let dir = tiny();
-    let prefixed = EncoderConfig {
-        prefix: Some("query ".into()),
-        ..EncoderConfig::default()
-    };
+    let prefixed = EncoderConfig { prefix: Some("query ".into()), ..EncoderConfig::default() };
     let with = encode(dir.path(), &prefixed, &["noir"]);
     let spelled_out = encode(dir.path(), &EncoderConfig::default(), &["query noir"]);
     assert_eq!(with.embeddings, spelled_out.embeddings);
@@ -203,15 +169,10 @@ fn a_model_with_a_head_and_tensorflow_names_is_the_same_encoder() {
         format!("bert.{}", name.replace("LayerNorm.bias", "LayerNorm.beta"))
     });
     let masked_lm = json!(["BertForMaskedLM"]);
-    edit(dir.path().join("config.json"), |c| {
-        c["architectures"] = masked_lm
-    });
+    edit(dir.path().join("config.json"), |c| c["architectures"] = masked_lm);
     let config = EncoderConfig::default();
     let texts = ["noir", "a warm comedy"];
-    assert_eq!(
-        encode(dir.path(), &config, &texts),
-        encode(plain.path(), &config, &texts)
-    );
+    assert_eq!(encode(dir.path(), &config, &texts), encode(plain.path(), &config, &texts));
 }
 
 /// The settings of a sentence-transformers directory.
@@ -223,49 +184,27 @@ fn write_settings(dir: &Path, pooling: &Value, modules: &[(&str, &str)]) {
     fs::create_dir_all(dir.join("1_Pooling")).unwrap();
     fs::write(dir.join("1_Pooling/config.json"), pooling.to_string()).unwrap();
     let sentence_bert = json!({"max_seq_length": 12, "do_lower_case": true});
-    fs::write(
-        dir.join("sentence_bert_config.json"),
-        sentence_bert.to_string(),
-    )
-    .unwrap();
+    fs::write(dir.join("sentence_bert_config.json"), sentence_bert.to_string()).unwrap();
     let prompts = json!({"prompts": {"q": "query: "}, "default_prompt_name": "q"});
-    fs::write(
-        dir.join("config_sentence_transformers.json"),
-        prompts.to_string(),
-    )
-    .unwrap();
+    fs::write(dir.join("config_sentence_transformers.json"), prompts.to_string()).unwrap();
 }
 
-const MODULES: [(&str, &str); 3] = [
-    ("Transformer", ""),
-    ("Pooling", "1_Pooling"),
-    ("Normalize", "2_Normalize"),
-];
+const MODULES: [(&str, &str); 3] = [("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize")];
 
 #[test]
 fn the_directory_says_how_texts_are_pooled_and_the_configuration_overrides_it() {
     let dir = tiny();
     let plain = EncoderFiles::open(dir.path(), &EncoderConfig::default()).unwrap();
     let info = plain.info().clone();
-    assert_eq!(
-        (info.pooling, info.normalise, info.max_tokens),
-        (Pooling::Mean, false, tiny_bert::POSITIONS)
-    );
-    assert_eq!(
-        (info.prefix.as_str(), info.dimensions),
-        ("", tiny_bert::DIMENSIONS)
-    );
-    for pooling in [
-        json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}),
-        json!({"pooling_mode": "cls"}),
-    ] {
+    assert_eq!((info.pooling, info.normalise, info.max_tokens), (Pooling::Mean, false, tiny_bert::POSITIONS));
+    assert_eq!((info.prefix.as_str(), info.dimensions), ("", tiny_bert::DIMENSIONS));
+    for pooling in
+        [json!({"pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false}), json!({"pooling_mode": "cls"})]
+    {
         write_settings(dir.path(), &pooling, &MODULES);
         let files = EncoderFiles::open(dir.path(), &EncoderConfig::default()).unwrap();
         let own = files.info();
-        assert_eq!(
-            (own.pooling, own.normalise, own.max_tokens),
-            (Pooling::Cls, true, 12)
-        );
+        assert_eq!((own.pooling, own.normalise, own.max_tokens), (Pooling::Cls, true, 12));
         assert_eq!((own.prefix.as_str(), own.lower_case), ("query: ", true));
         assert_ne!(own.digest(), info.digest());
     }
@@ -278,14 +217,8 @@ fn the_directory_says_how_texts_are_pooled_and_the_configuration_overrides_it() 
     };
     let files = EncoderFiles::open(dir.path(), &config).unwrap();
     let overridden = files.info();
-    assert_eq!(
-        (overridden.pooling, overridden.normalise),
-        (Pooling::Mean, false)
-    );
-    assert_eq!(
-        (overridden.max_tokens, overridden.prefix.as_str()),
-        (20, "")
-    );
+    assert_eq!((overridden.pooling, overridden.normalise), (Pooling::Mean, false));
+    assert_eq!((overridden.max_tokens, overridden.prefix.as_str()), (20, ""));
 }
 
 /// Damages an encoder's directory.
@@ -297,9 +230,7 @@ fn assert_refused(cases: &[(Spoil, &str)]) {
     for (spoil, expected) in cases {
         let dir = tiny();
         spoil(dir.path());
-        let error = open(dir.path(), &EncoderConfig::default())
-            .unwrap_err()
-            .to_string();
+        let error = open(dir.path(), &EncoderConfig::default()).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}\nlacks\n{expected}");
     }
 }
@@ -307,16 +238,9 @@ fn assert_refused(cases: &[(Spoil, &str)]) {
 #[test]
 fn a_model_that_the_encoder_cannot_run_is_refused_by_file_and_key() {
     assert_refused(&[
+        (|d| fs::remove_file(d.join("config.json")).unwrap(), "no config.json; give the directory of a BERT model"),
         (
-            |d| fs::remove_file(d.join("config.json")).unwrap(),
-            "no config.json; give the directory of a BERT model",
-        ),
-        (
-            |d| {
-                edit(d.join("config.json"), |c| {
-                    c["model_type"] = json!("xlm-roberta")
-                })
-            },
+            |d| edit(d.join("config.json"), |c| c["model_type"] = json!("xlm-roberta")),
             "config.json: model_type is \"xlm-roberta\"; expected \"bert\"",
         ),
         (
@@ -332,55 +256,27 @@ fn a_model_that_the_encoder_cannot_run_is_refused_by_file_and_key() {
             "config.json: hidden_size is not there; expected a number",
         ),
         (
-            |d| {
-                edit(d.join("config.json"), |c| {
-                    c["num_attention_heads"] = json!(3)
-                })
-            },
+            |d| edit(d.join("config.json"), |c| c["num_attention_heads"] = json!(3)),
             "num_attention_heads is 3; expected a divisor of hidden_size = 8",
         ),
         (
             |d| edit(d.join("config.json"), |c| c["vocab_size"] = json!(50)),
             "has tokens up to 55, but vocab_size of config.json is 50",
         ),
-        (
-            |d| {
-                edit(d.join("config.json"), |c| {
-                    c["intermediate_size"] = json!(32)
-                })
-            },
-            "its weights do not fit config.json",
-        ),
+        (|d| edit(d.join("config.json"), |c| c["intermediate_size"] = json!(32)), "its weights do not fit config.json"),
     ]);
 }
 
 #[test]
 fn a_tokenizer_or_settings_that_the_encoder_cannot_use_are_refused_by_file_and_key() {
     assert_refused(&[
+        (|d| fs::remove_file(d.join("tokenizer.json")).unwrap(), "no tokenizer.json; convert the model's tokenizer"),
         (
-            |d| fs::remove_file(d.join("tokenizer.json")).unwrap(),
-            "no tokenizer.json; convert the model's tokenizer",
-        ),
-        (
-            |d| {
-                edit(d.join("tokenizer.json"), |t| {
-                    t["post_processor"] = Value::Null
-                })
-            },
+            |d| edit(d.join("tokenizer.json"), |t| t["post_processor"] = Value::Null),
             "puts no [CLS] and [SEP] around a text",
         ),
-        (
-            |d| {
-                edit(d.join("tokenizer.json"), |t| {
-                    t["model"]["type"] = json!("Mystery")
-                })
-            },
-            "not a tokenizer",
-        ),
-        (
-            |d| fs::rename(d.join("model.safetensors"), d.join("m.gguf")).unwrap(),
-            "reads no GGUF",
-        ),
+        (|d| edit(d.join("tokenizer.json"), |t| t["model"]["type"] = json!("Mystery")), "not a tokenizer"),
+        (|d| fs::rename(d.join("model.safetensors"), d.join("m.gguf")).unwrap(), "reads no GGUF"),
         (
             |d| write_settings(d, &json!({"pooling_mode_max_tokens": true}), &MODULES),
             "1_Pooling/config.json: pooling_mode is \"max_tokens\"; the encoder knows mean and cls",
@@ -401,42 +297,17 @@ fn a_configuration_that_does_not_fit_is_refused() {
     let dir = tiny();
     let own = EncoderConfig::default;
     for (config, expected) in [
-        (
-            EncoderConfig {
-                max_tokens: Some(33),
-                ..own()
-            },
-            "[encoder] max_tokens = 33: expected 3 to 32",
-        ),
-        (
-            EncoderConfig {
-                max_tokens: Some(2),
-                ..own()
-            },
-            "[encoder] max_tokens = 2: expected 3 to 32",
-        ),
-        (
-            EncoderConfig {
-                batch_tokens: 0,
-                ..own()
-            },
-            "[encoder] batch_tokens = 0: expected at least 1",
-        ),
+        (EncoderConfig { max_tokens: Some(33), ..own() }, "[encoder] max_tokens = 33: expected 3 to 32"),
+        (EncoderConfig { max_tokens: Some(2), ..own() }, "[encoder] max_tokens = 2: expected 3 to 32"),
+        (EncoderConfig { batch_tokens: 0, ..own() }, "[encoder] batch_tokens = 0: expected at least 1"),
     ] {
-        let error = EncoderFiles::open(dir.path(), &config)
-            .unwrap_err()
-            .to_string();
+        let error = EncoderFiles::open(dir.path(), &config).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     let pooling = json!({"pooling_mode": "mean", "include_prompt": false});
     write_settings(dir.path(), &pooling, &MODULES);
-    let error = EncoderFiles::open(dir.path(), &own())
-        .unwrap_err()
-        .to_string();
-    assert!(
-        error.contains("[encoder] prefix = \"query: \": the model's pooling leaves"),
-        "{error}"
-    );
+    let error = EncoderFiles::open(dir.path(), &own()).unwrap_err().to_string();
+    assert!(error.contains("[encoder] prefix = \"query: \": the model's pooling leaves"), "{error}");
 }
 
 #[test]
@@ -449,10 +320,7 @@ fn embeddings_that_are_not_finite_are_refused() {
     fs::write(&file, bytes).unwrap();
     let encoder = open(dir.path(), &EncoderConfig::default()).unwrap();
     let error = encoder.encode(&["noir"]).unwrap_err().to_string();
-    assert!(
-        error.contains("the embedding of text 1 is not finite"),
-        "{error}"
-    );
+    assert!(error.contains("the embedding of text 1 is not finite"), "{error}");
 }
 
 #[test]

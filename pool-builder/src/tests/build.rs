@@ -26,9 +26,7 @@ fn pool_names(set: &PoolSet) -> Vec<&str> {
 #[tokio::test]
 async fn router_config_gives_clusters_attribute_groups_and_a_pool_of_everything() {
     let (_dir, tables, pools) = folders();
-    let set = build(&tables, previous(), &default_config(), &pools)
-        .await
-        .unwrap();
+    let set = build(&tables, previous(), &default_config(), &pools).await.unwrap();
     let expected = [
         "user-all",
         "user-cluster-0",
@@ -44,56 +42,29 @@ async fn router_config_gives_clusters_attribute_groups_and_a_pool_of_everything(
     ];
     assert_eq!(pool_names(&set), expected);
     let users = &set.kinds[&Kind::User];
-    assert_eq!(
-        (
-            users.entities,
-            users.statistics[0].entities,
-            users.statistics[0].routed
-        ),
-        (90, 90, 0)
-    );
+    assert_eq!((users.entities, users.statistics[0].entities, users.statistics[0].routed), (90, 90, 0));
     // 24 of each cluster's 30 are warm; the 6 cold of each age go to their age's pool.
-    let (entities, routed): (Vec<_>, Vec<_>) = users.statistics[1..]
-        .iter()
-        .map(|s| (s.entities, s.routed))
-        .unzip();
+    let (entities, routed): (Vec<_>, Vec<_>) = users.statistics[1..].iter().map(|s| (s.entities, s.routed)).unzip();
     assert_eq!(entities, [24, 24, 24, 30, 30, 30]);
     assert_eq!(routed, [24, 24, 24, 6, 6, 6]);
     let members: u64 = set.pools.iter().map(|pool| pool.members).sum();
     assert_eq!(members, 150);
     assert_eq!(users.clustering.as_ref().unwrap().k, 3);
-    assert_eq!(
-        set.texts,
-        TextCounts {
-            read: 150,
-            ..Default::default()
-        }
-    );
+    assert_eq!(set.texts, TextCounts { read: 150, ..Default::default() });
     let all = &set.pools[0];
     // 10 words and the end in each of 90 texts.
     assert_eq!((all.texts, all.tokens, all.kind), (90, 990, Kind::User));
-    assert_eq!(
-        all.bytes,
-        std::fs::read(pools.join(&all.file)).unwrap().len()
-    );
+    assert_eq!(all.bytes, std::fs::read(pools.join(&all.file)).unwrap().len());
 }
 
 #[tokio::test]
 async fn every_scheme_names_its_pools() {
     let cases = [
         (json!({"grouping": "global"}), vec!["user-all"]),
-        (
-            json!({"grouping": "random", "groups": 2}),
-            vec!["user-all", "user-random-0", "user-random-1"],
-        ),
+        (json!({"grouping": "random", "groups": 2}), vec!["user-all", "user-random-0", "user-random-1"]),
         (
             json!({"grouping": "collaborative", "clusters": {"min": 2, "max": 5}}),
-            vec![
-                "user-all",
-                "user-cluster-0",
-                "user-cluster-1",
-                "user-cluster-2",
-            ],
+            vec!["user-all", "user-cluster-0", "user-cluster-1", "user-cluster-2"],
         ),
         (
             json!({"grouping": "attribute", "attributes": ["age"], "min_group": 5}),
@@ -103,22 +74,11 @@ async fn every_scheme_names_its_pools() {
     let (_dir, tables, pools) = folders();
     for (user, expected) in cases {
         clear_pools(&location(&pools)).await.unwrap();
-        let set = build(
-            &tables[..1],
-            previous(),
-            &config(json!({"user": user})),
-            &pools,
-        )
-        .await
-        .unwrap();
+        let set = build(&tables[..1], previous(), &config(json!({"user": user})), &pools).await.unwrap();
         assert_eq!(pool_names(&set), expected);
         assert_eq!(set.texts.of_other_kind, 60);
         let files = files(&pools).len();
-        assert_eq!(
-            files,
-            expected.len() + 2,
-            "pools of the build before are gone"
-        );
+        assert_eq!(files, expected.len() + 2, "pools of the build before are gone");
     }
 }
 
@@ -131,11 +91,7 @@ async fn same_inputs_give_the_same_pools_in_any_order() {
         "item": {"min_group": 5, "max_texts": 7},
     }));
     let set = build(&tables, previous(), &config, &pools).await.unwrap();
-    assert!(
-        set.pools.iter().all(|pool| pool.texts <= 12),
-        "{:?}",
-        set.pools
-    );
+    assert!(set.pools.iter().all(|pool| pool.texts <= 12), "{:?}", set.pools);
     // Assignments are in the order of the tables.
     let files = |dir: &Path| -> Vec<_> {
         let files = files(dir).into_iter();
@@ -151,11 +107,8 @@ async fn same_inputs_give_the_same_pools_in_any_order() {
     clear_pools(&location(&again)).await.unwrap();
     assert!(files(&again).is_empty());
     let other_seed = PoolsConfig { seed: 6, ..config };
-    build(&tables, previous(), &other_seed, &again)
-        .await
-        .unwrap();
-    let digest =
-        |files: &[(String, Vec<u8>)]| files.iter().find(|f| f.0 == "user-all.pool").cloned();
+    build(&tables, previous(), &other_seed, &again).await.unwrap();
+    let digest = |files: &[(String, Vec<u8>)]| files.iter().find(|f| f.0 == "user-all.pool").cloned();
     assert!(digest(&files(&again)) != digest(&first), "the seed samples");
 }
 
@@ -168,9 +121,7 @@ async fn spilling_changes_no_byte() {
     let (tokenizer, quiet) = (tokenizer(), &mut |_: BuildProgress| {});
     let (texts, to) = (batches(previous(), 16), location(&spilled));
     let tokenizer = pool_tokenizer(&tokenizer);
-    build_pools(&tables, texts, tokenizer, &config, 0, &to, quiet)
-        .await
-        .unwrap();
+    build_pools(&tables, texts, tokenizer, &config, 0, &to, quiet).await.unwrap();
     assert_eq!(files(&spilled), files(&pools));
 }
 
@@ -178,30 +129,14 @@ async fn spilling_changes_no_byte() {
 async fn assignments_are_what_the_router_says() {
     let (_dir, tables, pools) = folders();
     // Texts of one cluster only: the other clusters have no pool and give way.
-    let texts = previous()
-        .into_iter()
-        .filter(|text| text.text.starts_with("w2 "))
-        .collect();
-    build(&tables, texts, &default_config(), &pools)
-        .await
-        .unwrap();
-    let open = OpenPools::open(&location(&pools), &FINGERPRINT)
-        .await
-        .unwrap();
+    let texts = previous().into_iter().filter(|text| text.text.starts_with("w2 ")).collect();
+    build(&tables, texts, &default_config(), &pools).await.unwrap();
+    let open = OpenPools::open(&location(&pools), &FINGERPRINT).await.unwrap();
     let file = std::fs::File::open(pools.join(ASSIGNMENTS_FILE)).unwrap();
-    let batches = ParquetRecordBatchReaderBuilder::try_new(file)
-        .unwrap()
-        .build()
-        .unwrap();
+    let batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
     let mut assigned = BTreeMap::new();
     for batch in batches.map(|batch| batch.unwrap()) {
-        let column = |name| {
-            batch
-                .column_by_name(name)
-                .unwrap()
-                .as_string::<i32>()
-                .clone()
-        };
+        let column = |name| batch.column_by_name(name).unwrap().as_string::<i32>().clone();
         let (kind, id) = (column("kind"), column("entity_id"));
         let (pool, reason) = (column("pool"), column("reason"));
         for row in 0..batch.num_rows() {
@@ -225,32 +160,18 @@ async fn assignments_are_what_the_router_says() {
     assert_eq!(assigned.len(), 150);
     let reasons = |reason: &str| assigned.values().filter(|route| route.1 == reason).count();
     // 24 warm users have the one cluster's pool, the other 66 their age's; no item has any text.
-    assert_eq!(
-        (
-            reasons("cluster"),
-            reasons("attribute"),
-            reasons("fallback")
-        ),
-        (24, 66, 60)
-    );
+    assert_eq!((reasons("cluster"), reasons("attribute"), reasons("fallback")), (24, 66, 60));
 }
 
 #[tokio::test]
 async fn without_previous_texts_there_are_no_pools() {
     let (_dir, tables, pools) = folders();
-    let blank = PreviousText {
-        text: " \n".into(),
-        ..previous().remove(0)
-    };
-    let set = build(&tables, vec![blank], &default_config(), &pools)
-        .await
-        .unwrap();
+    let blank = PreviousText { text: " \n".into(), ..previous().remove(0) };
+    let set = build(&tables, vec![blank], &default_config(), &pools).await.unwrap();
     assert!(set.pools.is_empty());
     assert_eq!((set.texts.read, set.texts.empty), (1, 1));
     assert_eq!(set.kinds[&Kind::User].statistics[0].routed, 90);
-    let open = OpenPools::open(&location(&pools), &FINGERPRINT)
-        .await
-        .unwrap();
+    let open = OpenPools::open(&location(&pools), &FINGERPRINT).await.unwrap();
     assert_eq!(open.set(), &set);
     assert!(open.pool("user-all").is_none());
 }
@@ -260,13 +181,8 @@ async fn texts_of_strangers_are_in_the_pool_of_everything_only() {
     let (_dir, tables, pools) = folders();
     let mut texts = previous();
     texts.truncate(90);
-    texts.push(PreviousText {
-        id: laser_schema::EntityId::Int(1000),
-        ..texts[0].clone()
-    });
-    let set = build(&tables, texts, &default_config(), &pools)
-        .await
-        .unwrap();
+    texts.push(PreviousText { id: laser_schema::EntityId::Int(1000), ..texts[0].clone() });
+    let set = build(&tables, texts, &default_config(), &pools).await.unwrap();
     assert_eq!(set.texts.without_entity, 1);
     let texts: Vec<_> = set.pools.iter().map(|pool| pool.texts).collect();
     assert_eq!(texts, [91, 24, 24, 24, 30, 30, 30]);
@@ -275,28 +191,14 @@ async fn texts_of_strangers_are_in_the_pool_of_everything_only() {
 #[tokio::test]
 async fn embeddings_of_a_file_are_counted_against_the_entities() {
     let (dir, tables, pools) = folders();
-    let rows: Vec<Value> = (60..100)
-        .map(|id| json!({"id": id, "embedding": [id % 2 * 9, 1.0, 2.0]}))
-        .collect();
+    let rows: Vec<Value> = (60..100).map(|id| json!({"id": id, "embedding": [id % 2 * 9, 1.0, 2.0]})).collect();
     let table = write_table(dir.path(), "embeddings.jsonl", Kind::User, &rows);
     let user = json!({"min_group": 5, "clusters": 2, "embeddings": {"table": table.path}});
-    let set = build(&tables, previous(), &config(json!({"user": user})), &pools)
-        .await
-        .unwrap();
+    let set = build(&tables, previous(), &config(json!({"user": user})), &pools).await.unwrap();
     let counts = set.kinds[&Kind::User].embeddings.clone().unwrap();
-    assert_eq!(
-        (counts.entities, counts.unknown, counts.dimension),
-        (30, 10, 3)
-    );
+    assert_eq!((counts.entities, counts.unknown, counts.dimension), (30, 10, 3));
     assert_eq!(counts.file, Some(table.path));
-    assert_eq!(
-        set.kinds[&Kind::User]
-            .clustering
-            .as_ref()
-            .unwrap()
-            .fitted_on,
-        24
-    );
+    assert_eq!(set.kinds[&Kind::User].clustering.as_ref().unwrap().fitted_on, 24);
 }
 
 #[tokio::test]
@@ -304,54 +206,24 @@ async fn bad_input_is_refused_by_name() {
     let (dir, tables, pools) = folders();
     let path = dir.path();
     let empty = write_table(path, "empty.jsonl", Kind::User, &[]);
-    let uneven = [
-        json!({"id": 1, "embedding": [1, 2]}),
-        json!({"id": 2, "embedding": [1, 2, 3]}),
-    ];
+    let uneven = [json!({"id": 1, "embedding": [1, 2]}), json!({"id": 2, "embedding": [1, 2, 3]})];
     let uneven = write_table(path, "uneven.jsonl", Kind::User, &uneven);
     let table = std::slice::from_ref;
     let cases = [
         (table(&empty), json!({}), "no entities in"),
-        (
-            &[tables[0].clone(), tables[0].clone()],
-            json!({}),
-            "users.jsonl, row 1: user id 0 appears twice",
-        ),
-        (
-            table(&uneven),
-            json!({}),
-            "uneven.jsonl: embedding of user 2 has 3 values, expected 2",
-        ),
-        (
-            &tables,
-            json!({"user": {"clusters": 73}}),
-            "[pools.user] clusters = 73: only 72 users",
-        ),
-        (
-            &tables,
-            json!({"user": {"clusters": 0}}),
-            "[pools.user] clusters: must be at least 1",
-        ),
-        (
-            &tables,
-            json!({"item": {"attributes": ["genre"]}}),
-            "no item has \"genre\"; they have: genres, title",
-        ),
-        (
-            &tables,
-            json!({"item": {"grouping": "collaborative"}}),
-            "none of 60 items has an embedding",
-        ),
+        (&[tables[0].clone(), tables[0].clone()], json!({}), "users.jsonl, row 1: user id 0 appears twice"),
+        (table(&uneven), json!({}), "uneven.jsonl: embedding of user 2 has 3 values, expected 2"),
+        (&tables, json!({"user": {"clusters": 73}}), "[pools.user] clusters = 73: only 72 users"),
+        (&tables, json!({"user": {"clusters": 0}}), "[pools.user] clusters: must be at least 1"),
+        (&tables, json!({"item": {"attributes": ["genre"]}}), "no item has \"genre\"; they have: genres, title"),
+        (&tables, json!({"item": {"grouping": "collaborative"}}), "none of 60 items has an embedding"),
     ];
     for (tables, pools_config, message) in cases {
         let built = build(tables, previous(), &config(pools_config), &pools).await;
         let error = built.unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
-    assert!(
-        !pools.exists(),
-        "nothing is written before the input is known to be good"
-    );
+    assert!(!pools.exists(), "nothing is written before the input is known to be good");
 }
 
 #[tokio::test]
@@ -361,20 +233,8 @@ async fn a_failing_reader_of_previous_texts_is_told() {
     let tokenizer = tokenizer();
     let (config, dir) = (default_config(), location(&pools));
     let quiet = &mut |_: BuildProgress| {};
-    let built = build_pools(
-        &tables,
-        failing,
-        pool_tokenizer(&tokenizer),
-        &config,
-        MEMORY,
-        &dir,
-        quiet,
-    )
-    .await;
-    assert_eq!(
-        built.unwrap_err().to_string(),
-        "previous texts: line 7 is not JSON"
-    );
+    let built = build_pools(&tables, failing, pool_tokenizer(&tokenizer), &config, MEMORY, &dir, quiet).await;
+    assert_eq!(built.unwrap_err().to_string(), "previous texts: line 7 is not JSON");
 }
 
 #[tokio::test]
@@ -384,26 +244,13 @@ async fn progress_tells_every_stage_to_its_end() {
     let (config, dir) = (default_config(), location(&pools));
     let mut last = Vec::new();
     let mut record = |progress: BuildProgress| {
-        if last
-            .last()
-            .is_none_or(|last: &BuildProgress| last.stage != progress.stage)
-        {
+        if last.last().is_none_or(|last: &BuildProgress| last.stage != progress.stage) {
             last.push(progress);
         }
         *last.last_mut().unwrap() = progress;
     };
     let texts = batches(previous(), 64);
-    build_pools(
-        &tables,
-        texts,
-        pool_tokenizer(&tokenizer),
-        &config,
-        MEMORY,
-        &dir,
-        &mut record,
-    )
-    .await
-    .unwrap();
+    build_pools(&tables, texts, pool_tokenizer(&tokenizer), &config, MEMORY, &dir, &mut record).await.unwrap();
     let told: Vec<_> = last.iter().map(|p| (p.stage, p.done, p.total)).collect();
     let expected = [
         (Stage::ReadTexts, 150, None),

@@ -15,9 +15,7 @@ use serde_json::json;
 use tokenizers::Tokenizer;
 
 use crate::clusters::tests::planted;
-use crate::{
-    BuildProgress, PoolSet, PoolTokenizer, PoolsConfig, PoolsError, ReadError, build_pools,
-};
+use crate::{BuildProgress, PoolSet, PoolTokenizer, PoolsConfig, PoolsError, ReadError, build_pools};
 
 pub(crate) const FINGERPRINT: [u8; 32] = [7; 32];
 const VOCABULARY: u32 = 200;
@@ -28,10 +26,7 @@ const MEMORY: usize = 1 << 30;
 fn tokenizer() -> Tokenizer {
     let words = (2..VOCABULARY).map(|i| (format!("w{i}"), json!(i)));
     let mut vocabulary: serde_json::Map<_, _> = words.collect();
-    vocabulary.extend([
-        ("</s>".to_owned(), json!(0)),
-        ("[UNK]".to_owned(), json!(1)),
-    ]);
+    vocabulary.extend([("</s>".to_owned(), json!(0)), ("[UNK]".to_owned(), json!(1))]);
     let json = json!({
         "version": "1.0",
         "added_tokens": [],
@@ -42,12 +37,7 @@ fn tokenizer() -> Tokenizer {
 }
 
 fn pool_tokenizer(tokenizer: &Tokenizer) -> PoolTokenizer<'_> {
-    PoolTokenizer {
-        tokenizer,
-        fingerprint: FINGERPRINT,
-        vocab_size: VOCABULARY,
-        end_of_text: 0,
-    }
+    PoolTokenizer { tokenizer, fingerprint: FINGERPRINT, vocab_size: VOCABULARY, end_of_text: 0 }
 }
 
 fn config(json: serde_json::Value) -> PoolsConfig {
@@ -56,14 +46,11 @@ fn config(json: serde_json::Value) -> PoolsConfig {
 
 /// Users 0 to 89 around three centres, of which every fifth is cold; items 0 to 59 of three genres.
 fn write_tables(dir: &Path) -> Vec<EntityTable> {
-    let users = planted(3, 30)
-        .into_iter()
-        .enumerate()
-        .map(|(id, embedding)| {
-            let interactions = if id % 5 == 0 { 1 } else { 20 };
-            let age = [18, 25, 35][id / 30];
-            json!({"id": id, "interactions": interactions, "age": age, "embedding": embedding})
-        });
+    let users = planted(3, 30).into_iter().enumerate().map(|(id, embedding)| {
+        let interactions = if id % 5 == 0 { 1 } else { 20 };
+        let age = [18, 25, 35][id / 30];
+        json!({"id": id, "interactions": interactions, "age": age, "embedding": embedding})
+    });
     let items = (0..60).map(|id| {
         let genre = ["Drama", "Comedy", "Film-Noir"][id % 3];
         json!({"id": format!("i{id}"), "genres": [genre], "title": format!("film {id}")})
@@ -78,11 +65,7 @@ fn write_table(dir: &Path, name: &str, kind: Kind, rows: &[serde_json::Value]) -
     let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
     std::fs::write(dir.join(name), lines).unwrap();
     let path = dir.join(name).to_str().unwrap().to_owned();
-    EntityTable {
-        path,
-        kind: Some(kind),
-        columns: Columns::default(),
-    }
+    EntityTable { path, kind: Some(kind), columns: Columns::default() }
 }
 
 /// One text for every entity of [`write_tables`], of words of its group and one of its own.
@@ -90,12 +73,7 @@ fn previous() -> Vec<PreviousText> {
     let words = |group: usize, own: usize| {
         let word = |i: usize| format!("w{}", 2 + 10 * group + i);
         let words: Vec<String> = (0..9).map(word).collect();
-        format!(
-            "{} w{} {}",
-            words[..5].join(" "),
-            100 + own,
-            words[5..].join(" ")
-        )
+        format!("{} w{} {}", words[..5].join(" "), 100 + own, words[5..].join(" "))
     };
     let user = |id: usize| PreviousText {
         record: None,
@@ -112,10 +90,7 @@ fn previous() -> Vec<PreviousText> {
     (0..90).map(user).chain((0..60).map(item)).collect()
 }
 
-fn batches(
-    texts: Vec<PreviousText>,
-    size: usize,
-) -> impl Stream<Item = Result<Vec<PreviousText>, ReadError>> {
+fn batches(texts: Vec<PreviousText>, size: usize) -> impl Stream<Item = Result<Vec<PreviousText>, ReadError>> {
     let batches: Vec<_> = texts.chunks(size).map(|batch| Ok(batch.to_vec())).collect();
     stream::iter(batches)
 }
@@ -138,29 +113,14 @@ async fn build(
     let tokenizer = tokenizer();
     let quiet = &mut |_: BuildProgress| {};
     let (texts, dir) = (batches(texts, 16), location(dir));
-    build_pools(
-        tables,
-        texts,
-        pool_tokenizer(&tokenizer),
-        config,
-        MEMORY,
-        &dir,
-        quiet,
-    )
-    .await
+    build_pools(tables, texts, pool_tokenizer(&tokenizer), config, MEMORY, &dir, quiet).await
 }
 
 /// The names and contents of all files.
 fn files(dir: &Path) -> Vec<(String, Vec<u8>)> {
     let entries = std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap());
-    let mut files: Vec<_> = entries
-        .map(|e| {
-            (
-                e.file_name().into_string().unwrap(),
-                std::fs::read(e.path()).unwrap(),
-            )
-        })
-        .collect();
+    let mut files: Vec<_> =
+        entries.map(|e| (e.file_name().into_string().unwrap(), std::fs::read(e.path()).unwrap())).collect();
     files.sort();
     files
 }

@@ -36,10 +36,7 @@ async fn rollbacks_go_back_one_promotion_each() {
         assert_eq!(promoted(&registry).await, version);
     }
     let error = registry.rollback(now).await.unwrap_err();
-    assert!(
-        matches!(error, RegistryError::NothingBefore { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, RegistryError::NothingBefore { .. }), "{error}");
     // What was in force before `d` is `a`, not `c`.
     registry.promote("d", now).await.unwrap();
     registry.rollback(now).await.unwrap();
@@ -53,10 +50,8 @@ async fn rollbacks_go_back_one_promotion_each() {
 async fn of_two_who_promote_at_once_one_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let registry = registry(dir.path(), &["a", "b"]).await;
-    let (a, b) = futures::join!(
-        registry.promote("a", Timestamp::UNIX_EPOCH),
-        registry.promote("b", Timestamp::UNIX_EPOCH)
-    );
+    let (a, b) =
+        futures::join!(registry.promote("a", Timestamp::UNIX_EPOCH), registry.promote("b", Timestamp::UNIX_EPOCH));
     let winner = promoted(&registry).await;
     // One after the other is no race; at the same moment exactly one wins.
     for (version, outcome) in [("a", a), ("b", b)] {
@@ -68,13 +63,7 @@ async fn of_two_who_promote_at_once_one_is_refused() {
             }
         }
     }
-    let numbers: Vec<u64> = registry
-        .history()
-        .await
-        .unwrap()
-        .iter()
-        .map(|p| p.number)
-        .collect();
+    let numbers: Vec<u64> = registry.history().await.unwrap().iter().map(|p| p.number).collect();
     assert!(numbers == [1] || numbers == [1, 2], "{numbers:?}");
 }
 
@@ -84,10 +73,7 @@ async fn what_cannot_be_promoted_is_told_with_what_to_do() {
     let registry = registry(dir.path(), &["a"]).await;
     let now = Timestamp::UNIX_EPOCH;
     let none = registry.promoted().await.unwrap_err().to_string();
-    assert!(
-        none.contains("laser pools promote CONFIG VERSION"),
-        "{none}"
-    );
+    assert!(none.contains("laser pools promote CONFIG VERSION"), "{none}");
     let none = registry.rollback(now).await.unwrap_err().to_string();
     assert!(none.contains("no pool set is promoted"), "{none}");
     for (version, expected) in [
@@ -96,11 +82,7 @@ async fn what_cannot_be_promoted_is_told_with_what_to_do() {
         ("../a", "letters, digits"),
         ("", "letters, digits"),
     ] {
-        let error = registry
-            .promote(version, now)
-            .await
-            .unwrap_err()
-            .to_string();
+        let error = registry.promote(version, now).await.unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
     registry.promote("a", now).await.unwrap();
@@ -109,9 +91,6 @@ async fn what_cannot_be_promoted_is_told_with_what_to_do() {
     let file = dir.path().join("pools/a").join(POOL_SET_FILE);
     std::fs::write(file, "{}").unwrap();
     let changed = registry.promoted().await.unwrap_err().to_string();
-    assert!(
-        changed.contains("was changed after it was promoted"),
-        "{changed}"
-    );
+    assert!(changed.contains("was changed after it was promoted"), "{changed}");
     assert_eq!(registry.versions().await.unwrap(), ["a"]);
 }

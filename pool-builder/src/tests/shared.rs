@@ -7,9 +7,7 @@ use super::*;
 /// The folder of shared data, or none with a message.
 fn shared(part: &str) -> Option<PathBuf> {
     let beside = std::path::absolute("../../shared").unwrap();
-    let folder = std::env::var_os("LASER_SHARED")
-        .map_or(beside, PathBuf::from)
-        .join(part);
+    let folder = std::env::var_os("LASER_SHARED").map_or(beside, PathBuf::from).join(part);
     if !folder.exists() {
         println!("skipped: {} is absent; set LASER_SHARED", folder.display());
         return None;
@@ -25,10 +23,7 @@ async fn users_of_movielens_cluster_by_lightgcn_embeddings() {
     let file = |name: &str| data.join(name).to_str().unwrap().to_owned();
     let ids = std::fs::read_to_string(file("user_ids.txt")).unwrap();
     let ids: Vec<i64> = ids.lines().map(|id| id.parse().unwrap()).collect();
-    let rows: Vec<_> = ids
-        .iter()
-        .map(|id| json!({"id": id, "interactions": 20}))
-        .collect();
+    let rows: Vec<_> = ids.iter().map(|id| json!({"id": id, "interactions": 20})).collect();
     let dir = tempfile::tempdir().unwrap();
     let table = write_table(dir.path(), "users.jsonl", Kind::User, &rows);
     let config = config(json!({"user": {
@@ -39,29 +34,14 @@ async fn users_of_movielens_cluster_by_lightgcn_embeddings() {
             "skip_rows": 1,
         },
     }}));
-    let set = build(&[table], Vec::new(), &config, &dir.path().join("pools"))
-        .await
-        .unwrap();
+    let set = build(&[table], Vec::new(), &config, &dir.path().join("pools")).await.unwrap();
     let users = &set.kinds[&Kind::User];
     let embeddings = users.embeddings.as_ref().unwrap();
-    assert_eq!(
-        (
-            embeddings.entities,
-            embeddings.unknown,
-            embeddings.dimension
-        ),
-        (6040, 0, 32)
-    );
+    assert_eq!((embeddings.entities, embeddings.unknown, embeddings.dimension), (6040, 0, 32));
     let clustering = users.clustering.as_ref().unwrap();
     println!("{clustering:?}");
-    assert_eq!(
-        (clustering.fitted_on, clustering.candidates.len()),
-        (6040, 5)
-    );
-    let sizes: Vec<u64> = users.statistics[1..]
-        .iter()
-        .map(|group| group.entities)
-        .collect();
+    assert_eq!((clustering.fitted_on, clustering.candidates.len()), (6040, 5));
+    let sizes: Vec<u64> = users.statistics[1..].iter().map(|group| group.entities).collect();
     assert_eq!(sizes.iter().sum::<u64>(), 6040);
     assert!(sizes.iter().all(|&size| size > 100), "{sizes:?}");
 }

@@ -13,31 +13,19 @@ async fn tune(texts: Vec<PreviousText>, tune: TuneConfig) -> Result<TuneReport, 
     let config = config(json!({"user": {"grouping": "global"}, "item": {"grouping": "global"}}));
     let (texts, tokenizer) = (batches(texts, 100), pool_tokenizer(&tokenizer));
     let quiet = &mut |_: BuildProgress| {};
-    crate::tune(
-        &tables,
-        texts,
-        tokenizer,
-        (&config, MEMORY),
-        &tune,
-        Drafter::default(),
-        quiet,
-    )
-    .await
-    .map_err(|e| e.to_string())
+    crate::tune(&tables, texts, tokenizer, (&config, MEMORY), &tune, Drafter::default(), quiet)
+        .await
+        .map_err(|e| e.to_string())
 }
 
 /// Texts of 20 words, each a pair of halves of which there are 15 × 15: only a large pool knows most.
 fn alike() -> Vec<PreviousText> {
-    let half =
-        |number: usize| (0..10).map(move |i| format!("w{}", 2 + (number * 37 + i * i * 11) % 190));
+    let half = |number: usize| (0..10).map(move |i| format!("w{}", 2 + (number * 37 + i * i * 11) % 190));
     let text = |id: usize| PreviousText {
         record: None,
         kind: Kind::User,
         id: EntityId::Int(i64::try_from(id % 90).unwrap()),
-        text: half(id % 15)
-            .chain(half(15 + id / 15 % 15))
-            .collect::<Vec<_>>()
-            .join(" "),
+        text: half(id % 15).chain(half(15 + id / 15 % 15)).collect::<Vec<_>>().join(" "),
     };
     (0..400).map(text).collect()
 }
@@ -45,33 +33,16 @@ fn alike() -> Vec<PreviousText> {
 #[tokio::test]
 async fn larger_pools_win_where_they_know_more() {
     let sizes = vec![1, 4, 200, 1000];
-    let options = TuneConfig {
-        sizes,
-        held_out: 30,
-        nodes: 16,
-        step_us: 1e6,
-    };
+    let options = TuneConfig { sizes, held_out: 30, nodes: 16, step_us: 1e6 };
     let report = tune(alike(), options).await.unwrap();
     let users = &report.kinds[0];
     assert_eq!((report.kinds.len(), users.kind), (1, Kind::User));
     let group = &users.groups[0];
     assert_eq!(group.name, "user-all");
     let accepted: Vec<f64> = group.rows.iter().map(|row| row.accepted_per_step).collect();
-    assert!(
-        accepted[0] < accepted[1] && accepted[1] < accepted[2],
-        "{accepted:?}"
-    );
-    assert!(
-        users.max_texts >= 200 && group.max_texts >= 200,
-        "{users:?}"
-    );
-    assert!(
-        group
-            .rows
-            .iter()
-            .all(|row| row.held_out == 30 && row.draft_us > 0.0),
-        "{group:?}"
-    );
+    assert!(accepted[0] < accepted[1] && accepted[1] < accepted[2], "{accepted:?}");
+    assert!(users.max_texts >= 200 && group.max_texts >= 200, "{users:?}");
+    assert!(group.rows.iter().all(|row| row.held_out == 30 && row.draft_us > 0.0), "{group:?}");
     let texts: Vec<usize> = group.rows.iter().map(|row| row.pool_texts).collect();
     // The same text twice of one entity counts once.
     assert_eq!(texts[..3], [1, 4, 200]);
@@ -80,17 +51,9 @@ async fn larger_pools_win_where_they_know_more() {
 
 #[tokio::test]
 async fn kinds_and_groups_are_told_apart() {
-    let options = TuneConfig {
-        sizes: vec![5, 10],
-        held_out: 8,
-        ..TuneConfig::default()
-    };
+    let options = TuneConfig { sizes: vec![5, 10], held_out: 8, ..TuneConfig::default() };
     let report = tune(previous(), options).await.unwrap();
-    let held_out: Vec<_> = report
-        .kinds
-        .iter()
-        .map(|k| (k.kind, k.rows[0].held_out))
-        .collect();
+    let held_out: Vec<_> = report.kinds.iter().map(|k| (k.kind, k.rows[0].held_out)).collect();
     assert_eq!(held_out, [(Kind::User, 8), (Kind::Item, 8)]);
     assert_eq!(report.kinds[1].rows.len(), 2);
 }
@@ -99,59 +62,17 @@ async fn kinds_and_groups_are_told_apart() {
 async fn impossible_options_are_refused() {
     let default = TuneConfig::default;
     let cases = [
-        (
-            TuneConfig {
-                sizes: vec![],
-                ..default()
-            },
-            "sizes must be rising numbers from 1, got []",
-        ),
-        (
-            TuneConfig {
-                sizes: vec![5, 5],
-                ..default()
-            },
-            "sizes must be rising numbers from 1, got [5, 5]",
-        ),
-        (
-            TuneConfig {
-                sizes: vec![0, 5],
-                ..default()
-            },
-            "sizes must be rising numbers from 1, got [0, 5]",
-        ),
-        (
-            TuneConfig {
-                held_out: 0,
-                ..default()
-            },
-            "held_out must be at least 1, got 0",
-        ),
-        (
-            TuneConfig {
-                nodes: 0,
-                ..default()
-            },
-            "nodes must be at least 1, got 0",
-        ),
-        (
-            TuneConfig {
-                step_us: f64::NAN,
-                ..default()
-            },
-            "step_us must be a number above 0, got NaN",
-        ),
+        (TuneConfig { sizes: vec![], ..default() }, "sizes must be rising numbers from 1, got []"),
+        (TuneConfig { sizes: vec![5, 5], ..default() }, "sizes must be rising numbers from 1, got [5, 5]"),
+        (TuneConfig { sizes: vec![0, 5], ..default() }, "sizes must be rising numbers from 1, got [0, 5]"),
+        (TuneConfig { held_out: 0, ..default() }, "held_out must be at least 1, got 0"),
+        (TuneConfig { nodes: 0, ..default() }, "nodes must be at least 1, got 0"),
+        (TuneConfig { step_us: f64::NAN, ..default() }, "step_us must be a number above 0, got NaN"),
     ];
     for (options, message) in cases {
-        assert_eq!(
-            tune(alike(), options).await.unwrap_err(),
-            format!("pools tune: {message}")
-        );
+        assert_eq!(tune(alike(), options).await.unwrap_err(), format!("pools tune: {message}"));
     }
     let few = alike()[..4].to_vec();
     let error = tune(few, default()).await.unwrap_err();
-    assert_eq!(
-        error,
-        "pools tune: previous texts must be at least 5 of one group, got 4 in all"
-    );
+    assert_eq!(error, "pools tune: previous texts must be at least 5 of one group, got 4 in all");
 }

@@ -88,17 +88,9 @@ impl Data {
     ///
     /// # Errors
     /// See [`DataError`].
-    pub fn new(
-        items: usize,
-        mut impressions: Vec<Impression>,
-        cuts: &[[f64; 2]],
-    ) -> Result<Self, DataError> {
+    pub fn new(items: usize, mut impressions: Vec<Impression>, cuts: &[[f64; 2]]) -> Result<Self, DataError> {
         // Stable: what happened at the same time stays in the table's order.
-        impressions.sort_by(|a, b| {
-            (a.user, a.time)
-                .partial_cmp(&(b.user, b.time))
-                .unwrap_or(a.user.cmp(&b.user))
-        });
+        impressions.sort_by(|a, b| (a.user, a.time).partial_cmp(&(b.user, b.time)).unwrap_or(a.user.cmp(&b.user)));
         let mut data = Self {
             earlier: earlier(&impressions),
             parts: Default::default(),
@@ -148,19 +140,14 @@ impl Data {
     /// The labels of a part, in the order of its positions.
     pub fn labels(&self, part: Part) -> Vec<bool> {
         let positions = self.positions(part).iter();
-        positions
-            .map(|&position| self.impressions[position].label)
-            .collect()
+        positions.map(|&position| self.impressions[position].label).collect()
     }
 
     /// The share of a part's impressions whose users (items) are trained on.
     pub fn known(&self, part: Part) -> [f64; 2] {
         let positions = self.positions(part);
         let share = |known: &dyn Fn(&Impression) -> u32| {
-            let count = positions
-                .iter()
-                .filter(|&&p| known(&self.impressions[p]) > 0)
-                .count();
+            let count = positions.iter().filter(|&&p| known(&self.impressions[p]) > 0).count();
             count as f64 / positions.len() as f64
         };
         [
@@ -200,10 +187,7 @@ impl Data {
 fn earlier(sorted: &[Impression]) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::with_capacity(sorted.len());
     for (position, impression) in sorted.iter().enumerate() {
-        let range = match position
-            .checked_sub(1)
-            .map(|last| (&sorted[last], &ranges[last]))
-        {
+        let range = match position.checked_sub(1).map(|last| (&sorted[last], &ranges[last])) {
             Some((last, range)) if last.user == impression.user => {
                 let same_time = last.time.total_cmp(&impression.time).is_eq();
                 range.start..if same_time { range.end } else { position }

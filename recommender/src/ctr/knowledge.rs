@@ -34,8 +34,8 @@ impl Feature {
 
 /// A vector for each entity, standardised: over the entities that have one, every dimension has mean 0 and variance 1.
 ///
-/// Sentence encoders put all texts of a kind near each other, and what tells them apart is small against what they share.
-/// An entity without a vector has zeros, which is the mean.
+/// Sentence encoders put all texts of a kind near each other, and what tells them apart is small against what they
+/// share. An entity without a vector has zeros, which is the mean.
 #[derive(Debug)]
 pub struct Vectors {
     /// Values of a vector.
@@ -61,11 +61,7 @@ impl Vectors {
             *mean /= count;
             let variance = *scale / count - *mean * *mean;
             // A constant dimension says nothing.
-            *scale = if variance > 1e-12 {
-                1.0 / variance.sqrt()
-            } else {
-                0.0
-            };
+            *scale = if variance > 1e-12 { 1.0 / variance.sqrt() } else { 0.0 };
         }
         let mut values = Vec::with_capacity(rows.len() * dimension);
         for row in rows {
@@ -74,18 +70,11 @@ impl Vectors {
                 None => values.resize(values.len() + dimension, 0.0),
             }
         }
-        Self {
-            dimension,
-            values,
-            known: known.len(),
-        }
+        Self { dimension, values, known: known.len() }
     }
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "features are single precision"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "features are single precision")]
 fn standard((value, (mean, scale)): (&f32, &(f64, f64))) -> f32 {
     ((f64::from(*value) - mean) * scale) as f32
 }
@@ -106,9 +95,7 @@ pub struct Codes {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodesError {
     /// Entities have different numbers of ids.
-    #[error(
-        "entity {entity} has {found} knowledge ids, those before have {expected}: all need one for each codebook"
-    )]
+    #[error("entity {entity} has {found} knowledge ids, those before have {expected}: all need one for each codebook")]
     Length {
         /// Its index.
         entity: usize,
@@ -134,22 +121,13 @@ impl Codes {
                 continue;
             };
             if row.len() != levels {
-                return Err(CodesError::Length {
-                    entity,
-                    expected: levels,
-                    found: row.len(),
-                });
+                return Err(CodesError::Length { entity, expected: levels, found: row.len() });
             }
             for (level, &id) in row.iter().enumerate() {
                 let next = u32::try_from(numbers.len() + 1).unwrap_or(u32::MAX);
                 tokens.push(*numbers.entry((level, id)).or_insert(next));
             }
         }
-        Ok(Self {
-            levels,
-            tokens,
-            vocabulary: numbers.len() + 1,
-            known: rows.iter().flatten().count(),
-        })
+        Ok(Self { levels, tokens, vocabulary: numbers.len() + 1, known: rows.iter().flatten().count() })
     }
 }

@@ -16,9 +16,7 @@ pub(super) struct Parameters {
 
 impl Parameters {
     fn uniform(&mut self, rows: usize, columns: usize, bound: f32) -> Result<Var> {
-        let values: Vec<f32> = (0..rows * columns)
-            .map(|_| self.rng.gen_range(-bound..bound))
-            .collect();
+        let values: Vec<f32> = (0..rows * columns).map(|_| self.rng.gen_range(-bound..bound)).collect();
         self.keep(Var::from_vec(values, (rows, columns), &Device::Cpu)?)
     }
 
@@ -38,10 +36,7 @@ impl Parameters {
 
     /// Takes copies back.
     pub(super) fn restore(&self, values: &[Tensor]) -> Result<()> {
-        self.vars
-            .iter()
-            .zip(values)
-            .try_for_each(|(var, value)| var.set(value))
+        self.vars.iter().zip(values).try_for_each(|(var, value)| var.set(value))
     }
 }
 
@@ -56,10 +51,7 @@ impl Linear {
     /// Xavier's uniform weights, no bias yet.
     pub(super) fn new(inputs: usize, outputs: usize, parameters: &mut Parameters) -> Result<Self> {
         let bound = (6.0 / (inputs + outputs) as f32).sqrt();
-        Ok(Self {
-            weight: parameters.uniform(inputs, outputs, bound)?,
-            bias: parameters.zeros(outputs)?,
-        })
+        Ok(Self { weight: parameters.uniform(inputs, outputs, bound)?, bias: parameters.zeros(outputs)? })
     }
 
     /// `[rows, inputs]` to `[rows, outputs]`.
@@ -73,11 +65,7 @@ impl Linear {
 pub(super) struct Embedding(Var);
 
 impl Embedding {
-    pub(super) fn new(
-        tokens: usize,
-        dimension: usize,
-        parameters: &mut Parameters,
-    ) -> Result<Self> {
+    pub(super) fn new(tokens: usize, dimension: usize, parameters: &mut Parameters) -> Result<Self> {
         parameters.uniform(tokens, dimension, EMBEDDING).map(Self)
     }
 
@@ -92,22 +80,14 @@ impl Embedding {
 pub(super) struct Deep(Vec<Linear>);
 
 impl Deep {
-    pub(super) fn new(
-        inputs: usize,
-        widths: &[usize],
-        parameters: &mut Parameters,
-    ) -> Result<Self> {
+    pub(super) fn new(inputs: usize, widths: &[usize], parameters: &mut Parameters) -> Result<Self> {
         let inputs = std::iter::once(&inputs).chain(widths);
-        let layers = inputs
-            .zip(widths)
-            .map(|(&i, &o)| Linear::new(i, o, parameters));
+        let layers = inputs.zip(widths).map(|(&i, &o)| Linear::new(i, o, parameters));
         layers.collect::<Result<_>>().map(Self)
     }
 
     pub(super) fn forward(&self, x: &Tensor, dropout: &mut Dropout<'_>) -> Result<Tensor> {
-        self.0.iter().try_fold(x.clone(), |x, layer| {
-            dropout.forward(&layer.forward(&x)?.relu()?)
-        })
+        self.0.iter().try_fold(x.clone(), |x, layer| dropout.forward(&layer.forward(&x)?.relu()?))
     }
 }
 
@@ -122,9 +102,7 @@ impl Cross {
     }
 
     pub(super) fn forward(&self, first: &Tensor) -> Result<Tensor> {
-        self.0
-            .iter()
-            .try_fold(first.clone(), |x, layer| (first * layer.forward(&x)?)? + x)
+        self.0.iter().try_fold(first.clone(), |x, layer| (first * layer.forward(&x)?)? + x)
     }
 }
 
@@ -145,9 +123,7 @@ impl Dropout<'_> {
             return Ok(x.clone());
         }
         let kept = 1.0 / (1.0 - share);
-        let mask: Vec<f32> = (0..x.elem_count())
-            .map(|_| f32::from(u8::from(!rng.gen_bool(share))))
-            .collect();
+        let mask: Vec<f32> = (0..x.elem_count()).map(|_| f32::from(u8::from(!rng.gen_bool(share)))).collect();
         let mask = Tensor::from_vec(mask, x.shape(), &Device::Cpu)?;
         (x * mask)? * kept
     }

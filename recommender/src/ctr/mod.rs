@@ -1,12 +1,13 @@
 //! CTR models that judge knowledge: DIN and DCNv2 on interactions split by time, with and without features of texts.
 //!
-//! An impression is a user, an item, a time and a label. A model sees the ids of both, the user's items *before* that time with
-//! their labels, and, if a [`Variant`] has any, knowledge of the user and of the item: vectors through a small learnt projection, or
-//! ids that are looked up like any categorical feature (LASER 4.4). Training minimises the log loss with AdamW and ends
-//! when the AUC on the validation part gets no better; the test part is looked at once, with the weights of the best epoch.
+//! An impression is a user, an item, a time and a label. A model sees the ids of both, the user's items *before* that
+//! time with their labels, and, if a [`Variant`] has any, knowledge of the user and of the item: vectors through a
+//! small learnt projection, or ids that are looked up like any categorical feature (LASER 4.4). Training minimises the
+//! log loss with AdamW and ends when the AUC on the validation part gets no better; the test part is looked at once,
+//! with the weights of the best epoch.
 //!
-//! Tensors are candle's, on the CPU. One training runs on one thread, so that several run side by side and none depends on
-//! their number; a seed decides initial weights, order and dropout.
+//! Tensors are candle's, on the CPU. One training runs on one thread, so that several run side by side and none depends
+//! on their number; a seed decides initial weights, order and dropout.
 
 mod data;
 mod knowledge;
@@ -108,22 +109,14 @@ impl TrainingConfig {
             return Err(format!("[eval.training] {key}: expected at least 1"));
         }
         if !(self.learning_rate > 0.0 && self.learning_rate.is_finite()) {
-            return Err(format!(
-                "[eval.training] learning_rate = {}: expected a number above 0",
-                self.learning_rate
-            ));
+            return Err(format!("[eval.training] learning_rate = {}: expected a number above 0", self.learning_rate));
         }
         if !(self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
-            return Err(format!(
-                "[eval.training] weight_decay = {}: expected 0 or more",
-                self.weight_decay
-            ));
+            return Err(format!("[eval.training] weight_decay = {}: expected 0 or more", self.weight_decay));
         }
         for (key, share) in [("dropout", self.dropout), ("id_dropout", self.id_dropout)] {
             if !(0.0..1.0).contains(&share) {
-                return Err(format!(
-                    "[eval.training] {key} = {share}: expected a share from 0 to below 1"
-                ));
+                return Err(format!("[eval.training] {key} = {share}: expected a share from 0 to below 1"));
             }
         }
         Ok(())

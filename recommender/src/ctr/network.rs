@@ -64,9 +64,7 @@ impl Batch {
                 present[place] = 1.0;
             }
         }
-        let labels: Vec<f32> = impressions()
-            .map(|i| f32::from(u8::from(i.label)))
-            .collect();
+        let labels: Vec<f32> = impressions().map(|i| f32::from(u8::from(i.label))).collect();
         let cpu = &Device::Cpu;
         Ok(Self {
             rows,
@@ -96,16 +94,8 @@ pub(super) struct Network {
 /// What makes a logit of the features.
 #[derive(Debug)]
 enum Head {
-    Din {
-        attention: Attention,
-        deep: Deep,
-        output: Linear,
-    },
-    DcnV2 {
-        cross: Cross,
-        deep: Deep,
-        output: Linear,
-    },
+    Din { attention: Attention, deep: Deep, output: Linear },
+    DcnV2 { cross: Cross, deep: Deep, output: Linear },
 }
 
 impl Network {
@@ -116,10 +106,7 @@ impl Network {
         config: &TrainingConfig,
         seed: u64,
     ) -> Result<Self> {
-        let mut parameters = Parameters {
-            rng: Xoshiro256PlusPlus::seed_from_u64(seed),
-            vars: Vec::new(),
-        };
+        let mut parameters = Parameters { rng: Xoshiro256PlusPlus::seed_from_u64(seed), vars: Vec::new() };
         let (dimension, with) = (config.dimension, &mut parameters);
         let users = Embedding::new(data.users() + 1, dimension, with)?;
         let items = Embedding::new(data.items() + 1, dimension, with)?;
@@ -128,41 +115,28 @@ impl Network {
             let of = |feature| KnowledgeField::new(feature, entities, dimension, with);
             feature.as_ref().map(of).transpose()
         };
-        let knowledge = [
-            field(&variant.user, data.users())?,
-            field(&variant.item, data.items())?,
-        ];
+        let knowledge = [field(&variant.user, data.users())?, field(&variant.item, data.items())?];
         let known: usize = knowledge.iter().flatten().map(|field| field.width).sum();
         let inputs = 3 * dimension + known;
         let deep = Deep::new(inputs, &config.hidden, with)?;
         let deepest = config.hidden.last().copied().unwrap_or(inputs);
         let head = match kind {
-            ModelKind::Din => Head::Din {
-                attention: Attention::new(dimension, with)?,
-                deep,
-                output: Linear::new(deepest, 1, with)?,
-            },
+            ModelKind::Din => {
+                Head::Din { attention: Attention::new(dimension, with)?, deep, output: Linear::new(deepest, 1, with)? }
+            }
             ModelKind::DcnV2 => Head::DcnV2 {
                 cross: Cross::new(inputs, config.cross_layers, with)?,
                 deep,
                 output: Linear::new(inputs + deepest, 1, with)?,
             },
         };
-        Ok(Self {
-            users,
-            items,
-            responses,
-            knowledge,
-            head,
-            parameters,
-        })
+        Ok(Self { users, items, responses, knowledge, head, parameters })
     }
 
     /// `[rows]` logits.
     pub(super) fn forward(&self, batch: &Batch, dropout: &mut Dropout<'_>) -> Result<Tensor> {
         let item = self.items.forward(&batch.item)?;
-        let seen =
-            self.items.forward(&batch.history)? + self.responses.forward(&batch.responses)?;
+        let seen = self.items.forward(&batch.history)? + self.responses.forward(&batch.responses)?;
         let interest = match &self.head {
             Head::Din { attention, .. } => attention.forward(&seen?, &item, &batch.present)?,
             Head::DcnV2 { .. } => mean(&seen?, &batch.present)?,
@@ -177,11 +151,7 @@ impl Network {
         let features = Tensor::cat(&features, 1)?;
         let logits = match &self.head {
             Head::Din { deep, output, .. } => output.forward(&deep.forward(&features, dropout)?)?,
-            Head::DcnV2 {
-                cross,
-                deep,
-                output,
-            } => {
+            Head::DcnV2 { cross, deep, output } => {
                 let sides = [cross.forward(&features)?, deep.forward(&features, dropout)?];
                 output.forward(&Tensor::cat(&sides, 1)?)?
             }
@@ -263,12 +233,7 @@ enum KnowledgeInput {
 }
 
 impl KnowledgeField {
-    fn new(
-        feature: &Feature,
-        entities: usize,
-        dimension: usize,
-        parameters: &mut Parameters,
-    ) -> Result<Self> {
+    fn new(feature: &Feature, entities: usize, dimension: usize, parameters: &mut Parameters) -> Result<Self> {
         let cpu = &Device::Cpu;
         Ok(match feature {
             Feature::Vectors(vectors) => {
@@ -276,18 +241,12 @@ impl KnowledgeField {
                 let table = Tensor::from_slice(&vectors.values, shape, cpu)?;
                 let first = Linear::new(vectors.dimension, 2 * dimension, parameters)?;
                 let second = Linear::new(2 * dimension, dimension, parameters)?;
-                Self {
-                    input: KnowledgeInput::Vectors(table, first, second),
-                    width: dimension,
-                }
+                Self { input: KnowledgeInput::Vectors(table, first, second), width: dimension }
             }
             Feature::Codes(codes) => {
                 let table = Tensor::from_slice(&codes.tokens, (entities, codes.levels), cpu)?;
                 let embedding = Embedding::new(codes.vocabulary, dimension, parameters)?;
-                Self {
-                    input: KnowledgeInput::Codes(table, embedding),
-                    width: codes.levels * dimension,
-                }
+                Self { input: KnowledgeInput::Codes(table, embedding), width: codes.levels * dimension }
             }
         })
     }

@@ -13,20 +13,10 @@ fn data(label: impl Fn(u32, u32) -> bool) -> Data {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(1);
     let impressions = (0..ROWS).map(|row| {
         let (user, item) = (rng.gen_range(0..USERS), row);
-        Impression {
-            user,
-            item,
-            label: label(user, item) != rng.gen_bool(0.1),
-            time: f64::from(row),
-        }
+        Impression { user, item, label: label(user, item) != rng.gen_bool(0.1), time: f64::from(row) }
     });
     let cuts = [f64::from(ROWS) * 0.7, f64::from(ROWS) * 0.85];
-    Data::new(
-        ROWS as usize,
-        impressions.collect(),
-        &vec![cuts; USERS as usize],
-    )
-    .unwrap()
+    Data::new(ROWS as usize, impressions.collect(), &vec![cuts; USERS as usize]).unwrap()
 }
 
 fn config() -> TrainingConfig {
@@ -59,19 +49,12 @@ fn vectors(bits: &[bool]) -> Feature {
 }
 
 fn codes(bits: &[bool]) -> Feature {
-    let rows: Vec<_> = bits
-        .iter()
-        .map(|&bit| Some(vec![i64::from(bit) * 7]))
-        .collect();
+    let rows: Vec<_> = bits.iter().map(|&bit| Some(vec![i64::from(bit) * 7])).collect();
     Feature::Codes(Codes::new(&rows).unwrap())
 }
 
 fn variant(user: Option<Feature>, item: Option<Feature>) -> Variant {
-    Variant {
-        name: "knowledge".into(),
-        user,
-        item,
-    }
+    Variant { name: "knowledge".into(), user, item }
 }
 
 fn aucs(data: &Data, variants: &[Variant]) -> Vec<f64> {
@@ -84,11 +67,7 @@ fn aucs(data: &Data, variants: &[Variant]) -> Vec<f64> {
 fn knowledge_that_decides_the_label_is_found_in_vectors_and_in_codes() {
     let bits = signs(ROWS, 2);
     let data = data(|_, item| bits[item as usize]);
-    let variants = [
-        variant(None, None),
-        variant(None, Some(vectors(&bits))),
-        variant(None, Some(codes(&bits))),
-    ];
+    let variants = [variant(None, None), variant(None, Some(vectors(&bits))), variant(None, Some(codes(&bits)))];
     for found in aucs(&data, &variants).chunks(3) {
         assert!(found[0] < 0.6, "{found:?}");
         // A tenth of the labels is turned, so that the best possible is about 0.9.
@@ -124,30 +103,14 @@ fn a_seed_decides_everything_whatever_the_threads() {
     let data = data(|user, _| user % 2 == 0);
     let variants = [variant(None, None)];
     let models = [ModelKind::Din, ModelKind::DcnV2];
-    let run = |threads| {
-        evaluate(
-            &data,
-            &models,
-            &variants,
-            &[1, 2],
-            &config(),
-            threads,
-            &|_| {},
-        )
-        .unwrap()
-    };
+    let run = |threads| evaluate(&data, &models, &variants, &[1, 2], &config(), threads, &|_| {}).unwrap();
     let (alone, together) = (run(1), run(4));
     assert_eq!(alone, together);
     assert_ne!(alone[0].log_loss, alone[1].log_loss);
 }
 
 fn impression(user: u32, item: u32, label: bool, time: f64) -> Impression {
-    Impression {
-        user,
-        item,
-        label,
-        time,
-    }
+    Impression { user, item, label, time }
 }
 
 #[test]
@@ -166,10 +129,7 @@ fn a_history_is_what_was_before() {
     let data = Data::new(6, rows, &[[25.0, 35.0], [25.0, 35.0]]);
     // The validation part has one label only.
     let error = data.unwrap_err().to_string();
-    assert!(
-        error.contains("all 1 interactions of the validation part are positive"),
-        "{error}"
-    );
+    assert!(error.contains("all 1 interactions of the validation part are positive"), "{error}");
     let rows = vec![
         impression(0, 3, true, 30.0),
         impression(0, 1, true, 10.0),
@@ -206,13 +166,8 @@ fn a_history_is_what_was_before() {
 fn empty_parts_and_uneven_codes_are_refused() {
     let rows = vec![impression(0, 0, true, 1.0), impression(0, 0, false, 2.0)];
     let error = Data::new(1, rows, &[[9.0, 9.0]]).unwrap_err().to_string();
-    assert!(
-        error.contains("the validation part has no interactions"),
-        "{error}"
-    );
-    let error = Codes::new(&[Some(vec![1, 2]), None, Some(vec![1])])
-        .unwrap_err()
-        .to_string();
+    assert!(error.contains("the validation part has no interactions"), "{error}");
+    let error = Codes::new(&[Some(vec![1, 2]), None, Some(vec![1])]).unwrap_err().to_string();
     assert!(error.contains("entity 2 has 1 knowledge ids"), "{error}");
 }
 

@@ -94,41 +94,32 @@ pub fn evaluate(
         }
     }
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let results: Vec<Mutex<Option<Result<Run, CtrError>>>> =
-        jobs.iter().map(|_| Mutex::new(None)).collect();
+    let results: Vec<Mutex<Option<Result<Run, CtrError>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let work = || {
         while !failed.load(Ordering::Relaxed) {
             let job = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(model, index, seed)) = jobs.get(job) else {
                 return;
             };
-            let result = train(data, model, &variants[index], seed, config).map(|run| Run {
-                variant: index,
-                ..run
-            });
+            let result = train(data, model, &variants[index], seed, config).map(|run| Run { variant: index, ..run });
             match &result {
                 Ok(run) => done(run),
                 Err(_) => failed.store(true, Ordering::Relaxed),
             }
-            *results[job]
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
+            *results[job].lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
         }
     };
     // candle multiplies matrices in rayon's pool: with one of its own, a training stays on its thread.
-    let pools = (0..threads.clamp(1, jobs.len().max(1)))
-        .map(|_| rayon::ThreadPoolBuilder::new().num_threads(1).build());
+    let pools =
+        (0..threads.clamp(1, jobs.len().max(1))).map(|_| rayon::ThreadPoolBuilder::new().num_threads(1).build());
     let pools = pools.collect::<Result<Vec<_>, _>>()?;
     std::thread::scope(|scope| {
         for pool in &pools {
             scope.spawn(|| pool.install(work));
         }
     });
-    let results = results.into_iter().filter_map(|result| {
-        result
-            .into_inner()
-            .unwrap_or_else(std::sync::PoisonError::into_inner)
-    });
+    let results =
+        results.into_iter().filter_map(|result| result.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner));
     results.collect()
 }
 
@@ -153,12 +144,7 @@ fn train(
         let loss = trainer.epoch().map_err(failed)?;
         let (validation, _) = trainer.measure(Part::Validation).map_err(failed)?;
         if !loss.is_finite() {
-            return Err(CtrError::Diverged {
-                model: model.as_str(),
-                variant: variant.name.clone(),
-                seed,
-                epoch,
-            });
+            return Err(CtrError::Diverged { model: model.as_str(), variant: variant.name.clone(), seed, epoch });
         }
         match &best {
             Some((auc, at, _)) if validation <= *auc => {
@@ -173,21 +159,9 @@ fn train(
         }
     }
     let (validation_auc, epoch, values) = best.unwrap_or_default();
-    trainer
-        .network
-        .parameters
-        .restore(&values)
-        .map_err(failed)?;
+    trainer.network.parameters.restore(&values).map_err(failed)?;
     let (auc, log_loss) = trainer.measure(Part::Test).map_err(failed)?;
-    Ok(Run {
-        model,
-        variant: 0,
-        seed,
-        auc,
-        log_loss,
-        validation_auc,
-        epoch,
-    })
+    Ok(Run { model, variant: 0, seed, auc, log_loss, validation_auc, epoch })
 }
 
 struct Trainer<'a> {
@@ -200,17 +174,9 @@ struct Trainer<'a> {
 }
 
 impl<'a> Trainer<'a> {
-    fn new(
-        data: &'a Data,
-        network: Network,
-        config: &'a TrainingConfig,
-        seed: u64,
-    ) -> candle_core::Result<Self> {
-        let parameters = ParamsAdamW {
-            lr: config.learning_rate,
-            weight_decay: config.weight_decay,
-            ..ParamsAdamW::default()
-        };
+    fn new(data: &'a Data, network: Network, config: &'a TrainingConfig, seed: u64) -> candle_core::Result<Self> {
+        let parameters =
+            ParamsAdamW { lr: config.learning_rate, weight_decay: config.weight_decay, ..ParamsAdamW::default() };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
         // Another stream than that of the initial weights, the same for all variants of a seed.
         rng.jump();
@@ -230,9 +196,7 @@ impl<'a> Trainer<'a> {
         let mut sum = 0.0;
         for positions in self.order.chunks(self.config.batch) {
             let batch = Batch::new(self.data, positions, self.config, Some(&mut self.rng))?;
-            let mut dropout = Dropout {
-                training: Some((self.config.dropout, &mut self.rng)),
-            };
+            let mut dropout = Dropout { training: Some((self.config.dropout, &mut self.rng)) };
             let logits = self.network.forward(&batch, &mut dropout)?;
             let loss = mean_log_loss(&logits, &batch.labels)?;
             self.optimiser.backward_step(&loss)?;

@@ -52,11 +52,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// [`ModelError::Chat`] for a template that is wrong or refuses the messages (some know no system role).
-    pub fn render(
-        &self,
-        messages: &[Message<'_>],
-        add_generation_prompt: bool,
-    ) -> Result<String, ModelError> {
+    pub fn render(&self, messages: &[Message<'_>], add_generation_prompt: bool) -> Result<String, ModelError> {
         let context = context! {
             messages,
             add_generation_prompt,
@@ -64,12 +60,8 @@ impl ChatTemplate {
             eos_token => &*self.eos_token,
             enable_thinking => false,
         };
-        let rendered = self
-            .environment
-            .render_named_str(NAME, &self.source, context);
-        rendered.map_err(|e| ModelError::Chat {
-            reason: e.to_string(),
-        })
+        let rendered = self.environment.render_named_str(NAME, &self.source, context);
+        rendered.map_err(|e| ModelError::Chat { reason: e.to_string() })
     }
 
     /// The digest of all that a rendered text depends on but the messages.
@@ -96,8 +88,7 @@ fn raise_exception(message: String) -> Result<Value, Error> {
 
 fn strftime_now(format: &str) -> Result<String, Error> {
     let midnight = DATE.at(0, 0, 0, 0);
-    jiff::fmt::strtime::format(format, midnight)
-        .map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))
+    jiff::fmt::strtime::format(format, midnight).map_err(|e| Error::new(ErrorKind::InvalidOperation, e.to_string()))
 }
 
 /// `{% generation %}` marks the assistant's words for training; as a comment it keeps its whitespace control.
@@ -105,10 +96,7 @@ fn without_generation_tags(source: &str) -> String {
     let mut source = source.to_owned();
     for word in ["generation", "endgeneration"] {
         for (open, close) in [("", ""), ("-", ""), ("", "-"), ("-", "-")] {
-            source = source.replace(
-                &format!("{{%{open} {word} {close}%}}"),
-                &format!("{{#{open} {word} {close}#}}"),
-            );
+            source = source.replace(&format!("{{%{open} {word} {close}%}}"), &format!("{{#{open} {word} {close}#}}"));
         }
     }
     source

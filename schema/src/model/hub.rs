@@ -9,8 +9,8 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
 use super::{
-    CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, ModelError, SAFETENSORS, SAFETENSORS_INDEX,
-    TOKENIZER, TOKENIZER_CONFIG, shard_names, weights_in,
+    CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, ModelError, SAFETENSORS, SAFETENSORS_INDEX, TOKENIZER, TOKENIZER_CONFIG,
+    shard_names, weights_in,
 };
 
 /// The small files, those that must be there first.
@@ -96,9 +96,7 @@ pub fn resolve(model: &str, hub: &Hub) -> Result<PathBuf, ModelError> {
         return Ok(PathBuf::from(model));
     }
     let Some((id, revision)) = parse_id(model) else {
-        return Err(ModelError::NotFound {
-            model: model.to_owned(),
-        });
+        return Err(ModelError::NotFound { model: model.to_owned() });
     };
     let cached = hub.cached(id, revision);
     if let Some(config) = cached.get(CONFIG)
@@ -108,10 +106,7 @@ pub fn resolve(model: &str, hub: &Hub) -> Result<PathBuf, ModelError> {
         return Ok(directory.to_owned());
     }
     if hub.offline {
-        return Err(ModelError::Offline {
-            model: model.to_owned(),
-            cache: hub.cache.clone(),
-        });
+        return Err(ModelError::Offline { model: model.to_owned(), cache: hub.cache.clone() });
     }
     fetch(hub, id, revision).map_err(|reason| ModelError::Hub {
         model: model.to_owned(),
@@ -126,9 +121,7 @@ fn parse_id(model: &str) -> Option<(&str, &str)> {
     let (organisation, name) = id.split_once('/')?;
     let named = |part: &str| {
         part.starts_with(|c: char| c.is_ascii_alphanumeric())
-            && part
-                .chars()
-                .all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
     };
     let revision_ok = !revision.is_empty() && !revision.contains("..");
     (named(organisation) && named(name) && revision_ok).then_some((id, revision))
@@ -141,10 +134,7 @@ fn is_complete(directory: &Path) -> bool {
 /// Weights come last, so that a complete cache has all the small files too.
 fn fetch(hub: &Hub, id: &str, revision: &str) -> Result<PathBuf, String> {
     let text = |e: ApiError| e.to_string();
-    let info = hub
-        .repo(id, revision)
-        .and_then(|r| r.info())
-        .map_err(text)?;
+    let info = hub.repo(id, revision).and_then(|r| r.info()).map_err(text)?;
     let has = |file: &str| info.siblings.iter().any(|s| s.rfilename == file);
     if let Some(missing) = FILES[..REQUIRED].iter().find(|file| !has(file)) {
         return Err(format!("the repository has no {missing}"));
@@ -161,13 +151,9 @@ fn fetch(hub: &Hub, id: &str, revision: &str) -> Result<PathBuf, String> {
     } else if has(SAFETENSORS) {
         pinned.get(SAFETENSORS).map_err(text)?;
     } else {
-        return Err(format!(
-            "the repository has no {SAFETENSORS}; fetch another format by hand and give its path"
-        ));
+        return Err(format!("the repository has no {SAFETENSORS}; fetch another format by hand and give its path"));
     }
-    hub.cached(id, revision)
-        .create_ref(&info.sha)
-        .map_err(|e| format!("{}: {e}", hub.cache.display()))?;
+    hub.cached(id, revision).create_ref(&info.sha).map_err(|e| format!("{}: {e}", hub.cache.display()))?;
     let config = pinned.get(CONFIG).map_err(text)?;
     Ok(config.parent().unwrap_or(&config).to_owned())
 }
@@ -196,21 +182,15 @@ mod tests {
             let listener = TcpListener::bind("127.0.0.1:0").unwrap();
             let endpoint = format!("http://{}", listener.local_addr().unwrap());
             let requests = Arc::new(Mutex::new(Vec::new()));
-            let files: BTreeMap<String, String> = files
-                .iter()
-                .map(|(name, content)| (name.to_string(), content.to_string()))
-                .collect();
+            let files: BTreeMap<String, String> =
+                files.iter().map(|(name, content)| (name.to_string(), content.to_string())).collect();
             let noted = requests.clone();
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
                     answer(stream.unwrap(), &files, &noted);
                 }
             });
-            Self {
-                endpoint,
-                requests,
-                cache: tempfile::tempdir().unwrap(),
-            }
+            Self { endpoint, requests, cache: tempfile::tempdir().unwrap() }
         }
 
         fn hub(&self) -> Hub {
@@ -229,25 +209,17 @@ mod tests {
     }
 
     fn answer(stream: TcpStream, files: &BTreeMap<String, String>, requests: &Mutex<Vec<String>>) {
-        let lines: Vec<String> = BufReader::new(&stream)
-            .lines()
-            .map_while(Result::ok)
-            .take_while(|line| !line.is_empty())
-            .collect();
+        let lines: Vec<String> =
+            BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
         let path = lines[0].split(' ').nth(1).unwrap().to_owned();
         let header = |name: &str| {
-            let line = lines
-                .iter()
-                .find(|l| l.to_lowercase().starts_with(&format!("{name}:")))?;
+            let line = lines.iter().find(|l| l.to_lowercase().starts_with(&format!("{name}:")))?;
             Some(line.split_once(": ")?.1.to_owned())
         };
         assert_eq!(header("authorization").as_deref(), Some("Bearer secret"));
         let file = path.strip_prefix(&format!("/org/tiny/resolve/{SHA}/"));
         let (status, headers, body) = if path == "/api/models/org/tiny/revision/main" {
-            let siblings: Vec<_> = files
-                .keys()
-                .map(|f| serde_json::json!({"rfilename": f}))
-                .collect();
+            let siblings: Vec<_> = files.keys().map(|f| serde_json::json!({"rfilename": f})).collect();
             let info = serde_json::json!({"siblings": siblings, "sha": SHA});
             ("200 OK", String::new(), info.to_string())
         } else if let Some((name, content)) = file.and_then(|f| files.get_key_value(f)) {
@@ -260,11 +232,7 @@ mod tests {
                 end - 1,
                 content.len()
             );
-            (
-                "206 Partial Content",
-                headers,
-                content[start..end].to_owned(),
-            )
+            ("206 Partial Content", headers, content[start..end].to_owned())
         } else {
             ("404 Not Found", String::new(), String::new())
         };
@@ -285,10 +253,7 @@ mod tests {
             (CHAT_TEMPLATE, "{{ messages }}"),
             ("modules.json", "[]"),
             ("1_Pooling/config.json", "{\"pooling_mode\": \"cls\"}"),
-            (
-                SAFETENSORS_INDEX,
-                r#"{"weight_map": {"a": "model-00001-of-00001.safetensors"}}"#,
-            ),
+            (SAFETENSORS_INDEX, r#"{"weight_map": {"a": "model-00001-of-00001.safetensors"}}"#),
             (SHARD, "weights"),
             ("pytorch_model.bin", "not wanted"),
         ]
@@ -319,10 +284,7 @@ mod tests {
             assert_eq!(found.as_deref(), wanted, "{file}");
         }
         assert!(server.take_requests().last().unwrap().ends_with(SHARD));
-        let offline = Hub {
-            offline: true,
-            ..server.hub()
-        };
+        let offline = Hub { offline: true, ..server.hub() };
         for hub in [server.hub(), offline] {
             assert_eq!(resolve("org/tiny", &hub).unwrap(), directory);
         }
@@ -340,18 +302,10 @@ mod tests {
         let error = resolve("org/tiny", &server.hub()).unwrap_err().to_string();
         assert!(error.contains("404") && error.contains(SHARD), "{error}");
         let complete = FakeHub::start(&tiny());
-        let hub = Hub {
-            endpoint: complete.endpoint.clone(),
-            ..server.hub()
-        };
+        let hub = Hub { endpoint: complete.endpoint.clone(), ..server.hub() };
         assert!(resolve("org/tiny", &hub).unwrap().join(SHARD).exists());
         let again = complete.take_requests();
-        assert!(
-            again
-                .iter()
-                .all(|r| r.starts_with("/api") || r.ends_with(SHARD)),
-            "{again:?}"
-        );
+        assert!(again.iter().all(|r| r.starts_with("/api") || r.ends_with(SHARD)), "{again:?}");
     }
 
     #[test]
@@ -359,10 +313,7 @@ mod tests {
         if behind_proxy() {
             return;
         }
-        for (file, reason) in [
-            (TOKENIZER, "no tokenizer.json"),
-            (SAFETENSORS_INDEX, "no model.safetensors"),
-        ] {
+        for (file, reason) in [(TOKENIZER, "no tokenizer.json"), (SAFETENSORS_INDEX, "no model.safetensors")] {
             let mut files = tiny();
             files.retain(|(name, _)| *name != file);
             let error = resolve("org/tiny", &FakeHub::start(&files).hub()).unwrap_err();
@@ -398,10 +349,7 @@ mod tests {
             "",
         ] {
             let error = resolve(path, &hub).unwrap_err();
-            assert!(
-                matches!(error, ModelError::NotFound { .. }),
-                "{path}: {error}"
-            );
+            assert!(matches!(error, ModelError::NotFound { .. }), "{path}: {error}");
         }
         let local = cache.path().to_str().unwrap();
         assert_eq!(resolve(local, &hub).unwrap(), cache.path());
@@ -410,10 +358,7 @@ mod tests {
     #[test]
     fn offline_never_asks() {
         let server = FakeHub::start(&tiny());
-        let hub = Hub {
-            offline: true,
-            ..server.hub()
-        };
+        let hub = Hub { offline: true, ..server.hub() };
         let error = resolve("org/tiny@v2", &hub).unwrap_err();
         assert!(matches!(error, ModelError::Offline { .. }), "{error}");
         assert_eq!(server.take_requests(), [""; 0]);
@@ -422,10 +367,7 @@ mod tests {
     #[test]
     fn a_revision_may_hold_slashes() {
         assert_eq!(parse_id("org/name"), Some(("org/name", "main")));
-        assert_eq!(
-            parse_id("org/name@refs/pr/1"),
-            Some(("org/name", "refs/pr/1"))
-        );
+        assert_eq!(parse_id("org/name@refs/pr/1"), Some(("org/name", "refs/pr/1")));
     }
 
     #[test]

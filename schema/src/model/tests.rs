@@ -129,10 +129,7 @@ fn the_index_names_the_shards() {
         let map = serde_json::json!({"weight_map": {"b": names[1], "a": names[0], "c": names[0]}});
         fs::write(d.join(SAFETENSORS_INDEX), map.to_string()).unwrap();
     };
-    let shards = [
-        "model-00001-of-00002.safetensors",
-        "model-00002-of-00002.safetensors",
-    ];
+    let shards = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
     let (directory, model) = model_with(|d| {
         write_index(d, shards);
         for shard in shards {
@@ -142,10 +139,7 @@ fn the_index_names_the_shards() {
     let expected = shards.map(|s| directory.path().join(s));
     assert_eq!(model.unwrap().weights.files(), expected);
     let error = error_of(|d| write_index(d, shards));
-    assert!(
-        error.contains(shards[0]) && error.contains("missing"),
-        "{error}"
-    );
+    assert!(error.contains(shards[0]) && error.contains("missing"), "{error}");
     let error = error_of(|d| write_index(d, ["../secret.safetensors", shards[0]]));
     assert!(error.contains("weight_map"), "{error}");
 }
@@ -177,20 +171,14 @@ fn the_digest_changes_with_weights_and_configuration() {
     };
     let original = digest(&|_| ());
     assert_eq!(digest(&|_| ()), original);
-    assert_ne!(
-        digest(&|d| fs::write(d.join(SAFETENSORS), b"weightz").unwrap()),
-        original
-    );
+    assert_ne!(digest(&|d| fs::write(d.join(SAFETENSORS), b"weightz").unwrap()), original);
     let other_rope = |d: &Path| edit_json(&d.join(CONFIG), |json| json["rope_theta"] = 5.into());
     assert_ne!(digest(&other_rope), original);
 }
 
 fn template_of(change: impl FnOnce(&Path)) -> Option<String> {
     let chat_template = model_with(change).1.unwrap().chat_template?;
-    let message = Message {
-        role: "user",
-        content: "Hi",
-    };
+    let message = Message { role: "user", content: "Hi" };
     Some(chat_template.render(&[message], true).unwrap())
 }
 
@@ -198,16 +186,11 @@ fn template_of(change: impl FnOnce(&Path)) -> Option<String> {
 fn the_chat_template_is_found_wherever_models_keep_it() {
     let set = |template: Value| {
         move |d: &Path| {
-            edit_json(&d.join(TOKENIZER_CONFIG), |json| {
-                json["chat_template"] = template
-            });
+            edit_json(&d.join(TOKENIZER_CONFIG), |json| json["chat_template"] = template);
         }
     };
     assert_eq!(template_of(set(Value::Null)), None);
-    assert_eq!(
-        template_of(set("{{ bos_token }}one".into())).unwrap(),
-        "<s>one"
-    );
+    assert_eq!(template_of(set("{{ bos_token }}one".into())).unwrap(), "<s>one");
     let named = serde_json::json!([
         {"name": "tool_use", "template": "tools"}, {"name": "default", "template": "two"}]);
     assert_eq!(template_of(set(named)).unwrap(), "two");
@@ -228,15 +211,9 @@ fn chat_templates_of_the_usual_dialects_render() {
         {% generation %}{{ messages[0]['content'].split('!')[0] | trim }}{% endgeneration %}";
     let instruct = "{% for m in messages %}{% if (m['role'] == 'user') != (loop.index0 % 2 == 0) %}\
         {{ raise_exception('roles must alternate') }}{% endif %}[INST] {{ m['content'] }} [/INST]{% endfor %}";
-    let user = Message {
-        role: "user",
-        content: "Hi! ",
-    };
+    let user = Message { role: "user", content: "Hi! " };
     for (template, expected) in [
-        (
-            chatml,
-            "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n",
-        ),
+        (chatml, "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi!<|im_end|>\n<|im_start|>assistant\n"),
         (thinking, "0<think></think>"),
         (dated, "<s>26 Jul 2024Hi"),
         (instruct, "[INST] Hi!  [/INST]"),
@@ -244,10 +221,7 @@ fn chat_templates_of_the_usual_dialects_render() {
         let rendered = ChatTemplate::new(template, "<s>", "</s>").render(&[user], true);
         assert_eq!(rendered.unwrap(), expected, "{template}");
     }
-    let system = Message {
-        role: "system",
-        content: "",
-    };
+    let system = Message { role: "system", content: "" };
     let refused = ChatTemplate::new(instruct, "", "").render(&[system, user], true);
     let refused = refused.unwrap_err().to_string();
     assert!(refused.contains("roles must alternate"), "{refused}");

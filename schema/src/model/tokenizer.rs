@@ -22,22 +22,14 @@ impl Tokenizer {
     /// A file that cannot be read or is not a tokenizer.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let bytes = std::fs::read(path).map_err(|e| io_error(path, e))?;
-        let mut json: Value =
-            serde_json::from_slice(&bytes).map_err(|e| corrupt(path, format!("not JSON: {e}")))?;
+        let mut json: Value = serde_json::from_slice(&bytes).map_err(|e| corrupt(path, format!("not JSON: {e}")))?;
         json.sort_all_objects();
         let fingerprint = *blake3::hash(json.to_string().as_bytes()).as_bytes();
-        let mut inner = tokenizers::Tokenizer::from_bytes(&bytes)
-            .map_err(|e| corrupt(path, format!("not a tokenizer: {e}")))?;
-        inner
-            .with_padding(None)
-            .with_truncation(None)
-            .map_err(|e| corrupt(path, e))?;
+        let mut inner =
+            tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| corrupt(path, format!("not a tokenizer: {e}")))?;
+        inner.with_padding(None).with_truncation(None).map_err(|e| corrupt(path, e))?;
         let largest = inner.get_vocab(true).into_values().max();
-        Ok(Self {
-            inner: Arc::new(inner),
-            vocab_size: largest.map_or(0, |id| id as usize + 1),
-            fingerprint,
-        })
+        Ok(Self { inner: Arc::new(inner), vocab_size: largest.map_or(0, |id| id as usize + 1), fingerprint })
     }
 
     /// The ids of a text. `add_special_tokens` adds what the tokenizer puts around a text, usually the
@@ -54,14 +46,8 @@ impl Tokenizer {
     ///
     /// # Errors
     /// [`ModelError::Tokenize`].
-    pub fn encode_batch(
-        &self,
-        texts: &[&str],
-        add_special_tokens: bool,
-    ) -> Result<Vec<Vec<u32>>, ModelError> {
-        let encodings = self
-            .inner
-            .encode_batch_fast(texts.to_vec(), add_special_tokens);
+    pub fn encode_batch(&self, texts: &[&str], add_special_tokens: bool) -> Result<Vec<Vec<u32>>, ModelError> {
+        let encodings = self.inner.encode_batch_fast(texts.to_vec(), add_special_tokens);
         let encodings = encodings.map_err(refused)?;
         Ok(encodings.iter().map(|e| e.get_ids().to_vec()).collect())
     }
@@ -96,7 +82,5 @@ impl Tokenizer {
 }
 
 fn refused(error: tokenizers::Error) -> ModelError {
-    ModelError::Tokenize {
-        reason: error.to_string(),
-    }
+    ModelError::Tokenize { reason: error.to_string() }
 }

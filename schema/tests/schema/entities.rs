@@ -3,16 +3,13 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    Array, ArrayRef, FixedSizeListArray, Float32Array, Int64Array, RecordBatch, StringArray,
-    TimestampMillisecondArray,
+    Array, ArrayRef, FixedSizeListArray, Float32Array, Int64Array, RecordBatch, StringArray, TimestampMillisecondArray,
 };
 use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 use laser_schema::entity::IdType;
 use laser_schema::join::{Join, JoinError};
 use laser_schema::table::to_batch;
-use laser_schema::{
-    Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Kind, table,
-};
+use laser_schema::{Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Kind, table};
 use parquet::arrow::ArrowWriter;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -28,11 +25,7 @@ impl Files {
         let path = self.0.path().join(name);
         std::fs::write(&path, bytes).unwrap();
         let path = path.to_str().unwrap().to_owned();
-        EntityTable {
-            path,
-            kind: None,
-            columns: Columns::default(),
-        }
+        EntityTable { path, kind: None, columns: Columns::default() }
     }
 
     fn lines(&self, rows: &[Value]) -> EntityTable {
@@ -76,10 +69,7 @@ async fn check_ids(table: &EntityTable) -> Result<(), JoinError> {
 #[track_caller]
 fn check(result: Result<Vec<Entity>, EntityError>, expected: &str) {
     let error = result.unwrap_err().to_string();
-    assert!(
-        error.contains(expected),
-        "expected {expected:?} in {error:?}"
-    );
+    assert!(error.contains(expected), "expected {expected:?} in {error:?}");
 }
 
 fn history_type() -> DataType {
@@ -88,18 +78,13 @@ fn history_type() -> DataType {
         Field::new("rating", DataType::Float64, true),
         Field::new("timestamp", DataType::Int64, true),
     ];
-    DataType::List(Arc::new(Field::new(
-        "item",
-        DataType::Struct(fields.into()),
-        true,
-    )))
+    DataType::List(Arc::new(Field::new("item", DataType::Struct(fields.into()), true)))
 }
 
 /// The rows as CSV: strings as they are, everything else as JSON, null as an empty cell.
 fn csv_of(schema: &Schema, rows: &[Value]) -> Vec<u8> {
     let mut csv = csv::Writer::from_writer(Vec::new());
-    csv.write_record(schema.fields().iter().map(|f| f.name()))
-        .unwrap();
+    csv.write_record(schema.fields().iter().map(|f| f.name())).unwrap();
     for row in rows {
         let cell = |field: &Arc<Field>| match row.get(field.name()) {
             None | Some(Value::Null) => String::new(),
@@ -132,19 +117,12 @@ async fn equal_content_gives_equal_entities_in_every_format() {
         Field::new("attributes", DataType::Struct(attributes.into()), true),
         Field::new("city", DataType::Utf8, true),
         Field::new("interactions", DataType::Int32, true),
-        Field::new_list(
-            "embedding",
-            Field::new("item", DataType::Float32, true),
-            true,
-        ),
+        Field::new_list("embedding", Field::new("item", DataType::Float32, true), true),
         Field::new("history", history_type(), true),
     ]));
     assert_eq!(to_batch(&schema, &rows).unwrap().num_rows(), 3);
     let files = Files::new();
-    let parquet = files.write(
-        "t.parquet",
-        table::encode("t", schema.clone(), &rows, &[]).unwrap(),
-    );
+    let parquet = files.write("t.parquet", table::encode("t", schema.clone(), &rows, &[]).unwrap());
     let jsonl = files.lines(&rows);
     let mut csv = files.write("t.csv", csv_of(&schema, &rows));
     csv.columns.id_type = Some(IdType::Int64);
@@ -153,25 +131,12 @@ async fn equal_content_gives_equal_entities_in_every_format() {
     assert_eq!(read(&parquet).await.unwrap(), entities);
     assert_eq!(read(&csv).await.unwrap(), entities);
     let user = &entities[0];
-    assert_eq!(
-        (&user.id, user.kind, user.interactions),
-        (&EntityId::Int(1), Kind::User, 9)
-    );
-    assert_eq!(
-        Value::from(user.attributes.clone()),
-        json!({"age": 25, "city": "Umeå, \"SE\"", "langs": ["en", "sv"]})
-    );
+    assert_eq!((&user.id, user.kind, user.interactions), (&EntityId::Int(1), Kind::User, 9));
+    assert_eq!(Value::from(user.attributes.clone()), json!({"age": 25, "city": "Umeå, \"SE\"", "langs": ["en", "sv"]}));
     assert_eq!(user.embedding, Some(vec![0.1, -2.5]));
-    let titles: Vec<_> = user
-        .history
-        .iter()
-        .map(|h| h.fields["title"].as_str().unwrap())
-        .collect();
+    let titles: Vec<_> = user.history.iter().map(|h| h.fields["title"].as_str().unwrap()).collect();
     assert_eq!(titles, ["A", "B"]);
-    assert!(
-        !user.history[0].fields.contains_key("rating"),
-        "null is absent"
-    );
+    assert!(!user.history[0].fields.contains_key("rating"), "null is absent");
 }
 
 #[tokio::test]
@@ -206,9 +171,7 @@ async fn histories_are_counted_as_if_they_were_read() {
         assert_eq!(expected[1].interactions, 1);
         assert_eq!(expected[3].interactions, 9);
         if counted {
-            expected
-                .iter_mut()
-                .for_each(|entity| entity.history.clear());
+            expected.iter_mut().for_each(|entity| entity.history.clear());
         }
         let reader = EntityReader::open_counting(&table).await.unwrap();
         assert_eq!(all(reader).await.unwrap(), expected);
@@ -221,17 +184,10 @@ async fn columns_are_mapped_and_a_configured_kind_needs_no_column() {
     let rows = [json!({"uid": "007", "seen": [{"t": "X", "when": 2}, {"t": "Y", "when": 1}]})];
     let mut table = files.lines(&rows);
     table.kind = Some(Kind::User);
-    table.columns = Columns {
-        id: "uid".into(),
-        history: "seen".into(),
-        timestamp: "when".into(),
-        ..Columns::default()
-    };
+    table.columns =
+        Columns { id: "uid".into(), history: "seen".into(), timestamp: "when".into(), ..Columns::default() };
     let entity = read(&table).await.unwrap().remove(0);
-    assert_eq!(
-        (entity.id, entity.interactions),
-        (EntityId::Text("007".into()), 2)
-    );
+    assert_eq!((entity.id, entity.interactions), (EntityId::Text("007".into()), 2));
     assert_eq!(entity.history[0].fields["t"], "Y");
     assert!(entity.attributes.is_empty());
     table.columns.id_type = Some(IdType::Int64);
@@ -241,27 +197,16 @@ async fn columns_are_mapped_and_a_configured_kind_needs_no_column() {
 #[tokio::test]
 async fn tables_of_many_batches_are_read_whole_and_their_rows_counted_through() {
     let files = Files::new();
-    let mut rows: Vec<Value> = (0..2500)
-        .map(|id| json!({"id": id, "kind": "item"}))
-        .collect();
+    let mut rows: Vec<Value> = (0..2500).map(|id| json!({"id": id, "kind": "item"})).collect();
     assert_eq!(read(&files.lines(&rows)).await.unwrap().len(), 2500);
     rows[2400]["kind"] = "film".into();
-    check(
-        read(&files.lines(&rows)).await,
-        "table.jsonl, row 2401: column \"kind\" is \"film\"; expected user or item",
-    );
+    check(read(&files.lines(&rows)).await, "table.jsonl, row 2401: column \"kind\" is \"film\"; expected user or item");
     rows[2300] = json!("text");
-    check(
-        read(&files.lines(&rows)).await,
-        "row 2301: not a JSON object",
-    );
+    check(read(&files.lines(&rows)).await, "row 2301: not a JSON object");
     let mut csv = "id,kind\n".to_owned();
     (0..1500).for_each(|id| csv += &format!("{id},user\n"));
     assert_eq!(read(&files.write("t.csv", &csv)).await.unwrap().len(), 1500);
-    check(
-        read(&files.write("t.csv", csv + "7,8,9\n")).await,
-        "t.csv, row 1501: CSV error",
-    );
+    check(read(&files.write("t.csv", csv + "7,8,9\n")).await, "t.csv, row 1501: CSV error");
 }
 
 /// An item's row with one value set.
@@ -284,36 +229,18 @@ async fn check_rows(cases: &[(Value, &str)]) {
 #[tokio::test]
 async fn a_wrong_id_or_kind_is_named_by_row() {
     check_rows(&[
-        (
-            json!({"kind": "user"}),
-            "column \"id\" is empty; every entity needs an id",
-        ),
+        (json!({"kind": "user"}), "column \"id\" is empty; every entity needs an id"),
         (with("id", Value::Null), "column \"id\" is empty"),
         (with("id", "".into()), "column \"id\" is empty"),
-        (
-            with("id", 1.5.into()),
-            "column \"id\" holds 1.5; an id is a string or int64",
-        ),
-        (
-            with("id", u64::MAX.into()),
-            "column \"id\" holds 18446744073709551615; an id is a string or int64",
-        ),
-        (
-            json!({"id": 1, "kind": "user"}),
-            "user id 1 appears twice; ids must be unique over all tables",
-        ),
+        (with("id", 1.5.into()), "column \"id\" holds 1.5; an id is a string or int64"),
+        (with("id", u64::MAX.into()), "column \"id\" holds 18446744073709551615; an id is a string or int64"),
+        (json!({"id": 1, "kind": "user"}), "user id 1 appears twice; ids must be unique over all tables"),
         (
             json!({"id": "x", "kind": "user"}),
             "user id x is string, but the users before have int64 ids; set [input.columns] id_type",
         ),
-        (
-            with("kind", "User".into()),
-            "column \"kind\" is \"User\"; expected user or item",
-        ),
-        (
-            with("kind", Value::Null),
-            "column \"kind\" is empty; expected user or item",
-        ),
+        (with("kind", "User".into()), "column \"kind\" is \"User\"; expected user or item"),
+        (with("kind", Value::Null), "column \"kind\" is empty; expected user or item"),
         (json!({"id": 2}), "column \"kind\" is empty"),
     ])
     .await;
@@ -322,54 +249,27 @@ async fn a_wrong_id_or_kind_is_named_by_row() {
 #[tokio::test]
 async fn a_wrong_value_is_named_by_row() {
     check_rows(&[
-        (
-            with("history", 5.into()),
-            "column \"history\" holds 5; a history is a list of objects or of titles",
-        ),
-        (
-            with("history", "Heat".into()),
-            "column \"history\" holds text that is not JSON",
-        ),
-        (
-            with("history", json!([1])),
-            "column \"history\" holds the element 1",
-        ),
+        (with("history", 5.into()), "column \"history\" holds 5; a history is a list of objects or of titles"),
+        (with("history", "Heat".into()), "column \"history\" holds text that is not JSON"),
+        (with("history", json!([1])), "column \"history\" holds the element 1"),
         (
             with("history", json!([{"timestamp": "yesterday"}])),
             "column \"history\" holds the timestamp \"yesterday\", which is neither a number nor ISO 8601",
         ),
-        (
-            with("history", json!([{"timestamp": [1]}])),
-            "column \"history\" holds the timestamp [1]",
-        ),
+        (with("history", json!([{"timestamp": [1]}])), "column \"history\" holds the timestamp [1]"),
         (
             with("interactions", (-1).into()),
             "column \"interactions\" is -1; a number of interactions is an integer from 0",
         ),
-        (
-            with("interactions", 2.5.into()),
-            "column \"interactions\" is 2.5",
-        ),
-        (
-            with("interactions", "many".into()),
-            "column \"interactions\" is \"many\"",
-        ),
+        (with("interactions", 2.5.into()), "column \"interactions\" is 2.5"),
+        (with("interactions", "many".into()), "column \"interactions\" is \"many\""),
         (
             with("embedding", json!([0.5, null])),
             "column \"embedding\" holds NaN or null at position 1; an embedding is a list of finite floats",
         ),
-        (
-            with("embedding", json!([1e300])),
-            "column \"embedding\" holds NaN or 1e+300 at position 0",
-        ),
-        (
-            with("embedding", json!({"x": 1})),
-            "column \"embedding\" holds {\"x\":1}",
-        ),
-        (
-            with("attributes", json!([1])),
-            "column \"attributes\" holds [1]; attributes are a struct or a JSON object",
-        ),
+        (with("embedding", json!([1e300])), "column \"embedding\" holds NaN or 1e+300 at position 0"),
+        (with("embedding", json!({"x": 1})), "column \"embedding\" holds {\"x\":1}"),
+        (with("attributes", json!([1])), "column \"attributes\" holds [1]; attributes are a struct or a JSON object"),
     ])
     .await;
 }
@@ -379,18 +279,9 @@ async fn ids_that_are_not_of_the_type_asked_for_are_named_by_row() {
     let files = Files::new();
     let mut table = files.lines(&[json!({"id": "x1"})]);
     (table.kind, table.columns.id_type) = (Some(Kind::User), Some(IdType::Int64));
-    check(
-        read(&table).await,
-        "row 1: id \"x1\" is not an int64, which id_type asks for",
-    );
-    check(
-        read(&files.write("t.csv", "id,kind\n1,user\n,user\n")).await,
-        "t.csv, row 2: column \"id\" is empty",
-    );
-    check(
-        read(&files.write("t.csv", "id,kind\n1,user\n1,user\n")).await,
-        "t.csv, row 2: user id 1 appears twice",
-    );
+    check(read(&table).await, "row 1: id \"x1\" is not an int64, which id_type asks for");
+    check(read(&files.write("t.csv", "id,kind\n1,user\n,user\n")).await, "t.csv, row 2: column \"id\" is empty");
+    check(read(&files.write("t.csv", "id,kind\n1,user\n1,user\n")).await, "t.csv, row 2: user id 1 appears twice");
 }
 
 #[tokio::test]
@@ -406,24 +297,11 @@ async fn a_wrong_parquet_column_or_value_is_named() {
     let values = Float32Array::from(vec![0.5, 1.0, f32::NAN, 2.0]);
     let item = Arc::new(Field::new("item", DataType::Float32, true));
     let vectors = FixedSizeListArray::new(item, 2, Arc::new(values), None);
-    let table = files.batch(vec![
-        ("id", ids()),
-        ("kind", kinds()),
-        ("embedding", Arc::new(vectors)),
-    ]);
-    check(
-        read(&table).await,
-        "row 2: column \"embedding\" holds NaN or null at position 0",
-    );
-    let table = files.batch(vec![
-        ("id", Arc::new(Int64Array::from(vec![Some(4), None])) as _),
-        ("kind", kinds()),
-    ]);
+    let table = files.batch(vec![("id", ids()), ("kind", kinds()), ("embedding", Arc::new(vectors))]);
+    check(read(&table).await, "row 2: column \"embedding\" holds NaN or null at position 0");
+    let table = files.batch(vec![("id", Arc::new(Int64Array::from(vec![Some(4), None])) as _), ("kind", kinds())]);
     check(read(&table).await, "row 2: column \"id\" is empty");
-    let table = files.batch(vec![
-        ("id", Arc::new(Int64Array::from(vec![4, 4])) as _),
-        ("kind", kinds()),
-    ]);
+    let table = files.batch(vec![("id", Arc::new(Int64Array::from(vec![4, 4])) as _), ("kind", kinds())]);
     check(read(&table).await, "row 2: user id 4 appears twice");
     let table = files.batch(vec![
         ("id", ids()),
@@ -444,32 +322,12 @@ async fn a_wrong_file_is_named() {
     );
     let whole = std::fs::read(&table.path).unwrap();
     for (name, bytes, expected) in [
-        (
-            "t.csv",
-            &b"id,age\n1,2\n"[..],
-            "t.csv: no column \"kind\"; it has id, age. Set [input.columns] kind",
-        ),
+        ("t.csv", &b"id,age\n1,2\n"[..], "t.csv: no column \"kind\"; it has id, age. Set [input.columns] kind"),
         ("t.csv", b"", "t.csv: no column \"id\"; it has "),
-        (
-            "t.tsv",
-            b"id\n",
-            "t.tsv: the format is told by the extension: expected .parquet, .csv, .jsonl or .ndjson",
-        ),
-        (
-            "cut.parquet",
-            &whole[..whole.len() / 2],
-            "cut.parquet: not readable as Parquet",
-        ),
-        (
-            "empty.parquet",
-            b"",
-            "empty.parquet: not readable as Parquet",
-        ),
-        (
-            "text.parquet",
-            b"id,kind\n1,user\n",
-            "text.parquet: not readable as Parquet",
-        ),
+        ("t.tsv", b"id\n", "t.tsv: the format is told by the extension: expected .parquet, .csv, .jsonl or .ndjson"),
+        ("cut.parquet", &whole[..whole.len() / 2], "cut.parquet: not readable as Parquet"),
+        ("empty.parquet", b"", "empty.parquet: not readable as Parquet"),
+        ("text.parquet", b"id,kind\n1,user\n", "text.parquet: not readable as Parquet"),
     ] {
         check(read(&files.write(name, bytes)).await, expected);
     }
@@ -490,21 +348,11 @@ async fn timestamps_of_every_form_order_the_history() {
         (json!("9"), json!("10")),
         (json!("2001-01-02"), json!("2001-01-10")),
         (json!("2001-01-02 23:00:00"), json!("2001-01-03 01:00:00")),
-        (
-            json!("2001-01-02T03:04:05Z"),
-            json!("2001-01-02T01:04:06-03:00"),
-        ),
-        (
-            json!("2001-01-02T03:04:05.25Z"),
-            json!("2001-01-02T03:04:05.5Z"),
-        ),
-        (
-            json!("2001-01-02T03:04:05"),
-            json!("2001-01-02T03:04:05.000001"),
-        ),
+        (json!("2001-01-02T03:04:05Z"), json!("2001-01-02T01:04:06-03:00")),
+        (json!("2001-01-02T03:04:05.25Z"), json!("2001-01-02T03:04:05.5Z")),
+        (json!("2001-01-02T03:04:05"), json!("2001-01-02T03:04:05.000001")),
     ] {
-        let history =
-            json!([{"title": "late", "timestamp": late}, {"title": "early", "timestamp": early}]);
+        let history = json!([{"title": "late", "timestamp": late}, {"title": "early", "timestamp": early}]);
         let row = json!({"id": 1, "kind": "user", "history": history});
         let entity = read(&files.lines(&[row])).await.unwrap().remove(0);
         assert_eq!(entity.history[0].fields["title"], "early", "{early} {late}");
@@ -527,27 +375,16 @@ async fn arrow_timestamps_order_the_history() {
     use arrow::buffer::OffsetBuffer;
     let zones = [None, Some("UTC".into()), Some("Europe/Stockholm".into())];
     for zone in zones {
-        let times =
-            TimestampMillisecondArray::from(vec![1_500, 1_250]).with_timezone_opt(zone.clone());
+        let times = TimestampMillisecondArray::from(vec![1_500, 1_250]).with_timezone_opt(zone.clone());
         let time = DataType::Timestamp(TimeUnit::Millisecond, zone);
-        let fields = vec![
-            Field::new("title", DataType::Utf8, true),
-            Field::new("timestamp", time, true),
-        ];
+        let fields = vec![Field::new("title", DataType::Utf8, true), Field::new("timestamp", time, true)];
         let titles = Arc::new(StringArray::from(vec!["late", "early"])) as ArrayRef;
         let events = StructArray::new(fields.into(), vec![titles, Arc::new(times)], None);
         let item = Arc::new(Field::new("item", events.data_type().clone(), true));
-        let list = ListArray::new(
-            item,
-            OffsetBuffer::from_lengths([2]),
-            Arc::new(events),
-            None,
-        );
+        let list = ListArray::new(item, OffsetBuffer::from_lengths([2]), Arc::new(events), None);
         let files = Files::new();
-        let mut table = files.batch(vec![
-            ("id", Arc::new(Int64Array::from(vec![1])) as ArrayRef),
-            ("history", Arc::new(list)),
-        ]);
+        let mut table =
+            files.batch(vec![("id", Arc::new(Int64Array::from(vec![1])) as ArrayRef), ("history", Arc::new(list))]);
         table.kind = Some(Kind::User);
         let entity = read(&table).await.unwrap().remove(0);
         assert_eq!(entity.history[0].fields["title"], "early");

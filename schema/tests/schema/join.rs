@@ -16,11 +16,7 @@ fn table(dir: &Path, name: &str, kind: Kind, rows: &[Value]) -> EntityTable {
     let path = dir.join(name);
     let lines: String = rows.iter().map(|row| format!("{row}\n")).collect();
     std::fs::write(&path, lines).unwrap();
-    EntityTable {
-        path: path.to_str().unwrap().to_owned(),
-        kind: Some(kind),
-        columns: Columns::default(),
-    }
+    EntityTable { path: path.to_str().unwrap().to_owned(), kind: Some(kind), columns: Columns::default() }
 }
 
 fn users(dir: &Path, ids: impl IntoIterator<Item = i64>) -> EntityTable {
@@ -60,13 +56,10 @@ async fn ids_are_unique_and_of_one_type_from_table_to_table() {
     };
     let one = table("one.jsonl", Kind::User, &[json!(1), json!(5), json!(6)]);
     let items = table("items.jsonl", Kind::Item, &[json!("1")]);
-    finish(Join::new(&[one.clone(), items.clone()], 0).await.unwrap())
-        .await
-        .unwrap();
+    finish(Join::new(&[one.clone(), items.clone()], 0).await.unwrap()).await.unwrap();
     let twice = table("twice.jsonl", Kind::User, &[json!(2), json!(6), json!(1)]);
     let found = error(&[one.clone(), items.clone(), twice]).await;
-    let expected =
-        "twice.jsonl, row 2: user id 6 appears twice; ids must be unique over all tables";
+    let expected = "twice.jsonl, row 2: user id 6 appears twice; ids must be unique over all tables";
     assert!(found.ends_with(expected), "{found}");
     let text = table("text.jsonl", Kind::User, &[json!("7")]);
     let found = error(&[one, items, text]).await;
@@ -84,10 +77,7 @@ async fn a_second_embedding_of_an_id_is_refused_by_row() {
             join.push_embedding(Kind::User, row, id, &[1.0]).unwrap();
         }
         let error = finish(join).await.unwrap_err().to_string();
-        assert_eq!(
-            error,
-            "ids.txt, row 4: id 9 appears twice; ids must be unique"
-        );
+        assert_eq!(error, "ids.txt, row 4: id 9 appears twice; ids must be unique");
     }
 }
 
@@ -113,8 +103,7 @@ async fn embeddings_match_by_text_and_texts_by_type() {
     assert_eq!(join.kinds()[&Kind::User].first.id_type(), IdType::Int64);
     join.use_embeddings(Kind::User, "e.npy", "ids.txt");
     join.push_embedding(Kind::User, 1, "07", &[1.0]).unwrap();
-    join.push_embedding(Kind::User, 2, "7", &[2.0, -0.5])
-        .unwrap();
+    join.push_embedding(Kind::User, 2, "7", &[2.0, -0.5]).unwrap();
     let text = EntityId::Text("7".into());
     join.push_text(Kind::User, &text, b"a").unwrap();
     join.push_text(Kind::Item, &EntityId::Int(7), b"b").unwrap();
@@ -123,10 +112,7 @@ async fn embeddings_match_by_text_and_texts_by_type() {
     assert_eq!(entities[0].entity.embedding, Some(vec![2.0, -0.5]));
     assert_eq!(entities[0].texts, ["c"]);
     strangers.sort();
-    let expected = [
-        (Kind::User, text, "a".to_owned()),
-        (Kind::Item, EntityId::Int(7), "b".to_owned()),
-    ];
+    let expected = [(Kind::User, text, "a".to_owned()), (Kind::Item, EntityId::Int(7), "b".to_owned())];
     assert_eq!(strangers, expected);
 }
 

@@ -5,8 +5,7 @@ use jiff::civil::date;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Policy, Spec};
 use laser_schema::knowledge::{
-    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, id_type,
-    rows_digest,
+    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, id_type, rows_digest,
 };
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS, verify};
 use laser_schema::previous::{PreviousReader, PreviousSource, PreviousText};
@@ -111,29 +110,13 @@ impl Folder {
             let (digest, size) = (Digest::of(&bytes), bytes.len() as u64);
             root.join(&name).write(bytes).await.unwrap();
             let rows = rows.len() as u64;
-            manifest.parts.push(PartEntry {
-                name,
-                shard,
-                rows,
-                bytes: size,
-                digest,
-            });
+            manifest.parts.push(PartEntry { name, shard, rows, bytes: size, digest });
             manifest.rows += rows;
             manifest.entities += rows;
         }
-        let error = ErrorRecord {
-            entity_id: EntityId::Int(99),
-            stage: "plan".into(),
-            reason: "too long".into(),
-        };
-        let folder = Self {
-            _dir: dir,
-            root,
-            manifest,
-        };
-        folder
-            .write(ERRORS, serde_json::to_string(&error).unwrap())
-            .await;
+        let error = ErrorRecord { entity_id: EntityId::Int(99), stage: "plan".into(), reason: "too long".into() };
+        let folder = Self { _dir: dir, root, manifest };
+        folder.write(ERRORS, serde_json::to_string(&error).unwrap()).await;
         folder.write(SUCCESS, "").await;
         folder.write_manifest().await;
         folder
@@ -144,8 +127,7 @@ impl Folder {
     }
 
     async fn write_manifest(&self) {
-        self.write(MANIFEST, serde_json::to_vec(&self.manifest).unwrap())
-            .await;
+        self.write(MANIFEST, serde_json::to_vec(&self.manifest).unwrap()).await;
     }
 
     /// All faults together name everything that is expected, and there are as many.
@@ -153,10 +135,7 @@ impl Folder {
         let faults = verify(&self.root).await.unwrap().faults;
         assert_eq!(faults.len(), expected.len(), "{faults:?}");
         for (fault, expected) in faults.iter().zip(expected) {
-            assert!(
-                fault.contains(expected),
-                "expected {expected:?} in {fault:?}"
-            );
+            assert!(fault.contains(expected), "expected {expected:?} in {fault:?}");
         }
     }
 }
@@ -164,11 +143,7 @@ impl Folder {
 #[tokio::test]
 async fn a_whole_folder_has_no_fault() {
     let report = verify(&Folder::new().await.root).await.unwrap();
-    assert_eq!(
-        (report.parts, report.rows, report.faults.len()),
-        (2, 4, 0),
-        "{report:?}"
-    );
+    assert_eq!((report.parts, report.rows, report.faults.len()), (2, 4, 0), "{report:?}");
 }
 
 #[tokio::test]
@@ -180,56 +155,35 @@ async fn every_flipped_byte_of_a_part_is_found() {
         bytes[at] ^= 1;
         folder.write("part-00001.parquet", bytes).await;
         let counts = "2 rows in the parts, the manifest says 4";
-        folder
-            .check(&["part-00001.parquet: its bytes do not match", counts])
-            .await;
+        folder.check(&["part-00001.parquet: its bytes do not match", counts]).await;
     }
 }
 
 #[tokio::test]
 async fn missing_and_unknown_files_are_found() {
     let folder = Folder::new().await;
-    folder
-        .root
-        .join("part-00000.parquet")
-        .remove()
-        .await
-        .unwrap();
-    folder
-        .check(&["part-00000.parquet: missing", "2 rows in the parts"])
-        .await;
+    folder.root.join("part-00000.parquet").remove().await.unwrap();
+    folder.check(&["part-00000.parquet: missing", "2 rows in the parts"]).await;
     let folder = Folder::new().await;
     folder.write("part-00007.parquet", part(&[record(8)])).await;
-    folder
-        .check(&["part-00007.parquet: not named by the manifest"])
-        .await;
+    folder.check(&["part-00007.parquet: not named by the manifest"]).await;
     let folder = Folder::new().await;
     folder.root.join(SUCCESS).remove().await.unwrap();
     folder.check(&["_SUCCESS is missing"]).await;
     let folder = Folder::new().await;
     folder.root.join(ERRORS).remove().await.unwrap();
-    folder
-        .check(&["_errors.jsonl: 0 rows, the manifest says 1"])
-        .await;
+    folder.check(&["_errors.jsonl: 0 rows, the manifest says 1"]).await;
 }
 
 #[tokio::test]
 async fn wrong_rows_are_found() {
     let twice = Folder::of(&[vec![record(1), record(2)], vec![record(2)]]).await;
-    twice
-        .check(&["part-00001.parquet: entity 2 appears twice"])
-        .await;
+    twice.check(&["part-00001.parquet: entity 2 appears twice"]).await;
     let both = Folder::of(&[vec![record(1), record(99)]]).await;
-    both.check(&["_errors.jsonl: entity 99 appears twice"])
-        .await;
-    let empty = KnowledgeRecord {
-        text: " \n".into(),
-        ..record(1)
-    };
+    both.check(&["_errors.jsonl: entity 99 appears twice"]).await;
+    let empty = KnowledgeRecord { text: " \n".into(), ..record(1) };
     let empty = Folder::of(&[vec![empty, record(2)]]).await;
-    empty
-        .check(&["part-00000.parquet: entity 1 has an empty text"])
-        .await;
+    empty.check(&["part-00000.parquet: entity 1 has an empty text"]).await;
 }
 
 #[tokio::test]
@@ -237,18 +191,11 @@ async fn wrong_counts_are_found() {
     let mut folder = Folder::new().await;
     folder.manifest.parts[0].rows = 3;
     folder.write_manifest().await;
-    folder
-        .check(&["part-00000.parquet: 2 rows, the manifest says 3"])
-        .await;
+    folder.check(&["part-00000.parquet: 2 rows, the manifest says 3"]).await;
     let mut folder = Folder::new().await;
     folder.manifest.rows = 5;
     folder.write_manifest().await;
-    folder
-        .check(&[
-            "4 rows in the parts, the manifest says 5",
-            "5 rows and 1 errors do not make up 5 entities",
-        ])
-        .await;
+    folder.check(&["4 rows in the parts, the manifest says 5", "5 rows and 1 errors do not make up 5 entities"]).await;
     let mut folder = Folder::new().await;
     folder.manifest.entities = 9;
     folder.write_manifest().await;
@@ -260,24 +207,14 @@ async fn a_folder_without_a_readable_manifest_is_told() {
     let folder = Folder::new().await;
     folder.write(MANIFEST, "{}").await;
     let faults = verify(&folder.root).await.unwrap().faults;
-    assert!(
-        faults[0].contains("_manifest.json: not a manifest"),
-        "{faults:?}"
-    );
+    assert!(faults[0].contains("_manifest.json: not a manifest"), "{faults:?}");
     folder.root.join(MANIFEST).remove().await.unwrap();
     let error = verify(&folder.root).await.unwrap_err().to_string();
-    assert!(
-        error.contains("_manifest.json: no such file or object"),
-        "{error}"
-    );
+    assert!(error.contains("_manifest.json: no such file or object"), "{error}");
 }
 
 async fn previous(path: &str, id_type: Option<IdType>) -> Result<Vec<PreviousText>, String> {
-    let sources = [PreviousSource {
-        path: path.to_owned(),
-        kind: Some(Kind::User),
-        id_type,
-    }];
+    let sources = [PreviousSource { path: path.to_owned(), kind: Some(Kind::User), id_type }];
     let read = PreviousReader::open(&sources, date(2026, 11, 21)).await;
     let mut reader = read.map_err(|e| e.to_string())?;
     let mut all = Vec::new();
@@ -294,27 +231,16 @@ async fn earlier_texts_are_read_from_a_folder_and_from_files() {
     let all = previous(folder.root.url(), None).await.unwrap();
     assert_eq!(ids(&all), [1, 2, 3, 4].map(EntityId::Int));
     assert_eq!(all[0].record.as_deref(), Some(&record(1)));
-    let one = previous(folder.root.join("part-00001.parquet").url(), None)
-        .await
-        .unwrap();
+    let one = previous(folder.root.join("part-00001.parquet").url(), None).await.unwrap();
     assert_eq!(ids(&one), [3, 4].map(EntityId::Int));
     folder
-        .write(
-            "texts.jsonl",
-            "{\"entity_id\": \"7\", \"text\": \"a\"}\n{\"id\": 8, \"text\": \"b\", \"x\": 1}\n",
-        )
+        .write("texts.jsonl", "{\"entity_id\": \"7\", \"text\": \"a\"}\n{\"id\": 8, \"text\": \"b\", \"x\": 1}\n")
         .await;
     let path = folder.root.join("texts.jsonl").url().to_owned();
     let texts = previous(&path, Some(IdType::Int64)).await.unwrap();
     assert_eq!(ids(&texts), [7, 8].map(EntityId::Int));
-    assert!(
-        texts
-            .iter()
-            .all(|t| t.record.is_none() && t.kind == Kind::User)
-    );
-    let mut texts = previous(&format!("file://{path}"), Some(IdType::String))
-        .await
-        .unwrap();
+    assert!(texts.iter().all(|t| t.record.is_none() && t.kind == Kind::User));
+    let mut texts = previous(&format!("file://{path}"), Some(IdType::String)).await.unwrap();
     assert_eq!(texts.remove(1).id, EntityId::Text("8".into()));
 }
 
@@ -326,31 +252,15 @@ async fn an_earlier_text_that_cannot_be_read_is_named() {
         ("not json", "row 2: expected {\"id\": …, \"text\": \"…\"}"),
         ("{\"id\": 3}", "row 2: expected"),
         ("{\"id\": 3, \"text\": null}", "row 2: expected"),
-        (
-            "{\"id\": \"x\", \"text\": \"t\"}",
-            "row 2: id \"x\" is not an int64",
-        ),
+        ("{\"id\": \"x\", \"text\": \"t\"}", "row 2: id \"x\" is not an int64"),
     ] {
-        folder
-            .write(
-                "texts.jsonl",
-                format!("{{\"id\": 1, \"text\": \"a\"}}\n{line}\n"),
-            )
-            .await;
+        folder.write("texts.jsonl", format!("{{\"id\": 1, \"text\": \"a\"}}\n{line}\n")).await;
         let error = previous(&path, Some(IdType::Int64)).await.unwrap_err();
-        assert!(
-            error.contains("texts.jsonl, ") && error.contains(expected),
-            "{error}"
-        );
+        assert!(error.contains("texts.jsonl, ") && error.contains(expected), "{error}");
     }
     let mut bytes = part(&[record(1)]).to_vec();
     bytes.truncate(bytes.len() / 2);
     folder.write("cut.parquet", bytes).await;
-    let error = previous(folder.root.join("cut.parquet").url(), None)
-        .await
-        .unwrap_err();
-    assert!(
-        error.contains("cut.parquet: not readable as Parquet"),
-        "{error}"
-    );
+    let error = previous(folder.root.join("cut.parquet").url(), None).await.unwrap_err();
+    assert!(error.contains("cut.parquet: not readable as Parquet"), "{error}");
 }

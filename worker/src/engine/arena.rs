@@ -5,8 +5,8 @@
 //! a fork shares its prefix and a close gives rows back without touching the device. When no row is left, those that
 //! sequences still have move to the front: a copying garbage collection (Cheney 1970) whose roots are the sequences.
 //!
-//! Memory: rows for what open sequences may grow to and a quarter ([`SLACK`]) of it, or as much as that was before. While
-//! rows move, one tensor more.
+//! Memory: rows for what open sequences may grow to and a quarter ([`SLACK`]) of it, or as much as that was before.
+//! While rows move, one tensor more.
 
 use candle_core::{DType, Device, Result, Tensor, bail};
 
@@ -30,7 +30,8 @@ struct Sequence {
 /// See the [module](self).
 #[derive(Debug)]
 pub(super) struct Arena {
-    /// Keys and values `[kv_heads, rows, head_dim]`; empty before the first step, and after memory ran out while rows moved.
+    /// Keys and values `[kv_heads, rows, head_dim]`; empty before the first step, and after memory ran out while rows
+    /// moved.
     layers: Vec<(Tensor, Tensor)>,
     config: ModelConfig,
     dtype: DType,
@@ -103,13 +104,13 @@ impl Arena {
     pub(super) fn begin(&mut self, count: usize) -> Result<usize> {
         if self.end + count > self.rows {
             let rows = self.reserved + self.reserved.div_ceil(SLACK);
-            self.collect(rows.max(self.rows))
-                .inspect_err(|_| self.lose())?;
+            self.collect(rows.max(self.rows)).inspect_err(|_| self.lose())?;
         }
         Ok(self.end)
     }
 
-    /// Writes keys and values `[nodes, kv_heads, head_dim]` of a layer from row `start` on and returns all of the layer.
+    /// Writes keys and values `[nodes, kv_heads, head_dim]` of a layer from row `start` on and returns all of the
+    /// layer.
     pub(super) fn write(
         &self,
         layer: usize,

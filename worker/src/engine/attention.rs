@@ -34,8 +34,8 @@ struct Group {
     queries: Tensor,
     /// Rows of the arena, `[sequences · total]`.
     context: Tensor,
-    /// Added to the scores, `[sequences, 1, nodes, total]`: 0 for the committed context, the node itself and its ancestors, -∞
-    /// for the rest. None where every node sees everything.
+    /// Added to the scores, `[sequences, 1, nodes, total]`: 0 for the committed context, the node itself and its
+    /// ancestors, -∞ for the rest. None where every node sees everything.
     mask: Option<Tensor>,
 }
 
@@ -65,10 +65,7 @@ impl Attention {
             }
             groups.push(rows.group(dtype, device)?);
         }
-        Ok(Self {
-            groups,
-            places: Tensor::new(places, device)?,
-        })
+        Ok(Self { groups, places: Tensor::new(places, device)? })
     }
 
     /// Rows `[nodes, heads · head_dim]` for scaled queries `[nodes, heads, head_dim]` over all keys and values of a
@@ -81,15 +78,10 @@ impl Attention {
 }
 
 impl Group {
-    /// Rows `[sequences · nodes, heads · head_dim]`. Query heads that share a key head are more rows of one product, so that
-    /// keys are not repeated.
+    /// Rows `[sequences · nodes, heads · head_dim]`. Query heads that share a key head are more rows of one product, so
+    /// that keys are not repeated.
     fn attend(&self, queries: &Tensor, (keys, values): &(Tensor, Tensor)) -> Result<Tensor> {
-        let &Self {
-            sequences,
-            nodes,
-            total,
-            ..
-        } = self;
+        let &Self { sequences, nodes, total, .. } = self;
         let (_, heads, dim) = queries.dims3()?;
         let kv_heads = keys.dim(0)?;
         let shared = heads / kv_heads;
@@ -130,13 +122,7 @@ struct GroupRows {
 
 impl GroupRows {
     fn new(nodes: usize, total: usize) -> Self {
-        Self {
-            nodes,
-            total,
-            queries: Vec::new(),
-            context: Vec::new(),
-            mask: Vec::new(),
-        }
+        Self { nodes, total, queries: Vec::new(), context: Vec::new(), mask: Vec::new() }
     }
 
     /// Padding repeats a node, whose result nobody asks for, and a row, which is masked.
@@ -144,21 +130,17 @@ impl GroupRows {
         let (nodes, total) = shape(span);
         let (first, written) = (number(span.offset), number(start + span.offset));
         self.queries.extend((first..).take(nodes));
-        self.queries
-            .resize(self.queries.len() + self.nodes - nodes, first);
+        self.queries.resize(self.queries.len() + self.nodes - nodes, first);
         self.context.extend_from_slice(&committed[..span.cached]);
         self.context.extend((written..).take(nodes));
-        self.context
-            .resize(self.context.len() + self.total - total, written);
+        self.context.resize(self.context.len() + self.total - total, written);
         for node in 0..self.nodes {
             let hidden = span.hidden(node.min(nodes - 1));
             let is_hidden = |other: usize| hidden[other / 64] >> (other % 64) & 1 == 1;
             let value = |hidden| if hidden { f32::NEG_INFINITY } else { 0.0 };
             self.mask.extend(std::iter::repeat_n(0.0, span.cached));
-            self.mask
-                .extend((0..nodes).map(|other| value(is_hidden(other))));
-            self.mask
-                .extend(std::iter::repeat_n(f32::NEG_INFINITY, self.total - total));
+            self.mask.extend((0..nodes).map(|other| value(is_hidden(other))));
+            self.mask.extend(std::iter::repeat_n(f32::NEG_INFINITY, self.total - total));
         }
     }
 
@@ -189,8 +171,8 @@ fn shape(span: &Span<'_>) -> (usize, usize) {
     (nodes, span.cached + nodes)
 }
 
-/// Sequences that attend together, of their nodes and totals: of like numbers of nodes, so that padding is at most as much
-/// as there is beyond [`TREE`] nodes, and of [`SCORES_MAX`] scores.
+/// Sequences that attend together, of their nodes and totals: of like numbers of nodes, so that padding is at most as
+/// much as there is beyond [`TREE`] nodes, and of [`SCORES_MAX`] scores.
 fn grouped(shapes: &[(usize, usize)]) -> Vec<Vec<usize>> {
     let mut by_size: Vec<usize> = (0..shapes.len()).collect();
     by_size.sort_by_key(|&span| shapes[span]);
@@ -199,9 +181,8 @@ fn grouped(shapes: &[(usize, usize)]) -> Vec<Vec<usize>> {
     for span in by_size {
         let (nodes, total) = shapes[span];
         longest = total.max(longest);
-        let fits = |group: &&mut Vec<usize>| {
-            nodes <= TREE.max(2 * least) && (group.len() + 1) * nodes * longest <= SCORES_MAX
-        };
+        let fits =
+            |group: &&mut Vec<usize>| nodes <= TREE.max(2 * least) && (group.len() + 1) * nodes * longest <= SCORES_MAX;
         match groups.last_mut().filter(fits) {
             Some(group) => group.push(span),
             None => {

@@ -82,39 +82,23 @@ impl ModelConfig {
     /// Refuses shapes that no forward could be made of.
     pub(super) fn validate(self, file: &Path) -> Result<Self, EngineError> {
         let problem = if self.kv_heads == 0 || !self.heads.is_multiple_of(self.kv_heads) {
-            format!(
-                "{} attention heads do not divide over {} key/value heads",
-                self.heads, self.kv_heads
-            )
+            format!("{} attention heads do not divide over {} key/value heads", self.heads, self.kv_heads)
         } else if self.head_dim == 0 || !self.head_dim.is_multiple_of(2) {
-            format!(
-                "head dimension {} is not a positive even number",
-                self.head_dim
-            )
+            format!("head dimension {} is not a positive even number", self.head_dim)
         } else if self.layers == 0 || self.vocab_size == 0 || self.max_positions == 0 {
-            let Self {
-                layers,
-                vocab_size,
-                max_positions,
-                ..
-            } = self;
+            let Self { layers, vocab_size, max_positions, .. } = self;
             format!("{layers} layers, vocabulary {vocab_size}, {max_positions} positions")
         } else {
             return Ok(self);
         };
-        Err(EngineError::InvalidConfig {
-            file: file.into(),
-            message: problem,
-        })
+        Err(EngineError::InvalidConfig { file: file.into(), message: problem })
     }
 }
 
 /// The architecture called `name` in `file`.
 pub(super) fn architecture(file: &Path, name: &str) -> Result<Architecture, EngineError> {
-    Architecture::parse(name).ok_or_else(|| EngineError::UnsupportedArchitecture {
-        file: file.into(),
-        architecture: name.into(),
-    })
+    Architecture::parse(name)
+        .ok_or_else(|| EngineError::UnsupportedArchitecture { file: file.into(), architecture: name.into() })
 }
 
 /// The keys of config.json that matter; unknown ones describe training.
@@ -158,38 +142,28 @@ struct RopeFile {
 
 /// Reads and checks config.json.
 pub(super) fn read_config(file: &Path) -> Result<ModelConfig, EngineError> {
-    let invalid = |message: String| EngineError::InvalidConfig {
-        file: file.into(),
-        message,
-    };
+    let invalid = |message: String| EngineError::InvalidConfig { file: file.into(), message };
     let text = fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
     let json: Value = serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
-    let name = json["architectures"][0]
-        .as_str()
-        .or_else(|| json["model_type"].as_str());
+    let name = json["architectures"][0].as_str().or_else(|| json["model_type"].as_str());
     let name = name.ok_or_else(|| invalid("neither architectures nor model_type is set".into()))?;
     let architecture = architecture(file, name)?;
     let name = name.to_owned();
-    let config: ConfigFile =
-        serde_json::from_value(json).map_err(|error| invalid(error.to_string()))?;
+    let config: ConfigFile = serde_json::from_value(json).map_err(|error| invalid(error.to_string()))?;
     if config.hidden_act != "silu" {
-        return Err(invalid(format!(
-            "hidden_act is {:?}, expected \"silu\"",
-            config.hidden_act
-        )));
+        return Err(invalid(format!("hidden_act is {:?}, expected \"silu\"", config.hidden_act)));
     }
     if config.quantization_config.is_some() {
         return Err(invalid(
-            "quantization_config: quantised checkpoints are not supported; use the original weights with isq, or GGUF".into(),
+            "quantization_config: quantised checkpoints are not supported; use the original weights with isq, or GGUF"
+                .into(),
         ));
     }
     let rope_scaling = match &config.rope_scaling {
         Some(rope) => rope.scaling().map_err(&invalid)?,
         None => RopeScaling::None,
     };
-    config
-        .into_model(architecture, name, rope_scaling)
-        .validate(file)
+    config.into_model(architecture, name, rope_scaling).validate(file)
 }
 
 impl ConfigFile {
@@ -200,13 +174,8 @@ impl ConfigFile {
         rope_scaling: RopeScaling,
     ) -> ModelConfig {
         let nested_theta = self.rope_scaling.as_ref().and_then(|rope| rope.rope_theta);
-        let windowed = self
-            .use_sliding_window
-            .unwrap_or(architecture == Architecture::Mistral);
-        let window = self
-            .sliding_window
-            .filter(|_| windowed)
-            .unwrap_or(usize::MAX);
+        let windowed = self.use_sliding_window.unwrap_or(architecture == Architecture::Mistral);
+        let window = self.sliding_window.filter(|_| windowed).unwrap_or(usize::MAX);
         ModelConfig {
             architecture,
             architecture_name,
@@ -216,9 +185,7 @@ impl ConfigFile {
             layers: self.num_hidden_layers,
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
-            head_dim: self
-                .head_dim
-                .unwrap_or(self.hidden_size / self.num_attention_heads.max(1)),
+            head_dim: self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1)),
             norm_eps: self.rms_norm_eps,
             rope_theta: self.rope_theta.or(nested_theta).unwrap_or(10_000.0),
             rope_scaling,
@@ -233,18 +200,12 @@ impl ConfigFile {
 
 impl RopeFile {
     fn scaling(&self) -> Result<RopeScaling, String> {
-        let need = |value: Option<f32>, key: &str| {
-            value.ok_or_else(|| format!("rope_scaling has no {key}"))
-        };
+        let need = |value: Option<f32>, key: &str| value.ok_or_else(|| format!("rope_scaling has no {key}"));
         match self.rope_type.as_deref() {
             None | Some("default") => Ok(RopeScaling::None),
-            Some("linear") => Ok(RopeScaling::Linear {
-                factor: need(self.factor, "factor")?,
-            }),
+            Some("linear") => Ok(RopeScaling::Linear { factor: need(self.factor, "factor")? }),
             Some("llama3") => {
-                let original = self
-                    .original_max_position_embeddings
-                    .map(|length| length as f32);
+                let original = self.original_max_position_embeddings.map(|length| length as f32);
                 Ok(RopeScaling::Llama3 {
                     factor: need(self.factor, "factor")?,
                     low_freq_factor: need(self.low_freq_factor, "low_freq_factor")?,
@@ -252,9 +213,9 @@ impl RopeFile {
                     original_positions: need(original, "original_max_position_embeddings")?,
                 })
             }
-            Some(other) => Err(format!(
-                "rope_scaling type {other:?} is not supported (supported: default, linear, llama3)"
-            )),
+            Some(other) => {
+                Err(format!("rope_scaling type {other:?} is not supported (supported: default, linear, llama3)"))
+            }
         }
     }
 }
@@ -286,10 +247,7 @@ pub(super) mod tests {
     #[test]
     fn defaults_follow_the_published_ones() {
         let config = check(&[]).unwrap();
-        assert_eq!(
-            (config.kv_heads, config.head_dim, config.max_positions),
-            (2, 4, 100)
-        );
+        assert_eq!((config.kv_heads, config.head_dim, config.max_positions), (2, 4, 100));
         assert_eq!(config.rope_theta, 10_000.0);
         assert!(!config.qkv_bias && !config.tied_embeddings && !config.head_norms());
     }
@@ -311,20 +269,13 @@ pub(super) mod tests {
             (vec![qwen, window], 100),
             (vec![qwen, window, ("use_sliding_window", "true")], 64),
         ] {
-            assert_eq!(
-                check(&changes).unwrap().max_positions,
-                expected,
-                "{changes:?}"
-            );
+            assert_eq!(check(&changes).unwrap().max_positions, expected, "{changes:?}");
         }
     }
 
     #[test]
     fn rope_base_may_be_nested() {
-        let nested = (
-            "rope_parameters",
-            r#"{"rope_type": "default", "rope_theta": 500000.0}"#,
-        );
+        let nested = ("rope_parameters", r#"{"rope_type": "default", "rope_theta": 500000.0}"#);
         assert_eq!(check(&[nested]).unwrap().rope_theta, 500_000.0);
     }
 
@@ -336,52 +287,21 @@ pub(super) mod tests {
                 r#"["GPT2LMHeadModel"]"#,
                 "architecture GPT2LMHeadModel is not supported by the tree engine (supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)",
             ),
-            (
-                "hidden_act",
-                r#""gelu""#,
-                "hidden_act is \"gelu\", expected \"silu\"",
-            ),
-            (
-                "hidden_size",
-                r#""big""#,
-                "invalid type: string \"big\", expected usize",
-            ),
-            (
-                "num_key_value_heads",
-                "3",
-                "2 attention heads do not divide over 3 key/value heads",
-            ),
-            (
-                "head_dim",
-                "3",
-                "head dimension 3 is not a positive even number",
-            ),
-            (
-                "num_hidden_layers",
-                "0",
-                "0 layers, vocabulary 10, 100 positions",
-            ),
-            (
-                "quantization_config",
-                r#"{"quant_method": "gptq"}"#,
-                "quantised checkpoints are not supported",
-            ),
+            ("hidden_act", r#""gelu""#, "hidden_act is \"gelu\", expected \"silu\""),
+            ("hidden_size", r#""big""#, "invalid type: string \"big\", expected usize"),
+            ("num_key_value_heads", "3", "2 attention heads do not divide over 3 key/value heads"),
+            ("head_dim", "3", "head dimension 3 is not a positive even number"),
+            ("num_hidden_layers", "0", "0 layers, vocabulary 10, 100 positions"),
+            ("quantization_config", r#"{"quant_method": "gptq"}"#, "quantised checkpoints are not supported"),
             (
                 "rope_scaling",
                 r#"{"type": "yarn", "factor": 4.0}"#,
                 "rope_scaling type \"yarn\" is not supported (supported: default, linear, llama3)",
             ),
-            (
-                "rope_scaling",
-                r#"{"type": "linear"}"#,
-                "rope_scaling has no factor",
-            ),
+            ("rope_scaling", r#"{"type": "linear"}"#, "rope_scaling has no factor"),
         ] {
             let error = check(&[(key, value)]).unwrap_err().to_string();
-            assert!(
-                error.contains(expected) && error.contains("config.json"),
-                "{error}"
-            );
+            assert!(error.contains(expected) && error.contains("config.json"), "{error}");
         }
     }
 }

@@ -57,19 +57,13 @@ pub(super) struct HeadCache<'a> {
 impl CpuCache {
     /// Zeros for `capacity` positions.
     pub(super) fn new(config: &ModelConfig, capacity: usize) -> Self {
-        let shape = Shape {
-            heads: config.kv_heads,
-            head_dim: config.head_dim,
-            capacity: capacity.next_multiple_of(PANEL),
-        };
+        let shape =
+            Shape { heads: config.kv_heads, head_dim: config.head_dim, capacity: capacity.next_multiple_of(PANEL) };
         let layer = || LayerCache {
             keys: vec![ZERO; shape.heads * shape.key_lines()],
             values: vec![ZERO; shape.heads * shape.value_lines()],
         };
-        Self {
-            layers: (0..config.layers).map(|_| layer()).collect(),
-            shape,
-        }
+        Self { layers: (0..config.layers).map(|_| layer()).collect(), shape }
     }
 
     /// The heads of a layer.
@@ -78,11 +72,7 @@ impl CpuCache {
         let LayerCache { keys, values } = &mut self.layers[layer];
         let keys = keys.chunks_exact_mut(shape.key_lines());
         let values = values.chunks_exact_mut(shape.value_lines());
-        keys.zip(values).map(move |(keys, values)| HeadCache {
-            keys,
-            values,
-            shape,
-        })
+        keys.zip(values).map(move |(keys, values)| HeadCache { keys, values, shape })
     }
 }
 
@@ -98,9 +88,7 @@ impl HeadCache<'_> {
         let panels = self.values.chunks_exact_mut(self.shape.capacity);
         for (panel, value) in panels.zip(value.chunks(PANEL)) {
             let line = &mut panel[position].0;
-            line.iter_mut()
-                .zip(value)
-                .for_each(|(to, value)| *to = value.to_bits());
+            line.iter_mut().zip(value).for_each(|(to, value)| *to = value.to_bits());
         }
     }
 
@@ -187,9 +175,8 @@ pub(super) struct CachePool {
 impl CachePool {
     /// A cache for at least `capacity` positions: the smallest idle one that fits, or a new one.
     pub(super) fn acquire(&mut self, config: &ModelConfig, capacity: usize) -> CpuCache {
-        let fits = |(index, cache): (usize, &CpuCache)| {
-            (cache.capacity() >= capacity).then_some((cache.capacity(), index))
-        };
+        let fits =
+            |(index, cache): (usize, &CpuCache)| (cache.capacity() >= capacity).then_some((cache.capacity(), index));
         let best = self.idle.iter().enumerate().filter_map(fits).min();
         let cache = match best {
             Some((_, index)) => self.idle.swap_remove(index),
@@ -312,9 +299,6 @@ mod tests {
         copy.copy_prefix(&mut first, 6);
         write(&mut copy, 6, 2, 50);
         assert_eq!(numbers(&mut copy, 8), [0., 1., 2., 3., 4., 5., 50., 51.]);
-        assert_eq!(
-            numbers(&mut first, 10),
-            [0., 1., 2., 3., 4., 5., 6., 7., 8., 9.]
-        );
+        assert_eq!(numbers(&mut first, 10), [0., 1., 2., 3., 4., 5., 6., 7., 8., 9.]);
     }
 }

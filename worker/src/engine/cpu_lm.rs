@@ -1,14 +1,14 @@
 //! A Llama-family decoder for CPUs: dense f32 or bf16 weights, f32 arithmetic, every product a
 //! [skinny](super::skinny) one.
 //!
-//! The forward is that of [`TreeLm`](super::tree_lm), which runs everything else (GPUs, quantised weights, f16), without
-//! tensors: buffers live as long as the model, q, k and v are one product, so are gate and up, and the caches hold
-//! keys and values as panels, so that attention is two skinny products as well.
+//! The forward is that of [`TreeLm`](super::tree_lm), which runs everything else (GPUs, quantised weights, f16),
+//! without tensors: buffers live as long as the model, q, k and v are one product, so are gate and up, and the caches
+//! hold keys and values as panels, so that attention is two skinny products as well.
 //!
-//! A row's result does not depend on the other rows of a step, nor on how its context reached the cache: sums
-//! run in the order of positions, hidden nodes have weight 0 (which changes no sum), and what is summed over lanes
-//! in another order (the softmax's denominator) is summed in f64. Verifying a tree therefore computes what decoding one token at
-//! a time computes, to the bit but for roundings of that denominator (one in about 10^8).
+//! A row's result does not depend on the other rows of a step, nor on how its context reached the cache: sums run in
+//! the order of positions, hidden nodes have weight 0 (which changes no sum), and what is summed over lanes in another
+//! order (the softmax's denominator) is summed in f64. Verifying a tree therefore computes what decoding one token at a
+//! time computes, to the bit but for roundings of that denominator (one in about 10^8).
 //!
 //! Memory: the weights, a copy of the embedding where it is tied, the caches, and buffers for the largest step.
 
@@ -113,19 +113,11 @@ struct Loader<'a> {
 impl Loader<'_> {
     fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
         let tensor = self.weights.get(name, shape)?;
-        Ok(tensor
-            .to_dtype(DType::F32)?
-            .flatten_all()?
-            .to_vec1::<f32>()?)
+        Ok(tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?)
     }
 
     /// The projections `parts` (name and outputs) from the same `inputs`, as one.
-    fn projection(
-        &self,
-        parts: &[(String, usize)],
-        inputs: usize,
-        bias: bool,
-    ) -> Result<Projection, EngineError> {
+    fn projection(&self, parts: &[(String, usize)], inputs: usize, bias: bool) -> Result<Projection, EngineError> {
         let (mut weights, mut biases) = (Vec::new(), Vec::new());
         for (name, outputs) in parts {
             weights.push(self.values(&format!("{name}.weight"), &[*outputs, inputs])?);
@@ -134,18 +126,12 @@ impl Loader<'_> {
             }
         }
         let weights: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
-        Ok(Projection {
-            weights: PackedMatrix::pack(&weights, inputs, self.format),
-            bias: bias.then_some(biases),
-        })
+        Ok(Projection { weights: PackedMatrix::pack(&weights, inputs, self.format), bias: bias.then_some(biases) })
     }
 
     fn layer(&self, config: &ModelConfig, layer: usize) -> Result<Layer, EngineError> {
         let (hidden, inner) = (config.hidden_size, config.intermediate_size);
-        let (queries, keys) = (
-            config.heads * config.head_dim,
-            config.kv_heads * config.head_dim,
-        );
+        let (queries, keys) = (config.heads * config.head_dim, config.kv_heads * config.head_dim);
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let norm = |part: &str, length| self.values(&format!("{}.weight", name(part)), &[length]);
         let qkv = [("q", queries), ("k", keys), ("v", keys)];
@@ -156,10 +142,7 @@ impl Loader<'_> {
         Ok(Layer {
             attention_norm: norm("input_layernorm", hidden)?,
             head_norms: match config.head_norms() {
-                true => Some((
-                    norm("self_attn.q_norm", config.head_dim)?,
-                    norm("self_attn.k_norm", config.head_dim)?,
-                )),
+                true => Some((norm("self_attn.q_norm", config.head_dim)?, norm("self_attn.k_norm", config.head_dim)?)),
                 false => None,
             },
             qkv: self.projection(&qkv, hidden, config.qkv_bias)?,
@@ -176,10 +159,7 @@ impl CpuLm {
     ///
     /// # Errors
     /// A missing tensor or one of another shape.
-    pub(super) fn load(
-        config: ModelConfig,
-        weights: &SafetensorsWeights,
-    ) -> Result<Self, EngineError> {
+    pub(super) fn load(config: ModelConfig, weights: &SafetensorsWeights) -> Result<Self, EngineError> {
         let format = match weights.dtype() {
             DType::BF16 => Format::Bf16,
             _ => Format::F32,
@@ -194,9 +174,7 @@ impl CpuLm {
                 PackedMatrix::pack(&[&head], config.hidden_size, format)
             }
         };
-        let layers = (0..config.layers)
-            .map(|layer| loader.layer(&config, layer))
-            .collect::<Result<_, _>>()?;
+        let layers = (0..config.layers).map(|layer| loader.layer(&config, layer)).collect::<Result<_, _>>()?;
         Ok(Self {
             layers,
             head,
@@ -232,12 +210,7 @@ impl CpuLm {
             self.mlp(layer);
         }
         let buffers = &mut self.buffers;
-        norm_rows(
-            &buffers.x,
-            &self.norm,
-            self.config.norm_eps,
-            &mut buffers.normed,
-        );
+        norm_rows(&buffers.x, &self.norm, self.config.norm_eps, &mut buffers.normed);
         self.head.multiply(&buffers.normed, &mut buffers.logits);
     }
 
@@ -246,12 +219,7 @@ impl CpuLm {
         let (config, buffers) = (&self.config, &mut self.buffers);
         let weights = &self.layers[layer];
         let eps = config.norm_eps;
-        norm_rows(
-            &buffers.x,
-            &weights.attention_norm,
-            eps,
-            &mut buffers.normed,
-        );
+        norm_rows(&buffers.x, &weights.attention_norm, eps, &mut buffers.normed);
         weights.qkv.forward(&buffers.normed, &mut buffers.qkv);
         self.rope.reserve(&batch.positions);
         let (rope, norms) = (&self.rope, weights.head_norms.as_ref());
@@ -260,9 +228,7 @@ impl CpuLm {
             position_row(config, norms, rope.position(batch.positions[row]), data);
         });
         attend_all(config, layer, batch, caches, buffers);
-        weights
-            .output
-            .forward(&buffers.attended, &mut buffers.projected);
+        weights.output.forward(&buffers.attended, &mut buffers.projected);
         add_rows(&mut buffers.x, &buffers.projected);
     }
 
@@ -272,9 +238,7 @@ impl CpuLm {
         let weights = &self.layers[layer];
         let eps = config.norm_eps;
         norm_rows(&buffers.x, &weights.mlp_norm, eps, &mut buffers.normed);
-        weights
-            .gate_up
-            .forward(&buffers.normed, &mut buffers.gate_up);
+        weights.gate_up.forward(&buffers.normed, &mut buffers.gate_up);
         let inner = config.intermediate_size;
         buffers.inner.reshape(buffers.gate_up.rows(), inner);
         let gate_up = &buffers.gate_up;
@@ -299,12 +263,7 @@ impl Decoder for CpuLm {
         Ok(self.caches.acquire(&self.config, capacity))
     }
 
-    fn fork(
-        &mut self,
-        from: &mut CpuCache,
-        length: usize,
-        capacity: usize,
-    ) -> Result<CpuCache, EngineError> {
+    fn fork(&mut self, from: &mut CpuCache, length: usize, capacity: usize) -> Result<CpuCache, EngineError> {
         let mut cache = self.caches.acquire(&self.config, capacity);
         cache.copy_prefix(from, length);
         Ok(cache)
@@ -327,12 +286,7 @@ impl Decoder for CpuLm {
         Ok(())
     }
 
-    fn commit(
-        &mut self,
-        cache: &mut CpuCache,
-        length: usize,
-        keep: &[usize],
-    ) -> Result<(), EngineError> {
+    fn commit(&mut self, cache: &mut CpuCache, length: usize, keep: &[usize]) -> Result<(), EngineError> {
         cache.compact(length, keep);
         Ok(())
     }
@@ -367,18 +321,10 @@ fn position_row(
 }
 
 /// Attention of every key head of every sequence, each on one thread, into `attended`.
-fn attend_all(
-    config: &ModelConfig,
-    layer: usize,
-    batch: &Batch<'_>,
-    caches: &mut [CpuCache],
-    buffers: &mut Buffers,
-) {
+fn attend_all(config: &ModelConfig, layer: usize, batch: &Batch<'_>, caches: &mut [CpuCache], buffers: &mut Buffers) {
     let (heads, dim) = (config.kv_heads, config.head_dim);
     let group = config.heads / heads * dim;
-    buffers
-        .heads
-        .resize_with(batch.spans.len() * heads, HeadBuffers::default);
+    buffers.heads.resize_with(batch.spans.len() * heads, HeadBuffers::default);
     let qkv = &buffers.qkv;
     let spans = batch.spans.iter().zip(caches);
     let tasks = spans.flat_map(|(span, cache)| {
@@ -414,11 +360,7 @@ fn attend_head(
         let row = &qkv.row(span.offset + node)[config.heads * dim..];
         let (keys, values) = row.split_at(config.kv_heads * dim);
         let position = span.cached + node;
-        cache.write(
-            position,
-            &keys[head * dim..][..dim],
-            &values[head * dim..][..dim],
-        );
+        cache.write(position, &keys[head * dim..][..dim], &values[head * dim..][..dim]);
     }
     own.attended.reshape(nodes, group * dim);
     for start in (0..nodes).step_by(BLOCK) {
@@ -436,13 +378,7 @@ fn attend_head(
 }
 
 /// Softmax attention of the queries of a block of nodes.
-fn attend_block(
-    span: &Span<'_>,
-    block: Range<usize>,
-    cache: &HeadCache<'_>,
-    group: usize,
-    own: &mut HeadBuffers,
-) {
+fn attend_block(span: &Span<'_>, block: Range<usize>, cache: &HeadCache<'_>, group: usize, own: &mut HeadBuffers) {
     let total = span.cached + block.end;
     cache.keys(total).multiply(&own.queries, &mut own.scores);
     own.sums_of_weights.clear();
@@ -471,12 +407,8 @@ fn exponentials(scores: &mut [f32], cached: usize, hidden: &[u64]) -> f32 {
         }
     }
     let max = max(scores);
-    scores
-        .iter_mut()
-        .for_each(|score| *score = exp(*score - max));
-    let sums = by_lane(scores, [0.0_f64; 8], |sum, weight| {
-        *sum += f64::from(weight)
-    });
+    scores.iter_mut().for_each(|score| *score = exp(*score - max));
+    let sums = by_lane(scores, [0.0_f64; 8], |sum, weight| *sum += f64::from(weight));
     narrow(sums.iter().sum())
 }
 
@@ -494,9 +426,7 @@ fn norm_in_place(row: &mut [f32], scale: &[f32], eps: f64) {
     let sums = by_lane(row, [0.0_f32; LANES], |sum, x| *sum += x * x);
     let mean = f64::from(sums.iter().sum::<f32>()) / row.len() as f64;
     let factor = narrow(1.0 / (mean + eps).sqrt());
-    row.iter_mut()
-        .zip(scale)
-        .for_each(|(x, scale)| *x = *x * factor * scale);
+    row.iter_mut().zip(scale).for_each(|(x, scale)| *x = *x * factor * scale);
 }
 
 /// `silu(gate) · up`, where silu(x) = x / (1 + e^-x).
@@ -515,10 +445,7 @@ fn add_rows(x: &mut Rows, y: &Rows) {
     });
 }
 
-#[expect(
-    clippy::cast_possible_truncation,
-    reason = "a sum of f32 in the range of f32"
-)]
+#[expect(clippy::cast_possible_truncation, reason = "a sum of f32 in the range of f32")]
 fn narrow(value: f64) -> f32 {
     value as f32
 }

@@ -15,12 +15,7 @@ pub(super) trait Decoder: Send {
     fn open(&mut self, capacity: usize) -> Result<Self::Cache, EngineError>;
 
     /// A cache for `capacity` tokens that begins with the first `length` of another.
-    fn fork(
-        &mut self,
-        from: &mut Self::Cache,
-        length: usize,
-        capacity: usize,
-    ) -> Result<Self::Cache, EngineError>;
+    fn fork(&mut self, from: &mut Self::Cache, length: usize, capacity: usize) -> Result<Self::Cache, EngineError>;
 
     /// Appends the nodes to their caches (one a span) and to `best`, for each scored node in order, the `top_k` most
     /// probable next tokens (at most the vocabulary).
@@ -33,12 +28,7 @@ pub(super) trait Decoder: Send {
     ) -> Result<(), EngineError>;
 
     /// Keeps of the tokens behind the first `length` those at `keep`.
-    fn commit(
-        &mut self,
-        cache: &mut Self::Cache,
-        length: usize,
-        keep: &[usize],
-    ) -> Result<(), EngineError>;
+    fn commit(&mut self, cache: &mut Self::Cache, length: usize, keep: &[usize]) -> Result<(), EngineError>;
 
     /// Takes back the cache of a closed sequence.
     fn close(&mut self, cache: Self::Cache);
@@ -69,12 +59,7 @@ impl<'a> Span<'a> {
             }
             hidden[node * words + node / 64] &= !(1 << (node % 64));
         }
-        Self {
-            cached,
-            offset,
-            parents,
-            hidden,
-        }
+        Self { cached, offset, parents, hidden }
     }
 
     /// Bit i is set if `node` does not see node i: it is neither the node itself nor an ancestor.
@@ -99,11 +84,9 @@ impl<'a> Batch<'a> {
     pub(super) fn push(&mut self, segment: &Segment<'a>, depths: &[usize], cached: usize) {
         let offset = self.tokens.len();
         self.tokens.extend_from_slice(segment.tokens);
-        self.positions
-            .extend(depths.iter().map(|depth| cached + depth));
+        self.positions.extend(depths.iter().map(|depth| cached + depth));
         let scored = offset + segment.scored_from..self.tokens.len();
-        self.scored
-            .extend(scored.filter_map(|row| u32::try_from(row).ok()));
+        self.scored.extend(scored.filter_map(|row| u32::try_from(row).ok()));
         self.spans.push(Span::new(segment, cached, offset));
     }
 }

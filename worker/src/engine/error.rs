@@ -103,9 +103,7 @@ pub enum EngineError {
         capacity: usize,
     },
     /// A fork beyond what is cached or what the new slot can hold.
-    #[error(
-        "slot {slot}: cannot fork {length} tokens of {cached} cached ones into a capacity of {capacity}"
-    )]
+    #[error("slot {slot}: cannot fork {length} tokens of {cached} cached ones into a capacity of {capacity}")]
     InvalidFork {
         /// The slot to fork from.
         slot: Slot,
@@ -133,9 +131,7 @@ pub enum EngineError {
         nodes: usize,
     },
     /// More tokens than the slot was opened for.
-    #[error(
-        "slot {slot}: {cached} cached tokens and {nodes} nodes exceed the capacity of {capacity}"
-    )]
+    #[error("slot {slot}: {cached} cached tokens and {nodes} nodes exceed the capacity of {capacity}")]
     CapacityExceeded {
         /// The slot.
         slot: Slot,

@@ -83,13 +83,7 @@ impl FakeEngine {
             device: "none".into(),
         };
         let slots = SlotTable::new(info.vocab_size, info.max_positions);
-        Self {
-            options,
-            info,
-            slots,
-            steps: 0,
-            nodes: 0,
-        }
+        Self { options, info, slots, steps: 0, nodes: 0 }
     }
 
     /// Steps so far, failed ones included.
@@ -119,33 +113,20 @@ impl FakeEngine {
             return Ok(());
         };
         for segment in segments {
-            if self
-                .slots
-                .get(segment.slot)?
-                .data
-                .iter()
-                .chain(segment.tokens)
-                .any(|t| *t == token)
-            {
+            if self.slots.get(segment.slot)?.data.iter().chain(segment.tokens).any(|t| *t == token) {
                 return fail(format!("injected failure of token {token}"));
             }
         }
         Ok(())
     }
 
-    fn score(
-        &self,
-        segment: &Segment<'_>,
-        depths: &[usize],
-        top_k: usize,
-    ) -> Result<Scores, EngineError> {
+    fn score(&self, segment: &Segment<'_>, depths: &[usize], top_k: usize) -> Result<Scores, EngineError> {
         let context = &self.slots.get(segment.slot)?.data;
         let width = top_k.min(self.info.vocab_size);
         let candidates = (segment.scored_from..segment.tokens.len())
             .flat_map(|node| {
                 let last = last_tokens(context, segment, node, self.options.order);
-                self.options
-                    .candidates(&last, context.len() + depths[node], width)
+                self.options.candidates(&last, context.len() + depths[node], width)
             })
             .collect();
         Ok(Scores::new(segment.scored_from, width, candidates))
@@ -184,10 +165,7 @@ impl Engine for FakeEngine {
             .map(|(segment, depths)| self.score(segment, depths, top_k))
             .collect::<Result<_, _>>()?;
         for segment in segments {
-            self.slots
-                .get_mut(segment.slot)?
-                .data
-                .extend_from_slice(segment.tokens);
+            self.slots.get_mut(segment.slot)?.data.extend_from_slice(segment.tokens);
             self.nodes += segment.tokens.len() as u64;
         }
         self.slots.append(segments)?;
@@ -207,9 +185,7 @@ impl Engine for FakeEngine {
     }
 
     fn cached(&self, slot: Slot) -> usize {
-        self.slots
-            .get(slot)
-            .map_or(0, super::slots::SlotState::cached)
+        self.slots.get(slot).map_or(0, super::slots::SlotState::cached)
     }
 }
 
@@ -230,12 +206,8 @@ impl FakeOptions {
     /// The `width` most probable tokens after `last` (last one first, at `position`). Each takes
     /// the same share, 0.4 to 0.9, of the probability that the ones before it left.
     fn candidates(&self, last: &[Token], position: usize, width: usize) -> Vec<Candidate> {
-        let context = last
-            .iter()
-            .fold(self.seed, |hash, &token| mix(hash ^ u64::from(token)));
-        let newest = last
-            .first()
-            .map_or(self.seed, |&token| mix(!self.seed ^ u64::from(token)));
+        let context = last.iter().fold(self.seed, |hash, &token| mix(hash ^ u64::from(token)));
+        let newest = last.first().map_or(self.seed, |&token| mix(!self.seed ^ u64::from(token)));
         let in_phrase = unit(mix(newest ^ 1)) < self.phrase_probability;
         let state = if in_phrase { newest } else { context };
         let ends = unit(mix(context ^ mix(position as u64))) < self.eos_probability;
@@ -247,9 +219,7 @@ impl FakeOptions {
             u32::try_from(token).unwrap_or(0)
         };
         let eos = ends.then_some(self.eos);
-        let others = (0..u64::from(self.vocab_size))
-            .map(token_at)
-            .filter(|t| Some(*t) != eos);
+        let others = (0..u64::from(self.vocab_size)).map(token_at).filter(|t| Some(*t) != eos);
         let mut remaining = 1.0;
         eos.into_iter()
             .chain(others)
@@ -259,10 +229,7 @@ impl FakeOptions {
                 remaining -= probability;
                 #[expect(clippy::cast_possible_truncation, reason = "a small logarithm")]
                 let log_probability = probability.ln() as f32;
-                Candidate {
-                    token,
-                    log_probability,
-                }
+                Candidate { token, log_probability }
             })
             .collect()
     }

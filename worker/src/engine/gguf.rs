@@ -47,9 +47,7 @@ const PARTS: [(&str, &str); 11] = [
 
 /// `model.layers.3.self_attn.q_proj` is called `blk.3.attn_q`.
 fn gguf_name(name: &str) -> String {
-    let part = name
-        .strip_prefix("model.layers.")
-        .and_then(|rest| rest.split_once('.'));
+    let part = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
     match part {
         Some((layer, part)) => {
             let known = PARTS.iter().find(|(ours, _)| *ours == part);
@@ -72,16 +70,10 @@ pub(super) struct GgufWeights {
 
 impl GgufWeights {
     pub(super) fn open(path: &Path, device: &Device) -> Result<Self, EngineError> {
-        let corrupt = |message: String| EngineError::CorruptWeights {
-            file: path.into(),
-            message,
-        };
+        let corrupt = |message: String| EngineError::CorruptWeights { file: path.into(), message };
         let mut file = File::open(path).map_err(|error| corrupt(error.to_string()))?;
         let content = Content::read(&mut file).map_err(|error| corrupt(error.to_string()))?;
-        let header = Header {
-            path,
-            content: &content,
-        };
+        let header = Header { path, content: &content };
         let mut config = header.config()?;
         let factors = "rope_freqs.weight";
         if content.tensor_infos.contains_key(factors) {
@@ -92,14 +84,7 @@ impl GgufWeights {
             config.rope_scaling = RopeScaling::Factors(factors);
         }
         let (path, device) = (path.into(), device.clone());
-        Ok(Self {
-            path,
-            file,
-            content,
-            config,
-            device,
-            parameters: Cell::new(0),
-        })
+        Ok(Self { path, file, content, config, device, parameters: Cell::new(0) })
     }
 
     /// The model the header describes.
@@ -111,37 +96,22 @@ impl GgufWeights {
     fn get(&mut self, name: &str, shape: &[usize]) -> Result<QTensor, EngineError> {
         let path = self.path.clone();
         let Some(info) = self.content.tensor_infos.get(name) else {
-            return Err(EngineError::MissingTensor {
-                path,
-                name: name.into(),
-            });
+            return Err(EngineError::MissingTensor { path, name: name.into() });
         };
         let got = info.shape.dims().to_vec();
         if got != shape {
             let (name, expected) = (name.into(), shape.into());
-            return Err(EngineError::TensorShape {
-                path,
-                name,
-                expected,
-                got,
-            });
+            return Err(EngineError::TensorShape { path, name, expected, got });
         }
-        self.parameters
-            .set(self.parameters.get() + got.iter().product::<usize>() as u64);
+        self.parameters.set(self.parameters.get() + got.iter().product::<usize>() as u64);
         self.content
             .tensor(&mut self.file, name, &Device::Cpu)
-            .map_err(|error| EngineError::CorruptWeights {
-                file: path,
-                message: format!("{name}: {error}"),
-            })
+            .map_err(|error| EngineError::CorruptWeights { file: path, message: format!("{name}: {error}") })
     }
 
     /// Tensor `name` as f32 on the device.
     fn dense(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
-        Ok(self
-            .get(name, shape)?
-            .dequantize(&Device::Cpu)?
-            .to_device(&self.device)?)
+        Ok(self.get(name, shape)?.dequantize(&Device::Cpu)?.to_device(&self.device)?)
     }
 
     /// Heads whose rows are interleaved in projection `name`.
@@ -159,20 +129,12 @@ impl GgufWeights {
             _ => requantised(&weight, &weight.data()?, &self.device)?,
         };
         let q_weight = Arc::new(weight);
-        Ok(Linear::new(Arc::new(GgufMatMul::new(
-            QuantMethodConfig::Gguf { q_weight, b: bias },
-        )?)))
+        Ok(Linear::new(Arc::new(GgufMatMul::new(QuantMethodConfig::Gguf { q_weight, b: bias })?)))
     }
 }
 
 impl Weights for GgufWeights {
-    fn linear(
-        &mut self,
-        name: &str,
-        outputs: usize,
-        inputs: usize,
-        bias: bool,
-    ) -> Result<Linear, EngineError> {
+    fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {
         let gguf = gguf_name(name);
         let mut weight = self.get(&format!("{gguf}.weight"), &[outputs, inputs])?;
         let mut bias = match bias {
@@ -199,11 +161,7 @@ impl Weights for GgufWeights {
 
     fn head(&mut self, embedding: &Tensor, tied: bool) -> Result<Linear, EngineError> {
         let (rows, width) = embedding.dims2()?;
-        let name = if tied {
-            "token_embd.weight"
-        } else {
-            "output.weight"
-        };
+        let name = if tied { "token_embd.weight" } else { "output.weight" };
         let counted = self.parameters.get();
         let weight = self.get(name, &[rows, width])?;
         if tied {
@@ -226,20 +184,14 @@ fn halved_rows(rows: usize, heads: usize) -> Vec<u32> {
         let (half, pair) = (within / (dim / 2), within % (dim / 2));
         head * dim + 2 * pair + half
     };
-    (0..rows)
-        .map(|row| u32::try_from(source(row)).unwrap_or(u32::MAX))
-        .collect()
+    (0..rows).map(|row| u32::try_from(source(row)).unwrap_or(u32::MAX)).collect()
 }
 
 /// The matrix with these rows of `weight`, without requantising.
 fn with_rows(weight: &QTensor, rows: &[u32]) -> candle_core::Result<QTensor> {
     let data = weight.data()?;
     let row_bytes = data.len() / rows.len();
-    let moved: Vec<u8> = rows
-        .iter()
-        .flat_map(|&row| &data[row as usize * row_bytes..][..row_bytes])
-        .copied()
-        .collect();
+    let moved: Vec<u8> = rows.iter().flat_map(|&row| &data[row as usize * row_bytes..][..row_bytes]).copied().collect();
     requantised(weight, &moved, &Device::Cpu)
 }
 
@@ -291,39 +243,29 @@ impl Header<'_> {
     }
 
     fn rope_scaling(&self, architecture: &str) -> Result<RopeScaling, EngineError> {
-        match self
-            .text(&format!("{architecture}.rope.scaling.type"))
-            .as_deref()
-        {
+        match self.text(&format!("{architecture}.rope.scaling.type")).as_deref() {
             None | Some("none") => Ok(RopeScaling::None),
             Some("linear") => {
                 let factor = self.float(&format!("{architecture}.rope.scaling.factor"))?;
                 Ok(RopeScaling::Linear { factor })
             }
-            Some(other) => Err(self.invalid(format!(
-                "rope scaling type {other:?} is not supported (supported: none, linear)"
-            ))),
+            Some(other) => {
+                Err(self.invalid(format!("rope scaling type {other:?} is not supported (supported: none, linear)")))
+            }
         }
     }
 
     fn text(&self, key: &str) -> Option<String> {
-        self.content
-            .metadata
-            .get(key)
-            .and_then(|value| value.to_string().ok().cloned())
+        self.content.metadata.get(key).and_then(|value| value.to_string().ok().cloned())
     }
 
     fn optional_size(&self, key: &str) -> Option<usize> {
         let value = self.content.metadata.get(key)?;
-        value
-            .to_u64()
-            .ok()
-            .and_then(|value| usize::try_from(value).ok())
+        value.to_u64().ok().and_then(|value| usize::try_from(value).ok())
     }
 
     fn size(&self, key: &str) -> Result<usize, EngineError> {
-        self.optional_size(key)
-            .ok_or_else(|| self.invalid(format!("key {key} is missing or not a size")))
+        self.optional_size(key).ok_or_else(|| self.invalid(format!("key {key} is missing or not a size")))
     }
 
     fn float(&self, key: &str) -> Result<f32, EngineError> {
@@ -334,10 +276,7 @@ impl Header<'_> {
     }
 
     fn invalid(&self, message: String) -> EngineError {
-        EngineError::InvalidConfig {
-            file: self.path.into(),
-            message,
-        }
+        EngineError::InvalidConfig { file: self.path.into(), message }
     }
 }
 

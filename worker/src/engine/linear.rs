@@ -23,32 +23,19 @@ pub(super) struct Linear {
 impl Linear {
     /// Quantised weights as they are.
     pub(super) fn new(method: Arc<dyn QuantMethod>) -> Self {
-        let dense = method
-            .unquant_weight_bias()
-            .filter(|(weight, _)| weight.device().is_cpu());
+        let dense = method.unquant_weight_bias().filter(|(weight, _)| weight.device().is_cpu());
         Self { method, dense }
     }
 
     /// Dense weights `[outputs, inputs]`, quantised here if `isq` says so, on `device`.
-    pub(super) fn dense(
-        weight: Tensor,
-        bias: Option<Tensor>,
-        isq: Option<IsqType>,
-        device: &Device,
-    ) -> Result<Self> {
+    pub(super) fn dense(weight: Tensor, bias: Option<Tensor>, isq: Option<IsqType>, device: &Device) -> Result<Self> {
         let weights = QuantMethodConfig::Unquantized(DenseWeights::new(weight, bias));
         let dense = Arc::new(UnquantLinear::new(weights)?);
         let Some(isq) = isq else {
             return Ok(Self::new(dense));
         };
         let (counter, guard) = (AtomicUsize::new(0), QuantizeOntoGuard::new());
-        Ok(Self::new(dense.apply_isq(
-            Some(isq),
-            device.clone(),
-            &counter,
-            None,
-            guard,
-        )?))
+        Ok(Self::new(dense.apply_isq(Some(isq), device.clone(), &counter, None, guard)?))
     }
 
     /// `[nodes, inputs]` to `[nodes, outputs]`, in the dtype of `x`.

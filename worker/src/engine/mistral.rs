@@ -11,8 +11,8 @@ use std::{
 
 use candle_core::Tensor;
 use mistralrs::{
-    CustomLogitsProcessor, GgufModelBuilder, Model, ModelDType, NormalRequest, Request,
-    RequestMessage, ResponseOk, SamplingParams, StopTokens, TextModelBuilder, TokenSource,
+    CustomLogitsProcessor, GgufModelBuilder, Model, ModelDType, NormalRequest, Request, RequestMessage, ResponseOk,
+    SamplingParams, StopTokens, TextModelBuilder, TokenSource,
 };
 use tokio::sync::mpsc;
 
@@ -45,9 +45,7 @@ pub struct MistralEngine {
 
 impl std::fmt::Debug for MistralEngine {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("MistralEngine")
-            .field("max_positions", &self.max_positions)
-            .finish()
+        f.debug_struct("MistralEngine").field("max_positions", &self.max_positions).finish()
     }
 }
 
@@ -59,8 +57,8 @@ impl MistralEngine {
     /// on disk, [`EngineError::Mistralrs`] if mistralrs refuses it.
     pub async fn load(options: &EngineOptions, batch: usize) -> Result<Self, EngineError> {
         let options = options.clone();
-        // A task of its own: mistralrs blocks its thread while it loads, and takes wake-ups of what else is awaited there
-        // for its own, so that a run waited for its plan's files for ever.
+        // A task of its own: mistralrs blocks its thread while it loads, and takes wake-ups of what else is awaited
+        // there for its own, so that a run waited for its plan's files for ever.
         let load = tokio::spawn(async move { Self::build(&options, batch).await });
         load.await.map_err(refused)?
     }
@@ -75,10 +73,7 @@ impl MistralEngine {
             false => build_gguf(options, batch).await?,
         };
         let limit = model.max_sequence_length().map_err(refused)?;
-        Ok(Self {
-            model,
-            max_positions: limit.unwrap_or(usize::MAX),
-        })
+        Ok(Self { model, max_positions: limit.unwrap_or(usize::MAX) })
     }
 
     /// Positions of the model, as mistralrs reads them.
@@ -139,23 +134,11 @@ impl MistralEngine {
         if stopped {
             tokens.pop();
         }
-        Ok(Completion {
-            tokens,
-            finish: if stopped {
-                Finish::Stop
-            } else {
-                Finish::Length
-            },
-        })
+        Ok(Completion { tokens, finish: if stopped { Finish::Stop } else { Finish::Length } })
     }
 
     /// Sends one request; whether it ended at a stop token.
-    async fn run(
-        &self,
-        prompt: Vec<u32>,
-        sampling: SamplingParams,
-        greedy: Arc<Greedy>,
-    ) -> Result<bool, EngineError> {
+    async fn run(&self, prompt: Vec<u32>, sampling: SamplingParams, greedy: Arc<Greedy>) -> Result<bool, EngineError> {
         let (sender, mut receiver) = mpsc::channel(1);
         let runner = self.model.inner();
         let message = RequestMessage::CompletionTokens(prompt);
@@ -163,19 +146,12 @@ impl MistralEngine {
         let mut request = NormalRequest::new_simple(message, sampling, sender, id, None, None);
         request.logits_processors = Some(vec![greedy]);
         let requests = runner.get_sender(None).map_err(refused)?;
-        requests
-            .send(Request::Normal(Box::new(request)))
-            .await
-            .map_err(refused)?;
-        let response = receiver
-            .recv()
-            .await
-            .ok_or_else(|| refused("the engine thread ended"))?;
+        requests.send(Request::Normal(Box::new(request))).await.map_err(refused)?;
+        let response = receiver.recv().await.ok_or_else(|| refused("the engine thread ended"))?;
         match response.as_result().map_err(refused)? {
-            ResponseOk::CompletionDone(done) => Ok(done
-                .choices
-                .first()
-                .is_some_and(|choice| choice.finish_reason == "stop")),
+            ResponseOk::CompletionDone(done) => {
+                Ok(done.choices.first().is_some_and(|choice| choice.finish_reason == "stop"))
+            }
             _ => Err(refused("unexpected kind of response")),
         }
     }
@@ -196,20 +172,13 @@ impl CustomLogitsProcessor for Greedy {
     fn apply(&self, logits: &Tensor, _context: &[u32]) -> candle_core::Result<Tensor> {
         let mut values: Vec<f32> = logits.to_vec1()?;
         let best = |best: usize, token: usize| {
-            if values[token] > values[best] {
-                token
-            } else {
-                best
-            }
+            if values[token] > values[best] { token } else { best }
         };
         let token = (0..values.len()).fold(0, best);
         values.fill(f32::NEG_INFINITY);
         values[token] = 0.0;
         let token = u32::try_from(token).map_err(candle_core::Error::wrap)?;
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(token);
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(token);
         Tensor::from_vec(values, logits.shape(), logits.device())
     }
 }
@@ -243,15 +212,9 @@ async fn build_text(options: &EngineOptions, batch: usize) -> Result<Model, Engi
 
 async fn build_gguf(options: &EngineOptions, batch: usize) -> Result<Model, EngineError> {
     let (Some(directory), Some(file)) = (options.path.parent(), options.path.file_name()) else {
-        return Err(EngineError::UnknownFormat {
-            path: options.path.clone(),
-        });
+        return Err(EngineError::UnknownFormat { path: options.path.clone() });
     };
-    let directory = if directory.as_os_str().is_empty() {
-        Path::new(".")
-    } else {
-        directory
-    };
+    let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
     let device = options.device()?;
     let mut builder = GgufModelBuilder::new(directory.display(), vec![file.to_string_lossy()])
         .with_token_source(TokenSource::None)
@@ -279,7 +242,5 @@ fn require(directory: &Path, file: &str) -> Result<(), EngineError> {
 }
 
 fn refused(error: impl std::fmt::Display) -> EngineError {
-    EngineError::Mistralrs {
-        message: error.to_string(),
-    }
+    EngineError::Mistralrs { message: error.to_string() }
 }

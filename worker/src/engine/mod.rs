@@ -10,7 +10,7 @@
 //!   skinny matrix products of our own, otherwise on mistralrs' layers.
 //! - [`FakeEngine`]: a seeded function of the last tokens, for tests of everything above the
 //!   engine.
-//! - [`MistralEngine`]: mistralrs decoding by itself, without trees, for every other architecture.
+//! - `MistralEngine` (feature `mistralrs`): mistralrs decoding by itself, without trees, for every other architecture.
 //!   It is the baseline of benchmarks and the oracle of the tests, and not an [`Engine`].
 //!
 //! Guarantee: a node's scores do not depend, up to rounding, on how its ancestors reached the cache
@@ -27,6 +27,7 @@ mod error;
 mod fake;
 mod gguf;
 mod linear;
+#[cfg(feature = "mistralrs")]
 mod mistral;
 mod options;
 mod rope;
@@ -40,6 +41,7 @@ mod tree_lm;
 pub use error::EngineError;
 pub use fake::{FakeEngine, FakeOptions};
 pub use laser_schema::DeviceOption;
+#[cfg(feature = "mistralrs")]
 pub use mistral::{Completion, Finish, MistralEngine};
 pub use options::{DTypeOption, EngineOptions};
 pub use scores::Scores;

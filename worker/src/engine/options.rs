@@ -4,7 +4,7 @@ use std::{fmt, path::PathBuf};
 
 use candle_core::{DType, Device};
 use laser_schema::DeviceOption;
-use mistralrs_quant::IsqType;
+use mistralrs_quant::{IsqBits, IsqType};
 use serde::{Deserialize, Serialize};
 
 use super::EngineError;
@@ -30,12 +30,7 @@ impl EngineOptions {
     /// The model at `path` in f32 on the CPU.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self {
-            path: path.into(),
-            dtype: DTypeOption::default(),
-            isq: None,
-            device: DeviceOption::default(),
-        }
+        Self { path: path.into(), dtype: DTypeOption::default(), isq: None, device: DeviceOption::default() }
     }
 
     /// The device, once the precision is known to work there.
@@ -49,29 +44,56 @@ impl EngineOptions {
                 })
             }
             DeviceOption::Cpu => Ok(Device::Cpu),
-            DeviceOption::Cuda(index) => {
-                Device::new_cuda(index).map_err(|error| EngineError::InvalidOption {
-                    option: "device",
-                    value: self.device.to_string(),
-                    message: error.to_string(),
-                })
-            }
+            DeviceOption::Cuda(index) => Device::new_cuda(index).map_err(|error| EngineError::InvalidOption {
+                option: "device",
+                value: self.device.to_string(),
+                message: error.to_string(),
+            }),
         }
     }
 
     /// The quantisation asked for, if any.
     pub(super) fn isq_type(&self, device: &Device) -> Result<Option<IsqType>, EngineError> {
         let parse = |name: &String| {
-            mistralrs_core::parse_isq_value(name, Some(device)).map_err(|message| {
-                EngineError::InvalidOption {
-                    option: "isq",
-                    value: name.clone(),
-                    message,
-                }
+            quantisation(name, device).ok_or_else(|| EngineError::InvalidOption {
+                option: "isq",
+                value: name.clone(),
+                message: format!(
+                    "expected bits (2, 3, 4, 5, 6 or 8) or one of {}",
+                    QUANTISATIONS.map(|(name, _)| name).join(", ")
+                ),
             })
         };
         self.isq.as_ref().map(parse).transpose()
     }
+}
+
+/// Quantisations that mistral.rs applies while loading on CPUs and NVIDIA GPUs, by their names there.
+const QUANTISATIONS: [(&str, IsqType); 14] = [
+    ("q4_0", IsqType::Q4_0),
+    ("q4_1", IsqType::Q4_1),
+    ("q5_0", IsqType::Q5_0),
+    ("q5_1", IsqType::Q5_1),
+    ("q8_0", IsqType::Q8_0),
+    ("q2k", IsqType::Q2K),
+    ("q3k", IsqType::Q3K),
+    ("q4k", IsqType::Q4K),
+    ("q5k", IsqType::Q5K),
+    ("q6k", IsqType::Q6K),
+    ("hqq4", IsqType::HQQ4),
+    ("hqq8", IsqType::HQQ8),
+    ("fp8", IsqType::F8E4M3),
+    ("mxfp4", IsqType::MXFP4),
+];
+
+/// The quantisation of that name, or the one that suits `device` for a number of bits.
+fn quantisation(name: &str, device: &Device) -> Option<IsqType> {
+    let name = name.to_lowercase();
+    if let Ok(bits) = IsqBits::try_from(name.as_str()) {
+        return Some(bits.resolve(device));
+    }
+    let named = QUANTISATIONS.iter().find(|(known, _)| *known == name)?;
+    Some(named.1)
 }
 
 /// Precision of the weights that are not quantised, of the activations and of the cache.
@@ -121,16 +143,11 @@ mod tests {
     #[test]
     fn unknown_device_and_unknown_key_are_refused() {
         for (json, expected) in [
-            (
-                r#"{"path":"m","device":"tpu"}"#,
-                "expected cpu, cuda or cuda:INDEX",
-            ),
+            (r#"{"path":"m","device":"tpu"}"#, "expected cpu, cuda or cuda:INDEX"),
             (r#"{"path":"m","dtype":"f64"}"#, "unknown variant `f64`"),
             (r#"{"path":"m","dytpe":"f32"}"#, "unknown field `dytpe`"),
         ] {
-            let error = serde_json::from_str::<EngineOptions>(json)
-                .unwrap_err()
-                .to_string();
+            let error = serde_json::from_str::<EngineOptions>(json).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }
@@ -146,9 +163,6 @@ mod tests {
             "option dtype = \"bf16\": with isq the CPU has no bf16 activations: choose f32 or f16"
         );
         let error = options.isq_type(&Device::Cpu).unwrap_err().to_string();
-        assert!(
-            error.starts_with("option isq = \"q9\": ISQ type q9 unknown"),
-            "{error}"
-        );
+        assert!(error.starts_with("option isq = \"q9\": ISQ type q9 unknown"), "{error}");
     }
 }

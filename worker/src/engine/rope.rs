@@ -39,12 +39,7 @@ fn inverse_frequencies(head_dim: usize, theta: f32, scaling: &RopeScaling) -> Ve
                 RopeScaling::None => frequency,
                 RopeScaling::Linear { factor } => frequency / factor,
                 RopeScaling::Factors(factors) => frequency / factors[index],
-                &RopeScaling::Llama3 {
-                    factor,
-                    low_freq_factor,
-                    high_freq_factor,
-                    original_positions,
-                } => {
+                &RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_positions } => {
                     // Rotations within the original context decide; see the reference
                     // implementation `_compute_llama3_parameters` of transformers.
                     let rotations = original_positions * frequency / (2.0 * PI);
@@ -76,11 +71,7 @@ pub(super) struct RopeRows {
 impl Rope {
     pub(super) fn new(head_dim: usize, theta: f32, scaling: &RopeScaling) -> Self {
         let inverse_frequencies = inverse_frequencies(head_dim, theta, scaling);
-        Self {
-            inverse_frequencies,
-            cos: Vec::new(),
-            sin: Vec::new(),
-        }
+        Self { inverse_frequencies, cos: Vec::new(), sin: Vec::new() }
     }
 
     /// Extends the tables to hold `positions` rows, and as many again.
@@ -112,19 +103,12 @@ impl Rope {
     }
 
     /// The rows of `positions`.
-    pub(super) fn rows(
-        &mut self,
-        positions: &[usize],
-        dtype: DType,
-        device: &Device,
-    ) -> Result<RopeRows> {
+    pub(super) fn rows(&mut self, positions: &[usize], dtype: DType, device: &Device) -> Result<RopeRows> {
         self.reserve(positions);
         let width = self.inverse_frequencies.len();
         let scale = 1.0 / ((2 * width) as f32).sqrt();
         let gather = |table: &[f32], scale: f32| {
-            let rows = positions
-                .iter()
-                .flat_map(|position| &table[position * width..][..width]);
+            let rows = positions.iter().flat_map(|position| &table[position * width..][..width]);
             let rows: Vec<f32> = rows.map(|value| value * scale).collect();
             Tensor::from_vec(rows, (positions.len(), width), device)?.to_dtype(dtype)
         };
@@ -143,10 +127,7 @@ mod tests {
     fn plain_and_linear_frequencies_follow_the_formula() {
         let plain = inverse_frequencies(8, 10_000.0, &RopeScaling::None);
         for (got, expected) in plain.iter().zip([1.0, 0.1, 0.01, 0.001]) {
-            assert!(
-                (got - expected).abs() < 1e-7 * expected.max(1e-3),
-                "{got} {expected}"
-            );
+            assert!((got - expected).abs() < 1e-7 * expected.max(1e-3), "{got} {expected}");
         }
         let linear = inverse_frequencies(8, 10_000.0, &RopeScaling::Linear { factor: 4.0 });
         let quarter: Vec<f32> = plain.iter().map(|frequency| frequency / 4.0).collect();
@@ -180,10 +161,7 @@ mod tests {
         let mut bands = [0; 3];
         for (&plain, &scaled) in plain.iter().zip(&scaled) {
             let expected = llama3_reference(f64::from(plain));
-            assert!(
-                (f64::from(scaled) - expected).abs() < 1e-6 * expected,
-                "{scaled} {expected}"
-            );
+            assert!((f64::from(scaled) - expected).abs() < 1e-6 * expected, "{scaled} {expected}");
             let ratio = scaled / plain;
             bands[if ratio > 0.999 {
                 0

@@ -20,11 +20,7 @@ const INDEX: &str = "model.safetensors.index.json";
 /// The weight files of `directory`: those the index names, or the single one.
 pub(super) fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, EngineError> {
     let index = directory.join(INDEX);
-    let names = if index.is_file() {
-        read_index(&index)?
-    } else {
-        BTreeSet::from([SINGLE.to_owned()])
-    };
+    let names = if index.is_file() { read_index(&index)? } else { BTreeSet::from([SINGLE.to_owned()]) };
     for file in &names {
         if !directory.join(file).is_file() {
             return Err(EngineError::MissingFile {
@@ -42,10 +38,7 @@ fn read_index(index: &Path) -> Result<BTreeSet<String>, EngineError> {
     struct Index {
         weight_map: std::collections::BTreeMap<String, String>,
     }
-    let invalid = |message: String| EngineError::InvalidConfig {
-        file: index.into(),
-        message,
-    };
+    let invalid = |message: String| EngineError::InvalidConfig { file: index.into(), message };
     let text = fs::read_to_string(index).map_err(|error| invalid(error.to_string()))?;
     let parsed: Index = serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
     Ok(parsed.weight_map.into_values().collect())
@@ -80,22 +73,12 @@ impl SafetensorsWeights {
     ) -> Result<Self, EngineError> {
         let files = weight_files(directory)?;
         for file in &files {
-            map(std::slice::from_ref(file), dtype).map_err(|error| {
-                EngineError::CorruptWeights {
-                    file: file.clone(),
-                    message: error.to_string(),
-                }
-            })?;
+            map(std::slice::from_ref(file), dtype)
+                .map_err(|error| EngineError::CorruptWeights { file: file.clone(), message: error.to_string() })?;
         }
         let tensors = map(&files, dtype)?;
         let (path, device) = (directory.into(), device.clone());
-        Ok(Self {
-            path,
-            tensors,
-            isq,
-            device,
-            parameters: Cell::new(0),
-        })
+        Ok(Self { path, tensors, isq, device, parameters: Cell::new(0) })
     }
 
     /// What tensors are converted to.
@@ -106,15 +89,9 @@ impl SafetensorsWeights {
     /// Tensor `name` on the CPU, of exactly this shape.
     pub(super) fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
         if !self.tensors.contains_tensor(name) {
-            return Err(EngineError::MissingTensor {
-                path: self.path.clone(),
-                name: name.into(),
-            });
+            return Err(EngineError::MissingTensor { path: self.path.clone(), name: name.into() });
         }
-        let tensor = self
-            .tensors
-            .get_unchecked(name)?
-            .to_dtype(self.tensors.dtype())?;
+        let tensor = self.tensors.get_unchecked(name)?.to_dtype(self.tensors.dtype())?;
         if tensor.dims() != shape {
             return Err(EngineError::TensorShape {
                 path: self.path.clone(),
@@ -123,56 +100,37 @@ impl SafetensorsWeights {
                 got: tensor.dims().into(),
             });
         }
-        self.parameters
-            .set(self.parameters.get() + tensor.elem_count() as u64);
+        self.parameters.set(self.parameters.get() + tensor.elem_count() as u64);
         Ok(tensor)
     }
 }
 
 impl Weights for SafetensorsWeights {
-    fn linear(
-        &mut self,
-        name: &str,
-        outputs: usize,
-        inputs: usize,
-        bias: bool,
-    ) -> Result<Linear, EngineError> {
+    fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {
         let mut weight = self.get(&format!("{name}.weight"), &[outputs, inputs])?;
         // Quantisation runs on the CPU, on the weights as they come.
         if self.isq.is_none() {
             weight = weight.to_device(&self.device)?;
         }
         let bias = match bias {
-            true => Some(
-                self.get(&format!("{name}.bias"), &[outputs])?
-                    .to_device(&self.device)?,
-            ),
+            true => Some(self.get(&format!("{name}.bias"), &[outputs])?.to_device(&self.device)?),
             false => None,
         };
         Ok(Linear::dense(weight, bias, self.isq, &self.device)?)
     }
 
     fn vector(&mut self, name: &str, length: usize) -> Result<Tensor, EngineError> {
-        Ok(self
-            .get(&format!("{name}.weight"), &[length])?
-            .to_device(&self.device)?)
+        Ok(self.get(&format!("{name}.weight"), &[length])?.to_device(&self.device)?)
     }
 
     fn embedding(&mut self, rows: usize, width: usize) -> Result<Tensor, EngineError> {
-        Ok(self
-            .get("model.embed_tokens.weight", &[rows, width])?
-            .to_device(&self.device)?)
+        Ok(self.get("model.embed_tokens.weight", &[rows, width])?.to_device(&self.device)?)
     }
 
     fn head(&mut self, embedding: &Tensor, tied: bool) -> Result<Linear, EngineError> {
         let (rows, width) = embedding.dims2()?;
         if tied {
-            return Ok(Linear::dense(
-                embedding.clone(),
-                None,
-                self.isq,
-                &self.device,
-            )?);
+            return Ok(Linear::dense(embedding.clone(), None, self.isq, &self.device)?);
         }
         self.linear("lm_head", rows, width, false)
     }

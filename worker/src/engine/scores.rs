@@ -17,11 +17,7 @@ pub struct Scores {
 impl Scores {
     /// `candidates` holds `width` per scored node, the first of which is node `scored_from`.
     pub(super) fn new(scored_from: usize, width: usize, candidates: Vec<Candidate>) -> Self {
-        Self {
-            scored_from,
-            width,
-            candidates,
-        }
+        Self { scored_from, width, candidates }
     }
 }
 
@@ -49,15 +45,7 @@ pub(super) fn push_top_k(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
         let full = best.len() - start == k;
         if !full || max(block) > threshold {
             for (&logit, token) in block.iter().zip(token..) {
-                insert(
-                    best,
-                    start,
-                    k,
-                    Candidate {
-                        token,
-                        log_probability: logit,
-                    },
-                );
+                insert(best, start, k, Candidate { token, log_probability: logit });
             }
             if best.len() - start == k {
                 threshold = best.last().map_or(threshold, |last| last.log_probability);
@@ -65,10 +53,7 @@ pub(super) fn push_top_k(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
         }
         token += BLOCK;
     }
-    let normaliser = log_sum_exp(
-        logits,
-        best.get(start).map_or(0.0, |top| top.log_probability),
-    );
+    let normaliser = log_sum_exp(logits, best.get(start).map_or(0.0, |top| top.log_probability));
     for candidate in &mut best[start..] {
         candidate.log_probability -= normaliser;
     }
@@ -78,26 +63,18 @@ pub(super) fn push_top_k(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
 /// earlier token.
 fn insert(best: &mut Vec<Candidate>, start: usize, k: usize, candidate: Candidate) {
     let logit = candidate.log_probability;
-    let ahead = best[start..]
-        .iter()
-        .rev()
-        .skip_while(|other| other.log_probability < logit)
-        .count();
+    let ahead = best[start..].iter().rev().skip_while(|other| other.log_probability < logit).count();
     if ahead < k {
         best.truncate(start + k - usize::from(best.len() - start == k));
         best.insert(start + ahead, candidate);
     }
 }
 
-/// Folds each value into the lane of its place, modulo `N`: lanes do not wait for each other, and whole arrays of them are
-/// what the compiler turns into vectors. It does not with `chunks`, whose last one is shorter, nor with a single fold: the
-/// softmax of 600 scores takes 3.5 times as long so.
+/// Folds each value into the lane of its place, modulo `N`: lanes do not wait for each other, and whole arrays of them
+/// are what the compiler turns into vectors. It does not with `chunks`, whose last one is shorter, nor with a single
+/// fold: the softmax of 600 scores takes 3.5 times as long so.
 #[inline(always)]
-pub(super) fn by_lane<T, const N: usize>(
-    values: &[f32],
-    mut lanes: [T; N],
-    fold: impl Fn(&mut T, f32),
-) -> [T; N] {
+pub(super) fn by_lane<T, const N: usize>(values: &[f32], mut lanes: [T; N], fold: impl Fn(&mut T, f32)) -> [T; N] {
     let (parts, rest) = values.as_chunks::<N>();
     for part in parts {
         (lanes.iter_mut().zip(part)).for_each(|(lane, value)| fold(lane, *value));
@@ -130,10 +107,7 @@ fn log_sum_exp(logits: &[f32], max: f32) -> f32 {
             f64::from(lanes.iter().sum::<f32>())
         })
         .sum();
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "a logarithm near the logits' own range"
-    )]
+    #[expect(clippy::cast_possible_truncation, reason = "a logarithm near the logits' own range")]
     let log = sum.ln() as f32;
     max + log
 }
@@ -166,17 +140,12 @@ mod tests {
     /// All candidates by sorting.
     fn reference(logits: &[f32], k: usize) -> Vec<(u32, f64)> {
         let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let sum: f64 = logits
-            .iter()
-            .map(|logit| f64::from(logit - max).exp())
-            .sum();
+        let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
         let normaliser = f64::from(max) + sum.ln();
         let mut all: Vec<(u32, f32)> = (0..).zip(logits.iter().copied()).collect();
         all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         all.truncate(k);
-        all.into_iter()
-            .map(|(token, logit)| (token, f64::from(logit) - normaliser))
-            .collect()
+        all.into_iter().map(|(token, logit)| (token, f64::from(logit) - normaliser)).collect()
     }
 
     proptest! {
@@ -208,18 +177,12 @@ mod tests {
             let error = (f64::from(exp(x)) - exact).abs() / exact;
             assert!(error < 3e-7, "exp({x}) is off by {error:e}");
         }
-        assert_eq!(
-            [exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY)],
-            [1.0, 0.0, 0.0]
-        );
+        assert_eq!([exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY)], [1.0, 0.0, 0.0]);
     }
 
     #[test]
     fn unscored_nodes_have_no_candidates() {
-        let candidate = Candidate {
-            token: 1,
-            log_probability: -0.5,
-        };
+        let candidate = Candidate { token: 1, log_probability: -0.5 };
         let scores = Scores::new(2, 1, vec![candidate; 3]);
         for (node, expected) in [(0, 0), (1, 0), (2, 1), (4, 1), (5, 0)] {
             assert_eq!(scores.top(node).len(), expected, "node {node}");

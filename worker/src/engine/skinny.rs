@@ -8,15 +8,13 @@
 //! (bf16), so that a line is one register of AVX-512, two of AVX2, four of NEON. A tile of the product holds V × T
 //! registers of sums for V registers of outputs and T rows; each line is loaded once and each x is broadcast.
 //!
-//! bf16 weights are widened to f32, which takes as many instructions as the products of a few rows. AVX512-BF16 multiplies
-//! pairs as they are stored: there the rows of x are rounded to bf16 once a product, and a pair is an element like any other.
+//! bf16 weights are widened to f32, which takes as many instructions as the products of a few rows. AVX512-BF16
+//! multiplies pairs as they are stored: there the rows of x are rounded to bf16 once a product, and a pair is an
+//! element like any other.
 //!
-//! Every sum runs over the inputs in ascending order, alone in its lane. A row's result therefore does not depend, to the
-//! bit, on the other rows, the tile or the number of threads.
-#![expect(
-    unsafe_code,
-    reason = "registers are addressed through pointers; `product` checks the bounds of all of them"
-)]
+//! Every sum runs over the inputs in ascending order, alone in its lane. A row's result therefore does not depend, to
+//! the bit, on the other rows, the tile or the number of threads.
+#![expect(unsafe_code, reason = "registers are addressed through pointers; `product` checks the bounds of all of them")]
 
 use std::cell::Cell;
 use std::ops::Range;
@@ -89,8 +87,8 @@ impl Panels<'_> {
 }
 
 impl PackedMatrix {
-    /// Packs matrices `[outputs, inputs]` (row-major, one below the other) of equal `inputs`. bf16 keeps the upper half of
-    /// each weight: round before.
+    /// Packs matrices `[outputs, inputs]` (row-major, one below the other) of equal `inputs`. bf16 keeps the upper half
+    /// of each weight: round before.
     pub(super) fn pack(parts: &[&[f32]], inputs: usize, format: Format) -> Self {
         let outputs = parts.iter().map(|part| part.len() / inputs).sum::<usize>();
         let depth = format.lines(inputs);
@@ -109,12 +107,7 @@ impl PackedMatrix {
                 }
             }
         }
-        Self {
-            lines,
-            format,
-            inputs,
-            outputs,
-        }
+        Self { lines, format, inputs, outputs }
     }
 
     fn panels(&self) -> Panels<'_> {
@@ -132,11 +125,7 @@ impl PackedMatrix {
         y.reshape(x.rows, self.outputs);
         // A single row costs about as much as four: its weights have to be read.
         let pays = self.inputs * self.outputs * (x.rows + 3) >= PARALLEL_WORK;
-        let threads = if pays {
-            rayon::current_num_threads()
-        } else {
-            1
-        };
+        let threads = if pays { rayon::current_num_threads() } else { 1 };
         product(&self.panels(), x, y, threads);
     }
 }
@@ -186,8 +175,7 @@ impl Rows {
     pub(super) fn retain(&mut self, keep: &[u32]) {
         for (to, from) in keep.iter().enumerate() {
             let from = *from as usize * self.stride;
-            self.data
-                .copy_within(from..from + self.stride, to * self.stride);
+            self.data.copy_within(from..from + self.stride, to * self.stride);
         }
         self.reshape(keep.len(), self.columns);
     }
@@ -258,8 +246,8 @@ fn paired_product() -> Option<Product> {
     None
 }
 
-/// Calls `work` with the rows of x in pairs of bf16, rounded to the nearest, ties to even; the earlier element in the low
-/// half, and zero beside the last one of an odd number of `inputs`.
+/// Calls `work` with the rows of x in pairs of bf16, rounded to the nearest, ties to even; the earlier element in the
+/// low half, and zero beside the last one of an odd number of `inputs`.
 fn with_pairs(x: &Rows, inputs: usize, work: impl FnOnce(&[u32])) {
     thread_local! {
         // A product a layer and step: its memory is kept.
@@ -270,11 +258,7 @@ fn with_pairs(x: &Rows, inputs: usize, work: impl FnOnce(&[u32])) {
     vectorized(|| {
         for row in 0..x.rows {
             let (whole, rest) = x.row(row)[..inputs].as_chunks::<2>();
-            pairs.extend(
-                whole
-                    .iter()
-                    .map(|&[low, high]| bf16(low) | bf16(high) << 16),
-            );
+            pairs.extend(whole.iter().map(|&[low, high]| bf16(low) | bf16(high) << 16));
             pairs.extend(rest.iter().map(|&last| bf16(last)));
         }
     });
@@ -318,13 +302,7 @@ impl Task {
     fn of_pairs(self, pairs: &[u32]) -> Self {
         let inputs = self.format.lines(self.inputs);
         assert!(pairs.len() >= self.rows * inputs);
-        Self {
-            format: Format::F32,
-            inputs,
-            x: pairs.as_ptr().cast(),
-            x_stride: inputs,
-            ..self
-        }
+        Self { format: Format::F32, inputs, x: pairs.as_ptr().cast(), x_stride: inputs, ..self }
     }
 }
 
@@ -390,11 +368,7 @@ trait Simd {
 
 /// The sums of `V` registers of outputs from register `first` on, for `T` rows of x.
 #[inline(always)]
-unsafe fn tile<S: Simd, const V: usize, const T: usize>(
-    task: &Task,
-    first: usize,
-    (x, y): (*const f32, *mut f32),
-) {
+unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usize, (x, y): (*const f32, *mut f32)) {
     let registers = PANEL / S::LANES;
     // SAFETY: the bounds of the task; `first + V` registers of outputs exist.
     unsafe {
@@ -413,15 +387,13 @@ unsafe fn tile<S: Simd, const V: usize, const T: usize>(
             }
             Format::Bf16 => {
                 for pair in 0..task.inputs / 2 {
-                    let weights: [_; V] =
-                        std::array::from_fn(|v| S::load_bf16(w[v].add(pair * PANEL)));
+                    let weights: [_; V] = std::array::from_fn(|v| S::load_bf16(w[v].add(pair * PANEL)));
                     accumulate::<S, V, T>(&mut sums, &weights.map(|w| w.0), &x, 2 * pair);
                     accumulate::<S, V, T>(&mut sums, &weights.map(|w| w.1), &x, 2 * pair + 1);
                 }
                 if task.inputs % 2 == 1 {
                     let last = task.inputs / 2;
-                    let weights: [_; V] =
-                        std::array::from_fn(|v| S::load_bf16(w[v].add(last * PANEL)).0);
+                    let weights: [_; V] = std::array::from_fn(|v| S::load_bf16(w[v].add(last * PANEL)).0);
                     accumulate::<S, V, T>(&mut sums, &weights, &x, 2 * last);
                 }
             }
@@ -454,11 +426,7 @@ unsafe fn accumulate<S: Simd, const V: usize, const T: usize>(
 
 /// All registers of outputs in `range` for `T` rows.
 #[inline(always)]
-unsafe fn rows<S: Simd, const V: usize, const T: usize>(
-    task: &Task,
-    range: Range<usize>,
-    xy: (*const f32, *mut f32),
-) {
+unsafe fn rows<S: Simd, const V: usize, const T: usize>(task: &Task, range: Range<usize>, xy: (*const f32, *mut f32)) {
     let mut first = range.start;
     // SAFETY: the caller's.
     unsafe {
@@ -473,8 +441,8 @@ unsafe fn rows<S: Simd, const V: usize, const T: usize>(
     }
 }
 
-/// A product over `panels` for one instruction set: stripes of panels, and for each stripe tiles of nearly equal numbers of
-/// rows. `T => V` are the shapes whose sums, weights and x fit the registers.
+/// A product over `panels` for one instruction set: stripes of panels, and for each stripe tiles of nearly equal
+/// numbers of rows. `T => V` are the shapes whose sums, weights and x fit the registers.
 macro_rules! product {
     ($(#[$attribute:meta])* $name:ident, $simd:ty, $most:literal, $($t:literal => $v:literal),*) => {
         $(#[$attribute])*
@@ -520,10 +488,7 @@ impl Simd for Arrays {
     unsafe fn load_bf16(from: *const u32) -> ([f32; 4], [f32; 4]) {
         // SAFETY: the caller's.
         let pairs = unsafe { from.cast::<[u32; 4]>().read_unaligned() };
-        (
-            pairs.map(|pair| f32::from_bits(pair << 16)),
-            pairs.map(|pair| f32::from_bits(pair & 0xffff_0000)),
-        )
+        (pairs.map(|pair| f32::from_bits(pair << 16)), pairs.map(|pair| f32::from_bits(pair & 0xffff_0000)))
     }
     #[inline(always)]
     unsafe fn splat(from: *const f32) -> [f32; 4] {
@@ -578,10 +543,7 @@ mod x86 {
             unsafe {
                 let pairs = _mm512_loadu_si512(from.cast());
                 let high = _mm512_and_si512(pairs, _mm512_set1_epi32(-65536));
-                (
-                    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)),
-                    _mm512_castsi512_ps(high),
-                )
+                (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(high))
             }
         }
         #[inline(always)]
@@ -620,10 +582,7 @@ mod x86 {
             unsafe {
                 let pairs = _mm256_loadu_si256(from.cast());
                 let high = _mm256_and_si256(pairs, _mm256_set1_epi32(-65536));
-                (
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)),
-                    _mm256_castsi256_ps(high),
-                )
+                (_mm256_castsi256_ps(_mm256_slli_epi32::<16>(pairs)), _mm256_castsi256_ps(high))
             }
         }
         #[inline(always)]
@@ -697,9 +656,7 @@ mod tests {
     fn values(seed: u64, count: usize) -> Vec<f32> {
         let mut state = seed;
         let mut next = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 40) as f32 / (1 << 23) as f32 - 1.0
         };
         (0..count).map(|_| next()).collect()
@@ -741,14 +698,9 @@ mod tests {
 
     /// x Wᵀ in f64 for weights and x as they are.
     fn expected(weights: &[f32], x: &[f32], inputs: usize) -> Vec<f64> {
-        let dot = |x: &[f32], w: &[f32]| {
-            (x.iter().zip(w))
-                .map(|(x, w)| f64::from(*x) * f64::from(*w))
-                .sum()
-        };
+        let dot = |x: &[f32], w: &[f32]| (x.iter().zip(w)).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
         let rows = x.chunks_exact(inputs);
-        rows.flat_map(|x| weights.chunks_exact(inputs).map(move |w| dot(x, w)))
-            .collect()
+        rows.flat_map(|x| weights.chunks_exact(inputs).map(move |w| dot(x, w))).collect()
     }
 
     #[track_caller]

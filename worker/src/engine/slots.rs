@@ -35,35 +35,20 @@ pub(super) struct SlotTable<T> {
 
 impl<T> SlotTable<T> {
     pub(super) fn new(vocab_size: usize, max_positions: usize) -> Self {
-        Self {
-            slots: Vec::new(),
-            vocab_size,
-            max_positions,
-        }
+        Self { slots: Vec::new(), vocab_size, max_positions }
     }
 
     pub(super) fn get(&self, slot: Slot) -> Result<&SlotState<T>, EngineError> {
-        self.slots
-            .get(slot)
-            .and_then(Option::as_ref)
-            .ok_or(EngineError::UnknownSlot { slot })
+        self.slots.get(slot).and_then(Option::as_ref).ok_or(EngineError::UnknownSlot { slot })
     }
 
     pub(super) fn get_mut(&mut self, slot: Slot) -> Result<&mut SlotState<T>, EngineError> {
-        self.slots
-            .get_mut(slot)
-            .and_then(Option::as_mut)
-            .ok_or(EngineError::UnknownSlot { slot })
+        self.slots.get_mut(slot).and_then(Option::as_mut).ok_or(EngineError::UnknownSlot { slot })
     }
 
     /// Opens a slot that already holds `cached` tokens.
     pub(super) fn open(&mut self, capacity: usize, cached: usize, data: T) -> Slot {
-        let state = SlotState {
-            capacity,
-            cached,
-            pending: Vec::new(),
-            data,
-        };
+        let state = SlotState { capacity, cached, pending: Vec::new(), data };
         match self.slots.iter().position(Option::is_none) {
             Some(slot) => {
                 self.slots[slot] = Some(state);
@@ -77,48 +62,26 @@ impl<T> SlotTable<T> {
     }
 
     pub(super) fn close(&mut self, slot: Slot) -> Option<T> {
-        self.slots
-            .get_mut(slot)
-            .and_then(Option::take)
-            .map(|state| state.data)
+        self.slots.get_mut(slot).and_then(Option::take).map(|state| state.data)
     }
 
     /// Refuses a fork that asks for more than is there or fits.
-    pub(super) fn check_fork(
-        &self,
-        slot: Slot,
-        length: usize,
-        capacity: usize,
-    ) -> Result<(), EngineError> {
+    pub(super) fn check_fork(&self, slot: Slot, length: usize, capacity: usize) -> Result<(), EngineError> {
         let cached = self.get(slot)?.cached;
         if length > cached || length > capacity {
-            return Err(EngineError::InvalidFork {
-                slot,
-                length,
-                cached,
-                capacity,
-            });
+            return Err(EngineError::InvalidFork { slot, length, cached, capacity });
         }
         Ok(())
     }
 
     /// Refuses a step that breaks the protocol; otherwise the depth of every node, per segment.
-    pub(super) fn check_step(
-        &self,
-        segments: &[Segment<'_>],
-    ) -> Result<Vec<Vec<usize>>, EngineError> {
+    pub(super) fn check_step(&self, segments: &[Segment<'_>]) -> Result<Vec<Vec<usize>>, EngineError> {
         segments
             .iter()
             .enumerate()
             .map(|(index, segment)| {
-                if segments[..index]
-                    .iter()
-                    .any(|other| other.slot == segment.slot)
-                {
-                    return Err(invalid(
-                        segment.slot,
-                        "the slot has two segments in one step",
-                    ));
+                if segments[..index].iter().any(|other| other.slot == segment.slot) {
+                    return Err(invalid(segment.slot, "the slot has two segments in one step"));
                 }
                 self.check_segment(segment)
             })
@@ -126,57 +89,28 @@ impl<T> SlotTable<T> {
     }
 
     fn check_segment(&self, segment: &Segment<'_>) -> Result<Vec<usize>, EngineError> {
-        let &Segment {
-            slot,
-            tokens,
-            parents,
-            scored_from,
-        } = segment;
+        let &Segment { slot, tokens, parents, scored_from } = segment;
         let state = self.get(slot)?;
         let nodes = tokens.len();
         if !state.pending.is_empty() {
-            return Err(EngineError::Uncommitted {
-                slot,
-                nodes: state.pending.len(),
-            });
+            return Err(EngineError::Uncommitted { slot, nodes: state.pending.len() });
         }
         if nodes == 0 || parents.len() != nodes || scored_from > nodes {
             let parents = parents.len();
-            return Err(invalid(
-                slot,
-                format!("{nodes} tokens, {parents} parents, scored from {scored_from}"),
-            ));
+            return Err(invalid(slot, format!("{nodes} tokens, {parents} parents, scored from {scored_from}")));
         }
-        if let Some((node, token)) = tokens
-            .iter()
-            .enumerate()
-            .find(|(_, token)| **token as usize >= self.vocab_size)
-        {
+        if let Some((node, token)) = tokens.iter().enumerate().find(|(_, token)| **token as usize >= self.vocab_size) {
             let size = self.vocab_size;
-            return Err(invalid(
-                slot,
-                format!("node {node} has token {token}, vocabulary is {size}"),
-            ));
+            return Err(invalid(slot, format!("node {node} has token {token}, vocabulary is {size}")));
         }
-        let &SlotState {
-            cached, capacity, ..
-        } = state;
+        let &SlotState { cached, capacity, .. } = state;
         if cached + nodes > capacity {
-            return Err(EngineError::CapacityExceeded {
-                slot,
-                cached,
-                nodes,
-                capacity,
-            });
+            return Err(EngineError::CapacityExceeded { slot, cached, nodes, capacity });
         }
         let depths = depths(slot, parents)?;
         let position = cached + depths.iter().copied().max().unwrap_or(0);
         if position >= self.max_positions {
-            return Err(EngineError::PositionLimit {
-                slot,
-                position,
-                limit: self.max_positions,
-            });
+            return Err(EngineError::PositionLimit { slot, position, limit: self.max_positions });
         }
         Ok(depths)
     }
@@ -203,9 +137,7 @@ impl<T> SlotTable<T> {
             };
             if parent != previous {
                 let (parent, previous) = (name(parent), name(previous));
-                return Err(error(format!(
-                    "node {node} continues {parent}, not {previous}"
-                )));
+                return Err(error(format!("node {node} continues {parent}, not {previous}")));
             }
             previous = index(node);
         }
@@ -229,10 +161,7 @@ fn depths(slot: Slot, parents: &[u32]) -> Result<Vec<usize>, EngineError> {
             _ if parent == ROOT_PARENT => 0,
             Some(depth) => depth + 1,
             None => {
-                return Err(invalid(
-                    slot,
-                    format!("node {node} has parent {parent} after itself"),
-                ));
+                return Err(invalid(slot, format!("node {node} has parent {parent} after itself")));
             }
         };
         depths.push(depth);
@@ -241,18 +170,11 @@ fn depths(slot: Slot, parents: &[u32]) -> Result<Vec<usize>, EngineError> {
 }
 
 fn invalid(slot: Slot, message: impl Into<String>) -> EngineError {
-    EngineError::InvalidSegment {
-        slot,
-        message: message.into(),
-    }
+    EngineError::InvalidSegment { slot, message: message.into() }
 }
 
 fn name(node: u32) -> String {
-    if node == ROOT_PARENT {
-        "the context".into()
-    } else {
-        format!("node {node}")
-    }
+    if node == ROOT_PARENT { "the context".into() } else { format!("node {node}") }
 }
 
 /// A node number as parents hold it. Segments are checked against capacities far below `u32::MAX`,

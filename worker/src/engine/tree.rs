@@ -27,8 +27,8 @@ impl std::fmt::Debug for TreeEngine {
 }
 
 impl TreeEngine {
-    /// Loads a model directory or a GGUF file. Dense f32 and bf16 weights on a CPU run on kernels of our own, everything
-    /// else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
+    /// Loads a model directory or a GGUF file. Dense f32 and bf16 weights on a CPU run on kernels of our own,
+    /// everything else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
     ///
     /// # Errors
     /// Every way a model can be missing, unsupported, damaged or asked for in a form that the
@@ -63,22 +63,12 @@ impl TreeEngine {
         let isq = options.isq.as_ref();
         let isq = isq.map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
         let model = TreeLm::load(config, &mut weights, device)?;
-        let info = info(
-            &model,
-            weights.parameters(),
-            format!("{dtype}{isq}"),
-            options,
-        );
+        let info = info(&model, weights.parameters(), format!("{dtype}{isq}"), options);
         Ok(Self(Box::new(Slots::new(model, info))))
     }
 }
 
-fn info(
-    model: &impl Decoder,
-    parameters: u64,
-    dtype: String,
-    options: &EngineOptions,
-) -> EngineInfo {
+fn info(model: &impl Decoder, parameters: u64, dtype: String, options: &EngineOptions) -> EngineInfo {
     let config = model.config();
     let looked_up = match config.tied_embeddings {
         true => 0,
@@ -134,11 +124,7 @@ struct Slots<D: Decoder> {
 
 impl<D: Decoder> Slots<D> {
     fn new(model: D, info: EngineInfo) -> Self {
-        Self {
-            slots: SlotTable::new(info.vocab_size, info.max_positions),
-            model,
-            info,
-        }
+        Self { slots: SlotTable::new(info.vocab_size, info.max_positions), model, info }
     }
 
     /// Runs the model with the caches of the segments' slots, which get them back whatever happens.
@@ -219,9 +205,7 @@ impl<D: Decoder> Engine for Slots<D> {
     }
 
     fn cached(&self, slot: Slot) -> usize {
-        self.slots
-            .get(slot)
-            .map_or(0, super::slots::SlotState::cached)
+        self.slots.get(slot).map_or(0, super::slots::SlotState::cached)
     }
 }
 
@@ -242,9 +226,7 @@ fn is_gguf(path: &Path) -> Result<bool, EngineError> {
     if !path.exists() {
         return Err(EngineError::MissingModel { path: path.into() });
     }
-    Ok(path
-        .extension()
-        .is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")))
+    Ok(path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")))
 }
 
 /// A GGUF file brings its own precision.
@@ -255,9 +237,5 @@ fn check_gguf_options(options: &EngineOptions) -> Result<(), EngineError> {
         (None, dtype) => ("dtype", dtype.to_string()),
     };
     let message = "a GGUF file has its own quantisation and runs with f32 activations".into();
-    Err(EngineError::InvalidOption {
-        option,
-        value,
-        message,
-    })
+    Err(EngineError::InvalidOption { option, value, message })
 }

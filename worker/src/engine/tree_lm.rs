@@ -1,17 +1,16 @@
 //! A Llama-family decoder whose forward takes trees.
 //!
-//! The nodes of all sequences are one batch of rows for everything that treats rows alone (norms,
-//! projections, rotary embeddings, MLP, vocabulary) and lie together in the [arena](super::arena); in
-//! [attention](super::attention) a node's position is the committed length plus its depth, and it sees its ancestors alone.
-//! Only scored nodes pass the last MLP and the vocabulary, and only their most probable tokens leave a GPU.
+//! The nodes of all sequences are one batch of rows for everything that treats rows alone (norms, projections, rotary
+//! embeddings, MLP, vocabulary) and lie together in the [arena](super::arena); in [attention](super::attention) a
+//! node's position is the committed length plus its depth, and it sees its ancestors alone. Only scored nodes pass the
+//! last MLP and the vocabulary, and only their most probable tokens leave a GPU.
 //!
 //! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask
 //! and positions.
 
 use candle_core::{CpuStorage, D, DType, Device, Module, Result, Storage, Tensor};
-use candle_nn::Embedding;
+use candle_nn::{Embedding, RmsNorm};
 use laser_decode::Candidate;
-use mistralrs_core::layers::RmsNorm;
 
 use super::{
     EngineError,
@@ -82,24 +81,13 @@ pub(super) struct TreeLm {
 }
 
 impl TreeLm {
-    pub(super) fn load(
-        config: ModelConfig,
-        weights: &mut dyn Weights,
-        device: &Device,
-    ) -> Loaded<Self> {
-        let ModelConfig {
-            hidden_size,
-            vocab_size,
-            norm_eps,
-            ..
-        } = config;
+    pub(super) fn load(config: ModelConfig, weights: &mut dyn Weights, device: &Device) -> Loaded<Self> {
+        let ModelConfig { hidden_size, vocab_size, norm_eps, .. } = config;
         let embedding = weights.embedding(vocab_size, hidden_size)?;
-        let layers = (0..config.layers)
-            .map(|layer| Layer::load(&config, weights, layer))
-            .collect::<Loaded<_>>()?;
+        let layers = (0..config.layers).map(|layer| Layer::load(&config, weights, layer)).collect::<Loaded<_>>()?;
         Ok(Self {
             layers,
-            norm: RmsNorm::from_w(weights.vector("model.norm", hidden_size)?, norm_eps)?,
+            norm: RmsNorm::new(weights.vector("model.norm", hidden_size)?, norm_eps),
             head: weights.head(&embedding, config.tied_embeddings)?,
             rope: Rope::new(config.head_dim, config.rope_theta, &config.rope_scaling),
             arena: Arena::new(&config, embedding.dtype(), device),
@@ -117,9 +105,7 @@ impl TreeLm {
         let place = (self.dtype, &self.device);
         let attention = Attention::plan(batch, (&self.arena, sequences), start, place)?;
         let rope = self.rope.rows(&batch.positions, self.dtype, &self.device)?;
-        let mut x = self
-            .embedding
-            .forward(&Tensor::new(&batch.tokens[..], &self.device)?)?;
+        let mut x = self.embedding.forward(&Tensor::new(&batch.tokens[..], &self.device)?)?;
         for (index, layer) in self.layers.iter().enumerate() {
             let (query, key, value) = layer.project(&self.config, &x, &rope)?;
             let context = self.arena.write(index, start, (&key, &value))?;
@@ -155,12 +141,7 @@ impl Decoder for TreeLm {
         Ok(self.arena.open(capacity))
     }
 
-    fn fork(
-        &mut self,
-        from: &mut SequenceId,
-        length: usize,
-        capacity: usize,
-    ) -> Loaded<SequenceId> {
+    fn fork(&mut self, from: &mut SequenceId, length: usize, capacity: usize) -> Loaded<SequenceId> {
         Ok(self.arena.fork(*from, length, capacity))
     }
 
@@ -194,9 +175,7 @@ impl Decoder for TreeLm {
 fn push_all(logits: &Tensor, top_k: usize, best: &mut Vec<Candidate>) -> Result<()> {
     let (_, width) = logits.dims2()?;
     let (storage, layout) = logits.storage_and_layout();
-    if let (Storage::Cpu(CpuStorage::F32(data)), Some((start, end))) =
-        (&*storage, layout.contiguous_offsets())
-    {
+    if let (Storage::Cpu(CpuStorage::F32(data)), Some((start, end))) = (&*storage, layout.contiguous_offsets()) {
         let rows = data[start..end].chunks_exact(width);
         rows.for_each(|row| vectorized(|| push_top_k(row, top_k, best)));
         return Ok(());
@@ -205,8 +184,8 @@ fn push_all(logits: &Tensor, top_k: usize, best: &mut Vec<Candidate>) -> Result<
     push_from_device(logits, top_k, best)
 }
 
-/// The same in `top_k` passes over the logits: a vocabulary of 32,000 would be 128 kB a node to send to the host. Of tokens with
-/// the same logit as the last that is taken, the device decides which is.
+/// The same in `top_k` passes over the logits: a vocabulary of 32,000 would be 128 kB a node to send to the host. Of
+/// tokens with the same logit as the last that is taken, the device decides which is.
 fn push_from_device(logits: &Tensor, top_k: usize, best: &mut Vec<Candidate>) -> Result<()> {
     let normaliser = logits.log_sum_exp(D::Minus1)?.unsqueeze(1)?;
     let taken = Tensor::full(f32::NEG_INFINITY, normaliser.shape(), logits.device())?;
@@ -222,10 +201,7 @@ fn push_from_device(logits: &Tensor, top_k: usize, best: &mut Vec<Candidate>) ->
     for (tokens, found) in tokens.into_iter().zip(found) {
         let start = best.len();
         let pairs = tokens.into_iter().zip(found);
-        best.extend(pairs.map(|(token, log_probability)| Candidate {
-            token,
-            log_probability,
-        }));
+        best.extend(pairs.map(|(token, log_probability)| Candidate { token, log_probability }));
         best[start..].sort_by(|a, b| {
             let descending = b.log_probability.total_cmp(&a.log_probability);
             descending.then(a.token.cmp(&b.token))
@@ -236,21 +212,12 @@ fn push_from_device(logits: &Tensor, top_k: usize, best: &mut Vec<Candidate>) ->
 
 impl Layer {
     fn load(config: &ModelConfig, weights: &mut dyn Weights, layer: usize) -> Loaded<Self> {
-        let &ModelConfig {
-            hidden_size: hidden,
-            intermediate_size: inner,
-            head_dim,
-            norm_eps,
-            ..
-        } = config;
+        let &ModelConfig { hidden_size: hidden, intermediate_size: inner, head_dim, norm_eps, .. } = config;
         let (queries, keys) = (config.heads * head_dim, config.kv_heads * head_dim);
         let (qkv_bias, mlp_bias) = (config.qkv_bias, config.mlp_bias);
         let name = |part: &str| format!("model.layers.{layer}.{part}");
         let norm = |weights: &mut dyn Weights, part: &str, length: usize| {
-            Ok::<_, EngineError>(RmsNorm::from_w(
-                weights.vector(&name(part), length)?,
-                norm_eps,
-            )?)
+            Ok::<_, EngineError>(RmsNorm::new(weights.vector(&name(part), length)?, norm_eps))
         };
         let linear = |weights: &mut dyn Weights, part: &str, outputs, inputs, bias| {
             weights.linear(&name(part), outputs, inputs, bias)
@@ -267,13 +234,7 @@ impl Layer {
                 }),
                 false => None,
             },
-            output: linear(
-                weights,
-                "self_attn.o_proj",
-                hidden,
-                queries,
-                config.output_bias,
-            )?,
+            output: linear(weights, "self_attn.o_proj", hidden, queries, config.output_bias)?,
             mlp_norm: norm(weights, "post_attention_layernorm", hidden)?,
             gate: linear(weights, "mlp.gate_proj", inner, hidden, mlp_bias)?,
             up: linear(weights, "mlp.up_proj", inner, hidden, mlp_bias)?,
@@ -282,34 +243,22 @@ impl Layer {
     }
 
     /// Rotated queries (scaled by 1/√d) and keys, and values, each `[nodes, heads, head_dim]`.
-    fn project(
-        &self,
-        config: &ModelConfig,
-        x: &Tensor,
-        rope: &RopeRows,
-    ) -> Result<(Tensor, Tensor, Tensor)> {
+    fn project(&self, config: &ModelConfig, x: &Tensor, rope: &RopeRows) -> Result<(Tensor, Tensor, Tensor)> {
         let x = self.attention_norm.forward(x)?;
         let nodes = x.dim(0)?;
-        let heads = |linear: &Linear, heads: usize| {
-            linear.forward(&x)?.reshape((nodes, heads, config.head_dim))
-        };
+        let heads = |linear: &Linear, heads: usize| linear.forward(&x)?.reshape((nodes, heads, config.head_dim));
         let mut query = heads(&self.query, config.heads)?;
         let mut key = heads(&self.key, config.kv_heads)?;
         if let Some(norms) = &self.head_norms {
             query = norms.query.forward(&query)?;
             key = norms.key.forward(&key)?;
         }
-        Ok((
-            rotate(&query, &rope.query)?,
-            rotate(&key, &rope.key)?,
-            heads(&self.value, config.kv_heads)?,
-        ))
+        Ok((rotate(&query, &rope.query)?, rotate(&key, &rope.key)?, heads(&self.value, config.kv_heads)?))
     }
 
     fn mlp(&self, x: &Tensor) -> Result<Tensor> {
         let x = self.mlp_norm.forward(x)?;
-        self.down
-            .forward(&(self.gate.forward(&x)?.silu()? * self.up.forward(&x)?)?)
+        self.down.forward(&(self.gate.forward(&x)?.silu()? * self.up.forward(&x)?)?)
     }
 }
 

@@ -9,10 +9,7 @@ use crate::{
 };
 
 fn fake(change: impl FnOnce(&mut FakeOptions)) -> FakeEngine {
-    let mut options = FakeOptions {
-        vocab_size: 4096,
-        ..FakeOptions::default()
-    };
+    let mut options = FakeOptions { vocab_size: 4096, ..FakeOptions::default() };
     change(&mut options);
     FakeEngine::new(options)
 }
@@ -39,10 +36,7 @@ fn tree_scores_and_commits_equal_sequential_ones() {
     }
     let fork = engine.fork(slot, 4, 10).unwrap();
     let got = extend(&mut engine, fork, &[9]);
-    assert_eq!(
-        got,
-        sequential(&mut engine, &[&context[..4], &[9]].concat())
-    );
+    assert_eq!(got, sequential(&mut engine, &[&context[..4], &[9]].concat()));
 }
 
 #[test]
@@ -54,23 +48,15 @@ fn candidates_are_distinct_descending_and_at_most_the_vocabulary() {
         let mut tokens: Vec<u32> = scores.iter().map(|candidate| candidate.token).collect();
         tokens.sort_unstable();
         assert_eq!(tokens, (0..40).collect::<Vec<_>>());
-        assert!(
-            scores
-                .windows(2)
-                .all(|pair| pair[0].log_probability > pair[1].log_probability)
-        );
-        let total: f32 = scores
-            .iter()
-            .map(|candidate| candidate.log_probability.exp())
-            .sum();
+        assert!(scores.windows(2).all(|pair| pair[0].log_probability > pair[1].log_probability));
+        let total: f32 = scores.iter().map(|candidate| candidate.log_probability.exp()).sum();
         assert!((total - 1.0).abs() < 1e-3, "{total}");
     }
 }
 
 #[test]
 fn texts_end_differ_by_prompt_and_seed_and_repeat_phrases() {
-    let text =
-        |seed: u64, prompt: &[u32]| greedy(&mut fake(|options| options.seed = seed), prompt, 400);
+    let text = |seed: u64, prompt: &[u32]| greedy(&mut fake(|options| options.seed = seed), prompt, 400);
     let (one, two) = (text(0, &[5, 6, 7]), text(0, &[8, 9, 10]));
     assert_ne!(one, two);
     assert_ne!(one, text(1, &[5, 6, 7]));
@@ -79,9 +65,7 @@ fn texts_end_differ_by_prompt_and_seed_and_repeat_phrases() {
     let mut pairs = std::collections::HashMap::<Vec<u32>, usize>::new();
     for prompt in 0..50 {
         let text = text(0, &[prompt, prompt + 100, prompt + 200]);
-        let end = text
-            .iter()
-            .position(|&token| token == FakeOptions::default().eos);
+        let end = text.iter().position(|&token| token == FakeOptions::default().eos);
         ended += usize::from(end.is_some());
         for pair in text[..end.unwrap_or(100)].windows(3) {
             *pairs.entry(pair.to_vec()).or_default() += 1;
@@ -90,10 +74,7 @@ fn texts_end_differ_by_prompt_and_seed_and_repeat_phrases() {
     assert!(ended >= 40, "{ended} of 50 texts end within 400 tokens");
     let repeated: usize = pairs.values().filter(|&&count| count > 1).sum();
     let all: usize = pairs.values().sum();
-    assert!(
-        repeated * 4 > all,
-        "{repeated} of {all} triples occur more than once"
-    );
+    assert!(repeated * 4 > all, "{repeated} of {all} triples occur more than once");
 }
 
 #[test]
@@ -101,19 +82,11 @@ fn injected_failures_hit_the_step_and_the_token_asked_for() {
     let mut engine = fake(|options| options.fail_on_step = Some(1));
     let slot = engine.open(10).unwrap();
     extend(&mut engine, slot, &[2]);
-    let segment = Segment {
-        slot,
-        tokens: &[3],
-        parents: &[ROOT_PARENT],
-        scored_from: 0,
-    };
+    let segment = Segment { slot, tokens: &[3], parents: &[ROOT_PARENT], scored_from: 0 };
     let error = engine.step(&[segment], 1).unwrap_err().to_string();
     assert_eq!(error, "tensor operation failed: injected failure of step 1");
     extend(&mut engine, slot, &[3]);
-    assert_eq!(
-        (engine.steps(), engine.nodes(), engine.cached(slot)),
-        (3, 2, 2)
-    );
+    assert_eq!((engine.steps(), engine.nodes(), engine.cached(slot)), (3, 2, 2));
     assert_eq!(engine.simulated_us(), 3 * 1_000 + 2 * 50);
 
     let mut engine = fake(|options| options.fail_on_token = Some(77));
@@ -124,35 +97,16 @@ fn injected_failures_hit_the_step_and_the_token_asked_for() {
     let segments: Vec<Segment<'_>> = segments
         .iter()
         .zip(&tokens)
-        .map(|(&slot, tokens)| Segment {
-            slot,
-            tokens,
-            parents: &[ROOT_PARENT],
-            scored_from: 0,
-        })
+        .map(|(&slot, tokens)| Segment { slot, tokens, parents: &[ROOT_PARENT], scored_from: 0 })
         .collect();
     let error = engine.step(&segments, 1).unwrap_err().to_string();
-    assert_eq!(
-        error,
-        "tensor operation failed: injected failure of token 77"
-    );
+    assert_eq!(error, "tensor operation failed: injected failure of token 77");
     extend(&mut engine, good, &[5]);
 }
 
 /// The reason why a step of one segment is refused.
-fn refusal(
-    engine: &mut FakeEngine,
-    slot: usize,
-    tokens: &[u32],
-    parents: &[u32],
-    scored_from: usize,
-) -> String {
-    let segment = Segment {
-        slot,
-        tokens,
-        parents,
-        scored_from,
-    };
+fn refusal(engine: &mut FakeEngine, slot: usize, tokens: &[u32], parents: &[u32], scored_from: usize) -> String {
+    let segment = Segment { slot, tokens, parents, scored_from };
     engine.step(&[segment], 1).unwrap_err().to_string()
 }
 
@@ -161,10 +115,7 @@ fn a_segment_that_is_no_tree_over_the_vocabulary_is_refused() {
     let mut engine = fake(|options| options.vocab_size = 100);
     let slot = engine.open(10).unwrap();
     let root = ROOT_PARENT;
-    assert_eq!(
-        refusal(&mut engine, 7, &[1], &[root], 0),
-        "slot 7 is not open"
-    );
+    assert_eq!(refusal(&mut engine, 7, &[1], &[root], 0), "slot 7 is not open");
     let mut check = |tokens: &[u32], parents: &[u32], scored_from: usize, expected: &str| {
         let got = refusal(&mut engine, slot, tokens, parents, scored_from);
         assert_eq!(got, format!("slot 0: invalid segment: {expected}"));
@@ -172,20 +123,10 @@ fn a_segment_that_is_no_tree_over_the_vocabulary_is_refused() {
     check(&[], &[], 0, "0 tokens, 0 parents, scored from 0");
     check(&[1], &[root, 0], 0, "1 tokens, 2 parents, scored from 0");
     check(&[1], &[root], 2, "1 tokens, 1 parents, scored from 2");
-    check(
-        &[1, 100],
-        &[root, 0],
-        0,
-        "node 1 has token 100, vocabulary is 100",
-    );
+    check(&[1, 100], &[root, 0], 0, "node 1 has token 100, vocabulary is 100");
     check(&[1, 2], &[1, root], 0, "node 0 has parent 1 after itself");
     check(&[1, 2], &[root, 1], 0, "node 1 has parent 1 after itself");
-    let one = Segment {
-        slot,
-        tokens: &[1],
-        parents: &[root],
-        scored_from: 0,
-    };
+    let one = Segment { slot, tokens: &[1], parents: &[root], scored_from: 0 };
     assert_eq!(
         engine.step(&[one, one], 1).unwrap_err().to_string(),
         "slot 0: invalid segment: the slot has two segments in one step"
@@ -206,23 +147,15 @@ fn capacity_bounds_rows_and_the_context_bounds_positions() {
         "slot 1: position 12 is beyond the model's 12 positions"
     );
     // Thirteen siblings share one position.
-    assert_eq!(
-        step(&mut engine, long, &[1; 13], &[ROOT_PARENT; 13], 0).len(),
-        13
-    );
+    assert_eq!(step(&mut engine, long, &[1; 13], &[ROOT_PARENT; 13], 0).len(), 13);
 }
 
 #[test]
 fn a_wrong_commit_is_refused_with_its_reason() {
     let mut engine = fake(|_| ());
     let slot = engine.open(10).unwrap();
-    let error = |engine: &mut FakeEngine, keep: &[usize]| {
-        engine.commit(slot, keep).unwrap_err().to_string()
-    };
-    assert_eq!(
-        error(&mut engine, &[]),
-        "slot 0: invalid commit: no step since the last commit"
-    );
+    let error = |engine: &mut FakeEngine, keep: &[usize]| engine.commit(slot, keep).unwrap_err().to_string();
+    assert_eq!(error(&mut engine, &[]), "slot 0: invalid commit: no step since the last commit");
     step(&mut engine, slot, &[1, 2, 3, 4], &[ROOT_PARENT, 0, 0, 2], 0);
     for (keep, expected) in [
         (&[4][..], "node 4 of 4 nodes"),
@@ -230,21 +163,10 @@ fn a_wrong_commit_is_refused_with_its_reason() {
         (&[0, 1, 2], "node 2 continues node 0, not node 1"),
         (&[0, 0], "node 0 continues the context, not node 0"),
     ] {
-        assert_eq!(
-            error(&mut engine, keep),
-            format!("slot 0: invalid commit: {expected}")
-        );
+        assert_eq!(error(&mut engine, keep), format!("slot 0: invalid commit: {expected}"));
     }
-    let again = Segment {
-        slot,
-        tokens: &[1],
-        parents: &[ROOT_PARENT],
-        scored_from: 0,
-    };
-    assert_eq!(
-        engine.step(&[again], 1).unwrap_err().to_string(),
-        "slot 0: 4 nodes of the last step are not committed"
-    );
+    let again = Segment { slot, tokens: &[1], parents: &[ROOT_PARENT], scored_from: 0 };
+    assert_eq!(engine.step(&[again], 1).unwrap_err().to_string(), "slot 0: 4 nodes of the last step are not committed");
     engine.commit(slot, &[0, 2, 3]).unwrap();
     assert_eq!(engine.cached(slot), 3);
 }
@@ -252,30 +174,19 @@ fn a_wrong_commit_is_refused_with_its_reason() {
 #[test]
 fn slots_are_reused_and_forks_checked() {
     let mut engine = fake(|_| ());
-    assert_eq!(
-        engine.open(0).unwrap_err().to_string(),
-        "capacity must be at least 1 token, got 0"
-    );
+    assert_eq!(engine.open(0).unwrap_err().to_string(), "capacity must be at least 1 token, got 0");
     let (first, second) = (engine.open(5).unwrap(), engine.open(5).unwrap());
     extend(&mut engine, first, &[1, 2]);
     for (length, capacity) in [(3, 9), (2, 1)] {
         assert_eq!(
-            engine
-                .fork(first, length, capacity)
-                .unwrap_err()
-                .to_string(),
-            format!(
-                "slot 0: cannot fork {length} tokens of 2 cached ones into a capacity of {capacity}"
-            )
+            engine.fork(first, length, capacity).unwrap_err().to_string(),
+            format!("slot 0: cannot fork {length} tokens of 2 cached ones into a capacity of {capacity}")
         );
     }
     engine.close(first);
     engine.close(first);
     assert_eq!(engine.cached(first), 0);
-    assert_eq!(
-        engine.fork(first, 0, 5).unwrap_err().to_string(),
-        "slot 0 is not open"
-    );
+    assert_eq!(engine.fork(first, 0, 5).unwrap_err().to_string(), "slot 0 is not open");
     assert_eq!(engine.open(5).unwrap(), first);
     assert_ne!(first, second);
 }

@@ -6,10 +6,7 @@ use laser_worker::engine::{Engine, EngineError, Segment, TreeEngine};
 
 use crate::{
     models::{Random, TinyModel, fixture},
-    support::{
-        TOP_K, assert_same, chain, engine, extend, greedy, load, path, random_tree, sequential,
-        step,
-    },
+    support::{TOP_K, assert_same, chain, engine, extend, greedy, load, path, random_tree, sequential, step},
 };
 
 #[test]
@@ -25,10 +22,7 @@ fn tree_scores_equal_sequential_ones_on_every_path_to_the_bit() {
             let scores = step(&mut engine, slot, &tokens, &parents, 0);
             engine.close(slot);
             for (node, scores) in scores.iter().enumerate() {
-                let path: Vec<u32> = path(&parents, node)
-                    .into_iter()
-                    .map(|node| tokens[node])
-                    .collect();
+                let path: Vec<u32> = path(&parents, node).into_iter().map(|node| tokens[node]).collect();
                 let expected = sequential(&mut engine, &[&context[..], &path].concat());
                 assert_eq!(scores, &expected, "{name}, {nodes} nodes, node {node}");
             }
@@ -60,11 +54,7 @@ fn a_chunk_without_scored_nodes_still_fills_the_cache() {
     assert!(step(&mut engine, slot, &prompt[..20], &chain(20), 20).is_empty());
     engine.commit(slot, &(0..20).collect::<Vec<_>>()).unwrap();
     let got = extend(&mut engine, slot, &prompt[20..]);
-    assert_same(
-        &got,
-        &sequential(&mut engine, &prompt),
-        "after an unscored chunk",
-    );
+    assert_same(&got, &sequential(&mut engine, &prompt), "after an unscored chunk");
 }
 
 #[test]
@@ -162,10 +152,7 @@ fn greedy_decoding_through_trees_equals_plain_decoding_on_the_fixture() {
         let right = &plain[got.len()..got.len() + 5];
         assert_eq!(next, right[0]);
         let wrong = random.tokens(4);
-        let tokens: Vec<u32> = (0..4)
-            .flat_map(|depth| [right[depth], wrong[depth]])
-            .chain([right[4]])
-            .collect();
+        let tokens: Vec<u32> = (0..4).flat_map(|depth| [right[depth], wrong[depth]]).chain([right[4]]).collect();
         let parents = [u32::MAX, 0, 0, 2, 2, 4, 4, 6, 6];
         let scores = step(&mut engine, slot, &tokens, &parents, 0);
         engine.commit(slot, &[0, 2, 4, 6, 8]).unwrap();
@@ -184,24 +171,13 @@ fn log_probabilities_are_those_of_the_whole_vocabulary() {
     let slot = engine.open(8).unwrap();
     let tokens = Random::new(2).tokens(8);
     let vocab_size = engine.info().vocab_size;
-    let segment = Segment {
-        slot,
-        tokens: &tokens,
-        parents: &chain(8),
-        scored_from: 7,
-    };
+    let segment = Segment { slot, tokens: &tokens, parents: &chain(8), scored_from: 7 };
     let scores = engine.step(&[segment], vocab_size + 10).unwrap();
     let top = scores[0].top(7);
     assert_eq!(top.len(), vocab_size);
-    let total: f64 = top
-        .iter()
-        .map(|candidate| f64::from(candidate.log_probability).exp())
-        .sum();
+    let total: f64 = top.iter().map(|candidate| f64::from(candidate.log_probability).exp()).sum();
     assert!((total - 1.0).abs() < 1e-5, "{total}");
-    assert!(
-        top.windows(2)
-            .all(|pair| pair[0].log_probability >= pair[1].log_probability)
-    );
+    assert!(top.windows(2).all(|pair| pair[0].log_probability >= pair[1].log_probability));
 }
 
 #[test]
@@ -211,23 +187,11 @@ fn a_failed_step_leaves_the_slot_usable() {
     let tokens = Random::new(3).tokens(21);
     extend(&mut engine, slot, &tokens[..10]);
     let (parents, tokens_left) = (chain(11), &tokens[10..]);
-    let too_many = Segment {
-        slot,
-        tokens: tokens_left,
-        parents: &parents,
-        scored_from: 0,
-    };
+    let too_many = Segment { slot, tokens: tokens_left, parents: &parents, scored_from: 0 };
     let error = engine.step(&[too_many], 1).unwrap_err();
-    assert!(
-        matches!(error, EngineError::CapacityExceeded { .. }),
-        "{error}"
-    );
+    assert!(matches!(error, EngineError::CapacityExceeded { .. }), "{error}");
     let got = extend(&mut engine, slot, &tokens[10..20]);
-    assert_same(
-        &got,
-        &sequential(&mut engine, &tokens[..20]),
-        "after a refused step",
-    );
+    assert_same(&got, &sequential(&mut engine, &tokens[..20]), "after a refused step");
 }
 
 /// A sequence in both engines: their slots, its committed tokens and what it may grow to.
@@ -237,8 +201,8 @@ struct Both {
     capacity: usize,
 }
 
-/// Opens, forks, closes and steps of all sequences at once, with trees and chunks of which a random path is kept, on the
-/// kernels for CPUs and on tensors (which lay sequences side by side, and move them when rows run out).
+/// Opens, forks, closes and steps of all sequences at once, with trees and chunks of which a random path is kept, on
+/// the kernels for CPUs and on tensors (which lay sequences side by side, and move them when rows run out).
 #[test]
 fn kernels_and_tensors_agree_on_any_schedule() {
     let (_, model) = &TinyModel::all()[5];
@@ -253,23 +217,14 @@ fn kernels_and_tensors_agree_on_any_schedule() {
             0 | 1 if open.len() < 7 => {
                 let capacity = 8 + random.below(150);
                 let slots = [0, 1].map(|at: usize| engines[at].open(capacity).unwrap());
-                open.push(Both {
-                    slots,
-                    cached: 0,
-                    capacity,
-                });
+                open.push(Both { slots, cached: 0, capacity });
             }
             2 if !open.is_empty() => {
                 let from = &open[random.below(open.len())];
                 let cached = random.below(from.cached + 1);
                 let capacity = cached + 1 + random.below(100);
-                let slots = [0, 1]
-                    .map(|at: usize| engines[at].fork(from.slots[at], cached, capacity).unwrap());
-                open.push(Both {
-                    slots,
-                    cached,
-                    capacity,
-                });
+                let slots = [0, 1].map(|at: usize| engines[at].fork(from.slots[at], cached, capacity).unwrap());
+                open.push(Both { slots, cached, capacity });
             }
             3 if open.len() > 3 => {
                 let closed = open.swap_remove(random.below(open.len()));

@@ -2,14 +2,12 @@
 //! fake.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
-#![expect(
-    clippy::cast_possible_truncation,
-    reason = "token ids and lengths of tests are small"
-)]
+#![expect(clippy::cast_possible_truncation, reason = "token ids and lengths of tests are small")]
 
 mod fake;
 mod forward;
 mod loading;
+#[cfg(feature = "mistralrs")]
 mod mistralrs_parity;
 mod models;
 mod support;

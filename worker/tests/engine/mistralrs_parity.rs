@@ -9,8 +9,8 @@ use candle_core::{Tensor, quantized::GgmlDType};
 use laser_decode::Candidate;
 use laser_worker::engine::{Engine, EngineOptions, Finish, MistralEngine};
 use mistralrs::{
-    CustomLogitsProcessor, Model, ModelDType, NormalRequest, Request, RequestMessage,
-    SamplingParams, TextModelBuilder, TokenSource,
+    CustomLogitsProcessor, Model, ModelDType, NormalRequest, Request, RequestMessage, SamplingParams, TextModelBuilder,
+    TokenSource,
 };
 
 use crate::{
@@ -25,10 +25,7 @@ struct Tap(Mutex<Vec<Record>>);
 
 impl CustomLogitsProcessor for Tap {
     fn apply(&self, logits: &Tensor, context: &[u32]) -> candle_core::Result<Tensor> {
-        self.0
-            .lock()
-            .unwrap()
-            .push((context.to_vec(), logits.to_vec1()?));
+        self.0.lock().unwrap().push((context.to_vec(), logits.to_vec1()?));
         Ok(logits.clone())
     }
 }
@@ -54,10 +51,7 @@ async fn decode(model: &Model, prompt: Vec<u32>, count: usize) -> Vec<Record> {
     let mut request = NormalRequest::new_simple(message, sampling, sender, id, None, None);
     request.logits_processors = Some(vec![tap.clone()]);
     let requests = model.inner().get_sender(None).unwrap();
-    requests
-        .send(Request::Normal(Box::new(request)))
-        .await
-        .unwrap();
+    requests.send(Request::Normal(Box::new(request))).await.unwrap();
     receiver.recv().await.unwrap().as_result().unwrap();
     std::mem::take(&mut tap.0.lock().unwrap())
 }
@@ -66,24 +60,15 @@ async fn decode(model: &Model, prompt: Vec<u32>, count: usize) -> Vec<Record> {
 /// than 1e-3.
 fn assert_agrees(ours: &[Candidate], logits: &[f32], what: &str) {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let sum: f64 = logits
-        .iter()
-        .map(|logit| f64::from(logit - max).exp())
-        .sum();
+    let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
     let normaliser = max + sum.ln() as f32;
     for candidate in ours {
         let theirs = logits[candidate.token as usize] - normaliser;
         let difference = (candidate.log_probability - theirs).abs();
-        assert!(
-            difference < TOLERANCE,
-            "{what}: {candidate:?}, mistralrs {theirs}"
-        );
+        assert!(difference < TOLERANCE, "{what}: {candidate:?}, mistralrs {theirs}");
     }
     let best = ours[0].token as usize;
-    assert!(
-        max - logits[best] < 1e-3,
-        "{what}: we choose {best}, mistralrs another"
-    );
+    assert!(max - logits[best] < 1e-3, "{what}: we choose {best}, mistralrs another");
 }
 
 async fn assert_parity(name: &str, directory: &Path, prompts: u64, count: usize) {
@@ -100,11 +85,7 @@ async fn assert_parity(name: &str, directory: &Path, prompts: u64, count: usize)
                 ours = extend(&mut engine, slot, &context[context.len() - 1..]);
             }
             assert_eq!(engine.cached(slot), context.len());
-            assert_agrees(
-                &ours,
-                logits,
-                &format!("{name}, prompt {seed}, step {step}"),
-            );
+            assert_agrees(&ours, logits, &format!("{name}, prompt {seed}, step {step}"));
         }
         engine.close(slot);
     }
@@ -126,13 +107,9 @@ async fn every_architecture_decodes_as_in_mistralrs() {
 
 #[tokio::test]
 async fn mistral_engine_returns_exact_tokens_for_a_batch() {
-    let engine = MistralEngine::load(&EngineOptions::new(fixture()), 4)
-        .await
-        .unwrap();
+    let engine = MistralEngine::load(&EngineOptions::new(fixture()), 4).await.unwrap();
     assert_eq!(engine.max_positions(), 1024);
-    let prompts: Vec<Vec<u32>> = (0..4)
-        .map(|seed| Random::new(seed).tokens(12 + 5 * seed as usize))
-        .collect();
+    let prompts: Vec<Vec<u32>> = (0..4).map(|seed| Random::new(seed).tokens(12 + 5 * seed as usize)).collect();
     let completions = engine.generate(prompts.clone(), 30, &[]).await;
     let mut tree = load(&fixture());
     for (prompt, completion) in prompts.iter().zip(completions) {
@@ -141,11 +118,7 @@ async fn mistral_engine_returns_exact_tokens_for_a_batch() {
         let end = plain.iter().position(|&token| token == 1);
         plain.truncate(end.unwrap_or(30));
         assert_eq!(completion.tokens, plain);
-        let finish = if end.is_some() {
-            Finish::Stop
-        } else {
-            Finish::Length
-        };
+        let finish = if end.is_some() { Finish::Stop } else { Finish::Length };
         assert_eq!(completion.finish, finish);
     }
 }
@@ -160,9 +133,7 @@ async fn mistral_engine_runs_gguf_files() {
         model.write_with_tokenizer(directory.path());
         let file = directory.path().join("model.gguf");
         model.write_gguf(&file, GgmlDType::F32);
-        let engine = MistralEngine::load(&EngineOptions::new(&file), 1)
-            .await
-            .unwrap();
+        let engine = MistralEngine::load(&EngineOptions::new(&file), 1).await.unwrap();
         let prompt = Random::new(3).tokens(23);
         let completion = engine.generate(vec![prompt.clone()], 24, &[]).await;
         let expected = greedy(&mut load(&file), &prompt, 24);
@@ -172,39 +143,20 @@ async fn mistral_engine_runs_gguf_files() {
 
 #[tokio::test]
 async fn mistral_engine_stops_at_stop_tokens_and_at_the_end_of_the_context() {
-    let engine = MistralEngine::load(&EngineOptions::new(fixture()), 2)
-        .await
-        .unwrap();
+    let engine = MistralEngine::load(&EngineOptions::new(fixture()), 2).await.unwrap();
     let prompt = Random::new(1).tokens(17);
-    let plain = engine
-        .generate(vec![prompt.clone()], 10, &[])
-        .await
-        .remove(0)
-        .unwrap()
-        .tokens;
+    let plain = engine.generate(vec![prompt.clone()], 10, &[]).await.remove(0).unwrap().tokens;
     let stop = plain[6];
     let first = plain.iter().position(|&token| token == stop).unwrap();
-    let stopped = engine
-        .generate(vec![prompt.clone()], 10, &[stop])
-        .await
-        .remove(0)
-        .unwrap();
-    assert_eq!(
-        (stopped.tokens.as_slice(), stopped.finish),
-        (&plain[..first], Finish::Stop)
-    );
+    let stopped = engine.generate(vec![prompt.clone()], 10, &[stop]).await.remove(0).unwrap();
+    assert_eq!((stopped.tokens.as_slice(), stopped.finish), (&plain[..first], Finish::Stop));
 
     let nearly_full = Random::new(2).tokens(1020);
-    let results = engine
-        .generate(vec![nearly_full, vec![], vec![5; 1024], prompt], 10, &[])
-        .await;
+    let results = engine.generate(vec![nearly_full, vec![], vec![5; 1024], prompt], 10, &[]).await;
     assert!(results[0].as_ref().unwrap().tokens.len() <= 3);
     for (index, expected) in [(1, "\"0 tokens\""), (2, "\"1024 tokens\"")] {
         let error = results[index].as_ref().unwrap_err().to_string();
-        assert!(
-            error.contains(expected) && error.contains("1024 positions"),
-            "{error}"
-        );
+        assert!(error.contains(expected) && error.contains("1024 positions"), "{error}");
     }
     assert_eq!(results[3].as_ref().unwrap().tokens, plain);
 }

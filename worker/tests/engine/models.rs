@@ -30,10 +30,7 @@ impl Random {
     }
 
     pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self
-            .0
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         self.0 >> 33
     }
 
@@ -94,24 +91,16 @@ impl TinyModel {
         });
         vec![
             ("llama", Self::new("Llama", json!({}))),
-            (
-                "llama, tied",
-                Self::new("Llama", json!({"tie_word_embeddings": true})),
-            ),
+            ("llama, tied", Self::new("Llama", json!({"tie_word_embeddings": true}))),
             ("llama 3 rope", Self::new("Llama", llama3)),
-            (
-                "mistral",
-                Self::new("Mistral", json!({"sliding_window": 128})),
-            ),
+            ("mistral", Self::new("Mistral", json!({"sliding_window": 128}))),
             ("qwen2", Self::new("Qwen2", qwen2)),
             ("qwen3", Self::new("Qwen3", qwen3)),
         ]
     }
 
     fn head_dim(&self) -> usize {
-        self.config["head_dim"]
-            .as_u64()
-            .map_or(HIDDEN / HEADS, |dim| dim as usize)
+        self.config["head_dim"].as_u64().map_or(HIDDEN / HEADS, |dim| dim as usize)
     }
 
     /// Writes config.json and the weights, in two shards with an index if `sharded`.
@@ -134,11 +123,7 @@ impl TinyModel {
             candle_core::safetensors::save(tensors, directory.join(name(shard))).unwrap();
         }
         let index = json!({"metadata": {}, "weight_map": map});
-        fs::write(
-            directory.join("model.safetensors.index.json"),
-            index.to_string(),
-        )
-        .unwrap();
+        fs::write(directory.join("model.safetensors.index.json"), index.to_string()).unwrap();
     }
 
     /// Also the fixture's tokenizer, which mistralrs needs.
@@ -161,24 +146,14 @@ impl TinyModel {
                 ("llama", Some("attn_k")) => KV_HEADS,
                 _ => 0,
             };
-            let tensor = if heads == 0 {
-                tensor.clone()
-            } else {
-                interleave(tensor, heads)
-            };
+            let tensor = if heads == 0 { tensor.clone() } else { interleave(tensor, heads) };
             let plain = tensor.rank() == 1 || name.starts_with("token_embd");
             let dtype = if plain { GgmlDType::F32 } else { dtype };
             tensors.push((name, QTensor::quantize(&tensor, dtype).unwrap()));
         }
         let metadata = self.gguf_metadata(architecture);
-        let metadata: Vec<_> = metadata
-            .iter()
-            .map(|(key, value)| (key.as_str(), value))
-            .collect();
-        let tensors: Vec<_> = tensors
-            .iter()
-            .map(|(name, tensor)| (name.as_str(), tensor))
-            .collect();
+        let metadata: Vec<_> = metadata.iter().map(|(key, value)| (key.as_str(), value)).collect();
+        let tensors: Vec<_> = tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
         gguf_file::write(&mut fs::File::create(file).unwrap(), &metadata, &tensors).unwrap();
     }
 
@@ -195,15 +170,9 @@ impl TinyModel {
             ("attention.value_length", self.head_dim()),
             ("rope.dimension_count", self.head_dim()),
         ];
-        let floats = [
-            ("attention.layer_norm_rms_epsilon", 1e-5),
-            ("rope.freq_base", 10_000.0),
-        ];
+        let floats = [("attention.layer_norm_rms_epsilon", 1e-5), ("rope.freq_base", 10_000.0)];
         let key = |key: &str| format!("{architecture}.{key}");
-        let mut metadata = vec![(
-            "general.architecture".to_owned(),
-            Value::String(architecture.to_owned()),
-        )];
+        let mut metadata = vec![("general.architecture".to_owned(), Value::String(architecture.to_owned()))];
         metadata.extend(sizes.map(|(name, size)| (key(name), Value::U32(size as u32))));
         metadata.extend(floats.map(|(name, value)| (key(name), Value::F32(value))));
         metadata
@@ -213,9 +182,7 @@ impl TinyModel {
 fn weights(config: &Value, architecture: &str) -> HashMap<String, Tensor> {
     let mut random = Random::new(7);
     let mut tensors = HashMap::new();
-    let head_dim = config["head_dim"]
-        .as_u64()
-        .map_or(HIDDEN / HEADS, |dim| dim as usize);
+    let head_dim = config["head_dim"].as_u64().map_or(HIDDEN / HEADS, |dim| dim as usize);
     let (queries, keys) = (HEADS * head_dim, KV_HEADS * head_dim);
     let mut add = |name: String, shape: &[usize]| {
         let tensor = match shape {
@@ -233,8 +200,7 @@ fn weights(config: &Value, architecture: &str) -> HashMap<String, Tensor> {
         add("lm_head.weight".into(), &[VOCAB, HIDDEN]);
     }
     for layer in 0..2 {
-        let mut add =
-            |part: &str, shape: &[usize]| add(format!("model.layers.{layer}.{part}"), shape);
+        let mut add = |part: &str, shape: &[usize]| add(format!("model.layers.{layer}.{part}"), shape);
         add("input_layernorm.weight", &[HIDDEN]);
         add("post_attention_layernorm.weight", &[HIDDEN]);
         for (part, outputs) in [("q", queries), ("k", keys), ("v", keys)] {
@@ -268,22 +234,12 @@ fn gguf_name(name: &str) -> String {
         ("lm_head", "output"),
     ]
     .iter()
-    .fold(name.to_owned(), |name, (ours, theirs)| {
-        name.replace(ours, theirs)
-    })
+    .fold(name.to_owned(), |name, (ours, theirs)| name.replace(ours, theirs))
 }
 
 /// The permutation of llama.cpp's converter: halves of a head become pairs.
 fn interleave(tensor: &Tensor, heads: usize) -> Tensor {
     let (rows, columns) = tensor.dims2().unwrap();
-    let halves = tensor
-        .reshape((heads, 2, rows / heads / 2, columns))
-        .unwrap();
-    halves
-        .transpose(1, 2)
-        .unwrap()
-        .contiguous()
-        .unwrap()
-        .reshape((rows, columns))
-        .unwrap()
+    let halves = tensor.reshape((heads, 2, rows / heads / 2, columns)).unwrap();
+    halves.transpose(1, 2).unwrap().contiguous().unwrap().reshape((rows, columns)).unwrap()
 }

@@ -24,15 +24,7 @@ pub(crate) fn engine(model: &TinyModel) -> TreeEngine {
 }
 
 pub(crate) fn chain(length: usize) -> Vec<u32> {
-    (0..length)
-        .map(|node| {
-            if node == 0 {
-                ROOT_PARENT
-            } else {
-                node as u32 - 1
-            }
-        })
-        .collect()
+    (0..length).map(|node| if node == 0 { ROOT_PARENT } else { node as u32 - 1 }).collect()
 }
 
 /// A tree of `nodes` random tokens whose nodes continue any earlier node or the context.
@@ -61,35 +53,22 @@ pub(crate) fn step(
     parents: &[u32],
     scored_from: usize,
 ) -> Vec<Vec<Candidate>> {
-    let segment = Segment {
-        slot,
-        tokens,
-        parents,
-        scored_from,
-    };
+    let segment = Segment { slot, tokens, parents, scored_from };
     let scores = engine.step(&[segment], TOP_K).unwrap();
-    (scored_from..tokens.len())
-        .map(|node| scores[0].top(node).to_vec())
-        .collect()
+    (scored_from..tokens.len()).map(|node| scores[0].top(node).to_vec()).collect()
 }
 
 /// Appends and commits a chain; the scores of its last token.
 pub(crate) fn extend(engine: &mut dyn Engine, slot: Slot, tokens: &[u32]) -> Vec<Candidate> {
     let scores = step(engine, slot, tokens, &chain(tokens.len()), tokens.len() - 1);
-    engine
-        .commit(slot, &(0..tokens.len()).collect::<Vec<_>>())
-        .unwrap();
+    engine.commit(slot, &(0..tokens.len()).collect::<Vec<_>>()).unwrap();
     scores.into_iter().next().unwrap()
 }
 
 /// The scores after a context, one token a forward.
 pub(crate) fn sequential(engine: &mut dyn Engine, tokens: &[u32]) -> Vec<Candidate> {
     let slot = engine.open(tokens.len()).unwrap();
-    let scores = tokens
-        .iter()
-        .map(|&token| extend(engine, slot, &[token]))
-        .last()
-        .unwrap();
+    let scores = tokens.iter().map(|&token| extend(engine, slot, &[token])).last().unwrap();
     engine.close(slot);
     scores
 }
@@ -120,14 +99,8 @@ pub(crate) fn assert_within(got: &[Candidate], expected: &[Candidate], tolerance
         let floor = expected.last().unwrap().log_probability;
         let log_probability = other.map_or(floor, |other| other.log_probability);
         let difference = (candidate.log_probability - log_probability).abs();
-        assert!(
-            difference < tolerance,
-            "{what}: {candidate:?} differs by {difference}"
-        );
+        assert!(difference < tolerance, "{what}: {candidate:?} differs by {difference}");
     }
     let gap = expected[0].log_probability - expected[1].log_probability;
-    assert!(
-        got[0].token == expected[0].token || gap < tolerance,
-        "{what}: gap {gap}"
-    );
+    assert!(got[0].token == expected[0].token || gap < tolerance, "{what}: gap {gap}");
 }

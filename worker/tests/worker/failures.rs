@@ -10,17 +10,11 @@ use crate::watch::Mischief;
 const POISON: u32 = 4095;
 
 fn expected() -> Vec<NaiveText> {
-    prompts()
-        .iter()
-        .map(|p| naive(&mut fake(), p, &options()))
-        .collect()
+    prompts().iter().map(|p| naive(&mut fake(), p, &options())).collect()
 }
 
 fn requests() -> Vec<Request> {
-    (0..)
-        .zip(prompts())
-        .map(|(id, prompt)| request(id, &prompt))
-        .collect()
+    (0..).zip(prompts()).map(|(id, prompt)| request(id, &prompt)).collect()
 }
 
 fn assert_all(results: &[Result<Generated, String>], what: &str) {
@@ -32,10 +26,7 @@ fn assert_all(results: &[Result<Generated, String>], what: &str) {
 
 #[test]
 fn a_failing_row_costs_no_other_row() {
-    let fake = FakeOptions {
-        fail_on_token: Some(POISON),
-        ..fake_options()
-    };
+    let fake = FakeOptions { fail_on_token: Some(POISON), ..fake_options() };
     for batch in [1, 3, 8] {
         for bad in 0..prompts().len() {
             let options = GenerateOptions { batch, ..options() };
@@ -45,10 +36,7 @@ fn a_failing_row_costs_no_other_row() {
             let mut results = run(&mut generator, requests);
             let error = std::mem::replace(&mut results[bad], Ok(Generated::default()));
             let error = error.unwrap_err();
-            assert!(
-                error.starts_with("engine: ") && error.contains("token 4095"),
-                "{error}"
-            );
+            assert!(error.starts_with("engine: ") && error.contains("token 4095"), "{error}");
             for (row, (got, expected)) in results.iter().zip(expected()).enumerate() {
                 if row != bad {
                     assert_naive(got.as_ref().unwrap(), &expected, "beside a failing row");
@@ -63,16 +51,10 @@ fn a_failing_row_costs_no_other_row() {
 fn a_step_that_fails_once_costs_no_row() {
     for batch in [1, 4] {
         for step in 0..30 {
-            let fake = FakeOptions {
-                fail_on_step: Some(step),
-                ..fake_options()
-            };
+            let fake = FakeOptions { fail_on_step: Some(step), ..fake_options() };
             let options = GenerateOptions { batch, ..options() };
             let (mut generator, log) = watched(fake, Mischief::default(), options);
-            assert_all(
-                &run(&mut generator, requests()),
-                &format!("step {step}, batch {batch}"),
-            );
+            assert_all(&run(&mut generator, requests()), &format!("step {step}, batch {batch}"));
             assert!(log.lock().unwrap().open.is_empty());
         }
     }
@@ -81,25 +63,16 @@ fn a_step_that_fails_once_costs_no_row() {
 #[test]
 fn a_commit_that_fails_once_costs_no_row() {
     for commit in 0..30 {
-        let mischief = Mischief {
-            fail_on_commit: Some(commit),
-            ..Mischief::default()
-        };
+        let mischief = Mischief { fail_on_commit: Some(commit), ..Mischief::default() };
         let (mut generator, log) = watched(fake_options(), mischief, options());
-        assert_all(
-            &run(&mut generator, requests()),
-            &format!("commit {commit}"),
-        );
+        assert_all(&run(&mut generator, requests()), &format!("commit {commit}"));
         assert!(log.lock().unwrap().open.is_empty());
     }
 }
 
 #[test]
 fn requests_wait_while_there_is_no_memory_for_their_caches() {
-    let mischief = Mischief {
-        slots_max: Some(2),
-        ..Mischief::default()
-    };
+    let mischief = Mischief { slots_max: Some(2), ..Mischief::default() };
     let (mut generator, log) = watched(fake_options(), mischief, options());
     assert_all(&run(&mut generator, requests()), "two caches");
     assert!(log.lock().unwrap().open.is_empty());
@@ -108,14 +81,8 @@ fn requests_wait_while_there_is_no_memory_for_their_caches() {
 #[test]
 fn an_engine_that_only_fails_is_given_up() {
     for mischief in [
-        Mischief {
-            fail_from_step: Some(5),
-            ..Mischief::default()
-        },
-        Mischief {
-            slots_max: Some(0),
-            ..Mischief::default()
-        },
+        Mischief { fail_from_step: Some(5), ..Mischief::default() },
+        Mischief { slots_max: Some(0), ..Mischief::default() },
     ] {
         for batch in [1, 4] {
             let options = GenerateOptions { batch, ..options() };
@@ -134,10 +101,7 @@ fn an_engine_that_only_fails_is_given_up() {
 
 #[test]
 fn failing_rows_among_good_ones_do_not_give_up_the_engine() {
-    let fake = FakeOptions {
-        fail_on_token: Some(POISON),
-        ..fake_options()
-    };
+    let fake = FakeOptions { fail_on_token: Some(POISON), ..fake_options() };
     let (mut generator, _) = watched(fake, Mischief::default(), options());
     let mut requests: Vec<Request> = (0..40).map(|id| request(id, &tokens(7, 6))).collect();
     for bad in requests.iter_mut().step_by(2) {
@@ -150,10 +114,7 @@ fn failing_rows_among_good_ones_do_not_give_up_the_engine() {
 
 #[test]
 fn a_prefix_that_fails_leaves_no_cache() {
-    let fake = FakeOptions {
-        fail_on_token: Some(POISON),
-        ..fake_options()
-    };
+    let fake = FakeOptions { fail_on_token: Some(POISON), ..fake_options() };
     let (mut generator, log) = watched(fake, Mischief::default(), options());
     let prefix = [tokens(1, 30), vec![POISON]].concat();
     assert!(generator.share_prefix(&[&prefix, &prefix]).is_err());
@@ -169,9 +130,5 @@ fn prefixes_are_bounded() {
         generator.share_prefix(&[&prefix, &prefix]).unwrap();
     }
     assert_eq!(log.lock().unwrap().open.len(), 4);
-    assert_eq!(
-        log.lock().unwrap().fed.len(),
-        9,
-        "a known prefix is computed once"
-    );
+    assert_eq!(log.lock().unwrap().fed.len(), 9, "a known prefix is computed once");
 }

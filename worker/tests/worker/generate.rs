@@ -5,7 +5,9 @@ use std::collections::HashSet;
 use laser_decode::{Drafter, Verification};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
-use laser_worker::engine::{EngineOptions, MistralEngine, TreeEngine};
+#[cfg(feature = "mistralrs")]
+use laser_worker::engine::MistralEngine;
+use laser_worker::engine::{EngineOptions, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, TextGenerator};
 use laser_worker::plain::PlainGenerator;
 use proptest::prelude::*;
@@ -35,44 +37,22 @@ fn settings() -> Vec<(usize, usize, bool, bool, bool)> {
 #[test]
 fn strict_texts_equal_the_naive_decoders_whatever_the_setting() {
     let prompts = prompts();
-    let expected: Vec<NaiveText> = prompts
-        .iter()
-        .map(|p| naive(&mut fake(), p, &options()))
-        .collect();
-    let pool = pool(
-        &expected
-            .iter()
-            .map(|e| e.tokens.clone())
-            .collect::<Vec<_>>(),
-    );
+    let expected: Vec<NaiveText> = prompts.iter().map(|p| naive(&mut fake(), p, &options())).collect();
+    let pool = pool(&expected.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>());
     for drafter in drafters() {
         for nodes in [0, 1, 4, 16, 64] {
             let mut accepted = 0;
             for (batch, step_tokens, with_pool, with_previous, with_prefix) in settings() {
-                let options = GenerateOptions {
-                    drafter,
-                    nodes,
-                    batch,
-                    step_tokens,
-                    ..options()
-                };
+                let options = GenerateOptions { drafter, nodes, batch, step_tokens, ..options() };
                 let what = format!("{options:?} {with_pool} {with_previous} {with_prefix}");
                 let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
-                let long: Vec<&[u32]> = prompts[..6]
-                    .iter()
-                    .map(Vec::as_slice)
-                    .filter(|p| p.len() > 18)
-                    .collect();
+                let long: Vec<&[u32]> = prompts[..6].iter().map(Vec::as_slice).filter(|p| p.len() > 18).collect();
                 if with_prefix {
                     generator.share_prefix(&long).unwrap();
                     assert_eq!(log.lock().unwrap().open.len(), 1, "{what}");
                 }
                 let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
-                    previous: if with_previous {
-                        previous(&expected[id])
-                    } else {
-                        Vec::new()
-                    },
+                    previous: if with_previous { previous(&expected[id]) } else { Vec::new() },
                     pool: with_pool.then(|| pool.clone()),
                     ..request(id as u64, prompt)
                 });
@@ -81,19 +61,10 @@ fn strict_texts_equal_the_naive_decoders_whatever_the_setting() {
                     assert_naive(got, expected, &what);
                     accepted += got.step_accepted.iter().sum::<u32>();
                 }
-                let tokens_max = log
-                    .lock()
-                    .unwrap()
-                    .steps
-                    .iter()
-                    .map(|s| s.iter().sum())
-                    .max();
+                let tokens_max = log.lock().unwrap().steps.iter().map(|s| s.iter().sum()).max();
                 assert!(tokens_max <= Some(step_tokens), "{what}");
                 generator.reset();
-                assert!(
-                    log.lock().unwrap().open.is_empty(),
-                    "{what}: a cache was left open"
-                );
+                assert!(log.lock().unwrap().open.is_empty(), "{what}: a cache was left open");
             }
             let speculates = drafter != Drafter::None && nodes > 0;
             assert_eq!(accepted > 0, speculates, "{drafter:?} with {nodes} nodes");
@@ -104,10 +75,7 @@ fn strict_texts_equal_the_naive_decoders_whatever_the_setting() {
 fn any_request() -> impl Strategy<Value = (Vec<u32>, Vec<u32>)> {
     // Few different tokens, so that prompts repeat themselves and each other.
     let token = || prop_oneof![3u32..20, 3u32..VOCABULARY];
-    (
-        prop::collection::vec(token(), 1..60),
-        prop::collection::vec(token(), 0..60),
-    )
+    (prop::collection::vec(token(), 1..60), prop::collection::vec(token(), 0..60))
 }
 
 proptest! {
@@ -151,19 +119,12 @@ fn check_naive_up_to_ties(got: &Generated, expected: &NaiveText, what: &str) -> 
     assert_figures(got, what);
     let pairs = got.tokens.iter().zip(&expected.tokens);
     let Some(at) = pairs.enumerate().position(|(_, (a, b))| a != b) else {
-        assert_eq!(
-            (&got.tokens, &got.text),
-            (&expected.tokens, &expected.text),
-            "{what}"
-        );
+        assert_eq!((&got.tokens, &got.text), (&expected.tokens, &expected.text), "{what}");
         assert_eq!(got.stop, expected.stop, "{what}");
         return None;
     };
     let gap = expected.gaps[at];
-    assert!(
-        gap < 1e-3,
-        "{what}: token {at} differs, and the two best are {gap} apart"
-    );
+    assert!(gap < 1e-3, "{what}: token {at} differs, and the two best are {gap} apart");
     Some(format!("{what}: near-tie at token {at}, {gap} apart"))
 }
 
@@ -183,32 +144,18 @@ fn real_engine() -> TreeEngine {
 #[test]
 fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
     let prompts = real_prompts();
-    let options = GenerateOptions {
-        max_new_tokens: 24,
-        ..options()
-    };
+    let options = GenerateOptions { max_new_tokens: 24, ..options() };
     let mut oracle = real_engine();
-    let expected: Vec<NaiveText> = prompts
-        .iter()
-        .map(|p| naive(&mut oracle, p, &options))
-        .collect();
+    let expected: Vec<NaiveText> = prompts.iter().map(|p| naive(&mut oracle, p, &options)).collect();
     let pool = pool(&expected.iter().map(previous).collect::<Vec<_>>());
     let mut generator = Generator::new(Box::new(real_engine()), tokenizer(), options.clone());
     for drafter in drafters() {
         for (nodes, batch, step_tokens) in [(0, 3, 64), (4, 1, 5), (16, 1, 64), (16, 3, 24)] {
-            let mut options = GenerateOptions {
-                drafter,
-                nodes,
-                batch,
-                step_tokens,
-                ..options.clone()
-            };
+            let mut options = GenerateOptions { drafter, nodes, batch, step_tokens, ..options.clone() };
             let what = format!("{drafter:?} {nodes} {batch} {step_tokens}");
             generator.swap_options(&mut options);
-            let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
-                pool: Some(pool.clone()),
-                ..request(id, prompt)
-            });
+            let requests =
+                (0..).zip(&prompts).map(|(id, prompt)| Request { pool: Some(pool.clone()), ..request(id, prompt) });
             for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
                 if let Some(tie) = check_naive_up_to_ties(got.as_ref().unwrap(), expected, &what) {
                     println!("{tie}");
@@ -220,66 +167,40 @@ fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
 
 /// mistralrs by itself, for the architectures that the tree engine does not know. Two prompts are of equal length:
 /// run at once, one of them would go on with the other's text.
+#[cfg(feature = "mistralrs")]
 #[test]
 fn mistralrs_texts_equal_the_naive_decoders() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     for stop in [vec![], vec![" the".to_owned()]] {
-        let options = GenerateOptions {
-            max_new_tokens: 24,
-            stop,
-            ..options()
-        };
-        let mut requests: Vec<Request> = (0..)
-            .zip(real_prompts())
-            .map(|(id, p)| request(id, &p))
-            .collect();
-        let expected: Vec<NaiveText> = real_prompts()
-            .iter()
-            .map(|p| naive(&mut real_engine(), p, &options))
-            .collect();
+        let options = GenerateOptions { max_new_tokens: 24, stop, ..options() };
+        let mut requests: Vec<Request> = (0..).zip(real_prompts()).map(|(id, p)| request(id, &p)).collect();
+        let expected: Vec<NaiveText> = real_prompts().iter().map(|p| naive(&mut real_engine(), p, &options)).collect();
         // More rows at fault than a failing engine is granted.
         requests.extend((3..15).map(|id| request(id, &[])));
         let handle = runtime.handle().clone();
         let engine = runtime.block_on(MistralEngine::load(&EngineOptions::new(fixture()), 4));
         let mut generator = PlainGenerator::new(engine.unwrap(), handle, tokenizer(), options);
-        requests
-            .into_iter()
-            .for_each(|request| generator.submit(request));
+        requests.into_iter().for_each(|request| generator.submit(request));
         let mut results = Vec::new();
         while generator.load() > 0 {
             results.extend(generator.step().unwrap().into_iter().map(|f| f.result));
         }
         for (got, expected) in results.iter().zip(&expected) {
-            if let Some(tie) = check_naive_up_to_ties(got.as_ref().unwrap(), expected, "mistralrs")
-            {
+            if let Some(tie) = check_naive_up_to_ties(got.as_ref().unwrap(), expected, "mistralrs") {
                 println!("{tie}");
             }
         }
-        assert_eq!(
-            results[3..].iter().filter(|result| result.is_err()).count(),
-            12
-        );
+        assert_eq!(results[3..].iter().filter(|result| result.is_err()).count(), 12);
     }
 }
 
 #[test]
 fn plain_requests_draft_nothing_and_are_strict_whatever_the_policy() {
     let verification = Verification::relaxed(4, 0.0).unwrap();
-    let (mut generator, _) = watched(
-        fake_options(),
-        Mischief::default(),
-        GenerateOptions {
-            verification,
-            ..options()
-        },
-    );
+    let (mut generator, _) =
+        watched(fake_options(), Mischief::default(), GenerateOptions { verification, ..options() });
     let expected = naive(&mut fake(), &tokens(1, 9), options_ref());
-    let plain = Request {
-        plain: true,
-        strict: false,
-        previous: expected.tokens.clone(),
-        ..request(0, &tokens(1, 9))
-    };
+    let plain = Request { plain: true, strict: false, previous: expected.tokens.clone(), ..request(0, &tokens(1, 9)) };
     let got = run(&mut generator, [plain]).remove(0).unwrap();
     assert_naive(&got, &expected, "plain");
     assert_eq!(got.drafted, 0);
@@ -300,10 +221,7 @@ fn ranks(prompt: &[u32], got: &Generated, p: f32) -> Vec<usize> {
     for &token in &got.tokens {
         let rank = top.iter().position(|c| c.token == token).unwrap();
         let probability = top[rank].log_probability.exp();
-        assert!(
-            rank == 0 || probability > p,
-            "rank {rank} with probability {probability}"
-        );
+        assert!(rank == 0 || probability > p, "rank {rank} with probability {probability}");
         ranks.push(rank);
         top = naive.feed(token);
     }
@@ -320,11 +238,7 @@ fn relaxed_texts_hold_only_tokens_that_the_policy_accepts() {
         let verification = Verification::relaxed(k, p).unwrap();
         let mut relaxed = 0;
         for drafter in drafters() {
-            let options = GenerateOptions {
-                drafter,
-                verification,
-                ..options()
-            };
+            let options = GenerateOptions { drafter, verification, ..options() };
             let (mut generator, _) = watched(fake_options(), Mischief::default(), options);
             let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
                 previous: texts[id].clone(),
@@ -371,36 +285,18 @@ fn nothing_of_one_text_is_drafted_for_another() {
     let prompt_of = |first: u32, rest: &[u32]| [&[first, 10, 11, 12], rest, &[10, 11, 12]].concat();
     // Both end alike, so that whatever follows 10, 11, 12 in one would be drafted for the other.
     let (a, b) = (prompt_of(20, &secret), prompt_of(21, &[13, 14]));
-    let of_b: HashSet<u32> = naive(&mut fake(), &b, options_ref())
-        .tokens
-        .into_iter()
-        .collect();
-    let unique: HashSet<u32> = secret
-        .iter()
-        .copied()
-        .filter(|t| !of_b.contains(t))
-        .collect();
+    let of_b: HashSet<u32> = naive(&mut fake(), &b, options_ref()).tokens.into_iter().collect();
+    let unique: HashSet<u32> = secret.iter().copied().filter(|t| !of_b.contains(t)).collect();
     for drafter in drafters() {
         for batch in [1, 2] {
-            let options = GenerateOptions {
-                drafter,
-                batch,
-                step_tokens: 512,
-                ..options()
-            };
+            let options = GenerateOptions { drafter, batch, step_tokens: 512, ..options() };
             let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
-            let with_secret = Request {
-                previous: secret.clone(),
-                ..request(0, &a)
-            };
+            let with_secret = Request { previous: secret.clone(), ..request(0, &a) };
             run(&mut generator, [with_secret, request(1, &b)]);
             let log = log.lock().unwrap();
             let fed = log.fed.iter().find(|fed| fed[0] == 21).unwrap();
             assert!(fed.len() > b.len());
-            assert!(
-                fed.iter().all(|token| !unique.contains(token)),
-                "{drafter:?} {batch}"
-            );
+            assert!(fed.iter().all(|token| !unique.contains(token)), "{drafter:?} {batch}");
         }
     }
 }
@@ -408,15 +304,8 @@ fn nothing_of_one_text_is_drafted_for_another() {
 #[test]
 fn trees_share_a_step_evenly() {
     let prompts: Vec<Vec<u32>> = (0..4).map(|seed| tokens(seed, 1)).collect();
-    let texts: Vec<Vec<u32>> = prompts
-        .iter()
-        .map(|p| naive(&mut fake(), p, options_ref()).tokens)
-        .collect();
-    let options = GenerateOptions {
-        nodes: 64,
-        step_tokens: 16,
-        ..options()
-    };
+    let texts: Vec<Vec<u32>> = prompts.iter().map(|p| naive(&mut fake(), p, options_ref()).tokens).collect();
+    let options = GenerateOptions { nodes: 64, step_tokens: 16, ..options() };
     let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
     let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
         previous: [prompt.clone(), texts[id].clone()].concat(),

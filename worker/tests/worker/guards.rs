@@ -59,19 +59,14 @@ fn second_best(prompt: &[u32]) -> Vec<u32> {
 }
 
 fn relaxed() -> Generator {
-    let options = GenerateOptions {
-        verification: Verification::relaxed(4, 0.0).unwrap(),
-        step_tokens: 128,
-        ..options()
-    };
+    let options =
+        GenerateOptions { verification: Verification::relaxed(4, 0.0).unwrap(), step_tokens: 128, ..options() };
     watched(fake_options(), Mischief::default(), options).0
 }
 
 fn shards(run: &Run, action: Action) -> Vec<u32> {
     let jobs = run.plan().shards.iter();
-    jobs.filter(|job| job.action == action)
-        .map(|job| job.shard)
-        .collect()
+    jobs.filter(|job| job.action == action).map(|job| job.shard).collect()
 }
 
 /// Audits first, then what the gate admits.
@@ -100,14 +95,8 @@ async fn texts_of_a_pool_that_breaches_are_plain_greedy_ones_and_say_so() {
         let (records, errors) = run.part(job).await;
         assert!(errors.is_empty());
         for (row, record) in run.rows(job).await.iter().zip(&records) {
-            assert_eq!(
-                record.text,
-                naive(&mut fake(), &row.prompt, &options()).text
-            );
-            assert_eq!(
-                (record.policy.as_str(), record.relaxed_tokens),
-                ("strict", 0)
-            );
+            assert_eq!(record.text, naive(&mut fake(), &row.prompt, &options()).text);
+            assert_eq!((record.policy.as_str(), record.relaxed_tokens), ("strict", 0));
             assert_eq!(record.spec_digest, run.plan().spec.digest());
         }
     }
@@ -135,11 +124,7 @@ async fn a_shard_of_a_pool_that_was_not_judged_is_not_generated() {
     run.work(&queue, relaxed()).await;
     let dead = queue.dead();
     assert_eq!(dead.len(), shards(&run, Action::Generate).len());
-    assert!(
-        dead[0].1.contains("have not judged pool \"user-all\""),
-        "{}",
-        dead[0].1
-    );
+    assert!(dead[0].1.contains("have not judged pool \"user-all\""), "{}", dead[0].1);
 }
 
 #[tokio::test]
@@ -154,17 +139,10 @@ async fn an_audit_holds_both_texts_and_sums_over_those_with_speculation() {
         assert_eq!(audit.pairs.len() as u64, audit.report.texts);
         for (row, text) in run.rows(job).await.iter().zip(&audit.pairs) {
             let expected = naive(&mut fake(), &row.prompt, &options());
-            assert_eq!(
-                (&text.entity_id, &text.plain),
-                (&row.entity_id, &expected.text)
-            );
+            assert_eq!((&text.entity_id, &text.plain), (&row.entity_id, &expected.text));
             assert_eq!(text.proposed.values().sum::<u64>(), text.tokens);
             let relaxed = text.pieces.iter().filter(|piece| piece.origin.relaxed);
-            assert!(
-                relaxed
-                    .clone()
-                    .all(|piece| piece.origin.source != Proposer::Target)
-            );
+            assert!(relaxed.clone().all(|piece| piece.origin.source != Proposer::Target));
             assert_eq!(relaxed.count() > 0, text.relaxed > 0);
         }
         figures.add(&audit.figures);
@@ -172,14 +150,6 @@ async fn an_audit_holds_both_texts_and_sums_over_those_with_speculation() {
     assert!(figures.relaxed > 0 && figures.texts > 2);
     assert_eq!(figures.ngrams[0], figures.tokens);
     assert_eq!(figures.ngrams[1], figures.tokens - figures.texts);
-    assert!(
-        figures
-            .distinct(2)
-            .is_some_and(|share| share > 0.1 && share <= 1.0)
-    );
-    assert!(
-        figures
-            .mean_log_probability()
-            .is_some_and(|mean| mean < 0.0)
-    );
+    assert!(figures.distinct(2).is_some_and(|share| share > 0.1 && share <= 1.0));
+    assert!(figures.mean_log_probability().is_some_and(|mean| mean < 0.0));
 }

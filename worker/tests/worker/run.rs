@@ -12,9 +12,7 @@ use laser_coordinator::ledger::{LedgerCounts, LedgerLimits};
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
-use laser_schema::job::{
-    Action, AuditReport, Lease, Plan, Policy, Queue, QueueError, ShardJob, ShardRow, Spec,
-};
+use laser_schema::job::{Action, AuditReport, Lease, Plan, Policy, Queue, QueueError, ShardJob, ShardRow, Spec};
 use laser_schema::join::Join;
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, decode_part};
 use laser_schema::manifest::{Manifest, verify};
@@ -22,9 +20,7 @@ use laser_schema::model::{ModelFiles, Tokenizer};
 use laser_schema::previous::PreviousSource;
 use laser_schema::{Columns, Digest, EntityTable, Kind, Location, table};
 use laser_worker::engine::{EngineError, FakeOptions};
-use laser_worker::generate::{
-    Finished, GenerateError, GenerateOptions, Generator, Request, TextGenerator,
-};
+use laser_worker::generate::{Finished, GenerateError, GenerateOptions, Generator, Request, TextGenerator};
 use laser_worker::run::{RunContext, Stop, WorkerError, run_worker};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -56,11 +52,7 @@ pub(crate) fn user(id: i64) -> Value {
 async fn past(output: &Location) -> Option<PreviousSource> {
     let listed = output.list().await.unwrap();
     let complete = listed.iter().any(|file| file.name.ends_with("_SUCCESS"));
-    complete.then(|| PreviousSource {
-        path: output.url().to_owned(),
-        kind: None,
-        id_type: None,
-    })
+    complete.then(|| PreviousSource { path: output.url().to_owned(), kind: None, id_type: None })
 }
 
 /// Plans a night for these users in `dir`, with what is published there as its past.
@@ -80,17 +72,9 @@ pub(crate) async fn plan_as(
         std::fs::write(dir.path().join(name), text).unwrap();
         dir.path().join(name).to_str().unwrap().to_owned()
     };
-    let path = write(
-        "users.jsonl",
-        users.iter().map(|row| format!("{row}\n")).collect(),
-    );
+    let path = write("users.jsonl", users.iter().map(|row| format!("{row}\n")).collect());
     let template = write("mine.j2", TEMPLATE.into());
-    let config = PromptConfig {
-        user: template.clone(),
-        item: template,
-        max_tokens: 100,
-        ..Default::default()
-    };
+    let config = PromptConfig { user: template.clone(), item: template, max_tokens: 100, ..Default::default() };
     let output = Location::parse(dir.path().join("out").to_str().unwrap()).unwrap();
     let previous = past(&output).await;
     let prompts = PromptRenderer::new(&config, model()).unwrap();
@@ -112,15 +96,9 @@ pub(crate) async fn plan_as(
         route: &|_| "user-all".to_owned(),
     };
     wish(&mut request);
-    let table = EntityTable {
-        path,
-        kind: Some(Kind::User),
-        columns: Columns::default(),
-    };
+    let table = EntityTable { path, kind: Some(Kind::User), columns: Columns::default() };
     let entities = Join::new(&[table], 1 << 30).await.unwrap();
-    let plan = plan(Some(&output), entities, &request, &mut |_| {})
-        .await
-        .unwrap();
+    let plan = plan(Some(&output), entities, &request, &mut |_| {}).await.unwrap();
     let context = RunContext {
         plan,
         output: output.clone(),
@@ -129,22 +107,12 @@ pub(crate) async fn plan_as(
         worker: "worker-0".into(),
         progress: Arc::default(),
     };
-    Run {
-        dir,
-        output,
-        context: Arc::new(context),
-    }
+    Run { dir, output, context: Arc::new(context) }
 }
 
 async fn first_night(users: i64) -> Run {
     let users: Vec<Value> = (0..users).map(user).collect();
-    plan_night(
-        tempfile::tempdir().unwrap(),
-        date(2026, 11, 20),
-        &users,
-        0.0,
-    )
-    .await
+    plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.0).await
 }
 
 fn spec() -> Spec {
@@ -162,18 +130,11 @@ fn spec() -> Spec {
 
 pub(crate) fn limits() -> LedgerLimits {
     let hour = Duration::from_secs(3600);
-    LedgerLimits {
-        lease: hour,
-        attempts: 3,
-        retry: Duration::ZERO,
-    }
+    LedgerLimits { lease: hour, attempts: 3, retry: Duration::ZERO }
 }
 
 pub(crate) fn generator(fake: FakeOptions, mischief: Mischief) -> Generator {
-    let options = GenerateOptions {
-        step_tokens: 128,
-        ..options()
-    };
+    let options = GenerateOptions { step_tokens: 128, ..options() };
     watched(fake, mischief, options).0
 }
 
@@ -190,29 +151,12 @@ impl Run {
         Arc::new(LocalQueue::new(self.plan(), &[], limits()))
     }
 
-    pub(crate) async fn work<Q: Queue + 'static>(
-        &self,
-        queue: &Arc<Q>,
-        generator: Generator,
-    ) -> Generator {
-        run_worker(
-            queue.clone(),
-            self.context.clone(),
-            generator,
-            Stop::default(),
-        )
-        .await
-        .unwrap()
+    pub(crate) async fn work<Q: Queue + 'static>(&self, queue: &Arc<Q>, generator: Generator) -> Generator {
+        run_worker(queue.clone(), self.context.clone(), generator, Stop::default()).await.unwrap()
     }
 
     pub(crate) async fn rows(&self, job: &ShardJob) -> Vec<ShardRow> {
-        let bytes = self
-            .output
-            .join(&self.plan().folder())
-            .join(&job.input)
-            .read()
-            .await
-            .unwrap();
+        let bytes = self.output.join(&self.plan().folder()).join(&job.input).read().await.unwrap();
         table::decode(&job.input, bytes).unwrap()
     }
 
@@ -231,25 +175,16 @@ impl Run {
             assert!(errors.is_empty());
             for (row, record) in self.rows(job).await.iter().zip(&records) {
                 let expected = naive(&mut fake(), &row.prompt, &options());
-                assert_eq!(
-                    (&record.entity_id, &record.text),
-                    (&row.entity_id, &expected.text)
-                );
+                assert_eq!((&record.entity_id, &record.text), (&row.entity_id, &expected.text));
                 assert_eq!(record.text_tokens, expected.tokens.len() as i64);
-                assert_eq!(
-                    record.accepted_tokens,
-                    record.step_accepted.iter().sum::<i64>()
-                );
+                assert_eq!(record.accepted_tokens, record.step_accepted.iter().sum::<i64>());
                 assert_eq!(record.forwards, record.step_accepted.len() as i64);
             }
         }
     }
 
     async fn publish(&self) -> Manifest {
-        match publish(&self.output, self.plan(), Kind::User, &Terms::coverage(0.0))
-            .await
-            .unwrap()
-        {
+        match publish(&self.output, self.plan(), Kind::User, &Terms::coverage(0.0)).await.unwrap() {
             Published::Complete(manifest) => *manifest,
             other => panic!("{other:?}"),
         }
@@ -264,14 +199,7 @@ async fn every_shard_is_committed_once_and_holds_its_texts() {
     assert_eq!(queue.counts().committed, run.plan().shards.len());
     run.assert_whole().await;
     let progress = run.context.progress.snapshot();
-    assert_eq!(
-        (
-            progress.shards,
-            progress.figures.texts,
-            progress.failed_attempts
-        ),
-        (5, 23, 0)
-    );
+    assert_eq!((progress.shards, progress.figures.texts, progress.failed_attempts), (5, 23, 0));
     let manifest = run.publish().await;
     assert_eq!((manifest.rows, manifest.errors), (23, 0));
     assert_eq!(manifest.figures["user-all"].texts, 23);
@@ -303,13 +231,7 @@ async fn carried_rows_stand_for_the_new_night_with_their_old_text() {
             assert_eq!(record.event_timestamp.to_string(), "2026-11-21T00:00:00Z");
             if job.action == Action::Carry {
                 let event_timestamp = record.event_timestamp;
-                assert_eq!(
-                    record,
-                    KnowledgeRecord {
-                        event_timestamp,
-                        ..old
-                    }
-                );
+                assert_eq!(record, KnowledgeRecord { event_timestamp, ..old });
             } else {
                 assert_ne!(record.prompt_digest, old.prompt_digest);
                 assert_eq!(record.generated_by, second.plan().run);
@@ -324,13 +246,7 @@ async fn carried_rows_stand_for_the_new_night_with_their_old_text() {
 #[tokio::test]
 async fn an_audit_of_strict_texts_finds_them_identical() {
     let users: Vec<Value> = (0..20).map(user).collect();
-    let run = plan_night(
-        tempfile::tempdir().unwrap(),
-        date(2026, 11, 20),
-        &users,
-        0.5,
-    )
-    .await;
+    let run = plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.5).await;
     run.work(&run.queue(), good()).await;
     let (mut report, mut rows) = (AuditReport::default(), 0);
     let shards = run.plan().shards.iter();
@@ -342,10 +258,7 @@ async fn an_audit_of_strict_texts_finds_them_identical() {
     assert!(report.texts > 2);
     assert_eq!((report.texts, report.identical), (rows, rows));
     assert_eq!(report.tokens, report.plain_tokens);
-    assert_eq!(
-        (report.identical_share(), report.length_ratio()),
-        (1.0, 1.0)
-    );
+    assert_eq!((report.identical_share(), report.length_ratio()), (1.0, 1.0));
     assert!(report.speedup() > 0.0);
     let manifest = run.publish().await;
     assert_eq!(manifest.audit["user-all"], report);
@@ -356,27 +269,15 @@ async fn rows_that_fail_become_error_records() {
     let mut users: Vec<Value> = (0..10).map(user).collect();
     users[2]["about"] = json!(" word".repeat(200));
     users[7]["about"] = json!(" and then".repeat(12));
-    let run = plan_night(
-        tempfile::tempdir().unwrap(),
-        date(2026, 11, 20),
-        &users,
-        0.0,
-    )
-    .await;
-    let small = FakeOptions {
-        max_positions: 70,
-        ..fake_options()
-    };
-    run.work(&run.queue(), generator(small, Mischief::default()))
-        .await;
+    let run = plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.0).await;
+    let small = FakeOptions { max_positions: 70, ..fake_options() };
+    run.work(&run.queue(), generator(small, Mischief::default())).await;
     let mut errors = Vec::new();
     for job in &run.plan().shards {
         errors.extend(run.part(job).await.1);
     }
-    let errors: Vec<_> = errors
-        .iter()
-        .map(|e| (e.entity_id.to_string(), e.stage.as_str(), e.reason.as_str()))
-        .collect();
+    let errors: Vec<_> =
+        errors.iter().map(|e| (e.entity_id.to_string(), e.stage.as_str(), e.reason.as_str())).collect();
     assert_eq!(errors.len(), 2);
     assert_eq!((errors[0].0.as_str(), errors[0].1), ("2", "plan"));
     assert!(errors[0].2.contains("more than max_tokens = 100"));
@@ -384,28 +285,17 @@ async fn rows_that_fail_become_error_records() {
     assert!(errors[1].2.contains("but the model's context is 70"));
     assert_eq!(run.context.progress.snapshot().errors, 2);
     let manifest = run.publish().await;
-    assert_eq!(
-        (manifest.rows, manifest.errors, manifest.entities),
-        (8, 2, 10)
-    );
+    assert_eq!((manifest.rows, manifest.errors, manifest.entities), (8, 2, 10));
 }
 
 #[tokio::test]
 async fn an_empty_text_is_a_failed_row() {
     let run = first_night(3).await;
-    let only_ends = FakeOptions {
-        eos_probability: 1.0,
-        ..fake_options()
-    };
-    run.work(&run.queue(), generator(only_ends, Mischief::default()))
-        .await;
+    let only_ends = FakeOptions { eos_probability: 1.0, ..fake_options() };
+    run.work(&run.queue(), generator(only_ends, Mischief::default())).await;
     let (rows, errors) = run.part(&run.plan().shards[0]).await;
     assert!(rows.is_empty());
-    assert!(
-        errors
-            .iter()
-            .all(|e| e.reason == "the model's text is empty")
-    );
+    assert!(errors.iter().all(|e| e.reason == "the model's text is empty"));
 }
 
 #[tokio::test]
@@ -413,26 +303,13 @@ async fn a_shard_whose_input_changed_is_given_up_and_the_others_are_not() {
     let run = first_night(15).await;
     let changed = &run.plan().shards[1];
     let input = run.output.join(&run.plan().folder()).join(&changed.input);
-    input
-        .write(
-            run.output
-                .join(&run.plan().folder())
-                .join("plan.json")
-                .read()
-                .await
-                .unwrap(),
-        )
-        .await
-        .unwrap();
+    input.write(run.output.join(&run.plan().folder()).join("plan.json").read().await.unwrap()).await.unwrap();
     let queue = run.queue();
     run.work(&queue, good()).await;
     assert_eq!((queue.counts().committed, queue.counts().dead), (2, 1));
     let (shard, reason) = &queue.dead()[0];
     assert_eq!(*shard, 1);
-    assert!(
-        reason.contains(&changed.input) && reason.contains("plan again"),
-        "{reason}"
-    );
+    assert!(reason.contains(&changed.input) && reason.contains("plan again"), "{reason}");
     assert_eq!(run.context.progress.snapshot().failed_attempts, 3);
 }
 
@@ -443,11 +320,7 @@ async fn two_workers_share_the_shards_of_one_queue() {
     tokio::join!(run.work(&queue, good()), run.work(&queue, good()));
     assert_eq!(queue.counts().committed, 12);
     run.assert_whole().await;
-    assert_eq!(
-        run.context.progress.snapshot().figures.texts,
-        60,
-        "a text was generated twice"
-    );
+    assert_eq!(run.context.progress.snapshot().figures.texts, 60, "a text was generated twice");
     run.publish().await;
 }
 
@@ -468,18 +341,12 @@ async fn a_panicking_engine_costs_an_attempt() {
     // The first steps are the shared prefix's, then come those of the texts.
     for step in [0, 1, 5, 30] {
         let run = first_night(15).await;
-        let mischief = Mischief {
-            panic_on_step: Some(step),
-            ..Mischief::default()
-        };
+        let mischief = Mischief { panic_on_step: Some(step), ..Mischief::default() };
         let queue = run.queue();
         let generator = run.work(&queue, generator(fake_options(), mischief)).await;
         assert_eq!(generator.load(), 0);
         assert_eq!(queue.counts().committed, 3, "step {step}");
-        assert!(
-            run.context.progress.snapshot().failed_attempts > 0,
-            "step {step}"
-        );
+        assert!(run.context.progress.snapshot().failed_attempts > 0, "step {step}");
         run.assert_whole().await;
     }
 }
@@ -487,19 +354,11 @@ async fn a_panicking_engine_costs_an_attempt() {
 #[tokio::test]
 async fn an_engine_that_only_fails_gives_up_its_shards_but_not_the_worker() {
     let run = first_night(25).await;
-    let mischief = Mischief {
-        fail_from_step: Some(0),
-        ..Mischief::default()
-    };
+    let mischief = Mischief { fail_from_step: Some(0), ..Mischief::default() };
     let queue = run.queue();
     let generator = run.work(&queue, generator(fake_options(), mischief)).await;
     assert_eq!(queue.counts().committed + queue.counts().dead, 5);
-    assert!(
-        queue
-            .dead()
-            .iter()
-            .any(|(_, reason)| reason.contains("8 sequences in a row"))
-    );
+    assert!(queue.dead().iter().any(|(_, reason)| reason.contains("8 sequences in a row")));
     assert_eq!(generator.load(), 0);
 }
 
@@ -533,11 +392,7 @@ impl Queue for Tampered {
     async fn lease(&self) -> Result<Option<Lease>, QueueError> {
         let again = self.last.lock().unwrap().take();
         if let (true, Some(lease)) = (self.twice, again) {
-            return Ok(Some(Lease {
-                token: lease.token + 1000,
-                attempt: 2,
-                ..lease
-            }));
+            return Ok(Some(Lease { token: lease.token + 1000, attempt: 2, ..lease }));
         }
         let lease = self.inner.lease().await?;
         self.last.lock().unwrap().clone_from(&lease);
@@ -616,9 +471,7 @@ async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> Le
     let run = first_night(30).await;
     let (queue, inner) = (run.queue(), good());
     let generator = CancelsAtFirstStep { inner, tokens };
-    run_worker(queue.clone(), run.context.clone(), generator, stop)
-        .await
-        .unwrap();
+    run_worker(queue.clone(), run.context.clone(), generator, stop).await.unwrap();
     queue.counts()
 }
 
@@ -626,42 +479,24 @@ async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> Le
 async fn a_draining_worker_finishes_what_it_began_and_gives_the_rest_back() {
     let stop = Stop::default();
     let counts = stopped_at_first_step(stop.clone(), vec![stop.drain]).await;
-    assert!(
-        (1..6).contains(&counts.committed),
-        "{} committed",
-        counts.committed
-    );
-    assert_eq!(
-        (counts.committed + counts.ready, counts.leased, counts.dead),
-        (6, 0, 0)
-    );
+    assert!((1..6).contains(&counts.committed), "{} committed", counts.committed);
+    assert_eq!((counts.committed + counts.ready, counts.leased, counts.dead), (6, 0, 0));
 }
 
 #[tokio::test]
 async fn a_released_worker_gives_everything_back_at_once() {
     let stop = Stop::default();
     let counts = stopped_at_first_step(stop.clone(), vec![stop.drain, stop.release]).await;
-    assert_eq!(
-        (counts.committed, counts.ready, counts.leased, counts.dead),
-        (0, 6, 0, 0)
-    );
+    assert_eq!((counts.committed, counts.ready, counts.leased, counts.dead), (0, 6, 0, 0));
 }
 
 #[tokio::test]
 async fn a_draining_worker_leases_nothing_more() {
     for at in [1, 2, 3] {
         let (run, drain) = (first_night(30).await, CancellationToken::new());
-        let queue = Arc::new(Tampered {
-            drain: Some((at, drain.clone())),
-            ..Tampered::new(&run)
-        });
-        let stop = Stop {
-            drain,
-            ..Stop::default()
-        };
-        run_worker(queue.clone(), run.context.clone(), good(), stop)
-            .await
-            .unwrap();
+        let queue = Arc::new(Tampered { drain: Some((at, drain.clone())), ..Tampered::new(&run) });
+        let stop = Stop { drain, ..Stop::default() };
+        run_worker(queue.clone(), run.context.clone(), good(), stop).await.unwrap();
         let counts = queue.inner.counts();
         assert_eq!(queue.leases.load(Ordering::SeqCst), at);
         assert!(counts.committed <= at);
@@ -681,10 +516,7 @@ async fn a_closed_queue_ends_the_worker() {
 #[tokio::test]
 async fn a_shard_that_is_leased_again_while_in_hand_is_worked_on_once() {
     let run = first_night(15).await;
-    let queue = Arc::new(Tampered {
-        twice: true,
-        ..Tampered::new(&run)
-    });
+    let queue = Arc::new(Tampered { twice: true, ..Tampered::new(&run) });
     run.work(&queue, good()).await;
     assert_eq!(queue.inner.counts().committed, 3);
     run.assert_whole().await;
@@ -693,13 +525,8 @@ async fn a_shard_that_is_leased_again_while_in_hand_is_worked_on_once() {
 #[tokio::test]
 async fn a_failing_queue_ends_the_worker_instead_of_hanging_it() {
     let run = first_night(30).await;
-    let queue = Arc::new(Tampered {
-        refuse: true,
-        ..Tampered::new(&run)
-    });
-    let error = run_worker(queue, run.context.clone(), good(), Stop::default())
-        .await
-        .unwrap_err();
+    let queue = Arc::new(Tampered { refuse: true, ..Tampered::new(&run) });
+    let error = run_worker(queue, run.context.clone(), good(), Stop::default()).await.unwrap_err();
     assert!(matches!(error, WorkerError::Queue(_)), "{error}");
 }
 

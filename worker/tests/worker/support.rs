@@ -4,15 +4,12 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
-use laser_decode::{
-    Candidate, Drafter, Pool, PoolMeta, ROOT_PARENT, TargetScores, Verification, build_pool,
-};
+use laser_decode::{Candidate, Drafter, Pool, PoolMeta, ROOT_PARENT, TargetScores, Verification, build_pool};
 use laser_schema::audit::Proposer;
 use laser_schema::model::Tokenizer;
 use laser_worker::engine::{Engine, FakeEngine, FakeOptions, Segment};
 use laser_worker::generate::{
-    Finished, GenerateError, GenerateOptions, Generated, Generator, Request, StopReason,
-    TextGenerator,
+    Finished, GenerateError, GenerateOptions, Generated, Generator, Request, StopReason, TextGenerator,
 };
 
 use crate::watch::{Log, Mischief, Watched};
@@ -32,11 +29,7 @@ pub(crate) fn tokenizer() -> Tokenizer {
 }
 
 pub(crate) fn fake_options() -> FakeOptions {
-    FakeOptions {
-        vocab_size: VOCABULARY,
-        eos: END,
-        ..FakeOptions::default()
-    }
+    FakeOptions { vocab_size: VOCABULARY, eos: END, ..FakeOptions::default() }
 }
 
 pub(crate) fn fake() -> FakeEngine {
@@ -59,23 +52,11 @@ pub(crate) fn options() -> GenerateOptions {
 }
 
 pub(crate) fn drafters() -> [Drafter; 4] {
-    [
-        Drafter::None,
-        Drafter::PromptLookup { max_ngram: 4 },
-        Drafter::RawFrequency { max_ngram: 4 },
-        Drafter::default(),
-    ]
+    [Drafter::None, Drafter::PromptLookup { max_ngram: 4 }, Drafter::RawFrequency { max_ngram: 4 }, Drafter::default()]
 }
 
 pub(crate) fn request(id: u64, prompt: &[u32]) -> Request {
-    Request {
-        id,
-        prompt: prompt.to_vec(),
-        previous: Vec::new(),
-        pool: None,
-        plain: false,
-        strict: false,
-    }
+    Request { id, prompt: prompt.to_vec(), previous: Vec::new(), pool: None, plain: false, strict: false }
 }
 
 pub(crate) fn pool(texts: &[Vec<u32>]) -> Pool {
@@ -106,11 +87,7 @@ pub(crate) fn prompts() -> Vec<Vec<u32>> {
     let prefix = tokens(99, 18);
     let tail = |(seed, length): (u32, usize)| {
         let own = tokens(seed, length);
-        if length < 3 {
-            own
-        } else {
-            [prefix.clone(), own].concat()
-        }
+        if length < 3 { own } else { [prefix.clone(), own].concat() }
     };
     let mut prompts: Vec<_> = (0..).zip([5, 22, 1, 12, 3, 2]).map(tail).collect();
     let start = tokens(7, 6);
@@ -129,20 +106,11 @@ pub(crate) struct Naive<'a> {
 impl<'a> Naive<'a> {
     pub(crate) fn new(engine: &'a mut dyn Engine, top_k: usize) -> Self {
         let slot = engine.open(engine.info().max_positions).unwrap();
-        Self {
-            engine,
-            slot,
-            top_k,
-        }
+        Self { engine, slot, top_k }
     }
 
     pub(crate) fn feed(&mut self, token: u32) -> Vec<Candidate> {
-        let segment = Segment {
-            slot: self.slot,
-            tokens: &[token],
-            parents: &[ROOT_PARENT],
-            scored_from: 0,
-        };
+        let segment = Segment { slot: self.slot, tokens: &[token], parents: &[ROOT_PARENT], scored_from: 0 };
         let scores = self.engine.step(&[segment], self.top_k).unwrap();
         self.engine.commit(self.slot, &[0]).unwrap();
         scores[0].top(0).to_vec()
@@ -170,14 +138,8 @@ pub(crate) struct NaiveText {
     pub(crate) gaps: Vec<f32>,
 }
 
-pub(crate) fn naive(
-    engine: &mut dyn Engine,
-    prompt: &[u32],
-    options: &GenerateOptions,
-) -> NaiveText {
-    let max = options
-        .max_new_tokens
-        .min(engine.info().max_positions - prompt.len());
+pub(crate) fn naive(engine: &mut dyn Engine, prompt: &[u32], options: &GenerateOptions) -> NaiveText {
+    let max = options.max_new_tokens.min(engine.info().max_positions - prompt.len());
     let decode = |tokens: &[u32]| tokenizer().decode(tokens).unwrap();
     let mut naive = Naive::new(engine, 2);
     let (mut out, mut gaps, mut log_probability) = (Vec::new(), Vec::new(), 0.0);
@@ -190,12 +152,7 @@ pub(crate) fn naive(
         if options.end_of_text.contains(&top[0].token) {
             break (decode(&out[..out.len() - 1]), StopReason::End);
         }
-        if let Some(cut) = options
-            .stop
-            .iter()
-            .filter_map(|s| text.find(s.as_str()))
-            .min()
-        {
+        if let Some(cut) = options.stop.iter().filter_map(|s| text.find(s.as_str())).min() {
             break (text[..cut].to_owned(), StopReason::Stop);
         }
         if out.len() == max {
@@ -203,21 +160,11 @@ pub(crate) fn naive(
         }
         top = naive.feed(top[0].token);
     };
-    NaiveText {
-        tokens: out,
-        text,
-        stop,
-        log_probability,
-        gaps,
-    }
+    NaiveText { tokens: out, text, stop, log_probability, gaps }
 }
 
 /// A generator on a watched fake.
-pub(crate) fn watched(
-    fake: FakeOptions,
-    mischief: Mischief,
-    options: GenerateOptions,
-) -> (Generator, Arc<Mutex<Log>>) {
+pub(crate) fn watched(fake: FakeOptions, mischief: Mischief, options: GenerateOptions) -> (Generator, Arc<Mutex<Log>>) {
     let (engine, log) = Watched::new(FakeEngine::new(fake), mischief);
     (Generator::new(Box::new(engine), tokenizer(), options), log)
 }
@@ -228,9 +175,7 @@ pub(crate) fn try_run(
     requests: impl IntoIterator<Item = Request>,
 ) -> Result<Vec<Result<Generated, String>>, GenerateError> {
     let mut ended: Vec<Finished> = Vec::new();
-    requests
-        .into_iter()
-        .for_each(|request| generator.submit(request));
+    requests.into_iter().for_each(|request| generator.submit(request));
     while generator.load() > 0 {
         ended.extend(generator.step()?);
     }
@@ -251,10 +196,7 @@ pub(crate) fn assert_naive(got: &Generated, expected: &NaiveText, what: &str) {
     assert_eq!(got.tokens, expected.tokens, "{what}");
     assert_eq!(got.text, expected.text, "{what}");
     assert_eq!(got.stop, expected.stop, "{what}");
-    assert!(
-        (got.log_probability - expected.log_probability).abs() < 1e-3,
-        "{what}"
-    );
+    assert!((got.log_probability - expected.log_probability).abs() < 1e-3, "{what}");
     assert_eq!(got.relaxed, 0, "{what}");
     assert_figures(got, what);
 }
@@ -265,10 +207,7 @@ pub(crate) fn assert_figures(got: &Generated, what: &str) {
     let accepted: usize = got.step_accepted.iter().map(|a| *a as usize).sum();
     let without_bonus = accepted + got.step_accepted.len() - got.tokens.len();
     let ended_in_draft = got.stop != StopReason::Length && *got.step_accepted.last().unwrap() > 0;
-    assert!(
-        without_bonus == 0 || (without_bonus == 1 && ended_in_draft),
-        "{what}: {got:?}"
-    );
+    assert!(without_bonus == 0 || (without_bonus == 1 && ended_in_draft), "{what}: {got:?}");
     assert!(accepted as u64 <= got.drafted, "{what}");
     assert_eq!(got.origins.len(), got.tokens.len(), "{what}");
     let drafted = got.origins.iter().filter(|o| o.source != Proposer::Target);

@@ -36,24 +36,14 @@ pub(crate) struct Watched<E> {
 impl<E: Engine> Watched<E> {
     pub(crate) fn new(inner: E, mischief: Mischief) -> (Self, Arc<Mutex<Log>>) {
         let log = Arc::<Mutex<Log>>::default();
-        (
-            Self {
-                inner,
-                mischief,
-                log: log.clone(),
-            },
-            log,
-        )
+        (Self { inner, mischief, log: log.clone() }, log)
     }
 
     fn opened(&self, slot: Slot, tokens: Vec<u32>) -> Slot {
         let mut log = self.log.lock().unwrap();
         let place = log.fed.len();
         log.fed.push(tokens);
-        assert!(
-            log.open.insert(slot, place).is_none(),
-            "slot {slot} was open"
-        );
+        assert!(log.open.insert(slot, place).is_none(), "slot {slot} was open");
         slot
     }
 
@@ -67,9 +57,7 @@ impl<E: Engine> Watched<E> {
 }
 
 fn injected(what: &str) -> EngineError {
-    EngineError::Mistralrs {
-        message: format!("injected: {what}"),
-    }
+    EngineError::Mistralrs { message: format!("injected: {what}") }
 }
 
 impl<E: Engine> Engine for Watched<E> {
@@ -100,20 +88,11 @@ impl<E: Engine> Engine for Watched<E> {
                 let place = log.open[&segment.slot];
                 log.fed[place].extend_from_slice(segment.tokens);
             }
-            log.steps
-                .push(segments.iter().map(|s| s.tokens.len()).collect());
+            log.steps.push(segments.iter().map(|s| s.tokens.len()).collect());
             log.steps.len() - 1
         };
-        assert_ne!(
-            self.mischief.panic_on_step,
-            Some(step),
-            "injected panic of step {step}"
-        );
-        if self
-            .mischief
-            .fail_from_step
-            .is_some_and(|from| step >= from)
-        {
+        assert_ne!(self.mischief.panic_on_step, Some(step), "injected panic of step {step}");
+        if self.mischief.fail_from_step.is_some_and(|from| step >= from) {
             return Err(injected("step"));
         }
         self.inner.step(segments, top_k)

@@ -29,16 +29,8 @@ pub(super) fn write_renamed(directory: &Path, seed: u64, rename: impl Fn(&str) -
         "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 0,
     });
     fs::write(directory.join("config.json"), config.to_string()).unwrap();
-    fs::write(
-        directory.join("tokenizer.json"),
-        tokenizer(&vocabulary).to_string(),
-    )
-    .unwrap();
-    fs::write(
-        directory.join("model.safetensors"),
-        weights(vocabulary.len(), seed, rename),
-    )
-    .unwrap();
+    fs::write(directory.join("tokenizer.json"), tokenizer(&vocabulary).to_string()).unwrap();
+    fs::write(directory.join("model.safetensors"), weights(vocabulary.len(), seed, rename)).unwrap();
 }
 
 fn vocabulary() -> Vec<String> {
@@ -49,9 +41,8 @@ fn vocabulary() -> Vec<String> {
 
 /// A token a letter.
 fn tokenizer(vocabulary: &[String]) -> Value {
-    let ids: Map<String, Value> = (vocabulary.iter().zip(0..))
-        .map(|(token, id): (_, u32)| (token.clone(), id.into()))
-        .collect();
+    let ids: Map<String, Value> =
+        (vocabulary.iter().zip(0..)).map(|(token, id): (_, u32)| (token.clone(), id.into())).collect();
     let added = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"].map(|token| {
         json!({
             "id": ids[token], "content": token, "special": true,
@@ -86,15 +77,8 @@ fn tokenizer(vocabulary: &[String]) -> Value {
 fn shapes(vocabulary: usize) -> Vec<(String, Vec<usize>)> {
     let mut shapes = Vec::new();
     let mut add = |name: String, shape: &[usize]| shapes.push((name, shape.to_vec()));
-    for (name, rows) in [
-        ("word", vocabulary),
-        ("position", POSITIONS),
-        ("token_type", 2),
-    ] {
-        add(
-            format!("embeddings.{name}_embeddings.weight"),
-            &[rows, DIMENSIONS],
-        );
+    for (name, rows) in [("word", vocabulary), ("position", POSITIONS), ("token_type", 2)] {
+        add(format!("embeddings.{name}_embeddings.weight"), &[rows, DIMENSIONS]);
     }
     let mut norms = vec!["embeddings.LayerNorm".to_owned()];
     for layer in 0..LAYERS {
@@ -129,9 +113,7 @@ fn weights(vocabulary: usize, seed: u64, rename: impl Fn(&str) -> String) -> Vec
         let centre = f32::from(name.ends_with("LayerNorm.weight"));
         for _ in 0..shape.iter().product() {
             // Knuth's linear congruential generator, of which the high bits are good.
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1_442_695_040_888_963_407);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             let unit = f32::from(u16::try_from(state >> 48).unwrap()) / 65536.0;
             values.extend((centre + unit - 0.5).to_le_bytes());
         }
@@ -139,10 +121,5 @@ fn weights(vocabulary: usize, seed: u64, rename: impl Fn(&str) -> String) -> Vec
         header.insert(rename(&name), tensor);
     }
     let header = Value::from(header).to_string();
-    [
-        &(header.len() as u64).to_le_bytes()[..],
-        header.as_bytes(),
-        &values,
-    ]
-    .concat()
+    [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &values].concat()
 }
