@@ -6,13 +6,17 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use jiff::civil::Date;
 use laser_pool_builder::{BuildProgress, OpenPools, PoolTokenizer, TuneConfig, inspect, tune};
-use laser_schema::Location;
-use laser_schema::embedding_set::{EmbeddingManifest, verify_embeddings};
-use laser_schema::ids::{IdsManifest, verify_ids};
+use laser_schema::embedding_set::EmbeddingManifest;
+use laser_schema::ids::IdsManifest;
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
-use laser_schema::manifest::{MANIFEST, verify};
-use laser_schema::previous::PreviousReader;
+use laser_schema::manifest::MANIFEST;
+use laser_store::Location;
+use laser_store::data_set::read_manifest;
+use laser_store::data_set::verify;
+use laser_store::embedding_set::verify_embeddings;
+use laser_store::id_set::verify_ids;
+use laser_store::previous::PreviousReader;
 
 use crate::config::Config;
 use crate::night::{Night, demo_nights, open_model, previous_sources, previous_texts};
@@ -71,9 +75,9 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
     anyhow::ensure!(!folders.is_empty(), "{root}: nothing published here (no {MANIFEST})");
     let mut whole = true;
     for folder in folders {
-        let report = if let Some(ids) = IdsManifest::read(&folder).await? {
+        let report = if let Some(ids) = read_manifest::<IdsManifest>(&folder).await? {
             verify_ids(&folder, &ids).await?
-        } else if let Some(embeddings) = EmbeddingManifest::read(&folder).await? {
+        } else if let Some(embeddings) = read_manifest::<EmbeddingManifest>(&folder).await? {
             verify_embeddings(&folder, &embeddings).await?
         } else {
             verify(&folder).await?

@@ -23,11 +23,12 @@ use laser_features::IdsConfig;
 use laser_features::encoder::EncoderConfig;
 use laser_pool_builder::PoolsConfig;
 use laser_recommender::lightgcn::EmbedConfig;
+use laser_schema::EntityTable;
 use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::interactions::InteractionTable;
 use laser_schema::job::{Policy, Price};
-use laser_schema::previous::PreviousSource;
-use laser_schema::{Cache, EntityTable};
+use laser_store::Cache;
+use laser_store::previous::PreviousSource;
 use laser_worker::engine::{DTypeOption, DeviceOption};
 use serde::{Deserialize, Serialize};
 

@@ -6,9 +6,11 @@ use anyhow::{Context, Result};
 use arrow::datatypes::{DataType, Field, Schema};
 use laser_recommender::lightgcn::{CUTOFF, EmbedConfig, Epoch, Trained, train};
 use laser_recommender::ranking::{Event, Holdout};
+use laser_schema::EntityId;
 use laser_schema::entity::IdType;
-use laser_schema::interactions::{InteractionTable, Interactions, Needs};
-use laser_schema::{EntityId, Location, table};
+use laser_schema::interactions::InteractionTable;
+use laser_store::interactions::{Interactions, Needs};
+use laser_store::{Location, table};
 use serde::Serialize;
 
 use crate::commands::print;

@@ -13,16 +13,16 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
 use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::embedding_set::{
-    EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource, decode_embeddings,
-    encode_embeddings,
-};
+use laser_schema::embedding_set::{EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource};
 use laser_schema::knowledge::WRITER;
 use laser_schema::layout::{EMBEDDINGS, dated_name, partition_of};
-use laser_schema::location::Created;
 use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, SUCCESS};
-use laser_schema::previous::{self, PreviousReader, PreviousSource, PreviousText};
-use laser_schema::{Digest, EmbeddingSpec, Embeddings, Kind, Location};
+use laser_schema::{Digest, EmbeddingSpec, Embeddings, Kind};
+use laser_store::Location;
+use laser_store::data_set::read_manifest;
+use laser_store::embedding_set::{decode_embeddings, encode_embeddings};
+use laser_store::location::Created;
+use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};
 
 use crate::ConfigArgs;
 use crate::commands::print;
@@ -169,7 +169,7 @@ impl<'a> Embedding<'a> {
 
     async fn published(&self) -> Result<Option<EmbeddingManifest>> {
         match self.folder.join(SUCCESS).exists().await? {
-            true => Ok(EmbeddingManifest::read(&self.folder).await?),
+            true => Ok(read_manifest::<EmbeddingManifest>(&self.folder).await?),
             false => Ok(None),
         }
     }

@@ -3,9 +3,9 @@
 use anyhow::Error;
 use laser_coordinator::finalise::FinaliseError;
 use laser_coordinator::nats::NatsError;
-use laser_schema::StoreError;
-use laser_schema::guard::VerdictError;
-use laser_schema::location::is_refusal;
+use laser_store::StoreError;
+use laser_store::location::is_refusal;
+use laser_store::verdict::VerdictError;
 use laser_worker::run::WorkerError;
 
 /// Input, configuration, rights or coverage: needs a hand.

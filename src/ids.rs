@@ -13,17 +13,18 @@ use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use laser_features::{ChurnCounter, Codebook, Coded, FitInput, FitProgress, fit};
-use laser_schema::embedding_table::EmbeddingBatch;
-use laser_schema::ids::{
-    CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource, ids_schema, newest_ids,
-};
+use laser_schema::ids::{CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource};
 use laser_schema::knowledge::{WRITER, ratio};
 use laser_schema::layout::{KNOWLEDGE_IDS, dated_name, partition_of};
-use laser_schema::location::Created;
 use laser_schema::manifest::{MANIFEST, SUCCESS};
 use laser_schema::sample::{Sample, priority};
-use laser_schema::table::{self, TableReader};
-use laser_schema::{Digest, EntityId, Location};
+use laser_schema::{Digest, EntityId};
+use laser_store::Location;
+use laser_store::data_set::read_manifest;
+use laser_store::embedding_table::EmbeddingBatch;
+use laser_store::id_set::{ids_schema, newest_ids};
+use laser_store::location::Created;
+use laser_store::table::{self, TableReader};
 use rayon::prelude::*;
 
 use crate::ConfigArgs;
@@ -149,7 +150,7 @@ impl<'a> Ids<'a> {
     /// The manifest, and whether there was none before.
     async fn publish(&self, display: &mut Display) -> Result<(IdsManifest, bool)> {
         if self.folder.join(SUCCESS).exists().await?
-            && let Some(manifest) = IdsManifest::read(&self.folder).await?
+            && let Some(manifest) = read_manifest::<IdsManifest>(&self.folder).await?
         {
             return Ok((manifest, false));
         }
@@ -269,7 +270,7 @@ impl<'a> Ids<'a> {
         let Some((name, folder)) = night else {
             return Ok(None);
         };
-        let manifest = IdsManifest::read(folder).await?;
+        let manifest = read_manifest::<IdsManifest>(folder).await?;
         let manifest = manifest
             .with_context(|| format!("{}: its {MANIFEST} cannot be read; take another --previous", folder.url()))?;
         let mut churn = ChurnCounter::new(name.clone(), codebook.info().places());
@@ -326,7 +327,7 @@ impl PartWriter<'_> {
         let rows = std::mem::take(&mut self.rows);
         let id_type = rows[0].entity_id.id_type();
         let metadata = [(IDS_KEY, self.footer.clone())];
-        let bytes = table::encode(&name, ids_schema(id_type.into()), &rows, &metadata)?;
+        let bytes = table::encode(&name, ids_schema(table::id_type(id_type)), &rows, &metadata)?;
         let digest = Digest::of(&bytes);
         let part = self.folder.join(&name);
         let size = bytes.len() as u64;

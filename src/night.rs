@@ -21,16 +21,19 @@ use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan, plan_time, read_plan};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_features::encoder::{Encoder, EncoderFiles};
+use laser_model::{Hub, ModelFiles, resolve};
 use laser_pool_builder::{
     OpenPools, POOL_SET_FILE, PoolRegistry, PoolTokenizer, ReadError, build_pools, join_embeddings,
 };
-use laser_schema::job::{Action, Plan, Spec, run_folder};
-use laser_schema::join::Join;
-use laser_schema::layout::{Pins, dated_name};
+use laser_schema::job::{Action, Plan, Spec};
+use laser_schema::layout::dated_name;
+use laser_schema::layout::run_folder;
 use laser_schema::manifest::{Manifest, SUCCESS};
-use laser_schema::model::{Hub, ModelFiles, resolve};
-use laser_schema::previous::{self, PreviousReader, PreviousSource, PreviousText};
-use laser_schema::{Digest, Entity, EntityTable, Kind, Location};
+use laser_schema::{Digest, Entity, EntityTable, Kind};
+use laser_store::Location;
+use laser_store::join::Join;
+use laser_store::pins::Pins;
+use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};
 use laser_worker::generate::TextGenerator;
 use laser_worker::progress::Progress;
 use laser_worker::run::{RunContext, Stop, WorkerError, run_worker};

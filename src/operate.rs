@@ -8,9 +8,11 @@ use jiff::Timestamp;
 use laser_coordinator::nats::{self, NatsClient};
 use laser_coordinator::plan::{plan_time, read_plan};
 use laser_coordinator::retention::{self, Keep, Outdated};
+use laser_schema::Kind;
 use laser_schema::job::Plan;
 use laser_schema::manifest::{Cost, Manifest, SUCCESS};
-use laser_schema::{Kind, Location};
+use laser_store::Location;
+use laser_store::data_set::read_manifest;
 use serde::Serialize;
 
 use crate::commands::print;
@@ -109,7 +111,7 @@ async fn published(output: &Location, plan: &Plan) -> Result<(Vec<Kind>, BTreeMa
         }
         published.push(kind);
         if plan.price.is_some() {
-            let manifest = Manifest::read(&folder).await?;
+            let manifest = read_manifest::<Manifest>(&folder).await?;
             costs.extend(manifest.and_then(|m| Some((kind, m.cost?))));
         }
     }

@@ -6,13 +6,14 @@ use std::fmt::Write as _;
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use jiff::civil::Date;
+use laser_model::ModelFiles;
 use laser_pool_builder::{
     BuildProgress, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion, build_pools, clear_pools,
 };
+use laser_schema::Digest;
 use laser_schema::layout::dated_name;
-use laser_schema::model::ModelFiles;
-use laser_schema::previous::{self, PreviousReader, PreviousSource};
-use laser_schema::{Digest, Location};
+use laser_store::Location;
+use laser_store::previous::{self, PreviousReader, PreviousSource};
 use serde::Serialize;
 
 use crate::commands::print;

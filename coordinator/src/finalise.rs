@@ -7,17 +7,21 @@ use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use laser_schema::audit::AuditReport;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::entity::IdType;
-use laser_schema::guard::{GuardReport, Guards, Verdict, VerdictError};
-use laser_schema::job::{Action, AuditReport, KindCounts, Plan, ShardJob};
-use laser_schema::knowledge::{
-    ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WRITER, check_part, encode_part, rows_digest,
-};
-use laser_schema::location::{Created, LocationError};
+use laser_schema::guard::{GuardReport, Guards, Verdict};
+use laser_schema::job::{Action, KindCounts, Plan, ShardJob};
+use laser_schema::knowledge::{ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
 use laser_schema::manifest::{Cost, ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
-use laser_schema::table::{self, TableError};
-use laser_schema::{Digest, Embeddings, EntityId, Kind, Location};
+use laser_schema::{Digest, Embeddings, EntityId, Kind};
+use laser_store::Location;
+use laser_store::data_set::read_manifest;
+use laser_store::location::{Created, LocationError};
+use laser_store::part::{check_part, encode_part};
+use laser_store::table::{self, TableError};
+use laser_store::verdict::VerdictError;
+use laser_store::verdict::read_verdict;
 use serde::Deserialize;
 
 /// Why nothing was published.
@@ -191,7 +195,7 @@ async fn sealed_part(output: &Location, plan: &Plan, job: &ShardJob, reason: &st
         embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
         embeddings_digest: none.as_ref().map(Embeddings::digest),
     };
-    Ok(encode_part(&job.output, id_type(plan, job.kind).into(), &[], none.as_ref(), &info)?)
+    Ok(encode_part(&job.output, id_type(plan, job.kind), &[], none.as_ref(), &info)?)
 }
 
 fn id_type(plan: &Plan, kind: Kind) -> IdType {
@@ -261,7 +265,7 @@ async fn published(folder: &Location) -> Result<Option<Manifest>, LocationError>
     if !folder.join(SUCCESS).exists().await? {
         return Ok(None);
     }
-    Manifest::read(folder).await
+    read_manifest::<Manifest>(folder).await
 }
 
 /// What the parts of a kind add up to.
@@ -289,7 +293,7 @@ impl Sums {
             return Ok(());
         }
         let (digest, size) = (Digest::of(&bytes), bytes.len() as u64);
-        let id = id_type(plan, job.kind).into();
+        let id = id_type(plan, job.kind);
         let (rows, info) = check_part(&job.output, id, bytes)?;
         let found = (rows.len() + info.errors.len()) as u64;
         if found != job.rows {
@@ -333,7 +337,7 @@ impl Sums {
         let mut pools = BTreeMap::new();
         for (pool, figures) in &self.figures {
             let pinned = match &plan.guards {
-                Some(_) => Verdict::read(output, &plan.run, kind, pool).await?,
+                Some(_) => read_verdict(output, &plan.run, kind, pool).await?,
                 None => None,
             };
             let audit = self.audit.get(pool).copied().unwrap_or_default();

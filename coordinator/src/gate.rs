@@ -7,12 +7,15 @@
 
 use std::collections::BTreeMap;
 
+use laser_schema::Kind;
 use laser_schema::audit::Audit;
+use laser_schema::audit::AuditReport;
 use laser_schema::guard::{GuardAction, Guards, Verdict};
-use laser_schema::job::{Action, AuditReport, Plan, ShardJob};
+use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::Figures;
-use laser_schema::table::TableError;
-use laser_schema::{Kind, Location};
+use laser_store::Location;
+use laser_store::table::TableError;
+use laser_store::verdict::pin_verdict;
 
 use crate::finalise::FinaliseError;
 
@@ -65,7 +68,7 @@ impl Gate {
         for pool in ready {
             let audits = self.closed.get(&pool).map_or(&[][..], Vec::as_slice);
             let verdict = judge(output, plan, guards, audits).await?;
-            let verdict = verdict.pin(output, &plan.run, pool.0, &pool.1).await?;
+            let verdict = pin_verdict(verdict, output, &plan.run, pool.0, &pool.1).await?;
             for breach in &verdict.breaches {
                 tracing::warn!(kind = %pool.0, pool = pool.1, "{breach}: verified strictly tonight");
             }

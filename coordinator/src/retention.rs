@@ -18,14 +18,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
+use laser_schema::Kind;
 use laser_schema::ids::CODEBOOK;
-use laser_schema::job::run_folder;
-use laser_schema::layout::{
-    EMBEDDINGS, KNOWLEDGE_IDS, PINS, PROFILES, Pins, PinsError, name_date, nights_of, partition_of, runs_of_night_of,
-};
-use laser_schema::location::LocationError;
+use laser_schema::layout::run_folder;
+use laser_schema::layout::{EMBEDDINGS, KNOWLEDGE_IDS, PROFILES, name_date, partition_of};
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
-use laser_schema::{Kind, Location};
+use laser_store::Location;
+use laser_store::location::LocationError;
+use laser_store::nights::{nights_of, runs_of_night_of};
+use laser_store::pins::{PINS, Pins, PinsError};
 
 use crate::plan::PLAN;
 

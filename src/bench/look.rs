@@ -8,7 +8,8 @@ use clap::Args;
 use jiff::civil::date;
 use laser_coordinator::finalise::Committed;
 use laser_schema::job::{Action, PLAN_VERSION, Plan, ShardJob};
-use laser_schema::{Digest, Kind, Location};
+use laser_schema::{Digest, Kind};
+use laser_store::Location;
 use serde::Serialize;
 
 use super::plan::{cpu_seconds, spec};

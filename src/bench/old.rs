@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use laser_decode::{Drafter, Verification};
-use laser_schema::previous::PreviousText;
 use laser_schema::{Digest, Entity, Kind};
+use laser_store::previous::PreviousText;
 use laser_worker::generate::{GenerateOptions, Generator, Request};
 use serde::{Deserialize, Serialize};
 

@@ -6,14 +6,15 @@ use std::fmt;
 use anyhow::{Context, Result};
 use futures::stream;
 use laser_decode::Pool;
+use laser_model::ModelFiles;
 use laser_pool_builder::{
     Attributes, Clusters, EmbeddingSource, Grouping, GroupingConfig, OpenPools, PoolSet, PoolTokenizer, PoolsConfig,
     build_pools, clear_pools, join_embeddings,
 };
-use laser_schema::join::Join;
-use laser_schema::model::ModelFiles;
-use laser_schema::previous::PreviousText;
-use laser_schema::{Entity, EntityId, EntityTable, Kind, Location};
+use laser_schema::{Entity, EntityId, EntityTable, Kind};
+use laser_store::Location;
+use laser_store::join::Join;
+use laser_store::previous::PreviousText;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;

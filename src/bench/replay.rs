@@ -9,10 +9,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use jiff::civil::Date;
 use laser_decode::{Drafter, Pool, PoolMeta, Token, build_pool};
+use laser_model::Tokenizer;
 use laser_pool_builder::{RELIABILITY_BINS, ReplayReport, ReplayText, replay as replay_texts};
 use laser_schema::Kind;
-use laser_schema::model::Tokenizer;
-use laser_schema::previous::{PreviousReader, PreviousSource, PreviousText};
+use laser_store::previous::{PreviousReader, PreviousSource, PreviousText};
 use serde::Serialize;
 
 use super::history::hash;

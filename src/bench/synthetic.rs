@@ -15,11 +15,13 @@ use laser_coordinator::prompt::PromptRenderer;
 use laser_pool_builder::EmbeddingSource;
 use laser_schema::entity::IdType;
 use laser_schema::job::Spec;
-use laser_schema::knowledge::{KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, rows_digest};
+use laser_schema::knowledge::{KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
 use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, SUCCESS};
-use laser_schema::previous::PreviousSource;
-use laser_schema::table::to_batch;
-use laser_schema::{Columns, Digest, Entity, EntityId, EntityTable, Interaction, Kind, Location};
+use laser_schema::{Columns, Digest, Entity, EntityId, EntityTable, Interaction, Kind};
+use laser_store::Location;
+use laser_store::part::encode_part;
+use laser_store::previous::PreviousSource;
+use laser_store::table::to_batch;
 use parquet::arrow::ArrowWriter;
 use rayon::prelude::*;
 use serde_json::{Map, Value, json};
@@ -189,7 +191,7 @@ async fn write_part(folder: &Location, shard: u32, rows: &[KnowledgeRecord]) -> 
         embedding: None,
         embeddings_digest: None,
     };
-    let bytes = encode_part(&name, IdType::Int64.into(), rows, None, &info)?;
+    let bytes = encode_part(&name, IdType::Int64, rows, None, &info)?;
     let entry = PartEntry {
         name: name.clone(),
         shard,

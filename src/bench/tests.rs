@@ -20,7 +20,7 @@ fn parse(args: &[&str]) -> Result<Command, clap::Error> {
 
 /// The demo's tables below `dir`, and as few and short texts as will do.
 async fn setup(dir: &Path) -> SetupArgs {
-    let location = laser_schema::Location::parse(dir.to_str().unwrap()).unwrap();
+    let location = laser_store::Location::parse(dir.to_str().unwrap()).unwrap();
     let paths = demo(&location, &DemoOptions { users: 20, items: 20, seed: 1 }).await.unwrap();
     let model = std::path::absolute("fixtures/profile-lm").unwrap();
     let tables = paths.tonight;

@@ -4,7 +4,8 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
 use laser_recommender::ctr::{Data, Impression, Run, Variant, evaluate};
-use laser_schema::interactions::{InteractionTable, Interactions, Needs};
+use laser_schema::interactions::InteractionTable;
+use laser_store::interactions::{Interactions, Needs};
 
 use super::knowledge::{Entities, Form, Places, variants};
 use super::leak::{Ends, check};

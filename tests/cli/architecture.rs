@@ -47,11 +47,13 @@ fn dependencies_point_one_way() {
     let allowed = [
         ("decode", &[][..]),
         ("schema", &[]),
-        ("pool-builder", &["decode", "schema"]),
-        ("features", &["schema"]),
+        ("store", &["schema"]),
+        ("model", &["schema"]),
+        ("pool-builder", &["decode", "model", "schema", "store"]),
+        ("features", &["model", "schema", "store"]),
         ("recommender", &[]),
-        ("coordinator", &["schema"]),
-        ("worker", &["decode", "features", "schema"]),
+        ("coordinator", &["model", "schema", "store"]),
+        ("worker", &["decode", "features", "model", "schema", "store"]),
     ];
     for (name, allowed) in allowed {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();

@@ -4,9 +4,9 @@ use std::fs;
 
 use arrow::datatypes::{DataType, FieldRef, Schema, TimeUnit};
 use laser_schema::EmbeddingLayout;
-use laser_schema::embedding_set::embedded_schema;
-use laser_schema::ids::ids_schema;
-use laser_schema::knowledge::record_schema;
+use laser_store::embedding_set::embedded_schema;
+use laser_store::id_set::ids_schema;
+use laser_store::part::record_schema;
 
 /// As the page writes it.
 fn type_name(name: &str, data_type: &DataType) -> String {
@@ -47,8 +47,8 @@ fn columns(schema: &Schema) -> Vec<(String, String)> {
 
 /// The columns with an embedding, whose type is one of two.
 fn embedded(schema: &Schema) -> Vec<(String, String)> {
-    let [mut fixed, list] =
-        [EmbeddingLayout::Fixed, EmbeddingLayout::List].map(|layout| columns(&layout.append_to(schema, 384)));
+    let [mut fixed, list] = [EmbeddingLayout::Fixed, EmbeddingLayout::List]
+        .map(|layout| columns(&laser_store::embedding_column::append_to(layout, schema, 384)));
     let (last, other) = (fixed.last_mut().unwrap(), list.last().unwrap());
     last.1 = format!("{} or {}", last.1, other.1);
     fixed

@@ -15,13 +15,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use laser_decode::Pool;
 use laser_features::encoder::{Encoded, Encoder};
+use laser_schema::Digest;
 use laser_schema::audit::{Audit, AuditedText};
-use laser_schema::guard::{Verdict, VerdictError};
 use laser_schema::job::{Action, Lease, Plan, Policy, Queue, QueueError, ShardJob, ShardRow};
 use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord, ratio};
-use laser_schema::location::{Created, LocationError};
-use laser_schema::table::TableError;
-use laser_schema::{Digest, Location};
+use laser_store::Location;
+use laser_store::location::{Created, LocationError};
+use laser_store::table::TableError;
+use laser_store::verdict::VerdictError;
+use laser_store::verdict::read_verdict;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, Span, error_span, info_span, instrument};
@@ -307,7 +309,7 @@ async fn policy(context: &RunContext, job: &ShardJob) -> Result<Policy, LoadErro
     if plan.guards.is_none() || job.action != Action::Generate {
         return Ok(plan.spec.verification);
     }
-    let verdict = Verdict::read(&context.output, &plan.run, job.kind, &job.pool).await?;
+    let verdict = read_verdict(&context.output, &plan.run, job.kind, &job.pool).await?;
     match verdict {
         None => Err(LoadError::NotJudged { pool: job.pool.clone() }),
         Some(verdict) if verdict.strict => Ok(Policy::Strict),

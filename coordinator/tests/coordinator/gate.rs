@@ -2,12 +2,15 @@
 
 use laser_coordinator::finalise::{Published, Terms, publish};
 use laser_coordinator::gate::Gate;
+use laser_schema::Kind;
 use laser_schema::audit::Audit;
+use laser_schema::audit::AuditReport;
 use laser_schema::guard::{GuardAction, Guards, Verdict};
-use laser_schema::job::{Action, AuditReport, Plan, ShardJob};
+use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::SUCCESS;
-use laser_schema::{Kind, Location};
+use laser_store::Location;
+use laser_store::verdict::read_verdict;
 
 use crate::support::*;
 
@@ -50,7 +53,7 @@ fn admitted(gate: &Gate, plan: &Plan) -> Vec<String> {
 }
 
 async fn verdict(output: &Location, plan: &Plan, pool: &str) -> Option<Verdict> {
-    let read = Verdict::read(output, &plan.run, Kind::User, pool).await;
+    let read = read_verdict(output, &plan.run, Kind::User, pool).await;
     read.unwrap()
 }
 
@@ -88,7 +91,7 @@ async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them(
     assert_eq!(admitted(&gate, &plan), ["item-all", "user-even", "user-odd"]);
     let free = verdict(&output, &plan, "user-even").await.unwrap();
     assert!(!free.strict && free.breaches.is_empty() && free.texts > 9);
-    let unknown = Verdict::read(&output, &plan.run, Kind::Item, "item-all").await.unwrap();
+    let unknown = read_verdict(&output, &plan.run, Kind::Item, "item-all").await.unwrap();
     assert_eq!(unknown, Some(Verdict::default()));
 }
 

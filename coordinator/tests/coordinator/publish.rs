@@ -4,10 +4,12 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use laser_coordinator::finalise::{Committed, FinaliseError, Published, Terms, committed, publish};
+use laser_schema::Kind;
 use laser_schema::job::{Action, Plan, ShardJob};
-use laser_schema::knowledge::decode_part;
-use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS, verify};
-use laser_schema::{Kind, Location};
+use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
+use laser_store::Location;
+use laser_store::data_set::verify;
+use laser_store::part::decode_part;
 use serde_json::json;
 
 use crate::support::*;

@@ -6,11 +6,15 @@ use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp, ToSpan};
 use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::retention::{Keep, outdated, remove};
-use laser_schema::job::run_folder;
-use laser_schema::layout::{KNOWLEDGE_IDS, Pins, dated_name, partition_of};
-use laser_schema::manifest::{Manifest, verify};
-use laser_schema::previous::latest;
-use laser_schema::{Digest, Kind, Location};
+use laser_schema::layout::run_folder;
+use laser_schema::layout::{KNOWLEDGE_IDS, dated_name, partition_of};
+use laser_schema::manifest::Manifest;
+use laser_schema::{Digest, Kind};
+use laser_store::Location;
+use laser_store::data_set::read_manifest;
+use laser_store::data_set::verify;
+use laser_store::pins::Pins;
+use laser_store::previous::latest;
 
 use crate::support::*;
 
@@ -167,7 +171,7 @@ async fn a_removal_killed_anywhere_shows_no_half_night_and_is_finished_by_the_ne
         // What a reader takes for a complete night has all its parts.
         for folder in latest(&output, first().checked_add(1.day()).unwrap()).await.unwrap() {
             let folder = output.join(&folder);
-            let manifest = Manifest::read(&folder).await.unwrap().unwrap();
+            let manifest = read_manifest::<Manifest>(&folder).await.unwrap().unwrap();
             for part in manifest.parts {
                 assert!(folder.join(&part.name).exists().await.unwrap(), "after {kills} steps");
             }

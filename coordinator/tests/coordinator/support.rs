@@ -6,16 +6,17 @@ use bytes::Bytes;
 use jiff::civil::{Date, date};
 use laser_coordinator::plan::{PlanError, PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
+use laser_model::ModelFiles;
+use laser_schema::audit::AuditReport;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
-use laser_schema::job::{Action, AuditReport, Plan, Policy, ShardJob, ShardRow, Spec};
-use laser_schema::join::Join;
-use laser_schema::knowledge::{
-    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, rows_digest,
-};
-use laser_schema::model::ModelFiles;
-use laser_schema::previous::PreviousSource;
-use laser_schema::{Columns, Digest, Entity, EntityTable, Kind, Location, table};
+use laser_schema::job::{Action, Plan, Policy, ShardJob, ShardRow, Spec};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
+use laser_schema::{Columns, Digest, Entity, EntityTable, Kind};
+use laser_store::join::Join;
+use laser_store::part::encode_part;
+use laser_store::previous::PreviousSource;
+use laser_store::{Location, table};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -245,7 +246,7 @@ pub(crate) fn encode(
         embedding: None,
         embeddings_digest: None,
     };
-    encode_part(&job.output, plan.ids[&job.kind].into(), rows, None, &info).unwrap()
+    encode_part(&job.output, plan.ids[&job.kind], rows, None, &info).unwrap()
 }
 
 /// Commits every shard.

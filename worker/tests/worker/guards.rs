@@ -6,16 +6,18 @@ use jiff::civil::date;
 use laser_coordinator::gate::Gate;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_decode::Verification;
+use laser_schema::Kind;
 use laser_schema::audit::{Audit, Proposer};
 use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::{Action, Policy};
-use laser_schema::{Kind, knowledge::Figures};
+use laser_schema::knowledge::Figures;
 use laser_worker::generate::{GenerateOptions, Generator};
 use serde_json::Value;
 
 use crate::run::{Run, limits, plan_as, user};
 use crate::support::*;
 use crate::watch::Mischief;
+use laser_store::verdict::read_verdict;
 
 const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
 
@@ -80,7 +82,7 @@ async fn work(run: &Run) -> Verdict {
     let texts = Arc::new(LocalQueue::new(run.plan(), &done, limits()));
     run.work(&texts, generator).await;
     assert_eq!(texts.counts().committed, run.plan().shards.len());
-    let verdict = Verdict::read(&run.output, &run.plan().run, Kind::User, "user-all").await;
+    let verdict = read_verdict(&run.output, &run.plan().run, Kind::User, "user-all").await;
     verdict.unwrap().unwrap()
 }
 
