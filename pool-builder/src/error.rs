@@ -9,7 +9,6 @@ use laser_store::spill::SpillError;
 
 use crate::clusters::ClusterError;
 use crate::config::ConfigError;
-use crate::embeddings::EmbeddingError;
 
 /// Why pools could not be built, opened or tuned.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +24,7 @@ pub enum PoolsError {
     Spill(#[from] SpillError),
     /// Embeddings that are not in the entity table.
     #[error(transparent)]
-    Embeddings(#[from] EmbeddingError),
+    Embeddings(#[from] laser_store::embeddings::EmbeddingError),
     /// K-means.
     #[error(transparent)]
     Clusters(#[from] ClusterError),
