@@ -1,9 +1,9 @@
 //! The distributed queue: NATS JetStream, for runs of many processes.
 //!
-//! One *WorkQueue* stream holds one message per open shard on the subject `laser.jobs.RUN.SHARD`, at most one per
-//! subject: publishing a plan twice queues it once, without a time window. One durable pull consumer delivers the
-//! messages; an acknowledgement deletes them. A shard that is given up is copied to the dead-letter stream,
-//! `laser.dlq.RUN.SHARD`, before it is removed.
+//! One *WorkQueue* stream holds a message for each shard that is not done, on the subject
+//! `laser.jobs.RUN.SHARD`, at most one for each subject: publishing a plan twice queues it once, without a
+//! window of time. One durable pull consumer hands the messages out; an acknowledgement deletes. A shard
+//! that is given up is copied to the dead letter stream, `laser.dlq.RUN.SHARD`, before it is removed.
 //!
 //! Guaranteed: a queued shard is delivered at least once and ends acknowledged or as a dead letter; none gets stuck.
 //! Not guaranteed: that it is delivered only once, or that the stream outlives its servers' disks. Both are harmless

@@ -27,7 +27,7 @@ use fields::Fields;
 use search::Search;
 use template::Templates;
 
-/// The prompts to render. Everything here changes tokens, so it belongs to the run's specification.
+/// Which prompts are made. All of it changes tokens, so all of it belongs to the run's specification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct PromptConfig {
@@ -41,9 +41,9 @@ pub struct PromptConfig {
     /// The system message. Without chat format it stands before the prompt, followed by an empty line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// Most tokens of a prompt, including special tokens and chat format.
+    /// The most tokens of a prompt, special tokens and chat format included.
     pub max_tokens: usize,
-    /// Most interactions of a history that a template sees, the latest; all if not given.
+    /// The most interactions of a history that a template sees, the latest; all if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_history: Option<usize>,
 }
@@ -61,7 +61,7 @@ impl Default for PromptConfig {
     }
 }
 
-/// Whether prompts use the model's chat format.
+/// Whether prompts take the model's chat format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chat {
     /// Always; a model without a chat template is refused.
@@ -214,7 +214,7 @@ impl PromptRenderer {
     /// Loads and checks the templates.
     ///
     /// # Errors
-    /// Every [`PromptError`] that needs no entity.
+    /// All of [`PromptError`] that need no entity.
     pub fn new(config: &PromptConfig, model: &ModelFiles) -> Result<Self, PromptError> {
         let positions = model.max_positions.unwrap_or(usize::MAX);
         if config.max_tokens == 0 || config.max_tokens >= positions {
