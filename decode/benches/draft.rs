@@ -1,6 +1,6 @@
-//! Measures building a pool and drafting from it, on texts with the statistics of natural language: a seeded walk over
-//! phrases whose words follow Zipf's law. Run `cargo bench -p laser-decode`; `laser-bench replay` gives figures for
-//! real texts (docs/performance.md).
+//! Time of building a pool and of drafting from it, on texts with the statistics of natural language: a
+//! seeded walk over phrases whose words follow Zipf's law. `cargo bench -p laser-decode`; figures for
+//! real texts come from `laser-bench replay` (docs/performance.md).
 
 use std::hint::black_box;
 
@@ -20,7 +20,7 @@ impl Random {
         (self.0 >> 33) % end
     }
 
-    /// Draws a token of rank r with a probability roughly proportional to 1/r.
+    /// A token of rank r with a probability in proportion to 1/r, nearly.
     fn zipf(&mut self) -> Token {
         let bits = self.below(13);
         let rank = (1 << bits) + self.below(1 << bits);
