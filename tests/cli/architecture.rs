@@ -52,6 +52,8 @@ fn dependencies_point_one_way() {
         ("pool-builder", &["decode", "model", "schema", "store"]),
         ("features", &["model", "schema", "store"]),
         ("recommender", &[]),
+        ("prepare", &["schema", "store"]),
+        ("report", &["coordinator", "pool-builder", "schema", "store"]),
         ("coordinator", &["model", "schema", "store"]),
         ("worker", &["decode", "features", "model", "schema", "store"]),
     ];
