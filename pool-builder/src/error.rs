@@ -28,7 +28,7 @@ pub enum PoolsError {
     /// K-means.
     #[error(transparent)]
     Clusters(#[from] ClusterError),
-    /// A place of the pools.
+    /// The location of the pools.
     #[error(transparent)]
     Location(#[from] LocationError),
     /// The local copies of remote pools.
@@ -37,7 +37,7 @@ pub enum PoolsError {
     /// Building a pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A file that does not hold the pool it should.
+    /// A file does not hold the pool it should.
     #[error("{file}: {source}")]
     PoolFile {
         /// The file.
@@ -59,7 +59,7 @@ pub enum PoolsError {
     NoEmbeddings {
         /// The kind.
         kind: Kind,
-        /// How many entities of it there are.
+        /// Number of entities of the kind.
         entities: u64,
     },
     /// Embeddings of more than one dimension.
@@ -76,7 +76,7 @@ pub enum PoolsError {
         /// Its own.
         found: usize,
     },
-    /// Grouping by what nobody has.
+    /// The attribute exists for no entity.
     #[error("[pools.{kind}] attributes: no {kind} has {attribute:?}; they have: {available}")]
     UnknownAttribute {
         /// The kind.
@@ -97,7 +97,7 @@ pub enum PoolsError {
     Encode {
         /// The file.
         file: String,
-        /// What the encoder said.
+        /// The encoder's error.
         reason: String,
     },
     /// There is no finished set.
@@ -137,7 +137,7 @@ pub enum PoolsError {
         /// The file's.
         found: String,
     },
-    /// Tuning was asked for something impossible.
+    /// Tuning has an impossible option.
     #[error("pools tune: {option} must be {expected}, got {found}")]
     Tune {
         /// The option.
