@@ -9,8 +9,8 @@
 //! Cost: one table or a few reads per distinct length, and no allocation.
 
 use crate::Token;
-use crate::draft::SourceWeights;
 use crate::frequent::{Branch, NONE};
+use crate::sources::SourceWeights;
 use crate::suffix::{Match, Suffixes};
 use crate::temporary::Temporary;
 use crate::tree::Source;

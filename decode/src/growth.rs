@@ -6,7 +6,7 @@
 
 use crate::Token;
 use crate::blend::{Child, Distribution, Evidence, Rule};
-use crate::draft::Sources;
+use crate::sources::Sources;
 use crate::suffix::{Match, Matches, Suffixes};
 use crate::tree::DraftTree;
 

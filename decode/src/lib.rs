@@ -14,14 +14,16 @@ mod frequent;
 mod growth;
 mod pool;
 mod pool_builder;
+mod sources;
 mod suffix;
 mod temporary;
 mod tree;
 mod verify;
 
-pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX, SourceWeights};
+pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX};
 pub use pool::{Pool, PoolError, PoolMeta, TOKENS_MAX, VOCABULARY_MAX};
 pub use pool_builder::build_pool;
+pub use sources::SourceWeights;
 pub use tree::{DraftTree, ROOT_PARENT, Source};
 pub use verify::{Candidate, PolicyError, TargetScores, Verification, Verified, verify};
 
