@@ -28,7 +28,7 @@ use laser_pool_builder::{
 use laser_schema::job::{Action, Plan, Spec};
 use laser_schema::layout::dated_name;
 use laser_schema::layout::run_folder;
-use laser_schema::manifest::{SUCCESS, Manifest};
+use laser_schema::manifest::{Manifest, SUCCESS};
 use laser_schema::{Digest, Entity, EntityTable, Kind};
 use laser_store::Location;
 use laser_store::join::Join;

@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
-use laser_schema::job::{PLAN_VERSION, Action, KindCounts, Plan, Price, ShardJob, ShardRow, Spec};
+use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::KnowledgeRecord;
 use laser_schema::layout::run_folder;
 use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind};

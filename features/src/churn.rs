@@ -6,7 +6,7 @@
 
 use laser_schema::EntityId;
 use laser_schema::ids::Churn;
-use laser_schema::sample::{priority, Sample};
+use laser_schema::sample::{Sample, priority};
 
 /// About 15 MB.
 const ENTITIES_MAX: usize = 100_000;

@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 
-use laser_schema::ids::{IDS_VERSION, CodebookInfo};
+use laser_schema::ids::{CodebookInfo, IDS_VERSION};
 use laser_schema::{Digest, EntityId};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Deserialize;

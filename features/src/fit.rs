@@ -5,7 +5,7 @@
 //! `refit_gain`, the parent's centroids stay unchanged, and only the ids of changed texts change.
 
 use jiff::Timestamp;
-use laser_schema::ids::{IDS_VERSION, CodebookInfo};
+use laser_schema::ids::{CodebookInfo, IDS_VERSION};
 use laser_schema::{Digest, Kind};
 use linfa_clustering::KMeansError;
 use ndarray::{Array2, Axis, s};

@@ -16,7 +16,7 @@ use crate::error::PoolsError;
 use crate::pool_set::EmbeddingCounts;
 use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::Router;
-use laser_schema::sample::{priority, Sample};
+use laser_schema::sample::{Sample, priority};
 
 /// The attribute tree is grown on about this many entities of a kind. With more entities its groups have a thousand
 /// entities or more, so the sizes in a sample are good enough.

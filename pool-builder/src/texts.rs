@@ -20,7 +20,7 @@ use crate::error::PoolsError;
 use crate::pool_set::TextCounts;
 use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::ALL;
-use laser_schema::sample::{priority, Sample};
+use laser_schema::sample::{Sample, priority};
 
 /// Texts tokenised at once: enough for all cores, few enough to show progress.
 const TOKENISE_BATCH: usize = 256;

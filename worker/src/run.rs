@@ -18,7 +18,7 @@ use laser_features::encoder::{Encoded, Encoder};
 use laser_schema::Digest;
 use laser_schema::audit::{Audit, AuditedText};
 use laser_schema::job::{Action, Lease, Plan, Policy, Queue, QueueError, ShardJob, ShardRow};
-use laser_schema::knowledge::{ratio, ErrorRecord, Figures, KnowledgeRecord};
+use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord, ratio};
 use laser_store::Location;
 use laser_store::location::{Created, LocationError};
 use laser_store::table::TableError;
