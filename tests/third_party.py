@@ -2,8 +2,8 @@
 
     python3 tests/third_party.py > THIRD_PARTY.md
 
-It describes a build for Linux on x86_64 with the feature mistralrs, without the crates that only tests need. Once such a build
-has been made, the script needs no network.
+It describes a build for Linux on x86_64 with the feature mistralrs, without the crates that only tests need. Once such
+a build has been made, the script needs no network.
 """
 
 import json
@@ -19,9 +19,9 @@ CARRIED = {
 
 HEADER = """# Third-party notices
 
-The command `laser` is built from the crates below, unchanged, each under its own licence; where a licence offers a choice, Laser
-takes Apache-2.0 or MIT. Their sources are public under name and version. Images hold the texts of the licences in
-`/usr/share/doc/laser/licences.tar.gz`.
+The command `laser` is built from the crates below, unchanged, each under its own licence; where a licence offers a
+choice, Laser takes Apache-2.0 or MIT. Their sources are public under name and version. Images hold the texts of the
+licences in `/usr/share/doc/laser/licences.tar.gz`.
 
 `python3 tests/third_party.py > THIRD_PARTY.md` writes this page; a test holds it against Cargo.lock.
 """

@@ -4,8 +4,8 @@
 //! `laser.jobs.RUN.SHARD`, at most one for each subject: publishing a plan twice queues it once, without a
 //! window of time. One durable pull consumer hands the messages out; an acknowledgement deletes. A shard
 //! that is given up is copied to the dead letter stream, `laser.dlq.RUN.SHARD`, and leaves the queue once that stream
-//! has confirmed the copy. (A plain subscription to `laser.dlq.>` sees the copy on its way, before it is stored: whoever
-//! wants to be told reads the stream.)
+//! has confirmed the copy. (A plain subscription to `laser.dlq.>` may see the copy before it is stored; read the
+//! stream instead.)
 //!
 //! Guarantees: a queued shard is delivered at least once and ends acknowledged or as a dead letter; none is
 //! stuck. Not guaranteed: that it is delivered once, or that the stream outlives its servers' disks. Both are

@@ -44,8 +44,8 @@ pub struct PromptConfig {
     /// What the system message says; without chat format it stands before the prompt, with an empty line between.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// The most tokens of a prompt, special tokens and chat format included. If not given 1,024, and of a model with fewer
-    /// positions as many as the longest text leaves, at least half of the positions.
+    /// The most tokens of a prompt, special tokens and chat format included. If not given, 1,024; for a model with
+    /// fewer positions, as many as the longest text leaves, at least half of the positions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
     /// The most interactions of a history that a template sees, the latest; all if not given.
