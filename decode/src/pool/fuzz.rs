@@ -35,7 +35,8 @@ fn changed_pool() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 10_000, ..Default::default() })]
+    // About a second each.
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 200_000, ..Default::default() })]
 
     #[test]
     fn the_fuzz_target_survives_changed_pools(input in changed_pool()) {
