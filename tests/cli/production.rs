@@ -8,8 +8,9 @@ use toml::{Table, Value};
 
 use crate::{assert_exit, stderr, stdout};
 
-/// Tables that are one of several forms of a value, whose keys the documents explain beside them.
-const FORMS: [&str; 6] = ["clusters", "embeddings", "user_embeddings", "item_embeddings", "user_ids", "item_ids"];
+/// Inline tables, of which the document shows an example: one of several forms, or a table as of [[input]].
+const EXAMPLES: [&str; 7] =
+    ["clusters", "embeddings", "entities", "user_embeddings", "item_embeddings", "user_ids", "item_ids"];
 
 /// The document with the keys and sections that it has as comments. Of two forms of a key the first stays.
 fn uncommented() -> Table {
@@ -31,19 +32,19 @@ fn uncommented() -> Table {
     kept.parse().unwrap()
 }
 
-/// The paths of all tables; an array's index is a step.
+/// The paths of all tables, and of the first of an array of tables, where the step is its index.
 fn tables(value: &Value, path: &[String], found: &mut Vec<Vec<String>>) {
     let step = |name: String| [path, &[name]].concat();
     match value {
         Value::Table(table) => {
             found.push(path.to_vec());
-            for (name, value) in table.iter().filter(|(name, _)| !FORMS.contains(&name.as_str())) {
+            for (name, value) in table.iter().filter(|(name, _)| !EXAMPLES.contains(&name.as_str())) {
                 tables(value, &step(name.clone()), found);
             }
         }
         Value::Array(values) => {
-            for (index, value) in values.iter().enumerate() {
-                tables(value, &step(index.to_string()), found);
+            if let Some(first) = values.first() {
+                tables(first, &step("0".to_owned()), found);
             }
         }
         _ => {}
