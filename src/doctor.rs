@@ -95,7 +95,7 @@ async fn soon<T>(check: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 fn describe_model(config: &Config, model: &ModelFiles) -> Result<String> {
-    PromptRenderer::new(&config.prompt, model).context("[prompt]")?;
+    PromptRenderer::new(&config.prompt, model, config.generate.max_new_tokens).context("[prompt]")?;
     let digest = model.digest()?;
     Ok(format!("{} with digest {digest}", config.model.path))
 }

@@ -185,7 +185,8 @@ impl<'a> Night<'a> {
     /// Opens the model's files and the templates, and derives the specification.
     pub(crate) async fn open(config: &'a Config) -> Result<Self> {
         let model = open_model(config).await?;
-        let prompts = PromptRenderer::new(&config.prompt, &model).context("[prompt]")?;
+        let prompts =
+            PromptRenderer::new(&config.prompt, &model, config.generate.max_new_tokens).context("[prompt]")?;
         let digests = Kind::ALL.map(|kind| (kind, prompts.digest(kind)));
         let spec = model_spec(config, &model, digests.into())?;
         Ok(Self {

@@ -27,6 +27,9 @@ use fields::Fields;
 use search::Search;
 use template::Templates;
 
+/// The budget of a prompt where neither the configuration nor the model asks for less.
+const MAX_TOKENS: usize = 1024;
+
 /// Which prompts are made. All of it changes tokens, so all of it belongs to the run's specification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -41,8 +44,10 @@ pub struct PromptConfig {
     /// The system message. Without chat format it stands before the prompt, followed by an empty line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// The most tokens of a prompt, special tokens and chat format included.
-    pub max_tokens: usize,
+    /// The most tokens of a prompt, special tokens and chat format included. If not given, 1,024; for a model with
+    /// fewer positions, as many as the longest text leaves, at least half of the positions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
     /// The most interactions of a history that a template sees, the latest; all if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_history: Option<usize>,
@@ -55,9 +60,17 @@ impl Default for PromptConfig {
             item: "kar/films".into(),
             chat: Chat::Auto,
             system: None,
-            max_tokens: 1024,
+            max_tokens: None,
             max_history: None,
         }
+    }
+}
+
+impl PromptConfig {
+    /// The budget of a prompt for a model with so many positions and texts of at most `max_new_tokens`.
+    fn budget(&self, positions: usize, max_new_tokens: usize) -> usize {
+        let left = positions.saturating_sub(max_new_tokens).max(positions / 2);
+        self.max_tokens.unwrap_or(MAX_TOKENS.min(left))
     }
 }
 
@@ -211,14 +224,15 @@ pub struct PromptRenderer {
 }
 
 impl PromptRenderer {
-    /// Loads and checks the templates.
+    /// Loads and checks the templates, for texts of at most `max_new_tokens`.
     ///
     /// # Errors
     /// All of [`PromptError`] that need no entity.
-    pub fn new(config: &PromptConfig, model: &ModelFiles) -> Result<Self, PromptError> {
+    pub fn new(config: &PromptConfig, model: &ModelFiles, max_new_tokens: usize) -> Result<Self, PromptError> {
         let positions = model.max_positions.unwrap_or(usize::MAX);
-        if config.max_tokens == 0 || config.max_tokens >= positions {
-            return Err(PromptError::Budget { budget: config.max_tokens, positions });
+        let budget = config.budget(positions, max_new_tokens);
+        if budget == 0 || budget >= positions {
+            return Err(PromptError::Budget { budget, positions });
         }
         let chat = match (config.chat, &model.chat_template) {
             (Chat::Never, _) | (Chat::Auto, None) => None,
@@ -232,7 +246,7 @@ impl PromptRenderer {
             chat,
             system: config.system.clone(),
             tokenizer: model.tokenizer.clone(),
-            max_tokens: config.max_tokens,
+            max_tokens: budget,
             max_history: config.max_history,
         })
     }

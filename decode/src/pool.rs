@@ -462,4 +462,6 @@ fn aligned(bytes: Bytes) -> Bytes {
 }
 
 #[cfg(test)]
+mod fuzz;
+#[cfg(test)]
 pub(crate) mod tests;

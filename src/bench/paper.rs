@@ -133,10 +133,11 @@ async fn read(
             user: setup.user_template.clone(),
             item: setup.item_template.clone(),
             chat: setup.chat,
-            max_tokens: setup.prompt_tokens.unwrap_or(1024.min(positions / 2)),
+            max_tokens: Some(setup.prompt_tokens.unwrap_or(1024.min(positions / 2))),
             ..PromptConfig::default()
         },
         model,
+        setup.max_new_tokens,
     )?;
     let prompt = |entity: Entity| -> Result<(Entity, Vec<u32>)> {
         let tokens = renderer.render(&entity)?.tokens;

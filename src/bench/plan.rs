@@ -87,10 +87,10 @@ pub(super) async fn run(options: &PlanArgs) -> Result<PlanReport> {
         std::fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
     }
     let model = open_local_model(&options.model).await?;
-    let prompts = PromptConfig { user: "plain/films".into(), max_tokens: 512, ..PromptConfig::default() };
+    let prompts = PromptConfig { user: "plain/films".into(), max_tokens: Some(512), ..PromptConfig::default() };
     let mut bench = Bench {
         options,
-        prompts: PromptRenderer::new(&prompts, &model)?,
+        prompts: PromptRenderer::new(&prompts, &model, 128)?,
         dir: Location::parse(&dir.to_string_lossy())?,
         memory: options.memory_mb << 20,
         model,

@@ -17,6 +17,7 @@ mod ids;
 mod learning;
 mod night;
 mod outages;
+mod production;
 mod proxy;
 mod report;
 mod s3;

@@ -127,7 +127,7 @@ impl Night {
         let path = self.dir.path().join("mine.j2");
         std::fs::write(&path, &self.template).unwrap();
         let path = path.to_str().unwrap().to_owned();
-        let config = PromptConfig { user: path.clone(), item: path, max_tokens: 60, ..Default::default() };
+        let config = PromptConfig { user: path.clone(), item: path, max_tokens: Some(60), ..Default::default() };
         let request = PlanRequest {
             run: self.run.clone(),
             date: self.date,
@@ -142,7 +142,7 @@ impl Night {
             price: None,
             guards: self.guards,
             embedding: None,
-            prompts: &PromptRenderer::new(&config, model()).unwrap(),
+            prompts: &PromptRenderer::new(&config, model(), 8).unwrap(),
             route: &route,
         };
         let entities = Join::new(&self.tables, memory).await?;

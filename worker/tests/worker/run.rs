@@ -78,10 +78,10 @@ pub(crate) async fn plan_as(
     };
     let path = write("users.jsonl", users.iter().map(|row| format!("{row}\n")).collect());
     let template = write("mine.j2", TEMPLATE.into());
-    let config = PromptConfig { user: template.clone(), item: template, max_tokens: 100, ..Default::default() };
+    let config = PromptConfig { user: template.clone(), item: template, max_tokens: Some(100), ..Default::default() };
     let output = Location::parse(dir.path().join("out").to_str().unwrap()).unwrap();
     let previous = past(&output).await;
-    let prompts = PromptRenderer::new(&config, model()).unwrap();
+    let prompts = PromptRenderer::new(&config, model(), 8).unwrap();
     let mut request = PlanRequest {
         run: format!("run-{night}"),
         date: night,
