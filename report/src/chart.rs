@@ -9,6 +9,7 @@ use anyhow::{Result, anyhow};
 use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
+use serde::{Deserialize, Serialize};
 
 /// Width in pixels; the page scales drawings down on narrow screens, where letters of 12 stay legible.
 const WIDTH: u32 = 460;
@@ -27,10 +28,10 @@ const MUTED: RGBColor = RGBColor(2, 2, 2);
 const LINE: RGBColor = RGBColor(3, 3, 3);
 
 /// Series are told apart by so many colours. The second is a grey, for what the first is compared with.
-pub(super) const SERIES: u8 = 6;
+pub(crate) const SERIES: u8 = 6;
 
 /// The colour of a line: none is grey.
-pub(super) fn line_color(index: usize) -> usize {
+fn line_color(index: usize) -> usize {
     index + usize::from(index > 0)
 }
 
@@ -40,16 +41,16 @@ fn series(index: usize) -> RGBColor {
 }
 
 /// What goes into an SVG element of this size.
-#[derive(Debug, Clone)]
-pub(super) struct Drawing {
-    pub(super) width: u32,
-    pub(super) height: u32,
-    pub(super) body: String,
+#[derive(Debug, Serialize)]
+pub(crate) struct Drawing {
+    width: u32,
+    height: u32,
+    body: String,
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Drawing> {
+fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Option<Drawing>> {
     let mut svg = String::new();
     {
         let root = SVGBackend::with_string(&mut svg, (WIDTH, height)).into_drawing_area();
@@ -65,7 +66,7 @@ fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Draw
         // Quotes in texts are escaped, so only whole attributes are found.
         body = body.replace(&format!("\"#{r:02X}{g:02X}{b:02X}\""), &format!("\"var(--{name})\""));
     }
-    Ok(Drawing { width: WIDTH, height, body })
+    Ok(Some(Drawing { width: WIDTH, height, body }))
 }
 
 fn failed(error: impl Display) -> anyhow::Error {
@@ -90,8 +91,8 @@ fn pixels(value: f64) -> i32 {
     pixels
 }
 
-/// Horizontal bars: for each label one of every series, which lie below each other.
-pub(super) fn bars(rows: &[(String, Vec<f64>)], format: &dyn Fn(f64) -> String) -> Result<Drawing> {
+/// Horizontal bars: for each label one of every series, which lie below each other. None if there is nothing to draw.
+pub(crate) fn bars(rows: &[(String, Vec<f64>)], format: &dyn Fn(f64) -> String) -> Result<Option<Drawing>> {
     let spans = rows.iter().map(|(label, values)| {
         let spans = values.iter().map(|value| (0.0, *value, format(*value)));
         (label.clone(), spans.collect())
@@ -102,8 +103,8 @@ pub(super) fn bars(rows: &[(String, Vec<f64>)], format: &dyn Fn(f64) -> String) 
 /// A label and where its bars begin and end, with what is written after each.
 type Row = (String, Vec<(f64, f64, String)>);
 
-/// Horizontal bars that begin anywhere.
-pub(super) fn spans(rows: &[Row]) -> Result<Drawing> {
+/// Horizontal bars that begin anywhere. None if there is nothing to draw.
+pub(crate) fn spans(rows: &[Row]) -> Result<Option<Drawing>> {
     const LABELS: i32 = 160;
     const VALUES: i32 = 70;
     const BAR: i32 = 14;
@@ -112,7 +113,7 @@ pub(super) fn spans(rows: &[Row]) -> Result<Drawing> {
     let ends = rows.iter().flat_map(|(_, bars)| bars.iter().map(|b| b.1));
     let most = ends.fold(0.0, f64::max);
     if most <= 0.0 {
-        return Err(anyhow!("there is nothing to draw"));
+        return Ok(None);
     }
     let bars: usize = rows.iter().map(|(_, bars)| bars.len()).sum();
     let height = i32::try_from(bars)? * BAR + i32::try_from(rows.len())? * GAP;
@@ -138,18 +139,23 @@ pub(super) fn spans(rows: &[Row]) -> Result<Drawing> {
 }
 
 /// Counts in bins of one width.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct Histogram {
-    /// Where the first bin begins.
-    pub(super) start: f64,
-    pub(super) width: f64,
-    /// Counts of every series, a bin each.
-    pub(super) counts: Vec<Vec<u64>>,
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct Histogram {
+    width: f64,
+    bins: Vec<Bin>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Bin {
+    from: f64,
+    to: f64,
+    /// One per series.
+    counts: Vec<u64>,
 }
 
 impl Histogram {
     /// Bins of a round width, at most so many, over the values of all series.
-    pub(super) fn of(series: &[Vec<(f64, u64)>], bins_max: usize, least_width: f64) -> Option<Self> {
+    pub(crate) fn of(series: &[Vec<(f64, u64)>], bins_max: usize, least_width: f64) -> Option<Self> {
         let values = || series.iter().flatten().map(|(value, _)| *value);
         let (low, high) = values().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), v| (low.min(v), high.max(v)));
         if !(low.is_finite() && high.is_finite()) {
@@ -161,26 +167,16 @@ impl Histogram {
             let bin = (value - start) / width;
             usize::try_from(pixels(bin.floor())).unwrap_or_default()
         };
-        let bins = bin(high) + 1;
-        let count = |values: &Vec<(f64, u64)>| {
-            let mut counts = vec![0; bins];
+        let edge = |index: u32| start + f64::from(index) * width;
+        let empty = |index| Bin { from: edge(index), to: edge(index + 1), counts: vec![0; series.len()] };
+        let mut bins: Vec<Bin> = (0..).take(bin(high) + 1).map(empty).collect();
+        let last = bins.len() - 1;
+        for (index, values) in series.iter().enumerate() {
             for (value, count) in values {
-                counts[bin(*value).min(bins - 1)] += count;
+                bins[bin(*value).min(last)].counts[index] += count;
             }
-            counts
-        };
-        let counts = series.iter().map(count).collect();
-        Some(Self { start, width, counts })
-    }
-
-    /// Where a bin begins and ends.
-    pub(super) fn bin(&self, index: usize) -> (f64, f64) {
-        let from = self.start + index as f64 * self.width;
-        (from, from + self.width)
-    }
-
-    pub(super) fn bins(&self) -> usize {
-        self.counts.first().map_or(0, Vec::len)
+        }
+        Some(Self { width, bins })
     }
 }
 
@@ -196,11 +192,11 @@ fn round_width(width: f64) -> f64 {
 }
 
 /// What the axes of a chart say.
-pub(super) struct Axes<'a> {
-    pub(super) x: &'a str,
-    pub(super) y: &'a str,
-    pub(super) format_x: &'a dyn Fn(f64) -> String,
-    pub(super) format_y: &'a dyn Fn(f64) -> String,
+pub(crate) struct Axes<'a> {
+    pub(crate) x: &'a str,
+    pub(crate) y: &'a str,
+    pub(crate) format_x: &'a dyn Fn(f64) -> String,
+    pub(crate) format_y: &'a dyn Fn(f64) -> String,
 }
 
 macro_rules! axes {
@@ -232,23 +228,24 @@ macro_rules! axes {
     }};
 }
 
-/// Bars side by side in every bin.
-pub(super) fn histogram(histogram: &Histogram, axes: &Axes<'_>) -> Result<Drawing> {
-    let most = histogram.counts.iter().flatten().max().copied();
-    let most = most.filter(|most| *most > 0);
-    let most = most.ok_or_else(|| anyhow!("there is nothing to draw"))? as f64;
+/// Bars side by side in every bin. None if there is nothing to draw.
+pub(crate) fn histogram(histogram: &Histogram, axes: &Axes<'_>) -> Result<Option<Drawing>> {
+    let Histogram { width, bins } = histogram;
+    let most = bins.iter().flat_map(|bin| &bin.counts).max().copied().unwrap_or_default();
+    let (Some(first), Some(last), true) = (bins.first(), bins.last(), most > 0) else {
+        return Ok(None);
+    };
     // A bin of one whole number lies around it.
-    let is_one = (histogram.width - 1.0).abs() < 1e-9;
+    let is_one = (width - 1.0).abs() < 1e-9;
     let shift = if is_one { 0.5 } else { 0.0 };
-    let (start, end) = (histogram.start - shift, histogram.bin(histogram.bins()).0 - shift);
     draw(HEIGHT, |root| {
-        let mut chart = axes!(root, axes, start..end, 0.0..1.05 * most);
-        let share = 0.86 * histogram.width / histogram.counts.len() as f64;
-        for (index, counts) in histogram.counts.iter().enumerate() {
-            let bars = counts.iter().enumerate().filter(|(_, count)| **count > 0);
-            let bars = bars.map(|(bin, count)| {
-                let left = histogram.bin(bin).0 - shift + 0.07 * histogram.width + index as f64 * share;
-                let corners = [(left, 0.0), (left + share, *count as f64)];
+        let mut chart = axes!(root, axes, first.from - shift..last.to - shift, 0.0..1.05 * most as f64);
+        let share = 0.86 * width / first.counts.len() as f64;
+        for index in 0..first.counts.len() {
+            let bars = bins.iter().filter(|bin| bin.counts[index] > 0);
+            let bars = bars.map(|bin| {
+                let left = bin.from - shift + 0.07 * width + index as f64 * share;
+                let corners = [(left, 0.0), (left + share, bin.counts[index] as f64)];
                 Rectangle::new(corners, series(index).filled())
             });
             chart.draw_series(bars).map_err(failed)?;
@@ -257,17 +254,16 @@ pub(super) fn histogram(histogram: &Histogram, axes: &Axes<'_>) -> Result<Drawin
     })
 }
 
-/// Lines over 1, 2, 3 and so on.
-pub(super) fn lines(lines: &[(String, Vec<f64>)], axes: &Axes<'_>) -> Result<Drawing> {
-    let places = lines.iter().map(|(_, v)| v.len()).max().unwrap_or_default();
-    let most = lines.iter().flat_map(|(_, v)| v.iter().copied());
-    let most = most.fold(0.0, f64::max);
-    if places == 0 || most <= 0.0 {
-        return Err(anyhow!("there is nothing to draw"));
+/// Lines over 1, 2, 3 and so on. None if there is nothing to draw.
+pub(crate) fn lines(lines: &[Vec<f64>], axes: &Axes<'_>) -> Result<Option<Drawing>> {
+    let places = lines.iter().map(Vec::len).max().unwrap_or_default();
+    let most = lines.iter().flatten().copied().fold(0.0, f64::max);
+    if most <= 0.0 {
+        return Ok(None);
     }
     draw(HEIGHT, |root| {
         let mut chart = axes!(root, axes, 1.0..(places.max(2) as f64), 0.0..1.05 * most);
-        for (index, (_, values)) in lines.iter().enumerate() {
+        for (index, values) in lines.iter().enumerate() {
             let points = (1..).zip(values).map(|(at, value)| (f64::from(at), *value));
             let style = series(line_color(index)).stroke_width(2);
             chart.draw_series(LineSeries::new(points, style).point_size(2)).map_err(failed)?;
@@ -283,7 +279,7 @@ mod tests {
     #[test]
     fn drawings_have_theme_colours_only_and_escape_their_labels() {
         let label = "<b>\"#A00000\"".to_owned();
-        let drawing = bars(&[(label, vec![1.0, 0.5])], &|v| format!("{v}")).unwrap();
+        let drawing = bars(&[(label, vec![1.0, 0.5])], &|v| format!("{v}")).unwrap().unwrap();
         assert!(!drawing.body.contains("\"#"), "{}", drawing.body);
         assert!(drawing.body.contains("var(--s0)") && drawing.body.contains("var(--s1)"));
         assert!(drawing.body.contains("&lt;b&gt;&quot;#A00000&quot;"));
@@ -293,7 +289,7 @@ mod tests {
     #[test]
     fn bars_are_as_long_as_their_values() {
         let rows = [("a".to_owned(), vec![10.0]), ("b".to_owned(), vec![5.0])];
-        let body = bars(&rows, &|v| format!("{v}")).unwrap().body;
+        let body = bars(&rows, &|v| format!("{v}")).unwrap().unwrap().body;
         let widths = body.split(" width=\"").skip(1);
         let widths = widths.map(|rest| rest.split('"').next().unwrap());
         assert_eq!(widths.collect::<Vec<_>>(), ["230", "115"]);
@@ -303,20 +299,19 @@ mod tests {
     fn bins_are_round_and_count_everything() {
         let series = [vec![(3.0, 2), (140.0, 1)], vec![(200.0, 5), (17.0, 1), (3.0, 1)]];
         let histogram = Histogram::of(&series, 24, 1.0).unwrap();
-        assert!((histogram.width - 10.0).abs() < 1e-9 && histogram.start.abs() < 1e-9);
-        let sums: Vec<u64> = histogram.counts.iter().map(|c| c.iter().sum()).collect();
-        assert_eq!(sums, [3, 7]);
-        assert_eq!(histogram.counts[1][20], 5);
-        assert_eq!(histogram.bins(), 21);
+        assert!((histogram.width - 10.0).abs() < 1e-9 && histogram.bins[0].from.abs() < 1e-9);
+        let sum = |series: usize| histogram.bins.iter().map(|bin| bin.counts[series]).sum::<u64>();
+        assert_eq!([sum(0), sum(1)], [3, 7]);
+        assert_eq!(histogram.bins[20].counts[1], 5);
+        assert_eq!(histogram.bins.len(), 21);
         assert_eq!(Histogram::of(&[Vec::new()], 24, 1.0), None);
     }
 
     #[test]
-    fn one_value_is_one_bin_and_nothing_is_an_error() {
+    fn one_value_is_one_bin_and_of_nothing_there_is_no_drawing() {
         let histogram = Histogram::of(&[vec![(5.0, 3)]], 24, 1.0).unwrap();
-        assert_eq!(histogram.counts, [[3]]);
-        assert_eq!(histogram.bin(0), (5.0, 6.0));
-        assert!(bars(&[], &|v| format!("{v}")).is_err());
-        assert!(bars(&[("a".into(), vec![0.0])], &|v| format!("{v}")).is_err());
+        assert_eq!(histogram.bins, [Bin { from: 5.0, to: 6.0, counts: vec![3] }]);
+        assert!(bars(&[], &|v| format!("{v}")).unwrap().is_none());
+        assert!(bars(&[("a".into(), vec![0.0])], &|v| format!("{v}")).unwrap().is_none());
     }
 }

@@ -19,6 +19,7 @@ use laser_store::Location;
 use laser_store::nights::{nights, runs_of_night};
 use laser_store::part::decode_part;
 use laser_store::pins::PINS;
+use serde::{Deserialize, Serialize};
 
 /// Rows without a text that are shown; the others are counted by reason.
 const ERRORS_SHOWN: usize = 20;
@@ -28,85 +29,86 @@ const SAMPLES: usize = 6;
 
 /// A run's night.
 #[derive(Debug)]
-pub(super) struct Night {
-    pub(super) run: String,
-    pub(super) date: Date,
-    pub(super) kinds: Vec<KindNight>,
+pub(crate) struct Night {
+    pub(crate) run: String,
+    pub(crate) date: Date,
+    pub(crate) kinds: Vec<KindNight>,
     /// Whether the run's own folder is there.
-    pub(super) has_plan: bool,
+    pub(crate) has_plan: bool,
     /// What followed what, by the store's clock; empty where that is not known.
-    pub(super) timeline: Vec<Stage>,
+    pub(crate) timeline: Vec<Stage>,
 }
 
 /// A stretch of the night, in seconds since it was begun.
-#[derive(Debug)]
-pub(super) struct Stage {
-    pub(super) name: &'static str,
-    pub(super) from: f64,
-    pub(super) to: f64,
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Stage {
+    pub(crate) name: String,
+    pub(crate) from: f64,
+    pub(crate) to: f64,
 }
 
 /// What was published of one kind.
 #[derive(Debug)]
-pub(super) struct KindNight {
-    pub(super) manifest: Manifest,
-    pub(super) folder: String,
+pub(crate) struct KindNight {
+    pub(crate) manifest: Manifest,
+    pub(crate) folder: String,
     /// Whether `_SUCCESS` is there.
-    pub(super) complete: bool,
-    pub(super) texts: Texts,
-    pub(super) audited: Audited,
-    pub(super) errors: Errors,
+    pub(crate) complete: bool,
+    pub(crate) texts: Texts,
+    pub(crate) audited: Audited,
+    pub(crate) errors: Errors,
 }
 
 /// What the parts of a kind hold.
 #[derive(Debug, Default)]
-pub(super) struct Texts {
+pub(crate) struct Texts {
     /// Texts by their tokens.
-    pub(super) lengths: BTreeMap<u64, u64>,
+    pub(crate) lengths: BTreeMap<u64, u64>,
     /// Generated texts by why they ended.
-    pub(super) stops: BTreeMap<String, u64>,
+    pub(crate) stops: BTreeMap<String, u64>,
     /// Forwards of tonight's texts by their accepted drafts, by pool.
-    pub(super) accepted: BTreeMap<String, Vec<u64>>,
-    pub(super) shards: Vec<ShardLine>,
+    pub(crate) accepted: BTreeMap<String, Vec<u64>>,
+    pub(crate) shards: Vec<ShardLine>,
 }
 
 /// What one shard took.
-#[derive(Debug)]
-pub(super) struct ShardLine {
-    pub(super) shard: u32,
-    pub(super) part: String,
-    pub(super) pools: Vec<String>,
-    pub(super) texts: u64,
-    pub(super) tokens: u64,
-    pub(super) seconds: f64,
-    pub(super) worker: String,
+#[derive(Debug, Serialize)]
+pub(crate) struct ShardLine {
+    pub(crate) shard: u32,
+    pub(crate) part: String,
+    #[serde(skip)]
+    pub(crate) pools: Vec<String>,
+    pub(crate) texts: u64,
+    pub(crate) tokens: u64,
+    pub(crate) seconds: f64,
+    pub(crate) worker: String,
 }
 
 /// What the audits of a kind hold.
 #[derive(Debug, Default)]
-pub(super) struct Audited {
+pub(crate) struct Audited {
     /// Texts by their tokens, plainly.
-    pub(super) plain: BTreeMap<u64, u64>,
+    pub(crate) plain: BTreeMap<u64, u64>,
     /// The same entities' texts with speculation.
-    pub(super) texts: BTreeMap<u64, u64>,
+    pub(crate) texts: BTreeMap<u64, u64>,
     /// Cosines of the embeddings of both texts.
-    pub(super) similarities: Vec<f64>,
+    pub(crate) similarities: Vec<f64>,
     /// Tokens by who proposed them.
-    pub(super) proposed: BTreeMap<Proposer, u64>,
+    pub(crate) proposed: BTreeMap<Proposer, u64>,
     /// A few of them, of many pools, with their pool.
-    pub(super) samples: Vec<(String, AuditedText)>,
+    pub(crate) samples: Vec<(String, AuditedText)>,
 }
 
 /// Rows without a text.
 #[derive(Debug, Default)]
-pub(super) struct Errors {
+pub(crate) struct Errors {
     /// By stage and reason.
-    pub(super) reasons: BTreeMap<(String, String), u64>,
-    pub(super) first: Vec<ErrorRecord>,
+    pub(crate) reasons: BTreeMap<(String, String), u64>,
+    pub(crate) first: Vec<ErrorRecord>,
 }
 
 /// Reads the night in `dir`: an output's newest, or that of one published folder.
-pub(super) async fn gather(dir: &str) -> Result<Night> {
+pub(crate) async fn gather(dir: &str) -> Result<Night> {
     let location = Location::parse(dir)?;
     let manifest = read_manifest(&location).await?;
     let (root, manifests) = match manifest {
@@ -140,7 +142,7 @@ pub(super) async fn gather(dir: &str) -> Result<Night> {
 
 /// The manifest of a folder, none if nothing was published there.
 async fn read_manifest(folder: &Location) -> Result<Option<Manifest>> {
-    #[derive(serde::Deserialize)]
+    #[derive(Deserialize)]
     struct Version {
         version: u32,
     }
@@ -358,7 +360,7 @@ async fn timeline(root: &Location, plan: &Plan, kinds: &[KindNight]) -> Result<V
         let from = stages.last().map_or(0.0, |stage| stage.to);
         // What is older took no time of its own: pools that were promoted, audits that came before the texts.
         if let Some(to) = time.map(seconds).filter(|to| *to >= from) {
-            stages.push(Stage { name, from, to });
+            stages.push(Stage { name: name.to_owned(), from, to });
         }
     }
     Ok(stages)

@@ -4,10 +4,10 @@
 //! its audits, and the times at which the store got its files. Parts are read one at a time.
 
 mod chart;
+mod data;
 mod format;
 mod gather;
 mod page;
-mod sections;
 
 use anyhow::Result;
 use laser_store::Location;
@@ -18,7 +18,7 @@ use laser_store::Location;
 /// A folder without a published night, one of another version, and a place that cannot be read or written.
 pub async fn report(dir: &str, file: Option<&str>) -> Result<String> {
     let night = gather::gather(dir).await?;
-    let page = page::render(&night)?;
+    let page = page::render(&data::Report::new(&night))?;
     let file = file.map_or_else(|| format!("report-{}.html", night.run), str::to_owned);
     let target = Location::parse(&file)?;
     target.write(page.into()).await?;

@@ -1,153 +1,89 @@
-//! The page: what is most asked first, then sections, then samples.
+//! The page: the report's data in one template, with the filters that write numbers and the functions that draw charts.
+
+use std::fmt::Display;
 
 use anyhow::{Context, Result};
-use laser_schema::Kind;
-use laser_schema::audit::AuditReport;
-use laser_schema::audit::{AuditedText, Proposer};
-use laser_schema::knowledge::{Figures, WRITER, ratio};
-use laser_schema::manifest::{Cost, SUCCESS};
-use minijinja::{Environment, context};
-use serde::Serialize;
+use minijinja::value::{Kwargs, ViaDeserialize};
+use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, Value};
 
-use super::chart;
-use super::format::{percent, whole, whole_f};
-use super::gather::{KindNight, Night};
-use super::sections::sections;
+use crate::chart::{self, Axes, Drawing, Histogram};
+use crate::data::Report;
+use crate::format::{duration, fixed, percent, short, whole, whole_only};
+use crate::gather::Stage;
 
 /// Named `.html`, so that everything that is put into it is escaped.
 const TEMPLATE: (&str, &str) = ("report.html", include_str!("report.html"));
 
-#[derive(Debug, Serialize)]
-struct Tile {
-    label: &'static str,
-    value: String,
-    unit: &'static str,
-    note: String,
-}
-
-#[derive(Debug, Serialize)]
-struct Sample<'a> {
-    kind: Kind,
-    pool: &'a str,
-    id: String,
-    #[serde(flatten)]
-    text: &'a AuditedText,
-}
-
 /// The page of a night.
-pub(super) fn render(night: &Night) -> Result<String> {
+pub(crate) fn render(report: &Report<'_>) -> Result<String> {
     let mut environment = Environment::new();
+    environment.set_undefined_behavior(UndefinedBehavior::Strict);
+    environment.add_filter("whole", whole);
+    environment.add_filter("fixed", fixed);
+    environment.add_filter("percent", percent);
+    environment.add_filter("duration", duration);
+    environment.add_function("bars", bars);
+    environment.add_function("spans", spans);
+    environment.add_function("histogram", histogram);
+    environment.add_function("lines", lines);
+    environment.add_global("series", chart::SERIES);
     environment.add_template(TEMPLATE.0, TEMPLATE.1)?;
-    let sections = sections(night)?;
-    let samples: Vec<Sample<'_>> = night.kinds.iter().flat_map(samples).collect();
-    let withheld = night.kinds.iter().filter(|k| !k.complete);
-    let page = environment.get_template(TEMPLATE.0)?.render(context! {
-        run => night.run,
-        date => night.date.to_string(),
-        kinds => night.kinds.iter().map(|k| format!("{}s", k.manifest.kind)).collect::<Vec<_>>().join(" and "),
-        policy => night.kinds.first().map(|k| k.manifest.spec.verification.to_string()),
-        withheld => withheld.map(|k| format!("{}s", k.manifest.kind)).collect::<Vec<_>>(),
-        success => SUCCESS,
-        has_plan => night.has_plan,
-        tiles => tiles(night),
-        sections,
-        samples,
-        sources => sources(),
-        series => chart::SERIES,
-        writer => WRITER,
-    });
-    page.context("the page")
+    environment.get_template(TEMPLATE.0)?.render(report).context("the page")
 }
 
-/// What each origin of a piece is called.
-fn sources() -> Vec<(&'static str, &'static str)> {
-    let describe = |source| match source {
-        Proposer::Target => "the model's own token",
-        Proposer::Pool => "accepted from the pool",
-        Proposer::Previous => "accepted from the entity's previous text",
-        Proposer::Context => "accepted from the prompt or the text so far",
-    };
-    Proposer::ALL.map(|source| (source.as_str(), describe(source))).into()
-}
-
-fn samples(kind: &KindNight) -> impl Iterator<Item = Sample<'_>> {
-    kind.audited.samples.iter().map(|(pool, text)| Sample {
-        kind: kind.manifest.kind,
-        pool,
-        id: text.entity_id.to_string(),
-        text,
-    })
-}
-
-/// Sums over all kinds and pools.
-pub(super) fn sums(night: &Night) -> (Figures, AuditReport) {
-    let (mut figures, mut audit) = (Figures::default(), AuditReport::default());
-    for KindNight { manifest, .. } in &night.kinds {
-        manifest.figures.values().for_each(|f| figures.add(f));
-        manifest.audit.values().for_each(|a| audit.add(a));
+/// How a chart writes its values.
+fn format(name: &str) -> Result<fn(f64) -> String, Error> {
+    match name {
+        "whole" => Ok(whole),
+        "duration" => Ok(duration),
+        "fixed" => Ok(|value| fixed(Some(value), None)),
+        "percent" => Ok(|share| percent(share, Some(1))),
+        _ => Err(Error::new(ErrorKind::InvalidOperation, format!("{name:?} is no format of a chart"))),
     }
-    (figures, audit)
 }
 
-fn tiles(night: &Night) -> Vec<Tile> {
-    let (figures, audit) = sums(night);
-    let sum = |of: fn(&KindNight) -> u64| night.kinds.iter().map(of).sum::<u64>();
-    let entities = sum(|k| k.manifest.entities);
-    let (rows, carried) = (sum(|k| k.manifest.rows), sum(|k| k.manifest.carried));
-    let errors = sum(|k| k.manifest.errors);
-    let tile = |label, (value, unit), note| Tile { label, value, unit, note };
-    let mut tiles = Vec::new();
-    if audit.texts > 0 {
-        tiles.push(tile(
-            "Speedup",
-            (format!("{:.2}×", audit.speedup()), ""),
-            format!("over plain decoding, of {} audited texts", whole(audit.texts)),
-        ));
+/// A bar per row and value: `label` names the rows' field of names, `values` those of values.
+fn bars(rows: Vec<Value>, label: &str, values: Vec<String>, format_name: &str) -> Result<Value, Error> {
+    let mut bars = Vec::new();
+    for row in rows {
+        let values =
+            values.iter().map(|name| f64::try_from(row.get_attr(name)?)).collect::<Result<Vec<f64>, Error>>()?;
+        bars.push((row.get_attr(label)?.to_string(), values));
     }
-    tiles.push(tile(
-        "Texts",
-        (whole(rows), ""),
-        format!("{} generated, {} carried forward", whole(rows - carried), whole(carried)),
-    ));
-    tiles.push(tile(
-        "Coverage",
-        (percent(ratio(rows as f64, entities as f64), 1), ""),
-        match errors {
-            0 => format!("all of {} entities", whole(entities)),
-            _ => format!("{} of {} entities without a text", whole(errors), whole(entities)),
-        },
-    ));
-    if figures.texts > 0 {
-        tiles.push(tile(
-            "Throughput",
-            (whole_f(figures.tokens_per_second()), "/s"),
-            format!("{} tokens, {:.0} a text", whole(figures.tokens), figures.text_length()),
-        ));
-        tiles.push(tile(
-            "Accepted drafts",
-            (format!("{:.2}", figures.aal()), ""),
-            format!("a forward; {} of what was drafted", percent(figures.draft_yield(), 0)),
-        ));
-        tiles.push(tile(
-            "Relaxed tokens",
-            (percent(figures.relaxed_share(), 1), ""),
-            "accepted though not the most probable".to_owned(),
-        ));
-    }
-    tiles.extend(price(night, figures.texts));
-    tiles
+    drawn(chart::bars(&bars, &format(format_name)?))
 }
 
-fn price(night: &Night, texts: u64) -> Option<Tile> {
-    let costs: Vec<&Cost> = night.kinds.iter().filter_map(|k| k.manifest.cost.as_ref()).collect();
-    let price = &costs.first()?.price;
-    let total: f64 = costs.iter().map(|cost| cost.total()).sum();
-    let of_texts: f64 = costs.iter().map(|cost| price.of_seconds(cost.gpu_seconds)).sum();
-    let per_1000 = ratio(of_texts * 1e3, texts as f64);
-    Some(Tile {
-        label: "Price",
-        value: format!("{total:.4}"),
-        unit: "",
-        note: format!("{}; {per_1000:.4} per 1,000 texts", price.currency),
-    })
+/// A bar per stage, from its begin to its end.
+fn spans(ViaDeserialize(stages): ViaDeserialize<Vec<Stage>>) -> Result<Value, Error> {
+    let row = |stage: Stage| (stage.name, vec![(stage.from, stage.to, duration(stage.to - stage.from))]);
+    drawn(chart::spans(&stages.into_iter().map(row).collect::<Vec<_>>()))
+}
+
+/// Counts by bin, with the axes' titles; `digits` are those of the values on the horizontal one.
+fn histogram(
+    ViaDeserialize(histogram): ViaDeserialize<Histogram>,
+    x: &str,
+    y: &str,
+    options: Kwargs,
+) -> Result<Value, Error> {
+    let digits: Option<usize> = options.get("digits")?;
+    options.assert_all_used()?;
+    let format_x = |value: f64| digits.map_or_else(|| whole_only(value), |digits| fixed(Some(value), Some(digits)));
+    drawn(chart::histogram(&histogram, &Axes { x, y, format_x: &format_x, format_y: &short }))
+}
+
+/// Lines of shares over 1, 2, 3 and so on, with the axes' titles.
+fn lines(rows: Vec<Value>, x: &str, y: &str) -> Result<Value, Error> {
+    let mut lines = Vec::new();
+    for row in rows {
+        let values = row.get_attr("values")?;
+        lines.push(values.try_iter()?.map(f64::try_from).collect::<Result<Vec<f64>, Error>>()?);
+    }
+    drawn(chart::lines(&lines, &Axes { x, y, format_x: &whole_only, format_y: &|share| percent(share, None) }))
+}
+
+/// The drawing, whose texts plotters has escaped; nothing if there was nothing to draw.
+fn drawn(drawing: Result<Option<Drawing>, impl Display>) -> Result<Value, Error> {
+    let drawing = drawing.map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))?;
+    Ok(drawing.map_or_else(|| Value::from(""), |drawing| Value::from_serialize(drawing)))
 }
