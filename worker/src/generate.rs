@@ -22,7 +22,7 @@ use laser_schema::audit::{Origin, Proposer};
 use crate::budget::{Budget, Drafted, Reach, Terms};
 use crate::calibration::Hindsight;
 use crate::cost::StepLoad;
-use crate::engine::{Engine, EngineError, Scores, Segment, Slot};
+use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
 
 /// Prompts that begin alike for fewer tokens than this are prefilled apart: a fork costs about as much
 /// as a forward of a few tokens.

@@ -3,7 +3,6 @@
 pub mod budget;
 mod calibration;
 pub mod cost;
-pub mod engine;
 pub mod generate;
 #[cfg(feature = "mistralrs")]
 pub mod plain;

@@ -11,11 +11,11 @@ use laser_model::{ModelError, Tokenizer};
 use laser_schema::audit::Origin;
 use tokio::runtime::Handle;
 
-use crate::engine::{Completion, EngineError, Finish, MistralEngine};
 use crate::generate::{
     FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextGenerator,
     cut_at_stop,
 };
+use laser_engine::{Completion, EngineError, Finish, MistralEngine};
 
 /// Generates texts with mistralrs itself. Lives on a thread that may block.
 #[derive(Debug)]

@@ -1,6 +1,6 @@
 //! What an engine's failure costs.
 
-use laser_worker::engine::FakeOptions;
+use laser_engine::FakeOptions;
 use laser_worker::generate::{GenerateError, GenerateOptions, Generated, Request, TextGenerator};
 
 use crate::support::*;

@@ -1,6 +1,6 @@
 //! Bounds, ends of texts and requests that cannot be served.
 
-use laser_worker::engine::FakeOptions;
+use laser_engine::FakeOptions;
 use laser_worker::generate::{GenerateOptions, Request, StopReason};
 
 use crate::support::*;
@@ -68,7 +68,7 @@ fn nothing_follows_the_end_of_a_text() {
     let mut ended = 0;
     for seed in 0..30 {
         let prompt = tokens(seed, 8);
-        let mut oracle = laser_worker::engine::FakeEngine::new(fake.clone());
+        let mut oracle = laser_engine::FakeEngine::new(fake.clone());
         let expected = naive(&mut oracle, &prompt, &options);
         let (mut generator, _) = watched(fake.clone(), Mischief::default(), options.clone());
         let speculative = Request {
@@ -87,7 +87,7 @@ fn nothing_follows_the_end_of_a_text() {
 fn texts_are_cut_before_the_first_stop_string() {
     let prompt = tokens(6, 10);
     let fake = FakeOptions { eos_probability: 0.0, ..fake_options() };
-    let oracle = || laser_worker::engine::FakeEngine::new(fake.clone());
+    let oracle = || laser_engine::FakeEngine::new(fake.clone());
     let whole = naive(&mut oracle(), &prompt, &options());
     let places: Vec<usize> = whole.text.char_indices().map(|(at, _)| at).collect();
     let mut stopped = 0;

@@ -5,9 +5,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
 use laser_decode::{Candidate, Drafter, Pool, PoolMeta, ROOT_PARENT, TargetScores, Verification, build_pool};
+use laser_engine::{Engine, FakeEngine, FakeOptions, Segment};
 use laser_model::Tokenizer;
 use laser_schema::audit::Proposer;
-use laser_worker::engine::{Engine, FakeEngine, FakeOptions, Segment};
 use laser_worker::generate::{
     Finished, GenerateError, GenerateOptions, Generated, Generator, Request, StopReason, TextGenerator,
 };
