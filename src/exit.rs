@@ -6,7 +6,7 @@ use laser_coordinator::nats::NatsError;
 use laser_store::StoreError;
 use laser_store::location::is_refusal;
 use laser_store::verdict::VerdictError;
-use laser_worker::run::WorkerError;
+use laser_worker::error::WorkerError;
 
 /// Input, configuration, rights or coverage: needs a hand.
 pub(crate) const DATA_ERROR: u8 = 65;

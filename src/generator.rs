@@ -1,10 +1,10 @@
 //! From a configuration to what generates texts: the model, loaded and measured.
 
 use anyhow::Result;
+use laser_engine::{EngineOptions, TreeEngine};
 use laser_model::{ModelFiles, Tokenizer, Weights};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
-use laser_worker::engine::{EngineOptions, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
 
 use crate::config::{Config, EngineKind};
@@ -43,7 +43,7 @@ async fn load_mistralrs(
     tokenizer: Tokenizer,
     options: GenerateOptions,
 ) -> Result<Box<dyn TextGenerator>> {
-    let engine = laser_worker::engine::MistralEngine::load(&engine, options.batch).await?;
+    let engine = laser_engine::MistralEngine::load(&engine, options.batch).await?;
     let runtime = tokio::runtime::Handle::current();
     Ok(Box::new(laser_worker::plain::PlainGenerator::new(engine, runtime, tokenizer, options)))
 }

@@ -34,9 +34,10 @@ use laser_store::Location;
 use laser_store::join::Join;
 use laser_store::pins::Pins;
 use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};
+use laser_worker::error::WorkerError;
 use laser_worker::generate::TextGenerator;
 use laser_worker::progress::Progress;
-use laser_worker::run::{RunContext, Stop, WorkerError, run_worker};
+use laser_worker::run::{RunContext, Stop, run_worker};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, instrument};
 

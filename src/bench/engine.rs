@@ -6,8 +6,8 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use laser_engine::{DTypeOption, Engine, EngineInfo, TreeEngine};
 use laser_worker::cost::Probe;
-use laser_worker::engine::{DTypeOption, Engine, EngineInfo, TreeEngine};
 use rayon::prelude::*;
 use serde::Serialize;
 

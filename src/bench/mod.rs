@@ -32,7 +32,8 @@ use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
 use laser_coordinator::prompt::Chat;
 use laser_decode::Drafter;
-use laser_worker::engine::{DTypeOption, DeviceOption, EngineOptions};
+use laser_engine::{DTypeOption, EngineOptions};
+use laser_schema::DeviceOption;
 use serde::Serialize;
 
 use crate::commands::print;

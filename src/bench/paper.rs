@@ -3,12 +3,12 @@
 use anyhow::{Context, Result};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_decode::{Drafter, PolicyError, Verification};
+use laser_engine::{Engine, TreeEngine};
 use laser_model::{ModelFiles, Tokenizer, Weights};
 use laser_schema::{Digest, Entity, EntityTable, Kind};
 use laser_store::previous::PreviousText;
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
-use laser_worker::engine::{Engine, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generator};
 use serde_json::json;
 

@@ -3,10 +3,10 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use laser_engine::EngineInfo;
 use laser_model::ModelFiles;
 use laser_schema::knowledge::ratio;
 use laser_schema::{Digest, Kind};
-use laser_worker::engine::EngineInfo;
 use serde::Serialize;
 
 use super::SetupArgs;

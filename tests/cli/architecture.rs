@@ -27,6 +27,56 @@ fn decode_knows_no_tensor_file_clock_thread_or_async() {
     for path in sources(&root().join("decode/src")) {
         check_absent(&path, &absent);
     }
+    files.retain(|file| file.extension().is_some_and(|extension| extension == "rs"));
+    assert!(!files.is_empty());
+    files
+}
+
+#[test]
+fn decode_knows_no_tensor_file_clock_thread_or_async() {
+    let absent = ["std::fs", "std::io", "std::time", "std::thread", "std::net", "async ", "serde", "candle"];
+    sources("decode/src").iter().for_each(|file| check_absent(file, &absent));
+}
+
+#[test]
+fn the_cpu_engine_knows_no_file_format_or_tensor_library() {
+    let absent = ["std::fs", "std::io", "std::net", "async ", "serde", "candle", "mistralrs"];
+    sources("cpu/src").iter().for_each(|file| check_absent(file, &absent));
+}
+
+/// Outside of the CPU engine, two files map others into memory.
+#[test]
+fn unsafe_code_is_in_the_cpu_engine_and_where_files_are_mapped() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let (_, members) = manifest.split_once("members = [").unwrap();
+    let members = members.split(']').next().unwrap();
+    let crates = members.split('"').skip(1).step_by(2).filter(|name| *name != "cpu");
+    let mut found = Vec::new();
+    for folder in crates.map(|name| format!("{name}/src")).chain(["src".to_owned()]) {
+        let is_unsafe =
+            |file: &PathBuf| code(file).split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == "unsafe");
+        let files = sources(&folder).into_iter().filter(is_unsafe);
+        found.extend(files.map(|file| file.strip_prefix(root()).unwrap().to_owned()));
+    }
+    found.sort();
+    assert_eq!(found, ["engine/src/safetensors.rs", "pool-builder/src/open.rs"].map(PathBuf::from));
+}
+
+#[test]
+fn the_cpu_engine_knows_no_file_format_or_tensor_library() {
+    let absent = ["std::fs", "std::io", "std::net", "async ", "serde", "candle", "mistralrs"];
+    sources(&root().join("cpu/src")).iter().for_each(|file| check_absent(file, &absent));
+}
+
+/// Outside of the CPU engine, two files map others into memory.
+#[test]
+fn unsafe_code_is_in_the_cpu_engine_and_where_files_are_mapped() {
+    let is_unsafe =
+        |file: &PathBuf| code(file).split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == "unsafe");
+    let files = crates().into_iter().filter(|folder| !folder.ends_with("cpu")).flat_map(|f| sources(&f.join("src")));
+    let found: Vec<PathBuf> =
+        files.filter(is_unsafe).map(|file| file.strip_prefix(root()).unwrap().to_owned()).collect();
+    assert_eq!(found, ["store/src/map.rs", "engine/src/safetensors.rs"].map(PathBuf::from));
 }
 
 #[test]
@@ -42,13 +92,15 @@ fn dependencies_point_one_way() {
         ("schema", &[]),
         ("store", &["schema"]),
         ("model", &["schema"]),
+        ("cpu", &["decode"]),
+        ("engine", &["cpu", "decode", "model", "schema"]),
         ("pool-builder", &["decode", "model", "schema", "store"]),
         ("features", &["model", "schema", "store"]),
         ("recommender", &[]),
         ("prepare", &["schema", "store"]),
         ("report", &["coordinator", "pool-builder", "schema", "store"]),
         ("coordinator", &["model", "schema", "store"]),
-        ("worker", &["decode", "features", "model", "schema", "store"]),
+        ("worker", &["decode", "engine", "features", "model", "schema", "store"]),
     ];
     for (name, allowed) in allowed {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();

@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use crate::engine::{Engine, EngineError, Segment, Slot};
+use laser_engine::{Engine, EngineError, Segment, Slot};
 
 /// Cached tokens per sequence while the curve is measured.
 const CONTEXT: usize = 64;

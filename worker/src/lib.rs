@@ -3,7 +3,7 @@
 pub mod budget;
 mod calibration;
 pub mod cost;
-pub mod engine;
+pub mod error;
 pub mod generate;
 #[cfg(feature = "mistralrs")]
 pub mod plain;

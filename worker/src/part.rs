@@ -42,16 +42,20 @@ impl Work {
     }
 }
 
+/// The rows of a part.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) rows: Vec<KnowledgeRecord>,
+    pub(crate) errors: Vec<ErrorRecord>,
+    pub(crate) carried: u64,
+    /// Figures of the generated rows, by pool.
+    pub(crate) figures: BTreeMap<String, Figures>,
+}
+
 /// What a shard came to.
 #[derive(Debug)]
 pub(crate) enum Output {
-    Part {
-        rows: Vec<KnowledgeRecord>,
-        errors: Vec<ErrorRecord>,
-        carried: u64,
-        /// Of the generated rows, by pool.
-        figures: BTreeMap<String, Figures>,
-    },
+    Part(Rows),
     Audit(Audit),
     /// It was written by an earlier attempt.
     Exists,
@@ -63,7 +67,8 @@ pub(crate) enum Output {
 /// The record of one generated text.
 pub(crate) fn record(
     plan: &Plan,
-    (row, policy): (&ShardRow, Policy),
+    row: &ShardRow,
+    policy: Policy,
     pool: Option<&Pool>,
     generated: &Generated,
 ) -> KnowledgeRecord {
@@ -124,11 +129,11 @@ pub(crate) fn encode(
     plan: &Plan,
     lease: &Lease,
     attempt: &str,
-    (rows, errors, carried): (&[KnowledgeRecord], Vec<ErrorRecord>, u64),
-    figures: BTreeMap<String, Figures>,
+    rows: Rows,
     encoded: Option<&Encoded>,
 ) -> Result<Bytes, TableError> {
     let job = &lease.job;
+    let Rows { rows, errors, carried, figures } = rows;
     let embedding = plan.embedding.clone().zip(encoded);
     let info = PartInfo {
         version: SCHEMA_VERSION,
@@ -138,7 +143,7 @@ pub(crate) fn encode(
         writer: WRITER.to_owned(),
         attempt: attempt.to_owned(),
         carried,
-        rows_digest: rows_digest(rows),
+        rows_digest: rows_digest(&rows),
         errors,
         figures,
         embedding: embedding.map(|(spec, encoded)| EmbeddingInfo::new(spec, encoded.truncated)),
@@ -146,5 +151,5 @@ pub(crate) fn encode(
     };
     let id = plan.ids.get(&job.kind).copied().unwrap_or(laser_schema::entity::IdType::String);
     let embeddings = encoded.map(|encoded| &encoded.embeddings);
-    encode_part(&job.output, id, rows, embeddings, &info)
+    encode_part(&job.output, id, &rows, embeddings, &info)
 }

@@ -7,15 +7,15 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use laser_model::{ModelError, Tokenizer};
+use laser_model::Tokenizer;
 use laser_schema::audit::Origin;
 use tokio::runtime::Handle;
 
-use crate::engine::{Completion, EngineError, Finish, MistralEngine};
 use crate::generate::{
-    FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextGenerator,
-    cut_at_stop,
+    FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextError,
+    TextGenerator, cut_at_stop,
 };
+use laser_engine::{Completion, EngineError, Finish, MistralEngine};
 
 /// Generates texts with mistralrs itself. Lives on a thread that may block.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ impl PlainGenerator {
         Self { engine, runtime, tokenizer, options, queue: VecDeque::new(), failures_in_a_row: 0 }
     }
 
-    fn generated(&self, mut tokens: Vec<u32>, finish: Finish) -> Result<Generated, ModelError> {
+    fn generated(&self, mut tokens: Vec<u32>, finish: Finish) -> Result<Generated, TextError> {
         let (mut stop, mut text) = (StopReason::Length, None);
         for length in 1..=tokens.len() {
             text = cut_at_stop(&tokens[..length], &self.options.stop, &self.tokenizer)?;
@@ -60,19 +60,19 @@ impl PlainGenerator {
         })
     }
 
-    fn finish(&mut self, text: Completion, engine_seconds: f64) -> Result<Generated, String> {
+    fn finish(&mut self, text: Completion, engine_seconds: f64) -> Result<Generated, TextError> {
         self.failures_in_a_row = 0;
-        let text = self.generated(text.tokens, text.finish);
-        text.map(|text| Generated { engine_seconds, ..text }).map_err(|e| e.to_string())
+        let text = self.generated(text.tokens, text.finish)?;
+        Ok(Generated { engine_seconds, ..text })
     }
 
-    /// Returns the row's error, unless the engine has failed too often.
-    fn fail(&mut self, error: EngineError) -> Result<String, GenerateError> {
+    /// The row's error, unless the engine has failed too often.
+    fn fail(&mut self, error: EngineError) -> Result<TextError, GenerateError> {
         let engine = matches!(error, EngineError::Mistralrs { .. });
         self.failures_in_a_row += usize::from(engine);
         match self.failures_in_a_row {
             FAILURES_IN_A_ROW_MAX.. => Err(GenerateError::Engine(error)),
-            _ => Ok(error.to_string()),
+            _ => Ok((&error).into()),
         }
     }
 }

@@ -14,7 +14,7 @@ use laser_schema::knowledge::Figures;
 use laser_worker::generate::{GenerateOptions, Generator};
 use serde_json::Value;
 
-use crate::run::{Run, limits, plan_as, user};
+use crate::planned::{Run, limits, plan_as, user};
 use crate::support::*;
 use crate::watch::Mischief;
 use laser_store::verdict::read_verdict;

@@ -1,0 +1,47 @@
+//! What every part of a worker is given.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use laser_decode::Pool;
+use laser_features::encoder::Encoder;
+use laser_schema::job::{Plan, ShardJob};
+use laser_store::Location;
+use tokio_util::sync::CancellationToken;
+use tracing::{Span, error_span};
+
+use crate::progress::Progress;
+
+/// What every shard of a run needs.
+#[derive(Debug)]
+pub struct RunContext {
+    /// The run.
+    pub plan: Plan,
+    /// The output's root.
+    pub output: Location,
+    /// The pools by name.
+    pub pools: HashMap<String, Pool>,
+    /// What makes the embeddings that the plan asks for; of no use without them.
+    pub encoder: Option<Arc<Encoder>>,
+    /// The worker's name, unique among those that may work on the run.
+    pub worker: String,
+    /// Counters for whoever shows progress.
+    pub progress: Arc<Progress>,
+}
+
+impl RunContext {
+    /// What log and trace say of everything that is done for a shard. Spans are errors, so that no level is without
+    /// them.
+    pub(super) fn span(&self, job: &ShardJob) -> Span {
+        error_span!("shard", run = self.plan.run, shard = job.shard, pool = job.pool)
+    }
+}
+
+/// How a worker is told to end before the work does.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    /// Nothing more is leased; the shards that were begun are finished, the others given back.
+    pub drain: CancellationToken,
+    /// The shards that were begun are given back too, after the step in hand.
+    pub release: CancellationToken,
+}
