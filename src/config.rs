@@ -22,6 +22,7 @@ use laser_decode::{Drafter, SourceWeights, Verification};
 use laser_features::IdsConfig;
 use laser_features::encoder::EncoderConfig;
 use laser_pool_builder::PoolsConfig;
+use laser_recommender::evaluate::EvalConfig;
 use laser_recommender::lightgcn::EmbedConfig;
 use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::interactions::InteractionTable;
@@ -31,7 +32,6 @@ use laser_schema::{Cache, EntityTable};
 use laser_worker::engine::{DTypeOption, DeviceOption};
 use serde::{Deserialize, Serialize};
 
-use crate::eval::EvalConfig;
 use crate::prepare::DemoOptions;
 
 /// The whole configuration; `configs/production.toml` documents every key.
@@ -462,8 +462,8 @@ impl Config {
 
     /// Checks what recommender models are trained by.
     fn validate_learning(&self) -> Result<()> {
-        self.embed.validate().map_err(|reason| anyhow!(reason))?;
-        self.eval.validate()
+        self.embed.validate()?;
+        Ok(self.eval.validate()?)
     }
 
     /// The table that recommender models learn from.

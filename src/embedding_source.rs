@@ -3,9 +3,9 @@
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use jiff::civil::Date;
-use laser_pool_builder::{NpyEmbeddings, NpyRow};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::newest_embeddings;
+use laser_schema::embedding_source::{NpyEmbeddings, NpyRow};
 use laser_schema::embedding_table::{EmbeddingBatch, EmbeddingTable};
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::SCHEMA_VERSION;

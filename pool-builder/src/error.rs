@@ -2,13 +2,13 @@
 
 use laser_decode::PoolError;
 use laser_schema::cache::CacheError;
+use laser_schema::embedding_source::EmbeddingError;
 use laser_schema::join::JoinError;
 use laser_schema::spill::SpillError;
 use laser_schema::{EntityId, Kind, LocationError};
 
 use crate::clusters::ClusterError;
 use crate::config::ConfigError;
-use crate::embeddings::EmbeddingError;
 
 /// Why pools could not be built, opened or tuned.
 #[derive(Debug, thiserror::Error)]

@@ -27,10 +27,8 @@ mod tune;
 
 pub use build::{build_pools, clear_pools};
 pub use clusters::{ClusterCandidate, ClusterError, Clustering};
-pub use config::{
-    Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig, KMeansConfig, PoolsConfig,
-};
-pub use embeddings::{EmbeddingError, EmbeddingSink, NpyEmbeddings, NpyRow, join_embeddings, read_embeddings};
+pub use config::{Attributes, Best, Clusters, ConfigError, Grouping, GroupingConfig, KMeansConfig, PoolsConfig};
+pub use embeddings::join_embeddings;
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;

@@ -9,6 +9,7 @@ pub mod device;
 pub mod digest;
 pub mod embedding;
 pub mod embedding_set;
+pub mod embedding_source;
 pub mod embedding_table;
 pub mod entity;
 pub mod guard;

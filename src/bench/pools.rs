@@ -7,9 +7,10 @@ use anyhow::{Context, Result};
 use futures::stream;
 use laser_decode::Pool;
 use laser_pool_builder::{
-    Attributes, Clusters, EmbeddingSource, Grouping, GroupingConfig, OpenPools, PoolSet, PoolTokenizer, PoolsConfig,
-    build_pools, clear_pools, join_embeddings,
+    Attributes, Clusters, Grouping, GroupingConfig, OpenPools, PoolSet, PoolTokenizer, PoolsConfig, build_pools,
+    clear_pools, join_embeddings,
 };
+use laser_schema::embedding_source::EmbeddingSource;
 use laser_schema::join::Join;
 use laser_schema::model::ModelFiles;
 use laser_schema::previous::PreviousText;

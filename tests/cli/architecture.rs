@@ -49,7 +49,7 @@ fn dependencies_point_one_way() {
         ("schema", &[]),
         ("pool-builder", &["decode", "schema"]),
         ("features", &["schema"]),
-        ("recommender", &[]),
+        ("recommender", &["schema"]),
         ("coordinator", &["schema"]),
         ("worker", &["decode", "features", "schema"]),
     ];
