@@ -238,10 +238,10 @@ fn histories_of_a_split_by_item_hold_other_training_items_alone() {
 
 #[test]
 fn texts_win_on_new_items_and_shuffled_texts_do_not() {
-    let kinds = signs(80, 6);
+    let kinds = signs(240, 6);
     let mut shuffled = kinds.clone();
     rand::seq::SliceRandom::shuffle(shuffled.as_mut_slice(), &mut Xoshiro256PlusPlus::seed_from_u64(8));
-    let data = Data::by_item((60, 80), tastes(80, &kinds), &item_split(1)).unwrap();
+    let data = Data::by_item((60, 240), tastes(240, &kinds), &item_split(1)).unwrap();
     let bags: Vec<Vec<String>> = kinds.iter().map(|kind| vec![kind.to_string(), "film".to_owned()]).collect();
     let features = [vectors(&kinds), codes(&kinds), Feature::Bags(Bags::new(&bags)), vectors(&shuffled)];
     let variants: Vec<Variant> =
@@ -256,7 +256,7 @@ fn texts_win_on_new_items_and_shuffled_texts_do_not() {
         assert!(cold[1..4].iter().all(|auc| *auc > 0.8), "{model}, cold: {cold:?}");
         assert!(cold[0] < 0.6 && cold[4] < 0.65, "{model}, cold: {cold:?}");
         // Ids tell about items that are trained on.
-        assert!(warm[0] > 0.75, "{model}, warm: {warm:?}");
+        assert!(warm[0] > cold[0] + 0.1, "{model}, warm: {warm:?}");
         let impressions = |group: usize| runs[0].groups[group].impressions;
         assert_eq!(impressions(1), (2..5).map(impressions).sum::<usize>());
     }
