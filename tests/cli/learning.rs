@@ -291,3 +291,10 @@ fn a_split_by_item_refuses_what_knows_the_held_out_items() {
     data.refuses(&ctr, &[BY_ITEM[0], "eval.item_share=0.7"], "[eval] item_share = 0.7");
     data.refuses(&ctr, &["eval.attributes.names=[\"kind\", \"size\"]"], "share a value of \"size\"");
 }
+
+#[test]
+fn the_configuration_for_new_items_is_valid_but_for_its_data() {
+    let data = Data::new();
+    let config = std::path::absolute("configs/bench/eval-cold-items.toml").unwrap();
+    data.refuses(&["eval", "ctr", config.to_str().unwrap()], &[], "data/interactions.parquet: no such file");
+}
