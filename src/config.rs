@@ -23,6 +23,7 @@ use laser_engine::DTypeOption;
 use laser_features::IdsConfig;
 use laser_features::encoder::EncoderConfig;
 use laser_pool_builder::PoolsConfig;
+use laser_recommender::evaluate::EvalConfig;
 use laser_recommender::lightgcn::EmbedConfig;
 use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::interactions::InteractionTable;
@@ -31,8 +32,6 @@ use laser_schema::{DeviceOption, EntityTable};
 use laser_store::Cache;
 use laser_store::previous::PreviousSource;
 use serde::{Deserialize, Serialize};
-
-use crate::eval::EvalConfig;
 
 /// The whole configuration; `configs/production.toml` documents every key.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -447,8 +446,8 @@ impl Config {
 
     /// Checks what recommender models are trained by.
     fn validate_learning(&self) -> Result<()> {
-        self.embed.validate().map_err(|reason| anyhow!(reason))?;
-        self.eval.validate()
+        self.embed.validate()?;
+        Ok(self.eval.validate()?)
     }
 
     /// The table that recommender models learn from.

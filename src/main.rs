@@ -7,7 +7,6 @@ mod commands;
 mod config;
 mod distributed;
 mod doctor;
-mod embed;
 mod embedding_source;
 mod encode;
 mod encoder;
@@ -380,10 +379,10 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Ids(args) => ids::ids(&args).await?,
         Command::Bench(args) => bench::run(args).await?,
         Command::Embed { config, output } => {
-            embed::embed(&config.load_learning()?, &output).await?;
+            eval::embed(&config.load_learning()?, &output).await?;
         }
         Command::Eval(EvalCommand::Embed(args)) => {
-            eval::embed(&args.config.load_learning()?, args.format()).await?;
+            eval::ranking(&args.config.load_learning()?, args.format()).await?;
         }
         Command::Eval(EvalCommand::Ctr(args)) => {
             eval::ctr(&args.config.load_learning()?, args.format()).await?;

@@ -39,10 +39,11 @@ pub async fn join_embeddings(config: &PoolsConfig, join: &mut Join) -> Result<()
 mod tests {
     use std::path::Path;
 
-    use laser_schema::{Columns, EntityTable};
     use ndarray::{Array2, ShapeBuilder, array};
     use ndarray_npy::{WritableElement, WriteNpyExt};
     use serde_json::json;
+
+    use laser_schema::{Columns, EntityTable};
 
     use super::*;
 

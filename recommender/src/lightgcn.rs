@@ -13,9 +13,9 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::Edge;
 use crate::graph::Graph;
 use crate::ranking::{Holdout, RankingQuality, evaluate_embeddings};
+use crate::{ConfigError, Edge, Embeddings};
 
 /// The cut-off of the validation's recall, as in the paper.
 pub const CUTOFF: usize = 20;
@@ -77,8 +77,9 @@ impl EmbedConfig {
     /// Checks every value.
     ///
     /// # Errors
-    /// The first key with an invalid value, and what was expected.
-    pub fn validate(&self) -> Result<(), String> {
+    /// The first key whose value makes no sense, with what was expected.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let fail = |reason: String| Err(ConfigError(format!("[embed] {reason}")));
         let counts = [
             ("dimension", self.dimension),
             ("batch", self.batch),
@@ -87,35 +88,24 @@ impl EmbedConfig {
             ("patience", self.patience),
         ];
         if let Some((key, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(format!("[embed] {key} = 0: expected at least 1"));
+            return fail(format!("{key} = 0: expected at least 1"));
         }
         if !(self.learning_rate > 0.0 && self.learning_rate.is_finite()) {
-            return Err(format!("[embed] learning_rate = {}: expected a number above 0", self.learning_rate));
+            return fail(format!("learning_rate = {}: expected a number above 0", self.learning_rate));
         }
         if !(self.l2 >= 0.0 && self.l2.is_finite()) {
-            return Err(format!("[embed] l2 = {}: expected 0 or more", self.l2));
+            return fail(format!("l2 = {}: expected 0 or more", self.l2));
         }
         for (key, share) in [("validation", self.validation), ("test", self.test)] {
             if !(share > 0.0 && share < 0.5) {
-                return Err(format!("[embed] {key} = {share}: expected a share above 0 and below 0.5"));
+                return fail(format!("{key} = {share}: expected a share above 0 and below 0.5"));
             }
         }
         Ok(())
     }
 }
 
-/// Vectors of all users and items.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Embeddings {
-    /// Values of a vector.
-    pub dimension: usize,
-    /// One row per user, row-major.
-    pub users: Vec<f32>,
-    /// One row per item, row-major.
-    pub items: Vec<f32>,
-}
-
-/// The report of training after each epoch.
+/// What training says after each epoch.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Epoch {
     /// Counted from 1.

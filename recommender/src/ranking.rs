@@ -11,7 +11,7 @@ use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 
-use crate::Edge;
+use crate::{Edge, Embeddings};
 
 /// A user, an item, and the time of the interaction, if known.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -124,7 +124,7 @@ pub fn evaluate_embeddings(
     seen: &[&[Edge]],
     wanted: &[Edge],
     k: usize,
-    embeddings: &crate::lightgcn::Embeddings,
+    embeddings: &Embeddings,
 ) -> RankingQuality {
     let dimension = embeddings.dimension;
     // The order is by dimension, so that the sums of all items advance side by side in vector registers.

@@ -96,7 +96,7 @@ fn dependencies_point_one_way() {
         ("engine", &["cpu", "decode", "model", "schema"]),
         ("pool-builder", &["decode", "model", "schema", "store"]),
         ("features", &["model", "schema", "store"]),
-        ("recommender", &[]),
+        ("recommender", &["schema", "store"]),
         ("prepare", &["schema", "store"]),
         ("report", &["coordinator", "pool-builder", "schema", "store"]),
         ("coordinator", &["model", "schema", "store"]),

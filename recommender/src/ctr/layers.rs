@@ -128,3 +128,11 @@ impl Dropout<'_> {
         (x * mask)? * kept
     }
 }
+
+/// The sum of `[rows · length, dimension]` vectors, weighted by `[rows, length]`, as `[rows, dimension]`.
+pub(super) fn weighted_sum(vectors: &Tensor, weights: &Tensor) -> Result<Tensor> {
+    let (rows, length) = weights.dims2()?;
+    let dimension = vectors.dim(1)?;
+    let weighted = vectors.broadcast_mul(&weights.reshape((rows * length, 1))?)?;
+    weighted.reshape((rows, length, dimension))?.sum(1)
+}

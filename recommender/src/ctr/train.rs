@@ -54,6 +54,39 @@ pub enum CtrError {
     Threads(#[from] rayon::ThreadPoolBuildError),
 }
 
+/// Items by how often they are trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ItemGroup {
+    /// As reports name it.
+    pub name: &'static str,
+    /// Training interactions at least.
+    pub least: u32,
+    /// Training interactions at most.
+    pub most: u32,
+}
+
+/// The groups that test impressions are measured by; the last three make up the second.
+pub const ITEM_GROUPS: [ItemGroup; 5] = [
+    ItemGroup { name: "cold (0)", least: 0, most: 0 },
+    ItemGroup { name: "warm", least: 1, most: u32::MAX },
+    ItemGroup { name: "1-5", least: 1, most: 5 },
+    ItemGroup { name: "6-20", least: 6, most: 20 },
+    ItemGroup { name: "more", least: 21, most: u32::MAX },
+];
+
+/// A model on the test impressions of one of [`ITEM_GROUPS`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct GroupQuality {
+    /// The group's name.
+    pub group: &'static str,
+    /// Its test impressions.
+    pub impressions: usize,
+    /// Area under the ROC curve, if there are both labels.
+    pub auc: Option<f64>,
+    /// Log loss in nats, if there are impressions.
+    pub log_loss: Option<f64>,
+}
+
 /// One trained model, measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Run {
@@ -61,12 +94,14 @@ pub struct Run {
     pub model: ModelKind,
     /// Index of the variant.
     pub variant: usize,
-    /// The seed of initial weights, order and dropout.
+    /// Decided initial weights, order and dropout, and by item the split.
     pub seed: u64,
     /// Area under the ROC curve on the test part.
     pub auc: f64,
     /// Log loss on the test part, in nats.
     pub log_loss: f64,
+    /// The same by the items' training interactions, in the order of [`ITEM_GROUPS`].
+    pub groups: Vec<GroupQuality>,
     /// AUC on the validation part of the best epoch.
     pub validation_auc: f64,
     /// The best epoch, from 1.
@@ -142,7 +177,7 @@ fn train(
     let mut best: Option<(f64, usize, Vec<Tensor>)> = None;
     for epoch in 1..=config.epochs {
         let loss = trainer.epoch().map_err(failed)?;
-        let (validation, _) = trainer.measure(Part::Validation).map_err(failed)?;
+        let validation = auc_of(&trainer.logits(Part::Validation).map_err(failed)?, &data.labels(Part::Validation));
         if !loss.is_finite() {
             return Err(CtrError::Diverged { model: model.as_str(), variant: variant.name.clone(), seed, epoch });
         }
@@ -160,8 +195,11 @@ fn train(
     }
     let (validation_auc, epoch, values) = best.unwrap_or_default();
     trainer.network.parameters.restore(&values).map_err(failed)?;
-    let (auc, log_loss) = trainer.measure(Part::Test).map_err(failed)?;
-    Ok(Run { model, variant: 0, seed, auc, log_loss, validation_auc, epoch })
+    let logits = trainer.logits(Part::Test).map_err(failed)?;
+    let labels = data.labels(Part::Test);
+    let groups = ITEM_GROUPS.map(|group| group_quality(data, group, &logits, &labels)).into();
+    let (auc, log_loss) = (auc_of(&logits, &labels), log_loss(&logits, &labels));
+    Ok(Run { model, variant: 0, seed, auc, log_loss, groups, validation_auc, epoch })
 }
 
 struct Trainer<'a> {
@@ -205,8 +243,8 @@ impl<'a> Trainer<'a> {
         Ok(sum / self.order.len() as f64)
     }
 
-    /// Returns AUC and log loss of a part.
-    fn measure(&self, part: Part) -> candle_core::Result<(f64, f64)> {
+    /// Logits of a part's impressions, in the order of its positions.
+    fn logits(&self, part: Part) -> candle_core::Result<Vec<f32>> {
         let mut logits = Vec::new();
         for positions in self.data.positions(part).chunks(EVALUATION_BATCH) {
             let batch = Batch::new(self.data, positions, self.config, None)?;
@@ -214,10 +252,24 @@ impl<'a> Trainer<'a> {
             let found = self.network.forward(&batch, &mut whole)?;
             logits.extend(found.to_vec1::<f32>()?);
         }
-        let labels = self.data.labels(part);
-        // Both labels exist: `Data` has checked it.
-        let auc = auc(&logits, &labels).unwrap_or(f64::NAN);
-        Ok((auc, log_loss(&logits, &labels)))
+        Ok(logits)
+    }
+}
+
+/// The AUC of a part: both labels are there, as `Data` has checked.
+fn auc_of(logits: &[f32], labels: &[bool]) -> f64 {
+    auc(logits, labels).unwrap_or(f64::NAN)
+}
+
+fn group_quality(data: &Data, group: ItemGroup, logits: &[f32], labels: &[bool]) -> GroupQuality {
+    let counts = data.positions(Part::Test).iter().map(|&position| data.item_count(data.impression(position).item));
+    let rows = counts.zip(logits.iter().zip(labels)).filter(|(count, _)| (group.least..=group.most).contains(count));
+    let (logits, labels): (Vec<f32>, Vec<bool>) = rows.map(|(_, (logit, label))| (logit, label)).unzip();
+    GroupQuality {
+        group: group.name,
+        impressions: labels.len(),
+        auc: auc(&logits, &labels),
+        log_loss: (!labels.is_empty()).then(|| log_loss(&logits, &labels)),
     }
 }
 

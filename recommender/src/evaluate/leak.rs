@@ -1,6 +1,6 @@
 //! Whether knowledge can know what it is tested on: the histories it was written from must end before training does.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use jiff::Timestamp;
 use laser_schema::interactions::SplitBy;
 use laser_schema::{Entity, EntityTable, Kind};
@@ -12,7 +12,7 @@ use super::knowledge::Places;
 pub(super) struct Ends<'a> {
     pub(super) by: SplitBy,
     /// By user.
-    pub(super) of_users: &'a [f64],
+    pub(super) of_users: Vec<f64>,
     /// The places of the users.
     pub(super) users: &'a Places,
 }
@@ -25,25 +25,36 @@ impl Ends<'_> {
             // An item's history is of many users.
             (SplitBy::Time, _) | (_, Kind::Item) => earliest(),
             (SplitBy::User, Kind::User) => {
-                let place = self.users.of(&entity.id.to_string())?;
+                let place = self.users.find(&entity.id.to_string())?;
                 Some(self.of_users[place])
             }
         }
     }
 }
 
-/// Reads the tables that the texts called `name` were written from.
+/// Reads the tables that the texts called `name` were written from. Without ends no interaction may be in them: a split
+/// by item holds out interactions of all users, whenever they were.
 ///
 /// # Errors
 /// The first row whose history is not known to end before training does.
-pub(super) async fn check(name: &str, tables: &[EntityTable], ends: &Ends<'_>) -> Result<()> {
+pub(super) async fn check(name: &str, tables: &[EntityTable], ends: Option<&Ends<'_>>) -> Result<()> {
     for table in tables {
         let mut reader = EntityReader::open(table).await?;
         let mut row = 0;
         while let Some(entities) = reader.next_batch().await? {
             for entity in entities {
                 row += 1;
-                check_row(name, &table.path, row, &entity, ends)?;
+                match ends {
+                    Some(ends) => check_row(name, &table.path, row, &entity, ends)?,
+                    None => ensure!(
+                        entity.history.is_empty(),
+                        "{}, row {row}: {} {} has a history, but split_by = \"item\" takes texts that were written from no \
+                         interaction: {name:?} may know what it is tested on",
+                        table.path,
+                        entity.kind,
+                        entity.id
+                    ),
+                }
             }
         }
     }
@@ -79,7 +90,7 @@ fn check_row(name: &str, file: &str, row: u64, entity: &Entity, ends: &Ends<'_>)
 }
 
 /// A timestamp as a number, and as a date if it may be one in seconds.
-pub(super) fn instant(time: f64) -> String {
+pub fn instant(time: f64) -> String {
     #[expect(clippy::cast_possible_truncation, reason = "told to the second, and checked by the library")]
     let date = Timestamp::from_second(time as i64).ok();
     // Earlier and later than that the unit is another one.

@@ -1,19 +1,24 @@
 //! Knowledge as the configuration names it, brought to the users and items of the interactions.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
-use laser_recommender::ctr::{Codes, CodesError, Feature, Variant, Vectors};
+use jiff::civil::Date;
 use laser_schema::embedding::EmbeddingSource;
+use laser_schema::manifest::SUCCESS;
 use laser_schema::{EntityId, Kind};
 use laser_store::Location;
 use laser_store::data_set::published_parts;
+use laser_store::embedding_set::newest_embeddings;
 use laser_store::embeddings::{EmbeddingFiles, EmbeddingReader};
+use laser_store::id_set::newest_ids;
 use laser_store::rows::RowReader;
 use laser_store::table::Select;
 use serde_json::Value;
 
 use super::{IdsSource, KnowledgeConfig};
+use crate::ctr::{Codes, CodesError, Feature, Variant, Vectors};
 
 /// Where users or items are, by their ids as text, since tables may keep them in different types.
 pub(super) struct Places {
@@ -28,8 +33,12 @@ impl Places {
         Self { ids, places }
     }
 
-    pub(super) fn of(&self, id: &str) -> Option<usize> {
+    pub(super) fn find(&self, id: &str) -> Option<usize> {
         self.places.get(id).copied()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ids.len()
     }
 }
 
@@ -40,7 +49,7 @@ pub(super) struct Entities {
 }
 
 impl Entities {
-    fn of(&self, kind: Kind) -> &Places {
+    pub(super) fn of(&self, kind: Kind) -> &Places {
         match kind {
             Kind::User => &self.users,
             Kind::Item => &self.items,
@@ -51,13 +60,22 @@ impl Entities {
 /// How knowledge is given to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
-pub(super) enum Form {
+pub enum Form {
+    /// Vectors of texts.
     Embedding,
+    /// Knowledge ids.
     Ids,
 }
 
+/// Texts in one form.
+pub(super) struct Origin {
+    pub(super) name: String,
+    pub(super) form: Form,
+}
+
 impl Form {
-    pub(super) fn as_str(self) -> &'static str {
+    /// As reports name it.
+    pub fn as_str(self) -> &'static str {
         match self {
             Self::Embedding => "embedding",
             Self::Ids => "ids",
@@ -71,16 +89,17 @@ pub(super) async fn variants(config: &KnowledgeConfig, entities: &Entities) -> R
     for form in [Form::Embedding, Form::Ids] {
         let mut variant = Variant { name: format!("{}, {}", config.name, form.as_str()), ..Variant::default() };
         for kind in Kind::ALL {
-            *field(&mut variant, kind) = feature(config, form, kind, entities.of(kind)).await?;
+            let feature = feature(config, form, kind, entities.of(kind)).await?;
+            features_of(&mut variant, kind).extend(feature.map(Arc::new));
         }
-        if variant.user.is_some() || variant.item.is_some() {
+        if !variant.user.is_empty() || !variant.item.is_empty() {
             variants.push((form, variant));
         }
     }
     Ok(variants)
 }
 
-/// What a kind's knowledge is in this form, if the configuration names it.
+/// A kind's knowledge in this form, if the configuration names it.
 async fn feature(config: &KnowledgeConfig, form: Form, kind: Kind, places: &Places) -> Result<Option<Feature>> {
     let (embeddings, ids) = match kind {
         Kind::User => (&config.user_embeddings, &config.user_ids),
@@ -93,7 +112,8 @@ async fn feature(config: &KnowledgeConfig, form: Form, kind: Kind, places: &Plac
     })
 }
 
-fn field(variant: &mut Variant, kind: Kind) -> &mut Option<Feature> {
+/// The features of a kind.
+pub(super) fn features_of(variant: &mut Variant, kind: Kind) -> &mut Vec<Arc<Feature>> {
     match kind {
         Kind::User => &mut variant.user,
         Kind::Item => &mut variant.item,
@@ -103,19 +123,28 @@ fn field(variant: &mut Variant, kind: Kind) -> &mut Option<Feature> {
 async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Result<Feature> {
     let mut rows: Vec<Option<Vec<f32>>> = vec![None; places.ids.len()];
     let (mut dimension, mut twice) = (0, None);
-    let mut reader = EmbeddingReader::open(EmbeddingFiles::find(source, kind).await?).await?;
+    let mut source = source.clone();
+    if let EmbeddingSource::Table { table, .. } = &mut source {
+        let root = Location::parse(table)?;
+        if is_output(&root).await?
+            && let Some(newest) = newest_embeddings(&root, kind, Date::MAX).await?
+        {
+            root.join(&newest).url().clone_into(table);
+        }
+    }
+    let mut reader = EmbeddingReader::open(EmbeddingFiles::find(&source, kind).await?).await?;
     while let Some(batch) = reader.next_batch().await? {
         dimension = batch.dimension;
         for (id, vector) in batch.iter() {
             let id = id.to_string();
-            if let Some(place) = places.of(&id)
+            if let Some(place) = places.find(&id)
                 && rows[place].replace(vector.to_vec()).is_some()
             {
                 twice = Some(id);
             }
         }
     }
-    let name = match source {
+    let name = match &source {
         EmbeddingSource::Npy { npy, .. } => npy,
         EmbeddingSource::Table { table, .. } => table,
     };
@@ -127,7 +156,7 @@ async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Featur
     let IdsSource { table, id, ids } = source;
     let mut rows: Vec<Option<Vec<i64>>> = vec![None; places.ids.len()];
     let mut twice = None;
-    for part in parts(table).await? {
+    for part in parts(table, kind).await? {
         let mut reader = RowReader::open(&part, Select::Only(&[id, ids])).await?;
         if let Some(available) = reader.columns()? {
             for (key, column) in [("id", id), ("ids", ids)] {
@@ -142,7 +171,7 @@ async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Featur
             for (row, mut values) in batch {
                 let found = text_of(values.remove(id));
                 let found = found.map_err(|reason| reader.error(row, format!("column {id:?} {reason}")))?;
-                let Some(place) = places.of(&found) else {
+                let Some(place) = places.find(&found) else {
                     continue;
                 };
                 let list = list_of(values.remove(ids));
@@ -187,16 +216,26 @@ fn check_rows<T>(name: &str, kind: Kind, rows: &[Option<T>], twice: Option<Strin
     Ok(())
 }
 
-/// A table as it is, or the parts of a published folder.
-async fn parts(table: &str) -> Result<Vec<String>> {
-    let location = Location::parse(table)?;
+/// Whether a path may be an output, in which the newest data set is looked for: no file and no published folder.
+async fn is_output(place: &Location) -> Result<bool> {
+    Ok(place.extension().is_empty() && !place.join(SUCCESS).exists().await?)
+}
+
+/// A table of knowledge ids as it is, or the parts of a published folder, or of the newest one of an output.
+async fn parts(table: &str, kind: Kind) -> Result<Vec<String>> {
+    let mut location = Location::parse(table)?;
     if !location.extension().is_empty() {
         return Ok(vec![table.to_owned()]);
     }
+    if is_output(&location).await?
+        && let Some(newest) = newest_ids(&location, kind, Date::MAX).await?
+    {
+        location = location.join(&newest);
+    }
     let parts = published_parts(&location).await?.with_context(|| {
         format!(
-            "{table}: neither a table (.parquet, .csv, .jsonl) nor a published folder of knowledge ids (with a _SUCCESS), \
-             such as OUTPUT/knowledge_ids/kind=user/dt=DATE/run=RUN"
+            "{table}: neither a table (.parquet, .csv, .jsonl), nor a published folder of knowledge ids (with a _SUCCESS), \
+             such as OUTPUT/knowledge_ids/kind=user/dt=DATE/run=RUN, nor an OUTPUT that has one"
         )
     })?;
     Ok(parts.iter().map(|part| part.url().to_owned()).collect())

@@ -4,8 +4,6 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use arrow::datatypes::{DataType, Field, Schema};
-use laser_recommender::lightgcn::{CUTOFF, EmbedConfig, Epoch, Trained, train};
-use laser_recommender::ranking::{Event, Holdout};
 use laser_schema::EntityId;
 use laser_schema::entity::IdType;
 use laser_schema::interactions::InteractionTable;
@@ -13,21 +11,50 @@ use laser_store::interactions::{Interactions, Needs};
 use laser_store::{Location, table};
 use serde::Serialize;
 
-use crate::commands::print;
-use crate::config::Config;
-use crate::progress::Display;
+use crate::lightgcn::{CUTOFF, EmbedConfig, Epoch, Trained, train};
+use crate::ranking::{Event, Holdout, RankingQuality};
+use crate::{Progress, Watch};
 
-/// The footer's key of how embeddings came to be.
+/// The footer's key for how embeddings came to be.
 const FOOTER: &str = "laser.embed";
 
+/// The outcome of `laser embed`.
+#[derive(Debug)]
+pub struct Embedded {
+    /// Users with an embedding.
+    pub users: usize,
+    /// Their table.
+    pub user_table: String,
+    /// Items with an embedding.
+    pub items: usize,
+    /// Their table.
+    pub item_table: String,
+    /// On the held-out interactions.
+    pub validation: RankingQuality,
+    /// The held-out interactions.
+    pub held_out: usize,
+    /// The way they were chosen.
+    pub split: &'static str,
+    /// The epoch of the best validation.
+    pub epoch: usize,
+    /// Epochs that were trained.
+    pub epochs: usize,
+}
+
 /// Trains on all interactions but those that validate, and writes `users.parquet` and `items.parquet`.
-pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
-    let (table, config) = (config.interactions()?, &config.embed);
+///
+/// # Errors
+/// Interactions that cannot be read or are too few, a training that fails, and the store's.
+pub async fn embed(
+    table: &InteractionTable,
+    config: &EmbedConfig,
+    output: &str,
+    watch: &mut Watch<'_>,
+) -> Result<Embedded> {
     let output = Location::parse(output)?;
     let interactions = read(table, config).await?;
     let data = hold_out(&interactions, config, 0.0);
-    let mut display = Display::new();
-    let trained = train_model("LightGCN", &data, config, &mut display)?;
+    let trained = train_model("LightGCN", &data, config, watch)?;
     let all = [data.train.as_slice(), &data.validation].concat();
     let embeddings = trained.embeddings(&data, &all);
     let footer = serde_json::to_string(&serde_json::json!({
@@ -53,20 +80,17 @@ pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
     for (location, bytes) in encoded {
         location.write(bytes).await?;
     }
-    drop(display);
-    print(&format!(
-        "{} users: {}\n{} items: {}\nrecall@{CUTOFF} {:.4}, NDCG@{CUTOFF} {:.4} on {} held-out interactions ({}), epoch {} of {}\n",
-        of_users.len(),
-        users.url(),
-        of_items.len(),
-        items.url(),
-        trained.validation.recall,
-        trained.validation.ndcg,
-        data.validation.len(),
-        split_name(&data),
-        trained.epoch,
-        trained.epochs
-    ))
+    Ok(Embedded {
+        users: of_users.len(),
+        user_table: users.url().to_owned(),
+        items: of_items.len(),
+        item_table: items.url().to_owned(),
+        validation: trained.validation,
+        held_out: data.validation.len(),
+        split: split_name(&data),
+        epoch: trained.epoch,
+        epochs: trained.epochs,
+    })
 }
 
 /// The interactions that count as positive.
@@ -98,21 +122,21 @@ pub(crate) fn split_name(data: &Holdout) -> &'static str {
     if data.by_time { "each user's latest" } else { "each user's at random: not all interactions have a timestamp" }
 }
 
-/// Trains as a stage of the display.
-pub(crate) fn train_model(name: &str, data: &Holdout, config: &EmbedConfig, display: &mut Display) -> Result<Trained> {
-    display.stage(name);
+/// Trains as a stage of its own.
+pub(crate) fn train_model(name: &str, data: &Holdout, config: &EmbedConfig, watch: &mut Watch<'_>) -> Result<Trained> {
+    watch(Progress::Stage(name));
     let epochs = config.epochs as u64;
     let mut progress = |epoch: Epoch| {
         let recall = epoch.validation.map(|validation| format!(", recall@{CUTOFF} {:.4}", validation.recall));
         let message = format!("loss {:.4}{}", epoch.loss, recall.unwrap_or_default());
-        display.update(epoch.epoch as u64, Some(epochs), &message);
+        watch(Progress::Update { done: epoch.epoch as u64, total: Some(epochs), message: &message });
     };
     // Minutes on all cores: other tasks of this thread move to another one.
     let trained = tokio::task::block_in_place(|| train(data, config, &mut progress))?;
-    display.finish_with(&format!(
+    watch(Progress::Finished(&format!(
         "recall@{CUTOFF} {:.4} in epoch {} of {}",
         trained.validation.recall, trained.epoch, trained.epochs
-    ));
+    )));
     Ok(trained)
 }
 
