@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use jiff::civil::Date;
 use laser_pool_builder::{BuildProgress, OpenPools, PoolTokenizer, TuneConfig, inspect, tune};
+use laser_prepare::{Division, Histories};
 use laser_schema::embedding_set::EmbeddingManifest;
 use laser_schema::ids::IdsManifest;
 use laser_schema::interactions::{SplitBy, Until};
@@ -21,7 +22,6 @@ use laser_store::previous::PreviousReader;
 use crate::config::Config;
 use crate::night::{Night, demo_nights, open_model, previous_sources, previous_texts};
 use crate::pool_sets;
-use crate::prepare::{self, Division};
 use crate::progress::Display;
 
 /// Writes to standard output; a closed pipe is an error like any other.
@@ -32,7 +32,7 @@ pub(crate) fn print(text: &str) -> Result<()> {
 
 /// `laser plan`: what a run would do.
 pub(crate) async fn plan(config: &Config) -> Result<()> {
-    let demo = demo_nights(config).await?;
+    let demo = demo_nights(config)?;
     let config = demo.as_ref().map_or(config, |(_, tonight)| tonight);
     let mut display = Display::new();
     let night = Night::open(config).await?;
@@ -169,13 +169,16 @@ pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool)
 /// `laser prepare`.
 pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
     let summary = match source {
-        PrepareSource::Movielens { dir, output, until, split_by } => {
-            let by = *split_by;
-            let division = until.map(|until| Division { until, by });
-            prepare::movielens(dir, &Location::parse(output)?, division).await?
+        PrepareSource::Movielens { dir, output, timed, until, split_by } => {
+            let histories = match *until {
+                Some(until) => Histories::Until(Division { until, by: *split_by }),
+                None if *timed => Histories::Timed,
+                None => Histories::All,
+            };
+            laser_prepare::movielens(dir, &Location::parse(output)?, histories).await?
         }
         PrepareSource::Amazon { reviews, meta, output } => {
-            prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
+            laser_prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
         }
     };
     let table = summary.tables.interactions.as_deref();
@@ -208,6 +211,9 @@ pub(crate) enum PrepareSource {
         /// Where users.parquet, items.parquet and interactions.parquet go: a folder or URL.
         #[arg(short, long)]
         output: String,
+        /// Leave out interactions without a timestamp, so that histories are in the order of time.
+        #[arg(long)]
+        timed: bool,
         /// End histories here, for texts that know nothing of what comes later: a share of the interactions (0.8), a
         /// timestamp, or ISO 8601. Interactions without timestamp are left out.
         #[arg(long)]

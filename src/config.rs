@@ -7,7 +7,7 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
 use figment::error::Kind as FigmentKind;
 use figment::providers::{Env, Format, Serialized, Toml};
@@ -33,7 +33,6 @@ use laser_store::previous::PreviousSource;
 use serde::{Deserialize, Serialize};
 
 use crate::eval::EvalConfig;
-use crate::prepare::DemoOptions;
 
 /// The whole configuration; `configs/production.toml` documents every key.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -102,27 +101,12 @@ pub(crate) enum EngineKind {
     Mistralrs,
 }
 
-/// `[demo]`: makes its own input and two nights of it.
+/// `[demo]`: `laser run` first runs the night before tonight.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct DemoConfig {
-    pub(crate) data: String,
-    pub(crate) users: usize,
-    pub(crate) items: usize,
-    pub(crate) seed: u64,
-}
-
-impl Default for DemoConfig {
-    fn default() -> Self {
-        let DemoOptions { users, items, seed } = DemoOptions::default();
-        Self { data: "output/demo-data".into(), users, items, seed }
-    }
-}
-
-impl DemoConfig {
-    pub(crate) fn options(&self) -> DemoOptions {
-        DemoOptions { users: self.users, items: self.items, seed: self.seed }
-    }
+    /// The entities of that night, as `[[input]]` holds tonight's. The tables have a column `kind`.
+    pub(crate) last_night: Vec<String>,
 }
 
 /// `[output]`.
@@ -482,14 +466,9 @@ impl Config {
     fn validate(&self) -> Result<()> {
         ensure!(!self.model.path.is_empty(), "[model] path: not set; give a model directory, a .gguf file or a hub id");
         ensure!(!self.output.path.is_empty(), "[output] path: not set; give a directory or an object-store URL");
-        match &self.demo {
-            Some(_) if !self.input.is_empty() || !self.previous.is_empty() => {
-                bail!("[demo] makes its own input: remove [[input]] and [[previous]], or [demo]")
-            }
-            None if self.input.is_empty() => {
-                bail!("[[input]]: no table; give the path of at least one")
-            }
-            _ => {}
+        ensure!(!self.input.is_empty(), "[[input]]: no table; give the path of at least one");
+        if let Some(demo) = &self.demo {
+            ensure!(!demo.last_night.is_empty(), "[demo] last_night: no table; give the paths, or remove [demo]");
         }
         let share = |key: &str, value: f64| {
             ensure!((0.0..=1.0).contains(&value), "{key} = {value}: expected a share from 0 to 1");
@@ -674,7 +653,8 @@ mod tests {
                 "[verification]\npolicy = \"strict\"\n[guards]\naction = \"strict\"\nmin_distinct_2 = 0.5",
                 "policy is strict already",
             ),
-            ("[demo]\nusers = 30", "remove [[input]]"),
+            ("[demo]\nlast_night = []", "[demo] last_night: no table"),
+            ("[demo]\nusers = 30", "unknown field"),
             ("[run]\ndate = \"yesterday\"", "run.date"),
             ("[encoder]\npooling = \"cls\"", "[encoder] path: not set"),
             ("[encoder]\nnormalize = true", "did you mean \"normalise\""),

@@ -16,7 +16,7 @@ use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::{EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource};
 use laser_schema::knowledge::WRITER;
 use laser_schema::layout::{EMBEDDINGS, dated_name, partition_of};
-use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, SUCCESS};
+use laser_schema::manifest::{MANIFEST, SUCCESS, Manifest, PartEntry};
 use laser_schema::{Digest, EmbeddingSpec, Embeddings, Kind};
 use laser_store::Location;
 use laser_store::data_set::read_manifest;

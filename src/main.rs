@@ -18,9 +18,7 @@ mod ids;
 mod night;
 mod operate;
 mod pool_sets;
-mod prepare;
 mod progress;
-mod report;
 mod summary;
 mod telemetry;
 
@@ -373,7 +371,9 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Verify { dir } => {
             return Ok(if commands::verify_all(&dir).await? { 0 } else { DATA_ERROR });
         }
-        Command::Report { dir, output } => report::report(&dir, output.as_deref()).await?,
+        Command::Report { dir, output } => {
+            commands::print(&format!("{}\n", laser_report::report(&dir, output.as_deref()).await?))?;
+        }
         Command::Pools(command) => pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
         Command::Encode(args) => encode::encode(args).await?,
@@ -423,7 +423,7 @@ async fn run(config: &Config) -> Result<u8> {
     let drain = CancellationToken::new();
     drain_on_signal(drain.clone())?;
     let mut display = Display::new();
-    if let Some((last_night, tonight)) = night::demo_nights(config).await? {
+    if let Some((last_night, tonight)) = night::demo_nights(config)? {
         commands::print("Demo, last night: a first night, without pools.\n")?;
         let code = run_night(&last_night, &mut display, &drain).await?;
         if code != 0 {

@@ -28,7 +28,7 @@ use laser_pool_builder::{
 use laser_schema::job::{Action, Plan, Spec};
 use laser_schema::layout::dated_name;
 use laser_schema::layout::run_folder;
-use laser_schema::manifest::{Manifest, SUCCESS};
+use laser_schema::manifest::{SUCCESS, Manifest};
 use laser_schema::{Digest, Entity, EntityTable, Kind};
 use laser_store::Location;
 use laser_store::join::Join;
@@ -736,26 +736,20 @@ fn lock(folder: &Location, run: &str) -> Result<Option<File>> {
     }
 }
 
-/// The demo: makes its data set, runs last night (a cold start), then returns the configuration of tonight.
-pub(crate) async fn demo_nights(config: &Config) -> Result<Option<(Config, Config)>> {
+/// The two nights of a demo: the one before tonight, which starts cold and is not audited, and tonight.
+pub(crate) fn demo_nights(config: &Config) -> Result<Option<(Config, Config)>> {
     let Some(demo) = &config.demo else {
         return Ok(None);
-    };
-    let data = Location::parse(&demo.data)?;
-    let paths = crate::prepare::demo(&data, &demo.options()).await.context("[demo]")?;
-    let tables = |tables: crate::prepare::Tables| {
-        [tables.users, tables.items].map(|path| EntityTable { path, kind: None, columns: Default::default() }).to_vec()
     };
     let date = config.night();
     let tonight = Config {
         demo: None,
-        input: tables(paths.tonight),
-        previous: vec![previous::PreviousSource { path: config.output.path.clone(), kind: None, id_type: None }],
         run: crate::config::RunConfig { date: Some(date), ..config.run.clone() },
         ..config.clone()
     };
+    let table = |path: &String| EntityTable { path: path.clone(), kind: None, columns: Default::default() };
     let last_night = Config {
-        input: tables(paths.last_night),
+        input: demo.last_night.iter().map(table).collect(),
         previous: Vec::new(),
         run: crate::config::RunConfig { date: Some(date.yesterday()?), audit_share: 0.0, ..config.run.clone() },
         ..tonight.clone()

@@ -10,7 +10,7 @@ use laser_coordinator::plan::{plan_time, read_plan};
 use laser_coordinator::retention::{self, Keep, Outdated};
 use laser_schema::Kind;
 use laser_schema::job::Plan;
-use laser_schema::manifest::{Cost, Manifest, SUCCESS};
+use laser_schema::manifest::{SUCCESS, Cost, Manifest};
 use laser_store::Location;
 use laser_store::data_set::read_manifest;
 use serde::Serialize;

@@ -6,8 +6,8 @@ use anyhow::Result;
 use laser_model::Tokenizer;
 use laser_schema::audit::AuditReport;
 use laser_schema::job::Price;
-use laser_schema::knowledge::{Figures, KnowledgeRecord, ratio};
-use laser_schema::manifest::{Cost, ERRORS, Manifest};
+use laser_schema::knowledge::{ratio, Figures, KnowledgeRecord};
+use laser_schema::manifest::{ERRORS, Cost, Manifest};
 use laser_store::part::decode_part;
 
 use crate::night::Finished;

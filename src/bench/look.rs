@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use jiff::civil::date;
 use laser_coordinator::finalise::Committed;
-use laser_schema::job::{Action, PLAN_VERSION, Plan, ShardJob};
+use laser_schema::job::{PLAN_VERSION, Action, Plan, ShardJob};
 use laser_schema::{Digest, Kind};
 use laser_store::Location;
 use serde::Serialize;

@@ -5,7 +5,6 @@ use std::path::Path;
 use clap::Parser;
 
 use super::*;
-use crate::prepare::{DemoOptions, demo};
 
 #[derive(Debug, Parser)]
 struct Cli {
@@ -18,18 +17,16 @@ fn parse(args: &[&str]) -> Result<Command, clap::Error> {
     Cli::try_parse_from(all).map(|cli| *cli.bench.command)
 }
 
-/// The demo's tables below `dir`, and as few and short texts as will do.
-async fn setup(dir: &Path) -> SetupArgs {
-    let location = laser_store::Location::parse(dir.to_str().unwrap()).unwrap();
-    let paths = demo(&location, &DemoOptions { users: 20, items: 20, seed: 1 }).await.unwrap();
-    let model = std::path::absolute("fixtures/profile-lm").unwrap();
-    let tables = paths.tonight;
+/// Small tables, and as few and short texts as will do.
+fn setup(dir: &Path) -> SetupArgs {
+    let [model, users, items] = ["profile-lm", "demo/small/tonight/users.parquet", "demo/small/tonight/items.parquet"]
+        .map(|name| std::path::absolute("fixtures").unwrap().join(name));
     let args = [
         "paper",
         "--users-table",
-        &tables.users,
+        users.to_str().unwrap(),
         "--items-table",
-        &tables.items,
+        items.to_str().unwrap(),
         "--model",
         model.to_str().unwrap(),
         "--output",
@@ -55,7 +52,7 @@ async fn setup(dir: &Path) -> SetupArgs {
 #[tokio::test]
 async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
     let dir = tempfile::tempdir().unwrap();
-    let setup = setup(dir.path()).await;
+    let setup = setup(dir.path());
     let report = paper::paper(&setup).await.unwrap();
     let text = report.render(Style::Text).unwrap();
     for kind in &report.kinds {
@@ -89,7 +86,7 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
 #[tokio::test]
 async fn old_knowledge_is_generated_once() {
     let dir = tempfile::tempdir().unwrap();
-    let setup = SetupArgs { items_table: None, ..setup(dir.path()).await };
+    let setup = SetupArgs { items_table: None, ..setup(dir.path()) };
     let first = paper::sweep(&setup, &[4, 6], &[2, 8]).await.unwrap();
     let file = setup.output.join("old-knowledge.jsonl");
     let old = std::fs::read(&file).unwrap();
@@ -107,7 +104,7 @@ async fn old_knowledge_is_generated_once() {
 #[tokio::test]
 async fn batch_sizes_are_compared_and_drawn() {
     let dir = tempfile::tempdir().unwrap();
-    let setup = SetupArgs { items_table: None, ..setup(dir.path()).await };
+    let setup = SetupArgs { items_table: None, ..setup(dir.path()) };
     let report = paper::batch(&setup, &[1, 3], &[4, 8]).await.unwrap();
     let batches: Vec<u16> = report.kinds.iter().map(|kind| kind.batch).collect();
     assert_eq!(batches, [1, 3]);

@@ -7,9 +7,9 @@ mod leak;
 mod report;
 
 use anyhow::{Result, anyhow, ensure};
-use laser_pool_builder::EmbeddingSource;
 use laser_recommender::ctr::{ModelKind, TrainingConfig};
 use laser_schema::EntityTable;
+use laser_schema::embedding::EmbeddingSource;
 use laser_schema::interactions::{SplitBy, Until};
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! Published data sets: their manifests, their parts, and the check that they are whole.
 
 use laser_schema::knowledge::ErrorRecord;
-use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
+use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS, Manifest, PartEntry};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 

@@ -11,7 +11,7 @@ use jiff::civil::Date;
 use laser_schema::embedding::Embeddings;
 use laser_schema::embedding_set::{EmbeddedEntity, EmbeddingManifest, EmbeddingPart};
 use laser_schema::layout::{EMBEDDINGS, partition_of};
-use laser_schema::manifest::{PartEntry, SUCCESS};
+use laser_schema::manifest::{SUCCESS, PartEntry};
 use laser_schema::{Digest, Kind};
 
 use crate::location::{Location, LocationError};

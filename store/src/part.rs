@@ -7,7 +7,7 @@ use bytes::Bytes;
 use laser_schema::Digest;
 use laser_schema::embedding::Embeddings;
 use laser_schema::entity::IdType;
-use laser_schema::knowledge::{KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
+use laser_schema::knowledge::{SCHEMA_VERSION, WRITER, rows_digest, KnowledgeRecord, PartInfo};
 
 use crate::table::{self, TableError};
 

@@ -16,7 +16,7 @@ use laser_schema::digest::Digest;
 use laser_schema::entity::{EntityId, IdType, Kind};
 use laser_schema::knowledge::{KnowledgeRecord, PartInfo};
 use laser_schema::layout::partition;
-use laser_schema::manifest::{MANIFEST, Manifest, SUCCESS};
+use laser_schema::manifest::{MANIFEST, SUCCESS, Manifest};
 
 /// As the path of a [`PreviousSource`]: what the run's own output held when the run was begun ([`latest`]).
 pub const LATEST: &str = "latest";

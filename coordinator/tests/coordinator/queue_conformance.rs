@@ -12,7 +12,7 @@ use laser_coordinator::ledger::LedgerLimits;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::nats::{NatsClient, NatsQueue};
 use laser_schema::Digest;
-use laser_schema::job::{Lease, PLAN_VERSION, Plan, Queue};
+use laser_schema::job::{PLAN_VERSION, Lease, Plan, Queue};
 use tokio::sync::mpsc;
 
 use crate::nats_server::{Server, Version, jobs, run_ref};

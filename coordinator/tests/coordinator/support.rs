@@ -11,7 +11,7 @@ use laser_schema::audit::AuditReport;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
 use laser_schema::job::{Action, Plan, Policy, ShardJob, ShardRow, Spec};
-use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
+use laser_schema::knowledge::{SCHEMA_VERSION, WRITER, rows_digest, ErrorRecord, KnowledgeRecord, PartInfo};
 use laser_schema::{Columns, Digest, Entity, EntityTable, Kind};
 use laser_store::join::Join;
 use laser_store::part::encode_part;

@@ -4,8 +4,8 @@ use anyhow::{Context, Result};
 use laser_schema::Kind;
 use laser_schema::audit::AuditReport;
 use laser_schema::audit::{AuditedText, Proposer};
-use laser_schema::knowledge::{Figures, WRITER, ratio};
-use laser_schema::manifest::{Cost, SUCCESS};
+use laser_schema::knowledge::{WRITER, ratio, Figures};
+use laser_schema::manifest::{SUCCESS, Cost};
 use minijinja::{Environment, context};
 use serde::Serialize;
 
