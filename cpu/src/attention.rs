@@ -15,7 +15,7 @@ use crate::{
 /// Nodes that attend at once: their scores (nodes × heads of a group × context) stay in the second-level cache.
 const BLOCK: usize = 32;
 
-/// What the attention of one key head of one sequence computes.
+/// The intermediate results of one key head of one sequence.
 #[derive(Debug, Default)]
 struct HeadBuffers {
     queries: Rows,
@@ -26,7 +26,7 @@ struct HeadBuffers {
     attended: Rows,
 }
 
-/// What the attention of a step computes, kept for the next.
+/// The intermediate results of attention; their memory is kept for the next step.
 #[derive(Debug, Default)]
 pub(crate) struct AttentionBuffers {
     heads: Vec<HeadBuffers>,

@@ -211,7 +211,7 @@ mod tests {
         Tensor::from_vec(rows, shape, &Device::Cpu).unwrap()
     }
 
-    /// What the last layer has for a sequence.
+    /// Elements that the last layer holds for a sequence.
     fn numbers(arena: &Arena, id: SequenceId) -> Vec<f32> {
         let rows = arena.rows_of(id).to_vec();
         if rows.is_empty() {

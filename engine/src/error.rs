@@ -23,7 +23,7 @@ pub enum EngineError {
         directory: PathBuf,
         /// The file looked for.
         file: String,
-        /// What to do.
+        /// How to mend it.
         remedy: String,
     },
     /// The path is a file of another kind.
@@ -57,7 +57,7 @@ pub enum EngineError {
     CorruptWeights {
         /// The file.
         file: PathBuf,
-        /// What the reader found.
+        /// The reader's message.
         message: String,
     },
     /// A tensor that the architecture needs.

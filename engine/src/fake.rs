@@ -104,7 +104,7 @@ impl FakeEngine {
         self.nodes
     }
 
-    /// What the steps would have cost, microseconds.
+    /// The simulated cost of all steps, microseconds.
     #[must_use]
     pub fn simulated_us(&self) -> u64 {
         self.steps * self.options.forward_cost_us + self.nodes * self.options.node_cost_us

@@ -66,7 +66,7 @@ impl PlainGenerator {
         Ok(Generated { engine_seconds, ..text })
     }
 
-    /// The row's error, unless the engine has failed too often.
+    /// Returns the row's error, unless the engine has failed too often.
     fn fail(&mut self, error: EngineError) -> Result<TextError, GenerateError> {
         let engine = matches!(error, EngineError::Mistralrs { .. });
         self.failures_in_a_row += usize::from(engine);

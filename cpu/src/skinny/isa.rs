@@ -9,7 +9,7 @@ pub(super) enum Isa {
     Avx512,
     #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// What the compiler makes of arrays: NEON on aarch64, where it is always there.
+    /// Arrays that the compiler vectorises: NEON on aarch64, which always has it.
     Portable,
 }
 

@@ -7,11 +7,11 @@ use crate::budget::Budget;
 /// How texts are generated.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GenerateOptions {
-    /// What drafts.
+    /// The source of drafts.
     pub drafter: Drafter,
     /// Drafted tokens of a sequence and step, at most.
     pub nodes: usize,
-    /// What is accepted.
+    /// The rule by which drafted tokens are accepted.
     pub verification: Verification,
     /// Sequences of a step, at most; at least 1.
     pub batch: usize,

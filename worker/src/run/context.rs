@@ -1,4 +1,4 @@
-//! What every part of a worker is given.
+//! The run, the output and the signals to stop, which every part of a worker needs.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tracing::{Span, error_span};
 
 use crate::progress::Progress;
 
-/// What every shard of a run needs.
+/// Everything that the shards of a run share.
 #[derive(Debug)]
 pub struct RunContext {
     /// The run.
@@ -21,7 +21,7 @@ pub struct RunContext {
     pub output: Location,
     /// The pools by name.
     pub pools: HashMap<String, Pool>,
-    /// What makes the embeddings that the plan asks for; of no use without them.
+    /// The encoder, which a plan with embeddings needs.
     pub encoder: Option<Arc<Encoder>>,
     /// The worker's name, unique among those that may work on the run.
     pub worker: String,
@@ -30,8 +30,8 @@ pub struct RunContext {
 }
 
 impl RunContext {
-    /// What log and trace say of everything that is done for a shard. Spans are errors, so that no level is without
-    /// them.
+    /// The span around all work on a shard, for the log and the trace. It has the level of errors, so that no filter
+    /// drops it.
     pub(super) fn span(&self, job: &ShardJob) -> Span {
         error_span!("shard", run = self.plan.run, shard = job.shard, pool = job.pool)
     }

@@ -78,7 +78,7 @@ impl<Q: Queue> Intake<'_, Q> {
     }
 }
 
-/// What there is to do for a shard. A failure is the attempt's, unless it ends the worker.
+/// Reads a shard's input. A failure is the attempt's, unless it ends the worker.
 #[instrument(name = "read", target = "laser::trace", skip_all)]
 async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Input, WorkerError> {
     Ok(match load(context, job).await {

@@ -1,4 +1,4 @@
-//! What a shard is on its way through the worker.
+//! The messages that carry a shard through the worker.
 
 use laser_schema::job::Lease;
 use tracing::Span;
