@@ -4,16 +4,14 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use arrow::datatypes::{DataType, Field, Schema};
+use laser_night::{Config, Progress};
 use laser_recommender::lightgcn::{CUTOFF, EmbedConfig, Epoch, Trained, train};
 use laser_recommender::ranking::{Event, Holdout};
 use laser_schema::entity::IdType;
 use laser_schema::interactions::{InteractionTable, Interactions, Needs};
 use laser_schema::{EntityId, Location, table};
+use laser_terminal::{Display, print};
 use serde::Serialize;
-
-use crate::commands::print;
-use crate::config::Config;
-use crate::progress::Display;
 
 /// The footer's key of how embeddings came to be.
 const FOOTER: &str = "laser.embed";

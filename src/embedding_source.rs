@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Args;
 use jiff::civil::Date;
+use laser_night::Config;
 use laser_pool_builder::{NpyEmbeddings, NpyRow};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::newest_embeddings;
@@ -14,8 +15,6 @@ use laser_schema::manifest::{MANIFEST, SUCCESS};
 use laser_schema::{Digest, EntityId, Kind, Location, previous};
 use serde::Deserialize;
 use serde_json::Value;
-
-use crate::config::Config;
 
 /// Rows of a matrix at a time.
 const BATCH_ROWS: usize = 1024;

@@ -12,6 +12,7 @@ use clap::Args;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
+use laser_night::{Config, Progress, encoder};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::{
     EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource, decode_embeddings,
@@ -23,13 +24,10 @@ use laser_schema::location::Created;
 use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_schema::previous::{self, PreviousReader, PreviousSource, PreviousText};
 use laser_schema::{Digest, EmbeddingSpec, Embeddings, Kind, Location};
+use laser_terminal::{Display, print};
 
 use crate::ConfigArgs;
-use crate::commands::print;
-use crate::config::Config;
 use crate::embedding_source::{ensure_complete, kind};
-use crate::encoder;
-use crate::progress::Display;
 
 /// Rows of a part: 13 MB at 384 dimensions.
 const PART_ROWS: usize = 8192;

@@ -13,6 +13,7 @@ use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use laser_features::{ChurnCounter, Codebook, Coded, FitInput, FitProgress, fit};
+use laser_night::{Config, Progress};
 use laser_schema::embedding_table::EmbeddingBatch;
 use laser_schema::ids::{
     CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource, ids_schema, newest_ids,
@@ -24,13 +25,11 @@ use laser_schema::manifest::{MANIFEST, SUCCESS};
 use laser_schema::sample::{Sample, priority};
 use laser_schema::table::{self, TableReader};
 use laser_schema::{Digest, EntityId, Location};
+use laser_terminal::{Display, print};
 use rayon::prelude::*;
 
 use crate::ConfigArgs;
-use crate::commands::print;
-use crate::config::Config;
 use crate::embedding_source::{Embedded, EmbeddingSource};
-use crate::progress::Display;
 
 /// Rows of a part: a few hundred kilobytes, so that a million entities are a handful of files.
 const PART_ROWS: usize = 65_536;

@@ -8,7 +8,7 @@ use laser_schema::knowledge::{Figures, KnowledgeRecord, decode_part, ratio};
 use laser_schema::manifest::{Cost, ERRORS, Manifest};
 use laser_schema::model::Tokenizer;
 
-use crate::night::Finished;
+use laser_night::Finished;
 
 /// Accepted drafts a forward below which a pool is not worth its name, and forwards before it is said.
 const IDLE: (f64, u64) = (0.1, 200);
@@ -27,7 +27,6 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
     }
     render_total(&mut out, finished)?;
     for manifest in &finished.manifests {
-        let folder = finished.plan.partition(manifest.kind);
         if let Some(sample) = sample(finished, manifest).await? {
             let (open, close) = MARKS;
             writeln!(
@@ -36,7 +35,7 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
                 manifest.kind, sample.0, sample.1
             )?;
         }
-        writeln!(out, "\n{}s: {}", manifest.kind, finished.output.join(&folder).url())?;
+        writeln!(out, "\n{}s: {}", manifest.kind, finished.run.partition(manifest.kind).url())?;
         if manifest.errors > 0 {
             writeln!(out, "  {} without a text: see {ERRORS} there", manifest.errors)?;
         }
@@ -232,7 +231,7 @@ fn render_cost(out: &mut String, manifests: &[Manifest]) -> Result<()> {
 /// A generated text of the kind with its accepted drafts marked (paper 4.3.2): the first of its parts whose
 /// tokens the text alone gives back.
 async fn sample(finished: &Finished, manifest: &Manifest) -> Result<Option<(String, String)>> {
-    let folder = finished.output.join(&finished.plan.partition(manifest.kind));
+    let folder = finished.run.partition(manifest.kind);
     for part in &manifest.parts {
         let (rows, info) = decode_part(&part.name, folder.join(&part.name).read().await?)?;
         if info.carried > 0 {

@@ -9,10 +9,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::entity::Kind;
-use crate::job::{AuditReport, run_folder};
+use crate::job::AuditReport;
 use crate::knowledge::Figures;
-use crate::location::{Created, Location, LocationError};
 
 /// What follows from a breach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -112,51 +110,6 @@ pub struct Verdict {
     pub strict: bool,
 }
 
-impl Verdict {
-    /// The verdict on a pool of a run, if it was judged.
-    ///
-    /// # Errors
-    /// The store's, and a file that holds something else.
-    pub async fn read(output: &Location, run: &str, kind: Kind, pool: &str) -> Result<Option<Self>, VerdictError> {
-        let file = output.join(&verdict_file(run, kind, pool));
-        let Some(bytes) = file.read_optional().await? else {
-            return Ok(None);
-        };
-        let verdict = serde_json::from_slice(&bytes);
-        verdict.map(Some).map_err(|e| VerdictError::Unreadable { file: file.url().to_owned(), reason: e.to_string() })
-    }
-
-    /// Creates the verdict, unless the pool was judged before: of any number of processes one wins, and all go on with
-    /// what is returned.
-    ///
-    /// # Errors
-    /// Those of [`Self::read`].
-    pub async fn pin(self, output: &Location, run: &str, kind: Kind, pool: &str) -> Result<Self, VerdictError> {
-        let file = output.join(&verdict_file(run, kind, pool));
-        let json = serde_json::to_vec_pretty(&self).unwrap_or_default();
-        match file.create(json.into()).await? {
-            Created::Won => Ok(self),
-            Created::Exists => Ok(Self::read(output, run, kind, pool).await?.unwrap_or(self)),
-        }
-    }
-}
-
-/// Why it is not known what was found about a pool.
-#[derive(Debug, thiserror::Error)]
-pub enum VerdictError {
-    /// The store.
-    #[error(transparent)]
-    Location(#[from] LocationError),
-    /// The file holds something else.
-    #[error("{file}: not the verdict on a pool: {reason}; remove the run's folder to begin it anew")]
-    Unreadable {
-        /// The file.
-        file: String,
-        /// What is wrong.
-        reason: String,
-    },
-}
-
 /// The guards of a night and what they found, by pool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct GuardReport {
@@ -231,10 +184,4 @@ impl Guards {
         };
         self.bounds().filter_map(breach).collect()
     }
-}
-
-/// The object that holds the verdict on a pool of a run, relative to the output's root. It is created once, before any
-/// of the pool's texts, and whoever generates one reads it.
-fn verdict_file(run: &str, kind: Kind, pool: &str) -> String {
-    format!("{}/guards/{kind}-{pool}.json", run_folder(run))
 }

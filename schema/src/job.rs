@@ -206,16 +206,6 @@ impl Plan {
     pub fn partition(&self, kind: Kind) -> String {
         partition(kind, self.date, &self.run)
     }
-
-    /// The run's own folder, relative to the output's root.
-    pub fn folder(&self) -> String {
-        run_folder(&self.run)
-    }
-}
-
-/// The folder of a run's plan and shard inputs, relative to the output's root.
-pub fn run_folder(run: &str) -> String {
-    format!("runs/{run}")
 }
 
 /// What the engines' time costs.

@@ -3,16 +3,16 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, ensure};
+use laser_night::config::EvalConfig;
+use laser_night::{Config, Progress};
 use laser_recommender::ctr::{Data, Impression, Run, Variant, evaluate};
 use laser_schema::interactions::{InteractionTable, Interactions, Needs};
+use laser_terminal::{Display, print};
 
+use super::Format;
 use super::knowledge::{Entities, Form, Places, variants};
 use super::leak::{Ends, check};
 use super::report::Report;
-use super::{EvalConfig, Format};
-use crate::commands::print;
-use crate::config::Config;
-use crate::progress::Display;
 
 /// What the first variant is called: no knowledge.
 pub(super) const BASELINE: &str = "no knowledge";

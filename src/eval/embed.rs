@@ -3,16 +3,14 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use laser_night::Config;
 use laser_recommender::lightgcn::{CUTOFF, EmbedConfig};
 use laser_recommender::ranking::{Holdout, RankingQuality, evaluate_embeddings, evaluate_popularity};
+use laser_terminal::{Display, Table, print};
 use serde::Serialize;
 
 use super::Format;
-use crate::bench::report::Table;
-use crate::commands::print;
-use crate::config::Config;
 use crate::embed::{hold_out, read, split_name, train_model};
-use crate::progress::Display;
 
 #[derive(Serialize)]
 struct Report<'a> {

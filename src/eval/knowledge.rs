@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail, ensure};
+use laser_night::config::{IdsSource, KnowledgeConfig};
 use laser_pool_builder::{EmbeddingError, EmbeddingSource, read_embeddings};
 use laser_recommender::ctr::{Codes, CodesError, Feature, Variant, Vectors};
 use laser_schema::manifest::published_parts;
@@ -10,8 +11,6 @@ use laser_schema::rows::RowReader;
 use laser_schema::table::Select;
 use laser_schema::{EntityId, Kind, Location};
 use serde_json::Value;
-
-use super::{IdsSource, KnowledgeConfig};
 
 /// Where users or items are, by their ids as text, since tables may keep them in different types.
 pub(super) struct Places {

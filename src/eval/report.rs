@@ -1,15 +1,16 @@
 //! What `laser eval ctr` found, as tables and JSON.
 
 use anyhow::Result;
+use laser_night::config::EvalConfig;
 use laser_recommender::ctr::{Data, Feature, ModelKind, Part, Run, Variant};
 use laser_recommender::statistics::{Comparison, Mean};
+use laser_terminal::Table;
 use serde::Serialize;
 
+use super::Format;
 use super::ctr::Origin;
 use super::knowledge::Form;
 use super::leak::instant;
-use super::{EvalConfig, Format};
-use crate::bench::report::Table;
 
 #[derive(Serialize)]
 pub(super) struct Report<'a> {

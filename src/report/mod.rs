@@ -12,7 +12,7 @@ mod sections;
 use anyhow::Result;
 use laser_schema::Location;
 
-use crate::commands::print;
+use laser_terminal::print;
 
 /// Writes the page of the night in `dir`, an output's root or one published folder, to `file`.
 pub(crate) async fn report(dir: &str, file: Option<&str>) -> Result<()> {

@@ -52,6 +52,9 @@ fn dependencies_point_one_way() {
         ("recommender", &[]),
         ("coordinator", &["schema"]),
         ("worker", &["decode", "features", "schema"]),
+        ("night", &["coordinator", "decode", "features", "pool-builder", "recommender", "schema", "worker"]),
+        ("terminal", &["night"]),
+        ("bench", &["coordinator", "decode", "night", "pool-builder", "schema", "terminal", "worker"]),
     ];
     for (name, allowed) in allowed {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();

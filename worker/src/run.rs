@@ -16,10 +16,10 @@ use bytes::Bytes;
 use laser_decode::Pool;
 use laser_features::encoder::{Encoded, Encoder};
 use laser_schema::audit::{Audit, AuditedText};
-use laser_schema::guard::{Verdict, VerdictError};
-use laser_schema::job::{Action, Lease, Plan, Policy, Queue, QueueError, ShardJob, ShardRow};
+use laser_schema::job::{Action, Lease, Policy, Queue, QueueError, ShardJob, ShardRow};
 use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord, ratio};
 use laser_schema::location::{Created, LocationError};
+use laser_schema::run_store::{PlannedRun, RunStoreError};
 use laser_schema::table::TableError;
 use laser_schema::{Digest, Location};
 use tokio::sync::mpsc;
@@ -39,9 +39,7 @@ const LAST_COMMIT: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub struct RunContext {
     /// The run.
-    pub plan: Plan,
-    /// The output's root.
-    pub output: Location,
+    pub run: PlannedRun,
     /// The pools by name.
     pub pools: HashMap<String, Pool>,
     /// What makes the embeddings that the plan asks for; of no use without them.
@@ -73,7 +71,7 @@ impl RunContext {
     /// What log and trace say of everything that is done for a shard. Spans are errors, so that no level is without
     /// them.
     fn span(&self, job: &ShardJob) -> Span {
-        error_span!("shard", run = self.plan.run, shard = job.shard, pool = job.pool)
+        error_span!("shard", run = self.run.name(), shard = job.shard, pool = job.pool)
     }
 }
 
@@ -84,7 +82,7 @@ enum LoadError {
     #[error(transparent)]
     Table(#[from] TableError),
     #[error(transparent)]
-    Verdict(#[from] VerdictError),
+    Run(#[from] RunStoreError),
     #[error("{file}: its bytes do not match the plan's digest: plan again")]
     Changed { file: String },
     #[error("the guards have not judged pool {pool:?} yet: this shard was queued too early")]
@@ -276,7 +274,7 @@ async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Input, Worke
         Ok(None) => Input::Done(Output::Exists),
         Ok(Some(Work::Carry(rows))) => {
             let carried = rows.len() as u64;
-            let rows = rows.into_iter().map(|r| part::carry(&context.plan, r));
+            let rows = rows.into_iter().map(|r| part::carry(&context.run.plan, r));
             Input::Done(Output::Part { rows: rows.collect(), errors: Vec::new(), carried, figures: BTreeMap::new() })
         }
         Ok(Some(work)) => Input::Work(work),
@@ -289,10 +287,10 @@ async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Input, Worke
 
 /// The shard's input; `None` if its output exists: a lost acknowledgement is no reason to do the work again.
 async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, LoadError> {
-    if context.output.join(&job.output).exists().await? {
+    if context.run.part(job).exists().await? {
         return Ok(None);
     }
-    let input = context.output.join(&context.plan.folder()).join(&job.input);
+    let input = context.run.input(job);
     let bytes = input.read().await?;
     if Digest::of(&bytes) != job.input_digest {
         return Err(LoadError::Changed { file: input.url().to_owned() });
@@ -303,11 +301,11 @@ async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, Load
 
 /// How a shard's texts are verified: as the specification says, but strictly where the pool's audit breached a guard.
 async fn policy(context: &RunContext, job: &ShardJob) -> Result<Policy, LoadError> {
-    let plan = &context.plan;
+    let plan = &context.run.plan;
     if plan.guards.is_none() || job.action != Action::Generate {
         return Ok(plan.spec.verification);
     }
-    let verdict = Verdict::read(&context.output, &plan.run, job.kind, &job.pool).await?;
+    let verdict = context.run.store.verdict(job.kind, &job.pool).await?;
     match verdict {
         None => Err(LoadError::NotJudged { pool: job.pool.clone() }),
         Some(verdict) if verdict.strict => Ok(Policy::Strict),
@@ -390,7 +388,7 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<R
                 Err(reason) => return Ok(Err(reason)),
             };
             let rows = (rows.as_slice(), errors, carried);
-            part::encode(&context.plan, lease, &attempt, rows, figures, encoded.as_ref())
+            part::encode(&context.run.plan, lease, &attempt, rows, figures, encoded.as_ref())
                 .map(|bytes| (bytes, failed, carried))
                 .map_err(|e| e.to_string())
         }
@@ -400,7 +398,7 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<R
         Err(reason) => return Ok(Err(reason)),
     };
     tracing::debug!(bytes = bytes.len(), "writing");
-    let created = match create(&context.output.join(&lease.job.output), bytes).await {
+    let created = match create(&context.run.part(&lease.job), bytes).await {
         Err(error) if error.is_refusal() => return Err(WorkerError::Refused(error)),
         Err(error) => return Ok(Err(error.to_string())),
         Ok(created) => created,
@@ -417,7 +415,7 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<R
 
 /// What makes embeddings, where the plan asks for them.
 fn encoder(context: &RunContext) -> Result<Option<Arc<Encoder>>, String> {
-    match (&context.plan.embedding, &context.encoder) {
+    match (&context.run.plan.embedding, &context.encoder) {
         (None, _) => Ok(None),
         (Some(_), Some(encoder)) => Ok(Some(encoder.clone())),
         (Some(_), None) => Err("the run's output has embeddings, and this worker has no [encoder]".to_owned()),
@@ -637,7 +635,7 @@ impl<G: TextGenerator> EngineLoop<G> {
             Ok(text) => {
                 let row = &open.rows[index];
                 let pool = self.context.pools.get(&row.pool);
-                let plan = &self.context.plan;
+                let plan = &self.context.run.plan;
                 let record = part::record(plan, (row, open.policy), pool, &text);
                 let previous = with_end(open.previous[index], text.stop);
                 let figures = Figures::of(&record, &text.tokens, previous);
@@ -687,12 +685,12 @@ impl<G: TextGenerator> EngineLoop<G> {
     }
 
     fn audit(&mut self, lease: Lease, rows: &[ShardRow], done: &mpsc::Sender<Done>) {
-        let policy = self.context.plan.spec.verification;
+        let policy = self.context.run.plan.spec.verification;
         let requests: Vec<(&ShardRow, Request)> =
             rows.iter().filter_map(|row| Some((row, self.request(row, 0, policy).ok()?))).collect();
         let context = &self.context;
         let figures = |row: &ShardRow, request: &Request, text: &Generated| {
-            let (plan, pool) = (&context.plan, request.pool.as_ref());
+            let (plan, pool) = (&context.run.plan, request.pool.as_ref());
             let record = part::record(plan, (row, plan.spec.verification), pool, text);
             let previous = with_end(request.previous.len() as u64, text.stop);
             Figures::of(&record, &text.tokens, previous)

@@ -6,10 +6,10 @@ use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp, ToSpan};
 use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::retention::{Keep, outdated, remove};
-use laser_schema::job::run_folder;
 use laser_schema::layout::{KNOWLEDGE_IDS, Pins, dated_name, partition_of};
 use laser_schema::manifest::{Manifest, verify};
 use laser_schema::previous::latest;
+use laser_schema::run_store::{RunStore, run_folder};
 use laser_schema::{Digest, Kind, Location};
 
 use crate::support::*;
@@ -33,7 +33,7 @@ async fn begin(night: &mut Night, output: &Location, n: i64) {
     }
     let previous = latest(output, night.date).await.unwrap();
     let pins = Pins { previous, pools };
-    pins.begin(output, &night.run).await.unwrap();
+    RunStore::new(output, &night.run).begin(pins).await.unwrap();
 }
 
 /// Plans, generates and publishes the run that was begun.
@@ -41,7 +41,7 @@ async fn finish(night: &Night, output: &Location) {
     let plan = night.plan(output).await;
     work(output, &plan).await;
     for kind in Kind::ALL {
-        publish(output, &plan, kind, &Terms::coverage(1.0)).await.unwrap();
+        publish(&planned(output, &plan), kind, &Terms::coverage(1.0)).await.unwrap();
     }
 }
 

@@ -9,6 +9,7 @@ use laser_worker::cost::StepCost;
 use laser_worker::engine::MistralEngine;
 use laser_worker::engine::{EngineOptions, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, TextGenerator};
+#[cfg(feature = "mistralrs")]
 use laser_worker::plain::PlainGenerator;
 use proptest::prelude::*;
 

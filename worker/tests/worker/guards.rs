@@ -75,12 +75,12 @@ async fn work(run: &Run) -> Verdict {
     let audits = Arc::new(LocalQueue::new(run.plan(), &held, limits()));
     let generator = run.work(&audits, relaxed()).await;
     let mut gate = Gate::new(run.plan());
-    gate.look(&run.output, run.plan(), |_| true).await.unwrap();
+    gate.poll(&run.context.run, |_| true).await.unwrap();
     let done = shards(run, Action::Audit);
     let texts = Arc::new(LocalQueue::new(run.plan(), &done, limits()));
     run.work(&texts, generator).await;
     assert_eq!(texts.counts().committed, run.plan().shards.len());
-    let verdict = Verdict::read(&run.output, &run.plan().run, Kind::User, "user-all").await;
+    let verdict = run.context.run.store.verdict(Kind::User, "user-all").await;
     verdict.unwrap().unwrap()
 }
 

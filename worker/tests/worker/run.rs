@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use jiff::civil::{Date, date};
-use laser_coordinator::finalise::{Published, Terms, committed, publish};
+use laser_coordinator::finalise::{Published, Terms, publish};
 use laser_coordinator::ledger::{LedgerCounts, LedgerLimits};
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan};
@@ -18,6 +18,7 @@ use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, decode_part};
 use laser_schema::manifest::{Manifest, verify};
 use laser_schema::model::{ModelFiles, Tokenizer};
 use laser_schema::previous::PreviousSource;
+use laser_schema::run_store::{PlannedRun, RunStore};
 use laser_schema::{Columns, Digest, EntityTable, Kind, Location, table};
 use laser_worker::engine::{EngineError, FakeOptions};
 use laser_worker::generate::{Finished, GenerateError, GenerateOptions, Generator, Request, TextGenerator};
@@ -100,8 +101,7 @@ pub(crate) async fn plan_as(
     let entities = Join::new(&[table], 1 << 30).await.unwrap();
     let plan = plan(Some(&output), entities, &request, &mut |_| {}).await.unwrap();
     let context = RunContext {
-        plan,
-        output: output.clone(),
+        run: PlannedRun::new(RunStore::new(&output, &plan.run), plan),
         pools: HashMap::from([("user-all".to_owned(), pool(&[tokens(1, 50)]))]),
         encoder: None,
         worker: "worker-0".into(),
@@ -144,7 +144,7 @@ fn good() -> Generator {
 
 impl Run {
     pub(crate) fn plan(&self) -> &Plan {
-        &self.context.plan
+        &self.context.run.plan
     }
 
     fn queue(&self) -> Arc<LocalQueue> {
@@ -156,7 +156,7 @@ impl Run {
     }
 
     pub(crate) async fn rows(&self, job: &ShardJob) -> Vec<ShardRow> {
-        let bytes = self.output.join(&self.plan().folder()).join(&job.input).read().await.unwrap();
+        let bytes = self.context.run.input(job).read().await.unwrap();
         table::decode(&job.input, bytes).unwrap()
     }
 
@@ -184,7 +184,7 @@ impl Run {
     }
 
     async fn publish(&self) -> Manifest {
-        match publish(&self.output, self.plan(), Kind::User, &Terms::coverage(0.0)).await.unwrap() {
+        match publish(&self.context.run, Kind::User, &Terms::coverage(0.0)).await.unwrap() {
             Published::Complete(manifest) => *manifest,
             other => panic!("{other:?}"),
         }
@@ -302,8 +302,8 @@ async fn an_empty_text_is_a_failed_row() {
 async fn a_shard_whose_input_changed_is_given_up_and_the_others_are_not() {
     let run = first_night(15).await;
     let changed = &run.plan().shards[1];
-    let input = run.output.join(&run.plan().folder()).join(&changed.input);
-    input.write(run.output.join(&run.plan().folder()).join("plan.json").read().await.unwrap()).await.unwrap();
+    let input = run.context.run.input(changed);
+    input.write(run.context.run.store.folder().join("plan.json").read().await.unwrap()).await.unwrap();
     let queue = run.queue();
     run.work(&queue, good()).await;
     assert_eq!((queue.counts().committed, queue.counts().dead), (2, 1));
@@ -333,7 +333,7 @@ async fn an_output_that_exists_is_kept() {
     run.work(&queue, good()).await;
     assert_eq!(queue.counts().committed, 2);
     assert_eq!(other.read().await.unwrap(), "another writer's");
-    assert_eq!(committed(&run.output, run.plan()).await.unwrap(), [0, 1]);
+    assert_eq!(run.context.run.committed().await.unwrap(), [0, 1]);
 }
 
 #[tokio::test]
