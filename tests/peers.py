@@ -2,7 +2,7 @@
 """Laser against transformers, llama.cpp and mistral.rs: greedy texts for the same prompts from the same weights, in turns.
 
     pip install torch transformers gguf mistralrs && pip install --no-binary llama-cpp-python llama-cpp-python
-    tests/peers.py --laser target/release/laser --model MODEL --rounds 2 -- BENCH
+    tests/peers.py --laser-bench target/release/laser-bench --model MODEL --rounds 2 -- BENCH
 
 BENCH are arguments of `laser-bench batch` beside --model, --batches and --output. In every round each engine runs in a process
 of its own, and of its rounds the fastest counts. Time is that of generation, prompts included, without loading. A text is as long as
@@ -251,7 +251,7 @@ def measure_laser(options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--laser", help="the laser binary")
+    parser.add_argument("--laser-bench", help="the laser-bench binary")
     parser.add_argument("--model", required=True, help="a directory")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2, help="of the other engines; Laser's are RAYON_NUM_THREADS")
