@@ -4,12 +4,15 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use laser_night::{Config, Night};
-use laser_schema::Location;
-use laser_schema::embedding_set::{EmbeddingManifest, verify_embeddings};
-use laser_schema::ids::{IdsManifest, verify_ids};
+use laser_schema::embedding_set::EmbeddingManifest;
+use laser_schema::ids::IdsManifest;
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
-use laser_schema::manifest::{MANIFEST, verify};
+use laser_schema::manifest::MANIFEST;
+use laser_store::Location;
+use laser_store::data_set::verify;
+use laser_store::embedding_set::verify_embeddings;
+use laser_store::id_set::verify_ids;
 use laser_terminal::{Display, print};
 
 use crate::demo;

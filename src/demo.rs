@@ -3,8 +3,9 @@
 use anyhow::{Context, Result};
 use laser_night::Config;
 use laser_night::config::RunConfig;
-use laser_schema::previous::PreviousSource;
-use laser_schema::{EntityTable, Location};
+use laser_schema::EntityTable;
+use laser_store::Location;
+use laser_store::previous::PreviousSource;
 
 use crate::prepare::{self, DemoOptions};
 

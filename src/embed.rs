@@ -7,9 +7,11 @@ use arrow::datatypes::{DataType, Field, Schema};
 use laser_night::{Config, Progress};
 use laser_recommender::lightgcn::{CUTOFF, EmbedConfig, Epoch, Trained, train};
 use laser_recommender::ranking::{Event, Holdout};
+use laser_schema::EntityId;
 use laser_schema::entity::IdType;
-use laser_schema::interactions::{InteractionTable, Interactions, Needs};
-use laser_schema::{EntityId, Location, table};
+use laser_schema::interactions::InteractionTable;
+use laser_store::interactions::{Interactions, Needs};
+use laser_store::{Location, table};
 use laser_terminal::{Display, print};
 use serde::Serialize;
 

@@ -6,13 +6,14 @@ use jiff::civil::Date;
 use laser_night::Config;
 use laser_pool_builder::{NpyEmbeddings, NpyRow};
 use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::embedding_set::newest_embeddings;
-use laser_schema::embedding_table::{EmbeddingBatch, EmbeddingTable};
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::SCHEMA_VERSION;
 use laser_schema::layout::{EMBEDDINGS, PROFILES};
 use laser_schema::manifest::{MANIFEST, SUCCESS};
-use laser_schema::{Digest, EntityId, Kind, Location, previous};
+use laser_schema::{Digest, EntityId, Kind};
+use laser_store::embedding_set::newest_embeddings;
+use laser_store::embedding_table::{EmbeddingBatch, EmbeddingTable};
+use laser_store::{Location, previous};
 use serde::Deserialize;
 use serde_json::Value;
 

@@ -14,16 +14,15 @@ use jiff::tz::TimeZone;
 use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
 use laser_night::{Config, Progress, encoder};
 use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::embedding_set::{
-    EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource, decode_embeddings,
-    encode_embeddings,
-};
+use laser_schema::embedding_set::{EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource};
 use laser_schema::knowledge::WRITER;
 use laser_schema::layout::{EMBEDDINGS, dated_name, partition_of};
-use laser_schema::location::Created;
 use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, SUCCESS};
-use laser_schema::previous::{self, PreviousReader, PreviousSource, PreviousText};
-use laser_schema::{Digest, EmbeddingSpec, Embeddings, Kind, Location};
+use laser_schema::{Digest, EmbeddingSpec, Embeddings, Kind};
+use laser_store::Location;
+use laser_store::embedding_set::{decode_embeddings, encode_embeddings};
+use laser_store::location::Created;
+use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};
 use laser_terminal::{Display, print};
 
 use crate::ConfigArgs;

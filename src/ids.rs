@@ -14,17 +14,17 @@ use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use laser_features::{ChurnCounter, Codebook, Coded, FitInput, FitProgress, fit};
 use laser_night::{Config, Progress};
-use laser_schema::embedding_table::EmbeddingBatch;
-use laser_schema::ids::{
-    CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource, ids_schema, newest_ids,
-};
+use laser_schema::ids::{CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource};
 use laser_schema::knowledge::{WRITER, ratio};
 use laser_schema::layout::{KNOWLEDGE_IDS, dated_name, partition_of};
-use laser_schema::location::Created;
 use laser_schema::manifest::{MANIFEST, SUCCESS};
 use laser_schema::sample::{Sample, priority};
-use laser_schema::table::{self, TableReader};
-use laser_schema::{Digest, EntityId, Location};
+use laser_schema::{Digest, EntityId};
+use laser_store::Location;
+use laser_store::embedding_table::EmbeddingBatch;
+use laser_store::id_set::{ids_schema, newest_ids};
+use laser_store::location::Created;
+use laser_store::table::{self, TableReader};
 use laser_terminal::{Display, print};
 use rayon::prelude::*;
 

@@ -9,7 +9,7 @@ use laser_night::Config;
 use laser_night::doctor::{Check, examine};
 use laser_night::retention::outdated;
 use laser_night::status::{Status, StatusReader};
-use laser_schema::Location;
+use laser_store::Location;
 use laser_terminal::print;
 
 /// `laser doctor`: a line for each thing. `false` if something is wrong.

@@ -7,7 +7,7 @@ use laser_night::Config;
 use laser_night::config::PoolChoice;
 use laser_night::pool_sets::{self, Built};
 use laser_pool_builder::{Promotion, TuneConfig};
-use laser_schema::Location;
+use laser_store::Location;
 use laser_terminal::{Display, Table, print};
 
 /// `laser pools build`.

@@ -3,11 +3,13 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use laser_model::Tokenizer;
 use laser_night::Finished;
-use laser_schema::job::{AuditReport, Price};
-use laser_schema::knowledge::{Figures, KnowledgeRecord, decode_part, ratio};
+use laser_schema::audit::AuditReport;
+use laser_schema::job::Price;
+use laser_schema::knowledge::{Figures, KnowledgeRecord, ratio};
 use laser_schema::manifest::{Cost, ERRORS, Manifest};
-use laser_schema::model::Tokenizer;
+use laser_store::part::decode_part;
 use laser_terminal::Table;
 
 /// Accepted drafts a forward below which a pool is not worth its name, and forwards before it is said.

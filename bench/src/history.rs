@@ -8,7 +8,8 @@
 //! Memory: the entities that are kept, and as many again while the table is read.
 
 use anyhow::{Result, ensure};
-use laser_schema::{Columns, Digest, Entity, EntityId, EntityReader, EntityTable, Kind};
+use laser_schema::{Columns, Digest, Entity, EntityId, EntityTable, Kind};
+use laser_store::EntityReader;
 
 /// Which entities are drawn, and how many.
 #[derive(Debug, Clone, Copy)]

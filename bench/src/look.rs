@@ -7,8 +7,9 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use jiff::civil::date;
 use laser_schema::job::{Action, PLAN_VERSION, Plan, ShardJob};
-use laser_schema::run_store::{Committed, PlannedRun, RunStore};
-use laser_schema::{Digest, Kind, Location};
+use laser_schema::{Digest, Kind};
+use laser_store::Location;
+use laser_store::run_store::{Committed, PlannedRun, RunStore};
 use laser_terminal::{Style, Table};
 use serde::Serialize;
 

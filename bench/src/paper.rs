@@ -3,10 +3,10 @@
 use anyhow::{Context, Result};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_decode::{Drafter, PolicyError, Verification};
+use laser_model::{ModelFiles, Tokenizer, Weights};
 use laser_night::{Progress, open_local_model};
-use laser_schema::model::{ModelFiles, Tokenizer, Weights};
-use laser_schema::previous::PreviousText;
 use laser_schema::{Digest, Entity, EntityTable, Kind};
+use laser_store::previous::PreviousText;
 use laser_terminal::Display;
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;

@@ -8,6 +8,7 @@ use clap::Args;
 use jiff::civil::{Date, date};
 use laser_coordinator::plan::{PlanProgress, PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
+use laser_model::ModelFiles;
 use laser_night::config::RunConfig;
 use laser_night::{Progress, open_local_model, previous_texts};
 use laser_pool_builder::{
@@ -15,10 +16,10 @@ use laser_pool_builder::{
     join_embeddings,
 };
 use laser_schema::job::{Plan, Policy, Spec};
-use laser_schema::join::Join;
-use laser_schema::model::ModelFiles;
-use laser_schema::previous::PreviousReader;
-use laser_schema::{Digest, Entity, Kind, Location};
+use laser_schema::{Digest, Entity, Kind};
+use laser_store::Location;
+use laser_store::join::Join;
+use laser_store::previous::PreviousReader;
 use laser_terminal::{Display, Style, Table};
 use serde::Serialize;
 

@@ -6,16 +6,17 @@ use std::fmt;
 use anyhow::{Context, Result};
 use futures::stream;
 use laser_decode::Pool;
+use laser_model::ModelFiles;
 use laser_night::Progress;
 use laser_night::config::RunConfig;
 use laser_pool_builder::{
     Attributes, Clusters, EmbeddingSource, Grouping, GroupingConfig, OpenPools, PoolSet, PoolTokenizer, PoolsConfig,
     build_pools, clear_pools, join_embeddings,
 };
-use laser_schema::join::Join;
-use laser_schema::model::ModelFiles;
-use laser_schema::previous::PreviousText;
-use laser_schema::{Entity, EntityId, EntityTable, Kind, Location};
+use laser_schema::{Entity, EntityId, EntityTable, Kind};
+use laser_store::Location;
+use laser_store::join::Join;
+use laser_store::previous::PreviousText;
 use laser_terminal::Display;
 use rand::SeedableRng;
 use rand::seq::SliceRandom;

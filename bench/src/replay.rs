@@ -9,11 +9,11 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use jiff::civil::Date;
 use laser_decode::{Drafter, Pool, PoolMeta, Token, build_pool};
+use laser_model::Tokenizer;
 use laser_night::{Progress, open_local_model};
 use laser_pool_builder::{RELIABILITY_BINS, ReplayReport, ReplayText, replay as replay_texts};
 use laser_schema::Kind;
-use laser_schema::model::Tokenizer;
-use laser_schema::previous::{PreviousReader, PreviousSource, PreviousText};
+use laser_store::previous::{PreviousReader, PreviousSource, PreviousText};
 use laser_terminal::{Display, Style, Table};
 use serde::Serialize;
 

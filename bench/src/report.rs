@@ -3,8 +3,8 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
+use laser_model::ModelFiles;
 use laser_schema::knowledge::ratio;
-use laser_schema::model::ModelFiles;
 use laser_schema::{Digest, Kind};
 use laser_terminal::{Style, Table};
 use laser_worker::engine::EngineInfo;

@@ -7,18 +7,19 @@ use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use laser_schema::audit::AuditReport;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::entity::IdType;
 use laser_schema::guard::{GuardReport, Guards, Verdict};
-use laser_schema::job::{Action, AuditReport, KindCounts, Plan, ShardJob};
-use laser_schema::knowledge::{
-    ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WRITER, check_part, encode_part, rows_digest,
-};
-use laser_schema::location::{Created, LocationError};
+use laser_schema::job::{Action, KindCounts, Plan, ShardJob};
+use laser_schema::knowledge::{ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
 use laser_schema::manifest::{Cost, ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
-use laser_schema::run_store::{PlannedRun, RunStoreError};
-use laser_schema::table::{self, TableError};
-use laser_schema::{Digest, Embeddings, EntityId, Kind, Location};
+use laser_schema::{Digest, Embeddings, EntityId, Kind};
+use laser_store::Location;
+use laser_store::location::{Created, LocationError};
+use laser_store::part::{check_part, encode_part};
+use laser_store::run_store::{PlannedRun, RunStoreError};
+use laser_store::table::{self, TableError};
 use serde::Deserialize;
 
 /// Why nothing was published.

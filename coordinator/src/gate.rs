@@ -9,11 +9,12 @@ use std::collections::BTreeMap;
 
 use laser_schema::Kind;
 use laser_schema::audit::Audit;
+use laser_schema::audit::AuditReport;
 use laser_schema::guard::{GuardAction, Guards, Verdict};
-use laser_schema::job::{Action, AuditReport, Plan, ShardJob};
+use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::Figures;
-use laser_schema::run_store::PlannedRun;
-use laser_schema::table::TableError;
+use laser_store::run_store::PlannedRun;
+use laser_store::table::TableError;
 
 use crate::finalise::FinaliseError;
 

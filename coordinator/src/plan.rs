@@ -5,7 +5,7 @@
 //! previous text, into a shard of records to carry forward. The plan itself is written last and whole: a
 //! planning that was killed leaves no plan, and the next one writes the same files again.
 //!
-//! Memory: the join's (see [`join`](laser_schema::join)), three open shards for each kind and pool at most, and the
+//! Memory: the join's (see [`join`](laser_store::join)), three open shards for each kind and pool at most, and the
 //! list of shards, which is the plan. It does not grow with rows.
 
 use std::collections::BTreeMap;
@@ -14,15 +14,18 @@ use bytes::Bytes;
 use jiff::civil::Date;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
-use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec, shard_schema};
-use laser_schema::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
-use laser_schema::knowledge::{KnowledgeRecord, record_schema};
-use laser_schema::location::LocationError;
-use laser_schema::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
-use laser_schema::run_store::{RunStore, RunStoreError, audit_output};
-use laser_schema::spill::SpillError;
-use laser_schema::table::{self, TableError};
-use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind, Location};
+use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec};
+use laser_schema::knowledge::KnowledgeRecord;
+use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind};
+use laser_store::Location;
+use laser_store::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
+use laser_store::location::LocationError;
+use laser_store::part::record_schema;
+use laser_store::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
+use laser_store::run_store::{RunStore, RunStoreError, audit_output};
+use laser_store::shard::shard_schema;
+use laser_store::spill::SpillError;
+use laser_store::table::{self, TableError};
 use rayon::prelude::*;
 
 use crate::prompt::{PromptError, PromptRenderer};

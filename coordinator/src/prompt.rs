@@ -18,7 +18,7 @@ mod tests;
 use std::fmt;
 use std::path::PathBuf;
 
-use laser_schema::model::{ChatTemplate, Message, ModelError, ModelFiles, Tokenizer};
+use laser_model::{ChatTemplate, Message, ModelError, ModelFiles, Tokenizer};
 use laser_schema::{Digest, Entity, Kind};
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};

@@ -18,12 +18,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
+use laser_schema::Kind;
 use laser_schema::ids::CODEBOOK;
-use laser_schema::layout::{EMBEDDINGS, KNOWLEDGE_IDS, PROFILES, name_date, nights_of, partition_of, runs_of_night_of};
-use laser_schema::location::LocationError;
+use laser_schema::layout::{EMBEDDINGS, KNOWLEDGE_IDS, PROFILES, name_date, partition_of};
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
-use laser_schema::run_store::{CANCELLED, LOCK, PINS, PLAN, RunStore, RunStoreError, run_folder};
-use laser_schema::{Kind, Location};
+use laser_store::Location;
+use laser_store::location::LocationError;
+use laser_store::nights::{nights_of, runs_of_night_of};
+use laser_store::run_store::{CANCELLED, LOCK, PINS, PLAN, RunStore, RunStoreError, run_folder};
 
 /// A run that is not published is taken for one that is under way if it wrote something within these hours: nights
 /// that are two days old are not taken up again.

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 
 use candle_core::{DType, Device, Tensor};
 use candle_transformers::models::bert::BertModel;
-use laser_schema::model::ModelError;
+use laser_model::ModelError;
 use laser_schema::{DeviceOption, EmbeddingLayout, Embeddings, EncoderInfo, Pooling};
 use serde::{Deserialize, Serialize};
 use tokenizers::{Tokenizer, TruncationParams};

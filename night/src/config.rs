@@ -26,7 +26,7 @@ use laser_schema::EntityTable;
 use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::interactions::InteractionTable;
 use laser_schema::job::Price;
-use laser_schema::previous::PreviousSource;
+use laser_store::previous::PreviousSource;
 use serde::{Deserialize, Serialize};
 
 pub use eval::{EvalConfig, IdsSource, KnowledgeConfig};

@@ -11,8 +11,8 @@ mod work;
 use anyhow::Result;
 use jiff::civil::Date;
 use laser_coordinator::nats;
-use laser_schema::Location;
-use laser_schema::run_store::RunStore;
+use laser_store::Location;
+use laser_store::run_store::RunStore;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 

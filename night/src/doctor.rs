@@ -10,11 +10,12 @@ use jiff::civil::Date;
 use laser_coordinator::nats::{self, NatsConfig, NatsWorker};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_features::encoder::EncoderFiles;
-use laser_schema::location::Created;
-use laser_schema::model::ModelFiles;
-use laser_schema::previous::{self, PreviousReader, PreviousSource};
-use laser_schema::run_store::RunStore;
-use laser_schema::{EncoderInfo, EntityReader, Location, Pooling};
+use laser_model::ModelFiles;
+use laser_schema::{EncoderInfo, Pooling};
+use laser_store::location::Created;
+use laser_store::previous::{self, PreviousReader, PreviousSource};
+use laser_store::run_store::RunStore;
+use laser_store::{EntityReader, Location};
 
 use crate::config::Config;
 use crate::distributed::check_run;

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use laser_features::encoder::{Encoder, EncoderFiles};
-use laser_schema::model::{Hub, resolve};
-use laser_schema::{EmbeddingSpec, EncoderInfo, Location};
+use laser_model::{Hub, resolve};
+use laser_schema::{EmbeddingSpec, EncoderInfo};
+use laser_store::Location;
 
 use crate::config::Config;
 

@@ -3,9 +3,9 @@
 use anyhow::Error;
 use laser_coordinator::finalise::FinaliseError;
 use laser_coordinator::nats::NatsError;
-use laser_schema::StoreError;
-use laser_schema::location::is_refusal;
-use laser_schema::run_store::RunStoreError;
+use laser_store::StoreError;
+use laser_store::location::is_refusal;
+use laser_store::run_store::RunStoreError;
 use laser_worker::run::WorkerError;
 
 /// Whether the same command may succeed later: a store or a server that did not answer, a worker that was lost.

@@ -1,7 +1,7 @@
 //! From a configuration to what generates texts: the model, loaded and measured.
 
 use anyhow::Result;
-use laser_schema::model::{ModelFiles, Tokenizer, Weights};
+use laser_model::{ModelFiles, Tokenizer, Weights};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
 use laser_worker::engine::{EngineOptions, TreeEngine};

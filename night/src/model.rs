@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
+use laser_model::{Hub, ModelFiles, resolve};
 use laser_schema::job::Spec;
-use laser_schema::model::{Hub, ModelFiles, resolve};
 use laser_schema::{Digest, Kind};
 
 use crate::config::{Config, EngineKind};

@@ -5,14 +5,15 @@ use std::collections::BTreeSet;
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use jiff::civil::Date;
+use laser_model::ModelFiles;
 use laser_pool_builder::{
     BuildProgress, Inspection, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion, TuneConfig,
     TuneReport, build_pools, clear_pools, inspect, tune,
 };
+use laser_schema::Digest;
 use laser_schema::layout::dated_name;
-use laser_schema::model::ModelFiles;
-use laser_schema::previous::{self, PreviousReader, PreviousSource};
-use laser_schema::{Digest, Location};
+use laser_store::Location;
+use laser_store::previous::{self, PreviousReader, PreviousSource};
 use serde::Serialize;
 
 use crate::config::{Config, PoolChoice};

@@ -4,8 +4,8 @@ use anyhow::{Result, ensure};
 use futures::Stream;
 use jiff::civil::Date;
 use laser_pool_builder::ReadError;
-use laser_schema::Location;
-use laser_schema::previous::{self, PreviousReader, PreviousSource, PreviousText};
+use laser_store::Location;
+use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};
 
 use crate::config::Config;
 

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use jiff::Timestamp;
 use laser_coordinator::retention::{self, Keep, Outdated};
-use laser_schema::Location;
+use laser_store::Location;
 
 use crate::pool_sets;
 

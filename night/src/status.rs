@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, HashMap};
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
 use laser_coordinator::nats::{self, NatsClient};
+use laser_schema::Kind;
 use laser_schema::manifest::{Cost, Manifest};
-use laser_schema::run_store::{PlannedRun, RunStore};
-use laser_schema::{Kind, Location};
+use laser_store::Location;
+use laser_store::run_store::{PlannedRun, RunStore};
 use serde::Serialize;
 
 use crate::config::Config;

@@ -12,8 +12,9 @@
 use bytes::Bytes;
 use futures::Stream;
 use laser_decode::{Pool, PoolMeta, Token, build_pool};
-use laser_schema::previous::PreviousText;
-use laser_schema::{Digest, EntityTable, Kind, Location};
+use laser_schema::{Digest, EntityTable, Kind};
+use laser_store::Location;
+use laser_store::previous::PreviousText;
 
 use crate::config::PoolsConfig;
 use crate::error::PoolsError;

@@ -9,10 +9,11 @@ use std::io::{self, BufRead, BufReader, Read, Seek, Split};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use laser_schema::join::Join;
-use laser_schema::manifest::published_parts;
-use laser_schema::spill::SpillError;
-use laser_schema::{Columns, EntityError, EntityId, EntityReader, EntityTable, Kind, Location, LocationError};
+use laser_schema::{Columns, EntityId, EntityTable, Kind};
+use laser_store::data_set::published_parts;
+use laser_store::join::Join;
+use laser_store::spill::SpillError;
+use laser_store::{EntityReader, Location, LocationError, RowError};
 use serde::Deserialize;
 
 use crate::config::{EmbeddingSource, PoolsConfig};
@@ -28,7 +29,7 @@ pub enum EmbeddingError {
     Location(#[from] LocationError),
     /// The table, or one row of it.
     #[error(transparent)]
-    Table(#[from] EntityError),
+    Table(#[from] RowError),
     /// The local disk.
     #[error(transparent)]
     Spill(#[from] SpillError),

@@ -1,10 +1,11 @@
 //! Why pools could not be built, opened or tuned.
 
 use laser_decode::PoolError;
-use laser_schema::cache::CacheError;
-use laser_schema::join::JoinError;
-use laser_schema::spill::SpillError;
-use laser_schema::{EntityId, Kind, LocationError};
+use laser_schema::{EntityId, Kind};
+use laser_store::LocationError;
+use laser_store::cache::CacheError;
+use laser_store::join::JoinError;
+use laser_store::spill::SpillError;
 
 use crate::clusters::ClusterError;
 use crate::config::ConfigError;

@@ -6,8 +6,8 @@
 
 use std::collections::BTreeMap;
 
-use laser_schema::join::{ExternalEmbeddings, Joined};
 use laser_schema::{Entity, EntityId, Kind};
+use laser_store::join::{ExternalEmbeddings, Joined};
 
 use crate::attribute_tree::{self, AttributeColumns};
 use crate::clusters::{self, Clustering};

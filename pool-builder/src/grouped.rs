@@ -1,16 +1,16 @@
 //! Entities in their groups, with a sample of each group's previous texts: what building and tuning start from.
 //!
 //! Memory, whatever the number of entities and texts: the budget and an eighth of it for what is spilled (see
-//! [`join`](laser_schema::join) and [`Members`]), the samples that routers are fitted on, and `max_texts` texts a
+//! [`join`](laser_store::join) and [`Members`]), the samples that routers are fitted on, and `max_texts` texts a
 //! group. The tables are read three times, of Parquet the first time the ids alone, then all but histories, which are
 //! counted.
 
 use std::collections::BTreeMap;
 
 use futures::Stream;
-use laser_schema::join::{Join, Joined};
-use laser_schema::previous::PreviousText;
 use laser_schema::{EntityTable, Kind};
+use laser_store::join::{Join, Joined};
+use laser_store::previous::PreviousText;
 
 use crate::config::PoolsConfig;
 use crate::embeddings::join_embeddings;

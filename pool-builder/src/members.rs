@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use arrow::array::{ArrayRef, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Schema};
-use laser_schema::spill::{PARTITIONS, Records, Spill, SpillError};
-use laser_schema::{Entity, Kind, Location};
+use laser_schema::{Entity, Kind};
+use laser_store::Location;
+use laser_store::spill::{PARTITIONS, Records, Spill, SpillError};
 use parquet::arrow::AsyncArrowWriter;
 
 use crate::error::PoolsError;

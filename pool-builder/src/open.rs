@@ -9,7 +9,8 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 use laser_decode::Pool;
-use laser_schema::{Cache, Digest, Entity, Location};
+use laser_schema::{Digest, Entity};
+use laser_store::{Cache, Location};
 
 use crate::error::PoolsError;
 use crate::pool_set::{POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet};

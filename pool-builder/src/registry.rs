@@ -6,8 +6,9 @@
 //! a number can be created only once; that needs no update of an object, which not every store has.
 
 use jiff::Timestamp;
-use laser_schema::location::Created;
-use laser_schema::{Digest, Location, LocationError};
+use laser_schema::Digest;
+use laser_store::location::Created;
+use laser_store::{Location, LocationError};
 use serde::{Deserialize, Serialize};
 
 use crate::pool_set::POOL_SET_FILE;

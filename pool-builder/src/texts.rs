@@ -10,10 +10,10 @@ use std::sync::Arc;
 
 use futures::{Stream, StreamExt, pin_mut};
 use laser_decode::Token;
-use laser_schema::join::Join;
-use laser_schema::model::ModelFiles;
-use laser_schema::previous::PreviousText;
+use laser_model::ModelFiles;
 use laser_schema::{EntityId, Kind};
+use laser_store::join::Join;
+use laser_store::previous::PreviousText;
 use tokenizers::Tokenizer;
 
 use crate::error::PoolsError;

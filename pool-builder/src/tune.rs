@@ -10,8 +10,8 @@ use std::collections::{BTreeMap, HashMap};
 use bytes::Bytes;
 use futures::Stream;
 use laser_decode::{Drafter, Pool, Token, build_pool};
-use laser_schema::previous::PreviousText;
 use laser_schema::{EntityTable, Kind};
+use laser_store::previous::PreviousText;
 use serde::{Deserialize, Serialize};
 
 use crate::config::PoolsConfig;

@@ -23,7 +23,6 @@ pub mod manifest;
 pub mod model;
 pub mod previous;
 pub mod rows;
-pub mod run_store;
 pub mod sample;
 pub mod spill;
 pub mod table;

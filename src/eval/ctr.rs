@@ -6,7 +6,8 @@ use anyhow::{Result, ensure};
 use laser_night::config::EvalConfig;
 use laser_night::{Config, Progress};
 use laser_recommender::ctr::{Data, Impression, Run, Variant, evaluate};
-use laser_schema::interactions::{InteractionTable, Interactions, Needs};
+use laser_schema::interactions::InteractionTable;
+use laser_store::interactions::{Interactions, Needs};
 use laser_terminal::{Display, print};
 
 use super::Format;

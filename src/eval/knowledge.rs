@@ -6,10 +6,11 @@ use anyhow::{Context, Result, bail, ensure};
 use laser_night::config::{IdsSource, KnowledgeConfig};
 use laser_pool_builder::{EmbeddingError, EmbeddingSource, read_embeddings};
 use laser_recommender::ctr::{Codes, CodesError, Feature, Variant, Vectors};
-use laser_schema::manifest::published_parts;
-use laser_schema::rows::RowReader;
-use laser_schema::table::Select;
-use laser_schema::{EntityId, Kind, Location};
+use laser_schema::{EntityId, Kind};
+use laser_store::Location;
+use laser_store::data_set::published_parts;
+use laser_store::rows::RowReader;
+use laser_store::table::Select;
 use serde_json::Value;
 
 /// Where users or items are, by their ids as text, since tables may keep them in different types.

@@ -3,7 +3,8 @@
 use anyhow::{Result, bail};
 use jiff::Timestamp;
 use laser_schema::interactions::SplitBy;
-use laser_schema::{Entity, EntityReader, EntityTable, Kind};
+use laser_schema::{Entity, EntityTable, Kind};
+use laser_store::EntityReader;
 
 use super::knowledge::Places;
 

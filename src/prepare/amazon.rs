@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use anyhow::{Result, ensure};
+use laser_schema::Kind;
 use laser_schema::entity::IdType;
-use laser_schema::{Kind, Location};
+use laser_store::Location;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;

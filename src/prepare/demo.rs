@@ -12,8 +12,9 @@
 use std::ops::Range;
 
 use anyhow::{Context, Result, bail, ensure};
+use laser_schema::Kind;
 use laser_schema::entity::IdType;
-use laser_schema::{Kind, Location};
+use laser_store::Location;
 use rand::distributions::{Distribution, WeightedIndex};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};

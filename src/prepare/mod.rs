@@ -126,7 +126,8 @@ mod testing {
 
     use std::path::{Path, PathBuf};
 
-    use laser_schema::{Columns, Entity, EntityReader, EntityTable, Location};
+    use laser_schema::{Columns, Entity, EntityTable};
+    use laser_store::{EntityReader, Location};
 
     pub(super) fn location(dir: &Path) -> Location {
         Location::parse(dir.to_str().unwrap()).unwrap()

@@ -16,9 +16,10 @@ use std::path::Path;
 
 use anyhow::{Result, bail, ensure};
 use arrow::datatypes::{DataType, Field};
+use laser_schema::Kind;
 use laser_schema::entity::IdType;
 use laser_schema::interactions::{SplitBy, Until};
-use laser_schema::{Kind, Location};
+use laser_store::Location;
 use serde::{Deserialize, Serialize};
 
 use super::table::{RowWriter, TableWriter, float32, history, int64, text, texts};
@@ -584,7 +585,8 @@ fn region(zip: &str) -> Option<&'static str> {
 #[cfg(test)]
 mod tests {
     use laser_schema::Entity;
-    use laser_schema::interactions::{InteractionTable, Interactions, Needs};
+    use laser_schema::interactions::InteractionTable;
+    use laser_store::interactions::{Interactions, Needs};
     use serde_json::json;
 
     use super::super::testing::{files, location, read_table, shared};

@@ -6,13 +6,16 @@ use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_pool_builder::POOL_SET_FILE;
+use laser_schema::Kind;
 use laser_schema::audit::{Audit, AuditedText, Proposer};
 use laser_schema::job::Action;
-use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, decode_part};
-use laser_schema::layout::{name_date, nights, partition, runs_of_night};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION};
+use laser_schema::layout::{name_date, partition};
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
-use laser_schema::run_store::{PINS, PLAN, PlannedRun, RunStore};
-use laser_schema::{Kind, Location};
+use laser_store::Location;
+use laser_store::nights::{nights, runs_of_night};
+use laser_store::part::decode_part;
+use laser_store::run_store::{PINS, PLAN, PlannedRun, RunStore};
 
 /// Rows without a text that are shown; the others are counted by reason.
 const ERRORS_SHOWN: usize = 20;

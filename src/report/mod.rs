@@ -10,7 +10,7 @@ mod page;
 mod sections;
 
 use anyhow::Result;
-use laser_schema::Location;
+use laser_store::Location;
 
 use laser_terminal::print;
 

@@ -2,8 +2,8 @@
 
 use anyhow::{Context, Result};
 use laser_schema::Kind;
+use laser_schema::audit::AuditReport;
 use laser_schema::audit::{AuditedText, Proposer};
-use laser_schema::job::AuditReport;
 use laser_schema::knowledge::{Figures, WRITER, ratio};
 use laser_schema::manifest::{Cost, SUCCESS};
 use minijinja::{Environment, context};

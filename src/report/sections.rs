@@ -2,9 +2,9 @@
 
 use anyhow::Result;
 use laser_schema::Kind;
+use laser_schema::audit::AuditReport;
 use laser_schema::audit::Proposer;
 use laser_schema::guard::Verdict;
-use laser_schema::job::AuditReport;
 use laser_schema::knowledge::ratio;
 use minijinja::Value;
 use serde::Serialize;

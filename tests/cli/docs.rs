@@ -4,9 +4,9 @@ use std::fs;
 
 use arrow::datatypes::{DataType, FieldRef, Schema, TimeUnit};
 use laser_schema::EmbeddingLayout;
-use laser_schema::embedding_set::embedded_schema;
-use laser_schema::ids::ids_schema;
-use laser_schema::knowledge::record_schema;
+use laser_store::embedding_set::embedded_schema;
+use laser_store::id_set::ids_schema;
+use laser_store::part::record_schema;
 
 /// As the page writes it.
 fn type_name(name: &str, data_type: &DataType) -> String {

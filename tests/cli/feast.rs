@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use laser_schema::table;
+use laser_store::table;
 use serde_json::{Value, json};
 
 use crate::cycle::Nights;

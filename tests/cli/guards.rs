@@ -10,8 +10,9 @@ use laser_schema::Kind;
 use laser_schema::audit::Audit;
 use laser_schema::guard::{GuardReport, Verdict};
 use laser_schema::job::{Action, Plan};
-use laser_schema::knowledge::{KnowledgeRecord, decode_part};
+use laser_schema::knowledge::KnowledgeRecord;
 use laser_schema::manifest::Manifest;
+use laser_store::part::decode_part;
 
 use crate::distributed::Cluster;
 use crate::faults::start;

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
 use arrow::datatypes::Float32Type;
 use laser_schema::EntityId;
-use laser_schema::ids::{IdRecord, IdsManifest, decode_ids};
+use laser_schema::ids::{IdRecord, IdsManifest};
 use laser_schema::sample::priority;
+use laser_store::id_set::decode_ids;
 use parquet::arrow::ArrowWriter;
 
 use crate::{Workspace, assert_exit, collect, stderr, stdout};

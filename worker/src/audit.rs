@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use laser_model::{ModelError, Tokenizer};
 use laser_schema::EntityId;
 use laser_schema::audit::{Audit, AuditedText, Origin, Piece};
 use laser_schema::job::ShardRow;
 use laser_schema::knowledge::Figures;
-use laser_schema::model::{ModelError, Tokenizer};
 
 use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator};
 

@@ -16,8 +16,8 @@ use std::time::Instant;
 use laser_decode::{
     Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, Source, TargetScores, Verification, verify,
 };
+use laser_model::{ModelError, Tokenizer};
 use laser_schema::audit::{Origin, Proposer};
-use laser_schema::model::{ModelError, Tokenizer};
 
 use crate::budget::{Budget, Drafted, Reach, Terms};
 use crate::calibration::Hindsight;

@@ -12,9 +12,10 @@ use laser_schema::audit::Audit;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::job::{Action, Lease, Plan, Policy, ShardRow};
 use laser_schema::knowledge::{
-    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, ratio, rows_digest,
+    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, ratio, rows_digest,
 };
-use laser_schema::table::{self, TableError};
+use laser_store::part::encode_part;
+use laser_store::table::{self, TableError};
 
 use crate::generate::Generated;
 

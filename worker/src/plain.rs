@@ -7,8 +7,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use laser_model::{ModelError, Tokenizer};
 use laser_schema::audit::Origin;
-use laser_schema::model::{ModelError, Tokenizer};
 use tokio::runtime::Handle;
 
 use crate::engine::{Completion, EngineError, Finish, MistralEngine};

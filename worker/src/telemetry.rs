@@ -2,7 +2,7 @@
 
 use laser_schema::Kind;
 use laser_schema::knowledge::Figures;
-use laser_schema::location::Created;
+use laser_store::location::Created;
 use metrics::{counter, describe_counter, describe_gauge, gauge};
 
 /// Names and meanings of the counters.

@@ -2,12 +2,14 @@
 
 use laser_coordinator::finalise::{Published, Terms, publish};
 use laser_coordinator::gate::Gate;
+use laser_schema::Kind;
 use laser_schema::audit::Audit;
+use laser_schema::audit::AuditReport;
 use laser_schema::guard::{GuardAction, Guards, Verdict};
-use laser_schema::job::{Action, AuditReport, Plan, ShardJob};
+use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::SUCCESS;
-use laser_schema::{Kind, Location};
+use laser_store::Location;
 
 use crate::support::*;
 

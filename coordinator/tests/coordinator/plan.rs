@@ -9,9 +9,10 @@ use laser_coordinator::plan::PlanError;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, Plan, Policy};
 use laser_schema::manifest::SUCCESS;
-use laser_schema::run_store::{PLAN, RunStore};
-use laser_schema::table::to_batch;
-use laser_schema::{EntityId, Kind, Location};
+use laser_schema::{EntityId, Kind};
+use laser_store::Location;
+use laser_store::run_store::{PLAN, RunStore};
+use laser_store::table::to_batch;
 use serde_json::json;
 
 use crate::support::*;
@@ -75,7 +76,7 @@ async fn spilling_changes_no_byte() {
     let old = |id: i64| json!({"id": id, "text": format!("Earlier {id}")});
     let foreign = night.write("old.jsonl", (0..100).map(old));
     night.set_previous(&foreign, Some(Kind::User), None);
-    let ours = laser_schema::previous::PreviousSource { path: last.url().to_owned(), kind: None, id_type: None };
+    let ours = laser_store::previous::PreviousSource { path: last.url().to_owned(), kind: None, id_type: None };
     night.previous.push(ours);
     let mut outputs = Vec::new();
     for (memory, name) in [(1 << 30, "held"), (0, "spilled"), (2000, "in part")] {
@@ -228,7 +229,7 @@ async fn texts_of_others_are_drafted_from_but_not_carried() {
     let rows: Vec<_> =
         (0..20).map(|id| json!({"entity_id": id, "text": format!("Earlier {id}"), "more": 0.5})).collect();
     assert_eq!(to_batch(&schema, &rows).unwrap().num_rows(), 20);
-    let bytes = laser_schema::table::encode("old", schema, &rows, &[]).unwrap();
+    let bytes = laser_store::table::encode("old", schema, &rows, &[]).unwrap();
     let parquet = night.dir.path().join("old.parquet");
     std::fs::write(&parquet, bytes).unwrap();
     for (path, name) in [(jsonl.as_str(), "a"), (parquet.to_str().unwrap(), "b")] {

@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use laser_coordinator::finalise::{FinaliseError, Published, Terms, publish};
+use laser_schema::Kind;
 use laser_schema::job::{Action, Plan, ShardJob};
-use laser_schema::knowledge::decode_part;
-use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS, verify};
-use laser_schema::run_store::Committed;
-use laser_schema::{Kind, Location};
+use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
+use laser_store::Location;
+use laser_store::data_set::verify;
+use laser_store::part::decode_part;
+use laser_store::run_store::Committed;
 use serde_json::json;
 
 use crate::support::*;

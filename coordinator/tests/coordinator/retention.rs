@@ -7,10 +7,12 @@ use jiff::{SignedDuration, Timestamp, ToSpan};
 use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::retention::{Keep, outdated, remove};
 use laser_schema::layout::{KNOWLEDGE_IDS, Pins, dated_name, partition_of};
-use laser_schema::manifest::{Manifest, verify};
-use laser_schema::previous::latest;
-use laser_schema::run_store::{RunStore, run_folder};
-use laser_schema::{Digest, Kind, Location};
+use laser_schema::manifest::Manifest;
+use laser_schema::{Digest, Kind};
+use laser_store::Location;
+use laser_store::data_set::verify;
+use laser_store::previous::latest;
+use laser_store::run_store::{RunStore, run_folder};
 
 use crate::support::*;
 

@@ -6,17 +6,18 @@ use bytes::Bytes;
 use jiff::civil::{Date, date};
 use laser_coordinator::plan::{PlanError, PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
+use laser_model::ModelFiles;
+use laser_schema::audit::AuditReport;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
-use laser_schema::job::{Action, AuditReport, Plan, Policy, ShardJob, ShardRow, Spec};
-use laser_schema::join::Join;
-use laser_schema::knowledge::{
-    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, rows_digest,
-};
-use laser_schema::model::ModelFiles;
-use laser_schema::previous::PreviousSource;
-use laser_schema::run_store::{PlannedRun, RunStore};
-use laser_schema::{Columns, Digest, Entity, EntityTable, Kind, Location, table};
+use laser_schema::job::{Action, Plan, Policy, ShardJob, ShardRow, Spec};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
+use laser_schema::{Columns, Digest, Entity, EntityTable, Kind};
+use laser_store::join::Join;
+use laser_store::part::encode_part;
+use laser_store::previous::PreviousSource;
+use laser_store::run_store::{PlannedRun, RunStore};
+use laser_store::{Location, table};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use candle_transformers::models::bert;
-use laser_schema::model::{self, Tokenizer, Weights, digest_files, read_json, weights_in};
+use laser_model::{self, Tokenizer, Weights, digest_files, read_json, weights_in};
 use laser_schema::{Digest, EncoderInfo, Pooling};
 
 use super::bert::config as bert_config;

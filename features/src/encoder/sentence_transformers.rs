@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
+use laser_model::read_json;
 use laser_schema::Pooling;
-use laser_schema::model::read_json;
 use serde_json::Value;
 
 use super::EncoderError;

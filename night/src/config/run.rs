@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use jiff::civil::{Date, Time};
-use laser_schema::Cache;
+use laser_store::Cache;
 use serde::{Deserialize, Serialize};
 
 /// `[run]`.

@@ -6,7 +6,7 @@ use anyhow::Result;
 use laser_coordinator::gate::Gate;
 use laser_coordinator::nats::{NatsClient, RunRef};
 use laser_schema::job::ShardJob;
-use laser_schema::run_store::{Committed, PlannedRun};
+use laser_store::run_store::{Committed, PlannedRun};
 use metrics::{counter, gauge};
 use tokio_util::sync::CancellationToken;
 use tracing::instrument;

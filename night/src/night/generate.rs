@@ -11,7 +11,7 @@ use laser_coordinator::local_queue::LocalQueue;
 use laser_features::encoder::Encoder;
 use laser_pool_builder::OpenPools;
 use laser_schema::job::{Action, Plan};
-use laser_schema::run_store::PlannedRun;
+use laser_store::run_store::PlannedRun;
 use laser_worker::generate::TextGenerator;
 use laser_worker::progress::Progress as WorkerProgress;
 use laser_worker::run::{RunContext, Stop, run_worker};

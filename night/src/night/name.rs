@@ -4,10 +4,11 @@ use anyhow::{Context, Result, ensure};
 use jiff::ToSpan;
 use jiff::civil::Date;
 use laser_pool_builder::PoolRegistry;
+use laser_schema::Digest;
 use laser_schema::layout::{Pins, dated_name};
-use laser_schema::previous::{self, PreviousSource};
-use laser_schema::run_store::{PlannedRun, RunStore};
-use laser_schema::{Digest, Location};
+use laser_store::Location;
+use laser_store::previous::{self, PreviousSource};
+use laser_store::run_store::{PlannedRun, RunStore};
 
 use super::{Begun, Night};
 use crate::config::RunConfig;

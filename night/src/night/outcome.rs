@@ -1,8 +1,8 @@
 //! How a night ends.
 
+use laser_model::ModelFiles;
 use laser_schema::manifest::Manifest;
-use laser_schema::model::ModelFiles;
-use laser_schema::run_store::PlannedRun;
+use laser_store::run_store::PlannedRun;
 
 /// How a night ended.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use laser_coordinator::finalise::{self, Published, Terms};
-use laser_schema::run_store::PlannedRun;
+use laser_store::run_store::PlannedRun;
 use tracing::instrument;
 
 use super::{Finished, Night, Outcome};

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use arrow::array::AsArray;
-use laser_schema::{EntityReader, EntityTable, Kind};
+use laser_schema::{EntityTable, Kind};
+use laser_store::EntityReader;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 

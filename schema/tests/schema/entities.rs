@@ -7,9 +7,10 @@ use arrow::array::{
 };
 use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 use laser_schema::entity::IdType;
-use laser_schema::join::{Join, JoinError};
-use laser_schema::table::to_batch;
-use laser_schema::{Columns, Entity, EntityError, EntityId, EntityReader, EntityTable, Kind, table};
+use laser_schema::{Columns, Entity, EntityId, EntityTable, Kind};
+use laser_store::join::{Join, JoinError};
+use laser_store::table::to_batch;
+use laser_store::{EntityReader, RowError, table};
 use parquet::arrow::ArrowWriter;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -41,7 +42,7 @@ impl Files {
     }
 }
 
-async fn all(mut reader: EntityReader) -> Result<Vec<Entity>, EntityError> {
+async fn all(mut reader: EntityReader) -> Result<Vec<Entity>, RowError> {
     let mut all = Vec::new();
     while let Some(batch) = reader.next_batch().await? {
         all.extend(batch);
@@ -49,7 +50,7 @@ async fn all(mut reader: EntityReader) -> Result<Vec<Entity>, EntityError> {
     Ok(all)
 }
 
-async fn read(table: &EntityTable) -> Result<Vec<Entity>, EntityError> {
+async fn read(table: &EntityTable) -> Result<Vec<Entity>, RowError> {
     let all = all(EntityReader::open(table).await?).await?;
     match check_ids(table).await {
         Err(JoinError::Entity(error)) => Err(error),
@@ -67,7 +68,7 @@ async fn check_ids(table: &EntityTable) -> Result<(), JoinError> {
 
 /// The table is refused with a message that ends (after its path) so.
 #[track_caller]
-fn check(result: Result<Vec<Entity>, EntityError>, expected: &str) {
+fn check(result: Result<Vec<Entity>, RowError>, expected: &str) {
     let error = result.unwrap_err().to_string();
     assert!(error.contains(expected), "expected {expected:?} in {error:?}");
 }

@@ -1,7 +1,7 @@
 //! Guards: every bound is judged on its own figure, at its limit it is kept, and what is not known keeps it.
 
+use laser_schema::audit::AuditReport;
 use laser_schema::guard::{GuardAction, GuardReport, Guards, Verdict};
-use laser_schema::job::AuditReport;
 use laser_schema::knowledge::Figures;
 
 /// Ten texts of ten tokens, a tenth longer than plain, a quarter longer than before.

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use laser_schema::entity::IdType;
-use laser_schema::join::{Join, JoinError, JoinedEntity};
 use laser_schema::{Columns, EntityId, EntityTable, Kind};
+use laser_store::join::{Join, JoinError, JoinedEntity};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

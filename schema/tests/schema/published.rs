@@ -4,12 +4,13 @@ use bytes::Bytes;
 use jiff::civil::date;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Policy, Spec};
-use laser_schema::knowledge::{
-    ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, encode_part, id_type, rows_digest,
-};
-use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS, verify};
-use laser_schema::previous::{PreviousReader, PreviousSource, PreviousText};
-use laser_schema::{Digest, EntityId, Kind, Location};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
+use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
+use laser_schema::{Digest, EntityId, Kind};
+use laser_store::Location;
+use laser_store::data_set::verify;
+use laser_store::part::{encode_part, id_type};
+use laser_store::previous::{PreviousReader, PreviousSource, PreviousText};
 use tempfile::TempDir;
 
 fn record(id: i64) -> KnowledgeRecord {

@@ -6,10 +6,11 @@ use jiff::civil::date;
 use laser_coordinator::gate::Gate;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_decode::Verification;
+use laser_schema::Kind;
 use laser_schema::audit::{Audit, Proposer};
 use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::{Action, Policy};
-use laser_schema::{Kind, knowledge::Figures};
+use laser_schema::knowledge::Figures;
 use laser_worker::generate::{GenerateOptions, Generator};
 use serde_json::Value;
 

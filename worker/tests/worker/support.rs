@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
 use laser_decode::{Candidate, Drafter, Pool, PoolMeta, ROOT_PARENT, TargetScores, Verification, build_pool};
+use laser_model::Tokenizer;
 use laser_schema::audit::Proposer;
-use laser_schema::model::Tokenizer;
 use laser_worker::engine::{Engine, FakeEngine, FakeOptions, Segment};
 use laser_worker::generate::{
     Finished, GenerateError, GenerateOptions, Generated, Generator, Request, StopReason, TextGenerator,

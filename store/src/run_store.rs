@@ -26,13 +26,13 @@ use serde::de::DeserializeOwned;
 
 pub use committed::Committed;
 
-use crate::digest::Digest;
-use crate::entity::Kind;
-use crate::guard::Verdict;
-use crate::job::{PLAN_VERSION, Plan, ShardJob};
-use crate::layout::Pins;
+use laser_schema::Digest;
+use laser_schema::Kind;
+use laser_schema::guard::Verdict;
+use laser_schema::job::{PLAN_VERSION, Plan, ShardJob};
+use laser_schema::layout::Pins;
 use crate::location::{Created, Location, LocationError};
-use crate::manifest::SUCCESS;
+use laser_schema::manifest::SUCCESS;
 
 /// The folder of all runs.
 const RUNS: &str = "runs";
