@@ -63,9 +63,9 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
     anyhow::ensure!(!folders.is_empty(), "{root}: nothing published here (no {MANIFEST})");
     let mut whole = true;
     for folder in folders {
-        let report = if let Some(ids) = IdsManifest::read(&folder).await? {
+        let report = if let Some(ids) = read_manifest::<IdsManifest>(&folder).await? {
             verify_ids(&folder, &ids).await?
-        } else if let Some(embeddings) = EmbeddingManifest::read(&folder).await? {
+        } else if let Some(embeddings) = read_manifest::<EmbeddingManifest>(&folder).await? {
             verify_embeddings(&folder, &embeddings).await?
         } else {
             verify(&folder).await?

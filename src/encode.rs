@@ -166,7 +166,7 @@ impl<'a> Embedding<'a> {
 
     async fn published(&self) -> Result<Option<EmbeddingManifest>> {
         match self.folder.join(SUCCESS).exists().await? {
-            true => Ok(EmbeddingManifest::read(&self.folder).await?),
+            true => Ok(read_manifest::<EmbeddingManifest>(&self.folder).await?),
             false => Ok(None),
         }
     }

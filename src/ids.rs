@@ -148,7 +148,7 @@ impl<'a> Ids<'a> {
     /// The manifest, and whether there was none before.
     async fn publish(&self, display: &mut Display) -> Result<(IdsManifest, bool)> {
         if self.folder.join(SUCCESS).exists().await?
-            && let Some(manifest) = IdsManifest::read(&self.folder).await?
+            && let Some(manifest) = read_manifest::<IdsManifest>(&self.folder).await?
         {
             return Ok((manifest, false));
         }
@@ -268,7 +268,7 @@ impl<'a> Ids<'a> {
         let Some((name, folder)) = night else {
             return Ok(None);
         };
-        let manifest = IdsManifest::read(folder).await?;
+        let manifest = read_manifest::<IdsManifest>(folder).await?;
         let manifest = manifest
             .with_context(|| format!("{}: its {MANIFEST} cannot be read; take another --previous", folder.url()))?;
         let mut churn = ChurnCounter::new(name.clone(), codebook.info().places());
@@ -325,7 +325,7 @@ impl PartWriter<'_> {
         let rows = std::mem::take(&mut self.rows);
         let id_type = rows[0].entity_id.id_type();
         let metadata = [(IDS_KEY, self.footer.clone())];
-        let bytes = table::encode(&name, ids_schema(id_type.into()), &rows, &metadata)?;
+        let bytes = table::encode(&name, ids_schema(table::id_type(id_type)), &rows, &metadata)?;
         let digest = Digest::of(&bytes);
         let part = self.folder.join(&name);
         let size = bytes.len() as u64;

@@ -191,7 +191,7 @@ async fn write_part(folder: &Location, shard: u32, rows: &[KnowledgeRecord]) -> 
         embedding: None,
         embeddings_digest: None,
     };
-    let bytes = encode_part(&name, IdType::Int64.into(), rows, None, &info)?;
+    let bytes = encode_part(&name, IdType::Int64, rows, None, &info)?;
     let entry = PartEntry {
         name: name.clone(),
         shard,

@@ -121,7 +121,7 @@ async fn sealed_part(run: &PlannedRun, job: &ShardJob, reason: &str) -> Result<B
         embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
         embeddings_digest: none.as_ref().map(Embeddings::digest),
     };
-    Ok(encode_part(&job.output, id_type(plan, job.kind).into(), &[], none.as_ref(), &info)?)
+    Ok(encode_part(&job.output, id_type(plan, job.kind), &[], none.as_ref(), &info)?)
 }
 
 fn id_type(plan: &Plan, kind: Kind) -> IdType {
@@ -191,7 +191,7 @@ async fn published(folder: &Location) -> Result<Option<Manifest>, LocationError>
     if !folder.join(SUCCESS).exists().await? {
         return Ok(None);
     }
-    Manifest::read(folder).await
+    read_manifest::<Manifest>(folder).await
 }
 
 /// What the parts of a kind add up to.
@@ -220,7 +220,7 @@ impl Sums {
             return Ok(());
         }
         let (digest, size) = (Digest::of(&bytes), bytes.len() as u64);
-        let id = id_type(plan, job.kind).into();
+        let id = id_type(plan, job.kind);
         let (rows, info) = check_part(&job.output, id, bytes)?;
         let found = (rows.len() + info.errors.len()) as u64;
         if found != job.rows {

@@ -399,7 +399,7 @@ impl Planner<'_> {
 
     fn id_type(&self, kind: Kind) -> arrow::datatypes::DataType {
         let ids = self.kinds.get(&kind);
-        ids.map_or(IdType::String, |ids| ids.first.id_type()).into()
+        laser_store::table::id_type(ids.map_or(IdType::String, |ids| ids.first.id_type()))
     }
 
     /// A job whose number and output are given once all shards are known.

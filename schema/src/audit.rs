@@ -8,8 +8,65 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::entity::EntityId;
-use crate::job::AuditReport;
-use crate::knowledge::Figures;
+use crate::knowledge::{Figures, ratio};
+
+/// What the audit of a shard measured: the same rows, plainly and with speculation, in one process,
+/// in turns.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
+pub struct AuditReport {
+    /// Texts compared.
+    pub texts: u64,
+    /// Of these: texts that are the same token for token.
+    pub identical: u64,
+    /// Tokens of the plain texts.
+    pub plain_tokens: u64,
+    /// Seconds for them.
+    pub plain_seconds: f64,
+    /// Tokens of the texts with speculation.
+    pub tokens: u64,
+    /// Seconds for them.
+    pub seconds: f64,
+    /// Texts whose likeness to their plain text an encoder told.
+    #[serde(default)]
+    pub encoded: u64,
+    /// Sum of the cosines of their embeddings and those of the plain texts.
+    #[serde(default)]
+    pub similarity: f64,
+}
+
+impl AuditReport {
+    /// Adds another report.
+    pub fn add(&mut self, other: &Self) {
+        self.texts += other.texts;
+        self.identical += other.identical;
+        self.plain_tokens += other.plain_tokens;
+        self.plain_seconds += other.plain_seconds;
+        self.tokens += other.tokens;
+        self.seconds += other.seconds;
+        self.encoded += other.encoded;
+        self.similarity += other.similarity;
+    }
+
+    /// Tokens a second with speculation over tokens a second without.
+    pub fn speedup(&self) -> f64 {
+        ratio(ratio(self.tokens as f64, self.seconds), ratio(self.plain_tokens as f64, self.plain_seconds))
+    }
+
+    /// Share of texts that plain greedy decoding gives token for token.
+    pub fn identical_share(&self) -> f64 {
+        ratio(self.identical as f64, self.texts as f64)
+    }
+
+    /// Mean cosine of the embeddings of a text and its plain text, from -1 to 1; `None` without an encoder.
+    pub fn mean_similarity(&self) -> Option<f64> {
+        (self.encoded > 0).then(|| self.similarity / self.encoded as f64)
+    }
+
+    /// Length of the texts over the length of the plain ones.
+    pub fn length_ratio(&self) -> f64 {
+        ratio(self.tokens as f64, self.plain_tokens as f64)
+    }
+}
 
 /// What an audit shard came to. Its JSON is that of the [`AuditReport`] with `pairs`; audits of earlier versions have
 /// none.

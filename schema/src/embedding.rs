@@ -1,14 +1,11 @@
 //! Embeddings of texts: the values, and what must be known of the encoder that made them.
 
-use std::sync::Arc;
-
-use arrow::array::{Array, ArrayRef, FixedSizeListArray, Float32Array, ListArray, RecordBatch};
-use arrow::buffer::OffsetBuffer;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::embedding_table::EMBEDDING_COLUMN;
+
+/// The column of embeddings.
+pub const EMBEDDING_COLUMN: &str = "embedding";
 
 /// How the vectors of a text's tokens become one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -107,6 +104,15 @@ impl Embeddings {
         is_whole.then_some(Self { dimensions, values })
     }
 
+    /// Appends one row.
+    ///
+    /// # Panics
+    /// If it has another number of values.
+    pub fn push(&mut self, row: &[f32]) {
+        assert_eq!(row.len(), self.dimensions, "a row has as many values as the matrix has columns");
+        self.values.extend_from_slice(row);
+    }
+
     /// Values of a row.
     pub fn dimensions(&self) -> usize {
         self.dimensions
@@ -146,66 +152,4 @@ impl Embeddings {
         let dimensions = (self.dimensions as u64).to_le_bytes();
         Digest::of_parts([dimensions.as_slice(), &bytes])
     }
-}
-
-impl EmbeddingLayout {
-    /// The column of vectors of `dimensions` values. No nulls.
-    pub fn field(self, dimensions: usize) -> Field {
-        let item = Arc::new(Field::new("item", DataType::Float32, false));
-        let list = match self {
-            Self::Fixed => DataType::FixedSizeList(item, i32::try_from(dimensions).unwrap_or(i32::MAX)),
-            Self::List => DataType::List(item),
-        };
-        Field::new(EMBEDDING_COLUMN, list, false)
-    }
-
-    /// `schema` with the column of embeddings at its end.
-    pub fn append_to(self, schema: &Schema, dimensions: usize) -> SchemaRef {
-        let fields = schema.fields().iter().cloned();
-        let embedding = Arc::new(self.field(dimensions));
-        Arc::new(Schema::new(fields.chain([embedding]).collect::<Vec<_>>()))
-    }
-
-    /// Rows of `embeddings` as the column's array.
-    pub(crate) fn array(self, embeddings: &Embeddings, rows: std::ops::Range<usize>) -> Result<ArrayRef, String> {
-        let dimensions = embeddings.dimensions;
-        let values = &embeddings.values[rows.start * dimensions..rows.end * dimensions];
-        let values: ArrayRef = Arc::new(Float32Array::from(values.to_vec()));
-        let array: Result<ArrayRef, _> = match self.field(dimensions).data_type() {
-            DataType::FixedSizeList(item, size) => {
-                FixedSizeListArray::try_new(item.clone(), *size, values, None).map(|array| Arc::new(array) as ArrayRef)
-            }
-            DataType::List(item) => {
-                let lengths = std::iter::repeat_n(dimensions, rows.len());
-                let offsets = OffsetBuffer::from_lengths(lengths);
-                ListArray::try_new(item.clone(), offsets, values, None).map(|array| Arc::new(array) as ArrayRef)
-            }
-            other => return Err(format!("{other} is no list")),
-        };
-        array.map_err(|e| e.to_string())
-    }
-}
-
-/// The embeddings of a batch, appended to `embeddings`, and the batch without them.
-pub(crate) fn split(batch: &RecordBatch, embeddings: &mut Embeddings) -> Result<RecordBatch, String> {
-    let index = batch.schema().index_of(EMBEDDING_COLUMN).map_err(|e| e.to_string())?;
-    let mut rest = batch.clone();
-    let column = rest.remove_column(index);
-    let dimensions = embeddings.dimensions;
-    let wrong = || format!("column {EMBEDDING_COLUMN:?}: expected lists of {dimensions} float32 values");
-    for row in 0..column.len() {
-        let values = match column.data_type() {
-            _ if column.is_null(row) => return Err(wrong()),
-            DataType::FixedSizeList(..) => {
-                column.as_any().downcast_ref::<FixedSizeListArray>().map(|list| list.value(row))
-            }
-            DataType::List(_) => column.as_any().downcast_ref::<ListArray>().map(|list| list.value(row)),
-            _ => None,
-        };
-        let values = values.ok_or_else(wrong)?;
-        let values = values.as_any().downcast_ref::<Float32Array>();
-        let values = values.filter(|values| values.len() == dimensions && values.null_count() == 0);
-        embeddings.values.extend_from_slice(values.ok_or_else(wrong)?.values());
-    }
-    Ok(rest)
 }

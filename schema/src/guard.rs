@@ -9,7 +9,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::job::AuditReport;
+use crate::audit::AuditReport;
 use crate::knowledge::Figures;
 
 /// What follows from a breach.

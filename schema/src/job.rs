@@ -8,10 +8,8 @@ use std::fmt;
 use std::future::Future;
 use std::time::Duration;
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
-use std::sync::Arc;
 
 use crate::digest::Digest;
 use crate::embedding::EmbeddingSpec;
@@ -139,19 +137,6 @@ pub struct ShardRow {
     pub error: Option<String>,
 }
 
-/// The columns of a shard file for ids of a type.
-pub fn shard_schema(id: DataType) -> SchemaRef {
-    let token = Field::new("item", DataType::UInt32, false);
-    Arc::new(Schema::new(vec![
-        Field::new("entity_id", id, false),
-        Field::new("pool", DataType::Utf8, false),
-        Field::new("prompt", DataType::List(Arc::new(token)), false),
-        Field::new("prompt_digest", DataType::Utf8, false),
-        Field::new("previous", DataType::Utf8, true),
-        Field::new("error", DataType::Utf8, true),
-    ]))
-}
-
 /// How many entities of a kind the plan holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KindCounts {
@@ -227,74 +212,6 @@ impl Price {
     /// What `seconds` of one engine cost.
     pub fn of_seconds(&self, seconds: f64) -> f64 {
         seconds / 3600.0 * self.gpu_hour
-    }
-}
-
-impl From<IdType> for DataType {
-    fn from(id: IdType) -> Self {
-        match id {
-            IdType::Int64 => Self::Int64,
-            IdType::String => Self::Utf8,
-        }
-    }
-}
-
-/// What the audit of a shard measured: the same rows, plainly and with speculation, in one process,
-/// in turns.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-pub struct AuditReport {
-    /// Texts compared.
-    pub texts: u64,
-    /// Of these: texts that are the same token for token.
-    pub identical: u64,
-    /// Tokens of the plain texts.
-    pub plain_tokens: u64,
-    /// Seconds for them.
-    pub plain_seconds: f64,
-    /// Tokens of the texts with speculation.
-    pub tokens: u64,
-    /// Seconds for them.
-    pub seconds: f64,
-    /// Texts whose likeness to their plain text an encoder told.
-    #[serde(default)]
-    pub encoded: u64,
-    /// Sum of the cosines of their embeddings and those of the plain texts.
-    #[serde(default)]
-    pub similarity: f64,
-}
-
-impl AuditReport {
-    /// Adds another report.
-    pub fn add(&mut self, other: &Self) {
-        self.texts += other.texts;
-        self.identical += other.identical;
-        self.plain_tokens += other.plain_tokens;
-        self.plain_seconds += other.plain_seconds;
-        self.tokens += other.tokens;
-        self.seconds += other.seconds;
-        self.encoded += other.encoded;
-        self.similarity += other.similarity;
-    }
-
-    /// Tokens a second with speculation over tokens a second without.
-    pub fn speedup(&self) -> f64 {
-        use crate::knowledge::ratio;
-        ratio(ratio(self.tokens as f64, self.seconds), ratio(self.plain_tokens as f64, self.plain_seconds))
-    }
-
-    /// Share of texts that plain greedy decoding gives token for token.
-    pub fn identical_share(&self) -> f64 {
-        crate::knowledge::ratio(self.identical as f64, self.texts as f64)
-    }
-
-    /// Mean cosine of the embeddings of a text and its plain text, from -1 to 1; `None` without an encoder.
-    pub fn mean_similarity(&self) -> Option<f64> {
-        (self.encoded > 0).then(|| self.similarity / self.encoded as f64)
-    }
-
-    /// Length of the texts over the length of the plain ones.
-    pub fn length_ratio(&self) -> f64 {
-        crate::knowledge::ratio(self.tokens as f64, self.plain_tokens as f64)
     }
 }
 

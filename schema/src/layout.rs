@@ -1,4 +1,4 @@
-//! Where an output keeps its nights and runs, and what a run was begun with.
+//! Names of folders and runs in an output.
 //!
 //! Everything that belongs to a run is in folders of the run's name, which begins with its date, so that whoever looks
 //! for the newest night or the oldest run lists folders and never parts.
@@ -8,7 +8,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::entity::Kind;
-use crate::location::{Location, LocationError};
 
 /// The data set of texts.
 pub const PROFILES: &str = "profiles";
@@ -39,53 +38,6 @@ pub fn name_date(name: &str) -> Option<Date> {
     let (date, digest) = (name.get(..10)?, name.get(10..)?.strip_prefix('-')?);
     let is_digest = digest.len() == Digest::SHORT && digest.bytes().all(|b| b.is_ascii_hexdigit());
     is_digest.then(|| date.parse().ok())?
-}
-
-/// The nights of a kind that an output holds anything of, newest first. One request, however many there are.
-///
-/// # Errors
-/// The store's.
-pub async fn nights(output: &Location, kind: Kind) -> Result<Vec<Date>, LocationError> {
-    nights_of(PROFILES, output, kind).await
-}
-
-/// [`nights`] of a data set.
-///
-/// # Errors
-/// The store's.
-pub async fn nights_of(data_set: &str, output: &Location, kind: Kind) -> Result<Vec<Date>, LocationError> {
-    let folder = output.join(&format!("{data_set}/kind={kind}"));
-    let folders = folder.folders().await?;
-    let dates = folders.iter().filter_map(|name| name.strip_prefix("dt=")?.parse().ok());
-    let mut dates: Vec<Date> = dates.collect();
-    dates.sort_unstable_by(|a, b| b.cmp(a));
-    Ok(dates)
-}
-
-/// The runs of a night of a kind that an output holds anything of, by name.
-///
-/// # Errors
-/// The store's.
-pub async fn runs_of_night(output: &Location, kind: Kind, date: Date) -> Result<Vec<String>, LocationError> {
-    runs_of_night_of(PROFILES, output, kind, date).await
-}
-
-/// [`runs_of_night`] of a data set.
-///
-/// # Errors
-/// The store's.
-pub async fn runs_of_night_of(
-    data_set: &str,
-    output: &Location,
-    kind: Kind,
-    date: Date,
-) -> Result<Vec<String>, LocationError> {
-    let night = output.join(&format!("{data_set}/kind={kind}/dt={date}"));
-    let folders = night.folders().await?;
-    let mut runs: Vec<String> =
-        (folders.iter()).filter_map(|name| Some(name.strip_prefix("run=")?.to_owned())).collect();
-    runs.sort_unstable();
-    Ok(runs)
 }
 
 /// What a run was begun with where its configuration leaves that open. Nights that are published and pools that are

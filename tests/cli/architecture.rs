@@ -47,8 +47,10 @@ fn dependencies_point_one_way() {
     let allowed = [
         ("decode", &[][..]),
         ("schema", &[]),
-        ("pool-builder", &["decode", "schema"]),
-        ("features", &["schema"]),
+        ("store", &["schema"]),
+        ("model", &["schema"]),
+        ("pool-builder", &["decode", "model", "schema", "store"]),
+        ("features", &["model", "schema", "store"]),
         ("recommender", &[]),
         ("coordinator", &["schema"]),
         ("worker", &["decode", "features", "schema"]),

@@ -47,8 +47,8 @@ fn columns(schema: &Schema) -> Vec<(String, String)> {
 
 /// The columns with an embedding, whose type is one of two.
 fn embedded(schema: &Schema) -> Vec<(String, String)> {
-    let [mut fixed, list] =
-        [EmbeddingLayout::Fixed, EmbeddingLayout::List].map(|layout| columns(&layout.append_to(schema, 384)));
+    let [mut fixed, list] = [EmbeddingLayout::Fixed, EmbeddingLayout::List]
+        .map(|layout| columns(&laser_store::embedding_column::append_to(layout, schema, 384)));
     let (last, other) = (fixed.last_mut().unwrap(), list.last().unwrap());
     last.1 = format!("{} or {}", last.1, other.1);
     fixed

@@ -146,5 +146,5 @@ pub(crate) fn encode(
     };
     let id = plan.ids.get(&job.kind).copied().unwrap_or(laser_schema::entity::IdType::String);
     let embeddings = encoded.map(|encoded| &encoded.embeddings);
-    encode_part(&job.output, id.into(), rows, embeddings, &info)
+    encode_part(&job.output, id, rows, embeddings, &info)
 }

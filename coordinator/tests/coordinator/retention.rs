@@ -169,7 +169,7 @@ async fn a_removal_killed_anywhere_shows_no_half_night_and_is_finished_by_the_ne
         // What a reader takes for a complete night has all its parts.
         for folder in latest(&output, first().checked_add(1.day()).unwrap()).await.unwrap() {
             let folder = output.join(&folder);
-            let manifest = Manifest::read(&folder).await.unwrap().unwrap();
+            let manifest = read_manifest::<Manifest>(&folder).await.unwrap().unwrap();
             for part in manifest.parts {
                 assert!(folder.join(&part.name).exists().await.unwrap(), "after {kills} steps");
             }

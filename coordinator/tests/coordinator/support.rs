@@ -252,7 +252,7 @@ pub(crate) fn encode(
         embedding: None,
         embeddings_digest: None,
     };
-    encode_part(&job.output, plan.ids[&job.kind].into(), rows, None, &info).unwrap()
+    encode_part(&job.output, plan.ids[&job.kind], rows, None, &info).unwrap()
 }
 
 /// Commits every shard.

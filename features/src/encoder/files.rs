@@ -106,7 +106,7 @@ impl EncoderFiles {
 
 /// How many tokens stand around a text, at least one: an empty text must have something to pool.
 fn special_tokens(tokenizer: &Tokenizer, file: &Path, bert: &bert::Config) -> Result<usize, EncoderError> {
-    let corrupt = |reason: String| model::ModelError::Corrupt { path: file.to_owned(), reason };
+    let corrupt = |reason: String| laser_model::ModelError::Corrupt { path: file.to_owned(), reason };
     if tokenizer.vocab_size() > bert.vocab_size {
         let reason = format!(
             "has tokens up to {}, but vocab_size of config.json is {}: not this model's tokenizer",

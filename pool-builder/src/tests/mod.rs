@@ -9,9 +9,9 @@ mod tune;
 use std::path::Path;
 
 use futures::stream::{self, Stream};
-use laser_store::previous::PreviousText;
 use laser_schema::{Columns, EntityId, EntityTable, Kind};
 use laser_store::Location;
+use laser_store::previous::PreviousText;
 use serde_json::json;
 use tokenizers::Tokenizer;
 

@@ -127,6 +127,7 @@ impl TinyModel {
     }
 
     /// Also the fixture's tokenizer, which mistralrs needs.
+    #[cfg(feature = "mistralrs")]
     pub(crate) fn write_with_tokenizer(&self, directory: &Path) {
         self.write(directory, false);
         for file in ["tokenizer.json", "tokenizer_config.json"] {

@@ -11,7 +11,7 @@ use minijinja::{Environment, Error, ErrorKind, context};
 use serde::Serialize;
 
 use super::ModelError;
-use crate::digest::Digest;
+use laser_schema::digest::Digest;
 
 /// The date that the Llama 3 templates themselves fall back to.
 const DATE: jiff::civil::Date = jiff::civil::date(2024, 7, 26);

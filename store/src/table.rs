@@ -30,14 +30,24 @@ use rayon::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::embedding::{self, EmbeddingLayout, Embeddings};
+use crate::embedding_column;
 use crate::location::Location;
+use laser_schema::embedding::{EmbeddingLayout, Embeddings};
+use laser_schema::entity::IdType;
 
 /// Rows read or written at a time.
 const BATCH_ROWS: usize = 1024;
 
 /// Rows that one thread decodes at a time: with histories of hundreds, some milliseconds.
 const DECODED_ROWS: usize = 64;
+
+/// The type of a column of ids.
+pub fn id_type(id: IdType) -> DataType {
+    match id {
+        IdType::Int64 => DataType::Int64,
+        IdType::String => DataType::Utf8,
+    }
+}
 
 /// Why a Parquet file could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +99,7 @@ pub fn encode_embedded<T: Serialize>(
     let with_embeddings = match embedded {
         None => schema.clone(),
         Some((embeddings, layout)) if embeddings.len() == rows.len() => {
-            layout.append_to(&schema, embeddings.dimensions())
+            embedding_column::append_to(layout, &schema, embeddings.dimensions())
         }
         Some((embeddings, _)) => {
             let (rows, found) = (rows.len(), embeddings.len());
@@ -102,7 +112,7 @@ pub fn encode_embedded<T: Serialize>(
     for (start, chunk) in (0..).step_by(BATCH_ROWS).zip(rows.chunks(BATCH_ROWS)) {
         let mut batch = to_batch(&schema, chunk).map_err(row_error)?;
         if let Some((embeddings, layout)) = embedded {
-            let column = layout.array(embeddings, start..start + chunk.len());
+            let column = embedding_column::array(layout, embeddings, start..start + chunk.len());
             let mut columns = batch.columns().to_vec();
             columns.push(column.map_err(row_error)?);
             batch = RecordBatch::try_new(with_embeddings.clone(), columns).map_err(|e| row_error(e.to_string()))?;
@@ -172,7 +182,8 @@ pub fn decode_embedded<T: DeserializeOwned>(
     dimensions: usize,
 ) -> Result<(Vec<T>, Embeddings), TableError> {
     let mut embeddings = Embeddings::new(dimensions);
-    let rows = decode_batches(file, bytes, &mut |batch| from_batch(&embedding::split(&batch, &mut embeddings)?))?;
+    let rows =
+        decode_batches(file, bytes, &mut |batch| from_batch(&embedding_column::split(&batch, &mut embeddings)?))?;
     Ok((rows, embeddings))
 }
 

@@ -23,7 +23,7 @@ use object_store::{BackoffConfig, ObjectMeta, ObjectStore, ObjectStoreExt, Objec
 
 pub use object_store::Error as StoreError;
 
-use crate::digest::Digest;
+use laser_schema::digest::Digest;
 
 /// How long a request to a remote store is repeated while the store is away or answers with 5xx. The library's own
 /// limit of ten tries is over after three seconds; a minute's outage must cost no shard an attempt.

@@ -7,11 +7,70 @@ use std::fmt;
 use std::io::{BufRead, BufReader};
 
 use arrow::datatypes::Schema;
+use laser_schema::EntityId;
 use serde_json::{Map, Value};
 
-use crate::entity::EntityError;
 use crate::location::{Location, LocationError};
-use crate::table::{Select, TableReader};
+use crate::table::{Select, TableError, TableReader};
+
+/// Why a table's rows could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum RowError {
+    /// The place itself.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// A Parquet table.
+    #[error(transparent)]
+    Table(#[from] TableError),
+    /// The name has no known extension.
+    #[error("{file}: the format is told by the extension: expected .parquet, .csv, .jsonl or .ndjson")]
+    Format {
+        /// The table.
+        file: String,
+    },
+    /// The file as a whole is not readable in its format.
+    #[error("{file}: cannot be read: {reason}")]
+    File {
+        /// The table.
+        file: String,
+        /// What the reader said.
+        reason: String,
+    },
+    /// A column that is needed is not there.
+    #[error("{file}: no column {column:?}; it has {available}. Set [input.columns] {key} to the right name")]
+    MissingColumn {
+        /// The table.
+        file: String,
+        /// The column looked for.
+        column: String,
+        /// The configuration key that names it.
+        key: &'static str,
+        /// The columns there are.
+        available: String,
+    },
+    /// One row is wrong.
+    #[error("{file}, row {row}: {reason}")]
+    Row {
+        /// The table.
+        file: String,
+        /// Counted from 1, without a header line.
+        row: u64,
+        /// What is wrong and what was expected.
+        reason: String,
+    },
+}
+
+/// The id in `column` of a row of what is called `whose`.
+pub(crate) fn id_value(value: Option<Value>, column: &str, whose: &str) -> Result<EntityId, String> {
+    match value {
+        Some(Value::Number(n)) if n.is_i64() => Ok(EntityId::Int(n.as_i64().unwrap_or_default())),
+        Some(Value::String(s)) if !s.is_empty() => Ok(EntityId::Text(s)),
+        None | Some(Value::Null | Value::String(_)) => {
+            Err(format!("column {column:?} is empty; every {whose} needs an id"))
+        }
+        Some(other) => Err(format!("column {column:?} holds {other}; an id is a string or int64")),
+    }
+}
 
 /// Rows of a batch: small enough that a batch of long histories stays in the tens of megabytes.
 const BATCH_ROWS: usize = 1024;
@@ -44,8 +103,8 @@ impl RowReader {
     /// Opens the table at a path or URL; of Parquet only `columns` are read.
     ///
     /// # Errors
-    /// [`EntityError::Format`], or that it is not there or not readable.
-    pub async fn open(path: &str, columns: Select<'_>) -> Result<Self, EntityError> {
+    /// [`RowError::Format`], or that it is not there or not readable.
+    pub async fn open(path: &str, columns: Select<'_>) -> Result<Self, RowError> {
         let location = Location::parse(path)?;
         let rows = match location.extension().as_str() {
             "parquet" => {
@@ -60,7 +119,7 @@ impl RowReader {
             }
             "jsonl" | "ndjson" => Rows::Lines(open_text(&location).await?.lines()),
             _ => {
-                return Err(EntityError::Format { file: path.to_owned() });
+                return Err(RowError::Format { file: path.to_owned() });
             }
         };
         Ok(Self { file: path.to_owned(), rows, row: 0 })
@@ -70,16 +129,15 @@ impl RowReader {
     ///
     /// # Errors
     /// If a CSV's header cannot be read.
-    pub fn columns(&mut self) -> Result<Option<Vec<String>>, EntityError> {
+    pub fn columns(&mut self) -> Result<Option<Vec<String>>, RowError> {
         match &mut self.rows {
             Rows::Parquet(reader) => {
                 let fields = reader.schema().fields().iter();
                 Ok(Some(fields.map(|field| field.name().clone()).collect()))
             }
             Rows::Csv(reader) => {
-                let header = reader
-                    .headers()
-                    .map_err(|e| EntityError::File { file: self.file.clone(), reason: e.to_string() })?;
+                let header =
+                    reader.headers().map_err(|e| RowError::File { file: self.file.clone(), reason: e.to_string() })?;
                 Ok(Some(header.iter().map(str::to_owned).collect()))
             }
             Rows::Lines(_) => Ok(None),
@@ -98,7 +156,7 @@ impl RowReader {
     ///
     /// # Errors
     /// The first row that cannot be read.
-    pub async fn next_batch(&mut self) -> Result<Option<Vec<NumberedRow>>, EntityError> {
+    pub async fn next_batch(&mut self) -> Result<Option<Vec<NumberedRow>>, RowError> {
         let rows = match &mut self.rows {
             Rows::Parquet(reader) => reader.next().await.map_err(|e| (1, e.to_string())),
             Rows::Csv(reader) => next_csv(reader),
@@ -113,12 +171,12 @@ impl RowReader {
     }
 
     /// What is wrong with a row of this table.
-    pub fn error(&self, row: u64, reason: String) -> EntityError {
-        EntityError::Row { file: self.file.clone(), row, reason }
+    pub fn error(&self, row: u64, reason: String) -> RowError {
+        RowError::Row { file: self.file.clone(), row, reason }
     }
 }
 
-async fn open_text(location: &Location) -> Result<Text, EntityError> {
+async fn open_text(location: &Location) -> Result<Text, RowError> {
     let file = location.open().await?;
     Ok(Box::new(BufReader::with_capacity(1 << 20, file)))
 }

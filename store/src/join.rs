@@ -12,15 +12,17 @@ use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 
-use crate::entity::{Entity, EntityError, EntityId, EntityReader, EntityTable, IdType, Kind};
+use crate::entities::EntityReader;
+use crate::rows::RowError;
 use crate::spill::{PARTITIONS, Records, Spill, SpillError};
+use laser_schema::entity::{Entity, EntityId, EntityTable, IdType, Kind};
 
 /// Why entities could not be joined.
 #[derive(Debug, thiserror::Error)]
 pub enum JoinError {
     /// An entity table.
     #[error(transparent)]
-    Entity(#[from] EntityError),
+    Entity(#[from] RowError),
     /// The local disk.
     #[error(transparent)]
     Spill(#[from] SpillError),
@@ -109,13 +111,13 @@ impl Join {
         Ok(join)
     }
 
-    fn push_entity(&mut self, entity: Entity, row: u64) -> Result<(), RowError> {
+    fn push_entity(&mut self, entity: Entity, row: u64) -> Result<(), Unplaced> {
         let Entity { id, kind, .. } = entity;
         let ids = self.kinds.entry(kind).or_insert_with(|| KindIds { entities: 0, first: id.clone() });
         ids.entities += 1;
         let (this, first) = (id.id_type(), ids.first.id_type());
         if this != first {
-            return Err(RowError::Id(format!(
+            return Err(Unplaced::Id(format!(
                 "{kind} id {id} is {this}, but the {kind}s before have {first} ids; set [input.columns] id_type"
             )));
         }
@@ -202,27 +204,27 @@ impl Join {
         let table = self.ends.partition_point(|&end| end < row);
         let start = table.checked_sub(1).map_or(0, |before| self.ends[before]);
         let reason = format!("{kind} id {id} appears twice; ids must be unique over all tables");
-        RowError::Id(reason).at(&self.tables[table], row - start)
+        Unplaced::Id(reason).at(&self.tables[table], row - start)
     }
 }
 
 /// What is wrong with a row, before its place is known.
-enum RowError {
+enum Unplaced {
     Id(String),
     Spill(SpillError),
 }
 
-impl From<SpillError> for RowError {
+impl From<SpillError> for Unplaced {
     fn from(error: SpillError) -> Self {
         Self::Spill(error)
     }
 }
 
-impl RowError {
+impl Unplaced {
     fn at(self, table: &EntityTable, row: u64) -> JoinError {
         match self {
             Self::Spill(error) => error.into(),
-            Self::Id(reason) => EntityError::Row { file: table.path.clone(), row, reason }.into(),
+            Self::Id(reason) => RowError::Row { file: table.path.clone(), row, reason }.into(),
         }
     }
 }

@@ -7,12 +7,10 @@ use arrow::array::{Array, ArrayRef, AsArray, RecordBatch};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Float32Type, Int64Type};
 
-use crate::entity::EntityId;
 use crate::location::{Location, LocationError};
 use crate::table::{Select, TableError, TableReader};
-
-/// The column of embeddings.
-pub const EMBEDDING_COLUMN: &str = "embedding";
+use laser_schema::embedding::EMBEDDING_COLUMN;
+use laser_schema::entity::EntityId;
 
 /// The columns that hold ids, in the order in which they are looked for.
 const ID_COLUMNS: [&str; 2] = ["entity_id", "id"];

@@ -7,13 +7,16 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
-use crate::entity::{EntityId, IdType, Kind};
-use crate::knowledge::{KnowledgeRecord, PART_KEY, PartInfo};
-use crate::layout::{nights, partition, runs_of_night};
+use crate::data_set::read_manifest;
 use crate::location::{Location, LocationError};
-use crate::manifest::{MANIFEST, Manifest, SUCCESS};
+use crate::nights::{nights, runs_of_night};
+use crate::part::PART_KEY;
 use crate::table::{TableError, TableReader};
+use laser_schema::digest::Digest;
+use laser_schema::entity::{EntityId, IdType, Kind};
+use laser_schema::knowledge::{KnowledgeRecord, PartInfo};
+use laser_schema::layout::partition;
+use laser_schema::manifest::{MANIFEST, Manifest, SUCCESS};
 
 /// As the path of a [`PreviousSource`]: what the run's own output held when the run was begun ([`latest`]).
 pub const LATEST: &str = "latest";
@@ -143,7 +146,7 @@ pub enum PreviousError {
 pub async fn manifests(sources: &[PreviousSource], before: Date) -> Result<Vec<Manifest>, PreviousError> {
     let mut manifests = Vec::new();
     for folder in published(sources, before).await? {
-        manifests.extend(Manifest::read(&folder).await?);
+        manifests.extend(read_manifest::<Manifest>(&folder).await?);
     }
     Ok(manifests)
 }
@@ -319,7 +322,7 @@ async fn newest_night(output: &Location, kind: Kind, before: Date) -> Result<Opt
             if !folder.join(SUCCESS).exists().await? {
                 continue;
             }
-            let Some(manifest) = Manifest::read(&folder).await? else {
+            let Some(manifest) = read_manifest::<Manifest>(&folder).await? else {
                 continue;
             };
             if best.as_ref().is_none_or(|(best, _)| manifest.created > *best) {
@@ -334,7 +337,7 @@ async fn newest_night(output: &Location, kind: Kind, before: Date) -> Result<Opt
 }
 
 async fn published_parts(folder: &Location, source: &PreviousSource) -> Result<Vec<File>, PreviousError> {
-    let Some(manifest) = Manifest::read(folder).await? else {
+    let Some(manifest) = read_manifest::<Manifest>(folder).await? else {
         return Err(PreviousError::Nothing { path: source.path.clone() });
     };
     check_kind(source, manifest.kind)?;
@@ -342,7 +345,7 @@ async fn published_parts(folder: &Location, source: &PreviousSource) -> Result<V
 }
 
 async fn read_part(kind: Kind, location: &Location) -> Result<Vec<PreviousText>, PreviousError> {
-    let (rows, _) = crate::knowledge::decode_part(location.url(), location.read().await?)?;
+    let (rows, _) = crate::part::decode_part(location.url(), location.read().await?)?;
     Ok(rows
         .into_iter()
         .map(|record| PreviousText {

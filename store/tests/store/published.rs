@@ -9,7 +9,7 @@ use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::Location;
 use laser_store::data_set::verify;
-use laser_store::part::{encode_part, id_type};
+use laser_store::part::encode_part;
 use laser_store::previous::{PreviousReader, PreviousSource, PreviousText};
 use tempfile::TempDir;
 
@@ -56,7 +56,7 @@ fn part(rows: &[KnowledgeRecord]) -> Bytes {
         embedding: None,
         embeddings_digest: None,
     };
-    encode_part("part", id_type(&EntityId::Int(0)), rows, None, &info).unwrap()
+    encode_part("part", IdType::Int64, rows, None, &info).unwrap()
 }
 
 /// A published folder whose manifest says what the parts hold; tests then change one or the other.

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 use tempfile::{NamedTempFile, TempDir};
 
-use crate::digest::Digest;
 use crate::location::{Location, LocationError};
+use laser_schema::digest::Digest;
 
 /// Why a file could not be kept.
 #[derive(Debug, thiserror::Error)]

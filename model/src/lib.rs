@@ -15,7 +15,7 @@ use std::sync::OnceLock;
 
 use serde_json::Value;
 
-use crate::digest::Digest;
+use laser_schema::digest::Digest;
 
 pub use chat::{ChatTemplate, Message};
 pub use hub::{Hub, resolve};

@@ -1,4 +1,4 @@
-//! What checks of published folders share: [`crate::manifest::verify`], [`crate::embedding_set::verify_embeddings`] and
+//! What checks of published folders share: [`crate::data_set::verify`], [`crate::embedding_set::verify_embeddings`] and
 //! [`crate::ids::verify_ids`].
 
 use std::collections::HashSet;
@@ -6,10 +6,10 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use serde::Serialize;
 
-use crate::digest::Digest;
-use crate::entity::EntityId;
 use crate::location::{Location, LocationError};
-use crate::manifest::SUCCESS;
+use laser_schema::digest::Digest;
+use laser_schema::entity::EntityId;
+use laser_schema::manifest::SUCCESS;
 
 /// What a check of a folder found wrong; no faults mean that the data set is whole.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

@@ -1,0 +1,258 @@
+//! Reading entity tables, from Parquet, CSV or JSONL.
+//!
+//! Rows are read in batches, so memory does not grow with the table (a CSV or JSONL *object* of a remote store is first
+//! copied to the local disk). Each row is checked on its own; that ids are unique is checked where all of them come
+//! together, in [`join`](crate::join).
+
+use laser_schema::{Columns, Entity, EntityId, EntityTable, Interaction, Kind};
+use rayon::prelude::*;
+use serde_json::{Map, Value};
+
+use crate::rows::{RowError, RowReader, id_value};
+use crate::table::{Select, is_list};
+
+/// Reads one table in batches of entities, checking each row.
+#[derive(Debug)]
+pub struct EntityReader {
+    table: EntityTable,
+    rows: RowReader,
+    /// Whether histories come as their lengths.
+    counts: bool,
+}
+
+impl EntityReader {
+    /// Opens the table and checks that its columns are there and of the right type.
+    ///
+    /// # Errors
+    /// See [`RowError`].
+    pub async fn open(table: &EntityTable) -> Result<Self, RowError> {
+        Self::open_columns(table, Select::All).await
+    }
+
+    /// Opens the table for the ids and kinds alone; of Parquet nothing else is read.
+    ///
+    /// # Errors
+    /// See [`RowError`].
+    pub async fn open_ids(table: &EntityTable) -> Result<Self, RowError> {
+        let columns = [table.columns.id.as_str(), table.columns.kind.as_str()];
+        Self::open_columns(table, Select::Only(&columns)).await
+    }
+
+    /// Opens the table for all but what histories tell: of Parquet they are counted for [`Entity::interactions`], and
+    /// [`Entity::history`] is empty.
+    ///
+    /// # Errors
+    /// See [`RowError`].
+    pub async fn open_counting(table: &EntityTable) -> Result<Self, RowError> {
+        let history = &table.columns.history;
+        let mut reader = Self::open_columns(table, Select::Counting(history)).await?;
+        let schema = reader.rows.schema();
+        let field = schema.and_then(|schema| schema.field_with_name(history).ok());
+        reader.counts = field.is_some_and(|field| is_list(field.data_type()));
+        Ok(reader)
+    }
+
+    /// Opens the table for ids, kinds and embeddings; of Parquet nothing else is read.
+    ///
+    /// # Errors
+    /// See [`RowError`].
+    pub async fn open_embeddings(table: &EntityTable) -> Result<Self, RowError> {
+        let names = &table.columns;
+        let columns = [&names.id, &names.kind, &names.embedding].map(String::as_str);
+        Self::open_columns(table, Select::Only(&columns)).await
+    }
+
+    async fn open_columns(table: &EntityTable, columns: Select<'_>) -> Result<Self, RowError> {
+        let mut rows = RowReader::open(&table.path, columns).await?;
+        if let Some(names) = rows.columns()? {
+            check_columns(table, &names)?;
+        }
+        if let Some(schema) = rows.schema() {
+            check_types(table, schema)?;
+        }
+        Ok(Self { table: table.clone(), rows, counts: false })
+    }
+
+    /// The next entities, or `None` at the end.
+    ///
+    /// # Errors
+    /// The first row that is wrong.
+    pub async fn next_batch(&mut self) -> Result<Option<Vec<Entity>>, RowError> {
+        let Some(rows) = self.rows.next_batch().await? else {
+            return Ok(None);
+        };
+        let (table, counts) = (&self.table, self.counts);
+        let entity = |(row, values)| (row, to_entity(values, table, counts));
+        let entities: Vec<_> = rows.into_par_iter().map(entity).collect();
+        let entities = entities.into_iter();
+        let told = |(row, entity): (u64, Result<_, _>)| entity.map_err(|r| self.rows.error(row, r));
+        entities.map(told).collect::<Result<_, _>>().map(Some)
+    }
+}
+
+fn check_columns(table: &EntityTable, names: &[String]) -> Result<(), RowError> {
+    let columns = &table.columns;
+    let needed = [(&columns.id, "id", true), (&columns.kind, "kind", table.kind.is_none())];
+    for (column, key, needed) in needed {
+        if needed && !names.contains(column) {
+            return Err(RowError::MissingColumn {
+                file: table.path.clone(),
+                column: column.clone(),
+                key,
+                available: names.join(", "),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A wrong column type is told once for the file, not for its first row.
+fn check_types(table: &EntityTable, schema: &arrow::datatypes::Schema) -> Result<(), RowError> {
+    use arrow::datatypes::DataType as T;
+    let Ok(field) = schema.field_with_name(&table.columns.history) else {
+        return Ok(());
+    };
+    let element_ok = |t: &T| matches!(t, T::Struct(_) | T::Utf8 | T::LargeUtf8 | T::Utf8View);
+    let ok = match field.data_type() {
+        T::List(e) | T::LargeList(e) => element_ok(e.data_type()),
+        T::Utf8 | T::LargeUtf8 | T::Utf8View => true,
+        _ => false,
+    };
+    if ok {
+        return Ok(());
+    }
+    Err(RowError::File {
+        file: table.path.clone(),
+        reason: format!(
+            "column {:?} is {}; a history must be a list of structs, a list of titles or JSON text",
+            table.columns.history,
+            field.data_type()
+        ),
+    })
+}
+
+fn to_entity(mut row: Map<String, Value>, table: &EntityTable, counts: bool) -> Result<Entity, String> {
+    let columns = &table.columns;
+    let id = to_id(row.remove(&columns.id), columns)?;
+    let kind = to_kind(row.remove(&columns.kind), table)?;
+    let history = row.remove(&columns.history);
+    let (history, length) = if counts {
+        (Vec::new(), history.and_then(|length| length.as_u64()).unwrap_or(0))
+    } else {
+        let history = to_history(history, columns)?;
+        let length = history.len() as u64;
+        (history, length)
+    };
+    let interactions = to_count(row.remove(&columns.interactions), columns)?;
+    let embedding = to_embedding(row.remove(&columns.embedding), columns)?;
+    let mut attributes = to_attributes(row.remove(&columns.attributes), columns)?;
+    attributes.extend(row.into_iter().filter(|(_, value)| !value.is_null()));
+    attributes.sort_keys();
+    Ok(Entity { id, kind, interactions: interactions.unwrap_or(0).max(length), attributes, history, embedding })
+}
+
+fn to_id(value: Option<Value>, columns: &Columns) -> Result<EntityId, String> {
+    id_value(value, &columns.id, "entity")?.into_type(columns.id_type)
+}
+
+fn to_kind(value: Option<Value>, table: &EntityTable) -> Result<Kind, String> {
+    let kind = match value.unwrap_or_default() {
+        Value::Null => None,
+        Value::String(kind) if kind == "user" => Some(Kind::User),
+        Value::String(kind) if kind == "item" => Some(Kind::Item),
+        found => {
+            return Err(format!("column {:?} is {found}; expected user or item", table.columns.kind));
+        }
+    };
+    kind.or(table.kind).ok_or_else(|| format!("column {:?} is empty; expected user or item", table.columns.kind))
+}
+
+/// A cell that holds JSON text (CSV, or a string column) is read as what the text says.
+fn parse_json_text(value: Value) -> Result<Value, String> {
+    match value {
+        Value::String(text) => serde_json::from_str(&text).map_err(|e| format!("text that is not JSON ({e})")),
+        value => Ok(value),
+    }
+}
+
+fn to_history(value: Option<Value>, columns: &Columns) -> Result<Vec<Interaction>, String> {
+    let wrong = |found: String| {
+        format!("column {:?} holds {found}; a history is a list of objects or of titles", columns.history)
+    };
+    let elements = match value.map(parse_json_text).transpose().map_err(wrong)? {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(elements)) => elements,
+        Some(other) => return Err(wrong(other.to_string())),
+    };
+    let mut history = Vec::with_capacity(elements.len());
+    for element in elements {
+        history.push(to_interaction(element, columns).map_err(wrong)?);
+    }
+    if history.iter().all(|i| i.timestamp().is_some()) {
+        // Stable: what happened at the same time stays in the table's order.
+        history.sort_by(|a, b| a.timestamp().partial_cmp(&b.timestamp()).unwrap_or(std::cmp::Ordering::Equal));
+    }
+    Ok(history)
+}
+
+fn to_interaction(element: Value, columns: &Columns) -> Result<Interaction, String> {
+    let mut fields = match element {
+        Value::Object(fields) => fields,
+        Value::String(title) => Map::from_iter([("title".to_owned(), Value::String(title))]),
+        other => return Err(format!("the element {other}")),
+    };
+    // Parquet has no value where JSON has null.
+    fields.retain(|_, value| !value.is_null());
+    if columns.timestamp != "timestamp"
+        && let Some(timestamp) = fields.remove(&columns.timestamp)
+    {
+        fields.insert("timestamp".to_owned(), timestamp);
+    }
+    let interaction = Interaction { fields };
+    match interaction.fields.get("timestamp") {
+        Some(unreadable) if interaction.timestamp().is_none() => {
+            Err(format!("the timestamp {unreadable}, which is neither a number nor ISO 8601"))
+        }
+        _ => Ok(interaction),
+    }
+}
+
+fn to_count(value: Option<Value>, columns: &Columns) -> Result<Option<u64>, String> {
+    let wrong = |found: &Value| {
+        format!("column {:?} is {found}; a number of interactions is an integer from 0", columns.interactions)
+    };
+    match value {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) => text.parse().map(Some).map_err(|_| wrong(&Value::String(text))),
+        Some(value) => value.as_u64().map(Some).ok_or_else(|| wrong(&value)),
+    }
+}
+
+fn to_embedding(value: Option<Value>, columns: &Columns) -> Result<Option<Vec<f32>>, String> {
+    let wrong = |found: String| {
+        format!("column {:?} holds {found}; an embedding is a list of finite floats", columns.embedding)
+    };
+    let values = match value.map(parse_json_text).transpose().map_err(wrong)? {
+        None | Some(Value::Null) => return Ok(None),
+        Some(Value::Array(values)) => values,
+        Some(other) => return Err(wrong(other.to_string())),
+    };
+    let mut embedding = Vec::with_capacity(values.len());
+    for (position, value) in values.iter().enumerate() {
+        #[expect(clippy::cast_possible_truncation, reason = "embeddings are single precision")]
+        let number = value.as_f64().map(|v| v as f32).filter(|v| v.is_finite());
+        embedding.push(number.ok_or_else(|| wrong(format!("NaN or {value} at position {position}")))?);
+    }
+    Ok(Some(embedding))
+}
+
+fn to_attributes(value: Option<Value>, columns: &Columns) -> Result<Map<String, Value>, String> {
+    let wrong = |found: String| {
+        format!("column {:?} holds {found}; attributes are a struct or a JSON object", columns.attributes)
+    };
+    match value.map(parse_json_text).transpose().map_err(wrong)? {
+        None | Some(Value::Null) => Ok(Map::new()),
+        Some(Value::Object(fields)) => Ok(fields.into_iter().filter(|(_, v)| !v.is_null()).collect()),
+        Some(other) => Err(wrong(other.to_string())),
+    }
+}
