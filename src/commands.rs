@@ -3,24 +3,22 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-use laser_night::{Config, Night};
+use laser_night::{Config, Night, demo};
+use laser_prepare::{Division, Histories};
 use laser_schema::embedding_set::EmbeddingManifest;
 use laser_schema::ids::IdsManifest;
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::MANIFEST;
 use laser_store::Location;
-use laser_store::data_set::verify;
+use laser_store::data_set::{read_manifest, verify};
 use laser_store::embedding_set::verify_embeddings;
 use laser_store::id_set::verify_ids;
 use laser_terminal::{Display, print};
 
-use crate::demo;
-use crate::prepare::{self, Division};
-
 /// `laser plan`: what a run would do.
 pub(crate) async fn plan(config: &Config) -> Result<()> {
-    let demo = demo::nights(config).await?;
+    let demo = demo::nights(config)?;
     let config = demo.as_ref().map_or(config, |(_, tonight)| tonight);
     let mut display = Display::new();
     let night = Night::open(config).await?;
@@ -83,13 +81,16 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
 /// `laser prepare`.
 pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
     let summary = match source {
-        PrepareSource::Movielens { dir, output, until, split_by } => {
-            let by = *split_by;
-            let division = until.map(|until| Division { until, by });
-            prepare::movielens(dir, &Location::parse(output)?, division).await?
+        PrepareSource::Movielens { dir, output, timed, until, split_by } => {
+            let histories = match *until {
+                Some(until) => Histories::Until(Division { until, by: *split_by }),
+                None if *timed => Histories::Timed,
+                None => Histories::All,
+            };
+            laser_prepare::movielens(dir, &Location::parse(output)?, histories).await?
         }
         PrepareSource::Amazon { reviews, meta, output } => {
-            prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
+            laser_prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
         }
     };
     let table = summary.tables.interactions.as_deref();
@@ -122,6 +123,9 @@ pub(crate) enum PrepareSource {
         /// Where users.parquet, items.parquet and interactions.parquet go: a folder or URL.
         #[arg(short, long)]
         output: String,
+        /// Leave out interactions without a timestamp, so that histories are in the order of time.
+        #[arg(long)]
+        timed: bool,
         /// End histories here, for texts that know nothing of what comes later: a share of the interactions (0.8), a
         /// timestamp, or ISO 8601. Interactions without timestamp are left out.
         #[arg(long)]

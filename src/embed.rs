@@ -140,8 +140,7 @@ fn encode(
 
 #[cfg(test)]
 mod tests {
-    use laser_pool_builder::{EmbeddingSource, read_embeddings};
-    use laser_schema::Kind;
+    use laser_store::embeddings::{EmbeddingColumns, EmbeddingFiles, EmbeddingReader};
 
     use super::*;
 
@@ -154,16 +153,10 @@ mod tests {
         let vectors = BTreeMap::from([(0, vec![0.5, -1.0]), (2, vec![0.25, 2.0])]);
         let bytes = encode(&location, &ids, &vectors, "{}").unwrap();
         location.write(bytes).await.unwrap();
-        let source =
-            EmbeddingSource::Table { table: location.url().to_owned(), id: "id".into(), embedding: "embedding".into() };
-        let mut found = Vec::new();
-        let mut sink = |_: u64, id: &str, vector: &[f32]| {
-            found.push((id.to_owned(), vector.to_vec()));
-            Ok(())
-        };
-        read_embeddings(&source, Kind::User, &mut sink).await.unwrap();
-        let expected = [("7", vec![0.5, -1.0]), ("9", vec![0.25, 2.0])];
-        assert_eq!(found, expected.map(|(id, vector)| (id.to_owned(), vector)));
+        let files = EmbeddingFiles::Tables(vec![location], EmbeddingColumns::default());
+        let batch = EmbeddingReader::open(files).await.unwrap().next_batch().await.unwrap().unwrap();
+        assert_eq!(batch.ids, [7, 9].map(EntityId::Int));
+        assert_eq!(batch.values, [0.5, -1.0, 0.25, 2.0]);
     }
 
     #[tokio::test]

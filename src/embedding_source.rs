@@ -1,24 +1,20 @@
 //! Embeddings that a command is given: a published night, a table, or a matrix with a list of ids.
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use jiff::civil::Date;
 use laser_night::Config;
-use laser_pool_builder::{NpyEmbeddings, NpyRow};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::SCHEMA_VERSION;
 use laser_schema::layout::{EMBEDDINGS, PROFILES};
 use laser_schema::manifest::{MANIFEST, SUCCESS};
-use laser_schema::{Digest, EntityId, Kind};
+use laser_schema::{Digest, Kind};
 use laser_store::embedding_set::newest_embeddings;
-use laser_store::embedding_table::{EmbeddingBatch, EmbeddingTable};
+use laser_store::embeddings::{EmbeddingColumns, EmbeddingFiles, EmbeddingReader, NpyFiles};
 use laser_store::{Location, previous};
 use serde::Deserialize;
 use serde_json::Value;
-
-/// Rows of a matrix at a time.
-const BATCH_ROWS: usize = 1024;
 
 /// How embeddings are read that Laser did not write.
 #[derive(Debug, Args)]
@@ -56,21 +52,7 @@ pub(crate) struct EmbeddingSource {
     pub(crate) digest: Digest,
     /// Of the encoder, where the source tells.
     pub(crate) encoder: Option<Digest>,
-    files: Files,
-}
-
-#[derive(Debug)]
-enum Files {
-    Tables(Vec<Location>),
-    Npy(Npy),
-}
-
-#[derive(Debug)]
-struct Npy {
-    npy: String,
-    ids: String,
-    skip_rows: usize,
-    id_type: IdType,
+    files: EmbeddingFiles,
 }
 
 /// What is needed of a night's manifest.
@@ -164,7 +146,7 @@ impl EmbeddingSource {
             path: folder.url().to_owned(),
             digest: Digest::of(&bytes),
             encoder: Some(embedding.encoder_digest),
-            files: Files::Tables(tables.collect()),
+            files: EmbeddingFiles::Tables(tables.collect(), EmbeddingColumns::default()),
         })
     }
 
@@ -176,7 +158,7 @@ impl EmbeddingSource {
             path: place.url().to_owned(),
             digest: place.fingerprint().await?,
             encoder: None,
-            files: Files::Tables(vec![place]),
+            files: EmbeddingFiles::Tables(vec![place], EmbeddingColumns::default()),
         })
     }
 
@@ -187,20 +169,24 @@ impl EmbeddingSource {
         };
         let kind = embedded.kind.with_context(|| needs_kind(place))?;
         let (skip_rows, id_type) = (embedded.skip_rows, embedded.id_type);
-        let fingerprints = [place.fingerprint().await?, Location::parse(&ids)?.fingerprint().await?];
+        let ids = Location::parse(&ids)?;
+        let fingerprints = [place.fingerprint().await?, ids.fingerprint().await?];
         Ok(Self {
             kind,
             date,
             digest: Digest::of_json(&(fingerprints, skip_rows, id_type)),
             encoder: None,
-            files: Files::Npy(Npy { npy: path.clone(), ids, skip_rows, id_type }),
+            files: EmbeddingFiles::Npy(NpyFiles { npy: place.clone(), ids, skip_rows, id_type: Some(id_type) }),
             path,
         })
     }
 
     /// Begins to read it.
-    pub(crate) fn reader(&self) -> EmbeddingReader<'_> {
-        EmbeddingReader { source: self, opened: 0, table: None, npy: None, dimension: None }
+    ///
+    /// # Errors
+    /// Naming the file.
+    pub(crate) async fn reader(&self) -> Result<EmbeddingReader> {
+        Ok(EmbeddingReader::open(self.files.clone()).await?)
     }
 }
 
@@ -229,75 +215,4 @@ fn night_of(folder: &str) -> Option<&str> {
 fn needs_kind(place: &Location) -> String {
     let place = place.url();
     format!("{place}: whose embeddings are these? give --kind user or --kind item")
-}
-
-/// Reads a source in batches: memory is a thousand rows.
-#[derive(Debug)]
-pub(crate) struct EmbeddingReader<'a> {
-    source: &'a EmbeddingSource,
-    /// Tables so far.
-    opened: usize,
-    table: Option<EmbeddingTable>,
-    npy: Option<NpyEmbeddings>,
-    /// Of the first embedding.
-    dimension: Option<usize>,
-}
-
-impl EmbeddingReader<'_> {
-    /// The next rows, or `None` at the end. All embeddings are finite and of one dimension.
-    ///
-    /// # Errors
-    /// Naming the file and the entity.
-    pub(crate) async fn next_batch(&mut self) -> Result<Option<EmbeddingBatch>> {
-        let batch = match &self.source.files {
-            Files::Tables(tables) => self.next_of(tables).await?,
-            Files::Npy(npy) => self.next_of_npy(npy).await?,
-        };
-        if let Some(batch) = &batch {
-            let (found, expected) = (batch.dimension, self.dimension.unwrap_or(batch.dimension));
-            ensure!(
-                found == expected,
-                "{}: the embedding of {} has {found} values, those before have {expected}",
-                self.source.path,
-                batch.ids[0]
-            );
-            self.dimension = Some(found);
-        }
-        Ok(batch)
-    }
-
-    async fn next_of(&mut self, tables: &[Location]) -> Result<Option<EmbeddingBatch>> {
-        loop {
-            if let Some(table) = &mut self.table
-                && let Some(batch) = table.next_batch().await?
-            {
-                return Ok(Some(batch));
-            }
-            let Some(table) = tables.get(self.opened) else {
-                return Ok(None);
-            };
-            self.table = Some(EmbeddingTable::open(table).await?);
-            self.opened += 1;
-        }
-    }
-
-    async fn next_of_npy(&mut self, files: &Npy) -> Result<Option<EmbeddingBatch>> {
-        let rows = match self.npy.take() {
-            Some(rows) => rows,
-            None => NpyEmbeddings::open(&files.npy, &files.ids, files.skip_rows).await?,
-        };
-        let rows = self.npy.insert(rows);
-        let (mut ids, mut values, mut dimension) = (Vec::new(), Vec::new(), 0);
-        while ids.len() < BATCH_ROWS
-            && let Some(NpyRow { line, id, embedding }) = rows.next_row()?
-        {
-            ensure!(!id.is_empty(), "{}, line {line}: empty; every row of {} needs an id", files.ids, files.npy);
-            let id = EntityId::Text(id).into_type(Some(files.id_type));
-            ids.push(id.map_err(|e| anyhow!("{}, line {line}: {e}", files.ids))?);
-            values.extend_from_slice(embedding);
-            dimension = embedding.len();
-        }
-        ensure!(ids.is_empty() || dimension > 0, "{}: its embeddings have no values", files.npy);
-        Ok((!ids.is_empty()).then_some(EmbeddingBatch { ids, values, dimension }))
-    }
 }

@@ -20,6 +20,7 @@ use laser_schema::layout::{EMBEDDINGS, dated_name, partition_of};
 use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_schema::{Digest, EmbeddingSpec, Embeddings, Kind};
 use laser_store::Location;
+use laser_store::data_set::read_manifest;
 use laser_store::embedding_set::{decode_embeddings, encode_embeddings};
 use laser_store::location::Created;
 use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};

@@ -21,7 +21,8 @@ use laser_schema::manifest::{MANIFEST, SUCCESS};
 use laser_schema::sample::{Sample, priority};
 use laser_schema::{Digest, EntityId};
 use laser_store::Location;
-use laser_store::embedding_table::EmbeddingBatch;
+use laser_store::data_set::read_manifest;
+use laser_store::embeddings::EmbeddingBatch;
 use laser_store::id_set::{ids_schema, newest_ids};
 use laser_store::location::Created;
 use laser_store::table::{self, TableReader};
@@ -214,7 +215,7 @@ impl<'a> Ids<'a> {
         let ids = &self.config.ids;
         let mut sample = Sample::new(ids.sample);
         let mut seen = HashSet::new();
-        let mut reader = self.source.reader();
+        let mut reader = self.source.reader().await?;
         while let Some(batch) = reader.next_batch().await? {
             for (id, embedding) in batch.iter() {
                 let priority = priority(ids.seed, &[id.to_string().as_bytes()]);
@@ -244,7 +245,7 @@ impl<'a> Ids<'a> {
         let event_timestamp = self.source.date.to_zoned(TimeZone::UTC)?.timestamp();
         let created_timestamp = codebook.info().created;
         let (mut rows, mut distortion) = (0, 0.0);
-        let mut reader = self.source.reader();
+        let mut reader = self.source.reader().await?;
         while let Some(batch) = reader.next_batch().await? {
             for (entity_id, coded) in code(codebook, batch)? {
                 if let Some(churn) = &mut churn {
@@ -286,7 +287,7 @@ impl<'a> Ids<'a> {
 
 /// The ids of a batch, in order.
 fn code(codebook: &Codebook, batch: EmbeddingBatch) -> Result<Vec<(EntityId, Coded)>> {
-    let EmbeddingBatch { ids, values, dimension } = batch;
+    let EmbeddingBatch { ids, values, dimension, .. } = batch;
     let rows = ids.into_par_iter().zip(values.par_chunks_exact(dimension));
     let coded = rows.map(|(id, embedding)| {
         let coded = codebook.code(&id, embedding)?;

@@ -3,7 +3,6 @@
 //! Parses arguments, calls, and prints.
 
 mod commands;
-mod demo;
 mod embed;
 mod embedding_source;
 mod encode;
@@ -12,8 +11,6 @@ mod exit;
 mod ids;
 mod operate;
 mod pools;
-mod prepare;
-mod report;
 mod summary;
 mod telemetry;
 
@@ -22,7 +19,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use laser_night::{Config, Night, Outcome, distributed};
+use laser_night::{Config, Night, Outcome, demo, distributed};
 use laser_pool_builder::TuneConfig;
 use laser_schema::guard::GuardReport;
 use laser_terminal::{Display, Style, print};
@@ -363,7 +360,9 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Verify { dir } => {
             return Ok(if commands::verify_all(&dir).await? { 0 } else { DATA_ERROR });
         }
-        Command::Report { dir, output } => report::report(&dir, output.as_deref()).await?,
+        Command::Report { dir, output } => {
+            print(&format!("{}\n", laser_report::report(&dir, output.as_deref()).await?))?
+        }
         Command::Pools(command) => manage_pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
         Command::Encode(args) => encode::encode(args).await?,
@@ -412,7 +411,7 @@ async fn run(config: &Config) -> Result<u8> {
     let drain = CancellationToken::new();
     drain_on_signal(drain.clone())?;
     let mut display = Display::new();
-    if let Some((last_night, tonight)) = demo::nights(config).await? {
+    if let Some((last_night, tonight)) = demo::nights(config)? {
         print("Demo, last night: a first night, without pools.\n")?;
         let code = run_night(&last_night, &mut display, &drain).await?;
         if code != 0 {

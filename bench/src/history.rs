@@ -1,7 +1,7 @@
 //! The workload of the paper (4.1): entities as they were and as they are now.
 //!
 //! A user's history of n interactions is cut at m, drawn from (n/2, n): the first m are the old state, the
-//! rest is the new one, and none is in both. The items are cut into two halves: the old half's texts
+//! rest is the new one, and none is in both. Interactions without a timestamp are left out where others have one. The items are cut into two halves: the old half's texts
 //! are old knowledge, the new half is measured. What is drawn depends on the seed and the id alone,
 //! not on the order of the table nor on how many entities are asked for.
 //!
@@ -58,7 +58,8 @@ impl Workload {
         let mut kept = Lowest::new(draw.old.max(draw.new));
         let mut reader = EntityReader::open(table).await?;
         while let Some(batch) = reader.next_batch().await? {
-            for user in batch {
+            for mut user in batch {
+                keep_timed(&mut user);
                 if user.kind == Kind::User && user.history.len() >= draw.min_history.max(3) {
                     kept.offer(hash(draw.seed, "entity", &user.id), user);
                 }
@@ -120,6 +121,13 @@ impl Lowest {
     }
 }
 
+/// Leaves out interactions whose place in time is not known, where those of others are.
+fn keep_timed(user: &mut Entity) {
+    if user.history.iter().any(|interaction| interaction.timestamp().is_some()) {
+        user.history.retain(|interaction| interaction.timestamp().is_some());
+    }
+}
+
 /// The user before and after the cut. The router sees as many interactions as there were.
 fn split_history(mut user: Entity, seed: u64) -> (Entity, Entity) {
     let m = cut(user.history.len(), hash(seed, "cut", &user.id));
@@ -171,6 +179,29 @@ mod tests {
         for n in 3..40 {
             let drawn: BTreeSet<usize> = (0..2000).map(|hash| cut(n, hash)).collect();
             assert_eq!(drawn, (n / 2 + 1..n).collect(), "n = {n}");
+        }
+    }
+
+    #[tokio::test]
+    async fn only_interactions_with_a_timestamp_are_split_where_some_have_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("t.jsonl");
+        let film = |film: i64| match film % 2 {
+            0 => json!({"film": film, "timestamp": 900_000_000 - film}),
+            _ => json!({"film": film}),
+        };
+        let row = json!({"id": 1, "history": (0..12).map(film).collect::<Vec<_>>()});
+        let other = json!({"id": 2, "history": (0..12).map(|film| json!({"film": film})).collect::<Vec<_>>()});
+        std::fs::write(&path, format!("{row}\n{other}\n")).unwrap();
+        let users = table(path.to_str().unwrap(), Kind::User);
+        let workload = Workload::read(&users, Kind::User, DRAW).await.unwrap();
+        for (old, new) in workload.old.iter().zip(&workload.new) {
+            let films = old.history.iter().chain(&new.history);
+            let films: Vec<i64> = films.map(|i| i.fields["film"].as_i64().unwrap()).collect();
+            match old.id.to_string().as_str() {
+                "1" => assert_eq!(films, [10, 8, 6, 4, 2, 0]),
+                _ => assert_eq!(films, (0..12).collect::<Vec<_>>()),
+            }
         }
     }
 

@@ -10,9 +10,10 @@ use laser_model::ModelFiles;
 use laser_night::Progress;
 use laser_night::config::RunConfig;
 use laser_pool_builder::{
-    Attributes, Clusters, EmbeddingSource, Grouping, GroupingConfig, OpenPools, PoolSet, PoolTokenizer, PoolsConfig,
-    build_pools, clear_pools, join_embeddings,
+    Attributes, Clusters, Grouping, GroupingConfig, OpenPools, PoolSet, PoolTokenizer, PoolsConfig, build_pools,
+    clear_pools, join_embeddings,
 };
+use laser_schema::embedding::EmbeddingSource;
 use laser_schema::{Entity, EntityId, EntityTable, Kind};
 use laser_store::Location;
 use laser_store::join::Join;

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_coordinator::plan::prompt_digest;
 use laser_coordinator::prompt::PromptRenderer;
-use laser_pool_builder::EmbeddingSource;
+use laser_schema::embedding::EmbeddingSource;
 use laser_schema::entity::IdType;
 use laser_schema::job::Spec;
 use laser_schema::knowledge::{KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};

@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use laser_night::config::RunConfig;
-use serde_json::json;
 
 use super::*;
 
@@ -12,35 +11,16 @@ fn parse(args: &[&str]) -> Result<Command, clap::Error> {
     Cli::try_parse_from(all).map(|cli| *cli.command)
 }
 
-const GENRES: [&str; 3] = ["Drama", "Comedy", "Horror"];
-
-fn user(id: usize) -> serde_json::Value {
-    let film = |n: usize| json!({"title": format!("Film {}", (id + 3 * n) % 20), "rating": 3 + n % 3});
-    let taste = GENRES.each_ref().map(|genre| f64::from(u8::from(*genre == GENRES[id % 3])));
-    json!({"id": id, "age": "25-34", "history": (0..6 + id % 4).map(film).collect::<Vec<_>>(), "embedding": taste})
-}
-
-fn item(id: usize) -> serde_json::Value {
-    json!({"id": id, "title": format!("Film {id}"), "genres": [GENRES[id % 3]], "year": 1980 + id})
-}
-
-fn write_table(dir: &Path, name: &str, rows: impl Iterator<Item = serde_json::Value>) -> String {
-    let path = dir.join(name);
-    std::fs::write(&path, rows.map(|row| format!("{row}\n")).collect::<String>()).unwrap();
-    path.to_str().unwrap().to_owned()
-}
-
-/// Tables below `dir`, and as few and short texts as will do.
+/// Small tables, and as few and short texts as will do.
 fn setup(dir: &Path) -> SetupArgs {
-    let users = write_table(dir, "users.jsonl", (0..20).map(user));
-    let items = write_table(dir, "items.jsonl", (0..40).map(item));
-    let model = std::path::absolute("../fixtures/profile-lm").unwrap();
+    let [model, users, items] = ["profile-lm", "demo/small/tonight/users.parquet", "demo/small/tonight/items.parquet"]
+        .map(|name| std::path::absolute("../fixtures").unwrap().join(name));
     let args = [
         "paper",
         "--users-table",
-        &users,
+        users.to_str().unwrap(),
         "--items-table",
-        &items,
+        items.to_str().unwrap(),
         "--model",
         model.to_str().unwrap(),
         "--output",

@@ -1,7 +1,7 @@
-//! Publishing: from committed parts to a data set that readers may trust.
+//! Publishing turns committed parts into a data set that readers can trust.
 //!
-//! Every part is read back and checked, then `_errors.jsonl`, `_manifest.json` and last `_SUCCESS` are written.
-//! The manifest is a function of the parts, so two coordinators that finish one run write the same bytes.
+//! Every part is read back and checked. Then `_errors.jsonl`, `_manifest.json` and finally `_SUCCESS` are written. The
+//! manifest is a function of the parts, so two coordinators that finish one run write the same bytes.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,6 +16,7 @@ use laser_schema::knowledge::{ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WR
 use laser_schema::manifest::{Cost, ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_schema::{Digest, Embeddings, EntityId, Kind};
 use laser_store::Location;
+use laser_store::data_set::read_manifest;
 use laser_store::location::{Created, LocationError};
 use laser_store::part::{check_part, encode_part};
 use laser_store::run_store::{PlannedRun, RunStoreError};
@@ -28,13 +29,13 @@ pub enum FinaliseError {
     /// A store.
     #[error(transparent)]
     Location(#[from] LocationError),
-    /// A committed part is not what its writer wrote.
+    /// A committed part differs from what its writer wrote.
     #[error("{0}; remove that part and run again: only its shard is generated anew")]
     Damaged(#[from] TableError),
     /// The run's own files.
     #[error(transparent)]
     Run(#[from] RunStoreError),
-    /// An entity stands in two parts.
+    /// An entity is in two parts.
     #[error("{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it")]
     Duplicate {
         /// The later part.
@@ -47,12 +48,12 @@ pub enum FinaliseError {
     Rows {
         /// The part.
         part: String,
-        /// Rows of the shard.
+        /// Number of rows of the shard.
         expected: u64,
-        /// Rows and errors of the part.
+        /// Number of rows and errors of the part.
         found: u64,
     },
-    /// A part's embeddings are not those that the run was planned with.
+    /// A part's embeddings differ from those that the run was planned with.
     #[error("{part}: its embeddings are not those that the run was planned with; remove that part and run again")]
     Encoder {
         /// The part.
@@ -60,18 +61,18 @@ pub enum FinaliseError {
     },
 }
 
-/// What came of publishing one kind.
+/// The outcome of publishing one kind.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Published {
-    /// The data set is whole: `_SUCCESS` is there.
+    /// The data set is complete: `_SUCCESS` is written.
     Complete(Box<Manifest>),
-    /// Too many entities have no text: everything but `_SUCCESS` is there.
+    /// Too many entities have no text: everything except `_SUCCESS` is written.
     BelowCoverage(Box<Manifest>),
-    /// A pool breaches a guard that withholds the night: everything but `_SUCCESS` is there.
+    /// A pool breaches a guard that withholds the night: everything except `_SUCCESS` is written.
     Breached(Box<Manifest>),
     /// Shards are missing; nothing was written.
     Incomplete {
-        /// How many.
+        /// The number of missing shards.
         missing: usize,
     },
 }
@@ -128,7 +129,7 @@ fn id_type(plan: &Plan, kind: Kind) -> IdType {
     plan.ids.get(&kind).copied().unwrap_or(IdType::String)
 }
 
-/// What must hold for `_SUCCESS` to be written.
+/// The conditions for writing `_SUCCESS`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Terms {
     /// The share of entities that must have a text.
@@ -138,7 +139,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Only a share of entities that must have a text.
+    /// Requires only a share of entities with a text.
     pub fn coverage(min_coverage: f64) -> Self {
         Self { min_coverage, guards: None }
     }
@@ -156,7 +157,7 @@ pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Publ
     let done: HashSet<u32> = run.committed().await?.into_iter().collect();
     let of_kind = run.plan.shards.iter().filter(|s| s.kind == kind);
     let (there, missing): (Vec<&ShardJob>, Vec<_>) = of_kind.partition(|s| done.contains(&s.shard));
-    // A measurement that failed costs the night its figures, not its texts.
+    // A failed measurement costs the night its figures, not its texts.
     let missing = missing.iter().filter(|s| s.action != Action::Audit).count();
     if missing > 0 {
         return Ok(Published::Incomplete { missing });
@@ -185,8 +186,8 @@ pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Publ
     Ok(Published::Complete(Box::new(manifest)))
 }
 
-/// The manifest of a folder that was published before: it is never written again, so whatever was derived from
-/// it stays true.
+/// Returns the manifest of a folder that was published before. It is never rewritten, so whatever was derived from it
+/// stays true.
 async fn published(folder: &Location) -> Result<Option<Manifest>, LocationError> {
     if !folder.join(SUCCESS).exists().await? {
         return Ok(None);
@@ -194,7 +195,7 @@ async fn published(folder: &Location) -> Result<Option<Manifest>, LocationError>
     read_manifest::<Manifest>(folder).await
 }
 
-/// What the parts of a kind add up to.
+/// The sums over the parts of a kind.
 #[derive(Default)]
 struct Sums {
     seen: HashSet<EntityId>,
@@ -205,7 +206,7 @@ struct Sums {
     audit: BTreeMap<String, AuditReport>,
     parts: Vec<PartEntry>,
     newest: Timestamp,
-    /// Texts that were cut off before they were encoded.
+    /// Number of texts that were cut off before they were encoded.
     truncated: u64,
 }
 

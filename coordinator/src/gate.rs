@@ -1,9 +1,9 @@
-//! The gate of `[guards] action = "strict"`: no text of a pool is generated before its audit was judged.
+//! The gate of `[guards] action = "strict"`: no text of a pool is generated before its audit is judged.
 //!
-//! Audits are shards like others and come first. Once all those of a pool are settled (committed, or given up) the pool
-//! is judged by them, and the verdict is created as one object, put if absent: whoever judges again, at the same time
-//! or after a kill, goes on with what is there. Workers read it with each shard of the pool, so a pool's texts of one
-//! run are verified alike, whoever generates them.
+//! Audits are shards like others and come first. Once all audits of a pool are settled (committed or given up), the
+//! pool is judged by them and the verdict is created as one object, if it does not exist. Whoever judges again, at the
+//! same time or after a kill, continues with the existing verdict. Workers read it with each shard of the pool, so a
+//! run verifies all texts of a pool alike, whoever generates them.
 
 use std::collections::BTreeMap;
 
@@ -20,10 +20,10 @@ use crate::finalise::FinaliseError;
 
 type Pool = (Kind, String);
 
-/// Which pools of a run may be generated. Without strict guards all may.
+/// The pools of a run that may be generated; all of them without strict guards.
 #[derive(Debug)]
 pub struct Gate {
-    /// Pools that are not judged yet, with the shards of their audits.
+    /// Pools that are not judged yet, with their audit shards.
     closed: BTreeMap<Pool, Vec<u32>>,
 }
 
@@ -77,7 +77,7 @@ async fn judge(run: &PlannedRun, guards: &Guards, audits: &[u32]) -> Result<Verd
     let (mut figures, mut report) = (Figures::default(), AuditReport::default());
     for &shard in audits {
         let file = run.part(&run.plan.shards[shard as usize]);
-        // One that was given up is not there.
+        // An audit that was given up does not exist.
         let Some(bytes) = file.read_optional().await? else {
             continue;
         };

@@ -1,12 +1,12 @@
-//! Planning: from tables of entities to shards on the object store.
+//! Planning turns tables of entities into shards on the object store.
 //!
-//! Entities are streamed: each is routed to its pool, its prompt rendered and digested, and it is written into a
-//! shard of its kind and pool; or, where neither its prompt nor the specification has changed since its
-//! previous text, into a shard of records to carry forward. The plan itself is written last and whole: a
-//! planning that was killed leaves no plan, and the next one writes the same files again.
+//! Entities are streamed. Each is routed to its pool, and its prompt is rendered and digested. It is then written into
+//! a shard of its kind and pool, or, if neither its prompt nor the specification has changed since its previous text,
+//! into a shard of records to carry forward. The plan itself is written last and as one object: a killed planning
+//! leaves no plan, and the next one writes the same files again.
 //!
-//! Memory: the join's (see [`join`](laser_store::join)), three open shards for each kind and pool at most, and the
-//! list of shards, which is the plan. It does not grow with rows.
+//! Memory is the join's (see [`join`](laser_store::join)), at most three open shards per kind and pool, and the list of
+//! shards, which is the plan. It does not grow with rows.
 
 use std::collections::BTreeMap;
 
@@ -30,37 +30,37 @@ use rayon::prelude::*;
 
 use crate::prompt::{PromptError, PromptRenderer};
 
-/// What a run is planned from.
+/// The inputs of planning a run.
 pub struct PlanRequest<'a> {
     /// The run's name.
     pub run: String,
     /// The night.
     pub date: Date,
-    /// What texts are acceptable.
+    /// The specification of acceptable texts.
     pub spec: Spec,
     /// Last night's knowledge.
     pub previous: &'a [PreviousSource],
     /// Whether unchanged entities keep their texts.
     pub carry_forward: bool,
-    /// Rows of a shard.
+    /// Most rows per shard.
     pub shard_rows: usize,
-    /// Entities that are also generated plainly, to measure the speedup: a share of all, from 0 to 1.
+    /// The share of all entities, from 0 to 1, that is also generated plainly to measure the speedup.
     pub audit_share: f64,
-    /// Seed of the audit's choice.
+    /// Seed for choosing the audited entities.
     pub seed: u64,
-    /// Entities of each kind at most; all if not given.
+    /// Most entities per kind; all if not given.
     pub limit: Option<u64>,
-    /// Where the pools are, and their digest.
+    /// The location of the pools and their digest.
     pub pools: (String, Digest),
-    /// What the engines' time costs.
+    /// The cost of engine time.
     pub price: Option<Price>,
     /// Bounds that gate the generation of pools.
     pub guards: Option<Guards>,
-    /// The embeddings that the output is to have.
+    /// The embeddings of the output.
     pub embedding: Option<EmbeddingSpec>,
-    /// Makes the prompts.
+    /// Renders the prompts.
     pub prompts: &'a PromptRenderer,
-    /// The name of the pool of an entity, which has its embedding.
+    /// Returns the name of an entity's pool; the entity has its embedding.
     pub route: &'a (dyn Fn(&Entity) -> String + Sync),
 }
 
@@ -70,7 +70,7 @@ impl std::fmt::Debug for PlanRequest<'_> {
     }
 }
 
-/// Why there is no plan.
+/// The reasons why planning failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The entity tables, and what belongs to their rows.
@@ -105,11 +105,11 @@ pub enum PlanError {
     ForeignPrevious {
         /// Users or items.
         kind: Kind,
-        /// How many there are.
+        /// Number of previous texts.
         texts: u64,
-        /// One of its ids.
+        /// One of the previous texts' ids.
         previous: EntityId,
-        /// One of the input's.
+        /// One of the input's ids.
         input: EntityId,
     },
 }
@@ -154,7 +154,7 @@ pub async fn plan(
     }
 }
 
-/// What last night knew of an entity, in one byte and JSON or text.
+/// Last night's knowledge of an entity, as one byte and JSON or text.
 enum Known {
     /// It may be carried forward.
     Record(Box<KnowledgeRecord>),
@@ -165,7 +165,7 @@ enum Known {
 impl Known {
     const RECORD: u8 = 1;
 
-    /// Of a record that cannot be carried forward the text is enough.
+    /// Encodes previous knowledge; of a record that cannot be carried forward, the text is enough.
     fn encode(previous: &PreviousText, carries: bool) -> Vec<u8> {
         let record = previous.record.as_ref().filter(|_| carries);
         let json = record.and_then(|record| serde_json::to_vec(record).ok());
@@ -191,7 +191,7 @@ impl Known {
     }
 }
 
-/// Brings last night's knowledge to the entities, and makes sure that it is theirs.
+/// Joins last night's knowledge to the entities and checks that it belongs to them.
 async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<Joined, PlanError> {
     if entities.kinds().is_empty() || request.limit == Some(0) {
         let files = entities.tables().iter().map(|table| table.path.as_str());

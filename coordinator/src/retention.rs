@@ -1,8 +1,8 @@
-//! Retention: what of an output is older than the nights that are kept, and its removal.
+//! Retention: finds and removes everything in an output that is older than the nights to keep.
 //!
-//! Everything of a run bears its name, which begins with its date: the published folders of texts, embeddings and
-//! knowledge ids, `runs/RUN` and `pools/RUN`. Older than the kept nights is what is dated before the oldest of them.
-//! Never removed are
+//! Everything that belongs to a run bears its name, which begins with its date: the published folders of texts,
+//! embeddings and knowledge ids, `runs/RUN` and `pools/RUN`. Anything dated before the oldest kept night is outdated,
+//! except for the following, which is never removed:
 //!
 //! - the two newest complete nights of each kind, and of its embeddings and ids: the second is what a run of the first
 //!   was or is being made from;
@@ -27,17 +27,17 @@ use laser_store::location::LocationError;
 use laser_store::nights::{nights_of, runs_of_night_of};
 use laser_store::run_store::{CANCELLED, LOCK, PINS, PLAN, RunStore, RunStoreError, run_folder};
 
-/// A run that is not published is taken for one that is under way if it wrote something within these hours: nights
-/// that are two days old are not taken up again.
+/// A run that is not published counts as under way if it wrote something within these hours: nights that are two days
+/// old are not resumed.
 const UNDER_WAY_HOURS: i64 = 48;
 
-/// Complete nights of each kind that stay whatever is configured.
+/// Complete nights of each kind that stay, whatever is configured.
 const NIGHTS_MIN: usize = 2;
 
 /// The folder of pool sets.
 const POOLS: &str = "pools";
 
-/// Why nothing could be removed.
+/// The reasons why nothing could be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RetentionError {
     /// The store.
@@ -48,18 +48,18 @@ pub enum RetentionError {
     Run(#[from] RunStoreError),
 }
 
-/// What is to stay.
+/// What to keep.
 #[derive(Debug, Clone)]
 pub struct Keep {
-    /// The newest nights with complete output of any kind; two at least.
+    /// Number of newest nights with complete output of any kind to keep, at least two.
     pub nights: usize,
-    /// Pool sets by place below the output's root.
+    /// Pool sets to keep, by their folder below the output's root.
     pub pools: BTreeSet<String>,
-    /// The time now, to tell which runs are under way.
+    /// The current time, to decide which runs are under way.
     pub now: Timestamp,
 }
 
-/// A run of which something is to be removed.
+/// A run that has something to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outdated {
     /// Its name.
@@ -77,7 +77,7 @@ struct Partition {
     complete: bool,
 }
 
-/// All that an output holds of dated names.
+/// Everything with a dated name in an output.
 struct Survey<'a> {
     output: &'a Location,
     partitions: BTreeMap<String, Vec<Partition>>,
@@ -85,7 +85,8 @@ struct Survey<'a> {
     pools: BTreeSet<String>,
 }
 
-/// The runs of which something is outdated, oldest first; none while there are fewer complete nights than are kept.
+/// Returns the runs that have something outdated, oldest first; none while there are fewer complete nights than to
+/// keep.
 ///
 /// # Errors
 /// The store's.
@@ -130,7 +131,7 @@ impl<'a> Survey<'a> {
         all.flat_map(|(run, parts)| parts.iter().map(move |part| (run, part))).filter(|(_, part)| part.complete)
     }
 
-    /// The date of the oldest night that is kept.
+    /// Returns the date of the oldest night to keep.
     fn oldest_kept(&self, nights: usize) -> Option<Date> {
         let texts = self.complete().map(|(_, part)| part);
         let texts = texts.filter(|part| part.data_set == PROFILES);
@@ -138,7 +139,7 @@ impl<'a> Survey<'a> {
         dates.into_iter().rev().nth(nights - 1)
     }
 
-    /// The runs of the newest complete nights of each kind.
+    /// Returns the runs of the newest complete nights of each kind.
     fn newest_of_each_kind(&self) -> BTreeSet<String> {
         let mut dates: BTreeMap<_, BTreeSet<Date>> = BTreeMap::new();
         for (_, part) in self.complete() {
@@ -154,8 +155,7 @@ impl<'a> Survey<'a> {
         kept.map(|(run, _)| run.clone()).collect()
     }
 
-    /// Adds the runs that are under way to `runs`, with those whose output they were begun with, and their pools to
-    /// `pools`.
+    /// Adds the runs under way to `runs`, with the runs whose output they started from, and their pools to `pools`.
     async fn protect_under_way(
         &self,
         now: Timestamp,
@@ -181,7 +181,7 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// When a run last wrote something, by the store's clock.
+    /// Returns the time at which a run last wrote something, by the store's clock.
     async fn newest_object(&self, run: &str, folders: &[Partition]) -> Result<Timestamp, LocationError> {
         let mut newest = Timestamp::UNIX_EPOCH;
         let folders = folders.iter().map(|part| part.folder.clone());
@@ -192,7 +192,7 @@ impl<'a> Survey<'a> {
         Ok(newest)
     }
 
-    /// All folders of a run but the pool sets that are kept.
+    /// Returns all folders of a run except the pool sets to keep.
     fn folders(&self, run: &String, kept_pools: &BTreeSet<String>) -> Vec<String> {
         let parts = self.partitions.get(run).map_or(&[][..], Vec::as_slice);
         let mut folders: Vec<String> = parts.iter().map(|part| part.folder.clone()).collect();
@@ -207,14 +207,14 @@ impl<'a> Survey<'a> {
     }
 }
 
-/// Removes what is outdated of a run, and returns how many objects that were.
+/// Removes everything outdated of a run and returns the number of objects removed.
 ///
 /// # Errors
-/// The store's; the same again goes on.
+/// The store's. Call again to continue.
 pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, LocationError> {
     let run = run_folder(&outdated.run);
     let mut removed = 0;
-    // What makes a run, a night or a pool set one goes first, in this order, and one by one.
+    // The objects that make a run, a night or a pool set complete go first, in this order and one by one.
     let first = outdated.folders.iter().filter(|folder| **folder == run);
     let heads = [PINS, PLAN, SUCCESS, MANIFEST, "pools.json"];
     for folder in first.chain(&outdated.folders) {
@@ -230,7 +230,7 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
         folder.remove_below(ours).await?;
     }
     for folder in &outdated.folders {
-        // The night's folder, if this was its last run.
+        // Remove the night's folder if this was its last run.
         if let Some((night, _)) = folder.rsplit_once("/run=") {
             output.join(night).remove_below(Vec::new()).await?;
         }
@@ -238,7 +238,7 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
     Ok(removed)
 }
 
-/// Whether Laser names files of runs, nights and pool sets so.
+/// Whether Laser gives files of runs, nights and pool sets this name.
 fn is_ours(name: &str) -> bool {
     let known = [ERRORS, CODEBOOK, CANCELLED, LOCK, "assignments.parquet"];
     let matches = |prefix: &str, suffix: &str| {

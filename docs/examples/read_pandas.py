@@ -9,7 +9,7 @@ output, night = sys.argv[1:]
 
 
 def read(data_set):
-    """One row a user: where the night was run twice, the one that was created later."""
+    """One row per user: if the night was run twice, the row created later."""
     parts = ds.dataset(f"{output}/{data_set}/kind=user/dt={night}", partitioning="hive")
     frame = parts.to_table().to_pandas().sort_values(["created_timestamp", "run"])
     return frame.drop_duplicates("entity_id", keep="last").set_index("entity_id").sort_index()

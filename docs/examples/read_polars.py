@@ -8,7 +8,7 @@ output = sys.argv[1]
 
 
 def read(data_set):
-    """One row a user and night: where a night was run twice, the one that was created later."""
+    """One row per user and night: if a night was run twice, the row created later."""
     parts = pl.scan_parquet(f"{output}/{data_set}/kind=user/**/*.parquet", hive_partitioning=True)
     return parts.sort("created_timestamp", "run").unique(["entity_id", "dt"], keep="last")
 

@@ -43,7 +43,7 @@ pub struct Config {
     pub input: Vec<EntityTable>,
     /// The previous knowledge.
     pub previous: Vec<PreviousSource>,
-    /// The demo, which makes its own tables.
+    /// The night before a demo.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub demo: Option<DemoConfig>,
     /// Where the output goes.
@@ -242,7 +242,8 @@ mod tests {
                 "[verification]\npolicy = \"strict\"\n[guards]\naction = \"strict\"\nmin_distinct_2 = 0.5",
                 "policy is strict already",
             ),
-            ("[demo]\nusers = 30", "remove [[input]]"),
+            ("[demo]\nlast_night = []", "[demo] last_night: no table"),
+            ("[demo]\nusers = 30", "unknown field"),
             ("[run]\ndate = \"yesterday\"", "run.date"),
             ("[encoder]\npooling = \"cls\"", "[encoder] path: not set"),
             ("[encoder]\nnormalize = true", "did you mean \"normalise\""),

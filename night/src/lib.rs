@@ -5,6 +5,7 @@
 
 pub mod config;
 mod deadline;
+pub mod demo;
 pub mod distributed;
 pub mod doctor;
 pub mod encoder;

@@ -8,6 +8,7 @@ use laser_coordinator::nats::{self, NatsClient};
 use laser_schema::Kind;
 use laser_schema::manifest::{Cost, Manifest};
 use laser_store::Location;
+use laser_store::data_set::read_manifest;
 use laser_store::run_store::{PlannedRun, RunStore};
 use serde::Serialize;
 
@@ -116,7 +117,7 @@ async fn costs(run: &PlannedRun, published: &[Kind]) -> Result<BTreeMap<Kind, Co
     let mut costs = BTreeMap::new();
     if run.plan.price.is_some() {
         for &kind in published {
-            let manifest = Manifest::read(&run.partition(kind)).await?;
+            let manifest = read_manifest::<Manifest>(&run.partition(kind)).await?;
             costs.extend(manifest.and_then(|m| Some((kind, m.cost?))));
         }
     }

@@ -4,11 +4,12 @@ use std::collections::HashMap;
 
 use anyhow::{Context, Result, bail, ensure};
 use laser_night::config::{IdsSource, KnowledgeConfig};
-use laser_pool_builder::{EmbeddingError, EmbeddingSource, read_embeddings};
 use laser_recommender::ctr::{Codes, CodesError, Feature, Variant, Vectors};
+use laser_schema::embedding::EmbeddingSource;
 use laser_schema::{EntityId, Kind};
 use laser_store::Location;
 use laser_store::data_set::published_parts;
+use laser_store::embeddings::{EmbeddingFiles, EmbeddingReader};
 use laser_store::rows::RowReader;
 use laser_store::table::Select;
 use serde_json::Value;
@@ -101,16 +102,18 @@ fn field(variant: &mut Variant, kind: Kind) -> &mut Option<Feature> {
 async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Result<Feature> {
     let mut rows: Vec<Option<Vec<f32>>> = vec![None; places.ids.len()];
     let (mut dimension, mut twice) = (0, None);
-    let mut sink = |_row: u64, id: &str, vector: &[f32]| {
-        dimension = vector.len();
-        if let Some(place) = places.of(id)
-            && rows[place].replace(vector.to_vec()).is_some()
-        {
-            twice = Some(id.to_owned());
+    let mut reader = EmbeddingReader::open(EmbeddingFiles::find(source, kind).await?).await?;
+    while let Some(batch) = reader.next_batch().await? {
+        dimension = batch.dimension;
+        for (id, vector) in batch.iter() {
+            let id = id.to_string();
+            if let Some(place) = places.of(&id)
+                && rows[place].replace(vector.to_vec()).is_some()
+            {
+                twice = Some(id);
+            }
         }
-        Ok::<(), EmbeddingError>(())
-    };
-    read_embeddings(source, kind, &mut sink).await?;
+    }
     let name = match source {
         EmbeddingSource::Npy { npy, .. } => npy,
         EmbeddingSource::Table { table, .. } => table,

@@ -26,12 +26,12 @@ use serde::de::DeserializeOwned;
 
 pub use committed::Committed;
 
+use crate::location::{Created, Location, LocationError};
 use laser_schema::Digest;
 use laser_schema::Kind;
 use laser_schema::guard::Verdict;
 use laser_schema::job::{PLAN_VERSION, Plan, ShardJob};
 use laser_schema::layout::Pins;
-use crate::location::{Created, Location, LocationError};
 use laser_schema::manifest::SUCCESS;
 
 /// The folder of all runs.

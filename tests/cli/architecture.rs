@@ -52,11 +52,19 @@ fn dependencies_point_one_way() {
         ("pool-builder", &["decode", "model", "schema", "store"]),
         ("features", &["model", "schema", "store"]),
         ("recommender", &[]),
-        ("coordinator", &["schema"]),
-        ("worker", &["decode", "features", "schema"]),
-        ("night", &["coordinator", "decode", "features", "pool-builder", "recommender", "schema", "worker"]),
+        ("prepare", &["schema", "store"]),
+        ("report", &["pool-builder", "schema", "store"]),
+        ("coordinator", &["model", "schema", "store"]),
+        ("worker", &["decode", "features", "model", "schema", "store"]),
+        (
+            "night",
+            &["coordinator", "decode", "features", "model", "pool-builder", "recommender", "schema", "store", "worker"],
+        ),
         ("terminal", &["night"]),
-        ("bench", &["coordinator", "decode", "night", "pool-builder", "schema", "terminal", "worker"]),
+        (
+            "bench",
+            &["coordinator", "decode", "model", "night", "pool-builder", "schema", "store", "terminal", "worker"],
+        ),
     ];
     for (name, allowed) in allowed {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();

@@ -43,14 +43,20 @@ impl Workspace {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().display();
         let model = fixture();
+        let tables = std::path::absolute("fixtures/demo/small").unwrap();
+        let tables = tables.display();
         let config = format!(
             r#"
 [model]
 path = "{}"
 [demo]
-data = "{root}/data"
-users = 24
-items = 20
+last_night = ["{tables}/last-night/users.parquet", "{tables}/last-night/items.parquet"]
+[[input]]
+path = "{tables}/tonight/users.parquet"
+[[input]]
+path = "{tables}/tonight/items.parquet"
+[[previous]]
+path = "{root}/out"
 [output]
 path = "{root}/out"
 [prompt]

@@ -1,4 +1,4 @@
-//! The worker: leases shards, generates their texts with tree speculation, commits one Parquet part a shard.
+//! The worker leases shards, generates their texts with tree speculation, and commits one Parquet part per shard.
 
 pub mod budget;
 mod calibration;

@@ -1,8 +1,8 @@
 //! Plain decoding by mistralrs, for architectures that the tree engine does not own.
 //!
-//! A step is one text, alone: of sequences of equal length that run at once, mistralrs 0.8.1 mixes up the caches,
-//! so that one goes on with the text of another. Nothing is drafted, so every token is a forward of its own,
-//! and log probabilities are not known (0).
+//! A step is a single text: when sequences of equal length run at once, mistralrs 0.8.1 mixes up the caches, so one
+//! continues with the text of another. Nothing is drafted, so every token is a forward of its own, and log
+//! probabilities are unknown (0).
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -29,7 +29,7 @@ pub struct PlainGenerator {
 }
 
 impl PlainGenerator {
-    /// A generator without requests, to be driven from outside of `runtime`'s own threads.
+    /// Creates a generator without requests, to be driven from outside `runtime`'s own threads.
     pub fn new(engine: MistralEngine, runtime: Handle, tokenizer: Tokenizer, options: GenerateOptions) -> Self {
         Self { engine, runtime, tokenizer, options, queue: VecDeque::new(), failures_in_a_row: 0 }
     }
@@ -66,7 +66,7 @@ impl PlainGenerator {
         text.map(|text| Generated { engine_seconds, ..text }).map_err(|e| e.to_string())
     }
 
-    /// The row's error, unless the engine has failed too often.
+    /// Returns the row's error, unless the engine has failed too often.
     fn fail(&mut self, error: EngineError) -> Result<String, GenerateError> {
         let engine = matches!(error, EngineError::Mistralrs { .. });
         self.failures_in_a_row += usize::from(engine);

@@ -10,7 +10,7 @@ use laser_schema::layout::{KNOWLEDGE_IDS, Pins, dated_name, partition_of};
 use laser_schema::manifest::Manifest;
 use laser_schema::{Digest, Kind};
 use laser_store::Location;
-use laser_store::data_set::verify;
+use laser_store::data_set::{read_manifest, verify};
 use laser_store::previous::latest;
 use laser_store::run_store::{RunStore, run_folder};
 

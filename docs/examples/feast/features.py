@@ -1,4 +1,4 @@
-"""What Laser writes about users, as a Feast repository. LASER_OUTPUT is the output's root ([output] path)."""
+"""Laser's output for users as a Feast repository. LASER_OUTPUT is the output's root ([output] path)."""
 
 import os
 from datetime import timedelta
@@ -8,12 +8,12 @@ from feast.types import Array, Float32, Int64, String
 
 output = os.path.abspath(os.environ["LASER_OUTPUT"])
 
-# The type is that of the input's ids: INT64 or STRING.
+# The type of the ids in the input: INT64 or STRING.
 user = Entity(name="user", join_keys=["entity_id"], value_type=ValueType.INT64)
 
 
 def nights(data_set):
-    """All nights of a data set. Of rows for the same night the one that was created later counts."""
+    """All nights of a data set. If a night has two rows for an entity, the one created later counts."""
     return FileSource(
         name=f"user_{data_set}",
         path=f"{output}/{data_set}/kind=user/*/*/*.parquet",
@@ -25,7 +25,7 @@ def nights(data_set):
 profiles = FeatureView(
     name="user_profiles",
     entities=[user],
-    ttl=timedelta(days=7),  # a text that was not written again for so long counts no more
+    ttl=timedelta(days=7),  # a text counts for this long
     source=nights("profiles"),
     online=False,
     schema=[

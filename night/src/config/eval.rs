@@ -1,9 +1,9 @@
 //! `[eval]`: which recommender models are trained on which interactions, with which knowledge.
 
 use anyhow::{Result, anyhow, ensure};
-use laser_pool_builder::EmbeddingSource;
 use laser_recommender::ctr::{ModelKind, TrainingConfig};
 use laser_schema::EntityTable;
+use laser_schema::embedding::EmbeddingSource;
 use laser_schema::interactions::{SplitBy, Until};
 use serde::{Deserialize, Serialize};
 

@@ -111,24 +111,12 @@ impl Default for OutputConfig {
     }
 }
 
-/// `[demo]`: makes its own input and two nights of it.
+/// `[demo]`: `laser run` first runs the night before tonight.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct DemoConfig {
-    /// Where the tables are written.
-    pub data: String,
-    /// Users of tonight's table.
-    pub users: usize,
-    /// Items of tonight's table.
-    pub items: usize,
-    /// Seed of everything that is drawn.
-    pub seed: u64,
-}
-
-impl Default for DemoConfig {
-    fn default() -> Self {
-        Self { data: "output/demo-data".into(), users: 240, items: 120, seed: 1 }
-    }
+    /// The entities of that night, as `[[input]]` holds tonight's. The tables have a column `kind`.
+    pub last_night: Vec<String>,
 }
 
 /// `[worker]`: of `laser worker`.

@@ -1,6 +1,6 @@
 //! What the types of the configuration leave open, checked before anything is done.
 
-use anyhow::{Result, anyhow, bail, ensure};
+use anyhow::{Result, anyhow, ensure};
 use laser_schema::guard::{GuardAction, Guards};
 
 use super::{Config, PolicyKind};
@@ -16,14 +16,9 @@ impl Config {
     pub(super) fn validate(&self) -> Result<()> {
         ensure!(!self.model.path.is_empty(), "[model] path: not set; give a model directory, a .gguf file or a hub id");
         ensure!(!self.output.path.is_empty(), "[output] path: not set; give a directory or an object-store URL");
-        match &self.demo {
-            Some(_) if !self.input.is_empty() || !self.previous.is_empty() => {
-                bail!("[demo] makes its own input: remove [[input]] and [[previous]], or [demo]")
-            }
-            None if self.input.is_empty() => {
-                bail!("[[input]]: no table; give the path of at least one")
-            }
-            _ => {}
+        ensure!(!self.input.is_empty(), "[[input]]: no table; give the path of at least one");
+        if let Some(demo) = &self.demo {
+            ensure!(!demo.last_night.is_empty(), "[demo] last_night: no table; give the paths, or remove [demo]");
         }
         let share = |key: &str, value: f64| {
             ensure!((0.0..=1.0).contains(&value), "{key} = {value}: expected a share from 0 to 1");

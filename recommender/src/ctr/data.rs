@@ -1,4 +1,4 @@
-//! Impressions in the order of time, their parts, and what a model may see of the past.
+//! Impressions in the order of time, their parts, and the past that a model may see.
 
 use std::ops::Range;
 
@@ -13,19 +13,19 @@ pub struct Impression {
     pub item: u32,
     /// Whether they liked it.
     pub label: bool,
-    /// When: seconds, or any unit.
+    /// The time in seconds, or any unit.
     pub time: f64,
 }
 
-/// What an impression serves for.
+/// The use of an impression.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Part {
-    /// Learnt from.
+    /// For training.
     Train,
-    /// Ends training.
+    /// Decides when training ends.
     Validation,
-    /// Reported.
+    /// For the reported result.
     Test,
 }
 
@@ -33,7 +33,7 @@ impl Part {
     /// All parts in the order of time.
     pub const ALL: [Self; 3] = [Self::Train, Self::Validation, Self::Test];
 
-    /// As messages name it.
+    /// The name in messages.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Train => "train",
@@ -43,7 +43,7 @@ impl Part {
     }
 }
 
-/// Why impressions cannot be learnt from.
+/// The reasons why models cannot learn from the impressions.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DataError {
     /// A part is empty.
@@ -60,9 +60,9 @@ pub enum DataError {
     ConstantLabel {
         /// The part.
         part: Part,
-        /// The label of all.
+        /// The only label.
         label: bool,
-        /// How many there are.
+        /// Number of impressions.
         rows: usize,
     },
 }
@@ -70,26 +70,26 @@ pub enum DataError {
 /// Impressions by user and time, with their parts.
 #[derive(Debug)]
 pub struct Data {
-    /// By user, then by time.
+    /// Impressions by user, then by time.
     impressions: Vec<Impression>,
-    /// By impression: the user's impressions before its time.
+    /// The user's impressions before each impression's time.
     earlier: Vec<Range<usize>>,
-    /// Positions by part.
+    /// Positions per part.
     parts: [Vec<usize>; 3],
-    /// By user: 0 unless it is trained on, else its own number from 1.
+    /// Number per user: 0 unless it is in training, otherwise its own from 1.
     user_tokens: Vec<u32>,
-    /// By item, likewise.
+    /// Number per item, likewise.
     item_tokens: Vec<u32>,
 }
 
 impl Data {
-    /// Sorts impressions into parts: of a user, what is before the first of `cuts` trains, what is before the second
-    /// validates, the rest tests. `cuts` has one pair a user.
+    /// Sorts impressions into parts. A user's impressions before the first of `cuts` are for training, before the
+    /// second for validation, the rest for the test. `cuts` has one pair per user.
     ///
     /// # Errors
     /// See [`DataError`].
     pub fn new(items: usize, mut impressions: Vec<Impression>, cuts: &[[f64; 2]]) -> Result<Self, DataError> {
-        // Stable: what happened at the same time stays in the table's order.
+        // The sort is stable: events of the same time stay in the table's order.
         impressions.sort_by(|a, b| (a.user, a.time).partial_cmp(&(b.user, b.time)).unwrap_or(a.user.cmp(&b.user)));
         let mut data = Self {
             earlier: earlier(&impressions),
@@ -127,23 +127,23 @@ impl Data {
         Ok(())
     }
 
-    /// How many users there are.
+    /// Number of users.
     pub fn users(&self) -> usize {
         self.user_tokens.len()
     }
 
-    /// How many items there are.
+    /// Number of items.
     pub fn items(&self) -> usize {
         self.item_tokens.len()
     }
 
-    /// The labels of a part, in the order of its positions.
+    /// Returns the labels of a part, in the order of its positions.
     pub fn labels(&self, part: Part) -> Vec<bool> {
         let positions = self.positions(part).iter();
         positions.map(|&position| self.impressions[position].label).collect()
     }
 
-    /// The share of a part's impressions whose users (items) are trained on.
+    /// Returns the shares of a part's impressions whose users and items are in training.
     pub fn known(&self, part: Part) -> [f64; 2] {
         let positions = self.positions(part);
         let share = |known: &dyn Fn(&Impression) -> u32| {
@@ -156,7 +156,7 @@ impl Data {
         ]
     }
 
-    /// Where the impressions of a part are.
+    /// Returns the positions of a part's impressions.
     pub(super) fn positions(&self, part: Part) -> &[usize] {
         &self.parts[part as usize]
     }
@@ -166,24 +166,24 @@ impl Data {
         &self.impressions[position]
     }
 
-    /// The latest `length` impressions of its user before its time, oldest first.
+    /// Returns the latest `length` impressions of its user before its time, oldest first.
     pub(super) fn history(&self, position: usize, length: usize) -> &[Impression] {
         let Range { start, end } = self.earlier[position];
         &self.impressions[start.max(end.saturating_sub(length))..end]
     }
 
-    /// 0 for a user that is not trained on.
+    /// Returns the user's number, 0 if it is not in training.
     pub(super) fn user_token(&self, user: u32) -> u32 {
         self.user_tokens[user as usize]
     }
 
-    /// 0 for an item that is not trained on.
+    /// Returns the item's number, 0 if it is not in training.
     pub(super) fn item_token(&self, item: u32) -> u32 {
         self.item_tokens[item as usize]
     }
 }
 
-/// By impression, those of its user before its time: what has the same time may be later.
+/// Finds per impression those of its user before its time; impressions with the same time may be later.
 fn earlier(sorted: &[Impression]) -> Vec<Range<usize>> {
     let mut ranges: Vec<Range<usize>> = Vec::with_capacity(sorted.len());
     for (position, impression) in sorted.iter().enumerate() {

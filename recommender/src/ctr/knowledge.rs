@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-/// A named way of giving knowledge to a model; without features it is the baseline.
+/// A named set of knowledge for a model; without features it is the baseline.
 #[derive(Debug, Default)]
 pub struct Variant {
-    /// As reports name it.
+    /// The name in reports.
     pub name: String,
     /// Knowledge of users.
     pub user: Option<Feature>,
@@ -23,7 +23,7 @@ pub enum Feature {
 }
 
 impl Feature {
-    /// How many entities have knowledge.
+    /// Number of entities that have knowledge.
     pub fn known(&self) -> usize {
         match self {
             Self::Vectors(vectors) => vectors.known,
@@ -32,9 +32,9 @@ impl Feature {
     }
 }
 
-/// A vector for each entity, standardised: over the entities that have one, every dimension has mean 0 and variance 1.
+/// One vector per entity, standardised: over the entities that have one, every dimension has mean 0 and variance 1.
 ///
-/// Sentence encoders put all texts of a kind near each other, and what tells them apart is small against what they
+/// Sentence encoders put all texts of a kind near each other, and their differences are small compared with what they
 /// share. An entity without a vector has zeros, which is the mean.
 #[derive(Debug)]
 pub struct Vectors {
@@ -46,7 +46,7 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// By entity; all vectors are of `dimension`.
+    /// Creates vectors from rows per entity, all of `dimension` values.
     pub fn new(dimension: usize, rows: &[Option<Vec<f32>>]) -> Self {
         let known: Vec<&Vec<f32>> = rows.iter().flatten().collect();
         let count = known.len().max(1) as f64;
@@ -60,7 +60,7 @@ impl Vectors {
         for (mean, scale) in &mut moments {
             *mean /= count;
             let variance = *scale / count - *mean * *mean;
-            // A constant dimension says nothing.
+            // A constant dimension carries no information.
             *scale = if variance > 1e-12 { 1.0 / variance.sqrt() } else { 0.0 };
         }
         let mut values = Vec::with_capacity(rows.len() * dimension);
@@ -79,19 +79,19 @@ fn standard((value, (mean, scale)): (&f32, &(f64, f64))) -> f32 {
     ((f64::from(*value) - mean) * scale) as f32
 }
 
-/// Ids for each entity, one for each codebook.
+/// Ids per entity, one per codebook.
 #[derive(Debug)]
 pub struct Codes {
-    /// Ids of an entity.
+    /// Number of ids per entity.
     pub(super) levels: usize,
-    /// Row-major: 0 where there is none, else a number of the codebook's id among all of all codebooks.
+    /// Row-major: 0 if there is none, otherwise the number of the codebook's id among all ids of all codebooks.
     pub(super) tokens: Vec<u32>,
-    /// How many tokens there are, 0 included.
+    /// Number of tokens, including 0.
     pub(super) vocabulary: usize,
     known: usize,
 }
 
-/// Ids that are no feature.
+/// The ids are not a feature.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodesError {
     /// Entities have different numbers of ids.
@@ -99,15 +99,15 @@ pub enum CodesError {
     Length {
         /// Its index.
         entity: usize,
-        /// Of the entities before.
+        /// Number for the entities before.
         expected: usize,
-        /// Of this one.
+        /// Number for this entity.
         found: usize,
     },
 }
 
 impl Codes {
-    /// By entity; at each place of the lists is the id of one codebook.
+    /// Creates codes from rows per entity; each position of a list is the id of one codebook.
     ///
     /// # Errors
     /// [`CodesError::Length`] if lists differ in length.

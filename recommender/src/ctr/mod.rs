@@ -1,13 +1,14 @@
-//! CTR models that judge knowledge: DIN and DCNv2 on interactions split by time, with and without features of texts.
+//! CTR models that measure knowledge: DIN and DCNv2 on interactions split by time, with and without features from
+//! texts.
 //!
 //! An impression is a user, an item, a time and a label. A model sees the ids of both, the user's items *before* that
-//! time with their labels, and, if a [`Variant`] has any, knowledge of the user and of the item: vectors through a
-//! small learnt projection, or ids that are looked up like any categorical feature (LASER 4.4). Training minimises the
-//! log loss with AdamW and ends when the AUC on the validation part gets no better; the test part is looked at once,
-//! with the weights of the best epoch.
+//! time with their labels and, if a [`Variant`] has any, knowledge of the user and of the item: vectors through a small
+//! learnt projection, or ids that are looked up like any categorical feature (LASER 4.4). Training minimises the log
+//! loss with AdamW and ends when the validation AUC no longer improves. The test part is evaluated once, with the
+//! weights of the best epoch.
 //!
-//! Tensors are candle's, on the CPU. One training runs on one thread, so that several run side by side and none depends
-//! on their number; a seed decides initial weights, order and dropout.
+//! Tensors are candle's, on the CPU. Each training runs on one thread, so several can run side by side and none depends
+//! on their number. A seed decides initial weights, order and dropout.
 
 mod data;
 mod knowledge;
@@ -35,7 +36,7 @@ pub enum ModelKind {
 }
 
 impl ModelKind {
-    /// As papers write it.
+    /// The name in papers.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Din => "DIN",
@@ -48,7 +49,7 @@ impl ModelKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingConfig {
-    /// The latest items of the history that a model sees.
+    /// Number of latest items of the history that a model sees.
     pub history: usize,
     /// Values of an embedding.
     pub dimension: usize,
@@ -56,7 +57,7 @@ pub struct TrainingConfig {
     pub hidden: Vec<usize>,
     /// Layers of DCNv2's cross network.
     pub cross_layers: usize,
-    /// Impressions of a step.
+    /// Impressions per step.
     pub batch: usize,
     /// AdamW's step size.
     pub learning_rate: f64,
@@ -64,11 +65,11 @@ pub struct TrainingConfig {
     pub weight_decay: f64,
     /// Share of the deep layers' values that a step leaves out.
     pub dropout: f64,
-    /// Share of the user and item ids that a step takes for unknown, which teaches a model what to do about new ones.
+    /// Share of the user and item ids that a step treats as unknown, which teaches a model to handle new ones.
     pub id_dropout: f64,
-    /// Passes over the impressions at most.
+    /// Most passes over the impressions.
     pub epochs: usize,
-    /// Training ends after so many epochs without a better AUC on the validation part.
+    /// Epochs without a better validation AUC that end training.
     pub patience: usize,
 }
 
@@ -94,7 +95,7 @@ impl TrainingConfig {
     /// Checks every value.
     ///
     /// # Errors
-    /// The first key whose value makes no sense, with what was expected.
+    /// The first key with an invalid value, and what was expected.
     pub fn validate(&self) -> Result<(), String> {
         let narrowest = self.hidden.iter().min().copied().unwrap_or(0);
         let counts = [

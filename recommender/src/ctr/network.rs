@@ -27,16 +27,16 @@ pub(super) struct Batch {
     item_index: Tensor,
     /// `[rows · history]` tokens.
     history: Tensor,
-    /// `[rows · history]`: whether the user liked it, as 0 or 1.
+    /// `[rows · history]`: whether the user liked the item, as 0 or 1.
     responses: Tensor,
-    /// `[rows, history]`: 1 where there is an item.
+    /// `[rows, history]`: 1 if there is an item.
     present: Tensor,
     /// `[rows]`: 0 or 1.
     pub(super) labels: Tensor,
 }
 
 impl Batch {
-    /// Of the impressions at these positions; in training ids are taken for unknown now and then.
+    /// Creates a batch of the impressions at these positions; in training some ids are treated as unknown.
     pub(super) fn new(
         data: &Data,
         positions: &[usize],
@@ -91,7 +91,7 @@ pub(super) struct Network {
     pub(super) parameters: Parameters,
 }
 
-/// What makes a logit of the features.
+/// The part that computes a logit from the features.
 #[derive(Debug)]
 enum Head {
     Din { attention: Attention, deep: Deep, output: Linear },
@@ -133,7 +133,7 @@ impl Network {
         Ok(Self { users, items, responses, knowledge, head, parameters })
     }
 
-    /// `[rows]` logits.
+    /// Returns `[rows]` logits.
     pub(super) fn forward(&self, batch: &Batch, dropout: &mut Dropout<'_>) -> Result<Tensor> {
         let item = self.items.forward(&batch.item)?;
         let seen = self.items.forward(&batch.history)? + self.responses.forward(&batch.responses)?;
@@ -160,7 +160,7 @@ impl Network {
     }
 }
 
-/// The sum of `[rows · length, dimension]` vectors, weighted by `[rows, length]`, as `[rows, dimension]`.
+/// Returns the sum of `[rows · length, dimension]` vectors, weighted by `[rows, length]`, as `[rows, dimension]`.
 fn weighted_sum(vectors: &Tensor, weights: &Tensor) -> Result<Tensor> {
     let (rows, length) = weights.dims2()?;
     let dimension = vectors.dim(1)?;
@@ -168,16 +168,16 @@ fn weighted_sum(vectors: &Tensor, weights: &Tensor) -> Result<Tensor> {
     weighted.reshape((rows, length, dimension))?.sum(1)
 }
 
-/// The mean of the vectors that are present, zeros if there are none.
+/// Returns the mean of the vectors that are present, zeros if there are none.
 fn mean(vectors: &Tensor, present: &Tensor) -> Result<Tensor> {
     let count = present.sum_keepdim(1)?.clamp(1f32, f32::MAX)?;
     weighted_sum(vectors, &present.broadcast_div(&count)?)
 }
 
-/// DIN's activation unit (Zhou et al. 2018, section 4.3): a weight for each item of the history from it, the target and
-/// their product, not normalised, so that the sum tells how strong an interest is.
+/// DIN's activation unit (Zhou et al. 2018, section 4.3): a weight per item of the history, computed from the item, the
+/// target and their product. Weights are not normalised, so their sum shows the strength of an interest.
 ///
-/// The paper's input also has the difference, which is linear in what is there already. ReLU stands for its Dice.
+/// The paper's input also has the difference, which is linear in the other inputs. ReLU replaces its Dice.
 #[derive(Debug)]
 struct Attention {
     of_seen: Linear,
@@ -197,7 +197,7 @@ impl Attention {
         })
     }
 
-    /// `[rows · length, dimension]` seen, `[rows, dimension]` target, to `[rows, dimension]`.
+    /// Maps `[rows · length, dimension]` seen and `[rows, dimension]` target to `[rows, dimension]`.
     fn forward(&self, seen: &Tensor, target: &Tensor, present: &Tensor) -> Result<Tensor> {
         let (rows, length) = present.dims2()?;
         let dimension = target.dim(1)?;
@@ -220,7 +220,7 @@ impl Attention {
 #[derive(Debug)]
 struct KnowledgeField {
     input: KnowledgeInput,
-    /// Values that it adds.
+    /// Number of values that it adds.
     width: usize,
 }
 
@@ -251,7 +251,7 @@ impl KnowledgeField {
         })
     }
 
-    /// `[rows]` indices to `[rows, width]`.
+    /// Maps `[rows]` indices to `[rows, width]`.
     fn forward(&self, indices: &Tensor, rows: usize) -> Result<Tensor> {
         match &self.input {
             KnowledgeInput::Vectors(table, first, second) => {

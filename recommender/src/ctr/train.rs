@@ -1,4 +1,4 @@
-//! Training one model, and all of a comparison side by side.
+//! Training of one model, and of all models of a comparison side by side.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,13 +17,13 @@ use super::network::{Batch, Network};
 use super::{ModelKind, TrainingConfig};
 use crate::statistics::{auc, log_loss};
 
-/// Impressions of a forward outside training.
+/// Impressions per forward outside of training.
 const EVALUATION_BATCH: usize = 4096;
 
-/// Why a model could not be trained.
+/// The reasons why a model could not be trained.
 #[derive(Debug, thiserror::Error)]
 pub enum CtrError {
-    /// A tensor operation.
+    /// A tensor operation failed.
     #[error("{model}, {variant}, seed {seed}: {source}")]
     Tensor {
         /// The model.
@@ -32,10 +32,10 @@ pub enum CtrError {
         variant: String,
         /// The seed.
         seed: u64,
-        /// What candle said.
+        /// candle's error.
         source: Box<candle_core::Error>,
     },
-    /// Training ran away.
+    /// Training diverged.
     #[error(
         "{model}, {variant}, seed {seed}: the loss is not finite in epoch {epoch}; lower [eval.training] learning_rate"
     )]
@@ -49,7 +49,7 @@ pub enum CtrError {
         /// Counted from 1.
         epoch: usize,
     },
-    /// The machine has no thread for it.
+    /// No thread could be started.
     #[error("cannot start a thread for training: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
 }
@@ -61,7 +61,7 @@ pub struct Run {
     pub model: ModelKind,
     /// Index of the variant.
     pub variant: usize,
-    /// What decided initial weights, order and dropout.
+    /// The seed of initial weights, order and dropout.
     pub seed: u64,
     /// Area under the ROC curve on the test part.
     pub auc: f64,
@@ -73,11 +73,11 @@ pub struct Run {
     pub epoch: usize,
 }
 
-/// Trains every model on every variant with every seed, as many side by side as there are `threads`, and tells each as
-/// it is done; in the order of models, variants, seeds.
+/// Trains every model on every variant with every seed, up to `threads` at a time, and reports each when it is done.
+/// The result is in the order of models, variants, seeds.
 ///
 /// # Errors
-/// See [`CtrError`]; of several the first in this order.
+/// See [`CtrError`]; of several errors the first in this order.
 pub fn evaluate(
     data: &Data,
     models: &[ModelKind],
@@ -109,7 +109,7 @@ pub fn evaluate(
             *results[job].lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
         }
     };
-    // candle multiplies matrices in rayon's pool: with one of its own, a training stays on its thread.
+    // candle multiplies matrices in rayon's pool: with a pool of its own, a training stays on its thread.
     let pools =
         (0..threads.clamp(1, jobs.len().max(1))).map(|_| rayon::ThreadPoolBuilder::new().num_threads(1).build());
     let pools = pools.collect::<Result<Vec<_>, _>>()?;
@@ -178,7 +178,7 @@ impl<'a> Trainer<'a> {
         let parameters =
             ParamsAdamW { lr: config.learning_rate, weight_decay: config.weight_decay, ..ParamsAdamW::default() };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        // Another stream than that of the initial weights, the same for all variants of a seed.
+        // This stream differs from that of the initial weights and is the same for all variants of a seed.
         rng.jump();
         Ok(Self {
             data,
@@ -190,7 +190,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// One pass over the training part; the mean log loss.
+    /// Makes one pass over the training part and returns the mean log loss.
     fn epoch(&mut self) -> candle_core::Result<f64> {
         self.order.shuffle(&mut self.rng);
         let mut sum = 0.0;
@@ -205,7 +205,7 @@ impl<'a> Trainer<'a> {
         Ok(sum / self.order.len() as f64)
     }
 
-    /// AUC and log loss of a part.
+    /// Returns AUC and log loss of a part.
     fn measure(&self, part: Part) -> candle_core::Result<(f64, f64)> {
         let mut logits = Vec::new();
         for positions in self.data.positions(part).chunks(EVALUATION_BATCH) {
@@ -215,13 +215,13 @@ impl<'a> Trainer<'a> {
             logits.extend(found.to_vec1::<f32>()?);
         }
         let labels = self.data.labels(part);
-        // Both labels are there: `Data` has checked it.
+        // Both labels exist: `Data` has checked it.
         let auc = auc(&logits, &labels).unwrap_or(f64::NAN);
         Ok((auc, log_loss(&logits, &labels)))
     }
 }
 
-/// The mean of `max(z, 0) - z y + ln(1 + exp(-|z|))`, which is the log loss without overflow.
+/// Returns the mean of `max(z, 0) - z y + ln(1 + exp(-|z|))`, which is the log loss without overflow.
 fn mean_log_loss(logits: &Tensor, labels: &Tensor) -> candle_core::Result<Tensor> {
     let linear = (logits.relu()? - (logits * labels)?)?;
     let rest = (logits.abs()?.neg()?.exp()? + 1.0)?.log()?;

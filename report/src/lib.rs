@@ -12,14 +12,15 @@ mod sections;
 use anyhow::Result;
 use laser_store::Location;
 
-use laser_terminal::print;
-
-/// Writes the page of the night in `dir`, an output's root or one published folder, to `file`.
-pub(crate) async fn report(dir: &str, file: Option<&str>) -> Result<()> {
+/// Writes the page of the night in `dir`, an output's root or one published folder, to `file` and returns its URL.
+///
+/// # Errors
+/// A folder without a published night, one of another version, and a place that cannot be read or written.
+pub async fn report(dir: &str, file: Option<&str>) -> Result<String> {
     let night = gather::gather(dir).await?;
     let page = page::render(&night)?;
     let file = file.map_or_else(|| format!("report-{}.html", night.run), str::to_owned);
     let target = Location::parse(&file)?;
     target.write(page.into()).await?;
-    print(&format!("{}\n", target.url()))
+    Ok(target.url().to_owned())
 }

@@ -8,7 +8,6 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use anyhow::{Result, ensure};
 use laser_schema::Kind;
 use laser_schema::entity::IdType;
 use laser_store::Location;
@@ -16,17 +15,21 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::table::{TableWriter, float32, history, int64, text, texts};
-use super::{PrepareSummary, Tables, for_each_line};
+use crate::delimited::{Fault, for_each_line};
+use crate::table::{float32, history, int64, text, texts, write_entities};
+use crate::{PrepareError, PrepareSummary, Result, Tables};
 
 /// Reads reviews and, where given, metadata, and writes `users.parquet` and `items.parquet` to `output`.
 ///
 /// # Errors
 /// The first line that is not a review or a product; nothing is written then.
-pub(crate) async fn amazon(reviews: &Path, metadata: Option<&Path>, output: &Location) -> Result<PrepareSummary> {
+pub async fn amazon(reviews: &Path, metadata: Option<&Path>, output: &Location) -> Result<PrepareSummary> {
     let mut data = Amazon::default();
     for_each_line(reviews, |line| data.add_review(parse(line)?))?;
-    ensure!(!data.users.is_empty(), "{}: there is no review in this file", reviews.display());
+    if data.users.is_empty() {
+        let path = reviews.display().to_string();
+        return Err(PrepareError::DataSet { path, reason: "there is no review in this file".to_owned() });
+    }
     if let Some(metadata) = metadata {
         for_each_line(metadata, |line| data.add_product(parse(line)?))?;
     }
@@ -133,7 +136,7 @@ struct Reviewed<'a> {
 }
 
 impl Amazon {
-    fn add_review(&mut self, line: ReviewLine) -> Result<(), String> {
+    fn add_review(&mut self, line: ReviewLine) -> Result<(), Fault> {
         let id = item_id(line.parent_asin, line.asin)?;
         let item = match self.index.get(&id) {
             Some(&item) => item,
@@ -149,7 +152,7 @@ impl Amazon {
         Ok(())
     }
 
-    fn add_item(&mut self, id: String) -> Result<u32, String> {
+    fn add_item(&mut self, id: String) -> Result<u32, Fault> {
         let item = u32::try_from(self.items.len()).map_err(|e| e.to_string())?;
         self.items.push(Item { id: id.clone(), ..Item::default() });
         self.index.insert(id, item);
@@ -157,7 +160,7 @@ impl Amazon {
     }
 
     /// The metadata of 2018 have products twice: the last one stands.
-    fn add_product(&mut self, line: ProductLine) -> Result<(), String> {
+    fn add_product(&mut self, line: ProductLine) -> Result<(), Fault> {
         let id = item_id(line.parent_asin, line.asin)?;
         let Some(&item) = self.index.get(&id) else {
             return Ok(());
@@ -190,22 +193,18 @@ impl Amazon {
             text("summary"),
             int64("timestamp"),
         ])];
-        let mut table = TableWriter::new(Kind::User, IdType::String, columns)?;
-        for (id, reviews) in &mut self.users {
-            reviews.sort_by_key(|review| review.timestamp);
+        self.users.values_mut().for_each(|reviews| reviews.sort_by_key(|review| review.timestamp));
+        let rows = self.users.iter().map(|(id, reviews)| {
             let history = reviews.iter().map(|r| Reviewed::new(&self.items, r)).collect();
-            table.push(id, &UserColumns { history }, reviews.len() as u64)?;
-        }
-        table.finish(location).await
+            (id, UserColumns { history }, reviews.len() as u64)
+        });
+        write_entities(location, (Kind::User, IdType::String), columns, rows).await
     }
 
     async fn write_items(&self, location: &Location) -> Result<String> {
         let columns = vec![text("title"), text("brand"), texts("categories"), float32("price"), text("description")];
-        let mut table = TableWriter::new(Kind::Item, IdType::String, columns)?;
-        for item in &self.items {
-            table.push(&item.id, &item.product, item.reviews)?;
-        }
-        table.finish(location).await
+        let rows = self.items.iter().map(|item| (&item.id, &item.product, item.reviews));
+        write_entities(location, (Kind::Item, IdType::String), columns, rows).await
     }
 }
 
@@ -224,7 +223,7 @@ impl<'a> Reviewed<'a> {
     }
 }
 
-fn parse<T: DeserializeOwned>(line: &str) -> Result<T, String> {
+fn parse<T: DeserializeOwned>(line: &str) -> Result<T, Fault> {
     serde_json::from_str(line).map_err(|error| {
         if line.starts_with("{'") {
             "a Python literal, as the metadata of 2014 are published; rewrite the file as JSON lines \
@@ -235,12 +234,13 @@ fn parse<T: DeserializeOwned>(line: &str) -> Result<T, String> {
         } else {
             format!("not a JSON object of this kind: {error}")
         }
+        .into()
     })
 }
 
 /// Metadata of 2023 are by parent, the product whose variants share reviews.
-fn item_id(parent: Option<String>, asin: Option<String>) -> Result<String, String> {
-    filled(parent).or(filled(asin)).ok_or_else(|| "neither parent_asin nor asin is set".to_owned())
+fn item_id(parent: Option<String>, asin: Option<String>) -> Result<String, Fault> {
+    filled(parent).or(filled(asin)).ok_or_else(|| "neither parent_asin nor asin is set".into())
 }
 
 fn filled(text: Option<String>) -> Option<String> {
@@ -273,8 +273,8 @@ mod tests {
     use laser_schema::Entity;
     use serde_json::json;
 
-    use super::super::testing::{files, location, read_table};
     use super::*;
+    use crate::testing::{files, location, read_table};
 
     async fn prepare(reviews: &str, meta: Option<&str>) -> Result<(PrepareSummary, Vec<Entity>, Vec<Entity>)> {
         let dir = files(&[("reviews.jsonl", reviews.as_bytes()), ("meta.jsonl", meta.unwrap_or_default().as_bytes())]);
