@@ -77,7 +77,7 @@ pub enum RunStoreError {
         run: String,
     },
     /// The run's folder cannot be written to.
-    #[error("{file}: the output is not writable: {source}")]
+    #[error("{file}: the output is not writable")]
     NotWritable {
         /// The folder or file.
         file: String,
