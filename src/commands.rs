@@ -1,11 +1,9 @@
-//! The smaller commands: plan, verify, pools inspect and tune, prepare.
+//! The smaller commands: plan, verify, prepare.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use jiff::civil::Date;
-use laser_pool_builder::{BuildProgress, OpenPools, PoolTokenizer, TuneConfig, inspect, tune};
+use anyhow::Result;
+use laser_night::{Config, Night, demo};
 use laser_prepare::{Division, Histories};
 use laser_schema::embedding_set::EmbeddingManifest;
 use laser_schema::ids::IdsManifest;
@@ -13,26 +11,14 @@ use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::MANIFEST;
 use laser_store::Location;
-use laser_store::data_set::read_manifest;
-use laser_store::data_set::verify;
+use laser_store::data_set::{read_manifest, verify};
 use laser_store::embedding_set::verify_embeddings;
 use laser_store::id_set::verify_ids;
-use laser_store::previous::PreviousReader;
-
-use crate::config::Config;
-use crate::night::{Night, demo_nights, open_model, previous_sources, previous_texts};
-use crate::pool_sets;
-use crate::progress::Display;
-
-/// Writes to standard output; a closed pipe is an error like any other.
-pub(crate) fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
-}
+use laser_terminal::{Display, print};
 
 /// `laser plan`: what a run would do.
 pub(crate) async fn plan(config: &Config) -> Result<()> {
-    let demo = demo_nights(config)?;
+    let demo = demo::nights(config)?;
     let config = demo.as_ref().map_or(config, |(_, tonight)| tonight);
     let mut display = Display::new();
     let night = Night::open(config).await?;
@@ -90,80 +76,6 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
         whole &= report.faults.is_empty();
     }
     Ok(whole)
-}
-
-/// `laser pools inspect`.
-pub(crate) async fn pools_inspect(config: &Config, dir: &str, json: bool) -> Result<()> {
-    let model = open_model(config).await?;
-    let dir = pool_sets::find(config, dir).await?;
-    let pools = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
-    pools.verify()?;
-    let inspection = inspect(&pools, model.tokenizer.library(), 8, 3)?;
-    if json {
-        return print(&(serde_json::to_string_pretty(&inspection)? + "\n"));
-    }
-    let mut out = String::new();
-    for kind in &inspection.kinds {
-        out += &format!("{}s: {} entities\n", kind.kind, kind.entities);
-        if let Some(clustering) = &kind.clustering {
-            out += &format!("  clusters: {}\n", serde_json::to_string(clustering)?);
-        }
-        for group in &kind.groups {
-            out += &format!(
-                "  {:<20} {:<30} {:>8} routed {:>8} texts{}\n",
-                group.name,
-                group.label,
-                group.statistics.routed,
-                group.statistics.texts,
-                if group.has_pool { "" } else { "  no pool" }
-            );
-        }
-    }
-    for pool in &inspection.pools {
-        out += &format!(
-            "{}: {} texts, {} tokens, {:.2} bytes a token\n",
-            pool.name, pool.texts, pool.tokens, pool.bytes_per_token
-        );
-        for branch in &pool.branches {
-            out += &format!("  {:>6} x {:?}\n", branch.count, branch.text);
-        }
-    }
-    print(&out)
-}
-
-/// `laser pools tune`.
-pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool) -> Result<()> {
-    let model = open_model(config).await?;
-    let mut display = Display::new();
-    display.stage("tuning pools");
-    let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
-    let before = config.run.date.unwrap_or(Date::MAX);
-    let sources = previous_sources(config, before).await?;
-    let texts = previous_texts(PreviousReader::open(&sources, before).await?);
-    let drafter = config.draft.drafter()?;
-    let tokenizer = PoolTokenizer::of(&model)?;
-    let report =
-        tune(&config.input, texts, tokenizer, (&config.pools, config.run.memory()), tuning, drafter, &mut progress)
-            .await?;
-    drop(display);
-    if json {
-        return print(&(serde_json::to_string_pretty(&report)? + "\n"));
-    }
-    let mut out = String::new();
-    for kind in &report.kinds {
-        out += &format!("{}s: [pools.{}] max_texts = {}\n", kind.kind, kind.kind, kind.max_texts);
-        out += &format!(
-            "  {:>9} {:>10} {:>14} {:>9} {:>10}\n",
-            "max_texts", "tokens", "accepted/step", "draft µs", "tokens/s"
-        );
-        for row in &kind.rows {
-            out += &format!(
-                "  {:>9} {:>10} {:>14.2} {:>9.1} {:>10.0}\n",
-                row.max_texts, row.pool_tokens, row.accepted_per_step, row.draft_us, row.tokens_per_second
-            );
-        }
-    }
-    print(&out)
 }
 
 /// `laser prepare`.

@@ -3,6 +3,7 @@
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use jiff::civil::Date;
+use laser_night::Config;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::SCHEMA_VERSION;
@@ -14,8 +15,6 @@ use laser_store::embeddings::{EmbeddingColumns, EmbeddingFiles, EmbeddingReader,
 use laser_store::{Location, previous};
 use serde::Deserialize;
 use serde_json::Value;
-
-use crate::config::Config;
 
 /// How embeddings are read that Laser did not write.
 #[derive(Debug, Args)]

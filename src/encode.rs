@@ -12,6 +12,7 @@ use clap::Args;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
+use laser_night::{Config, Progress, encoder};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::{EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource};
 use laser_schema::knowledge::WRITER;
@@ -23,13 +24,10 @@ use laser_store::data_set::read_manifest;
 use laser_store::embedding_set::{decode_embeddings, encode_embeddings};
 use laser_store::location::Created;
 use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};
+use laser_terminal::{Display, print};
 
 use crate::ConfigArgs;
-use crate::commands::print;
-use crate::config::Config;
 use crate::embedding_source::{ensure_complete, kind};
-use crate::encoder;
-use crate::progress::Display;
 
 /// Rows of a part: 13 MB at 384 dimensions.
 const PART_ROWS: usize = 8192;

@@ -1,15 +1,12 @@
 //! `laser embed` and `laser eval`: calls the passes and prints what they found.
 
 use anyhow::Result;
+use laser_night::{Config, Progress as _};
 use laser_recommender::evaluate::{self, CtrReport, GroupRow, RankingReport, Split, instant};
 use laser_recommender::lightgcn::CUTOFF;
 use laser_recommender::statistics::{Comparison, Mean};
 use laser_recommender::{Progress, embed as embedding};
-
-use crate::bench::report::{Style, Table};
-use crate::commands::print;
-use crate::config::Config;
-use crate::progress::Display;
+use laser_terminal::{Display, Style, Table, print};
 
 /// How findings are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

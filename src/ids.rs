@@ -13,6 +13,7 @@ use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use laser_features::{ChurnCounter, Codebook, Coded, FitInput, FitProgress, fit};
+use laser_night::{Config, Progress};
 use laser_schema::ids::{CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource};
 use laser_schema::knowledge::{WRITER, ratio};
 use laser_schema::layout::{KNOWLEDGE_IDS, dated_name, partition_of};
@@ -25,13 +26,11 @@ use laser_store::embeddings::EmbeddingBatch;
 use laser_store::id_set::{ids_schema, newest_ids};
 use laser_store::location::Created;
 use laser_store::table::{self, TableReader};
+use laser_terminal::{Display, print};
 use rayon::prelude::*;
 
 use crate::ConfigArgs;
-use crate::commands::print;
-use crate::config::Config;
 use crate::embedding_source::{Embedded, EmbeddingSource};
-use crate::progress::Display;
 
 /// Rows of a part: a few hundred kilobytes, so that a million entities are a handful of files.
 const PART_ROWS: usize = 65_536;

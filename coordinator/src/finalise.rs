@@ -19,9 +19,8 @@ use laser_store::Location;
 use laser_store::data_set::read_manifest;
 use laser_store::location::{Created, LocationError};
 use laser_store::part::{check_part, encode_part};
+use laser_store::run_store::{PlannedRun, RunStoreError};
 use laser_store::table::{self, TableError};
-use laser_store::verdict::VerdictError;
-use laser_store::verdict::read_verdict;
 use serde::Deserialize;
 
 /// Why nothing was published.
@@ -33,9 +32,9 @@ pub enum FinaliseError {
     /// A committed part differs from what its writer wrote.
     #[error("{0}; remove that part and run again: only its shard is generated anew")]
     Damaged(#[from] TableError),
-    /// What was found about a pool.
+    /// The run's own files.
     #[error(transparent)]
-    Verdict(#[from] VerdictError),
+    Run(#[from] RunStoreError),
     /// An entity is in two parts.
     #[error("{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it")]
     Duplicate {
@@ -78,91 +77,18 @@ pub enum Published {
     },
 }
 
-/// The shards whose output exists.
-///
-/// # Errors
-/// The store's.
-pub async fn committed(output: &Location, plan: &Plan) -> Result<Vec<u32>, LocationError> {
-    let mut committed = Committed::new(plan);
-    committed.look(output).await?;
-    Ok(committed.shards())
-}
-
-/// The shards whose output was seen, for whoever looks again and again: shards are done about in their order, so
-/// each look lists only what comes after the first that is missing. What is removed in the meantime is not noticed.
-#[derive(Debug)]
-pub struct Committed {
-    folders: Vec<Folder>,
-    done: Vec<bool>,
-}
-
-/// The outputs of one folder.
-#[derive(Debug)]
-struct Folder {
-    path: String,
-    /// Names with their shards, by name.
-    outputs: Vec<(String, u32)>,
-    /// How many of the first are all there.
-    whole: usize,
-}
-
-impl Committed {
-    /// Nothing seen yet.
-    pub fn new(plan: &Plan) -> Self {
-        let mut folders: BTreeMap<&str, Vec<(String, u32)>> = BTreeMap::new();
-        for job in &plan.shards {
-            let (folder, name) = job.output.rsplit_once('/').unwrap_or(("", &job.output));
-            let outputs = folders.entry(folder).or_default();
-            outputs.push((name.to_owned(), job.shard));
-        }
-        let folder = |(path, mut outputs): (&str, Vec<(String, u32)>)| {
-            outputs.sort_unstable();
-            Folder { path: path.to_owned(), outputs, whole: 0 }
-        };
-        Self { folders: folders.into_iter().map(folder).collect(), done: vec![false; plan.shards.len()] }
-    }
-
-    /// Lists what may have come since.
-    ///
-    /// # Errors
-    /// The store's.
-    pub async fn look(&mut self, output: &Location) -> Result<(), LocationError> {
-        for folder in &mut self.folders {
-            let (whole, missing) = folder.outputs.split_at(folder.whole);
-            if missing.is_empty() {
-                continue;
-            }
-            let last = whole.last().map(|(name, _)| name.as_str());
-            for name in output.join(&folder.path).names_after(last).await? {
-                if let Ok(at) = missing.binary_search_by(|(other, _)| other.cmp(&name)) {
-                    self.done[missing[at].1 as usize] = true;
-                }
-            }
-            let there = missing.iter().take_while(|o| self.done[o.1 as usize]);
-            folder.whole += there.count();
-        }
-        Ok(())
-    }
-
-    /// By number.
-    pub fn shards(&self) -> Vec<u32> {
-        let done = (0..).zip(&self.done).filter(|(_, done)| **done);
-        done.map(|(shard, _)| shard).collect()
-    }
-}
-
 /// Commits every shard that is missing without its texts: each of its rows becomes an error record that says `reason`.
 /// A worker that is still at one of them loses the create, so what is published stays as it is. Returns how many.
 ///
 /// # Errors
 /// The store's, and an input that cannot be read.
-pub async fn seal(output: &Location, plan: &Plan, reason: &str) -> Result<usize, FinaliseError> {
-    let done: HashSet<u32> = committed(output, plan).await?.into_iter().collect();
-    let missing = plan.shards.iter().filter(|s| s.action != Action::Audit && !done.contains(&s.shard));
+pub async fn seal(run: &PlannedRun, reason: &str) -> Result<usize, FinaliseError> {
+    let done: HashSet<u32> = run.committed().await?.into_iter().collect();
+    let missing = run.plan.shards.iter().filter(|s| s.action != Action::Audit && !done.contains(&s.shard));
     let mut sealed = 0;
     for job in missing {
-        let part = sealed_part(output, plan, job, reason).await?;
-        let created = output.join(&job.output).create(part).await?;
+        let part = sealed_part(run, job, reason).await?;
+        let created = run.part(job).create(part).await?;
         sealed += usize::from(created == Created::Won);
     }
     Ok(sealed)
@@ -174,8 +100,9 @@ struct RowId {
     entity_id: EntityId,
 }
 
-async fn sealed_part(output: &Location, plan: &Plan, job: &ShardJob, reason: &str) -> Result<Bytes, FinaliseError> {
-    let input = output.join(&plan.folder()).join(&job.input).read().await?;
+async fn sealed_part(run: &PlannedRun, job: &ShardJob, reason: &str) -> Result<Bytes, FinaliseError> {
+    let plan = &run.plan;
+    let input = run.input(job).read().await?;
     let rows: Vec<RowId> = table::decode(&job.input, input)?;
     let error =
         |row: RowId| ErrorRecord { entity_id: row.entity_id, stage: "deadline".to_owned(), reason: reason.to_owned() };
@@ -222,13 +149,13 @@ impl Terms {
 ///
 /// # Errors
 /// [`FinaliseError`]; then `_SUCCESS` is not written.
-pub async fn publish(output: &Location, plan: &Plan, kind: Kind, terms: &Terms) -> Result<Published, FinaliseError> {
-    let folder = output.join(&plan.partition(kind));
+pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Published, FinaliseError> {
+    let folder = run.partition(kind);
     if let Some(manifest) = published(&folder).await? {
         return Ok(Published::Complete(Box::new(manifest)));
     }
-    let done: HashSet<u32> = committed(output, plan).await?.into_iter().collect();
-    let of_kind = plan.shards.iter().filter(|s| s.kind == kind);
+    let done: HashSet<u32> = run.committed().await?.into_iter().collect();
+    let of_kind = run.plan.shards.iter().filter(|s| s.kind == kind);
     let (there, missing): (Vec<&ShardJob>, Vec<_>) = of_kind.partition(|s| done.contains(&s.shard));
     // A failed measurement costs the night its figures, not its texts.
     let missing = missing.iter().filter(|s| s.action != Action::Audit).count();
@@ -237,15 +164,15 @@ pub async fn publish(output: &Location, plan: &Plan, kind: Kind, terms: &Terms) 
     }
     let mut sums = Sums::default();
     for job in there {
-        sums.add(output, plan, job).await?;
+        sums.add(run, job).await?;
     }
     let errors = sums.errors.iter().map(|e| serde_json::to_string(e).unwrap_or_default() + "\n");
     folder.join(ERRORS).write(Bytes::from(errors.collect::<String>())).await?;
     let guards = match &terms.guards {
-        Some(guards) => Some(sums.judge(output, plan, kind, guards).await?),
+        Some(guards) => Some(sums.judge(run, kind, guards).await?),
         None => None,
     };
-    let manifest = sums.manifest(plan, kind, guards);
+    let manifest = sums.manifest(&run.plan, kind, guards);
     let bytes = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
     folder.join(MANIFEST).write(Bytes::from(bytes)).await?;
     if (manifest.rows as f64) < terms.min_coverage * manifest.entities as f64 {
@@ -284,8 +211,9 @@ struct Sums {
 }
 
 impl Sums {
-    async fn add(&mut self, output: &Location, plan: &Plan, job: &ShardJob) -> Result<(), FinaliseError> {
-        let bytes = output.join(&job.output).read().await?;
+    async fn add(&mut self, run: &PlannedRun, job: &ShardJob) -> Result<(), FinaliseError> {
+        let plan = &run.plan;
+        let bytes = run.part(job).read().await?;
         if job.action == Action::Audit {
             let report: AuditReport = serde_json::from_slice(&bytes)
                 .map_err(|e| TableError::Unreadable { file: job.output.clone(), reason: e.to_string() })?;
@@ -327,17 +255,11 @@ impl Sums {
 
     /// What there is to say of each pool: the verdict before its texts, where they are strict for it, else what all of
     /// them come to.
-    async fn judge(
-        &self,
-        output: &Location,
-        plan: &Plan,
-        kind: Kind,
-        guards: &Guards,
-    ) -> Result<GuardReport, FinaliseError> {
+    async fn judge(&self, run: &PlannedRun, kind: Kind, guards: &Guards) -> Result<GuardReport, FinaliseError> {
         let mut pools = BTreeMap::new();
         for (pool, figures) in &self.figures {
-            let pinned = match &plan.guards {
-                Some(_) => read_verdict(output, &plan.run, kind, pool).await?,
+            let pinned = match &run.plan.guards {
+                Some(_) => run.store.verdict(kind, pool).await?,
                 None => None,
             };
             let audit = self.audit.get(pool).copied().unwrap_or_default();

@@ -13,9 +13,8 @@ use laser_schema::audit::AuditReport;
 use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::Figures;
-use laser_store::Location;
+use laser_store::run_store::PlannedRun;
 use laser_store::table::TableError;
-use laser_store::verdict::pin_verdict;
 
 use crate::finalise::FinaliseError;
 
@@ -53,13 +52,8 @@ impl Gate {
     ///
     /// # Errors
     /// The store's, and an audit that cannot be read.
-    pub async fn look(
-        &mut self,
-        output: &Location,
-        plan: &Plan,
-        settled: impl Fn(u32) -> bool,
-    ) -> Result<(), FinaliseError> {
-        let Some(guards) = &plan.guards else {
+    pub async fn poll(&mut self, run: &PlannedRun, settled: impl Fn(u32) -> bool) -> Result<(), FinaliseError> {
+        let Some(guards) = &run.plan.guards else {
             return Ok(());
         };
         let ready = self.closed.iter();
@@ -67,8 +61,8 @@ impl Gate {
         let ready: Vec<Pool> = ready.map(|(pool, _)| pool.clone()).collect();
         for pool in ready {
             let audits = self.closed.get(&pool).map_or(&[][..], Vec::as_slice);
-            let verdict = judge(output, plan, guards, audits).await?;
-            let verdict = pin_verdict(verdict, output, &plan.run, pool.0, &pool.1).await?;
+            let verdict = judge(run, guards, audits).await?;
+            let verdict = run.store.judge(pool.0, &pool.1, verdict).await?;
             for breach in &verdict.breaches {
                 tracing::warn!(kind = %pool.0, pool = pool.1, "{breach}: verified strictly tonight");
             }
@@ -79,10 +73,10 @@ impl Gate {
 }
 
 /// The verdict by a pool's audits.
-async fn judge(output: &Location, plan: &Plan, guards: &Guards, audits: &[u32]) -> Result<Verdict, FinaliseError> {
+async fn judge(run: &PlannedRun, guards: &Guards, audits: &[u32]) -> Result<Verdict, FinaliseError> {
     let (mut figures, mut report) = (Figures::default(), AuditReport::default());
     for &shard in audits {
-        let file = output.join(&plan.shards[shard as usize].output);
+        let file = run.part(&run.plan.shards[shard as usize]);
         // An audit that was given up does not exist.
         let Some(bytes) = file.read_optional().await? else {
             continue;

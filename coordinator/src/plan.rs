@@ -11,28 +11,24 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
 use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::KnowledgeRecord;
-use laser_schema::layout::run_folder;
 use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind};
 use laser_store::Location;
 use laser_store::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
-use laser_store::location::{Created, LocationError};
+use laser_store::location::LocationError;
 use laser_store::part::record_schema;
 use laser_store::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
+use laser_store::run_store::{RunStore, RunStoreError, audit_output};
 use laser_store::shard::shard_schema;
 use laser_store::spill::SpillError;
 use laser_store::table::{self, TableError};
 use rayon::prelude::*;
 
 use crate::prompt::{PromptError, PromptRenderer};
-
-/// The plan's file name in the run's folder.
-pub const PLAN: &str = "plan.json";
 
 /// The inputs of planning a run.
 pub struct PlanRequest<'a> {
@@ -89,6 +85,9 @@ pub enum PlanError {
     /// A store.
     #[error(transparent)]
     Location(#[from] LocationError),
+    /// The run's own files.
+    #[error(transparent)]
+    Run(#[from] RunStoreError),
     /// A shard file.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -122,33 +121,6 @@ pub struct PlanProgress {
     pub entities: u64,
 }
 
-/// Reads the plan of a run, if it was written.
-///
-/// # Errors
-/// [`PlanError::Location`]; a plan of another version is an error too.
-pub async fn read_plan(output: &Location, run: &str) -> Result<Option<Plan>, PlanError> {
-    let location = output.join(&run_folder(run)).join(PLAN);
-    let Some(bytes) = location.read_optional().await? else {
-        return Ok(None);
-    };
-    let unreadable = |reason: String| TableError::Unreadable { file: location.url().to_owned(), reason };
-    let plan: Plan = serde_json::from_slice(&bytes).map_err(|e| unreadable(e.to_string()))?;
-    if plan.version != PLAN_VERSION {
-        let reason = format!("plan version {}, this Laser reads {PLAN_VERSION}", plan.version);
-        return Err(unreadable(reason).into());
-    }
-    Ok(Some(plan))
-}
-
-/// When a run was planned, by its store's clock.
-///
-/// # Errors
-/// [`PlanError::Location`], also if there is no plan.
-pub async fn plan_time(output: &Location, run: &str) -> Result<Timestamp, PlanError> {
-    let location = output.join(&run_folder(run)).join(PLAN);
-    Ok(location.modified().await?)
-}
-
 /// Plans a run of `entities`, to which their embeddings have been given, and writes its shards and its plan below
 /// `output`; with no `output` only tells what it would do.
 ///
@@ -161,8 +133,9 @@ pub async fn plan(
     progress: &mut (dyn FnMut(PlanProgress) + Send),
 ) -> Result<Plan, PlanError> {
     let joined = join_previous(entities, request).await?;
+    let store = output.map(|output| RunStore::new(output, &request.run));
     let mut planner = Planner {
-        folder: output.map(|o| o.join(&run_folder(&request.run))),
+        folder: store.as_ref().map(RunStore::folder),
         request,
         spec_digest: request.spec.digest(),
         kinds: joined.kinds(),
@@ -174,24 +147,11 @@ pub async fn plan(
     };
     planner.read(&joined, progress).await?;
     let plan = planner.finish().await?;
-    if let Some(output) = output {
-        let location = output.join(&plan.folder()).join(PLAN);
+    match store {
         // Two coordinators that plan at once write the same shards; the run was planned when the first was done.
-        if location.create(encode_plan(&plan)).await? == Created::Exists {
-            return Ok(read_plan(output, &plan.run).await?.unwrap_or(plan));
-        }
+        Some(store) => Ok(store.write_plan(plan).await?),
+        None => Ok(plan),
     }
-    Ok(plan)
-}
-
-/// Plain data with string keys always serialises.
-fn encode_plan(plan: &Plan) -> Bytes {
-    serde_json::to_vec_pretty(plan).unwrap_or_default().into()
-}
-
-/// The digest of the plan's file.
-pub fn plan_digest(plan: &Plan) -> Digest {
-    Digest::of(&encode_plan(plan))
 }
 
 /// Last night's knowledge of an entity, as one byte and JSON or text.
@@ -511,13 +471,12 @@ fn number_shards(plan: &mut Plan) {
     };
     plan.shards.sort_by(|a, b| (rank(a), &a.input).cmp(&(rank(b), &b.input)));
     let folders: BTreeMap<Kind, String> = Kind::ALL.into_iter().map(|kind| (kind, plan.partition(kind))).collect();
-    let run = plan.folder();
     // As many digits as the last one has: names sort as numbers do.
     let width = plan.shards.len().to_string().len().max(5);
     for (job, shard) in plan.shards.iter_mut().zip(0..) {
         job.shard = shard;
         job.output = match job.action {
-            Action::Audit => format!("{run}/audits/{shard:0width$}.json"),
+            Action::Audit => audit_output(&plan.run, &format!("{shard:0width$}")),
             _ => format!("{}/part-{shard:0width$}.parquet", folders[&job.kind]),
         };
     }

@@ -20,15 +20,12 @@ use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
 use laser_schema::Kind;
 use laser_schema::ids::CODEBOOK;
-use laser_schema::layout::run_folder;
 use laser_schema::layout::{EMBEDDINGS, KNOWLEDGE_IDS, PROFILES, name_date, partition_of};
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
 use laser_store::Location;
 use laser_store::location::LocationError;
 use laser_store::nights::{nights_of, runs_of_night_of};
-use laser_store::pins::{PINS, Pins, PinsError};
-
-use crate::plan::PLAN;
+use laser_store::run_store::{CANCELLED, LOCK, PINS, PLAN, RunStore, RunStoreError, run_folder};
 
 /// A run that is not published counts as under way if it wrote something within these hours: nights that are two days
 /// old are not resumed.
@@ -48,7 +45,7 @@ pub enum RetentionError {
     Location(#[from] LocationError),
     /// A run that is under way.
     #[error(transparent)]
-    Pins(#[from] PinsError),
+    Run(#[from] RunStoreError),
 }
 
 /// What to keep.
@@ -110,7 +107,7 @@ pub async fn outdated(output: &Location, keep: &Keep) -> Result<Vec<Outdated>, R
 impl<'a> Survey<'a> {
     async fn of(output: &'a Location) -> Result<Self, LocationError> {
         let dated = |names: Vec<String>| names.into_iter().filter(|n| name_date(n).is_some());
-        let runs = dated(output.join("runs").folders().await?).collect();
+        let runs = dated(RunStore::names(output).await?).collect();
         let pools = dated(output.join(POOLS).folders().await?).collect();
         let mut partitions: BTreeMap<String, Vec<Partition>> = BTreeMap::new();
         for data_set in [PROFILES, EMBEDDINGS, KNOWLEDGE_IDS] {
@@ -170,7 +167,7 @@ impl<'a> Survey<'a> {
             if !folders.is_empty() && folders.iter().all(|part| part.complete) {
                 continue;
             }
-            let Some(pins) = Pins::read(self.output, run).await? else {
+            let Some(pins) = RunStore::new(self.output, run).pins().await? else {
                 continue;
             };
             if self.newest_object(run, folders).await? < now - SignedDuration::from_hours(UNDER_WAY_HOURS) {
@@ -243,7 +240,7 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
 
 /// Whether Laser gives files of runs, nights and pool sets this name.
 fn is_ours(name: &str) -> bool {
-    let known = [ERRORS, CODEBOOK, "cancelled", "lock", "assignments.parquet"];
+    let known = [ERRORS, CODEBOOK, CANCELLED, LOCK, "assignments.parquet"];
     let matches = |prefix: &str, suffix: &str| {
         let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix));
         rest.is_some_and(|middle| !middle.contains('/'))

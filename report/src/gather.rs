@@ -5,20 +5,17 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, ensure};
 use jiff::Timestamp;
 use jiff::civil::Date;
-use laser_coordinator::finalise::committed;
-use laser_coordinator::plan::{PLAN, read_plan};
 use laser_pool_builder::POOL_SET_FILE;
 use laser_schema::Kind;
 use laser_schema::audit::{Audit, AuditedText, Proposer};
-use laser_schema::job::{Action, Plan};
+use laser_schema::job::Action;
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION};
-use laser_schema::layout::run_folder;
 use laser_schema::layout::{name_date, partition};
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_store::Location;
 use laser_store::nights::{nights, runs_of_night};
 use laser_store::part::decode_part;
-use laser_store::pins::PINS;
+use laser_store::run_store::{PINS, PLAN, PlannedRun, RunStore};
 use serde::{Deserialize, Serialize};
 
 /// Rows without a text that are shown; the others are counted by reason.
@@ -126,7 +123,7 @@ pub(crate) async fn gather(dir: &str) -> Result<Night> {
     };
     let (run, date) = manifests.first().map(|(_, m)| (m.run.clone(), m.date)).context("a night has a manifest")?;
     let plan = match &root {
-        Some(root) => read_plan(root, &run).await?.map(|plan| (root, plan)),
+        Some(root) => RunStore::new(root, &run).planned().await?,
         None => None,
     };
     let mut kinds = Vec::new();
@@ -134,7 +131,7 @@ pub(crate) async fn gather(dir: &str) -> Result<Night> {
         kinds.push(gather_kind(folder, manifest, plan.as_ref()).await?);
     }
     let timeline = match &plan {
-        Some((root, plan)) => timeline(root, plan, &kinds).await?,
+        Some(planned) => timeline(planned, &kinds).await?,
         None => Vec::new(),
     };
     Ok(Night { run, date, kinds, has_plan: plan.is_some(), timeline })
@@ -188,8 +185,8 @@ async fn newest(output: &Location) -> Result<Vec<(Location, Manifest)>> {
 
 /// Why an output has no night to tell of.
 async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
-    let runs = output.join("runs").folders().await?;
-    let newest = runs.iter().filter(|run| name_date(run).is_some()).max();
+    let runs = RunStore::names(output).await?;
+    let newest = runs.iter().find(|run| name_date(run).is_some());
     let Some(run) = newest else {
         return Ok(anyhow::anyhow!(
             "{}: not an output of Laser's: it has no {MANIFEST} and no nights below profiles/. Give the [output] path, or \
@@ -197,10 +194,10 @@ async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
             output.url()
         ));
     };
-    let far = match read_plan(output, run).await? {
+    let far = match RunStore::new(output, run).planned().await? {
         None => "it is not planned yet".to_owned(),
-        Some(plan) => {
-            format!("{} of {} shards are committed", committed(output, &plan).await?.len(), plan.shards.len())
+        Some(planned) => {
+            format!("{} of {} shards are committed", planned.committed().await?.len(), planned.plan.shards.len())
         }
     };
     Ok(anyhow::anyhow!(
@@ -209,15 +206,15 @@ async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
     ))
 }
 
-async fn gather_kind(folder: Location, manifest: Manifest, plan: Option<&(&Location, Plan)>) -> Result<KindNight> {
+async fn gather_kind(folder: Location, manifest: Manifest, run: Option<&PlannedRun>) -> Result<KindNight> {
     let mut texts = Texts::default();
     for part in &manifest.parts {
         let bytes = folder.join(&part.name).read().await?;
         let (rows, info) = decode_part(folder.join(&part.name).url(), bytes)?;
         texts.add(part, &rows, &info);
     }
-    let audited = match plan {
-        Some((root, plan)) => read_audits(root, plan, manifest.kind).await?,
+    let audited = match run {
+        Some(run) => read_audits(run, manifest.kind).await?,
         None => Audited::default(),
     };
     Ok(KindNight {
@@ -271,12 +268,12 @@ fn worker(attempt: &str) -> String {
     attempt.split('/').next().unwrap_or_default().to_owned()
 }
 
-async fn read_audits(root: &Location, plan: &Plan, kind: Kind) -> Result<Audited> {
+async fn read_audits(run: &PlannedRun, kind: Kind) -> Result<Audited> {
     let mut audited = Audited::default();
     let mut by_pool: BTreeMap<String, Vec<AuditedText>> = BTreeMap::new();
-    let audits = plan.shards.iter();
+    let audits = run.plan.shards.iter();
     for job in audits.filter(|job| job.action == Action::Audit && job.kind == kind) {
-        let file = root.join(&job.output);
+        let file = run.part(job);
         // An audit that failed was given up; the night was published without it.
         let Some(bytes) = file.read_optional().await? else {
             continue;
@@ -328,11 +325,10 @@ async fn read_errors(folder: &Location) -> Result<Errors> {
 
 /// When the store got the run's files. Nothing more is recorded, and nothing more is needed: they hold for one process
 /// and for many, and for runs that were resumed, whose pauses are in them. Copied outputs have the times of the copy.
-async fn timeline(root: &Location, plan: &Plan, kinds: &[KindNight]) -> Result<Vec<Stage>> {
-    let folder = root.join(&run_folder(&plan.run));
-    let pools = root.resolve(&plan.pools)?.join(POOL_SET_FILE);
-    let audits = folder.join("audits").list().await?;
-    let audits: Vec<Timestamp> = audits.iter().map(|listed| listed.modified).collect();
+async fn timeline(run: &PlannedRun, kinds: &[KindNight]) -> Result<Vec<Stage>> {
+    let folder = run.store.folder();
+    let pools = run.pools()?.join(POOL_SET_FILE);
+    let audits = run.audit_times().await?;
     let (mut parts, mut published) = (Vec::new(), Vec::new());
     for kind in kinds {
         for listed in Location::parse(&kind.folder)?.list().await? {

@@ -4,6 +4,7 @@
 //! for the newest night or the oldest run lists folders and never parts.
 
 use jiff::civil::Date;
+use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::entity::Kind;
@@ -39,9 +40,14 @@ pub fn name_date(name: &str) -> Option<Date> {
     is_digest.then(|| date.parse().ok())?
 }
 
-/// The folder of a run's plan and shard inputs, relative to the output's root.
-pub fn run_folder(run: &str) -> String {
-    format!("runs/{run}")
+/// What a run was begun with where its configuration leaves that open. Nights that are published and pools that are
+/// promoted while it is under way change nothing any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pins {
+    /// The published folders that `latest` stands for, below the output's root; none on a first night.
+    pub previous: Vec<String>,
+    /// Where the pools are: below the output's root, or a URL.
+    pub pools: String,
 }
 
 #[cfg(test)]

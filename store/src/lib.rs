@@ -14,13 +14,12 @@ pub mod location;
 pub mod map;
 pub mod nights;
 pub mod part;
-pub mod pins;
 pub mod previous;
 pub mod rows;
+pub mod run_store;
 pub mod shard;
 pub mod spill;
 pub mod table;
-pub mod verdict;
 pub mod verify;
 
 pub use cache::Cache;

@@ -65,9 +65,40 @@ fn dependencies_point_one_way() {
         ("features", &["model", "schema", "store"]),
         ("recommender", &["schema", "store"]),
         ("prepare", &["schema", "store"]),
-        ("report", &["coordinator", "pool-builder", "schema", "store"]),
+        ("report", &["pool-builder", "schema", "store"]),
         ("coordinator", &["model", "schema", "store"]),
         ("worker", &["decode", "engine", "features", "model", "schema", "store"]),
+        (
+            "night",
+            &[
+                "coordinator",
+                "decode",
+                "engine",
+                "features",
+                "model",
+                "pool-builder",
+                "recommender",
+                "schema",
+                "store",
+                "worker",
+            ],
+        ),
+        ("terminal", &["night"]),
+        (
+            "bench",
+            &[
+                "coordinator",
+                "decode",
+                "engine",
+                "model",
+                "night",
+                "pool-builder",
+                "schema",
+                "store",
+                "terminal",
+                "worker",
+            ],
+        ),
     ];
     for (name, allowed) in allowed {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();

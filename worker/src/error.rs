@@ -3,8 +3,8 @@
 use laser_features::encoder::EncoderError;
 use laser_schema::job::QueueError;
 use laser_store::location::LocationError;
+use laser_store::run_store::RunStoreError;
 use laser_store::table::TableError;
-use laser_store::verdict::VerdictError;
 
 use crate::generate::GenerateError;
 
@@ -32,7 +32,7 @@ pub enum WorkerError {
     Table(#[from] TableError),
     /// The verdict of the guards cannot be read.
     #[error(transparent)]
-    Verdict(#[from] VerdictError),
+    Run(#[from] RunStoreError),
     /// A shard's input is not what was planned.
     #[error("{file}: its bytes do not match the plan's digest: plan again")]
     Changed {

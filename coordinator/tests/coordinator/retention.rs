@@ -6,15 +6,13 @@ use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp, ToSpan};
 use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::retention::{Keep, outdated, remove};
-use laser_schema::layout::run_folder;
-use laser_schema::layout::{KNOWLEDGE_IDS, dated_name, partition_of};
+use laser_schema::layout::{KNOWLEDGE_IDS, Pins, dated_name, partition_of};
 use laser_schema::manifest::Manifest;
 use laser_schema::{Digest, Kind};
 use laser_store::Location;
-use laser_store::data_set::read_manifest;
-use laser_store::data_set::verify;
-use laser_store::pins::Pins;
+use laser_store::data_set::{read_manifest, verify};
 use laser_store::previous::latest;
+use laser_store::run_store::{RunStore, run_folder};
 
 use crate::support::*;
 
@@ -37,7 +35,7 @@ async fn begin(night: &mut Night, output: &Location, n: i64) {
     }
     let previous = latest(output, night.date).await.unwrap();
     let pins = Pins { previous, pools };
-    pins.begin(output, &night.run).await.unwrap();
+    RunStore::new(output, &night.run).begin(pins).await.unwrap();
 }
 
 /// Plans, generates and publishes the run that was begun.
@@ -45,7 +43,7 @@ async fn finish(night: &Night, output: &Location) {
     let plan = night.plan(output).await;
     work(output, &plan).await;
     for kind in Kind::ALL {
-        publish(output, &plan, kind, &Terms::coverage(1.0)).await.unwrap();
+        publish(&planned(output, &plan), kind, &Terms::coverage(1.0)).await.unwrap();
     }
 }
 

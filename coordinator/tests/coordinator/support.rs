@@ -16,6 +16,7 @@ use laser_schema::{Columns, Digest, Entity, EntityTable, Kind};
 use laser_store::join::Join;
 use laser_store::part::encode_part;
 use laser_store::previous::PreviousSource;
+use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Location, table};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -39,6 +40,11 @@ pub(crate) fn spec() -> Spec {
         max_new_tokens: 20,
         stop: Vec::new(),
     }
+}
+
+/// The run of a plan.
+pub(crate) fn planned(output: &Location, plan: &Plan) -> PlannedRun {
+    PlannedRun::new(RunStore::new(output, &plan.run), plan.clone())
 }
 
 /// Everything a plan depends on, to be changed by a test.
@@ -159,7 +165,7 @@ impl Night {
 }
 
 pub(crate) async fn rows(output: &Location, plan: &Plan, job: &ShardJob) -> Vec<ShardRow> {
-    let input = output.join(&plan.folder()).join(&job.input);
+    let input = planned(output, plan).input(job);
     let bytes = input.read().await.unwrap();
     assert_eq!(Digest::of(&bytes), job.input_digest);
     table::decode(&job.input, bytes).unwrap()
@@ -205,7 +211,7 @@ fn record(plan: &Plan, row: &ShardRow) -> KnowledgeRecord {
 async fn part(output: &Location, plan: &Plan, job: &ShardJob) -> Bytes {
     let (mut done, mut errors, mut carried) = (Vec::new(), Vec::new(), 0);
     if job.action == Action::Carry {
-        let input = output.join(&plan.folder()).join(&job.input);
+        let input = planned(output, plan).input(job);
         done = table::decode(&job.input, input.read().await.unwrap()).unwrap();
         carried = job.rows;
     } else {

@@ -96,13 +96,13 @@ async fn commit(context: &RunContext, lease: &Lease, output: Output) -> Result<C
             let (failed, carried) = (rows.errors.len() as u64, rows.carried);
             let attempt = format!("{}/{}/{}", context.worker, lease.attempt, lease.token);
             let (rows, encoded) = embed::embed(context, rows).await?;
-            (part::encode(&context.plan, lease, &attempt, rows, encoded.as_ref())?, failed, carried)
+            (part::encode(&context.run.plan, lease, &attempt, rows, encoded.as_ref())?, failed, carried)
         }
         // Settled before, but for an output that exists.
         Output::Exists | Output::Failed(_) | Output::Released => return Ok(Created::Exists),
     };
     tracing::debug!(bytes = bytes.len(), "writing");
-    let created = create(&context.output.join(&lease.job.output), bytes).await?;
+    let created = create(&context.run.part(&lease.job), bytes).await?;
     if created == Created::Won {
         telemetry::rows(carried, failed);
         context.progress.update(|s| {

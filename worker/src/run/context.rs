@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use laser_decode::Pool;
 use laser_features::encoder::Encoder;
-use laser_schema::job::{Plan, ShardJob};
-use laser_store::Location;
+use laser_schema::job::ShardJob;
+use laser_store::run_store::PlannedRun;
 use tokio_util::sync::CancellationToken;
 use tracing::{Span, error_span};
 
@@ -16,9 +16,7 @@ use crate::progress::Progress;
 #[derive(Debug)]
 pub struct RunContext {
     /// The run.
-    pub plan: Plan,
-    /// The output's root.
-    pub output: Location,
+    pub run: PlannedRun,
     /// The pools by name.
     pub pools: HashMap<String, Pool>,
     /// The encoder, which a plan with embeddings needs.
@@ -33,7 +31,7 @@ impl RunContext {
     /// The span around all work on a shard, for the log and the trace. It has the level of errors, so that no filter
     /// drops it.
     pub(super) fn span(&self, job: &ShardJob) -> Span {
-        error_span!("shard", run = self.plan.run, shard = job.shard, pool = job.pool)
+        error_span!("shard", run = self.run.name(), shard = job.shard, pool = job.pool)
     }
 }
 

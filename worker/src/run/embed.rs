@@ -12,7 +12,7 @@ use crate::part::Rows;
 
 /// The encoder, where the plan asks for embeddings.
 fn encoder(context: &RunContext) -> Result<Option<Arc<Encoder>>, WorkerError> {
-    match (&context.plan.embedding, &context.encoder) {
+    match (&context.run.plan.embedding, &context.encoder) {
         (None, _) => Ok(None),
         (Some(_), Some(encoder)) => Ok(Some(encoder.clone())),
         (Some(_), None) => Err(WorkerError::NoEncoder),

@@ -186,10 +186,10 @@ impl<G: TextGenerator> EngineLoop<G> {
     }
 
     fn audit(&mut self, WaitingAudit { lease, rows }: WaitingAudit) {
-        let policy = self.context.plan.spec.verification;
+        let policy = self.context.run.plan.spec.verification;
         let requests: Vec<(&ShardRow, Request)> =
             rows.iter().filter_map(|row| Some((row, self.request(row, 0, policy).ok()?))).collect();
-        let plan = &self.context.plan;
+        let plan = &self.context.run.plan;
         let figures = |row: &ShardRow, request: &Request, text: &Generated| {
             let record = part::record(plan, row, policy, request.pool.as_ref(), text);
             let previous = with_end(request.previous.len() as u64, text.stop);

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use laser_schema::Digest;
 use laser_schema::job::{Action, Lease, Policy, Queue, ShardJob};
-use laser_store::verdict::read_verdict;
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span, instrument};
 
@@ -85,7 +84,7 @@ async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Input, Worke
         Ok(None) => Input::Done(Output::Exists),
         Ok(Some(Work::Carry(rows))) => {
             let carried = rows.len() as u64;
-            let rows = rows.into_iter().map(|r| part::carry(&context.plan, r)).collect();
+            let rows = rows.into_iter().map(|r| part::carry(&context.run.plan, r)).collect();
             Input::Done(Output::Part(Rows { rows, errors: Vec::new(), carried, figures: BTreeMap::new() }))
         }
         Ok(Some(work)) => Input::Work(work),
@@ -96,10 +95,10 @@ async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Input, Worke
 
 /// The shard's input; `None` if its output exists: a lost acknowledgement is no reason to do the work again.
 async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, WorkerError> {
-    if context.output.join(&job.output).exists().await? {
+    if context.run.part(job).exists().await? {
         return Ok(None);
     }
-    let input = context.output.join(&context.plan.folder()).join(&job.input);
+    let input = context.run.input(job);
     let bytes = input.read().await?;
     if Digest::of(&bytes) != job.input_digest {
         return Err(WorkerError::Changed { file: input.url().to_owned() });
@@ -110,11 +109,11 @@ async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, Work
 
 /// How a shard's texts are verified: as the specification says, but strictly where the pool's audit breached a guard.
 async fn policy(context: &RunContext, job: &ShardJob) -> Result<Policy, WorkerError> {
-    let plan = &context.plan;
+    let plan = &context.run.plan;
     if plan.guards.is_none() || job.action != Action::Generate {
         return Ok(plan.spec.verification);
     }
-    let verdict = read_verdict(&context.output, &plan.run, job.kind, &job.pool).await?;
+    let verdict = context.run.store.verdict(job.kind, &job.pool).await?;
     match verdict {
         None => Err(WorkerError::NotJudged { pool: job.pool.clone() }),
         Some(verdict) if verdict.strict => Ok(Policy::Strict),

@@ -54,10 +54,10 @@ impl OpenShard {
     /// Takes over a row's text.
     pub(super) fn add(&mut self, index: usize, text: &Generated, context: &RunContext) {
         let row = &self.rows[index];
-        let record = part::record(&context.plan, row, self.policy, context.pools.get(&row.pool), text);
+        let record = part::record(&context.run.plan, row, self.policy, context.pools.get(&row.pool), text);
         let previous = with_end(self.previous[index], text.stop);
         let figures = Figures::of(&record, &text.tokens, previous);
-        let fallback = self.policy != context.plan.spec.verification;
+        let fallback = self.policy != context.run.plan.spec.verification;
         context.progress.text(self.lease.job.kind, &record.pool, &figures, fallback);
         self.figures.entry(record.pool.clone()).or_default().add(&figures);
         self.results[index] = Some(Ok(record));

@@ -19,6 +19,7 @@ use laser_schema::{Columns, Digest, EntityTable, Kind};
 use laser_store::join::Join;
 use laser_store::part::decode_part;
 use laser_store::previous::PreviousSource;
+use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Location, table};
 use laser_worker::generate::{GenerateOptions, Generator};
 use laser_worker::run::{RunContext, Stop, run_worker};
@@ -99,8 +100,7 @@ pub(crate) async fn plan_as(
     let entities = Join::new(&[table], 1 << 30).await.unwrap();
     let plan = plan(Some(&output), entities, &request, &mut |_| {}).await.unwrap();
     let context = RunContext {
-        plan,
-        output: output.clone(),
+        run: PlannedRun::new(RunStore::new(&output, &plan.run), plan),
         pools: HashMap::from([("user-all".to_owned(), pool(&[tokens(1, 50)]))]),
         encoder: None,
         worker: "worker-0".into(),
@@ -143,7 +143,7 @@ pub(crate) fn good() -> Generator {
 
 impl Run {
     pub(crate) fn plan(&self) -> &Plan {
-        &self.context.plan
+        &self.context.run.plan
     }
 
     pub(crate) fn queue(&self) -> Arc<LocalQueue> {
@@ -155,7 +155,7 @@ impl Run {
     }
 
     pub(crate) async fn rows(&self, job: &ShardJob) -> Vec<ShardRow> {
-        let bytes = self.output.join(&self.plan().folder()).join(&job.input).read().await.unwrap();
+        let bytes = self.context.run.input(job).read().await.unwrap();
         table::decode(&job.input, bytes).unwrap()
     }
 
@@ -183,7 +183,7 @@ impl Run {
     }
 
     pub(crate) async fn publish(&self) -> Manifest {
-        match publish(&self.output, self.plan(), Kind::User, &Terms::coverage(0.0)).await.unwrap() {
+        match publish(&self.context.run, Kind::User, &Terms::coverage(0.0)).await.unwrap() {
             Published::Complete(manifest) => *manifest,
             other => panic!("{other:?}"),
         }

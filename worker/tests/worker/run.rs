@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use bytes::Bytes;
 use jiff::civil::date;
-use laser_coordinator::finalise::committed;
 use laser_engine::FakeOptions;
 use laser_schema::Kind;
 use laser_schema::audit::AuditReport;
@@ -129,8 +128,8 @@ async fn an_empty_text_is_a_failed_row() {
 async fn a_shard_whose_input_changed_is_given_up_and_the_others_are_not() {
     let run = first_night(15).await;
     let changed = &run.plan().shards[1];
-    let input = run.output.join(&run.plan().folder()).join(&changed.input);
-    input.write(run.output.join(&run.plan().folder()).join("plan.json").read().await.unwrap()).await.unwrap();
+    let input = run.context.run.input(changed);
+    input.write(run.context.run.store.folder().join("plan.json").read().await.unwrap()).await.unwrap();
     let queue = run.queue();
     run.work(&queue, good()).await;
     assert_eq!((queue.counts().committed, queue.counts().dead), (2, 1));
@@ -160,7 +159,7 @@ async fn an_output_that_exists_is_kept() {
     run.work(&queue, good()).await;
     assert_eq!(queue.counts().committed, 2);
     assert_eq!(other.read().await.unwrap(), "another writer's");
-    assert_eq!(committed(&run.output, run.plan()).await.unwrap(), [0, 1]);
+    assert_eq!(run.context.run.committed().await.unwrap(), [0, 1]);
 }
 
 #[tokio::test]
