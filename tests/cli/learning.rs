@@ -243,7 +243,8 @@ const BY_ITEM: [&str; 3] = ["eval.split_by=item", "eval.item_share=0.3", "eval.t
 
 impl Data {
     fn write_attributes(&self) {
-        let row = |item| json!({"id": item, "kind": [(item % 2).to_string(), "any"], "colour": item % 3}).to_string();
+        let row =
+            |item: u32| json!({"id": item, "kind": [(item % 2).to_string(), "any"], "colour": item % 3}).to_string();
         self.write("attributes.jsonl", &(0..ITEMS).map(row).collect::<Vec<_>>().join("\n"));
     }
 }
