@@ -255,8 +255,7 @@ fn texts_win_on_new_items_and_shuffled_texts_do_not() {
         // A tenth of the labels is turned, so that the best possible is about 0.9.
         assert!(cold[1..4].iter().all(|auc| *auc > 0.8), "{model}, cold: {cold:?}");
         assert!(cold[0] < 0.6 && cold[4] < 0.65, "{model}, cold: {cold:?}");
-        // Ids tell about items that are trained on.
-        assert!(warm[0] > cold[0] + 0.1, "{model}, warm: {warm:?}");
+        assert!(warm[1..4].iter().all(|auc| *auc > 0.8), "{model}, warm: {warm:?}");
         let impressions = |group: usize| runs[0].groups[group].impressions;
         assert_eq!(impressions(1), (2..5).map(impressions).sum::<usize>());
     }
