@@ -83,7 +83,6 @@ impl Drop for Azurite {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn workers_share_a_night_on_azure() {
     let azure = Azurite::start();
     let mut cluster = Cluster::new("LASER_NATS_NEW");

@@ -270,7 +270,6 @@ impl Process {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn two_workers_make_the_night_of_one_process_on_an_old_and_a_new_server() {
     for server in ["LASER_NATS_OLD", "LASER_NATS_NEW"] {
         let cluster = Cluster::new(server);
@@ -292,7 +291,6 @@ fn two_workers_make_the_night_of_one_process_on_an_old_and_a_new_server() {
 
 /// After the lease, before, during and after the write, and after the acknowledgement.
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn workers_killed_anywhere_lose_and_double_nothing() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");
@@ -309,7 +307,6 @@ fn workers_killed_anywhere_lose_and_double_nothing() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_server_and_a_coordinator_killed_three_times_lose_and_double_nothing() {
     let mut cluster = Cluster::new("LASER_NATS_OLD");
     let worker = {
@@ -333,7 +330,6 @@ fn a_server_and_a_coordinator_killed_three_times_lose_and_double_nothing() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_worker_that_was_stopped_past_its_lease_changes_nothing() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");
@@ -353,7 +349,6 @@ fn a_worker_that_was_stopped_past_its_lease_changes_nothing() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_terminated_worker_gives_its_shards_back() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");
@@ -368,7 +363,6 @@ fn a_terminated_worker_gives_its_shards_back() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_shard_that_always_fails_is_a_dead_letter_and_can_be_replayed() {
     let cluster = Cluster::new("LASER_NATS_OLD");
     let coordinator = cluster.start("coordinator");
@@ -402,7 +396,6 @@ fn a_shard_that_always_fails_is_a_dead_letter_and_can_be_replayed() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn at_the_deadline_what_is_there_is_published_and_late_workers_change_nothing() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");
@@ -430,7 +423,6 @@ fn at_the_deadline_what_is_there_is_published_and_late_workers_change_nothing() 
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_cancelled_run_stops_and_resumes() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let config = cluster.tonight.path("laser.toml").display().to_string();
@@ -458,7 +450,6 @@ fn a_cancelled_run_stops_and_resumes() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_worker_of_another_configuration_is_refused() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");

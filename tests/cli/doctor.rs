@@ -32,7 +32,6 @@ fn closed_port() -> u16 {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn all_is_well_before_a_night_and_after() {
     let cluster = Cluster::on_s3("LASER_NATS_OLD");
     let before = doctor(&cluster.tonight, &[]).output().unwrap();
@@ -50,7 +49,6 @@ fn all_is_well_before_a_night_and_after() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_queue_that_will_not_do_is_told() {
     let workspace = Workspace::new();
     let at = |port: u16| format!("queue.url=nats://127.0.0.1:{port}");
@@ -87,7 +85,6 @@ fn greet(version: &str) -> u16 {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_store_that_will_not_do_is_told() {
     let (s3, mut workspace) = (S3::start(), Workspace::new());
     workspace.environment = s3.environment();
@@ -109,7 +106,6 @@ fn a_store_that_will_not_do_is_told() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_worker_with_another_model_or_a_damaged_pool_is_told() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");

@@ -237,7 +237,6 @@ fn an_encoder_of_another_architecture_ends_a_night_before_it_begins() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn workers_make_the_embeddings_of_one_process_and_need_the_encoder() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let setting = encoder(&cluster.tonight);
@@ -266,7 +265,6 @@ fn workers_make_the_embeddings_of_one_process_and_need_the_encoder() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_shard_that_misses_the_deadline_still_has_the_column() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let setting = encoder(&cluster.tonight);

@@ -82,7 +82,6 @@ impl Outputs {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn feast_duckdb_pandas_and_polars_read_the_output_as_documented() {
     let outputs = Outputs::new();
     assert_exit(&outputs.nights.workspace.verify(), 0);

@@ -185,7 +185,6 @@ fn a_breach_withholds_the_night_until_it_is_let_through() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn coordinator_and_workers_judge_each_pool_once() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let settings = with("guards.action=strict");
@@ -209,7 +208,6 @@ fn coordinator_and_workers_judge_each_pool_once() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_damaged_audit_ends_the_coordinator_and_not_the_night() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let settings = with("guards.action=strict");
@@ -233,7 +231,6 @@ fn a_damaged_audit_ends_the_coordinator_and_not_the_night() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn audited_texts_are_compared_by_the_encoder() {
     let minilm = std::env::var("LASER_MINILM").unwrap_or_else(|_| {
         panic!("LASER_MINILM is not set: pass the tests with tests/run.sh, or `source tests/encoder.sh` first")

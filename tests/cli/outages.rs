@@ -27,7 +27,6 @@ fn on_s3() -> (Cluster, Proxy) {
 /// Longer than the ten tries that object_store makes by itself, which take three seconds. A cut may cost a shard one
 /// of its two attempts, since nobody knows whether the server heard the last request.
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_store_that_is_away_for_a_while_is_waited_for() {
     let (cluster, proxy) = on_s3();
     let coordinator = cluster.start_at_store("coordinator", &proxy);
@@ -43,7 +42,6 @@ fn a_store_that_is_away_for_a_while_is_waited_for() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_write_whose_answer_is_lost_is_found_and_not_repeated() {
     let (cluster, proxy) = on_s3();
     let coordinator = cluster.start("coordinator");
@@ -61,7 +59,6 @@ fn a_write_whose_answer_is_lost_is_found_and_not_repeated() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn wrong_credentials_end_a_process_with_a_word_and_cost_no_shard() {
     let (cluster, proxy) = on_s3();
     let refused = |subcommand: &str| {
@@ -90,7 +87,6 @@ fn wrong_credentials_end_a_process_with_a_word_and_cost_no_shard() {
 /// `kill -9` before the store hears a write and before the coordinator hears of it; and with half of the shards
 /// queued.
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_coordinator_killed_at_any_of_its_writes_publishes_one_data_set() {
     let (cluster, store) = on_s3();
     let kill_at = |word: &'static str| {
@@ -120,7 +116,6 @@ fn a_coordinator_killed_at_any_of_its_writes_publishes_one_data_set() {
 
 /// They plan at once. Then the slow one is held before it writes the manifest until the fast one has published.
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn two_coordinators_publish_one_manifest() {
     let (cluster, proxy) = on_s3();
     proxy.set(Fault::Hold { word: "/_manifest.json", heard: false });
@@ -146,7 +141,6 @@ fn two_coordinators_publish_one_manifest() {
 
 /// Longer than a lease, so that what was in hand is leased again.
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn connections_to_nats_that_stall_break_and_lag_lose_nothing() {
     let cluster = Cluster::new("LASER_NATS_OLD");
     let proxy = Proxy::tcp(cluster.nats.port);
@@ -166,7 +160,6 @@ fn connections_to_nats_that_stall_break_and_lag_lose_nothing() {
 
 /// What remains in the queue of a shard that is committed costs a look.
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_run_that_lost_every_process_and_the_queue_generates_no_committed_shard() {
     let mut cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");
@@ -199,7 +192,6 @@ fn a_run_that_lost_every_process_and_the_queue_generates_no_committed_shard() {
 
 /// What the queue was told counts for nothing: the store is asked.
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn an_output_that_is_lost_after_its_acknowledgement_is_made_again() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");

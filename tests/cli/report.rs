@@ -147,7 +147,6 @@ fn manifests(workspace: &Workspace) -> Vec<(PathBuf, Value)> {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn the_page_has_the_nights_figures_and_fits_every_screen() {
     let workspace = Workspace::new();
     let settings = ["verification.policy=relaxed", "price.gpu_hour=2.5", "run.audit_share=0.6"];
@@ -236,7 +235,6 @@ fn one_published_folder_is_a_page_of_its_own_kind() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn markup_in_ids_texts_and_errors_is_text() {
     const HOSTILE: &str = "<script>document.body.setAttribute('data-hacked', 1)</script><img src=x onerror=alert(1)>";
     let workspace = Workspace::new();

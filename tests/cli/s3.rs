@@ -108,7 +108,6 @@ impl Drop for S3 {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn two_nights_on_s3_are_those_on_a_disk() {
     let s3 = S3::start();
     let (mut remote, local) = (Workspace::new(), Workspace::new());
@@ -126,7 +125,6 @@ fn two_nights_on_s3_are_those_on_a_disk() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn nights_on_s3_follow_each_other_and_leave() {
     let s3 = S3::start();
     let mut remote = Workspace::new();
@@ -147,7 +145,6 @@ fn nights_on_s3_follow_each_other_and_leave() {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn workers_share_a_night_on_s3_and_keep_pools_in_a_cache() {
     let cluster = Cluster::on_s3("LASER_NATS_NEW");
     let coordinator = cluster.start("coordinator");

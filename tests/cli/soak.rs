@@ -230,7 +230,6 @@ impl Writes {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn nights_in_which_everything_dies_at_random_are_whole() {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse().ok());
     let minutes: u64 = number("LASER_SOAK_MINUTES").unwrap_or(0);

@@ -80,7 +80,6 @@ fn assert_complete(role: &str, address: &str) {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn coordinator_and_worker_serve_every_metric_that_alerts_and_dashboard_use() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let addresses = [address(1), address(2)];
@@ -118,7 +117,6 @@ fn objects(log: &[String]) -> Vec<Value> {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn json_logs_are_an_object_a_line_and_name_run_shard_and_pool() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = json_log(&cluster, "coordinator", &[]);

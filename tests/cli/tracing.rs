@@ -96,7 +96,6 @@ fn shard_number(span: &Span) -> i64 {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn a_run_is_one_trace_whatever_process_works_for_it() {
     let (cluster, collector) = (Cluster::new("LASER_NATS_NEW"), Collector::start());
     let start = |role| Process::start(collector.command(cluster.tonight.command(role, &[])));

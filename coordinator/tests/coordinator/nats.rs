@@ -45,7 +45,6 @@ async fn emptied(coordinator: &NatsClient, run: &str) {
 
 /// The oldest version that is supported and the newest that was tried.
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn the_servers_are_of_the_versions_that_are_meant() {
     let version = async |version| Server::start(version).coordinator().await.server_version();
     let (old, new) = (version(Version::Old).await, version(Version::New).await);
@@ -54,7 +53,6 @@ async fn the_servers_are_of_the_versions_that_are_meant() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn publishing_twice_queues_once() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -81,7 +79,6 @@ async fn publishing_twice_queues_once() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn cancelling_a_run_leaves_the_others() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -101,7 +98,6 @@ async fn cancelling_a_run_leaves_the_others() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_killed_server_that_comes_back_is_waited_for() {
     on_both(|version| async move {
         let mut server = Server::start(version);
@@ -124,7 +120,6 @@ async fn a_killed_server_that_comes_back_is_waited_for() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn publishing_goes_on_after_the_server_was_killed() {
     on_both(|version| async move {
         let mut server = Server::start(version);
@@ -142,7 +137,6 @@ async fn publishing_goes_on_after_the_server_was_killed() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_lost_stream_is_built_again_under_a_worker_that_stays() {
     on_both(|version| async move {
         let mut server = Server::start(version);
@@ -165,7 +159,6 @@ async fn a_lost_stream_is_built_again_under_a_worker_that_stays() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_worker_goes_from_run_to_run_and_loses_no_message() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -195,7 +188,6 @@ async fn a_worker_goes_from_run_to_run_and_loses_no_message() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_held_message_is_given_back_by_a_worker_that_ends() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -212,7 +204,6 @@ async fn a_held_message_is_given_back_by_a_worker_that_ends() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_held_message_is_kept_while_its_run_is_loaded() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -230,7 +221,6 @@ async fn a_held_message_is_kept_while_its_run_is_loaded() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn an_idle_worker_ends() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -242,7 +232,6 @@ async fn an_idle_worker_ends() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn the_settings_of_an_operator_stay() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -265,7 +254,6 @@ async fn the_settings_of_an_operator_stay() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn what_is_no_job_becomes_a_dead_letter() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -306,7 +294,6 @@ async fn what_is_no_job_becomes_a_dead_letter() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_shard_whose_workers_die_becomes_a_dead_letter() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -329,7 +316,6 @@ async fn a_shard_whose_workers_die_becomes_a_dead_letter() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_dead_letter_can_be_replayed() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -361,7 +347,6 @@ async fn a_dead_letter_can_be_replayed() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_changed_lease_changes_the_consumer() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -376,7 +361,6 @@ async fn a_changed_lease_changes_the_consumer() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_stream_of_another_kind_is_refused_by_its_difference() {
     on_both(|version| async move {
         let server = Server::start(version);
@@ -499,7 +483,6 @@ async fn a_bad_value_is_named_with_its_key() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn the_shipped_server_configuration_lets_each_user_do_its_work() {
     on_both(|version| async move {
         let server = Server::start_shipped(version, |shipped| shipped);
@@ -527,7 +510,6 @@ async fn the_shipped_server_configuration_lets_each_user_do_its_work() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_worker_may_do_nothing_else() {
     on_both(|version| async move {
         let server = Server::start_shipped(version, |shipped| shipped);
@@ -561,7 +543,6 @@ async fn a_worker_may_do_nothing_else() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_stranger_is_not_let_in() {
     on_both(|version| async move {
         let server = Server::start_shipped(version, |shipped| shipped);
@@ -583,7 +564,6 @@ async fn a_stranger_is_not_let_in() {
 }
 
 #[tokio::test]
-#[ignore = "needs what tests/run.sh installs"]
 async fn a_server_may_ask_for_our_certificate_too() {
     on_both(|version| async move {
         let verify = |text: String| text.replace("# verify: true", "verify: true");

@@ -53,7 +53,6 @@ struct Reference {
 }
 
 #[test]
-#[ignore = "needs what tests/run.sh installs"]
 fn embeddings_are_those_of_sentence_transformers() {
     let directory = minilm();
     let lines = include_str!("../../../fixtures/minilm-embeddings/embeddings.jsonl").lines();
