@@ -9,3 +9,4 @@ pub mod nats;
 pub mod plan;
 pub mod prompt;
 pub mod retention;
+mod sums;
