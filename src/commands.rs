@@ -37,7 +37,8 @@ pub(crate) async fn plan(config: &Config) -> Result<()> {
     } else {
         let seconds = tokens / past.tokens_per_second();
         format!(
-            "ETA: {seconds:.0} s on one worker for about {tokens:.0} tokens, at last night's {:.0} tokens/s and {:.0} tokens a text\n",
+            "ETA: {seconds:.0} s on one worker for about {tokens:.0} tokens, at last night's {:.0} tokens/s and {:.0} \
+             tokens a text\n",
             past.tokens_per_second(),
             past.text_length()
         )

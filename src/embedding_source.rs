@@ -106,7 +106,8 @@ impl EmbeddingSource {
         }
         ensure!(
             !nights.is_empty(),
-            "{}: no complete night (no {SUCCESS} below {}/ or {}/); run one, or give a published folder, a .parquet or an .npy",
+            "{}: no complete night (no {SUCCESS} below {}/ or {}/); run one, or give a published folder, a .parquet \
+             or an .npy",
             root.url(),
             DataSet::Profiles,
             DataSet::Embeddings
@@ -121,7 +122,8 @@ impl EmbeddingSource {
         ensure_complete(folder).await?;
         let embedding = night.details.embedding.with_context(|| {
             format!(
-                "{}: its texts have no embeddings; run `laser encode` on it first, and set [encoder] for nights to come",
+                "{}: its texts have no embeddings; run `laser encode` on it first, and set [encoder] for nights to \
+                 come",
                 folder.url()
             )
         })?;

@@ -139,7 +139,8 @@ async fn find(config: &Config, path: Option<&str>, kind: Option<Kind>) -> Result
     nights.retain(of_kind);
     ensure!(
         !nights.is_empty(),
-        "{path}: no complete night (no {SUCCESS} below profiles/); run one, or give a published folder, a .parquet or a .jsonl"
+        "{path}: no complete night (no {SUCCESS} below profiles/); run one, or give a published folder, a .parquet or \
+         a .jsonl"
     );
     Ok(nights)
 }

@@ -33,7 +33,8 @@ pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
     let found = embedding::embed(config.interactions()?, &config.embed, output, &mut watch).await?;
     drop(display);
     print(&format!(
-        "{} users: {}\n{} items: {}\nrecall@{CUTOFF} {:.4}, NDCG@{CUTOFF} {:.4} on {} held-out interactions ({}), epoch {} of {}\n",
+        "{} users: {}\n{} items: {}\nrecall@{CUTOFF} {:.4}, NDCG@{CUTOFF} {:.4} on {} held-out interactions ({}), \
+         epoch {} of {}\n",
         found.users,
         found.user_table,
         found.items,

@@ -335,7 +335,8 @@ fn summary(ids: &Ids<'_>, manifest: &IdsManifest, is_new: bool) -> Result<String
     let empty: u64 = info.empty.iter().sum();
     writeln!(
         out,
-        "  codebook {}: {} x {} levels of {} ids, fitted on {} embeddings of {} values; {} of the variance explained, {empty} ids unused",
+        "  codebook {}: {} x {} levels of {} ids, fitted on {} embeddings of {} values; {} of the variance explained, \
+         {empty} ids unused",
         manifest.codebook.digest.short(),
         info.codebooks,
         info.levels,

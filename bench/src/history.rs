@@ -1,9 +1,9 @@
 //! The workload of the paper (4.1): entities as they were and as they are now.
 //!
-//! A user's history of n interactions is cut at m, drawn from (n/2, n): the first m are the old state, the
-//! rest is the new one, and none is in both. Interactions without a timestamp are left out where others have one. The items are cut into two halves: the old half's texts
-//! are old knowledge, the new half is measured. What is drawn depends on the seed and the id alone,
-//! not on the order of the table nor on how many entities are asked for.
+//! A user's history of n interactions is cut at m, drawn from (n/2, n): the first m are the old state, the rest is the
+//! new one, and none is in both. Interactions without a timestamp are left out where others have one. The items are cut
+//! into two halves: the old half's texts are old knowledge, the new half is measured. What is drawn depends on the seed
+//! and the id alone, not on the order of the table nor on how many entities are asked for.
 //!
 //! Memory: the entities that are kept, and as many again while the table is read.
 

@@ -207,7 +207,12 @@ struct BatchArgs {
     #[command(flatten)]
     setup: SetupArgs,
     /// Batch sizes to try.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4, 8, 16, 32, 64], value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values_t = [1, 2, 4, 8, 16, 32, 64],
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     batches: Vec<u16>,
     /// Tree sizes to try, in drafted tokens; the adaptive trees have as many as the largest at most.
     #[arg(long, value_delimiter = ',', default_values_t = [16, 32, 64])]

@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use jiff::civil::{Date, date};
 use jiff::tz::TimeZone;
 use laser_coordinator::finalise::{Published, Terms, publish};
+use laser_night::Progress;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, ShardJob, Spec};
 use laser_schema::knowledge::{Figures, KnowledgeRecord, PartInfo};

@@ -1,10 +1,11 @@
 //! Publishing turns committed parts into a data set that readers can trust.
 //!
-//! Every part is read back and [checked](crate::sums), then `_errors.jsonl`, `_manifest.json` and last `_SUCCESS` are
-//! written.
-//! The manifest is a function of the parts, so two coordinators that finish one run write the same bytes.
+//! Every part is read back and checked, then `_errors.jsonl`, `_manifest.json` and last `_SUCCESS` are written. The
+//! manifest is a function of the parts, so two coordinators that finish one run write the same bytes.
 
-use std::collections::{BTreeMap, HashSet};
+mod sums;
+
+use std::collections::HashSet;
 
 use bytes::Bytes;
 use laser_schema::embedding::EmbeddingInfo;
@@ -14,7 +15,6 @@ use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::{ErrorRecord, PartInfo};
 use laser_schema::manifest::Manifest;
 use laser_schema::{Embeddings, EntityId, Kind};
-use laser_store::Location;
 use laser_store::data_set::{self, ManifestError};
 use laser_store::location::{Created, LocationError};
 use laser_store::part::encode_part;
@@ -23,7 +23,7 @@ use laser_store::spill::SpillError;
 use laser_store::table::{self, TableError};
 use serde::Deserialize;
 
-use crate::sums::Sums;
+use sums::Sums;
 
 /// Why nothing was published.
 #[derive(Debug, thiserror::Error)]
@@ -127,7 +127,7 @@ async fn sealed_part(run: &PlannedRun, job: &ShardJob, reason: &str) -> Result<B
     Ok(encode_part(&job.output, id_type(plan, job.kind), &[], none.as_ref(), &info)?)
 }
 
-pub(crate) fn id_type(plan: &Plan, kind: Kind) -> IdType {
+fn id_type(plan: &Plan, kind: Kind) -> IdType {
     plan.ids.get(&kind).copied().unwrap_or(IdType::String)
 }
 

@@ -9,4 +9,3 @@ pub mod nats;
 pub mod plan;
 pub mod prompt;
 pub mod retention;
-mod sums;

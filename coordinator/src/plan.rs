@@ -101,7 +101,13 @@ pub enum PlanError {
         files: String,
     },
     /// No previous text belongs to any entity.
-    #[error("previous {kind} knowledge: none of its {texts} texts belongs to a {kind} of the input (ids such as the {} {previous}, the input has the {} {input}); is it another data set's, or another kind's, or does it want an id_type?", previous.id_type(), input.id_type())]
+    #[error(
+        "previous {kind} knowledge: none of its {texts} texts belongs to a {kind} of the input (ids such as the {} \
+         {previous}, the input has the {} {input}); is it another data set's, or another kind's, or does it want an \
+         id_type?",
+        previous.id_type(),
+        input.id_type()
+    )]
     ForeignPrevious {
         /// Users or items.
         kind: Kind,

@@ -156,7 +156,8 @@ pub enum PromptError {
     },
     /// A template uses a field that the entity does not have.
     #[error(
-        "prompt template {template}, line {line}: {entity} has no {field}; it has {available}. Test with `is defined`, or give a `default`, for what only some entities have"
+        "prompt template {template}, line {line}: {entity} has no {field}; it has {available}. Test with `is \
+         defined`, or give a `default`, for what only some entities have"
     )]
     UnknownField {
         /// The template's name or file.
@@ -182,7 +183,8 @@ pub enum PromptError {
     },
     /// The budget cannot be kept.
     #[error(
-        "max_tokens = {budget}: must be at least 1 and below the model's {positions} positions, so that there is room for text"
+        "max_tokens = {budget}: must be at least 1 and below the model's {positions} positions, so that there is room \
+         for text"
     )]
     Budget {
         /// The budget as configured.

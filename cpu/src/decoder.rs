@@ -1,7 +1,7 @@
 //! The forward of a Llama-family decoder: dense f32 or bf16 weights, f32 arithmetic, every product a skinny one.
 //!
-//! Buffers live as long as the model. One product computes q, k and v, another one gate and up. The caches hold keys and
-//! values as panels, so attention is two skinny products as well.
+//! Buffers live as long as the model. One product computes q, k and v, another one gate and up. The caches hold keys
+//! and values as panels, so attention is two skinny products as well.
 //!
 //! A row's result does not depend on the other rows of a step, nor on how its context reached the cache: sums run in
 //! the order of positions, hidden nodes have weight 0 (which changes no sum), and what is summed over lanes in another

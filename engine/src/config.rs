@@ -228,7 +228,8 @@ pub(super) mod tests {
             (
                 "architectures",
                 r#"["GPT2LMHeadModel"]"#,
-                "architecture GPT2LMHeadModel is not supported by the tree engine (supported: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)",
+                "architecture GPT2LMHeadModel is not supported by the tree engine (supported: LlamaForCausalLM, \
+                 MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)",
             ),
             ("hidden_act", r#""gelu""#, "hidden_act is \"gelu\", expected \"silu\""),
             ("hidden_size", r#""big""#, "invalid type: string \"big\", expected usize"),

@@ -9,7 +9,8 @@ use crate::{architecture::Architecture, segment::Slot};
 pub enum EngineError {
     /// Nothing at the model path.
     #[error(
-        "model path {} does not exist: give a directory with config.json and *.safetensors, or a .gguf file (a hub id must be fetched first)",
+        "model path {} does not exist: give a directory with config.json and *.safetensors, or a .gguf file (a hub id \
+         must be fetched first)",
         path.display()
     )]
     MissingModel {
@@ -34,7 +35,8 @@ pub enum EngineError {
     },
     /// A model that the tree engine does not implement.
     #[error(
-        "{}: architecture {architecture} is not supported by the tree engine (supported: {}); choose engine = \"mistralrs\" to decode it without speculation",
+        "{}: architecture {architecture} is not supported by the tree engine (supported: {}); choose engine = \
+         \"mistralrs\" to decode it without speculation",
         file.display(),
         Architecture::supported()
     )]

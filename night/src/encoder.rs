@@ -63,7 +63,8 @@ pub(crate) fn check(run: Option<&EmbeddingSpec>, worker: Option<&EncoderInfo>) -
         let found = &worker[key];
         ensure!(
             found == expected,
-            "its encoder has {key} = {expected}, but this configuration gives {found}; work with the coordinator's [encoder]"
+            "its encoder has {key} = {expected}, but this configuration gives {found}; work with the coordinator's \
+             [encoder]"
         );
     }
     Ok(())

@@ -51,7 +51,8 @@ async fn load_mistralrs(
 #[cfg(not(feature = "mistralrs"))]
 async fn load_mistralrs(_: EngineOptions, _: Tokenizer, _: GenerateOptions) -> Result<Box<dyn TextGenerator>> {
     anyhow::bail!(
-        "[model] engine = \"mistralrs\": this laser was built without it; build it with `cargo build --release --features \
+        "[model] engine = \"mistralrs\": this laser was built without it; build it with `cargo build --release \
+         --features \
          mistralrs`, or choose engine = \"tree\" for Llama, Mistral and Qwen models"
     )
 }

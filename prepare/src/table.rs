@@ -1,7 +1,7 @@
 //! Rows to Parquet in the entity contract, for every source alike.
 //!
-//! A row serialises to a struct with the columns' names; what is missing is null. The same rows give the same bytes. The
-//! compressed table is built in memory and written whole, so a reader never sees half of one.
+//! A row serialises to a struct with the columns' names; what is missing is null. The same rows give the same bytes.
+//! The compressed table is built in memory and written whole, so a reader never sees half of one.
 
 use std::sync::Arc;
 
@@ -29,8 +29,8 @@ struct Row<I, C> {
 
 /// Writes a table of entities, replacing what was there, and returns its URL.
 ///
-/// `columns` stand between the contract's id and kind and its number of interactions; `rows` are ids, those columns, and
-/// numbers of interactions.
+/// `columns` stand between the contract's id and kind and its number of interactions; `rows` are ids, those columns,
+/// and numbers of interactions.
 pub(crate) async fn write_entities<I: Serialize, C: Serialize>(
     location: &Location,
     (kind, id): (Kind, IdType),

@@ -2,8 +2,8 @@
 //! evidence (DIN, DCNv2); and the passes `laser embed` and `laser eval`, which bring tables to them.
 //!
 //! To the models, users and items are indices from 0 and files are unknown: only [`embed`] and [`evaluate`] read and
-//! write. Everything is a function of the data, the configuration and the seed, whatever the number of threads: sums run
-//! in a fixed order.
+//! write. Everything is a function of the data, the configuration and the seed, whatever the number of threads: sums
+//! run in a fixed order.
 
 pub mod ctr;
 pub mod embed;

@@ -152,7 +152,8 @@ fn embeddings(graph: &Graph, parameters: &[f32], dimension: usize, layers: usize
 pub enum EmbedError {
     /// Nothing to validate on.
     #[error(
-        "no user has enough interactions to hold one out for validation ({users} users, {edges} interactions): give more \
+        "no user has enough interactions to hold one out for validation ({users} users, {edges} interactions): give \
+         more \
          interactions, or a larger [embed] validation"
     )]
     NothingHeldOut {
@@ -163,7 +164,8 @@ pub enum EmbedError {
     },
     /// Nothing to compare with.
     #[error(
-        "every user has interacted with all {items} items: there is nothing to tell liked items from; give the interactions \
+        "every user has interacted with all {items} items: there is nothing to tell liked items from; give the \
+         interactions \
          of more items, or set [embed] min_rating"
     )]
     NoNegatives {

@@ -168,7 +168,8 @@ async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
     let newest = runs.iter().find(|run| name_date(run).is_some());
     let Some(run) = newest else {
         return Ok(anyhow::anyhow!(
-            "{}: not an output of Laser's: it has no {MANIFEST} and no nights below profiles/. Give the [output] path, or \
+            "{}: not an output of Laser's: it has no {MANIFEST} and no nights below profiles/. Give the [output] \
+             path, or \
              a folder profiles/kind=…/dt=…/run=…",
             output.url()
         ));

@@ -1,5 +1,5 @@
-//! Everything that reads and writes: locations, tables, joins that spill to the local disk, published data sets, and what
-//! a run keeps beside them.
+//! Everything that reads and writes: locations, tables, joins that spill to the local disk, published data sets, and
+//! what a run keeps beside them.
 
 pub mod cache;
 pub mod data_set;

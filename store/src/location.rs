@@ -442,8 +442,9 @@ impl ObjectWriter {
     }
 
     fn error(&self, error: std::io::Error) -> LocationError {
-        let source = StoreError::Generic { store: "writer", source: Box::new(error) };
-        self.location.error("write", source)
+        let source = error.downcast::<StoreError>();
+        self.location
+            .error("write", source.unwrap_or_else(|e| StoreError::Generic { store: "writer", source: e.into() }))
     }
 }
 

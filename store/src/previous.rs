@@ -107,7 +107,8 @@ pub enum PreviousError {
     Table(#[from] TableError),
     /// There is no complete night.
     #[error(
-        "{path}: no complete earlier output (no _SUCCESS below profiles/): give a .jsonl or .parquet of texts, path = \"latest\" for the run's own output (which a first night does without), or no [[previous]]"
+        "{path}: no complete earlier output (no _SUCCESS below profiles/): give a .jsonl or .parquet of texts, path = \
+         \"latest\" for the run's own output (which a first night does without), or no [[previous]]"
     )]
     Nothing {
         /// The source.

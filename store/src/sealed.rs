@@ -49,8 +49,8 @@ pub(crate) fn encode<T: Serialize>(
 }
 
 /// Where the digest's characters are. Thrift's compact protocol writes a key and its value as two strings, each after
-/// its field header (`0x18`) and its length; the last such pair of the footer counts, since texts in the statistics come
-/// before it.
+/// its field header (`0x18`) and its length; the last such pair of the footer counts, since texts in the statistics
+/// come before it.
 fn digest_place(bytes: &[u8]) -> Option<Range<usize>> {
     let trailer = bytes.len().checked_sub(8)?;
     let length = u32::from_le_bytes(bytes[trailer..trailer + 4].try_into().ok()?);

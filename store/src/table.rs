@@ -124,7 +124,8 @@ pub(crate) fn write<T: Serialize>(
     encoder.finish()
 }
 
-/// Encodes one Parquet file from rows as they come. Memory is the encoded file, one row group, and the rows of one call.
+/// Encodes one Parquet file from rows as they come. Memory is the encoded file, one row group, and the rows of one
+/// call.
 pub struct TableEncoder {
     file: String,
     schema: SchemaRef,

@@ -188,7 +188,12 @@ fn knowledge_from_after_the_split_is_refused() {
     let users = fs::read_to_string(data.path("users.jsonl")).unwrap();
     data.write("users.jsonl", &format!("{users}{late}\n"));
     let ctr = ["eval", "ctr", "laser.toml"];
-    data.refuses(&ctr, &[], "users.jsonl, row 25: the history of user 7 has an interaction at 1400, but training ends at 1384: \"texts\" knows what it is tested on");
+    data.refuses(
+        &ctr,
+        &[],
+        "users.jsonl, row 25: the history of user 7 has an interaction at 1400, but training ends \
+         at 1384: \"texts\" knows what it is tested on",
+    );
     // By user, 7's own training ends at 1000 + 16 · 24 + 7.
     data.refuses(&ctr, &["eval.split_by=user"], "at 1400, but training ends at 1391");
     let untimed = json!({"id": 7, "history": [{"title": "A"}]});

@@ -250,7 +250,8 @@ fn markup_in_ids_texts_and_errors_is_text() {
     fs::write(workspace.path("users.jsonl"), rows).unwrap();
     fs::write(
         workspace.path("echo.j2"),
-        "{% if attributes.about is defined %}{{ attributes.about }}{% endif %}{% for film in history %}{{ film.title }}, {% endfor %}",
+        "{% if attributes.about is defined %}{{ attributes.about }}{% endif %}{% for film in history %}{{ film.title \
+         }}, {% endfor %}",
     )
     .unwrap();
     let config = format!(

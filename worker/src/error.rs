@@ -17,7 +17,8 @@ pub enum WorkerError {
     Queue(#[from] QueueError),
     /// The store does not let the worker in: every shard would fail, and none is to blame.
     #[error(
-        "{0}; check the credentials of this worker and what they allow. Its shards are given to others when their leases \
+        "{0}; check the credentials of this worker and what they allow. Its shards are given to others when their \
+         leases \
          end"
     )]
     Refused(#[source] LocationError),

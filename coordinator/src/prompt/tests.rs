@@ -177,7 +177,8 @@ fn an_unknown_field_is_named_with_those_there_are() {
         assert!(template.ends_with("mine.j2"), "{template}");
     }
     let error = render_with("{{ attributes.gender }}", &entity).unwrap_err().to_string();
-    let fields = "id, kind, interactions, attributes.age, history (each with some of director, genres, rating, timestamp, title)";
+    let fields = "id, kind, interactions, attributes.age, history (each with some of director, genres, rating, \
+         timestamp, title)";
     assert!(error.contains("user 12 has no attributes.gender") && error.contains(fields), "{error}");
 }
 
@@ -266,7 +267,9 @@ proptest! {
         let history: Vec<Value> = lengths.iter().enumerate().map(titled).collect();
         let user = entity(Kind::User, json!({}), history);
         let source = "Films:\n{% for film in history %}- {{ film.title }}\n{% endfor %}";
-        let config = |max_tokens, max_history| PromptConfig { max_tokens: Some(max_tokens), max_history, ..Default::default() };
+        let config = |max_tokens, max_history| {
+            PromptConfig { max_tokens: Some(max_tokens), max_history, ..Default::default() }
+        };
         let prompt = renderer_of(source, config(budget, None)).unwrap().render(&user).unwrap();
         prop_assert!(prompt.tokens.len() <= budget);
         if prompt.history_used < lengths.len() {

@@ -40,8 +40,8 @@ fn products() -> Vec<(&'static str, Product)> {
     products
 }
 
-/// Says once that this processor cannot run a product: past the test harness, which shows only what failing tests print.
-/// `tests/run.sh` ends with these lines.
+/// Says once that this processor cannot run a product: past the test harness, which shows only what failing tests
+/// print. `tests/run.sh` ends with these lines.
 fn skipped(product: &'static str) {
     static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
     let mut said = SAID.lock().unwrap();

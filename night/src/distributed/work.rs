@@ -127,7 +127,8 @@ fn check_spec(run: &Spec, worker: &Spec) -> Result<()> {
         let found = worker.get(key).unwrap_or(&serde_json::Value::Null);
         if found != expected {
             bail!(
-                "it wants {key} = {expected}, but this configuration gives {found}; work with the coordinator's [model], \
+                "it wants {key} = {expected}, but this configuration gives {found}; work with the coordinator's \
+                 [model], \
                  [generate] and [verification]"
             );
         }

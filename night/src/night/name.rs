@@ -60,7 +60,8 @@ impl Night<'_> {
         let run = store.name();
         ensure!(
             run == expected,
-            "run {expected} was begun with another configuration, another --previous or other inputs: these make run {run}"
+            "run {expected} was begun with another configuration, another --previous or other inputs: these make run \
+             {run}"
         );
         store.resume().await?;
         Ok((date, store))

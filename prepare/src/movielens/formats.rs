@@ -29,7 +29,8 @@ pub(super) fn read(dir: &Path) -> Result<MovieLens> {
         Err(PrepareError::DataSet {
             path: dir.display().to_string(),
             reason: "no MovieLens data set here; expected u.data with u.item (100k), movies.dat with ratings.dat or \
-                     ratings.csv (1M, 10M), or movies.csv with ratings.csv (latest, 20M to 32M). Give the directory that \
+                     ratings.csv (1M, 10M), or movies.csv with ratings.csv (latest, 20M to 32M). Give the directory \
+                     that \
                      the archive was unpacked to"
                 .to_owned(),
         })
@@ -50,7 +51,8 @@ fn read_100k(dir: &Path) -> Result<MovieLens> {
         let cells: Vec<&str> = line.split('|').collect();
         if cells.len() != 5 + genres.len() {
             return Err(format!(
-                "{} cells; expected id|title|release date|video release date|URL and one flag for each of the {} genres \
+                "{} cells; expected id|title|release date|video release date|URL and one flag for each of the {} \
+                 genres \
                  of u.genre",
                 cells.len(),
                 genres.len()

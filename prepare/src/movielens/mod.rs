@@ -1,8 +1,8 @@
 //! MovieLens' own files: 100k, 1M (and 10M), and the CSV archives from `latest` to 32M.
 //!
-//! Titles stay as MovieLens writes them, codes become the words of GroupLens' READMEs, ages the ranges of 1M everywhere,
-//! US zip codes the region of their first digit. Beside 1M, `ratings.csv` (user,movie,rating) is accepted for
-//! `ratings.dat`, and `movies_extended.csv` adds director and actors.
+//! Titles stay as MovieLens writes them, codes become the words of GroupLens' READMEs, ages the ranges of 1M
+//! everywhere, US zip codes the region of their first digit. Beside 1M, `ratings.csv` (user,movie,rating) is accepted
+//! for `ratings.dat`, and `movies_extended.csv` adds director and actors.
 //!
 //! The order of a file says nothing about time. Where `ratings.csv` has no timestamps, `partial_timestamps.csv`
 //! (user,movie,timestamp) beside it tells those of some ratings; [`Histories::Timed`] and [`Histories::Until`] count

@@ -204,13 +204,11 @@ async fn the_latest_format_is_read_whole() {
     let (summary, users, items) = prepare(&[
         (
             "movies.csv",
-            "movieId,title,genres\r\n5,\"Say \"\"Aye\"\", Captain (1996)\",Comedy|IMAX\r\n6,Señal,(no genres listed)\r\n"
+            "movieId,title,genres\r\n5,\"Say \"\"Aye\"\", Captain (1996)\",Comedy|IMAX\r\n6,Señal,(no genres \
+             listed)\r\n"
                 .as_bytes(),
         ),
-        (
-            "ratings.csv",
-            b"userId,movieId,rating,timestamp\r\n4,5,0.5,1200\r\n1,6,4.0,100\r\n1,5,3.5,90\r\n",
-        ),
+        ("ratings.csv", b"userId,movieId,rating,timestamp\r\n4,5,0.5,1200\r\n1,6,4.0,100\r\n1,5,3.5,90\r\n"),
     ])
     .await
     .unwrap();

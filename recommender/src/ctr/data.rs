@@ -66,14 +66,18 @@ impl Part {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DataError {
     /// A part is empty.
-    #[error("the {} part has no interactions: change [eval] train_until, validation_until or item_share", part.as_str())]
+    #[error(
+        "the {} part has no interactions: change [eval] train_until, validation_until or item_share",
+        part.as_str()
+    )]
     Empty {
         /// The part.
         part: Part,
     },
     /// All labels of a part are equal.
     #[error(
-        "all {rows} interactions of the {} part are {}: AUC needs both; change [eval] positive_rating, or train_until and \
+        "all {rows} interactions of the {} part are {}: AUC needs both; change [eval] positive_rating, or train_until \
+         and \
          validation_until", part.as_str(), if *label { "positive" } else { "negative" }
     )]
     ConstantLabel {

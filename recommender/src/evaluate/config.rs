@@ -198,7 +198,8 @@ impl KnowledgeConfig {
         let of_items = self.item_embeddings.is_some() || self.item_ids.is_some();
         ensure(of_users || of_items, || {
             format!(
-                "[[eval.knowledge]] {name:?}: set at least one of user_embeddings, item_embeddings, user_ids and item_ids"
+                "[[eval.knowledge]] {name:?}: set at least one of user_embeddings, item_embeddings, user_ids and \
+                 item_ids"
             )
         })?;
         ensure(!of_users || split != Split::Item, || {
@@ -209,7 +210,8 @@ impl KnowledgeConfig {
         })?;
         ensure(!of_users || !self.entities.is_empty(), || {
             format!(
-                "[[eval.knowledge]] {name:?}: set entities to the tables that the texts of users were written from, which \
+                "[[eval.knowledge]] {name:?}: set entities to the tables that the texts of users were written from, \
+                 which \
                  shows that they know only what is before train_until"
             )
         })

@@ -8,7 +8,7 @@ use laser_store::interactions::{Interactions, Needs};
 
 use super::EvalConfig;
 use super::attributes::attributes;
-use super::knowledge::{Entities, Origin, Places, variants};
+use super::knowledge::{Compared, Entities, Origin, Places, variants};
 use super::leak::{Ends, check};
 use super::report::CtrReport;
 use crate::ctr::{Data, Impression, ItemSplit, Run, Variant, evaluate};
@@ -41,15 +41,6 @@ pub async fn ctr<'a>(table: &InteractionTable, config: &'a EvalConfig, watch: &m
     let (data, runs) = tokio::task::block_in_place(|| splits.train(&compared.variants, watch))?;
     let ends = cuts.and_then(|cuts| cuts.first().copied());
     Ok(CtrReport::new(config, &data, ends, &compared, runs))
-}
-
-/// The variants that are compared.
-pub(super) struct Compared {
-    pub(super) variants: Vec<Variant>,
-    /// By variant: the texts that it consists of, if it does.
-    pub(super) origins: Vec<Option<Origin>>,
-    /// The variant of the attributes alone.
-    pub(super) attributes: Option<usize>,
 }
 
 /// No knowledge; attributes; each origin of texts in each of its forms; attributes with each origin in its first form.

@@ -67,6 +67,15 @@ pub enum Form {
     Ids,
 }
 
+/// The variants that are compared.
+pub(super) struct Compared {
+    pub(super) variants: Vec<Variant>,
+    /// By variant: the texts that it consists of, if it does.
+    pub(super) origins: Vec<Option<Origin>>,
+    /// The variant of the attributes alone.
+    pub(super) attributes: Option<usize>,
+}
+
 /// Texts in one form.
 pub(super) struct Origin {
     pub(super) name: String,
@@ -162,7 +171,8 @@ async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Featur
             for (key, column) in [("id", id), ("ids", ids)] {
                 ensure!(
                     available.contains(column),
-                    "{part}: no column {column:?}; it has {}. Set {key} of [[eval.knowledge]] {kind}_ids to the right name",
+                    "{part}: no column {column:?}; it has {}. Set {key} of [[eval.knowledge]] {kind}_ids to the right \
+                     name",
                     available.join(", ")
                 );
             }
@@ -234,7 +244,8 @@ async fn parts(table: &str, kind: Kind) -> Result<Vec<String>> {
     }
     let parts = data_set::parts(&location).await?.with_context(|| {
         format!(
-            "{table}: neither a table (.parquet, .csv, .jsonl), nor a published folder of knowledge ids (with a _SUCCESS), \
+            "{table}: neither a table (.parquet, .csv, .jsonl), nor a published folder of knowledge ids (with a \
+             _SUCCESS), \
              such as OUTPUT/knowledge_ids/kind=user/dt=DATE/run=RUN, nor an OUTPUT that has one"
         )
     })?;

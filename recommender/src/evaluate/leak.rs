@@ -48,7 +48,8 @@ pub(super) async fn check(name: &str, tables: &[EntityTable], ends: Option<&Ends
                     Some(ends) => check_row(name, &table.path, row, &entity, ends)?,
                     None => ensure!(
                         entity.history.is_empty(),
-                        "{}, row {row}: {} {} has a history, but split_by = \"item\" takes texts that were written from no \
+                        "{}, row {row}: {} {} has a history, but split_by = \"item\" takes texts that were written \
+                         from no \
                          interaction: {name:?} may know what it is tested on",
                         table.path,
                         entity.kind,
@@ -68,7 +69,8 @@ fn check_row(name: &str, file: &str, row: u64, entity: &Entity, ends: &Ends<'_>)
     for seen in &entity.history {
         let Some(time) = seen.timestamp() else {
             bail!(
-                "{file}, row {row}: an interaction in the history of {} {} has no timestamp, so {name:?} cannot be shown to \
+                "{file}, row {row}: an interaction in the history of {} {} has no timestamp, so {name:?} cannot be \
+                 shown to \
                  know only what is before [eval] train_until; give timestamps, or leave such interactions out",
                 entity.kind,
                 entity.id
@@ -76,8 +78,10 @@ fn check_row(name: &str, file: &str, row: u64, entity: &Entity, ends: &Ends<'_>)
         };
         if time >= end {
             bail!(
-                "{file}, row {row}: the history of {} {} has an interaction at {}, but training ends at {}: {name:?} knows \
-                 what it is tested on. End histories there (`laser prepare movielens --until`), write the texts anew, and \
+                "{file}, row {row}: the history of {} {} has an interaction at {}, but training ends at {}: {name:?} \
+                 knows \
+                 what it is tested on. End histories there (`laser prepare movielens --until`), write the texts anew, \
+                 and \
                  set entities to that table; or set a later [eval] train_until",
                 entity.kind,
                 entity.id,

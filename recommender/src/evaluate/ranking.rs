@@ -65,7 +65,8 @@ pub async fn ranking<'a>(
     let data = hold_out(&interactions, config, config.test);
     ensure!(
         !data.test.is_empty(),
-        "{}: no user has enough interactions to hold one out for the test; give more interactions, or a larger [embed] test",
+        "{}: no user has enough interactions to hold one out for the test; give more interactions, or a larger \
+         [embed] test",
         table.path
     );
     Ok(RankingReport {

@@ -4,8 +4,7 @@ use laser_schema::Kind;
 use serde::Serialize;
 
 use super::EvalConfig;
-use super::ctr::Compared;
-use super::knowledge::{Form, Origin};
+use super::knowledge::{Compared, Form, Origin};
 use crate::ctr::{Data, Feature, ITEM_GROUPS, ModelKind, Part, Run, Variant};
 use crate::statistics::{Comparison, Mean};
 

@@ -17,7 +17,8 @@ use crate::error::WorkerError;
 use crate::part::{self, Output};
 use crate::telemetry;
 
-/// Time that a worker which must end gives the store to answer: less than a pod's grace goes beyond `[worker] grace_seconds`.
+/// Time that a worker which must end gives the store to answer: less than a pod's grace goes beyond `[worker]
+/// grace_seconds`.
 const LAST_COMMIT: Duration = Duration::from_secs(2);
 
 /// Commits finished shards, one after another.

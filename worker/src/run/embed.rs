@@ -54,8 +54,8 @@ fn cosine(a: &[f32], b: &[f32]) -> f64 {
     ratio(dot(a, b), (dot(a, a) * dot(b, b)).sqrt())
 }
 
-/// The embeddings of the rows' texts. Rows that were carried forward are encoded as all others are: an embedding depends
-/// on the text alone, and takes a thousandth of the time that the text took.
+/// The embeddings of the rows' texts. Rows that were carried forward are encoded as all others are: an embedding
+/// depends on the text alone, and takes a thousandth of the time that the text took.
 pub(super) async fn embed(context: &RunContext, rows: Rows) -> Result<(Rows, Option<Encoded>), WorkerError> {
     let Some(encoder) = encoder(context)? else {
         return Ok((rows, None));

@@ -24,11 +24,11 @@ use laser_store::run_store::PlannedRun;
 use laser_store::table::TableError;
 use laser_store::unique::UniqueIds;
 
-use crate::finalise::{FinaliseError, id_type};
+use super::{FinaliseError, id_type};
 
 /// The sums.
 #[derive(Debug, Default)]
-pub(crate) struct Sums {
+pub(super) struct Sums {
     carried: u64,
     errors: u64,
     figures: BTreeMap<String, Figures>,
@@ -47,7 +47,7 @@ enum Output {
 
 impl Sums {
     /// Checks and adds the outputs of all shards of a kind, and writes `_errors.jsonl`.
-    pub(crate) async fn new(run: &PlannedRun, kind: Kind, jobs: &[&ShardJob]) -> Result<Self, FinaliseError> {
+    pub(super) async fn new(run: &PlannedRun, kind: Kind, jobs: &[&ShardJob]) -> Result<Self, FinaliseError> {
         let mut errors = run.partition(kind).join(ERRORS).object_writer();
         match Self::add_all(run, jobs, &mut errors).await {
             Ok(sums) => {
@@ -108,7 +108,7 @@ impl Sums {
     }
 
     /// The verdict on each pool: that from before its texts, where they are strict for it, else that on all of them.
-    pub(crate) async fn judge(
+    pub(super) async fn judge(
         &self,
         run: &PlannedRun,
         kind: Kind,
@@ -128,7 +128,7 @@ impl Sums {
         Ok(GuardReport { guards: *guards, pools })
     }
 
-    pub(crate) fn manifest(self, plan: &Plan, kind: Kind, guards: Option<GuardReport>) -> Manifest {
+    pub(super) fn manifest(self, plan: &Plan, kind: Kind, guards: Option<GuardReport>) -> Manifest {
         let counts: KindCounts = plan.counts.get(&kind).copied().unwrap_or_default();
         let price = plan.price.as_ref();
         let details = Profiles {
