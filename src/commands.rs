@@ -5,15 +5,11 @@ use std::path::PathBuf;
 use anyhow::Result;
 use laser_night::{Config, Night, demo};
 use laser_prepare::{Division, Histories};
-use laser_schema::embedding_set::EmbeddingManifest;
-use laser_schema::ids::IdsManifest;
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::MANIFEST;
 use laser_store::Location;
-use laser_store::data_set::{read_manifest, verify};
-use laser_store::embedding_set::verify_embeddings;
-use laser_store::id_set::verify_ids;
+use laser_store::data_set::verify;
 use laser_terminal::{Display, print};
 
 /// `laser plan`: what a run would do.
@@ -61,13 +57,7 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
     anyhow::ensure!(!folders.is_empty(), "{root}: nothing published here (no {MANIFEST})");
     let mut whole = true;
     for folder in folders {
-        let report = if let Some(ids) = read_manifest::<IdsManifest>(&folder).await? {
-            verify_ids(&folder, &ids).await?
-        } else if let Some(embeddings) = read_manifest::<EmbeddingManifest>(&folder).await? {
-            verify_embeddings(&folder, &embeddings).await?
-        } else {
-            verify(&folder).await?
-        };
+        let report = verify(&folder).await?;
         let state = if report.faults.is_empty() { "whole" } else { "DAMAGED" };
         print(&format!("{state}: {} ({} parts, {} rows)\n", report.folder, report.parts, report.rows))?;
         for fault in &report.faults {

@@ -5,14 +5,13 @@ use clap::Args;
 use jiff::civil::Date;
 use laser_night::Config;
 use laser_schema::embedding::EmbeddingInfo;
+use laser_schema::embedding_set::EmbeddingSet;
 use laser_schema::entity::IdType;
-use laser_schema::knowledge::SCHEMA_VERSION;
-use laser_schema::layout::{EMBEDDINGS, PROFILES};
-use laser_schema::manifest::{MANIFEST, SUCCESS};
+use laser_schema::layout::DataSet;
+use laser_schema::manifest::{MANIFEST, Manifest, Profiles, SUCCESS};
 use laser_schema::{Digest, Kind};
-use laser_store::embedding_set::newest_embeddings;
 use laser_store::embeddings::{EmbeddingColumns, EmbeddingFiles, EmbeddingReader, NpyFiles};
-use laser_store::{Location, previous};
+use laser_store::{Location, data_set};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -55,19 +54,10 @@ pub(crate) struct EmbeddingSource {
     files: EmbeddingFiles,
 }
 
-/// What is needed of a night's manifest.
+/// The details of a manifest of texts or of embeddings, as far as they are needed.
 #[derive(Deserialize)]
-struct Night {
-    version: u32,
-    kind: Kind,
-    date: Date,
-    parts: Vec<NightPart>,
+struct Details {
     embedding: Option<EmbeddingInfo>,
-}
-
-#[derive(Deserialize)]
-struct NightPart {
-    name: String,
 }
 
 impl EmbeddingSource {
@@ -100,23 +90,26 @@ impl EmbeddingSource {
     /// The newest complete night of each kind: of its texts or, where `laser encode` has made them, of its embeddings.
     async fn newest_nights(root: &Location, config: &Config, embedded: &Embedded) -> Result<Vec<Self>> {
         let before = config.after_night()?;
-        let texts = previous::latest(root, before).await?;
         let mut nights = Vec::new();
         for kind in Kind::ALL {
             if embedded.kind.is_some_and(|asked| asked != kind) {
                 continue;
             }
-            let texts = texts.iter().find(|t| t.starts_with(&kind_folder(PROFILES, kind)));
-            let embeddings = newest_embeddings(root, kind, before).await?;
-            let newest = embeddings.filter(|e| texts.is_none_or(|t| night_of(t) <= night_of(e)));
-            if let Some(folder) = newest.as_ref().or(texts) {
-                nights.push(Self::night(&root.join(folder)).await?);
+            let texts = data_set::newest::<Profiles>(root, kind, before).await?;
+            let texts = texts.map(|found| (found.manifest.date, found.folder));
+            let embeddings = data_set::newest::<EmbeddingSet>(root, kind, before).await?;
+            let embeddings = embeddings.map(|found| (found.manifest.date, found.folder));
+            let newest = embeddings.filter(|e| texts.as_ref().is_none_or(|t| t.0 <= e.0));
+            if let Some((_, folder)) = newest.or(texts) {
+                nights.push(Self::night(&root.join(&folder)).await?);
             }
         }
         ensure!(
             !nights.is_empty(),
-            "{}: no complete night (no {SUCCESS} below {PROFILES}/ or {EMBEDDINGS}/); run one, or give a published folder, a .parquet or an .npy",
-            root.url()
+            "{}: no complete night (no {SUCCESS} below {}/ or {}/); run one, or give a published folder, a .parquet or an .npy",
+            root.url(),
+            DataSet::Profiles,
+            DataSet::Embeddings
         );
         Ok(nights)
     }
@@ -124,16 +117,9 @@ impl EmbeddingSource {
     async fn night(folder: &Location) -> Result<Self> {
         let file = folder.join(MANIFEST);
         let bytes = file.read().await?;
-        let night: Night = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{}: not a manifest of texts or embeddings", file.url()))?;
-        ensure!(
-            night.version == SCHEMA_VERSION,
-            "{}: schema version {}, this Laser reads {SCHEMA_VERSION}: take the version of Laser that wrote it",
-            file.url(),
-            night.version
-        );
+        let night: Manifest<Details> = data_set::parse_any(&file, &bytes)?;
         ensure_complete(folder).await?;
-        let embedding = night.embedding.with_context(|| {
+        let embedding = night.details.embedding.with_context(|| {
             format!(
                 "{}: its texts have no embeddings; run `laser encode` on it first, and set [encoder] for nights to come",
                 folder.url()
@@ -196,20 +182,11 @@ impl EmbeddingSource {
 /// If it has no `_SUCCESS`.
 pub(crate) async fn ensure_complete(folder: &Location) -> Result<()> {
     ensure!(
-        folder.join(SUCCESS).exists().await?,
+        data_set::is_complete(folder).await?,
         "{}: no {SUCCESS}: the night is not complete; run it again first",
         folder.url()
     );
     Ok(())
-}
-
-fn kind_folder(data_set: &str, kind: Kind) -> String {
-    format!("{data_set}/kind={kind}/")
-}
-
-/// The `dt=…` of a folder of a night: they sort as their dates do.
-fn night_of(folder: &str) -> Option<&str> {
-    folder.split('/').find(|name| name.starts_with("dt="))
 }
 
 fn needs_kind(place: &Location) -> String {

@@ -2,8 +2,8 @@
 //!
 //! `paper` compares ways of speculating, `ablation` policies of verification, `sweep` sizes of pools and trees, `batch`
 //! batch sizes; they differ in their list of [variants] only, and one routine runs such a list [interleaved](mod@run).
-//! `engine` measures forwards alone, `replay` measures drafting on known texts, without a model; `plan`, `ledger` and
-//! `look` measure the coordinator on nights of any size.
+//! `engine` measures forwards alone, `replay` measures drafting on known texts, without a model; `plan`, `publish`,
+//! `ledger` and `look` measure the coordinator on nights of any size.
 //!
 //! Texts, acceptance and counts are a function of the inputs and the seed; times are of this machine, at this
 //! moment. Each command prints a table and writes the same figures as JSON.
@@ -17,6 +17,7 @@ mod paper;
 mod plan;
 mod plot;
 mod pools;
+mod publish;
 mod replay;
 mod report;
 mod run;
@@ -78,6 +79,8 @@ enum Command {
     Plan(plan::PlanArgs),
     /// A simulated night of any size on the ledger: events, processor time, memory.
     Ledger(ledger::LedgerArgs),
+    /// Time and memory of publishing and verifying a synthetic night.
+    Publish(publish::PublishArgs),
     /// Time and processor time of the coordinator's look at a store of many shards.
     Look(look::LookArgs),
 }
@@ -319,6 +322,11 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Ledger(options) => {
             let report = ledger::run(&options)?;
             write_json(&options.output.join("ledger.json"), &report)?;
+            print(&report.render(style))
+        }
+        Command::Publish(options) => {
+            let report = publish::run(&options).await?;
+            write_json(&options.output.join("publish.json"), &report)?;
             print(&report.render(style))
         }
         Command::Look(options) => {

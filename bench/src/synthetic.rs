@@ -15,10 +15,11 @@ use laser_coordinator::prompt::PromptRenderer;
 use laser_schema::embedding::EmbeddingSource;
 use laser_schema::entity::IdType;
 use laser_schema::job::Spec;
-use laser_schema::knowledge::{KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
-use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, SUCCESS};
+use laser_schema::knowledge::{KnowledgeRecord, PartInfo};
+use laser_schema::manifest::{Manifest, PartEntry, Profiles};
 use laser_schema::{Columns, Digest, Entity, EntityId, EntityTable, Interaction, Kind};
 use laser_store::Location;
+use laser_store::data_set::{self, PartWriter};
 use laser_store::part::encode_part;
 use laser_store::previous::PreviousSource;
 use laser_store::table::to_batch;
@@ -46,7 +47,7 @@ pub(super) struct Synthetic {
 }
 
 /// Numbers that look like chance: SplitMix64's finaliser.
-fn mix(seed: u64) -> u64 {
+pub(super) fn mix(seed: u64) -> u64 {
     let mut x = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
     x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -101,9 +102,9 @@ fn entity(user: u64) -> Entity {
     }
 }
 
-/// 60 words of a few hundred.
-fn text(user: u64) -> String {
-    let words = (0..60).map(|i| format!("word{}", mix(user * 60 + i) % 400));
+/// So many words of a few hundred.
+pub(super) fn words(user: u64, count: u64) -> String {
+    let words = (0..count).map(|i| format!("word{}", mix(user * count + i) % 400));
     words.collect::<Vec<_>>().join(" ")
 }
 
@@ -114,7 +115,7 @@ fn record(user: u64, prompts: &PromptRenderer, spec: &Spec, (run, at): (&str, Ti
     };
     Ok(KnowledgeRecord {
         entity_id: id(user),
-        text: text(user),
+        text: words(user, 60),
         prompt_tokens: 60,
         text_tokens: 90,
         pool: "user-all".into(),
@@ -149,7 +150,7 @@ pub(super) async fn write(
     let folder = Location::parse(&dir.join("last").to_string_lossy())?;
     let mut entities = TableWriter::new(dir.join("users.parquet"), user_schema())?;
     let mut embeddings = TableWriter::new(dir.join("embeddings.parquet"), embedding_schema())?;
-    let mut parts = Vec::new();
+    let mut parts = PartWriter::new(&folder);
     let at = date.to_zoned(jiff::tz::TimeZone::UTC)?.timestamp();
     for (shard, start) in (0..).zip((0..users).step_by(usize::try_from(CHUNK)?)) {
         let chunk = start..users.min(start + CHUNK);
@@ -157,12 +158,9 @@ pub(super) async fn write(
         embeddings.write(&chunk.clone().into_par_iter().map(embedding).collect::<Vec<_>>())?;
         let record = |user| record(user, prompts, spec, ("last", at));
         let rows: Result<Vec<_>> = chunk.into_par_iter().map(record).collect();
-        parts.push(write_part(&folder, shard, &rows?).await?);
+        write_part(&mut parts, shard, &rows?).await?;
     }
-    let manifest = manifest(spec, (date, at), users, parts);
-    let json = serde_json::to_vec(&manifest)?;
-    folder.join(MANIFEST).write(json.into()).await?;
-    folder.join(SUCCESS).write(bytes::Bytes::new()).await?;
+    data_set::publish(&folder, &manifest(spec, (date, at), users, parts.finish())).await?;
     Ok(Synthetic {
         tables: vec![EntityTable { path: entities.finish()?, kind: Some(Kind::User), columns: Columns::default() }],
         previous: vec![PreviousSource { path: folder.url().to_owned(), kind: None, id_type: None }],
@@ -175,46 +173,20 @@ pub(super) async fn write(
     })
 }
 
-async fn write_part(folder: &Location, shard: u32, rows: &[KnowledgeRecord]) -> Result<PartEntry> {
-    let name = format!("part-{shard:07}.parquet");
-    let info = PartInfo {
-        version: SCHEMA_VERSION,
-        run: "last".into(),
-        shard,
-        kind: Kind::User,
-        writer: WRITER.to_owned(),
-        attempt: "synthetic".into(),
-        carried: 0,
-        rows_digest: rows_digest(rows),
-        errors: Vec::new(),
-        figures: BTreeMap::new(),
-        embedding: None,
-        embeddings_digest: None,
-    };
-    let bytes = encode_part(&name, IdType::Int64, rows, None, &info)?;
-    let entry = PartEntry {
-        name: name.clone(),
-        shard,
-        rows: rows.len() as u64,
-        bytes: bytes.len() as u64,
-        digest: Digest::of(&bytes),
-    };
-    folder.join(&name).write(bytes).await?;
-    Ok(entry)
+async fn write_part(parts: &mut PartWriter<'_>, shard: u32, rows: &[KnowledgeRecord]) -> Result<()> {
+    let info = PartInfo::new("last", shard, Kind::User, "synthetic", rows);
+    let bytes = encode_part(&parts.name(), IdType::Int64, rows, None, &info)?;
+    let bytes = parts.create(bytes).await?;
+    parts.add(info.rows, &bytes);
+    Ok(())
 }
 
 fn manifest(spec: &Spec, (date, at): (Date, Timestamp), users: u64, parts: Vec<PartEntry>) -> Manifest {
-    Manifest {
-        version: SCHEMA_VERSION,
-        run: "last".into(),
-        kind: Kind::User,
-        date,
-        created: at,
+    let details = Profiles {
         spec: spec.clone(),
         spec_digest: spec.digest(),
         pool_digest: Digest::of(b""),
         entities: users,
-        rows: users,
         carried: 0,
         errors: 0,
         figures: BTreeMap::new(),
@@ -222,8 +194,8 @@ fn manifest(spec: &Spec, (date, at): (Date, Timestamp), users: u64, parts: Vec<P
         guards: None,
         cost: None,
         embedding: None,
-        parts,
-    }
+    };
+    Manifest::new("last", (Kind::User, date), at, parts, details)
 }
 
 fn user_schema() -> SchemaRef {

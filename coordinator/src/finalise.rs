@@ -1,27 +1,29 @@
 //! Publishing turns committed parts into a data set that readers can trust.
 //!
-//! Every part is read back and checked. Then `_errors.jsonl`, `_manifest.json` and finally `_SUCCESS` are written. The
+//! Every part is read back and checked, then `_errors.jsonl`, `_manifest.json` and last `_SUCCESS` are written. The
 //! manifest is a function of the parts, so two coordinators that finish one run write the same bytes.
 
-use std::collections::{BTreeMap, HashSet};
+mod sums;
+
+use std::collections::HashSet;
 
 use bytes::Bytes;
-use jiff::Timestamp;
-use laser_schema::audit::AuditReport;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::entity::IdType;
-use laser_schema::guard::{GuardReport, Guards, Verdict};
-use laser_schema::job::{Action, KindCounts, Plan, ShardJob};
-use laser_schema::knowledge::{ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
-use laser_schema::manifest::{Cost, ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
-use laser_schema::{Digest, Embeddings, EntityId, Kind};
-use laser_store::Location;
-use laser_store::data_set::read_manifest;
+use laser_schema::guard::{GuardReport, Guards};
+use laser_schema::job::{Action, Plan, ShardJob};
+use laser_schema::knowledge::{ErrorRecord, PartInfo};
+use laser_schema::manifest::Manifest;
+use laser_schema::{Embeddings, EntityId, Kind};
+use laser_store::data_set::{self, ManifestError};
 use laser_store::location::{Created, LocationError};
-use laser_store::part::{check_part, encode_part};
+use laser_store::part::encode_part;
 use laser_store::run_store::{PlannedRun, RunStoreError};
+use laser_store::spill::SpillError;
 use laser_store::table::{self, TableError};
 use serde::Deserialize;
+
+use sums::Sums;
 
 /// Why nothing was published.
 #[derive(Debug, thiserror::Error)]
@@ -32,6 +34,15 @@ pub enum FinaliseError {
     /// A committed part differs from what its writer wrote.
     #[error("{0}; remove that part and run again: only its shard is generated anew")]
     Damaged(#[from] TableError),
+    /// The manifest of what was published before.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
+    /// The local disk, where ids are compared.
+    #[error(transparent)]
+    Spill(#[from] SpillError),
+    /// A thread that checks a part.
+    #[error("the check of a part ended: {0}")]
+    Ended(#[from] tokio::task::JoinError),
     /// The run's own files.
     #[error(transparent)]
     Run(#[from] RunStoreError),
@@ -109,18 +120,9 @@ async fn sealed_part(run: &PlannedRun, job: &ShardJob, reason: &str) -> Result<B
     let none = plan.embedding.as_ref();
     let none = none.map(|spec| Embeddings::new(spec.encoder.dimensions));
     let info = PartInfo {
-        version: SCHEMA_VERSION,
-        run: plan.run.clone(),
-        shard: job.shard,
-        kind: job.kind,
-        writer: WRITER.to_owned(),
-        attempt: "sealed".to_owned(),
-        carried: 0,
-        rows_digest: rows_digest(&[]),
         errors: rows.into_iter().map(error).collect(),
-        figures: BTreeMap::new(),
         embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
-        embeddings_digest: none.as_ref().map(Embeddings::digest),
+        ..PartInfo::new(&plan.run, job.shard, job.kind, "sealed", &[])
     };
     Ok(encode_part(&job.output, id_type(plan, job.kind), &[], none.as_ref(), &info)?)
 }
@@ -151,7 +153,8 @@ impl Terms {
 /// [`FinaliseError`]; then `_SUCCESS` is not written.
 pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Published, FinaliseError> {
     let folder = run.partition(kind);
-    if let Some(manifest) = published(&folder).await? {
+    // What was published before is never written again, so whatever was derived from it stays true.
+    if let Some(manifest) = data_set::read_complete(&folder).await? {
         return Ok(Published::Complete(Box::new(manifest)));
     }
     let done: HashSet<u32> = run.committed().await?.into_iter().collect();
@@ -162,19 +165,13 @@ pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Publ
     if missing > 0 {
         return Ok(Published::Incomplete { missing });
     }
-    let mut sums = Sums::default();
-    for job in there {
-        sums.add(run, job).await?;
-    }
-    let errors = sums.errors.iter().map(|e| serde_json::to_string(e).unwrap_or_default() + "\n");
-    folder.join(ERRORS).write(Bytes::from(errors.collect::<String>())).await?;
+    let sums = Sums::new(run, kind, &there).await?;
     let guards = match &terms.guards {
         Some(guards) => Some(sums.judge(run, kind, guards).await?),
         None => None,
     };
     let manifest = sums.manifest(&run.plan, kind, guards);
-    let bytes = serde_json::to_vec_pretty(&manifest).unwrap_or_default();
-    folder.join(MANIFEST).write(Bytes::from(bytes)).await?;
+    data_set::write_manifest(&folder, &manifest).await?;
     if (manifest.rows as f64) < terms.min_coverage * manifest.entities as f64 {
         return Ok(Published::BelowCoverage(Box::new(manifest)));
     }
@@ -182,116 +179,6 @@ pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Publ
     if withheld {
         return Ok(Published::Breached(Box::new(manifest)));
     }
-    folder.join(SUCCESS).write(Bytes::new()).await?;
+    data_set::complete(&folder).await?;
     Ok(Published::Complete(Box::new(manifest)))
-}
-
-/// Returns the manifest of a folder that was published before. It is never rewritten, so whatever was derived from it
-/// stays true.
-async fn published(folder: &Location) -> Result<Option<Manifest>, LocationError> {
-    if !folder.join(SUCCESS).exists().await? {
-        return Ok(None);
-    }
-    read_manifest::<Manifest>(folder).await
-}
-
-/// The sums over the parts of a kind.
-#[derive(Default)]
-struct Sums {
-    seen: HashSet<EntityId>,
-    rows: u64,
-    carried: u64,
-    errors: Vec<ErrorRecord>,
-    figures: BTreeMap<String, Figures>,
-    audit: BTreeMap<String, AuditReport>,
-    parts: Vec<PartEntry>,
-    newest: Timestamp,
-    /// Number of texts that were cut off before they were encoded.
-    truncated: u64,
-}
-
-impl Sums {
-    async fn add(&mut self, run: &PlannedRun, job: &ShardJob) -> Result<(), FinaliseError> {
-        let plan = &run.plan;
-        let bytes = run.part(job).read().await?;
-        if job.action == Action::Audit {
-            let report: AuditReport = serde_json::from_slice(&bytes)
-                .map_err(|e| TableError::Unreadable { file: job.output.clone(), reason: e.to_string() })?;
-            self.audit.entry(job.pool.clone()).or_default().add(&report);
-            return Ok(());
-        }
-        let (digest, size) = (Digest::of(&bytes), bytes.len() as u64);
-        let id = id_type(plan, job.kind);
-        let (rows, info) = check_part(&job.output, id, bytes)?;
-        let found = (rows.len() + info.errors.len()) as u64;
-        if found != job.rows {
-            return Err(FinaliseError::Rows { part: job.output.clone(), expected: job.rows, found });
-        }
-        let ids = rows.iter().map(|r| &r.entity_id).chain(info.errors.iter().map(|e| &e.entity_id));
-        for id in ids {
-            if !self.seen.insert(id.clone()) {
-                return Err(FinaliseError::Duplicate { part: job.output.clone(), id: id.clone() });
-            }
-        }
-        self.rows += rows.len() as u64;
-        let newest = rows.iter().map(|row| row.created_timestamp).max();
-        self.newest = self.newest.max(newest.unwrap_or_default());
-        self.carried += info.carried;
-        let embedding = info.embedding.as_ref();
-        if embedding.map(|e| &e.spec) != plan.embedding.as_ref() {
-            return Err(FinaliseError::Encoder { part: job.output.clone() });
-        }
-        self.truncated += embedding.map_or(0, |e| e.truncated);
-        self.errors.extend(info.errors);
-        for (pool, figures) in &info.figures {
-            self.figures.entry(pool.clone()).or_default().add(figures);
-        }
-        let prefix = format!("{}/", plan.partition(job.kind));
-        let name = job.output.strip_prefix(&prefix).unwrap_or(&job.output).to_owned();
-        let rows = rows.len() as u64;
-        self.parts.push(PartEntry { name, shard: job.shard, rows, bytes: size, digest });
-        Ok(())
-    }
-
-    /// What there is to say of each pool: the verdict before its texts, where they are strict for it, else what all of
-    /// them come to.
-    async fn judge(&self, run: &PlannedRun, kind: Kind, guards: &Guards) -> Result<GuardReport, FinaliseError> {
-        let mut pools = BTreeMap::new();
-        for (pool, figures) in &self.figures {
-            let pinned = match &run.plan.guards {
-                Some(_) => run.store.verdict(kind, pool).await?,
-                None => None,
-            };
-            let audit = self.audit.get(pool).copied().unwrap_or_default();
-            let of_all = || Verdict { texts: figures.texts, breaches: guards.breaches(figures, &audit), strict: false };
-            let verdict = pinned.filter(|verdict| verdict.strict);
-            pools.insert(pool.clone(), verdict.unwrap_or_else(of_all));
-        }
-        Ok(GuardReport { guards: *guards, pools })
-    }
-
-    fn manifest(self, plan: &Plan, kind: Kind, guards: Option<GuardReport>) -> Manifest {
-        let counts: KindCounts = plan.counts.get(&kind).copied().unwrap_or_default();
-        let price = plan.price.as_ref();
-        Manifest {
-            version: SCHEMA_VERSION,
-            run: plan.run.clone(),
-            kind,
-            date: plan.date,
-            created: self.newest,
-            spec: plan.spec.clone(),
-            spec_digest: plan.spec.digest(),
-            pool_digest: plan.pool_digest.clone(),
-            entities: counts.entities,
-            rows: self.rows,
-            carried: self.carried,
-            errors: self.errors.len() as u64,
-            guards,
-            cost: price.map(|price| Cost::of(price, &self.figures, &self.audit)),
-            figures: self.figures,
-            audit: self.audit,
-            embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, self.truncated)),
-            parts: self.parts,
-        }
-    }
 }

@@ -20,11 +20,11 @@ use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
 use laser_schema::Kind;
 use laser_schema::ids::CODEBOOK;
-use laser_schema::layout::{EMBEDDINGS, KNOWLEDGE_IDS, PROFILES, name_date, partition_of};
+use laser_schema::layout::{DataSet, name_date};
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
 use laser_store::Location;
+use laser_store::data_set;
 use laser_store::location::LocationError;
-use laser_store::nights::{nights_of, runs_of_night_of};
 use laser_store::run_store::{CANCELLED, LOCK, PINS, PLAN, RunStore, RunStoreError, run_folder};
 
 /// A run that is not published counts as under way if it wrote something within these hours: nights that are two days
@@ -70,7 +70,7 @@ pub struct Outdated {
 
 /// A run's folder of one kind.
 struct Partition {
-    data_set: &'static str,
+    data_set: DataSet,
     kind: Kind,
     date: Date,
     folder: String,
@@ -110,13 +110,13 @@ impl<'a> Survey<'a> {
         let runs = dated(RunStore::names(output).await?).collect();
         let pools = dated(output.join(POOLS).folders().await?).collect();
         let mut partitions: BTreeMap<String, Vec<Partition>> = BTreeMap::new();
-        for data_set in [PROFILES, EMBEDDINGS, KNOWLEDGE_IDS] {
+        for data_set in DataSet::ALL {
             for kind in Kind::ALL {
-                for date in nights_of(data_set, output, kind).await? {
-                    let runs = runs_of_night_of(data_set, output, kind, date).await?;
+                for date in data_set::nights(output, data_set, kind).await? {
+                    let runs = data_set::runs(output, data_set, kind, date).await?;
                     for run in dated(runs) {
-                        let folder = partition_of(data_set, kind, date, &run);
-                        let complete = output.join(&folder).join(SUCCESS).exists().await?;
+                        let folder = data_set.folder(kind, date, &run);
+                        let complete = data_set::is_complete(&output.join(&folder)).await?;
                         let found = Partition { data_set, kind, date, folder, complete };
                         partitions.entry(run).or_default().push(found);
                     }
@@ -134,7 +134,7 @@ impl<'a> Survey<'a> {
     /// Returns the date of the oldest night to keep.
     fn oldest_kept(&self, nights: usize) -> Option<Date> {
         let texts = self.complete().map(|(_, part)| part);
-        let texts = texts.filter(|part| part.data_set == PROFILES);
+        let texts = texts.filter(|part| part.data_set == DataSet::Profiles);
         let dates: BTreeSet<Date> = texts.map(|part| part.date).collect();
         dates.into_iter().rev().nth(nights - 1)
     }

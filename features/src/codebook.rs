@@ -11,7 +11,7 @@
 
 use std::collections::HashMap;
 
-use laser_schema::ids::{CodebookInfo, IDS_VERSION};
+use laser_schema::ids::{CODEBOOK_VERSION, CodebookInfo};
 use laser_schema::{Digest, EntityId};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Deserialize;
@@ -169,8 +169,8 @@ impl Codebook {
         let value = |key| header.metadata().as_ref().and_then(|m| m.get(key));
         let json = value(INFO_KEY).ok_or_else(|| format!("no {INFO_KEY} in its metadata"))?;
         let Version { version } = serde_json::from_str(json).map_err(|e| e.to_string())?;
-        if version != IDS_VERSION {
-            return Err(format!("version {version}, this Laser reads {IDS_VERSION}"));
+        if version != CODEBOOK_VERSION {
+            return Err(format!("version {version}, this Laser reads {CODEBOOK_VERSION}"));
         }
         let info: CodebookInfo = serde_json::from_str(json).map_err(|e| e.to_string())?;
         let tensors = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;

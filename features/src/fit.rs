@@ -5,7 +5,7 @@
 //! `refit_gain`, the parent's centroids stay unchanged, and only the ids of changed texts change.
 
 use jiff::Timestamp;
-use laser_schema::ids::{CodebookInfo, IDS_VERSION};
+use laser_schema::ids::{CODEBOOK_VERSION, CodebookInfo};
 use laser_schema::{Digest, Kind};
 use linfa_clustering::KMeansError;
 use ndarray::{Array2, Axis, s};
@@ -200,7 +200,7 @@ pub fn fit(
     let fitted = kept.unwrap_or(fitted);
     let drift = parent.map_or_else(Vec::new, |parent| drift(parent, &fitted.centroids));
     let info = CodebookInfo {
-        version: IDS_VERSION,
+        version: CODEBOOK_VERSION,
         created: input.now,
         encoder: input.encoder.cloned(),
         parent: input.parent.map(|(_, digest)| digest.clone()),

@@ -4,6 +4,7 @@ use anyhow::Error;
 use laser_coordinator::finalise::FinaliseError;
 use laser_coordinator::nats::NatsError;
 use laser_store::StoreError;
+use laser_store::data_set::ManifestError;
 use laser_store::location::is_refusal;
 use laser_store::run_store::RunStoreError;
 use laser_worker::error::WorkerError;
@@ -32,7 +33,13 @@ pub(crate) fn is_refused(error: &Error) -> bool {
 pub(crate) fn is_damage(error: &Error) -> bool {
     match error.downcast_ref() {
         None => false,
-        Some(FinaliseError::Location(_) | FinaliseError::Run(RunStoreError::Location(_))) => false,
+        Some(
+            FinaliseError::Location(_)
+            | FinaliseError::Run(RunStoreError::Location(_))
+            | FinaliseError::Manifest(ManifestError::Location(_))
+            | FinaliseError::Spill(_)
+            | FinaliseError::Ended(_),
+        ) => false,
         Some(_) => true,
     }
 }

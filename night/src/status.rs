@@ -6,9 +6,9 @@ use anyhow::{Result, ensure};
 use jiff::Timestamp;
 use laser_coordinator::nats::{self, NatsClient};
 use laser_schema::Kind;
-use laser_schema::manifest::{Cost, Manifest};
+use laser_schema::manifest::{Cost, Profiles};
 use laser_store::Location;
-use laser_store::data_set::read_manifest;
+use laser_store::data_set;
 use laser_store::run_store::{PlannedRun, RunStore};
 use serde::Serialize;
 
@@ -117,8 +117,8 @@ async fn costs(run: &PlannedRun, published: &[Kind]) -> Result<BTreeMap<Kind, Co
     let mut costs = BTreeMap::new();
     if run.plan.price.is_some() {
         for &kind in published {
-            let manifest = read_manifest::<Manifest>(&run.partition(kind)).await?;
-            costs.extend(manifest.and_then(|m| Some((kind, m.cost?))));
+            let manifest = data_set::read::<Profiles>(&run.partition(kind)).await?;
+            costs.extend(manifest.and_then(|m| Some((kind, m.details.cost?))));
         }
     }
     Ok(costs)

@@ -141,7 +141,13 @@ mod tests {
         write("a.jsonl", r#"{"entity_id": 1, "embedding": [1.0, 2.0]}"#);
         write("b.jsonl", r#"{"entity_id": 2, "embedding": [3.0, 4.0]}"#);
         write("left-over.jsonl", r#"{"entity_id": 3, "embedding": [5.0, 6.0]}"#);
-        write("_manifest.json", r#"{"parts": [{"name": "a.jsonl"}, {"name": "b.jsonl"}]}"#);
+        let part = |name| json!({"name": name, "rows": 1, "bytes": 1, "digest": ""});
+        let manifest = json!({
+            "version": laser_schema::knowledge::SCHEMA_VERSION, "data_set": "embeddings", "run": "r", "kind": "user",
+            "date": "2026-01-02", "created": "2026-01-02T00:00:00Z", "writer": "w", "rows": 2,
+            "parts": [part("a.jsonl"), part("b.jsonl")],
+        });
+        write("_manifest.json", &manifest.to_string());
         let source = || EmbeddingSource::Table {
             table: folder.to_str().unwrap().into(),
             id: "entity_id".into(),

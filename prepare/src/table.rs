@@ -57,7 +57,7 @@ pub(crate) async fn write<T: Serialize>(
         }
         encoder.write(&batch)?;
     }
-    location.write(encoder.finish()?).await?;
+    location.write(encoder.finish()?.into()).await?;
     Ok(location.url().to_owned())
 }
 

@@ -2,18 +2,18 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_pool_builder::POOL_SET_FILE;
 use laser_schema::Kind;
 use laser_schema::audit::{Audit, AuditedText, Proposer};
 use laser_schema::job::Action;
-use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION};
-use laser_schema::layout::{name_date, partition};
-use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
+use laser_schema::layout::{DataSet, name_date};
+use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, Profiles, SUCCESS};
 use laser_store::Location;
-use laser_store::nights::{nights, runs_of_night};
+use laser_store::data_set;
 use laser_store::part::decode_part;
 use laser_store::run_store::{PINS, PLAN, PlannedRun, RunStore};
 use serde::{Deserialize, Serialize};
@@ -107,10 +107,10 @@ pub(crate) struct Errors {
 /// Reads the night in `dir`: an output's newest, or that of one published folder.
 pub(crate) async fn gather(dir: &str) -> Result<Night> {
     let location = Location::parse(dir)?;
-    let manifest = read_manifest(&location).await?;
+    let manifest = data_set::read::<Profiles>(&location).await?;
     let (root, manifests) = match manifest {
         Some(manifest) => {
-            let below = partition(manifest.kind, manifest.date, &manifest.run);
+            let below = DataSet::Profiles.folder(manifest.kind, manifest.date, &manifest.run);
             let url = location.absolute_url();
             let root = url.trim_end_matches('/').strip_suffix(&below);
             let root = root.map(Location::parse).transpose()?;
@@ -137,36 +137,15 @@ pub(crate) async fn gather(dir: &str) -> Result<Night> {
     Ok(Night { run, date, kinds, has_plan: plan.is_some(), timeline })
 }
 
-/// The manifest of a folder, none if nothing was published there.
-async fn read_manifest(folder: &Location) -> Result<Option<Manifest>> {
-    #[derive(Deserialize)]
-    struct Version {
-        version: u32,
-    }
-    let file = folder.join(MANIFEST);
-    let Some(bytes) = file.read_optional().await? else {
-        return Ok(None);
-    };
-    let not_one = || format!("{}: not a manifest of Laser's", file.url());
-    let Version { version } = serde_json::from_slice(&bytes).with_context(not_one)?;
-    ensure!(
-        version == SCHEMA_VERSION,
-        "{}: schema version {version}, this Laser reads {SCHEMA_VERSION}; use the version that wrote it",
-        file.url()
-    );
-    let manifest = serde_json::from_slice(&bytes).with_context(not_one)?;
-    Ok(Some(manifest))
-}
-
 /// The folders of the run that was published last of an output's newest night.
 async fn newest(output: &Location) -> Result<Vec<(Location, Manifest)>> {
     let mut found: Vec<(Location, Manifest)> = Vec::new();
     for kind in Kind::ALL {
-        for date in nights(output, kind).await? {
+        for date in data_set::nights(output, DataSet::Profiles, kind).await? {
             let mut of_night = Vec::new();
-            for run in runs_of_night(output, kind, date).await? {
-                let folder = output.join(&partition(kind, date, &run));
-                let manifest = read_manifest(&folder).await?;
+            for run in data_set::runs(output, DataSet::Profiles, kind, date).await? {
+                let folder = output.join(&DataSet::Profiles.folder(kind, date, &run));
+                let manifest = data_set::read::<Profiles>(&folder).await?;
                 of_night.extend(manifest.map(|manifest| (folder, manifest)));
             }
             if !of_night.is_empty() {
@@ -175,7 +154,7 @@ async fn newest(output: &Location) -> Result<Vec<(Location, Manifest)>> {
             }
         }
     }
-    let newest = found.iter().max_by_key(|(_, m)| (m.date, m.created)).map(|(_, m)| m.run.clone());
+    let newest = found.iter().max_by_key(|(_, m)| (m.date, m.created, &m.run)).map(|(_, m)| m.run.clone());
     let Some(run) = newest else {
         return Err(nothing_published(output).await?);
     };
@@ -211,14 +190,14 @@ async fn gather_kind(folder: Location, manifest: Manifest, run: Option<&PlannedR
     for part in &manifest.parts {
         let bytes = folder.join(&part.name).read().await?;
         let (rows, info) = decode_part(folder.join(&part.name).url(), bytes)?;
-        texts.add(part, &rows, &info);
+        texts.add(&part.name, &rows, &info);
     }
     let audited = match run {
         Some(run) => read_audits(run, manifest.kind).await?,
         None => Audited::default(),
     };
     Ok(KindNight {
-        complete: folder.join(SUCCESS).exists().await?,
+        complete: data_set::is_complete(&folder).await?,
         errors: read_errors(&folder).await?,
         folder: folder.url().to_owned(),
         manifest,
@@ -228,14 +207,14 @@ async fn gather_kind(folder: Location, manifest: Manifest, run: Option<&PlannedR
 }
 
 impl Texts {
-    fn add(&mut self, part: &PartEntry, rows: &[KnowledgeRecord], info: &PartInfo) {
+    fn add(&mut self, part: &str, rows: &[KnowledgeRecord], info: &PartInfo) {
         for row in rows {
             *self.lengths.entry(row.text_tokens.unsigned_abs()).or_default() += 1;
         }
         let tonight = rows.iter().filter(|row| row.generated_by == info.run);
         let mut line = ShardLine {
-            shard: part.shard,
-            part: part.name.clone(),
+            shard: info.shard,
+            part: part.to_owned(),
             pools: Vec::new(),
             texts: 0,
             tokens: 0,

@@ -145,13 +145,6 @@ impl Embeddings {
     pub fn values(&self) -> &[f32] {
         &self.values
     }
-
-    /// The digest of all values as little-endian bytes, and of the dimension.
-    pub fn digest(&self) -> Digest {
-        let bytes: Vec<u8> = self.values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let dimensions = (self.dimensions as u64).to_le_bytes();
-        Digest::of_parts([dimensions.as_slice(), &bytes])
-    }
 }
 
 /// Embeddings that are not in the entity table.

@@ -12,15 +12,15 @@ pub mod interactions;
 pub mod join;
 pub mod location;
 pub mod map;
-pub mod nights;
 pub mod part;
 pub mod previous;
 pub mod rows;
 pub mod run_store;
+pub mod sealed;
 pub mod shard;
 pub mod spill;
 pub mod table;
-pub mod verify;
+pub mod unique;
 
 pub use cache::Cache;
 pub use entities::EntityReader;

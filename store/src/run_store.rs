@@ -26,13 +26,13 @@ use serde::de::DeserializeOwned;
 
 pub use committed::Committed;
 
+use crate::data_set;
 use crate::location::{Created, Location, LocationError};
 use laser_schema::Digest;
 use laser_schema::Kind;
 use laser_schema::guard::Verdict;
 use laser_schema::job::{PLAN_VERSION, Plan, ShardJob};
 use laser_schema::layout::Pins;
-use laser_schema::manifest::SUCCESS;
 
 /// The folder of all runs.
 const RUNS: &str = "runs";
@@ -344,7 +344,7 @@ impl PlannedRun {
     pub async fn published(&self) -> Result<Vec<Kind>, LocationError> {
         let mut published = Vec::new();
         for &kind in self.plan.counts.keys() {
-            if self.partition(kind).join(SUCCESS).exists().await? {
+            if data_set::is_complete(&self.partition(kind)).await? {
                 published.push(kind);
             }
         }

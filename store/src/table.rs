@@ -83,7 +83,7 @@ pub fn encode<T: Serialize>(
     rows: &[T],
     metadata: &[(&str, String)],
 ) -> Result<Bytes, TableError> {
-    encode_embedded(file, schema, rows, None, metadata)
+    write(file, schema, rows, None, metadata).map(Bytes::from)
 }
 
 /// Encodes rows as [`encode`] does, with a column of embeddings after those of `schema` if there are any. Floats keep
@@ -91,13 +91,13 @@ pub fn encode<T: Serialize>(
 ///
 /// # Errors
 /// [`TableError::Row`] if a row does not fit the schema, or not every row has an embedding.
-pub fn encode_embedded<T: Serialize>(
+pub(crate) fn write<T: Serialize>(
     file: &str,
     schema: SchemaRef,
     rows: &[T],
     embedded: Option<(&Embeddings, EmbeddingLayout)>,
     metadata: &[(&str, String)],
-) -> Result<Bytes, TableError> {
+) -> Result<Vec<u8>, TableError> {
     let with_embeddings = match embedded {
         None => schema.clone(),
         Some((embeddings, layout)) if embeddings.len() == rows.len() => {
@@ -165,9 +165,9 @@ impl TableEncoder {
     ///
     /// # Errors
     /// [`TableError::Row`] if the last rows cannot be encoded.
-    pub fn finish(self) -> Result<Bytes, TableError> {
+    pub fn finish(self) -> Result<Vec<u8>, TableError> {
         let Self { file, writer, .. } = self;
-        writer.into_inner().map(Bytes::from).map_err(|e| TableError::Row { file, reason: e.to_string() })
+        writer.into_inner().map_err(|e| TableError::Row { file, reason: e.to_string() })
     }
 
     fn row_error(&self, reason: impl ToString) -> TableError {
@@ -258,18 +258,8 @@ fn decode_batches<T>(
     Ok(rows)
 }
 
-/// One value of a Parquet file's footer, if it is there.
-///
-/// # Errors
-/// [`TableError::Unreadable`] if the bytes are no Parquet file.
-pub fn footer(file: &str, bytes: &Bytes, key: &str) -> Result<Option<String>, TableError> {
-    let metadata = ParquetMetaDataReader::new()
-        .parse_and_finish(bytes)
-        .map_err(|e| TableError::Unreadable { file: file.to_owned(), reason: e.to_string() })?;
-    Ok(metadata_value(&metadata, key))
-}
-
-fn metadata_value(metadata: &ParquetMetaData, key: &str) -> Option<String> {
+/// One value of the footer, if it is there.
+pub(crate) fn metadata_value(metadata: &ParquetMetaData, key: &str) -> Option<String> {
     let pairs = metadata.file_metadata().key_value_metadata()?;
     pairs.iter().find(|p| p.key == key).and_then(|p| p.value.clone())
 }

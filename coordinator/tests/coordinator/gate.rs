@@ -117,7 +117,7 @@ async fn the_first_verdict_stands_whatever_a_later_process_would_find() {
     let Published::Complete(manifest) = published else {
         panic!("{published:?}");
     };
-    let report = manifest.guards.unwrap();
+    let report = manifest.details.guards.clone().unwrap();
     assert_eq!(report.pools.get("user-odd"), first.as_ref());
     assert!(!report.pools["user-even"].strict);
 }
@@ -155,7 +155,7 @@ async fn a_breach_withholds_success_until_it_is_only_warned_of() {
         let Published::Breached(manifest) = publish(GuardAction::Fail).await else {
             panic!("published");
         };
-        let report = manifest.guards.unwrap();
+        let report = manifest.details.guards.clone().unwrap();
         let breaches: Vec<_> = report.breaches().collect();
         assert_eq!(breaches.len(), 1, "{breaches:?}");
         assert_eq!(breaches[0].0, "user-odd");
@@ -164,6 +164,6 @@ async fn a_breach_withholds_success_until_it_is_only_warned_of() {
     let Published::Complete(manifest) = publish(GuardAction::Warn).await else {
         panic!("not published");
     };
-    assert_eq!(manifest.guards.unwrap().breaches().count(), 1);
+    assert_eq!(manifest.details.guards.clone().unwrap().breaches().count(), 1);
     assert!(success.exists().await.unwrap());
 }

@@ -11,6 +11,8 @@ use laser_store::Location;
 use laser_store::data_set::verify;
 use laser_store::part::decode_part;
 use laser_store::run_store::Committed;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
 use serde_json::json;
 
 use crate::support::*;
@@ -114,17 +116,20 @@ async fn a_night_with_a_missing_part_is_not_published() {
     assert!(!there.contains(&first_part(&plan).shard));
 }
 
-/// Of rows, footer, statistics, indexes and filters alike.
+/// Rows, page headers, statistics, indexes, filters, footer and digest alike.
 #[tokio::test]
-async fn a_flipped_byte_of_a_part_keeps_a_night_from_being_published() {
+async fn a_flipped_bit_of_a_part_keeps_a_night_from_being_published() {
     let (_night, output, plan) = finished().await;
     let job = first_part(&plan);
     let success = output.join(&plan.partition(Kind::User)).join(SUCCESS);
     let part = output.join(&job.output);
     let whole = part.read().await.unwrap();
-    for at in (0..whole.len()).step_by(61) {
+    let mut runner = TestRunner::deterministic();
+    let anywhere = (0..whole.len(), 0..8);
+    let random = (0..200).map(|_| anywhere.new_tree(&mut runner).unwrap().current());
+    for (at, bit) in (0..whole.len()).step_by(61).map(|at| (at, 4)).chain(random) {
         let mut bytes = whole.to_vec();
-        bytes[at] ^= 0x10;
+        bytes[at] ^= 1u8 << bit;
         part.write(Bytes::from(bytes)).await.unwrap();
         let error = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
         assert!(error.to_string().contains(&job.output), "{at}: {error}");

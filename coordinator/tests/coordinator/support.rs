@@ -11,7 +11,7 @@ use laser_schema::audit::AuditReport;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
 use laser_schema::job::{Action, Plan, Policy, ShardJob, ShardRow, Spec};
-use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
 use laser_schema::{Columns, Digest, Entity, EntityTable, Kind};
 use laser_store::join::Join;
 use laser_store::part::encode_part;
@@ -238,20 +238,8 @@ pub(crate) fn encode(
     for row in rows.iter().filter(|_| carried == 0) {
         figures.entry(row.pool.clone()).or_default().add_record(row);
     }
-    let info = PartInfo {
-        version: SCHEMA_VERSION,
-        run: plan.run.clone(),
-        shard: job.shard,
-        kind: job.kind,
-        writer: WRITER.to_owned(),
-        attempt: "a".into(),
-        carried,
-        rows_digest: rows_digest(rows),
-        errors,
-        figures,
-        embedding: None,
-        embeddings_digest: None,
-    };
+    let new = PartInfo::new(&plan.run, job.shard, job.kind, "a", rows);
+    let info = PartInfo { carried, errors, figures, ..new };
     encode_part(&job.output, plan.ids[&job.kind], rows, None, &info).unwrap()
 }
 

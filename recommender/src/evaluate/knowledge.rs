@@ -6,13 +6,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail, ensure};
 use jiff::civil::Date;
 use laser_schema::embedding::EmbeddingSource;
+use laser_schema::embedding_set::EmbeddingSet;
+use laser_schema::ids::IdSet;
 use laser_schema::manifest::SUCCESS;
 use laser_schema::{EntityId, Kind};
 use laser_store::Location;
-use laser_store::data_set::published_parts;
-use laser_store::embedding_set::newest_embeddings;
+use laser_store::data_set;
 use laser_store::embeddings::{EmbeddingFiles, EmbeddingReader};
-use laser_store::id_set::newest_ids;
 use laser_store::rows::RowReader;
 use laser_store::table::Select;
 use serde_json::Value;
@@ -127,9 +127,9 @@ async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Resul
     if let EmbeddingSource::Table { table, .. } = &mut source {
         let root = Location::parse(table)?;
         if is_output(&root).await?
-            && let Some(newest) = newest_embeddings(&root, kind, Date::MAX).await?
+            && let Some(newest) = data_set::newest::<EmbeddingSet>(&root, kind, Date::MAX).await?
         {
-            root.join(&newest).url().clone_into(table);
+            root.join(&newest.folder).url().clone_into(table);
         }
     }
     let mut reader = EmbeddingReader::open(EmbeddingFiles::find(&source, kind).await?).await?;
@@ -228,11 +228,11 @@ async fn parts(table: &str, kind: Kind) -> Result<Vec<String>> {
         return Ok(vec![table.to_owned()]);
     }
     if is_output(&location).await?
-        && let Some(newest) = newest_ids(&location, kind, Date::MAX).await?
+        && let Some(newest) = data_set::newest::<IdSet>(&location, kind, Date::MAX).await?
     {
-        location = location.join(&newest);
+        location = location.join(&newest.folder);
     }
-    let parts = published_parts(&location).await?.with_context(|| {
+    let parts = data_set::parts(&location).await?.with_context(|| {
         format!(
             "{table}: neither a table (.parquet, .csv, .jsonl), nor a published folder of knowledge ids (with a _SUCCESS), \
              such as OUTPUT/knowledge_ids/kind=user/dt=DATE/run=RUN, nor an OUTPUT that has one"

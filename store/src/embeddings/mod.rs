@@ -11,7 +11,7 @@ use laser_schema::embedding::{EMBEDDING_COLUMN, EmbeddingSource};
 use laser_schema::entity::IdType;
 use laser_schema::{EntityId, Kind};
 
-use crate::data_set::published_parts;
+use crate::data_set::{self, ManifestError};
 use crate::entities::parse_embedding;
 use crate::location::{Location, LocationError};
 use crate::rows::{RowError, RowReader, id_value};
@@ -28,6 +28,9 @@ pub enum EmbeddingError {
     /// The place itself.
     #[error(transparent)]
     Location(#[from] LocationError),
+    /// The manifest of a published folder.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
     /// A Parquet file.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -139,7 +142,7 @@ impl EmbeddingFiles {
         let place = Location::parse(table)?;
         let tables = match place.extension().is_empty() {
             true => {
-                published_parts(&place).await?.ok_or_else(|| EmbeddingError::NotPublished { folder: table.clone() })?
+                data_set::parts(&place).await?.ok_or_else(|| EmbeddingError::NotPublished { folder: table.clone() })?
             }
             false => vec![place],
         };
