@@ -121,10 +121,12 @@ impl Lowest {
     }
 }
 
-/// Leaves out interactions whose place in time is not known, where those of others are.
+/// Leaves out interactions whose place in time is not known, where those of others are, and puts the rest in order: the
+/// reader leaves a history as it is if one interaction has no timestamp.
 fn keep_timed(user: &mut Entity) {
     if user.history.iter().any(|interaction| interaction.timestamp().is_some()) {
         user.history.retain(|interaction| interaction.timestamp().is_some());
+        user.history.sort_by(|a, b| a.timestamp().partial_cmp(&b.timestamp()).unwrap_or(std::cmp::Ordering::Equal));
     }
 }
 

@@ -242,7 +242,7 @@ mod tests {
                 "policy is strict already",
             ),
             ("[demo]\nlast_night = []", "[demo] last_night: no table"),
-            ("[demo]\nusers = 30", "unknown field"),
+            ("[demo]\nusers = 30", "there is no key \"demo.users\""),
             ("[run]\ndate = \"yesterday\"", "run.date"),
             ("[encoder]\npooling = \"cls\"", "[encoder] path: not set"),
             ("[encoder]\nnormalize = true", "did you mean \"normalise\""),

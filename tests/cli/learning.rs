@@ -237,7 +237,7 @@ fn bad_interactions_and_configurations_are_refused_by_name() {
 const COLD: &str = r#"
 [eval.attributes]
 entities = [{ path = "DIR/attributes.jsonl", kind = "item" }]
-names = ["kind", "colour"]
+names = ["genre", "colour"]
 [[eval.knowledge]]
 name = "texts"
 item_embeddings = { table = "DIR/items.jsonl" }
@@ -249,7 +249,7 @@ const BY_ITEM: [&str; 3] = ["eval.split_by=item", "eval.item_share=0.3", "eval.t
 impl Data {
     fn write_attributes(&self) {
         let row =
-            |item: u32| json!({"id": item, "kind": [(item % 2).to_string(), "any"], "colour": item % 3}).to_string();
+            |item: u32| json!({"id": item, "genre": [(item % 2).to_string(), "any"], "colour": item % 3}).to_string();
         self.write("attributes.jsonl", &(0..ITEMS).map(row).collect::<Vec<_>>().join("\n"));
     }
 }
@@ -295,7 +295,7 @@ fn a_split_by_item_refuses_what_knows_the_held_out_items() {
     data.configure(COLD);
     data.refuses(&ctr, &[BY_ITEM[0], "eval.train_until=1200"], "expected a share such as 0.8");
     data.refuses(&ctr, &[BY_ITEM[0], "eval.item_share=0.7"], "[eval] item_share = 0.7");
-    data.refuses(&ctr, &["eval.attributes.names=[\"kind\", \"size\"]"], "share a value of \"size\"");
+    data.refuses(&ctr, &["eval.attributes.names=[\"genre\", \"size\"]"], "share a value of \"size\"");
 }
 
 #[test]

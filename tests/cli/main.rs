@@ -57,7 +57,7 @@ path = "{tables}/tonight/users.parquet"
 [[input]]
 path = "{tables}/tonight/items.parquet"
 [[previous]]
-path = "{root}/out"
+path = "latest"
 [output]
 path = "{root}/out"
 [prompt]
