@@ -75,7 +75,7 @@ pub enum Built {
         /// Where it is.
         dir: Location,
         /// What it holds.
-        set: PoolSet,
+        set: Box<PoolSet>,
     },
     /// It was built before.
     Before {
@@ -126,7 +126,7 @@ pub async fn build(
     let tokenizer = PoolTokenizer::of(&model)?;
     let (input, pools, memory) = (&config.input, &config.pools, config.run.memory());
     let set = build_pools(input, texts, tokenizer, pools, memory, &dir, &mut show).await?;
-    Ok(Built::Now { dir, set })
+    Ok(Built::Now { dir, set: Box::new(set) })
 }
 
 /// Named, as a run is, by the date and by what the pools depend on.

@@ -97,13 +97,13 @@ mod tests {
     async fn double_precision_and_column_order_read_alike() {
         let dir = tempfile::tempdir().unwrap();
         let rows = 2 * 1024 + 3;
-        let value = |row: usize, column: usize| (3 * row + column) as f64;
+        let value = |row: usize, column: usize| (3 * row + column) as f32;
         let ids: String = (0..rows).map(|id| format!("{id}\n")).collect();
         let last = json!(rows - 1);
-        let expected = [0, 1].map(|column| value(rows - 1, column) as f32).to_vec();
+        let expected = [0, 1].map(|column| value(rows - 1, column)).to_vec();
         for by_row in [true, false] {
             let mut matrix = Array2::<f64>::zeros((rows, 2).set_f(!by_row));
-            matrix.indexed_iter_mut().for_each(|((row, column), v)| *v = value(row, column));
+            matrix.indexed_iter_mut().for_each(|((row, column), v)| *v = value(row, column).into());
             write_npy(&dir.path().join("e.npy"), &matrix);
             let found = read(dir.path(), &ids, 0, &[last.clone(), json!(1)]).await;
             assert_eq!(found.unwrap(), [Some(expected.clone()), Some(vec![3.0, 4.0])]);

@@ -85,5 +85,5 @@ fn lines(rows: Vec<Value>, x: &str, y: &str) -> Result<Value, Error> {
 /// The drawing, whose texts plotters has escaped; nothing if there was nothing to draw.
 fn drawn(drawing: Result<Option<Drawing>, impl Display>) -> Result<Value, Error> {
     let drawing = drawing.map_err(|error| Error::new(ErrorKind::InvalidOperation, error.to_string()))?;
-    Ok(drawing.map_or_else(|| Value::from(""), |drawing| Value::from_serialize(drawing)))
+    Ok(drawing.map_or_else(|| Value::from(""), Value::from_serialize))
 }

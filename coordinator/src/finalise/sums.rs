@@ -41,7 +41,7 @@ pub(super) struct Sums {
 
 /// The output of a shard, checked.
 enum Output {
-    Part(CheckedPart),
+    Part(Box<CheckedPart>),
     Audit(AuditReport),
 }
 
@@ -73,7 +73,7 @@ impl Sums {
                     let without_text = part.info.errors.iter().map(|error| &error.entity_id);
                     ids.add(&job.output, part.ids.iter().chain(without_text))?;
                     errors.write(&lines(&part.info.errors)).await?;
-                    sums.add(plan, &job, part)?;
+                    sums.add(plan, &job, *part)?;
                 }
             }
         }
@@ -162,7 +162,7 @@ fn checked(job: &ShardJob, id: IdType, bytes: Bytes) -> Result<Output, TableErro
             |e: serde_json::Error| TableError::Unreadable { file: job.output.clone(), reason: e.to_string() };
         return report.map(Output::Audit).map_err(unreadable);
     }
-    check_part(&job.output, id, bytes).map(Output::Part)
+    check_part(&job.output, id, bytes).map(|part| Output::Part(Box::new(part)))
 }
 
 /// One JSON object per line.
