@@ -118,7 +118,7 @@ async fn a_night_with_a_missing_part_is_not_published() {
 
 /// Rows, page headers, statistics, indexes, filters, footer and digest alike.
 #[tokio::test]
-async fn a_flipped_bit_of_a_part_keeps_a_night_from_being_published() {
+async fn a_flipped_byte_of_a_part_keeps_a_night_from_being_published() {
     let (_night, output, plan) = finished().await;
     let job = first_part(&plan);
     let success = output.join(&plan.partition(Kind::User)).join(SUCCESS);
