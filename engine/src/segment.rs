@@ -1,6 +1,6 @@
 //! The new tokens of a step.
 
-/// Handle of one sequence's cache; reused after [`Engine::close`].
+/// Handle of one sequence's cache; reused after [`Engine::close`](crate::Engine::close).
 pub type Slot = usize;
 
 /// One sequence's new tokens of a step: a prefill chunk (a chain) or a draft tree.
