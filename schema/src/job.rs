@@ -91,7 +91,8 @@ pub enum Action {
     Generate,
     /// Write last night's records again: nothing that they depend on has changed.
     Carry,
-    /// Generate each row twice, plainly and with speculation, and report both ([`AuditReport`](crate::audit::AuditReport)).
+    /// Generate each row twice, plainly and with speculation, and report both
+    /// ([`AuditReport`](crate::audit::AuditReport)).
     Audit,
 }
 

@@ -5,10 +5,10 @@
 //! token it emitted), and below the last of them a draft tree. So the prompt's last chunk already
 //! carries a draft, and prefill needs no path of its own.
 //!
-//! Guarantees: with [`Verification::Strict`](laser_decode::Verification::Strict) every text equals plain greedy decoding, whatever the
-//! drafter, the tree and the batch, up to rounding in the engine's forward. An engine error costs the
-//! sequences of the batch their progress: each starts over alone, and the one that then fails is
-//! reported. Nothing of one text is visible to the next.
+//! Guarantees: with [`Verification::Strict`](laser_decode::Verification::Strict) every text equals plain greedy
+//! decoding, whatever the drafter, the tree and the batch, up to rounding in the engine's forward. An engine error
+//! costs the sequences of the batch their progress: each starts over alone, and the one that then fails is reported.
+//! Nothing of one text is visible to the next.
 
 mod generator;
 mod options;
