@@ -5,11 +5,14 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use jiff::civil::Date;
+use laser_delta::Table;
 use laser_pool_builder::{BuildProgress, OpenPools, PoolTokenizer, TuneConfig, inspect, tune};
+use laser_schema::Kind;
 use laser_schema::embedding_set::EmbeddingManifest;
 use laser_schema::ids::IdsManifest;
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
+use laser_schema::layout::{EMBEDDINGS, KNOWLEDGE_IDS, PROFILES};
 use laser_schema::manifest::MANIFEST;
 use laser_store::Location;
 use laser_store::data_set::read_manifest;
@@ -88,6 +91,25 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
             print(&format!("  {fault}\n"))?;
         }
         whole &= report.faults.is_empty();
+    }
+    Ok(whole & verify_tables(&location).await?)
+}
+
+/// Holds the Delta tables that the output has against its manifests. `false` if one has a fault.
+async fn verify_tables(output: &Location) -> Result<bool> {
+    let mut whole = true;
+    for data_set in [PROFILES, EMBEDDINGS, KNOWLEDGE_IDS] {
+        for kind in Kind::ALL {
+            let Some(faults) = Table::new(output, data_set, kind).verify().await? else {
+                continue;
+            };
+            let state = if faults.is_empty() { "agrees" } else { "DISAGREES" };
+            print(&format!("{state}: the table {data_set}/kind={kind} with its manifests\n"))?;
+            for fault in &faults {
+                print(&format!("  {fault}\n"))?;
+            }
+            whole &= faults.is_empty();
+        }
     }
     Ok(whole)
 }

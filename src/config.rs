@@ -24,6 +24,7 @@ use laser_features::encoder::EncoderConfig;
 use laser_pool_builder::PoolsConfig;
 use laser_recommender::lightgcn::EmbedConfig;
 use laser_schema::EntityTable;
+use laser_schema::embedding::EmbeddingLayout;
 use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::interactions::InteractionTable;
 use laser_schema::job::{Policy, Price};
@@ -133,11 +134,28 @@ pub(crate) struct OutputConfig {
     pub(crate) min_coverage: f64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) keep_nights: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) table: Option<TableFormat>,
+}
+
+/// What published data sets are besides folders of parts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum TableFormat {
+    /// Delta Lake tables, one per data set and kind.
+    Delta,
+}
+
+impl OutputConfig {
+    /// Whether each data set and kind is a Delta table too.
+    pub(crate) fn is_delta(&self) -> bool {
+        self.table == Some(TableFormat::Delta)
+    }
 }
 
 impl Default for OutputConfig {
     fn default() -> Self {
-        Self { path: "output".into(), min_coverage: 0.98, keep_nights: None }
+        Self { path: "output".into(), min_coverage: 0.98, keep_nights: None, table: None }
     }
 }
 
@@ -539,6 +557,11 @@ impl Config {
         ensure!(
             self.encoder.as_ref().is_none_or(|e| !e.path.is_empty()),
             "[encoder] path: not set; give a BERT model's directory, a hub id or a URL, or remove [encoder]"
+        );
+        ensure!(
+            !self.output.is_delta() || self.encoder.as_ref().is_none_or(|e| e.layout == EmbeddingLayout::List),
+            "[encoder] layout: with [output] table = \"delta\" it must be \"list\": readers of Delta tables take no lists of \
+             fixed size"
         );
         Ok(())
     }

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
+use laser_delta::Table;
 use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::{EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource};
@@ -89,11 +90,17 @@ pub(crate) async fn encode(mut args: EncodeArgs) -> Result<()> {
     let mut loaded = None;
     for texts in &texts {
         let embedding = Embedding::of(texts, &files, &output);
+        let table = config.output.is_delta().then(|| Table::new(&output, EMBEDDINGS, texts.kind));
         let known = embedding.published().await?;
         let is_new = known.is_none();
         let manifest = match known {
-            Some(manifest) => manifest,
-            None => embedding.publish(&mut loaded, &mut display).await?,
+            Some(manifest) => {
+                if let Some(table) = &table {
+                    table.adopt(texts.date, &embedding.run).await?;
+                }
+                manifest
+            }
+            None => embedding.publish(&mut loaded, table.as_ref(), &mut display).await?,
         };
         let state = if is_new { "" } else { ", complete already" };
         let info = &manifest.embedding;
@@ -175,7 +182,12 @@ impl<'a> Embedding<'a> {
     }
 
     /// Writes what is missing. The encoder is loaded when the first text needs it.
-    async fn publish(&self, encoder: &mut Option<Arc<Encoder>>, display: &mut Display) -> Result<EmbeddingManifest> {
+    async fn publish(
+        &self,
+        encoder: &mut Option<Arc<Encoder>>,
+        table: Option<&Table>,
+        display: &mut Display,
+    ) -> Result<EmbeddingManifest> {
         display.stage(&format!("encoding {}s", self.texts.kind));
         let source =
             PreviousSource { path: self.texts.source.path.clone(), kind: Some(self.texts.kind), id_type: None };
@@ -197,6 +209,9 @@ impl<'a> Embedding<'a> {
         ensure!(manifest.rows > 0, "{}: no texts; there is nothing to encode", self.texts.source.path);
         let json = serde_json::to_vec_pretty(&manifest)?;
         self.folder.join(MANIFEST).write(json.into()).await?;
+        if let Some(table) = table {
+            table.publish(self.texts.date, &self.run).await?;
+        }
         self.folder.join(SUCCESS).write(Vec::new().into()).await?;
         display.finish_with(&format!("{} texts", manifest.rows));
         Ok(manifest)

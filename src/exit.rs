@@ -3,6 +3,7 @@
 use anyhow::Error;
 use laser_coordinator::finalise::FinaliseError;
 use laser_coordinator::nats::NatsError;
+use laser_delta::DeltaError;
 use laser_store::StoreError;
 use laser_store::location::is_refusal;
 use laser_store::verdict::VerdictError;
@@ -22,6 +23,7 @@ pub(crate) fn code(error: &Error) -> u8 {
     }
     let passing = error.chain().any(|cause| {
         matches!(cause.downcast_ref(), Some(StoreError::Generic { .. }))
+            || matches!(cause.downcast_ref(), Some(DeltaError::Conflicts { .. }))
             || cause.downcast_ref::<WorkerError>().is_some()
             || matches!(
                 cause.downcast_ref(),
@@ -38,11 +40,12 @@ pub(crate) fn is_refused(error: &Error) -> bool {
     error.chain().any(refusal)
 }
 
-/// Whether something in the store is not what its writer wrote.
+/// Whether something in the store is not what its writer wrote, or does not fit what is there.
 pub(crate) fn is_damage(error: &Error) -> bool {
     match error.downcast_ref() {
         None => false,
         Some(FinaliseError::Location(_) | FinaliseError::Verdict(VerdictError::Location(_))) => false,
+        Some(FinaliseError::Delta(error)) => matches!(error, DeltaError::Unfit { .. } | DeltaError::Part(_)),
         Some(_) => true,
     }
 }

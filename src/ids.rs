@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use laser_delta::Table;
 use laser_features::{ChurnCounter, Codebook, Coded, FitInput, FitProgress, fit};
 use laser_schema::ids::{CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource};
 use laser_schema::knowledge::{WRITER, ratio};
@@ -94,7 +95,8 @@ pub(crate) async fn ids(args: &IdsArgs) -> Result<()> {
     for source in &sources {
         let parent = parent(&args.previous, &output, source).await?;
         let ids = Ids::of(&config, source, parent, &output);
-        let (manifest, is_new) = ids.publish(&mut display).await?;
+        let table = config.output.is_delta().then(|| Table::new(&output, KNOWLEDGE_IDS, source.kind));
+        let (manifest, is_new) = ids.publish(table.as_ref(), &mut display).await?;
         print(&summary(&ids, &manifest, is_new)?)?;
     }
     Ok(())
@@ -148,10 +150,13 @@ impl<'a> Ids<'a> {
     }
 
     /// The manifest, and whether there was none before.
-    async fn publish(&self, display: &mut Display) -> Result<(IdsManifest, bool)> {
+    async fn publish(&self, table: Option<&Table>, display: &mut Display) -> Result<(IdsManifest, bool)> {
         if self.folder.join(SUCCESS).exists().await?
             && let Some(manifest) = read_manifest::<IdsManifest>(&self.folder).await?
         {
+            if let Some(table) = table {
+                table.adopt(self.source.date, &self.run).await?;
+            }
             return Ok((manifest, false));
         }
         let (codebook, digest) = self.codebook(display).await?;
@@ -172,6 +177,9 @@ impl<'a> Ids<'a> {
         };
         let json = serde_json::to_vec_pretty(&manifest)?;
         self.folder.join(MANIFEST).write(json.into()).await?;
+        if let Some(table) = table {
+            table.publish(source.date, &self.run).await?;
+        }
         self.folder.join(SUCCESS).write(Vec::new().into()).await?;
         Ok((manifest, true))
     }

@@ -540,7 +540,8 @@ impl<'a> Night<'a> {
             .then(|| "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned());
         let mut manifests = Vec::new();
         let (mut covered, mut kept) = (true, true);
-        let terms = Terms { min_coverage: self.config.output.min_coverage, guards: self.config.guards };
+        let output = &self.config.output;
+        let terms = Terms { min_coverage: output.min_coverage, guards: self.config.guards, delta: output.is_delta() };
         for &kind in plan.counts.keys() {
             match finalise::publish(&self.output, &plan, kind, &terms).await? {
                 Published::Complete(manifest) => manifests.push(*manifest),

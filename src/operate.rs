@@ -171,6 +171,9 @@ pub(crate) async fn prune(config: &Config, dry_run: bool) -> Result<()> {
     )?;
     let output = Location::parse(&config.output.path)?;
     let outdated = outdated(&output, nights).await?;
+    if !dry_run {
+        retention::withdraw(&output, &outdated).await?;
+    }
     for outdated in &outdated {
         for folder in &outdated.folders {
             let what = if dry_run { "would remove" } else { "removing" };
@@ -191,6 +194,7 @@ async fn outdated(output: &Location, nights: usize) -> Result<Vec<Outdated>> {
 /// Removes what is older than the newest `nights`, and returns of how many runs.
 pub(crate) async fn remove_outdated(output: &Location, nights: usize) -> Result<usize> {
     let outdated = outdated(output, nights).await?;
+    retention::withdraw(output, &outdated).await?;
     for outdated in &outdated {
         retention::remove(output, outdated).await?;
     }

@@ -7,12 +7,14 @@ use std::collections::{BTreeMap, HashSet};
 
 use bytes::Bytes;
 use jiff::Timestamp;
+use laser_delta::{DeltaError, Table};
 use laser_schema::audit::AuditReport;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::entity::IdType;
 use laser_schema::guard::{GuardReport, Guards, Verdict};
 use laser_schema::job::{Action, KindCounts, Plan, ShardJob};
 use laser_schema::knowledge::{ErrorRecord, Figures, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
+use laser_schema::layout::PROFILES;
 use laser_schema::manifest::{Cost, ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
 use laser_schema::{Digest, Embeddings, EntityId, Kind};
 use laser_store::Location;
@@ -36,6 +38,9 @@ pub enum FinaliseError {
     /// What was found about a pool.
     #[error(transparent)]
     Verdict(#[from] VerdictError),
+    /// The kind's Delta table.
+    #[error(transparent)]
+    Delta(#[from] DeltaError),
     /// An entity stands in two parts.
     #[error("{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it")]
     Duplicate {
@@ -209,12 +214,14 @@ pub struct Terms {
     pub min_coverage: f64,
     /// Bounds on the texts of each pool.
     pub guards: Option<Guards>,
+    /// Whether the night is also a commit of the kind's Delta table, before `_SUCCESS`.
+    pub delta: bool,
 }
 
 impl Terms {
     /// Only a share of entities that must have a text.
     pub fn coverage(min_coverage: f64) -> Self {
-        Self { min_coverage, guards: None }
+        Self { min_coverage, guards: None, delta: false }
     }
 }
 
@@ -225,6 +232,9 @@ impl Terms {
 pub async fn publish(output: &Location, plan: &Plan, kind: Kind, terms: &Terms) -> Result<Published, FinaliseError> {
     let folder = output.join(&plan.partition(kind));
     if let Some(manifest) = published(&folder).await? {
+        if terms.delta {
+            Table::new(output, PROFILES, kind).adopt(plan.date, &plan.run).await?;
+        }
         return Ok(Published::Complete(Box::new(manifest)));
     }
     let done: HashSet<u32> = committed(output, plan).await?.into_iter().collect();
@@ -254,6 +264,9 @@ pub async fn publish(output: &Location, plan: &Plan, kind: Kind, terms: &Terms) 
     let withheld = manifest.guards.as_ref().is_some_and(GuardReport::withholds);
     if withheld {
         return Ok(Published::Breached(Box::new(manifest)));
+    }
+    if terms.delta {
+        Table::new(output, PROFILES, kind).publish(plan.date, &plan.run).await?;
     }
     folder.join(SUCCESS).write(Bytes::new()).await?;
     Ok(Published::Complete(Box::new(manifest)))

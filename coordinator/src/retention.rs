@@ -10,7 +10,7 @@
 //! - pool sets that the caller keeps (the promoted one and the one that a rollback goes to);
 //! - files that are not named as Laser names them, and folders without a dated name.
 //!
-//! Removal may be killed anywhere and repeated: a run's plan goes first, so that nobody takes it up again, then
+//! Runs leave Delta tables first, see [`withdraw`]. Removal may be killed anywhere and repeated: a run's plan goes first, so that nobody takes it up again, then
 //! `_SUCCESS`, so that no reader takes half a night for a whole one, then the rest. Surveying lists folders of nights
 //! and runs; parts are listed only where they are removed.
 
@@ -18,6 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
+use laser_delta::{DeltaError, Table};
 use laser_schema::Kind;
 use laser_schema::ids::CODEBOOK;
 use laser_schema::layout::run_folder;
@@ -49,6 +50,9 @@ pub enum RetentionError {
     /// A run that is under way.
     #[error(transparent)]
     Pins(#[from] PinsError),
+    /// A Delta table that a run is still in.
+    #[error(transparent)]
+    Delta(#[from] DeltaError),
 }
 
 /// What is to stay.
@@ -208,6 +212,26 @@ impl<'a> Survey<'a> {
         }
         folders
     }
+}
+
+/// Takes the runs out of the Delta tables that the output has, one commit per table. Comes before [`remove`], so that no
+/// reader of a table looks for a file that is gone.
+///
+/// # Errors
+/// The store's, and a table that cannot be read; nothing was removed then.
+pub async fn withdraw(output: &Location, outdated: &[Outdated]) -> Result<(), RetentionError> {
+    for data_set in [PROFILES, EMBEDDINGS, KNOWLEDGE_IDS] {
+        for kind in Kind::ALL {
+            let folder = |run: &str, date| partition_of(data_set, kind, date, run);
+            let dated = outdated.iter().filter_map(|o| Some((o, name_date(&o.run)?)));
+            let runs = dated.filter(|(o, date)| o.folders.contains(&folder(&o.run, *date)));
+            let runs: BTreeMap<String, Date> = runs.map(|(o, date)| (o.run.clone(), date)).collect();
+            if !runs.is_empty() {
+                Table::new(output, data_set, kind).remove(&runs).await?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Removes what is outdated of a run, and returns how many objects that were.

@@ -4,8 +4,9 @@ use arrow::datatypes::{DataType as ArrowType, Schema as ArrowSchema};
 use delta_kernel::engine::arrow_conversion::TryFromArrow;
 use delta_kernel::schema::{DataType, StructField, StructType};
 
-/// The partition columns, outermost folder first.
-pub(crate) const PARTITION: [&str; 2] = ["dt", "run"];
+/// The partition columns, outermost folder first: all that is in a part's path, since Polars refuses a path with other
+/// columns than the table's. That of the kind is the same in all files of a table.
+pub(crate) const PARTITION: [&str; 3] = ["kind", "dt", "run"];
 
 /// The columns of parts. All are nullable: a later night may have a column that earlier ones lack.
 ///
@@ -28,8 +29,8 @@ pub(crate) fn columns(part: &ArrowSchema) -> Result<Vec<StructField>, String> {
 
 /// The schema of a new table whose parts have these columns.
 pub(crate) fn table_schema(columns: &[StructField]) -> Result<StructType, delta_kernel::KernelError> {
-    let [date, run] = PARTITION;
-    let partition = [StructField::nullable(date, DataType::DATE), StructField::nullable(run, DataType::STRING)];
+    let types = [DataType::STRING, DataType::DATE, DataType::STRING];
+    let partition = PARTITION.into_iter().zip(types).map(|(name, data_type)| StructField::nullable(name, data_type));
     StructType::try_new(columns.iter().cloned().chain(partition))
 }
 

@@ -1,7 +1,7 @@
 //! Published parts as Delta Lake tables, whose readers see a night whole or not at all.
 //!
 //! Each data set and kind is a table: its root is `DATA_SET/kind=KIND`, its files are the parts that are there, and its
-//! partitions are `dt` and `run`. A night is one commit, made with put-if-absent before `_SUCCESS` is written.
+//! partition columns are `kind`, `dt` and `run`. A night is one commit, made with put-if-absent before `_SUCCESS` is written.
 //!
 //! Each commit carries a transaction id per run, so a night is published once whatever happens: a process that was killed
 //! after the commit, a second coordinator and a rerun all read the id and leave the table alone. The id's version is

@@ -19,6 +19,7 @@ use delta_kernel_default_engine::executor::tokio::TokioMultiThreadExecutor;
 use delta_kernel_default_engine::{DefaultEngine, DefaultEngineBuilder};
 use jiff::Timestamp;
 use jiff::civil::Date;
+use laser_schema::Kind;
 use laser_schema::knowledge::WRITER;
 use laser_store::Location;
 use serde::Serialize;
@@ -57,6 +58,7 @@ pub(crate) struct Version {
 #[derive(Debug)]
 pub(crate) struct Change {
     pub(crate) operation: UpdateTableOperation,
+    pub(crate) kind: Kind,
     /// Columns that the table lacks.
     pub(crate) columns: Vec<StructField>,
     /// Versions of transaction ids by run.
@@ -170,7 +172,7 @@ impl Log {
             builder = builder.with_transaction_id(application(run), *version);
         }
         let mut transaction = builder.build(&self.engine, Box::new(FileSystemCommitter::new()))?;
-        add(&mut transaction, &change.added)?;
+        add(&mut transaction, change)?;
         for found in snapshot.scan_builder().build()?.scan_metadata(&self.engine)? {
             if let Some(files) = files_below(&change.removed, found?.scan_files)? {
                 transaction.remove_files(files);
@@ -202,10 +204,10 @@ fn application(run: &str) -> String {
     format!("laser:{run}")
 }
 
-/// Stages the parts of nights.
-fn add(transaction: &mut Transaction, nights: &[Night]) -> KernelResult<()> {
+/// Stages the parts of nights that enter.
+fn add(transaction: &mut Transaction, change: &Change) -> KernelResult<()> {
     let now = Timestamp::now().as_millisecond();
-    let rows: Vec<Added> = nights.iter().flat_map(|night| added(night, now)).collect();
+    let rows: Vec<Added> = change.added.iter().flat_map(|night| added(change.kind, night, now)).collect();
     if rows.is_empty() {
         return Ok(());
     }
@@ -221,11 +223,14 @@ fn add(transaction: &mut Transaction, nights: &[Night]) -> KernelResult<()> {
     Ok(())
 }
 
-fn added(night: &Night, now: i64) -> impl Iterator<Item = Added> + '_ {
+fn added(kind: Kind, night: &Night, now: i64) -> impl Iterator<Item = Added> + '_ {
     let folder = night.folder();
     night.parts.iter().map(move |part| Added {
         path: format!("{folder}/{}", part.name),
-        partition_values: PARTITION.into_iter().zip([night.date.to_string(), night.run.clone()]).collect(),
+        partition_values: PARTITION
+            .into_iter()
+            .zip([kind.to_string(), night.date.to_string(), night.run.clone()])
+            .collect(),
         size: part.bytes,
         modification_time: now,
         stats: Stats { num_records: part.rows, tight_bounds: true },

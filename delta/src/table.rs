@@ -140,10 +140,10 @@ impl Table {
             };
             let mut transactions = BTreeMap::new();
             for run in runs.keys() {
-                match self.transaction(&version, run).await? {
-                    None => drop(transactions.insert(run.clone(), 2)),
-                    Some(odd) if is_in(Some(odd)) => drop(transactions.insert(run.clone(), odd + 1)),
-                    Some(_) => {}
+                // One that was never in it must not be adopted while its files are deleted.
+                let before = self.transaction(&version, run).await?;
+                if before.is_none_or(|before| is_in(Some(before))) {
+                    transactions.insert(run.clone(), before.unwrap_or(1) + 1);
                 }
             }
             if transactions.is_empty() {
@@ -152,6 +152,7 @@ impl Table {
             let removed = transactions.keys().map(|run| run_folder(runs[run], run) + "/");
             let change = Change {
                 operation: UpdateTableOperation::Delete,
+                kind: self.kind,
                 columns: Vec::new(),
                 removed: removed.collect(),
                 transactions,
@@ -192,7 +193,7 @@ impl Table {
         }
         let operation = UpdateTableOperation::Write;
         let removed = vec![date_folder(night.date)];
-        Ok(Change { operation, columns: table.into_new(), transactions, removed, added })
+        Ok(Change { operation, kind: self.kind, columns: table.into_new(), transactions, removed, added })
     }
 
     /// The complete nights that were never in the table; of a night's runs the one that finished last.
@@ -213,10 +214,13 @@ impl Table {
         Ok(lacking)
     }
 
-    /// Makes room for a night's columns; inside, why that cannot be.
+    /// Makes room for the columns of an earlier night; inside, why that cannot be.
     pub(crate) async fn admit(&self, table: &mut Columns, night: &Night) -> Result<Result<(), String>, DeltaError> {
-        let columns = self.columns(night).await?.unwrap_or_else(|| Ok(Vec::new()));
-        Ok(columns.and_then(|columns| table.admit(&columns)))
+        match self.columns(night).await {
+            // A damaged night must not keep later ones from being published.
+            Err(DeltaError::Part(error)) => Ok(Err(error.to_string())),
+            columns => Ok(columns?.unwrap_or_else(|| Ok(Vec::new())).and_then(|columns| table.admit(&columns))),
+        }
     }
 
     /// The columns of a night's parts; `None` if it has none.

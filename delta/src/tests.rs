@@ -130,11 +130,11 @@ async fn a_night_is_one_commit() {
     let commits = output.commits().await;
     assert_eq!(commits.len(), 2, "the empty table and the night");
     let metadata = actions(&commits[0], "metaData")[0];
-    assert_eq!(metadata["partitionColumns"], json!(["dt", "run"]));
+    assert_eq!(metadata["partitionColumns"], json!(["kind", "dt", "run"]));
     let adds = actions(&commits[1], "add");
     assert_eq!(adds.len(), 2);
     assert_eq!(adds[0]["path"], "dt=2026-01-01/run=a/part-00000.parquet");
-    assert_eq!(adds[0]["partitionValues"], json!({"dt": "2026-01-01", "run": "a"}));
+    assert_eq!(adds[0]["partitionValues"], json!({"kind": "user", "dt": "2026-01-01", "run": "a"}));
     let stats: Value = serde_json::from_str(adds[0]["stats"].as_str().unwrap()).unwrap();
     assert_eq!(stats, json!({"numRecords": 3, "tightBounds": true}));
     let transactions = actions(&commits[1], "txn");
@@ -234,6 +234,9 @@ async fn nights_from_before_the_table_are_adopted() {
     output.run(date(2026, 1, 3), "unfinished").await;
     let fixed = output.run_of(date(2026, 1, 4), "fixed", &[1], json!(7), Some(EmbeddingLayout::Fixed)).await;
     output.finish(&fixed).await;
+    let damaged = output.run(date(2026, 1, 5), "damaged").await;
+    output.folder(&damaged).join("part-00000.parquet").remove().await.unwrap();
+    output.finish(&damaged).await;
     output.published(SECOND, "x").await;
     assert_eq!(output.commits().await.len(), 2, "in one commit");
     assert_eq!(output.runs().await, runs([("a", 2), ("x", 2)]), "of two runs the one that finished last");

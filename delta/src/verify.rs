@@ -22,9 +22,10 @@ impl Table {
         let mut faults = Vec::new();
         let mut runs: BTreeMap<Date, BTreeSet<&str>> = BTreeMap::new();
         for path in version.files.keys() {
-            match split(path) {
-                Some((date, run, _)) => drop(runs.entry(date).or_default().insert(run)),
-                None => faults.push(format!("{path}: in the table, but no part of Laser's")),
+            if let Some((date, run, _)) = split(path) {
+                runs.entry(date).or_default().insert(run);
+            } else {
+                faults.push(format!("{path}: in the table, but no part of Laser's"));
             }
         }
         for (date, runs) in runs {

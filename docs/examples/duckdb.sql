@@ -1,12 +1,15 @@
 -- In the output's root: duckdb < duckdb.sql
 
--- One row a user and night: where a night was run twice, the text that was created later.
+-- Parts lie there while a night is under way: only runs with a _SUCCESS count. One row a user and night: where a night
+-- was run twice, the text that was created later.
 CREATE VIEW texts AS
 SELECT * FROM read_parquet('profiles/kind=user/*/*/*.parquet', hive_partitioning = true)
+WHERE run IN (SELECT regexp_extract(file, 'run=([^/]+)', 1) FROM glob('profiles/kind=user/*/*/_SUCCESS'))
 QUALIFY row_number() OVER (PARTITION BY entity_id, dt ORDER BY created_timestamp DESC, run DESC) = 1;
 
 CREATE VIEW ids AS
 SELECT * FROM read_parquet('knowledge_ids/kind=user/*/*/*.parquet', hive_partitioning = true)
+WHERE run IN (SELECT regexp_extract(file, 'run=([^/]+)', 1) FROM glob('knowledge_ids/kind=user/*/*/_SUCCESS'))
 QUALIFY row_number() OVER (PARTITION BY entity_id, dt ORDER BY created_timestamp DESC, run DESC) = 1;
 
 -- Texts, tokens and drafted tokens that were accepted, by night.

@@ -48,11 +48,12 @@ fn dependencies_point_one_way() {
         ("decode", &[][..]),
         ("schema", &[]),
         ("store", &["schema"]),
+        ("delta", &["schema", "store"]),
         ("model", &["schema"]),
         ("pool-builder", &["decode", "model", "schema", "store"]),
         ("features", &["model", "schema", "store"]),
         ("recommender", &[]),
-        ("coordinator", &["model", "schema", "store"]),
+        ("coordinator", &["delta", "model", "schema", "store"]),
         ("worker", &["decode", "features", "model", "schema", "store"]),
     ];
     for (name, allowed) in allowed {

@@ -77,8 +77,10 @@ fn config_prints_what_is_in_force() {
 fn production_toml_names_every_key() {
     let documented = fs::read_to_string("configs/production.toml").unwrap();
     let workspace = Workspace::new();
-    let printed =
-        workspace.command("config", &["model.isq=q8_0", "run.limit=5", "encoder.path=models/bert"]).output().unwrap();
+    let printed = workspace
+        .command("config", &["model.isq=q8_0", "run.limit=5", "encoder.path=models/bert", "output.keep_nights=30"])
+        .output()
+        .unwrap();
     for line in stdout(&printed).lines() {
         let Some((key, _)) = line.split_once(" = ") else {
             continue;
