@@ -49,6 +49,7 @@ with tempfile.TemporaryDirectory() as registry:
             provider="local",
             registry=f"{registry}/registry.db",
             offline_store={"type": "duckdb"},
+            online_store={"type": "sqlite", "path": f"{registry}/online.db"},
             entity_key_serialization_version=3,
         )
     )
