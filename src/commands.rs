@@ -1,41 +1,23 @@
-//! The smaller commands: plan, verify, pools inspect and tune, prepare.
+//! The smaller commands: plan, verify, prepare.
 
-use std::io::Write as _;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
-use jiff::civil::Date;
+use anyhow::Result;
 use laser_delta::Table;
-use laser_pool_builder::{BuildProgress, OpenPools, PoolTokenizer, TuneConfig, inspect, tune};
+use laser_night::{Config, Night, demo};
+use laser_prepare::{Division, Histories};
 use laser_schema::Kind;
-use laser_schema::embedding_set::EmbeddingManifest;
-use laser_schema::ids::IdsManifest;
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
-use laser_schema::layout::{EMBEDDINGS, KNOWLEDGE_IDS, PROFILES};
+use laser_schema::layout::DataSet;
 use laser_schema::manifest::MANIFEST;
 use laser_store::Location;
-use laser_store::data_set::read_manifest;
 use laser_store::data_set::verify;
-use laser_store::embedding_set::verify_embeddings;
-use laser_store::id_set::verify_ids;
-use laser_store::previous::PreviousReader;
-
-use crate::config::Config;
-use crate::night::{Night, demo_nights, open_model, previous_sources, previous_texts};
-use crate::pool_sets;
-use crate::prepare::{self, Division};
-use crate::progress::Display;
-
-/// Writes to standard output; a closed pipe is an error like any other.
-pub(crate) fn print(text: &str) -> Result<()> {
-    let mut out = std::io::stdout().lock();
-    out.write_all(text.as_bytes()).and_then(|()| out.flush()).context("standard output")
-}
+use laser_terminal::{Display, print};
 
 /// `laser plan`: what a run would do.
 pub(crate) async fn plan(config: &Config) -> Result<()> {
-    let demo = demo_nights(config).await?;
+    let demo = demo::nights(config)?;
     let config = demo.as_ref().map_or(config, |(_, tonight)| tonight);
     let mut display = Display::new();
     let night = Night::open(config).await?;
@@ -58,7 +40,8 @@ pub(crate) async fn plan(config: &Config) -> Result<()> {
     } else {
         let seconds = tokens / past.tokens_per_second();
         format!(
-            "ETA: {seconds:.0} s on one worker for about {tokens:.0} tokens, at last night's {:.0} tokens/s and {:.0} tokens a text\n",
+            "ETA: {seconds:.0} s on one worker for about {tokens:.0} tokens, at last night's {:.0} tokens/s and {:.0} \
+             tokens a text\n",
             past.tokens_per_second(),
             past.text_length()
         )
@@ -78,13 +61,7 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
     anyhow::ensure!(!folders.is_empty(), "{root}: nothing published here (no {MANIFEST})");
     let mut whole = true;
     for folder in folders {
-        let report = if let Some(ids) = read_manifest::<IdsManifest>(&folder).await? {
-            verify_ids(&folder, &ids).await?
-        } else if let Some(embeddings) = read_manifest::<EmbeddingManifest>(&folder).await? {
-            verify_embeddings(&folder, &embeddings).await?
-        } else {
-            verify(&folder).await?
-        };
+        let report = verify(&folder).await?;
         let state = if report.faults.is_empty() { "whole" } else { "DAMAGED" };
         print(&format!("{state}: {} ({} parts, {} rows)\n", report.folder, report.parts, report.rows))?;
         for fault in &report.faults {
@@ -95,16 +72,16 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
     Ok(whole & verify_tables(&location).await?)
 }
 
-/// Holds the Delta tables that the output has against its manifests. `false` if one has a fault.
+/// Compares the Delta tables of the output with its manifests. `false` if one has a fault.
 async fn verify_tables(output: &Location) -> Result<bool> {
     let mut whole = true;
-    for data_set in [PROFILES, EMBEDDINGS, KNOWLEDGE_IDS] {
+    for data_set in DataSet::ALL {
         for kind in Kind::ALL {
             let Some(faults) = Table::new(output, data_set, kind).verify().await? else {
                 continue;
             };
             let state = if faults.is_empty() { "agrees" } else { "DISAGREES" };
-            print(&format!("{state}: the table {data_set}/kind={kind} with its manifests\n"))?;
+            print(&format!("{state}: the table {} with its manifests\n", data_set.kind_folder(kind)))?;
             for fault in &faults {
                 print(&format!("  {fault}\n"))?;
             }
@@ -114,90 +91,19 @@ async fn verify_tables(output: &Location) -> Result<bool> {
     Ok(whole)
 }
 
-/// `laser pools inspect`.
-pub(crate) async fn pools_inspect(config: &Config, dir: &str, json: bool) -> Result<()> {
-    let model = open_model(config).await?;
-    let dir = pool_sets::find(config, dir).await?;
-    let pools = OpenPools::open(&dir, &model.tokenizer.fingerprint()).await?;
-    pools.verify()?;
-    let inspection = inspect(&pools, model.tokenizer.library(), 8, 3)?;
-    if json {
-        return print(&(serde_json::to_string_pretty(&inspection)? + "\n"));
-    }
-    let mut out = String::new();
-    for kind in &inspection.kinds {
-        out += &format!("{}s: {} entities\n", kind.kind, kind.entities);
-        if let Some(clustering) = &kind.clustering {
-            out += &format!("  clusters: {}\n", serde_json::to_string(clustering)?);
-        }
-        for group in &kind.groups {
-            out += &format!(
-                "  {:<20} {:<30} {:>8} routed {:>8} texts{}\n",
-                group.name,
-                group.label,
-                group.statistics.routed,
-                group.statistics.texts,
-                if group.has_pool { "" } else { "  no pool" }
-            );
-        }
-    }
-    for pool in &inspection.pools {
-        out += &format!(
-            "{}: {} texts, {} tokens, {:.2} bytes a token\n",
-            pool.name, pool.texts, pool.tokens, pool.bytes_per_token
-        );
-        for branch in &pool.branches {
-            out += &format!("  {:>6} x {:?}\n", branch.count, branch.text);
-        }
-    }
-    print(&out)
-}
-
-/// `laser pools tune`.
-pub(crate) async fn pools_tune(config: &Config, tuning: &TuneConfig, json: bool) -> Result<()> {
-    let model = open_model(config).await?;
-    let mut display = Display::new();
-    display.stage("tuning pools");
-    let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
-    let before = config.run.date.unwrap_or(Date::MAX);
-    let sources = previous_sources(config, before).await?;
-    let texts = previous_texts(PreviousReader::open(&sources, before).await?);
-    let drafter = config.draft.drafter()?;
-    let tokenizer = PoolTokenizer::of(&model)?;
-    let report =
-        tune(&config.input, texts, tokenizer, (&config.pools, config.run.memory()), tuning, drafter, &mut progress)
-            .await?;
-    drop(display);
-    if json {
-        return print(&(serde_json::to_string_pretty(&report)? + "\n"));
-    }
-    let mut out = String::new();
-    for kind in &report.kinds {
-        out += &format!("{}s: [pools.{}] max_texts = {}\n", kind.kind, kind.kind, kind.max_texts);
-        out += &format!(
-            "  {:>9} {:>10} {:>14} {:>9} {:>10}\n",
-            "max_texts", "tokens", "accepted/step", "draft µs", "tokens/s"
-        );
-        for row in &kind.rows {
-            out += &format!(
-                "  {:>9} {:>10} {:>14.2} {:>9.1} {:>10.0}\n",
-                row.max_texts, row.pool_tokens, row.accepted_per_step, row.draft_us, row.tokens_per_second
-            );
-        }
-    }
-    print(&out)
-}
-
 /// `laser prepare`.
 pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
     let summary = match source {
-        PrepareSource::Movielens { dir, output, until, split_by } => {
-            let by = *split_by;
-            let division = until.map(|until| Division { until, by });
-            prepare::movielens(dir, &Location::parse(output)?, division).await?
+        PrepareSource::Movielens { dir, output, timed, until, split_by } => {
+            let histories = match *until {
+                Some(until) => Histories::Until(Division { until, by: *split_by }),
+                None if *timed => Histories::Timed,
+                None => Histories::All,
+            };
+            laser_prepare::movielens(dir, &Location::parse(output)?, histories).await?
         }
         PrepareSource::Amazon { reviews, meta, output } => {
-            prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
+            laser_prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
         }
     };
     let table = summary.tables.interactions.as_deref();
@@ -230,6 +136,9 @@ pub(crate) enum PrepareSource {
         /// Where users.parquet, items.parquet and interactions.parquet go: a folder or URL.
         #[arg(short, long)]
         output: String,
+        /// Leave out interactions without a timestamp, so that histories are in the order of time.
+        #[arg(long)]
+        timed: bool,
         /// End histories here, for texts that know nothing of what comes later: a share of the interactions (0.8), a
         /// timestamp, or ISO 8601. Interactions without timestamp are left out.
         #[arg(long)]

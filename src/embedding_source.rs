@@ -1,25 +1,19 @@
 //! Embeddings that a command is given: a published night, a table, or a matrix with a list of ids.
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use jiff::civil::Date;
-use laser_pool_builder::{NpyEmbeddings, NpyRow};
+use laser_night::Config;
 use laser_schema::embedding::EmbeddingInfo;
+use laser_schema::embedding_set::EmbeddingSet;
 use laser_schema::entity::IdType;
-use laser_schema::knowledge::SCHEMA_VERSION;
-use laser_schema::layout::{EMBEDDINGS, PROFILES};
-use laser_schema::manifest::{MANIFEST, SUCCESS};
-use laser_schema::{Digest, EntityId, Kind};
-use laser_store::embedding_set::newest_embeddings;
-use laser_store::embedding_table::{EmbeddingBatch, EmbeddingTable};
-use laser_store::{Location, previous};
+use laser_schema::layout::DataSet;
+use laser_schema::manifest::{MANIFEST, Manifest, Profiles, SUCCESS};
+use laser_schema::{Digest, Kind};
+use laser_store::embeddings::{EmbeddingColumns, EmbeddingFiles, EmbeddingReader, NpyFiles};
+use laser_store::{Location, data_set};
 use serde::Deserialize;
 use serde_json::Value;
-
-use crate::config::Config;
-
-/// Rows of a matrix at a time.
-const BATCH_ROWS: usize = 1024;
 
 /// How embeddings are read that Laser did not write.
 #[derive(Debug, Args)]
@@ -57,36 +51,13 @@ pub(crate) struct EmbeddingSource {
     pub(crate) digest: Digest,
     /// Of the encoder, where the source tells.
     pub(crate) encoder: Option<Digest>,
-    files: Files,
+    files: EmbeddingFiles,
 }
 
-#[derive(Debug)]
-enum Files {
-    Tables(Vec<Location>),
-    Npy(Npy),
-}
-
-#[derive(Debug)]
-struct Npy {
-    npy: String,
-    ids: String,
-    skip_rows: usize,
-    id_type: IdType,
-}
-
-/// What is needed of a night's manifest.
+/// The details of a manifest of texts or of embeddings, as far as they are needed.
 #[derive(Deserialize)]
-struct Night {
-    version: u32,
-    kind: Kind,
-    date: Date,
-    parts: Vec<NightPart>,
+struct Details {
     embedding: Option<EmbeddingInfo>,
-}
-
-#[derive(Deserialize)]
-struct NightPart {
-    name: String,
 }
 
 impl EmbeddingSource {
@@ -119,23 +90,27 @@ impl EmbeddingSource {
     /// The newest complete night of each kind: of its texts or, where `laser encode` has made them, of its embeddings.
     async fn newest_nights(root: &Location, config: &Config, embedded: &Embedded) -> Result<Vec<Self>> {
         let before = config.after_night()?;
-        let texts = previous::latest(root, before).await?;
         let mut nights = Vec::new();
         for kind in Kind::ALL {
             if embedded.kind.is_some_and(|asked| asked != kind) {
                 continue;
             }
-            let texts = texts.iter().find(|t| t.starts_with(&kind_folder(PROFILES, kind)));
-            let embeddings = newest_embeddings(root, kind, before).await?;
-            let newest = embeddings.filter(|e| texts.is_none_or(|t| night_of(t) <= night_of(e)));
-            if let Some(folder) = newest.as_ref().or(texts) {
-                nights.push(Self::night(&root.join(folder)).await?);
+            let texts = data_set::newest::<Profiles>(root, kind, before).await?;
+            let texts = texts.map(|found| (found.manifest.date, found.folder));
+            let embeddings = data_set::newest::<EmbeddingSet>(root, kind, before).await?;
+            let embeddings = embeddings.map(|found| (found.manifest.date, found.folder));
+            let newest = embeddings.filter(|e| texts.as_ref().is_none_or(|t| t.0 <= e.0));
+            if let Some((_, folder)) = newest.or(texts) {
+                nights.push(Self::night(&root.join(&folder)).await?);
             }
         }
         ensure!(
             !nights.is_empty(),
-            "{}: no complete night (no {SUCCESS} below {PROFILES}/ or {EMBEDDINGS}/); run one, or give a published folder, a .parquet or an .npy",
-            root.url()
+            "{}: no complete night (no {SUCCESS} below {}/ or {}/); run one, or give a published folder, a .parquet \
+             or an .npy",
+            root.url(),
+            DataSet::Profiles,
+            DataSet::Embeddings
         );
         Ok(nights)
     }
@@ -143,18 +118,12 @@ impl EmbeddingSource {
     async fn night(folder: &Location) -> Result<Self> {
         let file = folder.join(MANIFEST);
         let bytes = file.read().await?;
-        let night: Night = serde_json::from_slice(&bytes)
-            .with_context(|| format!("{}: not a manifest of texts or embeddings", file.url()))?;
-        ensure!(
-            night.version == SCHEMA_VERSION,
-            "{}: schema version {}, this Laser reads {SCHEMA_VERSION}: take the version of Laser that wrote it",
-            file.url(),
-            night.version
-        );
+        let night: Manifest<Details> = data_set::parse_any(&file, &bytes)?;
         ensure_complete(folder).await?;
-        let embedding = night.embedding.with_context(|| {
+        let embedding = night.details.embedding.with_context(|| {
             format!(
-                "{}: its texts have no embeddings; run `laser encode` on it first, and set [encoder] for nights to come",
+                "{}: its texts have no embeddings; run `laser encode` on it first, and set [encoder] for nights to \
+                 come",
                 folder.url()
             )
         })?;
@@ -165,7 +134,7 @@ impl EmbeddingSource {
             path: folder.url().to_owned(),
             digest: Digest::of(&bytes),
             encoder: Some(embedding.encoder_digest),
-            files: Files::Tables(tables.collect()),
+            files: EmbeddingFiles::Tables(tables.collect(), EmbeddingColumns::default()),
         })
     }
 
@@ -177,7 +146,7 @@ impl EmbeddingSource {
             path: place.url().to_owned(),
             digest: place.fingerprint().await?,
             encoder: None,
-            files: Files::Tables(vec![place]),
+            files: EmbeddingFiles::Tables(vec![place], EmbeddingColumns::default()),
         })
     }
 
@@ -188,20 +157,24 @@ impl EmbeddingSource {
         };
         let kind = embedded.kind.with_context(|| needs_kind(place))?;
         let (skip_rows, id_type) = (embedded.skip_rows, embedded.id_type);
-        let fingerprints = [place.fingerprint().await?, Location::parse(&ids)?.fingerprint().await?];
+        let ids = Location::parse(&ids)?;
+        let fingerprints = [place.fingerprint().await?, ids.fingerprint().await?];
         Ok(Self {
             kind,
             date,
             digest: Digest::of_json(&(fingerprints, skip_rows, id_type)),
             encoder: None,
-            files: Files::Npy(Npy { npy: path.clone(), ids, skip_rows, id_type }),
+            files: EmbeddingFiles::Npy(NpyFiles { npy: place.clone(), ids, skip_rows, id_type: Some(id_type) }),
             path,
         })
     }
 
     /// Begins to read it.
-    pub(crate) fn reader(&self) -> EmbeddingReader<'_> {
-        EmbeddingReader { source: self, opened: 0, table: None, npy: None, dimension: None }
+    ///
+    /// # Errors
+    /// Naming the file.
+    pub(crate) async fn reader(&self) -> Result<EmbeddingReader> {
+        Ok(EmbeddingReader::open(self.files.clone()).await?)
     }
 }
 
@@ -211,94 +184,14 @@ impl EmbeddingSource {
 /// If it has no `_SUCCESS`.
 pub(crate) async fn ensure_complete(folder: &Location) -> Result<()> {
     ensure!(
-        folder.join(SUCCESS).exists().await?,
+        data_set::is_complete(folder).await?,
         "{}: no {SUCCESS}: the night is not complete; run it again first",
         folder.url()
     );
     Ok(())
 }
 
-fn kind_folder(data_set: &str, kind: Kind) -> String {
-    format!("{data_set}/kind={kind}/")
-}
-
-/// The `dt=…` of a folder of a night: they sort as their dates do.
-fn night_of(folder: &str) -> Option<&str> {
-    folder.split('/').find(|name| name.starts_with("dt="))
-}
-
 fn needs_kind(place: &Location) -> String {
     let place = place.url();
     format!("{place}: whose embeddings are these? give --kind user or --kind item")
-}
-
-/// Reads a source in batches: memory is a thousand rows.
-#[derive(Debug)]
-pub(crate) struct EmbeddingReader<'a> {
-    source: &'a EmbeddingSource,
-    /// Tables so far.
-    opened: usize,
-    table: Option<EmbeddingTable>,
-    npy: Option<NpyEmbeddings>,
-    /// Of the first embedding.
-    dimension: Option<usize>,
-}
-
-impl EmbeddingReader<'_> {
-    /// The next rows, or `None` at the end. All embeddings are finite and of one dimension.
-    ///
-    /// # Errors
-    /// Naming the file and the entity.
-    pub(crate) async fn next_batch(&mut self) -> Result<Option<EmbeddingBatch>> {
-        let batch = match &self.source.files {
-            Files::Tables(tables) => self.next_of(tables).await?,
-            Files::Npy(npy) => self.next_of_npy(npy).await?,
-        };
-        if let Some(batch) = &batch {
-            let (found, expected) = (batch.dimension, self.dimension.unwrap_or(batch.dimension));
-            ensure!(
-                found == expected,
-                "{}: the embedding of {} has {found} values, those before have {expected}",
-                self.source.path,
-                batch.ids[0]
-            );
-            self.dimension = Some(found);
-        }
-        Ok(batch)
-    }
-
-    async fn next_of(&mut self, tables: &[Location]) -> Result<Option<EmbeddingBatch>> {
-        loop {
-            if let Some(table) = &mut self.table
-                && let Some(batch) = table.next_batch().await?
-            {
-                return Ok(Some(batch));
-            }
-            let Some(table) = tables.get(self.opened) else {
-                return Ok(None);
-            };
-            self.table = Some(EmbeddingTable::open(table).await?);
-            self.opened += 1;
-        }
-    }
-
-    async fn next_of_npy(&mut self, files: &Npy) -> Result<Option<EmbeddingBatch>> {
-        let rows = match self.npy.take() {
-            Some(rows) => rows,
-            None => NpyEmbeddings::open(&files.npy, &files.ids, files.skip_rows).await?,
-        };
-        let rows = self.npy.insert(rows);
-        let (mut ids, mut values, mut dimension) = (Vec::new(), Vec::new(), 0);
-        while ids.len() < BATCH_ROWS
-            && let Some(NpyRow { line, id, embedding }) = rows.next_row()?
-        {
-            ensure!(!id.is_empty(), "{}, line {line}: empty; every row of {} needs an id", files.ids, files.npy);
-            let id = EntityId::Text(id).into_type(Some(files.id_type));
-            ids.push(id.map_err(|e| anyhow!("{}, line {line}: {e}", files.ids))?);
-            values.extend_from_slice(embedding);
-            dimension = embedding.len();
-        }
-        ensure!(ids.is_empty() || dimension > 0, "{}: its embeddings have no values", files.npy);
-        Ok((!ids.is_empty()).then_some(EmbeddingBatch { ids, values, dimension }))
-    }
 }

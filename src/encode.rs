@@ -9,28 +9,26 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use laser_delta::Table;
 use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
+use laser_night::{Config, Progress, encoder};
 use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::embedding_set::{EMBEDDINGS_VERSION, EmbeddedEntity, EmbeddingManifest, EmbeddingPart, TextSource};
-use laser_schema::knowledge::WRITER;
-use laser_schema::layout::{EMBEDDINGS, dated_name, partition_of};
-use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, SUCCESS};
-use laser_schema::{Digest, EmbeddingSpec, Embeddings, Kind};
+use laser_schema::embedding_set::{EmbeddedEntity, EmbeddingManifest, EmbeddingPart, EmbeddingSet};
+use laser_schema::knowledge::{SCHEMA_VERSION, WRITER};
+use laser_schema::layout::{DataSet, dated_name};
+use laser_schema::manifest::{MANIFEST, Manifest, Profiles, SUCCESS, Source};
+use laser_schema::{Digest, EmbeddingSpec, Embeddings, EntityId, Kind};
 use laser_store::Location;
-use laser_store::data_set::read_manifest;
+use laser_store::data_set::{self, PartWriter};
 use laser_store::embedding_set::{decode_embeddings, encode_embeddings};
-use laser_store::location::Created;
 use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};
+use laser_terminal::{Display, print};
 
 use crate::ConfigArgs;
-use crate::commands::print;
-use crate::config::Config;
 use crate::embedding_source::{ensure_complete, kind};
-use crate::encoder;
-use crate::progress::Display;
 
 /// Rows of a part: 13 MB at 384 dimensions.
 const PART_ROWS: usize = 8192;
@@ -61,9 +59,11 @@ pub(crate) struct EncodeArgs {
 struct Texts {
     kind: Kind,
     date: Date,
-    source: TextSource,
+    source: Source,
     /// Where that is known.
     rows: Option<u64>,
+    /// When the newest of them was generated; of a file, when it was written.
+    created: Timestamp,
     /// Laser's own are known to have no entity twice.
     is_own: bool,
 }
@@ -75,6 +75,8 @@ struct Embedding<'a> {
     spec: EmbeddingSpec,
     run: String,
     folder: Location,
+    /// The Delta table that the embeddings enter, if there is to be one.
+    table: Option<Table>,
 }
 
 /// `laser encode`.
@@ -89,18 +91,18 @@ pub(crate) async fn encode(mut args: EncodeArgs) -> Result<()> {
     let mut display = Display::new();
     let mut loaded = None;
     for texts in &texts {
-        let embedding = Embedding::of(texts, &files, &output);
-        let table = config.output.is_delta().then(|| Table::new(&output, EMBEDDINGS, texts.kind));
-        let known = embedding.published().await?;
+        let table = config.output.is_delta().then(|| Table::new(&output, DataSet::Embeddings, texts.kind));
+        let embedding = Embedding::of(texts, &files, &output, table);
+        let known = data_set::read_complete(&embedding.folder).await?;
         let is_new = known.is_none();
         let manifest = match known {
             Some(manifest) => {
-                if let Some(table) = &table {
+                if let Some(table) = &embedding.table {
                     table.adopt(texts.date, &embedding.run).await?;
                 }
                 manifest
             }
-            None => embedding.publish(&mut loaded, table.as_ref(), &mut display).await?,
+            None => embedding.publish(&mut loaded, &mut display).await?,
         };
         let state = if is_new { "" } else { ", complete already" };
         let info = &manifest.embedding;
@@ -128,8 +130,9 @@ async fn find(config: &Config, path: Option<&str>, kind: Option<Kind>) -> Result
         return Ok(vec![Texts {
             kind,
             date: config.night(),
-            source: TextSource { path: path.to_owned(), digest: place.fingerprint().await? },
+            source: Source { path: path.to_owned(), digest: place.fingerprint().await? },
             rows: None,
+            created: place.modified().await?,
             is_own: false,
         }]);
     }
@@ -145,7 +148,8 @@ async fn find(config: &Config, path: Option<&str>, kind: Option<Kind>) -> Result
     nights.retain(of_kind);
     ensure!(
         !nights.is_empty(),
-        "{path}: no complete night (no {SUCCESS} below profiles/); run one, or give a published folder, a .parquet or a .jsonl"
+        "{path}: no complete night (no {SUCCESS} below profiles/); run one, or give a published folder, a .parquet or \
+         a .jsonl"
     );
     Ok(nights)
 }
@@ -153,47 +157,36 @@ async fn find(config: &Config, path: Option<&str>, kind: Option<Kind>) -> Result
 async fn night(folder: &Location) -> Result<Texts> {
     let file = folder.join(MANIFEST);
     let bytes = file.read().await?;
-    let manifest: Manifest = serde_json::from_slice(&bytes)
-        .with_context(|| format!("{}: not the manifest of a night's texts", file.url()))?;
+    let manifest = data_set::parse::<Profiles>(&file, &bytes)?;
     ensure_complete(folder).await?;
     Ok(Texts {
         kind: manifest.kind,
         date: manifest.date,
-        source: TextSource { path: folder.url().to_owned(), digest: Digest::of(&bytes) },
+        source: Source { path: folder.url().to_owned(), digest: Digest::of(&bytes) },
         rows: Some(manifest.rows),
+        created: manifest.created,
         is_own: true,
     })
 }
 
 impl<'a> Embedding<'a> {
     /// Named, as a run is, by the date and by what the embeddings depend on.
-    fn of(texts: &'a Texts, files: &'a Arc<EncoderFiles>, output: &Location) -> Self {
+    fn of(texts: &'a Texts, files: &'a Arc<EncoderFiles>, output: &Location, table: Option<Table>) -> Self {
         let spec = encoder::spec(files);
         let identity = Digest::of_json(&(texts.kind, &texts.source.digest, &spec));
         let run = dated_name(texts.date, &identity);
-        Self { folder: output.join(&partition_of(EMBEDDINGS, texts.kind, texts.date, &run)), texts, files, spec, run }
-    }
-
-    async fn published(&self) -> Result<Option<EmbeddingManifest>> {
-        match self.folder.join(SUCCESS).exists().await? {
-            true => Ok(read_manifest::<EmbeddingManifest>(&self.folder).await?),
-            false => Ok(None),
-        }
+        let folder = output.join(&DataSet::Embeddings.folder(texts.kind, texts.date, &run));
+        Self { folder, texts, files, spec, run, table }
     }
 
     /// Writes what is missing. The encoder is loaded when the first text needs it.
-    async fn publish(
-        &self,
-        encoder: &mut Option<Arc<Encoder>>,
-        table: Option<&Table>,
-        display: &mut Display,
-    ) -> Result<EmbeddingManifest> {
+    async fn publish(&self, encoder: &mut Option<Arc<Encoder>>, display: &mut Display) -> Result<EmbeddingManifest> {
         display.stage(&format!("encoding {}s", self.texts.kind));
         let source =
             PreviousSource { path: self.texts.source.path.clone(), kind: Some(self.texts.kind), id_type: None };
         let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
-        let mut writer =
-            Writer { embedding: self, encoder, seen: HashSet::new(), parts: Vec::new(), rows: 0, truncated: 0 };
+        let parts = PartWriter::new(&self.folder);
+        let mut writer = Writer { embedding: self, encoder, seen: HashSet::new(), parts, truncated: 0 };
         let mut waiting = Vec::new();
         while let Some(batch) = reader.next_batch().await? {
             waiting.extend(batch);
@@ -207,12 +200,11 @@ impl<'a> Embedding<'a> {
         }
         let manifest = writer.manifest();
         ensure!(manifest.rows > 0, "{}: no texts; there is nothing to encode", self.texts.source.path);
-        let json = serde_json::to_vec_pretty(&manifest)?;
-        self.folder.join(MANIFEST).write(json.into()).await?;
-        if let Some(table) = table {
+        data_set::write_manifest(&self.folder, &manifest).await?;
+        if let Some(table) = &self.table {
             table.publish(self.texts.date, &self.run).await?;
         }
-        self.folder.join(SUCCESS).write(Vec::new().into()).await?;
+        data_set::complete(&self.folder).await?;
         display.finish_with(&format!("{} texts", manifest.rows));
         Ok(manifest)
     }
@@ -223,39 +215,33 @@ struct Writer<'a> {
     embedding: &'a Embedding<'a>,
     encoder: &'a mut Option<Arc<Encoder>>,
     /// Ids of a source that may have one twice.
-    seen: HashSet<laser_schema::EntityId>,
-    parts: Vec<PartEntry>,
-    rows: u64,
+    seen: HashSet<EntityId>,
+    parts: PartWriter<'a>,
     truncated: u64,
 }
 
 impl Writer<'_> {
     /// Makes sure that the next part is there.
     async fn part(&mut self, texts: Vec<PreviousText>, display: &mut Display) -> Result<()> {
-        let shard = u32::try_from(self.parts.len())?;
-        let name = format!("part-{shard:05}.parquet");
+        let (name, place) = (self.parts.name(), self.parts.place());
         let rows = self.entities(&texts)?;
-        let place = self.embedding.folder.join(&name);
-        if !place.exists().await? {
-            let texts = texts.into_iter().map(|text| text.text).collect();
-            let encoded = self.encode(texts, display).await?;
-            let bytes = self.bytes(&name, &rows, &encoded)?;
-            if place.create(bytes).await? == Created::Exists {
-                tracing::info!("{}: another process was first", place.url());
-            }
-        }
         // What is committed is what is there, whoever wrote it.
-        let bytes = place.read().await?;
-        let (digest, size) = (Digest::of(&bytes), bytes.len() as u64);
+        let bytes = match place.read_optional().await? {
+            Some(bytes) => bytes,
+            None => {
+                let texts = texts.into_iter().map(|text| text.text).collect();
+                let encoded = self.encode(texts, display).await?;
+                self.parts.create(self.bytes(&name, &rows, &encoded)?).await?
+            }
+        };
         let anew = || format!("remove {} and run again: it is made anew", place.url());
-        let (found, part) = decode_embeddings(&name, bytes).with_context(anew)?;
+        let (found, part) = decode_embeddings(&name, bytes.clone()).with_context(anew)?;
         if found != rows || part.embedding.spec != self.embedding.spec {
             bail!("{}: not of these texts; {}", place.url(), anew());
         }
-        self.rows += rows.len() as u64;
         self.truncated += part.embedding.truncated;
-        self.parts.push(PartEntry { name, shard, rows: rows.len() as u64, bytes: size, digest });
-        display.update(self.rows, self.embedding.texts.rows, "texts");
+        self.parts.add(rows.len() as u64, &bytes);
+        display.update(self.parts.rows(), self.embedding.texts.rows, "texts");
         Ok(())
     }
 
@@ -287,7 +273,7 @@ impl Writer<'_> {
             None => self.encoder.insert(encoder::load(self.embedding.files.clone()).await?).clone(),
         };
         let dimensions = encoder.info().dimensions;
-        let (mut values, mut truncated, mut done) = (Vec::new(), 0, self.rows);
+        let (mut values, mut truncated, mut done) = (Vec::new(), 0, self.parts.rows());
         while !texts.is_empty() {
             let rest = texts.split_off(CHUNK_ROWS.min(texts.len()));
             let chunk = std::mem::replace(&mut texts, rest);
@@ -305,29 +291,19 @@ impl Writer<'_> {
     fn bytes(&self, name: &str, rows: &[EmbeddedEntity], encoded: &Encoded) -> Result<bytes::Bytes> {
         let embedding = self.embedding;
         let part = EmbeddingPart {
-            version: EMBEDDINGS_VERSION,
+            version: SCHEMA_VERSION,
             run: embedding.run.clone(),
             kind: embedding.texts.kind,
             writer: WRITER.to_owned(),
             embedding: EmbeddingInfo::new(embedding.spec.clone(), encoded.truncated),
-            rows_digest: Digest::of_json(&rows),
-            embeddings_digest: encoded.embeddings.digest(),
         };
         Ok(encode_embeddings(name, rows, &encoded.embeddings, &part)?)
     }
 
     fn manifest(self) -> EmbeddingManifest {
         let Embedding { texts, spec, run, .. } = self.embedding;
-        EmbeddingManifest {
-            version: EMBEDDINGS_VERSION,
-            run: run.clone(),
-            kind: texts.kind,
-            date: texts.date,
-            writer: WRITER.to_owned(),
-            source: texts.source.clone(),
-            embedding: EmbeddingInfo::new(spec.clone(), self.truncated),
-            rows: self.rows,
-            parts: self.parts,
-        }
+        let details =
+            EmbeddingSet { source: texts.source.clone(), embedding: EmbeddingInfo::new(spec.clone(), self.truncated) };
+        Manifest::new(run, (texts.kind, texts.date), texts.created, self.parts.finish(), details)
     }
 }

@@ -8,37 +8,34 @@
 use std::collections::HashSet;
 use std::fmt::Write as _;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use laser_delta::Table;
 use laser_features::{ChurnCounter, Codebook, Coded, FitInput, FitProgress, fit};
-use laser_schema::ids::{CODEBOOK, Churn, CodebookEntry, IDS_VERSION, IdRecord, IdsManifest, IdsPart, IdsSource};
-use laser_schema::knowledge::{WRITER, ratio};
-use laser_schema::layout::{KNOWLEDGE_IDS, dated_name, partition_of};
-use laser_schema::manifest::{MANIFEST, SUCCESS};
+use laser_night::{Config, Progress};
+use laser_schema::ids::{CODEBOOK, Churn, CodebookEntry, IdRecord, IdSet, IdsManifest};
+use laser_schema::knowledge::{SCHEMA_VERSION, WRITER, ratio};
+use laser_schema::layout::{DataSet, dated_name};
+use laser_schema::manifest::{MANIFEST, Manifest, PartEntry, Source};
 use laser_schema::sample::{Sample, priority};
 use laser_schema::{Digest, EntityId};
 use laser_store::Location;
-use laser_store::data_set::read_manifest;
-use laser_store::embedding_table::EmbeddingBatch;
-use laser_store::id_set::{ids_schema, newest_ids};
+use laser_store::data_set::{self, PartWriter};
+use laser_store::embeddings::EmbeddingBatch;
+use laser_store::id_set::encode_ids;
 use laser_store::location::Created;
-use laser_store::table::{self, TableReader};
+use laser_store::table::TableReader;
+use laser_terminal::{Display, print};
 use rayon::prelude::*;
+use serde_json::Value;
 
 use crate::ConfigArgs;
-use crate::commands::print;
-use crate::config::Config;
 use crate::embedding_source::{Embedded, EmbeddingSource};
-use crate::progress::Display;
 
 /// Rows of a part: a few hundred kilobytes, so that a million entities are a handful of files.
 const PART_ROWS: usize = 65_536;
-
-/// The footer key of what a part is of.
-const IDS_KEY: &str = "laser.ids";
 
 /// What `laser ids` is given.
 #[derive(Debug, Args)]
@@ -75,12 +72,13 @@ struct Ids<'a> {
     parent: Option<Parent>,
     run: String,
     folder: Location,
+    /// The Delta table that the ids enter, if there is to be one.
+    table: Option<Table>,
 }
 
 /// What one pass over all rows leads to.
 struct Assigned {
-    parts: Vec<IdsPart>,
-    rows: u64,
+    parts: Vec<PartEntry>,
     distortion: f64,
     churn: Option<Churn>,
 }
@@ -95,8 +93,7 @@ pub(crate) async fn ids(args: &IdsArgs) -> Result<()> {
     for source in &sources {
         let parent = parent(&args.previous, &output, source).await?;
         let ids = Ids::of(&config, source, parent, &output);
-        let table = config.output.is_delta().then(|| Table::new(&output, KNOWLEDGE_IDS, source.kind));
-        let (manifest, is_new) = ids.publish(table.as_ref(), &mut display).await?;
+        let (manifest, is_new) = ids.publish(&mut display).await?;
         print(&summary(&ids, &manifest, is_new)?)?;
     }
     Ok(())
@@ -106,8 +103,8 @@ pub(crate) async fn ids(args: &IdsArgs) -> Result<()> {
 async fn parent(previous: &str, output: &Location, source: &EmbeddingSource) -> Result<Option<Parent>> {
     let (kind, date) = (source.kind, source.date);
     let newest = |root: Location| async move {
-        let name = newest_ids(&root, kind, date).await?;
-        anyhow::Ok(name.map(|name| (root.join(&name), name)))
+        let newest = data_set::newest::<IdSet>(&root, kind, date).await?;
+        anyhow::Ok(newest.map(|found| (root.join(&found.folder), found.folder)))
     };
     let found = match previous {
         "none" => None,
@@ -145,16 +142,15 @@ impl<'a> Ids<'a> {
         let parent_digest = parent.as_ref().map(|parent| &parent.digest);
         let identity = Digest::of_json(&(source.kind, &source.digest, &config.ids, parent_digest));
         let run = dated_name(source.date, &identity);
-        let name = partition_of(KNOWLEDGE_IDS, source.kind, source.date, &run);
-        Self { config, source, parent, run, folder: output.join(&name) }
+        let name = DataSet::KnowledgeIds.folder(source.kind, source.date, &run);
+        let table = config.output.is_delta().then(|| Table::new(output, DataSet::KnowledgeIds, source.kind));
+        Self { config, source, parent, run, folder: output.join(&name), table }
     }
 
     /// The manifest, and whether there was none before.
-    async fn publish(&self, table: Option<&Table>, display: &mut Display) -> Result<(IdsManifest, bool)> {
-        if self.folder.join(SUCCESS).exists().await?
-            && let Some(manifest) = read_manifest::<IdsManifest>(&self.folder).await?
-        {
-            if let Some(table) = table {
+    async fn publish(&self, display: &mut Display) -> Result<(IdsManifest, bool)> {
+        if let Some(manifest) = data_set::read_complete(&self.folder).await? {
+            if let Some(table) = &self.table {
                 table.adopt(self.source.date, &self.run).await?;
             }
             return Ok((manifest, false));
@@ -162,25 +158,19 @@ impl<'a> Ids<'a> {
         let (codebook, digest) = self.codebook(display).await?;
         let assigned = self.assign(&codebook, &digest, display).await?;
         let source = self.source;
-        let manifest = IdsManifest {
-            version: IDS_VERSION,
-            run: self.run.clone(),
-            kind: source.kind,
-            date: source.date,
-            writer: WRITER.to_owned(),
-            source: IdsSource { path: source.path.clone(), digest: source.digest.clone() },
+        let created = codebook.info().created;
+        let details = IdSet {
+            source: Source { path: source.path.clone(), digest: source.digest.clone() },
             codebook: CodebookEntry { digest, info: codebook.info().clone() },
             distortion: assigned.distortion,
             churn: assigned.churn,
-            rows: assigned.rows,
-            parts: assigned.parts,
         };
-        let json = serde_json::to_vec_pretty(&manifest)?;
-        self.folder.join(MANIFEST).write(json.into()).await?;
-        if let Some(table) = table {
+        let manifest = Manifest::new(&self.run, (source.kind, source.date), created, assigned.parts, details);
+        data_set::write_manifest(&self.folder, &manifest).await?;
+        if let Some(table) = &self.table {
             table.publish(source.date, &self.run).await?;
         }
-        self.folder.join(SUCCESS).write(Vec::new().into()).await?;
+        data_set::complete(&self.folder).await?;
         Ok((manifest, true))
     }
 
@@ -224,7 +214,7 @@ impl<'a> Ids<'a> {
         let ids = &self.config.ids;
         let mut sample = Sample::new(ids.sample);
         let mut seen = HashSet::new();
-        let mut reader = self.source.reader();
+        let mut reader = self.source.reader().await?;
         while let Some(batch) = reader.next_batch().await? {
             for (id, embedding) in batch.iter() {
                 let priority = priority(ids.seed, &[id.to_string().as_bytes()]);
@@ -247,14 +237,14 @@ impl<'a> Ids<'a> {
         let mut churn = self.churn(codebook).await?;
         display.stage(&format!("ids of {kind}s"));
         let footer = serde_json::json!({
-            "version": IDS_VERSION, "run": self.run, "kind": kind, "writer": WRITER, "codebook": digest,
+            "version": SCHEMA_VERSION, "run": self.run, "kind": kind, "writer": WRITER, "codebook": digest,
         });
         let mut writer =
-            PartWriter { folder: &self.folder, footer: footer.to_string(), rows: Vec::new(), parts: Vec::new() };
+            RowWriter { parts: PartWriter::new(&self.folder), folder: &self.folder, footer, rows: Vec::new() };
         let event_timestamp = self.source.date.to_zoned(TimeZone::UTC)?.timestamp();
         let created_timestamp = codebook.info().created;
         let (mut rows, mut distortion) = (0, 0.0);
-        let mut reader = self.source.reader();
+        let mut reader = self.source.reader().await?;
         while let Some(batch) = reader.next_batch().await? {
             for (entity_id, coded) in code(codebook, batch)? {
                 if let Some(churn) = &mut churn {
@@ -269,7 +259,7 @@ impl<'a> Ids<'a> {
         }
         let parts = writer.finish().await?;
         display.finish_with(&format!("{rows} entities"));
-        Ok(Assigned { parts, rows, distortion: ratio(distortion, rows as f64), churn: churn.map(ChurnCounter::finish) })
+        Ok(Assigned { parts, distortion: ratio(distortion, rows as f64), churn: churn.map(ChurnCounter::finish) })
     }
 
     /// The ids of the night before, ready to be compared with tonight's.
@@ -278,9 +268,9 @@ impl<'a> Ids<'a> {
         let Some((name, folder)) = night else {
             return Ok(None);
         };
-        let manifest = read_manifest::<IdsManifest>(folder).await?;
-        let manifest = manifest
-            .with_context(|| format!("{}: its {MANIFEST} cannot be read; take another --previous", folder.url()))?;
+        let manifest = data_set::read::<IdSet>(folder).await?;
+        let manifest =
+            manifest.with_context(|| format!("{}: it has no {MANIFEST}; take another --previous", folder.url()))?;
         let mut churn = ChurnCounter::new(name.clone(), codebook.info().places());
         for part in &manifest.parts {
             let mut reader = TableReader::open(&folder.join(&part.name)).await?;
@@ -296,7 +286,7 @@ impl<'a> Ids<'a> {
 
 /// The ids of a batch, in order.
 fn code(codebook: &Codebook, batch: EmbeddingBatch) -> Result<Vec<(EntityId, Coded)>> {
-    let EmbeddingBatch { ids, values, dimension } = batch;
+    let EmbeddingBatch { ids, values, dimension, .. } = batch;
     let rows = ids.into_par_iter().zip(values.par_chunks_exact(dimension));
     let coded = rows.map(|(id, embedding)| {
         let coded = codebook.code(&id, embedding)?;
@@ -306,14 +296,14 @@ fn code(codebook: &Codebook, batch: EmbeddingBatch) -> Result<Vec<(EntityId, Cod
 }
 
 /// Cuts rows into parts.
-struct PartWriter<'a> {
+struct RowWriter<'a> {
+    parts: PartWriter<'a>,
     folder: &'a Location,
-    footer: String,
+    footer: Value,
     rows: Vec<IdRecord>,
-    parts: Vec<IdsPart>,
 }
 
-impl PartWriter<'_> {
+impl RowWriter<'_> {
     async fn push(&mut self, record: IdRecord) -> Result<()> {
         self.rows.push(record);
         if self.rows.len() == PART_ROWS {
@@ -322,31 +312,25 @@ impl PartWriter<'_> {
         Ok(())
     }
 
-    async fn finish(mut self) -> Result<Vec<IdsPart>> {
+    async fn finish(mut self) -> Result<Vec<PartEntry>> {
         if !self.rows.is_empty() {
             self.flush().await?;
         }
-        Ok(self.parts)
+        Ok(self.parts.finish())
     }
 
     /// Creates the next part. One that an earlier process left must be the same.
     async fn flush(&mut self) -> Result<()> {
-        let name = format!("part-{:05}.parquet", self.parts.len());
         let rows = std::mem::take(&mut self.rows);
-        let id_type = rows[0].entity_id.id_type();
-        let metadata = [(IDS_KEY, self.footer.clone())];
-        let bytes = table::encode(&name, ids_schema(table::id_type(id_type)), &rows, &metadata)?;
-        let digest = Digest::of(&bytes);
-        let part = self.folder.join(&name);
-        let size = bytes.len() as u64;
-        if part.create(bytes).await? == Created::Exists && Digest::of(&part.read().await?) != digest {
-            bail!(
-                "{}: not what the source and the codebook lead to; remove {} and run again",
-                part.url(),
-                self.folder.url()
-            );
-        }
-        self.parts.push(IdsPart { name, rows: rows.len() as u64, bytes: size, digest });
+        let bytes = encode_ids(&self.parts.name(), &rows, &self.footer)?;
+        let part = self.parts.place();
+        ensure!(
+            self.parts.create(bytes.clone()).await? == bytes,
+            "{}: not what the source and the codebook lead to; remove {} and run again",
+            part.url(),
+            self.folder.url()
+        );
+        self.parts.add(rows.len() as u64, &bytes);
         Ok(())
     }
 }
@@ -362,7 +346,8 @@ fn summary(ids: &Ids<'_>, manifest: &IdsManifest, is_new: bool) -> Result<String
     let empty: u64 = info.empty.iter().sum();
     writeln!(
         out,
-        "  codebook {}: {} x {} levels of {} ids, fitted on {} embeddings of {} values; {} of the variance explained, {empty} ids unused",
+        "  codebook {}: {} x {} levels of {} ids, fitted on {} embeddings of {} values; {} of the variance explained, \
+         {empty} ids unused",
         manifest.codebook.digest.short(),
         info.codebooks,
         info.levels,

@@ -1,26 +1,15 @@
 //! `laser`: knowledge for every user and item of a recommender, every night.
 //!
-//! The command line and the wiring of the crates; no logic of its own.
+//! Parses arguments, calls, and prints.
 
-mod bench;
 mod commands;
-mod config;
-mod distributed;
-mod doctor;
-mod embed;
 mod embedding_source;
 mod encode;
-mod encoder;
 mod eval;
 mod exit;
-mod generator;
 mod ids;
-mod night;
 mod operate;
-mod pool_sets;
-mod prepare;
-mod progress;
-mod report;
+mod pools;
 mod summary;
 mod telemetry;
 
@@ -29,16 +18,15 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use laser_night::{Config, Night, Outcome, demo, distributed};
 use laser_pool_builder::TuneConfig;
 use laser_schema::guard::GuardReport;
+use laser_terminal::{Display, Style, print};
 use tokio_util::sync::CancellationToken;
 
-use bench::report::Style;
 use commands::PrepareSource;
-use config::{Config, LogFormat};
 use exit::{DATA_ERROR, DRAINED, TRY_AGAIN};
-use night::{Night, Outcome};
-use progress::Display;
+use telemetry::LogFormat;
 
 /// Rows of a table are thousands of small values each, made on one thread and dropped on another: with the system's
 /// allocator two fifths of planning.
@@ -126,8 +114,6 @@ enum Command {
     /// Turn the embeddings of a night's texts into knowledge ids: k-means, stable from night to night. The same command
     /// resumes.
     Ids(ids::IdsArgs),
-    /// Repeat the paper's measurements, and others, on your data and model.
-    Bench(bench::BenchArgs),
     /// Train embeddings of users and items on interactions (LightGCN), for pools to group by.
     Embed {
         #[command(flatten)]
@@ -355,12 +341,12 @@ async fn dispatch(command: Command) -> Result<u8> {
             operate::status(&config.load()?, run.as_deref(), json).await?;
         }
         Command::Doctor(args) => {
-            let well = doctor::doctor(&args.load()?).await?;
+            let well = operate::doctor(&args.load()?).await?;
             return Ok(if well { 0 } else { DATA_ERROR });
         }
         Command::Cancel(RunName { config, run }) => {
             let removed = distributed::cancel(&config.load()?, &run).await?;
-            commands::print(&format!("{run}: cancelled, {removed} shards left the queue\n"))?;
+            print(&format!("{run}: cancelled, {removed} shards left the queue\n"))?;
         }
         Command::Resume { args, run } => {
             let mut config = args.load()?;
@@ -369,21 +355,22 @@ async fn dispatch(command: Command) -> Result<u8> {
         }
         Command::Dlq(command) => dlq(command).await?,
         Command::Plan(args) => commands::plan(&args.load()?).await?,
-        Command::Config(args) => commands::print(&args.load()?.to_toml()?)?,
+        Command::Config(args) => print(&args.load()?.to_toml()?)?,
         Command::Verify { dir } => {
             return Ok(if commands::verify_all(&dir).await? { 0 } else { DATA_ERROR });
         }
-        Command::Report { dir, output } => report::report(&dir, output.as_deref()).await?,
-        Command::Pools(command) => pools(command).await?,
+        Command::Report { dir, output } => {
+            print(&format!("{}\n", laser_report::report(&dir, output.as_deref()).await?))?
+        }
+        Command::Pools(command) => manage_pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
         Command::Encode(args) => encode::encode(args).await?,
         Command::Ids(args) => ids::ids(&args).await?,
-        Command::Bench(args) => bench::run(args).await?,
         Command::Embed { config, output } => {
-            embed::embed(&config.load_learning()?, &output).await?;
+            eval::embed(&config.load_learning()?, &output).await?;
         }
         Command::Eval(EvalCommand::Embed(args)) => {
-            eval::embed(&args.config.load_learning()?, args.format()).await?;
+            eval::ranking(&args.config.load_learning()?, args.format()).await?;
         }
         Command::Eval(EvalCommand::Ctr(args)) => {
             eval::ctr(&args.config.load_learning()?, args.format()).await?;
@@ -393,19 +380,19 @@ async fn dispatch(command: Command) -> Result<u8> {
     Ok(0)
 }
 
-async fn pools(command: PoolsCommand) -> Result<()> {
+async fn manage_pools(command: PoolsCommand) -> Result<()> {
     match command {
         PoolsCommand::Build { config, name, output } => {
-            pool_sets::build(&config.load()?, name.as_deref(), output.as_deref()).await
+            pools::build(&config.load()?, name.as_deref(), output.as_deref()).await
         }
-        PoolsCommand::List { config, json } => pool_sets::list(&config.load()?, json).await,
-        PoolsCommand::Promote { config, version } => pool_sets::promote(&config.load()?, &version).await,
-        PoolsCommand::Rollback(config) => pool_sets::rollback(&config.load()?).await,
-        PoolsCommand::Inspect { config, dir, json } => commands::pools_inspect(&config.load()?, &dir, json).await,
+        PoolsCommand::List { config, json } => pools::list(&config.load()?, json).await,
+        PoolsCommand::Promote { config, version } => pools::promote(&config.load()?, &version).await,
+        PoolsCommand::Rollback(config) => pools::rollback(&config.load()?).await,
+        PoolsCommand::Inspect { config, dir, json } => pools::inspect(&config.load()?, &dir, json).await,
         PoolsCommand::Tune { config, step_us, sizes, json } => {
             let config = config.load()?;
             let tuning = TuneConfig { sizes, nodes: config.draft.nodes, step_us, ..TuneConfig::default() };
-            commands::pools_tune(&config, &tuning, json).await
+            pools::tune(&config, &tuning, json).await
         }
     }
 }
@@ -423,13 +410,13 @@ async fn run(config: &Config) -> Result<u8> {
     let drain = CancellationToken::new();
     drain_on_signal(drain.clone())?;
     let mut display = Display::new();
-    if let Some((last_night, tonight)) = night::demo_nights(config).await? {
-        commands::print("Demo, last night: a first night, without pools.\n")?;
+    if let Some((last_night, tonight)) = demo::nights(config)? {
+        print("Demo, last night: a first night, without pools.\n")?;
         let code = run_night(&last_night, &mut display, &drain).await?;
         if code != 0 {
             return Ok(code);
         }
-        commands::print("\nDemo, tonight: last night's texts are the pools.\n")?;
+        print("\nDemo, tonight: last night's texts are the pools.\n")?;
         return run_night(&tonight, &mut display, &drain).await;
     }
     run_night(config, &mut display, &drain).await
@@ -454,11 +441,11 @@ async fn coordinate(config: &Config, run: Option<&str>) -> Result<u8> {
 async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
     match outcome {
         Outcome::Complete(finished) => {
-            commands::print(&summary::render(&finished).await?)?;
+            print(&summary::render(&finished).await?)?;
             Ok(0)
         }
         Outcome::BelowCoverage(finished) => {
-            commands::print(&summary::render(&finished).await?)?;
+            print(&summary::render(&finished).await?)?;
             telemetry::tell_error(&format!(
                 "fewer than {:.1} % of the entities have a text ([output] min_coverage): _SUCCESS is withheld",
                 config.output.min_coverage * 100.0
@@ -466,14 +453,15 @@ async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
             Ok(DATA_ERROR)
         }
         Outcome::Breached(finished) => {
-            commands::print(&summary::render(&finished).await?)?;
+            print(&summary::render(&finished).await?)?;
             for manifest in &finished.manifests {
                 for (pool, breach) in manifest.guards.iter().flat_map(GuardReport::breaches) {
                     telemetry::tell_error(&format!("{} pool {pool}: {breach}", manifest.kind));
                 }
             }
             telemetry::tell_error(
-                "a guard is breached and [guards] action is \"fail\": _SUCCESS is withheld. To publish all the same, run \
+                "a guard is breached and [guards] action is \"fail\": _SUCCESS is withheld. To publish all the same, \
+                 run \
                  the same command with --set guards.action=warn",
             );
             Ok(DATA_ERROR)

@@ -1,167 +1,74 @@
-//! Commands for whoever watches over nights: status, dead letters, retention.
+//! Commands for whoever watches over nights: doctor, status, dead letters, retention.
 
-use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
-use jiff::Timestamp;
 use laser_coordinator::nats::{self, NatsClient};
-use laser_coordinator::plan::{plan_time, read_plan};
-use laser_coordinator::retention::{self, Keep, Outdated};
-use laser_schema::Kind;
-use laser_schema::job::Plan;
-use laser_schema::manifest::{Cost, Manifest, SUCCESS};
+use laser_coordinator::retention;
+use laser_night::Config;
+use laser_night::doctor::{Check, examine};
+use laser_night::retention::outdated;
+use laser_night::status::{Status, StatusReader};
 use laser_store::Location;
-use laser_store::data_set::read_manifest;
-use serde::Serialize;
+use laser_terminal::print;
 
-use crate::commands::print;
-use crate::config::Config;
-use crate::distributed::queue_config;
-use crate::pool_sets;
-
-/// How far a run is, by its store alone; the dead letters by the queue, if there is one.
-#[derive(Debug, Serialize)]
-struct Status {
-    run: String,
-    shards: usize,
-    committed: usize,
-    rows: u64,
-    committed_rows: u64,
-    /// From planning to the newest commit.
-    rows_per_second: f64,
-    /// Seconds until all rows are committed at this rate; none without a rate.
-    eta_seconds: Option<f64>,
-    /// Shards given up; none without a queue.
-    dead: Option<usize>,
-    /// The kinds whose `_SUCCESS` is there.
-    published: Vec<Kind>,
-    /// What their texts cost, by kind; of those that were planned with a price.
-    cost: BTreeMap<Kind, Cost>,
-}
-
-impl Status {
-    async fn of(output: &Location, plan: &Plan, client: Option<&NatsClient>) -> Result<Self> {
-        let mut times = HashMap::new();
-        let mut folders = vec![plan.folder()];
-        folders.extend(plan.counts.keys().map(|&kind| plan.partition(kind)));
-        let (published, cost) = published(output, plan).await?;
-        for folder in folders {
-            let listed = output.join(&folder).list().await?;
-            times.extend(listed.into_iter().map(|l| (format!("{folder}/{}", l.name), l.modified)));
-        }
-        let committed: Vec<_> =
-            (plan.shards.iter()).filter_map(|shard| Some((shard, *times.get(&shard.output)?))).collect();
-        let rows = plan.shards.iter().map(|s| s.rows).sum();
-        let committed_rows: u64 = committed.iter().map(|(s, _)| s.rows).sum();
-        let began = plan_time(output, &plan.run).await?;
-        let newest = committed.iter().map(|(_, time)| *time).max().unwrap_or(began);
-        let seconds = newest.duration_since(began).as_secs_f64();
-        let rate = if seconds > 0.0 { committed_rows as f64 / seconds } else { 0.0 };
-        let dead = match client {
-            Some(client) => Some(dead_letters(client, plan, &times).await?),
-            None => None,
+/// `laser doctor`: a line for each thing. `false` if something is wrong.
+pub(crate) async fn doctor(config: &Config) -> Result<bool> {
+    let (mut well, mut printed) = (true, Ok(()));
+    let mut report = |Check { subject, found }: Check| {
+        well &= found.is_ok();
+        let line = match found {
+            Ok(found) => format!("ok    {subject}: {found}\n"),
+            Err(error) => format!("WRONG {subject}: {error:#}\n"),
         };
-        Ok(Self {
-            run: plan.run.clone(),
-            shards: plan.shards.len(),
-            committed: committed.len(),
-            rows,
-            committed_rows,
-            rows_per_second: rate,
-            eta_seconds: (rate > 0.0).then(|| (rows - committed_rows) as f64 / rate),
-            dead,
-            published,
-            cost,
-        })
-    }
-
-    fn render(&self) -> Result<String> {
-        let mut out = String::new();
-        write!(
-            out,
-            "{}: {} of {} shards, {} of {} rows committed",
-            self.run, self.committed, self.shards, self.committed_rows, self.rows
-        )?;
-        if let Some(eta) = self.eta_seconds.filter(|_| self.committed < self.shards) {
-            write!(out, ", {:.1} rows/s, ETA {:.0} min", self.rows_per_second, eta / 60.0)?;
+        if printed.is_ok() {
+            printed = print(&line);
         }
-        if let Some(dead) = self.dead.filter(|dead| *dead > 0) {
-            write!(out, ", {dead} given up")?;
-        }
-        for kind in &self.published {
-            write!(out, ", {kind}s published")?;
-            if let Some(cost) = self.cost.get(kind) {
-                let (per_1000, currency) = (cost.per_1000_texts, &cost.price.currency);
-                write!(out, " at {per_1000:.4} {currency} per 1,000 texts")?;
-            }
-        }
-        out.push('\n');
-        Ok(out)
-    }
-}
-
-/// The kinds that are published, and what they cost.
-async fn published(output: &Location, plan: &Plan) -> Result<(Vec<Kind>, BTreeMap<Kind, Cost>)> {
-    let (mut published, mut costs) = (Vec::new(), BTreeMap::new());
-    for &kind in plan.counts.keys() {
-        let folder = output.join(&plan.partition(kind));
-        if !folder.join(SUCCESS).exists().await? {
-            continue;
-        }
-        published.push(kind);
-        if plan.price.is_some() {
-            let manifest = read_manifest::<Manifest>(&folder).await?;
-            costs.extend(manifest.and_then(|m| Some((kind, m.cost?))));
-        }
-    }
-    Ok((published, costs))
-}
-
-/// Dead letters of shards without an output.
-async fn dead_letters(client: &NatsClient, plan: &Plan, there: &HashMap<String, Timestamp>) -> Result<usize> {
-    let letters = client.dead_letters(&plan.run).await?;
-    let is_missing = |shard: u32| {
-        let job = plan.shards.get(shard as usize);
-        job.is_some_and(|job| !there.contains_key(&job.output))
     };
-    Ok(letters.iter().filter(|l| is_missing(l.shard)).count())
+    examine(config, &mut report).await;
+    printed?;
+    Ok(well)
 }
 
 /// `laser status`: one run, or all that the output holds, newest first.
 pub(crate) async fn status(config: &Config, run: Option<&str>, json: bool) -> Result<()> {
-    let output = Location::parse(&config.output.path)?;
-    let client = match &config.queue {
-        Some(queue) => Some(nats::connect(queue, "laser-status").await?),
-        None => None,
-    };
+    let reader = StatusReader::open(config).await?;
     let runs = match run {
         Some(run) => vec![run.to_owned()],
-        None => newest_first(&output).await?,
+        None => reader.runs().await?,
     };
     for run in runs {
-        let plan = read_plan(&output, &run).await?;
-        let plan = match plan {
-            Some(plan) => plan,
-            None => {
-                print(&format!("{run}: not planned yet\n"))?;
-                continue;
-            }
-        };
-        let status = Status::of(&output, &plan, client.as_ref()).await?;
-        match json {
-            true => print(&(serde_json::to_string(&status)? + "\n"))?,
-            false => print(&status.render()?)?,
+        match reader.status(&run).await? {
+            None => print(&format!("{run}: not planned yet\n"))?,
+            Some(status) if json => print(&(serde_json::to_string(&status)? + "\n"))?,
+            Some(status) => print(&render(&status)?)?,
         }
     }
     Ok(())
 }
 
-async fn newest_first(output: &Location) -> Result<Vec<String>> {
-    let mut runs = output.join("runs").folders().await?;
-    anyhow::ensure!(!runs.is_empty(), "{}: no runs here", output.url());
-    runs.sort_unstable_by(|a, b| b.cmp(a));
-    Ok(runs)
+fn render(status: &Status) -> Result<String> {
+    let mut out = String::new();
+    write!(
+        out,
+        "{}: {} of {} shards, {} of {} rows committed",
+        status.run, status.committed, status.shards, status.committed_rows, status.rows
+    )?;
+    if let Some(eta) = status.eta_seconds.filter(|_| status.committed < status.shards) {
+        write!(out, ", {:.1} rows/s, ETA {:.0} min", status.rows_per_second, eta / 60.0)?;
+    }
+    if let Some(dead) = status.dead.filter(|dead| *dead > 0) {
+        write!(out, ", {dead} given up")?;
+    }
+    for kind in &status.published {
+        write!(out, ", {kind}s published")?;
+        if let Some(cost) = status.cost.get(kind) {
+            let (per_1000, currency) = (cost.per_1000_texts, &cost.price.currency);
+            write!(out, " at {per_1000:.4} {currency} per 1,000 texts")?;
+        }
+    }
+    out.push('\n');
+    Ok(out)
 }
 
 /// `laser prune`.
@@ -186,23 +93,8 @@ pub(crate) async fn prune(config: &Config, dry_run: bool) -> Result<()> {
     print(&format!("{} outdated runs\n", outdated.len()))
 }
 
-async fn outdated(output: &Location, nights: usize) -> Result<Vec<Outdated>> {
-    let keep = Keep { nights, pools: pool_sets::kept(output).await?, now: Timestamp::now() };
-    Ok(retention::outdated(output, &keep).await?)
-}
-
-/// Removes what is older than the newest `nights`, and returns of how many runs.
-pub(crate) async fn remove_outdated(output: &Location, nights: usize) -> Result<usize> {
-    let outdated = outdated(output, nights).await?;
-    retention::withdraw(output, &outdated).await?;
-    for outdated in &outdated {
-        retention::remove(output, outdated).await?;
-    }
-    Ok(outdated.len())
-}
-
 async fn client(config: &Config) -> Result<NatsClient> {
-    Ok(nats::connect(queue_config(config)?, "laser-dlq").await?)
+    Ok(nats::connect(config.queue()?, "laser-dlq").await?)
 }
 
 /// `laser dlq list`.

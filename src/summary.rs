@@ -4,16 +4,33 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use laser_model::Tokenizer;
+use laser_night::Finished;
 use laser_schema::audit::AuditReport;
 use laser_schema::job::Price;
 use laser_schema::knowledge::{Figures, KnowledgeRecord, ratio};
 use laser_schema::manifest::{Cost, ERRORS, Manifest};
 use laser_store::part::decode_part;
-
-use crate::night::Finished;
+use laser_terminal::Table;
 
 /// Accepted drafts a forward below which a pool is not worth its name, and forwards before it is said.
 const IDLE: (f64, u64) = (0.1, 200);
+
+/// The columns of the table of pools.
+const COLUMNS: [&str; 13] = [
+    "pool",
+    "texts",
+    "tokens",
+    "tokens/s",
+    "AAL",
+    "ART ms",
+    "yield",
+    "relaxed",
+    "speedup",
+    "identical",
+    "length",
+    "drift",
+    "price",
+];
 
 /// Marks around accepted drafts in sample texts.
 const MARKS: (&str, &str) = ("⟦", "⟧");
@@ -29,7 +46,6 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
     }
     render_total(&mut out, finished)?;
     for manifest in &finished.manifests {
-        let folder = finished.plan.partition(manifest.kind);
         if let Some(sample) = sample(finished, manifest).await? {
             let (open, close) = MARKS;
             writeln!(
@@ -38,7 +54,7 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
                 manifest.kind, sample.0, sample.1
             )?;
         }
-        writeln!(out, "\n{}s: {}", manifest.kind, finished.output.join(&folder).url())?;
+        writeln!(out, "\n{}s: {}", manifest.kind, finished.run.partition(manifest.kind).url())?;
         if manifest.errors > 0 {
             writeln!(out, "  {} without a text: see {ERRORS} there", manifest.errors)?;
         }
@@ -67,33 +83,7 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
     if manifest.figures.is_empty() {
         return Ok(());
     }
-    writeln!(
-        out,
-        "  {:<18} {:>6} {:>8} {:>8} {:>6} {:>8} {:>8} {:>8} {:>8} {:>9} {:>7} {:>7} {:>9}",
-        "pool",
-        "texts",
-        "tokens",
-        "tokens/s",
-        "AAL",
-        "ART ms",
-        "yield",
-        "relaxed",
-        "speedup",
-        "identical",
-        "length",
-        "drift",
-        "price"
-    )?;
-    let cost = manifest.cost.as_ref();
-    for (pool, figures) in &manifest.figures {
-        let price = cost.and_then(|c| c.per_1000_texts_by_pool.get(pool).copied());
-        render_row(out, pool, figures, manifest.audit.get(pool), price)?;
-    }
-    if manifest.figures.len() > 1 {
-        let (figures, audit) = totals(std::slice::from_ref(manifest));
-        let price = cost.map(|c| c.per_1000_texts);
-        render_row(out, "all", &figures, audit.as_ref(), price)?;
-    }
+    out.push_str(&figures(manifest).indented());
     render_idle(out, manifest)?;
     render_guards(out, manifest)
 }
@@ -121,7 +111,8 @@ fn render_idle(out: &mut String, manifest: &Manifest) -> Result<()> {
         if figures.aal() < IDLE.0 && figures.forwards >= IDLE.1 {
             writeln!(
                 out,
-                "  {pool} does not pay: {:.2} accepted drafts a forward. Its texts are decoded all but plainly; give it more \
+                "  {pool} does not pay: {:.2} accepted drafts a forward. Its texts are decoded all but plainly; give \
+                 it more \
                  texts or closer ones ([pools.{}])",
                 figures.aal(),
                 manifest.kind
@@ -131,39 +122,43 @@ fn render_idle(out: &mut String, manifest: &Manifest) -> Result<()> {
     Ok(())
 }
 
-fn render_row(
-    out: &mut String,
-    pool: &str,
-    figures: &Figures,
-    audit: Option<&AuditReport>,
-    price: Option<f64>,
-) -> Result<()> {
-    write!(
-        out,
-        "  {pool:<18} {:>6} {:>8} {:>8.0} {:>6.2} {:>8.2} {:>7.0}% {:>7.1}%",
-        figures.texts,
-        figures.tokens,
-        figures.tokens_per_second(),
-        figures.aal(),
-        figures.art_seconds() * 1e3,
-        figures.draft_yield() * 100.0,
-        figures.relaxed_share() * 100.0
-    )?;
-    match audit.filter(|audit| audit.texts > 0) {
-        Some(audit) => write!(
-            out,
-            " {:>7.2}x {:>8.0}% {:>6.2}x",
-            audit.speedup(),
-            audit.identical_share() * 100.0,
-            audit.length_ratio()
-        )?,
-        None => write!(out, " {:>8} {:>9} {:>7}", "–", "–", "–")?,
+/// A row for each pool, and one for all of them.
+fn figures(manifest: &Manifest) -> Table {
+    let mut table = Table::new(&COLUMNS);
+    let cost = manifest.cost.as_ref();
+    for (pool, figures) in &manifest.figures {
+        let price = cost.and_then(|c| c.per_1000_texts_by_pool.get(pool).copied());
+        table.push(row(pool, figures, manifest.audit.get(pool), price));
     }
-    let or_dash = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
-    let drift = (figures.previous > 0).then(|| format!("{:.2}x", figures.length_drift()));
-    let price = price.map(|price| format!("{price:.4}"));
-    writeln!(out, " {:>7} {:>9}", or_dash(drift), or_dash(price))?;
-    Ok(())
+    if manifest.figures.len() > 1 {
+        let (figures, audit) = totals(std::slice::from_ref(manifest));
+        table.push(row("all", &figures, audit.as_ref(), cost.map(|c| c.per_1000_texts)));
+    }
+    table
+}
+
+fn row(pool: &str, figures: &Figures, audit: Option<&AuditReport>, price: Option<f64>) -> Vec<String> {
+    let audit = audit.filter(|audit| audit.texts > 0);
+    let audited = |format: fn(&AuditReport) -> String| audit.map(format);
+    let optional = [
+        audited(|audit| format!("{:.2}x", audit.speedup())),
+        audited(|audit| format!("{:.0}%", audit.identical_share() * 100.0)),
+        audited(|audit| format!("{:.2}x", audit.length_ratio())),
+        (figures.previous > 0).then(|| format!("{:.2}x", figures.length_drift())),
+        price.map(|price| format!("{price:.4}")),
+    ];
+    let mut cells = vec![
+        pool.to_owned(),
+        figures.texts.to_string(),
+        figures.tokens.to_string(),
+        format!("{:.0}", figures.tokens_per_second()),
+        format!("{:.2}", figures.aal()),
+        format!("{:.2}", figures.art_seconds() * 1e3),
+        format!("{:.0}%", figures.draft_yield() * 100.0),
+        format!("{:.1}%", figures.relaxed_share() * 100.0),
+    ];
+    cells.extend(optional.map(|cell| cell.unwrap_or_else(|| "–".to_owned())));
+    cells
 }
 
 fn totals(manifests: &[Manifest]) -> (Figures, Option<AuditReport>) {
@@ -190,7 +185,8 @@ fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
     if let Some(audit) = audit {
         writeln!(
             out,
-            "Audit of {} texts, plain decoding against this run in turns: {:.0} against {:.0} tokens/s, speedup {:.2}x; \
+            "Audit of {} texts, plain decoding against this run in turns: {:.0} against {:.0} tokens/s, speedup \
+             {:.2}x; \
              {:.0} % of the texts are the plain ones token for token, length {:.2} of plain",
             audit.texts,
             ratio(audit.plain_tokens as f64, audit.plain_seconds),
@@ -221,7 +217,8 @@ fn render_cost(out: &mut String, manifests: &[Manifest]) -> Result<()> {
     let texts_price = sum(|cost| cost.price.of_seconds(cost.gpu_seconds));
     writeln!(
         out,
-        "{:.4} {currency}, {:.4} per 1,000 texts: {:.1} GPU seconds of texts and {:.1} of the audit at {gpu_hour} {currency} \
+        "{:.4} {currency}, {:.4} per 1,000 texts: {:.1} GPU seconds of texts and {:.1} of the audit at {gpu_hour} \
+         {currency} \
          an hour",
         sum(Cost::total),
         ratio(texts_price * 1e3, texts),
@@ -234,7 +231,7 @@ fn render_cost(out: &mut String, manifests: &[Manifest]) -> Result<()> {
 /// A generated text of the kind with its accepted drafts marked (paper 4.3.2): the first of its parts whose
 /// tokens the text alone gives back.
 async fn sample(finished: &Finished, manifest: &Manifest) -> Result<Option<(String, String)>> {
-    let folder = finished.output.join(&finished.plan.partition(manifest.kind));
+    let folder = finished.run.partition(manifest.kind);
     for part in &manifest.parts {
         let (rows, info) = decode_part(&part.name, folder.join(&part.name).read().await?)?;
         if info.carried > 0 {

@@ -1,29 +1,33 @@
-//! What a process tells Prometheus, how it logs, and the trace of a run.
+//! Where a process serves metrics, how it logs, and where its traces go.
 
 use std::io::IsTerminal;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result};
-use laser_coordinator::nats::NatsEvents;
-use laser_schema::Digest;
-use metrics::{counter, describe_counter, describe_gauge, gauge};
+use clap::ValueEnum;
+use laser_night::Config;
+use laser_night::telemetry::{RunTraceIds, describe};
+use metrics::{describe_gauge, gauge};
 use metrics_exporter_prometheus::PrometheusBuilder;
-use opentelemetry::trace::{SpanId, TraceId, TracerProvider};
+use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::SpanExporter;
 use opentelemetry_sdk::Resource;
-use opentelemetry_sdk::trace::{IdGenerator, RandomIdGenerator, SdkTracerProvider};
-use tracing::{Level, Span, Subscriber, error_span};
+use opentelemetry_sdk::trace::SdkTracerProvider;
+use tracing::{Level, Subscriber};
 use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt};
 
-use crate::config::{Config, LogFormat};
-
-/// Between two readings of the connection's counters.
-const READ_EVERY: Duration = Duration::from_secs(5);
+/// How logs are written.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LogFormat {
+    /// Lines for people.
+    #[default]
+    Text,
+    /// A JSON object a line.
+    Json,
+}
 
 /// Serves `/metrics` where the configuration says, if it does.
 ///
@@ -37,45 +41,14 @@ pub(crate) fn serve(config: &Config) -> Result<()> {
         .with_http_listener(listen)
         .install()
         .with_context(|| format!("[metrics] listen = \"{listen}\": cannot serve metrics there"))?;
-    laser_worker::telemetry::describe();
     describe();
+    describe_gauge!("laser_build_info", "1, with the version as label");
+    describe_gauge!("laser_gpu_hour_price", "What an engine costs an hour: [price] gpu_hour");
     gauge!("laser_build_info", "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     if let Some(price) = &config.price {
         gauge!("laser_gpu_hour_price", "currency" => price.currency.clone()).set(price.gpu_hour);
     }
     Ok(())
-}
-
-fn describe() {
-    describe_gauge!("laser_build_info", "1, with the version as label");
-    describe_gauge!("laser_gpu_hour_price", "What an engine costs an hour: [price] gpu_hour");
-    describe_gauge!("laser_run_shards", "Shards of the run by state: open, committed or dead");
-    describe_gauge!("laser_run_rows", "Rows of the run: committed and total");
-    describe_gauge!(
-        "laser_run_eta_seconds",
-        "Seconds until all rows are committed, at the rate since this process started"
-    );
-    describe_gauge!("laser_run_deadline_seconds", "Seconds left until the deadline");
-    describe_counter!("laser_republished_shards_total", "Shards put into the queue, the first time included");
-    describe_counter!("laser_nats_events_total", "Events of the connection to NATS");
-}
-
-/// Keeps the counters of a connection up to date for as long as the process lives.
-pub(crate) fn watch_nats(events: Arc<NatsEvents>) {
-    tokio::spawn(async move {
-        let mut ticks = tokio::time::interval(READ_EVERY);
-        loop {
-            ticks.tick().await;
-            let tell = |event: &'static str, count: &AtomicU64| {
-                counter!("laser_nats_events_total", "event" => event).absolute(count.load(Ordering::Relaxed));
-            };
-            tell("connected", &events.connected);
-            tell("disconnected", &events.disconnected);
-            tell("slow_consumer", &events.slow_consumers);
-            tell("permission_violation", &events.permission_violations);
-            tell("error", &events.errors);
-        }
-    });
 }
 
 /// Whether each line of standard error is a JSON object.
@@ -174,43 +147,13 @@ impl Traces {
     }
 }
 
-/// The trace of the run that this process works on.
-static TRACE: Mutex<TraceId> = Mutex::new(TraceId::INVALID);
-
-/// The span of all that this process does for a run. All processes of a run, restarts included, write into one
-/// trace, since its id is a digest of the run's name: nothing needs to travel with the shards.
-pub(crate) fn run_span(run: &str) -> Span {
-    let digest = Digest::of(run.as_bytes());
-    let id = digest.as_str().get(..32);
-    let id = id.and_then(|id| TraceId::from_hex(id).ok());
-    *TRACE.lock().unwrap_or_else(PoisonError::into_inner) = id.unwrap_or(TraceId::INVALID);
-    error_span!("run", run)
-}
-
-#[derive(Debug, Default)]
-struct RunTraceIds(RandomIdGenerator);
-
-impl IdGenerator for RunTraceIds {
-    fn new_trace_id(&self) -> TraceId {
-        match *TRACE.lock().unwrap_or_else(PoisonError::into_inner) {
-            TraceId::INVALID => self.0.new_trace_id(),
-            of_run => of_run,
-        }
-    }
-
-    fn new_span_id(&self) -> SpanId {
-        self.0.new_span_id()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use tracing::Subscriber;
     use tracing_subscriber::EnvFilter;
     use tracing_subscriber::filter::LevelFilter;
 
-    use super::{LOGGED, subscriber};
-    use crate::config::LogFormat;
+    use super::{LOGGED, LogFormat, subscriber};
 
     #[test]
     fn what_nobody_logs_is_not_asked_for() {

@@ -17,6 +17,10 @@ if [[ -z ${LASER_NATS_OLD:-} ]]; then
     fi
     LASER_NATS_OLD=$(command -v nats-server)
 fi
+if [[ $("$LASER_NATS_OLD" --version) != *v2.9.* ]]; then
+    echo "$LASER_NATS_OLD is $("$LASER_NATS_OLD" --version), expected 2.9, as of Debian 12; name one in LASER_NATS_OLD" >&2
+    exit 1
+fi
 
 if [[ -z ${LASER_NATS_NEW:-} ]]; then
     if [[ ! -x $nats_new/bin/nats-server ]]; then

@@ -43,7 +43,7 @@ clusters = 3
 grouping = "attribute"
 attributes = ["genres"]
 [run]
-date = "2026-01-02"
+date = "{date}"
 carry_forward = false
 shard_rows = 32
 audit_share = 0.0
@@ -103,13 +103,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--laser", required=True)
     parser.add_argument("--nats", required=True)
-    parser.add_argument("--users", type=int, default=400)
-    parser.add_argument("--items", type=int, default=200)
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--repetitions", type=int, default=4)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         measure(options, Path(folder))
+
+
+def tables(night):
+    """The demo's tables of a night."""
+    return "".join(f'[[input]]\npath = "{ROOT}/fixtures/demo/{night}/{kind}.parquet"\n' for kind in ["users", "items"])
 
 
 def measure(options, folder):
@@ -118,12 +121,10 @@ def measure(options, folder):
         [options.nats, "-js", "-sd", folder / "nats", "-a", "127.0.0.1", "-p", str(port)], stderr=subprocess.DEVNULL
     )
     settings = {"model": ROOT / "fixtures/profile-lm", "tokens": options.tokens, "port": port}
-    demo = f'[demo]\ndata = "{folder}/data"\nusers = {options.users}\nitems = {options.items}'
     config = folder / "laser.toml"
-    config.write_text(CONFIG.format(input=demo, output=folder / "out", **settings))
-    finish(start(options.laser, "run", config, folder / "demo.log"))
-    tables = "".join(f'[[input]]\npath = "{folder}/data/tonight/{kind}.parquet"\n' for kind in ["users", "items"])
-    tables += f'[[previous]]\npath = "{folder}/out"\n'
+    config.write_text(CONFIG.format(input=tables("last-night"), output=folder / "out", date="2026-01-01", **settings))
+    finish(start(options.laser, "run", config, folder / "last-night.log"))
+    tonight = tables("tonight") + f'[[previous]]\npath = "{folder}/out"\n'
     modes = {"embedded": embedded, "distributed": distributed}
     found = {name: [] for name in modes}
     try:
@@ -132,7 +133,7 @@ def measure(options, folder):
             for name in sorted(modes, reverse=repetition % 2 == 1):
                 output = folder / f"{name}{repetition}"
                 output.mkdir()
-                config.write_text(CONFIG.format(input=tables, output=output, **settings))
+                config.write_text(CONFIG.format(input=tonight, output=output, date="2026-01-02", **settings))
                 if repetition < 0:
                     finish(start(options.laser, "doctor", config, output / "doctor.log"))
                     continue

@@ -2,9 +2,9 @@
 """Laser against transformers, llama.cpp and mistral.rs: greedy texts for the same prompts from the same weights, in turns.
 
     pip install torch transformers gguf mistralrs && pip install --no-binary llama-cpp-python llama-cpp-python
-    tests/peers.py --laser target/release/laser --model MODEL --rounds 2 -- BENCH
+    tests/peers.py --laser-bench target/release/laser-bench --model MODEL --rounds 2 -- BENCH
 
-BENCH are arguments of `laser bench batch` beside --model, --batches and --output. In every round each engine runs in a process
+BENCH are arguments of `laser-bench batch` beside --model, --batches and --output. In every round each engine runs in a process
 of its own, and of its rounds the fastest counts. Time is that of generation, prompts included, without loading. A text is as long as
 the model makes it; a difference in rounding now and then turns one, so tokens are counted, not texts. Models: Llama with f32 weights in
 one file.
@@ -241,7 +241,7 @@ def measure_peer(name, kind, batch, options):
 
 
 def measure_laser(options):
-    command = [options.laser, "bench", "batch", "--model", options.model, "--batches", "1,32", "--output", options.output]
+    command = [options.laser_bench, "batch", "--model", options.model, "--batches", "1,32", "--output", options.output]
     subprocess.run(command + options.bench, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     newest = max(Path(options.output).glob("batch-*.json"), key=lambda path: path.stat().st_mtime)
     for part in json.loads(newest.read_text())["kinds"]:
@@ -251,7 +251,7 @@ def measure_laser(options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--laser", help="the laser binary")
+    parser.add_argument("--laser-bench", help="the laser-bench binary")
     parser.add_argument("--model", required=True, help="a directory")
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=2, help="of the other engines; Laser's are RAYON_NUM_THREADS")
@@ -259,7 +259,7 @@ def main():
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--prompts", help=argparse.SUPPRESS)
     parser.add_argument("--batch", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("bench", nargs="*", help="arguments of laser bench batch, after --")
+    parser.add_argument("bench", nargs="*", help="arguments of laser-bench batch, after --")
     options = parser.parse_args()
     if options.peer:
         return run_peer(options.peer, options)

@@ -5,4 +5,4 @@ cd "$(dirname "$0")/.."
 source tests/nats.sh
 source tests/moto.sh
 export LASER_SOAK_MINUTES=${1:-10}
-exec cargo test --release --workspace --locked --test cli soak -- --nocapture
+exec cargo test --release --workspace --locked --features mistralrs --test cli soak -- --nocapture

@@ -1,9 +1,9 @@
-//! The gate of `[guards] action = "strict"`: no text of a pool is generated before its audit was judged.
+//! The gate of `[guards] action = "strict"`: no text of a pool is generated before its audit is judged.
 //!
-//! Audits are shards like others and come first. Once all those of a pool are settled (committed, or given up) the pool
-//! is judged by them, and the verdict is created as one object, put if absent: whoever judges again, at the same time
-//! or after a kill, goes on with what is there. Workers read it with each shard of the pool, so a pool's texts of one
-//! run are verified alike, whoever generates them.
+//! Audits are shards like others and come first. Once all audits of a pool are settled (committed or given up), the
+//! pool is judged by them and the verdict is created as one object, if it does not exist. Whoever judges again, at the
+//! same time or after a kill, continues with the existing verdict. Workers read it with each shard of the pool, so a
+//! run verifies all texts of a pool alike, whoever generates them.
 
 use std::collections::BTreeMap;
 
@@ -13,18 +13,17 @@ use laser_schema::audit::AuditReport;
 use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::Figures;
-use laser_store::Location;
+use laser_store::run_store::PlannedRun;
 use laser_store::table::TableError;
-use laser_store::verdict::pin_verdict;
 
 use crate::finalise::FinaliseError;
 
 type Pool = (Kind, String);
 
-/// Which pools of a run may be generated. Without strict guards all may.
+/// The pools of a run that may be generated; all of them without strict guards.
 #[derive(Debug)]
 pub struct Gate {
-    /// Pools that are not judged yet, with the shards of their audits.
+    /// Pools that are not judged yet, with their audit shards.
     closed: BTreeMap<Pool, Vec<u32>>,
 }
 
@@ -53,13 +52,8 @@ impl Gate {
     ///
     /// # Errors
     /// The store's, and an audit that cannot be read.
-    pub async fn look(
-        &mut self,
-        output: &Location,
-        plan: &Plan,
-        settled: impl Fn(u32) -> bool,
-    ) -> Result<(), FinaliseError> {
-        let Some(guards) = &plan.guards else {
+    pub async fn poll(&mut self, run: &PlannedRun, settled: impl Fn(u32) -> bool) -> Result<(), FinaliseError> {
+        let Some(guards) = &run.plan.guards else {
             return Ok(());
         };
         let ready = self.closed.iter();
@@ -67,8 +61,8 @@ impl Gate {
         let ready: Vec<Pool> = ready.map(|(pool, _)| pool.clone()).collect();
         for pool in ready {
             let audits = self.closed.get(&pool).map_or(&[][..], Vec::as_slice);
-            let verdict = judge(output, plan, guards, audits).await?;
-            let verdict = pin_verdict(verdict, output, &plan.run, pool.0, &pool.1).await?;
+            let verdict = judge(run, guards, audits).await?;
+            let verdict = run.store.judge(pool.0, &pool.1, verdict).await?;
             for breach in &verdict.breaches {
                 tracing::warn!(kind = %pool.0, pool = pool.1, "{breach}: verified strictly tonight");
             }
@@ -79,11 +73,11 @@ impl Gate {
 }
 
 /// The verdict by a pool's audits.
-async fn judge(output: &Location, plan: &Plan, guards: &Guards, audits: &[u32]) -> Result<Verdict, FinaliseError> {
+async fn judge(run: &PlannedRun, guards: &Guards, audits: &[u32]) -> Result<Verdict, FinaliseError> {
     let (mut figures, mut report) = (Figures::default(), AuditReport::default());
     for &shard in audits {
-        let file = output.join(&plan.shards[shard as usize].output);
-        // One that was given up is not there.
+        let file = run.part(&run.plan.shards[shard as usize]);
+        // An audit that was given up does not exist.
         let Some(bytes) = file.read_optional().await? else {
             continue;
         };

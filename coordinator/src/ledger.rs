@@ -1,9 +1,8 @@
-//! What is known about every shard of a run: the ledger, a pure state machine.
+//! The ledger: the state of every shard of a run, as a pure state machine.
 //!
-//! It takes events and the time and says what follows; it does no I/O and knows no clock, no runtime
-//! and no network. Memory is a few dozen bytes a shard. A shard is *ready*, *leased*, *committed* or
-//! *dead*; only a commit that was seen in the store makes it committed, so the ledger can always be
-//! rebuilt by listing the output.
+//! It takes events and the time and returns what follows. It does no I/O and knows no clock, runtime or network. Memory
+//! is a few dozen bytes per shard. A shard is *ready*, *leased*, *committed* or *dead*. Only a commit that was seen in
+//! the store makes it committed, so the ledger can always be rebuilt by listing the output.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
@@ -11,10 +10,10 @@ use std::time::Duration;
 /// A point in time, counted from any fixed start.
 pub type Instant = Duration;
 
-/// The limits a ledger works under.
+/// The limits of a ledger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LedgerLimits {
-    /// How long a lease lasts without a heartbeat.
+    /// The duration of a lease without a heartbeat.
     pub lease: Duration,
     /// Attempts before a shard is given up; at least 1.
     pub attempts: u32,
@@ -23,32 +22,32 @@ pub struct LedgerLimits {
 }
 
 impl Default for LedgerLimits {
-    /// A minute's lease (a heartbeat every 20 s), 3 attempts, 1 s and 2 s between them.
+    /// A lease of one minute (a heartbeat every 20 s) and 3 attempts with 1 s and 2 s between them.
     fn default() -> Self {
         Self { lease: Duration::from_secs(60), attempts: 3, retry: Duration::from_secs(1) }
     }
 }
 
-/// Where a shard stands.
+/// The state of a shard.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum ShardState {
     /// Waiting for a worker, not before the given time.
     Ready {
-        /// When it may be leased.
+        /// The earliest time at which it may be leased.
         not_before: Instant,
     },
     /// A worker has it.
     Leased {
-        /// Names the lease.
+        /// Identifies the lease.
         token: u64,
-        /// When it ends without a heartbeat.
+        /// The time at which it ends without a heartbeat.
         until: Instant,
     },
     /// Its output exists.
     Committed,
     /// Given up.
     Dead {
-        /// Why the last attempt failed.
+        /// The reason why the last attempt failed.
         reason: String,
     },
 }
@@ -59,7 +58,7 @@ struct Shard {
     attempts: u32,
 }
 
-/// What [`Ledger::lease`] found.
+/// The result of [`Ledger::lease`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leasing {
     /// Work: shard, attempt (from 1), token.
@@ -68,10 +67,10 @@ pub enum Leasing {
         shard: u32,
         /// The attempt, from 1.
         attempt: u32,
-        /// Names the lease.
+        /// Identifies the lease.
         token: u64,
     },
-    /// Nothing now: ask again at this time, or when something changes.
+    /// Nothing to lease now: ask again at this time, or when something changes.
     Wait {
         /// The next time at which a shard becomes ready or a lease ends.
         until: Instant,
@@ -80,16 +79,16 @@ pub enum Leasing {
     Finished,
 }
 
-/// How many shards are in each state.
+/// The number of shards in each state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LedgerCounts {
-    /// Waiting.
+    /// Shards that wait.
     pub ready: usize,
-    /// Being worked on.
+    /// Shards that are leased.
     pub leased: usize,
-    /// Done.
+    /// Shards that are committed.
     pub committed: usize,
-    /// Given up.
+    /// Shards that were given up.
     pub dead: usize,
 }
 
@@ -98,10 +97,10 @@ pub struct LedgerCounts {
 pub struct Ledger {
     limits: LedgerLimits,
     shards: Vec<Shard>,
-    /// Ready shards by the time they may be leased, then by number: plan order, so that shards of one
+    /// Ready shards by the time from which they may be leased, then by number. That is plan order, so shards of one
     /// pool stay together.
     ready: BTreeSet<(Instant, u32)>,
-    /// Leased shards by the time their lease ends.
+    /// Leased shards by the time at which their lease ends.
     leased: BTreeSet<(Instant, u32)>,
     committed: usize,
     dead: HashMap<u32, String>,
@@ -109,7 +108,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// A ledger of `shards` shards, all ready but the ones that are `committed` already.
+    /// Creates a ledger of `shards` shards, all ready except those already `committed`.
     pub fn new(shards: u32, committed: impl IntoIterator<Item = u32>, limits: LedgerLimits) -> Self {
         let ready = ShardState::Ready { not_before: Instant::ZERO };
         let mut ledger = Self {
@@ -127,7 +126,7 @@ impl Ledger {
         ledger
     }
 
-    /// Hands out the next shard. Leases that have ended are taken back first.
+    /// Leases the next shard, after taking back leases that have ended.
     pub fn lease(&mut self, now: Instant) -> Leasing {
         self.expire(now);
         let Some(&(not_before, shard)) = self.ready.first() else {
@@ -149,7 +148,7 @@ impl Ledger {
         Leasing::Shard { shard, attempt: *attempts, token }
     }
 
-    /// A worker says that it is still at it. `false`: the lease is no longer its own.
+    /// Extends a lease. Returns `false` if the worker no longer holds it.
     pub fn heartbeat(&mut self, shard: u32, token: u64, now: Instant) -> bool {
         self.expire(now);
         let held = self.holds(shard, token);
@@ -159,21 +158,21 @@ impl Ledger {
         held
     }
 
-    /// The shard's output was seen in the store. True from any state, whoever wrote it.
+    /// Records that the shard's output was seen in the store. This holds in any state, whoever wrote it.
     pub fn commit(&mut self, shard: u32) {
         if (shard as usize) < self.shards.len() {
             self.set(shard, ShardState::Committed);
         }
     }
 
-    /// An attempt failed. A late word from a lease that has ended changes nothing.
+    /// Records that an attempt failed. A late message from a lease that has ended changes nothing.
     pub fn fail(&mut self, shard: u32, token: u64, reason: &str, now: Instant) {
         if self.holds(shard, token) {
             self.end_attempt(shard, reason, now);
         }
     }
 
-    /// A worker gives the shard back without having failed: the attempt does not count.
+    /// Takes a shard back from a worker that did not fail: the attempt does not count.
     pub fn release(&mut self, shard: u32, token: u64, now: Instant) {
         if self.holds(shard, token) {
             self.shards[shard as usize].attempts -= 1;
@@ -181,12 +180,12 @@ impl Ledger {
         }
     }
 
-    /// Where a shard stands.
+    /// Returns the state of a shard.
     pub fn state(&self, shard: u32) -> Option<&ShardState> {
         self.shards.get(shard as usize).map(|s| &s.state)
     }
 
-    /// Shards by state.
+    /// Returns the number of shards in each state.
     pub fn counts(&self) -> LedgerCounts {
         LedgerCounts {
             ready: self.ready.len(),
@@ -196,7 +195,7 @@ impl Ledger {
         }
     }
 
-    /// The shards that were given up, with the reason of their last attempt, by number.
+    /// Returns the shards that were given up, by number, with the reason of their last attempt.
     pub fn dead(&self) -> Vec<(u32, String)> {
         let mut dead: Vec<_> = self.dead.iter().map(|(s, r)| (*s, r.clone())).collect();
         dead.sort_unstable();
@@ -226,7 +225,7 @@ impl Ledger {
         self.set(shard, next);
     }
 
-    /// The one place where a shard changes state, so that the indexes always agree with it.
+    /// Changes a shard's state. Nothing else does, so the indexes always agree with it.
     fn set(&mut self, shard: u32, next: ShardState) {
         let entry = &mut self.shards[shard as usize];
         match std::mem::replace(&mut entry.state, next.clone()) {
@@ -331,7 +330,7 @@ mod tests {
         Pass(u32),
     }
 
-    /// The ledger with what an observer remembers, to state invariants over.
+    /// The ledger with an observer's memory, over which invariants are stated.
     #[derive(Clone)]
     struct World {
         ledger: Ledger,
@@ -394,7 +393,7 @@ mod tests {
             }
         }
 
-        /// Equal worlds have equal futures: tokens are renamed to their place in `given`.
+        /// Equal worlds have equal futures: tokens are replaced by their index in `given`.
         fn key(&self) -> String {
             let place = |t: u64| self.given.iter().position(|(_, g)| *g == t);
             let left = |t: Instant| t.saturating_sub(self.now);
@@ -443,7 +442,7 @@ mod tests {
         assert!(seen.len() > 100, "only {} states explored", seen.len());
     }
 
-    /// A worker that commits whatever it is given brings the run to its end from any state.
+    /// Checks that a worker that commits everything it gets ends the run from any state.
     fn can_finish(mut world: World) -> bool {
         for _ in 0..20 {
             match world.ledger.lease(world.now) {

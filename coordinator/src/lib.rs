@@ -1,5 +1,5 @@
-//! The coordinator: renders prompts, plans shards, keeps the ledger, publishes what was committed, removes what is
-//! outdated.
+//! The coordinator renders prompts, plans shards, keeps the ledger, publishes what was committed, and removes outdated
+//! nights.
 
 pub mod finalise;
 pub mod gate;

@@ -8,7 +8,7 @@ use tokio::sync::Notify;
 
 use crate::ledger::{Leasing, Ledger, LedgerCounts, LedgerLimits};
 
-/// A queue over the shards of one plan. Share it by reference.
+/// A queue over the shards of one plan, shared by reference.
 #[derive(Debug)]
 pub struct LocalQueue {
     state: Mutex<State>,
@@ -25,7 +25,7 @@ struct State {
 }
 
 impl LocalQueue {
-    /// A queue of the plan's shards but for the ones that are committed.
+    /// Creates a queue of the plan's shards except the committed ones.
     pub fn new(plan: &Plan, committed: &[u32], limits: LedgerLimits) -> Self {
         let shards = u32::try_from(plan.shards.len()).unwrap_or(u32::MAX);
         let ledger = Ledger::new(shards, committed.iter().copied(), limits);
@@ -38,7 +38,7 @@ impl LocalQueue {
         }
     }
 
-    /// Hands out nothing more: whoever asks is told that the work has ended.
+    /// Leases nothing more: workers that ask learn that the work has ended.
     pub fn close(&self) {
         self.state().closed = true;
         self.changed.notify_waiters();
@@ -50,17 +50,18 @@ impl LocalQueue {
         counts.ready + counts.leased == 0
     }
 
-    /// Shards by state.
+    /// Returns the number of shards in each state.
     pub fn counts(&self) -> LedgerCounts {
         self.state().ledger.counts()
     }
 
-    /// The shards that were given up, with the reason.
+    /// Returns the shards that were given up, with the reason.
     pub fn dead(&self) -> Vec<(u32, String)> {
         self.state().ledger.dead()
     }
 
-    /// A panic elsewhere cannot leave the ledger half-changed: every transition is one assignment.
+    /// Locks the state. A panic elsewhere cannot leave the ledger half-changed, because every transition is one
+    /// assignment.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -69,7 +70,7 @@ impl LocalQueue {
         self.start.elapsed()
     }
 
-    /// A change of the ledger, told to everyone who waits for one.
+    /// Changes the ledger and notifies everyone who waits for a change.
     fn change(&self, change: impl FnOnce(&mut Ledger, Duration)) {
         change(&mut self.state().ledger, self.now());
         self.changed.notify_waiters();
@@ -79,7 +80,7 @@ impl LocalQueue {
 impl Queue for LocalQueue {
     async fn lease(&self) -> Result<Option<Lease>, QueueError> {
         loop {
-            // Registered before the ledger is asked, so that no change falls in between.
+            // Register before asking the ledger, so that no change falls in between.
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
@@ -95,7 +96,7 @@ impl Queue for LocalQueue {
                 }
                 Leasing::Wait { until } => {
                     let wait = until.saturating_sub(self.now());
-                    // Ends early when something changes; either way the ledger is asked again.
+                    // This ends early when something changes; either way the ledger is asked again.
                     let _ = tokio::time::timeout(wait, changed).await;
                 }
             }

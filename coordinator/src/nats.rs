@@ -3,16 +3,18 @@
 //! One *WorkQueue* stream holds a message for each shard that is not done, on the subject
 //! `laser.jobs.RUN.SHARD`, at most one for each subject: publishing a plan twice queues it once, without a
 //! window of time. One durable pull consumer hands the messages out; an acknowledgement deletes. A shard
-//! that is given up is copied to the dead letter stream, `laser.dlq.RUN.SHARD`, before it is removed.
+//! that is given up is copied to the dead letter stream, `laser.dlq.RUN.SHARD`, and leaves the queue once that stream
+//! has confirmed the copy. (A plain subscription to `laser.dlq.>` may see the copy before it is stored; read the
+//! stream instead.)
 //!
-//! Guarantees: a queued shard is delivered at least once and ends acknowledged or as a dead letter; none is
-//! stuck. Not guaranteed: that it is delivered once, or that the stream outlives its servers' disks. Both are
-//! harmless, since the output object is the commit: what the store does not list is published again.
+//! Guaranteed: a queued shard is delivered at least once and ends acknowledged or as a dead letter; none gets stuck.
+//! Not guaranteed: that it is delivered only once, or that the stream outlives its servers' disks. Both are harmless
+//! because the output object is the commit: what the store does not list is published again.
 //!
-//! Cost: a message is a few hundred bytes without payload; 256 publishes are under way at a time; a worker
-//! fetches one message at a time, since what is fetched ahead is taken from its peers.
+//! Cost: a message is a few hundred bytes without payload, and 256 publishes are in flight at a time. A worker fetches
+//! one message at a time, because messages fetched ahead would be taken from its peers.
 //!
-//! Servers from 2.9.0 on. Everything that is used exists there: newer settings would be dropped silently.
+//! Needs servers from 2.9.0 on. Everything used exists there; a server would silently drop newer settings.
 
 mod config;
 mod connect;
@@ -33,10 +35,10 @@ pub use message::{DeadLetter, JobMessage, MESSAGE_VERSION, RunRef};
 pub use queue::NatsQueue;
 pub use worker::NatsWorker;
 
-/// Why NATS could not be used.
+/// The reasons why NATS could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NatsError {
-    /// A key of the configuration has a value that cannot be.
+    /// A key of the configuration has an invalid value.
     #[error("[queue] {key}: {reason}")]
     Config {
         /// The key.
@@ -59,7 +61,7 @@ pub enum NatsError {
         /// What is wrong with it.
         reason: String,
     },
-    /// No server lets us in.
+    /// No server accepts the connection.
     #[error(
         "cannot connect to nats at {servers}: {reason}; check that the server runs and that [queue] url, tls_* and \
          credentials or nkey_seed are its own"
@@ -67,10 +69,10 @@ pub enum NatsError {
     Connect {
         /// The servers, without user names and passwords.
         servers: String,
-        /// What the client says.
+        /// The client's message.
         reason: String,
     },
-    /// A server that would silently drop settings that the queue rests on.
+    /// A server would silently drop settings that the queue needs.
     #[error(
         "nats server {server} has version {found}, expected 2.9.0 or later: it would not keep one message for each \
          shard; upgrade it"
@@ -81,13 +83,13 @@ pub enum NatsError {
         /// Its version.
         found: String,
     },
-    /// A server without streams.
+    /// A server runs without JetStream.
     #[error("nats server {server} runs without jetstream; add a `jetstream` block to its configuration")]
     NoJetStream {
         /// The server's name.
         server: String,
     },
-    /// A stream or consumer that exists has a configuration that cannot be changed to ours.
+    /// An existing stream or consumer has a configuration that cannot be changed to ours.
     #[error(
         "{what} exists with another configuration: {differences}; let its runs end and delete it, or give \
          another name in [queue]"
@@ -99,31 +101,31 @@ pub enum NatsError {
         differences: String,
     },
     /// The connection was lost and did not come back in time.
-    #[error("nats has been away for {seconds} s; the connection is still tried: ask again later")]
+    #[error("nats has not answered for {seconds} s; the client keeps reconnecting: try again later")]
     Away {
-        /// How long was waited.
+        /// Seconds waited.
         seconds: u64,
     },
     /// A request failed.
     #[error("nats: {action}: {reason}")]
     Request {
-        /// What was asked for.
+        /// The request.
         action: String,
-        /// What came back. A missing permission shows as a timeout.
+        /// The answer. A missing permission shows as a timeout.
         reason: String,
     },
     /// A run's name cannot be part of a subject.
     #[error("run {0:?} cannot be part of a nats subject; use letters, digits, '-' and '_' only")]
     RunName(String),
-    /// There is no such dead letter.
-    #[error("run {run} has no dead letter for shard {shard}; `list` shows those that there are")]
+    /// The dead letter does not exist.
+    #[error("run {run} has no dead letter for shard {shard}; `laser dlq list` shows the existing ones")]
     NoDeadLetter {
         /// The run.
         run: String,
         /// The shard.
         shard: u32,
     },
-    /// A dead letter that cannot be read, or whose message is not a job.
+    /// A dead letter cannot be read, or its message is not a job.
     #[error("dead letter of run {run}, shard {shard}: {reason}")]
     BadDeadLetter {
         /// The run.
@@ -135,7 +137,7 @@ pub enum NatsError {
     },
 }
 
-/// Makes an error of a request into ours.
+/// Converts a request's error.
 fn failed<E: Display>(action: impl Into<String>) -> impl FnOnce(E) -> NatsError {
     let action = action.into();
     move |error| NatsError::Request { action, reason: error.to_string() }

@@ -1,29 +1,28 @@
-//! Planning: from tables of entities to shards on the object store.
+//! Planning turns tables of entities into shards on the object store.
 //!
-//! Entities are streamed: each is routed to its pool, its prompt rendered and digested, and it is written into a
-//! shard of its kind and pool; or, where neither its prompt nor the specification has changed since its
-//! previous text, into a shard of records to carry forward. The plan itself is written last and whole: a
-//! planning that was killed leaves no plan, and the next one writes the same files again.
+//! Entities are streamed. Each is routed to its pool, and its prompt is rendered and digested. It is then written into
+//! a shard of its kind and pool, or, if neither its prompt nor the specification has changed since its previous text,
+//! into a shard of records to carry forward. The plan itself is written last and as one object: a killed planning
+//! leaves no plan, and the next one writes the same files again.
 //!
-//! Memory: the join's (see [`join`](laser_store::join)), three open shards for each kind and pool at most, and the
-//! list of shards, which is the plan. It does not grow with rows.
+//! Memory is the join's (see [`join`](laser_store::join)), at most three open shards per kind and pool, and the list of
+//! shards, which is the plan. It does not grow with rows.
 
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
 use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::KnowledgeRecord;
-use laser_schema::layout::run_folder;
 use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind};
 use laser_store::Location;
 use laser_store::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
-use laser_store::location::{Created, LocationError};
+use laser_store::location::LocationError;
 use laser_store::part::record_schema;
 use laser_store::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
+use laser_store::run_store::{RunStore, RunStoreError, audit_output};
 use laser_store::shard::shard_schema;
 use laser_store::spill::SpillError;
 use laser_store::table::{self, TableError};
@@ -31,40 +30,37 @@ use rayon::prelude::*;
 
 use crate::prompt::{PromptError, PromptRenderer};
 
-/// The plan's file name in the run's folder.
-pub const PLAN: &str = "plan.json";
-
-/// What a run is planned from.
+/// The inputs of planning a run.
 pub struct PlanRequest<'a> {
     /// The run's name.
     pub run: String,
     /// The night.
     pub date: Date,
-    /// What texts are acceptable.
+    /// The specification of acceptable texts.
     pub spec: Spec,
     /// Last night's knowledge.
     pub previous: &'a [PreviousSource],
     /// Whether unchanged entities keep their texts.
     pub carry_forward: bool,
-    /// Rows of a shard.
+    /// Most rows per shard.
     pub shard_rows: usize,
-    /// Entities that are also generated plainly, to measure the speedup: a share of all, from 0 to 1.
+    /// The share of all entities, from 0 to 1, that is also generated plainly to measure the speedup.
     pub audit_share: f64,
-    /// Seed of the audit's choice.
+    /// Seed for choosing the audited entities.
     pub seed: u64,
-    /// Entities of each kind at most; all if not given.
+    /// Most entities per kind; all if not given.
     pub limit: Option<u64>,
-    /// Where the pools are, and their digest.
+    /// The location of the pools and their digest.
     pub pools: (String, Digest),
-    /// What the engines' time costs.
+    /// The cost of engine time.
     pub price: Option<Price>,
     /// Bounds that gate the generation of pools.
     pub guards: Option<Guards>,
-    /// The embeddings that the output is to have.
+    /// The embeddings of the output.
     pub embedding: Option<EmbeddingSpec>,
-    /// Makes the prompts.
+    /// Renders the prompts.
     pub prompts: &'a PromptRenderer,
-    /// The name of the pool of an entity, which has its embedding.
+    /// Returns the name of an entity's pool; the entity has its embedding.
     pub route: &'a (dyn Fn(&Entity) -> String + Sync),
 }
 
@@ -74,7 +70,7 @@ impl std::fmt::Debug for PlanRequest<'_> {
     }
 }
 
-/// Why there is no plan.
+/// The reasons why planning failed.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanError {
     /// The entity tables, and what belongs to their rows.
@@ -89,6 +85,9 @@ pub enum PlanError {
     /// A store.
     #[error(transparent)]
     Location(#[from] LocationError),
+    /// The run's own files.
+    #[error(transparent)]
+    Run(#[from] RunStoreError),
     /// A shard file.
     #[error(transparent)]
     Table(#[from] TableError),
@@ -102,15 +101,21 @@ pub enum PlanError {
         files: String,
     },
     /// No previous text belongs to any entity.
-    #[error("previous {kind} knowledge: none of its {texts} texts belongs to a {kind} of the input (ids such as the {} {previous}, the input has the {} {input}); is it another data set's, or another kind's, or does it want an id_type?", previous.id_type(), input.id_type())]
+    #[error(
+        "previous {kind} knowledge: none of its {texts} texts belongs to a {kind} of the input (ids such as the {} \
+         {previous}, the input has the {} {input}); is it another data set's, or another kind's, or does it want an \
+         id_type?",
+        previous.id_type(),
+        input.id_type()
+    )]
     ForeignPrevious {
         /// Users or items.
         kind: Kind,
-        /// How many there are.
+        /// Number of previous texts.
         texts: u64,
-        /// One of its ids.
+        /// One of the previous texts' ids.
         previous: EntityId,
-        /// One of the input's.
+        /// One of the input's ids.
         input: EntityId,
     },
 }
@@ -120,33 +125,6 @@ pub enum PlanError {
 pub struct PlanProgress {
     /// Entities planned.
     pub entities: u64,
-}
-
-/// Reads the plan of a run, if it was written.
-///
-/// # Errors
-/// [`PlanError::Location`]; a plan of another version is an error too.
-pub async fn read_plan(output: &Location, run: &str) -> Result<Option<Plan>, PlanError> {
-    let location = output.join(&run_folder(run)).join(PLAN);
-    let Some(bytes) = location.read_optional().await? else {
-        return Ok(None);
-    };
-    let unreadable = |reason: String| TableError::Unreadable { file: location.url().to_owned(), reason };
-    let plan: Plan = serde_json::from_slice(&bytes).map_err(|e| unreadable(e.to_string()))?;
-    if plan.version != PLAN_VERSION {
-        let reason = format!("plan version {}, this Laser reads {PLAN_VERSION}", plan.version);
-        return Err(unreadable(reason).into());
-    }
-    Ok(Some(plan))
-}
-
-/// When a run was planned, by its store's clock.
-///
-/// # Errors
-/// [`PlanError::Location`], also if there is no plan.
-pub async fn plan_time(output: &Location, run: &str) -> Result<Timestamp, PlanError> {
-    let location = output.join(&run_folder(run)).join(PLAN);
-    Ok(location.modified().await?)
 }
 
 /// Plans a run of `entities`, to which their embeddings have been given, and writes its shards and its plan below
@@ -161,8 +139,9 @@ pub async fn plan(
     progress: &mut (dyn FnMut(PlanProgress) + Send),
 ) -> Result<Plan, PlanError> {
     let joined = join_previous(entities, request).await?;
+    let store = output.map(|output| RunStore::new(output, &request.run));
     let mut planner = Planner {
-        folder: output.map(|o| o.join(&run_folder(&request.run))),
+        folder: store.as_ref().map(RunStore::folder),
         request,
         spec_digest: request.spec.digest(),
         kinds: joined.kinds(),
@@ -174,27 +153,14 @@ pub async fn plan(
     };
     planner.read(&joined, progress).await?;
     let plan = planner.finish().await?;
-    if let Some(output) = output {
-        let location = output.join(&plan.folder()).join(PLAN);
+    match store {
         // Two coordinators that plan at once write the same shards; the run was planned when the first was done.
-        if location.create(encode_plan(&plan)).await? == Created::Exists {
-            return Ok(read_plan(output, &plan.run).await?.unwrap_or(plan));
-        }
+        Some(store) => Ok(store.write_plan(plan).await?),
+        None => Ok(plan),
     }
-    Ok(plan)
 }
 
-/// Plain data with string keys always serialises.
-fn encode_plan(plan: &Plan) -> Bytes {
-    serde_json::to_vec_pretty(plan).unwrap_or_default().into()
-}
-
-/// The digest of the plan's file.
-pub fn plan_digest(plan: &Plan) -> Digest {
-    Digest::of(&encode_plan(plan))
-}
-
-/// What last night knew of an entity, in one byte and JSON or text.
+/// Last night's knowledge of an entity, as one byte and JSON or text.
 enum Known {
     /// It may be carried forward.
     Record(Box<KnowledgeRecord>),
@@ -205,7 +171,7 @@ enum Known {
 impl Known {
     const RECORD: u8 = 1;
 
-    /// Of a record that cannot be carried forward the text is enough.
+    /// Encodes previous knowledge; of a record that cannot be carried forward, the text is enough.
     fn encode(previous: &PreviousText, carries: bool) -> Vec<u8> {
         let record = previous.record.as_ref().filter(|_| carries);
         let json = record.and_then(|record| serde_json::to_vec(record).ok());
@@ -231,7 +197,7 @@ impl Known {
     }
 }
 
-/// Brings last night's knowledge to the entities, and makes sure that it is theirs.
+/// Joins last night's knowledge to the entities and checks that it belongs to them.
 async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<Joined, PlanError> {
     if entities.kinds().is_empty() || request.limit == Some(0) {
         let files = entities.tables().iter().map(|table| table.path.as_str());
@@ -511,13 +477,12 @@ fn number_shards(plan: &mut Plan) {
     };
     plan.shards.sort_by(|a, b| (rank(a), &a.input).cmp(&(rank(b), &b.input)));
     let folders: BTreeMap<Kind, String> = Kind::ALL.into_iter().map(|kind| (kind, plan.partition(kind))).collect();
-    let run = plan.folder();
     // As many digits as the last one has: names sort as numbers do.
     let width = plan.shards.len().to_string().len().max(5);
     for (job, shard) in plan.shards.iter_mut().zip(0..) {
         job.shard = shard;
         job.output = match job.action {
-            Action::Audit => format!("{run}/audits/{shard:0width$}.json"),
+            Action::Audit => audit_output(&plan.run, &format!("{shard:0width$}")),
             _ => format!("{}/part-{shard:0width$}.parquet", folders[&job.kind]),
         };
     }

@@ -1,12 +1,12 @@
 //! Prompts: an entity and a template become the tokens that the model reads.
 //!
-//! A prompt never exceeds its token budget. Of a history that does not fit, the oldest interactions are
-//! dropped, no more than needed: the kept history plus one interaction would not fit. The same entity, templates and
-//! model give the same tokens every night, since nothing here reads a clock or draws a number.
+//! A prompt never exceeds its token budget. If a history does not fit, its oldest interactions are dropped, no more
+//! than needed: one more interaction would not fit. The same entity, templates and model give the same tokens every
+//! night, because nothing here reads a clock or draws a random number.
 //!
-//! One prompt costs one rendering and tokenisation where a short history fits (about 1 ms for 1,000 tokens), else about
-//! three of them, since interactions are of like length, at most about 4·log₂(kept interactions), and none is much over
-//! twice the budget however long the history is.
+//! One prompt costs one rendering and tokenisation if a short history fits (about 1 ms for 1,000 tokens). Otherwise it
+//! costs about three, because interactions have similar lengths, and at most about 4·log₂(kept interactions). No try is
+//! much over twice the budget, however long the history is.
 
 mod fields;
 mod search;
@@ -27,6 +27,9 @@ use fields::Fields;
 use search::Search;
 use template::Templates;
 
+/// The budget of a prompt where neither the configuration nor the model asks for less.
+const MAX_TOKENS: usize = 1024;
+
 /// Which prompts are made. All of it changes tokens, so all of it belongs to the run's specification.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -36,13 +39,15 @@ pub struct PromptConfig {
     pub user: String,
     /// The template for items, likewise.
     pub item: String,
-    /// Whether prompts take the model's chat format: true, false, or "auto" for whatever the model has.
+    /// Whether prompts use the model's chat format: true, false, or "auto" to use it if the model has one.
     pub chat: Chat,
-    /// What the system message says; without chat format it stands before the prompt, with an empty line between.
+    /// The system message. Without chat format it stands before the prompt, followed by an empty line.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub system: Option<String>,
-    /// The most tokens of a prompt, special tokens and chat format included.
-    pub max_tokens: usize,
+    /// The most tokens of a prompt, special tokens and chat format included. If not given, 1,024; for a model with
+    /// fewer positions, as many as the longest text leaves, at least half of the positions.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<usize>,
     /// The most interactions of a history that a template sees, the latest; all if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_history: Option<usize>,
@@ -55,20 +60,28 @@ impl Default for PromptConfig {
             item: "kar/films".into(),
             chat: Chat::Auto,
             system: None,
-            max_tokens: 1024,
+            max_tokens: None,
             max_history: None,
         }
+    }
+}
+
+impl PromptConfig {
+    /// The budget of a prompt for a model with so many positions and texts of at most `max_new_tokens`.
+    fn budget(&self, positions: usize, max_new_tokens: usize) -> usize {
+        let left = positions.saturating_sub(max_new_tokens).max(positions / 2);
+        self.max_tokens.unwrap_or(MAX_TOKENS.min(left))
     }
 }
 
 /// Whether prompts take the model's chat format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Chat {
-    /// They do; a model without a chat template is refused.
+    /// Always; a model without a chat template is refused.
     Always,
-    /// They are plain text, for completion models.
+    /// Never: prompts are plain text, for completion models.
     Never,
-    /// They do if the model has a chat template.
+    /// If the model has a chat template.
     Auto,
 }
 
@@ -101,7 +114,7 @@ impl Visitor<'_> for ChatVisitor {
         Ok(if value { Chat::Always } else { Chat::Never })
     }
 
-    /// Environment variables and flags give booleans as text.
+    /// Environment variables and flags pass booleans as text.
     fn visit_str<E: de::Error>(self, value: &str) -> Result<Chat, E> {
         match value {
             "auto" => Ok(Chat::Auto),
@@ -112,13 +125,11 @@ impl Visitor<'_> for ChatVisitor {
     }
 }
 
-/// Why there is no prompt.
+/// The reasons why a prompt could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
-    /// Neither a shipped template nor a template file.
-    #[error(
-        "prompt template {name:?}: there is no such template; expected one of {shipped}, or the path of a .j2 or .jinja file"
-    )]
+    /// The name is neither a shipped template nor a template file.
+    #[error("prompt template {name:?} does not exist; expected one of {shipped}, or the path of a .j2 or .jinja file")]
     UnknownTemplate {
         /// The template as configured.
         name: String,
@@ -130,10 +141,10 @@ pub enum PromptError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// A template is wrong, or failed on an entity.
+    /// A template is invalid, or failed on an entity.
     #[error("prompt template {template}, line {line}: {reason}")]
     Template {
         /// The template's name or file.
@@ -145,7 +156,8 @@ pub enum PromptError {
     },
     /// A template uses a field that the entity does not have.
     #[error(
-        "prompt template {template}, line {line}: {entity} has no {field}; it has {available}. Test with `is defined`, or give a `default`, for what only some entities have"
+        "prompt template {template}, line {line}: {entity} has no {field}; it has {available}. Test with `is \
+         defined`, or give a `default`, for what only some entities have"
     )]
     UnknownField {
         /// The template's name or file.
@@ -166,12 +178,13 @@ pub enum PromptError {
         entity: String,
         /// Tokens of the prompt without history.
         tokens: usize,
-        /// The most allowed.
+        /// The largest number allowed.
         budget: usize,
     },
-    /// The budget cannot be kept or used.
+    /// The budget cannot be kept.
     #[error(
-        "max_tokens = {budget}: must be at least 1 and below the model's {positions} positions, so that there is room for text"
+        "max_tokens = {budget}: must be at least 1 and below the model's {positions} positions, so that there is room \
+         for text"
     )]
     Budget {
         /// The budget as configured.
@@ -179,7 +192,7 @@ pub enum PromptError {
         /// The model's positions.
         positions: usize,
     },
-    /// Chat format is asked for and the model has none.
+    /// Chat format is required and the model has none.
     #[error("chat = true, but the model in {directory} has no chat template; set chat = false, or \"auto\"")]
     NoChatTemplate {
         /// The model's directory.
@@ -195,13 +208,13 @@ pub enum PromptError {
 pub struct RenderedPrompt {
     /// The text that was tokenised.
     pub text: String,
-    /// Its tokens, special tokens included.
+    /// Its tokens, including special tokens.
     pub tokens: Vec<u32>,
-    /// How many interactions, the latest, the template saw.
+    /// Number of latest interactions that the template saw.
     pub history_used: usize,
 }
 
-/// Makes prompts for one model. Shared between threads freely.
+/// Renders prompts for one model. Threads may share it.
 #[derive(Debug)]
 pub struct PromptRenderer {
     templates: Templates,
@@ -213,14 +226,15 @@ pub struct PromptRenderer {
 }
 
 impl PromptRenderer {
-    /// Loads and checks the templates.
+    /// Loads and checks the templates, for texts of at most `max_new_tokens`.
     ///
     /// # Errors
     /// All of [`PromptError`] that need no entity.
-    pub fn new(config: &PromptConfig, model: &ModelFiles) -> Result<Self, PromptError> {
+    pub fn new(config: &PromptConfig, model: &ModelFiles, max_new_tokens: usize) -> Result<Self, PromptError> {
         let positions = model.max_positions.unwrap_or(usize::MAX);
-        if config.max_tokens == 0 || config.max_tokens >= positions {
-            return Err(PromptError::Budget { budget: config.max_tokens, positions });
+        let budget = config.budget(positions, max_new_tokens);
+        if budget == 0 || budget >= positions {
+            return Err(PromptError::Budget { budget, positions });
         }
         let chat = match (config.chat, &model.chat_template) {
             (Chat::Never, _) | (Chat::Auto, None) => None,
@@ -234,15 +248,15 @@ impl PromptRenderer {
             chat,
             system: config.system.clone(),
             tokenizer: model.tokenizer.clone(),
-            max_tokens: config.max_tokens,
+            max_tokens: budget,
             max_history: config.max_history,
         })
     }
 
-    /// The prompt of an entity, with as much of its latest history as fits.
+    /// Renders the prompt of an entity with as much of its latest history as fits.
     ///
     /// # Errors
-    /// [`PromptError::UnknownField`], [`PromptError::TooLong`], and what the template or the model says.
+    /// [`PromptError::UnknownField`], [`PromptError::TooLong`], and errors of the template or the model.
     pub fn render(&self, entity: &Entity) -> Result<RenderedPrompt, PromptError> {
         let mut fields = Fields::new(entity);
         let history = entity.history.len();
@@ -259,7 +273,7 @@ impl PromptRenderer {
         })
     }
 
-    /// The digest of everything that determines the prompts of a kind but entities and tokenizer.
+    /// Returns the digest of everything that determines the prompts of a kind except entities and tokenizer.
     pub fn digest(&self, kind: Kind) -> Digest {
         Digest::of_json(&(
             self.templates.sources(kind),
@@ -270,8 +284,8 @@ impl PromptRenderer {
         ))
     }
 
-    /// Special tokens are added exactly where no chat template is used: a chat template writes its own,
-    /// and a second beginning-of-text token would put the model off.
+    /// Renders with special tokens only if no chat template is used: a chat template writes its own, and a second
+    /// beginning-of-text token would confuse the model.
     fn render_with(&self, fields: &mut Fields, kept: usize) -> Result<RenderedPrompt, PromptError> {
         let body = self.templates.render(fields, kept)?;
         let text = match (&self.chat, &self.system) {

@@ -1,8 +1,8 @@
-//! Retention: what of an output is older than the nights that are kept, and its removal.
+//! Retention: finds and removes everything in an output that is older than the nights to keep.
 //!
-//! Everything of a run bears its name, which begins with its date: the published folders of texts, embeddings and
-//! knowledge ids, `runs/RUN` and `pools/RUN`. Older than the kept nights is what is dated before the oldest of them.
-//! Never removed are
+//! Everything that belongs to a run bears its name, which begins with its date: the published folders of texts,
+//! embeddings and knowledge ids, `runs/RUN` and `pools/RUN`. Anything dated before the oldest kept night is outdated,
+//! except for the following, which is never removed:
 //!
 //! - the two newest complete nights of each kind, and of its embeddings and ids: the second is what a run of the first
 //!   was or is being made from;
@@ -10,9 +10,9 @@
 //! - pool sets that the caller keeps (the promoted one and the one that a rollback goes to);
 //! - files that are not named as Laser names them, and folders without a dated name.
 //!
-//! Runs leave Delta tables first, see [`withdraw`]. Removal may be killed anywhere and repeated: a run's plan goes first, so that nobody takes it up again, then
-//! `_SUCCESS`, so that no reader takes half a night for a whole one, then the rest. Surveying lists folders of nights
-//! and runs; parts are listed only where they are removed.
+//! Runs leave the Delta tables first, see [`withdraw`]. Removal may be killed anywhere and repeated: a run's plan goes
+//! first, so that nobody takes it up again, then `_SUCCESS`, so that no reader takes half a night for a whole one, then
+//! the rest. Surveying lists folders of nights and runs; parts are listed only where they are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,27 +21,24 @@ use jiff::{SignedDuration, Timestamp};
 use laser_delta::{DeltaError, Table};
 use laser_schema::Kind;
 use laser_schema::ids::CODEBOOK;
-use laser_schema::layout::run_folder;
-use laser_schema::layout::{EMBEDDINGS, KNOWLEDGE_IDS, PROFILES, name_date, partition_of};
+use laser_schema::layout::{DataSet, name_date};
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
 use laser_store::Location;
+use laser_store::data_set;
 use laser_store::location::LocationError;
-use laser_store::nights::{nights_of, runs_of_night_of};
-use laser_store::pins::{PINS, Pins, PinsError};
+use laser_store::run_store::{CANCELLED, LOCK, PINS, PLAN, RunStore, RunStoreError, run_folder};
 
-use crate::plan::PLAN;
-
-/// A run that is not published is taken for one that is under way if it wrote something within these hours: nights
-/// that are two days old are not taken up again.
+/// A run that is not published counts as under way if it wrote something within these hours: nights that are two days
+/// old are not resumed.
 const UNDER_WAY_HOURS: i64 = 48;
 
-/// Complete nights of each kind that stay whatever is configured.
+/// Complete nights of each kind that stay, whatever is configured.
 const NIGHTS_MIN: usize = 2;
 
 /// The folder of pool sets.
 const POOLS: &str = "pools";
 
-/// Why nothing could be removed.
+/// The reasons why nothing could be removed.
 #[derive(Debug, thiserror::Error)]
 pub enum RetentionError {
     /// The store.
@@ -49,24 +46,24 @@ pub enum RetentionError {
     Location(#[from] LocationError),
     /// A run that is under way.
     #[error(transparent)]
-    Pins(#[from] PinsError),
-    /// A Delta table that a run is still in.
+    Run(#[from] RunStoreError),
+    /// A Delta table that has a run to remove.
     #[error(transparent)]
     Delta(#[from] DeltaError),
 }
 
-/// What is to stay.
+/// What to keep.
 #[derive(Debug, Clone)]
 pub struct Keep {
-    /// The newest nights with complete output of any kind; two at least.
+    /// Number of newest nights with complete output of any kind to keep, at least two.
     pub nights: usize,
-    /// Pool sets by place below the output's root.
+    /// Pool sets to keep, by their folder below the output's root.
     pub pools: BTreeSet<String>,
-    /// The time now, to tell which runs are under way.
+    /// The current time, to decide which runs are under way.
     pub now: Timestamp,
 }
 
-/// A run of which something is to be removed.
+/// A run that has something to remove.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outdated {
     /// Its name.
@@ -77,14 +74,14 @@ pub struct Outdated {
 
 /// A run's folder of one kind.
 struct Partition {
-    data_set: &'static str,
+    data_set: DataSet,
     kind: Kind,
     date: Date,
     folder: String,
     complete: bool,
 }
 
-/// All that an output holds of dated names.
+/// Everything with a dated name in an output.
 struct Survey<'a> {
     output: &'a Location,
     partitions: BTreeMap<String, Vec<Partition>>,
@@ -92,7 +89,8 @@ struct Survey<'a> {
     pools: BTreeSet<String>,
 }
 
-/// The runs of which something is outdated, oldest first; none while there are fewer complete nights than are kept.
+/// Returns the runs that have something outdated, oldest first; none while there are fewer complete nights than to
+/// keep.
 ///
 /// # Errors
 /// The store's.
@@ -113,16 +111,16 @@ pub async fn outdated(output: &Location, keep: &Keep) -> Result<Vec<Outdated>, R
 impl<'a> Survey<'a> {
     async fn of(output: &'a Location) -> Result<Self, LocationError> {
         let dated = |names: Vec<String>| names.into_iter().filter(|n| name_date(n).is_some());
-        let runs = dated(output.join("runs").folders().await?).collect();
+        let runs = dated(RunStore::names(output).await?).collect();
         let pools = dated(output.join(POOLS).folders().await?).collect();
         let mut partitions: BTreeMap<String, Vec<Partition>> = BTreeMap::new();
-        for data_set in [PROFILES, EMBEDDINGS, KNOWLEDGE_IDS] {
+        for data_set in DataSet::ALL {
             for kind in Kind::ALL {
-                for date in nights_of(data_set, output, kind).await? {
-                    let runs = runs_of_night_of(data_set, output, kind, date).await?;
+                for date in data_set::nights(output, data_set, kind).await? {
+                    let runs = data_set::runs(output, data_set, kind, date).await?;
                     for run in dated(runs) {
-                        let folder = partition_of(data_set, kind, date, &run);
-                        let complete = output.join(&folder).join(SUCCESS).exists().await?;
+                        let folder = data_set.folder(kind, date, &run);
+                        let complete = data_set::is_complete(&output.join(&folder)).await?;
                         let found = Partition { data_set, kind, date, folder, complete };
                         partitions.entry(run).or_default().push(found);
                     }
@@ -137,15 +135,15 @@ impl<'a> Survey<'a> {
         all.flat_map(|(run, parts)| parts.iter().map(move |part| (run, part))).filter(|(_, part)| part.complete)
     }
 
-    /// The date of the oldest night that is kept.
+    /// Returns the date of the oldest night to keep.
     fn oldest_kept(&self, nights: usize) -> Option<Date> {
         let texts = self.complete().map(|(_, part)| part);
-        let texts = texts.filter(|part| part.data_set == PROFILES);
+        let texts = texts.filter(|part| part.data_set == DataSet::Profiles);
         let dates: BTreeSet<Date> = texts.map(|part| part.date).collect();
         dates.into_iter().rev().nth(nights - 1)
     }
 
-    /// The runs of the newest complete nights of each kind.
+    /// Returns the runs of the newest complete nights of each kind.
     fn newest_of_each_kind(&self) -> BTreeSet<String> {
         let mut dates: BTreeMap<_, BTreeSet<Date>> = BTreeMap::new();
         for (_, part) in self.complete() {
@@ -161,8 +159,7 @@ impl<'a> Survey<'a> {
         kept.map(|(run, _)| run.clone()).collect()
     }
 
-    /// Adds the runs that are under way to `runs`, with those whose output they were begun with, and their pools to
-    /// `pools`.
+    /// Adds the runs under way to `runs`, with the runs whose output they started from, and their pools to `pools`.
     async fn protect_under_way(
         &self,
         now: Timestamp,
@@ -174,7 +171,7 @@ impl<'a> Survey<'a> {
             if !folders.is_empty() && folders.iter().all(|part| part.complete) {
                 continue;
             }
-            let Some(pins) = Pins::read(self.output, run).await? else {
+            let Some(pins) = RunStore::new(self.output, run).pins().await? else {
                 continue;
             };
             if self.newest_object(run, folders).await? < now - SignedDuration::from_hours(UNDER_WAY_HOURS) {
@@ -188,7 +185,7 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// When a run last wrote something, by the store's clock.
+    /// Returns the time at which a run last wrote something, by the store's clock.
     async fn newest_object(&self, run: &str, folders: &[Partition]) -> Result<Timestamp, LocationError> {
         let mut newest = Timestamp::UNIX_EPOCH;
         let folders = folders.iter().map(|part| part.folder.clone());
@@ -199,7 +196,7 @@ impl<'a> Survey<'a> {
         Ok(newest)
     }
 
-    /// All folders of a run but the pool sets that are kept.
+    /// Returns all folders of a run except the pool sets to keep.
     fn folders(&self, run: &String, kept_pools: &BTreeSet<String>) -> Vec<String> {
         let parts = self.partitions.get(run).map_or(&[][..], Vec::as_slice);
         let mut folders: Vec<String> = parts.iter().map(|part| part.folder.clone()).collect();
@@ -214,17 +211,16 @@ impl<'a> Survey<'a> {
     }
 }
 
-/// Takes the runs out of the Delta tables that the output has, one commit per table. Comes before [`remove`], so that no
-/// reader of a table looks for a file that is gone.
+/// Takes the runs out of the Delta tables of the output, with one commit per table. Call it before [`remove`], so that
+/// no reader of a table looks for a file that is gone.
 ///
 /// # Errors
-/// The store's, and a table that cannot be read; nothing was removed then.
+/// The store's, and a table that cannot be read; then nothing was removed.
 pub async fn withdraw(output: &Location, outdated: &[Outdated]) -> Result<(), RetentionError> {
-    for data_set in [PROFILES, EMBEDDINGS, KNOWLEDGE_IDS] {
+    for data_set in DataSet::ALL {
         for kind in Kind::ALL {
-            let folder = |run: &str, date| partition_of(data_set, kind, date, run);
             let dated = outdated.iter().filter_map(|o| Some((o, name_date(&o.run)?)));
-            let runs = dated.filter(|(o, date)| o.folders.contains(&folder(&o.run, *date)));
+            let runs = dated.filter(|(o, date)| o.folders.contains(&data_set.folder(kind, *date, &o.run)));
             let runs: BTreeMap<String, Date> = runs.map(|(o, date)| (o.run.clone(), date)).collect();
             if !runs.is_empty() {
                 Table::new(output, data_set, kind).remove(&runs).await?;
@@ -234,14 +230,14 @@ pub async fn withdraw(output: &Location, outdated: &[Outdated]) -> Result<(), Re
     Ok(())
 }
 
-/// Removes what is outdated of a run, and returns how many objects that were.
+/// Removes everything outdated of a run and returns the number of objects removed.
 ///
 /// # Errors
-/// The store's; the same again goes on.
+/// The store's. Call again to continue.
 pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, LocationError> {
     let run = run_folder(&outdated.run);
     let mut removed = 0;
-    // What makes a run, a night or a pool set one goes first, in this order, and one by one.
+    // The objects that make a run, a night or a pool set complete go first, in this order and one by one.
     let first = outdated.folders.iter().filter(|folder| **folder == run);
     let heads = [PINS, PLAN, SUCCESS, MANIFEST, "pools.json"];
     for folder in first.chain(&outdated.folders) {
@@ -257,7 +253,7 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
         folder.remove_below(ours).await?;
     }
     for folder in &outdated.folders {
-        // The night's folder, if this was its last run.
+        // Remove the night's folder if this was its last run.
         if let Some((night, _)) = folder.rsplit_once("/run=") {
             output.join(night).remove_below(Vec::new()).await?;
         }
@@ -265,9 +261,9 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
     Ok(removed)
 }
 
-/// Whether Laser names files of runs, nights and pool sets so.
+/// Whether Laser gives files of runs, nights and pool sets this name.
 fn is_ours(name: &str) -> bool {
-    let known = [ERRORS, CODEBOOK, "cancelled", "lock", "assignments.parquet"];
+    let known = [ERRORS, CODEBOOK, CANCELLED, LOCK, "assignments.parquet"];
     let matches = |prefix: &str, suffix: &str| {
         let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix));
         rest.is_some_and(|middle| !middle.contains('/'))

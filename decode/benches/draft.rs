@@ -1,6 +1,6 @@
 //! Time of building a pool and of drafting from it, on texts with the statistics of natural language: a
 //! seeded walk over phrases whose words follow Zipf's law. `cargo bench -p laser-decode`; figures for
-//! real texts come from `laser bench replay` (docs/performance.md).
+//! real texts come from `laser-bench replay` (docs/performance.md).
 
 use std::hint::black_box;
 

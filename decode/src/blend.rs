@@ -1,33 +1,32 @@
-//! What may follow a context: distributions over the next token, from all sources.
+//! Distributions over the token that follows a context, from all sources.
 //!
-//! Two rules. [`Rule::Blend`] mixes the continuations of every length of context by Witten-Bell
-//! smoothing: P_m(w) = (c_m(w) + αD_m·P_{m-1}(w)) / (n_m + αD_m), P_0 = 0, with c the counts (those of
-//! temporary branches weighted), n their sum and D the number of distinct continuations. A length
-//! that occurs at the same places as the next shorter one tells nothing new and is left out.
-//! Trusting the longest match alone costs a quarter of the accepted tokens. [`Rule::Frequency`]
-//! counts the continuations of one length, as the paper does.
+//! There are two rules. [`Rule::Blend`] mixes the continuations of every context length by Witten-Bell smoothing:
+//! P_m(w) = (c_m(w) + αD_m·P_{m-1}(w)) / (n_m + αD_m), P_0 = 0, where c are the counts (weighted for temporary
+//! branches), n is their sum and D the number of distinct continuations. A length that occurs at the same positions as
+//! the next shorter one adds no information and is skipped. Trusting only the longest match loses a quarter of the
+//! accepted tokens. [`Rule::Frequency`] counts the continuations of one length, as the paper does.
 //!
-//! Costs a table or a few reads per distinct length, and no allocation.
+//! Cost: one table or a few reads per distinct length, and no allocation.
 
 use crate::Token;
-use crate::draft::SourceWeights;
 use crate::frequent::{Branch, NONE};
+use crate::sources::SourceWeights;
 use crate::suffix::{Match, Suffixes};
 use crate::temporary::Temporary;
 use crate::tree::Source;
 
-/// Of the smoothing at the shortest context, beyond which there is nothing to leave probability to but
-/// tokens never seen after it: with half, the sum of estimates is within 2 % of what is accepted.
+/// Share of the smoothing applied at the shortest context. Below it there is nothing to leave probability to except
+/// tokens never seen after it. With half, the sum of the estimates is within 2 % of what is accepted.
 const SHORTEST: f32 = 0.5;
 
-/// A continuation that at one length gets less than this part of what would bring it into the tree is not
-/// counted there. In replay a whole loses 1.0 % of the accepted tokens and nothing at all doubles the time.
+/// A continuation is not counted at a length where it would get less than this share of the probability needed to enter
+/// the tree. In replay, 1.0 loses 1.0 % of the accepted tokens, and 0 doubles the time.
 const NEGLIGIBLE: f32 = 0.25;
 
 /// Most distinct continuations of one node: four times the nodes of a usual tree.
 const CHILDREN_MAX: usize = 256;
 
-/// Slots of the table of continuations: a power of two, at most half of them in use.
+/// Slots of the table of continuations: a power of two, of which at most half are in use.
 const SLOT_BITS: u32 = 9;
 
 /// How continuations become probabilities.
@@ -39,7 +38,7 @@ pub(crate) enum Rule {
     Frequency { ngram: usize },
 }
 
-/// All places where the last tokens of a context occurred before.
+/// All positions where the last tokens of a context occurred before.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Evidence<'a> {
     pub(crate) suffixes: &'a Suffixes<'a>,
@@ -55,7 +54,7 @@ pub(crate) struct Child {
     pub(crate) token: Token,
     pub(crate) probability: f32,
     pub(crate) source: Source,
-    /// Its matches in the pool, for [`Distribution::steps`].
+    /// The continuation's matches in the pool, for [`Distribution::steps`].
     pub(crate) steps: u32,
 }
 
@@ -68,21 +67,21 @@ struct Occurrence {
     source: Source,
 }
 
-/// A length of context.
+/// One context length.
 #[derive(Debug, Clone, Copy)]
 struct Level {
     pool: Option<Match>,
-    /// Occurrences in the pool, at most how many of them go on with one token, and at least how many
-    /// tokens they go on with.
+    /// Occurrences in the pool, an upper bound on how many of them continue with one token, and a lower bound on the
+    /// number of distinct continuations.
     count: f32,
     most: f32,
     distinct: f32,
     /// Weight of a distinct continuation.
     alpha: f32,
-    /// Occurrences in temporary branches at this length or a longer one: their weight and number.
+    /// Weight and number of the occurrences in temporary branches at this length or a longer one.
     weight: f32,
     taken: usize,
-    /// The probability that one occurrence has here.
+    /// The probability that one occurrence contributes at this length.
     share: f32,
 }
 
@@ -104,12 +103,12 @@ impl Level {
 pub(crate) struct Distribution {
     table: Table,
     occurrences: Vec<Occurrence>,
-    /// Occurrences at the end of a growing text, which nothing follows yet.
+    /// Occurrences at the end of a growing text, which have no continuation yet.
     open_ends: usize,
-    /// Continuations in the pool at one length: as read, and their place in the table with their count.
+    /// Continuations in the pool at one length: as read, and their index in the table with their count.
     read: Vec<Branch>,
     counted: Vec<(usize, f32)>,
-    /// Where continuations were found in the pool, chained from the shortest length to the longest.
+    /// The matches of continuations found in the pool, chained from the shortest length to the longest.
     steps: Vec<(Match, u32)>,
     levels: Vec<Level>,
 }
@@ -120,7 +119,7 @@ impl Distribution {
         self.steps.clear();
     }
 
-    /// The matches of a child in the pool as far as they were found with it, shortest first.
+    /// The matches of a child in the pool as far as they were found together with it, shortest first.
     pub(crate) fn steps(&self, mut at: u32) -> impl Iterator<Item = Match> + '_ {
         std::iter::from_fn(move || {
             let &(found, next) = self.steps.get(at as usize)?;
@@ -129,8 +128,8 @@ impl Distribution {
         })
     }
 
-    /// The tokens that may follow, in the order they were found. Those of a conditional probability
-    /// up to `threshold` need not be among them.
+    /// Tokens that may follow, in the order they were found. Tokens with a conditional probability up to `threshold`
+    /// may be missing.
     pub(crate) fn children(
         &mut self,
         evidence: &Evidence<'_>,
@@ -153,7 +152,7 @@ impl Distribution {
                 self.count(evidence);
             }
         }
-        // Rounding must not decide here what the caller decides.
+        // Rounding here must not decide what the caller decides.
         let least = 0.999 * threshold;
         let likely = move |entry: &&Entry| entry.by_source.iter().sum::<f32>() >= least;
         self.table.entries.iter().filter(likely).map(Entry::child)
@@ -173,8 +172,8 @@ impl Distribution {
         self.occurrences.sort_unstable_by_key(|occurrence| std::cmp::Reverse(occurrence.len));
     }
 
-    /// One length: a token's probability is its share of the occurrences. Those that nothing follows
-    /// share too, so that along a path probabilities stay proportional to counts.
+    /// Uses one length: a token's probability is its share of the occurrences. Occurrences without a continuation take
+    /// a share too, so that probabilities along a path stay proportional to counts.
     fn count(&mut self, evidence: &Evidence<'_>) {
         let pool = evidence.matches.first();
         let total = pool.map_or(0, Match::count) + self.occurrences.len() + self.open_ends;
@@ -190,8 +189,8 @@ impl Distribution {
         }
     }
 
-    /// The lengths of context to blend, longest first. Of lengths that occur at the same places the
-    /// shortest stands for all: that is where a match or an occurrence ends, or is the first to.
+    /// Finds the context lengths to blend, longest first. The shortest of all lengths that occur at the same positions
+    /// stands for them: there a match or an occurrence ends or begins.
     fn find_levels(&mut self, evidence: &Evidence<'_>, alpha: f32) {
         let (longest, occurrences) = (evidence.longest, &self.occurrences);
         let (mut weight, mut taken, mut pools) = (0.0, 0, evidence.matches.len());
@@ -219,7 +218,7 @@ impl Distribution {
         }
     }
 
-    /// About the most that a continuation can have: on real texts a third of all expansions end here.
+    /// Approximate upper bound on the probability of a continuation. On real texts a third of all expansions end here.
     fn bound(&self) -> f32 {
         let shortest_first = self.levels.iter().rev();
         shortest_first.fold(0.0, |shorter, level| {
@@ -229,8 +228,8 @@ impl Distribution {
         })
     }
 
-    /// From the longest length down: each takes its part of the probability that the longer ones left
-    /// over, so that the sum equals the recursion from the shortest up.
+    /// Goes from the longest length down. Each length takes its share of the probability that the longer ones left, so
+    /// the sum equals the recursion from the shortest length up.
     fn blend(&mut self, suffixes: &Suffixes<'_>, threshold: f32) {
         let (mut left, mut taken) = (1.0, 0);
         for at in 0..self.levels.len() {
@@ -259,8 +258,7 @@ impl Distribution {
         self.add_occurrences();
     }
 
-    /// Counts what follows in the pool, at least the tokens that do so `least` times; how many tokens
-    /// these are.
+    /// Counts the continuations in the pool, at least those that occur `least` times, and returns their number.
     fn add_children(&mut self, suffixes: &Suffixes<'_>, pool: Match, least: f32) -> usize {
         let children = suffixes.children(pool, least, &mut self.read);
         for (index, &[token, _, count]) in children.branches.iter().enumerate() {
@@ -293,7 +291,7 @@ impl Distribution {
     }
 }
 
-/// A token's probability by the source that gives it.
+/// The part of a token's probability that one source contributes.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     token: Token,

@@ -1,8 +1,8 @@
-//! Drafting: from a text so far to the tree of its likely continuations.
+//! Drafting: from the text so far to a tree of likely continuations.
 //!
-//! A [`DraftContext`] belongs to one text. It owns that text's temporary branches (prompt, output, the
-//! entity's previous text) and shares the pool; dropping it drops all that it knew of the text, so
-//! nothing of one text is ever drafted for another. In steady state a draft allocates nothing.
+//! A [`DraftContext`] belongs to one text. It owns that text's temporary branches (prompt, output, the entity's
+//! previous text) and shares the pool. Dropping it drops everything it learnt from the text, so nothing from one text
+//! is ever drafted for another. In steady state a draft allocates nothing.
 
 use thiserror::Error;
 
@@ -10,41 +10,40 @@ use crate::Token;
 use crate::blend::Rule;
 use crate::growth::Growth;
 use crate::pool::Pool;
-use crate::suffix::{Match, Matches, Suffixes};
-use crate::temporary::Temporary;
+use crate::sources::{SourceWeights, Sources};
 use crate::tree::{DraftTree, Source};
 
-/// Longest context that is matched, in tokens. Longer ones occur at the same places: in replay, order
-/// 12 accepts no more than 6.
+/// Longest context to match, in tokens. Longer contexts occur at the same positions: in replay, order 12 accepts no
+/// more than order 6.
 pub const ORDER_MAX: usize = 16;
 
 /// How continuations are drafted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Drafter {
-    /// Nothing is drafted: plain decoding, the tree is the root alone.
+    /// No drafting: plain decoding, where the tree is only the root.
     None,
-    /// Prompt lookup (LLMA, PLD): one chain, copied from where the longest end of the context of at
-    /// most `max_ngram` tokens last occurred in prompt and output. Probabilities are not estimated (1).
+    /// Prompt lookup (LLMA, PLD): one chain, copied from the most recent occurrence in prompt and output of the longest
+    /// matching end of the context, up to `max_ngram` tokens. Probabilities are not estimated; all are 1.
     PromptLookup {
         /// Longest match looked for, in tokens.
         max_ngram: usize,
     },
-    /// LASER 3.3: the last n tokens select a subtree; n starts at `max_ngram` and shrinks until the
-    /// subtree fills the budget; of a larger one the most frequent nodes are taken. All sources alike.
+    /// LASER 3.3: the last n tokens select a subtree. n starts at `max_ngram` and shrinks until the subtree fills the
+    /// budget; of a larger subtree the most frequent nodes are taken. All sources count alike.
     RawFrequency {
         /// Longest context, in tokens.
         max_ngram: usize,
     },
-    /// The tree of the largest sum of path probabilities, these from Witten-Bell smoothing over
-    /// contexts of 1 to `order` tokens and all sources.
+    /// The tree with the largest sum of path probabilities, which come from Witten-Bell smoothing over contexts of 1 to
+    /// `order` tokens and all sources.
     Blended {
         /// Longest context, in tokens.
         order: usize,
-        /// Weight of a distinct continuation against a count: how soon shorter contexts are trusted.
+        /// Weight of a distinct continuation relative to a count: how quickly shorter contexts gain weight.
         alpha: f32,
         /// Path probability below which nothing is drafted.
         min_probability: f32,
-        /// What an occurrence counts in each source.
+        /// Weight of an occurrence in each source.
         weights: SourceWeights,
     },
 }
@@ -57,7 +56,7 @@ impl Default for Drafter {
     }
 }
 
-/// A drafter's option out of its range.
+/// A drafter's option is out of its range.
 #[derive(Debug, Clone, Copy, PartialEq, Error)]
 #[error("drafter: {option} must be {expected}, got {found}")]
 pub struct DrafterError {
@@ -73,7 +72,7 @@ impl Drafter {
     /// Checks that every option is in its range.
     ///
     /// # Errors
-    /// Naming the first option that is not.
+    /// Names the first option that is out of range.
     pub fn check(&self) -> Result<(), DrafterError> {
         const LENGTH: &str = "1 to 16";
         let length = |option, len: usize| check(option, LENGTH, len as f64, 1.0, ORDER_MAX as f64);
@@ -108,84 +107,6 @@ fn check(option: &'static str, expected: &'static str, found: f64, min: f64, max
     Err(DrafterError { option, expected, found })
 }
 
-/// What an occurrence in a temporary branch counts against one in the pool, which counts 1.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SourceWeights {
-    /// In the prompt and the output so far.
-    pub context: f32,
-    /// In the entity's own previous text.
-    pub previous: f32,
-}
-
-impl Default for SourceWeights {
-    /// By replay: context weights of 1 to 8 differ by 0.5 %. Previous texts that another model wrote of the
-    /// same film add 15 % of accepted tokens at 4 to 16 and less beyond; 16 suits texts of one model,
-    /// which are more alike.
-    fn default() -> Self {
-        Self { context: 4.0, previous: 16.0 }
-    }
-}
-
-impl SourceWeights {
-    /// Every occurrence counts 1.
-    pub(crate) const EQUAL: Self = Self { context: 1.0, previous: 1.0 };
-
-    pub(crate) fn of(&self, source: Source) -> f32 {
-        match source {
-            Source::Pool => 1.0,
-            Source::Previous => self.previous,
-            Source::Context => self.context,
-        }
-    }
-}
-
-/// What one text is drafted from.
-#[derive(Debug, Clone)]
-pub(crate) struct Sources {
-    pool: Option<Pool>,
-    pub(crate) previous: Temporary,
-    pub(crate) context: Temporary,
-    pub(crate) end_of_text: Token,
-    /// Nothing is drafted that is not below: damage to a pool must not reach the model.
-    pub(crate) vocab_size: u32,
-    /// Matches in the pool of the context's last tokens, and their greatest length.
-    pub(crate) matches: Vec<Match>,
-    pub(crate) longest: usize,
-}
-
-impl Sources {
-    /// The pool's suffixes; none without a pool.
-    pub(crate) fn suffixes(&self) -> Suffixes<'_> {
-        self.pool.as_ref().map_or_else(Suffixes::default, Pool::suffixes)
-    }
-
-    /// The last tokens of the context, newest first, at most `limit` and none beyond the end of a text.
-    pub(crate) fn recent(&self, limit: usize) -> impl Iterator<Item = Token> + '_ {
-        let backwards = self.context.tokens().iter().rev().take(limit).copied();
-        backwards.take_while(|&token| token != self.end_of_text)
-    }
-
-    /// Carries the pool's matches over the context's last `added` tokens.
-    fn advance(&mut self, added: usize, order: usize) {
-        let tokens = self.context.tokens();
-        if added >= order {
-            (self.matches, self.longest) = (Vec::with_capacity(2 * order), 0);
-        }
-        let mut arena = std::mem::take(&mut self.matches);
-        for &token in &tokens[tokens.len() - added.min(order)..] {
-            let known = arena.len();
-            let from = Matches { at: 0..known, longest: self.longest };
-            let mut next = Matches::default();
-            if token != self.end_of_text {
-                next = self.suffixes().advance(&mut arena, &from, token, order);
-            }
-            arena.drain(..known);
-            self.longest = next.longest;
-        }
-        self.matches = arena;
-    }
-}
-
 /// The drafting state of one text.
 #[derive(Debug, Clone)]
 pub struct DraftContext {
@@ -195,20 +116,11 @@ pub struct DraftContext {
 }
 
 impl DraftContext {
-    /// The state of a text without any token yet. `end_of_text` must be the pool's. Options outside the
-    /// range that [`Drafter::check`] tells make drafts worse, or empty, but are not errors here.
+    /// Creates the state of a text without any token. `end_of_text` must be the pool's. Options that [`Drafter::check`]
+    /// would refuse give worse or empty drafts, but are not errors here.
     #[must_use]
     pub fn new(drafter: Drafter, pool: Option<Pool>, end_of_text: Token) -> Self {
-        let sources = Sources {
-            vocab_size: pool.as_ref().map_or(u32::MAX, |pool| pool.meta().vocab_size),
-            pool,
-            previous: Temporary::new(Source::Previous),
-            context: Temporary::new(Source::Context),
-            end_of_text,
-            matches: Vec::new(),
-            longest: 0,
-        };
-        Self { drafter, sources, growth: Growth::default() }
+        Self { drafter, sources: Sources::new(pool, end_of_text), growth: Growth::default() }
     }
 
     /// Adds a previous text of the same entity as a temporary branch of the highest weight, ended by
@@ -221,7 +133,7 @@ impl DraftContext {
         }
     }
 
-    /// Appends to the context: the prompt, then in every step the accepted tokens.
+    /// Appends to the context: first the prompt, then the accepted tokens of each step.
     pub fn extend(&mut self, tokens: &[Token]) {
         for &token in tokens {
             self.sources.context.push(token);
@@ -229,9 +141,9 @@ impl DraftContext {
         self.sources.advance(tokens.len(), self.drafter.order());
     }
 
-    /// Replaces `tree` by the draft of what follows the context: its root is the context's last token,
-    /// up to `max_nodes` drafted tokens follow. Nothing is drafted beyond an end-of-text token. An
-    /// empty context gives an empty tree.
+    /// Replaces `tree` by a draft of what follows the context. Its root is the context's last token, followed by up to
+    /// `max_nodes` drafted tokens. Nothing is drafted beyond an end-of-text token. An empty context gives an empty
+    /// tree.
     pub fn draft(&mut self, max_nodes: usize, tree: &mut DraftTree) {
         tree.clear();
         let Some(&root) = self.sources.context.tokens().last() else {
@@ -258,7 +170,7 @@ impl DraftContext {
         }
     }
 
-    /// Copies what followed the longest, of equals the most recent, match in the context.
+    /// Copies the continuation of the longest match in the context; among equals, of the most recent.
     fn copy(&self, max_nodes: usize, tree: &mut DraftTree) {
         let Sources { context, end_of_text, .. } = &self.sources;
         let recent: Vec<Token> = self.sources.recent(self.drafter.order()).collect();

@@ -1,41 +1,41 @@
 //! The frequent contexts of a pool: the top of its suffix tree, each with its children by frequency.
 //!
-//! Wherever many suffixes agree, finding who follows takes searches all over memory. So for every
-//! context that occurs [`FREQUENT`] times or more the children that occur more than once are listed,
-//! most frequent first, with their ranges. Contexts at the same places share a table, that of the
-//! longest, as in a suffix tree. On texts of natural language this takes 2.3 bytes a token.
+//! Where many suffixes agree, finding the continuations takes searches all over memory. So every context that occurs
+//! [`FREQUENT`] times or more has a list of the children that occur more than once, most frequent first, with their
+//! ranges. Contexts at the same positions share the table of the longest, as in a suffix tree. On natural language this
+//! takes 2.3 bytes per token.
 
 use std::cmp::Reverse;
 
 use crate::Token;
 
-/// Occurrences from which on a context has a table: fewer are as quickly read one by one.
+/// Least number of occurrences of a context with a table: fewer are read one by one just as quickly.
 pub(crate) const FREQUENT: u32 = 16;
 
-/// A child is listed if it has at least this part of its parent's mass.
+/// A child is listed if it has at least this share (one part in `SHARE`) of its parent's mass.
 const SHARE: u64 = 128;
 
-/// Longest context with a table of its own, in tokens: the longest that is matched, and the depth to
-/// which its branches are followed. A context longer than this counts as having one child.
+/// Longest context with a table of its own, in tokens: the longest that is matched, plus the depth to which its
+/// branches are followed. A longer context counts as having one child.
 const DEPTH_MAX: usize = 28;
 
 /// No table.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A child: its token, the rank of the first suffix that goes on with it, and how many do.
+/// A child: its token, the rank of the first suffix that continues with it, and the number of such suffixes.
 pub(crate) type Branch = [u32; 3];
 
-/// The tables, in place. Children that are frequent come first in their parent's list and have
-/// consecutive tables, so a table tells where those of its children are.
+/// The tables, read in place. Frequent children come first in their parent's list and have consecutive tables, so a
+/// table locates those of its children.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Frequent<'a> {
-    /// Every token but the end of text that occurs, rising: token, first rank, table.
+    /// Every token that occurs except the end of text, in ascending order: token, first rank, table.
     pub(crate) tokens: &'a [[u32; 3]],
-    /// For every 2^shift tokens the index of the first in `tokens`.
+    /// The index in `tokens` of the first entry per 2^shift tokens.
     pub(crate) buckets: &'a [u32],
     pub(crate) shift: u32,
-    /// Length in tokens, number of distinct children, first branch, table of the first child. The last
-    /// one ends the branches.
+    /// Length in tokens, number of distinct children, first branch, table of the first child. The last entry only marks
+    /// the end of the branches.
     pub(crate) tables: &'a [[u32; 4]],
     pub(crate) branches: &'a [Branch],
 }
@@ -59,7 +59,7 @@ impl<'a> Frequent<'a> {
         (found == token).then_some((first, end.saturating_sub(first), table))
     }
 
-    /// A table, unless `table` is [`NONE`].
+    /// Returns a table, unless `table` is [`NONE`].
     pub(crate) fn table(&self, table: u32) -> Option<Table<'a>> {
         let table = table as usize;
         let [depth, distinct, first, first_child] = *self.tables.get(table)?;
@@ -73,7 +73,7 @@ impl<'a> Frequent<'a> {
     }
 }
 
-/// The tables of a pool as they are built, in breadth-first order.
+/// The tables of a pool while they are built, in breadth-first order.
 #[derive(Debug, Default)]
 pub(crate) struct FrequentBuilder {
     pub(crate) tokens: Vec<[u32; 3]>,
@@ -83,15 +83,15 @@ pub(crate) struct FrequentBuilder {
     pub(crate) branches: Vec<Branch>,
 }
 
-/// Suffixes that agree in `depth` tokens at least.
+/// Suffixes that agree in at least `depth` tokens.
 struct Interval {
     first: u32,
     end: u32,
     depth: usize,
 }
 
-/// The tables of a text with this suffix array, over a vocabulary of at least one token. Fewer than
-/// 2^31 tokens. Costs a few searches a frequent context, a seventh of the sorting.
+/// Builds the tables of a text with this suffix array, over a vocabulary of at least one token and fewer than 2^31
+/// tokens of text. Costs a few searches per frequent context, a seventh of the sorting.
 pub(crate) fn build_frequent(
     tokens: &[Token],
     ranks: &[u32],
@@ -116,7 +116,7 @@ fn index(index: usize) -> u32 {
 }
 
 impl FrequentBuilder {
-    /// Lists the tokens that occur, with a bucket for every four; the intervals of the frequent ones.
+    /// Lists the tokens that occur, with a bucket per four of them, and returns the intervals of the frequent ones.
     fn add_tokens(&mut self, tokens: &[Token], (vocab_size, end_of_text): (u32, Token)) -> Vec<Interval> {
         let mut counts = vec![0; vocab_size as usize];
         for &token in tokens {
@@ -147,7 +147,7 @@ impl FrequentBuilder {
         queue
     }
 
-    /// Adds the table of the interval `queue[at]`; the intervals of its frequent children.
+    /// Adds the table of the interval `queue[at]` and returns the intervals of its frequent children.
     fn add_table(
         &mut self,
         tokens: &[Token],
@@ -194,7 +194,7 @@ impl FrequentBuilder {
     }
 }
 
-/// The first rank from `first` on that is not `below`, in steps of rising width, as it is mostly near.
+/// Finds the first rank from `first` on that is not `below`, in steps of growing width, because it is usually near.
 fn gallop(mut first: u32, mut end: u32, below: impl Fn(u32) -> bool) -> u32 {
     let mut step = 1;
     while first < end {

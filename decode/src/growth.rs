@@ -1,24 +1,24 @@
 //! Growing a draft tree best-first.
 //!
-//! The children of a node are never more probable than the node, so taking the most probable open node
-//! again and again yields the tree of `max_nodes` nodes with the largest sum of path probabilities: the
-//! largest expected number of accepted tokens. All buffers are kept from step to step.
+//! A child is never more probable than its parent. So taking the most probable open node again and again yields the
+//! tree of `max_nodes` nodes with the largest sum of path probabilities, which is the largest expected number of
+//! accepted tokens. All buffers are kept from step to step.
 
 use crate::Token;
 use crate::blend::{Child, Distribution, Evidence, Rule};
-use crate::draft::Sources;
+use crate::sources::Sources;
 use crate::suffix::{Match, Matches, Suffixes};
 use crate::tree::DraftTree;
 
-/// Longest branch drafted by raw frequency. A place that occurs once would else be followed to
-/// the end of its text; the paper's own code stops at 12.
+/// Longest branch drafted by raw frequency. Otherwise a context that occurs once would be followed to the end of its
+/// text; the paper's own code stops at 12.
 const FREQUENCY_DEPTH_MAX: u32 = 12;
 
-/// A node whose children cannot enter the tree even if one has this probability is not expanded. Smoothed
-/// probabilities are rarely above.
+/// A node is not expanded if no child could enter the tree even with this probability. Smoothed probabilities are
+/// rarely above it.
 const LIKELIEST: f32 = 0.9;
 
-/// A token that may be drafted next, or was.
+/// A token that may be drafted next, or has been.
 #[derive(Debug, Clone, Copy)]
 struct Open {
     parent: usize,
@@ -26,11 +26,11 @@ struct Open {
     child: Child,
 }
 
-/// The `limit` most probable tokens seen. As none of their children can be more probable than they are, they
-/// enter the tree in this order, and what is not among them never does.
+/// The `limit` most probable tokens seen. Their children cannot be more probable than they are, so they enter the tree
+/// in this order and no other token ever does.
 #[derive(Debug, Clone, Default)]
 struct Frontier {
-    /// Probability and index in `seen`, most probable first; of equals the one found first.
+    /// Probability and index in `seen`, most probable first; equals in the order found.
     best: Vec<(f32, usize)>,
     seen: Vec<Open>,
     taken: usize,
@@ -45,7 +45,7 @@ impl Frontier {
         (self.taken, self.limit, self.floor) = (0, limit, floor);
     }
 
-    /// The probability that a token must exceed to be drafted: `limit` others have at least that.
+    /// The probability that a token must exceed to be drafted: `limit` other tokens have at least that.
     fn threshold(&self) -> f32 {
         match self.best.last() {
             Some(&(least, _)) if self.best.len() == self.limit => least,
@@ -74,7 +74,7 @@ impl Frontier {
     }
 }
 
-/// The buffers that trees are grown with.
+/// Buffers for growing trees.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Growth {
     frontier: Frontier,
@@ -85,8 +85,7 @@ pub(crate) struct Growth {
 }
 
 impl Growth {
-    /// Grows `tree`, which is its root alone, by up to `max_nodes` nodes of path probability above
-    /// `floor`.
+    /// Grows `tree`, which is only its root, by up to `max_nodes` nodes with path probabilities above `floor`.
     pub(crate) fn grow(
         &mut self,
         sources: &Sources,
@@ -177,8 +176,8 @@ impl Growth {
     }
 }
 
-/// Fills `recent` with the last tokens of the text that ends in `node`, newest first: at most `limit`,
-/// none of them across the end of a text.
+/// Fills `recent` with the last tokens of the text that ends in `node`, newest first: at most `limit`, and none beyond
+/// the end of a text.
 fn recall(recent: &mut Vec<Token>, sources: &Sources, tree: &DraftTree, mut node: usize, limit: usize) {
     recent.clear();
     while node != 0 && recent.len() < limit {

@@ -1,12 +1,12 @@
-//! The algorithms of speculative decoding, and nothing else: pools of earlier texts, drafting from
-//! them, draft trees and their verification.
+//! The algorithms of speculative decoding, and nothing else: pools of earlier texts, drafting from them, draft trees,
+//! and their verification.
 //!
 //! A text is generated in steps. Each step drafts a tree of likely continuations
 //! ([`DraftContext::draft`]), lets the target model score all its nodes in one forward, and keeps the
 //! longest branch that the model agrees with ([`verify()`]).
 //!
-//! The crate knows no tensor, file, clock, thread or serialisation: bytes and tokens in, bytes and
-//! tokens out, and the same output for the same input everywhere.
+//! The crate knows no tensor, file, clock, thread or serialisation. It maps bytes and tokens to bytes and tokens, and
+//! the same input gives the same output everywhere.
 
 mod blend;
 mod draft;
@@ -14,14 +14,16 @@ mod frequent;
 mod growth;
 mod pool;
 mod pool_builder;
+mod sources;
 mod suffix;
 mod temporary;
 mod tree;
 mod verify;
 
-pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX, SourceWeights};
+pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX};
 pub use pool::{Pool, PoolError, PoolMeta, TOKENS_MAX, VOCABULARY_MAX};
 pub use pool_builder::build_pool;
+pub use sources::SourceWeights;
 pub use tree::{DraftTree, ROOT_PARENT, Source};
 pub use verify::{Candidate, PolicyError, TargetScores, Verification, Verified, verify};
 

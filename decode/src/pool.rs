@@ -1,13 +1,13 @@
-//! The pool: earlier texts of a group with a suffix array over them, one immutable file.
+//! The pool: earlier texts of a group with a suffix array over them, in one immutable file.
 //!
-//! A suffix array is the trie of all suffixes at any depth in 4 bytes a token beside the 4 of the
-//! token itself: a context is a range of it, a child a sub-range, the width its frequency. The view
-//! reads the file's bytes in place (mapped, shared by all threads; a clone is a reference count).
+//! A suffix array is the trie of all suffixes at any depth, in 4 bytes per token beside the 4 of the token itself. A
+//! context is a range of it, a child is a sub-range, and the width is the frequency. The view reads the file's bytes in
+//! place (mapped, shared by all threads; a clone is a reference count).
 //!
-//! Opening checks the header, which has a checksum of its own, and the file's length: its cost does not
-//! depend on the size. [`Pool::verify`] reads everything (about 1 GB/s) and compares it with the checksum
-//! in the header. Whether verified or not, drafting on any pool that opens can neither panic nor
-//! yield a token outside the vocabulary. The layout is in docs/formats.md.
+//! Opening checks the header, which has its own checksum, and the file's length, so its cost does not depend on the
+//! size. [`Pool::verify`] reads everything (about 1 GB/s) and compares it with the checksum in the header. Verified or
+//! not, drafting from any pool that opens neither panics nor yields a token outside the vocabulary. The layout is in
+//! docs/formats.md.
 
 use std::fmt;
 
@@ -20,22 +20,23 @@ use crate::suffix::Suffixes;
 
 pub(crate) const MAGIC: [u8; 8] = *b"LASRPOOL";
 pub(crate) const VERSION: u32 = 2;
-/// Read as a native integer: another value means another byte order than the file's.
+/// Read as a native integer, any other value means that the machine's byte order is not the file's.
 pub(crate) const BYTE_ORDER: u32 = 0x0102_0304;
-/// Where the header's checksum covers from: all after itself. What precedes it is checked by equality.
+/// Start of the header checksum's range, which covers everything after itself. What precedes it is compared for
+/// equality.
 pub(crate) const CHECKED_FROM: usize = 48;
 /// Length of the fixed part of the header, after which the name follows.
 pub(crate) const HEADER: usize = 148;
 
-/// Most tokens a pool can hold, ends of texts included: suffix array construction indexes with i32.
+/// Most tokens a pool can hold, including ends of texts: suffix array construction indexes with i32.
 pub const TOKENS_MAX: usize = i32::MAX as usize;
-/// Largest vocabulary: 60 times that of today's largest; construction takes memory in its proportion.
+/// Largest vocabulary: 60 times today's largest. Construction takes memory proportional to it.
 pub const VOCABULARY_MAX: u32 = 1 << 24;
 
-/// What a pool says of itself.
+/// The description stored in a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolMeta {
-    /// The pool's name, as routing and errors call it.
+    /// The pool's name in routing and errors.
     pub name: String,
     /// Fingerprint of the tokenizer that made the tokens.
     pub tokenizer: [u8; 32],
@@ -48,7 +49,7 @@ pub struct PoolMeta {
 /// Why a pool could not be built, opened or used.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PoolError {
-    /// The magic number is another.
+    /// The magic number does not match.
     #[error("not a pool file: it starts with {found:02x?}, expected {MAGIC:02x?} (\"LASRPOOL\")")]
     Magic {
         /// The bytes in place of the magic number.
@@ -66,12 +67,12 @@ pub enum PoolError {
     /// The file is cut off or has a tail.
     #[error("pool file has {found} bytes, expected {expected}: it is truncated or damaged, rebuild it")]
     Length {
-        /// Bytes the header asks for.
+        /// Bytes that the header requires.
         expected: u64,
-        /// Bytes there are.
+        /// Bytes found.
         found: u64,
     },
-    /// The content is not what was written.
+    /// The content differs from what was written.
     #[error("pool file is damaged: checksum {found}, expected {expected}: rebuild the pool")]
     Checksum {
         /// The checksum in the header, in hexadecimal.
@@ -82,10 +83,10 @@ pub enum PoolError {
     /// The checksum holds but the content does not make a pool.
     #[error("pool file is malformed: {what}: it was not written by laser, rebuild it")]
     Malformed {
-        /// The rule that does not hold.
+        /// The violated rule.
         what: String,
     },
-    /// The pool's tokens are of another tokenizer than the model's.
+    /// The pool was built with another tokenizer than the model's.
     #[error(
         "pool {pool} was built with tokenizer {found}, the model's is {expected}: \
          rebuild the pool with the model's tokenizer"
@@ -113,7 +114,7 @@ pub enum PoolError {
     },
     /// A text to build from has a token outside the vocabulary.
     #[error(
-        "pool {pool}: text {text} has token {token} at place {place}, \
+        "pool {pool}: text {text} has token {token} at index {place}, \
          expected less than the vocabulary's {vocab_size}: tokenise it with the pool's tokenizer"
     )]
     Token {
@@ -128,16 +129,16 @@ pub enum PoolError {
         /// The vocabulary's size.
         vocab_size: u32,
     },
-    /// More than a file can hold.
+    /// There are more items than a file can hold.
     #[error("pool {pool}: {found} {what}, at most {max} fit: sample fewer texts or split the group")]
     TooLarge {
         /// The pool's name.
         pool: String,
-        /// What there is too much of.
+        /// The kind of item.
         what: &'static str,
-        /// How much there is.
+        /// The number found.
         found: usize,
-        /// How much there may be.
+        /// The largest number allowed.
         max: usize,
     },
     /// The suffix array could not be built.
@@ -145,9 +146,9 @@ pub enum PoolError {
     SuffixArray {
         /// The pool's name.
         pool: String,
-        /// How many tokens there are.
+        /// Number of tokens.
         tokens: usize,
-        /// What the library reports.
+        /// The library's message.
         reason: String,
     },
 }
@@ -170,12 +171,12 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// Opens the bytes of a pool file. They are read in place if they start at a multiple of 4, as
-    /// those of a mapping do; others are copied once. Only the header is read.
+    /// Opens the bytes of a pool file. Bytes that start at a multiple of 4, as those of a mapping do, are read in
+    /// place; others are copied once. Only the header is read.
     ///
     /// # Errors
-    /// If the header is not a whole, undamaged one of this format, or the file is not as long as it says;
-    /// never panics.
+    /// If the header is damaged, incomplete or of another format, or the file does not have the length that it states.
+    /// Never panics.
     pub fn open(bytes: Bytes) -> Result<Self, PoolError> {
         let bytes = aligned(bytes);
         check_preamble(&bytes)?;
@@ -191,19 +192,19 @@ impl Pool {
         Ok(Self { bytes, meta, digest, header })
     }
 
-    /// Compares the whole content with the checksum in the header, and checks that all of it is in bounds.
-    /// Until then damage to the file shows in worse drafts only.
+    /// Compares the whole content with the checksum in the header and checks that everything is in bounds. Before that,
+    /// damage to the file only makes drafts worse.
     ///
     /// # Errors
-    /// [`PoolError::Checksum`], or [`PoolError::Malformed`] if it was written so.
+    /// [`PoolError::Checksum`], or [`PoolError::Malformed`] if the file was written that way.
     pub fn verify(&self) -> Result<(), PoolError> {
         let content = &self.bytes[self.header.sections_at()..];
         check_hash(content, &self.bytes[CONTENT_HASH..CONTENT_HASH + 32])?;
         self.check_content()
     }
 
-    /// Tokens are within the vocabulary, suffixes within the tokens. That the suffixes are sorted and the
-    /// tables theirs is not checked: a pool where they are not drafts badly, no worse.
+    /// Checks that tokens are within the vocabulary and suffixes within the tokens. It does not check that the suffixes
+    /// are sorted or that the tables match: a pool where they do not only drafts badly.
     fn check_content(&self) -> Result<(), PoolError> {
         let Suffixes { tokens, ranks, .. } = self.suffixes();
         let PoolMeta { vocab_size, end_of_text, .. } = *self.meta;
@@ -237,7 +238,7 @@ impl Pool {
         })
     }
 
-    /// What the pool says of itself.
+    /// Returns the description stored in the pool.
     #[must_use]
     pub fn meta(&self) -> &PoolMeta {
         &self.meta
@@ -249,20 +250,19 @@ impl Pool {
         &self.meta.name
     }
 
-    /// BLAKE3 of the header, and through the checksum there of all that the pool holds: equal digests,
-    /// equal drafts.
+    /// BLAKE3 of the header, which contains the checksum of everything else: equal digests give equal drafts.
     #[must_use]
     pub fn digest(&self) -> [u8; 32] {
         self.digest
     }
 
-    /// How many texts the pool holds.
+    /// Number of texts in the pool.
     #[must_use]
     pub fn texts(&self) -> usize {
         self.header.texts as usize
     }
 
-    /// How many tokens the pool holds, the end of each text included.
+    /// Number of tokens in the pool, including the end of each text.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.header.tokens as usize
@@ -274,9 +274,9 @@ impl Pool {
         self.bytes.len()
     }
 
-    /// The `limit` most frequent branches of `length` tokens and how often each occurs, most frequent
-    /// first, ties by token. No branch crosses the end of a text. Costs a pass over the pool: for
-    /// inspection, not for drafting.
+    /// Returns the `limit` most frequent branches of `length` tokens with their counts, most frequent first, ties by
+    /// token. No branch crosses the end of a text. Costs a pass over the pool, so it is for inspection, not for
+    /// drafting.
     #[must_use]
     pub fn top_branches(&self, length: usize, limit: usize) -> Vec<(Vec<Token>, u32)> {
         let Suffixes { tokens, ranks, .. } = self.suffixes();
@@ -295,7 +295,7 @@ impl Pool {
         top
     }
 
-    /// The tokens, their suffix array and its tables, in place.
+    /// Returns the tokens, their suffix array and its tables, in place.
     pub(crate) fn suffixes(&self) -> Suffixes<'_> {
         let [tokens, ranks, firsts, buckets, tables, branches] = self.header.sections();
         let mut rest = &self.bytes[self.header.sections_at()..];
@@ -319,7 +319,7 @@ impl Pool {
     }
 }
 
-/// Where the checksum of the content is.
+/// Offset of the content checksum.
 pub(crate) const CONTENT_HASH: usize = 80;
 
 /// The numbers of the header, after the checksums.
@@ -337,7 +337,7 @@ struct Header {
 }
 
 impl Header {
-    /// Reads it from at least [`HEADER`] bytes.
+    /// Reads the header from at least [`HEADER`] bytes.
     fn read(bytes: &[u8]) -> Self {
         let word = |at: usize| word_at(bytes, at);
         Self {
@@ -386,7 +386,7 @@ impl Header {
 }
 
 impl PoolMeta {
-    /// Checks that the vocabulary is of a size that can be and holds the end-of-text token.
+    /// Checks that the vocabulary has a valid size and holds the end-of-text token.
     pub(crate) fn check(&self) -> Result<(), PoolError> {
         if self.vocab_size <= VOCABULARY_MAX && self.end_of_text < self.vocab_size {
             return Ok(());
@@ -399,7 +399,7 @@ impl PoolMeta {
     }
 }
 
-/// Magic, byte order, version and the length of the header.
+/// Checks magic, byte order, version and the length of the header.
 fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
     let mut found = [0; 8];
     let there = bytes.len().min(8);
@@ -420,7 +420,7 @@ fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
     }
 }
 
-/// The hash of these bytes, if it is the one expected.
+/// Returns the hash of these bytes if it is the expected one.
 fn check_hash(bytes: &[u8], expected: &[u8]) -> Result<[u8; 32], PoolError> {
     let found = blake3::hash(bytes);
     if found.as_bytes() == expected {
@@ -445,7 +445,7 @@ fn hex(hash: &[u8; 32]) -> String {
     blake3::Hash::from_bytes(*hash).to_hex().to_string()
 }
 
-/// The bytes at a multiple of 4, copied only if they are not there already.
+/// Returns the bytes at a multiple of 4, copying them only if necessary.
 fn aligned(bytes: Bytes) -> Bytes {
     struct Words(Vec<u32>, usize);
     impl AsRef<[u8]> for Words {
@@ -461,5 +461,7 @@ fn aligned(bytes: Bytes) -> Bytes {
     Bytes::from_owner(Words(words, bytes.len()))
 }
 
+#[cfg(test)]
+mod fuzz;
 #[cfg(test)]
 pub(crate) mod tests;

@@ -1,7 +1,7 @@
 //! Building a pool file: the inverse of [`Pool::open`](crate::Pool::open), deterministic.
 //!
-//! Linear time (induced sorting, libsais); memory of about 25 bytes a token, and 4 bytes for each
-//! token of the vocabulary.
+//! Takes linear time (induced sorting, libsais) and memory of about 25 bytes per token plus 4 bytes per token of the
+//! vocabulary.
 
 use libsais::SuffixArrayConstruction;
 
@@ -9,12 +9,11 @@ use crate::Token;
 use crate::frequent::build_frequent;
 use crate::pool::{BYTE_ORDER, CHECKED_FROM, CONTENT_HASH, HEADER, MAGIC, PoolError, PoolMeta, TOKENS_MAX, VERSION};
 
-/// The bytes of the pool file of these texts. Every text is ended by the end-of-text token, so that
-/// the end can be drafted too; a text that has the token already is cut after it.
+/// Builds the bytes of the pool file of these texts. Every text is ended by the end-of-text token, so that the end can
+/// be drafted too; a text that already contains the token is cut after it.
 ///
 /// # Errors
-/// If the vocabulary does not hold a token or the end-of-text token, or there are more tokens than
-/// [`TOKENS_MAX`].
+/// If the vocabulary lacks a token or the end-of-text token, or there are more tokens than [`TOKENS_MAX`].
 pub fn build_pool(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<u8>, PoolError> {
     meta.check()?;
     let tokens = concatenate(meta, texts)?;
@@ -62,7 +61,7 @@ pub fn build_pool(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<u8>, Pool
     Ok(bytes)
 }
 
-/// Writes the checksums: that of the content into the header, then the header's.
+/// Writes the checksums: the content's into the header, then the header's.
 pub(crate) fn seal(bytes: &mut [u8], sections_at: usize) {
     let content = blake3::hash(&bytes[sections_at..]);
     bytes[CONTENT_HASH..CONTENT_HASH + 32].copy_from_slice(content.as_bytes());
@@ -70,7 +69,7 @@ pub(crate) fn seal(bytes: &mut [u8], sections_at: usize) {
     bytes[16..CHECKED_FROM].copy_from_slice(header.as_bytes());
 }
 
-/// All texts, each ended.
+/// Concatenates all texts, each with its end.
 fn concatenate(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<Token>, PoolError> {
     let total = texts.iter().map(|text| text.len() + 1).sum();
     if total > TOKENS_MAX {
@@ -88,7 +87,7 @@ fn concatenate(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<Token>, Pool
     Ok(tokens)
 }
 
-/// The starts of all suffixes in lexicographic order.
+/// Returns the starts of all suffixes in lexicographic order.
 fn suffix_array(meta: &PoolMeta, tokens: &[Token]) -> Result<Vec<i32>, PoolError> {
     if tokens.is_empty() {
         return Ok(Vec::new());

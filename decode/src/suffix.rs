@@ -1,20 +1,20 @@
-//! Matching in a suffix array: a context is a range of suffixes, a child a sub-range of it.
+//! Matching in a suffix array: a context is a range of suffixes, a child is a sub-range.
 //!
-//! The matches of a context are kept for every length of its end up to an order at once. Lengths that
-//! occur at the same places share one range, that of the shortest, so there are few: a text of
-//! natural language has three to five. Appending a token costs a look-up per range; nothing is ever
-//! searched from the start. All of it is a function of the last `order` tokens alone.
+//! The matches of a context are kept for every length of its end, up to an order, at once. Lengths that occur at the
+//! same positions share one range, that of the shortest, so natural language has only three to five. Appending a token
+//! costs one look-up per range; nothing is ever searched from the start. Everything is a function of the last `order`
+//! tokens.
 //!
-//! Frequent contexts are looked up in their tables (see [`Frequent`]), of the others all occurrences
-//! are read. Every access is checked: on damaged content the result is wrong but no access is.
+//! Frequent contexts are looked up in their tables (see [`Frequent`]); of others all occurrences are read. Every access
+//! is checked: damaged content gives a wrong result but no invalid access.
 
 use std::ops::Range;
 
 use crate::Token;
 use crate::frequent::{Branch, FREQUENT, Frequent, NONE};
 
-/// Most occurrences that are read whole where singletons, which no table lists, matter: beyond, one is
-/// below a 128th of the mass.
+/// Most occurrences that are read one by one where singletons, which no table lists, matter. Above it, one occurrence
+/// is below a 128th of the mass.
 const READ_MAX: usize = 128;
 
 /// A text, the starts of its suffixes in lexicographic order, and the tables of its frequent contexts.
@@ -31,12 +31,12 @@ pub(crate) struct Match {
     pub(crate) len: usize,
     pub(crate) first: u32,
     pub(crate) count: u32,
-    /// Its table, or that of the next longer context at the same places; [`NONE`] if not frequent.
+    /// The match's table, or that of the next longer context at the same positions; [`NONE`] if not frequent.
     pub(crate) table: u32,
 }
 
 impl Match {
-    /// How often these tokens occur.
+    /// Number of occurrences of these tokens.
     pub(crate) fn count(&self) -> usize {
         self.count as usize
     }
@@ -46,8 +46,8 @@ impl Match {
     }
 }
 
-/// The matches of one context: a slice of a shared arena, shortest first, each narrower than the one
-/// before it. A match holds for all lengths below the next one's; the last for those up to `longest`.
+/// The matches of one context: a slice of a shared arena, shortest first, each narrower than the one before. A match
+/// holds for all lengths below the next one's, the last for those up to `longest`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Matches {
     pub(crate) at: Range<usize>,
@@ -82,18 +82,18 @@ impl Children<'_> {
 }
 
 impl<'a> Suffixes<'a> {
-    /// The token `offset` after the start of a suffix.
+    /// Returns the token `offset` after the start of a suffix.
     fn token(&self, suffix: u32, offset: usize) -> Option<Token> {
         self.tokens.get(suffix as usize + offset).copied()
     }
 
-    /// The suffixes that begin with `token`.
+    /// Returns the suffixes that begin with `token`.
     pub(crate) fn single(&self, token: Token) -> Option<Match> {
         let (first, count, table) = self.frequent.first(token)?;
         Some(Match { len: 1, first, count, table })
     }
 
-    /// The suffixes of `parent` that go on with `token`.
+    /// Returns the suffixes of `parent` that continue with `token`.
     pub(crate) fn child(&self, parent: Match, token: Token) -> Option<Match> {
         let len = parent.len + 1;
         if let Some(table) = self.frequent.table(parent.table) {
@@ -124,8 +124,8 @@ impl<'a> Suffixes<'a> {
         })
     }
 
-    /// At most how often a single token follows `parent`, and how many distinct ones do: at least, or
-    /// exactly if it is frequent. Reads no more than the head of a table.
+    /// Returns an upper bound on how often a single token follows `parent`, and the number of distinct ones: a lower
+    /// bound, exact if `parent` is frequent. Reads at most the head of a table.
     pub(crate) fn most(&self, parent: Match) -> (u32, u32) {
         match self.frequent.table(parent.table) {
             Some(table) if table.depth == parent.len => {
@@ -136,8 +136,8 @@ impl<'a> Suffixes<'a> {
         }
     }
 
-    /// The tokens that follow `parent` and how often they do, all of those that do so `least` times or
-    /// more and may be some others. What has less than a 128th of the mass may be missing.
+    /// Returns the tokens that follow `parent` with their counts: all that do so `least` times or more, and possibly
+    /// others. Tokens with less than a 128th of the mass may be missing.
     pub(crate) fn children<'s>(&self, parent: Match, least: f32, read: &'s mut Vec<Branch>) -> Children<'s>
     where
         'a: 's,
@@ -160,7 +160,7 @@ impl<'a> Suffixes<'a> {
             let listed = frequent.iter().take_while(enough).count();
             return Children { branches: &frequent[..listed], frequent, first_child };
         }
-        // All loads before the first comparison, so that their cache misses overlap.
+        // All loads come before the first comparison, so that their cache misses overlap.
         let suffixes = self.ranks.get(parent.ranks()).unwrap_or_default();
         let next = |suffix: &u32| self.token(*suffix, parent.len).unwrap_or(NONE);
         let occurrences = (parent.first..).zip(suffixes);
@@ -173,8 +173,7 @@ impl<'a> Suffixes<'a> {
         Children { branches: read, frequent, first_child }
     }
 
-    /// Appends to `arena` the matches of the context `from` with `token` after it, up to `order`
-    /// tokens long.
+    /// Appends to `arena` the matches of the context `from` followed by `token`, up to `order` tokens long.
     pub(crate) fn advance(&self, arena: &mut Vec<Match>, from: &Matches, token: Token, order: usize) -> Matches {
         let start = arena.len();
         let mut longest = 0;
@@ -193,8 +192,8 @@ impl<'a> Suffixes<'a> {
         Matches { at: start..arena.len(), longest: longest.min(order) }
     }
 
-    /// The same without a search, from the children of `from` that were found, shortest first. Those that
-    /// were not found are too rare to matter and left out.
+    /// Does the same without a search, from the children of `from` that were found, shortest first. Children that were
+    /// not found are too rare to matter and are left out.
     pub(crate) fn follow(
         &self,
         arena: &mut Vec<Match>,
@@ -218,7 +217,7 @@ impl<'a> Suffixes<'a> {
     }
 }
 
-/// Appends a match to those from `start` on, unless it is too long or occurs at the same places as the last.
+/// Appends a match to those from `start` on, unless it is too long or occurs at the same positions as the last.
 fn push(arena: &mut Vec<Match>, start: usize, found: Match, order: usize) {
     let last = arena[start..].last();
     if found.len <= order && last.is_none_or(|last| last.count != found.count) {

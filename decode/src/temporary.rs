@@ -1,8 +1,8 @@
-//! Temporary branches: texts that are drafted from while one text is generated, and die with it.
+//! Temporary branches: texts that are drafted from while one text is generated, and dropped with it.
 //!
-//! Every token is chained to its previous occurrence, so a context is matched by following the chain
-//! of its last token and comparing backwards. Appending costs a hash look-up; matching costs the
-//! occurrences of one token, at most [`OCCURRENCES_MAX`]. About 20 bytes a token.
+//! Every token is chained to its previous occurrence, so a context is matched by following the chain of its last token
+//! and comparing backwards. Appending costs a hash look-up; matching costs the occurrences of one token, at most
+//! [`OCCURRENCES_MAX`]. Takes about 20 bytes per token.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
@@ -10,14 +10,14 @@ use std::hash::{BuildHasherDefault, Hasher};
 use crate::Token;
 use crate::tree::Source;
 
-/// How many occurrences of a token are followed, most recent first. The most frequent token of a
-/// prompt of 2,000 occurs about 100 times; only a text that has run into a loop exceeds this.
+/// Most occurrences of a token that are followed, most recent first. The most frequent token of a prompt of 2,000
+/// occurs about 100 times; only a text that loops exceeds this.
 const OCCURRENCES_MAX: usize = 256;
 
 const NONE: u32 = u32::MAX;
 
-/// Fibonacci hashing: a token is looked up at every node, which the default hasher makes a tenth of
-/// the time of a draft.
+/// Fibonacci hashing. A token is looked up at every node, and the default hasher would take a tenth of the time of a
+/// draft.
 #[derive(Debug, Clone, Default)]
 struct TokenHasher(u64);
 
@@ -59,16 +59,16 @@ impl Temporary {
     /// Appends a token.
     ///
     /// # Panics
-    /// If the text has 2^32 - 1 tokens already.
+    /// If the text already has 2^32 - 1 tokens.
     pub(crate) fn push(&mut self, token: Token) {
         let at = u32::try_from(self.tokens.len()).expect("a text has fewer than 2^32 tokens");
         self.tokens.push(token);
         self.previous.push(self.latest.insert(token, at).unwrap_or(NONE));
     }
 
-    /// Calls `occurrence` with every place (most recent first) that follows the end of a context, and
-    /// how many tokens agree there. `recent` are the last tokens of the context, newest first. The
-    /// place after the last token is among them, although nothing follows there yet.
+    /// Calls `occurrence` with every position (most recent first) that follows the end of a context, and the number of
+    /// tokens that agree there. `recent` holds the last tokens of the context, newest first. The position after the
+    /// last token is included, although nothing follows there yet.
     pub(crate) fn matches(&self, recent: &[Token], mut occurrence: impl FnMut(usize, usize)) {
         let Some(newest) = recent.first() else { return };
         let mut at = self.latest.get(newest).copied().unwrap_or(NONE);

@@ -1,23 +1,23 @@
-//! The draft tree: what one forward of the target verifies.
+//! The draft tree, which one forward of the target verifies.
 //!
-//! Node 0 is the root, the last token of the context, whose key and value are not yet computed; every
-//! other node is a drafted token. Parents precede their children, so one pass from front to back
-//! visits the tree from the top down. Stored as a struct of arrays (17 bytes a node) that is reused
-//! from step to step: a tree that has reached its size allocates nothing.
+//! Node 0 is the root, the last token of the context, whose key and value are not computed yet. Every other node is a
+//! drafted token. Parents precede their children, so one pass from front to back visits the tree from the top down. It
+//! is stored as a struct of arrays (17 bytes per node) that is reused from step to step: a tree that has reached its
+//! size allocates nothing.
 
 use crate::Token;
 
 /// The parent of the root.
 pub const ROOT_PARENT: u32 = u32::MAX;
 
-/// Where a drafted token comes from: the source that gives it most of its probability.
+/// The source of a drafted token: the one that contributes most of its probability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {
     /// The pool: permanent branches, earlier texts of the group.
     Pool,
     /// The entity's own previous text, a temporary branch.
     Previous,
-    /// The prompt and what has been generated of this text, a temporary branch. Also the root's.
+    /// The prompt and the text generated so far, a temporary branch. Also the root's source.
     Context,
 }
 
@@ -32,13 +32,13 @@ pub struct DraftTree {
 }
 
 impl DraftTree {
-    /// A tree without any node, not even the root; see [`DraftTree::reset`].
+    /// Creates a tree without any node, not even the root; see [`DraftTree::reset`].
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// A tree of one branch, `tokens[0]` being the root: a chunk of prompt to prefill.
+    /// Creates a tree of one branch with `tokens[0]` as the root: a chunk of prompt to prefill.
     #[must_use]
     pub fn chain(tokens: &[Token]) -> Self {
         let mut tree = Self::new();
@@ -52,7 +52,7 @@ impl DraftTree {
         tree
     }
 
-    /// Drops all but the root and the first `drafted` nodes. Parents precede children, so what is left is a tree.
+    /// Drops all but the root and the first `drafted` nodes. Parents precede children, so the rest is still a tree.
     pub fn truncate(&mut self, drafted: usize) {
         let nodes = drafted + 1;
         self.tokens.truncate(nodes);
@@ -71,7 +71,7 @@ impl DraftTree {
         self.sources.clear();
     }
 
-    /// Makes this a tree of the root alone, of probability 1 and depth 0.
+    /// Resets the tree to a root of probability 1 and depth 0.
     pub fn reset(&mut self, root: Token) {
         self.clear();
         self.append(ROOT_PARENT, root, 0, 1.0, Source::Context);
@@ -96,7 +96,7 @@ impl DraftTree {
         self.sources.push(source);
     }
 
-    /// Number of nodes, the root included.
+    /// Number of nodes, including the root.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tokens.len()
@@ -108,44 +108,43 @@ impl DraftTree {
         self.tokens.is_empty()
     }
 
-    /// Number of drafted nodes: all but the root.
+    /// Number of drafted nodes: all except the root.
     #[must_use]
     pub fn drafted(&self) -> usize {
         self.len().saturating_sub(1)
     }
 
-    /// The token of every node.
+    /// The token of each node.
     #[must_use]
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// The parent of every node, less than the node itself; [`ROOT_PARENT`] for the root.
+    /// The parent of each node, which is less than the node itself; [`ROOT_PARENT`] for the root.
     #[must_use]
     pub fn parents(&self) -> &[u32] {
         &self.parents
     }
 
-    /// The distance of every node from the root. The position of a node in its text is the root's
-    /// position plus its depth.
+    /// The distance of each node from the root. A node's position in its text is the root's position plus its depth.
     #[must_use]
     pub fn depths(&self) -> &[u32] {
         &self.depths
     }
 
-    /// For every node the estimated probability that it and all its ancestors are accepted.
+    /// The estimated probability per node that it and all its ancestors are accepted.
     #[must_use]
     pub fn probabilities(&self) -> &[f32] {
         &self.probabilities
     }
 
-    /// The source of every node.
+    /// The source of each node.
     #[must_use]
     pub fn sources(&self) -> &[Source] {
         &self.sources
     }
 
-    /// The children of `node` in ascending order. Costs a pass over the nodes after it.
+    /// Iterates over the children of `node` in ascending order. Costs a pass over the nodes after it.
     pub fn children(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
         (node + 1..self.len()).filter(move |&child| self.parents[child] as usize == node)
     }
@@ -159,9 +158,8 @@ impl DraftTree {
         node == ancestor
     }
 
-    /// Writes the attention mask within the tree, row-major [len, len]: row `i` is true at `i` and at
-    /// its ancestors. Every node also sees the whole context before the root, which is not part of
-    /// the mask.
+    /// Writes the attention mask within the tree, row-major [len, len]: row `i` is true at `i` and at its ancestors.
+    /// Every node also sees the whole context before the root, which is not part of the mask.
     pub fn ancestor_mask(&self, mask: &mut Vec<bool>) {
         let len = self.len();
         mask.clear();

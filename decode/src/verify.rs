@@ -1,32 +1,31 @@
-//! Verification: which drafted branch the target model's scores let stand.
+//! Verification: selects the drafted branch that the target model's scores accept.
 //!
-//! One pass over the tree from the top down serves every policy: a node is accepted if its parent is
-//! and the policy accepts its token at that place; the deepest accepted node wins, ties go to the
-//! highest product of target probabilities. After it the target's own most probable token follows
-//! (the bonus), so a step never yields less than plain decoding. Costs one look at the parent's
-//! candidates per node.
+//! One pass over the tree from the top down serves every policy. A node is accepted if its parent is and the policy
+//! accepts its token there. The deepest accepted node wins; ties go to the highest product of target probabilities. The
+//! target's own most probable token follows it (the bonus), so a step never yields less than plain decoding. Costs one
+//! scan of the parent's candidates per node.
 
 use thiserror::Error;
 
 use crate::Token;
 use crate::tree::DraftTree;
 
-/// When a drafted token is accepted.
+/// The rule for accepting a drafted token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Verification {
-    /// Only the target's most probable token: the output equals plain greedy decoding.
+    /// Accepts only the target's most probable token: the output equals plain greedy decoding.
     Strict,
-    /// LASER 3.4: a token among the target's `k` most probable whose probability exceeds `p`, and the most
-    /// probable one always. The paper uses k = 2 and p = 0.1; with k = 1 the output equals that of `Strict`.
+    /// LASER 3.4: accepts a token among the target's `k` most probable whose probability exceeds `p`, and always the
+    /// most probable one. The paper uses k = 2 and p = 0.1. With k = 1 the output equals that of `Strict`.
     Relaxed {
-        /// How many of the most probable tokens are eligible, at least 1.
+        /// Number of the most probable tokens that are eligible, at least 1.
         k: usize,
-        /// The probability to exceed, in 0..=1.
+        /// The probability that a token must exceed, in 0..=1.
         p: f32,
     },
 }
 
-/// A relaxed policy out of its range.
+/// A relaxed policy is out of its range.
 #[derive(Debug, Clone, Copy, PartialEq, Error)]
 pub enum PolicyError {
     /// `k` was 0.
@@ -38,7 +37,7 @@ pub enum PolicyError {
 }
 
 impl Verification {
-    /// The relaxed policy.
+    /// Creates the relaxed policy.
     ///
     /// # Errors
     /// If `k` is 0 or `p` is not in 0..=1.
@@ -50,7 +49,7 @@ impl Verification {
         }
     }
 
-    /// How many of the target's candidates per node the policy looks at.
+    /// Number of the target's candidates per node that the policy needs.
     #[must_use]
     pub fn top_k(&self) -> usize {
         match *self {
@@ -59,17 +58,17 @@ impl Verification {
         }
     }
 
-    /// The target's candidates that are accepted, with their ranks.
+    /// Iterates over the accepted candidates of the target, with their ranks.
     pub fn accepted(self, candidates: &[Candidate]) -> impl Iterator<Item = (usize, Candidate)> {
         let eligible = candidates.iter().copied().take(self.top_k()).enumerate();
         eligible.filter(move |(rank, candidate)| match self {
             Self::Strict => true,
-            // The argmax would follow as the bonus in any case: turning it away costs a forward and changes no text.
+            // The argmax would follow as the bonus anyway: rejecting it would cost a forward and change no text.
             Self::Relaxed { p, .. } => *rank == 0 || candidate.log_probability.exp() > p,
         })
     }
 
-    /// The rank and candidate as which `token` is accepted, given the target's candidates there.
+    /// Returns the rank and candidate by which `token` is accepted, given the target's candidates there.
     fn accepts(self, candidates: &[Candidate], token: Token) -> Option<(usize, Candidate)> {
         self.accepted(candidates).find(|(_, c)| c.token == token)
     }
@@ -84,10 +83,10 @@ pub struct Candidate {
     pub log_probability: f32,
 }
 
-/// What the target's forward found for the nodes of a tree.
+/// The scores that the target's forward computed for the nodes of a tree.
 pub trait TargetScores {
-    /// The most probable tokens to follow `node`, most probable first: at least
-    /// [`Verification::top_k`] of them, or the whole vocabulary if that is smaller.
+    /// Returns the most probable tokens to follow `node`, most probable first: at least [`Verification::top_k`] of
+    /// them, or the whole vocabulary if that is smaller.
     fn top(&self, node: usize) -> &[Candidate];
 }
 
@@ -100,13 +99,13 @@ pub struct Verified {
     pub tokens: Vec<Token>,
     /// The target's log probability of each of `tokens`.
     pub log_probabilities: Vec<f32>,
-    /// How many tokens of the path were not the target's most probable.
+    /// Number of tokens of the path that were not the target's most probable.
     pub relaxed: usize,
     /// Whether the last of `tokens` ends the text.
     pub ended: bool,
 }
 
-/// What is known of a node once it is visited.
+/// The state of a visited node.
 #[derive(Clone, Copy)]
 struct Acceptance {
     relaxed: usize,
@@ -114,8 +113,8 @@ struct Acceptance {
     path_log_probability: f32,
 }
 
-/// Accepts a branch of `tree`, to be followed by the target's choice after it. `end_of_text` are the
-/// tokens that end a text: when one is accepted, nothing follows it, no bonus either.
+/// Accepts a branch of `tree` and appends the target's choice after it. `end_of_text` are the tokens that end a text;
+/// nothing follows one, not even a bonus.
 ///
 /// # Panics
 /// If the tree is empty or `scores` has no candidate for an accepted node.
@@ -126,12 +125,12 @@ pub fn verify(tree: &DraftTree, scores: &impl TargetScores, policy: Verification
         by_length.then(a.1.path_log_probability.total_cmp(&b.1.path_log_probability))
     };
     let nodes = accepted.iter().enumerate().filter_map(|(node, a)| Some((node, (*a)?)));
-    // `max_by` keeps the last of equals; from the back that is the first drafted.
+    // `max_by` keeps the last of equals; counted from the back, that is the first drafted.
     let best = nodes.rev().max_by(by_length_then_product).map_or(0, |(node, _)| node);
     outcome(tree, scores, &accepted, best, end_of_text)
 }
 
-/// For every node its acceptance, if the policy accepts it and all above it.
+/// Computes the acceptance per node, if the policy accepts it and all nodes above it.
 fn accept(
     tree: &DraftTree,
     scores: &impl TargetScores,

@@ -2,39 +2,29 @@
 
 use jiff::Timestamp;
 use jiff::civil::Date;
-use laser_schema::manifest::SUCCESS;
+use laser_schema::manifest::{AnyManifest, MANIFEST, PartEntry};
 use laser_store::Location;
-use laser_store::data_set::read_manifest;
+use laser_store::data_set::{self, ManifestError};
 use laser_store::location::LocationError;
-use serde::Deserialize;
 
 /// The parts of one run of one night.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Night {
     pub(crate) date: Date,
     pub(crate) run: String,
-    pub(crate) parts: Vec<Part>,
-}
-
-/// One Parquet part, as manifests list it.
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
-pub(crate) struct Part {
-    /// File name within the run's folder.
-    pub(crate) name: String,
-    pub(crate) rows: u64,
-    pub(crate) bytes: u64,
-}
-
-#[derive(Deserialize)]
-struct Manifest {
-    parts: Vec<Part>,
+    pub(crate) created: Timestamp,
+    pub(crate) parts: Vec<PartEntry>,
 }
 
 impl Night {
-    /// What a run's manifest says; `None` if there is none.
-    pub(crate) async fn read(root: &Location, date: Date, run: &str) -> Result<Option<Self>, LocationError> {
-        let manifest = read_manifest(&root.join(&run_folder(date, run))).await?;
-        Ok(manifest.map(|Manifest { parts }| Self { date, run: run.to_owned(), parts }))
+    /// Reads the manifest of a run; `None` if there is none.
+    pub(crate) async fn read(root: &Location, date: Date, run: &str) -> Result<Option<Self>, ManifestError> {
+        let file = root.join(&run_folder(date, run)).join(MANIFEST);
+        let Some(bytes) = file.read_optional().await? else {
+            return Ok(None);
+        };
+        let AnyManifest { created, parts, .. } = data_set::parse_any(&file, &bytes)?;
+        Ok(Some(Self { date, run: run.to_owned(), created, parts }))
     }
 
     /// The run's folder below the table's root.
@@ -42,25 +32,27 @@ impl Night {
         run_folder(self.date, &self.run)
     }
 
-    /// The complete runs of a night, the one that finished last at the end.
+    /// The complete runs of a night. The last one is the one that counts: it has the greatest `created`, and of equal
+    /// ones the greatest name. One whose manifest cannot be read is left out with a warning, so that it keeps no other
+    /// night from being published.
     pub(crate) async fn complete(root: &Location, date: Date) -> Result<Vec<Self>, LocationError> {
         let folder = root.join(&date_folder(date));
-        let mut found: Vec<(Timestamp, Self)> = Vec::new();
+        let mut found: Vec<Self> = Vec::new();
         for name in folder.folders().await? {
             let Some(run) = name.strip_prefix("run=") else {
                 continue;
             };
-            let place = folder.join(&name);
-            let finished = match place.join(SUCCESS).modified().await {
-                Err(LocationError::NotFound { .. }) => continue,
-                finished => finished?,
-            };
-            if let Some(night) = Self::read(root, date, run).await? {
-                found.push((finished, night));
+            if !data_set::is_complete(&folder.join(&name)).await? {
+                continue;
+            }
+            match Self::read(root, date, run).await {
+                Ok(night) => found.extend(night),
+                Err(ManifestError::Location(error)) => return Err(error),
+                Err(error) => tracing::warn!("left out of the table: {error}"),
             }
         }
-        found.sort_by(|(a, one), (b, other)| (a, &one.run).cmp(&(b, &other.run)));
-        Ok(found.into_iter().map(|(_, night)| night).collect())
+        found.sort_by(|a, b| (a.created, &a.run).cmp(&(b.created, &b.run)));
+        Ok(found)
     }
 }
 

@@ -7,15 +7,16 @@ use delta_kernel::schema::StructField;
 use delta_kernel::transaction::UpdateTableOperation;
 use jiff::civil::Date;
 use laser_schema::Kind;
-use laser_schema::manifest::MANIFEST;
+use laser_schema::layout::DataSet;
+use laser_schema::manifest::{MANIFEST, PartEntry};
 use laser_store::Location;
+use laser_store::data_set::{self, ManifestError};
 use laser_store::location::LocationError;
-use laser_store::nights::nights_of;
 use laser_store::table::{TableError, TableReader};
 
 use crate::columns::{self, Columns};
 use crate::log::{Change, File, Log, Version};
-use crate::night::{Night, Part, date_folder, run_folder};
+use crate::night::{Night, date_folder, run_folder};
 
 /// The folder of a table's log.
 const LOG: &str = "_delta_log";
@@ -29,6 +30,9 @@ pub enum DeltaError {
     /// The store.
     #[error(transparent)]
     Location(#[from] LocationError),
+    /// The manifest of the night.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
     /// A part whose columns cannot be read.
     #[error(transparent)]
     Part(#[from] TableError),
@@ -60,24 +64,35 @@ pub enum DeltaError {
     },
 }
 
+impl DeltaError {
+    /// Whether something in the store is not what its writer wrote, or does not fit the table.
+    pub fn is_damage(&self) -> bool {
+        match self {
+            Self::Unfit { .. } | Self::Part(_) => true,
+            Self::Manifest(error) => !matches!(error, ManifestError::Location(_)),
+            Self::Location(_) | Self::Conflicts { .. } | Self::Log { .. } => false,
+        }
+    }
+}
+
 /// The Delta table of a data set and kind. Needs a multi-threaded runtime.
 #[derive(Debug, Clone)]
 pub struct Table {
     output: Location,
-    data_set: &'static str,
+    data_set: DataSet,
     kind: Kind,
     pub(crate) root: Location,
 }
 
 impl Table {
     /// The table of a data set of an output. Nothing is touched yet.
-    pub fn new(output: &Location, data_set: &'static str, kind: Kind) -> Self {
-        let root = output.join(&format!("{data_set}/kind={kind}"));
+    pub fn new(output: &Location, data_set: DataSet, kind: Kind) -> Self {
+        let root = output.join(&data_set.kind_folder(kind));
         Self { output: output.clone(), data_set, kind, root }
     }
 
-    /// Commits a run whose manifest is there, unless the table has it: its parts enter, those of other runs of the night
-    /// leave. Complete nights that the table lacks, such as those published before there was a table, enter with it.
+    /// Commits a run whose manifest is there, unless the table has it: its parts enter, those of other runs of the
+    /// night leave. Complete nights that the table lacks, such as those published before there was a table, enter with it.
     /// Creates the table.
     ///
     /// # Errors
@@ -196,11 +211,11 @@ impl Table {
         Ok(Change { operation, kind: self.kind, columns: table.into_new(), transactions, removed, added })
     }
 
-    /// The complete nights that were never in the table; of a night's runs the one that finished last.
+    /// The complete nights that were never in the table; of a night's runs the one that was created last.
     pub(crate) async fn lacking(&self, version: &Version) -> Result<Vec<Night>, DeltaError> {
         let known: BTreeSet<Date> = version.dates();
         let mut lacking = Vec::new();
-        for date in nights_of(self.data_set, &self.output, self.kind).await? {
+        for date in data_set::nights(&self.output, self.data_set, self.kind).await? {
             if known.contains(&date) {
                 continue;
             }
@@ -284,6 +299,6 @@ fn is_changed(version: &Version, night: &Night) -> bool {
 
 /// The files that a table has of a night.
 pub(crate) fn expected(night: &Night) -> BTreeMap<&str, File> {
-    let file = |part: &Part| File { rows: Some(part.rows), bytes: part.bytes };
+    let file = |part: &PartEntry| File { rows: Some(part.rows), bytes: part.bytes };
     night.parts.iter().map(|part| (part.name.as_str(), file(part))).collect()
 }

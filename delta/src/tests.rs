@@ -4,24 +4,33 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema};
+use jiff::Timestamp;
 use jiff::civil::{Date, date};
 use laser_schema::embedding::EmbeddingLayout;
-use laser_schema::manifest::{MANIFEST, SUCCESS};
-use laser_schema::{Embeddings, Kind};
-use laser_store::{Location, table};
+use laser_schema::knowledge::{SCHEMA_VERSION, WRITER};
+use laser_schema::layout::DataSet;
+use laser_schema::manifest::{AnyManifest, MANIFEST, Manifest, PartEntry};
+use laser_schema::{Digest, Kind};
+use laser_store::{Location, data_set, embedding_column, table};
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::night::{Night, Part};
+use crate::night::Night;
 use crate::{DeltaError, Table};
 
 const FIRST: Date = date(2026, 1, 1);
 const SECOND: Date = date(2026, 1, 2);
 
-#[derive(Serialize)]
+#[derive(Clone, Serialize)]
 struct Row {
     entity_id: Value,
     text: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    embedding: Option<[f32; 2]>,
+}
+
+fn part_entry(name: &str, rows: u64, bytes: u64) -> PartEntry {
+    PartEntry { name: name.to_owned(), rows, bytes, digest: Digest::of(b"") }
 }
 
 /// An output with a table of users' texts.
@@ -35,7 +44,7 @@ impl Output {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let root = Location::parse(folder.path().to_str().unwrap()).unwrap();
-        let table = Table::new(&root, "profiles", Kind::User);
+        let table = Table::new(&root, DataSet::Profiles, Kind::User);
         Self { _folder: folder, root, table }
     }
 
@@ -56,28 +65,42 @@ impl Output {
         id: Value,
         layout: Option<EmbeddingLayout>,
     ) -> Night {
-        let mut night = Night { date, run: run.to_owned(), parts: Vec::new() };
+        let mut night = Night { date, run: run.to_owned(), created: Timestamp::now(), parts: Vec::new() };
         let id_type = if id.is_i64() { DataType::Int64 } else { DataType::Utf8 };
         let fields = [("entity_id", id_type), ("text", DataType::Utf8)];
-        let schema = Schema::new(fields.map(|(name, data_type)| Field::new(name, data_type, false)).to_vec());
+        let fields = fields.map(|(name, data_type)| Field::new(name, data_type, false)).into_iter();
+        let embedding = layout.map(|layout| embedding_column::field(layout, 2));
+        let schema = Arc::new(Schema::new(fields.chain(embedding).collect::<Vec<_>>()));
+        let row = Row { entity_id: id, text: "Likes noir.", embedding: layout.map(|_| [0.5, 0.5]) };
         for (part, &rows) in parts.iter().enumerate() {
             let name = format!("part-{part:05}.parquet");
-            let values = vec![0.5; 2 * rows];
-            let rows: Vec<Row> = (0..rows).map(|_| Row { entity_id: id.clone(), text: "Likes noir." }).collect();
-            let embeddings = Embeddings::from_values(2, values).unwrap();
-            let embedded = layout.map(|layout| (&embeddings, layout));
-            let bytes = table::encode_embedded(&name, Arc::new(schema.clone()), &rows, embedded, &[]).unwrap();
-            night.parts.push(Part { name: name.clone(), rows: rows.len() as u64, bytes: bytes.len() as u64 });
+            let bytes = table::encode(&name, schema.clone(), &vec![row.clone(); rows], &[]).unwrap();
+            night.parts.push(part_entry(&name, rows as u64, bytes.len() as u64));
             self.folder(&night).join(&name).write(bytes).await.unwrap();
         }
-        let part = |part: &Part| json!({"name": part.name, "rows": part.rows, "bytes": part.bytes, "shard": 0});
-        let manifest = json!({"run": run, "parts": night.parts.iter().map(part).collect::<Vec<_>>()});
-        self.folder(&night).join(MANIFEST).write(manifest.to_string().into()).await.unwrap();
+        self.write_manifest(&night).await;
         night
     }
 
+    async fn write_manifest(&self, night: &Night) {
+        let manifest: AnyManifest = Manifest {
+            version: SCHEMA_VERSION,
+            data_set: DataSet::Profiles,
+            run: night.run.clone(),
+            kind: Kind::User,
+            date: night.date,
+            created: night.created,
+            writer: WRITER.to_owned(),
+            rows: night.parts.iter().map(|part| part.rows).sum(),
+            details: serde_json::Map::new(),
+            parts: night.parts.clone(),
+        };
+        let json = serde_json::to_vec(&manifest).unwrap();
+        self.folder(night).join(MANIFEST).write(json.into()).await.unwrap();
+    }
+
     async fn finish(&self, night: &Night) {
-        self.folder(night).join(SUCCESS).write("".into()).await.unwrap();
+        data_set::complete(&self.folder(night)).await.unwrap();
     }
 
     async fn published(&self, date: Date, run: &str) -> Night {
@@ -239,7 +262,7 @@ async fn nights_from_before_the_table_are_adopted() {
     output.finish(&damaged).await;
     output.published(SECOND, "x").await;
     assert_eq!(output.commits().await.len(), 2, "in one commit");
-    assert_eq!(output.runs().await, runs([("a", 2), ("x", 2)]), "of two runs the one that finished last");
+    assert_eq!(output.runs().await, runs([("a", 2), ("x", 2)]), "of two runs the one that was created last");
     assert!(output.faults().await.is_empty(), "what no table can hold is not missed");
 }
 
@@ -269,15 +292,12 @@ async fn columns_may_come_but_not_change() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disagreement_of_table_and_manifests_is_found() {
     let output = Output::new();
-    let night = output.published(FIRST, "a").await;
+    let mut night = output.published(FIRST, "a").await;
     let other = output.run(SECOND, "b").await;
     output.finish(&other).await;
-    let manifest = output.folder(&night).join(MANIFEST);
-    let parts = json!({"parts": [
-        {"name": "part-00000.parquet", "rows": 4, "bytes": night.parts[0].bytes},
-        {"name": "part-00002.parquet", "rows": 1, "bytes": 1},
-    ]});
-    manifest.write(parts.to_string().into()).await.unwrap();
+    let bytes = night.parts[0].bytes;
+    night.parts = vec![part_entry("part-00000.parquet", 4, bytes), part_entry("part-00002.parquet", 1, 1)];
+    output.write_manifest(&night).await;
     let faults = output.faults().await;
     let expected = [
         "run=a/part-00000.parquet: the table says 3 rows",

@@ -10,8 +10,8 @@ use crate::night::Night;
 use crate::table::{DeltaError, Table, expected};
 
 impl Table {
-    /// Holds the table against the manifests: each of its nights is one complete run with just the parts of its manifest,
-    /// and no complete night is lacking that would fit. One line per fault; `None` if there is no table.
+    /// Compares the table with the manifests: each of its nights is one complete run with exactly the parts of its
+    /// manifest, and no complete night that fits is lacking. Returns one line per fault, and `None` if there is no table.
     ///
     /// # Errors
     /// The store's, and a log that cannot be read.
@@ -57,7 +57,7 @@ impl Table {
             match complete.iter().find(|night| night.run == *run) {
                 Some(night) => compare(version, night, faults),
                 None => faults.push(format!(
-                    "dt={date}/run={run}: in the table, but not complete; the same command that began the run finishes it"
+                    "dt={date}/run={run}: in the table, but not complete; the command that began the run completes it"
                 )),
             }
         }

@@ -10,9 +10,9 @@ output, night = sys.argv[1:]
 
 
 def read(data_set):
-    """One row a user: where the night was run twice, the one that was created later.
+    """One row per user: if the night was run twice, the row created later.
 
-    Parts lie there while a run is under way: only runs with a _SUCCESS count.
+    Parts are in place while a run is under way, so only runs with a _SUCCESS count.
     """
     finished = Path(output, data_set, "kind=user", f"dt={night}").glob("run=*/_SUCCESS")
     parts = [str(part) for success in finished for part in success.parent.glob("*.parquet")]

@@ -9,9 +9,9 @@ output = sys.argv[1]
 
 
 def read(data_set):
-    """One row a user and night: where a night was run twice, the one that was created later.
+    """One row per user and night: if a night was run twice, the row created later.
 
-    Parts lie there while a night is under way: only runs with a _SUCCESS count.
+    Parts are in place while a night is under way, so only runs with a _SUCCESS count.
     """
     finished = Path(output, data_set, "kind=user").glob("dt=*/run=*/_SUCCESS")
     parts = pl.scan_parquet([f"{success.parent}/*.parquet" for success in finished], hive_partitioning=True)

@@ -1,6 +1,6 @@
-"""Joins to each interaction what was known of its user at that time, and nothing younger.
+"""Joins to each interaction what was known about its user at that time, and nothing later.
 
-python training_set.py REPOSITORY INTERACTIONS.csv TRAINING_SET.parquet, after `feast apply` in the repository. The
+Usage: python training_set.py REPOSITORY INTERACTIONS.csv TRAINING_SET.parquet, after `feast apply` in the repository. The
 interactions have the columns entity_id and event_timestamp, and any others.
 """
 

@@ -1,8 +1,8 @@
-//! Churn: how many entities' ids are not those of the night before.
+//! Churn: how many entities' ids differ from those of the night before.
 //!
-//! Entities of the night before are looked at up to [`ENTITIES_MAX`]; of more, a seeded sample, so that memory is
-//! bounded. The share of 100,000 entities is then known to 0.2 % (95 % confidence), a hundred times finer than what it
-//! tells.
+//! Up to [`ENTITIES_MAX`] entities of the night before are compared; if there are more, a seeded sample, so that memory
+//! is bounded. The share over 100,000 entities is known to 0.2 % (95 % confidence), which is much finer than the
+//! conclusions drawn from it.
 
 use laser_schema::EntityId;
 use laser_schema::ids::Churn;
@@ -11,7 +11,7 @@ use laser_schema::sample::{Sample, priority};
 /// About 15 MB.
 const ENTITIES_MAX: usize = 100_000;
 
-/// Counts entities whose ids changed: first takes those of the night before, then tonight's.
+/// Counts entities whose ids changed: it takes the ids of the night before, then tonight's.
 #[derive(Debug)]
 pub struct ChurnCounter {
     previous: String,
@@ -22,7 +22,7 @@ pub struct ChurnCounter {
 }
 
 impl ChurnCounter {
-    /// Against the night in the folder `previous`, of `places` ids an entity.
+    /// Compares with the night in the folder `previous`, with `places` ids per entity.
     pub fn new(previous: String, places: usize) -> Self {
         Self { previous, before: Sample::new(ENTITIES_MAX), common: 0, changed: 0, changed_by_place: vec![0; places] }
     }
@@ -45,7 +45,7 @@ impl ChurnCounter {
         }
     }
 
-    /// What came of it.
+    /// Returns the result.
     pub fn finish(self) -> Churn {
         Churn {
             previous: self.previous,

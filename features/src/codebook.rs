@@ -2,16 +2,16 @@
 //!
 //! An embedding is scaled to length 1 if so configured and cut into `codebooks` equal parts (product quantisation,
 //! Jégou et al. 2011). The first id of a part is that of its nearest centroid; each further level does the same with
-//! the difference that is left (residual quantisation). An entity has `codebooks * levels` ids, codebook by codebook,
-//! each from 0 to `clusters - 1`. Finding them takes `clusters * dimension * levels` multiplications.
+//! the remaining difference (residual quantisation). An entity has `codebooks * levels` ids, codebook by codebook, each
+//! from 0 to `clusters - 1`. Finding them takes `clusters * dimension * levels` multiplications.
 //!
-//! The file is safetensors: a tensor `codebook.C.level.L` of shape [clusters, dimension / codebooks] and type F32 for
-//! each place, and in the metadata JSON of [`CodebookInfo`] (`laser.codebook`) and a BLAKE3 checksum of both
+//! The file is safetensors: an F32 tensor `codebook.C.level.L` of shape [clusters, dimension / codebooks] per position.
+//! Its metadata hold the JSON of [`CodebookInfo`] (`laser.codebook`) and a BLAKE3 checksum of both
 //! (`laser.codebook_digest`).
 
 use std::collections::HashMap;
 
-use laser_schema::ids::{CodebookInfo, IDS_VERSION};
+use laser_schema::ids::{CODEBOOK_VERSION, CodebookInfo};
 use laser_schema::{Digest, EntityId};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::Deserialize;
@@ -22,14 +22,14 @@ const INFO_KEY: &str = "laser.codebook";
 /// The metadata's key of the digest of that text and all tensors.
 const DIGEST_KEY: &str = "laser.codebook_digest";
 
-/// Lanes that a distance is summed in, so that the compiler vectorises it; the sum of each lane is in order, so equal
-/// inputs give equal bits on every machine.
+/// Number of lanes in which a distance is summed, so that the compiler vectorises it. The sum of each lane is in order,
+/// so equal inputs give equal bits on every machine.
 const LANES: usize = 8;
 
-/// Why a file is no codebook, or an embedding has no ids.
+/// The reasons why a file is not a codebook or an embedding has no ids.
 #[derive(Debug, thiserror::Error)]
 pub enum CodebookError {
-    /// The bytes are not what was written.
+    /// The bytes differ from what was written.
     #[error("{file}: not a codebook: {reason}; take another one with --previous, or --previous none to begin anew")]
     File {
         /// The file.
@@ -37,10 +37,10 @@ pub enum CodebookError {
         /// What is wrong.
         reason: String,
     },
-    /// Centroids that do not make up what the information says.
+    /// The centroids do not have the shape that the information states.
     #[error("the codebook's centroids do not have the shape that it claims")]
     Shape,
-    /// The embedding is of another encoder.
+    /// The embedding is from another encoder.
     #[error("the embedding of {id} has {found} values, the codebook's have {expected}")]
     Dimension {
         /// The entity.
@@ -58,25 +58,25 @@ pub enum CodebookError {
     },
 }
 
-/// What an embedding became.
+/// An embedding's ids.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Coded {
-    /// One id for each place.
+    /// One id per position.
     pub ids: Vec<i64>,
-    /// Squared distance of the (scaled) embedding to what the ids stand for.
+    /// Squared distance between the (scaled) embedding and the point that the ids represent.
     pub distortion: f64,
 }
 
-/// Centroids, and how they came to be. Memory: 4 bytes a value of `clusters * dimension * levels`.
+/// Centroids with a description of their fit. Memory: 4 bytes per value of `clusters * dimension * levels`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Codebook {
     info: CodebookInfo,
-    /// By place, row by row.
+    /// Centroids per position, row by row.
     centroids: Vec<Vec<f32>>,
 }
 
 impl Codebook {
-    /// A codebook of `centroids`, by place, row by row.
+    /// Creates a codebook of `centroids`, per position, row by row.
     ///
     /// # Errors
     /// [`CodebookError::Shape`] if they are not as `info` says.
@@ -90,20 +90,20 @@ impl Codebook {
         (is_cut && is_whole).then_some(Self { info, centroids }).ok_or(CodebookError::Shape)
     }
 
-    /// Its shape and how it was fitted.
+    /// Returns its shape and the description of its fit.
     pub fn info(&self) -> &CodebookInfo {
         &self.info
     }
 
-    /// The centroids of a place, row by row.
+    /// Returns the centroids of a position, row by row.
     ///
     /// # Panics
-    /// If there is no such place.
+    /// If there is no such position.
     pub fn centroids(&self, place: usize) -> &[f32] {
         &self.centroids[place]
     }
 
-    /// The ids of an entity's embedding.
+    /// Returns the ids of an entity's embedding.
     ///
     /// # Errors
     /// [`CodebookError::Dimension`] and [`CodebookError::NotFinite`].
@@ -133,7 +133,7 @@ impl Codebook {
         Ok(Coded { ids, distortion })
     }
 
-    /// The file's bytes.
+    /// Returns the file's bytes.
     ///
     /// # Errors
     /// [`CodebookError::File`] if the format cannot hold it.
@@ -169,8 +169,8 @@ impl Codebook {
         let value = |key| header.metadata().as_ref().and_then(|m| m.get(key));
         let json = value(INFO_KEY).ok_or_else(|| format!("no {INFO_KEY} in its metadata"))?;
         let Version { version } = serde_json::from_str(json).map_err(|e| e.to_string())?;
-        if version != IDS_VERSION {
-            return Err(format!("version {version}, this Laser reads {IDS_VERSION}"));
+        if version != CODEBOOK_VERSION {
+            return Err(format!("version {version}, this Laser reads {CODEBOOK_VERSION}"));
         }
         let info: CodebookInfo = serde_json::from_str(json).map_err(|e| e.to_string())?;
         let tensors = SafeTensors::deserialize(bytes).map_err(|e| e.to_string())?;
@@ -187,13 +187,13 @@ impl Codebook {
     }
 }
 
-/// What must be readable of any version.
+/// The fields that must be readable in any version.
 #[derive(Deserialize)]
 struct Version {
     version: u32,
 }
 
-/// The tensors' names, by place.
+/// Iterates over the tensors' names, by position.
 fn names(info: &CodebookInfo) -> impl Iterator<Item = String> {
     let levels = info.levels;
     (0..info.codebooks)
@@ -231,7 +231,7 @@ pub(crate) fn squared_norm(values: &[f32]) -> f64 {
     values.iter().map(|value| f64::from(*value).powi(2)).sum()
 }
 
-/// The row of `centroids` nearest to `point` and its squared distance; ties to the first.
+/// Returns the row of `centroids` nearest to `point` and its squared distance; ties go to the first.
 pub(crate) fn nearest(centroids: &[f32], point: &[f32]) -> (usize, f32) {
     let mut best = (0, f32::INFINITY);
     for (row, centroid) in centroids.chunks_exact(point.len()).enumerate() {

@@ -1,10 +1,10 @@
-//! Texts to vectors: encoders of the BERT family, as sentence-transformers runs them.
+//! Turns texts into vectors with encoders of the BERT family, as sentence-transformers runs them.
 //!
-//! A text is tokenised (cut off at `max_tokens`), run through the encoder in f32, and its token vectors are pooled and,
-//! if asked for, normalised. Texts are batched by length, so little is padded; a text's embedding does not depend on
-//! its batch but for rounding (below 1e-6 on CPUs), and embeddings come back in the order of the texts.
+//! A text is tokenised (cut off at `max_tokens`) and run through the encoder in f32. Its token vectors are pooled and,
+//! if configured, normalised. Texts are batched by length, so there is little padding. Apart from rounding (below 1e-6
+//! on CPUs) a text's embedding does not depend on its batch. Embeddings come back in the order of the texts.
 //!
-//! [`EncoderFiles`] finds out what an encoder is, and reads no weights but for their digest; [`Encoder`] is loaded.
+//! [`EncoderFiles`] describes an encoder and reads its weights only for their digest; [`Encoder`] is loaded.
 
 mod bert;
 mod files;
@@ -21,34 +21,34 @@ use tokenizers::{Tokenizer, TruncationParams};
 
 pub use files::EncoderFiles;
 
-/// What a division by the length of a vector of zeros divides by, as in torch's `normalize`.
+/// Least divisor of a normalisation, for vectors of zeros, as in torch's `normalize`.
 const LENGTH_MIN: f64 = 1e-12;
 
-/// `[encoder]`: which encoder, and how it is used. What is not set is what the encoder's own files say.
+/// `[encoder]`: the encoder and its use. Keys that are not set come from the encoder's own files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct EncoderConfig {
     /// A directory (config.json, tokenizer.json, *.safetensors), a hub id, or the URL of such a directory.
     pub path: String,
-    /// How token vectors become one; what 1_Pooling/config.json says, or the mean.
+    /// The pooling of token vectors; by default what 1_Pooling/config.json says, or the mean.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pooling: Option<Pooling>,
-    /// Whether embeddings have length 1; if modules.json has a Normalize.
+    /// Whether embeddings have length 1; by default, if modules.json has a Normalize.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub normalise: Option<bool>,
-    /// Tokens of a text that are read; max_seq_length of sentence_bert_config.json, or all that the model has positions
-    /// for.
+    /// Most tokens of a text that are read; by default max_seq_length of sentence_bert_config.json, or all positions of
+    /// the model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tokens: Option<usize>,
-    /// What stands before every text (e5 wants `"query: "` or `"passage: "`); the default prompt of
+    /// Prefix of every text (e5 needs `"query: "` or `"passage: "`); by default the default prompt of
     /// config_sentence_transformers.json, or nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub prefix: Option<String>,
     /// The type of the output's column.
     pub layout: EmbeddingLayout,
-    /// Tokens of a batch at most, padding included; a text longer than that is a batch of its own.
+    /// Most tokens of a batch, including padding; a longer text is a batch of its own.
     pub batch_tokens: usize,
-    /// Where to run.
+    /// The device to run on.
     pub device: DeviceOption,
 }
 
@@ -67,13 +67,13 @@ impl Default for EncoderConfig {
     }
 }
 
-/// Why there are no embeddings.
+/// The reasons why there are no embeddings.
 #[derive(Debug, thiserror::Error)]
 pub enum EncoderError {
     /// The encoder's files.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A file that is needed is not there.
+    /// A required file is missing.
     #[error("encoder {}: no {file}; {remedy}", directory.display())]
     MissingFile {
         /// The encoder's directory.
@@ -83,7 +83,7 @@ pub enum EncoderError {
         /// What to do.
         remedy: &'static str,
     },
-    /// A file says something that this encoder cannot do.
+    /// A file asks for something that this encoder does not support.
     #[error("{}: {key} is {value}; {expected}", file.display())]
     Unsupported {
         /// The file.
@@ -105,7 +105,7 @@ pub enum EncoderError {
         /// What is wrong and what to do.
         reason: String,
     },
-    /// The weights are not those of this architecture.
+    /// The weights are not of this architecture.
     #[error(
         "encoder {}: its weights do not fit config.json: {reason}; fetch the model again, with all its files from one \
          place",
@@ -137,9 +137,9 @@ pub enum EncoderError {
 /// The embeddings of some texts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Encoded {
-    /// A row for each text, in order.
+    /// One row per text, in order.
     pub embeddings: Embeddings,
-    /// Texts that were cut off.
+    /// Number of texts that were cut off.
     pub truncated: u64,
 }
 
@@ -159,10 +159,10 @@ impl std::fmt::Debug for Encoder {
 }
 
 impl Encoder {
-    /// Reads the weights: memory is twice their size while loading, then once as f32.
+    /// Reads the weights. Memory is twice their size while loading, then once as f32.
     ///
     /// # Errors
-    /// [`EncoderError`]: weights that do not fit config.json, a device that is not there.
+    /// [`EncoderError`]: weights that do not fit config.json, or a missing device.
     pub fn load(files: &EncoderFiles) -> Result<Self, EncoderError> {
         let config = files.config();
         let device = device(config.device)?;
@@ -178,12 +178,13 @@ impl Encoder {
         })
     }
 
-    /// What decides the embeddings.
+    /// Returns what determines the embeddings.
     pub fn info(&self) -> &EncoderInfo {
         &self.info
     }
 
-    /// The embeddings of texts, a row each, in their order. Memory besides: the tokens of all, and one batch.
+    /// Returns the embeddings of texts, one row per text in their order. Memory: also the tokens of all texts, and one
+    /// batch.
     ///
     /// # Errors
     /// [`EncoderError::Forward`], [`EncoderError::NotFinite`].
@@ -205,7 +206,7 @@ impl Encoder {
         Ok(Encoded { embeddings, truncated })
     }
 
-    /// The tokens of each text, and how many texts were cut off.
+    /// Returns the tokens of each text, and the number of texts that were cut off.
     fn tokenise<T: AsRef<str>>(&self, texts: &[T]) -> Result<(Vec<Vec<u32>>, u64), EncoderError> {
         let prefixed = texts.iter().map(|text| {
             let text = format!("{}{}", self.info.prefix, text.as_ref());
@@ -224,7 +225,7 @@ impl Encoder {
         Ok((tokens, truncated))
     }
 
-    /// `[texts, dimensions]` of a batch.
+    /// Runs a batch and returns `[texts, dimensions]`.
     fn forward(&self, rows: &[&[u32]]) -> candle_core::Result<Tensor> {
         let length = rows.iter().map(|row| row.len()).max().unwrap_or_default();
         let mut ids = vec![self.padding; rows.len() * length];
@@ -245,8 +246,8 @@ impl Encoder {
     }
 }
 
-/// One vector a text from `hidden`, `[texts, tokens, dimensions]`, and `mask`, `[texts, tokens]`: 1 for a token, 0 for
-/// padding.
+/// Pools `hidden`, `[texts, tokens, dimensions]`, into one vector per text; `mask`, `[texts, tokens]`, is 1 for a token
+/// and 0 for padding.
 fn pool(hidden: &Tensor, mask: &Tensor, pooling: Pooling) -> candle_core::Result<Tensor> {
     match pooling {
         Pooling::Cls => hidden.narrow(1, 0, 1)?.squeeze(1),
@@ -257,13 +258,13 @@ fn pool(hidden: &Tensor, mask: &Tensor, pooling: Pooling) -> candle_core::Result
     }
 }
 
-/// Rows divided by their Euclidean length.
+/// Divides rows by their Euclidean length.
 fn normalised(rows: &Tensor) -> candle_core::Result<Tensor> {
     let length = rows.sqr()?.sum_keepdim(1)?.sqrt()?;
     rows.broadcast_div(&length.maximum(LENGTH_MIN)?)
 }
 
-/// Texts of like length together, the longest first, `batch_tokens` at most with padding.
+/// Batches texts of similar length, the longest first, with at most `batch_tokens` tokens including padding.
 fn batches(tokens: &[Vec<u32>], batch_tokens: usize) -> Vec<Vec<usize>> {
     let mut order: Vec<usize> = (0..tokens.len()).collect();
     order.sort_by_key(|&text| std::cmp::Reverse(tokens[text].len()));

@@ -1,12 +1,11 @@
-//! Fits a codebook to a sample of embeddings, from nothing or from the codebook of the night before.
+//! Fits a codebook to a sample of embeddings, from scratch or from the previous night's codebook.
 //!
-//! A codebook that is begun with its parent's centroids keeps their order, so an id keeps its meaning as far as the
-//! data let it: no matching of old and new centroids is needed. Where fitting again lowers the error on tonight's
-//! sample by less than `refit_gain`, the parent's centroids are kept as they are, and no id changes but those of
-//! changed texts.
+//! A codebook that starts from its parent's centroids keeps their order, so ids keep their meaning as far as the data
+//! allow, and old and new centroids need no matching. If a new fit lowers the error on tonight's sample by less than
+//! `refit_gain`, the parent's centroids stay unchanged, and only the ids of changed texts change.
 
 use jiff::Timestamp;
-use laser_schema::ids::{CodebookInfo, IDS_VERSION};
+use laser_schema::ids::{CODEBOOK_VERSION, CodebookInfo};
 use laser_schema::{Digest, Kind};
 use linfa_clustering::KMeansError;
 use ndarray::{Array2, Axis, s};
@@ -15,26 +14,26 @@ use serde::{Deserialize, Serialize};
 use crate::codebook::{Codebook, CodebookError, normalise, squared_norm};
 use crate::kmeans::{lloyd, spread, subtract_nearest};
 
-/// `[ids]`: how knowledge ids are made.
+/// `[ids]`: the configuration of knowledge ids.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct IdsConfig {
-    /// Ids at each place.
+    /// Number of ids per position.
     pub clusters: usize,
-    /// Ids of each part: all but the first are of what the ones before leave over.
+    /// Number of ids per part; each after the first describes what the ones before leave over.
     pub levels: usize,
-    /// Equal parts that an embedding is cut into.
+    /// Number of equal parts that an embedding is cut into.
     pub codebooks: usize,
-    /// Whether embeddings are scaled to length 1 first, so that the nearest centroid is by the cosine.
+    /// Whether embeddings are scaled to length 1 first, so that the cosine decides the nearest centroid.
     pub normalise: bool,
-    /// Embeddings that centroids are fitted on.
+    /// Number of embeddings to fit the centroids on.
     pub sample: usize,
-    /// Of the sample and of the first centroids.
+    /// Seed for the sample and the first centroids.
     pub seed: u64,
-    /// Steps of k-means at most.
+    /// Most steps of k-means.
     pub iterations: u64,
-    /// A codebook of the night before is kept as it is unless fitting it again lowers the mean squared distance by more
-    /// than this share; 0 fits it every night, 1 never.
+    /// The previous night's codebook is kept unless a new fit lowers the mean squared distance by more than this share;
+    /// 0 fits it every night, 1 never.
     pub refit_gain: f64,
 }
 
@@ -54,7 +53,7 @@ impl Default for IdsConfig {
 }
 
 impl IdsConfig {
-    /// Checks what the types leave open.
+    /// Checks what the types do not constrain.
     ///
     /// # Errors
     /// [`FitError::Config`].
@@ -81,10 +80,10 @@ impl IdsConfig {
     }
 }
 
-/// Why there is no codebook.
+/// The reasons why there is no codebook.
 #[derive(Debug, thiserror::Error)]
 pub enum FitError {
-    /// A configured value makes no sense.
+    /// A configured value is invalid.
     #[error("[ids] {key} = {value}: expected {expected}")]
     Config {
         /// The key.
@@ -101,12 +100,12 @@ pub enum FitError {
     TooFew {
         /// The kind.
         kind: Kind,
-        /// As configured.
+        /// The configured number.
         clusters: usize,
-        /// How many embeddings there are.
+        /// Number of embeddings.
         found: usize,
     },
-    /// Embeddings that cannot be cut.
+    /// Embeddings cannot be cut into equal parts.
     #[error("[ids] codebooks = {codebooks}: embeddings of {dimension} values cannot be cut into so many equal parts")]
     Cut {
         /// As configured.
@@ -114,9 +113,10 @@ pub enum FitError {
         /// Values of an embedding.
         dimension: usize,
     },
-    /// The parent is of another shape than what is configured or embedded.
+    /// The parent has another shape than the configuration or the embeddings.
     #[error(
-        "the previous codebook {parent} has {what} {expected}, tonight it is {found}: its ids would mean something else. \
+        "the previous codebook {parent} has {what} {expected}, tonight it is {found}: its ids would mean something \
+         else. \
          Go back to {expected}, or begin anew with --previous none"
     )]
     OtherParent {
@@ -134,54 +134,54 @@ pub enum FitError {
     KMeans {
         /// The kind.
         kind: Kind,
-        /// How many clusters.
+        /// Number of clusters.
         clusters: usize,
-        /// Its error.
+        /// The library's error.
         source: KMeansError,
     },
-    /// Centroids that are not finite.
+    /// Centroids are not finite.
     #[error(transparent)]
     Codebook(#[from] CodebookError),
 }
 
-/// What a codebook is fitted to.
+/// The inputs of fitting a codebook.
 #[derive(Debug, Clone, Copy)]
 pub struct FitInput<'a> {
     /// Users or items, for messages.
     pub kind: Kind,
     /// Embeddings, all finite and of one dimension.
     pub sample: &'a [&'a [f32]],
-    /// Digest of the encoder that made them, where that is known.
+    /// Digest of the encoder that made them, if known.
     pub encoder: Option<&'a Digest>,
-    /// The codebook of the night before and its digest.
+    /// The previous night's codebook and its digest.
     pub parent: Option<(&'a Codebook, &'a Digest)>,
-    /// The time, which becomes that of the codebook.
+    /// The current time, which becomes the codebook's.
     pub now: Timestamp,
 }
 
-/// How far a fit is.
+/// The progress of a fit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FitProgress {
-    /// Steps of k-means that are done, of all places.
+    /// Steps of k-means done, over all positions.
     pub done: u64,
-    /// Steps at most.
+    /// Most steps.
     pub total: u64,
-    /// Mean squared distance at the place that is fitted.
+    /// Mean squared distance at the position being fitted.
     pub inertia: f64,
 }
 
-/// Centroids with what they leave of the sample.
+/// Centroids, and the remainder of the sample.
 struct Fitted {
     centroids: Vec<Vec<f32>>,
-    /// By level.
+    /// Inertia per level.
     inertia: Vec<f64>,
-    /// By place.
+    /// Unused ids per position.
     empty: Vec<u64>,
 }
 
 /// Fits a codebook.
 ///
-/// Memory: the sample twice more. Work: `iterations * sample * clusters * dimension * levels` multiplications at most.
+/// Memory: the sample twice more. Work: at most `iterations * sample * clusters * dimension * levels` multiplications.
 ///
 /// # Errors
 /// [`FitError`].
@@ -201,7 +201,7 @@ pub fn fit(
     let fitted = kept.unwrap_or(fitted);
     let drift = parent.map_or_else(Vec::new, |parent| drift(parent, &fitted.centroids));
     let info = CodebookInfo {
-        version: IDS_VERSION,
+        version: CODEBOOK_VERSION,
         created: input.now,
         encoder: input.encoder.cloned(),
         parent: input.parent.map(|(_, digest)| digest.clone()),
@@ -238,7 +238,7 @@ fn check(input: &FitInput<'_>, config: &IdsConfig) -> Result<(), FitError> {
     let info = parent.info();
     let encoder = |encoder: Option<&Digest>| encoder.map(ToString::to_string);
     let (theirs, ours) = (encoder(info.encoder.as_ref()), encoder(input.encoder));
-    // An encoder that one side does not know is no contradiction.
+    // An encoder that one side does not know is not a contradiction.
     let encoders = theirs.zip(ours).unwrap_or_default();
     let pairs = [
         ("embeddings of dimension", info.dimension.to_string(), dimension.to_string()),
@@ -268,7 +268,7 @@ fn points(sample: &[&[f32]], is_normalised: bool) -> Array2<f32> {
     points
 }
 
-/// The part of all points that a codebook is of.
+/// Returns the part of all points that belongs to a codebook.
 fn part(points: &Array2<f32>, codebook: usize, codebooks: usize) -> Array2<f32> {
     let length = points.ncols() / codebooks;
     let start = codebook * length;
@@ -304,7 +304,7 @@ fn fit_places(
     Ok(fitted)
 }
 
-/// What a codebook that is there leaves of the sample.
+/// Measures what an existing codebook leaves of the sample.
 fn measure(points: &Array2<f32>, codebook: &Codebook) -> Fitted {
     let info = codebook.info();
     let mut fitted = Fitted::empty(info.levels);
@@ -323,7 +323,7 @@ impl Fitted {
         Self { centroids: Vec::new(), inertia: vec![0.0; levels], empty: Vec::new() }
     }
 
-    /// Adds a place, and leaves of `points` what it does not represent.
+    /// Adds a position, and leaves in `points` what it does not represent.
     fn push(&mut self, level: usize, centroids: Vec<f32>, points: &mut Array2<f32>) {
         self.empty.push(subtract_nearest(points, &centroids));
         self.inertia[level] += mean_squared_norm(points);

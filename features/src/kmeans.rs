@@ -1,9 +1,9 @@
-//! K-means as codebooks need it: first centroids that are spread or given, and linfa's Lloyd iterations.
+//! K-means for codebooks: spread or given first centroids, and linfa's Lloyd iterations.
 //!
-//! The first centroids are k-means++ with one pass a centroid: linfa's own looks at all earlier centroids in each pass,
-//! which for 256 of them is 128 times the work. A centroid that is nearest to nothing moves to the point that is worst
-//! represented, so that none is lost over many nights. Everything is a function of points, first centroids and seed,
-//! whatever the number of threads.
+//! The first centroids are k-means++ with one pass per centroid. linfa's own compares with all earlier centroids in
+//! each pass, which for 256 of them is 128 times the work. A centroid that is nearest to nothing moves to the point
+//! that is represented worst, so that none is lost over many nights. Everything is a function of points, first
+//! centroids and seed, whatever the number of threads.
 
 use linfa::DatasetBase;
 use linfa::traits::Fit;
@@ -18,7 +18,7 @@ use crate::codebook::{nearest, squared_distance, subtract};
 /// Iterations end once one lowers the mean squared distance by less than this share.
 const TOLERANCE: f32 = 1e-4;
 
-/// Centroids spread over `points` by k-means++ (Arthur and Vassilvitskii 2007): each next one is a point drawn with
+/// Spreads centroids over `points` by k-means++ (Arthur and Vassilvitskii 2007): each next one is a point drawn with
 /// probability proportional to its squared distance to the nearest one so far. O(k · points · dimension).
 pub(crate) fn spread(points: &Array2<f32>, k: usize, seed: u64) -> Array2<f32> {
     let mut rng = Xoshiro256Plus::seed_from_u64(seed);
@@ -37,7 +37,7 @@ pub(crate) fn spread(points: &Array2<f32>, k: usize, seed: u64) -> Array2<f32> {
     centroids
 }
 
-/// An index with probability proportional to its weight; any one where weights are all infinite or all zero.
+/// Draws an index with probability proportional to its weight; any index if weights are all infinite or all zero.
 fn draw(weights: &[f32], rng: &mut Xoshiro256Plus) -> usize {
     // 53 random bits make a double from 0 to 1.
     let share = (rng.next_u64() >> 11) as f64 / (1_u64 << 53) as f64;
@@ -54,7 +54,7 @@ fn draw(weights: &[f32], rng: &mut Xoshiro256Plus) -> usize {
 }
 
 /// Moves `centroids` to a local minimum of the mean squared distance of `points` to their nearest one, in at most
-/// `iterations` steps; tells `progress` after each how far it is and the mean squared distance before it.
+/// `iterations` steps. After each step it reports to `progress` the step and the mean squared distance before it.
 pub(crate) fn lloyd(
     points: &Array2<f32>,
     mut centroids: Array2<f32>,
@@ -83,8 +83,8 @@ pub(crate) fn lloyd(
     Ok(centroids)
 }
 
-/// Moves each centroid that is nearest to no point to one of the points that are farthest from their own, and tells
-/// whether there were such; where all points are at a centroid it stays.
+/// Moves each centroid that is nearest to no point to one of the points farthest from their own, and returns whether
+/// there were any. If all points are at a centroid it stays.
 fn relocate_empty(points: &Array2<f32>, centroids: &mut Array2<f32>) -> bool {
     let owners = owners(points, centroids);
     let mut is_empty = vec![true; centroids.nrows()];
@@ -100,13 +100,13 @@ fn relocate_empty(points: &Array2<f32>, centroids: &mut Array2<f32>) -> bool {
     is_moved
 }
 
-/// The nearest centroid of each point and its squared distance.
+/// Returns the nearest centroid of each point and its squared distance.
 fn owners(points: &Array2<f32>, centroids: &Array2<f32>) -> Vec<(usize, f32)> {
     let rows = values(points).par_chunks_exact(points.ncols());
     rows.map(|point| nearest(values(centroids), point)).collect()
 }
 
-/// Subtracts from each point its nearest centroid, and returns how many centroids are nearest to none.
+/// Subtracts from each point its nearest centroid, and returns the number of centroids nearest to none.
 pub(crate) fn subtract_nearest(points: &mut Array2<f32>, centroids: &[f32]) -> u64 {
     let length = points.ncols();
     let values = points.as_slice_mut().unwrap_or_default();
@@ -123,7 +123,7 @@ pub(crate) fn subtract_nearest(points: &mut Array2<f32>, centroids: &[f32]) -> u
     is_empty.into_iter().filter(|empty| *empty).count() as u64
 }
 
-/// All values, row by row; every matrix here is in that order.
+/// Returns all values row by row; every matrix here has that order.
 fn values(matrix: &Array2<f32>) -> &[f32] {
     matrix.as_slice().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! What a text is worth to a model: embeddings of texts and knowledge ids.
+//! Texts as features of a model: embeddings of texts and knowledge ids.
 
 mod churn;
 mod codebook;

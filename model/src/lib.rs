@@ -61,7 +61,8 @@ pub enum ModelError {
     },
     /// The directory does not tell which weights are meant.
     #[error(
-        "model {directory}: several weight files and no model.safetensors.index.json: {found}; give the path of one .gguf, or add the index"
+        "model {directory}: several weight files and no model.safetensors.index.json: {found}; give the path of one \
+         .gguf, or add the index"
     )]
     SeveralWeights {
         /// The model's directory.
@@ -95,7 +96,8 @@ pub enum ModelError {
     },
     /// Nothing says which token ends a text, so generation would never stop.
     #[error(
-        "model {directory}: no end-of-text token; set eos_token_id in generation_config.json or config.json, or eos_token (a token of tokenizer.json) in tokenizer_config.json"
+        "model {directory}: no end-of-text token; set eos_token_id in generation_config.json or config.json, or \
+         eos_token (a token of tokenizer.json) in tokenizer_config.json"
     )]
     NoEndOfText {
         /// The model's directory.
@@ -115,7 +117,8 @@ pub enum ModelError {
     },
     /// The hub could not give the model.
     #[error(
-        "model {model:?}: no such local path, and {endpoint} did not give it: {reason}. A private or gated model needs HF_TOKEN"
+        "model {model:?}: no such local path, and {endpoint} did not give it: {reason}. A private or gated model \
+         needs HF_TOKEN"
     )]
     Hub {
         /// The model as configured.

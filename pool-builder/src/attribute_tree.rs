@@ -1,16 +1,15 @@
-//! Attribute groups (LASER 3.2): entities grouped by an attribute, groups above a size subdivided by
+//! Attribute groups (LASER 3.2): entities are grouped by an attribute, and groups above a size are subdivided by
 //! further attributes.
 //!
-//! One rule makes every split. An attribute *splits* a set of entities if at least two of its values
-//! have `min_group` entities each; the values that have fewer form one part together, the rest. The
-//! attribute taken is the first of the given order that splits, or the *best*: the one whose largest part is the
-//! smallest, ties by name (this passes over attributes such as titles, whose every value is rare). The set
-//! of all entities is always split, a part only while it is above `max_group`, each attribute at
-//! most once on a path. The rest of a part is a group too if it reaches `min_group`; the rest of the
-//! whole has no group, as a pool of everything exists anyway.
+//! One rule makes every split. An attribute *splits* a set of entities if at least two of its values have `min_group`
+//! entities each; the values with fewer form one part together, the rest. The attribute used is the first of the given
+//! order that splits, or the *best*: the one whose largest part is the smallest, ties by name. (This skips attributes
+//! such as titles, whose values are all rare.) The set of all entities is always split; a part only while it is above
+//! `max_group`, and each attribute at most once on a path. The rest of a part is a group too if it reaches `min_group`.
+//! The rest of the whole set has no group, because a pool of everything exists anyway.
 //!
-//! A list counts by its first element, a number by its value (1 and 1.0 are one group), and a missing value is a
-//! value like any other: the group "unknown".
+//! A list counts by its first element, a number by its value (1 and 1.0 are one group). A missing value is a value like
+//! any other: the group "unknown".
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -26,22 +25,22 @@ const UNKNOWN: &str = "";
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum AttributeTree {
-    /// This group, counted from 0 in the order of the tree.
+    /// This group, numbered from 0 in the order of the tree.
     Group(usize),
-    /// One way for each value.
+    /// One branch per value.
     Split {
-        /// The attribute that is looked at.
+        /// The attribute that decides.
         attribute: String,
-        /// By value; a missing value is the empty text.
+        /// Branch by value; a missing value is the empty text.
         values: BTreeMap<String, AttributeTree>,
-        /// For all other values, known or not; without it they have no group.
+        /// The branch of all other values, known or not; without it they have no group.
         #[serde(skip_serializing_if = "Option::is_none")]
         rest: Option<Box<AttributeTree>>,
     },
 }
 
 impl AttributeTree {
-    /// The group of an entity with these attributes.
+    /// Returns the group of an entity with these attributes.
     pub(crate) fn group(&self, attributes: &Map<String, Value>) -> Option<usize> {
         match self {
             Self::Group(group) => Some(*group),
@@ -53,7 +52,7 @@ impl AttributeTree {
     }
 }
 
-/// The text that a value groups by; empty for what counts as missing.
+/// Returns the text that a value groups by; empty for values that count as missing.
 fn key(value: &Value) -> String {
     match value {
         Value::Null => UNKNOWN.to_owned(),
@@ -67,7 +66,7 @@ fn key(value: &Value) -> String {
     }
 }
 
-/// The attributes of entities of one kind, by column: 4 bytes a value, and each distinct value once.
+/// The attributes of entities of one kind, by column: 4 bytes per value, and each distinct value once.
 #[derive(Debug)]
 pub(crate) struct AttributeColumns {
     wanted: Option<BTreeSet<String>>,
@@ -76,7 +75,7 @@ pub(crate) struct AttributeColumns {
     rows: usize,
 }
 
-/// Row by row the code of the value; code 0 is the missing value.
+/// The code of the value per row; code 0 is the missing value.
 #[derive(Debug)]
 struct Column {
     codes: HashMap<String, u32>,
@@ -84,7 +83,7 @@ struct Column {
 }
 
 impl AttributeColumns {
-    /// Keeps the attributes of an order, or all for the best.
+    /// Keeps the attributes of the given order, or all of them for the best.
     pub(crate) fn new(attributes: &Attributes) -> Self {
         let wanted = match attributes {
             Attributes::Best(_) => None,
@@ -93,7 +92,7 @@ impl AttributeColumns {
         Self { wanted, names: BTreeSet::new(), columns: BTreeMap::new(), rows: 0 }
     }
 
-    /// Appends an entity; of one that is not `sampled` only the attributes' names.
+    /// Appends an entity. If it is not `sampled`, only the names of its attributes are kept.
     pub(crate) fn push(&mut self, attributes: &Map<String, Value>, sampled: bool) {
         for (name, value) in attributes {
             if !self.names.contains(name) {
@@ -108,7 +107,7 @@ impl AttributeColumns {
         self.rows += usize::from(sampled);
     }
 
-    /// The names of an order that no entity has, or nothing if all exist.
+    /// Returns a name of the order that no entity has, or nothing if all exist.
     pub(crate) fn unknown<'a>(&self, attributes: &'a Attributes) -> Option<&'a str> {
         let Attributes::Order(order) = attributes else {
             return None;
@@ -116,7 +115,7 @@ impl AttributeColumns {
         order.iter().map(String::as_str).find(|&name| !self.names.contains(name))
     }
 
-    /// The names of all attributes that some entity has.
+    /// Iterates over the names of all attributes that some entity has.
     pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
         self.names.iter().map(String::as_str)
     }
@@ -161,15 +160,15 @@ impl Parts<'_> {
     }
 }
 
-/// A tree and what its groups are called.
+/// A tree and the labels of its groups.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Grown {
     pub(crate) tree: AttributeTree,
-    /// By group, such as `genres = Drama, decade = 1990`.
+    /// The label of each group, such as `genres = Drama, decade = 1990`.
     pub(crate) labels: Vec<String>,
 }
 
-/// The tree of entities of which `columns` has a share, or none if no attribute splits them.
+/// Grows the tree of entities of which `columns` holds a share; none if no attribute splits them.
 pub(crate) fn grow(columns: &AttributeColumns, config: &GroupingConfig, share: f64) -> Option<Grown> {
     let config = &of_sample(config, share);
     let names = match &config.attributes {
@@ -182,7 +181,7 @@ pub(crate) fn grow(columns: &AttributeColumns, config: &GroupingConfig, share: f
     Some(Grown { tree, labels: grower.labels })
 }
 
-/// The configuration with its sizes of groups as a sample has them.
+/// Returns the configuration with its group sizes scaled to the sample.
 fn of_sample(config: &GroupingConfig, share: f64) -> GroupingConfig {
     #[expect(clippy::cast_possible_truncation, reason = "a share of a usize is at most that usize")]
     let scaled = |size: usize| ((size as f64 * share).round() as usize).max(1);
@@ -196,7 +195,7 @@ struct Grower<'a> {
 }
 
 impl<'a> Grower<'a> {
-    /// The split of `rows`, called `label` (empty for all rows), if one of `names` splits them.
+    /// Splits `rows`, labelled `label` (empty for all rows), if one of `names` splits them.
     fn split(&mut self, rows: &[usize], label: &str, names: &[&'a str]) -> Option<AttributeTree> {
         let (attribute, parts) = self.choose(rows, names)?;
         let names: Vec<&str> = names.iter().copied().filter(|&name| name != attribute).collect();

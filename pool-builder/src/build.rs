@@ -1,11 +1,11 @@
 //! Builds all pools of a night and writes them as one committed folder.
 //!
-//! The folder holds a `.pool` file for each group that has previous texts, `assignments.parquet` with the
-//! pool of every entity, and `pools.json`, which is written last: without it nothing there is a pool set.
-//! Same inputs, same bytes, so two that build one folder at a time do each other no harm.
+//! The folder holds a `.pool` file per group that has previous texts, `assignments.parquet` with the pool of every
+//! entity, and `pools.json`, which is written last: without it the folder is not a pool set. The same inputs give the
+//! same bytes, so two processes that build one folder at the same time do no harm.
 //!
-//! An attribute group's pool takes the texts of all entities with those attributes, also of those that
-//! the router sends to a cluster: it serves the cold and the new, who have few texts of their own.
+//! An attribute group's pool takes the texts of all entities with those attributes, including those that the router
+//! sends to a cluster. It serves cold and new entities, which have few texts of their own.
 //!
 //! Memory grows with groups, not with rows: see [`grouped`](crate::grouped).
 
@@ -28,15 +28,15 @@ use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 /// The extension of pool files.
 const EXTENSION: &str = ".pool";
 
-/// Groups the entities of `tables`, builds a pool for each group from `previous` (in any order, in
-/// batches of any size) and writes all into `dir`. Pools of other inputs there are for [`clear_pools`]. Beyond about
-/// `memory` bytes entities and texts are spilled to the local disk.
+/// Groups the entities of `tables`, builds a pool per group from `previous` (in any order, in batches of any size) and
+/// writes everything into `dir`. To remove pools of other inputs there, call [`clear_pools`] first. Beyond about
+/// `memory` bytes, entities and texts are spilled to the local disk.
 ///
-/// Fitting, tokenising and building run on the calling thread (the first two with rayon's), between awaits.
+/// Fitting, tokenising and building run on the calling thread between awaits; fitting and tokenising also use rayon's
+/// threads.
 ///
 /// # Errors
-/// Any input that is not as it should be; see [`PoolsError`]. No previous text at all is no error: the
-/// set then has no pools.
+/// Any invalid input; see [`PoolsError`]. Having no previous text at all is not an error: the set then has no pools.
 pub async fn build_pools<P>(
     tables: &[EntityTable],
     previous: P,
@@ -92,7 +92,7 @@ fn encode(dir: &Location, file: &str, error: &dyn std::error::Error) -> PoolsErr
     PoolsError::Encode { file: dir.join(file).url().to_owned(), reason: error.to_string() }
 }
 
-/// Uncommits a folder, then removes its pools. Who has them mapped keeps them.
+/// Uncommits a folder, then removes its pools. Processes that have them mapped keep them.
 ///
 /// # Errors
 /// The store's.
@@ -133,7 +133,7 @@ impl PoolWriter<'_> {
 }
 
 impl PoolTokenizer<'_> {
-    /// What a pool of this tokenizer says of itself.
+    /// Returns the description of a pool of this tokenizer.
     pub(crate) fn pool_meta(&self, name: &str) -> PoolMeta {
         PoolMeta {
             name: name.to_owned(),
@@ -152,7 +152,7 @@ fn summary(fitted: FittedKind, mut statistics: Vec<GroupStatistics>, sampled: &S
     KindGroups { entities: statistics[ALL].entities, router, statistics, clustering, embeddings }
 }
 
-/// Names are unique over the kinds, since each begins with its kind.
+/// Names are unique over the kinds, because each begins with its kind.
 fn count_members(set: &mut PoolSet) {
     for groups in set.kinds.values() {
         for (group, statistics) in groups.router.groups().iter().zip(&groups.statistics) {

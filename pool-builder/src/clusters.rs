@@ -1,11 +1,11 @@
 //! Collaborative groups (LASER 3.2): k-means over embeddings.
 //!
-//! The number of clusters is given, or the candidate with the highest mean simplified silhouette:
-//! (b − a) / max(a, b), where a is the distance of an embedding to its own centroid and b that to the
-//! next nearest. It costs O(n · k) where the full silhouette costs O(n²); ties take the smaller k.
+//! The number of clusters is given, or is the candidate with the highest mean simplified silhouette: (b − a) / max(a,
+//! b), where a is the distance of an embedding to its own centroid and b the distance to the next nearest. This costs
+//! O(n · k) where the full silhouette costs O(n²). Ties take the smaller k.
 //!
-//! Initial centroids are k-means++. linfa's k-means|| seeds a generator for each part of its parallel
-//! loop, so its result depends on how threads split the work; it is not offered.
+//! Initial centroids are k-means++. linfa's k-means|| is not offered: it seeds a generator per part of its parallel
+//! loop, so its result depends on how threads split the work.
 
 use laser_schema::Kind;
 use linfa::DatasetBase;
@@ -29,9 +29,9 @@ pub enum ClusterError {
     TooMany {
         /// The kind.
         kind: Kind,
-        /// As configured.
+        /// The configured number.
         clusters: Clusters,
-        /// How many embeddings there are to fit on.
+        /// Number of embeddings to fit on.
         found: usize,
     },
     /// The library failed.
@@ -39,21 +39,21 @@ pub enum ClusterError {
     KMeans {
         /// The kind.
         kind: Kind,
-        /// How many clusters.
+        /// Number of clusters.
         k: usize,
-        /// Its error.
+        /// The library's error.
         source: KMeansError,
     },
 }
 
-/// What came of the clustering of one kind.
+/// The outcome of clustering one kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Clustering {
-    /// The number of clusters taken.
+    /// The number of clusters used.
     pub k: usize,
-    /// How many embeddings the centroids were fitted on.
+    /// Number of embeddings that the centroids were fitted on.
     pub fitted_on: usize,
-    /// All numbers of clusters that were tried, in rising order.
+    /// All numbers of clusters that were tried, in ascending order.
     pub candidates: Vec<ClusterCandidate>,
 }
 
@@ -68,8 +68,8 @@ pub struct ClusterCandidate {
     pub silhouette: Option<f64>,
 }
 
-/// Fits centroids to `embeddings`, all finite and of one dimension. Returns them in single precision,
-/// since routing works on that.
+/// Fits centroids to `embeddings`, which are all finite and of one dimension. Returns them in single precision, because
+/// routing uses it.
 pub(crate) fn fit(
     embeddings: &[&[f32]],
     clusters: Clusters,
@@ -130,8 +130,8 @@ fn silhouette<'a>(sample: impl IntoIterator<Item = ArrayView1<'a, f64>>, centroi
     Some(sum / count)
 }
 
-/// The centroid nearest to `embedding`, ties to the first; none if the dimension is another or a value
-/// is not finite.
+/// Returns the centroid nearest to `embedding`, the first of ties; none if the dimension differs or a value is not
+/// finite.
 pub(crate) fn nearest(centroids: &[Vec<f32>], embedding: &[f32]) -> Option<usize> {
     if !embedding.iter().all(|value| value.is_finite()) {
         return None;

@@ -1,10 +1,11 @@
 //! The `[pools]` section: how entities are grouped and how large their pools are.
 //!
-//! Everything here can change the pools' bytes, so the whole of it is stored in the pool set.
+//! Everything here can change the pools' bytes, so the whole section is stored in the pool set.
 
 use std::fmt;
 
 use laser_schema::Kind;
+use laser_schema::embedding::EmbeddingSource;
 use serde::{Deserialize, Serialize};
 
 /// The `[pools]` section.
@@ -25,24 +26,24 @@ pub struct PoolsConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GroupingConfig {
-    /// Which scheme decides an entity's group.
+    /// The scheme that decides an entity's group.
     pub grouping: Grouping,
-    /// How many clusters (`3`), or a range (`{ min = 2, max = 10 }`) of which the number with the
-    /// highest silhouette is taken. The paper uses 3 to 10.
+    /// The number of clusters (`3`), or a range (`{ min = 2, max = 10 }`) of which the number with the highest
+    /// silhouette is used. The paper uses 3 to 10.
     pub clusters: Clusters,
-    /// With `router`: from this many interactions on an entity belongs to a cluster.
+    /// With `router`: the least number of interactions of an entity in a cluster.
     pub min_interactions: u64,
     /// The attributes that group, in order (`["genres", "decade"]`), or `"best"`.
     pub attributes: Attributes,
-    /// An attribute group of more entities is subdivided by a further attribute.
+    /// A larger attribute group is subdivided by a further attribute.
     pub max_group: usize,
-    /// An attribute group of fewer entities gets no pool of its own.
+    /// A smaller attribute group gets no pool of its own.
     pub min_group: usize,
-    /// A pool holds at most this many texts, sampled. The paper searches 500 to 5000.
+    /// Most texts of a pool, sampled. The paper searches 500 to 5000.
     pub max_texts: usize,
-    /// With `random`: how many groups.
+    /// With `random`: the number of groups.
     pub groups: u64,
-    /// Where embeddings come from; the entity table's own column if absent.
+    /// The source of embeddings; if absent, the entity table's own column.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub embeddings: Option<EmbeddingSource>,
 }
@@ -69,9 +70,9 @@ impl Default for GroupingConfig {
 pub enum Grouping {
     /// Clusters for entities with an embedding and enough interactions, attributes for the others.
     Router,
-    /// Clusters alone, whatever the number of interactions.
+    /// Only clusters, whatever the number of interactions.
     Collaborative,
-    /// Attributes alone.
+    /// Only attributes.
     Attribute,
     /// Random groups (the paper's RRP), for comparison.
     Random,
@@ -91,7 +92,7 @@ impl Grouping {
     }
 }
 
-/// How many clusters.
+/// The number of clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -99,13 +100,13 @@ impl Grouping {
     expecting = "expected a number of clusters, such as 3, or a range, such as { min = 2, max = 10 }"
 )]
 pub enum Clusters {
-    /// This many.
+    /// Exactly this number.
     Fixed(usize),
-    /// The number between these, both included, with the highest silhouette.
+    /// The number within these bounds, both included, that has the highest silhouette.
     Range {
-        /// At least this many, not below 2.
+        /// Lower bound, at least 2.
         min: usize,
-        /// At most this many.
+        /// Upper bound.
         max: usize,
     },
 }
@@ -133,7 +134,7 @@ impl fmt::Display for Clusters {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a list of attributes, such as [\"genres\", \"decade\"], or \"best\"")]
 pub enum Attributes {
-    /// Chosen group by group: the attribute that splits best.
+    /// Chosen per group: the attribute that splits best.
     Best(Best),
     /// In this order.
     Order(Vec<String>),
@@ -147,54 +148,15 @@ pub enum Best {
     Best,
 }
 
-/// Embeddings that are not in the entity table.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(
-    untagged,
-    deny_unknown_fields,
-    expecting = "expected { npy = …, ids = …, skip_rows = 0 } or { table = …, id = \"id\", embedding = \"embedding\" }"
-)]
-pub enum EmbeddingSource {
-    /// A matrix and the ids of its rows.
-    Npy {
-        /// A `.npy` file of float32 or float64, shape [rows, dimension].
-        npy: String,
-        /// A text file of one entity id a line, in the order of the rows.
-        ids: String,
-        /// Rows of padding before the first entity's.
-        #[serde(default)]
-        skip_rows: usize,
-    },
-    /// A Parquet, CSV or JSONL table.
-    Table {
-        /// Where it is.
-        table: String,
-        /// The name of its id column.
-        #[serde(default = "id_column")]
-        id: String,
-        /// The name of its embedding column, a list of floats.
-        #[serde(default = "embedding_column")]
-        embedding: String,
-    },
-}
-
-fn id_column() -> String {
-    "id".to_owned()
-}
-
-fn embedding_column() -> String {
-    "embedding".to_owned()
-}
-
 /// `[pools.kmeans]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct KMeansConfig {
-    /// Runs from different k-means++ centroids, of which the one of lowest inertia is kept.
+    /// Number of runs from different k-means++ centroids; the one with the lowest inertia is kept.
     pub runs: usize,
     /// A run ends when the centroids move less than this (Euclidean, all together).
     pub tolerance: f64,
-    /// A run ends after this many iterations in any case.
+    /// A run ends after this many iterations at the latest.
     pub max_iterations: u64,
     /// Clusters are fitted on a sample of at most this many embeddings.
     pub fit_sample: usize,
@@ -208,7 +170,7 @@ impl Default for KMeansConfig {
     }
 }
 
-/// A value that `[pools]` cannot have.
+/// An invalid value in `[pools]`.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("[{section}] {key}: {reason}")]
 pub struct ConfigError {
@@ -216,12 +178,12 @@ pub struct ConfigError {
     pub section: String,
     /// The key.
     pub key: &'static str,
-    /// What was expected and what is there.
+    /// What was expected and found.
     pub reason: String,
 }
 
 impl PoolsConfig {
-    /// The grouping of one kind.
+    /// Returns the grouping of one kind.
     pub fn of(&self, kind: Kind) -> &GroupingConfig {
         match kind {
             Kind::User => &self.user,
@@ -229,10 +191,10 @@ impl PoolsConfig {
         }
     }
 
-    /// Checks every value that the types leave open.
+    /// Checks every value that the types do not constrain.
     ///
     /// # Errors
-    /// The first key whose value makes no sense.
+    /// The first key with an invalid value.
     pub fn validate(&self) -> Result<(), ConfigError> {
         for kind in Kind::ALL {
             let invalid = |(key, reason)| ConfigError { section: format!("pools.{kind}"), key, reason };

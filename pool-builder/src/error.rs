@@ -9,7 +9,6 @@ use laser_store::spill::SpillError;
 
 use crate::clusters::ClusterError;
 use crate::config::ConfigError;
-use crate::embeddings::EmbeddingError;
 
 /// Why pools could not be built, opened or tuned.
 #[derive(Debug, thiserror::Error)]
@@ -25,11 +24,11 @@ pub enum PoolsError {
     Spill(#[from] SpillError),
     /// Embeddings that are not in the entity table.
     #[error(transparent)]
-    Embeddings(#[from] EmbeddingError),
+    Embeddings(#[from] laser_store::embeddings::EmbeddingError),
     /// K-means.
     #[error(transparent)]
     Clusters(#[from] ClusterError),
-    /// A place of the pools.
+    /// The location of the pools.
     #[error(transparent)]
     Location(#[from] LocationError),
     /// The local copies of remote pools.
@@ -38,7 +37,7 @@ pub enum PoolsError {
     /// Building a pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// A file that does not hold the pool it should.
+    /// A file does not hold the pool it should.
     #[error("{file}: {source}")]
     PoolFile {
         /// The file.
@@ -60,7 +59,7 @@ pub enum PoolsError {
     NoEmbeddings {
         /// The kind.
         kind: Kind,
-        /// How many entities of it there are.
+        /// Number of entities of the kind.
         entities: u64,
     },
     /// Embeddings of more than one dimension.
@@ -77,7 +76,7 @@ pub enum PoolsError {
         /// Its own.
         found: usize,
     },
-    /// Grouping by what nobody has.
+    /// The attribute exists for no entity.
     #[error("[pools.{kind}] attributes: no {kind} has {attribute:?}; they have: {available}")]
     UnknownAttribute {
         /// The kind.
@@ -98,7 +97,7 @@ pub enum PoolsError {
     Encode {
         /// The file.
         file: String,
-        /// What the encoder said.
+        /// The encoder's error.
         reason: String,
     },
     /// There is no finished set.
@@ -138,7 +137,7 @@ pub enum PoolsError {
         /// The file's.
         found: String,
     },
-    /// Tuning was asked for something impossible.
+    /// Tuning has an impossible option.
     #[error("pools tune: {option} must be {expected}, got {found}")]
     Tune {
         /// The option.

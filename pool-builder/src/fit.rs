@@ -1,8 +1,8 @@
 //! Fits the routers to the entities.
 //!
-//! One pass over the tables gathers what grouping looks at. Memory is that of two samples: the embeddings of
-//! `[pools.kmeans] fit_sample` entities, and the attributes (4 bytes a value, and each distinct value) of
-//! [`ATTRIBUTE_SAMPLE`] entities. K-means runs on the calling thread and rayon's.
+//! One pass over the tables gathers the inputs of grouping. Memory holds two samples: the embeddings of `[pools.kmeans]
+//! fit_sample` entities, and the attributes (4 bytes per value, and each distinct value) of [`ATTRIBUTE_SAMPLE`]
+//! entities. K-means runs on the calling thread and rayon's.
 
 use std::collections::BTreeMap;
 
@@ -18,8 +18,8 @@ use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::Router;
 use laser_schema::sample::{Sample, priority};
 
-/// The attribute tree is grown on about this many entities of a kind: its groups are of a thousand entities and more
-/// where there are more, so that the sizes of a sample will do.
+/// The attribute tree is grown on about this many entities of a kind. With more entities its groups have a thousand
+/// entities or more, so the sizes in a sample are good enough.
 const ATTRIBUTE_SAMPLE: u64 = 200_000;
 
 /// The router of a kind.
@@ -30,7 +30,7 @@ pub(crate) struct FittedKind {
     pub(crate) embeddings: Option<EmbeddingCounts>,
 }
 
-/// Fits all kinds of which there are entities.
+/// Fits all kinds that have entities.
 pub(crate) async fn fit(
     joined: &Joined,
     config: &PoolsConfig,
@@ -45,13 +45,13 @@ pub(crate) async fn fit(
     Ok(kinds)
 }
 
-/// What grouping looks at, of all entities of one kind.
+/// The inputs of grouping for all entities of one kind.
 struct Observed<'a> {
     kind: Kind,
     grouping: &'a GroupingConfig,
     seed: u64,
     entities: u64,
-    /// Share of the entities whose attributes are looked at.
+    /// Share of the entities whose attributes are used.
     attribute_share: f64,
     attributes: AttributeColumns,
     with_embedding: u64,
@@ -145,7 +145,7 @@ impl<'a> Observed<'a> {
         Ok(FittedKind { router, clustering, embeddings: self.grouping.grouping.has_clusters().then(counts) })
     }
 
-    /// The router does without clusters where nobody could be in one; `collaborative` has nothing else.
+    /// The router has no clusters if no entity could be in one; `collaborative` requires them.
     fn clusters(&self, config: &PoolsConfig) -> Result<(Vec<Vec<f32>>, Option<Clustering>), PoolsError> {
         let grouping = self.grouping;
         if self.sample.is_empty() && grouping.grouping == Grouping::Collaborative {
@@ -175,7 +175,7 @@ impl<'a> Observed<'a> {
     }
 }
 
-/// With `collaborative` every entity that has an embedding is in a cluster.
+/// With `collaborative`, every entity that has an embedding is in a cluster.
 fn min_interactions(grouping: &GroupingConfig) -> u64 {
     match grouping.grouping {
         Grouping::Collaborative => 0,
@@ -183,7 +183,7 @@ fn min_interactions(grouping: &GroupingConfig) -> u64 {
     }
 }
 
-/// A seeded choice of a share of the entities that needs no order.
+/// Makes a seeded choice of a share of the entities, independent of their order.
 fn is_sampled(seed: u64, id: &EntityId, share: f64) -> bool {
     if share >= 1.0 {
         return true;

@@ -1,9 +1,9 @@
-//! Entities in their groups, with a sample of each group's previous texts: what building and tuning start from.
+//! Entities in their groups with a sample of each group's previous texts: the starting point of building and tuning.
 //!
-//! Memory, whatever the number of entities and texts: the budget and an eighth of it for what is spilled (see
-//! [`join`](laser_store::join) and [`Members`]), the samples that routers are fitted on, and `max_texts` texts a
-//! group. The tables are read three times, of Parquet the first time the ids alone, then all but histories, which are
-//! counted.
+//! Memory does not depend on the number of entities and texts. It takes the budget and an eighth of it for what is
+//! spilled (see [`join`](laser_store::join) and [`Members`]), the samples that routers are fitted on, and `max_texts`
+//! texts per group. The tables are read three times; of Parquet, first only the ids, then everything but histories,
+//! which are counted.
 
 use std::collections::BTreeMap;
 
@@ -21,10 +21,10 @@ use crate::pool_set::TextCounts;
 use crate::progress::{BuildProgress, Progress, Stage};
 use crate::texts::{self, ReadError, SampledKind, Sampler};
 
-/// Part of the budget that the entities' groups take; all else that is spilled is larger.
+/// The share of the budget (one part in this) for the entities' groups; everything else that is spilled is larger.
 const MEMBERS_SHARE: usize = 8;
 
-/// Entities in their groups, and what was sampled.
+/// Entities in their groups, and the sampled texts.
 #[derive(Debug)]
 pub(crate) struct Grouped {
     pub(crate) kinds: BTreeMap<Kind, FittedKind>,
@@ -33,7 +33,7 @@ pub(crate) struct Grouped {
     pub(crate) counts: TextCounts,
 }
 
-/// Fits the routers, asks them about every entity, and samples at most `capacity` texts of each group.
+/// Fits the routers, routes every entity, and samples at most `capacity` texts of each group.
 pub(crate) async fn group<P>(
     tables: &[EntityTable],
     previous: P,
@@ -69,7 +69,7 @@ where
     Ok(Grouped { kinds, samples: sampler.kinds, members, counts })
 }
 
-/// Asks the routers about every entity.
+/// Routes every entity.
 async fn route(
     joined: &Joined,
     kinds: &BTreeMap<Kind, FittedKind>,

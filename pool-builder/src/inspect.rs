@@ -1,4 +1,4 @@
-//! `laser pools inspect`: what is in a set of pools, as data for the command line to print.
+//! `laser pools inspect`: the contents of a pool set as data for the command line to print.
 
 use laser_decode::{Pool, Token};
 use laser_schema::{Digest, Kind};
@@ -10,7 +10,7 @@ use crate::error::PoolsError;
 use crate::open::OpenPools;
 use crate::pool_set::{EmbeddingCounts, GroupStatistics, KindGroups, TextCounts};
 
-/// What is in a set of pools.
+/// The contents of a pool set.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Inspection {
     /// The set's digest.
@@ -30,9 +30,9 @@ pub struct Inspection {
 pub struct KindInspection {
     /// The kind.
     pub kind: Kind,
-    /// How many entities there are.
+    /// Number of entities.
     pub entities: u64,
-    /// How the clusters came about: numbers tried, silhouettes, the number taken.
+    /// How the clusters were chosen: the numbers tried, silhouettes, the number used.
     pub clustering: Option<Clustering>,
     /// The embeddings.
     pub embeddings: Option<EmbeddingCounts>,
@@ -45,11 +45,11 @@ pub struct KindInspection {
 pub struct GroupInspection {
     /// Its name.
     pub name: String,
-    /// What its entities have in common.
+    /// What the group's entities have in common.
     pub label: String,
     /// Whether it has a pool.
     pub has_pool: bool,
-    /// How many belong to it.
+    /// The sizes of the group.
     #[serde(flatten)]
     pub statistics: GroupStatistics,
 }
@@ -61,15 +61,15 @@ pub struct PoolInspection {
     pub name: String,
     /// The kind of its entities.
     pub kind: Kind,
-    /// Entities whose pool it is.
+    /// Number of entities routed to it.
     pub members: u64,
-    /// Texts in it.
+    /// Number of texts.
     pub texts: usize,
-    /// Tokens in it, the ends of texts included.
+    /// Number of tokens, including the ends of texts.
     pub tokens: usize,
     /// The file's size.
     pub bytes: usize,
-    /// What a token costs.
+    /// Bytes per token.
     pub bytes_per_token: f64,
     /// The most frequent branches, most frequent first.
     pub branches: Vec<Branch>,
@@ -78,16 +78,16 @@ pub struct PoolInspection {
 /// A sequence of tokens that occurs in a pool.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Branch {
-    /// As text.
+    /// The tokens as text.
     pub text: String,
     /// Its tokens.
     pub tokens: Vec<Token>,
-    /// How often it occurs.
+    /// Number of occurrences.
     pub count: u32,
 }
 
-/// Inspects all pools, with the `branches` most frequent sequences of `branch_tokens` tokens of each.
-/// Takes a pass over every pool.
+/// Inspects all pools, listing the `branches` most frequent sequences of `branch_tokens` tokens of each. Takes a pass
+/// over every pool.
 ///
 /// # Errors
 /// If the tokenizer cannot decode a branch.

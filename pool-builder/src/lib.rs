@@ -1,10 +1,10 @@
-//! Pools of previous knowledge: entities are grouped, each group's previous texts become a pool to
-//! draft from, and a router leads every entity, also a new one, to its pool (LASER 3.2).
+//! Pools of previous knowledge: entities are grouped, each group's previous texts become a pool to draft from, and a
+//! router assigns every entity, including new ones, to its pool (LASER 3.2).
 //!
-//! [`build_pools`] writes a folder of pools, [`OpenPools`] opens it, [`tune()`] finds the size of pools
-//! that is fastest, [`inspect()`] tells what is in them, [`replay()`] measures drafting without a model,
-//! [`PoolRegistry`] knows the sets of an output and which is promoted.
-//! Everything but measured times is a function of the inputs and the seed.
+//! [`build_pools`] writes a folder of pools, and [`OpenPools`] opens it. [`tune()`] finds the fastest pool size,
+//! [`inspect()`] lists the contents of pools, and [`replay()`] measures drafting without a model. [`PoolRegistry`]
+//! manages the sets of an output and which of them is promoted. Everything except measured times is a function of the
+//! inputs and the seed.
 
 mod attribute_tree;
 mod build;
@@ -27,10 +27,8 @@ mod tune;
 
 pub use build::{build_pools, clear_pools};
 pub use clusters::{ClusterCandidate, ClusterError, Clustering};
-pub use config::{
-    Attributes, Best, Clusters, ConfigError, EmbeddingSource, Grouping, GroupingConfig, KMeansConfig, PoolsConfig,
-};
-pub use embeddings::{EmbeddingError, EmbeddingSink, NpyEmbeddings, NpyRow, join_embeddings, read_embeddings};
+pub use config::{Attributes, Best, Clusters, ConfigError, Grouping, GroupingConfig, KMeansConfig, PoolsConfig};
+pub use embeddings::join_embeddings;
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;

@@ -1,6 +1,6 @@
-//! The groups of every entity, and the table of every entity's pool.
+//! The groups of every entity, and the table with every entity's pool.
 //!
-//! Which of its groups an entity's pool comes from is known only once all pools are built. Until then an entity takes
+//! Which of its groups provides an entity's pool is known only once all pools are built. Until then an entity takes
 //! about 40 bytes, on the local disk beyond a budget.
 
 use std::collections::BTreeMap;
@@ -27,7 +27,7 @@ pub(crate) struct Members {
 }
 
 impl Members {
-    /// For so many entities.
+    /// Creates the groups of this many entities.
     pub(crate) fn new(rows: u64, memory: usize) -> Self {
         Self { rows: rows.max(1), done: 0, spill: Spill::new(memory) }
     }
@@ -49,8 +49,8 @@ impl Members {
         self.spill.finish()
     }
 
-    /// Writes a row an entity, in the order of the tables: kind, `entity_id` (as text, whatever the id's type), pool,
-    /// reason. Returns how many entities belong to each group.
+    /// Writes a row per entity, in the order of the tables: kind, `entity_id` (as text, whatever the id's type), pool,
+    /// reason. Returns the number of entities per group.
     pub(crate) async fn write(
         &self,
         kinds: &BTreeMap<Kind, FittedKind>,
@@ -81,7 +81,7 @@ fn schema() -> Arc<Schema> {
     Arc::new(Schema::new(columns.to_vec()))
 }
 
-/// The columns of some entities, which are counted.
+/// Builds the columns of some entities and counts them.
 fn resolve(
     records: Records,
     kinds: &BTreeMap<Kind, FittedKind>,

@@ -7,9 +7,9 @@
 
 use std::collections::HashMap;
 
-use bytes::Bytes;
 use laser_decode::Pool;
 use laser_schema::{Digest, Entity};
+use laser_store::map::map;
 use laser_store::{Cache, Location};
 
 use crate::error::PoolsError;
@@ -128,7 +128,8 @@ async fn open_pool(
     };
     let bytes = match path {
         Some(path) => {
-            map(&path).map_err(|e| PoolsError::PoolSet { file: file(), reason: format!("cannot be mapped: {e}") })?
+            let mapped = std::fs::File::open(&path).and_then(|file| map(&file));
+            mapped.map_err(|e| PoolsError::PoolSet { file: file(), reason: format!("cannot be mapped: {e}") })?
         }
         None => location.read().await?,
     };
@@ -140,13 +141,4 @@ async fn open_pool(
     }
     pool.expect_tokenizer(tokenizer).map_err(|source| PoolsError::PoolFile { file: file(), source })?;
     Ok(pool)
-}
-
-#[expect(unsafe_code, reason = "a mapping shares a pool's pages between processes without a copy")]
-fn map(path: &std::path::Path) -> std::io::Result<Bytes> {
-    let file = std::fs::File::open(path)?;
-    // SAFETY: a mapped file must not change. Pool files never do: they are written whole under a
-    // temporary name and renamed, and a rebuild removes and renames, which leaves the mapped file as it is.
-    let mapping = unsafe { memmap2::Mmap::map(&file)? };
-    Ok(Bytes::from_owner(mapping))
 }

@@ -1,7 +1,6 @@
-//! `pools.json`: what a folder of pools holds, who belongs to which, and how that came about.
+//! `pools.json`: the contents of a folder of pools, the members of each pool, and how they were chosen.
 //!
-//! It is written last and so commits the folder; it depends on nothing but the inputs, so the same
-//! inputs give the same bytes.
+//! It is written last and so commits the folder. It depends only on the inputs, so the same inputs give the same bytes.
 
 use std::collections::BTreeMap;
 
@@ -30,61 +29,61 @@ pub struct PoolSet {
     pub config: PoolsConfig,
     /// The previous texts that were read.
     pub texts: TextCounts,
-    /// By kind; a kind without entities has no entry.
+    /// The groups per kind; a kind without entities has no entry.
     pub kinds: BTreeMap<Kind, KindGroups>,
-    /// All pools, users' first. Empty without previous texts: a cold start.
+    /// All pools, users' first. Empty without previous texts (a cold start).
     pub pools: Vec<PoolEntry>,
 }
 
 /// The entities of one kind and their groups.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KindGroups {
-    /// How many entities there are.
+    /// Number of entities.
     pub entities: u64,
-    /// Decides the pool of each of them, and of those to come.
+    /// Decides the pool of each entity, present and future.
     pub router: Router,
-    /// By group, in the router's order.
+    /// Statistics per group, in the router's order.
     pub statistics: Vec<GroupStatistics>,
-    /// How the clusters came about, if there are any.
+    /// How the clusters were chosen, if there are any.
     pub clustering: Option<Clustering>,
     /// The embeddings, if clusters were asked for.
     pub embeddings: Option<EmbeddingCounts>,
 }
 
-/// How many belong to a group.
+/// The sizes of a group.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GroupStatistics {
-    /// Entities that belong to it; an entity belongs to up to three groups.
+    /// Number of entities that belong to it; an entity belongs to up to three groups.
     pub entities: u64,
-    /// Entities whose pool it is; an entity has one.
+    /// Number of entities routed to its pool; an entity has one pool.
     pub routed: u64,
-    /// Previous texts of its entities, before sampling.
+    /// Number of previous texts of its entities, before sampling.
     pub texts: u64,
 }
 
-/// What became of the embeddings.
+/// How the embeddings were used.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingCounts {
     /// The file, or none for the entity table's own column.
     pub file: Option<String>,
-    /// Values in each.
+    /// Number of values per embedding.
     pub dimension: usize,
-    /// Entities that have one.
+    /// Number of entities that have an embedding.
     pub entities: u64,
-    /// Embeddings in the file whose id no entity has.
+    /// Number of embeddings in the file whose id no entity has.
     pub unknown: u64,
 }
 
-/// What became of the previous texts.
+/// How the previous texts were used.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TextCounts {
-    /// All that were read.
+    /// Number of texts read.
     pub read: u64,
-    /// Those without any character but white space; not used.
+    /// Texts of only white space; not used.
     pub empty: u64,
-    /// Those whose entity is in no table; used in the pool of all texts of the kind only.
+    /// Texts whose entity is in no table; used only in the pool of all texts of the kind.
     pub without_entity: u64,
-    /// Those of a kind of which there is no entity; not used.
+    /// Texts of a kind that has no entities; not used.
     pub of_other_kind: u64,
 }
 
@@ -99,18 +98,18 @@ pub struct PoolEntry {
     pub file: String,
     /// The pool's digest.
     pub digest: Digest,
-    /// Texts in it.
+    /// Number of texts.
     pub texts: usize,
-    /// Tokens in it, the ends of texts included.
+    /// Number of tokens, including the ends of texts.
     pub tokens: usize,
     /// The file's size.
     pub bytes: usize,
-    /// Entities whose pool it is.
+    /// Number of entities routed to it.
     pub members: u64,
 }
 
 impl PoolSet {
-    /// The router of a kind, if the pools were built with entities of it.
+    /// Returns the router of a kind, if the pools were built with entities of it.
     pub fn router(&self, kind: Kind) -> Option<&Router> {
         self.kinds.get(&kind).map(|groups| &groups.router)
     }

@@ -1,4 +1,4 @@
-//! What a long build tells while it runs.
+//! The progress of a long build.
 
 /// A step of building or tuning pools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,7 +20,7 @@ pub enum Stage {
 }
 
 impl Stage {
-    /// In words, for a progress display.
+    /// Returns the stage in words, for a progress display.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ReadEntities => "reading entities",
@@ -34,16 +34,16 @@ impl Stage {
     }
 }
 
-/// How far a stage has come.
+/// The progress of a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BuildProgress {
     /// The stage.
     pub stage: Stage,
-    /// How many of its units are done.
+    /// Number of units done.
     pub done: u64,
-    /// How many there are, where that is known.
+    /// Total number of units, if known.
     pub total: Option<u64>,
 }
 
-/// Called at most once a batch.
+/// Called at most once per batch.
 pub type Progress<'a> = &'a mut (dyn FnMut(BuildProgress) + Send);

@@ -1,9 +1,10 @@
-//! The pool sets of an output, and which of them is promoted: a registry of versions.
+//! The pool sets of an output and which of them is promoted: a registry of versions.
 //!
-//! `pools/VERSION/` is one set and never changes once its `pools.json` is there. `pools/promotions/000007.json` says
-//! that a version was promoted, and is never changed either: the newest is in force, all together are the history, and
-//! a rollback is one more, with the version that was in force before. Of two who promote at once one is refused, since
-//! a number can be created only once; that needs no update of an object, which not every store has.
+//! `pools/VERSION/` is one set and never changes once its `pools.json` exists. `pools/promotions/000007.json` records
+//! that a version was promoted and never changes either. The newest promotion is in force, all together are the
+//! history, and a rollback is one more promotion, of the version that was in force before. If two promote at the same
+//! time, one is refused, because a number can be created only once. This needs no update of an object, which not every
+//! store supports.
 
 use jiff::Timestamp;
 use laser_schema::Digest;
@@ -16,7 +17,7 @@ use crate::pool_set::POOL_SET_FILE;
 /// The folder of all pool sets, below an output's root.
 pub const POOLS_FOLDER: &str = "pools";
 
-/// The folder of promotions among them; no version may be called so.
+/// The folder of promotions among them; no version may have this name.
 const PROMOTIONS: &str = "promotions";
 
 /// The longest name of a version.
@@ -28,13 +29,13 @@ pub enum RegistryError {
     /// The store.
     #[error(transparent)]
     Location(#[from] LocationError),
-    /// A name that cannot be a folder's on every store.
+    /// A name that is not valid for a folder on every store.
     #[error(
         "pool set {name:?}: a version is {NAME_LENGTH_MAX} letters, digits, '.', '_' and '-' at most, begins with a \
          letter or digit, and is not {PROMOTIONS:?}; a folder elsewhere is given with a slash, such as ./{name}"
     )]
     Name {
-        /// What was given.
+        /// The name given.
         name: String,
     },
     /// There is no such set.
@@ -43,30 +44,30 @@ pub enum RegistryError {
          {version}` builds it"
     )]
     Unknown {
-        /// Where it would be.
+        /// The folder where it was expected.
         dir: String,
         /// Its name.
         version: String,
     },
-    /// Nothing was ever promoted.
+    /// Nothing has been promoted yet.
     #[error("{dir}: no pool set is promoted; promote one with `laser pools promote CONFIG VERSION`")]
     NothingPromoted {
         /// The folder of all sets.
         dir: String,
     },
-    /// There is nothing to go back to.
+    /// There is no earlier promotion to return to.
     #[error("{version} was the first to be promoted: promote another version, or set [run] pools = \"nightly\"")]
     NothingBefore {
-        /// What is promoted.
+        /// The promoted version.
         version: String,
     },
-    /// It is in force already.
+    /// The version is already in force.
     #[error("{version} is promoted already")]
     Already {
         /// The version.
         version: String,
     },
-    /// Two promoted at once.
+    /// Another promotion was made at the same time.
     #[error(
         "{file}: somebody else has just promoted a pool set; see `laser pools list`, and repeat if it is still wanted"
     )]
@@ -99,15 +100,15 @@ pub struct Promotion {
     pub version: String,
     /// The digest of its `pools.json`.
     pub digest: Digest,
-    /// When.
+    /// The time of the promotion.
     pub time: Timestamp,
-    /// A rollback: the earlier promotion that it brings back.
+    /// For a rollback, the earlier promotion that it brings back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restores: Option<u64>,
 }
 
 impl Promotion {
-    /// The promotion whose predecessor a rollback goes to.
+    /// Returns the promotion whose predecessor a rollback returns to.
     fn origin(&self) -> u64 {
         self.restores.unwrap_or(self.number)
     }
@@ -120,12 +121,12 @@ pub struct PoolRegistry {
 }
 
 impl PoolRegistry {
-    /// The registry of an output.
+    /// Creates the registry of an output.
     pub fn new(output: &Location) -> Self {
         Self { root: output.join(POOLS_FOLDER) }
     }
 
-    /// The place of a version below the output's root, whether it is there or not.
+    /// Returns the folder of a version below the output's root, whether it exists or not.
     ///
     /// # Errors
     /// [`RegistryError::Name`].
@@ -141,7 +142,7 @@ impl PoolRegistry {
         }
     }
 
-    /// The finished sets, by name.
+    /// Returns the names of the finished sets.
     ///
     /// # Errors
     /// The store's.
@@ -156,7 +157,7 @@ impl PoolRegistry {
         Ok(versions)
     }
 
-    /// The digest of a finished set.
+    /// Returns the digest of a finished set.
     ///
     /// # Errors
     /// [`RegistryError::Name`], [`RegistryError::Unknown`] or the store's.
@@ -169,7 +170,7 @@ impl PoolRegistry {
         Ok(Digest::of(&json))
     }
 
-    /// Whether a version's `pools.json` is there.
+    /// Whether a version's `pools.json` exists.
     ///
     /// # Errors
     /// The store's.
@@ -177,7 +178,7 @@ impl PoolRegistry {
         Ok(self.root.join(version).join(POOL_SET_FILE).exists().await?)
     }
 
-    /// All promotions, the one in force last.
+    /// Returns all promotions, the one in force last.
     ///
     /// # Errors
     /// [`RegistryError::Unreadable`] or the store's.
@@ -196,7 +197,7 @@ impl PoolRegistry {
         Ok(history)
     }
 
-    /// The promotion in force. Its set is there, and is the one that was promoted.
+    /// Returns the promotion in force, after checking that its set exists and has not changed.
     ///
     /// # Errors
     /// [`RegistryError`], also if there is none.
@@ -208,7 +209,7 @@ impl PoolRegistry {
         Ok(promotion)
     }
 
-    /// Puts a version in force from now on. Runs that were begun keep what they have.
+    /// Puts a version in force from now on. Runs that have started keep their pools.
     ///
     /// # Errors
     /// [`RegistryError`]; then nothing has changed.
@@ -229,8 +230,8 @@ impl PoolRegistry {
         self.record(promotion).await
     }
 
-    /// The promotion that [`Self::rollback`] brings back, if there is one: what was in force before the current one
-    /// was promoted. A second rollback goes one further.
+    /// Returns the promotion that [`Self::rollback`] brings back, if there is one: the one in force before the current
+    /// one. A second rollback goes one further back.
     ///
     /// # Errors
     /// Those of [`Self::history`].
@@ -244,7 +245,7 @@ impl PoolRegistry {
         Ok(history.into_iter().find(|p| Some(p.number) == origin))
     }
 
-    /// Puts the version in force that was so before the current one.
+    /// Returns to the version in force before the current one.
     ///
     /// # Errors
     /// [`RegistryError`]; then nothing has changed.
@@ -262,7 +263,7 @@ impl PoolRegistry {
         self.record(promotion).await
     }
 
-    /// The promotion in force, whatever became of its set: one that is damaged is what a rollback is for.
+    /// Returns the promotion in force without checking its set: a rollback must work when the set is damaged.
     async fn promoted_record(&self) -> Result<Promotion, RegistryError> {
         let promotion = self.history().await?.pop();
         promotion.ok_or_else(|| RegistryError::NothingPromoted { dir: self.root.url().to_owned() })

@@ -1,8 +1,8 @@
-//! Replay: known texts play the target's strict output, so drafting is measured without a model.
+//! Replay: known texts stand for the target's strict output, so drafting is measured without a model.
 //!
-//! In each step the context is drafted from, the longest drafted branch that the text continues with is
-//! accepted, and one more token of the text follows, as strict verification would have it. What is
-//! measured is acceptance (exact) and the time of drafting (of this machine, at this moment).
+//! Each step drafts from the context, accepts the longest drafted branch that the text continues with, and adds one
+//! more token of the text, as strict verification would. Measured are acceptance (exact) and the time of drafting (on
+//! this machine, at this moment).
 
 use std::time::{Duration, Instant};
 
@@ -12,68 +12,68 @@ use serde::Serialize;
 /// A text to replay.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReplayText {
-    /// What the model was asked. Without a prompt the text's first token is given.
+    /// The prompt. Without one, the text's first token is given.
     pub prompt: Vec<Token>,
     /// The entity's own previous text; empty if there is none.
     pub previous: Vec<Token>,
-    /// What the model answers. Its end is a token to draft like any other.
+    /// The model's output. Its end is a token to draft like any other.
     pub text: Vec<Token>,
 }
 
-/// Classes of estimated path probability: each half the one before, the last open.
+/// Number of classes of estimated path probability: each is half the one before, the last is open.
 pub const RELIABILITY_BINS: usize = 10;
 
 /// Drafted tokens of one class of estimated path probability.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct ReliabilityBin {
-    /// How many were drafted.
+    /// Number of drafted tokens.
     pub drafted: u64,
-    /// How many of them were accepted.
+    /// Number of accepted ones.
     pub accepted: u64,
-    /// Sum of their estimates: equal to `accepted` where estimates are right.
+    /// Sum of their estimates: equal to `accepted` if the estimates are right.
     pub estimated: f64,
 }
 
-/// What a replay found.
+/// The result of a replay.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
 pub struct ReplayReport {
     /// Texts replayed.
     pub texts: u64,
     /// Steps: forwards of the target.
     pub steps: u64,
-    /// Tokens these gave, the ends of texts included.
+    /// Tokens generated, including the ends of texts.
     pub tokens: u64,
     /// Tokens drafted.
     pub drafted: u64,
     /// Tokens drafted and accepted.
     pub accepted: u64,
-    /// The drafted tokens by the probability that they were drafted with: 1 to 1/2, 1/2 to 1/4, ...
+    /// The drafted tokens by their estimated probability: 1 to 1/2, 1/2 to 1/4, ...
     pub reliability: [ReliabilityBin; RELIABILITY_BINS],
-    /// Mean time of a step's drafting in microseconds, the update of the temporary branches included.
+    /// Mean drafting time per step in microseconds, including the update of the temporary branches.
     pub draft_us_mean: f64,
-    /// Median of the same.
+    /// Median drafting time per step in microseconds.
     pub draft_us_p50: f64,
-    /// 99th percentile of the same.
+    /// 99th percentile of the drafting time per step in microseconds.
     pub draft_us_p99: f64,
 }
 
 impl ReplayReport {
-    /// Accepted draft tokens a step (the paper's AAL).
+    /// Accepted draft tokens per step (the paper's AAL).
     pub fn accepted_per_step(&self) -> f64 {
         ratio(self.accepted as f64, self.steps)
     }
 
-    /// Tokens a step; plain decoding gives one.
+    /// Tokens per step; plain decoding has one.
     pub fn tokens_per_step(&self) -> f64 {
         ratio(self.tokens as f64, self.steps)
     }
 
-    /// Seconds of drafting a text (the paper's ART).
+    /// Drafting seconds per text (the paper's ART).
     pub fn draft_seconds_per_text(&self) -> f64 {
         ratio(self.draft_us_mean * self.steps as f64 / 1e6, self.texts)
     }
 
-    /// Tokens a second if a forward takes `step_us` microseconds.
+    /// Tokens per second if a forward takes `step_us` microseconds.
     pub fn tokens_per_second(&self, step_us: f64) -> f64 {
         1e6 * self.tokens_per_step() / (step_us + self.draft_us_mean)
     }
@@ -90,8 +90,8 @@ fn ratio(of: f64, to: u64) -> f64 {
     if to == 0 { 0.0 } else { of / to as f64 }
 }
 
-/// Replays `texts` one after the other, each with up to `nodes` drafted tokens a step. `end_of_text` must
-/// be the pool's.
+/// Replays `texts` one after the other, each with up to `nodes` drafted tokens per step. `end_of_text` must be the
+/// pool's.
 pub fn replay(
     texts: &[ReplayText],
     pool: Option<&Pool>,
@@ -127,7 +127,7 @@ pub fn replay(
     report
 }
 
-/// The nodes, from below the root on, whose tokens are those of `target`.
+/// Iterates over the nodes, from below the root on, whose tokens are those of `target`.
 fn accepted<'a>(tree: &'a DraftTree, target: &'a [Token]) -> impl Iterator<Item = usize> + 'a {
     let mut node = 0;
     target.iter().map_while(move |token| {
@@ -137,7 +137,7 @@ fn accepted<'a>(tree: &'a DraftTree, target: &'a [Token]) -> impl Iterator<Item 
 }
 
 impl ReplayReport {
-    /// Counts what was drafted and accepted in a step; how many tokens were accepted.
+    /// Counts the drafted and accepted tokens of a step and returns the number of accepted ones.
     fn count(&mut self, tree: &DraftTree, target: &[Token]) -> usize {
         for &probability in tree.probabilities().iter().skip(1) {
             let bin = &mut self.reliability[bin(probability)];

@@ -1,11 +1,10 @@
-//! The router (LASER 3.2): the one thing that decides an entity's pool.
+//! The router (LASER 3.2), which alone decides an entity's pool.
 //!
-//! It is plain data, made when pools are built and stored with them, so builder, coordinator and
-//! workers decide alike. It decides for every entity, also for one that did not exist at the time: an
-//! entity has up to two groups, a cluster (or a random group) and an attribute group; the first of them
-//! that has a pool is taken, else the pool of all texts of the kind.
+//! It is plain data, made when pools are built and stored with them, so builder, coordinator and workers decide alike.
+//! It decides for every entity, including new ones. An entity has up to two groups: a cluster (or a random group) and
+//! an attribute group. The first of them that has a pool is used, otherwise the pool of all texts of the kind.
 //!
-//! Costs O(clusters · dimension) for an entity with a cluster, a few look-ups for the others.
+//! Costs O(clusters · dimension) for an entity with a cluster and a few look-ups for the others.
 
 use std::fmt;
 
@@ -27,43 +26,43 @@ pub struct Router {
 /// A group of entities.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
-    /// Also the name of its pool: `user-all`, `user-cluster-0`, `item-genres-drama`.
+    /// The group's name, which is also the name of its pool: `user-all`, `user-cluster-0`, `item-genres-drama`.
     pub name: String,
-    /// What its entities have in common, such as `genres = Drama`.
+    /// What the group's entities have in common, such as `genres = Drama`.
     pub label: String,
-    /// Whether there is a pool: a group whose members have no previous text has none.
+    /// Whether the group has a pool: a group whose members have no previous text has none.
     pub has_pool: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "scheme", rename_all = "lowercase")]
 enum Scheme {
-    /// Groups: all, the clusters, the attribute groups.
+    /// The groups are all, the clusters, the attribute groups.
     Grouped { min_interactions: u64, centroids: Vec<Vec<f32>>, attributes: Option<AttributeTree> },
-    /// Groups: all, the random groups.
+    /// The groups are all, the random groups.
     Random { seed: u64, groups: u64 },
-    /// Groups: all.
+    /// The only group is all.
     Global,
 }
 
-/// Why an entity has its pool.
+/// The reason for an entity's pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Reason {
     /// Its embedding is nearest to the group's centroid, and it has enough interactions.
     Cluster,
-    /// Its attributes.
+    /// The entity's attributes match the group's.
     Attribute,
-    /// Chance (comparison mode `random`).
+    /// The group was drawn at random (comparison mode `random`).
     Random,
-    /// There is one group only (comparison mode `global`).
+    /// There is only one group (comparison mode `global`).
     Global,
     /// None of its groups has a pool, or it has no group.
     Fallback,
 }
 
 impl Reason {
-    /// As in `assignments.parquet`.
+    /// The name used in `assignments.parquet`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Cluster => "cluster",
@@ -86,24 +85,24 @@ impl fmt::Display for Reason {
 pub struct Route<'a> {
     /// The pool's name.
     pub pool: &'a str,
-    /// Why this one.
+    /// The reason.
     pub reason: Reason,
 }
 
-/// The groups of an entity by precedence, counted in the router's groups.
+/// The groups of an entity by precedence, as indices into the router's groups.
 pub(crate) type Membership = [Option<(usize, Reason)>; 2];
 
 /// The group that every entity of the kind belongs to.
 pub(crate) const ALL: usize = 0;
 
 impl Router {
-    /// One group for all.
+    /// Creates a router with one group for all.
     pub(crate) fn global(kind: Kind) -> Self {
         let all = Group { name: format!("{kind}-all"), label: format!("all {kind}s"), has_pool: false };
         Self { kind, scheme: Scheme::Global, groups: vec![all] }
     }
 
-    /// `groups` random groups.
+    /// Creates a router with `groups` random groups.
     pub(crate) fn random(kind: Kind, seed: u64, groups: u64) -> Self {
         let mut router = Self::global(kind);
         router.scheme = Scheme::Random { seed, groups };
@@ -113,7 +112,7 @@ impl Router {
         router
     }
 
-    /// Clusters for those with `min_interactions`, the groups of a tree for the others.
+    /// Creates a router with clusters for entities with `min_interactions` and a tree's groups for the others.
     pub(crate) fn grouped(
         kind: Kind,
         min_interactions: u64,
@@ -132,7 +131,7 @@ impl Router {
         router
     }
 
-    /// Names that are the same once reduced to a file name are numbered.
+    /// Names that become equal as file names get a number.
     fn add_group(&mut self, name: &str, label: String) {
         let base = format!("{}-{name}", self.kind);
         let taken = |name: &String| self.groups.iter().any(|group| group.name == *name);
@@ -145,12 +144,12 @@ impl Router {
         self.groups.push(Group { name, label, has_pool: false });
     }
 
-    /// The kind it decides for.
+    /// The kind that the router decides for.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// All groups, that of everything first.
+    /// All groups, the group of everything first.
     pub fn groups(&self) -> &[Group] {
         &self.groups
     }
@@ -159,13 +158,13 @@ impl Router {
         self.groups[group].has_pool = true;
     }
 
-    /// The pool of an entity. Never fails: an embedding of another dimension or with NaN counts as none.
+    /// Returns the pool of an entity. Never fails: an embedding of another dimension or with NaN counts as none.
     pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Route<'_> {
         let (group, reason) = self.resolve(&self.membership(entity, embedding));
         Route { pool: &self.groups[group].name, reason }
     }
 
-    /// The groups that an entity belongs to, with or without a pool.
+    /// Returns the groups that an entity belongs to, with or without a pool.
     pub(crate) fn membership(&self, entity: &Entity, embedding: Option<&[f32]>) -> Membership {
         match &self.scheme {
             Scheme::Global => [Some((ALL, Reason::Global)), None],
@@ -185,7 +184,7 @@ impl Router {
         }
     }
 
-    /// The first of an entity's groups that has a pool, else that of everything.
+    /// Returns the first of an entity's groups that has a pool, or the group of everything.
     pub(crate) fn resolve(&self, membership: &Membership) -> (usize, Reason) {
         let has_pool = |group: usize| self.groups.get(group).is_some_and(|group| group.has_pool);
         let mut groups = membership.iter().flatten().copied();
@@ -193,14 +192,14 @@ impl Router {
     }
 }
 
-/// By a hash of the id alone, so that an entity stays in its group from night to night.
+/// Chooses by a hash of the id alone, so that an entity stays in its group from night to night.
 fn random_group(seed: u64, groups: u64, id: &EntityId) -> usize {
     let hash = priority(seed, &[id.to_string().as_bytes()]);
     usize::try_from(hash % u128::from(groups.max(1))).unwrap_or(0)
 }
 
-/// A label as part of a file name: lower-case ASCII letters and digits, `-` for whatever is between.
-/// 64 characters are enough to recognise a group and keep paths short.
+/// Makes a label part of a file name: lower-case ASCII letters and digits, with `-` for anything between. 64 characters
+/// are enough to recognise a group and keep paths short.
 fn slug(label: &str) -> String {
     let words = label.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     let mut slug = words.collect::<Vec<_>>().join("-").to_ascii_lowercase();

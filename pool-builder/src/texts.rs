@@ -1,8 +1,8 @@
 //! Previous texts: joined with their entities, sampled into their groups, then tokenised.
 //!
-//! A text belongs to the groups of its entity and to that of everything. Sampling is by hash, so
-//! neither order nor batches matter; texts are held once however many groups have them, and no more
-//! of them than the samples hold: `max_texts` a group.
+//! A text belongs to its entity's groups and to the group of everything. Sampling is by hash, so neither order nor
+//! batches matter. A text is held once however many groups have it, and no more texts are held than the samples need:
+//! `max_texts` per group.
 
 use std::collections::{BTreeMap, HashMap};
 use std::num::TryFromIntError;
@@ -25,15 +25,15 @@ use laser_schema::sample::{Sample, priority};
 /// Texts tokenised at once: enough for all cores, few enough to show progress.
 const TOKENISE_BATCH: usize = 256;
 
-/// What a reader of previous texts fails with.
+/// The error of a reader of previous texts.
 pub type ReadError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The tokenizer of the model that drafts are made for, and what pools say of it.
+/// The tokenizer of the model that drafts are made for, with its description for pools.
 #[derive(Debug, Clone, Copy)]
 pub struct PoolTokenizer<'a> {
-    /// Texts are encoded without special tokens.
+    /// The tokenizer; texts are encoded without special tokens.
     pub tokenizer: &'a Tokenizer,
-    /// Tells it from every other tokenizer.
+    /// Identifies the tokenizer.
     pub fingerprint: [u8; 32],
     /// Size of the vocabulary.
     pub vocab_size: u32,
@@ -42,7 +42,7 @@ pub struct PoolTokenizer<'a> {
 }
 
 impl<'a> PoolTokenizer<'a> {
-    /// A model's tokenizer; texts end with its canonical end-of-text token.
+    /// Returns a model's tokenizer; texts end with its canonical end-of-text token.
     ///
     /// # Errors
     /// If the vocabulary has more ids than fit u32.
@@ -60,13 +60,13 @@ impl<'a> PoolTokenizer<'a> {
 /// The sampled texts of all groups of one kind.
 #[derive(Debug)]
 pub(crate) struct SampledKind {
-    /// By group, in the router's order.
+    /// The samples per group, in the router's order.
     pub(crate) groups: Vec<Sample<Arc<str>>>,
-    /// Texts by group before sampling.
+    /// Number of texts per group before sampling.
     pub(crate) offered: Vec<u64>,
 }
 
-/// Reads all texts and gives `join` those that may be sampled.
+/// Reads all texts and adds those that may be sampled to `join`.
 pub(crate) async fn read<P>(previous: P, join: &mut Join, progress: Progress<'_>) -> Result<TextCounts, PoolsError>
 where
     P: Stream<Item = Result<Vec<PreviousText>, ReadError>>,
@@ -89,7 +89,7 @@ where
     Ok(counts)
 }
 
-/// Samples at most so many texts of each group.
+/// Samples a limited number of texts of each group.
 #[derive(Debug)]
 pub(crate) struct Sampler {
     seed: u64,
@@ -97,7 +97,7 @@ pub(crate) struct Sampler {
 }
 
 impl Sampler {
-    /// With the group of everything alone.
+    /// Creates samples with only the group of everything.
     pub(crate) fn new(seed: u64, capacities: impl Iterator<Item = (Kind, usize)>) -> Self {
         let kinds = capacities.map(|(kind, capacity)| {
             let all = Sample::new(capacity);
@@ -108,7 +108,7 @@ impl Sampler {
         Self { seed, kinds }
     }
 
-    /// Adds empty groups, up to `groups` of a kind.
+    /// Adds empty groups, up to `groups` of a kind in total.
     pub(crate) fn set_groups(&mut self, kind: Kind, groups: usize) {
         if let Some(sampled) = self.kinds.get_mut(&kind) {
             let capacity = sampled.groups[ALL].capacity();
@@ -117,7 +117,7 @@ impl Sampler {
         }
     }
 
-    /// Offers a text to the group of everything and to the others that its entity is in.
+    /// Offers a text to the group of everything and to its entity's other groups.
     pub(crate) fn offer(&mut self, kind: Kind, id: &EntityId, text: &[u8], groups: impl Iterator<Item = usize>) {
         let Some(sampled) = self.kinds.get_mut(&kind) else {
             return;
@@ -135,7 +135,7 @@ impl Sampler {
     }
 }
 
-/// The tokens of all sampled texts, by the text's priority; without those that have no token.
+/// Returns the tokens of all sampled texts, by the text's priority, without texts that have no token.
 pub(crate) fn tokenise(
     samples: &BTreeMap<Kind, SampledKind>,
     tokenizer: &Tokenizer,
@@ -160,7 +160,7 @@ pub(crate) fn tokenise(
 }
 
 impl SampledKind {
-    /// The tokens of a group's texts, in the order of the sample.
+    /// Returns the tokens of a group's texts, in the order of the sample.
     pub(crate) fn tokens(&self, group: usize, of: &HashMap<u128, Vec<Token>>) -> Vec<Vec<Token>> {
         self.groups[group].iter().filter_map(|(priority, _)| of.get(&priority).cloned()).collect()
     }

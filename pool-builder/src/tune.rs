@@ -1,9 +1,9 @@
-//! `laser pools tune`: which pool size is fastest.
+//! `laser pools tune`: finds the fastest pool size.
 //!
-//! Each group's previous texts are split by chance into held-out ones and candidates for the pool; the
-//! held-out are replayed against pools of rising size. A larger pool accepts more and takes longer to
-//! draft from; the estimated speed, tokens a step / (step cost + draft time), weighs the two. It needs no
-//! model, only what a forward costs ([`TuneConfig::step_us`]).
+//! Each group's previous texts are split at random into held-out texts and candidates for the pool. The held-out texts
+//! are replayed against pools of growing size. A larger pool accepts more and takes longer to draft from; the estimated
+//! speed, tokens per step / (step cost + draft time), weighs the two. It needs no model, only the cost of a forward
+//! ([`TuneConfig::step_us`]).
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -22,23 +22,23 @@ use crate::progress::{BuildProgress, Progress, Stage};
 use crate::replay::{ReplayReport, ReplayText, replay};
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 
-/// Of sizes within this of the fastest the smallest is taken: measured draft times vary by as much.
+/// The smallest size within this share of the fastest is chosen: measured draft times vary by as much.
 const SPEED_TOLERANCE: f64 = 0.01;
 
-/// A group whose texts do not fill the largest pool holds out at most one in this many.
+/// A group whose texts do not fill the largest pool holds out at most one text in this many.
 const HELD_OUT_SHARE: usize = 5;
 
-/// What is tried, and at what cost of a step.
+/// The sizes to try, and the cost of a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TuneConfig {
-    /// Pool sizes in texts, rising.
+    /// Pool sizes in texts, in ascending order.
     pub sizes: Vec<usize>,
-    /// At most this many texts of each group are held out and replayed.
+    /// Most texts per group that are held out and replayed.
     pub held_out: usize,
-    /// Drafted tokens a step.
+    /// Drafted tokens per step.
     pub nodes: usize,
-    /// What a forward of `nodes` + 1 tokens takes, in microseconds.
+    /// Duration of a forward of `nodes` + 1 tokens, in microseconds.
     pub step_us: f64,
 }
 
@@ -68,12 +68,12 @@ impl TuneConfig {
     }
 }
 
-/// What tuning found.
+/// The result of tuning.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TuneReport {
-    /// What was tried.
+    /// The configuration tried.
     pub config: TuneConfig,
-    /// By kind; a kind of which no group has enough texts is left out.
+    /// Results per kind; a kind in which no group has enough texts is left out.
     pub kinds: Vec<KindTuning>,
 }
 
@@ -82,11 +82,11 @@ pub struct TuneReport {
 pub struct KindTuning {
     /// The kind.
     pub kind: Kind,
-    /// The value to give `max_texts`.
+    /// The proposed value of `max_texts`.
     pub max_texts: usize,
-    /// By size, all groups together.
+    /// Results per size, all groups together.
     pub rows: Vec<TuneRow>,
-    /// By group.
+    /// Results per group.
     pub groups: Vec<GroupTuning>,
 }
 
@@ -95,9 +95,9 @@ pub struct KindTuning {
 pub struct GroupTuning {
     /// The group's name.
     pub name: String,
-    /// The size that is fastest for it.
+    /// The fastest size for the group.
     pub max_texts: usize,
-    /// By size, up to the first that takes all texts of the group.
+    /// Results per size, up to the first that takes all texts of the group.
     pub rows: Vec<TuneRow>,
 }
 
@@ -106,24 +106,24 @@ pub struct GroupTuning {
 pub struct TuneRow {
     /// The size asked for, in texts.
     pub max_texts: usize,
-    /// Texts in the pools.
+    /// Number of texts in the pools.
     pub pool_texts: usize,
-    /// Tokens in the pools.
+    /// Number of tokens in the pools.
     pub pool_tokens: usize,
-    /// Texts that were held out and replayed.
+    /// Number of texts held out and replayed.
     pub held_out: u64,
-    /// Accepted draft tokens a step.
+    /// Accepted draft tokens per step.
     pub accepted_per_step: f64,
     /// Mean draft time in microseconds.
     pub draft_us: f64,
-    /// Estimated tokens a second.
+    /// Estimated tokens per second.
     pub tokens_per_second: f64,
 }
 
-/// Groups the entities as a build would, then replays held-out `previous` texts against pools of each size.
+/// Groups the entities as a build does, then replays held-out `previous` texts against pools of each size.
 ///
 /// # Errors
-/// Those of a build, impossible options, and no group having five texts.
+/// The errors of a build, invalid options, or no group with five texts.
 pub async fn tune<P>(
     tables: &[EntityTable],
     previous: P,
@@ -189,8 +189,8 @@ impl Tuner<'_> {
         Ok(tuned)
     }
 
-    /// By size up to the first that takes all texts; nothing if they are too few. Texts come in the
-    /// order of their sample, which is random.
+    /// Returns the results per size, up to the first that takes all texts; nothing if there are too few. Texts come in
+    /// the order of their sample, which is random.
     fn group(&mut self, name: &str, texts: Vec<Vec<Token>>) -> Result<Vec<Measured>, PoolsError> {
         let largest = self.tune.sizes.last().copied().unwrap_or(0);
         let spare = texts.len().saturating_sub(largest);
@@ -249,7 +249,7 @@ impl Tuner<'_> {
 }
 
 impl Measured {
-    /// Both replays together. Percentiles do not add up and are left out.
+    /// Adds two replays. Percentiles do not add up and are left out.
     fn add(self, other: Self) -> Self {
         let (a, b) = (self.report, other.report);
         let steps = a.steps + b.steps;
@@ -270,7 +270,7 @@ impl Measured {
     }
 }
 
-/// The smallest size whose speed is within the tolerance of the best.
+/// Returns the smallest size whose speed is within the tolerance of the best.
 fn fastest(rows: &[TuneRow]) -> usize {
     let best = rows.iter().map(|row| row.tokens_per_second).fold(0.0, f64::max);
     let enough = |row: &&TuneRow| row.tokens_per_second >= best * (1.0 - SPEED_TOLERANCE);

@@ -2,8 +2,8 @@
 //!
 //! With degrees `D` and adjacency `A` the normalised adjacency is `Â = D^-½ A D^-½`, which is symmetric. A propagation
 //! is the mean of the layers, `P = (I + Â + … + Â^L) / (L + 1)` (He et al. 2020, equations 7 and 8). `P` is linear and
-//! symmetric too, so the gradient of any loss of `P E` with respect to `E` is `P` times the gradient with respect to `P
-//! E`: backwards is the same product as forwards.
+//! symmetric too, so the gradient of any loss of `P E` with respect to `E` is `P` times its gradient with respect to `P
+//! E`: the backward pass is the same product as the forward pass.
 
 use rayon::prelude::*;
 
@@ -13,7 +13,7 @@ use crate::Edge;
 #[derive(Debug)]
 pub(crate) struct Graph {
     users: usize,
-    /// The neighbours of node `v` are `neighbours[starts[v]..starts[v + 1]]`, rising.
+    /// The neighbours of node `v` are `neighbours[starts[v]..starts[v + 1]]`, in ascending order.
     starts: Vec<usize>,
     neighbours: Vec<u32>,
     /// `1 / √degree`, 0 for a node without neighbours.
@@ -21,7 +21,7 @@ pub(crate) struct Graph {
 }
 
 impl Graph {
-    /// The graph of distinct edges. Memory is 8 bytes an edge and 12 a node.
+    /// Creates the graph of distinct edges. Memory is 8 bytes per edge and 12 per node.
     pub(crate) fn new(users: usize, items: usize, edges: &[Edge]) -> Self {
         let nodes = users + items;
         let mut starts = vec![0; nodes + 1];
@@ -54,23 +54,24 @@ impl Graph {
         Self { users, starts, neighbours, scale }
     }
 
-    /// How many of the nodes are users.
+    /// Number of users.
     pub(crate) fn users(&self) -> usize {
         self.users
     }
 
-    /// Users and items.
+    /// Number of users and items.
     pub(crate) fn nodes(&self) -> usize {
         self.scale.len()
     }
 
-    /// The items of a user, rising.
+    /// Returns the items of a user, in ascending order.
     pub(crate) fn items_of(&self, user: u32) -> &[u32] {
         let user = user as usize;
         &self.neighbours[self.starts[user]..self.starts[user + 1]]
     }
 
-    /// `P x` for a row-major matrix `x` of one row a node; `layers · edges · dimension` multiply-adds, twice.
+    /// Computes `P x` for a row-major matrix `x` with one row per node, in twice `layers · edges · dimension`
+    /// multiply-adds.
     pub(crate) fn propagate(&self, x: &[f32], dimension: usize, layers: usize) -> Vec<f32> {
         // Horner's scheme: x + Â(x + Â(x + …)).
         let mut sum = x.to_vec();
@@ -92,7 +93,7 @@ impl Graph {
         sum
     }
 
-    /// `sum = own + scale · Σ scaled rows of the neighbours`, in their order.
+    /// Computes `sum = own + scale · Σ scaled rows of the neighbours`, in their order.
     fn add_neighbours(&self, node: usize, own: &[f32], scaled: &[f32], sum: &mut [f32]) {
         let dimension = own.len();
         let offset = if node < self.users { self.users } else { 0 };

@@ -1,11 +1,11 @@
 //! LightGCN (He et al. 2020): embeddings of users and items from interactions alone.
 //!
-//! The only parameters are one vector for each user and item. They are propagated over the graph of the training
+//! The only parameters are one vector per user and item. They are propagated over the graph of the training
 //! interactions, and the dot products of the propagated vectors are trained with the BPR loss: an item that the user
-//! interacted with should score higher than a random one. With no layers this is matrix factorisation.
+//! interacted with should score higher than a random one. Without layers this is matrix factorisation.
 //!
-//! Gradients are exact and written by hand, since propagation is its own transpose (see `graph`). A step costs two
-//! propagations whatever its batch, so batches are large; Adam makes up for it.
+//! Gradients are exact and written by hand, because propagation is its own transpose (see `graph`). A step costs two
+//! propagations whatever its batch, so batches are large; Adam compensates for that.
 
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
@@ -13,9 +13,9 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
-use crate::Edge;
 use crate::graph::Graph;
 use crate::ranking::{Holdout, RankingQuality, evaluate_embeddings};
+use crate::{ConfigError, Edge, Embeddings};
 
 /// The cut-off of the validation's recall, as in the paper.
 pub const CUTOFF: usize = 20;
@@ -35,22 +35,22 @@ pub struct EmbedConfig {
     pub learning_rate: f32,
     /// Weight of the squared norm of the vectors of a batch.
     pub l2: f32,
-    /// Interactions of a step.
+    /// Interactions per step.
     pub batch: usize,
-    /// Passes over the interactions at most.
+    /// Most passes over the interactions.
     pub epochs: usize,
     /// Epochs between two validations.
     pub validate_every: usize,
-    /// Training ends after so many validations without a better recall.
+    /// Validations without a better recall that end training.
     pub patience: usize,
-    /// Share of each user's interactions that validates.
+    /// Share of each user's interactions for validation.
     pub validation: f64,
-    /// Share of each user's interactions that `laser eval embed` tests on.
+    /// Share of each user's interactions that `laser eval embed` uses as the test.
     pub test: f64,
     /// Interactions rated lower are left out.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_rating: Option<f32>,
-    /// Of initial vectors, order, negative items, and the split where there are no timestamps.
+    /// Seed for initial vectors, order, negative items, and the split if there are no timestamps.
     pub seed: u64,
 }
 
@@ -78,7 +78,8 @@ impl EmbedConfig {
     ///
     /// # Errors
     /// The first key whose value makes no sense, with what was expected.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let fail = |reason: String| Err(ConfigError(format!("[embed] {reason}")));
         let counts = [
             ("dimension", self.dimension),
             ("batch", self.batch),
@@ -87,32 +88,21 @@ impl EmbedConfig {
             ("patience", self.patience),
         ];
         if let Some((key, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(format!("[embed] {key} = 0: expected at least 1"));
+            return fail(format!("{key} = 0: expected at least 1"));
         }
         if !(self.learning_rate > 0.0 && self.learning_rate.is_finite()) {
-            return Err(format!("[embed] learning_rate = {}: expected a number above 0", self.learning_rate));
+            return fail(format!("learning_rate = {}: expected a number above 0", self.learning_rate));
         }
         if !(self.l2 >= 0.0 && self.l2.is_finite()) {
-            return Err(format!("[embed] l2 = {}: expected 0 or more", self.l2));
+            return fail(format!("l2 = {}: expected 0 or more", self.l2));
         }
         for (key, share) in [("validation", self.validation), ("test", self.test)] {
             if !(share > 0.0 && share < 0.5) {
-                return Err(format!("[embed] {key} = {share}: expected a share above 0 and below 0.5"));
+                return fail(format!("{key} = {share}: expected a share above 0 and below 0.5"));
             }
         }
         Ok(())
     }
-}
-
-/// Vectors of all users and items.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Embeddings {
-    /// Values of a vector.
-    pub dimension: usize,
-    /// One row a user, row-major.
-    pub users: Vec<f32>,
-    /// One row an item, row-major.
-    pub items: Vec<f32>,
 }
 
 /// What training says after each epoch.
@@ -129,22 +119,22 @@ pub struct Epoch {
 /// The outcome of training.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Trained {
-    /// Of the epoch of the best validation: one row a user, then one an item.
+    /// Parameters of the epoch with the best validation: one row per user, then one per item.
     parameters: Vec<f32>,
     /// Values of a row.
     dimension: usize,
     layers: usize,
-    /// That epoch.
+    /// The epoch with the best validation.
     pub epoch: usize,
-    /// Epochs that were trained.
+    /// Number of epochs trained.
     pub epochs: usize,
     /// Recall and NDCG at [`CUTOFF`] on the validation's interactions.
     pub validation: RankingQuality,
 }
 
 impl Trained {
-    /// The parameters propagated over the graph of `edges`: of `data.train`, what was validated; of all that is known,
-    /// the best vectors there are, also of items that were held out altogether.
+    /// Returns the parameters propagated over the graph of `edges`. With `data.train` these are the validated vectors;
+    /// with all known edges they are the best available, including items that were held out entirely.
     pub fn embeddings(&self, data: &Holdout, edges: &[Edge]) -> Embeddings {
         let graph = Graph::new(data.users, data.items, edges);
         embeddings(&graph, &self.parameters, self.dimension, self.layers)
@@ -157,40 +147,42 @@ fn embeddings(graph: &Graph, parameters: &[f32], dimension: usize, layers: usize
     Embeddings { dimension, users, items }
 }
 
-/// Why there are no embeddings.
+/// The reasons why there are no embeddings.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EmbedError {
     /// Nothing to validate on.
     #[error(
-        "no user has enough interactions to hold one out for validation ({users} users, {edges} interactions): give more \
+        "no user has enough interactions to hold one out for validation ({users} users, {edges} interactions): give \
+         more \
          interactions, or a larger [embed] validation"
     )]
     NothingHeldOut {
-        /// How many users there are.
+        /// Number of users.
         users: usize,
-        /// What is left to train on.
+        /// Number of interactions left for training.
         edges: usize,
     },
     /// Nothing to compare with.
     #[error(
-        "every user has interacted with all {items} items: there is nothing to tell liked items from; give the interactions \
+        "every user has interacted with all {items} items: there is nothing to tell liked items from; give the \
+         interactions \
          of more items, or set [embed] min_rating"
     )]
     NoNegatives {
-        /// How many items there are.
+        /// Number of items.
         items: usize,
     },
-    /// Training ran away.
+    /// Training diverged.
     #[error("the loss is not finite in epoch {epoch}: lower [embed] learning_rate (it is {learning_rate})")]
     Diverged {
         /// Counted from 1.
         epoch: usize,
-        /// As configured.
+        /// The configured rate.
         learning_rate: String,
     },
 }
 
-/// Trains on `data.train` until the recall on `data.validation` gets no better.
+/// Trains on `data.train` until the recall on `data.validation` no longer improves.
 ///
 /// # Errors
 /// See [`EmbedError`].
@@ -236,7 +228,7 @@ pub fn train(data: &Holdout, config: &EmbedConfig, progress: &mut dyn FnMut(Epoc
     best.ok_or(nothing)
 }
 
-/// Parameters with Adam's moments, and the interactions they learn from.
+/// Parameters with Adam's moments, and the training interactions.
 struct Trainer<'a> {
     data: &'a Holdout,
     config: &'a EmbedConfig,
@@ -244,7 +236,7 @@ struct Trainer<'a> {
     rng: Xoshiro256PlusPlus,
     /// Training interactions of users who have not seen everything.
     edges: Vec<Edge>,
-    /// One row a user, then one an item.
+    /// One row per user, then one per item.
     parameters: Vec<f32>,
     moments: Vec<[f32; 2]>,
     steps: i32,
@@ -269,7 +261,7 @@ impl<'a> Trainer<'a> {
         Ok(Self { data, config, graph, rng, edges, parameters, moments: vec![[0.0; 2]; count], steps: 0 })
     }
 
-    /// One pass over the interactions; the mean loss.
+    /// Makes one pass over the interactions and returns the mean loss.
     fn epoch(&mut self) -> f64 {
         let mut edges = std::mem::take(&mut self.edges);
         edges.shuffle(&mut self.rng);
@@ -284,7 +276,7 @@ impl<'a> Trainer<'a> {
         loss / self.edges.len() as f64
     }
 
-    /// With an item drawn evenly from those that the user has not interacted with.
+    /// Adds an item drawn uniformly from those that the user has not interacted with.
     fn triple(&mut self, (user, item): Edge) -> Triple {
         let items = u32::try_from(self.data.items).unwrap_or(u32::MAX);
         let seen = self.graph.items_of(user);
@@ -298,7 +290,7 @@ impl<'a> Trainer<'a> {
         [user as usize, node(item), node(other)]
     }
 
-    /// The sum of the triples' BPR losses, and the gradient of mean loss and regularisation at the parameters.
+    /// Returns the sum of the triples' BPR losses, and the gradient of mean loss and regularisation at the parameters.
     fn gradient(&self, triples: &[Triple]) -> (f64, Vec<f32>) {
         let (dimension, layers) = (self.config.dimension, self.config.layers);
         let vectors = self.graph.propagate(&self.parameters, dimension, layers);
@@ -330,7 +322,7 @@ impl<'a> Trainer<'a> {
         (loss, gradient)
     }
 
-    /// Adam (Kingma and Ba 2015) with its usual constants.
+    /// Updates the parameters by Adam (Kingma and Ba 2015) with its usual constants.
     fn update(&mut self, gradient: &[f32]) {
         const DECAYS: [f32; 2] = [0.9, 0.999];
         self.steps += 1;

@@ -1,8 +1,8 @@
 //! Held-out interactions, and how well scores find them: recall and NDCG at a cut-off.
 //!
-//! Recall@k is the share of a user's held-out items among the k best unseen items, NDCG@k weighs each hit by
-//! `1 / log2(rank + 1)` over the best that k ranks allow; both are means over users with held-out items, as in
-//! LightGCN's evaluation. All items that the user has not interacted with are ranked, none are sampled.
+//! Recall@k is the share of a user's held-out items among the k best unseen items. NDCG@k weighs each hit by `1 /
+//! log2(rank + 1)`, relative to the best possible within k ranks. Both are means over users with held-out items, as in
+//! LightGCN's evaluation. All items that the user has not interacted with are ranked; none are sampled.
 
 use std::collections::BTreeMap;
 
@@ -11,9 +11,9 @@ use rand::seq::SliceRandom;
 use rand_xoshiro::Xoshiro256PlusPlus;
 use rayon::prelude::*;
 
-use crate::Edge;
+use crate::{Edge, Embeddings};
 
-/// A user, an item, and when it was, if that is known.
+/// A user, an item, and the time of the interaction, if known.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Event {
     /// Index of the user.
@@ -27,29 +27,29 @@ pub struct Event {
 /// Interactions of each user in three parts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holdout {
-    /// How many users there are.
+    /// Number of users.
     pub users: usize,
-    /// How many items there are.
+    /// Number of items.
     pub items: usize,
-    /// What is learnt from: of each user at least one.
+    /// Interactions for training: at least one per user.
     pub train: Vec<Edge>,
-    /// What ends training.
+    /// Interactions that decide when training ends.
     pub validation: Vec<Edge>,
-    /// What is reported.
+    /// Interactions for the reported result.
     pub test: Vec<Edge>,
-    /// Whether the later interactions of a user are held out; else a random choice is.
+    /// Whether a user's later interactions are held out; otherwise a random choice.
     pub by_time: bool,
 }
 
 impl Holdout {
     /// Holds out the last `test` share of each user's distinct items, and before them the `validation` share, both
-    /// rounded down. Where an event has no time, users' items are shuffled by `seed` instead.
+    /// rounded down. If an event has no time, users' items are shuffled by `seed` instead.
     pub fn new(users: usize, items: usize, events: &[Event], (validation, test): (f64, f64), seed: u64) -> Self {
         let by_time = events.iter().all(|event| event.time.is_some());
         let mut of_user: Vec<BTreeMap<u32, f64>> = vec![BTreeMap::new(); users];
         for event in events {
             let time = event.time.unwrap_or(0.0);
-            // An item counts from the first time on.
+            // An item counts from its first time on.
             let first = of_user[event.user as usize].entry(event.item).or_insert(time);
             *first = first.min(time);
         }
@@ -57,7 +57,7 @@ impl Holdout {
         let mut parts = [Vec::new(), Vec::new(), Vec::new()];
         for (user, items) in (0u32..).zip(of_user) {
             let mut items: Vec<(u32, f64)> = items.into_iter().collect();
-            // Also before sorting by time: what happened in one second has no order.
+            // Shuffle also before sorting by time: events within one second have no order.
             items.shuffle(&mut rng);
             items.sort_by(|a, b| a.1.total_cmp(&b.1));
             let mut edges: Vec<Edge> = items.into_iter().map(|(item, _)| (user, item)).collect();
@@ -80,11 +80,11 @@ fn share(share: f64, of: usize) -> usize {
 /// How well the best k unseen items match the held-out ones.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize)]
 pub struct RankingQuality {
-    /// Share of a user's held-out items that are found, mean over users.
+    /// Share of a user's held-out items that were found, as a mean over users.
     pub recall: f64,
-    /// Normalised discounted cumulative gain, mean over users.
+    /// Normalised discounted cumulative gain, as a mean over users.
     pub ndcg: f64,
-    /// Users with held-out items.
+    /// Number of users with held-out items.
     pub users: usize,
 }
 
@@ -118,16 +118,16 @@ pub fn evaluate(
     RankingQuality { recall: mean(|found| found.0), ndcg: mean(|found| found.1), users: found.len() }
 }
 
-/// As [`evaluate`] by the dot product of embeddings, row-major of `dimension`.
+/// Does the same as [`evaluate`] with the dot product of embeddings, row-major of `dimension`.
 pub fn evaluate_embeddings(
     data: &Holdout,
     seen: &[&[Edge]],
     wanted: &[Edge],
     k: usize,
-    embeddings: &crate::lightgcn::Embeddings,
+    embeddings: &Embeddings,
 ) -> RankingQuality {
     let dimension = embeddings.dimension;
-    // By dimension, so that the sums of all items advance side by side in vector registers.
+    // The order is by dimension, so that the sums of all items advance side by side in vector registers.
     let mut columns = vec![0.0; embeddings.items.len()];
     for (item, row) in embeddings.items.chunks(dimension).enumerate() {
         for (position, &value) in row.iter().enumerate() {
@@ -145,7 +145,7 @@ pub fn evaluate_embeddings(
     })
 }
 
-/// As [`evaluate`] by how many users of `train` have the item.
+/// Does the same as [`evaluate`] with the number of users of `train` that have the item.
 pub fn evaluate_popularity(data: &Holdout, seen: &[&[Edge]], wanted: &[Edge], k: usize) -> RankingQuality {
     let mut counts = vec![0.0; data.items];
     for &(_, item) in &data.train {
@@ -164,7 +164,7 @@ fn by_user<'a>(users: usize, edges: impl Iterator<Item = &'a Edge>) -> Vec<Vec<u
     of_user
 }
 
-/// The items of the k highest scores, best first.
+/// Returns the items with the k highest scores, best first.
 fn best(scores: &[f32], k: usize) -> Vec<u32> {
     let order = |a: &u32, b: &u32| {
         let (a_score, b_score) = (scores[*a as usize], scores[*b as usize]);

@@ -1,17 +1,17 @@
-//! What CTR models are judged by, and how far chance goes: AUC, log loss, intervals and tests over seeds.
+//! The measures of CTR models and the role of chance: AUC, log loss, intervals and tests over seeds.
 
 use serde::Serialize;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 
-/// The error that all intervals and tests allow: 5 %.
+/// The error rate of all intervals and tests: 5 %.
 pub const ALPHA: f64 = 0.05;
 
-/// The probability that a positive scores above a negative, ties counting half (Mann and Whitney 1947); exact, in
-/// O(n log n). `None` if one of the two is missing.
+/// Returns the probability that a positive scores above a negative, ties counting half (Mann and Whitney 1947). It is
+/// exact and takes O(n log n). `None` if there are no positives or no negatives.
 pub fn auc(scores: &[f32], labels: &[bool]) -> Option<f64> {
     let mut ranked: Vec<(f32, bool)> = scores.iter().copied().zip(labels.iter().copied()).collect();
     ranked.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-    // Twice the number of pairs in order, so that a tie is an integer too.
+    // Count twice the number of pairs in order, so that a tie is an integer too.
     let (mut in_order, mut positives, mut negatives) = (0u128, 0u128, 0u128);
     for ties in ranked.chunk_by(|a, b| a.0 == b.0) {
         let positive = ties.iter().filter(|(_, label)| *label).count() as u128;
@@ -24,7 +24,7 @@ pub fn auc(scores: &[f32], labels: &[bool]) -> Option<f64> {
     (pairs > 0).then(|| in_order as f64 / (2 * pairs) as f64)
 }
 
-/// The mean of `-ln p(label)` in nats, of logits.
+/// Returns the mean of `-ln p(label)` in nats, for logits.
 pub fn log_loss(logits: &[f32], labels: &[bool]) -> f64 {
     let losses = logits.iter().zip(labels).map(|(&logit, &label)| {
         let wrong = f64::from(if label { -logit } else { logit });
@@ -38,12 +38,12 @@ pub fn log_loss(logits: &[f32], labels: &[bool]) -> f64 {
 pub struct Mean {
     /// The mean.
     pub mean: f64,
-    /// Half the width of the interval; `None` of a single value.
+    /// Half the width of the interval; `None` for a single value.
     pub half_width: Option<f64>,
 }
 
 impl Mean {
-    /// Of values that are not empty.
+    /// Computes it from values, of which there must be at least one.
     pub fn of(values: &[f64]) -> Self {
         let sample = Sample::of(values);
         let half_width = sample.student().map(|student| student.inverse_cdf(1.0 - ALPHA / 2.0) * sample.error);
@@ -51,7 +51,7 @@ impl Mean {
     }
 }
 
-/// Mean, its standard error, and how many values there are.
+/// A mean, its standard error and the number of values.
 struct Sample {
     mean: f64,
     error: f64,
@@ -67,24 +67,24 @@ impl Sample {
         Self { mean, error, count }
     }
 
-    /// Student's distribution of the mean; none of a single value.
+    /// Returns Student's distribution of the mean; none for a single value.
     fn student(&self) -> Option<StudentsT> {
         let freedom = (self.count > 1).then(|| (self.count - 1) as f64)?;
         StudentsT::new(0.0, 1.0, freedom).ok()
     }
 
-    /// The probability of a mean this far above `bound` or farther, if the truth is `bound`.
+    /// Returns the probability of a mean this far above `bound` or farther, if the truth is `bound`.
     fn above(&self, bound: f64, student: &StudentsT) -> f64 {
         let distance = self.mean - bound;
         if self.error > 0.0 {
             return student.sf(distance / self.error);
         }
-        // Without any variation there is nothing to chance.
+        // Without any variation nothing is left to chance.
         if distance > 0.0 { 0.0 } else { 1.0 }
     }
 }
 
-/// What a paired comparison says at 5 %.
+/// The verdict of a paired comparison at 5 %.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -92,12 +92,12 @@ pub enum Verdict {
     Equivalent,
     /// Not equivalent, and the difference is not chance.
     Different,
-    /// Neither is shown: more seeds may tell.
+    /// Neither is shown: more seeds may decide.
     NotShown,
 }
 
 impl Verdict {
-    /// As tables say it.
+    /// The wording in tables.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Equivalent => "equivalent within the margin",
@@ -112,16 +112,17 @@ impl Verdict {
 pub struct Comparison {
     /// Mean difference with its 95 % confidence interval.
     pub difference: Mean,
-    /// Of Student's two-sided paired test that there is none.
+    /// The p-value of Student's two-sided paired test of no difference.
     pub p_different: Option<f64>,
-    /// Of two one-sided paired tests that it is as large as the margin (Schuirmann 1987): the larger one.
+    /// The p-value of two one-sided paired tests of a difference as large as the margin (Schuirmann 1987): the larger
+    /// one.
     pub p_equivalent: Option<f64>,
-    /// What follows at 5 %.
+    /// The verdict at 5 %.
     pub verdict: Verdict,
 }
 
 impl Comparison {
-    /// Of the differences of pairs, against a margin above 0.
+    /// Compares pairs by their differences, against a margin above 0.
     pub fn of(differences: &[f64], margin: f64) -> Self {
         let sample = Sample::of(differences);
         let student = sample.student();

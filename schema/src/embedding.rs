@@ -145,11 +145,43 @@ impl Embeddings {
     pub fn values(&self) -> &[f32] {
         &self.values
     }
+}
 
-    /// The digest of all values as little-endian bytes, and of the dimension.
-    pub fn digest(&self) -> Digest {
-        let bytes: Vec<u8> = self.values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let dimensions = (self.dimensions as u64).to_le_bytes();
-        Digest::of_parts([dimensions.as_slice(), &bytes])
-    }
+/// Embeddings that are not in the entity table.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    deny_unknown_fields,
+    expecting = "expected { npy = …, ids = …, skip_rows = 0 } or { table = …, id = \"id\", embedding = \"embedding\" }"
+)]
+pub enum EmbeddingSource {
+    /// A matrix and the ids of its rows.
+    Npy {
+        /// A `.npy` file of float32 or float64, shape [rows, dimension].
+        npy: String,
+        /// A text file of one entity id a line, in the order of the rows.
+        ids: String,
+        /// Rows of padding before the first entity's.
+        #[serde(default)]
+        skip_rows: usize,
+    },
+    /// A Parquet, CSV or JSONL table.
+    Table {
+        /// Where it is.
+        table: String,
+        /// The name of its id column.
+        #[serde(default = "id_column")]
+        id: String,
+        /// The name of its embedding column, a list of floats.
+        #[serde(default = "embedding_column")]
+        embedding: String,
+    },
+}
+
+fn id_column() -> String {
+    "id".to_owned()
+}
+
+fn embedding_column() -> String {
+    "embedding".to_owned()
 }

@@ -1,19 +1,12 @@
-//! Embeddings without their texts: what `laser encode` writes, finds again, and checks.
-//!
-//! A data set of an output beside the texts, `embeddings/kind=…/dt=…/run=…`, with the same rules: parts are created
-//! once, `_manifest.json` and then `_SUCCESS` come last. `docs/output.md` lists the columns.
+//! Embeddings without their texts: a data set that `laser encode` makes. `docs/output.md` lists the columns.
 
 use jiff::Timestamp;
-use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
-use crate::digest::Digest;
 use crate::embedding::EmbeddingInfo;
 use crate::entity::{EntityId, Kind};
-use crate::manifest::PartEntry;
-
-/// The version of the columns and of [`EmbeddingManifest`].
-pub const EMBEDDINGS_VERSION: u32 = 1;
+use crate::layout::DataSet;
+use crate::manifest::{Details, Manifest, Source};
 
 /// An entity of a part; its embedding stands in a column of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -27,10 +20,10 @@ pub struct EmbeddedEntity {
     pub created_timestamp: Option<Timestamp>,
 }
 
-/// What a part says about itself in its footer.
+/// The footer of a part: how its embeddings were made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingPart {
-    /// [`EMBEDDINGS_VERSION`].
+    /// [`SCHEMA_VERSION`](crate::knowledge::SCHEMA_VERSION).
     pub version: u32,
     /// The run.
     pub run: String,
@@ -40,40 +33,21 @@ pub struct EmbeddingPart {
     pub writer: String,
     /// What made the embeddings, and how many texts it cut off.
     pub embedding: EmbeddingInfo,
-    /// Of the rows but for their embeddings.
-    pub rows_digest: Digest,
-    /// [`Embeddings::digest`].
-    pub embeddings_digest: Digest,
 }
 
-/// Where the texts are from.
+/// A manifest of embeddings. `created` is when the newest of the texts was generated or, where that is not known, when
+/// their file was written.
+pub type EmbeddingManifest = Manifest<EmbeddingSet>;
+
+/// The details of a manifest of embeddings.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct TextSource {
-    /// The folder or file.
-    pub path: String,
-    /// Digest of what it held.
-    pub digest: Digest,
-}
-
-/// What a data set of embeddings holds and how it came to be.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct EmbeddingManifest {
-    /// [`EMBEDDINGS_VERSION`].
-    pub version: u32,
-    /// The run.
-    pub run: String,
-    /// Users or items.
-    pub kind: Kind,
-    /// The night of the texts.
-    pub date: Date,
-    /// The version of Laser.
-    pub writer: String,
+pub struct EmbeddingSet {
     /// Where the texts are from.
-    pub source: TextSource,
+    pub source: Source,
     /// What made the embeddings, and how many texts it cut off.
     pub embedding: EmbeddingInfo,
-    /// Rows of all parts.
-    pub rows: u64,
-    /// The parts, by name.
-    pub parts: Vec<PartEntry>,
+}
+
+impl Details for EmbeddingSet {
+    const DATA_SET: DataSet = DataSet::Embeddings;
 }

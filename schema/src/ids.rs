@@ -1,18 +1,16 @@
-//! Knowledge ids: what `laser ids` writes, finds again the next night, and checks.
-//!
-//! A data set of an output beside the texts, `knowledge_ids/kind=…/dt=…/run=…`, with the same rules: parts are created
-//! once, `_manifest.json` and then `_SUCCESS` come last. `docs/output.md` lists the columns.
+//! Knowledge ids: a data set that `laser ids` makes. `docs/output.md` lists the columns.
 
 use jiff::Timestamp;
-use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
-use crate::entity::{EntityId, Kind};
+use crate::entity::EntityId;
 use crate::knowledge::ratio;
+use crate::layout::DataSet;
+use crate::manifest::{Details, Manifest, Source};
 
-/// The version of the columns and of [`IdsManifest`].
-pub const IDS_VERSION: u32 = 1;
+/// The version of the codebook's file.
+pub const CODEBOOK_VERSION: u32 = 1;
 
 /// The codebook's file in the folder of a run; readers of data sets ignore names that start with `_`.
 pub const CODEBOOK: &str = "_codebook.safetensors";
@@ -30,40 +28,24 @@ pub struct IdRecord {
     pub created_timestamp: Timestamp,
 }
 
-/// What a data set of knowledge ids holds and how it came to be.
+/// A manifest of knowledge ids. `created` is when the codebook was made.
+pub type IdsManifest = Manifest<IdSet>;
+
+/// The details of a manifest of knowledge ids.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct IdsManifest {
-    /// [`IDS_VERSION`].
-    pub version: u32,
-    /// The run.
-    pub run: String,
-    /// Users or items.
-    pub kind: Kind,
-    /// The night.
-    pub date: Date,
-    /// The version of Laser.
-    pub writer: String,
+pub struct IdSet {
     /// Where the embeddings are from.
-    pub source: IdsSource,
+    pub source: Source,
     /// How the codebook was fitted.
     pub codebook: CodebookEntry,
     /// Mean squared distance of all embeddings to what their ids stand for, as the codebook scales them.
     pub distortion: f64,
     /// Against the night before; none without one.
     pub churn: Option<Churn>,
-    /// Rows of all parts.
-    pub rows: u64,
-    /// The parts, by name.
-    pub parts: Vec<IdsPart>,
 }
 
-/// Where embeddings are from.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IdsSource {
-    /// The folder or file.
-    pub path: String,
-    /// Digest of what it held.
-    pub digest: Digest,
+impl Details for IdSet {
+    const DATA_SET: DataSet = DataSet::KnowledgeIds;
 }
 
 /// A codebook as a manifest names it.
@@ -79,7 +61,7 @@ pub struct CodebookEntry {
 /// The shape of a codebook and the fit it came from. A *place* is one of the `codebooks * levels` ids of an entity.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CodebookInfo {
-    /// [`IDS_VERSION`].
+    /// [`CODEBOOK_VERSION`].
     pub version: u32,
     /// When it was made.
     pub created: Timestamp,
@@ -140,17 +122,4 @@ impl Churn {
     pub fn share(&self) -> f64 {
         ratio(self.changed as f64, self.common as f64)
     }
-}
-
-/// One Parquet part.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct IdsPart {
-    /// File name within the folder.
-    pub name: String,
-    /// Its rows.
-    pub rows: u64,
-    /// Its size.
-    pub bytes: u64,
-    /// Digest of its bytes.
-    pub digest: Digest,
 }

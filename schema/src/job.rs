@@ -15,7 +15,7 @@ use crate::digest::Digest;
 use crate::embedding::EmbeddingSpec;
 use crate::entity::{EntityId, IdType, Kind};
 use crate::guard::Guards;
-use crate::layout::{partition, run_folder};
+use crate::layout::DataSet;
 
 /// The version of [`Plan`] and of the shard files.
 pub const PLAN_VERSION: u32 = 1;
@@ -189,12 +189,7 @@ pub struct Plan {
 impl Plan {
     /// The folder of a kind's published output, relative to the output's root.
     pub fn partition(&self, kind: Kind) -> String {
-        partition(kind, self.date, &self.run)
-    }
-
-    /// The run's own folder, relative to the output's root.
-    pub fn folder(&self) -> String {
-        run_folder(&self.run)
+        DataSet::Profiles.folder(kind, self.date, &self.run)
     }
 }
 

@@ -12,8 +12,8 @@ use crate::digest::Digest;
 use crate::embedding::EmbeddingInfo;
 use crate::entity::{EntityId, Kind};
 
-/// The version of the output's columns and of [`PartInfo`].
-pub const SCHEMA_VERSION: u32 = 1;
+/// The version of an output's data sets: of their columns, their parts' footers and their manifests.
+pub const SCHEMA_VERSION: u32 = 2;
 
 /// One generated text.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -220,10 +220,10 @@ pub fn ratio(a: f64, b: f64) -> f64 {
     if b == 0.0 { 0.0 } else { a / b }
 }
 
-/// This version's encoder, as parts name it.
+/// This version of Laser, as parts and manifests name it.
 pub const WRITER: &str = concat!("laser ", env!("CARGO_PKG_VERSION"));
 
-/// What a part says about itself in its footer. With the rows it is the whole commit of a shard.
+/// The footer of a part: all that publishing needs of it but the ids. With the rows it is the whole commit of a shard.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct PartInfo {
     /// [`SCHEMA_VERSION`].
@@ -234,14 +234,17 @@ pub struct PartInfo {
     pub shard: u32,
     /// Users or items.
     pub kind: Kind,
-    /// The [`WRITER`] whose encoder wrote it.
+    /// The [`WRITER`].
     pub writer: String,
     /// Who wrote it, to tell one's own write from another's after an ambiguous error.
     pub attempt: String,
-    /// Rows carried forward rather than generated.
+    /// Rows.
+    pub rows: u64,
+    /// Of these: carried forward rather than generated.
     pub carried: u64,
-    /// [`rows_digest`] of the rows.
-    pub rows_digest: Digest,
+    /// When the newest of the texts was generated; none without rows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newest: Option<Timestamp>,
     /// Rows of the shard that have no text.
     pub errors: Vec<ErrorRecord>,
     /// Sums over the generated rows, by pool.
@@ -249,12 +252,24 @@ pub struct PartInfo {
     /// Of the column of embeddings, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingInfo>,
-    /// [`Embeddings::digest`].
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub embeddings_digest: Option<Digest>,
 }
 
-/// A digest of rows that does not depend on their encoding, checked before a part is published.
-pub fn rows_digest(rows: &[KnowledgeRecord]) -> Digest {
-    Digest::of_json(&rows)
+impl PartInfo {
+    /// The info of a part of these rows, of which none was carried, and without errors, figures and embeddings.
+    pub fn new(run: &str, shard: u32, kind: Kind, attempt: &str, rows: &[KnowledgeRecord]) -> Self {
+        Self {
+            version: SCHEMA_VERSION,
+            run: run.to_owned(),
+            shard,
+            kind,
+            writer: WRITER.to_owned(),
+            attempt: attempt.to_owned(),
+            rows: rows.len() as u64,
+            carried: 0,
+            newest: rows.iter().map(|row| row.created_timestamp).max(),
+            errors: Vec::new(),
+            figures: BTreeMap::new(),
+            embedding: None,
+        }
+    }
 }

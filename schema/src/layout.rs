@@ -3,28 +3,59 @@
 //! Everything that belongs to a run is in folders of the run's name, which begins with its date, so that whoever looks
 //! for the newest night or the oldest run lists folders and never parts.
 
+use std::fmt;
+
 use jiff::civil::Date;
+use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::entity::Kind;
 
-/// The data set of texts.
-pub const PROFILES: &str = "profiles";
-
-/// The data set of embeddings without texts.
-pub const EMBEDDINGS: &str = "embeddings";
-
-/// The data set of knowledge ids.
-pub const KNOWLEDGE_IDS: &str = "knowledge_ids";
-
-/// The folder of a kind's published output of a run, relative to the output's root.
-pub fn partition(kind: Kind, date: Date, run: &str) -> String {
-    partition_of(PROFILES, kind, date, run)
+/// The data sets of an output. In the output's root each has a folder of its name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DataSet {
+    /// Texts.
+    Profiles,
+    /// Embeddings without texts.
+    Embeddings,
+    /// Knowledge ids.
+    KnowledgeIds,
 }
 
-/// The folder of a kind and run of a data set, relative to the output's root.
-pub fn partition_of(data_set: &str, kind: Kind, date: Date, run: &str) -> String {
-    format!("{data_set}/kind={kind}/dt={date}/run={run}")
+impl DataSet {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Profiles, Self::Embeddings, Self::KnowledgeIds];
+
+    /// The name, as in paths and manifests.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Profiles => "profiles",
+            Self::Embeddings => "embeddings",
+            Self::KnowledgeIds => "knowledge_ids",
+        }
+    }
+
+    /// The folder of a kind, relative to the output's root.
+    pub fn kind_folder(self, kind: Kind) -> String {
+        format!("{self}/kind={kind}")
+    }
+
+    /// The folder of a kind and night, relative to the output's root.
+    pub fn night_folder(self, kind: Kind, date: Date) -> String {
+        format!("{}/dt={date}", self.kind_folder(kind))
+    }
+
+    /// The folder of a kind and run, relative to the output's root.
+    pub fn folder(self, kind: Kind, date: Date, run: &str) -> String {
+        format!("{}/run={run}", self.night_folder(kind, date))
+    }
+}
+
+impl fmt::Display for DataSet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
 }
 
 /// The name of what was made on a date from what `identity` tells: the same inputs give the same name.
@@ -39,15 +70,29 @@ pub fn name_date(name: &str) -> Option<Date> {
     is_digest.then(|| date.parse().ok())?
 }
 
-/// The folder of a run's plan and shard inputs, relative to the output's root.
-pub fn run_folder(run: &str) -> String {
-    format!("runs/{run}")
+/// What a run was begun with where its configuration leaves that open. Nights that are published and pools that are
+/// promoted while it is under way change nothing any more.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Pins {
+    /// The published folders that `latest` stands for, below the output's root; none on a first night.
+    pub previous: Vec<String>,
+    /// Where the pools are: below the output's root, or a URL.
+    pub pools: String,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use jiff::civil::date;
+
+    #[test]
+    fn a_data_set_is_named_alike_in_paths_and_in_manifests() {
+        for data_set in DataSet::ALL {
+            assert_eq!(serde_json::to_value(data_set).unwrap(), data_set.name());
+        }
+        let folder = DataSet::KnowledgeIds.folder(Kind::User, date(2026, 1, 2), "r");
+        assert_eq!(folder, "knowledge_ids/kind=user/dt=2026-01-02/run=r");
+    }
 
     #[test]
     fn only_dated_names_have_a_date() {

@@ -1,9 +1,11 @@
-//! The manifest of published knowledge.
+//! Manifests of published folders: one header for all data sets, and what a folder of texts says beside it.
 
 use std::collections::BTreeMap;
+use std::ops::Deref;
 
 use jiff::Timestamp;
 use jiff::civil::Date;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::audit::AuditReport;
@@ -12,7 +14,8 @@ use crate::embedding::EmbeddingInfo;
 use crate::entity::Kind;
 use crate::guard::GuardReport;
 use crate::job::{Price, Spec};
-use crate::knowledge::{Figures, ratio};
+use crate::knowledge::{Figures, SCHEMA_VERSION, WRITER, ratio};
+use crate::layout::DataSet;
 
 /// The manifest's file name; readers of data sets ignore names that start with `_`.
 pub const MANIFEST: &str = "_manifest.json";
@@ -28,14 +31,117 @@ pub const ERRORS: &str = "_errors.jsonl";
 pub struct PartEntry {
     /// File name within the folder.
     pub name: String,
-    /// The shard it commits.
-    pub shard: u32,
     /// Its rows.
     pub rows: u64,
     /// Its size.
     pub bytes: u64,
     /// Digest of its bytes.
     pub digest: Digest,
+}
+
+/// The manifest of a published folder: a header that all data sets share, and what this one says of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Manifest<D = Profiles> {
+    /// [`SCHEMA_VERSION`].
+    pub version: u32,
+    /// The data set.
+    pub data_set: DataSet,
+    /// The run.
+    pub run: String,
+    /// Users or items.
+    pub kind: Kind,
+    /// The night.
+    pub date: Date,
+    /// When the newest of the contents came to be; a function of the contents. Of two runs of one night the one with
+    /// the greater `created` counts.
+    pub created: Timestamp,
+    /// The version of Laser that wrote it.
+    pub writer: String,
+    /// Rows of all parts.
+    pub rows: u64,
+    /// All that only this data set says; its fields can be read as if they were fields of the manifest.
+    #[serde(flatten)]
+    pub details: D,
+    /// The parts, by name.
+    pub parts: Vec<PartEntry>,
+}
+
+/// A manifest whose details are whatever is there: for all that the header is enough for.
+pub type AnyManifest = Manifest<serde_json::Map<String, serde_json::Value>>;
+
+/// The details of a data set's manifest.
+pub trait Details: Serialize + DeserializeOwned {
+    /// The data set.
+    const DATA_SET: DataSet;
+}
+
+impl<D: Details> Manifest<D> {
+    /// The manifest of parts that are there; `rows` are theirs.
+    pub fn new(run: &str, (kind, date): (Kind, Date), created: Timestamp, parts: Vec<PartEntry>, details: D) -> Self {
+        Self {
+            version: SCHEMA_VERSION,
+            data_set: D::DATA_SET,
+            run: run.to_owned(),
+            kind,
+            date,
+            created,
+            writer: WRITER.to_owned(),
+            rows: parts.iter().map(|part| part.rows).sum(),
+            details,
+            parts,
+        }
+    }
+}
+
+impl<D> Deref for Manifest<D> {
+    type Target = D;
+
+    fn deref(&self) -> &D {
+        &self.details
+    }
+}
+
+/// Where the rows of a data set are from that was made of another one or of a file.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// The folder or file.
+    pub path: String,
+    /// Digest of what it held.
+    pub digest: Digest,
+}
+
+/// The details of a manifest of texts: how they came to be, how good they are, and what they cost.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Profiles {
+    /// What texts were acceptable.
+    pub spec: Spec,
+    /// Its digest.
+    pub spec_digest: Digest,
+    /// Digest of the pool set.
+    pub pool_digest: Digest,
+    /// Entities of the input.
+    pub entities: u64,
+    /// Rows that were carried forward.
+    pub carried: u64,
+    /// Entities without a text; `_errors.jsonl` says why.
+    pub errors: u64,
+    /// Sums over the generated rows, by pool.
+    pub figures: BTreeMap<String, Figures>,
+    /// Plain decoding against speculation on the audit sample, by pool.
+    pub audit: BTreeMap<String, AuditReport>,
+    /// What the guards found, where there are some.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guards: Option<GuardReport>,
+    /// What it cost, where the plan has a price.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cost: Option<Cost>,
+    /// What made the embeddings, where the parts have them, and how many texts it cut off.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub embedding: Option<EmbeddingInfo>,
+}
+
+impl Details for Profiles {
+    const DATA_SET: DataSet = DataSet::Profiles;
 }
 
 /// What the texts of a folder cost: time of engines that had a shard in hand, not of idle ones.
@@ -77,48 +183,4 @@ impl Cost {
 /// The price of 1,000 texts such as those of the figures.
 fn per_1000(price: &Price, figures: &Figures) -> f64 {
     ratio(price.of_seconds(figures.engine_seconds) * 1e3, figures.texts as f64)
-}
-
-/// What a folder of knowledge holds and how it came to be.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Manifest {
-    /// [`crate::knowledge::SCHEMA_VERSION`].
-    pub version: u32,
-    /// The run.
-    pub run: String,
-    /// Users or items.
-    pub kind: Kind,
-    /// The night.
-    pub date: Date,
-    /// When the newest text was generated.
-    pub created: Timestamp,
-    /// What texts were acceptable.
-    pub spec: Spec,
-    /// Its digest.
-    pub spec_digest: Digest,
-    /// Digest of the pool set.
-    pub pool_digest: Digest,
-    /// Entities of the input.
-    pub entities: u64,
-    /// Rows of all parts.
-    pub rows: u64,
-    /// Of these: carried forward.
-    pub carried: u64,
-    /// Entities without a text; `_errors.jsonl` says why.
-    pub errors: u64,
-    /// Sums over the generated rows, by pool.
-    pub figures: BTreeMap<String, Figures>,
-    /// Plain decoding against speculation on the audit sample, by pool.
-    pub audit: BTreeMap<String, AuditReport>,
-    /// What the guards found, where there are some.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub guards: Option<GuardReport>,
-    /// What it cost, where the plan has a price.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cost: Option<Cost>,
-    /// What made the embeddings, where the parts have them, and how many texts it cut off.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub embedding: Option<EmbeddingInfo>,
-    /// The parts, by name.
-    pub parts: Vec<PartEntry>,
 }

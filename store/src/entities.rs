@@ -144,7 +144,7 @@ fn to_entity(mut row: Map<String, Value>, table: &EntityTable, counts: bool) -> 
         (history, length)
     };
     let interactions = to_count(row.remove(&columns.interactions), columns)?;
-    let embedding = to_embedding(row.remove(&columns.embedding), columns)?;
+    let embedding = parse_embedding(row.remove(&columns.embedding), &columns.embedding)?;
     let mut attributes = to_attributes(row.remove(&columns.attributes), columns)?;
     attributes.extend(row.into_iter().filter(|(_, value)| !value.is_null()));
     attributes.sort_keys();
@@ -228,10 +228,9 @@ fn to_count(value: Option<Value>, columns: &Columns) -> Result<Option<u64>, Stri
     }
 }
 
-fn to_embedding(value: Option<Value>, columns: &Columns) -> Result<Option<Vec<f32>>, String> {
-    let wrong = |found: String| {
-        format!("column {:?} holds {found}; an embedding is a list of finite floats", columns.embedding)
-    };
+/// The embedding in `column`: a list, or JSON text of one.
+pub(crate) fn parse_embedding(value: Option<Value>, column: &str) -> Result<Option<Vec<f32>>, String> {
+    let wrong = |found: String| format!("column {column:?} holds {found}; an embedding is a list of finite floats");
     let values = match value.map(parse_json_text).transpose().map_err(wrong)? {
         None | Some(Value::Null) => return Ok(None),
         Some(Value::Array(values)) => values,

@@ -14,7 +14,7 @@ use bytes::Bytes;
 
 use crate::entities::EntityReader;
 use crate::rows::RowError;
-use crate::spill::{PARTITIONS, Records, Spill, SpillError};
+use crate::spill::{PARTITIONS, Records, Spill, SpillError, partition_of};
 use laser_schema::entity::{Entity, EntityId, EntityTable, IdType, Kind};
 
 /// Why entities could not be joined.
@@ -127,10 +127,7 @@ impl Join {
 
     fn push(&mut self, kind: Kind, id: &EntityId, value: &[&[u8]]) -> Result<(), SpillError> {
         let key = encode_key(kind, id);
-        let hash = blake3::hash(&key);
-        let [low, high, ..] = *hash.as_bytes();
-        let partition = usize::from(u16::from_le_bytes([low, high])) % PARTITIONS;
-        self.by_id.push(partition, &key, value)
+        self.by_id.push(partition_of(&key), &key, value)
     }
 
     /// The entities' tables.

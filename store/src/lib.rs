@@ -1,26 +1,26 @@
-//! Everything that reads and writes: locations, tables, joins that spill to the local disk, published data sets, and what
-//! a run keeps beside them.
+//! Everything that reads and writes: locations, tables, joins that spill to the local disk, published data sets, and
+//! what a run keeps beside them.
 
 pub mod cache;
 pub mod data_set;
 pub mod embedding_column;
 pub mod embedding_set;
-pub mod embedding_table;
+pub mod embeddings;
 pub mod entities;
 pub mod id_set;
 pub mod interactions;
 pub mod join;
 pub mod location;
-pub mod nights;
+pub mod map;
 pub mod part;
-pub mod pins;
 pub mod previous;
 pub mod rows;
+pub mod run_store;
+pub mod sealed;
 pub mod shard;
 pub mod spill;
 pub mod table;
-pub mod verdict;
-pub mod verify;
+pub mod unique;
 
 pub use cache::Cache;
 pub use entities::EntityReader;

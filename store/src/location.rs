@@ -20,6 +20,7 @@ use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{BackoffConfig, ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, RetryConfig};
+use tokio::io::AsyncWriteExt;
 
 pub use object_store::Error as StoreError;
 
@@ -286,6 +287,11 @@ impl Location {
         BufWriter::new(self.store.clone(), self.path.clone())
     }
 
+    /// Writes text as an object, piece by piece; memory is that of ten megabytes.
+    pub fn object_writer(&self) -> ObjectWriter {
+        ObjectWriter { writer: self.writer(), location: self.clone() }
+    }
+
     /// Writes the object whole if there is none: of any number of writers exactly one wins.
     ///
     /// # Errors
@@ -400,6 +406,45 @@ impl Location {
             .collect();
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(listed)
+    }
+}
+
+/// An object that is being written. Readers see nothing of it before [`Self::finish`].
+#[derive(Debug)]
+pub struct ObjectWriter {
+    location: Location,
+    writer: BufWriter,
+}
+
+impl ObjectWriter {
+    /// Appends text.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub async fn write(&mut self, text: &str) -> Result<(), LocationError> {
+        let written = self.writer.write_all(text.as_bytes()).await;
+        written.map_err(|e| self.error(e))
+    }
+
+    /// Ends the object, which replaces what was there.
+    ///
+    /// # Errors
+    /// The store's error.
+    pub async fn finish(mut self) -> Result<(), LocationError> {
+        let ended = self.writer.shutdown().await;
+        ended.map_err(|e| self.error(e))
+    }
+
+    /// Leaves what was there as it is.
+    pub async fn abort(mut self) {
+        // A store drops uploads that were begun and never ended.
+        let _ = self.writer.abort().await;
+    }
+
+    fn error(&self, error: std::io::Error) -> LocationError {
+        let source = error.downcast::<StoreError>();
+        self.location
+            .error("write", source.unwrap_or_else(|e| StoreError::Generic { store: "writer", source: e.into() }))
     }
 }
 

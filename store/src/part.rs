@@ -1,21 +1,20 @@
-//! Parts of knowledge: the commit of a shard, its columns and digests. `docs/output.md` lists the columns.
+//! Parts of knowledge: the commit of a shard, its columns and footer. `docs/output.md` lists the columns.
 
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use bytes::Bytes;
-use laser_schema::Digest;
-use laser_schema::embedding::Embeddings;
+use laser_schema::embedding::{EmbeddingInfo, Embeddings};
 use laser_schema::entity::IdType;
-use laser_schema::knowledge::{KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
+use laser_schema::knowledge::{KnowledgeRecord, PartInfo, SCHEMA_VERSION};
+use laser_schema::{Digest, EntityId};
 
+use crate::embedding_column;
+use crate::sealed::{self, SealedTable};
 use crate::table::{self, TableError};
 
 /// The footer key of a part's [`PartInfo`].
 pub const PART_KEY: &str = "laser.part";
-
-/// The footer key of the digest of [`PART_KEY`]'s text.
-pub const PART_DIGEST_KEY: &str = "laser.part_digest";
 
 /// The output's columns for ids of a type. No nulls anywhere.
 pub fn record_schema(id: DataType) -> SchemaRef {
@@ -48,7 +47,7 @@ pub fn record_schema(id: DataType) -> SchemaRef {
     Arc::new(Schema::new(columns.into_iter().map(|(name, t)| Field::new(name, t, false)).collect::<Vec<_>>()))
 }
 
-/// Encodes a part; with embeddings if `info` says what made them.
+/// Encodes a part; with embeddings if `info` says how they were made.
 ///
 /// # Errors
 /// [`TableError::Row`] if ids are of mixed types, or not every row has an embedding.
@@ -60,14 +59,12 @@ pub fn encode_part(
     info: &PartInfo,
 ) -> Result<Bytes, TableError> {
     let embedded = embeddings.zip(info.embedding.as_ref().map(|e| e.spec.layout));
-    let info =
+    let footer =
         serde_json::to_string(info).map_err(|e| TableError::Row { file: name.to_owned(), reason: e.to_string() })?;
-    let digest = Digest::of(info.as_bytes()).to_string();
-    let metadata = [(PART_KEY, info), (PART_DIGEST_KEY, digest)];
-    table::encode_embedded(name, record_schema(table::id_type(id)), rows, embedded, &metadata)
+    sealed::encode(name, record_schema(table::id_type(id)), rows, embedded, (PART_KEY, footer))
 }
 
-/// Decodes a part and checks its rows, embeddings and footer against the digests in the footer.
+/// Decodes a part, which must be as it was written.
 ///
 /// # Errors
 /// [`TableError::Unreadable`] if the bytes are no part of Laser's or were changed.
@@ -80,68 +77,75 @@ pub fn decode_part(name: &str, bytes: Bytes) -> Result<(Vec<KnowledgeRecord>, Pa
 type Whole = (Vec<KnowledgeRecord>, Option<Embeddings>, PartInfo);
 
 fn decode_whole(name: &str, bytes: Bytes) -> Result<Whole, TableError> {
-    let unreadable = |reason: String| TableError::Unreadable { file: name.to_owned(), reason };
-    let info = table::footer(name, &bytes, PART_KEY)?
-        .ok_or_else(|| unreadable(format!("the footer has no {PART_KEY}: not written by Laser")))?;
-    let digest = table::footer(name, &bytes, PART_DIGEST_KEY)?;
-    if digest != Some(Digest::of(info.as_bytes()).to_string()) {
-        return Err(unreadable("its footer does not match the footer's own digest".to_owned()));
-    }
-    let info: PartInfo = serde_json::from_str(&info).map_err(|e| unreadable(e.to_string()))?;
-    if info.version != SCHEMA_VERSION {
-        return Err(unreadable(format!("schema version {}, this Laser reads {SCHEMA_VERSION}", info.version)));
-    }
+    let (table, info) = open_part(name, bytes)?;
     let (rows, embeddings) = match &info.embedding {
-        None => (table::decode(name, bytes)?, None),
+        None => (table::decode(name, table.bytes())?, None),
         Some(embedding) => {
             let dimensions = embedding.spec.encoder.dimensions;
-            let (rows, embeddings) = table::decode_embedded(name, bytes, dimensions)?;
+            let (rows, embeddings) = table::decode_embedded(name, table.bytes(), dimensions)?;
             (rows, Some(embeddings))
         }
     };
-    if rows_digest(&rows) != info.rows_digest {
-        return Err(unreadable("its rows do not match the digest in its footer".to_owned()));
-    }
-    if embeddings.as_ref().map(Embeddings::digest) != info.embeddings_digest {
-        return Err(unreadable("its embeddings do not match the digest in its footer".to_owned()));
-    }
     Ok((rows, embeddings, info))
 }
 
-/// Decodes a part as [`decode_part`] does, and checks every other byte of it as well: statistics, indexes and bloom
-/// filters, which readers trust and which no digest covers before there is a manifest. Equal rows encode to equal
-/// bytes, so encoding them again tells; a part that another version of Laser wrote is spared that.
+fn open_part(name: &str, bytes: Bytes) -> Result<(SealedTable, PartInfo), TableError> {
+    let table = SealedTable::open(name, bytes)?;
+    let info: PartInfo = table.footer(PART_KEY)?;
+    match info.version {
+        SCHEMA_VERSION => Ok((table, info)),
+        version => Err(table.unreadable(format!("schema version {version}, this Laser reads {SCHEMA_VERSION}"))),
+    }
+}
+
+/// All that publishing needs of a part.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CheckedPart {
+    /// Its footer.
+    pub info: PartInfo,
+    /// The ids of its rows.
+    pub ids: Vec<EntityId>,
+    /// Its size.
+    pub bytes: u64,
+    /// Digest of its bytes.
+    pub digest: Digest,
+}
+
+/// Checks every byte of a part, its columns and the number of its rows. Of the rows only the ids are decoded.
 ///
 /// # Errors
 /// [`TableError::Unreadable`] if the bytes are not those that a worker wrote.
-pub fn check_part(name: &str, id: IdType, bytes: Bytes) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
-    let (rows, embeddings, info) = decode_whole(name, bytes.clone())?;
-    if info.writer != WRITER {
-        return Ok((rows, info));
+pub fn check_part(name: &str, id: IdType, bytes: Bytes) -> Result<CheckedPart, TableError> {
+    let (size, digest) = (bytes.len() as u64, Digest::of(&bytes));
+    let (table, info) = open_part(name, bytes)?;
+    let ids = part_ids(&table, table::id_type(id), info.embedding.as_ref())?;
+    if ids.len() as u64 != info.rows {
+        return Err(table.unreadable(format!("{} rows, its footer says {}", ids.len(), info.rows)));
     }
-    let value = |key| table::footer(name, &bytes, key).map(|v| (key, v.unwrap_or_default()));
-    let metadata = [value(PART_KEY)?, value(PART_DIGEST_KEY)?];
-    let layout = info.embedding.as_ref().map(|e| e.spec.layout);
-    let embedded = embeddings.as_ref().zip(layout);
-    let again = table::encode_embedded(name, record_schema(table::id_type(id)), &rows, embedded, &metadata)?;
-    match again == bytes {
-        true => Ok((rows, info)),
-        false => Err(TableError::Unreadable {
-            file: name.to_owned(),
-            reason: "its bytes are not what its rows encode to".to_owned(),
-        }),
-    }
+    Ok(CheckedPart { info, ids, bytes: size, digest })
+}
+
+/// The ids of a part whose columns are those of the output.
+pub(crate) fn part_ids(
+    table: &SealedTable,
+    id: DataType,
+    embedding: Option<&EmbeddingInfo>,
+) -> Result<Vec<EntityId>, TableError> {
+    let schema = record_schema(id);
+    let schema = match embedding.map(|e| &e.spec) {
+        Some(spec) => embedding_column::append_to(spec.layout, &schema, spec.encoder.dimensions),
+        None => schema,
+    };
+    table.check_columns(&schema)?;
+    table.ids()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
-    use laser_schema::embedding::{EmbeddingInfo, EmbeddingLayout, EmbeddingSpec, EncoderInfo, Pooling};
-    use laser_schema::{EntityId, Kind};
+    use laser_schema::Kind;
+    use laser_schema::embedding::{EmbeddingLayout, EmbeddingSpec, EncoderInfo, Pooling};
 
     use super::*;
-    use crate::embedding_column;
 
     fn record(id: EntityId) -> KnowledgeRecord {
         let digest = Digest::of(b"x");
@@ -172,20 +176,7 @@ mod tests {
     }
 
     fn info(rows: &[KnowledgeRecord]) -> PartInfo {
-        PartInfo {
-            version: SCHEMA_VERSION,
-            run: "r".into(),
-            shard: 7,
-            kind: Kind::User,
-            writer: WRITER.into(),
-            attempt: "a".into(),
-            carried: 0,
-            rows_digest: rows_digest(rows),
-            errors: vec![],
-            figures: BTreeMap::new(),
-            embedding: None,
-            embeddings_digest: None,
-        }
+        PartInfo::new("r", 7, Kind::User, "a", rows)
     }
 
     /// Of three dimensions, with values that text does not keep.
@@ -204,11 +195,7 @@ mod tests {
         // Neighbouring floats, so that a lost bit shows.
         let values = (0x3dcc_cccd..).map(f32::from_bits).take(rows.len() * 3);
         let embeddings = Embeddings::from_values(3, values.collect()).unwrap();
-        let info = PartInfo {
-            embedding: Some(EmbeddingInfo::new(EmbeddingSpec { encoder, layout }, 1)),
-            embeddings_digest: Some(embeddings.digest()),
-            ..info(rows)
-        };
+        let info = PartInfo { embedding: Some(EmbeddingInfo::new(EmbeddingSpec { encoder, layout }, 1)), ..info(rows) };
         (embeddings, info)
     }
 
@@ -231,16 +218,15 @@ mod tests {
     }
 
     #[test]
-    fn changed_or_missing_embeddings_are_noticed() {
+    fn embeddings_of_other_rows_or_dimensions_are_noticed() {
         let rows = vec![record(EntityId::Int(1))];
         let (embeddings, info) = embedded(&rows, EmbeddingLayout::Fixed);
         let encode = |e| encode_part("p", IdType::Int64, &rows, e, &info);
-        let other = Embeddings::from_values(3, vec![0.0; 3]).unwrap();
-        let error = decode_part("p", encode(Some(&other)).unwrap()).unwrap_err();
-        assert!(error.to_string().contains("its embeddings do not match the digest"));
         let wider = Embeddings::from_values(4, vec![0.0; 4]).unwrap();
         let error = decode_part("p", encode(Some(&wider)).unwrap()).unwrap_err();
         assert!(error.to_string().contains("expected lists of 3 float32 values"), "{error}");
+        let error = check_part("p", IdType::Int64, encode(Some(&wider)).unwrap()).unwrap_err();
+        assert!(error.to_string().contains("column 23: expected Field"), "{error}");
         assert!(decode_part("p", encode(None).unwrap()).is_err(), "no column");
         let more = Embeddings::from_values(3, [embeddings.values(), &[0.0; 3]].concat()).unwrap();
         let error = encode(Some(&more)).unwrap_err().to_string();
@@ -264,14 +250,52 @@ mod tests {
         assert!(decode_part("p", bytes).unwrap().0.is_empty());
     }
 
+    /// Rows, page headers, statistics, indexes, bloom filters, footer, trailer, and the digest itself.
     #[test]
-    fn changed_rows_are_noticed() {
+    fn every_flipped_bit_is_noticed() {
+        let rows: Vec<_> = (0..40).map(|id| record(EntityId::Int(id))).collect();
+        let whole = encode_part("p", IdType::Int64, &rows, None, &info(&rows)).unwrap();
+        check_part("p", IdType::Int64, whole.clone()).unwrap();
+        let mut flipped = whole.to_vec();
+        for at in 0..whole.len() {
+            for bit in 0..8 {
+                flipped[at] ^= 1 << bit;
+                let error = SealedTable::open("p", flipped.clone().into()).err();
+                assert!(error.is_some(), "bit {bit} of byte {at}");
+                flipped[at] ^= 1 << bit;
+            }
+        }
+    }
+
+    #[test]
+    fn a_digest_in_a_text_is_not_taken_for_the_parts_own() {
+        let mut rows = vec![record(EntityId::Int(1))];
+        let mark = "\x18\x0claser.digest\x18\x40";
+        rows[0].text = mark.to_owned() + &"0".repeat(64);
+        rows[0].pool = rows[0].text.clone();
+        let mut info = info(&rows);
+        info.attempt = rows[0].text.clone();
+        let bytes = encode_part("p", IdType::Int64, &rows, None, &info).unwrap();
+        let marks = bytes.windows(mark.len()).filter(|window| *window == mark.as_bytes());
+        assert!(marks.count() > 1, "it stands in the statistics too");
+        assert_eq!(decode_part("p", bytes).unwrap(), (rows, info));
+    }
+
+    #[test]
+    fn a_part_of_other_columns_or_rows_than_its_footer_says_is_noticed() {
         let rows = vec![record(EntityId::Int(1))];
-        let mut other = rows.clone();
-        other[0].text.push('!');
-        let bytes = encode_part("p", IdType::Int64, &other, None, &info(&rows)).unwrap();
-        let error = decode_part("p", bytes).unwrap_err().to_string();
-        assert!(error.contains("do not match the digest"), "{error}");
+        let footer = |rows| serde_json::to_string(&info(rows)).unwrap();
+        let check = |id, rows: &[KnowledgeRecord], footer| {
+            let schema = record_schema(table::id_type(id));
+            let bytes = sealed::encode("p", schema, rows, None, (PART_KEY, footer)).unwrap();
+            check_part("p", IdType::Int64, bytes).map_err(|error| error.to_string())
+        };
+        assert_eq!(check(IdType::Int64, &rows, footer(&rows)).unwrap().ids, [EntityId::Int(1)]);
+        let error = check(IdType::Int64, &rows, footer(&[])).unwrap_err();
+        assert!(error.contains("1 rows, its footer says 0"), "{error}");
+        let texts = [record(EntityId::Text("1".into()))];
+        let error = check(IdType::String, &texts, footer(&texts)).unwrap_err();
+        assert!(error.contains("column 1: expected Field"), "{error}");
     }
 
     #[test]

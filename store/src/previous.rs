@@ -3,20 +3,18 @@
 use std::fs::File as FsFile;
 use std::io::{BufRead, BufReader, Lines};
 
-use jiff::Timestamp;
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
-use crate::data_set::read_manifest;
+use crate::data_set::{self, ManifestError};
 use crate::location::{Location, LocationError};
-use crate::nights::{nights, runs_of_night};
 use crate::part::PART_KEY;
 use crate::table::{TableError, TableReader};
 use laser_schema::digest::Digest;
 use laser_schema::entity::{EntityId, IdType, Kind};
 use laser_schema::knowledge::{KnowledgeRecord, PartInfo};
-use laser_schema::layout::partition;
-use laser_schema::manifest::{MANIFEST, Manifest, SUCCESS};
+use laser_schema::layout::DataSet;
+use laser_schema::manifest::{MANIFEST, Manifest, Profiles};
 
 /// As the path of a [`PreviousSource`]: what the run's own output held when the run was begun ([`latest`]).
 pub const LATEST: &str = "latest";
@@ -53,7 +51,8 @@ impl PreviousSource {
 pub async fn latest(output: &Location, before: Date) -> Result<Vec<String>, PreviousError> {
     let mut folders = Vec::new();
     for kind in Kind::ALL {
-        folders.extend(newest_night(output, kind, before).await?);
+        let newest = data_set::newest::<Profiles>(output, kind, before).await?;
+        folders.extend(newest.map(|found| found.folder));
     }
     Ok(folders)
 }
@@ -68,7 +67,7 @@ pub fn resolve_latest(sources: &[PreviousSource], output: &Location, folders: &[
             continue;
         }
         let of_kind = |folder: &&String| {
-            let is = |kind: Kind| folder.starts_with(&format!("profiles/kind={kind}/"));
+            let is = |kind: Kind| folder.starts_with(&(DataSet::Profiles.kind_folder(kind) + "/"));
             source.kind.is_none_or(is)
         };
         resolved.extend(
@@ -100,12 +99,16 @@ pub enum PreviousError {
     /// The place itself.
     #[error(transparent)]
     Location(#[from] LocationError),
+    /// A manifest of Laser's own output.
+    #[error(transparent)]
+    Manifest(#[from] ManifestError),
     /// A Parquet file.
     #[error(transparent)]
     Table(#[from] TableError),
     /// There is no complete night.
     #[error(
-        "{path}: no complete earlier output (no _SUCCESS below profiles/): give a .jsonl or .parquet of texts, path = \"latest\" for the run's own output (which a first night does without), or no [[previous]]"
+        "{path}: no complete earlier output (no _SUCCESS below profiles/): give a .jsonl or .parquet of texts, path = \
+         \"latest\" for the run's own output (which a first night does without), or no [[previous]]"
     )]
     Nothing {
         /// The source.
@@ -146,7 +149,7 @@ pub enum PreviousError {
 pub async fn manifests(sources: &[PreviousSource], before: Date) -> Result<Vec<Manifest>, PreviousError> {
     let mut manifests = Vec::new();
     for folder in published(sources, before).await? {
-        manifests.extend(read_manifest::<Manifest>(&folder).await?);
+        manifests.extend(data_set::read(&folder).await?);
     }
     Ok(manifests)
 }
@@ -197,8 +200,8 @@ async fn find_folders(
     }
     let mut folders = Vec::new();
     for kind in Kind::ALL.into_iter().filter(|k| source.kind.is_none_or(|s| s == *k)) {
-        let newest = newest_night(location, kind, before).await?;
-        folders.extend(newest.map(|folder| location.join(&folder)));
+        let newest = data_set::newest::<Profiles>(location, kind, before).await?;
+        folders.extend(newest.map(|found| location.join(&found.folder)));
     }
     if folders.is_empty() {
         return Err(PreviousError::Nothing { path: source.path.clone() });
@@ -310,34 +313,8 @@ fn check_kind(source: &PreviousSource, found: Kind) -> Result<(), PreviousError>
     }
 }
 
-/// The newest night of a kind before a date that has a `_SUCCESS`, as a folder below `output`; of two runs of one night
-/// the one that finished later counts.
-async fn newest_night(output: &Location, kind: Kind, before: Date) -> Result<Option<String>, PreviousError> {
-    let nights = nights(output, kind).await?;
-    for date in nights.into_iter().filter(|date| *date < before) {
-        let mut best: Option<(Timestamp, String)> = None;
-        for run in runs_of_night(output, kind, date).await? {
-            let name = partition(kind, date, &run);
-            let folder = output.join(&name);
-            if !folder.join(SUCCESS).exists().await? {
-                continue;
-            }
-            let Some(manifest) = read_manifest::<Manifest>(&folder).await? else {
-                continue;
-            };
-            if best.as_ref().is_none_or(|(best, _)| manifest.created > *best) {
-                best = Some((manifest.created, name));
-            }
-        }
-        if let Some((_, folder)) = best {
-            return Ok(Some(folder));
-        }
-    }
-    Ok(None)
-}
-
 async fn published_parts(folder: &Location, source: &PreviousSource) -> Result<Vec<File>, PreviousError> {
-    let Some(manifest) = read_manifest::<Manifest>(folder).await? else {
+    let Some(manifest) = data_set::read::<Profiles>(folder).await? else {
         return Err(PreviousError::Nothing { path: source.path.clone() });
     };
     check_kind(source, manifest.kind)?;

@@ -26,6 +26,13 @@ pub struct SpillError {
     source: io::Error,
 }
 
+/// The partition that a key belongs to.
+pub fn partition_of(key: &[u8]) -> usize {
+    let hash = blake3::hash(key);
+    let [low, high, ..] = *hash.as_bytes();
+    usize::from(u16::from_le_bytes([low, high])) % PARTITIONS
+}
+
 /// Partitions of keyed records.
 #[derive(Debug)]
 pub struct Spill {

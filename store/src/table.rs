@@ -41,6 +41,9 @@ const BATCH_ROWS: usize = 1024;
 /// Rows that one thread decodes at a time: with histories of hundreds, some milliseconds.
 const DECODED_ROWS: usize = 64;
 
+/// A row group is closed at this size, which bounds what a reader has to hold.
+const ROW_GROUP_BYTES: usize = 32 << 20;
+
 /// The type of a column of ids.
 pub fn id_type(id: IdType) -> DataType {
     match id {
@@ -80,7 +83,7 @@ pub fn encode<T: Serialize>(
     rows: &[T],
     metadata: &[(&str, String)],
 ) -> Result<Bytes, TableError> {
-    encode_embedded(file, schema, rows, None, metadata)
+    write(file, schema, rows, None, metadata).map(Bytes::from)
 }
 
 /// Encodes rows as [`encode`] does, with a column of embeddings after those of `schema` if there are any. Floats keep
@@ -88,38 +91,89 @@ pub fn encode<T: Serialize>(
 ///
 /// # Errors
 /// [`TableError::Row`] if a row does not fit the schema, or not every row has an embedding.
-pub fn encode_embedded<T: Serialize>(
+pub(crate) fn write<T: Serialize>(
     file: &str,
     schema: SchemaRef,
     rows: &[T],
     embedded: Option<(&Embeddings, EmbeddingLayout)>,
     metadata: &[(&str, String)],
-) -> Result<Bytes, TableError> {
-    let row_error = |reason: String| TableError::Row { file: file.to_owned(), reason };
+) -> Result<Vec<u8>, TableError> {
     let with_embeddings = match embedded {
         None => schema.clone(),
         Some((embeddings, layout)) if embeddings.len() == rows.len() => {
             embedding_column::append_to(layout, &schema, embeddings.dimensions())
         }
         Some((embeddings, _)) => {
-            let (rows, found) = (rows.len(), embeddings.len());
-            return Err(row_error(format!("{found} embeddings for {rows} rows")));
+            let reason = format!("{} embeddings for {} rows", embeddings.len(), rows.len());
+            return Err(TableError::Row { file: file.to_owned(), reason });
         }
     };
-    let properties = properties(metadata);
-    let mut writer = ArrowWriter::try_new(Vec::new(), with_embeddings.clone(), Some(properties))
-        .map_err(|e| row_error(e.to_string()))?;
+    let mut encoder = TableEncoder::new(file, with_embeddings.clone(), metadata)?;
     for (start, chunk) in (0..).step_by(BATCH_ROWS).zip(rows.chunks(BATCH_ROWS)) {
-        let mut batch = to_batch(&schema, chunk).map_err(row_error)?;
-        if let Some((embeddings, layout)) = embedded {
-            let column = embedding_column::array(layout, embeddings, start..start + chunk.len());
-            let mut columns = batch.columns().to_vec();
-            columns.push(column.map_err(row_error)?);
-            batch = RecordBatch::try_new(with_embeddings.clone(), columns).map_err(|e| row_error(e.to_string()))?;
-        }
-        writer.write(&batch).map_err(|e| row_error(e.to_string()))?;
+        let Some((embeddings, layout)) = embedded else {
+            encoder.write(chunk)?;
+            continue;
+        };
+        let batch = to_batch(&schema, chunk).map_err(|reason| encoder.row_error(reason))?;
+        let column = embedding_column::array(layout, embeddings, start..start + chunk.len());
+        let mut columns = batch.columns().to_vec();
+        columns.push(column.map_err(|reason| encoder.row_error(reason))?);
+        let batch = RecordBatch::try_new(with_embeddings.clone(), columns);
+        encoder.write_batch(&batch.map_err(|e| encoder.row_error(e))?)?;
     }
-    writer.into_inner().map(Bytes::from).map_err(|e| row_error(e.to_string()))
+    encoder.finish()
+}
+
+/// Encodes one Parquet file from rows as they come. Memory is the encoded file, one row group, and the rows of one
+/// call.
+pub struct TableEncoder {
+    file: String,
+    schema: SchemaRef,
+    writer: ArrowWriter<Vec<u8>>,
+}
+
+impl std::fmt::Debug for TableEncoder {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("TableEncoder").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+impl TableEncoder {
+    /// A file of these columns with `metadata` in its footer.
+    ///
+    /// # Errors
+    /// [`TableError::Row`] if Parquet has no type for a column.
+    pub fn new(file: &str, schema: SchemaRef, metadata: &[(&str, String)]) -> Result<Self, TableError> {
+        let writer = ArrowWriter::try_new(Vec::new(), schema.clone(), Some(properties(metadata)))
+            .map_err(|e| TableError::Row { file: file.to_owned(), reason: e.to_string() })?;
+        Ok(Self { file: file.to_owned(), schema, writer })
+    }
+
+    /// Appends rows.
+    ///
+    /// # Errors
+    /// [`TableError::Row`] if a row does not fit the schema.
+    pub fn write<T: Serialize>(&mut self, rows: &[T]) -> Result<(), TableError> {
+        let batch = to_batch(&self.schema, rows).map_err(|reason| self.row_error(reason))?;
+        self.write_batch(&batch)
+    }
+
+    fn write_batch(&mut self, batch: &RecordBatch) -> Result<(), TableError> {
+        self.writer.write(batch).map_err(|e| self.row_error(e))
+    }
+
+    /// The file.
+    ///
+    /// # Errors
+    /// [`TableError::Row`] if the last rows cannot be encoded.
+    pub fn finish(self) -> Result<Vec<u8>, TableError> {
+        let Self { file, writer, .. } = self;
+        writer.into_inner().map_err(|e| TableError::Row { file, reason: e.to_string() })
+    }
+
+    fn row_error(&self, reason: impl ToString) -> TableError {
+        TableError::Row { file: self.file.clone(), reason: reason.to_string() }
+    }
 }
 
 /// Rows as one record batch.
@@ -161,6 +215,7 @@ fn properties(metadata: &[(&str, String)]) -> WriterProperties {
         .set_column_statistics_enabled(embedding, EnabledStatistics::None)
         .set_column_bloom_filter_enabled(ColumnPath::from("entity_id"), true)
         .set_key_value_metadata(Some(pairs))
+        .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
         .build()
 }
 
@@ -204,18 +259,8 @@ fn decode_batches<T>(
     Ok(rows)
 }
 
-/// One value of a Parquet file's footer, if it is there.
-///
-/// # Errors
-/// [`TableError::Unreadable`] if the bytes are no Parquet file.
-pub fn footer(file: &str, bytes: &Bytes, key: &str) -> Result<Option<String>, TableError> {
-    let metadata = ParquetMetaDataReader::new()
-        .parse_and_finish(bytes)
-        .map_err(|e| TableError::Unreadable { file: file.to_owned(), reason: e.to_string() })?;
-    Ok(metadata_value(&metadata, key))
-}
-
-fn metadata_value(metadata: &ParquetMetaData, key: &str) -> Option<String> {
+/// One value of the footer, if it is there.
+pub(crate) fn metadata_value(metadata: &ParquetMetaData, key: &str) -> Option<String> {
     let pairs = metadata.file_metadata().key_value_metadata()?;
     pairs.iter().find(|p| p.key == key).and_then(|p| p.value.clone())
 }

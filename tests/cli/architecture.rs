@@ -15,6 +15,9 @@ fn code(path: &Path) -> String {
 }
 
 fn check_absent(path: &Path, words: &[&str]) {
+    if path.file_stem().is_some_and(|name| name == "tests") {
+        return;
+    }
     let code = code(path);
     for word in words {
         assert!(!code.contains(word), "{} mentions {word}", path.display());
@@ -24,16 +27,26 @@ fn check_absent(path: &Path, words: &[&str]) {
 #[test]
 fn decode_knows_no_tensor_file_clock_thread_or_async() {
     let absent = ["std::fs", "std::io", "std::time", "std::thread", "std::net", "async ", "serde", "candle"];
-    let mut folders = vec![root().join("decode/src")];
-    while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            match path.is_dir() {
-                true => folders.push(path),
-                false => check_absent(&path, &absent),
-            }
-        }
+    for path in sources(&root().join("decode/src")) {
+        check_absent(&path, &absent);
     }
+}
+
+#[test]
+fn the_cpu_engine_knows_no_file_format_or_tensor_library() {
+    let absent = ["std::fs", "std::io", "std::net", "async ", "serde", "candle", "mistralrs"];
+    sources(&root().join("cpu/src")).iter().for_each(|file| check_absent(file, &absent));
+}
+
+/// Outside of the CPU engine, two files map others into memory.
+#[test]
+fn unsafe_code_is_in_the_cpu_engine_and_where_files_are_mapped() {
+    let is_unsafe =
+        |file: &PathBuf| code(file).split(|c: char| !c.is_alphanumeric() && c != '_').any(|w| w == "unsafe");
+    let files = crates().into_iter().filter(|folder| !folder.ends_with("cpu")).flat_map(|f| sources(&f.join("src")));
+    let found: Vec<PathBuf> =
+        files.filter(is_unsafe).map(|file| file.strip_prefix(root()).unwrap().to_owned()).collect();
+    assert_eq!(found, ["store/src/map.rs", "engine/src/safetensors.rs"].map(PathBuf::from));
 }
 
 #[test]
@@ -50,11 +63,47 @@ fn dependencies_point_one_way() {
         ("store", &["schema"]),
         ("delta", &["schema", "store"]),
         ("model", &["schema"]),
+        ("cpu", &["decode"]),
+        ("engine", &["cpu", "decode", "model", "schema"]),
         ("pool-builder", &["decode", "model", "schema", "store"]),
         ("features", &["model", "schema", "store"]),
-        ("recommender", &[]),
+        ("recommender", &["schema", "store"]),
+        ("prepare", &["schema", "store"]),
+        ("report", &["pool-builder", "schema", "store"]),
         ("coordinator", &["delta", "model", "schema", "store"]),
-        ("worker", &["decode", "features", "model", "schema", "store"]),
+        ("worker", &["decode", "engine", "features", "model", "schema", "store"]),
+        (
+            "night",
+            &[
+                "coordinator",
+                "decode",
+                "delta",
+                "engine",
+                "features",
+                "model",
+                "pool-builder",
+                "recommender",
+                "schema",
+                "store",
+                "worker",
+            ],
+        ),
+        ("terminal", &["night"]),
+        (
+            "bench",
+            &[
+                "coordinator",
+                "decode",
+                "engine",
+                "model",
+                "night",
+                "pool-builder",
+                "schema",
+                "store",
+                "terminal",
+                "worker",
+            ],
+        ),
     ];
     for (name, allowed) in allowed {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();
@@ -64,6 +113,126 @@ fn dependencies_point_one_way() {
             assert!(allowed.contains(&dependency), "{name} depends on {dependency}");
         }
     }
+}
+
+#[test]
+fn the_contract_reads_and_writes_nothing() {
+    let absent = ["std::fs", "std::io", "std::net", "async fn", "tokio", "object_store", "arrow", "parquet"];
+    for path in sources(&root().join("schema/src")) {
+        check_absent(&path, &absent);
+    }
+}
+
+/// The Rust files below a folder.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        match path.is_dir() {
+            true => files.extend(sources(&path)),
+            false if path.extension().is_some_and(|extension| extension == "rs") => files.push(path),
+            false => {}
+        }
+    }
+    files.sort();
+    files
+}
+
+/// The folders of the workspace's crates, the root package last.
+fn crates() -> Vec<PathBuf> {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    let members = manifest.lines().skip_while(|line| !line.starts_with("members")).take_while(|line| !line.is_empty());
+    let members = members.take_while(|line| !line.starts_with("resolver")).collect::<String>();
+    let names = members.split('"').skip(1).step_by(2);
+    names.map(|name| root().join(name)).chain([root()]).collect()
+}
+
+/// The module of a file of a crate, such as `movielens::items`.
+fn module(source: &Path, file: &Path) -> Vec<String> {
+    let path = file.strip_prefix(source).unwrap().with_extension("");
+    let mut names: Vec<String> = path.iter().map(|name| name.to_string_lossy().into_owned()).collect();
+    if matches!(names.last().map(String::as_str), Some("mod" | "lib" | "main")) {
+        names.pop();
+    }
+    names
+}
+
+/// The modules that a file imports from its own crate, as far as `known` has them.
+fn imports(module: &[String], code: &str, known: &[Vec<String>]) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    let tokens: Vec<&str> = code.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').collect();
+    for token in tokens {
+        let mut path: Vec<String> = token.split("::").map(str::to_owned).collect();
+        let base = match path.first().map(String::as_str) {
+            Some("crate") => Vec::new(),
+            Some("super") => module[..module.len().saturating_sub(1)].to_vec(),
+            _ => continue,
+        };
+        path.splice(..1, base);
+        while !path.is_empty() && !known.contains(&path) {
+            path.pop();
+        }
+        found.push(path);
+    }
+    found
+}
+
+/// A module and those below it may know each other: the parent is the room, its children the furniture.
+fn related(a: &[String], b: &[String]) -> bool {
+    a.starts_with(b) || b.starts_with(a)
+}
+
+#[test]
+fn imports_do_not_run_in_circles() {
+    for folder in crates() {
+        let source = folder.join("src");
+        let files = sources(&source);
+        let known: Vec<Vec<String>> = files.iter().map(|file| module(&source, file)).collect();
+        let edges: Vec<Vec<usize>> = (files.iter().zip(&known))
+            .map(|(file, name)| {
+                let imported = imports(name, &code(file), &known);
+                let others = imported.iter().filter(|other| !related(name, other));
+                others.filter_map(|other| known.iter().position(|module| module == other)).collect()
+            })
+            .collect();
+        for start in 0..files.len() {
+            let (mut reached, mut open) = (vec![false; files.len()], edges[start].clone());
+            while let Some(next) = open.pop() {
+                assert!(next != start, "{}: its imports lead back to it", files[start].display());
+                if !std::mem::replace(&mut reached[next], true) {
+                    open.extend(&edges[next]);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn files_and_lines_stay_short() {
+    let mut all = Vec::new();
+    for folder in crates() {
+        for part in ["src", "tests", "benches"].map(|part| folder.join(part)) {
+            if part.is_dir() {
+                all.extend(sources(&part));
+            }
+        }
+    }
+    let mut lengths = Vec::new();
+    for file in &all {
+        let text = fs::read_to_string(file).unwrap();
+        lengths.push(text.lines().count());
+        assert!(text.lines().count() <= 700, "{} has over 700 lines", file.display());
+        // Rows of tables and templates that tests read stay on one line each.
+        let is_data = |line: &str| ["r#\"", "{\"", "{%"].iter().any(|start| line.trim_start().starts_with(start));
+        for (line, number) in text.lines().zip(1..).filter(|(line, _)| !is_data(line)) {
+            assert!(line.chars().count() <= 120, "{}:{number} has over 120 characters", file.display());
+        }
+    }
+    lengths.sort_unstable();
+    assert!(lengths[lengths.len() / 2] <= 250, "the median file has {} lines", lengths[lengths.len() / 2]);
+    let command: usize =
+        sources(&root().join("src")).iter().map(|f| fs::read_to_string(f).unwrap().lines().count()).sum();
+    assert!(command <= 5_000, "the command has {command} lines: it parses, calls and prints");
 }
 
 #[test]

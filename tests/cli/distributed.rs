@@ -106,17 +106,14 @@ impl Cluster {
         let expected = without_run(texts(&embedded));
         let (nats, tonight) = (Nats::start(server), Workspace::new());
         let config = fs::read_to_string(tonight.path("laser.toml")).unwrap();
-        let demo = config.find("[demo]").unwrap()..config.find("[output]").unwrap();
-        let root = embedded.path("").display().to_string();
-        let inputs = format!(
-            "[[input]]\npath = \"{root}/data/tonight/users.parquet\"\n[[input]]\npath = \
-             \"{root}/data/tonight/items.parquet\"\n[[previous]]\npath = \"{root}/out\"\n"
-        );
+        let demo = config.find("[demo]").unwrap()..config.find("[[input]]").unwrap();
+        let own = config.find("[[previous]]").unwrap()..config.find("[output]").unwrap();
+        let previous = format!("[[previous]]\npath = \"{}/out\"\n", embedded.path("").display());
         let queue = format!(
             "[queue]\nurl = \"nats://127.0.0.1:{}\"\nlease_seconds = 3\nretry_seconds = 0\nattempts = 9\n",
             nats.port
         );
-        let config = config.replace(&config[demo], &inputs) + &queue;
+        let config = config.replace(&config[own], &previous).replace(&config[demo], "") + &queue;
         fs::write(tonight.path("laser.toml"), config).unwrap();
         Self {
             nats,

@@ -1,6 +1,7 @@
 //! Pages that list what is in the code list just that.
 
 use std::fs;
+use std::process::Command;
 
 use arrow::datatypes::{DataType, FieldRef, Schema, TimeUnit};
 use laser_schema::EmbeddingLayout;
@@ -64,4 +65,16 @@ fn output_md_lists_the_columns_that_are_written() {
         assert_eq!(listed(&page, "Embeddings"), embedded(&embeddings));
         assert_eq!(listed(&page, "Knowledge ids"), columns(&ids_schema(id)));
     }
+}
+
+/// The page is of x86_64, and elsewhere other crates are downloaded.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn third_party_md_lists_the_crates_that_are_built() {
+    let made = Command::new("python3").arg("tests/third_party.py").output().unwrap();
+    let (page, error) = (String::from_utf8(made.stdout).unwrap(), String::from_utf8_lossy(&made.stderr));
+    assert!(made.status.success(), "{error}");
+    assert!(page.contains("| tokio | "), "{page}");
+    let committed = fs::read_to_string("THIRD_PARTY.md").unwrap();
+    assert!(page == committed, "run: python3 tests/third_party.py > THIRD_PARTY.md");
 }

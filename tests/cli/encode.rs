@@ -101,7 +101,7 @@ fn a_night_with_an_encoder_has_the_embeddings_that_encode_makes_of_its_texts() {
     assert_eq!(list.to_string(), "FixedSizeList(8 x non-null Float32)");
     for path in manifests(&with.path("out/profiles")) {
         let manifest: Manifest = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-        let embedding = manifest.embedding.unwrap();
+        let embedding = manifest.details.embedding.as_ref().unwrap();
         assert_eq!(embedding.encoder_digest, embedding.spec.encoder.digest());
         // A token a letter: no text fits into 32.
         assert_eq!(embedding.truncated, manifest.rows);

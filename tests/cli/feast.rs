@@ -1,4 +1,4 @@
-//! The output in a real Feast, in deltalake, DuckDB, pandas and Polars, by the very files that docs/output.md points to.
+//! The output in a real Feast, in deltalake, DuckDB, pandas and Polars, read by the very files that docs/output.md names.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -94,7 +94,7 @@ fn assert_all_strict(workspace: &Workspace) {
         assert_eq!(record.text, plain[&(kind, record.entity_id.to_string())]);
     }
     for manifest in manifests(workspace, "2026-01-02") {
-        let report = manifest.guards.unwrap();
+        let report = manifest.details.guards.clone().unwrap();
         assert!(report.pools.values().all(|verdict| verdict.strict), "{report:?}");
     }
 }
@@ -120,7 +120,7 @@ fn a_warning_is_told_and_changes_nothing() {
     };
     assert_eq!(texts(&guarded), texts(&free));
     for manifest in manifests(&guarded, "2026-01-02") {
-        let report = manifest.guards.unwrap();
+        let report = manifest.details.guards.clone().unwrap();
         assert_eq!(report.breaches().count(), manifest.figures.len());
         assert!(report.pools.values().all(|verdict| !verdict.strict));
     }

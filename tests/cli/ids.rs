@@ -121,7 +121,7 @@ fn ids_are_published_kept_from_night_to_night_and_not_made_twice() {
     let churn = manifest.churn.clone().unwrap();
     assert_eq!((churn.looked_at, churn.common, churn.changed), (200, 195, 10));
     assert_eq!(churn.changed_by_place, [10]);
-    assert_eq!(manifest.codebook.info.parent, Some(first.manifest().codebook.digest));
+    assert_eq!(manifest.codebook.info.parent, Some(first.manifest().codebook.digest.clone()));
     assert_eq!(manifest.rows, 202);
     assert_complete(&night(3), &source);
     let verified = workspace.verify();

@@ -188,7 +188,12 @@ fn knowledge_from_after_the_split_is_refused() {
     let users = fs::read_to_string(data.path("users.jsonl")).unwrap();
     data.write("users.jsonl", &format!("{users}{late}\n"));
     let ctr = ["eval", "ctr", "laser.toml"];
-    data.refuses(&ctr, &[], "users.jsonl, row 25: the history of user 7 has an interaction at 1400, but training ends at 1384: \"texts\" knows what it is tested on");
+    data.refuses(
+        &ctr,
+        &[],
+        "users.jsonl, row 25: the history of user 7 has an interaction at 1400, but training ends \
+         at 1384: \"texts\" knows what it is tested on",
+    );
     // By user, 7's own training ends at 1000 + 16 · 24 + 7.
     data.refuses(&ctr, &["eval.split_by=user"], "at 1400, but training ends at 1391");
     let untimed = json!({"id": 7, "history": [{"title": "A"}]});
@@ -226,4 +231,76 @@ fn bad_interactions_and_configurations_are_refused_by_name() {
     data.refuses(&ctr, &[], "interactions.csv, row 1: column \"rating\" holds \"NaN\"");
     data.write("laser.toml", "");
     data.refuses(&ctr, &[], "[interactions] path: not set");
+}
+
+/// Attributes of items, and the settings of a split by item.
+const COLD: &str = r#"
+[eval.attributes]
+entities = [{ path = "DIR/attributes.jsonl", kind = "item" }]
+names = ["genre", "colour"]
+[[eval.knowledge]]
+name = "texts"
+item_embeddings = { table = "DIR/items.jsonl" }
+item_ids = { table = "DIR/ids.jsonl" }
+"#;
+
+const BY_ITEM: [&str; 3] = ["eval.split_by=item", "eval.item_share=0.3", "eval.training.content_in_history=true"];
+
+impl Data {
+    fn write_attributes(&self) {
+        let row =
+            |item: u32| json!({"id": item, "genre": [(item % 2).to_string(), "any"], "colour": item % 3}).to_string();
+        self.write("attributes.jsonl", &(0..ITEMS).map(row).collect::<Vec<_>>().join("\n"));
+    }
+}
+
+#[test]
+fn new_items_are_judged_apart_and_need_no_timestamps() {
+    let data = Data::new();
+    data.write_knowledge();
+    data.write_attributes();
+    data.configure(COLD);
+    let csv = fs::read_to_string(data.path("interactions.csv")).unwrap();
+    let untimed = csv.lines().map(|line| line.rsplit_once(',').unwrap().0.to_owned() + "\n");
+    data.write("interactions.csv", &untimed.collect::<String>());
+    let output = data.laser(&["eval", "ctr", "laser.toml", "--json"], &BY_ITEM);
+    assert_exit(&output, 0);
+    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let rows = report["results"].as_array().unwrap();
+    let names: Vec<&str> = rows[..5].iter().map(|row| row["variant"].as_str().unwrap()).collect();
+    let expected = ["no knowledge", "attributes", "texts, embedding", "texts, ids", "attributes and texts, embedding"];
+    assert_eq!(names, expected);
+    let groups = rows[2]["groups"].as_array().unwrap();
+    let names: Vec<&str> = groups.iter().map(|group| group["group"].as_str().unwrap()).collect();
+    assert_eq!(names, ["cold (0)", "warm", "1-5", "6-20", "more"]);
+    assert!(groups[0]["impressions"].as_f64().unwrap() > 50.0, "{groups:?}");
+    assert!(groups[0]["gain_over_attributes"]["verdict"].is_string(), "{groups:?}");
+    assert!(rows[1]["groups"][0]["gain_over_attributes"].is_null());
+    assert!(report["ends"].is_null());
+    assert!(report["parts"][2]["items_trained"].as_f64().unwrap() < 0.9);
+    let text = data.laser(&["eval", "ctr", "laser.toml"], &BY_ITEM);
+    assert!(stdout(&text).contains("AUC cold (0)") && stdout(&text).contains("over attributes"), "{}", stdout(&text));
+}
+
+#[test]
+fn a_split_by_item_refuses_what_knows_the_held_out_items() {
+    let data = Data::new();
+    data.write_knowledge();
+    data.write_attributes();
+    let ctr = ["eval", "ctr", "laser.toml"];
+    data.configure(KNOWLEDGE);
+    data.refuses(&ctr, &BY_ITEM, "texts of users tell about the items that split_by = \"item\" holds out");
+    data.configure(&KNOWLEDGE.replace("user_ids", "# "));
+    data.refuses(&ctr, &BY_ITEM, "users.jsonl, row 1: user 0 has a history");
+    data.configure(COLD);
+    data.refuses(&ctr, &[BY_ITEM[0], "eval.train_until=1200"], "expected a share such as 0.8");
+    data.refuses(&ctr, &[BY_ITEM[0], "eval.item_share=0.7"], "[eval] item_share = 0.7");
+    data.refuses(&ctr, &["eval.attributes.names=[\"genre\", \"size\"]"], "share a value of \"size\"");
+}
+
+#[test]
+fn the_configuration_for_new_items_is_valid_but_for_its_data() {
+    let data = Data::new();
+    let config = std::path::absolute("configs/bench/eval-cold-items.toml").unwrap();
+    data.refuses(&["eval", "ctr", config.to_str().unwrap()], &[], "data/interactions.parquet: no such file");
 }

@@ -18,6 +18,7 @@ mod ids;
 mod learning;
 mod night;
 mod outages;
+mod production;
 mod proxy;
 mod report;
 mod s3;
@@ -44,14 +45,20 @@ impl Workspace {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path().display();
         let model = fixture();
+        let tables = std::path::absolute("fixtures/demo/small").unwrap();
+        let tables = tables.display();
         let config = format!(
             r#"
 [model]
 path = "{}"
 [demo]
-data = "{root}/data"
-users = 24
-items = 20
+last_night = ["{tables}/last-night/users.parquet", "{tables}/last-night/items.parquet"]
+[[input]]
+path = "{tables}/tonight/users.parquet"
+[[input]]
+path = "{tables}/tonight/items.parquet"
+[[previous]]
+path = "latest"
 [output]
 path = "{root}/out"
 [prompt]

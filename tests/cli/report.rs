@@ -250,7 +250,8 @@ fn markup_in_ids_texts_and_errors_is_text() {
     fs::write(workspace.path("users.jsonl"), rows).unwrap();
     fs::write(
         workspace.path("echo.j2"),
-        "{% if attributes.about is defined %}{{ attributes.about }}{% endif %}{% for film in history %}{{ film.title }}, {% endfor %}",
+        "{% if attributes.about is defined %}{{ attributes.about }}{% endif %}{% for film in history %}{{ film.title \
+         }}, {% endfor %}",
     )
     .unwrap();
     let config = format!(
@@ -308,7 +309,7 @@ fn what_is_no_published_night_is_refused_with_what_to_do() {
     let (folder, mut manifest) = manifests(&workspace).remove(0);
     manifest["version"] = 7.into();
     fs::write(folder.join("_manifest.json"), manifest.to_string()).unwrap();
-    check(&folder, "_manifest.json: schema version 7, this Laser reads 1");
+    check(&folder, "_manifest.json: schema version 7, this Laser reads 2");
     check(&workspace.path("out"), "_manifest.json: schema version 7");
     fs::write(folder.join("_manifest.json"), "{}").unwrap();
     check(&folder, "_manifest.json: not a manifest of Laser's");

@@ -392,9 +392,14 @@ class Image(unittest.TestCase):
     def test_dockerfile_is_clean(self):
         run("hadolint", "--no-color", DEPLOY / "Dockerfile")
 
+    def test_it_has_every_engine_and_the_notices(self):
+        dockerfile = read("deploy/Dockerfile")
+        for part in ['--features "mistralrs', "COPY LICENSE NOTICE THIRD_PARTY.md", "licences.tar.gz"]:
+            self.assertIn(part, dockerfile)
+
     def test_the_build_finds_what_it_copies(self):
         ignore = read(".dockerignore").split("\n")
-        for name in ["Cargo.toml", "Cargo.lock", "src", "configs"]:
+        for name in ["Cargo.toml", "Cargo.lock", "LICENSE", "NOTICE", "THIRD_PARTY.md", "src", "configs"]:
             self.assertIn(f"!{name}", ignore)
         members = tomllib.loads(read("Cargo.toml"))["workspace"]["members"]
         for member in members:

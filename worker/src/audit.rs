@@ -1,4 +1,4 @@
-//! The audit: the same rows plainly and with speculation, in turns, on the engine that does the work.
+//! The audit: the same rows decoded plainly and with speculation, interleaved on the engine that does the work.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -11,11 +11,11 @@ use laser_schema::knowledge::Figures;
 
 use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator};
 
-/// Generates every request both ways, a batch at a time, taking turns so that a drift of the machine's
-/// speed hits both alike. Rows that fail either way are left out. `figures` are those of a text with speculation.
+/// Generates every request both ways, one batch at a time and interleaved, so that a drift of the machine's speed
+/// affects both alike. Rows that fail either way are left out. `figures` are those of the speculative texts.
 ///
 /// # Errors
-/// The engine's, when it is given up.
+/// The engine's, if it is given up.
 pub(crate) fn audit(
     generator: &mut impl TextGenerator,
     requests: &[(&ShardRow, Request)],
@@ -79,7 +79,7 @@ fn pieces(text: &Generated, tokenizer: &Tokenizer) -> Result<Vec<Piece>, ModelEr
     for run in text.origins.chunk_by(|a, b| a == b) {
         end += run.len();
         let so_far = tokenizer.decode(&text.tokens[..end])?;
-        // A character whose last byte is in the next token is shown as a replacement until then.
+        // Until the next token arrives, a character whose last byte is in it shows as a replacement.
         let so_far = so_far.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
         let upto = text.text.floor_char_boundary(so_far);
         if upto > at {

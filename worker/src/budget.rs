@@ -1,83 +1,83 @@
-//! The draft budget: how many drafted nodes a step is worth, over the whole batch.
+//! The draft budget: the number of drafted nodes that pay in a step, over the whole batch.
 //!
-//! A node earns its probability of being accepted, in tokens, and costs what it adds to the forward. Nodes of all
-//! sequences are ranked by probability, and of every prefix of that ranking tokens and seconds are known from the
-//! [cost](StepCost) of a forward. Of these the one with the most `tokens - rate · seconds` is taken, where `rate` is
-//! tokens a second over the last steps: a token that is not drafted now costs that time later. (This is Dinkelbach's
-//! way to the largest ratio of sums. The best ratio of each step alone drafts too much beside a prompt, whose time is
-//! spent anyway, and too little where a text is easy: on two cores it lost up to 8 %.) Where nothing can be predicted
-//! nothing is drafted, and speculation loses to plain decoding by no more than the drafting itself, which is made small
-//! as well: see [`Reach`].
+//! A node gains its probability of acceptance, in tokens, and costs what it adds to the forward. The nodes of all
+//! sequences are ranked by probability, and tokens and seconds of every prefix of that ranking follow from the
+//! [cost](StepCost) of a forward. The chosen prefix maximises `tokens - rate · seconds`, where `rate` is tokens per
+//! second over the last steps: a token that is not drafted now costs that time later. (This is Dinkelbach's method for
+//! the largest ratio of sums. Maximising each step's own ratio drafts too much beside a prompt, whose time is spent
+//! anyway, and too little where a text is easy: on two cores it lost up to 8 %.) Where nothing can be predicted nothing
+//! is drafted, and speculation loses to plain decoding only the time of drafting, which is kept small too: see
+//! [`Reach`].
 //!
-//! Drafters estimate probabilities under strict acceptance of typical texts. A calibration for each pool bends them
-//! to what becomes of drafts there.
+//! Drafters estimate probabilities under strict acceptance of typical texts. A calibration per pool corrects them by
+//! the outcome of drafts there.
 
 use std::collections::HashMap;
 
 use crate::calibration::Calibration;
 use crate::cost::{PlannedStep, StepCost, StepLoad};
 
-/// Share of a step that drafts of no use may take.
+/// Share of a step's time that useless drafts may take.
 const USELESS: f64 = 0.01;
 
-/// A pool pays if its drafts gain so many times what they take: nodes are kept for their high estimates, which are too
-/// high for that.
+/// A pool pays if its drafts gain this many times what they cost. Nodes are kept for their high estimates, which are
+/// biased upwards by that.
 const PAYS: f64 = 3.0;
 
-/// Share of a step that the drafts of a pool that pays may take whatever is kept of them.
+/// Share of a step's time that the drafts of a paying pool may take, however many nodes are kept.
 const AFFORDED: f64 = 0.03;
 
-/// Steps between two drafts of a sequence whose drafts are of no use, at most.
+/// Most steps between two drafts of a sequence whose drafts are useless.
 const WAIT_MAX: u32 = 15;
 
-/// Nodes of a draft, at least.
+/// Fewest nodes of a draft.
 const REACH_MIN: usize = 4;
 
-/// Steps are forgotten by this share a step when the rate is taken: about the last fifty count.
+/// Decay per step of the averages behind the rate: about the last fifty steps count.
 const RATE_DECAY: f64 = 0.98;
 
-/// How fast the time of a draft and of a step is followed, and what drafts gain.
+/// Learning rate of the averages of draft time, step time, and the gain of drafts.
 const TIME_RATE: f64 = 0.05;
 
-/// What a sequence brings to a step.
+/// A sequence's contribution to a step.
 #[derive(Debug, Clone, Copy)]
 pub struct Drafted<'a> {
-    /// The pool that it drafts from; empty without one.
+    /// The pool that the sequence drafts from; empty without one.
     pub pool: &'a str,
-    /// Tokens that it has cached.
+    /// Number of tokens that it has cached.
     pub cached: usize,
-    /// Estimated probabilities of its nodes, falling.
+    /// Estimated probabilities of its nodes, in descending order.
     pub probabilities: &'a [f32],
 }
 
-/// The draft budget of a generator: what forwards cost, and what the drafts of each pool were worth so far.
+/// The draft budget of a generator: the cost of forwards, and the worth of each pool's drafts so far.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Budget {
     cost: StepCost,
-    /// By name; a pool that is new begins with the calibration of all.
+    /// The worth of pools by name; a new pool starts with the calibration of all.
     pools: HashMap<String, PoolWorth>,
     all: Calibration,
-    /// The load of the step that was allotted last.
+    /// The load of the last allotted step.
     allotted: StepLoad,
     /// Expected tokens and seconds of the last steps without prompts, by number of sequences.
     rates: Vec<(f64, f64)>,
-    /// Mean seconds of a draft and of one of its nodes, and seconds and expected tokens of a step.
+    /// Mean seconds of a draft and of one of its nodes, and mean seconds and expected tokens of a step.
     draft_seconds: f64,
     node_seconds: f64,
     step_seconds: f64,
     step_tokens: f64,
 }
 
-/// What a pool's drafts are worth.
+/// The worth of a pool's drafts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct PoolWorth {
     calibration: Calibration,
-    /// Tokens that a draft of late gains, beyond those that the time of its kept nodes would give; at first none.
+    /// Tokens that a recent draft gains, beyond those that the time of its kept nodes would give; initially none.
     gain: f64,
 }
 
 impl Budget {
-    /// A budget that has seen no step yet.
+    /// Creates a budget that has seen no step yet.
     pub fn new(cost: StepCost) -> Self {
         Self {
             cost,
@@ -92,12 +92,12 @@ impl Budget {
         }
     }
 
-    /// What forwards cost, as far as is known now.
+    /// Returns the current estimate of the cost of forwards.
     pub fn cost(&self) -> &StepCost {
         &self.cost
     }
 
-    /// How many of its nodes to keep of each sequence, in a step of `known` load besides that emits `certain` tokens in
+    /// Returns how many nodes to keep per sequence, in a step with `known` load besides that emits `certain` tokens in
     /// any case.
     pub fn allot(&mut self, (known, certain): (StepLoad, usize), sequences: &[Drafted<'_>]) -> Vec<usize> {
         let calibrations: Vec<Calibration> = sequences.iter().map(|s| self.calibration(s.pool)).collect();
@@ -126,13 +126,14 @@ impl Budget {
         kept
     }
 
-    /// Tokens that the time of one of the step's nodes would give.
+    /// Returns the tokens that the time of one of the step's nodes would give.
     fn price(&self, known: StepLoad, step: &PlannedStep) -> f64 {
         let added = step.seconds - self.cost.seconds(known);
         step.tokens / step.seconds * added / step.nodes.max(1) as f64
     }
 
-    /// The step of most worth at the rate of late; of most tokens a second where none is known for so many sequences.
+    /// Returns the step of highest worth at the recent rate, or with the most tokens per second if no rate is known for
+    /// this number of sequences.
     fn best_step(
         &mut self,
         (known, certain): (StepLoad, usize),
@@ -154,14 +155,14 @@ impl Budget {
         best
     }
 
-    /// Takes over how long the forward of the allotted step took.
+    /// Learns from the duration of the allotted step's forward.
     pub fn learn(&mut self, seconds: f64) {
         self.cost.learn(std::mem::take(&mut self.allotted), seconds);
         follow(&mut self.step_seconds, seconds);
     }
 
-    /// Takes over what became of the nodes of a draft from a pool: each one's estimated probability, and whether it was
-    /// part of the text.
+    /// Learns from the outcome of a pool's draft: the estimated probability of each node, and whether it was part of
+    /// the text.
     pub fn judge(&mut self, pool: &str, nodes: &[(f32, bool)]) {
         if nodes.is_empty() {
             return;
@@ -184,15 +185,15 @@ impl Budget {
         self.pools.get(pool).map_or(self.all, |p| p.calibration)
     }
 
-    /// Takes over how long a draft of so many nodes took.
+    /// Learns from the duration of a draft of this many nodes.
     pub fn drafted(&mut self, seconds: f64, nodes: usize) {
         follow(&mut self.draft_seconds, seconds);
         follow(&mut self.node_seconds, seconds / nodes.max(1) as f64);
     }
 
-    /// What each of `sequences` sequences may spend on drafts from a pool. Where the pool pays they may take a fixed
-    /// share of the step, whatever is kept; else there are so few of no use that these take no more than a hundredth of
-    /// the time.
+    /// Returns what each of `sequences` sequences may spend on drafts from a pool. If the pool pays they may take a
+    /// fixed share of the step, however much is kept. Otherwise useless drafts are so rare that they take no more than
+    /// a hundredth of the time.
     pub fn terms(&self, pool: &str, sequences: usize) -> Terms {
         let taken = self.draft_seconds * self.step_tokens / self.step_seconds;
         let gain = self.pools.get(pool).map_or(0.0, |pool| pool.gain);
@@ -208,12 +209,12 @@ impl Budget {
     }
 }
 
-/// What a sequence may spend on drafts.
+/// The limits on a sequence's drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// Steps to wait after a draft of no use, at most.
+    /// Most steps to wait after a useless draft.
     patience: u32,
-    /// Nodes of the next draft, at least.
+    /// Fewest nodes of the next draft.
     reach: usize,
 }
 
@@ -221,19 +222,19 @@ fn follow(mean: &mut f64, value: f64) {
     *mean += (value - *mean) * if *mean == 0.0 { 1.0 } else { TIME_RATE };
 }
 
-/// How far a sequence drafts, and when: about twice as many nodes as were kept the last time, but no fewer than its
-/// terms allow, and after a draft of no use not at every step.
+/// How far and when a sequence drafts: about twice as many nodes as were kept last time, at least as many as its terms
+/// allow, and not at every step after a useless draft.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Reach {
-    /// Nodes; none before the first draft.
+    /// Number of nodes; none before the first draft.
     nodes: Option<usize>,
-    /// Steps to wait, and how many it was the last time.
+    /// Steps left to wait, and the length of the last wait.
     wait: u32,
     waited: u32,
 }
 
 impl Reach {
-    /// Nodes to draft in this step, of at most `nodes`.
+    /// Returns the number of nodes to draft in this step, at most `nodes`.
     pub fn next(&mut self, nodes: usize) -> usize {
         if self.wait > 0 {
             self.wait -= 1;
@@ -242,7 +243,7 @@ impl Reach {
         self.nodes.unwrap_or(nodes).min(nodes)
     }
 
-    /// Takes over how many nodes of a draft were kept.
+    /// Learns from the number of kept nodes of a draft.
     pub fn learn(&mut self, kept: usize, terms: Terms) {
         self.nodes = Some((2 * kept).max(terms.reach));
         self.waited = match kept {

@@ -1,9 +1,9 @@
-//! What drafters' estimates are worth: online calibration by what the texts turned out to be.
+//! Online calibration of drafters' estimates by the actual texts.
 
 use laser_decode::{DraftTree, ROOT_PARENT};
 
-/// Bends estimated probabilities to what happens: σ(offset + slope · logit(p)) (Platt scaling), by stochastic gradient
-/// on the log loss of every judged node.
+/// Maps estimated probabilities to observed frequencies: σ(offset + slope · logit(p)) (Platt scaling), by stochastic
+/// gradient descent on the log loss of every judged node.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Calibration {
     offset: f32,
@@ -17,18 +17,18 @@ impl Default for Calibration {
 }
 
 impl Calibration {
-    /// A judged draft has some 30 nodes, so that a gross misestimate is mended within some ten drafts.
+    /// A judged draft has some 30 nodes, so a gross misestimate is corrected within about ten drafts.
     const OFFSET_RATE: f32 = 0.005;
 
-    /// Smaller by the mean square of a logit, about ten.
+    /// Smaller than the offset's rate by the mean square of a logit, about ten.
     const SLOPE_RATE: f32 = 0.0005;
 
-    /// The calibrated probability; it rises with the estimate.
+    /// Returns the calibrated probability, which rises with the estimate.
     pub(crate) fn apply(&self, probability: f32) -> f32 {
         sigmoid(self.offset + self.slope * logit(probability))
     }
 
-    /// Learns that a node with this estimate was part of the text or not.
+    /// Learns whether a node with this estimate was part of the text.
     pub(crate) fn learn(&mut self, probability: f32, happened: bool) {
         let error = f32::from(u8::from(happened)) - self.apply(probability);
         self.offset = (self.offset + Self::OFFSET_RATE * error).clamp(-6.0, 6.0);
@@ -37,7 +37,7 @@ impl Calibration {
     }
 }
 
-/// Of estimates too certain to be meant it is that of the nearest that may be.
+/// Returns the logit. An estimate that is too certain counts as the nearest one allowed.
 fn logit(probability: f32) -> f32 {
     let p = probability.clamp(1e-4, 1.0 - 1e-4);
     (p / (1.0 - p)).ln()
@@ -47,24 +47,24 @@ fn sigmoid(x: f32) -> f32 {
     1.0 / (1.0 + (-x).exp())
 }
 
-/// A draft of a sequence, kept until its text has gone on so far that of each node it is known whether it was right.
+/// A draft of a sequence, kept until its text is long enough to know of each node whether it was right.
 ///
-/// All that was drafted is judged, also what the budget cut: were only kept nodes judged, a pool that promises too
-/// little would be believed for ever, since its best nodes do keep their promise (from batch 16 on it cost up to 30 %
-/// of the speed). One draft at a time is enough. A node that would have been accepted, though the text went on
-/// otherwise, was right; what would have become of those below it is not known.
+/// The whole draft is judged, including the nodes that the budget cut. If only kept nodes were judged, a pool that
+/// promises too little would be believed for ever, because its best nodes do keep their promise (from batch 16 on this
+/// cost up to 30 % of the speed). One draft at a time is enough. A node that would have been accepted was right, even
+/// if the text continued otherwise; the outcome of the nodes below it is unknown.
 #[derive(Debug, Default)]
 pub(crate) struct Hindsight {
     tree: DraftTree,
-    /// Tokens of the text when it was drafted.
+    /// Length of the text in tokens when it was drafted.
     from: usize,
-    /// Tokens of the text when all is known.
+    /// Length of the text in tokens when the outcome is known.
     until: usize,
-    /// What the target would have accepted since, by the token's place in the text.
+    /// The tokens that the target would have accepted since, with their positions in the text.
     accepted: Vec<(usize, u32)>,
 }
 
-/// What became of a node.
+/// The outcome of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
     InText,
@@ -74,7 +74,7 @@ enum Fate {
 }
 
 impl Hindsight {
-    /// Watches a draft that was made when the text had `length` tokens, unless an earlier one is being watched.
+    /// Watches a draft made when the text had `length` tokens, unless an earlier draft is being watched.
     pub(crate) fn watch(&mut self, tree: &DraftTree, length: usize) {
         let depth = tree.depths().iter().max().copied().unwrap_or_default();
         if self.until == 0 && depth > 0 {
@@ -85,14 +85,14 @@ impl Hindsight {
         }
     }
 
-    /// Takes over which tokens the target would have accepted at a place of the text.
+    /// Records the tokens that the target would have accepted at a position of the text.
     pub(crate) fn accepted(&mut self, place: usize, tokens: impl Iterator<Item = u32>) {
         if (self.from..self.until).contains(&place) {
             self.accepted.extend(tokens.map(|token| (place, token)));
         }
     }
 
-    /// The nodes of the watched draft with what became of them, once the text is long enough or has ended.
+    /// Returns the nodes of the watched draft with their outcomes, once the text is long enough or has ended.
     pub(crate) fn judge(&mut self, text: &[u32], ended: bool) -> Vec<(f32, bool)> {
         if self.until == 0 || (text.len() < self.until && !ended) {
             return Vec::new();
@@ -109,7 +109,7 @@ impl Hindsight {
             .collect()
     }
 
-    /// What became of a node, given that of the nodes before it.
+    /// Returns the outcome of a node, given those of the nodes before it.
     fn fate(&self, node: usize, before: &[Fate], text: &[u32]) -> Fate {
         let parent = self.tree.parents()[node];
         if parent == ROOT_PARENT {

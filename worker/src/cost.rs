@@ -1,71 +1,71 @@
-//! What a forward costs: measured when the model is loaded, refined by every step.
+//! The cost of a forward: measured when the model is loaded and refined by every step.
 //!
-//! `seconds(tokens, pairs) = curve(tokens) + pairs · pair_seconds`, where the curve is interpolated between measured
-//! numbers of tokens and a *pair* is a token and a cached one that it attends to: weights are read once for all tokens,
-//! keys and values for each sequence.
+//! `seconds(tokens, pairs) = curve(tokens) + pairs · pair_seconds`. The curve is interpolated between measured numbers
+//! of tokens. A *pair* is a token and a cached token that it attends to. Weights are read once for all tokens, keys and
+//! values once per sequence.
 //!
-//! While running, a machine gets slower and faster as a whole, which changes no decision, and its curve may bend, which
-//! does. The two are told apart: a fast mean of measured against expected time follows the machine, and only what a
-//! step differs from that mean moves its part of the curve, slowly.
+//! While running, a machine can become slower or faster as a whole, which changes no decision, or its curve can bend,
+//! which does. A fast average of measured over expected time tracks the overall speed; the residuals per size adjust
+//! the curve, slowly.
 
 use std::time::Instant;
 
-use crate::engine::{Engine, EngineError, Segment, Slot};
+use laser_engine::{Engine, EngineError, Segment, Slot};
 
-/// Cached tokens of each sequence while the curve is measured.
+/// Cached tokens per sequence while the curve is measured.
 const CONTEXT: usize = 64;
 
-/// Cached tokens of the one sequence with which attention is measured, at most.
+/// Most cached tokens of the single sequence with which attention is measured.
 const LONG_CONTEXT: usize = 1024;
 
 /// Tokens of the forwards that attention is measured with.
 const ATTENTION_TOKENS: usize = 16;
 
-/// The sizes that are measured: powers of two, between them one more, and of those up to which kernels work on whole
-/// tiles of rows the one behind, which may cost a tile more: nine tokens of a small model took 1.1 to 1.3 times as long
-/// as eight.
+/// The measured sizes: powers of two and one size between each. Up to the size where kernels work on whole tiles of
+/// rows, also the next larger size, which may cost one tile more: nine tokens of a small model took 1.1 to 1.3 times as
+/// long as eight.
 const SIZES: [usize; 27] =
     [1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384, 512, 768, 1024, 1536];
 
-/// Forwards longer than this are the last: from there on time is in proportion to tokens.
+/// A forward longer than this is the last: beyond it, time is proportional to tokens.
 const LONGEST_SECONDS: f64 = 0.5;
 
-/// Each size is measured so often, in turns; the least counts, since the first forward of a size also allocates.
+/// Measurements per size, interleaved. The least counts, because the first forward of a size also allocates.
 const ROUNDS: usize = 4;
 
-/// How fast the machine's speed is followed: about ten steps.
+/// Rate at which the machine's speed is tracked: about ten steps.
 const DRIFT_RATE: f64 = 0.1;
 
-/// How fast the curve is: a point has moved by half of what it is off after some seventy steps at its size.
+/// Rate at which the curve adapts: after about seventy steps at its size a point has moved half of its error.
 const CURVE_RATE: f64 = 0.01;
 
-/// A step that took more or less than this factor of what was expected counts as if it were this: something else
-/// happened.
+/// A step that took more or less than this factor of the expected time counts as if it took exactly the factor:
+/// something else happened.
 const OUTLIER: f64 = 2.0;
 
-/// What a step computes.
+/// The work of a step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StepLoad {
-    /// Tokens of all sequences.
+    /// Number of tokens of all sequences.
     pub tokens: usize,
-    /// For every token the cached ones that it attends to.
+    /// Number of pairs of a token and a cached token that it attends to.
     pub pairs: usize,
 }
 
 impl StepLoad {
-    /// With `tokens` more of a sequence that has `cached` tokens.
+    /// Adds `tokens` of a sequence that has `cached` tokens.
     #[must_use]
     pub fn with(self, tokens: usize, cached: usize) -> Self {
         Self { tokens: self.tokens + tokens, pairs: self.pairs + tokens * cached }
     }
 }
 
-/// A step that could be made.
+/// A possible step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PlannedStep {
-    /// Drafted nodes.
+    /// Number of drafted nodes.
     pub nodes: usize,
-    /// All that is computed.
+    /// The whole work.
     pub load: StepLoad,
     /// Expected tokens.
     pub tokens: f64,
@@ -76,16 +76,16 @@ pub struct PlannedStep {
 /// The cost of a forward.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepCost {
-    /// Tokens and seconds, both rising; never empty.
+    /// Tokens and seconds, both in ascending order; never empty.
     points: Vec<(f64, f64)>,
-    /// Seconds of a pair.
+    /// Seconds per pair.
     pair_seconds: f64,
-    /// Natural logarithm of measured against expected time, over the last steps; none before the first.
+    /// Natural logarithm of measured over expected time, over the last steps; none before the first.
     drift: Option<f64>,
 }
 
 impl StepCost {
-    /// A cost curve through `(tokens, seconds)`, made rising: no forward is cheaper than a smaller one.
+    /// Creates a cost curve through `(tokens, seconds)`, made monotonic: no forward is cheaper than a smaller one.
     ///
     /// # Panics
     /// If there is no point.
@@ -118,7 +118,7 @@ impl StepCost {
         measured
     }
 
-    /// Expected seconds of a forward; beyond the largest measured size in proportion to it.
+    /// Returns the expected seconds of a forward; beyond the largest measured size they are proportional to it.
     pub fn seconds(&self, load: StepLoad) -> f64 {
         let tokens = load.tokens as f64;
         let after = self.points.partition_point(|(t, _)| *t < tokens);
@@ -132,9 +132,9 @@ impl StepCost {
         of_tokens + load.pairs as f64 * self.pair_seconds
     }
 
-    /// The step of most worth among those of the first 0, 1, 2, … `nodes` (probabilities, falling, with the cached
-    /// tokens of each) besides `known` load, which emits `certain` tokens in any case. `worth` is of expected tokens
-    /// and seconds.
+    /// Returns the step of highest worth among those of the first 0, 1, 2, … `nodes` (descending probabilities with the
+    /// cached tokens of each), beside `known` load, which emits `certain` tokens in any case. `worth` maps expected
+    /// tokens and seconds to the worth.
     pub fn best_step(
         &self,
         (known, certain): (StepLoad, usize),
@@ -160,7 +160,7 @@ impl StepCost {
         best
     }
 
-    /// Takes over how long a step took. Larger ones than were measured teach nothing.
+    /// Learns from the duration of a step. Steps larger than the measured ones are ignored.
     pub fn learn(&mut self, load: StepLoad, seconds: f64) {
         let tokens = load.tokens as f64;
         let after = self.points.partition_point(|(t, _)| *t < tokens);
@@ -177,7 +177,7 @@ impl StepCost {
         self.keep_rising();
     }
 
-    /// The points around a number of tokens, and how much each counts in the interpolation.
+    /// Returns the points around a number of tokens, with their weights in the interpolation.
     fn neighbours(&self, after: usize, tokens: f64) -> [(usize, f64); 2] {
         let Some(before) = after.checked_sub(1) else {
             return [(after, 1.0), (after, 0.0)];
@@ -194,14 +194,14 @@ impl StepCost {
     }
 }
 
-/// Open sequences to time forwards of any size with.
+/// Open sequences with which forwards of any size are timed.
 #[derive(Debug)]
 pub struct Probe {
     slots: Vec<Slot>,
 }
 
 impl Probe {
-    /// Sequences of these capacities, each with `context` tokens cached.
+    /// Opens sequences of these capacities, each with `context` tokens cached.
     ///
     /// # Errors
     /// The engine's; then none stays open.
@@ -264,7 +264,7 @@ impl Probe {
         Ok(points.into_iter().map(|(t, s)| (t as f64, s)).collect())
     }
 
-    /// Seconds of a pair: the same tokens with a short and with a long context.
+    /// Measures the seconds per pair: the same tokens with a short and with a long context.
     fn attention(&self, engine: &mut dyn Engine, (short, long): (usize, usize)) -> Result<f64, EngineError> {
         let slot = self.slots[0];
         let tokens = ATTENTION_TOKENS.min(engine.info().max_positions - long);
@@ -284,8 +284,8 @@ impl Probe {
         Ok(((after - before) / (tokens * (long - short)) as f64).max(0.0))
     }
 
-    /// Seconds of a forward of `tokens`, divided among as many of the sequences as there are tokens for; nothing of it
-    /// is kept.
+    /// Measures the seconds of a forward of `tokens`, divided among as many of the sequences as there are tokens for.
+    /// Nothing of it is kept.
     ///
     /// # Errors
     /// The engine's.
@@ -298,7 +298,7 @@ impl Probe {
     }
 }
 
-/// Caches `tokens` more.
+/// Caches `tokens` more tokens.
 fn prefill(engine: &mut dyn Engine, slot: Slot, tokens: usize) -> Result<(), EngineError> {
     if tokens == 0 {
         return Ok(());
@@ -307,7 +307,7 @@ fn prefill(engine: &mut dyn Engine, slot: Slot, tokens: usize) -> Result<(), Eng
     engine.commit(slot, &(0..tokens).collect::<Vec<_>>())
 }
 
-/// Seconds of a forward that leaves no trace.
+/// Measures the seconds of a forward that leaves no trace.
 fn timed(engine: &mut dyn Engine, shares: &[(Slot, usize)]) -> Result<f64, EngineError> {
     let start = Instant::now();
     step(engine, shares, true)?;
@@ -318,7 +318,7 @@ fn timed(engine: &mut dyn Engine, shares: &[(Slot, usize)]) -> Result<f64, Engin
     Ok(seconds)
 }
 
-/// Chains of tokens, all of them scored, as a draft tree's are, or none.
+/// Runs chains of tokens, with all of them scored like a draft tree's, or none.
 fn step(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Result<(), EngineError> {
     let vocabulary = u32::try_from(engine.info().vocab_size).unwrap_or(u32::MAX);
     let most = shares.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);

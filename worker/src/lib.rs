@@ -1,9 +1,9 @@
-//! The worker: leases shards, generates their texts with tree speculation, commits one Parquet part a shard.
+//! The worker leases shards, generates their texts with tree speculation, and commits one Parquet part per shard.
 
 pub mod budget;
 mod calibration;
 pub mod cost;
-pub mod engine;
+pub mod error;
 pub mod generate;
 #[cfg(feature = "mistralrs")]
 pub mod plain;

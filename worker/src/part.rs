@@ -11,9 +11,7 @@ use laser_schema::Digest;
 use laser_schema::audit::Audit;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::job::{Action, Lease, Plan, Policy, ShardRow};
-use laser_schema::knowledge::{
-    ErrorRecord, Figures, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, ratio, rows_digest,
-};
+use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord, PartInfo, ratio};
 use laser_store::part::encode_part;
 use laser_store::table::{self, TableError};
 
@@ -42,16 +40,20 @@ impl Work {
     }
 }
 
+/// The rows of a part.
+#[derive(Debug)]
+pub(crate) struct Rows {
+    pub(crate) rows: Vec<KnowledgeRecord>,
+    pub(crate) errors: Vec<ErrorRecord>,
+    pub(crate) carried: u64,
+    /// Figures of the generated rows, by pool.
+    pub(crate) figures: BTreeMap<String, Figures>,
+}
+
 /// What a shard came to.
 #[derive(Debug)]
 pub(crate) enum Output {
-    Part {
-        rows: Vec<KnowledgeRecord>,
-        errors: Vec<ErrorRecord>,
-        carried: u64,
-        /// Of the generated rows, by pool.
-        figures: BTreeMap<String, Figures>,
-    },
+    Part(Rows),
     Audit(Audit),
     /// It was written by an earlier attempt.
     Exists,
@@ -63,7 +65,8 @@ pub(crate) enum Output {
 /// The record of one generated text.
 pub(crate) fn record(
     plan: &Plan,
-    (row, policy): (&ShardRow, Policy),
+    row: &ShardRow,
+    policy: Policy,
     pool: Option<&Pool>,
     generated: &Generated,
 ) -> KnowledgeRecord {
@@ -94,7 +97,7 @@ pub(crate) fn record(
     }
 }
 
-/// The time as a part holds it: the digest of a part's rows is taken of what will be read back.
+/// The time as a part holds it, so that records compare equal once they are read back.
 fn microseconds(time: Timestamp) -> Timestamp {
     Timestamp::from_microsecond(time.as_microsecond()).unwrap_or(time)
 }
@@ -124,27 +127,20 @@ pub(crate) fn encode(
     plan: &Plan,
     lease: &Lease,
     attempt: &str,
-    (rows, errors, carried): (&[KnowledgeRecord], Vec<ErrorRecord>, u64),
-    figures: BTreeMap<String, Figures>,
+    rows: Rows,
     encoded: Option<&Encoded>,
 ) -> Result<Bytes, TableError> {
     let job = &lease.job;
+    let Rows { rows, errors, carried, figures } = rows;
     let embedding = plan.embedding.clone().zip(encoded);
     let info = PartInfo {
-        version: SCHEMA_VERSION,
-        run: plan.run.clone(),
-        shard: job.shard,
-        kind: job.kind,
-        writer: WRITER.to_owned(),
-        attempt: attempt.to_owned(),
         carried,
-        rows_digest: rows_digest(rows),
         errors,
         figures,
         embedding: embedding.map(|(spec, encoded)| EmbeddingInfo::new(spec, encoded.truncated)),
-        embeddings_digest: encoded.map(|encoded| encoded.embeddings.digest()),
+        ..PartInfo::new(&plan.run, job.shard, job.kind, attempt, &rows)
     };
     let id = plan.ids.get(&job.kind).copied().unwrap_or(laser_schema::entity::IdType::String);
     let embeddings = encoded.map(|encoded| &encoded.embeddings);
-    encode_part(&job.output, id, rows, embeddings, &info)
+    encode_part(&job.output, id, &rows, embeddings, &info)
 }

@@ -1,21 +1,21 @@
 //! Plain decoding by mistralrs, for architectures that the tree engine does not own.
 //!
-//! A step is one text, alone: of sequences of equal length that run at once, mistralrs 0.8.1 mixes up the caches,
-//! so that one goes on with the text of another. Nothing is drafted, so every token is a forward of its own,
-//! and log probabilities are not known (0).
+//! A step is a single text: when sequences of equal length run at once, mistralrs 0.8.1 mixes up the caches, so one
+//! continues with the text of another. Nothing is drafted, so every token is a forward of its own, and log
+//! probabilities are unknown (0).
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use laser_model::{ModelError, Tokenizer};
+use laser_model::Tokenizer;
 use laser_schema::audit::Origin;
 use tokio::runtime::Handle;
 
-use crate::engine::{Completion, EngineError, Finish, MistralEngine};
 use crate::generate::{
-    FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextGenerator,
-    cut_at_stop,
+    FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextError,
+    TextGenerator, cut_at_stop,
 };
+use laser_engine::{Completion, EngineError, Finish, MistralEngine};
 
 /// Generates texts with mistralrs itself. Lives on a thread that may block.
 #[derive(Debug)]
@@ -29,12 +29,12 @@ pub struct PlainGenerator {
 }
 
 impl PlainGenerator {
-    /// A generator without requests, to be driven from outside of `runtime`'s own threads.
+    /// Creates a generator without requests, to be driven from outside `runtime`'s own threads.
     pub fn new(engine: MistralEngine, runtime: Handle, tokenizer: Tokenizer, options: GenerateOptions) -> Self {
         Self { engine, runtime, tokenizer, options, queue: VecDeque::new(), failures_in_a_row: 0 }
     }
 
-    fn generated(&self, mut tokens: Vec<u32>, finish: Finish) -> Result<Generated, ModelError> {
+    fn generated(&self, mut tokens: Vec<u32>, finish: Finish) -> Result<Generated, TextError> {
         let (mut stop, mut text) = (StopReason::Length, None);
         for length in 1..=tokens.len() {
             text = cut_at_stop(&tokens[..length], &self.options.stop, &self.tokenizer)?;
@@ -60,19 +60,19 @@ impl PlainGenerator {
         })
     }
 
-    fn finish(&mut self, text: Completion, engine_seconds: f64) -> Result<Generated, String> {
+    fn finish(&mut self, text: Completion, engine_seconds: f64) -> Result<Generated, TextError> {
         self.failures_in_a_row = 0;
-        let text = self.generated(text.tokens, text.finish);
-        text.map(|text| Generated { engine_seconds, ..text }).map_err(|e| e.to_string())
+        let text = self.generated(text.tokens, text.finish)?;
+        Ok(Generated { engine_seconds, ..text })
     }
 
-    /// The row's error, unless the engine has failed too often.
-    fn fail(&mut self, error: EngineError) -> Result<String, GenerateError> {
+    /// Returns the row's error, unless the engine has failed too often.
+    fn fail(&mut self, error: EngineError) -> Result<TextError, GenerateError> {
         let engine = matches!(error, EngineError::Mistralrs { .. });
         self.failures_in_a_row += usize::from(engine);
         match self.failures_in_a_row {
             FAILURES_IN_A_ROW_MAX.. => Err(GenerateError::Engine(error)),
-            _ => Ok(error.to_string()),
+            _ => Ok((&error).into()),
         }
     }
 }

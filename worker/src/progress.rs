@@ -1,4 +1,4 @@
-//! Counters of a running worker, read by whoever shows progress.
+//! Counters of a running worker, for whoever displays progress.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -7,7 +7,7 @@ use laser_schema::knowledge::Figures;
 
 use crate::telemetry;
 
-/// What has happened since the process started.
+/// The counts since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Snapshot {
     /// Sums over generated texts.
@@ -22,12 +22,12 @@ pub struct Snapshot {
     pub failed_attempts: u64,
 }
 
-/// Shared counters; an update is one short lock a text.
+/// Shared counters; an update takes one short lock per text.
 #[derive(Debug, Default)]
 pub struct Progress(Mutex<Snapshot>);
 
 impl Progress {
-    /// The counters now.
+    /// Returns the current counters.
     pub fn snapshot(&self) -> Snapshot {
         *self.lock()
     }

@@ -1,4 +1,4 @@
-//! What a worker tells whoever scrapes it. Without a recorder, as in tests, every call does nothing.
+//! The metrics of a worker. Without a recorder, as in tests, every call does nothing.
 
 use laser_schema::Kind;
 use laser_schema::knowledge::Figures;
@@ -44,7 +44,7 @@ pub fn describe() {
     for (name, meaning) in GAUGES {
         describe_gauge!(*name, *meaning);
     }
-    // Rates of a counter that first appears at 1 would miss its first event.
+    // A rate over a counter that first appears at 1 would miss its first event.
     for name in ["laser_failed_attempts_total", "laser_redeliveries_total"] {
         counter!(name).absolute(0);
     }
@@ -73,13 +73,13 @@ pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures) {
     }
 }
 
-/// Counts a text, if it is one that was verified strictly for a breach; a pool has the counter from its first text on.
+/// Counts a text if it was verified strictly because of a breach; a pool has the counter from its first text on.
 pub(crate) fn fallback(kind: Kind, pool: &str, fallback: bool) {
     let (kind, pool) = (kind.as_str(), pool.to_owned());
     counter!("laser_fallback_texts_total", "kind" => kind, "pool" => pool).increment(u64::from(fallback));
 }
 
-/// Counters are whole numbers; seconds and logarithms are summed in gauges that only rise.
+/// Counters are whole numbers, so seconds and logarithms are summed in gauges that only rise.
 pub(crate) fn seconds(kind: Kind, pool: &str, figures: &Figures) {
     let add = |name: &'static str, value: f64| {
         gauge!(name, "kind" => kind.as_str(), "pool" => pool.to_owned()).increment(value);

@@ -1,4 +1,4 @@
-//! What the configuration says about the queue.
+//! The `[queue]` section.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::NatsError;
 
-/// The longest wait before a failed shard is tried again.
+/// Longest wait before a failed shard is retried.
 const RETRY_MAX: Duration = Duration::from_secs(600);
 
 /// `[queue]`: how to reach NATS and how to queue.
@@ -17,7 +17,7 @@ const RETRY_MAX: Duration = Duration::from_secs(600);
 pub struct NatsConfig {
     /// The servers, separated by commas: `nats://host:4222` or `tls://host:4222`.
     pub url: String,
-    /// The stream of shards that are not done.
+    /// The stream of open shards.
     pub stream: String,
     /// The durable consumer that all workers share.
     pub consumer: String,
@@ -27,12 +27,12 @@ pub struct NatsConfig {
     pub replicas: usize,
     /// Seconds that a lease lasts without a heartbeat. Workers take it from the consumer.
     pub lease_seconds: u64,
-    /// Deliveries of a shard before it is given up, at least 1. JetStream counts all of them: failures,
-    /// leases that ended and shards that a draining worker gave back.
+    /// Deliveries of a shard before it is given up, at least 1. JetStream counts all of them: failures, leases that
+    /// ended, and shards that a draining worker gave back.
     pub attempts: u32,
-    /// Seconds before the second attempt of a failed shard; doubled with each further one, up to 600.
+    /// Seconds before the second attempt of a failed shard; doubles with each further attempt, up to 600.
     pub retry_seconds: u64,
-    /// The certificate authority of the servers, a PEM file. Not set: the system's.
+    /// The servers' certificate authority, a PEM file; if not set, the system's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_ca: Option<PathBuf>,
     /// Our own certificate, a PEM file; with `tls_key`.
@@ -47,13 +47,13 @@ pub struct NatsConfig {
     /// A file with the seed of a user's nkey (`SU…`); instead of `credentials`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nkey_seed: Option<PathBuf>,
-    /// Where answers are sent, for users who may subscribe to nothing else: `_INBOX_worker`. Not set: `_INBOX`.
+    /// The prefix for answers, for users who may subscribe only to it, such as `_INBOX_worker`; if not set, `_INBOX`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inbox_prefix: Option<String>,
 }
 
 impl Default for NatsConfig {
-    /// A server on this machine, one replica, a minute's lease, 5 attempts.
+    /// A server on this machine, one replica, a lease of one minute, 5 attempts.
     fn default() -> Self {
         Self {
             url: "nats://127.0.0.1:4222".into(),
@@ -107,12 +107,12 @@ impl NatsConfig {
         Ok(())
     }
 
-    /// How long a lease lasts without a heartbeat.
+    /// Duration of a lease without a heartbeat.
     pub fn lease(&self) -> Duration {
         Duration::from_secs(self.lease_seconds)
     }
 
-    /// How long a shard waits after its attempt (from 1) has failed.
+    /// Wait of a shard after its attempt (from 1) has failed.
     pub(super) fn retry_delay(&self, attempt: u32) -> Duration {
         let doublings = attempt.saturating_sub(1).min(16);
         (Duration::from_secs(self.retry_seconds) * (1 << doublings)).min(RETRY_MAX)
@@ -124,7 +124,7 @@ impl NatsConfig {
     }
 }
 
-/// Whether a name can be one token of a subject, and a stream's or consumer's name.
+/// Whether a name can be one token of a subject and the name of a stream or consumer.
 pub(super) fn is_token(name: &str) -> bool {
     !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
 }
@@ -133,7 +133,7 @@ fn bad(key: &'static str, reason: String) -> Result<(), NatsError> {
     Err(NatsError::Config { key, reason })
 }
 
-/// The text of a file that a key names; the client's own errors would name neither.
+/// Reads the file that a key names; the client's own errors would name neither key nor file.
 pub(super) fn read(key: &'static str, file: &Path, expected: &'static str) -> Result<String, NatsError> {
     fs::read_to_string(file).map_err(|error| bad_file(key, file, expected, error.to_string()))
 }

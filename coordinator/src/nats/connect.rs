@@ -1,4 +1,4 @@
-//! The connection to NATS, and what happens to it.
+//! The connection to NATS and its events.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,16 +16,16 @@ use tokio::time::Instant;
 use super::config::{bad_file, read};
 use super::{NatsConfig, NatsError};
 
-/// The first version that keeps one message for each subject (`discard_new_per_subject`).
+/// The first version that keeps one message per subject (`discard_new_per_subject`).
 const SERVER_MIN: (u64, u64, u64) = (2, 9, 0);
-/// How long a server may stay away before a request fails: a restart, an election.
+/// How long a server may be unreachable before a request fails; enough for a restart or an election.
 pub(super) const PATIENCE: Duration = Duration::from_secs(30);
-/// The wait between two tries.
+/// The wait between two attempts.
 pub(super) const PAUSE: Duration = Duration::from_millis(200);
 
 /// A connection to NATS. Clones share it.
 ///
-/// Once made it is kept: a lost connection is made again in the background, for ever.
+/// The connection is kept: if it is lost, the client reconnects in the background for ever.
 #[derive(Debug, Clone)]
 pub struct NatsClient {
     pub(super) client: Client,
@@ -36,7 +36,7 @@ pub struct NatsClient {
 }
 
 impl NatsClient {
-    /// What has happened to the connection.
+    /// Returns the events of the connection.
     pub fn events(&self) -> &Arc<NatsEvents> {
         &self.events
     }
@@ -45,11 +45,11 @@ impl NatsClient {
         self.client.connection_state() == State::Connected
     }
 
-    /// Waits for an answer as long as the connection lasts that the question was sent on; with `None` it is lost.
+    /// Waits for an answer as long as the connection that the request was sent on lasts; `None` means that it was lost.
     pub(super) async fn while_connected<T>(&self, answer: impl Future<Output = T>) -> Option<T> {
         let lost = self.events.lost.notified();
         tokio::pin!(lost);
-        // Registered before the state is asked for, so that no loss falls in between.
+        // Register before asking for the state, so that no loss falls in between.
         lost.as_mut().enable();
         if !self.is_connected() {
             return None;
@@ -60,8 +60,8 @@ impl NatsClient {
         }
     }
 
-    /// Asks again when the connection was lost meanwhile, for 30 s; for questions that may be asked twice. A refusal
-    /// or a missing permission is not asked again.
+    /// Repeats a request if the connection was lost meanwhile, for 30 s. Use it only for requests that may be repeated.
+    /// A refusal or a missing permission is not retried.
     pub(super) async fn patiently<T, F: Future<Output = Result<T, NatsError>>>(
         &self,
         question: impl Fn() -> F,
@@ -85,20 +85,20 @@ impl NatsClient {
     }
 }
 
-/// How often each thing has happened to a connection since it was asked for.
+/// How often each event has happened to a connection.
 #[derive(Debug, Default)]
 pub struct NatsEvents {
-    /// Connections made.
+    /// Number of connections made.
     pub connected: AtomicU64,
-    /// Connections lost.
+    /// Number of connections lost.
     pub disconnected: AtomicU64,
-    /// Times that messages came faster than they were taken.
+    /// How often messages came faster than they were taken.
     pub slow_consumers: AtomicU64,
-    /// Requests that the server refused for want of a permission. Their senders see a timeout only.
+    /// Number of requests refused for lack of a permission. Their senders only see a timeout.
     pub permission_violations: AtomicU64,
-    /// Other errors of server and client.
+    /// Number of other errors of server and client.
     pub errors: AtomicU64,
-    /// Wakes those whose answer was lost with a connection.
+    /// Wakes tasks whose answer was lost with a connection.
     lost: Notify,
 }
 
@@ -133,7 +133,8 @@ fn is_violation(error: &ServerError) -> bool {
 /// Connects as `name` (shown in the server's list of connections) and checks the server.
 ///
 /// # Errors
-/// [`NatsError`]: a bad configuration, no server that lets us in, one older than 2.9.0 or without JetStream.
+/// [`NatsError`]: an invalid configuration, no server that accepts the connection, a server older than 2.9.0 or without
+/// JetStream.
 pub async fn connect(config: &NatsConfig, name: &str) -> Result<NatsClient, NatsError> {
     config.validate()?;
     let addresses = addresses(config)?;
@@ -162,7 +163,7 @@ fn addresses(config: &NatsConfig) -> Result<Vec<ServerAddr>, NatsError> {
     config.urls().into_iter().map(parse).collect()
 }
 
-/// Without user names and passwords, which an address may carry.
+/// Formats the addresses without the user names and passwords that they may carry.
 fn shown(addresses: &[ServerAddr]) -> String {
     let one = |a: &ServerAddr| format!("{}:{}", a.host(), a.port());
     addresses.iter().map(one).collect::<Vec<_>>().join(", ")
@@ -171,7 +172,7 @@ fn shown(addresses: &[ServerAddr]) -> String {
 async fn options(config: &NatsConfig, name: &str, events: Arc<NatsEvents>) -> Result<ConnectOptions, NatsError> {
     let mut options = ConnectOptions::new()
         .name(name)
-        // A dead connection is noticed after two pings without an answer, so within a lease.
+        // A dead connection is noticed after two unanswered pings, so within a lease.
         .ping_interval((config.lease() / 3).clamp(Duration::from_secs(1), Duration::from_secs(20)))
         .event_callback(move |event| {
             let events = events.clone();
@@ -204,8 +205,8 @@ fn seed(file: &Path) -> Result<String, NatsError> {
 }
 
 fn tls(config: &NatsConfig, mut options: ConnectOptions) -> Result<ConnectOptions, NatsError> {
-    // Two providers are linked in (object stores bring the other), so rustls cannot choose. An error means
-    // that somebody has chosen already, which is as good.
+    // Two providers are linked in (object stores bring the other), so rustls cannot choose. An error means that one has
+    // been chosen already, which is fine.
     let _ = ring::default_provider().install_default();
     let files = [("tls_ca", &config.tls_ca), ("tls_cert", &config.tls_cert), ("tls_key", &config.tls_key)];
     for (key, file) in files {
@@ -236,7 +237,7 @@ fn check_server(client: &Client) -> Result<(), NatsError> {
     Ok(())
 }
 
-/// `2.9.10` or `2.14.0-RC.1` as numbers.
+/// Parses `2.9.10` or `2.14.0-RC.1` into numbers.
 fn version(text: &str) -> Option<(u64, u64, u64)> {
     let release = text.split(['-', '+']).next()?;
     let mut numbers = release.split('.').map(str::parse);

@@ -1,4 +1,4 @@
-//! Shards that were given up: list them, look at one, queue them again.
+//! Shards that were given up: list them, show one, queue them again.
 
 use async_nats::jetstream::message::StreamMessage;
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
@@ -7,15 +7,15 @@ use futures::{StreamExt, TryStreamExt, stream};
 use super::message::{DEAD_LETTERS, JobMessage, check_run, subject, subjects};
 use super::{DeadLetter, NatsClient, NatsError, failed};
 
-/// Dead letters that are read at the same time.
+/// Number of dead letters read at the same time.
 const WINDOW: usize = 16;
 
 impl NatsClient {
-    /// The dead letters of a run, by shard. Shards that were committed all the same are among them, if a worker
-    /// was taken for dead and was not.
+    /// Returns the dead letters of a run, by shard. They include shards that were committed after all, if a worker was
+    /// wrongly taken for dead.
     ///
     /// # Errors
-    /// [`NatsError`]: the run's name, a request, a dead letter that is not of this release.
+    /// [`NatsError`]: the run's name, a request, or a dead letter of another release.
     pub async fn dead_letters(&self, run: &str) -> Result<Vec<DeadLetter>, NatsError> {
         check_run(run)?;
         let filter = subjects(DEAD_LETTERS, run);
@@ -30,7 +30,7 @@ impl NatsClient {
         Ok(letters)
     }
 
-    /// The dead letter of a shard.
+    /// Returns the dead letter of a shard.
     ///
     /// # Errors
     /// [`NatsError::NoDeadLetter`] and those of [`NatsClient::dead_letters`].
@@ -39,12 +39,12 @@ impl NatsClient {
         decode(run, shard, &message)
     }
 
-    /// Queues shards again, with all their attempts before them, and returns how many were not queued already. A
-    /// dead letter is deleted once its job is queued, so that an interruption loses nothing.
+    /// Queues shards again with all their attempts, and returns how many were not queued already. A dead letter is
+    /// deleted once its job is queued, so an interruption loses nothing.
     ///
     /// # Errors
-    /// Those of [`NatsClient::dead_letter`]; [`NatsError::BadDeadLetter`] if the message was no job, which only
-    /// publishing the run again mends. Shards before the one that failed are queued.
+    /// Those of [`NatsClient::dead_letter`]; [`NatsError::BadDeadLetter`] if the message is not a job, which only
+    /// publishing the run again corrects. Shards before the failed one are queued.
     pub async fn replay(&self, run: &str, shards: &[u32]) -> Result<u64, NatsError> {
         let mut new = 0;
         for &shard in shards {
@@ -63,7 +63,7 @@ impl NatsClient {
         })?;
         let new = self.enqueue(job.subject(), job.encode()).await?;
         let stream = self.stream(&self.config.dead_letters).await?;
-        // By sequence: a newer letter of the same shard is another one.
+        // Delete by sequence: a newer letter of the same shard is another message.
         let deleted = stream.delete_message(message.sequence).await;
         deleted.map_err(failed(format!("delete the dead letter of run {run}, shard {shard}")))?;
         Ok(new)

@@ -1,4 +1,4 @@
-//! One delivery of a shard's message, and the words that end or extend it.
+//! One delivery of a shard's message, and the acknowledgements that end or extend it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -13,20 +13,20 @@ use tokio::time::{Instant, timeout};
 use super::message::{DEAD_LETTERS, parse_subject, subject, value};
 use super::{DeadLetter, JobMessage, MESSAGE_VERSION, NatsClient, RunRef};
 
-/// How long a confirmation is waited for, but for heartbeats, which must not hold each other up.
+/// How long to wait for a confirmation, except for heartbeats, which must not delay each other.
 const CONFIRM: Duration = Duration::from_secs(5);
 
-/// A message in hand.
+/// A message that this worker holds.
 #[derive(Debug)]
 pub(super) struct Delivery {
     message: Message,
     job: JobMessage,
-    /// How often the message was delivered, this time included.
+    /// Number of deliveries of the message, including this one.
     pub(super) attempt: u32,
     /// The number of this delivery, counted by the consumer.
     token: u64,
     lease: Duration,
-    /// When the last word that the server has confirmed was sent.
+    /// The time at which the last acknowledgement that the server confirmed was sent.
     heard: Mutex<Instant>,
 }
 
@@ -47,16 +47,16 @@ impl Delivery {
         Lease { job: self.job.job.clone(), attempt: self.attempt, token: self.token }
     }
 
-    /// Whether the server may have given the shard to another worker. We say so a tenth of the lease early: the
-    /// server's clock was started before the message arrived here.
+    /// Whether the server may have given the shard to another worker. This becomes true a tenth of the lease early,
+    /// because the server's clock started before the message arrived here.
     pub(super) fn is_lost(&self) -> bool {
         self.heard().elapsed() > self.lease * 9 / 10
     }
 
-    /// Extends the lease, unless it has ended: then another worker's would be extended. Only a word that the server
-    /// confirms counts.
+    /// Extends the lease unless it has ended, because otherwise another worker's would be extended. Only an extension
+    /// that the server confirms counts.
     pub(super) async fn extend(&self) {
-        // While the connection is down the client stores what it is given, and would send it much too late.
+        // While the connection is down the client stores what it is given and would send it much too late.
         let connected = self.message.context.client().connection_state() == State::Connected;
         if self.is_lost() || !connected {
             return;
@@ -67,8 +67,8 @@ impl Delivery {
         }
     }
 
-    /// Ends the delivery. That the server may not have heard is logged, and no error: either it hears it when the
-    /// connection is back, or it delivers the message again, and what is in the store decides then.
+    /// Ends the delivery. If the server may not have received it, that is logged but is no error: either the server
+    /// receives it when the connection is back, or it delivers the message again, and then the store decides.
     pub(super) async fn end(&self, word: AckKind) {
         let said = format!("{word:?}");
         if let Err(reason) = confirm(&self.message, word, CONFIRM).await {
@@ -91,11 +91,11 @@ async fn confirm(message: &Message, word: AckKind, wait: Duration) -> Result<(),
 }
 
 impl NatsClient {
-    /// Copies a message to the dead letters and then removes it. If the copy is not confirmed, the message stays
-    /// and is delivered again when its lease ends; its next delivery comes here too.
+    /// Copies a message to the dead letters and then removes it. If the copy is not confirmed, the message stays and is
+    /// delivered again when its lease ends; its next delivery comes here too.
     pub(super) async fn give_up(&self, message: &Message, attempt: u32, reason: &str) {
         let Some((run, shard)) = parse_subject(&message.subject) else {
-            // It names no shard, so there is no place for it; only a coordinator may publish here.
+            // The message names no shard, so no subject fits it; only a coordinator may publish here.
             tracing::error!(subject = %message.subject, "removed a message that is not one of Laser's");
             let _ = confirm(message, AckKind::Term, CONFIRM).await;
             return;
@@ -122,8 +122,8 @@ impl NatsClient {
     }
 }
 
-/// A delivery of another run, kept alive until it is taken: by a task of its own, since loading that run's pools
-/// may last longer than a lease.
+/// A delivery of another run, kept alive until it is taken. A task of its own does this, because loading that run's
+/// pools may take longer than a lease.
 #[derive(Debug)]
 pub(super) struct Held {
     delivery: Arc<Delivery>,

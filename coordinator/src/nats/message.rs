@@ -1,4 +1,4 @@
-//! What travels through NATS, and on which subjects.
+//! The messages that go through NATS, and their subjects.
 
 use async_nats::Subject;
 use bytes::Bytes;
@@ -14,12 +14,12 @@ use super::config::is_token;
 /// The version of [`JobMessage`] and [`DeadLetter`].
 pub const MESSAGE_VERSION: u32 = 1;
 
-/// What the subjects of the streams begin with.
+/// Prefix of the subjects of the job stream.
 pub(super) const JOBS: &str = "laser.jobs";
-/// Likewise, of dead letters.
+/// Prefix of the subjects of dead letters.
 pub(super) const DEAD_LETTERS: &str = "laser.dlq";
 
-/// All that a worker must know of a run to find the rest.
+/// Everything that a worker needs to find a run's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRef {
     /// The run's name: letters, digits, `-` and `_`.
@@ -64,7 +64,7 @@ impl JobMessage {
         encode(self)
     }
 
-    /// The version is looked at first: another one explains why the rest does not fit.
+    /// The version is checked first: a different one explains why the rest does not fit.
     pub(super) fn decode(value: Value) -> Result<Self, String> {
         let version = value.get("version").and_then(Value::as_u64);
         if version != Some(u64::from(MESSAGE_VERSION)) {
@@ -90,15 +90,15 @@ pub struct DeadLetter {
     pub run: String,
     /// The shard.
     pub shard: u32,
-    /// Why the last attempt failed.
+    /// The reason why the last attempt failed.
     pub reason: String,
     /// The worker of the last attempt.
     pub worker: String,
-    /// Which attempt that was, from 1.
+    /// The number of that attempt, from 1.
     pub attempt: u32,
-    /// When it was given up.
+    /// The time at which it was given up.
     pub time: Timestamp,
-    /// The job's message as it was queued; a string if it was not JSON.
+    /// The job's message as it was queued, or a string if it was not JSON.
     pub message: Value,
 }
 
@@ -113,7 +113,7 @@ fn encode(message: &impl Serialize) -> Bytes {
     serde_json::to_vec(message).unwrap_or_default().into()
 }
 
-/// A message's payload as JSON, or as the string it is.
+/// Returns a message's payload as JSON, or as a string.
 pub(super) fn value(payload: &[u8]) -> Value {
     serde_json::from_slice(payload).unwrap_or_else(|_| Value::String(String::from_utf8_lossy(payload).into_owned()))
 }
@@ -122,12 +122,12 @@ pub(super) fn subject(prefix: &str, run: &str, shard: u32) -> String {
     format!("{prefix}.{run}.{shard}")
 }
 
-/// All subjects of a run.
+/// Returns the pattern of all subjects of a run.
 pub(super) fn subjects(prefix: &str, run: &str) -> String {
     format!("{prefix}.{run}.*")
 }
 
-/// Run and shard of a subject.
+/// Returns the run and shard of a subject.
 pub(super) fn parse_subject(subject: &Subject) -> Option<(&str, u32)> {
     let (run, shard) = subject.strip_prefix(JOBS)?.strip_prefix('.')?.split_once('.')?;
     Some((run, shard.parse().ok()?))

@@ -1,4 +1,4 @@
-//! The coordinator's side: queueing a run, counting what is left, cancelling.
+//! The coordinator's side: queueing a run, counting its queued shards, cancelling.
 
 use std::error::Error;
 
@@ -15,22 +15,22 @@ use super::connect::{PATIENCE, PAUSE};
 use super::message::{JOBS, JobMessage, check_run, subjects};
 use super::{NatsClient, NatsError, RunRef, failed};
 
-/// Publishes whose confirmation is awaited at the same time: ten times the speed of one after the other.
+/// Number of publishes whose confirmation is awaited at the same time: ten times as fast as one after the other.
 const WINDOW: usize = 256;
 impl NatsClient {
-    /// Queues the shards that are not queued already, about in the order given, and returns how many were new.
-    /// Publishing again is safe at any time: a shard that a worker has in hand counts as queued. (After an outage
-    /// the number may be too small: a publish whose confirmation was lost is then found queued.)
+    /// Queues the shards that are not queued already, roughly in the given order, and returns how many were new.
+    /// Publishing again is safe at any time: a shard that a worker holds counts as queued. (After an outage the number
+    /// may be too small, because a publish whose confirmation was lost is found queued.)
     ///
     /// # Errors
-    /// [`NatsError::RunName`]; [`NatsError::Away`] after 30 s; [`NatsError::Request`] if it is refused. Some shards
-    /// are queued then, and publishing all of them again goes on from there.
+    /// [`NatsError::RunName`]; [`NatsError::Away`] after 30 s; [`NatsError::Request`] if it is refused. Some shards are
+    /// queued then; publish all of them again to continue.
     pub fn publish<'a>(
         &'a self,
         run: &'a RunRef,
         jobs: impl IntoIterator<Item = &'a ShardJob>,
     ) -> impl Future<Output = Result<u64, NatsError>> + Send {
-        // The iterator is used up here: a future that held a caller's closures could not be spawned.
+        // The iterator is consumed here: a future that held a caller's closures could not be spawned.
         let jobs: Vec<&ShardJob> = jobs.into_iter().collect();
         async move {
             run.check()?;
@@ -49,10 +49,10 @@ impl NatsClient {
         }
     }
 
-    /// How many shards of a run are queued: waiting, in hand, or waiting for another attempt. It is no measure of
-    /// progress (the store is), but 0 means that no worker will do anything more for the run.
+    /// Returns how many shards of a run are queued: waiting, held by a worker, or waiting for another attempt. This is
+    /// no measure of progress (the store is), but 0 means that no worker will do anything more for the run.
     ///
-    /// Counted by the stream's subjects, which every server since 2.9 lists: 100,000 in a request.
+    /// It counts the stream's subjects, which every server since 2.9 lists, 100,000 per request.
     ///
     /// # Errors
     /// [`NatsError::RunName`], [`NatsError::Away`], [`NatsError::Request`].
@@ -63,8 +63,8 @@ impl NatsClient {
         Ok(listed.len() as u64)
     }
 
-    /// Cancels a run: removes its queued shards and returns how many there were. Shards in hand are finished and
-    /// committed by their workers, but nobody gets them again.
+    /// Cancels a run: removes its queued shards and returns their number. Workers finish and commit the shards that
+    /// they hold, but nobody gets those again.
     ///
     /// # Errors
     /// [`NatsError::RunName`], [`NatsError::Request`].
@@ -75,13 +75,13 @@ impl NatsClient {
         Ok(purged.map_err(failed(format!("purge run {run}")))?.purged)
     }
 
-    /// The stream of a name, without a look at whether it exists.
+    /// Returns the stream of this name without checking that it exists.
     pub(super) async fn stream(&self, name: &str) -> Result<Stream<()>, NatsError> {
         let stream = self.jetstream.get_stream_no_info(name).await;
         stream.map_err(failed(format!("use stream {name}")))
     }
 
-    /// The subjects of a stream that match.
+    /// Returns the matching subjects of a stream.
     pub(super) async fn subjects(&self, stream: &str, filter: &str) -> Result<Vec<String>, NatsError> {
         self.patiently(|| async {
             let action = format!("list {filter} of stream {stream}");
@@ -93,7 +93,7 @@ impl NatsClient {
         .await
     }
 
-    /// Publishes a job; `false` if its subject holds a message already.
+    /// Publishes a job; `false` if its subject already holds a message.
     pub(super) async fn enqueue(&self, subject: String, payload: Bytes) -> Result<bool, NatsError> {
         let started = Instant::now();
         loop {
@@ -120,13 +120,13 @@ impl NatsClient {
     }
 }
 
-/// The code is shared by all limits of a stream; a full one must not look like success.
+/// All limits of a stream share this error code; a full stream must not look like success.
 fn is_queued_already(error: &PublishError) -> bool {
     let source = error.source().and_then(|s| s.downcast_ref::<jetstream::Error>());
     source.is_some_and(|e| e.error_code() == ErrorCode::STREAM_STORE_FAILED && e.to_string().contains("per subject"))
 }
 
-/// No stream: it is being recovered or elects a leader, as long as it exists.
+/// No stream: while it exists, it is being recovered or elects a leader.
 fn is_passing(error: &PublishError) -> bool {
     matches!(error.kind(), PublishErrorKind::TimedOut | PublishErrorKind::BrokenPipe | PublishErrorKind::StreamNotFound)
 }

@@ -14,20 +14,20 @@ use super::worker::Shared;
 
 /// The shards of one run.
 ///
-/// It ends (`lease` gives `None`, from then on) when a message of another run arrives, which is kept for
-/// [`NatsWorker::next_run`](super::NatsWorker::next_run), or after the worker's idle limit. That the run is done it
-/// cannot know.
+/// It ends (`lease` returns `None` from then on) when a message of another run arrives, which is kept for
+/// [`NatsWorker::next_run`](super::NatsWorker::next_run), or after the worker's idle limit. It cannot know whether the
+/// run is done.
 ///
-/// Every delivery counts as an attempt, also one that was released or whose confirmation a server lost. A shard that
-/// was delivered more often than `[queue] attempts` becomes a dead letter without being worked on.
+/// Every delivery counts as an attempt, including one that was released or whose confirmation a server lost. A shard
+/// delivered more often than `[queue] attempts` becomes a dead letter without being worked on.
 ///
-/// No method fails: what the server has not heard it finds out when the lease ends.
+/// No method fails: the server finds out what it did not receive when the lease ends.
 #[derive(Debug)]
 pub struct NatsQueue {
     shared: Arc<Shared>,
     run: RunRef,
     ended: AtomicBool,
-    /// By shard, then by token: a shard may come again while its lost lease is still in hand.
+    /// Deliveries by shard, then by token: a shard may come again while its lost lease is still held.
     leased: Mutex<BTreeMap<(u32, u64), Arc<Delivery>>>,
 }
 
@@ -51,8 +51,7 @@ impl NatsQueue {
         self.leased().get(&key(lease)).cloned()
     }
 
-    /// Takes a lease out of our hands; `None` if it was lost, so that a late word of ours does not end another
-    /// worker's lease.
+    /// Removes a held lease; `None` if it was lost, so that a late acknowledgement does not end another worker's lease.
     fn end(&self, lease: &Lease) -> Option<Arc<Delivery>> {
         let delivery = self.leased().remove(&key(lease))?;
         (!delivery.is_lost()).then_some(delivery)
@@ -64,7 +63,7 @@ fn key(lease: &Lease) -> (u32, u64) {
 }
 
 impl Queue for NatsQueue {
-    /// Waits out a server that is away. Cancel safe: a message that was being received is delivered again when its
+    /// Waits while a server is unreachable. Cancel safe: a message that was being received is delivered again when its
     /// lease ends, and that delivery counts as an attempt.
     async fn lease(&self) -> Result<Option<Lease>, QueueError> {
         if self.ended.load(Ordering::Relaxed) {
@@ -91,7 +90,7 @@ impl Queue for NatsQueue {
         self.shared.lease
     }
 
-    /// `false` once nine tenths of a lease have passed since the last heartbeat that the server confirmed.
+    /// Returns `false` once nine tenths of a lease have passed since the last heartbeat that the server confirmed.
     async fn heartbeat(&self, lease: &Lease) -> Result<bool, QueueError> {
         let Some(delivery) = self.find(lease) else {
             return Ok(false);
@@ -100,7 +99,7 @@ impl Queue for NatsQueue {
         Ok(!delivery.is_lost())
     }
 
-    /// A late acknowledgement counts as well: the output exists.
+    /// A late acknowledgement also counts, because the output exists.
     async fn committed(&self, lease: &Lease) -> Result<(), QueueError> {
         let shard = lease.job.shard;
         let all: Vec<_> = self.leased().extract_if((shard, 0)..=(shard, u64::MAX), |_, _| true).collect();

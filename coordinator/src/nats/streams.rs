@@ -1,6 +1,6 @@
-//! The streams and the consumer: made if they are missing, changed if they can be, refused otherwise.
+//! The streams and the consumer: created if missing, changed if possible, refused otherwise.
 //!
-//! A server may accept a setting and drop it, so what it answers is compared with what was asked for.
+//! A server may accept a setting and drop it, so its answer is compared with the request.
 
 use std::fmt::Debug;
 
@@ -11,20 +11,20 @@ use async_nats::jetstream::stream::{Config, ConsumerErrorKind, DiscardPolicy, Re
 use super::message::{DEAD_LETTERS, JOBS};
 use super::{NatsClient, NatsError, failed};
 
-/// Shards in hand or waiting for another attempt, of all runs; the server's default of 1,000 would idle
-/// workers from 250 on, at four shards each.
+/// Most shards held by workers or waiting for another attempt, over all runs. The server's default of 1,000 would leave
+/// workers idle from 250 on, at four shards each.
 const ACK_PENDING_MAX: i64 = 20_000;
-/// Workers that wait for a shard at the same time; the server's default is 512.
+/// Most workers that wait for a shard at the same time; the server's default is 512.
 const WAITING_MAX: i64 = 4_096;
-/// Dead letters: far above any run that is not broken as a whole, at about 1 kB each.
+/// Most dead letters, at about 1 kB each: far more than any run has that is not broken as a whole.
 const DEAD_LETTERS_MAX: i64 = 1_000_000;
 
 impl NatsClient {
-    /// Makes sure that the streams and the consumer exist as the configuration says. Cheap if they do: four
-    /// requests. Runs that are queued are not touched.
+    /// Ensures that the streams and the consumer exist as configured. This is cheap if they do: four requests. Queued
+    /// runs are not touched.
     ///
     /// # Errors
-    /// [`NatsError::Differs`] if one exists that cannot be changed; [`NatsError::Away`], [`NatsError::Request`].
+    /// [`NatsError::Differs`] if an existing one cannot be changed; [`NatsError::Away`], [`NatsError::Request`].
     pub async fn ensure_streams(&self) -> Result<(), NatsError> {
         self.patiently(|| async {
             self.ensure_stream(self.dead_letter_stream()).await?;
@@ -70,8 +70,8 @@ impl NatsClient {
             durable_name: Some(self.config.consumer.clone()),
             ack_policy: AckPolicy::Explicit,
             ack_wait: self.config.lease(),
-            // Attempts are counted by the workers, who write the dead letter: a message at the server's own
-            // limit would stay in the stream, delivered to nobody.
+            // Workers count attempts and write the dead letter: a message at the server's own limit would stay in the
+            // stream and never be delivered.
             max_deliver: -1,
             max_ack_pending: ACK_PENDING_MAX,
             max_waiting: WAITING_MAX,
@@ -94,7 +94,7 @@ impl NatsClient {
         let differences = stream_differences(&wanted, &found);
         if !differences.is_empty() {
             tracing::info!(what, differences = differences.join(", "), "changing");
-            // The server says which of them cannot be changed; what it dropped silently is seen below.
+            // The server reports which settings cannot be changed; settings that it dropped silently show below.
             let changed = changed(&wanted, found);
             if let Err(error) = self.jetstream.update_stream(&changed).await {
                 return Err(differs(&what, &[differences, vec![error.to_string()]].concat()));
@@ -148,7 +148,7 @@ fn differs(what: &str, differences: &[String]) -> NatsError {
     NatsError::Differs { what: what.to_owned(), differences: differences.join(", ") }
 }
 
-/// Our settings over the operator's.
+/// Returns the operator's configuration with our settings applied.
 fn changed(wanted: &Config, found: Config) -> Config {
     Config {
         subjects: wanted.subjects.clone(),
@@ -164,7 +164,7 @@ fn changed(wanted: &Config, found: Config) -> Config {
     }
 }
 
-/// Everything that the queue rests on; other settings are the operator's.
+/// Compares every setting that the queue needs; other settings are the operator's.
 fn stream_differences(wanted: &Config, found: &Config) -> Vec<String> {
     [
         difference("subjects", &wanted.subjects, &found.subjects),

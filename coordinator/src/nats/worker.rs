@@ -1,4 +1,4 @@
-//! The worker's side: fetching messages, of whatever run, one at a time.
+//! The worker's side: fetching messages of any run, one at a time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,20 +13,20 @@ use super::delivery::{Delivery, Held};
 use super::message::{JobMessage, parse_subject, value};
 use super::{NatsClient, NatsError, NatsQueue, RunRef, failed};
 
-/// How long the server holds a request for a message; then the worker asks again.
+/// How long the server holds a request for a message before the worker asks again.
 const FETCH: Duration = Duration::from_secs(5);
-/// The waits between requests while the server is away: doubled from the first to the last.
+/// The first and the longest wait between requests while the server is unreachable; each wait doubles.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// A worker of all runs: tells which run has work, and leases that run's shards. Clones share everything.
+/// A worker of all runs: it reports which run has work and leases that run's shards. Clones share everything.
 ///
-/// It may publish no jobs and change no stream; it needs what `deploy/nats/laser.conf` grants.
+/// It may not publish jobs or change streams; it needs the permissions in `deploy/nats/laser.conf`.
 #[derive(Debug, Clone)]
 pub struct NatsWorker {
     shared: Arc<Shared>,
 }
 
-/// What a worker and its queues share.
+/// The state that a worker and its queues share.
 #[derive(Debug)]
 pub(super) struct Shared {
     pub(super) client: NatsClient,
@@ -34,12 +34,12 @@ pub(super) struct Shared {
     pub(super) lease: Duration,
     idle: Option<Duration>,
     held: Mutex<Option<Held>>,
-    /// An outage has been logged.
+    /// Whether an outage has been logged.
     away: AtomicBool,
 }
 
 impl NatsWorker {
-    /// A worker under the client's name. With an `idle` limit it ends after that time without any message while
+    /// Creates a worker under the client's name. With an `idle` limit it ends after that time without any message while
     /// the server answers; without one it waits for ever.
     ///
     /// # Errors
@@ -54,8 +54,8 @@ impl NatsWorker {
         Ok(Self { shared: Arc::new(shared) })
     }
 
-    /// Waits for a message and says which run it is of; `None` after the idle limit. The message is kept, and
-    /// kept alive, until the [`NatsQueue`] of that run leases it or [`NatsWorker::release`] gives it back.
+    /// Waits for a message and returns its run; `None` after the idle limit. The message is kept and kept alive until
+    /// the [`NatsQueue`] of that run leases it or [`NatsWorker::release`] gives it back.
     ///
     /// Cancel safe: a message that was being received is delivered again when its lease ends, and that delivery
     /// counts as an attempt.
@@ -69,12 +69,12 @@ impl NatsWorker {
         Some(run)
     }
 
-    /// The queue of one run.
+    /// Returns the queue of one run.
     pub fn queue(&self, run: &RunRef) -> NatsQueue {
         NatsQueue::new(self.shared.clone(), run.clone())
     }
 
-    /// Gives back the message that is kept for the next run, if there is one: for a worker that ends.
+    /// Gives back the message that is kept for the next run, if there is one; for a worker that ends.
     pub async fn release(&self) {
         if let Some(delivery) = self.shared.take_held() {
             delivery.end(AckKind::Nak(None)).await;
@@ -83,8 +83,8 @@ impl NatsWorker {
 }
 
 impl Shared {
-    /// The next message that is a job with attempts left, waiting out whatever is wrong with the server; `None`
-    /// after the idle limit.
+    /// Returns the next message that is a job with attempts left, waiting while the server has problems; `None` after
+    /// the idle limit.
     pub(super) async fn next(&self) -> Option<Arc<Delivery>> {
         let mut quiet = Instant::now();
         let mut pause = PAUSE.0;
@@ -122,7 +122,7 @@ impl Shared {
         fetched.await.unwrap_or_else(|| Err("not connected".to_owned()))
     }
 
-    /// What can be worked on; anything else becomes a dead letter.
+    /// Returns a job that can be worked on; any other message becomes a dead letter.
     async fn receive(&self, message: Message) -> Option<Delivery> {
         let (attempt, token) = match message.info() {
             Ok(info) => (u32::try_from(info.delivered).unwrap_or(1), info.consumer_sequence),
@@ -150,7 +150,7 @@ impl Shared {
         *self.held() = Some(Held::new(delivery));
     }
 
-    /// The message that is kept, unless its lease was lost: then it comes again.
+    /// Returns the message that is kept, unless its lease was lost: then it is delivered again.
     pub(super) fn take_held(&self) -> Option<Arc<Delivery>> {
         let held = self.held().take()?;
         (!held.delivery().is_lost()).then(|| held.delivery().clone())
@@ -166,7 +166,7 @@ impl Shared {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Once for each outage.
+    /// Logs an outage once.
     fn note_away(&self, reason: &str) {
         if !self.away.swap(true, Ordering::Relaxed) {
             tracing::warn!(reason, "nats does not answer; waiting for it");

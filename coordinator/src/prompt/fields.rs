@@ -1,7 +1,7 @@
-//! What a template sees of an entity: `id`, `kind`, `interactions`, `attributes` and `history`.
+//! The fields that a template sees of an entity: `id`, `kind`, `interactions`, `attributes` and `history`.
 //!
-//! A value that says nothing (null, an empty string, an empty list) counts as absent, so that `is defined`
-//! is the one test a template needs. Whole numbers show no fraction, whatever type their column had.
+//! An empty value (null, an empty string, an empty list) counts as absent, so `is defined` is the only test a template
+//! needs. Whole numbers show no fraction, whatever type their column had.
 
 use std::collections::BTreeSet;
 
@@ -9,12 +9,13 @@ use laser_schema::{Entity, EntityId, Kind};
 use minijinja::{Value, context};
 use serde_json::{Map, Value as Json};
 
-/// An entity's fields as template values, converted once for all renderings: of the history what they have seen so far.
+/// An entity's fields as template values, converted once for all renderings; of the history, only the part that
+/// renderings have seen so far.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
     source: &'a Entity,
     attributes: Value,
-    /// Newest first.
+    /// The converted interactions, newest first.
     latest: Vec<Value>,
 }
 
@@ -27,12 +28,12 @@ impl<'a> Fields<'a> {
         self.source.kind
     }
 
-    /// Kind and id, for messages.
+    /// Returns kind and id, for messages.
     pub(super) fn entity(&self) -> String {
         format!("{} {}", self.source.kind, self.source.id)
     }
 
-    /// The template's context, with the latest `kept` interactions.
+    /// Returns the template's context with the latest `kept` interactions.
     pub(super) fn context(&mut self, kept: usize) -> Value {
         let newest_first = self.source.history.iter().rev().take(kept);
         let unseen = newest_first.skip(self.latest.len());
@@ -52,7 +53,7 @@ impl<'a> Fields<'a> {
         }
     }
 
-    /// All fields, as a template would write them.
+    /// Lists all fields as a template would write them.
     pub(super) fn available(&self) -> String {
         let mut names: Vec<String> = ["id", "kind", "interactions"].map(String::from).into();
         let history = self.source.history.iter();

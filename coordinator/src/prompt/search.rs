@@ -1,17 +1,17 @@
-//! The longest history whose prompt keeps the budget.
+//! Finds the longest history whose prompt keeps the budget.
 //!
-//! Prompts grow by about as much with each interaction, so a line through what has been tried says where the budget is
-//! met. Every fourth try halves the span instead, for histories of which a few interactions are much longer than the
+//! Prompts grow by about the same amount with each interaction, so a line through the tries predicts where the budget
+//! is met. Every fourth try halves the span instead, for histories in which a few interactions are much longer than the
 //! rest.
 
 use super::RenderedPrompt;
 
-/// Tokens of the budget for each interaction of the first try: they have about 20, and two thirds of the budget are a
-/// guess that hardly ever is far over it. It may not depend on other entities: of templates whose prompts do not grow
-/// with every interaction the outcome depends on the tries.
+/// Tokens of the budget per interaction of the first try. Interactions have about 20 tokens, and the guess of two
+/// thirds of the budget is rarely far over it. It must not depend on other entities: with templates whose prompts do
+/// not grow with every interaction, the outcome depends on the tries.
 const FIRST_TOKENS: usize = 30;
 
-/// A search for the most interactions, of `longest`, with which a prompt has at most `budget` tokens.
+/// A search for the most interactions, up to `longest`, with which a prompt has at most `budget` tokens.
 #[derive(Debug)]
 pub(super) struct Search {
     longest: usize,
@@ -19,7 +19,7 @@ pub(super) struct Search {
     tries: usize,
     /// The longest prompt so far that fits.
     pub(super) best: Option<RenderedPrompt>,
-    /// The fewest interactions that do not fit, and their tokens; before the first one more than there are.
+    /// The fewest interactions that do not fit, with their tokens; before the first such try, one more than exist.
     pub(super) too_long: (usize, usize),
 }
 
@@ -28,7 +28,7 @@ impl Search {
         Self { longest, budget, tries: 0, best: None, too_long: (longest + 1, 0) }
     }
 
-    /// How many interactions to try, or `None` if all is known.
+    /// Returns the number of interactions to try, or `None` if the result is known.
     pub(super) fn next(&self) -> Option<usize> {
         let (fits, tokens) = match &self.best {
             Some(best) => (best.history_used, best.tokens.len()),
@@ -43,7 +43,7 @@ impl Search {
             return Some(self.longest.min((self.budget / FIRST_TOKENS).max(1)));
         }
         let meets = if too_many > self.longest {
-            // Twice the last try at most, so that no prompt is much over twice the budget.
+            // At most twice the last try, so that no prompt is much over twice the budget.
             (self.budget * fits / tokens.max(1)).min(2 * fits)
         } else if self.tries % 4 == 3 {
             untried.midpoint(too_many)
@@ -53,7 +53,7 @@ impl Search {
         Some(meets.clamp(untried, too_many - 1))
     }
 
-    /// Takes the prompt that was asked for.
+    /// Records the prompt of the requested number of interactions.
     pub(super) fn tell(&mut self, prompt: RenderedPrompt) {
         self.tries += 1;
         let tokens = prompt.tokens.len();
@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    /// Searches among prompts of `fixed` tokens and those of the latest interactions, which are given oldest first.
+    /// Searches among prompts of `fixed` tokens plus those of the latest interactions, which are given oldest first.
     fn search(fixed: usize, interactions: &[usize], budget: usize) -> (Option<usize>, Search) {
         let mut search = Search::new(interactions.len(), budget);
         while let Some(kept) = search.next() {

@@ -1,8 +1,8 @@
 //! Prompt templates: Jinja text, shipped or from a file, in which an unknown field is an error.
 //!
-//! Besides Jinja's own, templates have two filters: `listed` writes a list with commas (`listed(3)` its first three)
-//! and anything else as it is; `row("title", "genres")` writes those of an object's fields that exist, with ` | `
-//! between. The parts that the shipped templates share can be included by custom ones too.
+//! Templates have two filters besides Jinja's own. `listed` writes a list with commas (`listed(3)` its first three
+//! items) and anything else unchanged. `row("title", "genres")` writes those of an object's fields that exist,
+//! separated by ` | `. Custom templates can also include the parts that the shipped templates share.
 
 use std::borrow::Cow;
 use std::error::Error as _;
@@ -45,7 +45,7 @@ const SHIPPED: [Shipped; 9] = shipped![
     "plain/films"
 ];
 
-/// What templates can include, by name.
+/// The parts that templates can include, by name.
 const PARTS: [(&str, &str); 5] = [
     ("facts", include_str!("../../templates/parts/facts.j2")),
     ("films/user", include_str!("../../templates/parts/films_user.j2")),
@@ -91,7 +91,7 @@ impl Templates {
         }
     }
 
-    /// The text for an entity with its latest `kept` interactions.
+    /// Renders the text for an entity with its latest `kept` interactions.
     pub(super) fn render(&self, fields: &mut Fields<'_>, kept: usize) -> Result<String, PromptError> {
         let Template { name, source } = self.of(fields.kind());
         let context = fields.context(kept);
@@ -111,7 +111,7 @@ impl Templates {
         })
     }
 
-    /// All text that a rendering of a kind can depend on.
+    /// Returns all text that a rendering of a kind can depend on.
     pub(super) fn sources(&self, kind: Kind) -> (&str, [&'static str; PARTS.len()]) {
         (&self.of(kind).source, PARTS.map(|(_, source)| source))
     }
@@ -137,7 +137,7 @@ fn load(choice: &str, kind: Kind) -> Result<Template, PromptError> {
     Ok(Template { name: format!("{choice}/{kind}"), source: source.into() })
 }
 
-/// A prompt is the template's text to the last newline, which completion models depend on.
+/// Creates the environment. It keeps a template's last newline, which completion models depend on.
 fn environment() -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
@@ -145,7 +145,7 @@ fn environment() -> Environment<'static> {
     environment.set_trim_blocks(true);
     environment.set_lstrip_blocks(true);
     environment.set_keep_trailing_newline(true);
-    // Without it an error does not know the expression that it stems from.
+    // Without this an error does not know the expression that caused it.
     environment.set_debug(true);
     environment.add_filter("listed", listed);
     environment.add_filter("row", row);
@@ -177,7 +177,7 @@ fn row(object: &Value, names: Rest<String>) -> Result<String, Error> {
     Ok(cells.join(" | "))
 }
 
-/// An error in an included part comes wrapped in one about the including template.
+/// Returns the innermost error: one in an included part is wrapped in one about the including template.
 fn innermost(error: &Error) -> &Error {
     let mut error = error;
     while let Some(source) = error.source().and_then(|s| s.downcast_ref::<Error>()) {
@@ -195,8 +195,8 @@ fn template_error(name: &str, error: &Error) -> PromptError {
     }
 }
 
-/// The expression that was undefined, as the template has it. The error's range may begin within a chain of fields, and
-/// covers the name alone of a filter; then the whole tag tells more.
+/// Returns the undefined expression as the template has it. The error's range may begin within a chain of fields, and
+/// covers only the name of a filter; then the whole tag says more.
 fn culprit(error: &Error) -> String {
     let (Some(source), Some(range)) = (error.template_source(), error.range()) else {
         return "such value".into();

@@ -63,17 +63,17 @@ fn renderer_of(source: &str, config: PromptConfig) -> Result<PromptRenderer, Pro
     std::fs::write(&path, source).unwrap();
     let path = path.to_str().unwrap().to_owned();
     let config = PromptConfig { user: path.clone(), item: path, ..config };
-    PromptRenderer::new(&config, completion_model())
+    PromptRenderer::new(&config, completion_model(), 256)
 }
 
 fn render_with(source: &str, entity: &Entity) -> Result<String, PromptError> {
-    let renderer = renderer_of(source, PromptConfig { max_tokens: 1000, ..Default::default() })?;
+    let renderer = renderer_of(source, PromptConfig { max_tokens: Some(1000), ..Default::default() })?;
     Ok(renderer.render(entity)?.text)
 }
 
 fn shipped(name: &str) -> PromptRenderer {
-    let config = PromptConfig { user: name.into(), item: name.into(), max_tokens: 1000, ..Default::default() };
-    PromptRenderer::new(&config, completion_model()).unwrap()
+    let config = PromptConfig { user: name.into(), item: name.into(), max_tokens: Some(1000), ..Default::default() };
+    PromptRenderer::new(&config, completion_model(), 256).unwrap()
 }
 
 #[test]
@@ -177,7 +177,8 @@ fn an_unknown_field_is_named_with_those_there_are() {
         assert!(template.ends_with("mine.j2"), "{template}");
     }
     let error = render_with("{{ attributes.gender }}", &entity).unwrap_err().to_string();
-    let fields = "id, kind, interactions, attributes.age, history (each with some of director, genres, rating, timestamp, title)";
+    let fields = "id, kind, interactions, attributes.age, history (each with some of director, genres, rating, \
+         timestamp, title)";
     assert!(error.contains("user 12 has no attributes.gender") && error.contains(fields), "{error}");
 }
 
@@ -206,8 +207,8 @@ fn a_syntax_error_names_file_and_line() {
 #[test]
 fn an_unknown_template_is_refused_with_the_shipped_ones() {
     let refuse = |user: &str| {
-        let config = PromptConfig { user: user.into(), max_tokens: 500, ..Default::default() };
-        PromptRenderer::new(&config, completion_model()).unwrap_err().to_string()
+        let config = PromptConfig { user: user.into(), max_tokens: Some(500), ..Default::default() };
+        PromptRenderer::new(&config, completion_model(), 256).unwrap_err().to_string()
     };
     let error = refuse("kar/movies");
     assert!(error.contains("\"kar/movies\"") && error.contains("rlmrec/books, plain/films"), "{error}");
@@ -217,19 +218,19 @@ fn an_unknown_template_is_refused_with_the_shipped_ones() {
 #[test]
 fn the_oldest_history_is_dropped_first() {
     let source = "{% for film in history %}{{ film.title }}\n{% endfor %}";
-    let config = PromptConfig { max_tokens: 40, ..Default::default() };
+    let config = PromptConfig { max_tokens: Some(40), ..Default::default() };
     let prompt = renderer_of(source, config).unwrap().render(&viewer(100)).unwrap();
     assert!(prompt.history_used > 2 && prompt.tokens.len() <= 40, "{prompt:?}");
     let expected: String = (100 - prompt.history_used..100).map(|i| format!("Film {i}\n")).collect();
     assert_eq!(prompt.text, expected);
-    let config = PromptConfig { max_tokens: 500, max_history: Some(3), ..Default::default() };
+    let config = PromptConfig { max_tokens: Some(500), max_history: Some(3), ..Default::default() };
     let prompt = renderer_of(source, config).unwrap().render(&viewer(100)).unwrap();
     assert_eq!((prompt.text.as_str(), prompt.history_used), ("Film 97\nFilm 98\nFilm 99\n", 3));
 }
 
 #[test]
 fn a_prompt_too_long_without_history_is_refused() {
-    let config = PromptConfig { max_tokens: 3, ..Default::default() };
+    let config = PromptConfig { max_tokens: Some(3), ..Default::default() };
     let error = renderer_of("A rather long prompt about films.", config).unwrap();
     let error = error.render(&viewer(1)).unwrap_err();
     assert!(matches!(error, PromptError::TooLong { tokens: 4.., budget: 3, .. }), "{error}");
@@ -238,9 +239,21 @@ fn a_prompt_too_long_without_history_is_refused() {
 #[test]
 fn a_budget_must_leave_room_in_the_model() {
     for max_tokens in [0, 1024] {
-        let error = renderer_of("", PromptConfig { max_tokens, ..Default::default() }).unwrap_err();
+        let error = renderer_of("", PromptConfig { max_tokens: Some(max_tokens), ..Default::default() }).unwrap_err();
         assert!(error.to_string().contains("1024 positions"), "{error}");
     }
+}
+
+#[test]
+fn the_default_budget_fits_the_model() {
+    let unset = PromptConfig::default();
+    for (positions, max_new_tokens, expected) in
+        [(usize::MAX, 256, 1024), (1280, 256, 1024), (1024, 256, 768), (1024, 1000, 512), (512, 2000, 256)]
+    {
+        assert_eq!(unset.budget(positions, max_new_tokens), expected, "of {positions} positions");
+    }
+    let renderer = PromptRenderer::new(&unset, completion_model(), 256).unwrap();
+    assert_eq!(renderer.max_tokens, 768, "the model has 1,024 positions");
 }
 
 proptest! {
@@ -254,7 +267,9 @@ proptest! {
         let history: Vec<Value> = lengths.iter().enumerate().map(titled).collect();
         let user = entity(Kind::User, json!({}), history);
         let source = "Films:\n{% for film in history %}- {{ film.title }}\n{% endfor %}";
-        let config = |max_tokens, max_history| PromptConfig { max_tokens, max_history, ..Default::default() };
+        let config = |max_tokens, max_history| {
+            PromptConfig { max_tokens: Some(max_tokens), max_history, ..Default::default() }
+        };
         let prompt = renderer_of(source, config(budget, None)).unwrap().render(&user).unwrap();
         prop_assert!(prompt.tokens.len() <= budget);
         if prompt.history_used < lengths.len() {
@@ -275,10 +290,10 @@ fn hello_with(chat: Chat, system: Option<&str>, model: &ModelFiles) -> Result<Re
         user: path.to_str().unwrap().into(),
         chat,
         system: system.map(str::to_owned),
-        max_tokens: 100,
+        max_tokens: Some(100),
         ..Default::default()
     };
-    PromptRenderer::new(&config, model)?.render(&viewer(0))
+    PromptRenderer::new(&config, model, 256)?.render(&viewer(0))
 }
 
 #[test]
@@ -314,10 +329,10 @@ fn the_digest_changes_with_all_that_changes_prompts() {
     let digest = |source: &str, chat: Option<&str>, config: PromptConfig| {
         std::fs::write(&path, source).unwrap();
         let config = PromptConfig { user: path.to_str().unwrap().into(), ..config };
-        let renderer = PromptRenderer::new(&config, &model_with(chat)).unwrap();
+        let renderer = PromptRenderer::new(&config, &model_with(chat), 256).unwrap();
         [renderer.digest(Kind::User), renderer.digest(Kind::Item)]
     };
-    let config = PromptConfig { max_tokens: 500, ..Default::default() };
+    let config = PromptConfig { max_tokens: Some(500), ..Default::default() };
     let original = digest("a", None, config.clone());
     assert_eq!(digest("a", None, config.clone()), original);
     let [user, item] = digest("b", None, config.clone());
@@ -326,7 +341,7 @@ fn the_digest_changes_with_all_that_changes_prompts() {
     for [user, _] in [
         digest("a", Some(CHAT_TEMPLATE), config.clone()),
         digest("a", None, PromptConfig { system: Some("s".into()), ..config.clone() }),
-        digest("a", None, PromptConfig { max_tokens: 501, ..config.clone() }),
+        digest("a", None, PromptConfig { max_tokens: Some(501), ..config.clone() }),
         digest("a", None, PromptConfig { max_history: Some(5), ..config }),
     ] {
         assert_ne!(user, original[0]);

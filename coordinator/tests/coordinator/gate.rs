@@ -10,7 +10,6 @@ use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::Figures;
 use laser_schema::manifest::SUCCESS;
 use laser_store::Location;
-use laser_store::verdict::read_verdict;
 
 use crate::support::*;
 
@@ -53,18 +52,19 @@ fn admitted(gate: &Gate, plan: &Plan) -> Vec<String> {
 }
 
 async fn verdict(output: &Location, plan: &Plan, pool: &str) -> Option<Verdict> {
-    let read = read_verdict(output, &plan.run, Kind::User, pool).await;
+    let read = planned(output, plan).store.verdict(Kind::User, pool).await;
     read.unwrap()
 }
 
 #[tokio::test]
 async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them() {
     let (_night, output, plan) = gated().await;
+    let run = planned(&output, &plan);
     let first_text = plan.shards.iter().position(|job| job.action == Action::Generate);
     let last_audit = plan.shards.iter().rposition(|job| job.action == Action::Audit);
     assert!(last_audit < first_text, "audits come first");
     let mut gate = Gate::new(&plan);
-    gate.look(&output, &plan, |_| false).await.unwrap();
+    gate.poll(&run, |_| false).await.unwrap();
     assert!(admitted(&gate, &plan).is_empty());
     assert!(plan.shards.iter().filter(|job| job.action == Action::Audit).all(|job| gate.admits(job)));
 
@@ -74,9 +74,9 @@ async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them(
         commit_audit(&output, job, 12).await;
     }
     let all_but_one = |shard: u32| odd[1..].iter().any(|job| job.shard == shard);
-    gate.look(&output, &plan, all_but_one).await.unwrap();
+    gate.poll(&run, all_but_one).await.unwrap();
     assert!(admitted(&gate, &plan).is_empty());
-    gate.look(&output, &plan, |shard| odd.iter().any(|job| job.shard == shard)).await.unwrap();
+    gate.poll(&run, |shard| odd.iter().any(|job| job.shard == shard)).await.unwrap();
     assert_eq!(admitted(&gate, &plan), ["user-odd"]);
     let barred = verdict(&output, &plan, "user-odd").await.unwrap();
     assert!(barred.strict);
@@ -87,36 +87,37 @@ async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them(
         commit_audit(&output, job, 11).await;
     }
     // The items' audits were given up: nothing is there.
-    gate.look(&output, &plan, |_| true).await.unwrap();
+    gate.poll(&run, |_| true).await.unwrap();
     assert_eq!(admitted(&gate, &plan), ["item-all", "user-even", "user-odd"]);
     let free = verdict(&output, &plan, "user-even").await.unwrap();
     assert!(!free.strict && free.breaches.is_empty() && free.texts > 9);
-    let unknown = read_verdict(&output, &plan.run, Kind::Item, "item-all").await.unwrap();
+    let unknown = run.store.verdict(Kind::Item, "item-all").await.unwrap();
     assert_eq!(unknown, Some(Verdict::default()));
 }
 
 #[tokio::test]
 async fn the_first_verdict_stands_whatever_a_later_process_would_find() {
     let (_night, output, plan) = gated().await;
+    let run = planned(&output, &plan);
     for job in audits(&plan, "user-odd") {
         commit_audit(&output, job, 12).await;
     }
-    Gate::new(&plan).look(&output, &plan, |_| true).await.unwrap();
+    Gate::new(&plan).poll(&run, |_| true).await.unwrap();
     let first = verdict(&output, &plan, "user-odd").await;
     for job in audits(&plan, "user-odd") {
         commit_audit(&output, job, 10).await;
     }
-    Gate::new(&plan).look(&output, &plan, |_| true).await.unwrap();
+    Gate::new(&plan).poll(&run, |_| true).await.unwrap();
     assert!(first.as_ref().is_some_and(|verdict| verdict.strict));
     assert_eq!(verdict(&output, &plan, "user-odd").await, first);
 
     work(&output, &plan).await;
     let terms = Terms { min_coverage: 1.0, guards: plan.guards, delta: false };
-    let published = publish(&output, &plan, Kind::User, &terms).await.unwrap();
+    let published = publish(&run, Kind::User, &terms).await.unwrap();
     let Published::Complete(manifest) = published else {
         panic!("{published:?}");
     };
-    let report = manifest.guards.unwrap();
+    let report = manifest.details.guards.clone().unwrap();
     assert_eq!(report.pools.get("user-odd"), first.as_ref());
     assert!(!report.pools["user-even"].strict);
 }
@@ -127,9 +128,10 @@ async fn without_strict_guards_nothing_is_held_back() {
     night.audit_share = 0.9;
     let output = night.output("out");
     let plan = night.plan(&output).await;
+    let run = planned(&output, &plan);
     let mut gate = Gate::new(&plan);
     assert!(plan.shards.iter().all(|job| gate.admits(job)));
-    gate.look(&output, &plan, |_| true).await.unwrap();
+    gate.poll(&run, |_| true).await.unwrap();
     assert_eq!(verdict(&output, &plan, "user-odd").await, None);
 }
 
@@ -139,6 +141,7 @@ async fn a_breach_withholds_success_until_it_is_only_warned_of() {
     night.audit_share = 0.9;
     let output = night.output("out");
     let plan = night.plan(&output).await;
+    let run = planned(&output, &plan);
     for job in audits(&plan, "user-odd") {
         commit_audit(&output, job, 12).await;
     }
@@ -146,13 +149,13 @@ async fn a_breach_withholds_success_until_it_is_only_warned_of() {
     let success = output.join(&plan.partition(Kind::User)).join(SUCCESS);
     let publish = async |action| {
         let terms = Terms { min_coverage: 1.0, guards: Some(guards(action)), delta: false };
-        publish(&output, &plan, Kind::User, &terms).await.unwrap()
+        publish(&run, Kind::User, &terms).await.unwrap()
     };
     for _ in 0..2 {
         let Published::Breached(manifest) = publish(GuardAction::Fail).await else {
             panic!("published");
         };
-        let report = manifest.guards.unwrap();
+        let report = manifest.details.guards.clone().unwrap();
         let breaches: Vec<_> = report.breaches().collect();
         assert_eq!(breaches.len(), 1, "{breaches:?}");
         assert_eq!(breaches[0].0, "user-odd");
@@ -161,6 +164,6 @@ async fn a_breach_withholds_success_until_it_is_only_warned_of() {
     let Published::Complete(manifest) = publish(GuardAction::Warn).await else {
         panic!("not published");
     };
-    assert_eq!(manifest.guards.unwrap().breaches().count(), 1);
+    assert_eq!(manifest.details.guards.clone().unwrap().breaches().count(), 1);
     assert!(success.exists().await.unwrap());
 }

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use bytes::Bytes;
 use jiff::civil::date;
 use laser_coordinator::finalise::{Terms, publish};
-use laser_coordinator::plan::{PLAN, PlanError, read_plan};
+use laser_coordinator::plan::PlanError;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, Plan, Policy};
 use laser_schema::manifest::SUCCESS;
 use laser_schema::{EntityId, Kind};
 use laser_store::Location;
+use laser_store::run_store::{PLAN, RunStore};
 use laser_store::table::to_batch;
 use serde_json::json;
 
@@ -33,7 +34,7 @@ async fn second_night() -> (Night, Location) {
     let plan = night.plan(&output).await;
     work(&output, &plan).await;
     for kind in Kind::ALL {
-        publish(&output, &plan, kind, &Terms::coverage(1.0)).await.unwrap();
+        publish(&planned(&output, &plan), kind, &Terms::coverage(1.0)).await.unwrap();
     }
     night.run = "night-2".into();
     night.date = date(2026, 11, 21);
@@ -57,13 +58,14 @@ async fn planning_is_deterministic_and_a_killed_one_is_repeated() {
     let whole = files(&a).await;
     assert_eq!(whole, files(&b).await);
     assert_eq!(whole.len(), plan.shards.len() + 1);
+    let run = planned(&a, &plan);
     // Killed before the plan was written, with a shard missing and a shard half as old.
-    a.join(&plan.folder()).join(PLAN).remove().await.unwrap();
-    a.join(&plan.folder()).join(&plan.shards[0].input).remove().await.unwrap();
-    assert_eq!(read_plan(&a, &plan.run).await.unwrap(), None);
+    run.store.folder().join(PLAN).remove().await.unwrap();
+    run.input(&plan.shards[0]).remove().await.unwrap();
+    assert_eq!(run.store.plan().await.unwrap(), None);
     assert_eq!(night.plan(&a).await, plan);
     assert_eq!(files(&a).await, whole);
-    assert_eq!(read_plan(&a, &plan.run).await.unwrap(), Some(plan));
+    assert_eq!(run.store.plan().await.unwrap(), Some(plan));
 }
 
 #[tokio::test]
@@ -104,10 +106,11 @@ async fn a_plan_of_another_version_is_refused() {
     let night = Night::new();
     let output = night.output("out");
     let mut plan = night.plan(&output).await;
+    let run = RunStore::new(&output, &plan.run);
     plan.version = 99;
     let bytes = Bytes::from(serde_json::to_vec(&plan).unwrap());
-    output.join(&plan.folder()).join(PLAN).write(bytes).await.unwrap();
-    let error = read_plan(&output, &plan.run).await.unwrap_err().to_string();
+    run.folder().join(PLAN).write(bytes).await.unwrap();
+    let error = run.plan().await.unwrap_err().to_string();
     assert!(error.contains("plan.json") && error.contains("plan version 99, this Laser reads 1"));
 }
 
@@ -189,13 +192,13 @@ async fn the_newest_complete_night_before_the_date_is_the_past() {
     night.template.push('2');
     let second = night.plan(&output).await;
     work(&output, &second).await;
-    publish(&output, &second, Kind::User, &Terms::coverage(1.0)).await.unwrap();
-    publish(&output, &second, Kind::Item, &Terms::coverage(1.0)).await.unwrap();
+    publish(&planned(&output, &second), Kind::User, &Terms::coverage(1.0)).await.unwrap();
+    publish(&planned(&output, &second), Kind::Item, &Terms::coverage(1.0)).await.unwrap();
     (night.run, night.date) = ("night-3".into(), date(2026, 11, 22));
     night.template.push('3');
     let third = night.plan(&output).await;
     work(&output, &third).await;
-    publish(&output, &third, Kind::User, &Terms::coverage(1.0)).await.unwrap();
+    publish(&planned(&output, &third), Kind::User, &Terms::coverage(1.0)).await.unwrap();
     output.join(&third.partition(Kind::User)).join(SUCCESS).remove().await.unwrap();
 
     let carried = async |night: &Night| {

@@ -3,13 +3,16 @@
 use std::collections::BTreeSet;
 
 use bytes::Bytes;
-use laser_coordinator::finalise::{Committed, FinaliseError, Published, Terms, committed, publish};
+use laser_coordinator::finalise::{FinaliseError, Published, Terms, publish};
 use laser_schema::Kind;
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
 use laser_store::Location;
 use laser_store::data_set::verify;
 use laser_store::part::decode_part;
+use laser_store::run_store::Committed;
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
 use serde_json::json;
 
 use crate::support::*;
@@ -35,12 +38,12 @@ async fn looking_again_finds_what_a_whole_listing_finds() {
     let plan = night.plan(&output).await;
     let shards = plan.shards.len();
     assert!(shards > 9 && !shards.is_multiple_of(7));
-    let mut looked = Committed::new(&plan);
+    let mut looked = Committed::new(&planned(&output, &plan));
     for step in 0..shards {
         let job = &plan.shards[step * 7 % shards];
         output.join(&job.output).write(Bytes::new()).await.unwrap();
-        looked.look(&output).await.unwrap();
-        let whole = committed(&output, &plan).await.unwrap();
+        looked.poll().await.unwrap();
+        let whole = planned(&output, &plan).committed().await.unwrap();
         assert_eq!((whole.len(), looked.shards()), (step + 1, whole));
     }
 }
@@ -53,9 +56,9 @@ fn first_part(plan: &Plan) -> &ShardJob {
 #[tokio::test]
 async fn a_published_night_is_whole_and_counts_add_up() {
     let (_night, output, plan) = finished().await;
-    assert_eq!(committed(&output, &plan).await.unwrap().len(), plan.shards.len());
+    assert_eq!(planned(&output, &plan).committed().await.unwrap().len(), plan.shards.len());
     for (kind, entities, errors) in [(Kind::User, 31, 1), (Kind::Item, 5, 0)] {
-        let published = publish(&output, &plan, kind, &Terms::coverage(0.9)).await.unwrap();
+        let published = publish(&planned(&output, &plan), kind, &Terms::coverage(0.9)).await.unwrap();
         let Published::Complete(manifest) = published else { panic!("{published:?}") };
         let counts = (manifest.entities, manifest.rows, manifest.errors, manifest.carried);
         assert_eq!(counts, (entities, entities - errors, errors, 0));
@@ -77,7 +80,7 @@ async fn a_published_night_is_whole_and_counts_add_up() {
 #[tokio::test]
 async fn publishing_again_changes_nothing() {
     let (_night, output, plan) = finished().await;
-    let manifest = async || match publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap() {
+    let manifest = async || match publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap() {
         Published::Complete(manifest) => *manifest,
         other => panic!("{other:?}"),
     };
@@ -90,27 +93,30 @@ async fn publishing_again_changes_nothing() {
 async fn below_coverage_there_is_no_success() {
     let (_night, output, plan) = finished().await;
     let folder = output.join(&plan.partition(Kind::User));
-    let published = publish(&output, &plan, Kind::User, &Terms::coverage(1.0)).await.unwrap();
+    let published = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(1.0)).await.unwrap();
     assert!(matches!(published, Published::BelowCoverage(_)));
     assert!(!folder.join(SUCCESS).exists().await.unwrap());
     assert!(folder.join(MANIFEST).exists().await.unwrap());
-    assert!(matches!(publish(&output, &plan, Kind::User, &Terms::coverage(0.9)).await, Ok(Published::Complete(_))));
+    assert!(matches!(
+        publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.9)).await,
+        Ok(Published::Complete(_))
+    ));
 }
 
 #[tokio::test]
 async fn a_night_with_a_missing_part_is_not_published() {
     let (_night, output, plan) = finished().await;
     output.join(&first_part(&plan).output).remove().await.unwrap();
-    let published = publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap();
+    let published = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap();
     assert_eq!(published, Published::Incomplete { missing: 1 });
     let folder = output.join(&plan.partition(Kind::User));
     assert!(folder.list().await.unwrap().iter().all(|listed| !listed.name.starts_with('_')));
-    let there: BTreeSet<u32> = committed(&output, &plan).await.unwrap().into_iter().collect();
+    let there: BTreeSet<u32> = planned(&output, &plan).committed().await.unwrap().into_iter().collect();
     assert_eq!(there.len(), plan.shards.len() - 1);
     assert!(!there.contains(&first_part(&plan).shard));
 }
 
-/// Of rows, footer, statistics, indexes and filters alike.
+/// Rows, page headers, statistics, indexes, filters, footer and digest alike.
 #[tokio::test]
 async fn a_flipped_byte_of_a_part_keeps_a_night_from_being_published() {
     let (_night, output, plan) = finished().await;
@@ -118,19 +124,22 @@ async fn a_flipped_byte_of_a_part_keeps_a_night_from_being_published() {
     let success = output.join(&plan.partition(Kind::User)).join(SUCCESS);
     let part = output.join(&job.output);
     let whole = part.read().await.unwrap();
-    for at in (0..whole.len()).step_by(61) {
+    let mut runner = TestRunner::deterministic();
+    let anywhere = (0..whole.len(), 0..8);
+    let random = (0..200).map(|_| anywhere.new_tree(&mut runner).unwrap().current());
+    for (at, bit) in (0..whole.len()).step_by(61).map(|at| (at, 4)).chain(random) {
         let mut bytes = whole.to_vec();
-        bytes[at] ^= 0x10;
+        bytes[at] ^= 1u8 << bit;
         part.write(Bytes::from(bytes)).await.unwrap();
-        let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
+        let error = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
         assert!(error.to_string().contains(&job.output), "{at}: {error}");
         assert!(!success.exists().await.unwrap());
     }
     part.write(whole.slice(..whole.len() - 9)).await.unwrap();
-    publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
+    publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
     assert!(!success.exists().await.unwrap());
     part.write(whole).await.unwrap();
-    publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap();
+    publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap();
     assert!(success.exists().await.unwrap());
 }
 
@@ -140,7 +149,7 @@ async fn a_night_whose_audits_failed_is_published_without_their_figures() {
     for audit in plan.shards.iter().filter(|s| s.action == Action::Audit) {
         output.join(&audit.output).remove().await.unwrap();
     }
-    match publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap() {
+    match publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap() {
         Published::Complete(manifest) => assert!(manifest.audit.is_empty()),
         other => panic!("{other:?}"),
     }
@@ -157,12 +166,12 @@ async fn a_part_of_other_rows_is_refused() {
     let target = output.join(&b.output);
     let fewer = encode(&plan, b, &rows[1..], Vec::new(), 0);
     target.write(fewer).await.unwrap();
-    let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
+    let error = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
     let message = error.to_string();
     assert!(matches!(error, FinaliseError::Rows { found: 3, expected: 4, .. }), "{message}");
     assert!(message.contains(&b.output), "{message}");
     target.write(encode(&plan, b, &rows, Vec::new(), 0)).await.unwrap();
-    let error = publish(&output, &plan, Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
+    let error = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
     assert!(matches!(error, FinaliseError::Duplicate { .. }), "{error}");
     let folder = output.join(&plan.partition(Kind::User));
     assert!(!folder.join(SUCCESS).exists().await.unwrap());

@@ -6,15 +6,13 @@ use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp, ToSpan};
 use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::retention::{Keep, outdated, remove};
-use laser_schema::layout::run_folder;
-use laser_schema::layout::{KNOWLEDGE_IDS, dated_name, partition_of};
-use laser_schema::manifest::Manifest;
+use laser_schema::layout::{DataSet, Pins, dated_name};
+use laser_schema::manifest::Profiles;
 use laser_schema::{Digest, Kind};
 use laser_store::Location;
-use laser_store::data_set::read_manifest;
-use laser_store::data_set::verify;
-use laser_store::pins::Pins;
+use laser_store::data_set::{self, verify};
 use laser_store::previous::latest;
+use laser_store::run_store::{RunStore, run_folder};
 
 use crate::support::*;
 
@@ -37,7 +35,7 @@ async fn begin(night: &mut Night, output: &Location, n: i64) {
     }
     let previous = latest(output, night.date).await.unwrap();
     let pins = Pins { previous, pools };
-    pins.begin(output, &night.run).await.unwrap();
+    RunStore::new(output, &night.run).begin(pins).await.unwrap();
 }
 
 /// Plans, generates and publishes the run that was begun.
@@ -45,7 +43,7 @@ async fn finish(night: &Night, output: &Location) {
     let plan = night.plan(output).await;
     work(output, &plan).await;
     for kind in Kind::ALL {
-        publish(output, &plan, kind, &Terms::coverage(1.0)).await.unwrap();
+        publish(&planned(output, &plan), kind, &Terms::coverage(1.0)).await.unwrap();
     }
 }
 
@@ -93,7 +91,7 @@ async fn the_newest_nights_stay_whole_and_nothing_is_left_of_the_others() {
     for run in &runs[2..] {
         for kind in Kind::ALL {
             let date = run[..10].parse().unwrap();
-            let folder = output.join(&laser_schema::layout::partition(kind, date, run));
+            let folder = output.join(&DataSet::Profiles.folder(kind, date, run));
             assert_eq!(verify(&folder).await.unwrap().faults, [""; 0]);
         }
         assert!(output.join(&run_folder(run)).join("plan.json").exists().await.unwrap());
@@ -171,7 +169,7 @@ async fn a_removal_killed_anywhere_shows_no_half_night_and_is_finished_by_the_ne
         // What a reader takes for a complete night has all its parts.
         for folder in latest(&output, first().checked_add(1.day()).unwrap()).await.unwrap() {
             let folder = output.join(&folder);
-            let manifest = read_manifest::<Manifest>(&folder).await.unwrap().unwrap();
+            let manifest = data_set::read::<Profiles>(&folder).await.unwrap().unwrap();
             for part in manifest.parts {
                 assert!(folder.join(&part.name).exists().await.unwrap(), "after {kills} steps");
             }
@@ -188,7 +186,7 @@ async fn ids_go_with_their_nights_but_for_the_newest_two() {
     for n in 0..3_i64 {
         let date = first().checked_add(n.days()).unwrap();
         let run = dated_name(date, &Digest::of(b"ids"));
-        let folder = partition_of(KNOWLEDGE_IDS, Kind::User, date, &run);
+        let folder = DataSet::KnowledgeIds.folder(Kind::User, date, &run);
         for name in ["part-00000.parquet", "_codebook.safetensors", "_manifest.json", "_SUCCESS"] {
             let file = output.join(&folder).join(name);
             file.write("{}".into()).await.unwrap();

@@ -11,11 +11,12 @@ use laser_schema::audit::AuditReport;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
 use laser_schema::job::{Action, Plan, Policy, ShardJob, ShardRow, Spec};
-use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
 use laser_schema::{Columns, Digest, Entity, EntityTable, Kind};
 use laser_store::join::Join;
 use laser_store::part::encode_part;
 use laser_store::previous::PreviousSource;
+use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Location, table};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -39,6 +40,11 @@ pub(crate) fn spec() -> Spec {
         max_new_tokens: 20,
         stop: Vec::new(),
     }
+}
+
+/// The run of a plan.
+pub(crate) fn planned(output: &Location, plan: &Plan) -> PlannedRun {
+    PlannedRun::new(RunStore::new(output, &plan.run), plan.clone())
 }
 
 /// Everything a plan depends on, to be changed by a test.
@@ -127,7 +133,7 @@ impl Night {
         let path = self.dir.path().join("mine.j2");
         std::fs::write(&path, &self.template).unwrap();
         let path = path.to_str().unwrap().to_owned();
-        let config = PromptConfig { user: path.clone(), item: path, max_tokens: 60, ..Default::default() };
+        let config = PromptConfig { user: path.clone(), item: path, max_tokens: Some(60), ..Default::default() };
         let request = PlanRequest {
             run: self.run.clone(),
             date: self.date,
@@ -142,7 +148,7 @@ impl Night {
             price: None,
             guards: self.guards,
             embedding: None,
-            prompts: &PromptRenderer::new(&config, model()).unwrap(),
+            prompts: &PromptRenderer::new(&config, model(), 8).unwrap(),
             route: &route,
         };
         let entities = Join::new(&self.tables, memory).await?;
@@ -159,7 +165,7 @@ impl Night {
 }
 
 pub(crate) async fn rows(output: &Location, plan: &Plan, job: &ShardJob) -> Vec<ShardRow> {
-    let input = output.join(&plan.folder()).join(&job.input);
+    let input = planned(output, plan).input(job);
     let bytes = input.read().await.unwrap();
     assert_eq!(Digest::of(&bytes), job.input_digest);
     table::decode(&job.input, bytes).unwrap()
@@ -205,7 +211,7 @@ fn record(plan: &Plan, row: &ShardRow) -> KnowledgeRecord {
 async fn part(output: &Location, plan: &Plan, job: &ShardJob) -> Bytes {
     let (mut done, mut errors, mut carried) = (Vec::new(), Vec::new(), 0);
     if job.action == Action::Carry {
-        let input = output.join(&plan.folder()).join(&job.input);
+        let input = planned(output, plan).input(job);
         done = table::decode(&job.input, input.read().await.unwrap()).unwrap();
         carried = job.rows;
     } else {
@@ -232,20 +238,8 @@ pub(crate) fn encode(
     for row in rows.iter().filter(|_| carried == 0) {
         figures.entry(row.pool.clone()).or_default().add_record(row);
     }
-    let info = PartInfo {
-        version: SCHEMA_VERSION,
-        run: plan.run.clone(),
-        shard: job.shard,
-        kind: job.kind,
-        writer: WRITER.to_owned(),
-        attempt: "a".into(),
-        carried,
-        rows_digest: rows_digest(rows),
-        errors,
-        figures,
-        embedding: None,
-        embeddings_digest: None,
-    };
+    let new = PartInfo::new(&plan.run, job.shard, job.kind, "a", rows);
+    let info = PartInfo { carried, errors, figures, ..new };
     encode_part(&job.output, plan.ids[&job.kind], rows, None, &info).unwrap()
 }
 

@@ -1,48 +1,10 @@
-//! Opening arbitrary bytes as a pool never panics, nor does drafting on a pool that opened.
-//!
-//! `cargo +nightly fuzz run pool_open` in decode/. Every input is tried as it is, and again as the
-//! content behind a right preamble and header checksum, which no fuzzer would guess (docs/formats.md).
+//! Arbitrary bytes as a pool: `cargo +nightly fuzz run pool_open` in decode/.
 #![no_main]
 
 use laser_decode::{DraftContext, DraftTree, Drafter, Pool};
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|content: &[u8]| {
-    open_and_draft(content.to_vec());
-    let mut file = b"LASRPOOL\x02\0\0\0\x04\x03\x02\x01".to_vec();
-    // The header ends after the name, whose length is its last word.
-    let name = content.get(96..100).map_or(0, |word| word[0] as usize);
-    let header = (100 + name).next_multiple_of(4).min(content.len());
-    file.extend(blake3::hash(&content[..header]).as_bytes());
-    file.extend(content);
-    open_and_draft(file);
-});
+#[path = "../open_and_draft.rs"]
+mod open_and_draft;
 
-fn open_and_draft(bytes: Vec<u8>) {
-    let tail: Vec<u32> = bytes
-        .iter()
-        .rev()
-        .take(16)
-        .map(|&byte| byte.into())
-        .collect();
-    let Ok(pool) = Pool::open(bytes.into()) else {
-        return;
-    };
-    // Damage may or may not be found here; drafting must be safe without.
-    let _ = pool.verify();
-    let end_of_text = pool.meta().end_of_text;
-    let mut tree = DraftTree::new();
-    for drafter in [Drafter::default(), Drafter::RawFrequency { max_ngram: 4 }] {
-        let mut context = DraftContext::new(drafter, Some(pool.clone()), end_of_text);
-        for token in &tail {
-            context.extend(&[*token % pool.meta().vocab_size]);
-            context.draft(16, &mut tree);
-            assert!(
-                tree.tokens()[1..]
-                    .iter()
-                    .all(|&token| token < pool.meta().vocab_size)
-            );
-        }
-    }
-    assert!(pool.top_branches(2, 4).len() <= 4);
-}
+fuzz_target!(|content: &[u8]| open_and_draft::run(content));

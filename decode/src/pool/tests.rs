@@ -26,7 +26,7 @@ pub(crate) fn any_texts(alphabet: Token, texts: usize, len: usize) -> impl Strat
     prop::collection::vec(text, 0..texts)
 }
 
-/// How often each token follows `context` in texts that end with `END`.
+/// Counts how often each token follows `context` in texts that end with `END`.
 pub(crate) fn continuations(texts: &[Vec<Token>], context: &[Token]) -> BTreeMap<Token, usize> {
     let mut found = BTreeMap::new();
     for text in texts {
@@ -43,7 +43,7 @@ pub(crate) fn ended(texts: &[Vec<Token>]) -> Vec<Vec<Token>> {
     texts.iter().map(|text| text.iter().copied().chain([END]).collect()).collect()
 }
 
-/// Where the content of a file with the name of [`meta`] begins.
+/// Offset of the content of a file with the name of [`meta`].
 const CONTENT: usize = 156;
 
 /// Opens and verifies.
@@ -52,7 +52,7 @@ fn checked(bytes: Vec<u8>) -> Result<Pool, PoolError> {
     pool.verify().map(|()| pool)
 }
 
-/// The file with its checksums made right again after a change.
+/// Returns the file with its checksums corrected after a change.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let content = bytes.len().min(CONTENT);
     crate::pool_builder::seal(&mut bytes, content);
@@ -63,7 +63,7 @@ fn small_pool() -> Vec<u8> {
     build_pool(&meta(), &[vec![1, 2, 3, 1, 2], vec![1, 2, 4]]).unwrap()
 }
 
-/// Drafts from the pool in every way; must not panic.
+/// Drafts from the pool in every way. Must not panic.
 fn draft_all(pool: &Pool) {
     let mut tree = DraftTree::new();
     let drafters = [Drafter::default(), Drafter::RawFrequency { max_ngram: 4 }];
@@ -207,7 +207,7 @@ fn another_tokenizer_is_refused_by_name() {
 #[test]
 fn tokens_and_vocabularies_out_of_range_are_not_built() {
     let error = build_pool(&meta(), &[vec![1], vec![2, 100]]).unwrap_err().to_string();
-    assert!(error.contains("text 1 has token 100 at place 1"), "{error}");
+    assert!(error.contains("text 1 has token 100 at index 1"), "{error}");
     for (vocab_size, end_of_text) in [(0, 0), (10, 10), (VOCABULARY_MAX + 1, 0)] {
         let meta = PoolMeta { vocab_size, end_of_text, ..meta() };
         assert!(matches!(build_pool(&meta, &[]), Err(PoolError::Vocabulary { .. })));

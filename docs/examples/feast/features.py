@@ -1,4 +1,4 @@
-"""What Laser writes about users, as a Feast repository. LASER_OUTPUT is the output's root ([output] path).
+"""Laser's output for users as a Feast repository. LASER_OUTPUT is the output's root ([output] path).
 
 Feast reads the Delta tables ([output] table = "delta"): a glob over parts would see half of a night that is under way.
 """
@@ -14,7 +14,7 @@ output = os.environ["LASER_OUTPUT"]
 if "://" not in output:
     output = os.path.abspath(output)
 
-# The type is that of the input's ids: INT64 or STRING.
+# The type of the ids in the input: INT64 or STRING.
 user = Entity(name="user", join_keys=["entity_id"], value_type=ValueType.INT64)
 
 
@@ -32,7 +32,7 @@ def nights(data_set):
 profiles = FeatureView(
     name="user_profiles",
     entities=[user],
-    ttl=timedelta(days=7),  # a text that was not written again for so long counts no more
+    ttl=timedelta(days=7),  # a text counts for this long
     source=nights("profiles"),
     online=False,
     schema=[

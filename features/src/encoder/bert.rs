@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{EncoderError, EncoderFiles};
 
-/// The architecture that config.json describes, if it is BERT's.
+/// Reads the architecture that config.json describes, if it is BERT's.
 pub(super) fn config(file: &Path, json: &Value) -> Result<Config, EncoderError> {
     check_architecture(file, json)?;
     let number = |key: &str, default: Option<usize>| {
@@ -48,7 +48,7 @@ pub(super) fn config(file: &Path, json: &Value) -> Result<Config, EncoderError> 
     Ok(config)
 }
 
-/// An encoder with BERT's tensors and another forward would give embeddings, and wrong ones.
+/// Refuses other architectures: an encoder with BERT's tensors and another forward would give wrong embeddings.
 fn check_architecture(file: &Path, json: &Value) -> Result<(), EncoderError> {
     let is = |key: &str, known: &[&str]| {
         let value = &json[key];
@@ -120,8 +120,8 @@ pub(super) fn load(files: &EncoderFiles, device: &Device) -> Result<BertModel, E
     BertModel::load(weights, files.bert()).map_err(|e| wrong(e.to_string()))
 }
 
-/// Models with a head keep the encoder below `bert.`, and those that came from TensorFlow call a layer norm's weights
-/// gamma and beta.
+/// Maps a tensor's name. Models with a head keep the encoder below `bert.`, and models from TensorFlow call a layer
+/// norm's weights gamma and beta.
 fn rename(name: &str) -> String {
     name.strip_prefix("bert.")
         .unwrap_or(name)

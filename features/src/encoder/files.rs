@@ -1,4 +1,4 @@
-//! What an encoder is, from the files of its directory and the configuration.
+//! The description of an encoder, from the files of its directory and the configuration.
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +10,7 @@ use super::bert::config as bert_config;
 use super::sentence_transformers::Settings;
 use super::{EncoderConfig, EncoderError};
 
-/// An encoder on the local disk that is known to fit the configuration; not loaded.
+/// An encoder on the local disk that fits the configuration; not loaded yet.
 #[derive(Debug)]
 pub struct EncoderFiles {
     directory: PathBuf,
@@ -23,10 +23,10 @@ pub struct EncoderFiles {
 
 impl EncoderFiles {
     /// Reads the encoder's description at `directory`, and its weights once for their digest. The path in `config` is
-    /// not looked at: resolve it first.
+    /// ignored: resolve it first.
     ///
     /// # Errors
-    /// [`EncoderError`], naming the file and key that is missing or that asks for what this encoder cannot do.
+    /// [`EncoderError`], naming the file and key that is missing or asks for something unsupported.
     pub fn open(directory: &Path, config: &EncoderConfig) -> Result<Self, EncoderError> {
         let missing = |file: &str, remedy| EncoderError::MissingFile {
             directory: directory.to_owned(),
@@ -72,12 +72,12 @@ impl EncoderFiles {
         Ok(Self { directory: directory.to_owned(), weights, tokenizer, bert, info, config: config.clone() })
     }
 
-    /// What decides the embeddings.
+    /// Returns what determines the embeddings.
     pub fn info(&self) -> &EncoderInfo {
         &self.info
     }
 
-    /// How the encoder is used.
+    /// Returns how the encoder is used.
     pub fn config(&self) -> &EncoderConfig {
         &self.config
     }
@@ -98,13 +98,13 @@ impl EncoderFiles {
         &self.bert
     }
 
-    /// The token that fills up a batch; it is masked, so any token of the vocabulary serves.
+    /// Returns the padding token; it is masked, so any token of the vocabulary will do.
     pub(super) fn padding(&self) -> u32 {
         u32::try_from(self.bert.pad_token_id).unwrap_or_default()
     }
 }
 
-/// How many tokens stand around a text, at least one: an empty text must have something to pool.
+/// Returns the number of special tokens around a text, at least one: an empty text must have something to pool.
 fn special_tokens(tokenizer: &Tokenizer, file: &Path, bert: &bert::Config) -> Result<usize, EncoderError> {
     let corrupt = |reason: String| laser_model::ModelError::Corrupt { path: file.to_owned(), reason };
     if tokenizer.vocab_size() > bert.vocab_size {

@@ -1,4 +1,4 @@
-//! What a sentence-transformers directory says beyond config.json: pooling, normalisation, lengths, prompts.
+//! The settings of a sentence-transformers directory beyond config.json: pooling, normalisation, lengths, prompts.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ const MODULES: &str = "modules.json";
 const SENTENCE_BERT: &str = "sentence_bert_config.json";
 const PROMPTS: &str = "config_sentence_transformers.json";
 
-/// What the directory says; nothing of it where it is a plain model's.
+/// The settings of the directory; empty for a plain model.
 #[derive(Debug, Default)]
 pub(super) struct Settings {
-    /// The file of the pooling, and what it says.
+    /// The pooling's file and its content.
     pub(super) pooling: Option<(std::path::PathBuf, Value)>,
     pub(super) normalise: bool,
     pub(super) max_tokens: Option<usize>,
@@ -78,12 +78,12 @@ impl Settings {
         Ok(())
     }
 
-    /// The pooling that the directory wants; `None` if it says nothing.
+    /// Returns the pooling that the directory sets; `None` if it sets none.
     pub(super) fn pooling(&self) -> Result<Option<Pooling>, EncoderError> {
         let Some((file, json)) = &self.pooling else {
             return Ok(None);
         };
-        // Older files have a flag for each mode, newer ones a name.
+        // Older files have one flag per mode, newer ones a name.
         let flags = json.as_object().into_iter().flatten();
         let on: Vec<&str> = flags
             .filter(|(_, value)| **value == true)

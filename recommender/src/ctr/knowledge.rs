@@ -1,40 +1,86 @@
-//! Knowledge as features: vectors of texts, or ids.
+//! Attributes and knowledge as features: bags of values, vectors of texts, or ids.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
-/// A named way of giving knowledge to a model; without features it is the baseline.
-#[derive(Debug, Default)]
+/// A named choice of features; without any it is the baseline.
+#[derive(Debug, Clone, Default)]
 pub struct Variant {
-    /// As reports name it.
+    /// The name in reports.
     pub name: String,
-    /// Knowledge of users.
-    pub user: Option<Feature>,
-    /// Knowledge of items.
-    pub item: Option<Feature>,
+    /// Features of users.
+    pub user: Vec<Arc<Feature>>,
+    /// Features of items.
+    pub item: Vec<Arc<Feature>>,
 }
 
-/// Knowledge of every user, or of every item.
+/// One feature of every user, or of every item.
 #[derive(Debug)]
 pub enum Feature {
     /// Dense vectors.
     Vectors(Vectors),
     /// Categorical ids.
     Codes(Codes),
+    /// The values of one attribute.
+    Bags(Bags),
 }
 
 impl Feature {
-    /// How many entities have knowledge.
+    /// Number of entities that have knowledge.
     pub fn known(&self) -> usize {
         match self {
             Self::Vectors(vectors) => vectors.known,
             Self::Codes(codes) => codes.known,
+            Self::Bags(bags) => bags.known,
         }
+    }
+}
+
+/// The values of one attribute of each entity: any number of them, in no order.
+///
+/// A value that a single entity has says nothing about another one and is left out.
+#[derive(Debug)]
+pub struct Bags {
+    /// The longest bag.
+    pub(super) length: usize,
+    /// Row-major tokens of `length`, 0 where a bag is shorter.
+    pub(super) tokens: Vec<u32>,
+    /// Likewise: one over the bag's size, 0 where it is shorter.
+    pub(super) weights: Vec<f32>,
+    /// The number of tokens, 0 included.
+    pub(super) vocabulary: usize,
+    known: usize,
+}
+
+impl Bags {
+    /// One row of values per entity.
+    pub fn new(rows: &[Vec<String>]) -> Self {
+        let rows: Vec<HashSet<&String>> = rows.iter().map(|row| row.iter().collect()).collect();
+        let mut counts: BTreeMap<&String, usize> = BTreeMap::new();
+        rows.iter().flatten().for_each(|value| *counts.entry(value).or_default() += 1);
+        let shared = counts.into_iter().filter(|(_, count)| *count > 1);
+        let numbers: BTreeMap<&String, u32> = shared.map(|(value, _)| value).zip(1..).collect();
+        let bag = |row: HashSet<&String>| {
+            let mut bag: Vec<u32> = row.into_iter().filter_map(|value| numbers.get(value).copied()).collect();
+            bag.sort_unstable();
+            bag
+        };
+        let bags: Vec<Vec<u32>> = rows.into_iter().map(bag).collect();
+        let length = bags.iter().map(Vec::len).max().unwrap_or(0).max(1);
+        let (mut tokens, mut weights) = (Vec::new(), Vec::new());
+        for bag in &bags {
+            let weight = 1.0 / bag.len().max(1) as f32;
+            tokens.extend((0..length).map(|place| bag.get(place).copied().unwrap_or(0)));
+            weights.extend((0..length).map(|place| if place < bag.len() { weight } else { 0.0 }));
+        }
+        let known = bags.iter().filter(|bag| !bag.is_empty()).count();
+        Self { length, tokens, weights, vocabulary: numbers.len() + 1, known }
     }
 }
 
 /// A vector for each entity, standardised: over the entities that have one, every dimension has mean 0 and variance 1.
 ///
-/// Sentence encoders put all texts of a kind near each other, and what tells them apart is small against what they
+/// Sentence encoders put all texts of a kind near each other, and their differences are small compared with what they
 /// share. An entity without a vector has zeros, which is the mean.
 #[derive(Debug)]
 pub struct Vectors {
@@ -46,7 +92,7 @@ pub struct Vectors {
 }
 
 impl Vectors {
-    /// By entity; all vectors are of `dimension`.
+    /// Creates vectors from rows per entity, all of `dimension` values.
     pub fn new(dimension: usize, rows: &[Option<Vec<f32>>]) -> Self {
         let known: Vec<&Vec<f32>> = rows.iter().flatten().collect();
         let count = known.len().max(1) as f64;
@@ -60,7 +106,7 @@ impl Vectors {
         for (mean, scale) in &mut moments {
             *mean /= count;
             let variance = *scale / count - *mean * *mean;
-            // A constant dimension says nothing.
+            // A constant dimension carries no information.
             *scale = if variance > 1e-12 { 1.0 / variance.sqrt() } else { 0.0 };
         }
         let mut values = Vec::with_capacity(rows.len() * dimension);
@@ -79,19 +125,19 @@ fn standard((value, (mean, scale)): (&f32, &(f64, f64))) -> f32 {
     ((f64::from(*value) - mean) * scale) as f32
 }
 
-/// Ids for each entity, one for each codebook.
+/// Ids per entity, one per codebook.
 #[derive(Debug)]
 pub struct Codes {
-    /// Ids of an entity.
+    /// Number of ids per entity.
     pub(super) levels: usize,
-    /// Row-major: 0 where there is none, else a number of the codebook's id among all of all codebooks.
+    /// Row-major: 0 if there is none, otherwise the number of the codebook's id among all ids of all codebooks.
     pub(super) tokens: Vec<u32>,
-    /// How many tokens there are, 0 included.
+    /// Number of tokens, including 0.
     pub(super) vocabulary: usize,
     known: usize,
 }
 
-/// Ids that are no feature.
+/// The ids are not a feature.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodesError {
     /// Entities have different numbers of ids.
@@ -99,15 +145,15 @@ pub enum CodesError {
     Length {
         /// Its index.
         entity: usize,
-        /// Of the entities before.
+        /// Number for the entities before.
         expected: usize,
-        /// Of this one.
+        /// Number for this entity.
         found: usize,
     },
 }
 
 impl Codes {
-    /// By entity; at each place of the lists is the id of one codebook.
+    /// Creates codes from rows per entity; each position of a list is the id of one codebook.
     ///
     /// # Errors
     /// [`CodesError::Length`] if lists differ in length.

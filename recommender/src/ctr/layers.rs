@@ -1,4 +1,4 @@
-//! Layers with seeded weights. candle's own initialisers take the device's generator, which on CPUs has no seed.
+//! Layers with seeded weights. candle's own initialisers use the device's generator, which has no seed on CPUs.
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use rand::Rng;
@@ -7,7 +7,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 /// Initial embeddings lie between -EMBEDDING and +EMBEDDING.
 const EMBEDDING: f32 = 0.05;
 
-/// Makes a network's parameters and keeps them for the optimiser.
+/// Creates a network's parameters and keeps them for the optimiser.
 #[derive(Debug)]
 pub(super) struct Parameters {
     pub(super) rng: Xoshiro256PlusPlus,
@@ -29,12 +29,12 @@ impl Parameters {
         Ok(var)
     }
 
-    /// Copies of all values.
+    /// Returns copies of all values.
     pub(super) fn values(&self) -> Result<Vec<Tensor>> {
         self.vars.iter().map(|var| var.as_tensor().copy()).collect()
     }
 
-    /// Takes copies back.
+    /// Restores copied values.
     pub(super) fn restore(&self, values: &[Tensor]) -> Result<()> {
         self.vars.iter().zip(values).try_for_each(|(var, value)| var.set(value))
     }
@@ -48,13 +48,13 @@ pub(super) struct Linear {
 }
 
 impl Linear {
-    /// Xavier's uniform weights, no bias yet.
+    /// Creates Xavier's uniform weights and a bias of zero.
     pub(super) fn new(inputs: usize, outputs: usize, parameters: &mut Parameters) -> Result<Self> {
         let bound = (6.0 / (inputs + outputs) as f32).sqrt();
         Ok(Self { weight: parameters.uniform(inputs, outputs, bound)?, bias: parameters.zeros(outputs)? })
     }
 
-    /// `[rows, inputs]` to `[rows, outputs]`.
+    /// Maps `[rows, inputs]` to `[rows, outputs]`.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.matmul(&self.weight)?.broadcast_add(&self.bias)
     }
@@ -69,7 +69,7 @@ impl Embedding {
         parameters.uniform(tokens, dimension, EMBEDDING).map(Self)
     }
 
-    /// `[n]` tokens to `[n, dimension]`.
+    /// Maps `[n]` tokens to `[n, dimension]`.
     pub(super) fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         self.0.index_select(tokens, 0)
     }
@@ -106,10 +106,10 @@ impl Cross {
     }
 }
 
-/// Leaves values out while a network is trained, and makes up for it with the others.
+/// Dropout: leaves values out during training and scales the others up.
 #[derive(Debug)]
 pub(super) struct Dropout<'a> {
-    /// The share that is left out, and its generator; none outside training.
+    /// The share that is left out and its generator; none outside of training.
     pub(super) training: Option<(f64, &'a mut Xoshiro256PlusPlus)>,
 }
 
@@ -127,4 +127,12 @@ impl Dropout<'_> {
         let mask = Tensor::from_vec(mask, x.shape(), &Device::Cpu)?;
         (x * mask)? * kept
     }
+}
+
+/// The sum of `[rows · length, dimension]` vectors, weighted by `[rows, length]`, as `[rows, dimension]`.
+pub(super) fn weighted_sum(vectors: &Tensor, weights: &Tensor) -> Result<Tensor> {
+    let (rows, length) = weights.dims2()?;
+    let dimension = vectors.dim(1)?;
+    let weighted = vectors.broadcast_mul(&weights.reshape((rows * length, 1))?)?;
+    weighted.reshape((rows, length, dimension))?.sum(1)
 }

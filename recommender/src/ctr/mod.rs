@@ -1,15 +1,26 @@
-//! CTR models that judge knowledge: DIN and DCNv2 on interactions split by time, with and without features of texts.
+//! CTR models that judge knowledge: DIN and DCNv2 on interactions split by time or by item, with and without features
+//! of attributes and texts.
 //!
-//! An impression is a user, an item, a time and a label. A model sees the ids of both, the user's items *before* that
-//! time with their labels, and, if a [`Variant`] has any, knowledge of the user and of the item: vectors through a
-//! small learnt projection, or ids that are looked up like any categorical feature (LASER 4.4). Training minimises the
-//! log loss with AdamW and ends when the AUC on the validation part gets no better; the test part is looked at once,
-//! with the weights of the best epoch.
+//! An impression is a user, an item, a time and a label. A model sees the ids of both, a history of the user's other
+//! items with their labels, and the features of a [`Variant`]: vectors through a small learnt projection, ids that are
+//! looked up like any categorical feature (LASER 4.4), and one embedding bag per attribute. Training minimises the log
+//! loss with AdamW and ends when the AUC on the validation part gets no better; the test part is looked at once, with
+//! the weights of the best epoch.
 //!
-//! Tensors are candle's, on the CPU. One training runs on one thread, so that several run side by side and none depends
-//! on their number; a seed decides initial weights, order and dropout.
+//! # New items
+//!
+//! All ids that are not trained on share one vector. Training replaces a random share of the ids by it (`id_dropout`),
+//! so that a model learns to do without: DropoutNet (Volkovs, Yu and Poutanen 2017), with a learnt vector in place of
+//! its zeros. With `content_in_history` an item's vector is the sum of the vectors of its id and its features (as in
+//! LightFM, Kula 2015), both as target and in histories (DIN's own items are concatenations of goods, shop and category
+//! ids), so that what a user liked tells something about items that nobody has seen. DCNv2 then averages liked and
+//! disliked items apart.
+//!
+//! Tensors are candle's, on the CPU. Each training runs on one thread, so several can run side by side and none depends
+//! on their number. A seed decides initial weights, order and dropout.
 
 mod data;
+mod fields;
 mod knowledge;
 mod layers;
 mod network;
@@ -20,9 +31,11 @@ mod tests;
 
 use serde::{Deserialize, Serialize};
 
-pub use data::{Data, DataError, Impression, Part};
-pub use knowledge::{Codes, CodesError, Feature, Variant, Vectors};
-pub use train::{CtrError, Run, evaluate};
+pub use data::{Data, DataError, Impression, ItemSplit, Part};
+pub use knowledge::{Bags, Codes, CodesError, Feature, Variant, Vectors};
+pub use train::{CtrError, GroupQuality, ITEM_GROUPS, ItemGroup, Run, evaluate};
+
+use crate::ConfigError;
 
 /// A CTR model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +48,7 @@ pub enum ModelKind {
 }
 
 impl ModelKind {
-    /// As papers write it.
+    /// The name in papers.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Din => "DIN",
@@ -48,7 +61,7 @@ impl ModelKind {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingConfig {
-    /// The latest items of the history that a model sees.
+    /// Number of latest items of the history that a model sees.
     pub history: usize,
     /// Values of an embedding.
     pub dimension: usize,
@@ -56,7 +69,7 @@ pub struct TrainingConfig {
     pub hidden: Vec<usize>,
     /// Layers of DCNv2's cross network.
     pub cross_layers: usize,
-    /// Impressions of a step.
+    /// Impressions per step.
     pub batch: usize,
     /// AdamW's step size.
     pub learning_rate: f64,
@@ -64,11 +77,16 @@ pub struct TrainingConfig {
     pub weight_decay: f64,
     /// Share of the deep layers' values that a step leaves out.
     pub dropout: f64,
-    /// Share of the user and item ids that a step takes for unknown, which teaches a model what to do about new ones.
+    /// Share of the user and item ids that a step treats as unknown, which teaches a model to handle new ones.
     pub id_dropout: f64,
+    /// The same for item ids alone, where items are new more often than users; `id_dropout` by default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub item_id_dropout: Option<f64>,
+    /// Whether items carry their features in histories, too.
+    pub content_in_history: bool,
     /// Passes over the impressions at most.
     pub epochs: usize,
-    /// Training ends after so many epochs without a better AUC on the validation part.
+    /// Epochs without a better validation AUC that end training.
     pub patience: usize,
 }
 
@@ -84,6 +102,8 @@ impl Default for TrainingConfig {
             weight_decay: 0.1,
             dropout: 0.2,
             id_dropout: 0.1,
+            item_id_dropout: None,
+            content_in_history: false,
             epochs: 20,
             patience: 2,
         }
@@ -95,7 +115,8 @@ impl TrainingConfig {
     ///
     /// # Errors
     /// The first key whose value makes no sense, with what was expected.
-    pub fn validate(&self) -> Result<(), String> {
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let fail = |reason: String| Err(ConfigError(format!("[eval.training] {reason}")));
         let narrowest = self.hidden.iter().min().copied().unwrap_or(0);
         let counts = [
             ("history", self.history),
@@ -106,19 +127,26 @@ impl TrainingConfig {
             ("patience", self.patience),
         ];
         if let Some((key, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return Err(format!("[eval.training] {key}: expected at least 1"));
+            return fail(format!("{key}: expected at least 1"));
         }
         if !(self.learning_rate > 0.0 && self.learning_rate.is_finite()) {
-            return Err(format!("[eval.training] learning_rate = {}: expected a number above 0", self.learning_rate));
+            return fail(format!("learning_rate = {}: expected a number above 0", self.learning_rate));
         }
         if !(self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
-            return Err(format!("[eval.training] weight_decay = {}: expected 0 or more", self.weight_decay));
+            return fail(format!("weight_decay = {}: expected 0 or more", self.weight_decay));
         }
-        for (key, share) in [("dropout", self.dropout), ("id_dropout", self.id_dropout)] {
+        let shares =
+            [("dropout", self.dropout), ("id_dropout", self.id_dropout), ("item_id_dropout", self.item_dropout())];
+        for (key, share) in shares {
             if !(0.0..1.0).contains(&share) {
-                return Err(format!("[eval.training] {key} = {share}: expected a share from 0 to below 1"));
+                return fail(format!("{key} = {share}: expected a share from 0 to below 1"));
             }
         }
         Ok(())
+    }
+
+    /// The share of item ids that a step takes for unknown.
+    fn item_dropout(&self) -> f64 {
+        self.item_id_dropout.unwrap_or(self.id_dropout)
     }
 }

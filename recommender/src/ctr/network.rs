@@ -1,12 +1,15 @@
 //! The two networks over the same features.
 
-use candle_core::{Device, Result, Tensor};
+use std::sync::Arc;
+
+use candle_core::{DType, Device, Result, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use super::data::Data;
+use super::fields::Field;
 use super::knowledge::{Feature, Variant};
-use super::layers::{Cross, Deep, Dropout, Embedding, Linear, Parameters};
+use super::layers::{Cross, Deep, Dropout, Embedding, Linear, Parameters, weighted_sum};
 use super::{ModelKind, TrainingConfig};
 
 /// The hidden width of DIN's activation unit, as in its paper.
@@ -15,28 +18,28 @@ const ATTENTION: usize = 36;
 /// The features of some impressions.
 #[derive(Debug)]
 pub(super) struct Batch {
-    /// Impressions.
-    rows: usize,
     /// `[rows]` tokens.
     user: Tensor,
     /// `[rows]` tokens.
     item: Tensor,
-    /// `[rows]` indices, for knowledge.
+    /// `[rows]` indices, for features.
     user_index: Tensor,
-    /// `[rows]` indices, for knowledge.
+    /// `[rows]` indices, for features.
     item_index: Tensor,
     /// `[rows · history]` tokens.
     history: Tensor,
+    /// `[rows · history]` indices, for features.
+    history_index: Tensor,
     /// `[rows · history]`: whether the user liked it, as 0 or 1.
     responses: Tensor,
-    /// `[rows, history]`: 1 where there is an item.
+    /// `[rows, history]`: 1 if there is an item.
     present: Tensor,
     /// `[rows]`: 0 or 1.
     pub(super) labels: Tensor,
 }
 
 impl Batch {
-    /// Of the impressions at these positions; in training ids are taken for unknown now and then.
+    /// Gathers the impressions at these positions; in training ids are taken for unknown now and then.
     pub(super) fn new(
         data: &Data,
         positions: &[usize],
@@ -48,18 +51,18 @@ impl Batch {
         let mut users: Vec<u32> = impressions().map(|i| data.user_token(i.user)).collect();
         let mut items: Vec<u32> = impressions().map(|i| data.item_token(i.item)).collect();
         if let Some(rng) = rng {
-            for token in users.iter_mut().chain(&mut items) {
-                if rng.gen_bool(config.id_dropout) {
-                    *token = 0;
-                }
+            for (tokens, share) in [(&mut users, config.id_dropout), (&mut items, config.item_dropout())] {
+                tokens.iter_mut().filter(|_| rng.gen_bool(share)).for_each(|token| *token = 0);
             }
         }
         let mut history = vec![0; rows * length];
+        let mut history_index = vec![0; rows * length];
         let mut responses = vec![0; rows * length];
         let mut present = vec![0f32; rows * length];
         for (row, &position) in positions.iter().enumerate() {
             for (place, seen) in (row * length..).zip(data.history(position, length)) {
                 history[place] = data.item_token(seen.item);
+                history_index[place] = seen.item;
                 responses[place] = u32::from(seen.label);
                 present[place] = 1.0;
             }
@@ -67,12 +70,12 @@ impl Batch {
         let labels: Vec<f32> = impressions().map(|i| f32::from(u8::from(i.label))).collect();
         let cpu = &Device::Cpu;
         Ok(Self {
-            rows,
             user: Tensor::new(users, cpu)?,
             item: Tensor::new(items, cpu)?,
             user_index: Tensor::new(impressions().map(|i| i.user).collect::<Vec<_>>(), cpu)?,
             item_index: Tensor::new(impressions().map(|i| i.item).collect::<Vec<_>>(), cpu)?,
             history: Tensor::new(history, cpu)?,
+            history_index: Tensor::new(history_index, cpu)?,
             responses: Tensor::new(responses, cpu)?,
             present: Tensor::from_vec(present, (rows, length), cpu)?,
             labels: Tensor::new(labels, cpu)?,
@@ -86,12 +89,14 @@ pub(super) struct Network {
     users: Embedding,
     items: Embedding,
     responses: Embedding,
-    knowledge: [Option<KnowledgeField>; 2],
+    user_fields: Vec<Field>,
+    item_fields: Vec<Field>,
+    content_in_history: bool,
     head: Head,
     pub(super) parameters: Parameters,
 }
 
-/// What makes a logit of the features.
+/// Makes a logit of the features.
 #[derive(Debug)]
 enum Head {
     Din { attention: Attention, deep: Deep, output: Linear },
@@ -111,13 +116,15 @@ impl Network {
         let users = Embedding::new(data.users() + 1, dimension, with)?;
         let items = Embedding::new(data.items() + 1, dimension, with)?;
         let responses = Embedding::new(2, dimension, with)?;
-        let mut field = |feature: &Option<Feature>, entities: usize| {
-            let of = |feature| KnowledgeField::new(feature, entities, dimension, with);
-            feature.as_ref().map(of).transpose()
+        let mut fields = |features: &[Arc<Feature>], entities: usize| {
+            let of = |feature: &Arc<Feature>| Field::new(feature, entities, dimension, with);
+            features.iter().map(of).collect::<Result<Vec<_>>>()
         };
-        let knowledge = [field(&variant.user, data.users())?, field(&variant.item, data.items())?];
-        let known: usize = knowledge.iter().flatten().map(|field| field.width).sum();
-        let inputs = 3 * dimension + known;
+        let user_fields = fields(&variant.user, data.users())?;
+        let item_fields = fields(&variant.item, data.items())?;
+        let of_fields: usize = user_fields.iter().chain(&item_fields).map(Field::width).sum();
+        let pools = if config.content_in_history && kind == ModelKind::DcnV2 { 2 } else { 1 };
+        let inputs = (2 + pools) * dimension + of_fields;
         let deep = Deep::new(inputs, &config.hidden, with)?;
         let deepest = config.hidden.last().copied().unwrap_or(inputs);
         let head = match kind {
@@ -130,22 +137,34 @@ impl Network {
                 output: Linear::new(inputs + deepest, 1, with)?,
             },
         };
-        Ok(Self { users, items, responses, knowledge, head, parameters })
+        let content_in_history = config.content_in_history;
+        Ok(Self { users, items, responses, user_fields, item_fields, content_in_history, head, parameters })
     }
 
-    /// `[rows]` logits.
+    /// Returns `[rows]` logits.
     pub(super) fn forward(&self, batch: &Batch, dropout: &mut Dropout<'_>) -> Result<Tensor> {
-        let item = self.items.forward(&batch.item)?;
-        let seen = self.items.forward(&batch.history)? + self.responses.forward(&batch.responses)?;
+        let (mut item, mut seen) = (self.items.forward(&batch.item)?, self.items.forward(&batch.history)?);
+        if self.content_in_history
+            && let Some(content) = self.content()?
+        {
+            item = (item + content.index_select(&batch.item_index, 0)?)?;
+            seen = (seen + content.index_select(&batch.history_index, 0)?)?;
+        }
+        let seen = (seen + self.responses.forward(&batch.responses)?)?;
         let interest = match &self.head {
-            Head::Din { attention, .. } => attention.forward(&seen?, &item, &batch.present)?,
-            Head::DcnV2 { .. } => mean(&seen?, &batch.present)?,
+            Head::Din { attention, .. } => attention.forward(&seen, &item, &batch.present)?,
+            Head::DcnV2 { .. } if self.content_in_history => {
+                let liked =
+                    (&batch.present * &batch.responses.to_dtype(DType::F32)?.reshape(batch.present.shape())?)?;
+                let others = (&batch.present - &liked)?;
+                Tensor::cat(&[mean(&seen, &liked)?, mean(&seen, &others)?], 1)?
+            }
+            Head::DcnV2 { .. } => mean(&seen, &batch.present)?,
         };
         let mut features = vec![self.users.forward(&batch.user)?, item, interest];
-        let indices = [&batch.user_index, &batch.item_index];
-        for (field, indices) in self.knowledge.iter().zip(indices) {
-            if let Some(field) = field {
-                features.push(field.forward(indices, batch.rows)?);
+        for (fields, indices) in [(&self.user_fields, &batch.user_index), (&self.item_fields, &batch.item_index)] {
+            for field in fields {
+                features.push(field.forward(indices)?);
             }
         }
         let features = Tensor::cat(&features, 1)?;
@@ -158,26 +177,32 @@ impl Network {
         };
         logits.squeeze(1)
     }
+
+    /// `[items, dimension]`: the sum of each item's features. There are far fewer items than places in the histories
+    /// of a batch, so this is cheaper than looking features up there.
+    fn content(&self) -> Result<Option<Tensor>> {
+        let mut sum: Option<Tensor> = None;
+        for field in &self.item_fields {
+            let own = field.content()?;
+            sum = Some(match sum {
+                Some(sum) => (sum + own)?,
+                None => own,
+            });
+        }
+        Ok(sum)
+    }
 }
 
-/// The sum of `[rows · length, dimension]` vectors, weighted by `[rows, length]`, as `[rows, dimension]`.
-fn weighted_sum(vectors: &Tensor, weights: &Tensor) -> Result<Tensor> {
-    let (rows, length) = weights.dims2()?;
-    let dimension = vectors.dim(1)?;
-    let weighted = vectors.broadcast_mul(&weights.reshape((rows * length, 1))?)?;
-    weighted.reshape((rows, length, dimension))?.sum(1)
-}
-
-/// The mean of the vectors that are present, zeros if there are none.
+/// Returns the mean of the vectors that are present, zeros if there are none.
 fn mean(vectors: &Tensor, present: &Tensor) -> Result<Tensor> {
     let count = present.sum_keepdim(1)?.clamp(1f32, f32::MAX)?;
     weighted_sum(vectors, &present.broadcast_div(&count)?)
 }
 
-/// DIN's activation unit (Zhou et al. 2018, section 4.3): a weight for each item of the history from it, the target and
-/// their product, not normalised, so that the sum tells how strong an interest is.
+/// DIN's activation unit (Zhou et al. 2018, section 4.3): a weight per item of the history, computed from the item, the
+/// target and their product. Weights are not normalised, so their sum shows the strength of an interest.
 ///
-/// The paper's input also has the difference, which is linear in what is there already. ReLU stands for its Dice.
+/// The paper's input also has the difference, which is linear in the other inputs. ReLU replaces its Dice.
 #[derive(Debug)]
 struct Attention {
     of_seen: Linear,
@@ -197,7 +222,7 @@ impl Attention {
         })
     }
 
-    /// `[rows · length, dimension]` seen, `[rows, dimension]` target, to `[rows, dimension]`.
+    /// Maps `[rows · length, dimension]` seen and `[rows, dimension]` target to `[rows, dimension]`.
     fn forward(&self, seen: &Tensor, target: &Tensor, present: &Tensor) -> Result<Tensor> {
         let (rows, length) = present.dims2()?;
         let dimension = target.dim(1)?;
@@ -213,55 +238,5 @@ impl Attention {
             .reshape((rows * length, ATTENTION))?;
         let weights = self.output.forward(&hidden)?.reshape((rows, length))?;
         weighted_sum(seen, &(weights * present)?)
-    }
-}
-
-/// Knowledge of one kind of entity as a field of the features.
-#[derive(Debug)]
-struct KnowledgeField {
-    input: KnowledgeInput,
-    /// Values that it adds.
-    width: usize,
-}
-
-#[derive(Debug)]
-enum KnowledgeInput {
-    /// `[entities, dimension]`, and the projection.
-    Vectors(Tensor, Linear, Linear),
-    /// `[entities, levels]`, and the table of all codebooks.
-    Codes(Tensor, Embedding),
-}
-
-impl KnowledgeField {
-    fn new(feature: &Feature, entities: usize, dimension: usize, parameters: &mut Parameters) -> Result<Self> {
-        let cpu = &Device::Cpu;
-        Ok(match feature {
-            Feature::Vectors(vectors) => {
-                let shape = (entities, vectors.dimension);
-                let table = Tensor::from_slice(&vectors.values, shape, cpu)?;
-                let first = Linear::new(vectors.dimension, 2 * dimension, parameters)?;
-                let second = Linear::new(2 * dimension, dimension, parameters)?;
-                Self { input: KnowledgeInput::Vectors(table, first, second), width: dimension }
-            }
-            Feature::Codes(codes) => {
-                let table = Tensor::from_slice(&codes.tokens, (entities, codes.levels), cpu)?;
-                let embedding = Embedding::new(codes.vocabulary, dimension, parameters)?;
-                Self { input: KnowledgeInput::Codes(table, embedding), width: codes.levels * dimension }
-            }
-        })
-    }
-
-    /// `[rows]` indices to `[rows, width]`.
-    fn forward(&self, indices: &Tensor, rows: usize) -> Result<Tensor> {
-        match &self.input {
-            KnowledgeInput::Vectors(table, first, second) => {
-                let vectors = table.index_select(indices, 0)?;
-                second.forward(&first.forward(&vectors)?.relu()?)
-            }
-            KnowledgeInput::Codes(table, embedding) => {
-                let tokens = table.index_select(indices, 0)?.flatten_all()?;
-                embedding.forward(&tokens)?.reshape((rows, self.width))
-            }
-        }
     }
 }

@@ -1,5 +1,7 @@
 //! What models must find, and what they must not.
 
+use std::sync::Arc;
+
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -54,7 +56,8 @@ fn codes(bits: &[bool]) -> Feature {
 }
 
 fn variant(user: Option<Feature>, item: Option<Feature>) -> Variant {
-    Variant { name: "knowledge".into(), user, item }
+    let features = |feature: Option<Feature>| feature.into_iter().map(Arc::new).collect();
+    Variant { name: "knowledge".into(), user: features(user), item: features(item) }
 }
 
 fn aucs(data: &Data, variants: &[Variant]) -> Vec<f64> {
@@ -177,4 +180,93 @@ fn vectors_are_standardised_over_those_there_are() {
     let vectors = Vectors::new(2, &rows);
     assert_eq!(vectors.values, [-1.0, 0.0, 0.0, 0.0, 1.0, 0.0]);
     assert_eq!(Feature::Vectors(vectors).known(), 2);
+}
+
+/// Users who like one of two kinds of items, over few items, so that ids say much about those that are trained on.
+fn tastes(items: u32, kinds: &[bool]) -> Vec<Impression> {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(5);
+    let mut rows = Vec::new();
+    for user in 0..60 {
+        for item in 0..items {
+            if rng.gen_bool(0.4) {
+                let label = (kinds[item as usize] == (user % 2 == 0)) != rng.gen_bool(0.1);
+                rows.push(impression(user, item, label, 0.0));
+            }
+        }
+    }
+    rows
+}
+
+fn item_split(seed: u64) -> ItemSplit {
+    ItemSplit { share: 0.3, train: 0.8, validation: 0.9, seed }
+}
+
+#[test]
+fn histories_of_a_split_by_item_hold_other_training_items_alone() {
+    let kinds = signs(80, 6);
+    let data = Data::by_item((60, 80), tastes(80, &kinds), &item_split(3)).unwrap();
+    let training: std::collections::HashSet<(u32, u32)> =
+        data.positions(Part::Train).iter().map(|&p| data.impression(p)).map(|i| (i.user, i.item)).collect();
+    let (mut seen_in_training, mut cold) = (0, 0);
+    for part in Part::ALL {
+        for &position in data.positions(part) {
+            let impression = *data.impression(position);
+            let history = data.history(position, 5);
+            for seen in &history {
+                assert_eq!(seen.user, impression.user);
+                assert_ne!(seen.item, impression.item);
+                assert!(training.contains(&(seen.user, seen.item)), "{part:?}: {seen:?} is held out");
+            }
+            let distinct: std::collections::HashSet<u32> = history.iter().map(|seen| seen.item).collect();
+            assert_eq!(distinct.len(), history.len());
+            seen_in_training += usize::from(part == Part::Train && history.len() == 5);
+            cold += usize::from(part == Part::Test && data.item_count(impression.item) == 0);
+            assert_eq!(data.item_token(impression.item) > 0, data.item_count(impression.item) > 0);
+        }
+    }
+    assert!(seen_in_training > 800 && cold > 400, "{seen_in_training}, {cold}");
+    // The seed chooses the items.
+    let items = |seed| -> Vec<bool> {
+        let data = Data::by_item((60, 80), tastes(80, &kinds), &item_split(seed)).unwrap();
+        (0..80).map(|item| data.item_count(item) == 0).collect()
+    };
+    assert_eq!(items(3), items(3));
+    assert_ne!(items(3), items(4));
+    // 24 test and 12 validate.
+    assert_eq!(items(3).iter().filter(|cold| **cold).count(), 36);
+}
+
+#[test]
+fn texts_win_on_new_items_and_shuffled_texts_do_not() {
+    let kinds = signs(240, 6);
+    let mut shuffled = kinds.clone();
+    rand::seq::SliceRandom::shuffle(shuffled.as_mut_slice(), &mut Xoshiro256PlusPlus::seed_from_u64(8));
+    let data = Data::by_item((60, 240), tastes(240, &kinds), &item_split(1)).unwrap();
+    let bags: Vec<Vec<String>> = kinds.iter().map(|kind| vec![kind.to_string(), "film".to_owned()]).collect();
+    let features = [vectors(&kinds), codes(&kinds), Feature::Bags(Bags::new(&bags)), vectors(&shuffled)];
+    let variants: Vec<Variant> =
+        std::iter::once(variant(None, None)).chain(features.map(|feature| variant(None, Some(feature)))).collect();
+    let config = TrainingConfig { content_in_history: true, item_id_dropout: Some(0.3), ..config() };
+    let runs = evaluate(&data, &[ModelKind::Din, ModelKind::DcnV2], &variants, &[1], &config, 2, &|_| {}).unwrap();
+    for runs in runs.chunks(variants.len()) {
+        let of = |group: usize| -> Vec<f64> { runs.iter().map(|run| run.groups[group].auc.unwrap()).collect() };
+        let (cold, warm) = (of(0), of(1));
+        let model = runs[0].model.as_str();
+        // A tenth of the labels is turned, so that the best possible is about 0.9.
+        assert!(cold[1..4].iter().all(|auc| *auc > 0.8), "{model}, cold: {cold:?}");
+        assert!(cold[0] < 0.6 && cold[4] < 0.65, "{model}, cold: {cold:?}");
+        assert!(warm[1..4].iter().all(|auc| *auc > 0.8), "{model}, warm: {warm:?}");
+        let impressions = |group: usize| runs[0].groups[group].impressions;
+        assert_eq!(impressions(1), (2..5).map(impressions).sum::<usize>());
+    }
+}
+
+#[test]
+fn values_of_one_entity_alone_are_no_feature() {
+    let rows = [vec!["a", "b", "a"], vec!["b"], vec!["c"], vec![]];
+    let bags = Bags::new(&rows.map(|row| row.into_iter().map(str::to_owned).collect()));
+    assert_eq!((bags.length, bags.vocabulary), (1, 2));
+    assert_eq!(bags.tokens, [1, 1, 0, 0]);
+    assert_eq!(bags.weights, [1.0, 1.0, 0.0, 0.0]);
+    assert_eq!(Feature::Bags(bags).known(), 2);
 }

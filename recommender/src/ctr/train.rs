@@ -1,4 +1,4 @@
-//! Training one model, and all of a comparison side by side.
+//! Training of one model, and of all models of a comparison side by side.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,13 +17,13 @@ use super::network::{Batch, Network};
 use super::{ModelKind, TrainingConfig};
 use crate::statistics::{auc, log_loss};
 
-/// Impressions of a forward outside training.
+/// Impressions per forward outside of training.
 const EVALUATION_BATCH: usize = 4096;
 
-/// Why a model could not be trained.
+/// The reasons why a model could not be trained.
 #[derive(Debug, thiserror::Error)]
 pub enum CtrError {
-    /// A tensor operation.
+    /// A tensor operation failed.
     #[error("{model}, {variant}, seed {seed}: {source}")]
     Tensor {
         /// The model.
@@ -32,10 +32,10 @@ pub enum CtrError {
         variant: String,
         /// The seed.
         seed: u64,
-        /// What candle said.
+        /// candle's error.
         source: Box<candle_core::Error>,
     },
-    /// Training ran away.
+    /// Training diverged.
     #[error(
         "{model}, {variant}, seed {seed}: the loss is not finite in epoch {epoch}; lower [eval.training] learning_rate"
     )]
@@ -49,9 +49,42 @@ pub enum CtrError {
         /// Counted from 1.
         epoch: usize,
     },
-    /// The machine has no thread for it.
+    /// No thread could be started.
     #[error("cannot start a thread for training: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
+}
+
+/// Items by how often they are trained on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ItemGroup {
+    /// As reports name it.
+    pub name: &'static str,
+    /// Training interactions at least.
+    pub least: u32,
+    /// Training interactions at most.
+    pub most: u32,
+}
+
+/// The groups that test impressions are measured by; the last three make up the second.
+pub const ITEM_GROUPS: [ItemGroup; 5] = [
+    ItemGroup { name: "cold (0)", least: 0, most: 0 },
+    ItemGroup { name: "warm", least: 1, most: u32::MAX },
+    ItemGroup { name: "1-5", least: 1, most: 5 },
+    ItemGroup { name: "6-20", least: 6, most: 20 },
+    ItemGroup { name: "more", least: 21, most: u32::MAX },
+];
+
+/// A model on the test impressions of one of [`ITEM_GROUPS`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct GroupQuality {
+    /// The group's name.
+    pub group: &'static str,
+    /// Its test impressions.
+    pub impressions: usize,
+    /// Area under the ROC curve, if there are both labels.
+    pub auc: Option<f64>,
+    /// Log loss in nats, if there are impressions.
+    pub log_loss: Option<f64>,
 }
 
 /// One trained model, measured.
@@ -61,23 +94,25 @@ pub struct Run {
     pub model: ModelKind,
     /// Index of the variant.
     pub variant: usize,
-    /// What decided initial weights, order and dropout.
+    /// Decided initial weights, order and dropout, and by item the split.
     pub seed: u64,
     /// Area under the ROC curve on the test part.
     pub auc: f64,
     /// Log loss on the test part, in nats.
     pub log_loss: f64,
+    /// The same by the items' training interactions, in the order of [`ITEM_GROUPS`].
+    pub groups: Vec<GroupQuality>,
     /// AUC on the validation part of the best epoch.
     pub validation_auc: f64,
     /// The best epoch, from 1.
     pub epoch: usize,
 }
 
-/// Trains every model on every variant with every seed, as many side by side as there are `threads`, and tells each as
-/// it is done; in the order of models, variants, seeds.
+/// Trains every model on every variant with every seed, up to `threads` at a time, and reports each when it is done.
+/// The result is in the order of models, variants, seeds.
 ///
 /// # Errors
-/// See [`CtrError`]; of several the first in this order.
+/// See [`CtrError`]; of several errors the first in this order.
 pub fn evaluate(
     data: &Data,
     models: &[ModelKind],
@@ -109,7 +144,7 @@ pub fn evaluate(
             *results[job].lock().unwrap_or_else(std::sync::PoisonError::into_inner) = Some(result);
         }
     };
-    // candle multiplies matrices in rayon's pool: with one of its own, a training stays on its thread.
+    // candle multiplies matrices in rayon's pool: with a pool of its own, a training stays on its thread.
     let pools =
         (0..threads.clamp(1, jobs.len().max(1))).map(|_| rayon::ThreadPoolBuilder::new().num_threads(1).build());
     let pools = pools.collect::<Result<Vec<_>, _>>()?;
@@ -142,7 +177,7 @@ fn train(
     let mut best: Option<(f64, usize, Vec<Tensor>)> = None;
     for epoch in 1..=config.epochs {
         let loss = trainer.epoch().map_err(failed)?;
-        let (validation, _) = trainer.measure(Part::Validation).map_err(failed)?;
+        let validation = auc_of(&trainer.logits(Part::Validation).map_err(failed)?, &data.labels(Part::Validation));
         if !loss.is_finite() {
             return Err(CtrError::Diverged { model: model.as_str(), variant: variant.name.clone(), seed, epoch });
         }
@@ -160,8 +195,11 @@ fn train(
     }
     let (validation_auc, epoch, values) = best.unwrap_or_default();
     trainer.network.parameters.restore(&values).map_err(failed)?;
-    let (auc, log_loss) = trainer.measure(Part::Test).map_err(failed)?;
-    Ok(Run { model, variant: 0, seed, auc, log_loss, validation_auc, epoch })
+    let logits = trainer.logits(Part::Test).map_err(failed)?;
+    let labels = data.labels(Part::Test);
+    let groups = ITEM_GROUPS.map(|group| group_quality(data, group, &logits, &labels)).into();
+    let (auc, log_loss) = (auc_of(&logits, &labels), log_loss(&logits, &labels));
+    Ok(Run { model, variant: 0, seed, auc, log_loss, groups, validation_auc, epoch })
 }
 
 struct Trainer<'a> {
@@ -178,7 +216,7 @@ impl<'a> Trainer<'a> {
         let parameters =
             ParamsAdamW { lr: config.learning_rate, weight_decay: config.weight_decay, ..ParamsAdamW::default() };
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
-        // Another stream than that of the initial weights, the same for all variants of a seed.
+        // This stream differs from that of the initial weights and is the same for all variants of a seed.
         rng.jump();
         Ok(Self {
             data,
@@ -190,7 +228,7 @@ impl<'a> Trainer<'a> {
         })
     }
 
-    /// One pass over the training part; the mean log loss.
+    /// Makes one pass over the training part and returns the mean log loss.
     fn epoch(&mut self) -> candle_core::Result<f64> {
         self.order.shuffle(&mut self.rng);
         let mut sum = 0.0;
@@ -205,8 +243,8 @@ impl<'a> Trainer<'a> {
         Ok(sum / self.order.len() as f64)
     }
 
-    /// AUC and log loss of a part.
-    fn measure(&self, part: Part) -> candle_core::Result<(f64, f64)> {
+    /// Logits of a part's impressions, in the order of its positions.
+    fn logits(&self, part: Part) -> candle_core::Result<Vec<f32>> {
         let mut logits = Vec::new();
         for positions in self.data.positions(part).chunks(EVALUATION_BATCH) {
             let batch = Batch::new(self.data, positions, self.config, None)?;
@@ -214,14 +252,28 @@ impl<'a> Trainer<'a> {
             let found = self.network.forward(&batch, &mut whole)?;
             logits.extend(found.to_vec1::<f32>()?);
         }
-        let labels = self.data.labels(part);
-        // Both labels are there: `Data` has checked it.
-        let auc = auc(&logits, &labels).unwrap_or(f64::NAN);
-        Ok((auc, log_loss(&logits, &labels)))
+        Ok(logits)
     }
 }
 
-/// The mean of `max(z, 0) - z y + ln(1 + exp(-|z|))`, which is the log loss without overflow.
+/// The AUC of a part: both labels are there, as `Data` has checked.
+fn auc_of(logits: &[f32], labels: &[bool]) -> f64 {
+    auc(logits, labels).unwrap_or(f64::NAN)
+}
+
+fn group_quality(data: &Data, group: ItemGroup, logits: &[f32], labels: &[bool]) -> GroupQuality {
+    let counts = data.positions(Part::Test).iter().map(|&position| data.item_count(data.impression(position).item));
+    let rows = counts.zip(logits.iter().zip(labels)).filter(|(count, _)| (group.least..=group.most).contains(count));
+    let (logits, labels): (Vec<f32>, Vec<bool>) = rows.map(|(_, (logit, label))| (logit, label)).unzip();
+    GroupQuality {
+        group: group.name,
+        impressions: labels.len(),
+        auc: auc(&logits, &labels),
+        log_loss: (!labels.is_empty()).then(|| log_loss(&logits, &labels)),
+    }
+}
+
+/// Returns the mean of `max(z, 0) - z y + ln(1 + exp(-|z|))`, which is the log loss without overflow.
 fn mean_log_loss(logits: &Tensor, labels: &Tensor) -> candle_core::Result<Tensor> {
     let linear = (logits.relu()? - (logits * labels)?)?;
     let rest = (logits.abs()?.neg()?.exp()? + 1.0)?.log()?;

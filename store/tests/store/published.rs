@@ -3,14 +3,18 @@
 use bytes::Bytes;
 use jiff::civil::date;
 use laser_schema::entity::IdType;
+use laser_schema::ids::IdSet;
 use laser_schema::job::{Policy, Spec};
-use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo, SCHEMA_VERSION, WRITER, rows_digest};
-use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, PartEntry, SUCCESS};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
+use laser_schema::layout::DataSet;
+use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, Profiles, SUCCESS};
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::Location;
-use laser_store::data_set::verify;
-use laser_store::part::encode_part;
+use laser_store::data_set::{self, PartWriter, verify};
+use laser_store::part::{decode_part, encode_part};
 use laser_store::previous::{PreviousReader, PreviousSource, PreviousText};
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::TestRunner;
 use tempfile::TempDir;
 
 fn record(id: i64) -> KnowledgeRecord {
@@ -42,20 +46,7 @@ fn record(id: i64) -> KnowledgeRecord {
 }
 
 fn part(rows: &[KnowledgeRecord]) -> Bytes {
-    let info = PartInfo {
-        version: SCHEMA_VERSION,
-        run: "r".into(),
-        shard: 0,
-        kind: Kind::User,
-        writer: WRITER.to_owned(),
-        attempt: "a".into(),
-        carried: 0,
-        rows_digest: rows_digest(rows),
-        errors: Vec::new(),
-        figures: [].into(),
-        embedding: None,
-        embeddings_digest: None,
-    };
+    let info = PartInfo::new("r", 0, Kind::User, "a", rows);
     encode_part("part", IdType::Int64, rows, None, &info).unwrap()
 }
 
@@ -86,17 +77,11 @@ impl Folder {
             max_new_tokens: 9,
             stop: Vec::new(),
         };
-        let mut manifest = Manifest {
-            version: SCHEMA_VERSION,
-            run: "r".into(),
-            kind: Kind::User,
-            date: date(2026, 11, 20),
-            created: "2026-11-20T05:00:00Z".parse().unwrap(),
+        let mut details = Profiles {
             spec_digest: spec.digest(),
             spec,
             pool_digest: Digest::of(b"p"),
             entities: 1,
-            rows: 0,
             carried: 0,
             errors: 1,
             figures: [].into(),
@@ -104,17 +89,15 @@ impl Folder {
             guards: None,
             cost: None,
             embedding: None,
-            parts: Vec::new(),
         };
-        for (rows, shard) in parts.iter().zip(0..) {
-            let (name, bytes) = (format!("part-{shard:05}.parquet"), part(rows));
-            let (digest, size) = (Digest::of(&bytes), bytes.len() as u64);
-            root.join(&name).write(bytes).await.unwrap();
-            let rows = rows.len() as u64;
-            manifest.parts.push(PartEntry { name, shard, rows, bytes: size, digest });
-            manifest.rows += rows;
-            manifest.entities += rows;
+        let mut writer = PartWriter::new(&root);
+        for rows in parts {
+            let bytes = writer.create(part(rows)).await.unwrap();
+            writer.add(rows.len() as u64, &bytes);
+            details.entities += rows.len() as u64;
         }
+        let created = "2026-11-20T05:00:00Z".parse().unwrap();
+        let manifest = Manifest::new("r", (Kind::User, date(2026, 11, 20)), created, writer.finish(), details);
         let error = ErrorRecord { entity_id: EntityId::Int(99), stage: "plan".into(), reason: "too long".into() };
         let folder = Self { _dir: dir, root, manifest };
         folder.write(ERRORS, serde_json::to_string(&error).unwrap()).await;
@@ -160,6 +143,19 @@ async fn every_flipped_byte_of_a_part_is_found() {
     }
 }
 
+#[test]
+fn every_flipped_bit_of_a_part_is_found_without_a_manifest_too() {
+    let whole = part(&[record(1), record(2)]);
+    let mut runner = TestRunner::deterministic();
+    for _ in 0..500 {
+        let (at, bit) = (0..whole.len(), 0..8).new_tree(&mut runner).unwrap().current();
+        let mut bytes = whole.to_vec();
+        bytes[at] ^= 1u8 << bit;
+        let error = decode_part("part", bytes.into()).unwrap_err().to_string();
+        assert!(error.starts_with("part: not readable as Parquet: its "), "{at}: {error}");
+    }
+}
+
 #[tokio::test]
 async fn missing_and_unknown_files_are_found() {
     let folder = Folder::new().await;
@@ -198,7 +194,7 @@ async fn wrong_counts_are_found() {
     folder.write_manifest().await;
     folder.check(&["4 rows in the parts, the manifest says 5", "5 rows and 1 errors do not make up 5 entities"]).await;
     let mut folder = Folder::new().await;
-    folder.manifest.entities = 9;
+    folder.manifest.details.entities = 9;
     folder.write_manifest().await;
     folder.check(&["do not make up 9 entities"]).await;
 }
@@ -212,6 +208,51 @@ async fn a_folder_without_a_readable_manifest_is_told() {
     folder.root.join(MANIFEST).remove().await.unwrap();
     let error = verify(&folder.root).await.unwrap_err().to_string();
     assert!(error.contains("_manifest.json: no such file or object"), "{error}");
+}
+
+/// Three runs of one night and one of the night before, of which only some are complete.
+#[tokio::test]
+async fn of_two_runs_of_a_night_the_later_one_counts_and_of_equal_ones_the_greater_name() {
+    let folder = Folder::new().await;
+    let root = folder.root.join("out");
+    let newest = async || {
+        let found = data_set::newest::<Profiles>(&root, Kind::User, date(2026, 11, 21)).await;
+        found.map(|found| found.map(|found| found.manifest.run))
+    };
+    let publish = async |night: i8, run: &str, created: &str| {
+        let mut manifest = folder.manifest.clone();
+        (manifest.run, manifest.date) = (run.to_owned(), date(2026, 11, night));
+        manifest.created = created.parse().unwrap();
+        let folder = root.join(&DataSet::Profiles.folder(Kind::User, manifest.date, run));
+        data_set::publish(&folder, &manifest).await.unwrap();
+        folder
+    };
+    assert_eq!(newest().await.unwrap(), None);
+    publish(19, "z", "2026-11-30T00:00:00Z").await;
+    publish(21, "tonight", "2026-11-30T00:00:00Z").await;
+    assert_eq!(newest().await.unwrap().as_deref(), Some("z"));
+    publish(20, "b", "2026-11-20T05:00:00Z").await;
+    publish(20, "a", "2026-11-20T05:00:00Z").await;
+    assert_eq!(newest().await.unwrap().as_deref(), Some("b"));
+    let later = publish(20, "0", "2026-11-20T05:00:01Z").await;
+    assert_eq!(newest().await.unwrap().as_deref(), Some("0"));
+    later.join(MANIFEST).write(Bytes::from("{\"version\": 2, \"data_set\"")).await.unwrap();
+    let error = newest().await.unwrap_err().to_string();
+    assert!(error.contains("run=0/_manifest.json: not a manifest of Laser's"), "{error}");
+    later.join(SUCCESS).remove().await.unwrap();
+    assert_eq!(newest().await.unwrap().as_deref(), Some("b"));
+}
+
+#[tokio::test]
+async fn a_manifest_of_another_version_or_data_set_is_refused_by_name() {
+    let mut folder = Folder::new().await;
+    let error = data_set::read::<IdSet>(&folder.root).await.unwrap_err().to_string();
+    assert!(error.ends_with("_manifest.json: the manifest of profiles, expected that of knowledge_ids"), "{error}");
+    folder.manifest.version = 1;
+    folder.write_manifest().await;
+    let error = data_set::read::<Profiles>(&folder.root).await.unwrap_err().to_string();
+    assert!(error.contains("_manifest.json: schema version 1, this Laser reads 2"), "{error}");
+    folder.check(&["_manifest.json: schema version 1"]).await;
 }
 
 async fn previous(path: &str, id_type: Option<IdType>) -> Result<Vec<PreviousText>, String> {

@@ -1,7 +1,7 @@
 //! What an engine's failure costs.
 
-use laser_worker::engine::FakeOptions;
-use laser_worker::generate::{GenerateError, GenerateOptions, Generated, Request, TextGenerator};
+use laser_engine::FakeOptions;
+use laser_worker::generate::{GenerateError, GenerateOptions, Generated, Request, TextError, TextGenerator};
 
 use crate::support::*;
 use crate::watch::Mischief;
@@ -17,7 +17,7 @@ fn requests() -> Vec<Request> {
     (0..).zip(prompts()).map(|(id, prompt)| request(id, &prompt)).collect()
 }
 
-fn assert_all(results: &[Result<Generated, String>], what: &str) {
+fn assert_all(results: &[Result<Generated, TextError>], what: &str) {
     assert_eq!(results.len(), prompts().len(), "{what}");
     for (got, expected) in results.iter().zip(expected()) {
         assert_naive(got.as_ref().unwrap(), &expected, what);
@@ -35,7 +35,7 @@ fn a_failing_row_costs_no_other_row() {
             requests[bad].prompt.push(POISON);
             let mut results = run(&mut generator, requests);
             let error = std::mem::replace(&mut results[bad], Ok(Generated::default()));
-            let error = error.unwrap_err();
+            let error = error.unwrap_err().to_string();
             assert!(error.starts_with("engine: ") && error.contains("token 4095"), "{error}");
             for (row, (got, expected)) in results.iter().zip(expected()).enumerate() {
                 if row != bad {

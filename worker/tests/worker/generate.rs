@@ -3,11 +3,11 @@
 use std::collections::HashSet;
 
 use laser_decode::{Drafter, Verification};
+#[cfg(feature = "mistralrs")]
+use laser_engine::MistralEngine;
+use laser_engine::{EngineOptions, TreeEngine};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
-#[cfg(feature = "mistralrs")]
-use laser_worker::engine::MistralEngine;
-use laser_worker::engine::{EngineOptions, TreeEngine};
 use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, TextGenerator};
 #[cfg(feature = "mistralrs")]
 use laser_worker::plain::PlainGenerator;
@@ -94,8 +94,8 @@ proptest! {
         let options = GenerateOptions {
             drafter, nodes, batch, step_tokens, max_new_tokens, budget, ..options()
         };
-        let fake = laser_worker::engine::FakeOptions { seed, max_positions: 90, ..fake_options() };
-        let mut oracle = laser_worker::engine::FakeEngine::new(fake.clone());
+        let fake = laser_engine::FakeOptions { seed, max_positions: 90, ..fake_options() };
+        let mut oracle = laser_engine::FakeEngine::new(fake.clone());
         let expected: Vec<NaiveText> =
             requests.iter().map(|(prompt, _)| naive(&mut oracle, prompt, &options)).collect();
         let pool = with_pool.then(|| pool(&[expected[0].tokens.clone(), tokens(5, 30)]));

@@ -14,10 +14,9 @@ use laser_schema::knowledge::Figures;
 use laser_worker::generate::{GenerateOptions, Generator};
 use serde_json::Value;
 
-use crate::run::{Run, limits, plan_as, user};
+use crate::planned::{Run, limits, plan_as, user};
 use crate::support::*;
 use crate::watch::Mischief;
-use laser_store::verdict::read_verdict;
 
 const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
 
@@ -77,12 +76,12 @@ async fn work(run: &Run) -> Verdict {
     let audits = Arc::new(LocalQueue::new(run.plan(), &held, limits()));
     let generator = run.work(&audits, relaxed()).await;
     let mut gate = Gate::new(run.plan());
-    gate.look(&run.output, run.plan(), |_| true).await.unwrap();
+    gate.poll(&run.context.run, |_| true).await.unwrap();
     let done = shards(run, Action::Audit);
     let texts = Arc::new(LocalQueue::new(run.plan(), &done, limits()));
     run.work(&texts, generator).await;
     assert_eq!(texts.counts().committed, run.plan().shards.len());
-    let verdict = read_verdict(&run.output, &run.plan().run, Kind::User, "user-all").await;
+    let verdict = run.context.run.store.verdict(Kind::User, "user-all").await;
     verdict.unwrap().unwrap()
 }
 

@@ -1,10 +1,12 @@
 //! Generation against a naive decoder, and the worker's life against a queue and a store.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
+mod ending;
 mod failures;
 mod generate;
 mod guards;
 mod limits;
+mod planned;
 mod run;
 mod support;
 mod watch;

@@ -5,11 +5,11 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
 use laser_decode::{Candidate, Drafter, Pool, PoolMeta, ROOT_PARENT, TargetScores, Verification, build_pool};
+use laser_engine::{Engine, FakeEngine, FakeOptions, Segment};
 use laser_model::Tokenizer;
 use laser_schema::audit::Proposer;
-use laser_worker::engine::{Engine, FakeEngine, FakeOptions, Segment};
 use laser_worker::generate::{
-    Finished, GenerateError, GenerateOptions, Generated, Generator, Request, StopReason, TextGenerator,
+    Finished, GenerateError, GenerateOptions, Generated, Generator, Request, StopReason, TextError, TextGenerator,
 };
 
 use crate::watch::{Log, Mischief, Watched};
@@ -173,7 +173,7 @@ pub(crate) fn watched(fake: FakeOptions, mischief: Mischief, options: GenerateOp
 pub(crate) fn try_run(
     generator: &mut Generator,
     requests: impl IntoIterator<Item = Request>,
-) -> Result<Vec<Result<Generated, String>>, GenerateError> {
+) -> Result<Vec<Result<Generated, TextError>>, GenerateError> {
     let mut ended: Vec<Finished> = Vec::new();
     requests.into_iter().for_each(|request| generator.submit(request));
     while generator.load() > 0 {
@@ -186,7 +186,7 @@ pub(crate) fn try_run(
 pub(crate) fn run(
     generator: &mut Generator,
     requests: impl IntoIterator<Item = Request>,
-) -> Vec<Result<Generated, String>> {
+) -> Vec<Result<Generated, TextError>> {
     try_run(generator, requests).unwrap()
 }
 

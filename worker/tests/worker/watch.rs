@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use laser_worker::engine::{Engine, EngineError, EngineInfo, Scores, Segment, Slot};
+use laser_engine::{Engine, EngineError, EngineInfo, Scores, Segment, Slot};
 
 /// What to do wrong, and when; steps and commits are counted from 0.
 #[derive(Debug, Clone, Copy, Default)]

@@ -1,0 +1,130 @@
+//! `laser-bench look`: what the coordinator's look at the store costs in a run of many shards, on the local disk.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use jiff::civil::date;
+use laser_schema::job::{Action, PLAN_VERSION, Plan, ShardJob};
+use laser_schema::{Digest, Kind};
+use laser_store::Location;
+use laser_store::run_store::{Committed, PlannedRun, RunStore};
+use laser_terminal::{Style, Table};
+use serde::Serialize;
+
+use super::machine;
+use super::plan::{cpu_seconds, spec};
+
+/// `laser-bench look`.
+#[derive(Debug, Clone, Args, Serialize)]
+pub(super) struct LookArgs {
+    /// Shards of the run; half of them are committed.
+    #[arg(long, default_value_t = 390_625)]
+    shards: u32,
+    /// Shards committed between two looks.
+    #[arg(long, default_value_t = 1000)]
+    between: u32,
+    /// Where the shards' empty outputs and the figures are written.
+    #[arg(long, default_value = "output/bench")]
+    pub(super) output: PathBuf,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct LookReport {
+    options: LookArgs,
+    machine: String,
+    looks: Vec<Look>,
+}
+
+#[derive(Debug, Serialize)]
+struct Look {
+    look: &'static str,
+    committed: usize,
+    seconds: f64,
+    cpu_seconds: f64,
+}
+
+impl LookReport {
+    pub(super) fn render(&self, style: Style) -> String {
+        let mut table = Table::new(&["look", "shards", "committed", "s", "CPU s"]);
+        for look in &self.looks {
+            table.push(vec![
+                look.look.to_owned(),
+                self.options.shards.to_string(),
+                look.committed.to_string(),
+                format!("{:.2}", look.seconds),
+                format!("{:.2}", look.cpu_seconds),
+            ]);
+        }
+        format!("{}\n{}", self.machine, table.render(style))
+    }
+}
+
+/// Looks at a store that is half full, twice.
+pub(super) async fn run(options: &LookArgs) -> Result<LookReport> {
+    let dir = options.output.join("look");
+    if dir.exists() {
+        std::fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
+    }
+    let plan = plan(options.shards);
+    let output = Location::parse(&dir.to_string_lossy())?;
+    let run = PlannedRun::new(RunStore::new(&output, &plan.run), plan);
+    let mut committed = Committed::new(&run);
+    let mut looks = Vec::new();
+    let plan = &run.plan;
+    let mut end = plan.shards.len() / 2;
+    let mut start = 0;
+    for look in ["first", "next"] {
+        for job in &plan.shards[start..end] {
+            let path = dir.join(&job.output);
+            let parent = path.parent().unwrap_or(&dir);
+            std::fs::create_dir_all(parent)
+                .and_then(|()| std::fs::write(&path, b""))
+                .with_context(|| path.display().to_string())?;
+        }
+        let (started, cpu) = (Instant::now(), cpu_seconds()?);
+        committed.poll().await?;
+        let found = committed.shards().len();
+        ensure!(found == end, "{end} shards are committed, {found} were found");
+        looks.push(Look {
+            look,
+            committed: end,
+            seconds: started.elapsed().as_secs_f64(),
+            cpu_seconds: cpu_seconds()? - cpu,
+        });
+        start = end;
+        end = plan.shards.len().min(end + options.between as usize);
+    }
+    Ok(LookReport { options: options.clone(), machine: machine(), looks })
+}
+
+fn plan(shards: u32) -> Plan {
+    let width = shards.to_string().len();
+    let job = |shard: u32| ShardJob {
+        shard,
+        action: Action::Generate,
+        kind: Kind::User,
+        pool: "user-all".into(),
+        rows: 256,
+        prompt_tokens: 0,
+        input: String::new(),
+        input_digest: Digest::of(b""),
+        output: format!("profiles/kind=user/run=look/part-{shard:0width$}.parquet"),
+    };
+    Plan {
+        version: PLAN_VERSION,
+        run: "look".into(),
+        date: date(2026, 1, 2),
+        spec: spec(),
+        pools: String::new(),
+        price: None,
+        guards: None,
+        embedding: None,
+        pool_digest: Digest::of(b""),
+        ids: Default::default(),
+        counts: Default::default(),
+        shards: (0..shards).map(job).collect(),
+    }
+}

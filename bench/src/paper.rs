@@ -1,0 +1,229 @@
+//! Comparisons with a model: the workload of 4.1, old knowledge, pools of it, and new knowledge by every variant.
+
+use anyhow::{Context, Result};
+use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
+use laser_decode::{Drafter, PolicyError, Verification};
+use laser_engine::{Engine, TreeEngine};
+use laser_model::{ModelFiles, Tokenizer, Weights};
+use laser_night::{Progress, open_local_model};
+use laser_schema::{Digest, Entity, EntityTable, Kind};
+use laser_store::previous::PreviousText;
+use laser_terminal::Display;
+use laser_worker::budget::Budget;
+use laser_worker::cost::StepCost;
+use laser_worker::generate::{GenerateOptions, Generator};
+use serde_json::json;
+
+use super::history::{Draw, Workload, table};
+use super::old::OldKnowledge;
+use super::pools::{PoolScheme, Pools};
+use super::report::{KindReport, Report};
+use super::run::{Subject, interleave};
+use super::variants::{self, Variant};
+use super::{SetupArgs, write_file};
+
+/// Tokens of a step: several whole prompts.
+const STEP_TOKENS: usize = 4096;
+
+/// The paper's comparison of pools and verification (4.2, 4.3).
+pub(super) async fn paper(setup: &SetupArgs) -> Result<Report> {
+    let variants = |kind| variants::paper(setup, kind);
+    compare("paper", setup, &variants, &[setup.batch]).await
+}
+
+/// The paper's comparison of acceptance rules (3.4).
+pub(super) async fn ablation(setup: &SetupArgs) -> Result<Report> {
+    let variants = |_| variants::ablation(setup);
+    compare("ablation", setup, &variants, &[setup.batch]).await
+}
+
+/// Sizes of pools and trees.
+pub(super) async fn sweep(setup: &SetupArgs, sizes: &[usize], trees: &[usize]) -> Result<Report> {
+    let variants = |_| variants::sweep(setup, sizes, trees);
+    compare("sweep", setup, &variants, &[setup.batch]).await
+}
+
+/// Ways of speculating by batch size.
+pub(super) async fn batch(setup: &SetupArgs, batches: &[u16], trees: &[usize]) -> Result<Report> {
+    compare("batch", setup, &|_| variants::batch(setup, trees), batches).await
+}
+
+/// The variants of a kind; the first is plain decoding.
+type Variants<'a> = &'a dyn Fn(Kind) -> Result<Vec<Variant>, PolicyError>;
+
+/// One kind's entities with their prompts, and what is to be compared.
+struct Prompted {
+    kind: Kind,
+    variants: Vec<Variant>,
+    old: Vec<(Entity, Vec<u32>)>,
+    new: Vec<(Entity, Vec<u32>)>,
+}
+
+async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_>, batches: &[u16]) -> Result<Report> {
+    let mut display = Display::new();
+    display.stage("reading");
+    let model = open_local_model(&setup.model).await?;
+    let tables = tables(setup);
+    let workload = read(setup, &tables, &model, variants).await?;
+    let mut engine = load_engine(setup, &model)?;
+    let mut report = Report::new(command, setup, engine.info(), &model)?;
+    let base = options(setup, &model);
+    let budgets = budgets(&mut engine, &workload, batches)?;
+    let mut generator = Generator::new(Box::new(engine), model.tokenizer.clone(), base.clone());
+
+    display.stage("old knowledge");
+    let mut knowledge = OldKnowledge::open(&setup.output, spec(setup, &model)?)?;
+    let mut texts = Vec::new();
+    for prompted in &workload {
+        texts.extend(knowledge.texts(&mut generator, &base, &prompted.old, &mut display)?);
+    }
+    display.finish_with(&format!("{} texts", texts.len()));
+
+    display.stage("building pools");
+    let schemes = schemes(&workload);
+    let pools = Pools::build(setup, schemes, &tables, &texts, &model, &mut display).await?;
+    report.pools = pools.summary();
+    display.finish_with(&format!("{} pools", report.pools.len()));
+
+    for Prompted { kind, variants, new, .. } in workload {
+        let subjects = subjects(new, &pools, &texts, &model.tokenizer)?;
+        write_prompts(setup, kind, &subjects)?;
+        for (&batch, budget) in batches.iter().zip(&budgets) {
+            display.stage(&format!("new {kind} knowledge, batch {batch}"));
+            let base = GenerateOptions { batch: usize::from(batch), budget: budget.clone(), ..base.clone() };
+            let measured = interleave(&mut generator, &base, &variants, &subjects, &mut display)?;
+            let texts = subjects.len();
+            display.finish_with(&format!("{texts} texts, {} ways", variants.len()));
+            let found = KindReport::new((kind, batch), &variants, &subjects, &measured);
+            report.kinds.push(found);
+        }
+    }
+    Ok(report)
+}
+
+/// For every batch size what forwards cost, if any variant wants to know.
+fn budgets(engine: &mut TreeEngine, workload: &[Prompted], batches: &[u16]) -> Result<Vec<Option<Budget>>> {
+    let adaptive = workload.iter().flat_map(|of| &of.variants).filter(|v| v.adaptive);
+    let Some(nodes) = adaptive.map(|variant| variant.nodes).max() else {
+        return Ok(vec![None; batches.len()]);
+    };
+    let budget = |batch: &u16| -> Result<Option<Budget>> {
+        let batch = usize::from(*batch);
+        let cost = StepCost::measure(engine, batch, batch * (nodes + 1))?;
+        Ok(Some(Budget::new(cost)))
+    };
+    batches.iter().map(budget).collect()
+}
+
+fn tables(setup: &SetupArgs) -> Vec<EntityTable> {
+    let users = setup.users_table.as_ref().map(|path| table(path, Kind::User));
+    let items = setup.items_table.as_ref().map(|path| table(path, Kind::Item));
+    users.into_iter().chain(items).collect()
+}
+
+async fn read(
+    setup: &SetupArgs,
+    tables: &[EntityTable],
+    model: &ModelFiles,
+    variants: Variants<'_>,
+) -> Result<Vec<Prompted>> {
+    let positions = model.max_positions.unwrap_or(usize::MAX);
+    let renderer = PromptRenderer::new(
+        &PromptConfig {
+            user: setup.user_template.clone(),
+            item: setup.item_template.clone(),
+            chat: setup.chat,
+            max_tokens: Some(setup.prompt_tokens.unwrap_or(1024.min(positions / 2))),
+            ..PromptConfig::default()
+        },
+        model,
+        setup.max_new_tokens,
+    )?;
+    let prompt = |entity: Entity| -> Result<(Entity, Vec<u32>)> {
+        let tokens = renderer.render(&entity)?.tokens;
+        Ok((entity, tokens))
+    };
+    let draw = Draw { old: setup.old_texts, new: setup.new_texts, min_history: setup.min_history, seed: setup.seed };
+    let mut workload = Vec::new();
+    for table in tables {
+        let kind = table.kind.unwrap_or(Kind::User);
+        let Workload { old, new } = Workload::read(table, kind, draw).await?;
+        workload.push(Prompted {
+            kind,
+            variants: variants(kind)?,
+            old: old.into_iter().map(prompt).collect::<Result<_>>()?,
+            new: new.into_iter().map(prompt).collect::<Result<_>>()?,
+        });
+    }
+    Ok(workload)
+}
+
+fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<TreeEngine> {
+    let path = match &model.weights {
+        Weights::Gguf(file) => file.clone(),
+        Weights::Safetensors(_) => model.directory.clone(),
+    };
+    TreeEngine::load(&setup.load.options(path)).with_context(|| format!("--model {}", setup.model))
+}
+
+/// `prompts-KIND.jsonl`: the tokens of every prompt, so that other engines can be given the same ones.
+fn write_prompts(setup: &SetupArgs, kind: Kind, subjects: &[Subject]) -> Result<()> {
+    let line = |subject: &Subject| format!("{}\n", json!({"id": subject.id, "prompt": subject.prompt}));
+    let path = setup.output.join(format!("prompts-{kind}.jsonl"));
+    write_file(&path, subjects.iter().map(line).collect::<String>())
+}
+
+/// What all variants share; they set the rest.
+fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions {
+    GenerateOptions {
+        budget: None,
+        drafter: Drafter::None,
+        nodes: 0,
+        verification: Verification::Strict,
+        batch: usize::from(setup.batch),
+        step_tokens: STEP_TOKENS,
+        max_new_tokens: setup.max_new_tokens,
+        end_of_text: model.end_of_text.clone(),
+        stop: Vec::new(),
+        shared_prefixes: true,
+    }
+}
+
+/// What old texts depend on beside their prompt.
+fn spec(setup: &SetupArgs, model: &ModelFiles) -> Result<Digest> {
+    let tokenizer = Digest::from_bytes(model.tokenizer.fingerprint());
+    Ok(Digest::of_json(&(
+        model.digest()?,
+        tokenizer,
+        setup.load.dtype,
+        &setup.load.isq,
+        setup.max_new_tokens,
+        &model.end_of_text,
+    )))
+}
+
+/// Each scheme that a variant drafts from, once.
+fn schemes(workload: &[Prompted]) -> Vec<PoolScheme> {
+    let mut schemes = Vec::new();
+    for scheme in workload.iter().flat_map(|of| &of.variants).filter_map(|variant| variant.pools) {
+        if !schemes.contains(&scheme) {
+            schemes.push(scheme);
+        }
+    }
+    schemes
+}
+
+fn subjects(
+    entities: Vec<(Entity, Vec<u32>)>,
+    pools: &Pools,
+    old: &[PreviousText],
+    tokenizer: &Tokenizer,
+) -> Result<Vec<Subject>> {
+    let subject = |(entity, prompt): (Entity, Vec<u32>)| -> Result<Subject> {
+        let own = old.iter().find(|text| text.kind == entity.kind && text.id == entity.id);
+        let own = own.map(|text| tokenizer.encode(&text.text, false)).transpose()?;
+        let pools = pools.of(&entity);
+        Ok(Subject { id: entity.id, prompt, own: own.unwrap_or_default(), pools })
+    };
+    entities.into_iter().map(subject).collect()
+}

@@ -1,0 +1,376 @@
+//! What a comparison found: figures as JSON, and as tables.
+
+use std::fmt::Write as _;
+
+use anyhow::Result;
+use laser_engine::EngineInfo;
+use laser_model::ModelFiles;
+use laser_schema::knowledge::ratio;
+use laser_schema::{Digest, Kind};
+use laser_terminal::{Style, Table};
+use serde::Serialize;
+
+use super::plot::LineChart;
+use super::pools::{PoolScheme, PoolSummary};
+use super::run::{Measured, Subject};
+use super::variants::{ADAPTIVE, ADVERSARIAL, Variant};
+use super::{SetupArgs, machine};
+
+/// A comparison of variants.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    command: &'static str,
+    /// The processor and how many of its threads there are.
+    machine: String,
+    model: ModelSummary,
+    options: SetupArgs,
+    pub(super) pools: Vec<PoolSummary>,
+    pub(super) kinds: Vec<KindReport>,
+}
+
+#[derive(Debug, Serialize)]
+struct ModelSummary {
+    digest: Digest,
+    architecture: String,
+    parameters: u64,
+    dtype: String,
+    device: String,
+}
+
+/// The figures of one kind at one batch size.
+#[derive(Debug, Serialize)]
+pub(super) struct KindReport {
+    pub(super) kind: Kind,
+    pub(super) batch: u16,
+    pub(super) rows: Vec<VariantRow>,
+    /// Texts of strict variants that are not those of plain decoding. Strict decoding takes the same argmax, but over
+    /// sums in another order: where two tokens are as probable but for rounding, either may come out.
+    pub(super) mismatches: Vec<Mismatch>,
+}
+
+/// One text that should have been another.
+#[derive(Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Mismatch {
+    variant: String,
+    entity: String,
+    /// The first token that differs, counted from 0.
+    token: usize,
+}
+
+/// The figures of one variant.
+#[derive(Debug, Serialize)]
+pub(super) struct VariantRow {
+    pub(super) variant: String,
+    /// `strict`, or k and p.
+    verification: String,
+    nodes: usize,
+    /// Texts of a customised pool at most; none for other variants.
+    pool_texts: Option<usize>,
+    texts: usize,
+    pub(super) tokens: u64,
+    /// Forwards that gave tokens, counted for each text.
+    forwards: u64,
+    /// Wall time of all forwards, drafting included.
+    seconds: f64,
+    pub(super) tokens_per_second: f64,
+    /// Tokens a second against plain decoding.
+    pub(super) speedup: f64,
+    /// Accepted draft tokens a forward.
+    pub(super) aal: f64,
+    tokens_per_step: f64,
+    /// Mean wall time of a forward without prompts in it.
+    step_ms: f64,
+    /// Mean wall time of a forward in which a prompt is read.
+    prefill_ms: f64,
+    /// Seconds of drafting a text (the paper's ART).
+    art_seconds: f64,
+    /// Share of the drafted tokens that were accepted.
+    draft_yield: f64,
+    /// Share of the texts' tokens that were accepted though not the most probable.
+    relaxed_share: f64,
+    /// Tokens against those of plain decoding.
+    length_ratio: f64,
+    /// Texts that are those of plain decoding, token for token.
+    pub(super) identical: usize,
+    /// Mean natural-log probability of a token under the target.
+    mean_log_probability: f64,
+}
+
+impl VariantRow {
+    fn new(variant: &Variant, measured: &Measured, plain: &Measured) -> Self {
+        let texts = &measured.texts;
+        let sum = |of: fn(&laser_worker::generate::Generated) -> f64| texts.iter().map(of).sum::<f64>();
+        let tokens = count_tokens(measured);
+        let forwards = sum(|text| text.step_accepted.len() as f64);
+        let accepted = sum(|text| text.step_accepted.iter().map(|&n| f64::from(n)).sum());
+        let per_second = |of: &Measured| ratio(count_tokens(of) as f64, of.seconds);
+        let identical = |(a, b): &(&_, &_)| same_tokens(a, b);
+        Self {
+            variant: variant.name.clone(),
+            verification: verification(variant),
+            nodes: variant.nodes,
+            pool_texts: match variant.pools {
+                Some(PoolScheme::Custom { max_texts }) => Some(max_texts),
+                _ => None,
+            },
+            texts: texts.len(),
+            tokens,
+            forwards: texts.iter().map(|text| text.step_accepted.len() as u64).sum(),
+            seconds: measured.seconds,
+            tokens_per_second: per_second(measured),
+            speedup: ratio(per_second(measured), per_second(plain)),
+            aal: ratio(accepted, forwards),
+            tokens_per_step: ratio(tokens as f64, forwards),
+            step_ms: 1e3 * ratio(measured.decode_seconds, measured.decode_steps as f64),
+            prefill_ms: 1e3 * ratio(measured.prefill_seconds, measured.prefill_steps as f64),
+            art_seconds: ratio(sum(|text| text.draft_seconds), texts.len() as f64),
+            draft_yield: ratio(accepted, sum(|text| text.drafted as f64)),
+            relaxed_share: ratio(sum(|text| text.relaxed as f64), tokens as f64),
+            length_ratio: ratio(tokens as f64, count_tokens(plain) as f64),
+            identical: texts.iter().zip(&plain.texts).filter(identical).count(),
+            mean_log_probability: ratio(sum(|text| text.log_probability), tokens as f64),
+        }
+    }
+
+    fn cells(&self) -> Vec<String> {
+        vec![
+            self.variant.clone(),
+            format!("{}", self.tokens),
+            format!("{:.0}", self.tokens_per_second),
+            format!("{:.2}", self.speedup),
+            format!("{:.2}", self.aal),
+            format!("{:.2}", self.tokens_per_step),
+            format!("{:.2}", self.step_ms),
+            format!("{:.1}", self.prefill_ms),
+            format!("{:.2}", 1e3 * self.art_seconds),
+            format!("{:.1} %", 100.0 * self.draft_yield),
+            format!("{:.1} %", 100.0 * self.relaxed_share),
+            format!("{:.2}", self.length_ratio),
+            format!("{}/{}", self.identical, self.texts),
+            format!("{:.2}", self.mean_log_probability),
+        ]
+    }
+}
+
+const COLUMNS: [&str; 14] = [
+    "variant",
+    "tokens",
+    "tokens/s",
+    "speedup",
+    "AAL",
+    "tokens/step",
+    "step ms",
+    "prefill ms",
+    "ART ms",
+    "yield",
+    "relaxed",
+    "length",
+    "identical",
+    "log p",
+];
+
+fn count_tokens(measured: &Measured) -> u64 {
+    measured.texts.iter().map(|text| text.tokens.len() as u64).sum()
+}
+
+fn same_tokens(a: &laser_worker::generate::Generated, b: &laser_worker::generate::Generated) -> bool {
+    a.tokens == b.tokens
+}
+
+fn verification(variant: &Variant) -> String {
+    match variant.verification {
+        laser_decode::Verification::Relaxed { k, p } => format!("k = {k}, p = {p}"),
+        laser_decode::Verification::Strict => "strict".to_owned(),
+    }
+}
+
+impl KindReport {
+    /// The figures of `measured`, in the order of `variants`, of which the first is plain decoding.
+    pub(super) fn new(
+        (kind, batch): (Kind, u16),
+        variants: &[Variant],
+        subjects: &[Subject],
+        measured: &[Measured],
+    ) -> Self {
+        let plain = &measured[0];
+        let rows = variants.iter().zip(measured).map(|(v, m)| VariantRow::new(v, m, plain)).collect();
+        let mut mismatches = Vec::new();
+        for (variant, measured) in variants.iter().zip(measured).filter(|(v, _)| v.is_strict()) {
+            let texts = plain.texts.iter().zip(&measured.texts).zip(subjects);
+            for ((expected, found), subject) in texts.filter(|((a, b), _)| !same_tokens(a, b)) {
+                let pairs = expected.tokens.iter().zip(&found.tokens);
+                mismatches.push(Mismatch {
+                    variant: variant.name.clone(),
+                    entity: subject.id.to_string(),
+                    token: pairs.take_while(|(a, b)| a == b).count(),
+                });
+            }
+        }
+        Self { kind, batch, rows, mismatches }
+    }
+
+    fn speedup(&self, variant: &str) -> f64 {
+        let row = self.rows.iter().find(|row| row.variant == variant);
+        row.map_or(f64::NAN, |row| row.speedup)
+    }
+
+    /// The row of the table by batch size.
+    fn batch_cells(&self) -> Vec<String> {
+        let cell = |value: f64| format!("{value:.2}");
+        let speedups = self.rows.iter().skip(1).map(|row| cell(row.speedup));
+        let others = self.rows.iter().filter(|row| ![ADAPTIVE, ADVERSARIAL].contains(&row.variant.as_str()));
+        let best = others.map(|row| row.speedup).fold(0.0, f64::max);
+        let plain = format!("{:.0}", self.rows[0].tokens_per_second);
+        [self.batch.to_string(), plain]
+            .into_iter()
+            .chain(speedups)
+            .chain([cell(self.speedup(ADAPTIVE) / best), cell(self.speedup(ADVERSARIAL))])
+            .collect()
+    }
+
+    fn render(&self, style: Style) -> Result<String> {
+        let mut table = Table::new(&COLUMNS);
+        self.rows.iter().for_each(|row| table.push(row.cells()));
+        let mut out = table.render(style);
+        let strict = self.rows.iter().filter(|row| row.verification == "strict").skip(1);
+        let texts: usize = strict.map(|row| row.texts).sum();
+        if texts == 0 {
+            return Ok(out);
+        }
+        writeln!(
+            out,
+            "{} of {texts} strictly verified texts differ from plain decoding{}",
+            self.mismatches.len(),
+            if self.mismatches.is_empty() { "." } else { " (near-ties):" }
+        )?;
+        for Mismatch { variant, entity, token } in &self.mismatches {
+            writeln!(out, "- {variant}, {} {entity}, from token {token} on", self.kind)?;
+        }
+        Ok(out)
+    }
+}
+
+impl Report {
+    /// A report without figures yet.
+    pub(super) fn new(
+        command: &'static str,
+        options: &SetupArgs,
+        engine: &EngineInfo,
+        model: &ModelFiles,
+    ) -> Result<Self> {
+        Ok(Self {
+            command,
+            machine: machine(),
+            model: ModelSummary {
+                digest: model.digest()?,
+                architecture: engine.architecture.clone(),
+                parameters: engine.parameters,
+                dtype: engine.dtype.clone(),
+                device: engine.device.clone(),
+            },
+            options: options.clone(),
+            pools: Vec::new(),
+            kinds: Vec::new(),
+        })
+    }
+
+    /// `paper-user-item.json`: users and items may be measured apart.
+    pub(super) fn file_name(&self) -> String {
+        let mut kinds: Vec<&str> = self.kinds.iter().map(|kind| kind.kind.as_str()).collect();
+        kinds.dedup();
+        format!("{}-{}.json", self.command, kinds.join("-"))
+    }
+
+    /// The reports of each kind, by batch size.
+    fn by_kind(&self) -> impl Iterator<Item = &[KindReport]> {
+        self.kinds.chunk_by(|a, b| a.kind == b.kind)
+    }
+
+    /// Charts with their file names: of `batch` speedup by batch size, of `sweep` acceptance by pool size.
+    pub(super) fn charts(&self) -> Vec<(String, LineChart)> {
+        let chart = |reports: &[KindReport]| match self.command {
+            "batch" => Some(speedup_chart(reports)),
+            "sweep" => acceptance_chart(&reports[0]),
+            _ => None,
+        };
+        let named = |reports: &[KindReport]| {
+            let name = format!("{}-{}.svg", self.command, reports[0].kind);
+            Some((name, chart(reports)?))
+        };
+        self.by_kind().filter_map(named).collect()
+    }
+
+    /// Speedup against plain decoding by batch size, the figures that `batch` is run for.
+    fn render_batches(&self, style: Style) -> String {
+        let mut out = String::new();
+        for reports in self.by_kind() {
+            let variants = reports[0].rows.iter().map(|row| row.variant.as_str());
+            let header = ["batch", "plain tokens/s"].into_iter().chain(variants.skip(1));
+            let columns = ["adaptive of the best", "without prediction of plain"];
+            let mut table = Table::new(&header.chain(columns).collect::<Vec<_>>());
+            reports.iter().for_each(|report| table.push(report.batch_cells()));
+            out += &format!("Speedup for {}s\n\n{}", reports[0].kind, table.render(style));
+        }
+        out
+    }
+
+    /// All tables.
+    pub(super) fn render(&self, style: Style) -> Result<String> {
+        let Self { machine, model, options, .. } = self;
+        let mut out = String::new();
+        writeln!(
+            out,
+            "{}, {:.1}M parameters, {} on {} ({machine}); {} nodes, seed {}\n",
+            model.architecture,
+            model.parameters as f64 / 1e6,
+            model.dtype,
+            model.device,
+            options.nodes,
+            options.seed
+        )?;
+        let mut pools = Table::new(&["pool", "scheme", "texts", "tokens"]);
+        for pool in &self.pools {
+            let (texts, tokens) = (pool.texts.to_string(), pool.tokens.to_string());
+            pools.push(vec![pool.name.clone(), pool.scheme.clone(), texts, tokens]);
+        }
+        out += &pools.render(style);
+        if self.command == "batch" {
+            out += &self.render_batches(style);
+        }
+        for kind in &self.kinds {
+            let heading = if style == Style::Markdown { "### New knowledge of " } else { "New knowledge of " };
+            writeln!(out, "{heading}{}s, batch {}\n", kind.kind, kind.batch)?;
+            out += &kind.render(style)?;
+            out.push('\n');
+        }
+        Ok(out)
+    }
+}
+
+fn speedup_chart(reports: &[KindReport]) -> LineChart {
+    let line = |index: usize| {
+        let rows = reports.iter().map(|report| &report.rows[index]);
+        (reports[0].rows[index].variant.clone(), rows.map(|row| row.speedup).collect())
+    };
+    LineChart {
+        title: format!("Speedup against plain decoding, {}s", reports[0].kind),
+        x: "batch",
+        y: "speedup",
+        places: reports.iter().map(|report| report.batch.to_string()).collect(),
+        lines: (0..reports[0].rows.len()).map(line).collect(),
+    }
+}
+
+/// None if fewer than two sizes of pools were tried.
+fn acceptance_chart(report: &KindReport) -> Option<LineChart> {
+    let sizes = report.rows.iter().filter(|row| row.variant.starts_with("pool "));
+    let (places, values): (Vec<String>, Vec<f64>) =
+        sizes.filter_map(|row| Some((row.pool_texts?.to_string(), row.aal))).unzip();
+    (places.len() > 1).then(|| LineChart {
+        title: format!("Acceptance by pool size, {}s", report.kind),
+        x: "texts of a pool at most",
+        y: "accepted draft tokens a forward",
+        places,
+        lines: vec![("LASER".to_owned(), values)],
+    })
+}

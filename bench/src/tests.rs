@@ -1,0 +1,199 @@
+//! Comparisons end to end, on a few users and films and the fixture model, at the smallest scale that says something.
+
+use std::path::Path;
+
+use laser_night::config::RunConfig;
+
+use super::*;
+
+fn parse(args: &[&str]) -> Result<Command, clap::Error> {
+    let all = ["bench"].iter().chain(args);
+    Cli::try_parse_from(all).map(|cli| *cli.command)
+}
+
+/// Small tables, and as few and short texts as will do.
+fn setup(dir: &Path) -> SetupArgs {
+    let [model, users, items] = ["profile-lm", "demo/small/tonight/users.parquet", "demo/small/tonight/items.parquet"]
+        .map(|name| std::path::absolute("../fixtures").unwrap().join(name));
+    let args = [
+        "paper",
+        "--users-table",
+        users.to_str().unwrap(),
+        "--items-table",
+        items.to_str().unwrap(),
+        "--model",
+        model.to_str().unwrap(),
+        "--output",
+        dir.join("bench").to_str().unwrap(),
+        "--chat",
+        "false",
+        "--old-texts",
+        "8",
+        "--new-texts",
+        "5",
+        "--max-new-tokens",
+        "40",
+        "--min-history",
+        "4",
+    ]
+    .map(str::to_owned);
+    let Command::Paper(setup) = parse(&args.each_ref().map(String::as_str)).unwrap() else {
+        unreachable!("the command is paper")
+    };
+    setup
+}
+
+#[tokio::test]
+async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
+    let dir = tempfile::tempdir().unwrap();
+    let setup = setup(dir.path());
+    let report = paper::paper(&setup).await.unwrap();
+    let text = report.render(Style::Text).unwrap();
+    for kind in &report.kinds {
+        let names: Vec<&str> = kind.rows.iter().map(|row| row.variant.as_str()).collect();
+        let expected = [
+            "vanilla",
+            "whole prompts",
+            "PLD",
+            "GRP (ReSD)",
+            "RRP",
+            "CRP",
+            "RV+GRP",
+            "RV+RRP",
+            "LASER (RV+CRP)",
+            "LASER adaptive",
+            "LASER+own",
+        ];
+        let own = usize::from(kind.kind == laser_schema::Kind::User);
+        assert_eq!(names, expected[..10 + own]);
+        assert_eq!(kind.mismatches, [], "{text}");
+        assert!(kind.rows[..6].iter().all(|row| row.identical == 5), "{text}");
+        assert_eq!((kind.rows[0].aal, kind.rows[0].speedup), (0.0, 1.0));
+        assert!(kind.rows[8].aal > 0.0, "{text}");
+    }
+    assert_eq!(report.kinds.len(), 2);
+    assert_eq!(report.file_name(), "paper-user-item.json");
+    let prompts = std::fs::read_to_string(setup.output.join("prompts-item.jsonl")).unwrap();
+    assert_eq!(prompts.lines().count(), 5, "{prompts}");
+}
+
+#[tokio::test]
+async fn old_knowledge_is_generated_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let setup = SetupArgs { items_table: None, ..setup(dir.path()) };
+    let first = paper::sweep(&setup, &[4, 6], &[2, 8]).await.unwrap();
+    let file = setup.output.join("old-knowledge.jsonl");
+    let old = std::fs::read(&file).unwrap();
+    let names: Vec<&str> = first.kinds[0].rows.iter().map(|row| row.variant.as_str()).collect();
+    assert_eq!(names, ["vanilla", "pool 4", "pool 6", "tree 2", "tree 8", "tree adaptive"]);
+    let charts: Vec<String> = first.charts().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(charts, ["sweep-user.svg"]);
+    let second = paper::sweep(&setup, &[4, 6], &[2, 8]).await.unwrap();
+    assert_eq!(std::fs::read(&file).unwrap(), old);
+    let tokens = |report: &Report| -> Vec<u64> { report.kinds[0].rows.iter().map(|row| row.tokens).collect() };
+    // The adaptive one's texts hang on measured times.
+    assert_eq!(tokens(&first)[..5], tokens(&second)[..5]);
+}
+
+#[tokio::test]
+async fn batch_sizes_are_compared_and_drawn() {
+    let dir = tempfile::tempdir().unwrap();
+    let setup = SetupArgs { items_table: None, ..setup(dir.path()) };
+    let report = paper::batch(&setup, &[1, 3], &[4, 8]).await.unwrap();
+    let batches: Vec<u16> = report.kinds.iter().map(|kind| kind.batch).collect();
+    assert_eq!(batches, [1, 3]);
+    let plain = |batch: usize| &report.kinds[batch].rows[0];
+    assert_eq!(plain(0).tokens, plain(1).tokens);
+    let predicted = report.kinds[0].rows[2].aal;
+    let shuffled = report.kinds[0].rows[5].aal;
+    assert!(predicted > 2.0 * shuffled, "{predicted} {shuffled}");
+    let text = report.render(Style::Text).unwrap();
+    assert!(text.contains("Speedup for users\n\nbatch  plain tokens/s"), "{text}");
+    finish(&report, &setup.output, Style::Text).unwrap();
+    assert_eq!(report.file_name(), "batch-user.json");
+    let svg = std::fs::read_to_string(setup.output.join("batch-user.svg")).unwrap();
+    assert!(svg.contains("Speedup against plain decoding, users"));
+}
+
+#[tokio::test]
+async fn a_synthetic_night_is_planned_in_every_stage() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = dir.path().to_str().unwrap();
+    let model = std::path::absolute("../fixtures/profile-lm").unwrap();
+    let args = ["plan", "--entities", "3000", "--memory-mb", "1", "--output", output];
+    let args = args.into_iter().chain(["--model", model.to_str().unwrap()]);
+    let Ok(Command::Plan(options)) = parse(&args.collect::<Vec<_>>()) else { unreachable!("the command is plan") };
+    // It fails unless the unchanged users, and they alone, are carried forward.
+    let table = plan::run(&options).await.unwrap().render(Style::Text);
+    for stage in ["making the night", "building pools", "planning"] {
+        assert!(table.contains(stage), "{table}");
+    }
+}
+
+#[tokio::test]
+async fn the_coordinator_is_measured_at_any_size() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = ["--output", dir.path().to_str().unwrap()];
+    let night = ["ledger", "--entities", "100000", "--workers", "20"];
+    let looks = ["look", "--shards", "200", "--between", "10"];
+    let (Ok(Command::Ledger(night)), Ok(Command::Look(looks))) =
+        (parse(&[&night[..], &output].concat()), parse(&[&looks[..], &output].concat()))
+    else {
+        unreachable!("the commands are ledger and look")
+    };
+    let night = ledger::run(&night).unwrap().render(Style::Text);
+    let shards = 100_000_u32.div_ceil(u32::try_from(RunConfig::default().shard_rows).unwrap());
+    assert!(night.contains(&shards.to_string()), "{night}");
+    let looks = look::run(&looks).await.unwrap().render(Style::Text);
+    assert!(looks.contains("110"), "{looks}");
+}
+
+#[tokio::test]
+async fn replay_measures_each_file_and_all_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, of: &str| {
+        let line = |i: i64| format!("{{\"id\": {i}, \"text\": \"the viewer likes {of} and film {}\"}}\n", i % 7);
+        let path = dir.path().join(name);
+        std::fs::write(&path, (0..60).map(line).collect::<String>()).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let model = std::path::absolute("../fixtures/profile-lm").unwrap();
+    let (a, b, output) = (file("a.jsonl", "drama"), file("b.jsonl", "comedy"), dir.path().join("out"));
+    let args = [
+        "replay",
+        &a,
+        &b,
+        "--model",
+        model.to_str().unwrap(),
+        "--held-out",
+        "0.2",
+        "--nodes",
+        "8",
+        "--pool-tokens",
+        "500",
+        "--output",
+        output.to_str().unwrap(),
+    ];
+    let Command::Replay(options) = parse(&args).unwrap() else { unreachable!("the command is replay") };
+    let report = replay::replay(&options).await.unwrap();
+    let of: Vec<(&str, &str)> = report.rows.iter().map(|row| (row.texts_of.as_str(), row.drafter)).collect();
+    let expected = ["a.jsonl", "b.jsonl", "all"]
+        .map(|texts| ["blended", "raw-frequency", "prompt-lookup"].map(|drafter| (texts, drafter)));
+    assert_eq!(of, expected.concat());
+    assert!(report.rows[0].accepted_per_step > 2.0, "{}", report.render(Style::Text));
+}
+
+#[test]
+fn impossible_options_are_refused() {
+    let cases: [(&[&str], &str); 5] = [
+        (&["paper", "--model", "m"], "--users-table"),
+        (&["paper", "--model", "m", "--users-table", "u", "--batch", "0"], "0 is not in 1.."),
+        (&["paper", "--model", "m", "--users-table", "u", "--dtype", "f8"], "expected f32, f16 or bf16"),
+        (&["paper", "--model", "m", "--users-table", "u", "--chat", "no"], "expected true, false or auto"),
+        (&["replay", "t.jsonl"], "--tokenizer"),
+    ];
+    for (args, message) in cases {
+        let error = parse(args).unwrap_err().to_string();
+        assert!(error.contains(message), "{error}");
+    }
+}

@@ -1,0 +1,194 @@
+//! The forward of a Llama-family decoder: dense f32 or bf16 weights, f32 arithmetic, every product a skinny one.
+//!
+//! Buffers live as long as the model. One product computes q, k and v, another one gate and up. The caches hold keys
+//! and values as panels, so attention is two skinny products as well.
+//!
+//! A row's result does not depend on the other rows of a step, nor on how its context reached the cache: sums run in
+//! the order of positions, hidden nodes have weight 0 (which changes no sum), and what is summed over lanes in another
+//! order (the softmax's denominator) is summed in f64. Verifying a tree therefore computes what decoding one token at a
+//! time computes, to the bit but for roundings of that denominator (one in about 10^8).
+
+use laser_decode::Candidate;
+
+use crate::{
+    attention::{AttentionBuffers, position_row},
+    batch::Batch,
+    cache::{CachePool, CpuCache},
+    layer::{Layer, Loader},
+    rope::Rope,
+    shape::ModelShape,
+    skinny::{Format, PackedMatrix, Rows, vectorized},
+    top_k::push_top_k,
+    vector::{norm_in_place, silu_times},
+};
+
+/// Elements of a row-wise operation from which on a second thread pays.
+const PARALLEL_ELEMENTS: usize = 1 << 16;
+
+/// The decoder. Memory: the weights, a copy of the embedding where it is tied, the caches, and buffers for the largest
+/// step.
+#[derive(Debug)]
+pub struct CpuDecoder {
+    shape: ModelShape,
+    embedding: Vec<f32>,
+    layers: Vec<Layer>,
+    norm: Vec<f32>,
+    head: PackedMatrix,
+    rope: Rope,
+    caches: CachePool,
+    buffers: Buffers,
+}
+
+/// The intermediate results of a step; their memory is kept for the next.
+#[derive(Debug, Default)]
+struct Buffers {
+    x: Rows,
+    normed: Rows,
+    qkv: Rows,
+    attention: AttentionBuffers,
+    projected: Rows,
+    gate_up: Rows,
+    inner: Rows,
+    logits: Rows,
+}
+
+impl CpuDecoder {
+    /// Packs the weights in `format`; bf16 keeps the upper half of each, so round before. `tensor` gives a tensor's
+    /// values by its name at Hugging Face and its shape.
+    ///
+    /// # Errors
+    /// The first one of `tensor`.
+    pub fn load<E>(
+        shape: ModelShape,
+        format: Format,
+        tensor: impl Fn(&str, &[usize]) -> Result<Vec<f32>, E>,
+    ) -> Result<Self, E> {
+        let (vocabulary, hidden) = (shape.vocab_size, shape.hidden_size);
+        let loader = Loader { tensor, format };
+        let embedding = (loader.tensor)("model.embed_tokens.weight", &[vocabulary, hidden])?;
+        let head = match shape.tied_embeddings {
+            true => PackedMatrix::pack(&[&embedding], hidden, format),
+            false => loader.matrix("lm_head.weight", vocabulary, hidden)?,
+        };
+        Ok(Self {
+            layers: (0..shape.layers).map(|layer| loader.layer(&shape, layer)).collect::<Result<_, _>>()?,
+            head,
+            embedding,
+            norm: (loader.tensor)("model.norm.weight", &[hidden])?,
+            rope: Rope::new(shape.head_dim, shape.rope_theta, &shape.rope_scaling),
+            caches: CachePool::default(),
+            buffers: Buffers::default(),
+            shape,
+        })
+    }
+
+    fn embed(&mut self, tokens: &[u32]) {
+        let width = self.shape.hidden_size;
+        self.buffers.x.reshape(tokens.len(), width);
+        for (row, token) in tokens.iter().enumerate() {
+            let from = &self.embedding[*token as usize * width..][..width];
+            self.buffers.x.row_mut(row).copy_from_slice(from);
+        }
+    }
+
+    /// The logits of the scored nodes, into their buffer.
+    fn logits(&mut self, batch: &Batch<'_>, caches: &mut [CpuCache]) {
+        self.embed(&batch.tokens);
+        for layer in 0..self.layers.len() {
+            self.attention(layer, batch, caches);
+            if layer + 1 == self.layers.len() {
+                if batch.scored.is_empty() {
+                    return;
+                }
+                self.buffers.x.retain(&batch.scored);
+            }
+            self.mlp(layer);
+        }
+        let buffers = &mut self.buffers;
+        norm_rows(&buffers.x, &self.norm, self.shape.norm_eps, &mut buffers.normed);
+        self.head.multiply(&buffers.normed, &mut buffers.logits);
+    }
+
+    /// Adds a layer's attention to x.
+    fn attention(&mut self, layer: usize, batch: &Batch<'_>, caches: &mut [CpuCache]) {
+        let (shape, buffers) = (&self.shape, &mut self.buffers);
+        let weights = &self.layers[layer];
+        let eps = shape.norm_eps;
+        norm_rows(&buffers.x, &weights.attention_norm, eps, &mut buffers.normed);
+        weights.qkv.forward(&buffers.normed, &mut buffers.qkv);
+        self.rope.reserve(&batch.positions);
+        let (rope, norms) = (&self.rope, weights.head_norms.as_ref());
+        let heavy = buffers.qkv.rows() * shape.query_width() > PARALLEL_ELEMENTS;
+        buffers.qkv.each(heavy, |row, data| {
+            position_row(shape, norms, rope.position(batch.positions[row]), data);
+        });
+        buffers.attention.attend(shape, batch, (layer, caches), &buffers.qkv);
+        weights.output.forward(&buffers.attention.attended, &mut buffers.projected);
+        add_rows(&mut buffers.x, &buffers.projected);
+    }
+
+    /// Adds a layer's MLP to x.
+    fn mlp(&mut self, layer: usize) {
+        let (shape, buffers) = (&self.shape, &mut self.buffers);
+        let weights = &self.layers[layer];
+        let eps = shape.norm_eps;
+        norm_rows(&buffers.x, &weights.mlp_norm, eps, &mut buffers.normed);
+        weights.gate_up.forward(&buffers.normed, &mut buffers.gate_up);
+        let inner = shape.intermediate_size;
+        buffers.inner.reshape(buffers.gate_up.rows(), inner);
+        let gate_up = &buffers.gate_up;
+        let heavy = gate_up.rows() * inner > PARALLEL_ELEMENTS;
+        buffers.inner.each(heavy, |row, data| {
+            let (gate, up) = gate_up.row(row).split_at(inner);
+            vectorized(|| silu_times(gate, up, data));
+        });
+        weights.down.forward(&buffers.inner, &mut buffers.projected);
+        add_rows(&mut buffers.x, &buffers.projected);
+    }
+}
+
+/// Sequences and steps.
+impl CpuDecoder {
+    /// A cache for `capacity` tokens.
+    pub fn open(&mut self, capacity: usize) -> CpuCache {
+        self.caches.acquire(&self.shape, capacity)
+    }
+
+    /// A cache for `capacity` tokens that begins with the first `length` of another.
+    pub fn fork(&mut self, from: &mut CpuCache, length: usize, capacity: usize) -> CpuCache {
+        let mut cache = self.open(capacity);
+        cache.copy_prefix(from, length);
+        cache
+    }
+
+    /// Appends the nodes to their caches (one per span) and to `best`, for each scored node in order, the `top_k` most
+    /// probable next tokens (at most the vocabulary).
+    pub fn forward(&mut self, batch: &Batch<'_>, caches: &mut [CpuCache], top_k: usize, best: &mut Vec<Candidate>) {
+        // On a thread of the pool, so that products begin and end there: each would otherwise wake this thread anew,
+        // which took a fifth of a small model's forward.
+        rayon::scope(|_| self.logits(batch, caches));
+        for row in 0..batch.scored.len() {
+            push_top_k(self.buffers.logits.row(row), top_k, best);
+        }
+    }
+
+    /// Takes back the cache of a closed sequence.
+    pub fn close(&mut self, cache: CpuCache) {
+        self.caches.release(cache);
+    }
+}
+
+/// `y = x / √(mean x² + eps) · scale`, row by row.
+fn norm_rows(x: &Rows, scale: &[f32], eps: f64, y: &mut Rows) {
+    y.reshape(x.rows(), scale.len());
+    y.each(x.rows() * scale.len() > PARALLEL_ELEMENTS, |row, to| {
+        to.copy_from_slice(x.row(row));
+        vectorized(|| norm_in_place(to, scale, eps));
+    });
+}
+
+fn add_rows(x: &mut Rows, y: &Rows) {
+    x.each(x.rows() * x.row(0).len() > PARALLEL_ELEMENTS, |row, x| {
+        x.iter_mut().zip(y.row(row)).for_each(|(x, y)| *x += y);
+    });
+}

@@ -1,0 +1,91 @@
+//! The weights of a layer, and how they are loaded.
+
+use crate::{
+    shape::ModelShape,
+    skinny::{Format, PackedMatrix, Rows},
+};
+
+/// A projection and its bias.
+#[derive(Debug)]
+pub(crate) struct Projection {
+    weights: PackedMatrix,
+    bias: Option<Vec<f32>>,
+}
+
+impl Projection {
+    /// `y = x Wᵀ + b`.
+    pub(crate) fn forward(&self, x: &Rows, y: &mut Rows) {
+        self.weights.multiply(x, y);
+        let Some(bias) = &self.bias else { return };
+        y.each(false, |_, row| {
+            row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+        });
+    }
+}
+
+/// The weights of a layer.
+#[derive(Debug)]
+pub(crate) struct Layer {
+    pub(crate) attention_norm: Vec<f32>,
+    /// Norms of single heads: of the queries, of the keys.
+    pub(crate) head_norms: Option<(Vec<f32>, Vec<f32>)>,
+    /// Queries, keys and values, one below the other.
+    pub(crate) qkv: Projection,
+    pub(crate) output: Projection,
+    pub(crate) mlp_norm: Vec<f32>,
+    /// Gate and up, one below the other.
+    pub(crate) gate_up: Projection,
+    pub(crate) down: Projection,
+}
+
+/// Loads and packs weights in one format.
+pub(crate) struct Loader<F> {
+    /// The values of the tensor of that name, which must have that shape.
+    pub(crate) tensor: F,
+    pub(crate) format: Format,
+}
+
+impl<E, F: Fn(&str, &[usize]) -> Result<Vec<f32>, E>> Loader<F> {
+    /// A matrix `[outputs, inputs]`.
+    pub(crate) fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<PackedMatrix, E> {
+        let weights = (self.tensor)(name, &[outputs, inputs])?;
+        Ok(PackedMatrix::pack(&[&weights], inputs, self.format))
+    }
+
+    /// The projections `parts` (name and outputs) from the same `inputs`, as one.
+    fn projection(&self, parts: &[(String, usize)], inputs: usize, bias: bool) -> Result<Projection, E> {
+        let (mut weights, mut biases) = (Vec::new(), Vec::new());
+        for (name, outputs) in parts {
+            weights.push((self.tensor)(&format!("{name}.weight"), &[*outputs, inputs])?);
+            if bias {
+                biases.extend((self.tensor)(&format!("{name}.bias"), &[*outputs])?);
+            }
+        }
+        let weights: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
+        Ok(Projection { weights: PackedMatrix::pack(&weights, inputs, self.format), bias: bias.then_some(biases) })
+    }
+
+    pub(crate) fn layer(&self, shape: &ModelShape, layer: usize) -> Result<Layer, E> {
+        let (hidden, inner) = (shape.hidden_size, shape.intermediate_size);
+        let (queries, keys) = (shape.query_width(), shape.key_width());
+        let name = |part: &str| format!("model.layers.{layer}.{part}");
+        let norm = |part: &str, length| (self.tensor)(&format!("{}.weight", name(part)), &[length]);
+        let qkv = [("q", queries), ("k", keys), ("v", keys)];
+        let qkv = qkv.map(|(part, outputs)| (name(&format!("self_attn.{part}_proj")), outputs));
+        let gate_up = ["gate", "up"].map(|part| (name(&format!("mlp.{part}_proj")), inner));
+        let output = [(name("self_attn.o_proj"), hidden)];
+        let down = [(name("mlp.down_proj"), hidden)];
+        Ok(Layer {
+            attention_norm: norm("input_layernorm", hidden)?,
+            head_norms: match shape.head_norms {
+                true => Some((norm("self_attn.q_norm", shape.head_dim)?, norm("self_attn.k_norm", shape.head_dim)?)),
+                false => None,
+            },
+            qkv: self.projection(&qkv, hidden, shape.qkv_bias)?,
+            output: self.projection(&output, queries, shape.output_bias)?,
+            mlp_norm: norm("post_attention_layernorm", hidden)?,
+            gate_up: self.projection(&gate_up, hidden, shape.mlp_bias)?,
+            down: self.projection(&down, inner, shape.mlp_bias)?,
+        })
+    }
+}

@@ -1,0 +1,27 @@
+//! The CPU engine: a Llama-family decoder for draft trees, in f32 or bf16 weights.
+//!
+//! [`CpuDecoder`] runs one forward over the trees of many sequences, each with a [`CpuCache`] of its own. It knows no
+//! files, formats or tensor libraries: weights come as plain `f32` values by name. Nearly all `unsafe` code of Laser is
+//! in its skinny matrix product, behind safe types that check every bound.
+//!
+//! The decoder for GPUs and quantised weights, a crate above, shares what describes a model and a step: [`ModelShape`],
+//! [`Rope`], [`Batch`] and [`push_top_k`].
+
+mod attention;
+mod batch;
+mod cache;
+mod decoder;
+mod layer;
+mod rope;
+mod shape;
+mod skinny;
+mod top_k;
+mod vector;
+
+pub use batch::{Batch, Span};
+pub use cache::CpuCache;
+pub use decoder::CpuDecoder;
+pub use rope::{Rope, RopeScaling};
+pub use shape::ModelShape;
+pub use skinny::Format;
+pub use top_k::push_top_k;

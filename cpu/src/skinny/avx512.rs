@@ -1,0 +1,65 @@
+//! AVX-512: 32 registers of 16 elements.
+#![expect(
+    clippy::undocumented_unsafe_blocks,
+    reason = "each function needs its instruction set and its caller's pointers, nothing else"
+)]
+
+use std::{arch::x86_64::*, mem::transmute, ops::Range};
+
+use super::{
+    kernel::{STRIPE, Simd, Task, product, rows},
+    packing::PANEL,
+};
+
+/// Its elements are f32, or pairs of bf16, which AVX512-BF16 multiplies.
+pub(super) struct Avx512<const PAIRS: bool>;
+
+impl<const PAIRS: bool> Simd for Avx512<PAIRS> {
+    type Register = __m512;
+    const LANES: usize = 16;
+    #[inline(always)]
+    unsafe fn zero() -> __m512 {
+        unsafe { _mm512_setzero_ps() }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const u32) -> __m512 {
+        unsafe { _mm512_loadu_ps(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u32) -> (__m512, __m512) {
+        unsafe {
+            let pairs = _mm512_loadu_si512(from.cast());
+            let high = _mm512_and_si512(pairs, _mm512_set1_epi32(-65536));
+            (_mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)), _mm512_castsi512_ps(high))
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat(from: *const f32) -> __m512 {
+        unsafe { _mm512_set1_ps(*from) }
+    }
+    #[inline(always)]
+    unsafe fn fused(a: __m512, b: __m512, c: __m512) -> __m512 {
+        let pairs = |register| unsafe { transmute::<__m512, __m512bh>(register) };
+        match PAIRS {
+            true => unsafe { _mm512_dpbf16_ps(c, pairs(a), pairs(b)) },
+            false => unsafe { _mm512_fmadd_ps(a, b, c) },
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: __m512) {
+        unsafe { _mm512_storeu_ps(to, value) }
+    }
+}
+
+product!(
+    // 32 registers: 24 for sums, 3 to 6 for weights.
+    #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    avx512, Avx512<false>, 8,
+    1 => 6, 2 => 6, 3 => 6, 4 => 6, 5 => 4, 6 => 4, 7 => 3, 8 => 3
+);
+
+product!(
+    #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    avx512_bf16, Avx512<true>, 8,
+    1 => 6, 2 => 6, 3 => 6, 4 => 6, 5 => 4, 6 => 4, 7 => 3, 8 => 3
+);

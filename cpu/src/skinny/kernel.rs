@@ -1,0 +1,163 @@
+//! The loops of the product, over the registers of any instruction set.
+
+use std::ops::Range;
+
+use super::packing::{Format, PANEL};
+
+/// Panels that one pass over the rows takes: their weights (12 × 16 × 4 bytes an input) stay in the second-level cache
+/// from one tile of rows to the next.
+pub(super) const STRIPE: usize = 12;
+
+/// A product over some panels, for one instruction set.
+pub(super) type Product = unsafe fn(&Task, Range<usize>);
+
+/// A product whose bounds are checked.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Task {
+    pub(super) w: *const u32,
+    pub(super) format: Format,
+    /// Weights from one panel to the next.
+    pub(super) w_stride: usize,
+    pub(super) inputs: usize,
+    pub(super) x: *const f32,
+    pub(super) x_stride: usize,
+    pub(super) y: *mut f32,
+    pub(super) y_stride: usize,
+    pub(super) rows: usize,
+}
+
+// SAFETY: its pointers come from slices that outlive the product, and threads write to distinct panels.
+unsafe impl Send for Task {}
+// SAFETY: as above.
+unsafe impl Sync for Task {}
+
+impl Task {
+    /// The same product over pairs: each is one element, and a line of weights belongs to it.
+    pub(super) fn of_pairs(self, pairs: &[u32]) -> Self {
+        let inputs = self.format.lines(self.inputs);
+        assert!(pairs.len() >= self.rows * inputs);
+        Self { format: Format::F32, inputs, x: pairs.as_ptr().cast(), x_stride: inputs, ..self }
+    }
+}
+
+/// The registers of an instruction set.
+pub(super) trait Simd {
+    type Register: Copy;
+    const LANES: usize;
+    unsafe fn zero() -> Self::Register;
+    unsafe fn load(from: *const u32) -> Self::Register;
+    /// The low and the high halves of pairs of bf16.
+    unsafe fn load_bf16(from: *const u32) -> (Self::Register, Self::Register);
+    unsafe fn splat(from: *const f32) -> Self::Register;
+    /// a · b + c; of pairs the sum of both products.
+    unsafe fn fused(a: Self::Register, b: Self::Register, c: Self::Register) -> Self::Register;
+    unsafe fn store(to: *mut f32, value: Self::Register);
+}
+
+/// The sums of `V` registers of outputs from register `first` on, for `T` rows of x.
+#[inline(always)]
+unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usize, (x, y): (*const f32, *mut f32)) {
+    let registers = PANEL / S::LANES;
+    // SAFETY: the bounds of the task; `first + V` registers of outputs exist.
+    unsafe {
+        let mut sums = [[S::zero(); V]; T];
+        let w: [*const u32; V] = std::array::from_fn(|v| {
+            let (panel, part) = ((first + v) / registers, (first + v) % registers);
+            task.w.add(panel * task.w_stride + part * S::LANES)
+        });
+        let x: [*const f32; T] = std::array::from_fn(|t| x.add(t * task.x_stride));
+        match task.format {
+            Format::F32 => {
+                for input in 0..task.inputs {
+                    let weights: [_; V] = std::array::from_fn(|v| S::load(w[v].add(input * PANEL)));
+                    accumulate::<S, V, T>(&mut sums, &weights, &x, input);
+                }
+            }
+            Format::Bf16 => {
+                for pair in 0..task.inputs / 2 {
+                    let weights: [_; V] = std::array::from_fn(|v| S::load_bf16(w[v].add(pair * PANEL)));
+                    accumulate::<S, V, T>(&mut sums, &weights.map(|w| w.0), &x, 2 * pair);
+                    accumulate::<S, V, T>(&mut sums, &weights.map(|w| w.1), &x, 2 * pair + 1);
+                }
+                if task.inputs % 2 == 1 {
+                    let last = task.inputs / 2;
+                    let weights: [_; V] = std::array::from_fn(|v| S::load_bf16(w[v].add(last * PANEL)).0);
+                    accumulate::<S, V, T>(&mut sums, &weights, &x, 2 * last);
+                }
+            }
+        }
+        for (t, sums) in sums.iter().enumerate() {
+            for (v, sum) in sums.iter().enumerate() {
+                S::store(y.add(t * task.y_stride + (first + v) * S::LANES), *sum);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn accumulate<S: Simd, const V: usize, const T: usize>(
+    sums: &mut [[S::Register; V]; T],
+    weights: &[S::Register; V],
+    x: &[*const f32; T],
+    input: usize,
+) {
+    for (sums, x) in sums.iter_mut().zip(x) {
+        // SAFETY: `input` is below the task's inputs.
+        unsafe {
+            let x = S::splat(x.add(input));
+            for (sum, weight) in sums.iter_mut().zip(weights) {
+                *sum = S::fused(*weight, x, *sum);
+            }
+        }
+    }
+}
+
+/// All registers of outputs in `range` for `T` rows.
+#[inline(always)]
+pub(super) unsafe fn rows<S: Simd, const V: usize, const T: usize>(
+    task: &Task,
+    range: Range<usize>,
+    xy: (*const f32, *mut f32),
+) {
+    let mut first = range.start;
+    // SAFETY: the caller's.
+    unsafe {
+        while first + V <= range.end {
+            tile::<S, V, T>(task, first, xy);
+            first += V;
+        }
+        while first < range.end {
+            tile::<S, 1, T>(task, first, xy);
+            first += 1;
+        }
+    }
+}
+
+/// A product over `panels` for one instruction set: stripes of panels, and for each stripe tiles of nearly equal
+/// numbers of rows. `T => V` are the shapes whose sums, weights and x fit the registers.
+macro_rules! product {
+    ($(#[$attribute:meta])* $name:ident, $simd:ty, $most:literal, $($t:literal => $v:literal),*) => {
+        $(#[$attribute])*
+        pub(super) unsafe fn $name(task: &Task, panels: Range<usize>) {
+            let registers = PANEL / <$simd>::LANES;
+            let tiles = task.rows.div_ceil($most);
+            for start in panels.clone().step_by(STRIPE) {
+                let range = start * registers..panels.end.min(start + STRIPE) * registers;
+                let mut row = 0;
+                for tile in 0..tiles {
+                    let count = (task.rows - row).div_ceil(tiles - tile);
+                    // SAFETY: `row + count` is at most the task's rows.
+                    unsafe {
+                        let xy = (task.x.add(row * task.x_stride), task.y.add(row * task.y_stride));
+                        match count {
+                            $($t => rows::<$simd, $v, $t>(task, range.clone(), xy),)*
+                            _ => unreachable!("tiles have at most {} rows", $most),
+                        }
+                    }
+                    row += count;
+                }
+            }
+        }
+    };
+}
+pub(super) use product;

@@ -1,0 +1,98 @@
+//! The product: checks of bounds, the choice of an instruction set, threads.
+
+use rayon::prelude::*;
+
+#[cfg(target_arch = "x86_64")]
+use super::{avx2, avx512};
+use super::{
+    bf16::with_pairs,
+    isa::{Isa, isa},
+    kernel::{Product, Task},
+    packing::{Format, PANEL, PackedMatrix, Panels},
+    portable,
+    rows::Rows,
+};
+
+/// Multiplications below which a second thread costs more than it saves.
+const PARALLEL_WORK: usize = 1 << 17;
+
+impl Panels<'_> {
+    /// `y = x Wᵀ` on this thread.
+    pub(crate) fn multiply(&self, x: &Rows, y: &mut Rows) {
+        y.reshape(x.rows, self.outputs);
+        product(self, x, y, 1);
+    }
+}
+
+impl PackedMatrix {
+    /// `y = x Wᵀ`, on all threads where that pays.
+    pub(crate) fn multiply(&self, x: &Rows, y: &mut Rows) {
+        y.reshape(x.rows, self.outputs);
+        // A single row costs about as much as four: its weights have to be read.
+        let pays = self.inputs * self.outputs * (x.rows + 3) >= PARALLEL_WORK;
+        let threads = if pays { rayon::current_num_threads() } else { 1 };
+        product(&self.panels(), x, y, threads);
+    }
+}
+
+/// `y = x Wᵀ` on at most `threads` threads.
+///
+/// # Panics
+/// If a line, an x or a y would lie outside its buffer.
+fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
+    let (rows, panels) = (x.rows, w.outputs.div_ceil(PANEL));
+    if rows == 0 || panels == 0 {
+        return;
+    }
+    let depth = w.format.lines(w.inputs);
+    assert!(depth <= w.stride && w.lines.len() >= (panels - 1) * w.stride + depth);
+    assert!(x.columns >= w.inputs && x.data.len() >= rows * x.stride);
+    assert!(y.stride >= panels * PANEL && y.rows >= rows && y.data.len() >= rows * y.stride);
+    let task = Task {
+        w: w.lines.as_ptr().cast(),
+        format: w.format,
+        w_stride: w.stride * PANEL,
+        inputs: w.inputs,
+        x: x.data.as_ptr(),
+        x_stride: x.stride,
+        y: y.data.as_mut_ptr(),
+        y_stride: y.stride,
+        rows,
+    };
+    let run = |task: &Task, product: Product| {
+        let threads = threads.min(panels);
+        if threads == 1 {
+            // SAFETY: the assertions above bound every access of all panels, and the instruction set was detected.
+            return unsafe { product(task, 0..panels) };
+        }
+        (0..threads).into_par_iter().for_each(|part| {
+            let range = panels * part / threads..panels * (part + 1) / threads;
+            // SAFETY: as above; the parts write to distinct panels.
+            unsafe { product(task, range) }
+        });
+    };
+    match paired_product().filter(|_| w.format == Format::Bf16) {
+        None => run(&task, widened_product()),
+        Some(product) => with_pairs(x, w.inputs, |pairs| run(&task.of_pairs(pairs), product)),
+    }
+}
+
+/// The product of f32 elements; weights in bf16 are widened.
+fn widened_product() -> Product {
+    match isa() {
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx512 => avx512::avx512,
+        #[cfg(target_arch = "x86_64")]
+        Isa::Avx2 => avx2::avx2,
+        Isa::Portable => portable::portable,
+    }
+}
+
+/// The product of pairs of bf16, if the processor multiplies those.
+pub(super) fn paired_product() -> Option<Product> {
+    #[cfg(target_arch = "x86_64")]
+    if isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") {
+        return Some(avx512::avx512_bf16);
+    }
+    None
+}

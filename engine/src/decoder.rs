@@ -1,0 +1,66 @@
+//! Between [`TreeEngine`](crate::TreeEngine), which keeps slots and the protocol, and the two decoders.
+
+use laser_cpu::{Batch, CpuCache, CpuDecoder};
+use laser_decode::Candidate;
+
+use crate::error::EngineError;
+
+/// A model that runs steps over caches of its own kind.
+pub(super) trait Decoder: Send {
+    /// Keys and values of one sequence. The default is empty and stands in while a step has the real one.
+    type Cache: Default + Send;
+
+    /// A cache for `capacity` tokens.
+    fn open(&mut self, capacity: usize) -> Result<Self::Cache, EngineError>;
+
+    /// A cache for `capacity` tokens that begins with the first `length` of another.
+    fn fork(&mut self, from: &mut Self::Cache, length: usize, capacity: usize) -> Result<Self::Cache, EngineError>;
+
+    /// Appends the nodes to their caches (one per span) and to `best`, for each scored node in order, the `top_k` most
+    /// probable next tokens (at most the vocabulary).
+    fn forward(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [Self::Cache],
+        top_k: usize,
+        best: &mut Vec<Candidate>,
+    ) -> Result<(), EngineError>;
+
+    /// Keeps of the tokens behind the first `length` those at `keep`.
+    fn commit(&mut self, cache: &mut Self::Cache, length: usize, keep: &[usize]) -> Result<(), EngineError>;
+
+    /// Takes back the cache of a closed sequence.
+    fn close(&mut self, cache: Self::Cache);
+}
+
+impl Decoder for CpuDecoder {
+    type Cache = CpuCache;
+
+    fn open(&mut self, capacity: usize) -> Result<CpuCache, EngineError> {
+        Ok(self.open(capacity))
+    }
+
+    fn fork(&mut self, from: &mut CpuCache, length: usize, capacity: usize) -> Result<CpuCache, EngineError> {
+        Ok(self.fork(from, length, capacity))
+    }
+
+    fn forward(
+        &mut self,
+        batch: &Batch<'_>,
+        caches: &mut [CpuCache],
+        top_k: usize,
+        best: &mut Vec<Candidate>,
+    ) -> Result<(), EngineError> {
+        self.forward(batch, caches, top_k, best);
+        Ok(())
+    }
+
+    fn commit(&mut self, cache: &mut CpuCache, length: usize, keep: &[usize]) -> Result<(), EngineError> {
+        cache.compact(length, keep);
+        Ok(())
+    }
+
+    fn close(&mut self, cache: CpuCache) {
+        self.close(cache);
+    }
+}

@@ -1,0 +1,70 @@
+//! The only thing between scheduling and tensors.
+
+use crate::{
+    error::EngineError,
+    scores::Scores,
+    segment::{Segment, Slot},
+};
+
+/// A loaded model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineInfo {
+    /// Number of token ids; every id given to the engine must be below it.
+    pub vocab_size: usize,
+    /// Positions the model was made for, or its sliding window if that is smaller: no token may be
+    /// placed at or beyond it.
+    pub max_positions: usize,
+    /// Architecture as the model's own configuration names it, e.g. `LlamaForCausalLM`.
+    pub architecture: String,
+    /// Number of weights, tied ones counted once.
+    pub parameters: u64,
+    /// Weights that a forward multiplies with: all of them but an embedding that is not tied.
+    pub forward_parameters: u64,
+    /// Storage of the weights, e.g. `f32`, `f32+q4k` (quantised while loading), `gguf`.
+    pub dtype: String,
+    /// Where the tensors live, e.g. `cpu`, `cuda:0`.
+    pub device: String,
+}
+
+/// A causal language model with tree attention over per-sequence caches.
+///
+/// An error of [`step`](Self::step) or [`commit`](Self::commit) leaves every slot as it was.
+pub trait Engine: Send {
+    /// The loaded model.
+    fn info(&self) -> &EngineInfo;
+
+    /// A new, empty cache for at most `capacity` tokens, committed ones and the nodes of a step
+    /// together.
+    ///
+    /// # Errors
+    /// [`EngineError::InvalidCapacity`] for 0, [`EngineError::Tensor`] when memory is short.
+    fn open(&mut self, capacity: usize) -> Result<Slot, EngineError>;
+
+    /// A new cache that starts with the first `length` committed tokens of `from`, so that a prefix
+    /// shared by many prompts is computed once. Copies `length` rows per layer.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open); [`EngineError::UnknownSlot`], [`EngineError::InvalidFork`].
+    fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError>;
+
+    /// One forward over the nodes of all segments, at most one segment a slot. For each segment the
+    /// `top_k` most probable next tokens after each of its scored nodes. The nodes stay
+    /// provisional: every slot of the step must be committed before its next step.
+    ///
+    /// # Errors
+    /// A broken protocol (see [`EngineError`]) or a failed forward.
+    fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError>;
+
+    /// Keeps the nodes `keep` of the slot's last segment, a path from the context in ascending
+    /// order (possibly empty), and drops the rest. A prefill chunk keeps all of its nodes.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownSlot`], [`EngineError::InvalidCommit`].
+    fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError>;
+
+    /// Ends the sequence; its memory is reused by later slots. Closing a closed slot does nothing.
+    fn close(&mut self, slot: Slot);
+
+    /// Committed tokens of the slot; 0 for one that is not open.
+    fn cached(&self, slot: Slot) -> usize;
+}

@@ -1,0 +1,255 @@
+//! A deterministic model without tensors, for tests of scheduling, commit and failure.
+//!
+//! The next-token distribution is a seeded hash of the last tokens of the path. Inside a *phrase*
+//! the last token alone decides, between phrases the last `order` tokens do, so texts repeat
+//! phrases the way real ones do and a pool of earlier texts helps. Whether a text ends also depends
+//! on the position, or a text that repeats itself would never end. Protocol and capacity are
+//! checked as strictly as by [`TreeEngine`](crate::TreeEngine), and forwards are counted instead of
+//! timed.
+
+use laser_decode::{Candidate, ROOT_PARENT, Token};
+
+use crate::{
+    engine::{Engine, EngineInfo},
+    error::EngineError,
+    scores::Scores,
+    segment::{Segment, Slot},
+    slots::{SlotState, SlotTable},
+};
+
+/// The fake's distribution, costs and injected failures.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FakeOptions {
+    /// Number of token ids.
+    pub vocab_size: u32,
+    /// Context length.
+    pub max_positions: usize,
+    /// Another seed is another language.
+    pub seed: u64,
+    /// Tokens that decide between phrases.
+    pub order: usize,
+    /// Share of contexts inside a phrase, where the last token alone decides.
+    pub phrase_probability: f64,
+    /// The end-of-text token.
+    pub eos: Token,
+    /// Share of contexts whose most probable next token is `eos`.
+    pub eos_probability: f64,
+    /// Simulated cost of a forward, microseconds.
+    pub forward_cost_us: u64,
+    /// Simulated cost of a node, microseconds.
+    pub node_cost_us: u64,
+    /// The step, counted from 0, that fails.
+    pub fail_on_step: Option<u64>,
+    /// Every step fails in which a sequence contains this token.
+    pub fail_on_token: Option<Token>,
+}
+
+impl Default for FakeOptions {
+    /// Texts of about 50 tokens over 1,000 ids, a forward that costs as much as 20 nodes, no
+    /// failures.
+    fn default() -> Self {
+        Self {
+            vocab_size: 1_000,
+            max_positions: 4_096,
+            seed: 0,
+            order: 3,
+            phrase_probability: 0.7,
+            eos: 1,
+            eos_probability: 0.02,
+            forward_cost_us: 1_000,
+            node_cost_us: 50,
+            fail_on_step: None,
+            fail_on_token: None,
+        }
+    }
+}
+
+/// An [`Engine`] whose model is a hash function.
+#[derive(Debug)]
+pub struct FakeEngine {
+    options: FakeOptions,
+    info: EngineInfo,
+    /// The tokens of each slot, then those of its provisional nodes.
+    slots: SlotTable<Vec<Token>>,
+    steps: u64,
+    nodes: u64,
+}
+
+impl FakeEngine {
+    /// An engine without open slots.
+    #[must_use]
+    pub fn new(options: FakeOptions) -> Self {
+        let info = EngineInfo {
+            vocab_size: options.vocab_size as usize,
+            max_positions: options.max_positions,
+            architecture: "fake".into(),
+            parameters: 0,
+            forward_parameters: 0,
+            dtype: "f32".into(),
+            device: "none".into(),
+        };
+        let slots = SlotTable::new(info.vocab_size, info.max_positions);
+        Self { options, info, slots, steps: 0, nodes: 0 }
+    }
+
+    /// Steps so far, failed ones included.
+    #[must_use]
+    pub fn steps(&self) -> u64 {
+        self.steps
+    }
+
+    /// Nodes of all successful steps.
+    #[must_use]
+    pub fn nodes(&self) -> u64 {
+        self.nodes
+    }
+
+    /// The simulated cost of all steps, microseconds.
+    #[must_use]
+    pub fn simulated_us(&self) -> u64 {
+        self.steps * self.options.forward_cost_us + self.nodes * self.options.node_cost_us
+    }
+
+    fn injected_failure(&self, segments: &[Segment<'_>]) -> Result<(), EngineError> {
+        let fail = |message: String| Err(EngineError::Tensor(candle_core::Error::Msg(message)));
+        if self.options.fail_on_step == Some(self.steps) {
+            return fail(format!("injected failure of step {}", self.steps));
+        }
+        let Some(token) = self.options.fail_on_token else {
+            return Ok(());
+        };
+        for segment in segments {
+            if self.slots.get(segment.slot)?.data.iter().chain(segment.tokens).any(|t| *t == token) {
+                return fail(format!("injected failure of token {token}"));
+            }
+        }
+        Ok(())
+    }
+
+    fn score(&self, segment: &Segment<'_>, depths: &[usize], top_k: usize) -> Result<Scores, EngineError> {
+        let context = &self.slots.get(segment.slot)?.data;
+        let width = top_k.min(self.info.vocab_size);
+        let candidates = (segment.scored_from..segment.tokens.len())
+            .flat_map(|node| {
+                let last = last_tokens(context, segment, node, self.options.order);
+                self.options.candidates(&last, context.len() + depths[node], width)
+            })
+            .collect();
+        Ok(Scores::new(segment.scored_from, width, candidates))
+    }
+}
+
+impl Engine for FakeEngine {
+    fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
+        if capacity == 0 {
+            return Err(EngineError::InvalidCapacity { capacity });
+        }
+        Ok(self.slots.open(capacity, 0, Vec::new()))
+    }
+
+    fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError> {
+        self.slots.check_fork(from, length, capacity)?;
+        if capacity == 0 {
+            return Err(EngineError::InvalidCapacity { capacity });
+        }
+        let tokens = self.slots.get(from)?.data[..length].to_vec();
+        Ok(self.slots.open(capacity, length, tokens))
+    }
+
+    fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
+        let depths = self.slots.check_step(segments)?;
+        let outcome = self.injected_failure(segments);
+        self.steps += 1;
+        outcome?;
+        let scores: Vec<Scores> = segments
+            .iter()
+            .zip(&depths)
+            .map(|(segment, depths)| self.score(segment, depths, top_k))
+            .collect::<Result<_, _>>()?;
+        for segment in segments {
+            self.slots.get_mut(segment.slot)?.data.extend_from_slice(segment.tokens);
+            self.nodes += segment.tokens.len() as u64;
+        }
+        self.slots.append(segments)?;
+        Ok(scores)
+    }
+
+    fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        self.slots.check_commit(slot, keep)?;
+        let state = self.slots.get_mut(slot)?;
+        let nodes = state.data.split_off(state.cached());
+        state.data.extend(keep.iter().map(|&node| nodes[node]));
+        self.slots.commit(slot, keep.len())
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.slots.close(slot);
+    }
+
+    fn cached(&self, slot: Slot) -> usize {
+        self.slots.get(slot).map_or(0, SlotState::cached)
+    }
+}
+
+/// The last at most `order` tokens up to and including `node`, last one first.
+fn last_tokens(context: &[Token], segment: &Segment<'_>, node: usize, order: usize) -> Vec<Token> {
+    let mut last = Vec::with_capacity(order);
+    let mut next = Some(node);
+    while let (Some(node), true) = (next, last.len() < order) {
+        last.push(segment.tokens[node]);
+        let parent = segment.parents[node];
+        next = (parent != ROOT_PARENT).then_some(parent as usize);
+    }
+    last.extend(context.iter().rev().take(order - last.len()));
+    last
+}
+
+impl FakeOptions {
+    /// The `width` most probable tokens after `last` (last one first, at `position`). Each takes
+    /// the same share, 0.4 to 0.9, of the probability that the ones before it left.
+    fn candidates(&self, last: &[Token], position: usize, width: usize) -> Vec<Candidate> {
+        let context = last.iter().fold(self.seed, |hash, &token| mix(hash ^ u64::from(token)));
+        let newest = last.first().map_or(self.seed, |&token| mix(!self.seed ^ u64::from(token)));
+        let in_phrase = unit(mix(newest ^ 1)) < self.phrase_probability;
+        let state = if in_phrase { newest } else { context };
+        let ends = unit(mix(context ^ mix(position as u64))) < self.eos_probability;
+        let share = 0.4 + 0.5 * unit(mix(state ^ 3));
+        // Consecutive ids from a hashed first one, so that no token comes twice.
+        let first = mix(state ^ 4) % u64::from(self.vocab_size);
+        let token_at = |rank: u64| {
+            let token = (first + rank) % u64::from(self.vocab_size);
+            u32::try_from(token).unwrap_or(0)
+        };
+        let eos = ends.then_some(self.eos);
+        let others = (0..u64::from(self.vocab_size)).map(token_at).filter(|t| Some(*t) != eos);
+        let mut remaining = 1.0;
+        eos.into_iter()
+            .chain(others)
+            .take(width)
+            .map(|token| {
+                let probability = remaining * share;
+                remaining -= probability;
+                #[expect(clippy::cast_possible_truncation, reason = "a small logarithm")]
+                let log_probability = probability.ln() as f32;
+                Candidate { token, log_probability }
+            })
+            .collect()
+    }
+}
+
+/// The finaliser of splitmix64.
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    value ^ (value >> 31)
+}
+
+/// A hash as a number in [0, 1).
+fn unit(hash: u64) -> f64 {
+    (hash >> 11) as f64 / (1_u64 << 53) as f64
+}

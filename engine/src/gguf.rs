@@ -1,0 +1,303 @@
+//! Weights of a GGUF file: quantised tensors stay as they are, norms and embeddings become f32.
+//!
+//! Llama files store the rows of q and k for interleaved rotary embeddings. Rows are permuted back
+//! while loading (rows are independent in every GGUF block format, so this is exact), which leaves
+//! one rotary layout to the forward; Qwen files need nothing. Memory: the file's size, and 4 bytes
+//! for every element of the embedding.
+
+use std::{
+    borrow::Cow,
+    cell::Cell,
+    fs::File,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use candle_core::{
+    Device, Tensor,
+    quantized::{
+        QStorage, QTensor,
+        gguf_file::{Content, Value},
+    },
+};
+use laser_cpu::{ModelShape, RopeScaling};
+use mistralrs_quant::{GgufMatMul, QuantMethod, QuantMethodConfig};
+
+use crate::{
+    architecture::Architecture,
+    config::{ModelConfig, architecture},
+    error::EngineError,
+    linear::Linear,
+    tree_lm::Weights,
+};
+
+/// GGUF names of a layer's parts.
+const PARTS: [(&str, &str); 11] = [
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+];
+
+/// `model.layers.3.self_attn.q_proj` is called `blk.3.attn_q`.
+fn gguf_name(name: &str) -> String {
+    let part = name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    match part {
+        Some((layer, part)) => {
+            let known = PARTS.iter().find(|(ours, _)| *ours == part);
+            format!("blk.{layer}.{}", known.map_or(part, |(_, theirs)| theirs))
+        }
+        None if name == "model.norm" => "output_norm".into(),
+        None => name.into(),
+    }
+}
+
+/// A GGUF file, open for reading.
+pub(super) struct GgufWeights {
+    path: PathBuf,
+    file: File,
+    content: Content,
+    config: ModelConfig,
+    device: Device,
+    parameters: Cell<u64>,
+}
+
+impl GgufWeights {
+    pub(super) fn open(path: &Path, device: &Device) -> Result<Self, EngineError> {
+        let corrupt = |message: String| EngineError::CorruptWeights { file: path.into(), message };
+        let mut file = File::open(path).map_err(|error| corrupt(error.to_string()))?;
+        let content = Content::read(&mut file).map_err(|error| corrupt(error.to_string()))?;
+        let header = Header { path, content: &content };
+        let mut config = header.config()?;
+        let factors = "rope_freqs.weight";
+        if content.tensor_infos.contains_key(factors) {
+            let factors = content
+                .tensor(&mut file, factors, &Device::Cpu)
+                .and_then(|factors| factors.dequantize(&Device::Cpu)?.to_vec1())
+                .map_err(|error| corrupt(error.to_string()))?;
+            config.shape.rope_scaling = RopeScaling::Factors(factors);
+        }
+        let (path, device) = (path.into(), device.clone());
+        Ok(Self { path, file, content, config, device, parameters: Cell::new(0) })
+    }
+
+    /// The model the header describes.
+    pub(super) fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Tensor `name` on the CPU, of exactly this shape.
+    fn get(&mut self, name: &str, shape: &[usize]) -> Result<QTensor, EngineError> {
+        let path = self.path.clone();
+        let Some(info) = self.content.tensor_infos.get(name) else {
+            return Err(EngineError::MissingTensor { path, name: name.into() });
+        };
+        let got = info.shape.dims().to_vec();
+        if got != shape {
+            let (name, expected) = (name.into(), shape.into());
+            return Err(EngineError::TensorShape { path, name, expected, got });
+        }
+        self.parameters.set(self.parameters.get() + got.iter().product::<usize>() as u64);
+        self.content
+            .tensor(&mut self.file, name, &Device::Cpu)
+            .map_err(|error| EngineError::CorruptWeights { file: path, message: format!("{name}: {error}") })
+    }
+
+    /// Tensor `name` as f32 on the device.
+    fn dense(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
+        Ok(self.get(name, shape)?.dequantize(&Device::Cpu)?.to_device(&self.device)?)
+    }
+
+    /// Heads whose rows are interleaved in projection `name`.
+    fn interleaved_heads(&self, name: &str) -> Option<usize> {
+        match (self.config.architecture, name.rsplit('.').next()) {
+            (Architecture::Llama, Some("q_proj")) => Some(self.config.shape.heads),
+            (Architecture::Llama, Some("k_proj")) => Some(self.config.shape.kv_heads),
+            _ => None,
+        }
+    }
+
+    fn quantised(&self, weight: QTensor, bias: Option<Tensor>) -> Result<Linear, EngineError> {
+        let weight = match self.device {
+            Device::Cpu => weight,
+            _ => requantised(&weight, &weight.data()?, &self.device)?,
+        };
+        let q_weight = Arc::new(weight);
+        Ok(Linear::new(Arc::new(GgufMatMul::new(QuantMethodConfig::Gguf { q_weight, b: bias })?)))
+    }
+}
+
+impl Weights for GgufWeights {
+    fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {
+        let gguf = gguf_name(name);
+        let mut weight = self.get(&format!("{gguf}.weight"), &[outputs, inputs])?;
+        let mut bias = match bias {
+            true => Some(self.dense(&format!("{gguf}.bias"), &[outputs])?),
+            false => None,
+        };
+        if let Some(heads) = self.interleaved_heads(name) {
+            let rows = halved_rows(outputs, heads);
+            weight = with_rows(&weight, &rows)?;
+            if let Some(bias) = &mut bias {
+                *bias = bias.index_select(&Tensor::new(rows, &self.device)?, 0)?;
+            }
+        }
+        self.quantised(weight, bias)
+    }
+
+    fn vector(&mut self, name: &str, length: usize) -> Result<Tensor, EngineError> {
+        self.dense(&format!("{}.weight", gguf_name(name)), &[length])
+    }
+
+    fn embedding(&mut self, rows: usize, width: usize) -> Result<Tensor, EngineError> {
+        self.dense("token_embd.weight", &[rows, width])
+    }
+
+    fn head(&mut self, embedding: &Tensor, tied: bool) -> Result<Linear, EngineError> {
+        let (rows, width) = embedding.dims2()?;
+        let name = if tied { "token_embd.weight" } else { "output.weight" };
+        let counted = self.parameters.get();
+        let weight = self.get(name, &[rows, width])?;
+        if tied {
+            self.parameters.set(counted);
+        }
+        self.quantised(weight, None)
+    }
+
+    fn parameters(&self) -> u64 {
+        self.parameters.get()
+    }
+}
+
+/// For every row of the halved layout (first halves of all pairs of a head, then second halves) its
+/// row in the interleaved one.
+fn halved_rows(rows: usize, heads: usize) -> Vec<u32> {
+    let dim = rows / heads;
+    let source = |row: usize| {
+        let (head, within) = (row / dim, row % dim);
+        let (half, pair) = (within / (dim / 2), within % (dim / 2));
+        head * dim + 2 * pair + half
+    };
+    (0..rows).map(|row| u32::try_from(source(row)).unwrap_or(u32::MAX)).collect()
+}
+
+/// The matrix with these rows of `weight`, without requantising.
+fn with_rows(weight: &QTensor, rows: &[u32]) -> candle_core::Result<QTensor> {
+    let data = weight.data()?;
+    let row_bytes = data.len() / rows.len();
+    let moved: Vec<u8> = rows.iter().flat_map(|&row| &data[row as usize * row_bytes..][..row_bytes]).copied().collect();
+    requantised(weight, &moved, &Device::Cpu)
+}
+
+/// A tensor like `weight` with other bytes on another device.
+fn requantised(weight: &QTensor, data: &[u8], device: &Device) -> candle_core::Result<QTensor> {
+    let storage = QStorage::from_data(Cow::Borrowed(data), device, weight.dtype())?;
+    QTensor::new(storage, weight.shape())
+}
+
+/// The metadata of a GGUF file.
+struct Header<'a> {
+    path: &'a Path,
+    content: &'a Content,
+}
+
+impl Header<'_> {
+    fn config(&self) -> Result<ModelConfig, EngineError> {
+        let name = self
+            .text("general.architecture")
+            .ok_or_else(|| self.invalid("key general.architecture is missing".into()))?;
+        let architecture = architecture(self.path, &name)?;
+        let key = |key: &str| format!("{name}.{key}");
+        let size = |name: &str| self.size(&key(name));
+        let (heads, hidden_size) = (size("attention.head_count")?, size("embedding_length")?);
+        let optional = |name: &str| self.optional_size(&key(name));
+        let window = optional("attention.sliding_window").filter(|&window| window > 0);
+        let embedding = self.content.tensor_infos.get("token_embd.weight");
+        let has = |tensor: &str| self.content.tensor_infos.contains_key(tensor);
+        let shape = ModelShape {
+            vocab_size: embedding.map_or(0, |info| info.shape.dims()[0]),
+            hidden_size,
+            intermediate_size: size("feed_forward_length")?,
+            layers: size("block_count")?,
+            heads,
+            kv_heads: optional("attention.head_count_kv").unwrap_or(heads),
+            head_dim: optional("attention.key_length").unwrap_or(hidden_size / heads.max(1)),
+            norm_eps: f64::from(self.float(&key("attention.layer_norm_rms_epsilon"))?),
+            rope_theta: self.float(&key("rope.freq_base")).unwrap_or(10_000.0),
+            rope_scaling: self.rope_scaling(&name)?,
+            tied_embeddings: !has("output.weight"),
+            qkv_bias: has("blk.0.attn_q.bias"),
+            output_bias: has("blk.0.attn_output.bias"),
+            mlp_bias: has("blk.0.ffn_gate.bias"),
+            head_norms: architecture == Architecture::Qwen3,
+        };
+        let max_positions = size("context_length")?.min(window.unwrap_or(usize::MAX));
+        ModelConfig { architecture, architecture_name: name, max_positions, shape }.validate(self.path)
+    }
+
+    fn rope_scaling(&self, architecture: &str) -> Result<RopeScaling, EngineError> {
+        match self.text(&format!("{architecture}.rope.scaling.type")).as_deref() {
+            None | Some("none") => Ok(RopeScaling::None),
+            Some("linear") => {
+                let factor = self.float(&format!("{architecture}.rope.scaling.factor"))?;
+                Ok(RopeScaling::Linear { factor })
+            }
+            Some(other) => {
+                Err(self.invalid(format!("rope scaling type {other:?} is not supported (supported: none, linear)")))
+            }
+        }
+    }
+
+    fn text(&self, key: &str) -> Option<String> {
+        self.content.metadata.get(key).and_then(|value| value.to_string().ok().cloned())
+    }
+
+    fn optional_size(&self, key: &str) -> Option<usize> {
+        let value = self.content.metadata.get(key)?;
+        value.to_u64().ok().and_then(|value| usize::try_from(value).ok())
+    }
+
+    fn size(&self, key: &str) -> Result<usize, EngineError> {
+        self.optional_size(key).ok_or_else(|| self.invalid(format!("key {key} is missing or not a size")))
+    }
+
+    fn float(&self, key: &str) -> Result<f32, EngineError> {
+        match self.content.metadata.get(key) {
+            Some(Value::F32(value)) => Ok(*value),
+            _ => Err(self.invalid(format!("key {key} is missing or not an f32"))),
+        }
+    }
+
+    fn invalid(&self, message: String) -> EngineError {
+        EngineError::InvalidConfig { file: self.path.into(), message }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_follow_the_gguf_convention() {
+        for (ours, theirs) in [
+            ("model.layers.12.self_attn.q_norm", "blk.12.attn_q_norm"),
+            ("model.layers.0.mlp.down_proj", "blk.0.ffn_down"),
+            ("model.norm", "output_norm"),
+        ] {
+            assert_eq!(gguf_name(ours), theirs);
+        }
+    }
+
+    #[test]
+    fn interleaved_rows_are_put_back_into_halves() {
+        // Two heads of 4: pairs (0,1) and (2,3) of a head rotate together.
+        assert_eq!(halved_rows(8, 2), [0, 2, 1, 3, 4, 6, 5, 7]);
+    }
+}

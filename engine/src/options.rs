@@ -1,0 +1,168 @@
+//! The model to load, its precision and its device.
+
+use std::{fmt, path::PathBuf};
+
+use candle_core::{DType, Device};
+use laser_schema::DeviceOption;
+use mistralrs_quant::{IsqBits, IsqType};
+use serde::{Deserialize, Serialize};
+
+use crate::error::EngineError;
+
+/// How to load a model.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct EngineOptions {
+    /// Model directory (config.json, safetensors), or a .gguf file.
+    pub path: PathBuf,
+    /// Precision of weights and activations.
+    #[serde(default)]
+    pub dtype: DTypeOption,
+    /// Quantise the linear layers while loading: `q4k`, `q8_0`, …, any name that mistralrs knows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub isq: Option<String>,
+    /// Where to run.
+    #[serde(default)]
+    pub device: DeviceOption,
+}
+
+impl EngineOptions {
+    /// The model at `path` in f32 on the CPU.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self { path: path.into(), dtype: DTypeOption::default(), isq: None, device: DeviceOption::default() }
+    }
+
+    /// The device, once the precision is known to work there.
+    pub(super) fn device(&self) -> Result<Device, EngineError> {
+        match self.device {
+            DeviceOption::Cpu if self.dtype == DTypeOption::Bf16 && self.isq.is_some() => {
+                Err(EngineError::InvalidOption {
+                    option: "dtype",
+                    value: self.dtype.to_string(),
+                    message: "with isq the CPU has no bf16 activations: choose f32 or f16".into(),
+                })
+            }
+            DeviceOption::Cpu => Ok(Device::Cpu),
+            DeviceOption::Cuda(index) => Device::new_cuda(index).map_err(|error| EngineError::InvalidOption {
+                option: "device",
+                value: self.device.to_string(),
+                message: error.to_string(),
+            }),
+        }
+    }
+
+    /// The quantisation asked for, if any.
+    pub(super) fn isq_type(&self, device: &Device) -> Result<Option<IsqType>, EngineError> {
+        let parse = |name: &String| {
+            quantisation(name, device).ok_or_else(|| EngineError::InvalidOption {
+                option: "isq",
+                value: name.clone(),
+                message: format!(
+                    "expected bits (2, 3, 4, 5, 6 or 8) or one of {}",
+                    QUANTISATIONS.map(|(name, _)| name).join(", ")
+                ),
+            })
+        };
+        self.isq.as_ref().map(parse).transpose()
+    }
+}
+
+/// Quantisations that mistral.rs applies while loading on CPUs and NVIDIA GPUs, by their names there.
+const QUANTISATIONS: [(&str, IsqType); 14] = [
+    ("q4_0", IsqType::Q4_0),
+    ("q4_1", IsqType::Q4_1),
+    ("q5_0", IsqType::Q5_0),
+    ("q5_1", IsqType::Q5_1),
+    ("q8_0", IsqType::Q8_0),
+    ("q2k", IsqType::Q2K),
+    ("q3k", IsqType::Q3K),
+    ("q4k", IsqType::Q4K),
+    ("q5k", IsqType::Q5K),
+    ("q6k", IsqType::Q6K),
+    ("hqq4", IsqType::HQQ4),
+    ("hqq8", IsqType::HQQ8),
+    ("fp8", IsqType::F8E4M3),
+    ("mxfp4", IsqType::MXFP4),
+];
+
+/// The quantisation of that name, or the one that suits `device` for a number of bits.
+fn quantisation(name: &str, device: &Device) -> Option<IsqType> {
+    let name = name.to_lowercase();
+    if let Ok(bits) = IsqBits::try_from(name.as_str()) {
+        return Some(bits.resolve(device));
+    }
+    let named = QUANTISATIONS.iter().find(|(known, _)| *known == name)?;
+    Some(named.1)
+}
+
+/// Precision of the weights that are not quantised, of the activations and of the cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DTypeOption {
+    /// 32 bits: exact enough that strict output equals plain greedy decoding.
+    #[default]
+    F32,
+    /// 16 bits; on CPUs slower than f32 and bf16.
+    F16,
+    /// 16 bits with the range of f32; on CPUs of the weights only, with f32 activations and cache.
+    Bf16,
+}
+
+impl DTypeOption {
+    /// The tensor type.
+    pub(super) fn dtype(self) -> DType {
+        match self {
+            Self::F32 => DType::F32,
+            Self::F16 => DType::F16,
+            Self::Bf16 => DType::BF16,
+        }
+    }
+}
+
+impl fmt::Display for DTypeOption {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.dtype().as_str())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_round_trip_and_default_to_f32_on_the_cpu() {
+        let options: EngineOptions = serde_json::from_str(r#"{"path": "m"}"#).unwrap();
+        assert_eq!(options, EngineOptions::new("m"));
+        let gpu = r#"{"path":"m","dtype":"bf16","isq":"q4k","device":"cuda:1"}"#;
+        let options: EngineOptions = serde_json::from_str(gpu).unwrap();
+        assert_eq!(options.device, DeviceOption::Cuda(1));
+        assert_eq!(serde_json::to_string(&options).unwrap(), gpu);
+    }
+
+    #[test]
+    fn unknown_device_and_unknown_key_are_refused() {
+        for (json, expected) in [
+            (r#"{"path":"m","device":"tpu"}"#, "expected cpu, cuda or cuda:INDEX"),
+            (r#"{"path":"m","dtype":"f64"}"#, "unknown variant `f64`"),
+            (r#"{"path":"m","dytpe":"f32"}"#, "unknown field `dytpe`"),
+        ] {
+            let error = serde_json::from_str::<EngineOptions>(json).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn quantised_bf16_on_the_cpu_and_unknown_quantisation_are_refused() {
+        let mut options = EngineOptions::new("m");
+        options.dtype = DTypeOption::Bf16;
+        assert!(options.device().is_ok());
+        options.isq = Some("q9".into());
+        assert_eq!(
+            options.device().unwrap_err().to_string(),
+            "option dtype = \"bf16\": with isq the CPU has no bf16 activations: choose f32 or f16"
+        );
+        let error = options.isq_type(&Device::Cpu).unwrap_err().to_string();
+        assert!(error.starts_with("option isq = \"q9\": expected bits"), "{error}");
+    }
+}

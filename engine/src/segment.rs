@@ -1,0 +1,19 @@
+//! The new tokens of a step.
+
+/// Handle of one sequence's cache; reused after [`Engine::close`].
+pub type Slot = usize;
+
+/// One sequence's new tokens of a step: a prefill chunk (a chain) or a draft tree.
+#[derive(Debug, Clone, Copy)]
+pub struct Segment<'a> {
+    /// The sequence.
+    pub slot: Slot,
+    /// The nodes' tokens, parents before children.
+    pub tokens: &'a [u32],
+    /// `parents[i] < i` is the node that `i` continues, [`laser_decode::ROOT_PARENT`] for the
+    /// committed context.
+    pub parents: &'a [u32],
+    /// Nodes from this index on are scored: `tokens.len()` for a prefill chunk that is not the
+    /// last, `tokens.len() - 1` for the last one, 0 for a tree.
+    pub scored_from: usize,
+}

@@ -1,0 +1,187 @@
+//! The protocol of [`Engine`](crate::Engine), kept and checked in one place for every
+//! implementation.
+//!
+//! A table of open slots with what each has committed and which nodes of its last step are still
+//! provisional; `T` is what an implementation keeps beside that.
+
+use laser_decode::ROOT_PARENT;
+
+use crate::{
+    error::EngineError,
+    segment::{Segment, Slot},
+};
+
+/// One open sequence.
+#[derive(Debug)]
+pub(super) struct SlotState<T> {
+    capacity: usize,
+    cached: usize,
+    /// Parents of the provisional nodes.
+    pending: Vec<u32>,
+    pub(super) data: T,
+}
+
+impl<T> SlotState<T> {
+    /// Committed tokens.
+    pub(super) fn cached(&self) -> usize {
+        self.cached
+    }
+}
+
+/// All slots of an engine; the lowest free handle is used next.
+#[derive(Debug)]
+pub(super) struct SlotTable<T> {
+    slots: Vec<Option<SlotState<T>>>,
+    vocab_size: usize,
+    max_positions: usize,
+}
+
+impl<T> SlotTable<T> {
+    pub(super) fn new(vocab_size: usize, max_positions: usize) -> Self {
+        Self { slots: Vec::new(), vocab_size, max_positions }
+    }
+
+    pub(super) fn get(&self, slot: Slot) -> Result<&SlotState<T>, EngineError> {
+        self.slots.get(slot).and_then(Option::as_ref).ok_or(EngineError::UnknownSlot { slot })
+    }
+
+    pub(super) fn get_mut(&mut self, slot: Slot) -> Result<&mut SlotState<T>, EngineError> {
+        self.slots.get_mut(slot).and_then(Option::as_mut).ok_or(EngineError::UnknownSlot { slot })
+    }
+
+    /// Opens a slot that already holds `cached` tokens.
+    pub(super) fn open(&mut self, capacity: usize, cached: usize, data: T) -> Slot {
+        let state = SlotState { capacity, cached, pending: Vec::new(), data };
+        match self.slots.iter().position(Option::is_none) {
+            Some(slot) => {
+                self.slots[slot] = Some(state);
+                slot
+            }
+            None => {
+                self.slots.push(Some(state));
+                self.slots.len() - 1
+            }
+        }
+    }
+
+    pub(super) fn close(&mut self, slot: Slot) -> Option<T> {
+        self.slots.get_mut(slot).and_then(Option::take).map(|state| state.data)
+    }
+
+    /// Refuses a fork that asks for more than is there or fits.
+    pub(super) fn check_fork(&self, slot: Slot, length: usize, capacity: usize) -> Result<(), EngineError> {
+        let cached = self.get(slot)?.cached;
+        if length > cached || length > capacity {
+            return Err(EngineError::InvalidFork { slot, length, cached, capacity });
+        }
+        Ok(())
+    }
+
+    /// Refuses a step that breaks the protocol; otherwise the depth of every node, per segment.
+    pub(super) fn check_step(&self, segments: &[Segment<'_>]) -> Result<Vec<Vec<usize>>, EngineError> {
+        segments
+            .iter()
+            .enumerate()
+            .map(|(index, segment)| {
+                if segments[..index].iter().any(|other| other.slot == segment.slot) {
+                    return Err(invalid(segment.slot, "the slot has two segments in one step"));
+                }
+                self.check_segment(segment)
+            })
+            .collect()
+    }
+
+    fn check_segment(&self, segment: &Segment<'_>) -> Result<Vec<usize>, EngineError> {
+        let &Segment { slot, tokens, parents, scored_from } = segment;
+        let state = self.get(slot)?;
+        let nodes = tokens.len();
+        if !state.pending.is_empty() {
+            return Err(EngineError::Uncommitted { slot, nodes: state.pending.len() });
+        }
+        if nodes == 0 || parents.len() != nodes || scored_from > nodes {
+            let parents = parents.len();
+            return Err(invalid(slot, format!("{nodes} tokens, {parents} parents, scored from {scored_from}")));
+        }
+        if let Some((node, token)) = tokens.iter().enumerate().find(|(_, token)| **token as usize >= self.vocab_size) {
+            let size = self.vocab_size;
+            return Err(invalid(slot, format!("node {node} has token {token}, vocabulary is {size}")));
+        }
+        let &SlotState { cached, capacity, .. } = state;
+        if cached + nodes > capacity {
+            return Err(EngineError::CapacityExceeded { slot, cached, nodes, capacity });
+        }
+        let depths = depths(slot, parents)?;
+        let position = cached + depths.iter().copied().max().unwrap_or(0);
+        if position >= self.max_positions {
+            return Err(EngineError::PositionLimit { slot, position, limit: self.max_positions });
+        }
+        Ok(depths)
+    }
+
+    /// Makes the nodes of a successful step provisional.
+    pub(super) fn append(&mut self, segments: &[Segment<'_>]) -> Result<(), EngineError> {
+        for segment in segments {
+            self.get_mut(segment.slot)?.pending = segment.parents.to_vec();
+        }
+        Ok(())
+    }
+
+    /// Refuses a commit that is no path of the last segment.
+    pub(super) fn check_commit(&self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        let pending = &self.get(slot)?.pending;
+        let error = |message| EngineError::InvalidCommit { slot, message };
+        if pending.is_empty() {
+            return Err(error("no step since the last commit".into()));
+        }
+        let mut previous = ROOT_PARENT;
+        for &node in keep {
+            let Some(&parent) = pending.get(node) else {
+                return Err(error(format!("node {node} of {} nodes", pending.len())));
+            };
+            if parent != previous {
+                let (parent, previous) = (name(parent), name(previous));
+                return Err(error(format!("node {node} continues {parent}, not {previous}")));
+            }
+            previous = index(node);
+        }
+        Ok(())
+    }
+
+    /// Counts `kept` nodes as committed and forgets the others.
+    pub(super) fn commit(&mut self, slot: Slot, kept: usize) -> Result<(), EngineError> {
+        let state = self.get_mut(slot)?;
+        state.cached += kept;
+        state.pending.clear();
+        Ok(())
+    }
+}
+
+/// Depth of every node; children of the context have depth 0.
+fn depths(slot: Slot, parents: &[u32]) -> Result<Vec<usize>, EngineError> {
+    let mut depths: Vec<usize> = Vec::with_capacity(parents.len());
+    for (node, &parent) in parents.iter().enumerate() {
+        let depth = match depths.get(parent as usize) {
+            _ if parent == ROOT_PARENT => 0,
+            Some(depth) => depth + 1,
+            None => {
+                return Err(invalid(slot, format!("node {node} has parent {parent} after itself")));
+            }
+        };
+        depths.push(depth);
+    }
+    Ok(depths)
+}
+
+fn invalid(slot: Slot, message: impl Into<String>) -> EngineError {
+    EngineError::InvalidSegment { slot, message: message.into() }
+}
+
+fn name(node: u32) -> String {
+    if node == ROOT_PARENT { "the context".into() } else { format!("node {node}") }
+}
+
+/// A node number as parents hold it. Segments are checked against capacities far below `u32::MAX`,
+/// so the fallback, which no parent equals, is never taken.
+fn index(node: usize) -> u32 {
+    u32::try_from(node).unwrap_or(ROOT_PARENT)
+}

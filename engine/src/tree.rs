@@ -1,0 +1,249 @@
+//! [`TreeEngine`]: the decoder, its caches and the protocol, put together.
+
+use std::path::Path;
+
+use candle_core::Device;
+use laser_cpu::{Batch, CpuDecoder, Format};
+use laser_decode::Candidate;
+use laser_schema::DeviceOption;
+
+use crate::{
+    config::{ModelConfig, read_config},
+    decoder::Decoder,
+    engine::{Engine, EngineInfo},
+    error::EngineError,
+    gguf::GgufWeights,
+    options::{DTypeOption, EngineOptions},
+    safetensors::SafetensorsWeights,
+    scores::Scores,
+    segment::{Segment, Slot},
+    slots::{SlotState, SlotTable},
+    tree_lm::{TreeLm, Weights},
+};
+
+/// A model whose weights are in memory. See [`Engine`] for its use.
+pub struct TreeEngine(Box<dyn Engine>);
+
+impl std::fmt::Debug for TreeEngine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("TreeEngine").field(self.info()).finish()
+    }
+}
+
+impl TreeEngine {
+    /// Loads a model directory or a GGUF file. Dense f32 and bf16 weights on a CPU run on kernels of our own,
+    /// everything else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
+    ///
+    /// # Errors
+    /// Every way a model can be missing, unsupported, damaged or asked for in a form that the
+    /// device does not have; see [`EngineError`].
+    pub fn load(options: &EngineOptions) -> Result<Self, EngineError> {
+        let device = options.device()?;
+        let path = &options.path;
+        if path.is_dir() {
+            Self::load_directory(options, &device)
+        } else if is_gguf(path)? {
+            check_gguf_options(options)?;
+            let mut weights = GgufWeights::open(path, &device)?;
+            let config = weights.config().clone();
+            let model = TreeLm::load(config.shape.clone(), &mut weights, &device)?;
+            let info = info(config, weights.parameters(), "gguf".into(), options);
+            Ok(Self(Box::new(Slots::new(model, info))))
+        } else {
+            Err(EngineError::UnknownFormat { path: path.clone() })
+        }
+    }
+
+    fn load_directory(options: &EngineOptions, device: &Device) -> Result<Self, EngineError> {
+        let config = read_model_config(&options.path)?;
+        let isq = options.isq_type(device)?;
+        let dtype = options.dtype;
+        let mut weights = SafetensorsWeights::open(&options.path, dtype.dtype(), isq, device)?;
+        let is_dense = isq.is_none() && dtype != DTypeOption::F16;
+        if options.device == DeviceOption::Cpu && is_dense {
+            let format = if dtype == DTypeOption::Bf16 { Format::Bf16 } else { Format::F32 };
+            let tensor = |name: &str, shape: &[usize]| weights.values(name, shape);
+            let model = CpuDecoder::load(config.shape.clone(), format, tensor)?;
+            let info = info(config, weights.parameters(), dtype.to_string(), options);
+            return Ok(Self(Box::new(Slots::new(model, info))));
+        }
+        let isq = options.isq.as_ref();
+        let isq = isq.map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
+        let model = TreeLm::load(config.shape.clone(), &mut weights, device)?;
+        let info = info(config, weights.parameters(), format!("{dtype}{isq}"), options);
+        Ok(Self(Box::new(Slots::new(model, info))))
+    }
+}
+
+fn info(config: ModelConfig, parameters: u64, dtype: String, options: &EngineOptions) -> EngineInfo {
+    let shape = &config.shape;
+    let looked_up = match shape.tied_embeddings {
+        true => 0,
+        false => (shape.vocab_size * shape.hidden_size) as u64,
+    };
+    EngineInfo {
+        vocab_size: shape.vocab_size,
+        max_positions: config.max_positions,
+        architecture: config.architecture_name,
+        parameters,
+        forward_parameters: parameters.saturating_sub(looked_up),
+        dtype,
+        device: options.device.to_string(),
+    }
+}
+
+impl Engine for TreeEngine {
+    fn info(&self) -> &EngineInfo {
+        self.0.info()
+    }
+
+    fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
+        self.0.open(capacity)
+    }
+
+    fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError> {
+        self.0.fork(from, length, capacity)
+    }
+
+    fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
+        self.0.step(segments, top_k)
+    }
+
+    fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        self.0.commit(slot, keep)
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.0.close(slot);
+    }
+
+    fn cached(&self, slot: Slot) -> usize {
+        self.0.cached(slot)
+    }
+}
+
+/// A decoder with its open sequences.
+struct Slots<D: Decoder> {
+    info: EngineInfo,
+    model: D,
+    slots: SlotTable<D::Cache>,
+}
+
+impl<D: Decoder> Slots<D> {
+    fn new(model: D, info: EngineInfo) -> Self {
+        Self { slots: SlotTable::new(info.vocab_size, info.max_positions), model, info }
+    }
+
+    /// Runs the model with the caches of the segments' slots, which get them back whatever happens.
+    fn forward(
+        &mut self,
+        segments: &[Segment<'_>],
+        batch: &Batch<'_>,
+        top_k: usize,
+    ) -> Result<Vec<Candidate>, EngineError> {
+        let mut caches = Vec::with_capacity(segments.len());
+        for segment in segments {
+            caches.push(std::mem::take(&mut self.slots.get_mut(segment.slot)?.data));
+        }
+        let mut best = Vec::with_capacity(batch.scored.len() * top_k);
+        let result = self.model.forward(batch, &mut caches, top_k, &mut best);
+        for (segment, cache) in segments.iter().zip(caches) {
+            self.slots.get_mut(segment.slot)?.data = cache;
+        }
+        result.map(|()| best)
+    }
+}
+
+impl<D: Decoder> Engine for Slots<D> {
+    fn info(&self) -> &EngineInfo {
+        &self.info
+    }
+
+    fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
+        if capacity == 0 {
+            return Err(EngineError::InvalidCapacity { capacity });
+        }
+        let cache = self.model.open(capacity)?;
+        Ok(self.slots.open(capacity, 0, cache))
+    }
+
+    fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError> {
+        self.slots.check_fork(from, length, capacity)?;
+        if length == 0 {
+            return self.open(capacity);
+        }
+        let from = &mut self.slots.get_mut(from)?.data;
+        let cache = self.model.fork(from, length, capacity)?;
+        Ok(self.slots.open(capacity, length, cache))
+    }
+
+    fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
+        self.slots.check_step(segments)?;
+        if segments.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut batch = Batch::default();
+        for segment in segments {
+            let cached = self.slots.get(segment.slot)?.cached();
+            batch.push(segment.tokens, segment.parents, segment.scored_from, cached);
+        }
+        let width = top_k.min(self.info.vocab_size);
+        let mut candidates = self.forward(segments, &batch, width)?.into_iter();
+        self.slots.append(segments)?;
+        let scores = segments.iter().map(|segment| {
+            let scored = segment.tokens.len() - segment.scored_from;
+            let own = candidates.by_ref().take(scored * width).collect();
+            Scores::new(segment.scored_from, width, own)
+        });
+        Ok(scores.collect())
+    }
+
+    fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        self.slots.check_commit(slot, keep)?;
+        let state = self.slots.get_mut(slot)?;
+        let cached = state.cached();
+        self.model.commit(&mut state.data, cached, keep)?;
+        self.slots.commit(slot, keep.len())
+    }
+
+    fn close(&mut self, slot: Slot) {
+        if let Some(cache) = self.slots.close(slot) {
+            self.model.close(cache);
+        }
+    }
+
+    fn cached(&self, slot: Slot) -> usize {
+        self.slots.get(slot).map_or(0, SlotState::cached)
+    }
+}
+
+/// config.json of a model directory.
+fn read_model_config(directory: &Path) -> Result<ModelConfig, EngineError> {
+    let file = directory.join("config.json");
+    if !file.is_file() {
+        return Err(EngineError::MissingFile {
+            directory: directory.into(),
+            file: "config.json".into(),
+            remedy: "point at the directory of a Hugging Face model, or at a .gguf file".into(),
+        });
+    }
+    read_config(&file)
+}
+
+fn is_gguf(path: &Path) -> Result<bool, EngineError> {
+    if !path.exists() {
+        return Err(EngineError::MissingModel { path: path.into() });
+    }
+    Ok(path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("gguf")))
+}
+
+/// A GGUF file brings its own precision.
+fn check_gguf_options(options: &EngineOptions) -> Result<(), EngineError> {
+    let (option, value) = match (&options.isq, options.dtype) {
+        (Some(isq), _) => ("isq", isq.clone()),
+        (None, DTypeOption::F32) => return Ok(()),
+        (None, dtype) => ("dtype", dtype.to_string()),
+    };
+    let message = "a GGUF file has its own quantisation and runs with f32 activations".into();
+    Err(EngineError::InvalidOption { option, value, message })
+}

@@ -1,0 +1,259 @@
+//! Formats and precisions agree; what cannot be loaded is refused by name.
+
+use std::{fs, path::Path};
+
+use candle_core::quantized::GgmlDType;
+use laser_engine::{DTypeOption, Engine, EngineOptions, TreeEngine};
+use laser_schema::DeviceOption;
+use serde_json::json;
+
+use crate::{
+    models::{Random, TinyModel, fixture},
+    support::{assert_same, assert_within, engine, extend, greedy, load, sequential},
+};
+
+#[test]
+fn info_describes_the_model() {
+    let engine = load(&fixture());
+    let info = engine.info();
+    assert_eq!((info.vocab_size, info.max_positions, info.parameters), (4096, 1024, 4_614_912));
+    assert_eq!(info.architecture, "LlamaForCausalLM");
+    assert_eq!((info.dtype.as_str(), info.device.as_str()), ("f32", "cpu"));
+}
+
+#[test]
+fn two_shards_equal_one_file() {
+    let model = TinyModel::new("Llama", json!({}));
+    let directory = tempfile::tempdir().unwrap();
+    model.write(directory.path(), true);
+    let tokens = Random::new(1).tokens(12);
+    let got = sequential(&mut load(directory.path()), &tokens);
+    assert_eq!(got, sequential(&mut engine(&model), &tokens));
+}
+
+#[test]
+fn gguf_in_f32_equals_safetensors() {
+    for (name, model) in TinyModel::all() {
+        if name == "mistral" || name == "llama 3 rope" {
+            continue; // Called llama in GGUF; the rope of Llama 3 is a tensor there, tested below.
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("model.gguf");
+        model.write_gguf(&file, GgmlDType::F32);
+        let mut gguf = load(&file);
+        assert_eq!(gguf.info().dtype, "gguf");
+        let mut safetensors = engine(&model);
+        assert_eq!(gguf.info().parameters, safetensors.info().parameters, "{name}");
+        let tokens = Random::new(1).tokens(20);
+        let expected = sequential(&mut safetensors, &tokens);
+        assert_same(&sequential(&mut gguf, &tokens), &expected, name);
+    }
+}
+
+#[test]
+fn quantised_gguf_equals_the_same_quantisation_while_loading() {
+    for architecture in ["Llama", "Qwen2", "Qwen3"] {
+        let model = TinyModel::new(architecture, json!({}));
+        let directory = tempfile::tempdir().unwrap();
+        model.write(directory.path(), false);
+        let file = directory.path().join("model.gguf");
+        model.write_gguf(&file, GgmlDType::Q8_0);
+        let mut options = EngineOptions::new(directory.path());
+        options.isq = Some("Q8_0".into());
+        let mut quantised = TreeEngine::load(&options).unwrap();
+        assert_eq!(quantised.info().dtype, "f32+q8_0");
+        let tokens = Random::new(1).tokens(20);
+        let expected = sequential(&mut quantised, &tokens);
+        let got = sequential(&mut load(&file), &tokens);
+        assert_same(&got, &expected, architecture);
+    }
+}
+
+#[test]
+fn rope_factors_of_a_gguf_file_are_used() {
+    use candle_core::{Device, Tensor};
+    // Factors of 8 throughout are linear scaling by 8.
+    let scaled = TinyModel::new("Llama", json!({"rope_scaling": {"type": "linear", "factor": 8.0}}));
+    let mut with_factors = TinyModel::new("Llama", json!({}));
+    let factors = Tensor::full(8.0_f32, 8, &Device::Cpu).unwrap();
+    with_factors.tensors.insert("rope_freqs.weight".into(), factors);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.gguf");
+    with_factors.write_gguf(&file, GgmlDType::F32);
+    let tokens = Random::new(1).tokens(40);
+    let expected = sequential(&mut engine(&scaled), &tokens);
+    assert_same(&sequential(&mut load(&file), &tokens), &expected, "factors");
+}
+
+/// Share of the fixture's greedy text that another precision would have chosen too, token by token.
+fn agreement(options: &EngineOptions) -> f64 {
+    let mut exact = load(&fixture());
+    let mut other = TreeEngine::load(options).unwrap();
+    let mut agreed = 0;
+    for seed in 0..3 {
+        let prompt = Random::new(seed).tokens(16);
+        let text = greedy(&mut exact, &prompt, 40);
+        let slot = other.open(64).unwrap();
+        let mut scores = extend(&mut other, slot, &prompt);
+        for token in text {
+            agreed += usize::from(scores[0].token == token);
+            scores = extend(&mut other, slot, &[token]);
+        }
+        other.close(slot);
+    }
+    agreed as f64 / 120.0
+}
+
+#[test]
+fn lower_precisions_mostly_agree_with_f32() {
+    let options =
+        |dtype, isq: Option<&str>| EngineOptions { dtype, isq: isq.map(Into::into), ..EngineOptions::new(fixture()) };
+    for (options, least) in [
+        (options(DTypeOption::F16, None), 0.98),
+        (options(DTypeOption::F32, Some("q8_0")), 0.95),
+        (options(DTypeOption::F32, Some("q4k")), 0.75),
+        (options(DTypeOption::F16, Some("q8_0")), 0.95),
+    ] {
+        let share = agreement(&options);
+        println!("{} {:?}: {share:.3}", options.dtype, options.isq);
+        assert!(share >= least, "{options:?}: {share}");
+    }
+}
+
+/// The path is refused with these words.
+fn refused(path: &Path, expected: &[&str]) {
+    let options = EngineOptions::new(path);
+    let tree = TreeEngine::load(&options).unwrap_err().to_string();
+    for part in expected {
+        assert!(tree.contains(part), "{part:?} is not in: {tree}");
+    }
+}
+
+#[test]
+fn what_cannot_be_loaded_is_refused_by_name() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let model = TinyModel::new("Llama", json!({}));
+    refused(&path.join("absent"), &["absent does not exist", "config.json", ".gguf"]);
+    refused(Path::new("meta-llama/Llama-3.1-8B"), &["meta-llama/Llama-3.1-8B does not exist", "hub id"]);
+    refused(path, &["has no config.json"]);
+    model.write(path, false);
+
+    let weights = path.join("model.safetensors");
+    let whole = fs::read(&weights).unwrap();
+    for (bytes, reason) in [
+        (&whole[..whole.len() / 2], "unreadable weights"),
+        (&whole[..4], "unreadable weights"),
+        (&b""[..], "unreadable weights"),
+        (&b"version https://git-lfs.github.com/spec/v1\n"[..], "unreadable weights"),
+    ] {
+        fs::write(&weights, bytes).unwrap();
+        refused(path, &["model.safetensors", reason, "fetch the file again"]);
+    }
+    fs::remove_file(&weights).unwrap();
+    refused(path, &["has no model.safetensors", "model.safetensors.index.json"]);
+
+    let text = path.join("notes.txt");
+    fs::write(&text, "hello").unwrap();
+    refused(&text, &["notes.txt is neither a directory nor a .gguf file"]);
+    let gguf = path.join("broken.gguf");
+    fs::write(&gguf, "GGUF").unwrap();
+    refused(&gguf, &["broken.gguf", "unreadable weights"]);
+}
+
+#[test]
+fn missing_shards_and_tensors_and_wrong_shapes_are_named() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    let mut model = TinyModel::new("Llama", json!({}));
+    model.write(path, true);
+    fs::remove_file(path.join("model-00002-of-00002.safetensors")).unwrap();
+    refused(path, &["has no model-00002-of-00002.safetensors"]);
+    fs::write(path.join("model.safetensors.index.json"), "{}").unwrap();
+    refused(path, &["model.safetensors.index.json: missing field `weight_map`"]);
+    fs::remove_file(path.join("model.safetensors.index.json")).unwrap();
+
+    let name = "model.layers.1.mlp.up_proj.weight";
+    let tensor = model.tensors.remove(name).unwrap();
+    model.write(path, false);
+    refused(path, &["tensor model.layers.1.mlp.up_proj.weight is missing"]);
+    let file = path.join("model.gguf");
+    model.write_gguf(&file, GgmlDType::F32);
+    refused(&file, &["model.gguf: tensor blk.1.ffn_up.weight is missing"]);
+    model.tensors.insert(name.into(), tensor.t().unwrap().contiguous().unwrap());
+    model.write(path, false);
+    refused(path, &["up_proj.weight has shape [64, 96], expected [96, 64]"]);
+    // Qwen2 weights need the biases that a Llama checkpoint does not have.
+    model.config["architectures"] = json!(["Qwen2ForCausalLM"]);
+    model.write(path, false);
+    refused(path, &["tensor model.layers.0.self_attn.q_proj.bias is missing"]);
+}
+
+#[test]
+fn truncated_gguf_and_unknown_gguf_architecture_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.gguf");
+    let mut model = TinyModel::new("Llama", json!({}));
+    model.write_gguf(&file, GgmlDType::F32);
+    let whole = fs::read(&file).unwrap();
+    fs::write(&file, &whole[..whole.len() / 2]).unwrap();
+    refused(&file, &["model.gguf: unreadable weights"]);
+    model.config["model_type"] = json!("falcon");
+    model.write_gguf(&file, GgmlDType::F32);
+    refused(&file, &["architecture falcon is not supported by the tree engine", "engine = \"mistralrs\""]);
+}
+
+/// The fixture's checkpoint is bf16, so both precisions hold the same weights. Arithmetic is f32 in both, but for what
+/// AVX512-BF16 rounds before it multiplies.
+#[test]
+fn bf16_weights_give_the_scores_of_the_same_weights_in_f32() {
+    let tokens = Random::new(4).tokens(60);
+    let expected = sequential(&mut load(&fixture()), &tokens);
+    let bf16 = EngineOptions { dtype: DTypeOption::Bf16, ..EngineOptions::new(fixture()) };
+    let mut bf16 = TreeEngine::load(&bf16).unwrap();
+    assert_eq!(bf16.info().dtype, "bf16");
+    let got = sequential(&mut bf16, &tokens);
+    #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw") {
+        return assert_within(&got, &expected, 0.1, "bf16");
+    }
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn options_that_do_not_fit_are_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.gguf");
+    TinyModel::new("Llama", json!({})).write_gguf(&file, GgmlDType::F32);
+    let check = |options: EngineOptions, expected: &str| {
+        let error = TreeEngine::load(&options).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    };
+    let fixture = || EngineOptions::new(fixture());
+    let bf16 = EngineOptions { dtype: DTypeOption::Bf16, isq: Some("q8_0".into()), ..fixture() };
+    check(bf16, "option dtype = \"bf16\": with isq the CPU has no bf16 activations");
+    let isq = EngineOptions { isq: Some("q9".into()), ..fixture() };
+    check(isq, "option isq = \"q9\": expected bits");
+    let isq = EngineOptions { isq: Some("q4k".into()), ..EngineOptions::new(&file) };
+    check(isq, "option isq = \"q4k\": a GGUF file has its own quantisation");
+    let f16 = EngineOptions { dtype: DTypeOption::F16, ..EngineOptions::new(&file) };
+    check(f16, "option dtype = \"f16\": a GGUF file has its own quantisation");
+    if cfg!(not(feature = "cuda")) {
+        let cuda = EngineOptions { device: DeviceOption::Cuda(0), ..fixture() };
+        check(cuda, "option device = \"cuda:0\"");
+    }
+}
+
+#[cfg(feature = "mistralrs")]
+#[tokio::test]
+async fn mistralrs_never_sees_an_incomplete_model() {
+    let directory = tempfile::tempdir().unwrap();
+    let load = async |path: &Path| {
+        laser_engine::MistralEngine::load(&EngineOptions::new(path), 1).await.unwrap_err().to_string()
+    };
+    let error = load(Path::new("meta-llama/Llama-3.1-8B")).await;
+    assert!(error.contains("does not exist"), "{error}");
+    TinyModel::new("Llama", json!({})).write(directory.path(), false);
+    let error = load(directory.path()).await;
+    assert!(error.contains("has no tokenizer.json"), "{error}");
+}

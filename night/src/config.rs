@@ -1,0 +1,278 @@
+//! The configuration: a TOML file, over it the environment, over that `--set` flags.
+//!
+//! `LASER_MODEL__PATH=…` and `--set model.path=…` both set `path` in `[model]`. A key that does not exist is
+//! refused with the nearest one that does. What changes tokens is the *specification*; everything else only
+//! says how the work is done.
+
+mod model;
+mod run;
+mod source;
+mod validate;
+
+use std::path::Path;
+
+use anyhow::{Context, Result, anyhow, ensure};
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+use laser_coordinator::nats::NatsConfig;
+use laser_coordinator::prompt::PromptConfig;
+use laser_features::IdsConfig;
+use laser_features::encoder::EncoderConfig;
+use laser_pool_builder::PoolsConfig;
+use laser_recommender::evaluate::EvalConfig;
+use laser_recommender::lightgcn::EmbedConfig;
+use laser_schema::EntityTable;
+use laser_schema::guard::{GuardAction, Guards};
+use laser_schema::interactions::InteractionTable;
+use laser_schema::job::Price;
+use laser_store::previous::PreviousSource;
+use serde::{Deserialize, Serialize};
+
+pub use model::{DraftConfig, DraftMethod, EngineKind, GenerateConfig, ModelConfig, PolicyKind, VerificationConfig};
+pub use run::{DemoConfig, MetricsConfig, OutputConfig, PoolChoice, RunConfig, TableFormat, WorkerConfig};
+
+/// The whole configuration; `configs/production.toml` documents every key.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The model.
+    pub model: ModelConfig,
+    /// The entity tables.
+    pub input: Vec<EntityTable>,
+    /// The previous knowledge.
+    pub previous: Vec<PreviousSource>,
+    /// The night before a demo.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub demo: Option<DemoConfig>,
+    /// Where the output goes.
+    pub output: OutputConfig,
+    /// How prompts are made.
+    pub prompt: PromptConfig,
+    /// How texts are generated.
+    pub generate: GenerateConfig,
+    /// How drafts are accepted.
+    pub verification: VerificationConfig,
+    /// What is drafted.
+    pub draft: DraftConfig,
+    /// Bounds on the texts of a pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub guards: Option<Guards>,
+    /// How pools are grouped.
+    pub pools: PoolsConfig,
+    /// What makes embeddings.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub encoder: Option<EncoderConfig>,
+    /// How knowledge ids are made.
+    pub ids: IdsConfig,
+    /// How a night is run.
+    pub run: RunConfig,
+    /// The queue between coordinator and workers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub queue: Option<NatsConfig>,
+    /// How a worker lives.
+    pub worker: WorkerConfig,
+    /// Where metrics are served.
+    pub metrics: MetricsConfig,
+    /// What the engines' time costs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub price: Option<Price>,
+    /// Who interacted with what.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interactions: Option<InteractionTable>,
+    /// How collaborative embeddings are trained.
+    pub embed: EmbedConfig,
+    /// What is measured on recommender models.
+    pub eval: EvalConfig,
+}
+
+impl Config {
+    /// Reads file, environment and `KEY=VALUE` settings, and checks every value.
+    ///
+    /// # Errors
+    /// Naming the file, variable or flag, the key, and what to write instead.
+    pub fn load(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = source::read::<Self>(path, settings)?;
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// As [`load`](Self::load) for commands that learn from interactions and need neither model nor entities.
+    ///
+    /// # Errors
+    /// As [`load`](Self::load).
+    pub fn load_learning(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = source::read::<Self>(path, settings)?;
+        config.validate_learning()?;
+        Ok(config)
+    }
+
+    /// As [`Self::load`], for a command that needs `[encoder]` and nothing of what a night needs.
+    ///
+    /// # Errors
+    /// Those of [`Self::load`], and if there is no encoder.
+    pub fn load_encoder(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = source::read::<Self>(path, settings)?;
+        ensure!(config.encoder.is_some(), "{}: no [encoder]; give one, or --set encoder.path=…", path.display());
+        config.validate_encoder()?;
+        Ok(config)
+    }
+
+    /// As [`Self::load`], for a command that needs `[ids]` and nothing of what a night needs.
+    ///
+    /// # Errors
+    /// Those of [`Self::load`].
+    pub fn load_ids(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = source::read::<Self>(path, settings)?;
+        config.ids.validate()?;
+        Ok(config)
+    }
+
+    /// What the command line gives, else the output.
+    ///
+    /// # Errors
+    /// If there is neither; `option` would give it.
+    pub fn or_output<'a>(&'a self, given: Option<&'a str>, option: &str) -> Result<&'a str> {
+        let path = given.unwrap_or(&self.output.path);
+        ensure!(!path.is_empty(), "[output] path: not set; set it, or give {option}");
+        Ok(path)
+    }
+
+    /// The date of the night: `[run] date`, or today in UTC.
+    pub fn night(&self) -> Date {
+        let today = || Timestamp::now().to_zoned(TimeZone::UTC).date();
+        self.run.date.unwrap_or_else(today)
+    }
+
+    /// The day after `[run] date`, for what may be of that night too; without a date any night may.
+    ///
+    /// # Errors
+    /// After the last day of the calendar.
+    pub fn after_night(&self) -> Result<Date> {
+        Ok(match self.run.date {
+            Some(date) => date.tomorrow()?,
+            None => Date::MAX,
+        })
+    }
+
+    /// The table that recommender models learn from.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn interactions(&self) -> Result<&InteractionTable> {
+        let table = self.interactions.as_ref();
+        table.filter(|table| !table.path.is_empty()).ok_or_else(|| {
+            anyhow!(
+                "[interactions] path: not set; give a table of who interacted with what (`laser prepare movielens` \
+                 writes one)"
+            )
+        })
+    }
+
+    /// The queue's section.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn queue(&self) -> Result<&NatsConfig> {
+        let queue = self.queue.as_ref();
+        queue.context("[queue]: not set; give the url of a NATS server, or use `laser run` for one process")
+    }
+
+    /// The guards that decide how texts are generated, and so are part of a run.
+    pub fn gate(&self) -> Option<Guards> {
+        self.guards.filter(|guards| guards.action == GuardAction::Strict)
+    }
+
+    /// The effective configuration as TOML.
+    ///
+    /// # Errors
+    /// If a value has no form in TOML.
+    pub fn to_toml(&self) -> Result<String> {
+        toml::to_string(self).context("the configuration has no TOML form")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINIMAL: &str = "[model]\npath = \"m\"\n[[input]]\npath = \"u.parquet\"\n";
+
+    fn load(text: &str, settings: &[&str]) -> Result<Config> {
+        let dir = tempfile::tempdir()?;
+        let path = dir.path().join("laser.toml");
+        std::fs::write(&path, text)?;
+        let settings: Vec<String> = settings.iter().map(|s| (*s).to_owned()).collect();
+        Config::load(&path, &settings)
+    }
+
+    #[test]
+    fn flags_override_the_file() {
+        let config =
+            load(MINIMAL, &["run.limit=5", "model.path=other", "verification.p=0.3", "run.date=2026-01-02"]).unwrap();
+        assert_eq!(config.run.date, Some(jiff::civil::date(2026, 1, 2)));
+        assert_eq!(config.run.limit, Some(5));
+        assert_eq!(config.model.path, "other");
+        assert!((config.verification.p - 0.3).abs() < 1e-6);
+    }
+
+    #[test]
+    fn wrong_keys_and_values_are_refused_by_name() {
+        let cases = [
+            ("[generate]\nmax_new_token = 3", "did you mean \"max_new_tokens\""),
+            ("[generates]\nbatch = 3", "did you mean \"generate\""),
+            ("[verification]\np = 1.5", "p must be in 0..=1, got 1.5"),
+            ("[verification]\nk = 0", "k must be at least 1, got 0"),
+            ("[pools.user]\nclusters = 0", "[pools.user] clusters: must be at least 1, got 0"),
+            ("[generate]\nbatch = 0", "[generate] batch = 0"),
+            ("[generate]\nbatch = \"many\"", "generate.batch"),
+            ("[draft]\norder = 99", "order must be 1 to 16, got 99"),
+            ("[run]\naudit_share = 2.0", "[run] audit_share = 2"),
+            ("[output]\nkeep_nights = 1", "[output] keep_nights = 1: expected at least 2"),
+            ("[price]\ngpu_hour = 0.0", "[price] gpu_hour = 0"),
+            ("[price]\ngpu_hours = 2.0", "did you mean \"gpu_hour\""),
+            ("[guards]", "no bound is set"),
+            ("[guards]\nmin_distinct = 0.5", "did you mean \"min_distinct_2\""),
+            ("[guards]\naction = \"stop\"", "guards.action"),
+            ("[guards]\nmin_distinct_2 = 1.5", "[guards] min_distinct_2 = 1.5: expected 0 to 1"),
+            ("[guards]\nmin_similarity = 0.9", "compares embeddings: set [encoder]"),
+            ("[run]\naudit_share = 0.0\n[guards]\nmax_length_ratio = 1.1", "set [run] audit_share above 0"),
+            (
+                "[verification]\npolicy = \"strict\"\n[guards]\naction = \"strict\"\nmin_distinct_2 = 0.5",
+                "policy is strict already",
+            ),
+            ("[demo]\nlast_night = []", "[demo] last_night: no table"),
+            ("[demo]\nusers = 30", "there is no key \"demo.users\""),
+            ("[run]\ndate = \"yesterday\"", "run.date"),
+            ("[encoder]\npooling = \"cls\"", "[encoder] path: not set"),
+            ("[encoder]\nnormalize = true", "did you mean \"normalise\""),
+        ];
+        for (section, part) in cases {
+            let error = load(&format!("{MINIMAL}{section}\n"), &[]).unwrap_err();
+            let error = format!("{error:#}");
+            assert!(error.contains(part), "{section:?} gave {error:?}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_key_of_a_setting_is_named_by_its_option() {
+        let error = load(MINIMAL, &["generate.foo=1"]).unwrap_err().to_string();
+        let expected = "--set generate.foo: there is no key \"generate.foo\"; did you mean";
+        assert!(error.starts_with(expected), "{error}");
+        let error = load(MINIMAL, &["generate.batch=many"]).unwrap_err().to_string();
+        assert!(error.starts_with("--set generate.batch: generate.batch: "), "{error}");
+    }
+
+    #[test]
+    fn a_bad_setting_and_a_missing_file_are_refused() {
+        assert!(load(MINIMAL, &["limit"]).unwrap_err().to_string().contains("KEY=VALUE"));
+        let error = Config::load(Path::new("no/such.toml"), &[]).unwrap_err().to_string();
+        assert!(error.contains("no/such.toml: no such configuration file"), "{error}");
+    }
+
+    #[test]
+    fn the_effective_configuration_reads_back_as_itself() {
+        let config = load(MINIMAL, &["prompt.system=Be brief"]).unwrap();
+        assert_eq!(load(&config.to_toml().unwrap(), &[]).unwrap(), config);
+    }
+}

@@ -1,0 +1,175 @@
+//! `[run]`, `[output]`, `[demo]`, `[worker]` and `[metrics]`: how the work is done, and where its results go.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use jiff::civil::{Date, Time};
+use laser_store::Cache;
+use serde::{Deserialize, Serialize};
+
+/// `[run]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct RunConfig {
+    /// The night; today in UTC if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub date: Option<Date>,
+    /// Which pools the run drafts from.
+    pub pools: PoolChoice,
+    /// Whether unchanged entities keep their texts.
+    pub carry_forward: bool,
+    /// Rows of a shard.
+    pub shard_rows: usize,
+    /// Attempts at a shard before it is given up.
+    pub attempts: u32,
+    /// Memory that planning and pool building hold before they spill.
+    pub memory_mb: usize,
+    /// Share of the entities that are also generated plainly.
+    pub audit_share: f64,
+    /// Seed of everything that is drawn.
+    pub seed: u64,
+    /// Bound on the entities of each kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub limit: Option<u64>,
+    /// The time of day at which the run is published whatever is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Time>,
+}
+
+impl RunConfig {
+    /// Bytes that planning and pool building hold before they spill.
+    pub fn memory(&self) -> usize {
+        self.memory_mb.saturating_mul(1 << 20)
+    }
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        Self {
+            date: None,
+            pools: PoolChoice::Nightly,
+            carry_forward: true,
+            shard_rows: 256,
+            attempts: 3,
+            memory_mb: 512,
+            audit_share: 0.01,
+            seed: 1,
+            limit: None,
+            deadline: None,
+        }
+    }
+}
+
+/// Which pools a run drafts from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum PoolChoice {
+    /// Its own, built from previous knowledge when it begins.
+    Nightly,
+    /// The set that is promoted when it begins.
+    Promoted,
+    /// A version of the output, or a folder or URL.
+    Set(String),
+}
+
+impl From<String> for PoolChoice {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "nightly" => Self::Nightly,
+            "promoted" => Self::Promoted,
+            _ => Self::Set(text),
+        }
+    }
+}
+
+impl From<PoolChoice> for String {
+    fn from(choice: PoolChoice) -> Self {
+        match choice {
+            PoolChoice::Nightly => "nightly".to_owned(),
+            PoolChoice::Promoted => "promoted".to_owned(),
+            PoolChoice::Set(text) => text,
+        }
+    }
+}
+
+/// `[output]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct OutputConfig {
+    /// A directory or an object-store URL.
+    pub path: String,
+    /// The share of the entities that must have a text.
+    pub min_coverage: f64,
+    /// How many nights stay; all if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_nights: Option<usize>,
+    /// A table format in which data sets are published besides the folders of parts; none if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table: Option<TableFormat>,
+}
+
+/// `[output] table`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TableFormat {
+    /// Delta Lake tables, one per data set and kind.
+    Delta,
+}
+
+impl OutputConfig {
+    /// Whether each data set and kind is also a Delta table.
+    pub fn is_delta(&self) -> bool {
+        self.table == Some(TableFormat::Delta)
+    }
+}
+
+impl Default for OutputConfig {
+    fn default() -> Self {
+        Self { path: "output".into(), min_coverage: 0.98, keep_nights: None, table: None }
+    }
+}
+
+/// `[demo]`: `laser run` first runs the night before tonight.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DemoConfig {
+    /// The entities of that night, as `[[input]]` holds tonight's. The tables have a column `kind`.
+    pub last_night: Vec<String>,
+}
+
+/// `[worker]`: of `laser worker`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct WorkerConfig {
+    /// Seconds without work after which the worker ends; never if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub idle_seconds: Option<u64>,
+    /// Seconds that a draining worker has for the shards in hand.
+    pub grace_seconds: u64,
+    /// Where files of remote stores are kept on this machine.
+    pub cache: PathBuf,
+    /// Bound on the cache's size.
+    pub cache_gb: u64,
+}
+
+impl Default for WorkerConfig {
+    fn default() -> Self {
+        Self { idle_seconds: None, grace_seconds: 25, cache: std::env::temp_dir().join("laser-cache"), cache_gb: 50 }
+    }
+}
+
+impl WorkerConfig {
+    /// Where files of remote stores are kept on this machine.
+    pub fn cache(&self) -> Cache {
+        Cache::new(self.cache.clone(), self.cache_gb * 1_000_000_000)
+    }
+}
+
+/// `[metrics]`.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MetricsConfig {
+    /// The address that serves `/metrics`; none if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<SocketAddr>,
+}

@@ -1,0 +1,114 @@
+//! What the types of the configuration leave open, checked before anything is done.
+
+use anyhow::{Result, ensure};
+use laser_schema::embedding::EmbeddingLayout;
+use laser_schema::guard::{GuardAction, Guards};
+
+use super::{Config, PolicyKind};
+
+impl Config {
+    /// Checks what recommender models are trained by.
+    pub(super) fn validate_learning(&self) -> Result<()> {
+        self.embed.validate()?;
+        Ok(self.eval.validate()?)
+    }
+
+    /// Checks what the types leave open, before anything is done.
+    pub(super) fn validate(&self) -> Result<()> {
+        ensure!(!self.model.path.is_empty(), "[model] path: not set; give a model directory, a .gguf file or a hub id");
+        ensure!(!self.output.path.is_empty(), "[output] path: not set; give a directory or an object-store URL");
+        ensure!(!self.input.is_empty(), "[[input]]: no table; give the path of at least one");
+        if let Some(demo) = &self.demo {
+            ensure!(!demo.last_night.is_empty(), "[demo] last_night: no table; give the paths, or remove [demo]");
+        }
+        let share = |key: &str, value: f64| {
+            ensure!((0.0..=1.0).contains(&value), "{key} = {value}: expected a share from 0 to 1");
+            Ok(())
+        };
+        share("[output] min_coverage", self.output.min_coverage)?;
+        share("[run] audit_share", self.run.audit_share)?;
+        let positive = |key: &str, value: usize| {
+            ensure!(value > 0, "{key} = 0: expected at least 1");
+            Ok(())
+        };
+        positive("[generate] max_new_tokens", self.generate.max_new_tokens)?;
+        positive("[generate] batch", self.generate.batch)?;
+        positive("[generate] step_tokens", self.generate.step_tokens)?;
+        positive("[run] shard_rows", self.run.shard_rows)?;
+        positive("[run] attempts", self.run.attempts as usize)?;
+        if let Some(nights) = self.output.keep_nights {
+            ensure!(
+                nights >= 2,
+                "[output] keep_nights = {nights}: expected at least 2, tonight and the night it is made from"
+            );
+        }
+        if let Some(price) = &self.price {
+            ensure!(
+                price.gpu_hour > 0.0 && price.gpu_hour.is_finite(),
+                "[price] gpu_hour = {}: expected a price above 0",
+                price.gpu_hour
+            );
+        }
+        ensure!(
+            !self.generate.stop.iter().any(String::is_empty),
+            "[generate] stop: an empty string would end every text at once"
+        );
+        self.verification.verification()?;
+        self.validate_guards()?;
+        self.draft.drafter()?;
+        self.pools.validate()?;
+        self.ids.validate()?;
+        if let Some(queue) = &self.queue {
+            queue.validate()?;
+        }
+        self.validate_learning()?;
+        self.validate_encoder()
+    }
+
+    pub(super) fn validate_encoder(&self) -> Result<()> {
+        ensure!(
+            self.encoder.as_ref().is_none_or(|e| !e.path.is_empty()),
+            "[encoder] path: not set; give a BERT model's directory, a hub id or a URL, or remove [encoder]"
+        );
+        ensure!(
+            !self.output.is_delta() || self.encoder.as_ref().is_none_or(|e| e.layout == EmbeddingLayout::List),
+            "[encoder] layout: with [output] table = \"delta\" it must be \"list\", because readers of Delta tables \
+             refuse lists of fixed size"
+        );
+        Ok(())
+    }
+
+    /// Bounds that could never be kept, or that nothing would be measured for.
+    pub(super) fn validate_guards(&self) -> Result<()> {
+        let Some(guards) = &self.guards else {
+            return Ok(());
+        };
+        ensure!(
+            guards.bounds().next().is_some(),
+            "[guards]: no bound is set; give at least one, such as min_distinct_2, or remove the section"
+        );
+        for (key, limit) in guards.bounds() {
+            let (from, to) = Guards::range(key);
+            ensure!((from..=to).contains(&limit), "[guards] {key} = {limit}: expected {from} to {to}");
+            ensure!(
+                self.run.audit_share > 0.0 || !Guards::needs_audit(key),
+                "[guards] {key} compares with plain texts, which the audit gives: set [run] audit_share above 0"
+            );
+        }
+        ensure!(
+            guards.min_similarity.is_none() || self.encoder.is_some(),
+            "[guards] min_similarity compares embeddings: set [encoder], or remove it"
+        );
+        if guards.action == GuardAction::Strict {
+            ensure!(
+                self.verification.policy == PolicyKind::Relaxed,
+                "[guards] action = \"strict\": [verification] policy is strict already; use \"warn\" or \"fail\""
+            );
+            ensure!(
+                self.run.audit_share > 0.0,
+                "[guards] action = \"strict\" judges a pool by its audit: set [run] audit_share above 0"
+            );
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,76 @@
+//! A night over many machines: the coordinator plans, queues and publishes, workers generate. Between them are the
+//! output's store and NATS.
+//!
+//! Every process may be killed and started again at any moment, and started twice. What is done is what the store
+//! lists; the queue only says who is at what, and is filled again from the store whenever it holds less than what is
+//! missing.
+
+mod watch;
+mod work;
+
+use anyhow::Result;
+use jiff::civil::Date;
+use laser_coordinator::nats;
+use laser_store::Location;
+use laser_store::run_store::RunStore;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+pub(crate) use work::check_run;
+pub use work::work;
+
+use crate::config::Config;
+use crate::night::{Night, Outcome, Ready, planned};
+use crate::progress::Progress;
+use crate::telemetry;
+
+/// Plans a night, has workers generate it, and publishes it. `expected` is the run that it must be, if any; that it
+/// was cancelled is taken back then.
+///
+/// # Errors
+/// What keeps the night from going on; the same command goes on once it is mended.
+pub async fn coordinate(
+    config: &Config,
+    expected: Option<&str>,
+    progress: &mut dyn Progress,
+    drain: &CancellationToken,
+) -> Result<Outcome> {
+    let client = nats::connect(config.queue()?, "laser-coordinator").await?;
+    telemetry::watch_nats(client.events().clone());
+    client.ensure_streams().await?;
+    let night = Night::open(config).await?;
+    let (date, store) = match expected {
+        Some(run) => night.resume_run(run).await?,
+        None => night.choose_run().await?,
+    };
+    if store.is_cancelled().await? {
+        return Ok(Outcome::Cancelled { run: store.name().to_owned() });
+    }
+    let span = telemetry::run_span(store.name());
+    let work = async {
+        match night.prepare(date, &store, progress, drain).await? {
+            Ready::Published(run) => night.publish(run, None).await,
+            Ready::Drained => Ok(Outcome::Drained { committed: 0, shards: 0 }),
+            Ready::Planned(run, _) => watch::watch(night, &client, run, progress, drain).await,
+        }
+    };
+    work.instrument(span).await
+}
+
+/// Ends a run: its coordinator stops, its shards leave the queue. What is committed stays. Returns how many shards
+/// left.
+///
+/// # Errors
+/// If there is no such run, and those of store and queue.
+pub async fn cancel(config: &Config, run: &str) -> Result<u64> {
+    let store = RunStore::new(&Location::parse(&config.output.path)?, run);
+    planned(&store).await?;
+    let client = nats::connect(config.queue()?, "laser-cancel").await?;
+    store.cancel().await?;
+    Ok(client.purge(run).await?)
+}
+
+/// The night of a run, which its name begins with.
+pub fn date_of(run: &str) -> Option<Date> {
+    run.get(..10)?.parse().ok()
+}

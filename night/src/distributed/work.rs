@@ -1,0 +1,147 @@
+//! A worker that generates shards of whatever run has some.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Result, bail, ensure};
+use laser_coordinator::nats::{self, NatsWorker, RunRef};
+use laser_features::encoder::Encoder;
+use laser_model::ModelFiles;
+use laser_pool_builder::OpenPools;
+use laser_schema::EncoderInfo;
+use laser_schema::job::Spec;
+use laser_store::Location;
+use laser_store::run_store::{PlannedRun, RunStore};
+use laser_worker::run::{RunContext, Stop, run_worker};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
+
+use crate::config::Config;
+use crate::model::{model_spec, open_model};
+use crate::night::{planned, run_context};
+use crate::progress::{Progress, show_work};
+use crate::{encoder, generator, telemetry};
+
+/// Generates shards of whatever run has some, until told to stop or idle for `[worker] idle_seconds`. `false`: told
+/// to stop.
+///
+/// # Errors
+/// What keeps this worker from working; what it has not finished is given to others.
+pub async fn work(config: &Config, progress: &mut dyn Progress, drain: &CancellationToken) -> Result<bool> {
+    let name = worker_name();
+    let client = nats::connect(config.queue()?, &name).await?;
+    telemetry::watch_nats(client.events().clone());
+    let idle = config.worker.idle_seconds.map(Duration::from_secs);
+    let queue = NatsWorker::bind(client, idle).await?;
+    progress.stage("loading the model");
+    let model = open_model(config).await?;
+    let encoder = match encoder::open(config).await? {
+        Some(files) => Some(encoder::load(files).await?),
+        None => None,
+    };
+    let mut generator = generator::load(config, &model).await?;
+    let stop = Stop { drain: drain.clone(), ..Stop::default() };
+    release_after(Duration::from_secs(config.worker.grace_seconds), &stop);
+    loop {
+        progress.stage("waiting for work");
+        let run = tokio::select! {
+            () = drain.cancelled() => return Ok(false),
+            run = queue.next_run() => run,
+        };
+        let Some(run) = run else { return Ok(true) };
+        let span = telemetry::run_span(&run.run);
+        let opened = open_run(config, (&model, encoder.as_ref()), &run, &name).instrument(span.clone()).await;
+        let context = match opened {
+            Ok(context) => context,
+            Err(error) => {
+                queue.release().await;
+                return Err(error.context(format!("run {}", run.run)));
+            }
+        };
+        progress.stage("generating");
+        let work = run_worker(Arc::new(queue.queue(&run)), context.clone(), generator, stop.clone());
+        generator =
+            show_work(work, &context.progress, None, progress, &|| format!("run {}", run.run)).instrument(span).await?;
+        if drain.is_cancelled() {
+            queue.release().await;
+            return Ok(false);
+        }
+    }
+}
+
+/// What a draining worker has not finished by then it gives back.
+fn release_after(grace: Duration, stop: &Stop) {
+    let Stop { drain, release } = stop.clone();
+    tokio::spawn(async move {
+        drain.cancelled().await;
+        tokio::time::sleep(grace).await;
+        release.cancel();
+    });
+}
+
+/// Reads a run's plan and opens its pools, and makes sure that this worker may generate for it.
+async fn open_run(
+    config: &Config,
+    (model, encoder): (&ModelFiles, Option<&Arc<Encoder>>),
+    run: &RunRef,
+    worker: &str,
+) -> Result<Arc<RunContext>> {
+    let store = RunStore::new(&Location::parse(&run.output)?, &run.run);
+    let planned = planned(&store).await?;
+    ensure!(
+        planned.plan_digest() == run.plan_digest,
+        "{}: plan.json is not the plan that was queued",
+        store.folder().url()
+    );
+    let info = encoder.map(|encoder| encoder.info());
+    let pools = check_run(config, (model, info), &planned).await?;
+    run_context(planned, &pools, encoder.cloned(), worker.to_owned()).await
+}
+
+/// Makes sure that this configuration may generate for a run, and opens the run's pools.
+pub(crate) async fn check_run(
+    config: &Config,
+    (model, encoder): (&ModelFiles, Option<&EncoderInfo>),
+    run: &PlannedRun,
+) -> Result<OpenPools> {
+    let plan = &run.plan;
+    check_spec(&plan.spec, &model_spec(config, model, plan.spec.prompts.clone())?)?;
+    encoder::check(plan.embedding.as_ref(), encoder)?;
+    let dir = run.pools()?;
+    let pools = OpenPools::open_cached(&dir, &model.tokenizer.fingerprint(), &config.worker.cache()).await?;
+    ensure!(
+        *pools.digest() == plan.pool_digest,
+        "{}: these are not the pools that the run was planned with",
+        dir.url()
+    );
+    Ok(pools)
+}
+
+/// Prompts come rendered; all else that decides a text must be the coordinator's.
+fn check_spec(run: &Spec, worker: &Spec) -> Result<()> {
+    let (run, worker) = (serde_json::to_value(run)?, serde_json::to_value(worker)?);
+    let (Some(run), Some(worker)) = (run.as_object(), worker.as_object()) else {
+        return Ok(());
+    };
+    for (key, expected) in run {
+        let found = worker.get(key).unwrap_or(&serde_json::Value::Null);
+        if found != expected {
+            bail!(
+                "it wants {key} = {expected}, but this configuration gives {found}; work with the coordinator's \
+                 [model], \
+                 [generate] and [verification]"
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Unique among the workers of a cluster: the host's name is the pod's.
+fn worker_name() -> String {
+    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let host = match host.trim() {
+        "" => "worker",
+        host => host,
+    };
+    format!("{host}-{}", std::process::id())
+}

@@ -1,0 +1,83 @@
+//! From a configuration to what generates texts: the model, loaded and measured.
+
+use anyhow::Result;
+use laser_engine::{EngineOptions, TreeEngine};
+use laser_model::{ModelFiles, Tokenizer, Weights};
+use laser_worker::budget::Budget;
+use laser_worker::cost::StepCost;
+use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
+
+use crate::config::{Config, EngineKind};
+
+/// Loads the model that the configuration names and, for an adaptive budget, measures what its forwards cost.
+///
+/// # Errors
+/// The options' and the engine's.
+pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn TextGenerator>> {
+    let options = generate_options(config, model)?;
+    let engine = engine_options(config, model);
+    let tokenizer = model.tokenizer.clone();
+    match config.model.engine {
+        EngineKind::Tree => {
+            let adaptive = config.draft.is_adaptive();
+            let load = move || -> Result<Box<dyn TextGenerator>> {
+                let mut engine = TreeEngine::load(&engine)?;
+                let mut options = options;
+                if adaptive {
+                    let tokens = options.batch * (options.nodes + 1);
+                    let cost = StepCost::measure(&mut engine, options.batch, tokens)?;
+                    tracing::info!(?cost, "measured the forward");
+                    options.budget = Some(Budget::new(cost));
+                }
+                Ok(Box::new(Generator::new(Box::new(engine), tokenizer, options)))
+            };
+            tokio::task::spawn_blocking(load).await?
+        }
+        EngineKind::Mistralrs => load_mistralrs(engine, tokenizer, options).await,
+    }
+}
+
+#[cfg(feature = "mistralrs")]
+async fn load_mistralrs(
+    engine: EngineOptions,
+    tokenizer: Tokenizer,
+    options: GenerateOptions,
+) -> Result<Box<dyn TextGenerator>> {
+    let engine = laser_engine::MistralEngine::load(&engine, options.batch).await?;
+    let runtime = tokio::runtime::Handle::current();
+    Ok(Box::new(laser_worker::plain::PlainGenerator::new(engine, runtime, tokenizer, options)))
+}
+
+#[cfg(not(feature = "mistralrs"))]
+async fn load_mistralrs(_: EngineOptions, _: Tokenizer, _: GenerateOptions) -> Result<Box<dyn TextGenerator>> {
+    anyhow::bail!(
+        "[model] engine = \"mistralrs\": this laser was built without it; build it with `cargo build --release \
+         --features \
+         mistralrs`, or choose engine = \"tree\" for Llama, Mistral and Qwen models"
+    )
+}
+
+fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptions> {
+    let generate = &config.generate;
+    Ok(GenerateOptions {
+        drafter: config.draft.drafter()?,
+        nodes: config.draft.nodes,
+        verification: config.verification.verification()?,
+        batch: generate.batch,
+        step_tokens: generate.step_tokens,
+        budget: None,
+        max_new_tokens: generate.max_new_tokens,
+        end_of_text: model.end_of_text.clone(),
+        stop: generate.stop.clone(),
+        shared_prefixes: true,
+    })
+}
+
+fn engine_options(config: &Config, model: &ModelFiles) -> EngineOptions {
+    let path = match &model.weights {
+        Weights::Gguf(file) => file.clone(),
+        Weights::Safetensors(_) => model.directory.clone(),
+    };
+    let model = &config.model;
+    EngineOptions { path, dtype: model.dtype, isq: model.isq.clone(), device: model.device }
+}

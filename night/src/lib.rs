@@ -1,0 +1,27 @@
+//! A night from its configuration to published data: in one process ([`Night::run`]) or on many machines
+//! ([`distributed`]).
+//!
+//! Nothing here prints. What a night is at is told to a [`Progress`], how it ended is an [`Outcome`].
+
+pub mod config;
+mod deadline;
+pub mod demo;
+pub mod distributed;
+pub mod doctor;
+pub mod encoder;
+pub mod failure;
+mod generator;
+mod model;
+mod night;
+pub mod pool_sets;
+mod previous;
+mod progress;
+pub mod retention;
+pub mod status;
+pub mod telemetry;
+
+pub use config::Config;
+pub use model::{open_local_model, open_model};
+pub use night::{Finished, Night, Outcome};
+pub use previous::previous_texts;
+pub use progress::Progress;

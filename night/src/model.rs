@@ -1,0 +1,52 @@
+//! The configured model: its files, and what of it decides the texts.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result};
+use laser_model::{Hub, ModelFiles, resolve};
+use laser_schema::job::Spec;
+use laser_schema::{Digest, Kind};
+
+use crate::config::{Config, EngineKind};
+use crate::encoder;
+
+/// Finds the configured model, a path, a URL or a hub id, and opens its files.
+///
+/// # Errors
+/// Naming what is missing.
+pub async fn open_model(config: &Config) -> Result<ModelFiles> {
+    let path = encoder::local_path(config, &config.model.path).await;
+    open_local_model(&path.context("[model] path")?.to_string_lossy()).await
+}
+
+/// Resolves a path or hub id and opens the model's files.
+///
+/// # Errors
+/// Naming what is missing.
+pub async fn open_local_model(model: &str) -> Result<ModelFiles> {
+    let model = model.to_owned();
+    tokio::task::spawn_blocking(move || {
+        let path = resolve(&model, &Hub::from_env())?;
+        anyhow::Ok(ModelFiles::open(&path)?)
+    })
+    .await?
+    .context("[model] path")
+}
+
+/// What decides the texts of a configuration and a model, given the prompts' digests.
+pub(crate) fn model_spec(config: &Config, model: &ModelFiles, prompts: BTreeMap<Kind, Digest>) -> Result<Spec> {
+    let isq = config.model.isq.as_ref().map_or_else(String::new, |isq| format!("+{isq}"));
+    Ok(Spec {
+        engine: match config.model.engine {
+            EngineKind::Tree => "tree".to_owned(),
+            EngineKind::Mistralrs => "mistralrs".to_owned(),
+        },
+        model: model.digest().context("[model] path")?,
+        tokenizer: Digest::from_bytes(model.tokenizer.fingerprint()),
+        precision: format!("{}{isq}", config.model.dtype),
+        prompts,
+        verification: config.verification.policy(),
+        max_new_tokens: config.generate.max_new_tokens,
+        stop: config.generate.stop.clone(),
+    })
+}

@@ -1,0 +1,263 @@
+//! One night: from tables and last night's knowledge to a published data set, in one process.
+//!
+//! A run is named by its date and by what it depends on, so the same command finds the same run again and
+//! goes on where it was: pools that are built stay, a plan that is written stays, a shard that is committed
+//! is never generated twice.
+
+mod generate;
+mod name;
+mod outcome;
+mod publish;
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use jiff::civil::Date;
+use laser_coordinator::plan::{PlanRequest, plan};
+use laser_coordinator::prompt::PromptRenderer;
+use laser_features::encoder::EncoderFiles;
+use laser_model::ModelFiles;
+use laser_pool_builder::{BuildProgress, OpenPools, POOL_SET_FILE, PoolTokenizer, build_pools, join_embeddings};
+use laser_schema::job::{KindCounts, Plan, Spec};
+use laser_schema::manifest::Manifest;
+use laser_schema::{Entity, Kind};
+use laser_store::Location;
+use laser_store::join::Join;
+use laser_store::previous::{self, PreviousReader, PreviousSource};
+use laser_store::run_store::{PlannedRun, RunStore};
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument, instrument};
+
+pub(crate) use generate::{run_context, without_audits};
+pub(crate) use name::planned;
+pub use outcome::{Finished, Outcome};
+
+use crate::config::Config;
+use crate::encoder;
+use crate::model::{model_spec, open_model};
+use crate::previous::previous_texts;
+use crate::progress::Progress;
+use crate::telemetry;
+
+/// How far a run is before anything is generated.
+pub(crate) enum Ready {
+    /// To its end, by an earlier process.
+    Published(PlannedRun),
+    /// It was told to stop.
+    Drained,
+    /// Planned, with its pools.
+    Planned(PlannedRun, Box<OpenPools>),
+}
+
+/// What a run was begun with.
+struct Begun {
+    store: RunStore,
+    date: Date,
+    /// Without `latest`, which is resolved.
+    previous: Vec<PreviousSource>,
+    /// Where the pools are: below the output's root, or a URL.
+    pools: String,
+    /// Whether they are this run's own, to be built by it.
+    builds_pools: bool,
+}
+
+/// What a night is made from, all of it checked.
+pub struct Night<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) model: ModelFiles,
+    pub(crate) prompts: PromptRenderer,
+    pub(crate) spec: Spec,
+    pub(crate) encoder: Option<Arc<EncoderFiles>>,
+    pub(crate) output: Location,
+}
+
+impl std::fmt::Debug for Night<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Night").field("spec", &self.spec).field("output", &self.output).finish_non_exhaustive()
+    }
+}
+
+impl<'a> Night<'a> {
+    /// Opens the model's files and the templates, and derives the specification.
+    ///
+    /// # Errors
+    /// The first thing that is missing or does not fit.
+    pub async fn open(config: &'a Config) -> Result<Self> {
+        let model = open_model(config).await?;
+        let prompts =
+            PromptRenderer::new(&config.prompt, &model, config.generate.max_new_tokens).context("[prompt]")?;
+        let digests = Kind::ALL.map(|kind| (kind, prompts.digest(kind)));
+        let spec = model_spec(config, &model, digests.into())?;
+        Ok(Self {
+            config,
+            model,
+            prompts,
+            spec,
+            encoder: encoder::open(config).await?,
+            output: Location::parse(&config.output.path)?,
+        })
+    }
+
+    /// Plans without writing; returns the manifests of the previous knowledge too.
+    ///
+    /// # Errors
+    /// Those of a night until it is planned.
+    pub async fn dry_plan(&self, progress: &mut dyn Progress) -> Result<(Plan, Vec<Manifest>)> {
+        let (date, store) = self.choose_run().await?;
+        let pins = self.pins(date, &store).await?;
+        let begun = self.begun(date, store, pins)?;
+        self.show_previous(&begun, progress);
+        let manifests = previous::manifests(&begun.previous, date).await?;
+        let temporary = tempfile::tempdir().context("no temporary directory for the pools")?;
+        let dir = match begun.builds_pools {
+            true => Location::parse(&temporary.path().to_string_lossy())?,
+            false => self.output.resolve(&begun.pools)?,
+        };
+        let pools = self.pools(&dir, &begun, progress).await?;
+        Ok((self.plan(None, &begun, &pools, progress).await?, manifests))
+    }
+
+    /// Runs the night to its end in this process.
+    ///
+    /// # Errors
+    /// What keeps the night from going on; the same command goes on once it is mended.
+    pub async fn run(self, progress: &mut dyn Progress, drain: &CancellationToken) -> Result<Outcome> {
+        let (date, store) = self.choose_run().await?;
+        let _lock = store.lock()?;
+        let span = telemetry::run_span(store.name());
+        let work = async {
+            match self.prepare(date, &store, progress, drain).await? {
+                Ready::Published(run) => self.publish(run, None).await,
+                Ready::Drained => Ok(Outcome::Drained { committed: 0, shards: 0 }),
+                Ready::Planned(run, pools) => self.generate(run, &pools, progress, drain).await,
+            }
+        };
+        work.instrument(span).await
+    }
+
+    /// Plans the run and builds its pools, or finds both where an earlier process left them.
+    pub(crate) async fn prepare(
+        &self,
+        date: Date,
+        store: &RunStore,
+        progress: &mut dyn Progress,
+        drain: &CancellationToken,
+    ) -> Result<Ready> {
+        let known = store.planned().await?;
+        if let Some(run) = &known
+            && run.is_published().await?
+        {
+            return Ok(Ready::Published(run.clone()));
+        }
+        let (run, pools) = tokio::select! {
+            biased;
+            () = drain.cancelled() => return Ok(Ready::Drained),
+            prepared = self.begin(date, store, known, progress) => prepared?,
+        };
+        if run.plan.pool_digest != *pools.digest() {
+            let folder = store.folder();
+            bail!(
+                "{}: these are not the pools that {}/plan.json was made with; remove {} to plan anew",
+                run.pools()?.url(),
+                folder.url(),
+                folder.url()
+            );
+        }
+        Ok(Ready::Planned(run, Box::new(pools)))
+    }
+
+    /// Begins the run: pins, then pools, then a plan, each of them unless it is there.
+    async fn begin(
+        &self,
+        date: Date,
+        store: &RunStore,
+        known: Option<PlannedRun>,
+        progress: &mut dyn Progress,
+    ) -> Result<(PlannedRun, OpenPools)> {
+        let pins = store.begin(self.pins(date, store).await?).await?;
+        let begun = self.begun(date, store.clone(), pins)?;
+        self.show_previous(&begun, progress);
+        let dir = self.output.resolve(&begun.pools)?;
+        let pools = self.pools(&dir, &begun, progress).await;
+        let pools = pools
+            .with_context(|| format!("run {}; to begin it anew, remove {}", store.name(), store.folder().url()))?;
+        let run = match known {
+            Some(run) => run,
+            None => {
+                let plan = self.plan(Some(&self.output), &begun, &pools, progress).await?;
+                PlannedRun::new(store.clone(), plan)
+            }
+        };
+        Ok((run, pools))
+    }
+
+    /// The pools of the run: those that are there, or its own from last night's knowledge.
+    #[instrument(name = "pools", target = "laser::trace", skip_all)]
+    async fn pools(&self, dir: &Location, begun: &Begun, progress: &mut dyn Progress) -> Result<OpenPools> {
+        if begun.builds_pools && !dir.join(POOL_SET_FILE).exists().await? {
+            progress.stage("building pools");
+            let pool_tokenizer = PoolTokenizer::of(&self.model)?;
+            let previous = PreviousReader::open(&begun.previous, begun.date).await?;
+            let mut show = |p: BuildProgress| progress.update(p.done, p.total, p.stage.as_str());
+            let (input, config) = (&self.config.input, &self.config.pools);
+            let texts = previous_texts(previous);
+            let memory = self.config.run.memory();
+            let set = build_pools(input, texts, pool_tokenizer, config, memory, dir, &mut show).await?;
+            let tokens: usize = set.pools.iter().map(|p| p.tokens).sum();
+            progress.finish_with(&format!(
+                "{} pools, {} tokens from {} texts",
+                set.pools.len(),
+                tokens,
+                set.texts.read
+            ));
+        }
+        Ok(OpenPools::open(dir, &self.model.tokenizer.fingerprint()).await?)
+    }
+
+    /// Plans the run and writes the plan below `output`, if that is given.
+    #[instrument(name = "plan", target = "laser::trace", skip_all)]
+    async fn plan(
+        &self,
+        output: Option<&Location>,
+        begun: &Begun,
+        pools: &OpenPools,
+        progress: &mut dyn Progress,
+    ) -> Result<Plan> {
+        progress.stage("planning");
+        let mut entities = Join::new(&self.config.input, self.config.run.memory()).await?;
+        join_embeddings(&self.config.pools, &mut entities).await?;
+        let route = |entity: &Entity| {
+            let route = pools.route(entity, entity.embedding.as_deref());
+            route.map_or_else(String::new, |route| route.pool.to_owned())
+        };
+        let run = &self.config.run;
+        let request = PlanRequest {
+            run: begun.store.name().to_owned(),
+            date: begun.date,
+            spec: self.spec.clone(),
+            previous: &begun.previous,
+            carry_forward: run.carry_forward,
+            shard_rows: run.shard_rows,
+            audit_share: run.audit_share,
+            seed: run.seed,
+            limit: run.limit,
+            pools: (begun.pools.clone(), pools.digest().clone()),
+            price: self.config.price.clone(),
+            guards: self.config.gate(),
+            embedding: self.encoder.as_deref().map(encoder::spec),
+            prompts: &self.prompts,
+            route: &route,
+        };
+        let plan = plan(output, entities, &request, &mut |p| progress.update(p.entities, None, "entities")).await?;
+        let sum = |f: fn(&KindCounts) -> u64| plan.counts.values().map(f).sum::<u64>();
+        progress.finish_with(&format!(
+            "{} entities: {} to generate, {} unchanged, {} failed; {} shards",
+            sum(|c| c.entities),
+            sum(|c| c.generate),
+            sum(|c| c.carried),
+            sum(|c| c.failed),
+            plan.shards.len()
+        ));
+        Ok(plan)
+    }
+}

@@ -1,0 +1,134 @@
+//! Which run a night is, and what it is begun with.
+
+use anyhow::{Context, Result, ensure};
+use jiff::ToSpan;
+use jiff::civil::Date;
+use laser_pool_builder::PoolRegistry;
+use laser_schema::Digest;
+use laser_schema::layout::{Pins, dated_name};
+use laser_store::Location;
+use laser_store::previous::{self, PreviousSource};
+use laser_store::run_store::{PlannedRun, RunStore};
+
+use super::{Begun, Night};
+use crate::config::RunConfig;
+use crate::encoder;
+use crate::pool_sets;
+use crate::previous::latest;
+use crate::progress::Progress;
+
+/// Unfinished runs of this many nights back are taken up again by the same command.
+const RESUME_NIGHTS: i64 = 2;
+
+/// A run that must be planned.
+pub(crate) async fn planned(store: &RunStore) -> Result<PlannedRun> {
+    let missing = || {
+        let (output, run) = (store.output().url(), store.name());
+        format!("{output}: no run {run:?} here; `laser status` lists those that there are")
+    };
+    store.planned().await?.with_context(missing)
+}
+
+impl Night<'_> {
+    /// The night to work on: the configured one, else an unfinished one of the last nights, else today.
+    pub(crate) async fn choose_run(&self) -> Result<(Date, RunStore)> {
+        if let Some(date) = self.config.run.date {
+            return Ok((date, self.run_of(date).await?));
+        }
+        let today = self.config.night();
+        let known = RunStore::names(&self.output).await?;
+        for back in 1..=RESUME_NIGHTS {
+            let date = today.checked_sub(back.days())?;
+            if !known.iter().any(|run| run.starts_with(&date.to_string())) {
+                continue;
+            }
+            let store = self.run_of(date).await?;
+            if let Some(run) = store.planned().await?
+                && !run.is_published().await?
+            {
+                tracing::info!(run = store.name(), "taking up an unfinished run");
+                return Ok((date, store));
+            }
+        }
+        Ok((today, self.run_of(today).await?))
+    }
+
+    /// As [`Self::choose_run`], of which `expected` must come. That the run was cancelled is taken back.
+    pub(crate) async fn resume_run(&self, expected: &str) -> Result<(Date, RunStore)> {
+        planned(&RunStore::new(&self.output, expected)).await?;
+        let (date, store) = self.choose_run().await?;
+        let run = store.name();
+        ensure!(
+            run == expected,
+            "run {expected} was begun with another configuration, another --previous or other inputs: these make run \
+             {run}"
+        );
+        store.resume().await?;
+        Ok((date, store))
+    }
+
+    /// The run on a date, named by what it depends on, so that it is found again.
+    async fn run_of(&self, date: Date) -> Result<RunStore> {
+        let mut inputs = Vec::new();
+        for table in &self.config.input {
+            inputs.push(Location::parse(&table.path)?.fingerprint().await?);
+        }
+        let run = RunConfig { date: None, attempts: 0, memory_mb: 0, deadline: None, ..self.config.run.clone() };
+        let identity = Digest::of_json(&(
+            self.spec.digest(),
+            &self.config.input,
+            inputs,
+            previous::fingerprint(&self.config.previous, date).await?,
+            &self.config.pools,
+            run,
+        ));
+        let identity = match self.config.gate() {
+            None => identity,
+            Some(guards) => Digest::of_json(&(identity, guards)),
+        };
+        // Runs without embeddings keep the names that they had before there were any.
+        let identity = match &self.encoder {
+            None => identity,
+            Some(files) => Digest::of_json(&(identity, encoder::spec(files))),
+        };
+        Ok(RunStore::new(&self.output, dated_name(date, &identity)))
+    }
+
+    /// What the run was begun with, or would be now.
+    pub(super) async fn pins(&self, date: Date, store: &RunStore) -> Result<Pins> {
+        if let Some(pins) = store.pins().await? {
+            return Ok(pins);
+        }
+        Ok(Pins {
+            previous: latest(self.config, &self.output, date).await?,
+            pools: pool_sets::choose(self.config, &self.output, store.name()).await?,
+        })
+    }
+
+    pub(super) fn begun(&self, date: Date, store: RunStore, pins: Pins) -> Result<Begun> {
+        Ok(Begun {
+            date,
+            previous: previous::resolve_latest(&self.config.previous, &self.output, &pins.previous),
+            builds_pools: pins.pools == PoolRegistry::place(store.name())?,
+            pools: pins.pools,
+            store,
+        })
+    }
+
+    /// Shows what `latest` stands for.
+    pub(super) fn show_previous(&self, begun: &Begun, progress: &mut dyn Progress) {
+        if !self.config.previous.iter().any(PreviousSource::is_latest) {
+            return;
+        }
+        progress.stage("previous knowledge");
+        let paths: Vec<&str> = begun.previous.iter().map(|s| s.path.as_str()).collect();
+        progress.finish_with(&match paths.as_slice() {
+            [] => format!(
+                "a first night: no complete night before {} in {}, so no previous texts and no pools",
+                begun.date,
+                self.output.url()
+            ),
+            paths => paths.join(", "),
+        });
+    }
+}

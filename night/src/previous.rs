@@ -1,0 +1,39 @@
+//! The previous knowledge of a configuration.
+
+use anyhow::{Result, ensure};
+use futures::Stream;
+use jiff::civil::Date;
+use laser_pool_builder::ReadError;
+use laser_store::Location;
+use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};
+
+use crate::config::Config;
+
+/// The batches of a reader as a stream.
+pub fn previous_texts(reader: PreviousReader) -> impl Stream<Item = Result<Vec<PreviousText>, ReadError>> {
+    futures::stream::try_unfold(reader, |mut reader| async move {
+        let texts = reader.next_batch().await.map_err(|e| Box::new(e) as ReadError)?;
+        Ok(texts.map(|texts| (texts, reader)))
+    })
+}
+
+/// The folders that `latest` of `[[previous]]` stands for tonight; none if it is not asked for.
+pub(crate) async fn latest(config: &Config, output: &Location, date: Date) -> Result<Vec<String>> {
+    match config.previous.iter().any(PreviousSource::is_latest) {
+        true => Ok(previous::latest(output, date).await?),
+        false => Ok(Vec::new()),
+    }
+}
+
+/// The previous knowledge outside of a run, `latest` resolved.
+pub(crate) async fn previous_sources(config: &Config, before: Date) -> Result<Vec<PreviousSource>> {
+    let output = Location::parse(&config.output.path)?;
+    let folders = latest(config, &output, before).await?;
+    let sources = previous::resolve_latest(&config.previous, &output, &folders);
+    ensure!(
+        !sources.is_empty(),
+        "no previous knowledge: [[previous]] gives none, or there is no complete night in {} yet",
+        output.url()
+    );
+    Ok(sources)
+}

@@ -1,0 +1,27 @@
+//! Removing nights that are older than those kept.
+
+use anyhow::Result;
+use jiff::Timestamp;
+use laser_coordinator::retention::{self, Keep, Outdated};
+use laser_store::Location;
+
+use crate::pool_sets;
+
+/// The runs of which something is older than the newest `nights`.
+///
+/// # Errors
+/// The store's.
+pub async fn outdated(output: &Location, nights: usize) -> Result<Vec<Outdated>> {
+    let keep = Keep { nights, pools: pool_sets::kept(output).await?, now: Timestamp::now() };
+    Ok(retention::outdated(output, &keep).await?)
+}
+
+/// Removes what is older than the newest `nights`, and returns of how many runs.
+pub(crate) async fn remove_outdated(output: &Location, nights: usize) -> Result<usize> {
+    let outdated = outdated(output, nights).await?;
+    retention::withdraw(output, &outdated).await?;
+    for outdated in &outdated {
+        retention::remove(output, outdated).await?;
+    }
+    Ok(outdated.len())
+}

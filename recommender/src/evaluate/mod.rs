@@ -1,0 +1,16 @@
+//! `laser eval`: what embeddings and texts are worth to recommender models, on the user's own interactions.
+
+mod attributes;
+mod config;
+mod ctr;
+mod knowledge;
+mod leak;
+mod ranking;
+mod report;
+
+pub use config::{AttributesConfig, EvalConfig, IdsSource, KnowledgeConfig, Split};
+pub use ctr::ctr;
+pub use knowledge::Form;
+pub use leak::instant;
+pub use ranking::{Method, RankingReport, ranking};
+pub use report::{Coverage, CtrReport, GroupRow, Pair, PartSummary, Row};

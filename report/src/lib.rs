@@ -1,0 +1,26 @@
+//! `laser report`: a published night as one HTML page that needs nothing else.
+//!
+//! What is told comes from the published folders and, where it is still there, from the run's own folder: its plan,
+//! its audits, and the times at which the store got its files. Parts are read one at a time.
+
+mod chart;
+mod data;
+mod format;
+mod gather;
+mod page;
+
+use anyhow::Result;
+use laser_store::Location;
+
+/// Writes the page of the night in `dir`, an output's root or one published folder, to `file` and returns its URL.
+///
+/// # Errors
+/// A folder without a published night, one of another version, and a place that cannot be read or written.
+pub async fn report(dir: &str, file: Option<&str>) -> Result<String> {
+    let night = gather::gather(dir).await?;
+    let page = page::render(&data::Report::new(&night))?;
+    let file = file.map_or_else(|| format!("report-{}.html", night.run), str::to_owned);
+    let target = Location::parse(&file)?;
+    target.write(page.into()).await?;
+    Ok(target.url().to_owned())
+}

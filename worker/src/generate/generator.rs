@@ -1,0 +1,367 @@
+//! The loop over steps: who takes part, the forward, and what becomes of its scores.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
+use laser_model::Tokenizer;
+
+use super::options::GenerateOptions;
+use super::request::{FAILURES_IN_A_ROW_MAX, Finished, GenerateError, Generated, Request, TextError, TextGenerator};
+use super::sequence::{Room, Sequence, chain_parents};
+use crate::budget::Drafted;
+use crate::cost::StepLoad;
+
+/// Prompts that begin alike for fewer tokens than this are prefilled apart: a fork costs about as much
+/// as a forward of a few tokens.
+const SHARED_PREFIX_MIN: usize = 16;
+
+/// Prefixes kept for forking; one a template and pool is what a run needs.
+const SHARED_PREFIXES_MAX: usize = 4;
+
+/// Generates texts for requests with one engine. Memory: `batch` caches plus the pending requests.
+pub struct Generator {
+    engine: Box<dyn Engine>,
+    tokenizer: Tokenizer,
+    options: GenerateOptions,
+    queue: VecDeque<Request>,
+    /// Requests whose step failed: each runs alone, so that the one at fault is found.
+    suspects: VecDeque<Request>,
+    /// The batch is one suspect.
+    quarantine: bool,
+    active: Vec<Sequence>,
+    prefixes: VecDeque<(Vec<u32>, Slot)>,
+    failures_in_a_row: usize,
+    /// Duration of prefills of shared prefixes, added to the next step.
+    unattributed_seconds: f64,
+}
+
+impl std::fmt::Debug for Generator {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Generator")
+            .field("options", &self.options)
+            .field("active", &self.active.len())
+            .field("queued", &self.queue.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Generator {
+    /// A generator without requests.
+    pub fn new(engine: Box<dyn Engine>, tokenizer: Tokenizer, options: GenerateOptions) -> Self {
+        Self {
+            engine,
+            tokenizer,
+            options,
+            queue: VecDeque::new(),
+            suspects: VecDeque::new(),
+            quarantine: false,
+            active: Vec::new(),
+            prefixes: VecDeque::new(),
+            failures_in_a_row: 0,
+            unattributed_seconds: 0.0,
+        }
+    }
+
+    /// The model.
+    pub fn engine(&self) -> &dyn Engine {
+        self.engine.as_ref()
+    }
+
+    /// How texts are generated.
+    pub fn options(&self) -> &GenerateOptions {
+        &self.options
+    }
+
+    /// Generates differently from the next step on; sequences that are under way keep their drafter. `options` gets
+    /// what was in force, so that a later swap goes on with its budget where that stood.
+    pub fn swap_options(&mut self, options: &mut GenerateOptions) {
+        std::mem::swap(&mut self.options, options);
+    }
+
+    fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
+        for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
+            let parents: Vec<u32> = chain_parents(chunk.len()).collect();
+            let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len() };
+            self.engine.step(&[segment], self.options.verification.top_k())?;
+            self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
+        }
+        Ok(())
+    }
+
+    /// Lets requests join while there is room. A suspect joins only an empty batch, and nobody joins it.
+    fn admit(&mut self, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
+        if self.active.is_empty() {
+            self.quarantine = !self.suspects.is_empty();
+        }
+        let room = if self.quarantine { 1 } else { self.options.batch };
+        while self.active.len() < room
+            && let Some(request) = self.waiting().pop_front()
+        {
+            let max_tokens = match self.check(&request) {
+                Ok(max_tokens) => max_tokens,
+                Err(error) => {
+                    finished.push(Finished { id: request.id, result: Err(error) });
+                    continue;
+                }
+            };
+            match self.open(&request, max_tokens) {
+                Ok(room) => {
+                    let vocab_size = self.engine.info().vocab_size;
+                    self.active.push(Sequence::new(request, room, &self.options, vocab_size));
+                }
+                Err(error) if self.active.is_empty() => self.fail(&request, error, finished)?,
+                Err(error) => {
+                    tracing::debug!(%error, "no cache until a sequence ends");
+                    self.waiting().push_front(request);
+                    break;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The engine failed for a request that had it to itself.
+    fn fail(
+        &mut self,
+        request: &Request,
+        error: EngineError,
+        finished: &mut Vec<Finished>,
+    ) -> Result<(), GenerateError> {
+        finished.push(Finished { id: request.id, result: Err((&error).into()) });
+        self.failures_in_a_row += 1;
+        match self.failures_in_a_row {
+            FAILURES_IN_A_ROW_MAX.. => Err(GenerateError::Engine(error)),
+            _ => Ok(()),
+        }
+    }
+
+    /// The requests whose turn it is.
+    fn waiting(&mut self) -> &mut VecDeque<Request> {
+        if self.quarantine { &mut self.suspects } else { &mut self.queue }
+    }
+
+    /// The bound on the request's text, or why there can be none.
+    fn check(&self, request: &Request) -> Result<usize, TextError> {
+        let (length, limit) = (request.prompt.len(), self.engine.info().max_positions);
+        if length == 0 {
+            return Err(TextError::EmptyPrompt);
+        }
+        if length >= limit {
+            return Err(TextError::PromptTooLong { length, limit });
+        }
+        Ok(self.options.max_new_tokens.min(limit - length))
+    }
+
+    /// A cache for the request, which begins with a shared prefix if there is one.
+    fn open(&mut self, request: &Request, max_tokens: usize) -> Result<Room, EngineError> {
+        let length = request.prompt.len();
+        let capacity = length + max_tokens + self.options.nodes;
+        let fits = |prefix: &[u32]| {
+            let shares = self.options.shared_prefixes && prefix.len() < length;
+            shares && request.prompt.starts_with(prefix)
+        };
+        let shared = self.prefixes.iter().filter(|(prefix, _)| fits(prefix));
+        let (slot, cached) = match shared.max_by_key(|(prefix, _)| prefix.len()) {
+            Some((prefix, from)) => (self.engine.fork(*from, prefix.len(), capacity)?, prefix.len()),
+            None => (self.engine.open(capacity)?, 0),
+        };
+        Ok(Room { slot, cached, max_tokens })
+    }
+
+    /// Fills the sequences' segments. Those that are generating come first and share the step's tokens
+    /// evenly, so that no tree starves another; what they leave goes to prompts, oldest first. Returns
+    /// the indexes of those that take part.
+    fn prepare(&mut self) -> Vec<usize> {
+        let mut left = self.options.step_tokens.max(1);
+        let is_prompt = |&i: &usize| self.active[i].pending.len() > 1;
+        let (prompts, generating): (Vec<usize>, Vec<usize>) = (0..self.active.len()).partition(is_prompt);
+        let sharers = (1..=generating.len()).rev().chain(std::iter::repeat(1));
+        let mut part = Vec::with_capacity(self.active.len());
+        for (index, sharers) in generating.into_iter().chain(prompts).zip(sharers) {
+            if left == 0 {
+                break;
+            }
+            let budget = self.options.budget.as_mut();
+            self.active[index].draft(left.div_ceil(sharers), self.options.nodes, budget);
+            left -= self.active[index].chunk + self.active[index].drafted();
+            part.push(index);
+        }
+        part.sort_unstable();
+        self.budget(&part);
+        part.iter().for_each(|&index| self.active[index].attach_tree());
+        part
+    }
+
+    /// Cuts the trees back to the nodes that pay, over the whole batch. A tree's nodes come in falling probability, so
+    /// what is left of it is its beginning.
+    fn budget(&mut self, part: &[usize]) {
+        let Some(budget) = &mut self.options.budget else {
+            return;
+        };
+        let (mut known, mut certain) = (StepLoad::default(), 0);
+        let mut drafted = Vec::with_capacity(part.len());
+        for &index in part {
+            let sequence = &self.active[index];
+            let cached = self.engine.cached(sequence.slot);
+            known = known.with(sequence.chunk, cached);
+            certain += usize::from(sequence.chunk == sequence.pending.len());
+            drafted.push(Drafted {
+                pool: sequence.pool(),
+                cached,
+                probabilities: sequence.tree.probabilities().get(1..).unwrap_or_default(),
+            });
+        }
+        let kept = budget.allot((known, certain), &drafted);
+        for (&index, kept) in part.iter().zip(kept) {
+            let sequence = &mut self.active[index];
+            let terms = budget.terms(sequence.pool(), part.len());
+            sequence.cut(kept, terms);
+        }
+    }
+
+    fn forward(&mut self, part: &[usize]) -> Result<Vec<Scores>, EngineError> {
+        let segments: Vec<Segment<'_>> = part.iter().map(|&i| self.active[i].segment()).collect();
+        self.engine.step(&segments, self.options.verification.top_k())
+    }
+
+    fn attribute(&mut self, part: &[usize], seconds: f64) {
+        let share = seconds / part.len() as f64;
+        for &index in part {
+            self.active[index].done.engine_seconds += share;
+        }
+    }
+
+    /// Takes over the scores of a step. On an error what had ended before it is finished all the same.
+    fn advance(&mut self, part: &[usize], scores: &[Scores], finished: &mut Vec<Finished>) -> Result<(), EngineError> {
+        let mut ended = Vec::new();
+        let mut outcome = Ok(());
+        for (&index, scores) in part.iter().zip(scores) {
+            let sequence = &mut self.active[index];
+            match sequence.accept(scores, &self.options, &self.tokenizer) {
+                Ok((keep, None)) => outcome = self.engine.commit(sequence.slot, &keep),
+                Ok((_, Some(stop))) => ended.push((index, Ok(stop))),
+                Err(error) => ended.push((index, Err(error))),
+            }
+            if let Some(budget) = &mut self.options.budget {
+                let has_ended = ended.last().is_some_and(|(last, _)| *last == index);
+                let judged = sequence.hindsight.judge(&sequence.done.tokens, has_ended);
+                budget.judge(sequence.pool(), &judged);
+            }
+            if outcome.is_err() {
+                break;
+            }
+        }
+        for (index, stop) in ended.into_iter().rev() {
+            let Sequence { request, slot, done, .. } = self.active.remove(index);
+            self.engine.close(slot);
+            if stop.is_ok() {
+                self.failures_in_a_row = 0;
+            }
+            let result = stop.map(|stop| Generated { stop, ..done });
+            finished.push(Finished { id: request.id, result });
+        }
+        outcome
+    }
+
+    /// After a failed step every sequence starts over, each alone; one that then fails is at fault.
+    fn isolate(&mut self, error: EngineError, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
+        let requests: Vec<Request> = std::mem::take(&mut self.active)
+            .into_iter()
+            .map(|sequence| {
+                self.engine.close(sequence.slot);
+                sequence.request
+            })
+            .collect();
+        match requests.as_slice() {
+            [suspect] if self.quarantine => self.fail(suspect, error, finished),
+            _ => {
+                self.suspects.extend(requests);
+                Ok(())
+            }
+        }
+    }
+}
+
+impl TextGenerator for Generator {
+    fn tokenizer(&self) -> &Tokenizer {
+        &self.tokenizer
+    }
+
+    fn batch(&self) -> usize {
+        self.options.batch
+    }
+
+    fn load(&self) -> usize {
+        self.active.len() + self.queue.len() + self.suspects.len()
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.queue.push_back(request);
+    }
+
+    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
+        let Some((first, rest)) = prompts.split_first() else {
+            return Ok(());
+        };
+        let common = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
+        let length = rest.iter().map(|p| common(first, p)).min().unwrap_or_default();
+        let prefix = &first[..length];
+        if length < SHARED_PREFIX_MIN || self.prefixes.iter().any(|(p, _)| p.as_slice() == prefix) {
+            return Ok(());
+        }
+        let start = Instant::now();
+        if self.prefixes.len() == SHARED_PREFIXES_MAX
+            && let Some((_, oldest)) = self.prefixes.pop_front()
+        {
+            self.engine.close(oldest);
+        }
+        let slot = self.engine.open(prefix.len())?;
+        // Known to `reset` before the forward, which may panic.
+        self.prefixes.push_back((prefix.to_vec(), slot));
+        if let Err(error) = self.prefill_prefix(slot, prefix) {
+            self.prefixes.pop_back();
+            self.engine.close(slot);
+            return Err(error);
+        }
+        self.unattributed_seconds += start.elapsed().as_secs_f64();
+        Ok(())
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
+        let start = Instant::now();
+        let mut finished = Vec::new();
+        self.admit(&mut finished)?;
+        if self.active.is_empty() {
+            return Ok(finished);
+        }
+        let part = self.prepare();
+        let forward = Instant::now();
+        let outcome = self.forward(&part).and_then(|scores| {
+            let forward = forward.elapsed().as_secs_f64();
+            let seconds = start.elapsed().as_secs_f64() + self.unattributed_seconds;
+            self.unattributed_seconds = 0.0;
+            self.attribute(&part, seconds);
+            let outcome = self.advance(&part, &scores, &mut finished);
+            if let Some(budget) = &mut self.options.budget {
+                budget.learn(forward);
+            }
+            outcome
+        });
+        if let Err(error) = outcome {
+            self.isolate(error, &mut finished)?;
+        }
+        Ok(finished)
+    }
+
+    fn reset(&mut self) {
+        self.queue.clear();
+        self.suspects.clear();
+        self.failures_in_a_row = 0;
+        self.unattributed_seconds = 0.0;
+        let slots = self.active.drain(..).map(|s| s.slot);
+        for slot in slots.chain(self.prefixes.drain(..).map(|(_, slot)| slot)) {
+            self.engine.close(slot);
+        }
+    }
+}

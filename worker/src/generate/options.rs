@@ -1,0 +1,32 @@
+//! How texts are generated.
+
+use laser_decode::{Drafter, Verification};
+
+use crate::budget::Budget;
+
+/// How texts are generated.
+#[derive(Debug, Clone, PartialEq)]
+pub struct GenerateOptions {
+    /// The source of drafts.
+    pub drafter: Drafter,
+    /// Drafted tokens of a sequence and step, at most.
+    pub nodes: usize,
+    /// The rule by which drafted tokens are accepted.
+    pub verification: Verification,
+    /// Sequences of a step, at most; at least 1.
+    pub batch: usize,
+    /// Cuts trees back to the nodes that pay. `None` drafts `nodes` always, so that relaxed texts, too, depend on
+    /// the entity alone and not on measured times.
+    pub budget: Option<Budget>,
+    /// Tokens of a step, at most; at least 1. Longer prompts are prefilled in chunks.
+    pub step_tokens: usize,
+    /// Bound on a text's tokens, at least 1.
+    pub max_new_tokens: usize,
+    /// Tokens that end a text; the first is the pools'.
+    pub end_of_text: Vec<u32>,
+    /// Strings that end a text; they are not part of it.
+    pub stop: Vec<String>,
+    /// Whether a prompt begins from the cache of the prefix that it shares with others; a benchmark measures what that
+    /// gives.
+    pub shared_prefixes: bool,
+}

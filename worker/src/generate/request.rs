@@ -1,0 +1,195 @@
+//! Requests, their texts, and what turns the one into the other.
+
+use laser_decode::Pool;
+use laser_engine::EngineError;
+use laser_model::{ModelError, Tokenizer};
+use laser_schema::audit::Origin;
+
+/// Sequences that fail by themselves, without a text between them, before the engine itself is given up.
+pub(crate) const FAILURES_IN_A_ROW_MAX: usize = 8;
+
+/// One text to be generated.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The caller's name for it.
+    pub id: u64,
+    /// The prompt's tokens.
+    pub prompt: Vec<u32>,
+    /// The tokens of the entity's previous text; empty if there is none.
+    pub previous: Vec<u32>,
+    /// The pool to draft from.
+    pub pool: Option<Pool>,
+    /// Without speculation: greedy decoding, one token a forward.
+    pub plain: bool,
+    /// Only what plain greedy decoding gives is accepted, whatever the options say.
+    pub strict: bool,
+}
+
+/// Why a text ended.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum StopReason {
+    /// With an end-of-text token.
+    End,
+    /// With a stop string.
+    Stop,
+    /// At the bound on tokens or at the model's context length.
+    #[default]
+    Length,
+}
+
+impl StopReason {
+    /// `end`, `stop` or `length`.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::End => "end",
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
+}
+
+/// A generated text and what it cost.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Generated {
+    /// The text, without end-of-text token and stop string.
+    pub text: String,
+    /// Its tokens, with the end-of-text token if it ended by one.
+    pub tokens: Vec<u32>,
+    /// Where each of them comes from.
+    pub origins: Vec<Origin>,
+    /// Why it ended.
+    pub stop: StopReason,
+    /// Drafted tokens.
+    pub drafted: u64,
+    /// Accepted tokens that are not the argmax.
+    pub relaxed: u64,
+    /// Accepted draft tokens of each forward that emitted tokens.
+    pub step_accepted: Vec<u32>,
+    /// Sum of the natural-log probabilities of the tokens under the target.
+    pub log_probability: f64,
+    /// Seconds spent drafting.
+    pub draft_seconds: f64,
+    /// Its even share of the duration of every step it was part of, seconds.
+    pub engine_seconds: f64,
+}
+
+/// The end of one request.
+#[derive(Debug)]
+pub struct Finished {
+    /// [`Request::id`].
+    pub id: u64,
+    /// The text, or why there is none.
+    pub result: Result<Generated, TextError>,
+}
+
+/// Why there is no text for one request, whatever becomes of the others.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// There is nothing to continue.
+    #[error("the prompt is empty")]
+    EmptyPrompt,
+    /// The prompt leaves no room for a token.
+    #[error("the prompt has {length} tokens, but the model's context is {limit}; lower [prompt] max_tokens")]
+    PromptTooLong {
+        /// Tokens of the prompt.
+        length: usize,
+        /// Positions of the model.
+        limit: usize,
+    },
+    /// The forward overflowed.
+    #[error("the model's probabilities are not numbers; try a dtype of more range")]
+    NotANumber,
+    /// The tokenizer refused the model's own tokens.
+    #[error("{message}")]
+    Tokenizer {
+        /// Its own message.
+        message: String,
+    },
+    /// The engine failed for this request.
+    #[error("engine: {message}")]
+    Engine {
+        /// Its own message.
+        message: String,
+    },
+}
+
+impl From<ModelError> for TextError {
+    fn from(error: ModelError) -> Self {
+        Self::Tokenizer { message: error.to_string() }
+    }
+}
+
+impl From<&EngineError> for TextError {
+    fn from(error: &EngineError) -> Self {
+        Self::Engine { message: error.to_string() }
+    }
+}
+
+/// Why the loop cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum GenerateError {
+    /// Sequence after sequence failed, each by itself, and none succeeded.
+    #[error("the engine failed for {FAILURES_IN_A_ROW_MAX} sequences in a row; the last time: {0}")]
+    Engine(EngineError),
+}
+
+/// Turns requests into texts, a batch at a time: all that the worker's life needs to know of an engine.
+pub trait TextGenerator: Send {
+    /// The tokenizer of texts and prompts.
+    fn tokenizer(&self) -> &Tokenizer;
+
+    /// Requests that are worked on at once, at most.
+    fn batch(&self) -> usize;
+
+    /// Requests that have not ended.
+    fn load(&self) -> usize;
+
+    /// Adds a request; it joins the batch as soon as there is room.
+    fn submit(&mut self, request: Request);
+
+    /// Computes what `prompts` have in common at their start once instead of for each of them, where that
+    /// is possible.
+    ///
+    /// # Errors
+    /// The engine's, from the forward over the prefix; the requests themselves are not affected.
+    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError>;
+
+    /// Goes on with the batch. Returns the requests that ended with it.
+    ///
+    /// # Errors
+    /// [`GenerateError`] when nothing more can be expected of the engine.
+    fn step(&mut self) -> Result<Vec<Finished>, GenerateError>;
+
+    /// Drops every request and cache; the engine is as new.
+    fn reset(&mut self);
+}
+
+impl<G: TextGenerator + ?Sized> TextGenerator for Box<G> {
+    fn tokenizer(&self) -> &Tokenizer {
+        (**self).tokenizer()
+    }
+
+    fn batch(&self) -> usize {
+        (**self).batch()
+    }
+
+    fn load(&self) -> usize {
+        (**self).load()
+    }
+
+    fn submit(&mut self, request: Request) {
+        (**self).submit(request);
+    }
+
+    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
+        (**self).share_prefix(prompts)
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
+        (**self).step()
+    }
+
+    fn reset(&mut self) {
+        (**self).reset();
+    }
+}

@@ -1,0 +1,253 @@
+//! One text under way: its part of every step, and what the target says about it.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use laser_decode::{
+    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, Source, TargetScores, Verification, verify,
+};
+use laser_engine::{Scores, Segment, Slot};
+use laser_model::Tokenizer;
+use laser_schema::audit::{Origin, Proposer};
+
+use super::options::GenerateOptions;
+use super::request::{Generated, Request, StopReason, TextError};
+use super::stop::cut_at_stop;
+use crate::budget::{Budget, Reach, Terms};
+use crate::calibration::Hindsight;
+
+/// The place of a sequence in the engine.
+pub(super) struct Room {
+    /// Its cache.
+    pub(super) slot: Slot,
+    /// Tokens of the prompt that the cache holds already.
+    pub(super) cached: usize,
+    /// Bound on the text's tokens.
+    pub(super) max_tokens: usize,
+}
+
+/// One text under way.
+pub(super) struct Sequence {
+    pub(super) request: Request,
+    pub(super) slot: Slot,
+    context: DraftContext,
+    /// Known tokens that are not cached yet.
+    pub(super) pending: VecDeque<u32>,
+    /// Bound on this text's tokens: the option's, or what the context length leaves.
+    max_tokens: usize,
+    pub(super) done: Generated,
+    // This step's segment: a chunk of `pending`, then the tree without its root.
+    pub(super) chunk: usize,
+    pub(super) tree: DraftTree,
+    tokens: Vec<u32>,
+    parents: Vec<u32>,
+    // Under a budget: how far it drafts, and what became of a draft.
+    reach: Reach,
+    pub(super) hindsight: Hindsight,
+}
+
+/// Scores of a segment as seen from its tree: the root is the last token of the chunk.
+struct TreeScores<'a> {
+    scores: &'a Scores,
+    root: usize,
+}
+
+impl TargetScores for TreeScores<'_> {
+    fn top(&self, node: usize) -> &[Candidate] {
+        self.scores.top(self.root + node)
+    }
+}
+
+impl Sequence {
+    /// A sequence whose cache `room` holds the beginning of the prompt.
+    pub(super) fn new(request: Request, room: Room, options: &GenerateOptions, vocab_size: usize) -> Self {
+        let drafter = if request.plain { Drafter::None } else { options.drafter };
+        let end = options.end_of_text.first().copied().unwrap_or(u32::MAX);
+        let mut context = DraftContext::new(drafter, request.pool.clone(), end);
+        // A tokenizer may know more tokens than the model, whose engine refuses those.
+        let known = |token: &&u32| (**token as usize) < vocab_size;
+        let previous: Vec<u32> = request.previous.iter().take_while(known).copied().collect();
+        if !previous.is_empty() {
+            context.add_previous(&previous);
+        }
+        context.extend(&request.prompt);
+        Self {
+            pending: request.prompt[room.cached..].iter().copied().collect(),
+            request,
+            slot: room.slot,
+            context,
+            max_tokens: room.max_tokens,
+            done: Generated::default(),
+            chunk: 0,
+            tree: DraftTree::new(),
+            tokens: Vec::new(),
+            parents: Vec::new(),
+            reach: Reach::default(),
+            hindsight: Hindsight::default(),
+        }
+    }
+
+    /// Its part of this step.
+    pub(super) fn segment(&self) -> Segment<'_> {
+        let scored_from = if self.chunk == self.pending.len() { self.chunk - 1 } else { self.tokens.len() };
+        Segment { slot: self.slot, tokens: &self.tokens, parents: &self.parents, scored_from }
+    }
+
+    /// A chunk of at most `left` pending tokens and, if that is all of them, a tree below the last one.
+    pub(super) fn draft(&mut self, left: usize, nodes: usize, budget: Option<&mut Budget>) {
+        self.chunk = self.pending.len().min(left);
+        self.tokens.clear();
+        self.tokens.extend(self.pending.iter().take(self.chunk));
+        self.parents.clear();
+        self.parents.extend(chain_parents(self.chunk));
+        self.tree.clear();
+        if self.chunk < self.pending.len() {
+            return;
+        }
+        let start = Instant::now();
+        // The token after the tree's last is the target's own: no more than that can be of use.
+        let useful = self.max_tokens - self.done.tokens.len() - 1;
+        let most = nodes.min(useful).min(left - self.chunk);
+        let most = match &budget {
+            Some(_) => self.reach.next(most),
+            None => most,
+        };
+        self.context.draft(most, &mut self.tree);
+        let seconds = start.elapsed().as_secs_f64();
+        self.done.draft_seconds += seconds;
+        if let Some(budget) = budget.filter(|_| most > 0) {
+            budget.drafted(seconds, self.drafted());
+            self.hindsight.watch(&self.tree, self.done.tokens.len());
+        }
+    }
+
+    /// The name of the pool that it drafts from; empty without one.
+    pub(super) fn pool(&self) -> &str {
+        self.request.pool.as_ref().map_or("", Pool::name)
+    }
+
+    /// Keeps the first nodes of the tree; how many that are tells how far and when it drafts next, under its terms.
+    pub(super) fn cut(&mut self, kept: usize, terms: Terms) {
+        if self.drafted() > 0 {
+            self.reach.learn(kept, terms);
+        }
+        self.tree.truncate(kept);
+    }
+
+    /// Drafted nodes of this step.
+    pub(super) fn drafted(&self) -> usize {
+        self.tree.len().saturating_sub(1)
+    }
+
+    /// Puts what is left of the tree behind the chunk.
+    pub(super) fn attach_tree(&mut self) {
+        if self.drafted() == 0 {
+            return;
+        }
+        let root = self.chunk - 1;
+        self.tokens.extend(&self.tree.tokens()[1..]);
+        self.parents.extend(self.tree.parents()[1..].iter().map(|p| p + index_u32(root)));
+        self.done.drafted += self.tree.drafted() as u64;
+    }
+
+    /// Takes over what the target says about this step's segment: the nodes to keep in the cache, and
+    /// why the text has ended if it has.
+    pub(super) fn accept(
+        &mut self,
+        scores: &Scores,
+        options: &GenerateOptions,
+        tokenizer: &Tokenizer,
+    ) -> Result<(Vec<usize>, Option<StopReason>), TextError> {
+        let mut keep: Vec<usize> = (0..self.chunk).collect();
+        if self.chunk < self.pending.len() {
+            self.pending.drain(..self.chunk);
+            return Ok((keep, None));
+        }
+        let root = self.chunk - 1;
+        let scores = TreeScores { scores, root };
+        let policy =
+            if self.request.plain || self.request.strict { Verification::Strict } else { options.verification };
+        let step = verify(&self.tree, &scores, policy, &options.end_of_text);
+        keep.extend(step.path.iter().map(|node| root + node));
+        let parents = std::iter::once(0).chain(step.path.iter().copied());
+        for (parent, place) in parents.zip(self.done.tokens.len()..) {
+            let accepted = policy.accepted(scores.top(parent));
+            self.hindsight.accepted(place, accepted.map(|(_, candidate)| candidate.token));
+        }
+        let mut stop = None;
+        let mut emitted = 0;
+        for (&token, &log_probability) in step.tokens.iter().zip(&step.log_probabilities) {
+            if log_probability.is_nan() {
+                return Err(TextError::NotANumber);
+            }
+            emitted += 1;
+            self.done.tokens.push(token);
+            self.done.log_probability += f64::from(log_probability);
+            stop = self.stop_after(token, options, tokenizer)?;
+            if stop.is_some() {
+                break;
+            }
+        }
+        let accepted = step.path.len().min(emitted);
+        self.done.step_accepted.push(index_u32(accepted));
+        for &node in &step.path[..accepted] {
+            let relaxed = !is_argmax(&self.tree, &scores, node);
+            self.done.relaxed += u64::from(relaxed);
+            let source = proposer(self.tree.sources()[node]);
+            self.done.origins.push(Origin { source, relaxed });
+        }
+        if emitted > accepted {
+            self.done.origins.push(Origin::TARGET);
+        }
+        self.context.extend(&step.tokens[..emitted]);
+        self.pending.clear();
+        self.pending.extend(step.tokens[..emitted].last());
+        Ok((keep, stop))
+    }
+
+    /// Whether the text ends with the token just added, and if so its text.
+    fn stop_after(
+        &mut self,
+        token: u32,
+        options: &GenerateOptions,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<StopReason>, TextError> {
+        let tokens = &self.done.tokens;
+        if options.end_of_text.contains(&token) {
+            self.done.text = tokenizer.decode(&tokens[..tokens.len() - 1])?;
+            return Ok(Some(StopReason::End));
+        }
+        if let Some(text) = cut_at_stop(tokens, &options.stop, tokenizer)? {
+            self.done.text = text;
+            return Ok(Some(StopReason::Stop));
+        }
+        if tokens.len() == self.max_tokens {
+            self.done.text = tokenizer.decode(tokens)?;
+            return Ok(Some(StopReason::Length));
+        }
+        Ok(None)
+    }
+}
+
+fn proposer(source: Source) -> Proposer {
+    match source {
+        Source::Pool => Proposer::Pool,
+        Source::Previous => Proposer::Previous,
+        Source::Context => Proposer::Context,
+    }
+}
+
+fn is_argmax(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
+    let parent = tree.parents()[node] as usize;
+    scores.top(parent).first().is_some_and(|c| c.token == tree.tokens()[node])
+}
+
+/// Each node's parent is the one before it, the first one's [`ROOT_PARENT`].
+pub(super) fn chain_parents(length: usize) -> impl Iterator<Item = u32> {
+    (0..length).map(|i| index_u32(i).wrapping_sub(1))
+}
+
+/// Node indexes fit u32: a step's tokens are bounded far below.
+fn index_u32(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(ROOT_PARENT)
+}

@@ -1,0 +1,45 @@
+//! The run, the output and the signals to stop, which every part of a worker needs.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use laser_decode::Pool;
+use laser_features::encoder::Encoder;
+use laser_schema::job::ShardJob;
+use laser_store::run_store::PlannedRun;
+use tokio_util::sync::CancellationToken;
+use tracing::{Span, error_span};
+
+use crate::progress::Progress;
+
+/// Everything that the shards of a run share.
+#[derive(Debug)]
+pub struct RunContext {
+    /// The run.
+    pub run: PlannedRun,
+    /// The pools by name.
+    pub pools: HashMap<String, Pool>,
+    /// The encoder, which a plan with embeddings needs.
+    pub encoder: Option<Arc<Encoder>>,
+    /// The worker's name, unique among those that may work on the run.
+    pub worker: String,
+    /// Counters for whoever shows progress.
+    pub progress: Arc<Progress>,
+}
+
+impl RunContext {
+    /// The span around all work on a shard, for the log and the trace. It has the level of errors, so that no filter
+    /// drops it.
+    pub(super) fn span(&self, job: &ShardJob) -> Span {
+        error_span!("shard", run = self.run.name(), shard = job.shard, pool = job.pool)
+    }
+}
+
+/// How a worker is told to end before the work does.
+#[derive(Debug, Clone, Default)]
+pub struct Stop {
+    /// Nothing more is leased; the shards that were begun are finished, the others given back.
+    pub drain: CancellationToken,
+    /// The shards that were begun are given back too, after the step in hand.
+    pub release: CancellationToken,
+}

@@ -1,0 +1,221 @@
+//! The engine loop: one thread that keeps its batch full across shards.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use laser_schema::job::{Lease, Policy, ShardRow};
+use laser_schema::knowledge::Figures;
+use tokio::sync::mpsc;
+
+use super::context::{RunContext, Stop};
+use super::open_shard::{OpenShard, RowError, with_end};
+use super::shard::{Done, Loaded};
+use crate::audit::audit;
+use crate::error::WorkerError;
+use crate::generate::{Finished, Generated, Request, TextGenerator};
+use crate::part::{self, Output, Work};
+use crate::telemetry;
+
+/// The engine thread: owns the generator and the shards that are open.
+pub(super) struct EngineLoop<G> {
+    context: Arc<RunContext>,
+    generator: G,
+    stop: Stop,
+    done: mpsc::Sender<Done>,
+    open: HashMap<u32, OpenShard>,
+}
+
+/// An audit that waits until nothing else is open.
+struct WaitingAudit {
+    lease: Lease,
+    rows: Vec<ShardRow>,
+}
+
+impl<G: TextGenerator> EngineLoop<G> {
+    pub(super) fn new(context: Arc<RunContext>, generator: G, stop: Stop, done: mpsc::Sender<Done>) -> Self {
+        Self { context, generator, stop, done, open: HashMap::new() }
+    }
+
+    /// Works until no more shards come, and returns the generator.
+    pub(super) fn run(mut self, mut load: mpsc::Receiver<Loaded>) -> G {
+        let mut waiting: Option<WaitingAudit> = None;
+        loop {
+            // More rows are wanted as soon as the batch is not full; an audit wants the engine to itself.
+            while waiting.is_none() && self.generator.load() < self.generator.batch() {
+                let idle = self.open.is_empty();
+                let next = match idle {
+                    true => load.blocking_recv(),
+                    false => load.try_recv().ok(),
+                };
+                match next {
+                    Some(loaded) => waiting = self.take_in(loaded),
+                    // Whatever was loaded is done or given back.
+                    None if idle => return self.generator,
+                    None => break,
+                }
+            }
+            if self.stop.release.is_cancelled() {
+                self.release_all(waiting.take());
+            } else if self.open.is_empty()
+                && let Some(audit) = waiting.take()
+            {
+                self.audit(audit);
+            }
+            self.step();
+        }
+    }
+
+    /// Opens a shard; an audit is returned, to be run when nothing else is.
+    fn take_in(&mut self, loaded: Loaded) -> Option<WaitingAudit> {
+        if self.stop.drain.is_cancelled() {
+            self.finish_shard(loaded.lease, Output::Released);
+            return None;
+        }
+        match loaded.work {
+            Work::Audit(rows) => return Some(WaitingAudit { lease: loaded.lease, rows }),
+            Work::Generate { rows, policy } => {
+                let _entered = loaded.span.entered();
+                self.open_shard(OpenShard::new(loaded.lease, rows, policy));
+            }
+            Work::Carry(_) => {}
+        }
+        None
+    }
+
+    fn open_shard(&mut self, mut open: OpenShard) {
+        let shard = open.lease.job.shard;
+        let shared = self.share_prefix(&open.rows);
+        for index in 0..open.rows.len() {
+            let id = (u64::from(shard) << 32) | index as u64;
+            match self.request(&open.rows[index], id, open.policy) {
+                Ok(request) => {
+                    open.previous[index] = request.previous.len() as u64;
+                    self.generator.submit(request);
+                }
+                Err(error) => open.fail(index, error),
+            }
+        }
+        self.open.insert(shard, open);
+        match shared {
+            Ok(()) => self.close_if_done(shard),
+            Err(error) => self.fail_all(&error),
+        }
+    }
+
+    /// That there is no shared prefix costs time only; a panic leaves nothing to rely on.
+    fn share_prefix(&mut self, rows: &[ShardRow]) -> Result<(), WorkerError> {
+        let planned = rows.iter().filter(|r| r.error.is_none());
+        let prompts: Vec<&[u32]> = planned.map(|r| r.prompt.as_slice()).collect();
+        if let Err(error) = catch(|| self.generator.share_prefix(&prompts))? {
+            tracing::warn!(%error, "no shared prefix: every prompt is prefilled whole");
+        }
+        Ok(())
+    }
+
+    fn request(&self, row: &ShardRow, id: u64, policy: Policy) -> Result<Request, RowError> {
+        if let Some(reason) = &row.error {
+            return Err(RowError::new("plan", reason.clone()));
+        }
+        let previous = row.previous.as_deref().unwrap_or_default();
+        let tokens = self.generator.tokenizer().encode(previous, false);
+        Ok(Request {
+            id,
+            prompt: row.prompt.clone(),
+            previous: tokens.map_err(|error| RowError::new("generate", error.to_string()))?,
+            pool: self.context.pools.get(&row.pool).cloned(),
+            plain: false,
+            strict: policy == Policy::Strict,
+        })
+    }
+
+    fn step(&mut self) {
+        if self.generator.load() == 0 {
+            return;
+        }
+        telemetry::occupancy(self.generator.load(), self.generator.batch());
+        match catch(|| self.generator.step()) {
+            Ok(Ok(finished)) => finished.into_iter().for_each(|f| self.finish(f)),
+            Ok(Err(error)) => self.fail_all(&error.into()),
+            Err(error) => self.fail_all(&error),
+        }
+    }
+
+    fn finish(&mut self, Finished { id, result }: Finished) {
+        let (Ok(shard), Ok(index)) = (u32::try_from(id >> 32), usize::try_from(id & 0xffff_ffff)) else {
+            return;
+        };
+        let Some(open) = self.open.get_mut(&shard) else {
+            return;
+        };
+        match result {
+            Ok(text) if text.text.trim().is_empty() => {
+                open.fail(index, RowError::new("generate", "the model's text is empty"));
+            }
+            Ok(text) => open.add(index, &text, &self.context),
+            Err(error) => open.fail(index, RowError::new("generate", error.to_string())),
+        }
+        self.close_if_done(shard);
+    }
+
+    fn close_if_done(&mut self, shard: u32) {
+        if self.open.get(&shard).is_none_or(|open| open.left > 0) {
+            return;
+        }
+        let Some(open) = self.open.remove(&shard) else {
+            return;
+        };
+        let (lease, rows) = open.close();
+        self.finish_shard(lease, Output::Part(rows));
+    }
+
+    /// Starts the engine anew; every shard that is open has failed.
+    fn fail_all(&mut self, error: &WorkerError) {
+        self.generator.reset();
+        for (_, open) in std::mem::take(&mut self.open) {
+            self.finish_shard(open.lease, Output::Failed(error.to_string()));
+        }
+    }
+
+    fn release_all(&mut self, audit: Option<WaitingAudit>) {
+        self.generator.reset();
+        let open = std::mem::take(&mut self.open).into_values().map(|open| open.lease);
+        for lease in open.chain(audit.map(|audit| audit.lease)) {
+            self.finish_shard(lease, Output::Released);
+        }
+    }
+
+    fn audit(&mut self, WaitingAudit { lease, rows }: WaitingAudit) {
+        let policy = self.context.run.plan.spec.verification;
+        let requests: Vec<(&ShardRow, Request)> =
+            rows.iter().filter_map(|row| Some((row, self.request(row, 0, policy).ok()?))).collect();
+        let plan = &self.context.run.plan;
+        let figures = |row: &ShardRow, request: &Request, text: &Generated| {
+            let record = part::record(plan, row, policy, request.pool.as_ref(), text);
+            let previous = with_end(request.previous.len() as u64, text.stop);
+            Figures::of(&record, &text.tokens, previous)
+        };
+        let generator = &mut self.generator;
+        let outcome = catch(|| audit(generator, &requests, figures)).and_then(|audit| Ok(audit?));
+        let output = match outcome {
+            Ok(audit) => Output::Audit(audit),
+            Err(error) => {
+                self.generator.reset();
+                Output::Failed(error.to_string())
+            }
+        };
+        self.finish_shard(lease, output);
+    }
+
+    /// The committer outlives the engine thread; if it is gone, so is the worker, and the lease will end.
+    fn finish_shard(&self, lease: Lease, output: Output) {
+        if self.done.blocking_send(Done { lease, output }).is_err() {
+            tracing::error!("the committer is gone; the shard will be leased again");
+        }
+    }
+}
+
+/// A panic of the engine fails the shards in hand, not the worker.
+fn catch<T>(work: impl FnOnce() -> T) -> Result<T, WorkerError> {
+    catch_unwind(AssertUnwindSafe(work)).map_err(|_| WorkerError::Panicked("engine"))
+}

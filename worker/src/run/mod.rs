@@ -1,0 +1,65 @@
+//! The worker's life: lease, load, generate, commit, until nothing is left or it is told to drain.
+//!
+//! Three parts, joined by bounded channels: an intake that leases shards and reads their inputs, one engine
+//! thread that keeps its batch full across shards, and a committer. A worker holds at most the shards of its
+//! batch, one more that is loaded and one that is being written, so its memory is bounded whatever the run's size.
+//!
+//! The commit is the creation of the shard's one output object; whoever creates it first has made the shard,
+//! and everybody else drops their copy.
+
+mod commit;
+mod context;
+mod embed;
+mod engine_loop;
+mod held;
+mod intake;
+mod open_shard;
+mod shard;
+
+use std::sync::Arc;
+
+use laser_schema::job::Queue;
+use tokio::sync::mpsc;
+use tracing::Span;
+
+pub use context::{RunContext, Stop};
+
+use crate::error::WorkerError;
+use crate::generate::TextGenerator;
+use commit::Committer;
+use engine_loop::EngineLoop;
+use held::{Held, heartbeats};
+use intake::Intake;
+
+/// Works on shards of one run until the queue has none left, or until it is told to [`Stop`]. Returns the generator
+/// for further use. The current span is the run's.
+///
+/// # Errors
+/// [`WorkerError`]; a failed shard is not one, the queue is told of it.
+pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
+    queue: Arc<Q>,
+    context: Arc<RunContext>,
+    generator: G,
+    stop: Stop,
+) -> Result<G, WorkerError> {
+    let (load_tx, load_rx) = mpsc::channel(1);
+    let (done_tx, done_rx) = mpsc::channel(1);
+    let held = Arc::new(Held::default());
+    let engine = {
+        let (context, done_tx, stop) = (context.clone(), done_tx.clone(), stop.clone());
+        let run = Span::current();
+        tokio::task::spawn_blocking(move || {
+            let _entered = run.entered();
+            EngineLoop::new(context, generator, stop, done_tx).run(load_rx)
+        })
+    };
+    let beat = tokio::spawn(heartbeats(queue.clone(), held.clone()));
+    let committer = Committer { queue: queue.as_ref(), context: &context, held: &held, stop: &stop }.run(done_rx);
+    let intake =
+        Intake { queue: queue.as_ref(), context: &context, held: &held, stop: &stop, load: load_tx, done: done_tx };
+    let (intake, committer) = tokio::join!(intake.run(), committer);
+    beat.abort();
+    let generator = engine.await.map_err(|_| WorkerError::Lost("engine thread"))?;
+    committer.and(intake)?;
+    Ok(generator)
+}

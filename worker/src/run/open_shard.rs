@@ -1,0 +1,93 @@
+//! A shard whose rows are being generated.
+
+use std::collections::BTreeMap;
+
+use laser_schema::job::{Lease, Policy, ShardRow};
+use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord};
+use tracing::{Span, info_span};
+
+use super::context::RunContext;
+use crate::generate::{Generated, StopReason};
+use crate::part::{self, Rows};
+
+/// The rows of a shard, and what has become of them.
+pub(super) struct OpenShard {
+    pub(super) lease: Lease,
+    pub(super) rows: Vec<ShardRow>,
+    pub(super) policy: Policy,
+    /// Tokens of each row's earlier text.
+    pub(super) previous: Vec<u64>,
+    /// Rows without a result.
+    pub(super) left: usize,
+    results: Vec<Option<Result<KnowledgeRecord, ErrorRecord>>>,
+    figures: BTreeMap<String, Figures>,
+    /// Open as long as the shard is.
+    _generating: Span,
+}
+
+/// Why a row has no text.
+pub(super) struct RowError {
+    stage: &'static str,
+    reason: String,
+}
+
+impl RowError {
+    pub(super) fn new(stage: &'static str, reason: impl Into<String>) -> Self {
+        Self { stage, reason: reason.into() }
+    }
+}
+
+impl OpenShard {
+    pub(super) fn new(lease: Lease, rows: Vec<ShardRow>, policy: Policy) -> Self {
+        Self {
+            _generating: info_span!(target: "laser::trace", "generate", rows = rows.len()),
+            lease,
+            left: rows.len(),
+            results: vec![None; rows.len()],
+            previous: vec![0; rows.len()],
+            figures: BTreeMap::new(),
+            policy,
+            rows,
+        }
+    }
+
+    /// Takes over a row's text.
+    pub(super) fn add(&mut self, index: usize, text: &Generated, context: &RunContext) {
+        let row = &self.rows[index];
+        let record = part::record(&context.run.plan, row, self.policy, context.pools.get(&row.pool), text);
+        let previous = with_end(self.previous[index], text.stop);
+        let figures = Figures::of(&record, &text.tokens, previous);
+        let fallback = self.policy != context.run.plan.spec.verification;
+        context.progress.text(self.lease.job.kind, &record.pool, &figures, fallback);
+        self.figures.entry(record.pool.clone()).or_default().add(&figures);
+        self.results[index] = Some(Ok(record));
+        self.left -= 1;
+    }
+
+    pub(super) fn fail(&mut self, index: usize, RowError { stage, reason }: RowError) {
+        let entity_id = self.rows[index].entity_id.clone();
+        self.results[index] = Some(Err(ErrorRecord { entity_id, stage: stage.to_owned(), reason }));
+        self.left -= 1;
+    }
+
+    /// The lease and the rows of its part.
+    pub(super) fn close(self) -> (Lease, Rows) {
+        let (mut rows, mut errors) = (Vec::new(), Vec::new());
+        for result in self.results.into_iter().flatten() {
+            match result {
+                Ok(record) => rows.push(record),
+                Err(error) => errors.push(error),
+            }
+        }
+        (self.lease, Rows { rows, errors, carried: 0, figures: self.figures })
+    }
+}
+
+/// Tokens of a row's earlier text, 0 if it has none. Its end-of-text token is no part of it, and counts where
+/// tonight's does.
+pub(super) fn with_end(previous: u64, stop: StopReason) -> u64 {
+    match previous {
+        0 => 0,
+        tokens => tokens + u64::from(stop == StopReason::End),
+    }
+}

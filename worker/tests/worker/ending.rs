@@ -1,0 +1,223 @@
+//! How a worker ends before the work does, and queues that misbehave.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use laser_coordinator::ledger::LedgerCounts;
+use laser_coordinator::local_queue::LocalQueue;
+use laser_engine::EngineError;
+use laser_model::Tokenizer;
+use laser_schema::job::{Lease, Queue, QueueError};
+use laser_worker::error::WorkerError;
+use laser_worker::generate::{Finished, GenerateError, Generator, Request, TextGenerator};
+use laser_worker::run::{Stop, run_worker};
+use tokio_util::sync::CancellationToken;
+
+use crate::planned::{Run, first_night, good, limits, model};
+
+/// A queue that does something else with some leases.
+struct Tampered {
+    inner: LocalQueue,
+    leases: AtomicUsize,
+    /// Cancelled with the lease of this number.
+    drain: Option<(usize, CancellationToken)>,
+    /// Every shard is handed out again at once.
+    twice: bool,
+    /// The word of a commit is refused.
+    refuse: bool,
+    last: std::sync::Mutex<Option<Lease>>,
+}
+
+impl Tampered {
+    fn new(run: &Run) -> Self {
+        Self {
+            inner: LocalQueue::new(run.plan(), &[], limits()),
+            leases: AtomicUsize::new(0),
+            drain: None,
+            twice: false,
+            refuse: false,
+            last: std::sync::Mutex::new(None),
+        }
+    }
+}
+
+impl Queue for Tampered {
+    async fn lease(&self) -> Result<Option<Lease>, QueueError> {
+        let again = self.last.lock().unwrap().take();
+        if let (true, Some(lease)) = (self.twice, again) {
+            return Ok(Some(Lease { token: lease.token + 1000, attempt: 2, ..lease }));
+        }
+        let lease = self.inner.lease().await?;
+        self.last.lock().unwrap().clone_from(&lease);
+        let count = self.leases.fetch_add(1, Ordering::SeqCst) + 1;
+        if let Some((at, drain)) = &self.drain
+            && *at == count
+        {
+            drain.cancel();
+        }
+        Ok(lease)
+    }
+
+    fn lease_duration(&self) -> Duration {
+        self.inner.lease_duration()
+    }
+
+    async fn heartbeat(&self, lease: &Lease) -> Result<bool, QueueError> {
+        self.inner.heartbeat(lease).await
+    }
+
+    async fn committed(&self, lease: &Lease) -> Result<(), QueueError> {
+        if self.refuse {
+            return Err(QueueError("refused".into()));
+        }
+        self.inner.committed(lease).await
+    }
+
+    async fn failed(&self, lease: &Lease, reason: &str) -> Result<(), QueueError> {
+        self.inner.failed(lease, reason).await
+    }
+
+    async fn released(&self, lease: &Lease) -> Result<(), QueueError> {
+        self.inner.released(lease).await
+    }
+}
+
+/// A generator that cancels tokens at its first step, when shards are begun.
+struct CancelsAtFirstStep {
+    inner: Generator,
+    tokens: Vec<CancellationToken>,
+}
+
+impl TextGenerator for CancelsAtFirstStep {
+    fn tokenizer(&self) -> &Tokenizer {
+        self.inner.tokenizer()
+    }
+
+    fn batch(&self) -> usize {
+        self.inner.batch()
+    }
+
+    fn load(&self) -> usize {
+        self.inner.load()
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.inner.submit(request);
+    }
+
+    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
+        self.inner.share_prefix(prompts)
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
+        self.tokens.iter().for_each(CancellationToken::cancel);
+        self.inner.step()
+    }
+
+    fn reset(&mut self) {
+        self.inner.reset();
+    }
+}
+
+/// Works on a run of six shards until `stop`, of which `tokens` are cancelled at the first step.
+async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> LedgerCounts {
+    let run = first_night(30).await;
+    let (queue, inner) = (run.queue(), good());
+    let generator = CancelsAtFirstStep { inner, tokens };
+    run_worker(queue.clone(), run.context.clone(), generator, stop).await.unwrap();
+    queue.counts()
+}
+
+#[tokio::test]
+async fn a_draining_worker_finishes_what_it_began_and_gives_the_rest_back() {
+    let stop = Stop::default();
+    let counts = stopped_at_first_step(stop.clone(), vec![stop.drain]).await;
+    assert!((1..6).contains(&counts.committed), "{} committed", counts.committed);
+    assert_eq!((counts.committed + counts.ready, counts.leased, counts.dead), (6, 0, 0));
+}
+
+#[tokio::test]
+async fn a_released_worker_gives_everything_back_at_once() {
+    let stop = Stop::default();
+    let counts = stopped_at_first_step(stop.clone(), vec![stop.drain, stop.release]).await;
+    assert_eq!((counts.committed, counts.ready, counts.leased, counts.dead), (0, 6, 0, 0));
+}
+
+#[tokio::test]
+async fn a_draining_worker_leases_nothing_more() {
+    for at in [1, 2, 3] {
+        let (run, drain) = (first_night(30).await, CancellationToken::new());
+        let queue = Arc::new(Tampered { drain: Some((at, drain.clone())), ..Tampered::new(&run) });
+        let stop = Stop { drain, ..Stop::default() };
+        run_worker(queue.clone(), run.context.clone(), good(), stop).await.unwrap();
+        let counts = queue.inner.counts();
+        assert_eq!(queue.leases.load(Ordering::SeqCst), at);
+        assert!(counts.committed <= at);
+        assert_eq!((counts.committed + counts.ready, counts.leased), (6, 0));
+    }
+}
+
+#[tokio::test]
+async fn a_closed_queue_ends_the_worker() {
+    let run = first_night(10).await;
+    let queue = run.queue();
+    queue.close();
+    run.work(&queue, good()).await;
+    assert_eq!(queue.counts().ready, 2);
+}
+
+#[tokio::test]
+async fn a_shard_that_is_leased_again_while_in_hand_is_worked_on_once() {
+    let run = first_night(15).await;
+    let queue = Arc::new(Tampered { twice: true, ..Tampered::new(&run) });
+    run.work(&queue, good()).await;
+    assert_eq!(queue.inner.counts().committed, 3);
+    run.assert_whole().await;
+}
+
+#[tokio::test]
+async fn a_failing_queue_ends_the_worker_instead_of_hanging_it() {
+    let run = first_night(30).await;
+    let queue = Arc::new(Tampered { refuse: true, ..Tampered::new(&run) });
+    let error = run_worker(queue, run.context.clone(), good(), Stop::default()).await.unwrap_err();
+    assert!(matches!(error, WorkerError::Queue(_)), "{error}");
+}
+
+/// A generator that is lost for good at its first step.
+struct Lost;
+
+impl TextGenerator for Lost {
+    fn tokenizer(&self) -> &Tokenizer {
+        &model().tokenizer
+    }
+
+    fn batch(&self) -> usize {
+        1
+    }
+
+    fn load(&self) -> usize {
+        0
+    }
+
+    fn submit(&mut self, _request: Request) {}
+
+    fn share_prefix(&mut self, _prompts: &[&[u32]]) -> Result<(), EngineError> {
+        panic!("injected panic of the engine")
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
+        Ok(Vec::new())
+    }
+
+    fn reset(&mut self) {
+        panic!("injected panic of the reset")
+    }
+}
+
+#[tokio::test]
+async fn a_lost_engine_thread_ends_the_worker_instead_of_hanging_it() {
+    let run = first_night(30).await;
+    let result = run_worker(run.queue(), run.context.clone(), Lost, Stop::default()).await;
+    assert!(matches!(result.err(), Some(WorkerError::Lost(_))));
+}
