@@ -8,20 +8,32 @@ use delta_kernel::schema::{DataType, StructField, StructType};
 /// columns than the table's. That of the kind is the same in all files of a table.
 pub(crate) const PARTITION: [&str; 3] = ["kind", "dt", "run"];
 
+/// Why a table cannot hold a column.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Misfit {
+    #[error(
+        "column {column} is a list of fixed size, which readers of Delta tables refuse; \
+         embeddings need [encoder] layout = \"list\""
+    )]
+    FixedSize { column: String },
+    #[error("column {column}: {reason}")]
+    Unknown { column: String, reason: String },
+    #[error("column {column} is of type {found}, in the table it is {expected}")]
+    Changed { column: String, found: DataType, expected: DataType },
+}
+
 /// The columns of parts. All are nullable: a later night may have a column that earlier ones lack.
 ///
 /// # Errors
 /// A column that readers of Delta tables do not take.
-pub(crate) fn columns(part: &ArrowSchema) -> Result<Vec<StructField>, String> {
+pub(crate) fn columns(part: &ArrowSchema) -> Result<Vec<StructField>, Misfit> {
     let column = |field: &arrow::datatypes::FieldRef| {
         let name = field.name();
         if let ArrowType::FixedSizeList(..) = field.data_type() {
-            return Err(format!(
-                "column {name} is a list of fixed size, which readers of Delta tables refuse; \
-                 embeddings need [encoder] layout = \"list\""
-            ));
+            return Err(Misfit::FixedSize { column: name.clone() });
         }
-        let data_type = DataType::try_from_arrow(field.data_type()).map_err(|e| format!("column {name}: {e}"))?;
+        let data_type = DataType::try_from_arrow(field.data_type())
+            .map_err(|e| Misfit::Unknown { column: name.clone(), reason: e.to_string() })?;
         Ok(StructField::nullable(name, data_type))
     };
     part.fields().iter().map(column).collect()
@@ -50,7 +62,7 @@ impl Columns {
     ///
     /// # Errors
     /// A column that the table has with another type; nothing is changed then.
-    pub(crate) fn admit(&mut self, part: &[StructField]) -> Result<(), String> {
+    pub(crate) fn admit(&mut self, part: &[StructField]) -> Result<(), Misfit> {
         let known = |field: &StructField| self.known.iter().find(|known| known.name() == field.name());
         let mut new = Vec::new();
         for field in part {
@@ -58,8 +70,8 @@ impl Columns {
                 None => new.push(field.clone()),
                 Some(known) if known.data_type() == field.data_type() => {}
                 Some(known) => {
-                    let (name, found, expected) = (field.name(), field.data_type(), known.data_type());
-                    return Err(format!("column {name} is of type {found}, in the table it is {expected}"));
+                    let (found, expected) = (field.data_type().clone(), known.data_type().clone());
+                    return Err(Misfit::Changed { column: field.name().clone(), found, expected });
                 }
             }
         }

@@ -14,7 +14,7 @@ use laser_store::data_set::{self, ManifestError};
 use laser_store::location::LocationError;
 use laser_store::table::{TableError, TableReader};
 
-use crate::columns::{self, Columns};
+use crate::columns::{self, Columns, Misfit};
 use crate::log::{Change, File, Log, Version};
 use crate::night::{Night, date_folder, run_folder};
 
@@ -105,7 +105,6 @@ impl Table {
         let Some(columns) = self.columns(&night).await? else {
             return Ok(());
         };
-        let columns = columns.map_err(|reason| self.unfit(&night, reason))?;
         for _ in 0..COMMITS_MAX {
             let Some(version) = self.read().await? else {
                 let columns = columns.clone();
@@ -140,7 +139,7 @@ impl Table {
     /// Creates the empty table, as [`Self::publish`] begins.
     #[cfg(test)]
     pub(crate) async fn create_as(&self, night: &Night) {
-        let columns = self.columns(night).await.unwrap().unwrap().unwrap();
+        let columns = self.columns(night).await.unwrap().unwrap();
         self.blocking(move |log| log.create(&columns)).await.unwrap();
     }
 
@@ -189,7 +188,7 @@ impl Table {
         transaction: Option<i64>,
     ) -> Result<Change, DeltaError> {
         let mut table = Columns::of(&version.schema());
-        table.admit(columns).map_err(|reason| self.unfit(night, reason))?;
+        table.admit(columns).map_err(|misfit| self.unfit(night, &misfit))?;
         // Odd again: after a removal, or in place of itself.
         let entered = transaction.map_or(1, |before| before + 1 + before % 2);
         let mut transactions = BTreeMap::from([(night.run.clone(), entered)]);
@@ -198,12 +197,14 @@ impl Table {
             if lacking.date == night.date {
                 continue;
             }
-            match self.admit(&mut table, &lacking).await? {
+            match self.admit(&mut table, &lacking).await {
                 Ok(()) => {
                     transactions.insert(lacking.run.clone(), 1);
                     added.push(lacking);
                 }
-                Err(reason) => tracing::warn!("{}: left out of the table: {reason}", lacking.folder()),
+                // A damaged night must not keep later ones from being published.
+                Err(error) if error.is_damage() => tracing::warn!("left out of the table: {error}"),
+                Err(error) => return Err(error),
             }
         }
         let operation = UpdateTableOperation::Write;
@@ -229,22 +230,20 @@ impl Table {
         Ok(lacking)
     }
 
-    /// Makes room for the columns of an earlier night; inside, why that cannot be.
-    pub(crate) async fn admit(&self, table: &mut Columns, night: &Night) -> Result<Result<(), String>, DeltaError> {
-        match self.columns(night).await {
-            // A damaged night must not keep later ones from being published.
-            Err(DeltaError::Part(error)) => Ok(Err(error.to_string())),
-            columns => Ok(columns?.unwrap_or_else(|| Ok(Vec::new())).and_then(|columns| table.admit(&columns))),
-        }
+    /// Makes room for the columns of an earlier night.
+    pub(crate) async fn admit(&self, table: &mut Columns, night: &Night) -> Result<(), DeltaError> {
+        let columns = self.columns(night).await?.unwrap_or_default();
+        table.admit(&columns).map_err(|misfit| self.unfit(night, &misfit))
     }
 
     /// The columns of a night's parts; `None` if it has none.
-    async fn columns(&self, night: &Night) -> Result<Option<Result<Vec<StructField>, String>>, DeltaError> {
+    async fn columns(&self, night: &Night) -> Result<Option<Vec<StructField>>, DeltaError> {
         let Some(part) = night.parts.first() else {
             return Ok(None);
         };
         let part = TableReader::open(&self.root.join(&night.folder()).join(&part.name)).await?;
-        Ok(Some(columns::columns(part.schema())))
+        let columns = columns::columns(part.schema()).map_err(|misfit| self.unfit(night, &misfit))?;
+        Ok(Some(columns))
     }
 
     /// The newest version; `None` without a table.
@@ -281,7 +280,8 @@ impl Table {
         }
     }
 
-    fn unfit(&self, night: &Night, reason: String) -> DeltaError {
+    fn unfit(&self, night: &Night, misfit: &Misfit) -> DeltaError {
+        let reason = misfit.to_string();
         DeltaError::Unfit { table: self.root.url().to_owned(), run: night.run.clone(), reason }
     }
 }

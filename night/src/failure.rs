@@ -3,6 +3,7 @@
 use anyhow::Error;
 use laser_coordinator::finalise::FinaliseError;
 use laser_coordinator::nats::NatsError;
+use laser_coordinator::retention::RetentionError;
 use laser_delta::DeltaError;
 use laser_store::StoreError;
 use laser_store::data_set::ManifestError;
@@ -15,6 +16,8 @@ pub fn may_pass(error: &Error) -> bool {
     let passes = |cause: &(dyn std::error::Error + 'static)| {
         matches!(cause.downcast_ref(), Some(StoreError::Generic { .. }))
             || matches!(cause.downcast_ref(), Some(DeltaError::Conflicts { .. }))
+            || matches!(cause.downcast_ref(), Some(FinaliseError::Delta(DeltaError::Conflicts { .. })))
+            || matches!(cause.downcast_ref(), Some(RetentionError::Delta(DeltaError::Conflicts { .. })))
             || cause.downcast_ref::<WorkerError>().is_some()
             || matches!(
                 cause.downcast_ref(),
