@@ -90,7 +90,7 @@ fn a_store_that_will_not_do_is_told() {
     workspace.environment = s3.environment();
     let proxy = Proxy::http(s3.port);
     let at = |port: u16| {
-        let mut command = doctor(&workspace, &["output.path=s3://laser/out"]);
+        let mut command = doctor(&workspace, &["output.path=s3://laser/out", "previous=[]"]);
         command.env("AWS_ENDPOINT", format!("http://127.0.0.1:{port}"));
         command.output().unwrap()
     };

@@ -251,15 +251,14 @@ async fn the_lease_lasts_as_configured<H: Harness>() {
 }
 
 macro_rules! suite {
-    ($($name:ident: $harness:ty => $server:tt),*: $tests:tt) => {
-        $(suite!(@ $name $harness, $server, $tests);)*
+    ($($name:ident: $harness:ty),*: $tests:tt) => {
+        $(suite!(@ $name $harness, $tests);)*
     };
-    (@ $name:ident $harness:ty, $server:tt, [$($test:ident),* $(,)?]) => {
+    (@ $name:ident $harness:ty, [$($test:ident),* $(,)?]) => {
         mod $name {
             use super::*;
             $(
                 #[tokio::test]
-                #[cfg_attr($server, ignore = "needs what tests/run.sh installs")]
                 async fn $test() {
                     super::$test::<$harness>().await;
                 }
@@ -268,8 +267,8 @@ macro_rules! suite {
     };
 }
 
-// Whether it needs a server.
-suite!(local: Local => false, old_nats: Nats<false> => true, new_nats: Nats<true> => true: [
+// tests/run.sh --quick leaves out the two modules that need a server.
+suite!(local: Local, old_nats: Nats<false>, new_nats: Nats<true>: [
     every_shard_is_delivered_once,
     a_leased_shard_is_not_given_to_another,
     a_lost_lease_is_given_again_and_its_late_words_are_void,
