@@ -6,7 +6,6 @@ mod architecture;
 mod azure;
 mod bad_input;
 mod cycle;
-mod delta;
 mod distributed;
 mod docs;
 mod doctor;

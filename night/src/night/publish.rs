@@ -42,8 +42,7 @@ impl Night<'_> {
     pub(crate) async fn publish(self, run: PlannedRun, seconds: Option<f64>) -> Result<Outcome> {
         let mut manifests = Vec::new();
         let (mut covered, mut kept) = (true, true);
-        let output = &self.config.output;
-        let terms = Terms { min_coverage: output.min_coverage, guards: self.config.guards, delta: output.is_delta() };
+        let terms = Terms { min_coverage: self.config.output.min_coverage, guards: self.config.guards };
         for &kind in run.plan.counts.keys() {
             let published = finalise::publish(&run, kind, &terms).await?;
             covered &= !matches!(published, Published::BelowCoverage(_));
