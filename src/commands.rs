@@ -3,10 +3,13 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use laser_delta::Table;
 use laser_night::{Config, Night, demo};
 use laser_prepare::{Division, Histories};
+use laser_schema::Kind;
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
+use laser_schema::layout::DataSet;
 use laser_schema::manifest::MANIFEST;
 use laser_store::Location;
 use laser_store::data_set::verify;
@@ -65,6 +68,25 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
             print(&format!("  {fault}\n"))?;
         }
         whole &= report.faults.is_empty();
+    }
+    Ok(whole & verify_tables(&location).await?)
+}
+
+/// Compares the Delta tables of the output with its manifests. `false` if one has a fault.
+async fn verify_tables(output: &Location) -> Result<bool> {
+    let mut whole = true;
+    for data_set in DataSet::ALL {
+        for kind in Kind::ALL {
+            let Some(faults) = Table::new(output, data_set, kind).verify().await? else {
+                continue;
+            };
+            let state = if faults.is_empty() { "agrees" } else { "DISAGREES" };
+            print(&format!("{state}: the table {} with its manifests\n", data_set.kind_folder(kind)))?;
+            for fault in &faults {
+                print(&format!("  {fault}\n"))?;
+            }
+            whole &= faults.is_empty();
+        }
     }
     Ok(whole)
 }

@@ -12,6 +12,7 @@ use clap::Args;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
+use laser_delta::Table;
 use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
 use laser_night::{Config, Progress, encoder};
 use laser_schema::embedding::EmbeddingInfo;
@@ -74,6 +75,8 @@ struct Embedding<'a> {
     spec: EmbeddingSpec,
     run: String,
     folder: Location,
+    /// The Delta table that the embeddings enter, if there is to be one.
+    table: Option<Table>,
 }
 
 /// `laser encode`.
@@ -88,11 +91,17 @@ pub(crate) async fn encode(mut args: EncodeArgs) -> Result<()> {
     let mut display = Display::new();
     let mut loaded = None;
     for texts in &texts {
-        let embedding = Embedding::of(texts, &files, &output);
+        let table = config.output.is_delta().then(|| Table::new(&output, DataSet::Embeddings, texts.kind));
+        let embedding = Embedding::of(texts, &files, &output, table);
         let known = data_set::read_complete(&embedding.folder).await?;
         let is_new = known.is_none();
         let manifest = match known {
-            Some(manifest) => manifest,
+            Some(manifest) => {
+                if let Some(table) = &embedding.table {
+                    table.adopt(texts.date, &embedding.run).await?;
+                }
+                manifest
+            }
             None => embedding.publish(&mut loaded, &mut display).await?,
         };
         let state = if is_new { "" } else { ", complete already" };
@@ -162,12 +171,12 @@ async fn night(folder: &Location) -> Result<Texts> {
 
 impl<'a> Embedding<'a> {
     /// Named, as a run is, by the date and by what the embeddings depend on.
-    fn of(texts: &'a Texts, files: &'a Arc<EncoderFiles>, output: &Location) -> Self {
+    fn of(texts: &'a Texts, files: &'a Arc<EncoderFiles>, output: &Location, table: Option<Table>) -> Self {
         let spec = encoder::spec(files);
         let identity = Digest::of_json(&(texts.kind, &texts.source.digest, &spec));
         let run = dated_name(texts.date, &identity);
         let folder = output.join(&DataSet::Embeddings.folder(texts.kind, texts.date, &run));
-        Self { folder, texts, files, spec, run }
+        Self { folder, texts, files, spec, run, table }
     }
 
     /// Writes what is missing. The encoder is loaded when the first text needs it.
@@ -191,7 +200,11 @@ impl<'a> Embedding<'a> {
         }
         let manifest = writer.manifest();
         ensure!(manifest.rows > 0, "{}: no texts; there is nothing to encode", self.texts.source.path);
-        data_set::publish(&self.folder, &manifest).await?;
+        data_set::write_manifest(&self.folder, &manifest).await?;
+        if let Some(table) = &self.table {
+            table.publish(self.texts.date, &self.run).await?;
+        }
+        data_set::complete(&self.folder).await?;
         display.finish_with(&format!("{} texts", manifest.rows));
         Ok(manifest)
     }

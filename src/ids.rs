@@ -12,6 +12,7 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
+use laser_delta::Table;
 use laser_features::{ChurnCounter, Codebook, Coded, FitInput, FitProgress, fit};
 use laser_night::{Config, Progress};
 use laser_schema::ids::{CODEBOOK, Churn, CodebookEntry, IdRecord, IdSet, IdsManifest};
@@ -71,6 +72,8 @@ struct Ids<'a> {
     parent: Option<Parent>,
     run: String,
     folder: Location,
+    /// The Delta table that the ids enter, if there is to be one.
+    table: Option<Table>,
 }
 
 /// What one pass over all rows leads to.
@@ -140,12 +143,16 @@ impl<'a> Ids<'a> {
         let identity = Digest::of_json(&(source.kind, &source.digest, &config.ids, parent_digest));
         let run = dated_name(source.date, &identity);
         let name = DataSet::KnowledgeIds.folder(source.kind, source.date, &run);
-        Self { config, source, parent, run, folder: output.join(&name) }
+        let table = config.output.is_delta().then(|| Table::new(output, DataSet::KnowledgeIds, source.kind));
+        Self { config, source, parent, run, folder: output.join(&name), table }
     }
 
     /// The manifest, and whether there was none before.
     async fn publish(&self, display: &mut Display) -> Result<(IdsManifest, bool)> {
         if let Some(manifest) = data_set::read_complete(&self.folder).await? {
+            if let Some(table) = &self.table {
+                table.adopt(self.source.date, &self.run).await?;
+            }
             return Ok((manifest, false));
         }
         let (codebook, digest) = self.codebook(display).await?;
@@ -159,7 +166,11 @@ impl<'a> Ids<'a> {
             churn: assigned.churn,
         };
         let manifest = Manifest::new(&self.run, (source.kind, source.date), created, assigned.parts, details);
-        data_set::publish(&self.folder, &manifest).await?;
+        data_set::write_manifest(&self.folder, &manifest).await?;
+        if let Some(table) = &self.table {
+            table.publish(source.date, &self.run).await?;
+        }
+        data_set::complete(&self.folder).await?;
         Ok((manifest, true))
     }
 

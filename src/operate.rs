@@ -78,6 +78,9 @@ pub(crate) async fn prune(config: &Config, dry_run: bool) -> Result<()> {
     )?;
     let output = Location::parse(&config.output.path)?;
     let outdated = outdated(&output, nights).await?;
+    if !dry_run {
+        retention::withdraw(&output, &outdated).await?;
+    }
     for outdated in &outdated {
         for folder in &outdated.folders {
             let what = if dry_run { "would remove" } else { "removing" };

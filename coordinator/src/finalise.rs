@@ -8,11 +8,13 @@ mod sums;
 use std::collections::HashSet;
 
 use bytes::Bytes;
+use laser_delta::{DeltaError, Table};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::entity::IdType;
 use laser_schema::guard::{GuardReport, Guards};
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::{ErrorRecord, PartInfo};
+use laser_schema::layout::DataSet;
 use laser_schema::manifest::Manifest;
 use laser_schema::{Embeddings, EntityId, Kind};
 use laser_store::data_set::{self, ManifestError};
@@ -46,6 +48,9 @@ pub enum FinaliseError {
     /// The run's own files.
     #[error(transparent)]
     Run(#[from] RunStoreError),
+    /// The kind's Delta table.
+    #[error(transparent)]
+    Delta(#[from] DeltaError),
     /// An entity is in two parts.
     #[error("{part}: entity {id} is in an earlier part too; this is a fault of Laser, please report it")]
     Duplicate {
@@ -138,12 +143,14 @@ pub struct Terms {
     pub min_coverage: f64,
     /// Bounds on the texts of each pool.
     pub guards: Option<Guards>,
+    /// Whether the night is also a commit of the kind's Delta table, before `_SUCCESS`.
+    pub delta: bool,
 }
 
 impl Terms {
     /// Requires only a share of entities with a text.
     pub fn coverage(min_coverage: f64) -> Self {
-        Self { min_coverage, guards: None }
+        Self { min_coverage, guards: None, delta: false }
     }
 }
 
@@ -153,8 +160,12 @@ impl Terms {
 /// [`FinaliseError`]; then `_SUCCESS` is not written.
 pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Published, FinaliseError> {
     let folder = run.partition(kind);
+    let table = terms.delta.then(|| Table::new(run.store.output(), DataSet::Profiles, kind));
     // What was published before is never written again, so whatever was derived from it stays true.
     if let Some(manifest) = data_set::read_complete(&folder).await? {
+        if let Some(table) = &table {
+            table.adopt(run.plan.date, run.name()).await?;
+        }
         return Ok(Published::Complete(Box::new(manifest)));
     }
     let done: HashSet<u32> = run.committed().await?.into_iter().collect();
@@ -178,6 +189,9 @@ pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Publ
     let withheld = manifest.guards.as_ref().is_some_and(GuardReport::withholds);
     if withheld {
         return Ok(Published::Breached(Box::new(manifest)));
+    }
+    if let Some(table) = &table {
+        table.publish(run.plan.date, run.name()).await?;
     }
     data_set::complete(&folder).await?;
     Ok(Published::Complete(Box::new(manifest)))

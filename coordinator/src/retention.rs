@@ -10,14 +10,15 @@
 //! - pool sets that the caller keeps (the promoted one and the one that a rollback goes to);
 //! - files that are not named as Laser names them, and folders without a dated name.
 //!
-//! Removal may be killed anywhere and repeated: a run's plan goes first, so that nobody takes it up again, then
-//! `_SUCCESS`, so that no reader takes half a night for a whole one, then the rest. Surveying lists folders of nights
-//! and runs; parts are listed only where they are removed.
+//! Runs leave the Delta tables first, see [`withdraw`]. Removal may be killed anywhere and repeated: a run's plan goes
+//! first, so that nobody takes it up again, then `_SUCCESS`, so that no reader takes half a night for a whole one, then
+//! the rest. Surveying lists folders of nights and runs; parts are listed only where they are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
+use laser_delta::{DeltaError, Table};
 use laser_schema::Kind;
 use laser_schema::ids::CODEBOOK;
 use laser_schema::layout::{DataSet, name_date};
@@ -46,6 +47,9 @@ pub enum RetentionError {
     /// A run that is under way.
     #[error(transparent)]
     Run(#[from] RunStoreError),
+    /// A Delta table that has a run to remove.
+    #[error(transparent)]
+    Delta(#[from] DeltaError),
 }
 
 /// What to keep.
@@ -205,6 +209,25 @@ impl<'a> Survey<'a> {
         }
         folders
     }
+}
+
+/// Takes the runs out of the Delta tables of the output, with one commit per table. Call it before [`remove`], so that
+/// no reader of a table looks for a file that is gone.
+///
+/// # Errors
+/// The store's, and a table that cannot be read; then nothing was removed.
+pub async fn withdraw(output: &Location, outdated: &[Outdated]) -> Result<(), RetentionError> {
+    for data_set in DataSet::ALL {
+        for kind in Kind::ALL {
+            let dated = outdated.iter().filter_map(|o| Some((o, name_date(&o.run)?)));
+            let runs = dated.filter(|(o, date)| o.folders.contains(&data_set.folder(kind, *date, &o.run)));
+            let runs: BTreeMap<String, Date> = runs.map(|(o, date)| (o.run.clone(), date)).collect();
+            if !runs.is_empty() {
+                Table::new(output, data_set, kind).remove(&runs).await?;
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Removes everything outdated of a run and returns the number of objects removed.

@@ -1,12 +1,15 @@
 -- Run in the output's root: duckdb < duckdb.sql
 
--- One row per user and night: if a night was run twice, the text created later.
+-- Parts are in place while a night is under way, so only runs with a _SUCCESS count. One row per user and night: if a
+-- night was run twice, the text created later.
 CREATE VIEW texts AS
 SELECT * FROM read_parquet('profiles/kind=user/*/*/*.parquet', hive_partitioning = true)
+WHERE run IN (SELECT regexp_extract(file, 'run=([^/]+)', 1) FROM glob('profiles/kind=user/*/*/_SUCCESS'))
 QUALIFY row_number() OVER (PARTITION BY entity_id, dt ORDER BY created_timestamp DESC, run DESC) = 1;
 
 CREATE VIEW ids AS
 SELECT * FROM read_parquet('knowledge_ids/kind=user/*/*/*.parquet', hive_partitioning = true)
+WHERE run IN (SELECT regexp_extract(file, 'run=([^/]+)', 1) FROM glob('knowledge_ids/kind=user/*/*/_SUCCESS'))
 QUALIFY row_number() OVER (PARTITION BY entity_id, dt ORDER BY created_timestamp DESC, run DESC) = 1;
 
 -- Texts, tokens and accepted drafted tokens per night.

@@ -30,7 +30,7 @@ use laser_store::previous::PreviousSource;
 use serde::{Deserialize, Serialize};
 
 pub use model::{DraftConfig, DraftMethod, EngineKind, GenerateConfig, ModelConfig, PolicyKind, VerificationConfig};
-pub use run::{DemoConfig, MetricsConfig, OutputConfig, PoolChoice, RunConfig, WorkerConfig};
+pub use run::{DemoConfig, MetricsConfig, OutputConfig, PoolChoice, RunConfig, TableFormat, WorkerConfig};
 
 /// The whole configuration; `configs/production.toml` documents every key.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]

@@ -3,6 +3,8 @@
 use anyhow::Error;
 use laser_coordinator::finalise::FinaliseError;
 use laser_coordinator::nats::NatsError;
+use laser_coordinator::retention::RetentionError;
+use laser_delta::DeltaError;
 use laser_store::StoreError;
 use laser_store::data_set::ManifestError;
 use laser_store::location::is_refusal;
@@ -13,6 +15,9 @@ use laser_worker::error::WorkerError;
 pub fn may_pass(error: &Error) -> bool {
     let passes = |cause: &(dyn std::error::Error + 'static)| {
         matches!(cause.downcast_ref(), Some(StoreError::Generic { .. }))
+            || matches!(cause.downcast_ref(), Some(DeltaError::Conflicts { .. }))
+            || matches!(cause.downcast_ref(), Some(FinaliseError::Delta(DeltaError::Conflicts { .. })))
+            || matches!(cause.downcast_ref(), Some(RetentionError::Delta(DeltaError::Conflicts { .. })))
             || cause.downcast_ref::<WorkerError>().is_some()
             || matches!(
                 cause.downcast_ref(),
@@ -29,7 +34,7 @@ pub(crate) fn is_refused(error: &Error) -> bool {
     error.chain().any(refusal)
 }
 
-/// Whether something in the store is not what its writer wrote.
+/// Whether something in the store is not what its writer wrote, or does not fit what is there.
 pub(crate) fn is_damage(error: &Error) -> bool {
     match error.downcast_ref() {
         None => false,
@@ -40,6 +45,7 @@ pub(crate) fn is_damage(error: &Error) -> bool {
             | FinaliseError::Spill(_)
             | FinaliseError::Ended(_),
         ) => false,
+        Some(FinaliseError::Delta(error)) => error.is_damage(),
         Some(_) => true,
     }
 }

@@ -19,6 +19,7 @@ pub async fn outdated(output: &Location, nights: usize) -> Result<Vec<Outdated>>
 /// Removes what is older than the newest `nights`, and returns of how many runs.
 pub(crate) async fn remove_outdated(output: &Location, nights: usize) -> Result<usize> {
     let outdated = outdated(output, nights).await?;
+    retention::withdraw(output, &outdated).await?;
     for outdated in &outdated {
         retention::remove(output, outdated).await?;
     }

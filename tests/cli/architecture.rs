@@ -61,6 +61,7 @@ fn dependencies_point_one_way() {
         ("decode", &[][..]),
         ("schema", &[]),
         ("store", &["schema"]),
+        ("delta", &["schema", "store"]),
         ("model", &["schema"]),
         ("cpu", &["decode"]),
         ("engine", &["cpu", "decode", "model", "schema"]),
@@ -69,13 +70,14 @@ fn dependencies_point_one_way() {
         ("recommender", &["schema", "store"]),
         ("prepare", &["schema", "store"]),
         ("report", &["pool-builder", "schema", "store"]),
-        ("coordinator", &["model", "schema", "store"]),
+        ("coordinator", &["delta", "model", "schema", "store"]),
         ("worker", &["decode", "engine", "features", "model", "schema", "store"]),
         (
             "night",
             &[
                 "coordinator",
                 "decode",
+                "delta",
                 "engine",
                 "features",
                 "model",

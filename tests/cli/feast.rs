@@ -1,4 +1,4 @@
-//! The output in a real Feast, in DuckDB, pandas and Polars, by the very files that docs/output.md points to.
+//! The output in a real Feast, in deltalake, DuckDB, pandas and Polars, read by the very files that docs/output.md names.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -31,7 +31,7 @@ fn root() -> PathBuf {
 }
 
 /// All rows below a folder, by entity.
-fn rows(folder: &Path) -> BTreeMap<i64, Value> {
+pub(crate) fn rows(folder: &Path) -> BTreeMap<i64, Value> {
     let mut parts = Vec::new();
     collect(folder, &mut parts);
     let decode =
@@ -48,13 +48,14 @@ struct Outputs {
 }
 
 impl Outputs {
-    fn new() -> Self {
+    /// With these settings throughout.
+    fn new(common: &[&str]) -> Self {
         let nights = Nights::new();
         let encoder = encoder();
         let night = |day: u32, settings: &[&str]| {
-            nights.night(day, &[&[encoder.as_str()], settings].concat());
-            let mut ids = nights.command("ids", day, &["ids.clusters=3", "ids.levels=2"]);
-            assert_exit(&ids.output().unwrap(), 0);
+            nights.night(day, &[&[encoder.as_str()], common, settings].concat());
+            let settings = [&["ids.clusters=3", "ids.levels=2"], common].concat();
+            assert_exit(&nights.command("ids", day, &settings).output().unwrap(), 0);
         };
         let folder = |day: u32| nights.workspace.path(&format!("out/profiles/kind=user/dt=2026-01-{day:02}"));
         night(1, &[]);
@@ -82,9 +83,31 @@ impl Outputs {
 }
 
 #[test]
-fn feast_duckdb_pandas_and_polars_read_the_output_as_documented() {
-    let outputs = Outputs::new();
+fn duckdb_pandas_and_polars_read_whole_nights_as_documented() {
+    let outputs = Outputs::new(&[]);
     assert_exit(&outputs.nights.workspace.verify(), 0);
+    // A run that is under way: its parts are there, its `_SUCCESS` is not.
+    let night = outputs.out().join("profiles/kind=user/dt=2026-01-02");
+    let finished = fs::read_dir(&night).unwrap().next().unwrap().unwrap().path();
+    let unfinished = night.join("run=2026-01-02-ffffffffffff");
+    fs::create_dir(&unfinished).unwrap();
+    let mut parts = Vec::new();
+    collect(&finished, &mut parts);
+    for (part, bytes) in parts {
+        fs::write(unfinished.join(part.file_name().unwrap()), bytes).unwrap();
+    }
+    let (script, examples) = (root().join("tests/feast/report.py"), root().join("docs/examples"));
+    let report = python_report(&[&script, &outputs.out(), &examples, Path::new("2026-01-02")], &[]);
+    check_frames(&report, &outputs);
+    check_duckdb(&report["duckdb"], &outputs);
+}
+
+#[test]
+fn feast_deltalake_and_polars_read_delta_tables_as_documented() {
+    let outputs = Outputs::new(&["output.table=delta", "encoder.layout=list"]);
+    let verified = outputs.nights.workspace.verify();
+    assert_exit(&verified, 0);
+    assert_eq!(stdout(&verified).matches("agrees: the table").count(), 2, "texts and ids");
     let examples = root().join("docs/examples");
     let repository = outputs.nights.workspace.path("feast");
     fs::create_dir(&repository).unwrap();
@@ -102,15 +125,28 @@ fn feast_duckdb_pandas_and_polars_read_the_output_as_documented() {
     let script = examples.join("training_set.py");
     let arguments = [&script, Path::new("."), Path::new("interactions.csv"), Path::new("set.parquet")];
     assert_exit(&outputs.tool("python", &arguments), 0);
-    let (report, out) = (root().join("tests/feast/report.py"), outputs.out());
-    let night = Path::new("2026-01-02");
-    let arguments = [&report, out.as_path(), &examples, night, &repository.join("set.parquet")];
-    let report = outputs.tool("python", &arguments);
-    assert_exit(&report, 0);
-    let report: Value = serde_json::from_str(&stdout(&report)).unwrap_or_else(|e| panic!("{e}: {}", stderr(&report)));
+    let (script, set) = (root().join("tests/feast/delta.py"), repository.join("set.parquet"));
+    let report = python_report(&[&script, &outputs.out(), &examples, Path::new("2026-01-02"), &set], &[]);
     check_training(&report["training"], &outputs);
-    check_frames(&report, &outputs);
-    check_duckdb(&report["duckdb"], &outputs);
+    let (first, second) = (tokens(&outputs.first), tokens(&outputs.second));
+    assert_eq!(
+        report["deltalake"],
+        json!({"texts": 12, "tokens": second, "runs": 1}),
+        "the later run has replaced one"
+    );
+    let types = json!({
+        "entity_id": "Int64", "dt": "Date", "text": "String", "text_tokens": "Int64",
+        "embedding": "List(Float32)", "knowledge_ids": "List(Int64)",
+    });
+    assert_eq!(report["polars"], json!({"rows": 24, "tokens": first + second, "types": types}));
+}
+
+/// What a script of tests/feast prints.
+#[track_caller]
+pub(crate) fn python_report(arguments: &[&Path], environment: &[(&str, String)]) -> Value {
+    let report = Command::new(python()).args(arguments).envs(environment.iter().cloned()).output().unwrap();
+    assert_exit(&report, 0);
+    serde_json::from_str(&stdout(&report)).unwrap_or_else(|e| panic!("{e}: {}", stderr(&report)))
 }
 
 /// Each interaction has what was known at its time: of the night before it, in the version that was created last.

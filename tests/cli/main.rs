@@ -6,6 +6,7 @@ mod architecture;
 mod azure;
 mod bad_input;
 mod cycle;
+mod delta;
 mod distributed;
 mod docs;
 mod doctor;

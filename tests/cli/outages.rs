@@ -24,6 +24,24 @@ fn on_s3() -> (Cluster, Proxy) {
     (cluster, proxy)
 }
 
+/// The first commit of a table, which creates it, and that of its first night.
+const TABLE_COMMITS: [&str; 2] = ["/00000000000000000000.json", "/00000000000000000001.json"];
+
+/// The same with a Delta table of users and one of items.
+fn with_tables() -> (Cluster, Proxy) {
+    let (mut cluster, proxy) = on_s3();
+    cluster.tonight.environment.push(("LASER_OUTPUT__TABLE", "delta".into()));
+    (cluster, proxy)
+}
+
+/// That each table was created once, and has the night once.
+#[track_caller]
+fn assert_one_commit(cluster: &Cluster) {
+    let published = cluster.store.as_ref().unwrap().published("out");
+    let commits = published.keys().filter(|key| key.contains("/_delta_log/"));
+    assert_eq!(commits.count(), 2 * TABLE_COMMITS.len(), "{:?}", published.keys());
+}
+
 /// Longer than the ten tries that object_store makes by itself, which take three seconds. A cut may cost a shard one
 /// of its two attempts, since nobody knows whether the server heard the last request.
 #[test]
@@ -88,7 +106,7 @@ fn wrong_credentials_end_a_process_with_a_word_and_cost_no_shard() {
 /// queued.
 #[test]
 fn a_coordinator_killed_at_any_of_its_writes_publishes_one_data_set() {
-    let (cluster, store) = on_s3();
+    let (cluster, store) = with_tables();
     let kill_at = |word: &'static str| {
         for heard in [false, true] {
             store.set(Fault::Hold { word, heard });
@@ -106,19 +124,27 @@ fn a_coordinator_killed_at_any_of_its_writes_publishes_one_data_set() {
     nats.wait_held();
     coordinator.kill();
     let worker = cluster.start("worker");
-    for word in ["/_errors.jsonl", "/_manifest.json", "/_SUCCESS"] {
+    for word in ["/_errors.jsonl", "/_manifest.json", TABLE_COMMITS[0], TABLE_COMMITS[1], "/_SUCCESS"] {
         kill_at(word);
     }
     cluster.start("coordinator").assert_ends(0);
     worker.terminate();
     cluster.assert_whole();
+    assert_one_commit(&cluster);
 }
 
-/// They plan at once. Then the slow one is held before it writes the manifest until the fast one has published.
+/// They plan at once. Then the slow one is held until the fast one has published: before it writes the manifest, before
+/// it commits the night to a table, and when it has committed and not heard of it.
 #[test]
 fn two_coordinators_publish_one_manifest() {
-    let (cluster, proxy) = on_s3();
-    proxy.set(Fault::Hold { word: "/_manifest.json", heard: false });
+    publish_twice("/_manifest.json", false);
+    publish_twice(TABLE_COMMITS[1], false);
+    publish_twice(TABLE_COMMITS[1], true);
+}
+
+fn publish_twice(word: &'static str, heard: bool) {
+    let (cluster, proxy) = with_tables();
+    proxy.set(Fault::Hold { word, heard });
     let slow = cluster.start_at_store("coordinator", &proxy);
     let fast = cluster.start("coordinator");
     for coordinator in [&slow, &fast] {
@@ -137,6 +163,7 @@ fn two_coordinators_publish_one_manifest() {
     worker.terminate();
     assert_eq!(cluster.store.as_ref().unwrap().published("out"), published);
     cluster.assert_whole();
+    assert_one_commit(&cluster);
 }
 
 /// Longer than a lease, so that what was in hand is leased again.

@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::{Value, json};
 
 use crate::distributed::Cluster;
 use crate::faults::{texts, without_run};
+use crate::feast::{python_report, rows};
 use crate::{Workspace, assert_exit, stdout};
 
 /// An S3 server with one bucket, `laser`; killed when dropped.
@@ -122,6 +125,30 @@ fn two_nights_on_s3_are_those_on_a_disk() {
     assert_eq!(without_run(texts(&remote)), without_run(texts(&local)));
     // Again: the night is published, which only the store knows.
     assert_exit(&remote.run(&settings), 0);
+}
+
+#[test]
+fn delta_tables_on_s3_are_read_whole() {
+    let s3 = S3::start();
+    let mut remote = Workspace::new();
+    remote.environment = s3.environment();
+    let settings = ["output.path=s3://laser/out", "output.table=delta"];
+    assert_exit(&remote.run(&settings), 0);
+    assert_exit(&remote.run(&settings), 0);
+    let verified = s3.verify("out");
+    assert_exit(&verified, 0);
+    assert_eq!(stdout(&verified).matches("agrees: the table").count(), 2, "users and items");
+    s3.copy_parts("out", &remote);
+    let users = remote.path("out/profiles/kind=user");
+    let night = |date: &str| rows(&users.join(format!("dt={date}"))).into_values();
+    let of_both: Vec<Value> = night("2026-01-01").chain(night("2026-01-02")).collect();
+    let tokens = |rows: &[Value]| rows.iter().map(|row| row["text_tokens"].as_i64().unwrap()).sum::<i64>();
+    let second: Vec<Value> = night("2026-01-02").collect();
+    let (script, examples) = ("tests/feast/delta_s3.py", "docs/examples/feast");
+    let report = python_report(&[script, "s3://laser/out", examples, "2026-01-02"].map(Path::new), &s3.environment());
+    let all = json!([of_both.len(), tokens(&of_both)]);
+    let feast = json!([second.len(), tokens(&second)]);
+    assert_eq!(report, json!({"deltalake": all, "polars": all, "duckdb": all, "feast": feast, "version": 2}));
 }
 
 #[test]

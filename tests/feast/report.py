@@ -1,7 +1,4 @@
-"""What the documented ways of reading see, as JSON for tests/cli/feast.rs.
-
-report.py OUTPUT EXAMPLES NIGHT TRAINING_SET
-"""
+"""What the documented ways of reading parts see, as JSON for tests/cli/feast.rs: report.py OUTPUT EXAMPLES NIGHT"""
 
 import contextlib
 import json
@@ -10,9 +7,8 @@ import runpy
 import sys
 
 import duckdb
-import pandas as pd
 
-output, examples, night, training_set = sys.argv[1:]
+output, examples, night = sys.argv[1:]
 
 
 def run(script, *arguments):
@@ -31,10 +27,7 @@ with open(os.path.join(examples, "duckdb.sql"), encoding="utf-8") as file:
     results = [connection.execute(s).fetchall() for s in duckdb.extract_statements(file.read())]
 by_night, similar, users_by_id = results[-3:]
 
-training = pd.read_parquet(training_set).astype(object)
 report = {
-    # What is missing is null, and a list is a list.
-    "training": training.where(training.notna(), None).to_dict("records"),
     "pandas": {
         "texts": len(pandas["texts"]),
         "tokens": int(pandas["texts"]["text_tokens"].sum()),

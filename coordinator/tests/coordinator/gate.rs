@@ -112,7 +112,7 @@ async fn the_first_verdict_stands_whatever_a_later_process_would_find() {
     assert_eq!(verdict(&output, &plan, "user-odd").await, first);
 
     work(&output, &plan).await;
-    let terms = Terms { min_coverage: 1.0, guards: plan.guards };
+    let terms = Terms { min_coverage: 1.0, guards: plan.guards, delta: false };
     let published = publish(&run, Kind::User, &terms).await.unwrap();
     let Published::Complete(manifest) = published else {
         panic!("{published:?}");
@@ -148,7 +148,7 @@ async fn a_breach_withholds_success_until_it_is_only_warned_of() {
     work(&output, &plan).await;
     let success = output.join(&plan.partition(Kind::User)).join(SUCCESS);
     let publish = async |action| {
-        let terms = Terms { min_coverage: 1.0, guards: Some(guards(action)) };
+        let terms = Terms { min_coverage: 1.0, guards: Some(guards(action)), delta: false };
         publish(&run, Kind::User, &terms).await.unwrap()
     };
     for _ in 0..2 {

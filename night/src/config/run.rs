@@ -103,11 +103,29 @@ pub struct OutputConfig {
     /// How many nights stay; all if not given.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_nights: Option<usize>,
+    /// A table format in which data sets are published besides the folders of parts; none if not given.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub table: Option<TableFormat>,
+}
+
+/// `[output] table`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TableFormat {
+    /// Delta Lake tables, one per data set and kind.
+    Delta,
+}
+
+impl OutputConfig {
+    /// Whether each data set and kind is also a Delta table.
+    pub fn is_delta(&self) -> bool {
+        self.table == Some(TableFormat::Delta)
+    }
 }
 
 impl Default for OutputConfig {
     fn default() -> Self {
-        Self { path: "output".into(), min_coverage: 0.98, keep_nights: None }
+        Self { path: "output".into(), min_coverage: 0.98, keep_nights: None, table: None }
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the types of the configuration leave open, checked before anything is done.
 
 use anyhow::{Result, ensure};
+use laser_schema::embedding::EmbeddingLayout;
 use laser_schema::guard::{GuardAction, Guards};
 
 use super::{Config, PolicyKind};
@@ -68,6 +69,11 @@ impl Config {
         ensure!(
             self.encoder.as_ref().is_none_or(|e| !e.path.is_empty()),
             "[encoder] path: not set; give a BERT model's directory, a hub id or a URL, or remove [encoder]"
+        );
+        ensure!(
+            !self.output.is_delta() || self.encoder.as_ref().is_none_or(|e| e.layout == EmbeddingLayout::List),
+            "[encoder] layout: with [output] table = \"delta\" it must be \"list\", because readers of Delta tables \
+             refuse lists of fixed size"
         );
         Ok(())
     }

@@ -42,7 +42,8 @@ impl Night<'_> {
     pub(crate) async fn publish(self, run: PlannedRun, seconds: Option<f64>) -> Result<Outcome> {
         let mut manifests = Vec::new();
         let (mut covered, mut kept) = (true, true);
-        let terms = Terms { min_coverage: self.config.output.min_coverage, guards: self.config.guards };
+        let output = &self.config.output;
+        let terms = Terms { min_coverage: output.min_coverage, guards: self.config.guards, delta: output.is_delta() };
         for &kind in run.plan.counts.keys() {
             let published = finalise::publish(&run, kind, &terms).await?;
             covered &= !matches!(published, Published::BelowCoverage(_));
