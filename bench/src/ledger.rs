@@ -19,7 +19,7 @@ use rand_xoshiro::Xoshiro256PlusPlus;
 use serde::Serialize;
 
 use super::machine;
-use super::plan::{cpu_seconds, status_mb};
+use super::stage::{cpu_seconds, status_mb};
 
 /// `laser-bench ledger`.
 #[derive(Debug, Clone, Args, Serialize)]

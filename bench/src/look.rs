@@ -5,16 +5,14 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use jiff::civil::date;
-use laser_schema::job::{Action, PLAN_VERSION, Plan, ShardJob};
-use laser_schema::{Digest, Kind};
 use laser_store::Location;
 use laser_store::run_store::{Committed, PlannedRun, RunStore};
 use laser_terminal::{Style, Table};
 use serde::Serialize;
 
 use super::machine;
-use super::plan::{cpu_seconds, spec};
+use super::simulated;
+use super::stage::cpu_seconds;
 
 /// `laser-bench look`.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -68,7 +66,7 @@ pub(super) async fn run(options: &LookArgs) -> Result<LookReport> {
     if dir.exists() {
         std::fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
     }
-    let plan = plan(options.shards);
+    let plan = simulated::plan(256 * u64::from(options.shards), options.shards);
     let output = Location::parse(&dir.to_string_lossy())?;
     let run = PlannedRun::new(RunStore::new(&output, &plan.run), plan);
     let mut committed = Committed::new(&run);
@@ -98,33 +96,4 @@ pub(super) async fn run(options: &LookArgs) -> Result<LookReport> {
         end = plan.shards.len().min(end + options.between as usize);
     }
     Ok(LookReport { options: options.clone(), machine: machine(), looks })
-}
-
-fn plan(shards: u32) -> Plan {
-    let width = shards.to_string().len();
-    let job = |shard: u32| ShardJob {
-        shard,
-        action: Action::Generate,
-        kind: Kind::User,
-        pool: "user-all".into(),
-        rows: 256,
-        prompt_tokens: 0,
-        input: String::new(),
-        input_digest: Digest::of(b""),
-        output: format!("profiles/kind=user/run=look/part-{shard:0width$}.parquet"),
-    };
-    Plan {
-        version: PLAN_VERSION,
-        run: "look".into(),
-        date: date(2026, 1, 2),
-        spec: spec(),
-        pools: String::new(),
-        price: None,
-        guards: None,
-        embedding: None,
-        pool_digest: Digest::of(b""),
-        ids: Default::default(),
-        counts: Default::default(),
-        shards: (0..shards).map(job).collect(),
-    }
 }

@@ -3,7 +3,7 @@
 //! `paper` compares ways of speculating, `ablation` policies of verification, `sweep` sizes of pools and trees, `batch`
 //! batch sizes; they differ in their list of [variants] only, and one routine runs such a list [interleaved](mod@run).
 //! `engine` measures forwards alone, `replay` measures drafting on known texts, without a model; `plan`, `publish`,
-//! `ledger` and `look` measure the coordinator on nights of any size.
+//! `ledger`, `queue` and `look` measure the coordinator on nights of any size.
 //!
 //! Texts, acceptance and counts are a function of the inputs and the seed; times are of this machine, at this
 //! moment. Each command prints a table and writes the same figures as JSON.
@@ -18,9 +18,12 @@ mod plan;
 mod plot;
 mod pools;
 mod publish;
+mod queue;
 mod replay;
 mod report;
 mod run;
+mod simulated;
+mod stage;
 mod synthetic;
 mod variants;
 
@@ -77,8 +80,10 @@ enum Command {
     Engine(engine::EngineArgs),
     /// Time and memory of building the pools of a synthetic night and planning it.
     Plan(plan::PlanArgs),
-    /// A simulated night of any size on the ledger: events, processor time, memory.
+    /// A simulated night of any size on the ledger of one process: events, processor time, memory.
     Ledger(ledger::LedgerArgs),
+    /// The queue of a distributed night on a NATS server, with many leases in flight.
+    Queue(queue::QueueArgs),
     /// Time and memory of publishing and verifying a synthetic night.
     Publish(publish::PublishArgs),
     /// Time and processor time of the coordinator's look at a store of many shards.
@@ -226,8 +231,11 @@ struct ReplayArgs {
     #[arg(required = true)]
     texts: Vec<String>,
     /// A tokenizer.json; that of --model if not given.
-    #[arg(long, required_unless_present = "model")]
+    #[arg(long, required_unless_present_any = ["model", "train_tokenizer"])]
     tokenizer: Option<PathBuf>,
+    /// Train a byte-level BPE of this many tokens on the texts that are not held out, and write it to --output.
+    #[arg(long, value_name = "TOKENS", conflicts_with_all = ["model", "tokenizer"])]
+    train_tokenizer: Option<usize>,
     /// A model, for its tokenizer.
     #[arg(long)]
     model: Option<String>,
@@ -243,6 +251,9 @@ struct ReplayArgs {
     /// Pool sizes, in tokens.
     #[arg(long, value_delimiter = ',', default_values_t = [100_000, 1_000_000])]
     pool_tokens: Vec<usize>,
+    /// Numbers of threads that draft from the largest pool with the largest tree at the same time.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 8], value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Vec<u16>,
     /// Seed of what is held out and what the pools hold.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -327,6 +338,11 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Ledger(options) => {
             let report = ledger::run(&options)?;
             write_json(&options.output.join("ledger.json"), &report)?;
+            print(&report.render(style))
+        }
+        Command::Queue(options) => {
+            let report = queue::run(&options).await?;
+            write_json(&options.output.join("queue.json"), &report)?;
             print(&report.render(style))
         }
         Command::Publish(options) => {

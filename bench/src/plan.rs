@@ -1,7 +1,6 @@
 //! `laser-bench plan`: how long pools and plan of a synthetic night take, and in how much memory.
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
@@ -15,8 +14,8 @@ use laser_pool_builder::{
     Attributes, BuildProgress, Clusters, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools,
     join_embeddings,
 };
-use laser_schema::job::{Plan, Policy, Spec};
-use laser_schema::{Digest, Entity, Kind};
+use laser_schema::job::{Plan, Spec};
+use laser_schema::{Entity, Kind};
 use laser_store::Location;
 use laser_store::join::Join;
 use laser_store::previous::PreviousReader;
@@ -24,6 +23,8 @@ use laser_terminal::{Display, Style, Table};
 use serde::Serialize;
 
 use super::machine;
+use super::simulated::spec;
+use super::stage::{Stage, Watch};
 use super::synthetic::{self, Synthetic};
 
 /// `laser-bench plan`.
@@ -51,17 +52,6 @@ pub(super) struct PlanReport {
     stages: Vec<Stage>,
 }
 
-#[derive(Debug, Serialize)]
-struct Stage {
-    stage: &'static str,
-    seconds: f64,
-    /// Of all threads.
-    cpu_seconds: f64,
-    entities_per_second: f64,
-    /// Highest resident set of the process in this stage.
-    peak_mb: f64,
-}
-
 impl PlanReport {
     pub(super) fn render(&self, style: Style) -> String {
         let mut table = Table::new(&["entities", "memory_mb", "stage", "s", "CPU s", "entities/s", "peak MB"]);
@@ -72,7 +62,7 @@ impl PlanReport {
                 stage.stage.to_owned(),
                 format!("{:.1}", stage.seconds),
                 format!("{:.1}", stage.cpu_seconds),
-                format!("{:.0}", stage.entities_per_second),
+                format!("{:.0}", stage.rows_per_second),
                 format!("{:.0}", stage.peak_mb),
             ]);
         }
@@ -119,14 +109,14 @@ impl Bench<'_> {
         let (users, spec) = (self.options.entities, spec());
         let watch = self.watch("making the night")?;
         let data = synthetic::write(dir, users, NIGHT.yesterday()?, &self.prompts, &spec).await?;
-        self.done(&watch)?;
+        self.done(watch)?;
         let config = pools_config(&data);
         let watch = self.watch("building pools")?;
         let pools = self.pools(&data, &config).await?;
-        self.done(&watch)?;
+        self.done(watch)?;
         let watch = self.watch("planning")?;
         let plan = self.plan(&data, &config, &pools, spec).await?;
-        self.done(&watch)?;
+        self.done(watch)?;
         let counts = plan.counts[&Kind::User];
         ensure!(
             (counts.entities, counts.carried) == (users, data.unchanged),
@@ -179,59 +169,12 @@ impl Bench<'_> {
 
     fn watch(&mut self, stage: &'static str) -> Result<Watch> {
         self.display.stage(stage);
-        // "5" forgets the peak so far (proc(5)).
-        std::fs::write("/proc/self/clear_refs", "5").context("/proc/self/clear_refs")?;
-        Ok(Watch { stage, started: Instant::now(), cpu_seconds: cpu_seconds()? })
+        Watch::start(stage)
     }
 
-    fn done(&mut self, watch: &Watch) -> Result<()> {
-        let seconds = watch.started.elapsed().as_secs_f64();
-        self.stages.push(Stage {
-            stage: watch.stage,
-            seconds,
-            cpu_seconds: cpu_seconds()? - watch.cpu_seconds,
-            entities_per_second: self.options.entities as f64 / seconds,
-            peak_mb: status_mb("VmHWM")?,
-        });
+    fn done(&mut self, watch: Watch) -> Result<()> {
+        self.stages.push(watch.stop(self.options.entities)?);
         Ok(())
-    }
-}
-
-struct Watch {
-    stage: &'static str,
-    started: Instant,
-    cpu_seconds: f64,
-}
-
-/// A size in `/proc/self/status`.
-pub(super) fn status_mb(key: &str) -> Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status").context("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix(key));
-    let number = line.and_then(|line| line.trim_matches(|c: char| !c.is_ascii_digit()).parse().ok());
-    let kib: f64 = number.with_context(|| format!("/proc/self/status has no {key}"))?;
-    Ok(kib / 1024.0)
-}
-
-/// Seconds of all threads on a processor so far, in steps of Linux' hundredth of a second.
-pub(super) fn cpu_seconds() -> Result<f64> {
-    let stat = std::fs::read_to_string("/proc/self/stat").context("/proc/self/stat")?;
-    let (_, fields) = stat.rsplit_once(')').context("/proc/self/stat")?;
-    // The fields after the name: user time is the 12th, system time the 13th (proc(5)).
-    let times = fields.split_whitespace().skip(11).take(2);
-    Ok(times.filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0)
-}
-
-/// A specification of nothing that exists.
-pub(super) fn spec() -> Spec {
-    Spec {
-        engine: "simulated".into(),
-        model: Digest::of(b"model"),
-        tokenizer: Digest::of(b"tokenizer"),
-        precision: "f32".into(),
-        prompts: Kind::ALL.map(|kind| (kind, Digest::of(b"prompt"))).into(),
-        verification: Policy::Strict,
-        max_new_tokens: 128,
-        stop: Vec::new(),
     }
 }
 

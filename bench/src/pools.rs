@@ -10,8 +10,8 @@ use laser_model::ModelFiles;
 use laser_night::Progress;
 use laser_night::config::RunConfig;
 use laser_pool_builder::{
-    Attributes, Clusters, Grouping, GroupingConfig, OpenPools, PoolSet, PoolTokenizer, PoolsConfig, build_pools,
-    clear_pools, join_embeddings,
+    Attributes, Clusters, Grouping, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools, clear_pools,
+    join_embeddings,
 };
 use laser_schema::embedding::EmbeddingSource;
 use laser_schema::{Entity, EntityId, EntityTable, Kind};
@@ -33,7 +33,7 @@ pub(super) enum PoolScheme {
     Global,
     /// One pool for all users and one for all items, of texts whose words are in random order: it predicts nothing.
     Shuffled,
-    /// As many random groups as there are customised ones with texts.
+    /// The customised pools with their texts dealt out at random: the same sizes and routes, but no likeness.
     Random,
     /// Users by clusters of their embeddings, items by attributes.
     Custom {
@@ -74,11 +74,10 @@ pub(super) struct Pools {
 }
 
 impl Pools {
-    /// Builds the pools of each scheme from the same texts, below the output folder. Random ones come
-    /// after the customised ones, whose number they take.
+    /// Builds the pools of each scheme from the same texts, below the output folder.
     pub(super) async fn build(
         setup: &SetupArgs,
-        mut schemes: Vec<PoolScheme>,
+        schemes: Vec<PoolScheme>,
         tables: &[EntityTable],
         texts: &[PreviousText],
         model: &ModelFiles,
@@ -88,13 +87,13 @@ impl Pools {
         custom.validate()?;
         let embeddings = read_embeddings(tables, &custom).await?;
         let mut pools = Self { schemes: Vec::new(), embeddings };
-        schemes.sort_by_key(|scheme| *scheme == PoolScheme::Random);
         for scheme in schemes {
-            let config = pools.config(scheme, &custom);
+            let config = config(scheme, &custom);
             let dir = setup.output.join("pools").join(scheme.to_string());
             let dir = Location::parse(&dir.to_string_lossy())?;
             let texts = match scheme {
                 PoolScheme::Shuffled => shuffled(texts, setup.seed),
+                PoolScheme::Random => dealt(texts, setup.seed),
                 _ => texts.to_vec(),
             };
             let previous = stream::iter([Ok(texts)]);
@@ -117,28 +116,6 @@ impl Pools {
             pools.schemes.push((scheme, open));
         }
         Ok(pools)
-    }
-
-    fn config(&self, scheme: PoolScheme, custom: &PoolsConfig) -> PoolsConfig {
-        let mut config = custom.clone();
-        for (kind, grouping) in [(Kind::User, &mut config.user), (Kind::Item, &mut config.item)] {
-            match scheme {
-                PoolScheme::Global | PoolScheme::Shuffled => grouping.grouping = Grouping::Global,
-                PoolScheme::Random => {
-                    grouping.grouping = Grouping::Random;
-                    grouping.groups = self.custom_groups(kind).max(1);
-                }
-                PoolScheme::Custom { max_texts } => grouping.max_texts = max_texts,
-            }
-        }
-        config
-    }
-
-    /// Groups of the customised pools, built before, that have a pool beside that of everything.
-    fn custom_groups(&self, kind: Kind) -> u64 {
-        let is_custom = |scheme: &PoolScheme| matches!(scheme, PoolScheme::Custom { .. });
-        let custom = self.schemes.iter().find(|(scheme, _)| is_custom(scheme));
-        custom.map_or(0, |(_, pools)| group_pools(pools.set(), kind))
     }
 
     /// An entity's pool under each scheme; none where there are no texts.
@@ -167,6 +144,33 @@ impl Pools {
     }
 }
 
+fn config(scheme: PoolScheme, custom: &PoolsConfig) -> PoolsConfig {
+    let mut config = custom.clone();
+    for grouping in [&mut config.user, &mut config.item] {
+        match scheme {
+            PoolScheme::Global | PoolScheme::Shuffled => grouping.grouping = Grouping::Global,
+            PoolScheme::Random => {}
+            PoolScheme::Custom { max_texts } => grouping.max_texts = max_texts,
+        }
+    }
+    config
+}
+
+/// The texts of each kind, dealt out anew to its entities.
+fn dealt(texts: &[PreviousText], seed: u64) -> Vec<PreviousText> {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
+    let mut dealt = Vec::with_capacity(texts.len());
+    for kind in Kind::ALL {
+        let of_kind: Vec<&PreviousText> = texts.iter().filter(|text| text.kind == kind).collect();
+        let mut contents: Vec<&str> = of_kind.iter().map(|text| text.text.as_str()).collect();
+        contents.shuffle(&mut rng);
+        let deal =
+            |(text, content): (&&PreviousText, &str)| PreviousText { text: content.to_owned(), ..(*text).clone() };
+        dealt.extend(of_kind.iter().zip(contents).map(deal));
+    }
+    dealt
+}
+
 /// The texts with their words in random order.
 fn shuffled(texts: &[PreviousText], seed: u64) -> Vec<PreviousText> {
     let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed);
@@ -192,11 +196,6 @@ async fn read_embeddings(tables: &[EntityTable], config: &PoolsConfig) -> Result
     Ok(embeddings)
 }
 
-fn group_pools(set: &PoolSet, kind: Kind) -> u64 {
-    let all = format!("{kind}-all");
-    set.pools.iter().filter(|pool| pool.kind == kind && pool.name != all).count() as u64
-}
-
 /// Users by collaboration, items by attributes: the customised pools of the paper.
 fn custom_config(setup: &SetupArgs) -> PoolsConfig {
     let npy = setup.user_embeddings.clone().zip(setup.user_ids.clone());
@@ -217,5 +216,29 @@ fn custom_config(setup: &SetupArgs) -> PoolsConfig {
             ..GroupingConfig::default()
         },
         ..PoolsConfig::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use laser_schema::EntityId;
+
+    use super::*;
+
+    #[test]
+    fn dealing_keeps_each_kinds_entities_and_its_texts() {
+        let text = |kind, id| PreviousText { kind, id: EntityId::Int(id), text: format!("{kind} {id}"), record: None };
+        let texts: Vec<_> = (0..60).map(|id| text(if id % 3 == 0 { Kind::Item } else { Kind::User }, id)).collect();
+        let dealt = dealt(&texts, 1);
+        for kind in Kind::ALL {
+            let of_kind = |texts: &[PreviousText]| texts.iter().filter(|t| t.kind == kind).cloned().collect::<Vec<_>>();
+            let (before, after) = (of_kind(&texts), of_kind(&dealt));
+            assert!(before.iter().map(|text| &text.id).eq(after.iter().map(|text| &text.id)));
+            assert!(before.iter().zip(&after).any(|(before, after)| before.text != after.text));
+            let contents = |texts: &[PreviousText]| {
+                texts.iter().map(|t| t.text.clone()).collect::<std::collections::BTreeSet<_>>()
+            };
+            assert_eq!(contents(&before), contents(&after));
+        }
     }
 }

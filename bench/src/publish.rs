@@ -1,17 +1,15 @@
 //! `laser-bench publish`: how long publishing and verifying a night of any size take, and in how much memory.
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use jiff::Timestamp;
-use jiff::civil::{Date, date};
 use jiff::tz::TimeZone;
 use laser_coordinator::finalise::{Published, Terms, publish};
 use laser_night::Progress;
 use laser_schema::entity::IdType;
-use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, ShardJob, Spec};
+use laser_schema::job::{Plan, ShardJob, Spec};
 use laser_schema::knowledge::{Figures, KnowledgeRecord, PartInfo};
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::Location;
@@ -23,7 +21,8 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use super::machine;
-use super::plan::{cpu_seconds, spec, status_mb};
+use super::simulated::{self, NIGHT};
+use super::stage::{Stage, Watch};
 use super::synthetic::{mix, words};
 
 /// `laser-bench publish`.
@@ -50,18 +49,6 @@ pub(super) struct PublishReport {
     stages: Vec<Stage>,
 }
 
-#[derive(Debug, Serialize)]
-struct Stage {
-    stage: &'static str,
-    seconds: f64,
-    /// Of all threads.
-    cpu_seconds: f64,
-    rows_per_second: f64,
-    bytes_per_second: f64,
-    /// Highest resident set of the process in this stage.
-    peak_mb: f64,
-}
-
 impl PublishReport {
     pub(super) fn render(&self, style: Style) -> String {
         let mut table = Table::new(&["rows", "parts", "MB", "stage", "s", "CPU s", "rows/s", "MB/s", "peak MB"]);
@@ -74,7 +61,7 @@ impl PublishReport {
                 format!("{:.1}", stage.seconds),
                 format!("{:.1}", stage.cpu_seconds),
                 format!("{:.0}", stage.rows_per_second),
-                format!("{:.0}", stage.bytes_per_second / 1e6),
+                format!("{:.0}", self.bytes as f64 / stage.seconds / 1e6),
                 format!("{:.0}", stage.peak_mb),
             ]);
         }
@@ -82,15 +69,13 @@ impl PublishReport {
     }
 }
 
-/// The night.
-const NIGHT: Date = date(2026, 1, 2);
-
 /// Writes the parts as workers would, publishes them, and verifies the published folder.
 pub(super) async fn run(options: &PublishArgs) -> Result<PublishReport> {
     ensure!(options.parts > 0, "--parts 0: there must be at least one");
     let dir = options.output.join("publish");
     let root = Location::parse(&dir.to_string_lossy())?;
-    let plan = plan(options);
+    let rows = u64::from(options.rows);
+    let plan = simulated::plan(rows, options.parts);
     let night = PlannedRun::new(RunStore::new(&root, &plan.run), plan.clone());
     let mut display = Display::new();
     display.stage("writing parts");
@@ -99,72 +84,15 @@ pub(super) async fn run(options: &PublishArgs) -> Result<PublishReport> {
     display.stage("publishing");
     let watch = Watch::start("publish")?;
     let published = publish(&night, Kind::User, &Terms::coverage(1.0)).await?;
-    report.stages.push(watch.stop(options, bytes)?);
-    ensure!(matches!(&published, Published::Complete(manifest) if manifest.rows == u64::from(options.rows)));
+    report.stages.push(watch.stop(rows)?);
+    ensure!(matches!(&published, Published::Complete(manifest) if manifest.rows == rows));
     display.stage("verifying");
     let watch = Watch::start("verify")?;
     let verified = verify(&night.partition(Kind::User)).await?;
-    report.stages.push(watch.stop(options, bytes)?);
+    report.stages.push(watch.stop(rows)?);
     ensure!(verified.faults.is_empty(), "{:?}", verified.faults);
     std::fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
     Ok(report)
-}
-
-struct Watch {
-    stage: &'static str,
-    started: Instant,
-    cpu_seconds: f64,
-}
-
-impl Watch {
-    fn start(stage: &'static str) -> Result<Self> {
-        // "5" forgets the peak so far (proc(5)).
-        std::fs::write("/proc/self/clear_refs", "5").context("/proc/self/clear_refs")?;
-        Ok(Self { stage, started: Instant::now(), cpu_seconds: cpu_seconds()? })
-    }
-
-    fn stop(self, options: &PublishArgs, bytes: u64) -> Result<Stage> {
-        let seconds = self.started.elapsed().as_secs_f64();
-        Ok(Stage {
-            stage: self.stage,
-            seconds,
-            cpu_seconds: cpu_seconds()? - self.cpu_seconds,
-            rows_per_second: f64::from(options.rows) / seconds,
-            bytes_per_second: bytes as f64 / seconds,
-            peak_mb: status_mb("VmHWM")?,
-        })
-    }
-}
-
-fn plan(options: &PublishArgs) -> Plan {
-    let mut plan = Plan {
-        version: PLAN_VERSION,
-        run: "bench".into(),
-        date: NIGHT,
-        spec: spec(),
-        pools: "pools".into(),
-        pool_digest: Digest::of(b"pools"),
-        price: None,
-        guards: None,
-        embedding: None,
-        ids: [(Kind::User, IdType::Int64)].into(),
-        counts: [(Kind::User, KindCounts { entities: u64::from(options.rows), ..KindCounts::default() })].into(),
-        shards: Vec::new(),
-    };
-    let partition = plan.partition(Kind::User);
-    let job = |shard| ShardJob {
-        shard,
-        action: Action::Generate,
-        kind: Kind::User,
-        pool: "user-all".into(),
-        rows: u64::from(options.rows / options.parts + u32::from(shard < options.rows % options.parts)),
-        prompt_tokens: 0,
-        input: String::new(),
-        input_digest: Digest::of(b""),
-        output: format!("{partition}/part-{shard:07}.parquet"),
-    };
-    plan.shards = (0..options.parts).map(job).collect();
-    plan
 }
 
 /// Writes all parts on all threads; returns their bytes.

@@ -6,16 +6,19 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use jiff::civil::Date;
 use laser_decode::{Drafter, Pool, PoolMeta, Token, build_pool};
 use laser_model::Tokenizer;
 use laser_night::{Progress, open_local_model};
 use laser_pool_builder::{RELIABILITY_BINS, ReplayReport, ReplayText, replay as replay_texts};
-use laser_schema::Kind;
+use laser_schema::{EntityId, Kind};
 use laser_store::previous::{PreviousReader, PreviousSource, PreviousText};
 use laser_terminal::{Display, Style, Table};
 use serde::Serialize;
+use tokenizers::models::TrainerWrapper;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
 use super::history::hash;
 use super::machine;
@@ -28,6 +31,16 @@ pub(super) struct Report {
     options: ReplayArgs,
     pools: Vec<PoolRow>,
     pub(super) rows: Vec<Row>,
+    threads: Vec<ThreadsRow>,
+}
+
+/// Several threads on one pool, each with all texts.
+#[derive(Debug, Serialize)]
+struct ThreadsRow {
+    threads: u16,
+    drafts_per_second: f64,
+    /// The median draft of the slowest thread, in microseconds.
+    draft_us_p50: f64,
 }
 
 /// One pool.
@@ -70,7 +83,7 @@ pub(super) async fn replay(options: &ReplayArgs) -> Result<Report> {
     );
     let mut display = Display::new();
     display.stage("reading");
-    let tokenizer = tokenizer(options).await?;
+    let tokenizer = open_tokenizer(options).await?;
     let (mut corpora, mut texts) = (Vec::new(), PoolTexts::new());
     for path in &options.texts {
         corpora.push(read(path, options, &tokenizer, &mut texts).await?);
@@ -83,41 +96,84 @@ pub(super) async fn replay(options: &ReplayArgs) -> Result<Report> {
         let all = corpora.iter().flat_map(|corpus| corpus.held_out.clone()).collect();
         corpora.push(Corpus { name: "all".into(), held_out: all });
     }
-    let mut report = Report { machine: machine(), options: options.clone(), pools: Vec::new(), rows: Vec::new() };
+    let mut report = Report {
+        machine: machine(),
+        options: options.clone(),
+        pools: Vec::new(),
+        rows: Vec::new(),
+        threads: Vec::new(),
+    };
     display.stage("replaying");
     let total = Some((options.pool_tokens.len() * options.nodes.len()) as u64);
-    let mut done = 0;
+    let (mut done, mut largest) = (0, None::<Pool>);
     for &size in &options.pool_tokens {
         let (pool, row) = build(size, &texts, &tokenizer)?;
         report.pools.push(row);
+        if largest.as_ref().is_none_or(|largest| largest.tokens() < pool.tokens()) {
+            largest = Some(pool.clone());
+        }
         for &nodes in &options.nodes {
             report.rows.extend(measure(&corpora, &pool, nodes));
             done += 1;
             display.update(done, total, "pools × trees");
         }
     }
+    if let Some((pool, corpus)) = largest.zip(corpora.last()) {
+        let nodes = options.nodes.iter().max().copied().unwrap_or_default();
+        report.threads = options.threads.iter().map(|&threads| together(corpus, &pool, nodes, threads)).collect();
+    }
     Ok(report)
 }
 
-async fn tokenizer(options: &ReplayArgs) -> Result<Tokenizer> {
-    match (&options.tokenizer, &options.model) {
-        (Some(path), _) => Ok(Tokenizer::open(path)?),
-        (None, model) => Ok(open_local_model(model.as_deref().unwrap_or_default()).await?.tokenizer),
+async fn open_tokenizer(options: &ReplayArgs) -> Result<Tokenizer> {
+    match (&options.tokenizer, &options.model, options.train_tokenizer) {
+        (Some(path), ..) => Ok(Tokenizer::open(path)?),
+        (None, Some(model), _) => Ok(open_local_model(model).await?.tokenizer),
+        (None, None, tokens) => train_tokenizer(options, tokens.unwrap_or_default()).await,
     }
+}
+
+/// Trains a byte-level BPE on the texts that pools may hold, and leaves it beside the figures.
+async fn train_tokenizer(options: &ReplayArgs, tokens: usize) -> Result<Tokenizer> {
+    let mut texts = Vec::new();
+    for path in &options.texts {
+        let mut reader = reader(path).await?;
+        while let Some(file) = reader.next_batch().await? {
+            texts.extend(file.into_iter().filter(|text| !is_held_out(options, &text.id)).map(|text| text.text));
+        }
+    }
+    let bytes = ByteLevel::default().add_prefix_space(false);
+    let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
+    tokenizer.with_pre_tokenizer(Some(bytes)).with_decoder(Some(bytes));
+    let trainer = BpeTrainer::builder().vocab_size(tokens).show_progress(false).initial_alphabet(ByteLevel::alphabet());
+    let mut trainer = TrainerWrapper::from(trainer.build());
+    let path = options.output.join("tokenizer.json");
+    std::fs::create_dir_all(&options.output).with_context(|| options.output.display().to_string())?;
+    let trained = tokenizer.train(&mut trainer, texts.iter()).and_then(|trained| trained.save(&path, false));
+    trained.map_err(|error| anyhow!("{}: {error}", path.display()))?;
+    Ok(Tokenizer::open(&path)?)
+}
+
+async fn reader(path: &str) -> Result<PreviousReader> {
+    // A foreign file does not tell its kind, which plays no part here.
+    let source = PreviousSource { path: path.to_owned(), kind: Some(Kind::User), id_type: None };
+    Ok(PreviousReader::open(&[source], Date::MAX).await?)
+}
+
+fn is_held_out(options: &ReplayArgs, id: &EntityId) -> bool {
+    (hash(options.seed, "held out", id) as f64 / u64::MAX as f64) < options.held_out
 }
 
 /// Reads one file and splits its texts: those held out come back, the others are added to `texts`.
 async fn read(path: &str, options: &ReplayArgs, tokenizer: &Tokenizer, texts: &mut PoolTexts) -> Result<Corpus> {
-    // A foreign file does not tell its kind, which plays no part here.
-    let source = PreviousSource { path: path.to_owned(), kind: Some(Kind::User), id_type: None };
-    let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
+    let mut reader = reader(path).await?;
     let mut held_out = Vec::new();
     while let Some(file) = reader.next_batch().await? {
         let contents: Vec<&str> = file.iter().map(|text| text.text.as_str()).collect();
         let tokens = tokenizer.encode_batch(&contents, false)?;
         for (PreviousText { id, .. }, tokens) in file.iter().zip(tokens) {
             let order = hash(options.seed, path, id);
-            if hash(options.seed, "held out", id) as f64 / u64::MAX as f64 >= options.held_out {
+            if !is_held_out(options, id) {
                 texts.push((order, tokens));
             } else if !tokens.is_empty() {
                 held_out.push((order, ReplayText { text: tokens, ..ReplayText::default() }));
@@ -182,8 +238,25 @@ fn measure(corpora: &[Corpus], pool: &Pool, nodes: usize) -> Vec<Row> {
     corpora.iter().flat_map(of_corpus).collect()
 }
 
+/// Replays the texts on several threads at the same time.
+fn together(corpus: &Corpus, pool: &Pool, nodes: usize, threads: u16) -> ThreadsRow {
+    let (drafter, end_of_text) = (DraftRule::Blended.drafter(), pool.meta().end_of_text);
+    let work = || replay_texts(&corpus.held_out, Some(pool), drafter, nodes, end_of_text);
+    let started = Instant::now();
+    let reports: Vec<ReplayReport> = std::thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+        running.into_iter().filter_map(|thread| thread.join().ok()).collect()
+    });
+    let steps: u64 = reports.iter().map(|report| report.steps).sum();
+    ThreadsRow {
+        threads,
+        drafts_per_second: steps as f64 / started.elapsed().as_secs_f64(),
+        draft_us_p50: reports.iter().map(|report| report.draft_us_p50).fold(0.0, f64::max),
+    }
+}
+
 impl Report {
-    /// The pools, then every replay.
+    /// The pools, then every replay, then the estimates, then several threads.
     pub(super) fn render(&self, style: Style) -> String {
         let mut pools = Table::new(&["pool", "texts", "build tokens/s", "bytes/token"]);
         for row in &self.pools {
@@ -222,12 +295,25 @@ impl Report {
             ]);
         }
         format!(
-            "{}\n\n{}{}\n{}",
+            "{}\n\n{}{}\n{}\n{}",
             self.machine,
             pools.render(style),
             replays.render(style),
-            self.reliability().render(style)
+            self.reliability().render(style),
+            self.threads().render(style),
         )
+    }
+
+    fn threads(&self) -> Table {
+        let mut table = Table::new(&["threads on one pool", "drafts/s", "p50 µs"]);
+        for row in &self.threads {
+            table.push(vec![
+                row.threads.to_string(),
+                format!("{:.0}", row.drafts_per_second),
+                format!("{:.0}", row.draft_us_p50),
+            ]);
+        }
+        table
     }
 
     /// How right the estimates of the blended drafter are: on all texts, with the last pool and tree.

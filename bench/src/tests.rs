@@ -55,21 +55,23 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
             "vanilla",
             "whole prompts",
             "PLD",
+            "ReSD, paper's rule",
             "GRP (ReSD)",
             "RRP",
             "CRP",
             "RV+GRP",
             "RV+RRP",
+            "LASER, paper's rule",
             "LASER (RV+CRP)",
             "LASER adaptive",
             "LASER+own",
         ];
         let own = usize::from(kind.kind == laser_schema::Kind::User);
-        assert_eq!(names, expected[..10 + own]);
+        assert_eq!(names, expected[..12 + own]);
         assert_eq!(kind.mismatches, [], "{text}");
-        assert!(kind.rows[..6].iter().all(|row| row.identical == 5), "{text}");
+        assert!(kind.rows[..7].iter().all(|row| row.identical == 5), "{text}");
         assert_eq!((kind.rows[0].aal, kind.rows[0].speedup), (0.0, 1.0));
-        assert!(kind.rows[8].aal > 0.0, "{text}");
+        assert!(kind.rows[10].aal > 0.0, "{text}");
     }
     assert_eq!(report.kinds.len(), 2);
     assert_eq!(report.file_name(), "paper-user-item.json");
@@ -157,14 +159,13 @@ async fn replay_measures_each_file_and_all_together() {
         std::fs::write(&path, (0..60).map(line).collect::<String>()).unwrap();
         path.to_str().unwrap().to_owned()
     };
-    let model = std::path::absolute("../fixtures/profile-lm").unwrap();
     let (a, b, output) = (file("a.jsonl", "drama"), file("b.jsonl", "comedy"), dir.path().join("out"));
     let args = [
         "replay",
         &a,
         &b,
-        "--model",
-        model.to_str().unwrap(),
+        "--train-tokenizer",
+        "300",
         "--held-out",
         "0.2",
         "--nodes",
@@ -180,7 +181,13 @@ async fn replay_measures_each_file_and_all_together() {
     let expected = ["a.jsonl", "b.jsonl", "all"]
         .map(|texts| ["blended", "raw-frequency", "prompt-lookup"].map(|drafter| (texts, drafter)));
     assert_eq!(of, expected.concat());
-    assert!(report.rows[0].accepted_per_step > 2.0, "{}", report.render(Style::Text));
+    let text = report.render(Style::Text);
+    assert!(report.rows[0].accepted_per_step > 2.0, "{text}");
+    assert!(text.contains("threads on one pool"), "{text}");
+    let tokenizer = laser_model::Tokenizer::open(&output.join("tokenizer.json")).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 300);
+    let tokens = tokenizer.encode("the viewer likes drama", false).unwrap();
+    assert_eq!(tokenizer.decode(&tokens).unwrap(), "the viewer likes drama");
 }
 
 #[test]

@@ -6,8 +6,8 @@ use laser_decode::{Drafter, PolicyError, Verification};
 use laser_schema::Kind;
 use laser_worker::generate::GenerateOptions;
 
-use super::SetupArgs;
 use super::pools::PoolScheme;
+use super::{DraftRule, SetupArgs};
 
 /// Longest match of prompt lookup, as published for PLD.
 const LOOKUP_NGRAM: usize = 3;
@@ -77,6 +77,11 @@ impl Variant {
         }
     }
 
+    /// The same with the paper's rule: the most frequent branches (3.3).
+    fn by_frequency(self, name: &str) -> Self {
+        Self { name: name.into(), drafter: DraftRule::RawFrequency.drafter(), ..self }
+    }
+
     /// The same with trees of whatever size pays.
     fn adaptive(self, name: &str) -> Self {
         Self { name: name.into(), nodes: ADAPTIVE_NODES, adaptive: true, ..self }
@@ -114,11 +119,13 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
         Variant::plain(),
         Variant::whole_prompts(),
         Variant::lookup(setup),
+        pooled("", PoolScheme::Global).by_frequency("ReSD, paper's rule"),
         pooled("GRP (ReSD)", PoolScheme::Global),
         pooled("RRP", PoolScheme::Random),
         pooled("CRP", custom),
         pooled("RV+GRP", PoolScheme::Global).verified(relaxed),
         pooled("RV+RRP", PoolScheme::Random).verified(relaxed),
+        pooled("", custom).verified(relaxed).by_frequency("LASER, paper's rule"),
         pooled("LASER (RV+CRP)", custom).verified(relaxed),
         pooled("", custom).verified(relaxed).adaptive("LASER adaptive"),
     ];
