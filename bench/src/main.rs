@@ -252,7 +252,12 @@ struct ReplayArgs {
     #[arg(long, value_delimiter = ',', default_values_t = [100_000, 1_000_000])]
     pool_tokens: Vec<usize>,
     /// Numbers of threads that draft from the largest pool with the largest tree at the same time.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 8], value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        default_values_t = [1, 2, 8],
+        value_parser = clap::value_parser!(u16).range(1..)
+    )]
     threads: Vec<u16>,
     /// Seed of what is held out and what the pools hold.
     #[arg(long, default_value_t = 1)]

@@ -145,7 +145,10 @@ async fn train_tokenizer(options: &ReplayArgs, tokens: usize) -> Result<Tokenize
     let bytes = ByteLevel::default().add_prefix_space(false);
     let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
     tokenizer.with_pre_tokenizer(Some(bytes)).with_decoder(Some(bytes));
-    let trainer = BpeTrainer::builder().vocab_size(tokens).show_progress(false).initial_alphabet(ByteLevel::alphabet());
+    let trainer = BpeTrainer::builder()
+        .vocab_size(tokens)
+        .show_progress(false)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect());
     let mut trainer = TrainerWrapper::from(trainer.build());
     let path = options.output.join("tokenizer.json");
     std::fs::create_dir_all(&options.output).with_context(|| options.output.display().to_string())?;
