@@ -149,10 +149,7 @@ impl Bench<'_> {
     async fn plan(&mut self, data: &Synthetic, config: &PoolsConfig, pools: &OpenPools, spec: Spec) -> Result<Plan> {
         let mut entities = Join::new(&data.tables, self.memory).await?;
         join_embeddings(config, &mut entities).await?;
-        let route = |entity: &Entity| {
-            let route = pools.route(entity, entity.embedding.as_deref());
-            route.map_or_else(String::new, |route| route.pool.to_owned())
-        };
+        let route = |entity: &Entity| pools.route(entity, entity.embedding.as_deref()).unwrap_or_default().to_owned();
         let run = RunConfig::default();
         let request = PlanRequest {
             run: "bench".into(),

@@ -145,7 +145,7 @@ impl Pools {
     pub(super) fn of(&self, entity: &Entity) -> Vec<(PoolScheme, Option<Pool>)> {
         let embedding = self.embeddings.get(&(entity.kind, entity.id.clone()));
         let embedding = embedding.map(Vec::as_slice);
-        let pool = |pools: &OpenPools| pools.pool(pools.route(entity, embedding)?.pool);
+        let pool = |pools: &OpenPools| pools.pool(pools.route(entity, embedding)?);
         self.schemes.iter().map(|(scheme, pools)| (*scheme, pool(pools))).collect()
     }
 

@@ -226,10 +226,7 @@ impl<'a> Night<'a> {
         progress.stage("planning");
         let mut entities = Join::new(&self.config.input, self.config.run.memory()).await?;
         join_embeddings(&self.config.pools, &mut entities).await?;
-        let route = |entity: &Entity| {
-            let route = pools.route(entity, entity.embedding.as_deref());
-            route.map_or_else(String::new, |route| route.pool.to_owned())
-        };
+        let route = |entity: &Entity| pools.route(entity, entity.embedding.as_deref()).unwrap_or_default().to_owned();
         let run = &self.config.run;
         let request = PlanRequest {
             run: begun.store.name().to_owned(),

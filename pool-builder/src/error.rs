@@ -92,7 +92,7 @@ pub enum PoolsError {
     /// The tokenizer failed.
     #[error("tokenising previous texts: {0}")]
     Tokenizer(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Writing the table of assignments, or `pools.json`, failed.
+    /// Writing `pools.json` failed.
     #[error("{file}: cannot be written: {reason}")]
     Encode {
         /// The file.

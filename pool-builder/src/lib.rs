@@ -15,7 +15,6 @@ mod error;
 mod fit;
 mod grouped;
 mod inspect;
-mod members;
 mod open;
 mod pool_set;
 mod progress;
@@ -33,13 +32,12 @@ pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;
 pub use pool_set::{
-    ASSIGNMENTS_FILE, EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry,
-    PoolSet, TextCounts,
+    EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet, TextCounts,
 };
 pub use progress::{BuildProgress, Progress, Stage};
 pub use registry::{POOLS_FOLDER, PoolRegistry, Promotion, RegistryError};
 pub use replay::{RELIABILITY_BINS, ReliabilityBin, ReplayReport, ReplayText, replay};
-pub use router::{Group, Reason, Route, Router};
+pub use router::{Group, Router};
 pub use texts::{PoolTokenizer, ReadError};
 pub use tune::{GroupTuning, KindTuning, TuneConfig, TuneReport, TuneRow, tune};
 

@@ -14,7 +14,6 @@ use laser_store::{Cache, Location};
 
 use crate::error::PoolsError;
 use crate::pool_set::{POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet};
-use crate::router::Route;
 
 /// An open set of pools. Pools are cheap to clone.
 #[derive(Debug, Clone)]
@@ -83,8 +82,8 @@ impl OpenPools {
         self.pools.get(name).cloned()
     }
 
-    /// The pool of an entity, by its kind's router; none if the set has no entities of the kind.
-    pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Option<Route<'_>> {
+    /// The name of an entity's pool, by its kind's router; none if the set has no entities of the kind.
+    pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Option<&str> {
         Some(self.set.router(entity.kind)?.route(entity, embedding))
     }
 

@@ -15,8 +15,6 @@ use crate::router::Router;
 pub const POOL_SET_VERSION: u32 = 1;
 /// The name of the file that commits a folder of pools.
 pub const POOL_SET_FILE: &str = "pools.json";
-/// The name of the table of every entity's pool.
-pub const ASSIGNMENTS_FILE: &str = "assignments.parquet";
 
 /// A set of pools and the routers that lead to them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -125,7 +125,7 @@ impl Sampler {
         let name = id.to_string();
         let priority = priority(self.seed, &[kind.as_str().as_bytes(), name.as_bytes(), text]);
         let mut shared: Option<Arc<str>> = None;
-        for group in groups.filter(|&group| group != ALL).chain([ALL]) {
+        for group in groups.chain([ALL]) {
             sampled.offered[group] += 1;
             sampled.groups[group].offer(priority, || {
                 let text = || String::from_utf8_lossy(text).into();

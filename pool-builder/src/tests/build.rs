@@ -1,16 +1,14 @@
 //! Building: same inputs, same bytes; who belongs where; bad input.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use arrow::array::AsArray;
 use laser_schema::{EntityTable, Kind};
 use laser_store::EntityReader;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{ASSIGNMENTS_FILE, OpenPools, Stage, TextCounts, clear_pools};
+use crate::{OpenPools, Stage, TextCounts, clear_pools};
 
 /// Input tables and a folder for pools.
 fn folders() -> (tempfile::TempDir, Vec<EntityTable>, PathBuf) {
@@ -79,7 +77,7 @@ async fn every_scheme_names_its_pools() {
         assert_eq!(pool_names(&set), expected);
         assert_eq!(set.texts.of_other_kind, 60);
         let files = files(&pools).len();
-        assert_eq!(files, expected.len() + 2, "pools of the build before are gone");
+        assert_eq!(files, expected.len() + 1, "pools of the build before are gone");
     }
 }
 
@@ -93,11 +91,6 @@ async fn same_inputs_give_the_same_pools_in_any_order() {
     }));
     let set = build(&tables, previous(), &config, &pools).await.unwrap();
     assert!(set.pools.iter().all(|pool| pool.texts <= 12), "{:?}", set.pools);
-    // Assignments are in the order of the tables.
-    let files = |dir: &Path| -> Vec<_> {
-        let files = files(dir).into_iter();
-        files.filter(|f| f.0 != ASSIGNMENTS_FILE).collect()
-    };
     let first = files(&pools);
     let mut reversed = previous();
     reversed.reverse();
@@ -127,41 +120,31 @@ async fn spilling_changes_no_byte() {
 }
 
 #[tokio::test]
-async fn assignments_are_what_the_router_says() {
+async fn the_counts_of_a_set_are_what_its_router_says() {
     let (_dir, tables, pools) = folders();
     // Texts of one cluster only: the other clusters have no pool and give way.
     let texts = previous().into_iter().filter(|text| text.text.starts_with("w2 ")).collect();
     build(&tables, texts, &default_config(), &pools).await.unwrap();
     let open = OpenPools::open(&location(&pools), &FINGERPRINT).await.unwrap();
-    let file = std::fs::File::open(pools.join(ASSIGNMENTS_FILE)).unwrap();
-    let batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
-    let mut assigned = BTreeMap::new();
-    for batch in batches.map(|batch| batch.unwrap()) {
-        let column = |name| batch.column_by_name(name).unwrap().as_string::<i32>().clone();
-        let (kind, id) = (column("kind"), column("entity_id"));
-        let (pool, reason) = (column("pool"), column("reason"));
-        for row in 0..batch.num_rows() {
-            let key = (kind.value(row).to_owned(), id.value(row).to_owned());
-            let route = (pool.value(row).to_owned(), reason.value(row).to_owned());
-            assert!(assigned.insert(key, route).is_none());
-        }
-    }
-    let mut routed = BTreeMap::new();
+    let mut routed: BTreeMap<String, u64> = BTreeMap::new();
     for table in &tables {
         let mut reader = EntityReader::open(table).await.unwrap();
         while let Some(entities) = reader.next_batch().await.unwrap() {
             for entity in entities {
-                let route = open.route(&entity, entity.embedding.as_deref()).unwrap();
-                let key = (entity.kind.to_string(), entity.id.to_string());
-                routed.insert(key, (route.pool.to_owned(), route.reason.to_string()));
+                let pool = open.route(&entity, entity.embedding.as_deref()).unwrap();
+                *routed.entry(pool.to_owned()).or_default() += 1;
             }
         }
     }
-    assert_eq!(assigned, routed);
-    assert_eq!(assigned.len(), 150);
-    let reasons = |reason: &str| assigned.values().filter(|route| route.1 == reason).count();
+    let counted: BTreeMap<String, u64> = (open.set().kinds.values())
+        .flat_map(|kind| kind.router.groups().iter().zip(&kind.statistics))
+        .filter(|(_, statistics)| statistics.routed > 0)
+        .map(|(group, statistics)| (group.name.clone(), statistics.routed))
+        .collect();
+    assert_eq!(counted, routed);
+    let sum = |part: &str| routed.iter().filter(|(name, _)| name.contains(part)).map(|(_, count)| count).sum::<u64>();
     // 24 warm users have the one cluster's pool, the other 66 their age's; no item has any text.
-    assert_eq!((reasons("cluster"), reasons("attribute"), reasons("fallback")), (24, 66, 60));
+    assert_eq!((sum("user-cluster"), sum("user-age"), sum("item-all"), sum("")), (24, 66, 60, 150));
 }
 
 #[tokio::test]
