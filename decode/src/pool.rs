@@ -112,43 +112,12 @@ pub enum PoolError {
         /// The end-of-text token.
         end_of_text: Token,
     },
-    /// A text to build from has a token outside the vocabulary.
-    #[error(
-        "pool {pool}: text {text} has token {token} at index {place}, \
-         expected less than the vocabulary's {vocab_size}: tokenise it with the pool's tokenizer"
-    )]
-    Token {
+    /// The texts do not make a pool.
+    #[error("pool {pool}: {reason}")]
+    Build {
         /// The pool's name.
         pool: String,
-        /// Index of the text.
-        text: usize,
-        /// Index of the token in it.
-        place: usize,
-        /// The token.
-        token: Token,
-        /// The vocabulary's size.
-        vocab_size: u32,
-    },
-    /// There are more items than a file can hold.
-    #[error("pool {pool}: {found} {what}, at most {max} fit: sample fewer texts or split the group")]
-    TooLarge {
-        /// The pool's name.
-        pool: String,
-        /// The kind of item.
-        what: &'static str,
-        /// The number found.
-        found: usize,
-        /// The largest number allowed.
-        max: usize,
-    },
-    /// The suffix array could not be built.
-    #[error("pool {pool}: building the suffix array of {tokens} tokens failed: {reason}")]
-    SuffixArray {
-        /// The pool's name.
-        pool: String,
-        /// Number of tokens.
-        tokens: usize,
-        /// The library's message.
+        /// What is wrong, and what to do.
         reason: String,
     },
 }

@@ -81,7 +81,7 @@ where
     count_members(&mut set);
     let file = dir.join(POOL_SET_FILE);
     let json = serde_json::to_vec_pretty(&set);
-    let json = json.map_err(|e| PoolsError::Encode { file: file.url().to_owned(), reason: e.to_string() })?;
+    let json = json.map_err(|e| PoolsError::at(&file, format!("cannot be written: {e}")))?;
     file.write(json.into()).await?;
     Ok(set)
 }

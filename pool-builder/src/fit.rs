@@ -110,13 +110,13 @@ impl<'a> Observed<'a> {
             self.dimension = embedding.len();
         }
         if embedding.len() != self.dimension || self.dimension == 0 {
-            return Err(PoolsError::Dimension {
-                table: table.to_owned(),
-                kind: self.kind,
-                id: entity.id.clone(),
-                expected: self.dimension,
-                found: embedding.len(),
-            });
+            return Err(PoolsError::Input(format!(
+                "{table}: embedding of {} {} has {} values, expected {} as in those before, at least 1",
+                self.kind,
+                entity.id,
+                embedding.len(),
+                self.dimension
+            )));
         }
         self.with_embedding += 1;
         if entity.interactions >= min_interactions(self.grouping) {
@@ -149,7 +149,12 @@ impl<'a> Observed<'a> {
     fn clusters(&self, config: &PoolsConfig) -> Result<(Vec<Vec<f32>>, Option<Clustering>), PoolsError> {
         let grouping = self.grouping;
         if self.sample.is_empty() && grouping.grouping == Grouping::Collaborative {
-            return Err(PoolsError::NoEmbeddings { kind: self.kind, entities: self.entities });
+            return Err(PoolsError::Input(format!(
+                "[pools.{kind}] grouping = \"collaborative\": none of {} {kind}s has an embedding; set [pools.{kind}] \
+                 embeddings or the table's embedding column, or group by attribute",
+                self.entities,
+                kind = self.kind
+            )));
         }
         if self.sample.is_empty() {
             return Ok((Vec::new(), None));
@@ -164,11 +169,11 @@ impl<'a> Observed<'a> {
             return Ok(None);
         }
         if let Some(attribute) = self.attributes.unknown(&self.grouping.attributes) {
-            return Err(PoolsError::UnknownAttribute {
-                kind: self.kind,
-                attribute: attribute.to_owned(),
-                available: self.attributes.names().collect::<Vec<_>>().join(", "),
-            });
+            let available = self.attributes.names().collect::<Vec<_>>().join(", ");
+            return Err(PoolsError::Input(format!(
+                "[pools.{kind}] attributes: no {kind} has {attribute:?}; they have: {available}",
+                kind = self.kind
+            )));
         }
         let grown = attribute_tree::grow(&self.attributes, self.grouping, self.attribute_share);
         Ok(grown.map(|grown| (grown.tree, grown.labels)))

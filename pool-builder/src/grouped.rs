@@ -49,8 +49,7 @@ where
     let mut join = Join::new(tables, memory).await?;
     if join.kinds().is_empty() {
         let tables: Vec<&str> = tables.iter().map(|table| table.path.as_str()).collect();
-        let tables = tables.join(", ");
-        return Err(PoolsError::NoEntities { tables });
+        return Err(PoolsError::Input(format!("no entities in {}; there is nothing to group", tables.join(", "))));
     }
     join_embeddings(config, &mut join).await?;
     let mut counts = texts::read(previous, &mut join, progress).await?;

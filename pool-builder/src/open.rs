@@ -46,11 +46,12 @@ impl OpenPools {
         let (set, digest) = read_set(dir).await?;
         let expected = Digest::from_bytes(*tokenizer);
         if set.tokenizer != expected {
-            return Err(PoolsError::OtherTokenizer {
-                file: dir.join(POOL_SET_FILE).url().to_owned(),
-                expected: expected.to_string(),
-                found: set.tokenizer.to_string(),
-            });
+            let reason = format!(
+                "the pools were built with tokenizer {}, the model's is {expected}; rebuild them with this model's \
+                 tokenizer",
+                set.tokenizer
+            );
+            return Err(PoolsError::at(&dir.join(POOL_SET_FILE), reason));
         }
         let mut pools = HashMap::with_capacity(set.pools.len());
         for entry in &set.pools {
@@ -101,9 +102,10 @@ impl OpenPools {
 async fn read_set(dir: &Location) -> Result<(PoolSet, Digest), PoolsError> {
     let file = dir.join(POOL_SET_FILE);
     let Some(json) = file.read_optional().await? else {
-        return Err(PoolsError::NoPoolSet { dir: dir.url().to_owned() });
+        let reason = "no pools.json, so there is no finished set of pools; build it with `laser pool-builder`";
+        return Err(PoolsError::at(dir, reason.to_owned()));
     };
-    let invalid = |reason| PoolsError::PoolSet { file: file.url().to_owned(), reason };
+    let invalid = |reason: String| PoolsError::at(&file, format!("not a set of pools: {reason}; rebuild the pools"));
     let value: serde_json::Value = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
     let version = &value["version"];
     if *version != POOL_SET_VERSION {
@@ -120,7 +122,6 @@ async fn open_pool(
     cache: Option<&Cache>,
 ) -> Result<Pool, PoolsError> {
     let location = dir.join(&entry.file);
-    let file = || location.url().to_owned();
     let path = match (location.local_path(), cache) {
         (None, Some(cache)) => Some(cache.file(&location, &entry.digest).await?),
         (path, _) => path,
@@ -128,16 +129,17 @@ async fn open_pool(
     let bytes = match path {
         Some(path) => {
             let mapped = std::fs::File::open(&path).and_then(|file| map(&file));
-            mapped.map_err(|e| PoolsError::PoolSet { file: file(), reason: format!("cannot be mapped: {e}") })?
+            mapped.map_err(|e| PoolsError::at(&location, format!("cannot be mapped: {e}")))?
         }
         None => location.read().await?,
     };
-    let pool = Pool::open(bytes).map_err(|source| PoolsError::PoolFile { file: file(), source })?;
+    let wrong = |source| PoolsError::PoolFile { file: location.url().to_owned(), source };
+    let pool = Pool::open(bytes).map_err(wrong)?;
     let found = Digest::from_bytes(pool.digest());
     if found != entry.digest {
-        let (expected, found) = (entry.digest.to_string(), found.to_string());
-        return Err(PoolsError::Digest { file: file(), expected, found });
+        let reason = format!("digest {found}, but pools.json has {}; rebuild the pools", entry.digest);
+        return Err(PoolsError::at(&location, reason));
     }
-    pool.expect_tokenizer(tokenizer).map_err(|source| PoolsError::PoolFile { file: file(), source })?;
+    pool.expect_tokenizer(tokenizer).map_err(wrong)?;
     Ok(pool)
 }

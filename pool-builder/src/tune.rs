@@ -61,11 +61,15 @@ impl TuneConfig {
         ];
         for (option, expected, valid, found) in checks {
             if !valid {
-                return Err(PoolsError::Tune { option, expected, found });
+                return Err(refused(option, expected, &found));
             }
         }
         Ok(())
     }
+}
+
+fn refused(option: &str, expected: &str, found: &str) -> PoolsError {
+    PoolsError::Input(format!("pools tune: {option} must be {expected}, got {found}"))
 }
 
 /// The result of tuning.
@@ -144,8 +148,7 @@ where
     let mut tuner = Tuner { tokenizer, tune, drafter, tokens: &tokens, done: 0, progress };
     let kinds = tuner.kinds(&grouped.kinds, &grouped.samples)?;
     if kinds.is_empty() {
-        let (option, expected) = ("previous texts", "at least 5 of one group");
-        return Err(PoolsError::Tune { option, expected, found: format!("{} in all", tokens.len()) });
+        return Err(refused("previous texts", "at least 5 of one group", &format!("{} in all", tokens.len())));
     }
     Ok(TuneReport { config: tune.clone(), kinds })
 }

@@ -1,7 +1,7 @@
 //! Opening and inspecting what was built.
 
 use super::*;
-use crate::{OpenPools, POOL_SET_FILE, inspect};
+use crate::{GroupInspection, OpenPools, POOL_SET_FILE, inspect};
 
 #[tokio::test]
 async fn opened_pools_are_those_that_were_built() {
@@ -76,11 +76,11 @@ async fn inspection_shows_groups_sizes_and_branches() {
     let inspection = inspect(&open, &tokenizer(), 5, 2).unwrap();
     let users = &inspection.kinds[0];
     assert!(users.clustering.as_ref().unwrap().candidates[0].silhouette.unwrap() > 0.8);
-    let group = &users.groups[4];
+    let GroupInspection { group, statistics } = &users.groups[4];
     assert_eq!((group.name.as_str(), group.label.as_str()), ("user-age-18", "age = 18"));
-    assert_eq!((group.statistics.entities, group.statistics.routed, group.has_pool), (30, 6, true));
+    assert_eq!((statistics.entities, statistics.routed, group.has_pool), (30, 6, true));
     let pool = &inspection.pools[1];
-    assert_eq!((pool.name.as_str(), pool.texts, pool.tokens), ("user-cluster-0", 24, 264));
+    assert_eq!((pool.entry.name.as_str(), pool.entry.texts, pool.entry.tokens), ("user-cluster-0", 24, 264));
     assert!((11.0..12.0).contains(&pool.bytes_per_token), "{}", pool.bytes_per_token);
     // Every text of a cluster starts with the same five words.
     assert_eq!((pool.branches.len(), pool.branches[0].count), (2, 24));
