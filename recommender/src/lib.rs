@@ -39,8 +39,3 @@ pub enum Progress<'a> {
 
 /// Is told how far a pass is.
 pub type Watch<'a> = dyn FnMut(Progress<'_>) + Send + 'a;
-
-/// A key of the configuration whose value makes no sense, and what was expected.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(pub(crate) String);

@@ -18,7 +18,7 @@ use laser_store::table::Select;
 use serde_json::Value;
 
 use super::{IdsSource, KnowledgeConfig};
-use crate::ctr::{Codes, CodesError, Feature, Variant, Vectors};
+use crate::ctr::{Codes, Feature, Variant, Vectors};
 
 /// Where users or items are, by their ids as text, since tables may keep them in different types.
 pub(super) struct Places {
@@ -194,8 +194,8 @@ async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Featur
     }
     check_rows(table, kind, &rows, twice)?;
     let codes = Codes::new(&rows).map_err(|error| {
-        let CodesError::Length { entity, .. } = error;
-        anyhow::anyhow!(error).context(format!("{table}: {kind} {}", places.ids[entity]))
+        let entity = &places.ids[error.entity];
+        anyhow::anyhow!(error).context(format!("{table}: {kind} {entity}"))
     })?;
     Ok(Feature::Codes(codes))
 }
