@@ -6,15 +6,9 @@ use laser_store::join::JoinError;
 use laser_store::spill::SpillError;
 use laser_store::{Location, LocationError};
 
-use crate::clusters::ClusterError;
-use crate::config::ConfigError;
-
 /// Why pools could not be built, opened or tuned.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolsError {
-    /// A configured value makes no sense.
-    #[error(transparent)]
-    Config(#[from] ConfigError),
     /// The entity tables, and what belongs to their rows.
     #[error(transparent)]
     Join(#[from] JoinError),
@@ -24,9 +18,6 @@ pub enum PoolsError {
     /// Embeddings that are not in the entity table.
     #[error(transparent)]
     Embeddings(#[from] laser_store::embeddings::EmbeddingError),
-    /// K-means.
-    #[error(transparent)]
-    Clusters(#[from] ClusterError),
     /// The location of the pools.
     #[error(transparent)]
     Location(#[from] LocationError),
@@ -44,7 +35,7 @@ pub enum PoolsError {
         /// What is wrong.
         source: PoolError,
     },
-    /// The entities, the previous texts or the options are not what is needed.
+    /// The configuration, the entities or the previous texts are not what is needed.
     #[error("{0}")]
     Input(String),
     /// A folder or one of its files is not the pool set it should be, or cannot be written.

@@ -25,8 +25,8 @@ mod texts;
 mod tune;
 
 pub use build::{build_pools, clear_pools};
-pub use clusters::{ClusterCandidate, ClusterError, Clustering};
-pub use config::{Attributes, Best, Clusters, ConfigError, Grouping, GroupingConfig, KMeansConfig, PoolsConfig};
+pub use clusters::{ClusterCandidate, Clustering};
+pub use config::{Attributes, Best, Clusters, Grouping, GroupingConfig, KMeansConfig, PoolsConfig};
 pub use embeddings::join_embeddings;
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};

@@ -27,8 +27,7 @@ pub async fn amazon(reviews: &Path, metadata: Option<&Path>, output: &Location) 
     let mut data = Amazon::default();
     for_each_line(reviews, |line| data.add_review(parse(line)?))?;
     if data.users.is_empty() {
-        let path = reviews.display().to_string();
-        return Err(PrepareError::DataSet { path, reason: "there is no review in this file".to_owned() });
+        return Err(PrepareError::at(reviews, "there is no review in this file"));
     }
     if let Some(metadata) = metadata {
         for_each_line(metadata, |line| data.add_product(parse(line)?))?;

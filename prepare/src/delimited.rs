@@ -98,11 +98,11 @@ fn cell_fault(names: &StringRecord, error: &csv::Error) -> Fault {
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|source| PrepareError::Open { file: path.display().to_string(), source })
+    File::open(path).map_err(|error| PrepareError::at(path, format!("cannot be opened: {error}")))
 }
 
 fn at(path: &Path, line: u64, Fault(reason): Fault) -> PrepareError {
-    PrepareError::Row { file: path.display().to_string(), line, reason }
+    PrepareError::Input { place: format!("{}, line {line}", path.display()), reason }
 }
 
 fn decode(bytes: &[u8]) -> Cow<'_, str> {

@@ -15,6 +15,8 @@ mod delimited;
 mod movielens;
 mod table;
 
+use std::path::Path;
+
 use laser_store::LocationError;
 use laser_store::table::TableError;
 
@@ -26,30 +28,12 @@ type Result<T, E = PrepareError> = std::result::Result<T, E>;
 /// Why a data set could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// A file of the data set is not there or not readable.
-    #[error("{file}: cannot be opened: {source}")]
-    Open {
-        /// The file.
-        file: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// One row is wrong.
-    #[error("{file}, line {line}: {reason}")]
-    Row {
-        /// The file.
-        file: String,
-        /// Counted from 1.
-        line: u64,
-        /// What was found and what was expected.
-        reason: String,
-    },
-    /// The data set as a whole is not what was asked for.
-    #[error("{path}: {reason}")]
-    DataSet {
-        /// The directory or file.
-        path: String,
-        /// What is missing, and what to do.
+    /// The data set, one of its files or a row is not what was expected.
+    #[error("{place}: {reason}")]
+    Input {
+        /// The directory, the file, or file and line.
+        place: String,
+        /// What was found, what was expected, and what to do.
         reason: String,
     },
     /// The place of the tables.
@@ -58,6 +42,12 @@ pub enum PrepareError {
     /// A table.
     #[error(transparent)]
     Table(#[from] TableError),
+}
+
+impl PrepareError {
+    fn at(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Input { place: path.display().to_string(), reason: reason.into() }
+    }
 }
 
 /// Where the tables of a data set lie, as path or URL.

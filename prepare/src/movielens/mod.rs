@@ -38,7 +38,7 @@ use crate::{PrepareError, PrepareSummary, Result, Tables};
 /// A directory that holds no known format, the first line that is wrong, and histories by time where no rating has a
 /// timestamp; nothing is written then.
 pub async fn movielens(dir: &Path, output: &Location, histories: Histories) -> Result<PrepareSummary> {
-    let fault = |reason: &str| PrepareError::DataSet { path: dir.display().to_string(), reason: reason.to_owned() };
+    let fault = |reason: &str| PrepareError::at(dir, reason);
     let mut data = formats::read(dir)?;
     if data.movies.is_empty() {
         return Err(fault("the list of movies is empty"));
