@@ -12,8 +12,7 @@ use laser_model::ModelFiles;
 use laser_night::config::RunConfig;
 use laser_night::{Progress, open_local_model, previous_texts};
 use laser_pool_builder::{
-    Attributes, BuildProgress, Clusters, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools,
-    join_embeddings,
+    Attributes, Clusters, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools, join_embeddings,
 };
 use laser_schema::job::{Plan, Policy, Spec};
 use laser_schema::{Digest, Entity, Kind};
@@ -140,7 +139,7 @@ impl Bench<'_> {
         let dir = self.dir.join("pools");
         let texts = previous_texts(PreviousReader::open(&data.previous, NIGHT).await?);
         let display = &mut self.display;
-        let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
+        let mut progress = |done, total, stage: &str| display.update(done, total, stage);
         build_pools(&data.tables, texts, PoolTokenizer::of(&self.model)?, config, self.memory, &dir, &mut progress)
             .await?;
         Ok(OpenPools::open(&dir, &self.model.tokenizer.fingerprint()).await?)

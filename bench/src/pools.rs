@@ -98,9 +98,7 @@ impl Pools {
                 _ => texts.to_vec(),
             };
             let previous = stream::iter([Ok(texts)]);
-            let mut progress = |p: laser_pool_builder::BuildProgress| {
-                display.update(p.done, p.total, p.stage.as_str());
-            };
+            let mut progress = |done, total, stage: &str| display.update(done, total, stage);
             clear_pools(&dir).await?;
             build_pools(
                 tables,

@@ -16,12 +16,12 @@ use laser_schema::{Digest, EntityTable, Kind};
 use laser_store::Location;
 use laser_store::previous::PreviousText;
 
+use crate::Progress;
 use crate::config::PoolsConfig;
 use crate::error::PoolsError;
 use crate::fit::FittedKind;
 use crate::grouped::{Grouped, Members, group};
 use crate::pool_set::{GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet};
-use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::ALL;
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 
@@ -64,7 +64,7 @@ where
                 fitted.router.set_has_pool(group);
             }
             done += 1;
-            progress(BuildProgress { stage: Stage::WritePools, done, total: Some(total) });
+            progress(done, Some(total), "writing pools");
         }
     }
     let mut set = PoolSet {

@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use laser_schema::{Entity, EntityId, Kind};
 use laser_store::join::{ExternalEmbeddings, Joined};
 
+use crate::Progress;
 use crate::attribute_tree::{self, AttributeColumns};
 use crate::clusters::{self, Clustering};
 use crate::config::{Grouping, GroupingConfig, PoolsConfig};
 use crate::error::PoolsError;
 use crate::pool_set::EmbeddingCounts;
-use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::Router;
 use laser_schema::sample::{Sample, priority};
 
@@ -39,7 +39,7 @@ pub(crate) async fn fit(
     let observed = observe(joined, config, progress).await?;
     let mut kinds = BTreeMap::new();
     for (number, (kind, observed)) in (0..).zip(observed) {
-        progress(BuildProgress { stage: Stage::Group, done: number, total: None });
+        progress(number, None, "grouping");
         kinds.insert(kind, observed.fit(config, joined.embeddings(kind))?);
     }
     Ok(kinds)
@@ -76,7 +76,7 @@ async fn observe<'a>(
             }
         }
         done += entities.len() as u64;
-        progress(BuildProgress { stage: Stage::ReadEntities, done, total: Some(joined.rows()) });
+        progress(done, Some(joined.rows()), "reading entities");
     }
     Ok(kinds)
 }

@@ -11,12 +11,12 @@ use laser_schema::{EntityTable, Kind};
 use laser_store::join::{Join, Joined};
 use laser_store::previous::PreviousText;
 
+use crate::Progress;
 use crate::config::PoolsConfig;
 use crate::embeddings::join_embeddings;
 use crate::error::PoolsError;
 use crate::fit::{self, FittedKind};
 use crate::pool_set::TextCounts;
-use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::Membership;
 use crate::texts::{self, ReadError, SampledKind, Sampler};
 
@@ -90,7 +90,7 @@ async fn route(
                 sampler.offer(entity.kind, &entity.id, text, membership.iter().flatten().copied());
             }
         }
-        progress(BuildProgress { stage: Stage::Route, done, total: Some(joined.rows()) });
+        progress(done, Some(joined.rows()), "routing");
     }
     Ok(members)
 }

@@ -17,7 +17,6 @@ mod grouped;
 mod inspect;
 mod open;
 mod pool_set;
-mod progress;
 mod registry;
 mod replay;
 mod router;
@@ -34,12 +33,15 @@ pub use open::OpenPools;
 pub use pool_set::{
     EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet, TextCounts,
 };
-pub use progress::{BuildProgress, Progress, Stage};
 pub use registry::{POOLS_FOLDER, PoolRegistry, Promotion, RegistryError};
 pub use replay::{RELIABILITY_BINS, ReliabilityBin, ReplayReport, ReplayText, replay};
 pub use router::{Group, Router};
 pub use texts::{PoolTokenizer, ReadError};
 pub use tune::{GroupTuning, KindTuning, TuneConfig, TuneReport, TuneRow, tune};
+
+/// Is told how far a build or a tuning is, at most once per batch: how much is done, of how much if that is known, and
+/// what is being done.
+pub type Progress<'a> = &'a mut (dyn FnMut(u64, Option<u64>, &'static str) + Send);
 
 #[cfg(test)]
 mod tests;

@@ -14,11 +14,11 @@ use laser_schema::{EntityTable, Kind};
 use laser_store::previous::PreviousText;
 use serde::{Deserialize, Serialize};
 
+use crate::Progress;
 use crate::config::PoolsConfig;
 use crate::error::PoolsError;
 use crate::fit::FittedKind;
 use crate::grouped::group;
-use crate::progress::{BuildProgress, Progress, Stage};
 use crate::replay::{ReplayReport, ReplayText, replay};
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 
@@ -215,7 +215,7 @@ impl Tuner<'_> {
                 report: replay(&replayed, Some(&pool), self.drafter, nodes, end),
             });
             self.done += 1;
-            (self.progress)(BuildProgress { stage: Stage::Replay, done: self.done, total: None });
+            (self.progress)(self.done, None, "replaying");
             if size >= candidates.len() {
                 break;
             }

@@ -8,7 +8,7 @@ use laser_store::EntityReader;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{OpenPools, Stage, TextCounts, clear_pools};
+use crate::{OpenPools, TextCounts, clear_pools};
 
 /// Input tables and a folder for pools.
 fn folders() -> (tempfile::TempDir, Vec<EntityTable>, PathBuf) {
@@ -112,10 +112,7 @@ async fn spilling_changes_no_byte() {
     let config = default_config();
     build(&tables, previous(), &config, &pools).await.unwrap();
     let spilled = dir.path().join("spilled");
-    let (tokenizer, quiet) = (tokenizer(), &mut |_: BuildProgress| {});
-    let (texts, to) = (batches(previous(), 16), location(&spilled));
-    let tokenizer = pool_tokenizer(&tokenizer);
-    build_pools(&tables, texts, tokenizer, &config, 0, &to, quiet).await.unwrap();
+    build_with(&tables, batches(previous(), 16), &config, 0, &spilled, &mut quiet).await.unwrap();
     assert_eq!(files(&spilled), files(&pools));
 }
 
@@ -214,35 +211,27 @@ async fn bad_input_is_refused_by_name() {
 async fn a_failing_reader_of_previous_texts_is_told() {
     let (_dir, tables, pools) = folders();
     let failing = stream::iter([Ok(previous()), Err("line 7 is not JSON".into())]);
-    let tokenizer = tokenizer();
-    let (config, dir) = (default_config(), location(&pools));
-    let quiet = &mut |_: BuildProgress| {};
-    let built = build_pools(&tables, failing, pool_tokenizer(&tokenizer), &config, MEMORY, &dir, quiet).await;
+    let built = build_with(&tables, failing, &default_config(), MEMORY, &pools, &mut quiet).await;
     assert_eq!(built.unwrap_err().to_string(), "previous texts: line 7 is not JSON");
 }
 
 #[tokio::test]
 async fn progress_tells_every_stage_to_its_end() {
     let (_dir, tables, pools) = folders();
-    let tokenizer = tokenizer();
-    let (config, dir) = (default_config(), location(&pools));
-    let mut last = Vec::new();
-    let mut record = |progress: BuildProgress| {
-        if last.last().is_none_or(|last: &BuildProgress| last.stage != progress.stage) {
-            last.push(progress);
-        }
-        *last.last_mut().unwrap() = progress;
+    let mut told: Vec<(&str, u64, Option<u64>)> = Vec::new();
+    let mut record = |done, total, stage| {
+        told.pop_if(|last| last.0 == stage);
+        told.push((stage, done, total));
     };
     let texts = batches(previous(), 64);
-    build_pools(&tables, texts, pool_tokenizer(&tokenizer), &config, MEMORY, &dir, &mut record).await.unwrap();
-    let told: Vec<_> = last.iter().map(|p| (p.stage, p.done, p.total)).collect();
+    build_with(&tables, texts, &default_config(), MEMORY, &pools, &mut record).await.unwrap();
     let expected = [
-        (Stage::ReadTexts, 150, None),
-        (Stage::ReadEntities, 150, Some(150)),
-        (Stage::Group, 1, None),
-        (Stage::Route, 150, Some(150)),
-        (Stage::Tokenise, 150, Some(150)),
-        (Stage::WritePools, 11, Some(11)),
+        ("reading previous texts", 150, None),
+        ("reading entities", 150, Some(150)),
+        ("grouping", 1, None),
+        ("routing", 150, Some(150)),
+        ("tokenising", 150, Some(150)),
+        ("writing pools", 11, Some(11)),
     ];
     assert_eq!(told, expected);
 }

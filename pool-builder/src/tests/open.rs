@@ -5,9 +5,7 @@ use crate::{GroupInspection, OpenPools, POOL_SET_FILE, inspect};
 
 #[tokio::test]
 async fn opened_pools_are_those_that_were_built() {
-    let dir = tempfile::tempdir().unwrap();
-    let pools = dir.path().join("pools");
-    let set = build(&write_tables(dir.path()), previous(), &default_config(), &pools).await.unwrap();
+    let (_dir, pools, set) = built().await;
     let open = OpenPools::open(&location(&pools), &FINGERPRINT).await.unwrap();
     assert_eq!(open.set(), &set);
     for entry in &set.pools {
@@ -54,9 +52,7 @@ async fn what_was_not_written_like_this_is_refused() {
 
 #[tokio::test]
 async fn damage_that_opening_does_not_see_is_found_by_verifying() {
-    let dir = tempfile::tempdir().unwrap();
-    let pools = dir.path().join("pools");
-    build(&write_tables(dir.path()), previous(), &default_config(), &pools).await.unwrap();
+    let (_dir, pools, _) = built().await;
     let open = || async { OpenPools::open(&location(&pools), &FINGERPRINT).await };
     open().await.unwrap().verify().unwrap();
     let pool = pools.join("user-cluster-1.pool");
@@ -69,9 +65,7 @@ async fn damage_that_opening_does_not_see_is_found_by_verifying() {
 
 #[tokio::test]
 async fn inspection_shows_groups_sizes_and_branches() {
-    let dir = tempfile::tempdir().unwrap();
-    let pools = dir.path().join("pools");
-    build(&write_tables(dir.path()), previous(), &default_config(), &pools).await.unwrap();
+    let (_dir, pools, _) = built().await;
     let open = OpenPools::open(&location(&pools), &FINGERPRINT).await.unwrap();
     let inspection = inspect(&open, &tokenizer(), 5, 2).unwrap();
     let users = &inspection.kinds[0];
