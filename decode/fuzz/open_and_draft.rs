@@ -1,5 +1,5 @@
 //! The body of the fuzz target `pool_open`, which Laser's own tests run too, on inputs that proptest makes
-//! (src/pool/fuzz.rs). Whoever includes it imports what it uses.
+//! (src/pool/tests.rs, src/pool/fuzz.rs). Whoever includes it imports what it uses.
 
 use super::{DraftContext, DraftTree, Drafter, Pool};
 
@@ -25,11 +25,16 @@ fn open_and_draft(bytes: Vec<u8>) {
     };
     // Damage may or may not be found here; drafting must be safe without.
     let _ = pool.verify();
+    draft(&pool, &tail);
+}
+
+/// Drafts from a pool in every way after these tokens.
+pub(crate) fn draft(pool: &Pool, tail: &[u32]) {
     let end_of_text = pool.meta().end_of_text;
     let mut tree = DraftTree::new();
     for drafter in [Drafter::default(), Drafter::RawFrequency { max_ngram: 4 }] {
         let mut context = DraftContext::new(drafter, Some(pool.clone()), end_of_text);
-        for token in &tail {
+        for token in tail {
             context.extend(&[*token % pool.meta().vocab_size]);
             context.draft(16, &mut tree);
             assert!(tree.tokens()[1..].iter().all(|&token| token < pool.meta().vocab_size));

@@ -164,7 +164,7 @@ impl<'a> Observed<'a> {
         Ok((centroids, Some(clustering)))
     }
 
-    fn tree(&self) -> Result<Option<(attribute_tree::AttributeTree, Vec<String>)>, PoolsError> {
+    fn tree(&self) -> Result<Option<attribute_tree::Grown>, PoolsError> {
         if !self.grouping.grouping.has_attributes() {
             return Ok(None);
         }
@@ -175,8 +175,7 @@ impl<'a> Observed<'a> {
                 kind = self.kind
             )));
         }
-        let grown = attribute_tree::grow(&self.attributes, self.grouping, self.attribute_share);
-        Ok(grown.map(|grown| (grown.tree, grown.labels)))
+        Ok(attribute_tree::grow(&self.attributes, self.grouping, self.attribute_share))
     }
 }
 

@@ -9,7 +9,7 @@
 use laser_schema::{Entity, EntityId, Kind};
 use serde::{Deserialize, Serialize};
 
-use crate::attribute_tree::AttributeTree;
+use crate::attribute_tree::{AttributeTree, Grown};
 use crate::clusters::nearest;
 use laser_schema::sample::priority;
 
@@ -71,7 +71,7 @@ impl Router {
         kind: Kind,
         min_interactions: u64,
         centroids: Vec<Vec<f32>>,
-        attributes: Option<(AttributeTree, Vec<String>)>,
+        attributes: Option<Grown>,
     ) -> Self {
         let mut router = Self::global(kind);
         for cluster in 0..centroids.len() {
@@ -96,11 +96,6 @@ impl Router {
             number += 1;
         }
         self.groups.push(Group { name, label, has_pool: false });
-    }
-
-    /// The kind that the router decides for.
-    pub fn kind(&self) -> Kind {
-        self.kind
     }
 
     /// All groups, the group of everything first.

@@ -284,53 +284,43 @@ mod tests {
         Ok((summary, users, items))
     }
 
-    /// One user with two reviews, one product with metadata, in the words of one vintage.
-    async fn check(reviews: &str, meta: &str) {
-        let (summary, users, items) = prepare(reviews, Some(meta)).await.unwrap();
-        assert_eq!((summary.users, summary.items, summary.interactions), (1, 2, 2));
-        assert_eq!(users[0].id.to_string(), "U1");
-        let history: Vec<Value> = users[0].history.iter().map(|i| json!(i.fields)).collect();
-        let soap = json!({"item": "B2", "title": "Soap", "brand": "Foam & Co", "rating": 4.0,
-            "categories": ["Beauty", "Bath"], "summary": "Clean", "timestamp": 1_300_000_000});
-        assert_eq!(history[0], soap);
-        assert_eq!(history[1], json!({"item": "B1", "rating": 5.0, "timestamp": 1_400_000_000}));
-        let (id, product) = (items[1].id.to_string(), json!(items[1].attributes));
-        let expected = json!({"title": "Soap", "brand": "Foam & Co", "price": 3.5,
-            "categories": ["Beauty", "Bath"], "description": "A bar. Of soap."});
-        assert_eq!((id.as_str(), product), ("B2", expected));
-        assert_eq!(items[1].interactions, 1);
-    }
-
+    /// One user with two reviews, one product with metadata, in the words of each vintage.
     #[tokio::test]
-    async fn the_vintage_of_2014_is_read() {
-        check(
-            r#"{"reviewerID":"U1","asin":"B1","overall":5.0,"summary":"","unixReviewTime":1400000000,"helpful":[0,0]}
+    async fn the_vintages_of_2014_2018_and_2023_are_read_alike() {
+        let vintages = [
+            (
+                r#"{"reviewerID":"U1","asin":"B1","overall":5.0,"summary":"","unixReviewTime":1400000000,"helpful":[0,0]}
 {"reviewerID":"U1","asin":"B2","overall":4.0,"summary":"Clean","unixReviewTime":1300000000,"reviewText":"long"}"#,
-            r#"{"asin":"B2","title":"Soap","brand":"Foam & Co","price":3.5,"categories":[["Beauty","Bath"],["Beauty"]],"description":"A bar. Of soap."}
+                r#"{"asin":"B2","title":"Soap","brand":"Foam & Co","price":3.5,"categories":[["Beauty","Bath"],["Beauty"]],"description":"A bar. Of soap."}
 {"asin":"B9","title":"Not reviewed"}"#,
-        )
-        .await;
-    }
-
-    #[tokio::test]
-    async fn the_vintage_of_2018_is_read() {
-        check(
-            r#"{"reviewerID":"U1","asin":"B1","overall":5,"unixReviewTime":1400000000,"verified":true}
+            ),
+            (
+                r#"{"reviewerID":"U1","asin":"B1","overall":5,"unixReviewTime":1400000000,"verified":true}
 {"reviewerID":"U1","asin":"B2","overall":4,"summary":"Clean","unixReviewTime":1300000000,"style":{"Size:":" 1"}}"#,
-            r#"{"asin":"B2","title":"Soap, old","category":[],"price":""}
+                r#"{"asin":"B2","title":"Soap, old","category":[],"price":""}
 {"asin":"B2","title":"Soap","brand":"Foam & Co","price":"$3.50","category":["Beauty","Bath"],"description":["A bar.","Of soap."]}"#,
-        )
-        .await;
-    }
-
-    #[tokio::test]
-    async fn the_vintage_of_2023_is_read() {
-        check(
-            r#"{"user_id":"U1","asin":"X","parent_asin":"B1","rating":5.0,"title":" ","timestamp":1400000000123}
+            ),
+            (
+                r#"{"user_id":"U1","asin":"X","parent_asin":"B1","rating":5.0,"title":" ","timestamp":1400000000123}
 {"user_id":"U1","asin":"Y","parent_asin":"B2","rating":4.0,"title":"Clean","text":"long","timestamp":1300000000999}"#,
-            r#"{"parent_asin":"B2","title":"Soap","store":"Foam & Co","price":3.5,"main_category":"All","categories":["Beauty","Bath"],"description":["A bar.","Of soap."]}"#,
-        )
-        .await;
+                r#"{"parent_asin":"B2","title":"Soap","store":"Foam & Co","price":3.5,"main_category":"All","categories":["Beauty","Bath"],"description":["A bar.","Of soap."]}"#,
+            ),
+        ];
+        for (reviews, meta) in vintages {
+            let (summary, users, items) = prepare(reviews, Some(meta)).await.unwrap();
+            assert_eq!((summary.users, summary.items, summary.interactions), (1, 2, 2));
+            assert_eq!(users[0].id.to_string(), "U1");
+            let history: Vec<Value> = users[0].history.iter().map(|i| json!(i.fields)).collect();
+            let soap = json!({"item": "B2", "title": "Soap", "brand": "Foam & Co", "rating": 4.0,
+                "categories": ["Beauty", "Bath"], "summary": "Clean", "timestamp": 1_300_000_000});
+            assert_eq!(history[0], soap);
+            assert_eq!(history[1], json!({"item": "B1", "rating": 5.0, "timestamp": 1_400_000_000}));
+            let (id, product) = (items[1].id.to_string(), json!(items[1].attributes));
+            let expected = json!({"title": "Soap", "brand": "Foam & Co", "price": 3.5,
+                "categories": ["Beauty", "Bath"], "description": "A bar. Of soap."});
+            assert_eq!((id.as_str(), product), ("B2", expected));
+            assert_eq!(items[1].interactions, 1);
+        }
     }
 
     #[tokio::test]

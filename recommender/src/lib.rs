@@ -7,17 +7,25 @@
 
 pub mod ctr;
 pub mod embed;
-mod embeddings;
 pub mod evaluate;
 mod graph;
 pub mod lightgcn;
 pub mod ranking;
 pub mod statistics;
 
-pub use embeddings::Embeddings;
-
 /// A user and an item that the user interacted with, as indices.
 pub type Edge = (u32, u32);
+
+/// Vectors of all users and items, which training makes and ranking judges.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embeddings {
+    /// Values of a vector.
+    pub dimension: usize,
+    /// One row per user, row-major.
+    pub users: Vec<f32>,
+    /// One row per item, row-major.
+    pub items: Vec<f32>,
+}
 
 /// Tells how far a pass is.
 #[derive(Debug, Clone, Copy)]

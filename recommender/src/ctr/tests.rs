@@ -119,21 +119,6 @@ fn impression(user: u32, item: u32, label: bool, time: f64) -> Impression {
 #[test]
 fn a_history_is_what_was_before() {
     let rows = vec![
-        impression(1, 4, true, 1.0),
-        impression(0, 3, true, 30.0),
-        impression(0, 1, true, 10.0),
-        impression(0, 2, false, 20.0),
-        impression(0, 0, false, 20.0),
-        impression(0, 4, true, 20.0),
-        impression(0, 5, false, 40.0),
-        impression(1, 1, false, 2.0),
-        impression(1, 2, true, 50.0),
-    ];
-    let data = Data::new(6, rows, &[[25.0, 35.0], [25.0, 35.0]]);
-    // The validation part has one label only.
-    let error = data.unwrap_err().to_string();
-    assert!(error.contains("all 1 interactions of the validation part are positive"), "{error}");
-    let rows = vec![
         impression(0, 3, true, 30.0),
         impression(0, 1, true, 10.0),
         impression(0, 2, false, 20.0),
@@ -166,10 +151,15 @@ fn a_history_is_what_was_before() {
 }
 
 #[test]
-fn empty_parts_and_uneven_codes_are_refused() {
-    let rows = vec![impression(0, 0, true, 1.0), impression(0, 0, false, 2.0)];
-    let error = Data::new(1, rows, &[[9.0, 9.0]]).unwrap_err().to_string();
-    assert!(error.contains("the validation part has no interactions"), "{error}");
+fn empty_parts_constant_labels_and_uneven_codes_are_refused() {
+    let rows = vec![impression(0, 0, true, 1.0), impression(0, 0, false, 2.0), impression(0, 0, true, 3.0)];
+    for (validation_ends, expected) in [
+        (2.5, "the validation part has no interactions"),
+        (9.0, "all 1 interactions of the validation part are positive"),
+    ] {
+        let error = Data::new(1, rows.clone(), &[[2.5, validation_ends]]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
     let error = Codes::new(&[Some(vec![1, 2]), None, Some(vec![1])]).unwrap_err().to_string();
     assert!(error.contains("entity 2 has 1 knowledge ids"), "{error}");
 }

@@ -8,7 +8,7 @@ use jiff::civil::Date;
 use laser_schema::embedding::EmbeddingSource;
 use laser_schema::embedding_set::EmbeddingSet;
 use laser_schema::ids::IdSet;
-use laser_schema::manifest::SUCCESS;
+use laser_schema::manifest::{Details, SUCCESS};
 use laser_schema::{EntityId, Kind};
 use laser_store::Location;
 use laser_store::data_set;
@@ -133,13 +133,10 @@ async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Resul
     let mut rows: Vec<Option<Vec<f32>>> = vec![None; places.ids.len()];
     let (mut dimension, mut twice) = (0, None);
     let mut source = source.clone();
-    if let EmbeddingSource::Table { table, .. } = &mut source {
-        let root = Location::parse(table)?;
-        if is_output(&root).await?
-            && let Some(newest) = data_set::newest::<EmbeddingSet>(&root, kind, Date::MAX).await?
-        {
-            root.join(&newest.folder).url().clone_into(table);
-        }
+    if let EmbeddingSource::Table { table, .. } = &mut source
+        && let Some(newest) = newest::<EmbeddingSet>(&Location::parse(table)?, kind).await?
+    {
+        newest.url().clone_into(table);
     }
     let mut reader = EmbeddingReader::open(EmbeddingFiles::find(&source, kind).await?).await?;
     while let Some(batch) = reader.next_batch().await? {
@@ -226,22 +223,22 @@ fn check_rows<T>(name: &str, kind: Kind, rows: &[Option<T>], twice: Option<Strin
     Ok(())
 }
 
-/// Whether a path may be an output, in which the newest data set is looked for: no file and no published folder.
-async fn is_output(place: &Location) -> Result<bool> {
-    Ok(place.extension().is_empty() && !place.join(SUCCESS).exists().await?)
+/// The newest data set of an output; none of what is no output: a file or a published folder.
+async fn newest<T: Details>(place: &Location, kind: Kind) -> Result<Option<Location>> {
+    if !place.extension().is_empty() || place.join(SUCCESS).exists().await? {
+        return Ok(None);
+    }
+    let newest = data_set::newest::<T>(place, kind, Date::MAX).await?;
+    Ok(newest.map(|newest| place.join(&newest.folder)))
 }
 
 /// A table of knowledge ids as it is, or the parts of a published folder, or of the newest one of an output.
 async fn parts(table: &str, kind: Kind) -> Result<Vec<String>> {
-    let mut location = Location::parse(table)?;
+    let location = Location::parse(table)?;
     if !location.extension().is_empty() {
         return Ok(vec![table.to_owned()]);
     }
-    if is_output(&location).await?
-        && let Some(newest) = data_set::newest::<IdSet>(&location, kind, Date::MAX).await?
-    {
-        location = location.join(&newest.folder);
-    }
+    let location = newest::<IdSet>(&location, kind).await?.unwrap_or(location);
     let parts = data_set::parts(&location).await?.with_context(|| {
         format!(
             "{table}: neither a table (.parquet, .csv, .jsonl), nor a published folder of knowledge ids (with a \

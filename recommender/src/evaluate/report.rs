@@ -134,7 +134,7 @@ impl<'a> CtrReport<'a> {
                         && a.form == b.form
                     {
                         let pair = report.pair(model, (first, a), (second, b));
-                        report.pairs.push(pair);
+                        report.pairs.extend(pair);
                     }
                 }
             }
@@ -190,20 +190,15 @@ impl<'a> CtrReport<'a> {
         impressions.map_or(0.0, |mean| mean.mean)
     }
 
-    fn pair(&self, model: ModelKind, (first, a): (usize, &Origin), (second, b): (usize, &Origin)) -> Pair {
-        let compare = |figure: fn(&Run) -> f64| {
-            let of = |variant| self.figures(model, variant, &|run| Some(figure(run))).unwrap_or_default();
-            let differences: Vec<f64> = of(first).iter().zip(of(second)).map(|(a, b)| a - b).collect();
-            Comparison::of(&differences, self.config.margin)
-        };
-        Pair {
+    fn pair(&self, model: ModelKind, (first, a): (usize, &Origin), (second, b): (usize, &Origin)) -> Option<Pair> {
+        Some(Pair {
             model,
             form: a.form,
             first: a.name.clone(),
             second: b.name.clone(),
-            auc: compare(|run| run.auc),
-            log_loss: compare(|run| run.log_loss),
-        }
+            auc: self.compare(model, (first, second), &|run| Some(run.auc))?,
+            log_loss: self.compare(model, (first, second), &|run| Some(run.log_loss))?,
+        })
     }
 }
 
