@@ -50,17 +50,11 @@ pub struct PoolMeta {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PoolError {
     /// The magic number does not match.
-    #[error("not a pool file: it starts with {found:02x?}, expected {MAGIC:02x?} (\"LASRPOOL\")")]
-    Magic {
-        /// The bytes in place of the magic number.
-        found: [u8; 8],
-    },
+    #[error("not a pool file: it starts with {0:02x?}, expected {MAGIC:02x?} (\"LASRPOOL\")")]
+    Magic([u8; 8]),
     /// Made by another version of the format.
-    #[error("pool file has format version {found}, this build reads {VERSION}: rebuild the pool")]
-    Version {
-        /// The file's version.
-        found: u32,
-    },
+    #[error("pool file has format version {0}, this build reads {VERSION}: rebuild the pool")]
+    Version(u32),
     /// The file's byte order is not this machine's.
     #[error("pool file is little-endian, this machine is not: pools need a little-endian machine")]
     ByteOrder,
@@ -81,11 +75,8 @@ pub enum PoolError {
         found: String,
     },
     /// The checksum holds but the content does not make a pool.
-    #[error("pool file is malformed: {what}: it was not written by laser, rebuild it")]
-    Malformed {
-        /// The violated rule.
-        what: String,
-    },
+    #[error("pool file is malformed: {0}: it was not written by laser, rebuild it")]
+    Malformed(String),
     /// The pool was built with another tokenizer than the model's.
     #[error(
         "pool {pool} was built with tokenizer {found}, the model's is {expected}: \
@@ -189,7 +180,7 @@ impl Pool {
         } else {
             return Ok(());
         };
-        Err(malformed(rule))
+        Err(PoolError::Malformed(rule))
     }
 
     /// Refuses the pool if it was built with another tokenizer than the model's.
@@ -340,10 +331,10 @@ impl Header {
 
     fn meta(&self, bytes: &[u8]) -> Result<PoolMeta, PoolError> {
         let name_end = HEADER + self.name_bytes as usize;
-        let name =
-            std::str::from_utf8(&bytes[HEADER..name_end]).map_err(|_| malformed("its name is not UTF-8".to_owned()))?;
+        let name = std::str::from_utf8(&bytes[HEADER..name_end])
+            .map_err(|_| PoolError::Malformed("its name is not UTF-8".to_owned()))?;
         if bytes[name_end..self.sections_at()].iter().any(|&padding| padding != 0) {
-            return Err(malformed("the padding after its name is not zero".to_owned()));
+            return Err(PoolError::Malformed("the padding after its name is not zero".to_owned()));
         }
         let mut tokenizer = [0; 32];
         tokenizer.copy_from_slice(&bytes[CHECKED_FROM..CHECKED_FROM + 32]);
@@ -374,7 +365,7 @@ fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
     let there = bytes.len().min(8);
     found[..there].copy_from_slice(&bytes[..there]);
     if found != MAGIC {
-        return Err(PoolError::Magic { found });
+        return Err(PoolError::Magic(found));
     }
     if bytes.len() < HEADER {
         return Err(PoolError::Length { expected: HEADER as u64, found: bytes.len() as u64 });
@@ -385,7 +376,7 @@ fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
     }
     match word_at(bytes, 8) {
         VERSION => Ok(()),
-        found => Err(PoolError::Version { found }),
+        found => Err(PoolError::Version(found)),
     }
 }
 
@@ -404,10 +395,6 @@ fn word_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
-}
-
-fn malformed(what: String) -> PoolError {
-    PoolError::Malformed { what }
 }
 
 fn hex(hash: &[u8; 32]) -> String {

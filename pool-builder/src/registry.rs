@@ -32,20 +32,6 @@ pub enum RegistryError {
     /// A version, or a promotion, that is not what it should be.
     #[error("{0}")]
     Refused(String),
-    /// There is no earlier promotion to return to.
-    #[error("{version} was the first to be promoted: promote another version, or set [run] pools = \"nightly\"")]
-    NothingBefore {
-        /// The promoted version.
-        version: String,
-    },
-    /// Another promotion was made at the same time.
-    #[error(
-        "{file}: somebody else has just promoted a pool set; see `laser pools list`, and repeat if it is still wanted"
-    )]
-    Raced {
-        /// The promotion that was made instead.
-        file: String,
-    },
 }
 
 /// One promotion.
@@ -222,7 +208,12 @@ impl PoolRegistry {
     pub async fn rollback(&self, now: Timestamp) -> Result<Promotion, RegistryError> {
         let current = self.promoted_record().await?;
         let target = self.rollback_target().await?;
-        let target = target.ok_or_else(|| RegistryError::NothingBefore { version: current.version.clone() })?;
+        let target = target.ok_or_else(|| {
+            RegistryError::Refused(format!(
+                "{} was the first to be promoted: promote another version, or set [run] pools = \"nightly\"",
+                current.version
+            ))
+        })?;
         let promotion = Promotion {
             number: current.number + 1,
             digest: self.digest(&target.version).await?,
@@ -248,7 +239,11 @@ impl PoolRegistry {
         let json = serde_json::to_vec_pretty(&promotion).unwrap_or_default();
         match file.create(json.into()).await? {
             Created::Won => Ok(promotion),
-            Created::Exists => Err(RegistryError::Raced { file: file.url().to_owned() }),
+            Created::Exists => Err(RegistryError::Refused(format!(
+                "{}: somebody else has just promoted a pool set; see `laser pools list`, and repeat if it is still \
+                 wanted",
+                file.url()
+            ))),
         }
     }
 }

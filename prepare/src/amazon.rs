@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::delimited::{Fault, for_each_line};
+use crate::delimited::for_each_line;
 use crate::table::{float32, history, int64, text, texts, write_entities};
 use crate::{PrepareError, PrepareSummary, Result, Tables};
 
@@ -135,7 +135,7 @@ struct Reviewed<'a> {
 }
 
 impl Amazon {
-    fn add_review(&mut self, line: ReviewLine) -> Result<(), Fault> {
+    fn add_review(&mut self, line: ReviewLine) -> Result<(), String> {
         let id = item_id(line.parent_asin, line.asin)?;
         let item = match self.index.get(&id) {
             Some(&item) => item,
@@ -151,7 +151,7 @@ impl Amazon {
         Ok(())
     }
 
-    fn add_item(&mut self, id: String) -> Result<u32, Fault> {
+    fn add_item(&mut self, id: String) -> Result<u32, String> {
         let item = u32::try_from(self.items.len()).map_err(|e| e.to_string())?;
         self.items.push(Item { id: id.clone(), ..Item::default() });
         self.index.insert(id, item);
@@ -159,7 +159,7 @@ impl Amazon {
     }
 
     /// The metadata of 2018 have products twice: the last one stands.
-    fn add_product(&mut self, line: ProductLine) -> Result<(), Fault> {
+    fn add_product(&mut self, line: ProductLine) -> Result<(), String> {
         let id = item_id(line.parent_asin, line.asin)?;
         let Some(&item) = self.index.get(&id) else {
             return Ok(());
@@ -222,7 +222,7 @@ impl<'a> Reviewed<'a> {
     }
 }
 
-fn parse<T: DeserializeOwned>(line: &str) -> Result<T, Fault> {
+fn parse<T: DeserializeOwned>(line: &str) -> Result<T, String> {
     serde_json::from_str(line).map_err(|error| {
         if line.starts_with("{'") {
             "a Python literal, as the metadata of 2014 are published; rewrite the file as JSON lines \
@@ -233,12 +233,11 @@ fn parse<T: DeserializeOwned>(line: &str) -> Result<T, Fault> {
         } else {
             format!("not a JSON object of this kind: {error}")
         }
-        .into()
     })
 }
 
 /// Metadata of 2023 are by parent, the product whose variants share reviews.
-fn item_id(parent: Option<String>, asin: Option<String>) -> Result<String, Fault> {
+fn item_id(parent: Option<String>, asin: Option<String>) -> Result<String, String> {
     filled(parent).or(filled(asin)).ok_or_else(|| "neither parent_asin nor asin is set".into())
 }
 

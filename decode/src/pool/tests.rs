@@ -149,11 +149,11 @@ fn foreign_files_are_refused_for_what_they_are() {
         Pool::open(sealed(bytes).into()).unwrap_err()
     };
     let magic = with(0, b"PAR1");
-    assert_eq!(magic, PoolError::Magic { found: *b"PAR1POOL" });
-    assert_eq!(with(8, &[9]), PoolError::Version { found: 9 });
+    assert_eq!(magic, PoolError::Magic(*b"PAR1POOL"));
+    assert_eq!(with(8, &[9]), PoolError::Version(9));
     assert_eq!(with(12, &BYTE_ORDER.to_be_bytes()), PoolError::ByteOrder);
     let empty = Pool::open(Bytes::new()).unwrap_err();
-    assert_eq!(empty, PoolError::Magic { found: [0; 8] });
+    assert_eq!(empty, PoolError::Magic([0; 8]));
 }
 
 #[test]

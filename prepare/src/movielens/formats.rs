@@ -51,8 +51,7 @@ fn read_100k(dir: &Path) -> Result<MovieLens> {
                  genres of u.genre",
                 cells.len(),
                 genres.len()
-            )
-            .into());
+            ));
         }
         let (id, title): (i64, String) = columns.read(cells[..2].to_vec())?;
         let flagged = genres.iter().zip(&cells[5..]).filter(|&(_, &flag)| flag == "1");

@@ -12,7 +12,6 @@ use serde::Serialize;
 use super::MovieLens;
 use super::items::Movie;
 use crate::Result;
-use crate::delimited::Fault;
 use crate::table::{float32, history, int64, text, texts, write, write_entities};
 
 /// Which interactions are counted and become histories.
@@ -93,21 +92,21 @@ struct Interaction {
 }
 
 impl MovieLens {
-    pub(super) fn add_user(&mut self, id: i64, profile: Profile) -> Result<(), Fault> {
+    pub(super) fn add_user(&mut self, id: i64, profile: Profile) -> Result<(), String> {
         self.users_listed = true;
         match self.users.insert(id, User { profile, ratings: Vec::new() }) {
             None => Ok(()),
-            Some(_) => Err(format!("user {id} is there twice; remove one of the two").into()),
+            Some(_) => Err(format!("user {id} is there twice; remove one of the two")),
         }
     }
 
-    pub(super) fn add_rating(&mut self, user: i64, movie: i64, stars: f32, time: i64) -> Result<(), Fault> {
+    pub(super) fn add_rating(&mut self, user: i64, movie: i64, stars: f32, time: i64) -> Result<(), String> {
         if !(0.5..=5.0).contains(&stars) {
-            return Err(format!("rating {stars} is not between 0.5 and 5").into());
+            return Err(format!("rating {stars} is not between 0.5 and 5"));
         }
         let movie = self.position(movie)?;
         if self.users_listed && !self.users.contains_key(&user) {
-            return Err(format!("user {user} is not in the list of users of this data set").into());
+            return Err(format!("user {user} is not in the list of users of this data set"));
         }
         self.movies[movie as usize].ratings += 1;
         let rating = Rating { timestamp: NonZeroI64::new(time), movie, stars };

@@ -27,7 +27,6 @@ pub use histories::{Division, Histories};
 
 use self::histories::User;
 use self::items::Movie;
-use crate::delimited::Fault;
 use crate::table::{text, texts};
 use crate::{PrepareError, PrepareSummary, Result, Tables};
 
@@ -89,9 +88,9 @@ struct MovieLens {
 
 impl MovieLens {
     /// Where a movie is in the list.
-    fn position(&self, movie: i64) -> Result<u32, Fault> {
+    fn position(&self, movie: i64) -> Result<u32, String> {
         let position = self.index.get(&movie).copied();
-        position.ok_or_else(|| format!("movie {movie} is not in the list of movies of this data set").into())
+        position.ok_or_else(|| format!("movie {movie} is not in the list of movies of this data set"))
     }
 
     /// How many ratings there are.

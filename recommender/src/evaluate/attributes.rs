@@ -46,8 +46,7 @@ pub(super) async fn attributes(config: &AttributesConfig, entities: &Entities) -
         ensure!(
             is_known,
             "[eval.attributes] names: no two users or items of [interactions] share a value of {name:?}; name an \
-             attribute \
-             of the tables"
+             attribute of the tables"
         );
     }
     Ok(variant)

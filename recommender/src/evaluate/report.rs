@@ -126,7 +126,8 @@ impl<'a> CtrReport<'a> {
         };
         for &model in &config.models {
             for (index, variant) in compared.variants.iter().enumerate() {
-                report.results.push(report.row(model, index, variant, compared.attributes));
+                let row = report.row(model, index, variant, compared.attributes);
+                report.results.extend(row);
             }
             for (first, origin) in compared.origins.iter().enumerate() {
                 for (second, other) in compared.origins.iter().enumerate().skip(first + 1) {
@@ -158,12 +159,7 @@ impl<'a> CtrReport<'a> {
         Some(Comparison::of(&differences, self.config.margin))
     }
 
-    /// As [`Self::mean`] of a figure that every training has.
-    fn mean_of(&self, model: ModelKind, variant: usize, figure: fn(&Run) -> f64) -> Mean {
-        Mean::of(&self.figures(model, variant, &|run| Some(figure(run))).unwrap_or_default())
-    }
-
-    fn row(&self, model: ModelKind, index: usize, variant: &Variant, attributes: Option<usize>) -> Row {
+    fn row(&self, model: ModelKind, index: usize, variant: &Variant, attributes: Option<usize>) -> Option<Row> {
         // Texts come after the attributes.
         let attributes = attributes.filter(|attributes| index > *attributes);
         let group = |place: usize| GroupRow {
@@ -175,14 +171,14 @@ impl<'a> CtrReport<'a> {
             gain_over_attributes: attributes
                 .and_then(|attributes| self.compare(model, (index, attributes), &|run| run.groups[place].auc)),
         };
-        Row {
+        Some(Row {
             model,
             variant: variant.name.clone(),
-            auc: self.mean_of(model, index, |run| run.auc),
-            log_loss: self.mean_of(model, index, |run| run.log_loss),
+            auc: self.mean(model, index, &|run| Some(run.auc))?,
+            log_loss: self.mean(model, index, &|run| Some(run.log_loss))?,
             gain: (index > 0).then(|| self.compare(model, (index, 0), &|run| Some(run.auc))).flatten(),
             groups: (0..ITEM_GROUPS.len()).map(group).collect(),
-        }
+        })
     }
 
     fn mean_of_group(&self, model: ModelKind, variant: usize, place: usize) -> f64 {
