@@ -69,11 +69,9 @@ impl OpenPools {
     /// [`PoolsError::PoolFile`], naming the first damaged pool's file.
     pub fn verify(&self) -> Result<(), PoolsError> {
         for entry in &self.set.pools {
-            let Some(pool) = self.pools.get(&entry.name) else {
-                continue;
-            };
-            pool.verify()
-                .map_err(|source| PoolsError::PoolFile { file: self.dir.join(&entry.file).url().to_owned(), source })?;
+            let file = || self.dir.join(&entry.file).url().to_owned();
+            let checked = self.pools.get(&entry.name).map_or(Ok(()), Pool::verify);
+            checked.map_err(|source| PoolsError::PoolFile { file: file(), source })?;
         }
         Ok(())
     }

@@ -82,9 +82,9 @@ impl PoolRegistry {
         match is_name {
             true => Ok(format!("{POOLS_FOLDER}/{version}")),
             false => Err(RegistryError::Refused(format!(
-                "pool set {version:?}: a version is {NAME_LENGTH_MAX} letters, digits, '.', '_' and '-' at most, begins \
-                 with a letter or digit, and is not {PROMOTIONS:?}; a folder elsewhere is given with a slash, such as \
-                 ./{version}"
+                "pool set {version:?}: a version is {NAME_LENGTH_MAX} letters, digits, '.', '_' and '-' at most, \
+                 begins with a letter or digit, and is not {PROMOTIONS:?}; a folder elsewhere is given with a slash, \
+                 such as ./{version}"
             ))),
         }
     }

@@ -1,6 +1,7 @@
 //! Tests of building, opening, tuning and inspecting whole sets of pools.
 
 mod build;
+mod embeddings;
 mod open;
 mod registry;
 mod shared;

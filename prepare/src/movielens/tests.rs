@@ -10,6 +10,9 @@ use serde_json::json;
 use super::*;
 use crate::testing::{files, location, read_table, shared};
 
+/// A file's name and content.
+type File = (&'static str, &'static [u8]);
+
 const GENRES: &[u8] = b"unknown|0\nAction|1\nDrama|2\n\n";
 
 /// What was prepared, read back.
@@ -30,15 +33,15 @@ async fn read(dir: &Path, histories: Histories) -> Result<Prepared> {
     Ok(Prepared { summary, users, items, interactions })
 }
 
-async fn divide(input: &[(&str, &[u8])], histories: Histories) -> Result<Prepared> {
+async fn divide(input: &[File], histories: Histories) -> Result<Prepared> {
     read(files(input).path(), histories).await
 }
 
-async fn prepare(input: &[(&str, &[u8])]) -> Result<Prepared> {
+async fn prepare(input: &[File]) -> Result<Prepared> {
     divide(input, Histories::All).await
 }
 
-const DIVIDED: [(&str, &[u8]); 4] = [
+const DIVIDED: [File; 4] = [
     ("movies.dat", b"1::Ash (1995)::Action\n2::Birch (1975)::Action\n3::Cedar (1996)::Crime\n"),
     ("users.dat", b"1::F::1::10::48067\n2::M::56::16::70072\n3::M::56::16::70072\n"),
     ("ratings.csv", b"user,movie,rating\n1,1,5\n1,2,4\n1,3,3\n2,1,2\n2,3,1\n3,3,1\n"),
@@ -226,33 +229,33 @@ async fn the_latest_format_is_read_whole() {
 
 #[tokio::test]
 async fn bad_records_are_named_by_file_and_line() {
-    const LATEST: &[(&str, &[u8])] =
+    const LATEST: &[File] =
         &[("movies.csv", b"movieId,title,genres\n5,Five,Drama\n"), ("ratings.csv", b"userId,movieId,rating\n")];
-    const ML_1M: &[(&str, &[u8])] = &[("movies.dat", b"1::One (1995)::Drama\n"), ("ratings.dat", b"2::1::5::1\n")];
-    const ML_100K: &[(&str, &[u8])] = &[("u.genre", GENRES), ("u.item", b""), ("u.data", b"")];
+    const ML_1M: &[File] = &[("movies.dat", b"1::One (1995)::Drama\n"), ("ratings.dat", b"2::1::5::1\n")];
+    const ML_100K: &[File] = &[("u.genre", GENRES), ("u.item", b""), ("u.data", b"")];
     // Each case replaces or adds one file of a good archive.
-    let cases: [(&[(&str, &[u8])], &str, &[u8], &str); 18] = [
-        (LATEST, "ratings.csv", b"user,movie,rating\n1,5,x\n", "ratings.csv, line 2: column \"rating\""),
-        (LATEST, "ratings.csv", b"user,movie,rating\n1,5,4\n1,5\n", "ratings.csv, line 3"),
-        (LATEST, "ratings.csv", b"user,film,rating\n1,5,4\n", "missing field `movie` (the columns are user,film"),
-        (LATEST, "ratings.csv", b"user,movie,rating\n1,6,4\n", "ratings.csv, line 2: movie 6 is not in the list"),
-        (LATEST, "ratings.csv", b"user,movie,rating\n1,5,50\n", "line 2: rating 50 is not between 0.5 and 5"),
-        (LATEST, "ratings.csv", b"user,movie,rating\n", "the list of ratings is empty"),
-        (LATEST, "movies.csv", b"movieId,title,genres\n", "the list of movies is empty"),
-        (LATEST, "movies.csv", b"movieId,title,genres\n1,A,B\n1,A,B\n", "line 3: movie 1 is there twice"),
-        (ML_1M, "ratings.dat", b"\n1::1::5\n", "ratings.dat, line 2: 3 cells; expected 4: user::movie"),
-        (ML_1M, "ratings.dat", b"1::1::5::soon\n", "ratings.dat, line 1: column \"timestamp\": invalid digit"),
-        (ML_1M, "movies.dat", b"1::One\n", "movies.dat, line 1: expected id::title"),
-        (ML_1M, "users.dat", b"1::X::1::2::3\n", "users.dat, line 1: gender \"X\""),
-        (ML_1M, "users.dat", b"1::F::1::21::3\n", "users.dat, line 1: occupation 21"),
-        (ML_1M, "users.dat", b"1::F::1::2::3\n", "ratings.dat, line 1: user 2 is not in the list"),
-        (ML_1M, "movies_extended.csv", b"MovieID,director,actors\n9,,\n", "line 2: movie 9 is not in"),
-        (ML_100K, "u.item", b"1|T||||0|1\n", "u.item, line 1: 7 cells"),
-        (ML_100K, "u.genre", b"Drama\n", "u.genre, line 1: 1 cells; expected 2: name|number"),
-        (ML_100K, "u.user", b"1|old|F|none|1\n", "u.user, line 1: column \"age\": invalid digit"),
+    let cases: [(&[File], File, &str); 18] = [
+        (LATEST, ("ratings.csv", b"user,movie,rating\n1,5,x\n"), "ratings.csv, line 2: column \"rating\""),
+        (LATEST, ("ratings.csv", b"user,movie,rating\n1,5,4\n1,5\n"), "ratings.csv, line 3"),
+        (LATEST, ("ratings.csv", b"user,film,rating\n1,5,4\n"), "missing field `movie` (the columns are user,film"),
+        (LATEST, ("ratings.csv", b"user,movie,rating\n1,6,4\n"), "ratings.csv, line 2: movie 6 is not in the list"),
+        (LATEST, ("ratings.csv", b"user,movie,rating\n1,5,50\n"), "line 2: rating 50 is not between 0.5 and 5"),
+        (LATEST, ("ratings.csv", b"user,movie,rating\n"), "the list of ratings is empty"),
+        (LATEST, ("movies.csv", b"movieId,title,genres\n"), "the list of movies is empty"),
+        (LATEST, ("movies.csv", b"movieId,title,genres\n1,A,B\n1,A,B\n"), "line 3: movie 1 is there twice"),
+        (ML_1M, ("ratings.dat", b"\n1::1::5\n"), "ratings.dat, line 2: 3 cells; expected 4: user::movie"),
+        (ML_1M, ("ratings.dat", b"1::1::5::soon\n"), "ratings.dat, line 1: column \"timestamp\": invalid digit"),
+        (ML_1M, ("movies.dat", b"1::One\n"), "movies.dat, line 1: expected id::title"),
+        (ML_1M, ("users.dat", b"1::X::1::2::3\n"), "users.dat, line 1: gender \"X\""),
+        (ML_1M, ("users.dat", b"1::F::1::21::3\n"), "users.dat, line 1: occupation 21"),
+        (ML_1M, ("users.dat", b"1::F::1::2::3\n"), "ratings.dat, line 1: user 2 is not in the list"),
+        (ML_1M, ("movies_extended.csv", b"MovieID,director,actors\n9,,\n"), "line 2: movie 9 is not in"),
+        (ML_100K, ("u.item", b"1|T||||0|1\n"), "u.item, line 1: 7 cells"),
+        (ML_100K, ("u.genre", b"Drama\n"), "u.genre, line 1: 1 cells; expected 2: name|number"),
+        (ML_100K, ("u.user", b"1|old|F|none|1\n"), "u.user, line 1: column \"age\": invalid digit"),
     ];
-    for (good, name, content, expected) in cases {
-        let error = prepare(&[good, &[(name, content)]].concat()).await.err().unwrap();
+    for (good, file, expected) in cases {
+        let error = prepare(&[good, &[file]].concat()).await.err().unwrap();
         let error = format!("{error:#}");
         assert!(error.contains(expected), "expected {expected:?}, got {error:?}");
     }
