@@ -5,14 +5,19 @@ use super::{DraftContext, DraftTree, Drafter, Pool};
 
 /// Opening arbitrary bytes as a pool never panics, nor does drafting from a pool that opened.
 ///
-/// Every input is tried as it is, and again as the content behind a right preamble and header checksum, which no
-/// fuzzer would guess (docs/formats.md).
+/// Every input is tried as it is, and again behind a right preamble and with right checksums, which no fuzzer would
+/// guess (docs/formats.md).
 pub(crate) fn run(content: &[u8]) {
     open_and_draft(content.to_vec());
     let mut file = b"LASRPOOL\x02\0\0\0\x04\x03\x02\x01".to_vec();
     // The header ends after the name, whose length is its last word.
     let name = content.get(96..100).map_or(0, |word| word[0] as usize);
     let header = (100 + name).next_multiple_of(4).min(content.len());
+    let mut content = content.to_vec();
+    let checksum = blake3::hash(&content[header..]);
+    if let Some(place) = content.get_mut(32..64) {
+        place.copy_from_slice(checksum.as_bytes());
+    }
     file.extend(blake3::hash(&content[..header]).as_bytes());
     file.extend(content);
     open_and_draft(file);

@@ -83,7 +83,7 @@ impl OpenPools {
 
     /// The name of an entity's pool, by its kind's router; none if the set has no entities of the kind.
     pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Option<&str> {
-        Some(self.set.router(entity.kind)?.route(entity, embedding))
+        Some(self.set.kinds.get(&entity.kind)?.router.route(entity, embedding))
     }
 
     /// What `pools.json` says.

@@ -105,10 +105,3 @@ pub struct PoolEntry {
     /// Number of entities routed to it.
     pub members: u64,
 }
-
-impl PoolSet {
-    /// Returns the router of a kind, if the pools were built with entities of it.
-    pub fn router(&self, kind: Kind) -> Option<&Router> {
-        self.kinds.get(&kind).map(|groups| &groups.router)
-    }
-}

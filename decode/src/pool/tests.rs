@@ -211,26 +211,6 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
     #[test]
-    fn mutated_files_never_panic(
-        texts in any_texts(4, 4, 12),
-        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
-        len in any::<prop::sample::Index>(),
-        seal in any::<bool>(),
-    ) {
-        let mut bytes = build_pool(&meta(), &texts).unwrap();
-        for (at, byte) in changes {
-            let at = at.index(bytes.len());
-            bytes[at] = byte;
-        }
-        bytes.truncate(if seal { bytes.len() } else { len.index(bytes.len() + 1) });
-        let bytes = if seal { sealed(bytes) } else { bytes };
-        if let Ok(pool) = Pool::open(bytes.into()) {
-            let _ = pool.verify();
-            draft(&pool, &TAIL);
-        }
-    }
-
-    #[test]
     fn matches_equal_naive_counts(
         texts in any_texts(3, 6, 30),
         context in prop::collection::vec(1..=4u32, 1..20),

@@ -8,10 +8,8 @@ use std::sync::Arc;
 pub struct Variant {
     /// The name in reports.
     pub name: String,
-    /// Features of users.
-    pub user: Vec<Arc<Feature>>,
-    /// Features of items.
-    pub item: Vec<Arc<Feature>>,
+    /// Features of users, and features of items.
+    pub features: [Vec<Arc<Feature>>; 2],
 }
 
 /// One feature of every user, or of every item.

@@ -57,7 +57,7 @@ fn codes(bits: &[bool]) -> Feature {
 
 fn variant(user: Option<Feature>, item: Option<Feature>) -> Variant {
     let features = |feature: Option<Feature>| feature.into_iter().map(Arc::new).collect();
-    Variant { name: "knowledge".into(), user: features(user), item: features(item) }
+    Variant { name: "knowledge".into(), features: [user, item].map(features) }
 }
 
 fn aucs(data: &Data, variants: &[Variant]) -> Vec<f64> {

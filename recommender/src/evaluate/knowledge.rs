@@ -42,20 +42,8 @@ impl Places {
     }
 }
 
-/// The users and the items of the interactions.
-pub(super) struct Entities {
-    pub(super) users: Places,
-    pub(super) items: Places,
-}
-
-impl Entities {
-    pub(super) fn of(&self, kind: Kind) -> &Places {
-        match kind {
-            Kind::User => &self.users,
-            Kind::Item => &self.items,
-        }
-    }
-}
+/// The users and the items of the interactions, by kind.
+pub(super) type Entities = [Places; 2];
 
 /// How knowledge is given to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -98,10 +86,10 @@ pub(super) async fn variants(config: &KnowledgeConfig, entities: &Entities) -> R
     for form in [Form::Embedding, Form::Ids] {
         let mut variant = Variant { name: format!("{}, {}", config.name, form.as_str()), ..Variant::default() };
         for kind in Kind::ALL {
-            let feature = feature(config, form, kind, entities.of(kind)).await?;
-            features_of(&mut variant, kind).extend(feature.map(Arc::new));
+            let feature = feature(config, form, kind, &entities[kind as usize]).await?;
+            variant.features[kind as usize].extend(feature.map(Arc::new));
         }
-        if !variant.user.is_empty() || !variant.item.is_empty() {
+        if variant.features.iter().any(|features| !features.is_empty()) {
             variants.push((form, variant));
         }
     }
@@ -119,14 +107,6 @@ async fn feature(config: &KnowledgeConfig, form: Form, kind: Kind, places: &Plac
         (Form::Ids, _, Some(source)) => Some(codes(source, kind, places).await?),
         _ => None,
     })
-}
-
-/// The features of a kind.
-pub(super) fn features_of(variant: &mut Variant, kind: Kind) -> &mut Vec<Arc<Feature>> {
-    match kind {
-        Kind::User => &mut variant.user,
-        Kind::Item => &mut variant.item,
-    }
 }
 
 async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Result<Feature> {

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::EvalConfig;
 use super::knowledge::{Compared, Form, Origin};
-use crate::ctr::{Data, Feature, ITEM_GROUPS, ModelKind, Part, Run, Variant};
+use crate::ctr::{Data, ITEM_GROUPS, ModelKind, Part, Run, Variant};
 use crate::statistics::{Comparison, Mean};
 
 /// The findings of `laser eval ctr`.
@@ -216,14 +216,11 @@ impl PartSummary {
 impl Coverage {
     /// Texts come after attributes, and are what is counted.
     fn new(variant: &Variant, data: &Data) -> Self {
-        let share = |kind: Kind| {
-            let (features, entities) = match kind {
-                Kind::User => (&variant.user, data.users()),
-                Kind::Item => (&variant.item, data.items()),
-            };
-            let known = |feature: &Feature| feature.known() as f64 / entities as f64;
-            features.last().map(|feature| known(feature))
+        let share = |kind: Kind, entities: usize| {
+            let counted = variant.features[kind as usize].last();
+            counted.map(|feature| feature.known() as f64 / entities as f64)
         };
-        Self { variant: variant.name.clone(), users: share(Kind::User), items: share(Kind::Item) }
+        let (users, items) = (share(Kind::User, data.users()), share(Kind::Item, data.items()));
+        Self { variant: variant.name.clone(), users, items }
     }
 }
