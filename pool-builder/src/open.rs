@@ -31,18 +31,14 @@ impl OpenPools {
     /// If there is no finished set, it was built with another tokenizer, or a file is not the one that
     /// was written.
     pub async fn open(dir: &Location, tokenizer: &[u8; 32]) -> Result<Self, PoolsError> {
-        Self::open_from(dir, tokenizer, None).await
+        Self::open_with(dir, tokenizer, None).await
     }
 
-    /// The same, but remote pools are kept in `cache` and mapped.
+    /// The same, but with a `cache` remote pools are kept there and mapped.
     ///
     /// # Errors
     /// Those of [`OpenPools::open`], and the cache's.
-    pub async fn open_cached(dir: &Location, tokenizer: &[u8; 32], cache: &Cache) -> Result<Self, PoolsError> {
-        Self::open_from(dir, tokenizer, Some(cache)).await
-    }
-
-    async fn open_from(dir: &Location, tokenizer: &[u8; 32], cache: Option<&Cache>) -> Result<Self, PoolsError> {
+    pub async fn open_with(dir: &Location, tokenizer: &[u8; 32], cache: Option<&Cache>) -> Result<Self, PoolsError> {
         let (set, digest) = read_set(dir).await?;
         let expected = Digest::from_bytes(*tokenizer);
         if set.tokenizer != expected {

@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::delimited::for_each_line;
 use crate::table::{float32, history, int64, text, texts, write_entities};
-use crate::{PrepareError, PrepareSummary, Result, Tables};
+use crate::{PrepareError, PrepareSummary, Result};
 
 /// Reads reviews and, where given, metadata, and writes `users.parquet` and `items.parquet` to `output`.
 ///
@@ -32,19 +32,16 @@ pub async fn amazon(reviews: &Path, metadata: Option<&Path>, output: &Location) 
     if let Some(metadata) = metadata {
         for_each_line(metadata, |line| data.add_product(parse(line)?))?;
     }
-    let tables = Tables {
-        users: data.write_users(&output.join("users.parquet")).await?,
-        items: data.write_items(&output.join("items.parquet")).await?,
-        interactions: None,
-    };
     let interactions = data.items.iter().map(|item| item.reviews).sum();
     Ok(PrepareSummary {
+        users_table: data.write_users(&output.join("users.parquet")).await?,
+        items_table: data.write_items(&output.join("items.parquet")).await?,
+        interactions_table: None,
         users: data.users.len() as u64,
         items: data.items.len() as u64,
         interactions,
         in_histories: interactions,
         untimed: 0,
-        tables,
     })
 }
 
@@ -278,8 +275,8 @@ mod tests {
         let dir = files(&[("reviews.jsonl", reviews.as_bytes()), ("meta.jsonl", meta.unwrap_or_default().as_bytes())]);
         let [reviews, metadata] = ["reviews.jsonl", "meta.jsonl"].map(|name| dir.path().join(name));
         let summary = amazon(&reviews, meta.map(|_| metadata.as_path()), &location(dir.path())).await?;
-        let users = read_table(&summary.tables.users).await;
-        let items = read_table(&summary.tables.items).await;
+        let users = read_table(&summary.users_table).await;
+        let items = read_table(&summary.items_table).await;
         Ok((summary, users, items))
     }
 

@@ -21,7 +21,7 @@ use laser_store::LocationError;
 use laser_store::table::TableError;
 
 pub use amazon::amazon;
-pub use movielens::{Division, Histories, movielens};
+pub use movielens::{Histories, movielens};
 
 type Result<T, E = PrepareError> = std::result::Result<T, E>;
 
@@ -50,17 +50,6 @@ impl PrepareError {
     }
 }
 
-/// Where the tables of a data set lie, as path or URL.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tables {
-    /// One row per user.
-    pub users: String,
-    /// One row per item.
-    pub items: String,
-    /// One row per interaction, of data sets that are prepared for training too.
-    pub interactions: Option<String>,
-}
-
 /// What a data set was found to hold.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrepareSummary {
@@ -74,8 +63,12 @@ pub struct PrepareSummary {
     pub in_histories: u64,
     /// Interactions left out because they have no timestamp.
     pub untimed: u64,
-    /// Where the tables are.
-    pub tables: Tables,
+    /// The table of a row per user, as path or URL.
+    pub users_table: String,
+    /// The table of a row per item.
+    pub items_table: String,
+    /// The table of a row per interaction, of data sets that are prepared for training too.
+    pub interactions_table: Option<String>,
 }
 
 #[cfg(test)]

@@ -22,16 +22,12 @@ pub enum Histories {
     /// Those that have a timestamp, oldest first.
     Timed,
     /// Of those that have a timestamp the ones before the division.
-    Until(Division),
-}
-
-/// Where histories end.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Division {
-    /// The instant or share.
-    pub until: Until,
-    /// Whether the share is of all interactions or of each user's.
-    pub by: SplitBy,
+    Until {
+        /// The instant or share.
+        until: Until,
+        /// Whether the share is of all interactions or of each user's.
+        by: SplitBy,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -120,10 +116,10 @@ impl MovieLens {
     }
 
     /// Leaves in histories and counts only what is before the division.
-    pub(super) fn end_histories(&mut self, division: Division) {
+    pub(super) fn end_histories(&mut self, until: Until, by: SplitBy) {
         let users = (0u32..).zip(self.users.values());
         let times = users.flat_map(|(user, of_user)| of_user.ratings.iter().map(move |r| (user, r.seconds())));
-        let ends = division.until.instants(division.by, self.users.len(), times);
+        let ends = until.instants(by, self.users.len(), times);
         self.retain(|user, rating| rating.seconds() < ends[user]);
     }
 

@@ -23,12 +23,12 @@ use std::path::Path;
 use arrow::datatypes::Field;
 use laser_store::Location;
 
-pub use histories::{Division, Histories};
+pub use histories::Histories;
 
 use self::histories::User;
 use self::items::Movie;
 use crate::table::{text, texts};
-use crate::{PrepareError, PrepareSummary, Result, Tables};
+use crate::{PrepareError, PrepareSummary, Result};
 
 /// Reads the MovieLens archive unpacked in `dir` and writes `users.parquet`, `items.parquet` and
 /// `interactions.parquet` to `output`.
@@ -56,21 +56,18 @@ pub async fn movielens(dir: &Path, output: &Location, histories: Histories) -> R
     data.sort();
     let interactions = data.ratings();
     let interactions_table = data.write_interactions(&output.join("interactions.parquet")).await?;
-    if let Histories::Until(division) = histories {
-        data.end_histories(division);
+    if let Histories::Until { until, by } = histories {
+        data.end_histories(until, by);
     }
-    let tables = Tables {
-        users: data.write_users(&output.join("users.parquet")).await?,
-        items: data.write_items(&output.join("items.parquet")).await?,
-        interactions: Some(interactions_table),
-    };
     Ok(PrepareSummary {
+        users_table: data.write_users(&output.join("users.parquet")).await?,
+        items_table: data.write_items(&output.join("items.parquet")).await?,
+        interactions_table: Some(interactions_table),
         users: data.users.len() as u64,
         items: data.movies.len() as u64,
         interactions,
         in_histories: data.ratings(),
         untimed,
-        tables,
     })
 }
 

@@ -26,8 +26,8 @@ struct Prepared {
 async fn read(dir: &Path, histories: Histories) -> Result<Prepared> {
     let output = tempfile::tempdir().unwrap();
     let summary = movielens(dir, &location(output.path()), histories).await?;
-    let (users, items) = (read_table(&summary.tables.users).await, read_table(&summary.tables.items).await);
-    let table = InteractionTable { path: summary.tables.interactions.clone().unwrap(), ..InteractionTable::default() };
+    let (users, items) = (read_table(&summary.users_table).await, read_table(&summary.items_table).await);
+    let table = InteractionTable { path: summary.interactions_table.clone().unwrap(), ..InteractionTable::default() };
     let needs = Needs { rating: true, timestamp: false };
     let interactions = Interactions::read(&table, needs).await.unwrap();
     Ok(Prepared { summary, users, items, interactions })
@@ -49,7 +49,7 @@ const DIVIDED: [File; 4] = [
 ];
 
 fn until(until: &str, by: SplitBy) -> Histories {
-    Histories::Until(Division { until: until.parse().unwrap(), by })
+    Histories::Until { until: until.parse().unwrap(), by }
 }
 
 #[tokio::test]
