@@ -77,35 +77,9 @@ pub enum PoolError {
     /// The checksum holds but the content does not make a pool.
     #[error("pool file is malformed: {0}: it was not written by laser, rebuild it")]
     Malformed(String),
-    /// The pool was built with another tokenizer than the model's.
-    #[error(
-        "pool {pool} was built with tokenizer {found}, the model's is {expected}: \
-         rebuild the pool with the model's tokenizer"
-    )]
-    Tokenizer {
-        /// The pool's name.
-        pool: String,
-        /// Fingerprint of the model's tokenizer, in hexadecimal.
-        expected: String,
-        /// Fingerprint in the pool, in hexadecimal.
-        found: String,
-    },
-    /// The vocabulary is empty, too large, or lacks the end-of-text token.
-    #[error(
-        "pool {pool}: vocabulary of {vocab_size} tokens with end-of-text token {end_of_text}: \
-         expected 1 to {VOCABULARY_MAX} tokens, the end-of-text token among them"
-    )]
-    Vocabulary {
-        /// The pool's name.
-        pool: String,
-        /// The vocabulary's size.
-        vocab_size: u32,
-        /// The end-of-text token.
-        end_of_text: Token,
-    },
-    /// The texts do not make a pool.
+    /// Vocabulary, tokenizer or texts are not what the pool needs.
     #[error("pool {pool}: {reason}")]
-    Build {
+    Refused {
         /// The pool's name.
         pool: String,
         /// What is wrong, and what to do.
@@ -186,16 +160,16 @@ impl Pool {
     /// Refuses the pool if it was built with another tokenizer than the model's.
     ///
     /// # Errors
-    /// [`PoolError::Tokenizer`], naming the pool and both fingerprints.
+    /// [`PoolError::Refused`], naming the pool and both fingerprints.
     pub fn expect_tokenizer(&self, tokenizer: &[u8; 32]) -> Result<(), PoolError> {
         if self.meta.tokenizer == *tokenizer {
             return Ok(());
         }
-        Err(PoolError::Tokenizer {
-            pool: self.meta.name.clone(),
-            expected: hex(tokenizer),
-            found: hex(&self.meta.tokenizer),
-        })
+        Err(self.meta.refused(format!(
+            "built with tokenizer {}, the model's is {}: rebuild the pool with the model's tokenizer",
+            hex(&self.meta.tokenizer),
+            hex(tokenizer)
+        )))
     }
 
     /// Returns the description stored in the pool.
@@ -351,11 +325,15 @@ impl PoolMeta {
         if self.vocab_size <= VOCABULARY_MAX && self.end_of_text < self.vocab_size {
             return Ok(());
         }
-        Err(PoolError::Vocabulary {
-            pool: self.name.clone(),
-            vocab_size: self.vocab_size,
-            end_of_text: self.end_of_text,
-        })
+        Err(self.refused(format!(
+            "vocabulary of {} tokens with end-of-text token {}: expected 1 to {VOCABULARY_MAX} tokens, the end-of-text \
+             token among them",
+            self.vocab_size, self.end_of_text
+        )))
+    }
+
+    pub(crate) fn refused(&self, reason: String) -> PoolError {
+        PoolError::Refused { pool: self.name.clone(), reason }
     }
 }
 

@@ -83,7 +83,7 @@ fn concatenate(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<Token>, Pool
                 "text {text} has token {token} at index {place}, expected less than the vocabulary's {vocabulary}: \
                  tokenise it with the pool's tokenizer"
             );
-            return Err(refused(meta, reason));
+            return Err(meta.refused(reason));
         }
         tokens.extend(content.iter().take_while(|&&token| token != meta.end_of_text));
         tokens.push(meta.end_of_text);
@@ -99,15 +99,11 @@ fn suffix_array(meta: &PoolMeta, tokens: &[Token]) -> Result<Vec<i32>, PoolError
     let mut text: Vec<i32> = bytemuck::cast_slice(tokens).to_vec();
     let construction = SuffixArrayConstruction::for_text_mut(&mut text).in_owned_buffer32();
     let suffixes = construction.single_threaded().run().map_err(|error| {
-        refused(meta, format!("building the suffix array of {} tokens failed: {error}", tokens.len()))
+        meta.refused(format!("building the suffix array of {} tokens failed: {error}", tokens.len()))
     })?;
     Ok(suffixes.into_vec())
 }
 
 fn too_large(meta: &PoolMeta, what: &str, found: usize, max: usize) -> PoolError {
-    refused(meta, format!("{found} {what}, at most {max} fit: sample fewer texts or split the group"))
-}
-
-fn refused(meta: &PoolMeta, reason: String) -> PoolError {
-    PoolError::Build { pool: meta.name.clone(), reason }
+    meta.refused(format!("{found} {what}, at most {max} fit: sample fewer texts or split the group"))
 }
