@@ -1,8 +1,8 @@
 //! Entities in their groups with a sample of each group's previous texts: the starting point of building and tuning.
 //!
 //! Memory does not depend on the number of entities and texts. It takes the budget for what is spilled (see
-//! [`join`](laser_store::join)), the samples that routers are fitted on, and `max_texts` texts per group. The tables are
-//! read three times; of Parquet, first only the ids, then everything but histories, which are counted.
+//! [`join`](laser_store::join)), the samples that routers are fitted on, and `max_texts` texts per group. The tables
+//! are read three times; of Parquet, first only the ids, then everything but histories, which are counted.
 
 use std::collections::BTreeMap;
 
