@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use laser_delta::Table;
 use laser_night::{Config, Night, demo};
-use laser_prepare::{Division, Histories};
+use laser_prepare::Histories;
 use laser_schema::Kind;
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
@@ -96,7 +96,7 @@ pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
     let summary = match source {
         PrepareSource::Movielens { dir, output, timed, until, split_by } => {
             let histories = match *until {
-                Some(until) => Histories::Until(Division { until, by: *split_by }),
+                Some(until) => Histories::Until { until, by: *split_by },
                 None if *timed => Histories::Timed,
                 None => Histories::All,
             };
@@ -106,13 +106,13 @@ pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
             laser_prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
         }
     };
-    let table = summary.tables.interactions.as_deref();
+    let table = summary.interactions_table.as_deref();
     let mut out = format!(
         "{} users: {}\n{} items: {}\n{} interactions{}{}\n",
         summary.users,
-        summary.tables.users,
+        summary.users_table,
         summary.items,
-        summary.tables.items,
+        summary.items_table,
         summary.interactions,
         if table.is_some() { ": " } else { "" },
         table.unwrap_or_default()

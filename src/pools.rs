@@ -85,18 +85,18 @@ pub(crate) async fn inspect(config: &Config, dir: &str, json: bool) -> Result<()
         for group in &kind.groups {
             out += &format!(
                 "  {:<20} {:<30} {:>8} routed {:>8} texts{}\n",
-                group.name,
-                group.label,
+                group.group.name,
+                group.group.label,
                 group.statistics.routed,
                 group.statistics.texts,
-                if group.has_pool { "" } else { "  no pool" }
+                if group.group.has_pool { "" } else { "  no pool" }
             );
         }
     }
     for pool in &inspection.pools {
         out += &format!(
             "{}: {} texts, {} tokens, {:.2} bytes a token\n",
-            pool.name, pool.texts, pool.tokens, pool.bytes_per_token
+            pool.entry.name, pool.entry.texts, pool.entry.tokens, pool.bytes_per_token
         );
         for branch in &pool.branches {
             out += &format!("  {:>6} x {:?}\n", branch.count, branch.text);

@@ -11,8 +11,7 @@ use laser_model::ModelFiles;
 use laser_night::config::RunConfig;
 use laser_night::{Progress, open_local_model, previous_texts};
 use laser_pool_builder::{
-    Attributes, BuildProgress, Clusters, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools,
-    join_embeddings,
+    Attributes, Clusters, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools, join_embeddings,
 };
 use laser_schema::job::{Plan, Spec};
 use laser_schema::{Entity, Kind};
@@ -130,7 +129,7 @@ impl Bench<'_> {
         let dir = self.dir.join("pools");
         let texts = previous_texts(PreviousReader::open(&data.previous, NIGHT).await?);
         let display = &mut self.display;
-        let mut progress = |p: BuildProgress| display.update(p.done, p.total, p.stage.as_str());
+        let mut progress = |done, total, stage: &str| display.update(done, total, stage);
         build_pools(&data.tables, texts, PoolTokenizer::of(&self.model)?, config, self.memory, &dir, &mut progress)
             .await?;
         Ok(OpenPools::open(&dir, &self.model.tokenizer.fingerprint()).await?)
@@ -139,10 +138,7 @@ impl Bench<'_> {
     async fn plan(&mut self, data: &Synthetic, config: &PoolsConfig, pools: &OpenPools, spec: Spec) -> Result<Plan> {
         let mut entities = Join::new(&data.tables, self.memory).await?;
         join_embeddings(config, &mut entities).await?;
-        let route = |entity: &Entity| {
-            let route = pools.route(entity, entity.embedding.as_deref());
-            route.map_or_else(String::new, |route| route.pool.to_owned())
-        };
+        let route = |entity: &Entity| pools.route(entity, entity.embedding.as_deref()).unwrap_or_default().to_owned();
         let run = RunConfig::default();
         let request = PlanRequest {
             run: "bench".into(),

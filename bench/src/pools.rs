@@ -97,9 +97,7 @@ impl Pools {
                 _ => texts.to_vec(),
             };
             let previous = stream::iter([Ok(texts)]);
-            let mut progress = |p: laser_pool_builder::BuildProgress| {
-                display.update(p.done, p.total, p.stage.as_str());
-            };
+            let mut progress = |done, total, stage: &str| display.update(done, total, stage);
             clear_pools(&dir).await?;
             build_pools(
                 tables,
@@ -122,7 +120,7 @@ impl Pools {
     pub(super) fn of(&self, entity: &Entity) -> Vec<(PoolScheme, Option<Pool>)> {
         let embedding = self.embeddings.get(&(entity.kind, entity.id.clone()));
         let embedding = embedding.map(Vec::as_slice);
-        let pool = |pools: &OpenPools| pools.pool(pools.route(entity, embedding)?.pool);
+        let pool = |pools: &OpenPools| pools.pool(pools.route(entity, embedding)?);
         self.schemes.iter().map(|(scheme, pools)| (*scheme, pool(pools))).collect()
     }
 

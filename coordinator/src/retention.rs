@@ -263,7 +263,7 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
 
 /// Whether Laser gives files of runs, nights and pool sets this name.
 fn is_ours(name: &str) -> bool {
-    let known = [ERRORS, CODEBOOK, CANCELLED, LOCK, "assignments.parquet"];
+    let known = [ERRORS, CODEBOOK, CANCELLED, LOCK];
     let matches = |prefix: &str, suffix: &str| {
         let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix));
         rest.is_some_and(|middle| !middle.contains('/'))

@@ -146,13 +146,7 @@ mod tests {
             let expected = llama3_reference(f64::from(plain));
             assert!((f64::from(scaled) - expected).abs() < 1e-6 * expected, "{scaled} {expected}");
             let ratio = scaled / plain;
-            bands[if ratio > 0.999 {
-                0
-            } else if ratio < 0.126 {
-                2
-            } else {
-                1
-            }] += 1;
+            bands[usize::from(ratio <= 0.999) + usize::from(ratio < 0.126)] += 1;
         }
         assert!(bands.iter().all(|&count| count > 3), "{bands:?}");
     }

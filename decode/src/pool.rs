@@ -50,17 +50,11 @@ pub struct PoolMeta {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum PoolError {
     /// The magic number does not match.
-    #[error("not a pool file: it starts with {found:02x?}, expected {MAGIC:02x?} (\"LASRPOOL\")")]
-    Magic {
-        /// The bytes in place of the magic number.
-        found: [u8; 8],
-    },
+    #[error("not a pool file: it starts with {0:02x?}, expected {MAGIC:02x?} (\"LASRPOOL\")")]
+    Magic([u8; 8]),
     /// Made by another version of the format.
-    #[error("pool file has format version {found}, this build reads {VERSION}: rebuild the pool")]
-    Version {
-        /// The file's version.
-        found: u32,
-    },
+    #[error("pool file has format version {0}, this build reads {VERSION}: rebuild the pool")]
+    Version(u32),
     /// The file's byte order is not this machine's.
     #[error("pool file is little-endian, this machine is not: pools need a little-endian machine")]
     ByteOrder,
@@ -81,74 +75,14 @@ pub enum PoolError {
         found: String,
     },
     /// The checksum holds but the content does not make a pool.
-    #[error("pool file is malformed: {what}: it was not written by laser, rebuild it")]
-    Malformed {
-        /// The violated rule.
-        what: String,
-    },
-    /// The pool was built with another tokenizer than the model's.
-    #[error(
-        "pool {pool} was built with tokenizer {found}, the model's is {expected}: \
-         rebuild the pool with the model's tokenizer"
-    )]
-    Tokenizer {
+    #[error("pool file is malformed: {0}: it was not written by laser, rebuild it")]
+    Malformed(String),
+    /// Vocabulary, tokenizer or texts are not what the pool needs.
+    #[error("pool {pool}: {reason}")]
+    Refused {
         /// The pool's name.
         pool: String,
-        /// Fingerprint of the model's tokenizer, in hexadecimal.
-        expected: String,
-        /// Fingerprint in the pool, in hexadecimal.
-        found: String,
-    },
-    /// The vocabulary is empty, too large, or lacks the end-of-text token.
-    #[error(
-        "pool {pool}: vocabulary of {vocab_size} tokens with end-of-text token {end_of_text}: \
-         expected 1 to {VOCABULARY_MAX} tokens, the end-of-text token among them"
-    )]
-    Vocabulary {
-        /// The pool's name.
-        pool: String,
-        /// The vocabulary's size.
-        vocab_size: u32,
-        /// The end-of-text token.
-        end_of_text: Token,
-    },
-    /// A text to build from has a token outside the vocabulary.
-    #[error(
-        "pool {pool}: text {text} has token {token} at index {place}, \
-         expected less than the vocabulary's {vocab_size}: tokenise it with the pool's tokenizer"
-    )]
-    Token {
-        /// The pool's name.
-        pool: String,
-        /// Index of the text.
-        text: usize,
-        /// Index of the token in it.
-        place: usize,
-        /// The token.
-        token: Token,
-        /// The vocabulary's size.
-        vocab_size: u32,
-    },
-    /// There are more items than a file can hold.
-    #[error("pool {pool}: {found} {what}, at most {max} fit: sample fewer texts or split the group")]
-    TooLarge {
-        /// The pool's name.
-        pool: String,
-        /// The kind of item.
-        what: &'static str,
-        /// The number found.
-        found: usize,
-        /// The largest number allowed.
-        max: usize,
-    },
-    /// The suffix array could not be built.
-    #[error("pool {pool}: building the suffix array of {tokens} tokens failed: {reason}")]
-    SuffixArray {
-        /// The pool's name.
-        pool: String,
-        /// Number of tokens.
-        tokens: usize,
-        /// The library's message.
+        /// What is wrong, and what to do.
         reason: String,
     },
 }
@@ -220,22 +154,22 @@ impl Pool {
         } else {
             return Ok(());
         };
-        Err(malformed(rule))
+        Err(PoolError::Malformed(rule))
     }
 
     /// Refuses the pool if it was built with another tokenizer than the model's.
     ///
     /// # Errors
-    /// [`PoolError::Tokenizer`], naming the pool and both fingerprints.
+    /// [`PoolError::Refused`], naming the pool and both fingerprints.
     pub fn expect_tokenizer(&self, tokenizer: &[u8; 32]) -> Result<(), PoolError> {
         if self.meta.tokenizer == *tokenizer {
             return Ok(());
         }
-        Err(PoolError::Tokenizer {
-            pool: self.meta.name.clone(),
-            expected: hex(tokenizer),
-            found: hex(&self.meta.tokenizer),
-        })
+        Err(self.meta.refused(format!(
+            "built with tokenizer {}, the model's is {}: rebuild the pool with the model's tokenizer",
+            hex(&self.meta.tokenizer),
+            hex(tokenizer)
+        )))
     }
 
     /// Returns the description stored in the pool.
@@ -371,10 +305,10 @@ impl Header {
 
     fn meta(&self, bytes: &[u8]) -> Result<PoolMeta, PoolError> {
         let name_end = HEADER + self.name_bytes as usize;
-        let name =
-            std::str::from_utf8(&bytes[HEADER..name_end]).map_err(|_| malformed("its name is not UTF-8".to_owned()))?;
+        let name = std::str::from_utf8(&bytes[HEADER..name_end])
+            .map_err(|_| PoolError::Malformed("its name is not UTF-8".to_owned()))?;
         if bytes[name_end..self.sections_at()].iter().any(|&padding| padding != 0) {
-            return Err(malformed("the padding after its name is not zero".to_owned()));
+            return Err(PoolError::Malformed("the padding after its name is not zero".to_owned()));
         }
         let mut tokenizer = [0; 32];
         tokenizer.copy_from_slice(&bytes[CHECKED_FROM..CHECKED_FROM + 32]);
@@ -391,11 +325,15 @@ impl PoolMeta {
         if self.vocab_size <= VOCABULARY_MAX && self.end_of_text < self.vocab_size {
             return Ok(());
         }
-        Err(PoolError::Vocabulary {
-            pool: self.name.clone(),
-            vocab_size: self.vocab_size,
-            end_of_text: self.end_of_text,
-        })
+        Err(self.refused(format!(
+            "vocabulary of {} tokens with end-of-text token {}: expected 1 to {VOCABULARY_MAX} tokens, the end-of-text \
+             token among them",
+            self.vocab_size, self.end_of_text
+        )))
+    }
+
+    pub(crate) fn refused(&self, reason: String) -> PoolError {
+        PoolError::Refused { pool: self.name.clone(), reason }
     }
 }
 
@@ -405,7 +343,7 @@ fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
     let there = bytes.len().min(8);
     found[..there].copy_from_slice(&bytes[..there]);
     if found != MAGIC {
-        return Err(PoolError::Magic { found });
+        return Err(PoolError::Magic(found));
     }
     if bytes.len() < HEADER {
         return Err(PoolError::Length { expected: HEADER as u64, found: bytes.len() as u64 });
@@ -416,7 +354,7 @@ fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
     }
     match word_at(bytes, 8) {
         VERSION => Ok(()),
-        found => Err(PoolError::Version { found }),
+        found => Err(PoolError::Version(found)),
     }
 }
 
@@ -435,10 +373,6 @@ fn word_at(bytes: &[u8], at: usize) -> u32 {
     let mut word = [0; 4];
     word.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(word)
-}
-
-fn malformed(what: String) -> PoolError {
-    PoolError::Malformed { what }
 }
 
 fn hex(hash: &[u8; 32]) -> String {

@@ -78,8 +78,12 @@ fn concatenate(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<Token>, Pool
     let mut tokens = Vec::with_capacity(total);
     for (text, content) in texts.iter().enumerate() {
         if let Some(place) = content.iter().position(|&token| token >= meta.vocab_size) {
-            let (pool, vocab_size) = (meta.name.clone(), meta.vocab_size);
-            return Err(PoolError::Token { pool, text, place, token: content[place], vocab_size });
+            let (token, vocabulary) = (content[place], meta.vocab_size);
+            let reason = format!(
+                "text {text} has token {token} at index {place}, expected less than the vocabulary's {vocabulary}: \
+                 tokenise it with the pool's tokenizer"
+            );
+            return Err(meta.refused(reason));
         }
         tokens.extend(content.iter().take_while(|&&token| token != meta.end_of_text));
         tokens.push(meta.end_of_text);
@@ -94,14 +98,12 @@ fn suffix_array(meta: &PoolMeta, tokens: &[Token]) -> Result<Vec<i32>, PoolError
     }
     let mut text: Vec<i32> = bytemuck::cast_slice(tokens).to_vec();
     let construction = SuffixArrayConstruction::for_text_mut(&mut text).in_owned_buffer32();
-    match construction.single_threaded().run() {
-        Ok(suffixes) => Ok(suffixes.into_vec()),
-        Err(error) => {
-            Err(PoolError::SuffixArray { pool: meta.name.clone(), tokens: tokens.len(), reason: error.to_string() })
-        }
-    }
+    let suffixes = construction.single_threaded().run().map_err(|error| {
+        meta.refused(format!("building the suffix array of {} tokens failed: {error}", tokens.len()))
+    })?;
+    Ok(suffixes.into_vec())
 }
 
-fn too_large(meta: &PoolMeta, what: &'static str, found: usize, max: usize) -> PoolError {
-    PoolError::TooLarge { pool: meta.name.clone(), what, found, max }
+fn too_large(meta: &PoolMeta, what: &str, found: usize, max: usize) -> PoolError {
+    meta.refused(format!("{found} {what}, at most {max} fit: sample fewer texts or split the group"))
 }

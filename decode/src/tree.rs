@@ -148,30 +148,6 @@ impl DraftTree {
     pub fn children(&self, node: usize) -> impl Iterator<Item = usize> + '_ {
         (node + 1..self.len()).filter(move |&child| self.parents[child] as usize == node)
     }
-
-    /// Whether `node` sees `ancestor` in tree attention: `ancestor` is `node` itself or above it.
-    #[must_use]
-    pub fn is_ancestor(&self, ancestor: usize, mut node: usize) -> bool {
-        while node > ancestor {
-            node = self.parents[node] as usize;
-        }
-        node == ancestor
-    }
-
-    /// Writes the attention mask within the tree, row-major [len, len]: row `i` is true at `i` and at its ancestors.
-    /// Every node also sees the whole context before the root, which is not part of the mask.
-    pub fn ancestor_mask(&self, mask: &mut Vec<bool>) {
-        let len = self.len();
-        mask.clear();
-        mask.resize(len * len, false);
-        for node in 0..len {
-            if let Some(&parent) = self.parents.get(node).filter(|&&parent| parent != ROOT_PARENT) {
-                let row = parent as usize * len;
-                mask.copy_within(row..row + node, node * len);
-            }
-            mask[node * len + node] = true;
-        }
-    }
 }
 
 #[cfg(test)]
@@ -225,16 +201,11 @@ pub(crate) mod tests {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
 
         #[test]
-        fn mask_children_and_ancestors_agree_with_the_paths(tree in any_tree(3)) {
-            let mut mask = vec![true; 3];
-            tree.ancestor_mask(&mut mask);
-            prop_assert_eq!(mask.len(), tree.len() * tree.len());
+        fn children_and_depths_agree_with_the_paths(tree in any_tree(3)) {
             for node in 0..tree.len() {
                 let path = path_of(&tree, node);
                 prop_assert_eq!(tree.depths()[node] as usize, path.len() - 1);
                 for other in 0..tree.len() {
-                    prop_assert_eq!(mask[node * tree.len() + other], path.contains(&other));
-                    prop_assert_eq!(tree.is_ancestor(other, node), path.contains(&other));
                     let is_child = tree.parents()[other] as usize == node && other != 0;
                     prop_assert_eq!(tree.children(node).any(|child| child == other), is_child);
                 }

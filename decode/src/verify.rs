@@ -185,4 +185,4 @@ fn outcome(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -17,7 +17,7 @@ use laser_coordinator::plan::{PlanRequest, plan};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_features::encoder::EncoderFiles;
 use laser_model::ModelFiles;
-use laser_pool_builder::{BuildProgress, OpenPools, POOL_SET_FILE, PoolTokenizer, build_pools, join_embeddings};
+use laser_pool_builder::{OpenPools, POOL_SET_FILE, PoolTokenizer, build_pools, join_embeddings};
 use laser_schema::job::{KindCounts, Plan, Spec};
 use laser_schema::manifest::Manifest;
 use laser_schema::{Entity, Kind};
@@ -198,7 +198,7 @@ impl<'a> Night<'a> {
             progress.stage("building pools");
             let pool_tokenizer = PoolTokenizer::of(&self.model)?;
             let previous = PreviousReader::open(&begun.previous, begun.date).await?;
-            let mut show = |p: BuildProgress| progress.update(p.done, p.total, p.stage.as_str());
+            let mut show = |done, total, stage: &str| progress.update(done, total, stage);
             let (input, config) = (&self.config.input, &self.config.pools);
             let texts = previous_texts(previous);
             let memory = self.config.run.memory();
@@ -226,10 +226,7 @@ impl<'a> Night<'a> {
         progress.stage("planning");
         let mut entities = Join::new(&self.config.input, self.config.run.memory()).await?;
         join_embeddings(&self.config.pools, &mut entities).await?;
-        let route = |entity: &Entity| {
-            let route = pools.route(entity, entity.embedding.as_deref());
-            route.map_or_else(String::new, |route| route.pool.to_owned())
-        };
+        let route = |entity: &Entity| pools.route(entity, entity.embedding.as_deref()).unwrap_or_default().to_owned();
         let run = &self.config.run;
         let request = PlanRequest {
             run: begun.store.name().to_owned(),

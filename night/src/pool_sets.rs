@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_model::ModelFiles;
 use laser_pool_builder::{
-    BuildProgress, Inspection, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion, TuneConfig,
-    TuneReport, build_pools, clear_pools, inspect, tune,
+    Inspection, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion, TuneConfig, TuneReport,
+    build_pools, clear_pools, inspect, tune,
 };
 use laser_schema::Digest;
 use laser_schema::layout::dated_name;
@@ -121,7 +121,7 @@ pub async fn build(
     };
     clear_pools(&dir).await?;
     progress.stage("building pools");
-    let mut show = |p: BuildProgress| progress.update(p.done, p.total, p.stage.as_str());
+    let mut show = |done, total, stage: &str| progress.update(done, total, stage);
     let texts = previous_texts(PreviousReader::open(&sources, before).await?);
     let tokenizer = PoolTokenizer::of(&model)?;
     let (input, pools, memory) = (&config.input, &config.pools, config.run.memory());
@@ -264,7 +264,7 @@ pub async fn inspection(config: &Config, name: &str) -> Result<Inspection> {
 pub async fn tuning(config: &Config, tuning: &TuneConfig, progress: &mut dyn Progress) -> Result<TuneReport> {
     let model = open_model(config).await?;
     progress.stage("tuning pools");
-    let mut show = |p: BuildProgress| progress.update(p.done, p.total, p.stage.as_str());
+    let mut show = |done, total, stage: &str| progress.update(done, total, stage);
     let before = config.run.date.unwrap_or(Date::MAX);
     let sources = previous_sources(config, before).await?;
     let texts = previous_texts(PreviousReader::open(&sources, before).await?);

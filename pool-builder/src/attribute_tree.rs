@@ -160,13 +160,8 @@ impl Parts<'_> {
     }
 }
 
-/// A tree and the labels of its groups.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Grown {
-    pub(crate) tree: AttributeTree,
-    /// The label of each group, such as `genres = Drama, decade = 1990`.
-    pub(crate) labels: Vec<String>,
-}
+/// A tree and the label of each of its groups, such as `genres = Drama, decade = 1990`.
+pub(crate) type Grown = (AttributeTree, Vec<String>);
 
 /// Grows the tree of entities of which `columns` holds a share; none if no attribute splits them.
 pub(crate) fn grow(columns: &AttributeColumns, config: &GroupingConfig, share: f64) -> Option<Grown> {
@@ -178,7 +173,7 @@ pub(crate) fn grow(columns: &AttributeColumns, config: &GroupingConfig, share: f
     let mut grower = Grower { columns, config, labels: Vec::new() };
     let all: Vec<usize> = (0..columns.rows).collect();
     let tree = grower.split(&all, "", &names)?;
-    Some(Grown { tree, labels: grower.labels })
+    Some((tree, grower.labels))
 }
 
 /// Returns the configuration with its group sizes scaled to the sample.
@@ -273,7 +268,7 @@ mod tests {
     fn labels(attributes: Attributes, max_group: usize, min_group: usize) -> Option<Vec<String>> {
         let columns = columns(&films(), &attributes);
         let config = GroupingConfig { attributes, max_group, min_group, ..Default::default() };
-        grow(&columns, &config, 1.0).map(|grown| grown.labels)
+        grow(&columns, &config, 1.0).map(|(_, labels)| labels)
     }
 
     #[test]
@@ -316,7 +311,7 @@ mod tests {
         let attributes_order = order(&["genre", "city"]);
         let columns = columns(&entities, &attributes_order);
         let config = GroupingConfig { attributes: attributes_order, max_group: 20, min_group: 5, ..Default::default() };
-        let Grown { tree, labels } = grow(&columns, &config, 1.0).unwrap();
+        let (tree, labels) = grow(&columns, &config, 1.0).unwrap();
         let expected =
             ["genre unknown", "genre = Drama, city = A", "genre = Drama, city = B", "genre = Drama, other city"];
         assert_eq!(labels, expected);

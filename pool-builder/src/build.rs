@@ -1,8 +1,8 @@
 //! Builds all pools of a night and writes them as one committed folder.
 //!
-//! The folder holds a `.pool` file per group that has previous texts, `assignments.parquet` with the pool of every
-//! entity, and `pools.json`, which is written last: without it the folder is not a pool set. The same inputs give the
-//! same bytes, so two processes that build one folder at the same time do no harm.
+//! The folder holds a `.pool` file per group that has previous texts, and `pools.json`, which is written last: without
+//! it the folder is not a pool set. The same inputs give the same bytes, so two processes that build one folder at the
+//! same time do no harm.
 //!
 //! An attribute group's pool takes the texts of all entities with those attributes, including those that the router
 //! sends to a cluster. It serves cold and new entities, which have few texts of their own.
@@ -16,12 +16,12 @@ use laser_schema::{Digest, EntityTable, Kind};
 use laser_store::Location;
 use laser_store::previous::PreviousText;
 
+use crate::Progress;
 use crate::config::PoolsConfig;
 use crate::error::PoolsError;
 use crate::fit::FittedKind;
-use crate::grouped::{Grouped, group};
+use crate::grouped::{Grouped, Members, group};
 use crate::pool_set::{GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet};
-use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::ALL;
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 
@@ -64,10 +64,9 @@ where
                 fitted.router.set_has_pool(group);
             }
             done += 1;
-            progress(BuildProgress { stage: Stage::WritePools, done, total: Some(total) });
+            progress(done, Some(total), "writing pools");
         }
     }
-    let mut statistics = members.write(&kinds, dir).await?;
     let mut set = PoolSet {
         version: POOL_SET_VERSION,
         tokenizer: Digest::from_bytes(tokenizer.fingerprint),
@@ -75,21 +74,16 @@ where
         texts: counts,
         kinds: kinds
             .into_iter()
-            .map(|(kind, fitted)| {
-                let statistics = statistics.remove(&kind).unwrap_or_default();
-                (kind, summary(fitted, statistics, &samples[&kind]))
-            })
+            .map(|(kind, fitted)| (kind, summary(fitted, &members[&kind], &samples[&kind])))
             .collect(),
         pools: writer.written,
     };
     count_members(&mut set);
-    let json = serde_json::to_vec_pretty(&set).map_err(|e| encode(dir, POOL_SET_FILE, &e))?;
-    dir.join(POOL_SET_FILE).write(json.into()).await?;
+    let file = dir.join(POOL_SET_FILE);
+    let json = serde_json::to_vec_pretty(&set);
+    let json = json.map_err(|e| PoolsError::at(&file, format!("cannot be written: {e}")))?;
+    file.write(json.into()).await?;
     Ok(set)
-}
-
-fn encode(dir: &Location, file: &str, error: &dyn std::error::Error) -> PoolsError {
-    PoolsError::Encode { file: dir.join(file).url().to_owned(), reason: error.to_string() }
 }
 
 /// Uncommits a folder, then removes its pools. Processes that have them mapped keep them.
@@ -144,11 +138,16 @@ impl PoolTokenizer<'_> {
     }
 }
 
-fn summary(fitted: FittedKind, mut statistics: Vec<GroupStatistics>, sampled: &SampledKind) -> KindGroups {
-    for (group, &texts) in statistics.iter_mut().zip(&sampled.offered) {
-        group.texts = texts;
-    }
+fn summary(fitted: FittedKind, members: &Members, sampled: &SampledKind) -> KindGroups {
     let FittedKind { router, clustering, embeddings } = fitted;
+    let of_group = |&texts: &u64| GroupStatistics { texts, ..Default::default() };
+    let mut statistics: Vec<GroupStatistics> = sampled.offered.iter().map(of_group).collect();
+    for (membership, &entities) in members {
+        for group in membership.iter().flatten().chain([&ALL]) {
+            statistics[*group].entities += entities;
+        }
+        statistics[router.resolve(membership)].routed += entities;
+    }
     KindGroups { entities: statistics[ALL].entities, router, statistics, clustering, embeddings }
 }
 

@@ -10,41 +10,14 @@
 use laser_schema::Kind;
 use linfa::DatasetBase;
 use linfa::traits::Fit;
-use linfa_clustering::{KMeans, KMeansError, KMeansInit};
+use linfa_clustering::{KMeans, KMeansInit};
 use ndarray::{Array2, ArrayView1, s};
 use rand_xoshiro::Xoshiro256Plus;
 use rand_xoshiro::rand_core::SeedableRng;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Clusters, KMeansConfig};
-
-/// Why entities could not be clustered.
-#[derive(Debug, thiserror::Error)]
-pub enum ClusterError {
-    /// More clusters than entities.
-    #[error(
-        "[pools.{kind}] clusters = {clusters}: only {found} {kind}s can be clustered (embedding, enough \
-         interactions, within [pools.kmeans] fit_sample); set clusters to at most {found}"
-    )]
-    TooMany {
-        /// The kind.
-        kind: Kind,
-        /// The configured number.
-        clusters: Clusters,
-        /// Number of embeddings to fit on.
-        found: usize,
-    },
-    /// The library failed.
-    #[error("clustering {kind}s into {k} groups: {source}")]
-    KMeans {
-        /// The kind.
-        kind: Kind,
-        /// Number of clusters.
-        k: usize,
-        /// The library's error.
-        source: KMeansError,
-    },
-}
+use crate::error::PoolsError;
 
 /// The outcome of clustering one kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -76,11 +49,14 @@ pub(crate) fn fit(
     config: &KMeansConfig,
     seed: u64,
     kind: Kind,
-) -> Result<(Vec<Vec<f32>>, Clustering), ClusterError> {
+) -> Result<(Vec<Vec<f32>>, Clustering), PoolsError> {
     let found = embeddings.len();
     let candidates = clusters.candidates();
     if *candidates.end() > found {
-        return Err(ClusterError::TooMany { kind, clusters, found });
+        return Err(PoolsError::Input(format!(
+            "[pools.{kind}] clusters = {clusters}: only {found} {kind}s can be clustered (embedding, enough \
+             interactions, within [pools.kmeans] fit_sample); set clusters to at most {found}"
+        )));
     }
     let dimension = embeddings.first().map_or(0, |e| e.len());
     let matrix = Array2::from_shape_fn((found, dimension), |(row, i)| f64::from(embeddings[row][i]));
@@ -93,7 +69,7 @@ pub(crate) fn fit(
             .max_n_iterations(config.max_iterations)
             .init_method(KMeansInit::KMeansPlusPlus)
             .fit(&dataset)
-            .map_err(|source| ClusterError::KMeans { kind, k, source })?;
+            .map_err(|error| PoolsError::Input(format!("clustering {kind}s into {k} groups: {error}")))?;
         let sample = dataset.records().slice(s![..found.min(config.silhouette_sample), ..]);
         let silhouette = silhouette(sample.rows(), model.centroids());
         let candidate = ClusterCandidate { k, inertia: model.inertia(), silhouette };

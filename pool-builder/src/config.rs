@@ -8,6 +8,8 @@ use laser_schema::Kind;
 use laser_schema::embedding::EmbeddingSource;
 use serde::{Deserialize, Serialize};
 
+use crate::error::PoolsError;
+
 /// The `[pools]` section.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -170,18 +172,6 @@ impl Default for KMeansConfig {
     }
 }
 
-/// An invalid value in `[pools]`.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("[{section}] {key}: {reason}")]
-pub struct ConfigError {
-    /// `pools.user`, `pools.item` or `pools.kmeans`.
-    pub section: String,
-    /// The key.
-    pub key: &'static str,
-    /// What was expected and found.
-    pub reason: String,
-}
-
 impl PoolsConfig {
     /// Returns the grouping of one kind.
     pub fn of(&self, kind: Kind) -> &GroupingConfig {
@@ -195,45 +185,37 @@ impl PoolsConfig {
     ///
     /// # Errors
     /// The first key with an invalid value.
-    pub fn validate(&self) -> Result<(), ConfigError> {
+    pub fn validate(&self) -> Result<(), PoolsError> {
+        let invalid = |section: &str, reason: String| PoolsError::Input(format!("[pools.{section}] {reason}"));
         for kind in Kind::ALL {
-            let invalid = |(key, reason)| ConfigError { section: format!("pools.{kind}"), key, reason };
-            self.of(kind).validate().map_err(invalid)?;
+            self.of(kind).validate().map_err(|reason| invalid(kind.as_str(), reason))?;
         }
-        self.kmeans.validate().map_err(|(key, reason)| ConfigError { section: "pools.kmeans".to_owned(), key, reason })
+        self.kmeans.validate().map_err(|reason| invalid("kmeans", reason))
     }
 }
 
-type Validation = Result<(), (&'static str, String)>;
-
-fn positive(key: &'static str, value: usize) -> Validation {
-    if value > 0 {
-        return Ok(());
-    }
-    Err((key, "must be at least 1, got 0".to_owned()))
+fn positive(key: &str, value: usize) -> Result<(), String> {
+    if value > 0 { Ok(()) } else { Err(format!("{key}: must be at least 1, got 0")) }
 }
 
 impl GroupingConfig {
-    fn validate(&self) -> Validation {
+    fn validate(&self) -> Result<(), String> {
         match self.clusters {
             Clusters::Fixed(k) => positive("clusters", k)?,
             Clusters::Range { min, max } if min > max => {
-                let reason = format!("min must not exceed max, got min = {min}, max = {max}");
-                return Err(("clusters", reason));
+                return Err(format!("clusters: min must not exceed max, got min = {min}, max = {max}"));
             }
             Clusters::Range { min, .. } if min < 2 => {
-                let reason = format!("min must be at least 2, got {min}: one cluster has no silhouette");
-                return Err(("clusters", reason));
+                return Err(format!("clusters: min must be at least 2, got {min}: one cluster has no silhouette"));
             }
             Clusters::Range { .. } => {}
         }
         if let Attributes::Order(attributes) = &self.attributes {
             if attributes.is_empty() {
-                let reason = "must name an attribute or be \"best\", got an empty list".to_owned();
-                return Err(("attributes", reason));
+                return Err("attributes: must name an attribute or be \"best\", got an empty list".to_owned());
             }
             if let Some(twice) = (1..attributes.len()).find(|&i| attributes[..i].contains(&attributes[i])) {
-                return Err(("attributes", format!("{:?} is named twice", attributes[twice])));
+                return Err(format!("attributes: {:?} is named twice", attributes[twice]));
             }
         }
         positive("max_group", self.max_group)?;
@@ -244,7 +226,7 @@ impl GroupingConfig {
 }
 
 impl KMeansConfig {
-    fn validate(&self) -> Validation {
+    fn validate(&self) -> Result<(), String> {
         positive("runs", self.runs)?;
         positive("max_iterations", usize::from(self.max_iterations > 0))?;
         positive("fit_sample", self.fit_sample)?;
@@ -252,7 +234,7 @@ impl KMeansConfig {
         if self.tolerance > 0.0 && self.tolerance.is_finite() {
             return Ok(());
         }
-        Err(("tolerance", format!("must be a number above 0, got {}", self.tolerance)))
+        Err(format!("tolerance: must be a number above 0, got {}", self.tolerance))
     }
 }
 

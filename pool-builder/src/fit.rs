@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 use laser_schema::{Entity, EntityId, Kind};
 use laser_store::join::{ExternalEmbeddings, Joined};
 
+use crate::Progress;
 use crate::attribute_tree::{self, AttributeColumns};
 use crate::clusters::{self, Clustering};
 use crate::config::{Grouping, GroupingConfig, PoolsConfig};
 use crate::error::PoolsError;
 use crate::pool_set::EmbeddingCounts;
-use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::Router;
 use laser_schema::sample::{Sample, priority};
 
@@ -39,7 +39,7 @@ pub(crate) async fn fit(
     let observed = observe(joined, config, progress).await?;
     let mut kinds = BTreeMap::new();
     for (number, (kind, observed)) in (0..).zip(observed) {
-        progress(BuildProgress { stage: Stage::Group, done: number, total: None });
+        progress(number, None, "grouping");
         kinds.insert(kind, observed.fit(config, joined.embeddings(kind))?);
     }
     Ok(kinds)
@@ -76,7 +76,7 @@ async fn observe<'a>(
             }
         }
         done += entities.len() as u64;
-        progress(BuildProgress { stage: Stage::ReadEntities, done, total: Some(joined.rows()) });
+        progress(done, Some(joined.rows()), "reading entities");
     }
     Ok(kinds)
 }
@@ -110,13 +110,13 @@ impl<'a> Observed<'a> {
             self.dimension = embedding.len();
         }
         if embedding.len() != self.dimension || self.dimension == 0 {
-            return Err(PoolsError::Dimension {
-                table: table.to_owned(),
-                kind: self.kind,
-                id: entity.id.clone(),
-                expected: self.dimension,
-                found: embedding.len(),
-            });
+            return Err(PoolsError::Input(format!(
+                "{table}: embedding of {} {} has {} values, expected {} as in those before, at least 1",
+                self.kind,
+                entity.id,
+                embedding.len(),
+                self.dimension
+            )));
         }
         self.with_embedding += 1;
         if entity.interactions >= min_interactions(self.grouping) {
@@ -149,7 +149,12 @@ impl<'a> Observed<'a> {
     fn clusters(&self, config: &PoolsConfig) -> Result<(Vec<Vec<f32>>, Option<Clustering>), PoolsError> {
         let grouping = self.grouping;
         if self.sample.is_empty() && grouping.grouping == Grouping::Collaborative {
-            return Err(PoolsError::NoEmbeddings { kind: self.kind, entities: self.entities });
+            return Err(PoolsError::Input(format!(
+                "[pools.{kind}] grouping = \"collaborative\": none of {} {kind}s has an embedding; set [pools.{kind}] \
+                 embeddings or the table's embedding column, or group by attribute",
+                self.entities,
+                kind = self.kind
+            )));
         }
         if self.sample.is_empty() {
             return Ok((Vec::new(), None));
@@ -159,19 +164,18 @@ impl<'a> Observed<'a> {
         Ok((centroids, Some(clustering)))
     }
 
-    fn tree(&self) -> Result<Option<(attribute_tree::AttributeTree, Vec<String>)>, PoolsError> {
+    fn tree(&self) -> Result<Option<attribute_tree::Grown>, PoolsError> {
         if !self.grouping.grouping.has_attributes() {
             return Ok(None);
         }
         if let Some(attribute) = self.attributes.unknown(&self.grouping.attributes) {
-            return Err(PoolsError::UnknownAttribute {
-                kind: self.kind,
-                attribute: attribute.to_owned(),
-                available: self.attributes.names().collect::<Vec<_>>().join(", "),
-            });
+            let available = self.attributes.names().collect::<Vec<_>>().join(", ");
+            return Err(PoolsError::Input(format!(
+                "[pools.{kind}] attributes: no {kind} has {attribute:?}; they have: {available}",
+                kind = self.kind
+            )));
         }
-        let grown = attribute_tree::grow(&self.attributes, self.grouping, self.attribute_share);
-        Ok(grown.map(|grown| (grown.tree, grown.labels)))
+        Ok(attribute_tree::grow(&self.attributes, self.grouping, self.attribute_share))
     }
 }
 

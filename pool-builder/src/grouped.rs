@@ -1,9 +1,8 @@
 //! Entities in their groups with a sample of each group's previous texts: the starting point of building and tuning.
 //!
-//! Memory does not depend on the number of entities and texts. It takes the budget and an eighth of it for what is
-//! spilled (see [`join`](laser_store::join) and [`Members`]), the samples that routers are fitted on, and `max_texts`
-//! texts per group. The tables are read three times; of Parquet, first only the ids, then everything but histories,
-//! which are counted.
+//! Memory does not depend on the number of entities and texts. It takes the budget for what is spilled (see
+//! [`join`](laser_store::join)), the samples that routers are fitted on, and `max_texts` texts per group. The tables
+//! are read three times; of Parquet, first only the ids, then everything but histories, which are counted.
 
 use std::collections::BTreeMap;
 
@@ -12,24 +11,25 @@ use laser_schema::{EntityTable, Kind};
 use laser_store::join::{Join, Joined};
 use laser_store::previous::PreviousText;
 
+use crate::Progress;
 use crate::config::PoolsConfig;
 use crate::embeddings::join_embeddings;
 use crate::error::PoolsError;
 use crate::fit::{self, FittedKind};
-use crate::members::Members;
 use crate::pool_set::TextCounts;
-use crate::progress::{BuildProgress, Progress, Stage};
+use crate::router::Membership;
 use crate::texts::{self, ReadError, SampledKind, Sampler};
 
-/// The share of the budget (one part in this) for the entities' groups; everything else that is spilled is larger.
-const MEMBERS_SHARE: usize = 8;
+/// How many entities of a kind belong to the same groups. Which of these groups provides their pool is known only once
+/// all pools are built.
+pub(crate) type Members = BTreeMap<Membership, u64>;
 
 /// Entities in their groups, and the sampled texts.
 #[derive(Debug)]
 pub(crate) struct Grouped {
     pub(crate) kinds: BTreeMap<Kind, FittedKind>,
     pub(crate) samples: BTreeMap<Kind, SampledKind>,
-    pub(crate) members: Members,
+    pub(crate) members: BTreeMap<Kind, Members>,
     pub(crate) counts: TextCounts,
 }
 
@@ -49,8 +49,7 @@ where
     let mut join = Join::new(tables, memory).await?;
     if join.kinds().is_empty() {
         let tables: Vec<&str> = tables.iter().map(|table| table.path.as_str()).collect();
-        let tables = tables.join(", ");
-        return Err(PoolsError::NoEntities { tables });
+        return Err(PoolsError::Input(format!("no entities in {}; there is nothing to group", tables.join(", "))));
     }
     join_embeddings(config, &mut join).await?;
     let mut counts = texts::read(previous, &mut join, progress).await?;
@@ -64,19 +63,18 @@ where
     for (&kind, fitted) in &kinds {
         sampler.set_groups(kind, fitted.router.groups().len());
     }
-    let mut members = Members::new(joined.rows(), memory / MEMBERS_SHARE);
-    route(&joined, &kinds, &mut sampler, &mut members, progress).await?;
+    let members = route(&joined, &kinds, &mut sampler, progress).await?;
     Ok(Grouped { kinds, samples: sampler.kinds, members, counts })
 }
 
-/// Routes every entity.
+/// Routes every entity and counts the members of the groups.
 async fn route(
     joined: &Joined,
     kinds: &BTreeMap<Kind, FittedKind>,
     sampler: &mut Sampler,
-    members: &mut Members,
     progress: Progress<'_>,
-) -> Result<(), PoolsError> {
+) -> Result<BTreeMap<Kind, Members>, PoolsError> {
+    let mut members: BTreeMap<Kind, Members> = BTreeMap::new();
     let mut done = 0;
     let mut reader = joined.counting_reader();
     while let Some(entities) = reader.next_batch().await? {
@@ -87,13 +85,12 @@ async fn route(
                 continue;
             };
             let membership = fitted.router.membership(entity, entity.embedding.as_deref());
-            members.push(entity, &membership)?;
+            *members.entry(entity.kind).or_default().entry(membership).or_default() += 1;
             for text in &joined.texts {
-                let groups = membership.iter().flatten().map(|&(group, _)| group);
-                sampler.offer(entity.kind, &entity.id, text, groups);
+                sampler.offer(entity.kind, &entity.id, text, membership.iter().flatten().copied());
             }
         }
-        progress(BuildProgress { stage: Stage::Route, done, total: Some(joined.rows()) });
+        progress(done, Some(joined.rows()), "routing");
     }
-    Ok(members.finish()?)
+    Ok(members)
 }

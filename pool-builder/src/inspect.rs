@@ -8,7 +8,8 @@ use tokenizers::Tokenizer;
 use crate::clusters::Clustering;
 use crate::error::PoolsError;
 use crate::open::OpenPools;
-use crate::pool_set::{EmbeddingCounts, GroupStatistics, KindGroups, TextCounts};
+use crate::pool_set::{EmbeddingCounts, GroupStatistics, KindGroups, PoolEntry, TextCounts};
+use crate::router::Group;
 
 /// The contents of a pool set.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -43,12 +44,9 @@ pub struct KindInspection {
 /// One group.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct GroupInspection {
-    /// Its name.
-    pub name: String,
-    /// What the group's entities have in common.
-    pub label: String,
-    /// Whether it has a pool.
-    pub has_pool: bool,
+    /// The group.
+    #[serde(flatten)]
+    pub group: Group,
     /// The sizes of the group.
     #[serde(flatten)]
     pub statistics: GroupStatistics,
@@ -57,18 +55,9 @@ pub struct GroupInspection {
 /// One pool.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PoolInspection {
-    /// Its name.
-    pub name: String,
-    /// The kind of its entities.
-    pub kind: Kind,
-    /// Number of entities routed to it.
-    pub members: u64,
-    /// Number of texts.
-    pub texts: usize,
-    /// Number of tokens, including the ends of texts.
-    pub tokens: usize,
-    /// The file's size.
-    pub bytes: usize,
+    /// What `pools.json` says of it.
+    #[serde(flatten)]
+    pub entry: PoolEntry,
     /// Bytes per token.
     pub bytes_per_token: f64,
     /// The most frequent branches, most frequent first.
@@ -104,13 +93,8 @@ pub fn inspect(
             continue;
         };
         inspected.push(PoolInspection {
-            name: entry.name.clone(),
-            kind: entry.kind,
-            members: entry.members,
-            texts: pool.texts(),
-            tokens: pool.tokens(),
-            bytes: pool.size_bytes(),
-            bytes_per_token: pool.size_bytes() as f64 / pool.tokens().max(1) as f64,
+            entry: entry.clone(),
+            bytes_per_token: entry.bytes as f64 / entry.tokens.max(1) as f64,
             branches: top_branches(&pool, tokenizer, branch_tokens, branches)?,
         });
     }
@@ -124,10 +108,8 @@ pub fn inspect(
 }
 
 fn inspect_kind(kind: Kind, groups: &KindGroups) -> KindInspection {
-    let group = |(group, statistics): (&crate::router::Group, &GroupStatistics)| GroupInspection {
-        name: group.name.clone(),
-        label: group.label.clone(),
-        has_pool: group.has_pool,
+    let group = |(group, statistics): (&Group, &GroupStatistics)| GroupInspection {
+        group: group.clone(),
         statistics: statistics.clone(),
     };
     KindInspection {

@@ -15,10 +15,8 @@ mod error;
 mod fit;
 mod grouped;
 mod inspect;
-mod members;
 mod open;
 mod pool_set;
-mod progress;
 mod registry;
 mod replay;
 mod router;
@@ -26,22 +24,24 @@ mod texts;
 mod tune;
 
 pub use build::{build_pools, clear_pools};
-pub use clusters::{ClusterCandidate, ClusterError, Clustering};
-pub use config::{Attributes, Best, Clusters, ConfigError, Grouping, GroupingConfig, KMeansConfig, PoolsConfig};
+pub use clusters::{ClusterCandidate, Clustering};
+pub use config::{Attributes, Best, Clusters, Grouping, GroupingConfig, KMeansConfig, PoolsConfig};
 pub use embeddings::join_embeddings;
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;
 pub use pool_set::{
-    ASSIGNMENTS_FILE, EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry,
-    PoolSet, TextCounts,
+    EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet, TextCounts,
 };
-pub use progress::{BuildProgress, Progress, Stage};
 pub use registry::{POOLS_FOLDER, PoolRegistry, Promotion, RegistryError};
 pub use replay::{RELIABILITY_BINS, ReliabilityBin, ReplayReport, ReplayText, replay};
-pub use router::{Group, Reason, Route, Router};
+pub use router::{Group, Router};
 pub use texts::{PoolTokenizer, ReadError};
 pub use tune::{GroupTuning, KindTuning, TuneConfig, TuneReport, TuneRow, tune};
+
+/// Is told how far a build or a tuning is, at most once per batch: how much is done, of how much if that is known, and
+/// what is being done.
+pub type Progress<'a> = &'a mut (dyn FnMut(u64, Option<u64>, &'static str) + Send);
 
 #[cfg(test)]
 mod tests;

@@ -14,7 +14,6 @@ use laser_store::{Cache, Location};
 
 use crate::error::PoolsError;
 use crate::pool_set::{POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet};
-use crate::router::Route;
 
 /// An open set of pools. Pools are cheap to clone.
 #[derive(Debug, Clone)]
@@ -32,26 +31,23 @@ impl OpenPools {
     /// If there is no finished set, it was built with another tokenizer, or a file is not the one that
     /// was written.
     pub async fn open(dir: &Location, tokenizer: &[u8; 32]) -> Result<Self, PoolsError> {
-        Self::open_from(dir, tokenizer, None).await
+        Self::open_with(dir, tokenizer, None).await
     }
 
-    /// The same, but remote pools are kept in `cache` and mapped.
+    /// The same, but with a `cache` remote pools are kept there and mapped.
     ///
     /// # Errors
     /// Those of [`OpenPools::open`], and the cache's.
-    pub async fn open_cached(dir: &Location, tokenizer: &[u8; 32], cache: &Cache) -> Result<Self, PoolsError> {
-        Self::open_from(dir, tokenizer, Some(cache)).await
-    }
-
-    async fn open_from(dir: &Location, tokenizer: &[u8; 32], cache: Option<&Cache>) -> Result<Self, PoolsError> {
+    pub async fn open_with(dir: &Location, tokenizer: &[u8; 32], cache: Option<&Cache>) -> Result<Self, PoolsError> {
         let (set, digest) = read_set(dir).await?;
         let expected = Digest::from_bytes(*tokenizer);
         if set.tokenizer != expected {
-            return Err(PoolsError::OtherTokenizer {
-                file: dir.join(POOL_SET_FILE).url().to_owned(),
-                expected: expected.to_string(),
-                found: set.tokenizer.to_string(),
-            });
+            let reason = format!(
+                "the pools were built with tokenizer {}, the model's is {expected}; rebuild them with this model's \
+                 tokenizer",
+                set.tokenizer
+            );
+            return Err(PoolsError::at(&dir.join(POOL_SET_FILE), reason));
         }
         let mut pools = HashMap::with_capacity(set.pools.len());
         for entry in &set.pools {
@@ -69,11 +65,9 @@ impl OpenPools {
     /// [`PoolsError::PoolFile`], naming the first damaged pool's file.
     pub fn verify(&self) -> Result<(), PoolsError> {
         for entry in &self.set.pools {
-            let Some(pool) = self.pools.get(&entry.name) else {
-                continue;
-            };
-            pool.verify()
-                .map_err(|source| PoolsError::PoolFile { file: self.dir.join(&entry.file).url().to_owned(), source })?;
+            let file = || self.dir.join(&entry.file).url().to_owned();
+            let checked = self.pools.get(&entry.name).map_or(Ok(()), Pool::verify);
+            checked.map_err(|source| PoolsError::PoolFile { file: file(), source })?;
         }
         Ok(())
     }
@@ -83,9 +77,9 @@ impl OpenPools {
         self.pools.get(name).cloned()
     }
 
-    /// The pool of an entity, by its kind's router; none if the set has no entities of the kind.
-    pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Option<Route<'_>> {
-        Some(self.set.router(entity.kind)?.route(entity, embedding))
+    /// The name of an entity's pool, by its kind's router; none if the set has no entities of the kind.
+    pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Option<&str> {
+        Some(self.set.kinds.get(&entity.kind)?.router.route(entity, embedding))
     }
 
     /// What `pools.json` says.
@@ -102,9 +96,10 @@ impl OpenPools {
 async fn read_set(dir: &Location) -> Result<(PoolSet, Digest), PoolsError> {
     let file = dir.join(POOL_SET_FILE);
     let Some(json) = file.read_optional().await? else {
-        return Err(PoolsError::NoPoolSet { dir: dir.url().to_owned() });
+        let reason = "no pools.json, so there is no finished set of pools; build it with `laser pool-builder`";
+        return Err(PoolsError::at(dir, reason.to_owned()));
     };
-    let invalid = |reason| PoolsError::PoolSet { file: file.url().to_owned(), reason };
+    let invalid = |reason: String| PoolsError::at(&file, format!("not a set of pools: {reason}; rebuild the pools"));
     let value: serde_json::Value = serde_json::from_slice(&json).map_err(|e| invalid(e.to_string()))?;
     let version = &value["version"];
     if *version != POOL_SET_VERSION {
@@ -121,7 +116,6 @@ async fn open_pool(
     cache: Option<&Cache>,
 ) -> Result<Pool, PoolsError> {
     let location = dir.join(&entry.file);
-    let file = || location.url().to_owned();
     let path = match (location.local_path(), cache) {
         (None, Some(cache)) => Some(cache.file(&location, &entry.digest).await?),
         (path, _) => path,
@@ -129,16 +123,17 @@ async fn open_pool(
     let bytes = match path {
         Some(path) => {
             let mapped = std::fs::File::open(&path).and_then(|file| map(&file));
-            mapped.map_err(|e| PoolsError::PoolSet { file: file(), reason: format!("cannot be mapped: {e}") })?
+            mapped.map_err(|e| PoolsError::at(&location, format!("cannot be mapped: {e}")))?
         }
         None => location.read().await?,
     };
-    let pool = Pool::open(bytes).map_err(|source| PoolsError::PoolFile { file: file(), source })?;
+    let wrong = |source| PoolsError::PoolFile { file: location.url().to_owned(), source };
+    let pool = Pool::open(bytes).map_err(wrong)?;
     let found = Digest::from_bytes(pool.digest());
     if found != entry.digest {
-        let (expected, found) = (entry.digest.to_string(), found.to_string());
-        return Err(PoolsError::Digest { file: file(), expected, found });
+        let reason = format!("digest {found}, but pools.json has {}; rebuild the pools", entry.digest);
+        return Err(PoolsError::at(&location, reason));
     }
-    pool.expect_tokenizer(tokenizer).map_err(|source| PoolsError::PoolFile { file: file(), source })?;
+    pool.expect_tokenizer(tokenizer).map_err(wrong)?;
     Ok(pool)
 }

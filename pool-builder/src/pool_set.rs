@@ -15,8 +15,6 @@ use crate::router::Router;
 pub const POOL_SET_VERSION: u32 = 1;
 /// The name of the file that commits a folder of pools.
 pub const POOL_SET_FILE: &str = "pools.json";
-/// The name of the table of every entity's pool.
-pub const ASSIGNMENTS_FILE: &str = "assignments.parquet";
 
 /// A set of pools and the routers that lead to them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -106,11 +104,4 @@ pub struct PoolEntry {
     pub bytes: usize,
     /// Number of entities routed to it.
     pub members: u64,
-}
-
-impl PoolSet {
-    /// Returns the router of a kind, if the pools were built with entities of it.
-    pub fn router(&self, kind: Kind) -> Option<&Router> {
-        self.kinds.get(&kind).map(|groups| &groups.router)
-    }
 }

@@ -29,66 +29,9 @@ pub enum RegistryError {
     /// The store.
     #[error(transparent)]
     Location(#[from] LocationError),
-    /// A name that is not valid for a folder on every store.
-    #[error(
-        "pool set {name:?}: a version is {NAME_LENGTH_MAX} letters, digits, '.', '_' and '-' at most, begins with a \
-         letter or digit, and is not {PROMOTIONS:?}; a folder elsewhere is given with a slash, such as ./{name}"
-    )]
-    Name {
-        /// The name given.
-        name: String,
-    },
-    /// There is no such set.
-    #[error(
-        "{dir}: no finished pool set {version:?}; `laser pools list` tells which there are, `laser pools build --name \
-         {version}` builds it"
-    )]
-    Unknown {
-        /// The folder where it was expected.
-        dir: String,
-        /// Its name.
-        version: String,
-    },
-    /// Nothing has been promoted yet.
-    #[error("{dir}: no pool set is promoted; promote one with `laser pools promote CONFIG VERSION`")]
-    NothingPromoted {
-        /// The folder of all sets.
-        dir: String,
-    },
-    /// There is no earlier promotion to return to.
-    #[error("{version} was the first to be promoted: promote another version, or set [run] pools = \"nightly\"")]
-    NothingBefore {
-        /// The promoted version.
-        version: String,
-    },
-    /// The version is already in force.
-    #[error("{version} is promoted already")]
-    Already {
-        /// The version.
-        version: String,
-    },
-    /// Another promotion was made at the same time.
-    #[error(
-        "{file}: somebody else has just promoted a pool set; see `laser pools list`, and repeat if it is still wanted"
-    )]
-    Raced {
-        /// The promotion that was made instead.
-        file: String,
-    },
-    /// The set is not the one that was promoted.
-    #[error("{dir}: its pools.json was changed after it was promoted; promote another version, or this one again")]
-    Changed {
-        /// The set.
-        dir: String,
-    },
-    /// Not a promotion.
-    #[error("{file}: not a promotion: {reason}; restore it, or remove it to go back to the one before")]
-    Unreadable {
-        /// The file.
-        file: String,
-        /// What is wrong.
-        reason: String,
-    },
+    /// A version, or a promotion, that is not what it should be.
+    #[error("{0}")]
+    Refused(String),
 }
 
 /// One promotion.
@@ -129,7 +72,7 @@ impl PoolRegistry {
     /// Returns the folder of a version below the output's root, whether it exists or not.
     ///
     /// # Errors
-    /// [`RegistryError::Name`].
+    /// [`RegistryError::Refused`].
     pub fn place(version: &str) -> Result<String, RegistryError> {
         let is_plain = |c: char| c.is_ascii_alphanumeric() || ['.', '_', '-'].contains(&c);
         let is_name = version.len() <= NAME_LENGTH_MAX
@@ -138,7 +81,11 @@ impl PoolRegistry {
             && version != PROMOTIONS;
         match is_name {
             true => Ok(format!("{POOLS_FOLDER}/{version}")),
-            false => Err(RegistryError::Name { name: version.to_owned() }),
+            false => Err(RegistryError::Refused(format!(
+                "pool set {version:?}: a version is {NAME_LENGTH_MAX} letters, digits, '.', '_' and '-' at most, \
+                 begins with a letter or digit, and is not {PROMOTIONS:?}; a folder elsewhere is given with a slash, \
+                 such as ./{version}"
+            ))),
         }
     }
 
@@ -160,13 +107,18 @@ impl PoolRegistry {
     /// Returns the digest of a finished set.
     ///
     /// # Errors
-    /// [`RegistryError::Name`], [`RegistryError::Unknown`] or the store's.
+    /// [`RegistryError::Refused`] or the store's.
     pub async fn digest(&self, version: &str) -> Result<Digest, RegistryError> {
         Self::place(version)?;
         let dir = self.root.join(version);
         let json = dir.join(POOL_SET_FILE).read_optional().await?;
-        let json =
-            json.ok_or_else(|| RegistryError::Unknown { dir: dir.url().to_owned(), version: version.to_owned() })?;
+        let json = json.ok_or_else(|| {
+            RegistryError::Refused(format!(
+                "{}: no finished pool set {version:?}; `laser pools list` tells which there are, `laser pools build \
+                 --name {version}` builds it",
+                dir.url()
+            ))
+        })?;
         Ok(Digest::of(&json))
     }
 
@@ -181,17 +133,17 @@ impl PoolRegistry {
     /// Returns all promotions, the one in force last.
     ///
     /// # Errors
-    /// [`RegistryError::Unreadable`] or the store's.
+    /// [`RegistryError::Refused`] or the store's.
     pub async fn history(&self) -> Result<Vec<Promotion>, RegistryError> {
         let folder = self.root.join(PROMOTIONS);
         let mut history = Vec::new();
         for listed in folder.list().await? {
             let file = folder.join(&listed.name);
-            let promotion = serde_json::from_slice(&file.read().await?);
-            history.push(
-                promotion
-                    .map_err(|e| RegistryError::Unreadable { file: file.url().to_owned(), reason: e.to_string() })?,
-            );
+            let promotion = serde_json::from_slice(&file.read().await?).map_err(|e| {
+                let remedy = "restore it, or remove it to go back to the one before";
+                RegistryError::Refused(format!("{}: not a promotion: {e}; {remedy}", file.url()))
+            })?;
+            history.push(promotion);
         }
         history.sort_unstable_by_key(|promotion: &Promotion| promotion.number);
         Ok(history)
@@ -204,7 +156,11 @@ impl PoolRegistry {
     pub async fn promoted(&self) -> Result<Promotion, RegistryError> {
         let promotion = self.promoted_record().await?;
         if self.digest(&promotion.version).await? != promotion.digest {
-            return Err(RegistryError::Changed { dir: self.root.join(&promotion.version).url().to_owned() });
+            let dir = self.root.join(&promotion.version);
+            return Err(RegistryError::Refused(format!(
+                "{}: its pools.json was changed after it was promoted; promote another version, or this one again",
+                dir.url()
+            )));
         }
         Ok(promotion)
     }
@@ -218,7 +174,7 @@ impl PoolRegistry {
         let digest = self.digest(version).await?;
         let is_current = |p: &Promotion| p.version == version && p.digest == digest;
         if history.last().is_some_and(is_current) {
-            return Err(RegistryError::Already { version: version.to_owned() });
+            return Err(RegistryError::Refused(format!("{version} is promoted already")));
         }
         let promotion = Promotion {
             number: history.last().map_or(1, |last| last.number + 1),
@@ -252,7 +208,12 @@ impl PoolRegistry {
     pub async fn rollback(&self, now: Timestamp) -> Result<Promotion, RegistryError> {
         let current = self.promoted_record().await?;
         let target = self.rollback_target().await?;
-        let target = target.ok_or_else(|| RegistryError::NothingBefore { version: current.version.clone() })?;
+        let target = target.ok_or_else(|| {
+            RegistryError::Refused(format!(
+                "{} was the first to be promoted: promote another version, or set [run] pools = \"nightly\"",
+                current.version
+            ))
+        })?;
         let promotion = Promotion {
             number: current.number + 1,
             digest: self.digest(&target.version).await?,
@@ -266,7 +227,10 @@ impl PoolRegistry {
     /// Returns the promotion in force without checking its set: a rollback must work when the set is damaged.
     async fn promoted_record(&self) -> Result<Promotion, RegistryError> {
         let promotion = self.history().await?.pop();
-        promotion.ok_or_else(|| RegistryError::NothingPromoted { dir: self.root.url().to_owned() })
+        promotion.ok_or_else(|| {
+            let remedy = "promote one with `laser pools promote CONFIG VERSION`";
+            RegistryError::Refused(format!("{}: no pool set is promoted; {remedy}", self.root.url()))
+        })
     }
 
     async fn record(&self, promotion: Promotion) -> Result<Promotion, RegistryError> {
@@ -275,7 +239,11 @@ impl PoolRegistry {
         let json = serde_json::to_vec_pretty(&promotion).unwrap_or_default();
         match file.create(json.into()).await? {
             Created::Won => Ok(promotion),
-            Created::Exists => Err(RegistryError::Raced { file: file.url().to_owned() }),
+            Created::Exists => Err(RegistryError::Refused(format!(
+                "{}: somebody else has just promoted a pool set; see `laser pools list`, and repeat if it is still \
+                 wanted",
+                file.url()
+            ))),
         }
     }
 }

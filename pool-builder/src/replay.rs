@@ -68,11 +68,6 @@ impl ReplayReport {
         ratio(self.tokens as f64, self.steps)
     }
 
-    /// Drafting seconds per text (the paper's ART).
-    pub fn draft_seconds_per_text(&self) -> f64 {
-        ratio(self.draft_us_mean * self.steps as f64 / 1e6, self.texts)
-    }
-
     /// Tokens per second if a forward takes `step_us` microseconds.
     pub fn tokens_per_second(&self, step_us: f64) -> f64 {
         1e6 * self.tokens_per_step() / (step_us + self.draft_us_mean)

@@ -6,12 +6,10 @@
 //!
 //! Costs O(clusters · dimension) for an entity with a cluster and a few look-ups for the others.
 
-use std::fmt;
-
 use laser_schema::{Entity, EntityId, Kind};
 use serde::{Deserialize, Serialize};
 
-use crate::attribute_tree::AttributeTree;
+use crate::attribute_tree::{AttributeTree, Grown};
 use crate::clusters::nearest;
 use laser_schema::sample::priority;
 
@@ -45,52 +43,8 @@ enum Scheme {
     Global,
 }
 
-/// The reason for an entity's pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Reason {
-    /// Its embedding is nearest to the group's centroid, and it has enough interactions.
-    Cluster,
-    /// The entity's attributes match the group's.
-    Attribute,
-    /// The group was drawn at random (comparison mode `random`).
-    Random,
-    /// There is only one group (comparison mode `global`).
-    Global,
-    /// None of its groups has a pool, or it has no group.
-    Fallback,
-}
-
-impl Reason {
-    /// The name used in `assignments.parquet`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Cluster => "cluster",
-            Self::Attribute => "attribute",
-            Self::Random => "random",
-            Self::Global => "global",
-            Self::Fallback => "fallback",
-        }
-    }
-}
-
-impl fmt::Display for Reason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
-
-/// The pool of an entity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Route<'a> {
-    /// The pool's name.
-    pub pool: &'a str,
-    /// The reason.
-    pub reason: Reason,
-}
-
 /// The groups of an entity by precedence, as indices into the router's groups.
-pub(crate) type Membership = [Option<(usize, Reason)>; 2];
+pub(crate) type Membership = [Option<usize>; 2];
 
 /// The group that every entity of the kind belongs to.
 pub(crate) const ALL: usize = 0;
@@ -117,7 +71,7 @@ impl Router {
         kind: Kind,
         min_interactions: u64,
         centroids: Vec<Vec<f32>>,
-        attributes: Option<(AttributeTree, Vec<String>)>,
+        attributes: Option<Grown>,
     ) -> Self {
         let mut router = Self::global(kind);
         for cluster in 0..centroids.len() {
@@ -144,11 +98,6 @@ impl Router {
         self.groups.push(Group { name, label, has_pool: false });
     }
 
-    /// The kind that the router decides for.
-    pub fn kind(&self) -> Kind {
-        self.kind
-    }
-
     /// All groups, the group of everything first.
     pub fn groups(&self) -> &[Group] {
         &self.groups
@@ -158,37 +107,29 @@ impl Router {
         self.groups[group].has_pool = true;
     }
 
-    /// Returns the pool of an entity. Never fails: an embedding of another dimension or with NaN counts as none.
-    pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> Route<'_> {
-        let (group, reason) = self.resolve(&self.membership(entity, embedding));
-        Route { pool: &self.groups[group].name, reason }
+    /// Returns the name of an entity's pool. Never fails: an embedding of another dimension or with NaN counts as none.
+    pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> &str {
+        &self.groups[self.resolve(&self.membership(entity, embedding))].name
     }
 
     /// Returns the groups that an entity belongs to, with or without a pool.
     pub(crate) fn membership(&self, entity: &Entity, embedding: Option<&[f32]>) -> Membership {
         match &self.scheme {
-            Scheme::Global => [Some((ALL, Reason::Global)), None],
-            Scheme::Random { seed, groups } => {
-                let group = 1 + random_group(*seed, *groups, &entity.id);
-                [Some((group, Reason::Random)), None]
-            }
+            Scheme::Global => [None, None],
+            Scheme::Random { seed, groups } => [Some(1 + random_group(*seed, *groups, &entity.id)), None],
             Scheme::Grouped { min_interactions, centroids, attributes } => {
                 let warm = entity.interactions >= *min_interactions;
                 let cluster = embedding.filter(|_| warm).and_then(|e| nearest(centroids, e));
                 let attribute = attributes.as_ref().and_then(|tree| tree.group(&entity.attributes));
-                [
-                    cluster.map(|cluster| (1 + cluster, Reason::Cluster)),
-                    attribute.map(|group| (1 + centroids.len() + group, Reason::Attribute)),
-                ]
+                [cluster.map(|cluster| 1 + cluster), attribute.map(|group| 1 + centroids.len() + group)]
             }
         }
     }
 
     /// Returns the first of an entity's groups that has a pool, or the group of everything.
-    pub(crate) fn resolve(&self, membership: &Membership) -> (usize, Reason) {
-        let has_pool = |group: usize| self.groups.get(group).is_some_and(|group| group.has_pool);
-        let mut groups = membership.iter().flatten().copied();
-        groups.find(|&(group, _)| group == ALL || has_pool(group)).unwrap_or((ALL, Reason::Fallback))
+    pub(crate) fn resolve(&self, membership: &Membership) -> usize {
+        let has_pool = |group: &usize| self.groups.get(*group).is_some_and(|group| group.has_pool);
+        membership.iter().flatten().copied().find(has_pool).unwrap_or(ALL)
     }
 }
 
@@ -251,15 +192,15 @@ mod tests {
         let router = router(&[]);
         let near_second: Option<&[f32]> = Some(&[4.0, 4.5]);
         let cases = [
-            (entity(1, 3, "Drama"), near_second, "user-cluster-1", Reason::Cluster),
-            (entity(1, 2, "Drama"), near_second, "user-genre-drama", Reason::Attribute),
-            (entity(1, 9, "War"), None, "user-genre-war", Reason::Attribute),
-            (entity(1, 9, "War"), Some(&[1.0]), "user-genre-war", Reason::Attribute),
-            (entity(1, 9, "War"), Some(&[f32::NAN, 1.0]), "user-genre-war", Reason::Attribute),
-            (entity(1, 2, "Western"), near_second, "user-all", Reason::Fallback),
+            (entity(1, 3, "Drama"), near_second, "user-cluster-1"),
+            (entity(1, 2, "Drama"), near_second, "user-genre-drama"),
+            (entity(1, 9, "War"), None, "user-genre-war"),
+            (entity(1, 9, "War"), Some(&[1.0]), "user-genre-war"),
+            (entity(1, 9, "War"), Some(&[f32::NAN, 1.0]), "user-genre-war"),
+            (entity(1, 2, "Western"), near_second, "user-all"),
         ];
-        for (entity, embedding, pool, reason) in cases {
-            assert_eq!(router.route(&entity, embedding), Route { pool, reason });
+        for (entity, embedding, pool) in cases {
+            assert_eq!(router.route(&entity, embedding), pool);
         }
     }
 
@@ -267,13 +208,13 @@ mod tests {
     fn groups_without_a_pool_give_way_to_the_next() {
         let near_second: Option<&[f32]> = Some(&[4.0, 4.5]);
         let drama = entity(1, 3, "Drama");
-        let cases: [(&[&str], &str, Reason); 3] = [
-            (&["user-cluster-1"], "user-genre-drama", Reason::Attribute),
-            (&["user-cluster-1", "user-genre-drama"], "user-all", Reason::Fallback),
-            (&["user-genre-drama"], "user-cluster-1", Reason::Cluster),
+        let cases: [(&[&str], &str); 3] = [
+            (&["user-cluster-1"], "user-genre-drama"),
+            (&["user-cluster-1", "user-genre-drama"], "user-all"),
+            (&["user-genre-drama"], "user-cluster-1"),
         ];
-        for (without_pool, pool, reason) in cases {
-            assert_eq!(router(without_pool).route(&drama, near_second), Route { pool, reason });
+        for (without_pool, pool) in cases {
+            assert_eq!(router(without_pool).route(&drama, near_second), pool);
         }
     }
 
@@ -283,21 +224,20 @@ mod tests {
         (0..5).for_each(|group| router.set_has_pool(group));
         let mut counts = BTreeMap::new();
         for id in 0..4000 {
-            let route = router.route(&entity(id, 0, "any"), None);
-            assert_eq!(route.reason, Reason::Random);
-            assert_eq!(route, router.route(&entity(id, 50, "other"), Some(&[1.0])));
-            *counts.entry(route.pool.to_owned()).or_insert(0) += 1;
+            let pool = router.route(&entity(id, 0, "any"), None);
+            assert_eq!(pool, router.route(&entity(id, 50, "other"), Some(&[1.0])));
+            *counts.entry(pool).or_insert(0) += 1;
         }
         assert_eq!(counts.len(), 4);
+        assert!(counts.keys().all(|pool| pool.starts_with("user-random-")), "{counts:?}");
         assert!(counts.values().all(|count| (800..1200).contains(count)), "{counts:?}");
         // Pinned: groups must not move between versions.
-        assert_eq!(router.route(&entity(1, 0, ""), None).pool, "user-random-2");
+        assert_eq!(router.route(&entity(1, 0, ""), None), "user-random-2");
     }
 
     #[test]
     fn global_sends_everything_to_one_pool() {
-        let route = Route { pool: "item-all", reason: Reason::Global };
-        assert_eq!(Router::global(Kind::Item).route(&entity(1, 9, "War"), None), route);
+        assert_eq!(Router::global(Kind::Item).route(&entity(1, 9, "War"), None), "item-all");
     }
 
     #[test]
@@ -337,12 +277,12 @@ mod tests {
             };
             let mut entity = entity(id, interactions, "");
             entity.attributes.insert("genre".to_owned(), genre);
-            let route = router.route(&entity, embedding.as_deref());
-            prop_assert!(router.groups().iter().any(|group| group.name == route.pool));
+            let pool = router.route(&entity, embedding.as_deref());
+            prop_assert!(router.groups().iter().any(|group| group.name == pool));
             let json = serde_json::to_string(&router).unwrap();
             let reread: Router = serde_json::from_str(&json).unwrap();
             prop_assert_eq!(&reread, &router);
-            prop_assert_eq!(reread.route(&entity, embedding.as_deref()), route);
+            prop_assert_eq!(reread.route(&entity, embedding.as_deref()), pool);
         }
     }
 }

@@ -16,9 +16,9 @@ use laser_store::join::Join;
 use laser_store::previous::PreviousText;
 use tokenizers::Tokenizer;
 
+use crate::Progress;
 use crate::error::PoolsError;
 use crate::pool_set::TextCounts;
-use crate::progress::{BuildProgress, Progress, Stage};
 use crate::router::ALL;
 use laser_schema::sample::{Sample, priority};
 
@@ -84,7 +84,7 @@ where
                 counts.of_other_kind += 1;
             }
         }
-        progress(BuildProgress { stage: Stage::ReadTexts, done: counts.read, total: None });
+        progress(counts.read, None, "reading previous texts");
     }
     Ok(counts)
 }
@@ -125,7 +125,7 @@ impl Sampler {
         let name = id.to_string();
         let priority = priority(self.seed, &[kind.as_str().as_bytes(), name.as_bytes(), text]);
         let mut shared: Option<Arc<str>> = None;
-        for group in groups.filter(|&group| group != ALL).chain([ALL]) {
+        for group in groups.chain([ALL]) {
             sampled.offered[group] += 1;
             sampled.groups[group].offer(priority, || {
                 let text = || String::from_utf8_lossy(text).into();
@@ -153,7 +153,7 @@ pub(crate) fn tokenise(
             tokens.insert(priority, encoding.get_ids().to_vec());
         }
         let done = tokens.len() as u64;
-        progress(BuildProgress { stage: Stage::Tokenise, done, total: Some(total) });
+        progress(done, Some(total), "tokenising");
     }
     tokens.retain(|_, tokens| !tokens.is_empty());
     Ok(tokens)

@@ -14,11 +14,11 @@ use laser_schema::{EntityTable, Kind};
 use laser_store::previous::PreviousText;
 use serde::{Deserialize, Serialize};
 
+use crate::Progress;
 use crate::config::PoolsConfig;
 use crate::error::PoolsError;
 use crate::fit::FittedKind;
 use crate::grouped::group;
-use crate::progress::{BuildProgress, Progress, Stage};
 use crate::replay::{ReplayReport, ReplayText, replay};
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 
@@ -61,11 +61,15 @@ impl TuneConfig {
         ];
         for (option, expected, valid, found) in checks {
             if !valid {
-                return Err(PoolsError::Tune { option, expected, found });
+                return Err(refused(option, expected, &found));
             }
         }
         Ok(())
     }
+}
+
+fn refused(option: &str, expected: &str, found: &str) -> PoolsError {
+    PoolsError::Input(format!("pools tune: {option} must be {expected}, got {found}"))
 }
 
 /// The result of tuning.
@@ -144,8 +148,7 @@ where
     let mut tuner = Tuner { tokenizer, tune, drafter, tokens: &tokens, done: 0, progress };
     let kinds = tuner.kinds(&grouped.kinds, &grouped.samples)?;
     if kinds.is_empty() {
-        let (option, expected) = ("previous texts", "at least 5 of one group");
-        return Err(PoolsError::Tune { option, expected, found: format!("{} in all", tokens.len()) });
+        return Err(refused("previous texts", "at least 5 of one group", &format!("{} in all", tokens.len())));
     }
     Ok(TuneReport { config: tune.clone(), kinds })
 }
@@ -212,7 +215,7 @@ impl Tuner<'_> {
                 report: replay(&replayed, Some(&pool), self.drafter, nodes, end),
             });
             self.done += 1;
-            (self.progress)(BuildProgress { stage: Stage::Replay, done: self.done, total: None });
+            (self.progress)(self.done, None, "replaying");
             if size >= candidates.len() {
                 break;
             }

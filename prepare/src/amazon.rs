@@ -15,9 +15,9 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::delimited::{Fault, for_each_line};
+use crate::delimited::for_each_line;
 use crate::table::{float32, history, int64, text, texts, write_entities};
-use crate::{PrepareError, PrepareSummary, Result, Tables};
+use crate::{PrepareError, PrepareSummary, Result};
 
 /// Reads reviews and, where given, metadata, and writes `users.parquet` and `items.parquet` to `output`.
 ///
@@ -27,25 +27,21 @@ pub async fn amazon(reviews: &Path, metadata: Option<&Path>, output: &Location) 
     let mut data = Amazon::default();
     for_each_line(reviews, |line| data.add_review(parse(line)?))?;
     if data.users.is_empty() {
-        let path = reviews.display().to_string();
-        return Err(PrepareError::DataSet { path, reason: "there is no review in this file".to_owned() });
+        return Err(PrepareError::at(reviews, "there is no review in this file"));
     }
     if let Some(metadata) = metadata {
         for_each_line(metadata, |line| data.add_product(parse(line)?))?;
     }
-    let tables = Tables {
-        users: data.write_users(&output.join("users.parquet")).await?,
-        items: data.write_items(&output.join("items.parquet")).await?,
-        interactions: None,
-    };
     let interactions = data.items.iter().map(|item| item.reviews).sum();
     Ok(PrepareSummary {
+        users_table: data.write_users(&output.join("users.parquet")).await?,
+        items_table: data.write_items(&output.join("items.parquet")).await?,
+        interactions_table: None,
         users: data.users.len() as u64,
         items: data.items.len() as u64,
         interactions,
         in_histories: interactions,
         untimed: 0,
-        tables,
     })
 }
 
@@ -136,7 +132,7 @@ struct Reviewed<'a> {
 }
 
 impl Amazon {
-    fn add_review(&mut self, line: ReviewLine) -> Result<(), Fault> {
+    fn add_review(&mut self, line: ReviewLine) -> Result<(), String> {
         let id = item_id(line.parent_asin, line.asin)?;
         let item = match self.index.get(&id) {
             Some(&item) => item,
@@ -152,7 +148,7 @@ impl Amazon {
         Ok(())
     }
 
-    fn add_item(&mut self, id: String) -> Result<u32, Fault> {
+    fn add_item(&mut self, id: String) -> Result<u32, String> {
         let item = u32::try_from(self.items.len()).map_err(|e| e.to_string())?;
         self.items.push(Item { id: id.clone(), ..Item::default() });
         self.index.insert(id, item);
@@ -160,7 +156,7 @@ impl Amazon {
     }
 
     /// The metadata of 2018 have products twice: the last one stands.
-    fn add_product(&mut self, line: ProductLine) -> Result<(), Fault> {
+    fn add_product(&mut self, line: ProductLine) -> Result<(), String> {
         let id = item_id(line.parent_asin, line.asin)?;
         let Some(&item) = self.index.get(&id) else {
             return Ok(());
@@ -223,7 +219,7 @@ impl<'a> Reviewed<'a> {
     }
 }
 
-fn parse<T: DeserializeOwned>(line: &str) -> Result<T, Fault> {
+fn parse<T: DeserializeOwned>(line: &str) -> Result<T, String> {
     serde_json::from_str(line).map_err(|error| {
         if line.starts_with("{'") {
             "a Python literal, as the metadata of 2014 are published; rewrite the file as JSON lines \
@@ -234,12 +230,11 @@ fn parse<T: DeserializeOwned>(line: &str) -> Result<T, Fault> {
         } else {
             format!("not a JSON object of this kind: {error}")
         }
-        .into()
     })
 }
 
 /// Metadata of 2023 are by parent, the product whose variants share reviews.
-fn item_id(parent: Option<String>, asin: Option<String>) -> Result<String, Fault> {
+fn item_id(parent: Option<String>, asin: Option<String>) -> Result<String, String> {
     filled(parent).or(filled(asin)).ok_or_else(|| "neither parent_asin nor asin is set".into())
 }
 
@@ -280,58 +275,48 @@ mod tests {
         let dir = files(&[("reviews.jsonl", reviews.as_bytes()), ("meta.jsonl", meta.unwrap_or_default().as_bytes())]);
         let [reviews, metadata] = ["reviews.jsonl", "meta.jsonl"].map(|name| dir.path().join(name));
         let summary = amazon(&reviews, meta.map(|_| metadata.as_path()), &location(dir.path())).await?;
-        let users = read_table(&summary.tables.users).await;
-        let items = read_table(&summary.tables.items).await;
+        let users = read_table(&summary.users_table).await;
+        let items = read_table(&summary.items_table).await;
         Ok((summary, users, items))
     }
 
-    /// One user with two reviews, one product with metadata, in the words of one vintage.
-    async fn check(reviews: &str, meta: &str) {
-        let (summary, users, items) = prepare(reviews, Some(meta)).await.unwrap();
-        assert_eq!((summary.users, summary.items, summary.interactions), (1, 2, 2));
-        assert_eq!(users[0].id.to_string(), "U1");
-        let history: Vec<Value> = users[0].history.iter().map(|i| json!(i.fields)).collect();
-        let soap = json!({"item": "B2", "title": "Soap", "brand": "Foam & Co", "rating": 4.0,
-            "categories": ["Beauty", "Bath"], "summary": "Clean", "timestamp": 1_300_000_000});
-        assert_eq!(history[0], soap);
-        assert_eq!(history[1], json!({"item": "B1", "rating": 5.0, "timestamp": 1_400_000_000}));
-        let (id, product) = (items[1].id.to_string(), json!(items[1].attributes));
-        let expected = json!({"title": "Soap", "brand": "Foam & Co", "price": 3.5,
-            "categories": ["Beauty", "Bath"], "description": "A bar. Of soap."});
-        assert_eq!((id.as_str(), product), ("B2", expected));
-        assert_eq!(items[1].interactions, 1);
-    }
-
+    /// One user with two reviews, one product with metadata, in the words of each vintage.
     #[tokio::test]
-    async fn the_vintage_of_2014_is_read() {
-        check(
-            r#"{"reviewerID":"U1","asin":"B1","overall":5.0,"summary":"","unixReviewTime":1400000000,"helpful":[0,0]}
+    async fn the_vintages_of_2014_2018_and_2023_are_read_alike() {
+        let vintages = [
+            (
+                r#"{"reviewerID":"U1","asin":"B1","overall":5.0,"summary":"","unixReviewTime":1400000000,"helpful":[0,0]}
 {"reviewerID":"U1","asin":"B2","overall":4.0,"summary":"Clean","unixReviewTime":1300000000,"reviewText":"long"}"#,
-            r#"{"asin":"B2","title":"Soap","brand":"Foam & Co","price":3.5,"categories":[["Beauty","Bath"],["Beauty"]],"description":"A bar. Of soap."}
+                r#"{"asin":"B2","title":"Soap","brand":"Foam & Co","price":3.5,"categories":[["Beauty","Bath"],["Beauty"]],"description":"A bar. Of soap."}
 {"asin":"B9","title":"Not reviewed"}"#,
-        )
-        .await;
-    }
-
-    #[tokio::test]
-    async fn the_vintage_of_2018_is_read() {
-        check(
-            r#"{"reviewerID":"U1","asin":"B1","overall":5,"unixReviewTime":1400000000,"verified":true}
+            ),
+            (
+                r#"{"reviewerID":"U1","asin":"B1","overall":5,"unixReviewTime":1400000000,"verified":true}
 {"reviewerID":"U1","asin":"B2","overall":4,"summary":"Clean","unixReviewTime":1300000000,"style":{"Size:":" 1"}}"#,
-            r#"{"asin":"B2","title":"Soap, old","category":[],"price":""}
+                r#"{"asin":"B2","title":"Soap, old","category":[],"price":""}
 {"asin":"B2","title":"Soap","brand":"Foam & Co","price":"$3.50","category":["Beauty","Bath"],"description":["A bar.","Of soap."]}"#,
-        )
-        .await;
-    }
-
-    #[tokio::test]
-    async fn the_vintage_of_2023_is_read() {
-        check(
-            r#"{"user_id":"U1","asin":"X","parent_asin":"B1","rating":5.0,"title":" ","timestamp":1400000000123}
+            ),
+            (
+                r#"{"user_id":"U1","asin":"X","parent_asin":"B1","rating":5.0,"title":" ","timestamp":1400000000123}
 {"user_id":"U1","asin":"Y","parent_asin":"B2","rating":4.0,"title":"Clean","text":"long","timestamp":1300000000999}"#,
-            r#"{"parent_asin":"B2","title":"Soap","store":"Foam & Co","price":3.5,"main_category":"All","categories":["Beauty","Bath"],"description":["A bar.","Of soap."]}"#,
-        )
-        .await;
+                r#"{"parent_asin":"B2","title":"Soap","store":"Foam & Co","price":3.5,"main_category":"All","categories":["Beauty","Bath"],"description":["A bar.","Of soap."]}"#,
+            ),
+        ];
+        for (reviews, meta) in vintages {
+            let (summary, users, items) = prepare(reviews, Some(meta)).await.unwrap();
+            assert_eq!((summary.users, summary.items, summary.interactions), (1, 2, 2));
+            assert_eq!(users[0].id.to_string(), "U1");
+            let history: Vec<Value> = users[0].history.iter().map(|i| json!(i.fields)).collect();
+            let soap = json!({"item": "B2", "title": "Soap", "brand": "Foam & Co", "rating": 4.0,
+                "categories": ["Beauty", "Bath"], "summary": "Clean", "timestamp": 1_300_000_000});
+            assert_eq!(history[0], soap);
+            assert_eq!(history[1], json!({"item": "B1", "rating": 5.0, "timestamp": 1_400_000_000}));
+            let (id, product) = (items[1].id.to_string(), json!(items[1].attributes));
+            let expected = json!({"title": "Soap", "brand": "Foam & Co", "price": 3.5,
+                "categories": ["Beauty", "Bath"], "description": "A bar. Of soap."});
+            assert_eq!((id.as_str(), product), ("B2", expected));
+            assert_eq!(items[1].interactions, 1);
+        }
     }
 
     #[tokio::test]

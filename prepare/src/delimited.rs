@@ -12,25 +12,15 @@ use serde::de::DeserializeOwned;
 
 use crate::{PrepareError, Result};
 
-/// Why a row is wrong; the reader adds file and line.
-#[derive(Debug)]
-pub(crate) struct Fault(String);
-
-impl<T: Into<String>> From<T> for Fault {
-    fn from(reason: T) -> Self {
-        Self(reason.into())
-    }
-}
-
 /// Reads text lines and leaves out empty ones.
 ///
 /// A line that is not UTF-8 is Latin-1, as the older MovieLens archives are.
-pub(crate) fn for_each_line(path: &Path, mut row: impl FnMut(&str) -> Result<(), Fault>) -> Result<()> {
+pub(crate) fn for_each_line(path: &Path, mut row: impl FnMut(&str) -> Result<(), String>) -> Result<()> {
     let mut reader = BufReader::with_capacity(1 << 20, open(path)?);
     let mut bytes = Vec::new();
     for line in 1u64.. {
         bytes.clear();
-        if reader.read_until(b'\n', &mut bytes).map_err(|error| at(path, line, error.to_string().into()))? == 0 {
+        if reader.read_until(b'\n', &mut bytes).map_err(|error| at(path, line, error))? == 0 {
             break;
         }
         let text = decode(bytes.trim_ascii_end());
@@ -44,14 +34,14 @@ pub(crate) fn for_each_line(path: &Path, mut row: impl FnMut(&str) -> Result<(),
 /// Reads CSV with a header into `T`.
 pub(crate) fn for_each_record<T: DeserializeOwned>(
     path: &Path,
-    mut row: impl FnMut(T) -> Result<(), Fault>,
+    mut row: impl FnMut(T) -> Result<(), String>,
 ) -> Result<()> {
     let mut reader = csv::Reader::from_reader(open(path)?);
     let line_of = |error: &csv::Error| error.position().map_or(1, csv::Position::line);
-    let header = reader.headers().map_err(|error| at(path, 1, error.to_string().into()))?.clone();
+    let header = reader.headers().map_err(|error| at(path, 1, error))?.clone();
     let mut record = StringRecord::new();
     // A quoted cell may span lines: a record's line is the one it starts on.
-    while reader.read_record(&mut record).map_err(|error| at(path, line_of(&error), error.to_string().into()))? {
+    while reader.read_record(&mut record).map_err(|error| at(path, line_of(&error), error))? {
         let line = record.position().map_or(0, csv::Position::line);
         let value = record.deserialize(Some(&header)).map_err(|error| at(path, line, cell_fault(&header, &error)))?;
         row(value).map_err(|fault| at(path, line, fault))?;
@@ -72,37 +62,37 @@ impl Columns {
     }
 
     /// The line's cells as `T`.
-    pub(crate) fn parse<T: DeserializeOwned>(&self, line: &str) -> Result<T, Fault> {
+    pub(crate) fn parse<T: DeserializeOwned>(&self, line: &str) -> Result<T, String> {
         self.read(line.split(self.separator).collect())
     }
 
     /// These cells as `T`.
-    pub(crate) fn read<T: DeserializeOwned>(&self, cells: Vec<&str>) -> Result<T, Fault> {
+    pub(crate) fn read<T: DeserializeOwned>(&self, cells: Vec<&str>) -> Result<T, String> {
         let (found, expected) = (cells.len(), self.names.len());
         if found != expected {
             let names: Vec<&str> = self.names.iter().collect();
-            return Err(format!("{found} cells; expected {expected}: {}", names.join(self.separator)).into());
+            return Err(format!("{found} cells; expected {expected}: {}", names.join(self.separator)));
         }
         StringRecord::from(cells).deserialize(Some(&self.names)).map_err(|error| cell_fault(&self.names, &error))
     }
 }
 
-fn cell_fault(names: &StringRecord, error: &csv::Error) -> Fault {
+fn cell_fault(names: &StringRecord, error: &csv::Error) -> String {
     let csv::ErrorKind::Deserialize { err, .. } = error.kind() else {
-        return error.to_string().into();
+        return error.to_string();
     };
     let column = err.field().and_then(|field| names.get(usize::try_from(field).ok()?));
     let column = column.map(|name| format!("column {name:?}: ")).unwrap_or_default();
     let names: Vec<&str> = names.iter().collect();
-    format!("{column}{} (the columns are {})", err.kind(), names.join(",")).into()
+    format!("{column}{} (the columns are {})", err.kind(), names.join(","))
 }
 
 fn open(path: &Path) -> Result<File> {
-    File::open(path).map_err(|source| PrepareError::Open { file: path.display().to_string(), source })
+    File::open(path).map_err(|error| PrepareError::at(path, format!("cannot be opened: {error}")))
 }
 
-fn at(path: &Path, line: u64, Fault(reason): Fault) -> PrepareError {
-    PrepareError::Row { file: path.display().to_string(), line, reason }
+fn at(path: &Path, line: u64, reason: impl ToString) -> PrepareError {
+    PrepareError::Input { place: format!("{}, line {line}", path.display()), reason: reason.to_string() }
 }
 
 fn decode(bytes: &[u8]) -> Cow<'_, str> {

@@ -15,41 +15,25 @@ mod delimited;
 mod movielens;
 mod table;
 
+use std::path::Path;
+
 use laser_store::LocationError;
 use laser_store::table::TableError;
 
 pub use amazon::amazon;
-pub use movielens::{Division, Histories, movielens};
+pub use movielens::{Histories, movielens};
 
 type Result<T, E = PrepareError> = std::result::Result<T, E>;
 
 /// Why a data set could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// A file of the data set is not there or not readable.
-    #[error("{file}: cannot be opened: {source}")]
-    Open {
-        /// The file.
-        file: String,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// One row is wrong.
-    #[error("{file}, line {line}: {reason}")]
-    Row {
-        /// The file.
-        file: String,
-        /// Counted from 1.
-        line: u64,
-        /// What was found and what was expected.
-        reason: String,
-    },
-    /// The data set as a whole is not what was asked for.
-    #[error("{path}: {reason}")]
-    DataSet {
-        /// The directory or file.
-        path: String,
-        /// What is missing, and what to do.
+    /// The data set, one of its files or a row is not what was expected.
+    #[error("{place}: {reason}")]
+    Input {
+        /// The directory, the file, or file and line.
+        place: String,
+        /// What was found, what was expected, and what to do.
         reason: String,
     },
     /// The place of the tables.
@@ -60,15 +44,10 @@ pub enum PrepareError {
     Table(#[from] TableError),
 }
 
-/// Where the tables of a data set lie, as path or URL.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Tables {
-    /// One row per user.
-    pub users: String,
-    /// One row per item.
-    pub items: String,
-    /// One row per interaction, of data sets that are prepared for training too.
-    pub interactions: Option<String>,
+impl PrepareError {
+    fn at(path: &Path, reason: impl Into<String>) -> Self {
+        Self::Input { place: path.display().to_string(), reason: reason.into() }
+    }
 }
 
 /// What a data set was found to hold.
@@ -84,8 +63,12 @@ pub struct PrepareSummary {
     pub in_histories: u64,
     /// Interactions left out because they have no timestamp.
     pub untimed: u64,
-    /// Where the tables are.
-    pub tables: Tables,
+    /// The table of a row per user, as path or URL.
+    pub users_table: String,
+    /// The table of a row per item.
+    pub items_table: String,
+    /// The table of a row per interaction, of data sets that are prepared for training too.
+    pub interactions_table: Option<String>,
 }
 
 #[cfg(test)]

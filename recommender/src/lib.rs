@@ -7,17 +7,25 @@
 
 pub mod ctr;
 pub mod embed;
-mod embeddings;
 pub mod evaluate;
 mod graph;
 pub mod lightgcn;
 pub mod ranking;
 pub mod statistics;
 
-pub use embeddings::Embeddings;
-
 /// A user and an item that the user interacted with, as indices.
 pub type Edge = (u32, u32);
+
+/// Vectors of all users and items, which training makes and ranking judges.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Embeddings {
+    /// Values of a vector.
+    pub dimension: usize,
+    /// One row per user, row-major.
+    pub users: Vec<f32>,
+    /// One row per item, row-major.
+    pub items: Vec<f32>,
+}
 
 /// Tells how far a pass is.
 #[derive(Debug, Clone, Copy)]
@@ -39,8 +47,3 @@ pub enum Progress<'a> {
 
 /// Is told how far a pass is.
 pub type Watch<'a> = dyn FnMut(Progress<'_>) + Send + 'a;
-
-/// A key of the configuration whose value makes no sense, and what was expected.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ConfigError(pub(crate) String);

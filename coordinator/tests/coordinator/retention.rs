@@ -29,7 +29,7 @@ async fn begin(night: &mut Night, output: &Location, n: i64) {
     night.date = first().checked_add(n.days()).unwrap();
     night.run = dated_name(night.date, &Digest::of(&n.to_le_bytes()));
     let pools = format!("pools/{}", night.run);
-    for name in ["pools.json", "user-0.pool", "assignments.parquet"] {
+    for name in ["pools.json", "user-0.pool", "item-0.pool"] {
         let file = output.join(&pools).join(name);
         file.write("{}".into()).await.unwrap();
     }

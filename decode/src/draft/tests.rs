@@ -6,7 +6,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pool::tests::{END, any_texts, continuations, ended, pool_of};
-use crate::verify::{Candidate, TargetScores, Verification, verify};
+use crate::verify::tests::Scores;
+use crate::verify::{Candidate, Verification, verify};
 
 const ALPHA: f32 = 3.0;
 const WEIGHTS: SourceWeights = SourceWeights { context: 2.0, previous: 5.0 };
@@ -324,14 +325,6 @@ impl Target {
         }
         text.truncate(start + max);
         (text.split_off(start), forwards)
-    }
-}
-
-struct Scores(Vec<Vec<Candidate>>);
-
-impl TargetScores for Scores {
-    fn top(&self, node: usize) -> &[Candidate] {
-        &self.0[node]
     }
 }
 

@@ -4,12 +4,8 @@
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-use super::tests::{any_texts, meta};
-use super::*;
-use crate::{DraftContext, DraftTree, Drafter, build_pool};
-
-#[path = "../../fuzz/open_and_draft.rs"]
-mod open_and_draft;
+use super::tests::{any_texts, meta, open_and_draft};
+use crate::build_pool;
 
 /// Where the target's input stands in a file: behind preamble and header checksum.
 const INPUT: usize = 48;

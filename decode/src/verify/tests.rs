@@ -8,9 +8,9 @@ use crate::tree::tests::{any_tree, path_of};
 const END: Token = 0;
 const ALPHABET: Token = 4;
 
-/// For every node the whole vocabulary, most probable first.
+/// For every node its candidates, most probable first.
 #[derive(Debug, Clone)]
-struct Scores(Vec<Vec<Candidate>>);
+pub(crate) struct Scores(pub(crate) Vec<Vec<Candidate>>);
 
 impl TargetScores for Scores {
     fn top(&self, node: usize) -> &[Candidate] {

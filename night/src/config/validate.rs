@@ -10,7 +10,7 @@ impl Config {
     /// Checks what recommender models are trained by.
     pub(super) fn validate_learning(&self) -> Result<()> {
         self.embed.validate()?;
-        Ok(self.eval.validate()?)
+        self.eval.validate()
     }
 
     /// Checks what the types leave open, before anything is done.

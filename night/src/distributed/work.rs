@@ -108,7 +108,7 @@ pub(crate) async fn check_run(
     check_spec(&plan.spec, &model_spec(config, model, plan.spec.prompts.clone())?)?;
     encoder::check(plan.embedding.as_ref(), encoder)?;
     let dir = run.pools()?;
-    let pools = OpenPools::open_cached(&dir, &model.tokenizer.fingerprint(), &config.worker.cache()).await?;
+    let pools = OpenPools::open_with(&dir, &model.tokenizer.fingerprint(), Some(&config.worker.cache())).await?;
     ensure!(
         *pools.digest() == plan.pool_digest,
         "{}: these are not the pools that the run was planned with",

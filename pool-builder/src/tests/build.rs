@@ -1,16 +1,14 @@
 //! Building: same inputs, same bytes; who belongs where; bad input.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use arrow::array::AsArray;
 use laser_schema::{EntityTable, Kind};
 use laser_store::EntityReader;
-use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{ASSIGNMENTS_FILE, OpenPools, Stage, TextCounts, clear_pools};
+use crate::{OpenPools, TextCounts, clear_pools};
 
 /// Input tables and a folder for pools.
 fn folders() -> (tempfile::TempDir, Vec<EntityTable>, PathBuf) {
@@ -79,7 +77,7 @@ async fn every_scheme_names_its_pools() {
         assert_eq!(pool_names(&set), expected);
         assert_eq!(set.texts.of_other_kind, 60);
         let files = files(&pools).len();
-        assert_eq!(files, expected.len() + 2, "pools of the build before are gone");
+        assert_eq!(files, expected.len() + 1, "pools of the build before are gone");
     }
 }
 
@@ -93,11 +91,6 @@ async fn same_inputs_give_the_same_pools_in_any_order() {
     }));
     let set = build(&tables, previous(), &config, &pools).await.unwrap();
     assert!(set.pools.iter().all(|pool| pool.texts <= 12), "{:?}", set.pools);
-    // Assignments are in the order of the tables.
-    let files = |dir: &Path| -> Vec<_> {
-        let files = files(dir).into_iter();
-        files.filter(|f| f.0 != ASSIGNMENTS_FILE).collect()
-    };
     let first = files(&pools);
     let mut reversed = previous();
     reversed.reverse();
@@ -119,49 +112,36 @@ async fn spilling_changes_no_byte() {
     let config = default_config();
     build(&tables, previous(), &config, &pools).await.unwrap();
     let spilled = dir.path().join("spilled");
-    let (tokenizer, quiet) = (tokenizer(), &mut |_: BuildProgress| {});
-    let (texts, to) = (batches(previous(), 16), location(&spilled));
-    let tokenizer = pool_tokenizer(&tokenizer);
-    build_pools(&tables, texts, tokenizer, &config, 0, &to, quiet).await.unwrap();
+    build_with(&tables, batches(previous(), 16), &config, 0, &spilled, &mut quiet).await.unwrap();
     assert_eq!(files(&spilled), files(&pools));
 }
 
 #[tokio::test]
-async fn assignments_are_what_the_router_says() {
+async fn the_counts_of_a_set_are_what_its_router_says() {
     let (_dir, tables, pools) = folders();
     // Texts of one cluster only: the other clusters have no pool and give way.
     let texts = previous().into_iter().filter(|text| text.text.starts_with("w2 ")).collect();
     build(&tables, texts, &default_config(), &pools).await.unwrap();
     let open = OpenPools::open(&location(&pools), &FINGERPRINT).await.unwrap();
-    let file = std::fs::File::open(pools.join(ASSIGNMENTS_FILE)).unwrap();
-    let batches = ParquetRecordBatchReaderBuilder::try_new(file).unwrap().build().unwrap();
-    let mut assigned = BTreeMap::new();
-    for batch in batches.map(|batch| batch.unwrap()) {
-        let column = |name| batch.column_by_name(name).unwrap().as_string::<i32>().clone();
-        let (kind, id) = (column("kind"), column("entity_id"));
-        let (pool, reason) = (column("pool"), column("reason"));
-        for row in 0..batch.num_rows() {
-            let key = (kind.value(row).to_owned(), id.value(row).to_owned());
-            let route = (pool.value(row).to_owned(), reason.value(row).to_owned());
-            assert!(assigned.insert(key, route).is_none());
-        }
-    }
-    let mut routed = BTreeMap::new();
+    let mut routed: BTreeMap<String, u64> = BTreeMap::new();
     for table in &tables {
         let mut reader = EntityReader::open(table).await.unwrap();
         while let Some(entities) = reader.next_batch().await.unwrap() {
             for entity in entities {
-                let route = open.route(&entity, entity.embedding.as_deref()).unwrap();
-                let key = (entity.kind.to_string(), entity.id.to_string());
-                routed.insert(key, (route.pool.to_owned(), route.reason.to_string()));
+                let pool = open.route(&entity, entity.embedding.as_deref()).unwrap();
+                *routed.entry(pool.to_owned()).or_default() += 1;
             }
         }
     }
-    assert_eq!(assigned, routed);
-    assert_eq!(assigned.len(), 150);
-    let reasons = |reason: &str| assigned.values().filter(|route| route.1 == reason).count();
+    let counted: BTreeMap<String, u64> = (open.set().kinds.values())
+        .flat_map(|kind| kind.router.groups().iter().zip(&kind.statistics))
+        .filter(|(_, statistics)| statistics.routed > 0)
+        .map(|(group, statistics)| (group.name.clone(), statistics.routed))
+        .collect();
+    assert_eq!(counted, routed);
+    let sum = |part: &str| routed.iter().filter(|(name, _)| name.contains(part)).map(|(_, count)| count).sum::<u64>();
     // 24 warm users have the one cluster's pool, the other 66 their age's; no item has any text.
-    assert_eq!((reasons("cluster"), reasons("attribute"), reasons("fallback")), (24, 66, 60));
+    assert_eq!((sum("user-cluster"), sum("user-age"), sum("item-all"), sum("")), (24, 66, 60, 150));
 }
 
 #[tokio::test]
@@ -231,35 +211,27 @@ async fn bad_input_is_refused_by_name() {
 async fn a_failing_reader_of_previous_texts_is_told() {
     let (_dir, tables, pools) = folders();
     let failing = stream::iter([Ok(previous()), Err("line 7 is not JSON".into())]);
-    let tokenizer = tokenizer();
-    let (config, dir) = (default_config(), location(&pools));
-    let quiet = &mut |_: BuildProgress| {};
-    let built = build_pools(&tables, failing, pool_tokenizer(&tokenizer), &config, MEMORY, &dir, quiet).await;
+    let built = build_with(&tables, failing, &default_config(), MEMORY, &pools, &mut quiet).await;
     assert_eq!(built.unwrap_err().to_string(), "previous texts: line 7 is not JSON");
 }
 
 #[tokio::test]
 async fn progress_tells_every_stage_to_its_end() {
     let (_dir, tables, pools) = folders();
-    let tokenizer = tokenizer();
-    let (config, dir) = (default_config(), location(&pools));
-    let mut last = Vec::new();
-    let mut record = |progress: BuildProgress| {
-        if last.last().is_none_or(|last: &BuildProgress| last.stage != progress.stage) {
-            last.push(progress);
-        }
-        *last.last_mut().unwrap() = progress;
+    let mut told: Vec<(&str, u64, Option<u64>)> = Vec::new();
+    let mut record = |done, total, stage| {
+        told.pop_if(|last| last.0 == stage);
+        told.push((stage, done, total));
     };
     let texts = batches(previous(), 64);
-    build_pools(&tables, texts, pool_tokenizer(&tokenizer), &config, MEMORY, &dir, &mut record).await.unwrap();
-    let told: Vec<_> = last.iter().map(|p| (p.stage, p.done, p.total)).collect();
+    build_with(&tables, texts, &default_config(), MEMORY, &pools, &mut record).await.unwrap();
     let expected = [
-        (Stage::ReadTexts, 150, None),
-        (Stage::ReadEntities, 150, Some(150)),
-        (Stage::Group, 1, None),
-        (Stage::Route, 150, Some(150)),
-        (Stage::Tokenise, 150, Some(150)),
-        (Stage::WritePools, 11, Some(11)),
+        ("reading previous texts", 150, None),
+        ("reading entities", 150, Some(150)),
+        ("grouping", 1, None),
+        ("routing", 150, Some(150)),
+        ("tokenising", 150, Some(150)),
+        ("writing pools", 11, Some(11)),
     ];
     assert_eq!(told, expected);
 }

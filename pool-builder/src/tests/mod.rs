@@ -1,12 +1,13 @@
 //! Tests of building, opening, tuning and inspecting whole sets of pools.
 
 mod build;
+mod embeddings;
 mod open;
 mod registry;
 mod shared;
 mod tune;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use futures::stream::{self, Stream};
 use laser_schema::{Columns, EntityId, EntityTable, Kind};
@@ -16,7 +17,7 @@ use serde_json::json;
 use tokenizers::Tokenizer;
 
 use crate::clusters::tests::planted;
-use crate::{BuildProgress, PoolSet, PoolTokenizer, PoolsConfig, PoolsError, ReadError, build_pools};
+use crate::{PoolSet, PoolTokenizer, PoolsConfig, PoolsError, Progress, ReadError, build_pools};
 
 pub(crate) const FINGERPRINT: [u8; 32] = [7; 32];
 const VOCABULARY: u32 = 200;
@@ -76,18 +77,9 @@ fn previous() -> Vec<PreviousText> {
         let words: Vec<String> = (0..9).map(word).collect();
         format!("{} w{} {}", words[..5].join(" "), 100 + own, words[5..].join(" "))
     };
-    let user = |id: usize| PreviousText {
-        record: None,
-        kind: Kind::User,
-        id: EntityId::Int(i64::try_from(id).unwrap()),
-        text: words(id % 3, id),
-    };
-    let item = |id: usize| PreviousText {
-        record: None,
-        kind: Kind::Item,
-        id: EntityId::Text(format!("i{id}")),
-        text: words(3 + id % 3, id),
-    };
+    let text = |kind, id, text| PreviousText { record: None, kind, id, text };
+    let user = |id: usize| text(Kind::User, EntityId::Int(i64::try_from(id).unwrap()), words(id % 3, id));
+    let item = |id: usize| text(Kind::Item, EntityId::Text(format!("i{id}")), words(3 + id % 3, id));
     (0..90).map(user).chain((0..60).map(item)).collect()
 }
 
@@ -111,10 +103,29 @@ async fn build(
     config: &PoolsConfig,
     dir: &Path,
 ) -> Result<PoolSet, PoolsError> {
+    build_with(tables, batches(texts, 16), config, MEMORY, dir, &mut quiet).await
+}
+
+async fn build_with(
+    tables: &[EntityTable],
+    texts: impl Stream<Item = Result<Vec<PreviousText>, ReadError>>,
+    config: &PoolsConfig,
+    memory: usize,
+    dir: &Path,
+    progress: Progress<'_>,
+) -> Result<PoolSet, PoolsError> {
     let tokenizer = tokenizer();
-    let quiet = &mut |_: BuildProgress| {};
-    let (texts, dir) = (batches(texts, 16), location(dir));
-    build_pools(tables, texts, pool_tokenizer(&tokenizer), config, MEMORY, &dir, quiet).await
+    build_pools(tables, texts, pool_tokenizer(&tokenizer), config, memory, &location(dir), progress).await
+}
+
+fn quiet(_: u64, _: Option<u64>, _: &str) {}
+
+/// Tables and the default pools in a folder of their own, which is the second.
+async fn built() -> (tempfile::TempDir, PathBuf, PoolSet) {
+    let dir = tempfile::tempdir().unwrap();
+    let pools = dir.path().join("pools");
+    let set = build(&write_tables(dir.path()), previous(), &default_config(), &pools).await.unwrap();
+    (dir, pools, set)
 }
 
 /// The names and contents of all files.

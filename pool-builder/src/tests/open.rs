@@ -1,13 +1,11 @@
 //! Opening and inspecting what was built.
 
 use super::*;
-use crate::{OpenPools, POOL_SET_FILE, inspect};
+use crate::{GroupInspection, OpenPools, POOL_SET_FILE, inspect};
 
 #[tokio::test]
 async fn opened_pools_are_those_that_were_built() {
-    let dir = tempfile::tempdir().unwrap();
-    let pools = dir.path().join("pools");
-    let set = build(&write_tables(dir.path()), previous(), &default_config(), &pools).await.unwrap();
+    let (_dir, pools, set) = built().await;
     let open = OpenPools::open(&location(&pools), &FINGERPRINT).await.unwrap();
     assert_eq!(open.set(), &set);
     for entry in &set.pools {
@@ -54,9 +52,7 @@ async fn what_was_not_written_like_this_is_refused() {
 
 #[tokio::test]
 async fn damage_that_opening_does_not_see_is_found_by_verifying() {
-    let dir = tempfile::tempdir().unwrap();
-    let pools = dir.path().join("pools");
-    build(&write_tables(dir.path()), previous(), &default_config(), &pools).await.unwrap();
+    let (_dir, pools, _) = built().await;
     let open = || async { OpenPools::open(&location(&pools), &FINGERPRINT).await };
     open().await.unwrap().verify().unwrap();
     let pool = pools.join("user-cluster-1.pool");
@@ -69,18 +65,16 @@ async fn damage_that_opening_does_not_see_is_found_by_verifying() {
 
 #[tokio::test]
 async fn inspection_shows_groups_sizes_and_branches() {
-    let dir = tempfile::tempdir().unwrap();
-    let pools = dir.path().join("pools");
-    build(&write_tables(dir.path()), previous(), &default_config(), &pools).await.unwrap();
+    let (_dir, pools, _) = built().await;
     let open = OpenPools::open(&location(&pools), &FINGERPRINT).await.unwrap();
     let inspection = inspect(&open, &tokenizer(), 5, 2).unwrap();
     let users = &inspection.kinds[0];
     assert!(users.clustering.as_ref().unwrap().candidates[0].silhouette.unwrap() > 0.8);
-    let group = &users.groups[4];
+    let GroupInspection { group, statistics } = &users.groups[4];
     assert_eq!((group.name.as_str(), group.label.as_str()), ("user-age-18", "age = 18"));
-    assert_eq!((group.statistics.entities, group.statistics.routed, group.has_pool), (30, 6, true));
+    assert_eq!((statistics.entities, statistics.routed, group.has_pool), (30, 6, true));
     let pool = &inspection.pools[1];
-    assert_eq!((pool.name.as_str(), pool.texts, pool.tokens), ("user-cluster-0", 24, 264));
+    assert_eq!((pool.entry.name.as_str(), pool.entry.texts, pool.entry.tokens), ("user-cluster-0", 24, 264));
     assert!((11.0..12.0).contains(&pool.bytes_per_token), "{}", pool.bytes_per_token);
     // Every text of a cluster starts with the same five words.
     assert_eq!((pool.branches.len(), pool.branches[0].count), (2, 24));

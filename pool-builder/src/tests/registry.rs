@@ -5,7 +5,7 @@ use std::path::Path;
 use jiff::Timestamp;
 
 use super::*;
-use crate::{POOL_SET_FILE, PoolRegistry, RegistryError};
+use crate::{POOL_SET_FILE, PoolRegistry};
 
 /// A registry with finished sets of these names.
 async fn registry(dir: &Path, versions: &[&str]) -> PoolRegistry {
@@ -36,7 +36,7 @@ async fn rollbacks_go_back_one_promotion_each() {
         assert_eq!(promoted(&registry).await, version);
     }
     let error = registry.rollback(now).await.unwrap_err();
-    assert!(matches!(error, RegistryError::NothingBefore { .. }), "{error}");
+    assert!(error.to_string().contains("a was the first to be promoted"), "{error}");
     // What was in force before `d` is `a`, not `c`.
     registry.promote("d", now).await.unwrap();
     registry.rollback(now).await.unwrap();
@@ -58,7 +58,7 @@ async fn of_two_who_promote_at_once_one_is_refused() {
         match outcome {
             Ok(promotion) => assert_eq!(promotion.version, version),
             Err(error) => {
-                assert!(matches!(error, RegistryError::Raced { .. }), "{error}");
+                assert!(error.to_string().contains("somebody else has just promoted"), "{error}");
                 assert_ne!(winner, version);
             }
         }

@@ -12,8 +12,7 @@ async fn tune(texts: Vec<PreviousText>, tune: TuneConfig) -> Result<TuneReport, 
     let tokenizer = tokenizer();
     let config = config(json!({"user": {"grouping": "global"}, "item": {"grouping": "global"}}));
     let (texts, tokenizer) = (batches(texts, 100), pool_tokenizer(&tokenizer));
-    let quiet = &mut |_: BuildProgress| {};
-    crate::tune(&tables, texts, tokenizer, (&config, MEMORY), &tune, Drafter::default(), quiet)
+    crate::tune(&tables, texts, tokenizer, (&config, MEMORY), &tune, Drafter::default(), &mut quiet)
         .await
         .map_err(|e| e.to_string())
 }

@@ -1,7 +1,5 @@
 //! The words that MovieLens' codes stand for, as GroupLens' READMEs give them.
 
-use crate::delimited::Fault;
-
 /// Users' ages: the first year of each range of 1M, and the range.
 const AGES: [(u8, &str); 7] =
     [(0, "under 18"), (18, "18-24"), (25, "25-34"), (35, "35-44"), (45, "45-49"), (50, "50-55"), (56, "56 or older")];
@@ -45,11 +43,11 @@ const REGIONS: [&str; 10] = [
     "Pacific",
 ];
 
-pub(super) fn gender(code: &str) -> Result<&'static str, Fault> {
+pub(super) fn gender(code: &str) -> Result<&'static str, String> {
     match code {
         "F" => Ok("female"),
         "M" => Ok("male"),
-        _ => Err(format!("gender {code:?} is neither F nor M").into()),
+        _ => Err(format!("gender {code:?} is neither F nor M")),
     }
 }
 
@@ -58,10 +56,10 @@ pub(super) fn age(years: u8) -> &'static str {
     AGES[below - 1].1
 }
 
-pub(super) fn occupation(code: usize) -> Result<&'static str, Fault> {
+pub(super) fn occupation(code: usize) -> Result<&'static str, String> {
     let last = OCCUPATIONS.len() - 1;
     let name = OCCUPATIONS.get(code).copied();
-    name.ok_or_else(|| format!("occupation {code} is unknown; expected 0 to {last}").into())
+    name.ok_or_else(|| format!("occupation {code} is unknown; expected 0 to {last}"))
 }
 
 /// `None` for what is no US zip code (100k has some of Canada).

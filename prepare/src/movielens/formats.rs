@@ -26,14 +26,10 @@ pub(super) fn read(dir: &Path) -> Result<MovieLens> {
     } else if has("movies.csv") && has("ratings.csv") {
         read_latest(dir)
     } else {
-        Err(PrepareError::DataSet {
-            path: dir.display().to_string(),
-            reason: "no MovieLens data set here; expected u.data with u.item (100k), movies.dat with ratings.dat or \
-                     ratings.csv (1M, 10M), or movies.csv with ratings.csv (latest, 20M to 32M). Give the directory \
-                     that \
-                     the archive was unpacked to"
-                .to_owned(),
-        })
+        let reason = "no MovieLens data set here; expected u.data with u.item (100k), movies.dat with ratings.dat or \
+                      ratings.csv (1M, 10M), or movies.csv with ratings.csv (latest, 20M to 32M). Give the directory \
+                      that the archive was unpacked to";
+        Err(PrepareError::at(dir, reason))
     }
 }
 
@@ -52,12 +48,10 @@ fn read_100k(dir: &Path) -> Result<MovieLens> {
         if cells.len() != 5 + genres.len() {
             return Err(format!(
                 "{} cells; expected id|title|release date|video release date|URL and one flag for each of the {} \
-                 genres \
-                 of u.genre",
+                 genres of u.genre",
                 cells.len(),
                 genres.len()
-            )
-            .into());
+            ));
         }
         let (id, title): (i64, String) = columns.read(cells[..2].to_vec())?;
         let flagged = genres.iter().zip(&cells[5..]).filter(|&(_, &flag)| flag == "1");

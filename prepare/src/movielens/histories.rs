@@ -12,7 +12,6 @@ use serde::Serialize;
 use super::MovieLens;
 use super::items::Movie;
 use crate::Result;
-use crate::delimited::Fault;
 use crate::table::{float32, history, int64, text, texts, write, write_entities};
 
 /// Which interactions are counted and become histories.
@@ -23,16 +22,12 @@ pub enum Histories {
     /// Those that have a timestamp, oldest first.
     Timed,
     /// Of those that have a timestamp the ones before the division.
-    Until(Division),
-}
-
-/// Where histories end.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Division {
-    /// The instant or share.
-    pub until: Until,
-    /// Whether the share is of all interactions or of each user's.
-    pub by: SplitBy,
+    Until {
+        /// The instant or share.
+        until: Until,
+        /// Whether the share is of all interactions or of each user's.
+        by: SplitBy,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -93,21 +88,21 @@ struct Interaction {
 }
 
 impl MovieLens {
-    pub(super) fn add_user(&mut self, id: i64, profile: Profile) -> Result<(), Fault> {
+    pub(super) fn add_user(&mut self, id: i64, profile: Profile) -> Result<(), String> {
         self.users_listed = true;
         match self.users.insert(id, User { profile, ratings: Vec::new() }) {
             None => Ok(()),
-            Some(_) => Err(format!("user {id} is there twice; remove one of the two").into()),
+            Some(_) => Err(format!("user {id} is there twice; remove one of the two")),
         }
     }
 
-    pub(super) fn add_rating(&mut self, user: i64, movie: i64, stars: f32, time: i64) -> Result<(), Fault> {
+    pub(super) fn add_rating(&mut self, user: i64, movie: i64, stars: f32, time: i64) -> Result<(), String> {
         if !(0.5..=5.0).contains(&stars) {
-            return Err(format!("rating {stars} is not between 0.5 and 5").into());
+            return Err(format!("rating {stars} is not between 0.5 and 5"));
         }
         let movie = self.position(movie)?;
         if self.users_listed && !self.users.contains_key(&user) {
-            return Err(format!("user {user} is not in the list of users of this data set").into());
+            return Err(format!("user {user} is not in the list of users of this data set"));
         }
         self.movies[movie as usize].ratings += 1;
         let rating = Rating { timestamp: NonZeroI64::new(time), movie, stars };
@@ -121,10 +116,10 @@ impl MovieLens {
     }
 
     /// Leaves in histories and counts only what is before the division.
-    pub(super) fn end_histories(&mut self, division: Division) {
+    pub(super) fn end_histories(&mut self, until: Until, by: SplitBy) {
         let users = (0u32..).zip(self.users.values());
         let times = users.flat_map(|(user, of_user)| of_user.ratings.iter().map(move |r| (user, r.seconds())));
-        let ends = division.until.instants(division.by, self.users.len(), times);
+        let ends = until.instants(by, self.users.len(), times);
         self.retain(|user, rating| rating.seconds() < ends[user]);
     }
 

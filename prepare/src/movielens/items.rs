@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::MovieLens;
 use crate::Result;
-use crate::delimited::Fault;
 use crate::table::{int64, text, texts, write_entities};
 
 #[derive(Debug, Serialize)]
@@ -26,10 +25,10 @@ pub(super) struct Movie {
 }
 
 impl MovieLens {
-    pub(super) fn add_movie(&mut self, id: i64, title: &str, genres: Vec<String>) -> Result<(), Fault> {
+    pub(super) fn add_movie(&mut self, id: i64, title: &str, genres: Vec<String>) -> Result<(), String> {
         let position = u32::try_from(self.movies.len()).map_err(|e| e.to_string())?;
         if self.index.insert(id, position).is_some() {
-            return Err(format!("movie {id} is there twice; remove one of the two").into());
+            return Err(format!("movie {id} is there twice; remove one of the two"));
         }
         self.movies.push(Movie {
             id,
@@ -43,7 +42,7 @@ impl MovieLens {
         Ok(())
     }
 
-    pub(super) fn extend_movie(&mut self, id: i64, director: String, actors: &str) -> Result<(), Fault> {
+    pub(super) fn extend_movie(&mut self, id: i64, director: String, actors: &str) -> Result<(), String> {
         let position = self.position(id)?;
         let movie = &mut self.movies[position as usize];
         movie.director = Some(director).filter(|name| !name.is_empty());

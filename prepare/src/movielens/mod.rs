@@ -23,13 +23,12 @@ use std::path::Path;
 use arrow::datatypes::Field;
 use laser_store::Location;
 
-pub use histories::{Division, Histories};
+pub use histories::Histories;
 
 use self::histories::User;
 use self::items::Movie;
-use crate::delimited::Fault;
 use crate::table::{text, texts};
-use crate::{PrepareError, PrepareSummary, Result, Tables};
+use crate::{PrepareError, PrepareSummary, Result};
 
 /// Reads the MovieLens archive unpacked in `dir` and writes `users.parquet`, `items.parquet` and
 /// `interactions.parquet` to `output`.
@@ -38,7 +37,7 @@ use crate::{PrepareError, PrepareSummary, Result, Tables};
 /// A directory that holds no known format, the first line that is wrong, and histories by time where no rating has a
 /// timestamp; nothing is written then.
 pub async fn movielens(dir: &Path, output: &Location, histories: Histories) -> Result<PrepareSummary> {
-    let fault = |reason: &str| PrepareError::DataSet { path: dir.display().to_string(), reason: reason.to_owned() };
+    let fault = |reason: &str| PrepareError::at(dir, reason);
     let mut data = formats::read(dir)?;
     if data.movies.is_empty() {
         return Err(fault("the list of movies is empty"));
@@ -57,21 +56,18 @@ pub async fn movielens(dir: &Path, output: &Location, histories: Histories) -> R
     data.sort();
     let interactions = data.ratings();
     let interactions_table = data.write_interactions(&output.join("interactions.parquet")).await?;
-    if let Histories::Until(division) = histories {
-        data.end_histories(division);
+    if let Histories::Until { until, by } = histories {
+        data.end_histories(until, by);
     }
-    let tables = Tables {
-        users: data.write_users(&output.join("users.parquet")).await?,
-        items: data.write_items(&output.join("items.parquet")).await?,
-        interactions: Some(interactions_table),
-    };
     Ok(PrepareSummary {
+        users_table: data.write_users(&output.join("users.parquet")).await?,
+        items_table: data.write_items(&output.join("items.parquet")).await?,
+        interactions_table: Some(interactions_table),
         users: data.users.len() as u64,
         items: data.movies.len() as u64,
         interactions,
         in_histories: data.ratings(),
         untimed,
-        tables,
     })
 }
 
@@ -89,9 +85,9 @@ struct MovieLens {
 
 impl MovieLens {
     /// Where a movie is in the list.
-    fn position(&self, movie: i64) -> Result<u32, Fault> {
+    fn position(&self, movie: i64) -> Result<u32, String> {
         let position = self.index.get(&movie).copied();
-        position.ok_or_else(|| format!("movie {movie} is not in the list of movies of this data set").into())
+        position.ok_or_else(|| format!("movie {movie} is not in the list of movies of this data set"))
     }
 
     /// How many ratings there are.

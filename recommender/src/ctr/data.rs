@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use anyhow::{Result, ensure};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -62,34 +63,6 @@ impl Part {
     }
 }
 
-/// The reasons why models cannot learn from the impressions.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum DataError {
-    /// A part is empty.
-    #[error(
-        "the {} part has no interactions: change [eval] train_until, validation_until or item_share",
-        part.as_str()
-    )]
-    Empty {
-        /// The part.
-        part: Part,
-    },
-    /// All labels of a part are equal.
-    #[error(
-        "all {rows} interactions of the {} part are {}: AUC needs both; change [eval] positive_rating, or train_until \
-         and \
-         validation_until", part.as_str(), if *label { "positive" } else { "negative" }
-    )]
-    ConstantLabel {
-        /// The part.
-        part: Part,
-        /// The only label.
-        label: bool,
-        /// Number of impressions.
-        rows: usize,
-    },
-}
-
 /// Impressions by user, with their parts.
 #[derive(Debug)]
 pub struct Data {
@@ -118,8 +91,8 @@ impl Data {
     /// second for validation, the rest for the test. `cuts` has one pair per user.
     ///
     /// # Errors
-    /// See [`DataError`].
-    pub fn new(items: usize, mut impressions: Vec<Impression>, cuts: &[[f64; 2]]) -> Result<Self, DataError> {
+    /// A part without impressions, or whose labels are all equal.
+    pub fn new(items: usize, mut impressions: Vec<Impression>, cuts: &[[f64; 2]]) -> Result<Self> {
         // The sort is stable: events of the same time stay in the table's order.
         impressions.sort_by(|a, b| (a.user, a.time).partial_cmp(&(b.user, b.time)).unwrap_or(a.user.cmp(&b.user)));
         let part = |impression: &Impression| {
@@ -138,12 +111,8 @@ impl Data {
     /// Holds out items and interactions, see [`ItemSplit`].
     ///
     /// # Errors
-    /// See [`DataError`].
-    pub fn by_item(
-        (users, items): (usize, usize),
-        impressions: Vec<Impression>,
-        split: &ItemSplit,
-    ) -> Result<Self, DataError> {
+    /// A part without impressions, or whose labels are all equal.
+    pub fn by_item((users, items): (usize, usize), impressions: Vec<Impression>, split: &ItemSplit) -> Result<Self> {
         let mut rng = Xoshiro256PlusPlus::seed_from_u64(split.seed);
         let held_out = held_out_items(items, split.share, &mut rng);
         let part = |impression: Impression| {
@@ -177,7 +146,7 @@ impl Data {
         impressions: Vec<Impression>,
         of_impressions: &[Part],
         pasts: Pasts,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let mut parts: [Vec<usize>; 3] = Default::default();
         let (mut user_tokens, mut item_counts) = (vec![0; users], vec![0; items]);
         for (position, (impression, &part)) in impressions.iter().zip(of_impressions).enumerate() {
@@ -192,14 +161,21 @@ impl Data {
         Ok(data)
     }
 
-    fn check_labels(&self) -> Result<(), DataError> {
+    fn check_labels(&self) -> Result<()> {
         for part in Part::ALL {
-            let labels = self.labels(part);
-            let label = *labels.first().ok_or(DataError::Empty { part })?;
-            if labels.iter().all(|other| *other == label) {
-                let rows = labels.len();
-                return Err(DataError::ConstantLabel { part, label, rows });
-            }
+            let (labels, part) = (self.labels(part), part.as_str());
+            let positive = labels.iter().filter(|label| **label).count();
+            ensure!(
+                !labels.is_empty(),
+                "the {part} part has no interactions: change [eval] train_until, validation_until or item_share"
+            );
+            ensure!(
+                (1..labels.len()).contains(&positive),
+                "all {} interactions of the {part} part are {}: AUC needs both; change [eval] positive_rating, or \
+                 train_until and validation_until",
+                labels.len(),
+                if positive > 0 { "positive" } else { "negative" }
+            );
         }
         Ok(())
     }

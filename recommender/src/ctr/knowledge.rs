@@ -8,10 +8,8 @@ use std::sync::Arc;
 pub struct Variant {
     /// The name in reports.
     pub name: String,
-    /// Features of users.
-    pub user: Vec<Arc<Feature>>,
-    /// Features of items.
-    pub item: Vec<Arc<Feature>>,
+    /// Features of users, and features of items.
+    pub features: [Vec<Arc<Feature>>; 2],
 }
 
 /// One feature of every user, or of every item.
@@ -137,26 +135,21 @@ pub struct Codes {
     known: usize,
 }
 
-/// The ids are not a feature.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum CodesError {
-    /// Entities have different numbers of ids.
-    #[error("entity {entity} has {found} knowledge ids, those before have {expected}: all need one for each codebook")]
-    Length {
-        /// Its index.
-        entity: usize,
-        /// Number for the entities before.
-        expected: usize,
-        /// Number for this entity.
-        found: usize,
-    },
+/// An entity whose ids are more or fewer than those of the entities before.
+#[derive(Debug, thiserror::Error)]
+#[error("entity {entity} has {found} knowledge ids, those before have {expected}: all need one for each codebook")]
+pub struct CodesError {
+    /// Its index.
+    pub entity: usize,
+    expected: usize,
+    found: usize,
 }
 
 impl Codes {
     /// Creates codes from rows per entity; each position of a list is the id of one codebook.
     ///
     /// # Errors
-    /// [`CodesError::Length`] if lists differ in length.
+    /// [`CodesError`] if lists differ in length.
     pub fn new(rows: &[Option<Vec<i64>>]) -> Result<Self, CodesError> {
         let levels = rows.iter().flatten().map(Vec::len).next().unwrap_or(0);
         let mut numbers: BTreeMap<(usize, i64), u32> = BTreeMap::new();
@@ -167,7 +160,7 @@ impl Codes {
                 continue;
             };
             if row.len() != levels {
-                return Err(CodesError::Length { entity, expected: levels, found: row.len() });
+                return Err(CodesError { entity, expected: levels, found: row.len() });
             }
             for (level, &id) in row.iter().enumerate() {
                 let next = u32::try_from(numbers.len() + 1).unwrap_or(u32::MAX);

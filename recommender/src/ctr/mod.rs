@@ -29,13 +29,12 @@ mod train;
 #[cfg(test)]
 mod tests;
 
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
-pub use data::{Data, DataError, Impression, ItemSplit, Part};
+pub use data::{Data, Impression, ItemSplit, Part};
 pub use knowledge::{Bags, Codes, CodesError, Feature, Variant, Vectors};
-pub use train::{CtrError, GroupQuality, ITEM_GROUPS, ItemGroup, Run, evaluate};
-
-use crate::ConfigError;
+pub use train::{GroupQuality, ITEM_GROUPS, ItemGroup, Run, evaluate};
 
 /// A CTR model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -115,8 +114,7 @@ impl TrainingConfig {
     ///
     /// # Errors
     /// The first key whose value makes no sense, with what was expected.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        let fail = |reason: String| Err(ConfigError(format!("[eval.training] {reason}")));
+    pub fn validate(&self) -> Result<()> {
         let narrowest = self.hidden.iter().min().copied().unwrap_or(0);
         let counts = [
             ("history", self.history),
@@ -126,21 +124,22 @@ impl TrainingConfig {
             ("epochs", self.epochs),
             ("patience", self.patience),
         ];
-        if let Some((key, _)) = counts.iter().find(|(_, count)| *count == 0) {
-            return fail(format!("{key}: expected at least 1"));
+        for (key, count) in counts {
+            ensure!(count > 0, "[eval.training] {key}: expected at least 1");
         }
-        if !(self.learning_rate > 0.0 && self.learning_rate.is_finite()) {
-            return fail(format!("learning_rate = {}: expected a number above 0", self.learning_rate));
-        }
-        if !(self.weight_decay >= 0.0 && self.weight_decay.is_finite()) {
-            return fail(format!("weight_decay = {}: expected 0 or more", self.weight_decay));
-        }
+        let Self { learning_rate, weight_decay, .. } = self;
+        ensure!(
+            *learning_rate > 0.0 && learning_rate.is_finite(),
+            "[eval.training] learning_rate = {learning_rate}: expected a number above 0"
+        );
+        ensure!(
+            *weight_decay >= 0.0 && weight_decay.is_finite(),
+            "[eval.training] weight_decay = {weight_decay}: expected 0 or more"
+        );
         let shares =
             [("dropout", self.dropout), ("id_dropout", self.id_dropout), ("item_id_dropout", self.item_dropout())];
         for (key, share) in shares {
-            if !(0.0..1.0).contains(&share) {
-                return fail(format!("{key} = {share}: expected a share from 0 to below 1"));
-            }
+            ensure!((0.0..1.0).contains(&share), "[eval.training] {key} = {share}: expected a share from 0 to below 1");
         }
         Ok(())
     }

@@ -120,8 +120,9 @@ impl Network {
             let of = |feature: &Arc<Feature>| Field::new(feature, entities, dimension, with);
             features.iter().map(of).collect::<Result<Vec<_>>>()
         };
-        let user_fields = fields(&variant.user, data.users())?;
-        let item_fields = fields(&variant.item, data.items())?;
+        let [of_users, of_items] = &variant.features;
+        let user_fields = fields(of_users, data.users())?;
+        let item_fields = fields(of_items, data.items())?;
         let of_fields: usize = user_fields.iter().chain(&item_fields).map(Field::width).sum();
         let pools = if config.content_in_history && kind == ModelKind::DcnV2 { 2 } else { 1 };
         let inputs = (2 + pools) * dimension + of_fields;

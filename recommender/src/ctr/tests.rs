@@ -57,7 +57,7 @@ fn codes(bits: &[bool]) -> Feature {
 
 fn variant(user: Option<Feature>, item: Option<Feature>) -> Variant {
     let features = |feature: Option<Feature>| feature.into_iter().map(Arc::new).collect();
-    Variant { name: "knowledge".into(), user: features(user), item: features(item) }
+    Variant { name: "knowledge".into(), features: [user, item].map(features) }
 }
 
 fn aucs(data: &Data, variants: &[Variant]) -> Vec<f64> {
@@ -90,11 +90,8 @@ fn knowledge_that_only_matters_in_pairs_is_found() {
 
 #[test]
 fn noise_is_no_gain() {
-    let bits = signs(ROWS, 2);
     let data = data(|user, _| user % 2 == 0);
-    let noise = signs(ROWS, 77);
-    assert_ne!(bits, noise);
-    let variants = [variant(None, None), variant(None, Some(vectors(&noise)))];
+    let variants = [variant(None, None), variant(None, Some(vectors(&signs(ROWS, 77))))];
     for found in aucs(&data, &variants).chunks(2) {
         assert!(found[0] > 0.8, "{found:?}");
         assert!(found[1] < found[0] + 0.02, "{found:?}");
@@ -118,21 +115,6 @@ fn impression(user: u32, item: u32, label: bool, time: f64) -> Impression {
 
 #[test]
 fn a_history_is_what_was_before() {
-    let rows = vec![
-        impression(1, 4, true, 1.0),
-        impression(0, 3, true, 30.0),
-        impression(0, 1, true, 10.0),
-        impression(0, 2, false, 20.0),
-        impression(0, 0, false, 20.0),
-        impression(0, 4, true, 20.0),
-        impression(0, 5, false, 40.0),
-        impression(1, 1, false, 2.0),
-        impression(1, 2, true, 50.0),
-    ];
-    let data = Data::new(6, rows, &[[25.0, 35.0], [25.0, 35.0]]);
-    // The validation part has one label only.
-    let error = data.unwrap_err().to_string();
-    assert!(error.contains("all 1 interactions of the validation part are positive"), "{error}");
     let rows = vec![
         impression(0, 3, true, 30.0),
         impression(0, 1, true, 10.0),
@@ -166,10 +148,15 @@ fn a_history_is_what_was_before() {
 }
 
 #[test]
-fn empty_parts_and_uneven_codes_are_refused() {
-    let rows = vec![impression(0, 0, true, 1.0), impression(0, 0, false, 2.0)];
-    let error = Data::new(1, rows, &[[9.0, 9.0]]).unwrap_err().to_string();
-    assert!(error.contains("the validation part has no interactions"), "{error}");
+fn empty_parts_constant_labels_and_uneven_codes_are_refused() {
+    let rows = vec![impression(0, 0, true, 1.0), impression(0, 0, false, 2.0), impression(0, 0, true, 3.0)];
+    for (validation_ends, expected) in [
+        (2.5, "the validation part has no interactions"),
+        (9.0, "all 1 interactions of the validation part are positive"),
+    ] {
+        let error = Data::new(1, rows.clone(), &[[2.5, validation_ends]]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
     let error = Codes::new(&[Some(vec![1, 2]), None, Some(vec![1])]).unwrap_err().to_string();
     assert!(error.contains("entity 2 has 1 knowledge ids"), "{error}");
 }

@@ -3,6 +3,7 @@
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use anyhow::{Context, Result, ensure};
 use candle_core::Tensor;
 use candle_nn::{AdamW, Optimizer, ParamsAdamW};
 use rand::SeedableRng;
@@ -19,40 +20,6 @@ use crate::statistics::{auc, log_loss};
 
 /// Impressions per forward outside of training.
 const EVALUATION_BATCH: usize = 4096;
-
-/// The reasons why a model could not be trained.
-#[derive(Debug, thiserror::Error)]
-pub enum CtrError {
-    /// A tensor operation failed.
-    #[error("{model}, {variant}, seed {seed}: {source}")]
-    Tensor {
-        /// The model.
-        model: &'static str,
-        /// The variant.
-        variant: String,
-        /// The seed.
-        seed: u64,
-        /// candle's error.
-        source: Box<candle_core::Error>,
-    },
-    /// Training diverged.
-    #[error(
-        "{model}, {variant}, seed {seed}: the loss is not finite in epoch {epoch}; lower [eval.training] learning_rate"
-    )]
-    Diverged {
-        /// The model.
-        model: &'static str,
-        /// The variant.
-        variant: String,
-        /// The seed.
-        seed: u64,
-        /// Counted from 1.
-        epoch: usize,
-    },
-    /// No thread could be started.
-    #[error("cannot start a thread for training: {0}")]
-    Threads(#[from] rayon::ThreadPoolBuildError),
-}
 
 /// Items by how often they are trained on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -112,7 +79,8 @@ pub struct Run {
 /// The result is in the order of models, variants, seeds.
 ///
 /// # Errors
-/// See [`CtrError`]; of several errors the first in this order.
+/// A tensor operation that fails, a training that diverges, and threads that cannot be started; of several errors the
+/// first in this order.
 pub fn evaluate(
     data: &Data,
     models: &[ModelKind],
@@ -121,7 +89,7 @@ pub fn evaluate(
     config: &TrainingConfig,
     threads: usize,
     done: &(dyn Fn(&Run) + Sync),
-) -> Result<Vec<Run>, CtrError> {
+) -> Result<Vec<Run>> {
     let mut jobs = Vec::new();
     for &model in models {
         for variant in 0..variants.len() {
@@ -129,14 +97,16 @@ pub fn evaluate(
         }
     }
     let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
-    let results: Vec<Mutex<Option<Result<Run, CtrError>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
+    let results: Vec<Mutex<Option<Result<Run>>>> = jobs.iter().map(|_| Mutex::new(None)).collect();
     let work = || {
         while !failed.load(Ordering::Relaxed) {
             let job = next.fetch_add(1, Ordering::Relaxed);
             let Some(&(model, index, seed)) = jobs.get(job) else {
                 return;
             };
-            let result = train(data, model, &variants[index], seed, config).map(|run| Run { variant: index, ..run });
+            let variant = &variants[index];
+            let result = train(data, model, variant, seed, config).map(|run| Run { variant: index, ..run });
+            let result = result.with_context(|| format!("{}, {}, seed {seed}", model.as_str(), variant.name));
             match &result {
                 Ok(run) => done(run),
                 Err(_) => failed.store(true, Ordering::Relaxed),
@@ -147,7 +117,7 @@ pub fn evaluate(
     // candle multiplies matrices in rayon's pool: with a pool of its own, a training stays on its thread.
     let pools =
         (0..threads.clamp(1, jobs.len().max(1))).map(|_| rayon::ThreadPoolBuilder::new().num_threads(1).build());
-    let pools = pools.collect::<Result<Vec<_>, _>>()?;
+    let pools = pools.collect::<Result<Vec<_>, _>>().context("cannot start a thread for training")?;
     std::thread::scope(|scope| {
         for pool in &pools {
             scope.spawn(|| pool.install(work));
@@ -159,28 +129,14 @@ pub fn evaluate(
 }
 
 /// Trains one model.
-fn train(
-    data: &Data,
-    model: ModelKind,
-    variant: &Variant,
-    seed: u64,
-    config: &TrainingConfig,
-) -> Result<Run, CtrError> {
-    let failed = |source| CtrError::Tensor {
-        model: model.as_str(),
-        variant: variant.name.clone(),
-        seed,
-        source: Box::new(source),
-    };
-    let network = Network::new(model, data, variant, config, seed).map_err(failed)?;
-    let mut trainer = Trainer::new(data, network, config, seed).map_err(failed)?;
+fn train(data: &Data, model: ModelKind, variant: &Variant, seed: u64, config: &TrainingConfig) -> Result<Run> {
+    let network = Network::new(model, data, variant, config, seed)?;
+    let mut trainer = Trainer::new(data, network, config, seed)?;
     let mut best: Option<(f64, usize, Vec<Tensor>)> = None;
     for epoch in 1..=config.epochs {
-        let loss = trainer.epoch().map_err(failed)?;
-        let validation = auc_of(&trainer.logits(Part::Validation).map_err(failed)?, &data.labels(Part::Validation));
-        if !loss.is_finite() {
-            return Err(CtrError::Diverged { model: model.as_str(), variant: variant.name.clone(), seed, epoch });
-        }
+        let loss = trainer.epoch()?;
+        let validation = auc_of(&trainer.logits(Part::Validation)?, &data.labels(Part::Validation));
+        ensure!(loss.is_finite(), "the loss is not finite in epoch {epoch}; lower [eval.training] learning_rate");
         match &best {
             Some((auc, at, _)) if validation <= *auc => {
                 if epoch - at >= config.patience {
@@ -188,14 +144,13 @@ fn train(
                 }
             }
             _ => {
-                let values = trainer.network.parameters.values().map_err(failed)?;
-                best = Some((validation, epoch, values));
+                best = Some((validation, epoch, trainer.network.parameters.values()?));
             }
         }
     }
     let (validation_auc, epoch, values) = best.unwrap_or_default();
-    trainer.network.parameters.restore(&values).map_err(failed)?;
-    let logits = trainer.logits(Part::Test).map_err(failed)?;
+    trainer.network.parameters.restore(&values)?;
+    let logits = trainer.logits(Part::Test)?;
     let labels = data.labels(Part::Test);
     let groups = ITEM_GROUPS.map(|group| group_quality(data, group, &logits, &labels)).into();
     let (auc, log_loss) = (auc_of(&logits, &labels), log_loss(&logits, &labels));

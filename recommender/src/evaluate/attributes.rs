@@ -8,7 +8,7 @@ use laser_store::EntityReader;
 use serde_json::Value;
 
 use super::AttributesConfig;
-use super::knowledge::{Entities, features_of};
+use super::knowledge::Entities;
 use crate::ctr::{Bags, Feature, Variant};
 
 /// The variant's name.
@@ -19,12 +19,12 @@ const ATTRIBUTES: &str = "attributes";
 /// # Errors
 /// A table that cannot be read, and a name that no entity has a value of.
 pub(super) async fn attributes(config: &AttributesConfig, entities: &Entities) -> Result<Variant> {
-    let mut values = Kind::ALL.map(|kind| vec![vec![Vec::new(); entities.of(kind).len()]; config.names.len()]);
+    let mut values = Kind::ALL.map(|kind| vec![vec![Vec::new(); entities[kind as usize].len()]; config.names.len()]);
     for table in &config.entities {
         let mut reader = EntityReader::open_counting(table).await?;
         while let Some(batch) = reader.next_batch().await? {
             for mut entity in batch {
-                let Some(place) = entities.of(entity.kind).find(&entity.id.to_string()) else {
+                let Some(place) = entities[entity.kind as usize].find(&entity.id.to_string()) else {
                     continue;
                 };
                 for (name, rows) in config.names.iter().zip(&mut values[entity.kind as usize]) {
@@ -40,14 +40,13 @@ pub(super) async fn attributes(config: &AttributesConfig, entities: &Entities) -
             let bags = Feature::Bags(Bags::new(&values[kind as usize][number]));
             if bags.known() > 0 {
                 is_known = true;
-                features_of(&mut variant, kind).push(Arc::new(bags));
+                variant.features[kind as usize].push(Arc::new(bags));
             }
         }
         ensure!(
             is_known,
             "[eval.attributes] names: no two users or items of [interactions] share a value of {name:?}; name an \
-             attribute \
-             of the tables"
+             attribute of the tables"
         );
     }
     Ok(variant)

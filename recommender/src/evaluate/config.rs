@@ -1,11 +1,11 @@
 //! The `[eval]` section.
 
+use anyhow::{Result, ensure};
 use laser_schema::EntityTable;
 use laser_schema::embedding::EmbeddingSource;
 use laser_schema::interactions::{SplitBy, Until};
 use serde::{Deserialize, Serialize};
 
-use crate::ConfigError;
 use crate::ctr::{ModelKind, TrainingConfig};
 
 /// The `[eval]` section.
@@ -133,87 +133,80 @@ fn ids_column() -> String {
     "knowledge_ids".to_owned()
 }
 
-fn ensure(is_good: bool, reason: impl FnOnce() -> String) -> Result<(), ConfigError> {
-    if is_good { Ok(()) } else { Err(ConfigError(reason())) }
-}
-
 impl EvalConfig {
     /// Checks what the types leave open.
     ///
     /// # Errors
     /// The first key whose value makes no sense.
-    pub fn validate(&self) -> Result<(), ConfigError> {
-        ensure(!self.models.is_empty(), || "[eval] models: expected \"din\", \"dcnv2\" or both".to_owned())?;
-        ensure(self.positive_rating.is_finite(), || {
-            format!("[eval] positive_rating = {}: expected a number", self.positive_rating)
-        })?;
+    pub fn validate(&self) -> Result<()> {
+        let Self { positive_rating, seeds, margin, .. } = self;
+        ensure!(!self.models.is_empty(), "[eval] models: expected \"din\", \"dcnv2\" or both");
+        ensure!(positive_rating.is_finite(), "[eval] positive_rating = {positive_rating}: expected a number");
         if let (Until::Share(train), Until::Share(validation)) = (self.train_until, self.validation_until) {
-            ensure(train < validation, || {
-                format!("[eval] validation_until = {validation}: expected more than train_until = {train}")
-            })?;
+            ensure!(
+                train < validation,
+                "[eval] validation_until = {validation}: expected more than train_until = {train}"
+            );
         }
         if self.split_by == Split::Item {
             self.validate_item_split()?;
         }
-        ensure(self.seeds >= 2, || {
-            format!("[eval] seeds = {}: expected at least 2, since chance is told from how seeds differ", self.seeds)
-        })?;
-        ensure(self.margin > 0.0 && self.margin < 0.5, || {
-            format!("[eval] margin = {}: expected a difference of AUC, such as 0.001", self.margin)
-        })?;
+        ensure!(*seeds >= 2, "[eval] seeds = {seeds}: expected at least 2, since chance is told from how seeds differ");
+        ensure!(
+            *margin > 0.0 && *margin < 0.5,
+            "[eval] margin = {margin}: expected a difference of AUC, such as 0.001"
+        );
         self.training.validate()?;
         if let Some(attributes) = &self.attributes {
-            ensure(!attributes.entities.is_empty() && !attributes.names.is_empty(), || {
+            ensure!(
+                !attributes.entities.is_empty() && !attributes.names.is_empty(),
                 "[eval.attributes]: set entities to at least one table and names to at least one of its attributes"
-                    .to_owned()
-            })?;
+            );
         }
         for (place, knowledge) in self.knowledge.iter().enumerate() {
             knowledge.validate(self.split_by)?;
-            let before = &self.knowledge[..place];
-            ensure(before.iter().all(|other| other.name != knowledge.name), || {
-                format!("[[eval.knowledge]] name = {:?} is there twice", knowledge.name)
-            })?;
+            let (name, before) = (&knowledge.name, &self.knowledge[..place]);
+            ensure!(
+                before.iter().all(|other| other.name != *name),
+                "[[eval.knowledge]] name = {name:?} is there twice"
+            );
         }
         Ok(())
     }
 
-    fn validate_item_split(&self) -> Result<(), ConfigError> {
+    fn validate_item_split(&self) -> Result<()> {
         for (key, until) in [("train_until", self.train_until), ("validation_until", self.validation_until)] {
-            ensure(matches!(until, Until::Share(_)), || {
-                format!("[eval] {key} = {until}: expected a share such as 0.8, since split_by = \"item\" knows no time")
-            })?;
+            ensure!(
+                matches!(until, Until::Share(_)),
+                "[eval] {key} = {until}: expected a share such as 0.8, since split_by = \"item\" knows no time"
+            );
         }
-        ensure(self.item_share > 0.0 && self.item_share <= 0.5, || {
-            format!("[eval] item_share = {}: expected a share above 0 and up to 0.5", self.item_share)
-        })
+        let share = self.item_share;
+        ensure!(share > 0.0 && share <= 0.5, "[eval] item_share = {share}: expected a share above 0 and up to 0.5");
+        Ok(())
     }
 }
 
 impl KnowledgeConfig {
-    fn validate(&self, split: Split) -> Result<(), ConfigError> {
+    fn validate(&self, split: Split) -> Result<()> {
         let name = &self.name;
-        ensure(!name.is_empty(), || "[[eval.knowledge]] name: empty".to_owned())?;
+        ensure!(!name.is_empty(), "[[eval.knowledge]] name: empty");
         let of_users = self.user_embeddings.is_some() || self.user_ids.is_some();
         let of_items = self.item_embeddings.is_some() || self.item_ids.is_some();
-        ensure(of_users || of_items, || {
-            format!(
-                "[[eval.knowledge]] {name:?}: set at least one of user_embeddings, item_embeddings, user_ids and \
-                 item_ids"
-            )
-        })?;
-        ensure(!of_users || split != Split::Item, || {
-            format!(
-                "[[eval.knowledge]] {name:?}: texts of users tell about the items that split_by = \"item\" holds out; \
-                 remove user_embeddings and user_ids, or set another split_by"
-            )
-        })?;
-        ensure(!of_users || !self.entities.is_empty(), || {
-            format!(
-                "[[eval.knowledge]] {name:?}: set entities to the tables that the texts of users were written from, \
-                 which \
-                 shows that they know only what is before train_until"
-            )
-        })
+        ensure!(
+            of_users || of_items,
+            "[[eval.knowledge]] {name:?}: set at least one of user_embeddings, item_embeddings, user_ids and item_ids"
+        );
+        ensure!(
+            !of_users || split != Split::Item,
+            "[[eval.knowledge]] {name:?}: texts of users tell about the items that split_by = \"item\" holds out; \
+             remove user_embeddings and user_ids, or set another split_by"
+        );
+        ensure!(
+            !of_users || !self.entities.is_empty(),
+            "[[eval.knowledge]] {name:?}: set entities to the tables that the texts of users were written from, which \
+             shows that they know only what is before train_until"
+        );
+        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
+use laser_schema::Kind;
 use laser_schema::interactions::{InteractionTable, SplitBy, Until};
 use laser_store::interactions::{Interactions, Needs};
 
@@ -29,11 +30,11 @@ pub async fn ctr<'a>(table: &InteractionTable, config: &'a EvalConfig, watch: &m
         Some(by) => Some(cuts(&interactions, config, by, table)?),
         None => None,
     };
-    let entities = Entities { users: Places::new(&interactions.users), items: Places::new(&interactions.items) };
+    let entities = [&interactions.users, &interactions.items].map(|ids| Places::new(ids));
     let ends = config.split_by.by_time().zip(cuts.as_ref()).map(|(by, cuts)| Ends {
         by,
         of_users: cuts.iter().map(|cut| cut[0]).collect(),
-        users: &entities.users,
+        users: &entities[Kind::User as usize],
     });
     let compared = compared(config, &entities, ends.as_ref()).await?;
     let splits = Splits { table, config, interactions: &interactions, cuts: cuts.as_deref() };
@@ -62,8 +63,8 @@ async fn compared(config: &EvalConfig, entities: &Entities, ends: Option<&Ends<'
             if let Some(attributes) = attributes.as_ref().filter(|_| place == 0) {
                 combined.push(Variant {
                     name: format!("{} and {}", attributes.name, variant.name),
-                    user: [attributes.user.clone(), variant.user.clone()].concat(),
-                    item: [attributes.item.clone(), variant.item.clone()].concat(),
+                    features: Kind::ALL
+                        .map(|kind| [attributes, &variant].map(|v| &*v.features[kind as usize]).concat()),
                 });
             }
             origins.push(Some(Origin { name: knowledge.name.clone(), form }));

@@ -8,7 +8,7 @@ use jiff::civil::Date;
 use laser_schema::embedding::EmbeddingSource;
 use laser_schema::embedding_set::EmbeddingSet;
 use laser_schema::ids::IdSet;
-use laser_schema::manifest::SUCCESS;
+use laser_schema::manifest::{Details, SUCCESS};
 use laser_schema::{EntityId, Kind};
 use laser_store::Location;
 use laser_store::data_set;
@@ -18,7 +18,7 @@ use laser_store::table::Select;
 use serde_json::Value;
 
 use super::{IdsSource, KnowledgeConfig};
-use crate::ctr::{Codes, CodesError, Feature, Variant, Vectors};
+use crate::ctr::{Codes, Feature, Variant, Vectors};
 
 /// Where users or items are, by their ids as text, since tables may keep them in different types.
 pub(super) struct Places {
@@ -42,20 +42,8 @@ impl Places {
     }
 }
 
-/// The users and the items of the interactions.
-pub(super) struct Entities {
-    pub(super) users: Places,
-    pub(super) items: Places,
-}
-
-impl Entities {
-    pub(super) fn of(&self, kind: Kind) -> &Places {
-        match kind {
-            Kind::User => &self.users,
-            Kind::Item => &self.items,
-        }
-    }
-}
+/// The users and the items of the interactions, by kind.
+pub(super) type Entities = [Places; 2];
 
 /// How knowledge is given to a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
@@ -98,10 +86,10 @@ pub(super) async fn variants(config: &KnowledgeConfig, entities: &Entities) -> R
     for form in [Form::Embedding, Form::Ids] {
         let mut variant = Variant { name: format!("{}, {}", config.name, form.as_str()), ..Variant::default() };
         for kind in Kind::ALL {
-            let feature = feature(config, form, kind, entities.of(kind)).await?;
-            features_of(&mut variant, kind).extend(feature.map(Arc::new));
+            let feature = feature(config, form, kind, &entities[kind as usize]).await?;
+            variant.features[kind as usize].extend(feature.map(Arc::new));
         }
-        if !variant.user.is_empty() || !variant.item.is_empty() {
+        if variant.features.iter().any(|features| !features.is_empty()) {
             variants.push((form, variant));
         }
     }
@@ -121,25 +109,14 @@ async fn feature(config: &KnowledgeConfig, form: Form, kind: Kind, places: &Plac
     })
 }
 
-/// The features of a kind.
-pub(super) fn features_of(variant: &mut Variant, kind: Kind) -> &mut Vec<Arc<Feature>> {
-    match kind {
-        Kind::User => &mut variant.user,
-        Kind::Item => &mut variant.item,
-    }
-}
-
 async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Result<Feature> {
     let mut rows: Vec<Option<Vec<f32>>> = vec![None; places.ids.len()];
     let (mut dimension, mut twice) = (0, None);
     let mut source = source.clone();
-    if let EmbeddingSource::Table { table, .. } = &mut source {
-        let root = Location::parse(table)?;
-        if is_output(&root).await?
-            && let Some(newest) = data_set::newest::<EmbeddingSet>(&root, kind, Date::MAX).await?
-        {
-            root.join(&newest.folder).url().clone_into(table);
-        }
+    if let EmbeddingSource::Table { table, .. } = &mut source
+        && let Some(newest) = newest::<EmbeddingSet>(&Location::parse(table)?, kind).await?
+    {
+        newest.url().clone_into(table);
     }
     let mut reader = EmbeddingReader::open(EmbeddingFiles::find(&source, kind).await?).await?;
     while let Some(batch) = reader.next_batch().await? {
@@ -194,8 +171,8 @@ async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Featur
     }
     check_rows(table, kind, &rows, twice)?;
     let codes = Codes::new(&rows).map_err(|error| {
-        let CodesError::Length { entity, .. } = error;
-        anyhow::anyhow!(error).context(format!("{table}: {kind} {}", places.ids[entity]))
+        let entity = &places.ids[error.entity];
+        anyhow::anyhow!(error).context(format!("{table}: {kind} {entity}"))
     })?;
     Ok(Feature::Codes(codes))
 }
@@ -226,22 +203,22 @@ fn check_rows<T>(name: &str, kind: Kind, rows: &[Option<T>], twice: Option<Strin
     Ok(())
 }
 
-/// Whether a path may be an output, in which the newest data set is looked for: no file and no published folder.
-async fn is_output(place: &Location) -> Result<bool> {
-    Ok(place.extension().is_empty() && !place.join(SUCCESS).exists().await?)
+/// The newest data set of an output; none of what is no output: a file or a published folder.
+async fn newest<T: Details>(place: &Location, kind: Kind) -> Result<Option<Location>> {
+    if !place.extension().is_empty() || place.join(SUCCESS).exists().await? {
+        return Ok(None);
+    }
+    let newest = data_set::newest::<T>(place, kind, Date::MAX).await?;
+    Ok(newest.map(|newest| place.join(&newest.folder)))
 }
 
 /// A table of knowledge ids as it is, or the parts of a published folder, or of the newest one of an output.
 async fn parts(table: &str, kind: Kind) -> Result<Vec<String>> {
-    let mut location = Location::parse(table)?;
+    let location = Location::parse(table)?;
     if !location.extension().is_empty() {
         return Ok(vec![table.to_owned()]);
     }
-    if is_output(&location).await?
-        && let Some(newest) = data_set::newest::<IdSet>(&location, kind, Date::MAX).await?
-    {
-        location = location.join(&newest.folder);
-    }
+    let location = newest::<IdSet>(&location, kind).await?.unwrap_or(location);
     let parts = data_set::parts(&location).await?.with_context(|| {
         format!(
             "{table}: neither a table (.parquet, .csv, .jsonl), nor a published folder of knowledge ids (with a \

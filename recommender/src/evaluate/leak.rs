@@ -48,12 +48,11 @@ pub(super) async fn check(name: &str, tables: &[EntityTable], ends: Option<&Ends
                     Some(ends) => check_row(name, &table.path, row, &entity, ends)?,
                     None => ensure!(
                         entity.history.is_empty(),
-                        "{}, row {row}: {} {} has a history, but split_by = \"item\" takes texts that were written \
-                         from no \
-                         interaction: {name:?} may know what it is tested on",
+                        "{}, row {row}: {kind} {id} has a history, but split_by = \"item\" takes texts that were \
+                         written from no interaction: {name:?} may know what it is tested on",
                         table.path,
-                        entity.kind,
-                        entity.id
+                        kind = entity.kind,
+                        id = entity.id
                     ),
                 }
             }
@@ -66,25 +65,20 @@ fn check_row(name: &str, file: &str, row: u64, entity: &Entity, ends: &Ends<'_>)
     let Some(end) = ends.of(entity) else {
         return Ok(());
     };
+    let Entity { kind, id, .. } = entity;
     for seen in &entity.history {
         let Some(time) = seen.timestamp() else {
             bail!(
-                "{file}, row {row}: an interaction in the history of {} {} has no timestamp, so {name:?} cannot be \
-                 shown to \
-                 know only what is before [eval] train_until; give timestamps, or leave such interactions out",
-                entity.kind,
-                entity.id
+                "{file}, row {row}: an interaction in the history of {kind} {id} has no timestamp, so {name:?} cannot \
+                 be shown to know only what is before [eval] train_until; give timestamps, or leave such interactions \
+                 out"
             );
         };
         if time >= end {
             bail!(
-                "{file}, row {row}: the history of {} {} has an interaction at {}, but training ends at {}: {name:?} \
-                 knows \
-                 what it is tested on. End histories there (`laser prepare movielens --until`), write the texts anew, \
-                 and \
-                 set entities to that table; or set a later [eval] train_until",
-                entity.kind,
-                entity.id,
+                "{file}, row {row}: the history of {kind} {id} has an interaction at {}, but training ends at {}: \
+                 {name:?} knows what it is tested on. End histories there (`laser prepare movielens --until`), write \
+                 the texts anew, and set entities to that table; or set a later [eval] train_until",
                 instant(time),
                 instant(end)
             );

@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use super::EvalConfig;
 use super::knowledge::{Compared, Form, Origin};
-use crate::ctr::{Data, Feature, ITEM_GROUPS, ModelKind, Part, Run, Variant};
+use crate::ctr::{Data, ITEM_GROUPS, ModelKind, Part, Run, Variant};
 use crate::statistics::{Comparison, Mean};
 
 /// The findings of `laser eval ctr`.
@@ -126,7 +126,8 @@ impl<'a> CtrReport<'a> {
         };
         for &model in &config.models {
             for (index, variant) in compared.variants.iter().enumerate() {
-                report.results.push(report.row(model, index, variant, compared.attributes));
+                let row = report.row(model, index, variant, compared.attributes);
+                report.results.extend(row);
             }
             for (first, origin) in compared.origins.iter().enumerate() {
                 for (second, other) in compared.origins.iter().enumerate().skip(first + 1) {
@@ -134,7 +135,7 @@ impl<'a> CtrReport<'a> {
                         && a.form == b.form
                     {
                         let pair = report.pair(model, (first, a), (second, b));
-                        report.pairs.push(pair);
+                        report.pairs.extend(pair);
                     }
                 }
             }
@@ -158,12 +159,7 @@ impl<'a> CtrReport<'a> {
         Some(Comparison::of(&differences, self.config.margin))
     }
 
-    /// As [`Self::mean`] of a figure that every training has.
-    fn mean_of(&self, model: ModelKind, variant: usize, figure: fn(&Run) -> f64) -> Mean {
-        Mean::of(&self.figures(model, variant, &|run| Some(figure(run))).unwrap_or_default())
-    }
-
-    fn row(&self, model: ModelKind, index: usize, variant: &Variant, attributes: Option<usize>) -> Row {
+    fn row(&self, model: ModelKind, index: usize, variant: &Variant, attributes: Option<usize>) -> Option<Row> {
         // Texts come after the attributes.
         let attributes = attributes.filter(|attributes| index > *attributes);
         let group = |place: usize| GroupRow {
@@ -175,14 +171,14 @@ impl<'a> CtrReport<'a> {
             gain_over_attributes: attributes
                 .and_then(|attributes| self.compare(model, (index, attributes), &|run| run.groups[place].auc)),
         };
-        Row {
+        Some(Row {
             model,
             variant: variant.name.clone(),
-            auc: self.mean_of(model, index, |run| run.auc),
-            log_loss: self.mean_of(model, index, |run| run.log_loss),
+            auc: self.mean(model, index, &|run| Some(run.auc))?,
+            log_loss: self.mean(model, index, &|run| Some(run.log_loss))?,
             gain: (index > 0).then(|| self.compare(model, (index, 0), &|run| Some(run.auc))).flatten(),
             groups: (0..ITEM_GROUPS.len()).map(group).collect(),
-        }
+        })
     }
 
     fn mean_of_group(&self, model: ModelKind, variant: usize, place: usize) -> f64 {
@@ -190,20 +186,15 @@ impl<'a> CtrReport<'a> {
         impressions.map_or(0.0, |mean| mean.mean)
     }
 
-    fn pair(&self, model: ModelKind, (first, a): (usize, &Origin), (second, b): (usize, &Origin)) -> Pair {
-        let compare = |figure: fn(&Run) -> f64| {
-            let of = |variant| self.figures(model, variant, &|run| Some(figure(run))).unwrap_or_default();
-            let differences: Vec<f64> = of(first).iter().zip(of(second)).map(|(a, b)| a - b).collect();
-            Comparison::of(&differences, self.config.margin)
-        };
-        Pair {
+    fn pair(&self, model: ModelKind, (first, a): (usize, &Origin), (second, b): (usize, &Origin)) -> Option<Pair> {
+        Some(Pair {
             model,
             form: a.form,
             first: a.name.clone(),
             second: b.name.clone(),
-            auc: compare(|run| run.auc),
-            log_loss: compare(|run| run.log_loss),
-        }
+            auc: self.compare(model, (first, second), &|run| Some(run.auc))?,
+            log_loss: self.compare(model, (first, second), &|run| Some(run.log_loss))?,
+        })
     }
 }
 
@@ -225,14 +216,11 @@ impl PartSummary {
 impl Coverage {
     /// Texts come after attributes, and are what is counted.
     fn new(variant: &Variant, data: &Data) -> Self {
-        let share = |kind: Kind| {
-            let (features, entities) = match kind {
-                Kind::User => (&variant.user, data.users()),
-                Kind::Item => (&variant.item, data.items()),
-            };
-            let known = |feature: &Feature| feature.known() as f64 / entities as f64;
-            features.last().map(|feature| known(feature))
+        let share = |kind: Kind, entities: usize| {
+            let counted = variant.features[kind as usize].last();
+            counted.map(|feature| feature.known() as f64 / entities as f64)
         };
-        Self { variant: variant.name.clone(), users: share(Kind::User), items: share(Kind::Item) }
+        let (users, items) = (share(Kind::User, data.users()), share(Kind::Item, data.items()));
+        Self { variant: variant.name.clone(), users, items }
     }
 }
