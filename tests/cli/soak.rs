@@ -50,8 +50,8 @@ impl Soak {
     fn new(seed: u64) -> Self {
         let cluster = Cluster::on_s3("LASER_NATS_NEW");
         Self {
-            store: Proxy::http(cluster.store.as_ref().unwrap().port),
-            queue: Proxy::tcp(cluster.nats.port),
+            store: Proxy::http(cluster.store.as_ref().unwrap().port()),
+            queue: Proxy::tcp(cluster.nats.port()),
             cluster,
             random: Xoshiro256PlusPlus::seed_from_u64(seed),
             figures: Figures::default(),
