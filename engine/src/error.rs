@@ -99,67 +99,14 @@ pub enum EngineError {
         slot: Slot,
     },
     /// A cache for nothing.
-    #[error("capacity must be at least 1 token, got {capacity}")]
-    InvalidCapacity {
-        /// The capacity asked for.
-        capacity: usize,
-    },
-    /// A fork beyond what is cached or what the new slot can hold.
-    #[error("slot {slot}: cannot fork {length} tokens of {cached} cached ones into a capacity of {capacity}")]
-    InvalidFork {
-        /// The slot to fork from.
-        slot: Slot,
-        /// Tokens to copy.
-        length: usize,
-        /// Tokens committed there.
-        cached: usize,
-        /// Capacity of the new slot.
-        capacity: usize,
-    },
-    /// A segment that is not a tree over known tokens.
-    #[error("slot {slot}: invalid segment: {message}")]
-    InvalidSegment {
+    #[error("capacity must be at least 1 token, got 0")]
+    NoCapacity,
+    /// A fork, a step or a commit that breaks the protocol of [`Engine`](crate::Engine).
+    #[error("slot {slot}: {message}")]
+    Protocol {
         /// The slot.
         slot: Slot,
-        /// Node, expected and got.
-        message: String,
-    },
-    /// A second step before the first one was committed.
-    #[error("slot {slot}: {nodes} nodes of the last step are not committed")]
-    Uncommitted {
-        /// The slot.
-        slot: Slot,
-        /// Provisional nodes.
-        nodes: usize,
-    },
-    /// More tokens than the slot was opened for.
-    #[error("slot {slot}: {cached} cached tokens and {nodes} nodes exceed the capacity of {capacity}")]
-    CapacityExceeded {
-        /// The slot.
-        slot: Slot,
-        /// Tokens committed.
-        cached: usize,
-        /// Nodes of the segment.
-        nodes: usize,
-        /// Tokens the slot was opened for.
-        capacity: usize,
-    },
-    /// A token beyond the model's context.
-    #[error("slot {slot}: position {position} is beyond the model's {limit} positions")]
-    PositionLimit {
-        /// The slot.
-        slot: Slot,
-        /// Position of the deepest node, counted from 0.
-        position: usize,
-        /// Positions the model has.
-        limit: usize,
-    },
-    /// A commit that is not a path through the last segment.
-    #[error("slot {slot}: invalid commit: {message}")]
-    InvalidCommit {
-        /// The slot.
-        slot: Slot,
-        /// Node, expected and got.
+        /// What was expected and what came.
         message: String,
     },
     /// A tensor operation failed, most likely for want of memory.
