@@ -163,33 +163,3 @@ pub trait TextGenerator: Send {
     /// Drops every request and cache; the engine is as new.
     fn reset(&mut self);
 }
-
-impl<G: TextGenerator + ?Sized> TextGenerator for Box<G> {
-    fn tokenizer(&self) -> &Tokenizer {
-        (**self).tokenizer()
-    }
-
-    fn batch(&self) -> usize {
-        (**self).batch()
-    }
-
-    fn load(&self) -> usize {
-        (**self).load()
-    }
-
-    fn submit(&mut self, request: Request) {
-        (**self).submit(request);
-    }
-
-    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
-        (**self).share_prefix(prompts)
-    }
-
-    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
-        (**self).step()
-    }
-
-    fn reset(&mut self) {
-        (**self).reset();
-    }
-}

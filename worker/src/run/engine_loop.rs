@@ -18,9 +18,9 @@ use crate::part::{self, Output, Work};
 use crate::telemetry;
 
 /// The engine thread: owns the generator and the shards that are open.
-pub(super) struct EngineLoop<G> {
+pub(super) struct EngineLoop {
     context: Arc<RunContext>,
-    generator: G,
+    generator: Box<dyn TextGenerator>,
     stop: Stop,
     done: mpsc::Sender<Done>,
     open: HashMap<u32, OpenShard>,
@@ -32,13 +32,18 @@ struct WaitingAudit {
     rows: Vec<ShardRow>,
 }
 
-impl<G: TextGenerator> EngineLoop<G> {
-    pub(super) fn new(context: Arc<RunContext>, generator: G, stop: Stop, done: mpsc::Sender<Done>) -> Self {
+impl EngineLoop {
+    pub(super) fn new(
+        context: Arc<RunContext>,
+        generator: Box<dyn TextGenerator>,
+        stop: Stop,
+        done: mpsc::Sender<Done>,
+    ) -> Self {
         Self { context, generator, stop, done, open: HashMap::new() }
     }
 
     /// Works until no more shards come, and returns the generator.
-    pub(super) fn run(mut self, mut load: mpsc::Receiver<Loaded>) -> G {
+    pub(super) fn run(mut self, mut load: mpsc::Receiver<Loaded>) -> Box<dyn TextGenerator> {
         let mut waiting: Option<WaitingAudit> = None;
         loop {
             // More rows are wanted as soon as the batch is not full; an audit wants the engine to itself.
@@ -195,7 +200,7 @@ impl<G: TextGenerator> EngineLoop<G> {
             let previous = with_end(request.previous.len() as u64, text.stop);
             Figures::of(&record, &text.tokens, previous)
         };
-        let generator = &mut self.generator;
+        let generator = self.generator.as_mut();
         let outcome = catch(|| audit(generator, &requests, figures)).and_then(|audit| Ok(audit?));
         let output = match outcome {
             Ok(audit) => Output::Audit(audit),

@@ -36,12 +36,12 @@ use intake::Intake;
 ///
 /// # Errors
 /// [`WorkerError`]; a failed shard is not one, the queue is told of it.
-pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
+pub async fn run_worker<Q: Queue + 'static>(
     queue: Arc<Q>,
     context: Arc<RunContext>,
-    generator: G,
+    generator: Box<dyn TextGenerator>,
     stop: Stop,
-) -> Result<G, WorkerError> {
+) -> Result<Box<dyn TextGenerator>, WorkerError> {
     let (load_tx, load_rx) = mpsc::channel(1);
     let (done_tx, done_rx) = mpsc::channel(1);
     let held = Arc::new(Held::default());

@@ -10,11 +10,13 @@ use laser_engine::EngineError;
 use laser_model::Tokenizer;
 use laser_schema::job::{Lease, Queue, QueueError};
 use laser_worker::error::WorkerError;
-use laser_worker::generate::{Finished, GenerateError, Generator, Request, TextGenerator};
+use laser_worker::generate::{Finished, GenerateError, Request, TextGenerator};
 use laser_worker::run::{Stop, run_worker};
 use tokio_util::sync::CancellationToken;
 
-use crate::planned::{Run, first_night, good, limits, model};
+use crate::planned::{Run, first_night, generator, good, limits};
+use crate::support::fake_options;
+use crate::watch::Mischief;
 
 /// A queue that does something else with some leases.
 struct Tampered {
@@ -85,7 +87,7 @@ impl Queue for Tampered {
 
 /// A generator that cancels tokens at its first step, when shards are begun.
 struct CancelsAtFirstStep {
-    inner: Generator,
+    inner: Box<dyn TextGenerator>,
     tokens: Vec<CancellationToken>,
 }
 
@@ -123,8 +125,8 @@ impl TextGenerator for CancelsAtFirstStep {
 /// Works on a run of six shards until `stop`, of which `tokens` are cancelled at the first step.
 async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> LedgerCounts {
     let run = first_night(30).await;
-    let (queue, inner) = (run.queue(), good());
-    let generator = CancelsAtFirstStep { inner, tokens };
+    let queue = run.queue();
+    let generator = Box::new(CancelsAtFirstStep { inner: good(), tokens });
     run_worker(queue.clone(), run.context.clone(), generator, stop).await.unwrap();
     queue.counts()
 }
@@ -180,44 +182,15 @@ async fn a_shard_that_is_leased_again_while_in_hand_is_worked_on_once() {
 async fn a_failing_queue_ends_the_worker_instead_of_hanging_it() {
     let run = first_night(30).await;
     let queue = Arc::new(Tampered { refuse: true, ..Tampered::new(&run) });
-    let error = run_worker(queue, run.context.clone(), good(), Stop::default()).await.unwrap_err();
-    assert!(matches!(error, WorkerError::Queue(_)), "{error}");
-}
-
-/// A generator that is lost for good at its first step.
-struct Lost;
-
-impl TextGenerator for Lost {
-    fn tokenizer(&self) -> &Tokenizer {
-        &model().tokenizer
-    }
-
-    fn batch(&self) -> usize {
-        1
-    }
-
-    fn load(&self) -> usize {
-        0
-    }
-
-    fn submit(&mut self, _request: Request) {}
-
-    fn share_prefix(&mut self, _prompts: &[&[u32]]) -> Result<(), EngineError> {
-        panic!("injected panic of the engine")
-    }
-
-    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
-        Ok(Vec::new())
-    }
-
-    fn reset(&mut self) {
-        panic!("injected panic of the reset")
-    }
+    let result = run_worker(queue, run.context.clone(), good(), Stop::default()).await;
+    assert!(matches!(result.err(), Some(WorkerError::Queue(_))));
 }
 
 #[tokio::test]
 async fn a_lost_engine_thread_ends_the_worker_instead_of_hanging_it() {
     let run = first_night(30).await;
-    let result = run_worker(run.queue(), run.context.clone(), Lost, Stop::default()).await;
+    let mischief = Mischief { panic_on_step: Some(0), panic_on_close: true, ..Mischief::default() };
+    let lost = generator(fake_options(), mischief);
+    let result = run_worker(run.queue(), run.context.clone(), lost, Stop::default()).await;
     assert!(matches!(result.err(), Some(WorkerError::Lost(_))));
 }

@@ -11,7 +11,7 @@ use laser_schema::audit::{Audit, Proposer};
 use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::{Action, Policy};
 use laser_schema::knowledge::Figures;
-use laser_worker::generate::{GenerateOptions, Generator};
+use laser_worker::generate::{GenerateOptions, TextGenerator};
 use serde_json::Value;
 
 use crate::planned::{Run, limits, plan_as, user};
@@ -59,10 +59,10 @@ fn second_best(prompt: &[u32]) -> Vec<u32> {
     text
 }
 
-fn relaxed() -> Generator {
+fn relaxed() -> Box<dyn TextGenerator> {
     let options =
         GenerateOptions { verification: Verification::relaxed(4, 0.0).unwrap(), step_tokens: 128, ..options() };
-    watched(fake_options(), Mischief::default(), options).0
+    Box::new(watched(fake_options(), Mischief::default(), options).0)
 }
 
 fn shards(run: &Run, action: Action) -> Vec<u32> {

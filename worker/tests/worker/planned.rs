@@ -21,7 +21,7 @@ use laser_store::part::decode_part;
 use laser_store::previous::PreviousSource;
 use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Location, table};
-use laser_worker::generate::{GenerateOptions, Generator};
+use laser_worker::generate::{GenerateOptions, TextGenerator};
 use laser_worker::run::{RunContext, Stop, run_worker};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -132,12 +132,12 @@ pub(crate) fn limits() -> LedgerLimits {
     LedgerLimits { lease: hour, attempts: 3, retry: Duration::ZERO }
 }
 
-pub(crate) fn generator(fake: FakeOptions, mischief: Mischief) -> Generator {
+pub(crate) fn generator(fake: FakeOptions, mischief: Mischief) -> Box<dyn TextGenerator> {
     let options = GenerateOptions { step_tokens: 128, ..options() };
-    watched(fake, mischief, options).0
+    Box::new(watched(fake, mischief, options).0)
 }
 
-pub(crate) fn good() -> Generator {
+pub(crate) fn good() -> Box<dyn TextGenerator> {
     generator(fake_options(), Mischief::default())
 }
 
@@ -150,7 +150,11 @@ impl Run {
         Arc::new(LocalQueue::new(self.plan(), &[], limits()))
     }
 
-    pub(crate) async fn work<Q: Queue + 'static>(&self, queue: &Arc<Q>, generator: Generator) -> Generator {
+    pub(crate) async fn work<Q: Queue + 'static>(
+        &self,
+        queue: &Arc<Q>,
+        generator: Box<dyn TextGenerator>,
+    ) -> Box<dyn TextGenerator> {
         run_worker(queue.clone(), self.context.clone(), generator, Stop::default()).await.unwrap()
     }
 

@@ -10,7 +10,6 @@ use laser_schema::audit::AuditReport;
 use laser_schema::job::Action;
 use laser_schema::knowledge::KnowledgeRecord;
 use laser_store::data_set::verify;
-use laser_worker::generate::TextGenerator;
 use serde_json::{Value, json};
 
 use crate::planned::{first_night, generator, good, plan_night, user};

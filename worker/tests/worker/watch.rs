@@ -9,6 +9,7 @@ use laser_engine::{Engine, EngineError, EngineInfo, Scores, Segment, Slot};
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Mischief {
     pub(crate) panic_on_step: Option<usize>,
+    pub(crate) panic_on_close: bool,
     pub(crate) fail_from_step: Option<usize>,
     pub(crate) fail_on_commit: Option<usize>,
     /// Slots that may be open at once.
@@ -111,6 +112,7 @@ impl<E: Engine> Engine for Watched<E> {
     }
 
     fn close(&mut self, slot: Slot) {
+        assert!(!self.mischief.panic_on_close, "injected panic of a close");
         self.log.lock().unwrap().open.remove(&slot);
         self.inner.close(slot);
     }
