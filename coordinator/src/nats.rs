@@ -114,6 +114,9 @@ pub enum NatsError {
         /// The answer. A missing permission shows as a timeout.
         reason: String,
     },
+    /// A message that is no job of this release.
+    #[error("{0}")]
+    Message(String),
     /// A run's name cannot be part of a subject.
     #[error("run {0:?} cannot be part of a nats subject; use letters, digits, '-' and '_' only")]
     RunName(String),

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
+use arrow::datatypes::SchemaRef;
 use jiff::civil::Date;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
@@ -27,6 +27,7 @@ use laser_store::shard::shard_schema;
 use laser_store::spill::SpillError;
 use laser_store::table::{self, TableError};
 use rayon::prelude::*;
+use serde::Serialize;
 
 use crate::prompt::{PromptError, PromptRenderer};
 
@@ -146,7 +147,6 @@ pub async fn plan(
         spec_digest: request.spec.digest(),
         kinds: joined.kinds(),
         open: BTreeMap::new(),
-        audit: BTreeMap::new(),
         carried: BTreeMap::new(),
         shards: Vec::new(),
         counts: BTreeMap::new(),
@@ -236,8 +236,8 @@ struct Planner<'a> {
     request: &'a PlanRequest<'a>,
     spec_digest: Digest,
     kinds: &'a BTreeMap<Kind, KindIds>,
-    open: BTreeMap<(Kind, String), OpenShard<ShardRow>>,
-    audit: BTreeMap<(Kind, String), OpenShard<ShardRow>>,
+    /// Rows to generate and rows to audit, by kind and pool.
+    open: BTreeMap<(Action, Kind, String), OpenShard<ShardRow>>,
     carried: BTreeMap<Kind, OpenShard<KnowledgeRecord>>,
     shards: Vec<ShardJob>,
     counts: BTreeMap<Kind, KindCounts>,
@@ -252,6 +252,17 @@ struct OpenShard<T> {
 impl<T> Default for OpenShard<T> {
     fn default() -> Self {
         Self { rows: Vec::new(), written: 0 }
+    }
+}
+
+impl<T> OpenShard<T> {
+    /// The rows and the number of the next shard, if there are any.
+    fn take(&mut self) -> Option<(Vec<T>, u32)> {
+        if self.rows.is_empty() {
+            return None;
+        }
+        self.written += 1;
+        Some((std::mem::take(&mut self.rows), self.written - 1))
     }
 }
 
@@ -331,20 +342,21 @@ impl Planner<'_> {
                 counts.generate += u64::from(row.error.is_none());
                 counts.failed += u64::from(row.error.is_some());
                 counts.prompt_tokens += row.prompt.len() as u64;
-                let key = (kind, row.pool.clone());
                 if row.error.is_none() && self.is_audited(kind, &row.entity_id) {
-                    let audited = self.audit.entry(key.clone()).or_default();
-                    audited.rows.push(row.clone());
-                    if audited.rows.len() >= self.request.shard_rows {
-                        self.close(Action::Audit, &key).await?;
-                    }
+                    self.push(Action::Audit, kind, row.clone()).await?;
                 }
-                let open = self.open.entry(key.clone()).or_default();
-                open.rows.push(row);
-                if open.rows.len() >= self.request.shard_rows {
-                    self.close(Action::Generate, &key).await?;
-                }
+                self.push(Action::Generate, kind, row).await?;
             }
+        }
+        Ok(())
+    }
+
+    async fn push(&mut self, action: Action, kind: Kind, row: ShardRow) -> Result<(), PlanError> {
+        let key = (action, kind, row.pool.clone());
+        let open = self.open.entry(key.clone()).or_default();
+        open.rows.push(row);
+        if open.rows.len() >= self.request.shard_rows {
+            self.close(key).await?;
         }
         Ok(())
     }
@@ -358,94 +370,57 @@ impl Planner<'_> {
         f64::from(u32::from_le_bytes(first)) < self.request.audit_share * f64::from(u32::MAX)
     }
 
-    async fn close(&mut self, action: Action, key: &(Kind, String)) -> Result<(), PlanError> {
-        let (open, prefix) = match action {
-            Action::Audit => (&mut self.audit, "audit-"),
-            _ => (&mut self.open, ""),
-        };
-        let Some(open) = open.get_mut(key) else {
+    async fn close(&mut self, key: (Action, Kind, String)) -> Result<(), PlanError> {
+        let Some((rows, number)) = self.open.get_mut(&key).and_then(OpenShard::take) else {
             return Ok(());
         };
-        let rows = std::mem::take(&mut open.rows);
-        let name = format!("{prefix}{}-{}-{:05}", key.0, key.1, open.written);
-        open.written += 1;
-        self.write_rows(action, key, &name, &rows).await
+        let (action, kind, pool) = &key;
+        let prefix = if *action == Action::Audit { "audit-" } else { "" };
+        let input = format!("shards/{prefix}{kind}-{pool}-{number:05}.parquet");
+        let prompt_tokens = rows.iter().map(|r| r.prompt.len() as u64).sum();
+        let schema = shard_schema(self.id_type(*kind));
+        self.write(key, input, prompt_tokens, schema, &rows).await
     }
 
     async fn close_carried(&mut self, kind: Kind) -> Result<(), PlanError> {
-        let Some(open) = self.carried.get_mut(&kind) else {
+        let Some((rows, number)) = self.carried.get_mut(&kind).and_then(OpenShard::take) else {
             return Ok(());
         };
-        let rows = std::mem::take(&mut open.rows);
-        let name = format!("carry-{kind}-{:05}", open.written);
-        open.written += 1;
-        let file = format!("shards/{name}.parquet");
-        let bytes = table::encode(&file, record_schema(self.id_type(kind)), &rows, &[])?;
-        let job = ShardJob { rows: rows.len() as u64, ..self.job(Action::Carry, kind, "", &file, &bytes) };
-        self.write(job, bytes).await
-    }
-
-    async fn write_rows(
-        &mut self,
-        action: Action,
-        (kind, pool): &(Kind, String),
-        name: &str,
-        rows: &[ShardRow],
-    ) -> Result<(), PlanError> {
-        let kind = *kind;
-        let file = format!("shards/{name}.parquet");
-        let bytes = table::encode(&file, shard_schema(self.id_type(kind)), rows, &[])?;
-        let job = ShardJob {
-            rows: rows.len() as u64,
-            prompt_tokens: rows.iter().map(|r| r.prompt.len() as u64).sum(),
-            ..self.job(action, kind, pool, &file, &bytes)
-        };
-        self.write(job, bytes).await
+        let input = format!("shards/carry-{kind}-{number:05}.parquet");
+        let schema = record_schema(self.id_type(kind));
+        self.write((Action::Carry, kind, String::new()), input, 0, schema, &rows).await
     }
 
     fn id_type(&self, kind: Kind) -> arrow::datatypes::DataType {
         let ids = self.kinds.get(&kind);
-        laser_store::table::id_type(ids.map_or(IdType::String, |ids| ids.first.id_type()))
+        table::id_type(ids.map_or(IdType::String, |ids| ids.first.id_type()))
     }
 
-    /// A job whose number and output are given once all shards are known.
-    fn job(&self, action: Action, kind: Kind, pool: &str, file: &str, bytes: &Bytes) -> ShardJob {
-        ShardJob {
-            shard: 0,
-            action,
-            kind,
-            pool: pool.to_owned(),
-            rows: 0,
-            prompt_tokens: 0,
-            input: file.to_owned(),
-            input_digest: Digest::of(bytes),
-            output: String::new(),
-        }
-    }
-
-    async fn write(&mut self, job: ShardJob, bytes: Bytes) -> Result<(), PlanError> {
+    /// Writes a shard; its number and its output are given once all shards are known.
+    async fn write<T: Serialize>(
+        &mut self,
+        (action, kind, pool): (Action, Kind, String),
+        input: String,
+        prompt_tokens: u64,
+        schema: SchemaRef,
+        rows: &[T],
+    ) -> Result<(), PlanError> {
+        let bytes = table::encode(&input, schema, rows, &[])?;
+        let (rows, input_digest) = (rows.len() as u64, Digest::of(&bytes));
         if let Some(folder) = &self.folder {
-            folder.join(&job.input).write(bytes).await?;
+            folder.join(&input).write(bytes).await?;
         }
-        self.shards.push(job);
+        let (shard, output) = (0, String::new());
+        self.shards.push(ShardJob { shard, action, kind, pool, rows, prompt_tokens, input, input_digest, output });
         Ok(())
     }
 
     async fn finish(mut self) -> Result<Plan, PlanError> {
         for key in self.open.keys().cloned().collect::<Vec<_>>() {
-            if !self.open[&key].rows.is_empty() {
-                self.close(Action::Generate, &key).await?;
-            }
-        }
-        for key in self.audit.keys().cloned().collect::<Vec<_>>() {
-            if !self.audit[&key].rows.is_empty() {
-                self.close(Action::Audit, &key).await?;
-            }
+            self.close(key).await?;
         }
         for kind in Kind::ALL {
-            if self.carried.get(&kind).is_some_and(|open| !open.rows.is_empty()) {
-                self.close_carried(kind).await?;
-            }
+            self.close_carried(kind).await?;
         }
         let mut plan = Plan {
             version: PLAN_VERSION,
