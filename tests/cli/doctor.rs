@@ -1,12 +1,11 @@
 //! `laser doctor` finds what is wrong before a night does, and says what to mend.
 
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
 use std::process::Output;
 
 use crate::distributed::{Cluster, Nats};
 use crate::proxy::{Fault, Proxy};
 use crate::s3::S3;
+use crate::server::{closed_port, greet};
 use crate::{Workspace, assert_contains, assert_exit, assert_prints, copy_files, entries, fixture, flip_bit, stdout};
 
 fn doctor(workspace: &Workspace, settings: &[&str]) -> Output {
@@ -21,11 +20,6 @@ fn assert_wrong(output: &Output, words: &[&str]) {
     let wrong: Vec<&str> = text.lines().filter(|l| l.starts_with("WRONG ")).collect();
     assert_eq!(wrong.len(), 1, "{text}");
     assert_contains(wrong[0], words);
-}
-
-fn closed_port() -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    listener.local_addr().unwrap().port()
 }
 
 #[test]
@@ -44,34 +38,13 @@ fn a_queue_that_will_not_do_is_told() {
     let at = |port: u16| format!("queue.url=nats://127.0.0.1:{port}");
     let absent = doctor(&workspace, &[&at(closed_port())]);
     assert_wrong(&absent, &["cannot connect to nats at 127.0.0.1", "check that the server runs"]);
-    let old = doctor(&workspace, &[&at(greet("2.8.4"))]);
+    let old = doctor(&workspace, &[&at(greet("2.8.4", true))]);
     assert_wrong(&old, &["nats server granny has version 2.8.4, expected 2.9.0 or later", "upgrade it"]);
     let user = "authorization { users: [{ user: a, password: b, permissions: { publish: nothing } }] }";
     let server = Nats::start("LASER_NATS_NEW", user);
     let url = format!("queue.url=nats://a:b@127.0.0.1:{}", server.port());
     let forbidden = doctor(&workspace, &[&url]);
     assert_wrong(&forbidden, &["neither coordinator", "nor worker", "deploy/nats/laser.conf"]);
-}
-
-/// Greets as a server would that cannot be installed any more. Returns its port.
-fn greet(version: &str) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let port = listener.local_addr().unwrap().port();
-    let info = serde_json::json!({
-        "server_id": "X", "server_name": "granny", "version": version, "jetstream": true,
-        "headers": true, "max_payload": 1_048_576, "proto": 1,
-    });
-    std::thread::spawn(move || {
-        let (mut socket, _) = listener.accept().unwrap();
-        write!(socket, "INFO {info}\r\n").unwrap();
-        let lines = BufReader::new(socket.try_clone().unwrap()).lines();
-        for line in lines.map_while(Result::ok) {
-            if line.starts_with("PING") {
-                socket.write_all(b"PONG\r\n").unwrap();
-            }
-        }
-    });
-    port
 }
 
 #[test]

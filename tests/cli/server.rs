@@ -1,6 +1,7 @@
 //! The servers of tests: real programs, each on a port of its own.
 
-use std::io::{BufRead, BufReader, pipe};
+use std::io::{BufRead, BufReader, Write, pipe};
+use std::net::TcpListener;
 use std::process::{Child, Command};
 
 /// What a script of tests/ has installed and named in the environment.
@@ -50,4 +51,31 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
     }
+}
+
+/// A port at which nobody listens.
+pub(crate) fn closed_port() -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    listener.local_addr().unwrap().port()
+}
+
+/// Greets as a NATS server would that cannot be installed. Returns its port.
+pub(crate) fn greet(version: &str, jetstream: bool) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let info = serde_json::json!({
+        "server_id": "X", "server_name": "granny", "version": version, "jetstream": jetstream,
+        "headers": true, "max_payload": 1_048_576, "proto": 1,
+    });
+    std::thread::spawn(move || {
+        let (mut socket, _) = listener.accept().unwrap();
+        write!(socket, "INFO {info}\r\n").unwrap();
+        let lines = BufReader::new(socket.try_clone().unwrap()).lines();
+        for line in lines.map_while(Result::ok) {
+            if line.starts_with("PING") {
+                socket.write_all(b"PONG\r\n").unwrap();
+            }
+        }
+    });
+    port
 }

@@ -8,11 +8,11 @@ use async_nats::jetstream::stream::{Config, RetentionPolicy};
 use laser_coordinator::nats::{
     MESSAGE_VERSION, NatsClient, NatsConfig, NatsError, NatsQueue, NatsWorker, RunRef, connect,
 };
-use laser_schema::job::{Lease, Queue};
-use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
-use tokio::net::TcpListener;
+use laser_schema::job::Queue;
 
 use crate::nats_server::{Server, Version, jobs, nkey, run_ref};
+use crate::queue_conformance::take;
+use crate::server::{closed_port, greet};
 
 /// A server on which a coordinator has queued a run of so many shards.
 async fn queued(version: Version, shards: u32) -> (Server, NatsClient, RunRef) {
@@ -20,10 +20,6 @@ async fn queued(version: Version, shards: u32) -> (Server, NatsClient, RunRef) {
     let coordinator = server.coordinator().await;
     coordinator.publish(&run, &jobs(shards)).await.unwrap();
     (server, coordinator, run)
-}
-
-async fn take(queue: &NatsQueue) -> Lease {
-    queue.lease().await.unwrap().expect("there is work")
 }
 
 async fn raw(server: &Server) -> async_nats::Client {
@@ -310,21 +306,6 @@ async fn a_stream_of_another_kind_is_refused_by_its_difference(version: Version)
     assert!(error.contains(difference), "{error}");
 }
 
-/// Greets as a server would that we cannot install.
-async fn greet(listener: TcpListener, info: serde_json::Value) {
-    let (socket, _) = listener.accept().await.unwrap();
-    let mut socket = BufReader::new(socket);
-    let greeting = format!("INFO {info}\r\n");
-    socket.write_all(greeting.as_bytes()).await.unwrap();
-    let mut line = String::new();
-    while socket.read_line(&mut line).await.unwrap_or(0) > 0 {
-        if line.starts_with("PING") {
-            socket.write_all(b"PONG\r\n").await.unwrap();
-        }
-        line.clear();
-    }
-}
-
 #[tokio::test]
 async fn a_server_that_will_not_do_is_refused_by_name() {
     let servers = [
@@ -337,24 +318,16 @@ async fn a_server_that_will_not_do_is_refused_by_name() {
         ("2.14.5", false, "nats server granny runs without jetstream; add a `jetstream` block to its configuration"),
     ];
     for (version, jetstream, expected) in servers {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let config = NatsConfig { url: format!("nats://{}", listener.local_addr().unwrap()), ..Default::default() };
-        let info = serde_json::json!({
-            "server_id": "X", "server_name": "granny", "version": version, "jetstream": jetstream,
-            "headers": true, "max_payload": 1_048_576, "proto": 1,
-        });
-        let server = tokio::spawn(greet(listener, info));
+        let url = format!("nats://127.0.0.1:{}", greet(version, jetstream));
+        let config = NatsConfig { url, ..Default::default() };
         let error = connect(&config, "worker").await.unwrap_err();
-        server.abort();
         assert_eq!(error.to_string(), expected);
     }
 }
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_an_error() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    drop(listener);
+    let address = format!("127.0.0.1:{}", closed_port());
     let config = NatsConfig { url: format!("nats://user:secret@{address}"), ..Default::default() };
     let error = connect(&config, "worker").await.unwrap_err().to_string();
     assert!(error.contains(&format!("nats at {address}")), "{error}");

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bytes::Bytes;
 use jiff::civil::date;
-use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::plan::PlanError;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, Plan, Policy};
@@ -32,10 +31,7 @@ async fn second_night() -> (Night, Location) {
     let mut night = Night::new();
     let output = night.output("out");
     let plan = night.plan(&output).await;
-    work(&output, &plan).await;
-    for kind in Kind::ALL {
-        publish(&planned(&output, &plan), kind, &Terms::coverage(1.0)).await.unwrap();
-    }
+    finish(&output, &plan).await;
     night.run = "night-2".into();
     night.date = date(2026, 11, 21);
     night.set_previous(output.url(), None, None);
@@ -155,33 +151,20 @@ async fn an_unchanged_entity_keeps_its_text() {
 
 #[tokio::test]
 async fn another_template_specification_or_wish_carries_nothing() {
-    let (night, _) = second_night().await;
-    let with = |change: fn(&mut Night)| {
-        let mut other = Night { dir: tempfile::tempdir().unwrap(), ..night_like(&night) };
-        change(&mut other);
-        other
-    };
-    for (other, carried) in [
-        (with(|_| {}), 30),
-        (with(|n| n.template.push('!')), 0),
-        (with(|n| n.spec.verification = Policy::Relaxed { k: 2, p: 0.1 }), 0),
-        (with(|n| n.spec.max_new_tokens += 1), 0),
-        (with(|n| n.carry_forward = false), 0),
-    ] {
-        let plan = other.try_plan(None).await.unwrap();
+    let (mut night, _) = second_night().await;
+    let original = (night.template.clone(), night.spec.clone(), night.carry_forward);
+    let changes: [(fn(&mut Night), u64); 5] = [
+        (|_| {}, 30),
+        (|n| n.template.push('!'), 0),
+        (|n| n.spec.verification = Policy::Relaxed { k: 2, p: 0.1 }, 0),
+        (|n| n.spec.max_new_tokens += 1, 0),
+        (|n| n.carry_forward = false, 0),
+    ];
+    for (change, carried) in changes {
+        change(&mut night);
+        let plan = night.try_plan(None).await.unwrap();
         assert_eq!(counts(&plan, Kind::User), (30, carried, 30 - carried));
-    }
-}
-
-fn night_like(night: &Night) -> Night {
-    Night {
-        dir: tempfile::tempdir().unwrap(),
-        run: night.run.clone(),
-        spec: night.spec.clone(),
-        template: night.template.clone(),
-        tables: night.tables.clone(),
-        previous: night.previous.clone(),
-        ..*night
+        (night.template, night.spec, night.carry_forward) = original.clone();
     }
 }
 
@@ -191,14 +174,12 @@ async fn the_newest_complete_night_before_the_date_is_the_past() {
     // Night 2 is complete and changes everything; night 3 lacks its _SUCCESS.
     night.template.push('2');
     let second = night.plan(&output).await;
-    work(&output, &second).await;
-    publish(&planned(&output, &second), Kind::User, &Terms::coverage(1.0)).await.unwrap();
-    publish(&planned(&output, &second), Kind::Item, &Terms::coverage(1.0)).await.unwrap();
+    finish(&output, &second).await;
     (night.run, night.date) = ("night-3".into(), date(2026, 11, 22));
     night.template.push('3');
     let third = night.plan(&output).await;
     work(&output, &third).await;
-    publish(&planned(&output, &third), Kind::User, &Terms::coverage(1.0)).await.unwrap();
+    complete(publish_users(&output, &third, 1.0).await.unwrap());
     output.join(&third.partition(Kind::User)).join(SUCCESS).remove().await.unwrap();
 
     let carried = async |night: &Night| {

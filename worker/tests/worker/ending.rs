@@ -34,7 +34,7 @@ struct Tampered {
 impl Tampered {
     fn new(run: &Run) -> Self {
         Self {
-            inner: LocalQueue::new(run.plan(), &[], limits()),
+            inner: LocalQueue::new(&run.plan().shards, &[], limits()),
             leases: AtomicUsize::new(0),
             drain: None,
             twice: false,

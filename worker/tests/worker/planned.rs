@@ -12,7 +12,7 @@ use laser_coordinator::plan::{PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_engine::FakeOptions;
 use laser_model::ModelFiles;
-use laser_schema::job::{Plan, Policy, Queue, ShardJob, ShardRow, Spec};
+use laser_schema::job::{Action, Plan, Policy, Queue, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord};
 use laser_schema::manifest::Manifest;
 use laser_schema::{Columns, Digest, EntityTable, Kind};
@@ -147,7 +147,11 @@ impl Run {
     }
 
     pub(crate) fn queue(&self) -> Arc<LocalQueue> {
-        Arc::new(LocalQueue::new(self.plan(), &[], limits()))
+        Arc::new(LocalQueue::new(&self.plan().shards, &[], limits()))
+    }
+
+    pub(crate) fn jobs(&self, action: Action) -> impl Iterator<Item = &ShardJob> {
+        self.plan().shards.iter().filter(move |job| job.action == action)
     }
 
     pub(crate) async fn work<Q: Queue + 'static>(

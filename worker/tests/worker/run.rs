@@ -74,8 +74,7 @@ async fn an_audit_of_strict_texts_finds_them_identical() {
     let run = plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.5).await;
     run.work(&run.queue(), good()).await;
     let (mut report, mut rows) = (AuditReport::default(), 0);
-    let shards = run.plan().shards.iter();
-    for job in shards.filter(|job| job.action == Action::Audit) {
+    for job in run.jobs(Action::Audit) {
         let bytes = run.output.join(&job.output).read().await.unwrap();
         report.add(&serde_json::from_slice(&bytes).unwrap());
         rows += job.rows;
