@@ -27,7 +27,7 @@ use laser_store::shard::shard_schema;
 use laser_store::spill::SpillError;
 use laser_store::table::{self, TableError};
 use rayon::prelude::*;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::prompt::{PromptError, PromptRenderer};
 
@@ -160,7 +160,8 @@ pub async fn plan(
     }
 }
 
-/// Last night's knowledge of an entity, as one byte and JSON or text.
+/// Last night's knowledge of an entity; the join holds it as JSON.
+#[derive(Serialize, Deserialize)]
 enum Known {
     /// It may be carried forward.
     Record(Box<KnowledgeRecord>),
@@ -169,26 +170,6 @@ enum Known {
 }
 
 impl Known {
-    const RECORD: u8 = 1;
-
-    /// Encodes previous knowledge; of a record that cannot be carried forward, the text is enough.
-    fn encode(previous: &PreviousText, carries: bool) -> Vec<u8> {
-        let record = previous.record.as_ref().filter(|_| carries);
-        let json = record.and_then(|record| serde_json::to_vec(record).ok());
-        match json {
-            Some(json) => [[Self::RECORD].as_slice(), &json].concat(),
-            None => [[0].as_slice(), previous.text.as_bytes()].concat(),
-        }
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let (&what, bytes) = bytes.split_first()?;
-        match what {
-            Self::RECORD => serde_json::from_slice(bytes).ok().map(Self::Record),
-            _ => Some(Self::Text(String::from_utf8_lossy(bytes).into_owned())),
-        }
-    }
-
     fn into_text(self) -> String {
         match self {
             Self::Record(record) => record.text,
@@ -208,12 +189,14 @@ async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<
     let mut texts: BTreeMap<Kind, u64> = BTreeMap::new();
     let mut reader = PreviousReader::open(request.previous, request.date).await?;
     while let Some(batch) = reader.next_batch().await? {
-        for previous in batch {
-            *texts.entry(previous.kind).or_default() += 1;
-            let is_current = |record: &KnowledgeRecord| record.spec_digest == spec_digest;
-            let carries = request.carry_forward && previous.record.as_deref().is_some_and(is_current);
-            let known = Known::encode(&previous, carries);
-            entities.push_text(previous.kind, &previous.id, &known)?;
+        for PreviousText { kind, id, text, record } in batch {
+            *texts.entry(kind).or_default() += 1;
+            // Of a record that cannot be carried forward, the text is enough.
+            let known = match record {
+                Some(record) if request.carry_forward && record.spec_digest == spec_digest => Known::Record(record),
+                _ => Known::Text(text),
+            };
+            entities.push_text(kind, &id, &serde_json::to_vec(&known).unwrap_or_default())?;
         }
     }
     let mut strangers: BTreeMap<Kind, (u64, EntityId)> = BTreeMap::new();
@@ -302,7 +285,7 @@ impl Planner<'_> {
         let entity = &joined.entity;
         let pool = (self.request.route)(entity);
         // Of several sources the last counts.
-        let previous = joined.texts.last().and_then(|bytes| Known::decode(bytes));
+        let previous = joined.texts.last().and_then(|json| serde_json::from_slice(json).ok());
         let (prompt, error) = match self.request.prompts.render(entity) {
             Ok(rendered) => (rendered.tokens, None),
             Err(error @ PromptError::TooLong { .. }) => (Vec::new(), Some(error.to_string())),

@@ -27,10 +27,7 @@ pub(super) struct EngineLoop {
 }
 
 /// An audit that waits until nothing else is open.
-struct WaitingAudit {
-    lease: Lease,
-    rows: Vec<ShardRow>,
-}
+type WaitingAudit = (Lease, Vec<ShardRow>);
 
 impl EngineLoop {
     pub(super) fn new(
@@ -78,14 +75,13 @@ impl EngineLoop {
             return None;
         }
         match loaded.work {
-            Work::Audit(rows) => return Some(WaitingAudit { lease: loaded.lease, rows }),
+            Work::Audit(rows) => Some((loaded.lease, rows)),
             Work::Generate { rows, policy } => {
                 let _entered = loaded.span.entered();
                 self.open_shard(OpenShard::new(loaded.lease, rows, policy));
+                None
             }
-            Work::Carry(_) => {}
         }
-        None
     }
 
     fn open_shard(&mut self, mut open: OpenShard) {
@@ -185,12 +181,12 @@ impl EngineLoop {
     fn release_all(&mut self, audit: Option<WaitingAudit>) {
         self.generator.reset();
         let open = std::mem::take(&mut self.open).into_values().map(|open| open.lease);
-        for lease in open.chain(audit.map(|audit| audit.lease)) {
+        for lease in open.chain(audit.map(|(lease, _)| lease)) {
             self.finish_shard(lease, Output::Released);
         }
     }
 
-    fn audit(&mut self, WaitingAudit { lease, rows }: WaitingAudit) {
+    fn audit(&mut self, (lease, rows): WaitingAudit) {
         let policy = self.context.run.plan.spec.verification;
         let requests: Vec<(&ShardRow, Request)> =
             rows.iter().filter_map(|row| Some((row, self.request(row, 0, policy).ok()?))).collect();

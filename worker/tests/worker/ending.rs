@@ -6,11 +6,8 @@ use std::time::Duration;
 
 use laser_coordinator::ledger::LedgerCounts;
 use laser_coordinator::local_queue::LocalQueue;
-use laser_engine::EngineError;
-use laser_model::Tokenizer;
 use laser_schema::job::{Lease, Queue, QueueError};
 use laser_worker::error::WorkerError;
-use laser_worker::generate::{Finished, GenerateError, Request, TextGenerator};
 use laser_worker::run::{Stop, run_worker};
 use tokio_util::sync::CancellationToken;
 
@@ -85,48 +82,11 @@ impl Queue for Tampered {
     }
 }
 
-/// A generator that cancels tokens at its first step, when shards are begun.
-struct CancelsAtFirstStep {
-    inner: Box<dyn TextGenerator>,
-    tokens: Vec<CancellationToken>,
-}
-
-impl TextGenerator for CancelsAtFirstStep {
-    fn tokenizer(&self) -> &Tokenizer {
-        self.inner.tokenizer()
-    }
-
-    fn batch(&self) -> usize {
-        self.inner.batch()
-    }
-
-    fn load(&self) -> usize {
-        self.inner.load()
-    }
-
-    fn submit(&mut self, request: Request) {
-        self.inner.submit(request);
-    }
-
-    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
-        self.inner.share_prefix(prompts)
-    }
-
-    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
-        self.tokens.iter().for_each(CancellationToken::cancel);
-        self.inner.step()
-    }
-
-    fn reset(&mut self) {
-        self.inner.reset();
-    }
-}
-
 /// Works on a run of six shards until `stop`, of which `tokens` are cancelled at the first step.
 async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> LedgerCounts {
     let run = first_night(30).await;
     let queue = run.queue();
-    let generator = Box::new(CancelsAtFirstStep { inner: good(), tokens });
+    let generator = generator(fake_options(), Mischief { cancel: tokens, ..Mischief::default() });
     run_worker(queue.clone(), run.context.clone(), generator, stop).await.unwrap();
     queue.counts()
 }

@@ -12,9 +12,8 @@ use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::{Action, Policy};
 use laser_schema::knowledge::Figures;
 use laser_worker::generate::{GenerateOptions, TextGenerator};
-use serde_json::Value;
 
-use crate::planned::{Run, limits, plan_as, user};
+use crate::planned::{Run, limits, plan_as, users_to};
 use crate::support::*;
 use crate::watch::Mischief;
 
@@ -22,9 +21,8 @@ const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
 
 /// A night of relaxed texts that are judged by how probable they are.
 async fn gated(min_log_probability: f64) -> Run {
-    let users: Vec<Value> = (0..20).map(user).collect();
     let dir = tempfile::tempdir().unwrap();
-    let mut run = plan_as(dir, date(2026, 11, 20), &users, |request| {
+    let mut run = plan_as(dir, date(2026, 11, 20), &users_to(20), |request| {
         request.audit_share = 0.5;
         request.spec.verification = RELAXED;
         request.guards = Some(Guards {

@@ -44,8 +44,9 @@ pub(crate) fn model() -> &'static ModelFiles {
     MODEL.get_or_init(|| ModelFiles::open(&fixture()).unwrap())
 }
 
-pub(crate) fn user(id: i64) -> Value {
-    json!({"id": id})
+/// The users with the ids 0, 1, 2, …
+pub(crate) fn users_to(count: i64) -> Vec<Value> {
+    (0..count).map(|id| json!({"id": id})).collect()
 }
 
 /// What is published there, if anything is.
@@ -55,13 +56,13 @@ async fn past(output: &Location) -> Option<PreviousSource> {
     complete.then(|| PreviousSource { path: output.url().to_owned(), kind: None, id_type: None })
 }
 
-/// Plans a night for these users in `dir`, with what is published there as its past.
-pub(crate) async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64) -> Run {
+/// Plans a first night for these users.
+pub(crate) async fn plan_night(users: &[Value], audit_share: f64) -> Run {
     let wish = |request: &mut PlanRequest<'_>| request.audit_share = audit_share;
-    plan_as(dir, night, users, wish).await
+    plan_as(tempfile::tempdir().unwrap(), date(2026, 11, 20), users, wish).await
 }
 
-/// The same, with what else is wished for.
+/// Plans a night for these users in `dir`, with what is published there as its past.
 pub(crate) async fn plan_as(
     dir: TempDir,
     night: Date,
@@ -110,8 +111,7 @@ pub(crate) async fn plan_as(
 }
 
 pub(crate) async fn first_night(users: i64) -> Run {
-    let users: Vec<Value> = (0..users).map(user).collect();
-    plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.0).await
+    plan_night(&users_to(users), 0.0).await
 }
 
 pub(crate) fn spec() -> Spec {
