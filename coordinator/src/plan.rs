@@ -121,15 +121,8 @@ pub enum PlanError {
     },
 }
 
-/// What planning would do or has done, for `laser plan` and the progress display.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PlanProgress {
-    /// Entities planned.
-    pub entities: u64,
-}
-
 /// Plans a run of `entities`, to which their embeddings have been given, and writes its shards and its plan below
-/// `output`; with no `output` only tells what it would do.
+/// `output`; with no `output` only tells what it would do. `progress` hears how many entities are planned.
 ///
 /// # Errors
 /// [`PlanError`]; nothing is planned then.
@@ -137,7 +130,7 @@ pub async fn plan(
     output: Option<&Location>,
     entities: Join,
     request: &PlanRequest<'_>,
-    progress: &mut (dyn FnMut(PlanProgress) + Send),
+    progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Plan, PlanError> {
     let joined = join_previous(entities, request).await?;
     let store = output.map(|output| RunStore::new(output, &request.run));
@@ -256,11 +249,7 @@ enum Planned {
 }
 
 impl Planner<'_> {
-    async fn read(
-        &mut self,
-        joined: &Joined,
-        progress: &mut (dyn FnMut(PlanProgress) + Send),
-    ) -> Result<(), PlanError> {
+    async fn read(&mut self, joined: &Joined, progress: &mut (dyn FnMut(u64) + Send)) -> Result<(), PlanError> {
         let mut reader = joined.reader();
         while let Some(mut entities) = reader.next_batch().await? {
             entities.retain(|joined| self.within_limit(joined.entity.kind));
@@ -268,7 +257,7 @@ impl Planner<'_> {
             for (joined, planned) in entities.iter().zip(planned?) {
                 self.add(&joined.entity, planned).await?;
             }
-            progress(PlanProgress { entities: self.counts.values().map(|c| c.entities).sum() });
+            progress(self.counts.values().map(|c| c.entities).sum());
         }
         Ok(())
     }

@@ -67,9 +67,7 @@ fn workers_share_a_night_on_azure() {
     let mut cluster = Cluster::new("LASER_NATS_NEW");
     cluster.move_output("az://laser/out", azure.environment());
     let coordinator = cluster.coordinator(&[]);
-    let killed = cluster.worker();
-    killed.wait_for("writing", 2);
-    killed.kill();
+    cluster.kill_worker_at("writing", 2);
     let worker = cluster.worker();
     coordinator.assert_ends(0);
     worker.terminate();

@@ -121,6 +121,13 @@ impl Cluster {
         coordinator
     }
 
+    /// Kills a worker once it has logged a word a number of times.
+    pub(crate) fn kill_worker_at(&self, word: &str, times: usize) {
+        let worker = self.worker();
+        worker.wait_for(word, times);
+        worker.kill();
+    }
+
     /// The coordinator publishes the night, and the night is whole.
     #[track_caller]
     pub(crate) fn finish(&self, coordinator: Process, worker: Process) {
@@ -276,9 +283,7 @@ fn workers_killed_anywhere_lose_and_double_nothing() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.coordinator(&[]);
     for word in ["leased", "writing", "committed", "acknowledged", "leased"] {
-        let worker = cluster.worker();
-        worker.wait_for(word, 2);
-        worker.kill();
+        cluster.kill_worker_at(word, 2);
     }
     cluster.finish(coordinator, cluster.worker());
 }

@@ -8,11 +8,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
 
-use arrow::array::{Array, ArrayRef, AsArray};
-use arrow::datatypes::{DataType, Float32Type};
+use bytes::Bytes;
+use laser_schema::EntityId;
 use laser_schema::embedding_set::EmbeddingManifest;
 use laser_schema::manifest::Manifest;
+use laser_store::table;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
+use serde::Deserialize;
 
 use crate::distributed::Cluster;
 use crate::{
@@ -30,31 +32,27 @@ fn encoder(workspace: &Workspace) -> String {
     format!("encoder.path={}", directory.display())
 }
 
-fn lists(column: &ArrayRef) -> Vec<ArrayRef> {
-    let lists: Vec<Option<ArrayRef>> = match column.data_type() {
-        DataType::FixedSizeList(..) => column.as_fixed_size_list().iter().collect(),
-        _ => column.as_list::<i32>().iter().collect(),
-    };
-    lists.into_iter().map(Option::unwrap).collect()
+#[derive(Deserialize)]
+struct Row {
+    entity_id: EntityId,
+    embedding: Vec<f32>,
+}
+
+/// The type of a part's column of embeddings.
+fn column_type(part: &[u8]) -> String {
+    let reader = ParquetRecordBatchReaderBuilder::try_new(Bytes::copy_from_slice(part)).unwrap();
+    reader.schema().field_with_name("embedding").unwrap().data_type().to_string()
 }
 
 /// All embeddings below a folder, and the type of their column.
-fn read(root: &Path) -> (Embeddings, DataType) {
-    let (mut all, mut found) = (BTreeMap::new(), DataType::Null);
+fn read(root: &Path) -> (Embeddings, String) {
+    let (mut all, mut found) = (BTreeMap::new(), String::new());
     for (path, bytes) in parts(root) {
         let night = path.strip_prefix(root).unwrap().display().to_string();
         let night = night.split("/run=").next().unwrap().to_owned();
-        let reader = ParquetRecordBatchReaderBuilder::try_new(bytes::Bytes::from(bytes)).unwrap();
-        for batch in reader.build().unwrap() {
-            let batch = batch.unwrap();
-            let id = arrow::compute::cast(&batch["entity_id"], &DataType::Utf8).unwrap();
-            let embeddings = &batch["embedding"];
-            found = embeddings.data_type().clone();
-            for (id, values) in id.as_string::<i32>().iter().zip(lists(embeddings)) {
-                let values = values.as_primitive::<Float32Type>().values().to_vec();
-                let key = (night.clone(), id.unwrap().to_owned());
-                assert!(all.insert(key, values).is_none(), "{id:?} twice");
-            }
+        found = column_type(&bytes);
+        for Row { entity_id, embedding } in table::decode("part", bytes.into()).unwrap() {
+            assert!(all.insert((night.clone(), entity_id.to_string()), embedding).is_none(), "{entity_id} twice");
         }
     }
     (all, found)
@@ -89,7 +87,7 @@ fn a_night_with_an_encoder_has_the_embeddings_that_encode_makes_of_its_texts() {
     assert_prints(&with.run(&[&setting]), &["embeddings of 8 dimensions; "]);
     assert_exit(&with.verify(), 0);
     let (column, list) = read(&with.path("out/profiles"));
-    assert_eq!(list.to_string(), "FixedSizeList(8 x non-null Float32)");
+    assert_eq!(list, "FixedSizeList(8 x non-null Float32)");
     for path in manifests(&with.path("out/profiles")) {
         let manifest: Manifest = read_json(&path);
         let embedding = manifest.details.embedding.as_ref().unwrap();
@@ -119,13 +117,13 @@ fn texts_are_embedded_in_the_layout_asked_for() {
     let setting = encoder(&workspace);
     assert_exit(&workspace.run(&[&setting, "encoder.layout=list"]), 0);
     let (column, list) = read(&workspace.path("out/profiles"));
-    assert_eq!(list.to_string(), "List(non-null Float32)");
+    assert_eq!(list, "List(non-null Float32)");
     assert_exit(&workspace.verify(), 0);
     let out = workspace.path("list").display().to_string();
     let args = ["--embedding-layout", "list", "--kind", "item", "-o", &out];
     assert_exit(&encode(&workspace, &[&setting], &args), 0);
     let (encoded, list) = read(&workspace.path("list/embeddings"));
-    assert_eq!(list.to_string(), "List(non-null Float32)");
+    assert_eq!(list, "List(non-null Float32)");
     let items = column.into_iter().filter(|((night, _), _)| night.contains("kind=item/dt=2026-01-02"));
     assert_close(&items.collect(), &encoded);
     assert_refused(&encode(&workspace, &[&setting], &["--embedding-layout", "wide"]), &["layout"]);
@@ -235,9 +233,6 @@ fn a_shard_that_misses_the_deadline_still_has_the_column() {
     cluster.seal(&[&setting]);
     assert_exit(&cluster.tonight.verify(), 0);
     for (path, bytes) in cluster.tonight.parts() {
-        let reader = ParquetRecordBatchReaderBuilder::try_new(bytes::Bytes::from(bytes)).unwrap();
-        let field = reader.schema().field_with_name("embedding").cloned();
-        let list = field.unwrap().data_type().to_string();
-        assert_eq!(list, "FixedSizeList(8 x non-null Float32)", "{}", path.display());
+        assert_eq!(column_type(&bytes), "FixedSizeList(8 x non-null Float32)", "{}", path.display());
     }
 }

@@ -180,9 +180,7 @@ fn a_run_that_lost_every_process_and_the_queue_generates_no_committed_shard() {
     let coordinator = cluster.coordinator(&[]);
     // Committed, and not acknowledged.
     for _ in 0..2 {
-        let worker = cluster.worker();
-        worker.wait_for("committed", 2);
-        worker.kill();
+        cluster.kill_worker_at("committed", 2);
     }
     coordinator.kill();
     let committed = cluster.tonight.parts();
@@ -206,9 +204,7 @@ fn a_run_that_lost_every_process_and_the_queue_generates_no_committed_shard() {
 fn an_output_that_is_lost_after_its_acknowledgement_is_made_again() {
     let cluster = Cluster::new("LASER_NATS_NEW");
     let coordinator = cluster.coordinator(&[]);
-    let worker = cluster.worker();
-    worker.wait_for("acknowledged", 2);
-    worker.kill();
+    cluster.kill_worker_at("acknowledged", 2);
     let (lost, _) = cluster.tonight.parts().pop_first().unwrap();
     fs::remove_file(&lost).unwrap();
     cluster.finish(coordinator, cluster.worker());

@@ -154,9 +154,7 @@ fn nights_on_s3_follow_each_other_and_leave() {
 fn workers_share_a_night_on_s3_and_keep_pools_in_a_cache() {
     let cluster = Cluster::on_s3("LASER_NATS_NEW");
     let coordinator = cluster.coordinator(&[]);
-    let killed = cluster.worker();
-    killed.wait_for("committed", 2);
-    killed.kill();
+    cluster.kill_worker_at("committed", 2);
     let other = cluster.worker();
     cluster.finish(coordinator, cluster.worker());
     other.terminate();

@@ -27,7 +27,9 @@ trait Harness: Sized {
     fn worker(&self) -> impl Future<Output = Arc<Self::Queue>>;
 
     /// The queue as a worker sees it that ends when there is nothing more to do.
-    fn ending_worker(&self) -> impl Future<Output = Arc<Self::Queue>>;
+    fn ending_worker(&self) -> impl Future<Output = Arc<Self::Queue>> {
+        self.worker()
+    }
 
     /// How many shards are neither committed nor dead.
     fn open(&self) -> impl Future<Output = usize>;
@@ -47,10 +49,6 @@ impl Harness for Local {
     }
 
     async fn worker(&self) -> Arc<LocalQueue> {
-        self.0.clone()
-    }
-
-    async fn ending_worker(&self) -> Arc<LocalQueue> {
         self.0.clone()
     }
 
