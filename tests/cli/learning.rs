@@ -108,6 +108,11 @@ impl Data {
 
 const CTR: [&str; 3] = ["eval", "ctr", "laser.toml"];
 
+/// The texts of a key in each row.
+fn texts<'a>(rows: &'a [Value], key: &str) -> Vec<&'a str> {
+    rows.iter().map(|row| row[key].as_str().unwrap()).collect()
+}
+
 const KNOWLEDGE: &str = r#"
 [[eval.knowledge]]
 name = "texts"
@@ -140,8 +145,7 @@ fn three_methods_are_compared_on_one_split() {
     assert_eq!(report["by_time"], true);
     assert_eq!(report["train"], 288);
     let methods = report["methods"].as_array().unwrap();
-    let names: Vec<&str> = methods.iter().map(|m| m["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["popularity", "matrix factorisation (BPR)", "LightGCN"]);
+    assert_eq!(texts(methods, "name"), ["popularity", "matrix factorisation (BPR)", "LightGCN"]);
     for method in methods {
         assert_eq!(method["quality"]["users"], USERS);
     }
@@ -158,8 +162,7 @@ fn knowledge_is_judged_against_none_and_against_other_knowledge() {
         all.filter(|row| row["model"] == "din").cloned().collect()
     };
     let rows = of_din("results");
-    let names: Vec<&str> = rows.iter().map(|row| row["variant"].as_str().unwrap()).collect();
-    assert_eq!(names, ["no knowledge", "texts, embedding", "texts, ids", "others, embedding"]);
+    assert_eq!(texts(&rows, "variant"), ["no knowledge", "texts, embedding", "texts, ids", "others, embedding"]);
     assert!(rows[0]["gain"].is_null() && rows[1]["gain"]["verdict"].is_string());
     let pairs = of_din("pairs");
     assert_eq!((&pairs[0]["first"], &pairs[0]["second"]), (&json!("texts"), &json!("others")));
@@ -256,12 +259,10 @@ fn new_items_are_judged_apart_and_need_no_timestamps() {
     data.write("interactions.csv", &untimed.collect::<String>());
     let report = data.json("ctr", &BY_ITEM);
     let rows = report["results"].as_array().unwrap();
-    let names: Vec<&str> = rows[..5].iter().map(|row| row["variant"].as_str().unwrap()).collect();
     let expected = ["no knowledge", "attributes", "texts, embedding", "texts, ids", "attributes and texts, embedding"];
-    assert_eq!(names, expected);
+    assert_eq!(texts(&rows[..5], "variant"), expected);
     let groups = rows[2]["groups"].as_array().unwrap();
-    let names: Vec<&str> = groups.iter().map(|group| group["group"].as_str().unwrap()).collect();
-    assert_eq!(names, ["cold (0)", "warm", "1-5", "6-20", "more"]);
+    assert_eq!(texts(groups, "group"), ["cold (0)", "warm", "1-5", "6-20", "more"]);
     assert!(groups[0]["impressions"].as_f64().unwrap() > 50.0, "{groups:?}");
     assert!(groups[0]["gain_over_attributes"]["verdict"].is_string(), "{groups:?}");
     assert!(rows[1]["groups"][0]["gain_over_attributes"].is_null());

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use crate::distributed::Cluster;
 use crate::faults::{texts, without_run};
 use crate::feast::{python_report, rows};
+use crate::proxy::head_length;
 use crate::server::{Server, installed};
 use crate::{Workspace, assert_exit, entries, laser, stdout};
 
@@ -84,8 +85,7 @@ pub(crate) fn request(port: u16, method: &str, path: &str, headers: &str) -> Vec
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
     assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
-    let body = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
-    answer.split_off(body)
+    answer.split_off(head_length(&answer).unwrap())
 }
 
 /// A server, and a workspace whose processes reach it.

@@ -1,7 +1,7 @@
 //! The trace of a run, as an OpenTelemetry collector receives it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -12,6 +12,7 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 
 use crate::distributed::{Cluster, Process};
+use crate::proxy::{head_length, read_request};
 use crate::{Workspace, assert_exit, assert_refused, read_json};
 
 /// Takes OTLP over HTTP and keeps all spans.
@@ -46,25 +47,13 @@ impl Collector {
 }
 
 /// One request; `false`: the connection has ended.
-fn receive(stream: &TcpStream, spans: &Mutex<Vec<Span>>) -> bool {
-    let mut reader = BufReader::new(stream);
-    let (mut first, mut length) = (String::new(), 0);
-    if reader.read_line(&mut first).unwrap_or_default() == 0 {
+fn receive(mut stream: &TcpStream, spans: &Mutex<Vec<Span>>) -> bool {
+    let Ok(request) = read_request(&mut stream) else {
         return false;
-    }
-    assert_eq!(first, "POST /v1/traces HTTP/1.1\r\n");
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
-        match line.trim_end().to_ascii_lowercase().split_once(": ") {
-            None => break,
-            Some(("content-length", bytes)) => length = bytes.parse().unwrap(),
-            Some(_) => {}
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).unwrap();
-    let request = ExportTraceServiceRequest::decode(body.as_slice()).unwrap();
+    };
+    assert!(request.starts_with(b"POST /v1/traces HTTP/1.1\r\n"));
+    let body = &request[head_length(&request).unwrap()..];
+    let request = ExportTraceServiceRequest::decode(body).unwrap();
     for of_process in request.resource_spans {
         let attributes = of_process.resource.unwrap().attributes;
         let name = attributes.iter().find(|a| a.key == "service.name").unwrap();
@@ -73,7 +62,6 @@ fn receive(stream: &TcpStream, spans: &Mutex<Vec<Span>>) -> bool {
         let mut spans = spans.lock().unwrap();
         spans.extend(of_process.scope_spans.into_iter().flat_map(|s| s.spans));
     }
-    let mut stream = stream;
     stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").is_ok()
 }
 

@@ -26,6 +26,14 @@ async fn raw(server: &Server) -> async_nats::Client {
     async_nats::connect(server.config().url).await.unwrap()
 }
 
+/// A server with the shipped configuration, and its coordinator.
+async fn shipped(version: Version) -> (Server, NatsClient) {
+    let server = Server::start_shipped(version, |shipped| shipped);
+    let coordinator = connect(&server.user("coordinator"), "coordinator").await.unwrap();
+    coordinator.ensure_streams().await.unwrap();
+    (server, coordinator)
+}
+
 async fn commit_one(queue: &NatsQueue) {
     let lease = take(queue).await;
     queue.committed(&lease).await.unwrap();
@@ -58,17 +66,12 @@ async fn the_servers_are_of_the_versions_that_are_meant() {
 }
 
 async fn publishing_twice_queues_once(version: Version) {
-    let server = Server::start(version);
-    let coordinator = server.coordinator().await;
-    let run = run_ref("run");
+    let (server, coordinator, run) = queued(version, 0).await;
     // More than the window of publishes that are under way.
     let jobs = jobs(700);
-    let (publisher, first) = (coordinator.clone(), jobs.clone());
-    let to = run.clone();
-    let first = tokio::spawn(async move {
-        let some = first.iter().filter(|job| job.shard < 500);
-        publisher.publish(&to, some).await
-    });
+    // In a task: the future does not hold the closure, which could not be sent.
+    let (publisher, first, to) = (coordinator.clone(), jobs.clone(), run.clone());
+    let first = tokio::spawn(async move { publisher.publish(&to, first.iter().filter(|job| job.shard < 500)).await });
     assert_eq!(first.await.unwrap().unwrap(), 500);
     let queue = server.worker("worker", 3).await.queue(&run);
     let held = take(&queue).await;
@@ -110,14 +113,10 @@ async fn a_killed_server_that_comes_back_is_waited_for(version: Version) {
 }
 
 async fn publishing_goes_on_after_the_server_was_killed(version: Version) {
-    let mut server = Server::start(version);
-    let coordinator = server.coordinator().await;
-    let (run, jobs) = (run_ref("run"), jobs(50));
-    coordinator.publish(&run, &jobs[..20]).await.unwrap();
+    let (mut server, coordinator, run) = queued(version, 20).await;
+    let jobs = jobs(50);
     server.kill();
-    let (published, ()) = tokio::join!(coordinator.publish(&run, &jobs), async {
-        server.restart();
-    });
+    let (published, ()) = tokio::join!(coordinator.publish(&run, &jobs), async { server.restart() });
     published.unwrap();
     assert_eq!(coordinator.queued("run").await.unwrap(), 50);
 }
@@ -385,9 +384,7 @@ async fn a_bad_value_is_named_with_its_key() {
 }
 
 async fn the_shipped_server_configuration_lets_each_user_do_its_work(version: Version) {
-    let server = Server::start_shipped(version, |shipped| shipped);
-    let coordinator = connect(&server.user("coordinator"), "coordinator").await.unwrap();
-    coordinator.ensure_streams().await.unwrap();
+    let (server, coordinator) = shipped(version).await;
     let run = run_ref("run");
     coordinator.publish(&run, &jobs(3)).await.unwrap();
     let config = NatsConfig { attempts: 1, ..server.user("worker") };
@@ -408,9 +405,7 @@ async fn the_shipped_server_configuration_lets_each_user_do_its_work(version: Ve
 }
 
 async fn a_worker_may_do_nothing_else(version: Version) {
-    let server = Server::start_shipped(version, |shipped| shipped);
-    let coordinator = connect(&server.user("coordinator"), "coordinator").await.unwrap();
-    coordinator.ensure_streams().await.unwrap();
+    let (server, coordinator) = shipped(version).await;
     let client = connect(&server.user("worker"), "worker").await.unwrap();
     let seed = std::fs::read_to_string(server.file("worker.seed")).unwrap();
     let raw = async_nats::ConnectOptions::with_nkey(seed.trim().to_owned())
@@ -466,16 +461,15 @@ async fn a_server_may_ask_for_our_certificate_too(version: Version) {
 
 macro_rules! on_both {
     ($($test:ident),* $(,)?) => {
-        on_both!(@ old Old $($test)*);
-        on_both!(@ new New $($test)*);
+        on_both!(old Old $($test)*);
+        on_both!(new New $($test)*);
     };
-    (@ $name:ident $version:ident $($test:ident)*) => {
+    ($name:ident $version:ident $($test:ident)*) => {
         mod $name {
-            use crate::nats_server::Version;
             $(
                 #[tokio::test]
                 async fn $test() {
-                    super::$test(Version::$version).await;
+                    super::$test(crate::nats_server::Version::$version).await;
                 }
             )*
         }

@@ -161,8 +161,12 @@ impl Night {
         self.try_plan(Some(output)).await.unwrap()
     }
 
-    pub(crate) async fn plan_error(&self) -> String {
-        self.try_plan(None).await.unwrap_err().to_string()
+    /// Planning is refused with these words.
+    pub(crate) async fn assert_refused(&self, words: &[&str]) {
+        let error = self.try_plan(None).await.unwrap_err().to_string();
+        for word in words {
+            assert!(error.contains(word), "no {word:?} in {error}");
+        }
     }
 }
 
