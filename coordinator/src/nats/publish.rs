@@ -105,7 +105,7 @@ impl NatsClient {
                     return Err(failed(format!("publish {subject}"))(error));
                 }
                 None if started.elapsed() > PATIENCE => {
-                    return Err(NatsError::Away { seconds: PATIENCE.as_secs() });
+                    return Err(NatsError::Away);
                 }
                 _ => tokio::time::sleep(PAUSE).await,
             }

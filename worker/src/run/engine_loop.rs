@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::context::{RunContext, Stop};
 use super::open_shard::{OpenShard, RowError, with_end};
-use super::shard::{Done, Loaded};
+use super::{Done, Loaded};
 use crate::audit::audit;
 use crate::error::WorkerError;
 use crate::generate::{Finished, Generated, Request, TextGenerator};

@@ -11,7 +11,7 @@ use tracing::{Instrument, Span, instrument};
 
 use super::context::{RunContext, Stop};
 use super::held::Held;
-use super::shard::{Done, Loaded};
+use super::{Done, Loaded};
 use crate::error::WorkerError;
 use crate::part::{self, Output, Rows, Work};
 use crate::telemetry;
