@@ -1,4 +1,5 @@
-//! The output in a real Feast, in deltalake, DuckDB, pandas and Polars, read by the very files that docs/output.md names.
+//! The output in a real Feast, in deltalake, DuckDB, pandas and Polars, read by the very files that
+//! docs/output.md names.
 
 use std::collections::BTreeMap;
 use std::fs;
