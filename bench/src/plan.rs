@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use jiff::civil::{Date, date};
-use laser_coordinator::plan::{PlanProgress, PlanRequest, plan};
+use laser_coordinator::plan::{PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_model::ModelFiles;
 use laser_night::config::RunConfig;
@@ -158,7 +158,7 @@ impl Bench<'_> {
             route: &route,
         };
         let (display, total) = (&mut self.display, Some(self.options.entities));
-        let mut progress = |p: PlanProgress| display.update(p.entities, total, "entities");
+        let mut progress = |entities: u64| display.update(entities, total, "entities");
         let output = self.dir.join("out");
         Ok(plan(Some(&output), entities, &request, &mut progress).await?)
     }

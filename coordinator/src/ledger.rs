@@ -4,7 +4,7 @@
 //! is a few dozen bytes per shard. A shard is *ready*, *leased*, *committed* or *dead*. Only a commit that was seen in
 //! the store makes it committed, so the ledger can always be rebuilt by listing the output.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 /// A point in time, counted from any fixed start.
@@ -103,7 +103,7 @@ pub struct Ledger {
     /// Leased shards by the time at which their lease ends.
     leased: BTreeSet<(Instant, u32)>,
     committed: usize,
-    dead: HashMap<u32, String>,
+    dead: BTreeMap<u32, String>,
     next_token: u64,
 }
 
@@ -117,7 +117,7 @@ impl Ledger {
             ready: (0..shards).map(|shard| (Instant::ZERO, shard)).collect(),
             leased: BTreeSet::new(),
             committed: 0,
-            dead: HashMap::new(),
+            dead: BTreeMap::new(),
             next_token: 1,
         };
         for shard in committed {
@@ -197,9 +197,7 @@ impl Ledger {
 
     /// Returns the shards that were given up, by number, with the reason of their last attempt.
     pub fn dead(&self) -> Vec<(u32, String)> {
-        let mut dead: Vec<_> = self.dead.iter().map(|(s, r)| (*s, r.clone())).collect();
-        dead.sort_unstable();
-        dead
+        self.dead.clone().into_iter().collect()
     }
 
     fn holds(&self, shard: u32, token: u64) -> bool {

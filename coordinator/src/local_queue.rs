@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use laser_schema::job::{Lease, Plan, Queue, QueueError, ShardJob};
+use laser_schema::job::{Lease, Queue, QueueError, ShardJob};
 use tokio::sync::Notify;
 
 use crate::ledger::{Leasing, Ledger, LedgerCounts, LedgerLimits};
@@ -25,13 +25,13 @@ struct State {
 }
 
 impl LocalQueue {
-    /// Creates a queue of the plan's shards except the committed ones.
-    pub fn new(plan: &Plan, committed: &[u32], limits: LedgerLimits) -> Self {
-        let shards = u32::try_from(plan.shards.len()).unwrap_or(u32::MAX);
+    /// Creates a queue of a plan's shards except the committed ones.
+    pub fn new(jobs: &[ShardJob], committed: &[u32], limits: LedgerLimits) -> Self {
+        let shards = u32::try_from(jobs.len()).unwrap_or(u32::MAX);
         let ledger = Ledger::new(shards, committed.iter().copied(), limits);
         Self {
             state: Mutex::new(State { ledger, closed: false }),
-            jobs: plan.shards.clone(),
+            jobs: jobs.to_vec(),
             limits,
             start: Instant::now(),
             changed: Notify::new(),

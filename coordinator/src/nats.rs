@@ -27,7 +27,6 @@ mod streams;
 mod worker;
 
 use std::fmt::Display;
-use std::path::PathBuf;
 
 pub use config::NatsConfig;
 pub use connect::{NatsClient, NatsEvents, connect};
@@ -38,27 +37,12 @@ pub use worker::NatsWorker;
 /// The reasons why NATS could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum NatsError {
-    /// A key of the configuration has an invalid value.
+    /// A key of the configuration has an invalid value, or names a file that cannot be used.
     #[error("[queue] {key}: {reason}")]
     Config {
         /// The key.
         key: &'static str,
         /// What is wrong and what to do.
-        reason: String,
-    },
-    /// A file that the configuration names cannot be used.
-    #[error(
-        "[queue] {key}: {}: {reason}; name a readable {expected}, or remove the key",
-        file.display()
-    )]
-    File {
-        /// The key.
-        key: &'static str,
-        /// Its value.
-        file: PathBuf,
-        /// What the file should be.
-        expected: &'static str,
-        /// What is wrong with it.
         reason: String,
     },
     /// No server accepts the connection.
@@ -72,22 +56,13 @@ pub enum NatsError {
         /// The client's message.
         reason: String,
     },
-    /// A server would silently drop settings that the queue needs.
-    #[error(
-        "nats server {server} has version {found}, expected 2.9.0 or later: it would not keep one message for each \
-         shard; upgrade it"
-    )]
-    OldServer {
+    /// A server lacks what the queue needs.
+    #[error("nats server {server} {problem}")]
+    Server {
         /// The server's name.
         server: String,
-        /// Its version.
-        found: String,
-    },
-    /// A server runs without JetStream.
-    #[error("nats server {server} runs without jetstream; add a `jetstream` block to its configuration")]
-    NoJetStream {
-        /// The server's name.
-        server: String,
+        /// What it lacks and what to do.
+        problem: String,
     },
     /// An existing stream or consumer has a configuration that cannot be changed to ours.
     #[error(
@@ -101,11 +76,11 @@ pub enum NatsError {
         differences: String,
     },
     /// The connection was lost and did not come back in time.
-    #[error("nats has not answered for {seconds} s; the client keeps reconnecting: try again later")]
-    Away {
-        /// Seconds waited.
-        seconds: u64,
-    },
+    #[error(
+        "nats has not answered for {} s; the client keeps reconnecting: try again later",
+        connect::PATIENCE.as_secs()
+    )]
+    Away,
     /// A request failed.
     #[error("nats: {action}: {reason}")]
     Request {
@@ -114,6 +89,9 @@ pub enum NatsError {
         /// The answer. A missing permission shows as a timeout.
         reason: String,
     },
+    /// A message that is no job of this release.
+    #[error("{0}")]
+    Message(String),
     /// A run's name cannot be part of a subject.
     #[error("run {0:?} cannot be part of a nats subject; use letters, digits, '-' and '_' only")]
     RunName(String),

@@ -10,7 +10,7 @@
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
+use arrow::datatypes::SchemaRef;
 use jiff::civil::Date;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
@@ -27,6 +27,7 @@ use laser_store::shard::shard_schema;
 use laser_store::spill::SpillError;
 use laser_store::table::{self, TableError};
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
 use crate::prompt::{PromptError, PromptRenderer};
 
@@ -120,15 +121,8 @@ pub enum PlanError {
     },
 }
 
-/// What planning would do or has done, for `laser plan` and the progress display.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct PlanProgress {
-    /// Entities planned.
-    pub entities: u64,
-}
-
 /// Plans a run of `entities`, to which their embeddings have been given, and writes its shards and its plan below
-/// `output`; with no `output` only tells what it would do.
+/// `output`; with no `output` only tells what it would do. `progress` hears how many entities are planned.
 ///
 /// # Errors
 /// [`PlanError`]; nothing is planned then.
@@ -136,7 +130,7 @@ pub async fn plan(
     output: Option<&Location>,
     entities: Join,
     request: &PlanRequest<'_>,
-    progress: &mut (dyn FnMut(PlanProgress) + Send),
+    progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Plan, PlanError> {
     let joined = join_previous(entities, request).await?;
     let store = output.map(|output| RunStore::new(output, &request.run));
@@ -146,7 +140,6 @@ pub async fn plan(
         spec_digest: request.spec.digest(),
         kinds: joined.kinds(),
         open: BTreeMap::new(),
-        audit: BTreeMap::new(),
         carried: BTreeMap::new(),
         shards: Vec::new(),
         counts: BTreeMap::new(),
@@ -160,7 +153,8 @@ pub async fn plan(
     }
 }
 
-/// Last night's knowledge of an entity, as one byte and JSON or text.
+/// Last night's knowledge of an entity; the join holds it as JSON.
+#[derive(Serialize, Deserialize)]
 enum Known {
     /// It may be carried forward.
     Record(Box<KnowledgeRecord>),
@@ -169,26 +163,6 @@ enum Known {
 }
 
 impl Known {
-    const RECORD: u8 = 1;
-
-    /// Encodes previous knowledge; of a record that cannot be carried forward, the text is enough.
-    fn encode(previous: &PreviousText, carries: bool) -> Vec<u8> {
-        let record = previous.record.as_ref().filter(|_| carries);
-        let json = record.and_then(|record| serde_json::to_vec(record).ok());
-        match json {
-            Some(json) => [[Self::RECORD].as_slice(), &json].concat(),
-            None => [[0].as_slice(), previous.text.as_bytes()].concat(),
-        }
-    }
-
-    fn decode(bytes: &[u8]) -> Option<Self> {
-        let (&what, bytes) = bytes.split_first()?;
-        match what {
-            Self::RECORD => serde_json::from_slice(bytes).ok().map(Self::Record),
-            _ => Some(Self::Text(String::from_utf8_lossy(bytes).into_owned())),
-        }
-    }
-
     fn into_text(self) -> String {
         match self {
             Self::Record(record) => record.text,
@@ -208,12 +182,14 @@ async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<
     let mut texts: BTreeMap<Kind, u64> = BTreeMap::new();
     let mut reader = PreviousReader::open(request.previous, request.date).await?;
     while let Some(batch) = reader.next_batch().await? {
-        for previous in batch {
-            *texts.entry(previous.kind).or_default() += 1;
-            let is_current = |record: &KnowledgeRecord| record.spec_digest == spec_digest;
-            let carries = request.carry_forward && previous.record.as_deref().is_some_and(is_current);
-            let known = Known::encode(&previous, carries);
-            entities.push_text(previous.kind, &previous.id, &known)?;
+        for PreviousText { kind, id, text, record } in batch {
+            *texts.entry(kind).or_default() += 1;
+            // Of a record that cannot be carried forward, the text is enough.
+            let known = match record {
+                Some(record) if request.carry_forward && record.spec_digest == spec_digest => Known::Record(record),
+                _ => Known::Text(text),
+            };
+            entities.push_text(kind, &id, &serde_json::to_vec(&known).unwrap_or_default())?;
         }
     }
     let mut strangers: BTreeMap<Kind, (u64, EntityId)> = BTreeMap::new();
@@ -236,8 +212,8 @@ struct Planner<'a> {
     request: &'a PlanRequest<'a>,
     spec_digest: Digest,
     kinds: &'a BTreeMap<Kind, KindIds>,
-    open: BTreeMap<(Kind, String), OpenShard<ShardRow>>,
-    audit: BTreeMap<(Kind, String), OpenShard<ShardRow>>,
+    /// Rows to generate and rows to audit, by kind and pool.
+    open: BTreeMap<(Action, Kind, String), OpenShard<ShardRow>>,
     carried: BTreeMap<Kind, OpenShard<KnowledgeRecord>>,
     shards: Vec<ShardJob>,
     counts: BTreeMap<Kind, KindCounts>,
@@ -255,6 +231,17 @@ impl<T> Default for OpenShard<T> {
     }
 }
 
+impl<T> OpenShard<T> {
+    /// The rows and the number of the next shard, if there are any.
+    fn take(&mut self) -> Option<(Vec<T>, u32)> {
+        if self.rows.is_empty() {
+            return None;
+        }
+        self.written += 1;
+        Some((std::mem::take(&mut self.rows), self.written - 1))
+    }
+}
+
 /// What became of one entity.
 enum Planned {
     Carry(Box<KnowledgeRecord>),
@@ -262,11 +249,7 @@ enum Planned {
 }
 
 impl Planner<'_> {
-    async fn read(
-        &mut self,
-        joined: &Joined,
-        progress: &mut (dyn FnMut(PlanProgress) + Send),
-    ) -> Result<(), PlanError> {
+    async fn read(&mut self, joined: &Joined, progress: &mut (dyn FnMut(u64) + Send)) -> Result<(), PlanError> {
         let mut reader = joined.reader();
         while let Some(mut entities) = reader.next_batch().await? {
             entities.retain(|joined| self.within_limit(joined.entity.kind));
@@ -274,7 +257,7 @@ impl Planner<'_> {
             for (joined, planned) in entities.iter().zip(planned?) {
                 self.add(&joined.entity, planned).await?;
             }
-            progress(PlanProgress { entities: self.counts.values().map(|c| c.entities).sum() });
+            progress(self.counts.values().map(|c| c.entities).sum());
         }
         Ok(())
     }
@@ -291,7 +274,7 @@ impl Planner<'_> {
         let entity = &joined.entity;
         let pool = (self.request.route)(entity);
         // Of several sources the last counts.
-        let previous = joined.texts.last().and_then(|bytes| Known::decode(bytes));
+        let previous = joined.texts.last().and_then(|json| serde_json::from_slice(json).ok());
         let (prompt, error) = match self.request.prompts.render(entity) {
             Ok(rendered) => (rendered.tokens, None),
             Err(error @ PromptError::TooLong { .. }) => (Vec::new(), Some(error.to_string())),
@@ -331,20 +314,21 @@ impl Planner<'_> {
                 counts.generate += u64::from(row.error.is_none());
                 counts.failed += u64::from(row.error.is_some());
                 counts.prompt_tokens += row.prompt.len() as u64;
-                let key = (kind, row.pool.clone());
                 if row.error.is_none() && self.is_audited(kind, &row.entity_id) {
-                    let audited = self.audit.entry(key.clone()).or_default();
-                    audited.rows.push(row.clone());
-                    if audited.rows.len() >= self.request.shard_rows {
-                        self.close(Action::Audit, &key).await?;
-                    }
+                    self.push(Action::Audit, kind, row.clone()).await?;
                 }
-                let open = self.open.entry(key.clone()).or_default();
-                open.rows.push(row);
-                if open.rows.len() >= self.request.shard_rows {
-                    self.close(Action::Generate, &key).await?;
-                }
+                self.push(Action::Generate, kind, row).await?;
             }
+        }
+        Ok(())
+    }
+
+    async fn push(&mut self, action: Action, kind: Kind, row: ShardRow) -> Result<(), PlanError> {
+        let key = (action, kind, row.pool.clone());
+        let open = self.open.entry(key.clone()).or_default();
+        open.rows.push(row);
+        if open.rows.len() >= self.request.shard_rows {
+            self.close(key).await?;
         }
         Ok(())
     }
@@ -358,94 +342,57 @@ impl Planner<'_> {
         f64::from(u32::from_le_bytes(first)) < self.request.audit_share * f64::from(u32::MAX)
     }
 
-    async fn close(&mut self, action: Action, key: &(Kind, String)) -> Result<(), PlanError> {
-        let (open, prefix) = match action {
-            Action::Audit => (&mut self.audit, "audit-"),
-            _ => (&mut self.open, ""),
-        };
-        let Some(open) = open.get_mut(key) else {
+    async fn close(&mut self, key: (Action, Kind, String)) -> Result<(), PlanError> {
+        let Some((rows, number)) = self.open.get_mut(&key).and_then(OpenShard::take) else {
             return Ok(());
         };
-        let rows = std::mem::take(&mut open.rows);
-        let name = format!("{prefix}{}-{}-{:05}", key.0, key.1, open.written);
-        open.written += 1;
-        self.write_rows(action, key, &name, &rows).await
+        let (action, kind, pool) = &key;
+        let prefix = if *action == Action::Audit { "audit-" } else { "" };
+        let input = format!("shards/{prefix}{kind}-{pool}-{number:05}.parquet");
+        let prompt_tokens = rows.iter().map(|r| r.prompt.len() as u64).sum();
+        let schema = shard_schema(self.id_type(*kind));
+        self.write(key, input, prompt_tokens, schema, &rows).await
     }
 
     async fn close_carried(&mut self, kind: Kind) -> Result<(), PlanError> {
-        let Some(open) = self.carried.get_mut(&kind) else {
+        let Some((rows, number)) = self.carried.get_mut(&kind).and_then(OpenShard::take) else {
             return Ok(());
         };
-        let rows = std::mem::take(&mut open.rows);
-        let name = format!("carry-{kind}-{:05}", open.written);
-        open.written += 1;
-        let file = format!("shards/{name}.parquet");
-        let bytes = table::encode(&file, record_schema(self.id_type(kind)), &rows, &[])?;
-        let job = ShardJob { rows: rows.len() as u64, ..self.job(Action::Carry, kind, "", &file, &bytes) };
-        self.write(job, bytes).await
-    }
-
-    async fn write_rows(
-        &mut self,
-        action: Action,
-        (kind, pool): &(Kind, String),
-        name: &str,
-        rows: &[ShardRow],
-    ) -> Result<(), PlanError> {
-        let kind = *kind;
-        let file = format!("shards/{name}.parquet");
-        let bytes = table::encode(&file, shard_schema(self.id_type(kind)), rows, &[])?;
-        let job = ShardJob {
-            rows: rows.len() as u64,
-            prompt_tokens: rows.iter().map(|r| r.prompt.len() as u64).sum(),
-            ..self.job(action, kind, pool, &file, &bytes)
-        };
-        self.write(job, bytes).await
+        let input = format!("shards/carry-{kind}-{number:05}.parquet");
+        let schema = record_schema(self.id_type(kind));
+        self.write((Action::Carry, kind, String::new()), input, 0, schema, &rows).await
     }
 
     fn id_type(&self, kind: Kind) -> arrow::datatypes::DataType {
         let ids = self.kinds.get(&kind);
-        laser_store::table::id_type(ids.map_or(IdType::String, |ids| ids.first.id_type()))
+        table::id_type(ids.map_or(IdType::String, |ids| ids.first.id_type()))
     }
 
-    /// A job whose number and output are given once all shards are known.
-    fn job(&self, action: Action, kind: Kind, pool: &str, file: &str, bytes: &Bytes) -> ShardJob {
-        ShardJob {
-            shard: 0,
-            action,
-            kind,
-            pool: pool.to_owned(),
-            rows: 0,
-            prompt_tokens: 0,
-            input: file.to_owned(),
-            input_digest: Digest::of(bytes),
-            output: String::new(),
-        }
-    }
-
-    async fn write(&mut self, job: ShardJob, bytes: Bytes) -> Result<(), PlanError> {
+    /// Writes a shard; its number and its output are given once all shards are known.
+    async fn write<T: Serialize>(
+        &mut self,
+        (action, kind, pool): (Action, Kind, String),
+        input: String,
+        prompt_tokens: u64,
+        schema: SchemaRef,
+        rows: &[T],
+    ) -> Result<(), PlanError> {
+        let bytes = table::encode(&input, schema, rows, &[])?;
+        let (rows, input_digest) = (rows.len() as u64, Digest::of(&bytes));
         if let Some(folder) = &self.folder {
-            folder.join(&job.input).write(bytes).await?;
+            folder.join(&input).write(bytes).await?;
         }
-        self.shards.push(job);
+        let (shard, output) = (0, String::new());
+        self.shards.push(ShardJob { shard, action, kind, pool, rows, prompt_tokens, input, input_digest, output });
         Ok(())
     }
 
     async fn finish(mut self) -> Result<Plan, PlanError> {
         for key in self.open.keys().cloned().collect::<Vec<_>>() {
-            if !self.open[&key].rows.is_empty() {
-                self.close(Action::Generate, &key).await?;
-            }
-        }
-        for key in self.audit.keys().cloned().collect::<Vec<_>>() {
-            if !self.audit[&key].rows.is_empty() {
-                self.close(Action::Audit, &key).await?;
-            }
+            self.close(key).await?;
         }
         for kind in Kind::ALL {
-            if self.carried.get(&kind).is_some_and(|open| !open.rows.is_empty()) {
-                self.close_carried(kind).await?;
-            }
+            self.close_carried(kind).await?;
         }
         let mut plan = Plan {
             version: PLAN_VERSION,

@@ -15,13 +15,12 @@ mod template;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::path::PathBuf;
 
 use laser_model::{ChatTemplate, Message, ModelError, ModelFiles, Tokenizer};
 use laser_schema::{Digest, Entity, Kind};
-use serde::de::{self, Visitor};
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use fields::Fields;
 use search::Search;
@@ -75,7 +74,8 @@ impl PromptConfig {
 }
 
 /// Whether prompts take the model's chat format.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "Value", into = "Value")]
 pub enum Chat {
     /// Always; a model without a chat template is refused.
     Always,
@@ -85,42 +85,28 @@ pub enum Chat {
     Auto,
 }
 
-impl Serialize for Chat {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Always => serializer.serialize_bool(true),
-            Self::Never => serializer.serialize_bool(false),
-            Self::Auto => serializer.serialize_str("auto"),
+impl From<Chat> for Value {
+    fn from(chat: Chat) -> Self {
+        match chat {
+            Chat::Always => true.into(),
+            Chat::Never => false.into(),
+            Chat::Auto => "auto".into(),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Chat {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ChatVisitor)
-    }
-}
-
-struct ChatVisitor;
-
-impl Visitor<'_> for ChatVisitor {
-    type Value = Chat;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("true, false or \"auto\"")
-    }
-
-    fn visit_bool<E: de::Error>(self, value: bool) -> Result<Chat, E> {
-        Ok(if value { Chat::Always } else { Chat::Never })
-    }
+impl TryFrom<Value> for Chat {
+    type Error = String;
 
     /// Environment variables and flags pass booleans as text.
-    fn visit_str<E: de::Error>(self, value: &str) -> Result<Chat, E> {
-        match value {
-            "auto" => Ok(Chat::Auto),
-            "true" => Ok(Chat::Always),
-            "false" => Ok(Chat::Never),
-            other => Err(E::invalid_value(de::Unexpected::Str(other), &self)),
+    fn try_from(value: Value) -> Result<Self, String> {
+        match value.as_str() {
+            _ if value == true => Ok(Self::Always),
+            _ if value == false => Ok(Self::Never),
+            Some("true") => Ok(Self::Always),
+            Some("false") => Ok(Self::Never),
+            Some("auto") => Ok(Self::Auto),
+            _ => Err(format!("expected true, false or \"auto\", got {value}")),
         }
     }
 }

@@ -35,14 +35,20 @@ impl ModelConfig {
         } else {
             return Ok(self);
         };
-        Err(EngineError::InvalidConfig { file: file.into(), message: problem })
+        Err(EngineError::model(file, problem))
     }
 }
 
 /// The architecture called `name` in `file`.
 pub(super) fn architecture(file: &Path, name: &str) -> Result<Architecture, EngineError> {
-    Architecture::parse(name)
-        .ok_or_else(|| EngineError::UnsupportedArchitecture { file: file.into(), architecture: name.into() })
+    let unsupported = || {
+        format!(
+            "architecture {name} is not supported by the tree engine (supported: {}); choose engine = \"mistralrs\" to \
+             decode it without speculation",
+            Architecture::supported()
+        )
+    };
+    Architecture::parse(name).ok_or_else(|| EngineError::model(file, unsupported()))
 }
 
 /// The keys of config.json that matter; unknown ones describe training.
@@ -86,7 +92,7 @@ struct RopeFile {
 
 /// Reads and checks config.json.
 pub(super) fn read_config(file: &Path) -> Result<ModelConfig, EngineError> {
-    let invalid = |message: String| EngineError::InvalidConfig { file: file.into(), message };
+    let invalid = |message: String| EngineError::model(file, message);
     let text = fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
     let json: Value = serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
     let name = json["architectures"][0].as_str().or_else(|| json["model_type"].as_str());

@@ -37,14 +37,14 @@ pub trait Engine: Send {
     /// together.
     ///
     /// # Errors
-    /// [`EngineError::InvalidCapacity`] for 0, [`EngineError::Tensor`] when memory is short.
+    /// [`EngineError::NoCapacity`] for 0, [`EngineError::Tensor`] when memory is short.
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError>;
 
     /// A new cache that starts with the first `length` committed tokens of `from`, so that a prefix
     /// shared by many prompts is computed once. Copies `length` rows per layer.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open); [`EngineError::UnknownSlot`], [`EngineError::InvalidFork`].
+    /// Those of [`open`](Self::open); [`EngineError::UnknownSlot`], [`EngineError::Protocol`].
     fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError>;
 
     /// One forward over the nodes of all segments, at most one segment a slot. For each segment the
@@ -59,7 +59,7 @@ pub trait Engine: Send {
     /// order (possibly empty), and drops the rest. A prefill chunk keeps all of its nodes.
     ///
     /// # Errors
-    /// [`EngineError::UnknownSlot`], [`EngineError::InvalidCommit`].
+    /// [`EngineError::UnknownSlot`], [`EngineError::Protocol`].
     fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError>;
 
     /// Ends the sequence; its memory is reused by later slots. Closing a closed slot does nothing.

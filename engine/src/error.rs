@@ -1,8 +1,9 @@
 //! The errors between a model path and its scores.
 
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 
-use crate::{architecture::Architecture, segment::Slot};
+use crate::segment::Slot;
 
 /// An engine could not be loaded, or was used against its protocol, or a forward failed.
 #[derive(Debug, thiserror::Error)]
@@ -33,54 +34,13 @@ pub enum EngineError {
         /// The path given.
         path: PathBuf,
     },
-    /// A model that the tree engine does not implement.
-    #[error(
-        "{}: architecture {architecture} is not supported by the tree engine (supported: {}); choose engine = \
-         \"mistralrs\" to decode it without speculation",
-        file.display(),
-        Architecture::supported()
-    )]
-    UnsupportedArchitecture {
-        /// config.json or the GGUF file.
-        file: PathBuf,
-        /// The architecture it names.
-        architecture: String,
-    },
-    /// A configuration that cannot be read or asks for something not implemented.
+    /// A file of the model that is damaged, or that asks for something not implemented.
     #[error("{}: {message}", file.display())]
-    InvalidConfig {
-        /// config.json, the safetensors index or the GGUF file.
+    Model {
+        /// config.json, the weights or the directory that they are in.
         file: PathBuf,
-        /// Key, expected and got.
+        /// What was expected and what came.
         message: String,
-    },
-    /// A weight file that is truncated or not what its name says.
-    #[error("{}: unreadable weights: {message}; fetch the file again", file.display())]
-    CorruptWeights {
-        /// The file.
-        file: PathBuf,
-        /// The reader's message.
-        message: String,
-    },
-    /// A tensor that the architecture needs.
-    #[error("{}: tensor {name} is missing, though config asks for it", path.display())]
-    MissingTensor {
-        /// The model directory or file.
-        path: PathBuf,
-        /// The tensor's name.
-        name: String,
-    },
-    /// A tensor of another shape than the configuration says.
-    #[error("{}: tensor {name} has shape {got:?}, expected {expected:?}", path.display())]
-    TensorShape {
-        /// The model directory or file.
-        path: PathBuf,
-        /// The tensor's name.
-        name: String,
-        /// Shape by configuration.
-        expected: Vec<usize>,
-        /// Shape in the file.
-        got: Vec<usize>,
     },
     /// An option that does not fit the model or the device.
     #[error("option {option} = {value:?}: {message}")]
@@ -99,67 +59,14 @@ pub enum EngineError {
         slot: Slot,
     },
     /// A cache for nothing.
-    #[error("capacity must be at least 1 token, got {capacity}")]
-    InvalidCapacity {
-        /// The capacity asked for.
-        capacity: usize,
-    },
-    /// A fork beyond what is cached or what the new slot can hold.
-    #[error("slot {slot}: cannot fork {length} tokens of {cached} cached ones into a capacity of {capacity}")]
-    InvalidFork {
-        /// The slot to fork from.
-        slot: Slot,
-        /// Tokens to copy.
-        length: usize,
-        /// Tokens committed there.
-        cached: usize,
-        /// Capacity of the new slot.
-        capacity: usize,
-    },
-    /// A segment that is not a tree over known tokens.
-    #[error("slot {slot}: invalid segment: {message}")]
-    InvalidSegment {
+    #[error("capacity must be at least 1 token, got 0")]
+    NoCapacity,
+    /// A fork, a step or a commit that breaks the protocol of [`Engine`](crate::Engine).
+    #[error("slot {slot}: {message}")]
+    Protocol {
         /// The slot.
         slot: Slot,
-        /// Node, expected and got.
-        message: String,
-    },
-    /// A second step before the first one was committed.
-    #[error("slot {slot}: {nodes} nodes of the last step are not committed")]
-    Uncommitted {
-        /// The slot.
-        slot: Slot,
-        /// Provisional nodes.
-        nodes: usize,
-    },
-    /// More tokens than the slot was opened for.
-    #[error("slot {slot}: {cached} cached tokens and {nodes} nodes exceed the capacity of {capacity}")]
-    CapacityExceeded {
-        /// The slot.
-        slot: Slot,
-        /// Tokens committed.
-        cached: usize,
-        /// Nodes of the segment.
-        nodes: usize,
-        /// Tokens the slot was opened for.
-        capacity: usize,
-    },
-    /// A token beyond the model's context.
-    #[error("slot {slot}: position {position} is beyond the model's {limit} positions")]
-    PositionLimit {
-        /// The slot.
-        slot: Slot,
-        /// Position of the deepest node, counted from 0.
-        position: usize,
-        /// Positions the model has.
-        limit: usize,
-    },
-    /// A commit that is not a path through the last segment.
-    #[error("slot {slot}: invalid commit: {message}")]
-    InvalidCommit {
-        /// The slot.
-        slot: Slot,
-        /// Node, expected and got.
+        /// What was expected and what came.
         message: String,
     },
     /// A tensor operation failed, most likely for want of memory.
@@ -171,4 +78,28 @@ pub enum EngineError {
         /// Its own message.
         message: String,
     },
+}
+
+impl EngineError {
+    pub(super) fn model(file: &Path, message: impl Into<String>) -> Self {
+        Self::Model { file: file.to_owned(), message: message.into() }
+    }
+
+    /// A weight file that is truncated or not what its name says.
+    pub(super) fn corrupt(file: &Path, reason: impl Display) -> Self {
+        Self::model(file, format!("unreadable weights: {reason}; fetch the file again"))
+    }
+
+    /// A tensor that the architecture needs.
+    pub(super) fn missing_tensor(path: &Path, name: &str) -> Self {
+        Self::model(path, format!("tensor {name} is missing, though config asks for it"))
+    }
+
+    /// Refuses a tensor of another shape than the configuration says.
+    pub(super) fn check_shape(path: &Path, name: &str, expected: &[usize], got: &[usize]) -> Result<(), Self> {
+        match got == expected {
+            true => Ok(()),
+            false => Err(Self::model(path, format!("tensor {name} has shape {got:?}, expected {expected:?}"))),
+        }
+    }
 }

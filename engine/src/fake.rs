@@ -4,8 +4,7 @@
 //! the last token alone decides, between phrases the last `order` tokens do, so texts repeat
 //! phrases the way real ones do and a pool of earlier texts helps. Whether a text ends also depends
 //! on the position, or a text that repeats itself would never end. Protocol and capacity are
-//! checked as strictly as by [`TreeEngine`](crate::TreeEngine), and forwards are counted instead of
-//! timed.
+//! checked as strictly as by [`TreeEngine`](crate::TreeEngine).
 
 use laser_decode::{Candidate, ROOT_PARENT, Token};
 
@@ -17,7 +16,7 @@ use crate::{
     slots::{SlotState, SlotTable},
 };
 
-/// The fake's distribution, costs and injected failures.
+/// The fake's distribution and injected failures.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FakeOptions {
     /// Number of token ids.
@@ -34,10 +33,6 @@ pub struct FakeOptions {
     pub eos: Token,
     /// Share of contexts whose most probable next token is `eos`.
     pub eos_probability: f64,
-    /// Simulated cost of a forward, microseconds.
-    pub forward_cost_us: u64,
-    /// Simulated cost of a node, microseconds.
-    pub node_cost_us: u64,
     /// The step, counted from 0, that fails.
     pub fail_on_step: Option<u64>,
     /// Every step fails in which a sequence contains this token.
@@ -45,8 +40,7 @@ pub struct FakeOptions {
 }
 
 impl Default for FakeOptions {
-    /// Texts of about 50 tokens over 1,000 ids, a forward that costs as much as 20 nodes, no
-    /// failures.
+    /// Texts of about 50 tokens over 1,000 ids, no failures.
     fn default() -> Self {
         Self {
             vocab_size: 1_000,
@@ -56,8 +50,6 @@ impl Default for FakeOptions {
             phrase_probability: 0.7,
             eos: 1,
             eos_probability: 0.02,
-            forward_cost_us: 1_000,
-            node_cost_us: 50,
             fail_on_step: None,
             fail_on_token: None,
         }
@@ -71,8 +63,8 @@ pub struct FakeEngine {
     info: EngineInfo,
     /// The tokens of each slot, then those of its provisional nodes.
     slots: SlotTable<Vec<Token>>,
+    /// Steps so far, failed ones included.
     steps: u64,
-    nodes: u64,
 }
 
 impl FakeEngine {
@@ -89,25 +81,7 @@ impl FakeEngine {
             device: "none".into(),
         };
         let slots = SlotTable::new(info.vocab_size, info.max_positions);
-        Self { options, info, slots, steps: 0, nodes: 0 }
-    }
-
-    /// Steps so far, failed ones included.
-    #[must_use]
-    pub fn steps(&self) -> u64 {
-        self.steps
-    }
-
-    /// Nodes of all successful steps.
-    #[must_use]
-    pub fn nodes(&self) -> u64 {
-        self.nodes
-    }
-
-    /// The simulated cost of all steps, microseconds.
-    #[must_use]
-    pub fn simulated_us(&self) -> u64 {
-        self.steps * self.options.forward_cost_us + self.nodes * self.options.node_cost_us
+        Self { options, info, slots, steps: 0 }
     }
 
     fn injected_failure(&self, segments: &[Segment<'_>]) -> Result<(), EngineError> {
@@ -146,7 +120,7 @@ impl Engine for FakeEngine {
 
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
         if capacity == 0 {
-            return Err(EngineError::InvalidCapacity { capacity });
+            return Err(EngineError::NoCapacity);
         }
         Ok(self.slots.open(capacity, 0, Vec::new()))
     }
@@ -154,7 +128,7 @@ impl Engine for FakeEngine {
     fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError> {
         self.slots.check_fork(from, length, capacity)?;
         if capacity == 0 {
-            return Err(EngineError::InvalidCapacity { capacity });
+            return Err(EngineError::NoCapacity);
         }
         let tokens = self.slots.get(from)?.data[..length].to_vec();
         Ok(self.slots.open(capacity, length, tokens))
@@ -172,7 +146,6 @@ impl Engine for FakeEngine {
             .collect::<Result<_, _>>()?;
         for segment in segments {
             self.slots.get_mut(segment.slot)?.data.extend_from_slice(segment.tokens);
-            self.nodes += segment.tokens.len() as u64;
         }
         self.slots.append(segments)?;
         Ok(scores)

@@ -71,9 +71,9 @@ pub(super) struct GgufWeights {
 
 impl GgufWeights {
     pub(super) fn open(path: &Path, device: &Device) -> Result<Self, EngineError> {
-        let corrupt = |message: String| EngineError::CorruptWeights { file: path.into(), message };
-        let mut file = File::open(path).map_err(|error| corrupt(error.to_string()))?;
-        let content = Content::read(&mut file).map_err(|error| corrupt(error.to_string()))?;
+        let corrupt = |error: candle_core::Error| EngineError::corrupt(path, error);
+        let mut file = File::open(path).map_err(|error| EngineError::corrupt(path, error))?;
+        let content = Content::read(&mut file).map_err(corrupt)?;
         let header = Header { path, content: &content };
         let mut config = header.config()?;
         let factors = "rope_freqs.weight";
@@ -81,7 +81,7 @@ impl GgufWeights {
             let factors = content
                 .tensor(&mut file, factors, &Device::Cpu)
                 .and_then(|factors| factors.dequantize(&Device::Cpu)?.to_vec1())
-                .map_err(|error| corrupt(error.to_string()))?;
+                .map_err(corrupt)?;
             config.shape.rope_scaling = RopeScaling::Factors(factors);
         }
         let (path, device) = (path.into(), device.clone());
@@ -95,19 +95,12 @@ impl GgufWeights {
 
     /// Tensor `name` on the CPU, of exactly this shape.
     fn get(&mut self, name: &str, shape: &[usize]) -> Result<QTensor, EngineError> {
-        let path = self.path.clone();
-        let Some(info) = self.content.tensor_infos.get(name) else {
-            return Err(EngineError::MissingTensor { path, name: name.into() });
-        };
-        let got = info.shape.dims().to_vec();
-        if got != shape {
-            let (name, expected) = (name.into(), shape.into());
-            return Err(EngineError::TensorShape { path, name, expected, got });
-        }
-        self.parameters.set(self.parameters.get() + got.iter().product::<usize>() as u64);
-        self.content
-            .tensor(&mut self.file, name, &Device::Cpu)
-            .map_err(|error| EngineError::CorruptWeights { file: path, message: format!("{name}: {error}") })
+        let info = self.content.tensor_infos.get(name);
+        let info = info.ok_or_else(|| EngineError::missing_tensor(&self.path, name))?;
+        EngineError::check_shape(&self.path, name, shape, info.shape.dims())?;
+        self.parameters.set(self.parameters.get() + shape.iter().product::<usize>() as u64);
+        let tensor = self.content.tensor(&mut self.file, name, &Device::Cpu);
+        tensor.map_err(|error| EngineError::corrupt(&self.path, format!("{name}: {error}")))
     }
 
     /// Tensor `name` as f32 on the device.
@@ -276,7 +269,7 @@ impl Header<'_> {
     }
 
     fn invalid(&self, message: String) -> EngineError {
-        EngineError::InvalidConfig { file: self.path.into(), message }
+        EngineError::model(self.path, message)
     }
 }
 

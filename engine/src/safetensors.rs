@@ -38,9 +38,8 @@ fn read_index(index: &Path) -> Result<BTreeSet<String>, EngineError> {
     struct Index {
         weight_map: std::collections::BTreeMap<String, String>,
     }
-    let invalid = |message: String| EngineError::InvalidConfig { file: index.into(), message };
-    let text = fs::read_to_string(index).map_err(|error| invalid(error.to_string()))?;
-    let parsed: Index = serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
+    let text = fs::read_to_string(index).map_err(|error| EngineError::model(index, error.to_string()))?;
+    let parsed: Index = serde_json::from_str(&text).map_err(|error| EngineError::model(index, error.to_string()))?;
     Ok(parsed.weight_map.into_values().collect())
 }
 
@@ -73,8 +72,7 @@ impl SafetensorsWeights {
     ) -> Result<Self, EngineError> {
         let files = weight_files(directory)?;
         for file in &files {
-            map(std::slice::from_ref(file), dtype)
-                .map_err(|error| EngineError::CorruptWeights { file: file.clone(), message: error.to_string() })?;
+            map(std::slice::from_ref(file), dtype).map_err(|error| EngineError::corrupt(file, error))?;
         }
         let tensors = map(&files, dtype)?;
         let (path, device) = (directory.into(), device.clone());
@@ -84,17 +82,10 @@ impl SafetensorsWeights {
     /// Tensor `name` on the CPU, of exactly this shape.
     fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
         if !self.tensors.contains_tensor(name) {
-            return Err(EngineError::MissingTensor { path: self.path.clone(), name: name.into() });
+            return Err(EngineError::missing_tensor(&self.path, name));
         }
         let tensor = self.tensors.get_unchecked(name)?.to_dtype(self.tensors.dtype())?;
-        if tensor.dims() != shape {
-            return Err(EngineError::TensorShape {
-                path: self.path.clone(),
-                name: name.into(),
-                expected: shape.into(),
-                got: tensor.dims().into(),
-            });
-        }
+        EngineError::check_shape(&self.path, name, shape, tensor.dims())?;
         self.parameters.set(self.parameters.get() + tensor.elem_count() as u64);
         Ok(tensor)
     }

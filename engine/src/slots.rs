@@ -72,7 +72,8 @@ impl<T> SlotTable<T> {
     pub(super) fn check_fork(&self, slot: Slot, length: usize, capacity: usize) -> Result<(), EngineError> {
         let cached = self.get(slot)?.cached;
         if length > cached || length > capacity {
-            return Err(EngineError::InvalidFork { slot, length, cached, capacity });
+            let fork = format!("cannot fork {length} tokens of {cached} cached ones into a capacity of {capacity}");
+            return Err(protocol(slot, fork));
         }
         Ok(())
     }
@@ -96,7 +97,7 @@ impl<T> SlotTable<T> {
         let state = self.get(slot)?;
         let nodes = tokens.len();
         if !state.pending.is_empty() {
-            return Err(EngineError::Uncommitted { slot, nodes: state.pending.len() });
+            return Err(protocol(slot, format!("{} nodes of the last step are not committed", state.pending.len())));
         }
         if nodes == 0 || parents.len() != nodes || scored_from > nodes {
             let parents = parents.len();
@@ -108,12 +109,14 @@ impl<T> SlotTable<T> {
         }
         let &SlotState { cached, capacity, .. } = state;
         if cached + nodes > capacity {
-            return Err(EngineError::CapacityExceeded { slot, cached, nodes, capacity });
+            let message = format!("{cached} cached tokens and {nodes} nodes exceed the capacity of {capacity}");
+            return Err(protocol(slot, message));
         }
         let depths = depths(slot, parents)?;
         let position = cached + depths.iter().copied().max().unwrap_or(0);
         if position >= self.max_positions {
-            return Err(EngineError::PositionLimit { slot, position, limit: self.max_positions });
+            let limit = self.max_positions;
+            return Err(protocol(slot, format!("position {position} is beyond the model's {limit} positions")));
         }
         Ok(depths)
     }
@@ -129,7 +132,7 @@ impl<T> SlotTable<T> {
     /// Refuses a commit that is no path of the last segment.
     pub(super) fn check_commit(&self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
         let pending = &self.get(slot)?.pending;
-        let error = |message| EngineError::InvalidCommit { slot, message };
+        let error = |message: String| protocol(slot, format!("invalid commit: {message}"));
         if pending.is_empty() {
             return Err(error("no step since the last commit".into()));
         }
@@ -172,8 +175,12 @@ fn depths(slot: Slot, parents: &[u32]) -> Result<Vec<usize>, EngineError> {
     Ok(depths)
 }
 
-fn invalid(slot: Slot, message: impl Into<String>) -> EngineError {
-    EngineError::InvalidSegment { slot, message: message.into() }
+fn invalid(slot: Slot, message: impl std::fmt::Display) -> EngineError {
+    protocol(slot, format!("invalid segment: {message}"))
+}
+
+fn protocol(slot: Slot, message: String) -> EngineError {
+    EngineError::Protocol { slot, message }
 }
 
 fn name(node: u32) -> String {

@@ -161,7 +161,7 @@ impl<D: Decoder> Engine for Slots<D> {
 
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
         if capacity == 0 {
-            return Err(EngineError::InvalidCapacity { capacity });
+            return Err(EngineError::NoCapacity);
         }
         let cache = self.model.open(capacity)?;
         Ok(self.slots.open(capacity, 0, cache))

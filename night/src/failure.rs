@@ -21,7 +21,7 @@ pub fn may_pass(error: &Error) -> bool {
             || cause.downcast_ref::<WorkerError>().is_some()
             || matches!(
                 cause.downcast_ref(),
-                Some(NatsError::Connect { .. } | NatsError::Request { .. } | NatsError::Away { .. })
+                Some(NatsError::Connect { .. } | NatsError::Request { .. } | NatsError::Away)
             )
     };
     !is_refused(error) && error.chain().any(passes)

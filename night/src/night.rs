@@ -245,7 +245,8 @@ impl<'a> Night<'a> {
             prompts: &self.prompts,
             route: &route,
         };
-        let plan = plan(output, entities, &request, &mut |p| progress.update(p.entities, None, "entities")).await?;
+        let plan =
+            plan(output, entities, &request, &mut |entities| progress.update(entities, None, "entities")).await?;
         let sum = |f: fn(&KindCounts) -> u64| plan.counts.values().map(f).sum::<u64>();
         progress.finish_with(&format!(
             "{} entities: {} to generate, {} unchanged, {} failed; {} shards",

@@ -1,13 +1,13 @@
 //! A night on Azure's blob storage: a real server of its protocol, real processes.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 use crate::distributed::Cluster;
 use crate::faults::{texts, without_run};
 use crate::s3::request;
-use crate::{Workspace, assert_exit};
+use crate::server::{Server, installed};
+use crate::{Workspace, assert_exit, laser};
 
 /// Makes the container `laser`, which everybody may read, in the emulator's well-known account.
 const MAKE_CONTAINER: &str = r"
@@ -27,58 +27,37 @@ require('http').request({ port, method: 'PUT', path, headers }, answer).end();
 ";
 const KEY: &str = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// A blob server; killed when dropped.
-struct Azurite {
-    child: Child,
-    port: u16,
-}
+/// A blob server.
+struct Azurite(Server);
 
 impl Azurite {
     fn start() -> Self {
-        let binary = std::env::var_os("LASER_AZURITE").unwrap_or_else(|| {
-            panic!("LASER_AZURITE is not set: pass the tests with tests/run.sh, or `source tests/azurite.sh` first")
-        });
-        let mut child = Command::new(binary)
-            .args(["--blobHost", "127.0.0.1", "--blobPort", "0", "--silent"])
-            .args(["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"])
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let port = lines
-            .find_map(|line| line.split_once("listens on http://127.0.0.1:")?.1.trim().parse().ok())
-            .expect("azurite did not start");
-        std::thread::spawn(move || lines.for_each(drop));
-        let server = Self { child, port };
-        let made = Command::new("node").args(["-e", MAKE_CONTAINER, &port.to_string(), KEY]).status().unwrap();
+        let mut command = Command::new(installed("LASER_AZURITE", "azurite.sh"));
+        command.args(["--blobHost", "127.0.0.1", "--blobPort", "0", "--silent"]);
+        command.args(["--inMemoryPersistence", "--skipApiVersionCheck", "--disableTelemetry"]);
+        let words = "listens on http://127.0.0.1:";
+        let server = Server::start(command, words, words);
+        let made = Command::new("node").args(["-e", MAKE_CONTAINER, &server.port.to_string(), KEY]).status().unwrap();
         assert!(made.success());
-        server
+        Self(server)
     }
 
     fn environment(&self) -> Vec<(&'static str, String)> {
-        let url = format!("http://127.0.0.1:{}", self.port);
+        let url = format!("http://127.0.0.1:{}", self.0.port);
         vec![("AZURE_STORAGE_USE_EMULATOR", "true".into()), ("AZURITE_BLOB_STORAGE_URL", url)]
     }
 
     fn copy_parts(&self, workspace: &Workspace) {
         let container = "/devstoreaccount1/laser";
         let list = format!("{container}?restype=container&comp=list&prefix=out/profiles/");
-        let listed = String::from_utf8(request(self.port, "GET", &list, "")).unwrap();
+        let listed = String::from_utf8(request(self.0.port, "GET", &list, "")).unwrap();
         for key in listed.split("<Name>").skip(1) {
             let key = key.split("</Name>").next().unwrap();
             let path = workspace.path(key);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            let bytes = request(self.port, "GET", &format!("{container}/{key}"), "");
+            let bytes = request(self.0.port, "GET", &format!("{container}/{key}"), "");
             fs::write(path, bytes).unwrap();
         }
-    }
-}
-
-impl Drop for Azurite {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -87,15 +66,13 @@ fn workers_share_a_night_on_azure() {
     let azure = Azurite::start();
     let mut cluster = Cluster::new("LASER_NATS_NEW");
     cluster.move_output("az://laser/out", azure.environment());
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
-    let killed = cluster.start("worker");
-    killed.wait_for("writing", 2);
-    killed.kill();
-    let worker = cluster.start("worker");
+    let coordinator = cluster.coordinator(&[]);
+    cluster.kill_worker_at("writing", 2);
+    let worker = cluster.worker();
     coordinator.assert_ends(0);
     worker.terminate();
-    assert_exit(&cluster.laser(&["verify", "az://laser/out"]), 0);
+    let verified = laser().args(["verify", "az://laser/out"]).envs(azure.environment()).output();
+    assert_exit(&verified.unwrap(), 0);
     azure.copy_parts(&cluster.tonight);
     assert_eq!(without_run(texts(&cluster.tonight)), cluster.expected);
 }

@@ -2,18 +2,12 @@
 
 use std::fs;
 
-use crate::{Workspace, assert_exit, fixture, stderr};
+use crate::{USERS, Workspace, assert_exit, copy_files, fixture, stderr};
 
 /// Runs with a JSONL table in place of the demo.
 fn check_table(rows: &str, settings: &[&str], expected: &str) {
-    let workspace = Workspace::new();
-    let table = workspace.path("users.jsonl");
-    fs::write(&table, rows).unwrap();
-    let config = fs::read_to_string(workspace.path("laser.toml")).unwrap();
-    let (before, after) = config.split_once("[demo]").unwrap();
-    let after = after.split_once("[output]").unwrap().1;
-    let input = format!("[[input]]\npath = \"{}\"\nkind = \"user\"\n", table.display());
-    fs::write(workspace.path("laser.toml"), format!("{before}{input}[output]{after}")).unwrap();
+    let workspace = Workspace::with(&[USERS]);
+    fs::write(workspace.path("users.jsonl"), rows).unwrap();
     check(&workspace, settings, expected);
 }
 
@@ -66,11 +60,7 @@ fn unusable_models_are_refused() {
     let workspace = Workspace::new();
     let broken = |name: &str, change: &dyn Fn(&std::path::Path)| {
         let dir = workspace.path(name);
-        fs::create_dir(&dir).unwrap();
-        for file in fs::read_dir(fixture()).unwrap() {
-            let file = file.unwrap();
-            fs::copy(file.path(), dir.join(file.file_name())).unwrap();
-        }
+        copy_files(&fixture(), &dir);
         change(&dir);
         format!("model.path={}", dir.display())
     };

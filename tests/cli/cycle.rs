@@ -7,8 +7,11 @@ use std::process::{Command, Output};
 
 use serde_json::Value;
 
-use crate::faults::start;
-use crate::{Workspace, assert_exit, fixture, stderr, stdout};
+use crate::faults::start_and_kill;
+use crate::{
+    USERS, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, flip_bit, laser, read_json,
+    set, stderr, stdout,
+};
 
 /// A cron user's configuration: users, and what this output held last night.
 pub(crate) struct Nights {
@@ -17,38 +20,8 @@ pub(crate) struct Nights {
 
 impl Nights {
     pub(crate) fn new() -> Self {
-        let workspace = Workspace::new();
-        let root = workspace.path("").display().to_string();
-        let config = format!(
-            r#"
-[model]
-path = "{}"
-[[input]]
-path = "{root}/users.jsonl"
-kind = "user"
-[[previous]]
-path = "latest"
-[output]
-path = "{root}/out"
-[prompt]
-user = "plain/films"
-chat = false
-max_tokens = 150
-[generate]
-max_new_tokens = 24
-batch = 2
-[verification]
-policy = "strict"
-[pools.user]
-clusters = 2
-min_group = 2
-[run]
-shard_rows = 3
-audit_share = 0.2
-"#,
-            fixture().display()
-        );
-        fs::write(workspace.path("laser.toml"), config).unwrap();
+        let run = "[run]\nshard_rows = 3\naudit_share = 0.2\n";
+        let workspace = Workspace::with(&[USERS, "[[previous]]\npath = \"latest\"\n", run]);
         let nights = Self { workspace };
         nights.write_users("Heat");
         nights
@@ -83,48 +56,39 @@ audit_share = 0.2
 
     /// Starts a night and kills it once it has committed a shard.
     fn kill_night(&self, day: u32, settings: &[&str]) {
-        let mut child = start(self.command("run", day, settings), 1);
-        child.kill().unwrap();
-        child.wait().unwrap();
+        start_and_kill(self.command("run", day, settings), 1);
     }
 
+    /// The published folders of a night, one a run.
+    pub(crate) fn published(&self, day: u32) -> Vec<PathBuf> {
+        self.workspace.published(&format!("2026-01-{day:02}"))
+    }
+
+    /// A command such as `laser pools list` with further arguments.
     fn laser(&self, args: &[&str], settings: &[&str]) -> Output {
         let (subcommand, rest) = args.split_at(args.len().min(2));
-        let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
-        command.args(subcommand).arg(self.workspace.path("laser.toml")).args(rest);
-        for setting in settings {
-            command.args(["--set", setting]);
-        }
+        let mut command = laser();
+        command.args(subcommand).arg(self.workspace.path("laser.toml")).args(rest).args(set(settings));
         command.output().unwrap()
     }
 
-    fn folders(&self, path: &str) -> Vec<String> {
-        let entries = fs::read_dir(self.workspace.path("out").join(path)).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut names: Vec<String> = names.collect();
-        names.sort();
-        names
+    /// The names in a folder of the output.
+    fn names(&self, folder: &str) -> Vec<String> {
+        let entries = entries(&self.workspace.path("out").join(folder)).into_iter();
+        entries.map(|entry| entry.file_name().unwrap().to_str().unwrap().to_owned()).collect()
     }
 
     /// The folder of the one run of a night.
     #[track_caller]
     fn run_of(&self, day: u32) -> PathBuf {
-        let day = format!("2026-01-{day:02}-");
-        let runs = self.folders("runs").into_iter().filter(|run| run.starts_with(&day));
-        let runs: Vec<String> = runs.collect();
+        let mut runs = self.names("runs");
+        runs.retain(|run| run.starts_with(&format!("2026-01-{day:02}-")));
         assert_eq!(runs.len(), 1, "{runs:?}");
         self.workspace.path("out/runs").join(&runs[0])
     }
 
     fn json(&self, day: u32, file: &str) -> Value {
-        serde_json::from_slice(&fs::read(self.run_of(day).join(file)).unwrap()).unwrap()
-    }
-
-    fn manifest(&self, day: u32) -> Value {
-        let night = format!("out/profiles/kind=user/dt=2026-01-{day:02}");
-        let run = fs::read_dir(self.workspace.path(&night)).unwrap().next();
-        let file = run.unwrap().unwrap().path().join("_manifest.json");
-        serde_json::from_slice(&fs::read(file).unwrap()).unwrap()
+        read_json(&self.run_of(day).join(file))
     }
 }
 
@@ -136,13 +100,12 @@ fn one_command_makes_a_first_night_and_every_night_after_it() {
     assert_eq!(nights.json(1, "pins.json")["previous"], Value::Array(Vec::new()));
     // Nothing has changed: all is carried forward.
     let second = nights.night(2, &[]);
-    assert!(stderr(&second).contains("dt=2026-01-01"), "{}", stderr(&second));
-    assert!(stdout(&second).contains("12 unchanged"), "{}", stdout(&second));
+    assert_contains(&stderr(&second), &["dt=2026-01-01"]);
+    assert_contains(&stdout(&second), &["12 unchanged"]);
     // Everything has: last night's texts are the pools, and what tonight's lengths are compared with.
     nights.write_users("Alien");
-    let third = nights.night(3, &[]);
-    assert!(stdout(&third).contains("12 generated"), "{}", stdout(&third));
-    let figures = &nights.manifest(3)["figures"];
+    assert_prints(&nights.night(3, &[]), &["12 generated"]);
+    let figures = &read_json::<Value>(&nights.published(3)[0].join("_manifest.json"))["figures"];
     let sum = |key: &str| {
         let pools = figures.as_object().unwrap().values();
         pools.map(|pool| pool[key].as_u64().unwrap()).sum::<u64>()
@@ -151,10 +114,9 @@ fn one_command_makes_a_first_night_and_every_night_after_it() {
     assert_eq!(sum("compared"), sum("tokens"));
     // Again: it is published, and tonight is not its own past.
     let parts = nights.workspace.parts();
-    for day in [2, 3] {
-        let users = if day == 2 { "Heat" } else { "Alien" };
-        nights.write_users(users);
-        assert!(stdout(&nights.night(day, &[])).contains("complete already"));
+    for (day, film) in [(2, "Heat"), (3, "Alien")] {
+        nights.write_users(film);
+        assert_prints(&nights.night(day, &[]), &["complete already"]);
     }
     assert_eq!(nights.workspace.parts(), parts);
     assert_exit(&nights.workspace.verify(), 0);
@@ -168,14 +130,11 @@ fn previous_on_the_command_line_replaces_that_of_the_configuration() {
     fs::create_dir(&empty).unwrap();
     let mut named = nights.command("run", 2, &[]);
     let named = named.arg("--previous").arg(&empty).output().unwrap();
-    assert_exit(&named, 65);
-    let message = stderr(&named);
-    assert!(message.contains("empty: no complete earlier output"), "{message}");
-    assert!(message.contains("path = \"latest\""), "says what to do: {message}");
+    // With what to do.
+    assert_refused(&named, &["empty: no complete earlier output", "path = \"latest\""]);
     let mut latest = nights.command("plan", 2, &["previous=[]"]);
     let latest = latest.args(["--previous", "latest"]).output().unwrap();
-    assert_exit(&latest, 0);
-    assert!(stdout(&latest).contains("12 unchanged"), "{}", stdout(&latest));
+    assert_prints(&latest, &["12 unchanged"]);
 }
 
 #[test]
@@ -187,9 +146,8 @@ fn a_night_that_is_resumed_keeps_the_past_it_was_begun_with() {
     let committed = nights.workspace.parts();
     nights.night(2, &[]);
     nights.night(3, &[]);
-    let previous = nights.json(3, "pins.json")["previous"].to_string();
-    assert!(previous.contains("dt=2026-01-01"), "{previous}");
-    let after: std::collections::BTreeMap<_, _> = nights.workspace.parts().into_iter().collect();
+    assert_contains(&nights.json(3, "pins.json")["previous"].to_string(), &["dt=2026-01-01"]);
+    let after = nights.workspace.parts();
     assert!(committed.iter().all(|(path, bytes)| after[path] == *bytes));
     assert_exit(&nights.workspace.verify(), 0);
 }
@@ -201,14 +159,11 @@ fn pool_sets_are_promoted_and_rolled_back_between_nights_and_never_within_one() 
     nights.write_users("Alien");
     let promoted = ["run.pools=promoted"];
     let refused = nights.command("run", 2, &promoted).output().unwrap();
-    assert_exit(&refused, 65);
-    assert!(stderr(&refused).contains("laser pools promote CONFIG VERSION"));
+    assert_refused(&refused, &["laser pools promote CONFIG VERSION"]);
     for (name, size) in [("a", "pools.user.max_texts=9"), ("b", "pools.user.max_texts=3")] {
         assert_exit(&nights.laser(&["pools", "build", "--name", name], &[size]), 0);
     }
-    let again = nights.laser(&["pools", "build", "--name", "a"], &[]);
-    assert_exit(&again, 65);
-    assert!(stderr(&again).contains("give another --name"), "{}", stderr(&again));
+    assert_refused(&nights.laser(&["pools", "build", "--name", "a"], &[]), &["give another --name"]);
     let promote = |version: &str| {
         assert_exit(&nights.laser(&["pools", "promote", version], &promoted), 0);
     };
@@ -230,13 +185,9 @@ fn pool_sets_are_promoted_and_rolled_back_between_nights_and_never_within_one() 
     nights.night(4, &["run.pools=b"]);
     assert_eq!(nights.json(4, "plan.json")["pools"], "pools/b");
     for set in ["promoted", "b", nights.workspace.path("out/pools/a").to_str().unwrap()] {
-        let inspected = nights.laser(&["pools", "inspect", set], &[]);
-        assert_exit(&inspected, 0);
-        assert!(stdout(&inspected).contains("bytes a token"));
+        assert_prints(&nights.laser(&["pools", "inspect", set], &[]), &["bytes a token"]);
     }
-    let unknown = nights.laser(&["pools", "inspect", "c"], &[]);
-    assert_exit(&unknown, 65);
-    assert!(stderr(&unknown).contains("no finished pool set \"c\""), "{}", stderr(&unknown));
+    assert_refused(&nights.laser(&["pools", "inspect", "c"], &[]), &["no finished pool set \"c\""]);
 }
 
 #[test]
@@ -244,16 +195,10 @@ fn a_damaged_pool_set_cannot_be_promoted() {
     let nights = Nights::new();
     nights.night(1, &[]);
     assert_exit(&nights.laser(&["pools", "build", "--name", "a"], &[]), 0);
-    let pools = nights.folders("pools/a");
+    let pools = nights.names("pools/a");
     let pool = pools.iter().find(|name| name.ends_with(".pool")).unwrap();
-    let pool = nights.workspace.path("out/pools/a").join(pool);
-    let mut bytes = fs::read(&pool).unwrap();
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    fs::write(&pool, bytes).unwrap();
-    let refused = nights.laser(&["pools", "promote", "a"], &[]);
-    assert_exit(&refused, 65);
-    assert!(stderr(&refused).contains(".pool"), "{}", stderr(&refused));
+    flip_bit(&nights.workspace.path("out/pools/a").join(pool));
+    assert_refused(&nights.laser(&["pools", "promote", "a"], &[]), &[".pool"]);
     assert!(!nights.workspace.path("out/pools/promotions").exists());
 }
 
@@ -264,29 +209,23 @@ fn nights_beyond_those_that_are_kept_are_removed_and_the_rest_stays_whole() {
         nights.write_users(film);
         nights.night(day, &[]);
     }
-    let [first, second, ..] = &nights.folders("pools")[..] else {
+    let [first, second, ..] = &nights.names("pools")[..] else {
         panic!("four nights' pools");
     };
-    let empty = nights.laser(&["pools", "promote", first], &[]);
-    assert_exit(&empty, 65);
-    assert!(stderr(&empty).contains("a set without pools"));
+    assert_refused(&nights.laser(&["pools", "promote", first], &[]), &["a set without pools"]);
     assert_exit(&nights.laser(&["pools", "promote", second], &[]), 0);
     let before = nights.workspace.parts();
-    let unset = nights.workspace.command("prune", &[]).output().unwrap();
-    assert_exit(&unset, 65);
-    assert!(stderr(&unset).contains("[output] keep_nights"));
+    assert_refused(&nights.workspace.output("prune", &[]), &["[output] keep_nights"]);
     let mut dry = nights.workspace.command("prune", &["output.keep_nights=3"]);
     let dry = dry.arg("--dry-run").output().unwrap();
-    assert_exit(&dry, 0);
-    assert!(stdout(&dry).contains("would remove") && stdout(&dry).contains("dt=2026-01-01"));
+    assert_prints(&dry, &["would remove", "dt=2026-01-01"]);
     assert_eq!(nights.workspace.parts(), before);
     // By the next night, once it is published; the promoted pools of the second night stay.
     nights.write_users("Tron");
     nights.night(5, &["output.keep_nights=2"]);
-    let dates = ["dt=2026-01-04", "dt=2026-01-05"];
-    assert_eq!(nights.folders("profiles/kind=user"), dates);
-    assert_eq!(nights.folders("runs").len(), 2);
-    assert_eq!(nights.folders("pools").len(), 4, "two nights', the promoted one, promotions");
+    assert_eq!(nights.names("profiles/kind=user"), ["dt=2026-01-04", "dt=2026-01-05"]);
+    assert_eq!(nights.names("runs").len(), 2);
+    assert_eq!(nights.names("pools").len(), 4, "two nights', the promoted one, promotions");
     assert_exit(&nights.workspace.verify(), 0);
     assert_exit(&nights.laser(&["pools", "inspect", "promoted"], &[]), 0);
     nights.write_users("Big");
@@ -297,10 +236,8 @@ fn nights_beyond_those_that_are_kept_are_removed_and_the_rest_stays_whole() {
 fn a_price_is_told_by_pool_and_in_all() {
     let nights = Nights::new();
     let price = ["price.gpu_hour=7200", "price.currency=EUR"];
-    let night = nights.night(1, &price);
-    let text = stdout(&night);
-    assert!(text.contains("EUR, ") && text.contains("per 1,000 texts"), "{text}");
-    let manifest = nights.manifest(1);
+    assert_prints(&nights.night(1, &price), &["EUR, ", "per 1,000 texts"]);
+    let manifest: Value = read_json(&nights.published(1)[0].join("_manifest.json"));
     let (cost, figures) = (&manifest["cost"], manifest["figures"].as_object().unwrap());
     let number = |value: &Value| value.as_f64().unwrap();
     for (pool, figures) in figures {
@@ -312,7 +249,7 @@ fn a_price_is_told_by_pool_and_in_all() {
     assert!((number(&cost["gpu_seconds"]) - seconds).abs() < 1e-9);
     assert!((number(&cost["per_1000_texts"]) - seconds * 2.0 * 1e3 / 12.0).abs() < 1e-6);
     let status = nights.command("status", 1, &[]).output().unwrap();
-    assert!(stdout(&status).contains("EUR per 1,000 texts"), "{}", stdout(&status));
+    assert_prints(&status, &["EUR per 1,000 texts"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde_json::Value;
 
 use crate::cycle::Nights;
-use crate::{assert_exit, stderr, stdout};
+use crate::{assert_contains, assert_exit, assert_prints, assert_refused, entries, stdout};
 
 const TABLE: &str = "output.table=delta";
 
@@ -17,9 +17,8 @@ fn log(nights: &Nights) -> PathBuf {
 
 /// The actions of a kind in each commit.
 fn commits(nights: &Nights, action: &str) -> Vec<Vec<Value>> {
-    let mut files: Vec<PathBuf> = fs::read_dir(log(nights)).unwrap().map(|file| file.unwrap().path()).collect();
+    let mut files = entries(&log(nights));
     files.retain(|file| file.extension().is_some_and(|extension| extension == "json"));
-    files.sort();
     let actions = |file: PathBuf| {
         let lines = fs::read_to_string(file).unwrap();
         let actions = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -36,25 +35,15 @@ fn changes(nights: &Nights) -> Vec<(usize, usize)> {
 
 #[track_caller]
 fn assert_agrees(nights: &Nights) {
-    let verified = nights.workspace.verify();
-    assert_exit(&verified, 0);
-    assert!(stdout(&verified).contains("agrees: the table profiles/kind=user"), "{}", stdout(&verified));
-}
-
-/// The published folder of the newest run.
-fn newest(nights: &Nights, day: u32) -> PathBuf {
-    let night = nights.workspace.path(&format!("out/profiles/kind=user/dt=2026-01-{day:02}"));
-    let runs = fs::read_dir(night).unwrap().map(|run| run.unwrap().path());
-    runs.max_by_key(|run| fs::metadata(run.join("_SUCCESS")).unwrap().modified().unwrap()).unwrap()
+    assert_prints(&nights.workspace.verify(), &["agrees: the table profiles/kind=user"]);
 }
 
 #[test]
 fn a_night_killed_between_its_commit_and_success_is_published_once() {
     let nights = Nights::new();
     nights.night(1, &[TABLE]);
-    let run = newest(&nights, 1);
     for name in ["_SUCCESS", "_manifest.json"] {
-        fs::remove_file(run.join(name)).unwrap();
+        fs::remove_file(nights.published(1)[0].join(name)).unwrap();
     }
     nights.night(1, &[TABLE]);
     nights.night(1, &[TABLE]);
@@ -102,15 +91,12 @@ fn verify_finds_a_night_that_its_table_lacks() {
     fs::remove_file(log(&nights).join("00000000000000000001.json")).unwrap();
     let verified = nights.workspace.verify();
     assert_exit(&verified, 65);
-    let said = stdout(&verified);
-    assert!(said.contains("DISAGREES") && said.contains("complete, but not in the table"), "{said}");
+    assert_contains(&stdout(&verified), &["DISAGREES", "complete, but not in the table"]);
 }
 
 #[test]
 fn a_table_wants_embeddings_as_lists() {
     let nights = Nights::new();
     let refused = nights.command("run", 1, &[TABLE, "encoder.path=models/bert"]).output().unwrap();
-    assert_exit(&refused, 65);
-    let said = stderr(&refused);
-    assert!(said.contains("[encoder] layout") && said.contains("\"list\""), "{said}");
+    assert_refused(&refused, &["[encoder] layout", "\"list\""]);
 }

@@ -12,30 +12,35 @@ use tempfile::TempDir;
 use crate::faults::{signal, texts, without_run};
 use crate::proxy::Proxy;
 use crate::s3::S3;
-use crate::{Workspace, assert_exit, stderr, stdout};
+use crate::server::{Server, installed};
+use crate::{
+    TONIGHT, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, laser, only, stderr,
+};
 
-/// A NATS server of its own, killed when dropped.
+/// A NATS server of its own.
 pub(crate) struct Nats {
     dir: TempDir,
-    binary: PathBuf,
-    pub(crate) port: u16,
-    child: Child,
+    binary: String,
+    server: Server,
 }
 
 impl Nats {
-    pub(crate) fn start(variable: &str) -> Self {
-        Self::start_with(variable, "")
+    /// The server that the variable names, with more configuration than its folder and port.
+    pub(crate) fn start(variable: &str, configuration: &str) -> Self {
+        let (dir, binary) = (tempfile::tempdir().unwrap(), installed(variable, "nats.sh"));
+        fs::write(dir.path().join("nats.conf"), configuration).unwrap();
+        let server = Self::serve(&binary, dir.path(), "-1");
+        Self { dir, binary, server }
     }
 
-    /// With more configuration.
-    pub(crate) fn start_with(variable: &str, configuration: &str) -> Self {
-        let binary = std::env::var_os(variable).unwrap_or_else(|| {
-            panic!("{variable} is not set: pass the tests with tests/run.sh, or `source tests/nats.sh` first")
-        });
-        let (dir, binary) = (tempfile::tempdir().unwrap(), PathBuf::from(binary));
-        fs::write(dir.path().join("nats.conf"), configuration).unwrap();
-        let (child, port) = spawn(&binary, dir.path(), "-1");
-        Self { dir, binary, port, child }
+    fn serve(binary: &str, dir: &Path, port: &str) -> Server {
+        let mut command = Command::new(binary);
+        command.current_dir(dir).args(["-c", "nats.conf", "-js", "-sd", ".", "-a", "127.0.0.1", "-p", port]);
+        Server::start(command, "Listening for client connections on ", "Server is ready")
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.server.port
     }
 
     /// As `kill -9` does, and a start on the same store and port.
@@ -49,43 +54,10 @@ impl Nats {
     }
 
     fn restart_after(&mut self, change: impl FnOnce(&Path)) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.server.kill();
         change(self.dir.path());
-        let port = self.port.to_string();
-        (self.child, _) = spawn(&self.binary, self.dir.path(), &port);
+        self.server = Self::serve(&self.binary, self.dir.path(), &self.port().to_string());
     }
-}
-
-impl Drop for Nats {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Starts a server and returns once it says that it is ready, with its port.
-fn spawn(binary: &Path, dir: &Path, port: &str) -> (Child, u16) {
-    let mut child = Command::new(binary)
-        .current_dir(dir)
-        .args(["-c", "nats.conf", "-js", "-sd", ".", "-a", "127.0.0.1", "-p", port])
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-    let mut port = None;
-    for line in lines.by_ref() {
-        if let Some((_, address)) = line.split_once("Listening for client connections on ") {
-            port = address.rsplit(':').next().and_then(|p| p.trim().parse().ok());
-        }
-        if line.contains("Server is ready") {
-            break;
-        }
-    }
-    let port = port.unwrap_or_else(|| panic!("{} did not start", binary.display()));
-    // Read on, since a full pipe stops the server.
-    std::thread::spawn(move || lines.for_each(drop));
-    (child, port)
 }
 
 /// Tonight's half of the demo, with a queue; and what one process makes of the same.
@@ -104,21 +76,16 @@ impl Cluster {
         let embedded = Workspace::new();
         assert_exit(&embedded.run(&[]), 0);
         let expected = without_run(texts(&embedded));
-        let (nats, tonight) = (Nats::start(server), Workspace::new());
-        let config = fs::read_to_string(tonight.path("laser.toml")).unwrap();
-        let demo = config.find("[demo]").unwrap()..config.find("[[input]]").unwrap();
-        let own = config.find("[[previous]]").unwrap()..config.find("[output]").unwrap();
-        let previous = format!("[[previous]]\npath = \"{}/out\"\n", embedded.path("").display());
+        let nats = Nats::start(server, "");
+        let previous = format!("[[previous]]\npath = \"{}\"\n", embedded.path("out").display());
         let queue = format!(
             "[queue]\nurl = \"nats://127.0.0.1:{}\"\nlease_seconds = 3\nretry_seconds = 0\nattempts = 9\n",
-            nats.port
+            nats.port()
         );
-        let config = config.replace(&config[own], &previous).replace(&config[demo], "") + &queue;
-        fs::write(tonight.path("laser.toml"), config).unwrap();
         Self {
             nats,
             store: None,
-            tonight,
+            tonight: Workspace::with(&[&previous, TONIGHT, &queue]),
             _inputs: embedded,
             expected: expected.into_iter().filter(|((folder, _), _)| folder.contains("dt=2026-01-02")).collect(),
         }
@@ -135,21 +102,38 @@ impl Cluster {
     /// Has the output on a remote store, which the environment says how to reach.
     pub(crate) fn move_output(&mut self, url: &str, environment: Vec<(&'static str, String)>) {
         self.tonight.environment = environment;
-        let file = self.tonight.path("laser.toml");
-        let config = fs::read_to_string(&file).unwrap();
-        let out = format!("path = \"{}\"", self.tonight.path("out").display());
-        assert!(config.contains(&out), "{config}");
-        let cache = self.tonight.path("cache");
-        let config = config.replace(&out, &format!("path = {url:?}")) + &format!("[worker]\ncache = {cache:?}\n");
-        fs::write(file, config).unwrap();
+        let cache = self.tonight.path("cache").display().to_string();
+        self.tonight.environment.extend([("LASER_OUTPUT__PATH", url.to_owned()), ("LASER_WORKER__CACHE", cache)]);
     }
 
-    pub(crate) fn start(&self, subcommand: &str) -> Process {
-        self.start_with(subcommand, &[])
-    }
-
-    pub(crate) fn start_with(&self, subcommand: &str, settings: &[&str]) -> Process {
+    pub(crate) fn start(&self, subcommand: &str, settings: &[&str]) -> Process {
         Process::start(self.tonight.command(subcommand, settings))
+    }
+
+    pub(crate) fn worker(&self) -> Process {
+        self.start("worker", &[])
+    }
+
+    /// Starts a coordinator, and returns once it has queued shards.
+    pub(crate) fn coordinator(&self, settings: &[&str]) -> Process {
+        let coordinator = self.start("coordinator", settings);
+        coordinator.wait_for("queued shards", 1);
+        coordinator
+    }
+
+    /// Kills a worker once it has logged a word a number of times.
+    pub(crate) fn kill_worker_at(&self, word: &str, times: usize) {
+        let worker = self.worker();
+        worker.wait_for(word, times);
+        worker.kill();
+    }
+
+    /// The coordinator publishes the night, and the night is whole.
+    #[track_caller]
+    pub(crate) fn finish(&self, coordinator: Process, worker: Process) {
+        coordinator.assert_ends(0);
+        worker.terminate();
+        self.assert_whole();
     }
 
     /// Starts a process that reaches the store through a proxy.
@@ -162,7 +146,7 @@ impl Cluster {
     /// Starts a process that reaches NATS through a proxy.
     pub(crate) fn start_at_nats(&self, subcommand: &str, proxy: &Proxy) -> Process {
         let url = format!("queue.url=nats://127.0.0.1:{}", proxy.port);
-        self.start_with(subcommand, &[&url])
+        self.start(subcommand, &[&url])
     }
 
     /// What was published is, row for row, what one process publishes.
@@ -178,16 +162,27 @@ impl Cluster {
         assert_eq!(without_run(texts(&self.tonight)), self.expected);
     }
 
-    pub(crate) fn run_id(&self) -> String {
-        let runs = fs::read_dir(self.tonight.path("out/runs")).unwrap();
-        let mut names = runs.map(|run| run.unwrap().file_name().into_string().unwrap());
-        names.next().unwrap()
+    pub(crate) fn run_folder(&self) -> PathBuf {
+        only(&self.tonight.path("out/runs"))
     }
 
-    pub(crate) fn laser(&self, args: &[&str]) -> Output {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
-        command.envs(self.tonight.environment.clone());
-        command.args(args).output().unwrap()
+    pub(crate) fn run_id(&self) -> String {
+        self.run_folder().file_name().unwrap().to_str().unwrap().to_owned()
+    }
+
+    /// A subcommand of this configuration with further arguments.
+    fn laser(&self, subcommand: &[&str], args: &[&str]) -> Output {
+        let mut command = laser();
+        command.args(subcommand).arg(self.tonight.path("laser.toml")).args(args).output().unwrap()
+    }
+
+    /// A coordinator that publishes what is there a second after it is started, whatever that is.
+    pub(crate) fn seal(&self, settings: &[&str]) {
+        // The first such time after the plan, so it does not matter how long a start takes.
+        let soon = jiff::Zoned::now() + jiff::Span::new().seconds(1);
+        let mut command = self.tonight.command("coordinator", settings);
+        command.args(["--deadline", &soon.strftime("%H:%M:%S").to_string(), "--min-coverage", "0"]);
+        Process::start(command).assert_ends(0);
     }
 }
 
@@ -248,20 +243,16 @@ impl Process {
         log
     }
 
+    /// Returns all that it has logged.
     #[track_caller]
-    pub(crate) fn terminate(self) {
+    pub(crate) fn terminate(self) -> Vec<String> {
         signal(&self.child, "-TERM");
-        self.assert_ends(143);
+        self.assert_ends(143)
     }
 
+    /// Returns all that it has logged.
     #[track_caller]
-    pub(crate) fn assert_ends(self, code: i32) {
-        self.log_until_end(code);
-    }
-
-    /// All that it has logged until its end.
-    #[track_caller]
-    pub(crate) fn log_until_end(mut self, code: i32) -> Vec<String> {
+    pub(crate) fn assert_ends(mut self, code: i32) -> Vec<String> {
         let status = self.child.wait().unwrap();
         let log = self.whole_log();
         assert_eq!(status.code(), Some(code), "{}", log.join("\n"));
@@ -273,18 +264,15 @@ impl Process {
 fn two_workers_make_the_night_of_one_process_on_an_old_and_a_new_server() {
     for server in ["LASER_NATS_OLD", "LASER_NATS_NEW"] {
         let cluster = Cluster::new(server);
-        let coordinator = cluster.start("coordinator");
-        coordinator.wait_for("queued shards", 1);
-        let idle = || Process::start(cluster.tonight.command("worker", &["worker.idle_seconds=3"]));
-        let workers = [idle(), idle()];
-        coordinator.assert_ends(0);
-        workers.into_iter().for_each(|worker| worker.assert_ends(0));
+        let coordinator = cluster.coordinator(&[]);
+        let workers = [1, 2].map(|_| cluster.start("worker", &["worker.idle_seconds=3"]));
+        for process in [coordinator].into_iter().chain(workers) {
+            process.assert_ends(0);
+        }
         cluster.assert_whole();
         // Again: it is published, and nobody has to work.
-        assert_exit(&cluster.tonight.command("coordinator", &[]).output().unwrap(), 0);
-        let status = cluster.tonight.command("status", &[]).output().unwrap();
-        assert_exit(&status, 0);
-        assert!(stdout(&status).contains("users published"), "{}", stdout(&status));
+        assert_exit(&cluster.tonight.output("coordinator", &[]), 0);
+        assert_prints(&cluster.tonight.output("status", &[]), &["users published"]);
         cluster.assert_whole();
     }
 }
@@ -293,173 +281,125 @@ fn two_workers_make_the_night_of_one_process_on_an_old_and_a_new_server() {
 #[test]
 fn workers_killed_anywhere_lose_and_double_nothing() {
     let cluster = Cluster::new("LASER_NATS_NEW");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
+    let coordinator = cluster.coordinator(&[]);
     for word in ["leased", "writing", "committed", "acknowledged", "leased"] {
-        let worker = cluster.start("worker");
-        worker.wait_for(word, 2);
-        worker.kill();
+        cluster.kill_worker_at(word, 2);
     }
-    let worker = cluster.start("worker");
-    coordinator.assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    cluster.finish(coordinator, cluster.worker());
 }
 
 #[test]
 fn a_server_and_a_coordinator_killed_three_times_lose_and_double_nothing() {
     let mut cluster = Cluster::new("LASER_NATS_OLD");
-    let worker = {
-        let coordinator = cluster.start("coordinator");
-        coordinator.wait_for("queued shards", 1);
-        let worker = cluster.start("worker");
-        worker.wait_for("acknowledged", 1);
-        coordinator.kill();
-        worker
-    };
+    let coordinator = cluster.coordinator(&[]);
+    let worker = cluster.worker();
+    worker.wait_for("acknowledged", 1);
+    coordinator.kill();
     for _ in 0..3 {
         cluster.nats.kill_and_restart();
-        let coordinator = cluster.start("coordinator");
+        let coordinator = cluster.start("coordinator", &[]);
         worker.wait_for("acknowledged", 1);
         coordinator.kill();
     }
-    let coordinators = [cluster.start("coordinator"), cluster.start("coordinator")];
-    coordinators.into_iter().for_each(|coordinator| coordinator.assert_ends(0));
-    worker.terminate();
-    cluster.assert_whole();
+    let [one, two] = [1, 2].map(|_| cluster.start("coordinator", &[]));
+    one.assert_ends(0);
+    cluster.finish(two, worker);
+}
+
+/// A worker that was stopped when it had leased some shards goes on after the night was published.
+#[track_caller]
+fn assert_changes_nothing(cluster: &Cluster, late: Process) {
+    let published = cluster.tonight.parts();
+    signal(&late.child, "-CONT");
+    late.wait_for("created=Exists", 1);
+    late.terminate();
+    assert_eq!(cluster.tonight.parts(), published);
 }
 
 #[test]
 fn a_worker_that_was_stopped_past_its_lease_changes_nothing() {
     let cluster = Cluster::new("LASER_NATS_NEW");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
-    let zombie = cluster.start("worker");
+    let coordinator = cluster.coordinator(&[]);
+    let zombie = cluster.worker();
     zombie.wait_for("leased", 2);
     signal(&zombie.child, "-STOP");
-    let worker = cluster.start("worker");
-    coordinator.assert_ends(0);
-    let published = cluster.tonight.parts();
-    signal(&zombie.child, "-CONT");
-    zombie.wait_for("created=Exists", 1);
-    zombie.terminate();
-    worker.terminate();
-    assert_eq!(cluster.tonight.parts(), published);
+    cluster.finish(coordinator, cluster.worker());
+    assert_changes_nothing(&cluster, zombie);
     cluster.assert_whole();
 }
 
 #[test]
 fn a_terminated_worker_gives_its_shards_back() {
     let cluster = Cluster::new("LASER_NATS_NEW");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
-    let terminated = cluster.start("worker");
+    let coordinator = cluster.coordinator(&[]);
+    let terminated = cluster.worker();
     terminated.wait_for("leased", 2);
     terminated.terminate();
-    let worker = cluster.start("worker");
-    coordinator.assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    cluster.finish(coordinator, cluster.worker());
 }
 
 #[test]
 fn a_shard_that_always_fails_is_a_dead_letter_and_can_be_replayed() {
     let cluster = Cluster::new("LASER_NATS_OLD");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
+    let coordinator = cluster.coordinator(&[]);
     let run = cluster.run_id();
-    let shards = cluster.tonight.path(&format!("out/runs/{run}/shards"));
-    let input = fs::read_dir(shards).unwrap().map(|f| f.unwrap().path());
-    let input = input.filter(|p| !p.file_name().unwrap().to_string_lossy().starts_with("audit")).min().unwrap();
-    let whole = fs::read(&input).unwrap();
-    fs::write(&input, &whole[1..]).unwrap();
-    let worker = Process::start(cluster.tonight.command("worker", &["queue.attempts=2"]));
+    let inputs = entries(&cluster.run_folder().join("shards"));
+    let is_audit = |input: &PathBuf| input.file_name().unwrap().to_str().unwrap().starts_with("audit");
+    let input = inputs.iter().find(|input| !is_audit(input)).unwrap();
+    let whole = fs::read(input).unwrap();
+    fs::write(input, &whole[1..]).unwrap();
+    let worker = cluster.start("worker", &["queue.attempts=2"]);
     coordinator.assert_ends(75);
     worker.terminate();
-    let config = cluster.tonight.path("laser.toml").display().to_string();
-    let listed = cluster.laser(&["dlq", "list", &config, &run]);
-    assert_exit(&listed, 0);
-    assert!(
-        stdout(&listed).contains("after 2 attempts") && stdout(&listed).contains("1 dead letters"),
-        "{}",
-        stdout(&listed)
-    );
-    assert!(stdout(&listed).contains("do not match the plan's digest"), "{}", stdout(&listed));
-    fs::write(&input, &whole).unwrap();
-    let replayed = cluster.laser(&["dlq", "replay", &config, &run]);
-    assert_exit(&replayed, 0);
-    assert!(stdout(&replayed).contains("1 shards queued again"), "{}", stdout(&replayed));
-    let (coordinator, worker) = (cluster.start("coordinator"), cluster.start("worker"));
-    coordinator.assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    let listed = cluster.laser(&["dlq", "list"], &[&run]);
+    assert_prints(&listed, &["after 2 attempts", "1 dead letters", "do not match the plan's digest"]);
+    fs::write(input, &whole).unwrap();
+    assert_prints(&cluster.laser(&["dlq", "replay"], &[&run]), &["1 shards queued again"]);
+    cluster.finish(cluster.start("coordinator", &[]), cluster.worker());
 }
 
 #[test]
 fn at_the_deadline_what_is_there_is_published_and_late_workers_change_nothing() {
     let cluster = Cluster::new("LASER_NATS_NEW");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
-    let late = cluster.start("worker");
+    let coordinator = cluster.coordinator(&[]);
+    let late = cluster.worker();
     late.wait_for("leased", 1);
     signal(&late.child, "-STOP");
     coordinator.kill();
-    // The first such time after the plan, so it does not matter how long a start takes.
-    let soon = jiff::Zoned::now() + jiff::Span::new().seconds(1);
-    let mut command = cluster.tonight.command("coordinator", &[]);
-    command.args(["--deadline", &soon.strftime("%H:%M:%S").to_string()]);
-    command.args(["--min-coverage", "0"]);
-    Process::start(command).assert_ends(0);
-    let published = cluster.tonight.parts();
-    signal(&late.child, "-CONT");
-    late.wait_for("created=Exists", 1);
-    late.terminate();
-    assert_eq!(cluster.tonight.parts(), published);
+    cluster.seal(&[]);
+    assert_changes_nothing(&cluster, late);
     assert_exit(&cluster.tonight.verify(), 0);
-    let errors = fs::read_dir(cluster.tonight.path("out/profiles/kind=user/dt=2026-01-02")).unwrap();
-    let folder = errors.map(|run| run.unwrap().path()).next().unwrap();
-    let errors = fs::read_to_string(folder.join("_errors.jsonl")).unwrap();
-    assert!(errors.contains("not generated before the deadline"), "{errors}");
+    let users = only(&cluster.tonight.path("out/profiles/kind=user/dt=2026-01-02"));
+    let errors = fs::read_to_string(users.join("_errors.jsonl")).unwrap();
+    assert_contains(&errors, &["not generated before the deadline"]);
 }
 
 #[test]
 fn a_cancelled_run_stops_and_resumes() {
     let cluster = Cluster::new("LASER_NATS_NEW");
-    let config = cluster.tonight.path("laser.toml").display().to_string();
     let mut coordinator = cluster.tonight.command("coordinator", &[]);
     coordinator.args(["--previous", "latest"]);
     let coordinator = Process::start(coordinator);
     coordinator.wait_for("queued shards", 1);
     let run = cluster.run_id();
-    assert_exit(&cluster.laser(&["cancel", &config, &run]), 0);
+    assert_exit(&cluster.laser(&["cancel"], &[&run]), 0);
     coordinator.assert_ends(75);
-    let refused = cluster.laser(&["coordinator", &config, "--previous", "latest"]);
+    let refused = cluster.laser(&["coordinator"], &["--previous", "latest"]);
     assert_exit(&refused, 75);
-    assert!(stderr(&refused).contains("was cancelled"), "{}", stderr(&refused));
-    let other = cluster.laser(&["resume", &config, &run]);
-    assert_exit(&other, 65);
-    assert!(stderr(&other).contains("another --previous"), "{}", stderr(&other));
-    let worker = cluster.start("worker");
-    let resumed = cluster.laser(&["resume", &config, &run, "--previous", "latest"]);
-    assert_exit(&resumed, 0);
+    assert_contains(&stderr(&refused), &["was cancelled"]);
+    assert_refused(&cluster.laser(&["resume"], &[&run]), &["another --previous"]);
+    let worker = cluster.worker();
+    assert_exit(&cluster.laser(&["resume"], &[&run, "--previous", "latest"]), 0);
     worker.terminate();
     cluster.assert_whole();
-    let unknown = cluster.laser(&["cancel", &config, "2026-01-01-00000000"]);
-    assert_exit(&unknown, 65);
-    assert!(stderr(&unknown).contains("no run"), "{}", stderr(&unknown));
+    assert_refused(&cluster.laser(&["cancel"], &["2026-01-01-00000000"]), &["no run"]);
 }
 
 #[test]
 fn a_worker_of_another_configuration_is_refused() {
     let cluster = Cluster::new("LASER_NATS_NEW");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
-    let mut other = cluster.tonight.command("worker", &["generate.max_new_tokens=25"]);
-    let output = other.output().unwrap();
-    assert_exit(&output, 65);
-    assert!(stderr(&output).contains("max_new_tokens = 24") && stderr(&output).contains("25"), "{}", stderr(&output));
-    let worker = cluster.start("worker");
-    coordinator.assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    let coordinator = cluster.coordinator(&[]);
+    let other = cluster.tonight.output("worker", &["generate.max_new_tokens=25"]);
+    assert_refused(&other, &["max_new_tokens = 24", "25"]);
+    cluster.finish(coordinator, cluster.worker());
 }

@@ -1,4 +1,5 @@
-//! The output in a real Feast, in deltalake, DuckDB, pandas and Polars, read by the very files that docs/output.md names.
+//! The output in a real Feast, in deltalake, DuckDB, pandas and Polars, read by the very files that
+//! docs/output.md names.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,21 +10,12 @@ use laser_store::table;
 use serde_json::{Value, json};
 
 use crate::cycle::Nights;
-use crate::{assert_exit, collect, stderr, stdout};
+use crate::server::installed;
+use crate::{assert_exit, entries, only, parts, stderr, stdout};
 
 /// The Python with Feast and its scripts.
 fn python() -> PathBuf {
-    let python = std::env::var_os("LASER_FEAST").unwrap_or_else(|| {
-        panic!("LASER_FEAST is not set: pass the tests with tests/run.sh, or `source tests/feast.sh` first")
-    });
-    PathBuf::from(python)
-}
-
-fn encoder() -> String {
-    let directory = std::env::var("LASER_MINILM").unwrap_or_else(|_| {
-        panic!("LASER_MINILM is not set: pass the tests with tests/run.sh, or `source tests/encoder.sh` first")
-    });
-    format!("encoder.path={directory}")
+    installed("LASER_FEAST", "feast.sh").into()
 }
 
 fn root() -> PathBuf {
@@ -32,11 +24,9 @@ fn root() -> PathBuf {
 
 /// All rows below a folder, by entity.
 pub(crate) fn rows(folder: &Path) -> BTreeMap<i64, Value> {
-    let mut parts = Vec::new();
-    collect(folder, &mut parts);
     let decode =
         |(path, bytes): (PathBuf, Vec<u8>)| table::decode::<Value>(&path.display().to_string(), bytes.into()).unwrap();
-    let rows = parts.into_iter().flat_map(decode);
+    let rows = parts(folder).into_iter().flat_map(decode);
     rows.map(|row| (row["entity_id"].as_i64().unwrap(), row)).collect()
 }
 
@@ -51,7 +41,7 @@ impl Outputs {
     /// With these settings throughout.
     fn new(common: &[&str]) -> Self {
         let nights = Nights::new();
-        let encoder = encoder();
+        let encoder = format!("encoder.path={}", installed("LASER_MINILM", "encoder.sh"));
         let night = |day: u32, settings: &[&str]| {
             nights.night(day, &[&[encoder.as_str()], common, settings].concat());
             let settings = [&["ids.clusters=3", "ids.levels=2"], common].concat();
@@ -62,10 +52,9 @@ impl Outputs {
         let first = rows(&folder(1));
         nights.write_users("Alien");
         night(2, &[]);
-        let once: Vec<_> = fs::read_dir(folder(2)).unwrap().map(|r| r.unwrap().path()).collect();
+        let once = only(&folder(2));
         night(2, &["generate.max_new_tokens=12"]);
-        let mut runs = fs::read_dir(folder(2)).unwrap().map(|r| r.unwrap().path());
-        let second = rows(&runs.find(|run| !once.contains(run)).unwrap());
+        let second = rows(entries(&folder(2)).iter().find(|run| **run != once).unwrap());
         Self { nights, first, second }
     }
 
@@ -88,12 +77,10 @@ fn duckdb_pandas_and_polars_read_whole_nights_as_documented() {
     assert_exit(&outputs.nights.workspace.verify(), 0);
     // A run that is under way: its parts are there, its `_SUCCESS` is not.
     let night = outputs.out().join("profiles/kind=user/dt=2026-01-02");
-    let finished = fs::read_dir(&night).unwrap().next().unwrap().unwrap().path();
+    let finished = &entries(&night)[0];
     let unfinished = night.join("run=2026-01-02-ffffffffffff");
     fs::create_dir(&unfinished).unwrap();
-    let mut parts = Vec::new();
-    collect(&finished, &mut parts);
-    for (part, bytes) in parts {
+    for (part, bytes) in parts(finished) {
         fs::write(unfinished.join(part.file_name().unwrap()), bytes).unwrap();
     }
     let (script, examples) = (root().join("tests/feast/report.py"), root().join("docs/examples"));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Output;
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
@@ -14,7 +14,10 @@ use laser_schema::sample::priority;
 use laser_store::id_set::decode_ids;
 use parquet::arrow::ArrowWriter;
 
-use crate::{Workspace, assert_exit, collect, stderr, stdout};
+use crate::{
+    Workspace, assert_contains, assert_exit, assert_prints, assert_refused, files, laser, only, parts, read_json,
+    stdout,
+};
 
 const DIMENSION: usize = 8;
 
@@ -32,7 +35,7 @@ fn users(ids: impl Iterator<Item = i64>) -> Vec<(i64, Vec<f32>)> {
     ids.map(user).collect()
 }
 
-pub(crate) fn write_embeddings(path: &Path, rows: &[(i64, Vec<f32>)]) {
+fn write_embeddings(path: &Path, rows: &[(i64, Vec<f32>)]) {
     let ids = Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id));
     let dimension = rows.first().map_or(1, |(_, e)| e.len());
     let lists = rows.iter().map(|(_, e)| Some(e.iter().map(|v| Some(*v))));
@@ -50,36 +53,25 @@ struct Night<'a> {
 }
 
 impl Night<'_> {
-    fn command(&self, source: &Path, args: &[&str]) -> Command {
-        let date = format!("run.date=2026-01-{:02}", self.day);
-        let settings = [date.as_str(), "ids.clusters=4"];
-        let mut command = self.workspace.command("ids", &settings);
-        command.arg(source).args(args);
-        command
-    }
-
     fn ids(&self, source: &Path, args: &[&str]) -> Output {
-        self.command(source, args).output().unwrap()
+        let date = format!("run.date=2026-01-{:02}", self.day);
+        let mut command = self.workspace.command("ids", &[&date, "ids.clusters=4"]);
+        command.arg(source).args(args).output().unwrap()
     }
 
     /// The folder of the one run of the night.
     #[track_caller]
     fn folder(&self) -> PathBuf {
-        let night = format!("out/knowledge_ids/kind=user/dt=2026-01-{:02}", self.day);
-        let runs: Vec<_> = fs::read_dir(self.workspace.path(&night)).unwrap().collect();
-        assert_eq!(runs.len(), 1, "{runs:?}");
-        runs[0].as_ref().unwrap().path()
+        only(&self.workspace.path(&format!("out/knowledge_ids/kind=user/dt=2026-01-{:02}", self.day)))
     }
 
     fn manifest(&self) -> IdsManifest {
-        serde_json::from_slice(&fs::read(self.folder().join("_manifest.json")).unwrap()).unwrap()
+        read_json(&self.folder().join("_manifest.json"))
     }
 
     fn records(&self) -> Vec<IdRecord> {
-        let mut parts = Vec::new();
-        collect(&self.folder(), &mut parts);
         let decode = |(path, bytes): (PathBuf, Vec<u8>)| decode_ids(&path.display().to_string(), bytes.into()).unwrap();
-        parts.into_iter().flat_map(decode).collect()
+        parts(&self.folder()).into_iter().flat_map(decode).collect()
     }
 
     fn by_user(&self) -> BTreeMap<EntityId, Vec<i64>> {
@@ -114,9 +106,7 @@ fn ids_are_published_kept_from_night_to_night_and_not_made_twice() {
     }
     write_embeddings(&source, &tonight);
     let second = night(3).ids(&source, &USER);
-    assert_exit(&second, 0);
-    assert!(stdout(&second).contains("its centroids are kept"), "{}", stdout(&second));
-    assert!(stdout(&second).contains("5.1 % of 195 entities"), "{}", stdout(&second));
+    assert_prints(&second, &["its centroids are kept", "5.1 % of 195 entities"]);
     let manifest = night(3).manifest();
     let churn = manifest.churn.clone().unwrap();
     assert_eq!((churn.looked_at, churn.common, churn.changed), (200, 195, 10));
@@ -124,25 +114,15 @@ fn ids_are_published_kept_from_night_to_night_and_not_made_twice() {
     assert_eq!(manifest.codebook.info.parent, Some(first.manifest().codebook.digest.clone()));
     assert_eq!(manifest.rows, 202);
     assert_complete(&night(3), &source);
-    let verified = workspace.verify();
-    assert_exit(&verified, 0);
-    assert!(stdout(&verified).contains("(1 parts, 202 rows)"), "{}", stdout(&verified));
+    assert_prints(&workspace.verify(), &["(1 parts, 202 rows)"]);
 }
 
 /// The same command finds all of it done.
 #[track_caller]
 fn assert_complete(night: &Night<'_>, source: &Path) {
     let before = files(&night.folder());
-    let again = night.ids(source, &USER);
-    assert_exit(&again, 0);
-    assert!(stdout(&again).contains("complete already"), "{}", stdout(&again));
+    assert_prints(&night.ids(source, &USER), &["complete already"]);
     assert_eq!(files(&night.folder()), before);
-}
-
-/// All files of a folder with their bytes.
-fn files(folder: &Path) -> BTreeMap<PathBuf, Vec<u8>> {
-    let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    entries.map(|path| (path.clone(), fs::read(path).unwrap())).collect()
 }
 
 #[test]
@@ -161,9 +141,7 @@ fn what_was_stopped_goes_on_with_the_codebook_that_is_there() {
     // A part that is not what it should be is not published.
     fs::remove_file(night.folder().join("_SUCCESS")).unwrap();
     fs::write(night.folder().join("part-00000.parquet"), "x").unwrap();
-    let damaged = night.ids(&source, &USER);
-    assert_exit(&damaged, 65);
-    assert!(stderr(&damaged).contains("part-00000.parquet: not what the source"), "{}", stderr(&damaged));
+    assert_refused(&night.ids(&source, &USER), &["part-00000.parquet: not what the source"]);
     assert!(!night.folder().join("_SUCCESS").exists());
 }
 
@@ -210,9 +188,7 @@ fn a_matrix_with_a_list_of_ids_has_ids_too() {
     let later = Night { workspace: &workspace, day: 3 };
     assert_exit(&later.ids(&table, &USER), 0);
     assert_eq!(later.by_user(), from_matrix);
-    let none = night.ids(&npy, &USER);
-    assert_exit(&none, 65);
-    assert!(stderr(&none).contains("give --ids FILE"), "{}", stderr(&none));
+    assert_refused(&night.ids(&npy, &USER), &["give --ids FILE"]);
 }
 
 #[test]
@@ -222,9 +198,7 @@ fn unusable_embeddings_are_refused_with_what_to_do() {
     let night = Night { workspace: &workspace, day: 2 };
     let check = |rows: &[(i64, Vec<f32>)], args: &[&str], expected: &str| {
         write_embeddings(&source, rows);
-        let output = night.ids(&source, args);
-        assert_exit(&output, 65);
-        assert!(stderr(&output).contains(expected), "{}: expected {expected}", stderr(&output));
+        assert_refused(&night.ids(&source, args), &[expected]);
         assert!(!workspace.path("out").exists(), "something was written");
     };
     let mut rows = users(0..9);
@@ -240,18 +214,14 @@ fn unusable_embeddings_are_refused_with_what_to_do() {
     check(&rows, &USER, "embeddings.parquet, row 7: the embedding of 6 holds NaN, infinity or null at position 2");
     rows[6] = rows[5].clone();
     check(&rows, &USER, "user 5 is there twice");
-    let nothing = night.ids(&workspace.path("out"), &[]);
-    assert_exit(&nothing, 65);
-    assert!(stderr(&nothing).contains("no complete night"), "{}", stderr(&nothing));
+    assert_refused(&night.ids(&workspace.path("out"), &[]), &["no complete night"]);
 }
 
 #[test]
 fn a_night_without_embeddings_is_refused() {
     let workspace = Workspace::new();
     assert_exit(&workspace.run(&[]), 0);
-    let output = workspace.command("ids", &[]).output().unwrap();
-    assert_exit(&output, 65);
-    assert!(stderr(&output).contains("its texts have no embeddings; run `laser encode`"), "{}", stderr(&output));
+    assert_refused(&workspace.output("ids", &[]), &["its texts have no embeddings; run `laser encode`"]);
     assert!(!workspace.path("out/knowledge_ids").exists());
 }
 
@@ -262,15 +232,9 @@ fn ids_need_neither_model_nor_night() {
     write_embeddings(&source, &users(0..40));
     let config = workspace.path("ids.toml");
     fs::write(&config, "[ids]\nclusters = 4\n").unwrap();
-    let ids = |args: &[&str]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
-        command.arg("ids").args([&config, &source]).args(USER);
-        command.args(args).output().unwrap()
-    };
+    let ids = |args: &[&str]| laser().arg("ids").args([&config, &source]).args(USER).args(args).output().unwrap();
     let nowhere = ids(&["--set", "output.path=''"]);
-    assert_exit(&nowhere, 65);
-    let expected = "[output] path: not set; set it, or give --output";
-    assert!(stderr(&nowhere).contains(expected), "{}", stderr(&nowhere));
+    assert_refused(&nowhere, &["[output] path: not set; set it, or give --output"]);
     let out = workspace.path("elsewhere");
     assert_exit(&ids(&["--output", out.to_str().unwrap()]), 0);
     assert!(out.join("knowledge_ids/kind=user").exists());
@@ -284,9 +248,7 @@ fn a_previous_codebook_that_does_not_fit_is_refused() {
     write_embeddings(&source, &users(0..40));
     assert_exit(&night(2).ids(&source, &USER), 0);
     let check = |args: &[&str], expected: &str| {
-        let output = night(3).ids(&source, &[&USER[..], args].concat());
-        assert_exit(&output, 65);
-        assert!(stderr(&output).contains(expected), "{}: expected {expected}", stderr(&output));
+        assert_refused(&night(3).ids(&source, &[&USER[..], args].concat()), &[expected]);
     };
     check(&["--set", "ids.clusters=5"], "has [ids] clusters = 4, tonight it is 5");
     check(&["--previous", "nowhere"], "--previous nowhere: no complete user ids before 2026-01-03 there");
@@ -301,7 +263,7 @@ fn a_previous_codebook_that_does_not_fit_is_refused() {
     check(&[], "_codebook.safetensors: not a codebook: its bytes do not match its checksum");
     let verified = workspace.verify();
     assert_exit(&verified, 65);
-    assert!(stdout(&verified).contains("_codebook.safetensors: its bytes do not match the manifest's digest"));
+    assert_contains(&stdout(&verified), &["_codebook.safetensors: its bytes do not match the manifest's digest"]);
     let anew = night(3).ids(&source, &["--kind", "user", "--previous", "none", "--set", "ids.clusters=1"]);
     assert_exit(&anew, 0);
 }

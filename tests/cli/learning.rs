@@ -3,12 +3,12 @@
 use std::fmt::Write as _;
 use std::fs;
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::{assert_exit, stderr, stdout};
+use crate::{assert_exit, assert_prints, assert_refused, laser, set, stdout};
 
 /// Users of two tastes and items of two kinds; who likes what shows in ratings and in who has seen what.
 struct Data {
@@ -73,26 +73,18 @@ impl Data {
     }
 
     fn laser(&self, command: &[&str], settings: &[&str]) -> Output {
-        let mut process = Command::new(env!("CARGO_BIN_EXE_laser"));
-        process.current_dir(self.dir.path()).args(command);
-        for setting in settings {
-            process.args(["--set", setting]);
-        }
-        process.output().unwrap()
+        laser().current_dir(self.dir.path()).args(command).args(set(settings)).output().unwrap()
     }
 
-    fn json(&self, command: &str) -> Value {
-        let output = self.laser(&["eval", command, "laser.toml", "--json"], &[]);
+    fn json(&self, command: &str, settings: &[&str]) -> Value {
+        let output = self.laser(&["eval", command, "laser.toml", "--json"], settings);
         assert_exit(&output, 0);
         serde_json::from_str(&stdout(&output)).unwrap()
     }
 
     #[track_caller]
     fn refuses(&self, command: &[&str], settings: &[&str], expected: &str) {
-        let output = self.laser(command, settings);
-        assert_exit(&output, 65);
-        let message = stderr(&output);
-        assert!(message.contains(expected), "expected {expected:?} in {message:?}");
+        assert_refused(&self.laser(command, settings), &[expected]);
     }
 
     /// Embeddings and ids that tell the two kinds of items apart, and users whose histories end before step 15.
@@ -114,6 +106,13 @@ impl Data {
     }
 }
 
+const CTR: [&str; 3] = ["eval", "ctr", "laser.toml"];
+
+/// The texts of a key in each row.
+fn texts<'a>(rows: &'a [Value], key: &str) -> Vec<&'a str> {
+    rows.iter().map(|row| row[key].as_str().unwrap()).collect()
+}
+
 const KNOWLEDGE: &str = r#"
 [[eval.knowledge]]
 name = "texts"
@@ -131,8 +130,7 @@ fn the_same_command_writes_the_same_embeddings() {
     let data = Data::new();
     let embed = |dir: &str, settings: &[&str]| {
         let output = data.laser(&["embed", "laser.toml", "-o", dir], settings);
-        assert_exit(&output, 0);
-        assert!(stdout(&output).contains("24 users: "), "{}", stdout(&output));
+        assert_prints(&output, &["24 users: "]);
         ["users", "items"].map(|name| fs::read(data.path(&format!("{dir}/{name}.parquet"))).unwrap())
     };
     let first = embed("a", &[]);
@@ -143,12 +141,11 @@ fn the_same_command_writes_the_same_embeddings() {
 #[test]
 fn three_methods_are_compared_on_one_split() {
     let data = Data::new();
-    let report = data.json("embed");
+    let report = data.json("embed", &[]);
     assert_eq!(report["by_time"], true);
     assert_eq!(report["train"], 288);
     let methods = report["methods"].as_array().unwrap();
-    let names: Vec<&str> = methods.iter().map(|m| m["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["popularity", "matrix factorisation (BPR)", "LightGCN"]);
+    assert_eq!(texts(methods, "name"), ["popularity", "matrix factorisation (BPR)", "LightGCN"]);
     for method in methods {
         assert_eq!(method["quality"]["users"], USERS);
     }
@@ -159,14 +156,13 @@ fn knowledge_is_judged_against_none_and_against_other_knowledge() {
     let data = Data::new();
     data.write_knowledge();
     data.configure(KNOWLEDGE);
-    let report = data.json("ctr");
+    let report = data.json("ctr", &[]);
     let of_din = |list: &str| -> Vec<Value> {
         let all = report[list].as_array().unwrap().iter();
         all.filter(|row| row["model"] == "din").cloned().collect()
     };
     let rows = of_din("results");
-    let names: Vec<&str> = rows.iter().map(|row| row["variant"].as_str().unwrap()).collect();
-    assert_eq!(names, ["no knowledge", "texts, embedding", "texts, ids", "others, embedding"]);
+    assert_eq!(texts(&rows, "variant"), ["no knowledge", "texts, embedding", "texts, ids", "others, embedding"]);
     assert!(rows[0]["gain"].is_null() && rows[1]["gain"]["verdict"].is_string());
     let pairs = of_din("pairs");
     assert_eq!((&pairs[0]["first"], &pairs[0]["second"]), (&json!("texts"), &json!("others")));
@@ -176,7 +172,7 @@ fn knowledge_is_judged_against_none_and_against_other_knowledge() {
     assert_eq!(report["runs"].as_array().unwrap().len(), 2 * 4 * 2);
     assert_eq!(report["knowledge"][1]["users"], 1.0);
     let text = data.laser(&["eval", "ctr", "laser.toml", "--markdown"], &["eval.models=[\"din\"]"]);
-    assert!(stdout(&text).contains("| DIN   |"), "{}", stdout(&text));
+    assert_prints(&text, &["| DIN   |"]);
 }
 
 #[test]
@@ -187,38 +183,36 @@ fn knowledge_from_after_the_split_is_refused() {
     let late = json!({"id": 7, "history": [{"title": "A", "timestamp": 1004}, {"title": "B", "timestamp": 1400}]});
     let users = fs::read_to_string(data.path("users.jsonl")).unwrap();
     data.write("users.jsonl", &format!("{users}{late}\n"));
-    let ctr = ["eval", "ctr", "laser.toml"];
     data.refuses(
-        &ctr,
+        &CTR,
         &[],
         "users.jsonl, row 25: the history of user 7 has an interaction at 1400, but training ends \
          at 1384: \"texts\" knows what it is tested on",
     );
     // By user, 7's own training ends at 1000 + 16 · 24 + 7.
-    data.refuses(&ctr, &["eval.split_by=user"], "at 1400, but training ends at 1391");
+    data.refuses(&CTR, &["eval.split_by=user"], "at 1400, but training ends at 1391");
     let untimed = json!({"id": 7, "history": [{"title": "A"}]});
     data.write("users.jsonl", &format!("{users}{untimed}\n"));
-    data.refuses(&ctr, &[], "row 25: an interaction in the history of user 7 has no timestamp");
+    data.refuses(&CTR, &[], "row 25: an interaction in the history of user 7 has no timestamp");
     data.configure(&KNOWLEDGE.replace("entities =", "#"));
-    data.refuses(&ctr, &[], "set entities to the tables that the texts of users were written from");
+    data.refuses(&CTR, &[], "set entities to the tables that the texts of users were written from");
 }
 
 #[test]
 fn bad_interactions_and_configurations_are_refused_by_name() {
     let data = Data::new();
-    let ctr = ["eval", "ctr", "laser.toml"];
     let cases: [(&[&str], &[&str], &str); 10] = [
         (
-            &ctr,
+            &CTR,
             &["interactions.rating=stars"],
             "no column \"stars\"; it has user, item, rating, timestamp. Set [interactions] rating",
         ),
-        (&ctr, &["interactions.timestamp=when"], "Set [interactions] timestamp"),
-        (&ctr, &["eval.positive_rating=1.0"], "interactions of the train part are positive"),
-        (&ctr, &["eval.validation_until=0.5"], "[eval] validation_until = 0.5: expected more than train_until = 0.8"),
-        (&ctr, &["eval.train_until=5000", "eval.validation_until=6000"], "the validation part has no interactions"),
-        (&ctr, &["eval.seeds=1"], "[eval] seeds = 1: expected at least 2"),
-        (&ctr, &["eval.training.dropout=1.0"], "[eval.training] dropout = 1"),
+        (&CTR, &["interactions.timestamp=when"], "Set [interactions] timestamp"),
+        (&CTR, &["eval.positive_rating=1.0"], "interactions of the train part are positive"),
+        (&CTR, &["eval.validation_until=0.5"], "[eval] validation_until = 0.5: expected more than train_until = 0.8"),
+        (&CTR, &["eval.train_until=5000", "eval.validation_until=6000"], "the validation part has no interactions"),
+        (&CTR, &["eval.seeds=1"], "[eval] seeds = 1: expected at least 2"),
+        (&CTR, &["eval.training.dropout=1.0"], "[eval.training] dropout = 1"),
         (&["eval", "embed", "laser.toml"], &["embed.layers=0"], "[embed] layers = 0"),
         (&["embed", "laser.toml", "-o", "out"], &["embed.validation=0.01"], "no user has enough interactions"),
         (&["embed", "laser.toml", "-o", "out"], &["embed.min_rating=9.0"], "lower [embed] min_rating"),
@@ -228,9 +222,9 @@ fn bad_interactions_and_configurations_are_refused_by_name() {
     }
     assert!(!data.path("out").exists(), "something was written");
     data.write("interactions.csv", "user,item,rating,timestamp\n1,2,NaN,5\n");
-    data.refuses(&ctr, &[], "interactions.csv, row 1: column \"rating\" holds \"NaN\"");
+    data.refuses(&CTR, &[], "interactions.csv, row 1: column \"rating\" holds \"NaN\"");
     data.write("laser.toml", "");
-    data.refuses(&ctr, &[], "[interactions] path: not set");
+    data.refuses(&CTR, &[], "[interactions] path: not set");
 }
 
 /// Attributes of items, and the settings of a split by item.
@@ -263,23 +257,19 @@ fn new_items_are_judged_apart_and_need_no_timestamps() {
     let csv = fs::read_to_string(data.path("interactions.csv")).unwrap();
     let untimed = csv.lines().map(|line| line.rsplit_once(',').unwrap().0.to_owned() + "\n");
     data.write("interactions.csv", &untimed.collect::<String>());
-    let output = data.laser(&["eval", "ctr", "laser.toml", "--json"], &BY_ITEM);
-    assert_exit(&output, 0);
-    let report: Value = serde_json::from_str(&stdout(&output)).unwrap();
+    let report = data.json("ctr", &BY_ITEM);
     let rows = report["results"].as_array().unwrap();
-    let names: Vec<&str> = rows[..5].iter().map(|row| row["variant"].as_str().unwrap()).collect();
     let expected = ["no knowledge", "attributes", "texts, embedding", "texts, ids", "attributes and texts, embedding"];
-    assert_eq!(names, expected);
+    assert_eq!(texts(&rows[..5], "variant"), expected);
     let groups = rows[2]["groups"].as_array().unwrap();
-    let names: Vec<&str> = groups.iter().map(|group| group["group"].as_str().unwrap()).collect();
-    assert_eq!(names, ["cold (0)", "warm", "1-5", "6-20", "more"]);
+    assert_eq!(texts(groups, "group"), ["cold (0)", "warm", "1-5", "6-20", "more"]);
     assert!(groups[0]["impressions"].as_f64().unwrap() > 50.0, "{groups:?}");
     assert!(groups[0]["gain_over_attributes"]["verdict"].is_string(), "{groups:?}");
     assert!(rows[1]["groups"][0]["gain_over_attributes"].is_null());
     assert!(report["ends"].is_null());
     assert!(report["parts"][2]["items_trained"].as_f64().unwrap() < 0.9);
     let text = data.laser(&["eval", "ctr", "laser.toml"], &BY_ITEM);
-    assert!(stdout(&text).contains("AUC cold (0)") && stdout(&text).contains("over attributes"), "{}", stdout(&text));
+    assert_prints(&text, &["AUC cold (0)", "over attributes"]);
 }
 
 #[test]
@@ -287,15 +277,14 @@ fn a_split_by_item_refuses_what_knows_the_held_out_items() {
     let data = Data::new();
     data.write_knowledge();
     data.write_attributes();
-    let ctr = ["eval", "ctr", "laser.toml"];
     data.configure(KNOWLEDGE);
-    data.refuses(&ctr, &BY_ITEM, "texts of users tell about the items that split_by = \"item\" holds out");
+    data.refuses(&CTR, &BY_ITEM, "texts of users tell about the items that split_by = \"item\" holds out");
     data.configure(&KNOWLEDGE.replace("user_ids", "# "));
-    data.refuses(&ctr, &BY_ITEM, "users.jsonl, row 1: user 0 has a history");
+    data.refuses(&CTR, &BY_ITEM, "users.jsonl, row 1: user 0 has a history");
     data.configure(COLD);
-    data.refuses(&ctr, &[BY_ITEM[0], "eval.train_until=1200"], "expected a share such as 0.8");
-    data.refuses(&ctr, &[BY_ITEM[0], "eval.item_share=0.7"], "[eval] item_share = 0.7");
-    data.refuses(&ctr, &["eval.attributes.names=[\"genre\", \"size\"]"], "share a value of \"size\"");
+    data.refuses(&CTR, &[BY_ITEM[0], "eval.train_until=1200"], "expected a share such as 0.8");
+    data.refuses(&CTR, &[BY_ITEM[0], "eval.item_share=0.7"], "[eval] item_share = 0.7");
+    data.refuses(&CTR, &["eval.attributes.names=[\"genre\", \"size\"]"], "share a value of \"size\"");
 }
 
 #[test]

@@ -1,24 +1,17 @@
 //! Two nights, published, checked, and not done twice.
 
 use std::fs;
-use std::process::Command;
 
-use crate::{Workspace, assert_exit, stdout};
+use crate::{Workspace, assert_contains, assert_exit, assert_prints, flip_bit, laser, stdout};
 
 #[test]
 fn two_nights_are_published_verified_and_not_repeated() {
     let workspace = Workspace::new();
-    let first = workspace.run(&[]);
-    assert_exit(&first, 0);
-    let text = stdout(&first);
-    for part in ["carried forward", "Audit of", "speedup", "Sample user", "100 % of the texts are the plain ones"] {
-        assert!(text.contains(part), "no {part:?} in\n{text}");
-    }
+    let summary = ["carried forward", "Audit of", "speedup", "Sample user", "100 % of the texts are the plain ones"];
+    assert_prints(&workspace.run(&[]), &summary);
     assert_exit(&workspace.verify(), 0);
     let parts = workspace.parts();
-    let again = workspace.run(&[]);
-    assert_exit(&again, 0);
-    assert!(stdout(&again).contains("complete already"), "{}", stdout(&again));
+    assert_prints(&workspace.run(&[]), &["complete already"]);
     assert_eq!(workspace.parts(), parts);
 }
 
@@ -28,27 +21,18 @@ fn two_nights_are_published_verified_and_not_repeated() {
 fn mistralrs_decodes_a_night_by_itself() {
     let workspace = Workspace::new();
     let night = workspace.run(&["model.engine=mistralrs", "generate.max_new_tokens=8"]);
-    assert_exit(&night, 0);
-    let text = stdout(&night);
-    assert!(text.contains("decodes plainly: no drafts"), "{text}");
-    let verified = workspace.verify();
-    assert_exit(&verified, 0);
-    for rows in ["24 rows", "20 rows"] {
-        assert!(stdout(&verified).contains(rows), "{}", stdout(&verified));
-    }
+    assert_prints(&night, &["decodes plainly: no drafts"]);
+    assert_prints(&workspace.verify(), &["24 rows", "20 rows"]);
 }
 
 #[test]
 fn a_flipped_byte_is_found_by_verify() {
     let workspace = Workspace::new();
     assert_exit(&workspace.run(&[]), 0);
-    let (path, mut bytes) = workspace.parts().swap_remove(0);
-    let middle = bytes.len() / 2;
-    bytes[middle] ^= 1;
-    fs::write(&path, bytes).unwrap();
+    flip_bit(workspace.parts().first_key_value().unwrap().0);
     let verified = workspace.verify();
     assert_exit(&verified, 65);
-    assert!(stdout(&verified).contains("do not match the manifest's digest"));
+    assert_contains(&stdout(&verified), &["do not match the manifest's digest"]);
 }
 
 #[test]
@@ -56,11 +40,9 @@ fn plan_tells_what_would_be_done_and_does_not_do_it() {
     let workspace = Workspace::new();
     assert_exit(&workspace.run(&[]), 0);
     let parts = workspace.parts();
-    let planned = workspace.command("plan", &["generate.max_new_tokens=20"]).output().unwrap();
-    assert_exit(&planned, 0);
-    let text = stdout(&planned);
-    assert!(text.contains("24 to generate, 0 unchanged"), "the specification changed:\n{text}");
-    assert!(text.contains("ETA:") && text.contains("tokens/s"), "{text}");
+    let planned = workspace.output("plan", &["generate.max_new_tokens=20"]);
+    // The specification has changed.
+    assert_prints(&planned, &["24 to generate, 0 unchanged", "ETA:", "tokens/s"]);
     assert_eq!(workspace.parts(), parts);
 }
 
@@ -68,20 +50,16 @@ fn plan_tells_what_would_be_done_and_does_not_do_it() {
 fn the_minimal_configuration_gives_every_viewer_a_text() {
     let workspace = Workspace::new();
     let output = format!("output.path={}", workspace.path("out").display());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
-    let run = command.args(["run", "configs/minimal.toml", "--set", &output]).output().unwrap();
-    assert_exit(&run, 0);
+    let run = laser().args(["run", "configs/minimal.toml", "--set", &output]).output().unwrap();
     let viewers = fs::read_to_string("fixtures/demo/viewers.jsonl").unwrap().lines().count();
-    assert!(stdout(&run).contains(&format!("{viewers} entities, {viewers} generated")), "{}", stdout(&run));
+    assert_prints(&run, &[&format!("{viewers} entities, {viewers} generated")]);
     assert_exit(&workspace.verify(), 0);
 }
 
 #[test]
 fn config_prints_what_is_in_force() {
     let workspace = Workspace::new();
-    let printed =
-        workspace.command("config", &["generate.batch=3"]).env("LASER_RUN__SHARD_ROWS", "9").output().unwrap();
-    assert_exit(&printed, 0);
-    let text = stdout(&printed);
-    assert!(text.contains("batch = 3") && text.contains("shard_rows = 9"), "{text}");
+    let mut command = workspace.command("config", &["generate.batch=3"]);
+    let printed = command.env("LASER_RUN__SHARD_ROWS", "9").output().unwrap();
+    assert_prints(&printed, &["batch = 3", "shard_rows = 9"]);
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::time::Duration;
 
+use crate::assert_contains;
 use crate::distributed::Cluster;
 use crate::faults::signal;
 use crate::proxy::{Fault, Proxy};
@@ -20,7 +21,7 @@ fn shards(log: &[String], word: &str) -> Vec<u32> {
 /// A cluster on S3 and a proxy before the store.
 fn on_s3() -> (Cluster, Proxy) {
     let cluster = Cluster::on_s3("LASER_NATS_NEW");
-    let proxy = Proxy::http(cluster.store.as_ref().unwrap().port);
+    let proxy = Proxy::http(cluster.store.as_ref().unwrap().port());
     (cluster, proxy)
 }
 
@@ -54,21 +55,17 @@ fn a_store_that_is_away_for_a_while_is_waited_for() {
     proxy.suffer(Fault::Answer(503), Duration::from_secs(5));
     worker.wait_for("committed", 2);
     proxy.suffer(Fault::Cut, Duration::from_secs(5));
-    coordinator.assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    cluster.finish(coordinator, worker);
 }
 
 #[test]
 fn a_write_whose_answer_is_lost_is_found_and_not_repeated() {
     let (cluster, proxy) = on_s3();
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
+    let coordinator = cluster.coordinator(&[]);
     proxy.set(Fault::LoseAnswers);
     let worker = cluster.start_at_store("worker", &proxy);
     coordinator.assert_ends(0);
-    signal(&worker.child, "-TERM");
-    let log = worker.log_until_end(143);
+    let log = worker.terminate();
     let written = shards(&log, "writing");
     let distinct: BTreeSet<u32> = written.iter().copied().collect();
     assert!(written.len() > 3 && distinct.len() == written.len(), "{written:?}");
@@ -80,26 +77,21 @@ fn a_write_whose_answer_is_lost_is_found_and_not_repeated() {
 fn wrong_credentials_end_a_process_with_a_word_and_cost_no_shard() {
     let (cluster, proxy) = on_s3();
     let refused = |subcommand: &str| {
-        let log = cluster.start_at_store(subcommand, &proxy).log_until_end(65);
+        let log = cluster.start_at_store(subcommand, &proxy).assert_ends(65);
         let error = log.iter().find(|l| l.starts_with("error: ")).unwrap();
         assert!(error.contains("s3://laser/out") && error.contains("403"), "{error}");
     };
     proxy.set(Fault::Answer(403));
     refused("coordinator");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
+    let coordinator = cluster.coordinator(&[]);
     refused("worker");
     proxy.set(Fault::None);
     // In the middle of the work.
     let expired = cluster.start_at_store("worker", &proxy);
     expired.wait_for("committed", 2);
     proxy.set(Fault::Answer(403));
-    let log = expired.log_until_end(65);
-    assert!(log.iter().any(|l| l.contains("check the credentials")), "{}", log.join("\n"));
-    let worker = cluster.start("worker");
-    coordinator.assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    assert_contains(&expired.assert_ends(65).join("\n"), &["check the credentials"]);
+    cluster.finish(coordinator, cluster.worker());
 }
 
 /// `kill -9` before the store hears a write and before the coordinator hears of it; and with half of the shards
@@ -118,18 +110,16 @@ fn a_coordinator_killed_at_any_of_its_writes_publishes_one_data_set() {
     };
     kill_at("/pools.json");
     kill_at("/plan.json");
-    let nats = Proxy::tcp(cluster.nats.port);
+    let nats = Proxy::tcp(cluster.nats.port());
     nats.set(Fault::Hold { word: "PUB laser.jobs.2026", heard: false });
     let coordinator = cluster.start_at_nats("coordinator", &nats);
     nats.wait_held();
     coordinator.kill();
-    let worker = cluster.start("worker");
+    let worker = cluster.worker();
     for word in ["/_errors.jsonl", "/_manifest.json", TABLE_COMMITS[0], TABLE_COMMITS[1], "/_SUCCESS"] {
         kill_at(word);
     }
-    cluster.start("coordinator").assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    cluster.finish(cluster.start("coordinator", &[]), worker);
     assert_one_commit(&cluster);
 }
 
@@ -146,12 +136,12 @@ fn publish_twice(word: &'static str, heard: bool) {
     let (cluster, proxy) = with_tables();
     proxy.set(Fault::Hold { word, heard });
     let slow = cluster.start_at_store("coordinator", &proxy);
-    let fast = cluster.start("coordinator");
+    let fast = cluster.start("coordinator", &[]);
     for coordinator in [&slow, &fast] {
         coordinator.wait_for("\"generating\"", 1);
     }
     signal(&fast.child, "-STOP");
-    let worker = cluster.start("worker");
+    let worker = cluster.worker();
     proxy.wait_held();
     signal(&fast.child, "-CONT");
     fast.assert_ends(0);
@@ -170,7 +160,7 @@ fn publish_twice(word: &'static str, heard: bool) {
 #[test]
 fn connections_to_nats_that_stall_break_and_lag_lose_nothing() {
     let cluster = Cluster::new("LASER_NATS_OLD");
-    let proxy = Proxy::tcp(cluster.nats.port);
+    let proxy = Proxy::tcp(cluster.nats.port());
     let coordinator = cluster.start_at_nats("coordinator", &proxy);
     coordinator.wait_for("queued shards", 1);
     let worker = cluster.start_at_nats("worker", &proxy);
@@ -180,36 +170,28 @@ fn connections_to_nats_that_stall_break_and_lag_lose_nothing() {
     }
     worker.wait_for("leased", 1);
     proxy.set(Fault::Delay(Duration::from_millis(100)));
-    coordinator.assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    cluster.finish(coordinator, worker);
 }
 
 /// What remains in the queue of a shard that is committed costs a look.
 #[test]
 fn a_run_that_lost_every_process_and_the_queue_generates_no_committed_shard() {
     let mut cluster = Cluster::new("LASER_NATS_NEW");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
+    let coordinator = cluster.coordinator(&[]);
     // Committed, and not acknowledged.
     for _ in 0..2 {
-        let worker = cluster.start("worker");
-        worker.wait_for("committed", 2);
-        worker.kill();
+        cluster.kill_worker_at("committed", 2);
     }
     coordinator.kill();
     let committed = cluster.tonight.parts();
     assert!(committed.len() >= 3, "{}", committed.len());
     let number = |name: &str| name.strip_prefix("part-")?.strip_suffix(".parquet")?.parse().ok();
-    let done: BTreeSet<u32> = committed.iter().filter_map(|(path, _)| number(path.file_name()?.to_str()?)).collect();
+    let done: BTreeSet<u32> = committed.keys().filter_map(|path| number(path.file_name()?.to_str()?)).collect();
     assert_eq!(done.len(), committed.len());
     cluster.nats.lose_everything();
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
-    let worker = cluster.start("worker");
+    let (coordinator, worker) = (cluster.coordinator(&[]), cluster.worker());
     coordinator.assert_ends(0);
-    signal(&worker.child, "-TERM");
-    let written = shards(&worker.log_until_end(143), "writing");
+    let written = shards(&worker.terminate(), "writing");
     assert!(!written.is_empty() && !written.iter().any(|shard| done.contains(shard)));
     for (path, bytes) in committed {
         assert_eq!(fs::read(&path).unwrap(), bytes, "{path:?} changed");
@@ -221,16 +203,10 @@ fn a_run_that_lost_every_process_and_the_queue_generates_no_committed_shard() {
 #[test]
 fn an_output_that_is_lost_after_its_acknowledgement_is_made_again() {
     let cluster = Cluster::new("LASER_NATS_NEW");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
-    let worker = cluster.start("worker");
-    worker.wait_for("acknowledged", 2);
-    worker.kill();
-    let (lost, _) = cluster.tonight.parts().swap_remove(0);
+    let coordinator = cluster.coordinator(&[]);
+    cluster.kill_worker_at("acknowledged", 2);
+    let (lost, _) = cluster.tonight.parts().pop_first().unwrap();
     fs::remove_file(&lost).unwrap();
-    let worker = cluster.start("worker");
-    coordinator.assert_ends(0);
-    worker.terminate();
+    cluster.finish(coordinator, cluster.worker());
     assert!(lost.exists());
-    cluster.assert_whole();
 }

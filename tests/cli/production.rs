@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::{Command, Output};
+use std::process::Output;
 
 use toml::{Table, Value};
 
-use crate::{assert_exit, stderr, stdout};
+use crate::{assert_exit, laser, stderr, stdout};
 
 /// Inline tables, of which the document shows an example: one of several forms, or a table as of [[input]].
 const EXAMPLES: [&str; 7] =
@@ -64,12 +64,12 @@ fn config(document: &Value) -> Output {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("laser.toml");
     fs::write(&path, toml::to_string(document).unwrap()).unwrap();
-    Command::new(env!("CARGO_BIN_EXE_laser")).arg("config").arg(path).output().unwrap()
+    laser().arg("config").arg(path).output().unwrap()
 }
 
 #[test]
 fn production_toml_is_accepted() {
-    let shipped = Command::new(env!("CARGO_BIN_EXE_laser")).args(["config", "configs/production.toml"]).output();
+    let shipped = laser().args(["config", "configs/production.toml"]).output();
     assert_exit(&shipped.unwrap(), 0);
     let mut every_key = uncommented();
     // Which of two there can be.

@@ -235,7 +235,7 @@ fn contains(bytes: &[u8], word: &str) -> bool {
 
 /// The message with a header's value changed, or without the header.
 fn with_header(message: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
-    let end = message.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 2;
+    let end = head_length(message).unwrap() - 2;
     let mut changed = Vec::new();
     for line in message[..end].split_inclusive(|b| *b == b'\n') {
         let is_header = line.to_ascii_lowercase().starts_with(format!("{name}:").as_bytes());
@@ -249,15 +249,20 @@ fn with_header(message: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
     changed
 }
 
+/// The length of a message's head, with the empty line that ends it.
+pub(crate) fn head_length(message: &[u8]) -> Option<usize> {
+    message.windows(4).position(|w| w == b"\r\n\r\n").map(|end| end + 4)
+}
+
 /// Head and body, by the head's length of the body.
-fn read_request(client: &mut TcpStream) -> io::Result<Vec<u8>> {
+pub(crate) fn read_request(client: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut request = Vec::new();
     let mut buffer = [0; 1 << 14];
     loop {
-        if let Some(head) = request.windows(4).position(|w| w == b"\r\n\r\n") {
+        if let Some(head) = head_length(&request) {
             let text = String::from_utf8_lossy(&request[..head]).to_lowercase();
             let length = text.lines().find_map(|l| l.strip_prefix("content-length:")?.trim().parse().ok());
-            if request.len() >= head + 4 + length.unwrap_or(0) {
+            if request.len() >= head + length.unwrap_or(0) {
                 return Ok(request);
             }
         }

@@ -8,17 +8,19 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{Workspace, assert_exit, fixture, stderr, stdout};
+use crate::server::installed;
+use crate::{
+    USERS, Workspace, assert_contains, assert_exit, assert_refused, copy_files, laser, read_json, stderr, stdout,
+};
 
-fn report(args: &[&Path]) -> Output {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_laser"));
-    command.arg("report").args(args).output().unwrap()
+fn report(dir: &Path, file: &Path) -> Output {
+    laser().arg("report").arg(dir).arg("-o").arg(file).output().unwrap()
 }
 
 /// The page of a folder, written beside a workspace's files.
-fn page(workspace: &Workspace, dir: &Path) -> String {
+pub(crate) fn page(workspace: &Workspace, dir: &Path) -> String {
     let file = workspace.path("report.html");
-    let output = report(&[dir, Path::new("-o"), &file]);
+    let output = report(dir, &file);
     assert_exit(&output, 0);
     assert_eq!(stdout(&output).trim(), file.to_str().unwrap());
     fs::read_to_string(file).unwrap()
@@ -26,20 +28,9 @@ fn page(workspace: &Workspace, dir: &Path) -> String {
 
 /// The browser, with a profile of its own.
 fn chromium(profile: &TempDir, args: &[String]) -> Output {
-    let browser = std::env::var_os("LASER_CHROMIUM").unwrap_or_else(|| {
-        panic!("LASER_CHROMIUM is not set: pass the tests with tests/run.sh, or `source tests/chromium.sh` first")
-    });
-    let output = Command::new(browser)
-        .args([
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--disable-quic",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-sync",
-        ])
+    let output = Command::new(installed("LASER_CHROMIUM", "chromium.sh"))
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
+        .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .args(args)
         .output()
@@ -134,16 +125,8 @@ fn percent_decoded(text: &str) -> String {
 }
 
 fn manifests(workspace: &Workspace) -> Vec<(PathBuf, Value)> {
-    let mut found = Vec::new();
-    for kind in ["user", "item"] {
-        let nights = workspace.path(&format!("out/profiles/kind={kind}/dt=2026-01-02"));
-        for run in fs::read_dir(nights).into_iter().flatten() {
-            let folder = run.unwrap().path();
-            let manifest = fs::read(folder.join("_manifest.json")).unwrap();
-            found.push((folder, serde_json::from_slice(&manifest).unwrap()));
-        }
-    }
-    found
+    let folders = workspace.published("2026-01-02").into_iter();
+    folders.map(|folder| (folder.clone(), read_json(&folder.join("_manifest.json")))).collect()
 }
 
 #[test]
@@ -175,12 +158,8 @@ fn the_page_has_the_nights_figures_and_fits_every_screen() {
             wanted.push(format!(">{aal:.2}<"));
         }
     }
-    wanted.push(">44<".to_owned());
-    wanted.push("all of 44 entities".to_owned());
-    wanted.push("class=\"from-pool".to_owned());
-    for text in wanted {
-        assert!(dom.contains(&text), "no {text:?} in\n{dom}");
-    }
+    wanted.extend([">44<", "all of 44 entities", "class=\"from-pool"].map(str::to_owned));
+    assert_contains(&dom, &wanted.iter().map(String::as_str).collect::<Vec<_>>());
 
     let light = probe(&page, 1200, false);
     let narrow = probe(&page, 400, false);
@@ -221,11 +200,7 @@ fn one_published_folder_is_a_page_of_its_own_kind() {
     assert!(of_users.contains("id=\"samples\""));
     // Copied away from its run, it still has what its own files tell.
     let copy = workspace.path("copy");
-    fs::create_dir(&copy).unwrap();
-    for file in fs::read_dir(&folder).unwrap() {
-        let file = file.unwrap();
-        fs::copy(file.path(), copy.join(file.file_name())).unwrap();
-    }
+    copy_files(&folder, &copy);
     let copied = page(&workspace, &copy);
     assert!(copied.contains("id=\"acceptance\"") && !copied.contains("id=\"samples\""));
     assert!(copied.contains("own folder is not beside these texts"));
@@ -237,8 +212,7 @@ fn one_published_folder_is_a_page_of_its_own_kind() {
 #[test]
 fn markup_in_ids_texts_and_errors_is_text() {
     const HOSTILE: &str = "<script>document.body.setAttribute('data-hacked', 1)</script><img src=x onerror=alert(1)>";
-    let workspace = Workspace::new();
-    let root = workspace.path("").display().to_string();
+    let workspace = Workspace::with(&[USERS]);
     let user = |id: usize, about: String| {
         let title = format!("{HOSTILE} {}", id % 3);
         let history: Vec<Value> = (0..4).map(|_| serde_json::json!({"title": title, "rating": 5})).collect();
@@ -254,32 +228,16 @@ fn markup_in_ids_texts_and_errors_is_text() {
          }}, {% endfor %}",
     )
     .unwrap();
-    let config = format!(
-        r#"
-[model]
-path = "{}"
-[[input]]
-path = "{root}/users.jsonl"
-kind = "user"
-[output]
-path = "{root}/out"
-min_coverage = 0.5
-[prompt]
-user = "{root}/echo.j2"
-chat = false
-max_tokens = 400
-[generate]
-max_new_tokens = 40
-[pools.user]
-grouping = "global"
-[run]
-date = "2026-01-02"
-audit_share = 1.0
-"#,
-        fixture().display()
-    );
-    fs::write(workspace.path("laser.toml"), config).unwrap();
-    assert_exit(&workspace.run(&[]), 0);
+    let settings = [
+        "run.audit_share=1.0",
+        "run.date=2026-01-02",
+        "output.min_coverage=0.5",
+        "prompt.max_tokens=400",
+        "generate.max_new_tokens=40",
+        "pools.user.grouping=global",
+        &format!("prompt.user={}", workspace.path("echo.j2").display()),
+    ];
+    assert_exit(&workspace.run(&settings), 0);
     let page = page(&workspace, &workspace.path("out"));
     let unguarded = page.replace("Content-Security-Policy", "x");
     for page in [&page, &unguarded] {
@@ -296,10 +254,7 @@ fn what_is_no_published_night_is_refused_with_what_to_do() {
     let workspace = Workspace::new();
     let check = |dir: &Path, expected: &str| {
         let file = workspace.path("none.html");
-        let output = report(&[dir, Path::new("-o"), &file]);
-        assert_exit(&output, 65);
-        let message = stderr(&output);
-        assert!(message.contains(expected), "expected {expected:?} in {message:?}");
+        assert_refused(&report(dir, &file), &[expected]);
         assert!(!file.exists());
     };
     fs::create_dir(workspace.path("empty")).unwrap();

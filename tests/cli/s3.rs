@@ -2,55 +2,45 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
 use crate::distributed::Cluster;
 use crate::faults::{texts, without_run};
 use crate::feast::{python_report, rows};
-use crate::{Workspace, assert_exit, stdout};
+use crate::proxy::head_length;
+use crate::server::{Server, installed};
+use crate::{Workspace, assert_exit, entries, laser, stdout};
 
-/// An S3 server with one bucket, `laser`; killed when dropped.
-pub(crate) struct S3 {
-    child: Child,
-    pub(crate) port: u16,
-}
+/// An S3 server with one bucket, `laser`.
+pub(crate) struct S3(Server);
 
 impl S3 {
     pub(crate) fn start() -> Self {
-        let binary = std::env::var_os("LASER_MOTO").unwrap_or_else(|| {
-            panic!("LASER_MOTO is not set: pass the tests with tests/run.sh, or `source tests/moto.sh` first")
-        });
-        let mut child = Command::new(binary)
-            .args(["-H", "127.0.0.1", "-p", "0"])
-            .env("PYTHONUNBUFFERED", "1")
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let port = lines
-            .find_map(|line| line.split_once("http://127.0.0.1:")?.1.trim().parse().ok())
-            .expect("moto_server did not start");
-        std::thread::spawn(move || lines.for_each(drop));
-        let server = Self { child, port };
+        let mut command = Command::new(installed("LASER_MOTO", "moto.sh"));
+        command.args(["-H", "127.0.0.1", "-p", "0"]).env("PYTHONUNBUFFERED", "1");
+        let server = Self(Server::start(command, "http://127.0.0.1:", "http://127.0.0.1:"));
         server.request("PUT", "/laser");
         server
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.0.port
     }
 
     /// moto asks who signs, and does not check the signature.
     fn request(&self, method: &str, path: &str) -> Vec<u8> {
         let signed = "Authorization: AWS4-HMAC-SHA256 Credential=test/20260101/us-east-1/s3/aws4_request\r\n";
-        request(self.port, method, path, signed)
+        request(self.port(), method, path, signed)
     }
 
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
         vec![
-            ("AWS_ENDPOINT", format!("http://127.0.0.1:{}", self.port)),
+            ("AWS_ENDPOINT", format!("http://127.0.0.1:{}", self.port())),
             ("AWS_ALLOW_HTTP", "true".into()),
             ("AWS_REGION", "us-east-1".into()),
             ("AWS_ACCESS_KEY_ID", "test".into()),
@@ -81,11 +71,7 @@ impl S3 {
     }
 
     pub(crate) fn verify(&self, root: &str) -> Output {
-        Command::new(env!("CARGO_BIN_EXE_laser"))
-            .args(["verify", &format!("s3://laser/{root}")])
-            .envs(self.environment())
-            .output()
-            .unwrap()
+        laser().args(["verify", &format!("s3://laser/{root}")]).envs(self.environment()).output().unwrap()
     }
 }
 
@@ -99,22 +85,19 @@ pub(crate) fn request(port: u16, method: &str, path: &str, headers: &str) -> Vec
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer).unwrap();
     assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
-    let body = answer.windows(4).position(|w| w == b"\r\n\r\n").unwrap() + 4;
-    answer.split_off(body)
+    answer.split_off(head_length(&answer).unwrap())
 }
 
-impl Drop for S3 {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A server, and a workspace whose processes reach it.
+fn start() -> (S3, Workspace) {
+    let (s3, mut workspace) = (S3::start(), Workspace::new());
+    workspace.environment = s3.environment();
+    (s3, workspace)
 }
 
 #[test]
 fn two_nights_on_s3_are_those_on_a_disk() {
-    let s3 = S3::start();
-    let (mut remote, local) = (Workspace::new(), Workspace::new());
-    remote.environment = s3.environment();
+    let ((s3, remote), local) = (start(), Workspace::new());
     let settings = ["output.path=s3://laser/out"];
     assert_exit(&remote.run(&settings), 0);
     let verified = s3.verify("out");
@@ -129,9 +112,7 @@ fn two_nights_on_s3_are_those_on_a_disk() {
 
 #[test]
 fn delta_tables_on_s3_are_read_whole() {
-    let s3 = S3::start();
-    let mut remote = Workspace::new();
-    remote.environment = s3.environment();
+    let (s3, remote) = start();
     let settings = ["output.path=s3://laser/out", "output.table=delta"];
     assert_exit(&remote.run(&settings), 0);
     assert_exit(&remote.run(&settings), 0);
@@ -153,9 +134,7 @@ fn delta_tables_on_s3_are_read_whole() {
 
 #[test]
 fn nights_on_s3_follow_each_other_and_leave() {
-    let s3 = S3::start();
-    let mut remote = Workspace::new();
-    remote.environment = s3.environment();
+    let (s3, remote) = start();
     let dates = || {
         let listed = s3.request("GET", "/laser?list-type=2&prefix=out/&max-keys=1000");
         let listed = String::from_utf8(listed).unwrap();
@@ -174,14 +153,10 @@ fn nights_on_s3_follow_each_other_and_leave() {
 #[test]
 fn workers_share_a_night_on_s3_and_keep_pools_in_a_cache() {
     let cluster = Cluster::on_s3("LASER_NATS_NEW");
-    let coordinator = cluster.start("coordinator");
-    coordinator.wait_for("queued shards", 1);
-    let killed = cluster.start("worker");
-    killed.wait_for("committed", 2);
-    killed.kill();
-    let workers = [cluster.start("worker"), cluster.start("worker")];
-    coordinator.assert_ends(0);
-    workers.into_iter().for_each(|worker| worker.terminate());
-    assert!(fs::read_dir(cluster.tonight.path("cache")).unwrap().count() > 1);
-    cluster.assert_whole();
+    let coordinator = cluster.coordinator(&[]);
+    cluster.kill_worker_at("committed", 2);
+    let other = cluster.worker();
+    cluster.finish(coordinator, cluster.worker());
+    other.terminate();
+    assert!(entries(&cluster.tonight.path("cache")).len() > 1);
 }

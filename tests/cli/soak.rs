@@ -50,8 +50,8 @@ impl Soak {
     fn new(seed: u64) -> Self {
         let cluster = Cluster::on_s3("LASER_NATS_NEW");
         Self {
-            store: Proxy::http(cluster.store.as_ref().unwrap().port),
-            queue: Proxy::tcp(cluster.nats.port),
+            store: Proxy::http(cluster.store.as_ref().unwrap().port()),
+            queue: Proxy::tcp(cluster.nats.port()),
             cluster,
             random: Xoshiro256PlusPlus::seed_from_u64(seed),
             figures: Figures::default(),
@@ -154,21 +154,15 @@ impl Soak {
                 self.cluster.nats.kill_and_restart();
                 "kill -9 of NATS"
             }
-            7 => {
-                self.queue.suffer(Fault::Stall, length);
-                "half-open connections to NATS"
-            }
-            8 => {
-                self.store.suffer(Fault::Answer(503), length);
-                "503 from the store"
-            }
-            9 => {
-                self.store.suffer(Fault::Cut, length);
-                "store unreachable"
-            }
-            _ => {
-                self.store.suffer(Fault::LoseAnswers, length);
-                "answers of the store lost"
+            proxied => {
+                let (proxy, fault, name) = match proxied {
+                    7 => (&self.queue, Fault::Stall, "half-open connections to NATS"),
+                    8 => (&self.store, Fault::Answer(503), "503 from the store"),
+                    9 => (&self.store, Fault::Cut, "store unreachable"),
+                    _ => (&self.store, Fault::LoseAnswers, "answers of the store lost"),
+                };
+                proxy.suffer(fault, length);
+                name
             }
         };
         *self.figures.faults.entry(fault).or_default() += 1;

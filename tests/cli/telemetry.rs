@@ -87,18 +87,15 @@ fn coordinator_and_worker_serve_every_metric_that_alerts_and_dashboard_use() {
     // Tomorrow, so that there is one.
     let hour_ago = jiff::Zoned::now() - jiff::Span::new().hours(1);
     let deadline = format!("run.deadline='{}'", hour_ago.strftime("%H:%M"));
-    let coordinator = cluster.start_with("coordinator", &[&listen[0], &deadline, "price.gpu_hour=2.5"]);
-    coordinator.wait_for("queued shards", 1);
-    let worker = cluster.start_with("worker", &[&listen[1], "price.gpu_hour=2.5"]);
+    let coordinator = cluster.coordinator(&[&listen[0], &deadline, "price.gpu_hour=2.5"]);
+    let worker = cluster.start("worker", &[&listen[1], "price.gpu_hour=2.5"]);
     worker.wait_for("acknowledged", 2);
     // So that the run does not end while its coordinator is looked at.
     signal(&worker.child, "-STOP");
     assert_complete("coordinator", &addresses[0]);
     signal(&worker.child, "-CONT");
     assert_complete("worker", &addresses[1]);
-    coordinator.assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    cluster.finish(coordinator, worker);
 }
 
 fn json_log(cluster: &Cluster, subcommand: &str, settings: &[&str]) -> Process {
@@ -122,9 +119,8 @@ fn json_logs_are_an_object_a_line_and_name_run_shard_and_pool() {
     let coordinator = json_log(&cluster, "coordinator", &[]);
     coordinator.wait_for("queued shards", 1);
     let worker = json_log(&cluster, "worker", &[]);
-    objects(&coordinator.log_until_end(0));
-    signal(&worker.child, "-TERM");
-    let log = objects(&worker.log_until_end(143));
+    objects(&coordinator.assert_ends(0));
+    let log = objects(&worker.terminate());
     let of_shards: Vec<&Value> = log.iter().filter(|line| line["span"]["shard"].is_u64()).collect();
     assert!(of_shards.len() > 10, "{log:?}");
     for line in of_shards {
@@ -133,7 +129,7 @@ fn json_logs_are_an_object_a_line_and_name_run_shard_and_pool() {
     }
     cluster.assert_whole();
     let failed = json_log(&cluster, "worker", &["queue.url=nats://127.0.0.1:1"]);
-    let log = objects(&failed.log_until_end(75));
+    let log = objects(&failed.assert_ends(75));
     let last = log.last().unwrap();
     assert_eq!(last["level"], "error");
     assert!(last["message"].as_str().unwrap().contains("cannot connect to nats"), "{last}");

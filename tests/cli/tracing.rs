@@ -1,7 +1,7 @@
 //! The trace of a run, as an OpenTelemetry collector receives it.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,8 @@ use opentelemetry_proto::tonic::trace::v1::Span;
 use prost::Message;
 
 use crate::distributed::{Cluster, Process};
-use crate::{Workspace, assert_exit};
+use crate::proxy::{head_length, read_request};
+use crate::{Workspace, assert_exit, assert_refused, read_json};
 
 /// Takes OTLP over HTTP and keeps all spans.
 struct Collector {
@@ -46,25 +47,13 @@ impl Collector {
 }
 
 /// One request; `false`: the connection has ended.
-fn receive(stream: &TcpStream, spans: &Mutex<Vec<Span>>) -> bool {
-    let mut reader = BufReader::new(stream);
-    let (mut first, mut length) = (String::new(), 0);
-    if reader.read_line(&mut first).unwrap_or_default() == 0 {
+fn receive(mut stream: &TcpStream, spans: &Mutex<Vec<Span>>) -> bool {
+    let Ok(request) = read_request(&mut stream) else {
         return false;
-    }
-    assert_eq!(first, "POST /v1/traces HTTP/1.1\r\n");
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).unwrap();
-        match line.trim_end().to_ascii_lowercase().split_once(": ") {
-            None => break,
-            Some(("content-length", bytes)) => length = bytes.parse().unwrap(),
-            Some(_) => {}
-        }
-    }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).unwrap();
-    let request = ExportTraceServiceRequest::decode(body.as_slice()).unwrap();
+    };
+    assert!(request.starts_with(b"POST /v1/traces HTTP/1.1\r\n"));
+    let body = &request[head_length(&request).unwrap()..];
+    let request = ExportTraceServiceRequest::decode(body).unwrap();
     for of_process in request.resource_spans {
         let attributes = of_process.resource.unwrap().attributes;
         let name = attributes.iter().find(|a| a.key == "service.name").unwrap();
@@ -73,7 +62,6 @@ fn receive(stream: &TcpStream, spans: &Mutex<Vec<Span>>) -> bool {
         let mut spans = spans.lock().unwrap();
         spans.extend(of_process.scope_spans.into_iter().flat_map(|s| s.spans));
     }
-    let mut stream = stream;
     stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").is_ok()
 }
 
@@ -101,10 +89,7 @@ fn a_run_is_one_trace_whatever_process_works_for_it() {
     let start = |role| Process::start(collector.command(cluster.tonight.command(role, &[])));
     let coordinator = start("coordinator");
     coordinator.wait_for("queued shards", 1);
-    let worker = start("worker");
-    coordinator.assert_ends(0);
-    worker.terminate();
-    cluster.assert_whole();
+    cluster.finish(coordinator, start("worker"));
 
     let spans = collector.spans();
     let traces: BTreeSet<&[u8]> = named(&spans, "run").iter().map(|run| run.trace_id.as_slice()).collect();
@@ -117,12 +102,9 @@ fn a_run_is_one_trace_whatever_process_works_for_it() {
     let of_runs: BTreeSet<&str> = named(&spans, "run").into_iter().flat_map(|run| children(&spans, run)).collect();
     assert_eq!(of_runs, BTreeSet::from(["pools", "plan", "watch", "shard"]));
 
-    let mut shards: BTreeMap<i64, &Span> = BTreeMap::new();
-    for shard in named(&spans, "shard") {
-        shards.insert(shard_number(shard), shard);
-    }
-    let plan = std::fs::read(cluster.tonight.path(&format!("out/runs/{}/plan.json", cluster.run_id())));
-    let plan: serde_json::Value = serde_json::from_slice(&plan.unwrap()).unwrap();
+    let shards = named(&spans, "shard").into_iter();
+    let shards: BTreeMap<i64, &Span> = shards.map(|shard| (shard_number(shard), shard)).collect();
+    let plan: serde_json::Value = read_json(&cluster.run_folder().join("plan.json"));
     for job in plan["shards"].as_array().unwrap() {
         let shard = shards[&job["shard"].as_i64().unwrap()];
         let wanted = match job["action"].as_str().unwrap() {
@@ -163,8 +145,5 @@ fn a_collector_that_is_away_or_no_address_is_told() {
     };
     // What is told of a collector that is away is a warning: the night counts.
     assert_exit(&config("http://127.0.0.1:1"), 0);
-    let refused = config("not an address");
-    assert_exit(&refused, 65);
-    let message = String::from_utf8_lossy(&refused.stderr);
-    assert!(message.contains("OTEL_EXPORTER_OTLP_ENDPOINT") && message.contains("4318"), "{message}");
+    assert_refused(&config("not an address"), &["OTEL_EXPORTER_OTLP_ENDPOINT", "4318"]);
 }

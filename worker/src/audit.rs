@@ -17,7 +17,7 @@ use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator
 /// # Errors
 /// The engine's, if it is given up.
 pub(crate) fn audit(
-    generator: &mut impl TextGenerator,
+    generator: &mut dyn TextGenerator,
     requests: &[(&ShardRow, Request)],
     figures: impl Fn(&ShardRow, &Request, &Generated) -> Figures,
 ) -> Result<Audit, GenerateError> {
@@ -98,7 +98,7 @@ fn pieces(text: &Generated, tokenizer: &Tokenizer) -> Result<Vec<Piece>, ModelEr
 type Texts = Vec<Option<Generated>>;
 
 fn run(
-    generator: &mut impl TextGenerator,
+    generator: &mut dyn TextGenerator,
     batch: &[(&ShardRow, Request)],
     plain: bool,
 ) -> Result<(Texts, f64), GenerateError> {

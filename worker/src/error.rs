@@ -18,8 +18,7 @@ pub enum WorkerError {
     /// The store does not let the worker in: every shard would fail, and none is to blame.
     #[error(
         "{0}; check the credentials of this worker and what they allow. Its shards are given to others when their \
-         leases \
-         end"
+         leases end"
     )]
     Refused(#[source] LocationError),
     /// A task of the worker was lost.

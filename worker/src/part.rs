@@ -10,14 +10,14 @@ use laser_features::encoder::Encoded;
 use laser_schema::Digest;
 use laser_schema::audit::Audit;
 use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::job::{Action, Lease, Plan, Policy, ShardRow};
+use laser_schema::job::{Lease, Plan, Policy, ShardRow};
 use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord, PartInfo, ratio};
 use laser_store::part::encode_part;
-use laser_store::table::{self, TableError};
+use laser_store::table::TableError;
 
 use crate::generate::Generated;
 
-/// A shard's input.
+/// A shard's input, for the engine.
 #[derive(Debug)]
 pub(crate) enum Work {
     Generate {
@@ -26,18 +26,6 @@ pub(crate) enum Work {
         policy: Policy,
     },
     Audit(Vec<ShardRow>),
-    Carry(Vec<KnowledgeRecord>),
-}
-
-impl Work {
-    /// Decodes the input of an action; texts to be generated are verified by `policy`.
-    pub(crate) fn decode(action: Action, policy: Policy, file: &str, bytes: Bytes) -> Result<Self, TableError> {
-        match action {
-            Action::Generate => table::decode(file, bytes).map(|rows| Self::Generate { rows, policy }),
-            Action::Audit => table::decode(file, bytes).map(Self::Audit),
-            Action::Carry => table::decode(file, bytes).map(Self::Carry),
-        }
-    }
 }
 
 /// The rows of a part.

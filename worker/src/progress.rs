@@ -33,9 +33,7 @@ impl Progress {
     }
 
     pub(crate) fn text(&self, kind: Kind, pool: &str, figures: &Figures, fallback: bool) {
-        telemetry::text(kind, pool, figures);
-        telemetry::fallback(kind, pool, fallback);
-        telemetry::seconds(kind, pool, figures);
+        telemetry::text(kind, pool, figures, fallback);
         self.lock().figures.add(figures);
     }
 

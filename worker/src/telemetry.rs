@@ -51,7 +51,8 @@ pub fn describe() {
     rows(0, 0);
 }
 
-pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures) {
+/// A generated text; `fallback`: it was verified strictly because of a breach.
+pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures, fallback: bool) {
     let add = |name: &'static str, value: u64| {
         counter!(name, "kind" => kind.as_str(), "pool" => pool.to_owned()).increment(value);
     };
@@ -64,6 +65,8 @@ pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures) {
     add("laser_relaxed_tokens_total", figures.relaxed);
     add("laser_compared_tokens_total", figures.compared);
     add("laser_previous_tokens_total", figures.previous);
+    // A pool has this one from its first text on.
+    add("laser_fallback_texts_total", u64::from(fallback));
     for (n, name) in ["1", "2", "3"].into_iter().enumerate() {
         let add = |metric: &'static str, value: u64| {
             counter!(metric, "kind" => kind.as_str(), "pool" => pool.to_owned(), "n" => name).increment(value);
@@ -71,16 +74,7 @@ pub(crate) fn text(kind: Kind, pool: &str, figures: &Figures) {
         add("laser_ngrams_total", figures.ngrams[n]);
         add("laser_distinct_ngrams_total", figures.distinct_ngrams[n]);
     }
-}
-
-/// Counts a text if it was verified strictly because of a breach; a pool has the counter from its first text on.
-pub(crate) fn fallback(kind: Kind, pool: &str, fallback: bool) {
-    let (kind, pool) = (kind.as_str(), pool.to_owned());
-    counter!("laser_fallback_texts_total", "kind" => kind, "pool" => pool).increment(u64::from(fallback));
-}
-
-/// Counters are whole numbers, so seconds and logarithms are summed in gauges that only rise.
-pub(crate) fn seconds(kind: Kind, pool: &str, figures: &Figures) {
+    // Counters are whole numbers, so seconds and logarithms are summed in gauges that only rise.
     let add = |name: &'static str, value: f64| {
         gauge!(name, "kind" => kind.as_str(), "pool" => pool.to_owned()).increment(value);
     };

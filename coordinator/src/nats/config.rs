@@ -139,5 +139,6 @@ pub(super) fn read(key: &'static str, file: &Path, expected: &'static str) -> Re
 }
 
 pub(super) fn bad_file(key: &'static str, file: &Path, expected: &'static str, reason: String) -> NatsError {
-    NatsError::File { key, file: file.to_owned(), expected, reason }
+    let reason = format!("{}: {reason}; name a readable {expected}, or remove the key", file.display());
+    NatsError::Config { key, reason }
 }

@@ -72,7 +72,7 @@ impl NatsClient {
                 Some(Ok(answer)) => return Ok(answer),
                 Some(Err(error)) if self.is_connected() => return Err(error),
                 _ if started.elapsed() > PATIENCE => {
-                    return Err(NatsError::Away { seconds: PATIENCE.as_secs() });
+                    return Err(NatsError::Away);
                 }
                 _ => tokio::time::sleep(PAUSE).await,
             }
@@ -228,13 +228,17 @@ fn tls(config: &NatsConfig, mut options: ConnectOptions) -> Result<ConnectOption
 
 fn check_server(client: &Client) -> Result<(), NatsError> {
     let info = client.server_info();
-    if version(&info.version).is_none_or(|version| version < SERVER_MIN) {
-        return Err(NatsError::OldServer { server: info.server_name, found: info.version });
-    }
-    if !info.jetstream {
-        return Err(NatsError::NoJetStream { server: info.server_name });
-    }
-    Ok(())
+    let problem = if version(&info.version).is_none_or(|version| version < SERVER_MIN) {
+        format!(
+            "has version {}, expected 2.9.0 or later: it would not keep one message for each shard; upgrade it",
+            info.version
+        )
+    } else if !info.jetstream {
+        "runs without jetstream; add a `jetstream` block to its configuration".to_owned()
+    } else {
+        return Ok(());
+    };
+    Err(NatsError::Server { server: info.server_name, problem })
 }
 
 /// Parses `2.9.10` or `2.14.0-RC.1` into numbers.

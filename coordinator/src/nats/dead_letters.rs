@@ -4,7 +4,7 @@ use async_nats::jetstream::message::StreamMessage;
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use futures::{StreamExt, TryStreamExt, stream};
 
-use super::message::{DEAD_LETTERS, JobMessage, check_run, subject, subjects};
+use super::message::{DEAD_LETTERS, JobMessage, check_run, encode, subject, subjects};
 use super::{DeadLetter, NatsClient, NatsError, failed};
 
 /// Number of dead letters read at the same time.
@@ -56,12 +56,12 @@ impl NatsClient {
     async fn replay_one(&self, run: &str, shard: u32) -> Result<bool, NatsError> {
         let message = self.dead_letter_message(run, shard).await?;
         let letter = decode(run, shard, &message)?;
-        let job = JobMessage::decode(letter.message).map_err(|reason| NatsError::BadDeadLetter {
+        let job = JobMessage::decode(letter.message).map_err(|error| NatsError::BadDeadLetter {
             run: run.to_owned(),
             shard,
-            reason: format!("{reason}; run the coordinator again: it publishes what is missing"),
+            reason: format!("{error}; run the coordinator again: it publishes what is missing"),
         })?;
-        let new = self.enqueue(job.subject(), job.encode()).await?;
+        let new = self.enqueue(job.subject(), encode(&job)).await?;
         let stream = self.stream(&self.config.dead_letters).await?;
         // Delete by sequence: a newer letter of the same shard is another message.
         let deleted = stream.delete_message(message.sequence).await;

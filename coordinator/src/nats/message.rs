@@ -30,12 +30,6 @@ pub struct RunRef {
     pub plan_digest: Digest,
 }
 
-impl RunRef {
-    pub(super) fn check(&self) -> Result<(), NatsError> {
-        check_run(&self.run)
-    }
-}
-
 pub(super) fn check_run(run: &str) -> Result<(), NatsError> {
     match is_token(run) {
         true => Ok(()),
@@ -60,20 +54,16 @@ impl JobMessage {
         Self { version: MESSAGE_VERSION, run: run.clone(), job: job.clone() }
     }
 
-    pub(super) fn encode(&self) -> Bytes {
-        encode(self)
-    }
-
     /// The version is checked first: a different one explains why the rest does not fit.
-    pub(super) fn decode(value: Value) -> Result<Self, String> {
+    pub(super) fn decode(value: Value) -> Result<Self, NatsError> {
         let version = value.get("version").and_then(Value::as_u64);
         if version != Some(u64::from(MESSAGE_VERSION)) {
             let found = version.map_or("none".to_owned(), |v| v.to_string());
-            return Err(format!(
+            return Err(NatsError::Message(format!(
                 "message of version {found}, expected {MESSAGE_VERSION}: coordinator and workers must be of one release"
-            ));
+            )));
         }
-        serde_json::from_value(value).map_err(|error| format!("message is not a job: {error}"))
+        serde_json::from_value(value).map_err(|error| NatsError::Message(format!("message is not a job: {error}")))
     }
 
     pub(super) fn subject(&self) -> String {
@@ -102,14 +92,8 @@ pub struct DeadLetter {
     pub message: Value,
 }
 
-impl DeadLetter {
-    pub(super) fn encode(&self) -> Bytes {
-        encode(self)
-    }
-}
-
 /// Plain data with string keys always serialises.
-fn encode(message: &impl Serialize) -> Bytes {
+pub(super) fn encode(message: &impl Serialize) -> Bytes {
     serde_json::to_vec(message).unwrap_or_default().into()
 }
 

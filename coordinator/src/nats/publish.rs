@@ -12,7 +12,7 @@ use laser_schema::job::ShardJob;
 use tokio::time::Instant;
 
 use super::connect::{PATIENCE, PAUSE};
-use super::message::{JOBS, JobMessage, check_run, subjects};
+use super::message::{JOBS, JobMessage, check_run, encode, subjects};
 use super::{NatsClient, NatsError, RunRef, failed};
 
 /// Number of publishes whose confirmation is awaited at the same time: ten times as fast as one after the other.
@@ -33,13 +33,13 @@ impl NatsClient {
         // The iterator is consumed here: a future that held a caller's closures could not be spawned.
         let jobs: Vec<&ShardJob> = jobs.into_iter().collect();
         async move {
-            run.check()?;
+            check_run(&run.run)?;
             let (mut jobs, mut new) = (jobs.into_iter(), 0);
             let mut under_way = FuturesUnordered::new();
             loop {
                 for job in jobs.by_ref().take(WINDOW - under_way.len()) {
                     let message = JobMessage::new(run, job);
-                    under_way.push(self.enqueue(message.subject(), message.encode()));
+                    under_way.push(self.enqueue(message.subject(), encode(&message)));
                 }
                 match under_way.try_next().await? {
                     Some(is_new) => new += u64::from(is_new),
@@ -105,7 +105,7 @@ impl NatsClient {
                     return Err(failed(format!("publish {subject}"))(error));
                 }
                 None if started.elapsed() > PATIENCE => {
-                    return Err(NatsError::Away { seconds: PATIENCE.as_secs() });
+                    return Err(NatsError::Away);
                 }
                 _ => tokio::time::sleep(PAUSE).await,
             }

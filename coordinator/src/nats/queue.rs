@@ -47,10 +47,6 @@ impl NatsQueue {
         self.leased.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn find(&self, lease: &Lease) -> Option<Arc<Delivery>> {
-        self.leased().get(&key(lease)).cloned()
-    }
-
     /// Removes a held lease; `None` if it was lost, so that a late acknowledgement does not end another worker's lease.
     fn end(&self, lease: &Lease) -> Option<Arc<Delivery>> {
         let delivery = self.leased().remove(&key(lease))?;
@@ -92,7 +88,8 @@ impl Queue for NatsQueue {
 
     /// Returns `false` once nine tenths of a lease have passed since the last heartbeat that the server confirmed.
     async fn heartbeat(&self, lease: &Lease) -> Result<bool, QueueError> {
-        let Some(delivery) = self.find(lease) else {
+        let held = self.leased().get(&key(lease)).cloned();
+        let Some(delivery) = held else {
             return Ok(false);
         };
         delivery.extend().await;

@@ -164,39 +164,33 @@ fn changed(wanted: &Config, found: Config) -> Config {
     }
 }
 
+/// The settings that differ, by their names on the server.
+macro_rules! differences {
+    ($wanted:expr, $found:expr, $($key:literal $field:ident),+ $(,)?) => {{
+        let difference = |key: &str, wanted: &dyn Debug, found: &dyn Debug| {
+            format!("{key}: expected {wanted:?}, found {found:?}")
+        };
+        let differences = [$(
+            ($wanted.$field != $found.$field).then(|| difference($key, &$wanted.$field, &$found.$field))
+        ),+];
+        differences.into_iter().flatten().collect()
+    }};
+}
+
 /// Compares every setting that the queue needs; other settings are the operator's.
 fn stream_differences(wanted: &Config, found: &Config) -> Vec<String> {
-    [
-        difference("subjects", &wanted.subjects, &found.subjects),
-        difference("retention", &wanted.retention, &found.retention),
-        difference("storage", &wanted.storage, &found.storage),
-        difference("replicas", &wanted.num_replicas, &found.num_replicas),
-        difference("discard", &wanted.discard, &found.discard),
-        difference("discard_new_per_subject", &wanted.discard_new_per_subject, &found.discard_new_per_subject),
-        difference("max_msgs_per_subject", &wanted.max_messages_per_subject, &found.max_messages_per_subject),
-        difference("max_msgs", &wanted.max_messages, &found.max_messages),
-        difference("max_age", &wanted.max_age, &found.max_age),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+    differences!(
+        wanted, found,
+        "subjects" subjects, "retention" retention, "storage" storage, "replicas" num_replicas, "discard" discard,
+        "discard_new_per_subject" discard_new_per_subject, "max_msgs_per_subject" max_messages_per_subject,
+        "max_msgs" max_messages, "max_age" max_age,
+    )
 }
 
 fn consumer_differences(wanted: &pull::Config, found: &async_nats::jetstream::consumer::Config) -> Vec<String> {
-    [
-        difference("ack_policy", &wanted.ack_policy, &found.ack_policy),
-        difference("ack_wait", &wanted.ack_wait, &found.ack_wait),
-        difference("max_deliver", &wanted.max_deliver, &found.max_deliver),
-        difference("filter_subject", &wanted.filter_subject, &found.filter_subject),
-        difference("backoff", &wanted.backoff, &found.backoff),
-        difference("max_ack_pending", &wanted.max_ack_pending, &found.max_ack_pending),
-        difference("max_waiting", &wanted.max_waiting, &found.max_waiting),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
-}
-
-fn difference<T: PartialEq + Debug>(key: &str, wanted: &T, found: &T) -> Option<String> {
-    (wanted != found).then(|| format!("{key}: expected {wanted:?}, found {found:?}"))
+    differences!(
+        wanted, found,
+        "ack_policy" ack_policy, "ack_wait" ack_wait, "max_deliver" max_deliver, "filter_subject" filter_subject,
+        "backoff" backoff, "max_ack_pending" max_ack_pending, "max_waiting" max_waiting,
+    )
 }

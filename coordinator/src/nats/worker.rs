@@ -140,7 +140,7 @@ impl Shared {
                 "delivered {attempts} times without an outcome: its workers died, stopped sending heartbeats or gave \
                  it back"
             ),
-            Err(reason) => reason,
+            Err(error) => error.to_string(),
         };
         self.client.give_up(&message, attempt, &reason).await;
         None
@@ -180,10 +180,13 @@ impl Shared {
     }
 }
 
-fn decode(message: &Message) -> Result<JobMessage, String> {
+fn decode(message: &Message) -> Result<JobMessage, NatsError> {
     let job = JobMessage::decode(value(&message.payload))?;
     match parse_subject(&message.subject) {
         Some((run, shard)) if run == job.run.run && shard == job.job.shard => Ok(job),
-        _ => Err(format!("subject {} for shard {} of run {}", message.subject, job.job.shard, job.run.run)),
+        _ => {
+            let (subject, shard, run) = (&message.subject, job.job.shard, job.run.run);
+            Err(NatsError::Message(format!("subject {subject} for shard {shard} of run {run}")))
+        }
     }
 }

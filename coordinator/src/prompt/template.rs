@@ -45,6 +45,11 @@ const SHIPPED: [Shipped; 9] = shipped![
     "plain/films"
 ];
 
+/// The names of the shipped templates.
+pub(super) fn names() -> [&'static str; SHIPPED.len()] {
+    SHIPPED.map(|shipped| shipped.name)
+}
+
 /// The parts that templates can include, by name.
 const PARTS: [(&str, &str); 5] = [
     ("facts", include_str!("../../templates/parts/facts.j2")),
@@ -125,10 +130,7 @@ fn load(choice: &str, kind: Kind) -> Result<Template, PromptError> {
         return Ok(Template { name: choice.to_owned(), source: source.into() });
     }
     let Some(shipped) = SHIPPED.iter().find(|shipped| shipped.name == choice) else {
-        return Err(PromptError::UnknownTemplate {
-            name: choice.to_owned(),
-            shipped: SHIPPED.map(|shipped| shipped.name).join(", "),
-        });
+        return Err(PromptError::UnknownTemplate { name: choice.to_owned(), shipped: names().join(", ") });
     };
     let source = match kind {
         Kind::User => shipped.user,

@@ -58,12 +58,21 @@ fn viewer(films: usize) -> Entity {
 
 /// A renderer for a template of the test's own, with plain text.
 fn renderer_of(source: &str, config: PromptConfig) -> Result<PromptRenderer, PromptError> {
+    renderer_for(completion_model(), "mine.j2", source, config)
+}
+
+fn renderer_for(
+    model: &ModelFiles,
+    file: &str,
+    source: &str,
+    config: PromptConfig,
+) -> Result<PromptRenderer, PromptError> {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("mine.j2");
+    let path = directory.path().join(file);
     std::fs::write(&path, source).unwrap();
     let path = path.to_str().unwrap().to_owned();
     let config = PromptConfig { user: path.clone(), item: path, ..config };
-    PromptRenderer::new(&config, completion_model(), 256)
+    PromptRenderer::new(&config, model, 256)
 }
 
 fn render_with(source: &str, entity: &Entity) -> Result<String, PromptError> {
@@ -105,17 +114,7 @@ fn shipped_templates_ask_for_what_their_papers_ask_for() {
 
 #[test]
 fn shipped_templates_render_with_the_least_there_can_be() {
-    for name in [
-        "kar/films",
-        "kar/books",
-        "trawl/films",
-        "trawl/books",
-        "once/films",
-        "once/books",
-        "rlmrec/films",
-        "rlmrec/books",
-        "plain/films",
-    ] {
+    for name in template::names() {
         let renderer = shipped(name);
         let stranger = renderer.render(&entity(Kind::User, json!({}), vec![])).unwrap();
         let plain = name == "plain/films";
@@ -283,17 +282,9 @@ const CHAT_TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}[{{ m.role }}
     {% if add_generation_prompt %}[assistant]{% endif %}";
 
 fn hello_with(chat: Chat, system: Option<&str>, model: &ModelFiles) -> Result<RenderedPrompt, PromptError> {
-    let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("hello.jinja");
-    std::fs::write(&path, "Hello {{ id }}\n").unwrap();
-    let config = PromptConfig {
-        user: path.to_str().unwrap().into(),
-        chat,
-        system: system.map(str::to_owned),
-        max_tokens: Some(100),
-        ..Default::default()
-    };
-    PromptRenderer::new(&config, model, 256)?.render(&viewer(0))
+    let system = system.map(str::to_owned);
+    let config = PromptConfig { chat, system, max_tokens: Some(100), ..Default::default() };
+    renderer_for(model, "hello.jinja", "Hello {{ id }}\n", config)?.render(&viewer(0))
 }
 
 #[test]

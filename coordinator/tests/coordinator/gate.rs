@@ -18,9 +18,10 @@ fn guards(action: GuardAction) -> Guards {
     Guards { action, max_length_ratio: Some(1.1), ..Guards::default() }
 }
 
-async fn gated() -> (Night, Location, Plan) {
+/// A night whose texts are audited.
+async fn audited(guards: Option<Guards>) -> (Night, Location, Plan) {
     let mut night = Night::new();
-    (night.audit_share, night.guards) = (0.9, Some(guards(GuardAction::Strict)));
+    (night.audit_share, night.guards) = (0.9, guards);
     let output = night.output("out");
     let plan = night.plan(&output).await;
     (night, output, plan)
@@ -58,7 +59,7 @@ async fn verdict(output: &Location, plan: &Plan, pool: &str) -> Option<Verdict> 
 
 #[tokio::test]
 async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them() {
-    let (_night, output, plan) = gated().await;
+    let (_night, output, plan) = audited(Some(guards(GuardAction::Strict))).await;
     let run = planned(&output, &plan);
     let first_text = plan.shards.iter().position(|job| job.action == Action::Generate);
     let last_audit = plan.shards.iter().rposition(|job| job.action == Action::Audit);
@@ -97,7 +98,7 @@ async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them(
 
 #[tokio::test]
 async fn the_first_verdict_stands_whatever_a_later_process_would_find() {
-    let (_night, output, plan) = gated().await;
+    let (_night, output, plan) = audited(Some(guards(GuardAction::Strict))).await;
     let run = planned(&output, &plan);
     for job in audits(&plan, "user-odd") {
         commit_audit(&output, job, 12).await;
@@ -113,10 +114,7 @@ async fn the_first_verdict_stands_whatever_a_later_process_would_find() {
 
     work(&output, &plan).await;
     let terms = Terms { min_coverage: 1.0, guards: plan.guards, delta: false };
-    let published = publish(&run, Kind::User, &terms).await.unwrap();
-    let Published::Complete(manifest) = published else {
-        panic!("{published:?}");
-    };
+    let manifest = complete(publish(&run, Kind::User, &terms).await.unwrap());
     let report = manifest.details.guards.clone().unwrap();
     assert_eq!(report.pools.get("user-odd"), first.as_ref());
     assert!(!report.pools["user-even"].strict);
@@ -124,10 +122,7 @@ async fn the_first_verdict_stands_whatever_a_later_process_would_find() {
 
 #[tokio::test]
 async fn without_strict_guards_nothing_is_held_back() {
-    let mut night = Night::new();
-    night.audit_share = 0.9;
-    let output = night.output("out");
-    let plan = night.plan(&output).await;
+    let (_night, output, plan) = audited(None).await;
     let run = planned(&output, &plan);
     let mut gate = Gate::new(&plan);
     assert!(plan.shards.iter().all(|job| gate.admits(job)));
@@ -137,10 +132,7 @@ async fn without_strict_guards_nothing_is_held_back() {
 
 #[tokio::test]
 async fn a_breach_withholds_success_until_it_is_only_warned_of() {
-    let mut night = Night::new();
-    night.audit_share = 0.9;
-    let output = night.output("out");
-    let plan = night.plan(&output).await;
+    let (_night, output, plan) = audited(None).await;
     let run = planned(&output, &plan);
     for job in audits(&plan, "user-odd") {
         commit_audit(&output, job, 12).await;
@@ -161,9 +153,7 @@ async fn a_breach_withholds_success_until_it_is_only_warned_of() {
         assert_eq!(breaches[0].0, "user-odd");
         assert!(!success.exists().await.unwrap());
     }
-    let Published::Complete(manifest) = publish(GuardAction::Warn).await else {
-        panic!("not published");
-    };
+    let manifest = complete(publish(GuardAction::Warn).await);
     assert_eq!(manifest.details.guards.clone().unwrap().breaches().count(), 1);
     assert!(success.exists().await.unwrap());
 }

@@ -10,4 +10,6 @@ mod plan;
 mod publish;
 mod queue_conformance;
 mod retention;
+#[path = "../../../tests/cli/server.rs"]
+mod server;
 mod support;

@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::Command;
 use std::time::Duration;
 
 use laser_coordinator::nats::{NatsClient, NatsConfig, NatsWorker, RunRef, connect};
@@ -14,6 +13,8 @@ use nkeys::KeyPair;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa};
 use tempfile::TempDir;
 
+use crate::server::{self, installed};
+
 /// Which server.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) enum Version {
@@ -22,26 +23,21 @@ pub(crate) enum Version {
 }
 
 impl Version {
-    fn binary(self) -> PathBuf {
-        let name = match self {
-            Self::Old => "LASER_NATS_OLD",
-            Self::New => "LASER_NATS_NEW",
-        };
-        match std::env::var_os(name) {
-            Some(path) => path.into(),
-            None => panic!("{name} is not set: pass the tests with tests/run.sh, or `source tests/nats.sh` first"),
+    fn binary(self) -> String {
+        match self {
+            Self::Old => installed("LASER_NATS_OLD", "nats.sh"),
+            Self::New => installed("LASER_NATS_NEW", "nats.sh"),
         }
     }
 }
 
-/// A running server; it is killed when dropped.
+/// A NATS server.
 pub(crate) struct Server {
     dir: TempDir,
-    binary: PathBuf,
-    port: u16,
+    binary: String,
     secure: bool,
     environment: BTreeMap<&'static str, String>,
-    child: Child,
+    process: server::Server,
 }
 
 impl Server {
@@ -73,19 +69,18 @@ impl Server {
 
     fn launch(version: Version, dir: TempDir, environment: BTreeMap<&'static str, String>, secure: bool) -> Self {
         let binary = version.binary();
-        let (child, port) = spawn(&binary, dir.path(), &environment, None);
-        Self { dir, binary, port, secure, environment, child }
+        let process = serve(&binary, dir.path(), &environment, "-1");
+        Self { dir, binary, secure, environment, process }
     }
 
     /// As `kill -9` does.
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.process.kill();
     }
 
     pub(crate) fn restart(&mut self) {
-        let port = Some(self.port);
-        (self.child, _) = spawn(&self.binary, self.dir.path(), &self.environment, port);
+        let port = self.process.port.to_string();
+        self.process = serve(&self.binary, self.dir.path(), &self.environment, &port);
     }
 
     /// All that the server has stored; call it while the server is down.
@@ -96,7 +91,7 @@ impl Server {
     pub(crate) fn config(&self) -> NatsConfig {
         let scheme = if self.secure { "tls" } else { "nats" };
         NatsConfig {
-            url: format!("{scheme}://127.0.0.1:{}", self.port),
+            url: format!("{scheme}://127.0.0.1:{}", self.process.port),
             lease_seconds: 2,
             retry_seconds: 0,
             tls_ca: self.secure.then(|| self.dir.path().join("ca.pem")),
@@ -137,43 +132,10 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Starts a server and returns once it says that it is ready, with its port.
-fn spawn(binary: &Path, dir: &Path, environment: &BTreeMap<&str, String>, port: Option<u16>) -> (Child, u16) {
-    let port = port.map_or("-1".to_owned(), |port| port.to_string());
-    let mut child = Command::new(binary)
-        .args(["-c", "nats.conf", "-a", "127.0.0.1", "-p", &port])
-        .current_dir(dir)
-        .envs(environment)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let log = child.stderr.take().unwrap();
-    let port = ready(log);
-    (child, port)
-}
-
-fn ready(log: ChildStderr) -> u16 {
-    let mut lines = BufReader::new(log).lines().map_while(Result::ok);
-    let (mut seen, mut port) = (String::new(), None);
-    for line in lines.by_ref() {
-        if let Some((_, address)) = line.split_once("Listening for client connections on ") {
-            port = address.rsplit(':').next().and_then(|p| p.trim().parse().ok());
-        }
-        if line.contains("Server is ready") {
-            // The log is read to its end, since a full pipe stops the server.
-            std::thread::spawn(move || lines.for_each(drop));
-            return port.expect("a server that is ready has said its port");
-        }
-        seen += &(line + "\n");
-    }
-    panic!("the server did not start:\n{seen}");
+fn serve(binary: &str, dir: &Path, environment: &BTreeMap<&str, String>, port: &str) -> server::Server {
+    let mut command = Command::new(binary);
+    command.args(["-c", "nats.conf", "-a", "127.0.0.1", "-p", port]).current_dir(dir).envs(environment);
+    server::Server::start(command, "Listening for client connections on ", "Server is ready")
 }
 
 /// A certificate authority, and a certificate of it for servers and clients on this machine.

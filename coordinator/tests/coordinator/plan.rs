@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use arrow::datatypes::{DataType, Field, Schema};
 use bytes::Bytes;
 use jiff::civil::date;
-use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::plan::PlanError;
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, Plan, Policy};
@@ -32,10 +32,7 @@ async fn second_night() -> (Night, Location) {
     let mut night = Night::new();
     let output = night.output("out");
     let plan = night.plan(&output).await;
-    work(&output, &plan).await;
-    for kind in Kind::ALL {
-        publish(&planned(&output, &plan), kind, &Terms::coverage(1.0)).await.unwrap();
-    }
+    finish(&output, &plan).await;
     night.run = "night-2".into();
     night.date = date(2026, 11, 21);
     night.set_previous(output.url(), None, None);
@@ -155,33 +152,20 @@ async fn an_unchanged_entity_keeps_its_text() {
 
 #[tokio::test]
 async fn another_template_specification_or_wish_carries_nothing() {
-    let (night, _) = second_night().await;
-    let with = |change: fn(&mut Night)| {
-        let mut other = Night { dir: tempfile::tempdir().unwrap(), ..night_like(&night) };
-        change(&mut other);
-        other
-    };
-    for (other, carried) in [
-        (with(|_| {}), 30),
-        (with(|n| n.template.push('!')), 0),
-        (with(|n| n.spec.verification = Policy::Relaxed { k: 2, p: 0.1 }), 0),
-        (with(|n| n.spec.max_new_tokens += 1), 0),
-        (with(|n| n.carry_forward = false), 0),
-    ] {
-        let plan = other.try_plan(None).await.unwrap();
+    let (mut night, _) = second_night().await;
+    let original = (night.template.clone(), night.spec.clone(), night.carry_forward);
+    let changes: [(fn(&mut Night), u64); 5] = [
+        (|_| {}, 30),
+        (|n| n.template.push('!'), 0),
+        (|n| n.spec.verification = Policy::Relaxed { k: 2, p: 0.1 }, 0),
+        (|n| n.spec.max_new_tokens += 1, 0),
+        (|n| n.carry_forward = false, 0),
+    ];
+    for (change, carried) in changes {
+        change(&mut night);
+        let plan = night.try_plan(None).await.unwrap();
         assert_eq!(counts(&plan, Kind::User), (30, carried, 30 - carried));
-    }
-}
-
-fn night_like(night: &Night) -> Night {
-    Night {
-        dir: tempfile::tempdir().unwrap(),
-        run: night.run.clone(),
-        spec: night.spec.clone(),
-        template: night.template.clone(),
-        tables: night.tables.clone(),
-        previous: night.previous.clone(),
-        ..*night
+        (night.template, night.spec, night.carry_forward) = original.clone();
     }
 }
 
@@ -191,14 +175,12 @@ async fn the_newest_complete_night_before_the_date_is_the_past() {
     // Night 2 is complete and changes everything; night 3 lacks its _SUCCESS.
     night.template.push('2');
     let second = night.plan(&output).await;
-    work(&output, &second).await;
-    publish(&planned(&output, &second), Kind::User, &Terms::coverage(1.0)).await.unwrap();
-    publish(&planned(&output, &second), Kind::Item, &Terms::coverage(1.0)).await.unwrap();
+    finish(&output, &second).await;
     (night.run, night.date) = ("night-3".into(), date(2026, 11, 22));
     night.template.push('3');
     let third = night.plan(&output).await;
     work(&output, &third).await;
-    publish(&planned(&output, &third), Kind::User, &Terms::coverage(1.0)).await.unwrap();
+    complete(publish_users(&output, &third, 1.0).await.unwrap());
     output.join(&third.partition(Kind::User)).join(SUCCESS).remove().await.unwrap();
 
     let carried = async |night: &Night| {
@@ -212,8 +194,7 @@ async fn the_newest_complete_night_before_the_date_is_the_past() {
     night.template = TEMPLATE.into();
     assert_eq!(carried(&night).await, 30, "before the second night is the first");
     night.date = date(2026, 11, 20);
-    let error = night.plan_error().await;
-    assert!(error.contains("no complete earlier output"), "{error}");
+    night.assert_refused(&["no complete earlier output"]).await;
 }
 
 #[tokio::test]
@@ -221,11 +202,9 @@ async fn texts_of_others_are_drafted_from_but_not_carried() {
     let mut night = Night::new();
     let texts = |id: i64| json!({"id": id, "text": format!("Earlier {id}")});
     let jsonl = night.write("old.jsonl", (0..20).map(texts));
-    let schema = std::sync::Arc::new(arrow::datatypes::Schema::new(vec![
-        arrow::datatypes::Field::new("entity_id", arrow::datatypes::DataType::Int64, false),
-        arrow::datatypes::Field::new("text", arrow::datatypes::DataType::Utf8, false),
-        arrow::datatypes::Field::new("more", arrow::datatypes::DataType::Float64, true),
-    ]));
+    let columns = [("entity_id", DataType::Int64), ("text", DataType::Utf8), ("more", DataType::Float64)];
+    let fields = columns.map(|(name, data_type)| Field::new(name, data_type, name == "more"));
+    let schema = std::sync::Arc::new(Schema::new(fields.to_vec()));
     let rows: Vec<_> =
         (0..20).map(|id| json!({"entity_id": id, "text": format!("Earlier {id}"), "more": 0.5})).collect();
     assert_eq!(to_batch(&schema, &rows).unwrap().num_rows(), 20);
@@ -253,19 +232,11 @@ async fn the_past_of_another_data_set_is_refused() {
     let old = |ids: std::ops::Range<i64>| ids.map(|id| json!({"id": id, "text": "x"}));
     let others = night.write("others.jsonl", old(100..120));
     night.set_previous(&others, Some(Kind::User), None);
-    let error = night.plan_error().await;
-    assert!(error.contains("none of its 20 texts belongs to a user of the input"), "{error}");
+    night.assert_refused(&["none of its 20 texts belongs to a user of the input"]).await;
     // The same ids, of another type: told by name, and mended by configuration.
-    let same = night.write(
-        "same.jsonl",
-        old(0..20).map(|mut row| {
-            row["id"] = row["id"].to_string().into();
-            row
-        }),
-    );
+    let same = night.write("same.jsonl", (0..20).map(|id| json!({"id": id.to_string(), "text": "x"})));
     night.set_previous(&same, Some(Kind::User), None);
-    let error = night.plan_error().await;
-    assert!(error.contains("ids such as the string ") && error.contains("has the int64 0"), "{error}");
+    night.assert_refused(&["ids such as the string ", "has the int64 0"]).await;
     night.set_previous(&format!("file://{same}"), Some(Kind::User), Some(IdType::Int64));
     night.try_plan(None).await.unwrap();
     // A limit that leaves out all who have a past makes it no other data set's.
@@ -280,31 +251,26 @@ async fn the_past_of_another_kind_is_refused() {
     let (mut night, output) = second_night().await;
     let users = output.join("profiles/kind=user/dt=2026-11-20/run=night-1");
     night.set_previous(users.url(), Some(Kind::Item), None);
-    let error = night.plan_error().await;
-    assert!(error.contains("holds knowledge of users, but [[previous]] says kind = \"item\""));
+    night.assert_refused(&["holds knowledge of users, but [[previous]] says kind = \"item\""]).await;
     let part = users.join(&users.list().await.unwrap().last().unwrap().name);
     assert!(part.url().ends_with(".parquet"));
     night.set_previous(part.url(), Some(Kind::Item), None);
-    assert!(night.plan_error().await.contains("holds knowledge of users"));
+    night.assert_refused(&["holds knowledge of users"]).await;
     let foreign = night.write("foreign.jsonl", [json!({"id": 1, "text": "x"})]);
     night.set_previous(&foreign, None, None);
-    assert!(night.plan_error().await.contains("whose texts are these?"));
+    night.assert_refused(&["whose texts are these?"]).await;
     night.set_previous("nowhere.jsonl", Some(Kind::User), None);
-    assert!(night.plan_error().await.contains("nowhere.jsonl: no such file"));
+    night.assert_refused(&["nowhere.jsonl: no such file"]).await;
 }
 
 #[tokio::test]
 async fn an_id_is_there_once_in_all_tables() {
     let mut night = Night::new();
     night.write_table("more.jsonl", Kind::User, [user(50), user(3)]);
-    let error = night.plan_error().await;
-    assert!(
-        error.ends_with("more.jsonl, row 2: user id 3 appears twice; ids must be unique over all tables"),
-        "{error}"
-    );
+    let twice = "more.jsonl, row 2: user id 3 appears twice; ids must be unique over all tables";
+    night.assert_refused(&[twice]).await;
     night.write_table("more.jsonl", Kind::User, [user(50), user(51), user(50)]);
-    let error = night.plan_error().await;
-    assert!(error.contains("more.jsonl, row 3: user id 50 appears twice"), "{error}");
+    night.assert_refused(&["more.jsonl, row 3: user id 50 appears twice"]).await;
     // An item may have the id of a user.
     night.write_table("more.jsonl", Kind::User, [json!({"id": 50})]);
     night.write_table("items.jsonl", Kind::Item, [json!({"id": 3})]);
@@ -315,8 +281,7 @@ async fn an_id_is_there_once_in_all_tables() {
 async fn ids_of_one_kind_are_of_one_type_in_all_tables() {
     let mut night = Night::new();
     night.write_table("more.jsonl", Kind::User, [json!({"id": "u50"})]);
-    let error = night.plan_error().await;
-    assert!(error.contains("more.jsonl, row 1: user id u50 is string, but the users before have int64 ids"), "{error}");
+    night.assert_refused(&["more.jsonl, row 1: user id u50 is string, but the users before have int64 ids"]).await;
     for table in &mut night.tables {
         table.columns.id_type = Some(IdType::String);
     }

@@ -58,8 +58,7 @@ async fn a_published_night_is_whole_and_counts_add_up() {
     let (_night, output, plan) = finished().await;
     assert_eq!(planned(&output, &plan).committed().await.unwrap().len(), plan.shards.len());
     for (kind, entities, errors) in [(Kind::User, 31, 1), (Kind::Item, 5, 0)] {
-        let published = publish(&planned(&output, &plan), kind, &Terms::coverage(0.9)).await.unwrap();
-        let Published::Complete(manifest) = published else { panic!("{published:?}") };
+        let manifest = complete(publish(&planned(&output, &plan), kind, &Terms::coverage(0.9)).await.unwrap());
         let counts = (manifest.entities, manifest.rows, manifest.errors, manifest.carried);
         assert_eq!(counts, (entities, entities - errors, errors, 0));
         let texts: u64 = manifest.figures.values().map(|f| f.texts).sum();
@@ -80,34 +79,26 @@ async fn a_published_night_is_whole_and_counts_add_up() {
 #[tokio::test]
 async fn publishing_again_changes_nothing() {
     let (_night, output, plan) = finished().await;
-    let manifest = async || match publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap() {
-        Published::Complete(manifest) => *manifest,
-        other => panic!("{other:?}"),
-    };
-    let first = manifest().await;
-    let second = manifest().await;
-    assert_eq!(second, first);
+    let first = complete(publish_users(&output, &plan, 0.0).await.unwrap());
+    assert_eq!(complete(publish_users(&output, &plan, 0.0).await.unwrap()), first);
 }
 
 #[tokio::test]
 async fn below_coverage_there_is_no_success() {
     let (_night, output, plan) = finished().await;
     let folder = output.join(&plan.partition(Kind::User));
-    let published = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(1.0)).await.unwrap();
+    let published = publish_users(&output, &plan, 1.0).await.unwrap();
     assert!(matches!(published, Published::BelowCoverage(_)));
     assert!(!folder.join(SUCCESS).exists().await.unwrap());
     assert!(folder.join(MANIFEST).exists().await.unwrap());
-    assert!(matches!(
-        publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.9)).await,
-        Ok(Published::Complete(_))
-    ));
+    complete(publish_users(&output, &plan, 0.9).await.unwrap());
 }
 
 #[tokio::test]
 async fn a_night_with_a_missing_part_is_not_published() {
     let (_night, output, plan) = finished().await;
     output.join(&first_part(&plan).output).remove().await.unwrap();
-    let published = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap();
+    let published = publish_users(&output, &plan, 0.0).await.unwrap();
     assert_eq!(published, Published::Incomplete { missing: 1 });
     let folder = output.join(&plan.partition(Kind::User));
     assert!(folder.list().await.unwrap().iter().all(|listed| !listed.name.starts_with('_')));
@@ -131,15 +122,15 @@ async fn a_flipped_byte_of_a_part_keeps_a_night_from_being_published() {
         let mut bytes = whole.to_vec();
         bytes[at] ^= 1u8 << bit;
         part.write(Bytes::from(bytes)).await.unwrap();
-        let error = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
+        let error = publish_users(&output, &plan, 0.0).await.unwrap_err();
         assert!(error.to_string().contains(&job.output), "{at}: {error}");
         assert!(!success.exists().await.unwrap());
     }
     part.write(whole.slice(..whole.len() - 9)).await.unwrap();
-    publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
+    publish_users(&output, &plan, 0.0).await.unwrap_err();
     assert!(!success.exists().await.unwrap());
     part.write(whole).await.unwrap();
-    publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap();
+    publish_users(&output, &plan, 0.0).await.unwrap();
     assert!(success.exists().await.unwrap());
 }
 
@@ -149,10 +140,7 @@ async fn a_night_whose_audits_failed_is_published_without_their_figures() {
     for audit in plan.shards.iter().filter(|s| s.action == Action::Audit) {
         output.join(&audit.output).remove().await.unwrap();
     }
-    match publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap() {
-        Published::Complete(manifest) => assert!(manifest.audit.is_empty()),
-        other => panic!("{other:?}"),
-    }
+    assert!(complete(publish_users(&output, &plan, 0.0).await.unwrap()).audit.is_empty());
 }
 
 #[tokio::test]
@@ -166,12 +154,12 @@ async fn a_part_of_other_rows_is_refused() {
     let target = output.join(&b.output);
     let fewer = encode(&plan, b, &rows[1..], Vec::new(), 0);
     target.write(fewer).await.unwrap();
-    let error = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
+    let error = publish_users(&output, &plan, 0.0).await.unwrap_err();
     let message = error.to_string();
     assert!(matches!(error, FinaliseError::Rows { found: 3, expected: 4, .. }), "{message}");
     assert!(message.contains(&b.output), "{message}");
     target.write(encode(&plan, b, &rows, Vec::new(), 0)).await.unwrap();
-    let error = publish(&planned(&output, &plan), Kind::User, &Terms::coverage(0.0)).await.unwrap_err();
+    let error = publish_users(&output, &plan, 0.0).await.unwrap_err();
     assert!(matches!(error, FinaliseError::Duplicate { .. }), "{error}");
     let folder = output.join(&plan.partition(Kind::User));
     assert!(!folder.join(SUCCESS).exists().await.unwrap());

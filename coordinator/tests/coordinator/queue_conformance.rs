@@ -7,16 +7,13 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use jiff::civil::date;
 use laser_coordinator::ledger::LedgerLimits;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::nats::{NatsClient, NatsQueue};
-use laser_schema::Digest;
-use laser_schema::job::{Lease, PLAN_VERSION, Plan, Queue};
+use laser_schema::job::{Lease, Queue};
 use tokio::sync::mpsc;
 
 use crate::nats_server::{Server, Version, jobs, run_ref};
-use crate::support::spec;
 
 const LEASE: Duration = Duration::from_secs(2);
 
@@ -30,7 +27,9 @@ trait Harness: Sized {
     fn worker(&self) -> impl Future<Output = Arc<Self::Queue>>;
 
     /// The queue as a worker sees it that ends when there is nothing more to do.
-    fn ending_worker(&self) -> impl Future<Output = Arc<Self::Queue>>;
+    fn ending_worker(&self) -> impl Future<Output = Arc<Self::Queue>> {
+        self.worker()
+    }
 
     /// How many shards are neither committed nor dead.
     fn open(&self) -> impl Future<Output = usize>;
@@ -45,29 +44,11 @@ impl Harness for Local {
     type Queue = LocalQueue;
 
     async fn start(shards: u32, attempts: u32) -> Self {
-        let plan = Plan {
-            version: PLAN_VERSION,
-            run: "run".into(),
-            date: date(2026, 11, 20),
-            spec: spec(),
-            pools: "pools".into(),
-            pool_digest: Digest::of(b"pools"),
-            price: None,
-            guards: None,
-            embedding: None,
-            ids: [].into(),
-            counts: [].into(),
-            shards: jobs(shards),
-        };
         let limits = LedgerLimits { lease: LEASE, attempts, retry: Duration::ZERO };
-        Self(Arc::new(LocalQueue::new(&plan, &[], limits)))
+        Self(Arc::new(LocalQueue::new(&jobs(shards), &[], limits)))
     }
 
     async fn worker(&self) -> Arc<LocalQueue> {
-        self.0.clone()
-    }
-
-    async fn ending_worker(&self) -> Arc<LocalQueue> {
         self.0.clone()
     }
 
@@ -118,7 +99,7 @@ impl<const NEW: bool> Harness for Nats<NEW> {
     }
 }
 
-async fn take<Q: Queue>(queue: &Q) -> Lease {
+pub(crate) async fn take<Q: Queue>(queue: &Q) -> Lease {
     queue.lease().await.unwrap().expect("there is work")
 }
 

@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp, ToSpan};
-use laser_coordinator::finalise::{Terms, publish};
 use laser_coordinator::retention::{Keep, outdated, remove};
 use laser_schema::layout::{DataSet, Pins, dated_name};
 use laser_schema::manifest::Profiles;
@@ -38,13 +37,10 @@ async fn begin(night: &mut Night, output: &Location, n: i64) {
     RunStore::new(output, &night.run).begin(pins).await.unwrap();
 }
 
-/// Plans, generates and publishes the run that was begun.
-async fn finish(night: &Night, output: &Location) {
-    let plan = night.plan(output).await;
-    work(output, &plan).await;
-    for kind in Kind::ALL {
-        publish(&planned(output, &plan), kind, &Terms::coverage(1.0)).await.unwrap();
-    }
+/// Makes a run of the `n`th night.
+async fn make(night: &mut Night, output: &Location, n: i64) {
+    begin(night, output, n).await;
+    finish(output, &night.plan(output).await).await;
 }
 
 /// An output with `nights` complete nights, and their runs.
@@ -52,8 +48,7 @@ async fn output(nights: i64) -> (Night, Location, Vec<String>) {
     let mut night = Night::new();
     let (output, mut runs) = (night.output("out"), Vec::new());
     for n in 0..nights {
-        begin(&mut night, &output, n).await;
-        finish(&night, &output).await;
+        make(&mut night, &output, n).await;
         runs.push(night.run.clone());
     }
     (night, output, runs)
@@ -129,8 +124,7 @@ async fn a_run_under_way_keeps_itself_and_what_it_was_begun_with() {
     night.plan(&output).await;
     let under_way = night.run.clone();
     for n in 3..7 {
-        begin(&mut night, &output, n).await;
-        finish(&night, &output).await;
+        make(&mut night, &output, n).await;
     }
     let mut keep = keep(2);
     let removed = names(&output, &keep).await;

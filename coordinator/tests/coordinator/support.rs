@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use bytes::Bytes;
 use jiff::civil::{Date, date};
+use laser_coordinator::finalise::{FinaliseError, Published, Terms, publish};
 use laser_coordinator::plan::{PlanError, PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_model::ModelFiles;
@@ -12,6 +13,7 @@ use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
 use laser_schema::job::{Action, Plan, Policy, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
+use laser_schema::manifest::Manifest;
 use laser_schema::{Columns, Digest, Entity, EntityTable, Kind};
 use laser_store::join::Join;
 use laser_store::part::encode_part;
@@ -159,8 +161,12 @@ impl Night {
         self.try_plan(Some(output)).await.unwrap()
     }
 
-    pub(crate) async fn plan_error(&self) -> String {
-        self.try_plan(None).await.unwrap_err().to_string()
+    /// Planning is refused with these words.
+    pub(crate) async fn assert_refused(&self, words: &[&str]) {
+        let error = self.try_plan(None).await.unwrap_err().to_string();
+        for word in words {
+            assert!(error.contains(word), "no {word:?} in {error}");
+        }
     }
 }
 
@@ -255,5 +261,26 @@ pub(crate) async fn work(output: &Location, plan: &Plan) {
             _ => part(output, plan, job).await,
         };
         output.join(&job.output).create(bytes).await.unwrap();
+    }
+}
+
+/// Commits every shard and publishes every kind.
+pub(crate) async fn finish(output: &Location, plan: &Plan) {
+    work(output, plan).await;
+    for kind in Kind::ALL {
+        complete(publish(&planned(output, plan), kind, &Terms::coverage(1.0)).await.unwrap());
+    }
+}
+
+/// Publishes the users, of whom a share must have a text.
+pub(crate) async fn publish_users(output: &Location, plan: &Plan, share: f64) -> Result<Published, FinaliseError> {
+    publish(&planned(output, plan), Kind::User, &Terms::coverage(share)).await
+}
+
+#[track_caller]
+pub(crate) fn complete(published: Published) -> Manifest {
+    match published {
+        Published::Complete(manifest) => *manifest,
+        other => panic!("{other:?}"),
     }
 }

@@ -31,16 +31,21 @@ fn two_shards_equal_one_file() {
     assert_eq!(got, sequential(&mut engine(&model), &tokens));
 }
 
+/// The model, loaded from a GGUF file.
+fn gguf_engine(model: &TinyModel, dtype: GgmlDType) -> TreeEngine {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.gguf");
+    model.write_gguf(&file, dtype);
+    load(&file)
+}
+
 #[test]
 fn gguf_in_f32_equals_safetensors() {
     for (name, model) in TinyModel::all() {
         if name == "mistral" || name == "llama 3 rope" {
             continue; // Called llama in GGUF; the rope of Llama 3 is a tensor there, tested below.
         }
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("model.gguf");
-        model.write_gguf(&file, GgmlDType::F32);
-        let mut gguf = load(&file);
+        let mut gguf = gguf_engine(&model, GgmlDType::F32);
         assert_eq!(gguf.info().dtype, "gguf");
         let mut safetensors = engine(&model);
         assert_eq!(gguf.info().parameters, safetensors.info().parameters, "{name}");
@@ -56,15 +61,13 @@ fn quantised_gguf_equals_the_same_quantisation_while_loading() {
         let model = TinyModel::new(architecture, json!({}));
         let directory = tempfile::tempdir().unwrap();
         model.write(directory.path(), false);
-        let file = directory.path().join("model.gguf");
-        model.write_gguf(&file, GgmlDType::Q8_0);
         let mut options = EngineOptions::new(directory.path());
         options.isq = Some("Q8_0".into());
         let mut quantised = TreeEngine::load(&options).unwrap();
         assert_eq!(quantised.info().dtype, "f32+q8_0");
         let tokens = Random::new(1).tokens(20);
         let expected = sequential(&mut quantised, &tokens);
-        let got = sequential(&mut load(&file), &tokens);
+        let got = sequential(&mut gguf_engine(&model, GgmlDType::Q8_0), &tokens);
         assert_same(&got, &expected, architecture);
     }
 }
@@ -77,12 +80,9 @@ fn rope_factors_of_a_gguf_file_are_used() {
     let mut with_factors = TinyModel::new("Llama", json!({}));
     let factors = Tensor::full(8.0_f32, 8, &Device::Cpu).unwrap();
     with_factors.tensors.insert("rope_freqs.weight".into(), factors);
-    let directory = tempfile::tempdir().unwrap();
-    let file = directory.path().join("model.gguf");
-    with_factors.write_gguf(&file, GgmlDType::F32);
     let tokens = Random::new(1).tokens(40);
     let expected = sequential(&mut engine(&scaled), &tokens);
-    assert_same(&sequential(&mut load(&file), &tokens), &expected, "factors");
+    assert_same(&sequential(&mut gguf_engine(&with_factors, GgmlDType::F32), &tokens), &expected, "factors");
 }
 
 /// Share of the fixture's greedy text that another precision would have chosen too, token by token.

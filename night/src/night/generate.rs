@@ -86,7 +86,7 @@ impl Night<'_> {
             let held = run.plan.shards.iter().filter(|job| !gate.admits(job));
             let held: Vec<u32> = held.map(|job| job.shard).collect();
             let not_now = [done.as_slice(), held.as_slice()].concat();
-            let queue = Arc::new(LocalQueue::new(&run.plan, &not_now, limits));
+            let queue = Arc::new(LocalQueue::new(&run.plan.shards, &not_now, limits));
             worker = worker.empty(&queue, held.len(), progress, end).await?;
             dead.extend(queue.dead());
             if held.is_empty() || !queue.is_done() {

@@ -100,28 +100,22 @@ pub enum TextError {
     #[error("the model's probabilities are not numbers; try a dtype of more range")]
     NotANumber,
     /// The tokenizer refused the model's own tokens.
-    #[error("{message}")]
-    Tokenizer {
-        /// Its own message.
-        message: String,
-    },
+    #[error("{0}")]
+    Tokenizer(String),
     /// The engine failed for this request.
-    #[error("engine: {message}")]
-    Engine {
-        /// Its own message.
-        message: String,
-    },
+    #[error("engine: {0}")]
+    Engine(String),
 }
 
 impl From<ModelError> for TextError {
     fn from(error: ModelError) -> Self {
-        Self::Tokenizer { message: error.to_string() }
+        Self::Tokenizer(error.to_string())
     }
 }
 
 impl From<&EngineError> for TextError {
     fn from(error: &EngineError) -> Self {
-        Self::Engine { message: error.to_string() }
+        Self::Engine(error.to_string())
     }
 }
 
@@ -162,34 +156,4 @@ pub trait TextGenerator: Send {
 
     /// Drops every request and cache; the engine is as new.
     fn reset(&mut self);
-}
-
-impl<G: TextGenerator + ?Sized> TextGenerator for Box<G> {
-    fn tokenizer(&self) -> &Tokenizer {
-        (**self).tokenizer()
-    }
-
-    fn batch(&self) -> usize {
-        (**self).batch()
-    }
-
-    fn load(&self) -> usize {
-        (**self).load()
-    }
-
-    fn submit(&mut self, request: Request) {
-        (**self).submit(request);
-    }
-
-    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
-        (**self).share_prefix(prompts)
-    }
-
-    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
-        (**self).step()
-    }
-
-    fn reset(&mut self) {
-        (**self).reset();
-    }
 }

@@ -9,10 +9,10 @@ use laser_store::location::{Created, LocationError};
 use tokio::sync::mpsc;
 use tracing::{Instrument, instrument};
 
+use super::Done;
 use super::context::{RunContext, Stop};
 use super::embed;
 use super::held::Held;
-use super::shard::Done;
 use crate::error::WorkerError;
 use crate::part::{self, Output};
 use crate::telemetry;

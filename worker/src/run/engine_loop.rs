@@ -10,7 +10,7 @@ use tokio::sync::mpsc;
 
 use super::context::{RunContext, Stop};
 use super::open_shard::{OpenShard, RowError, with_end};
-use super::shard::{Done, Loaded};
+use super::{Done, Loaded};
 use crate::audit::audit;
 use crate::error::WorkerError;
 use crate::generate::{Finished, Generated, Request, TextGenerator};
@@ -18,27 +18,29 @@ use crate::part::{self, Output, Work};
 use crate::telemetry;
 
 /// The engine thread: owns the generator and the shards that are open.
-pub(super) struct EngineLoop<G> {
+pub(super) struct EngineLoop {
     context: Arc<RunContext>,
-    generator: G,
+    generator: Box<dyn TextGenerator>,
     stop: Stop,
     done: mpsc::Sender<Done>,
     open: HashMap<u32, OpenShard>,
 }
 
 /// An audit that waits until nothing else is open.
-struct WaitingAudit {
-    lease: Lease,
-    rows: Vec<ShardRow>,
-}
+type WaitingAudit = (Lease, Vec<ShardRow>);
 
-impl<G: TextGenerator> EngineLoop<G> {
-    pub(super) fn new(context: Arc<RunContext>, generator: G, stop: Stop, done: mpsc::Sender<Done>) -> Self {
+impl EngineLoop {
+    pub(super) fn new(
+        context: Arc<RunContext>,
+        generator: Box<dyn TextGenerator>,
+        stop: Stop,
+        done: mpsc::Sender<Done>,
+    ) -> Self {
         Self { context, generator, stop, done, open: HashMap::new() }
     }
 
     /// Works until no more shards come, and returns the generator.
-    pub(super) fn run(mut self, mut load: mpsc::Receiver<Loaded>) -> G {
+    pub(super) fn run(mut self, mut load: mpsc::Receiver<Loaded>) -> Box<dyn TextGenerator> {
         let mut waiting: Option<WaitingAudit> = None;
         loop {
             // More rows are wanted as soon as the batch is not full; an audit wants the engine to itself.
@@ -73,14 +75,13 @@ impl<G: TextGenerator> EngineLoop<G> {
             return None;
         }
         match loaded.work {
-            Work::Audit(rows) => return Some(WaitingAudit { lease: loaded.lease, rows }),
+            Work::Audit(rows) => Some((loaded.lease, rows)),
             Work::Generate { rows, policy } => {
                 let _entered = loaded.span.entered();
                 self.open_shard(OpenShard::new(loaded.lease, rows, policy));
+                None
             }
-            Work::Carry(_) => {}
         }
-        None
     }
 
     fn open_shard(&mut self, mut open: OpenShard) {
@@ -180,12 +181,12 @@ impl<G: TextGenerator> EngineLoop<G> {
     fn release_all(&mut self, audit: Option<WaitingAudit>) {
         self.generator.reset();
         let open = std::mem::take(&mut self.open).into_values().map(|open| open.lease);
-        for lease in open.chain(audit.map(|audit| audit.lease)) {
+        for lease in open.chain(audit.map(|(lease, _)| lease)) {
             self.finish_shard(lease, Output::Released);
         }
     }
 
-    fn audit(&mut self, WaitingAudit { lease, rows }: WaitingAudit) {
+    fn audit(&mut self, (lease, rows): WaitingAudit) {
         let policy = self.context.run.plan.spec.verification;
         let requests: Vec<(&ShardRow, Request)> =
             rows.iter().filter_map(|row| Some((row, self.request(row, 0, policy).ok()?))).collect();
@@ -195,7 +196,7 @@ impl<G: TextGenerator> EngineLoop<G> {
             let previous = with_end(request.previous.len() as u64, text.stop);
             Figures::of(&record, &text.tokens, previous)
         };
-        let generator = &mut self.generator;
+        let generator = self.generator.as_mut();
         let outcome = catch(|| audit(generator, &requests, figures)).and_then(|audit| Ok(audit?));
         let output = match outcome {
             Ok(audit) => Output::Audit(audit),

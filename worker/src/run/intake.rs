@@ -4,12 +4,14 @@ use std::collections::BTreeMap;
 
 use laser_schema::Digest;
 use laser_schema::job::{Action, Lease, Policy, Queue, ShardJob};
+use laser_schema::knowledge::KnowledgeRecord;
+use laser_store::table;
 use tokio::sync::mpsc;
 use tracing::{Instrument, Span, instrument};
 
 use super::context::{RunContext, Stop};
 use super::held::Held;
-use super::shard::{Done, Loaded};
+use super::{Done, Loaded};
 use crate::error::WorkerError;
 use crate::part::{self, Output, Rows, Work};
 use crate::telemetry;
@@ -80,37 +82,41 @@ impl<Q: Queue> Intake<'_, Q> {
 /// Reads a shard's input. A failure is the attempt's, unless it ends the worker.
 #[instrument(name = "read", target = "laser::trace", skip_all)]
 async fn read_input(context: &RunContext, job: &ShardJob) -> Result<Input, WorkerError> {
-    Ok(match load(context, job).await {
-        Ok(None) => Input::Done(Output::Exists),
-        Ok(Some(Work::Carry(rows))) => {
-            let carried = rows.len() as u64;
-            let rows = rows.into_iter().map(|r| part::carry(&context.run.plan, r)).collect();
-            Input::Done(Output::Part(Rows { rows, errors: Vec::new(), carried, figures: BTreeMap::new() }))
-        }
-        Ok(Some(work)) => Input::Work(work),
-        Err(error) if error.ends_the_worker() => return Err(error),
-        Err(error) => Input::Done(Output::Failed(error.to_string())),
-    })
+    match load(context, job).await {
+        Err(error) if !error.ends_the_worker() => Ok(Input::Done(Output::Failed(error.to_string()))),
+        input => input,
+    }
 }
 
-/// The shard's input; `None` if its output exists: a lost acknowledgement is no reason to do the work again.
-async fn load(context: &RunContext, job: &ShardJob) -> Result<Option<Work>, WorkerError> {
+async fn load(context: &RunContext, job: &ShardJob) -> Result<Input, WorkerError> {
+    // A lost acknowledgement is no reason to do the work again.
     if context.run.part(job).exists().await? {
-        return Ok(None);
+        return Ok(Input::Done(Output::Exists));
     }
     let input = context.run.input(job);
     let bytes = input.read().await?;
     if Digest::of(&bytes) != job.input_digest {
         return Err(WorkerError::Changed { file: input.url().to_owned() });
     }
-    let policy = policy(context, job).await?;
-    Ok(Some(Work::decode(job.action, policy, input.url(), bytes)?))
+    let file = input.url();
+    Ok(match job.action {
+        Action::Generate => {
+            Input::Work(Work::Generate { policy: policy(context, job).await?, rows: table::decode(file, bytes)? })
+        }
+        Action::Audit => Input::Work(Work::Audit(table::decode(file, bytes)?)),
+        Action::Carry => {
+            let records: Vec<KnowledgeRecord> = table::decode(file, bytes)?;
+            let carried = records.len() as u64;
+            let rows = records.into_iter().map(|record| part::carry(&context.run.plan, record)).collect();
+            Input::Done(Output::Part(Rows { rows, errors: Vec::new(), carried, figures: BTreeMap::new() }))
+        }
+    })
 }
 
 /// How a shard's texts are verified: as the specification says, but strictly where the pool's audit breached a guard.
 async fn policy(context: &RunContext, job: &ShardJob) -> Result<Policy, WorkerError> {
     let plan = &context.run.plan;
-    if plan.guards.is_none() || job.action != Action::Generate {
+    if plan.guards.is_none() {
         return Ok(plan.spec.verification);
     }
     let verdict = context.run.store.verdict(job.kind, &job.pool).await?;

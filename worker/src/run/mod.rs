@@ -14,11 +14,10 @@ mod engine_loop;
 mod held;
 mod intake;
 mod open_shard;
-mod shard;
 
 use std::sync::Arc;
 
-use laser_schema::job::Queue;
+use laser_schema::job::{Lease, Queue};
 use tokio::sync::mpsc;
 use tracing::Span;
 
@@ -26,22 +25,36 @@ pub use context::{RunContext, Stop};
 
 use crate::error::WorkerError;
 use crate::generate::TextGenerator;
+use crate::part::{Output, Work};
 use commit::Committer;
 use engine_loop::EngineLoop;
 use held::{Held, heartbeats};
 use intake::Intake;
+
+/// A leased shard whose input was read.
+struct Loaded {
+    lease: Lease,
+    work: Work,
+    span: Span,
+}
+
+/// A leased shard and what it came to.
+struct Done {
+    lease: Lease,
+    output: Output,
+}
 
 /// Works on shards of one run until the queue has none left, or until it is told to [`Stop`]. Returns the generator
 /// for further use. The current span is the run's.
 ///
 /// # Errors
 /// [`WorkerError`]; a failed shard is not one, the queue is told of it.
-pub async fn run_worker<Q: Queue + 'static, G: TextGenerator + 'static>(
+pub async fn run_worker<Q: Queue + 'static>(
     queue: Arc<Q>,
     context: Arc<RunContext>,
-    generator: G,
+    generator: Box<dyn TextGenerator>,
     stop: Stop,
-) -> Result<G, WorkerError> {
+) -> Result<Box<dyn TextGenerator>, WorkerError> {
     let (load_tx, load_rx) = mpsc::channel(1);
     let (done_tx, done_rx) = mpsc::channel(1);
     let held = Arc::new(Held::default());

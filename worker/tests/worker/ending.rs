@@ -6,15 +6,14 @@ use std::time::Duration;
 
 use laser_coordinator::ledger::LedgerCounts;
 use laser_coordinator::local_queue::LocalQueue;
-use laser_engine::EngineError;
-use laser_model::Tokenizer;
 use laser_schema::job::{Lease, Queue, QueueError};
 use laser_worker::error::WorkerError;
-use laser_worker::generate::{Finished, GenerateError, Generator, Request, TextGenerator};
 use laser_worker::run::{Stop, run_worker};
 use tokio_util::sync::CancellationToken;
 
-use crate::planned::{Run, first_night, good, limits, model};
+use crate::planned::{Run, first_night, generator, good, limits};
+use crate::support::fake_options;
+use crate::watch::Mischief;
 
 /// A queue that does something else with some leases.
 struct Tampered {
@@ -32,7 +31,7 @@ struct Tampered {
 impl Tampered {
     fn new(run: &Run) -> Self {
         Self {
-            inner: LocalQueue::new(run.plan(), &[], limits()),
+            inner: LocalQueue::new(&run.plan().shards, &[], limits()),
             leases: AtomicUsize::new(0),
             drain: None,
             twice: false,
@@ -83,48 +82,11 @@ impl Queue for Tampered {
     }
 }
 
-/// A generator that cancels tokens at its first step, when shards are begun.
-struct CancelsAtFirstStep {
-    inner: Generator,
-    tokens: Vec<CancellationToken>,
-}
-
-impl TextGenerator for CancelsAtFirstStep {
-    fn tokenizer(&self) -> &Tokenizer {
-        self.inner.tokenizer()
-    }
-
-    fn batch(&self) -> usize {
-        self.inner.batch()
-    }
-
-    fn load(&self) -> usize {
-        self.inner.load()
-    }
-
-    fn submit(&mut self, request: Request) {
-        self.inner.submit(request);
-    }
-
-    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
-        self.inner.share_prefix(prompts)
-    }
-
-    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
-        self.tokens.iter().for_each(CancellationToken::cancel);
-        self.inner.step()
-    }
-
-    fn reset(&mut self) {
-        self.inner.reset();
-    }
-}
-
 /// Works on a run of six shards until `stop`, of which `tokens` are cancelled at the first step.
 async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> LedgerCounts {
     let run = first_night(30).await;
-    let (queue, inner) = (run.queue(), good());
-    let generator = CancelsAtFirstStep { inner, tokens };
+    let queue = run.queue();
+    let generator = generator(fake_options(), Mischief { cancel: tokens, ..Mischief::default() });
     run_worker(queue.clone(), run.context.clone(), generator, stop).await.unwrap();
     queue.counts()
 }
@@ -180,44 +142,15 @@ async fn a_shard_that_is_leased_again_while_in_hand_is_worked_on_once() {
 async fn a_failing_queue_ends_the_worker_instead_of_hanging_it() {
     let run = first_night(30).await;
     let queue = Arc::new(Tampered { refuse: true, ..Tampered::new(&run) });
-    let error = run_worker(queue, run.context.clone(), good(), Stop::default()).await.unwrap_err();
-    assert!(matches!(error, WorkerError::Queue(_)), "{error}");
-}
-
-/// A generator that is lost for good at its first step.
-struct Lost;
-
-impl TextGenerator for Lost {
-    fn tokenizer(&self) -> &Tokenizer {
-        &model().tokenizer
-    }
-
-    fn batch(&self) -> usize {
-        1
-    }
-
-    fn load(&self) -> usize {
-        0
-    }
-
-    fn submit(&mut self, _request: Request) {}
-
-    fn share_prefix(&mut self, _prompts: &[&[u32]]) -> Result<(), EngineError> {
-        panic!("injected panic of the engine")
-    }
-
-    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
-        Ok(Vec::new())
-    }
-
-    fn reset(&mut self) {
-        panic!("injected panic of the reset")
-    }
+    let result = run_worker(queue, run.context.clone(), good(), Stop::default()).await;
+    assert!(matches!(result.err(), Some(WorkerError::Queue(_))));
 }
 
 #[tokio::test]
 async fn a_lost_engine_thread_ends_the_worker_instead_of_hanging_it() {
     let run = first_night(30).await;
-    let result = run_worker(run.queue(), run.context.clone(), Lost, Stop::default()).await;
+    let mischief = Mischief { panic_on_step: Some(0), panic_on_close: true, ..Mischief::default() };
+    let lost = generator(fake_options(), mischief);
+    let result = run_worker(run.queue(), run.context.clone(), lost, Stop::default()).await;
     assert!(matches!(result.err(), Some(WorkerError::Lost(_))));
 }

@@ -86,7 +86,7 @@ fn an_engine_that_only_fails_is_given_up() {
     ] {
         for batch in [1, 4] {
             let options = GenerateOptions { batch, ..options() };
-            let (mut generator, log) = watched(fake_options(), mischief, options);
+            let (mut generator, log) = watched(fake_options(), mischief.clone(), options);
             let many = (0..4).flat_map(|_| requests());
             let error = try_run(&mut generator, many).unwrap_err();
             assert!(matches!(error, GenerateError::Engine(_)));

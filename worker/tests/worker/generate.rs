@@ -200,17 +200,12 @@ fn plain_requests_draft_nothing_and_are_strict_whatever_the_policy() {
     let verification = Verification::relaxed(4, 0.0).unwrap();
     let (mut generator, _) =
         watched(fake_options(), Mischief::default(), GenerateOptions { verification, ..options() });
-    let expected = naive(&mut fake(), &tokens(1, 9), options_ref());
+    let expected = naive(&mut fake(), &tokens(1, 9), &options());
     let plain = Request { plain: true, strict: false, previous: expected.tokens.clone(), ..request(0, &tokens(1, 9)) };
     let got = run(&mut generator, [plain]).remove(0).unwrap();
     assert_naive(&got, &expected, "plain");
     assert_eq!(got.drafted, 0);
     assert_eq!(got.step_accepted, vec![0; got.tokens.len()]);
-}
-
-fn options_ref() -> &'static GenerateOptions {
-    static OPTIONS: std::sync::OnceLock<GenerateOptions> = std::sync::OnceLock::new();
-    OPTIONS.get_or_init(options)
 }
 
 /// Of each emitted token its rank among the target's candidates at its place; it is probable enough.
@@ -255,7 +250,7 @@ fn relaxed_texts_hold_only_tokens_that_the_policy_accepts() {
                 assert_figures(got, "relaxed");
                 relaxed += got.relaxed;
                 if k == 1 {
-                    assert_naive(got, &naive(&mut fake(), prompt, options_ref()), "k = 1");
+                    assert_naive(got, &naive(&mut fake(), prompt, &crate::support::options()), "k = 1");
                 }
             }
         }
@@ -286,7 +281,7 @@ fn nothing_of_one_text_is_drafted_for_another() {
     let prompt_of = |first: u32, rest: &[u32]| [&[first, 10, 11, 12], rest, &[10, 11, 12]].concat();
     // Both end alike, so that whatever follows 10, 11, 12 in one would be drafted for the other.
     let (a, b) = (prompt_of(20, &secret), prompt_of(21, &[13, 14]));
-    let of_b: HashSet<u32> = naive(&mut fake(), &b, options_ref()).tokens.into_iter().collect();
+    let of_b: HashSet<u32> = naive(&mut fake(), &b, &options()).tokens.into_iter().collect();
     let unique: HashSet<u32> = secret.iter().copied().filter(|t| !of_b.contains(t)).collect();
     for drafter in drafters() {
         for batch in [1, 2] {
@@ -305,7 +300,7 @@ fn nothing_of_one_text_is_drafted_for_another() {
 #[test]
 fn trees_share_a_step_evenly() {
     let prompts: Vec<Vec<u32>> = (0..4).map(|seed| tokens(seed, 1)).collect();
-    let texts: Vec<Vec<u32>> = prompts.iter().map(|p| naive(&mut fake(), p, options_ref()).tokens).collect();
+    let texts: Vec<Vec<u32>> = prompts.iter().map(|p| naive(&mut fake(), p, &options()).tokens).collect();
     let options = GenerateOptions { nodes: 64, step_tokens: 16, ..options() };
     let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
     let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {

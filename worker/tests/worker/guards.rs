@@ -11,10 +11,9 @@ use laser_schema::audit::{Audit, Proposer};
 use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::{Action, Policy};
 use laser_schema::knowledge::Figures;
-use laser_worker::generate::{GenerateOptions, Generator};
-use serde_json::Value;
+use laser_worker::generate::{GenerateOptions, TextGenerator};
 
-use crate::planned::{Run, limits, plan_as, user};
+use crate::planned::{Run, limits, plan_as, users_to};
 use crate::support::*;
 use crate::watch::Mischief;
 
@@ -22,9 +21,8 @@ const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
 
 /// A night of relaxed texts that are judged by how probable they are.
 async fn gated(min_log_probability: f64) -> Run {
-    let users: Vec<Value> = (0..20).map(user).collect();
     let dir = tempfile::tempdir().unwrap();
-    let mut run = plan_as(dir, date(2026, 11, 20), &users, |request| {
+    let mut run = plan_as(dir, date(2026, 11, 20), &users_to(20), |request| {
         request.audit_share = 0.5;
         request.spec.verification = RELAXED;
         request.guards = Some(Guards {
@@ -36,8 +34,8 @@ async fn gated(min_log_probability: f64) -> Run {
     })
     .await;
     let mut texts = Vec::new();
-    for shard in shards(&run, Action::Generate) {
-        let rows = run.rows(&run.plan().shards[shard as usize]).await;
+    for job in run.jobs(Action::Generate) {
+        let rows = run.rows(job).await;
         texts.extend(rows.iter().map(|row| second_best(&row.prompt)));
     }
     let context = Arc::get_mut(&mut run.context).unwrap();
@@ -59,26 +57,25 @@ fn second_best(prompt: &[u32]) -> Vec<u32> {
     text
 }
 
-fn relaxed() -> Generator {
+fn relaxed() -> Box<dyn TextGenerator> {
     let options =
         GenerateOptions { verification: Verification::relaxed(4, 0.0).unwrap(), step_tokens: 128, ..options() };
-    watched(fake_options(), Mischief::default(), options).0
+    Box::new(watched(fake_options(), Mischief::default(), options).0)
 }
 
-fn shards(run: &Run, action: Action) -> Vec<u32> {
-    let jobs = run.plan().shards.iter();
-    jobs.filter(|job| job.action == action).map(|job| job.shard).collect()
+/// The queue without the shards of an action.
+fn queue_without(run: &Run, action: Action) -> Arc<LocalQueue> {
+    let done: Vec<u32> = run.jobs(action).map(|job| job.shard).collect();
+    Arc::new(LocalQueue::new(&run.plan().shards, &done, limits()))
 }
 
 /// Audits first, then what the gate admits.
 async fn work(run: &Run) -> Verdict {
-    let held = shards(run, Action::Generate);
-    let audits = Arc::new(LocalQueue::new(run.plan(), &held, limits()));
+    let audits = queue_without(run, Action::Generate);
     let generator = run.work(&audits, relaxed()).await;
     let mut gate = Gate::new(run.plan());
     gate.poll(&run.context.run, |_| true).await.unwrap();
-    let done = shards(run, Action::Audit);
-    let texts = Arc::new(LocalQueue::new(run.plan(), &done, limits()));
+    let texts = queue_without(run, Action::Audit);
     run.work(&texts, generator).await;
     assert_eq!(texts.counts().committed, run.plan().shards.len());
     let verdict = run.context.run.store.verdict(Kind::User, "user-all").await;
@@ -91,8 +88,7 @@ async fn texts_of_a_pool_that_breaches_are_plain_greedy_ones_and_say_so() {
     let verdict = work(&run).await;
     assert!(verdict.strict);
     assert_eq!(verdict.breaches[0].guard, "min_log_probability");
-    for shard in shards(&run, Action::Generate) {
-        let job = &run.plan().shards[shard as usize];
+    for job in run.jobs(Action::Generate) {
         let (records, errors) = run.part(job).await;
         assert!(errors.is_empty());
         for (row, record) in run.rows(job).await.iter().zip(&records) {
@@ -109,8 +105,8 @@ async fn texts_of_a_pool_that_keeps_its_bounds_are_relaxed() {
     let verdict = work(&run).await;
     assert!(!verdict.strict && verdict.breaches.is_empty() && verdict.texts > 0);
     let mut relaxed = 0;
-    for shard in shards(&run, Action::Generate) {
-        let (records, _) = run.part(&run.plan().shards[shard as usize]).await;
+    for job in run.jobs(Action::Generate) {
+        let (records, _) = run.part(job).await;
         assert!(records.iter().all(|r| r.policy == RELAXED.to_string()));
         relaxed += records.iter().map(|r| r.relaxed_tokens).sum::<i64>();
     }
@@ -120,11 +116,10 @@ async fn texts_of_a_pool_that_keeps_its_bounds_are_relaxed() {
 #[tokio::test]
 async fn a_shard_of_a_pool_that_was_not_judged_is_not_generated() {
     let run = gated(-90.0).await;
-    let done = shards(&run, Action::Audit);
-    let queue = Arc::new(LocalQueue::new(run.plan(), &done, limits()));
+    let queue = queue_without(&run, Action::Audit);
     run.work(&queue, relaxed()).await;
     let dead = queue.dead();
-    assert_eq!(dead.len(), shards(&run, Action::Generate).len());
+    assert_eq!(dead.len(), run.jobs(Action::Generate).count());
     assert!(dead[0].1.contains("have not judged pool \"user-all\""), "{}", dead[0].1);
 }
 
@@ -133,8 +128,7 @@ async fn an_audit_holds_both_texts_and_sums_over_those_with_speculation() {
     let run = gated(-90.0).await;
     work(&run).await;
     let mut figures = Figures::default();
-    for shard in shards(&run, Action::Audit) {
-        let job = &run.plan().shards[shard as usize];
+    for job in run.jobs(Action::Audit) {
         let bytes = run.output.join(&job.output).read().await.unwrap();
         let audit: Audit = serde_json::from_slice(&bytes).unwrap();
         assert_eq!(audit.pairs.len() as u64, audit.report.texts);

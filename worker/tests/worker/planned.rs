@@ -12,7 +12,7 @@ use laser_coordinator::plan::{PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_engine::FakeOptions;
 use laser_model::ModelFiles;
-use laser_schema::job::{Plan, Policy, Queue, ShardJob, ShardRow, Spec};
+use laser_schema::job::{Action, Plan, Policy, Queue, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord};
 use laser_schema::manifest::Manifest;
 use laser_schema::{Columns, Digest, EntityTable, Kind};
@@ -21,7 +21,7 @@ use laser_store::part::decode_part;
 use laser_store::previous::PreviousSource;
 use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Location, table};
-use laser_worker::generate::{GenerateOptions, Generator};
+use laser_worker::generate::{GenerateOptions, TextGenerator};
 use laser_worker::run::{RunContext, Stop, run_worker};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -44,8 +44,9 @@ pub(crate) fn model() -> &'static ModelFiles {
     MODEL.get_or_init(|| ModelFiles::open(&fixture()).unwrap())
 }
 
-pub(crate) fn user(id: i64) -> Value {
-    json!({"id": id})
+/// The users with the ids 0, 1, 2, …
+pub(crate) fn users_to(count: i64) -> Vec<Value> {
+    (0..count).map(|id| json!({"id": id})).collect()
 }
 
 /// What is published there, if anything is.
@@ -55,13 +56,13 @@ async fn past(output: &Location) -> Option<PreviousSource> {
     complete.then(|| PreviousSource { path: output.url().to_owned(), kind: None, id_type: None })
 }
 
-/// Plans a night for these users in `dir`, with what is published there as its past.
-pub(crate) async fn plan_night(dir: TempDir, night: Date, users: &[Value], audit_share: f64) -> Run {
+/// Plans a first night for these users.
+pub(crate) async fn plan_night(users: &[Value], audit_share: f64) -> Run {
     let wish = |request: &mut PlanRequest<'_>| request.audit_share = audit_share;
-    plan_as(dir, night, users, wish).await
+    plan_as(tempfile::tempdir().unwrap(), date(2026, 11, 20), users, wish).await
 }
 
-/// The same, with what else is wished for.
+/// Plans a night for these users in `dir`, with what is published there as its past.
 pub(crate) async fn plan_as(
     dir: TempDir,
     night: Date,
@@ -110,8 +111,7 @@ pub(crate) async fn plan_as(
 }
 
 pub(crate) async fn first_night(users: i64) -> Run {
-    let users: Vec<Value> = (0..users).map(user).collect();
-    plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.0).await
+    plan_night(&users_to(users), 0.0).await
 }
 
 pub(crate) fn spec() -> Spec {
@@ -132,12 +132,12 @@ pub(crate) fn limits() -> LedgerLimits {
     LedgerLimits { lease: hour, attempts: 3, retry: Duration::ZERO }
 }
 
-pub(crate) fn generator(fake: FakeOptions, mischief: Mischief) -> Generator {
+pub(crate) fn generator(fake: FakeOptions, mischief: Mischief) -> Box<dyn TextGenerator> {
     let options = GenerateOptions { step_tokens: 128, ..options() };
-    watched(fake, mischief, options).0
+    Box::new(watched(fake, mischief, options).0)
 }
 
-pub(crate) fn good() -> Generator {
+pub(crate) fn good() -> Box<dyn TextGenerator> {
     generator(fake_options(), Mischief::default())
 }
 
@@ -147,10 +147,18 @@ impl Run {
     }
 
     pub(crate) fn queue(&self) -> Arc<LocalQueue> {
-        Arc::new(LocalQueue::new(self.plan(), &[], limits()))
+        Arc::new(LocalQueue::new(&self.plan().shards, &[], limits()))
     }
 
-    pub(crate) async fn work<Q: Queue + 'static>(&self, queue: &Arc<Q>, generator: Generator) -> Generator {
+    pub(crate) fn jobs(&self, action: Action) -> impl Iterator<Item = &ShardJob> {
+        self.plan().shards.iter().filter(move |job| job.action == action)
+    }
+
+    pub(crate) async fn work<Q: Queue + 'static>(
+        &self,
+        queue: &Arc<Q>,
+        generator: Box<dyn TextGenerator>,
+    ) -> Box<dyn TextGenerator> {
         run_worker(queue.clone(), self.context.clone(), generator, Stop::default()).await.unwrap()
     }
 

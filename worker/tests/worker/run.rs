@@ -10,10 +10,9 @@ use laser_schema::audit::AuditReport;
 use laser_schema::job::Action;
 use laser_schema::knowledge::KnowledgeRecord;
 use laser_store::data_set::verify;
-use laser_worker::generate::TextGenerator;
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::planned::{first_night, generator, good, plan_night, user};
+use crate::planned::{first_night, generator, good, plan_as, plan_night, users_to};
 use crate::support::*;
 use crate::watch::Mischief;
 
@@ -45,9 +44,9 @@ async fn carried_rows_stand_for_the_new_night_with_their_old_text() {
             old.insert(record.entity_id.to_string(), record);
         }
     }
-    let mut users: Vec<Value> = (0..12).map(user).collect();
+    let mut users = users_to(12);
     users[4]["about"] = json!(" who likes to laugh");
-    let second = plan_night(first.dir, date(2026, 11, 21), &users, 0.0).await;
+    let second = plan_as(first.dir, date(2026, 11, 21), &users, |_| ()).await;
     second.work(&second.queue(), good()).await;
     assert_eq!(second.context.progress.snapshot().carried, 11);
     assert_eq!(second.context.progress.snapshot().figures.texts, 1);
@@ -71,12 +70,10 @@ async fn carried_rows_stand_for_the_new_night_with_their_old_text() {
 
 #[tokio::test]
 async fn an_audit_of_strict_texts_finds_them_identical() {
-    let users: Vec<Value> = (0..20).map(user).collect();
-    let run = plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.5).await;
+    let run = plan_night(&users_to(20), 0.5).await;
     run.work(&run.queue(), good()).await;
     let (mut report, mut rows) = (AuditReport::default(), 0);
-    let shards = run.plan().shards.iter();
-    for job in shards.filter(|job| job.action == Action::Audit) {
+    for job in run.jobs(Action::Audit) {
         let bytes = run.output.join(&job.output).read().await.unwrap();
         report.add(&serde_json::from_slice(&bytes).unwrap());
         rows += job.rows;
@@ -92,10 +89,10 @@ async fn an_audit_of_strict_texts_finds_them_identical() {
 
 #[tokio::test]
 async fn rows_that_fail_become_error_records() {
-    let mut users: Vec<Value> = (0..10).map(user).collect();
+    let mut users = users_to(10);
     users[2]["about"] = json!(" word".repeat(200));
     users[7]["about"] = json!(" and then".repeat(12));
-    let run = plan_night(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users, 0.0).await;
+    let run = plan_night(&users, 0.0).await;
     let small = FakeOptions { max_positions: 70, ..fake_options() };
     run.work(&run.queue(), generator(small, Mischief::default())).await;
     let mut errors = Vec::new();

@@ -4,13 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use laser_engine::{Engine, EngineError, EngineInfo, Scores, Segment, Slot};
+use tokio_util::sync::CancellationToken;
 
 /// What to do wrong, and when; steps and commits are counted from 0.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Mischief {
     pub(crate) panic_on_step: Option<usize>,
+    pub(crate) panic_on_close: bool,
     pub(crate) fail_from_step: Option<usize>,
     pub(crate) fail_on_commit: Option<usize>,
+    /// Cancelled with the first step.
+    pub(crate) cancel: Vec<CancellationToken>,
     /// Slots that may be open at once.
     pub(crate) slots_max: Option<usize>,
 }
@@ -91,6 +95,7 @@ impl<E: Engine> Engine for Watched<E> {
             log.steps.push(segments.iter().map(|s| s.tokens.len()).collect());
             log.steps.len() - 1
         };
+        self.mischief.cancel.iter().for_each(CancellationToken::cancel);
         assert_ne!(self.mischief.panic_on_step, Some(step), "injected panic of step {step}");
         if self.mischief.fail_from_step.is_some_and(|from| step >= from) {
             return Err(injected("step"));
@@ -111,6 +116,7 @@ impl<E: Engine> Engine for Watched<E> {
     }
 
     fn close(&mut self, slot: Slot) {
+        assert!(!self.mischief.panic_on_close, "injected panic of a close");
         self.log.lock().unwrap().open.remove(&slot);
         self.inner.close(slot);
     }
