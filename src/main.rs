@@ -3,7 +3,6 @@
 //! Parses arguments, calls, and prints.
 
 mod commands;
-mod embedding_source;
 mod encode;
 mod eval;
 mod exit;
@@ -22,6 +21,7 @@ use laser_night::{Config, Night, Outcome, demo, distributed};
 use laser_pool_builder::TuneConfig;
 use laser_schema::guard::GuardReport;
 use laser_terminal::{Display, Style, print};
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use tokio_util::sync::CancellationToken;
 
 use commands::PrepareSource;
@@ -305,6 +305,11 @@ impl ConfigArgs {
     }
 }
 
+/// Parses a word as configurations have it.
+fn word<T: DeserializeOwned>(text: &str) -> Result<T, serde::de::value::Error> {
+    T::deserialize(text.into_deserializer())
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -365,7 +370,7 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Pools(command) => manage_pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
         Command::Encode(args) => encode::encode(args).await?,
-        Command::Ids(args) => ids::ids(&args).await?,
+        Command::Ids(args) => ids::ids(args).await?,
         Command::Embed { config, output } => {
             eval::embed(&config.load_learning()?, &output).await?;
         }

@@ -19,27 +19,6 @@ pub use embeddings::Embeddings;
 /// A user and an item that the user interacted with, as indices.
 pub type Edge = (u32, u32);
 
-/// Tells how far a pass is.
-#[derive(Debug, Clone, Copy)]
-pub enum Progress<'a> {
-    /// A stage begins; the one before is over.
-    Stage(&'a str),
-    /// The stage has come to `done` of `total`.
-    Update {
-        /// How much is done.
-        done: u64,
-        /// How much there is, if that is known.
-        total: Option<u64>,
-        /// A word on how it goes.
-        message: &'a str,
-    },
-    /// The stage is over, with this outcome.
-    Finished(&'a str),
-}
-
-/// Is told how far a pass is.
-pub type Watch<'a> = dyn FnMut(Progress<'_>) + Send + 'a;
-
 /// A key of the configuration whose value makes no sense, and what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]

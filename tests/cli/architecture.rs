@@ -66,7 +66,7 @@ fn dependencies_point_one_way() {
         ("cpu", &["decode"]),
         ("engine", &["cpu", "decode", "model", "schema"]),
         ("pool-builder", &["decode", "model", "schema", "store"]),
-        ("features", &["model", "schema", "store"]),
+        ("features", &["model", "schema"]),
         ("recommender", &["schema", "store"]),
         ("prepare", &["schema", "store"]),
         ("report", &["pool-builder", "schema", "store"]),
@@ -88,7 +88,7 @@ fn dependencies_point_one_way() {
                 "worker",
             ],
         ),
-        ("terminal", &["night"]),
+        ("terminal", &["schema"]),
         (
             "bench",
             &[
