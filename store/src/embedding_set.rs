@@ -51,7 +51,7 @@ pub fn decode_embeddings(name: &str, bytes: Bytes) -> Result<(Vec<EmbeddedEntity
     let mut rows = Vec::new();
     for batch in table.batches(&["entity_id", "event_timestamp", "created_timestamp"])? {
         let batch = table::from_batch(&batch?);
-        rows.extend(batch.map_err(|reason| table.unreadable(reason))?);
+        rows.extend(batch.map_err(|e| table.unreadable(e.to_string()))?);
     }
     Ok((rows, part))
 }

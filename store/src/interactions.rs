@@ -7,7 +7,7 @@ use laser_schema::entity::seconds;
 use laser_schema::interactions::InteractionTable;
 use serde_json::{Map, Value};
 
-use crate::rows::{RowError, RowReader, id_value};
+use crate::rows::{RowError, RowReader, ValueError, id_value};
 use crate::table::Select;
 
 /// What a reader cannot do without, beside users and items.
@@ -117,11 +117,11 @@ struct Ids {
 }
 
 impl Ids {
-    fn place(&mut self, id: EntityId) -> Result<u32, String> {
+    fn place(&mut self, id: EntityId) -> Result<u32, ValueError> {
         if let Some(&place) = self.places.get(&id) {
             return Ok(place);
         }
-        let place = u32::try_from(self.ids.len()).map_err(|e| e.to_string())?;
+        let place = u32::try_from(self.ids.len()).map_err(|_| ValueError::TooManyIds)?;
         self.ids.push(id.clone());
         self.places.insert(id, place);
         Ok(place)
@@ -134,7 +134,7 @@ fn to_row(
     needs: Needs,
     users: &mut Ids,
     items: &mut Ids,
-) -> Result<InteractionRow, String> {
+) -> Result<InteractionRow, ValueError> {
     #[expect(clippy::cast_possible_truncation, reason = "ratings are single precision")]
     let rating = number(row.remove(&table.rating), &table.rating, needs.rating)?.map(|r| r as f32);
     let timestamp = row.remove(&table.timestamp);
@@ -146,27 +146,22 @@ fn to_row(
     })
 }
 
-/// A finite number, or ISO 8601 as seconds. Parquet's NaN comes as null.
-fn number(value: Option<Value>, column: &str, needed: bool) -> Result<Option<f64>, String> {
-    let found = match value.unwrap_or_default() {
+/// Reads a finite number, or ISO 8601 as seconds. Parquet's NaN comes as null.
+fn number(value: Option<Value>, column: &str, needed: bool) -> Result<Option<f64>, ValueError> {
+    let value = value.unwrap_or_default();
+    let number = match &value {
         Value::Null if needed => {
-            return Err(format!(
-                "column {column:?} is empty or NaN; every interaction needs a value there, leave out those without"
-            ));
+            let expected = "every interaction needs a value there, leave out those without";
+            return Err(ValueError::new(column, "is empty or NaN", expected));
         }
         Value::Null => return Ok(None),
         Value::Number(number) => number.as_f64(),
-        Value::String(text) => match seconds(&text) {
-            Some(number) => Some(number),
-            None => {
-                return Err(format!("column {column:?} holds {text:?}, which is no finite number or time"));
-            }
-        },
-        other => {
-            return Err(format!("column {column:?} holds {other}, which is no number or time"));
-        }
+        Value::String(text) => seconds(text),
+        _ => None,
     };
-    Ok(found)
+    number
+        .map(Some)
+        .ok_or_else(|| ValueError::new(column, format!("holds {value}"), "expected a finite number or a time"))
 }
 
 #[cfg(test)]

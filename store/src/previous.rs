@@ -373,16 +373,16 @@ impl ForeignReader {
             let id = id.into_type(self.id_type);
             texts.push(PreviousText {
                 kind: self.kind,
-                id: id.map_err(|reason| self.error(self.row, reason))?,
+                id: id.map_err(|e| PreviousError::Row {
+                    path: self.path.clone(),
+                    row: self.row,
+                    reason: e.to_string(),
+                })?,
                 text,
                 record: None,
             });
         }
         Ok(Some(texts))
-    }
-
-    fn error(&self, row: u64, reason: String) -> PreviousError {
-        PreviousError::Row { path: self.path.clone(), row, reason }
     }
 }
 

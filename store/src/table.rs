@@ -32,7 +32,7 @@ use serde::de::DeserializeOwned;
 
 use crate::embedding_column;
 use crate::location::Location;
-use laser_schema::embedding::{EmbeddingLayout, Embeddings};
+use laser_schema::embedding::{EMBEDDING_COLUMN, EmbeddingLayout, Embeddings};
 use laser_schema::entity::IdType;
 
 /// Rows read or written at a time.
@@ -71,6 +71,20 @@ pub enum TableError {
         /// What the codec said.
         reason: String,
     },
+}
+
+/// Why rows do not become a record batch, or the other way round.
+#[derive(Debug, thiserror::Error)]
+pub enum BatchError {
+    /// A value does not fit its column.
+    #[error(transparent)]
+    Column(#[from] ArrowError),
+    /// A row does not fit the row type.
+    #[error(transparent)]
+    Row(#[from] serde_json::Error),
+    /// The column of embeddings does not hold lists of this length.
+    #[error("column {EMBEDDING_COLUMN:?}: expected lists of {0} float32 values")]
+    Embedding(usize),
 }
 
 /// Encodes rows as one Parquet file with `metadata` in its footer. Equal input gives equal bytes.
@@ -176,31 +190,28 @@ impl TableEncoder {
     }
 }
 
-/// Rows as one record batch.
+/// Returns rows as one record batch.
 ///
 /// # Errors
-/// What does not fit the schema.
-pub fn to_batch<T: Serialize>(schema: &SchemaRef, rows: &[T]) -> Result<RecordBatch, String> {
-    let mut decoder = arrow::json::ReaderBuilder::new(schema.clone())
-        .with_batch_size(rows.len().max(1))
-        .build_decoder()
-        .map_err(|e| e.to_string())?;
-    decoder.serialize(rows).map_err(|e| e.to_string())?;
-    let batch = decoder.flush().map_err(|e| e.to_string())?;
-    Ok(batch.unwrap_or_else(|| RecordBatch::new_empty(schema.clone())))
+/// [`BatchError`] if a row does not fit the schema.
+pub fn to_batch<T: Serialize>(schema: &SchemaRef, rows: &[T]) -> Result<RecordBatch, BatchError> {
+    let builder = arrow::json::ReaderBuilder::new(schema.clone()).with_batch_size(rows.len().max(1));
+    let mut decoder = builder.build_decoder()?;
+    decoder.serialize(rows)?;
+    Ok(decoder.flush()?.unwrap_or_else(|| RecordBatch::new_empty(schema.clone())))
 }
 
-/// The rows of one record batch.
+/// Returns the rows of one record batch.
 ///
 /// # Errors
-/// What does not fit the row type.
-pub fn from_batch<T: DeserializeOwned>(batch: &RecordBatch) -> Result<Vec<T>, String> {
+/// [`BatchError`] if one does not fit the row type.
+pub(crate) fn from_batch<T: DeserializeOwned>(batch: &RecordBatch) -> Result<Vec<T>, BatchError> {
     let mut writer = arrow::json::LineDelimitedWriter::new(Vec::new());
-    writer.write(batch).map_err(|e| e.to_string())?;
-    writer.finish().map_err(|e| e.to_string())?;
+    writer.write(batch)?;
+    writer.finish()?;
     let lines = writer.into_inner();
     let rows = serde_json::Deserializer::from_slice(&lines).into_iter();
-    rows.collect::<Result<_, _>>().map_err(|e| e.to_string())
+    Ok(rows.collect::<Result<_, _>>()?)
 }
 
 fn properties(metadata: &[(&str, String)]) -> WriterProperties {
@@ -245,7 +256,7 @@ pub fn decode_embedded<T: DeserializeOwned>(
 fn decode_batches<T>(
     file: &str,
     bytes: Bytes,
-    decode: &mut dyn FnMut(RecordBatch) -> Result<Vec<T>, String>,
+    decode: &mut dyn FnMut(RecordBatch) -> Result<Vec<T>, BatchError>,
 ) -> Result<Vec<T>, TableError> {
     let unreadable = |reason: String| TableError::Unreadable { file: file.to_owned(), reason };
     let reader = ParquetRecordBatchReaderBuilder::try_new(bytes)
@@ -254,7 +265,7 @@ fn decode_batches<T>(
     let mut rows = Vec::new();
     for batch in reader {
         let batch = batch.map_err(|e| unreadable(e.to_string()))?;
-        rows.extend(decode(batch).map_err(|reason| TableError::Row { file: file.to_owned(), reason })?);
+        rows.extend(decode(batch).map_err(|e| TableError::Row { file: file.to_owned(), reason: e.to_string() })?);
     }
     Ok(rows)
 }
@@ -371,10 +382,10 @@ impl TableReader {
         let starts = (0..rows).into_par_iter().step_by(DECODED_ROWS);
         let decoded = starts.map(|start| from_batch(&batch.slice(start, DECODED_ROWS.min(rows - start))));
         // All are waited for, so that of several errors it is always the first one that is told.
-        let decoded: Vec<Result<Vec<T>, String>> = decoded.collect();
-        let rows: Result<Vec<Vec<T>>, String> = decoded.into_iter().collect();
+        let decoded: Vec<Result<Vec<T>, BatchError>> = decoded.collect();
+        let rows: Result<Vec<Vec<T>>, BatchError> = decoded.into_iter().collect();
         rows.map(|rows| Some(rows.into_iter().flatten().collect()))
-            .map_err(|reason| TableError::Row { file: self.file.clone(), reason })
+            .map_err(|e| TableError::Row { file: self.file.clone(), reason: e.to_string() })
     }
 
     /// The next rows as they are stored (but for lists that are counted), or `None` at the end.
