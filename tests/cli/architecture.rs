@@ -98,6 +98,7 @@ fn dependencies_point_one_way() {
                 "model",
                 "night",
                 "pool-builder",
+                "report",
                 "schema",
                 "store",
                 "terminal",
