@@ -59,7 +59,7 @@ pub enum DeltaError {
     Log {
         /// The table's root.
         table: String,
-        /// What the Delta kernel says.
+        /// The Delta kernel's error.
         source: Box<KernelError>,
     },
 }

@@ -80,7 +80,7 @@ pub enum EncoderError {
         directory: PathBuf,
         /// The file.
         file: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// A file asks for something that this encoder does not support.
@@ -92,7 +92,7 @@ pub enum EncoderError {
         key: String,
         /// Its value as JSON, or `not there`.
         value: String,
-        /// What was expected and what to do.
+        /// The expectation and the remedy.
         expected: String,
     },
     /// The configuration does not fit the encoder.
@@ -102,7 +102,7 @@ pub enum EncoderError {
         key: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong and what to do.
+        /// The fault and the remedy.
         reason: String,
     },
     /// The weights are not of this architecture.
@@ -114,7 +114,7 @@ pub enum EncoderError {
     Weights {
         /// The encoder's directory.
         directory: PathBuf,
-        /// What did not fit.
+        /// The mismatch.
         reason: String,
     },
     /// A text could not be tokenised.

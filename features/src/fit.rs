@@ -108,7 +108,7 @@ pub enum FitError {
     /// Embeddings cannot be cut into equal parts.
     #[error("[ids] codebooks = {codebooks}: embeddings of {dimension} values cannot be cut into so many equal parts")]
     Cut {
-        /// As configured.
+        /// The configured number.
         codebooks: usize,
         /// Values of an embedding.
         dimension: usize,
@@ -122,7 +122,7 @@ pub enum FitError {
     OtherParent {
         /// Its digest.
         parent: Digest,
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
         /// The parent's.
         expected: String,
@@ -171,9 +171,6 @@ struct Fitted {
 /// Fits a codebook; `progress` counts steps of k-means over all positions.
 ///
 /// Memory: the sample twice more. Work: at most `iterations * sample * clusters * dimension * levels` multiplications.
-///
-/// # Errors
-/// [`FitError`].
 pub fn fit(input: FitInput<'_>, config: &IdsConfig, progress: &mut dyn Progress) -> Result<Codebook, FitError> {
     check(&input, config)?;
     let points = points(input.sample, config.normalise);

@@ -31,7 +31,7 @@ pub struct EmbeddingPart {
     pub kind: Kind,
     /// The version of Laser that wrote it.
     pub writer: String,
-    /// What made the embeddings, and how many texts it cut off.
+    /// The encoder, and how many texts it cut off.
     pub embedding: EmbeddingInfo,
 }
 
@@ -44,7 +44,7 @@ pub type EmbeddingManifest = Manifest<EmbeddingSet>;
 pub struct EmbeddingSet {
     /// Where the texts are from.
     pub source: Source,
-    /// What made the embeddings, and how many texts it cut off.
+    /// The encoder, and how many texts it cut off.
     pub embedding: EmbeddingInfo,
 }
 

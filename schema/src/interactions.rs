@@ -119,7 +119,7 @@ impl fmt::Display for Until {
 impl Until {
     /// The first instant that is not before the division, for each of `users`; `times` are users and timestamps.
     ///
-    /// Of n sorted timestamps a share s divides at the one of index ⌊n s⌋, so that what has the same timestamp is on
+    /// A share s divides n sorted timestamps at the one of index ⌊n s⌋, so that what has the same timestamp is on
     /// one side, the later one. A user without any is divided where nothing is before.
     pub fn instants(self, by: SplitBy, users: usize, times: impl Iterator<Item = (u32, f64)>) -> Vec<f64> {
         let share = match self {

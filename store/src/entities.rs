@@ -22,17 +22,11 @@ pub struct EntityReader {
 
 impl EntityReader {
     /// Opens the table and checks that its columns are there and of the right type.
-    ///
-    /// # Errors
-    /// See [`RowError`].
     pub async fn open(table: &EntityTable) -> Result<Self, RowError> {
         Self::open_columns(table, Select::All).await
     }
 
     /// Opens the table for the ids and kinds alone; of Parquet nothing else is read.
-    ///
-    /// # Errors
-    /// See [`RowError`].
     pub async fn open_ids(table: &EntityTable) -> Result<Self, RowError> {
         let columns = [table.columns.id.as_str(), table.columns.kind.as_str()];
         Self::open_columns(table, Select::Only(&columns)).await
@@ -40,9 +34,6 @@ impl EntityReader {
 
     /// Opens the table for all but what histories tell: of Parquet they are counted for [`Entity::interactions`], and
     /// [`Entity::history`] is empty.
-    ///
-    /// # Errors
-    /// See [`RowError`].
     pub async fn open_counting(table: &EntityTable) -> Result<Self, RowError> {
         let history = &table.columns.history;
         let mut reader = Self::open_columns(table, Select::Counting(history)).await?;
@@ -50,16 +41,6 @@ impl EntityReader {
         let field = schema.and_then(|schema| schema.field_with_name(history).ok());
         reader.counts = field.is_some_and(|field| is_list(field.data_type()));
         Ok(reader)
-    }
-
-    /// Opens the table for ids, kinds and embeddings; of Parquet nothing else is read.
-    ///
-    /// # Errors
-    /// See [`RowError`].
-    pub async fn open_embeddings(table: &EntityTable) -> Result<Self, RowError> {
-        let names = &table.columns;
-        let columns = [&names.id, &names.kind, &names.embedding].map(String::as_str);
-        Self::open_columns(table, Select::Only(&columns)).await
     }
 
     async fn open_columns(table: &EntityTable, columns: Select<'_>) -> Result<Self, RowError> {

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::rows::{RowError, RowReader, ValueError, id_value};
 use crate::table::Select;
 
-/// What a reader cannot do without, beside users and items.
+/// The columns that a reader needs besides users and items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Needs {
     /// Every row must have a rating.

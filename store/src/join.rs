@@ -64,7 +64,7 @@ pub struct ExternalEmbeddings {
     pub rows: u64,
 }
 
-/// What a record is, its value's first byte.
+/// The first byte of a record's value, which tells entities, embeddings and texts apart.
 const ENTITY: u8 = 0;
 const EMBEDDING: u8 = 1;
 const TEXT: u8 = 2;
@@ -148,9 +148,6 @@ impl Join {
 
     /// Gives a row, counted from 1, of the file of embeddings; nothing without [`Self::use_embeddings`]. Ids match by
     /// their text, so that `7` of a list is the int64 7 of a table.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn push_embedding(&mut self, kind: Kind, row: u64, id: &str, embedding: &[f32]) -> Result<(), SpillError> {
         let Some(external) = self.embeddings.get_mut(&kind) else {
             return Ok(());
@@ -165,9 +162,6 @@ impl Join {
     }
 
     /// Gives an earlier text of an entity, in the caller's form. Ids match if their type does, too.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn push_text(&mut self, kind: Kind, id: &EntityId, text: &[u8]) -> Result<(), SpillError> {
         self.push(kind, id, &[&[TEXT], text])
     }
@@ -205,7 +199,7 @@ impl Join {
     }
 }
 
-/// What is wrong with a row, before its place is known.
+/// A fault in a row whose table and number are added later.
 enum Unplaced {
     Id(String),
     Spill(SpillError),
@@ -389,7 +383,7 @@ pub struct JoinReader<'a> {
     reader: Option<EntityReader>,
     row: u64,
     range: Option<usize>,
-    /// What belongs to the rows of the range.
+    /// The embeddings and texts of the range's rows.
     records: HashMap<u64, Vec<(Bytes, Bytes)>>,
 }
 

@@ -39,9 +39,9 @@ pub enum LocationError {
     /// The text is neither a path nor a URL of a supported store.
     #[error("{url}: not a local path or a URL of a supported store (s3, gs, az, file): {reason}")]
     Unsupported {
-        /// What was given.
+        /// The text as given.
         url: String,
-        /// What the store library said.
+        /// The store library's message.
         reason: String,
     },
     /// Nothing is there.
@@ -55,7 +55,7 @@ pub enum LocationError {
     Store {
         /// The place.
         url: String,
-        /// What was tried: `read`, `write`, `list` or `remove`.
+        /// The attempted action: `read`, `write`, `list` or `remove`.
         action: &'static str,
         /// The store's error.
         source: object_store::Error,
@@ -241,9 +241,6 @@ impl Location {
     }
 
     /// Reads the whole object, or `None` if there is none.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn read_optional(&self) -> Result<Option<Bytes>, LocationError> {
         match self.read().await {
             Ok(bytes) => Ok(Some(bytes)),
@@ -253,9 +250,6 @@ impl Location {
     }
 
     /// Whether an object is there.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn exists(&self) -> Result<bool, LocationError> {
         match self.store.head(&self.path).await {
             Ok(_) => Ok(true),
@@ -274,9 +268,6 @@ impl Location {
     }
 
     /// Writes the object whole, replacing what was there. Readers see the old or the new one, never a part.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn write(&self, bytes: Bytes) -> Result<(), LocationError> {
         self.store.put(&self.path, bytes.into()).await.map_err(|e| self.error("write", e))?;
         Ok(())
@@ -305,9 +296,6 @@ impl Location {
     }
 
     /// Removes the object; that there is none is no error.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn remove(&self) -> Result<(), LocationError> {
         match self.store.delete(&self.path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -317,9 +305,6 @@ impl Location {
 
     /// Removes objects below this folder, in no particular order, with as few requests as the store allows; then, on a
     /// local disk, the folders that are empty. What is gone already is no error.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn remove_below(&self, names: Vec<String>) -> Result<(), LocationError> {
         let paths: Vec<_> = names.iter().map(|name| Ok(self.join(name).path)).collect();
         let mut removed = self.store.delete_stream(futures::stream::iter(paths).boxed());
@@ -418,18 +403,12 @@ pub struct ObjectWriter {
 
 impl ObjectWriter {
     /// Appends text.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn write(&mut self, text: &str) -> Result<(), LocationError> {
         let written = self.writer.write_all(text.as_bytes()).await;
         written.map_err(|e| self.error(e))
     }
 
     /// Ends the object, which replaces what was there.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn finish(mut self) -> Result<(), LocationError> {
         let ended = self.writer.shutdown().await;
         ended.map_err(|e| self.error(e))

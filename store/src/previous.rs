@@ -16,7 +16,7 @@ use laser_schema::knowledge::{KnowledgeRecord, PartInfo};
 use laser_schema::layout::DataSet;
 use laser_schema::manifest::{MANIFEST, Manifest, Profiles};
 
-/// As the path of a [`PreviousSource`]: what the run's own output held when the run was begun ([`latest`]).
+/// The path of a [`PreviousSource`] that stands for the nights in the run's own output when it was begun ([`latest`]).
 pub const LATEST: &str = "latest";
 
 /// Rows of a foreign file read at a time.
@@ -125,9 +125,9 @@ pub enum PreviousError {
     WrongKind {
         /// The source.
         path: String,
-        /// What it holds.
+        /// The kind of its texts.
         found: Kind,
-        /// What was configured.
+        /// The configured kind.
         expected: Kind,
     },
     /// One row is wrong.
@@ -137,7 +137,7 @@ pub enum PreviousError {
         path: String,
         /// Counted from 1.
         row: u64,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
 }
@@ -145,7 +145,7 @@ pub enum PreviousError {
 /// The manifests of the nights that the sources stand for: what they measured tells what tonight may cost.
 ///
 /// # Errors
-/// As [`PreviousReader::open`].
+/// Those of [`PreviousReader::open`].
 pub async fn manifests(sources: &[PreviousSource], before: Date) -> Result<Vec<Manifest>, PreviousError> {
     let mut manifests = Vec::new();
     for folder in published(sources, before).await? {
@@ -158,7 +158,7 @@ pub async fn manifests(sources: &[PreviousSource], before: Date) -> Result<Vec<M
 /// pinned when a run is begun.
 ///
 /// # Errors
-/// As [`PreviousReader::open`].
+/// Those of [`PreviousReader::open`].
 pub async fn fingerprint(sources: &[PreviousSource], before: Date) -> Result<Digest, PreviousError> {
     let mut digests = vec![Digest::of_json(&sources)];
     let sources: Vec<_> = sources.iter().filter(|s| !s.is_latest()).cloned().collect();

@@ -34,7 +34,7 @@ pub enum RowError {
     File {
         /// The table.
         file: String,
-        /// What the reader said.
+        /// The reader's message.
         reason: String,
     },
     /// A column that is needed is not there.
@@ -56,7 +56,7 @@ pub enum RowError {
         file: String,
         /// Counted from 1, without a header line.
         row: u64,
-        /// What is wrong and what was expected.
+        /// The fault and what was expected.
         reason: String,
     },
 }

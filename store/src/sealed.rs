@@ -21,7 +21,7 @@ use crate::table::{self, TableError};
 /// The footer key of the digest.
 pub const DIGEST_KEY: &str = "laser.digest";
 
-/// What stands in the digest's place while it is taken.
+/// The digest's placeholder while the file is hashed.
 const BLANK: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// Rows of a batch when only some columns are read.

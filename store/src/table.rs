@@ -60,7 +60,7 @@ pub enum TableError {
     Unreadable {
         /// The file.
         file: String,
-        /// What the reader said.
+        /// The reader's message.
         reason: String,
     },
     /// A row does not fit the schema.
@@ -68,7 +68,7 @@ pub enum TableError {
     Row {
         /// The file.
         file: String,
-        /// What the codec said.
+        /// The codec's message.
         reason: String,
     },
 }

@@ -215,7 +215,7 @@ pub struct EmbeddingReader {
     tables: Vec<Location>,
     columns: EmbeddingColumns,
     source: Option<Source>,
-    /// Of the first embedding.
+    /// The dimension of the first embedding.
     dimension: Option<usize>,
 }
 
@@ -228,9 +228,6 @@ enum Source {
 
 impl EmbeddingReader {
     /// Opens a source; of tables nothing is read yet.
-    ///
-    /// # Errors
-    /// See [`EmbeddingError`].
     pub async fn open(files: EmbeddingFiles) -> Result<Self, EmbeddingError> {
         let (tables, columns, source) = match files {
             EmbeddingFiles::Tables(mut tables, columns) => {
