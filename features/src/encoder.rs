@@ -134,6 +134,12 @@ pub enum EncoderError {
     },
 }
 
+impl EncoderError {
+    fn option(key: &'static str, value: impl ToString, reason: impl Into<String>) -> Self {
+        Self::Option { key, value: value.to_string(), reason: reason.into() }
+    }
+}
+
 /// The embeddings of some texts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Encoded {
@@ -283,11 +289,9 @@ fn batches(tokens: &[Vec<u32>], batch_tokens: usize) -> Vec<Vec<usize>> {
 fn device(option: DeviceOption) -> Result<Device, EncoderError> {
     match option {
         DeviceOption::Cpu => Ok(Device::Cpu),
-        DeviceOption::Cuda(index) => Device::new_cuda(index).map_err(|error| EncoderError::Option {
-            key: "device",
-            value: option.to_string(),
-            reason: error.to_string(),
-        }),
+        DeviceOption::Cuda(index) => {
+            Device::new_cuda(index).map_err(|error| EncoderError::option("device", option, error.to_string()))
+        }
     }
 }
 

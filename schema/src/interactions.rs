@@ -46,18 +46,6 @@ pub enum SplitBy {
     User,
 }
 
-impl FromStr for SplitBy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "time" => Ok(Self::Time),
-            "user" => Ok(Self::User),
-            _ => Err(format!("{text:?} is neither time nor user")),
-        }
-    }
-}
-
 /// Where interactions are divided by time: `0.8` is before the last fifth, `1998-03-01` (or the timestamp as a number
 /// from 1) an instant.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]

@@ -79,6 +79,7 @@ fn check_columns(table: &EntityTable, names: &[String]) -> Result<(), RowError> 
             return Err(RowError::MissingColumn {
                 file: table.path.clone(),
                 column: column.clone(),
+                section: "input.columns",
                 key,
                 available: names.join(", "),
             });

@@ -43,38 +43,12 @@ pub struct Interactions {
     pub rows: Vec<InteractionRow>,
 }
 
-/// Why interactions could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum InteractionError {
-    /// The table, or one row of it.
-    #[error(transparent)]
-    Table(#[from] RowError),
-    /// A column that is needed is not there.
-    #[error("{file}: no column {column:?}; it has {available}. Set [interactions] {key} to the right name")]
-    MissingColumn {
-        /// The table.
-        file: String,
-        /// The column looked for.
-        column: String,
-        /// The configuration key that names it.
-        key: &'static str,
-        /// The columns there are.
-        available: String,
-    },
-    /// No row at all.
-    #[error("{file}: no interactions")]
-    Empty {
-        /// The table.
-        file: String,
-    },
-}
-
 impl Interactions {
     /// Reads the whole table.
     ///
     /// # Errors
     /// A missing column, or the first row that lacks what is needed or holds what is no id, finite number or time.
-    pub async fn read(table: &InteractionTable, needs: Needs) -> Result<Self, InteractionError> {
+    pub async fn read(table: &InteractionTable, needs: Needs) -> Result<Self, RowError> {
         let columns = [
             ("user", &table.user, true),
             ("item", &table.item, true),
@@ -86,9 +60,10 @@ impl Interactions {
         if let Some(available) = reader.columns()? {
             let missing = |&&(_, column, needed): &&(&str, &String, bool)| needed && !available.contains(column);
             if let Some((key, column, _)) = columns.iter().find(missing) {
-                return Err(InteractionError::MissingColumn {
+                return Err(RowError::MissingColumn {
                     file: table.path.clone(),
                     column: (*column).clone(),
+                    section: "interactions",
                     key,
                     available: available.join(", "),
                 });
@@ -103,7 +78,7 @@ impl Interactions {
             }
         }
         if rows.is_empty() {
-            return Err(InteractionError::Empty { file: table.path.clone() });
+            return Err(RowError::Empty { file: table.path.clone() });
         }
         Ok(Self { users: users.ids, items: items.ids, rows })
     }

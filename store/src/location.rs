@@ -190,6 +190,13 @@ impl Location {
         }
     }
 
+    fn local_error(&self, action: &'static str, error: std::io::Error) -> LocationError {
+        match error.kind() {
+            std::io::ErrorKind::NotFound => LocationError::NotFound { url: self.url.clone() },
+            _ => self.error(action, StoreError::Generic { store: "local", source: Box::new(error) }),
+        }
+    }
+
     /// Reads the whole object.
     ///
     /// # Errors
@@ -208,11 +215,7 @@ impl Location {
         let got = self.store.get(&self.path).await.map_err(failed)?;
         let mut chunks = got.into_stream();
         while let Some(chunk) = chunks.try_next().await.map_err(failed)? {
-            to.write_all(&chunk).map_err(|e| LocationError::Store {
-                url: self.url.clone(),
-                action: "copy to the local disk",
-                source: object_store::Error::Generic { store: "local", source: Box::new(e) },
-            })?;
+            to.write_all(&chunk).map_err(|e| self.local_error("copy to the local disk", e))?;
         }
         Ok(())
     }
@@ -223,14 +226,7 @@ impl Location {
     /// # Errors
     /// [`LocationError::NotFound`], the store's error, or the local disk's.
     pub async fn open(&self) -> Result<File, LocationError> {
-        let failed = |e: std::io::Error| match e.kind() {
-            std::io::ErrorKind::NotFound => LocationError::NotFound { url: self.url.clone() },
-            _ => LocationError::Store {
-                url: self.url.clone(),
-                action: "open",
-                source: object_store::Error::Generic { store: "local", source: Box::new(e) },
-            },
-        };
+        let failed = |e| self.local_error("open", e);
         if let Some(path) = self.local_path() {
             return File::open(path).map_err(failed);
         }
@@ -345,12 +341,10 @@ impl Location {
     /// # Errors
     /// The store's error; a missing folder lists nothing.
     pub async fn folders(&self) -> Result<Vec<String>, LocationError> {
-        let listed = match self.store.list_with_delimiter(Some(&self.path)).await {
-            Err(object_store::Error::NotFound { .. }) => return Ok(Vec::new()),
-            other => other.map_err(|e| self.error("list", e))?,
-        };
-        let names = listed.common_prefixes.iter().filter_map(|p| p.filename().map(str::to_owned));
-        Ok(names.collect())
+        let listed = self.store.list_with_delimiter(Some(&self.path)).await;
+        let listed = listed.map(|listed| listed.common_prefixes);
+        let folders = self.listed(listed)?;
+        Ok(folders.iter().filter_map(|folder| folder.filename().map(str::to_owned)).collect())
     }
 
     /// The names of the objects below this folder that come after one, in any order; all if none is given. Stores
@@ -366,11 +360,20 @@ impl Location {
             }
             None => self.store.list(Some(&self.path)),
         };
+        self.listed(listed.map_ok(|object| self.name_below(&object)).try_collect().await)
+    }
+
+    /// The object's name below this folder.
+    fn name_below(&self, object: &ObjectMeta) -> String {
         let prefix = self.path.as_ref().len() + usize::from(!self.path.as_ref().is_empty());
-        let names = listed.map_ok(|object| object.location.as_ref()[prefix..].to_owned());
-        match names.try_collect().await {
+        object.location.as_ref()[prefix..].to_owned()
+    }
+
+    /// What a store lists; nothing for a missing folder.
+    fn listed<T>(&self, listed: object_store::Result<Vec<T>>) -> Result<Vec<T>, LocationError> {
+        match listed {
             Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
-            names => names.map_err(|e| self.error("list", e)),
+            listed => listed.map_err(|e| self.error("list", e)),
         }
     }
 
@@ -379,16 +382,9 @@ impl Location {
     /// # Errors
     /// The store's error; a missing folder lists nothing.
     pub async fn list(&self) -> Result<Vec<Listed>, LocationError> {
-        let objects: Result<Vec<_>, _> = self.store.list(Some(&self.path)).try_collect().await;
-        let objects = match objects {
-            Err(object_store::Error::NotFound { .. }) => Vec::new(),
-            other => other.map_err(|e| self.error("list", e))?,
-        };
-        let prefix = self.path.as_ref().len() + usize::from(!self.path.as_ref().is_empty());
-        let mut listed: Vec<Listed> = objects
-            .into_iter()
-            .map(|o| Listed { name: o.location.as_ref()[prefix..].to_owned(), size: o.size, modified: timestamp(&o) })
-            .collect();
+        let objects = self.store.list(Some(&self.path));
+        let objects = objects.map_ok(|o| Listed { name: self.name_below(&o), size: o.size, modified: timestamp(&o) });
+        let mut listed: Vec<Listed> = self.listed(objects.try_collect().await)?;
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(listed)
     }

@@ -38,16 +38,24 @@ pub enum RowError {
         reason: String,
     },
     /// A column that is needed is not there.
-    #[error("{file}: no column {column:?}; it has {available}. Set [input.columns] {key} to the right name")]
+    #[error("{file}: no column {column:?}; it has {available}. Set [{section}] {key} to the right name")]
     MissingColumn {
         /// The table.
         file: String,
         /// The column looked for.
         column: String,
-        /// The configuration key that names it.
+        /// The section of the configuration that names it.
+        section: &'static str,
+        /// The key there.
         key: &'static str,
         /// The columns there are.
         available: String,
+    },
+    /// A table of interactions without a row.
+    #[error("{file}: no interactions")]
+    Empty {
+        /// The table.
+        file: String,
     },
     /// One row is wrong.
     #[error("{file}, row {row}: {reason}")]

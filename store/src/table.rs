@@ -140,16 +140,11 @@ pub(crate) fn write<T: Serialize>(
 
 /// Encodes one Parquet file from rows as they come. Memory is the encoded file, one row group, and the rows of one
 /// call.
+#[derive(Debug)]
 pub struct TableEncoder {
     file: String,
     schema: SchemaRef,
     writer: ArrowWriter<Vec<u8>>,
-}
-
-impl std::fmt::Debug for TableEncoder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TableEncoder").field("file", &self.file).finish_non_exhaustive()
-    }
 }
 
 impl TableEncoder {
@@ -318,18 +313,13 @@ pub(crate) fn is_list(data_type: &DataType) -> bool {
 }
 
 /// Reads a Parquet object in record batches, row group by row group.
+#[derive(Debug)]
 pub struct TableReader {
     file: String,
     schema: SchemaRef,
     counted: Option<usize>,
     metadata: Arc<ParquetMetaData>,
     stream: ParquetRecordBatchStream<ParquetObject>,
-}
-
-impl std::fmt::Debug for TableReader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TableReader").field("file", &self.file).finish_non_exhaustive()
-    }
 }
 
 impl TableReader {

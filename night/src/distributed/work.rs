@@ -119,19 +119,11 @@ pub(crate) async fn check_run(
 
 /// Prompts come rendered; all else that decides a text must be the coordinator's.
 fn check_spec(run: &Spec, worker: &Spec) -> Result<()> {
-    let (run, worker) = (serde_json::to_value(run)?, serde_json::to_value(worker)?);
-    let (Some(run), Some(worker)) = (run.as_object(), worker.as_object()) else {
-        return Ok(());
-    };
-    for (key, expected) in run {
-        let found = worker.get(key).unwrap_or(&serde_json::Value::Null);
-        if found != expected {
-            bail!(
-                "it wants {key} = {expected}, but this configuration gives {found}; work with the coordinator's \
-                 [model], \
-                 [generate] and [verification]"
-            );
-        }
+    if let Some((key, expected, found)) = encoder::difference(run, worker)? {
+        bail!(
+            "it wants {key} = {expected}, but this configuration gives {found}; work with the coordinator's [model], \
+             [generate] and [verification]"
+        );
     }
     Ok(())
 }
