@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::embedding::EmbeddingInfo;
 use crate::entity::{EntityId, Kind};
 use crate::layout::DataSet;
-use crate::manifest::{Details, Manifest, Source};
+use crate::manifest::{Details, Source};
 
 /// An entity of a part; its embedding stands in a column of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,11 +35,8 @@ pub struct EmbeddingPart {
     pub embedding: EmbeddingInfo,
 }
 
-/// A manifest of embeddings. `created` is when the newest of the texts was generated or, where that is not known, when
-/// their file was written.
-pub type EmbeddingManifest = Manifest<EmbeddingSet>;
-
-/// The details of a manifest of embeddings.
+/// The details of a manifest of embeddings, whose `created` is when the newest of the texts was generated or, where that
+/// is not known, when their file was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingSet {
     /// Where the texts are from.

@@ -7,7 +7,7 @@ use crate::digest::Digest;
 use crate::entity::EntityId;
 use crate::knowledge::ratio;
 use crate::layout::DataSet;
-use crate::manifest::{Details, Manifest, Source};
+use crate::manifest::{Details, Source};
 
 /// The version of the codebook's file.
 pub const CODEBOOK_VERSION: u32 = 1;
@@ -28,10 +28,7 @@ pub struct IdRecord {
     pub created_timestamp: Timestamp,
 }
 
-/// A manifest of knowledge ids. `created` is when the codebook was made.
-pub type IdsManifest = Manifest<IdSet>;
-
-/// The details of a manifest of knowledge ids.
+/// The details of a manifest of knowledge ids, whose `created` is when the codebook was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct IdSet {
     /// Where the embeddings are from.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use laser_schema::embedding::{EmbeddingInfo, Embeddings};
 use laser_schema::entity::IdType;
@@ -18,7 +18,6 @@ pub const PART_KEY: &str = "laser.part";
 
 /// The output's columns for ids of a type. No nulls anywhere.
 pub fn record_schema(id: DataType) -> SchemaRef {
-    let timestamp = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
     let item = Field::new("item", DataType::Int64, false);
     let columns = [
         ("entity_id", id),
@@ -41,8 +40,8 @@ pub fn record_schema(id: DataType) -> SchemaRef {
         ("model_digest", DataType::Utf8),
         ("pool_digest", DataType::Utf8),
         ("generated_by", DataType::Utf8),
-        ("event_timestamp", timestamp()),
-        ("created_timestamp", timestamp()),
+        ("event_timestamp", table::timestamp()),
+        ("created_timestamp", table::timestamp()),
     ];
     Arc::new(Schema::new(columns.into_iter().map(|(name, t)| Field::new(name, t, false)).collect::<Vec<_>>()))
 }
@@ -59,9 +58,7 @@ pub fn encode_part(
     info: &PartInfo,
 ) -> Result<Bytes, TableError> {
     let embedded = embeddings.zip(info.embedding.as_ref().map(|e| e.spec.layout));
-    let footer =
-        serde_json::to_string(info).map_err(|e| TableError::Row { file: name.to_owned(), reason: e.to_string() })?;
-    sealed::encode(name, record_schema(table::id_type(id)), rows, embedded, (PART_KEY, footer))
+    sealed::encode(name, record_schema(table::id_type(id)), rows, embedded, (PART_KEY, info))
 }
 
 /// Decodes a part, which must be as it was written.

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::compute::kernels::length::length;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -50,6 +50,11 @@ pub fn id_type(id: IdType) -> DataType {
         IdType::Int64 => DataType::Int64,
         IdType::String => DataType::Utf8,
     }
+}
+
+/// The type of a column of times.
+pub(crate) fn timestamp() -> DataType {
+    DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))
 }
 
 /// Why a Parquet file could not be written or read.

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 
 use arrow::array::{Array, ArrayRef, AsArray};
 use arrow::datatypes::{DataType, Float32Type};
-use laser_schema::embedding_set::EmbeddingManifest;
+use laser_schema::embedding_set::EmbeddingSet;
 use laser_schema::manifest::Manifest;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
@@ -169,7 +169,7 @@ fn an_interrupted_pass_goes_on_where_it_was_and_ends_the_same() {
     };
     let whole = read_all();
     assert_eq!(whole.0.len(), 2);
-    let parsed: EmbeddingManifest = serde_json::from_slice(&whole.1).unwrap();
+    let parsed: Manifest<EmbeddingSet> = serde_json::from_slice(&whole.1).unwrap();
     assert_eq!((parsed.rows, parsed.parts[0].rows, parsed.parts[1].rows), (8200, 8192, 8));
     assert_exit(&workspace.verify(), 0);
     let first = fs::metadata(folder.join("part-00000.parquet")).unwrap().modified().unwrap();

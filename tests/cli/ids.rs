@@ -9,9 +9,10 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
 use arrow::datatypes::Float32Type;
 use laser_schema::EntityId;
-use laser_schema::ids::{IdRecord, IdsManifest};
+use laser_schema::ids::{IdRecord, IdSet};
+use laser_schema::manifest::Manifest;
 use laser_schema::sample::priority;
-use laser_store::id_set::decode_ids;
+use laser_store::table;
 use parquet::arrow::ArrowWriter;
 
 use crate::{Workspace, assert_exit, collect, stderr, stdout};
@@ -71,14 +72,15 @@ impl Night<'_> {
         runs[0].as_ref().unwrap().path()
     }
 
-    fn manifest(&self) -> IdsManifest {
+    fn manifest(&self) -> Manifest<IdSet> {
         serde_json::from_slice(&fs::read(self.folder().join("_manifest.json")).unwrap()).unwrap()
     }
 
     fn records(&self) -> Vec<IdRecord> {
         let mut parts = Vec::new();
         collect(&self.folder(), &mut parts);
-        let decode = |(path, bytes): (PathBuf, Vec<u8>)| decode_ids(&path.display().to_string(), bytes.into()).unwrap();
+        let decode =
+            |(path, bytes): (PathBuf, Vec<u8>)| table::decode(&path.display().to_string(), bytes.into()).unwrap();
         parts.into_iter().flat_map(decode).collect()
     }
 
