@@ -55,8 +55,8 @@ struct Assigned {
     churn: Option<Churn>,
 }
 
-/// Writes what is missing of the ids of these embeddings, below `output`. The codebook begins with `previous`: `latest`,
-/// `none`, or the path of another output, folder or file.
+/// Writes what is missing of the ids of these embeddings, below `output`. The codebook begins with `previous`:
+/// `latest`, `none`, or the path of another output, folder or file.
 ///
 /// # Errors
 /// Naming the source, the part, the previous codebook or the store.
@@ -186,12 +186,7 @@ impl Ids<'_> {
         let footer = serde_json::json!({
             "version": SCHEMA_VERSION, "run": self.destination.run, "kind": kind, "writer": WRITER, "codebook": digest,
         });
-        let mut writer = RowWriter {
-            parts: PartWriter::new(&self.destination.folder),
-            folder: &self.destination.folder,
-            footer,
-            rows: Vec::new(),
-        };
+        let (mut parts, mut waiting) = (PartWriter::new(&self.destination.folder), Vec::new());
         let event_timestamp = self.source.date.to_zoned(TimeZone::UTC)?.timestamp();
         let created_timestamp = codebook.info().created;
         let (mut rows, mut distortion) = (0, 0.0);
@@ -203,14 +198,35 @@ impl Ids<'_> {
                 }
                 rows += 1;
                 distortion += coded.distortion;
-                let record = IdRecord { entity_id, knowledge_ids: coded.ids, event_timestamp, created_timestamp };
-                writer.push(record).await?;
+                waiting.push(IdRecord { entity_id, knowledge_ids: coded.ids, event_timestamp, created_timestamp });
+                if waiting.len() == PART_ROWS {
+                    self.part(&mut parts, std::mem::take(&mut waiting), &footer).await?;
+                }
             }
             progress.update(rows, None, "");
         }
-        let parts = writer.finish().await?;
+        if !waiting.is_empty() {
+            self.part(&mut parts, waiting, &footer).await?;
+        }
         progress.finish_with(&format!("{rows} entities"));
-        Ok(Assigned { parts, distortion: ratio(distortion, rows as f64), churn: churn.map(ChurnCounter::finish) })
+        Ok(Assigned {
+            parts: parts.finish(),
+            distortion: ratio(distortion, rows as f64),
+            churn: churn.map(ChurnCounter::finish),
+        })
+    }
+
+    /// Creates the next part. One that an earlier process left must be the same.
+    async fn part(&self, parts: &mut PartWriter<'_>, rows: Vec<IdRecord>, footer: &Value) -> Result<()> {
+        let (bytes, place) = (encode_ids(&parts.name(), &rows, footer)?, parts.place());
+        ensure!(
+            parts.create(bytes.clone()).await? == bytes,
+            "{}: not what the source and the codebook lead to; remove {} and run again",
+            place.url(),
+            self.destination.folder.url()
+        );
+        parts.add(rows.len() as u64, &bytes);
+        Ok(())
     }
 
     /// The ids of the night before, ready to be compared with tonight's.
@@ -244,44 +260,4 @@ fn code(codebook: &Codebook, batch: EmbeddingBatch) -> Result<Vec<(EntityId, Cod
         Ok((id, coded))
     });
     coded.collect()
-}
-
-/// Cuts rows into parts.
-struct RowWriter<'a> {
-    parts: PartWriter<'a>,
-    folder: &'a Location,
-    footer: Value,
-    rows: Vec<IdRecord>,
-}
-
-impl RowWriter<'_> {
-    async fn push(&mut self, record: IdRecord) -> Result<()> {
-        self.rows.push(record);
-        if self.rows.len() == PART_ROWS {
-            self.flush().await?;
-        }
-        Ok(())
-    }
-
-    async fn finish(mut self) -> Result<Vec<PartEntry>> {
-        if !self.rows.is_empty() {
-            self.flush().await?;
-        }
-        Ok(self.parts.finish())
-    }
-
-    /// Creates the next part. One that an earlier process left must be the same.
-    async fn flush(&mut self) -> Result<()> {
-        let rows = std::mem::take(&mut self.rows);
-        let bytes = encode_ids(&self.parts.name(), &rows, &self.footer)?;
-        let part = self.parts.place();
-        ensure!(
-            self.parts.create(bytes.clone()).await? == bytes,
-            "{}: not what the source and the codebook lead to; remove {} and run again",
-            part.url(),
-            self.folder.url()
-        );
-        self.parts.add(rows.len() as u64, &bytes);
-        Ok(())
-    }
 }

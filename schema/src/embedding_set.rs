@@ -35,8 +35,8 @@ pub struct EmbeddingPart {
     pub embedding: EmbeddingInfo,
 }
 
-/// The details of a manifest of embeddings, whose `created` is when the newest of the texts was generated or, where that
-/// is not known, when their file was written.
+/// The details of a manifest of embeddings, whose `created` is when the newest of the texts was generated or, where
+/// that is not known, when their file was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingSet {
     /// Where the texts are from.

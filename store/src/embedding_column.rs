@@ -7,7 +7,7 @@ use arrow::buffer::OffsetBuffer;
 use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Schema, SchemaRef};
 use laser_schema::embedding::{EMBEDDING_COLUMN, EmbeddingLayout, Embeddings};
 
-use crate::table::BatchError;
+use crate::batch::BatchError;
 
 /// Returns the column of vectors of `dimensions` values. No nulls.
 pub fn field(layout: EmbeddingLayout, dimensions: usize) -> Field {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use laser_schema::embedding::Embeddings;
 use laser_schema::embedding_set::{EmbeddedEntity, EmbeddingPart};
 
+use crate::batch::from_batch;
 use crate::embedding_column;
 use crate::sealed::{self, SealedTable};
 use crate::table::{self, TableError};
@@ -48,7 +49,7 @@ pub fn decode_embeddings(name: &str, bytes: Bytes) -> Result<(Vec<EmbeddedEntity
     let part = check_embeddings(&table)?;
     let mut rows = Vec::new();
     for batch in table.batches(&["entity_id", "event_timestamp", "created_timestamp"])? {
-        let batch = table::from_batch(&batch?);
+        let batch = from_batch(&batch?);
         rows.extend(batch.map_err(|e| table.unreadable(e.to_string()))?);
     }
     Ok((rows, part))

@@ -4,34 +4,25 @@
 //! come from the usual environment of each cloud. Local writes are synced to disk, and
 //! [`Location::create`] has exactly one winner on every store: it is how Laser commits.
 
+mod remote;
+
 use std::fs::File;
 use std::io::Seek;
 use std::path::{Component, Path as FsPath, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
 use object_store::buffered::BufWriter;
-use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{BackoffConfig, ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, RetryConfig};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
 use tokio::io::AsyncWriteExt;
 
 pub use object_store::Error as StoreError;
 
 use laser_schema::digest::Digest;
-
-/// How long a request to a remote store is repeated while the store is away or answers with 5xx. The library's own
-/// limit of ten tries is over after three seconds; a minute's outage must cost no shard an attempt.
-const OUTAGE_MAX: Duration = Duration::from_secs(300);
-
-/// The longest pause between two tries, so that the end of an outage is noticed soon.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Why a place could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -118,7 +109,7 @@ impl Location {
             return Self::local(FsPath::new(text)).map_err(|e| unsupported(e.to_string()));
         }
         let url = url::Url::parse(text).map_err(|e| unsupported(e.to_string()))?;
-        let (store, path) = remote(&url).map_err(|e| unsupported(e.to_string()))?;
+        let (store, path) = remote::store(&url).map_err(|e| unsupported(e.to_string()))?;
         let url = text.trim_end_matches('/').to_owned();
         Ok(Self { store, path, url, local: false })
     }
@@ -421,35 +412,6 @@ impl ObjectWriter {
         self.location
             .error("write", source.unwrap_or_else(|e| StoreError::Generic { store: "writer", source: e.into() }))
     }
-}
-
-/// The store of a URL, with credentials and options from its cloud's usual environment, and the path inside it.
-fn remote(url: &url::Url) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> {
-    let (scheme, path) = ObjectStoreScheme::parse(url)?;
-    let retry = RetryConfig {
-        max_retries: usize::MAX,
-        retry_timeout: OUTAGE_MAX,
-        backoff: BackoffConfig { max_backoff: PAUSE_MAX, ..BackoffConfig::default() },
-    };
-    let url = url.to_string();
-    let store: Arc<dyn ObjectStore> = match scheme {
-        ObjectStoreScheme::AmazonS3 => {
-            let builder = AmazonS3Builder::from_env().with_url(url);
-            Arc::new(builder.with_retry(retry).build()?)
-        }
-        ObjectStoreScheme::GoogleCloudStorage => {
-            let builder = GoogleCloudStorageBuilder::from_env().with_url(url);
-            Arc::new(builder.with_retry(retry).build()?)
-        }
-        ObjectStoreScheme::MicrosoftAzure => {
-            let builder = MicrosoftAzureBuilder::from_env().with_url(url);
-            Arc::new(builder.with_retry(retry).build()?)
-        }
-        _ => {
-            return Err(StoreError::Generic { store: "URL", source: "no store of this scheme".into() });
-        }
-    };
-    Ok((store, path))
 }
 
 fn timestamp(meta: &ObjectMeta) -> Timestamp {

@@ -153,7 +153,7 @@ fn prefix(config: &EncoderConfig, settings: &Settings) -> Result<String, Encoder
     if prefix.is_empty() || settings.pools_prompt() {
         return Ok(prefix);
     }
-    let reason = "the model's pooling leaves its prompt out (include_prompt = false), which this encoder cannot; choose \
-                  another model, or prefix = \"\"";
+    let reason = "the model's pooling leaves its prompt out (include_prompt = false), which this encoder cannot; \
+                  choose another model, or prefix = \"\"";
     Err(EncoderError::option("prefix", format!("{prefix:?}"), reason))
 }
