@@ -15,6 +15,8 @@ use laser_store::Location;
 use laser_store::data_set::verify;
 use laser_terminal::{Display, print};
 
+use crate::word;
+
 /// `laser plan`: what a run would do.
 pub(crate) async fn plan(config: &Config) -> Result<()> {
     let demo = demo::nights(config)?;
@@ -144,7 +146,7 @@ pub(crate) enum PrepareSource {
         #[arg(long)]
         until: Option<Until>,
         /// `time`: one instant for all; `user`: the same share of each user's interactions.
-        #[arg(long, default_value = "time", requires = "until")]
+        #[arg(long, value_parser = word::<SplitBy>, default_value = "time", requires = "until")]
         split_by: SplitBy,
     },
     /// Amazon reviews as JSONL (2014, 2018 or 2023).

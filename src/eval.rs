@@ -1,11 +1,12 @@
 //! `laser embed` and `laser eval`: calls the passes and prints what they found.
 
 use anyhow::Result;
-use laser_night::{Config, Progress as _};
+use laser_night::Config;
+use laser_recommender::embed as embedding;
 use laser_recommender::evaluate::{self, CtrReport, GroupRow, RankingReport, Split, instant};
 use laser_recommender::lightgcn::CUTOFF;
 use laser_recommender::statistics::{Comparison, Mean};
-use laser_recommender::{Progress, embed as embedding};
+
 use laser_terminal::{Display, Style, Table, print};
 
 /// How findings are printed.
@@ -17,20 +18,10 @@ pub(crate) enum Format {
     Json,
 }
 
-/// Shows a pass on the display.
-fn show(display: &mut Display, progress: Progress<'_>) {
-    match progress {
-        Progress::Stage(name) => display.stage(name),
-        Progress::Update { done, total, message } => display.update(done, total, message),
-        Progress::Finished(message) => display.finish_with(message),
-    }
-}
-
 /// `laser embed`.
 pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
     let mut display = Display::new();
-    let mut watch = |progress: Progress<'_>| show(&mut display, progress);
-    let found = embedding::embed(config.interactions()?, &config.embed, output, &mut watch).await?;
+    let found = embedding::embed(config.interactions()?, &config.embed, output, &mut display).await?;
     drop(display);
     print(&format!(
         "{} users: {}\n{} items: {}\nrecall@{CUTOFF} {:.4}, NDCG@{CUTOFF} {:.4} on {} held-out interactions ({}), \
@@ -51,8 +42,7 @@ pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
 /// `laser eval embed`.
 pub(crate) async fn ranking(config: &Config, format: Format) -> Result<()> {
     let mut display = Display::new();
-    let mut watch = |progress: Progress<'_>| show(&mut display, progress);
-    let report = evaluate::ranking(config.interactions()?, &config.embed, &mut watch).await?;
+    let report = evaluate::ranking(config.interactions()?, &config.embed, &mut display).await?;
     drop(display);
     print(&match format {
         Format::Json => serde_json::to_string_pretty(&report)? + "\n",
@@ -63,8 +53,7 @@ pub(crate) async fn ranking(config: &Config, format: Format) -> Result<()> {
 /// `laser eval ctr`.
 pub(crate) async fn ctr(config: &Config, format: Format) -> Result<()> {
     let mut display = Display::new();
-    let mut watch = |progress: Progress<'_>| show(&mut display, progress);
-    let report = evaluate::ctr(config.interactions()?, &config.eval, &mut watch).await?;
+    let report = evaluate::ctr(config.interactions()?, &config.eval, &mut display).await?;
     drop(display);
     print(&match format {
         Format::Json => serde_json::to_string_pretty(&report)? + "\n",

@@ -3,7 +3,6 @@
 //! Parses arguments, calls, and prints.
 
 mod commands;
-mod embedding_source;
 mod encode;
 mod eval;
 mod exit;
@@ -18,14 +17,14 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
-use laser_night::{Config, Night, Outcome, demo, distributed};
+use laser_night::{Config, Night, demo, distributed};
 use laser_pool_builder::TuneConfig;
-use laser_schema::guard::GuardReport;
 use laser_terminal::{Display, Style, print};
+use serde::de::{DeserializeOwned, IntoDeserializer};
 use tokio_util::sync::CancellationToken;
 
 use commands::PrepareSource;
-use exit::{DATA_ERROR, DRAINED, TRY_AGAIN};
+use exit::{DATA_ERROR, DRAINED, report};
 use telemetry::LogFormat;
 
 /// Rows of a table are thousands of small values each, made on one thread and dropped on another: with the system's
@@ -305,6 +304,11 @@ impl ConfigArgs {
     }
 }
 
+/// Parses a word as configurations have it.
+fn word<T: DeserializeOwned>(text: &str) -> Result<T, serde::de::value::Error> {
+    T::deserialize(text.into_deserializer())
+}
+
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -365,7 +369,7 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Pools(command) => manage_pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
         Command::Encode(args) => encode::encode(args).await?,
-        Command::Ids(args) => ids::ids(&args).await?,
+        Command::Ids(args) => ids::ids(args).await?,
         Command::Embed { config, output } => {
             eval::embed(&config.load_learning()?, &output).await?;
         }
@@ -435,58 +439,6 @@ async fn coordinate(config: &Config, run: Option<&str>) -> Result<u8> {
     let outcome = distributed::coordinate(config, run, &mut display, &drain).await?;
     drop(display);
     report(config, outcome).await
-}
-
-/// Tells how a night ended, and the exit code for it.
-async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
-    match outcome {
-        Outcome::Complete(finished) => {
-            print(&summary::render(&finished).await?)?;
-            Ok(0)
-        }
-        Outcome::BelowCoverage(finished) => {
-            print(&summary::render(&finished).await?)?;
-            telemetry::tell_error(&format!(
-                "fewer than {:.1} % of the entities have a text ([output] min_coverage): _SUCCESS is withheld",
-                config.output.min_coverage * 100.0
-            ));
-            Ok(DATA_ERROR)
-        }
-        Outcome::Breached(finished) => {
-            print(&summary::render(&finished).await?)?;
-            for manifest in &finished.manifests {
-                for (pool, breach) in manifest.guards.iter().flat_map(GuardReport::breaches) {
-                    telemetry::tell_error(&format!("{} pool {pool}: {breach}", manifest.kind));
-                }
-            }
-            telemetry::tell_error(
-                "a guard is breached and [guards] action is \"fail\": _SUCCESS is withheld. To publish all the same, \
-                 run \
-                 the same command with --set guards.action=warn",
-            );
-            Ok(DATA_ERROR)
-        }
-        Outcome::Incomplete { dead, missing } => {
-            for (shard, reason) in &dead {
-                telemetry::tell_error(&format!("shard {shard} was given up: {reason}"));
-            }
-            telemetry::tell_error(&format!(
-                "{missing} shards are missing; run the same command again once the cause is mended"
-            ));
-            Ok(TRY_AGAIN)
-        }
-        Outcome::Cancelled { run } => {
-            telemetry::tell_error(&format!("{run} was cancelled; `laser resume CONFIG {run}` goes on"));
-            Ok(TRY_AGAIN)
-        }
-        Outcome::Drained { committed, shards } => {
-            telemetry::tell(
-                "stopped",
-                &format!("{committed} of {shards} shards are committed; the same command goes on"),
-            );
-            Ok(DRAINED)
-        }
-    }
 }
 
 /// The first SIGINT or SIGTERM drains, the second ends the process at once; what is committed stays.

@@ -15,7 +15,6 @@ mod look;
 mod old;
 mod paper;
 mod plan;
-mod plot;
 mod pools;
 mod publish;
 mod queue;

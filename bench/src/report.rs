@@ -5,12 +5,12 @@ use std::fmt::Write as _;
 use anyhow::Result;
 use laser_engine::EngineInfo;
 use laser_model::ModelFiles;
+use laser_report::LineChart;
 use laser_schema::knowledge::ratio;
 use laser_schema::{Digest, Kind};
 use laser_terminal::{Style, Table};
 use serde::Serialize;
 
-use super::plot::LineChart;
 use super::pools::{PoolScheme, PoolSummary};
 use super::run::{Measured, Subject};
 use super::variants::{ADAPTIVE, ADVERSARIAL, Variant};

@@ -237,7 +237,7 @@ fn added(kind: Kind, night: &Night, now: i64) -> impl Iterator<Item = Added> + '
     })
 }
 
-/// Of some files of a table those that lie in one of the folders; `None` if none does.
+/// Returns those of a table's files that lie in one of the folders; `None` if none does.
 fn files_below(folders: &[String], files: FilteredEngineData) -> KernelResult<Option<FilteredEngineData>> {
     let (data, selected) = files.into_parts();
     let data = ArrowEngineData::try_from_engine_data(data)?;

@@ -59,7 +59,7 @@ pub enum DeltaError {
     Log {
         /// The table's root.
         table: String,
-        /// What the Delta kernel says.
+        /// The Delta kernel's error.
         source: Box<KernelError>,
     },
 }
@@ -92,8 +92,8 @@ impl Table {
     }
 
     /// Commits a run whose manifest is there, unless the table has it: its parts enter, those of other runs of the
-    /// night leave. Complete nights that the table lacks, such as those published before there was a table, enter with it.
-    /// Creates the table.
+    /// night leave. Complete nights that the table lacks, such as those published before there was a table, enter with
+    /// it. Creates the table.
     ///
     /// # Errors
     /// [`DeltaError`]; the table is then as it was.

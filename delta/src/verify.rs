@@ -11,7 +11,8 @@ use crate::table::{DeltaError, Table, expected};
 
 impl Table {
     /// Compares the table with the manifests: each of its nights is one complete run with exactly the parts of its
-    /// manifest, and no complete night that fits is lacking. Returns one line per fault, and `None` if there is no table.
+    /// manifest, and no complete night that fits is lacking. Returns one line per fault, and `None` if there is no
+    /// table.
     ///
     /// # Errors
     /// The store's, and a log that cannot be read.

@@ -34,7 +34,7 @@ pub enum CodebookError {
     File {
         /// The file.
         file: String,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// The centroids do not have the shape that the information states.

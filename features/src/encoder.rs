@@ -80,7 +80,7 @@ pub enum EncoderError {
         directory: PathBuf,
         /// The file.
         file: String,
-        /// What to do.
+        /// The remedy.
         remedy: &'static str,
     },
     /// A file asks for something that this encoder does not support.
@@ -92,7 +92,7 @@ pub enum EncoderError {
         key: String,
         /// Its value as JSON, or `not there`.
         value: String,
-        /// What was expected and what to do.
+        /// The expectation and the remedy.
         expected: String,
     },
     /// The configuration does not fit the encoder.
@@ -102,7 +102,7 @@ pub enum EncoderError {
         key: &'static str,
         /// Its value.
         value: String,
-        /// What is wrong and what to do.
+        /// The fault and the remedy.
         reason: String,
     },
     /// The weights are not of this architecture.
@@ -114,7 +114,7 @@ pub enum EncoderError {
     Weights {
         /// The encoder's directory.
         directory: PathBuf,
-        /// What did not fit.
+        /// The mismatch.
         reason: String,
     },
     /// A text could not be tokenised.
@@ -132,6 +132,12 @@ pub enum EncoderError {
         /// The text, counted from 1.
         text: usize,
     },
+}
+
+impl EncoderError {
+    fn option(key: &'static str, value: impl ToString, reason: impl Into<String>) -> Self {
+        Self::Option { key, value: value.to_string(), reason: reason.into() }
+    }
 }
 
 /// The embeddings of some texts.
@@ -283,11 +289,9 @@ fn batches(tokens: &[Vec<u32>], batch_tokens: usize) -> Vec<Vec<usize>> {
 fn device(option: DeviceOption) -> Result<Device, EncoderError> {
     match option {
         DeviceOption::Cpu => Ok(Device::Cpu),
-        DeviceOption::Cuda(index) => Device::new_cuda(index).map_err(|error| EncoderError::Option {
-            key: "device",
-            value: option.to_string(),
-            reason: error.to_string(),
-        }),
+        DeviceOption::Cuda(index) => {
+            Device::new_cuda(index).map_err(|error| EncoderError::option("device", option, error.to_string()))
+        }
     }
 }
 

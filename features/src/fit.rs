@@ -6,7 +6,7 @@
 
 use jiff::Timestamp;
 use laser_schema::ids::{CODEBOOK_VERSION, CodebookInfo};
-use laser_schema::{Digest, Kind};
+use laser_schema::{Digest, Kind, Progress};
 use linfa_clustering::KMeansError;
 use ndarray::{Array2, Axis, s};
 use serde::{Deserialize, Serialize};
@@ -108,7 +108,7 @@ pub enum FitError {
     /// Embeddings cannot be cut into equal parts.
     #[error("[ids] codebooks = {codebooks}: embeddings of {dimension} values cannot be cut into so many equal parts")]
     Cut {
-        /// As configured.
+        /// The configured number.
         codebooks: usize,
         /// Values of an embedding.
         dimension: usize,
@@ -122,7 +122,7 @@ pub enum FitError {
     OtherParent {
         /// Its digest.
         parent: Digest,
-        /// What differs.
+        /// The property that differs.
         what: &'static str,
         /// The parent's.
         expected: String,
@@ -159,17 +159,6 @@ pub struct FitInput<'a> {
     pub now: Timestamp,
 }
 
-/// The progress of a fit.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FitProgress {
-    /// Steps of k-means done, over all positions.
-    pub done: u64,
-    /// Most steps.
-    pub total: u64,
-    /// Mean squared distance at the position being fitted.
-    pub inertia: f64,
-}
-
 /// Centroids, and the remainder of the sample.
 struct Fitted {
     centroids: Vec<Vec<f32>>,
@@ -179,17 +168,10 @@ struct Fitted {
     empty: Vec<u64>,
 }
 
-/// Fits a codebook.
+/// Fits a codebook; `progress` counts steps of k-means over all positions.
 ///
 /// Memory: the sample twice more. Work: at most `iterations * sample * clusters * dimension * levels` multiplications.
-///
-/// # Errors
-/// [`FitError`].
-pub fn fit(
-    input: FitInput<'_>,
-    config: &IdsConfig,
-    progress: &mut dyn FnMut(FitProgress),
-) -> Result<Codebook, FitError> {
+pub fn fit(input: FitInput<'_>, config: &IdsConfig, progress: &mut dyn Progress) -> Result<Codebook, FitError> {
     check(&input, config)?;
     let points = points(input.sample, config.normalise);
     let fitted = fit_places(&points, input, config, progress)?;
@@ -279,7 +261,7 @@ fn fit_places(
     points: &Array2<f32>,
     input: FitInput<'_>,
     config: &IdsConfig,
-    progress: &mut dyn FnMut(FitProgress),
+    progress: &mut dyn Progress,
 ) -> Result<Fitted, FitError> {
     let total = config.iterations * (config.codebooks * config.levels) as u64;
     let mut fitted = Fitted::empty(config.levels);
@@ -293,7 +275,7 @@ fn fit_places(
             };
             let before = place as u64 * config.iterations;
             let mut tell = |iteration, inertia| {
-                progress(FitProgress { done: before + iteration, total, inertia });
+                progress.update(before + iteration, Some(total), &format!("mean squared distance {inertia:.4}"));
             };
             let centroids = lloyd(&points, first, config.iterations, &mut tell);
             let centroids =

@@ -8,4 +8,4 @@ mod kmeans;
 
 pub use churn::ChurnCounter;
 pub use codebook::{Codebook, CodebookError, Coded};
-pub use fit::{FitError, FitInput, FitProgress, IdsConfig, fit};
+pub use fit::{FitError, FitInput, IdsConfig, fit};

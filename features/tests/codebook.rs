@@ -34,7 +34,7 @@ fn try_fit(sample: &[Vec<f32>], config: &IdsConfig, parent: Option<&Codebook>) -
         parent: parent.map(|parent| (parent, &digest)),
         now: "2026-01-02T03:04:05Z".parse().unwrap(),
     };
-    fit(input, config, &mut |_| {})
+    fit(input, config, &mut ())
 }
 
 fn fitted(sample: &[Vec<f32>], config: &IdsConfig, parent: Option<&Codebook>) -> Codebook {
@@ -211,12 +211,12 @@ fn another_encoder_than_the_parents_is_refused() {
         parent: None,
         now: "2026-01-02T03:04:05Z".parse().unwrap(),
     };
-    let first = fit(input, &config(3), &mut |_| {}).unwrap();
+    let first = fit(input, &config(3), &mut ()).unwrap();
     assert_eq!(first.info().encoder, Some(one.clone()));
     let with = |encoder| {
         let parent = Some((&first, &one));
         let input = FitInput { encoder, parent, ..input };
-        fit(input, &config(3), &mut |_| {})
+        fit(input, &config(3), &mut ())
     };
     assert!(with(Some(&one)).is_ok());
     assert!(with(None).is_ok(), "an encoder that is not told is no contradiction");

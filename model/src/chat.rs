@@ -23,7 +23,7 @@ const NAME: &str = "chat_template";
 pub struct Message<'a> {
     /// `system`, `user` or `assistant`.
     pub role: &'a str,
-    /// What it says.
+    /// Its text.
     pub content: &'a str,
 }
 

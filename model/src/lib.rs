@@ -83,7 +83,7 @@ pub enum ModelError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// A file does not hold what it should.
@@ -91,7 +91,7 @@ pub enum ModelError {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// Nothing says which token ends a text, so generation would never stop.
@@ -106,13 +106,13 @@ pub enum ModelError {
     /// The tokenizer refused a text or ids.
     #[error("tokenizer: {reason}")]
     Tokenize {
-        /// What it said.
+        /// Its message.
         reason: String,
     },
     /// The model's chat template failed or refused the messages.
     #[error("the model's chat template: {reason}; use another one, or set chat = false")]
     Chat {
-        /// What it said.
+        /// Its message.
         reason: String,
     },
     /// The hub could not give the model.
@@ -125,7 +125,7 @@ pub enum ModelError {
         model: String,
         /// The hub asked.
         endpoint: String,
-        /// What went wrong.
+        /// The fault.
         reason: String,
     },
     /// The hub may not be asked, and the cache does not have the model.
@@ -157,7 +157,7 @@ impl Weights {
     }
 }
 
-/// What a model's directory says.
+/// The contents of a model's directory.
 #[derive(Debug)]
 pub struct ModelFiles {
     /// Where tokenizer.json is.

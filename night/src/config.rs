@@ -97,17 +97,19 @@ impl Config {
         Ok(config)
     }
 
-    /// As [`load`](Self::load) for commands that learn from interactions and need neither model nor entities.
+    /// Reads a configuration as [`Self::load`] does, for commands that learn from interactions and need neither model
+    /// nor entities.
     ///
     /// # Errors
-    /// As [`load`](Self::load).
+    /// Those of [`Self::load`].
     pub fn load_learning(path: &Path, settings: &[String]) -> Result<Self> {
         let config = source::read::<Self>(path, settings)?;
         config.validate_learning()?;
         Ok(config)
     }
 
-    /// As [`Self::load`], for a command that needs `[encoder]` and nothing of what a night needs.
+    /// Reads a configuration as [`Self::load`] does, for a command that needs `[encoder]` and nothing of what a night
+    /// needs.
     ///
     /// # Errors
     /// Those of [`Self::load`], and if there is no encoder.
@@ -118,7 +120,8 @@ impl Config {
         Ok(config)
     }
 
-    /// As [`Self::load`], for a command that needs `[ids]` and nothing of what a night needs.
+    /// Reads a configuration as [`Self::load`] does, for a command that needs `[ids]` and nothing of what a night
+    /// needs.
     ///
     /// # Errors
     /// Those of [`Self::load`].
@@ -128,7 +131,7 @@ impl Config {
         Ok(config)
     }
 
-    /// What the command line gives, else the output.
+    /// Returns the path that the command line gives, else the output's.
     ///
     /// # Errors
     /// If there is neither; `option` would give it.

@@ -11,6 +11,7 @@ mod work;
 use anyhow::Result;
 use jiff::civil::Date;
 use laser_coordinator::nats;
+use laser_schema::Progress;
 use laser_store::Location;
 use laser_store::run_store::RunStore;
 use tokio_util::sync::CancellationToken;
@@ -21,7 +22,6 @@ pub use work::work;
 
 use crate::config::Config;
 use crate::night::{Night, Outcome, Ready, planned};
-use crate::progress::Progress;
 use crate::telemetry;
 
 /// Plans a night, has workers generate it, and publishes it. `expected` is the run that it must be, if any; that it

@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use laser_features::encoder::{Encoder, EncoderFiles};
 use laser_model::{Hub, resolve};
 use laser_schema::{EmbeddingSpec, EncoderInfo};
 use laser_store::Location;
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::config::Config;
 
@@ -58,14 +60,22 @@ pub(crate) fn check(run: Option<&EmbeddingSpec>, worker: Option<&EncoderInfo>) -
     let Some(worker) = worker else {
         bail!("its output has embeddings, and this configuration makes none; work with the coordinator's [encoder]");
     };
-    let (run, worker) = (serde_json::to_value(&run.encoder)?, serde_json::to_value(worker)?);
-    for (key, expected) in run.as_object().into_iter().flatten() {
-        let found = &worker[key];
-        ensure!(
-            found == expected,
+    if let Some((key, expected, found)) = difference(&run.encoder, worker)? {
+        bail!(
             "its encoder has {key} = {expected}, but this configuration gives {found}; work with the coordinator's \
              [encoder]"
         );
     }
     Ok(())
+}
+
+/// Returns the first key whose value a worker has not as the run has it, with both values.
+pub(crate) fn difference<T: Serialize>(run: &T, worker: &T) -> Result<Option<(String, Value, Value)>> {
+    let (run, mut worker) = (serde_json::to_value(run)?, serde_json::to_value(worker)?);
+    let Value::Object(run) = run else { return Ok(None) };
+    let mut pairs = run.into_iter().map(|(key, expected)| {
+        let found = worker[&key].take();
+        (key, expected, found)
+    });
+    Ok(pairs.find(|(_, expected, found)| expected != found))
 }

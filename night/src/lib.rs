@@ -1,16 +1,22 @@
 //! A night from its configuration to published data: in one process ([`Night::run`]) or on many machines
 //! ([`distributed`]).
 //!
+//! [`encode`] and [`ids`] make embeddings and knowledge ids of what is published.
+//!
 //! Nothing here prints. What a night is at is told to a [`Progress`], how it ended is an [`Outcome`].
 
 pub mod config;
 mod deadline;
 pub mod demo;
+pub mod derived;
 pub mod distributed;
 pub mod doctor;
+pub mod embedding_source;
+pub mod encode;
 pub mod encoder;
 pub mod failure;
 mod generator;
+pub mod ids;
 mod model;
 mod night;
 pub mod pool_sets;
@@ -21,7 +27,7 @@ pub mod status;
 pub mod telemetry;
 
 pub use config::Config;
+pub use laser_schema::Progress;
 pub use model::{open_local_model, open_model};
 pub use night::{Finished, Night, Outcome};
 pub use previous::previous_texts;
-pub use progress::Progress;

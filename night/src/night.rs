@@ -20,7 +20,7 @@ use laser_model::ModelFiles;
 use laser_pool_builder::{OpenPools, POOL_SET_FILE, PoolTokenizer, build_pools, join_embeddings};
 use laser_schema::job::{KindCounts, Plan, Spec};
 use laser_schema::manifest::Manifest;
-use laser_schema::{Entity, Kind};
+use laser_schema::{Entity, Kind, Progress};
 use laser_store::Location;
 use laser_store::join::Join;
 use laser_store::previous::{self, PreviousReader, PreviousSource};
@@ -36,7 +36,6 @@ use crate::config::Config;
 use crate::encoder;
 use crate::model::{model_spec, open_model};
 use crate::previous::previous_texts;
-use crate::progress::Progress;
 use crate::telemetry;
 
 /// How far a run is before anything is generated.

@@ -10,8 +10,8 @@ use laser_pool_builder::{
     Inspection, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion, TuneConfig, TuneReport,
     build_pools, clear_pools, inspect, tune,
 };
-use laser_schema::Digest;
 use laser_schema::layout::dated_name;
+use laser_schema::{Digest, Progress};
 use laser_store::Location;
 use laser_store::previous::{self, PreviousReader, PreviousSource};
 use serde::Serialize;
@@ -19,7 +19,6 @@ use serde::Serialize;
 use crate::config::{Config, PoolChoice};
 use crate::model::open_model;
 use crate::previous::{previous_sources, previous_texts};
-use crate::progress::Progress;
 
 /// Tokens of a branch, and branches of a pool, that an inspection shows.
 const INSPECTED: (usize, usize) = (8, 3);

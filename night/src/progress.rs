@@ -1,25 +1,14 @@
-//! How far a night is.
+//! How far a worker is.
 
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
+use laser_schema::Progress;
 use laser_worker::error::WorkerError;
 use laser_worker::progress::Progress as WorkerProgress;
 
 /// Between two updates of a worker's figures.
 const TICK: Duration = Duration::from_millis(200);
-
-/// Whoever shows how far a night is.
-pub trait Progress: Send {
-    /// A stage begins; the one before is over.
-    fn stage(&mut self, name: &str);
-
-    /// The stage has come to `done` of `total`, if that is known; `detail` says how.
-    fn update(&mut self, done: u64, total: Option<u64>, detail: &str);
-
-    /// The stage has ended with this result.
-    fn finish_with(&mut self, result: &str);
-}
 
 /// Drives a worker to its end and shows what it generates, of `rows` if that is known.
 pub(crate) async fn show_work<G>(

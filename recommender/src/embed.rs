@@ -4,16 +4,15 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
 use arrow::datatypes::{DataType, Field, Schema};
-use laser_schema::EntityId;
 use laser_schema::entity::IdType;
 use laser_schema::interactions::InteractionTable;
+use laser_schema::{EntityId, Progress};
 use laser_store::interactions::{Interactions, Needs};
 use laser_store::{Location, table};
 use serde::Serialize;
 
 use crate::lightgcn::{CUTOFF, EmbedConfig, Epoch, Trained, train};
 use crate::ranking::{Event, Holdout, RankingQuality};
-use crate::{Progress, Watch};
 
 /// The footer's key for how embeddings came to be.
 const FOOTER: &str = "laser.embed";
@@ -49,12 +48,12 @@ pub async fn embed(
     table: &InteractionTable,
     config: &EmbedConfig,
     output: &str,
-    watch: &mut Watch<'_>,
+    progress: &mut dyn Progress,
 ) -> Result<Embedded> {
     let output = Location::parse(output)?;
     let interactions = read(table, config).await?;
     let data = hold_out(&interactions, config, 0.0);
-    let trained = train_model("LightGCN", &data, config, watch)?;
+    let trained = train_model("LightGCN", &data, config, progress)?;
     let all = [data.train.as_slice(), &data.validation].concat();
     let embeddings = trained.embeddings(&data, &all);
     let footer = serde_json::to_string(&serde_json::json!({
@@ -123,20 +122,25 @@ pub(crate) fn split_name(data: &Holdout) -> &'static str {
 }
 
 /// Trains as a stage of its own.
-pub(crate) fn train_model(name: &str, data: &Holdout, config: &EmbedConfig, watch: &mut Watch<'_>) -> Result<Trained> {
-    watch(Progress::Stage(name));
+pub(crate) fn train_model(
+    name: &str,
+    data: &Holdout,
+    config: &EmbedConfig,
+    progress: &mut dyn Progress,
+) -> Result<Trained> {
+    progress.stage(name);
     let epochs = config.epochs as u64;
-    let mut progress = |epoch: Epoch| {
+    let mut told = |epoch: Epoch| {
         let recall = epoch.validation.map(|validation| format!(", recall@{CUTOFF} {:.4}", validation.recall));
         let message = format!("loss {:.4}{}", epoch.loss, recall.unwrap_or_default());
-        watch(Progress::Update { done: epoch.epoch as u64, total: Some(epochs), message: &message });
+        progress.update(epoch.epoch as u64, Some(epochs), &message);
     };
     // Minutes on all cores: other tasks of this thread move to another one.
-    let trained = tokio::task::block_in_place(|| train(data, config, &mut progress))?;
-    watch(Progress::Finished(&format!(
+    let trained = tokio::task::block_in_place(|| train(data, config, &mut told))?;
+    progress.finish_with(&format!(
         "recall@{CUTOFF} {:.4} in epoch {} of {}",
         trained.validation.recall, trained.epoch, trained.epochs
-    )));
+    ));
     Ok(trained)
 }
 

@@ -26,24 +26,3 @@ pub struct Embeddings {
     /// One row per item, row-major.
     pub items: Vec<f32>,
 }
-
-/// Tells how far a pass is.
-#[derive(Debug, Clone, Copy)]
-pub enum Progress<'a> {
-    /// A stage begins; the one before is over.
-    Stage(&'a str),
-    /// The stage has come to `done` of `total`.
-    Update {
-        /// How much is done.
-        done: u64,
-        /// How much there is, if that is known.
-        total: Option<u64>,
-        /// A word on how it goes.
-        message: &'a str,
-    },
-    /// The stage is over, with this outcome.
-    Finished(&'a str),
-}
-
-/// Is told how far a pass is.
-pub type Watch<'a> = dyn FnMut(Progress<'_>) + Send + 'a;

@@ -69,7 +69,7 @@ fn draw(height: u32, paint: impl FnOnce(&Area<'_>) -> Result<()>) -> Result<Opti
     Ok(Some(Drawing { width: WIDTH, height, body }))
 }
 
-fn failed(error: impl Display) -> anyhow::Error {
+pub(crate) fn failed(error: impl Display) -> anyhow::Error {
     anyhow!("the chart cannot be drawn: {error}")
 }
 

@@ -75,7 +75,7 @@ struct KindReport<'a> {
     depths: Vec<Line>,
     proposers: Vec<Share>,
     lengths: Option<Histogram>,
-    /// Of this run's texts and of the plain ones.
+    /// The lengths of this run's texts and of the plain ones.
     audited_lengths: Option<Histogram>,
     similarities: Option<Histogram>,
     /// Tonight's texts by why they ended.
@@ -83,7 +83,7 @@ struct KindReport<'a> {
     samples: Vec<Sample<'a>>,
 }
 
-/// What the generation of some texts came to.
+/// The speed at which some texts were generated.
 #[derive(Debug, Serialize)]
 struct Speed {
     texts: u64,
@@ -109,7 +109,7 @@ struct PoolRow {
     distinct: [Option<f64>; 3],
     mean_log_probability: Option<f64>,
     similarity: Option<f64>,
-    /// What the guards found, if there are any.
+    /// The guards' findings, if any are set.
     guards: Option<String>,
 }
 
@@ -380,7 +380,8 @@ fn by_depth(counts: &[u64]) -> Vec<f64> {
     depths.map(|depth| ratio(reached(depth) as f64, forwards as f64)).collect()
 }
 
-/// Of all pools, and of as many of the largest as there are colours; none if no draft was accepted.
+/// Returns a line for all pools and one for each of the largest, as far as there are colours; none if no draft was
+/// accepted.
 fn depths(all: &[u64], pools: &BTreeMap<String, Vec<u64>>) -> Vec<Line> {
     let all = by_depth(all);
     if all.first().is_none_or(|share| *share <= 0.0) {

@@ -32,7 +32,7 @@ pub(crate) struct Night {
     pub(crate) kinds: Vec<KindNight>,
     /// Whether the run's own folder is there.
     pub(crate) has_plan: bool,
-    /// What followed what, by the store's clock; empty where that is not known.
+    /// The order of events by the store's clock; empty if unknown.
     pub(crate) timeline: Vec<Stage>,
 }
 
@@ -44,7 +44,7 @@ pub(crate) struct Stage {
     pub(crate) to: f64,
 }
 
-/// What was published of one kind.
+/// The published data of one kind.
 #[derive(Debug)]
 pub(crate) struct KindNight {
     pub(crate) manifest: Manifest,
@@ -56,7 +56,7 @@ pub(crate) struct KindNight {
     pub(crate) errors: Errors,
 }
 
-/// What the parts of a kind hold.
+/// Counts over the parts of a kind.
 #[derive(Debug, Default)]
 pub(crate) struct Texts {
     /// Texts by their tokens.
@@ -68,7 +68,7 @@ pub(crate) struct Texts {
     pub(crate) shards: Vec<ShardLine>,
 }
 
-/// What one shard took.
+/// The work of one shard.
 #[derive(Debug, Serialize)]
 pub(crate) struct ShardLine {
     pub(crate) shard: u32,
@@ -81,7 +81,7 @@ pub(crate) struct ShardLine {
     pub(crate) worker: String,
 }
 
-/// What the audits of a kind hold.
+/// Counts over the audits of a kind.
 #[derive(Debug, Default)]
 pub(crate) struct Audited {
     /// Texts by their tokens, plainly.

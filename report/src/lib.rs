@@ -1,4 +1,4 @@
-//! `laser report`: a published night as one HTML page that needs nothing else.
+//! `laser report`: a published night as one HTML page that needs nothing else; and the charts of benchmarks.
 //!
 //! What is told comes from the published folders and, where it is still there, from the run's own folder: its plan,
 //! its audits, and the times at which the store got its files. Parts are read one at a time.
@@ -7,10 +7,13 @@ mod chart;
 mod data;
 mod format;
 mod gather;
+mod line_chart;
 mod page;
 
 use anyhow::Result;
 use laser_store::Location;
+
+pub use line_chart::LineChart;
 
 /// Writes the page of the night in `dir`, an output's root or one published folder, to `file` and returns its URL.
 ///

@@ -10,13 +10,13 @@ use serde::{Deserialize, Serialize};
 use crate::entity::EntityId;
 use crate::knowledge::{Figures, ratio};
 
-/// What the audit of a shard measured: the same rows, plainly and with speculation, in one process,
+/// The measurements of a shard's audit: the same rows, plainly and with speculation, in one process,
 /// in turns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuditReport {
     /// Texts compared.
     pub texts: u64,
-    /// Of these: texts that are the same token for token.
+    /// How many of them are the same token for token.
     pub identical: u64,
     /// Tokens of the plain texts.
     pub plain_tokens: u64,
@@ -68,11 +68,11 @@ impl AuditReport {
     }
 }
 
-/// What an audit shard came to. Its JSON is that of the [`AuditReport`] with `pairs`; audits of earlier versions have
+/// The output of an audit shard. Its JSON is that of the [`AuditReport`] with `pairs`; audits of earlier versions have
 /// none.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Audit {
-    /// What was measured.
+    /// The measurements.
     #[serde(flatten)]
     pub report: AuditReport,
     /// Sums over the texts with speculation.
@@ -88,13 +88,13 @@ pub struct Audit {
 pub struct AuditedText {
     /// The entity.
     pub entity_id: EntityId,
-    /// What plain greedy decoding gives.
+    /// The text of plain greedy decoding.
     pub plain: String,
     /// Its tokens, with the end-of-text token where there is one.
     pub plain_tokens: u64,
     /// Tokens of the text with speculation.
     pub tokens: u64,
-    /// Of these: accepted though not the argmax.
+    /// How many of them were accepted though not the argmax.
     pub relaxed: u64,
     /// Tokens by who proposed them.
     pub proposed: BTreeMap<Proposer, u64>,

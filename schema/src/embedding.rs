@@ -42,7 +42,7 @@ pub struct EncoderInfo {
     pub normalise: bool,
     /// Tokens of a text that are read, special tokens included; the rest is cut off.
     pub max_tokens: usize,
-    /// What stands before every text.
+    /// The words put before every text.
     pub prefix: String,
     /// Whether texts are turned to lower case before they reach the tokenizer.
     pub lower_case: bool,
@@ -60,16 +60,16 @@ impl EncoderInfo {
 /// The embeddings that a run's output has: part of its plan.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingSpec {
-    /// What makes them.
+    /// The encoder that makes them.
     pub encoder: EncoderInfo,
     /// The type of their column.
     pub layout: EmbeddingLayout,
 }
 
-/// What a part or a data set says of its embeddings.
+/// How the embeddings of a part or data set were made.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingInfo {
-    /// What made them, and the type of their column.
+    /// The encoder and the type of the column.
     #[serde(flatten)]
     pub spec: EmbeddingSpec,
     /// [`EncoderInfo::digest`].
@@ -79,7 +79,7 @@ pub struct EmbeddingInfo {
 }
 
 impl EmbeddingInfo {
-    /// Of embeddings such as `spec` says.
+    /// Describes embeddings made as `spec` says.
     pub fn new(spec: EmbeddingSpec, truncated: u64) -> Self {
         Self { encoder_digest: spec.encoder.digest(), spec, truncated }
     }

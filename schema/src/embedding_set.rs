@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::embedding::EmbeddingInfo;
 use crate::entity::{EntityId, Kind};
 use crate::layout::DataSet;
-use crate::manifest::{Details, Manifest, Source};
+use crate::manifest::{Details, Source};
 
 /// An entity of a part; its embedding stands in a column of its own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -31,20 +31,17 @@ pub struct EmbeddingPart {
     pub kind: Kind,
     /// The version of Laser that wrote it.
     pub writer: String,
-    /// What made the embeddings, and how many texts it cut off.
+    /// The encoder, and how many texts it cut off.
     pub embedding: EmbeddingInfo,
 }
 
-/// A manifest of embeddings. `created` is when the newest of the texts was generated or, where that is not known, when
-/// their file was written.
-pub type EmbeddingManifest = Manifest<EmbeddingSet>;
-
-/// The details of a manifest of embeddings.
+/// The details of a manifest of embeddings, whose `created` is when the newest of the texts was generated or, where
+/// that is not known, when their file was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingSet {
     /// Where the texts are from.
     pub source: Source,
-    /// What made the embeddings, and how many texts it cut off.
+    /// The encoder, and how many texts it cut off.
     pub embedding: EmbeddingInfo,
 }
 

@@ -52,12 +52,10 @@ impl EntityId {
     ///
     /// # Errors
     /// If it is text that is no integer.
-    pub fn into_type(self, id_type: Option<IdType>) -> Result<Self, String> {
+    pub fn into_type(self, id_type: Option<IdType>) -> Result<Self, IdTypeError> {
         match (id_type, self) {
             (Some(IdType::String), Self::Int(id)) => Ok(Self::Text(id.to_string())),
-            (Some(IdType::Int64), Self::Text(id)) => {
-                id.parse().map(Self::Int).map_err(|_| format!("id {id:?} is not an int64, which id_type asks for"))
-            }
+            (Some(IdType::Int64), Self::Text(id)) => id.parse().map(Self::Int).map_err(|_| IdTypeError { id }),
             (_, id) => Ok(id),
         }
     }
@@ -78,6 +76,13 @@ impl fmt::Display for EntityId {
             Self::Text(id) => f.write_str(id),
         }
     }
+}
+
+/// An id that is not of the type asked for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("id {id:?} is not an int64, which id_type asks for")]
+pub struct IdTypeError {
+    id: String,
 }
 
 /// One interaction of a history: named fields (title, genres, …) with the two that Laser itself reads.

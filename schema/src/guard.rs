@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::audit::AuditReport;
 use crate::knowledge::Figures;
 
-/// What follows from a breach.
+/// The consequence of a breach.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GuardAction {
@@ -29,7 +29,7 @@ pub enum GuardAction {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Guards {
-    /// What follows from a breach.
+    /// The consequence of a breach.
     pub action: GuardAction,
     /// A pool of fewer texts is not judged: the figures of a few texts are chance.
     pub min_texts: u64,
@@ -83,7 +83,7 @@ pub struct Breach {
     pub guard: String,
     /// Its value.
     pub limit: f64,
-    /// What was measured.
+    /// The measured value.
     pub found: f64,
 }
 
@@ -99,7 +99,7 @@ impl fmt::Display for Breach {
     }
 }
 
-/// What was found about a pool.
+/// The findings about a pool.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
     /// The texts that it rests on.
@@ -115,7 +115,7 @@ pub struct Verdict {
 pub struct GuardReport {
     /// The bounds.
     pub guards: Guards,
-    /// What was found.
+    /// The breaches.
     pub pools: BTreeMap<String, Verdict>,
 }
 

@@ -7,7 +7,7 @@ use crate::digest::Digest;
 use crate::entity::EntityId;
 use crate::knowledge::ratio;
 use crate::layout::DataSet;
-use crate::manifest::{Details, Manifest, Source};
+use crate::manifest::{Details, Source};
 
 /// The version of the codebook's file.
 pub const CODEBOOK_VERSION: u32 = 1;
@@ -28,10 +28,7 @@ pub struct IdRecord {
     pub created_timestamp: Timestamp,
 }
 
-/// A manifest of knowledge ids. `created` is when the codebook was made.
-pub type IdsManifest = Manifest<IdSet>;
-
-/// The details of a manifest of knowledge ids.
+/// The details of a manifest of knowledge ids, whose `created` is when the codebook was made.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct IdSet {
     /// Where the embeddings are from.
@@ -53,7 +50,7 @@ impl Details for IdSet {
 pub struct CodebookEntry {
     /// Digest of the file's bytes.
     pub digest: Digest,
-    /// What the file says about itself.
+    /// The codebook's own description.
     #[serde(flatten)]
     pub info: CodebookInfo,
 }
@@ -81,7 +78,7 @@ pub struct CodebookInfo {
     pub levels: usize,
     /// How many centroids, and so ids, there are at each place.
     pub clusters: usize,
-    /// Of the sample and of the first centroids.
+    /// The seed of the sample and of the first centroids.
     pub seed: u64,
     /// How many embeddings it was fitted on.
     pub fitted_on: u64,
@@ -109,9 +106,9 @@ pub struct Churn {
     pub previous: String,
     /// Entities of that night that were looked at: all, or a seeded sample.
     pub looked_at: u64,
-    /// Of these: still there tonight.
+    /// How many of them are still there tonight.
     pub common: u64,
-    /// Of the common: with any other id.
+    /// How many of the common ones have any other id.
     pub changed: u64,
     /// The same by place in `knowledge_ids`.
     pub changed_by_place: Vec<u64>,

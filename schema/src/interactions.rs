@@ -46,18 +46,6 @@ pub enum SplitBy {
     User,
 }
 
-impl FromStr for SplitBy {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "time" => Ok(Self::Time),
-            "user" => Ok(Self::User),
-            _ => Err(format!("{text:?} is neither time nor user")),
-        }
-    }
-}
-
 /// Where interactions are divided by time: `0.8` is before the last fifth, `1998-03-01` (or the timestamp as a number
 /// from 1) an instant.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -119,7 +107,7 @@ impl fmt::Display for Until {
 impl Until {
     /// The first instant that is not before the division, for each of `users`; `times` are users and timestamps.
     ///
-    /// Of n sorted timestamps a share s divides at the one of index ⌊n s⌋, so that what has the same timestamp is on
+    /// A share s divides n sorted timestamps at the one of index ⌊n s⌋, so that what has the same timestamp is on
     /// one side, the later one. A user without any is divided where nothing is before.
     pub fn instants(self, by: SplitBy, users: usize, times: impl Iterator<Item = (u32, f64)>) -> Vec<f64> {
         let share = match self {

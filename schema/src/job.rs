@@ -58,7 +58,7 @@ impl fmt::Display for Policy {
 /// Each record names its pool by digest all the same.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Spec {
-    /// What runs the model: `tree`, `mistralrs` or `simulated`.
+    /// The engine that runs the model: `tree`, `mistralrs` or `simulated`.
     pub engine: String,
     /// Digest of the weights.
     pub model: Digest,
@@ -83,7 +83,7 @@ impl Spec {
     }
 }
 
-/// What is to be done with a shard.
+/// The work on a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Action {
@@ -101,7 +101,7 @@ pub enum Action {
 pub struct ShardJob {
     /// The shard's number in its run.
     pub shard: u32,
-    /// What to do.
+    /// The work to do.
     pub action: Action,
     /// Users or items.
     pub kind: Kind,
@@ -143,11 +143,11 @@ pub struct ShardRow {
 pub struct KindCounts {
     /// All entities of the input.
     pub entities: u64,
-    /// Of these: unchanged, carried forward.
+    /// How many of them are unchanged and carried forward.
     pub carried: u64,
-    /// Of these: to be generated.
+    /// How many of them are to be generated.
     pub generate: u64,
-    /// Of these: failed while planning.
+    /// How many of them failed while planning.
     pub failed: u64,
     /// Prompt tokens to be processed.
     pub prompt_tokens: u64,
@@ -162,13 +162,13 @@ pub struct Plan {
     pub run: String,
     /// The night.
     pub date: Date,
-    /// What texts are acceptable.
+    /// Which texts are acceptable.
     pub spec: Spec,
     /// Where the pools are: below the output's root, or a URL.
     pub pools: String,
     /// Digest of the pool set.
     pub pool_digest: Digest,
-    /// What the engines' time costs, if that was configured when the run was planned.
+    /// The price of the engines' time, if one was configured when the run was planned.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
     /// The bounds that a pool's audit must keep before its texts are generated as the specification says; those of a
@@ -181,7 +181,7 @@ pub struct Plan {
     pub embedding: Option<EmbeddingSpec>,
     /// The type of each kind's ids.
     pub ids: BTreeMap<Kind, IdType>,
-    /// What there is to do.
+    /// The work to do.
     pub counts: BTreeMap<Kind, KindCounts>,
     /// The work.
     pub shards: Vec<ShardJob>,
@@ -194,13 +194,13 @@ impl Plan {
     }
 }
 
-/// What the engines' time costs.
+/// The price of the engines' time.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Price {
-    /// Of one engine (a GPU) for an hour.
+    /// The price of one engine (a GPU) for an hour.
     pub gpu_hour: f64,
-    /// What `gpu_hour` counts.
+    /// The currency of `gpu_hour`.
     #[serde(default = "Price::default_currency")]
     pub currency: String,
 }
@@ -210,7 +210,7 @@ impl Price {
         "USD".to_owned()
     }
 
-    /// What `seconds` of one engine cost.
+    /// Returns the price of `seconds` of one engine.
     pub fn of_seconds(&self, seconds: f64) -> f64 {
         seconds / 3600.0 * self.gpu_hour
     }

@@ -71,7 +71,7 @@ pub struct ErrorRecord {
     pub entity_id: EntityId,
     /// Where it failed: `plan` or `generate`.
     pub stage: String,
-    /// What went wrong.
+    /// The fault.
     pub reason: String,
 }
 
@@ -105,7 +105,7 @@ pub struct Figures {
     /// Runs of one, two and three tokens within the texts.
     #[serde(default)]
     pub ngrams: [u64; 3],
-    /// Of these: distinct within their text.
+    /// How many of them are distinct within their text.
     #[serde(default)]
     pub distinct_ngrams: [u64; 3],
     /// Sum of the natural-log probabilities of the tokens; 0 where the engine tells none.
@@ -240,7 +240,7 @@ pub struct PartInfo {
     pub attempt: String,
     /// Rows.
     pub rows: u64,
-    /// Of these: carried forward rather than generated.
+    /// How many of them were carried forward, not generated.
     pub carried: u64,
     /// When the newest of the texts was generated; none without rows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -249,7 +249,7 @@ pub struct PartInfo {
     pub errors: Vec<ErrorRecord>,
     /// Sums over the generated rows, by pool.
     pub figures: BTreeMap<String, Figures>,
-    /// Of the column of embeddings, where there is one.
+    /// How the embeddings were made, if there is a column of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingInfo>,
 }

@@ -70,8 +70,8 @@ pub fn name_date(name: &str) -> Option<Date> {
     is_digest.then(|| date.parse().ok())?
 }
 
-/// What a run was begun with where its configuration leaves that open. Nights that are published and pools that are
-/// promoted while it is under way change nothing any more.
+/// The choices that a run was begun with where its configuration leaves them open. Nights that are published and pools
+/// that are promoted while it is under way change nothing any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pins {
     /// The published folders that `latest` stands for, below the output's root; none on a first night.

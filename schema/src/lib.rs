@@ -16,9 +16,11 @@ pub mod job;
 pub mod knowledge;
 pub mod layout;
 pub mod manifest;
+pub mod progress;
 pub mod sample;
 
 pub use device::DeviceOption;
 pub use digest::Digest;
 pub use embedding::{EmbeddingLayout, EmbeddingSpec, Embeddings, EncoderInfo, Pooling};
 pub use entity::{Columns, Entity, EntityId, EntityTable, Interaction, Kind};
+pub use progress::Progress;

@@ -113,7 +113,7 @@ pub struct Source {
 /// The details of a manifest of texts: how they came to be, how good they are, and what they cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profiles {
-    /// What texts were acceptable.
+    /// Which texts were acceptable.
     pub spec: Spec,
     /// Its digest.
     pub spec_digest: Digest,
@@ -129,13 +129,13 @@ pub struct Profiles {
     pub figures: BTreeMap<String, Figures>,
     /// Plain decoding against speculation on the audit sample, by pool.
     pub audit: BTreeMap<String, AuditReport>,
-    /// What the guards found, where there are some.
+    /// The guards' findings, if any are set.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guards: Option<GuardReport>,
-    /// What it cost, where the plan has a price.
+    /// The cost, if the plan has a price.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost: Option<Cost>,
-    /// What made the embeddings, where the parts have them, and how many texts it cut off.
+    /// The encoder and how many texts it cut off, if the parts have embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingInfo>,
 }
@@ -144,10 +144,10 @@ impl Details for Profiles {
     const DATA_SET: DataSet = DataSet::Profiles;
 }
 
-/// What the texts of a folder cost: time of engines that had a shard in hand, not of idle ones.
+/// The cost of a folder's texts: time of engines that had a shard in hand, not of idle ones.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cost {
-    /// What the engines' time costs.
+    /// The price of the engines' time.
     pub price: Price,
     /// Seconds of all engines that went into the texts.
     pub gpu_seconds: f64,

@@ -21,7 +21,7 @@ pub enum CacheError {
     Folder {
         /// The file or folder.
         path: PathBuf,
-        /// What went wrong.
+        /// The system's error.
         source: io::Error,
     },
 }
@@ -47,9 +47,6 @@ impl Cache {
     }
 
     /// The local copy of a file whose content `digest` names.
-    ///
-    /// # Errors
-    /// [`CacheError`].
     pub async fn file(&self, from: &Location, digest: &Digest) -> Result<PathBuf, CacheError> {
         let path = self.folder.join(digest.to_string());
         if touch(&path).is_ok() {
@@ -64,9 +61,6 @@ impl Cache {
     }
 
     /// The local copy of a folder, as it is listed now.
-    ///
-    /// # Errors
-    /// [`CacheError`].
     pub async fn folder(&self, from: &Location) -> Result<PathBuf, CacheError> {
         let listed = from.list().await?;
         if listed.is_empty() {

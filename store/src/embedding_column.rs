@@ -2,68 +2,70 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, FixedSizeListArray, Float32Array, ListArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, FixedSizeListArray, Float32Array, ListArray, RecordBatch};
 use arrow::buffer::OffsetBuffer;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, FieldRef, Float32Type, Schema, SchemaRef};
 use laser_schema::embedding::{EMBEDDING_COLUMN, EmbeddingLayout, Embeddings};
 
-/// The column of vectors of `dimensions` values. No nulls.
+use crate::batch::BatchError;
+
+/// Returns the column of vectors of `dimensions` values. No nulls.
 pub fn field(layout: EmbeddingLayout, dimensions: usize) -> Field {
-    let item = Arc::new(Field::new("item", DataType::Float32, false));
     let list = match layout {
-        EmbeddingLayout::Fixed => DataType::FixedSizeList(item, i32::try_from(dimensions).unwrap_or(i32::MAX)),
-        EmbeddingLayout::List => DataType::List(item),
+        EmbeddingLayout::Fixed => DataType::FixedSizeList(item(), size(dimensions)),
+        EmbeddingLayout::List => DataType::List(item()),
     };
     Field::new(EMBEDDING_COLUMN, list, false)
 }
 
-/// `schema` with the column of embeddings at its end.
+fn item() -> FieldRef {
+    Arc::new(Field::new("item", DataType::Float32, false))
+}
+
+fn size(dimensions: usize) -> i32 {
+    i32::try_from(dimensions).unwrap_or(i32::MAX)
+}
+
+/// Returns `schema` with the column of embeddings at its end.
 pub fn append_to(layout: EmbeddingLayout, schema: &Schema, dimensions: usize) -> SchemaRef {
     let fields = schema.fields().iter().cloned();
     let embedding = Arc::new(field(layout, dimensions));
     Arc::new(Schema::new(fields.chain([embedding]).collect::<Vec<_>>()))
 }
 
-/// Rows of `embeddings` as the column's array.
+/// Returns rows of `embeddings` as the column's array.
 pub(crate) fn array(
     layout: EmbeddingLayout,
     embeddings: &Embeddings,
     rows: std::ops::Range<usize>,
-) -> Result<ArrayRef, String> {
+) -> Result<ArrayRef, BatchError> {
     let dimensions = embeddings.dimensions();
     let values = &embeddings.values()[rows.start * dimensions..rows.end * dimensions];
-    let values: ArrayRef = Arc::new(Float32Array::from(values.to_vec()));
-    let array: Result<ArrayRef, _> = match field(layout, dimensions).data_type() {
-        DataType::FixedSizeList(item, size) => {
-            FixedSizeListArray::try_new(item.clone(), *size, values, None).map(|array| Arc::new(array) as ArrayRef)
+    let values = Arc::new(Float32Array::from(values.to_vec()));
+    Ok(match layout {
+        EmbeddingLayout::Fixed => Arc::new(FixedSizeListArray::try_new(item(), size(dimensions), values, None)?),
+        EmbeddingLayout::List => {
+            let offsets = OffsetBuffer::from_lengths(std::iter::repeat_n(dimensions, rows.len()));
+            Arc::new(ListArray::try_new(item(), offsets, values, None)?)
         }
-        DataType::List(item) => {
-            let lengths = std::iter::repeat_n(dimensions, rows.len());
-            let offsets = OffsetBuffer::from_lengths(lengths);
-            ListArray::try_new(item.clone(), offsets, values, None).map(|array| Arc::new(array) as ArrayRef)
-        }
-        other => return Err(format!("{other} is no list")),
-    };
-    array.map_err(|e| e.to_string())
+    })
 }
-/// The embeddings of a batch, appended to `embeddings`, and the batch without them.
-pub(crate) fn split(batch: &RecordBatch, embeddings: &mut Embeddings) -> Result<RecordBatch, String> {
-    let index = batch.schema().index_of(EMBEDDING_COLUMN).map_err(|e| e.to_string())?;
+
+/// Appends the embeddings of a batch to `embeddings` and returns the batch without them.
+pub(crate) fn split(batch: &RecordBatch, embeddings: &mut Embeddings) -> Result<RecordBatch, BatchError> {
     let mut rest = batch.clone();
-    let column = rest.remove_column(index);
+    let column = rest.remove_column(batch.schema().index_of(EMBEDDING_COLUMN)?);
     let dimensions = embeddings.dimensions();
-    let wrong = || format!("column {EMBEDDING_COLUMN:?}: expected lists of {dimensions} float32 values");
+    let wrong = || BatchError::Embedding(dimensions);
     for row in 0..column.len() {
         let values = match column.data_type() {
-            _ if column.is_null(row) => return Err(wrong()),
-            DataType::FixedSizeList(..) => {
-                column.as_any().downcast_ref::<FixedSizeListArray>().map(|list| list.value(row))
-            }
-            DataType::List(_) => column.as_any().downcast_ref::<ListArray>().map(|list| list.value(row)),
+            _ if column.is_null(row) => None,
+            DataType::FixedSizeList(..) => column.as_fixed_size_list_opt().map(|list| list.value(row)),
+            DataType::List(_) => column.as_list_opt::<i32>().map(|list| list.value(row)),
             _ => None,
         };
         let values = values.ok_or_else(wrong)?;
-        let values = values.as_any().downcast_ref::<Float32Array>();
+        let values = values.as_primitive_opt::<Float32Type>();
         let values = values.filter(|values| values.len() == dimensions && values.null_count() == 0);
         embeddings.push(values.ok_or_else(wrong)?.values());
     }

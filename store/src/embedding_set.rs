@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use laser_schema::embedding::Embeddings;
 use laser_schema::embedding_set::{EmbeddedEntity, EmbeddingPart};
 
+use crate::batch::from_batch;
 use crate::embedding_column;
 use crate::sealed::{self, SealedTable};
 use crate::table::{self, TableError};
@@ -16,10 +17,9 @@ pub(crate) const PART_KEY: &str = "laser.embeddings";
 
 /// The columns of a part but for the embeddings, which come last. No nulls anywhere.
 pub fn embedded_schema(id: DataType, has_created: bool) -> SchemaRef {
-    let timestamp = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
-    let mut fields = vec![Field::new("entity_id", id, false), Field::new("event_timestamp", timestamp(), false)];
+    let mut fields = vec![Field::new("entity_id", id, false), Field::new("event_timestamp", table::timestamp(), false)];
     if has_created {
-        fields.push(Field::new("created_timestamp", timestamp(), false));
+        fields.push(Field::new("created_timestamp", table::timestamp(), false));
     }
     Arc::new(Schema::new(fields))
 }
@@ -36,9 +36,8 @@ pub fn encode_embeddings(
 ) -> Result<Bytes, TableError> {
     let id = rows.first().map_or(DataType::Int64, |row| table::id_type(row.entity_id.id_type()));
     let has_created = rows.iter().any(|row| row.created_timestamp.is_some());
-    let footer = serde_json::to_string(part).unwrap_or_default();
     let embedded = Some((embeddings, part.embedding.spec.layout));
-    sealed::encode(name, embedded_schema(id, has_created), rows, embedded, (PART_KEY, footer))
+    sealed::encode(name, embedded_schema(id, has_created), rows, embedded, (PART_KEY, part))
 }
 
 /// Decodes a part but for its embeddings; it must be as it was written.
@@ -50,8 +49,8 @@ pub fn decode_embeddings(name: &str, bytes: Bytes) -> Result<(Vec<EmbeddedEntity
     let part = check_embeddings(&table)?;
     let mut rows = Vec::new();
     for batch in table.batches(&["entity_id", "event_timestamp", "created_timestamp"])? {
-        let batch = table::from_batch(&batch?);
-        rows.extend(batch.map_err(|reason| table.unreadable(reason))?);
+        let batch = from_batch(&batch?);
+        rows.extend(batch.map_err(|e| table.unreadable(e.to_string()))?);
     }
     Ok((rows, part))
 }

@@ -8,7 +8,7 @@ use laser_schema::{Columns, Entity, EntityId, EntityTable, Interaction, Kind};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 
-use crate::rows::{RowError, RowReader, id_value};
+use crate::rows::{RowError, RowReader, ValueError, id_value};
 use crate::table::{Select, is_list};
 
 /// Reads one table in batches of entities, checking each row.
@@ -22,17 +22,11 @@ pub struct EntityReader {
 
 impl EntityReader {
     /// Opens the table and checks that its columns are there and of the right type.
-    ///
-    /// # Errors
-    /// See [`RowError`].
     pub async fn open(table: &EntityTable) -> Result<Self, RowError> {
         Self::open_columns(table, Select::All).await
     }
 
     /// Opens the table for the ids and kinds alone; of Parquet nothing else is read.
-    ///
-    /// # Errors
-    /// See [`RowError`].
     pub async fn open_ids(table: &EntityTable) -> Result<Self, RowError> {
         let columns = [table.columns.id.as_str(), table.columns.kind.as_str()];
         Self::open_columns(table, Select::Only(&columns)).await
@@ -40,9 +34,6 @@ impl EntityReader {
 
     /// Opens the table for all but what histories tell: of Parquet they are counted for [`Entity::interactions`], and
     /// [`Entity::history`] is empty.
-    ///
-    /// # Errors
-    /// See [`RowError`].
     pub async fn open_counting(table: &EntityTable) -> Result<Self, RowError> {
         let history = &table.columns.history;
         let mut reader = Self::open_columns(table, Select::Counting(history)).await?;
@@ -50,16 +41,6 @@ impl EntityReader {
         let field = schema.and_then(|schema| schema.field_with_name(history).ok());
         reader.counts = field.is_some_and(|field| is_list(field.data_type()));
         Ok(reader)
-    }
-
-    /// Opens the table for ids, kinds and embeddings; of Parquet nothing else is read.
-    ///
-    /// # Errors
-    /// See [`RowError`].
-    pub async fn open_embeddings(table: &EntityTable) -> Result<Self, RowError> {
-        let names = &table.columns;
-        let columns = [&names.id, &names.kind, &names.embedding].map(String::as_str);
-        Self::open_columns(table, Select::Only(&columns)).await
     }
 
     async fn open_columns(table: &EntityTable, columns: Select<'_>) -> Result<Self, RowError> {
@@ -98,6 +79,7 @@ fn check_columns(table: &EntityTable, names: &[String]) -> Result<(), RowError> 
             return Err(RowError::MissingColumn {
                 file: table.path.clone(),
                 column: column.clone(),
+                section: "input.columns",
                 key,
                 available: names.join(", "),
             });
@@ -131,7 +113,7 @@ fn check_types(table: &EntityTable, schema: &arrow::datatypes::Schema) -> Result
     })
 }
 
-fn to_entity(mut row: Map<String, Value>, table: &EntityTable, counts: bool) -> Result<Entity, String> {
+fn to_entity(mut row: Map<String, Value>, table: &EntityTable, counts: bool) -> Result<Entity, ValueError> {
     let columns = &table.columns;
     let id = to_id(row.remove(&columns.id), columns)?;
     let kind = to_kind(row.remove(&columns.kind), table)?;
@@ -151,43 +133,37 @@ fn to_entity(mut row: Map<String, Value>, table: &EntityTable, counts: bool) -> 
     Ok(Entity { id, kind, interactions: interactions.unwrap_or(0).max(length), attributes, history, embedding })
 }
 
-fn to_id(value: Option<Value>, columns: &Columns) -> Result<EntityId, String> {
-    id_value(value, &columns.id, "entity")?.into_type(columns.id_type)
+fn to_id(value: Option<Value>, columns: &Columns) -> Result<EntityId, ValueError> {
+    Ok(id_value(value, &columns.id, "entity")?.into_type(columns.id_type)?)
 }
 
-fn to_kind(value: Option<Value>, table: &EntityTable) -> Result<Kind, String> {
-    let kind = match value.unwrap_or_default() {
-        Value::Null => None,
-        Value::String(kind) if kind == "user" => Some(Kind::User),
-        Value::String(kind) if kind == "item" => Some(Kind::Item),
-        found => {
-            return Err(format!("column {:?} is {found}; expected user or item", table.columns.kind));
-        }
-    };
-    kind.or(table.kind).ok_or_else(|| format!("column {:?} is empty; expected user or item", table.columns.kind))
+fn to_kind(value: Option<Value>, table: &EntityTable) -> Result<Kind, ValueError> {
+    let wrong = |found| ValueError::new(&table.columns.kind, found, "expected user or item");
+    match value.unwrap_or_default() {
+        Value::Null => table.kind.ok_or_else(|| wrong("is empty".to_owned())),
+        found => serde_json::from_value(found.clone()).map_err(|_| wrong(format!("is {found}"))),
+    }
 }
 
-/// A cell that holds JSON text (CSV, or a string column) is read as what the text says.
-fn parse_json_text(value: Value) -> Result<Value, String> {
-    match value {
+/// Reads a cell that holds JSON text (CSV, or a string column) as what the text says; a missing one is null.
+fn parse_json_text(value: Option<Value>) -> Result<Value, String> {
+    match value.unwrap_or_default() {
         Value::String(text) => serde_json::from_str(&text).map_err(|e| format!("text that is not JSON ({e})")),
         value => Ok(value),
     }
 }
 
-fn to_history(value: Option<Value>, columns: &Columns) -> Result<Vec<Interaction>, String> {
+fn to_history(value: Option<Value>, columns: &Columns) -> Result<Vec<Interaction>, ValueError> {
     let wrong = |found: String| {
-        format!("column {:?} holds {found}; a history is a list of objects or of titles", columns.history)
+        ValueError::new(&columns.history, format!("holds {found}"), "a history is a list of objects or of titles")
     };
-    let elements = match value.map(parse_json_text).transpose().map_err(wrong)? {
-        None | Some(Value::Null) => return Ok(Vec::new()),
-        Some(Value::Array(elements)) => elements,
-        Some(other) => return Err(wrong(other.to_string())),
+    let elements = match parse_json_text(value).map_err(wrong)? {
+        Value::Null => return Ok(Vec::new()),
+        Value::Array(elements) => elements,
+        other => return Err(wrong(other.to_string())),
     };
-    let mut history = Vec::with_capacity(elements.len());
-    for element in elements {
-        history.push(to_interaction(element, columns).map_err(wrong)?);
-    }
+    let history = elements.into_iter().map(|element| to_interaction(element, columns).map_err(wrong));
+    let mut history: Vec<Interaction> = history.collect::<Result<_, _>>()?;
     if history.iter().all(|i| i.timestamp().is_some()) {
         // Stable: what happened at the same time stays in the table's order.
         history.sort_by(|a, b| a.timestamp().partial_cmp(&b.timestamp()).unwrap_or(std::cmp::Ordering::Equal));
@@ -217,24 +193,25 @@ fn to_interaction(element: Value, columns: &Columns) -> Result<Interaction, Stri
     }
 }
 
-fn to_count(value: Option<Value>, columns: &Columns) -> Result<Option<u64>, String> {
-    let wrong = |found: &Value| {
-        format!("column {:?} is {found}; a number of interactions is an integer from 0", columns.interactions)
+fn to_count(value: Option<Value>, columns: &Columns) -> Result<Option<u64>, ValueError> {
+    let value = value.unwrap_or_default();
+    let count = match &value {
+        Value::Null => return Ok(None),
+        Value::String(text) => text.parse().ok(),
+        value => value.as_u64(),
     };
-    match value {
-        None | Some(Value::Null) => Ok(None),
-        Some(Value::String(text)) => text.parse().map(Some).map_err(|_| wrong(&Value::String(text))),
-        Some(value) => value.as_u64().map(Some).ok_or_else(|| wrong(&value)),
-    }
+    let expected = "a number of interactions is an integer from 0";
+    count.map(Some).ok_or_else(|| ValueError::new(&columns.interactions, format!("is {value}"), expected))
 }
 
-/// The embedding in `column`: a list, or JSON text of one.
-pub(crate) fn parse_embedding(value: Option<Value>, column: &str) -> Result<Option<Vec<f32>>, String> {
-    let wrong = |found: String| format!("column {column:?} holds {found}; an embedding is a list of finite floats");
-    let values = match value.map(parse_json_text).transpose().map_err(wrong)? {
-        None | Some(Value::Null) => return Ok(None),
-        Some(Value::Array(values)) => values,
-        Some(other) => return Err(wrong(other.to_string())),
+/// Returns the embedding in `column`: a list, or JSON text of one.
+pub(crate) fn parse_embedding(value: Option<Value>, column: &str) -> Result<Option<Vec<f32>>, ValueError> {
+    let expected = "an embedding is a list of finite floats";
+    let wrong = |found: String| ValueError::new(column, format!("holds {found}"), expected);
+    let values = match parse_json_text(value).map_err(wrong)? {
+        Value::Null => return Ok(None),
+        Value::Array(values) => values,
+        other => return Err(wrong(other.to_string())),
     };
     let mut embedding = Vec::with_capacity(values.len());
     for (position, value) in values.iter().enumerate() {
@@ -245,13 +222,12 @@ pub(crate) fn parse_embedding(value: Option<Value>, column: &str) -> Result<Opti
     Ok(Some(embedding))
 }
 
-fn to_attributes(value: Option<Value>, columns: &Columns) -> Result<Map<String, Value>, String> {
-    let wrong = |found: String| {
-        format!("column {:?} holds {found}; attributes are a struct or a JSON object", columns.attributes)
-    };
-    match value.map(parse_json_text).transpose().map_err(wrong)? {
-        None | Some(Value::Null) => Ok(Map::new()),
-        Some(Value::Object(fields)) => Ok(fields.into_iter().filter(|(_, v)| !v.is_null()).collect()),
-        Some(other) => Err(wrong(other.to_string())),
+fn to_attributes(value: Option<Value>, columns: &Columns) -> Result<Map<String, Value>, ValueError> {
+    let expected = "attributes are a struct or a JSON object";
+    let wrong = |found: String| ValueError::new(&columns.attributes, format!("holds {found}"), expected);
+    match parse_json_text(value).map_err(wrong)? {
+        Value::Null => Ok(Map::new()),
+        Value::Object(fields) => Ok(fields.into_iter().filter(|(_, v)| !v.is_null()).collect()),
+        other => Err(wrong(other.to_string())),
     }
 }

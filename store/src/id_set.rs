@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use laser_schema::ids::IdRecord;
 use serde::Serialize;
@@ -15,13 +15,12 @@ const PART_KEY: &str = "laser.ids";
 
 /// The columns of a part for ids of a type. No nulls anywhere.
 pub fn ids_schema(id: DataType) -> SchemaRef {
-    let timestamp = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
     let item = Arc::new(Field::new("item", DataType::Int64, false));
     Arc::new(Schema::new(vec![
         Field::new("entity_id", id, false),
         Field::new("knowledge_ids", DataType::List(item), false),
-        Field::new("event_timestamp", timestamp(), false),
-        Field::new("created_timestamp", timestamp(), false),
+        Field::new("event_timestamp", table::timestamp(), false),
+        Field::new("created_timestamp", table::timestamp(), false),
     ]))
 }
 
@@ -31,14 +30,5 @@ pub fn ids_schema(id: DataType) -> SchemaRef {
 /// [`TableError::Row`] if ids are of mixed types.
 pub fn encode_ids(name: &str, rows: &[IdRecord], footer: &impl Serialize) -> Result<Bytes, TableError> {
     let id = rows.first().map_or(DataType::Int64, |row| table::id_type(row.entity_id.id_type()));
-    let footer = serde_json::to_string(footer).unwrap_or_default();
     sealed::encode(name, ids_schema(id), rows, None, (PART_KEY, footer))
-}
-
-/// Decodes a part.
-///
-/// # Errors
-/// [`TableError`] if the bytes are no such part.
-pub fn decode_ids(name: &str, bytes: Bytes) -> Result<Vec<IdRecord>, TableError> {
-    table::decode(name, bytes)
 }

@@ -7,10 +7,10 @@ use laser_schema::entity::seconds;
 use laser_schema::interactions::InteractionTable;
 use serde_json::{Map, Value};
 
-use crate::rows::{RowError, RowReader, id_value};
+use crate::rows::{RowError, RowReader, ValueError, id_value};
 use crate::table::Select;
 
-/// What a reader cannot do without, beside users and items.
+/// The columns that a reader needs besides users and items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Needs {
     /// Every row must have a rating.
@@ -43,38 +43,12 @@ pub struct Interactions {
     pub rows: Vec<InteractionRow>,
 }
 
-/// Why interactions could not be read.
-#[derive(Debug, thiserror::Error)]
-pub enum InteractionError {
-    /// The table, or one row of it.
-    #[error(transparent)]
-    Table(#[from] RowError),
-    /// A column that is needed is not there.
-    #[error("{file}: no column {column:?}; it has {available}. Set [interactions] {key} to the right name")]
-    MissingColumn {
-        /// The table.
-        file: String,
-        /// The column looked for.
-        column: String,
-        /// The configuration key that names it.
-        key: &'static str,
-        /// The columns there are.
-        available: String,
-    },
-    /// No row at all.
-    #[error("{file}: no interactions")]
-    Empty {
-        /// The table.
-        file: String,
-    },
-}
-
 impl Interactions {
     /// Reads the whole table.
     ///
     /// # Errors
     /// A missing column, or the first row that lacks what is needed or holds what is no id, finite number or time.
-    pub async fn read(table: &InteractionTable, needs: Needs) -> Result<Self, InteractionError> {
+    pub async fn read(table: &InteractionTable, needs: Needs) -> Result<Self, RowError> {
         let columns = [
             ("user", &table.user, true),
             ("item", &table.item, true),
@@ -86,9 +60,10 @@ impl Interactions {
         if let Some(available) = reader.columns()? {
             let missing = |&&(_, column, needed): &&(&str, &String, bool)| needed && !available.contains(column);
             if let Some((key, column, _)) = columns.iter().find(missing) {
-                return Err(InteractionError::MissingColumn {
+                return Err(RowError::MissingColumn {
                     file: table.path.clone(),
                     column: (*column).clone(),
+                    section: "interactions",
                     key,
                     available: available.join(", "),
                 });
@@ -103,7 +78,7 @@ impl Interactions {
             }
         }
         if rows.is_empty() {
-            return Err(InteractionError::Empty { file: table.path.clone() });
+            return Err(RowError::Empty { file: table.path.clone() });
         }
         Ok(Self { users: users.ids, items: items.ids, rows })
     }
@@ -117,11 +92,11 @@ struct Ids {
 }
 
 impl Ids {
-    fn place(&mut self, id: EntityId) -> Result<u32, String> {
+    fn place(&mut self, id: EntityId) -> Result<u32, ValueError> {
         if let Some(&place) = self.places.get(&id) {
             return Ok(place);
         }
-        let place = u32::try_from(self.ids.len()).map_err(|e| e.to_string())?;
+        let place = u32::try_from(self.ids.len()).map_err(|_| ValueError::TooManyIds)?;
         self.ids.push(id.clone());
         self.places.insert(id, place);
         Ok(place)
@@ -134,7 +109,7 @@ fn to_row(
     needs: Needs,
     users: &mut Ids,
     items: &mut Ids,
-) -> Result<InteractionRow, String> {
+) -> Result<InteractionRow, ValueError> {
     #[expect(clippy::cast_possible_truncation, reason = "ratings are single precision")]
     let rating = number(row.remove(&table.rating), &table.rating, needs.rating)?.map(|r| r as f32);
     let timestamp = row.remove(&table.timestamp);
@@ -146,27 +121,22 @@ fn to_row(
     })
 }
 
-/// A finite number, or ISO 8601 as seconds. Parquet's NaN comes as null.
-fn number(value: Option<Value>, column: &str, needed: bool) -> Result<Option<f64>, String> {
-    let found = match value.unwrap_or_default() {
+/// Reads a finite number, or ISO 8601 as seconds. Parquet's NaN comes as null.
+fn number(value: Option<Value>, column: &str, needed: bool) -> Result<Option<f64>, ValueError> {
+    let value = value.unwrap_or_default();
+    let number = match &value {
         Value::Null if needed => {
-            return Err(format!(
-                "column {column:?} is empty or NaN; every interaction needs a value there, leave out those without"
-            ));
+            let expected = "every interaction needs a value there, leave out those without";
+            return Err(ValueError::new(column, "is empty or NaN", expected));
         }
         Value::Null => return Ok(None),
         Value::Number(number) => number.as_f64(),
-        Value::String(text) => match seconds(&text) {
-            Some(number) => Some(number),
-            None => {
-                return Err(format!("column {column:?} holds {text:?}, which is no finite number or time"));
-            }
-        },
-        other => {
-            return Err(format!("column {column:?} holds {other}, which is no number or time"));
-        }
+        Value::String(text) => seconds(text),
+        _ => None,
     };
-    Ok(found)
+    number
+        .map(Some)
+        .ok_or_else(|| ValueError::new(column, format!("holds {value}"), "expected a finite number or a time"))
 }
 
 #[cfg(test)]

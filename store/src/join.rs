@@ -64,7 +64,7 @@ pub struct ExternalEmbeddings {
     pub rows: u64,
 }
 
-/// What a record is, its value's first byte.
+/// The first byte of a record's value, which tells entities, embeddings and texts apart.
 const ENTITY: u8 = 0;
 const EMBEDDING: u8 = 1;
 const TEXT: u8 = 2;
@@ -103,7 +103,7 @@ impl Join {
             while let Some(entities) = reader.next_batch().await? {
                 for entity in entities {
                     rows += 1;
-                    join.push_entity(entity, rows).map_err(|error| error.at(table, rows - start))?;
+                    join.push_entity(entity, rows, (table, rows - start))?;
                 }
             }
             join.ends.push(rows);
@@ -111,15 +111,17 @@ impl Join {
         Ok(join)
     }
 
-    fn push_entity(&mut self, entity: Entity, row: u64) -> Result<(), Unplaced> {
+    /// Adds the entity of a row, counted over all tables; `place` is its table and its row there.
+    fn push_entity(&mut self, entity: Entity, row: u64, place: (&EntityTable, u64)) -> Result<(), JoinError> {
         let Entity { id, kind, .. } = entity;
         let ids = self.kinds.entry(kind).or_insert_with(|| KindIds { entities: 0, first: id.clone() });
         ids.entities += 1;
         let (this, first) = (id.id_type(), ids.first.id_type());
         if this != first {
-            return Err(Unplaced::Id(format!(
+            let reason = format!(
                 "{kind} id {id} is {this}, but the {kind}s before have {first} ids; set [input.columns] id_type"
-            )));
+            );
+            return Err(wrong_id(place, reason));
         }
         let value: &[&[u8]] = &[&[ENTITY], &row.to_le_bytes()];
         Ok(self.push(kind, &id, value)?)
@@ -148,9 +150,6 @@ impl Join {
 
     /// Gives a row, counted from 1, of the file of embeddings; nothing without [`Self::use_embeddings`]. Ids match by
     /// their text, so that `7` of a list is the int64 7 of a table.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn push_embedding(&mut self, kind: Kind, row: u64, id: &str, embedding: &[f32]) -> Result<(), SpillError> {
         let Some(external) = self.embeddings.get_mut(&kind) else {
             return Ok(());
@@ -165,9 +164,6 @@ impl Join {
     }
 
     /// Gives an earlier text of an entity, in the caller's form. Ids match if their type does, too.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn push_text(&mut self, kind: Kind, id: &EntityId, text: &[u8]) -> Result<(), SpillError> {
         self.push(kind, id, &[&[TEXT], text])
     }
@@ -201,29 +197,12 @@ impl Join {
         let table = self.ends.partition_point(|&end| end < row);
         let start = table.checked_sub(1).map_or(0, |before| self.ends[before]);
         let reason = format!("{kind} id {id} appears twice; ids must be unique over all tables");
-        Unplaced::Id(reason).at(&self.tables[table], row - start)
+        wrong_id((&self.tables[table], row - start), reason)
     }
 }
 
-/// What is wrong with a row, before its place is known.
-enum Unplaced {
-    Id(String),
-    Spill(SpillError),
-}
-
-impl From<SpillError> for Unplaced {
-    fn from(error: SpillError) -> Self {
-        Self::Spill(error)
-    }
-}
-
-impl Unplaced {
-    fn at(self, table: &EntityTable, row: u64) -> JoinError {
-        match self {
-            Self::Spill(error) => error.into(),
-            Self::Id(reason) => RowError::Row { file: table.path.clone(), row, reason }.into(),
-        }
-    }
+fn wrong_id((table, row): (&EntityTable, u64), reason: String) -> JoinError {
+    RowError::Row { file: table.path.clone(), row, reason }.into()
 }
 
 /// Kind and type, then the id's text.
@@ -389,7 +368,7 @@ pub struct JoinReader<'a> {
     reader: Option<EntityReader>,
     row: u64,
     range: Option<usize>,
-    /// What belongs to the rows of the range.
+    /// The embeddings and texts of the range's rows.
     records: HashMap<u64, Vec<(Bytes, Bytes)>>,
 }
 

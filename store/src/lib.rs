@@ -1,6 +1,7 @@
 //! Everything that reads and writes: locations, tables, joins that spill to the local disk, published data sets, and
 //! what a run keeps beside them.
 
+mod batch;
 pub mod cache;
 pub mod data_set;
 pub mod embedding_column;

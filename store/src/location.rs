@@ -4,34 +4,25 @@
 //! come from the usual environment of each cloud. Local writes are synced to disk, and
 //! [`Location::create`] has exactly one winner on every store: it is how Laser commits.
 
+mod remote;
+
 use std::fs::File;
 use std::io::Seek;
 use std::path::{Component, Path as FsPath, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
-use object_store::aws::AmazonS3Builder;
-use object_store::azure::MicrosoftAzureBuilder;
 use object_store::buffered::BufWriter;
-use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
-use object_store::{BackoffConfig, ObjectMeta, ObjectStore, ObjectStoreExt, ObjectStoreScheme, PutMode, RetryConfig};
+use object_store::{ObjectMeta, ObjectStore, ObjectStoreExt, PutMode};
 use tokio::io::AsyncWriteExt;
 
 pub use object_store::Error as StoreError;
 
 use laser_schema::digest::Digest;
-
-/// How long a request to a remote store is repeated while the store is away or answers with 5xx. The library's own
-/// limit of ten tries is over after three seconds; a minute's outage must cost no shard an attempt.
-const OUTAGE_MAX: Duration = Duration::from_secs(300);
-
-/// The longest pause between two tries, so that the end of an outage is noticed soon.
-const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 /// Why a place could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -39,9 +30,9 @@ pub enum LocationError {
     /// The text is neither a path nor a URL of a supported store.
     #[error("{url}: not a local path or a URL of a supported store (s3, gs, az, file): {reason}")]
     Unsupported {
-        /// What was given.
+        /// The text as given.
         url: String,
-        /// What the store library said.
+        /// The store library's message.
         reason: String,
     },
     /// Nothing is there.
@@ -55,7 +46,7 @@ pub enum LocationError {
     Store {
         /// The place.
         url: String,
-        /// What was tried: `read`, `write`, `list` or `remove`.
+        /// The attempted action: `read`, `write`, `list` or `remove`.
         action: &'static str,
         /// The store's error.
         source: object_store::Error,
@@ -118,7 +109,7 @@ impl Location {
             return Self::local(FsPath::new(text)).map_err(|e| unsupported(e.to_string()));
         }
         let url = url::Url::parse(text).map_err(|e| unsupported(e.to_string()))?;
-        let (store, path) = remote(&url).map_err(|e| unsupported(e.to_string()))?;
+        let (store, path) = remote::store(&url).map_err(|e| unsupported(e.to_string()))?;
         let url = text.trim_end_matches('/').to_owned();
         Ok(Self { store, path, url, local: false })
     }
@@ -190,6 +181,13 @@ impl Location {
         }
     }
 
+    fn local_error(&self, action: &'static str, error: std::io::Error) -> LocationError {
+        match error.kind() {
+            std::io::ErrorKind::NotFound => LocationError::NotFound { url: self.url.clone() },
+            _ => self.error(action, StoreError::Generic { store: "local", source: Box::new(error) }),
+        }
+    }
+
     /// Reads the whole object.
     ///
     /// # Errors
@@ -208,11 +206,7 @@ impl Location {
         let got = self.store.get(&self.path).await.map_err(failed)?;
         let mut chunks = got.into_stream();
         while let Some(chunk) = chunks.try_next().await.map_err(failed)? {
-            to.write_all(&chunk).map_err(|e| LocationError::Store {
-                url: self.url.clone(),
-                action: "copy to the local disk",
-                source: object_store::Error::Generic { store: "local", source: Box::new(e) },
-            })?;
+            to.write_all(&chunk).map_err(|e| self.local_error("copy to the local disk", e))?;
         }
         Ok(())
     }
@@ -223,14 +217,7 @@ impl Location {
     /// # Errors
     /// [`LocationError::NotFound`], the store's error, or the local disk's.
     pub async fn open(&self) -> Result<File, LocationError> {
-        let failed = |e: std::io::Error| match e.kind() {
-            std::io::ErrorKind::NotFound => LocationError::NotFound { url: self.url.clone() },
-            _ => LocationError::Store {
-                url: self.url.clone(),
-                action: "open",
-                source: object_store::Error::Generic { store: "local", source: Box::new(e) },
-            },
-        };
+        let failed = |e| self.local_error("open", e);
         if let Some(path) = self.local_path() {
             return File::open(path).map_err(failed);
         }
@@ -241,9 +228,6 @@ impl Location {
     }
 
     /// Reads the whole object, or `None` if there is none.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn read_optional(&self) -> Result<Option<Bytes>, LocationError> {
         match self.read().await {
             Ok(bytes) => Ok(Some(bytes)),
@@ -253,9 +237,6 @@ impl Location {
     }
 
     /// Whether an object is there.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn exists(&self) -> Result<bool, LocationError> {
         match self.store.head(&self.path).await {
             Ok(_) => Ok(true),
@@ -274,9 +255,6 @@ impl Location {
     }
 
     /// Writes the object whole, replacing what was there. Readers see the old or the new one, never a part.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn write(&self, bytes: Bytes) -> Result<(), LocationError> {
         self.store.put(&self.path, bytes.into()).await.map_err(|e| self.error("write", e))?;
         Ok(())
@@ -305,9 +283,6 @@ impl Location {
     }
 
     /// Removes the object; that there is none is no error.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn remove(&self) -> Result<(), LocationError> {
         match self.store.delete(&self.path).await {
             Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
@@ -317,9 +292,6 @@ impl Location {
 
     /// Removes objects below this folder, in no particular order, with as few requests as the store allows; then, on a
     /// local disk, the folders that are empty. What is gone already is no error.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn remove_below(&self, names: Vec<String>) -> Result<(), LocationError> {
         let paths: Vec<_> = names.iter().map(|name| Ok(self.join(name).path)).collect();
         let mut removed = self.store.delete_stream(futures::stream::iter(paths).boxed());
@@ -360,12 +332,10 @@ impl Location {
     /// # Errors
     /// The store's error; a missing folder lists nothing.
     pub async fn folders(&self) -> Result<Vec<String>, LocationError> {
-        let listed = match self.store.list_with_delimiter(Some(&self.path)).await {
-            Err(object_store::Error::NotFound { .. }) => return Ok(Vec::new()),
-            other => other.map_err(|e| self.error("list", e))?,
-        };
-        let names = listed.common_prefixes.iter().filter_map(|p| p.filename().map(str::to_owned));
-        Ok(names.collect())
+        let listed = self.store.list_with_delimiter(Some(&self.path)).await;
+        let listed = listed.map(|listed| listed.common_prefixes);
+        let folders = self.listed(listed)?;
+        Ok(folders.iter().filter_map(|folder| folder.filename().map(str::to_owned)).collect())
     }
 
     /// The names of the objects below this folder that come after one, in any order; all if none is given. Stores
@@ -381,11 +351,20 @@ impl Location {
             }
             None => self.store.list(Some(&self.path)),
         };
+        self.listed(listed.map_ok(|object| self.name_below(&object)).try_collect().await)
+    }
+
+    /// The object's name below this folder.
+    fn name_below(&self, object: &ObjectMeta) -> String {
         let prefix = self.path.as_ref().len() + usize::from(!self.path.as_ref().is_empty());
-        let names = listed.map_ok(|object| object.location.as_ref()[prefix..].to_owned());
-        match names.try_collect().await {
+        object.location.as_ref()[prefix..].to_owned()
+    }
+
+    /// What a store lists; nothing for a missing folder.
+    fn listed<T>(&self, listed: object_store::Result<Vec<T>>) -> Result<Vec<T>, LocationError> {
+        match listed {
             Err(object_store::Error::NotFound { .. }) => Ok(Vec::new()),
-            names => names.map_err(|e| self.error("list", e)),
+            listed => listed.map_err(|e| self.error("list", e)),
         }
     }
 
@@ -394,16 +373,9 @@ impl Location {
     /// # Errors
     /// The store's error; a missing folder lists nothing.
     pub async fn list(&self) -> Result<Vec<Listed>, LocationError> {
-        let objects: Result<Vec<_>, _> = self.store.list(Some(&self.path)).try_collect().await;
-        let objects = match objects {
-            Err(object_store::Error::NotFound { .. }) => Vec::new(),
-            other => other.map_err(|e| self.error("list", e))?,
-        };
-        let prefix = self.path.as_ref().len() + usize::from(!self.path.as_ref().is_empty());
-        let mut listed: Vec<Listed> = objects
-            .into_iter()
-            .map(|o| Listed { name: o.location.as_ref()[prefix..].to_owned(), size: o.size, modified: timestamp(&o) })
-            .collect();
+        let objects = self.store.list(Some(&self.path));
+        let objects = objects.map_ok(|o| Listed { name: self.name_below(&o), size: o.size, modified: timestamp(&o) });
+        let mut listed: Vec<Listed> = self.listed(objects.try_collect().await)?;
         listed.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(listed)
     }
@@ -418,18 +390,12 @@ pub struct ObjectWriter {
 
 impl ObjectWriter {
     /// Appends text.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn write(&mut self, text: &str) -> Result<(), LocationError> {
         let written = self.writer.write_all(text.as_bytes()).await;
         written.map_err(|e| self.error(e))
     }
 
     /// Ends the object, which replaces what was there.
-    ///
-    /// # Errors
-    /// The store's error.
     pub async fn finish(mut self) -> Result<(), LocationError> {
         let ended = self.writer.shutdown().await;
         ended.map_err(|e| self.error(e))
@@ -446,35 +412,6 @@ impl ObjectWriter {
         self.location
             .error("write", source.unwrap_or_else(|e| StoreError::Generic { store: "writer", source: e.into() }))
     }
-}
-
-/// The store of a URL, with credentials and options from its cloud's usual environment, and the path inside it.
-fn remote(url: &url::Url) -> object_store::Result<(Arc<dyn ObjectStore>, Path)> {
-    let (scheme, path) = ObjectStoreScheme::parse(url)?;
-    let retry = RetryConfig {
-        max_retries: usize::MAX,
-        retry_timeout: OUTAGE_MAX,
-        backoff: BackoffConfig { max_backoff: PAUSE_MAX, ..BackoffConfig::default() },
-    };
-    let url = url.to_string();
-    let store: Arc<dyn ObjectStore> = match scheme {
-        ObjectStoreScheme::AmazonS3 => {
-            let builder = AmazonS3Builder::from_env().with_url(url);
-            Arc::new(builder.with_retry(retry).build()?)
-        }
-        ObjectStoreScheme::GoogleCloudStorage => {
-            let builder = GoogleCloudStorageBuilder::from_env().with_url(url);
-            Arc::new(builder.with_retry(retry).build()?)
-        }
-        ObjectStoreScheme::MicrosoftAzure => {
-            let builder = MicrosoftAzureBuilder::from_env().with_url(url);
-            Arc::new(builder.with_retry(retry).build()?)
-        }
-        _ => {
-            return Err(StoreError::Generic { store: "URL", source: "no store of this scheme".into() });
-        }
-    };
-    Ok((store, path))
 }
 
 fn timestamp(meta: &ObjectMeta) -> Timestamp {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use laser_schema::embedding::{EmbeddingInfo, Embeddings};
 use laser_schema::entity::IdType;
@@ -18,7 +18,6 @@ pub const PART_KEY: &str = "laser.part";
 
 /// The output's columns for ids of a type. No nulls anywhere.
 pub fn record_schema(id: DataType) -> SchemaRef {
-    let timestamp = || DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
     let item = Field::new("item", DataType::Int64, false);
     let columns = [
         ("entity_id", id),
@@ -41,8 +40,8 @@ pub fn record_schema(id: DataType) -> SchemaRef {
         ("model_digest", DataType::Utf8),
         ("pool_digest", DataType::Utf8),
         ("generated_by", DataType::Utf8),
-        ("event_timestamp", timestamp()),
-        ("created_timestamp", timestamp()),
+        ("event_timestamp", table::timestamp()),
+        ("created_timestamp", table::timestamp()),
     ];
     Arc::new(Schema::new(columns.into_iter().map(|(name, t)| Field::new(name, t, false)).collect::<Vec<_>>()))
 }
@@ -59,9 +58,7 @@ pub fn encode_part(
     info: &PartInfo,
 ) -> Result<Bytes, TableError> {
     let embedded = embeddings.zip(info.embedding.as_ref().map(|e| e.spec.layout));
-    let footer =
-        serde_json::to_string(info).map_err(|e| TableError::Row { file: name.to_owned(), reason: e.to_string() })?;
-    sealed::encode(name, record_schema(table::id_type(id)), rows, embedded, (PART_KEY, footer))
+    sealed::encode(name, record_schema(table::id_type(id)), rows, embedded, (PART_KEY, info))
 }
 
 /// Decodes a part, which must be as it was written.
@@ -69,24 +66,12 @@ pub fn encode_part(
 /// # Errors
 /// [`TableError::Unreadable`] if the bytes are no part of Laser's or were changed.
 pub fn decode_part(name: &str, bytes: Bytes) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
-    let (rows, _, info) = decode_whole(name, bytes)?;
-    Ok((rows, info))
-}
-
-/// A part's rows, embeddings and footer.
-type Whole = (Vec<KnowledgeRecord>, Option<Embeddings>, PartInfo);
-
-fn decode_whole(name: &str, bytes: Bytes) -> Result<Whole, TableError> {
     let (table, info) = open_part(name, bytes)?;
-    let (rows, embeddings) = match &info.embedding {
-        None => (table::decode(name, table.bytes())?, None),
-        Some(embedding) => {
-            let dimensions = embedding.spec.encoder.dimensions;
-            let (rows, embeddings) = table::decode_embedded(name, table.bytes(), dimensions)?;
-            (rows, Some(embeddings))
-        }
+    let rows = match &info.embedding {
+        None => table::decode(name, table.bytes())?,
+        Some(embedding) => table::decode_embedded(name, table.bytes(), embedding.spec.encoder.dimensions)?.0,
     };
-    Ok((rows, embeddings, info))
+    Ok((rows, info))
 }
 
 fn open_part(name: &str, bytes: Bytes) -> Result<(SealedTable, PartInfo), TableError> {
@@ -138,169 +123,4 @@ pub(crate) fn part_ids(
     };
     table.check_columns(&schema)?;
     table.ids()
-}
-
-#[cfg(test)]
-mod tests {
-    use laser_schema::Kind;
-    use laser_schema::embedding::{EmbeddingLayout, EmbeddingSpec, EncoderInfo, Pooling};
-
-    use super::*;
-
-    fn record(id: EntityId) -> KnowledgeRecord {
-        let digest = Digest::of(b"x");
-        KnowledgeRecord {
-            entity_id: id,
-            text: "Likes \"noir\"\nand é".into(),
-            prompt_tokens: 3,
-            text_tokens: 9,
-            pool: "user-0".into(),
-            policy: "strict".into(),
-            stop_reason: "end".into(),
-            forwards: 4,
-            drafted_tokens: 20,
-            accepted_tokens: 5,
-            relaxed_tokens: 1,
-            step_accepted: vec![0, 5],
-            mean_log_probability: -0.123_456_789_012_3,
-            draft_seconds: 0.1 + 0.2,
-            engine_seconds: 1e-9,
-            prompt_digest: digest.clone(),
-            spec_digest: digest.clone(),
-            model_digest: digest,
-            pool_digest: String::new(),
-            generated_by: "r".into(),
-            event_timestamp: "2026-11-20T00:00:00Z".parse().unwrap(),
-            created_timestamp: "2026-11-20T03:04:05.678901Z".parse().unwrap(),
-        }
-    }
-
-    fn info(rows: &[KnowledgeRecord]) -> PartInfo {
-        PartInfo::new("r", 7, Kind::User, "a", rows)
-    }
-
-    /// Of three dimensions, with values that text does not keep.
-    fn embedded(rows: &[KnowledgeRecord], layout: EmbeddingLayout) -> (Embeddings, PartInfo) {
-        let digest = Digest::of(b"e");
-        let encoder = EncoderInfo {
-            model: digest.clone(),
-            tokenizer: digest,
-            pooling: Pooling::Mean,
-            normalise: true,
-            max_tokens: 256,
-            prefix: "passage: ".into(),
-            lower_case: false,
-            dimensions: 3,
-        };
-        // Neighbouring floats, so that a lost bit shows.
-        let values = (0x3dcc_cccd..).map(f32::from_bits).take(rows.len() * 3);
-        let embeddings = Embeddings::from_values(3, values.collect()).unwrap();
-        let info = PartInfo { embedding: Some(EmbeddingInfo::new(EmbeddingSpec { encoder, layout }, 1)), ..info(rows) };
-        (embeddings, info)
-    }
-
-    #[test]
-    fn embeddings_keep_every_bit_in_both_layouts() {
-        let rows = vec![record(EntityId::Int(1)), record(EntityId::Int(2))];
-        for (layout, list) in [
-            (EmbeddingLayout::Fixed, "FixedSizeList(3 x non-null Float32)"),
-            (EmbeddingLayout::List, "List(non-null Float32)"),
-        ] {
-            let field = embedding_column::field(layout, 3);
-            assert_eq!((field.name().as_str(), field.is_nullable()), ("embedding", false));
-            assert_eq!(field.data_type().to_string(), list);
-            let (embeddings, info) = embedded(&rows, layout);
-            let bytes = encode_part("p", IdType::Int64, &rows, Some(&embeddings), &info).unwrap();
-            let read = decode_whole("p", bytes.clone()).unwrap();
-            assert_eq!(read, (rows.clone(), Some(embeddings), info));
-            check_part("p", IdType::Int64, bytes).unwrap();
-        }
-    }
-
-    #[test]
-    fn embeddings_of_other_rows_or_dimensions_are_noticed() {
-        let rows = vec![record(EntityId::Int(1))];
-        let (embeddings, info) = embedded(&rows, EmbeddingLayout::Fixed);
-        let encode = |e| encode_part("p", IdType::Int64, &rows, e, &info);
-        let wider = Embeddings::from_values(4, vec![0.0; 4]).unwrap();
-        let error = decode_part("p", encode(Some(&wider)).unwrap()).unwrap_err();
-        assert!(error.to_string().contains("expected lists of 3 float32 values"), "{error}");
-        let error = check_part("p", IdType::Int64, encode(Some(&wider)).unwrap()).unwrap_err();
-        assert!(error.to_string().contains("column 23: expected Field"), "{error}");
-        assert!(decode_part("p", encode(None).unwrap()).is_err(), "no column");
-        let more = Embeddings::from_values(3, [embeddings.values(), &[0.0; 3]].concat()).unwrap();
-        let error = encode(Some(&more)).unwrap_err().to_string();
-        assert!(error.contains("2 embeddings for 1 rows"), "{error}");
-    }
-
-    #[test]
-    fn parts_round_trip_with_both_id_types() {
-        for id in [EntityId::Int(-5), EntityId::Text("u/1".into())] {
-            let rows = vec![record(id.clone()), record(id.clone())];
-            let bytes = encode_part("p", id.id_type(), &rows, None, &info(&rows)).unwrap();
-            let (read, read_info) = decode_part("p", bytes).unwrap();
-            assert_eq!(read, rows);
-            assert_eq!(read_info, info(&rows));
-        }
-    }
-
-    #[test]
-    fn an_empty_part_is_a_valid_file() {
-        let bytes = encode_part("p", IdType::Int64, &[], None, &info(&[])).unwrap();
-        assert!(decode_part("p", bytes).unwrap().0.is_empty());
-    }
-
-    /// Rows, page headers, statistics, indexes, bloom filters, footer, trailer, and the digest itself.
-    #[test]
-    fn every_flipped_bit_is_noticed() {
-        let rows: Vec<_> = (0..40).map(|id| record(EntityId::Int(id))).collect();
-        let whole = encode_part("p", IdType::Int64, &rows, None, &info(&rows)).unwrap();
-        check_part("p", IdType::Int64, whole.clone()).unwrap();
-        let mut flipped = whole.to_vec();
-        for at in 0..whole.len() {
-            for bit in 0..8 {
-                flipped[at] ^= 1 << bit;
-                let error = SealedTable::open("p", flipped.clone().into()).err();
-                assert!(error.is_some(), "bit {bit} of byte {at}");
-                flipped[at] ^= 1 << bit;
-            }
-        }
-    }
-
-    #[test]
-    fn a_digest_in_a_text_is_not_taken_for_the_parts_own() {
-        let mut rows = vec![record(EntityId::Int(1))];
-        let mark = "\x18\x0claser.digest\x18\x40";
-        rows[0].text = mark.to_owned() + &"0".repeat(64);
-        rows[0].pool = rows[0].text.clone();
-        let mut info = info(&rows);
-        info.attempt = rows[0].text.clone();
-        let bytes = encode_part("p", IdType::Int64, &rows, None, &info).unwrap();
-        let marks = bytes.windows(mark.len()).filter(|window| *window == mark.as_bytes());
-        assert!(marks.count() > 1, "it stands in the statistics too");
-        assert_eq!(decode_part("p", bytes).unwrap(), (rows, info));
-    }
-
-    #[test]
-    fn a_part_of_other_columns_or_rows_than_its_footer_says_is_noticed() {
-        let rows = vec![record(EntityId::Int(1))];
-        let footer = |rows| serde_json::to_string(&info(rows)).unwrap();
-        let check = |id, rows: &[KnowledgeRecord], footer| {
-            let schema = record_schema(table::id_type(id));
-            let bytes = sealed::encode("p", schema, rows, None, (PART_KEY, footer)).unwrap();
-            check_part("p", IdType::Int64, bytes).map_err(|error| error.to_string())
-        };
-        assert_eq!(check(IdType::Int64, &rows, footer(&rows)).unwrap().ids, [EntityId::Int(1)]);
-        let error = check(IdType::Int64, &rows, footer(&[])).unwrap_err();
-        assert!(error.contains("1 rows, its footer says 0"), "{error}");
-        let texts = [record(EntityId::Text("1".into()))];
-        let error = check(IdType::String, &texts, footer(&texts)).unwrap_err();
-        assert!(error.contains("column 1: expected Field"), "{error}");
-    }
-
-    #[test]
-    fn mixed_id_types_are_refused() {
-        let rows = vec![record(EntityId::Text("x".into()))];
-        assert!(encode_part("p", IdType::Int64, &rows, None, &info(&rows)).is_err());
-    }
 }

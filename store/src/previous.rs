@@ -1,26 +1,22 @@
 //! Last night's knowledge: Laser's own output, any Parquet with id and text, or JSONL `{id, text}`.
 
-use std::fs::File as FsFile;
-use std::io::{BufRead, BufReader, Lines};
-
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::data_set::{self, ManifestError};
 use crate::location::{Location, LocationError};
 use crate::part::PART_KEY;
-use crate::table::{TableError, TableReader};
+use crate::rows::{RowError, RowReader};
+use crate::table::{Select, TableError, TableReader};
 use laser_schema::digest::Digest;
 use laser_schema::entity::{EntityId, IdType, Kind};
 use laser_schema::knowledge::{KnowledgeRecord, PartInfo};
 use laser_schema::layout::DataSet;
 use laser_schema::manifest::{MANIFEST, Manifest, Profiles};
 
-/// As the path of a [`PreviousSource`]: what the run's own output held when the run was begun ([`latest`]).
+/// The path of a [`PreviousSource`] that stands for the nights in the run's own output when it was begun ([`latest`]).
 pub const LATEST: &str = "latest";
-
-/// Rows of a foreign file read at a time.
-const BATCH_ROWS: usize = 1024;
 
 /// One source of previous knowledge.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -102,9 +98,12 @@ pub enum PreviousError {
     /// A manifest of Laser's own output.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// A Parquet file.
+    /// A part.
     #[error(transparent)]
     Table(#[from] TableError),
+    /// A foreign file, or one of its rows.
+    #[error(transparent)]
+    Rows(#[from] RowError),
     /// There is no complete night.
     #[error(
         "{path}: no complete earlier output (no _SUCCESS below profiles/): give a .jsonl or .parquet of texts, path = \
@@ -125,27 +124,17 @@ pub enum PreviousError {
     WrongKind {
         /// The source.
         path: String,
-        /// What it holds.
+        /// The kind of its texts.
         found: Kind,
-        /// What was configured.
+        /// The configured kind.
         expected: Kind,
-    },
-    /// One row is wrong.
-    #[error("{path}, row {row}: {reason}")]
-    Row {
-        /// The file.
-        path: String,
-        /// Counted from 1.
-        row: u64,
-        /// What is wrong.
-        reason: String,
     },
 }
 
 /// The manifests of the nights that the sources stand for: what they measured tells what tonight may cost.
 ///
 /// # Errors
-/// As [`PreviousReader::open`].
+/// Those of [`PreviousReader::open`].
 pub async fn manifests(sources: &[PreviousSource], before: Date) -> Result<Vec<Manifest>, PreviousError> {
     let mut manifests = Vec::new();
     for folder in published(sources, before).await? {
@@ -158,7 +147,7 @@ pub async fn manifests(sources: &[PreviousSource], before: Date) -> Result<Vec<M
 /// pinned when a run is begun.
 ///
 /// # Errors
-/// As [`PreviousReader::open`].
+/// Those of [`PreviousReader::open`].
 pub async fn fingerprint(sources: &[PreviousSource], before: Date) -> Result<Digest, PreviousError> {
     let mut digests = vec![Digest::of_json(&sources)];
     let sources: Vec<_> = sources.iter().filter(|s| !s.is_latest()).cloned().collect();
@@ -337,69 +326,37 @@ async fn read_part(kind: Kind, location: &Location) -> Result<Vec<PreviousText>,
 /// Reads somebody else's texts.
 #[derive(Debug)]
 struct ForeignReader {
-    path: String,
     kind: Kind,
     id_type: Option<IdType>,
-    row: u64,
-    rows: ForeignRows,
-}
-
-#[derive(Debug)]
-enum ForeignRows {
-    Parquet(Box<TableReader>),
-    Lines(Lines<BufReader<FsFile>>),
+    rows: RowReader,
 }
 
 impl ForeignReader {
-    async fn open(kind: Kind, location: &Location, id_type: Option<IdType>) -> Result<Self, PreviousError> {
-        let rows = if location.extension() == "parquet" {
-            ForeignRows::Parquet(Box::new(TableReader::open(location).await?))
-        } else {
-            let file = BufReader::with_capacity(1 << 20, location.open().await?);
-            ForeignRows::Lines(file.lines())
-        };
-        Ok(Self { path: location.url().to_owned(), kind, id_type, row: 0, rows })
+    async fn open(kind: Kind, location: &Location, id_type: Option<IdType>) -> Result<Self, RowError> {
+        let rows = RowReader::open(location.url(), Select::Only(&["id", "entity_id", "text"])).await?;
+        Ok(Self { kind, id_type, rows })
     }
 
-    async fn next_batch(&mut self) -> Result<Option<Vec<PreviousText>>, PreviousError> {
-        let rows: Option<Vec<ForeignRow>> = match &mut self.rows {
-            ForeignRows::Parquet(reader) => reader.next().await?,
-            ForeignRows::Lines(lines) => read_lines(lines, &self.path, self.row)?,
+    async fn next_batch(&mut self) -> Result<Option<Vec<PreviousText>>, RowError> {
+        let Some(rows) = self.rows.next_batch().await.map_err(expecting_text)? else {
+            return Ok(None);
         };
-        let Some(rows) = rows else { return Ok(None) };
-        let mut texts = Vec::with_capacity(rows.len());
-        for ForeignRow { id, text } in rows {
-            self.row += 1;
-            let id = id.into_type(self.id_type);
-            texts.push(PreviousText {
-                kind: self.kind,
-                id: id.map_err(|reason| self.error(self.row, reason))?,
-                text,
-                record: None,
-            });
-        }
-        Ok(Some(texts))
-    }
-
-    fn error(&self, row: u64, reason: String) -> PreviousError {
-        PreviousError::Row { path: self.path.clone(), row, reason }
+        let text = |(row, values)| {
+            let values = serde_json::from_value(Value::Object(values));
+            let ForeignRow { id, text } = values.map_err(|e| expecting_text(self.rows.error(row, e)))?;
+            let id = id.into_type(self.id_type).map_err(|e| self.rows.error(row, e))?;
+            Ok(PreviousText { kind: self.kind, id, text, record: None })
+        };
+        rows.into_iter().map(text).collect::<Result<_, _>>().map(Some)
     }
 }
 
-fn read_lines(
-    lines: &mut Lines<BufReader<FsFile>>,
-    path: &str,
-    before: u64,
-) -> Result<Option<Vec<ForeignRow>>, PreviousError> {
-    let mut rows = Vec::new();
-    for (line, row) in lines.take(BATCH_ROWS).zip(before + 1..) {
-        let line = line.map_err(|e| e.to_string());
-        let parsed = line.and_then(|l| serde_json::from_str(&l).map_err(|e| e.to_string()));
-        rows.push(parsed.map_err(|e| PreviousError::Row {
-            path: path.to_owned(),
-            row,
-            reason: format!("expected {{\"id\": …, \"text\": \"…\"}}: {e}"),
-        })?);
+/// Says what a row should be.
+fn expecting_text(error: RowError) -> RowError {
+    match error {
+        RowError::Row { file, row, reason } => {
+            RowError::Row { file, row, reason: format!("expected {{\"id\": …, \"text\": \"…\"}}: {reason}") }
+        }
+        error => error,
     }
-    Ok((!rows.is_empty()).then_some(rows))
 }

@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader};
 
 use arrow::datatypes::Schema;
 use laser_schema::EntityId;
+use laser_schema::entity::IdTypeError;
 use serde_json::{Map, Value};
 
 use crate::location::{Location, LocationError};
@@ -33,20 +34,28 @@ pub enum RowError {
     File {
         /// The table.
         file: String,
-        /// What the reader said.
+        /// The reader's message.
         reason: String,
     },
     /// A column that is needed is not there.
-    #[error("{file}: no column {column:?}; it has {available}. Set [input.columns] {key} to the right name")]
+    #[error("{file}: no column {column:?}; it has {available}. Set [{section}] {key} to the right name")]
     MissingColumn {
         /// The table.
         file: String,
         /// The column looked for.
         column: String,
-        /// The configuration key that names it.
+        /// The section of the configuration that names it.
+        section: &'static str,
+        /// The key there.
         key: &'static str,
         /// The columns there are.
         available: String,
+    },
+    /// A table of interactions without a row.
+    #[error("{file}: no interactions")]
+    Empty {
+        /// The table.
+        file: String,
     },
     /// One row is wrong.
     #[error("{file}, row {row}: {reason}")]
@@ -55,20 +64,41 @@ pub enum RowError {
         file: String,
         /// Counted from 1, without a header line.
         row: u64,
-        /// What is wrong and what was expected.
+        /// The fault and what was expected.
         reason: String,
     },
 }
 
-/// The id in `column` of a row of what is called `whose`.
-pub(crate) fn id_value(value: Option<Value>, column: &str, whose: &str) -> Result<EntityId, String> {
-    match value {
-        Some(Value::Number(n)) if n.is_i64() => Ok(EntityId::Int(n.as_i64().unwrap_or_default())),
-        Some(Value::String(s)) if !s.is_empty() => Ok(EntityId::Text(s)),
-        None | Some(Value::Null | Value::String(_)) => {
-            Err(format!("column {column:?} is empty; every {whose} needs an id"))
+/// Why a row is wrong; [`RowReader::error`] adds file and row.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ValueError {
+    /// A value is missing or makes no sense.
+    #[error("column {column:?} {found}; {expected}")]
+    Column { column: String, found: String, expected: String },
+    /// An id is of another type than configured.
+    #[error(transparent)]
+    IdType(#[from] IdTypeError),
+    /// Ids are numbered by `u32`.
+    #[error("more different ids than {}", u32::MAX)]
+    TooManyIds,
+}
+
+impl ValueError {
+    /// Says what a column `is` or `holds`, and what it is meant for.
+    pub(crate) fn new(column: &str, found: impl Into<String>, expected: impl Into<String>) -> Self {
+        Self::Column { column: column.to_owned(), found: found.into(), expected: expected.into() }
+    }
+}
+
+/// Returns the id in `column` of an entity, embedding or whatever `whose` says.
+pub(crate) fn id_value(value: Option<Value>, column: &str, whose: &str) -> Result<EntityId, ValueError> {
+    match value.unwrap_or_default() {
+        Value::Number(n) if n.is_i64() => Ok(EntityId::Int(n.as_i64().unwrap_or_default())),
+        Value::String(s) if !s.is_empty() => Ok(EntityId::Text(s)),
+        Value::Null | Value::String(_) => {
+            Err(ValueError::new(column, "is empty", format!("every {whose} needs an id")))
         }
-        Some(other) => Err(format!("column {column:?} holds {other}; an id is a string or int64")),
+        other => Err(ValueError::new(column, format!("holds {other}"), "an id is a string or int64")),
     }
 }
 
@@ -170,9 +200,9 @@ impl RowReader {
         }))
     }
 
-    /// What is wrong with a row of this table.
-    pub fn error(&self, row: u64, reason: String) -> RowError {
-        RowError::Row { file: self.file.clone(), row, reason }
+    /// Returns the error of a row of this table.
+    pub fn error(&self, row: u64, reason: impl ToString) -> RowError {
+        RowError::Row { file: self.file.clone(), row, reason: reason.to_string() }
     }
 }
 

@@ -63,9 +63,9 @@ pub enum RunStoreError {
     Unreadable {
         /// The file.
         file: String,
-        /// What it should hold.
+        /// The expected content.
         expected: &'static str,
-        /// What is wrong.
+        /// The fault.
         reason: String,
     },
     /// Another process has locked the run.
@@ -81,7 +81,7 @@ pub enum RunStoreError {
     NotWritable {
         /// The folder or file.
         file: String,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
 }
@@ -110,9 +110,6 @@ impl RunStore {
     }
 
     /// The names of all runs that an output holds anything of, newest first.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn names(output: &Location) -> Result<Vec<String>, LocationError> {
         let mut names = output.join(RUNS).folders().await?;
         names.sort_unstable_by(|a, b| b.cmp(a));
@@ -134,18 +131,12 @@ impl RunStore {
         self.output.join(&run_folder(&self.run))
     }
 
-    /// What the run was begun with, if it was begun.
-    ///
-    /// # Errors
-    /// [`RunStoreError`].
+    /// Returns the pins that the run was begun with, if it was begun.
     pub async fn pins(&self) -> Result<Option<Pins>, RunStoreError> {
         self.read(PINS, "the pins").await
     }
 
     /// Begins the run with these pins, unless it was begun before; returns those that hold.
-    ///
-    /// # Errors
-    /// [`RunStoreError`].
     pub async fn begin(&self, pins: Pins) -> Result<Pins, RunStoreError> {
         self.create(PINS, "the pins", pins).await
     }
@@ -175,9 +166,6 @@ impl RunStore {
     }
 
     /// Writes the plan, unless the run was planned before; returns the one that holds.
-    ///
-    /// # Errors
-    /// [`RunStoreError`].
     pub async fn write_plan(&self, plan: Plan) -> Result<Plan, RunStoreError> {
         match self.folder().join(PLAN).create(encode(&plan)).await? {
             Created::Won => Ok(plan),
@@ -194,41 +182,26 @@ impl RunStore {
     }
 
     /// The verdict on a pool, if it was judged.
-    ///
-    /// # Errors
-    /// [`RunStoreError`].
     pub async fn verdict(&self, kind: Kind, pool: &str) -> Result<Option<Verdict>, RunStoreError> {
         self.read(&verdict_file(kind, pool), "the verdict on a pool").await
     }
 
     /// Writes the verdict on a pool, unless it was judged before; returns the one that holds.
-    ///
-    /// # Errors
-    /// [`RunStoreError`].
     pub async fn judge(&self, kind: Kind, pool: &str, verdict: Verdict) -> Result<Verdict, RunStoreError> {
         self.create(&verdict_file(kind, pool), "the verdict on a pool", verdict).await
     }
 
     /// Whether the run was cancelled.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn is_cancelled(&self) -> Result<bool, LocationError> {
         self.folder().join(CANCELLED).exists().await
     }
 
     /// Cancels the run.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn cancel(&self) -> Result<(), LocationError> {
         self.folder().join(CANCELLED).write(Bytes::new()).await
     }
 
     /// Takes a cancellation back.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn resume(&self) -> Result<(), LocationError> {
         self.folder().join(CANCELLED).remove().await
     }
@@ -294,7 +267,7 @@ fn encode(content: &impl Serialize) -> Bytes {
 pub struct PlannedRun {
     /// The run's files.
     pub store: RunStore,
-    /// What there is to do.
+    /// The work to do.
     pub plan: Arc<Plan>,
 }
 
@@ -338,9 +311,6 @@ impl PlannedRun {
     }
 
     /// The kinds whose `_SUCCESS` is there.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn published(&self) -> Result<Vec<Kind>, LocationError> {
         let mut published = Vec::new();
         for &kind in self.plan.counts.keys() {
@@ -352,17 +322,11 @@ impl PlannedRun {
     }
 
     /// Whether every kind is published.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn is_published(&self) -> Result<bool, LocationError> {
         Ok(self.published().await?.len() == self.plan.counts.len())
     }
 
     /// The shards whose output exists.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn committed(&self) -> Result<Vec<u32>, LocationError> {
         let mut committed = Committed::new(self);
         committed.poll().await?;
@@ -370,9 +334,6 @@ impl PlannedRun {
     }
 
     /// When each output of a shard was committed, by its path below the output's root.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn commit_times(&self) -> Result<HashMap<String, Timestamp>, LocationError> {
         let mut times = HashMap::new();
         let partitions = self.plan.counts.keys().map(|&kind| self.plan.partition(kind));
@@ -384,9 +345,6 @@ impl PlannedRun {
     }
 
     /// When each audit was committed.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn audit_times(&self) -> Result<Vec<Timestamp>, LocationError> {
         let listed = self.store.folder().join(AUDITS).list().await?;
         Ok(listed.iter().map(|listed| listed.modified).collect())

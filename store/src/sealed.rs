@@ -21,13 +21,13 @@ use crate::table::{self, TableError};
 /// The footer key of the digest.
 pub const DIGEST_KEY: &str = "laser.digest";
 
-/// What stands in the digest's place while it is taken.
+/// The digest's placeholder while the file is hashed.
 const BLANK: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// Rows of a batch when only some columns are read.
 const BATCH_ROWS: usize = 8192;
 
-/// Encodes rows, and embeddings if there are any, with one value and the digest in the footer.
+/// Encodes rows, and embeddings if there are any, with one JSON value and the digest in the footer.
 ///
 /// # Errors
 /// [`TableError::Row`] if a row does not fit the schema, or not every row has an embedding.
@@ -36,13 +36,14 @@ pub(crate) fn encode<T: Serialize>(
     schema: SchemaRef,
     rows: &[T],
     embedded: Option<(&Embeddings, EmbeddingLayout)>,
-    (key, value): (&str, String),
+    (key, value): (&str, &impl Serialize),
 ) -> Result<Bytes, TableError> {
+    let wrong = |reason: String| TableError::Row { file: file.to_owned(), reason };
+    let value = serde_json::to_string(value).map_err(|e| wrong(e.to_string()))?;
     // The digest comes last, so that it is found fast whatever the value's length.
     let metadata = [(key, value), (DIGEST_KEY, BLANK.to_owned())];
     let mut bytes = table::write(file, schema, rows, embedded, &metadata)?;
-    let place = digest_place(&bytes)
-        .ok_or_else(|| TableError::Row { file: file.to_owned(), reason: "the footer lacks the digest".to_owned() })?;
+    let place = digest_place(&bytes).ok_or_else(|| wrong("the footer lacks the digest".to_owned()))?;
     let digest = digest_but_for(&bytes, &place);
     bytes[place].copy_from_slice(digest.as_str().as_bytes());
     Ok(bytes.into())

@@ -55,9 +55,6 @@ impl Spill {
     }
 
     /// Appends a record to a partition. Key and value may have up to 4 GiB.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn push(&mut self, partition: usize, key: &[u8], value: &[&[u8]]) -> Result<(), SpillError> {
         let buffer = &mut self.buffers[partition];
         let before = buffer.capacity();
@@ -75,9 +72,6 @@ impl Spill {
     }
 
     /// Ends writing: what has spilled holds no memory any more.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn finish(&mut self) -> Result<(), SpillError> {
         if self.has_spilled() {
             return self.flush();
@@ -107,9 +101,6 @@ impl Spill {
     }
 
     /// The records of a partition.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn read(&self, partition: usize) -> Result<Records, SpillError> {
         let mut bytes = Vec::new();
         if self.has_spilled() {
@@ -121,9 +112,6 @@ impl Spill {
     }
 
     /// The records of a partition, which is empty from then on.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn take(&mut self, partition: usize) -> Result<Records, SpillError> {
         if !self.has_spilled() {
             let buffer = std::mem::take(&mut self.buffers[partition]);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use arrow::array::RecordBatch;
 use arrow::compute::kernels::length::length;
-use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -30,10 +30,13 @@ use rayon::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
+use crate::batch::from_batch;
 use crate::embedding_column;
 use crate::location::Location;
 use laser_schema::embedding::{EmbeddingLayout, Embeddings};
 use laser_schema::entity::IdType;
+
+pub use crate::batch::{BatchError, to_batch};
 
 /// Rows read or written at a time.
 const BATCH_ROWS: usize = 1024;
@@ -52,6 +55,11 @@ pub fn id_type(id: IdType) -> DataType {
     }
 }
 
+/// The type of a column of times.
+pub(crate) fn timestamp() -> DataType {
+    DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()))
+}
+
 /// Why a Parquet file could not be written or read.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
@@ -60,7 +68,7 @@ pub enum TableError {
     Unreadable {
         /// The file.
         file: String,
-        /// What the reader said.
+        /// The reader's message.
         reason: String,
     },
     /// A row does not fit the schema.
@@ -68,7 +76,7 @@ pub enum TableError {
     Row {
         /// The file.
         file: String,
-        /// What the codec said.
+        /// The codec's message.
         reason: String,
     },
 }
@@ -126,16 +134,11 @@ pub(crate) fn write<T: Serialize>(
 
 /// Encodes one Parquet file from rows as they come. Memory is the encoded file, one row group, and the rows of one
 /// call.
+#[derive(Debug)]
 pub struct TableEncoder {
     file: String,
     schema: SchemaRef,
     writer: ArrowWriter<Vec<u8>>,
-}
-
-impl std::fmt::Debug for TableEncoder {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TableEncoder").field("file", &self.file).finish_non_exhaustive()
-    }
 }
 
 impl TableEncoder {
@@ -174,33 +177,6 @@ impl TableEncoder {
     fn row_error(&self, reason: impl ToString) -> TableError {
         TableError::Row { file: self.file.clone(), reason: reason.to_string() }
     }
-}
-
-/// Rows as one record batch.
-///
-/// # Errors
-/// What does not fit the schema.
-pub fn to_batch<T: Serialize>(schema: &SchemaRef, rows: &[T]) -> Result<RecordBatch, String> {
-    let mut decoder = arrow::json::ReaderBuilder::new(schema.clone())
-        .with_batch_size(rows.len().max(1))
-        .build_decoder()
-        .map_err(|e| e.to_string())?;
-    decoder.serialize(rows).map_err(|e| e.to_string())?;
-    let batch = decoder.flush().map_err(|e| e.to_string())?;
-    Ok(batch.unwrap_or_else(|| RecordBatch::new_empty(schema.clone())))
-}
-
-/// The rows of one record batch.
-///
-/// # Errors
-/// What does not fit the row type.
-pub fn from_batch<T: DeserializeOwned>(batch: &RecordBatch) -> Result<Vec<T>, String> {
-    let mut writer = arrow::json::LineDelimitedWriter::new(Vec::new());
-    writer.write(batch).map_err(|e| e.to_string())?;
-    writer.finish().map_err(|e| e.to_string())?;
-    let lines = writer.into_inner();
-    let rows = serde_json::Deserializer::from_slice(&lines).into_iter();
-    rows.collect::<Result<_, _>>().map_err(|e| e.to_string())
 }
 
 fn properties(metadata: &[(&str, String)]) -> WriterProperties {
@@ -245,7 +221,7 @@ pub fn decode_embedded<T: DeserializeOwned>(
 fn decode_batches<T>(
     file: &str,
     bytes: Bytes,
-    decode: &mut dyn FnMut(RecordBatch) -> Result<Vec<T>, String>,
+    decode: &mut dyn FnMut(RecordBatch) -> Result<Vec<T>, BatchError>,
 ) -> Result<Vec<T>, TableError> {
     let unreadable = |reason: String| TableError::Unreadable { file: file.to_owned(), reason };
     let reader = ParquetRecordBatchReaderBuilder::try_new(bytes)
@@ -254,7 +230,7 @@ fn decode_batches<T>(
     let mut rows = Vec::new();
     for batch in reader {
         let batch = batch.map_err(|e| unreadable(e.to_string()))?;
-        rows.extend(decode(batch).map_err(|reason| TableError::Row { file: file.to_owned(), reason })?);
+        rows.extend(decode(batch).map_err(|e| TableError::Row { file: file.to_owned(), reason: e.to_string() })?);
     }
     Ok(rows)
 }
@@ -307,18 +283,13 @@ pub(crate) fn is_list(data_type: &DataType) -> bool {
 }
 
 /// Reads a Parquet object in record batches, row group by row group.
+#[derive(Debug)]
 pub struct TableReader {
     file: String,
     schema: SchemaRef,
     counted: Option<usize>,
     metadata: Arc<ParquetMetaData>,
     stream: ParquetRecordBatchStream<ParquetObject>,
-}
-
-impl std::fmt::Debug for TableReader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("TableReader").field("file", &self.file).finish_non_exhaustive()
-    }
 }
 
 impl TableReader {
@@ -371,10 +342,10 @@ impl TableReader {
         let starts = (0..rows).into_par_iter().step_by(DECODED_ROWS);
         let decoded = starts.map(|start| from_batch(&batch.slice(start, DECODED_ROWS.min(rows - start))));
         // All are waited for, so that of several errors it is always the first one that is told.
-        let decoded: Vec<Result<Vec<T>, String>> = decoded.collect();
-        let rows: Result<Vec<Vec<T>>, String> = decoded.into_iter().collect();
+        let decoded: Vec<Result<Vec<T>, BatchError>> = decoded.collect();
+        let rows: Result<Vec<Vec<T>>, BatchError> = decoded.into_iter().collect();
         rows.map(|rows| Some(rows.into_iter().flatten().collect()))
-            .map_err(|reason| TableError::Row { file: self.file.clone(), reason })
+            .map_err(|e| TableError::Row { file: self.file.clone(), reason: e.to_string() })
     }
 
     /// The next rows as they are stored (but for lists that are counted), or `None` at the end.

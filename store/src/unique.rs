@@ -33,9 +33,6 @@ impl Default for UniqueIds {
 
 impl UniqueIds {
     /// Adds the ids of a file.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn add<'a>(&mut self, file: &str, ids: impl Iterator<Item = &'a EntityId>) -> Result<(), SpillError> {
         let number = (self.files.len() as u64).to_le_bytes();
         self.files.push(file.to_owned());
@@ -56,9 +53,6 @@ impl UniqueIds {
     }
 
     /// The ids that are there more than once, at most `limit` of them, by file.
-    ///
-    /// # Errors
-    /// [`SpillError`].
     pub fn repeated(mut self, limit: usize) -> Result<Vec<Repeated>, SpillError> {
         self.spill.finish()?;
         let mut repeated = Vec::new();

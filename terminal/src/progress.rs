@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use laser_night::Progress;
+use laser_schema::Progress;
 
 /// Between two JSON lines: rare enough for a log of a night, often enough to see that it lives.
 const LINE_EVERY: Duration = Duration::from_secs(5);

@@ -66,15 +66,15 @@ fn dependencies_point_one_way() {
         ("cpu", "decode"),
         ("engine", "cpu decode model schema"),
         ("pool-builder", "decode model schema store"),
-        ("features", "model schema store"),
+        ("features", "model schema"),
         ("recommender", "schema store"),
         ("prepare", "schema store"),
         ("report", "pool-builder schema store"),
         ("coordinator", "delta model schema store"),
         ("worker", "decode engine features model schema store"),
         ("night", "coordinator decode delta engine features model pool-builder recommender schema store worker"),
-        ("terminal", "night"),
-        ("bench", "coordinator decode engine model night pool-builder schema store terminal worker"),
+        ("terminal", "schema"),
+        ("bench", "coordinator decode engine model night pool-builder report schema store terminal worker"),
     ];
     for (name, allowed) in allowed {
         let manifest = fs::read_to_string(root().join(name).join("Cargo.toml")).unwrap();

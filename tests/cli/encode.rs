@@ -10,7 +10,7 @@ use std::process::Output;
 
 use bytes::Bytes;
 use laser_schema::EntityId;
-use laser_schema::embedding_set::EmbeddingManifest;
+use laser_schema::embedding_set::EmbeddingSet;
 use laser_schema::manifest::Manifest;
 use laser_store::table;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
@@ -150,7 +150,7 @@ fn an_interrupted_pass_goes_on_where_it_was_and_ends_the_same() {
     let read_all = || (parts(folder), fs::read(&manifest).unwrap());
     let whole = read_all();
     assert_eq!(whole.0.len(), 2);
-    let parsed: EmbeddingManifest = read_json(&manifest);
+    let parsed: Manifest<EmbeddingSet> = read_json(&manifest);
     assert_eq!((parsed.rows, parsed.parts[0].rows, parsed.parts[1].rows), (8200, 8192, 8));
     assert_exit(&workspace.verify(), 0);
     let first = fs::metadata(folder.join("part-00000.parquet")).unwrap().modified().unwrap();

@@ -9,9 +9,10 @@ use std::sync::Arc;
 use arrow::array::{ArrayRef, FixedSizeListArray, Int64Array, RecordBatch};
 use arrow::datatypes::Float32Type;
 use laser_schema::EntityId;
-use laser_schema::ids::{IdRecord, IdsManifest};
+use laser_schema::ids::{IdRecord, IdSet};
+use laser_schema::manifest::Manifest;
 use laser_schema::sample::priority;
-use laser_store::id_set::decode_ids;
+use laser_store::table;
 use parquet::arrow::ArrowWriter;
 
 use crate::{
@@ -65,12 +66,13 @@ impl Night<'_> {
         only(&self.workspace.path(&format!("out/knowledge_ids/kind=user/dt=2026-01-{:02}", self.day)))
     }
 
-    fn manifest(&self) -> IdsManifest {
+    fn manifest(&self) -> Manifest<IdSet> {
         read_json(&self.folder().join("_manifest.json"))
     }
 
     fn records(&self) -> Vec<IdRecord> {
-        let decode = |(path, bytes): (PathBuf, Vec<u8>)| decode_ids(&path.display().to_string(), bytes.into()).unwrap();
+        let decode =
+            |(path, bytes): (PathBuf, Vec<u8>)| table::decode(&path.display().to_string(), bytes.into()).unwrap();
         parts(&self.folder()).into_iter().flat_map(decode).collect()
     }
 

@@ -63,11 +63,7 @@ impl EncoderFiles {
             dimensions: bert.hidden_size,
         };
         if config.batch_tokens == 0 {
-            return Err(EncoderError::Option {
-                key: "batch_tokens",
-                value: "0".to_owned(),
-                reason: "expected at least 1".to_owned(),
-            });
+            return Err(EncoderError::option("batch_tokens", 0, "expected at least 1"));
         }
         Ok(Self { directory: directory.to_owned(), weights, tokenizer, bert, info, config: config.clone() })
     }
@@ -143,15 +139,12 @@ fn max_tokens(
     if tokens > special && tokens <= positions {
         return Ok(tokens);
     }
-    Err(EncoderError::Option {
-        key: "max_tokens",
-        value: tokens.to_string(),
-        reason: format!(
-            "expected {} to {positions}: {special} special tokens and one of the text, and no more than the model has \
-             positions for",
-            special + 1
-        ),
-    })
+    let reason = format!(
+        "expected {} to {positions}: {special} special tokens and one of the text, and no more than the model has \
+         positions for",
+        special + 1
+    );
+    Err(EncoderError::option("max_tokens", tokens, reason))
 }
 
 fn prefix(config: &EncoderConfig, settings: &Settings) -> Result<String, EncoderError> {
@@ -160,12 +153,7 @@ fn prefix(config: &EncoderConfig, settings: &Settings) -> Result<String, Encoder
     if prefix.is_empty() || settings.pools_prompt() {
         return Ok(prefix);
     }
-    Err(EncoderError::Option {
-        key: "prefix",
-        value: format!("{prefix:?}"),
-        reason:
-            "the model's pooling leaves its prompt out (include_prompt = false), which this encoder cannot; choose \
-                 another model, or prefix = \"\""
-                .to_owned(),
-    })
+    let reason = "the model's pooling leaves its prompt out (include_prompt = false), which this encoder cannot; \
+                  choose another model, or prefix = \"\"";
+    Err(EncoderError::option("prefix", format!("{prefix:?}"), reason))
 }

@@ -220,55 +220,36 @@ fn the_directory_says_how_texts_are_pooled_and_the_configuration_overrides_it() 
     assert_eq!((overridden.max_tokens, overridden.prefix.as_str()), (20, ""));
 }
 
-/// Damages an encoder's directory.
-type Spoil = fn(&Path);
-
-/// Each case makes opening or loading the encoder fail with the words beside it.
+/// Opening or loading the encoder of a damaged directory fails with these words.
 #[track_caller]
-fn assert_refused(cases: &[(Spoil, &str)]) {
-    for (spoil, expected) in cases {
-        let dir = tiny();
-        spoil(dir.path());
-        let error = open(dir.path(), &EncoderConfig::default()).unwrap_err().to_string();
-        assert!(error.contains(expected), "{error}\nlacks\n{expected}");
-    }
+fn assert_refused(damage: impl FnOnce(&Path), expected: &str) {
+    let dir = tiny();
+    damage(dir.path());
+    let error = open(dir.path(), &EncoderConfig::default()).unwrap_err().to_string();
+    assert!(error.contains(expected), "{error}\nlacks\n{expected}");
 }
 
 #[test]
 fn a_model_that_the_encoder_cannot_run_is_refused_by_file_and_key() {
-    assert_refused(&[
-        (|d| fs::remove_file(d.join("config.json")).unwrap(), "no config.json; give the directory of a BERT model"),
-        (
-            |d| edit(d.join("config.json"), |c| c["model_type"] = json!("xlm-roberta")),
-            "config.json: model_type is \"xlm-roberta\"; expected \"bert\"",
-        ),
-        (
-            |d| edit(d.join("config.json"), |c| c["hidden_act"] = json!("silu")),
-            "config.json: hidden_act is \"silu\"; expected \"gelu\"",
-        ),
-        (
-            |d| edit(d.join("config.json"), |c| c["is_decoder"] = json!(true)),
-            "config.json: is_decoder is true; expected false",
-        ),
-        (
-            |d| edit(d.join("config.json"), |c| c["hidden_size"] = Value::Null),
-            "config.json: hidden_size is not there; expected a number",
-        ),
-        (
-            |d| edit(d.join("config.json"), |c| c["num_attention_heads"] = json!(3)),
-            "num_attention_heads is 3; expected a divisor of hidden_size = 8",
-        ),
-        (
-            |d| edit(d.join("config.json"), |c| c["vocab_size"] = json!(50)),
-            "has tokens up to 55, but vocab_size of config.json is 50",
-        ),
-        (|d| edit(d.join("config.json"), |c| c["intermediate_size"] = json!(32)), "its weights do not fit config.json"),
-    ]);
+    for (key, value, expected) in [
+        ("model_type", json!("xlm-roberta"), "config.json: model_type is \"xlm-roberta\"; expected \"bert\""),
+        ("hidden_act", json!("silu"), "config.json: hidden_act is \"silu\"; expected \"gelu\""),
+        ("is_decoder", json!(true), "config.json: is_decoder is true; expected false"),
+        ("hidden_size", Value::Null, "config.json: hidden_size is not there; expected a number"),
+        ("num_attention_heads", json!(3), "num_attention_heads is 3; expected a divisor of hidden_size = 8"),
+        ("vocab_size", json!(50), "has tokens up to 55, but vocab_size of config.json is 50"),
+        ("intermediate_size", json!(32), "its weights do not fit config.json"),
+    ] {
+        assert_refused(|d| edit(d.join("config.json"), |c| c[key] = value), expected);
+    }
+    let remove = |d: &Path| fs::remove_file(d.join("config.json")).unwrap();
+    assert_refused(remove, "no config.json; give the directory of a BERT model");
 }
 
 #[test]
 fn a_tokenizer_or_settings_that_the_encoder_cannot_use_are_refused_by_file_and_key() {
-    assert_refused(&[
+    type Damage = fn(&Path);
+    let cases: [(Damage, &str); 7] = [
         (|d| fs::remove_file(d.join("tokenizer.json")).unwrap(), "no tokenizer.json; convert the model's tokenizer"),
         (
             |d| edit(d.join("tokenizer.json"), |t| t["post_processor"] = Value::Null),
@@ -288,7 +269,10 @@ fn a_tokenizer_or_settings_that_the_encoder_cannot_use_are_refused_by_file_and_k
             |d| write_settings(d, &json!({}), &[("Pooling", "3_Pooling")]),
             "no 3_Pooling/config.json; modules.json names it",
         ),
-    ]);
+    ];
+    for (damage, expected) in cases {
+        assert_refused(damage, expected);
+    }
 }
 
 #[test]

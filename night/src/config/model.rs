@@ -8,7 +8,7 @@ use laser_schema::job::Policy;
 use serde::{Deserialize, Serialize};
 
 /// `[model]`: part of the specification but for the device.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
     /// A directory, a `.gguf` file, a hub id, or the URL of a directory.
@@ -24,23 +24,12 @@ pub struct ModelConfig {
     pub device: DeviceOption,
 }
 
-impl Default for ModelConfig {
-    fn default() -> Self {
-        Self {
-            path: String::new(),
-            engine: EngineKind::Tree,
-            dtype: DTypeOption::default(),
-            isq: None,
-            device: DeviceOption::default(),
-        }
-    }
-}
-
 /// What runs the model.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineKind {
     /// Laser's tree attention on mistralrs' layers.
+    #[default]
     Tree,
     /// mistralrs itself, without speculation.
     Mistralrs,

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use laser_coordinator::gate::Gate;
 use laser_coordinator::nats::{NatsClient, RunRef};
+use laser_schema::Progress;
 use laser_schema::job::ShardJob;
 use laser_store::run_store::{Committed, PlannedRun};
 use metrics::{counter, gauge};
@@ -14,7 +15,6 @@ use tracing::instrument;
 use crate::deadline::Deadline;
 use crate::failure;
 use crate::night::{Night, Outcome, without_audits};
-use crate::progress::Progress;
 
 /// Between two polls of store and queue.
 const POLL_EVERY: Duration = Duration::from_secs(3);

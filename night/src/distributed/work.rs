@@ -8,8 +8,8 @@ use laser_coordinator::nats::{self, NatsWorker, RunRef};
 use laser_features::encoder::Encoder;
 use laser_model::ModelFiles;
 use laser_pool_builder::OpenPools;
-use laser_schema::EncoderInfo;
 use laser_schema::job::Spec;
+use laser_schema::{EncoderInfo, Progress};
 use laser_store::Location;
 use laser_store::run_store::{PlannedRun, RunStore};
 use laser_worker::run::{RunContext, Stop, run_worker};
@@ -19,7 +19,7 @@ use tracing::Instrument;
 use crate::config::Config;
 use crate::model::{model_spec, open_model};
 use crate::night::{planned, run_context};
-use crate::progress::{Progress, show_work};
+use crate::progress::show_work;
 use crate::{encoder, generator, telemetry};
 
 /// Generates shards of whatever run has some, until told to stop or idle for `[worker] idle_seconds`. `false`: told
@@ -119,19 +119,11 @@ pub(crate) async fn check_run(
 
 /// Prompts come rendered; all else that decides a text must be the coordinator's.
 fn check_spec(run: &Spec, worker: &Spec) -> Result<()> {
-    let (run, worker) = (serde_json::to_value(run)?, serde_json::to_value(worker)?);
-    let (Some(run), Some(worker)) = (run.as_object(), worker.as_object()) else {
-        return Ok(());
-    };
-    for (key, expected) in run {
-        let found = worker.get(key).unwrap_or(&serde_json::Value::Null);
-        if found != expected {
-            bail!(
-                "it wants {key} = {expected}, but this configuration gives {found}; work with the coordinator's \
-                 [model], \
-                 [generate] and [verification]"
-            );
-        }
+    if let Some((key, expected, found)) = encoder::difference(run, worker)? {
+        bail!(
+            "it wants {key} = {expected}, but this configuration gives {found}; work with the coordinator's [model], \
+             [generate] and [verification]"
+        );
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use laser_coordinator::ledger::LedgerLimits;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_features::encoder::Encoder;
 use laser_pool_builder::OpenPools;
+use laser_schema::Progress;
 use laser_schema::job::{Action, Plan};
 use laser_store::run_store::PlannedRun;
 use laser_worker::generate::TextGenerator;
@@ -19,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::instrument;
 
 use super::{Night, Outcome};
-use crate::progress::{Progress, show_work};
+use crate::progress::show_work;
 use crate::{encoder, generator};
 
 impl Night<'_> {

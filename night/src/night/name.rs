@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use jiff::ToSpan;
 use jiff::civil::Date;
 use laser_pool_builder::PoolRegistry;
-use laser_schema::Digest;
 use laser_schema::layout::{Pins, dated_name};
+use laser_schema::{Digest, Progress};
 use laser_store::Location;
 use laser_store::previous::{self, PreviousSource};
 use laser_store::run_store::{PlannedRun, RunStore};
@@ -15,7 +15,6 @@ use crate::config::RunConfig;
 use crate::encoder;
 use crate::pool_sets;
 use crate::previous::latest;
-use crate::progress::Progress;
 
 /// Unfinished runs of this many nights back are taken up again by the same command.
 const RESUME_NIGHTS: i64 = 2;

@@ -39,7 +39,7 @@ pub enum Outcome {
 pub struct Finished {
     /// The run.
     pub run: PlannedRun,
-    /// What was published, by kind.
+    /// The published manifests, by kind.
     pub manifests: Vec<Manifest>,
     /// The model.
     pub model: ModelFiles,

@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use laser_schema::Kind;
+use laser_schema::{Kind, Progress};
 use laser_schema::interactions::{InteractionTable, SplitBy, Until};
 use laser_store::interactions::{Interactions, Needs};
 
@@ -13,7 +13,6 @@ use super::knowledge::{Compared, Entities, Origin, Places, variants};
 use super::leak::{Ends, check};
 use super::report::CtrReport;
 use crate::ctr::{Data, Impression, ItemSplit, Run, Variant, evaluate};
-use crate::{Progress, Watch};
 
 /// The name of the first variant.
 const BASELINE: &str = "no knowledge";
@@ -22,8 +21,12 @@ const BASELINE: &str = "no knowledge";
 ///
 /// # Errors
 /// Tables that cannot be read or do not fit together, knowledge that knows what is tested on, and trainings that fail.
-pub async fn ctr<'a>(table: &InteractionTable, config: &'a EvalConfig, watch: &mut Watch<'_>) -> Result<CtrReport<'a>> {
-    watch(Progress::Stage("reading"));
+pub async fn ctr<'a>(
+    table: &InteractionTable,
+    config: &'a EvalConfig,
+    progress: &mut dyn Progress,
+) -> Result<CtrReport<'a>> {
+    progress.stage("reading");
     let needs = Needs { rating: true, timestamp: config.split_by.by_time().is_some() };
     let interactions = Interactions::read(table, needs).await?;
     let cuts = match config.split_by.by_time() {
@@ -39,7 +42,7 @@ pub async fn ctr<'a>(table: &InteractionTable, config: &'a EvalConfig, watch: &m
     let compared = compared(config, &entities, ends.as_ref()).await?;
     let splits = Splits { table, config, interactions: &interactions, cuts: cuts.as_deref() };
     // Minutes on all cores: other tasks of this thread move to another one.
-    let (data, runs) = tokio::task::block_in_place(|| splits.train(&compared.variants, watch))?;
+    let (data, runs) = tokio::task::block_in_place(|| splits.train(&compared.variants, progress))?;
     let ends = cuts.and_then(|cuts| cuts.first().copied());
     Ok(CtrReport::new(config, &data, ends, &compared, runs))
 }
@@ -111,20 +114,20 @@ struct Splits<'a> {
 impl Splits<'_> {
     /// Every training, ordered by model, variant and seed; and the first seed's data. Time divides the same for all
     /// seeds; by item each seed holds out items of its own, so that differences tell about other items, too.
-    fn train(&self, variants: &[Variant], watch: &mut Watch<'_>) -> Result<(Data, Vec<Run>)> {
+    fn train(&self, variants: &[Variant], progress: &mut dyn Progress) -> Result<(Data, Vec<Run>)> {
         let seeds: Vec<u64> = (1..=self.config.seeds).collect();
         let seeds_of_split = if self.cuts.is_some() { seeds.len() } else { 1 };
         let total = (self.config.models.len() * variants.len() * seeds.len()) as u64;
-        watch(Progress::Stage("training"));
-        watch(Progress::Update { done: 0, total: Some(total), message: "" });
-        let watch = Mutex::new((watch, 0));
+        progress.stage("training");
+        progress.update(0, Some(total), "");
+        let progress = Mutex::new((progress, 0));
         let done = |run: &Run| {
-            let mut guard = watch.lock().unwrap_or_else(PoisonError::into_inner);
-            let (watch, done) = &mut *guard;
+            let mut guard = progress.lock().unwrap_or_else(PoisonError::into_inner);
+            let (progress, done) = &mut *guard;
             *done += 1;
             let (model, variant, seed) = (run.model.as_str(), &variants[run.variant].name, run.seed);
             let message = format!("{model}, {variant}, seed {seed}: AUC {:.4} in epoch {}", run.auc, run.epoch);
-            watch(Progress::Update { done: *done, total: Some(total), message: &message });
+            progress.update(*done, Some(total), &message);
         };
         let threads = std::thread::available_parallelism()?.get();
         let (mut first, mut runs) = (None, Vec::new());
@@ -136,8 +139,8 @@ impl Splits<'_> {
         runs.sort_by_key(|run| {
             (self.config.models.iter().position(|model| *model == run.model), run.variant, run.seed)
         });
-        let (watch, count) = watch.into_inner().unwrap_or_else(PoisonError::into_inner);
-        watch(Progress::Finished(&format!("{count} models")));
+        let (progress, count) = progress.into_inner().unwrap_or_else(PoisonError::into_inner);
+        progress.finish_with(&format!("{count} models"));
         Ok((first.context("[eval] seeds: none")?, runs))
     }
 

@@ -3,10 +3,10 @@
 use std::time::Instant;
 
 use anyhow::{Result, ensure};
+use laser_schema::Progress;
 use laser_schema::interactions::InteractionTable;
 use serde::Serialize;
 
-use crate::Watch;
 use crate::embed::{hold_out, read, split_name, train_model};
 use crate::lightgcn::{CUTOFF, EmbedConfig};
 use crate::ranking::{Holdout, RankingQuality, evaluate_embeddings, evaluate_popularity};
@@ -55,7 +55,7 @@ pub struct Method {
 pub async fn ranking<'a>(
     table: &InteractionTable,
     config: &'a EmbedConfig,
-    watch: &mut Watch<'_>,
+    progress: &mut dyn Progress,
 ) -> Result<RankingReport<'a>> {
     ensure!(
         config.layers > 0,
@@ -78,11 +78,11 @@ pub async fn ranking<'a>(
         by_time: data.by_time,
         split: split_name(&data),
         config,
-        methods: compare(&data, config, watch)?,
+        methods: compare(&data, config, progress)?,
     })
 }
 
-fn compare(data: &Holdout, config: &EmbedConfig, watch: &mut Watch<'_>) -> Result<Vec<Method>> {
+fn compare(data: &Holdout, config: &EmbedConfig, progress: &mut dyn Progress) -> Result<Vec<Method>> {
     let seen = [data.train.as_slice(), &data.validation];
     let started = Instant::now();
     let mut methods = vec![Method {
@@ -94,7 +94,7 @@ fn compare(data: &Holdout, config: &EmbedConfig, watch: &mut Watch<'_>) -> Resul
     let factorisation = EmbedConfig { layers: 0, ..config.clone() };
     for (name, config) in [("matrix factorisation (BPR)", &factorisation), ("LightGCN", config)] {
         let started = Instant::now();
-        let trained = train_model(name, data, config, watch)?;
+        let trained = train_model(name, data, config, progress)?;
         let embeddings = trained.embeddings(data, &data.train);
         methods.push(Method {
             name,

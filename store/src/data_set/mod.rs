@@ -31,7 +31,7 @@ pub enum ManifestError {
     Unreadable {
         /// The manifest.
         file: String,
-        /// What the parser said.
+        /// The parser's message.
         reason: String,
     },
     /// Another version of Laser wrote it.
@@ -47,18 +47,15 @@ pub enum ManifestError {
     DataSet {
         /// The manifest.
         file: String,
-        /// What it describes.
+        /// The data set that it describes.
         found: DataSet,
-        /// What was asked for.
+        /// The data set that was asked for.
         expected: DataSet,
     },
 }
 
 /// The nights of a data set and kind that an output holds anything of, newest first. One request, however many there
 /// are.
-///
-/// # Errors
-/// The store's.
 pub async fn nights(output: &Location, data_set: DataSet, kind: Kind) -> Result<Vec<Date>, LocationError> {
     let folders = output.join(&data_set.kind_folder(kind)).folders().await?;
     let dates = folders.iter().filter_map(|name| name.strip_prefix("dt=")?.parse().ok());
@@ -68,9 +65,6 @@ pub async fn nights(output: &Location, data_set: DataSet, kind: Kind) -> Result<
 }
 
 /// The runs of a night, complete or not, by name.
-///
-/// # Errors
-/// The store's.
 pub async fn runs(output: &Location, data_set: DataSet, kind: Kind, date: Date) -> Result<Vec<String>, LocationError> {
     let folders = output.join(&data_set.night_folder(kind, date)).folders().await?;
     let runs = folders.iter().filter_map(|name| Some(name.strip_prefix("run=")?.to_owned()));
@@ -120,17 +114,11 @@ pub fn parts_in_flight() -> usize {
 }
 
 /// Whether a folder has its `_SUCCESS`.
-///
-/// # Errors
-/// The store's.
 pub async fn is_complete(folder: &Location) -> Result<bool, LocationError> {
     folder.join(SUCCESS).exists().await
 }
 
 /// The manifest of a folder, complete or not; `None` where there is none.
-///
-/// # Errors
-/// [`ManifestError`].
 pub async fn read<D: Details>(folder: &Location) -> Result<Option<Manifest<D>>, ManifestError> {
     let file = folder.join(MANIFEST);
     let Some(bytes) = file.read_optional().await? else {
@@ -152,9 +140,6 @@ pub async fn read_complete<D: Details>(folder: &Location) -> Result<Option<Manif
 }
 
 /// The parts of a complete folder of any data set, by name; `None` where there is no `_SUCCESS`.
-///
-/// # Errors
-/// [`ManifestError`].
 pub async fn parts(folder: &Location) -> Result<Option<Vec<Location>>, ManifestError> {
     if !is_complete(folder).await? {
         return Ok(None);

@@ -87,7 +87,7 @@ struct Checked {
     truncated: u64,
 }
 
-/// What a data set checks of its own.
+/// The checks that one data set adds to those of all.
 trait CheckOwn: Details + Clone + Send + 'static {
     /// Checks the columns of a part.
     fn part(&self, table: &SealedTable) -> Result<Checked, TableError>;
@@ -257,7 +257,7 @@ impl<'a> Check<'a> {
         }
     }
 
-    /// As many rows in a file as the manifest says.
+    /// Compares the number of rows in a file with the manifest's.
     fn rows(&mut self, name: &str, found: u64, expected: u64) {
         if found != expected {
             self.fault(format!("{name}: {found} rows, the manifest says {expected}"));

@@ -31,9 +31,6 @@ impl<'a> PartWriter<'a> {
     }
 
     /// Creates the next part, and returns what is there from then on: these bytes, or those of whoever was first.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn create(&self, bytes: Bytes) -> Result<Bytes, LocationError> {
         let place = self.place();
         match place.create(bytes.clone()).await? {
@@ -60,27 +57,18 @@ impl<'a> PartWriter<'a> {
 }
 
 /// Writes the manifest and then `_SUCCESS`: the folder is published.
-///
-/// # Errors
-/// The store's.
 pub async fn publish<D: Details>(folder: &Location, manifest: &Manifest<D>) -> Result<(), LocationError> {
     write_manifest(folder, manifest).await?;
     complete(folder).await
 }
 
 /// Writes the manifest alone, for a folder whose `_SUCCESS` is withheld or comes later.
-///
-/// # Errors
-/// The store's.
 pub async fn write_manifest<D: Details>(folder: &Location, manifest: &Manifest<D>) -> Result<(), LocationError> {
     let json = serde_json::to_vec_pretty(manifest).unwrap_or_default();
     folder.join(MANIFEST).write(json.into()).await
 }
 
 /// Writes `_SUCCESS`.
-///
-/// # Errors
-/// The store's.
 pub async fn complete(folder: &Location) -> Result<(), LocationError> {
     folder.join(SUCCESS).write(Bytes::new()).await
 }

@@ -215,7 +215,7 @@ pub struct EmbeddingReader {
     tables: Vec<Location>,
     columns: EmbeddingColumns,
     source: Option<Source>,
-    /// Of the first embedding.
+    /// The dimension of the first embedding.
     dimension: Option<usize>,
 }
 
@@ -228,9 +228,6 @@ enum Source {
 
 impl EmbeddingReader {
     /// Opens a source; of tables nothing is read yet.
-    ///
-    /// # Errors
-    /// See [`EmbeddingError`].
     pub async fn open(files: EmbeddingFiles) -> Result<Self, EmbeddingError> {
         let (tables, columns, source) = match files {
             EmbeddingFiles::Tables(mut tables, columns) => {
@@ -303,12 +300,12 @@ async fn next_rows(
             continue;
         }
         let column = columns.id.iter().find(|name| row.contains_key(*name)).unwrap_or(&columns.id[0]);
-        let wrong = |reason: String| EmbeddingError::Rows(reader.error(number, reason));
-        let id = id_value(row.remove(column), column, "embedding").map_err(wrong)?;
-        let embedding = parse_embedding(row.remove(&columns.embedding), &columns.embedding).map_err(wrong)?;
+        let id = id_value(row.remove(column), column, "embedding").map_err(|e| reader.error(number, e))?;
         let embedding =
-            embedding.ok_or_else(|| wrong(format!("{id} has no embedding in column {:?}", columns.embedding)))?;
-        batch.dimension = same_dimension(dimension, &id, embedding.len()).map_err(wrong)?;
+            parse_embedding(row.remove(&columns.embedding), &columns.embedding).map_err(|e| reader.error(number, e))?;
+        let embedding = embedding
+            .ok_or_else(|| reader.error(number, format!("{id} has no embedding in column {:?}", columns.embedding)))?;
+        batch.dimension = same_dimension(dimension, &id, embedding.len()).map_err(|e| reader.error(number, e))?;
         batch.rows.push(number);
         batch.ids.push(id);
         batch.values.extend(embedding);
@@ -316,14 +313,20 @@ async fn next_rows(
     Ok(Some(batch))
 }
 
-/// The dimension of a source, once an embedding of `found` values fits it.
-fn same_dimension(dimension: &mut Option<usize>, id: &EntityId, found: usize) -> Result<usize, String> {
-    let expected = *dimension.get_or_insert(found);
-    match found {
-        0 => Err(format!("embedding of {id} has no values")),
-        found if found != expected => {
-            Err(format!("embedding of {id} has {found} values, those before have {expected}"))
-        }
-        found => Ok(found),
+/// An embedding that does not fit those before.
+#[derive(Debug, thiserror::Error)]
+enum DimensionError {
+    #[error("embedding of {0} has no values")]
+    Empty(EntityId),
+    #[error("embedding of {id} has {found} values, those before have {expected}")]
+    Other { id: EntityId, found: usize, expected: usize },
+}
+
+/// Returns the dimension of a source, if an embedding of `found` values fits it.
+fn same_dimension(dimension: &mut Option<usize>, id: &EntityId, found: usize) -> Result<usize, DimensionError> {
+    match *dimension.get_or_insert(found) {
+        _ if found == 0 => Err(DimensionError::Empty(id.clone())),
+        expected if expected != found => Err(DimensionError::Other { id: id.clone(), found, expected }),
+        _ => Ok(found),
     }
 }

@@ -92,7 +92,7 @@ impl NpyReader {
         let id = self.ids.next().transpose().map_err(|e| wrong(e.to_string()))?.unwrap_or_default();
         match id.trim() {
             "" => Err(wrong("empty; every row of the matrix needs an id".into())),
-            id => EntityId::Text(id.to_owned()).into_type(self.files.id_type).map_err(wrong),
+            id => EntityId::Text(id.to_owned()).into_type(self.files.id_type).map_err(|e| wrong(e.to_string())),
         }
     }
 

@@ -78,7 +78,7 @@ impl ParquetEmbeddings {
             let id = id.ok_or_else(|| wrong(format!("column {:?} is empty; every entity needs an id", self.id)))?;
             let embedding =
                 embedding.ok_or_else(|| wrong(format!("{id} has no embedding in column {:?}", self.embedding)))?;
-            read.dimension = same_dimension(dimension, &id, embedding.len()).map_err(wrong)?;
+            read.dimension = same_dimension(dimension, &id, embedding.len()).map_err(|e| wrong(e.to_string()))?;
             let embedding = embedding.as_primitive::<Float32Type>();
             let is_finite = |at: &usize| embedding.is_valid(*at) && embedding.value(*at).is_finite();
             if let Some(position) = (0..embedding.len()).find(|at| !is_finite(at)) {

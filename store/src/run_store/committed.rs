@@ -45,9 +45,6 @@ impl Committed {
     }
 
     /// Lists what may have come since.
-    ///
-    /// # Errors
-    /// The store's.
     pub async fn poll(&mut self) -> Result<(), LocationError> {
         for folder in &mut self.folders {
             let (whole, missing) = folder.outputs.split_at(folder.whole);

@@ -5,4 +5,5 @@
 mod entities;
 mod guards;
 mod join;
+mod part;
 mod published;

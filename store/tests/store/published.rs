@@ -5,50 +5,16 @@ use jiff::civil::date;
 use laser_schema::entity::IdType;
 use laser_schema::ids::IdSet;
 use laser_schema::job::{Policy, Spec};
-use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
+use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord};
 use laser_schema::layout::DataSet;
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, Profiles, SUCCESS};
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::Location;
 use laser_store::data_set::{self, PartWriter, verify};
-use laser_store::part::{decode_part, encode_part};
 use laser_store::previous::{PreviousReader, PreviousSource, PreviousText};
-use proptest::strategy::{Strategy, ValueTree};
-use proptest::test_runner::TestRunner;
 use tempfile::TempDir;
 
-fn record(id: i64) -> KnowledgeRecord {
-    let digest = Digest::of(b"x");
-    KnowledgeRecord {
-        entity_id: EntityId::Int(id),
-        text: format!("Text {id}"),
-        prompt_tokens: 3,
-        text_tokens: 9,
-        pool: "user-all".into(),
-        policy: "strict".into(),
-        stop_reason: "end".into(),
-        forwards: 4,
-        drafted_tokens: 20,
-        accepted_tokens: 5,
-        relaxed_tokens: 0,
-        step_accepted: vec![0, 5, 0, 0],
-        mean_log_probability: -0.5,
-        draft_seconds: 0.25,
-        engine_seconds: 0.5,
-        prompt_digest: digest.clone(),
-        spec_digest: digest.clone(),
-        model_digest: digest,
-        pool_digest: String::new(),
-        generated_by: "r".into(),
-        event_timestamp: "2026-11-20T00:00:00Z".parse().unwrap(),
-        created_timestamp: "2026-11-20T03:04:05.678901Z".parse().unwrap(),
-    }
-}
-
-fn part(rows: &[KnowledgeRecord]) -> Bytes {
-    let info = PartInfo::new("r", 0, Kind::User, "a", rows);
-    encode_part("part", IdType::Int64, rows, None, &info).unwrap()
-}
+use crate::part::{part, record};
 
 /// A published folder whose manifest says what the parts hold; tests then change one or the other.
 struct Folder {
@@ -140,19 +106,6 @@ async fn every_flipped_byte_of_a_part_is_found() {
         folder.write("part-00001.parquet", bytes).await;
         let counts = "2 rows in the parts, the manifest says 4";
         folder.check(&["part-00001.parquet: its bytes do not match", counts]).await;
-    }
-}
-
-#[test]
-fn every_flipped_bit_of_a_part_is_found_without_a_manifest_too() {
-    let whole = part(&[record(1), record(2)]);
-    let mut runner = TestRunner::deterministic();
-    for _ in 0..500 {
-        let (at, bit) = (0..whole.len(), 0..8).new_tree(&mut runner).unwrap().current();
-        let mut bytes = whole.to_vec();
-        bytes[at] ^= 1u8 << bit;
-        let error = decode_part("part", bytes.into()).unwrap_err().to_string();
-        assert!(error.starts_with("part: not readable as Parquet: its "), "{at}: {error}");
     }
 }
 

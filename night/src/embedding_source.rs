@@ -1,9 +1,7 @@
 //! Embeddings that a command is given: a published night, a table, or a matrix with a list of ids.
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
 use jiff::civil::Date;
-use laser_night::Config;
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::EmbeddingSet;
 use laser_schema::entity::IdType;
@@ -13,88 +11,79 @@ use laser_schema::{Digest, Kind};
 use laser_store::embeddings::{EmbeddingColumns, EmbeddingFiles, EmbeddingReader, NpyFiles};
 use laser_store::{Location, data_set};
 use serde::Deserialize;
-use serde_json::Value;
 
-/// How embeddings are read that Laser did not write.
-#[derive(Debug, Args)]
-pub(crate) struct Embedded {
-    /// Only this kind; for a .parquet or .npy, whose embeddings these are.
-    #[arg(long, value_parser = kind, value_name = "user|item")]
-    kind: Option<Kind>,
-    /// The entities of the rows of an .npy, an id a line.
-    #[arg(long, value_name = "FILE")]
-    ids: Option<String>,
-    /// Rows of an .npy before the first entity's.
-    #[arg(long, default_value_t = 0, requires = "ids")]
-    skip_rows: usize,
-    /// The type of the ids in --ids.
-    #[arg(long, value_parser = id_type, default_value = "string", requires = "ids", value_name = "string|int64")]
-    id_type: IdType,
-}
+use crate::config::Config;
+use crate::derived::ensure_complete;
 
-pub(crate) fn kind(text: &str) -> Result<Kind, String> {
-    serde_json::from_value(Value::from(text)).map_err(|_| "expected user or item".to_owned())
-}
-
-fn id_type(text: &str) -> Result<IdType, String> {
-    serde_json::from_value(Value::from(text)).map_err(|_| "expected string or int64".to_owned())
+/// The entities of the rows of an `.npy`.
+#[derive(Debug, Clone)]
+pub struct IdList {
+    /// The file, an id a line.
+    pub file: String,
+    /// Rows of the `.npy` before the first entity's.
+    pub skip_rows: usize,
+    /// The type of the ids.
+    pub id_type: IdType,
 }
 
 /// Embeddings of one kind and night.
 #[derive(Debug)]
-pub(crate) struct EmbeddingSource {
+pub struct EmbeddingSource {
     pub(crate) kind: Kind,
     pub(crate) date: Date,
-    /// As in messages.
+    /// The place, for messages.
     pub(crate) path: String,
-    /// Of what it holds.
+    /// Digest of the contents.
     pub(crate) digest: Digest,
-    /// Of the encoder, where the source tells.
+    /// Digest of the encoder, where the source tells.
     pub(crate) encoder: Option<Digest>,
     files: EmbeddingFiles,
 }
 
-/// The details of a manifest of texts or of embeddings, as far as they are needed.
+/// The details that manifests of texts and of embeddings share.
 #[derive(Deserialize)]
 struct Details {
     embedding: Option<EmbeddingInfo>,
 }
 
 impl EmbeddingSource {
-    /// What `path` holds, by kind: by default the newest night of the configuration's output, not after `[run] date`.
+    /// Finds the embeddings at `path` by kind: by default the newest night of the configuration's output, not after
+    /// `[run] date`. Embeddings that Laser did not write need a `kind`, and an `.npy` its `ids`.
     ///
     /// # Errors
     /// Naming what is missing and what to give instead.
-    pub(crate) async fn find(config: &Config, path: Option<&str>, embedded: &Embedded) -> Result<Vec<Self>> {
+    pub async fn find(
+        config: &Config,
+        path: Option<&str>,
+        kind: Option<Kind>,
+        ids: Option<&IdList>,
+    ) -> Result<Vec<Self>> {
         let path = config.or_output(path, "SOURCE")?;
         let place = Location::parse(path)?;
         let is_npy = place.extension() == "npy";
-        ensure!(is_npy || embedded.ids.is_none(), "{path}: --ids is for an .npy; other sources have ids of their own");
+        ensure!(is_npy || ids.is_none(), "{path}: --ids is for an .npy; other sources have ids of their own");
         let date = config.night();
         match place.extension().as_str() {
-            "npy" => Ok(vec![Self::npy(&place, date, embedded).await?]),
-            "parquet" => Ok(vec![Self::table(place, date, embedded).await?]),
+            "npy" => Ok(vec![Self::npy(&place, date, kind, ids).await?]),
+            "parquet" => Ok(vec![Self::table(place, date, kind).await?]),
             _ if place.join(MANIFEST).exists().await? => {
                 let night = Self::night(&place).await?;
                 ensure!(
-                    embedded.kind.is_none_or(|kind| kind == night.kind),
+                    kind.is_none_or(|kind| kind == night.kind),
                     "{path}: holds {}s, not what --kind asks for",
                     night.kind
                 );
                 Ok(vec![night])
             }
-            _ => Self::newest_nights(&place, config, embedded).await,
+            _ => Self::newest_nights(&place, config, kind).await,
         }
     }
 
     /// The newest complete night of each kind: of its texts or, where `laser encode` has made them, of its embeddings.
-    async fn newest_nights(root: &Location, config: &Config, embedded: &Embedded) -> Result<Vec<Self>> {
+    async fn newest_nights(root: &Location, config: &Config, asked: Option<Kind>) -> Result<Vec<Self>> {
         let before = config.after_night()?;
         let mut nights = Vec::new();
-        for kind in Kind::ALL {
-            if embedded.kind.is_some_and(|asked| asked != kind) {
-                continue;
-            }
+        for kind in Kind::ALL.into_iter().filter(|kind| asked.is_none_or(|asked| asked == *kind)) {
             let texts = data_set::newest::<Profiles>(root, kind, before).await?;
             let texts = texts.map(|found| (found.manifest.date, found.folder));
             let embeddings = data_set::newest::<EmbeddingSet>(root, kind, before).await?;
@@ -138,10 +127,10 @@ impl EmbeddingSource {
         })
     }
 
-    /// A file of others than Laser: of its own, folders tell kind, night and encoder.
-    async fn table(place: Location, date: Date, embedded: &Embedded) -> Result<Self> {
+    /// A table that Laser did not write; of its own, folders tell kind, night and encoder.
+    async fn table(place: Location, date: Date, kind: Option<Kind>) -> Result<Self> {
         Ok(Self {
-            kind: embedded.kind.with_context(|| needs_kind(&place))?,
+            kind: kind.with_context(|| needs_kind(&place))?,
             date,
             path: place.url().to_owned(),
             digest: place.fingerprint().await?,
@@ -150,14 +139,14 @@ impl EmbeddingSource {
         })
     }
 
-    async fn npy(place: &Location, date: Date, embedded: &Embedded) -> Result<Self> {
+    async fn npy(place: &Location, date: Date, kind: Option<Kind>, ids: Option<&IdList>) -> Result<Self> {
         let path = place.url().to_owned();
-        let Some(ids) = embedded.ids.clone() else {
+        let Some(IdList { file, skip_rows, id_type }) = ids else {
             bail!("{path}: which entities are its rows? give --ids FILE, an id a line");
         };
-        let kind = embedded.kind.with_context(|| needs_kind(place))?;
-        let (skip_rows, id_type) = (embedded.skip_rows, embedded.id_type);
-        let ids = Location::parse(&ids)?;
+        let kind = kind.with_context(|| needs_kind(place))?;
+        let (skip_rows, id_type) = (*skip_rows, *id_type);
+        let ids = Location::parse(file)?;
         let fingerprints = [place.fingerprint().await?, ids.fingerprint().await?];
         Ok(Self {
             kind,
@@ -169,26 +158,13 @@ impl EmbeddingSource {
         })
     }
 
-    /// Begins to read it.
+    /// Opens the files.
     ///
     /// # Errors
     /// Naming the file.
     pub(crate) async fn reader(&self) -> Result<EmbeddingReader> {
         Ok(EmbeddingReader::open(self.files.clone()).await?)
     }
-}
-
-/// Refuses the folder of a night that is still being made.
-///
-/// # Errors
-/// If it has no `_SUCCESS`.
-pub(crate) async fn ensure_complete(folder: &Location) -> Result<()> {
-    ensure!(
-        data_set::is_complete(folder).await?,
-        "{}: no {SUCCESS}: the night is not complete; run it again first",
-        folder.url()
-    );
-    Ok(())
 }
 
 fn needs_kind(place: &Location) -> String {

@@ -1,9 +1,9 @@
-//! Line charts as SVG: speedup by batch size, acceptance by pool size.
-
-use std::fmt::Display;
+//! Line charts as SVG documents of their own, for the benchmarks.
 
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
+
+use crate::chart::failed;
 
 /// Width and height in pixels.
 const SIZE: (u32, u32) = (760, 440);
@@ -22,14 +22,17 @@ const COLORS: [RGBColor; 8] = [
 
 /// Lines over the same places of a category axis.
 #[derive(Debug)]
-pub(super) struct LineChart {
-    pub(super) title: String,
-    pub(super) x: &'static str,
-    pub(super) y: &'static str,
+pub struct LineChart {
+    /// The heading.
+    pub title: String,
+    /// What the x axis says.
+    pub x: &'static str,
+    /// What the y axis says.
+    pub y: &'static str,
     /// The places of the x axis.
-    pub(super) places: Vec<String>,
+    pub places: Vec<String>,
     /// Names and values, one a place.
-    pub(super) lines: Vec<(String, Vec<f64>)>,
+    pub lines: Vec<(String, Vec<f64>)>,
 }
 
 impl LineChart {
@@ -37,7 +40,7 @@ impl LineChart {
     ///
     /// # Errors
     /// If there is nothing to draw.
-    pub(super) fn svg(&self) -> Result<String> {
+    pub fn svg(&self) -> Result<String> {
         let mut svg = String::new();
         self.draw(SVGBackend::with_string(&mut svg, SIZE))?;
         Ok(svg)
@@ -86,10 +89,6 @@ impl LineChart {
             .map_err(failed)?;
         root.present().map_err(failed)
     }
-}
-
-fn failed(error: impl Display) -> anyhow::Error {
-    anyhow!("the chart cannot be drawn: {error}")
 }
 
 #[cfg(test)]

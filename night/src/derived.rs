@@ -1,0 +1,85 @@
+//! Data sets that are made from a published one: embeddings and knowledge ids.
+
+use anyhow::{Result, ensure};
+use jiff::Timestamp;
+use jiff::civil::Date;
+use laser_delta::Table;
+use laser_schema::layout::dated_name;
+use laser_schema::manifest::{Details, Manifest, PartEntry, SUCCESS};
+use laser_schema::{Digest, Kind};
+use laser_store::{Location, data_set};
+
+use crate::config::Config;
+
+/// A data set of one kind and night that is complete.
+#[derive(Debug, Clone)]
+pub struct Derived<D> {
+    /// Its manifest.
+    pub manifest: Manifest<D>,
+    /// Its folder.
+    pub folder: Location,
+    /// Whether it was not complete before.
+    pub is_new: bool,
+}
+
+/// Where a data set of one kind and night goes.
+pub(crate) struct Destination {
+    kind: Kind,
+    date: Date,
+    pub(crate) run: String,
+    pub(crate) folder: Location,
+    /// The Delta table that it enters, if there is to be one.
+    table: Option<Table>,
+}
+
+impl Destination {
+    /// Named, as a run is, by the date and by what the contents depend on.
+    pub(crate) fn new<D: Details>(
+        config: &Config,
+        output: &Location,
+        (kind, date): (Kind, Date),
+        identity: &Digest,
+    ) -> Self {
+        let run = dated_name(date, identity);
+        let folder = output.join(&D::DATA_SET.folder(kind, date, &run));
+        let table = config.output.is_delta().then(|| Table::new(output, D::DATA_SET, kind));
+        Self { kind, date, run, folder, table }
+    }
+
+    /// The data set, if it is complete. A Delta table that does not know it yet takes it in.
+    pub(crate) async fn find<D: Details>(&self) -> Result<Option<Derived<D>>> {
+        let Some(manifest) = data_set::read_complete(&self.folder).await? else {
+            return Ok(None);
+        };
+        if let Some(table) = &self.table {
+            table.adopt(self.date, &self.run).await?;
+        }
+        Ok(Some(Derived { manifest, folder: self.folder.clone(), is_new: false }))
+    }
+
+    /// Completes the data set, whose parts are there.
+    pub(crate) async fn publish<D: Details>(
+        &self,
+        created: Timestamp,
+        parts: Vec<PartEntry>,
+        details: D,
+    ) -> Result<Derived<D>> {
+        let manifest = Manifest::new(&self.run, (self.kind, self.date), created, parts, details);
+        data_set::write_manifest(&self.folder, &manifest).await?;
+        if let Some(table) = &self.table {
+            table.publish(self.date, &self.run).await?;
+        }
+        data_set::complete(&self.folder).await?;
+        Ok(Derived { manifest, folder: self.folder.clone(), is_new: true })
+    }
+}
+
+/// Refuses the folder of a night that is still being made.
+pub(crate) async fn ensure_complete(folder: &Location) -> Result<()> {
+    ensure!(
+        data_set::is_complete(folder).await?,
+        "{}: no {SUCCESS}: the night is not complete; run it again first",
+        folder.url()
+    );
+    Ok(())
+}
