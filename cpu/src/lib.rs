@@ -7,6 +7,9 @@
 //! The decoder for GPUs and quantised weights, a crate above, shares what describes a model and a step: [`ModelShape`],
 //! [`Rope`], [`Batch`] and [`push_top_k`].
 
+#[cfg(not(target_arch = "x86_64"))]
+compile_error!("Laser runs on x86_64: it has not been tried on any other processor, so it is not built for one");
+
 mod attention;
 mod batch;
 mod cache;

@@ -67,8 +67,6 @@ fn output_md_lists_the_columns_that_are_written() {
     }
 }
 
-/// The page is of x86_64, and elsewhere other crates are downloaded.
-#[cfg(target_arch = "x86_64")]
 #[test]
 fn third_party_md_lists_the_crates_that_are_built() {
     let made = Command::new("python3").arg("tests/third_party.py").output().unwrap();

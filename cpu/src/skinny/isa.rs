@@ -5,11 +5,9 @@ use std::sync::OnceLock;
 /// An instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Isa {
-    #[cfg(target_arch = "x86_64")]
     Avx512,
-    #[cfg(target_arch = "x86_64")]
     Avx2,
-    /// Arrays that the compiler vectorises: NEON on aarch64, which always has it.
+    /// Arrays that the compiler vectorises, for processors without AVX2.
     Portable,
 }
 
@@ -17,18 +15,15 @@ pub(super) enum Isa {
 pub(super) fn isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| {
-        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512dq")
         {
-            if is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512vl")
-                && is_x86_feature_detected!("avx512dq")
-            {
-                return Isa::Avx512;
-            }
-            if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                return Isa::Avx2;
-            }
+            return Isa::Avx512;
+        }
+        if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
+            return Isa::Avx2;
         }
         Isa::Portable
     })
@@ -39,22 +34,18 @@ pub(super) fn isa() -> Isa {
 pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     match isa() {
         // SAFETY: detected.
-        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { with_avx512(work) },
         // SAFETY: detected.
-        #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => unsafe { with_avx2(work) },
         Isa::Portable => work(),
     }
 }
 
-#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
 unsafe fn with_avx512<R>(work: impl FnOnce() -> R) -> R {
     work()
 }
 
-#[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
 unsafe fn with_avx2<R>(work: impl FnOnce() -> R) -> R {
     work()

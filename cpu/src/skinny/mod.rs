@@ -5,7 +5,7 @@
 //! loaded, and streamed once a product, while the rows' sums stay in registers.
 //!
 //! Layout: outputs in *panels* of 16, and in a panel one [`Line`] of 16 weights for each input (f32) or two inputs
-//! (bf16), so that a line is one register of AVX-512, two of AVX2, four of NEON. A tile of the product holds V × T
+//! (bf16), so that a line is one register of AVX-512 or two of AVX2. A tile of the product holds V × T
 //! registers of sums for V registers of outputs and T rows; each line is loaded once and each x is broadcast.
 //!
 //! bf16 weights are widened to f32, which takes as many instructions as the products of a few rows. AVX512-BF16
@@ -16,9 +16,7 @@
 //! the bit, on the other rows, the tile or the number of threads.
 #![expect(unsafe_code, reason = "registers are addressed through pointers; `product` checks the bounds of all of them")]
 
-#[cfg(target_arch = "x86_64")]
 mod avx2;
-#[cfg(target_arch = "x86_64")]
 mod avx512;
 mod bf16;
 mod isa;

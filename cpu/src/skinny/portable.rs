@@ -36,7 +36,7 @@ impl Simd for Arrays {
     #[inline(always)]
     unsafe fn fused(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
         // Where there is no such instruction, `mul_add` is a call.
-        let fused = cfg!(any(target_arch = "aarch64", target_feature = "fma"));
+        let fused = cfg!(target_feature = "fma");
         std::array::from_fn(|lane| match fused {
             true => a[lane].mul_add(b[lane], c[lane]),
             false => a[lane] * b[lane] + c[lane],

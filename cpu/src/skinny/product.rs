@@ -2,7 +2,6 @@
 
 use rayon::prelude::*;
 
-#[cfg(target_arch = "x86_64")]
 use super::{avx2, avx512};
 use super::{
     bf16::with_pairs,
@@ -80,9 +79,7 @@ fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
 /// The product of f32 elements; weights in bf16 are widened.
 fn widened_product() -> Product {
     match isa() {
-        #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => avx512::avx512,
-        #[cfg(target_arch = "x86_64")]
         Isa::Avx2 => avx2::avx2,
         Isa::Portable => portable::portable,
     }
@@ -90,7 +87,6 @@ fn widened_product() -> Product {
 
 /// The product of pairs of bf16, if the processor multiplies those.
 pub(super) fn paired_product() -> Option<Product> {
-    #[cfg(target_arch = "x86_64")]
     if isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") {
         return Some(avx512::avx512_bf16);
     }

@@ -6,7 +6,6 @@ use std::sync::Mutex;
 
 use proptest::prelude::*;
 
-#[cfg(target_arch = "x86_64")]
 use super::{
     avx2, avx512,
     isa::{Isa, isa},
@@ -23,14 +22,11 @@ use super::{
 /// The products of elements that this processor can run.
 fn products() -> Vec<(&'static str, Product)> {
     let mut products: Vec<(&'static str, Product)> = vec![("portable", portable)];
-    #[cfg(target_arch = "x86_64")]
-    {
-        if isa() != Isa::Portable {
-            products.push(("avx2", avx2::avx2));
-        }
-        if isa() == Isa::Avx512 {
-            products.push(("avx512", avx512::avx512));
-        }
+    if isa() != Isa::Portable {
+        products.push(("avx2", avx2::avx2));
+    }
+    if isa() == Isa::Avx512 {
+        products.push(("avx512", avx512::avx512));
     }
     for name in ["avx2", "avx512"] {
         if !products.iter().any(|(product, _)| *product == name) {

@@ -213,7 +213,6 @@ fn bf16_weights_give_the_scores_of_the_same_weights_in_f32() {
     let mut bf16 = TreeEngine::load(&bf16).unwrap();
     assert_eq!(bf16.info().dtype, "bf16");
     let got = sequential(&mut bf16, &tokens);
-    #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw") {
         return assert_within(&got, &expected, 0.1, "bf16");
     }

@@ -3,8 +3,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context, Result, ensure};
-use laser_schema::{Kind, Progress};
 use laser_schema::interactions::{InteractionTable, SplitBy, Until};
+use laser_schema::{Kind, Progress};
 use laser_store::interactions::{Interactions, Needs};
 
 use super::EvalConfig;
