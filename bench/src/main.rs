@@ -3,14 +3,13 @@
 //! `paper` compares ways of speculating, `ablation` policies of verification, `sweep` sizes of pools and trees, `batch`
 //! batch sizes; they differ in their list of [variants] only, and one routine runs such a list [interleaved](mod@run).
 //! `engine` measures forwards alone, `replay` measures drafting on known texts, without a model; `plan`, `publish`,
-//! `ledger`, `queue` and `look` measure the coordinator on nights of any size.
+//! `queue` and `look` measure the coordinator on nights of any size.
 //!
 //! Texts, acceptance and counts are a function of the inputs and the seed; times are of this machine, at this
 //! moment. Each command prints a table and writes the same figures as JSON.
 
 mod engine;
 mod history;
-mod ledger;
 mod look;
 mod old;
 mod paper;
@@ -79,8 +78,6 @@ enum Command {
     Engine(engine::EngineArgs),
     /// Time and memory of building the pools of a synthetic night and planning it.
     Plan(plan::PlanArgs),
-    /// A simulated night of any size on the ledger of one process: events, processor time, memory.
-    Ledger(ledger::LedgerArgs),
     /// The queue of a distributed night on a NATS server, with many leases in flight.
     Queue(queue::QueueArgs),
     /// Time and memory of publishing and verifying a synthetic night.
@@ -337,11 +334,6 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Plan(options) => {
             let report = plan::run(&options).await?;
             write_json(&options.output.join("plan.json"), &report)?;
-            print(&report.render(style))
-        }
-        Command::Ledger(options) => {
-            let report = ledger::run(&options)?;
-            write_json(&options.output.join("ledger.json"), &report)?;
             print(&report.render(style))
         }
         Command::Queue(options) => {
