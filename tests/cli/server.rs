@@ -22,18 +22,19 @@ impl Server {
     pub(crate) fn start(mut command: Command, address: &str, ready: &str) -> Self {
         let (log, end) = pipe().unwrap();
         let child = command.stdout(end.try_clone().unwrap()).stderr(end).spawn().unwrap();
+        let mut server = Self { child, port: 0 };
         // The command holds its end of the pipe open, and a server that ends is to end its log.
         drop(command);
         let mut lines = BufReader::new(log).lines().map_while(Result::ok);
-        let (mut seen, mut port) = (String::new(), None);
+        let mut seen = String::new();
         for line in lines.by_ref() {
             if let Some((_, address)) = line.split_once(address) {
-                port = address.rsplit(':').next().and_then(|port| port.trim().parse().ok());
+                server.port = address.rsplit(':').next().and_then(|port| port.trim().parse().ok()).unwrap_or(0);
             }
-            if let (Some(port), true) = (port, line.contains(ready)) {
+            if server.port > 0 && line.contains(ready) {
                 // The log is read to its end, since a full pipe stops the server.
                 std::thread::spawn(move || lines.for_each(drop));
-                return Self { child, port };
+                return server;
             }
             seen += &(line + "\n");
         }

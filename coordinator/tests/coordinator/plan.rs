@@ -154,7 +154,8 @@ async fn an_unchanged_entity_keeps_its_text() {
 async fn another_template_specification_or_wish_carries_nothing() {
     let (mut night, _) = second_night().await;
     let original = (night.template.clone(), night.spec.clone(), night.carry_forward);
-    let changes: [(fn(&mut Night), u64); 5] = [
+    type Change = fn(&mut Night);
+    let changes: [(Change, u64); 5] = [
         (|_| {}, 30),
         (|n| n.template.push('!'), 0),
         (|n| n.spec.verification = Policy::Relaxed { k: 2, p: 0.1 }, 0),
