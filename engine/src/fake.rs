@@ -4,7 +4,7 @@
 //! the last token alone decides, between phrases the last `order` tokens do, so texts repeat
 //! phrases the way real ones do and a pool of earlier texts helps. Whether a text ends also depends
 //! on the position, or a text that repeats itself would never end. Protocol and capacity are
-//! checked as strictly as by [`TreeEngine`](crate::TreeEngine).
+//! checked as strictly as by the tree engine.
 
 use laser_decode::{Candidate, ROOT_PARENT, Token};
 

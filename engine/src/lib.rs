@@ -6,7 +6,7 @@
 //! ancestors, nothing else. The nodes are provisional until [`Engine::commit`] keeps one path of
 //! them and forgets the rest.
 //!
-//! - [`TreeEngine`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF): on CPUs in f32 and bf16 the
+//! - The tree engine, by [`load`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF): on CPUs in f32 and bf16 the
 //!   decoder of [`laser_cpu`], otherwise one on mistralrs' layers.
 //! - [`FakeEngine`]: a seeded function of the last tokens, for tests of everything above the
 //!   engine.
@@ -46,4 +46,4 @@ pub use mistral::{Completion, Finish, MistralEngine};
 pub use options::{DTypeOption, EngineOptions};
 pub use scores::Scores;
 pub use segment::{Segment, Slot};
-pub use tree::TreeEngine;
+pub use tree::load;
