@@ -6,8 +6,9 @@ use laser_recommender::embed as embedding;
 use laser_recommender::evaluate::{self, CtrReport, GroupRow, RankingReport, Split, instant};
 use laser_recommender::lightgcn::CUTOFF;
 use laser_recommender::statistics::{Comparison, Mean};
-
 use laser_terminal::{Display, Style, Table, print};
+
+use crate::print_json;
 
 /// How findings are printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,10 +45,10 @@ pub(crate) async fn ranking(config: &Config, format: Format) -> Result<()> {
     let mut display = Display::new();
     let report = evaluate::ranking(config.interactions()?, &config.embed, &mut display).await?;
     drop(display);
-    print(&match format {
-        Format::Json => serde_json::to_string_pretty(&report)? + "\n",
-        Format::Tables(style) => ranking_tables(&report, style),
-    })
+    match format {
+        Format::Json => print_json(&report),
+        Format::Tables(style) => print(&ranking_tables(&report, style)),
+    }
 }
 
 /// `laser eval ctr`.
@@ -55,10 +56,10 @@ pub(crate) async fn ctr(config: &Config, format: Format) -> Result<()> {
     let mut display = Display::new();
     let report = evaluate::ctr(config.interactions()?, &config.eval, &mut display).await?;
     drop(display);
-    print(&match format {
-        Format::Json => serde_json::to_string_pretty(&report)? + "\n",
-        Format::Tables(style) => ctr_tables(&report, style),
-    })
+    match format {
+        Format::Json => print_json(&report),
+        Format::Tables(style) => print(&ctr_tables(&report, style)),
+    }
 }
 
 fn ranking_tables(report: &RankingReport<'_>, style: Style) -> String {

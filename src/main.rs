@@ -20,6 +20,7 @@ use clap::{Args, Parser, Subcommand};
 use laser_night::{Config, Night, demo, distributed};
 use laser_pool_builder::TuneConfig;
 use laser_terminal::{Display, Style, print};
+use serde::Serialize;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 use tokio_util::sync::CancellationToken;
 
@@ -304,6 +305,10 @@ impl ConfigArgs {
     }
 }
 
+fn print_json(value: &impl Serialize) -> Result<()> {
+    print(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
 /// Parses a word as configurations have it.
 fn word<T: DeserializeOwned>(text: &str) -> Result<T, serde::de::value::Error> {
     T::deserialize(text.into_deserializer())
@@ -334,8 +339,7 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Run(args) => return run(&args.load()?).await,
         Command::Coordinator(args) => return coordinate(&args.load()?, None).await,
         Command::Worker(args) => {
-            let drain = CancellationToken::new();
-            drain_on_signal(drain.clone())?;
+            let drain = drain_on_signal()?;
             let config = args.load()?;
             telemetry::serve(&config)?;
             let ended = distributed::work(&config, &mut Display::new(), &drain).await?;
@@ -411,8 +415,7 @@ async fn dlq(command: DlqCommand) -> Result<()> {
 
 async fn run(config: &Config) -> Result<u8> {
     telemetry::serve(config)?;
-    let drain = CancellationToken::new();
-    drain_on_signal(drain.clone())?;
+    let drain = drain_on_signal()?;
     let mut display = Display::new();
     if let Some((last_night, tonight)) = demo::nights(config)? {
         print("Demo, last night: a first night, without pools.\n")?;
@@ -433,8 +436,7 @@ async fn run_night(config: &Config, display: &mut Display, drain: &CancellationT
 
 async fn coordinate(config: &Config, run: Option<&str>) -> Result<u8> {
     telemetry::serve(config)?;
-    let drain = CancellationToken::new();
-    drain_on_signal(drain.clone())?;
+    let drain = drain_on_signal()?;
     let mut display = Display::new();
     let outcome = distributed::coordinate(config, run, &mut display, &drain).await?;
     drop(display);
@@ -442,10 +444,12 @@ async fn coordinate(config: &Config, run: Option<&str>) -> Result<u8> {
 }
 
 /// The first SIGINT or SIGTERM drains, the second ends the process at once; what is committed stays.
-fn drain_on_signal(drain: CancellationToken) -> Result<()> {
+fn drain_on_signal() -> Result<CancellationToken> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let signalled = CancellationToken::new();
+    let drain = signalled.clone();
     tokio::spawn(async move {
         loop {
             tokio::select! {
@@ -458,5 +462,5 @@ fn drain_on_signal(drain: CancellationToken) -> Result<()> {
             drain.cancel();
         }
     });
-    Ok(())
+    Ok(signalled)
 }

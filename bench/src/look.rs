@@ -10,9 +10,9 @@ use laser_store::run_store::{Committed, PlannedRun, RunStore};
 use laser_terminal::{Style, Table};
 use serde::Serialize;
 
-use super::machine;
 use super::simulated;
 use super::stage::cpu_seconds;
+use super::{machine, remove_old};
 
 /// `laser-bench look`.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -63,9 +63,7 @@ impl LookReport {
 /// Looks at a store that is half full, twice.
 pub(super) async fn run(options: &LookArgs) -> Result<LookReport> {
     let dir = options.output.join("look");
-    if dir.exists() {
-        std::fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    }
+    remove_old(&dir)?;
     let plan = simulated::plan(256 * u64::from(options.shards), options.shards);
     let output = Location::parse(&dir.to_string_lossy())?;
     let run = PlannedRun::new(RunStore::new(&output, &plan.run), plan);

@@ -357,7 +357,7 @@ fn finish(report: &Report, output: &Path, style: Style) -> Result<()> {
 
 /// Keeps the figures as JSON and shows their table.
 fn write_and_print(path: &Path, report: &impl Serialize, table: &str) -> Result<()> {
-    write_json(path, report)?;
+    write_file(path, serde_json::to_vec_pretty(report)?)?;
     print(table)
 }
 
@@ -369,8 +369,12 @@ fn machine() -> String {
     format!("{}, {threads} threads", name.map_or(std::env::consts::ARCH, |(_, name)| name.trim()))
 }
 
-fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    write_file(path, serde_json::to_vec_pretty(value)?)
+/// An empty place for files.
+fn remove_old(dir: &Path) -> Result<()> {
+    if dir.exists() {
+        std::fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    Ok(())
 }
 
 fn write_file(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {

@@ -117,7 +117,8 @@ impl TreeLm {
             }
             x = (&x + layer.mlp(&x)?)?;
         }
-        self.head.forward_logits(&self.norm.forward(&x)?).map(Some)
+        // Logits are compared, not fed on.
+        self.head.forward(&self.norm.forward(&x)?)?.to_dtype(DType::F32).map(Some)
     }
 
     fn scored_rows(&self, x: Tensor, batch: &Batch<'_>) -> Result<Tensor> {

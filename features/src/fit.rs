@@ -116,8 +116,7 @@ pub enum FitError {
     /// The parent has another shape than the configuration or the embeddings.
     #[error(
         "the previous codebook {parent} has {what} {expected}, tonight it is {found}: its ids would mean something \
-         else. \
-         Go back to {expected}, or begin anew with --previous none"
+         else. Go back to {expected}, or begin anew with --previous none"
     )]
     OtherParent {
         /// Its digest.

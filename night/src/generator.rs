@@ -52,8 +52,7 @@ async fn load_mistralrs(
 async fn load_mistralrs(_: EngineOptions, _: Tokenizer, _: GenerateOptions) -> Result<Box<dyn TextGenerator>> {
     anyhow::bail!(
         "[model] engine = \"mistralrs\": this laser was built without it; build it with `cargo build --release \
-         --features \
-         mistralrs`, or choose engine = \"tree\" for Llama, Mistral and Qwen models"
+         --features mistralrs`, or choose engine = \"tree\" for Llama, Mistral and Qwen models"
     )
 }
 

@@ -61,6 +61,7 @@ struct Begun {
 }
 
 /// What a night is made from, all of it checked.
+#[derive(Debug)]
 pub struct Night<'a> {
     pub(crate) config: &'a Config,
     pub(crate) model: ModelFiles,
@@ -68,12 +69,6 @@ pub struct Night<'a> {
     pub(crate) spec: Spec,
     pub(crate) encoder: Option<Arc<EncoderFiles>>,
     pub(crate) output: Location,
-}
-
-impl std::fmt::Debug for Night<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Night").field("spec", &self.spec).field("output", &self.output).finish_non_exhaustive()
-    }
 }
 
 impl<'a> Night<'a> {

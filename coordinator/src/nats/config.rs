@@ -117,11 +117,6 @@ impl NatsConfig {
         let doublings = attempt.saturating_sub(1).min(16);
         (Duration::from_secs(self.retry_seconds) * (1 << doublings)).min(RETRY_MAX)
     }
-
-    /// The servers' addresses.
-    pub(super) fn urls(&self) -> Vec<&str> {
-        self.url.split(',').map(str::trim).collect()
-    }
 }
 
 /// Whether a name can be one token of a subject and the name of a stream or consumer.
