@@ -62,34 +62,15 @@ impl Default for RunConfig {
 
 /// Which pools a run drafts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
+#[serde(rename_all = "lowercase")]
 pub enum PoolChoice {
     /// Its own, built from previous knowledge when it begins.
     Nightly,
     /// The set that is promoted when it begins.
     Promoted,
     /// A version of the output, or a folder or URL.
+    #[serde(untagged)]
     Set(String),
-}
-
-impl From<String> for PoolChoice {
-    fn from(text: String) -> Self {
-        match text.as_str() {
-            "nightly" => Self::Nightly,
-            "promoted" => Self::Promoted,
-            _ => Self::Set(text),
-        }
-    }
-}
-
-impl From<PoolChoice> for String {
-    fn from(choice: PoolChoice) -> Self {
-        match choice {
-            PoolChoice::Nightly => "nightly".to_owned(),
-            PoolChoice::Promoted => "promoted".to_owned(),
-            PoolChoice::Set(text) => text,
-        }
-    }
 }
 
 /// `[output]`.
