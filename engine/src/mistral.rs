@@ -41,8 +41,7 @@ pub struct Completion {
     pub finish: Finish,
 }
 
-/// A model run by mistralrs. Loading starts a thread of its own that ends when the engine is
-/// dropped.
+/// A model run by mistralrs. Loading starts a thread of its own that ends when the engine is dropped.
 pub struct MistralEngine {
     model: Model,
     max_positions: usize,
@@ -100,8 +99,7 @@ impl MistralEngine {
         max_new_tokens: usize,
         stop_tokens: &[u32],
     ) -> Result<Completion, EngineError> {
-        // mistralrs answers a sequence that runs into the limit with an error, so it stops one
-        // short of it.
+        // mistralrs answers a sequence that runs into the limit with an error, so it stops one short of it.
         let room = self.max_positions.saturating_sub(prompt.len() + 1);
         let length = max_new_tokens.min(room);
         if prompt.is_empty() || length == 0 {

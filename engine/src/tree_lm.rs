@@ -5,8 +5,7 @@
 //! node's position is the committed length plus its depth, and it sees its ancestors alone. Only scored nodes pass the
 //! last MLP and the vocabulary, and only their most probable tokens leave a GPU.
 //!
-//! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask
-//! and positions.
+//! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask and positions.
 
 use candle_core::{CpuStorage, D, DType, Device, Module, Result, Storage, Tensor};
 use candle_nn::{Embedding, RmsNorm};

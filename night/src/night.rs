@@ -1,8 +1,7 @@
 //! One night: from tables and last night's knowledge to a published data set, in one process.
 //!
-//! A run is named by its date and by what it depends on, so the same command finds the same run again and
-//! goes on where it was: pools that are built stay, a plan that is written stays, a shard that is committed
-//! is never generated twice.
+//! A run is named by its date and by what it depends on, so the same command finds the same run again and goes on where
+//! it was: pools that are built stay, a plan that is written stays, a shard that is committed is never generated twice.
 
 mod generate;
 mod name;

@@ -56,8 +56,7 @@ async fn decode(model: &Model, prompt: Vec<u32>, count: usize) -> Vec<Record> {
     std::mem::take(&mut tap.0.lock().unwrap())
 }
 
-/// Log-probabilities agree for our candidates, and the first choice unless the two best are closer
-/// than 1e-3.
+/// Log-probabilities agree for our candidates, and the first choice unless the two best are closer than 1e-3.
 fn assert_agrees(ours: &[Candidate], logits: &[f32], what: &str) {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
