@@ -10,15 +10,6 @@ use laser_terminal::{Display, Style, Table, print};
 
 use crate::print_json;
 
-/// How findings are printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// Tables.
-    Tables(Style),
-    /// JSON.
-    Json,
-}
-
 /// `laser embed`.
 pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
     let mut display = Display::new();
@@ -41,24 +32,24 @@ pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
 }
 
 /// `laser eval embed`.
-pub(crate) async fn ranking(config: &Config, format: Format) -> Result<()> {
+pub(crate) async fn ranking(config: &Config, style: Option<Style>) -> Result<()> {
     let mut display = Display::new();
     let report = evaluate::ranking(config.interactions()?, &config.embed, &mut display).await?;
     drop(display);
-    match format {
-        Format::Json => print_json(&report),
-        Format::Tables(style) => print(&ranking_tables(&report, style)),
+    match style {
+        None => print_json(&report),
+        Some(style) => print(&ranking_tables(&report, style)),
     }
 }
 
 /// `laser eval ctr`.
-pub(crate) async fn ctr(config: &Config, format: Format) -> Result<()> {
+pub(crate) async fn ctr(config: &Config, style: Option<Style>) -> Result<()> {
     let mut display = Display::new();
     let report = evaluate::ctr(config.interactions()?, &config.eval, &mut display).await?;
     drop(display);
-    match format {
-        Format::Json => print_json(&report),
-        Format::Tables(style) => print(&ctr_tables(&report, style)),
+    match style {
+        None => print_json(&report),
+        Some(style) => print(&ctr_tables(&report, style)),
     }
 }
 

@@ -208,12 +208,10 @@ struct EvalArgs {
 }
 
 impl EvalArgs {
-    fn format(&self) -> eval::Format {
-        match (self.json, self.markdown) {
-            (true, _) => eval::Format::Json,
-            (_, true) => eval::Format::Tables(Style::Markdown),
-            _ => eval::Format::Tables(Style::Text),
-        }
+    /// How tables are printed; none for JSON.
+    fn style(&self) -> Option<Style> {
+        let style = if self.markdown { Style::Markdown } else { Style::Text };
+        (!self.json).then_some(style)
     }
 }
 
@@ -378,10 +376,10 @@ async fn dispatch(command: Command) -> Result<u8> {
             eval::embed(&config.load_learning()?, &output).await?;
         }
         Command::Eval(EvalCommand::Embed(args)) => {
-            eval::ranking(&args.config.load_learning()?, args.format()).await?;
+            eval::ranking(&args.config.load_learning()?, args.style()).await?;
         }
         Command::Eval(EvalCommand::Ctr(args)) => {
-            eval::ctr(&args.config.load_learning()?, args.format()).await?;
+            eval::ctr(&args.config.load_learning()?, args.style()).await?;
         }
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }

@@ -3,8 +3,7 @@
 use laser_coordinator::finalise::{Published, Terms, publish};
 use laser_coordinator::gate::Gate;
 use laser_schema::Kind;
-use laser_schema::audit::Audit;
-use laser_schema::audit::AuditReport;
+use laser_schema::audit::{Audit, AuditReport};
 use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::Figures;

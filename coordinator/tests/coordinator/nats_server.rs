@@ -22,15 +22,6 @@ pub(crate) enum Version {
     New,
 }
 
-impl Version {
-    fn binary(self) -> String {
-        match self {
-            Self::Old => installed("LASER_NATS_OLD", "nats.sh"),
-            Self::New => installed("LASER_NATS_NEW", "nats.sh"),
-        }
-    }
-}
-
 /// A NATS server.
 pub(crate) struct Server {
     dir: TempDir,
@@ -68,7 +59,8 @@ impl Server {
     }
 
     fn launch(version: Version, dir: TempDir, environment: BTreeMap<&'static str, String>, secure: bool) -> Self {
-        let binary = version.binary();
+        let variable = if version == Version::Old { "LASER_NATS_OLD" } else { "LASER_NATS_NEW" };
+        let binary = installed(variable, "nats.sh");
         let process = serve(&binary, dir.path(), &environment, "-1");
         Self { dir, binary, secure, environment, process }
     }
