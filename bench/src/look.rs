@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use laser_store::Location;
 use laser_store::run_store::{Committed, PlannedRun, RunStore};
@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::simulated;
 use super::stage::cpu_seconds;
-use super::{machine, remove_old};
+use super::{machine, remove_old, write_file};
 
 /// `laser-bench look`.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -74,11 +74,7 @@ pub(super) async fn run(options: &LookArgs) -> Result<LookReport> {
     let mut start = 0;
     for look in ["first", "next"] {
         for job in &plan.shards[start..end] {
-            let path = dir.join(&job.output);
-            let parent = path.parent().unwrap_or(&dir);
-            std::fs::create_dir_all(parent)
-                .and_then(|()| std::fs::write(&path, b""))
-                .with_context(|| path.display().to_string())?;
+            write_file(&dir.join(&job.output), b"")?;
         }
         let (started, cpu) = (Instant::now(), cpu_seconds()?);
         committed.poll().await?;

@@ -75,11 +75,6 @@ impl Server {
         self.process = serve(&self.binary, self.dir.path(), &self.environment, &port);
     }
 
-    /// All that the server has stored; call it while the server is down.
-    pub(crate) fn lose_store(&self) {
-        fs::remove_dir_all(self.dir.path().join("store")).unwrap();
-    }
-
     pub(crate) fn config(&self) -> NatsConfig {
         let scheme = if self.secure { "tls" } else { "nats" };
         NatsConfig {

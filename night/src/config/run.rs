@@ -82,10 +82,8 @@ pub struct OutputConfig {
     /// The share of the entities that must have a text.
     pub min_coverage: f64,
     /// How many nights stay; all if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_nights: Option<usize>,
     /// A table format in which data sets are published besides the folders of parts; none if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub table: Option<TableFormat>,
 }
 
@@ -123,7 +121,6 @@ pub struct DemoConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct WorkerConfig {
     /// Seconds without work after which the worker ends; never if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_seconds: Option<u64>,
     /// Seconds that a draining worker has for the shards in hand.
     pub grace_seconds: u64,
@@ -151,6 +148,5 @@ impl WorkerConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsConfig {
     /// The address that serves `/metrics`; none if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
 }
