@@ -66,12 +66,15 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
         let report = verify(&folder).await?;
         let state = if report.faults.is_empty() { "whole" } else { "DAMAGED" };
         print(&format!("{state}: {} ({} parts, {} rows)\n", report.folder, report.parts, report.rows))?;
-        for fault in &report.faults {
-            print(&format!("  {fault}\n"))?;
-        }
-        whole &= report.faults.is_empty();
+        whole &= tell_faults(&report.faults)?;
     }
     Ok(whole & verify_tables(&location).await?)
+}
+
+/// Whether there are none.
+fn tell_faults(faults: &[String]) -> Result<bool> {
+    faults.iter().try_for_each(|fault| print(&format!("  {fault}\n")))?;
+    Ok(faults.is_empty())
 }
 
 /// Compares the Delta tables of the output with its manifests. `false` if one has a fault.
@@ -84,10 +87,7 @@ async fn verify_tables(output: &Location) -> Result<bool> {
             };
             let state = if faults.is_empty() { "agrees" } else { "DISAGREES" };
             print(&format!("{state}: the table {} with its manifests\n", data_set.kind_folder(kind)))?;
-            for fault in &faults {
-                print(&format!("  {fault}\n"))?;
-            }
-            whole &= faults.is_empty();
+            whole &= tell_faults(&faults)?;
         }
     }
     Ok(whole)

@@ -6,17 +6,9 @@ use laser_recommender::embed as embedding;
 use laser_recommender::evaluate::{self, CtrReport, GroupRow, RankingReport, Split, instant};
 use laser_recommender::lightgcn::CUTOFF;
 use laser_recommender::statistics::{Comparison, Mean};
-
 use laser_terminal::{Display, Style, Table, print};
 
-/// How findings are printed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Format {
-    /// Tables.
-    Tables(Style),
-    /// JSON.
-    Json,
-}
+use crate::print_json;
 
 /// `laser embed`.
 pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
@@ -40,25 +32,25 @@ pub(crate) async fn embed(config: &Config, output: &str) -> Result<()> {
 }
 
 /// `laser eval embed`.
-pub(crate) async fn ranking(config: &Config, format: Format) -> Result<()> {
+pub(crate) async fn ranking(config: &Config, style: Option<Style>) -> Result<()> {
     let mut display = Display::new();
     let report = evaluate::ranking(config.interactions()?, &config.embed, &mut display).await?;
     drop(display);
-    print(&match format {
-        Format::Json => serde_json::to_string_pretty(&report)? + "\n",
-        Format::Tables(style) => ranking_tables(&report, style),
-    })
+    match style {
+        None => print_json(&report),
+        Some(style) => print(&ranking_tables(&report, style)),
+    }
 }
 
 /// `laser eval ctr`.
-pub(crate) async fn ctr(config: &Config, format: Format) -> Result<()> {
+pub(crate) async fn ctr(config: &Config, style: Option<Style>) -> Result<()> {
     let mut display = Display::new();
     let report = evaluate::ctr(config.interactions()?, &config.eval, &mut display).await?;
     drop(display);
-    print(&match format {
-        Format::Json => serde_json::to_string_pretty(&report)? + "\n",
-        Format::Tables(style) => ctr_tables(&report, style),
-    })
+    match style {
+        None => print_json(&report),
+        Some(style) => print(&ctr_tables(&report, style)),
+    }
 }
 
 fn ranking_tables(report: &RankingReport<'_>, style: Style) -> String {

@@ -43,8 +43,7 @@ pub(crate) async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
             }
             telemetry::tell_error(
                 "a guard is breached and [guards] action is \"fail\": _SUCCESS is withheld. To publish all the same, \
-                 run \
-                 the same command with --set guards.action=warn",
+                 run the same command with --set guards.action=warn",
             );
             Ok(DATA_ERROR)
         }

@@ -20,6 +20,7 @@ use clap::{Args, Parser, Subcommand};
 use laser_night::{Config, Night, demo, distributed};
 use laser_pool_builder::TuneConfig;
 use laser_terminal::{Display, Style, print};
+use serde::Serialize;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 use tokio_util::sync::CancellationToken;
 
@@ -207,12 +208,10 @@ struct EvalArgs {
 }
 
 impl EvalArgs {
-    fn format(&self) -> eval::Format {
-        match (self.json, self.markdown) {
-            (true, _) => eval::Format::Json,
-            (_, true) => eval::Format::Tables(Style::Markdown),
-            _ => eval::Format::Tables(Style::Text),
-        }
+    /// How tables are printed; none for JSON.
+    fn style(&self) -> Option<Style> {
+        let style = if self.markdown { Style::Markdown } else { Style::Text };
+        (!self.json).then_some(style)
     }
 }
 
@@ -304,6 +303,10 @@ impl ConfigArgs {
     }
 }
 
+fn print_json(value: &impl Serialize) -> Result<()> {
+    print(&(serde_json::to_string_pretty(value)? + "\n"))
+}
+
 /// Parses a word as configurations have it.
 fn word<T: DeserializeOwned>(text: &str) -> Result<T, serde::de::value::Error> {
     T::deserialize(text.into_deserializer())
@@ -334,8 +337,7 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Run(args) => return run(&args.load()?).await,
         Command::Coordinator(args) => return coordinate(&args.load()?, None).await,
         Command::Worker(args) => {
-            let drain = CancellationToken::new();
-            drain_on_signal(drain.clone())?;
+            let drain = drain_on_signal()?;
             let config = args.load()?;
             telemetry::serve(&config)?;
             let ended = distributed::work(&config, &mut Display::new(), &drain).await?;
@@ -374,10 +376,10 @@ async fn dispatch(command: Command) -> Result<u8> {
             eval::embed(&config.load_learning()?, &output).await?;
         }
         Command::Eval(EvalCommand::Embed(args)) => {
-            eval::ranking(&args.config.load_learning()?, args.format()).await?;
+            eval::ranking(&args.config.load_learning()?, args.style()).await?;
         }
         Command::Eval(EvalCommand::Ctr(args)) => {
-            eval::ctr(&args.config.load_learning()?, args.format()).await?;
+            eval::ctr(&args.config.load_learning()?, args.style()).await?;
         }
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }
@@ -411,8 +413,7 @@ async fn dlq(command: DlqCommand) -> Result<()> {
 
 async fn run(config: &Config) -> Result<u8> {
     telemetry::serve(config)?;
-    let drain = CancellationToken::new();
-    drain_on_signal(drain.clone())?;
+    let drain = drain_on_signal()?;
     let mut display = Display::new();
     if let Some((last_night, tonight)) = demo::nights(config)? {
         print("Demo, last night: a first night, without pools.\n")?;
@@ -433,8 +434,7 @@ async fn run_night(config: &Config, display: &mut Display, drain: &CancellationT
 
 async fn coordinate(config: &Config, run: Option<&str>) -> Result<u8> {
     telemetry::serve(config)?;
-    let drain = CancellationToken::new();
-    drain_on_signal(drain.clone())?;
+    let drain = drain_on_signal()?;
     let mut display = Display::new();
     let outcome = distributed::coordinate(config, run, &mut display, &drain).await?;
     drop(display);
@@ -442,10 +442,12 @@ async fn coordinate(config: &Config, run: Option<&str>) -> Result<u8> {
 }
 
 /// The first SIGINT or SIGTERM drains, the second ends the process at once; what is committed stays.
-fn drain_on_signal(drain: CancellationToken) -> Result<()> {
+fn drain_on_signal() -> Result<CancellationToken> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let signalled = CancellationToken::new();
+    let drain = signalled.clone();
     tokio::spawn(async move {
         loop {
             tokio::select! {
@@ -458,5 +460,5 @@ fn drain_on_signal(drain: CancellationToken) -> Result<()> {
             drain.cancel();
         }
     });
-    Ok(())
+    Ok(signalled)
 }

@@ -10,6 +10,8 @@ use laser_pool_builder::{Promotion, TuneConfig};
 use laser_store::Location;
 use laser_terminal::{Display, Table, print};
 
+use crate::print_json;
+
 /// `laser pools build`.
 pub(crate) async fn build(config: &Config, name: Option<&str>, dir: Option<&str>) -> Result<()> {
     let mut display = Display::new();
@@ -74,7 +76,7 @@ fn tell(what: &str, config: &Config, promotion: &Promotion) -> Result<()> {
 pub(crate) async fn inspect(config: &Config, dir: &str, json: bool) -> Result<()> {
     let inspection = pool_sets::inspection(config, dir).await?;
     if json {
-        return print(&(serde_json::to_string_pretty(&inspection)? + "\n"));
+        return print_json(&inspection);
     }
     let mut out = String::new();
     for kind in &inspection.kinds {
@@ -111,7 +113,7 @@ pub(crate) async fn tune(config: &Config, tuning: &TuneConfig, json: bool) -> Re
     let report = pool_sets::tuning(config, tuning, &mut display).await?;
     drop(display);
     if json {
-        return print(&(serde_json::to_string_pretty(&report)? + "\n"));
+        return print_json(&report);
     }
     let mut out = String::new();
     for kind in &report.kinds {

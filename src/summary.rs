@@ -112,8 +112,7 @@ fn render_idle(out: &mut String, manifest: &Manifest) -> Result<()> {
             writeln!(
                 out,
                 "  {pool} does not pay: {:.2} accepted drafts a forward. Its texts are decoded all but plainly; give \
-                 it more \
-                 texts or closer ones ([pools.{}])",
+                 it more texts or closer ones ([pools.{}])",
                 figures.aal(),
                 manifest.kind
             )?;
@@ -186,8 +185,7 @@ fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
         writeln!(
             out,
             "Audit of {} texts, plain decoding against this run in turns: {:.0} against {:.0} tokens/s, speedup \
-             {:.2}x; \
-             {:.0} % of the texts are the plain ones token for token, length {:.2} of plain",
+             {:.2}x; {:.0} % of the texts are the plain ones token for token, length {:.2} of plain",
             audit.texts,
             ratio(audit.plain_tokens as f64, audit.plain_seconds),
             ratio(audit.tokens as f64, audit.seconds),
@@ -218,8 +216,7 @@ fn render_cost(out: &mut String, manifests: &[Manifest]) -> Result<()> {
     writeln!(
         out,
         "{:.4} {currency}, {:.4} per 1,000 texts: {:.1} GPU seconds of texts and {:.1} of the audit at {gpu_hour} \
-         {currency} \
-         an hour",
+         {currency} an hour",
         sum(Cost::total),
         ratio(texts_price * 1e3, texts),
         sum(|cost| cost.gpu_seconds),

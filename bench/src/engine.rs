@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use laser_engine::{DTypeOption, Engine, EngineInfo, TreeEngine};
+use laser_engine::{DTypeOption, Engine, EngineInfo};
 use laser_terminal::{Style, Table};
 use laser_worker::cost::Probe;
 use rayon::prelude::*;
@@ -77,10 +77,10 @@ struct Forward {
 pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
     ensure!(options.batch > 0 && options.rounds > 0, "--batch and --rounds: at least 1");
     let start = Instant::now();
-    let mut engine = TreeEngine::load(&options.load.options(options.model.clone()))
+    let mut engine = laser_engine::load(&options.load.options(options.model.clone()))
         .with_context(|| format!("--model {}", options.model.display()))?;
     let load_seconds = start.elapsed().as_secs_f64();
-    let probe = probe(&mut engine, options)?;
+    let probe = probe(engine.as_mut(), options)?;
     let mut times = vec![Vec::new(); options.tokens.len()];
     let mut read_seconds = f64::INFINITY;
     let memory = vec![1_u64; READ_WORDS];
@@ -90,7 +90,7 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
             read_seconds = read_seconds.min(read(&memory));
         }
         for (tokens, times) in options.tokens.iter().zip(&mut times) {
-            times.push(probe.forward(&mut engine, *tokens)?);
+            times.push(probe.forward(engine.as_mut(), *tokens)?);
         }
     }
     let first = median(&mut times[0]);
@@ -129,7 +129,7 @@ fn weight_bytes(info: &EngineInfo, options: &EngineArgs) -> Option<f64> {
 }
 
 /// Sequences with the context cached and room for the largest forward.
-fn probe(engine: &mut TreeEngine, options: &EngineArgs) -> Result<Probe> {
+fn probe(engine: &mut dyn Engine, options: &EngineArgs) -> Result<Probe> {
     let most = options.tokens.iter().max().copied().unwrap_or_default();
     ensure!(most > 0, "--tokens: at least one number above 0");
     let capacity = options.context + most.div_ceil(options.batch);

@@ -3,16 +3,16 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use laser_store::Location;
 use laser_store::run_store::{Committed, PlannedRun, RunStore};
 use laser_terminal::{Style, Table};
 use serde::Serialize;
 
-use super::machine;
 use super::simulated;
 use super::stage::cpu_seconds;
+use super::{machine, remove_old, write_file};
 
 /// `laser-bench look`.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -63,9 +63,7 @@ impl LookReport {
 /// Looks at a store that is half full, twice.
 pub(super) async fn run(options: &LookArgs) -> Result<LookReport> {
     let dir = options.output.join("look");
-    if dir.exists() {
-        std::fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    }
+    remove_old(&dir)?;
     let plan = simulated::plan(256 * u64::from(options.shards), options.shards);
     let output = Location::parse(&dir.to_string_lossy())?;
     let run = PlannedRun::new(RunStore::new(&output, &plan.run), plan);
@@ -76,11 +74,7 @@ pub(super) async fn run(options: &LookArgs) -> Result<LookReport> {
     let mut start = 0;
     for look in ["first", "next"] {
         for job in &plan.shards[start..end] {
-            let path = dir.join(&job.output);
-            let parent = path.parent().unwrap_or(&dir);
-            std::fs::create_dir_all(parent)
-                .and_then(|()| std::fs::write(&path, b""))
-                .with_context(|| path.display().to_string())?;
+            write_file(&dir.join(&job.output), b"")?;
         }
         let (started, cpu) = (Instant::now(), cpu_seconds()?);
         committed.poll().await?;

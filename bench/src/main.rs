@@ -323,43 +323,42 @@ async fn run(cli: Cli) -> Result<()> {
         }
         Command::Replay(options) => {
             let report = replay::replay(&options).await?;
-            write_json(&options.output.join("replay.json"), &report)?;
-            print(&report.render(style))
+            write_and_print(&options.output.join("replay.json"), &report, &report.render(style))
         }
         Command::Engine(options) => {
             let report = engine::run(&options)?;
-            write_json(&options.output.join("engine.json"), &report)?;
-            print(&report.render(style))
+            write_and_print(&options.output.join("engine.json"), &report, &report.render(style))
         }
         Command::Plan(options) => {
             let report = plan::run(&options).await?;
-            write_json(&options.output.join("plan.json"), &report)?;
-            print(&report.render(style))
+            write_and_print(&options.output.join("plan.json"), &report, &report.render(style))
         }
         Command::Queue(options) => {
             let report = queue::run(&options).await?;
-            write_json(&options.output.join("queue.json"), &report)?;
-            print(&report.render(style))
+            write_and_print(&options.output.join("queue.json"), &report, &report.render(style))
         }
         Command::Publish(options) => {
             let report = publish::run(&options).await?;
-            write_json(&options.output.join("publish.json"), &report)?;
-            print(&report.render(style))
+            write_and_print(&options.output.join("publish.json"), &report, &report.render(style))
         }
         Command::Look(options) => {
             let report = look::run(&options).await?;
-            write_json(&options.output.join("look.json"), &report)?;
-            print(&report.render(style))
+            write_and_print(&options.output.join("look.json"), &report, &report.render(style))
         }
     }
 }
 
 fn finish(report: &Report, output: &Path, style: Style) -> Result<()> {
-    write_json(&output.join(report.file_name()), report)?;
     for (name, chart) in report.charts() {
         write_file(&output.join(name), chart.svg()?)?;
     }
-    print(&report.render(style)?)
+    write_and_print(&output.join(report.file_name()), report, &report.render(style)?)
+}
+
+/// Keeps the figures as JSON and shows their table.
+fn write_and_print(path: &Path, report: &impl Serialize, table: &str) -> Result<()> {
+    write_file(path, serde_json::to_vec_pretty(report)?)?;
+    print(table)
 }
 
 /// The processor's name where the system tells it, and the threads of this process.
@@ -370,8 +369,12 @@ fn machine() -> String {
     format!("{}, {threads} threads", name.map_or(std::env::consts::ARCH, |(_, name)| name.trim()))
 }
 
-fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
-    write_file(path, serde_json::to_vec_pretty(value)?)
+/// An empty place for files.
+fn remove_old(dir: &Path) -> Result<()> {
+    if dir.exists() {
+        std::fs::remove_dir_all(dir).with_context(|| dir.display().to_string())?;
+    }
+    Ok(())
 }
 
 fn write_file(path: &Path, content: impl AsRef<[u8]>) -> Result<()> {

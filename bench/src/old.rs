@@ -95,18 +95,13 @@ impl OldKnowledge {
                 strict: false,
             };
             let made = generate(generator, chunk.iter().map(request).collect())?;
-            self.append(
-                chunk
-                    .iter()
-                    .zip(made.texts)
-                    .map(|((entity, prompt), text)| Line {
-                        key: self.key(prompt),
-                        kind: entity.kind,
-                        id: entity.id.to_string(),
-                        text: text.text,
-                    })
-                    .collect(),
-            )?;
+            let lines = chunk.iter().zip(made.texts).map(|((entity, prompt), text)| Line {
+                key: self.key(prompt),
+                kind: entity.kind,
+                id: entity.id.to_string(),
+                text: text.text,
+            });
+            self.append(lines.collect())?;
             done += chunk.len() as u64;
             display.update(done, total, "old texts");
         }

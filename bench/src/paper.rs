@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_decode::{Drafter, PolicyError, Verification};
-use laser_engine::{Engine, TreeEngine};
+use laser_engine::Engine;
 use laser_model::{ModelFiles, Tokenizer, Weights};
 use laser_night::{Progress, open_local_model};
 use laser_schema::{Digest, Entity, EntityTable, Kind};
@@ -68,8 +68,8 @@ async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_
     let mut engine = load_engine(setup, &model)?;
     let mut report = Report::new(command, setup, engine.info(), &model)?;
     let base = options(setup, &model);
-    let budgets = budgets(&mut engine, &workload, batches)?;
-    let mut generator = Generator::new(Box::new(engine), model.tokenizer.clone(), base.clone());
+    let budgets = budgets(engine.as_mut(), &workload, batches)?;
+    let mut generator = Generator::new(engine, model.tokenizer.clone(), base.clone());
 
     display.stage("old knowledge");
     let mut knowledge = OldKnowledge::open(&setup.output, spec(setup, &model)?)?;
@@ -102,7 +102,7 @@ async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_
 }
 
 /// For every batch size what forwards cost, if any variant wants to know.
-fn budgets(engine: &mut TreeEngine, workload: &[Prompted], batches: &[u16]) -> Result<Vec<Option<Budget>>> {
+fn budgets(engine: &mut dyn Engine, workload: &[Prompted], batches: &[u16]) -> Result<Vec<Option<Budget>>> {
     let adaptive = workload.iter().flat_map(|of| &of.variants).filter(|v| v.adaptive);
     let Some(nodes) = adaptive.map(|variant| variant.nodes).max() else {
         return Ok(vec![None; batches.len()]);
@@ -158,12 +158,12 @@ async fn read(
     Ok(workload)
 }
 
-fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<TreeEngine> {
+fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<Box<dyn Engine>> {
     let path = match &model.weights {
         Weights::Gguf(file) => file.clone(),
         Weights::Safetensors(_) => model.directory.clone(),
     };
-    TreeEngine::load(&setup.load.options(path)).with_context(|| format!("--model {}", setup.model))
+    laser_engine::load(&setup.load.options(path)).with_context(|| format!("--model {}", setup.model))
 }
 
 /// `prompts-KIND.jsonl`: the tokens of every prompt, so that other engines can be given the same ones.

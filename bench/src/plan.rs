@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use clap::Args;
 use jiff::civil::{Date, date};
 use laser_coordinator::plan::{PlanRequest, plan};
@@ -21,10 +21,10 @@ use laser_store::previous::PreviousReader;
 use laser_terminal::{Display, Style, Table};
 use serde::Serialize;
 
-use super::machine;
 use super::simulated::spec;
 use super::stage::{Stage, Watch};
 use super::synthetic::{self, Synthetic};
+use super::{machine, remove_old};
 
 /// `laser-bench plan`.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -72,9 +72,7 @@ impl PlanReport {
 /// Makes the night, then builds its pools and plans it.
 pub(super) async fn run(options: &PlanArgs) -> Result<PlanReport> {
     let dir = options.output.join("plan");
-    if dir.exists() {
-        std::fs::remove_dir_all(&dir).with_context(|| dir.display().to_string())?;
-    }
+    remove_old(&dir)?;
     let model = open_local_model(&options.model).await?;
     let prompts = PromptConfig { user: "plain/films".into(), max_tokens: Some(512), ..PromptConfig::default() };
     let mut bench = Bench {

@@ -4,40 +4,26 @@ use std::path::Path;
 
 use super::*;
 
-fn parse(args: &[&str]) -> Result<Command, clap::Error> {
-    let all = ["bench"].iter().chain(args);
-    Cli::try_parse_from(all).map(|cli| *cli.command)
+/// The words of a command line.
+fn parse(line: &str) -> Result<Command, clap::Error> {
+    let words = std::iter::once("bench").chain(line.split_whitespace());
+    Cli::try_parse_from(words).map(|cli| *cli.command)
+}
+
+fn fixture(name: &str) -> String {
+    std::path::absolute("../fixtures").unwrap().join(name).display().to_string()
 }
 
 /// Small tables, and as few and short texts as will do.
 fn setup(dir: &Path) -> SetupArgs {
-    let [model, users, items] = ["profile-lm", "demo/small/tonight/users.parquet", "demo/small/tonight/items.parquet"]
-        .map(|name| std::path::absolute("../fixtures").unwrap().join(name));
-    let args = [
-        "paper",
-        "--users-table",
-        users.to_str().unwrap(),
-        "--items-table",
-        items.to_str().unwrap(),
-        "--model",
-        model.to_str().unwrap(),
-        "--output",
-        dir.join("bench").to_str().unwrap(),
-        "--chat",
-        "false",
-        "--old-texts",
-        "8",
-        "--new-texts",
-        "5",
-        "--max-new-tokens",
-        "40",
-        "--min-history",
-        "4",
-    ]
-    .map(str::to_owned);
-    let Command::Paper(setup) = parse(&args.each_ref().map(String::as_str)).unwrap() else {
-        unreachable!("the command is paper")
-    };
+    let [model, users, items] =
+        ["profile-lm", "demo/small/tonight/users.parquet", "demo/small/tonight/items.parquet"].map(fixture);
+    let output = dir.join("bench").display().to_string();
+    let line = format!(
+        "paper --users-table {users} --items-table {items} --model {model} --output {output} --chat false \
+         --old-texts 8 --new-texts 5 --max-new-tokens 40 --min-history 4"
+    );
+    let Ok(Command::Paper(setup)) = parse(&line) else { unreachable!("the command is paper") };
     setup
 }
 
@@ -118,11 +104,9 @@ async fn batch_sizes_are_compared_and_drawn() {
 #[tokio::test]
 async fn a_synthetic_night_is_planned_in_every_stage() {
     let dir = tempfile::tempdir().unwrap();
-    let output = dir.path().to_str().unwrap();
-    let model = std::path::absolute("../fixtures/profile-lm").unwrap();
-    let args = ["plan", "--entities", "3000", "--memory-mb", "1", "--output", output];
-    let args = args.into_iter().chain(["--model", model.to_str().unwrap()]);
-    let Ok(Command::Plan(options)) = parse(&args.collect::<Vec<_>>()) else { unreachable!("the command is plan") };
+    let (output, model) = (dir.path().display(), fixture("profile-lm"));
+    let line = format!("plan --entities 3000 --memory-mb 1 --output {output} --model {model}");
+    let Ok(Command::Plan(options)) = parse(&line) else { unreachable!("the command is plan") };
     // It fails unless the unchanged users, and they alone, are carried forward.
     let table = plan::run(&options).await.unwrap().render(Style::Text);
     for stage in ["making the night", "building pools", "planning"] {
@@ -133,8 +117,8 @@ async fn a_synthetic_night_is_planned_in_every_stage() {
 #[tokio::test]
 async fn the_coordinators_look_is_measured_at_any_size() {
     let dir = tempfile::tempdir().unwrap();
-    let args = ["look", "--shards", "200", "--between", "10", "--output", dir.path().to_str().unwrap()];
-    let Ok(Command::Look(looks)) = parse(&args) else { unreachable!("the command is look") };
+    let line = format!("look --shards 200 --between 10 --output {}", dir.path().display());
+    let Ok(Command::Look(looks)) = parse(&line) else { unreachable!("the command is look") };
     let looks = look::run(&looks).await.unwrap().render(Style::Text);
     assert!(looks.contains("110"), "{looks}");
 }
@@ -149,22 +133,11 @@ async fn replay_measures_each_file_and_all_together() {
         path.to_str().unwrap().to_owned()
     };
     let (a, b, output) = (file("a.jsonl", "drama"), file("b.jsonl", "comedy"), dir.path().join("out"));
-    let args = [
-        "replay",
-        &a,
-        &b,
-        "--train-tokenizer",
-        "300",
-        "--held-out",
-        "0.2",
-        "--nodes",
-        "8",
-        "--pool-tokens",
-        "500",
-        "--output",
-        output.to_str().unwrap(),
-    ];
-    let Command::Replay(options) = parse(&args).unwrap() else { unreachable!("the command is replay") };
+    let line = format!(
+        "replay {a} {b} --train-tokenizer 300 --held-out 0.2 --nodes 8 --pool-tokens 500 --output {}",
+        output.display()
+    );
+    let Ok(Command::Replay(options)) = parse(&line) else { unreachable!("the command is replay") };
     let report = replay::replay(&options).await.unwrap();
     let of: Vec<(&str, &str)> = report.rows.iter().map(|row| (row.texts_of.as_str(), row.drafter)).collect();
     let expected = ["a.jsonl", "b.jsonl", "all"]
@@ -181,15 +154,15 @@ async fn replay_measures_each_file_and_all_together() {
 
 #[test]
 fn impossible_options_are_refused() {
-    let cases: [(&[&str], &str); 5] = [
-        (&["paper", "--model", "m"], "--users-table"),
-        (&["paper", "--model", "m", "--users-table", "u", "--batch", "0"], "0 is not in 1.."),
-        (&["paper", "--model", "m", "--users-table", "u", "--dtype", "f8"], "expected f32, f16 or bf16"),
-        (&["paper", "--model", "m", "--users-table", "u", "--chat", "no"], "expected true, false or auto"),
-        (&["replay", "t.jsonl"], "--tokenizer"),
+    let cases = [
+        ("paper --model m", "--users-table"),
+        ("paper --model m --users-table u --batch 0", "0 is not in 1.."),
+        ("paper --model m --users-table u --dtype f8", "expected f32, f16 or bf16"),
+        ("paper --model m --users-table u --chat no", "expected true, false or auto"),
+        ("replay t.jsonl", "--tokenizer"),
     ];
-    for (args, message) in cases {
-        let error = parse(args).unwrap_err().to_string();
+    for (line, message) in cases {
+        let error = parse(line).unwrap_err().to_string();
         assert!(error.contains(message), "{error}");
     }
 }

@@ -2,10 +2,9 @@
 //!
 //! One *WorkQueue* stream holds a message for each shard that is not done, on the subject
 //! `laser.jobs.RUN.SHARD`, at most one for each subject: publishing a plan twice queues it once, without a
-//! window of time. One durable pull consumer hands the messages out; an acknowledgement deletes. A shard
-//! that is given up is copied to the dead letter stream, `laser.dlq.RUN.SHARD`, and leaves the queue once that stream
-//! has confirmed the copy. (A plain subscription to `laser.dlq.>` may see the copy before it is stored; read the
-//! stream instead.)
+//! window of time. One durable pull consumer hands the messages out; an acknowledgement deletes. A shard that is given
+//! up is copied to the dead letter stream, `laser.dlq.RUN.SHARD`, and leaves the queue once that stream has confirmed
+//! the copy. (A plain subscription to `laser.dlq.>` may see the copy before it is stored; read the stream instead.)
 //!
 //! Guaranteed: a queued shard is delivered at least once and ends acknowledged or as a dead letter; none gets stuck.
 //! Not guaranteed: that it is delivered only once, or that the stream outlives its servers' disks. Both are harmless

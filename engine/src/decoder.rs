@@ -1,4 +1,4 @@
-//! Between [`TreeEngine`](crate::TreeEngine), which keeps slots and the protocol, and the two decoders.
+//! Between the tree engine, which keeps slots and the protocol, and the two decoders.
 
 use laser_cpu::{Batch, CpuCache, CpuDecoder};
 use laser_decode::Candidate;

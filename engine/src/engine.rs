@@ -33,8 +33,7 @@ pub trait Engine: Send {
     /// The loaded model.
     fn info(&self) -> &EngineInfo;
 
-    /// A new, empty cache for at most `capacity` tokens, committed ones and the nodes of a step
-    /// together.
+    /// A new, empty cache for at most `capacity` tokens, committed ones and the nodes of a step together.
     ///
     /// # Errors
     /// [`EngineError::NoCapacity`] for 0, [`EngineError::Tensor`] when memory is short.

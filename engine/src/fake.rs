@@ -1,10 +1,9 @@
 //! A deterministic model without tensors, for tests of scheduling, commit and failure.
 //!
-//! The next-token distribution is a seeded hash of the last tokens of the path. Inside a *phrase*
-//! the last token alone decides, between phrases the last `order` tokens do, so texts repeat
-//! phrases the way real ones do and a pool of earlier texts helps. Whether a text ends also depends
-//! on the position, or a text that repeats itself would never end. Protocol and capacity are
-//! checked as strictly as by [`TreeEngine`](crate::TreeEngine).
+//! The next-token distribution is a seeded hash of the last tokens of the path. Inside a *phrase* the last token alone
+//! decides, between phrases the last `order` tokens do, so texts repeat phrases the way real ones do and a pool of
+//! earlier texts helps. Whether a text ends also depends on the position, or a text that repeats itself would never
+//! end. Protocol and capacity are checked as strictly as by the tree engine.
 
 use laser_decode::{Candidate, ROOT_PARENT, Token};
 

@@ -1,9 +1,8 @@
 //! Weights of a GGUF file: quantised tensors stay as they are, norms and embeddings become f32.
 //!
-//! Llama files store the rows of q and k for interleaved rotary embeddings. Rows are permuted back
-//! while loading (rows are independent in every GGUF block format, so this is exact), which leaves
-//! one rotary layout to the forward; Qwen files need nothing. Memory: the file's size, and 4 bytes
-//! for every element of the embedding.
+//! Llama files store the rows of q and k for interleaved rotary embeddings. Rows are permuted back while loading (rows
+//! are independent in every GGUF block format, so this is exact), which leaves one rotary layout to the forward; Qwen
+//! files need nothing. Memory: the file's size, and 4 bytes for every element of the embedding.
 
 use std::{
     borrow::Cow,

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, atomic::AtomicUsize};
 
-use candle_core::{DType, Device, Result, Tensor};
+use candle_core::{Device, Result, Tensor};
 use candle_nn::Linear as DenseWeights;
 use mistralrs_quant::{IsqType, QuantMethod, QuantMethodConfig, QuantizeOntoGuard, UnquantLinear};
 
@@ -51,10 +51,5 @@ impl Linear {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
         }
-    }
-
-    /// As [`forward`](Self::forward), in f32: logits are compared, not fed on.
-    pub(super) fn forward_logits(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward(x)?.to_dtype(DType::F32)
     }
 }

@@ -41,8 +41,7 @@ pub struct Completion {
     pub finish: Finish,
 }
 
-/// A model run by mistralrs. Loading starts a thread of its own that ends when the engine is
-/// dropped.
+/// A model run by mistralrs. Loading starts a thread of its own that ends when the engine is dropped.
 pub struct MistralEngine {
     model: Model,
     max_positions: usize,
@@ -87,37 +86,20 @@ impl MistralEngine {
         self.max_positions
     }
 
-    /// Continues every prompt greedily (ties to the lower token id) until a token of `stop_tokens`,
-    /// a stop token of the model's own configuration, `max_new_tokens` or the end of the context.
-    /// Results in the order of the prompts; one that fails does not fail the others.
-    ///
-    /// One prompt at a time: of sequences of equal length in flight together, mistralrs 0.8.1 continues one with
-    /// another's text on CPUs.
+    /// Continues a prompt greedily (ties to the lower token id) until a token of `stop_tokens`, a stop token of the
+    /// model's own configuration, `max_new_tokens` or the end of the context. One prompt at a time: of sequences of
+    /// equal length in flight together, mistralrs 0.8.1 continues one with another's text on CPUs.
     ///
     /// # Errors
-    /// Per prompt: [`EngineError::InvalidOption`] if it is empty or leaves no room for a token,
+    /// [`EngineError::InvalidOption`] if the prompt is empty or leaves no room for a token,
     /// [`EngineError::Mistralrs`] for mistralrs' own.
     pub async fn generate(
-        &self,
-        prompts: Vec<Vec<u32>>,
-        max_new_tokens: usize,
-        stop_tokens: &[u32],
-    ) -> Vec<Result<Completion, EngineError>> {
-        let mut completions = Vec::with_capacity(prompts.len());
-        for prompt in prompts {
-            completions.push(self.complete(prompt, max_new_tokens, stop_tokens).await);
-        }
-        completions
-    }
-
-    async fn complete(
         &self,
         prompt: Vec<u32>,
         max_new_tokens: usize,
         stop_tokens: &[u32],
     ) -> Result<Completion, EngineError> {
-        // mistralrs answers a sequence that runs into the limit with an error, so it stops one
-        // short of it.
+        // mistralrs answers a sequence that runs into the limit with an error, so it stops one short of it.
         let room = self.max_positions.saturating_sub(prompt.len() + 1);
         let length = max_new_tokens.min(room);
         if prompt.is_empty() || length == 0 {

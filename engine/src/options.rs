@@ -10,19 +10,15 @@ use serde::{Deserialize, Serialize};
 use crate::error::EngineError;
 
 /// How to load a model.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineOptions {
     /// Model directory (config.json, safetensors), or a .gguf file.
     pub path: PathBuf,
     /// Precision of weights and activations.
-    #[serde(default)]
     pub dtype: DTypeOption,
     /// Quantise the linear layers while loading: `q4k`, `q8_0`, …, any name that mistralrs knows.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub isq: Option<String>,
     /// Where to run.
-    #[serde(default)]
     pub device: DeviceOption,
 }
 
@@ -131,23 +127,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn options_round_trip_and_default_to_f32_on_the_cpu() {
-        let options: EngineOptions = serde_json::from_str(r#"{"path": "m"}"#).unwrap();
-        assert_eq!(options, EngineOptions::new("m"));
-        let gpu = r#"{"path":"m","dtype":"bf16","isq":"q4k","device":"cuda:1"}"#;
-        let options: EngineOptions = serde_json::from_str(gpu).unwrap();
-        assert_eq!(options.device, DeviceOption::Cuda(1));
-        assert_eq!(serde_json::to_string(&options).unwrap(), gpu);
-    }
-
-    #[test]
-    fn unknown_device_and_unknown_key_are_refused() {
-        for (json, expected) in [
-            (r#"{"path":"m","device":"tpu"}"#, "expected cpu, cuda or cuda:INDEX"),
-            (r#"{"path":"m","dtype":"f64"}"#, "unknown variant `f64`"),
-            (r#"{"path":"m","dytpe":"f32"}"#, "unknown field `dytpe`"),
-        ] {
-            let error = serde_json::from_str::<EngineOptions>(json).unwrap_err().to_string();
+    fn precisions_and_devices_are_words() {
+        let words = r#"["bf16","cuda:1"]"#;
+        let options: (DTypeOption, DeviceOption) = serde_json::from_str(words).unwrap();
+        assert_eq!(options, (DTypeOption::Bf16, DeviceOption::Cuda(1)));
+        assert_eq!(serde_json::to_string(&options).unwrap(), words);
+        for (words, expected) in
+            [(r#"["f32","tpu"]"#, "expected cpu, cuda or cuda:INDEX"), (r#"["f64","cpu"]"#, "unknown variant `f64`")]
+        {
+            let error = serde_json::from_str::<(DTypeOption, DeviceOption)>(words).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
     }

@@ -46,9 +46,8 @@ fn read_index(index: &Path) -> Result<BTreeSet<String>, EngineError> {
 /// Maps files; their headers are checked, so a truncated file is refused here.
 fn map(files: &[PathBuf], dtype: DType) -> candle_core::Result<ShardedVarBuilder> {
     #[expect(unsafe_code, reason = "weights are memory mapped")]
-    // SAFETY: the files are mapped read-only and every tensor is copied out of the mapping while
-    // loading; like every program that maps its weights we rely on nobody rewriting them during
-    // those seconds.
+    // SAFETY: the files are mapped read-only and every tensor is copied out of the mapping while loading; like every
+    // program that maps its weights we rely on nobody rewriting them during those seconds.
     unsafe {
         ShardedSafeTensors::sharded(files, dtype, &Device::Cpu, None, Arc::new(|_| true))
     }

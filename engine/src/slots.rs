@@ -1,5 +1,4 @@
-//! The protocol of [`Engine`](crate::Engine), kept and checked in one place for every
-//! implementation.
+//! The protocol of [`Engine`](crate::Engine), kept and checked in one place for every implementation.
 //!
 //! A table of open slots with what each has committed and which nodes of its last step are still
 //! provisional; `T` is what an implementation keeps beside that.

@@ -1,4 +1,4 @@
-//! [`TreeEngine`]: the decoder, its caches and the protocol, put together.
+//! The tree engine: the decoder, its caches and the protocol, put together.
 
 use std::path::Path;
 
@@ -21,58 +21,47 @@ use crate::{
     tree_lm::{TreeLm, Weights},
 };
 
-/// A model whose weights are in memory. See [`Engine`] for its use.
-pub struct TreeEngine(Box<dyn Engine>);
-
-impl std::fmt::Debug for TreeEngine {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("TreeEngine").field(self.info()).finish()
+/// Loads a model directory or a GGUF file. Dense f32 and bf16 weights on a CPU run on kernels of our own, everything
+/// else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
+///
+/// # Errors
+/// Every way a model can be missing, unsupported, damaged or asked for in a form that the
+/// device does not have; see [`EngineError`].
+pub fn load(options: &EngineOptions) -> Result<Box<dyn Engine>, EngineError> {
+    let device = options.device()?;
+    let path = &options.path;
+    if path.is_dir() {
+        load_directory(options, &device)
+    } else if is_gguf(path)? {
+        check_gguf_options(options)?;
+        let mut weights = GgufWeights::open(path, &device)?;
+        let config = weights.config().clone();
+        let model = TreeLm::load(config.shape.clone(), &mut weights, &device)?;
+        let info = info(config, weights.parameters(), "gguf".into(), options);
+        Ok(Box::new(TreeEngine::new(model, info)))
+    } else {
+        Err(EngineError::UnknownFormat { path: path.clone() })
     }
 }
 
-impl TreeEngine {
-    /// Loads a model directory or a GGUF file. Dense f32 and bf16 weights on a CPU run on kernels of our own,
-    /// everything else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
-    ///
-    /// # Errors
-    /// Every way a model can be missing, unsupported, damaged or asked for in a form that the
-    /// device does not have; see [`EngineError`].
-    pub fn load(options: &EngineOptions) -> Result<Self, EngineError> {
-        let device = options.device()?;
-        let path = &options.path;
-        if path.is_dir() {
-            Self::load_directory(options, &device)
-        } else if is_gguf(path)? {
-            check_gguf_options(options)?;
-            let mut weights = GgufWeights::open(path, &device)?;
-            let config = weights.config().clone();
-            let model = TreeLm::load(config.shape.clone(), &mut weights, &device)?;
-            let info = info(config, weights.parameters(), "gguf".into(), options);
-            Ok(Self(Box::new(Slots::new(model, info))))
-        } else {
-            Err(EngineError::UnknownFormat { path: path.clone() })
-        }
+fn load_directory(options: &EngineOptions, device: &Device) -> Result<Box<dyn Engine>, EngineError> {
+    let config = read_model_config(&options.path)?;
+    let isq = options.isq_type(device)?;
+    let dtype = options.dtype;
+    let mut weights = SafetensorsWeights::open(&options.path, dtype.dtype(), isq, device)?;
+    let is_dense = isq.is_none() && dtype != DTypeOption::F16;
+    if options.device == DeviceOption::Cpu && is_dense {
+        let format = if dtype == DTypeOption::Bf16 { Format::Bf16 } else { Format::F32 };
+        let tensor = |name: &str, shape: &[usize]| weights.values(name, shape);
+        let model = CpuDecoder::load(config.shape.clone(), format, tensor)?;
+        let info = info(config, weights.parameters(), dtype.to_string(), options);
+        return Ok(Box::new(TreeEngine::new(model, info)));
     }
-
-    fn load_directory(options: &EngineOptions, device: &Device) -> Result<Self, EngineError> {
-        let config = read_model_config(&options.path)?;
-        let isq = options.isq_type(device)?;
-        let dtype = options.dtype;
-        let mut weights = SafetensorsWeights::open(&options.path, dtype.dtype(), isq, device)?;
-        let is_dense = isq.is_none() && dtype != DTypeOption::F16;
-        if options.device == DeviceOption::Cpu && is_dense {
-            let format = if dtype == DTypeOption::Bf16 { Format::Bf16 } else { Format::F32 };
-            let tensor = |name: &str, shape: &[usize]| weights.values(name, shape);
-            let model = CpuDecoder::load(config.shape.clone(), format, tensor)?;
-            let info = info(config, weights.parameters(), dtype.to_string(), options);
-            return Ok(Self(Box::new(Slots::new(model, info))));
-        }
-        let isq = options.isq.as_ref();
-        let isq = isq.map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
-        let model = TreeLm::load(config.shape.clone(), &mut weights, device)?;
-        let info = info(config, weights.parameters(), format!("{dtype}{isq}"), options);
-        Ok(Self(Box::new(Slots::new(model, info))))
-    }
+    let isq = options.isq.as_ref();
+    let isq = isq.map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
+    let model = TreeLm::load(config.shape.clone(), &mut weights, device)?;
+    let info = info(config, weights.parameters(), format!("{dtype}{isq}"), options);
+    Ok(Box::new(TreeEngine::new(model, info)))
 }
 
 fn info(config: ModelConfig, parameters: u64, dtype: String, options: &EngineOptions) -> EngineInfo {
@@ -92,44 +81,14 @@ fn info(config: ModelConfig, parameters: u64, dtype: String, options: &EngineOpt
     }
 }
 
-impl Engine for TreeEngine {
-    fn info(&self) -> &EngineInfo {
-        self.0.info()
-    }
-
-    fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
-        self.0.open(capacity)
-    }
-
-    fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError> {
-        self.0.fork(from, length, capacity)
-    }
-
-    fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
-        self.0.step(segments, top_k)
-    }
-
-    fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
-        self.0.commit(slot, keep)
-    }
-
-    fn close(&mut self, slot: Slot) {
-        self.0.close(slot);
-    }
-
-    fn cached(&self, slot: Slot) -> usize {
-        self.0.cached(slot)
-    }
-}
-
 /// A decoder with its open sequences.
-struct Slots<D: Decoder> {
+struct TreeEngine<D: Decoder> {
     info: EngineInfo,
     model: D,
     slots: SlotTable<D::Cache>,
 }
 
-impl<D: Decoder> Slots<D> {
+impl<D: Decoder> TreeEngine<D> {
     fn new(model: D, info: EngineInfo) -> Self {
         Self { slots: SlotTable::new(info.vocab_size, info.max_positions), model, info }
     }
@@ -154,7 +113,7 @@ impl<D: Decoder> Slots<D> {
     }
 }
 
-impl<D: Decoder> Engine for Slots<D> {
+impl<D: Decoder> Engine for TreeEngine<D> {
     fn info(&self) -> &EngineInfo {
         &self.info
     }

@@ -5,8 +5,7 @@
 //! node's position is the committed length plus its depth, and it sees its ancestors alone. Only scored nodes pass the
 //! last MLP and the vocabulary, and only their most probable tokens leave a GPU.
 //!
-//! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask
-//! and positions.
+//! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask and positions.
 
 use candle_core::{CpuStorage, D, DType, Device, Module, Result, Storage, Tensor};
 use candle_nn::{Embedding, RmsNorm};
@@ -117,7 +116,8 @@ impl TreeLm {
             }
             x = (&x + layer.mlp(&x)?)?;
         }
-        self.head.forward_logits(&self.norm.forward(&x)?).map(Some)
+        // Logits are compared, not fed on.
+        self.head.forward(&self.norm.forward(&x)?)?.to_dtype(DType::F32).map(Some)
     }
 
     fn scored_rows(&self, x: Tensor, batch: &Batch<'_>) -> Result<Tensor> {

@@ -142,7 +142,8 @@ impl Codebook {
     }
 
     fn write(&self) -> Result<Vec<u8>, String> {
-        let tensors: Vec<Vec<u8>> = self.centroids.iter().map(|c| little_endian(c)).collect();
+        let bytes = |values: &Vec<f32>| values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        let tensors: Vec<Vec<u8>> = self.centroids.iter().map(bytes).collect();
         let info = serde_json::to_string(&self.info).map_err(|e| e.to_string())?;
         let digest = digest(&info, tensors.iter().map(Vec::as_slice));
         let shape = vec![self.info.clusters, self.info.dimension / self.info.codebooks];
@@ -202,10 +203,6 @@ fn names(info: &CodebookInfo) -> impl Iterator<Item = String> {
 
 fn digest<'a>(info: &'a str, tensors: impl Iterator<Item = &'a [u8]>) -> Digest {
     Digest::of_parts(std::iter::once(info.as_bytes()).chain(tensors))
-}
-
-fn little_endian(values: &[f32]) -> Vec<u8> {
-    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 /// Scales to length 1; zeros stay zeros.

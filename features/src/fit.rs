@@ -58,25 +58,16 @@ impl IdsConfig {
     /// # Errors
     /// [`FitError::Config`].
     pub fn validate(&self) -> Result<(), FitError> {
-        let wrong = |key, value: String, expected| FitError::Config { key, value, expected };
-        let counts = [("clusters", self.clusters), ("levels", self.levels), ("codebooks", self.codebooks)];
-        for (key, value) in counts {
-            if value == 0 {
-                return Err(wrong(key, value.to_string(), "at least 1"));
-            }
-        }
-        if self.iterations == 0 {
-            return Err(wrong("iterations", "0".to_owned(), "at least 1"));
-        }
-        if self.sample < self.clusters {
-            let expected = "at least [ids] clusters";
-            return Err(wrong("sample", self.sample.to_string(), expected));
-        }
-        if !(0.0..=1.0).contains(&self.refit_gain) {
-            let expected = "a share from 0 to 1";
-            return Err(wrong("refit_gain", self.refit_gain.to_string(), expected));
-        }
-        Ok(())
+        let checks = [
+            ("clusters", self.clusters > 0, self.clusters.to_string(), "at least 1"),
+            ("levels", self.levels > 0, self.levels.to_string(), "at least 1"),
+            ("codebooks", self.codebooks > 0, self.codebooks.to_string(), "at least 1"),
+            ("iterations", self.iterations > 0, self.iterations.to_string(), "at least 1"),
+            ("sample", self.sample >= self.clusters, self.sample.to_string(), "at least [ids] clusters"),
+            ("refit_gain", (0.0..=1.0).contains(&self.refit_gain), self.refit_gain.to_string(), "a share from 0 to 1"),
+        ];
+        let wrong = checks.into_iter().find(|(_, is_valid, ..)| !is_valid);
+        wrong.map_or(Ok(()), |(key, _, value, expected)| Err(FitError::Config { key, value, expected }))
     }
 }
 
@@ -116,8 +107,7 @@ pub enum FitError {
     /// The parent has another shape than the configuration or the embeddings.
     #[error(
         "the previous codebook {parent} has {what} {expected}, tonight it is {found}: its ids would mean something \
-         else. \
-         Go back to {expected}, or begin anew with --previous none"
+         else. Go back to {expected}, or begin anew with --previous none"
     )]
     OtherParent {
         /// Its digest.

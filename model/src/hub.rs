@@ -327,34 +327,16 @@ mod tests {
 
     #[test]
     fn paths_never_go_to_the_hub() {
-        let cache = tempfile::tempdir().unwrap();
-        let hub = Hub {
-            endpoint: "http://127.0.0.1:9".into(),
-            cache: cache.path().to_owned(),
-            token: None,
-            offline: false,
-            progress: false,
-        };
-        for path in [
-            "./org/name",
-            "/org/name",
-            "../name",
-            "~/name",
-            "a/b/c",
-            "name",
-            "org/",
-            "/name",
-            "org/name@",
-            "org/na me",
-            "org/name@../../main",
-            "org\\name",
-            "",
-        ] {
+        let server = FakeHub::start(&tiny());
+        let hub = server.hub();
+        let words = r"./org/name /org/name ../name ~/name a/b/c name org/ /name org/name@ org/name@../../main org\name";
+        for path in words.split(' ').chain(["org/na me", ""]) {
             let error = resolve(path, &hub).unwrap_err();
             assert!(matches!(error, ModelError::NotFound { .. }), "{path}: {error}");
         }
-        let local = cache.path().to_str().unwrap();
-        assert_eq!(resolve(local, &hub).unwrap(), cache.path());
+        let local = server.cache.path();
+        assert_eq!(resolve(local.to_str().unwrap(), &hub).unwrap(), local);
+        assert_eq!(server.take_requests(), [""; 0]);
     }
 
     #[test]

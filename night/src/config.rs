@@ -43,7 +43,6 @@ pub struct Config {
     /// The previous knowledge.
     pub previous: Vec<PreviousSource>,
     /// The night before a demo.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub demo: Option<DemoConfig>,
     /// Where the output goes.
     pub output: OutputConfig,
@@ -56,29 +55,24 @@ pub struct Config {
     /// What is drafted.
     pub draft: DraftConfig,
     /// Bounds on the texts of a pool.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub guards: Option<Guards>,
     /// How pools are grouped.
     pub pools: PoolsConfig,
     /// What makes embeddings.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub encoder: Option<EncoderConfig>,
     /// How knowledge ids are made.
     pub ids: IdsConfig,
     /// How a night is run.
     pub run: RunConfig,
     /// The queue between coordinator and workers.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub queue: Option<NatsConfig>,
     /// How a worker lives.
     pub worker: WorkerConfig,
     /// Where metrics are served.
     pub metrics: MetricsConfig,
     /// What the engines' time costs.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub price: Option<Price>,
     /// Who interacted with what.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub interactions: Option<InteractionTable>,
     /// How collaborative embeddings are trained.
     pub embed: EmbedConfig,

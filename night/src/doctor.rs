@@ -154,8 +154,7 @@ async fn conditional_put(probe: &Location) -> Result<String> {
     ensure!(
         probe.create(Bytes::from_static(b"second")).await? == Created::Exists && probe.read().await? == "first",
         "the store lets a second writer replace an object: it knows no conditional put, and rows would be doubled; \
-         use a \
-         store that does (S3, GCS, Azure, MinIO, a local disk)"
+         use a store that does (S3, GCS, Azure, MinIO, a local disk)"
     );
     let skew = Timestamp::now().duration_since(probe.modified().await?).as_secs_f64();
     ensure!(

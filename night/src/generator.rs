@@ -1,7 +1,7 @@
 //! From a configuration to what generates texts: the model, loaded and measured.
 
 use anyhow::Result;
-use laser_engine::{EngineOptions, TreeEngine};
+use laser_engine::EngineOptions;
 use laser_model::{ModelFiles, Tokenizer, Weights};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
@@ -21,15 +21,15 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
         EngineKind::Tree => {
             let adaptive = config.draft.is_adaptive();
             let load = move || -> Result<Box<dyn TextGenerator>> {
-                let mut engine = TreeEngine::load(&engine)?;
+                let mut engine = laser_engine::load(&engine)?;
                 let mut options = options;
                 if adaptive {
                     let tokens = options.batch * (options.nodes + 1);
-                    let cost = StepCost::measure(&mut engine, options.batch, tokens)?;
+                    let cost = StepCost::measure(engine.as_mut(), options.batch, tokens)?;
                     tracing::info!(?cost, "measured the forward");
                     options.budget = Some(Budget::new(cost));
                 }
-                Ok(Box::new(Generator::new(Box::new(engine), tokenizer, options)))
+                Ok(Box::new(Generator::new(engine, tokenizer, options)))
             };
             tokio::task::spawn_blocking(load).await?
         }
@@ -52,8 +52,7 @@ async fn load_mistralrs(
 async fn load_mistralrs(_: EngineOptions, _: Tokenizer, _: GenerateOptions) -> Result<Box<dyn TextGenerator>> {
     anyhow::bail!(
         "[model] engine = \"mistralrs\": this laser was built without it; build it with `cargo build --release \
-         --features \
-         mistralrs`, or choose engine = \"tree\" for Llama, Mistral and Qwen models"
+         --features mistralrs`, or choose engine = \"tree\" for Llama, Mistral and Qwen models"
     )
 }
 

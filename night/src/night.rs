@@ -1,8 +1,7 @@
 //! One night: from tables and last night's knowledge to a published data set, in one process.
 //!
-//! A run is named by its date and by what it depends on, so the same command finds the same run again and
-//! goes on where it was: pools that are built stay, a plan that is written stays, a shard that is committed
-//! is never generated twice.
+//! A run is named by its date and by what it depends on, so the same command finds the same run again and goes on where
+//! it was: pools that are built stay, a plan that is written stays, a shard that is committed is never generated twice.
 
 mod generate;
 mod name;
@@ -61,6 +60,7 @@ struct Begun {
 }
 
 /// What a night is made from, all of it checked.
+#[derive(Debug)]
 pub struct Night<'a> {
     pub(crate) config: &'a Config,
     pub(crate) model: ModelFiles,
@@ -68,12 +68,6 @@ pub struct Night<'a> {
     pub(crate) spec: Spec,
     pub(crate) encoder: Option<Arc<EncoderFiles>>,
     pub(crate) output: Location,
-}
-
-impl std::fmt::Debug for Night<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Night").field("spec", &self.spec).field("output", &self.output).finish_non_exhaustive()
-    }
 }
 
 impl<'a> Night<'a> {

@@ -28,8 +28,7 @@ impl OpenPools {
     /// Opens all pools of `dir` for a model with the tokenizer of this fingerprint.
     ///
     /// # Errors
-    /// If there is no finished set, it was built with another tokenizer, or a file is not the one that
-    /// was written.
+    /// If there is no finished set, it was built with another tokenizer, or a file is not the one that was written.
     pub async fn open(dir: &Location, tokenizer: &[u8; 32]) -> Result<Self, PoolsError> {
         Self::open_with(dir, tokenizer, None).await
     }

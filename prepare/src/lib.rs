@@ -2,13 +2,11 @@
 //!
 //! Each source becomes `users.parquet` and `items.parquet` in the contract of
 //! [`laser_schema::entity`]: flat attribute columns, histories oldest first, interaction counts. MovieLens also
-//! becomes `interactions.parquet`, which recommender models are trained on. The
-//! same input gives the same bytes. A row that is wrong stops the work and is named by file and line;
-//! nothing is written then.
+//! becomes `interactions.parquet`, which recommender models are trained on. The same input gives the same bytes. A row
+//! that is wrong stops the work and is named by file and line; nothing is written then.
 //!
-//! Sources are read once, front to back. What is held in memory is the catalogue and one small record per
-//! interaction (16 bytes for MovieLens: 32 million ratings take about 1 GB while the vectors grow), then the
-//! compressed table.
+//! Sources are read once, front to back. What is held in memory is the catalogue and one small record per interaction
+//! (16 bytes for MovieLens: 32 million ratings take about 1 GB while the vectors grow), then the compressed table.
 
 mod amazon;
 mod delimited;

@@ -30,11 +30,6 @@ const LINE: RGBColor = RGBColor(3, 3, 3);
 /// Series are told apart by so many colours. The second is a grey, for what the first is compared with.
 pub(crate) const SERIES: u8 = 6;
 
-/// The colour of a line: none is grey.
-fn line_color(index: usize) -> usize {
-    index + usize::from(index > 0)
-}
-
 fn series(index: usize) -> RGBColor {
     let index = u8::try_from(index % usize::from(SERIES)).unwrap_or_default();
     RGBColor(160, 0, index)
@@ -265,7 +260,8 @@ pub(crate) fn lines(lines: &[Vec<f64>], axes: &Axes<'_>) -> Result<Option<Drawin
         let mut chart = axes!(root, axes, 1.0..(places.max(2) as f64), 0.0..1.05 * most);
         for (index, values) in lines.iter().enumerate() {
             let points = (1..).zip(values).map(|(at, value)| (f64::from(at), *value));
-            let style = series(line_color(index)).stroke_width(2);
+            // No line is grey.
+            let style = series(index + usize::from(index > 0)).stroke_width(2);
             chart.draw_series(LineSeries::new(points, style).point_size(2)).map_err(failed)?;
         }
         Ok(())

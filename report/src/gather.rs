@@ -169,8 +169,7 @@ async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
     let Some(run) = newest else {
         return Ok(anyhow::anyhow!(
             "{}: not an output of Laser's: it has no {MANIFEST} and no nights below profiles/. Give the [output] \
-             path, or \
-             a folder profiles/kind=…/dt=…/run=…",
+             path, or a folder profiles/kind=…/dt=…/run=…",
             output.url()
         ));
     };

@@ -10,8 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::entity::EntityId;
 use crate::knowledge::{Figures, ratio};
 
-/// The measurements of a shard's audit: the same rows, plainly and with speculation, in one process,
-/// in turns.
+/// The measurements of a shard's audit: the same rows, plainly and with speculation, in one process, in turns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuditReport {
     /// Texts compared.

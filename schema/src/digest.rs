@@ -18,8 +18,7 @@ impl Digest {
         Self(blake3::hash(bytes).to_hex().to_string())
     }
 
-    /// The digest of a value's JSON form. Struct fields keep their declared order, so equal values
-    /// have equal digests.
+    /// The digest of a value's JSON form. Struct fields keep their declared order, so equal values have equal digests.
     pub fn of_json(value: &impl Serialize) -> Self {
         // Serialising plain data into memory fails only on maps whose keys are not strings, which
         // no type of this crate has.

@@ -4,7 +4,7 @@
 //! copied to the local disk). Each row is checked on its own; that ids are unique is checked where all of them come
 //! together, in [`join`](crate::join).
 
-use laser_schema::{Columns, Entity, EntityId, EntityTable, Interaction, Kind};
+use laser_schema::{Columns, Entity, EntityTable, Interaction, Kind};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 
@@ -115,7 +115,7 @@ fn check_types(table: &EntityTable, schema: &arrow::datatypes::Schema) -> Result
 
 fn to_entity(mut row: Map<String, Value>, table: &EntityTable, counts: bool) -> Result<Entity, ValueError> {
     let columns = &table.columns;
-    let id = to_id(row.remove(&columns.id), columns)?;
+    let id = id_value(row.remove(&columns.id), &columns.id, "entity")?.into_type(columns.id_type)?;
     let kind = to_kind(row.remove(&columns.kind), table)?;
     let history = row.remove(&columns.history);
     let (history, length) = if counts {
@@ -131,10 +131,6 @@ fn to_entity(mut row: Map<String, Value>, table: &EntityTable, counts: bool) -> 
     attributes.extend(row.into_iter().filter(|(_, value)| !value.is_null()));
     attributes.sort_keys();
     Ok(Entity { id, kind, interactions: interactions.unwrap_or(0).max(length), attributes, history, embedding })
-}
-
-fn to_id(value: Option<Value>, columns: &Columns) -> Result<EntityId, ValueError> {
-    Ok(id_value(value, &columns.id, "entity")?.into_type(columns.id_type)?)
 }
 
 fn to_kind(value: Option<Value>, table: &EntityTable) -> Result<Kind, ValueError> {

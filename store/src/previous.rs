@@ -205,6 +205,7 @@ struct ForeignRow {
     text: String,
 }
 
+#[derive(Debug)]
 enum File {
     /// A part of Laser's own output.
     Part(Kind, Location),
@@ -217,13 +218,6 @@ enum File {
 pub struct PreviousReader {
     files: Vec<File>,
     open: Option<ForeignReader>,
-}
-
-impl std::fmt::Debug for File {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let (Self::Part(kind, location) | Self::Foreign(kind, location, _)) = self;
-        write!(f, "{kind} {}", location.url())
-    }
 }
 
 impl PreviousReader {

@@ -1,30 +1,23 @@
 //! Kills, signals and second processes: nothing is lost, nothing is done twice.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command};
 
 use laser_store::part::decode_part;
 
+use crate::distributed::Process;
 use crate::{Workspace, assert_exit, assert_refused, stderr};
 
 /// Starts a run and returns once it has committed `shards` shards.
-pub(crate) fn start(mut run: Command, shards: usize) -> Child {
-    let mut child =
-        run.env("RUST_LOG", "laser_worker=debug").stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
-    let committed = lines.by_ref().filter(|l| l.as_ref().is_ok_and(|l| l.contains("committed")));
-    assert_eq!(committed.take(shards).count(), shards, "the run ended before {shards} commits");
-    // Read on, or the run would block on a full pipe.
-    std::thread::spawn(move || lines.for_each(drop));
-    child
+fn start(run: Command, shards: usize) -> Process {
+    let run = Process::start(run);
+    run.wait_for("committed", shards);
+    run
 }
 
 /// Starts a run and kills it once it has committed `shards` shards.
 pub(crate) fn start_and_kill(run: Command, shards: usize) {
-    let mut child = start(run, shards);
-    child.kill().unwrap();
-    child.wait().unwrap();
+    start(run, shards).kill();
 }
 
 pub(crate) fn signal(child: &Child, name: &str) {
@@ -59,7 +52,7 @@ fn a_killed_run_resumes_and_regenerates_nothing() {
         start_and_kill(disturbed.command("run", &[]), shards);
         let before = disturbed.parts();
         assert!(!before.is_empty());
-        let _ = start(disturbed.command("run", &[]), 1).kill();
+        start_and_kill(disturbed.command("run", &[]), 1);
         let after = disturbed.parts();
         assert!(before.iter().all(|(path, bytes)| after[path] == *bytes), "a committed part changed");
     }
@@ -79,9 +72,7 @@ fn assert_undisturbed(disturbed: &Workspace) {
 #[test]
 fn a_terminated_run_drains_and_goes_on_later() {
     let workspace = Workspace::new();
-    let mut child = start(workspace.command("run", &[]), 1);
-    signal(&child, "-TERM");
-    assert_eq!(child.wait().unwrap().code(), Some(143));
+    start(workspace.command("run", &[]), 1).terminate();
     let committed = workspace.parts();
     assert_exit(&workspace.run(&[]), 0);
     assert_exit(&workspace.verify(), 0);
@@ -92,12 +83,12 @@ fn a_terminated_run_drains_and_goes_on_later() {
 #[test]
 fn a_second_process_on_the_same_run_is_refused() {
     let workspace = Workspace::new();
-    let mut first = start(workspace.command("run", &[]), 1);
-    signal(&first, "-STOP");
+    let first = start(workspace.command("run", &[]), 1);
+    signal(&first.child, "-STOP");
     let second = workspace.run(&[]);
-    signal(&first, "-CONT");
+    signal(&first.child, "-CONT");
     assert_refused(&second, &["another process is working on run"]);
-    assert_eq!(first.wait().unwrap().code(), Some(0));
+    first.assert_ends(0);
     assert_exit(&workspace.verify(), 0);
 }
 

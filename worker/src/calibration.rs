@@ -25,7 +25,7 @@ impl Calibration {
 
     /// Returns the calibrated probability, which rises with the estimate.
     pub(crate) fn apply(&self, probability: f32) -> f32 {
-        sigmoid(self.offset + self.slope * logit(probability))
+        1.0 / (1.0 + (-self.offset - self.slope * logit(probability)).exp())
     }
 
     /// Learns whether a node with this estimate was part of the text.
@@ -41,10 +41,6 @@ impl Calibration {
 fn logit(probability: f32) -> f32 {
     let p = probability.clamp(1e-4, 1.0 - 1e-4);
     (p / (1.0 - p)).ln()
-}
-
-fn sigmoid(x: f32) -> f32 {
-    1.0 / (1.0 + (-x).exp())
 }
 
 /// A draft of a sequence, kept until its text is long enough to know of each node whether it was right.

@@ -81,13 +81,9 @@ pub(crate) fn record(
         pool_digest: pool.map(|p| Digest::from_bytes(p.digest()).to_string()).unwrap_or_default(),
         generated_by: plan.run.clone(),
         event_timestamp: event_timestamp(plan),
-        created_timestamp: microseconds(Timestamp::now()),
+        // As a part holds it, so that records compare equal once they are read back.
+        created_timestamp: Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or_default(),
     }
-}
-
-/// The time as a part holds it, so that records compare equal once they are read back.
-fn microseconds(time: Timestamp) -> Timestamp {
-    Timestamp::from_microsecond(time.as_microsecond()).unwrap_or(time)
 }
 
 /// Midnight UTC of the run's night.

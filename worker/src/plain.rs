@@ -104,16 +104,11 @@ impl TextGenerator for PlainGenerator {
         };
         let start = Instant::now();
         let (max, stop) = (self.options.max_new_tokens, &self.options.end_of_text);
-        let texts = self.engine.generate(vec![request.prompt], max, stop);
-        let mut finished = Vec::with_capacity(1);
-        for text in self.runtime.block_on(texts) {
-            let result = match text {
-                Ok(text) => self.finish(text, start.elapsed().as_secs_f64()),
-                Err(error) => Err(self.fail(error)?),
-            };
-            finished.push(Finished { id: request.id, result });
-        }
-        Ok(finished)
+        let result = match self.runtime.block_on(self.engine.generate(request.prompt, max, stop)) {
+            Ok(text) => self.finish(text, start.elapsed().as_secs_f64()),
+            Err(error) => Err(self.fail(error)?),
+        };
+        Ok(vec![Finished { id: request.id, result }])
     }
 
     fn reset(&mut self) {

@@ -33,22 +33,16 @@ pub struct NatsConfig {
     /// Seconds before the second attempt of a failed shard; doubles with each further attempt, up to 600.
     pub retry_seconds: u64,
     /// The servers' certificate authority, a PEM file; if not set, the system's.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_ca: Option<PathBuf>,
     /// Our own certificate, a PEM file; with `tls_key`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_cert: Option<PathBuf>,
     /// The key of `tls_cert`, a PEM file.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub tls_key: Option<PathBuf>,
     /// A credentials file (JWT and seed), as `nsc` writes it.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub credentials: Option<PathBuf>,
     /// A file with the seed of a user's nkey (`SU…`); instead of `credentials`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub nkey_seed: Option<PathBuf>,
     /// The prefix for answers, for users who may subscribe only to it, such as `_INBOX_worker`; if not set, `_INBOX`.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub inbox_prefix: Option<String>,
 }
 
@@ -116,11 +110,6 @@ impl NatsConfig {
     pub(super) fn retry_delay(&self, attempt: u32) -> Duration {
         let doublings = attempt.saturating_sub(1).min(16);
         (Duration::from_secs(self.retry_seconds) * (1 << doublings)).min(RETRY_MAX)
-    }
-
-    /// The servers' addresses.
-    pub(super) fn urls(&self) -> Vec<&str> {
-        self.url.split(',').map(str::trim).collect()
     }
 }
 

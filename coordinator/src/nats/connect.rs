@@ -108,7 +108,9 @@ impl NatsEvents {
             Event::Connected => &self.connected,
             Event::Disconnected => &self.disconnected,
             Event::SlowConsumer(_) | Event::ServerError(ServerError::SlowConsumer(_)) => &self.slow_consumers,
-            Event::ServerError(error) if is_violation(error) => &self.permission_violations,
+            Event::ServerError(ServerError::Other(text)) if text.to_lowercase().contains("permissions violation") => {
+                &self.permission_violations
+            }
             Event::ServerError(_) | Event::ClientError(_) => &self.errors,
             Event::LameDuckMode | Event::Draining | Event::Closed => {
                 tracing::info!(%event, "nats");
@@ -124,10 +126,6 @@ impl NatsEvents {
             _ => tracing::warn!(%event, "nats"),
         }
     }
-}
-
-fn is_violation(error: &ServerError) -> bool {
-    matches!(error, ServerError::Other(text) if text.to_lowercase().contains("permissions violation"))
 }
 
 /// Connects as `name` (shown in the server's list of connections) and checks the server.
@@ -160,7 +158,7 @@ fn addresses(config: &NatsConfig) -> Result<Vec<ServerAddr>, NatsError> {
             reason: format!("{error}; expected nats://host:port or tls://host:port"),
         })
     };
-    config.urls().into_iter().map(parse).collect()
+    config.url.split(',').map(str::trim).map(parse).collect()
 }
 
 /// Formats the addresses without the user names and passwords that they may carry.

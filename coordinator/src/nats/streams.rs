@@ -83,7 +83,7 @@ impl NatsClient {
         let what = format!("stream {}", wanted.name);
         let found = match self.jetstream.get_stream(&wanted.name).await {
             Ok(stream) => stream.cached_info().config.clone(),
-            Err(error) if is_missing(&error.kind()) => {
+            Err(error) if matches!(error.kind(), GetStreamErrorKind::JetStream(e) if e.code() == 404) => {
                 let made = self.jetstream.create_stream(&wanted).await;
                 let stream = made.map_err(failed(format!("make {what}")))?;
                 refuse(&what, stream_differences(&wanted, &stream.cached_info().config))?;
@@ -120,21 +120,13 @@ impl NatsClient {
                 }
                 tracing::info!(what, differences = differences.join(", "), "changing");
             }
-            Err(error) if is_consumer_missing(&error.kind()) => {}
+            Err(error) if matches!(error.kind(), ConsumerErrorKind::JetStream(e) if e.code() == 404) => {}
             Err(error) => return Err(failed(format!("look at {what}"))(error)),
         }
         let made = jobs.create_consumer(wanted.clone()).await;
         let made = made.map_err(failed(format!("make or change {what}")))?;
         refuse(&what, consumer_differences(&wanted, &made.cached_info().config))
     }
-}
-
-fn is_missing(kind: &GetStreamErrorKind) -> bool {
-    matches!(kind, GetStreamErrorKind::JetStream(error) if error.code() == 404)
-}
-
-fn is_consumer_missing(kind: &ConsumerErrorKind) -> bool {
-    matches!(kind, ConsumerErrorKind::JetStream(error) if error.code() == 404)
 }
 
 fn refuse(what: &str, differences: Vec<String>) -> Result<(), NatsError> {

@@ -3,8 +3,7 @@
 use laser_coordinator::finalise::{Published, Terms, publish};
 use laser_coordinator::gate::Gate;
 use laser_schema::Kind;
-use laser_schema::audit::Audit;
-use laser_schema::audit::AuditReport;
+use laser_schema::audit::{Audit, AuditReport};
 use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::Figures;
@@ -27,8 +26,8 @@ async fn audited(guards: Option<Guards>) -> (Night, Location, Plan) {
     (night, output, plan)
 }
 
-/// An audit that found texts of so many tokens where plain ones have ten.
-async fn commit_audit(output: &Location, job: &ShardJob, tokens: u64) {
+/// Audits of a pool that found texts of so many tokens where plain ones have ten.
+async fn commit_audits(output: &Location, plan: &Plan, pool: &str, tokens: u64) {
     let texts = 9;
     let audit = Audit {
         report: AuditReport { texts, plain_tokens: 10 * texts, tokens: tokens * texts, ..AuditReport::default() },
@@ -36,7 +35,9 @@ async fn commit_audit(output: &Location, job: &ShardJob, tokens: u64) {
         pairs: Vec::new(),
     };
     let json = serde_json::to_vec(&audit).unwrap();
-    output.join(&job.output).write(json.into()).await.unwrap();
+    for job in audits(plan, pool) {
+        output.join(&job.output).write(json.clone().into()).await.unwrap();
+    }
 }
 
 fn audits<'a>(plan: &'a Plan, pool: &str) -> Vec<&'a ShardJob> {
@@ -71,9 +72,7 @@ async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them(
 
     let odd = audits(&plan, "user-odd");
     assert!(odd.len() > 2);
-    for job in &odd {
-        commit_audit(&output, job, 12).await;
-    }
+    commit_audits(&output, &plan, "user-odd", 12).await;
     let all_but_one = |shard: u32| odd[1..].iter().any(|job| job.shard == shard);
     gate.poll(&run, all_but_one).await.unwrap();
     assert!(admitted(&gate, &plan).is_empty());
@@ -84,9 +83,7 @@ async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them(
     assert_eq!(barred.texts, 9 * odd.len() as u64);
     assert_eq!(barred.breaches[0].to_string(), "length ratio 1.200 is above max_length_ratio = 1.1");
 
-    for job in audits(&plan, "user-even") {
-        commit_audit(&output, job, 11).await;
-    }
+    commit_audits(&output, &plan, "user-even", 11).await;
     // The items' audits were given up: nothing is there.
     gate.poll(&run, |_| true).await.unwrap();
     assert_eq!(admitted(&gate, &plan), ["item-all", "user-even", "user-odd"]);
@@ -100,14 +97,10 @@ async fn a_pool_is_generated_once_all_its_audits_are_settled_and_judged_by_them(
 async fn the_first_verdict_stands_whatever_a_later_process_would_find() {
     let (_night, output, plan) = audited(Some(guards(GuardAction::Strict))).await;
     let run = planned(&output, &plan);
-    for job in audits(&plan, "user-odd") {
-        commit_audit(&output, job, 12).await;
-    }
+    commit_audits(&output, &plan, "user-odd", 12).await;
     Gate::new(&plan).poll(&run, |_| true).await.unwrap();
     let first = verdict(&output, &plan, "user-odd").await;
-    for job in audits(&plan, "user-odd") {
-        commit_audit(&output, job, 10).await;
-    }
+    commit_audits(&output, &plan, "user-odd", 10).await;
     Gate::new(&plan).poll(&run, |_| true).await.unwrap();
     assert!(first.as_ref().is_some_and(|verdict| verdict.strict));
     assert_eq!(verdict(&output, &plan, "user-odd").await, first);
@@ -134,9 +127,7 @@ async fn without_strict_guards_nothing_is_held_back() {
 async fn a_breach_withholds_success_until_it_is_only_warned_of() {
     let (_night, output, plan) = audited(None).await;
     let run = planned(&output, &plan);
-    for job in audits(&plan, "user-odd") {
-        commit_audit(&output, job, 12).await;
-    }
+    commit_audits(&output, &plan, "user-odd", 12).await;
     work(&output, &plan).await;
     let success = output.join(&plan.partition(Kind::User)).join(SUCCESS);
     let publish = async |action| {

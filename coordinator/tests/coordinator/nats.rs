@@ -126,7 +126,7 @@ async fn a_lost_stream_is_built_again_under_a_worker_that_stays(version: Version
     let queue = server.worker("worker", 3).await.queue(&run);
     commit_one(&queue).await;
     server.kill();
-    server.lose_store();
+    std::fs::remove_dir_all(server.file("store")).unwrap();
     server.restart();
     coordinator.ensure_streams().await.unwrap();
     // The store lists what is done; the rest is published again.

@@ -22,15 +22,6 @@ pub(crate) enum Version {
     New,
 }
 
-impl Version {
-    fn binary(self) -> String {
-        match self {
-            Self::Old => installed("LASER_NATS_OLD", "nats.sh"),
-            Self::New => installed("LASER_NATS_NEW", "nats.sh"),
-        }
-    }
-}
-
 /// A NATS server.
 pub(crate) struct Server {
     dir: TempDir,
@@ -68,7 +59,8 @@ impl Server {
     }
 
     fn launch(version: Version, dir: TempDir, environment: BTreeMap<&'static str, String>, secure: bool) -> Self {
-        let binary = version.binary();
+        let variable = if version == Version::Old { "LASER_NATS_OLD" } else { "LASER_NATS_NEW" };
+        let binary = installed(variable, "nats.sh");
         let process = serve(&binary, dir.path(), &environment, "-1");
         Self { dir, binary, secure, environment, process }
     }
@@ -81,11 +73,6 @@ impl Server {
     pub(crate) fn restart(&mut self) {
         let port = self.process.port.to_string();
         self.process = serve(&self.binary, self.dir.path(), &self.environment, &port);
-    }
-
-    /// All that the server has stored; call it while the server is down.
-    pub(crate) fn lose_store(&self) {
-        fs::remove_dir_all(self.dir.path().join("store")).unwrap();
     }
 
     pub(crate) fn config(&self) -> NatsConfig {

@@ -2,7 +2,7 @@
 
 use candle_core::quantized::GgmlDType;
 use laser_decode::TargetScores;
-use laser_engine::{Engine, Segment, TreeEngine};
+use laser_engine::{Engine, Segment};
 
 use crate::{
     models::{Random, TinyModel, fixture},
@@ -18,12 +18,12 @@ fn tree_scores_equal_sequential_ones_on_every_path_to_the_bit() {
             let context = random.tokens(20);
             let (tokens, parents) = random_tree(&mut random, nodes);
             let slot = engine.open(64).unwrap();
-            extend(&mut engine, slot, &context);
-            let scores = step(&mut engine, slot, &tokens, &parents, 0);
+            extend(engine.as_mut(), slot, &context);
+            let scores = step(engine.as_mut(), slot, &tokens, &parents, 0);
             engine.close(slot);
             for (node, scores) in scores.iter().enumerate() {
                 let path: Vec<u32> = path(&parents, node).into_iter().map(|node| tokens[node]).collect();
-                let expected = sequential(&mut engine, &[&context[..], &path].concat());
+                let expected = sequential(engine.as_mut(), &[&context[..], &path].concat());
                 assert_eq!(scores, &expected, "{name}, {nodes} nodes, node {node}");
             }
         }
@@ -36,11 +36,11 @@ fn chunked_prefill_equals_whole_prefill() {
         let mut engine = engine(&model);
         let prompt = Random::new(5).tokens(100);
         let whole = engine.open(100).unwrap();
-        let expected = extend(&mut engine, whole, &prompt);
+        let expected = extend(engine.as_mut(), whole, &prompt);
         let chunked = engine.open(100).unwrap();
         let mut last = Vec::new();
         for chunk in prompt.chunks(37) {
-            last = extend(&mut engine, chunked, chunk);
+            last = extend(engine.as_mut(), chunked, chunk);
         }
         assert_eq!(last, expected, "{name}");
     }
@@ -51,10 +51,10 @@ fn a_chunk_without_scored_nodes_still_fills_the_cache() {
     let mut engine = engine(&TinyModel::all()[0].1);
     let prompt = Random::new(5).tokens(30);
     let slot = engine.open(30).unwrap();
-    assert!(step(&mut engine, slot, &prompt[..20], &chain(20), 20).is_empty());
+    assert!(step(engine.as_mut(), slot, &prompt[..20], &chain(20), 20).is_empty());
     engine.commit(slot, &(0..20).collect::<Vec<_>>()).unwrap();
-    let got = extend(&mut engine, slot, &prompt[20..]);
-    assert_same(&got, &sequential(&mut engine, &prompt), "after an unscored chunk");
+    let got = extend(engine.as_mut(), slot, &prompt[20..]);
+    assert_same(&got, &sequential(engine.as_mut(), &prompt), "after an unscored chunk");
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn segments_of_one_step_equal_steps_of_their_own() {
     let slots = trees.clone().map(|(context, ..)| {
         let slot = engine.open(64).unwrap();
         if !context.is_empty() {
-            extend(&mut engine, slot, &context);
+            extend(engine.as_mut(), slot, &context);
         }
         slot
     });
@@ -103,14 +103,14 @@ fn a_fork_equals_recomputing_its_prefix() {
     let mut random = Random::new(13);
     let (prefix, own) = (random.tokens(50), random.tokens(30));
     let shared = engine.open(60).unwrap();
-    extend(&mut engine, shared, &prefix);
+    extend(engine.as_mut(), shared, &prefix);
     let fork = engine.fork(shared, 40, 200).unwrap();
     assert_eq!(engine.cached(fork), 40);
-    let got = extend(&mut engine, fork, &own);
-    let expected = sequential(&mut engine, &[&prefix[..40], &own].concat());
+    let got = extend(engine.as_mut(), fork, &own);
+    let expected = sequential(engine.as_mut(), &[&prefix[..40], &own].concat());
     assert_same(&got, &expected, "fork");
-    let after = extend(&mut engine, shared, &own[..5]);
-    let expected = sequential(&mut engine, &[&prefix[..], &own[..5]].concat());
+    let after = extend(engine.as_mut(), shared, &own[..5]);
+    let expected = sequential(engine.as_mut(), &[&prefix[..], &own[..5]].concat());
     assert_same(&after, &expected, "the forked slot itself");
 }
 
@@ -121,18 +121,18 @@ fn decoding_goes_on_after_a_commit_with_gaps() {
         let mut random = Random::new(17);
         let mut context = random.tokens(15);
         let slot = engine.open(200).unwrap();
-        extend(&mut engine, slot, &context);
+        extend(engine.as_mut(), slot, &context);
         for round in 0..6 {
             let (tokens, parents) = random_tree(&mut random, 17);
-            step(&mut engine, slot, &tokens, &parents, 0);
+            step(engine.as_mut(), slot, &tokens, &parents, 0);
             let keep = path(&parents, random.below(17));
             engine.commit(slot, &keep).unwrap();
             context.extend(keep.iter().map(|&node| tokens[node]));
             assert_eq!(engine.cached(slot), context.len());
             let next = random.tokens(1);
-            let got = extend(&mut engine, slot, &next);
+            let got = extend(engine.as_mut(), slot, &next);
             context.extend(next);
-            let expected = sequential(&mut engine, &context);
+            let expected = sequential(engine.as_mut(), &context);
             assert_same(&got, &expected, &format!("{name}, round {round}"));
         }
     }
@@ -143,9 +143,9 @@ fn greedy_decoding_through_trees_equals_plain_decoding_on_the_fixture() {
     let mut engine = load(&fixture());
     let mut random = Random::new(21);
     let prompt = random.tokens(24);
-    let plain = greedy(&mut engine, &prompt, 60);
+    let plain = greedy(engine.as_mut(), &prompt, 60);
     let slot = engine.open(200).unwrap();
-    let mut next = extend(&mut engine, slot, &prompt)[0].token;
+    let mut next = extend(engine.as_mut(), slot, &prompt)[0].token;
     let mut got: Vec<u32> = Vec::new();
     while got.len() < 40 {
         // The right continuation of four tokens, scattered between distractors.
@@ -154,7 +154,7 @@ fn greedy_decoding_through_trees_equals_plain_decoding_on_the_fixture() {
         let wrong = random.tokens(4);
         let tokens: Vec<u32> = (0..4).flat_map(|depth| [right[depth], wrong[depth]]).chain([right[4]]).collect();
         let parents = [u32::MAX, 0, 0, 2, 2, 4, 4, 6, 6];
-        let scores = step(&mut engine, slot, &tokens, &parents, 0);
+        let scores = step(engine.as_mut(), slot, &tokens, &parents, 0);
         engine.commit(slot, &[0, 2, 4, 6, 8]).unwrap();
         for node in [0, 2, 4, 6] {
             assert_eq!(scores[node][0].token, right[node / 2 + 1]);
@@ -185,13 +185,13 @@ fn a_failed_step_leaves_the_slot_usable() {
     let mut engine = engine(&TinyModel::all()[0].1);
     let slot = engine.open(20).unwrap();
     let tokens = Random::new(3).tokens(21);
-    extend(&mut engine, slot, &tokens[..10]);
+    extend(engine.as_mut(), slot, &tokens[..10]);
     let (parents, tokens_left) = (chain(11), &tokens[10..]);
     let too_many = Segment { slot, tokens: tokens_left, parents: &parents, scored_from: 0 };
     let error = engine.step(&[too_many], 1).unwrap_err().to_string();
     assert!(error.contains("exceed the capacity of 20"), "{error}");
-    let got = extend(&mut engine, slot, &tokens[10..20]);
-    assert_same(&got, &sequential(&mut engine, &tokens[..20]), "after a refused step");
+    let got = extend(engine.as_mut(), slot, &tokens[10..20]);
+    assert_same(&got, &sequential(engine.as_mut(), &tokens[..20]), "after a refused step");
 }
 
 /// A sequence in both engines: their slots, its committed tokens and what it may grow to.
@@ -236,7 +236,7 @@ fn kernels_and_tensors_agree_on_any_schedule() {
     }
 }
 
-fn step_both(engines: &mut [TreeEngine; 2], open: &mut [Both], random: &mut Random, round: usize) {
+fn step_both(engines: &mut [Box<dyn Engine>; 2], open: &mut [Both], random: &mut Random, round: usize) {
     let mut trees = Vec::new();
     for (at, both) in open.iter().enumerate() {
         let room = (both.capacity - both.cached).min([6, 14, 70][random.below(3)]);

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use candle_core::quantized::GgmlDType;
-use laser_engine::{DTypeOption, Engine, EngineOptions, TreeEngine};
+use laser_engine::{DTypeOption, Engine, EngineOptions};
 use laser_schema::DeviceOption;
 use serde_json::json;
 
@@ -27,12 +27,12 @@ fn two_shards_equal_one_file() {
     let directory = tempfile::tempdir().unwrap();
     model.write(directory.path(), true);
     let tokens = Random::new(1).tokens(12);
-    let got = sequential(&mut load(directory.path()), &tokens);
-    assert_eq!(got, sequential(&mut engine(&model), &tokens));
+    let got = sequential(load(directory.path()).as_mut(), &tokens);
+    assert_eq!(got, sequential(engine(&model).as_mut(), &tokens));
 }
 
 /// The model, loaded from a GGUF file.
-fn gguf_engine(model: &TinyModel, dtype: GgmlDType) -> TreeEngine {
+fn gguf_engine(model: &TinyModel, dtype: GgmlDType) -> Box<dyn Engine> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("model.gguf");
     model.write_gguf(&file, dtype);
@@ -50,8 +50,8 @@ fn gguf_in_f32_equals_safetensors() {
         let mut safetensors = engine(&model);
         assert_eq!(gguf.info().parameters, safetensors.info().parameters, "{name}");
         let tokens = Random::new(1).tokens(20);
-        let expected = sequential(&mut safetensors, &tokens);
-        assert_same(&sequential(&mut gguf, &tokens), &expected, name);
+        let expected = sequential(safetensors.as_mut(), &tokens);
+        assert_same(&sequential(gguf.as_mut(), &tokens), &expected, name);
     }
 }
 
@@ -63,11 +63,11 @@ fn quantised_gguf_equals_the_same_quantisation_while_loading() {
         model.write(directory.path(), false);
         let mut options = EngineOptions::new(directory.path());
         options.isq = Some("Q8_0".into());
-        let mut quantised = TreeEngine::load(&options).unwrap();
+        let mut quantised = laser_engine::load(&options).unwrap();
         assert_eq!(quantised.info().dtype, "f32+q8_0");
         let tokens = Random::new(1).tokens(20);
-        let expected = sequential(&mut quantised, &tokens);
-        let got = sequential(&mut gguf_engine(&model, GgmlDType::Q8_0), &tokens);
+        let expected = sequential(quantised.as_mut(), &tokens);
+        let got = sequential(gguf_engine(&model, GgmlDType::Q8_0).as_mut(), &tokens);
         assert_same(&got, &expected, architecture);
     }
 }
@@ -81,23 +81,23 @@ fn rope_factors_of_a_gguf_file_are_used() {
     let factors = Tensor::full(8.0_f32, 8, &Device::Cpu).unwrap();
     with_factors.tensors.insert("rope_freqs.weight".into(), factors);
     let tokens = Random::new(1).tokens(40);
-    let expected = sequential(&mut engine(&scaled), &tokens);
-    assert_same(&sequential(&mut gguf_engine(&with_factors, GgmlDType::F32), &tokens), &expected, "factors");
+    let expected = sequential(engine(&scaled).as_mut(), &tokens);
+    assert_same(&sequential(gguf_engine(&with_factors, GgmlDType::F32).as_mut(), &tokens), &expected, "factors");
 }
 
 /// Share of the fixture's greedy text that another precision would have chosen too, token by token.
 fn agreement(options: &EngineOptions) -> f64 {
     let mut exact = load(&fixture());
-    let mut other = TreeEngine::load(options).unwrap();
+    let mut other = laser_engine::load(options).unwrap();
     let mut agreed = 0;
     for seed in 0..3 {
         let prompt = Random::new(seed).tokens(16);
-        let text = greedy(&mut exact, &prompt, 40);
+        let text = greedy(exact.as_mut(), &prompt, 40);
         let slot = other.open(64).unwrap();
-        let mut scores = extend(&mut other, slot, &prompt);
+        let mut scores = extend(other.as_mut(), slot, &prompt);
         for token in text {
             agreed += usize::from(scores[0].token == token);
-            scores = extend(&mut other, slot, &[token]);
+            scores = extend(other.as_mut(), slot, &[token]);
         }
         other.close(slot);
     }
@@ -123,7 +123,7 @@ fn lower_precisions_mostly_agree_with_f32() {
 /// The path is refused with these words.
 fn refused(path: &Path, expected: &[&str]) {
     let options = EngineOptions::new(path);
-    let tree = TreeEngine::load(&options).unwrap_err().to_string();
+    let tree = laser_engine::load(&options).err().unwrap().to_string();
     for part in expected {
         assert!(tree.contains(part), "{part:?} is not in: {tree}");
     }
@@ -208,11 +208,11 @@ fn truncated_gguf_and_unknown_gguf_architecture_are_refused() {
 #[test]
 fn bf16_weights_give_the_scores_of_the_same_weights_in_f32() {
     let tokens = Random::new(4).tokens(60);
-    let expected = sequential(&mut load(&fixture()), &tokens);
+    let expected = sequential(load(&fixture()).as_mut(), &tokens);
     let bf16 = EngineOptions { dtype: DTypeOption::Bf16, ..EngineOptions::new(fixture()) };
-    let mut bf16 = TreeEngine::load(&bf16).unwrap();
+    let mut bf16 = laser_engine::load(&bf16).unwrap();
     assert_eq!(bf16.info().dtype, "bf16");
-    let got = sequential(&mut bf16, &tokens);
+    let got = sequential(bf16.as_mut(), &tokens);
     if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw") {
         return assert_within(&got, &expected, 0.1, "bf16");
     }
@@ -225,7 +225,7 @@ fn options_that_do_not_fit_are_refused() {
     let file = directory.path().join("model.gguf");
     TinyModel::new("Llama", json!({})).write_gguf(&file, GgmlDType::F32);
     let check = |options: EngineOptions, expected: &str| {
-        let error = TreeEngine::load(&options).unwrap_err().to_string();
+        let error = laser_engine::load(&options).err().unwrap().to_string();
         assert!(error.contains(expected), "{error}");
     };
     let fixture = || EngineOptions::new(fixture());

@@ -1,5 +1,4 @@
-//! The engine: trees against sequential decoding, mistralrs as oracle, formats, bad input, the
-//! fake.
+//! The engine: trees against sequential decoding, mistralrs as oracle, formats, bad input, the fake.
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
 #![expect(clippy::cast_possible_truncation, reason = "token ids and lengths of tests are small")]

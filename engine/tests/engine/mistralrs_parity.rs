@@ -7,7 +7,7 @@ use std::{
 
 use candle_core::{Tensor, quantized::GgmlDType};
 use laser_decode::Candidate;
-use laser_engine::{Engine, EngineOptions, Finish, MistralEngine};
+use laser_engine::{EngineOptions, Finish, MistralEngine};
 use mistralrs::{
     CustomLogitsProcessor, Model, ModelDType, NormalRequest, Request, RequestMessage, SamplingParams, TextModelBuilder,
     TokenSource,
@@ -56,8 +56,7 @@ async fn decode(model: &Model, prompt: Vec<u32>, count: usize) -> Vec<Record> {
     std::mem::take(&mut tap.0.lock().unwrap())
 }
 
-/// Log-probabilities agree for our candidates, and the first choice unless the two best are closer
-/// than 1e-3.
+/// Log-probabilities agree for our candidates, and the first choice unless the two best are closer than 1e-3.
 fn assert_agrees(ours: &[Candidate], logits: &[f32], what: &str) {
     let max = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let sum: f64 = logits.iter().map(|logit| f64::from(logit - max).exp()).sum();
@@ -79,10 +78,10 @@ async fn assert_parity(name: &str, directory: &Path, prompts: u64, count: usize)
         let records = decode(&model, prompt.clone(), count).await;
         assert!(!records.is_empty(), "{name}");
         let slot = engine.open(prompt.len() + count).unwrap();
-        let mut ours = extend(&mut engine, slot, &prompt);
+        let mut ours = extend(engine.as_mut(), slot, &prompt);
         for (step, (context, logits)) in records.iter().enumerate() {
             if step > 0 {
-                ours = extend(&mut engine, slot, &context[context.len() - 1..]);
+                ours = extend(engine.as_mut(), slot, &context[context.len() - 1..]);
             }
             assert_eq!(engine.cached(slot), context.len());
             assert_agrees(&ours, logits, &format!("{name}, prompt {seed}, step {step}"));
@@ -106,15 +105,14 @@ async fn every_architecture_decodes_as_in_mistralrs() {
 }
 
 #[tokio::test]
-async fn mistral_engine_returns_exact_tokens_for_a_batch() {
+async fn mistral_engine_returns_exact_tokens() {
     let engine = MistralEngine::load(&EngineOptions::new(fixture()), 4).await.unwrap();
     assert_eq!(engine.max_positions(), 1024);
     let prompts: Vec<Vec<u32>> = (0..4).map(|seed| Random::new(seed).tokens(12 + 5 * seed as usize)).collect();
-    let completions = engine.generate(prompts.clone(), 30, &[]).await;
     let mut tree = load(&fixture());
-    for (prompt, completion) in prompts.iter().zip(completions) {
-        let completion = completion.unwrap();
-        let mut plain = greedy(&mut tree, prompt, 30);
+    for prompt in prompts {
+        let completion = engine.generate(prompt.clone(), 30, &[]).await.unwrap();
+        let mut plain = greedy(tree.as_mut(), &prompt, 30);
         let end = plain.iter().position(|&token| token == 1);
         plain.truncate(end.unwrap_or(30));
         assert_eq!(completion.tokens, plain);
@@ -135,9 +133,9 @@ async fn mistral_engine_runs_gguf_files() {
         model.write_gguf(&file, GgmlDType::F32);
         let engine = MistralEngine::load(&EngineOptions::new(&file), 1).await.unwrap();
         let prompt = Random::new(3).tokens(23);
-        let completion = engine.generate(vec![prompt.clone()], 24, &[]).await;
-        let expected = greedy(&mut load(&file), &prompt, 24);
-        assert_eq!(completion[0].as_ref().unwrap().tokens, expected, "{name}");
+        let completion = engine.generate(prompt.clone(), 24, &[]).await;
+        let expected = greedy(load(&file).as_mut(), &prompt, 24);
+        assert_eq!(completion.unwrap().tokens, expected, "{name}");
     }
 }
 
@@ -145,18 +143,17 @@ async fn mistral_engine_runs_gguf_files() {
 async fn mistral_engine_stops_at_stop_tokens_and_at_the_end_of_the_context() {
     let engine = MistralEngine::load(&EngineOptions::new(fixture()), 2).await.unwrap();
     let prompt = Random::new(1).tokens(17);
-    let plain = engine.generate(vec![prompt.clone()], 10, &[]).await.remove(0).unwrap().tokens;
+    let plain = engine.generate(prompt.clone(), 10, &[]).await.unwrap().tokens;
     let stop = plain[6];
     let first = plain.iter().position(|&token| token == stop).unwrap();
-    let stopped = engine.generate(vec![prompt.clone()], 10, &[stop]).await.remove(0).unwrap();
+    let stopped = engine.generate(prompt.clone(), 10, &[stop]).await.unwrap();
     assert_eq!((stopped.tokens.as_slice(), stopped.finish), (&plain[..first], Finish::Stop));
 
     let nearly_full = Random::new(2).tokens(1020);
-    let results = engine.generate(vec![nearly_full, vec![], vec![5; 1024], prompt], 10, &[]).await;
-    assert!(results[0].as_ref().unwrap().tokens.len() <= 3);
-    for (index, expected) in [(1, "\"0 tokens\""), (2, "\"1024 tokens\"")] {
-        let error = results[index].as_ref().unwrap_err().to_string();
+    assert!(engine.generate(nearly_full, 10, &[]).await.unwrap().tokens.len() <= 3);
+    for (prompt, expected) in [(vec![], "\"0 tokens\""), (vec![5; 1024], "\"1024 tokens\"")] {
+        let error = engine.generate(prompt, 10, &[]).await.unwrap_err().to_string();
         assert!(error.contains(expected) && error.contains("1024 positions"), "{error}");
     }
-    assert_eq!(results[3].as_ref().unwrap().tokens, plain);
+    assert_eq!(engine.generate(prompt, 10, &[]).await.unwrap().tokens, plain);
 }

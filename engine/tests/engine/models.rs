@@ -135,8 +135,7 @@ impl TinyModel {
         }
     }
 
-    /// Writes a GGUF file as llama.cpp's converter would: its names, and for Llama the rows of q
-    /// and k interleaved.
+    /// Writes a GGUF file as llama.cpp's converter would: its names, and for Llama the rows of q and k interleaved.
     pub(crate) fn write_gguf(&self, file: &Path, dtype: GgmlDType) {
         let architecture = self.config["model_type"].as_str().unwrap();
         let mut tensors: Vec<(String, QTensor)> = Vec::new();

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use laser_decode::{Candidate, ROOT_PARENT, TargetScores};
-use laser_engine::{Engine, EngineOptions, Segment, Slot, TreeEngine};
+use laser_engine::{Engine, EngineOptions, Segment, Slot};
 
 use crate::models::{Random, TinyModel};
 
@@ -12,12 +12,12 @@ pub(crate) const TOP_K: usize = 64;
 /// Largest difference of log-probabilities between two ways to compute the same thing in f32.
 pub(crate) const TOLERANCE: f32 = 2e-4;
 
-pub(crate) fn load(path: &Path) -> TreeEngine {
-    TreeEngine::load(&EngineOptions::new(path)).unwrap()
+pub(crate) fn load(path: &Path) -> Box<dyn Engine> {
+    laser_engine::load(&EngineOptions::new(path)).unwrap()
 }
 
 /// The model, loaded in f32.
-pub(crate) fn engine(model: &TinyModel) -> TreeEngine {
+pub(crate) fn engine(model: &TinyModel) -> Box<dyn Engine> {
     let directory = tempfile::tempdir().unwrap();
     model.write(directory.path(), false);
     load(directory.path())

@@ -18,7 +18,6 @@ pub struct ModelConfig {
     /// The precision of weights and products.
     pub dtype: DTypeOption,
     /// The quantisation that is applied while loading, if any.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub isq: Option<String>,
     /// Where the model runs.
     pub device: DeviceOption,

@@ -62,34 +62,15 @@ impl Default for RunConfig {
 
 /// Which pools a run drafts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
+#[serde(rename_all = "lowercase")]
 pub enum PoolChoice {
     /// Its own, built from previous knowledge when it begins.
     Nightly,
     /// The set that is promoted when it begins.
     Promoted,
     /// A version of the output, or a folder or URL.
+    #[serde(untagged)]
     Set(String),
-}
-
-impl From<String> for PoolChoice {
-    fn from(text: String) -> Self {
-        match text.as_str() {
-            "nightly" => Self::Nightly,
-            "promoted" => Self::Promoted,
-            _ => Self::Set(text),
-        }
-    }
-}
-
-impl From<PoolChoice> for String {
-    fn from(choice: PoolChoice) -> Self {
-        match choice {
-            PoolChoice::Nightly => "nightly".to_owned(),
-            PoolChoice::Promoted => "promoted".to_owned(),
-            PoolChoice::Set(text) => text,
-        }
-    }
 }
 
 /// `[output]`.
@@ -101,10 +82,8 @@ pub struct OutputConfig {
     /// The share of the entities that must have a text.
     pub min_coverage: f64,
     /// How many nights stay; all if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub keep_nights: Option<usize>,
     /// A table format in which data sets are published besides the folders of parts; none if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub table: Option<TableFormat>,
 }
 
@@ -142,7 +121,6 @@ pub struct DemoConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct WorkerConfig {
     /// Seconds without work after which the worker ends; never if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub idle_seconds: Option<u64>,
     /// Seconds that a draining worker has for the shards in hand.
     pub grace_seconds: u64,
@@ -170,6 +148,5 @@ impl WorkerConfig {
 #[serde(default, deny_unknown_fields)]
 pub struct MetricsConfig {
     /// The address that serves `/metrics`; none if not given.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
 }

@@ -222,8 +222,7 @@ async fn parts(table: &str, kind: Kind) -> Result<Vec<String>> {
     let parts = data_set::parts(&location).await?.with_context(|| {
         format!(
             "{table}: neither a table (.parquet, .csv, .jsonl), nor a published folder of knowledge ids (with a \
-             _SUCCESS), \
-             such as OUTPUT/knowledge_ids/kind=user/dt=DATE/run=RUN, nor an OUTPUT that has one"
+             _SUCCESS), such as OUTPUT/knowledge_ids/kind=user/dt=DATE/run=RUN, nor an OUTPUT that has one"
         )
     })?;
     Ok(parts.iter().map(|part| part.url().to_owned()).collect())

@@ -12,6 +12,7 @@ use super::{BATCH_ROWS, EmbeddingBatch, EmbeddingError, NpyFiles};
 use crate::map::map;
 
 /// A matrix whose file is mapped, so that it may be larger than the memory.
+#[derive(Debug)]
 pub(super) struct NpyReader {
     files: NpyFiles,
     matrix: Bytes,
@@ -20,12 +21,6 @@ pub(super) struct NpyReader {
     ids: Lines<BufReader<File>>,
     /// Rows read so far, without the padding.
     read: usize,
-}
-
-impl std::fmt::Debug for NpyReader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("NpyReader").field("files", &self.files).field("read", &self.read).finish_non_exhaustive()
-    }
 }
 
 impl NpyReader {

@@ -111,18 +111,19 @@ async fn every_flipped_byte_of_a_part_is_found() {
 
 #[tokio::test]
 async fn missing_and_unknown_files_are_found() {
-    let folder = Folder::new().await;
-    folder.root.join("part-00000.parquet").remove().await.unwrap();
-    folder.check(&["part-00000.parquet: missing", "2 rows in the parts"]).await;
-    let folder = Folder::new().await;
-    folder.write("part-00007.parquet", part(&[record(8)])).await;
-    folder.check(&["part-00007.parquet: not named by the manifest"]).await;
-    let folder = Folder::new().await;
-    folder.root.join(SUCCESS).remove().await.unwrap();
-    folder.check(&["_SUCCESS is missing"]).await;
-    let folder = Folder::new().await;
-    folder.root.join(ERRORS).remove().await.unwrap();
-    folder.check(&["_errors.jsonl: 0 rows, the manifest says 1"]).await;
+    let unknown = Folder::new().await;
+    unknown.write("part-00007.parquet", part(&[record(8)])).await;
+    unknown.check(&["part-00007.parquet: not named by the manifest"]).await;
+    let missing: [(&str, &[&str]); 3] = [
+        ("part-00000.parquet", &["part-00000.parquet: missing", "2 rows in the parts"]),
+        (SUCCESS, &["_SUCCESS is missing"]),
+        (ERRORS, &["_errors.jsonl: 0 rows, the manifest says 1"]),
+    ];
+    for (file, expected) in missing {
+        let folder = Folder::new().await;
+        folder.root.join(file).remove().await.unwrap();
+        folder.check(expected).await;
+    }
 }
 
 #[tokio::test]
@@ -138,18 +139,21 @@ async fn wrong_rows_are_found() {
 
 #[tokio::test]
 async fn wrong_counts_are_found() {
-    let mut folder = Folder::new().await;
-    folder.manifest.parts[0].rows = 3;
-    folder.write_manifest().await;
-    folder.check(&["part-00000.parquet: 2 rows, the manifest says 3"]).await;
-    let mut folder = Folder::new().await;
-    folder.manifest.rows = 5;
-    folder.write_manifest().await;
-    folder.check(&["4 rows in the parts, the manifest says 5", "5 rows and 1 errors do not make up 5 entities"]).await;
-    let mut folder = Folder::new().await;
-    folder.manifest.details.entities = 9;
-    folder.write_manifest().await;
-    folder.check(&["do not make up 9 entities"]).await;
+    type Change = fn(&mut Manifest);
+    let cases: [(Change, &[&str]); 3] = [
+        (|m| m.parts[0].rows = 3, &["part-00000.parquet: 2 rows, the manifest says 3"]),
+        (
+            |m| m.rows = 5,
+            &["4 rows in the parts, the manifest says 5", "5 rows and 1 errors do not make up 5 entities"],
+        ),
+        (|m| m.details.entities = 9, &["do not make up 9 entities"]),
+    ];
+    for (change, expected) in cases {
+        let mut folder = Folder::new().await;
+        change(&mut folder.manifest);
+        folder.write_manifest().await;
+        folder.check(expected).await;
+    }
 }
 
 #[tokio::test]

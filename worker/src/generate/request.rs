@@ -141,8 +141,7 @@ pub trait TextGenerator: Send {
     /// Adds a request; it joins the batch as soon as there is room.
     fn submit(&mut self, request: Request);
 
-    /// Computes what `prompts` have in common at their start once instead of for each of them, where that
-    /// is possible.
+    /// Computes what `prompts` have in common at their start once instead of for each of them, where that is possible.
     ///
     /// # Errors
     /// The engine's, from the forward over the prefix; the requests themselves are not affected.

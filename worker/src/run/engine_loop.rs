@@ -19,26 +19,17 @@ use crate::telemetry;
 
 /// The engine thread: owns the generator and the shards that are open.
 pub(super) struct EngineLoop {
-    context: Arc<RunContext>,
-    generator: Box<dyn TextGenerator>,
-    stop: Stop,
-    done: mpsc::Sender<Done>,
-    open: HashMap<u32, OpenShard>,
+    pub(super) context: Arc<RunContext>,
+    pub(super) generator: Box<dyn TextGenerator>,
+    pub(super) stop: Stop,
+    pub(super) done: mpsc::Sender<Done>,
+    pub(super) open: HashMap<u32, OpenShard>,
 }
 
 /// An audit that waits until nothing else is open.
 type WaitingAudit = (Lease, Vec<ShardRow>);
 
 impl EngineLoop {
-    pub(super) fn new(
-        context: Arc<RunContext>,
-        generator: Box<dyn TextGenerator>,
-        stop: Stop,
-        done: mpsc::Sender<Done>,
-    ) -> Self {
-        Self { context, generator, stop, done, open: HashMap::new() }
-    }
-
     /// Works until no more shards come, and returns the generator.
     pub(super) fn run(mut self, mut load: mpsc::Receiver<Loaded>) -> Box<dyn TextGenerator> {
         let mut waiting: Option<WaitingAudit> = None;

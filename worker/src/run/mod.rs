@@ -15,6 +15,7 @@ mod held;
 mod intake;
 mod open_shard;
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use laser_schema::job::{Lease, Queue};
@@ -63,7 +64,7 @@ pub async fn run_worker<Q: Queue + 'static>(
         let run = Span::current();
         tokio::task::spawn_blocking(move || {
             let _entered = run.entered();
-            EngineLoop::new(context, generator, stop, done_tx).run(load_rx)
+            EngineLoop { context, generator, stop, done: done_tx, open: HashMap::default() }.run(load_rx)
         })
     };
     let beat = tokio::spawn(heartbeats(queue.clone(), held.clone()));

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use laser_decode::{Drafter, Verification};
 #[cfg(feature = "mistralrs")]
 use laser_engine::MistralEngine;
-use laser_engine::{EngineOptions, TreeEngine};
+use laser_engine::{Engine, EngineOptions};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
 use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, TextGenerator};
@@ -138,8 +138,8 @@ fn real_prompts() -> [Vec<u32>; 3] {
     .map(|text| tokenizer().encode(text, true).unwrap())
 }
 
-fn real_engine() -> TreeEngine {
-    TreeEngine::load(&EngineOptions::new(fixture())).unwrap()
+fn real_engine() -> Box<dyn Engine> {
+    laser_engine::load(&EngineOptions::new(fixture())).unwrap()
 }
 
 #[test]
@@ -147,9 +147,9 @@ fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
     let prompts = real_prompts();
     let options = GenerateOptions { max_new_tokens: 24, ..options() };
     let mut oracle = real_engine();
-    let expected: Vec<NaiveText> = prompts.iter().map(|p| naive(&mut oracle, p, &options)).collect();
+    let expected: Vec<NaiveText> = prompts.iter().map(|p| naive(oracle.as_mut(), p, &options)).collect();
     let pool = pool(&expected.iter().map(previous).collect::<Vec<_>>());
-    let mut generator = Generator::new(Box::new(real_engine()), tokenizer(), options.clone());
+    let mut generator = Generator::new(real_engine(), tokenizer(), options.clone());
     for drafter in drafters() {
         for (nodes, batch, step_tokens) in [(0, 3, 64), (4, 1, 5), (16, 1, 64), (16, 3, 24)] {
             let mut options = GenerateOptions { drafter, nodes, batch, step_tokens, ..options.clone() };
@@ -175,7 +175,8 @@ fn mistralrs_texts_equal_the_naive_decoders() {
     for stop in [vec![], vec![" the".to_owned()]] {
         let options = GenerateOptions { max_new_tokens: 24, stop, ..options() };
         let mut requests: Vec<Request> = (0..).zip(real_prompts()).map(|(id, p)| request(id, &p)).collect();
-        let expected: Vec<NaiveText> = real_prompts().iter().map(|p| naive(&mut real_engine(), p, &options)).collect();
+        let expected: Vec<NaiveText> =
+            real_prompts().iter().map(|p| naive(real_engine().as_mut(), p, &options)).collect();
         // More rows at fault than a failing engine is granted.
         requests.extend((3..15).map(|id| request(id, &[])));
         let handle = runtime.handle().clone();
