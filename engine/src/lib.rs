@@ -5,8 +5,8 @@
 //! sees the committed context and its own ancestors, nothing else. The nodes are provisional until [`Engine::commit`]
 //! keeps one path of them and forgets the rest.
 //!
-//! - The tree engine, by [`load`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF), on CPUs in f32 and
-//!   bf16 with the decoder of [`laser_cpu`], otherwise with one on mistralrs' layers.
+//! - The tree engine, by [`load`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF), on CPUs in f32
+//!   and bf16 with the decoder of [`laser_cpu`], otherwise with one on mistralrs' layers.
 //! - [`FakeEngine`]: a seeded function of the last tokens, for tests of everything above the engine.
 //! - `MistralEngine` (feature `mistralrs`): mistralrs decoding by itself, without trees, for every other architecture.
 //!   It is the baseline of benchmarks and the oracle of the tests, and not an [`Engine`].
