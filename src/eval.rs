@@ -36,10 +36,7 @@ pub(crate) async fn ranking(config: &Config, style: Option<Style>) -> Result<()>
     let mut display = Display::new();
     let report = evaluate::ranking(config.interactions()?, &config.embed, &mut display).await?;
     drop(display);
-    match style {
-        None => print_json(&report),
-        Some(style) => print(&ranking_tables(&report, style)),
-    }
+    style.map_or_else(|| print_json(&report), |style| print(&ranking_tables(&report, style)))
 }
 
 /// `laser eval ctr`.
@@ -47,10 +44,7 @@ pub(crate) async fn ctr(config: &Config, style: Option<Style>) -> Result<()> {
     let mut display = Display::new();
     let report = evaluate::ctr(config.interactions()?, &config.eval, &mut display).await?;
     drop(display);
-    match style {
-        None => print_json(&report),
-        Some(style) => print(&ctr_tables(&report, style)),
-    }
+    style.map_or_else(|| print_json(&report), |style| print(&ctr_tables(&report, style)))
 }
 
 fn ranking_tables(report: &RankingReport<'_>, style: Style) -> String {
@@ -202,13 +196,7 @@ fn gain(gain: Option<&Comparison>) -> [String; 2] {
 
 fn comparisons(report: &CtrReport<'_>) -> Table {
     let header = [
-        "model",
-        "form",
-        "compared",
-        "AUC difference",
-        "p different",
-        "p as far as the margin",
-        "AUC",
+        "model", "form", "compared", "AUC difference", "p different", "p as far as the margin", "AUC",
         "log loss difference",
     ];
     let mut table = Table::new(&header);

@@ -17,19 +17,8 @@ const IDLE: (f64, u64) = (0.1, 200);
 
 /// The columns of the table of pools.
 const COLUMNS: [&str; 13] = [
-    "pool",
-    "texts",
-    "tokens",
-    "tokens/s",
-    "AAL",
-    "ART ms",
-    "yield",
-    "relaxed",
-    "speedup",
-    "identical",
-    "length",
-    "drift",
-    "price",
+    "pool", "texts", "tokens", "tokens/s", "AAL", "ART ms", "yield", "relaxed", "speedup", "identical", "length",
+    "drift", "price",
 ];
 
 /// Marks around accepted drafts in sample texts.

@@ -271,15 +271,7 @@ impl Report {
             ]);
         }
         let mut replays = Table::new(&[
-            "texts",
-            "held out",
-            "drafter",
-            "pool tokens",
-            "nodes",
-            "accepted/step",
-            "tokens/step",
-            "yield",
-            "p50 µs",
+            "texts", "held out", "drafter", "pool tokens", "nodes", "accepted/step", "tokens/step", "yield", "p50 µs",
             "p99 µs",
         ]);
         for row in &self.rows {

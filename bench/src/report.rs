@@ -153,20 +153,8 @@ impl VariantRow {
 }
 
 const COLUMNS: [&str; 14] = [
-    "variant",
-    "tokens",
-    "tokens/s",
-    "speedup",
-    "AAL",
-    "tokens/step",
-    "step ms",
-    "prefill ms",
-    "ART ms",
-    "yield",
-    "relaxed",
-    "length",
-    "identical",
-    "log p",
+    "variant", "tokens", "tokens/s", "speedup", "AAL", "tokens/step", "step ms", "prefill ms", "ART ms", "yield",
+    "relaxed", "length", "identical", "log p",
 ];
 
 fn count_tokens(measured: &Measured) -> u64 {

@@ -36,19 +36,8 @@ async fn all_variants_run_and_strict_ones_give_the_texts_of_plain_decoding() {
     for kind in &report.kinds {
         let names: Vec<&str> = kind.rows.iter().map(|row| row.variant.as_str()).collect();
         let expected = [
-            "vanilla",
-            "whole prompts",
-            "PLD",
-            "ReSD, paper's rule",
-            "GRP (ReSD)",
-            "RRP",
-            "CRP",
-            "RV+GRP",
-            "RV+RRP",
-            "LASER, paper's rule",
-            "LASER (RV+CRP)",
-            "LASER adaptive",
-            "LASER+own",
+            "vanilla", "whole prompts", "PLD", "ReSD, paper's rule", "GRP (ReSD)", "RRP", "CRP", "RV+GRP", "RV+RRP",
+            "LASER, paper's rule", "LASER (RV+CRP)", "LASER adaptive", "LASER+own",
         ];
         let own = usize::from(kind.kind == laser_schema::Kind::User);
         assert_eq!(names, expected[..12 + own]);

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::AtomicI64;
+use std::sync::atomic::Ordering::Relaxed;
 
 use arrow::datatypes::{DataType, Field, Schema};
 use jiff::Timestamp;
@@ -38,6 +40,8 @@ struct Output {
     _folder: tempfile::TempDir,
     root: Location,
     table: Table,
+    /// When the latest run was created, in seconds.
+    clock: AtomicI64,
 }
 
 impl Output {
@@ -45,7 +49,7 @@ impl Output {
         let folder = tempfile::tempdir().unwrap();
         let root = Location::parse(folder.path().to_str().unwrap()).unwrap();
         let table = Table::new(&root, DataSet::Profiles, Kind::User);
-        Self { _folder: folder, root, table }
+        Self { _folder: folder, root, table, clock: AtomicI64::default() }
     }
 
     fn folder(&self, night: &Night) -> Location {
@@ -65,7 +69,8 @@ impl Output {
         id: Value,
         layout: Option<EmbeddingLayout>,
     ) -> Night {
-        let mut night = Night { date, run: run.to_owned(), created: Timestamp::now(), parts: Vec::new() };
+        let created = Timestamp::from_second(self.clock.fetch_add(1, Relaxed)).unwrap();
+        let mut night = Night { date, run: run.to_owned(), created, parts: Vec::new() };
         let id_type = if id.is_i64() { DataType::Int64 } else { DataType::Utf8 };
         let fields = [("entity_id", id_type), ("text", DataType::Utf8)];
         let fields = fields.map(|(name, data_type)| Field::new(name, data_type, false)).into_iter();
@@ -252,7 +257,6 @@ async fn nights_from_before_the_table_are_adopted() {
     for run in ["b", "a"] {
         let night = output.run(FIRST, run).await;
         output.finish(&night).await;
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
     output.run(date(2026, 1, 3), "unfinished").await;
     let fixed = output.run_of(date(2026, 1, 4), "fixed", &[1], json!(7), Some(EmbeddingLayout::Fixed)).await;

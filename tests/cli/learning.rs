@@ -100,6 +100,8 @@ impl Data {
             let history = [json!({"title": "A", "timestamp": 1000 + user})];
             writeln!(users, "{}", json!({"id": user, "history": history})).unwrap();
         }
+        let text = |item: u32| json!({"id": item, "text": format!("A film of kind {}, number {item}.", item % 2)});
+        self.write("texts.jsonl", &(0..ITEMS).map(|item| text(item).to_string() + "\n").collect::<String>());
         self.write("items.jsonl", &vectors);
         self.write("ids.jsonl", &ids);
         self.write("users.jsonl", &users);
@@ -234,6 +236,7 @@ entities = [{ path = "DIR/attributes.jsonl", kind = "item" }]
 names = ["genre", "colour"]
 [[eval.knowledge]]
 name = "texts"
+item_texts = "DIR/texts.jsonl"
 item_embeddings = { table = "DIR/items.jsonl" }
 item_ids = { table = "DIR/ids.jsonl" }
 "#;
@@ -259,8 +262,9 @@ fn new_items_are_judged_apart_and_need_no_timestamps() {
     data.write("interactions.csv", &untimed.collect::<String>());
     let report = data.json("ctr", &BY_ITEM);
     let rows = report["results"].as_array().unwrap();
-    let expected = ["no knowledge", "attributes", "texts, embedding", "texts, ids", "attributes and texts, embedding"];
-    assert_eq!(texts(&rows[..5], "variant"), expected);
+    let forms = ["texts, words", "texts, embedding", "texts, ids"];
+    let expected = [&["no knowledge", "attributes"], &forms[..], &["attributes and texts, words"]].concat();
+    assert_eq!(texts(&rows[..6], "variant"), expected);
     let groups = rows[2]["groups"].as_array().unwrap();
     assert_eq!(texts(groups, "group"), ["cold (0)", "warm", "1-5", "6-20", "more"]);
     assert!(groups[0]["impressions"].as_f64().unwrap() > 50.0, "{groups:?}");
@@ -285,6 +289,10 @@ fn a_split_by_item_refuses_what_knows_the_held_out_items() {
     data.refuses(&CTR, &[BY_ITEM[0], "eval.train_until=1200"], "expected a share such as 0.8");
     data.refuses(&CTR, &[BY_ITEM[0], "eval.item_share=0.7"], "[eval] item_share = 0.7");
     data.refuses(&CTR, &["eval.attributes.names=[\"genre\", \"size\"]"], "share a value of \"size\"");
+    data.write("texts.jsonl", "{\"id\": 1, \"text\": \"A film.\"}\n{\"id\": 1, \"text\": \"The same.\"}\n");
+    data.refuses(&CTR, &BY_ITEM, "texts.jsonl: item 1 is there twice");
+    data.write("texts.jsonl", "{\"id\": 1, \"words\": \"A film.\"}\n");
+    data.refuses(&CTR, &BY_ITEM, "texts.jsonl, row 1: missing field `text`");
 }
 
 #[test]

@@ -34,14 +34,7 @@ struct Shipped {
 /// KAR (Xi et al. 2023), TRAWL (Luo et al. 2024), ONCE (Liu et al. 2024) and RLMRec (Ren et al. 2024), in our own
 /// words.
 const SHIPPED: [Shipped; 9] = shipped![
-    "kar/films",
-    "kar/books",
-    "trawl/films",
-    "trawl/books",
-    "once/films",
-    "once/books",
-    "rlmrec/films",
-    "rlmrec/books",
+    "kar/films", "kar/books", "trawl/films", "trawl/books", "once/films", "once/books", "rlmrec/films", "rlmrec/books",
     "plain/films"
 ];
 

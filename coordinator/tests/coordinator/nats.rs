@@ -49,11 +49,9 @@ async fn work_off(queue: &NatsQueue, coordinator: &NatsClient, run: &str) -> usi
     leases
 }
 
-/// Waits until nothing of the run is queued.
+/// Asks the server until nothing of the run is queued.
 async fn emptied(coordinator: &NatsClient, run: &str) {
-    while coordinator.queued(run).await.unwrap() > 0 {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
+    while coordinator.queued(run).await.unwrap() > 0 {}
 }
 
 /// The oldest version that is supported and the newest that was tried.

@@ -31,16 +31,8 @@ const OCCUPATIONS: [&str; 21] = [
 
 /// The areas of the United States by the first digit of a zip code.
 const REGIONS: [&str; 10] = [
-    "Northeast",
-    "Mid-Atlantic",
-    "Upper South",
-    "Deep South",
-    "Great Lakes",
-    "Upper Midwest",
-    "Central Plains",
-    "South Central",
-    "Mountain West",
-    "Pacific",
+    "Northeast", "Mid-Atlantic", "Upper South", "Deep South", "Great Lakes", "Upper Midwest", "Central Plains",
+    "South Central", "Mountain West", "Pacific",
 ];
 
 pub(super) fn gender(code: &str) -> Result<&'static str, String> {

@@ -3,6 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
+/// A word of fewer texts is left out: it says little about others.
+const TEXTS_OF_A_WORD: usize = 3;
+
 /// A named choice of features; without any it is the baseline.
 #[derive(Debug, Clone, Default)]
 pub struct Variant {
@@ -19,8 +22,8 @@ pub enum Feature {
     Vectors(Vectors),
     /// Categorical ids.
     Codes(Codes),
-    /// The values of one attribute.
-    Bags(Bags),
+    /// The values of one attribute, or the words of a text.
+    Bags(Arc<Bags>),
 }
 
 impl Feature {
@@ -34,46 +37,75 @@ impl Feature {
     }
 }
 
-/// The values of one attribute of each entity: any number of them, in no order.
-///
-/// A value that a single entity has says nothing about another one and is left out.
+/// The values of one attribute, or the words of a text, of each entity: any number of them, in no order.
 #[derive(Debug)]
 pub struct Bags {
-    /// The longest bag.
-    pub(super) length: usize,
-    /// Row-major tokens of `length`, 0 where a bag is shorter.
-    pub(super) tokens: Vec<u32>,
-    /// Likewise: one over the bag's size, 0 where it is shorter.
-    pub(super) weights: Vec<f32>,
-    /// The number of tokens, 0 included.
+    /// By entity, where its tokens end.
+    pub(super) ends: Vec<usize>,
+    /// Each token and its weight.
+    pub(super) tokens: Vec<(u32, f32)>,
+    /// The number of different tokens.
     pub(super) vocabulary: usize,
     known: usize,
 }
 
 impl Bags {
-    /// One row of values per entity.
-    pub fn new(rows: &[Vec<String>]) -> Self {
-        let rows: Vec<HashSet<&String>> = rows.iter().map(|row| row.iter().collect()).collect();
-        let mut counts: BTreeMap<&String, usize> = BTreeMap::new();
-        rows.iter().flatten().for_each(|value| *counts.entry(value).or_default() += 1);
-        let shared = counts.into_iter().filter(|(_, count)| *count > 1);
-        let numbers: BTreeMap<&String, u32> = shared.map(|(value, _)| value).zip(1..).collect();
-        let bag = |row: HashSet<&String>| {
-            let mut bag: Vec<u32> = row.into_iter().filter_map(|value| numbers.get(value).copied()).collect();
-            bag.sort_unstable();
-            bag
-        };
-        let bags: Vec<Vec<u32>> = rows.into_iter().map(bag).collect();
-        let length = bags.iter().map(Vec::len).max().unwrap_or(0).max(1);
-        let (mut tokens, mut weights) = (Vec::new(), Vec::new());
-        for bag in &bags {
-            let weight = 1.0 / bag.len().max(1) as f32;
-            tokens.extend((0..length).map(|place| bag.get(place).copied().unwrap_or(0)));
-            weights.extend((0..length).map(|place| if place < bag.len() { weight } else { 0.0 }));
-        }
-        let known = bags.iter().filter(|bag| !bag.is_empty()).count();
-        Self { length, tokens, weights, vocabulary: numbers.len() + 1, known }
+    /// One row of values per entity, of equal weights that sum to one. A value that a single entity has says nothing
+    /// about another one and is left out.
+    pub fn of_values(rows: &[Vec<String>]) -> Self {
+        Self::new(rows, 2, |bag, _| {
+            let weight = 1.0 / bag.len() as f32;
+            bag.values_mut().for_each(|value| *value = weight);
+        })
     }
+
+    /// One text per entity: the weights of its words are tf-idf, (1 + ln n) · ln(N / N_w), as a vector of length one.
+    /// Words of fewer than three texts are left out.
+    pub fn of_texts(texts: &[Option<String>]) -> Self {
+        let rows: Vec<Vec<String>> = texts.iter().map(|text| words(text.as_deref().unwrap_or_default())).collect();
+        let all = texts.iter().flatten().count() as f32;
+        Self::new(&rows, TEXTS_OF_A_WORD, |bag, texts_of| {
+            for (token, weight) in bag.iter_mut() {
+                *weight = (1.0 + weight.ln()) * (all / texts_of[*token as usize]).ln();
+            }
+            let norm = bag.values().map(|weight| weight * weight).sum::<f32>().sqrt().max(f32::MIN_POSITIVE);
+            bag.values_mut().for_each(|weight| *weight /= norm);
+        })
+    }
+
+    /// Bags of the values that at least `least` rows have. `weigh` turns counts within a row into weights, given the
+    /// number of rows that have each token.
+    fn new(rows: &[Vec<String>], least: usize, weigh: impl Fn(&mut BTreeMap<u32, f32>, &[f32])) -> Self {
+        let mut counts: BTreeMap<&String, usize> = BTreeMap::new();
+        for row in rows {
+            row.iter().collect::<HashSet<_>>().into_iter().for_each(|value| *counts.entry(value).or_default() += 1);
+        }
+        counts.retain(|_, count| *count >= least);
+        let rows_of: Vec<f32> = counts.values().map(|count| *count as f32).collect();
+        let numbers: BTreeMap<&String, u32> = counts.into_keys().zip(0..).collect();
+        let (mut ends, mut tokens, mut known) = (Vec::new(), Vec::new(), 0);
+        for row in rows {
+            let mut bag: BTreeMap<u32, f32> = BTreeMap::new();
+            row.iter().filter_map(|value| numbers.get(value)).for_each(|token| *bag.entry(*token).or_default() += 1.0);
+            weigh(&mut bag, &rows_of);
+            known += usize::from(!bag.is_empty());
+            tokens.extend(bag);
+            ends.push(tokens.len());
+        }
+        Self { ends, tokens, vocabulary: rows_of.len(), known }
+    }
+
+    /// The tokens and weights of an entity.
+    pub(super) fn bag(&self, entity: usize) -> &[(u32, f32)] {
+        let begin = entity.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.tokens[begin..self.ends[entity]]
+    }
+}
+
+/// The words of a text in lower case: letters and digits, and apostrophes between them.
+fn words(text: &str) -> Vec<String> {
+    let words = text.split(|c: char| !c.is_alphanumeric() && c != '\'');
+    words.map(|word| word.trim_matches('\'').to_lowercase()).filter(|word| !word.is_empty()).collect()
 }
 
 /// A vector for each entity, standardised: over the entities that have one, every dimension has mean 0 and variance 1.

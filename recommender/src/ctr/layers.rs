@@ -1,6 +1,6 @@
 //! Layers with seeded weights. candle's own initialisers use the device's generator, which has no seed on CPUs.
 
-use candle_core::{DType, Device, Result, Tensor, Var};
+use candle_core::{CustomOp1, DType, Device, Result, Tensor, Var};
 use rand::Rng;
 use rand_xoshiro::Xoshiro256PlusPlus;
 
@@ -72,6 +72,11 @@ impl Embedding {
     /// Maps `[n]` tokens to `[n, dimension]`.
     pub(super) fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         self.0.index_select(tokens, 0)
+    }
+
+    /// Maps the whole table.
+    pub(super) fn sums(&self, sums: impl CustomOp1 + 'static + Send + Sync) -> Result<Tensor> {
+        self.0.apply_op1(sums)
     }
 }
 

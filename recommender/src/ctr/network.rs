@@ -145,9 +145,8 @@ impl Network {
     /// Returns `[rows]` logits.
     pub(super) fn forward(&self, batch: &Batch, dropout: &mut Dropout<'_>) -> Result<Tensor> {
         let (mut item, mut seen) = (self.items.forward(&batch.item)?, self.items.forward(&batch.history)?);
-        if self.content_in_history
-            && let Some(content) = self.content()?
-        {
+        let of_items = self.of_all_items()?;
+        if let Some(content) = self.content(&of_items)? {
             item = (item + content.index_select(&batch.item_index, 0)?)?;
             seen = (seen + content.index_select(&batch.history_index, 0)?)?;
         }
@@ -163,10 +162,14 @@ impl Network {
             Head::DcnV2 { .. } => mean(&seen, &batch.present)?,
         };
         let mut features = vec![self.users.forward(&batch.user)?, item, interest];
-        for (fields, indices) in [(&self.user_fields, &batch.user_index), (&self.item_fields, &batch.item_index)] {
-            for field in fields {
-                features.push(field.forward(indices)?);
-            }
+        for field in &self.user_fields {
+            features.push(field.forward(&batch.user_index)?);
+        }
+        for (place, field) in self.item_fields.iter().enumerate() {
+            features.push(match of_items.get(place) {
+                Some(all) => all.index_select(&batch.item_index, 0)?,
+                None => field.forward(&batch.item_index)?,
+            });
         }
         let features = Tensor::cat(&features, 1)?;
         let logits = match &self.head {
@@ -179,12 +182,18 @@ impl Network {
         logits.squeeze(1)
     }
 
-    /// `[items, dimension]`: the sum of each item's features. There are far fewer items than places in the histories
-    /// of a batch, so this is cheaper than looking features up there.
-    fn content(&self) -> Result<Option<Tensor>> {
+    /// By feature `[items, width]`, where items carry their features in histories: a batch has far more places in
+    /// histories than there are items.
+    fn of_all_items(&self) -> Result<Vec<Tensor>> {
+        let fields = self.item_fields.iter().filter(|_| self.content_in_history);
+        fields.map(Field::all).collect()
+    }
+
+    /// `[items, dimension]`: the sum of each item's features.
+    fn content(&self, of_items: &[Tensor]) -> Result<Option<Tensor>> {
         let mut sum: Option<Tensor> = None;
-        for field in &self.item_fields {
-            let own = field.content()?;
+        for (field, all) in self.item_fields.iter().zip(of_items) {
+            let own = field.content(all)?;
             sum = Some(match sum {
                 Some(sum) => (sum + own)?,
                 None => own,

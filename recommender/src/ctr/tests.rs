@@ -5,6 +5,7 @@ use std::sync::Arc;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use super::fields::BagSums;
 use super::*;
 
 const USERS: u32 = 40;
@@ -230,7 +231,7 @@ fn texts_win_on_new_items_and_shuffled_texts_do_not() {
     rand::seq::SliceRandom::shuffle(shuffled.as_mut_slice(), &mut Xoshiro256PlusPlus::seed_from_u64(8));
     let data = Data::by_item((60, 240), tastes(240, &kinds), &item_split(1)).unwrap();
     let bags: Vec<Vec<String>> = kinds.iter().map(|kind| vec![kind.to_string(), "film".to_owned()]).collect();
-    let features = [vectors(&kinds), codes(&kinds), Feature::Bags(Bags::new(&bags)), vectors(&shuffled)];
+    let features = [vectors(&kinds), codes(&kinds), Feature::Bags(Bags::of_values(&bags).into()), vectors(&shuffled)];
     let variants: Vec<Variant> =
         std::iter::once(variant(None, None)).chain(features.map(|feature| variant(None, Some(feature)))).collect();
     let config = TrainingConfig { content_in_history: true, item_id_dropout: Some(0.3), ..config() };
@@ -251,9 +252,40 @@ fn texts_win_on_new_items_and_shuffled_texts_do_not() {
 #[test]
 fn values_of_one_entity_alone_are_no_feature() {
     let rows = [vec!["a", "b", "a"], vec!["b"], vec!["c"], vec![]];
-    let bags = Bags::new(&rows.map(|row| row.into_iter().map(str::to_owned).collect()));
-    assert_eq!((bags.length, bags.vocabulary), (1, 2));
-    assert_eq!(bags.tokens, [1, 1, 0, 0]);
-    assert_eq!(bags.weights, [1.0, 1.0, 0.0, 0.0]);
-    assert_eq!(Feature::Bags(bags).known(), 2);
+    let bags = Bags::of_values(&rows.map(|row| row.into_iter().map(str::to_owned).collect()));
+    assert_eq!((0..4).map(|entity| bags.bag(entity)).collect::<Vec<_>>(), [&[(0, 1.0)][..], &[(0, 1.0)], &[], &[]]);
+    assert_eq!((bags.vocabulary, Feature::Bags(bags.into()).known()), (1, 2));
+}
+
+#[test]
+fn words_of_a_text_weigh_by_tf_idf() {
+    let texts = ["A cult film, a CULT film!", "The cult of film", "film: cult", "of film", "'film'"];
+    let texts: Vec<Option<String>> = texts.map(|text| Some(text.to_owned())).into_iter().chain([None]).collect();
+    let bags = Bags::of_texts(&texts);
+    // "cult" is in three of five texts; "film" in all, which tells nothing; the others in fewer than three.
+    assert_eq!(bags.vocabulary, 2);
+    for (entity, expected) in [(0, vec![(0, 1.0), (1, 0.0)]), (3, vec![(1, 0.0)]), (5, vec![])] {
+        assert_eq!(bags.bag(entity), expected, "{entity}");
+    }
+}
+
+#[test]
+fn gradients_of_bags_are_those_of_a_dense_product() {
+    let rows = [vec!["a", "b"], vec!["b", "c", "a"], vec![], vec!["c"]];
+    let bags = Arc::new(Bags::of_values(&rows.map(|row| row.into_iter().map(str::to_owned).collect())));
+    let mut dense = vec![0f32; 3 * 3];
+    let entities = vec![1, 3, 1];
+    for (row, &entity) in entities.iter().enumerate() {
+        bags.bag(entity as usize).iter().for_each(|(token, weight)| dense[row * 3 + *token as usize] = *weight);
+    }
+    let cpu = &candle_core::Device::Cpu;
+    let table = candle_core::Var::from_vec((0u8..6).map(f32::from).collect(), (3, 2), cpu).unwrap();
+    let dense = candle_core::Tensor::from_vec(dense, (3, 3), cpu).unwrap().matmul(&table).unwrap();
+    let sums = table.apply_op1(BagSums { bags, entities }).unwrap();
+    let gradient = |of: &candle_core::Tensor| {
+        let loss = of.sqr().unwrap().sum_all().unwrap();
+        loss.backward().unwrap().get(&table).unwrap().to_vec2::<f32>().unwrap()
+    };
+    assert_eq!(sums.to_vec2::<f32>().unwrap(), dense.to_vec2::<f32>().unwrap());
+    assert_eq!(gradient(&sums), gradient(&dense));
 }

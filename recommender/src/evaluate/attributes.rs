@@ -37,7 +37,7 @@ pub(super) async fn attributes(config: &AttributesConfig, entities: &Entities) -
     for (number, name) in config.names.iter().enumerate() {
         let mut is_known = false;
         for kind in Kind::ALL {
-            let bags = Feature::Bags(Bags::new(&values[kind as usize][number]));
+            let bags = Feature::Bags(Bags::of_values(&values[kind as usize][number]).into());
             if bags.known() > 0 {
                 is_known = true;
                 variant.features[kind as usize].push(Arc::new(bags));

@@ -88,12 +88,18 @@ pub struct AttributesConfig {
     pub names: Vec<String>,
 }
 
-/// `[[eval.knowledge]]`: texts of one origin, as vectors, as ids, or both.
+/// `[[eval.knowledge]]`: texts of one origin, as words, as vectors or as ids; any of them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KnowledgeConfig {
     /// The origin, as reports name it.
     pub name: String,
+    /// Texts of users, of which the words are features: published profiles, or `.jsonl` or `.parquet` with id and text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user_texts: Option<String>,
+    /// Texts of items, likewise.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub item_texts: Option<String>,
     /// Vectors of users' texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub user_embeddings: Option<EmbeddingSource>,
@@ -191,16 +197,17 @@ impl KnowledgeConfig {
     fn validate(&self, split: Split) -> Result<()> {
         let name = &self.name;
         ensure!(!name.is_empty(), "[[eval.knowledge]] name: empty");
-        let of_users = self.user_embeddings.is_some() || self.user_ids.is_some();
-        let of_items = self.item_embeddings.is_some() || self.item_ids.is_some();
+        let of_users = self.user_texts.is_some() || self.user_embeddings.is_some() || self.user_ids.is_some();
+        let of_items = self.item_texts.is_some() || self.item_embeddings.is_some() || self.item_ids.is_some();
         ensure!(
             of_users || of_items,
-            "[[eval.knowledge]] {name:?}: set at least one of user_embeddings, item_embeddings, user_ids and item_ids"
+            "[[eval.knowledge]] {name:?}: set at least one of texts, embeddings and ids: item_texts, item_embeddings, \
+             item_ids, user_texts, user_embeddings, user_ids"
         );
         ensure!(
             !of_users || split != Split::Item,
             "[[eval.knowledge]] {name:?}: texts of users tell about the items that split_by = \"item\" holds out; \
-             remove user_embeddings and user_ids, or set another split_by"
+             remove user_texts, user_embeddings and user_ids, or set another split_by"
         );
         ensure!(
             !of_users || !self.entities.is_empty(),

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use jiff::civil::Date;
 use laser_schema::embedding::EmbeddingSource;
 use laser_schema::embedding_set::EmbeddingSet;
@@ -13,12 +13,13 @@ use laser_schema::{EntityId, Kind};
 use laser_store::Location;
 use laser_store::data_set;
 use laser_store::embeddings::{EmbeddingFiles, EmbeddingReader};
+use laser_store::previous::{PreviousReader, PreviousSource};
 use laser_store::rows::RowReader;
 use laser_store::table::Select;
 use serde_json::Value;
 
 use super::{IdsSource, KnowledgeConfig};
-use crate::ctr::{Codes, Feature, Variant, Vectors};
+use crate::ctr::{Bags, Codes, Feature, Variant, Vectors};
 
 /// Where users or items are, by their ids as text, since tables may keep them in different types.
 pub(super) struct Places {
@@ -49,6 +50,8 @@ pub(super) type Entities = [Places; 2];
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {
+    /// Words of texts.
+    Words,
     /// Vectors of texts.
     Embedding,
     /// Knowledge ids.
@@ -74,16 +77,17 @@ impl Form {
     /// As reports name it.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Words => "words",
             Self::Embedding => "embedding",
             Self::Ids => "ids",
         }
     }
 }
 
-/// The variants of one origin: as embeddings, as ids, or both.
+/// The variants of one origin: one for each of its forms.
 pub(super) async fn variants(config: &KnowledgeConfig, entities: &Entities) -> Result<Vec<(Form, Variant)>> {
     let mut variants = Vec::new();
-    for form in [Form::Embedding, Form::Ids] {
+    for form in [Form::Words, Form::Embedding, Form::Ids] {
         let mut variant = Variant { name: format!("{}, {}", config.name, form.as_str()), ..Variant::default() };
         for kind in Kind::ALL {
             let feature = feature(config, form, kind, &entities[kind as usize]).await?;
@@ -98,50 +102,58 @@ pub(super) async fn variants(config: &KnowledgeConfig, entities: &Entities) -> R
 
 /// A kind's knowledge in this form, if the configuration names it.
 async fn feature(config: &KnowledgeConfig, form: Form, kind: Kind, places: &Places) -> Result<Option<Feature>> {
-    let (embeddings, ids) = match kind {
-        Kind::User => (&config.user_embeddings, &config.user_ids),
-        Kind::Item => (&config.item_embeddings, &config.item_ids),
+    let (texts, embeddings, ids) = match kind {
+        Kind::User => (&config.user_texts, &config.user_embeddings, &config.user_ids),
+        Kind::Item => (&config.item_texts, &config.item_embeddings, &config.item_ids),
     };
-    Ok(match (form, embeddings, ids) {
-        (Form::Embedding, Some(source), _) => Some(vectors(source, kind, places).await?),
-        (Form::Ids, _, Some(source)) => Some(codes(source, kind, places).await?),
+    Ok(match (form, texts, embeddings, ids) {
+        (Form::Words, Some(path), _, _) => {
+            let key = || format!("[[eval.knowledge]] {:?}: {kind}_texts", config.name);
+            Some(bags(path, kind, places).await.with_context(key)?)
+        }
+        (Form::Embedding, _, Some(source), _) => Some(vectors(source, kind, places).await?),
+        (Form::Ids, _, _, Some(source)) => Some(codes(source, kind, places).await?),
         _ => None,
     })
 }
 
+async fn bags(path: &str, kind: Kind, places: &Places) -> Result<Feature> {
+    let mut found = Found::new(path, kind, places);
+    let source = PreviousSource { path: path.to_owned(), kind: Some(kind), id_type: None };
+    let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
+    while let Some(batch) = reader.next_batch().await? {
+        for text in batch {
+            found.insert(&text.id.to_string(), || Ok(text.text))?;
+        }
+    }
+    Ok(Feature::Bags(Bags::of_texts(&found.rows()?).into()))
+}
+
 async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Result<Feature> {
-    let mut rows: Vec<Option<Vec<f32>>> = vec![None; places.ids.len()];
-    let (mut dimension, mut twice) = (0, None);
     let mut source = source.clone();
     if let EmbeddingSource::Table { table, .. } = &mut source
         && let Some(newest) = newest::<EmbeddingSet>(&Location::parse(table)?, kind).await?
     {
         newest.url().clone_into(table);
     }
-    let mut reader = EmbeddingReader::open(EmbeddingFiles::find(&source, kind).await?).await?;
-    while let Some(batch) = reader.next_batch().await? {
-        dimension = batch.dimension;
-        for (id, vector) in batch.iter() {
-            let id = id.to_string();
-            if let Some(place) = places.find(&id)
-                && rows[place].replace(vector.to_vec()).is_some()
-            {
-                twice = Some(id);
-            }
-        }
-    }
     let name = match &source {
         EmbeddingSource::Npy { npy, .. } => npy,
         EmbeddingSource::Table { table, .. } => table,
     };
-    check_rows(name, kind, &rows, twice)?;
-    Ok(Feature::Vectors(Vectors::new(dimension, &rows)))
+    let (mut dimension, mut found) = (0, Found::new(name, kind, places));
+    let mut reader = EmbeddingReader::open(EmbeddingFiles::find(&source, kind).await?).await?;
+    while let Some(batch) = reader.next_batch().await? {
+        dimension = batch.dimension;
+        for (id, vector) in batch.iter() {
+            found.insert(&id.to_string(), || Ok(vector.to_vec()))?;
+        }
+    }
+    Ok(Feature::Vectors(Vectors::new(dimension, &found.rows()?)))
 }
 
 async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Feature> {
     let IdsSource { table, id, ids } = source;
-    let mut rows: Vec<Option<Vec<i64>>> = vec![None; places.ids.len()];
-    let mut twice = None;
+    let mut found = Found::new(table, kind, places);
     for part in parts(table, kind).await? {
         let mut reader = RowReader::open(&part, Select::Only(&[id, ids])).await?;
         if let Some(available) = reader.columns()? {
@@ -156,25 +168,51 @@ async fn codes(source: &IdsSource, kind: Kind, places: &Places) -> Result<Featur
         }
         while let Some(batch) = reader.next_batch().await? {
             for (row, mut values) in batch {
-                let found = text_of(values.remove(id));
-                let found = found.map_err(|reason| reader.error(row, format!("column {id:?} {reason}")))?;
-                let Some(place) = places.find(&found) else {
-                    continue;
-                };
-                let list = list_of(values.remove(ids));
-                let list = list.map_err(|reason| reader.error(row, format!("column {ids:?} {reason}")))?;
-                if rows[place].replace(list).is_some() {
-                    twice = Some(found);
-                }
+                let error = |column: &String, reason| reader.error(row, format!("column {column:?} {reason}"));
+                let entity = text_of(values.remove(id)).map_err(|reason| error(id, reason))?;
+                found.insert(&entity, || Ok(list_of(values.remove(ids)).map_err(|reason| error(ids, reason))?))?;
             }
         }
     }
-    check_rows(table, kind, &rows, twice)?;
-    let codes = Codes::new(&rows).map_err(|error| {
+    let codes = Codes::new(&found.rows()?).map_err(|error| {
         let entity = &places.ids[error.entity];
         anyhow::anyhow!(error).context(format!("{table}: {kind} {entity}"))
     })?;
     Ok(Feature::Codes(codes))
+}
+
+/// What a table says about the users or items of the interactions.
+struct Found<'a, T> {
+    table: &'a str,
+    kind: Kind,
+    places: &'a Places,
+    rows: Vec<Option<T>>,
+}
+
+impl<'a, T> Found<'a, T> {
+    fn new(table: &'a str, kind: Kind, places: &'a Places) -> Self {
+        Self { table, kind, places, rows: places.ids.iter().map(|_| None).collect() }
+    }
+
+    /// Takes a row, if it is of an entity that has interactions.
+    fn insert(&mut self, id: &str, value: impl FnOnce() -> Result<T>) -> Result<()> {
+        let Some(place) = self.places.find(id) else {
+            return Ok(());
+        };
+        let Self { table, kind, rows, .. } = self;
+        ensure!(rows[place].is_none(), "{table}: {kind} {id} is there twice; remove one of the two");
+        rows[place] = Some(value()?);
+        Ok(())
+    }
+
+    fn rows(self) -> Result<Vec<Option<T>>> {
+        let Self { table, kind, rows, .. } = self;
+        ensure!(
+            rows.iter().any(Option::is_some),
+            "{table}: none of its ids is a {kind} of [interactions]; are these the ids of the same data set?"
+        );
+        Ok(rows)
+    }
 }
 
 fn text_of(value: Option<Value>) -> Result<String, String> {
@@ -190,17 +228,6 @@ fn list_of(value: Option<Value>) -> Result<Vec<i64>, String> {
     let list = value.as_array().filter(|list| !list.is_empty());
     let list = list.and_then(|list| list.iter().map(Value::as_i64).collect());
     list.ok_or_else(|| format!("holds {value}; knowledge ids are a list of int64"))
-}
-
-fn check_rows<T>(name: &str, kind: Kind, rows: &[Option<T>], twice: Option<String>) -> Result<()> {
-    if let Some(id) = twice {
-        bail!("{name}: {kind} {id} is there twice; remove one of the two");
-    }
-    ensure!(
-        rows.iter().any(Option::is_some),
-        "{name}: none of its ids is a {kind} of [interactions]; are these the ids of the same data set?"
-    );
-    Ok(())
 }
 
 /// The newest data set of an output; none of what is no output: a file or a published folder.
