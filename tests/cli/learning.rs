@@ -291,8 +291,10 @@ fn a_split_by_item_refuses_what_knows_the_held_out_items() {
     data.refuses(&CTR, &["eval.attributes.names=[\"genre\", \"size\"]"], "share a value of \"size\"");
     data.write("texts.jsonl", "{\"id\": 1, \"text\": \"A film.\"}\n{\"id\": 1, \"text\": \"The same.\"}\n");
     data.refuses(&CTR, &BY_ITEM, "texts.jsonl: item 1 is there twice");
+    data.write("texts.jsonl", "{\"id\": 1, \"text\": \"A film.\"}\n");
+    data.refuses(&CTR, &BY_ITEM, "texts.jsonl: no word is in three texts; give texts of more items");
     data.write("texts.jsonl", "{\"id\": 1, \"words\": \"A film.\"}\n");
-    data.refuses(&CTR, &BY_ITEM, "texts.jsonl, row 1: missing field `text`");
+    data.refuses(&CTR, &BY_ITEM, "texts.jsonl, row 1: expected {\"id\": …");
 }
 
 #[test]

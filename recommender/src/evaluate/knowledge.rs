@@ -126,7 +126,9 @@ async fn bags(path: &str, kind: Kind, places: &Places) -> Result<Feature> {
             found.insert(&text.id.to_string(), || Ok(text.text))?;
         }
     }
-    Ok(Feature::Bags(Bags::of_texts(&found.rows()?).into()))
+    let bags = Feature::Bags(Bags::of_texts(&found.rows()?).into());
+    ensure!(bags.known() > 0, "{path}: no word is in three texts; give texts of more {kind}s");
+    Ok(bags)
 }
 
 async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Result<Feature> {
