@@ -3,9 +3,9 @@
 //!
 //! An impression is a user, an item, a time and a label. A model sees the ids of both, a history of the user's other
 //! items with their labels, and the features of a [`Variant`]: vectors through a small learnt projection, ids that are
-//! looked up like any categorical feature (LASER 4.4), and one embedding bag per attribute. Training minimises the log
-//! loss with AdamW and ends when the AUC on the validation part gets no better; the test part is looked at once, with
-//! the weights of the best epoch.
+//! looked up like any categorical feature (LASER 4.4), and an embedding bag for each attribute and for the words of the
+//! texts. Training minimises the log loss with AdamW and ends when the AUC on the validation part gets no better; the
+//! test part is looked at once, with the weights of the best epoch.
 //!
 //! # New items
 //!
