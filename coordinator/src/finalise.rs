@@ -9,20 +9,16 @@ use std::collections::HashSet;
 
 use bytes::Bytes;
 use laser_delta::{DeltaError, Table};
-use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::entity::IdType;
 use laser_schema::guard::{GuardReport, Guards};
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::knowledge::{ErrorRecord, PartInfo};
-use laser_schema::layout::DataSet;
-use laser_schema::manifest::Manifest;
 use laser_schema::{Embeddings, EntityId, Kind};
+use laser_schema::{embedding::EmbeddingInfo, entity::IdType, layout::DataSet, manifest::Manifest};
 use laser_store::data_set::{self, ManifestError};
 use laser_store::location::{Created, LocationError};
-use laser_store::part::encode_part;
 use laser_store::run_store::{PlannedRun, RunStoreError};
-use laser_store::spill::SpillError;
 use laser_store::table::{self, TableError};
+use laser_store::{part::encode_part, spill::SpillError};
 use serde::Deserialize;
 
 use sums::Sums;

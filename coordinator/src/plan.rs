@@ -12,20 +12,14 @@ use std::collections::BTreeMap;
 
 use arrow::datatypes::SchemaRef;
 use jiff::civil::Date;
-use laser_schema::entity::IdType;
-use laser_schema::guard::Guards;
 use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec};
-use laser_schema::knowledge::KnowledgeRecord;
 use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind};
-use laser_store::Location;
+use laser_schema::{entity::IdType, guard::Guards, knowledge::KnowledgeRecord};
 use laser_store::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
-use laser_store::location::LocationError;
-use laser_store::part::record_schema;
 use laser_store::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
 use laser_store::run_store::{RunStore, RunStoreError, audit_output};
-use laser_store::shard::shard_schema;
-use laser_store::spill::SpillError;
 use laser_store::table::{self, TableError};
+use laser_store::{Location, location::LocationError, part::record_schema, shard::shard_schema, spill::SpillError};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 

@@ -16,12 +16,8 @@ use laser_schema::knowledge::{SCHEMA_VERSION, WRITER, ratio};
 use laser_schema::manifest::{MANIFEST, PartEntry, Source};
 use laser_schema::sample::{Sample, priority};
 use laser_schema::{Digest, EntityId, Progress};
-use laser_store::Location;
 use laser_store::data_set::{self, PartWriter};
-use laser_store::embeddings::EmbeddingBatch;
-use laser_store::id_set::encode_ids;
-use laser_store::location::Created;
-use laser_store::table::TableReader;
+use laser_store::{Location, embeddings::EmbeddingBatch, id_set::encode_ids, location::Created, table::TableReader};
 use rayon::prelude::*;
 use serde_json::Value;
 

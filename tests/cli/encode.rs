@@ -4,6 +4,7 @@
 mod tiny_bert;
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Output;
@@ -18,7 +19,7 @@ use serde::Deserialize;
 
 use crate::distributed::Cluster;
 use crate::{
-    Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, flip_bit, parts, read_json,
+    Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, flip_bit, laser, parts, read_json,
     stderr, stdout,
 };
 
@@ -109,6 +110,24 @@ fn a_night_with_an_encoder_has_the_embeddings_that_encode_makes_of_its_texts() {
     assert_close(&tonight(column), &encoded);
     assert_exit(&without.verify(), 0);
     assert_exit(&without.output("ids", &[&setting, "ids.clusters=4"]), 0);
+}
+
+#[test]
+fn an_evaluation_finds_the_embeddings_of_a_nights_texts_by_its_output() {
+    let workspace = Workspace::new();
+    assert_exit(&workspace.run(&[&encoder(&workspace)]), 0);
+    let (rows, _) = read(&workspace.path("out/profiles"));
+    let mut table = "user,item,rating,timestamp\n".to_owned();
+    for (time, (place, id)) in rows.keys().enumerate().filter(|(_, (place, _))| place.starts_with("kind=item")) {
+        (0..40).for_each(|user| writeln!(table, "{user},{id},{},{}", user % 2 * 5, time * 40 + user).unwrap());
+    }
+    fs::write(workspace.path("table.csv"), table).unwrap();
+    let config = "[interactions]\npath = \"table.csv\"\n[eval]\nseeds = 2\nmodels = [\"din\"]\n[[eval.knowledge]]\n\
+                  name = \"night\"\nitem_embeddings = { table = \"out\", id = \"entity_id\" }\n";
+    fs::write(workspace.path("eval.toml"), config).unwrap();
+    let mut command = laser();
+    command.current_dir(workspace.path("")).args(["eval", "ctr", "eval.toml"]);
+    assert_prints(&command.output().unwrap(), &["night, embedding"]);
 }
 
 #[test]

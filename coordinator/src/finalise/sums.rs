@@ -8,21 +8,16 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
-use laser_schema::Kind;
-use laser_schema::audit::AuditReport;
-use laser_schema::embedding::EmbeddingInfo;
-use laser_schema::entity::IdType;
 use laser_schema::guard::{GuardReport, Guards, Verdict};
 use laser_schema::job::{Action, KindCounts, Plan, ShardJob};
 use laser_schema::knowledge::{ErrorRecord, Figures};
 use laser_schema::manifest::{Cost, ERRORS, Manifest, PartEntry, Profiles};
-use laser_store::Location;
-use laser_store::data_set::parts_in_flight;
-use laser_store::location::ObjectWriter;
+use laser_schema::{Kind, audit::AuditReport, embedding::EmbeddingInfo, entity::IdType};
 use laser_store::part::{CheckedPart, check_part};
-use laser_store::run_store::PlannedRun;
-use laser_store::table::TableError;
-use laser_store::unique::UniqueIds;
+use laser_store::{
+    Location, data_set::parts_in_flight, location::ObjectWriter, run_store::PlannedRun, table::TableError,
+    unique::UniqueIds,
+};
 
 use super::{FinaliseError, id_type};
 

@@ -5,17 +5,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use jiff::civil::Date;
-use laser_schema::embedding::EmbeddingSource;
-use laser_schema::embedding_set::EmbeddingSet;
-use laser_schema::ids::IdSet;
-use laser_schema::manifest::{Details, SUCCESS};
+use laser_schema::manifest::{Details, Profiles, SUCCESS};
 use laser_schema::{EntityId, Kind};
-use laser_store::Location;
-use laser_store::data_set;
+use laser_schema::{embedding::EmbeddingSource, embedding_set::EmbeddingSet, ids::IdSet};
 use laser_store::embeddings::{EmbeddingFiles, EmbeddingReader};
 use laser_store::previous::{PreviousReader, PreviousSource};
-use laser_store::rows::RowReader;
-use laser_store::table::Select;
+use laser_store::{Location, data_set, rows::RowReader, table::Select};
 use serde_json::Value;
 
 use super::{IdsSource, KnowledgeConfig};
@@ -133,10 +128,15 @@ async fn bags(path: &str, kind: Kind, places: &Places) -> Result<Feature> {
 
 async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Result<Feature> {
     let mut source = source.clone();
-    if let EmbeddingSource::Table { table, .. } = &mut source
-        && let Some(newest) = newest::<EmbeddingSet>(&Location::parse(table)?, kind).await?
-    {
-        newest.url().clone_into(table);
+    if let EmbeddingSource::Table { table, .. } = &mut source {
+        let place = Location::parse(table)?;
+        let newest = match newest::<EmbeddingSet>(&place, kind).await? {
+            None => newest::<Profiles>(&place, kind).await?,
+            found => found,
+        };
+        if let Some(newest) = newest {
+            newest.url().clone_into(table);
+        }
     }
     let name = match &source {
         EmbeddingSource::Npy { npy, .. } => npy,
