@@ -12,6 +12,7 @@ mod engine;
 mod history;
 mod look;
 mod old;
+mod pad;
 mod paper;
 mod plan;
 mod pools;
@@ -76,6 +77,8 @@ enum Command {
     Replay(ReplayArgs),
     /// What a forward costs by its number of tokens.
     Engine(engine::EngineArgs),
+    /// Writes a model that computes the same in a larger shape, to measure at the cost of real models.
+    Pad(pad::PadArgs),
     /// Time and memory of building the pools of a synthetic night and planning it.
     Plan(plan::PlanArgs),
     /// The queue of a distributed night on a NATS server, with many leases in flight.
@@ -98,6 +101,10 @@ struct SetupArgs {
     /// The model: a directory, a .gguf file or a hub id.
     #[arg(long)]
     model: String,
+    /// The model that writes the old texts, in f32; --model if not given. It must have the same tokenizer. A padded
+    /// model's texts are those of the model that was padded, which writes them far sooner.
+    #[arg(long)]
+    old_model: Option<String>,
     /// Where the old knowledge is kept for the next run, and pools and figures are written.
     #[arg(long, default_value = "output/bench")]
     output: PathBuf,
@@ -328,6 +335,11 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Engine(options) => {
             let report = engine::run(&options)?;
             write_and_print(&options.output.join("engine.json"), &report, &report.render(style))
+        }
+        Command::Pad(options) => {
+            let parameters = pad::pad(&options)?;
+            let count = parameters as f64 / 1e6;
+            print(&format!("{}: {count:.1}M parameters\n", options.output.display()))
         }
         Command::Plan(options) => {
             let report = plan::run(&options).await?;

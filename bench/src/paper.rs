@@ -1,9 +1,9 @@
 //! Comparisons with a model: the workload of 4.1, old knowledge, pools of it, and new knowledge by every variant.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_decode::{Drafter, PolicyError, Verification};
-use laser_engine::Engine;
+use laser_engine::{DTypeOption, Engine};
 use laser_model::{ModelFiles, Tokenizer, Weights};
 use laser_night::{Progress, open_local_model};
 use laser_schema::{Digest, Entity, EntityTable, Kind};
@@ -20,7 +20,7 @@ use super::pools::{PoolScheme, Pools};
 use super::report::{KindReport, Report};
 use super::run::{Subject, interleave};
 use super::variants::{self, Variant};
-use super::{SetupArgs, write_file};
+use super::{LoadArgs, SetupArgs, write_file};
 
 /// Tokens of a step: several whole prompts.
 const STEP_TOKENS: usize = 4096;
@@ -72,11 +72,13 @@ async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_
     let mut generator = Generator::new(engine, model.tokenizer.clone(), base.clone());
 
     display.stage("old knowledge");
-    let mut knowledge = OldKnowledge::open(&setup.output, spec(setup, &model)?)?;
-    let mut texts = Vec::new();
-    for prompted in &workload {
-        texts.extend(knowledge.texts(&mut generator, &base, &prompted.old, &mut display)?);
-    }
+    let texts = match of_old_model(setup) {
+        None => old_texts(setup, &workload, &model, &mut generator, &mut display)?,
+        Some(setup) => {
+            let (old, mut generator) = old_writer(&setup, &model).await?;
+            old_texts(&setup, &workload, &old, &mut generator, &mut display)?
+        }
+    };
     display.finish_with(&format!("{} texts", texts.len()));
 
     display.stage("building pools");
@@ -99,6 +101,39 @@ async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_
         }
     }
     Ok(report)
+}
+
+/// The setup with the model that writes the old texts in place of the other.
+fn of_old_model(setup: &SetupArgs) -> Option<SetupArgs> {
+    let load = LoadArgs { dtype: DTypeOption::F32, isq: None, device: setup.load.device };
+    setup.old_model.clone().map(|model| SetupArgs { model, load, ..setup.clone() })
+}
+
+async fn old_writer(setup: &SetupArgs, model: &ModelFiles) -> Result<(ModelFiles, Generator)> {
+    let old = open_local_model(&setup.model).await?;
+    ensure!(
+        old.tokenizer.fingerprint() == model.tokenizer.fingerprint(),
+        "--old-model {}: its tokenizer is not that of --model, whose tokens the prompts are",
+        setup.model
+    );
+    let generator = Generator::new(load_engine(setup, &old)?, old.tokenizer.clone(), options(setup, &old));
+    Ok((old, generator))
+}
+
+/// The texts that pools are built from.
+fn old_texts(
+    setup: &SetupArgs,
+    workload: &[Prompted],
+    model: &ModelFiles,
+    generator: &mut Generator,
+    display: &mut Display,
+) -> Result<Vec<PreviousText>> {
+    let mut knowledge = OldKnowledge::open(&setup.output, spec(setup, model)?)?;
+    let mut texts = Vec::new();
+    for prompted in workload {
+        texts.extend(knowledge.texts(generator, &options(setup, model), &prompted.old, display)?);
+    }
+    Ok(texts)
 }
 
 /// For every batch size what forwards cost, if any variant wants to know.

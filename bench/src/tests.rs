@@ -71,6 +71,48 @@ async fn old_knowledge_is_generated_once() {
 }
 
 #[tokio::test]
+async fn a_padded_model_writes_the_same_texts() {
+    let dir = tempfile::tempdir().unwrap();
+    let texts_of = async |setup: SetupArgs| -> Vec<String> {
+        paper::sweep(&setup, &[4], &[2]).await.unwrap();
+        let lines = std::fs::read_to_string(setup.output.join("old-knowledge.jsonl")).unwrap();
+        let lines = lines.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+        lines.map(|line| line["text"].to_string()).collect()
+    };
+    let original = texts_of(setup(dir.path())).await;
+    for (name, more) in [("deep", ""), ("wide", "--vocabulary 6000")] {
+        let model = dir.path().join(name).display().to_string();
+        let line = format!(
+            "pad --model {} --output {model} --hidden 320 --layers 6 --heads 10 --intermediate 700 {more}",
+            fixture("profile-lm")
+        );
+        let Ok(Command::Pad(options)) = parse(&line) else { unreachable!("the command is pad") };
+        pad::pad(&options).unwrap();
+        let setup = SetupArgs { model, output: dir.path().join(format!("{name}-texts")), ..setup(dir.path()) };
+        assert_eq!(texts_of(setup.clone()).await, original, "{name}");
+        // The small model's texts serve the padded one, and are there already.
+        let borrowed = SetupArgs { old_model: Some(fixture("profile-lm")), output: dir.path().join("bench"), ..setup };
+        assert_eq!(texts_of(borrowed).await, original, "{name}");
+        let error = pad::pad(&options).unwrap_err().to_string();
+        assert!(error.contains("exists; remove it"), "{error}");
+    }
+}
+
+#[test]
+fn a_model_is_not_padded_to_less_than_it_has() {
+    let sizes = ["--hidden 128", "--layers 4", "--heads 6", "--heads 9", "--intermediate 671", "--vocabulary 4000"];
+    for size in sizes {
+        let option = size.split(' ').next().unwrap();
+        let rest = ["--hidden 256", "--layers 5", "--heads 8", "--intermediate 672"];
+        let rest = rest.into_iter().filter(|default| !default.starts_with(option)).collect::<Vec<_>>().join(" ");
+        let line = format!("pad --model {} --output /nowhere {rest} {size}", fixture("profile-lm"));
+        let Ok(Command::Pad(options)) = parse(&line) else { unreachable!("the command is pad") };
+        let error = pad::pad(&options).unwrap_err().to_string();
+        assert!(error.starts_with(size), "{error}");
+    }
+}
+
+#[tokio::test]
 async fn batch_sizes_are_compared_and_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let setup = SetupArgs { items_table: None, ..setup(dir.path()) };

@@ -15,7 +15,7 @@ use std::{
 use candle_core::{
     Device, Tensor,
     quantized::{
-        QStorage, QTensor,
+        GgmlDType, QStorage, QTensor,
         gguf_file::{Content, Value},
     },
 };
@@ -93,17 +93,40 @@ impl GgufWeights {
     }
 
     /// Tensor `name` on the CPU, of exactly this shape.
-    fn get(&mut self, name: &str, shape: &[usize]) -> Result<QTensor, EngineError> {
+    fn get(&self, name: &str, shape: &[usize]) -> Result<QTensor, EngineError> {
         let info = self.content.tensor_infos.get(name);
         let info = info.ok_or_else(|| EngineError::missing_tensor(&self.path, name))?;
         EngineError::check_shape(&self.path, name, shape, info.shape.dims())?;
         self.parameters.set(self.parameters.get() + shape.iter().product::<usize>() as u64);
-        let tensor = self.content.tensor(&mut self.file, name, &Device::Cpu);
+        let tensor = self.content.tensor(&mut &self.file, name, &Device::Cpu);
         tensor.map_err(|error| EngineError::corrupt(&self.path, format!("{name}: {error}")))
     }
 
+    /// Whether all matrices that are multiplied with are in 8 bits.
+    pub(super) fn is_q8(&self) -> bool {
+        let infos = &self.content.tensor_infos;
+        let is_looked_up = |name: &str| name == "token_embd.weight" && !self.config.shape.tied_embeddings;
+        let matrices = infos.iter().filter(|(name, info)| info.shape.rank() == 2 && !is_looked_up(name));
+        matrices.into_iter().all(|(_, info)| info.ggml_dtype == GgmlDType::Q8_0)
+    }
+
+    /// The values of the tensor of that name at Hugging Face, of exactly this shape.
+    pub(super) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        let part = name.rsplit_once('.').map_or(name, |(part, _)| part);
+        let renamed = match part {
+            "model.embed_tokens" => "token_embd.weight".to_owned(),
+            "lm_head" => "output.weight".to_owned(),
+            part => name.replacen(part, &gguf_name(part), 1),
+        };
+        let mut tensor = self.get(&renamed, shape)?.dequantize(&Device::Cpu)?;
+        if let Some(heads) = self.interleaved_heads(part) {
+            tensor = tensor.index_select(&Tensor::new(halved_rows(shape[0], heads), &Device::Cpu)?, 0)?;
+        }
+        Ok(tensor.flatten_all()?.to_vec1()?)
+    }
+
     /// Tensor `name` as f32 on the device.
-    fn dense(&mut self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
+    fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
         Ok(self.get(name, shape)?.dequantize(&Device::Cpu)?.to_device(&self.device)?)
     }
 

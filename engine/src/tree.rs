@@ -5,7 +5,7 @@ use std::path::Path;
 use candle_core::Device;
 use laser_cpu::{Batch, CpuDecoder, Format};
 use laser_decode::Candidate;
-use laser_schema::DeviceOption;
+use mistralrs_quant::IsqType;
 
 use crate::{
     config::{ModelConfig, read_config},
@@ -21,7 +21,7 @@ use crate::{
     tree_lm::{TreeLm, Weights},
 };
 
-/// Loads a model directory or a GGUF file. Dense f32 and bf16 weights on a CPU run on kernels of our own, everything
+/// Loads a model directory or a GGUF file. Weights in f32, bf16 and Q8_0 on a CPU run on kernels of our own, everything
 /// else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
 ///
 /// # Errors
@@ -36,7 +36,14 @@ pub fn load(options: &EngineOptions) -> Result<Box<dyn Engine>, EngineError> {
         check_gguf_options(options)?;
         let mut weights = GgufWeights::open(path, &device)?;
         let config = weights.config().clone();
-        let model = TreeLm::load(config.shape.clone(), &mut weights, &device)?;
+        let shape = config.shape.clone();
+        if device.is_cpu() && weights.is_q8() {
+            let tensor = |name: &str, shape: &[usize]| weights.values(name, shape);
+            let model = CpuDecoder::load(shape, Format::Q8, tensor)?;
+            let info = info(config, weights.parameters(), "gguf".into(), options);
+            return Ok(Box::new(TreeEngine::new(model, info)));
+        }
+        let model = TreeLm::load(shape, &mut weights, &device)?;
         let info = info(config, weights.parameters(), "gguf".into(), options);
         Ok(Box::new(TreeEngine::new(model, info)))
     } else {
@@ -49,19 +56,27 @@ fn load_directory(options: &EngineOptions, device: &Device) -> Result<Box<dyn En
     let isq = options.isq_type(device)?;
     let dtype = options.dtype;
     let mut weights = SafetensorsWeights::open(&options.path, dtype.dtype(), isq, device)?;
-    let is_dense = isq.is_none() && dtype != DTypeOption::F16;
-    if options.device == DeviceOption::Cpu && is_dense {
-        let format = if dtype == DTypeOption::Bf16 { Format::Bf16 } else { Format::F32 };
+    let name = options.isq.as_ref().map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
+    let precision = format!("{dtype}{name}");
+    if let Some(format) = format(dtype, isq).filter(|_| device.is_cpu()) {
         let tensor = |name: &str, shape: &[usize]| weights.values(name, shape);
         let model = CpuDecoder::load(config.shape.clone(), format, tensor)?;
-        let info = info(config, weights.parameters(), dtype.to_string(), options);
+        let info = info(config, weights.parameters(), precision, options);
         return Ok(Box::new(TreeEngine::new(model, info)));
     }
-    let isq = options.isq.as_ref();
-    let isq = isq.map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
     let model = TreeLm::load(config.shape.clone(), &mut weights, device)?;
-    let info = info(config, weights.parameters(), format!("{dtype}{isq}"), options);
+    let info = info(config, weights.parameters(), precision, options);
     Ok(Box::new(TreeEngine::new(model, info)))
+}
+
+/// How our own kernels store such weights, if they can.
+fn format(dtype: DTypeOption, isq: Option<IsqType>) -> Option<Format> {
+    match (dtype, isq) {
+        (_, Some(IsqType::Q8_0)) => Some(Format::Q8),
+        (DTypeOption::F32, None) => Some(Format::F32),
+        (DTypeOption::Bf16, None) => Some(Format::Bf16),
+        _ => None,
+    }
 }
 
 fn info(config: ModelConfig, parameters: u64, dtype: String, options: &EngineOptions) -> EngineInfo {

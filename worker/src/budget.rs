@@ -57,8 +57,9 @@ pub struct Budget {
     /// The worth of pools by name; a new pool starts with the calibration of all.
     pools: HashMap<String, PoolWorth>,
     all: Calibration,
-    /// The load of the last allotted step.
-    allotted: StepLoad,
+    /// The load of the last step, and whether it was allotted.
+    load: StepLoad,
+    is_allotted: bool,
     /// Expected tokens and seconds of the last steps without prompts, by number of sequences.
     rates: Vec<(f64, f64)>,
     /// Mean seconds of a draft and of one of its nodes, and mean seconds and expected tokens of a step.
@@ -83,7 +84,8 @@ impl Budget {
             cost,
             pools: HashMap::new(),
             all: Calibration::default(),
-            allotted: StepLoad::default(),
+            load: StepLoad::default(),
+            is_allotted: false,
             rates: Vec::new(),
             draft_seconds: 0.0,
             node_seconds: 0.0,
@@ -109,7 +111,7 @@ impl Budget {
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
         let nodes: Vec<(f32, usize)> = ranked.iter().map(|(p, index)| (*p, sequences[*index].cached)).collect();
         let best = self.best_step((known, certain), &nodes, sequences.len());
-        self.allotted = best.load;
+        (self.load, self.is_allotted) = (best.load, true);
         follow(&mut self.step_tokens, best.tokens);
         let price = self.price(known, &best);
         let (mut kept, mut gains) = (vec![0; sequences.len()], vec![0.0; sequences.len()]);
@@ -124,6 +126,13 @@ impl Budget {
             }
         }
         kept
+    }
+
+    /// Takes note of a step of texts that are decoded plainly for an audit. What it takes tells what forwards cost, but
+    /// its rate is not that of texts that are drafted: after a plain text of an audit, drafts would be priced by it for
+    /// the next fifty steps, and too much would be drafted.
+    pub fn plain(&mut self, load: StepLoad) {
+        (self.load, self.is_allotted) = (load, false);
     }
 
     /// Returns the tokens that the time of one of the step's nodes would give.
@@ -155,10 +164,12 @@ impl Budget {
         best
     }
 
-    /// Learns from the duration of the allotted step's forward.
+    /// Learns from the duration of the last step's forward.
     pub fn learn(&mut self, seconds: f64) {
-        self.cost.learn(std::mem::take(&mut self.allotted), seconds);
-        follow(&mut self.step_seconds, seconds);
+        self.cost.learn(std::mem::take(&mut self.load), seconds);
+        if self.is_allotted {
+            follow(&mut self.step_seconds, seconds);
+        }
     }
 
     /// Learns from the outcome of a pool's draft: the estimated probability of each node, and whether it was part of
@@ -315,6 +326,24 @@ mod tests {
         // By itself a step of 100 tokens would be worth many nodes; the third one is cheaper had in the next.
         let prompt = (StepLoad { tokens: 100, pairs: 0 }, 1);
         assert_eq!(budget.allot(prompt, &likely), [2]);
+    }
+
+    #[test]
+    fn plain_texts_of_an_audit_change_no_price() {
+        let mut budget = budget();
+        let likely = [drafted("a", &[0.9, 0.8, 0.06])];
+        (0..100).for_each(|_| drop(budget.allot(known(1), &likely)));
+        let before = budget.clone();
+        for _ in 0..100 {
+            budget.plain(known(1).0);
+            budget.learn(1.1);
+        }
+        assert_eq!(budget.allot(known(1), &likely), [2]);
+        assert_eq!((budget.terms("a", 1), &budget.cost), (before.terms("a", 1), &before.cost), "as was expected");
+        // A plain rate would have made the third node worth its time.
+        let mut polluted = before;
+        (0..100).for_each(|_| drop(polluted.allot(known(1), &[drafted("a", &[])])));
+        assert_eq!(polluted.allot(known(1), &likely), [3]);
     }
 
     fn terms(patience: u32, reach: usize) -> Terms {

@@ -7,8 +7,9 @@
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{
-    kernel::{STRIPE, Simd, Task, product, rows},
+    kernel::{STRIPE, Simd, Task, Tile, product, rows},
     packing::PANEL,
+    quants::{Blocks, Bytes},
 };
 
 /// Its elements are f32.
@@ -52,4 +53,49 @@ product!(
     #[target_feature(enable = "avx2,fma")]
     avx2, Avx2, 6,
     1 => 8, 2 => 6, 3 => 4, 4 => 3, 5 => 2, 6 => 2
+);
+
+impl Bytes for Avx2 {
+    type Register = __m256i;
+    const LANES: usize = 8;
+    #[inline(always)]
+    unsafe fn zero() -> __m256i {
+        unsafe { _mm256_setzero_si256() }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const u32) -> __m256i {
+        unsafe { _mm256_loadu_si256(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn start(_: *const f32) -> __m256i {
+        unsafe { _mm256_setzero_si256() }
+    }
+    /// Multiplies |w| by x with w's sign: pairs of products are at most 2 · 128 · 127, which 16 bits hold.
+    #[inline(always)]
+    unsafe fn dot(sum: __m256i, weights: __m256i, x: *const f32) -> __m256i {
+        unsafe {
+            let x = _mm256_sign_epi8(_mm256_set1_epi32(*x.cast()), weights);
+            let pairs = _mm256_maddubs_epi16(_mm256_sign_epi8(weights, weights), x);
+            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn scaled(sum: __m256i, scales: __m256i, x: *const f32, total: __m256i) -> __m256i {
+        unsafe {
+            let scale = _mm256_mul_ps(_mm256_castsi256_ps(scales), _mm256_set1_ps(*x));
+            let total = _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum), scale, _mm256_castsi256_ps(total));
+            _mm256_castps_si256(total)
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: __m256i) {
+        unsafe { _mm256_storeu_si256(to.cast(), value) }
+    }
+}
+
+product!(
+    // 16 registers: twice 4 or 5 for sums, 1 to 4 for weights, 3 for products.
+    #[target_feature(enable = "avx2,fma")]
+    avx2_bytes, Blocks<Avx2>, 4,
+    1 => 4, 2 => 2, 3 => 1, 4 => 1
 );

@@ -7,8 +7,9 @@
 use std::{arch::x86_64::*, mem::transmute, ops::Range};
 
 use super::{
-    kernel::{STRIPE, Simd, Task, product, rows},
+    kernel::{STRIPE, Simd, Task, Tile, product, rows},
     packing::PANEL,
+    quants::{Blocks, Bytes},
 };
 
 /// Its elements are f32, or pairs of bf16, which AVX512-BF16 multiplies.
@@ -62,4 +63,50 @@ product!(
     #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
     avx512_bf16, Avx512<true>, 8,
     1 => 6, 2 => 6, 3 => 6, 4 => 6, 5 => 4, 6 => 4, 7 => 3, 8 => 3
+);
+
+/// AVX512-VNNI multiplies unsigned by signed bytes: weights are shifted by 128, and sums start at what that adds.
+pub(super) struct Vnni;
+
+impl Bytes for Vnni {
+    type Register = __m512i;
+    const LANES: usize = 16;
+    #[inline(always)]
+    unsafe fn zero() -> __m512i {
+        unsafe { _mm512_setzero_si512() }
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const u32) -> __m512i {
+        unsafe { _mm512_loadu_si512(from.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn start(offset: *const f32) -> __m512i {
+        unsafe { _mm512_set1_epi32(*offset.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn dot(sum: __m512i, weights: __m512i, x: *const f32) -> __m512i {
+        unsafe {
+            let unsigned = _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
+            _mm512_dpbusd_epi32(sum, unsigned, _mm512_set1_epi32(*x.cast()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn scaled(sum: __m512i, scales: __m512i, x: *const f32, total: __m512i) -> __m512i {
+        unsafe {
+            let scale = _mm512_mul_ps(_mm512_castsi512_ps(scales), _mm512_set1_ps(*x));
+            let total = _mm512_fmadd_ps(_mm512_cvtepi32_ps(sum), scale, _mm512_castsi512_ps(total));
+            _mm512_castps_si512(total)
+        }
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: __m512i) {
+        unsafe { _mm512_storeu_si512(to.cast(), value) }
+    }
+}
+
+product!(
+    // 32 registers: twice 12 for sums of blocks and of all, 1 to 6 for weights.
+    #[target_feature(enable = "avx512vnni,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+    avx512_vnni, Blocks<Vnni>, 8,
+    1 => 6, 2 => 4, 3 => 4, 4 => 3, 5 => 2, 6 => 2, 7 => 1, 8 => 1
 );

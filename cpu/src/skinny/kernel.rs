@@ -2,7 +2,8 @@
 
 use std::ops::Range;
 
-use super::packing::{Format, PANEL};
+use super::packing::{BLOCK, Format, PANEL};
+use super::quants::X_BLOCK;
 
 /// Panels that one pass over the rows takes: their weights (12 × 16 × 4 bytes an input) stay in the second-level cache
 /// from one tile of rows to the next.
@@ -32,6 +33,13 @@ unsafe impl Send for Task {}
 unsafe impl Sync for Task {}
 
 impl Task {
+    /// The same product over rows of x that are [quantised](super::quants).
+    pub(super) fn of_quants(self, quants: &[u32]) -> Self {
+        let x_stride = self.inputs.div_ceil(BLOCK) * X_BLOCK;
+        assert!(quants.len() >= self.rows * x_stride);
+        Self { x: quants.as_ptr().cast(), x_stride, ..self }
+    }
+
     /// The same product over pairs: each is one element, and a line of weights belongs to it.
     pub(super) fn of_pairs(self, pairs: &[u32]) -> Self {
         let inputs = self.format.lines(self.inputs);
@@ -54,7 +62,22 @@ pub(super) trait Simd {
     unsafe fn store(to: *mut f32, value: Self::Register);
 }
 
-/// The sums of `V` registers of outputs from register `first` on, for `T` rows of x.
+/// How a tile of the product is computed.
+pub(super) trait Tile {
+    const LANES: usize;
+    /// The sums of `V` registers of outputs from register `first` on, for `T` rows of x.
+    unsafe fn tile<const V: usize, const T: usize>(task: &Task, first: usize, xy: (*const f32, *mut f32));
+}
+
+impl<S: Simd> Tile for S {
+    const LANES: usize = S::LANES;
+    #[inline(always)]
+    unsafe fn tile<const V: usize, const T: usize>(task: &Task, first: usize, xy: (*const f32, *mut f32)) {
+        // SAFETY: the caller's.
+        unsafe { tile::<S, V, T>(task, first, xy) }
+    }
+}
+
 #[inline(always)]
 unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usize, (x, y): (*const f32, *mut f32)) {
     let registers = PANEL / S::LANES;
@@ -85,6 +108,7 @@ unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usiz
                     accumulate::<S, V, T>(&mut sums, &weights, &x, 2 * last);
                 }
             }
+            Format::Q8 => unreachable!("blocks are multiplied by tiles of their own"),
         }
         for (t, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {
@@ -114,7 +138,7 @@ unsafe fn accumulate<S: Simd, const V: usize, const T: usize>(
 
 /// All registers of outputs in `range` for `T` rows.
 #[inline(always)]
-pub(super) unsafe fn rows<S: Simd, const V: usize, const T: usize>(
+pub(super) unsafe fn rows<S: Tile, const V: usize, const T: usize>(
     task: &Task,
     range: Range<usize>,
     xy: (*const f32, *mut f32),
@@ -123,11 +147,11 @@ pub(super) unsafe fn rows<S: Simd, const V: usize, const T: usize>(
     // SAFETY: the caller's.
     unsafe {
         while first + V <= range.end {
-            tile::<S, V, T>(task, first, xy);
+            S::tile::<V, T>(task, first, xy);
             first += V;
         }
         while first < range.end {
-            tile::<S, 1, T>(task, first, xy);
+            S::tile::<1, T>(task, first, xy);
             first += 1;
         }
     }
@@ -139,7 +163,7 @@ macro_rules! product {
     ($(#[$attribute:meta])* $name:ident, $simd:ty, $most:literal, $($t:literal => $v:literal),*) => {
         $(#[$attribute])*
         pub(super) unsafe fn $name(task: &Task, panels: Range<usize>) {
-            let registers = PANEL / <$simd>::LANES;
+            let registers = PANEL / <$simd as Tile>::LANES;
             let tiles = task.rows.div_ceil($most);
             for start in panels.clone().step_by(STRIPE) {
                 let range = start * registers..panels.end.min(start + STRIPE) * registers;

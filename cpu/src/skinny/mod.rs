@@ -12,6 +12,9 @@
 //! multiplies pairs as they are stored: there the rows of x are rounded to bf16 once a product, and a pair is an
 //! element like any other.
 //!
+//! Weights of 8 bits are multiplied with rows of x in 8 bits, in [blocks](quants): a line has four inputs, and the sum of
+//! a block is exact.
+//!
 //! Every sum runs over the inputs in ascending order, alone in its lane. A row's result therefore does not depend, to
 //! the bit, on the other rows, the tile or the number of threads.
 #![expect(unsafe_code, reason = "registers are addressed through pointers; `product` checks the bounds of all of them")]
@@ -24,6 +27,7 @@ mod kernel;
 mod packing;
 mod portable;
 mod product;
+mod quants;
 mod rows;
 #[cfg(test)]
 mod tests;

@@ -3,7 +3,14 @@
 /// Outputs of a panel.
 pub(crate) const PANEL: usize = 16;
 
-/// The weights of 16 outputs for one input (f32 bits), or for two (bf16, the earlier one in the low half).
+/// Inputs of a block of quantised weights, which share a scale.
+pub(super) const BLOCK: usize = 32;
+
+/// Lines of a block: four inputs each, and one of scales.
+pub(super) const BLOCK_LINES: usize = BLOCK / 4 + 1;
+
+/// The weights of 16 outputs for one input (f32 bits), for two (bf16) or for four (int8), the earliest in the lowest
+/// bits; or the f32 scales of a block.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [u32; PANEL]);
@@ -18,6 +25,8 @@ pub enum Format {
     F32,
     /// The upper 16 bits of each f32.
     Bf16,
+    /// Blocks of 32 inputs in 8 bits and a scale, the numbers of GGUF's Q8_0; rows of x are quantised likewise.
+    Q8,
 }
 
 impl Format {
@@ -26,6 +35,7 @@ impl Format {
         match self {
             Self::F32 => inputs,
             Self::Bf16 => inputs.div_ceil(2),
+            Self::Q8 => inputs.div_ceil(BLOCK) * BLOCK_LINES,
         }
     }
 }
@@ -53,7 +63,8 @@ pub(crate) struct PackedMatrix {
 
 impl PackedMatrix {
     /// Packs matrices `[outputs, inputs]` (row-major, one below the other) of equal `inputs`. bf16 keeps the upper half
-    /// of each weight: round before.
+    /// of each weight: round before. Q8 rounds to the nearest of 255 multiples of the block's greatest weight, which
+    /// gives the quants of a matrix that was quantised so before.
     pub(crate) fn pack(parts: &[&[f32]], inputs: usize, format: Format) -> Self {
         let outputs = parts.iter().map(|part| part.len() / inputs).sum::<usize>();
         let depth = format.lines(inputs);
@@ -61,15 +72,19 @@ impl PackedMatrix {
         let rows = parts.iter().flat_map(|part| part.chunks_exact(inputs));
         for (output, row) in rows.enumerate() {
             let panel = &mut lines[output / PANEL * depth..][..depth];
-            for (input, weight) in row.iter().enumerate() {
-                let bits = weight.to_bits();
-                match format {
-                    Format::F32 => panel[input].0[output % PANEL] = bits,
-                    Format::Bf16 => {
-                        let half = (bits >> 16) << (input % 2 * 16);
-                        panel[input / 2].0[output % PANEL] |= half;
-                    }
-                }
+            let mut set = |line: usize, bits: u32| panel[line].0[output % PANEL] |= bits;
+            match format {
+                Format::F32 => row.iter().enumerate().for_each(|(input, weight)| set(input, weight.to_bits())),
+                Format::Bf16 => row.iter().enumerate().for_each(|(input, weight)| {
+                    set(input / 2, (weight.to_bits() >> 16) << (input % 2 * 16));
+                }),
+                Format::Q8 => row.chunks(BLOCK).enumerate().for_each(|(block, weights)| {
+                    let first = block * BLOCK_LINES;
+                    let scale = quantise(weights, |input, quant| {
+                        set(first + input / 4, u32::from(quant.cast_unsigned()) << (input % 4 * 8));
+                    });
+                    set(first + BLOCK / 4, half(scale).to_bits());
+                }),
             }
         }
         Self { lines, format, inputs, outputs }
@@ -85,4 +100,27 @@ impl PackedMatrix {
             stride: self.lines.len() / self.outputs.div_ceil(PANEL).max(1),
         }
     }
+}
+
+/// The scale of a block, and each value over it, rounded to the nearest integer from -127 to 127, ties to even.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "rounded, and at most 127")]
+pub(super) fn quantise(values: &[f32], mut visit: impl FnMut(usize, i8)) -> f32 {
+    let greatest = values.iter().fold(0f32, |greatest, value| greatest.max(value.abs()));
+    let scale = greatest / 127.0;
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    for (place, value) in values.iter().enumerate() {
+        visit(place, (value * inverse).round_ties_even() as i8);
+    }
+    scale
+}
+
+/// The nearest number of 16 bits, as GGUF's Q8_0 stores scales; of two the even one. Up to 65,504.
+pub(super) fn half(value: f32) -> f32 {
+    let least_normal = 2f32.powi(-14);
+    if value < least_normal {
+        return (value * 2f32.powi(24)).round_ties_even() * 2f32.powi(-24);
+    }
+    let bits = value.to_bits();
+    f32::from_bits((bits + 0xfff + (bits >> 13 & 1)) & !0x1fff)
 }

@@ -3,8 +3,9 @@
 use std::ops::Range;
 
 use super::{
-    kernel::{STRIPE, Simd, Task, product, rows},
+    kernel::{STRIPE, Simd, Task, Tile, product, rows},
     packing::PANEL,
+    quants::{Blocks, Bytes},
 };
 
 /// Arrays of four, which every compiler knows to put into a register.
@@ -50,3 +51,45 @@ impl Simd for Arrays {
 }
 
 product!(portable, Arrays, 4, 1 => 4, 2 => 4, 3 => 3, 4 => 2);
+
+impl Bytes for Arrays {
+    type Register = [u32; 4];
+    const LANES: usize = 4;
+    #[inline(always)]
+    unsafe fn zero() -> [u32; 4] {
+        [0; 4]
+    }
+    #[inline(always)]
+    unsafe fn load(from: *const u32) -> [u32; 4] {
+        // SAFETY: the caller's.
+        unsafe { from.cast::<[u32; 4]>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn start(_: *const f32) -> [u32; 4] {
+        [0; 4]
+    }
+    #[inline(always)]
+    unsafe fn dot(sum: [u32; 4], weights: [u32; 4], x: *const f32) -> [u32; 4] {
+        let bytes = |word: u32| word.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
+        // SAFETY: the caller's.
+        let x = bytes(unsafe { *x }.to_bits());
+        std::array::from_fn(|lane| {
+            let products = bytes(weights[lane]).into_iter().zip(x).map(|(weight, x)| weight * x);
+            sum[lane].wrapping_add(products.sum::<i32>().cast_unsigned())
+        })
+    }
+    #[inline(always)]
+    unsafe fn scaled(sum: [u32; 4], scales: [u32; 4], x: *const f32, total: [u32; 4]) -> [u32; 4] {
+        // SAFETY: the caller's.
+        let x = unsafe { *x };
+        let scaled = |lane: usize| sum[lane].cast_signed() as f32 * (f32::from_bits(scales[lane]) * x);
+        std::array::from_fn(|lane| (f32::from_bits(total[lane]) + scaled(lane)).to_bits())
+    }
+    #[inline(always)]
+    unsafe fn store(to: *mut f32, value: [u32; 4]) {
+        // SAFETY: the caller's.
+        unsafe { to.cast::<[u32; 4]>().write_unaligned(value) }
+    }
+}
+
+product!(portable_bytes, Blocks<Arrays>, 4, 1 => 4, 2 => 4, 3 => 3, 4 => 2);

@@ -9,6 +9,7 @@ use super::{
     kernel::{Product, Task},
     packing::{Format, PANEL, PackedMatrix, Panels},
     portable,
+    quants::with_quants,
     rows::Rows,
 };
 
@@ -70,9 +71,19 @@ fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
             unsafe { product(task, range) }
         });
     };
-    match paired_product().filter(|_| w.format == Format::Bf16) {
-        None => run(&task, widened_product()),
-        Some(product) => with_pairs(x, w.inputs, |pairs| run(&task.of_pairs(pairs), product)),
+    match (w.format, paired_product()) {
+        (Format::Q8, _) => with_quants(x, w.inputs, |quants| run(&task.of_quants(quants), bytes_product())),
+        (Format::Bf16, Some(product)) => with_pairs(x, w.inputs, |pairs| run(&task.of_pairs(pairs), product)),
+        _ => run(&task, widened_product()),
+    }
+}
+
+/// The product of bytes.
+fn bytes_product() -> Product {
+    match isa() {
+        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => avx512::avx512_vnni,
+        Isa::Avx512 | Isa::Avx2 => avx2::avx2_bytes,
+        Isa::Portable => portable::portable_bytes,
     }
 }
 

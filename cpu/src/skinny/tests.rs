@@ -13,9 +13,10 @@ use super::{
 use super::{
     bf16::bf16,
     kernel::{Product, Task},
-    packing::{Format, PANEL, PackedMatrix},
-    portable::portable,
+    packing::{BLOCK, Format, PANEL, PackedMatrix, half, quantise},
+    portable::{portable, portable_bytes},
     product::paired_product,
+    quants::with_quants,
     rows::Rows,
 };
 
@@ -83,8 +84,36 @@ fn run(product: Product, w: &PackedMatrix, x: &Rows) -> Rows {
         rows: x.rows,
     };
     // SAFETY: the buffers have the shapes that the task says, and the processor was asked.
-    unsafe { product(&task, 0..panels) };
+    let run = |task: &Task| unsafe { product(task, 0..panels) };
+    match task.format {
+        Format::Q8 => with_quants(x, w.inputs, |quants| run(&task.of_quants(quants))),
+        _ => run(&task),
+    }
     y
+}
+
+/// The products of bytes that this processor can run.
+fn bytes_products() -> Vec<(&'static str, Product)> {
+    let mut products: Vec<(&'static str, Product)> = vec![("portable", portable_bytes)];
+    if isa() != Isa::Portable {
+        products.push(("avx2", avx2::avx2_bytes));
+    }
+    match isa() == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
+        true => products.push(("avx512vnni", avx512::avx512_vnni)),
+        false => skipped("avx512vnni"),
+    }
+    products
+}
+
+/// What rows of `inputs` values are when they are quantised in blocks, with scales as they are stored.
+fn quantised(values: &[f32], inputs: usize, stored: impl Fn(f32) -> f32) -> Vec<f32> {
+    let mut rounded = Vec::with_capacity(values.len());
+    for block in values.chunks_exact(inputs).flat_map(|row| row.chunks(BLOCK)) {
+        let mut quants = Vec::new();
+        let scale = stored(quantise(block, |_, quant| quants.push(f32::from(quant))));
+        rounded.extend(quants.into_iter().map(|quant| quant * scale));
+    }
+    rounded
 }
 
 fn truncated(weight: f32) -> f32 {
@@ -131,6 +160,34 @@ proptest! {
             let y = run(product, &packed, &rows_of(&x, inputs));
             check(&y, &expected(&weights, &x, inputs), name);
         }
+    }
+
+    #[test]
+    fn blocks_are_multiplied_after_rounding(
+        rows in 1..40_usize,
+        outputs in 1..300_usize,
+        inputs in 1..200_usize,
+        seed in any::<u64>(),
+    ) {
+        let weights = values(seed, outputs * inputs);
+        let x = values(seed ^ 1, rows * inputs);
+        let packed = PackedMatrix::pack(&[&weights], inputs, Format::Q8);
+        let (weights, rounded) = (quantised(&weights, inputs, half), quantised(&x, inputs, |scale| scale));
+        for (name, product) in bytes_products() {
+            let y = run(product, &packed, &rows_of(&x, inputs));
+            check(&y, &expected(&weights, &rounded, inputs), name);
+        }
+    }
+
+    #[test]
+    fn quantising_twice_changes_nothing(count in 1..=BLOCK, seed in any::<u64>(), exponent in -12..12) {
+        let block: Vec<f32> = values(seed, count).iter().map(|value| value * 2f32.powi(exponent)).collect();
+        let mut quants = Vec::new();
+        let scale = half(quantise(&block, |_, quant| quants.push(quant)));
+        let stored: Vec<f32> = quants.iter().map(|quant| f32::from(*quant) * scale).collect();
+        let mut again = Vec::new();
+        prop_assert_eq!(quantise(&stored, |_, quant| again.push(quant)), scale);
+        prop_assert_eq!(again, quants);
     }
 
     #[test]
@@ -181,7 +238,7 @@ proptest! {
         rows in 2..40_usize,
         outputs in 1..600_usize,
         inputs in 1..300_usize,
-        format in prop_oneof![Just(Format::F32), Just(Format::Bf16)],
+        format in prop_oneof![Just(Format::F32), Just(Format::Bf16), Just(Format::Q8)],
         seed in any::<u64>(),
     ) {
         let weights = values(seed, outputs * inputs);

@@ -68,7 +68,7 @@ fn quantised_gguf_equals_the_same_quantisation_while_loading() {
         let tokens = Random::new(1).tokens(20);
         let expected = sequential(quantised.as_mut(), &tokens);
         let got = sequential(gguf_engine(&model, GgmlDType::Q8_0).as_mut(), &tokens);
-        assert_same(&got, &expected, architecture);
+        assert_eq!(got, expected, "{architecture}");
     }
 }
 

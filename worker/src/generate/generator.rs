@@ -212,6 +212,9 @@ impl Generator {
                 probabilities: sequence.tree.probabilities().get(1..).unwrap_or_default(),
             });
         }
+        if part.iter().all(|&index| self.active[index].request.plain) {
+            return budget.plain(known);
+        }
         let kept = budget.allot((known, certain), &drafted);
         for (&index, kept) in part.iter().zip(kept) {
             let sequence = &mut self.active[index];

@@ -1,0 +1,350 @@
+//! `laser-bench pad`: the same model in a larger shape.
+//!
+//! A padded model computes what the small one does, so its texts and acceptance are the small one's, while a forward
+//! costs what the larger shape costs: kernels do not skip zeros.
+//!
+//! Dimensions that are added to the residual stream stay zero: embeddings and the weights that write the stream
+//! (`o_proj`, `down_proj`) are zero there, and the outputs of added heads, neurons and layers are multiplied by zero. All
+//! else that is added is random. RMSNorm over D dimensions of which d are used equals that over d if its weights are
+//! multiplied by √(d/D) and ε by d/D. Heads keep their width, which rotation depends on, and the number of query heads
+//! for each key head.
+//!
+//! A wider vocabulary needs logits that never win: one dimension of the stream is a constant c, a power of two whose
+//! square is at most ε·d/2. Only the final norm lets it through and only the added tokens read it, with a large negative
+//! weight. The norms count c² in: their ε is (ε·d − c²)/D.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+use clap::Args;
+use rand::{Rng, SeedableRng};
+use rand_xoshiro::Xoshiro256PlusPlus;
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Bounds of random weights, as of initial ones.
+const RANDOM: f32 = 0.02;
+
+/// What an added token has at the constant dimension. Times c, over the stream's length, it is still far below any logit.
+const NEVER: f32 = -1e6;
+
+const EMBEDDINGS: &str = "model.embed_tokens.weight";
+const UNEMBEDDING: &str = "lm_head.weight";
+const FINAL_NORM: &str = "model.norm.weight";
+
+/// `laser-bench pad`.
+#[derive(Debug, Clone, Args, Serialize)]
+pub(super) struct PadArgs {
+    /// The model: a directory of a Llama with one model.safetensors in f32 or bf16.
+    #[arg(long)]
+    pub(super) model: PathBuf,
+    /// The folder to write, which must not exist.
+    #[arg(long, short)]
+    pub(super) output: PathBuf,
+    /// Dimensions of the residual stream.
+    #[arg(long)]
+    pub(super) hidden: usize,
+    /// Layers.
+    #[arg(long)]
+    pub(super) layers: usize,
+    /// Query heads; key heads in proportion.
+    #[arg(long)]
+    pub(super) heads: usize,
+    /// Neurons of a layer.
+    #[arg(long)]
+    pub(super) intermediate: usize,
+    /// Tokens of the vocabulary; those that are added are never generated.
+    #[arg(long)]
+    pub(super) vocabulary: Option<usize>,
+}
+
+/// The shape of a model.
+#[derive(Debug, Clone, Copy)]
+struct Shape {
+    hidden: usize,
+    layers: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    intermediate: usize,
+    vocabulary: usize,
+}
+
+impl Shape {
+    fn of(config: &Value) -> Result<Self> {
+        let number = |key: &str| {
+            let value = config.get(key).and_then(Value::as_u64).and_then(|value| usize::try_from(value).ok());
+            value.with_context(|| format!("config.json: no {key}"))
+        };
+        let (hidden, heads) = (number("hidden_size")?, number("num_attention_heads")?);
+        Ok(Self {
+            hidden,
+            layers: number("num_hidden_layers")?,
+            heads,
+            kv_heads: number("num_key_value_heads").unwrap_or(heads),
+            head_dim: number("head_dim").unwrap_or(hidden / heads),
+            intermediate: number("intermediate_size")?,
+            vocabulary: number("vocab_size")?,
+        })
+    }
+
+    /// Output and input rows of a layer's matrix.
+    fn of_matrix(&self, part: &str) -> Option<[usize; 2]> {
+        let (queries, keys) = (self.heads * self.head_dim, self.kv_heads * self.head_dim);
+        Some(match part {
+            "self_attn.q_proj" => [queries, self.hidden],
+            "self_attn.k_proj" | "self_attn.v_proj" => [keys, self.hidden],
+            "self_attn.o_proj" => [self.hidden, queries],
+            "mlp.gate_proj" | "mlp.up_proj" => [self.intermediate, self.hidden],
+            "mlp.down_proj" => [self.hidden, self.intermediate],
+            _ => return None,
+        })
+    }
+}
+
+const MATRICES: [&str; 7] = [
+    "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj",
+    "mlp.down_proj",
+];
+
+const NORMS: [&str; 2] = ["input_layernorm", "post_attention_layernorm"];
+
+/// A tensor that is written.
+struct Padded {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    bytes: Vec<u8>,
+}
+
+struct Padding<'a> {
+    weights: SafeTensors<'a>,
+    dtype: Dtype,
+    from: Shape,
+    to: Shape,
+    rng: Xoshiro256PlusPlus,
+    written: BTreeMap<String, Padded>,
+}
+
+/// Writes the padded model and returns its number of parameters.
+///
+/// # Errors
+/// A model that is no Llama without biases, a shape that is smaller than the model's, and an output that exists.
+pub(super) fn pad(args: &PadArgs) -> Result<usize> {
+    let read = |name: &str| {
+        let path = args.model.join(name);
+        fs::read(&path).with_context(|| path.display().to_string())
+    };
+    let mut config: Value = serde_json::from_slice(&read("config.json")?).context("config.json")?;
+    let from = Shape::of(&config)?;
+    let to = target(args, &from)?;
+    let bytes = read("model.safetensors")?;
+    let weights = SafeTensors::deserialize(&bytes).context("model.safetensors")?;
+    let dtype = weights.tensor(EMBEDDINGS).with_context(|| format!("model.safetensors: {EMBEDDINGS}"))?.dtype();
+    ensure!(matches!(dtype, Dtype::F32 | Dtype::BF16), "model.safetensors: {dtype:?}; expected F32 or BF16");
+    let rng = Xoshiro256PlusPlus::seed_from_u64(1);
+    let mut padding = Padding { weights, dtype, from, to, rng, written: BTreeMap::new() };
+    let epsilon = config["rms_norm_eps"].as_f64().context("config.json: no rms_norm_eps")?;
+    padding.layers()?;
+    padding.vocabulary(config["tie_word_embeddings"] == json!(true), epsilon)?;
+    padding.ensure_all_read()?;
+    padding.describe(&mut config, epsilon);
+    fs::create_dir_all(&args.output)?;
+    let count = padding.write(&args.output.join("model.safetensors"))?;
+    for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
+        if args.model.join(name).exists() {
+            fs::copy(args.model.join(name), args.output.join(name))?;
+        }
+    }
+    fs::write(args.output.join("config.json"), serde_json::to_vec_pretty(&config)?)?;
+    Ok(count)
+}
+
+fn target(args: &PadArgs, from: &Shape) -> Result<Shape> {
+    ensure!(!args.output.exists(), "--output {}: exists; remove it or name another folder", args.output.display());
+    let to = Shape {
+        hidden: args.hidden,
+        layers: args.layers,
+        heads: args.heads,
+        kv_heads: args.heads * from.kv_heads / from.heads,
+        intermediate: args.intermediate,
+        vocabulary: args.vocabulary.unwrap_or(from.vocabulary),
+        ..*from
+    };
+    let group = from.heads / from.kv_heads;
+    ensure!(to.heads.is_multiple_of(group), "--heads {}: expected a multiple of {group}, as in the model", to.heads);
+    let sizes = [
+        ("hidden", from.hidden, to.hidden),
+        ("layers", from.layers, to.layers),
+        ("heads", from.heads, to.heads),
+        ("intermediate", from.intermediate, to.intermediate),
+        ("vocabulary", from.vocabulary, to.vocabulary),
+    ];
+    for (option, least, size) in sizes {
+        ensure!(size >= least, "--{option} {size}: expected at least {least}, which the model has");
+    }
+    ensure!(
+        to.vocabulary == from.vocabulary || to.hidden > from.hidden,
+        "--vocabulary {}: needs a dimension of its own; set --hidden to more than {}",
+        to.vocabulary,
+        from.hidden
+    );
+    Ok(to)
+}
+
+impl Padding<'_> {
+    fn layers(&mut self) -> Result<()> {
+        for layer in 0..self.to.layers {
+            for part in MATRICES {
+                let name = format!("model.layers.{layer}.{part}.weight");
+                let shape = self.to.of_matrix(part).context("no such matrix")?;
+                // What writes the stream is zero where it is added; what reads it may be anything.
+                let writes = matches!(part, "self_attn.o_proj" | "mlp.down_proj");
+                let source = (layer < self.from.layers).then_some(name.as_str());
+                let padded = self.matrix(source, shape, !writes)?;
+                self.written.insert(name, padded);
+            }
+            for part in NORMS {
+                let name = format!("model.layers.{layer}.{part}.weight");
+                let source = (layer < self.from.layers).then_some(name.as_str());
+                let norm = self.norm(source, 0.0)?;
+                self.written.insert(name, norm);
+            }
+        }
+        Ok(())
+    }
+
+    /// Embeddings, final norm and unembedding.
+    fn vocabulary(&mut self, is_tied: bool, epsilon: f64) -> Result<()> {
+        let shape = [self.to.vocabulary, self.to.hidden];
+        let mut embeddings = self.matrix(Some(EMBEDDINGS), shape, false)?;
+        let is_wider = self.to.vocabulary > self.from.vocabulary;
+        let source = if is_tied { EMBEDDINGS } else { UNEMBEDDING };
+        if is_wider || !is_tied {
+            let mut unembedding = self.matrix(Some(source), shape, false)?;
+            for row in self.from.vocabulary..self.to.vocabulary {
+                self.set(&mut unembedding, row, NEVER);
+            }
+            self.written.insert(UNEMBEDDING.to_owned(), unembedding);
+        }
+        if is_wider {
+            let constant = self.constant(epsilon);
+            (0..self.to.vocabulary).for_each(|row| self.set(&mut embeddings, row, constant));
+        }
+        self.written.insert(EMBEDDINGS.to_owned(), embeddings);
+        let norm = self.norm(Some(FINAL_NORM), f32::from(u8::from(is_wider)))?;
+        self.written.insert(FINAL_NORM.to_owned(), norm);
+        Ok(())
+    }
+
+    /// The value of the constant dimension, exact in every type; 0 without one.
+    fn constant(&self, epsilon: f64) -> f32 {
+        let most = (epsilon * self.from.hidden as f64 / 2.0).sqrt();
+        if self.to.vocabulary > self.from.vocabulary { single(most.log2().floor().exp2()) } else { 0.0 }
+    }
+
+    /// Sets a row's value at the constant dimension, the first that is added.
+    fn set(&self, matrix: &mut Padded, row: usize, value: f32) {
+        let size = self.element().len();
+        let at = (row * self.to.hidden + self.from.hidden) * size;
+        matrix.bytes[at..at + size].copy_from_slice(&value.to_le_bytes()[4 - size..]);
+    }
+
+    /// The bytes of a value in the model's type, of which bf16 are the upper ones.
+    fn element(&self) -> std::ops::Range<usize> {
+        if self.dtype == Dtype::BF16 { 2..4 } else { 0..4 }
+    }
+
+    /// `[outputs, inputs]` with the source in its corner; the rest random or zero.
+    fn matrix(&mut self, source: Option<&str>, [outputs, inputs]: [usize; 2], is_random: bool) -> Result<Padded> {
+        let element = self.element();
+        let size = element.len();
+        let mut bytes = vec![0; outputs * inputs * size];
+        if is_random {
+            for value in bytes.chunks_exact_mut(size) {
+                value.copy_from_slice(&self.rng.gen_range(-RANDOM..RANDOM).to_le_bytes()[element.clone()]);
+            }
+        }
+        if let Some(name) = source {
+            let tensor = self.weights.tensor(name).with_context(|| format!("model.safetensors: {name}"))?;
+            let &[rows, columns] = tensor.shape() else { anyhow::bail!("model.safetensors: {name} is no matrix") };
+            ensure!(
+                tensor.dtype() == self.dtype && rows <= outputs && columns <= inputs,
+                "model.safetensors: {name} is {rows} by {columns} in {:?}, which config.json does not say",
+                tensor.dtype()
+            );
+            let width = columns * size;
+            for (row, source) in tensor.data().chunks_exact(width).enumerate() {
+                bytes[row * inputs * size..][..width].copy_from_slice(source);
+            }
+        }
+        Ok(Padded { dtype: self.dtype, shape: vec![outputs, inputs], bytes })
+    }
+
+    /// A norm's weights in f32, times √(d/D); `constant` at the constant dimension.
+    fn norm(&self, source: Option<&str>, constant: f32) -> Result<Padded> {
+        let scale = (self.from.hidden as f64 / self.to.hidden as f64).sqrt();
+        let mut values = vec![1.0; self.to.hidden];
+        if let Some(value) = values.get_mut(self.from.hidden) {
+            *value = constant;
+        }
+        if let Some(name) = source {
+            let tensor = self.weights.tensor(name).with_context(|| format!("model.safetensors: {name}"))?;
+            let bits = |bytes: &[u8]| bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
+            let shift = if tensor.dtype() == Dtype::BF16 { 16 } else { 0 };
+            for (value, bytes) in values.iter_mut().zip(tensor.data().chunks_exact(if shift > 0 { 2 } else { 4 })) {
+                *value = single(f64::from(f32::from_bits(bits(bytes) << shift)) * scale);
+            }
+        }
+        let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        Ok(Padded { dtype: Dtype::F32, shape: vec![self.to.hidden], bytes })
+    }
+
+    /// Biases and norms of heads would be lost.
+    fn ensure_all_read(&self) -> Result<()> {
+        for name in self.weights.names() {
+            ensure!(
+                self.written.contains_key(name) || name == UNEMBEDDING,
+                "model.safetensors: {name}: only Llamas without biases can be padded"
+            );
+        }
+        Ok(())
+    }
+
+    fn describe(&self, config: &mut Value, epsilon: f64) {
+        let Shape { hidden, layers, heads, kv_heads, head_dim, intermediate, vocabulary } = self.to;
+        let epsilon = (epsilon * self.from.hidden as f64 - f64::from(self.constant(epsilon)).powi(2)) / hidden as f64;
+        let entries = [
+            ("hidden_size", json!(hidden)),
+            ("num_hidden_layers", json!(layers)),
+            ("num_attention_heads", json!(heads)),
+            ("num_key_value_heads", json!(kv_heads)),
+            ("head_dim", json!(head_dim)),
+            ("intermediate_size", json!(intermediate)),
+            ("vocab_size", json!(vocabulary)),
+            ("rms_norm_eps", json!(epsilon)),
+            ("tie_word_embeddings", json!(!self.written.contains_key(UNEMBEDDING))),
+        ];
+        for (key, value) in entries {
+            config[key] = value;
+        }
+    }
+
+    fn write(&self, path: &Path) -> Result<usize> {
+        let views = self
+            .written
+            .iter()
+            .map(|(name, Padded { dtype, shape, bytes })| Ok((name, TensorView::new(*dtype, shape.clone(), bytes)?)));
+        let views = views.collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
+        safetensors::serialize_to_file(views, None, path).with_context(|| path.display().to_string())?;
+        Ok(self.written.values().map(|padded| padded.shape.iter().product::<usize>()).sum())
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "weights are single precision")]
+fn single(value: f64) -> f32 {
+    value as f32
+}
