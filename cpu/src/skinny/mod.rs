@@ -19,6 +19,7 @@
 //! the bit, on the other rows, the tile or the number of threads.
 #![expect(unsafe_code, reason = "registers are addressed through pointers; `product` checks the bounds of all of them")]
 
+mod amx;
 mod avx2;
 mod avx512;
 mod bf16;

@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::{avx2, avx512};
+use super::{amx, avx2, avx512};
 use super::{
     bf16::with_pairs,
     isa::{Isa, isa},
@@ -60,7 +60,7 @@ fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
         rows,
     };
     let run = |task: &Task, product: Product| {
-        let threads = threads.min(panels);
+        let threads = threads.min(panels / amx::PANELS).max(1);
         if threads == 1 {
             // SAFETY: the assertions above bound every access of all panels, and the instruction set was detected.
             return unsafe { product(task, 0..panels) };
@@ -71,16 +71,20 @@ fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
             unsafe { product(task, range) }
         });
     };
-    match (w.format, paired_product()) {
-        (Format::Q8, _) => with_quants(x, w.inputs, |quants| run(&task.of_quants(quants), bytes_product())),
+    match (w.format, paired_product(depth, panels)) {
+        (Format::Q8, _) => with_quants(x, w.inputs, |quants| run(&task.of_quants(quants), bytes_product(rows))),
         (Format::Bf16, Some(product)) => with_pairs(x, w.inputs, |pairs| run(&task.of_pairs(pairs), product)),
         _ => run(&task, widened_product()),
     }
 }
 
-/// The product of bytes.
-fn bytes_product() -> Product {
+/// Rows from which on tiles multiply bytes faster than AVX512-VNNI.
+const TILED_ROWS: usize = 5;
+
+/// The product of bytes for so many rows; all give the same sums.
+fn bytes_product(rows: usize) -> Product {
     match isa() {
+        Isa::Avx512 if rows >= TILED_ROWS && amx::amx() => amx::amx_bytes,
         Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => avx512::avx512_vnni,
         Isa::Avx512 | Isa::Avx2 => avx2::avx2_bytes,
         Isa::Portable => portable::portable_bytes,
@@ -96,10 +100,12 @@ fn widened_product() -> Product {
     }
 }
 
-/// The product of pairs of bf16, if the processor multiplies those.
-pub(super) fn paired_product() -> Option<Product> {
-    if isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16") {
-        return Some(avx512::avx512_bf16);
+/// The product of pairs of bf16 for so many lines and panels, if the processor multiplies those. It must not depend on
+/// the rows: tiles round sums in another order.
+pub(super) fn paired_product(lines: usize, panels: usize) -> Option<Product> {
+    if lines.is_multiple_of(amx::LINES) && panels >= amx::PANELS && amx::amx() {
+        return Some(amx::amx_bf16);
     }
-    None
+    let has = isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
+    has.then_some(avx512::avx512_bf16)
 }
