@@ -15,10 +15,13 @@ use std::{
 };
 
 use super::{
+    avx512::Vnni,
+    bf16::write_pairs,
     isa::{Isa, isa},
     kernel::Task,
+    layout::Layout,
     packing::{BLOCK, BLOCK_LINES, PANEL},
-    quants::X_BLOCK,
+    quants::{Bytes, write_block},
 };
 
 /// Rows of a tile.
@@ -31,13 +34,10 @@ const LINE: usize = PANEL * 4;
 pub(super) const LINES: usize = TILE;
 
 /// Bytes of panels that one pass over the rows takes: they stay in the second-level cache.
-const STRIPE_BYTES: usize = 1 << 19;
+const STRIPE_BYTES: usize = 1 << 18;
 
 /// Panels that a pass of 16 rows takes at once: the sums of four products in flight hide their latency.
 pub(super) const PANELS: usize = 4;
-
-/// Blocks whose sums wait in the first-level cache to be scaled.
-const CHUNK: usize = 16;
 
 /// Whether the processor has tiles for bf16 and bytes, and the kernel lets this process use them.
 pub(super) fn amx() -> bool {
@@ -85,28 +85,69 @@ impl Shapes {
     }
 }
 
-/// Panels from `range` in stripes that stay in the cache, and for each stripe all rows, `most` at a time: calls `pass`
-/// with the first of `at_once` panels, the first row and the number of rows. Some panels may be computed twice.
-fn passes(task: &Task, range: Range<usize>, (at_once, most): (usize, usize), pass: impl Fn(usize, usize, usize)) {
-    let stripe = (STRIPE_BYTES / (task.w_stride * 4)).next_multiple_of(PANELS);
-    for start in range.clone().step_by(stripe) {
-        let end = range.end.min(start + stripe);
-        for row in (0..task.rows).step_by(most) {
-            for panel in (start..end).step_by(at_once) {
-                pass(panel.min(range.end - at_once), row, most.min(task.rows - row));
+/// Pairs of bf16 in tiles: of 16 rows at a time 16 pairs each, of their next 16 pairs, and so on.
+pub(super) const PAIR_TILES: Layout = Layout {
+    words: |inputs| inputs / 2,
+    write: |x, inputs, to| {
+        for (first, rows, to) in tiles(inputs / 2, to) {
+            let to = to.as_chunks_mut::<PANEL>().0;
+            for row in 0..rows {
+                let steps = x.row(first + row)[..inputs].as_chunks::<{ 2 * PANEL }>().0;
+                for (values, to) in steps.iter().zip(to[row..].iter_mut().step_by(rows)) {
+                    write_pairs(values, to);
+                }
             }
         }
-    }
+    },
+};
+
+/// Words that a row takes for a block: its quants, and enough for the scales of 16 rows, however many a tile has.
+const BLOCK_WORDS: usize = BLOCK / 4 + TILE;
+
+/// Quantised rows in tiles: of 16 rows at a time the quants of a block each, of the next block, and so on; behind them
+/// 16 scales a block.
+pub(super) const BLOCK_TILES: Layout = Layout {
+    words: |inputs| inputs.div_ceil(BLOCK) * BLOCK_WORDS,
+    write: |x, inputs, to| {
+        let blocks = inputs.div_ceil(BLOCK);
+        for (first, rows, to) in tiles(blocks * BLOCK_WORDS, to) {
+            let (quants, scales) = to.split_at_mut(blocks * rows * (BLOCK / 4));
+            let quants = quants.as_chunks_mut::<{ BLOCK / 4 }>().0;
+            for row in 0..rows {
+                for (block, values) in x.row(first + row)[..inputs].chunks(BLOCK).enumerate() {
+                    (scales[block * TILE + row], _) = write_block(values, &mut quants[block * rows + row]);
+                }
+            }
+        }
+    },
+};
+
+/// Groups of up to 16 rows: the first row, their number, and their room of so many words a row.
+fn tiles(words: usize, to: &mut [u32]) -> impl Iterator<Item = (usize, usize, &mut [u32])> {
+    let groups = to.chunks_mut(TILE * words).enumerate();
+    groups.map(move |(group, to)| (group * TILE, to.len() / words, to))
 }
 
 /// The product of pairs of bf16, whose number is a multiple of [`LINES`]; `panels` are at least [`PANELS`].
 pub(super) unsafe fn amx_bf16(task: &Task, panels: Range<usize>) {
-    passes(task, panels, (PANELS, 2 * TILE), |panel, row, rows| unsafe {
-        match rows {
-            ..=TILE => four_panels(task, panel, row, rows),
-            _ => (0..PANELS).step_by(2).for_each(|next| two_panels(task, panel + next, row, rows - TILE)),
+    let stripe = (STRIPE_BYTES / (task.w_stride * 4)).next_multiple_of(PANELS);
+    for start in panels.clone().step_by(stripe) {
+        for row in (0..task.rows).step_by(2 * TILE) {
+            for panel in (start..panels.end.min(start + stripe)).step_by(PANELS) {
+                // Of the last four some may be computed again.
+                let panel = panel.min(panels.end - PANELS);
+                unsafe {
+                    match task.rows - row {
+                        rows @ ..=TILE => four_panels(task, panel, row, rows),
+                        rows => {
+                            two_panels(task, panel, row, rows.min(2 * TILE));
+                            two_panels(task, panel + 2, row, rows.min(2 * TILE));
+                        }
+                    }
+                }
+            }
         }
-    });
+    }
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
@@ -122,7 +163,7 @@ unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
             "tilezero tmm2",
             "tilezero tmm3",
             "2:",
-            "tileloadd tmm4, [{x} + {x_stride}*1]",
+            "tileloadd tmm4, [{x} + {line}*1]",
             "tileloadd tmm6, [{w0} + {line}*1]",
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{w1} + {line}*1]",
@@ -131,7 +172,7 @@ unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
             "tdpbf16ps tmm2, tmm4, tmm6",
             "tileloadd tmm7, [{w3} + {line}*1]",
             "tdpbf16ps tmm3, tmm4, tmm7",
-            "add {x}, 64",
+            "add {x}, {x_tile}",
             "add {w0}, 1024",
             "add {w1}, 1024",
             "add {w2}, 1024",
@@ -144,13 +185,13 @@ unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
             "tilestored [{y} + {y_stride}*1 + 192], tmm3",
             shapes = in(reg) &raw const shapes,
             x = inout(reg) task.x.add(row * task.x_stride) => _,
-            x_stride = in(reg) task.x_stride * 4,
+            x_tile = in(reg) rows * LINE,
             w0 = inout(reg) w[0] => _,
             w1 = inout(reg) w[1] => _,
             w2 = inout(reg) w[2] => _,
             w3 = inout(reg) w[3] => _,
             line = in(reg) LINE,
-            steps = inout(reg) task.inputs / LINES => _,
+            steps = inout(reg) task.inputs / (2 * LINES) => _,
             y = in(reg) task.y.add(row * task.y_stride + panel * PANEL),
             y_stride = in(reg) task.y_stride * 4,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -160,14 +201,15 @@ unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
     }
 }
 
-/// 16 rows and `more`, up to 16 again, times two panels.
-unsafe fn two_panels(task: &Task, panel: usize, row: usize, more: usize) {
+/// From 17 to 32 rows times two panels.
+unsafe fn two_panels(task: &Task, panel: usize, row: usize, rows: usize) {
+    let more = rows - TILE;
     let shapes = Shapes::new([TILE, TILE, more, more], LINES);
-    let rows = [row, row + TILE];
     unsafe {
         let w: [*const u32; 2] = std::array::from_fn(|v| task.w.add((panel + v) * task.w_stride));
-        let x = rows.map(|row| task.x.add(row * task.x_stride));
-        let y = rows.map(|row| task.y.add(row * task.y_stride + panel * PANEL));
+        let x = task.x.add(row * task.x_stride);
+        let second = task.x.add((row + TILE) * task.x_stride);
+        let y = task.y.add(row * task.y_stride + panel * PANEL);
         asm!(
             "ldtilecfg [{shapes}]",
             "tilezero tmm0",
@@ -175,16 +217,16 @@ unsafe fn two_panels(task: &Task, panel: usize, row: usize, more: usize) {
             "tilezero tmm2",
             "tilezero tmm3",
             "2:",
-            "tileloadd tmm4, [{x0} + {x_stride}*1]",
+            "tileloadd tmm4, [{x0} + {line}*1]",
             "tileloadd tmm6, [{w0} + {line}*1]",
             "tdpbf16ps tmm0, tmm4, tmm6",
             "tileloadd tmm7, [{w1} + {line}*1]",
             "tdpbf16ps tmm1, tmm4, tmm7",
-            "tileloadd tmm5, [{x1} + {x_stride}*1]",
+            "tileloadd tmm5, [{x1} + {line}*1]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
-            "add {x0}, 64",
-            "add {x1}, 64",
+            "add {x0}, 1024",
+            "add {x1}, {x_tile}",
             "add {w0}, 1024",
             "add {w1}, 1024",
             "dec {steps}",
@@ -194,15 +236,15 @@ unsafe fn two_panels(task: &Task, panel: usize, row: usize, more: usize) {
             "tilestored [{y1} + {y_stride}*1], tmm2",
             "tilestored [{y1} + {y_stride}*1 + 64], tmm3",
             shapes = in(reg) &raw const shapes,
-            x0 = inout(reg) x[0] => _,
-            x1 = inout(reg) x[1] => _,
-            x_stride = in(reg) task.x_stride * 4,
+            x0 = inout(reg) x => _,
+            x1 = inout(reg) second => _,
+            x_tile = in(reg) more * LINE,
             w0 = inout(reg) w[0] => _,
             w1 = inout(reg) w[1] => _,
             line = in(reg) LINE,
-            steps = inout(reg) task.inputs / LINES => _,
-            y0 = in(reg) y[0],
-            y1 = in(reg) y[1],
+            steps = inout(reg) task.inputs / (2 * LINES) => _,
+            y0 = in(reg) y,
+            y1 = in(reg) y.add(TILE * task.y_stride),
             y_stride = in(reg) task.y_stride * 4,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
             out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
@@ -214,36 +256,52 @@ unsafe fn two_panels(task: &Task, panel: usize, row: usize, more: usize) {
 /// The product of bytes. Its sums are those of AVX512-VNNI, to the bit.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
 pub(super) unsafe fn amx_bytes(task: &Task, panels: Range<usize>) {
-    passes(task, panels, (1, TILE), |panel, row, rows| unsafe { blocks(task, panel, row, rows) });
+    let stripe = (STRIPE_BYTES / (task.w_stride * 4)).max(1);
+    for start in panels.clone().step_by(stripe) {
+        for row in (0..task.rows).step_by(TILE) {
+            for panel in start..panels.end.min(start + stripe) {
+                unsafe { blocks(task, panel, row, TILE.min(task.rows - row)) };
+            }
+        }
+    }
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
-/// The sums of some blocks: `[blocks, rows of x, outputs]`.
+/// The sums of a block: `[rows of x, outputs]`.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
-struct Sums([[[i32; PANEL]; TILE]; CHUNK]);
+struct Sums([[i32; PANEL]; TILE]);
+
+/// Blocks that are multiplied before their sums are scaled: meanwhile those of earlier ones are.
+const AHEAD: usize = 3;
 
 /// Up to 16 rows times a panel.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
 unsafe fn blocks(task: &Task, panel: usize, row: usize, rows: usize) {
     let shapes = Shapes::new([rows; 4], BLOCK / 4);
-    let mut sums = Sums([[[0; PANEL]; TILE]; CHUNK]);
+    let mut sums = [Sums([[0; PANEL]; TILE]); AHEAD + 1];
+    let count = task.inputs.div_ceil(BLOCK);
     unsafe {
         let w = task.w.add(panel * task.w_stride);
-        // Rows behind the last one repeat it.
-        let x: [*const f32; TILE] = std::array::from_fn(|t| task.x.add((row + t.min(rows - 1)) * task.x_stride));
+        let quants = task.x.add(row * task.x_stride);
+        let scales = quants.add(count * rows * (BLOCK / 4));
         let mut totals = [_mm512_setzero_ps(); TILE];
-        let count = task.inputs.div_ceil(BLOCK);
-        for start in (0..count).step_by(CHUNK) {
-            let chunk = CHUNK.min(count - start);
-            sums_of_blocks(&shapes, chunk, (x[0].add(start * X_BLOCK), task.x_stride), w.add(start * BLOCK_LINES * PANEL), &mut sums);
-            for (block, sums) in (start..start + chunk).zip(&sums.0) {
-                let scales = _mm512_loadu_ps(w.add((block * BLOCK_LINES + BLOCK / 4) * PANEL).cast());
-                for ((total, sum), x) in totals.iter_mut().zip(sums).zip(x) {
-                    let sum = _mm512_cvtepi32_ps(_mm512_loadu_si512(sum.as_ptr().cast()));
-                    let scale = _mm512_mul_ps(scales, _mm512_set1_ps(*x.add(block * X_BLOCK + X_BLOCK - 2)));
-                    *total = _mm512_fmadd_ps(sum, scale, *total);
-                }
+        asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack));
+        for block in 0..count + AHEAD {
+            if block < count {
+                let x = quants.add(block * rows * (BLOCK / 4));
+                let w = w.add(block * BLOCK_LINES * PANEL);
+                Vnni::fetch(w.wrapping_add(4 * BLOCK_LINES * PANEL));
+                block_sums(x, w, &mut sums[block % (AHEAD + 1)]);
             }
+            let Some(block) = block.checked_sub(AHEAD) else { continue };
+            let weights = _mm512_load_ps(w.add((block * BLOCK_LINES + BLOCK / 4) * PANEL).cast());
+            let (sums, scales) = (&sums[block % (AHEAD + 1)].0, scales.add(block * TILE));
+            totals = std::array::from_fn(|t| {
+                let scale = _mm512_mul_ps(weights, _mm512_set1_ps(*scales.add(t)));
+                let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums[t].as_ptr().cast()));
+                _mm512_fmadd_ps(sum, scale, totals[t])
+            });
         }
         for (t, total) in totals.iter().take(rows).enumerate() {
             _mm512_storeu_ps(task.y.add((row + t) * task.y_stride + panel * PANEL), *total);
@@ -251,37 +309,21 @@ unsafe fn blocks(task: &Task, panel: usize, row: usize, rows: usize) {
     }
 }
 
-/// The products of `count` blocks of x and weights.
-unsafe fn sums_of_blocks(
-    shapes: &Shapes,
-    count: usize,
-    (x, x_stride): (*const f32, usize),
-    w: *const u32,
-    sums: &mut Sums,
-) {
+/// The products of a block of x and of weights.
+#[inline(always)]
+unsafe fn block_sums(x: *const f32, w: *const u32, sums: &mut Sums) {
     unsafe {
         asm!(
-            "ldtilecfg [{shapes}]",
-            "2:",
-            "tileloadd tmm4, [{x} + {x_stride}*1]",
+            "tileloadd tmm4, [{x} + {x_line}*1]",
             "tileloadd tmm6, [{w} + {line}*1]",
             "tilezero tmm0",
             "tdpbssd tmm0, tmm4, tmm6",
             "tilestored [{sums} + {line}*1], tmm0",
-            "add {x}, {x_block}",
-            "add {w}, {w_block}",
-            "add {sums}, 1024",
-            "dec {count}",
-            "jnz 2b",
-            shapes = in(reg) shapes,
-            count = inout(reg) count => _,
-            x = inout(reg) x => _,
-            x_stride = in(reg) x_stride * 4,
-            w = inout(reg) w => _,
+            x = in(reg) x,
+            x_line = in(reg) BLOCK,
+            w = in(reg) w,
             line = in(reg) LINE,
-            sums = inout(reg) sums => _,
-            x_block = const X_BLOCK * 4,
-            w_block = const BLOCK_LINES * LINE,
+            sums = in(reg) sums,
             out("tmm0") _, out("tmm4") _, out("tmm6") _,
             options(nostack),
         );

@@ -8,7 +8,7 @@ use std::{arch::x86_64::*, mem::transmute, ops::Range};
 
 use super::{
     kernel::{STRIPE, Simd, Task, Tile, product, rows},
-    packing::PANEL,
+    packing::{BLOCK_LINES, PANEL},
     quants::{Blocks, Bytes},
 };
 
@@ -18,6 +18,7 @@ pub(super) struct Avx512<const PAIRS: bool>;
 impl<const PAIRS: bool> Simd for Avx512<PAIRS> {
     type Register = __m512;
     const LANES: usize = 16;
+    const PAIRS: bool = PAIRS;
     #[inline(always)]
     unsafe fn zero() -> __m512 {
         unsafe { _mm512_setzero_ps() }
@@ -101,6 +102,12 @@ impl Bytes for Vnni {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: __m512i) {
         unsafe { _mm512_storeu_si512(to.cast(), value) }
+    }
+    #[inline(always)]
+    fn fetch(from: *const u32) {
+        for line in 0..BLOCK_LINES {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * PANEL).cast()) };
+        }
     }
 }
 

@@ -1,27 +1,22 @@
 //! Rows of x rounded to pairs of bf16.
 
-use std::cell::Cell;
+use super::layout::Layout;
 
-use super::{isa::vectorized, rows::Rows};
+/// Pairs of bf16, rounded to the nearest, ties to even; the earlier element in the low half, and zero beside the last
+/// one of an odd number.
+pub(super) const PAIRS: Layout = Layout {
+    words: |inputs| inputs.div_ceil(2),
+    write: |x, inputs, to| {
+        let rows = to.chunks_exact_mut(inputs.div_ceil(2)).enumerate();
+        rows.for_each(|(row, to)| write_pairs(&x.row(row)[..inputs], to));
+    },
+};
 
-/// Calls `work` with the rows of x in pairs of bf16, rounded to the nearest, ties to even; the earlier element in the
-/// low half, and zero beside the last one of an odd number of `inputs`.
-pub(super) fn with_pairs(x: &Rows, inputs: usize, work: impl FnOnce(&[u32])) {
-    thread_local! {
-        // A product a layer and step: its memory is kept.
-        static PAIRS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
-    }
-    let mut pairs = PAIRS.take();
-    pairs.clear();
-    vectorized(|| {
-        for row in 0..x.rows {
-            let (whole, rest) = x.row(row)[..inputs].as_chunks::<2>();
-            pairs.extend(whole.iter().map(|&[low, high]| bf16(low) | bf16(high) << 16));
-            pairs.extend(rest.iter().map(|&last| bf16(last)));
-        }
-    });
-    work(&pairs);
-    PAIRS.set(pairs);
+#[inline(always)]
+pub(super) fn write_pairs(values: &[f32], to: &mut [u32]) {
+    let (whole, rest) = values.as_chunks::<2>();
+    to.iter_mut().zip(whole).for_each(|(to, &[low, high])| *to = bf16(low) | bf16(high) << 16);
+    to[whole.len()..].iter_mut().zip(rest).for_each(|(to, &last)| *to = bf16(last));
 }
 
 /// The bits of the nearest bf16, of two the even one.

@@ -2,8 +2,7 @@
 
 use std::ops::Range;
 
-use super::packing::{BLOCK, Format, PANEL};
-use super::quants::X_BLOCK;
+use super::packing::{Format, PANEL};
 
 /// Panels that one pass over the rows takes: their weights (12 × 16 × 4 bytes an input) stay in the second-level cache
 /// from one tile of rows to the next.
@@ -33,18 +32,10 @@ unsafe impl Send for Task {}
 unsafe impl Sync for Task {}
 
 impl Task {
-    /// The same product over rows of x that are [quantised](super::quants).
-    pub(super) fn of_quants(self, quants: &[u32]) -> Self {
-        let x_stride = self.inputs.div_ceil(BLOCK) * X_BLOCK;
-        assert!(quants.len() >= self.rows * x_stride);
-        Self { x: quants.as_ptr().cast(), x_stride, ..self }
-    }
-
-    /// The same product over pairs: each is one element, and a line of weights belongs to it.
-    pub(super) fn of_pairs(self, pairs: &[u32]) -> Self {
-        let inputs = self.format.lines(self.inputs);
-        assert!(pairs.len() >= self.rows * inputs);
-        Self { format: Format::F32, inputs, x: pairs.as_ptr().cast(), x_stride: inputs, ..self }
+    /// The same product over rows of x that are rearranged: so many words a row.
+    pub(super) fn over(self, x: &[u32], x_stride: usize) -> Self {
+        assert!(x.len() >= self.rows * x_stride);
+        Self { x: x.as_ptr().cast(), x_stride, ..self }
     }
 }
 
@@ -52,6 +43,8 @@ impl Task {
 pub(super) trait Simd {
     type Register: Copy;
     const LANES: usize;
+    /// Whether an element of x is a pair of bf16, as a word of the weights is.
+    const PAIRS: bool = false;
     unsafe fn zero() -> Self::Register;
     unsafe fn load(from: *const u32) -> Self::Register;
     /// The low and the high halves of pairs of bf16.
@@ -89,14 +82,14 @@ unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usiz
             task.w.add(panel * task.w_stride + part * S::LANES)
         });
         let x: [*const f32; T] = std::array::from_fn(|t| x.add(t * task.x_stride));
-        match task.format {
-            Format::F32 => {
-                for input in 0..task.inputs {
+        match (task.format, S::PAIRS) {
+            (Format::F32, _) | (Format::Bf16, true) => {
+                for input in 0..task.format.lines(task.inputs) {
                     let weights: [_; V] = std::array::from_fn(|v| S::load(w[v].add(input * PANEL)));
                     accumulate::<S, V, T>(&mut sums, &weights, &x, input);
                 }
             }
-            Format::Bf16 => {
+            (Format::Bf16, false) => {
                 for pair in 0..task.inputs / 2 {
                     let weights: [_; V] = std::array::from_fn(|v| S::load_bf16(w[v].add(pair * PANEL)));
                     accumulate::<S, V, T>(&mut sums, &weights.map(|w| w.0), &x, 2 * pair);
@@ -108,7 +101,7 @@ unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usiz
                     accumulate::<S, V, T>(&mut sums, &weights, &x, 2 * last);
                 }
             }
-            Format::Q8 => unreachable!("blocks are multiplied by tiles of their own"),
+            (Format::Q8, _) => unreachable!("blocks are multiplied by tiles of their own"),
         }
         for (t, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {

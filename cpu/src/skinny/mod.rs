@@ -25,6 +25,7 @@ mod avx512;
 mod bf16;
 mod isa;
 mod kernel;
+mod layout;
 mod packing;
 mod portable;
 mod product;

@@ -1,5 +1,7 @@
 //! Weights in panels: the layout that a product streams.
 
+use super::quants::write_block;
+
 /// Outputs of a panel.
 pub(crate) const PANEL: usize = 16;
 
@@ -79,11 +81,10 @@ impl PackedMatrix {
                     set(input / 2, (weight.to_bits() >> 16) << (input % 2 * 16));
                 }),
                 Format::Q8 => row.chunks(BLOCK).enumerate().for_each(|(block, weights)| {
-                    let first = block * BLOCK_LINES;
-                    let scale = quantise(weights, |input, quant| {
-                        set(first + input / 4, u32::from(quant.cast_unsigned()) << (input % 4 * 8));
-                    });
-                    set(first + BLOCK / 4, half(scale).to_bits());
+                    let (first, mut words) = (block * BLOCK_LINES, [0; BLOCK / 4]);
+                    let (scale, _) = write_block(weights, &mut words);
+                    words.into_iter().enumerate().for_each(|(line, quants)| set(first + line, quants));
+                    set(first + BLOCK / 4, half(f32::from_bits(scale)).to_bits());
                 }),
             }
         }
@@ -105,14 +106,16 @@ impl PackedMatrix {
 /// The scale of a block, and each value over it, rounded to the nearest integer from -127 to 127, ties to even.
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "rounded, and at most 127")]
-pub(super) fn quantise(values: &[f32], mut visit: impl FnMut(usize, i8)) -> f32 {
-    let greatest = values.iter().fold(0f32, |greatest, value| greatest.max(value.abs()));
-    let scale = greatest / 127.0;
-    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
-    for (place, value) in values.iter().enumerate() {
-        visit(place, (value * inverse).round_ties_even() as i8);
+pub(super) fn quantise(values: &[f32; BLOCK]) -> (f32, [i8; BLOCK]) {
+    let mut greatest = [0f32; 16];
+    for half in values.as_chunks::<16>().0 {
+        greatest.iter_mut().zip(half).for_each(|(greatest, value)| *greatest = greatest.max(value.abs()));
     }
-    scale
+    let scale = greatest.into_iter().fold(0f32, f32::max) / 127.0;
+    let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+    // Adding and subtracting 1.5 · 2^23 rounds to the nearest integer, of two to the even one.
+    const ROUND: f32 = 12_582_912.0;
+    (scale, values.map(|value| ((value * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32) as i8))
 }
 
 /// The nearest number of 16 bits, as GGUF's Q8_0 stores scales; of two the even one. Up to 65,504.

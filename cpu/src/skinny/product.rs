@@ -4,12 +4,12 @@ use rayon::prelude::*;
 
 use super::{amx, avx2, avx512};
 use super::{
-    bf16::with_pairs,
+    bf16,
     isa::{Isa, isa},
     kernel::{Product, Task},
+    layout::Layout,
     packing::{Format, PANEL, PackedMatrix, Panels},
-    portable,
-    quants::with_quants,
+    portable, quants,
     rows::Rows,
 };
 
@@ -71,23 +71,33 @@ fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
             unsafe { product(task, range) }
         });
     };
-    match (w.format, paired_product(depth, panels)) {
-        (Format::Q8, _) => with_quants(x, w.inputs, |quants| run(&task.of_quants(quants), bytes_product(rows))),
-        (Format::Bf16, Some(product)) => with_pairs(x, w.inputs, |pairs| run(&task.of_pairs(pairs), product)),
-        _ => run(&task, widened_product()),
+    let (product, layout) = match w.format {
+        Format::F32 => (widened_product(), None),
+        Format::Bf16 => match paired_product(w.inputs, panels) {
+            Some((product, layout)) => (product, Some(layout)),
+            None => (widened_product(), None),
+        },
+        Format::Q8 => {
+            let (product, layout) = bytes_product(rows);
+            (product, Some(layout))
+        }
+    };
+    match layout {
+        None => run(&task, product),
+        Some(layout) => layout.lay_out(x, task, |task| run(task, product)),
     }
 }
 
 /// Rows from which on tiles multiply bytes faster than AVX512-VNNI.
-const TILED_ROWS: usize = 5;
+const TILED_ROWS: usize = 12;
 
 /// The product of bytes for so many rows; all give the same sums.
-fn bytes_product(rows: usize) -> Product {
+fn bytes_product(rows: usize) -> (Product, Layout) {
     match isa() {
-        Isa::Avx512 if rows >= TILED_ROWS && amx::amx() => amx::amx_bytes,
-        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => avx512::avx512_vnni,
-        Isa::Avx512 | Isa::Avx2 => avx2::avx2_bytes,
-        Isa::Portable => portable::portable_bytes,
+        Isa::Avx512 if rows >= TILED_ROWS && amx::amx() => (amx::amx_bytes, amx::BLOCK_TILES),
+        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => (avx512::avx512_vnni, quants::BLOCKS),
+        Isa::Avx512 | Isa::Avx2 => (avx2::avx2_bytes, quants::BLOCKS),
+        Isa::Portable => (portable::portable_bytes, quants::BLOCKS),
     }
 }
 
@@ -100,12 +110,12 @@ fn widened_product() -> Product {
     }
 }
 
-/// The product of pairs of bf16 for so many lines and panels, if the processor multiplies those. It must not depend on
+/// The product of pairs of bf16 for so many inputs and panels, if the processor multiplies those. It must not depend on
 /// the rows: tiles round sums in another order.
-pub(super) fn paired_product(lines: usize, panels: usize) -> Option<Product> {
-    if lines.is_multiple_of(amx::LINES) && panels >= amx::PANELS && amx::amx() {
-        return Some(amx::amx_bf16);
+pub(super) fn paired_product(inputs: usize, panels: usize) -> Option<(Product, Layout)> {
+    if inputs.is_multiple_of(2 * amx::LINES) && panels >= amx::PANELS && amx::amx() {
+        return Some((amx::amx_bf16, amx::PAIR_TILES));
     }
     let has = isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
-    has.then_some(avx512::avx512_bf16)
+    has.then_some((avx512::avx512_bf16, bf16::PAIRS))
 }

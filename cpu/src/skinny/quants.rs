@@ -3,17 +3,17 @@
 //! Blocks of 32 inputs have one scale for each output, and one for each row of x. The products of a block are summed as
 //! integers, exactly; the sums of blocks are scaled and added as f32 in the order of the inputs.
 
-use std::cell::Cell;
-
 use super::{
-    isa::vectorized,
     kernel::{Task, Tile},
+    layout::Layout,
     packing::{BLOCK, BLOCK_LINES, PANEL, quantise},
-    rows::Rows,
 };
 
 /// Words of a block of x: 32 quants, their scale, and -128 times their sum.
 pub(super) const X_BLOCK: usize = BLOCK / 4 + 2;
+
+/// Blocks of weights that are fetched ahead: what the processor fetches by itself comes too late beside eight rows.
+const AHEAD: usize = 4;
 
 /// The registers of an instruction set that multiplies bytes.
 pub(super) trait Bytes {
@@ -33,6 +33,8 @@ pub(super) trait Bytes {
         total: Self::Register,
     ) -> Self::Register;
     unsafe fn store(to: *mut f32, value: Self::Register);
+    /// Fetches the registers of a block into the cache. No address is wrong.
+    fn fetch(_: *const u32) {}
 }
 
 /// Tiles of blocks.
@@ -64,6 +66,7 @@ impl<B: Bytes> Tile for Blocks<B> {
                     }
                 }
                 let scales = w.map(|w| B::load(w.add(BLOCK / 4 * PANEL)));
+                w.iter().for_each(|w| B::fetch(w.wrapping_add(AHEAD * BLOCK_LINES * PANEL)));
                 for ((totals, sums), x) in totals.iter_mut().zip(sums).zip(x) {
                     for ((total, sum), scales) in totals.iter_mut().zip(sums).zip(scales) {
                         *total = B::scaled(sum, scales, x.add(X_BLOCK - 2), *total);
@@ -79,34 +82,37 @@ impl<B: Bytes> Tile for Blocks<B> {
     }
 }
 
-/// Calls `work` with the rows of x quantised: for each block its quants, four a word, the bits of their scale, and -128
-/// times their sum. What is behind the last input is zero.
-pub(super) fn with_quants(x: &Rows, inputs: usize, work: impl FnOnce(&[u32])) {
-    thread_local! {
-        // A product a layer and step: its memory is kept.
-        static QUANTS: Cell<Vec<u32>> = const { Cell::new(Vec::new()) };
-    }
-    let mut quants = QUANTS.take();
-    quants.clear();
-    vectorized(|| {
-        for row in 0..x.rows {
-            x.row(row)[..inputs].chunks(BLOCK).for_each(|values| quants.extend(block(values)));
+/// Rows of x quantised: for each block its quants, four a word, the bits of their scale, and -128 times their sum. What
+/// is behind the last input is zero.
+pub(super) const BLOCKS: Layout = Layout {
+    words: |inputs| inputs.div_ceil(BLOCK) * X_BLOCK,
+    write: |x, inputs, to| {
+        let rows = to.chunks_exact_mut(inputs.div_ceil(BLOCK) * X_BLOCK).enumerate();
+        for (row, to) in rows {
+            let blocks = to.as_chunks_mut::<X_BLOCK>().0.iter_mut();
+            for (values, [words @ .., scale, offset]) in x.row(row)[..inputs].chunks(BLOCK).zip(blocks) {
+                let sum: i32;
+                (*scale, sum) = write_block(values, words);
+                *offset = (-128 * sum).cast_unsigned();
+            }
         }
-    });
-    work(&quants);
-    QUANTS.set(quants);
-}
+    },
+};
 
+/// Writes the quants of a block, four a word, and returns the bits of their scale and their sum.
 #[inline(always)]
-fn block(values: &[f32]) -> [u32; X_BLOCK] {
-    let mut bytes = [0i8; BLOCK];
-    let scale = quantise(values, |input, quant| bytes[input] = quant);
-    let sum: i32 = bytes.iter().map(|quant| i32::from(*quant)).sum();
-    let mut words = [0; X_BLOCK];
-    for (word, bytes) in words.iter_mut().zip(bytes.as_chunks::<4>().0) {
-        *word = u32::from_le_bytes(bytes.map(i8::cast_unsigned));
+pub(super) fn write_block(values: &[f32], to: &mut [u32; BLOCK / 4]) -> (u32, i32) {
+    let mut padded = [0.0; BLOCK];
+    let padded = match values.as_array() {
+        Some(whole) => whole,
+        None => {
+            padded[..values.len()].copy_from_slice(values);
+            &padded
+        }
+    };
+    let (scale, quants) = quantise(padded);
+    for (word, quants) in to.iter_mut().zip(quants.as_chunks::<4>().0) {
+        *word = u32::from_le_bytes(quants.map(i8::cast_unsigned));
     }
-    words[X_BLOCK - 2] = scale.to_bits();
-    words[X_BLOCK - 1] = (-128 * sum).cast_unsigned();
-    words
+    (scale.to_bits(), quants.iter().map(|quant| i32::from(*quant)).sum())
 }
