@@ -118,14 +118,16 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
     })
 }
 
-/// Bytes of the weights that a forward multiplies with; unknown where they are quantised.
+/// Bytes of the weights that a forward multiplies with; unknown where a library of kernels quantises them.
 fn weight_bytes(info: &EngineInfo, options: &EngineArgs) -> Option<f64> {
-    let bytes = match options.load.dtype {
-        DTypeOption::F32 => 4,
-        DTypeOption::F16 | DTypeOption::Bf16 => 2,
+    let bytes = match (options.load.isq.as_deref(), options.load.dtype) {
+        // 32 weights and the f32 scale that they share.
+        (Some("q8_0"), _) if options.load.device == DeviceOption::Cpu => 36.0 / 32.0,
+        (Some(_), _) => return None,
+        (None, DTypeOption::F32) => 4.0,
+        (None, DTypeOption::F16 | DTypeOption::Bf16) => 2.0,
     };
-    let dense = options.load.isq.is_none() && options.model.is_dir();
-    dense.then_some((info.forward_parameters * bytes) as f64)
+    options.model.is_dir().then_some(info.forward_parameters as f64 * bytes)
 }
 
 /// Sequences with the context cached and room for the largest forward.

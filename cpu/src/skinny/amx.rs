@@ -1,8 +1,7 @@
 //! AMX: tiles of 16 rows of 64 bytes, multiplied in one instruction. Panels are such tiles as they are stored.
 //!
-//! bf16: a tile of 16 rows of x and 32 inputs times a panel's 32 inputs takes 16 cycles, a sixteenth of what AVX512-BF16
-//! takes. Bytes: likewise for a block of 32 inputs, whose sums are then scaled as in [`quants`](super::quants), to the
-//! bit.
+//! 16 rows of x and 32 inputs of bf16 times a panel take 16 cycles, a twelfth of what AVX512-BF16 takes. A block of 32
+//! inputs in bytes takes 8; its sums are then scaled as in [`quants`](super::quants), to the bit, which takes longer.
 #![expect(
     clippy::undocumented_unsafe_blocks,
     reason = "each function needs its instruction set, its caller's pointers and the bounds of the task"
