@@ -7,6 +7,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use laser_engine::{DTypeOption, Engine, EngineInfo};
+use laser_schema::DeviceOption;
 use laser_terminal::{Style, Table};
 use laser_worker::cost::Probe;
 use rayon::prelude::*;

@@ -129,6 +129,12 @@ pub enum PreviousError {
         /// The configured kind.
         expected: Kind,
     },
+    /// The type of the ids is configured where Laser wrote it.
+    #[error("{path}: the ids of Laser's own output have a type; remove id_type from this [[previous]]")]
+    IdType {
+        /// The source.
+        path: String,
+    },
 }
 
 /// The manifests of the nights that the sources stand for: what they measured tells what tonight may cost.
@@ -280,18 +286,19 @@ async fn find_foreign(source: &PreviousSource, location: Location) -> Result<Vec
         && let Some(info) = TableReader::open(&location).await?.footer(PART_KEY)
         && let Ok(info) = serde_json::from_str::<PartInfo>(&info)
     {
-        check_kind(source, info.kind)?;
+        check_own(source, info.kind)?;
         return Ok(vec![File::Part(info.kind, location)]);
     }
     let kind = source.kind.ok_or_else(|| PreviousError::NoKind { path: source.path.clone() })?;
     Ok(vec![File::Foreign(kind, location, source.id_type)])
 }
 
-fn check_kind(source: &PreviousSource, found: Kind) -> Result<(), PreviousError> {
+/// Refuses what is configured of Laser's own output and does not hold.
+fn check_own(source: &PreviousSource, found: Kind) -> Result<(), PreviousError> {
+    let path = source.path.clone();
     match source.kind {
-        Some(expected) if expected != found => {
-            Err(PreviousError::WrongKind { path: source.path.clone(), found, expected })
-        }
+        Some(expected) if expected != found => Err(PreviousError::WrongKind { path, found, expected }),
+        _ if source.id_type.is_some() => Err(PreviousError::IdType { path }),
         _ => Ok(()),
     }
 }
@@ -300,7 +307,7 @@ async fn published_parts(folder: &Location, source: &PreviousSource) -> Result<V
     let Some(manifest) = data_set::read::<Profiles>(folder).await? else {
         return Err(PreviousError::Nothing { path: source.path.clone() });
     };
-    check_kind(source, manifest.kind)?;
+    check_own(source, manifest.kind)?;
     Ok(manifest.parts.iter().map(|p| File::Part(manifest.kind, folder.join(&p.name))).collect())
 }
 

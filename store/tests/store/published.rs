@@ -232,6 +232,10 @@ async fn earlier_texts_are_read_from_a_folder_and_from_files() {
     assert_eq!(all[0].record.as_deref(), Some(&record(1)));
     let one = previous(folder.root.join("part-00001.parquet").url(), None).await.unwrap();
     assert_eq!(ids(&one), [3, 4].map(EntityId::Int));
+    for path in [folder.root.clone(), folder.root.join("part-00001.parquet")] {
+        let error = previous(path.url(), Some(IdType::String)).await.unwrap_err();
+        assert!(error.contains(path.url()) && error.contains("remove id_type"), "{error}");
+    }
     folder
         .write("texts.jsonl", "{\"entity_id\": \"7\", \"text\": \"a\"}\n{\"id\": 8, \"text\": \"b\", \"x\": 1}\n")
         .await;
