@@ -4,14 +4,14 @@
 //! costs what the larger shape costs: kernels do not skip zeros.
 //!
 //! Dimensions that are added to the residual stream stay zero: embeddings and the weights that write the stream
-//! (`o_proj`, `down_proj`) are zero there, and the outputs of added heads, neurons and layers are multiplied by zero. All
-//! else that is added is random. RMSNorm over D dimensions of which d are used equals that over d if its weights are
-//! multiplied by √(d/D) and ε by d/D. Heads keep their width, which rotation depends on, and the number of query heads
-//! for each key head.
+//! (`o_proj`, `down_proj`) are zero there, and the outputs of added heads, neurons and layers are multiplied by zero.
+//! All else that is added is random. RMSNorm over D dimensions of which d are used equals that over d if its weights
+//! are multiplied by √(d/D) and ε by d/D. Heads keep their width, which rotation depends on, and the number of query
+//! heads for each key head.
 //!
 //! A wider vocabulary needs logits that never win: one dimension of the stream is a constant c, a power of two whose
-//! square is at most ε·d/2. Only the final norm lets it through and only the added tokens read it, with a large negative
-//! weight. The norms count c² in: their ε is (ε·d − c²)/D.
+//! square is at most ε·d/2. Only the final norm lets it through and only the added tokens read it, with a large
+//! negative weight. The norms count c² in: their ε is (ε·d − c²)/D.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,8 @@ use serde_json::{Value, json};
 /// Bounds of random weights, as of initial ones.
 const RANDOM: f32 = 0.02;
 
-/// What an added token has at the constant dimension. Times c, over the stream's length, it is still far below any logit.
+/// What an added token has at the constant dimension. Times c, over the stream's length, it is still far below any
+/// logit.
 const NEVER: f32 = -1e6;
 
 const EMBEDDINGS: &str = "model.embed_tokens.weight";

@@ -118,7 +118,7 @@ fn an_evaluation_finds_the_embeddings_of_a_nights_texts_by_its_output() {
     assert_exit(&workspace.run(&[&encoder(&workspace)]), 0);
     let (rows, _) = read(&workspace.path("out/profiles"));
     let mut table = "user,item,rating,timestamp\n".to_owned();
-    for (time, (place, id)) in rows.keys().enumerate().filter(|(_, (place, _))| place.starts_with("kind=item")) {
+    for (time, (_, id)) in rows.keys().enumerate().filter(|(_, (place, _))| place.starts_with("kind=item")) {
         (0..40).for_each(|user| writeln!(table, "{user},{id},{},{}", user % 2 * 5, time * 40 + user).unwrap());
     }
     fs::write(workspace.path("table.csv"), table).unwrap();

@@ -12,8 +12,11 @@
 //! multiplies pairs as they are stored: there the rows of x are rounded to bf16 once a product, and a pair is an
 //! element like any other.
 //!
-//! Weights of 8 bits are multiplied with rows of x in 8 bits, in [blocks](quants): a line has four inputs, and the sum of
-//! a block is exact.
+//! Weights of 8 bits are multiplied with rows of x in 8 bits, in [blocks](quants): a line has four inputs, and the
+//! sum of a block is exact.
+//!
+//! [AMX](amx) multiplies tiles of both: a panel is one as it is stored. It sums pairs of bf16 in an order of its own,
+//! the same for every row, so it takes a matrix for any number of rows or not at all.
 //!
 //! Every sum runs over the inputs in ascending order, alone in its lane. A row's result therefore does not depend, to
 //! the bit, on the other rows, the tile or the number of threads.
