@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
+use laser_night::doctor::selftest;
 use laser_night::{Config, Night, demo, distributed};
 use laser_pool_builder::TuneConfig;
 use laser_terminal::{Display, Style, print};
@@ -69,6 +70,8 @@ enum Command {
     },
     /// Check all that a night needs (model, inputs, store, clocks, queue) and say what to mend.
     Doctor(ConfigArgs),
+    /// Check that the configured device computes what the CPU does, on a small model with random weights.
+    Selftest(ConfigArgs),
     /// Stop a distributed run. What is committed stays.
     Cancel(RunName),
     /// Take a cancellation back and go on as `coordinator` does, with the options that the run was begun with.
@@ -350,6 +353,7 @@ async fn dispatch(command: Command) -> Result<u8> {
             let well = operate::doctor(&args.load()?).await?;
             return Ok(if well { 0 } else { DATA_ERROR });
         }
+        Command::Selftest(args) => print(&(selftest(&args.load()?).await? + "\n"))?,
         Command::Cancel(RunName { config, run }) => {
             let removed = distributed::cancel(&config.load()?, &run).await?;
             print(&format!("{run}: cancelled, {removed} shards left the queue\n"))?;

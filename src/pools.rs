@@ -6,7 +6,7 @@ use anyhow::Result;
 use laser_night::Config;
 use laser_night::config::PoolChoice;
 use laser_night::pool_sets::{self, Built};
-use laser_pool_builder::{Promotion, TuneConfig};
+use laser_pool_builder::{Promotion, TuneConfig, TuneRow};
 use laser_store::Location;
 use laser_terminal::{Display, Table, print};
 
@@ -117,18 +117,28 @@ pub(crate) async fn tune(config: &Config, tuning: &TuneConfig, json: bool) -> Re
     }
     let mut out = String::new();
     for kind in &report.kinds {
-        out += &format!("{}s: [pools.{}] max_texts = {}\n", kind.kind, kind.kind, kind.max_texts);
-        let mut table = Table::new(&["max_texts", "tokens", "accepted/step", "draft µs", "tokens/s"]);
-        for row in &kind.rows {
-            table.push(vec![
-                row.max_texts.to_string(),
-                row.pool_tokens.to_string(),
-                format!("{:.2}", row.accepted_per_step),
-                format!("{:.1}", row.draft_us),
-                format!("{:.0}", row.tokens_per_second),
-            ]);
+        let (of, grouping) = (kind.kind, serde_json::to_string(&kind.grouping)?);
+        out += &format!("{of}s: [pools.{of}] grouping = {grouping}, max_texts = {}\n", kind.max_texts);
+        out += &rows(&kind.rows);
+        if !kind.one_pool.is_empty() {
+            out += "  and one pool of the same texts for all groups (grouping = \"global\"):\n";
+            out += &rows(&kind.one_pool);
         }
-        out += &table.indented();
     }
     print(&out)
+}
+
+fn rows(rows: &[TuneRow]) -> String {
+    let mut table = Table::new(&["max_texts", "texts", "tokens", "accepted/step", "draft µs", "tokens/s"]);
+    for row in rows {
+        table.push(vec![
+            row.max_texts.to_string(),
+            row.pool_texts.to_string(),
+            row.pool_tokens.to_string(),
+            format!("{:.2}", row.accepted_per_step),
+            format!("{:.1}", row.draft_us),
+            format!("{:.0}", row.tokens_per_second),
+        ]);
+    }
+    table.indented()
 }

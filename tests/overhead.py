@@ -38,6 +38,7 @@ policy = "strict"
 adaptive = false
 nodes = 12
 [pools.user]
+grouping = "router"
 clusters = 3
 [pools.item]
 grouping = "attribute"

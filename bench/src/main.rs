@@ -188,11 +188,15 @@ struct LoadArgs {
     /// cpu, cuda or cuda:INDEX.
     #[arg(long, default_value = "cpu")]
     device: DeviceOption,
+    /// Threads of a forward on the CPU; one per core if not given.
+    #[arg(long)]
+    threads: Option<usize>,
 }
 
 impl LoadArgs {
-    fn options(&self, model: PathBuf) -> EngineOptions {
-        EngineOptions { dtype: self.dtype, isq: self.isq.clone(), device: self.device, ..EngineOptions::new(model) }
+    fn options(&self, path: PathBuf) -> EngineOptions {
+        let Self { dtype, isq, device, threads } = self.clone();
+        EngineOptions { path, dtype, isq, device, threads }
     }
 }
 

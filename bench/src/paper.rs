@@ -105,7 +105,7 @@ async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_
 
 /// The setup with the model that writes the old texts in place of the other.
 fn of_old_model(setup: &SetupArgs) -> Option<SetupArgs> {
-    let load = LoadArgs { dtype: DTypeOption::F32, isq: None, device: setup.load.device };
+    let load = LoadArgs { dtype: DTypeOption::F32, isq: None, ..setup.load.clone() };
     setup.old_model.clone().map(|model| SetupArgs { model, load, ..setup.clone() })
 }
 

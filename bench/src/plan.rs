@@ -11,7 +11,7 @@ use laser_model::ModelFiles;
 use laser_night::config::RunConfig;
 use laser_night::{Progress, open_local_model, previous_texts};
 use laser_pool_builder::{
-    Attributes, Clusters, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools, join_embeddings,
+    Attributes, Clusters, Grouping, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools, join_embeddings,
 };
 use laser_schema::job::{Plan, Spec};
 use laser_schema::{Entity, Kind};
@@ -176,6 +176,7 @@ impl Bench<'_> {
 fn pools_config(data: &Synthetic) -> PoolsConfig {
     PoolsConfig {
         user: GroupingConfig {
+            grouping: Grouping::Router,
             clusters: Clusters::Fixed(5),
             attributes: Attributes::Order(vec!["age".into(), "genre".into()]),
             max_texts: 500,

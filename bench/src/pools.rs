@@ -146,7 +146,9 @@ fn config(scheme: PoolScheme, custom: &PoolsConfig) -> PoolsConfig {
     let mut config = custom.clone();
     for grouping in [&mut config.user, &mut config.item] {
         match scheme {
-            PoolScheme::Global | PoolScheme::Shuffled => grouping.grouping = Grouping::Global,
+            PoolScheme::Global | PoolScheme::Shuffled => {
+                (grouping.grouping, grouping.embeddings) = (Grouping::Global, None);
+            }
             PoolScheme::Random => {}
             PoolScheme::Custom { max_texts } => grouping.max_texts = max_texts,
         }

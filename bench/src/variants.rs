@@ -15,7 +15,7 @@ const LOOKUP_NGRAM: usize = 3;
 /// Nodes of an adaptive tree, at most.
 const ADAPTIVE_NODES: usize = 32;
 
-/// The adaptive variants of [`batch`]: on customised pools, and on pools that predict nothing.
+/// The adaptive variants of [`batch`]: on a pool of all texts, and on one that predicts nothing.
 pub(super) const ADAPTIVE: &str = "adaptive";
 pub(super) const ADVERSARIAL: &str = "adaptive, no pool predicts";
 
@@ -155,17 +155,16 @@ pub(super) fn ablation(setup: &SetupArgs) -> Result<Vec<Variant>, PolicyError> {
     Ok(variants)
 }
 
-/// Plain decoding, prompt lookup, trees of fixed sizes and adaptive ones, all relaxed and from customised pools; then
-/// adaptive and fixed trees from pools that predict nothing.
+/// Plain decoding, prompt lookup, trees of fixed sizes and adaptive ones, all relaxed and from one pool; then adaptive
+/// trees from a pool that predicts nothing.
 pub(super) fn batch(setup: &SetupArgs, trees: &[usize]) -> Result<Vec<Variant>, PolicyError> {
     let relaxed = Verification::relaxed(setup.k, setup.p)?;
-    let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
     let tree = |name: String, nodes, pools| Variant { nodes, ..Variant::pooled(name, setup, pools).verified(relaxed) };
     let most = trees.iter().max().copied().unwrap_or(setup.nodes);
     let adaptive = |name: &str, pools| Variant { adaptive: true, ..tree(name.to_owned(), most, pools) };
     let mut variants = vec![Variant::plain(), Variant::lookup(setup)];
-    variants.extend(trees.iter().map(|&nodes| tree(format!("tree {nodes}"), nodes, custom)));
-    variants.push(adaptive(ADAPTIVE, custom));
+    variants.extend(trees.iter().map(|&nodes| tree(format!("tree {nodes}"), nodes, PoolScheme::Global)));
+    variants.push(adaptive(ADAPTIVE, PoolScheme::Global));
     variants.push(adaptive(ADVERSARIAL, PoolScheme::Shuffled));
     Ok(variants)
 }

@@ -162,11 +162,9 @@ impl CpuDecoder {
     }
 
     /// Appends the nodes to their caches (one per span) and to `best`, for each scored node in order, the `top_k` most
-    /// probable next tokens (at most the vocabulary).
+    /// probable next tokens (at most the vocabulary). Runs on the rayon threads that it is called on.
     pub fn forward(&mut self, batch: &Batch<'_>, caches: &mut [CpuCache], top_k: usize, best: &mut Vec<Candidate>) {
-        // On a thread of the pool, so that products begin and end there: each would otherwise wake this thread anew,
-        // which took a fifth of a small model's forward.
-        rayon::scope(|_| self.logits(batch, caches));
+        self.logits(batch, caches);
         for row in 0..batch.scored.len() {
             push_top_k(self.buffers.logits.row(row), top_k, best);
         }

@@ -72,6 +72,15 @@ pub enum EngineError {
     /// A tensor operation failed, most likely for want of memory.
     #[error("tensor operation failed: {0}")]
     Tensor(#[from] candle_core::Error),
+    /// The device computes something else than the CPU.
+    #[error(
+        "the device fails the self-test ({message}): its results are wrong, and its texts would be; use a laser built \
+         for this GPU's compute capability (CUDA_COMPUTE_CAP) and a driver that fits, or another device"
+    )]
+    SelfTest {
+        /// Where it differs, and by how much.
+        message: String,
+    },
     /// mistralrs refused the model or a request.
     #[error("mistralrs: {message}")]
     Mistralrs {

@@ -110,21 +110,6 @@ impl GgufWeights {
         matrices.into_iter().all(|(_, info)| info.ggml_dtype == GgmlDType::Q8_0)
     }
 
-    /// The values of the tensor of that name at Hugging Face, of exactly this shape.
-    pub(super) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
-        let part = name.rsplit_once('.').map_or(name, |(part, _)| part);
-        let renamed = match part {
-            "model.embed_tokens" => "token_embd.weight".to_owned(),
-            "lm_head" => "output.weight".to_owned(),
-            part => name.replacen(part, &gguf_name(part), 1),
-        };
-        let mut tensor = self.get(&renamed, shape)?.dequantize(&Device::Cpu)?;
-        if let Some(heads) = self.interleaved_heads(part) {
-            tensor = tensor.index_select(&Tensor::new(halved_rows(shape[0], heads), &Device::Cpu)?, 0)?;
-        }
-        Ok(tensor.flatten_all()?.to_vec1()?)
-    }
-
     /// Tensor `name` as f32 on the device.
     fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
         Ok(self.get(name, shape)?.dequantize(&Device::Cpu)?.to_device(&self.device)?)
@@ -145,11 +130,25 @@ impl GgufWeights {
             _ => requantised(&weight, &weight.data()?, &self.device)?,
         };
         let q_weight = Arc::new(weight);
-        Ok(Linear::new(Arc::new(GgufMatMul::new(QuantMethodConfig::Gguf { q_weight, b: bias })?)))
+        Ok(Linear::new(Arc::new(GgufMatMul::new(QuantMethodConfig::Gguf { q_weight, b: None })?), bias))
     }
 }
 
 impl Weights for GgufWeights {
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        let part = name.rsplit_once('.').map_or(name, |(part, _)| part);
+        let renamed = match part {
+            "model.embed_tokens" => "token_embd.weight".to_owned(),
+            "lm_head" => "output.weight".to_owned(),
+            part => name.replacen(part, &gguf_name(part), 1),
+        };
+        let mut tensor = self.get(&renamed, shape)?.dequantize(&Device::Cpu)?;
+        if let Some(heads) = self.interleaved_heads(part) {
+            tensor = tensor.index_select(&Tensor::new(halved_rows(shape[0], heads), &Device::Cpu)?, 0)?;
+        }
+        Ok(tensor.flatten_all()?.to_vec1()?)
+    }
+
     fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {
         let gguf = gguf_name(name);
         let mut weight = self.get(&format!("{gguf}.weight"), &[outputs, inputs])?;

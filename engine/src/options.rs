@@ -5,6 +5,7 @@ use std::{fmt, path::PathBuf};
 use candle_core::{DType, Device};
 use laser_schema::DeviceOption;
 use mistralrs_quant::{IsqBits, IsqType};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde::{Deserialize, Serialize};
 
 use crate::error::EngineError;
@@ -20,13 +21,35 @@ pub struct EngineOptions {
     pub isq: Option<String>,
     /// Where to run.
     pub device: DeviceOption,
+    /// Threads of a forward on the CPU; none: as many as rayon takes, which is `RAYON_NUM_THREADS` or the process's
+    /// cores.
+    pub threads: Option<usize>,
 }
 
 impl EngineOptions {
     /// The model at `path` in f32 on the CPU.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
-        Self { path: path.into(), dtype: DTypeOption::default(), isq: None, device: DeviceOption::default() }
+        let (dtype, device) = (DTypeOption::default(), DeviceOption::default());
+        Self { path: path.into(), dtype, isq: None, device, threads: None }
+    }
+
+    /// The threads that forwards run on.
+    pub(super) fn thread_pool(&self) -> Result<ThreadPool, EngineError> {
+        let refused = |message: String| EngineError::InvalidOption {
+            option: "threads",
+            value: self.threads.map_or_else(String::new, |threads| threads.to_string()),
+            message,
+        };
+        match (self.threads, self.device) {
+            (Some(0), _) => return Err(refused("expected at least 1".into())),
+            (Some(_), DeviceOption::Cuda(_)) => {
+                return Err(refused("of the CPU engine: leave it out where the model runs on a GPU".into()));
+            }
+            _ => {}
+        }
+        let pool = ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0));
+        pool.thread_name(|thread| format!("engine-{thread}")).build().map_err(|error| refused(error.to_string()))
     }
 
     /// The device, once the precision is known to work there.

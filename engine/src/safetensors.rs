@@ -88,14 +88,13 @@ impl SafetensorsWeights {
         self.parameters.set(self.parameters.get() + tensor.elem_count() as u64);
         Ok(tensor)
     }
-
-    /// The values of tensor `name`, rounded to the dtype of all, of exactly this shape.
-    pub(super) fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
-        Ok(self.get(name, shape)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?)
-    }
 }
 
 impl Weights for SafetensorsWeights {
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        Ok(self.get(name, shape)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?)
+    }
+
     fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {
         let mut weight = self.get(&format!("{name}.weight"), &[outputs, inputs])?;
         // Quantisation runs on the CPU, on the weights as they come.

@@ -29,6 +29,9 @@ pub(super) trait Weights {
     /// A projection from `inputs` to `outputs`.
     fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Loaded<Linear>;
 
+    /// The values of a tensor, whose name has its `.weight` or `.bias`, rounded to the dtype of all.
+    fn values(&self, name: &str, shape: &[usize]) -> Loaded<Vec<f32>>;
+
     /// The scale of a norm.
     fn vector(&mut self, name: &str, length: usize) -> Loaded<Tensor>;
 

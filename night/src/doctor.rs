@@ -17,10 +17,10 @@ use laser_store::previous::{self, PreviousReader, PreviousSource};
 use laser_store::run_store::RunStore;
 use laser_store::{EntityReader, Location};
 
-use crate::config::Config;
+use crate::config::{Config, EngineKind};
 use crate::distributed::check_run;
-use crate::encoder;
 use crate::model::open_model;
+use crate::{encoder, generator};
 
 /// A clock further off than this moves deadlines and nights.
 const SKEW_MAX_SECONDS: f64 = 5.0;
@@ -43,6 +43,9 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
     let model = open_model(config).await;
     let described = model.as_ref().map_err(|e| anyhow!("{e:#}"));
     report("model".to_owned(), described.and_then(|model| describe_model(config, model)));
+    if let (Ok(model), EngineKind::Tree) = (&model, config.model.engine) {
+        report(format!("device {}", config.model.device), generator::selftest(config, model).await);
+    }
     let encoder = encoder::open(config).await;
     if config.encoder.is_some() {
         report("encoder".to_owned(), describe_encoder(&encoder).await);
@@ -64,6 +67,14 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
     if let Some(queue) = &config.queue {
         report(format!("queue {}", queue.url), connection(queue).await);
     }
+}
+
+/// `laser selftest`: whether the configured device computes what the CPU computes.
+///
+/// # Errors
+/// If it does not, or if the model's configuration cannot be read.
+pub async fn selftest(config: &Config) -> Result<String> {
+    generator::selftest(config, &open_model(config).await?).await
 }
 
 /// That there is no night yet is no fault of `latest`.

@@ -1,7 +1,7 @@
 //! From a configuration to what generates texts: the model, loaded and measured.
 
-use anyhow::Result;
-use laser_engine::EngineOptions;
+use anyhow::{Result, ensure};
+use laser_engine::{EngineOptions, SelfTest};
 use laser_model::{ModelFiles, Tokenizer, Weights};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
@@ -19,6 +19,7 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
     let tokenizer = model.tokenizer.clone();
     match config.model.engine {
         EngineKind::Tree => {
+            tested(engine.clone()).await?;
             let adaptive = config.draft.is_adaptive();
             let load = move || -> Result<Box<dyn TextGenerator>> {
                 let mut engine = laser_engine::load(&engine)?;
@@ -37,12 +38,40 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
     }
 }
 
+/// What the self-test says of the configured device and precision.
+///
+/// # Errors
+/// [`EngineError::SelfTest`](laser_engine::EngineError::SelfTest) if its results are wrong, and those of loading a model.
+pub(crate) async fn selftest(config: &Config, model: &ModelFiles) -> Result<String> {
+    ensure!(
+        config.model.engine == EngineKind::Tree,
+        "[model] engine = \"mistralrs\" has no self-test: it is about the kernels of engine = \"tree\""
+    );
+    let SelfTest { nodes, near_ties, largest, tolerance } = tested(engine_options(config, model)).await?;
+    let precision = config.model.isq.clone().unwrap_or_else(|| config.model.dtype.to_string());
+    Ok(format!(
+        "{}, {precision}: {nodes} nodes agree with the CPU in f32 within {largest:.1e} (tolerance {tolerance}), \
+         {near_ties} near-ties",
+        config.model.device
+    ))
+}
+
+async fn tested(engine: EngineOptions) -> Result<SelfTest> {
+    let found = tokio::task::spawn_blocking(move || laser_engine::selftest(&engine)).await??;
+    tracing::debug!(?found, "the device passes the self-test");
+    Ok(found)
+}
+
 #[cfg(feature = "mistralrs")]
 async fn load_mistralrs(
     engine: EngineOptions,
     tokenizer: Tokenizer,
     options: GenerateOptions,
 ) -> Result<Box<dyn TextGenerator>> {
+    ensure!(
+        engine.threads.is_none(),
+        "[model] threads: mistral.rs chooses its own; leave it out with engine = \"mistralrs\""
+    );
     let engine = laser_engine::MistralEngine::load(&engine, options.batch).await?;
     let runtime = tokio::runtime::Handle::current();
     Ok(Box::new(laser_worker::plain::PlainGenerator::new(engine, runtime, tokenizer, options)))
@@ -78,5 +107,5 @@ fn engine_options(config: &Config, model: &ModelFiles) -> EngineOptions {
         Weights::Safetensors(_) => model.directory.clone(),
     };
     let model = &config.model;
-    EngineOptions { path, dtype: model.dtype, isq: model.isq.clone(), device: model.device }
+    EngineOptions { path, dtype: model.dtype, isq: model.isq.clone(), device: model.device, threads: model.threads }
 }

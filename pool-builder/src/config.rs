@@ -53,13 +53,13 @@ pub struct GroupingConfig {
 impl Default for GroupingConfig {
     fn default() -> Self {
         Self {
-            grouping: Grouping::Router,
+            grouping: Grouping::Global,
             clusters: Clusters::Fixed(3),
             min_interactions: 5,
             attributes: Attributes::Best(Best::Best),
             max_group: 1000,
             min_group: 20,
-            max_texts: 2000,
+            max_texts: 10_000,
             groups: 3,
             embeddings: None,
         }
@@ -78,7 +78,7 @@ pub enum Grouping {
     Attribute,
     /// Random groups (the paper's RRP), for comparison.
     Random,
-    /// One pool for all (ReSD, the paper's GRP), for comparison.
+    /// One pool for all (the paper's GRP): what accepts most if it holds as many texts as the groups' pools together.
     Global,
 }
 
@@ -217,6 +217,11 @@ impl GroupingConfig {
             if let Some(twice) = (1..attributes.len()).find(|&i| attributes[..i].contains(&attributes[i])) {
                 return Err(format!("attributes: {:?} is named twice", attributes[twice]));
             }
+        }
+        if self.embeddings.is_some() && !self.grouping.has_clusters() {
+            return Err("embeddings: this grouping does not use them; set grouping = \"router\" (or \
+                        \"collaborative\"), or leave them out"
+                .to_owned());
         }
         positive("max_group", self.max_group)?;
         positive("min_group", self.min_group)?;

@@ -8,19 +8,15 @@ use laser_store::join::Join;
 use crate::config::PoolsConfig;
 use crate::error::PoolsError;
 
-/// Gives `join` the embeddings that the configuration names, of kinds whose grouping uses them.
+/// Gives `join` the embeddings that the configuration names.
 ///
 /// # Errors
 /// [`PoolsError::Embeddings`] or the local disk's; an id that is there twice is found when the join is finished.
 pub async fn join_embeddings(config: &PoolsConfig, join: &mut Join) -> Result<(), PoolsError> {
     for kind in Kind::ALL {
-        let grouping = config.of(kind);
-        let Some(source) = &grouping.embeddings else {
+        let Some(source) = &config.of(kind).embeddings else {
             continue;
         };
-        if !grouping.grouping.has_clusters() {
-            continue;
-        }
         match source {
             EmbeddingSource::Npy { npy, ids, .. } => join.use_embeddings(kind, npy, ids),
             EmbeddingSource::Table { table, .. } => join.use_embeddings(kind, table, table),

@@ -1,24 +1,28 @@
-//! `laser pools tune`: finds the fastest pool size.
+//! `laser pools tune`: finds the fastest pool size, and whether groups pay.
 //!
 //! Each group's previous texts are split at random into held-out texts and candidates for the pool. The held-out texts
 //! are replayed against pools of growing size. A larger pool accepts more and takes longer to draft from; the estimated
-//! speed, tokens per step / (step cost + draft time), weighs the two. It needs no model, only the cost of a forward
+//! speed, tokens per step / (step cost + draft time), weighs the two. The same texts are also replayed against one pool
+//! of all that the groups' pools hold together. It needs no model, only the cost of a forward
 //! ([`TuneConfig::step_us`]).
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::Stream;
 use laser_decode::{Drafter, Pool, Token, build_pool};
+use laser_schema::sample::Sample;
 use laser_schema::{EntityTable, Kind};
 use laser_store::previous::PreviousText;
 use serde::{Deserialize, Serialize};
 
 use crate::Progress;
-use crate::config::PoolsConfig;
+use crate::config::{Grouping, PoolsConfig};
 use crate::error::PoolsError;
 use crate::fit::FittedKind;
 use crate::grouped::group;
+use crate::pool_set::TextCounts;
 use crate::replay::{ReplayReport, ReplayText, replay};
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 
@@ -86,10 +90,14 @@ pub struct TuneReport {
 pub struct KindTuning {
     /// The kind.
     pub kind: Kind,
+    /// The proposed value of `grouping`.
+    pub grouping: Grouping,
     /// The proposed value of `max_texts`.
     pub max_texts: usize,
     /// Results per size, all groups together.
     pub rows: Vec<TuneRow>,
+    /// Results of one pool of the texts of all groups' pools, per size of these; empty without groups.
+    pub one_pool: Vec<TuneRow>,
     /// Results per group.
     pub groups: Vec<GroupTuning>,
 }
@@ -144,8 +152,13 @@ where
     let largest = tune.sizes.last().copied().unwrap_or(0);
     let capacity = |_| largest + tune.held_out;
     let grouped = group(tables, previous, config, memory, capacity, progress).await?;
+    let TextCounts { read, empty, without_entity, of_other_kind } = grouped.counts;
+    if without_entity > 0 && without_entity == read - empty - of_other_kind && has_groups(config) {
+        let expected = "texts of entities in the tables ([[previous]] id_type says whether ids are numbers)";
+        return Err(refused("previous texts", expected, &format!("{without_entity} of other ids")));
+    }
     let tokens = texts::tokenise(&grouped.samples, tokenizer.tokenizer, progress)?;
-    let mut tuner = Tuner { tokenizer, tune, drafter, tokens: &tokens, done: 0, progress };
+    let mut tuner = Tuner { tokenizer, config, tune, drafter, tokens: &tokens, done: 0, progress };
     let kinds = tuner.kinds(&grouped.kinds, &grouped.samples)?;
     if kinds.is_empty() {
         return Err(refused("previous texts", "at least 5 of one group", &format!("{} in all", tokens.len())));
@@ -153,13 +166,25 @@ where
     Ok(TuneReport { config: tune.clone(), kinds })
 }
 
+fn has_groups(config: &PoolsConfig) -> bool {
+    Kind::ALL.iter().any(|&kind| config.of(kind).grouping != Grouping::Global)
+}
+
 struct Tuner<'a> {
     tokenizer: PoolTokenizer<'a>,
+    config: &'a PoolsConfig,
     tune: &'a TuneConfig,
     drafter: Drafter,
     tokens: &'a HashMap<u128, Vec<Token>>,
     done: u64,
     progress: Progress<'a>,
+}
+
+/// A group's texts, by their priority as samples, which is random.
+struct Split {
+    name: String,
+    held_out: Vec<u128>,
+    candidates: Vec<u128>,
 }
 
 /// A replay against one pool.
@@ -178,52 +203,85 @@ impl Tuner<'_> {
     ) -> Result<Vec<KindTuning>, PoolsError> {
         let mut tuned = Vec::new();
         for (&kind, fitted) in kinds {
-            let mut groups = Vec::new();
-            for (index, group) in fitted.router.groups().iter().enumerate() {
-                let measured = self.group(&group.name, samples[&kind].tokens(index, self.tokens))?;
-                if !measured.is_empty() {
-                    groups.push((group.name.clone(), measured));
-                }
-            }
+            let groups = fitted.router.groups().iter().zip(&samples[&kind].groups);
+            let splits: Vec<Split> = groups.filter_map(|(group, sample)| self.split(&group.name, sample)).collect();
+            let groups = splits.iter().map(|split| Ok((split.name.clone(), self.group(split)?)));
+            let groups: Vec<(String, Vec<Measured>)> = groups.collect::<Result<_, PoolsError>>()?;
             if !groups.is_empty() {
-                tuned.push(self.summary(kind, groups));
+                let one_pool = self.one_pool(kind, &splits)?;
+                tuned.push(self.summary(kind, groups, &one_pool));
             }
         }
         Ok(tuned)
     }
 
-    /// Returns the results per size, up to the first that takes all texts; nothing if there are too few. Texts come in
-    /// the order of their sample, which is random.
-    fn group(&mut self, name: &str, texts: Vec<Vec<Token>>) -> Result<Vec<Measured>, PoolsError> {
+    /// Holds out a share of a group's texts; nothing if there are too few.
+    fn split(&self, name: &str, sample: &Sample<Arc<str>>) -> Option<Split> {
+        let texts = sample.iter().map(|(priority, _)| priority);
+        let texts: Vec<u128> = texts.filter(|text| self.tokens.contains_key(text)).collect();
         let largest = self.tune.sizes.last().copied().unwrap_or(0);
         let spare = texts.len().saturating_sub(largest);
         let held_out = self.tune.held_out.min(spare.max(texts.len() / HELD_OUT_SHARE));
+        let (held_out, candidates) = texts.split_at(held_out);
+        let split = Split { name: name.to_owned(), held_out: held_out.to_vec(), candidates: candidates.to_vec() };
+        (!split.held_out.is_empty()).then_some(split)
+    }
+
+    /// Returns the results per size, up to the first that takes all texts.
+    fn group(&mut self, split: &Split) -> Result<Vec<Measured>, PoolsError> {
         let mut measured = Vec::new();
-        if held_out == 0 {
-            return Ok(measured);
-        }
-        let replayed = texts[..held_out].iter().cloned();
-        let replayed: Vec<ReplayText> = replayed.map(|text| ReplayText { text, ..Default::default() }).collect();
-        let candidates = &texts[held_out..];
         for &size in &self.tune.sizes {
-            let of = &candidates[..size.min(candidates.len())];
-            let pool = Pool::open(Bytes::from(build_pool(&self.tokenizer.pool_meta(name), of)?))?;
-            let (nodes, end) = (self.tune.nodes, self.tokenizer.end_of_text);
-            measured.push(Measured {
-                pool_texts: pool.texts(),
-                pool_tokens: pool.tokens(),
-                report: replay(&replayed, Some(&pool), self.drafter, nodes, end),
-            });
-            self.done += 1;
-            (self.progress)(self.done, None, "replaying");
-            if size >= candidates.len() {
+            measured.push(self.measure(&split.name, split.candidates.iter().take(size), split.held_out.iter())?);
+            if size >= split.candidates.len() {
                 break;
             }
         }
         Ok(measured)
     }
 
-    fn summary(&self, kind: Kind, groups: Vec<(String, Vec<Measured>)>) -> KindTuning {
+    /// Returns the results, per size of the groups' pools, of one pool of all their texts; nothing where there is only
+    /// one group. An entity can belong to several groups, so what one group holds out another may have in its pool.
+    fn one_pool(&mut self, kind: Kind, splits: &[Split]) -> Result<Vec<Measured>, PoolsError> {
+        let mut measured = Vec::new();
+        if splits.len() < 2 {
+            return Ok(measured);
+        }
+        let held_out: HashSet<u128> = splits.iter().flat_map(|split| &split.held_out).copied().collect();
+        let most = splits.iter().map(|split| split.candidates.len()).max().unwrap_or(0);
+        for &size in &self.tune.sizes {
+            let texts = splits.iter().flat_map(|split| split.candidates.iter().take(size));
+            let texts: BTreeSet<&u128> = texts.filter(|text| !held_out.contains(text)).collect();
+            let replayed = splits.iter().flat_map(|split| &split.held_out);
+            measured.push(self.measure(&format!("{kind}-all"), texts.into_iter(), replayed)?);
+            if size >= most {
+                break;
+            }
+        }
+        Ok(measured)
+    }
+
+    /// Replays texts against a pool of others.
+    fn measure<'t>(
+        &mut self,
+        name: &str,
+        texts: impl Iterator<Item = &'t u128>,
+        held_out: impl Iterator<Item = &'t u128>,
+    ) -> Result<Measured, PoolsError> {
+        let texts: Vec<Vec<Token>> = texts.map(|text| self.tokens[text].clone()).collect();
+        let replayed = held_out.map(|text| ReplayText { text: self.tokens[text].clone(), ..Default::default() });
+        let replayed: Vec<ReplayText> = replayed.collect();
+        let pool = Pool::open(Bytes::from(build_pool(&self.tokenizer.pool_meta(name), &texts)?))?;
+        let (nodes, end) = (self.tune.nodes, self.tokenizer.end_of_text);
+        self.done += 1;
+        (self.progress)(self.done, None, "replaying");
+        Ok(Measured {
+            pool_texts: pool.texts(),
+            pool_tokens: pool.tokens(),
+            report: replay(&replayed, Some(&pool), self.drafter, nodes, end),
+        })
+    }
+
+    fn summary(&self, kind: Kind, groups: Vec<(String, Vec<Measured>)>, one_pool: &[Measured]) -> KindTuning {
         let sizes = groups.iter().map(|(_, measured)| measured.len()).max().unwrap_or(0);
         let total = |size: usize| {
             let of_size = groups.iter().filter_map(|(_, m)| m.get(size).or(m.last()));
@@ -232,9 +290,16 @@ impl Tuner<'_> {
         let rows = self.rows(&(0..sizes).map(total).collect::<Vec<_>>());
         let groups = groups.into_iter().map(|(name, measured)| {
             let rows = self.rows(&measured);
-            GroupTuning { name, max_texts: fastest(&rows), rows }
+            GroupTuning { name, max_texts: fastest(&rows).map_or(0, |row| row.max_texts), rows }
         });
-        KindTuning { kind, max_texts: fastest(&rows), groups: groups.collect(), rows }
+        let (groups, one_pool) = (groups.collect(), self.rows(one_pool));
+        let (grouping, max_texts) = match (fastest(&rows), fastest(&one_pool)) {
+            (Some(of_groups), Some(one)) if one.tokens_per_second > of_groups.tokens_per_second => {
+                (Grouping::Global, one.pool_texts)
+            }
+            (of_groups, _) => (self.config.of(kind).grouping, of_groups.map_or(0, |row| row.max_texts)),
+        };
+        KindTuning { kind, grouping, max_texts, rows, one_pool, groups }
     }
 
     fn rows(&self, measured: &[Measured]) -> Vec<TuneRow> {
@@ -274,8 +339,7 @@ impl Measured {
 }
 
 /// Returns the smallest size whose speed is within the tolerance of the best.
-fn fastest(rows: &[TuneRow]) -> usize {
+fn fastest(rows: &[TuneRow]) -> Option<&TuneRow> {
     let best = rows.iter().map(|row| row.tokens_per_second).fold(0.0, f64::max);
-    let enough = |row: &&TuneRow| row.tokens_per_second >= best * (1.0 - SPEED_TOLERANCE);
-    rows.iter().find(enough).map_or(0, |row| row.max_texts)
+    rows.iter().find(|row| row.tokens_per_second >= best * (1.0 - SPEED_TOLERANCE))
 }

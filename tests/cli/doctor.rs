@@ -6,7 +6,9 @@ use crate::distributed::{Cluster, Nats};
 use crate::proxy::{Fault, Proxy};
 use crate::s3::S3;
 use crate::server::{closed_port, greet};
-use crate::{Workspace, assert_contains, assert_exit, assert_prints, copy_files, entries, fixture, flip_bit, stdout};
+use crate::{
+    Workspace, assert_contains, assert_exit, assert_prints, copy_files, entries, fixture, flip_bit, stderr, stdout,
+};
 
 fn doctor(workspace: &Workspace, settings: &[&str]) -> Output {
     workspace.output("doctor", settings)
@@ -30,6 +32,31 @@ fn all_is_well_before_a_night_and_after() {
     assert_contains(&stdout(&before), &["conditional puts have one winner, clocks "]);
     cluster.finish(cluster.start("coordinator", &[]), cluster.worker());
     assert_exit(&doctor(&cluster.tonight, &[]), 0);
+}
+
+#[test]
+fn the_device_is_tested_in_the_configured_precision() {
+    let workspace = Workspace::new();
+    let selftest = |settings: &[&str]| workspace.output("selftest", settings);
+    assert_prints(
+        &doctor(&workspace, &[]),
+        &["ok    device cpu: cpu, f32: ", " nodes agree with the CPU in f32 within "],
+    );
+    for (settings, said) in
+        [(&["model.dtype=bf16", "model.threads=1"][..], "cpu, bf16: "), (&["model.isq=q4k"], "cpu, q4k: ")]
+    {
+        let output = selftest(settings);
+        assert_exit(&output, 0);
+        assert_prints(&output, &[said, "(tolerance "]);
+    }
+    for (setting, words) in [
+        ("model.engine=mistralrs", "has no self-test"),
+        ("model.threads=0", "option threads = \"0\": expected at least 1"),
+    ] {
+        let output = selftest(&[setting]);
+        assert_exit(&output, 65);
+        assert_contains(&stderr(&output), &[words]);
+    }
 }
 
 #[test]

@@ -53,6 +53,7 @@ batch = 2
 [verification]
 policy = "strict"
 [pools.user]
+grouping = "router"
 clusters = 2
 min_group = 2
 "#;

@@ -220,6 +220,19 @@ fn bf16_weights_give_the_scores_of_the_same_weights_in_f32() {
 }
 
 #[test]
+fn scores_do_not_depend_on_the_number_of_threads() {
+    let tokens = Random::new(5).tokens(40);
+    let scores = |dtype, threads| {
+        let options = EngineOptions { dtype, threads: Some(threads), ..EngineOptions::new(fixture()) };
+        sequential(laser_engine::load(&options).unwrap().as_mut(), &tokens)
+    };
+    for dtype in [DTypeOption::F32, DTypeOption::Bf16] {
+        let one = scores(dtype, 1);
+        assert!([2, 3, 7].into_iter().all(|threads| scores(dtype, threads) == one), "{dtype}");
+    }
+}
+
+#[test]
 fn options_that_do_not_fit_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("model.gguf");
@@ -237,6 +250,7 @@ fn options_that_do_not_fit_are_refused() {
     check(isq, "option isq = \"q4k\": a GGUF file has its own quantisation");
     let f16 = EngineOptions { dtype: DTypeOption::F16, ..EngineOptions::new(&file) };
     check(f16, "option dtype = \"f16\": a GGUF file has its own quantisation");
+    check(EngineOptions { threads: Some(0), ..fixture() }, "option threads = \"0\": expected at least 1");
     if cfg!(not(feature = "cuda")) {
         let cuda = EngineOptions { device: DeviceOption::Cuda(0), ..fixture() };
         check(cuda, "option device = \"cuda:0\"");

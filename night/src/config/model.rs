@@ -7,7 +7,7 @@ use laser_schema::DeviceOption;
 use laser_schema::job::Policy;
 use serde::{Deserialize, Serialize};
 
-/// `[model]`: part of the specification but for the device.
+/// `[model]`: part of the specification but for the device and its threads.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
@@ -21,6 +21,9 @@ pub struct ModelConfig {
     pub isq: Option<String>,
     /// Where the model runs.
     pub device: DeviceOption,
+    /// Threads of a forward on the CPU; if absent, one per core.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub threads: Option<usize>,
 }
 
 /// What runs the model.

@@ -94,7 +94,7 @@ fn location(dir: &Path) -> Location {
 
 /// Small groups, since the tables are small.
 fn default_config() -> PoolsConfig {
-    config(json!({"user": {"min_group": 5}, "item": {"min_group": 5}}))
+    config(json!({"user": {"grouping": "router", "min_group": 5}, "item": {"grouping": "router", "min_group": 5}}))
 }
 
 async fn build(

@@ -4,13 +4,17 @@ use laser_decode::Drafter;
 use laser_schema::EntityId;
 
 use super::*;
-use crate::{TuneConfig, TuneReport};
+use crate::{Grouping, TuneConfig, TuneReport};
 
 async fn tune(texts: Vec<PreviousText>, tune: TuneConfig) -> Result<TuneReport, String> {
+    tune_with(json!({}), texts, tune).await
+}
+
+async fn tune_with(pools: serde_json::Value, texts: Vec<PreviousText>, tune: TuneConfig) -> Result<TuneReport, String> {
     let dir = tempfile::tempdir().unwrap();
     let tables = write_tables(dir.path());
     let tokenizer = tokenizer();
-    let config = config(json!({"user": {"grouping": "global"}, "item": {"grouping": "global"}}));
+    let config = config(pools);
     let (texts, tokenizer) = (batches(texts, 100), pool_tokenizer(&tokenizer));
     crate::tune(&tables, texts, tokenizer, (&config, MEMORY), &tune, Drafter::default(), &mut quiet)
         .await
@@ -46,6 +50,31 @@ async fn larger_pools_win_where_they_know_more() {
     // The same text twice of one entity counts once.
     assert_eq!(texts[..3], [1, 4, 200]);
     assert!(texts[3] > 200 && texts[3] < 400, "{texts:?}");
+}
+
+#[tokio::test]
+async fn groups_that_tell_nothing_of_the_texts_give_way_to_one_pool() {
+    let ages = json!({"user": {"grouping": "attribute", "attributes": ["age"], "min_group": 5}});
+    let options = TuneConfig { sizes: vec![5, 1000], held_out: 10, nodes: 16, step_us: 1e6 };
+    let report = tune_with(ages, alike(), options).await.unwrap();
+    let users = &report.kinds[0];
+    let names: Vec<&str> = users.groups.iter().map(|group| group.name.as_str()).collect();
+    assert_eq!(names, ["user-all", "user-age-18", "user-age-25", "user-age-35"]);
+    let (groups, one) = (users.rows[1], users.one_pool[1]);
+    // The group of everything has the texts of the others once more, and what one holds out another may have.
+    assert!(one.pool_texts < groups.pool_texts && one.held_out == groups.held_out, "{users:?}");
+    assert!(users.one_pool[0].accepted_per_step > users.rows[0].accepted_per_step, "{users:?}");
+    assert_eq!((users.grouping, users.max_texts), (Grouping::Global, one.pool_texts));
+}
+
+#[tokio::test]
+async fn texts_of_other_ids_cannot_be_grouped() {
+    let texts: Vec<PreviousText> =
+        alike().into_iter().map(|text| PreviousText { id: EntityId::Text(text.id.to_string()), ..text }).collect();
+    let ages = json!({"user": {"grouping": "attribute", "attributes": ["age"]}});
+    let error = tune_with(ages, texts.clone(), TuneConfig::default()).await.unwrap_err();
+    assert!(error.contains("id_type") && error.ends_with("got 400 of other ids"), "{error}");
+    assert_eq!(tune(texts, TuneConfig::default()).await.unwrap().kinds.len(), 1);
 }
 
 #[tokio::test]

@@ -1,0 +1,404 @@
+//! The self-test: the device against the CPU, and the CPU against a known answer.
+//!
+//! A device can return garbage without an error: kernels that were compiled for another GPU, a driver that does not fit,
+//! damaged memory. Its texts would only look like those of a bad model. So before a model is loaded, a small one of the
+//! same traits (head width, grouped heads, biases, norms of heads, positions) gets seeded random weights twice: as
+//! configured, and in f32 on the CPU. Both go through one schedule of opens, forks, closes and steps with chunks, trees
+//! and commits, as nights do, and the scores of every node must agree. Takes less than a second.
+
+use candle_core::{DType, Device, Tensor};
+use laser_cpu::{ModelShape, RopeScaling};
+use laser_decode::{Candidate, ROOT_PARENT, TargetScores};
+use laser_schema::{DeviceOption, sample::priority};
+use mistralrs_quant::IsqType;
+use rand_xoshiro::{
+    Xoshiro256PlusPlus,
+    rand_core::{RngCore, SeedableRng},
+};
+
+use crate::{
+    architecture::Architecture,
+    config::ModelConfig,
+    engine::Engine,
+    error::EngineError,
+    linear::Linear,
+    options::{DTypeOption, EngineOptions},
+    scores::Scores,
+    segment::{Segment, Slot},
+    tree::{build, format, model_config},
+    tree_lm::Weights,
+};
+
+/// Rounds of the schedule, each with a step of all sequences.
+const ROUNDS: usize = 60;
+
+/// Most sequences at a time.
+const SEQUENCES: usize = 6;
+
+/// Candidates compared per node.
+const TOP_K: usize = 8;
+
+/// Width of the residual stream. K-quants want multiples of 256 inputs.
+const HIDDEN: usize = 256;
+const VOCABULARY: usize = 512;
+const POSITIONS: usize = 512;
+
+/// What a self-test found.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SelfTest {
+    /// Nodes whose scores were compared.
+    pub nodes: usize,
+    /// Nodes whose most probable token differs: near-ties, which "strict" can decide either way there.
+    pub near_ties: usize,
+    /// Largest difference of a log probability.
+    pub largest: f32,
+    /// The largest difference that the precision explains.
+    pub tolerance: f32,
+}
+
+/// Tests the device that `options` name in their precision, on a model of the traits of theirs.
+///
+/// # Errors
+/// [`EngineError::SelfTest`] if the device's results are wrong; otherwise those of loading a model.
+pub fn selftest(options: &EngineOptions) -> Result<SelfTest, EngineError> {
+    let config = model_config(&options.path)?;
+    // A GGUF file has no option of its own; most are in blocks of 32 or 256 like this.
+    let is_gguf = !options.path.is_dir();
+    let options = match is_gguf && !matches!(options.device, DeviceOption::Cpu) {
+        true => EngineOptions { isq: Some("q8_0".into()), ..options.clone() },
+        false => options.clone(),
+    };
+    let on_cpu = EngineOptions { device: DeviceOption::Cpu, dtype: DTypeOption::F32, ..options.clone() };
+    known_answer(&EngineOptions { isq: None, ..on_cpu.clone() })?;
+    let mut device = small_model(&options, &config)?;
+    let mut oracle = small_model(&on_cpu, &config)?;
+    compare(device.as_mut(), oracle.as_mut(), tolerance(&options))
+}
+
+/// The largest difference of log probabilities that rounding explains. Measured on CPUs over ten seeds: 4e-6 in f32,
+/// 0.03 for inputs in bf16 and 0.004 in f16. What faults make of this model differs by more than 1.
+fn tolerance(options: &EngineOptions) -> f32 {
+    match (&options.isq, options.dtype) {
+        (Some(_), _) => 0.5,
+        (None, DTypeOption::F32) => 2e-3,
+        (None, DTypeOption::F16) => 0.05,
+        (None, DTypeOption::Bf16) => 0.25,
+    }
+}
+
+/// The CPU in f32 against what another implementation computed (the layers on tensors, by a test).
+fn known_answer(options: &EngineOptions) -> Result<(), EngineError> {
+    let mut engine = small_model(options, &known_config())?;
+    let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain(KNOWN.len()));
+    let slot = engine.open(tokens.len())?;
+    let scores = engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0 }], 1)?;
+    let mut found = SelfTest { nodes: 0, near_ties: 0, largest: 0.0, tolerance: tolerance(options) };
+    for (node, (token, log_probability)) in KNOWN.into_iter().enumerate() {
+        let known = Candidate { token, log_probability };
+        found.add(scores[0].top(node), &[known], || format!("known answer, node {node}"))?;
+    }
+    Ok(())
+}
+
+/// Most probable token and its log probability after each node of the known chain.
+const KNOWN: [(u32, f32); 6] =
+    [(22, -4.2196), (103, -3.5748), (135, -3.8220), (270, -3.7473), (306, -3.5517), (251, -3.8599)];
+
+fn known_config() -> ModelConfig {
+    let shape = ModelShape {
+        vocab_size: VOCABULARY,
+        hidden_size: HIDDEN,
+        intermediate_size: 2 * HIDDEN,
+        layers: 2,
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: RopeScaling::None,
+        tied_embeddings: false,
+        qkv_bias: true,
+        output_bias: false,
+        mlp_bias: false,
+        head_norms: false,
+    };
+    let architecture = Architecture::Qwen2;
+    ModelConfig { architecture, architecture_name: "self-test".into(), max_positions: POSITIONS, shape }
+}
+
+fn chain(length: usize) -> Vec<u32> {
+    (0..length).map(|node| u32::try_from(node).unwrap_or(ROOT_PARENT).wrapping_sub(1)).collect()
+}
+
+/// A model of the traits of `config`, made small.
+fn small_model(options: &EngineOptions, config: &ModelConfig) -> Result<Box<dyn Engine>, EngineError> {
+    let shape = small_shape(&config.shape);
+    let device = options.device()?;
+    let isq = options.isq_type(&device)?;
+    let mut weights = RandomWeights { dtype: options.dtype.dtype(), isq, device: device.clone() };
+    let config = ModelConfig { shape, max_positions: POSITIONS, ..config.clone() };
+    build(options, (config, options.dtype.to_string()), &mut weights, format(options.dtype, isq), &device)
+}
+
+fn small_shape(shape: &ModelShape) -> ModelShape {
+    let group = shape.heads / shape.kv_heads;
+    // Inputs of the output projection are a multiple of 256, as K-quants want them.
+    let kv_heads =
+        (1..=256).find(|heads| (heads * group * shape.head_dim).is_multiple_of(256)).unwrap_or(shape.kv_heads);
+    ModelShape {
+        vocab_size: VOCABULARY,
+        hidden_size: HIDDEN,
+        intermediate_size: 2 * HIDDEN,
+        layers: 2,
+        heads: kv_heads * group,
+        kv_heads,
+        ..shape.clone()
+    }
+}
+
+/// Weights that are a function of their name and place, and exact in bf16.
+struct RandomWeights {
+    dtype: DType,
+    isq: Option<IsqType>,
+    device: Device,
+}
+
+impl RandomWeights {
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
+        let tensor = Tensor::from_vec(self.values(name, shape)?, shape, &Device::Cpu)?;
+        Ok(tensor.to_dtype(self.dtype)?)
+    }
+}
+
+impl Weights for RandomWeights {
+    /// Uniform numbers; those of a matrix as large as keeps activations near 1.
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        let (scale, shift) = match shape {
+            [_] if name.ends_with("bias") => (0.5, 0.0),
+            [_] => (0.2, 1.0),
+            _ if name.contains("embed") => (1.0, 0.0),
+            [.., inputs] => (1.7 / (*inputs as f32).sqrt(), 0.0),
+            [] => (1.0, 0.0),
+        };
+        let mut random = Random::new(name);
+        let mut value = || {
+            let uniform = random.below(1 << 16) as f32 / f32::from(1_u16 << 15) - 1.0;
+            f32::from_bits((shift + scale * uniform).to_bits() & 0xffff_0000)
+        };
+        Ok((0..shape.iter().product()).map(|_| value()).collect())
+    }
+
+    fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {
+        let mut weight = self.tensor(&format!("{name}.weight"), &[outputs, inputs])?;
+        if self.isq.is_none() {
+            weight = weight.to_device(&self.device)?;
+        }
+        let bias = match bias {
+            true => Some(self.tensor(&format!("{name}.bias"), &[outputs])?.to_device(&self.device)?),
+            false => None,
+        };
+        Ok(Linear::dense(weight, bias, self.isq, &self.device)?)
+    }
+
+    fn vector(&mut self, name: &str, length: usize) -> Result<Tensor, EngineError> {
+        Ok(self.tensor(&format!("{name}.weight"), &[length])?.to_device(&self.device)?)
+    }
+
+    fn embedding(&mut self, rows: usize, width: usize) -> Result<Tensor, EngineError> {
+        Ok(self.tensor("model.embed_tokens.weight", &[rows, width])?.to_device(&self.device)?)
+    }
+
+    fn head(&mut self, embedding: &Tensor, tied: bool) -> Result<Linear, EngineError> {
+        let (rows, width) = embedding.dims2()?;
+        if tied {
+            return Ok(Linear::dense(embedding.clone(), None, self.isq, &self.device)?);
+        }
+        self.linear("lm_head", rows, width, false)
+    }
+
+    fn parameters(&self) -> u64 {
+        0
+    }
+}
+
+/// Random numbers by name: the same everywhere.
+struct Random(Xoshiro256PlusPlus);
+
+impl Random {
+    fn new(name: &str) -> Self {
+        let seed = priority(0, &[name.as_bytes()]) & u128::from(u64::MAX);
+        Self(Xoshiro256PlusPlus::seed_from_u64(u64::try_from(seed).unwrap_or(0)))
+    }
+
+    fn below(&mut self, end: usize) -> usize {
+        let drawn = self.0.next_u64() % end.max(1) as u64;
+        usize::try_from(drawn).unwrap_or(0)
+    }
+
+    fn tokens(&mut self, count: usize) -> Vec<u32> {
+        (0..count).map(|_| u32::try_from(self.below(VOCABULARY)).unwrap_or(0)).collect()
+    }
+
+    /// A tree whose nodes continue any earlier node or the context.
+    fn tree(&mut self, nodes: usize) -> (Vec<u32>, Vec<u32>) {
+        let parent = |node: usize| match self.below(node + 1) {
+            0 => ROOT_PARENT,
+            earlier => u32::try_from(earlier - 1).unwrap_or(ROOT_PARENT),
+        };
+        let parents = (0..nodes).map(parent).collect();
+        (self.tokens(nodes), parents)
+    }
+}
+
+/// A sequence in both engines, its committed tokens and what it may grow to.
+struct Sequence {
+    slots: [Slot; 2],
+    cached: usize,
+    capacity: usize,
+}
+
+/// A step's part of one sequence.
+struct Part {
+    sequence: usize,
+    tokens: Vec<u32>,
+    parents: Vec<u32>,
+}
+
+/// Walks one schedule with both engines, and compares the scores of every node.
+///
+/// # Errors
+/// The first node that differs by more than `tolerance`, and the engines'.
+fn compare(device: &mut dyn Engine, oracle: &mut dyn Engine, tolerance: f32) -> Result<SelfTest, EngineError> {
+    let mut walk = Walk {
+        engines: [device, oracle],
+        sequences: Vec::new(),
+        random: Random::new("schedule"),
+        found: SelfTest { nodes: 0, near_ties: 0, largest: 0.0, tolerance },
+    };
+    for round in 0..ROUNDS {
+        walk.change()?;
+        walk.step(round)?;
+    }
+    Ok(walk.found)
+}
+
+struct Walk<'a> {
+    engines: [&'a mut dyn Engine; 2],
+    sequences: Vec<Sequence>,
+    random: Random,
+    found: SelfTest,
+}
+
+impl Walk<'_> {
+    /// Opens, forks or closes a sequence.
+    fn change(&mut self) -> Result<(), EngineError> {
+        let Self { engines: [device, oracle], sequences, random, .. } = self;
+        match random.below(4) {
+            0 | 1 if sequences.len() < SEQUENCES => {
+                let capacity = 8 + random.below(150);
+                let slots = [device.open(capacity)?, oracle.open(capacity)?];
+                sequences.push(Sequence { slots, cached: 0, capacity });
+            }
+            2 if !sequences.is_empty() && sequences.len() < SEQUENCES => {
+                let &Sequence { slots: [a, b], cached, .. } = &sequences[random.below(sequences.len())];
+                let cached = random.below(cached + 1);
+                let capacity = cached + 1 + random.below(100);
+                let slots = [device.fork(a, cached, capacity)?, oracle.fork(b, cached, capacity)?];
+                sequences.push(Sequence { slots, cached, capacity });
+            }
+            3 if sequences.len() > SEQUENCES / 2 => {
+                let Sequence { slots: [a, b], .. } = sequences.swap_remove(random.below(sequences.len()));
+                device.close(a);
+                oracle.close(b);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A step of most sequences: single tokens, small trees and ones of more nodes than a tile has rows.
+    fn step(&mut self, round: usize) -> Result<(), EngineError> {
+        let mut parts = Vec::new();
+        for (sequence, &Sequence { cached, capacity, .. }) in self.sequences.iter().enumerate() {
+            let room = (capacity - cached).min([1, 14, 70][self.random.below(3)]);
+            if room > 0 && self.random.below(4) > 0 {
+                let nodes = 1 + self.random.below(room);
+                let (tokens, parents) = self.random.tree(nodes);
+                parts.push(Part { sequence, tokens, parents });
+            }
+        }
+        let scores = [self.scores(0, &parts)?, self.scores(1, &parts)?];
+        for (at, part) in parts.iter().enumerate() {
+            for node in 0..part.tokens.len() {
+                let place = || format!("step {round}, sequence {at} of {}, node {node}", parts.len());
+                self.found.add(scores[0][at].top(node), scores[1][at].top(node), place)?;
+            }
+            let keep = match self.random.below(part.tokens.len() + 1) {
+                0 => Vec::new(),
+                node => path(&part.parents, node - 1),
+            };
+            let sequence = &mut self.sequences[part.sequence];
+            sequence.cached += keep.len();
+            for (engine, slot) in self.engines.iter_mut().zip(sequence.slots) {
+                engine.commit(slot, &keep)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn scores(&mut self, engine: usize, parts: &[Part]) -> Result<Vec<Scores>, EngineError> {
+        let slots: Vec<Slot> = parts.iter().map(|part| self.sequences[part.sequence].slots[engine]).collect();
+        let segments: Vec<Segment<'_>> = parts
+            .iter()
+            .zip(slots)
+            .map(|(Part { tokens, parents, .. }, slot)| Segment { slot, tokens, parents, scored_from: 0 })
+            .collect();
+        self.engines[engine].step(&segments, TOP_K)
+    }
+}
+
+/// Nodes from the context to `node`.
+fn path(parents: &[u32], node: usize) -> Vec<usize> {
+    let up = |node: &usize| (parents[*node] != ROOT_PARENT).then(|| parents[*node] as usize);
+    let mut path: Vec<usize> = std::iter::successors(Some(node), up).collect();
+    path.reverse();
+    path
+}
+
+impl SelfTest {
+    /// Compares what both say about one node. A token that only the oracle lists is at most as probable for the device as
+    /// its last.
+    fn add(
+        &mut self,
+        got: &[Candidate],
+        expected: &[Candidate],
+        place: impl Fn() -> String,
+    ) -> Result<(), EngineError> {
+        let least = got.last().map_or(f32::NEG_INFINITY, |candidate| candidate.log_probability);
+        for &Candidate { token, log_probability } in expected {
+            let found = got.iter().find(|candidate| candidate.token == token);
+            let difference = match found {
+                Some(found) => (found.log_probability - log_probability).abs(),
+                None => (log_probability - least).max(0.0),
+            };
+            // A NaN is not below the tolerance either.
+            if !(difference <= self.tolerance) {
+                let found = found.map_or(least, |found| found.log_probability);
+                return Err(EngineError::SelfTest {
+                    message: format!(
+                        "{}: token {token} has log probability {found:.3}, on the CPU {log_probability:.3}",
+                        place()
+                    ),
+                });
+            }
+            self.largest = self.largest.max(difference);
+        }
+        self.nodes += 1;
+        let best = |of: &[Candidate]| of.first().map(|candidate| candidate.token);
+        self.near_ties += usize::from(best(got) != best(expected));
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,157 @@
+//! The self-test passes what is right and finds what is wrong.
+
+use std::path::PathBuf;
+
+use super::*;
+use crate::engine::EngineInfo;
+
+/// A fault of a device.
+#[derive(Debug, Clone, Copy)]
+enum Fault {
+    /// Wrong scores where a step has more rows than one tile, as of a kernel that did not run.
+    WideSteps,
+    /// Not a number, once.
+    NotANumber,
+    /// A node sees its siblings: trees are taken for chains.
+    Mask,
+    /// A commit keeps the nodes as they lie, and not the path.
+    Commit,
+    /// A fork begins one token short.
+    Fork,
+    /// Scores of one sequence go to another.
+    Rows,
+}
+
+/// An engine with a fault.
+struct Faulty {
+    engine: Box<dyn Engine>,
+    fault: Fault,
+    steps: usize,
+}
+
+impl Engine for Faulty {
+    fn info(&self) -> &EngineInfo {
+        self.engine.info()
+    }
+
+    fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
+        self.engine.open(capacity)
+    }
+
+    fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError> {
+        match self.fault {
+            Fault::Fork => self.engine.fork(from, length.saturating_sub(1), capacity),
+            _ => self.engine.fork(from, length, capacity),
+        }
+    }
+
+    fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
+        self.steps += 1;
+        let chains: Vec<Vec<u32>> = segments.iter().map(|segment| chain(segment.tokens.len())).collect();
+        let mut segments = segments.to_vec();
+        if matches!(self.fault, Fault::Mask) {
+            segments.iter_mut().zip(&chains).for_each(|(segment, chain)| segment.parents = chain);
+        }
+        let mut scores = self.engine.step(&segments, top_k)?;
+        let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+        let spoil = |scores: &Scores, nodes: usize, by: f32| {
+            let of = (0..nodes).flat_map(|node| scores.top(node).iter());
+            let spoilt = of.map(|c| Candidate { log_probability: c.log_probability + by, ..*c }).collect();
+            Scores::new(0, top_k, spoilt)
+        };
+        match self.fault {
+            Fault::WideSteps if rows > 32 => scores[0] = spoil(&scores[0], segments[0].tokens.len(), -4.0),
+            Fault::NotANumber if self.steps == 20 => {
+                scores[0] = spoil(&scores[0], segments[0].tokens.len(), f32::NAN);
+            }
+            Fault::Rows if scores.len() > 2 && segments[0].tokens.len() <= segments[1].tokens.len() => {
+                scores[0] = spoil(&scores[1].clone(), segments[0].tokens.len(), 0.0);
+            }
+            _ => {}
+        }
+        Ok(scores)
+    }
+
+    fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        match self.fault {
+            Fault::Commit if keep.len() == 1 => self.engine.commit(slot, &[0]),
+            Fault::Mask => self.engine.commit(slot, &(0..keep.len()).collect::<Vec<_>>()),
+            _ => self.engine.commit(slot, keep),
+        }
+    }
+
+    fn close(&mut self, slot: Slot) {
+        self.engine.close(slot);
+    }
+
+    fn cached(&self, slot: Slot) -> usize {
+        self.engine.cached(slot)
+    }
+}
+
+fn options(dtype: DTypeOption, isq: Option<&str>) -> EngineOptions {
+    let fixture = std::path::absolute("../fixtures/profile-lm").unwrap();
+    EngineOptions { dtype, isq: isq.map(Into::into), ..EngineOptions::new(fixture) }
+}
+
+fn model(dtype: DTypeOption) -> Box<dyn Engine> {
+    small_model(&options(dtype, None), &known_config()).unwrap()
+}
+
+#[test]
+fn every_precision_of_a_sound_device_passes() {
+    let cases = [
+        (DTypeOption::F32, None),
+        (DTypeOption::Bf16, None),
+        (DTypeOption::F16, None),
+        (DTypeOption::F32, Some("q8_0")),
+        (DTypeOption::F32, Some("q4k")),
+    ];
+    for (dtype, isq) in cases {
+        let found = selftest(&options(dtype, isq)).unwrap();
+        println!("{dtype} {isq:?}: {found:?}");
+        assert!(found.nodes > 1000 && found.largest < found.tolerance / 2.0, "{dtype} {isq:?}: {found:?}");
+        assert!(found.near_ties * 20 < found.nodes, "{dtype} {isq:?}: {found:?}");
+    }
+}
+
+#[test]
+fn every_fault_is_found() {
+    use Fault::{Commit, Fork, Mask, NotANumber, Rows, WideSteps};
+    for fault in [WideSteps, NotANumber, Mask, Commit, Fork, Rows] {
+        let mut faulty = Faulty { engine: model(DTypeOption::F32), fault, steps: 0 };
+        let mut oracle = model(DTypeOption::F32);
+        // The widest tolerance of all.
+        let found = compare(&mut faulty, oracle.as_mut(), 0.5);
+        let found = found.map_err(|error| error.to_string());
+        assert!(
+            found.as_ref().is_err_and(|error| error.contains("fails the self-test (step ")),
+            "{fault:?}: {found:?}"
+        );
+    }
+}
+
+#[test]
+fn the_known_answer_is_that_of_the_tensors_as_well() {
+    let config = known_config();
+    let mut weights = RandomWeights { dtype: DType::F32, isq: None, device: Device::Cpu };
+    let options = options(DTypeOption::F32, None);
+    assert_eq!(small_shape(&config.shape).heads, config.shape.heads);
+    let mut tensors = build(&options, (config, "f32".into()), &mut weights, None, &Device::Cpu).unwrap();
+    let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain(KNOWN.len()));
+    let slot = tensors.open(KNOWN.len()).unwrap();
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0 };
+    let scores = tensors.step(&[segment], 1).unwrap();
+    let found: Vec<Candidate> = (0..KNOWN.len()).map(|node| scores[0].top(node)[0]).collect();
+    for (found, (token, log_probability)) in found.iter().zip(KNOWN) {
+        let is_known = found.token == token && (found.log_probability - log_probability).abs() < 1e-3;
+        assert!(is_known, "{found:?}");
+    }
+    known_answer(&options).unwrap();
+}
+
+#[test]
+fn a_model_that_is_not_there_is_named() {
+    let error = selftest(&EngineOptions::new(PathBuf::from("nowhere"))).unwrap_err().to_string();
+    assert!(error.starts_with("model path nowhere does not exist"), "{error}");
+}
