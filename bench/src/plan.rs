@@ -176,7 +176,7 @@ impl Bench<'_> {
 fn pools_config(data: &Synthetic) -> PoolsConfig {
     PoolsConfig {
         user: GroupingConfig {
-            grouping: Grouping::Router,
+            grouping: Some(Grouping::Router),
             clusters: Clusters::Fixed(5),
             attributes: Attributes::Order(vec!["age".into(), "genre".into()]),
             max_texts: 500,

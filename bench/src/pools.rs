@@ -146,9 +146,7 @@ fn config(scheme: PoolScheme, custom: &PoolsConfig) -> PoolsConfig {
     let mut config = custom.clone();
     for grouping in [&mut config.user, &mut config.item] {
         match scheme {
-            PoolScheme::Global | PoolScheme::Shuffled => {
-                (grouping.grouping, grouping.embeddings) = (Grouping::Global, None);
-            }
+            PoolScheme::Global | PoolScheme::Shuffled => grouping.grouping = Some(Grouping::Global),
             PoolScheme::Random => {}
             PoolScheme::Custom { max_texts } => grouping.max_texts = max_texts,
         }
@@ -203,14 +201,14 @@ fn custom_config(setup: &SetupArgs) -> PoolsConfig {
     PoolsConfig {
         seed: setup.seed,
         user: GroupingConfig {
-            grouping: Grouping::Collaborative,
+            grouping: Some(Grouping::Collaborative),
             clusters: Clusters::Fixed(setup.clusters),
             max_texts: setup.pool_texts,
             embeddings,
             ..GroupingConfig::default()
         },
         item: GroupingConfig {
-            grouping: Grouping::Attribute,
+            grouping: Some(Grouping::Attribute),
             attributes: Attributes::Order(setup.item_attributes.clone()),
             max_texts: setup.pool_texts,
             ..GroupingConfig::default()

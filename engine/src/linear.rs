@@ -14,8 +14,8 @@ const STREAMED_ROWS: std::ops::RangeInclusive<usize> = 2..=32;
 
 /// One projection of the model; rows of `x` are nodes.
 ///
-/// The bias is added apart from the product: on CUDA, mistralrs' dense layer gives products with a bias of nine rows and
-/// more to cublasLt, which wants three dimensions and refuses these two.
+/// The bias is added apart from the product: on CUDA, mistralrs' dense layer gives products of nine rows and more that
+/// have a bias to cublasLt, which wants three dimensions and refuses these two.
 #[derive(Debug)]
 pub(super) struct Linear {
     method: Arc<dyn QuantMethod>,

@@ -41,7 +41,7 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
 /// What the self-test says of the configured device and precision.
 ///
 /// # Errors
-/// [`EngineError::SelfTest`](laser_engine::EngineError::SelfTest) if its results are wrong, and those of loading a model.
+/// [`EngineError::SelfTest`](laser_engine::EngineError::SelfTest) if its results are wrong, and those of loading.
 pub(crate) async fn selftest(config: &Config, model: &ModelFiles) -> Result<String> {
     ensure!(
         config.model.engine == EngineKind::Tree,

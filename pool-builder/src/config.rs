@@ -28,8 +28,9 @@ pub struct PoolsConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GroupingConfig {
-    /// The scheme that decides an entity's group.
-    pub grouping: Grouping,
+    /// The scheme that decides an entity's group; if absent, one pool for all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grouping: Option<Grouping>,
     /// The number of clusters (`3`), or a range (`{ min = 2, max = 10 }`) of which the number with the highest
     /// silhouette is used. The paper uses 3 to 10.
     pub clusters: Clusters,
@@ -53,7 +54,7 @@ pub struct GroupingConfig {
 impl Default for GroupingConfig {
     fn default() -> Self {
         Self {
-            grouping: Grouping::Global,
+            grouping: None,
             clusters: Clusters::Fixed(3),
             min_interactions: 5,
             attributes: Attributes::Best(Best::Best),
@@ -199,6 +200,26 @@ fn positive(key: &str, value: usize) -> Result<(), String> {
 }
 
 impl GroupingConfig {
+    /// The scheme in force.
+    pub fn grouping(&self) -> Grouping {
+        self.grouping.unwrap_or(Grouping::Global)
+    }
+
+    /// The first key that is set and says something about groups.
+    fn key_of_groups(&self) -> Option<&'static str> {
+        let default = Self::default();
+        let keys = [
+            ("clusters", self.clusters != default.clusters),
+            ("min_interactions", self.min_interactions != default.min_interactions),
+            ("attributes", self.attributes != default.attributes),
+            ("max_group", self.max_group != default.max_group),
+            ("min_group", self.min_group != default.min_group),
+            ("groups", self.groups != default.groups),
+            ("embeddings", self.embeddings.is_some()),
+        ];
+        keys.into_iter().find(|(_, is_set)| *is_set).map(|(key, _)| key)
+    }
+
     fn validate(&self) -> Result<(), String> {
         match self.clusters {
             Clusters::Fixed(k) => positive("clusters", k)?,
@@ -218,10 +239,10 @@ impl GroupingConfig {
                 return Err(format!("attributes: {:?} is named twice", attributes[twice]));
             }
         }
-        if self.embeddings.is_some() && !self.grouping.has_clusters() {
-            return Err("embeddings: this grouping does not use them; set grouping = \"router\" (or \
-                        \"collaborative\"), or leave them out"
-                .to_owned());
+        if let (None, Some(key)) = (self.grouping, self.key_of_groups()) {
+            return Err(format!(
+                "{key}: without grouping there are no groups; set grouping, for example to \"router\", or leave it out"
+            ));
         }
         positive("max_group", self.max_group)?;
         positive("min_group", self.min_group)?;

@@ -8,13 +8,14 @@ use laser_store::join::Join;
 use crate::config::PoolsConfig;
 use crate::error::PoolsError;
 
-/// Gives `join` the embeddings that the configuration names.
+/// Gives `join` the embeddings that the configuration names, of kinds whose grouping uses them.
 ///
 /// # Errors
 /// [`PoolsError::Embeddings`] or the local disk's; an id that is there twice is found when the join is finished.
 pub async fn join_embeddings(config: &PoolsConfig, join: &mut Join) -> Result<(), PoolsError> {
     for kind in Kind::ALL {
-        let Some(source) = &config.of(kind).embeddings else {
+        let grouping = config.of(kind);
+        let Some(source) = grouping.embeddings.as_ref().filter(|_| grouping.grouping().has_clusters()) else {
             continue;
         };
         match source {

@@ -98,12 +98,12 @@ impl<'a> Observed<'a> {
     }
 
     fn push(&mut self, entity: &Entity, table: &str) -> Result<(), PoolsError> {
-        if self.grouping.grouping.has_attributes() {
+        if self.grouping.grouping().has_attributes() {
             let sampled = is_sampled(self.seed, &entity.id, self.attribute_share);
             self.attributes.push(&entity.attributes, sampled);
         }
         let embedding = entity.embedding.as_deref();
-        let Some(embedding) = embedding.filter(|_| self.grouping.grouping.has_clusters()) else {
+        let Some(embedding) = embedding.filter(|_| self.grouping.grouping().has_clusters()) else {
             return Ok(());
         };
         if self.with_embedding == 0 {
@@ -128,7 +128,7 @@ impl<'a> Observed<'a> {
 
     fn fit(self, config: &PoolsConfig, external: Option<&ExternalEmbeddings>) -> Result<FittedKind, PoolsError> {
         let (centroids, clustering) = self.clusters(config)?;
-        let router = match self.grouping.grouping {
+        let router = match self.grouping.grouping() {
             Grouping::Global => Router::global(self.kind),
             Grouping::Random => Router::random(self.kind, self.seed, self.grouping.groups),
             Grouping::Router | Grouping::Collaborative | Grouping::Attribute => {
@@ -142,13 +142,13 @@ impl<'a> Observed<'a> {
             entities: self.with_embedding,
             unknown: external.map_or(0, |external| external.rows - self.with_embedding),
         };
-        Ok(FittedKind { router, clustering, embeddings: self.grouping.grouping.has_clusters().then(counts) })
+        Ok(FittedKind { router, clustering, embeddings: self.grouping.grouping().has_clusters().then(counts) })
     }
 
     /// The router has no clusters if no entity could be in one; `collaborative` requires them.
     fn clusters(&self, config: &PoolsConfig) -> Result<(Vec<Vec<f32>>, Option<Clustering>), PoolsError> {
         let grouping = self.grouping;
-        if self.sample.is_empty() && grouping.grouping == Grouping::Collaborative {
+        if self.sample.is_empty() && grouping.grouping() == Grouping::Collaborative {
             return Err(PoolsError::Input(format!(
                 "[pools.{kind}] grouping = \"collaborative\": none of {} {kind}s has an embedding; set [pools.{kind}] \
                  embeddings or the table's embedding column, or group by attribute",
@@ -165,7 +165,7 @@ impl<'a> Observed<'a> {
     }
 
     fn tree(&self) -> Result<Option<attribute_tree::Grown>, PoolsError> {
-        if !self.grouping.grouping.has_attributes() {
+        if !self.grouping.grouping().has_attributes() {
             return Ok(None);
         }
         if let Some(attribute) = self.attributes.unknown(&self.grouping.attributes) {
@@ -181,7 +181,7 @@ impl<'a> Observed<'a> {
 
 /// With `collaborative`, every entity that has an embedding is in a cluster.
 fn min_interactions(grouping: &GroupingConfig) -> u64 {
-    match grouping.grouping {
+    match grouping.grouping() {
         Grouping::Collaborative => 0,
         _ => grouping.min_interactions,
     }

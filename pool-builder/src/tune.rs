@@ -167,7 +167,7 @@ where
 }
 
 fn has_groups(config: &PoolsConfig) -> bool {
-    Kind::ALL.iter().any(|&kind| config.of(kind).grouping != Grouping::Global)
+    Kind::ALL.iter().any(|&kind| config.of(kind).grouping() != Grouping::Global)
 }
 
 struct Tuner<'a> {
@@ -297,7 +297,7 @@ impl Tuner<'_> {
             (Some(of_groups), Some(one)) if one.tokens_per_second > of_groups.tokens_per_second => {
                 (Grouping::Global, one.pool_texts)
             }
-            (of_groups, _) => (self.config.of(kind).grouping, of_groups.map_or(0, |row| row.max_texts)),
+            (of_groups, _) => (self.config.of(kind).grouping(), of_groups.map_or(0, |row| row.max_texts)),
         };
         KindTuning { kind, grouping, max_texts, rows, one_pool, groups }
     }

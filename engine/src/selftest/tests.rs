@@ -94,6 +94,22 @@ fn options(dtype: DTypeOption, isq: Option<&str>) -> EngineOptions {
     EngineOptions { dtype, isq: isq.map(Into::into), ..EngineOptions::new(fixture) }
 }
 
+/// Traits of every architecture, with tied embeddings and without.
+fn configs() -> Vec<ModelConfig> {
+    let base = known_config();
+    let of = |change: fn(&mut ModelShape)| {
+        let mut config = base.clone();
+        change(&mut config.shape);
+        config
+    };
+    vec![
+        of(|_| {}),
+        of(|shape| (shape.tied_embeddings, shape.qkv_bias, shape.head_dim) = (true, false, 128)),
+        of(|shape| (shape.head_norms, shape.kv_heads, shape.head_dim) = (true, 1, 32)),
+        of(|shape| (shape.output_bias, shape.mlp_bias, shape.kv_heads) = (true, true, 4)),
+    ]
+}
+
 fn model(dtype: DTypeOption) -> Box<dyn Engine> {
     small_model(&options(dtype, None), &known_config()).unwrap()
 }
@@ -107,12 +123,16 @@ fn every_precision_of_a_sound_device_passes() {
         (DTypeOption::F32, Some("q8_0")),
         (DTypeOption::F32, Some("q4k")),
     ];
-    for (dtype, isq) in cases {
-        let found = selftest(&options(dtype, isq)).unwrap();
-        println!("{dtype} {isq:?}: {found:?}");
+    for ((dtype, isq), config) in cases.into_iter().flat_map(|case| configs().into_iter().map(move |of| (case, of))) {
+        let options = options(dtype, isq);
+        let mut device = small_model(&options, &config).unwrap();
+        let mut oracle = small_oracle(&options, &config).unwrap();
+        let found = compare(device.as_mut(), oracle.as_mut(), tolerance(&options)).unwrap();
         assert!(found.nodes > 1000 && found.largest < found.tolerance / 2.0, "{dtype} {isq:?}: {found:?}");
         assert!(found.near_ties * 20 < found.nodes, "{dtype} {isq:?}: {found:?}");
+        println!("{dtype} {isq:?}: {found:?}");
     }
+    selftest(&options(DTypeOption::Bf16, None)).unwrap();
 }
 
 #[test]

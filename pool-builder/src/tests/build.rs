@@ -163,7 +163,7 @@ async fn embeddings_of_a_file_are_counted_against_the_entities() {
     let (dir, tables, pools) = folders();
     let rows: Vec<Value> = (60..100).map(|id| json!({"id": id, "embedding": [id % 2 * 9, 1.0, 2.0]})).collect();
     let table = write_table(dir.path(), "embeddings.jsonl", Kind::User, &rows);
-    let user = json!({"min_group": 5, "clusters": 2, "embeddings": {"table": table.path}});
+    let user = json!({"grouping": "router", "min_group": 5, "clusters": 2, "embeddings": {"table": table.path}});
     let set = build(&tables, previous(), &config(json!({"user": user})), &pools).await.unwrap();
     let counts = set.kinds[&Kind::User].embeddings.clone().unwrap();
     assert_eq!((counts.entities, counts.unknown, counts.dimension), (30, 10, 3));
@@ -182,10 +182,19 @@ async fn bad_input_is_refused_by_name() {
     let cases = [
         (table(&empty), json!({}), "no entities in"),
         (&[tables[0].clone(), tables[0].clone()], json!({}), "users.jsonl, row 1: user id 0 appears twice"),
-        (table(&uneven), json!({}), "uneven.jsonl: embedding of user 2 has 3 values, expected 2"),
-        (&tables, json!({"user": {"clusters": 73}}), "[pools.user] clusters = 73: only 72 users"),
+        (
+            table(&uneven),
+            json!({"user": {"grouping": "router"}}),
+            "uneven.jsonl: embedding of user 2 has 3 values, expected 2",
+        ),
+        (&tables, json!({"user": {"grouping": "router", "clusters": 73}}), "[pools.user] clusters = 73: only 72 users"),
+        (&tables, json!({"user": {"clusters": 9}}), "[pools.user] clusters: without grouping there are no groups"),
         (&tables, json!({"user": {"clusters": 0}}), "[pools.user] clusters: must be at least 1"),
-        (&tables, json!({"item": {"attributes": ["genre"]}}), "no item has \"genre\"; they have: genres, title"),
+        (
+            &tables,
+            json!({"item": {"grouping": "router", "attributes": ["genre"]}}),
+            "no item has \"genre\"; they have: genres, title",
+        ),
         (&tables, json!({"item": {"grouping": "collaborative"}}), "none of 60 items has an embedding"),
     ];
     for (tables, pools_config, message) in cases {

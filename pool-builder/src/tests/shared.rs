@@ -30,6 +30,7 @@ async fn users_of_movielens_cluster_by_lightgcn_embeddings() {
     let dir = tempfile::tempdir().unwrap();
     let table = write_table(dir.path(), "users.jsonl", Kind::User, &rows);
     let config = config(json!({"user": {
+        "grouping": "router",
         "clusters": {"min": 2, "max": 6},
         "embeddings": {
             "npy": file("user_embeddings.npy"),
