@@ -4,6 +4,8 @@
     pip install torch transformers gguf mistralrs && pip install --no-binary llama-cpp-python llama-cpp-python
     tests/peers.py --laser-bench target/release/laser-bench --model MODEL --rounds 2 -- BENCH
 
+    tests/peers.py --forwards --model MODEL --type q8_0      # llama.cpp: milliseconds a forward, as of `laser-bench engine`
+
 BENCH are arguments of `laser-bench batch` beside --model, --batches and --output. In every round each engine runs in a process
 of its own, and of its rounds the fastest counts. Time is that of generation, prompts included, without loading. A text is as long as
 the model makes it; a difference in rounding now and then turns one, so tokens are counted, not texts. Models: Llama with f32 weights in
@@ -25,8 +27,8 @@ MAX_NEW_TOKENS = 256
 class Model:
     """What the engines are told of the model, and where its end of text is."""
 
-    def __init__(self, directory):
-        self.directory = Path(directory)
+    def __init__(self, directory, type="f32"):
+        self.directory, self.type = Path(directory), type
         self.config = json.loads((self.directory / "config.json").read_text())
         self.end = self.config["eos_token_id"]
 
@@ -61,7 +63,7 @@ def transformers(model, threads):
 
 
 def gguf_file(model, path):
-    """The model as GGUF in f32. Its vocabulary has no words: prompts and texts are tokens."""
+    """The model as GGUF of its type. Its vocabulary has no words: prompts and texts are tokens."""
     import gguf
     from safetensors import safe_open
 
@@ -91,20 +93,28 @@ def gguf_file(model, path):
         "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up",
         "mlp.down_proj": "ffn_down", "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
     }
+    kind = gguf.GGMLQuantizationType[model.type.upper()]
+
+    def add(name, tensor):
+        if tensor.ndim == 1 or kind == gguf.GGMLQuantizationType.F32:
+            writer.add_tensor(name, tensor)
+        else:
+            writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
+
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
     file = safe_open(model.directory / "model.safetensors", "pt")
     for key in file.keys():
         tensor = file.get_tensor(key).float().numpy()
         name = key.removesuffix(".weight")
         if name in whole:
-            writer.add_tensor(f"{whole[name]}.weight", tensor)
+            add(f"{whole[name]}.weight", tensor)
             continue
         _, _, layer, name = name.split(".", 3)
         count = {"self_attn.q_proj": heads, "self_attn.k_proj": kv_heads}.get(name)
         if count:  # llama.cpp rotates neighbours, Hugging Face halves.
             rows = tensor.shape[0] // count // 2
             tensor = tensor.reshape(count, 2, rows, -1).swapaxes(1, 2).reshape(tensor.shape)
-        writer.add_tensor(f"blk.{layer}.{names[name]}.weight", tensor.copy())
+        add(f"blk.{layer}.{names[name]}.weight", tensor.copy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -189,6 +199,51 @@ def llama_cpp_batched(model, threads):
     return generate
 
 
+def llama_cpp_forwards(model, threads, rounds, context=512):
+    """Median milliseconds of a forward of T tokens behind `context` cached ones, all of them scored."""
+    import statistics
+
+    import llama_cpp as api
+
+    sizes = [1, 2, 4, 8, 16, 32, 64, 128]
+    with tempfile.NamedTemporaryFile(suffix=".gguf") as file:
+        gguf_file(model, file.name)
+        weights = api.llama_model_load_from_file(file.name.encode(), api.llama_model_default_params())
+    found = {}
+    for flash in (0, 1):
+        params = api.llama_context_default_params()
+        params.n_ctx, params.n_batch, params.n_ubatch = context + sizes[-1], context, context
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = flash
+        ctx = api.llama_init_from_model(weights, params)
+        step = api.llama_batch_init(context, 0, 1)
+
+        def forward(count, position):
+            for i in range(count):
+                step.token[i], step.pos[i] = 300 + (position + i) * 7 % 3000, position + i
+                step.n_seq_id[i], step.seq_id[i][0], step.logits[i] = 1, 0, position > 0
+            step.n_tokens = count
+            start = time.perf_counter()
+            assert api.llama_decode(ctx, step) == 0
+            api.llama_synchronize(ctx)
+            return time.perf_counter() - start
+
+        forward(context, 0)
+        times = {size: [] for size in sizes}
+        for _ in range(rounds + 1):
+            for size in sizes:
+                times[size].append(forward(size, context))
+                api.llama_memory_seq_rm(api.llama_get_memory(ctx), 0, context, -1)
+        found[flash] = [1e3 * statistics.median(times[size][1:]) for size in sizes]
+        api.llama_batch_free(step)
+        api.llama_free(ctx)
+    print(api.llama_print_system_info().decode(), file=sys.stderr)
+    print("| " + " | ".join(["T"] + [str(size) for size in sizes]) + " |")
+    for flash, row in found.items():
+        name = f"llama.cpp {model.type}, {threads} threads, flash attention {'on' if flash else 'off'}"
+        print("| " + " | ".join([name] + [f"{ms:.1f}" for ms in row]) + " |")
+
+
 def mistral_rs(model, _threads):
     from mistralrs import Architecture, CompletionRequest, ModelDType, Runner, Which
     from tokenizers import Tokenizer
@@ -223,7 +278,7 @@ PEERS = {
 def run_peer(name, options):
     """In a process of its own: loads, warms up, prints tokens and seconds."""
     prompts = [json.loads(line)["prompt"] for line in open(options.prompts)]
-    generate = PEERS[name][0](Model(options.model), options.threads)
+    generate = PEERS[name][0](Model(options.model, options.type), options.threads)
     generate(prompts[:1], options.batch)
     start = time.perf_counter()
     tokens = generate(prompts, options.batch)
@@ -232,7 +287,7 @@ def run_peer(name, options):
 
 def measure_peer(name, kind, batch, options):
     command = [
-        sys.executable, __file__, "--peer", name, "--model", options.model, "--threads", str(options.threads),
+        sys.executable, __file__, "--peer", name, "--model", options.model, "--type", options.type, "--threads", str(options.threads),
         "--prompts", f"{options.output}/prompts-{kind}.jsonl", "--batch", str(batch),
     ]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True).stdout
@@ -254,7 +309,10 @@ def main():
     parser.add_argument("--laser-bench", help="the laser-bench binary")
     parser.add_argument("--model", required=True, help="a directory")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--peers", default=";".join(PEERS), help="which, separated by semicolons")
     parser.add_argument("--threads", type=int, default=2, help="of the other engines; Laser's are RAYON_NUM_THREADS")
+    parser.add_argument("--forwards", action="store_true", help="time llama.cpp's forwards alone")
+    parser.add_argument("--type", default="f32", help="of llama.cpp's weights: f32, bf16 or q8_0")
     parser.add_argument("--output", default="output/bench", help="where Laser's figures and the prompts are written")
     parser.add_argument("--peer", choices=PEERS, help=argparse.SUPPRESS)
     parser.add_argument("--prompts", help=argparse.SUPPRESS)
@@ -263,11 +321,13 @@ def main():
     options = parser.parse_args()
     if options.peer:
         return run_peer(options.peer, options)
+    if options.forwards:
+        return llama_cpp_forwards(Model(options.model, options.type), options.threads, options.rounds)
     best = {}
     for turn in range(options.rounds):
         found = list(measure_laser(options))
         places = sorted({(kind, batch) for _, kind, batch, _ in found}, key=lambda place: (place[0] != "user", place[1]))
-        for name, (_, batches) in PEERS.items():
+        for name, (_, batches) in ((name, PEERS[name]) for name in options.peers.split(";")):
             for kind, batch in places:
                 if batch in batches:
                     found.append((name, kind, batch, measure_peer(name, kind, batch, options)))

@@ -11,8 +11,12 @@ use laser_schema::knowledge::Figures;
 
 use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator};
 
-/// Generates every request both ways, one batch at a time and interleaved, so that a drift of the machine's speed
-/// affects both alike. Rows that fail either way are left out. `figures` are those of the speculative texts.
+/// Batches that are generated one way before the other's turn. The last texts of a turn do not fill the batch, as a
+/// night's do: with one batch a turn, audits at batch 8 told 8 to 10 % less than the night's own rate.
+const TURN_BATCHES: usize = 4;
+
+/// Generates every request both ways in turns, so that a drift of the machine's speed affects both alike. Rows that fail
+/// either way are left out. `figures` are those of the speculative texts.
 ///
 /// # Errors
 /// The engine's, if it is given up.
@@ -22,12 +26,13 @@ pub(crate) fn audit(
     figures: impl Fn(&ShardRow, &Request, &Generated) -> Figures,
 ) -> Result<Audit, GenerateError> {
     let mut audit = Audit::default();
-    for batch in requests.chunks(generator.batch().max(1)) {
-        let (plain, plain_seconds) = run(generator, batch, true)?;
-        let (fast, seconds) = run(generator, batch, false)?;
+    let turns = (requests.len() / (TURN_BATCHES * generator.batch().max(1))).max(1);
+    for turn in requests.chunks(requests.len().div_ceil(turns).max(1)) {
+        let (plain, plain_seconds) = run(generator, turn, true)?;
+        let (fast, seconds) = run(generator, turn, false)?;
         audit.report.plain_seconds += plain_seconds;
         audit.report.seconds += seconds;
-        for (((row, request), plain), fast) in batch.iter().zip(&plain).zip(&fast) {
+        for (((row, request), plain), fast) in turn.iter().zip(&plain).zip(&fast) {
             if let (Some(plain), Some(fast)) = (plain, fast)
                 && let Ok(text) = audited(&row.entity_id, plain, fast, generator.tokenizer())
             {
@@ -99,12 +104,12 @@ type Texts = Vec<Option<Generated>>;
 
 fn run(
     generator: &mut dyn TextGenerator,
-    batch: &[(&ShardRow, Request)],
+    turn: &[(&ShardRow, Request)],
     plain: bool,
 ) -> Result<(Texts, f64), GenerateError> {
     let start = Instant::now();
-    let mut texts: Texts = vec![None; batch.len()];
-    for ((_, request), id) in batch.iter().zip(0..) {
+    let mut texts: Texts = vec![None; turn.len()];
+    for ((_, request), id) in turn.iter().zip(0..) {
         generator.submit(Request { id, plain, ..request.clone() });
     }
     while generator.load() > 0 {

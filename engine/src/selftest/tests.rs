@@ -128,7 +128,7 @@ fn every_precision_of_a_sound_device_passes() {
         let mut device = small_model(&options, &config).unwrap();
         let mut oracle = small_oracle(&options, &config).unwrap();
         let found = compare(device.as_mut(), oracle.as_mut(), tolerance(&options)).unwrap();
-        assert!(found.nodes > 1000 && found.largest < found.tolerance / 2.0, "{dtype} {isq:?}: {found:?}");
+        assert!(found.nodes > 700 && found.largest < found.tolerance / 2.0, "{dtype} {isq:?}: {found:?}");
         assert!(found.near_ties * 20 < found.nodes, "{dtype} {isq:?}: {found:?}");
         println!("{dtype} {isq:?}: {found:?}");
     }
