@@ -62,10 +62,30 @@ def transformers(model, threads):
     return generate
 
 
+def tensors(path):
+    """Names and values in f32."""
+    import numpy
+
+    data = numpy.memmap(path, mode="r")
+    start = 8 + int.from_bytes(data[:8].tobytes(), "little")
+    for name, info in json.loads(data[8:start].tobytes()).items():
+        if name == "__metadata__":
+            continue
+        begin, end = info["data_offsets"]
+        raw = data[start + begin : start + end]
+        match info["dtype"]:
+            case "BF16":
+                values = (raw.view(numpy.uint16).astype(numpy.uint32) << 16).view(numpy.float32)
+            case "F16" | "F32" as dtype:
+                values = raw.view({"F16": numpy.float16, "F32": numpy.float32}[dtype]).astype(numpy.float32)
+            case other:
+                raise ValueError(f"{path}: {name} is {other}, expected BF16, F16 or F32")
+        yield name, values.reshape(info["shape"])
+
+
 def gguf_file(model, path):
     """The model as GGUF of its type. Its vocabulary has no words: prompts and texts are tokens."""
     import gguf
-    from safetensors import safe_open
 
     c = model.config
     heads, kv_heads = c["num_attention_heads"], c["num_key_value_heads"]
@@ -102,9 +122,7 @@ def gguf_file(model, path):
             writer.add_tensor(name, gguf.quants.quantize(tensor, kind), raw_dtype=kind)
 
     whole = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    file = safe_open(model.directory / "model.safetensors", "pt")
-    for key in file.keys():
-        tensor = file.get_tensor(key).float().numpy()
+    for key, tensor in tensors(model.directory / "model.safetensors"):
         name = key.removesuffix(".weight")
         if name in whole:
             add(f"{whole[name]}.weight", tensor)
