@@ -139,7 +139,10 @@ fn probe(engine: &mut dyn Engine, options: &EngineArgs) -> Result<Probe> {
     let limit = engine.info().max_positions;
     ensure!(capacity <= limit, "--context and --tokens: {capacity} positions, but the model has {limit}");
     let capacities = std::iter::repeat_n(capacity, options.batch);
-    Ok(Probe::open(engine, capacities, options.context)?)
+    let probe = Probe::open(engine, capacities, options.context)?;
+    let (opened, batch) = (probe.sequences(), options.batch);
+    ensure!(opened == batch, "--batch {batch}: the device has memory for the keys and values of {opened} sequences");
+    Ok(probe)
 }
 
 /// Seconds in which all threads together read the memory once.

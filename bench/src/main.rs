@@ -196,7 +196,7 @@ struct LoadArgs {
 impl LoadArgs {
     fn options(&self, path: PathBuf) -> EngineOptions {
         let Self { dtype, isq, device, threads } = self.clone();
-        EngineOptions { path, dtype, isq, device, threads }
+        EngineOptions { path, dtype, isq, device, threads, cache_mb: None }
     }
 }
 

@@ -66,6 +66,13 @@ impl CpuCache {
         Self { layers: (0..model.layers).map(|_| layer()).collect(), shape }
     }
 
+    /// Bytes of a cache for `capacity` positions, as [`CachePool`] makes it.
+    pub(crate) fn bytes(model: &ModelShape, capacity: usize) -> usize {
+        let capacity = capacity.next_multiple_of(ROUNDING);
+        let shape = Shape { heads: model.kv_heads, head_dim: model.head_dim, capacity };
+        model.layers * shape.heads * (shape.key_lines() + shape.value_lines()) * size_of::<Line>()
+    }
+
     /// The heads of a layer.
     pub(crate) fn heads(&mut self, layer: usize) -> impl Iterator<Item = HeadCache<'_>> {
         let shape = self.shape;
@@ -173,15 +180,13 @@ pub(crate) struct CachePool {
 }
 
 impl CachePool {
-    /// A cache for at least `capacity` positions: the smallest idle one that fits, or a new one.
+    /// A cache for at least `capacity` positions: an idle one of that size, or a new one. A larger one would take more
+    /// than [`CpuCache::bytes`] says.
     pub(crate) fn acquire(&mut self, shape: &ModelShape, capacity: usize) -> CpuCache {
-        let fits =
-            |(index, cache): (usize, &CpuCache)| (cache.capacity() >= capacity).then_some((cache.capacity(), index));
-        let best = self.idle.iter().enumerate().filter_map(fits).min();
-        let cache = match best {
-            Some((_, index)) => self.idle.swap_remove(index),
+        let capacity = capacity.next_multiple_of(ROUNDING);
+        let cache = match self.idle.iter().position(|cache| cache.capacity() == capacity) {
+            Some(index) => self.idle.swap_remove(index),
             None => {
-                let capacity = capacity.next_multiple_of(ROUNDING);
                 self.make_room(capacity);
                 CpuCache::new(shape, capacity)
             }
@@ -197,7 +202,7 @@ impl CachePool {
         self.idle.push(cache);
     }
 
-    /// Idle caches, all too small, make room for a new one.
+    /// Idle caches, all of other sizes, make room for a new one.
     fn make_room(&mut self, capacity: usize) {
         while self.tokens() + capacity > self.peak_tokens && self.idle.pop().is_some() {}
     }
@@ -273,6 +278,8 @@ mod tests {
                 } else {
                     let cache = pool.acquire(&tiny(), capacity);
                     prop_assert!(cache.capacity() >= capacity);
+                    let lines = cache.layers.iter().map(|layer| layer.keys.len() + layer.values.len());
+                    prop_assert_eq!(lines.sum::<usize>() * size_of::<Line>(), CpuCache::bytes(&tiny(), capacity));
                     open.push(cache);
                 }
                 let tokens: usize = open.iter().map(CpuCache::capacity).sum();

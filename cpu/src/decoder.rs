@@ -149,6 +149,11 @@ impl CpuDecoder {
 
 /// Sequences and steps.
 impl CpuDecoder {
+    /// Bytes that a cache for `capacity` tokens takes.
+    pub fn cache_bytes(&self, capacity: usize) -> usize {
+        CpuCache::bytes(&self.shape, capacity)
+    }
+
     /// A cache for `capacity` tokens.
     pub fn open(&mut self, capacity: usize) -> CpuCache {
         self.caches.acquire(&self.shape, capacity)

@@ -57,6 +57,13 @@ impl Arena {
         }
     }
 
+    /// Bytes of a sequence that may grow to `capacity` positions, with its share of [`SLACK`].
+    pub(super) fn bytes(&self, capacity: usize) -> usize {
+        let ModelShape { layers, kv_heads, head_dim, .. } = self.shape;
+        let row = 2 * layers * kv_heads * head_dim * self.dtype.size_in_bytes();
+        (capacity + capacity.div_ceil(SLACK)) * row
+    }
+
     /// A sequence that may grow to `capacity` positions, nodes of a step included.
     pub(super) fn open(&mut self, capacity: usize) -> SequenceId {
         self.insert(Vec::new(), capacity)

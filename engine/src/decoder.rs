@@ -10,6 +10,9 @@ pub(super) trait Decoder: Send {
     /// Keys and values of one sequence. The default is empty and stands in while a step has the real one.
     type Cache: Default + Send;
 
+    /// Bytes that a cache for `capacity` tokens takes, with its share of what is kept in reserve.
+    fn cache_bytes(&self, capacity: usize) -> usize;
+
     /// A cache for `capacity` tokens.
     fn open(&mut self, capacity: usize) -> Result<Self::Cache, EngineError>;
 
@@ -35,6 +38,10 @@ pub(super) trait Decoder: Send {
 
 impl Decoder for CpuDecoder {
     type Cache = CpuCache;
+
+    fn cache_bytes(&self, capacity: usize) -> usize {
+        self.cache_bytes(capacity)
+    }
 
     fn open(&mut self, capacity: usize) -> Result<CpuCache, EngineError> {
         Ok(self.open(capacity))

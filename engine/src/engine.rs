@@ -36,7 +36,8 @@ pub trait Engine: Send {
     /// A new, empty cache for at most `capacity` tokens, committed ones and the nodes of a step together.
     ///
     /// # Errors
-    /// [`EngineError::NoCapacity`] for 0, [`EngineError::Tensor`] when memory is short.
+    /// [`EngineError::NoCapacity`] for 0, [`EngineError::CacheFull`] if it has to wait until other slots are closed,
+    /// [`EngineError::Tensor`] when memory is short.
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError>;
 
     /// A new cache that starts with the first `length` committed tokens of `from`, so that a prefix

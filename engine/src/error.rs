@@ -61,6 +61,21 @@ pub enum EngineError {
     /// A cache for nothing.
     #[error("capacity must be at least 1 token, got 0")]
     NoCapacity,
+    /// The keys and values of one more sequence would exceed the bound on all.
+    #[error(
+        "a sequence of {capacity} tokens needs {megabytes} MB for its keys and values, and {used} of {limit} MB are in \
+         use: raise [model] cache_mb, or lower [generate] max_new_tokens"
+    )]
+    CacheFull {
+        /// Tokens that the sequence may grow to.
+        capacity: usize,
+        /// What they take.
+        megabytes: usize,
+        /// What open sequences may grow to.
+        used: usize,
+        /// The bound.
+        limit: usize,
+    },
     /// A fork, a step or a commit that breaks the protocol of [`Engine`](crate::Engine).
     #[error("slot {slot}: {message}")]
     Protocol {

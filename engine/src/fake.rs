@@ -36,6 +36,8 @@ pub struct FakeOptions {
     pub fail_on_step: Option<u64>,
     /// Every step fails in which a sequence contains this token.
     pub fail_on_token: Option<Token>,
+    /// Tokens that open sequences may grow to together.
+    pub cache_tokens: usize,
 }
 
 impl Default for FakeOptions {
@@ -51,6 +53,7 @@ impl Default for FakeOptions {
             eos_probability: 0.02,
             fail_on_step: None,
             fail_on_token: None,
+            cache_tokens: usize::MAX,
         }
     }
 }
@@ -81,6 +84,15 @@ impl FakeEngine {
         };
         let slots = SlotTable::new(info.vocab_size, info.max_positions);
         Self { options, info, slots, steps: 0 }
+    }
+
+    /// A token of the fake takes a megabyte.
+    fn check_cache(&self, capacity: usize) -> Result<(), EngineError> {
+        let (limit, used) = (self.options.cache_tokens, self.slots.capacities().sum::<usize>());
+        match used + capacity <= limit {
+            true => Ok(()),
+            false => Err(EngineError::CacheFull { capacity, megabytes: capacity, used, limit }),
+        }
     }
 
     fn injected_failure(&self, segments: &[Segment<'_>]) -> Result<(), EngineError> {
@@ -121,6 +133,7 @@ impl Engine for FakeEngine {
         if capacity == 0 {
             return Err(EngineError::NoCapacity);
         }
+        self.check_cache(capacity)?;
         Ok(self.slots.open(capacity, 0, Vec::new()))
     }
 
@@ -129,6 +142,7 @@ impl Engine for FakeEngine {
         if capacity == 0 {
             return Err(EngineError::NoCapacity);
         }
+        self.check_cache(capacity)?;
         let tokens = self.slots.get(from)?.data[..length].to_vec();
         Ok(self.slots.open(capacity, length, tokens))
     }

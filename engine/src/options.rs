@@ -24,6 +24,9 @@ pub struct EngineOptions {
     /// Threads of a forward on the CPU; none: as many as rayon takes, which is `RAYON_NUM_THREADS` or the process's
     /// cores.
     pub threads: Option<usize>,
+    /// Megabytes (2^20 bytes) that keys and values of all sequences may take; none: on a GPU four fifths of what the
+    /// weights leave free, on a CPU no bound.
+    pub cache_mb: Option<usize>,
 }
 
 impl EngineOptions {
@@ -31,7 +34,7 @@ impl EngineOptions {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let (dtype, device) = (DTypeOption::default(), DeviceOption::default());
-        Self { path: path.into(), dtype, isq: None, device, threads: None }
+        Self { path: path.into(), dtype, isq: None, device, threads: None, cache_mb: None }
     }
 
     /// The threads that forwards run on.

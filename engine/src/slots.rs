@@ -63,6 +63,11 @@ impl<T> SlotTable<T> {
         }
     }
 
+    /// What each open slot may grow to.
+    pub(super) fn capacities(&self) -> impl Iterator<Item = usize> {
+        self.slots.iter().flatten().map(|state| state.capacity)
+    }
+
     pub(super) fn close(&mut self, slot: Slot) -> Option<T> {
         self.slots.get_mut(slot).and_then(Option::take).map(|state| state.data)
     }

@@ -22,6 +22,9 @@ use crate::{
     tree_lm::{TreeLm, Weights},
 };
 
+/// Bytes of a megabyte as `[model] cache_mb` counts.
+const MEGABYTE: usize = 1 << 20;
+
 /// Loads a model directory or a GGUF file. Weights in f32, bf16 and Q8_0 on a CPU run on kernels of our own, everything
 /// else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
 ///
@@ -73,11 +76,42 @@ pub(super) fn build(
     if let Some(format) = format.filter(|_| device.is_cpu()) {
         let model = CpuDecoder::load(shape, format, |name: &str, shape: &[usize]| weights.values(name, shape))?;
         let info = info(config, weights.parameters(), precision, options);
-        return Ok(Box::new(TreeEngine::new(model, info, threads)));
+        return Ok(Box::new(TreeEngine::new(model, info, threads, cache_limit(options, device)?)));
     }
     let model = TreeLm::load(shape, weights, device)?;
     let info = info(config, weights.parameters(), precision, options);
-    Ok(Box::new(TreeEngine::new(model, info, threads)))
+    Ok(Box::new(TreeEngine::new(model, info, threads, cache_limit(options, device)?)))
+}
+
+/// Bytes that keys and values may take beside the loaded weights: what is configured, or on a GPU four fifths of what is
+/// free. The last fifth is for activations: the logits of 1,024 nodes of 128,000 tokens are 0.5 GB.
+fn cache_limit(options: &EngineOptions, device: &Device) -> Result<Option<usize>, EngineError> {
+    match options.cache_mb {
+        Some(0) => Err(EngineError::InvalidOption {
+            option: "cache_mb",
+            value: "0".into(),
+            message: "expected at least 1 MB".into(),
+        }),
+        Some(megabytes) => Ok(Some(megabytes.saturating_mul(MEGABYTE))),
+        None => Ok(free_bytes(device)?.map(|free| free / 5 * 4)),
+    }
+}
+
+/// Free memory of a GPU.
+#[cfg(feature = "cuda")]
+fn free_bytes(device: &Device) -> Result<Option<usize>, EngineError> {
+    let Device::Cuda(cuda) = device else {
+        return Ok(None);
+    };
+    let info = cuda.cuda_stream().context().mem_get_info();
+    let (free, _) = info.map_err(|error| EngineError::Tensor(candle_core::Error::wrap(error)))?;
+    Ok(Some(free))
+}
+
+#[cfg(not(feature = "cuda"))]
+#[expect(clippy::unnecessary_wraps, reason = "asking a GPU can fail")]
+fn free_bytes(_: &Device) -> Result<Option<usize>, EngineError> {
+    Ok(None)
 }
 
 /// How our own kernels store such weights, if they can.
@@ -113,11 +147,28 @@ struct TreeEngine<D: Decoder> {
     model: D,
     threads: ThreadPool,
     slots: SlotTable<D::Cache>,
+    /// Bound on the bytes of all caches.
+    cache_limit: Option<usize>,
 }
 
 impl<D: Decoder> TreeEngine<D> {
-    fn new(model: D, info: EngineInfo, threads: ThreadPool) -> Self {
-        Self { slots: SlotTable::new(info.vocab_size, info.max_positions), model, threads, info }
+    fn new(model: D, info: EngineInfo, threads: ThreadPool, cache_limit: Option<usize>) -> Self {
+        Self { slots: SlotTable::new(info.vocab_size, info.max_positions), model, threads, info, cache_limit }
+    }
+
+    /// Refuses a cache that does not fit beside those of the open slots.
+    fn check_cache(&self, capacity: usize) -> Result<(), EngineError> {
+        let bytes = self.model.cache_bytes(capacity);
+        let used: usize = self.slots.capacities().map(|capacity| self.model.cache_bytes(capacity)).sum();
+        match self.cache_limit {
+            Some(limit) if used + bytes > limit => Err(EngineError::CacheFull {
+                capacity,
+                megabytes: bytes.div_ceil(MEGABYTE),
+                used: used / MEGABYTE,
+                limit: limit / MEGABYTE,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Runs the model with the caches of the segments' slots, which get them back whatever happens.
@@ -152,6 +203,7 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         if capacity == 0 {
             return Err(EngineError::NoCapacity);
         }
+        self.check_cache(capacity)?;
         let cache = self.model.open(capacity)?;
         Ok(self.slots.open(capacity, 0, cache))
     }
@@ -161,6 +213,7 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         if length == 0 {
             return self.open(capacity);
         }
+        self.check_cache(capacity)?;
         let from = &mut self.slots.get_mut(from)?.data;
         let cache = self.model.fork(from, length, capacity)?;
         Ok(self.slots.open(capacity, length, cache))

@@ -134,6 +134,10 @@ impl TreeLm {
 impl Decoder for TreeLm {
     type Cache = SequenceId;
 
+    fn cache_bytes(&self, capacity: usize) -> usize {
+        self.arena.bytes(capacity)
+    }
+
     fn open(&mut self, capacity: usize) -> Loaded<SequenceId> {
         Ok(self.arena.open(capacity))
     }

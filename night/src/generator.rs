@@ -7,7 +7,7 @@ use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
 use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
 
-use crate::config::{Config, EngineKind};
+use crate::config::{Config, EngineKind, ModelConfig};
 
 /// Loads the model that the configuration names and, for an adaptive budget, measures what its forwards cost.
 ///
@@ -72,6 +72,10 @@ async fn load_mistralrs(
         engine.threads.is_none(),
         "[model] threads: mistral.rs chooses its own; leave it out with engine = \"mistralrs\""
     );
+    ensure!(
+        engine.cache_mb.is_none(),
+        "[model] cache_mb: mistral.rs bounds its own cache; leave it out with engine = \"mistralrs\""
+    );
     let engine = laser_engine::MistralEngine::load(&engine, options.batch).await?;
     let runtime = tokio::runtime::Handle::current();
     Ok(Box::new(laser_worker::plain::PlainGenerator::new(engine, runtime, tokenizer, options)))
@@ -106,6 +110,6 @@ fn engine_options(config: &Config, model: &ModelFiles) -> EngineOptions {
         Weights::Gguf(file) => file.clone(),
         Weights::Safetensors(_) => model.directory.clone(),
     };
-    let model = &config.model;
-    EngineOptions { path, dtype: model.dtype, isq: model.isq.clone(), device: model.device, threads: model.threads }
+    let ModelConfig { dtype, ref isq, device, threads, cache_mb, .. } = config.model;
+    EngineOptions { path, dtype, isq: isq.clone(), device, threads, cache_mb }
 }

@@ -112,7 +112,7 @@ impl StepCost {
             _ => context + most,
         });
         let probe = Probe::open(engine, capacities, context)?;
-        let largest = (most * batch).min(tokens_max.max(1));
+        let largest = (most * probe.slots.len()).min(tokens_max.max(1));
         let measured = probe.cost(engine, (context, long), largest);
         probe.close(engine);
         measured
@@ -201,7 +201,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    /// Opens sequences of these capacities, each with `context` tokens cached.
+    /// Opens sequences of these capacities, as many as there are caches for, each with `context` tokens cached.
     ///
     /// # Errors
     /// The engine's; then none stays open.
@@ -216,12 +216,22 @@ impl Probe {
                 probe.slots.push(slot);
                 prefill(engine, slot, context)
             });
+            if let Err(EngineError::CacheFull { .. }) = opened
+                && !probe.slots.is_empty()
+            {
+                break;
+            }
             if let Err(error) = opened {
                 probe.close(engine);
                 return Err(error);
             }
         }
         Ok(probe)
+    }
+
+    /// Number of sequences.
+    pub fn sequences(&self) -> usize {
+        self.slots.len()
     }
 
     /// Ends the sequences.

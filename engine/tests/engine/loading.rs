@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use candle_core::quantized::GgmlDType;
-use laser_engine::{DTypeOption, Engine, EngineOptions};
+use laser_engine::{DTypeOption, Engine, EngineError, EngineOptions};
 use laser_schema::DeviceOption;
 use serde_json::json;
 
@@ -233,6 +233,30 @@ fn scores_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
+fn caches_beyond_the_bound_are_refused_until_another_is_closed() {
+    // Four layers of 128 dimensions: 4 kB a token in f32 and 2 kB in f16, whose arena keeps a quarter in reserve.
+    for (dtype, tokens) in [(DTypeOption::F32, 256), (DTypeOption::F16, 384)] {
+        let options = EngineOptions { dtype, cache_mb: Some(1), ..EngineOptions::new(fixture()) };
+        let mut engine = laser_engine::load(&options).unwrap();
+        let refused = |result: Result<usize, EngineError>| match result {
+            Err(error @ EngineError::CacheFull { limit: 1, .. }) => error.to_string(),
+            other => panic!("{other:?}"),
+        };
+        let first = engine.open(tokens / 2).unwrap();
+        extend(engine.as_mut(), first, &[3, 4, 5]);
+        let message = refused(engine.open(tokens));
+        assert!(message.contains(&format!("a sequence of {tokens} tokens")) && message.contains("cache_mb"), "{message}");
+        refused(engine.fork(first, 2, tokens));
+        let second = engine.fork(first, 2, tokens / 2).unwrap();
+        refused(engine.open(tokens / 2));
+        engine.close(second);
+        let third = engine.open(tokens / 2).unwrap();
+        extend(engine.as_mut(), third, &[3, 4, 5]);
+        refused(engine.open(1_000_000));
+    }
+}
+
+#[test]
 fn options_that_do_not_fit_are_refused() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("model.gguf");
@@ -250,6 +274,7 @@ fn options_that_do_not_fit_are_refused() {
     check(isq, "option isq = \"q4k\": a GGUF file has its own quantisation");
     let f16 = EngineOptions { dtype: DTypeOption::F16, ..EngineOptions::new(&file) };
     check(f16, "option dtype = \"f16\": a GGUF file has its own quantisation");
+    check(EngineOptions { cache_mb: Some(0), ..fixture() }, "option cache_mb = \"0\": expected at least 1 MB");
     check(EngineOptions { threads: Some(0), ..fixture() }, "option threads = \"0\": expected at least 1");
     if cfg!(not(feature = "cuda")) {
         let cuda = EngineOptions { device: DeviceOption::Cuda(0), ..fixture() };

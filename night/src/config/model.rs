@@ -7,7 +7,7 @@ use laser_schema::DeviceOption;
 use laser_schema::job::Policy;
 use serde::{Deserialize, Serialize};
 
-/// `[model]`: part of the specification but for the device and its threads.
+/// `[model]`: part of the specification but for the device, its threads and its cache.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ModelConfig {
@@ -24,6 +24,9 @@ pub struct ModelConfig {
     /// Threads of a forward on the CPU; if absent, one per core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
+    /// Megabytes that keys and values may take; if absent, on a GPU four fifths of the free memory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache_mb: Option<usize>,
 }
 
 /// What runs the model.

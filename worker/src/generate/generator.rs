@@ -32,6 +32,8 @@ pub struct Generator {
     active: Vec<Sequence>,
     prefixes: VecDeque<(Vec<u32>, Slot)>,
     failures_in_a_row: usize,
+    /// Whether a request has waited because there was no cache for it.
+    waited_for_cache: bool,
     /// Duration of prefills of shared prefixes, added to the next step.
     unattributed_seconds: f64,
 }
@@ -59,6 +61,7 @@ impl Generator {
             active: Vec::new(),
             prefixes: VecDeque::new(),
             failures_in_a_row: 0,
+            waited_for_cache: false,
             unattributed_seconds: 0.0,
         }
     }
@@ -110,15 +113,34 @@ impl Generator {
                     let vocab_size = self.engine.info().vocab_size;
                     self.active.push(Sequence::new(request, room, &self.options, vocab_size));
                 }
+                Err(_) if self.active.is_empty() && !self.prefixes.is_empty() => {
+                    self.forget_prefixes();
+                    self.waiting().push_front(request);
+                }
                 Err(error) if self.active.is_empty() => self.fail(&request, error, finished)?,
                 Err(error) => {
-                    tracing::debug!(%error, "no cache until a sequence ends");
+                    self.wait_for_cache(&error);
                     self.waiting().push_front(request);
                     break;
                 }
             }
         }
         Ok(())
+    }
+
+    /// Says once that the batch is smaller than configured.
+    fn wait_for_cache(&mut self, error: &EngineError) {
+        if !std::mem::replace(&mut self.waited_for_cache, true) {
+            let (texts, batch) = (self.active.len(), self.options.batch);
+            tracing::warn!(%error, texts, batch, "fewer texts at a time than [generate] batch");
+        }
+    }
+
+    /// Gives back the caches of shared prefixes.
+    fn forget_prefixes(&mut self) {
+        for (_, slot) in self.prefixes.drain(..) {
+            self.engine.close(slot);
+        }
     }
 
     /// The engine failed for a request that had it to itself.
@@ -362,9 +384,9 @@ impl TextGenerator for Generator {
         self.suspects.clear();
         self.failures_in_a_row = 0;
         self.unattributed_seconds = 0.0;
-        let slots = self.active.drain(..).map(|s| s.slot);
-        for slot in slots.chain(self.prefixes.drain(..).map(|(_, slot)| slot)) {
-            self.engine.close(slot);
+        for sequence in self.active.drain(..) {
+            self.engine.close(sequence.slot);
         }
+        self.forget_prefixes();
     }
 }

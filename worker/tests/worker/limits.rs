@@ -1,7 +1,8 @@
 //! Bounds, ends of texts and requests that cannot be served.
 
-use laser_engine::FakeOptions;
-use laser_worker::generate::{GenerateOptions, Request, StopReason};
+use laser_engine::{Engine, EngineError, FakeEngine, FakeOptions};
+use laser_worker::cost::{StepCost, StepLoad};
+use laser_worker::generate::{GenerateOptions, Request, StopReason, TextGenerator};
 
 use crate::support::*;
 use crate::watch::Mischief;
@@ -46,6 +47,47 @@ fn a_prompt_that_cannot_be_served_is_a_row_error() {
     assert!(results[1].is_ok());
     assert_eq!(error(2), "the prompt has 64 tokens, but the model's context is 64; lower [prompt] max_tokens");
     assert!(log.lock().unwrap().open.is_empty());
+}
+
+#[test]
+fn texts_wait_for_caches_and_are_the_same() {
+    let prompts: Vec<Vec<u32>> = (0..9).map(|seed| [tokens(0, 20), tokens(seed, 5)].concat()).collect();
+    let requests = || (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt));
+    let expected: Vec<_> = run(&mut watched(fake_options(), Mischief::default(), options()).0, requests());
+    // A text takes 25 + 40 + 16 tokens, the shared prefix 20: one, two or three texts at a time, instead of four.
+    for cache_tokens in [100, 101, 182, 250] {
+        let fake = FakeOptions { cache_tokens, ..fake_options() };
+        let (mut generator, log) = watched(fake, Mischief::default(), options());
+        generator.share_prefix(&prompts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+        let texts = run(&mut generator, requests());
+        for (text, expected) in texts.iter().zip(&expected) {
+            assert_eq!(text.as_ref().unwrap().tokens, expected.as_ref().unwrap().tokens, "{cache_tokens}");
+        }
+        // The prefix alone, or nothing once it has made room for a text.
+        assert_eq!(log.lock().unwrap().open.len(), usize::from(cache_tokens > 100), "{cache_tokens}");
+    }
+}
+
+#[test]
+fn a_text_that_no_cache_could_hold_is_a_row_error() {
+    let fake = FakeOptions { cache_tokens: 90, ..fake_options() };
+    let (mut generator, log) = watched(fake, Mischief::default(), options());
+    let results = run(&mut generator, [60, 20].map(|length| request(length as u64, &tokens(1, length))));
+    assert!(results[0].is_ok());
+    let error = results[1].as_ref().unwrap_err().to_string();
+    assert!(error.contains("a sequence of 116 tokens needs 116 MB") && error.contains("[model] cache_mb"), "{error}");
+    assert!(log.lock().unwrap().open.is_empty());
+}
+
+#[test]
+fn costs_are_measured_with_as_many_sequences_as_fit() {
+    let mut fake = FakeEngine::new(FakeOptions { cache_tokens: 1_400, ..fake_options() });
+    // The first sequence has a long context of its own, 1,040 tokens; the others take 81.
+    let cost = StepCost::measure(&mut fake, 8, 8 * 17).unwrap();
+    assert!(cost.seconds(StepLoad { tokens: 5 * 17, pairs: 0 }) >= cost.seconds(StepLoad { tokens: 1, pairs: 0 }));
+    assert_eq!(fake.open(1_400).unwrap(), 0, "all are closed");
+    let mut fake = FakeEngine::new(FakeOptions { cache_tokens: 100, ..fake_options() });
+    assert!(matches!(StepCost::measure(&mut fake, 8, 8 * 17), Err(EngineError::CacheFull { .. })));
 }
 
 #[test]
