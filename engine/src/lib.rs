@@ -17,6 +17,7 @@
 mod architecture;
 mod arena;
 mod attention;
+mod awake;
 mod config;
 mod decoder;
 mod engine;

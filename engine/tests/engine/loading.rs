@@ -245,7 +245,10 @@ fn caches_beyond_the_bound_are_refused_until_another_is_closed() {
         let first = engine.open(tokens / 2).unwrap();
         extend(engine.as_mut(), first, &[3, 4, 5]);
         let message = refused(engine.open(tokens));
-        assert!(message.contains(&format!("a sequence of {tokens} tokens")) && message.contains("cache_mb"), "{message}");
+        assert!(
+            message.contains(&format!("a sequence of {tokens} tokens")) && message.contains("cache_mb"),
+            "{message}"
+        );
         refused(engine.fork(first, 2, tokens));
         let second = engine.fork(first, 2, tokens / 2).unwrap();
         refused(engine.open(tokens / 2));
