@@ -398,8 +398,7 @@ impl SelfTest {
                 Some(found) => (found.log_probability - log_probability).abs(),
                 None => (log_probability - least).max(0.0),
             };
-            // A NaN is not below the tolerance either.
-            if !(difference <= self.tolerance) {
+            if difference.is_nan() || difference > self.tolerance {
                 let found = found.map_or(least, |found| found.log_probability);
                 return Err(EngineError::SelfTest {
                     message: format!(

@@ -150,6 +150,23 @@ pub(super) unsafe fn amx_bf16(task: &Task, panels: Range<usize>) {
     unsafe { asm!("tilerelease", options(nostack, nomem)) };
 }
 
+/// Bytes of a panel that are fetched ahead. What the processor fetches by itself ends with each page of 4 kB: 1, 16, 17
+/// and 32 tokens of a 68M model took 7, 8, 17 and 15 % longer.
+const FETCH: usize = 4096;
+
+/// Fetches a tile of weights `{ahead}` bytes behind the pointer.
+macro_rules! fetch {
+    ($w:literal) => {
+        concat!(
+            ".irp o,0,64,128,192,256,320,384,448,512,576,640,704,768,832,896,960\n",
+            "prefetcht0 [{",
+            $w,
+            "} + {ahead} + \\o]\n",
+            ".endr"
+        )
+    };
+}
+
 /// Up to 16 rows times four panels.
 unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
     let shapes = Shapes::new([rows; 4], LINES);
@@ -171,6 +188,10 @@ unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
             "tdpbf16ps tmm2, tmm4, tmm6",
             "tileloadd tmm7, [{w3} + {line}*1]",
             "tdpbf16ps tmm3, tmm4, tmm7",
+            fetch!("w0"),
+            fetch!("w1"),
+            fetch!("w2"),
+            fetch!("w3"),
             "add {x}, {x_tile}",
             "add {w0}, 1024",
             "add {w1}, 1024",
@@ -190,6 +211,7 @@ unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
             w2 = inout(reg) w[2] => _,
             w3 = inout(reg) w[3] => _,
             line = in(reg) LINE,
+            ahead = const FETCH,
             steps = inout(reg) task.inputs / (2 * LINES) => _,
             y = in(reg) task.y.add(row * task.y_stride + panel * PANEL),
             y_stride = in(reg) task.y_stride * 4,
@@ -224,6 +246,8 @@ unsafe fn two_panels(task: &Task, panel: usize, row: usize, rows: usize) {
             "tileloadd tmm5, [{x1} + {line}*1]",
             "tdpbf16ps tmm2, tmm5, tmm6",
             "tdpbf16ps tmm3, tmm5, tmm7",
+            fetch!("w0"),
+            fetch!("w1"),
             "add {x0}, 1024",
             "add {x1}, {x_tile}",
             "add {w0}, 1024",
@@ -241,6 +265,7 @@ unsafe fn two_panels(task: &Task, panel: usize, row: usize, rows: usize) {
             w0 = inout(reg) w[0] => _,
             w1 = inout(reg) w[1] => _,
             line = in(reg) LINE,
+            ahead = const FETCH,
             steps = inout(reg) task.inputs / (2 * LINES) => _,
             y0 = in(reg) y,
             y1 = in(reg) y.add(TILE * task.y_stride),
