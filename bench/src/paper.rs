@@ -96,7 +96,8 @@ async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_
             let measured = interleave(&mut generator, &base, &variants, &subjects, &mut display)?;
             let texts = subjects.len();
             display.finish_with(&format!("{texts} texts, {} ways", variants.len()));
-            let found = KindReport::new((kind, batch), &variants, &subjects, &measured);
+            let found =
+                KindReport::new((kind, batch), &variants, &subjects, &measured, budget.as_ref().map(Budget::cost));
             report.kinds.push(found);
         }
     }

@@ -9,6 +9,7 @@ use laser_report::LineChart;
 use laser_schema::knowledge::ratio;
 use laser_schema::{Digest, Kind};
 use laser_terminal::{Style, Table};
+use laser_worker::cost::{StepCost, StepLoad};
 use serde::Serialize;
 
 use super::pools::{PoolScheme, PoolSummary};
@@ -86,6 +87,9 @@ pub(super) struct VariantRow {
     art_seconds: f64,
     /// Share of the drafted tokens that were accepted.
     draft_yield: f64,
+    /// Seconds that the same tokens would take if none but those that were accepted had been drafted, at the measured
+    /// cost of forwards and with the same prefill, against the seconds they took. None where costs were not measured.
+    of_ceiling: Option<f64>,
     /// Share of the texts' tokens that were accepted though not the most probable.
     relaxed_share: f64,
     /// Tokens against those of plain decoding.
@@ -97,7 +101,7 @@ pub(super) struct VariantRow {
 }
 
 impl VariantRow {
-    fn new(variant: &Variant, measured: &Measured, plain: &Measured) -> Self {
+    fn new(variant: &Variant, measured: &Measured, plain: &Measured, ceiling: Option<Ceiling<'_>>) -> Self {
         let texts = &measured.texts;
         let sum = |of: fn(&laser_worker::generate::Generated) -> f64| texts.iter().map(of).sum::<f64>();
         let tokens = count_tokens(measured);
@@ -125,6 +129,7 @@ impl VariantRow {
             prefill_ms: 1e3 * ratio(measured.prefill_seconds, measured.prefill_steps as f64),
             art_seconds: ratio(sum(|text| text.draft_seconds), texts.len() as f64),
             draft_yield: ratio(accepted, sum(|text| text.drafted as f64)),
+            of_ceiling: ceiling.map(|ceiling| ceiling.share(measured)),
             relaxed_share: ratio(sum(|text| text.relaxed as f64), tokens as f64),
             length_ratio: ratio(tokens as f64, count_tokens(plain) as f64),
             identical: texts.iter().zip(&plain.texts).filter(identical).count(),
@@ -144,6 +149,7 @@ impl VariantRow {
             format!("{:.1}", self.prefill_ms),
             format!("{:.2}", 1e3 * self.art_seconds),
             format!("{:.1} %", 100.0 * self.draft_yield),
+            self.of_ceiling.map_or_else(|| "–".to_owned(), |share| format!("{share:.2}")),
             format!("{:.1} %", 100.0 * self.relaxed_share),
             format!("{:.2}", self.length_ratio),
             format!("{}/{}", self.identical, self.texts),
@@ -152,10 +158,37 @@ impl VariantRow {
     }
 }
 
-const COLUMNS: [&str; 14] = [
+const COLUMNS: [&str; 15] = [
     "variant", "tokens", "tokens/s", "speedup", "AAL", "tokens/step", "step ms", "prefill ms", "ART ms", "yield",
-    "relaxed", "length", "identical", "log p",
+    "of ceiling", "relaxed", "length", "identical", "log p",
 ];
+
+/// What the ceiling of a variant is computed from.
+#[derive(Clone, Copy)]
+struct Ceiling<'a> {
+    cost: &'a StepCost,
+    plain: &'a Measured,
+    /// Tokens of a prompt on average.
+    prompt: f64,
+}
+
+impl Ceiling<'_> {
+    /// See [`VariantRow::of_ceiling`]. The cost model is scaled to what plain decoding took.
+    fn share(&self, measured: &Measured) -> f64 {
+        let scale = ratio(self.plain.decode_seconds, self.decode(self.plain));
+        ratio(measured.prefill_seconds + scale * self.decode(measured), measured.seconds)
+    }
+
+    /// Modelled seconds of as many forwards as were measured, each of as many tokens as it emitted.
+    #[expect(clippy::cast_possible_truncation, reason = "tokens and pairs of a forward")]
+    fn decode(&self, of: &Measured) -> f64 {
+        let steps = (of.prefill_steps + of.decode_steps) as f64;
+        let tokens = ratio(count_tokens(of) as f64, steps);
+        let cached = self.prompt + ratio(count_tokens(of) as f64, 2.0 * of.texts.len() as f64);
+        let load = StepLoad { tokens: tokens.round() as usize, pairs: (tokens * cached).round() as usize };
+        of.decode_steps as f64 * self.cost.seconds(load)
+    }
+}
 
 fn count_tokens(measured: &Measured) -> u64 {
     measured.texts.iter().map(|text| text.tokens.len() as u64).sum()
@@ -179,9 +212,13 @@ impl KindReport {
         variants: &[Variant],
         subjects: &[Subject],
         measured: &[Measured],
+        cost: Option<&StepCost>,
     ) -> Self {
         let plain = &measured[0];
-        let rows = variants.iter().zip(measured).map(|(v, m)| VariantRow::new(v, m, plain)).collect();
+        let prompts: usize = subjects.iter().map(|subject| subject.prompt.len()).sum();
+        let prompt = ratio(prompts as f64, subjects.len() as f64);
+        let ceiling = cost.map(|cost| Ceiling { cost, plain, prompt });
+        let rows = variants.iter().zip(measured).map(|(v, m)| VariantRow::new(v, m, plain, ceiling)).collect();
         let mut mismatches = Vec::new();
         for (variant, measured) in variants.iter().zip(measured).filter(|(v, _)| v.is_strict()) {
             let texts = plain.texts.iter().zip(&measured.texts).zip(subjects);
@@ -361,4 +398,29 @@ fn acceptance_chart(report: &KindReport) -> Option<LineChart> {
         places,
         lines: vec![("LASER".to_owned(), values)],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use laser_worker::generate::Generated;
+
+    use super::*;
+
+    #[test]
+    fn the_ceiling_counts_accepted_tokens_alone_and_the_prefill() {
+        let measured = |decode_steps, seconds| Measured {
+            texts: vec![Generated { tokens: vec![0; 12], ..Generated::default() }],
+            seconds,
+            prefill_steps: 1,
+            prefill_seconds: 1.0,
+            decode_steps,
+            decode_seconds: seconds - 1.0,
+        };
+        let cost = StepCost::new(vec![(1.0, 0.5), (4.0, 1.0)], 0.0);
+        let plain = measured(11, 12.0);
+        let ceiling = Ceiling { cost: &cost, plain: &plain, prompt: 5.0 };
+        assert_eq!(ceiling.share(&plain), 1.0);
+        // Plain forwards took twice the modelled time; two forwards of four tokens would take 2 s each.
+        assert_eq!(ceiling.share(&measured(2, 11.0)), 5.0 / 11.0);
+    }
 }
