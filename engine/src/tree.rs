@@ -84,8 +84,8 @@ pub(super) fn build(
     Ok(Box::new(TreeEngine::new(model, info, threads, cache_limit(options, device)?)))
 }
 
-/// Bytes that keys and values may take beside the loaded weights: what is configured, or on a GPU four fifths of what is
-/// free. The last fifth is for activations: the logits of 1,024 nodes of 128,000 tokens are 0.5 GB.
+/// Bytes that keys and values may take beside the loaded weights: what is configured, or on a GPU four fifths of what
+/// is free. The last fifth is for activations: the logits of 1,024 nodes of 128,000 tokens are 0.5 GB.
 fn cache_limit(options: &EngineOptions, device: &Device) -> Result<Option<usize>, EngineError> {
     match options.cache_mb {
         Some(0) => Err(EngineError::InvalidOption {

@@ -239,15 +239,16 @@ impl GroupingConfig {
                 return Err(format!("attributes: {:?} is named twice", attributes[twice]));
             }
         }
-        if let (None, Some(key)) = (self.grouping, self.key_of_groups()) {
-            return Err(format!(
-                "{key}: without grouping there are no groups; set grouping, for example to \"router\", or leave it out"
-            ));
-        }
         positive("max_group", self.max_group)?;
         positive("min_group", self.min_group)?;
         positive("max_texts", self.max_texts)?;
-        positive("groups", usize::from(self.groups > 0))
+        positive("groups", usize::from(self.groups > 0))?;
+        match (self.grouping, self.key_of_groups()) {
+            (None, Some(key)) => Err(format!(
+                "{key}: without grouping there are no groups; set grouping, for example to \"router\", or leave it out"
+            )),
+            _ => Ok(()),
+        }
     }
 }
 

@@ -15,8 +15,8 @@ use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator
 /// night's do: with one batch a turn, audits at batch 8 told 8 to 10 % less than the night's own rate.
 const TURN_BATCHES: usize = 4;
 
-/// Generates every request both ways in turns, so that a drift of the machine's speed affects both alike. Rows that fail
-/// either way are left out. `figures` are those of the speculative texts.
+/// Generates every request both ways in turns, so that a drift of the machine's speed affects both alike. Rows that
+/// fail either way are left out. `figures` are those of the speculative texts.
 ///
 /// # Errors
 /// The engine's, if it is given up.

@@ -234,12 +234,12 @@ fn scores_do_not_depend_on_the_number_of_threads() {
 
 #[test]
 fn caches_beyond_the_bound_are_refused_until_another_is_closed() {
-    // Four layers of 128 dimensions: 4 kB a token in f32 and 2 kB in f16, whose arena keeps a quarter in reserve.
-    for (dtype, tokens) in [(DTypeOption::F32, 256), (DTypeOption::F16, 384)] {
-        let options = EngineOptions { dtype, cache_mb: Some(1), ..EngineOptions::new(fixture()) };
+    // Five layers of 128 keys and 128 values: 5 kB a token in f32, and 2.5 kB in f16, of which a quarter more is kept.
+    for (dtype, tokens) in [(DTypeOption::F32, 512), (DTypeOption::F16, 800)] {
+        let options = EngineOptions { dtype, cache_mb: Some(3), ..EngineOptions::new(fixture()) };
         let mut engine = laser_engine::load(&options).unwrap();
         let refused = |result: Result<usize, EngineError>| match result {
-            Err(error @ EngineError::CacheFull { limit: 1, .. }) => error.to_string(),
+            Err(error @ EngineError::CacheFull { limit: 3, .. }) => error.to_string(),
             other => panic!("{other:?}"),
         };
         let first = engine.open(tokens / 2).unwrap();

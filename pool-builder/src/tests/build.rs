@@ -75,8 +75,8 @@ async fn same_inputs_give_the_same_pools_in_any_order() {
     let (dir, mut tables, pools) = folders();
     let config = config(json!({
         "seed": 5,
-        "user": {"min_group": 5, "max_texts": 12},
-        "item": {"min_group": 5, "max_texts": 7},
+        "user": {"grouping": "router", "min_group": 5, "max_texts": 12},
+        "item": {"grouping": "router", "min_group": 5, "max_texts": 7},
     }));
     let set = build(&tables, previous(), &config, &pools).await.unwrap();
     assert!(set.pools.iter().all(|pool| pool.texts <= 12), "{:?}", set.pools);

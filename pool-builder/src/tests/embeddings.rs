@@ -13,7 +13,7 @@ async fn read(dir: &Path, source: Value, users: &[Value]) -> Result<Vec<Option<V
     let rows: Vec<Value> = users.iter().map(|id| json!({"id": id})).collect();
     let table = write_table(dir, "users.jsonl", Kind::User, &rows);
     let mut join = Join::new(&[table], 0).await.unwrap();
-    let config = config(json!({"user": {"embeddings": source}}));
+    let config = config(json!({"user": {"grouping": "collaborative", "embeddings": source}}));
     join_embeddings(&config, &mut join).await.map_err(|e| e.to_string())?;
     let joined = join.finish(&mut |_, _, _| {}).map_err(|e| e.to_string())?;
     let users = joined.reader().next_batch().await.unwrap().unwrap();
