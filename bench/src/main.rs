@@ -16,6 +16,7 @@ mod pad;
 mod paper;
 mod plan;
 mod pools;
+mod precision;
 mod publish;
 mod queue;
 mod replay;
@@ -77,6 +78,8 @@ enum Command {
     Replay(ReplayArgs),
     /// What a forward costs by its number of tokens.
     Engine(engine::EngineArgs),
+    /// What precisions of the weights cost in accuracy: equal texts and perplexity against f32.
+    Precision(PrecisionArgs),
     /// Writes a model that computes the same in a larger shape, to measure at the cost of real models.
     Pad(pad::PadArgs),
     /// Time and memory of building the pools of a synthetic night and planning it.
@@ -231,6 +234,17 @@ struct BatchArgs {
     trees: Vec<usize>,
 }
 
+/// `laser-bench precision`.
+#[derive(Debug, Clone, Args, Serialize)]
+struct PrecisionArgs {
+    #[command(flatten)]
+    #[serde(flatten)]
+    setup: SetupArgs,
+    /// Precisions to compare with f32: bf16, f16, or a quantisation.
+    #[arg(long, value_delimiter = ',', default_values_t = ["bf16", "q8_0"].map(String::from))]
+    precisions: Vec<String>,
+}
+
 /// `laser-bench replay`.
 #[derive(Debug, Clone, Args, Serialize)]
 struct ReplayArgs {
@@ -339,6 +353,10 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Engine(options) => {
             let report = engine::run(&options)?;
             write_and_print(&options.output.join("engine.json"), &report, &report.render(style))
+        }
+        Command::Precision(options) => {
+            let report = precision::run(&options).await?;
+            write_and_print(&options.setup.output.join("precision.json"), &report, &report.render(style))
         }
         Command::Pad(options) => {
             let parameters = pad::pad(&options)?;

@@ -194,7 +194,14 @@ async fn read(
     Ok(workload)
 }
 
-fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<Box<dyn Engine>> {
+/// The prompts of the new texts, by kind.
+pub(super) async fn prompts(setup: &SetupArgs, model: &ModelFiles) -> Result<Vec<(Kind, Vec<Vec<u32>>)>> {
+    let workload = read(setup, &tables(setup), model, &|_| Ok(Vec::new())).await?;
+    let prompts = |of: Prompted| (of.kind, of.new.into_iter().map(|(_, prompt)| prompt).collect());
+    Ok(workload.into_iter().map(prompts).collect())
+}
+
+pub(super) fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<Box<dyn Engine>> {
     let path = match &model.weights {
         Weights::Gguf(file) => file.clone(),
         Weights::Safetensors(_) => model.directory.clone(),
@@ -210,7 +217,7 @@ fn write_prompts(setup: &SetupArgs, kind: Kind, subjects: &[Subject]) -> Result<
 }
 
 /// What all variants share; they set the rest.
-fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions {
+pub(super) fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions {
     GenerateOptions {
         budget: None,
         drafter: Drafter::None,

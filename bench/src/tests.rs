@@ -113,6 +113,34 @@ fn a_model_is_not_padded_to_less_than_it_has() {
 }
 
 #[tokio::test]
+async fn precisions_are_compared_with_f32() {
+    let dir = tempfile::tempdir().unwrap();
+    let args = |precisions: &[&str], setup| PrecisionArgs {
+        setup,
+        precisions: precisions.iter().map(ToString::to_string).collect(),
+    };
+    let report = precision::run(&args(&["f32", "q8_0"], setup(dir.path()))).await.unwrap();
+    let rows = report.rows();
+    let names: Vec<&str> = rows.iter().map(|row| row.precision.as_str()).collect();
+    assert_eq!(names, ["f32", "f32", "f32", "f32", "q8_0", "q8_0"]);
+    for (f32, again, q8) in [(&rows[0], &rows[2], &rows[4]), (&rows[1], &rows[3], &rows[5])] {
+        assert_eq!((f32.equal, f32.common), (5, 1.0));
+        assert_eq!((again.equal, again.common, again.perplexity), (5, 1.0, f32.perplexity));
+        assert!(f32.perplexity > 1.0 && q8.perplexity != f32.perplexity, "{}", report.render(Style::Text));
+        assert!((q8.perplexity / f32.perplexity - 1.0).abs() < 0.02, "{}", report.render(Style::Text));
+    }
+    let error = |setup, precisions| async move {
+        format!("{:#}", precision::run(&args(precisions, setup)).await.err().unwrap())
+    };
+    let unknown = error(setup(dir.path()), &["q9"]).await;
+    assert!(unknown.contains("option isq = \"q9\""), "{unknown}");
+    let mut twice = setup(dir.path());
+    twice.load.dtype = laser_engine::DTypeOption::Bf16;
+    let twice = error(twice, &["q8_0"]).await;
+    assert!(twice.starts_with("--dtype, --isq: name what is to be compared"), "{twice}");
+}
+
+#[tokio::test]
 async fn batch_sizes_are_compared_and_drawn() {
     let dir = tempfile::tempdir().unwrap();
     let setup = SetupArgs { items_table: None, ..setup(dir.path()) };

@@ -71,6 +71,12 @@ impl Generator {
         self.engine.as_ref()
     }
 
+    /// The model again, without open sequences.
+    pub fn into_engine(mut self) -> Box<dyn Engine> {
+        self.reset();
+        self.engine
+    }
+
     /// How texts are generated.
     pub fn options(&self) -> &GenerateOptions {
         &self.options
