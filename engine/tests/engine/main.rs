@@ -3,6 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
 #![expect(clippy::cast_possible_truncation, reason = "token ids and lengths of tests are small")]
 
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod driver;
 mod fake;
 mod forward;
 mod loading;

@@ -182,7 +182,9 @@ impl TinyModel {
 fn weights(config: &Value, architecture: &str) -> HashMap<String, Tensor> {
     let mut random = Random::new(7);
     let mut tensors = HashMap::new();
-    let head_dim = config["head_dim"].as_u64().map_or(HIDDEN / HEADS, |dim| dim as usize);
+    let size = |key: &str| config[key].as_u64().map(|size| size as usize);
+    let (hidden, inner) = (size("hidden_size").unwrap(), size("intermediate_size").unwrap());
+    let head_dim = size("head_dim").unwrap_or(hidden / HEADS);
     let (queries, keys) = (HEADS * head_dim, KV_HEADS * head_dim);
     let mut add = |name: String, shape: &[usize]| {
         let tensor = match shape {
@@ -194,17 +196,17 @@ fn weights(config: &Value, architecture: &str) -> HashMap<String, Tensor> {
         };
         tensors.insert(name, tensor);
     };
-    add("model.embed_tokens.weight".into(), &[VOCAB, HIDDEN]);
-    add("model.norm.weight".into(), &[HIDDEN]);
+    add("model.embed_tokens.weight".into(), &[VOCAB, hidden]);
+    add("model.norm.weight".into(), &[hidden]);
     if config["tie_word_embeddings"] == false {
-        add("lm_head.weight".into(), &[VOCAB, HIDDEN]);
+        add("lm_head.weight".into(), &[VOCAB, hidden]);
     }
-    for layer in 0..2 {
+    for layer in 0..size("num_hidden_layers").unwrap() {
         let mut add = |part: &str, shape: &[usize]| add(format!("model.layers.{layer}.{part}"), shape);
-        add("input_layernorm.weight", &[HIDDEN]);
-        add("post_attention_layernorm.weight", &[HIDDEN]);
+        add("input_layernorm.weight", &[hidden]);
+        add("post_attention_layernorm.weight", &[hidden]);
         for (part, outputs) in [("q", queries), ("k", keys), ("v", keys)] {
-            add(&format!("self_attn.{part}_proj.weight"), &[outputs, HIDDEN]);
+            add(&format!("self_attn.{part}_proj.weight"), &[outputs, hidden]);
             if architecture == "Qwen2" {
                 add(&format!("self_attn.{part}_proj.bias"), &[outputs]);
             }
@@ -212,10 +214,10 @@ fn weights(config: &Value, architecture: &str) -> HashMap<String, Tensor> {
                 add(&format!("self_attn.{part}_norm.weight"), &[head_dim]);
             }
         }
-        add("self_attn.o_proj.weight", &[HIDDEN, queries]);
-        add("mlp.gate_proj.weight", &[INNER, HIDDEN]);
-        add("mlp.up_proj.weight", &[INNER, HIDDEN]);
-        add("mlp.down_proj.weight", &[HIDDEN, INNER]);
+        add("self_attn.o_proj.weight", &[hidden, queries]);
+        add("mlp.gate_proj.weight", &[inner, hidden]);
+        add("mlp.up_proj.weight", &[inner, hidden]);
+        add("mlp.down_proj.weight", &[hidden, inner]);
     }
     tensors
 }

@@ -1,0 +1,269 @@
+//! The GPU path on a driver without a device: what it calls and how often, and that it gives everything back.
+//!
+//! `tests/cuda.sh` builds the driver (tests/cuda/driver.cpp) and runs these tests. Nothing is computed there, so scores
+//! mean nothing here; tests/cuda/ says which wrong calls the driver finds. They take one another's turns, since the
+//! process has one device.
+
+use laser_decode::ROOT_PARENT;
+use laser_engine::{DTypeOption, Engine, EngineError, EngineOptions, Segment, Slot};
+use laser_schema::DeviceOption;
+use serde_json::json;
+
+use crate::{
+    driver::{Counts, Driver},
+    models::{Random, TinyModel},
+    support::{chain, path, random_tree},
+};
+
+/// Every precision of weights that Laser documents for GPUs.
+const PRECISIONS: [(DTypeOption, Option<&str>); 6] = [
+    (DTypeOption::F32, None),
+    (DTypeOption::F16, None),
+    (DTypeOption::Bf16, None),
+    (DTypeOption::F32, Some("q8_0")),
+    (DTypeOption::F16, Some("q4k")),
+    (DTypeOption::Bf16, Some("q4k")),
+];
+
+/// One model per architecture, with as many layers and inputs that K-quants can store.
+fn models(layers: usize) -> Vec<(&'static str, TinyModel)> {
+    ["Llama", "Mistral", "Qwen2", "Qwen3"]
+        .map(|name| {
+            let sizes = json!({
+                "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": layers, "head_dim": 64,
+            });
+            (name, TinyModel::new(name, sizes))
+        })
+        .into()
+}
+
+fn load(model: &TinyModel, (dtype, isq): (DTypeOption, Option<&str>)) -> Result<Box<dyn Engine>, EngineError> {
+    let directory = tempfile::tempdir().unwrap();
+    model.write(directory.path(), false);
+    laser_engine::load(&options(directory.path(), (dtype, isq)))
+}
+
+fn options(path: &std::path::Path, (dtype, isq): (DTypeOption, Option<&str>)) -> EngineOptions {
+    let isq = isq.map(Into::into);
+    EngineOptions { device: DeviceOption::Cuda(0), dtype, isq, ..EngineOptions::new(path) }
+}
+
+/// A sequence of a schedule.
+struct Sequence {
+    slot: Slot,
+    capacity: usize,
+}
+
+/// One step of segments (tokens and parents), of which all nodes from `scored_from` on are scored; keeps the path to the
+/// last node of each.
+fn step(engine: &mut dyn Engine, segments: &[(Slot, Vec<u32>, Vec<u32>, usize)], top_k: usize) {
+    let parts: Vec<Segment<'_>> = segments
+        .iter()
+        .map(|(slot, tokens, parents, scored_from)| Segment { slot: *slot, tokens, parents, scored_from: *scored_from })
+        .collect();
+    engine.step(&parts, top_k).unwrap();
+    for (slot, tokens, parents, _) in segments {
+        engine.commit(*slot, &path(parents, tokens.len() - 1)).unwrap();
+    }
+}
+
+#[test]
+fn schedules_of_every_architecture_and_precision_run_and_give_their_memory_back() {
+    let driver = Driver::take();
+    // mistralrs keeps what it makes once in a process.
+    drop(load(&models(1)[0].1, PRECISIONS[0]).unwrap());
+    let live = driver.counts().live_bytes;
+    for (name, model) in models(2) {
+        for precision in PRECISIONS {
+            let before = driver.counts();
+            let mut engine = load(&model, precision).unwrap();
+            walk(engine.as_mut());
+            drop(engine);
+            let counts = driver.counts();
+            driver.assert_no_error();
+            assert_eq!(counts.live_bytes, live, "{name} in {precision:?}");
+            assert!(counts.launches > before.launches + 1000, "{name} in {precision:?}: {counts:?}");
+        }
+    }
+}
+
+/// A random schedule: opens, forks, closes, and steps of prefill chunks, trees and single tokens, as nights have them.
+fn walk(engine: &mut dyn Engine) {
+    let mut random = Random::new(11);
+    let mut open: Vec<Sequence> = Vec::new();
+    for _ in 0..40 {
+        match random.below(4) {
+            0 | 1 if open.len() < 6 => {
+                let capacity = 8 + random.below(150);
+                open.push(Sequence { slot: engine.open(capacity).unwrap(), capacity });
+            }
+            2 if !open.is_empty() => {
+                let from = open[random.below(open.len())].slot;
+                let length = random.below(engine.cached(from) + 1);
+                let capacity = length + 1 + random.below(100);
+                open.push(Sequence { slot: engine.fork(from, length, capacity).unwrap(), capacity });
+            }
+            3 if open.len() > 3 => engine.close(open.swap_remove(random.below(open.len())).slot),
+            _ => {}
+        }
+        let mut segments = Vec::new();
+        for &Sequence { slot, capacity } in &open {
+            let room = (capacity - engine.cached(slot)).min([1, 14, 70][random.below(3)]);
+            if room > 0 && random.below(4) > 0 {
+                let nodes = 1 + random.below(room);
+                let (tokens, parents) = random_tree(&mut random, nodes);
+                let scored_from = [0, nodes - 1, nodes][random.below(3)];
+                segments.push((slot, tokens, parents, scored_from));
+            }
+        }
+        step(engine, &segments, 4);
+    }
+    open.into_iter().for_each(|sequence| engine.close(sequence.slot));
+}
+
+/// A step whose calls are counted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// 64 tokens of a prompt and 40 of another, none scored.
+    Chunk,
+    /// Trees of 16 nodes below three sequences.
+    Trees,
+    /// The next token of three sequences.
+    Single,
+    /// A tree for which rows must move.
+    Moving,
+}
+
+const TOP_K: usize = 4;
+
+/// The calls of one step of each kind, on a model with this many layers.
+fn steps(driver: &Driver, model: &TinyModel, precision: (DTypeOption, Option<&str>)) -> Vec<(Kind, Counts)> {
+    let mut engine = load(model, precision).unwrap();
+    let engine = engine.as_mut();
+    let mut random = Random::new(3);
+    let (a, b) = (engine.open(200).unwrap(), engine.open(200).unwrap());
+    let mut found = Vec::new();
+    let mut counted = |kind, engine: &mut dyn Engine, segments: &[_]| {
+        let before = driver.counts();
+        step(engine, segments, TOP_K);
+        found.push((kind, driver.counts() - before));
+    };
+    // The first step makes the arena; that of the second chunk is counted.
+    let chunk = |slot, nodes, random: &mut Random| (slot, random.tokens(nodes), chain(nodes), nodes);
+    step(engine, &[chunk(a, 10, &mut random), chunk(b, 10, &mut random)], TOP_K);
+    counted(Kind::Chunk, engine, &[chunk(a, 64, &mut random), chunk(b, 40, &mut random)]);
+    let c = engine.fork(a, 50, 100).unwrap();
+    let tree = |slot, random: &mut Random| {
+        let (tokens, mut parents) = random_tree(random, 16);
+        parents[15] = ROOT_PARENT;
+        (slot, tokens, parents, 0)
+    };
+    counted(Kind::Trees, engine, &[a, b, c].map(|slot| tree(slot, &mut random)));
+    counted(Kind::Single, engine, &[a, b, c].map(|slot| (slot, random.tokens(1), chain(1), 0)));
+    let (d, e) = (engine.open(250).unwrap(), engine.open(250).unwrap());
+    step(engine, &[chunk(d, 240, &mut random)], TOP_K);
+    counted(Kind::Moving, engine, &[chunk(e, 150, &mut random)]);
+    found
+}
+
+/// Launches, uploads and allocations of a step, at most.
+type Calls = [i64; 3];
+
+/// Calls of a layer.
+fn layer_most(name: &str, isq: Option<&str>) -> Calls {
+    let base = match isq {
+        None => [29, 9, 36],
+        // Each of the seven products first quantises its rows,
+        Some("q8_0") => [36, 9, 43],
+        // of which those in 16 bits become f32 and the results 16 bits again.
+        Some(_) => [50, 9, 57],
+    };
+    let more = match name {
+        // Three biases.
+        "Qwen2" => [3, 3, 6],
+        // Norms of two kinds of heads.
+        "Qwen3" => [2, 0, 2],
+        _ => [0; 3],
+    };
+    sum(base, more)
+}
+
+/// Calls beside the layers: of embedding, positions, masks, vocabulary and the search for [`TOP_K`] candidates.
+const REST_MOST: Calls = [43, 17, 50];
+
+/// Calls of a layer for which rows move, and of the rest.
+const MOVING: [Calls; 2] = [[2, 2, 4], [0, 1, 1]];
+
+fn sum(a: Calls, b: Calls) -> Calls {
+    std::array::from_fn(|call| a[call] + b[call])
+}
+
+#[test]
+fn a_step_makes_at_most_so_many_calls() {
+    let driver = Driver::take();
+    for ((name, two), (_, three)) in models(2).iter().zip(&models(3)) {
+        for precision in PRECISIONS {
+            let (two, three) = (steps(&driver, two, precision), steps(&driver, three, precision));
+            for ((kind, two), (_, three)) in two.into_iter().zip(three) {
+                let layer = three - two;
+                check(&layer, &(two - layer - layer), kind, (name, precision));
+            }
+        }
+    }
+    driver.assert_no_error();
+}
+
+fn check(layer: &Counts, rest: &Counts, kind: Kind, (name, precision): (&str, (DTypeOption, Option<&str>))) {
+    let moving = if kind == Kind::Moving { MOVING } else { [[0; 3]; 2] };
+    let most = [sum(layer_most(name, precision.1), moving[0]), sum(REST_MOST, moving[1])];
+    for (counts, most, part) in [(layer, most[0], "a layer"), (rest, most[1], "the rest")] {
+        let place = format!("{part} of {kind:?}, {name} in {precision:?}: {counts:?}");
+        println!("{place}");
+        let calls = [counts.launches, counts.uploads, counts.allocations];
+        assert!(calls.iter().zip(most).all(|(calls, most)| *calls <= most), "{place}, at most {most:?}");
+        assert_eq!(counts.synchronisations, 0, "{place}");
+    }
+    // Tokens and their log probabilities, once a step; never within a layer.
+    let downloads = if kind == Kind::Trees || kind == Kind::Single { 2 } else { 0 };
+    assert_eq!((layer.downloads, rest.downloads), (0, downloads), "{kind:?}, {name} in {precision:?}");
+}
+
+#[test]
+fn a_device_that_computes_nothing_fails_the_self_test() {
+    let driver = Driver::take();
+    for (name, model) in models(2) {
+        let directory = tempfile::tempdir().unwrap();
+        model.write(directory.path(), false);
+        for precision in PRECISIONS {
+            match laser_engine::selftest(&options(directory.path(), precision)) {
+                Err(EngineError::SelfTest { .. }) => {}
+                other => panic!("{name} in {precision:?}: {other:?}"),
+            }
+        }
+    }
+    driver.assert_no_error();
+}
+
+#[test]
+fn sequences_beyond_free_memory_are_refused_when_they_open() {
+    let driver = Driver::take();
+    driver.set_memory(driver.counts().live_bytes + (64 << 20));
+    let mut engine = load(&models(2)[0].1, (DTypeOption::F32, None)).unwrap();
+    let mut open = Vec::new();
+    let refused = loop {
+        match engine.open(1000) {
+            Ok(slot) => open.push(slot),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, EngineError::CacheFull { .. }), "{refused}");
+    assert!(open.len() > 3, "{}", open.len());
+    // What was admitted has room, also while rows move.
+    let mut random = Random::new(5);
+    for slot in open {
+        let nodes = 250;
+        step(engine.as_mut(), &[(slot, random.tokens(nodes), chain(nodes), nodes - 1)], TOP_K);
+    }
+    assert_eq!(driver.counts().refusals, 0);
+    driver.assert_no_error();
+}

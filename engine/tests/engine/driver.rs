@@ -1,0 +1,122 @@
+//! What the driver of tests/cuda/driver.cpp counts, and what it pretends to be.
+
+use std::{
+    env,
+    fs::{File, OpenOptions},
+    ops::Sub,
+    os::unix::fs::FileExt,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+/// Words of the file before the text of the last error.
+const WORDS: usize = 32;
+/// Bytes of that text.
+const TEXT: usize = 512;
+
+/// Places of what a test sets.
+const CAPABILITY: u64 = 16;
+const MEMORY: u64 = 17;
+
+/// Calls so far, or between two times.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Counts {
+    /// Kernels, with the products of cuBLAS.
+    pub(crate) launches: i64,
+    /// Copies from the host.
+    pub(crate) uploads: i64,
+    /// Copies to the host.
+    pub(crate) downloads: i64,
+    /// Copies within the device, and fills.
+    pub(crate) copies: i64,
+    pub(crate) allocations: i64,
+    pub(crate) synchronisations: i64,
+    /// Events created, recorded or waited for.
+    pub(crate) events: i64,
+    /// Memory in use.
+    pub(crate) live_bytes: i64,
+    /// Allocations for which there was no memory.
+    pub(crate) refusals: i64,
+}
+
+impl Sub for Counts {
+    type Output = Self;
+
+    fn sub(self, earlier: Self) -> Self {
+        Self {
+            launches: self.launches - earlier.launches,
+            uploads: self.uploads - earlier.uploads,
+            downloads: self.downloads - earlier.downloads,
+            copies: self.copies - earlier.copies,
+            allocations: self.allocations - earlier.allocations,
+            synchronisations: self.synchronisations - earlier.synchronisations,
+            events: self.events - earlier.events,
+            live_bytes: self.live_bytes - earlier.live_bytes,
+            refusals: self.refusals - earlier.refusals,
+        }
+    }
+}
+
+static TURN: Mutex<()> = Mutex::new(());
+
+/// The process's driver, for one test at a time.
+pub(crate) struct Driver {
+    file: File,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Driver {
+    /// Waits for other tests; a device of compute capability 8.0 with 1 GiB.
+    pub(crate) fn take() -> Self {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = env::var("LASER_FAKE_CUDA").expect("these tests need the driver that tests/cuda.sh builds");
+        let file = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path).unwrap();
+        let driver = Self { file, _turn: turn };
+        driver.set(CAPABILITY, 80);
+        driver.set_memory(1 << 30);
+        driver
+    }
+
+    /// Ten times the major number and the minor one.
+    #[expect(dead_code)]
+    pub(crate) fn set_capability(&self, capability: i64) {
+        self.set(CAPABILITY, capability);
+    }
+
+    pub(crate) fn set_memory(&self, bytes: i64) {
+        self.set(MEMORY, bytes);
+    }
+
+    fn set(&self, word: u64, value: i64) {
+        self.file.write_all_at(&value.to_le_bytes(), 8 * word).unwrap();
+    }
+
+    fn words(&self) -> [i64; WORDS] {
+        let mut bytes = [0; 8 * WORDS];
+        // Before the first call of the driver the file is short.
+        let _ = self.file.read_at(&mut bytes, 0).unwrap();
+        std::array::from_fn(|word| i64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * word + byte])))
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        let words = self.words();
+        Counts {
+            launches: words[0],
+            uploads: words[2],
+            downloads: words[4],
+            copies: words[6] + words[8],
+            allocations: words[9],
+            live_bytes: words[11],
+            synchronisations: words[12],
+            events: words[13],
+            refusals: words[14],
+        }
+    }
+
+    /// No call was wrong, also where nobody looked at what it returned.
+    pub(crate) fn assert_no_error(&self) {
+        let mut text = [0; TEXT];
+        let _ = self.file.read_at(&mut text, 8 * WORDS as u64).unwrap();
+        let text = String::from_utf8_lossy(&text);
+        assert_eq!(self.words()[15], 0, "{}", text.trim_end_matches('\0'));
+    }
+}
