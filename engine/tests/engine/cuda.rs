@@ -31,6 +31,7 @@ fn models(layers: usize) -> Vec<(&'static str, TinyModel)> {
         .map(|name| {
             let sizes = json!({
                 "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": layers, "head_dim": 64,
+                "max_position_embeddings": 1024,
             });
             (name, TinyModel::new(name, sizes))
         })
@@ -229,6 +230,67 @@ fn check(layer: &Counts, rest: &Counts, kind: Kind, (name, precision): (&str, (D
 }
 
 #[test]
+fn commits_forks_and_closes_call_nothing() {
+    let driver = Driver::take();
+    let mut engine = load(&models(2)[0].1, PRECISIONS[0]).unwrap();
+    let mut random = Random::new(7);
+    let slot = engine.open(100).unwrap();
+    let (tokens, parents) = random_tree(&mut random, 30);
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0 };
+    engine.step(&[segment], TOP_K).unwrap();
+    let before = driver.counts();
+    engine.commit(slot, &path(&parents, 29)).unwrap();
+    let fork = engine.fork(slot, 1, 50).unwrap();
+    engine.close(slot);
+    engine.close(fork);
+    assert_eq!(driver.counts(), before);
+}
+
+#[test]
+fn a_step_of_many_sequences_uploads_at_most_so_much() {
+    let driver = Driver::take();
+    let mut engine = load(&models(2)[0].1, (DTypeOption::Bf16, None)).unwrap();
+    let mut random = Random::new(8);
+    let prefix = engine.open(600).unwrap();
+    step(engine.as_mut(), &[(prefix, random.tokens(600), chain(600), 600)], TOP_K);
+    let trees: Vec<_> = (0..64)
+        .map(|_| {
+            let slot = engine.fork(prefix, 600, 616).unwrap();
+            let (tokens, parents) = random_tree(&mut random, 16);
+            (slot, tokens, parents, 0)
+        })
+        .collect();
+    let before = driver.counts();
+    step(engine.as_mut(), &trees, TOP_K);
+    let counts = driver.counts() - before;
+    println!("{counts:?}");
+    assert!(counts.uploaded_bytes <= 4_000_000, "{counts:?}");
+    driver.assert_no_error();
+}
+
+#[test]
+fn a_step_without_memory_fails_alone() {
+    let driver = Driver::take();
+    let mut engine = load(&models(2)[2].1, (DTypeOption::F16, None)).unwrap();
+    let mut random = Random::new(9);
+    let slot = engine.open(100).unwrap();
+    let mut part = |nodes| (slot, random.tokens(nodes), chain(nodes), nodes - 1);
+    step(engine.as_mut(), &[part(20)], TOP_K);
+    let (_, tokens, parents, scored_from) = part(30);
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from };
+    for spare in [0, 10_000, 100_000] {
+        driver.set_memory(driver.counts().live_bytes + spare);
+        let error = engine.step(&[segment], TOP_K).unwrap_err();
+        assert!(matches!(error, EngineError::Tensor(_)), "{error}");
+        assert_eq!(engine.cached(slot), 20);
+    }
+    driver.set_memory(1 << 30);
+    step(engine.as_mut(), &[(slot, tokens.clone(), parents.clone(), scored_from)], TOP_K);
+    assert_eq!(engine.cached(slot), 50);
+    driver.assert_no_error();
+}
+
+#[test]
 fn a_device_that_computes_nothing_fails_the_self_test() {
     let driver = Driver::take();
     for (name, model) in models(2) {
@@ -247,23 +309,20 @@ fn a_device_that_computes_nothing_fails_the_self_test() {
 #[test]
 fn sequences_beyond_free_memory_are_refused_when_they_open() {
     let driver = Driver::take();
-    driver.set_memory(driver.counts().live_bytes + (64 << 20));
+    let before = driver.counts();
+    driver.set_memory(before.live_bytes + (64 << 20));
     let mut engine = load(&models(2)[0].1, (DTypeOption::F32, None)).unwrap();
-    let mut open = Vec::new();
-    let refused = loop {
-        match engine.open(1000) {
-            Ok(slot) => open.push(slot),
-            Err(error) => break error,
-        }
-    };
-    assert!(matches!(refused, EngineError::CacheFull { .. }), "{refused}");
-    assert!(open.len() > 3, "{}", open.len());
-    // What was admitted has room, also while rows move.
+    let opened: Vec<_> = (0..100).map(|_| engine.open(1000)).collect();
+    let (open, refused): (Vec<_>, Vec<_>) = opened.into_iter().partition(Result::is_ok);
+    assert!(refused.iter().all(|error| matches!(error, Err(EngineError::CacheFull { .. }))), "{refused:?}");
+    // A token takes 4 kB, a quarter of it in reserve: 1,000 take 5 MB of four fifths of some 50 MB.
+    assert!((5..20).contains(&open.len()), "{}", open.len());
+    // What was admitted has room to the end, also while rows move.
+    let open: Vec<Slot> = open.into_iter().flatten().collect();
     let mut random = Random::new(5);
-    for slot in open {
-        let nodes = 250;
-        step(engine.as_mut(), &[(slot, random.tokens(nodes), chain(nodes), nodes - 1)], TOP_K);
+    for &slot in open.iter().cycle().take(10 * open.len()) {
+        step(engine.as_mut(), &[(slot, random.tokens(100), chain(100), 99)], TOP_K);
     }
-    assert_eq!(driver.counts().refusals, 0);
+    assert_eq!(driver.counts().refusals, before.refusals);
     driver.assert_no_error();
 }

@@ -18,12 +18,13 @@ const CAPABILITY: u64 = 16;
 const MEMORY: u64 = 17;
 
 /// Calls so far, or between two times.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
     /// Kernels, with the products of cuBLAS.
     pub(crate) launches: i64,
     /// Copies from the host.
     pub(crate) uploads: i64,
+    pub(crate) uploaded_bytes: i64,
     /// Copies to the host.
     pub(crate) downloads: i64,
     /// Copies within the device, and fills.
@@ -45,6 +46,7 @@ impl Sub for Counts {
         Self {
             launches: self.launches - earlier.launches,
             uploads: self.uploads - earlier.uploads,
+            uploaded_bytes: self.uploaded_bytes - earlier.uploaded_bytes,
             downloads: self.downloads - earlier.downloads,
             copies: self.copies - earlier.copies,
             allocations: self.allocations - earlier.allocations,
@@ -102,6 +104,7 @@ impl Driver {
         Counts {
             launches: words[0],
             uploads: words[2],
+            uploaded_bytes: words[3],
             downloads: words[4],
             copies: words[6] + words[8],
             allocations: words[9],

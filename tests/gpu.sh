@@ -1,0 +1,128 @@
+#!/usr/bin/env bash
+# What only a machine with an NVIDIA GPU can tell, in ten minutes after the build. Not run yet.
+#
+#   tests/gpu.sh                all parts
+#   tests/gpu.sh PART...        selftest: the device computes what the CPU does, in every architecture and precision
+#                               parity: a night's strict texts are those of the CPU
+#                               steps: milliseconds of a step by sequences and nodes
+#                               paper: the paper's variants
+#
+# Figures go to output/gpu. LASER_GPU_MODEL names a model directory for steps and paper; without it they measure
+# fixtures/profile-lm, padded to 763M parameters. The CUDA toolkit must be installed (deploy/README.md), and
+# CARGO_TARGET_DIR is honoured. LASER_GPU_DEVICE=cpu tries the script itself on a machine without a GPU.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+fail() {
+    echo "tests/gpu.sh: $*" >&2
+    exit 1
+}
+
+device=${LASER_GPU_DEVICE:-cuda}
+output=output/gpu
+bin=${CARGO_TARGET_DIR:-target}/release
+
+# Kernels run only on the compute capability that they are compiled for.
+build() {
+    local features=()
+    if [[ $device != cpu ]]; then
+        command -v nvidia-smi >/dev/null || fail "no nvidia-smi: this machine has no NVIDIA GPU or no driver for it"
+        command -v nvcc >/dev/null || fail "no nvcc: install the CUDA toolkit as deploy/README.md says"
+        CUDA_COMPUTE_CAP=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
+        [[ $CUDA_COMPUTE_CAP =~ ^[0-9]+$ ]] || fail "nvidia-smi names no GPU"
+        export CUDA_COMPUTE_CAP
+        features=(--features cuda)
+        nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader
+    fi
+    cargo build --release --workspace --locked "${features[@]}" --bin laser --bin laser-bench
+}
+
+# A model of 763M parameters whose texts are the small one's, or the one that is given.
+model() {
+    local padded=$output/763m
+    if [[ -n ${LASER_GPU_MODEL:-} ]]; then
+        echo "$LASER_GPU_MODEL"
+    else
+        [[ -d $padded ]] || "$bin/laser-bench" pad --model fixtures/profile-lm -o "$padded" --hidden 2048 --layers 16 \
+            --heads 64 --intermediate 5632 --vocabulary 32000 >&2
+        echo "$padded"
+    fi
+}
+
+# The self-test reads no more of a model than its configuration, so a changed one is a model of another architecture.
+selftest() {
+    local architecture width precision options config=$output/selftest
+    for architecture in Llama Mistral Qwen2 Qwen3; do
+        for width in 32 64 128; do
+            rm -rf "$config"
+            cp -r fixtures/profile-lm "$config"
+            sed -i -e "s/LlamaForCausalLM/${architecture}ForCausalLM/" -e "s/\"head_dim\": 32/\"head_dim\": $width/" \
+                "$config/config.json"
+            for precision in f32 f16 bf16 f32,isq=q8_0 f16,isq=q4k; do
+                options=(--set "model.path=$config" --set "model.device=$device" --set "model.dtype=${precision%,*}")
+                [[ $precision == *isq* ]] && options+=(--set "model.isq=${precision#*=}")
+                echo -n "$architecture, heads of $width, $precision: "
+                "$bin/laser" selftest configs/demo.toml "${options[@]}"
+            done
+        done
+    done
+}
+
+# In f32 texts differ only where the two most probable tokens are closer than the order of sums matters; in bf16 the
+# share that differs is the figure.
+parity() {
+    local dtype python=$output/python/bin/python
+    [[ -x $python ]] || python3 -m venv "$output/python"
+    "$python" -m pip install --quiet --disable-pip-version-check pyarrow
+    night cpu f32
+    for dtype in f32 bf16; do
+        night "$device" "$dtype"
+        echo "$device in $dtype against the CPU in f32:"
+        "$python" tests/same_texts.py "$output/night-cpu-f32" "$output/night-$device-$dtype"
+    done
+}
+
+# The demo's nights with strict verification.
+night() {
+    local to=$output/night-$1-$2
+    rm -rf "$to"
+    "$bin/laser" run configs/demo.toml --set verification.policy=strict --set "output.path=$to" \
+        --set "model.device=$1" --set "model.dtype=$2" >"$to.log" 2>&1 || fail "see $to.log"
+}
+
+# With 600 tokens of context, as the estimates of docs/research/gpu.md have it.
+steps() {
+    local batch nodes tokens path
+    path=$(model)
+    for batch in 1 16 64 256; do
+        tokens=
+        for nodes in 1 2 4 16 64; do
+            ((batch * nodes > 4096)) || tokens+=${tokens:+,}$((batch * nodes))
+        done
+        "$bin/laser-bench" engine --model "$path" --device "$device" --dtype bf16 --context 600 --batch "$batch" \
+            --tokens "$tokens" --rounds 20 --output "$output/steps-$batch" --markdown
+    done
+}
+
+# Variants of the paper's table 2, with one text at a time and with 64.
+paper() {
+    local batch path
+    path=$(model)
+    for batch in 1 64; do
+        "$bin/laser-bench" paper --users-table fixtures/demo/tonight/users.parquet \
+            --items-table fixtures/demo/tonight/items.parquet --model "$path" --old-model fixtures/profile-lm \
+            --chat false --device "$device" --dtype bf16 --batch "$batch" --old-texts 100 --new-texts 100 \
+            --output "$output/paper-$batch" --markdown
+    done
+}
+
+(($#)) || set -- selftest parity steps paper
+for part in "$@"; do
+    [[ $part =~ ^(selftest|parity|steps|paper)$ ]] || fail "unknown part $part; expected selftest, parity, steps or paper"
+done
+mkdir -p "$output"
+build
+for part in "$@"; do
+    echo "== $part"
+    "$part"
+done
