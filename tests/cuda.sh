@@ -51,10 +51,9 @@ link_libraries() {
 
 # What looks like a function in headers of a toolkit.
 functions() {
-    local home=$1
+    local home=$1 name='\b(cu[A-Z]|cublas|curand|nvrtc|cuda|__cuda)[A-Za-z0-9]+(_v[0-9]+)?(_ptsz|_ptds)?\b'
     shift
-    (cd "$home/include" && grep -ohE '\b(cu[A-Z]|cublas|curand|nvrtc|cuda|__cuda)[A-Za-z0-9]+(_v[0-9]+)?(_ptsz|_ptds)?\b' "$@") |
-        sort -u
+    (cd "$home/include" && grep -ohE "$name" "$@") | sort -u
 }
 
 # The driver without a device, in a folder of libraries that take the place of the toolkit's: six names of one file.

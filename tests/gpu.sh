@@ -8,7 +8,7 @@
 #                               paper: the paper's variants
 #
 # Figures go to output/gpu. LASER_GPU_MODEL names a model directory for steps and paper; without it they measure
-# fixtures/profile-lm, padded to 763M parameters. The CUDA toolkit must be installed (deploy/README.md), and
+# fixtures/profile-lm, padded to 886M parameters. The CUDA toolkit must be installed (deploy/README.md), and
 # CARGO_TARGET_DIR is honoured. LASER_GPU_DEVICE=cpu tries the script itself on a machine without a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -37,9 +37,9 @@ build() {
     cargo build --release --workspace --locked "${features[@]}" --bin laser --bin laser-bench
 }
 
-# A model of 763M parameters whose texts are the small one's, or the one that is given.
+# A model of 886M parameters whose texts are the small one's, or the one that is given.
 model() {
-    local padded=$output/763m
+    local padded=$output/886m
     if [[ -n ${LASER_GPU_MODEL:-} ]]; then
         echo "$LASER_GPU_MODEL"
     else
@@ -118,7 +118,7 @@ paper() {
 
 (($#)) || set -- selftest parity steps paper
 for part in "$@"; do
-    [[ $part =~ ^(selftest|parity|steps|paper)$ ]] || fail "unknown part $part; expected selftest, parity, steps or paper"
+    [[ $part =~ ^(selftest|parity|steps|paper)$ ]] || fail "unknown part $part: expected selftest, parity, steps, paper"
 done
 mkdir -p "$output"
 build

@@ -1,4 +1,4 @@
-// Wrong calls that the driver of driver.cpp must find. Takes this file's own PTX and the counts' file (LASER_FAKE_CUDA).
+// Wrong calls that the driver of driver.cpp must find. Takes this file's own PTX.
 
 #include <cublas_v2.h>
 #include <cuda.h>
@@ -33,7 +33,14 @@ int failures = 0;
 uint64_t errors_before = 0;
 
 // Words of the file that driver.cpp describes.
-enum Word { launches = 0, uploads = 2, live_bytes = 11, refusals = 14, errors = 15, capability = 16, memory_bytes = 17 };
+enum Word {
+    launches = 0,
+    live_bytes = 11,
+    refusals = 14,
+    errors = 15,
+    capability = 16,
+    memory_bytes = 17,
+};
 
 uint64_t get(Word word) {
     uint64_t value = 0;

@@ -55,8 +55,7 @@ struct Sequence {
     capacity: usize,
 }
 
-/// One step of segments (tokens and parents), of which all nodes from `scored_from` on are scored; keeps the path to the
-/// last node of each.
+/// One step of segments (slot, tokens, parents and the first scored node); keeps the path to the last node of each.
 fn step(engine: &mut dyn Engine, segments: &[(Slot, Vec<u32>, Vec<u32>, usize)], top_k: usize) {
     let parts: Vec<Segment<'_>> = segments
         .iter()
