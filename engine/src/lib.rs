@@ -24,6 +24,7 @@ mod engine;
 mod error;
 mod fake;
 mod gguf;
+mod gpu;
 mod linear;
 #[cfg(feature = "mistralrs")]
 mod mistral;

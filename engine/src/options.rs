@@ -8,7 +8,7 @@ use mistralrs_quant::{IsqBits, IsqType};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use serde::{Deserialize, Serialize};
 
-use crate::error::EngineError;
+use crate::{error::EngineError, gpu};
 
 /// How to load a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -66,7 +66,7 @@ impl EngineOptions {
                 })
             }
             DeviceOption::Cpu => Ok(Device::Cpu),
-            DeviceOption::Cuda(index) => Device::new_cuda(index).map_err(|error| EngineError::InvalidOption {
+            DeviceOption::Cuda(index) => gpu::open(index).map_err(|error| EngineError::InvalidOption {
                 option: "device",
                 value: self.device.to_string(),
                 message: error.to_string(),

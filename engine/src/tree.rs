@@ -15,6 +15,7 @@ use crate::{
     engine::{Engine, EngineInfo},
     error::EngineError,
     gguf::GgufWeights,
+    gpu,
     options::{DTypeOption, EngineOptions},
     safetensors::SafetensorsWeights,
     scores::Scores,
@@ -94,25 +95,8 @@ fn cache_limit(options: &EngineOptions, device: &Device) -> Result<Option<usize>
             message: "expected at least 1 MB".into(),
         }),
         Some(megabytes) => Ok(Some(megabytes.saturating_mul(MEGABYTE))),
-        None => Ok(free_bytes(device)?.map(|free| free / 5 * 4)),
+        None => Ok(gpu::free_bytes(device)?.map(|free| free / 5 * 4)),
     }
-}
-
-/// Free memory of a GPU.
-#[cfg(feature = "cuda")]
-fn free_bytes(device: &Device) -> Result<Option<usize>, EngineError> {
-    let Device::Cuda(cuda) = device else {
-        return Ok(None);
-    };
-    let info = cuda.cuda_stream().context().mem_get_info();
-    let (free, _) = info.map_err(|error| EngineError::Tensor(candle_core::Error::wrap(error)))?;
-    Ok(Some(free))
-}
-
-#[cfg(not(feature = "cuda"))]
-#[expect(clippy::unnecessary_wraps, reason = "asking a GPU can fail")]
-fn free_bytes(_: &Device) -> Result<Option<usize>, EngineError> {
-    Ok(None)
 }
 
 /// How our own kernels store such weights, if they can.

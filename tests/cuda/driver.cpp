@@ -59,8 +59,9 @@ struct Shared {
     // Set by the test; zeros mean 8.0 and 1 GiB.
     uint64_t capability;  // ten times the major number and the minor one
     uint64_t memory_bytes;
-    uint64_t retained_bytes;  // of freed memory, the pool's release threshold
-    uint64_t unused[13];
+    uint64_t threshold;  // freed memory that the pool keeps, at most
+    uint64_t pooled_bytes;  // freed memory that it keeps
+    uint64_t unused[12];
     char error[512];
     struct {
         char name[120];
@@ -134,6 +135,7 @@ struct Memory {
         next += pages + page;
         shared()->allocations++;
         shared()->live_bytes += bytes;
+        shared()->pooled_bytes -= std::min(shared()->pooled_bytes, bytes);
         return CUDA_SUCCESS;
     }
 
@@ -142,6 +144,7 @@ struct Memory {
         if (found == live.end()) return wrong("free of %#lx, which is not allocated", at), CUDA_ERROR_INVALID_VALUE;
         shared()->frees++;
         shared()->live_bytes -= found->second;
+        shared()->pooled_bytes = std::min(shared()->pooled_bytes + found->second, shared()->threshold);
         const uint64_t pages = (found->second + page - 1) / page * page;
         mmap(reinterpret_cast<void*>(at), pages, PROT_NONE,
              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
@@ -462,7 +465,7 @@ CUresult cuEventDestroy(CUevent event) { return unmake(event), CUDA_SUCCESS; }
 CUresult cuMemGetInfo(size_t* free, size_t* total) {
     Guard guard(lock);
     *total = memory_bytes();
-    *free = *total - std::min<uint64_t>(*total, shared()->live_bytes);
+    *free = *total - std::min<uint64_t>(*total, shared()->live_bytes + shared()->pooled_bytes);
     return CUDA_SUCCESS;
 }
 CUresult cuMemAlloc(CUdeviceptr* at, size_t bytes) { return allocate(at, bytes); }
@@ -485,8 +488,12 @@ CUresult cuDeviceGetMemPool(CUmemoryPool* pool, CUdevice device) { return cuDevi
 CUresult cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute attribute, void* value) {
     if (attribute != CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         return wrong("pool attribute %d", attribute), CUDA_ERROR_INVALID_VALUE;
-    std::memcpy(&shared()->retained_bytes, value, 8);
+    std::memcpy(&shared()->threshold, value, 8);
     return CUDA_SUCCESS;
+}
+CUresult cuMemPoolTrimTo(CUmemoryPool, size_t bytes) {
+    Guard guard(lock);
+    return shared()->pooled_bytes = std::min<uint64_t>(shared()->pooled_bytes, bytes), CUDA_SUCCESS;
 }
 
 CUresult cuModuleLoadData(CUmodule* handle, const void* image) {

@@ -79,7 +79,6 @@ impl Driver {
     }
 
     /// Ten times the major number and the minor one.
-    #[expect(dead_code)]
     pub(crate) fn set_capability(&self, capability: i64) {
         self.set(CAPABILITY, capability);
     }
