@@ -76,17 +76,30 @@ impl EngineOptions {
 
     /// The quantisation asked for, if any.
     pub(super) fn isq_type(&self, device: &Device) -> Result<Option<IsqType>, EngineError> {
-        let parse = |name: &String| {
-            quantisation(name, device).ok_or_else(|| EngineError::InvalidOption {
-                option: "isq",
-                value: name.clone(),
-                message: format!(
-                    "expected bits (2, 3, 4, 5, 6 or 8) or one of {}",
-                    QUANTISATIONS.map(|(name, _)| name).join(", ")
-                ),
-            })
+        let Some(name) = &self.isq else {
+            return Ok(None);
         };
-        self.isq.as_ref().map(parse).transpose()
+        let refused = |message: String| EngineError::InvalidOption { option: "isq", value: name.clone(), message };
+        let isq = quantisation(name, device).ok_or_else(|| {
+            let names = QUANTISATIONS.map(|(name, _)| name).join(", ");
+            refused(format!("expected bits (2, 3, 4, 5, 6 or 8) or one of {names}"))
+        })?;
+        match unfit_for_gpus(isq, self.dtype).filter(|_| matches!(self.device, DeviceOption::Cuda(_))) {
+            Some(reason) => Err(refused(format!("it does not run on GPUs: {reason}"))),
+            None => Ok(Some(isq)),
+        }
+    }
+}
+
+/// Why a GPU does not run a quantisation of mistral.rs 0.8.1, and what to choose.
+fn unfit_for_gpus(isq: IsqType, dtype: DTypeOption) -> Option<&'static str> {
+    match isq {
+        IsqType::F8E4M3 => Some("its products take no trees; choose q8_0"),
+        IsqType::HQQ4 | IsqType::HQQ8 => {
+            Some("a build for GPUs has none of it for the CPU, which the self-test compares with; choose q4k or q8_0")
+        }
+        IsqType::MXFP4 if dtype == DTypeOption::F32 => Some("its products are of 16 bits; choose dtype bf16 or f16"),
+        _ => None,
     }
 }
 

@@ -4,6 +4,7 @@
 //! mean nothing here; tests/cuda/ says which wrong calls the driver finds. They take one another's turns, since the
 //! process has one device.
 
+use candle_core::quantized::GgmlDType;
 use laser_decode::ROOT_PARENT;
 use laser_engine::{DTypeOption, Engine, EngineError, EngineOptions, Segment, Slot};
 use laser_schema::DeviceOption;
@@ -15,7 +16,7 @@ use crate::{
     support::{chain, path, random_tree},
 };
 
-/// Every precision of weights that Laser documents for GPUs.
+/// What is counted for every architecture.
 const PRECISIONS: [(DTypeOption, Option<&str>); 6] = [
     (DTypeOption::F32, None),
     (DTypeOption::F16, None),
@@ -24,6 +25,9 @@ const PRECISIONS: [(DTypeOption, Option<&str>); 6] = [
     (DTypeOption::F16, Some("q4k")),
     (DTypeOption::Bf16, Some("q4k")),
 ];
+
+/// The others that GPUs run.
+const OTHER_QUANTISATIONS: [&str; 9] = ["q4_0", "q4_1", "q5_0", "q5_1", "q2k", "q3k", "q5k", "q6k", "mxfp4"];
 
 /// One model per architecture, with as many layers and inputs that K-quants can store.
 fn models(layers: usize) -> Vec<(&'static str, TinyModel)> {
@@ -70,21 +74,64 @@ fn step(engine: &mut dyn Engine, segments: &[(Slot, Vec<u32>, Vec<u32>, usize)],
 #[test]
 fn schedules_of_every_architecture_and_precision_run_and_give_their_memory_back() {
     let driver = Driver::take();
-    // mistralrs keeps what it makes once in a process.
-    drop(load(&models(1)[0].1, PRECISIONS[0]).unwrap());
-    let live = driver.counts().live_bytes;
-    for (name, model) in models(2) {
-        for precision in PRECISIONS {
-            let before = driver.counts();
-            let mut engine = load(&model, precision).unwrap();
+    let live = live_bytes(&driver);
+    let of_every_architecture =
+        models(2).into_iter().flat_map(|model| PRECISIONS.map(|precision| (model.1.clone(), precision)));
+    let other = OTHER_QUANTISATIONS.map(|isq| (models(2)[0].1.clone(), (DTypeOption::Bf16, Some(isq))));
+    for (model, precision) in of_every_architecture.chain(other) {
+        let before = driver.counts();
+        let mut engine = load(&model, precision).unwrap();
+        let name = engine.info().architecture.clone();
+        walk(engine.as_mut());
+        drop(engine);
+        let counts = driver.counts();
+        driver.assert_no_error();
+        assert_eq!(counts.live_bytes, live, "{name} in {precision:?}");
+        assert!(counts.launches > before.launches + 1000, "{name} in {precision:?}: {counts:?}");
+    }
+}
+
+#[test]
+fn gguf_files_run_and_give_their_memory_back() {
+    let driver = Driver::take();
+    let live = live_bytes(&driver);
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.gguf");
+    for (name, model) in TinyModel::all() {
+        for dtype in [GgmlDType::F32, GgmlDType::Q8_0] {
+            model.write_gguf(&file, dtype);
+            let mut engine = laser_engine::load(&options(&file, (DTypeOption::F32, None))).unwrap();
             walk(engine.as_mut());
             drop(engine);
-            let counts = driver.counts();
             driver.assert_no_error();
-            assert_eq!(counts.live_bytes, live, "{name} in {precision:?}");
-            assert!(counts.launches > before.launches + 1000, "{name} in {precision:?}: {counts:?}");
+            assert_eq!(driver.counts().live_bytes, live, "{name} in {dtype:?}");
         }
     }
+}
+
+#[test]
+fn quantisations_that_no_gpu_runs_are_refused_by_name() {
+    let driver = Driver::take();
+    for (dtype, isq, remedy) in [
+        (DTypeOption::Bf16, "fp8", "choose q8_0"),
+        (DTypeOption::Bf16, "hqq4", "choose q4k or q8_0"),
+        (DTypeOption::F32, "hqq8", "choose q4k or q8_0"),
+        (DTypeOption::F32, "mxfp4", "choose dtype bf16 or f16"),
+    ] {
+        match load(&models(1)[0].1, (dtype, Some(isq))) {
+            Err(EngineError::InvalidOption { option: "isq", message, .. }) => {
+                assert!(message.contains("GPU") && message.contains(remedy), "{message}");
+            }
+            other => panic!("{isq}: {:?}", other.map(|engine| engine.info().clone())),
+        }
+    }
+    driver.assert_no_error();
+}
+
+/// Memory in use once mistralrs has made what it keeps.
+fn live_bytes(driver: &Driver) -> i64 {
+    walk(load(&models(1)[0].1, PRECISIONS[0]).unwrap().as_mut());
+    driver.counts().live_bytes
 }
 
 /// A random schedule: opens, forks, closes, and steps of prefill chunks, trees and single tokens, as nights have them.

@@ -52,6 +52,7 @@ impl Random {
 }
 
 /// A model that is not yet on disk.
+#[derive(Clone)]
 pub(crate) struct TinyModel {
     pub(crate) config: Value,
     pub(crate) tensors: HashMap<String, Tensor>,
