@@ -1,7 +1,8 @@
 //! A GPU as the engine needs it.
 //!
-//! The kernels of candle and mistral.rs are compiled for one compute capability. On another one, mistral.rs' products of
-//! up to eight rows do not start, and nothing says so: their outputs are whatever memory held. So such a GPU is refused.
+//! The kernels of candle and mistral.rs are compiled for one compute capability. On another one, mistral.rs' products
+//! of up to eight rows do not start, and nothing says so: their outputs are whatever memory held. So such a GPU is
+//! refused.
 
 use candle_core::{Device, Result};
 
@@ -14,8 +15,8 @@ pub(super) fn open(index: usize) -> Result<Device> {
     let capability = context.compute_capability().map_err(candle_core::Error::wrap)?;
     check_capability(env!("LASER_COMPUTE_CAPABILITY").parse().map_err(candle_core::Error::wrap)?, capability)?;
     #[expect(unsafe_code, reason = "candle leaves the order of streams to whoever turns its events off")]
-    // SAFETY: candle's stream is the null stream. Kernels of mistral.rs run on the calling thread's, which waits for the
-    // null stream and it for them. So no tensor needs the two events that it would otherwise make.
+    // SAFETY: candle's stream is the null stream. Kernels of mistral.rs run on the calling thread's stream, which waits
+    // for the null stream and that for it. So no tensor needs the two events that it would otherwise make.
     unsafe {
         cuda.disable_event_tracking();
     }

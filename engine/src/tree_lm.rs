@@ -153,8 +153,10 @@ impl Decoder for TreeLm {
         top_k: usize,
         best: &mut Vec<Candidate>,
     ) -> Loaded<()> {
-        if let Some(logits) = self.logits(batch, sequences)? {
-            push_all(&logits, top_k, best)?;
+        match self.logits(batch, sequences)? {
+            Some(logits) => push_all(&logits, top_k, best)?,
+            // Nothing comes back that the host would wait for, and the step's time would be that of its launches.
+            None => self.device.synchronize()?,
         }
         for (sequence, span) in sequences.iter().zip(&batch.spans) {
             self.arena.append(*sequence, span.parents.len());
