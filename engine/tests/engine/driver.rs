@@ -1,6 +1,7 @@
 //! What the driver of tests/cuda/driver.cpp counts, and what it pretends to be.
 
 use std::{
+    collections::BTreeMap,
     env,
     fs::{File, OpenOptions},
     ops::Sub,
@@ -12,6 +13,9 @@ use std::{
 const WORDS: usize = 32;
 /// Bytes of that text.
 const TEXT: usize = 512;
+/// Kernels after it, each a name of so many bytes and a word.
+const KERNELS: usize = 512;
+const NAME: usize = 120;
 
 /// Places of what a test sets.
 const CAPABILITY: u64 = 16;
@@ -56,6 +60,18 @@ impl Sub for Counts {
             refusals: self.refusals - earlier.refusals,
         }
     }
+}
+
+/// Launches by kernel.
+pub(crate) type Kernels = BTreeMap<String, i64>;
+
+/// Kernels that were launched more often than before, and how much more.
+pub(crate) fn more(mut kernels: Kernels, before: &Kernels) -> Kernels {
+    for (kernel, launches) in before {
+        *kernels.entry(kernel.clone()).or_default() -= launches;
+    }
+    kernels.retain(|_, launches| *launches > 0);
+    kernels
 }
 
 static TURN: Mutex<()> = Mutex::new(());
@@ -112,6 +128,17 @@ impl Driver {
             events: words[13],
             refusals: words[14],
         }
+    }
+
+    pub(crate) fn kernels(&self) -> Kernels {
+        let mut bytes = vec![0; (NAME + 8) * KERNELS];
+        let length = self.file.read_at(&mut bytes, (8 * WORDS + TEXT) as u64).unwrap();
+        let kernel = |entry: &[u8]| {
+            let (name, launches) = entry.split_at(NAME);
+            let name = String::from_utf8_lossy(name).trim_end_matches('\0').to_owned();
+            (name, i64::from_le_bytes(launches.try_into().unwrap()))
+        };
+        bytes[..length].chunks_exact(NAME + 8).map(kernel).filter(|(name, _)| !name.is_empty()).collect()
     }
 
     /// No call was wrong, also where nobody looked at what it returned.
