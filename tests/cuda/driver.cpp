@@ -38,7 +38,7 @@ namespace {
 
 using std::uint64_t;
 
-// The file: words of 64 bits, then the last error's text, then kernels. engine/tests/engine/cuda/fake.rs reads it.
+// The file: words of 64 bits, then the last error's text, then kernels. engine/tests/engine/driver.rs reads it.
 struct Shared {
     uint64_t launches;  // kernels, cuBLAS' products among them
     uint64_t products;
@@ -53,7 +53,7 @@ struct Shared {
     uint64_t frees;
     uint64_t live_bytes;
     uint64_t synchronisations;
-    uint64_t events;  // created or recorded
+    uint64_t events;  // created, recorded or waited for
     uint64_t refusals;  // allocations for which there was no memory
     uint64_t errors;  // calls that were wrong, whether or not the caller looked at what they returned
     // Set by the test; zeros mean 8.0 and 1 GiB.

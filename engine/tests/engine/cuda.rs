@@ -1,7 +1,8 @@
 //! The GPU path on a driver without a device: what it calls and how often, and that it gives everything back.
 //!
-//! `tests/cuda.sh` builds the driver (tests/cuda/driver.cpp, which says what wrong calls it finds) and runs these tests.
-//! Nothing is computed there, so scores mean nothing here. The tests take turns, since the process has one device.
+//! `tests/cuda.sh` builds the driver (tests/cuda/driver.cpp, which says what wrong calls it finds) and runs these
+//! tests. Nothing is computed there, so scores mean nothing here. The tests take turns, since the process has one
+//! device.
 
 use candle_core::quantized::GgmlDType;
 use laser_decode::ROOT_PARENT;
