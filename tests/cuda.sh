@@ -2,7 +2,8 @@
 # Tests the GPU path on a machine without a GPU.
 #
 #   tests/cuda.sh               all parts
-#   tests/cuda.sh PART...       fake_driver: the engine on a driver without a device (tests/cuda/driver.cpp)
+#   tests/cuda.sh PART...       kernels: our own kernels on the host, against sums in f64 (engine/cuda/host/)
+#                               fake_driver: the engine on a driver without a device (tests/cuda/driver.cpp)
 #
 # It installs the CUDA toolkit from PyPI (1.2 GB) beside the tools of the other tests (LASER_TEST_HOME is honoured). The
 # first run compiles the kernels of candle and mistral.rs, 12 minutes on two cores. CARGO_TARGET_DIR is honoured.
@@ -105,9 +106,32 @@ test_driver() {
     LD_LIBRARY_PATH=$1 "$1/driver_test" "$1/driver_test.ptx" || fail "the driver of tests/cuda overlooks wrong calls"
 }
 
-(($#)) || set -- fake_driver
+# Our own kernels: no spills, and results as sums in f64 give them, with threads of the host as those of a block.
+kernels() {
+    local to capability
+    to=$(mktemp -d)
+    for capability in 80 89 90; do
+        nvcc -std=c++17 -arch=sm_$capability -cubin -Xptxas -v engine/cuda/tree.cu -o "$to/tree" 2>"$to/log"
+        awk '/spill stores/ && !/ 0 bytes spill stores, 0 bytes spill loads/ { exit 1 }
+             / registers/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^registers/ && $i > 64) exit 1 }' "$to/log" ||
+            fail "tree.cu takes more than 64 registers or spills: $(<"$to/log")"
+    done
+    local build=(g++ -std=c++20 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -isystem "$CUDA_HOME/include" -pthread
+        engine/cuda/host/tree_test.cpp)
+    "${build[@]}" -o "$to/tree_test"
+    "$to/tree_test" 20
+    "${build[@]}" -g -fsanitize=thread -o "$to/tree_test"
+    "$to/tree_test" 5
+    "${build[@]}" -g -fsanitize=thread -DWITHOUT_BARRIERS -o "$to/tree_test"
+    if TSAN_OPTIONS=halt_on_error=1 "$to/tree_test" 1 >/dev/null 2>&1; then
+        fail "a kernel without its barriers passes"
+    fi
+    rm -r "$to"
+}
+
+(($#)) || set -- kernels fake_driver
 for part in "$@"; do
-    [[ $part =~ ^(fake_driver)$ ]] || fail "unknown part $part; expected fake_driver"
+    [[ $part =~ ^(kernels|fake_driver)$ ]] || fail "unknown part $part; expected kernels or fake_driver"
 done
 install_cuda
 for part in "$@"; do

@@ -17,14 +17,20 @@ const SCORES_MAX: usize = 1 << 20;
 
 /// How the nodes of a step attend; the same for all layers.
 #[derive(Debug)]
-pub(super) struct Attention {
-    groups: Vec<Group>,
-    /// The place of every node of the batch among those of all groups.
-    places: Tensor,
+pub(super) enum Attention {
+    /// By candle's kernels.
+    Groups {
+        groups: Vec<Group>,
+        /// The place of every node of the batch among those of all groups.
+        places: Tensor,
+    },
+    /// By one of our own, on a GPU.
+    #[cfg(feature = "cuda")]
+    Kernel(crate::cuda::TreeAttend),
 }
 
 #[derive(Debug)]
-struct Group {
+pub(super) struct Group {
     sequences: usize,
     nodes: usize,
     total: usize,
@@ -38,8 +44,24 @@ struct Group {
 }
 
 impl Attention {
-    /// For a step whose nodes have the arena's rows from `start` on.
+    /// For a step whose nodes have the arena's rows from `start` on, and heads of which `shared` have one key head.
     pub(super) fn plan(
+        batch: &Batch<'_>,
+        (arena, sequences): (&Arena, &[SequenceId]),
+        (start, shared): (usize, usize),
+        place: (DType, &Device),
+    ) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if place.1.is_cuda() {
+            let plan = crate::cuda::TreeAttend::plan(batch, (arena, sequences), (start, shared), place.1)?;
+            return Ok(Self::Kernel(plan));
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = shared;
+        Self::groups(batch, (arena, sequences), start, place)
+    }
+
+    fn groups(
         batch: &Batch<'_>,
         (arena, sequences): (&Arena, &[SequenceId]),
         start: usize,
@@ -63,15 +85,20 @@ impl Attention {
             }
             groups.push(rows.group(dtype, device)?);
         }
-        Ok(Self { groups, places: Tensor::new(places, device)? })
+        Ok(Self::Groups { groups, places: Tensor::new(places, device)? })
     }
 
     /// Rows `[nodes, heads · head_dim]` for scaled queries `[nodes, heads, head_dim]` over all keys and values of a
     /// layer, `[kv_heads, rows, head_dim]`.
     pub(super) fn attend(&self, queries: &Tensor, layer: &(Tensor, Tensor)) -> Result<Tensor> {
-        let groups = self.groups.iter().map(|group| group.attend(queries, layer));
-        let attended = groups.collect::<Result<Vec<_>>>()?;
-        Tensor::cat(&attended, 0)?.index_select(&self.places, 0)
+        match self {
+            Self::Groups { groups, places } => {
+                let attended = groups.iter().map(|group| group.attend(queries, layer)).collect::<Result<Vec<_>>>()?;
+                Tensor::cat(&attended, 0)?.index_select(places, 0)
+            }
+            #[cfg(feature = "cuda")]
+            Self::Kernel(kernel) => kernel.attend(queries, layer),
+        }
     }
 }
 

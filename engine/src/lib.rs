@@ -19,6 +19,8 @@ mod arena;
 mod attention;
 mod awake;
 mod config;
+#[cfg(feature = "cuda")]
+mod cuda;
 mod decoder;
 mod engine;
 mod error;

@@ -103,7 +103,8 @@ impl TreeLm {
     fn logits(&mut self, batch: &Batch<'_>, sequences: &[SequenceId]) -> Result<Option<Tensor>> {
         let start = self.arena.begin(batch.tokens.len())?;
         let place = (self.dtype, &self.device);
-        let attention = Attention::plan(batch, (&self.arena, sequences), start, place)?;
+        let shared = self.shape.heads / self.shape.kv_heads;
+        let attention = Attention::plan(batch, (&self.arena, sequences), (start, shared), place)?;
         let rope = RopeRows::new(&mut self.rope, &batch.positions, self.dtype, &self.device)?;
         let mut x = self.embedding.forward(&Tensor::new(&batch.tokens[..], &self.device)?)?;
         for (index, layer) in self.layers.iter().enumerate() {
