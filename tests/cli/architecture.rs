@@ -46,7 +46,10 @@ fn unsafe_code_is_in_the_cpu_engine_where_files_are_mapped_and_where_a_gpu_is_op
     let files = crates().into_iter().filter(|folder| !folder.ends_with("cpu")).flat_map(|f| sources(&f.join("src")));
     let found: Vec<PathBuf> =
         files.filter(is_unsafe).map(|file| file.strip_prefix(root()).unwrap().to_owned()).collect();
-    assert_eq!(found, ["store/src/map.rs", "engine/src/cuda.rs", "engine/src/gpu.rs", "engine/src/safetensors.rs"].map(PathBuf::from));
+    assert_eq!(
+        found,
+        ["store/src/map.rs", "engine/src/cuda.rs", "engine/src/gpu.rs", "engine/src/safetensors.rs"].map(PathBuf::from)
+    );
 }
 
 #[test]
