@@ -1,4 +1,4 @@
-//! The forward of a Llama-family decoder: dense f32 or bf16 weights, f32 arithmetic, every product a skinny one.
+//! The forward of a Llama-family decoder: dense or quantised weights, f32 sums, every product a skinny one.
 //!
 //! Buffers live as long as the model. One product computes q, k and v, another one gate and up. The caches hold keys
 //! and values as panels, so attention is two skinny products as well.
@@ -14,10 +14,10 @@ use crate::{
     attention::{AttentionBuffers, position_row},
     batch::Batch,
     cache::{CachePool, CpuCache},
-    layer::{Layer, Loader},
+    layer::{Layer, Loader, Tensors},
     rope::Rope,
     shape::ModelShape,
-    skinny::{Format, PackedMatrix, Rows, vectorized},
+    skinny::{PackedMatrix, Rows, vectorized},
     top_k::push_top_k,
     vector::{norm_in_place, silu_times},
 };
@@ -53,28 +53,20 @@ struct Buffers {
 }
 
 impl CpuDecoder {
-    /// Packs the weights in `format`; bf16 keeps the upper half of each, so round before. `tensor` gives a tensor's
-    /// values by its name at Hugging Face and its shape.
+    /// Packs the weights, each in the format that it comes in.
     ///
     /// # Errors
-    /// The first one of `tensor`.
-    pub fn load<E>(
-        shape: ModelShape,
-        format: Format,
-        tensor: impl Fn(&str, &[usize]) -> Result<Vec<f32>, E>,
-    ) -> Result<Self, E> {
+    /// The first one of `tensors`.
+    pub fn load<T: Tensors>(shape: ModelShape, tensors: &T) -> Result<Self, T::Error> {
         let (vocabulary, hidden) = (shape.vocab_size, shape.hidden_size);
-        let loader = Loader { tensor, format };
-        let embedding = (loader.tensor)("model.embed_tokens.weight", &[vocabulary, hidden])?;
-        let head = match shape.tied_embeddings {
-            true => PackedMatrix::pack(&[&embedding], hidden, format),
-            false => loader.matrix("lm_head.weight", vocabulary, hidden)?,
-        };
+        let loader = Loader(tensors);
+        let embedding = "model.embed_tokens.weight";
+        let head = if shape.tied_embeddings { embedding } else { "lm_head.weight" };
         Ok(Self {
             layers: (0..shape.layers).map(|layer| loader.layer(&shape, layer)).collect::<Result<_, _>>()?,
-            head,
-            embedding,
-            norm: (loader.tensor)("model.norm.weight", &[hidden])?,
+            head: loader.matrix(head, vocabulary, hidden)?,
+            embedding: tensors.values(embedding, &[vocabulary, hidden])?,
+            norm: tensors.values("model.norm.weight", &[hidden])?,
             rope: Rope::new(shape.head_dim, shape.rope_theta, &shape.rope_scaling),
             caches: CachePool::default(),
             buffers: Buffers::default(),

@@ -2,20 +2,45 @@
 
 use crate::{
     shape::ModelShape,
-    skinny::{Format, PackedMatrix, Rows},
+    skinny::{Matrix, PackedMatrix, Rows},
 };
+
+/// Where a model's tensors come from, by their names at Hugging Face.
+pub trait Tensors {
+    /// Why a tensor cannot be had.
+    type Error;
+
+    /// The values of the tensor of that name, which must have that shape.
+    ///
+    /// # Errors
+    /// If there is none of that shape.
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, Self::Error>;
+
+    /// The matrix `[outputs, inputs]` of that name, in the format to be stored in. A projection whose parts differ in
+    /// format must have multiples of 16 outputs in each.
+    ///
+    /// # Errors
+    /// As above.
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Matrix, Self::Error>;
+}
 
 /// A projection and its bias.
 #[derive(Debug)]
 pub(crate) struct Projection {
-    weights: PackedMatrix,
+    /// One below the other; neighbours differ in format.
+    weights: Vec<PackedMatrix>,
     bias: Option<Vec<f32>>,
 }
 
 impl Projection {
     /// `y = x Wᵀ + b`.
     pub(crate) fn forward(&self, x: &Rows, y: &mut Rows) {
-        self.weights.multiply(x, y);
+        y.reshape(x.rows(), self.weights.iter().map(PackedMatrix::outputs).sum());
+        let mut first = 0;
+        for weights in &self.weights {
+            weights.multiply_into(x, y, first);
+            first += weights.outputs();
+        }
         let Some(bias) = &self.bias else { return };
         y.each(false, |_, row| {
             row.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
@@ -38,38 +63,34 @@ pub(crate) struct Layer {
     pub(crate) down: Projection,
 }
 
-/// Loads and packs weights in one format.
-pub(crate) struct Loader<F> {
-    /// The values of the tensor of that name, which must have that shape.
-    pub(crate) tensor: F,
-    pub(crate) format: Format,
-}
+/// Loads and packs weights.
+pub(crate) struct Loader<'a, T>(pub(crate) &'a T);
 
-impl<E, F: Fn(&str, &[usize]) -> Result<Vec<f32>, E>> Loader<F> {
+impl<T: Tensors> Loader<'_, T> {
     /// A matrix `[outputs, inputs]`.
-    pub(crate) fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<PackedMatrix, E> {
-        let weights = (self.tensor)(name, &[outputs, inputs])?;
-        Ok(PackedMatrix::pack(&[&weights], inputs, self.format))
+    pub(crate) fn matrix(&self, name: &str, outputs: usize, inputs: usize) -> Result<PackedMatrix, T::Error> {
+        Ok(PackedMatrix::pack(&[self.0.matrix(name, [outputs, inputs])?], inputs))
     }
 
     /// The projections `parts` (name and outputs) from the same `inputs`, as one.
-    fn projection(&self, parts: &[(String, usize)], inputs: usize, bias: bool) -> Result<Projection, E> {
+    fn projection(&self, parts: &[(String, usize)], inputs: usize, bias: bool) -> Result<Projection, T::Error> {
         let (mut weights, mut biases) = (Vec::new(), Vec::new());
         for (name, outputs) in parts {
-            weights.push((self.tensor)(&format!("{name}.weight"), &[*outputs, inputs])?);
+            weights.push(self.0.matrix(&format!("{name}.weight"), [*outputs, inputs])?);
             if bias {
-                biases.extend((self.tensor)(&format!("{name}.bias"), &[*outputs])?);
+                biases.extend(self.0.values(&format!("{name}.bias"), &[*outputs])?);
             }
         }
-        let weights: Vec<&[f32]> = weights.iter().map(Vec::as_slice).collect();
-        Ok(Projection { weights: PackedMatrix::pack(&weights, inputs, self.format), bias: bias.then_some(biases) })
+        let weights = weights.chunk_by(|a, b| a.format() == b.format());
+        let weights = weights.map(|parts| PackedMatrix::pack(parts, inputs)).collect();
+        Ok(Projection { weights, bias: bias.then_some(biases) })
     }
 
-    pub(crate) fn layer(&self, shape: &ModelShape, layer: usize) -> Result<Layer, E> {
+    pub(crate) fn layer(&self, shape: &ModelShape, layer: usize) -> Result<Layer, T::Error> {
         let (hidden, inner) = (shape.hidden_size, shape.intermediate_size);
         let (queries, keys) = (shape.query_width(), shape.key_width());
         let name = |part: &str| format!("model.layers.{layer}.{part}");
-        let norm = |part: &str, length| (self.tensor)(&format!("{}.weight", name(part)), &[length]);
+        let norm = |part: &str, length| self.0.values(&format!("{}.weight", name(part)), &[length]);
         let qkv = [("q", queries), ("k", keys), ("v", keys)];
         let qkv = qkv.map(|(part, outputs)| (name(&format!("self_attn.{part}_proj")), outputs));
         let gate_up = ["gate", "up"].map(|part| (name(&format!("mlp.{part}_proj")), inner));

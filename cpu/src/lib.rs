@@ -1,10 +1,10 @@
-//! The CPU engine: a Llama-family decoder for draft trees, in f32 or bf16 weights.
+//! The CPU engine: a Llama-family decoder for draft trees, in f32, bf16 or quantised weights.
 //!
 //! [`CpuDecoder`] runs one forward over the trees of many sequences, each with a [`CpuCache`] of its own. It knows no
-//! files, formats or tensor libraries: weights come as plain `f32` values by name. Nearly all `unsafe` code of Laser is
-//! in its skinny matrix product, behind safe types that check every bound.
+//! files or tensor libraries: weights come by name from [`Tensors`], as plain `f32` values or as GGUF's blocks. Nearly
+//! all `unsafe` code of Laser is in its skinny matrix product, behind safe types that check every bound.
 //!
-//! The decoder for GPUs and quantised weights, a crate above, shares what describes a model and a step: [`ModelShape`],
+//! The decoder for GPUs and other quantised weights, a crate above, shares what describes a model and a step: [`ModelShape`],
 //! [`Rope`], [`Batch`] and [`push_top_k`].
 
 #[cfg(not(target_arch = "x86_64"))]
@@ -24,7 +24,8 @@ mod vector;
 pub use batch::{Batch, Span};
 pub use cache::CpuCache;
 pub use decoder::CpuDecoder;
+pub use layer::Tensors;
 pub use rope::{Rope, RopeScaling};
 pub use shape::ModelShape;
-pub use skinny::Format;
+pub use skinny::{Format, Matrix};
 pub use top_k::push_top_k;

@@ -9,6 +9,7 @@
 
 use std::{
     arch::{asm, x86_64::*},
+    cell::Cell,
     ops::Range,
     sync::OnceLock,
 };
@@ -19,8 +20,8 @@ use super::{
     isa::{Isa, isa},
     kernel::Task,
     layout::Layout,
-    packing::{BLOCK, BLOCK_LINES, PANEL},
-    quants::{Bytes, write_block},
+    packing::{BLOCK, BYTE_LINES, Format, Line, NIBBLE_LINES, PANEL, ZERO},
+    quants::{Bytes, NIBBLES, q4k_scales, sum_of_x, write_block},
 };
 
 /// Rows of a tile.
@@ -100,21 +101,23 @@ pub(super) const PAIR_TILES: Layout = Layout {
     },
 };
 
-/// Words that a row takes for a block: its quants, and enough for the scales of 16 rows, however many a tile has.
-const BLOCK_WORDS: usize = BLOCK / 4 + TILE;
+/// Words that a row takes for a block: its quants, and enough for scales and sums of 16 rows, however many a tile has.
+const BLOCK_WORDS: usize = BYTE_LINES + 2 * TILE;
 
 /// Quantised rows in tiles: of 16 rows at a time the quants of a block each, of the next block, and so on; behind them
-/// 16 scales a block.
+/// 16 scales and 16 f32 sums of x a block.
 pub(super) const BLOCK_TILES: Layout = Layout {
     words: |inputs| inputs.div_ceil(BLOCK) * BLOCK_WORDS,
     write: |x, inputs, to| {
         let blocks = inputs.div_ceil(BLOCK);
         for (first, rows, to) in tiles(blocks * BLOCK_WORDS, to) {
-            let (quants, scales) = to.split_at_mut(blocks * rows * (BLOCK / 4));
-            let quants = quants.as_chunks_mut::<{ BLOCK / 4 }>().0;
+            let (quants, scales) = to.split_at_mut(blocks * rows * BYTE_LINES);
+            let quants = quants.as_chunks_mut::<BYTE_LINES>().0;
             for row in 0..rows {
                 for (block, values) in x.row(first + row)[..inputs].chunks(BLOCK).enumerate() {
-                    (scales[block * TILE + row], _) = write_block(values, &mut quants[block * rows + row]);
+                    let (scale, sums) = write_block(values, &mut quants[block * rows + row]);
+                    scales[2 * block * TILE + row] = scale;
+                    scales[(2 * block + 1) * TILE + row] = sum_of_x(scale, sums);
                 }
             }
         }
@@ -277,18 +280,78 @@ unsafe fn two_panels(task: &Task, panel: usize, row: usize, rows: usize) {
     }
 }
 
-/// The product of bytes. Its sums are those of AVX512-VNNI, to the bit.
+/// The product of blocks. Its sums are those of AVX512-VNNI, to the bit.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
 pub(super) unsafe fn amx_bytes(task: &Task, panels: Range<usize>) {
+    match task.format {
+        Format::Q4 | Format::Q4K => {
+            for panel in panels {
+                unsafe { widened(task, panel, |task| byte_panels(task, 0..1)) };
+            }
+        }
+        _ => unsafe { byte_panels(task, panels) },
+    }
+    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+}
+
+/// The product of blocks in 8 bits.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+unsafe fn byte_panels(task: &Task, panels: Range<usize>) {
     let stripe = (STRIPE_BYTES / (task.w_stride * 4)).max(1);
     for start in panels.clone().step_by(stripe) {
         for row in (0..task.rows).step_by(TILE) {
             for panel in start..panels.end.min(start + stripe) {
-                unsafe { blocks(task, panel, row, TILE.min(task.rows - row)) };
+                let rows = TILE.min(task.rows - row);
+                unsafe {
+                    match task.format {
+                        Format::Q6K => blocks::<2, false>(task, panel, row, rows),
+                        Format::Q5K => blocks::<1, true>(task, panel, row, rows),
+                        _ => blocks::<1, false>(task, panel, row, rows),
+                    }
+                }
             }
         }
     }
-    unsafe { asm!("tilerelease", options(nostack, nomem)) };
+}
+
+/// Calls `work` with the task of one panel in 4 bits, which is widened once for all rows: Q4 to Q8, Q4K to Q5K.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+unsafe fn widened(task: &Task, panel: usize, work: impl FnOnce(&Task)) {
+    thread_local! {
+        static LINES: Cell<Vec<Line>> = const { Cell::new(Vec::new()) };
+    }
+    let minima = task.format == Format::Q4K;
+    let format = if minima { Format::Q5K } else { Format::Q8 };
+    let mut lines = LINES.take();
+    lines.resize(format.lines(task.inputs).max(lines.len()), ZERO);
+    let blocks = lines.chunks_exact_mut(format.block_lines()).take(task.inputs / BLOCK).enumerate();
+    for (block, to) in blocks {
+        unsafe {
+            let w = task.w.add(panel * task.w_stride + block * task.format.block_lines() * PANEL);
+            for line in 0..NIBBLE_LINES {
+                let both = Vnni::load(w.add(line * PANEL));
+                // Q4's quants stand for 8 less.
+                let less = _mm512_set1_epi8(if minima { 0 } else { 8 });
+                store(&mut to[line], _mm512_sub_epi8(Vnni::bits::<0>(both, NIBBLES), less));
+                store(&mut to[NIBBLE_LINES + line], _mm512_sub_epi8(Vnni::bits::<4>(both, NIBBLES), less));
+            }
+            if minima {
+                let ([scales], [minima]) = q4k_scales::<Vnni, 1>([w], block);
+                store(&mut to[BYTE_LINES], scales);
+                store(&mut to[BYTE_LINES + 1], minima);
+            } else {
+                store(&mut to[BYTE_LINES], Vnni::load(w.add(NIBBLE_LINES * PANEL)));
+            }
+        }
+    }
+    let y = unsafe { task.y.add(panel * PANEL) };
+    work(&Task { w: lines.as_ptr().cast(), w_stride: lines.len() * PANEL, format, y, ..*task });
+    LINES.set(lines);
+}
+
+#[inline(always)]
+unsafe fn store(to: &mut Line, value: __m512i) {
+    unsafe { _mm512_store_si512((&raw mut *to).cast(), value) };
 }
 
 /// The sums of a block: `[rows of x, outputs]`.
@@ -299,33 +362,46 @@ struct Sums([[i32; PANEL]; TILE]);
 /// Blocks that are multiplied before their sums are scaled: meanwhile those of earlier ones are.
 const AHEAD: usize = 3;
 
-/// Up to 16 rows times a panel.
+/// Up to 16 rows times a panel, whose blocks have scales for each of so many `PARTS` and perhaps minima.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-unsafe fn blocks(task: &Task, panel: usize, row: usize, rows: usize) {
-    let shapes = Shapes::new([rows; 4], BLOCK / 4);
+unsafe fn blocks<const PARTS: usize, const MINIMA: bool>(task: &Task, panel: usize, row: usize, rows: usize) {
+    let part_lines = BYTE_LINES / PARTS;
+    let shapes = Shapes::new([rows; 4], part_lines);
     let mut sums = [Sums([[0; PANEL]; TILE]); AHEAD + 1];
-    let count = task.inputs.div_ceil(BLOCK);
+    let count = task.inputs.div_ceil(BLOCK) * PARTS;
+    let block_words = task.format.block_lines() * PANEL;
     unsafe {
         let w = task.w.add(panel * task.w_stride);
         let quants = task.x.add(row * task.x_stride);
-        let scales = quants.add(count * rows * (BLOCK / 4));
+        let of_x = quants.add(count / PARTS * rows * BYTE_LINES);
         let mut totals = [_mm512_setzero_ps(); TILE];
         asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack));
-        for block in 0..count + AHEAD {
-            if block < count {
-                let x = quants.add(block * rows * (BLOCK / 4));
-                let w = w.add(block * BLOCK_LINES * PANEL);
-                Vnni::fetch(w.wrapping_add(4 * BLOCK_LINES * PANEL));
-                block_sums(x, w, &mut sums[block % (AHEAD + 1)]);
+        for number in 0..count + AHEAD {
+            if number < count {
+                let (block, part) = (number / PARTS, number % PARTS);
+                let x = quants.add(block * rows * BYTE_LINES + part * part_lines);
+                let w = w.add(block * block_words);
+                if part == 0 {
+                    Vnni::fetch(w.wrapping_add(4 * block_words), task.format.block_lines());
+                }
+                block_sums(x, w.add(part * part_lines * PANEL), &mut sums[number % (AHEAD + 1)]);
             }
-            let Some(block) = block.checked_sub(AHEAD) else { continue };
-            let weights = _mm512_load_ps(w.add((block * BLOCK_LINES + BLOCK / 4) * PANEL).cast());
-            let (sums, scales) = (&sums[block % (AHEAD + 1)].0, scales.add(block * TILE));
+            let Some(number) = number.checked_sub(AHEAD) else { continue };
+            let (block, part) = (number / PARTS, number % PARTS);
+            let line = |line: usize| _mm512_load_ps(w.add(block * block_words + line * PANEL).cast());
+            let (sums, of_x) = (&sums[number % (AHEAD + 1)].0, of_x.add(2 * block * TILE));
+            let weights = line(BYTE_LINES + part);
             totals = std::array::from_fn(|t| {
-                let scale = _mm512_mul_ps(weights, _mm512_set1_ps(*scales.add(t)));
+                let scale = _mm512_mul_ps(weights, _mm512_set1_ps(*of_x.add(t)));
                 let sum = _mm512_cvtepi32_ps(_mm512_load_si512(sums[t].as_ptr().cast()));
                 _mm512_fmadd_ps(sum, scale, totals[t])
             });
+            if MINIMA {
+                let minima = line(BYTE_LINES + 1);
+                totals = std::array::from_fn(|t| {
+                    _mm512_fnmadd_ps(minima, _mm512_set1_ps(*of_x.add(TILE + t)), totals[t])
+                });
+            }
         }
         for (t, total) in totals.iter().take(rows).enumerate() {
             _mm512_storeu_ps(task.y.add((row + t) * task.y_stride + panel * PANEL), *total);

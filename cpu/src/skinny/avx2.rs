@@ -70,13 +70,38 @@ impl Bytes for Avx2 {
     unsafe fn start(_: *const f32) -> __m256i {
         unsafe { _mm256_setzero_si256() }
     }
+    #[inline(always)]
+    unsafe fn word(from: *const f32) -> __m256i {
+        unsafe { _mm256_set1_epi32(*from.cast()) }
+    }
     /// Multiplies |w| by x with w's sign: pairs of products are at most 2 · 128 · 127, which 16 bits hold.
     #[inline(always)]
     unsafe fn dot(sum: __m256i, weights: __m256i, x: *const f32) -> __m256i {
         unsafe {
             let x = _mm256_sign_epi8(_mm256_set1_epi32(*x.cast()), weights);
-            let pairs = _mm256_maddubs_epi16(_mm256_sign_epi8(weights, weights), x);
-            _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
+            add_products(sum, _mm256_sign_epi8(weights, weights), x)
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_unsigned(sum: __m256i, weights: __m256i, x: *const f32) -> __m256i {
+        unsafe { add_products(sum, weights, Self::word(x)) }
+    }
+    #[inline(always)]
+    unsafe fn bits<const SHIFT: u32>(value: __m256i, mask: u32) -> __m256i {
+        unsafe {
+            let shifted = _mm256_srl_epi32(value, _mm_cvtsi32_si128(SHIFT.cast_signed()));
+            _mm256_and_si256(shifted, _mm256_set1_epi32(mask.cast_signed()))
+        }
+    }
+    #[inline(always)]
+    unsafe fn times(integers: __m256i, factors: __m256i) -> __m256i {
+        unsafe { _mm256_castps_si256(_mm256_mul_ps(_mm256_cvtepi32_ps(integers), _mm256_castsi256_ps(factors))) }
+    }
+    #[inline(always)]
+    unsafe fn less(minima: __m256i, x: *const f32, total: __m256i) -> __m256i {
+        unsafe {
+            let (minima, total) = (_mm256_castsi256_ps(minima), _mm256_castsi256_ps(total));
+            _mm256_castps_si256(_mm256_fnmadd_ps(minima, _mm256_set1_ps(*x), total))
         }
     }
     #[inline(always)]
@@ -90,6 +115,15 @@ impl Bytes for Avx2 {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: __m256i) {
         unsafe { _mm256_storeu_si256(to.cast(), value) }
+    }
+}
+
+/// Adds the products of four unsigned and four signed bytes to each lane.
+#[inline(always)]
+unsafe fn add_products(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m256i {
+    unsafe {
+        let pairs = _mm256_maddubs_epi16(unsigned, signed);
+        _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)))
     }
 }
 

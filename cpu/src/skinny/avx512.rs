@@ -8,7 +8,7 @@ use std::{arch::x86_64::*, mem::transmute, ops::Range};
 
 use super::{
     kernel::{STRIPE, Simd, Task, Tile, product, rows},
-    packing::{BLOCK_LINES, PANEL},
+    packing::PANEL,
     quants::{Blocks, Bytes},
 };
 
@@ -82,13 +82,36 @@ impl Bytes for Vnni {
     }
     #[inline(always)]
     unsafe fn start(offset: *const f32) -> __m512i {
-        unsafe { _mm512_set1_epi32(*offset.cast()) }
+        unsafe { Self::word(offset) }
+    }
+    #[inline(always)]
+    unsafe fn word(from: *const f32) -> __m512i {
+        unsafe { _mm512_set1_epi32(*from.cast()) }
     }
     #[inline(always)]
     unsafe fn dot(sum: __m512i, weights: __m512i, x: *const f32) -> __m512i {
         unsafe {
             let unsigned = _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
-            _mm512_dpbusd_epi32(sum, unsigned, _mm512_set1_epi32(*x.cast()))
+            Self::dot_unsigned(sum, unsigned, x)
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_unsigned(sum: __m512i, weights: __m512i, x: *const f32) -> __m512i {
+        unsafe { _mm512_dpbusd_epi32(sum, weights, Self::word(x)) }
+    }
+    #[inline(always)]
+    unsafe fn bits<const SHIFT: u32>(value: __m512i, mask: u32) -> __m512i {
+        unsafe { _mm512_and_si512(_mm512_srli_epi32::<SHIFT>(value), _mm512_set1_epi32(mask.cast_signed())) }
+    }
+    #[inline(always)]
+    unsafe fn times(integers: __m512i, factors: __m512i) -> __m512i {
+        unsafe { _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(integers), _mm512_castsi512_ps(factors))) }
+    }
+    #[inline(always)]
+    unsafe fn less(minima: __m512i, x: *const f32, total: __m512i) -> __m512i {
+        unsafe {
+            let (minima, total) = (_mm512_castsi512_ps(minima), _mm512_castsi512_ps(total));
+            _mm512_castps_si512(_mm512_fnmadd_ps(minima, _mm512_set1_ps(*x), total))
         }
     }
     #[inline(always)]
@@ -104,8 +127,8 @@ impl Bytes for Vnni {
         unsafe { _mm512_storeu_si512(to.cast(), value) }
     }
     #[inline(always)]
-    fn fetch(from: *const u32) {
-        for line in 0..BLOCK_LINES {
+    fn fetch(from: *const u32, lines: usize) {
+        for line in 0..lines {
             unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * PANEL).cast()) };
         }
     }

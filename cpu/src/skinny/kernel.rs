@@ -101,7 +101,7 @@ unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usiz
                     accumulate::<S, V, T>(&mut sums, &weights, &x, 2 * last);
                 }
             }
-            (Format::Q8, _) => unreachable!("blocks are multiplied by tiles of their own"),
+            _ => unreachable!("blocks are multiplied by tiles of their own"),
         }
         for (t, sums) in sums.iter().enumerate() {
             for (v, sum) in sums.iter().enumerate() {

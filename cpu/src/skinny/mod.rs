@@ -26,6 +26,7 @@ mod amx;
 mod avx2;
 mod avx512;
 mod bf16;
+mod ggml;
 mod isa;
 mod kernel;
 mod layout;
@@ -35,9 +36,11 @@ mod product;
 mod quants;
 mod rows;
 #[cfg(test)]
+mod block_tests;
+#[cfg(test)]
 mod tests;
 
-pub use self::packing::Format;
+pub use self::packing::{Format, Matrix};
 pub(crate) use self::{
     isa::vectorized,
     packing::{Line, PANEL, PackedMatrix, Panels, ZERO},

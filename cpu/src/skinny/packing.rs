@@ -1,6 +1,6 @@
 //! Weights in panels: the layout that a product streams.
 
-use super::quants::write_block;
+use super::{ggml, quants::write_block};
 
 /// Outputs of a panel.
 pub(crate) const PANEL: usize = 16;
@@ -8,11 +8,14 @@ pub(crate) const PANEL: usize = 16;
 /// Inputs of a block of quantised weights, which share a scale.
 pub(super) const BLOCK: usize = 32;
 
-/// Lines of a block: four inputs each, and one of scales.
-pub(super) const BLOCK_LINES: usize = BLOCK / 4 + 1;
+/// Lines of the quants of a block in 8 bits, four inputs each.
+pub(super) const BYTE_LINES: usize = BLOCK / 4;
 
-/// The weights of 16 outputs for one input (f32 bits), for two (bf16) or for four (int8), the earliest in the lowest
-/// bits; or the f32 scales of a block.
+/// Lines of the quants of a block in 4 bits, eight inputs each.
+pub(super) const NIBBLE_LINES: usize = BLOCK / 8;
+
+/// The weights of 16 outputs for one input (f32 bits), for two (bf16), for four (int8) or for eight (4 bits), the
+/// earliest in the lowest bits; or the f32 scales of a block.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub(crate) struct Line(pub(crate) [u32; PANEL]);
@@ -29,6 +32,16 @@ pub enum Format {
     Bf16,
     /// Blocks of 32 inputs in 8 bits and a scale, the numbers of GGUF's Q8_0; rows of x are quantised likewise.
     Q8,
+    /// GGUF's Q4_0: blocks in 4 bits from -8 to 7 and a scale.
+    Q4,
+    /// GGUF's Q4_K: blocks in 4 bits from 0 to 15, a scale and a minimum. Those are 6 bits times factors d and dmin of
+    /// 256 inputs, which as f32 leave 13 bits empty: of two blocks, the first one's line of scales holds d, the
+    /// other's dmin, and both hold their own 6 bits (of the scale lowest) below.
+    Q4K,
+    /// GGUF's Q5_K, widened: blocks in 8 bits from 0 to 31, and a line each of f32 scales and minima.
+    Q5K,
+    /// GGUF's Q6_K, widened: blocks in 8 bits from -32 to 31, and a line of f32 scales for each 16 inputs.
+    Q6K,
 }
 
 impl Format {
@@ -37,7 +50,44 @@ impl Format {
         match self {
             Self::F32 => inputs,
             Self::Bf16 => inputs.div_ceil(2),
-            Self::Q8 => inputs.div_ceil(BLOCK) * BLOCK_LINES,
+            Self::Q8 | Self::Q4 | Self::Q4K | Self::Q5K | Self::Q6K => inputs.div_ceil(BLOCK) * self.block_lines(),
+        }
+    }
+
+    /// Lines of a block: its quants, and behind them its scales.
+    pub(super) const fn block_lines(self) -> usize {
+        match self {
+            Self::F32 | Self::Bf16 => 0,
+            Self::Q8 => BYTE_LINES + 1,
+            Self::Q4 | Self::Q4K => NIBBLE_LINES + 1,
+            Self::Q5K | Self::Q6K => BYTE_LINES + 2,
+        }
+    }
+}
+
+/// A weight matrix `[outputs, inputs]`, row-major.
+#[derive(Debug)]
+pub enum Matrix {
+    /// Weights to be stored in a format: [`Format::F32`], [`Format::Bf16`], which keeps the upper half of each (round
+    /// before), or [`Format::Q8`], which rounds to the nearest of 255 multiples of the block's greatest weight. That
+    /// gives the quants of a matrix that was quantised so before.
+    Values(Vec<f32>, Format),
+    /// Blocks as [GGUF](Format::ggml_block) stores them, which are read without rounding.
+    Blocks(Vec<u8>, Format),
+}
+
+impl Matrix {
+    /// How it is to be stored.
+    pub(crate) fn format(&self) -> Format {
+        match self {
+            Self::Values(_, format) | Self::Blocks(_, format) => *format,
+        }
+    }
+
+    fn outputs(&self, inputs: usize) -> usize {
+        match self {
+            Self::Values(values, _) => values.len() / inputs,
+            Self::Blocks(bytes, format) => bytes.len() / format.row_bytes(inputs),
         }
     }
 }
@@ -64,31 +114,37 @@ pub(crate) struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs matrices `[outputs, inputs]` (row-major, one below the other) of equal `inputs`. bf16 keeps the upper half
-    /// of each weight: round before. Q8 rounds to the nearest of 255 multiples of the block's greatest weight, which
-    /// gives the quants of a matrix that was quantised so before.
-    pub(crate) fn pack(parts: &[&[f32]], inputs: usize, format: Format) -> Self {
-        let outputs = parts.iter().map(|part| part.len() / inputs).sum::<usize>();
+    /// Packs matrices of equal `inputs` and format, one below the other.
+    pub(crate) fn pack(parts: &[Matrix], inputs: usize) -> Self {
+        let outputs = parts.iter().map(|part| part.outputs(inputs)).sum::<usize>();
+        let format = parts.first().map_or(Format::F32, Matrix::format);
+        let block = format.ggml_block().map_or(1, |(inputs, _)| inputs);
+        assert!(format == Format::Q8 || inputs.is_multiple_of(block), "{inputs} inputs are no blocks of {block}");
         let depth = format.lines(inputs);
         let mut lines = vec![ZERO; outputs.div_ceil(PANEL) * depth];
-        let rows = parts.iter().flat_map(|part| part.chunks_exact(inputs));
-        for (output, row) in rows.enumerate() {
+        let mut output = 0;
+        let mut next = |pack: &dyn Fn(&mut dyn FnMut(usize, u32))| {
             let panel = &mut lines[output / PANEL * depth..][..depth];
-            let mut set = |line: usize, bits: u32| panel[line].0[output % PANEL] |= bits;
-            match format {
-                Format::F32 => row.iter().enumerate().for_each(|(input, weight)| set(input, weight.to_bits())),
-                Format::Bf16 => row.iter().enumerate().for_each(|(input, weight)| {
-                    set(input / 2, (weight.to_bits() >> 16) << (input % 2 * 16));
-                }),
-                Format::Q8 => row.chunks(BLOCK).enumerate().for_each(|(block, weights)| {
-                    let (first, mut words) = (block * BLOCK_LINES, [0; BLOCK / 4]);
-                    let (scale, _) = write_block(weights, &mut words);
-                    words.into_iter().enumerate().for_each(|(line, quants)| set(first + line, quants));
-                    set(first + BLOCK / 4, half(f32::from_bits(scale)).to_bits());
-                }),
+            pack(&mut |line, bits| panel[line].0[output % PANEL] |= bits);
+            output += 1;
+        };
+        for part in parts {
+            match part {
+                Matrix::Values(values, format) => {
+                    values.chunks_exact(inputs).for_each(|row| next(&|set| pack_values(row, *format, set)));
+                }
+                Matrix::Blocks(bytes, format) => {
+                    let rows = bytes.chunks_exact(format.row_bytes(inputs));
+                    rows.for_each(|row| next(&|set| ggml::pack_blocks(row, *format, set)));
+                }
             }
         }
         Self { lines, format, inputs, outputs }
+    }
+
+    /// Rows of the matrix.
+    pub(crate) fn outputs(&self) -> usize {
+        self.outputs
     }
 
     /// All of its panels.
@@ -100,6 +156,23 @@ impl PackedMatrix {
             outputs: self.outputs,
             stride: self.lines.len() / self.outputs.div_ceil(PANEL).max(1),
         }
+    }
+}
+
+/// Gives the lines of a row of weights and its bits in them.
+fn pack_values(row: &[f32], format: Format, set: &mut dyn FnMut(usize, u32)) {
+    match format {
+        Format::F32 => row.iter().enumerate().for_each(|(input, weight)| set(input, weight.to_bits())),
+        Format::Bf16 => row.iter().enumerate().for_each(|(input, weight)| {
+            set(input / 2, (weight.to_bits() >> 16) << (input % 2 * 16));
+        }),
+        Format::Q8 => row.chunks(BLOCK).enumerate().for_each(|(block, weights)| {
+            let (first, mut words) = (block * format.block_lines(), [0; BYTE_LINES]);
+            let (scale, _) = write_block(weights, &mut words);
+            words.into_iter().enumerate().for_each(|(line, quants)| set(first + line, quants));
+            set(first + BYTE_LINES, half(f32::from_bits(scale)).to_bits());
+        }),
+        Format::Q4 | Format::Q4K | Format::Q5K | Format::Q6K => unreachable!("these come in blocks"),
     }
 }
 

@@ -69,6 +69,11 @@ impl Bytes for Arrays {
         [0; 4]
     }
     #[inline(always)]
+    unsafe fn word(from: *const f32) -> [u32; 4] {
+        // SAFETY: the caller's.
+        [unsafe { *from }.to_bits(); 4]
+    }
+    #[inline(always)]
     unsafe fn dot(sum: [u32; 4], weights: [u32; 4], x: *const f32) -> [u32; 4] {
         let bytes = |word: u32| word.to_le_bytes().map(|byte| i32::from(byte.cast_signed()));
         // SAFETY: the caller's.
@@ -77,6 +82,26 @@ impl Bytes for Arrays {
             let products = bytes(weights[lane]).into_iter().zip(x).map(|(weight, x)| weight * x);
             sum[lane].wrapping_add(products.sum::<i32>().cast_unsigned())
         })
+    }
+    #[inline(always)]
+    unsafe fn dot_unsigned(sum: [u32; 4], weights: [u32; 4], x: *const f32) -> [u32; 4] {
+        // SAFETY: the caller's; up to 127 both readings of a byte are the same.
+        unsafe { Self::dot(sum, weights, x) }
+    }
+    #[inline(always)]
+    unsafe fn bits<const SHIFT: u32>(value: [u32; 4], mask: u32) -> [u32; 4] {
+        value.map(|value| value >> SHIFT & mask)
+    }
+    #[inline(always)]
+    unsafe fn times(integers: [u32; 4], factors: [u32; 4]) -> [u32; 4] {
+        std::array::from_fn(|lane| (integers[lane].cast_signed() as f32 * f32::from_bits(factors[lane])).to_bits())
+    }
+    #[inline(always)]
+    unsafe fn less(minima: [u32; 4], x: *const f32, total: [u32; 4]) -> [u32; 4] {
+        // SAFETY: the caller's.
+        let x = unsafe { *x };
+        let less = |lane: usize| f32::from_bits(total[lane]) - f32::from_bits(minima[lane]) * x;
+        std::array::from_fn(|lane| less(lane).to_bits())
     }
     #[inline(always)]
     unsafe fn scaled(sum: [u32; 4], scales: [u32; 4], x: *const f32, total: [u32; 4]) -> [u32; 4] {

@@ -8,7 +8,7 @@ use super::{
     isa::{Isa, isa},
     kernel::{Product, Task},
     layout::Layout,
-    packing::{Format, PANEL, PackedMatrix, Panels},
+    packing::{BLOCK, Format, PANEL, PackedMatrix, Panels},
     portable, quants,
     rows::Rows,
 };
@@ -20,7 +20,7 @@ impl Panels<'_> {
     /// `y = x Wᵀ` on this thread.
     pub(crate) fn multiply(&self, x: &Rows, y: &mut Rows) {
         y.reshape(x.rows, self.outputs);
-        product(self, x, y, 1);
+        product(self, x, (y, 0), 1);
     }
 }
 
@@ -28,26 +28,32 @@ impl PackedMatrix {
     /// `y = x Wᵀ`, on all threads where that pays.
     pub(crate) fn multiply(&self, x: &Rows, y: &mut Rows) {
         y.reshape(x.rows, self.outputs);
+        self.multiply_into(x, y, 0);
+    }
+
+    /// The same into the columns of y from `first` on, and as many more as the last panel has room for.
+    pub(crate) fn multiply_into(&self, x: &Rows, y: &mut Rows, first: usize) {
         // A single row costs about as much as four: its weights have to be read.
         let pays = self.inputs * self.outputs * (x.rows + 3) >= PARALLEL_WORK;
         let threads = if pays { rayon::current_num_threads() } else { 1 };
-        product(&self.panels(), x, y, threads);
+        product(&self.panels(), x, (y, first), threads);
     }
 }
 
-/// `y = x Wᵀ` on at most `threads` threads.
+/// `y = x Wᵀ` on at most `threads` threads, into the columns of y from `first` on.
 ///
 /// # Panics
 /// If a line, an x or a y would lie outside its buffer.
-fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
+fn product(w: &Panels<'_>, x: &Rows, (y, first): (&mut Rows, usize), threads: usize) {
     let (rows, panels) = (x.rows, w.outputs.div_ceil(PANEL));
     if rows == 0 || panels == 0 {
         return;
     }
     let depth = w.format.lines(w.inputs);
+    assert!(w.format != Format::Q4K || w.inputs.is_multiple_of(2 * BLOCK), "blocks come in pairs");
     assert!(depth <= w.stride && w.lines.len() >= (panels - 1) * w.stride + depth);
     assert!(x.columns >= w.inputs && x.data.len() >= rows * x.stride);
-    assert!(y.stride >= panels * PANEL && y.rows >= rows && y.data.len() >= rows * y.stride);
+    assert!(y.stride >= first + panels * PANEL && y.rows >= rows && y.data.len() >= rows * y.stride);
     let task = Task {
         w: w.lines.as_ptr().cast(),
         format: w.format,
@@ -55,7 +61,7 @@ fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
         inputs: w.inputs,
         x: x.data.as_ptr(),
         x_stride: x.stride,
-        y: y.data.as_mut_ptr(),
+        y: y.data[first..].as_mut_ptr(),
         y_stride: y.stride,
         rows,
     };
@@ -77,8 +83,8 @@ fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
             Some((product, layout)) => (product, Some(layout)),
             None => (widened_product(), None),
         },
-        Format::Q8 => {
-            let (product, layout) = bytes_product(rows);
+        format => {
+            let (product, layout) = bytes_product(format, rows);
             (product, Some(layout))
         }
     };
@@ -91,13 +97,13 @@ fn product(w: &Panels<'_>, x: &Rows, y: &mut Rows, threads: usize) {
 /// Rows from which on tiles multiply bytes faster than AVX512-VNNI.
 const TILED_ROWS: usize = 12;
 
-/// The product of bytes for so many rows; all give the same sums.
-fn bytes_product(rows: usize) -> (Product, Layout) {
+/// The product of blocks for so many rows; all with 16 lanes give the same sums.
+fn bytes_product(format: Format, rows: usize) -> (Product, Layout) {
     match isa() {
         Isa::Avx512 if rows >= TILED_ROWS && amx::amx() => (amx::amx_bytes, amx::BLOCK_TILES),
-        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => (avx512::avx512_vnni, quants::BLOCKS),
-        Isa::Avx512 | Isa::Avx2 => (avx2::avx2_bytes, quants::BLOCKS),
-        Isa::Portable => (portable::portable_bytes, quants::BLOCKS),
+        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => (avx512::avx512_vnni, quants::blocks(format)),
+        Isa::Avx512 | Isa::Avx2 => (avx2::avx2_bytes, quants::blocks(format)),
+        Isa::Portable => (portable::portable_bytes, quants::blocks(format)),
     }
 }
 

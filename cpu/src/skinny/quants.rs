@@ -1,16 +1,23 @@
 //! Products of weights and rows of x in 8 bits.
 //!
 //! Blocks of 32 inputs have one scale for each output, and one for each row of x. The products of a block are summed as
-//! integers, exactly; the sums of blocks are scaled and added as f32 in the order of the inputs.
+//! integers, exactly; the sums of blocks are scaled and added as f32 in the order of the inputs. A block's minimum is
+//! multiplied with the sum of x.
 
 use super::{
+    ggml::{FACTOR, SIX_BITS},
     kernel::{Task, Tile},
     layout::Layout,
-    packing::{BLOCK, BLOCK_LINES, PANEL, quantise},
+    packing::{BLOCK, BYTE_LINES, Format, NIBBLE_LINES, PANEL, quantise},
+    rows::Rows,
 };
 
-/// Words of a block of x: 32 quants, their scale, and -128 times their sum.
-pub(super) const X_BLOCK: usize = BLOCK / 4 + 2;
+/// The lower halves of four bytes.
+pub(super) const NIBBLES: u32 = 0x0f0f_0f0f;
+
+/// Words of the scale of a block of x, and of what belongs to its sum, behind its quants.
+const SCALE: usize = BYTE_LINES;
+const SUM: usize = SCALE + 1;
 
 /// Blocks of weights that are fetched ahead: what the processor fetches by itself comes too late beside eight rows.
 const AHEAD: usize = 4;
@@ -23,8 +30,18 @@ pub(super) trait Bytes {
     unsafe fn load(from: *const u32) -> Self::Register;
     /// What the sum of a block starts from, given its row's -128 · Σ x: that, where weights are multiplied as unsigned.
     unsafe fn start(offset: *const f32) -> Self::Register;
+    /// The word at an address in all lanes.
+    unsafe fn word(from: *const f32) -> Self::Register;
     /// Adds the products of four weights of each lane and the four quants at `x`.
     unsafe fn dot(sum: Self::Register, weights: Self::Register, x: *const f32) -> Self::Register;
+    /// The same of weights from 0 to 127, for sums that start from 0.
+    unsafe fn dot_unsigned(sum: Self::Register, weights: Self::Register, x: *const f32) -> Self::Register;
+    /// The bits from `SHIFT` on that `mask` has.
+    unsafe fn bits<const SHIFT: u32>(value: Self::Register, mask: u32) -> Self::Register;
+    /// The f32 product of integers and f32 factors.
+    unsafe fn times(integers: Self::Register, factors: Self::Register) -> Self::Register;
+    /// `total` - minima · the f32 at `x`.
+    unsafe fn less(minima: Self::Register, x: *const f32, total: Self::Register) -> Self::Register;
     /// `total` + the block's sum · scales · the scale at `x`.
     unsafe fn scaled(
         sum: Self::Register,
@@ -33,8 +50,8 @@ pub(super) trait Bytes {
         total: Self::Register,
     ) -> Self::Register;
     unsafe fn store(to: *mut f32, value: Self::Register);
-    /// Fetches the registers of a block into the cache. No address is wrong.
-    fn fetch(_: *const u32) {}
+    /// Fetches the registers of so many lines into the cache. No address is wrong.
+    fn fetch(_: *const u32, _: usize) {}
 }
 
 /// Tiles of blocks.
@@ -43,65 +60,326 @@ pub(super) struct Blocks<B>(std::marker::PhantomData<B>);
 impl<B: Bytes> Tile for Blocks<B> {
     const LANES: usize = B::LANES;
     #[inline(always)]
-    unsafe fn tile<const V: usize, const T: usize>(task: &Task, first: usize, (x, y): (*const f32, *mut f32)) {
-        let registers = PANEL / B::LANES;
-        // SAFETY: the bounds of the task; `first + V` registers of outputs exist.
+    unsafe fn tile<const V: usize, const T: usize>(task: &Task, first: usize, xy: (*const f32, *mut f32)) {
+        // SAFETY: the caller's.
         unsafe {
-            let mut totals = [[B::zero(); V]; T];
-            let w: [*const u32; V] = std::array::from_fn(|v| {
-                let (panel, part) = ((first + v) / registers, (first + v) % registers);
-                task.w.add(panel * task.w_stride + part * B::LANES)
-            });
-            let x: [*const f32; T] = std::array::from_fn(|t| x.add(t * task.x_stride));
-            for block in 0..task.inputs.div_ceil(BLOCK) {
-                let w = w.map(|w| w.add(block * BLOCK_LINES * PANEL));
-                let x = x.map(|x| x.add(block * X_BLOCK));
-                let mut sums = x.map(|x| [B::start(x.add(X_BLOCK - 1)); V]);
-                for line in 0..BLOCK / 4 {
-                    let weights = w.map(|w| B::load(w.add(line * PANEL)));
-                    for (sums, x) in sums.iter_mut().zip(x) {
-                        for (sum, weights) in sums.iter_mut().zip(weights) {
-                            *sum = B::dot(*sum, weights, x.add(line));
-                        }
-                    }
-                }
-                let scales = w.map(|w| B::load(w.add(BLOCK / 4 * PANEL)));
-                w.iter().for_each(|w| B::fetch(w.wrapping_add(AHEAD * BLOCK_LINES * PANEL)));
-                for ((totals, sums), x) in totals.iter_mut().zip(sums).zip(x) {
-                    for ((total, sum), scales) in totals.iter_mut().zip(sums).zip(scales) {
-                        *total = B::scaled(sum, scales, x.add(X_BLOCK - 2), *total);
-                    }
-                }
-            }
-            for (t, totals) in totals.iter().enumerate() {
-                for (v, total) in totals.iter().enumerate() {
-                    B::store(y.add(t * task.y_stride + (first + v) * B::LANES), *total);
-                }
+            match task.format {
+                Format::Q8 => tile::<B, Q8, V, T>(task, first, xy),
+                Format::Q4 => tile::<B, Q4, V, T>(task, first, xy),
+                Format::Q4K => tile::<B, Q4K, V, T>(task, first, xy),
+                Format::Q5K => tile::<B, Q5K, V, T>(task, first, xy),
+                Format::Q6K => tile::<B, Q6K, V, T>(task, first, xy),
+                Format::F32 | Format::Bf16 => unreachable!("elements are multiplied by tiles of their own"),
             }
         }
     }
 }
 
-/// Rows of x quantised: for each block its quants, four a word, the bits of their scale, and -128 times their sum. What
-/// is behind the last input is zero.
-pub(super) const BLOCKS: Layout = Layout {
-    words: |inputs| inputs.div_ceil(BLOCK) * X_BLOCK,
-    write: |x, inputs, to| {
-        let rows = to.chunks_exact_mut(inputs.div_ceil(BLOCK) * X_BLOCK).enumerate();
-        for (row, to) in rows {
-            let blocks = to.as_chunks_mut::<X_BLOCK>().0.iter_mut();
-            for (values, [words @ .., scale, offset]) in x.row(row)[..inputs].chunks(BLOCK).zip(blocks) {
-                let sum: i32;
-                (*scale, sum) = write_block(values, words);
-                *offset = (-128 * sum).cast_unsigned();
+#[inline(always)]
+unsafe fn tile<B: Bytes, K: Block, const V: usize, const T: usize>(
+    task: &Task,
+    first: usize,
+    (x, y): (*const f32, *mut f32),
+) {
+    let registers = PANEL / B::LANES;
+    let lines = K::FORMAT.block_lines();
+    // SAFETY: the bounds of the task; `first + V` registers of outputs exist.
+    unsafe {
+        let mut totals = [[B::zero(); V]; T];
+        let w: [*const u32; V] = std::array::from_fn(|v| {
+            let (panel, part) = ((first + v) / registers, (first + v) % registers);
+            task.w.add(panel * task.w_stride + part * B::LANES)
+        });
+        let x: [*const f32; T] = std::array::from_fn(|t| x.add(t * task.x_stride));
+        for block in 0..task.inputs.div_ceil(BLOCK) {
+            let w = w.map(|w| w.add(block * lines * PANEL));
+            let x = x.map(|x| x.add(block * K::X_BLOCK));
+            K::add::<B, V, T>(w, x, block, &mut totals);
+            w.iter().for_each(|w| B::fetch(w.wrapping_add(AHEAD * lines * PANEL), lines));
+        }
+        for (t, totals) in totals.iter().enumerate() {
+            for (v, total) in totals.iter().enumerate() {
+                B::store(y.add(t * task.y_stride + (first + v) * B::LANES), *total);
             }
         }
-    },
-};
+    }
+}
 
-/// Writes the quants of a block, four a word, and returns the bits of their scale and their sum.
+/// Registers of sums: of `V` of outputs for `T` rows.
+type Sums<B, const V: usize, const T: usize> = [[<B as Bytes>::Register; V]; T];
+
+/// How blocks of a format are multiplied.
+trait Block {
+    const FORMAT: Format;
+    /// Words of a block of x.
+    const X_BLOCK: usize = SUM + 1;
+    /// Adds the scaled products of a block, the one of that number of its rows.
+    unsafe fn add<B: Bytes, const V: usize, const T: usize>(
+        w: [*const u32; V],
+        x: [*const f32; T],
+        number: usize,
+        totals: &mut Sums<B, V, T>,
+    );
+}
+
+struct Q8;
+
+impl Block for Q8 {
+    const FORMAT: Format = Format::Q8;
+    #[inline(always)]
+    unsafe fn add<B: Bytes, const V: usize, const T: usize>(
+        w: [*const u32; V],
+        x: [*const f32; T],
+        _: usize,
+        totals: &mut Sums<B, V, T>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut sums = x.map(|x| [B::start(x.add(SUM)); V]);
+            for line in 0..BYTE_LINES {
+                let weights = w.map(|w| B::load(w.add(line * PANEL)));
+                dots(&mut sums, weights, x.map(|x| x.add(line)), |sum, w, x| B::dot(sum, w, x));
+            }
+            scale::<B, V, T>(sums, w.map(|w| B::load(w.add(BYTE_LINES * PANEL))), x, totals);
+        }
+    }
+}
+
+struct Q4;
+
+impl Block for Q4 {
+    const FORMAT: Format = Format::Q4;
+    #[inline(always)]
+    unsafe fn add<B: Bytes, const V: usize, const T: usize>(
+        w: [*const u32; V],
+        x: [*const f32; T],
+        _: usize,
+        totals: &mut Sums<B, V, T>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            // Quants are multiplied from 0 to 15, 8 more than they stand for.
+            let mut sums = x.map(|x| [B::word(x.add(SUM)); V]);
+            nibble_dots::<B, V, T>(&mut sums, w, x);
+            scale::<B, V, T>(sums, w.map(|w| B::load(w.add(NIBBLE_LINES * PANEL))), x, totals);
+        }
+    }
+}
+
+struct Q4K;
+
+impl Block for Q4K {
+    const FORMAT: Format = Format::Q4K;
+    #[inline(always)]
+    unsafe fn add<B: Bytes, const V: usize, const T: usize>(
+        w: [*const u32; V],
+        x: [*const f32; T],
+        number: usize,
+        totals: &mut Sums<B, V, T>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut sums = [[B::zero(); V]; T];
+            nibble_dots::<B, V, T>(&mut sums, w, x);
+            let (scales, minima) = q4k_scales::<B, V>(w, number);
+            scale::<B, V, T>(sums, scales, x, totals);
+            subtract::<B, V, T>(minima, x, totals);
+        }
+    }
+}
+
+struct Q5K;
+
+impl Block for Q5K {
+    const FORMAT: Format = Format::Q5K;
+    #[inline(always)]
+    unsafe fn add<B: Bytes, const V: usize, const T: usize>(
+        w: [*const u32; V],
+        x: [*const f32; T],
+        _: usize,
+        totals: &mut Sums<B, V, T>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            let mut sums = [[B::zero(); V]; T];
+            for line in 0..BYTE_LINES {
+                let weights = w.map(|w| B::load(w.add(line * PANEL)));
+                dots(&mut sums, weights, x.map(|x| x.add(line)), |sum, w, x| B::dot_unsigned(sum, w, x));
+            }
+            scale::<B, V, T>(sums, w.map(|w| B::load(w.add(BYTE_LINES * PANEL))), x, totals);
+            subtract::<B, V, T>(w.map(|w| B::load(w.add((BYTE_LINES + 1) * PANEL))), x, totals);
+        }
+    }
+}
+
+struct Q6K;
+
+impl Block for Q6K {
+    const FORMAT: Format = Format::Q6K;
+    const X_BLOCK: usize = SUM + 2;
+    #[inline(always)]
+    unsafe fn add<B: Bytes, const V: usize, const T: usize>(
+        w: [*const u32; V],
+        x: [*const f32; T],
+        _: usize,
+        totals: &mut Sums<B, V, T>,
+    ) {
+        // SAFETY: the caller's.
+        unsafe {
+            for half in 0..2 {
+                let mut sums = x.map(|x| [B::start(x.add(SUM + half)); V]);
+                for line in half * BYTE_LINES / 2..(half + 1) * BYTE_LINES / 2 {
+                    let weights = w.map(|w| B::load(w.add(line * PANEL)));
+                    dots(&mut sums, weights, x.map(|x| x.add(line)), |sum, w, x| B::dot(sum, w, x));
+                }
+                scale::<B, V, T>(sums, w.map(|w| B::load(w.add((BYTE_LINES + half) * PANEL))), x, totals);
+            }
+        }
+    }
+}
+
+/// The scales and the minima of a block of [`Format::Q4K`].
 #[inline(always)]
-pub(super) fn write_block(values: &[f32], to: &mut [u32; BLOCK / 4]) -> (u32, i32) {
+pub(super) unsafe fn q4k_scales<B: Bytes, const V: usize>(
+    w: [*const u32; V],
+    number: usize,
+) -> ([B::Register; V], [B::Register; V]) {
+    let lines = Format::Q4K.block_lines() * PANEL;
+    // SAFETY: the caller's; blocks come in pairs.
+    unsafe {
+        let own = w.map(|w| w.add(NIBBLE_LINES * PANEL));
+        let of_pair = |place: usize| own.map(|line| B::load(line.sub(number % 2 * lines).add(place * lines)));
+        let (d, dmin) = (of_pair(0), of_pair(1));
+        let own = own.map(|line| B::load(line));
+        let product = |six, factor| B::times(six, B::bits::<0>(factor, FACTOR));
+        (
+            std::array::from_fn(|v| product(B::bits::<0>(own[v], SIX_BITS), d[v])),
+            std::array::from_fn(|v| product(B::bits::<6>(own[v], SIX_BITS), dmin[v])),
+        )
+    }
+}
+
+/// Adds the products of a block's quants from 0 to 15.
+#[inline(always)]
+unsafe fn nibble_dots<B: Bytes, const V: usize, const T: usize>(
+    sums: &mut Sums<B, V, T>,
+    w: [*const u32; V],
+    x: [*const f32; T],
+) {
+    // SAFETY: the caller's.
+    unsafe {
+        for line in 0..NIBBLE_LINES {
+            let both = w.map(|w| B::load(w.add(line * PANEL)));
+            let dot = |sum, w, x| B::dot_unsigned(sum, w, x);
+            dots(sums, both.map(|both| B::bits::<0>(both, NIBBLES)), x.map(|x| x.add(line)), dot);
+            let late = x.map(|x| x.add(NIBBLE_LINES + line));
+            dots(sums, both.map(|both| B::bits::<4>(both, NIBBLES)), late, dot);
+        }
+    }
+}
+
+#[inline(always)]
+fn dots<R: Copy, const V: usize, const T: usize>(
+    sums: &mut [[R; V]; T],
+    weights: [R; V],
+    x: [*const f32; T],
+    dot: impl Fn(R, R, *const f32) -> R,
+) {
+    for (sums, x) in sums.iter_mut().zip(x) {
+        sums.iter_mut().zip(weights).for_each(|(sum, weights)| *sum = dot(*sum, weights, x));
+    }
+}
+
+/// Adds the sums of a block times both scales.
+#[inline(always)]
+unsafe fn scale<B: Bytes, const V: usize, const T: usize>(
+    sums: Sums<B, V, T>,
+    scales: [B::Register; V],
+    x: [*const f32; T],
+    totals: &mut Sums<B, V, T>,
+) {
+    for ((totals, sums), x) in totals.iter_mut().zip(sums).zip(x) {
+        for ((total, sum), scales) in totals.iter_mut().zip(sums).zip(scales) {
+            // SAFETY: the caller's.
+            *total = unsafe { B::scaled(sum, scales, x.add(SCALE), *total) };
+        }
+    }
+}
+
+/// Subtracts the minima of a block times its sums of x.
+#[inline(always)]
+unsafe fn subtract<B: Bytes, const V: usize, const T: usize>(
+    minima: [B::Register; V],
+    x: [*const f32; T],
+    totals: &mut Sums<B, V, T>,
+) {
+    for (totals, x) in totals.iter_mut().zip(x) {
+        for (total, minima) in totals.iter_mut().zip(minima) {
+            // SAFETY: the caller's.
+            *total = unsafe { B::less(minima, x.add(SUM), *total) };
+        }
+    }
+}
+
+/// Rows of x quantised for weights of a format: for each block its quants, four a word, the bits of their scale, and
+/// what belongs to their sum: the sum times what quants are multiplied as beyond what they stand for (of Q6K for each
+/// 16 inputs), or the f32 sum of x. What is behind the last input is zero.
+pub(super) fn blocks(format: Format) -> Layout {
+    const WORDS: usize = Q8::X_BLOCK;
+    const WORDS_Q6K: usize = Q6K::X_BLOCK;
+    let words = |inputs: usize| inputs.div_ceil(BLOCK) * WORDS;
+    match format {
+        Format::Q4 => Layout {
+            words,
+            write: |x, inputs, to| write_rows::<WORDS>(x, inputs, to, |_, [a, b]| [(-8 * (a + b)).cast_unsigned(); 2]),
+        },
+        Format::Q4K | Format::Q5K => Layout {
+            words,
+            write: |x, inputs, to| write_rows::<WORDS>(x, inputs, to, |scale, sums| [sum_of_x(scale, sums); 2]),
+        },
+        Format::Q6K => Layout {
+            words: |inputs| inputs.div_ceil(BLOCK) * WORDS_Q6K,
+            write: |x, inputs, to| {
+                write_rows::<WORDS_Q6K>(x, inputs, to, |_, sums| sums.map(|sum| (-128 * sum).cast_unsigned()));
+            },
+        },
+        Format::F32 | Format::Bf16 | Format::Q8 => Layout {
+            words,
+            write: |x, inputs, to| {
+                write_rows::<WORDS>(x, inputs, to, |_, [a, b]| [(-128 * (a + b)).cast_unsigned(); 2]);
+            },
+        },
+    }
+}
+
+/// The sum of a block of x, as the bits of an f32.
+#[inline(always)]
+pub(super) fn sum_of_x(scale: u32, [first, second]: [i32; 2]) -> u32 {
+    (f32::from_bits(scale) * (first + second) as f32).to_bits()
+}
+
+#[inline(always)]
+fn write_rows<const WORDS: usize>(
+    x: &Rows,
+    inputs: usize,
+    to: &mut [u32],
+    of_sums: impl Fn(u32, [i32; 2]) -> [u32; 2],
+) {
+    let rows = to.chunks_exact_mut(inputs.div_ceil(BLOCK) * WORDS).enumerate();
+    for (row, to) in rows {
+        let blocks = to.as_chunks_mut::<WORDS>().0.iter_mut();
+        for (values, to) in x.row(row)[..inputs].chunks(BLOCK).zip(blocks) {
+            let Some((quants, rest)) = to.split_first_chunk_mut() else { return };
+            let (scale, sums) = write_block(values, quants);
+            rest[0] = scale;
+            rest[1..].iter_mut().zip(of_sums(scale, sums)).for_each(|(to, word)| *to = word);
+        }
+    }
+}
+
+/// Writes the quants of a block, four a word, and returns the bits of their scale and the sums of both halves.
+#[inline(always)]
+pub(super) fn write_block(values: &[f32], to: &mut [u32; BLOCK / 4]) -> (u32, [i32; 2]) {
     let mut padded = [0.0; BLOCK];
     let padded = match values.as_array() {
         Some(whole) => whole,
@@ -114,5 +392,7 @@ pub(super) fn write_block(values: &[f32], to: &mut [u32; BLOCK / 4]) -> (u32, i3
     for (word, quants) in to.iter_mut().zip(quants.as_chunks::<4>().0) {
         *word = u32::from_le_bytes(quants.map(i8::cast_unsigned));
     }
-    (scale.to_bits(), quants.iter().map(|quant| i32::from(*quant)).sum())
+    let sum = |half: &[i8]| half.iter().map(|quant| i32::from(*quant)).sum();
+    let (first, second) = quants.split_at(BLOCK / 2);
+    (scale.to_bits(), [sum(first), sum(second)])
 }

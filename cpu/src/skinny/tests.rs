@@ -14,10 +14,10 @@ use super::{
     bf16::bf16,
     kernel::{Product, Task},
     layout::Layout,
-    packing::{BLOCK, Format, PANEL, PackedMatrix, half, quantise},
+    packing::{BLOCK, Format, Matrix, PANEL, PackedMatrix, half, quantise},
     portable::{portable, portable_bytes},
     product::paired_product,
-    quants::BLOCKS,
+    quants::blocks,
     rows::Rows,
 };
 
@@ -50,7 +50,7 @@ fn skipped(product: &'static str) {
     }
 }
 
-fn values(seed: u64, count: usize) -> Vec<f32> {
+pub(super) fn values(seed: u64, count: usize) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -59,7 +59,11 @@ fn values(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn rows_of(data: &[f32], columns: usize) -> Rows {
+fn packed(weights: &[f32], inputs: usize, format: Format) -> PackedMatrix {
+    PackedMatrix::pack(&[Matrix::Values(weights.to_vec(), format)], inputs)
+}
+
+pub(super) fn rows_of(data: &[f32], columns: usize) -> Rows {
     let mut rows = Rows::default();
     rows.reshape(data.len() / columns, columns);
     for (row, data) in data.chunks(columns).enumerate() {
@@ -68,7 +72,7 @@ fn rows_of(data: &[f32], columns: usize) -> Rows {
     rows
 }
 
-fn run(product: Product, layout: Option<Layout>, w: &PackedMatrix, x: &Rows) -> Rows {
+pub(super) fn run(product: Product, layout: Option<Layout>, w: &PackedMatrix, x: &Rows) -> Rows {
     let mut y = Rows::default();
     y.reshape(x.rows, w.outputs);
     y.data.fill(f32::NAN);
@@ -94,13 +98,13 @@ fn run(product: Product, layout: Option<Layout>, w: &PackedMatrix, x: &Rows) -> 
 }
 
 /// The products of bytes that this processor can run.
-fn bytes_products() -> Vec<(&'static str, Product, Layout)> {
-    let mut products: Vec<(_, Product, _)> = vec![("portable", portable_bytes, BLOCKS)];
+pub(super) fn bytes_products(format: Format) -> Vec<(&'static str, Product, Layout)> {
+    let mut products: Vec<(_, Product, _)> = vec![("portable", portable_bytes, blocks(format))];
     if isa() != Isa::Portable {
-        products.push(("avx2", avx2::avx2_bytes, BLOCKS));
+        products.push(("avx2", avx2::avx2_bytes, blocks(format)));
     }
     match isa() == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
-        true => products.push(("avx512vnni", avx512::avx512_vnni, BLOCKS)),
+        true => products.push(("avx512vnni", avx512::avx512_vnni, blocks(format))),
         false => skipped("avx512vnni"),
     }
     match amx::amx() {
@@ -115,7 +119,7 @@ fn padded(block: &[f32]) -> [f32; BLOCK] {
 }
 
 /// What rows of `inputs` values are when they are quantised in blocks, with scales as they are stored.
-fn quantised(values: &[f32], inputs: usize, stored: impl Fn(f32) -> f32) -> Vec<f32> {
+pub(super) fn quantised(values: &[f32], inputs: usize, stored: impl Fn(f32) -> f32) -> Vec<f32> {
     let mut rounded = Vec::with_capacity(values.len());
     for block in values.chunks_exact(inputs).flat_map(|row| row.chunks(BLOCK)) {
         let (scale, quants) = quantise(&padded(block));
@@ -160,7 +164,7 @@ proptest! {
     ) {
         let mut weights = values(seed, outputs * inputs);
         let x = values(seed ^ 1, rows * inputs);
-        let packed = PackedMatrix::pack(&[&weights], inputs, format);
+        let packed = packed(&weights, inputs, format);
         if format == Format::Bf16 {
             weights.iter_mut().for_each(|weight| *weight = truncated(*weight));
         }
@@ -179,10 +183,10 @@ proptest! {
     ) {
         let weights = values(seed, outputs * inputs);
         let x = values(seed ^ 1, rows * inputs);
-        let packed = PackedMatrix::pack(&[&weights], inputs, Format::Q8);
+        let packed = packed(&weights, inputs, Format::Q8);
         let (weights, rounded) = (quantised(&weights, inputs, half), quantised(&x, inputs, |scale| scale));
         let expected = expected(&weights, &rounded, inputs);
-        let results = bytes_products().into_iter().map(|(name, product, layout)| {
+        let results = bytes_products(Format::Q8).into_iter().map(|(name, product, layout)| {
             let y = run(product, Some(layout), &packed, &rows_of(&x, inputs));
             check(&y, &expected, name);
             y
@@ -216,7 +220,7 @@ proptest! {
         let weights = values(seed, outputs * inputs).into_iter().map(truncated);
         let weights: Vec<f32> = weights.collect();
         let mut x = values(seed ^ 1, rows * inputs);
-        let packed = PackedMatrix::pack(&[&weights], inputs, Format::Bf16);
+        let packed = packed(&weights, inputs, Format::Bf16);
         let mut y = Rows::default();
         packed.multiply(&rows_of(&x, inputs), &mut y);
         x.iter_mut().for_each(|x| *x = f32::from_bits(bf16(*x) << 16));
@@ -255,7 +259,7 @@ proptest! {
     ) {
         let weights = values(seed, outputs * inputs);
         let x = values(seed ^ 1, rows * inputs);
-        let packed = PackedMatrix::pack(&[&weights], inputs, format);
+        let packed = packed(&weights, inputs, format);
         let (mut together, mut alone) = (Rows::default(), Rows::default());
         packed.multiply(&rows_of(&x, inputs), &mut together);
         for row in 0..rows {
@@ -270,10 +274,10 @@ fn matrices_that_are_packed_together_give_the_rows_of_both() {
     let (first, second) = (values(1, 5 * 8), values(2, 30 * 8));
     let x = rows_of(&values(3, 2 * 8), 8);
     let mut both = Rows::default();
-    PackedMatrix::pack(&[&first, &second], 8, Format::F32).multiply(&x, &mut both);
+    PackedMatrix::pack(&[&first, &second].map(|part| Matrix::Values(part.clone(), Format::F32)), 8).multiply(&x, &mut both);
     for (part, from) in [(&first, 0), (&second, 5)] {
         let mut one = Rows::default();
-        PackedMatrix::pack(&[part], 8, Format::F32).multiply(&x, &mut one);
+        packed(part, 8, Format::F32).multiply(&x, &mut one);
         for row in 0..2 {
             assert_eq!(both.row(row)[from..][..one.columns], *one.row(row));
         }
