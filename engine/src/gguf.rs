@@ -15,15 +15,16 @@ use std::{
 use candle_core::{
     Device, Tensor,
     quantized::{
-        GgmlDType, QStorage, QTensor,
+        QStorage, QTensor,
         gguf_file::{Content, Value},
     },
 };
-use laser_cpu::{ModelShape, RopeScaling};
+use laser_cpu::{Format, Matrix, ModelShape, RopeScaling};
 use mistralrs_quant::{GgufMatMul, QuantMethod, QuantMethodConfig};
 
 use crate::{
     architecture::Architecture,
+    blocks::format_of,
     config::{ModelConfig, architecture},
     error::EngineError,
     linear::Linear,
@@ -102,12 +103,19 @@ impl GgufWeights {
         tensor.map_err(|error| EngineError::corrupt(&self.path, format!("{name}: {error}")))
     }
 
-    /// Whether all matrices that are multiplied with are in 8 bits.
-    pub(super) fn is_q8(&self) -> bool {
-        let infos = &self.content.tensor_infos;
-        let is_looked_up = |name: &str| name == "token_embd.weight" && !self.config.shape.tied_embeddings;
-        let matrices = infos.iter().filter(|(name, info)| info.shape.rank() == 2 && !is_looked_up(name));
-        matrices.into_iter().all(|(_, info)| info.ggml_dtype == GgmlDType::Q8_0)
+    /// The format of the matrices that are multiplied with, or of the first of them if they differ, if the kernels have
+    /// one for each.
+    pub(super) fn format(&self) -> Option<Format> {
+        let shape = &self.config.shape;
+        let is_looked_up = |name: &str| name == "token_embd.weight" && !shape.tied_embeddings;
+        let infos = self.content.tensor_infos.iter();
+        let matrices = infos.filter(|(name, info)| info.shape.rank() == 2 && !is_looked_up(name));
+        let formats = matrices.map(|(_, info)| format_of(info.ggml_dtype)).collect::<Option<Vec<_>>>()?;
+        // Parts of a projection that differ begin with panels of their own.
+        let whole_panels =
+            [shape.query_width(), shape.key_width(), shape.intermediate_size].iter().all(|width| width % 16 == 0);
+        let first = *formats.first()?;
+        (whole_panels || formats.iter().all(|format| *format == first)).then_some(first)
     }
 
     /// Tensor `name` as f32 on the device.
@@ -124,6 +132,21 @@ impl GgufWeights {
         }
     }
 
+    /// The tensor of that name at Hugging Face, its rows as they are there.
+    fn halved(&self, name: &str, shape: &[usize]) -> Result<QTensor, EngineError> {
+        let part = name.rsplit_once('.').map_or(name, |(part, _)| part);
+        let renamed = match part {
+            "model.embed_tokens" => "token_embd.weight".to_owned(),
+            "lm_head" => "output.weight".to_owned(),
+            part => name.replacen(part, &gguf_name(part), 1),
+        };
+        let tensor = self.get(&renamed, shape)?;
+        match self.interleaved_heads(part) {
+            Some(heads) => Ok(with_rows(&tensor, &halved_rows(shape[0], heads))?),
+            None => Ok(tensor),
+        }
+    }
+
     fn quantised(&self, weight: QTensor, bias: Option<Tensor>) -> Result<Linear, EngineError> {
         let weight = match self.device {
             Device::Cpu => weight,
@@ -136,17 +159,15 @@ impl GgufWeights {
 
 impl Weights for GgufWeights {
     fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
-        let part = name.rsplit_once('.').map_or(name, |(part, _)| part);
-        let renamed = match part {
-            "model.embed_tokens" => "token_embd.weight".to_owned(),
-            "lm_head" => "output.weight".to_owned(),
-            part => name.replacen(part, &gguf_name(part), 1),
-        };
-        let mut tensor = self.get(&renamed, shape)?.dequantize(&Device::Cpu)?;
-        if let Some(heads) = self.interleaved_heads(part) {
-            tensor = tensor.index_select(&Tensor::new(halved_rows(shape[0], heads), &Device::Cpu)?, 0)?;
+        Ok(self.halved(name, shape)?.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?)
+    }
+
+    fn matrix(&self, name: &str, shape: [usize; 2], _: Format) -> Result<Matrix, EngineError> {
+        let tensor = self.halved(name, &shape)?;
+        match format_of(tensor.dtype()) {
+            Some(format) => Ok(Matrix::Blocks(tensor.data()?.into_owned(), format)),
+            None => Err(EngineError::corrupt(&self.path, format!("{name}: blocks of another type"))),
         }
-        Ok(tensor.flatten_all()?.to_vec1()?)
     }
 
     fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {

@@ -18,6 +18,7 @@ mod architecture;
 mod arena;
 mod attention;
 mod awake;
+mod blocks;
 mod config;
 #[cfg(feature = "cuda")]
 mod cuda;

@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use candle_core::Device;
-use laser_cpu::{Batch, CpuDecoder, Format};
+use laser_cpu::{Batch, CpuDecoder, Format, Matrix, ModelShape, Tensors};
 use laser_decode::Candidate;
 use mistralrs_quant::IsqType;
 use rayon::ThreadPool;
 
 use crate::{
     awake::awake,
+    blocks,
     config::{ModelConfig, read_config},
     decoder::Decoder,
     engine::{Engine, EngineInfo},
@@ -27,8 +28,8 @@ use crate::{
 /// Bytes of a megabyte as `[model] cache_mb` counts.
 const MEGABYTE: usize = 1 << 20;
 
-/// Loads a model directory or a GGUF file. Weights in f32, bf16 and Q8_0 on a CPU run on kernels of our own, everything
-/// else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
+/// Loads a model directory or a GGUF file. Weights in f32, bf16, Q8_0, Q4_0, Q4_K, Q5_K and Q6_K on a CPU run on
+/// kernels of our own, everything else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
 ///
 /// # Errors
 /// Every way a model can be missing, unsupported, damaged or asked for in a form that the
@@ -42,12 +43,13 @@ pub fn load(options: &EngineOptions) -> Result<Box<dyn Engine>, EngineError> {
         let mut weights = SafetensorsWeights::open(path, options.dtype.dtype(), isq, &device)?;
         let name = options.isq.as_ref().map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
         let precision = format!("{}{name}", options.dtype);
-        build(options, (config, precision), &mut weights, format(options.dtype, isq), &device)
+        let format = format(options.dtype, isq, &config.shape);
+        build(options, (config, precision), &mut weights, format, &device)
     } else if is_gguf(path)? {
         check_gguf_options(options)?;
         let mut weights = GgufWeights::open(path, &device)?;
         let config = weights.config().clone();
-        let format = weights.is_q8().then_some(Format::Q8);
+        let format = weights.format();
         build(options, (config, "gguf".into()), &mut weights, format, &device)
     } else {
         Err(EngineError::UnknownFormat { path: path.clone() })
@@ -76,8 +78,11 @@ pub(super) fn build(
     let threads = options.thread_pool()?;
     let shape = config.shape.clone();
     if let Some(format) = format.filter(|_| device.is_cpu()) {
-        let model = CpuDecoder::load(shape, format, |name: &str, shape: &[usize]| weights.values(name, shape))?;
-        let info = info(config, weights.parameters(), precision, options);
+        // An embedding that is multiplied with as well is read twice.
+        let twice = if shape.tied_embeddings { shape.vocab_size * shape.hidden_size } else { 0 };
+        let model = CpuDecoder::load(shape, &Formatted { weights: &*weights, format })?;
+        let parameters = weights.parameters().saturating_sub(twice as u64);
+        let info = info(config, parameters, precision, options);
         return Ok(Box::new(TreeEngine::new(model, info, threads, cache_limit(options, device)?)));
     }
     let model = TreeLm::load(shape, weights, device)?;
@@ -99,14 +104,33 @@ fn cache_limit(options: &EngineOptions, device: &Device) -> Result<Option<usize>
     }
 }
 
+/// Weights in the format of all that have none of their own.
+struct Formatted<'a> {
+    weights: &'a dyn Weights,
+    format: Format,
+}
+
+impl Tensors for Formatted<'_> {
+    type Error = EngineError;
+
+    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+        self.weights.values(name, shape)
+    }
+
+    fn matrix(&self, name: &str, shape: [usize; 2]) -> Result<Matrix, EngineError> {
+        self.weights.matrix(name, shape, self.format)
+    }
+}
+
 /// How our own kernels store such weights, if they can.
-pub(super) fn format(dtype: DTypeOption, isq: Option<IsqType>) -> Option<Format> {
-    match (dtype, isq) {
-        (_, Some(IsqType::Q8_0)) => Some(Format::Q8),
+pub(super) fn format(dtype: DTypeOption, isq: Option<IsqType>, shape: &ModelShape) -> Option<Format> {
+    let format = match (dtype, isq) {
+        (_, Some(isq)) => blocks::format_of(isq.try_into().ok()?),
         (DTypeOption::F32, None) => Some(Format::F32),
         (DTypeOption::Bf16, None) => Some(Format::Bf16),
         _ => None,
-    }
+    };
+    format.filter(|format| blocks::fits(shape, *format))
 }
 
 fn info(config: ModelConfig, parameters: u64, dtype: String, options: &EngineOptions) -> EngineInfo {

@@ -9,12 +9,13 @@
 
 use candle_core::{CpuStorage, D, DType, Device, Module, Result, Storage, Tensor};
 use candle_nn::{Embedding, RmsNorm};
-use laser_cpu::{Batch, ModelShape, Rope, push_top_k};
+use laser_cpu::{Batch, Format, Matrix, ModelShape, Rope, push_top_k};
 use laser_decode::Candidate;
 
 use crate::{
     arena::{Arena, SequenceId},
     attention::Attention,
+    blocks,
     decoder::Decoder,
     error::EngineError,
     linear::Linear,
@@ -31,6 +32,11 @@ pub(super) trait Weights {
 
     /// The values of a tensor, whose name has its `.weight` or `.bias`, rounded to the dtype of all.
     fn values(&self, name: &str, shape: &[usize]) -> Loaded<Vec<f32>>;
+
+    /// A matrix `[outputs, inputs]` for the kernels: the values in this format, or what blocks it is stored in.
+    fn matrix(&self, name: &str, shape: [usize; 2], format: Format) -> Loaded<Matrix> {
+        blocks::matrix(self.values(name, &shape)?, shape, format)
+    }
 
     /// The scale of a norm.
     fn vector(&mut self, name: &str, length: usize) -> Loaded<Tensor>;

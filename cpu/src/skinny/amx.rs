@@ -398,9 +398,8 @@ unsafe fn blocks<const PARTS: usize, const MINIMA: bool>(task: &Task, panel: usi
             });
             if MINIMA {
                 let minima = line(BYTE_LINES + 1);
-                totals = std::array::from_fn(|t| {
-                    _mm512_fnmadd_ps(minima, _mm512_set1_ps(*of_x.add(TILE + t)), totals[t])
-                });
+                totals =
+                    std::array::from_fn(|t| _mm512_fnmadd_ps(minima, _mm512_set1_ps(*of_x.add(TILE + t)), totals[t]));
             }
         }
         for (t, total) in totals.iter().take(rows).enumerate() {

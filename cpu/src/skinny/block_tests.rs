@@ -40,7 +40,7 @@ fn factors(format: Format) -> &'static [usize] {
 fn random_blocks(seed: u64, count: usize, format: Format, factor: impl Fn(u16) -> u16) -> Vec<u8> {
     let (_, bytes) = format.ggml_block().unwrap();
     let random = values(seed, count * bytes);
-    let mut blocks: Vec<u8> = random.iter().map(|value| (value.to_bits() >> 8) as u8).collect();
+    let mut blocks: Vec<u8> = random.iter().map(|value| value.to_bits().to_le_bytes()[1]).collect();
     for block in blocks.chunks_exact_mut(bytes) {
         for at in factors(format) {
             let bits = u16::from_le_bytes([block[*at], block[*at + 1]]);
@@ -157,12 +157,12 @@ proptest! {
         let packed = PackedMatrix::pack(&[Matrix::Blocks(bytes, format)], inputs);
         let mut x: Vec<f32> = values(seed ^ 1, rows * inputs).iter().map(|x| (x * 20.0).round()).collect();
         x.iter_mut().step_by(BLOCK).for_each(|x| *x = 127.0);
-        let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| *x as i64 * *w as i64).sum::<i64>();
+        let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum::<f64>();
         for (name, product, layout) in bytes_products(format) {
             let y = run(product, Some(layout), &packed, &rows_of(&x, inputs));
             for (row, x) in x.chunks_exact(inputs).enumerate() {
                 for (got, weights) in y.row(row).iter().zip(weights.chunks_exact(inputs)) {
-                    prop_assert_eq!(*got as i64, dot(x, weights), "{} {:?}", name, format);
+                    prop_assert_eq!(f64::from(*got), dot(x, weights), "{} {:?}", name, format);
                 }
             }
         }

@@ -26,6 +26,8 @@ mod amx;
 mod avx2;
 mod avx512;
 mod bf16;
+#[cfg(test)]
+mod block_tests;
 mod ggml;
 mod isa;
 mod kernel;
@@ -35,8 +37,6 @@ mod portable;
 mod product;
 mod quants;
 mod rows;
-#[cfg(test)]
-mod block_tests;
 #[cfg(test)]
 mod tests;
 

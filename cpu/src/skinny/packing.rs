@@ -90,6 +90,17 @@ impl Matrix {
             Self::Blocks(bytes, format) => bytes.len() / format.row_bytes(inputs),
         }
     }
+
+    /// Gives the lines of a row and its bits in them.
+    fn pack_row(&self, row: usize, inputs: usize, set: &mut dyn FnMut(usize, u32)) {
+        match self {
+            Self::Values(values, format) => pack_values(&values[row * inputs..][..inputs], *format, set),
+            Self::Blocks(bytes, format) => {
+                let size = format.row_bytes(inputs);
+                ggml::pack_blocks(&bytes[row * size..][..size], *format, set);
+            }
+        }
+    }
 }
 
 /// Panels of weights, borrowed.
@@ -122,22 +133,10 @@ impl PackedMatrix {
         assert!(format == Format::Q8 || inputs.is_multiple_of(block), "{inputs} inputs are no blocks of {block}");
         let depth = format.lines(inputs);
         let mut lines = vec![ZERO; outputs.div_ceil(PANEL) * depth];
-        let mut output = 0;
-        let mut next = |pack: &dyn Fn(&mut dyn FnMut(usize, u32))| {
+        let rows = parts.iter().flat_map(|part| (0..part.outputs(inputs)).map(move |row| (part, row)));
+        for (output, (part, row)) in rows.enumerate() {
             let panel = &mut lines[output / PANEL * depth..][..depth];
-            pack(&mut |line, bits| panel[line].0[output % PANEL] |= bits);
-            output += 1;
-        };
-        for part in parts {
-            match part {
-                Matrix::Values(values, format) => {
-                    values.chunks_exact(inputs).for_each(|row| next(&|set| pack_values(row, *format, set)));
-                }
-                Matrix::Blocks(bytes, format) => {
-                    let rows = bytes.chunks_exact(format.row_bytes(inputs));
-                    rows.for_each(|row| next(&|set| ggml::pack_blocks(row, *format, set)));
-                }
-            }
+            part.pack_row(row, inputs, &mut |line, bits| panel[line].0[output % PANEL] |= bits);
         }
         Self { lines, format, inputs, outputs }
     }

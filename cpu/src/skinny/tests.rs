@@ -274,7 +274,8 @@ fn matrices_that_are_packed_together_give_the_rows_of_both() {
     let (first, second) = (values(1, 5 * 8), values(2, 30 * 8));
     let x = rows_of(&values(3, 2 * 8), 8);
     let mut both = Rows::default();
-    PackedMatrix::pack(&[&first, &second].map(|part| Matrix::Values(part.clone(), Format::F32)), 8).multiply(&x, &mut both);
+    PackedMatrix::pack(&[&first, &second].map(|part| Matrix::Values(part.clone(), Format::F32)), 8)
+        .multiply(&x, &mut both);
     for (part, from) in [(&first, 0), (&second, 5)] {
         let mut one = Rows::default();
         packed(part, 8, Format::F32).multiply(&x, &mut one);

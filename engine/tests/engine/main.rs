@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
 #![expect(clippy::cast_possible_truncation, reason = "token ids and lengths of tests are small")]
 
+mod blocks;
 #[cfg(feature = "cuda")]
 mod cuda;
 #[cfg(feature = "cuda")]

@@ -77,6 +77,12 @@ impl TinyModel {
         Self { config, tensors }
     }
 
+    /// One of whole blocks of 256 inputs.
+    pub(crate) fn wide(architecture: &str, tied: bool) -> Self {
+        let sizes = json!({"hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": tied});
+        Self::new(architecture, sizes)
+    }
+
     /// One per supported architecture, and the variants that differ in the forward.
     pub(crate) fn all() -> Vec<(&'static str, Self)> {
         let llama3 = json!({"rope_scaling": {
@@ -101,7 +107,7 @@ impl TinyModel {
     }
 
     fn head_dim(&self) -> usize {
-        self.config["head_dim"].as_u64().map_or(HIDDEN / HEADS, |dim| dim as usize)
+        head_dim(&self.config)
     }
 
     /// Writes config.json and the weights, in two shards with an index if `sharded`.
@@ -138,6 +144,11 @@ impl TinyModel {
 
     /// Writes a GGUF file as llama.cpp's converter would: its names, and for Llama the rows of q and k interleaved.
     pub(crate) fn write_gguf(&self, file: &Path, dtype: GgmlDType) {
+        self.write_mixed_gguf(file, |name| if name.starts_with("token_embd") { GgmlDType::F32 } else { dtype });
+    }
+
+    /// Each matrix in the type for its name in the file.
+    pub(crate) fn write_mixed_gguf(&self, file: &Path, dtype: impl Fn(&str) -> GgmlDType) {
         let architecture = self.config["model_type"].as_str().unwrap();
         let mut tensors: Vec<(String, QTensor)> = Vec::new();
         for (name, tensor) in &self.tensors {
@@ -148,8 +159,7 @@ impl TinyModel {
                 _ => 0,
             };
             let tensor = if heads == 0 { tensor.clone() } else { interleave(tensor, heads) };
-            let plain = tensor.rank() == 1 || name.starts_with("token_embd");
-            let dtype = if plain { GgmlDType::F32 } else { dtype };
+            let dtype = if tensor.rank() == 1 { GgmlDType::F32 } else { dtype(&name) };
             tensors.push((name, QTensor::quantize(&tensor, dtype).unwrap()));
         }
         let metadata = self.gguf_metadata(architecture);
@@ -161,8 +171,8 @@ impl TinyModel {
     fn gguf_metadata(&self, architecture: &str) -> Vec<(String, gguf_file::Value)> {
         use gguf_file::Value;
         let sizes = [
-            ("embedding_length", HIDDEN),
-            ("feed_forward_length", INNER),
+            ("embedding_length", size(&self.config, "hidden_size")),
+            ("feed_forward_length", size(&self.config, "intermediate_size")),
             ("block_count", 2),
             ("context_length", 256),
             ("attention.head_count", HEADS),
@@ -180,12 +190,18 @@ impl TinyModel {
     }
 }
 
+fn size(config: &Value, key: &str) -> usize {
+    config[key].as_u64().unwrap() as usize
+}
+
+fn head_dim(config: &Value) -> usize {
+    config["head_dim"].as_u64().map_or(size(config, "hidden_size") / HEADS, |dim| dim as usize)
+}
+
 fn weights(config: &Value, architecture: &str) -> HashMap<String, Tensor> {
     let mut random = Random::new(7);
     let mut tensors = HashMap::new();
-    let size = |key: &str| config[key].as_u64().map(|size| size as usize);
-    let (hidden, inner) = (size("hidden_size").unwrap(), size("intermediate_size").unwrap());
-    let head_dim = size("head_dim").unwrap_or(hidden / HEADS);
+    let (hidden, inner, head_dim) = (size(config, "hidden_size"), size(config, "intermediate_size"), head_dim(config));
     let (queries, keys) = (HEADS * head_dim, KV_HEADS * head_dim);
     let mut add = |name: String, shape: &[usize]| {
         let tensor = match shape {
@@ -223,7 +239,7 @@ fn weights(config: &Value, architecture: &str) -> HashMap<String, Tensor> {
     tensors
 }
 
-fn gguf_name(name: &str) -> String {
+pub(crate) fn gguf_name(name: &str) -> String {
     [
         ("model.layers.", "blk."),
         ("input_layernorm", "attn_norm"),
