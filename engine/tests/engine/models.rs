@@ -173,7 +173,7 @@ impl TinyModel {
         let sizes = [
             ("embedding_length", size(&self.config, "hidden_size")),
             ("feed_forward_length", size(&self.config, "intermediate_size")),
-            ("block_count", 2),
+            ("block_count", size(&self.config, "num_hidden_layers")),
             ("context_length", 256),
             ("attention.head_count", HEADS),
             ("attention.head_count_kv", KV_HEADS),
@@ -218,7 +218,7 @@ fn weights(config: &Value, architecture: &str) -> HashMap<String, Tensor> {
     if config["tie_word_embeddings"] == false {
         add("lm_head.weight".into(), &[VOCAB, hidden]);
     }
-    for layer in 0..size("num_hidden_layers").unwrap() {
+    for layer in 0..size(config, "num_hidden_layers") {
         let mut add = |part: &str, shape: &[usize]| add(format!("model.layers.{layer}.{part}"), shape);
         add("input_layernorm.weight", &[hidden]);
         add("post_attention_layernorm.weight", &[hidden]);
