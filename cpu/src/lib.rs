@@ -4,8 +4,8 @@
 //! files or tensor libraries: weights come by name from [`Tensors`], as plain `f32` values or as GGUF's blocks. Nearly
 //! all `unsafe` code of Laser is in its skinny matrix product, behind safe types that check every bound.
 //!
-//! The decoder for GPUs and other quantised weights, a crate above, shares what describes a model and a step: [`ModelShape`],
-//! [`Rope`], [`Batch`] and [`push_top_k`].
+//! The decoder for GPUs and other quantised weights, a crate above, shares what describes a model and a step:
+//! [`ModelShape`], [`Rope`], [`Batch`] and [`push_top_k`].
 
 #[cfg(not(target_arch = "x86_64"))]
 compile_error!("Laser runs on x86_64: it has not been tried on any other processor, so it is not built for one");

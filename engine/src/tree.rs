@@ -29,7 +29,8 @@ use crate::{
 const MEGABYTE: usize = 1 << 20;
 
 /// Loads a model directory or a GGUF file. Weights in f32, bf16, Q8_0, Q4_0, Q4_K, Q5_K and Q6_K on a CPU run on
-/// kernels of our own, everything else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one layer.
+/// kernels of our own, everything else on mistralrs' layers. Peak memory: the weights in the chosen precision plus one
+/// layer.
 ///
 /// # Errors
 /// Every way a model can be missing, unsupported, damaged or asked for in a form that the

@@ -5,6 +5,9 @@
 
 use super::packing::{BLOCK, BYTE_LINES, Format, NIBBLE_LINES};
 
+#[cfg(test)]
+mod tests;
+
 /// Bits of a 6-bit scale and of the minimum above it in a line of [`Format::Q4K`].
 pub(super) const SIX_BITS: u32 = 63;
 

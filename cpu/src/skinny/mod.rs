@@ -26,8 +26,6 @@ mod amx;
 mod avx2;
 mod avx512;
 mod bf16;
-#[cfg(test)]
-mod block_tests;
 mod ggml;
 mod isa;
 mod kernel;

@@ -8,8 +8,8 @@ use candle_core::{
 };
 use proptest::prelude::*;
 
-use super::{
-    ggml::{FACTOR, SIX_BITS},
+use super::{FACTOR, SIX_BITS};
+use crate::skinny::{
     packing::{BLOCK, BYTE_LINES, Format, Matrix, NIBBLE_LINES, PANEL, PackedMatrix},
     rows::Rows,
     tests::{bytes_products, quantised, rows_of, run, values},
