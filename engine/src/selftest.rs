@@ -75,8 +75,8 @@ pub fn selftest(options: &EngineOptions) -> Result<SelfTest, EngineError> {
 }
 
 /// The largest difference of log probabilities that rounding explains: far more than two implementations on CPUs show
-/// (5e-6 in f32, 0.008 in f16, 0.023 in bf16, 0.07 in q8_0, 0.12 in q6k), since sums run in another order elsewhere, and
-/// less than what a fault makes of this model.
+/// (5e-6 in f32, 0.008 in f16, 0.023 in bf16, 0.07 in q8_0, 0.12 in q6k), since sums run in another order elsewhere,
+/// and less than what a fault makes of this model.
 fn tolerance(options: &EngineOptions) -> f32 {
     match (&options.isq, options.dtype) {
         (Some(_), _) => 0.5,
