@@ -4,7 +4,7 @@
 //! by it, token by token: their perplexity is `exp(-mean log p)`.
 
 use anyhow::{Context, Result, bail, ensure};
-use laser_decode::{ROOT_PARENT, TargetScores as _};
+use laser_decode::{TargetScores as _, chain_parents};
 use laser_engine::{DTypeOption, Engine, Segment};
 use laser_night::{Progress as _, open_local_model};
 use laser_schema::Kind;
@@ -140,7 +140,7 @@ fn score(engine: &mut dyn Engine, prompt: &[u32], text: &[u32]) -> Result<f64> {
         return Ok(0.0);
     };
     let tokens = [prompt, seen].concat();
-    let parents: Vec<u32> = std::iter::once(ROOT_PARENT).chain(0..).take(tokens.len()).collect();
+    let parents: Vec<u32> = chain_parents(tokens.len()).collect();
     let slot = engine.open(tokens.len())?;
     let scores = engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: last }], CANDIDATES);
     engine.close(slot);

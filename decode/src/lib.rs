@@ -24,7 +24,7 @@ pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX};
 pub use pool::{Pool, PoolError, PoolMeta, TOKENS_MAX, VOCABULARY_MAX};
 pub use pool_builder::build_pool;
 pub use sources::SourceWeights;
-pub use tree::{DraftTree, ROOT_PARENT, Source};
+pub use tree::{DraftTree, ROOT_PARENT, Source, chain_parents};
 pub use verify::{Candidate, PolicyError, TargetScores, Verification, Verified, verify};
 
 /// A token id of the target model's tokenizer.

@@ -10,6 +10,11 @@ use crate::Token;
 /// The parent of the root.
 pub const ROOT_PARENT: u32 = u32::MAX;
 
+/// The parents of a chain of nodes: each one's is the node before it, the first one's [`ROOT_PARENT`].
+pub fn chain_parents(length: usize) -> impl Iterator<Item = u32> {
+    (0..).map(|node: u32| node.wrapping_sub(1)).take(length)
+}
+
 /// The source of a drafted token: the one that contributes most of its probability.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Source {

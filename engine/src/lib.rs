@@ -23,6 +23,7 @@ mod config;
 #[cfg(feature = "cuda")]
 mod cuda;
 mod decoder;
+mod dense;
 mod engine;
 mod error;
 mod fake;

@@ -12,7 +12,7 @@ use candle_core::{DType, Device, Tensor};
 use mistralrs_quant::{IsqType, ShardedSafeTensors, ShardedVarBuilder};
 use serde::Deserialize;
 
-use crate::{error::EngineError, linear::Linear, tree_lm::Weights};
+use crate::{dense::DenseTensors, error::EngineError};
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -77,9 +77,10 @@ impl SafetensorsWeights {
         let (path, device) = (directory.into(), device.clone());
         Ok(Self { path, tensors, isq, device, parameters: Cell::new(0) })
     }
+}
 
-    /// Tensor `name` on the CPU, of exactly this shape.
-    fn get(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
+impl DenseTensors for SafetensorsWeights {
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
         if !self.tensors.contains_tensor(name) {
             return Err(EngineError::missing_tensor(&self.path, name));
         }
@@ -88,43 +89,12 @@ impl SafetensorsWeights {
         self.parameters.set(self.parameters.get() + tensor.elem_count() as u64);
         Ok(tensor)
     }
-}
 
-impl Weights for SafetensorsWeights {
-    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
-        Ok(self.get(name, shape)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?)
+    fn place(&self) -> (Option<IsqType>, &Device) {
+        (self.isq, &self.device)
     }
 
-    fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {
-        let mut weight = self.get(&format!("{name}.weight"), &[outputs, inputs])?;
-        // Quantisation runs on the CPU, on the weights as they come.
-        if self.isq.is_none() {
-            weight = weight.to_device(&self.device)?;
-        }
-        let bias = match bias {
-            true => Some(self.get(&format!("{name}.bias"), &[outputs])?.to_device(&self.device)?),
-            false => None,
-        };
-        Ok(Linear::dense(weight, bias, self.isq, &self.device)?)
-    }
-
-    fn vector(&mut self, name: &str, length: usize) -> Result<Tensor, EngineError> {
-        Ok(self.get(&format!("{name}.weight"), &[length])?.to_device(&self.device)?)
-    }
-
-    fn embedding(&mut self, rows: usize, width: usize) -> Result<Tensor, EngineError> {
-        Ok(self.get("model.embed_tokens.weight", &[rows, width])?.to_device(&self.device)?)
-    }
-
-    fn head(&mut self, embedding: &Tensor, tied: bool) -> Result<Linear, EngineError> {
-        let (rows, width) = embedding.dims2()?;
-        if tied {
-            return Ok(Linear::dense(embedding.clone(), None, self.isq, &self.device)?);
-        }
-        self.linear("lm_head", rows, width, false)
-    }
-
-    fn parameters(&self) -> u64 {
+    fn count(&self) -> u64 {
         self.parameters.get()
     }
 }

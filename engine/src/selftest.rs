@@ -8,7 +8,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use laser_cpu::{Format, ModelShape, RopeScaling};
-use laser_decode::{Candidate, ROOT_PARENT, TargetScores};
+use laser_decode::{Candidate, ROOT_PARENT, TargetScores, chain_parents};
 use laser_schema::{DeviceOption, sample::priority};
 use mistralrs_quant::IsqType;
 use rand_xoshiro::{
@@ -19,14 +19,13 @@ use rand_xoshiro::{
 use crate::{
     architecture::Architecture,
     config::ModelConfig,
+    dense::DenseTensors,
     engine::Engine,
     error::EngineError,
-    linear::Linear,
     options::{DTypeOption, EngineOptions},
     scores::Scores,
     segment::{Segment, Slot},
     tree::{build, format, model_config},
-    tree_lm::Weights,
 };
 
 /// Rounds of the schedule, each with a step of all sequences.
@@ -64,10 +63,12 @@ pub fn selftest(options: &EngineOptions) -> Result<SelfTest, EngineError> {
     let config = model_config(&options.path)?;
     // A GGUF file has no option of its own; most are in blocks of 32 or 256 like this.
     let is_gguf = !options.path.is_dir();
-    let options = match is_gguf && !matches!(options.device, DeviceOption::Cpu) {
-        true => EngineOptions { isq: Some("q8_0".into()), ..options.clone() },
-        false => options.clone(),
+    let isq = match is_gguf && !matches!(options.device, DeviceOption::Cpu) {
+        true => Some("q8_0".into()),
+        false => options.isq.clone(),
     };
+    // The bound on keys and values is for the model's own.
+    let options = EngineOptions { isq, cache_mb: None, ..options.clone() };
     let on_cpu = EngineOptions { device: DeviceOption::Cpu, dtype: DTypeOption::F32, ..options.clone() };
     known_answer(&EngineOptions { isq: None, ..on_cpu })?;
     let (mut device, mut oracle) = (small_model(&options, &config)?, small_oracle(&options, &config)?);
@@ -89,7 +90,7 @@ fn tolerance(options: &EngineOptions) -> f32 {
 /// The CPU in f32 against what another implementation computed (the layers on tensors, by a test).
 fn known_answer(options: &EngineOptions) -> Result<(), EngineError> {
     let mut engine = small_model(options, &known_config())?;
-    let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain(KNOWN.len()));
+    let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain_parents(KNOWN.len()).collect::<Vec<_>>());
     let slot = engine.open(tokens.len())?;
     let scores = engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0 }], 1)?;
     let mut found = SelfTest { nodes: 0, near_ties: 0, largest: 0.0, tolerance: tolerance(options) };
@@ -124,10 +125,6 @@ fn known_config() -> ModelConfig {
     };
     let architecture = Architecture::Qwen2;
     ModelConfig { architecture, architecture_name: "self-test".into(), max_positions: POSITIONS, shape }
-}
-
-fn chain(length: usize) -> Vec<u32> {
-    (0..length).map(|node| u32::try_from(node).unwrap_or(ROOT_PARENT).wrapping_sub(1)).collect()
 }
 
 /// A model of the traits of `config`, made small, on the device and in the precision of `options`.
@@ -182,16 +179,9 @@ struct RandomWeights {
     device: Device,
 }
 
-impl RandomWeights {
-    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
-        let tensor = Tensor::from_vec(self.values(name, shape)?, shape, &Device::Cpu)?;
-        Ok(tensor.to_dtype(self.dtype)?)
-    }
-}
-
-impl Weights for RandomWeights {
+impl DenseTensors for RandomWeights {
     /// Uniform numbers; those of a matrix as large as keeps activations and logits near 1.
-    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
+    fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
         let (scale, shift) = match shape {
             [_] if name.ends_with("bias") => (0.5, 0.0),
             [_] => (0.2, 1.0),
@@ -203,38 +193,15 @@ impl Weights for RandomWeights {
             let uniform = random.below(1 << 16) as f32 / f32::from(1_u16 << 15) - 1.0;
             f32::from_bits((shift + scale * uniform).to_bits() & 0xffff_0000)
         };
-        Ok((0..shape.iter().product()).map(|_| value()).collect())
+        let values: Vec<f32> = (0..shape.iter().product()).map(|_| value()).collect();
+        Ok(Tensor::from_vec(values, shape, &Device::Cpu)?.to_dtype(self.dtype)?)
     }
 
-    fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {
-        let mut weight = self.tensor(&format!("{name}.weight"), &[outputs, inputs])?;
-        if self.isq.is_none() {
-            weight = weight.to_device(&self.device)?;
-        }
-        let bias = match bias {
-            true => Some(self.tensor(&format!("{name}.bias"), &[outputs])?.to_device(&self.device)?),
-            false => None,
-        };
-        Ok(Linear::dense(weight, bias, self.isq, &self.device)?)
+    fn place(&self) -> (Option<IsqType>, &Device) {
+        (self.isq, &self.device)
     }
 
-    fn vector(&mut self, name: &str, length: usize) -> Result<Tensor, EngineError> {
-        Ok(self.tensor(&format!("{name}.weight"), &[length])?.to_device(&self.device)?)
-    }
-
-    fn embedding(&mut self, rows: usize, width: usize) -> Result<Tensor, EngineError> {
-        Ok(self.tensor("model.embed_tokens.weight", &[rows, width])?.to_device(&self.device)?)
-    }
-
-    fn head(&mut self, embedding: &Tensor, tied: bool) -> Result<Linear, EngineError> {
-        let (rows, width) = embedding.dims2()?;
-        if tied {
-            return Ok(Linear::dense(embedding.clone(), None, self.isq, &self.device)?);
-        }
-        self.linear("lm_head", rows, width, false)
-    }
-
-    fn parameters(&self) -> u64 {
+    fn count(&self) -> u64 {
         0
     }
 }

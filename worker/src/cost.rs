@@ -10,6 +10,7 @@
 
 use std::time::Instant;
 
+use laser_decode::chain_parents;
 use laser_engine::{Engine, EngineError, Segment, Slot};
 
 /// Cached tokens per sequence while the curve is measured.
@@ -334,7 +335,7 @@ fn step(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Resu
     let most = shares.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
     let ids = (0..).map(|i: u32| (i * 37) % vocabulary);
     let tokens: Vec<u32> = ids.take(most).collect();
-    let parents: Vec<u32> = (0..).map(|i: u32| i.wrapping_sub(1)).take(most).collect();
+    let parents: Vec<u32> = chain_parents(most).collect();
     let segments: Vec<Segment<'_>> = (shares.iter())
         .map(|&(slot, count)| Segment {
             slot,

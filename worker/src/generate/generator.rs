@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
+use laser_decode::chain_parents;
 use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
 use laser_model::Tokenizer;
 
 use super::options::GenerateOptions;
 use super::request::{FAILURES_IN_A_ROW_MAX, Finished, GenerateError, Generated, Request, TextError, TextGenerator};
-use super::sequence::{Room, Sequence, chain_parents};
+use super::sequence::{Room, Sequence};
 use crate::budget::Drafted;
 use crate::cost::StepLoad;
 

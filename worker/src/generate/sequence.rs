@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, Source, TargetScores, Verification, verify,
+    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, Source, TargetScores, Verification, chain_parents,
+    verify,
 };
 use laser_engine::{Scores, Segment, Slot};
 use laser_model::Tokenizer;
@@ -240,11 +241,6 @@ fn proposer(source: Source) -> Proposer {
 fn is_argmax(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
     let parent = tree.parents()[node] as usize;
     scores.top(parent).first().is_some_and(|c| c.token == tree.tokens()[node])
-}
-
-/// Each node's parent is the one before it, the first one's [`ROOT_PARENT`].
-pub(super) fn chain_parents(length: usize) -> impl Iterator<Item = u32> {
-    (0..length).map(|i| index_u32(i).wrapping_sub(1))
 }
 
 /// Node indexes fit u32: a step's tokens are bounded far below.
