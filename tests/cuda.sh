@@ -106,27 +106,35 @@ test_driver() {
     LD_LIBRARY_PATH=$1 "$1/driver_test" "$1/driver_test.ptx" || fail "the driver of tests/cuda overlooks wrong calls"
 }
 
-# Our own kernels: no spills, and results as sums in f64 give them, with threads of the host as those of a block.
+# Our own kernels: no spills, and results as f64 gives them, with threads of the host as those of a block.
 kernels() {
-    local to capability
+    local to capability name
     to=$(mktemp -d)
     for capability in 80 89 90; do
-        nvcc -std=c++17 -arch=sm_$capability -cubin -Xptxas -v engine/cuda/tree.cu -o "$to/tree" 2>"$to/log"
+        nvcc -std=c++17 -arch=sm_$capability -cubin -Xptxas -v engine/cuda/kernels.cu -o "$to/kernels" 2>"$to/log"
         awk '/spill stores/ && !/ 0 bytes spill stores, 0 bytes spill loads/ { exit 1 }
              / registers/ { for (i = 1; i < NF; i++) if ($(i + 1) ~ /^registers/ && $i > 64) exit 1 }' "$to/log" ||
-            fail "tree.cu takes more than 64 registers or spills: $(<"$to/log")"
+            fail "a kernel takes more than 64 registers or spills: $(<"$to/log")"
     done
-    local build=(g++ -std=c++20 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -isystem "$CUDA_HOME/include" -pthread
-        engine/cuda/host/tree_test.cpp)
-    "${build[@]}" -o "$to/tree_test"
-    "$to/tree_test" 20
-    "${build[@]}" -g -fsanitize=thread -o "$to/tree_test"
-    "$to/tree_test" 5
-    "${build[@]}" -g -fsanitize=thread -DWITHOUT_BARRIERS -o "$to/tree_test"
-    if TSAN_OPTIONS=halt_on_error=1 "$to/tree_test" 1 >/dev/null 2>&1; then
-        fail "a kernel without its barriers passes"
-    fi
+    for name in tree layer top_k; do
+        on_the_host "$name" "$to"
+    done
     rm -r "$to"
+}
+
+# A kernel against its oracle and under ThreadSanitizer, which must miss the barriers when they are gone.
+on_the_host() {
+    local test=$2/$1
+    local build=(g++ -std=c++20 -O2 -Wall -Wextra -Werror -Wno-unknown-pragmas -isystem "$CUDA_HOME/include" -pthread
+        "engine/cuda/host/$1_test.cpp" -o "$test")
+    "${build[@]}"
+    "$test" 20
+    "${build[@]}" -g -fsanitize=thread
+    "$test" 5
+    "${build[@]}" -g -fsanitize=thread -DWITHOUT_BARRIERS
+    if TSAN_OPTIONS=halt_on_error=1 "$test" 1 >/dev/null 2>&1; then
+        fail "the kernels of $1 pass without their barriers"
+    fi
 }
 
 (($#)) || set -- kernels fake_driver

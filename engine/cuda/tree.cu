@@ -7,8 +7,7 @@
 // Arithmetic bounds it, not memory: 1,024 nodes over 600 rows of 32 heads of 128 are 10 GFLOP a layer, on cores for f32
 // without tensor cores.
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
+#include "number.h"
 
 constexpr unsigned QUERIES = 8;
 constexpr unsigned KEYS = 32;
@@ -16,8 +15,8 @@ constexpr unsigned WARPS = 4;
 constexpr unsigned OWN = QUERIES / WARPS;  // queries of a warp
 constexpr unsigned PARTS = 8;              // elements of a head in a lane: heads are of at most 256
 
-// What a block works on; engine/src/cuda.rs writes it. Both places are in the same array of words, whose start is the
-// tiles of all blocks.
+// What a block works on; engine/src/tree_plan.rs writes it. Both places are in the same array of words, whose start is
+// the tiles of all blocks.
 struct Tile {
     unsigned offset;  // the sequence's first node in the batch
     unsigned nodes;   // its nodes in this step
@@ -26,13 +25,6 @@ struct Tile {
     unsigned bits;    // where its ancestors are: for each node ceil(nodes / 32) words, itself included
     unsigned first;   // the first query, which is node * (heads / kv_heads) + head
 };
-
-__device__ inline float number(float x) { return x; }
-__device__ inline float number(__half x) { return __half2float(x); }
-__device__ inline float number(__nv_bfloat16 x) { return __bfloat162float(x); }
-__device__ inline void store(float* to, float x) { *to = x; }
-__device__ inline void store(__half* to, float x) { *to = __float2half(x); }
-__device__ inline void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16(x); }
 
 // Nodes see the committed rows, themselves and their ancestors.
 __device__ inline bool sees(const unsigned* plan, const Tile& tile, unsigned node, unsigned position) {

@@ -115,19 +115,17 @@ impl Arena {
         Ok(self.end)
     }
 
-    /// Writes keys and values `[nodes, kv_heads, head_dim]` of a layer from row `start` on and returns all of the
-    /// layer.
-    pub(super) fn write(
-        &self,
-        layer: usize,
-        start: usize,
-        (keys, values): (&Tensor, &Tensor),
-    ) -> Result<&(Tensor, Tensor)> {
-        let all = &self.layers[layer];
+    /// Keys and values of a layer, `[kv_heads, rows, head_dim]`.
+    pub(super) fn layer(&self, layer: usize) -> &(Tensor, Tensor) {
+        &self.layers[layer]
+    }
+
+    /// Writes keys and values `[nodes, kv_heads, head_dim]` of a layer from row `start` on.
+    pub(super) fn write(&self, layer: usize, start: usize, (keys, values): (&Tensor, &Tensor)) -> Result<()> {
+        let all = self.layer(layer);
         let by_head = |tensor: &Tensor| tensor.transpose(0, 1)?.contiguous();
         all.0.slice_set(&by_head(keys)?, 1, start)?;
-        all.1.slice_set(&by_head(values)?, 1, start)?;
-        Ok(all)
+        all.1.slice_set(&by_head(values)?, 1, start)
     }
 
     /// Ends a step: a sequence has `nodes` more positions, in the next rows.

@@ -26,7 +26,7 @@ pub(super) enum Attention {
     },
     /// By one of our own, on a GPU.
     #[cfg(feature = "cuda")]
-    Kernel(crate::cuda::TreeAttend),
+    Kernel(crate::cuda::attend::TreeAttend),
 }
 
 #[derive(Debug)]
@@ -53,7 +53,7 @@ impl Attention {
     ) -> Result<Self> {
         #[cfg(feature = "cuda")]
         if place.1.is_cuda() {
-            let plan = crate::cuda::TreeAttend::plan(batch, (arena, sequences), (start, shared), place.1)?;
+            let plan = crate::cuda::attend::TreeAttend::plan(batch, (arena, sequences), (start, shared), place.1)?;
             return Ok(Self::Kernel(plan));
         }
         #[cfg(not(feature = "cuda"))]

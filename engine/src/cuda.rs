@@ -1,149 +1,95 @@
-//! Attention of draft trees in one kernel of our own, `engine/cuda/tree.cu`.
+//! Kernels of our own, `engine/cuda/*.cu`, on candle's tensors.
+//!
+//! They run on candle's stream, which gives a tensor's memory back behind the kernels that have it.
+
+pub(super) mod attend;
+pub(super) mod layer;
+pub(super) mod top_k;
 
 use candle_core::{
-    CpuStorage, CudaDevice, CudaStorage, CustomOp3, Device, Layout, Result, Shape, Tensor,
-    backend::BackendStorage,
-    bail,
+    DType, Device, Result, Shape, Storage, Tensor, bail,
     cuda::{
-        CudaDType, CudaStorageSlice, WrapErr,
-        cudarc::driver::{CudaSlice, DeviceRepr, LaunchConfig, PushKernelArg},
+        CudaStorageSlice, WrapErr,
+        cudarc::driver::{CudaStream, DevicePtr as _, LaunchConfig, PushKernelArg as _},
     },
 };
-use laser_cpu::{Batch, Span};
 
-use crate::arena::{Arena, SequenceId, number};
+use crate::arena::number;
 
-const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/tree.ptx"));
+const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx"));
 
-/// Queries of a block, keys of a step of it, and the widest head, as in tree.cu.
-const QUERIES: usize = 8;
-const KEYS: usize = 32;
-const HEAD_MAX: usize = 256;
-
-/// How the nodes of a step attend; the same for all layers.
-#[derive(Debug)]
-pub(super) struct TreeAttend {
-    /// The tiles of all blocks, then row numbers and ancestors' bits of each sequence, in words of 32 bits.
-    plan: Tensor,
-    tiles: usize,
+/// A launch of a kernel, whose parameters are tensors, then sizes, then floats.
+struct Launch<'a> {
+    /// The kernel without the suffix of its dtype, which is the first tensor's.
+    kernel: &'static str,
+    /// Contiguous, or none for a null pointer.
+    tensors: &'a [Option<&'a Tensor>],
+    sizes: &'a [usize],
+    floats: &'a [f32],
+    grid: (usize, usize),
+    /// Threads of a block.
+    threads: usize,
+    /// Floats that the threads of a block share.
+    shared: usize,
 }
 
-impl TreeAttend {
-    /// For a step whose nodes have the arena's rows from `start` on, and heads of which `shared` have one key head.
-    pub(super) fn plan(
-        batch: &Batch<'_>,
-        (arena, sequences): (&Arena, &[SequenceId]),
-        (start, shared): (usize, usize),
-        device: &Device,
-    ) -> Result<Self> {
-        let tiles: usize = batch.spans.iter().map(|span| (span.parents.len() * shared).div_ceil(QUERIES)).sum();
-        let (mut plan, mut words) = (Vec::new(), Vec::new());
-        for (span, &sequence) in batch.spans.iter().zip(sequences) {
-            let nodes = span.parents.len();
-            let rows = 6 * tiles + words.len();
-            words.extend_from_slice(&arena.rows_of(sequence)[..span.cached]);
-            words.extend((number(start + span.offset)..).take(nodes));
-            let bits = 6 * tiles + words.len();
-            (0..nodes).for_each(|node| words.extend(seen(span, node)));
-            for first in (0..nodes * shared).step_by(QUERIES) {
-                plan.extend([span.offset, nodes, span.cached, rows, bits, first].map(number));
-            }
-        }
-        plan.append(&mut words);
-        Ok(Self { plan: Tensor::new(plan, device)?, tiles })
-    }
-
-    /// Rows `[nodes, heads · head_dim]` for scaled queries `[nodes, heads, head_dim]` over all keys and values of a
-    /// layer, `[kv_heads, rows, head_dim]`, all contiguous.
-    pub(super) fn attend(&self, queries: &Tensor, (keys, values): &(Tensor, Tensor)) -> Result<Tensor> {
-        queries.apply_op3_no_bwd(keys, values, self)
-    }
-
-    fn launch<T: CudaDType + DeviceRepr>(
-        &self,
-        name: &str,
-        [queries, keys, values]: [&CudaSlice<T>; 3],
-        layouts: [&Layout; 3],
-        device: &CudaDevice,
-    ) -> Result<(CudaStorage, Shape)> {
-        let (nodes, heads, dim) = layouts[0].shape().dims3()?;
-        let (kv_heads, rows, _) = layouts[1].shape().dims3()?;
-        if dim > HEAD_MAX || layouts.iter().any(|layout| layout.contiguous_offsets().is_none_or(|at| at.0 != 0)) {
-            bail!("attention wants contiguous tensors and heads of at most {HEAD_MAX}: {layouts:?}");
-        }
-        let (plan, _) = self.plan.storage_and_layout();
-        let candle_core::Storage::Cuda(plan) = &*plan else { bail!("the plan is not on the GPU") };
-        let function = device.get_or_load_custom_func(name, "laser_tree", PTX)?;
-        #[expect(unsafe_code, reason = "the kernel writes all of it")]
-        // SAFETY: every query is in one tile.
-        let attended = unsafe { device.alloc::<T>(nodes * heads * dim)? };
-        let config = LaunchConfig {
-            grid_dim: (number(self.tiles), number(kv_heads), 1),
-            block_dim: (128, 1, 1),
-            shared_mem_bytes: number(4 * (QUERIES * dim + KEYS * (dim + 1) + 2 * QUERIES * KEYS)),
+impl Launch<'_> {
+    fn run(&self, device: &Device) -> Result<()> {
+        let cuda = device.as_cuda_device()?;
+        let stream = cuda.cuda_stream();
+        let suffix = match self.tensors.iter().flatten().next().map(|tensor| tensor.dtype()) {
+            Some(DType::F32) => "f32",
+            Some(DType::F16) => "f16",
+            Some(DType::BF16) => "bf16",
+            other => bail!("{} has no kernel for {other:?}", self.kernel),
         };
-        let sizes = [rows, heads, kv_heads, dim].map(number);
+        let function = cuda.get_or_load_custom_func(&format!("{}_{suffix}", self.kernel), "laser", PTX)?;
+        let address = |tensor: &Option<&Tensor>| tensor.map_or(Ok(0), |tensor| address(tensor, &stream));
+        let addresses: Vec<u64> = self.tensors.iter().map(address).collect::<Result<_>>()?;
+        let sizes: Vec<u32> = self.sizes.iter().copied().map(number).collect();
         let mut builder = function.builder();
-        builder.arg(queries).arg(keys).arg(values).arg(&attended).arg(plan.as_cuda_slice::<u32>()?);
-        sizes.iter().for_each(|size| {
-            builder.arg(size);
-        });
-        #[expect(unsafe_code, reason = "a kernel's arguments are not checked")]
-        // SAFETY: they are those of tree.cu, and the plan names rows and nodes that there are.
+        addresses.iter().for_each(|address| _ = builder.arg(address));
+        sizes.iter().for_each(|size| _ = builder.arg(size));
+        self.floats.iter().for_each(|float| _ = builder.arg(float));
+        let config = LaunchConfig {
+            grid_dim: (number(self.grid.0), number(self.grid.1), 1),
+            block_dim: (number(self.threads), 1, 1),
+            shared_mem_bytes: number(4 * self.shared),
+        };
+        #[expect(unsafe_code, reason = "a kernel's parameters are not checked")]
+        // SAFETY: callers give those of the kernel, as engine/cuda has them.
         unsafe {
             builder.launch(config).w()?;
         }
-        let shape = Shape::from((nodes, heads * dim));
-        Ok((CudaStorage::wrap_cuda_slice(attended, device.clone()), shape))
+        Ok(())
     }
 }
 
-impl CustomOp3 for TreeAttend {
-    fn name(&self) -> &'static str {
-        "tree_attend"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        bail!("the kernel is for GPUs")
-    }
-
-    fn cuda_fwd(
-        &self,
-        queries: &CudaStorage,
-        queries_layout: &Layout,
-        keys: &CudaStorage,
-        keys_layout: &Layout,
-        values: &CudaStorage,
-        values_layout: &Layout,
-    ) -> Result<(CudaStorage, Shape)> {
-        use CudaStorageSlice::{BF16, F16, F32};
-        let layouts = [queries_layout, keys_layout, values_layout];
-        let device = queries.device();
-        match (&queries.slice, &keys.slice, &values.slice) {
-            (F32(q), F32(k), F32(v)) => self.launch("tree_attend_f32", [q, k, v], layouts, device),
-            (F16(q), F16(k), F16(v)) => self.launch("tree_attend_f16", [q, k, v], layouts, device),
-            (BF16(q), BF16(k), BF16(v)) => self.launch("tree_attend_bf16", [q, k, v], layouts, device),
-            _ => bail!("attention of {:?} over {:?} and {:?}", queries.dtype(), keys.dtype(), values.dtype()),
-        }
-    }
+/// Where a contiguous tensor begins on the device.
+fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
+    let (storage, layout) = tensor.storage_and_layout();
+    let (Storage::Cuda(storage), Some((offset, _))) = (&*storage, layout.contiguous_offsets()) else {
+        bail!("a kernel wants contiguous tensors on its GPU: {layout:?}");
+    };
+    let start = match &storage.slice {
+        CudaStorageSlice::F32(slice) => slice.device_ptr(stream).0,
+        CudaStorageSlice::F16(slice) => slice.device_ptr(stream).0,
+        CudaStorageSlice::BF16(slice) => slice.device_ptr(stream).0,
+        CudaStorageSlice::U32(slice) => slice.device_ptr(stream).0,
+        _ => bail!("no kernel takes {:?}", tensor.dtype()),
+    };
+    Ok(start + (offset * tensor.dtype().size_in_bytes()) as u64)
 }
 
-/// The nodes of a sequence that a node sees, in words of 32.
-#[expect(clippy::cast_possible_truncation, reason = "a word is half of one of 64 bits")]
-fn seen(span: &Span<'_>, node: usize) -> impl Iterator<Item = u32> {
-    let hidden = span.hidden(node);
-    let nodes = span.parents.len();
-    (0..nodes.div_ceil(32)).map(move |word| {
-        let bits = (hidden[word / 2] >> (word % 2 * 32)) as u32;
-        let exist = u32::MAX >> (32 - (nodes - 32 * word).min(32));
-        !bits & exist
-    })
+/// A tensor that a kernel is going to write.
+fn output(shape: impl Into<Shape>, like: &Tensor) -> Result<Tensor> {
+    output_of(shape, like.dtype(), like.device())
+}
+
+fn output_of(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+    #[expect(unsafe_code, reason = "zeros would cost a launch")]
+    // SAFETY: whoever calls this launches a kernel that writes every element, before anything reads one.
+    unsafe {
+        Tensor::empty(shape, dtype, device)
+    }
 }

@@ -32,8 +32,9 @@ mod gpu;
 mod linear;
 #[cfg(feature = "mistralrs")]
 mod mistral;
+mod norm;
 mod options;
-mod rope;
+mod rotation;
 mod safetensors;
 mod scores;
 mod segment;
@@ -41,6 +42,8 @@ mod selftest;
 mod slots;
 mod tree;
 mod tree_lm;
+#[cfg(any(feature = "cuda", test))]
+mod tree_plan;
 
 pub use engine::{Engine, EngineInfo};
 pub use error::EngineError;

@@ -51,7 +51,14 @@ impl Linear {
         }
     }
 
-    fn product(&self, x: &Tensor) -> Result<Tensor> {
+    /// What [`forward`](Self::forward) adds to the product.
+    #[cfg(feature = "cuda")]
+    pub(super) fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+
+    /// Without the bias.
+    pub(super) fn product(&self, x: &Tensor) -> Result<Tensor> {
         match &self.dense {
             None => self.method.forward_autocast(x),
             Some(weight) if STREAMED_ROWS.contains(&x.dim(0)?) => weight.matmul(&x.t()?)?.t()?.contiguous(),

@@ -4,6 +4,7 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <thread>
 #include <vector>
@@ -15,8 +16,8 @@ struct Index {
     unsigned x = 0, y = 0;
 };
 inline thread_local Index threadIdx;
-inline Index blockIdx;
-inline pthread_barrier_t block;
+inline Index blockIdx, blockDim;
+inline pthread_barrier_t block, warps[32];
 float shared[48 * 1024 / sizeof(float)];
 
 inline void __syncthreads() {
@@ -25,9 +26,28 @@ inline void __syncthreads() {
 #endif
 }
 
+// What another thread of the warp gives; all of the warp must call it.
+template <typename T>
+T __shfl_xor_sync(unsigned, T value, unsigned other) {
+    static T given[1024];
+    given[threadIdx.x] = value;
+    pthread_barrier_wait(&warps[threadIdx.x / 32]);
+    const T taken = given[threadIdx.x ^ other];
+    pthread_barrier_wait(&warps[threadIdx.x / 32]);
+    return taken;
+}
+
+inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+
+// Threads are a multiple of 32.
 template <typename Kernel>
 void launch(Index grid, unsigned threads, Kernel kernel) {
+    blockDim = {threads, 1};
     pthread_barrier_init(&block, nullptr, threads);
+    for (unsigned warp = 0; warp < threads / 32; warp++) {
+        pthread_barrier_init(&warps[warp], nullptr, 32);
+    }
     std::vector<std::thread> all;
     for (unsigned thread = 0; thread < threads; thread++) {
         all.emplace_back([&, thread] {
@@ -44,6 +64,9 @@ void launch(Index grid, unsigned threads, Kernel kernel) {
     }
     for (std::thread& thread : all) {
         thread.join();
+    }
+    for (unsigned warp = 0; warp < threads / 32; warp++) {
+        pthread_barrier_destroy(&warps[warp]);
     }
     pthread_barrier_destroy(&block);
 }

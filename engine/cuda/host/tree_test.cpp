@@ -8,23 +8,10 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <random>
+
+#include "random.h"
 
 #include "../tree.cu"
-
-static std::mt19937 source(1);
-
-static unsigned below(unsigned limit) { return source() % limit; }
-
-template <typename T>
-static std::vector<T> values(size_t count) {
-    std::normal_distribution<float> normal;
-    std::vector<T> all(count);
-    for (T& value : all) {
-        store(&value, normal(source));
-    }
-    return all;
-}
 
 struct Sequence {
     unsigned offset, cached;
@@ -32,7 +19,7 @@ struct Sequence {
     std::vector<unsigned> rows;
 };
 
-// As TreeAttend::plan writes it; with `wrong`, the last node does not see itself.
+// As engine/src/tree_plan.rs writes it; with `wrong`, the last node does not see itself.
 static std::vector<unsigned> plan(const std::vector<Sequence>& sequences, unsigned group, bool wrong,
                                   unsigned& tiles) {
     tiles = 0;

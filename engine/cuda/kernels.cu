@@ -1,0 +1,4 @@
+// All kernels, as engine/build.rs compiles them.
+#include "layer.cu"
+#include "top_k.cu"
+#include "tree.cu"

@@ -1,0 +1,91 @@
+//! What a layer does between its products and attention.
+
+use candle_core::{Result, Tensor};
+
+use super::{Launch, output};
+
+/// Threads of a block, and a head's.
+const THREADS: usize = 256;
+const WARP: usize = 32;
+
+/// x + y and its RMS norm, all `[nodes, width]`.
+pub(crate) fn add_norm(x: &Tensor, y: &Tensor, (weight, eps): (&Tensor, f32)) -> Result<(Tensor, Tensor)> {
+    let (nodes, width) = x.dims2()?;
+    let (sums, norms) = (output((nodes, width), x)?, output((nodes, width), x)?);
+    Launch {
+        kernel: "add_norm",
+        tensors: &[Some(x), Some(y), Some(weight), Some(&sums), Some(&norms)],
+        sizes: &[width],
+        floats: &[eps],
+        grid: (nodes, 1),
+        threads: THREADS,
+        shared: THREADS / WARP,
+    }
+    .run(x.device())?;
+    Ok((sums, norms))
+}
+
+/// silu(gate) · up.
+pub(crate) fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+    let product = output(gate.shape(), gate)?;
+    let count = gate.elem_count();
+    Launch {
+        kernel: "silu_mul",
+        tensors: &[Some(gate), Some(up), Some(&product)],
+        sizes: &[count],
+        floats: &[],
+        grid: (count.div_ceil(THREADS), 1),
+        threads: THREADS,
+        shared: 0,
+    }
+    .run(gate.device())?;
+    Ok(product)
+}
+
+/// Products of a step for heads of one kind, `[nodes, heads · head_dim]`, and what is to be done with them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct HeadProducts<'a> {
+    pub(crate) products: &'a Tensor,
+    pub(crate) bias: Option<&'a Tensor>,
+    /// The scale of a norm of each head, and what is added to the mean square.
+    pub(crate) norm: Option<(&'a Tensor, f32)>,
+    pub(crate) heads: usize,
+}
+
+/// Rotated and scaled queries `[nodes, heads, head_dim]`; rotated keys and values go to rows `start..` of a layer,
+/// `[kv_heads, rows, head_dim]`. `angles` are `[nodes, head_dim]` in f32: of each node the cosines, then the sines.
+pub(crate) fn rotate_write(
+    [query, key, value]: [HeadProducts<'_>; 3],
+    angles: &Tensor,
+    (keys, values): &(Tensor, Tensor),
+    start: usize,
+) -> Result<Tensor> {
+    let (nodes, dim) = angles.dims2()?;
+    let (kv_heads, rows, _) = keys.dims3()?;
+    let rotated = output((nodes, query.heads, dim), query.products)?;
+    let eps = query.norm.map_or(0.0, |norm| norm.1);
+    Launch {
+        kernel: "rotate_write",
+        tensors: &[
+            Some(query.products),
+            Some(key.products),
+            Some(value.products),
+            query.bias,
+            key.bias,
+            value.bias,
+            query.norm.map(|norm| norm.0),
+            key.norm.map(|norm| norm.0),
+            Some(angles),
+            Some(&rotated),
+            Some(keys),
+            Some(values),
+        ],
+        sizes: &[query.heads, kv_heads, dim, rows, start],
+        floats: &[eps, 1.0 / (dim as f32).sqrt()],
+        grid: (nodes, (query.heads + 2 * kv_heads).div_ceil(THREADS / WARP)),
+        threads: THREADS,
+        shared: 0,
+    }
+    .run(angles.device())?;
+    Ok(rotated)
+}

@@ -1,0 +1,37 @@
+//! RMS norm.
+
+use candle_core::{Result, Tensor};
+
+/// x / rms(x) · weight over rows of x, with `eps` added to the mean square.
+#[derive(Debug)]
+pub(super) struct Norm {
+    weight: Tensor,
+    eps: f32,
+}
+
+impl Norm {
+    #[expect(clippy::cast_possible_truncation, reason = "norms compute in f32")]
+    pub(super) fn new(weight: Tensor, eps: f64) -> Self {
+        Self { weight, eps: eps as f32 }
+    }
+
+    pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        candle_nn::ops::rms_norm(x, &self.weight, self.eps)
+    }
+
+    /// x + y, and its norm.
+    pub(super) fn add(&self, x: &Tensor, y: &Tensor) -> Result<(Tensor, Tensor)> {
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            return crate::cuda::layer::add_norm(x, y, self.parts());
+        }
+        let sum = (x + y)?;
+        let normed = self.forward(&sum)?;
+        Ok((sum, normed))
+    }
+
+    #[cfg(feature = "cuda")]
+    pub(super) fn parts(&self) -> (&Tensor, f32) {
+        (&self.weight, self.eps)
+    }
+}
