@@ -14,7 +14,7 @@ use laser_schema::audit::{Origin, Proposer};
 use super::options::GenerateOptions;
 use super::request::{Generated, Request, StopReason, TextError};
 use super::stop::cut_at_stop;
-use crate::budget::{Budget, Reach, Terms};
+use crate::budget::{Reach, Terms};
 use crate::calibration::Hindsight;
 
 /// The place of a sequence in the engine.
@@ -42,6 +42,8 @@ pub(super) struct Sequence {
     pub(super) tree: DraftTree,
     tokens: Vec<u32>,
     parents: Vec<u32>,
+    /// Seconds that the step waited for its draft.
+    pub(super) drafting: f64,
     // Under a budget: how far it drafts, and what became of a draft.
     reach: Reach,
     pub(super) hindsight: Hindsight,
@@ -83,6 +85,7 @@ impl Sequence {
             tree: DraftTree::new(),
             tokens: Vec::new(),
             parents: Vec::new(),
+            drafting: 0.0,
             reach: Reach::default(),
             hindsight: Hindsight::default(),
         }
@@ -94,14 +97,25 @@ impl Sequence {
         Segment { slot: self.slot, tokens: &self.tokens, parents: &self.parents, scored_from }
     }
 
-    /// A chunk of at most `left` pending tokens and, if that is all of them, a tree below the last one.
-    pub(super) fn draft(&mut self, left: usize, nodes: usize, budget: Option<&mut Budget>) {
+    /// Whether it is still to feed more than the token after which the next one comes.
+    pub(super) fn is_prompt(&self) -> bool {
+        self.pending.len() > 1
+    }
+
+    /// Takes no part in this step.
+    pub(super) fn clear(&mut self) {
+        (self.chunk, self.drafting) = (0, 0.0);
+        self.tree.clear();
+    }
+
+    /// A chunk of at most `left` pending tokens and, if that is all of them, a tree below the last one; `adapts` if a
+    /// budget is going to cut it.
+    pub(super) fn draft(&mut self, left: usize, nodes: usize, adapts: bool) {
         self.chunk = self.pending.len().min(left);
         self.tokens.clear();
         self.tokens.extend(self.pending.iter().take(self.chunk));
         self.parents.clear();
         self.parents.extend(chain_parents(self.chunk));
-        self.tree.clear();
         if self.chunk < self.pending.len() {
             return;
         }
@@ -109,17 +123,20 @@ impl Sequence {
         // The token after the tree's last is the target's own: no more than that can be of use.
         let useful = self.max_tokens - self.done.tokens.len() - 1;
         let most = nodes.min(useful).min(left - self.chunk);
-        let most = match &budget {
-            Some(_) => self.reach.next(most),
-            None => most,
-        };
+        let most = if adapts { self.reach.next(most) } else { most };
         self.context.draft(most, &mut self.tree);
-        let seconds = start.elapsed().as_secs_f64();
-        self.done.draft_seconds += seconds;
-        if let Some(budget) = budget.filter(|_| most > 0) {
-            budget.drafted(seconds, self.drafted());
+        if most == 0 {
+            return;
+        }
+        self.drafting = start.elapsed().as_secs_f64();
+        if adapts {
             self.hindsight.watch(&self.tree, self.done.tokens.len());
         }
+    }
+
+    /// Tokens that it feeds in this step, with the nodes that it has drafted.
+    pub(super) fn fed(&self) -> usize {
+        self.chunk + self.drafted()
     }
 
     /// The name of the pool that it drafts from; empty without one.
@@ -142,6 +159,7 @@ impl Sequence {
 
     /// Puts what is left of the tree behind the chunk.
     pub(super) fn attach_tree(&mut self) {
+        self.done.draft_seconds += self.drafting;
         if self.drafted() == 0 {
             return;
         }

@@ -73,6 +73,31 @@ fn strict_texts_equal_the_naive_decoders_whatever_the_setting() {
     }
 }
 
+#[test]
+fn drafts_of_a_large_batch_leave_its_texts_as_they_are() {
+    let prompts: Vec<Vec<u32>> = (0..40).map(|seed| tokens(seed % 7, 10)).collect();
+    let expected: Vec<NaiveText> = prompts.iter().map(|p| naive(&mut fake(), p, &options())).collect();
+    let pool = pool(&expected.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>());
+    for (step_tokens, adapts) in [(512, false), (512, true), (50, false), (13, true)] {
+        let budget = adapts.then(|| Budget::new(StepCost::new(vec![(1.0, 1e-3), (500.0, 2e-3)], 1e-8)));
+        let options = GenerateOptions { nodes: 16, batch: 32, step_tokens, budget, ..options() };
+        let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
+        let requests = (0..).zip(&prompts).map(|(id, p)| Request { pool: Some(pool.clone()), ..request(id, p) });
+        let (mut accepted, mut drafting, mut seconds) = (0, 0.0, 0.0);
+        for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
+            let got = got.as_ref().unwrap();
+            assert_naive(got, expected, &format!("{step_tokens} {adapts}"));
+            accepted += got.step_accepted.iter().sum::<u32>();
+            (drafting, seconds) = (drafting + got.draft_seconds, seconds + got.engine_seconds);
+        }
+        assert!(step_tokens < 32 || accepted > 0);
+        // What drafts take is part of the steps, however many threads made them.
+        assert!(drafting <= seconds, "{drafting} of {seconds}");
+        let tokens_max = log.lock().unwrap().steps.iter().map(|s| s.iter().sum()).max();
+        assert!(tokens_max <= Some(step_tokens), "{step_tokens}");
+    }
+}
+
 fn any_request() -> impl Strategy<Value = (Vec<u32>, Vec<u32>)> {
     // Few different tokens, so that prompts repeat themselves and each other.
     let token = || prop_oneof![3u32..20, 3u32..VOCABULARY];
