@@ -99,9 +99,9 @@ impl Budget {
         &self.cost
     }
 
-    /// Returns how many nodes to keep per sequence, in a step with `known` load besides that emits `certain` tokens in
-    /// any case.
-    pub fn allot(&mut self, (known, certain): (StepLoad, usize), sequences: &[Drafted<'_>]) -> Vec<usize> {
+    /// Returns how many nodes to keep per sequence, at most `room` in all, in a step with `known` load besides that
+    /// emits `certain` tokens in any case.
+    pub fn allot(&mut self, (known, certain, room): (StepLoad, usize, usize), sequences: &[Drafted<'_>]) -> Vec<usize> {
         let calibrations: Vec<Calibration> = sequences.iter().map(|s| self.calibration(s.pool)).collect();
         let mut ranked: Vec<(f32, usize)> = Vec::new();
         for (index, (sequence, calibration)) in sequences.iter().zip(&calibrations).enumerate() {
@@ -109,6 +109,7 @@ impl Budget {
             ranked.extend(probabilities.map(|p| (calibration.apply(*p), index)));
         }
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
+        ranked.truncate(room);
         let nodes: Vec<(f32, usize)> = ranked.iter().map(|(p, index)| (*p, sequences[*index].cached)).collect();
         let best = self.best_step((known, certain), &nodes, sequences.len());
         (self.load, self.is_plain) = (best.load, false);
@@ -278,14 +279,23 @@ mod tests {
         Drafted { pool, cached: 0, probabilities }
     }
 
-    fn known(tokens: usize) -> (StepLoad, usize) {
-        (StepLoad { tokens, pairs: 0 }, tokens)
+    fn known(tokens: usize) -> (StepLoad, usize, usize) {
+        (StepLoad { tokens, pairs: 0 }, tokens, usize::MAX)
     }
 
     #[test]
     fn nodes_go_to_the_sequences_where_they_are_likely() {
         let kept = budget().allot(known(2), &[drafted("a", &[0.9, 0.8, 0.02]), drafted("a", &[0.05, 0.01])]);
         assert_eq!(kept, [2, 0]);
+    }
+
+    #[test]
+    fn the_most_likely_nodes_take_what_room_there_is() {
+        let (load, certain, _) = known(2);
+        let sequences = [drafted("a", &[0.9, 0.7]), drafted("a", &[0.8, 0.75])];
+        for (room, expected) in [(0, [0, 0]), (1, [1, 0]), (3, [1, 2]), (9, [2, 2])] {
+            assert_eq!(budget().allot((load, certain, room), &sequences), expected, "{room}");
+        }
     }
 
     #[test]
@@ -324,7 +334,7 @@ mod tests {
         let likely = [drafted("a", &[0.9, 0.8, 0.06])];
         (0..20).for_each(|_| assert_eq!(budget.allot(known(1), &likely), [2]));
         // By itself a step of 100 tokens would be worth many nodes; the third one is cheaper had in the next.
-        let prompt = (StepLoad { tokens: 100, pairs: 0 }, 1);
+        let prompt = (StepLoad { tokens: 100, pairs: 0 }, 1, usize::MAX);
         assert_eq!(budget.allot(prompt, &likely), [2]);
     }
 

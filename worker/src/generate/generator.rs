@@ -37,6 +37,8 @@ pub struct Generator {
     quarantine: bool,
     active: Vec<Sequence>,
     prefixes: VecDeque<(Vec<u32>, Slot)>,
+    /// Nodes of the last step.
+    drafted: usize,
     failures_in_a_row: usize,
     /// Whether a request has waited because there was no cache for it.
     waited_for_cache: bool,
@@ -66,6 +68,7 @@ impl Generator {
             quarantine: false,
             active: Vec::new(),
             prefixes: VecDeque::new(),
+            drafted: 0,
             failures_in_a_row: 0,
             waited_for_cache: false,
             unattributed_seconds: 0.0,
@@ -203,50 +206,58 @@ impl Generator {
         Ok(Room { slot, cached, max_tokens })
     }
 
-    /// Fills the sequences' segments. Those that are generating share the step's tokens evenly, so that no tree starves
-    /// another; what they leave goes to prompts, oldest first. Returns the indexes of those that take part.
+    /// Fills the sequences' segments. Returns the indexes of those that take part.
     fn prepare(&mut self) -> Vec<usize> {
-        let tokens = self.options.step_tokens.max(1);
-        self.active.iter_mut().for_each(Sequence::clear);
-        self.draft_generating(tokens);
-        let mut left = tokens - self.active.iter().map(Sequence::fed).sum::<usize>();
-        for prompt in self.active.iter_mut().filter(|sequence| sequence.is_prompt()) {
-            if left == 0 {
-                break;
-            }
-            prompt.draft(left, self.options.nodes, self.options.budget.is_some());
-            left -= prompt.fed();
-        }
-        let part: Vec<usize> = (0..self.active.len()).filter(|&index| self.active[index].fed() > 0).collect();
-        self.budget(&part);
+        let room = self.feed();
+        self.draft(room);
+        let part: Vec<usize> = (0..self.active.len()).filter(|&index| self.active[index].chunk > 0).collect();
+        self.budget(&part, room);
+        self.drafted = part.iter().map(|&index| self.active[index].drafted()).sum();
         part.iter().for_each(|&index| self.active[index].attach_tree());
         part
     }
 
-    /// Drafts for the sequences that are generating, which share `tokens`.
-    fn draft_generating(&mut self, tokens: usize) {
-        let generating: Vec<&mut Sequence> = self.active.iter_mut().filter(|sequence| !sequence.is_prompt()).collect();
-        let (sharers, start) = (generating.len(), Instant::now());
+    /// Divides the step's tokens: one for each sequence that is generating, then prompts, oldest first. Trees have what
+    /// is left, and of what prompts could take as much as trees had in the last step, up to half: otherwise drafts of a
+    /// large batch, most of which the budget cuts, would keep prompts waiting, and with them their texts.
+    fn feed(&mut self) -> usize {
+        let mut left = self.options.step_tokens.max(1);
+        for sequence in &mut self.active {
+            let takes = usize::from(!sequence.is_prompt()).min(left);
+            sequence.feed(takes);
+            left -= takes;
+        }
+        let trees = self.drafted.min(left / 2);
+        left -= trees;
+        for prompt in self.active.iter_mut().filter(|sequence| sequence.is_prompt()) {
+            left -= prompt.feed(left);
+        }
+        left + trees
+    }
+
+    /// Drafts where the next token is going to be scored: the nodes that may share `room`, or under a budget, which cuts
+    /// them, all that may be of use.
+    fn draft(&mut self, room: usize) {
+        let scored: Vec<&mut Sequence> = self.active.iter_mut().filter(|sequence| sequence.is_scored()).collect();
+        let (sharers, start) = (scored.len(), Instant::now());
         let (nodes, adapts) = (self.options.nodes, self.options.budget.is_some());
         let draft = |(at, sequence): (usize, &mut Sequence)| {
-            let share = tokens / sharers + usize::from(at < tokens % sharers);
-            if share > 0 {
-                sequence.draft(share, nodes, adapts);
-            }
+            let share = room / sharers + usize::from(at < room % sharers);
+            sequence.draft(nodes.min(if adapts { room } else { share }), adapts);
         };
         if sharers < PARALLEL_DRAFTS_MIN {
-            return generating.into_iter().enumerate().for_each(draft);
+            return scored.into_iter().enumerate().for_each(draft);
         }
-        generating.into_par_iter().enumerate().for_each(draft);
+        scored.into_par_iter().enumerate().for_each(draft);
         // The step waited for them all at once.
         let drafting: f64 = self.active.iter().map(|sequence| sequence.drafting).sum();
         let share = (start.elapsed().as_secs_f64() / drafting).min(1.0);
         self.active.iter_mut().for_each(|sequence| sequence.drafting *= share);
     }
 
-    /// Cuts the trees back to the nodes that pay, over the whole batch. A tree's nodes come in falling probability, so
+    /// Cuts the trees back to the nodes that pay, over the whole batch, and of those to `room`. A tree's nodes come in falling probability, so
     /// what is left of it is its beginning.
-    fn budget(&mut self, part: &[usize]) {
+    fn budget(&mut self, part: &[usize], room: usize) {
         let Some(budget) = &mut self.options.budget else {
             return;
         };
@@ -259,7 +270,7 @@ impl Generator {
             }
             let cached = self.engine.cached(sequence.slot);
             known = known.with(sequence.chunk, cached);
-            certain += usize::from(sequence.chunk == sequence.pending.len());
+            certain += usize::from(sequence.is_scored());
             drafted.push(Drafted {
                 pool: sequence.pool(),
                 cached,
@@ -269,7 +280,7 @@ impl Generator {
         if part.iter().all(|&index| self.active[index].request.plain) {
             return budget.plain(known);
         }
-        let kept = budget.allot((known, certain), &drafted);
+        let kept = budget.allot((known, certain, room), &drafted);
         for (&index, kept) in part.iter().zip(kept) {
             let sequence = &mut self.active[index];
             let terms = budget.terms(sequence.pool(), part.len());

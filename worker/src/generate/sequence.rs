@@ -93,7 +93,7 @@ impl Sequence {
 
     /// Its part of this step.
     pub(super) fn segment(&self) -> Segment<'_> {
-        let scored_from = if self.chunk == self.pending.len() { self.chunk - 1 } else { self.tokens.len() };
+        let scored_from = if self.is_scored() { self.chunk - 1 } else { self.tokens.len() };
         Segment { slot: self.slot, tokens: &self.tokens, parents: &self.parents, scored_from }
     }
 
@@ -102,27 +102,29 @@ impl Sequence {
         self.pending.len() > 1
     }
 
-    /// Takes no part in this step.
-    pub(super) fn clear(&mut self) {
-        (self.chunk, self.drafting) = (0, 0.0);
-        self.tree.clear();
-    }
-
-    /// A chunk of at most `left` pending tokens and, if that is all of them, a tree below the last one; `adapts` if a
-    /// budget is going to cut it.
-    pub(super) fn draft(&mut self, left: usize, nodes: usize, adapts: bool) {
-        self.chunk = self.pending.len().min(left);
+    /// Begins a step with at most `most` of its pending tokens; returns how many that are.
+    pub(super) fn feed(&mut self, most: usize) -> usize {
+        self.chunk = self.pending.len().min(most);
         self.tokens.clear();
         self.tokens.extend(self.pending.iter().take(self.chunk));
         self.parents.clear();
         self.parents.extend(chain_parents(self.chunk));
-        if self.chunk < self.pending.len() {
-            return;
-        }
+        self.tree.clear();
+        self.drafting = 0.0;
+        self.chunk
+    }
+
+    /// Whether this step tells its next token.
+    pub(super) fn is_scored(&self) -> bool {
+        self.chunk == self.pending.len()
+    }
+
+    /// A tree of at most `nodes` nodes below the last pending token; `adapts` if a budget is going to cut it.
+    pub(super) fn draft(&mut self, nodes: usize, adapts: bool) {
         let start = Instant::now();
         // The token after the tree's last is the target's own: no more than that can be of use.
         let useful = self.max_tokens - self.done.tokens.len() - 1;
-        let most = nodes.min(useful).min(left - self.chunk);
+        let most = nodes.min(useful);
         let most = if adapts { self.reach.next(most) } else { most };
         self.context.draft(most, &mut self.tree);
         if most == 0 {
@@ -132,11 +134,6 @@ impl Sequence {
         if adapts {
             self.hindsight.watch(&self.tree, self.done.tokens.len());
         }
-    }
-
-    /// Tokens that it feeds in this step, with the nodes that it has drafted.
-    pub(super) fn fed(&self) -> usize {
-        self.chunk + self.drafted()
     }
 
     /// The name of the pool that it drafts from; empty without one.
@@ -178,7 +175,7 @@ impl Sequence {
         tokenizer: &Tokenizer,
     ) -> Result<(Vec<usize>, Option<StopReason>), TextError> {
         let mut keep: Vec<usize> = (0..self.chunk).collect();
-        if self.chunk < self.pending.len() {
+        if !self.is_scored() {
             self.pending.drain(..self.chunk);
             return Ok((keep, None));
         }

@@ -98,6 +98,23 @@ fn drafts_of_a_large_batch_leave_its_texts_as_they_are() {
     }
 }
 
+#[test]
+fn drafts_that_the_budget_cuts_keep_no_prompt_waiting() {
+    let prompts: Vec<Vec<u32>> = (0..30).map(|seed| tokens(seed, 20 + seed as usize)).collect();
+    let pool = pool(&prompts);
+    // Every token takes as long as a step of one: no draft pays.
+    let first_steps = |nodes: usize| {
+        let budget = Some(Budget::new(StepCost::new(vec![(1.0, 1e-3), (500.0, 0.5)], 0.0)));
+        let options = GenerateOptions { nodes, batch: 8, step_tokens: 64, budget, ..options() };
+        let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
+        let requests = (0..).zip(&prompts).map(|(id, p)| Request { pool: Some(pool.clone()), ..request(id, p) });
+        drop(run(&mut generator, requests));
+        log.lock().unwrap().steps[..3].to_vec()
+    };
+    assert_eq!(first_steps(0), [vec![20, 21, 22, 1], vec![1, 1, 1, 22, 24, 15], vec![1, 1, 1, 1, 1, 10, 26, 23]]);
+    assert_eq!(first_steps(64), first_steps(0));
+}
+
 fn any_request() -> impl Strategy<Value = (Vec<u32>, Vec<u32>)> {
     // Few different tokens, so that prompts repeat themselves and each other.
     let token = || prop_oneof![3u32..20, 3u32..VOCABULARY];
