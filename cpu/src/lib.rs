@@ -7,8 +7,8 @@
 //! The decoder for GPUs and other quantised weights, a crate above, shares what describes a model and a step:
 //! [`ModelShape`], [`Rope`], [`Batch`] and [`push_top_k`].
 
-#[cfg(not(target_arch = "x86_64"))]
-compile_error!("Laser runs on x86_64: it has not been tried on any other processor, so it is not built for one");
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+compile_error!("Laser is for x86_64 and aarch64: no other processor was tried");
 
 mod attention;
 mod batch;

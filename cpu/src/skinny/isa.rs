@@ -1,4 +1,4 @@
-//! The instruction set of this processor.
+//! The instruction set of this x86-64 processor.
 
 use std::sync::OnceLock;
 

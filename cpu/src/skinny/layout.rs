@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 
-use super::{isa::vectorized, kernel::Task, rows::Rows};
+use super::{kernel::Task, processor::vectorized, rows::Rows};
 
 /// A layout of rows of x.
 #[derive(Debug, Clone, Copy)]

@@ -5,8 +5,8 @@
 //! loaded, and streamed once a product, while the rows' sums stay in registers.
 //!
 //! Layout: outputs in *panels* of 16, and in a panel one [`Line`] of 16 weights for each input (f32) or two inputs
-//! (bf16), so that a line is one register of AVX-512 or two of AVX2. A tile of the product holds V × T
-//! registers of sums for V registers of outputs and T rows; each line is loaded once and each x is broadcast.
+//! (bf16), so that a line is one register of AVX-512, two of AVX2 or four of NEON. A tile of the product holds
+//! V × T registers of sums for V registers of outputs and T rows; each line is loaded once and each x is broadcast.
 //!
 //! bf16 weights are widened to f32, which takes as many instructions as the products of a few rows. AVX512-BF16
 //! multiplies pairs as they are stored: there the rows of x are rounded to bf16 once a product, and a pair is an
@@ -15,32 +15,49 @@
 //! Weights of 8 bits are multiplied with rows of x in 8 bits, in [blocks](quants): a line has four inputs, and the
 //! sum of a block is exact.
 //!
-//! [AMX](amx) multiplies tiles of both: a panel is one as it is stored. It sums pairs of bf16 in an order of its own,
+//! AMX multiplies tiles of both: a panel is one as it is stored. It sums pairs of bf16 in an order of its own,
 //! the same for every row, so it takes a matrix for any number of rows or not at all.
 //!
 //! Every sum runs over the inputs in ascending order, alone in its lane. A row's result therefore does not depend, to
 //! the bit, on the other rows, the tile or the number of threads.
 #![expect(unsafe_code, reason = "registers are addressed through pointers; `product` checks the bounds of all of them")]
 
+#[cfg(target_arch = "x86_64")]
 mod amx;
+#[cfg(target_arch = "aarch64")]
+mod arm;
+#[cfg(target_arch = "x86_64")]
 mod avx2;
+#[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "x86_64")]
 mod bf16;
 mod ggml;
+#[cfg(target_arch = "x86_64")]
 mod isa;
 mod kernel;
 mod layout;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod packing;
+#[cfg(any(target_arch = "x86_64", test))]
 mod portable;
 mod product;
 mod quants;
 mod rows;
 #[cfg(test)]
 mod tests;
+#[cfg(target_arch = "x86_64")]
+mod x86;
+
+#[cfg(target_arch = "aarch64")]
+use self::arm as processor;
+#[cfg(target_arch = "x86_64")]
+use self::x86 as processor;
 
 pub use self::packing::{Format, Matrix};
 pub(crate) use self::{
-    isa::vectorized,
     packing::{Line, PANEL, PackedMatrix, Panels, ZERO},
+    processor::vectorized,
     rows::Rows,
 };

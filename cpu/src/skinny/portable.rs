@@ -8,6 +8,14 @@ use super::{
     quants::{Blocks, Bytes},
 };
 
+/// Whether a · b + c is rounded once: where there is no such instruction, `mul_add` is a call.
+pub(super) const FUSED: bool = cfg!(any(target_feature = "fma", target_arch = "aarch64"));
+
+#[inline(always)]
+fn fused(a: f32, b: f32, c: f32) -> f32 {
+    if FUSED { a.mul_add(b, c) } else { a * b + c }
+}
+
 /// Arrays of four, which every compiler knows to put into a register.
 struct Arrays;
 
@@ -36,12 +44,7 @@ impl Simd for Arrays {
     }
     #[inline(always)]
     unsafe fn fused(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
-        // Where there is no such instruction, `mul_add` is a call.
-        let fused = cfg!(target_feature = "fma");
-        std::array::from_fn(|lane| match fused {
-            true => a[lane].mul_add(b[lane], c[lane]),
-            false => a[lane] * b[lane] + c[lane],
-        })
+        std::array::from_fn(|lane| fused(a[lane], b[lane], c[lane]))
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: [f32; 4]) {
@@ -100,15 +103,16 @@ impl Bytes for Arrays {
     unsafe fn less(minima: [u32; 4], x: *const f32, total: [u32; 4]) -> [u32; 4] {
         // SAFETY: the caller's.
         let x = unsafe { *x };
-        let less = |lane: usize| f32::from_bits(total[lane]) - f32::from_bits(minima[lane]) * x;
+        let less = |lane: usize| fused(-f32::from_bits(minima[lane]), x, f32::from_bits(total[lane]));
         std::array::from_fn(|lane| less(lane).to_bits())
     }
     #[inline(always)]
     unsafe fn scaled(sum: [u32; 4], scales: [u32; 4], x: *const f32, total: [u32; 4]) -> [u32; 4] {
         // SAFETY: the caller's.
         let x = unsafe { *x };
-        let scaled = |lane: usize| sum[lane].cast_signed() as f32 * (f32::from_bits(scales[lane]) * x);
-        std::array::from_fn(|lane| (f32::from_bits(total[lane]) + scaled(lane)).to_bits())
+        let scale = |lane: usize| f32::from_bits(scales[lane]) * x;
+        let scaled = |lane: usize| fused(sum[lane].cast_signed() as f32, scale(lane), f32::from_bits(total[lane]));
+        std::array::from_fn(|lane| scaled(lane).to_bits())
     }
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: [u32; 4]) {

@@ -2,14 +2,10 @@
 
 use rayon::prelude::*;
 
-use super::{amx, avx2, avx512};
 use super::{
-    bf16,
-    isa::{Isa, isa},
     kernel::{Product, Task},
-    layout::Layout,
     packing::{BLOCK, Format, PANEL, PackedMatrix, Panels},
-    portable, quants,
+    processor::{PANELS, bytes_product, paired_product, widened_product},
     rows::Rows,
 };
 
@@ -66,7 +62,7 @@ fn product(w: &Panels<'_>, x: &Rows, (y, first): (&mut Rows, usize), threads: us
         rows,
     };
     let run = |task: &Task, product: Product| {
-        let threads = threads.min(panels / amx::PANELS).max(1);
+        let threads = threads.min(panels / PANELS).max(1);
         if threads == 1 {
             // SAFETY: the assertions above bound every access of all panels, and the instruction set was detected.
             return unsafe { product(task, 0..panels) };
@@ -92,36 +88,4 @@ fn product(w: &Panels<'_>, x: &Rows, (y, first): (&mut Rows, usize), threads: us
         None => run(&task, product),
         Some(layout) => layout.lay_out(x, task, |task| run(task, product)),
     }
-}
-
-/// Rows from which on tiles multiply bytes faster than AVX512-VNNI.
-const TILED_ROWS: usize = 12;
-
-/// The product of blocks for so many rows; all with 16 lanes give the same sums.
-fn bytes_product(format: Format, rows: usize) -> (Product, Layout) {
-    match isa() {
-        Isa::Avx512 if rows >= TILED_ROWS && amx::amx() => (amx::amx_bytes, amx::BLOCK_TILES),
-        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => (avx512::avx512_vnni, quants::blocks(format)),
-        Isa::Avx512 | Isa::Avx2 => (avx2::avx2_bytes, quants::blocks(format)),
-        Isa::Portable => (portable::portable_bytes, quants::blocks(format)),
-    }
-}
-
-/// The product of f32 elements; weights in bf16 are widened.
-fn widened_product() -> Product {
-    match isa() {
-        Isa::Avx512 => avx512::avx512,
-        Isa::Avx2 => avx2::avx2,
-        Isa::Portable => portable::portable,
-    }
-}
-
-/// The product of pairs of bf16 for so many inputs and panels, if the processor multiplies those. It must not depend on
-/// the rows: tiles round sums in another order.
-pub(super) fn paired_product(inputs: usize, panels: usize) -> Option<(Product, Layout)> {
-    if inputs.is_multiple_of(2 * amx::LINES) && panels >= amx::PANELS && amx::amx() {
-        return Some((amx::amx_bf16, amx::PAIR_TILES));
-    }
-    let has = isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
-    has.then_some((avx512::avx512_bf16, bf16::PAIRS))
 }

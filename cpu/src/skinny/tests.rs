@@ -1,46 +1,22 @@
 //! Every product against sums in f64, and rows against each other.
 
-use std::cmp::Ordering;
 use std::io::Write;
 use std::sync::Mutex;
 
 use proptest::prelude::*;
 
 use super::{
-    amx, avx2, avx512,
-    isa::{Isa, isa},
-};
-use super::{
-    bf16::bf16,
     kernel::{Product, Task},
     layout::Layout,
     packing::{BLOCK, Format, Matrix, PANEL, PackedMatrix, half, quantise},
-    portable::{portable, portable_bytes},
-    product::paired_product,
-    quants::blocks,
+    portable::FUSED,
+    processor::tests::{bytes_products, products},
     rows::Rows,
 };
 
-/// The products of elements that this processor can run.
-fn products() -> Vec<(&'static str, Product)> {
-    let mut products: Vec<(&'static str, Product)> = vec![("portable", portable)];
-    if isa() != Isa::Portable {
-        products.push(("avx2", avx2::avx2));
-    }
-    if isa() == Isa::Avx512 {
-        products.push(("avx512", avx512::avx512));
-    }
-    for name in ["avx2", "avx512"] {
-        if !products.iter().any(|(product, _)| *product == name) {
-            skipped(name);
-        }
-    }
-    products
-}
-
 /// Says once that this processor cannot run a product: past the test harness, which shows only what failing tests
 /// print. `tests/run.sh` ends with these lines.
-fn skipped(product: &'static str) {
+pub(super) fn skipped(product: &'static str) {
     static SAID: Mutex<Vec<&str>> = Mutex::new(Vec::new());
     let mut said = SAID.lock().unwrap();
     if !said.contains(&product) {
@@ -59,7 +35,7 @@ pub(super) fn values(seed: u64, count: usize) -> Vec<f32> {
     (0..count).map(|_| next()).collect()
 }
 
-fn packed(weights: &[f32], inputs: usize, format: Format) -> PackedMatrix {
+pub(super) fn packed(weights: &[f32], inputs: usize, format: Format) -> PackedMatrix {
     PackedMatrix::pack(&[Matrix::Values(weights.to_vec(), format)], inputs)
 }
 
@@ -97,23 +73,6 @@ pub(super) fn run(product: Product, layout: Option<Layout>, w: &PackedMatrix, x:
     y
 }
 
-/// The products of bytes that this processor can run.
-pub(super) fn bytes_products(format: Format) -> Vec<(&'static str, Product, Layout)> {
-    let mut products: Vec<(_, Product, _)> = vec![("portable", portable_bytes, blocks(format))];
-    if isa() != Isa::Portable {
-        products.push(("avx2", avx2::avx2_bytes, blocks(format)));
-    }
-    match isa() == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
-        true => products.push(("avx512vnni", avx512::avx512_vnni, blocks(format))),
-        false => skipped("avx512vnni"),
-    }
-    match amx::amx() {
-        true => products.push(("amx", amx::amx_bytes, amx::BLOCK_TILES)),
-        false => skipped("amx"),
-    }
-    products
-}
-
 fn padded(block: &[f32]) -> [f32; BLOCK] {
     std::array::from_fn(|place| block.get(place).copied().unwrap_or(0.0))
 }
@@ -128,19 +87,19 @@ pub(super) fn quantised(values: &[f32], inputs: usize, stored: impl Fn(f32) -> f
     rounded
 }
 
-fn truncated(weight: f32) -> f32 {
+pub(super) fn truncated(weight: f32) -> f32 {
     f32::from_bits(weight.to_bits() & 0xffff_0000)
 }
 
 /// x Wᵀ in f64 for weights and x as they are.
-fn expected(weights: &[f32], x: &[f32], inputs: usize) -> Vec<f64> {
+pub(super) fn expected(weights: &[f32], x: &[f32], inputs: usize) -> Vec<f64> {
     let dot = |x: &[f32], w: &[f32]| (x.iter().zip(w)).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
     let rows = x.chunks_exact(inputs);
     rows.flat_map(|x| weights.chunks_exact(inputs).map(move |w| dot(x, w))).collect()
 }
 
 #[track_caller]
-fn check(y: &Rows, expected: &[f64], what: &str) {
+pub(super) fn check(y: &Rows, expected: &[f64], what: &str) {
     for (row, expected) in expected.chunks_exact(y.columns).enumerate() {
         for (output, (got, expected)) in y.row(row).iter().zip(expected).enumerate() {
             assert!(
@@ -148,6 +107,15 @@ fn check(y: &Rows, expected: &[f64], what: &str) {
                 "{what}, row {row}, output {output}: {got}, not {expected}"
             );
         }
+    }
+}
+
+/// That all products which round a · b + c once are the same to the bit. The portable one comes first.
+#[track_caller]
+pub(super) fn check_same(results: impl Iterator<Item = Rows>) {
+    let fused: Vec<Rows> = results.skip(usize::from(!FUSED)).collect();
+    for pair in fused.windows(2) {
+        assert!((0..pair[0].rows).all(|row| pair[0].row(row) == pair[1].row(row)), "products differ");
     }
 }
 
@@ -168,10 +136,13 @@ proptest! {
         if format == Format::Bf16 {
             weights.iter_mut().for_each(|weight| *weight = truncated(*weight));
         }
-        for (name, product) in products() {
+        let expected = expected(&weights, &x, inputs);
+        let results = products().into_iter().map(|(name, product)| {
             let y = run(product, None, &packed, &rows_of(&x, inputs));
-            check(&y, &expected(&weights, &x, inputs), name);
-        }
+            check(&y, &expected, name);
+            y
+        });
+        check_same(results);
     }
 
     #[test]
@@ -191,11 +162,7 @@ proptest! {
             check(&y, &expected, name);
             y
         });
-        // Those with 16 lanes are the same to the bit: one takes few rows, the other many.
-        let wide: Vec<Rows> = results.skip(2).collect();
-        for row in 0..rows {
-            prop_assert!(wide.windows(2).all(|pair| pair[0].row(row) == pair[1].row(row)));
-        }
+        check_same(results);
     }
 
     #[test]
@@ -204,49 +171,6 @@ proptest! {
         let (scale, quants) = quantise(&padded(&block));
         let stored = quants.map(|quant| f32::from(quant) * half(scale));
         prop_assert_eq!(quantise(&stored), (half(scale), quants));
-    }
-
-    #[test]
-    fn pairs_are_multiplied_after_rounding(
-        rows in 1..40_usize,
-        outputs in 1..300_usize,
-        inputs in prop_oneof![1..120_usize, (1..8_usize).prop_map(|tiles| 32 * tiles)],
-        seed in any::<u64>(),
-    ) {
-        if paired_product(inputs, outputs.div_ceil(PANEL)).is_none() {
-            skipped("avx512bf16");
-            return Ok(());
-        }
-        let weights = values(seed, outputs * inputs).into_iter().map(truncated);
-        let weights: Vec<f32> = weights.collect();
-        let mut x = values(seed ^ 1, rows * inputs);
-        let packed = packed(&weights, inputs, Format::Bf16);
-        let mut y = Rows::default();
-        packed.multiply(&rows_of(&x, inputs), &mut y);
-        x.iter_mut().for_each(|x| *x = f32::from_bits(bf16(*x) << 16));
-        check(&y, &expected(&weights, &x, inputs), "pairs");
-    }
-
-    #[test]
-    fn bf16_is_the_nearest_and_of_two_the_even_one(bits in any::<u32>()) {
-        let value = f32::from_bits(bits);
-        let got = f32::from_bits(bf16(value) << 16);
-        if !value.is_finite() {
-            prop_assert!(got == value || (got.is_nan() && value.is_nan()), "{value} to {got}");
-            return Ok(());
-        }
-        let below = bits & 0xffff_0000;
-        let distance = |bits: u32| (f64::from(f32::from_bits(bits)) - f64::from(value)).abs();
-        let above = below + 0x1_0000;
-        // Beyond the largest there is infinity, which is as far as a next number would be.
-        prop_assume!(f32::from_bits(above).is_finite());
-        let even = if below >> 16 & 1 == 0 { below } else { above };
-        let expected = match distance(below).total_cmp(&distance(above)) {
-            Ordering::Less => below,
-            Ordering::Greater => above,
-            Ordering::Equal => even,
-        };
-        prop_assert_eq!(got.to_bits(), expected);
     }
 
     #[test]

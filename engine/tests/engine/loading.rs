@@ -213,6 +213,7 @@ fn bf16_weights_give_the_scores_of_the_same_weights_in_f32() {
     let mut bf16 = laser_engine::load(&bf16).unwrap();
     assert_eq!(bf16.info().dtype, "bf16");
     let got = sequential(bf16.as_mut(), &tokens);
+    #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw") {
         return assert_within(&got, &expected, 0.1, "bf16");
     }

@@ -11,8 +11,9 @@ use proptest::prelude::*;
 use super::{FACTOR, SIX_BITS};
 use crate::skinny::{
     packing::{BLOCK, BYTE_LINES, Format, Matrix, NIBBLE_LINES, PANEL, PackedMatrix},
+    processor::tests::bytes_products,
     rows::Rows,
-    tests::{bytes_products, quantised, rows_of, run, values},
+    tests::{check_same, quantised, rows_of, run, values},
 };
 
 const FORMATS: [(Format, GgmlDType); 5] = [
@@ -134,11 +135,7 @@ proptest! {
             check(&y, &weights, &rounded, inputs, name);
             y
         });
-        // Those with 16 lanes are the same to the bit.
-        let wide: Vec<Rows> = results.skip(2).collect();
-        for row in 0..rows {
-            prop_assert!(wide.windows(2).all(|pair| pair[0].row(row) == pair[1].row(row)), "{:?}", format);
-        }
+        check_same(results);
     }
 
     #[test]

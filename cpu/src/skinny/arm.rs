@@ -1,0 +1,38 @@
+//! The products of aarch64 processors.
+
+use std::arch::is_aarch64_feature_detected;
+
+use super::{kernel::Product, layout::Layout, neon, packing::Format, quants};
+
+/// Panels that a thread takes at least.
+pub(super) const PANELS: usize = 4;
+
+/// Runs `work`, which is compiled for NEON like all code.
+#[inline(always)]
+pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
+    work()
+}
+
+/// Whether the processor multiplies bytes four at a time.
+fn has_dot() -> bool {
+    is_aarch64_feature_detected!("dotprod")
+}
+
+/// The product of blocks, the same for any number of rows.
+pub(super) fn bytes_product(format: Format, _rows: usize) -> (Product, Layout) {
+    let product = if has_dot() { neon::neon_dot } else { neon::neon_bytes };
+    (product, quants::blocks(format))
+}
+
+/// The product of f32 elements; weights in bf16 are widened.
+pub(super) fn widened_product() -> Product {
+    neon::neon
+}
+
+/// None: pairs of bf16 are widened.
+pub(super) fn paired_product(_inputs: usize, _panels: usize) -> Option<(Product, Layout)> {
+    None
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,48 @@
+//! The products of x86-64 processors.
+
+use super::{
+    amx, avx2, avx512, bf16,
+    isa::{Isa, isa},
+    kernel::Product,
+    layout::Layout,
+    packing::Format,
+    portable, quants,
+};
+
+pub(super) use super::amx::PANELS;
+pub(crate) use super::isa::vectorized;
+
+/// Rows from which on tiles multiply bytes faster than AVX512-VNNI.
+const TILED_ROWS: usize = 12;
+
+/// The product of blocks for so many rows; all but the portable one give the same sums.
+pub(super) fn bytes_product(format: Format, rows: usize) -> (Product, Layout) {
+    match isa() {
+        Isa::Avx512 if rows >= TILED_ROWS && amx::amx() => (amx::amx_bytes, amx::BLOCK_TILES),
+        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => (avx512::avx512_vnni, quants::blocks(format)),
+        Isa::Avx512 | Isa::Avx2 => (avx2::avx2_bytes, quants::blocks(format)),
+        Isa::Portable => (portable::portable_bytes, quants::blocks(format)),
+    }
+}
+
+/// The product of f32 elements; weights in bf16 are widened.
+pub(super) fn widened_product() -> Product {
+    match isa() {
+        Isa::Avx512 => avx512::avx512,
+        Isa::Avx2 => avx2::avx2,
+        Isa::Portable => portable::portable,
+    }
+}
+
+/// The product of pairs of bf16 for so many inputs and panels, if the processor multiplies those. It must not depend on
+/// the rows: tiles round sums in another order.
+pub(super) fn paired_product(inputs: usize, panels: usize) -> Option<(Product, Layout)> {
+    if inputs.is_multiple_of(2 * amx::LINES) && panels >= amx::PANELS && amx::amx() {
+        return Some((amx::amx_bf16, amx::PAIR_TILES));
+    }
+    let has = isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
+    has.then_some((avx512::avx512_bf16, bf16::PAIRS))
+}
+
+#[cfg(test)]
+pub(super) mod tests;
