@@ -401,7 +401,7 @@ async fn manage_pools(command: PoolsCommand) -> Result<()> {
         PoolsCommand::Inspect { config, dir, json } => pools::inspect(&config.load()?, &dir, json).await,
         PoolsCommand::Tune { config, step_us, sizes, json } => {
             let config = config.load()?;
-            let tuning = TuneConfig { sizes, nodes: config.draft.nodes, step_us, ..TuneConfig::default() };
+            let tuning = TuneConfig { sizes, nodes: config.draft.nodes(), step_us, ..TuneConfig::default() };
             pools::tune(&config, &tuning, json).await
         }
     }

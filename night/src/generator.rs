@@ -25,7 +25,7 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
                 let mut engine = laser_engine::load(&engine)?;
                 let mut options = options;
                 if adaptive {
-                    let tokens = options.batch * (options.nodes + 1);
+                    let tokens = (options.batch * (options.nodes + 1)).min(options.step_tokens);
                     let cost = StepCost::measure(engine.as_mut(), options.batch, tokens)?;
                     tracing::info!(?cost, "measured the forward");
                     options.budget = Some(Budget::new(cost));
@@ -93,7 +93,7 @@ fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptio
     let generate = &config.generate;
     Ok(GenerateOptions {
         drafter: config.draft.drafter()?,
-        nodes: config.draft.nodes,
+        nodes: config.draft.nodes(),
         verification: config.verification.verification()?,
         batch: generate.batch,
         step_tokens: generate.step_tokens,

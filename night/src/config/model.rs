@@ -109,14 +109,21 @@ impl VerificationConfig {
     }
 }
 
+/// Nodes of a draft that measured costs cut: no fewer were faster at any batch size (docs/performance.md).
+const ADAPTIVE_NODES: usize = 64;
+
+/// Nodes of a draft that nothing cuts: more cost more than they gain from batch 8 on.
+const FIXED_NODES: usize = 16;
+
 /// `[draft]`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DraftConfig {
     /// What drafts.
     pub method: DraftMethod,
-    /// Bound on a text's drafted tokens per step.
-    pub nodes: usize,
+    /// Bound on a text's drafted tokens per step; if absent, [`ADAPTIVE_NODES`] or [`FIXED_NODES`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub nodes: Option<usize>,
     /// Whether measured costs decide how much is drafted.
     pub adaptive: bool,
     /// The longest context that is looked up, in tokens.
@@ -136,7 +143,7 @@ impl Default for DraftConfig {
         let weights = SourceWeights::default();
         Self {
             method: DraftMethod::Blended,
-            nodes: 16,
+            nodes: None,
             adaptive: true,
             order: 8,
             alpha: 4.0,
@@ -165,6 +172,11 @@ impl DraftConfig {
     /// Only blended drafts carry probabilities to weigh against costs.
     pub fn is_adaptive(self) -> bool {
         self.adaptive && self.method == DraftMethod::Blended
+    }
+
+    /// The bound on a text's drafted tokens per step.
+    pub fn nodes(self) -> usize {
+        self.nodes.unwrap_or(if self.is_adaptive() { ADAPTIVE_NODES } else { FIXED_NODES })
     }
 
     /// The drafter.
