@@ -121,7 +121,7 @@ const FIXED_NODES: usize = 16;
 pub struct DraftConfig {
     /// What drafts.
     pub method: DraftMethod,
-    /// Bound on a text's drafted tokens per step; if absent, [`ADAPTIVE_NODES`] or [`FIXED_NODES`].
+    /// Bound on a text's drafted tokens per step; if absent, 64 where adaptive and 16 where not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
     /// Whether measured costs decide how much is drafted.
