@@ -21,8 +21,8 @@ const SHARED_PREFIX_MIN: usize = 16;
 /// Prefixes kept for forking; one a template and pool is what a run needs.
 const SHARED_PREFIXES_MAX: usize = 4;
 
-/// From so many sequences on their drafts are made in parallel: a draft takes some 20 us, as long as waking a thread. On
-/// a GPU a batch of 256 would otherwise wait 5 ms of every step.
+/// From so many sequences on their drafts are made in parallel: a draft takes some 20 us, as long as waking a thread.
+/// On a GPU a batch of 256 would otherwise wait 5 ms of every step.
 const PARALLEL_DRAFTS_MIN: usize = 16;
 
 /// Generates texts for requests with one engine. Memory: `batch` caches plus the pending requests.
@@ -235,8 +235,8 @@ impl Generator {
         left + trees
     }
 
-    /// Drafts where the next token is going to be scored: the nodes that may share `room`, or under a budget, which cuts
-    /// them, all that may be of use.
+    /// Drafts where the next token is going to be scored: the nodes that may share `room`, or under a budget, which
+    /// cuts them, all that may be of use.
     fn draft(&mut self, room: usize) {
         let scored: Vec<&mut Sequence> = self.active.iter_mut().filter(|sequence| sequence.is_scored()).collect();
         let (sharers, start) = (scored.len(), Instant::now());
@@ -255,8 +255,8 @@ impl Generator {
         self.active.iter_mut().for_each(|sequence| sequence.drafting *= share);
     }
 
-    /// Cuts the trees back to the nodes that pay, over the whole batch, and of those to `room`. A tree's nodes come in falling probability, so
-    /// what is left of it is its beginning.
+    /// Cuts the trees back to the nodes that pay, over the whole batch, and of those to `room`. A tree's nodes come in
+    /// falling probability, so what is left of it is its beginning.
     fn budget(&mut self, part: &[usize], room: usize) {
         let Some(budget) = &mut self.options.budget else {
             return;
