@@ -35,7 +35,7 @@ pub(crate) async fn plan(config: &Config) -> Result<()> {
     }
     let mut past = Figures::default();
     manifests.iter().flat_map(|m| m.figures.values()).for_each(|f| past.add(f));
-    let texts: u64 = plan.counts.values().map(|c| c.generate).sum();
+    let texts: u64 = plan.counts.values().map(|c| c.generate).sum::<u64>() * u64::from(plan.spec.samples());
     let tokens = texts as f64 * past.text_length();
     out += &if past.texts == 0 {
         "ETA: unknown, no earlier output of Laser's among [[previous]] to tell the speed from\n".to_owned()

@@ -93,6 +93,7 @@ impl OldKnowledge {
                 pool: None,
                 plain: true,
                 strict: false,
+                key: 0,
             };
             let made = generate(generator, chunk.iter().map(request).collect())?;
             let lines = chunk.iter().zip(made.texts).map(|((entity, prompt), text)| Line {

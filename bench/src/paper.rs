@@ -223,6 +223,7 @@ pub(super) fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions 
         drafter: Drafter::None,
         nodes: 0,
         verification: Verification::Strict,
+        sampling: None,
         batch: usize::from(setup.batch),
         step_tokens: STEP_TOKENS,
         max_new_tokens: setup.max_new_tokens,

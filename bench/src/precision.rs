@@ -106,6 +106,7 @@ fn requests(prompts: &[Vec<u32>]) -> Vec<Request> {
         pool: None,
         plain: true,
         strict: true,
+        key: 0,
     };
     prompts.iter().map(request).collect()
 }
@@ -142,7 +143,8 @@ fn score(engine: &mut dyn Engine, prompt: &[u32], text: &[u32]) -> Result<f64> {
     let tokens = [prompt, seen].concat();
     let parents: Vec<u32> = chain_parents(tokens.len()).collect();
     let slot = engine.open(tokens.len())?;
-    let scores = engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: last }], CANDIDATES);
+    let scores =
+        engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: last, draw: None }], CANDIDATES);
     engine.close(slot);
     let Some(scores) = scores?.pop() else {
         bail!("the engine gave no scores");

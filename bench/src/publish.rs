@@ -151,5 +151,6 @@ fn record(user: u64, spec: &Spec, at: Timestamp) -> KnowledgeRecord {
         generated_by: "bench".into(),
         event_timestamp: at,
         created_timestamp: at,
+        samples: Vec::new(),
     }
 }

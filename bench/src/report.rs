@@ -201,6 +201,8 @@ fn same_tokens(a: &laser_worker::generate::Generated, b: &laser_worker::generate
 fn verification(variant: &Variant) -> String {
     match variant.verification {
         laser_decode::Verification::Relaxed { k, p } => format!("k = {k}, p = {p}"),
+        laser_decode::Verification::Conditional { alpha, beta, .. } => format!("α = {alpha}, β = {beta}"),
+        laser_decode::Verification::Typical { epsilon, delta } => format!("ε = {epsilon}, δ = {delta}"),
         laser_decode::Verification::Strict => "strict".to_owned(),
     }
 }

@@ -92,6 +92,7 @@ fn warm_up(generator: &mut Generator, base: &GenerateOptions, subjects: &[Subjec
         pool: None,
         plain: true,
         strict: false,
+        key: 0,
     };
     generate(generator, subjects.first().map(plain).into_iter().collect()).map(drop)
 }
@@ -105,6 +106,7 @@ fn request(subject: &Subject, variant: &Variant) -> Request {
         pool: pool.and_then(|(_, pool)| pool.clone()),
         plain: false,
         strict: false,
+        key: 0,
     }
 }
 

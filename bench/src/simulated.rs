@@ -50,6 +50,7 @@ pub(super) fn spec() -> Spec {
         precision: "f32".into(),
         prompts: Kind::ALL.map(|kind| (kind, Digest::of(b"prompt"))).into(),
         verification: Policy::Strict,
+        sampling: None,
         max_new_tokens: 128,
         stop: Vec::new(),
     }

@@ -136,6 +136,7 @@ fn record(user: u64, prompts: &PromptRenderer, spec: &Spec, (run, at): (&str, Ti
         generated_by: run.to_owned(),
         event_timestamp: at,
         created_timestamp: at,
+        samples: Vec::new(),
     })
 }
 

@@ -123,6 +123,7 @@ async fn sealed_part(run: &PlannedRun, job: &ShardJob, reason: &str) -> Result<B
     let info = PartInfo {
         errors: rows.into_iter().map(error).collect(),
         embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
+        has_samples: plan.spec.samples() > 1,
         ..PartInfo::new(&plan.run, job.shard, job.kind, "sealed", &[])
     };
     Ok(encode_part(&job.output, id_type(plan, job.kind), &[], none.as_ref(), &info)?)

@@ -353,7 +353,7 @@ impl Planner<'_> {
             return Ok(());
         };
         let input = format!("shards/carry-{kind}-{number:05}.parquet");
-        let schema = record_schema(self.id_type(kind));
+        let schema = record_schema(self.id_type(kind), self.request.spec.samples() > 1);
         self.write((Action::Carry, kind, String::new()), input, 0, schema, &rows).await
     }
 

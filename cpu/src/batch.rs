@@ -1,6 +1,6 @@
 //! A step: the nodes of the trees of many sequences as one batch of rows.
 
-use laser_decode::ROOT_PARENT;
+use laser_decode::{Draw, ROOT_PARENT};
 
 /// One sequence's part of a step.
 #[derive(Debug)]
@@ -46,14 +46,16 @@ pub struct Batch<'a> {
     pub positions: Vec<usize>,
     /// Rows whose logits are wanted.
     pub scored: Vec<u32>,
+    /// How a token is drawn at each of them; the most probable one is taken where absent.
+    pub draws: Vec<Option<Draw>>,
     /// The sequences, in the order of their rows.
     pub spans: Vec<Span<'a>>,
 }
 
 impl<'a> Batch<'a> {
     /// Adds the nodes of a sequence, parents before children, behind its `cached` tokens. Nodes from `scored_from` on
-    /// are scored.
-    pub fn push(&mut self, tokens: &[u32], parents: &'a [u32], scored_from: usize, cached: usize) {
+    /// are scored; `draw` is that after the first token of the sequence.
+    pub fn push(&mut self, tokens: &[u32], parents: &'a [u32], scored_from: usize, cached: usize, draw: Option<Draw>) {
         let offset = self.tokens.len();
         self.tokens.extend_from_slice(tokens);
         for &parent in parents {
@@ -64,6 +66,8 @@ impl<'a> Batch<'a> {
             self.positions.push(position);
         }
         let scored = offset + scored_from..self.tokens.len();
+        let at = |position: &usize| draw.map(|draw| draw.after(*position));
+        self.draws.extend(self.positions[scored.clone()].iter().map(at));
         self.scored.extend(scored.filter_map(|row| u32::try_from(row).ok()));
         self.spans.push(Span::new(parents, cached, offset));
     }

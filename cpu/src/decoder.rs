@@ -8,7 +8,7 @@
 //! order (the softmax's denominator) is summed in f64. Verifying a tree therefore computes what decoding one token at a
 //! time computes, to the bit but for roundings of that denominator (one in about 10^8).
 
-use laser_decode::Candidate;
+use rayon::prelude::*;
 
 use crate::{
     attention::{AttentionBuffers, position_row},
@@ -16,9 +16,10 @@ use crate::{
     cache::{CachePool, CpuCache},
     layer::{Layer, Loader, Tensors},
     rope::Rope,
+    sample::Weights,
     shape::ModelShape,
     skinny::{PackedMatrix, Rows, vectorized},
-    top_k::push_top_k,
+    top_k::Predictions,
     vector::{norm_in_place, silu_times},
 };
 
@@ -158,13 +159,21 @@ impl CpuDecoder {
         cache
     }
 
-    /// Appends the nodes to their caches (one per span) and to `best`, for each scored node in order, the `top_k` most
-    /// probable next tokens (at most the vocabulary). Runs on the rayon threads that it is called on.
-    pub fn forward(&mut self, batch: &Batch<'_>, caches: &mut [CpuCache], top_k: usize, best: &mut Vec<Candidate>) {
+    /// Appends the nodes to their caches (one per span) and returns, for each scored node in order, the `top_k` most
+    /// probable next tokens (at most the vocabulary) and its prediction. Runs on the rayon threads that it is called
+    /// on.
+    pub fn forward(&mut self, batch: &Batch<'_>, caches: &mut [CpuCache], top_k: usize) -> Predictions {
         self.logits(batch, caches);
-        for row in 0..batch.scored.len() {
-            push_top_k(self.buffers.logits.row(row), top_k, best);
-        }
+        let logits = &self.buffers.logits;
+        let predict = |weights: &mut Weights, row: usize| {
+            let mut predictions = Predictions::default();
+            predictions.push_with(logits.row(row), top_k, batch.draws[row], weights);
+            predictions
+        };
+        let rows: Vec<Predictions> = (0..batch.scored.len()).into_par_iter().map_init(Weights::new, predict).collect();
+        let mut predictions = Predictions::default();
+        rows.into_iter().for_each(|row| predictions.append(row));
+        predictions
     }
 
     /// Takes back the cache of a closed sequence.

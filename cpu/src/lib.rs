@@ -5,7 +5,7 @@
 //! all `unsafe` code of Laser is in its skinny matrix product, behind safe types that check every bound.
 //!
 //! The decoder for GPUs and other quantised weights, a crate above, shares what describes a model and a step:
-//! [`ModelShape`], [`Rope`], [`Batch`] and [`push_top_k`].
+//! [`ModelShape`], [`Rope`], [`Batch`] and [`Predictions`].
 
 #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 compile_error!("Laser is for x86_64 and aarch64: no other processor was tried");
@@ -16,6 +16,7 @@ mod cache;
 mod decoder;
 mod layer;
 mod rope;
+mod sample;
 mod shape;
 mod skinny;
 mod top_k;
@@ -28,4 +29,4 @@ pub use layer::Tensors;
 pub use rope::{Rope, RopeScaling};
 pub use shape::ModelShape;
 pub use skinny::{Format, Matrix};
-pub use top_k::push_top_k;
+pub use top_k::Predictions;

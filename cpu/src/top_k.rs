@@ -1,45 +1,110 @@
-//! From logits to the few most probable tokens with their log-probabilities.
+//! From logits to what the target says of the next token: the few most probable ones with their log-probabilities, its
+//! choice, and the entropy.
 //!
 //! One pass finds the maximum of every block of logits; only blocks that reach the current k-th
 //! best are looked at one by one, so a vocabulary of 150,000 costs a scan, not a sort. A second
-//! pass sums the exponentials, which makes the log-probabilities those of the whole vocabulary.
+//! pass sums the exponentials, which makes the log-probabilities those of the whole vocabulary, and the terms of the
+//! entropy. Sampling at a temperature takes two more passes: the sums there, and the draw.
 
-use laser_decode::Candidate;
+use laser_decode::{Candidate, Draw, Prediction};
 
 use crate::{
+    sample::{Weights, sample},
     skinny::vectorized,
-    vector::{LANES, by_lane, exp, max},
+    vector::{LANES, exp, max, narrow},
 };
 
 /// Logits per block: a block's maximum is one vectorised reduction.
 const BLOCK: u32 = 64;
 
-/// Appends to `best` the `k` most probable tokens of one row of logits: descending, ties by lower token id, natural
-/// logarithms over the whole vocabulary.
-pub fn push_top_k(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
-    vectorized(|| scan(logits, k, best));
+/// What rows of logits say of the next token, row after row.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Predictions {
+    /// The most probable tokens of each row: descending, ties by lower token id, natural logarithms over the whole
+    /// vocabulary.
+    pub candidates: Vec<Candidate>,
+    /// What else there is to say of each row.
+    pub rows: Vec<Prediction>,
 }
 
+impl Predictions {
+    /// Appends the `k` most probable tokens of one row and its prediction, of which a token is drawn if there is
+    /// noise.
+    pub fn push(&mut self, logits: &[f32], k: usize, draw: Option<Draw>) {
+        self.push_with(logits, k, draw, &mut Weights::new());
+    }
+
+    /// As [`push`](Self::push), in room that is there.
+    pub(crate) fn push_with(&mut self, logits: &[f32], k: usize, draw: Option<Draw>, weights: &mut Weights) {
+        let row = vectorized(|| predict(logits, k, draw, &mut self.candidates, weights));
+        self.rows.push(row);
+    }
+
+    /// Appends those of other rows.
+    pub fn append(&mut self, other: Self) {
+        self.candidates.extend(other.candidates);
+        self.rows.extend(other.rows);
+    }
+}
+
+/// Appends the `k` most probable tokens to `best`.
+#[inline(always)]
+fn predict(
+    logits: &[f32],
+    k: usize,
+    draw: Option<Draw>,
+    best: &mut Vec<Candidate>,
+    weights: &mut Weights,
+) -> Prediction {
+    let start = best.len();
+    scan(logits, k.max(1), best);
+    let Some(&first) = best.get(start) else {
+        return Prediction::default();
+    };
+    let max = first.log_probability;
+    let (sum, weighted) = sums(logits, max, 1.0);
+    let log = sum.ln();
+    let log_probability = |logit: f32| logit - max - narrow(log);
+    for candidate in &mut best[start..] {
+        candidate.log_probability = log_probability(candidate.log_probability);
+    }
+    let greedy = Prediction { choice: best[start], entropy: narrow(log - weighted / sum), ..Prediction::default() };
+    best.truncate(start + k);
+    let Some(Draw { sampling, noise }) = draw else {
+        return greedy;
+    };
+    let token = sample(logits, max, &sampling, noise, weights);
+    let choice = Candidate { token, log_probability: log_probability(logits[token as usize]) };
+    if sampling.temperature() == 1.0 {
+        return Prediction { choice, ..greedy };
+    }
+    let sharpness = sampling.temperature().recip();
+    let (tempered, weighted) = sums(logits, max, sharpness);
+    Prediction {
+        choice,
+        entropy: narrow(tempered.ln() - weighted / tempered),
+        sharpness,
+        log_normaliser: narrow(tempered.ln() - log * f64::from(sharpness)),
+    }
+}
+
+/// Appends the `k` largest logits to `best`.
 #[inline(always)]
 fn scan(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
     let start = best.len();
     let mut threshold = f32::NEG_INFINITY;
     let mut token = 0_u32;
     for block in logits.chunks(BLOCK as usize) {
-        let full = best.len() - start == k;
-        if !full || max(block) > threshold {
-            for (&logit, token) in block.iter().zip(token..) {
-                insert(best, start, k, Candidate { token, log_probability: logit });
-            }
-            if best.len() - start == k {
-                threshold = best.last().map_or(threshold, |last| last.log_probability);
+        // A token in a block that only ties with the threshold has a higher id than the k-th best: it loses.
+        if best.len() - start < k || max(block) > threshold {
+            for (place, &logit) in (token..).zip(block) {
+                if best.len() - start < k || logit > threshold {
+                    insert(best, start, k, Candidate { token: place, log_probability: logit });
+                    threshold = best.last().map_or(f32::NEG_INFINITY, |last| last.log_probability);
+                }
             }
         }
         token += BLOCK;
-    }
-    let normaliser = log_sum_exp(logits, best.get(start).map_or(0.0, |top| top.log_probability));
-    for candidate in &mut best[start..] {
-        candidate.log_probability -= normaliser;
     }
 }
 
@@ -54,25 +119,40 @@ fn insert(best: &mut Vec<Candidate>, start: usize, k: usize, candidate: Candidat
     }
 }
 
-/// ln Σ exp(logit), shifted by the maximum. Blocks are summed in f64, so that 150,000 small terms
+/// Σ exp(x) and Σ x · exp(x) for x = (logit - max) · sharpness. Blocks are summed in f64, so that 150,000 small terms
 /// do not vanish.
 #[inline(always)]
-fn log_sum_exp(logits: &[f32], max: f32) -> f32 {
-    let sum: f64 = logits
-        .chunks(BLOCK as usize)
-        .map(|block| {
-            let lanes = [0.0_f32; LANES];
-            let lanes = by_lane(block, lanes, |sum, logit| *sum += exp(logit - max));
-            f64::from(lanes.iter().sum::<f32>())
-        })
-        .sum();
-    #[expect(clippy::cast_possible_truncation, reason = "a logarithm near the logits' own range")]
-    let log = sum.ln() as f32;
-    max + log
+fn sums(logits: &[f32], max: f32, sharpness: f32) -> (f64, f64) {
+    let (mut sum, mut weighted) = (0.0, 0.0);
+    for block in logits.chunks(BLOCK as usize) {
+        let (mut lanes, mut weighted_lanes) = ([0.0_f32; LANES], [0.0_f32; LANES]);
+        let (parts, rest) = block.as_chunks::<LANES>();
+        for part in parts {
+            for lane in 0..LANES {
+                add((part[lane] - max) * sharpness, &mut lanes[lane], &mut weighted_lanes[lane]);
+            }
+        }
+        for (lane, logit) in rest.iter().enumerate() {
+            add((logit - max) * sharpness, &mut lanes[lane], &mut weighted_lanes[lane]);
+        }
+        sum += f64::from(lanes.iter().sum::<f32>());
+        weighted += f64::from(weighted_lanes.iter().sum::<f32>());
+    }
+    (sum, weighted)
+}
+
+#[inline(always)]
+fn add(x: f32, sum: &mut f32, weighted: &mut f32) {
+    // Finite, so that a token of probability 0 adds 0.
+    let x = if x > -88.0 { x } else { -88.0 };
+    let exp = exp(x);
+    *sum += exp;
+    *weighted += exp * x;
 }
 
 #[cfg(test)]
 mod tests {
+    use laser_decode::{Noise, Sampling};
     use proptest::prelude::*;
 
     use super::*;
@@ -88,6 +168,34 @@ mod tests {
         all.into_iter().map(|(token, logit)| (token, f64::from(logit) - normaliser)).collect()
     }
 
+    #[test]
+    fn tokens_that_are_impossible_add_nothing() {
+        let mut found = Predictions::default();
+        found.push(&[1.0, f32::NEG_INFINITY, 1.0], 1, None);
+        assert!((found.rows[0].entropy - 2.0_f32.ln()).abs() < 1e-6, "{found:?}");
+    }
+
+    #[test]
+    fn a_sample_comes_with_the_distribution_at_its_temperature() {
+        let logits: Vec<f32> = (0..300_u16).map(|token| f32::from(token * 37 % 101) / 20.0).collect();
+        for temperature in [0.5, 1.0, 2.0] {
+            let sampling = Sampling::new(temperature, None, 1.0).unwrap();
+            let mut found = Predictions::default();
+            found.push(&logits, 300, Some(Draw { sampling, noise: Noise::new(5) }));
+            let row = found.rows[0];
+            assert_eq!(found.candidates.iter().find(|c| c.token == row.choice.token), Some(&row.choice));
+            let tempered: Vec<f32> = logits.iter().map(|logit| logit / temperature).collect();
+            let expected = reference(&tempered, 300);
+            for (candidate, (token, log_probability)) in found.candidates.iter().zip(&expected) {
+                assert_eq!(candidate.token, *token);
+                let ratio = f64::from(row.probability(*candidate)) / log_probability.exp();
+                assert!((ratio - 1.0).abs() < 1e-4, "{ratio}");
+            }
+            let entropy: f64 = expected.iter().map(|(_, log)| -log.exp() * log).sum();
+            assert!((f64::from(row.entropy) - entropy).abs() < 1e-4);
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -98,14 +206,18 @@ mod tests {
             k in 1..12_usize,
         ) {
             let logits: Vec<f32> = coarse.iter().map(|&value| f32::from(value) * scale).collect();
-            let mut best = vec![Candidate { token: 9, log_probability: 9.0 }];
-            push_top_k(&logits, k, &mut best);
+            let before = Candidate { token: 9, log_probability: 9.0 };
+            let mut found = Predictions { candidates: vec![before], rows: Vec::new() };
+            found.push(&logits, k, None);
             let expected = reference(&logits, k);
-            prop_assert_eq!(best.len() - 1, expected.len());
-            for (got, (token, log_probability)) in best[1..].iter().zip(expected) {
+            prop_assert_eq!(found.candidates.len() - 1, expected.len());
+            for (got, (token, log_probability)) in found.candidates[1..].iter().zip(expected) {
                 prop_assert_eq!(got.token, token);
                 prop_assert!((f64::from(got.log_probability) - log_probability).abs() < 1e-4);
             }
+            let entropy: f64 = reference(&logits, logits.len()).into_iter().map(|(_, log)| -log.exp() * log).sum();
+            prop_assert!((f64::from(found.rows[0].entropy) - entropy).abs() < 1e-4, "{found:?} {entropy}");
+            prop_assert_eq!(found.rows[0].choice, found.candidates[1]);
         }
     }
 }

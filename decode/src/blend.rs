@@ -45,6 +45,8 @@ pub(crate) struct Evidence<'a> {
     pub(crate) matches: &'a [Match],
     pub(crate) longest: usize,
     pub(crate) temporaries: [&'a Temporary; 2],
+    /// Tokens of the context that are the prompt.
+    pub(crate) prompt: usize,
     pub(crate) recent: &'a [Token],
 }
 
@@ -161,12 +163,18 @@ impl Distribution {
     /// Gathers the occurrences in temporary branches that agree in `least` tokens, longest first.
     fn collect(&mut self, evidence: &Evidence<'_>, least: usize, weights: &SourceWeights) {
         for temporary in evidence.temporaries {
-            let (source, tokens) = (temporary.source, temporary.tokens());
-            let weight = weights.of(source);
-            temporary.matches(evidence.recent, |next, len| match tokens.get(next) {
-                _ if len < least => {}
-                Some(&token) => self.occurrences.push(Occurrence { len, token, weight, source }),
-                None => self.open_ends += 1,
+            let tokens = temporary.tokens();
+            let weight = weights.of(temporary.source);
+            temporary.matches(evidence.recent, |next, len| {
+                let source = match temporary.source {
+                    Source::Context if next < evidence.prompt => Source::Prompt,
+                    source => source,
+                };
+                match tokens.get(next) {
+                    _ if len < least => {}
+                    Some(&token) => self.occurrences.push(Occurrence { len, token, weight, source }),
+                    None => self.open_ends += 1,
+                }
             });
         }
         self.occurrences.sort_unstable_by_key(|occurrence| std::cmp::Reverse(occurrence.len));
@@ -250,7 +258,7 @@ impl Distribution {
             let total = level.count + level.weight + smoothing;
             let share = left / total;
             for &(place, count) in &self.counted {
-                self.table.entries[place].by_source[Source::Pool as usize] += count * share;
+                self.table.entries[place].add(Source::Pool, count * share);
             }
             self.levels[at].share = share;
             left *= smoothing / total;
@@ -291,18 +299,22 @@ impl Distribution {
     }
 }
 
-/// The part of a token's probability that one source contributes.
+/// The part of a token's probability that each source contributes.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     token: Token,
     steps: u32,
     by_source: [f32; 3],
+    /// Whether only the prompt has it.
+    in_prompt_alone: bool,
 }
 
 impl Entry {
     fn child(&self) -> Child {
         let [pool, previous, context] = self.by_source;
-        let source = if previous >= pool && previous >= context {
+        let source = if self.in_prompt_alone {
+            Source::Prompt
+        } else if previous >= pool && previous >= context {
             Source::Previous
         } else if context >= pool {
             Source::Context
@@ -310,6 +322,16 @@ impl Entry {
             Source::Pool
         };
         Child { token: self.token, probability: pool + previous + context, source, steps: self.steps }
+    }
+
+    fn add(&mut self, source: Source, probability: f32) {
+        let place = match source {
+            Source::Pool => 0,
+            Source::Previous => 1,
+            Source::Context | Source::Prompt => 2,
+        };
+        self.by_source[place] += probability;
+        self.in_prompt_alone &= source == Source::Prompt;
     }
 }
 
@@ -350,7 +372,7 @@ impl Table {
                 break;
             }
             if self.entries[entry].token == token {
-                self.entries[entry].by_source[source as usize] += probability;
+                self.entries[entry].add(source, probability);
                 return Some(entry);
             }
             at = (at + 1) & mask;
@@ -358,10 +380,10 @@ impl Table {
         if self.entries.len() == CHILDREN_MAX {
             return None;
         }
-        let mut by_source = [0.0; 3];
-        by_source[source as usize] = probability;
+        let mut entry = Entry { token, steps: NONE, by_source: [0.0; 3], in_prompt_alone: true };
+        entry.add(source, probability);
         self.slots[at] = (self.epoch, u32::try_from(self.entries.len()).ok()?);
-        self.entries.push(Entry { token, steps: NONE, by_source });
+        self.entries.push(entry);
         Some(self.entries.len() - 1)
     }
 }

@@ -11,7 +11,7 @@ use crate::blend::Rule;
 use crate::growth::Growth;
 use crate::pool::Pool;
 use crate::sources::{SourceWeights, Sources};
-use crate::tree::{DraftTree, Source};
+use crate::tree::DraftTree;
 
 /// Longest context to match, in tokens. Longer contexts occur at the same positions: in replay, order 12 accepts no
 /// more than order 6.
@@ -135,6 +135,9 @@ impl DraftContext {
 
     /// Appends to the context: first the prompt, then the accepted tokens of each step.
     pub fn extend(&mut self, tokens: &[Token]) {
+        if self.sources.prompt == 0 {
+            self.sources.prompt = tokens.len();
+        }
         for &token in tokens {
             self.sources.context.push(token);
         }
@@ -181,8 +184,8 @@ impl DraftContext {
             }
         });
         let mut parent = 0;
-        for &token in context.tokens()[best.1..].iter().take(max_nodes) {
-            parent = tree.push(parent, token, 1.0, Source::Context);
+        for (&token, place) in context.tokens()[best.1..].iter().zip(best.1..).take(max_nodes) {
+            parent = tree.push(parent, token, 1.0, self.sources.source_at(place));
             if token == *end_of_text {
                 break;
             }

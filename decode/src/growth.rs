@@ -164,6 +164,7 @@ impl Growth {
             matches: &self.arena[at],
             longest,
             temporaries: [&sources.previous, &sources.context],
+            prompt: sources.prompt,
             recent: &self.recent,
         };
         let path = tree.probabilities()[node];

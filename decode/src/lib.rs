@@ -14,6 +14,7 @@ mod frequent;
 mod growth;
 mod pool;
 mod pool_builder;
+mod sampling;
 mod sources;
 mod suffix;
 mod temporary;
@@ -23,9 +24,10 @@ mod verify;
 pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX};
 pub use pool::{Pool, PoolError, PoolMeta, TOKENS_MAX, VOCABULARY_MAX};
 pub use pool_builder::build_pool;
+pub use sampling::{Draw, NOISE_BLOCK, Noise, Sampling, SamplingError, arrival};
 pub use sources::SourceWeights;
 pub use tree::{DraftTree, ROOT_PARENT, Source, chain_parents};
-pub use verify::{Candidate, PolicyError, TargetScores, Verification, Verified, verify};
+pub use verify::{BETA_MIN, Candidate, PolicyError, Prediction, TargetScores, Verification, Verified, verify};
 
 /// A token id of the target model's tokenizer.
 pub type Token = u32;

@@ -32,7 +32,7 @@ impl SourceWeights {
         match source {
             Source::Pool => 1.0,
             Source::Previous => self.previous,
-            Source::Context => self.context,
+            Source::Context | Source::Prompt => self.context,
         }
     }
 }
@@ -43,6 +43,8 @@ pub(crate) struct Sources {
     pool: Option<Pool>,
     pub(crate) previous: Temporary,
     pub(crate) context: Temporary,
+    /// Tokens of the context that are the prompt; none before it is known.
+    pub(crate) prompt: usize,
     pub(crate) end_of_text: Token,
     /// Only tokens below this are drafted: damage to a pool must not reach the model.
     pub(crate) vocab_size: u32,
@@ -59,6 +61,7 @@ impl Sources {
             pool,
             previous: Temporary::new(Source::Previous),
             context: Temporary::new(Source::Context),
+            prompt: 0,
             end_of_text,
             matches: Vec::new(),
             longest: 0,
@@ -74,6 +77,11 @@ impl Sources {
     pub(crate) fn recent(&self, limit: usize) -> impl Iterator<Item = Token> + '_ {
         let backwards = self.context.tokens().iter().rev().take(limit).copied();
         backwards.take_while(|&token| token != self.end_of_text)
+    }
+
+    /// The source of the context's token at a place.
+    pub(crate) fn source_at(&self, place: usize) -> Source {
+        if place < self.prompt { Source::Prompt } else { Source::Context }
     }
 
     /// Advances the pool's matches over the context's last `added` tokens.

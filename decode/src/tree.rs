@@ -24,6 +24,8 @@ pub enum Source {
     Previous,
     /// The prompt and the text generated so far, a temporary branch. Also the root's source.
     Context,
+    /// The prompt, and no other source contributes.
+    Prompt,
 }
 
 /// A tree of drafted tokens, a struct of arrays in which parents precede children.
@@ -163,14 +165,15 @@ pub(crate) mod tests {
 
     /// Any tree of up to 24 drafted nodes over `alphabet` tokens.
     pub(crate) fn any_tree(alphabet: Token) -> impl Strategy<Value = DraftTree> {
-        prop::collection::vec((any::<prop::sample::Index>(), 0..alphabet), 0..24).prop_map(|nodes| {
+        let source = prop_oneof![Just(Source::Pool), Just(Source::Prompt)];
+        prop::collection::vec((any::<prop::sample::Index>(), 0..alphabet, source), 0..24).prop_map(|nodes| {
             let mut tree = DraftTree::new();
             tree.reset(0);
-            for (parent, token) in nodes {
+            for (parent, token, source) in nodes {
                 let parent = parent.index(tree.len());
                 let siblings: Vec<_> = tree.children(parent).map(|c| tree.tokens[c]).collect();
                 if !siblings.contains(&token) {
-                    tree.push(parent, token, 1.0, Source::Pool);
+                    tree.push(parent, token, 1.0, source);
                 }
             }
             tree

@@ -1,7 +1,6 @@
 //! Between the tree engine, which keeps slots and the protocol, and the two decoders.
 
-use laser_cpu::{Batch, CpuCache, CpuDecoder};
-use laser_decode::Candidate;
+use laser_cpu::{Batch, CpuCache, CpuDecoder, Predictions};
 
 use crate::error::EngineError;
 
@@ -19,15 +18,14 @@ pub(super) trait Decoder: Send {
     /// A cache for `capacity` tokens that begins with the first `length` of another.
     fn fork(&mut self, from: &mut Self::Cache, length: usize, capacity: usize) -> Result<Self::Cache, EngineError>;
 
-    /// Appends the nodes to their caches (one per span) and to `best`, for each scored node in order, the `top_k` most
+    /// Appends the nodes to their caches (one per span) and returns, for each scored node in order, the `top_k` most
     /// probable next tokens (at most the vocabulary).
     fn forward(
         &mut self,
         batch: &Batch<'_>,
         caches: &mut [Self::Cache],
         top_k: usize,
-        best: &mut Vec<Candidate>,
-    ) -> Result<(), EngineError>;
+    ) -> Result<Predictions, EngineError>;
 
     /// Keeps of the tokens behind the first `length` those at `keep`.
     fn commit(&mut self, cache: &mut Self::Cache, length: usize, keep: &[usize]) -> Result<(), EngineError>;
@@ -56,10 +54,8 @@ impl Decoder for CpuDecoder {
         batch: &Batch<'_>,
         caches: &mut [CpuCache],
         top_k: usize,
-        best: &mut Vec<Candidate>,
-    ) -> Result<(), EngineError> {
-        self.forward(batch, caches, top_k, best);
-        Ok(())
+    ) -> Result<Predictions, EngineError> {
+        Ok(self.forward(batch, caches, top_k))
     }
 
     fn commit(&mut self, cache: &mut CpuCache, length: usize, keep: &[usize]) -> Result<(), EngineError> {

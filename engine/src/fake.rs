@@ -5,7 +5,8 @@
 //! earlier texts helps. Whether a text ends also depends on the position, or a text that repeats itself would never
 //! end. Protocol and capacity are checked as strictly as by the tree engine.
 
-use laser_decode::{Candidate, ROOT_PARENT, Token};
+use laser_cpu::Predictions;
+use laser_decode::{Candidate, Prediction, ROOT_PARENT, Token};
 
 use crate::{
     engine::{Engine, EngineInfo},
@@ -114,13 +115,23 @@ impl FakeEngine {
     fn score(&self, segment: &Segment<'_>, depths: &[usize], top_k: usize) -> Result<Scores, EngineError> {
         let context = &self.slots.get(segment.slot)?.data;
         let width = top_k.min(self.info.vocab_size);
-        let candidates = (segment.scored_from..segment.tokens.len())
-            .flat_map(|node| {
-                let last = last_tokens(context, segment, node, self.options.order);
-                self.options.candidates(&last, context.len() + depths[node], width)
-            })
-            .collect();
-        Ok(Scores::new(segment.scored_from, width, candidates))
+        let mut predictions = Predictions::default();
+        for (node, depth) in depths.iter().enumerate().skip(segment.scored_from) {
+            let last = last_tokens(context, segment, node, self.options.order);
+            let position = context.len() + depth;
+            match segment.draw {
+                Some(draw) => {
+                    let logits = self.options.logits(&last, position);
+                    predictions.push(&logits, width, Some(draw.after(position)));
+                }
+                None => {
+                    let candidates = self.options.candidates(&last, position, width);
+                    predictions.rows.extend(candidates.first().map(greedy));
+                    predictions.candidates.extend(candidates);
+                }
+            }
+        }
+        Ok(Scores::new(segment.scored_from, width, predictions))
     }
 }
 
@@ -181,6 +192,13 @@ impl Engine for FakeEngine {
     }
 }
 
+/// Of a distribution in which every token takes the share that the first one has of what is left.
+fn greedy(first: &Candidate) -> Prediction {
+    let (share, left) = (first.log_probability.exp(), -first.log_probability.exp_m1());
+    let entropy = -(first.log_probability + left / share * left.ln());
+    Prediction { choice: *first, entropy, ..Prediction::default() }
+}
+
 /// The last at most `order` tokens up to and including `node`, last one first.
 fn last_tokens(context: &[Token], segment: &Segment<'_>, node: usize, order: usize) -> Vec<Token> {
     let mut last = Vec::with_capacity(order);
@@ -224,6 +242,15 @@ impl FakeOptions {
                 Candidate { token, log_probability }
             })
             .collect()
+    }
+
+    /// The log probability of every token.
+    fn logits(&self, last: &[Token], position: usize) -> Vec<f32> {
+        let mut logits = vec![f32::NEG_INFINITY; self.vocab_size as usize];
+        for candidate in self.candidates(last, position, logits.len()) {
+            logits[candidate.token as usize] = candidate.log_probability;
+        }
+        logits
     }
 }
 

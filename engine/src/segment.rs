@@ -1,5 +1,7 @@
 //! The new tokens of a step.
 
+use laser_decode::Draw;
+
 /// Handle of one sequence's cache; reused after [`Engine::close`](crate::Engine::close).
 pub type Slot = usize;
 
@@ -16,4 +18,7 @@ pub struct Segment<'a> {
     /// Nodes from this index on are scored: `tokens.len()` for a prefill chunk that is not the
     /// last, `tokens.len() - 1` for the last one, 0 for a tree.
     pub scored_from: usize,
+    /// How the next token is drawn after the sequence's first token, and thus after every other; the most probable one
+    /// is taken if absent.
+    pub draw: Option<Draw>,
 }

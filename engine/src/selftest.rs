@@ -8,7 +8,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use laser_cpu::{Format, ModelShape, RopeScaling};
-use laser_decode::{Candidate, ROOT_PARENT, TargetScores, chain_parents};
+use laser_decode::{
+    Candidate, Draw, NOISE_BLOCK, Noise, Prediction, ROOT_PARENT, Sampling, TargetScores, arrival, chain_parents,
+};
 use laser_schema::{DeviceOption, sample::priority};
 use mistralrs_quant::IsqType;
 use rand_xoshiro::{
@@ -34,8 +36,8 @@ const ROUNDS: usize = 32;
 /// Most sequences at a time.
 const SEQUENCES: usize = 6;
 
-/// Candidates compared per node.
-const TOP_K: usize = 8;
+/// Candidates compared per node. Of the oracle all are known, by which draws are judged.
+const TOP_K: [usize; 2] = [8, VOCABULARY];
 
 /// Width of the residual stream. K-quants want multiples of 256 inputs.
 const HIDDEN: usize = 256;
@@ -92,7 +94,7 @@ fn known_answer(options: &EngineOptions) -> Result<(), EngineError> {
     let mut engine = small_model(options, &known_config())?;
     let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain_parents(KNOWN.len()).collect::<Vec<_>>());
     let slot = engine.open(tokens.len())?;
-    let scores = engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0 }], 1)?;
+    let scores = engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None }], 1)?;
     let mut found = SelfTest { nodes: 0, near_ties: 0, largest: 0.0, tolerance: tolerance(options) };
     for (node, (token, log_probability)) in KNOWN.into_iter().enumerate() {
         let known = Candidate { token, log_probability };
@@ -224,6 +226,13 @@ impl Random {
         (0..count).map(|_| u32::try_from(self.below(VOCABULARY)).unwrap_or(0)).collect()
     }
 
+    /// None, one from all tokens, or one from few of them.
+    fn draw(&mut self) -> Option<Draw> {
+        let of = |temperature, top_k, top_p| Sampling::new(temperature, top_k, top_p).ok();
+        let sampling = [None, of(0.7, None, 1.0), of(1.3, Some(10), 0.6)][self.below(3)]?;
+        Some(Draw { sampling, noise: Noise::new(self.0.next_u64()) })
+    }
+
     /// A tree whose nodes continue any earlier node or the context.
     fn tree(&mut self, nodes: usize) -> (Vec<u32>, Vec<u32>) {
         let parent = |node: usize| match self.below(node + 1) {
@@ -247,6 +256,7 @@ struct Part {
     sequence: usize,
     tokens: Vec<u32>,
     parents: Vec<u32>,
+    draw: Option<Draw>,
 }
 
 /// Walks one schedule with both engines, and compares the scores of every node.
@@ -309,7 +319,7 @@ impl Walk<'_> {
             if room > 0 && self.random.below(4) > 0 {
                 let nodes = 1 + self.random.below(room);
                 let (tokens, parents) = self.random.tree(nodes);
-                parts.push(Part { sequence, tokens, parents });
+                parts.push(Part { sequence, tokens, parents, draw: self.random.draw() });
             }
         }
         let scores = [self.scores(0, &parts)?, self.scores(1, &parts)?];
@@ -317,6 +327,11 @@ impl Walk<'_> {
             for node in 0..part.tokens.len() {
                 let place = || format!("step {round}, sequence {at} of {}, node {node}", parts.len());
                 self.found.add(scores[0][at].top(node), scores[1][at].top(node), place)?;
+                let (got, expected) = (scores[0][at].prediction(node), scores[1][at].prediction(node));
+                self.found.add_prediction(got, expected, place)?;
+                let position = self.sequences[part.sequence].cached + path(&part.parents, node).len() - 1;
+                let draw = part.draw.map(|draw| draw.after(position));
+                self.found.add_choice(got.choice.token, scores[1][at].top(node), (expected, draw), place)?;
             }
             let keep = match self.random.below(part.tokens.len() + 1) {
                 0 => Vec::new(),
@@ -336,9 +351,15 @@ impl Walk<'_> {
         let segments: Vec<Segment<'_>> = parts
             .iter()
             .zip(slots)
-            .map(|(Part { tokens, parents, .. }, slot)| Segment { slot, tokens, parents, scored_from: 0 })
+            .map(|(Part { tokens, parents, draw, .. }, slot)| Segment {
+                slot,
+                tokens,
+                parents,
+                scored_from: 0,
+                draw: *draw,
+            })
             .collect();
-        self.engines[engine].step(&segments, TOP_K)
+        self.engines[engine].step(&segments, TOP_K[engine])
     }
 }
 
@@ -382,6 +403,71 @@ impl SelfTest {
         self.near_ties += usize::from(best(got) != best(expected));
         Ok(())
     }
+
+    /// Compares the choice at one node with all `candidates` of the oracle: nothing that surely may be drawn arrives
+    /// before it, and it may be drawn itself. Rounding changes a weight by e to the `tolerance` times the sharpness.
+    fn add_choice(
+        &self,
+        choice: u32,
+        candidates: &[Candidate],
+        (expected, draw): (Prediction, Option<Draw>),
+        place: impl Fn() -> String,
+    ) -> Result<(), EngineError> {
+        let slack = (2.0 * self.tolerance * expected.sharpness).exp();
+        let weight = |candidate: &Candidate| expected.probability(*candidate);
+        let chosen = candidates.iter().find(|candidate| candidate.token == choice).map_or(0.0, weight);
+        let most = candidates.first().map_or(0.0, weight);
+        let is_right = match draw {
+            None => chosen * slack >= most,
+            Some(Draw { sampling, noise }) => {
+                let least = least_weight(candidates, &sampling, weight);
+                let time = |candidate: &Candidate| arrival(word(noise, candidate.token), weight(candidate));
+                let surely = candidates.iter().filter(|candidate| weight(candidate) >= least * slack);
+                let first = surely.map(time).fold(f64::INFINITY, f64::min);
+                let chosen_at = arrival(word(noise, choice), chosen);
+                chosen * slack >= least && chosen_at <= first * f64::from(slack)
+            }
+        };
+        match is_right {
+            true => Ok(()),
+            false => Err(EngineError::SelfTest { message: format!("{}: draws token {choice}", place()) }),
+        }
+    }
+
+    /// Compares what both say about one node beside its candidates.
+    fn add_prediction(
+        &self,
+        got: Prediction,
+        expected: Prediction,
+        place: impl Fn() -> String,
+    ) -> Result<(), EngineError> {
+        let numbers = |of: Prediction| [of.entropy, of.sharpness, of.log_normaliser];
+        let names = ["entropy", "sharpness", "normaliser"];
+        for ((got, expected), name) in numbers(got).into_iter().zip(numbers(expected)).zip(names) {
+            let difference = (got - expected).abs();
+            if difference.is_nan() || difference > self.tolerance {
+                let message = format!("{}: the {name} is {got:.3}, on the CPU {expected:.3}", place());
+                return Err(EngineError::SelfTest { message });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The weight of the last candidate that may be drawn.
+fn least_weight(candidates: &[Candidate], sampling: &Sampling, weight: impl Fn(&Candidate) -> f32) -> f32 {
+    let kept = &candidates[..candidates.len().min(sampling.top_k().map_or(usize::MAX, |top_k| top_k as usize))];
+    let mut left = kept.iter().map(&weight).sum::<f32>() * sampling.top_p();
+    let last = kept.iter().find(|candidate| {
+        left -= weight(candidate);
+        left <= 0.0
+    });
+    last.or(kept.last()).map_or(0.0, weight)
+}
+
+/// A token's word of noise.
+fn word(noise: Noise, token: u32) -> u32 {
+    noise.block(token / NOISE_BLOCK)[(token % NOISE_BLOCK) as usize]
 }
 
 #[cfg(test)]

@@ -97,7 +97,7 @@ impl<T> SlotTable<T> {
     }
 
     fn check_segment(&self, segment: &Segment<'_>) -> Result<Vec<usize>, EngineError> {
-        let &Segment { slot, tokens, parents, scored_from } = segment;
+        let &Segment { slot, tokens, parents, scored_from, .. } = segment;
         let state = self.get(slot)?;
         let nodes = tokens.len();
         if !state.pending.is_empty() {

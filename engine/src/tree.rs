@@ -3,8 +3,7 @@
 use std::path::Path;
 
 use candle_core::Device;
-use laser_cpu::{Batch, CpuDecoder, Format, Matrix, ModelShape, Tensors};
-use laser_decode::Candidate;
+use laser_cpu::{Batch, CpuDecoder, Format, Matrix, ModelShape, Predictions, Tensors};
 use mistralrs_quant::IsqType;
 use rayon::ThreadPool;
 
@@ -187,18 +186,17 @@ impl<D: Decoder> TreeEngine<D> {
         segments: &[Segment<'_>],
         batch: &Batch<'_>,
         top_k: usize,
-    ) -> Result<Vec<Candidate>, EngineError> {
+    ) -> Result<Predictions, EngineError> {
         let mut caches = Vec::with_capacity(segments.len());
         for segment in segments {
             caches.push(std::mem::take(&mut self.slots.get_mut(segment.slot)?.data));
         }
-        let mut best = Vec::with_capacity(batch.scored.len() * top_k);
         let model = &mut self.model;
-        let result = awake(&self.threads, || model.forward(batch, &mut caches, top_k, &mut best));
+        let result = awake(&self.threads, || model.forward(batch, &mut caches, top_k));
         for (segment, cache) in segments.iter().zip(caches) {
             self.slots.get_mut(segment.slot)?.data = cache;
         }
-        result.map(|()| best)
+        result
     }
 }
 
@@ -235,14 +233,18 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         let mut batch = Batch::default();
         for segment in segments {
             let cached = self.slots.get(segment.slot)?.cached();
-            batch.push(segment.tokens, segment.parents, segment.scored_from, cached);
+            batch.push(segment.tokens, segment.parents, segment.scored_from, cached, segment.draw);
         }
         let width = top_k.min(self.info.vocab_size);
-        let mut candidates = self.forward(segments, &batch, width)?.into_iter();
+        let Predictions { candidates, rows } = self.forward(segments, &batch, width)?;
         self.slots.append(segments)?;
+        let (mut candidates, mut rows) = (candidates.into_iter(), rows.into_iter());
         let scores = segments.iter().map(|segment| {
             let scored = segment.tokens.len() - segment.scored_from;
-            let own = candidates.by_ref().take(scored * width).collect();
+            let own = Predictions {
+                candidates: candidates.by_ref().take(scored * width).collect(),
+                rows: rows.by_ref().take(scored).collect(),
+            };
             Scores::new(segment.scored_from, width, own)
         });
         Ok(scores.collect())

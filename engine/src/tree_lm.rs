@@ -9,8 +9,8 @@
 
 use candle_core::{CpuStorage, DType, Device, Module as _, Result, Storage, Tensor, bail};
 use candle_nn::Embedding;
-use laser_cpu::{Batch, Format, Matrix, ModelShape, Rope, push_top_k};
-use laser_decode::Candidate;
+use laser_cpu::{Batch, Format, Matrix, ModelShape, Predictions, Rope};
+use laser_decode::Draw;
 
 use crate::{
     arena::{Arena, SequenceId},
@@ -148,22 +148,19 @@ impl Decoder for TreeLm {
         Ok(self.arena.fork(*from, length, capacity))
     }
 
-    fn forward(
-        &mut self,
-        batch: &Batch<'_>,
-        sequences: &mut [SequenceId],
-        top_k: usize,
-        best: &mut Vec<Candidate>,
-    ) -> Loaded<()> {
-        match self.logits(batch, sequences)? {
-            Some(logits) => push_all(&logits, top_k, best)?,
-            // Nothing comes back that the host would wait for, and the step's time would be that of its launches.
-            None => self.device.synchronize()?,
-        }
+    fn forward(&mut self, batch: &Batch<'_>, sequences: &mut [SequenceId], top_k: usize) -> Loaded<Predictions> {
+        let predictions = match self.logits(batch, sequences)? {
+            Some(logits) => predictions(&logits, top_k, &batch.draws)?,
+            None => {
+                // Nothing comes back that the host would wait for, and the step's time would be that of its launches.
+                self.device.synchronize()?;
+                Predictions::default()
+            }
+        };
         for (sequence, span) in sequences.iter().zip(&batch.spans) {
             self.arena.append(*sequence, span.parents.len());
         }
-        Ok(())
+        Ok(predictions)
     }
 
     fn commit(&mut self, sequence: &mut SequenceId, length: usize, keep: &[usize]) -> Loaded<()> {
@@ -176,11 +173,11 @@ impl Decoder for TreeLm {
     }
 }
 
-/// The `top_k` most probable tokens of every row of logits, found where the logits are.
-fn push_all(logits: &Tensor, top_k: usize, best: &mut Vec<Candidate>) -> Result<()> {
+/// What every row of logits says, found where the logits are.
+fn predictions(logits: &Tensor, top_k: usize, draws: &[Option<Draw>]) -> Result<Predictions> {
     #[cfg(feature = "cuda")]
     if logits.device().is_cuda() {
-        return crate::cuda::top_k::push_top_k(logits, top_k, best);
+        return crate::cuda::top_k::predictions(logits, top_k, draws);
     }
     let (_, width) = logits.dims2()?;
     let logits = logits.to_dtype(DType::F32)?.contiguous()?;
@@ -188,9 +185,10 @@ fn push_all(logits: &Tensor, top_k: usize, best: &mut Vec<Candidate>) -> Result<
     let (Storage::Cpu(CpuStorage::F32(data)), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
         bail!("logits are on {:?}, whose most probable tokens nothing finds", logits.device());
     };
+    let mut predictions = Predictions::default();
     let rows = data[start..end].chunks_exact(width);
-    rows.for_each(|row| push_top_k(row, top_k, best));
-    Ok(())
+    rows.zip(draws).for_each(|(row, draw)| predictions.push(row, top_k, *draw));
+    Ok(predictions)
 }
 
 impl Layer {

@@ -93,7 +93,7 @@ mod tests {
         ) {
             let mut batch = Batch::default();
             for (committed, parents) in &trees {
-                batch.push(&vec![0; parents.len()], parents, 0, committed.len());
+                batch.push(&vec![0; parents.len()], parents, 0, committed.len(), None);
             }
             // Rows of a sequence may go on behind what is cached for this step.
             let rows: Vec<Vec<u32>> = trees.iter().map(|tree| [tree.0.as_slice(), &[77]].concat()).collect();

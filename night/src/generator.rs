@@ -95,6 +95,7 @@ fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptio
         drafter: config.draft.drafter()?,
         nodes: config.draft.nodes(),
         verification: config.verification.verification()?,
+        sampling: config.generate.drawn()?,
         batch: generate.batch,
         step_tokens: generate.step_tokens,
         budget: None,

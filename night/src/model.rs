@@ -46,6 +46,7 @@ pub(crate) fn model_spec(config: &Config, model: &ModelFiles, prompts: BTreeMap<
         precision: format!("{}{isq}", config.model.dtype),
         prompts,
         verification: config.verification.policy(),
+        sampling: config.generate.sampling(),
         max_new_tokens: config.generate.max_new_tokens,
         stop: config.generate.stop.clone(),
     })

@@ -10,11 +10,11 @@ use laser_worker::progress::Progress as WorkerProgress;
 /// Between two updates of a worker's figures.
 const TICK: Duration = Duration::from_millis(200);
 
-/// Drives a worker to its end and shows what it generates, of `rows` if that is known.
+/// Drives a worker to its end and shows what it generates, of so many `texts` if that is known.
 pub(crate) async fn show_work<G>(
     worker: impl Future<Output = Result<G, WorkerError>>,
     counters: &WorkerProgress,
-    rows: Option<u64>,
+    texts: Option<u64>,
     progress: &mut dyn Progress,
     detail: &dyn Fn() -> String,
 ) -> Result<G> {
@@ -28,7 +28,7 @@ pub(crate) async fn show_work<G>(
                 let now = counters.snapshot();
                 let done = now.figures.texts + now.carried + now.errors;
                 let rate = now.figures.tokens as f64 / started.elapsed().as_secs_f64();
-                progress.update(done, rows, &format!(
+                progress.update(done, texts, &format!(
                     "texts, {rate:.0} tokens/s, {:.1} accepted a forward, {}",
                     now.figures.aal(), detail()
                 ));

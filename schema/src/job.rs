@@ -16,6 +16,7 @@ use crate::embedding::EmbeddingSpec;
 use crate::entity::{EntityId, IdType, Kind};
 use crate::guard::Guards;
 use crate::layout::DataSet;
+use crate::sample::priority;
 
 /// The version of [`Plan`] and of the shard files.
 pub const PLAN_VERSION: u32 = 1;
@@ -33,6 +34,42 @@ pub enum Policy {
         /// Probability bound, in [0, 1].
         p: f32,
     },
+    /// At least as probable as α times the entropy plus β (AASD).
+    Conditional {
+        /// Weight of the entropy in nats, at least 0.
+        alpha: f32,
+        /// Probability bound where the model is certain.
+        beta: f32,
+        /// The drafted tokens that this holds for; others are verified strictly.
+        sources: ConditionalSources,
+    },
+    /// More probable than the smaller of ε and δ · exp(-entropy), at the temperature of sampling (Medusa).
+    Typical {
+        /// The probability that suffices whatever the entropy.
+        epsilon: f32,
+        /// The factor of exp(-entropy).
+        delta: f32,
+    },
+}
+
+/// Drafted tokens that are verified conditionally.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ConditionalSources {
+    /// Those that only the prompt has.
+    #[default]
+    Prompt,
+    /// All.
+    All,
+}
+
+impl fmt::Display for ConditionalSources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Prompt => "prompt",
+            Self::All => "all",
+        })
+    }
 }
 
 impl Default for Policy {
@@ -47,6 +84,10 @@ impl fmt::Display for Policy {
         match self {
             Self::Strict => f.write_str("strict"),
             Self::Relaxed { k, p } => write!(f, "relaxed(k={k},p={p})"),
+            Self::Conditional { alpha, beta, sources } => {
+                write!(f, "conditional(alpha={alpha},beta={beta},sources={sources})")
+            }
+            Self::Typical { epsilon, delta } => write!(f, "typical(epsilon={epsilon},delta={delta})"),
         }
     }
 }
@@ -70,13 +111,46 @@ pub struct Spec {
     pub prompts: BTreeMap<Kind, Digest>,
     /// Acceptance of drafts.
     pub verification: Policy,
+    /// How texts are drawn; greedy if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sampling: Option<SamplingSpec>,
     /// Bound on a text's tokens.
     pub max_new_tokens: usize,
     /// Strings that end a text.
     pub stop: Vec<String>,
 }
 
+/// How texts are drawn: as a function of seed and entity, so that the same specification and prompt give the same text.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SamplingSpec {
+    /// Exponent 1/T of the probabilities, above 0.
+    pub temperature: f32,
+    /// The most probable tokens that may be drawn; all if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    /// The probability that the tokens which may be drawn have at least; 1 keeps all.
+    pub top_p: f32,
+    /// Another seed draws other texts.
+    pub seed: u64,
+    /// Texts of an entity, at least 1.
+    pub samples: u32,
+}
+
+impl SamplingSpec {
+    /// The key of the noise of an entity's sample, counted from 0.
+    pub fn key(&self, kind: Kind, id: &EntityId, sample: u32) -> u64 {
+        let (id, sample) = (id.to_string(), sample.to_le_bytes());
+        let key = priority(self.seed, &[kind.as_str().as_bytes(), id.as_bytes(), &sample]);
+        u64::try_from(key & u128::from(u64::MAX)).unwrap_or_default()
+    }
+}
+
 impl Spec {
+    /// Texts of an entity, at least 1.
+    pub fn samples(&self) -> u32 {
+        self.sampling.map_or(1, |sampling| sampling.samples)
+    }
+
     /// The digest that every job, part and manifest carries.
     pub fn digest(&self) -> Digest {
         Digest::of_json(self)

@@ -62,6 +62,9 @@ pub struct KnowledgeRecord {
     pub event_timestamp: Timestamp,
     /// When the text was generated.
     pub created_timestamp: Timestamp,
+    /// The entity's other texts, where several are drawn.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub samples: Vec<String>,
 }
 
 /// A row that could not be turned into knowledge.
@@ -252,10 +255,14 @@ pub struct PartInfo {
     /// How the embeddings were made, if there is a column of them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingInfo>,
+    /// Whether there is a column of the entities' other texts.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_samples: bool,
 }
 
 impl PartInfo {
-    /// The info of a part of these rows, of which none was carried, and without errors, figures and embeddings.
+    /// The info of a part of these rows, of which none was carried, and without errors, figures, embeddings and
+    /// samples.
     pub fn new(run: &str, shard: u32, kind: Kind, attempt: &str, rows: &[KnowledgeRecord]) -> Self {
         Self {
             version: SCHEMA_VERSION,
@@ -270,6 +277,7 @@ impl PartInfo {
             errors: Vec::new(),
             figures: BTreeMap::new(),
             embedding: None,
+            has_samples: false,
         }
     }
 }

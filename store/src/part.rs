@@ -16,9 +16,9 @@ use crate::table::{self, TableError};
 /// The footer key of a part's [`PartInfo`].
 pub const PART_KEY: &str = "laser.part";
 
-/// The output's columns for ids of a type. No nulls anywhere.
-pub fn record_schema(id: DataType) -> SchemaRef {
-    let item = Field::new("item", DataType::Int64, false);
+/// The output's columns for ids of a type, with the entities' other texts if there are several. No nulls anywhere.
+pub fn record_schema(id: DataType, has_samples: bool) -> SchemaRef {
+    let list = |item| DataType::List(Arc::new(Field::new("item", item, false)));
     let columns = [
         ("entity_id", id),
         ("text", DataType::Utf8),
@@ -31,7 +31,7 @@ pub fn record_schema(id: DataType) -> SchemaRef {
         ("drafted_tokens", DataType::Int64),
         ("accepted_tokens", DataType::Int64),
         ("relaxed_tokens", DataType::Int64),
-        ("step_accepted", DataType::List(Arc::new(item))),
+        ("step_accepted", list(DataType::Int64)),
         ("mean_log_probability", DataType::Float64),
         ("draft_seconds", DataType::Float64),
         ("engine_seconds", DataType::Float64),
@@ -43,7 +43,9 @@ pub fn record_schema(id: DataType) -> SchemaRef {
         ("event_timestamp", table::timestamp()),
         ("created_timestamp", table::timestamp()),
     ];
-    Arc::new(Schema::new(columns.into_iter().map(|(name, t)| Field::new(name, t, false)).collect::<Vec<_>>()))
+    let samples = has_samples.then(|| ("samples", list(DataType::Utf8)));
+    let columns = columns.into_iter().chain(samples);
+    Arc::new(Schema::new(columns.map(|(name, t)| Field::new(name, t, false)).collect::<Vec<_>>()))
 }
 
 /// Encodes a part; with embeddings if `info` says how they were made.
@@ -58,7 +60,7 @@ pub fn encode_part(
     info: &PartInfo,
 ) -> Result<Bytes, TableError> {
     let embedded = embeddings.zip(info.embedding.as_ref().map(|e| e.spec.layout));
-    sealed::encode(name, record_schema(table::id_type(id)), rows, embedded, (PART_KEY, info))
+    sealed::encode(name, record_schema(table::id_type(id), info.has_samples), rows, embedded, (PART_KEY, info))
 }
 
 /// Decodes a part, which must be as it was written.
@@ -103,7 +105,7 @@ pub struct CheckedPart {
 pub fn check_part(name: &str, id: IdType, bytes: Bytes) -> Result<CheckedPart, TableError> {
     let (size, digest) = (bytes.len() as u64, Digest::of(&bytes));
     let (table, info) = open_part(name, bytes)?;
-    let ids = part_ids(&table, table::id_type(id), info.embedding.as_ref())?;
+    let ids = part_ids(&table, table::id_type(id), info.has_samples, info.embedding.as_ref())?;
     if ids.len() as u64 != info.rows {
         return Err(table.unreadable(format!("{} rows, its footer says {}", ids.len(), info.rows)));
     }
@@ -114,9 +116,10 @@ pub fn check_part(name: &str, id: IdType, bytes: Bytes) -> Result<CheckedPart, T
 pub(crate) fn part_ids(
     table: &SealedTable,
     id: DataType,
+    has_samples: bool,
     embedding: Option<&EmbeddingInfo>,
 ) -> Result<Vec<EntityId>, TableError> {
-    let schema = record_schema(id);
+    let schema = record_schema(id, has_samples);
     let schema = match embedding.map(|e| &e.spec) {
         Some(spec) => embedding_column::append_to(spec.layout, &schema, spec.encoder.dimensions),
         None => schema,

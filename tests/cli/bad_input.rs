@@ -98,6 +98,25 @@ fn wrong_options_are_refused_by_key() {
     let relaxed = "verification.policy=relaxed";
     check(&workspace, &[relaxed, "verification.p=1.5"], "p must be in 0..=1, got 1.5");
     check(&workspace, &[relaxed, "verification.k=0"], "k must be at least 1");
+    let conditional = "verification.policy=conditional";
+    check(&workspace, &[conditional, "verification.alpha=-1"], "alpha must be 0 or more, got -1");
+    check(&workspace, &[conditional, "verification.beta=0.01"], "beta must be in 0.02..=1, got 0.01");
+    check(&workspace, &[conditional, "verification.sources=pool"], "expected ``prompt` or `all``");
+    let drawn = "generate.temperature=0.8";
+    let greedy_only = "policy = \"relaxed\" is for greedy texts; choose \"strict\" or \"typical\"";
+    check(&workspace, &[drawn, relaxed], greedy_only);
+    check(&workspace, &[drawn, conditional], "policy = \"conditional\" is for greedy texts");
+    check(&workspace, &["verification.policy=typical"], "set [generate] temperature");
+    let typical = "verification.policy=typical";
+    check(&workspace, &[drawn, typical, "verification.epsilon=2"], "epsilon must be in 0..=1, got 2");
+    check(&workspace, &[drawn, typical, "verification.delta=-1"], "delta must be 0 or more, got -1");
+    check(&workspace, &[drawn, "model.engine=mistralrs"], "engine = \"mistralrs\" writes greedy texts only");
+    check(&workspace, &["generate.temperature=-1"], "temperature must be in 0.01..=100, got -1");
+    check(&workspace, &[drawn, "generate.top_p=0"], "top_p must be above 0 and at most 1, got 0");
+    check(&workspace, &[drawn, "generate.top_k=0"], "top_k must be at least 1");
+    check(&workspace, &[drawn, "generate.samples=0"], "[generate] samples: expected 1 to 64");
+    check(&workspace, &["generate.samples=2"], "[generate] samples: greedy texts are not drawn");
+    check(&workspace, &["generate.seed=3"], "[generate] seed: greedy texts are not drawn; set temperature above 0");
     check(&workspace, &["pools.user.clusters=0"], "[pools.user] clusters");
     check(&workspace, &["run.shard_row=3"], "did you mean \"shard_rows\"");
 }

@@ -61,7 +61,7 @@ fn output_md_lists_the_columns_that_are_written() {
     let page = fs::read_to_string(page).unwrap();
     for id in [DataType::Int64, DataType::Utf8] {
         let embeddings = embedded_schema(id.clone(), true);
-        assert_eq!(listed(&page, "Texts"), embedded(&record_schema(id.clone())));
+        assert_eq!(listed(&page, "Texts"), embedded(&record_schema(id.clone(), true)));
         assert_eq!(listed(&page, "Embeddings"), embedded(&embeddings));
         assert_eq!(listed(&page, "Knowledge ids"), columns(&ids_schema(id)));
     }

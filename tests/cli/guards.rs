@@ -88,6 +88,19 @@ fn assert_all_strict(workspace: &Workspace) {
 }
 
 #[test]
+fn a_conditional_night_names_its_policy_and_can_be_barred() {
+    let conditional = ["verification.policy=conditional", "verification.beta=0.05", "verification.sources=all"];
+    let free = Workspace::new();
+    assert_exit(&free.run(&conditional), 0);
+    let found = records(&free);
+    assert!(found.iter().any(|(_, record)| record.relaxed_tokens > 0));
+    assert!(found.iter().all(|(_, record)| record.policy == "conditional(alpha=0.1,beta=0.05,sources=all)"));
+    let guarded = Workspace::new();
+    assert_exit(&guarded.run(&[with("guards.action=strict").as_slice(), &conditional].concat()), 0);
+    assert_all_strict(&guarded);
+}
+
+#[test]
 fn a_warning_is_told_and_changes_nothing() {
     let (guarded, free) = (Workspace::new(), Workspace::new());
     let fixed = "draft.adaptive=false";

@@ -22,6 +22,7 @@ mod production;
 mod proxy;
 mod report;
 mod s3;
+mod sampling;
 mod server;
 mod soak;
 mod telemetry;

@@ -1,6 +1,6 @@
 //! Online calibration of drafters' estimates by the actual texts.
 
-use laser_decode::{DraftTree, ROOT_PARENT};
+use laser_decode::{DraftTree, ROOT_PARENT, Source};
 
 /// Maps estimated probabilities to observed frequencies: σ(offset + slope · logit(p)) (Platt scaling), by stochastic
 /// gradient descent on the log loss of every judged node.
@@ -56,8 +56,9 @@ pub(crate) struct Hindsight {
     from: usize,
     /// Length of the text in tokens when the outcome is known.
     until: usize,
-    /// The tokens that the target would have accepted since, with their positions in the text.
-    accepted: Vec<(usize, u32)>,
+    /// The tokens that the target would have accepted since, with their positions in the text, and whether of any
+    /// source or of the prompt alone.
+    accepted: Vec<(usize, u32, bool)>,
 }
 
 /// The outcome of a node.
@@ -81,10 +82,11 @@ impl Hindsight {
         }
     }
 
-    /// Records the tokens that the target would have accepted at a position of the text.
-    pub(crate) fn accepted(&mut self, place: usize, tokens: impl Iterator<Item = u32>) {
+    /// Records the tokens that the target would have accepted at a position of the text, and whether of any source or
+    /// of the prompt alone.
+    pub(crate) fn accepted(&mut self, place: usize, tokens: impl Iterator<Item = (u32, bool)>) {
         if (self.from..self.until).contains(&place) {
-            self.accepted.extend(tokens.map(|token| (place, token)));
+            self.accepted.extend(tokens.map(|(token, of_any)| (place, token, of_any)));
         }
     }
 
@@ -113,9 +115,12 @@ impl Hindsight {
         }
         let (token, depth) = (self.tree.tokens()[node], self.tree.depths()[node]);
         let place = self.from + depth as usize - 1;
+        let of_prompt = self.tree.sources()[node] == Source::Prompt;
+        let is_accepted =
+            |&(at, other, of_any): &(usize, u32, bool)| (at, other) == (place, token) && (of_any || of_prompt);
         match before[parent as usize] {
             Fate::InText if text.get(place) == Some(&token) => Fate::InText,
-            Fate::InText if self.accepted.contains(&(place, token)) => Fate::Accepted,
+            Fate::InText if self.accepted.iter().any(is_accepted) => Fate::Accepted,
             Fate::InText | Fate::Wrong => Fate::Wrong,
             Fate::Accepted | Fate::Unknown => Fate::Unknown,
         }
@@ -124,7 +129,6 @@ impl Hindsight {
 
 #[cfg(test)]
 mod tests {
-    use laser_decode::Source;
     use proptest::prelude::*;
 
     use super::*;
@@ -196,10 +200,15 @@ mod tests {
     fn a_node_that_would_have_been_accepted_was_right_and_below_it_nothing_is_known() {
         let mut hindsight = Hindsight::default();
         hindsight.watch(&tree(), 0);
-        hindsight.accepted(0, [1].into_iter());
-        hindsight.accepted(1, [3, 2].into_iter());
+        hindsight.accepted(0, [(1, true)].into_iter());
+        hindsight.accepted(1, [(3, true), (2, true)].into_iter());
         let judged = hindsight.judge(&[1, 3, 5], false);
         assert_eq!(judged, [(0.8, true), (0.5, true), (0.2, true)]);
+        // Of the prompt alone, and node 2 is the pool's.
+        hindsight.watch(&tree(), 0);
+        hindsight.accepted(1, [(3, true), (2, false)].into_iter());
+        let judged = hindsight.judge(&[1, 3, 5], false);
+        assert_eq!(judged, [(0.8, true), (0.5, false), (0.2, true), (0.1, false)]);
         // What was accepted is forgotten with the draft.
         hindsight.watch(&tree(), 3);
         let judged = hindsight.judge(&[1, 3, 5, 1, 3, 5], false);

@@ -342,6 +342,7 @@ fn step(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Resu
             tokens: &tokens[..count],
             parents: &parents[..count],
             scored_from: if scored { 0 } else { count },
+            draw: None,
         })
         .collect();
     engine.step(&segments, 2).map(drop)

@@ -83,6 +83,7 @@ pub(crate) fn record(
         event_timestamp: event_timestamp(plan),
         // As a part holds it, so that records compare equal once they are read back.
         created_timestamp: Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or_default(),
+        samples: Vec::new(),
     }
 }
 
@@ -122,6 +123,7 @@ pub(crate) fn encode(
         errors,
         figures,
         embedding: embedding.map(|(spec, encoded)| EmbeddingInfo::new(spec, encoded.truncated)),
+        has_samples: plan.spec.samples() > 1,
         ..PartInfo::new(&plan.run, job.shard, job.kind, attempt, &rows)
     };
     let id = plan.ids.get(&job.kind).copied().unwrap_or(laser_schema::entity::IdType::String);

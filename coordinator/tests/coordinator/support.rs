@@ -39,6 +39,7 @@ pub(crate) fn spec() -> Spec {
         precision: "f32".into(),
         prompts: Kind::ALL.map(|kind| (kind, Digest::of(b"prompt"))).into(),
         verification: Policy::Strict,
+        sampling: None,
         max_new_tokens: 20,
         stop: Vec::new(),
     }
@@ -210,6 +211,7 @@ fn record(plan: &Plan, row: &ShardRow) -> KnowledgeRecord {
         generated_by: plan.run.clone(),
         event_timestamp: "2026-11-20T00:00:00Z".parse().unwrap(),
         created_timestamp: "2026-11-20T03:00:00Z".parse().unwrap(),
+        samples: Vec::new(),
     }
 }
 

@@ -16,6 +16,11 @@ impl TargetScores for Scores {
     fn top(&self, node: usize) -> &[Candidate] {
         &self.0[node]
     }
+
+    fn prediction(&self, node: usize) -> Prediction {
+        let entropy = self.0[node].iter().map(|c| -c.log_probability.exp() * c.log_probability).sum();
+        Prediction { choice: self.0[node][0], entropy, ..Prediction::default() }
+    }
 }
 
 /// A distribution for each of 24 nodes: weights of the tokens, normalised.
@@ -35,7 +40,11 @@ fn any_scores() -> impl Strategy<Value = Scores> {
 
 fn any_policy() -> impl Strategy<Value = Verification> {
     let relaxed = (1..4usize, 0.0..0.6f32).prop_map(|(k, p)| Verification::relaxed(k, p).unwrap());
-    prop_oneof![Just(Verification::Strict), relaxed]
+    let conditional = (0.0..0.4f32, 0.1..0.5f32, any::<bool>())
+        .prop_map(|(alpha, beta, all)| Verification::conditional(alpha, beta, all).unwrap());
+    let typical =
+        (0.0..0.5f32, 0.0..1.0f32).prop_map(|(epsilon, delta)| Verification::typical(epsilon, delta).unwrap());
+    prop_oneof![Just(Verification::Strict), relaxed, conditional, typical]
 }
 
 /// Whether every step of the path is acceptable, by the policy's definition.
@@ -47,6 +56,19 @@ fn acceptable(tree: &DraftTree, scores: &Scores, policy: Verification, path: &[u
         let (k, p) = match policy {
             Verification::Strict => (1, -1.0),
             Verification::Relaxed { k, p } => (k, p),
+            Verification::Conditional { all_sources, .. }
+                if !all_sources && tree.sources()[step[1]] != Source::Prompt =>
+            {
+                (1, -1.0)
+            }
+            // The bound, which a token may meet.
+            Verification::Conditional { alpha, beta, .. } => {
+                let most = top[0].log_probability.exp();
+                (usize::MAX, (alpha * scores.prediction(step[0]).entropy + beta).min(most).next_down())
+            }
+            Verification::Typical { epsilon, delta } => {
+                (usize::MAX, epsilon.min(delta * (-scores.prediction(step[0]).entropy).exp()))
+            }
         };
         let probable = |c: &Candidate| c.token == token && c.log_probability.exp() > p;
         !ends_before && (top[0].token == token || top.iter().take(k).any(probable))
@@ -71,6 +93,21 @@ fn relaxed_options_out_of_range_are_refused() {
     assert_eq!(Verification::relaxed(0, 0.1), Err(PolicyError::K));
     for p in [-0.1, 1.1, f32::NAN] {
         assert!(matches!(Verification::relaxed(2, p), Err(PolicyError::P(_))));
+    }
+    for alpha in [-0.1, f32::NAN, f32::INFINITY] {
+        assert!(matches!(Verification::conditional(alpha, 0.1, false), Err(PolicyError::Alpha(_))));
+    }
+    for beta in [0.0, 0.01, 1.1, f32::NAN] {
+        assert!(matches!(Verification::conditional(0.1, beta, false), Err(PolicyError::Beta(_))));
+    }
+    for (beta, k) in [(1.0, 1), (0.5, 2), (0.1, 10), (BETA_MIN, 50)] {
+        assert_eq!(Verification::conditional(0.1, beta, false).unwrap().top_k(), k);
+    }
+    for epsilon in [-0.1, 1.1, f32::NAN] {
+        assert!(matches!(Verification::typical(epsilon, 0.3), Err(PolicyError::Epsilon(_))));
+    }
+    for delta in [-0.1, f32::NAN, f32::INFINITY] {
+        assert!(matches!(Verification::typical(0.09, delta), Err(PolicyError::Delta(_))));
     }
     assert_eq!(Verification::relaxed(2, 0.1).unwrap().top_k(), 2);
     assert_eq!(Verification::Strict.top_k(), 1);
@@ -99,6 +136,73 @@ fn relaxed_accepts_the_second_choice_only_above_p() {
     assert_eq!(tokens(0.1).relaxed, 1);
     assert_eq!(tokens(0.25).tokens, [3]);
     assert_eq!(tokens(0.25).relaxed, 0);
+}
+
+#[test]
+fn conditional_accepts_what_only_the_prompt_has_above_a_bound_that_rises_with_entropy() {
+    // Entropies of 0.80 and 1.29 nats; the second choice has 0.2 in both.
+    let certain = candidates(&[(3, 0.7), (2, 0.2), (1, 0.1)]);
+    let open = candidates(&[(3, 0.5), (2, 0.2), (1, 0.2), (0, 0.05), (7, 0.05)]);
+    let tokens = |of: &[Candidate], source, (alpha, all)| {
+        let mut tree = DraftTree::chain(&[9]);
+        tree.push(0, 2, 1.0, source);
+        let policy = Verification::conditional(alpha, 0.1, all).unwrap();
+        verify(&tree, &Scores(vec![of.to_vec(), candidates(&[(4, 1.0)])]), policy, &[END]).tokens
+    };
+    for (source, all, is_eligible) in [
+        (Source::Prompt, false, true),
+        (Source::Pool, false, false),
+        (Source::Context, false, false),
+        (Source::Pool, true, true),
+    ] {
+        // The bounds are 0.18, 0.23 and 0.34.
+        assert_eq!(tokens(&certain, source, (0.1, all)) == [2, 4], is_eligible);
+        assert_eq!(tokens(&open, source, (0.1, all)), [3]);
+        assert_eq!(tokens(&certain, source, (0.3, all)), [3]);
+    }
+}
+
+/// Scores of a target that draws: of every node the choice and the distribution at its temperature.
+struct Drawn(Scores, Vec<Prediction>);
+
+impl TargetScores for Drawn {
+    fn top(&self, node: usize) -> &[Candidate] {
+        self.0.top(node)
+    }
+
+    fn prediction(&self, node: usize) -> Prediction {
+        self.1[node]
+    }
+}
+
+#[test]
+fn strict_accepts_the_sample_and_nothing_else() {
+    let top = candidates(&[(3, 0.7), (2, 0.2), (1, 0.1)]);
+    let drawn = |token: usize| Prediction { choice: top[token], ..Prediction::default() };
+    let scores = Drawn(Scores(vec![top.clone(); 2]), vec![drawn(1), drawn(2)]);
+    let tokens = |draft| verify(&DraftTree::chain(&[9, draft]), &scores, Verification::Strict, &[END]);
+    assert_eq!((tokens(2).tokens, tokens(2).relaxed), (vec![2, 1], 0));
+    assert_eq!((tokens(3).tokens, tokens(3).relaxed), (vec![2], 0));
+    assert_eq!(tokens(2).log_probabilities, [top[1].log_probability, top[2].log_probability]);
+}
+
+#[test]
+fn typical_accepts_above_a_bound_that_falls_with_entropy_at_the_temperature() {
+    // At T = 2 the weights are √p: 0.837, 0.447 and 0.316 of 1.600, so 0.523, 0.280 and 0.198, with 1.02 nats.
+    let top = candidates(&[(3, 0.7), (2, 0.2), (1, 0.1)]);
+    let sum: f32 = top.iter().map(|c| (c.log_probability / 2.0).exp()).sum();
+    let prediction = Prediction { choice: top[0], entropy: 1.02, sharpness: 0.5, log_normaliser: sum.ln() };
+    assert!((prediction.probability(top[2]) - 0.198).abs() < 1e-3);
+    let scores = Drawn(Scores(vec![top.clone(); 2]), vec![prediction; 2]);
+    let tokens = |epsilon, delta| {
+        let policy = Verification::typical(epsilon, delta).unwrap();
+        verify(&DraftTree::chain(&[9, 1]), &scores, policy, &[END])
+    };
+    assert_eq!((tokens(0.19, 1.0).tokens, tokens(0.19, 1.0).relaxed), (vec![1, 3], 1));
+    assert_eq!(tokens(0.20, 1.0).tokens, [3]);
+    // δ · exp(-1.02) is 0.197 and 0.202.
+    assert_eq!(tokens(0.5, 0.546).tokens, [1, 3]);
+    assert_eq!(tokens(0.5, 0.560).tokens, [3]);
 }
 
 proptest! {

@@ -18,7 +18,7 @@ struct Index {
 inline thread_local Index threadIdx;
 inline Index blockIdx, blockDim;
 inline pthread_barrier_t block, warps[32];
-float shared[48 * 1024 / sizeof(float)];
+alignas(16) float shared[48 * 1024 / sizeof(float)];
 
 inline void __syncthreads() {
 #ifndef WITHOUT_BARRIERS
@@ -39,6 +39,8 @@ T __shfl_xor_sync(unsigned, T value, unsigned other) {
 
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
+inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
+inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((unsigned long long)a * b >> 32); }
 
 // Threads are a multiple of 32.
 template <typename Kernel>

@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use laser_cpu::Predictions;
+
 use super::*;
 use crate::engine::EngineInfo;
 
@@ -12,6 +14,12 @@ enum Fault {
     WideSteps,
     /// Not a number, once.
     NotANumber,
+    /// Entropies of the tokens that are returned alone.
+    Entropy,
+    /// Samples are drawn with the noise of the next place.
+    Noise,
+    /// Samples are drawn from all tokens.
+    TopP,
     /// A node sees its siblings: trees are taken for chains.
     Mask,
     /// A commit keeps the nodes as they lie, and not the path.
@@ -53,15 +61,36 @@ impl Engine for Faulty {
         if matches!(self.fault, Fault::Mask) {
             segments.iter_mut().zip(&chains).for_each(|(segment, chain)| segment.parents = chain);
         }
+        for segment in &mut segments {
+            segment.draw = segment.draw.map(|draw| match self.fault {
+                Fault::Noise => draw.after(1),
+                Fault::TopP => {
+                    let sampling = Sampling::new(draw.sampling.temperature(), None, 1.0).unwrap();
+                    Draw { sampling, ..draw }
+                }
+                _ => draw,
+            });
+        }
         let mut scores = self.engine.step(&segments, top_k)?;
         let rows: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
         let spoil = |scores: &Scores, nodes: usize, by: f32| {
             let of = (0..nodes).flat_map(|node| scores.top(node).iter());
-            let spoilt = of.map(|c| Candidate { log_probability: c.log_probability + by, ..*c }).collect();
-            Scores::new(0, top_k, spoilt)
+            let candidates = of.map(|c| Candidate { log_probability: c.log_probability + by, ..*c }).collect();
+            let rows = (0..nodes).map(|node| scores.prediction(node)).collect();
+            Scores::new(0, top_k, Predictions { candidates, rows })
         };
         match self.fault {
             Fault::WideSteps if rows > 32 => scores[0] = spoil(&scores[0], segments[0].tokens.len(), -4.0),
+            Fault::Entropy if !segments.is_empty() => {
+                let of = |scores: &Scores, node| {
+                    scores.top(node).iter().map(|c| -c.log_probability.exp() * c.log_probability).sum()
+                };
+                let nodes = segments[0].tokens.len();
+                let candidates = (0..nodes).flat_map(|node| scores[0].top(node).to_vec()).collect();
+                let row = |node| Prediction { entropy: of(&scores[0], node), ..scores[0].prediction(node) };
+                let rows = (0..nodes).map(row).collect();
+                scores[0] = Scores::new(0, top_k, Predictions { candidates, rows });
+            }
             Fault::NotANumber if self.steps == 20 => {
                 scores[0] = spoil(&scores[0], segments[0].tokens.len(), f32::NAN);
             }
@@ -144,8 +173,8 @@ fn every_precision_of_a_sound_device_passes() {
 
 #[test]
 fn every_fault_is_found() {
-    use Fault::{Commit, Fork, Mask, NotANumber, Rows, WideSteps};
-    for fault in [WideSteps, NotANumber, Mask, Commit, Fork, Rows] {
+    use Fault::{Commit, Entropy, Fork, Mask, Noise, NotANumber, Rows, TopP, WideSteps};
+    for fault in [WideSteps, NotANumber, Mask, Commit, Fork, Rows, Entropy, Noise, TopP] {
         let mut faulty = Faulty { engine: model(DTypeOption::F32), fault, steps: 0 };
         let mut oracle = model(DTypeOption::F32);
         // The widest tolerance of all.
@@ -167,7 +196,7 @@ fn the_known_answer_is_that_of_the_tensors_as_well() {
     let mut tensors = build(&options, (config, "f32".into()), &mut weights, None, &Device::Cpu).unwrap();
     let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain_parents(KNOWN.len()).collect::<Vec<_>>());
     let slot = tensors.open(KNOWN.len()).unwrap();
-    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0 };
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None };
     let scores = tensors.step(&[segment], 1).unwrap();
     let found: Vec<Candidate> = (0..KNOWN.len()).map(|node| scores[0].top(node)[0]).collect();
     for (found, (token, log_probability)) in found.iter().zip(KNOWN) {

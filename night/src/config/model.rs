@@ -1,10 +1,12 @@
 //! `[model]`, `[generate]`, `[verification]` and `[draft]`: what generates texts, and how.
 
-use anyhow::{Context, Result};
-use laser_decode::{Drafter, SourceWeights, Verification};
+use std::fmt;
+
+use anyhow::{Context, Result, ensure};
+use laser_decode::{Drafter, Sampling, SourceWeights, Verification};
 use laser_engine::DTypeOption;
 use laser_schema::DeviceOption;
-use laser_schema::job::Policy;
+use laser_schema::job::{ConditionalSources, Policy, SamplingSpec};
 use serde::{Deserialize, Serialize};
 
 /// `[model]`: part of the specification but for the device, its threads and its cache.
@@ -40,14 +42,30 @@ pub enum EngineKind {
     Mistralrs,
 }
 
-/// `[generate]`: the first two are part of the specification.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// Most texts of an entity: they are in memory until their row's shard is whole.
+const SAMPLES_MAX: u32 = 64;
+
+/// `[generate]`: part of the specification, but for the last two.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct GenerateConfig {
     /// Bound on a text's tokens.
     pub max_new_tokens: usize,
     /// Strings that end a text and are not part of it.
     pub stop: Vec<String>,
+    /// The temperature that tokens are drawn at; texts are greedy if it is 0.
+    pub temperature: f32,
+    /// The most probable tokens that may be drawn; all if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    /// The probability that the tokens which may be drawn have at least; 1 if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f32>,
+    /// Decides which texts are drawn; 0 if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seed: Option<u64>,
+    /// Texts of an entity.
+    pub samples: u32,
     /// Texts generated at a time.
     pub batch: usize,
     /// Bound on the tokens of one forward.
@@ -56,7 +74,51 @@ pub struct GenerateConfig {
 
 impl Default for GenerateConfig {
     fn default() -> Self {
-        Self { max_new_tokens: 256, stop: Vec::new(), batch: 8, step_tokens: 512 }
+        Self {
+            max_new_tokens: 256,
+            stop: Vec::new(),
+            temperature: 0.0,
+            top_k: None,
+            top_p: None,
+            seed: None,
+            samples: 1,
+            batch: 8,
+            step_tokens: 512,
+        }
+    }
+}
+
+impl GenerateConfig {
+    /// How texts are drawn, for the specification; none if they are greedy.
+    pub fn sampling(&self) -> Option<SamplingSpec> {
+        (self.temperature != 0.0).then(|| SamplingSpec {
+            temperature: self.temperature,
+            top_k: self.top_k,
+            top_p: self.top_p.unwrap_or(1.0),
+            seed: self.seed.unwrap_or_default(),
+            samples: self.samples,
+        })
+    }
+
+    /// How tokens are drawn.
+    ///
+    /// # Errors
+    /// Naming the section and the value that is out of its range, or that nothing would come of.
+    pub fn drawn(&self) -> Result<Option<Sampling>> {
+        ensure!((1..=SAMPLES_MAX).contains(&self.samples), "[generate] samples: expected 1 to {SAMPLES_MAX}");
+        let Some(spec) = self.sampling() else {
+            let keys = [
+                ("top_k", self.top_k.is_some()),
+                ("top_p", self.top_p.is_some()),
+                ("seed", self.seed.is_some()),
+                ("samples", self.samples > 1),
+            ];
+            for (key, is_set) in keys {
+                ensure!(!is_set, "[generate] {key}: greedy texts are not drawn; set temperature above 0, or remove it");
+            }
+            return Ok(None);
+        };
+        Sampling::new(spec.temperature, spec.top_k, spec.top_p).map(Some).context("[generate]")
     }
 }
 
@@ -70,11 +132,23 @@ pub struct VerificationConfig {
     pub k: usize,
     /// With `relaxed`: the probability to exceed.
     pub p: f32,
+    /// With `conditional`: the weight of the entropy.
+    pub alpha: f32,
+    /// With `conditional`: the probability that a token needs where the model is certain.
+    pub beta: f32,
+    /// With `conditional`: the drafted tokens that are verified so.
+    pub sources: ConditionalSources,
+    /// With `typical`: the probability that suffices whatever the entropy.
+    pub epsilon: f32,
+    /// With `typical`: the factor of exp(-entropy) that a probability has to exceed.
+    pub delta: f32,
 }
 
 impl Default for VerificationConfig {
     fn default() -> Self {
-        Self { policy: PolicyKind::Relaxed, k: 2, p: 0.1 }
+        let sources = ConditionalSources::default();
+        let policy = PolicyKind::Relaxed;
+        Self { policy, k: 2, p: 0.1, alpha: 0.1, beta: 0.1, sources, epsilon: 0.09, delta: 0.3 }
     }
 }
 
@@ -82,10 +156,25 @@ impl Default for VerificationConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyKind {
-    /// Only what plain greedy decoding gives.
+    /// Only what plain decoding gives.
     Strict,
     /// Top-k and above p (paper 3.4).
     Relaxed,
+    /// A bound that rises with the entropy (AASD), for tokens copied from the prompt.
+    Conditional,
+    /// A bound that falls with the entropy (Medusa), for texts drawn at a temperature.
+    Typical,
+}
+
+impl fmt::Display for PolicyKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Strict => "strict",
+            Self::Relaxed => "relaxed",
+            Self::Conditional => "conditional",
+            Self::Typical => "typical",
+        })
+    }
 }
 
 impl VerificationConfig {
@@ -94,6 +183,10 @@ impl VerificationConfig {
         match self.policy {
             PolicyKind::Strict => Policy::Strict,
             PolicyKind::Relaxed => Policy::Relaxed { k: self.k, p: self.p },
+            PolicyKind::Conditional => {
+                Policy::Conditional { alpha: self.alpha, beta: self.beta, sources: self.sources }
+            }
+            PolicyKind::Typical => Policy::Typical { epsilon: self.epsilon, delta: self.delta },
         }
     }
 
@@ -105,6 +198,11 @@ impl VerificationConfig {
         match self.policy {
             PolicyKind::Strict => Ok(Verification::Strict),
             PolicyKind::Relaxed => Verification::relaxed(self.k, self.p).context("[verification]"),
+            PolicyKind::Conditional => {
+                let all_sources = self.sources == ConditionalSources::All;
+                Verification::conditional(self.alpha, self.beta, all_sources).context("[verification]")
+            }
+            PolicyKind::Typical => Verification::typical(self.epsilon, self.delta).context("[verification]"),
         }
     }
 }

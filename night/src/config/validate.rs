@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use laser_schema::embedding::EmbeddingLayout;
 use laser_schema::guard::{GuardAction, Guards};
 
-use super::{Config, PolicyKind};
+use super::{Config, EngineKind, PolicyKind};
 
 impl Config {
     /// Checks what recommender models are trained by.
@@ -54,6 +54,7 @@ impl Config {
             "[generate] stop: an empty string would end every text at once"
         );
         self.verification.verification()?;
+        self.validate_sampling()?;
         self.validate_guards()?;
         self.draft.drafter()?;
         self.pools.validate()?;
@@ -74,6 +75,28 @@ impl Config {
             !self.output.is_delta() || self.encoder.as_ref().is_none_or(|e| e.layout == EmbeddingLayout::List),
             "[encoder] layout: with [output] table = \"delta\" it must be \"list\", because readers of Delta tables \
              refuse lists of fixed size"
+        );
+        Ok(())
+    }
+
+    /// Policies that say nothing of drawn texts, or of others, and engines that draw otherwise.
+    fn validate_sampling(&self) -> Result<()> {
+        let is_drawn = self.generate.drawn()?.is_some();
+        let policy = self.verification.policy;
+        ensure!(
+            !is_drawn || !matches!(policy, PolicyKind::Relaxed | PolicyKind::Conditional),
+            "[generate] temperature: [verification] policy = \"{policy}\" is for greedy texts; choose \"strict\" or \
+             \"typical\", or remove temperature"
+        );
+        ensure!(
+            is_drawn || policy != PolicyKind::Typical,
+            "[verification] policy = \"typical\" is for texts that are drawn: set [generate] temperature, or choose \
+             another policy"
+        );
+        ensure!(
+            !is_drawn || self.model.engine == EngineKind::Tree,
+            "[generate] temperature: engine = \"mistralrs\" writes greedy texts only; choose [model] engine = \
+             \"tree\", or remove temperature"
         );
         Ok(())
     }
@@ -101,7 +124,7 @@ impl Config {
         );
         if guards.action == GuardAction::Strict {
             ensure!(
-                self.verification.policy == PolicyKind::Relaxed,
+                self.verification.policy != PolicyKind::Strict,
                 "[guards] action = \"strict\": [verification] policy is strict already; use \"warn\" or \"fail\""
             );
             ensure!(

@@ -117,7 +117,8 @@ impl Worker {
         progress.stage("generating");
         let Self { context, generator } = self;
         let plan = &context.run.plan;
-        let rows = plan.counts.values().map(|c| c.entities).sum();
+        let others = u64::from(plan.spec.samples()) - 1;
+        let texts = plan.counts.values().map(|c| c.entities + others * c.generate).sum();
         let stop = Stop { drain: drain.clone(), ..Stop::default() };
         let worker = run_worker(queue.clone(), context.clone(), generator, stop);
         let detail = || {
@@ -128,7 +129,7 @@ impl Worker {
             let committed = queue.counts().committed - held;
             format!("{committed} of {} shards{draining}", plan.shards.len())
         };
-        let generator = show_work(worker, &context.progress, Some(rows), progress, &detail).await?;
+        let generator = show_work(worker, &context.progress, Some(texts), progress, &detail).await?;
         Ok(Self { context, generator })
     }
 }

@@ -98,7 +98,7 @@ trait CheckOwn: Details + Clone + Send + 'static {
 
 impl CheckOwn for Profiles {
     fn part(&self, table: &SealedTable) -> Result<Checked, TableError> {
-        let ids = part_ids(table, table.id_type()?, self.embedding.as_ref())?;
+        let ids = part_ids(table, table.id_type()?, self.spec.samples() > 1, self.embedding.as_ref())?;
         let (mut row, mut empty) = (0, Vec::new());
         for batch in table.batches(&["text"])? {
             let batch = batch?;

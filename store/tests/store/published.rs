@@ -40,6 +40,7 @@ impl Folder {
             precision: "f32".into(),
             prompts: [].into(),
             verification: Policy::Strict,
+            sampling: None,
             max_new_tokens: 9,
             stop: Vec::new(),
         };

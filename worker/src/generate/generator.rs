@@ -100,7 +100,7 @@ impl Generator {
     fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
         for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
             let parents: Vec<u32> = chain_parents(chunk.len()).collect();
-            let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len() };
+            let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len(), draw: None };
             self.engine.step(&[segment], self.options.verification.top_k())?;
             self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
         }
@@ -116,6 +116,10 @@ impl Generator {
         while self.active.len() < room
             && let Some(request) = self.waiting().pop_front()
         {
+            if self.is_computing_prompt_of(&request) {
+                self.waiting().push_front(request);
+                break;
+            }
             let max_tokens = match self.check(&request) {
                 Ok(max_tokens) => max_tokens,
                 Err(error) => {
@@ -190,10 +194,25 @@ impl Generator {
         Ok(self.options.max_new_tokens.min(limit - length))
     }
 
-    /// A cache for the request, which begins with a shared prefix if there is one.
+    /// Whether another sample of the request's entity is at its prompt, which the request then need not compute.
+    fn is_computing_prompt_of(&self, request: &Request) -> bool {
+        self.shares_prompts() && self.active.iter().any(|other| other.is_prompt() && other.is_of_prompt(request))
+    }
+
+    /// Whether samples of an entity, which follow each other, share what their prompt comes to.
+    fn shares_prompts(&self) -> bool {
+        self.options.shared_prefixes && self.options.sampling.is_some()
+    }
+
+    /// A cache for the request, which begins with that of its prompt or with a shared prefix if there is one.
     fn open(&mut self, request: &Request, max_tokens: usize) -> Result<Room, EngineError> {
         let length = request.prompt.len();
         let capacity = length + max_tokens + self.options.nodes;
+        let sample = self.active.iter().find(|other| !other.is_prompt() && other.is_of_prompt(request));
+        if let Some(slot) = sample.filter(|_| self.shares_prompts()).map(|sample| sample.slot) {
+            let slot = self.engine.fork(slot, length - 1, capacity)?;
+            return Ok(Room { slot, cached: length - 1, max_tokens });
+        }
         let fits = |prefix: &[u32]| {
             let shares = self.options.shared_prefixes && prefix.len() < length;
             shares && request.prompt.starts_with(prefix)

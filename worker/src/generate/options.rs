@@ -1,6 +1,6 @@
 //! How texts are generated.
 
-use laser_decode::{Drafter, Verification};
+use laser_decode::{Drafter, Sampling, Verification};
 
 use crate::budget::Budget;
 
@@ -13,6 +13,8 @@ pub struct GenerateOptions {
     pub nodes: usize,
     /// The rule by which drafted tokens are accepted.
     pub verification: Verification,
+    /// How tokens are drawn; the most probable ones are taken if absent.
+    pub sampling: Option<Sampling>,
     /// Sequences of a step, at most; at least 1.
     pub batch: usize,
     /// Cuts trees back to the nodes that pay. `None` drafts `nodes` always, so that relaxed texts, too, depend on

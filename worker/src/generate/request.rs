@@ -19,10 +19,12 @@ pub struct Request {
     pub previous: Vec<u32>,
     /// The pool to draft from.
     pub pool: Option<Pool>,
-    /// Without speculation: greedy decoding, one token a forward.
+    /// Without speculation: one token a forward.
     pub plain: bool,
-    /// Only what plain greedy decoding gives is accepted, whatever the options say.
+    /// Only what plain decoding gives is accepted, whatever the options say.
     pub strict: bool,
+    /// The key of the noise by which the text is drawn, if it is.
+    pub key: u64,
 }
 
 /// Why a text ended.
@@ -61,7 +63,7 @@ pub struct Generated {
     pub stop: StopReason,
     /// Drafted tokens.
     pub drafted: u64,
-    /// Accepted tokens that are not the argmax.
+    /// Accepted tokens that are not the target's choice.
     pub relaxed: u64,
     /// Accepted draft tokens of each forward that emitted tokens.
     pub step_accepted: Vec<u32>,

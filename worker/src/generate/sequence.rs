@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    Candidate, DraftContext, DraftTree, Drafter, Pool, ROOT_PARENT, Source, TargetScores, Verification, chain_parents,
-    verify,
+    Candidate, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Prediction, ROOT_PARENT, Source, TargetScores,
+    Verification, chain_parents, verify,
 };
 use laser_engine::{Scores, Segment, Slot};
 use laser_model::Tokenizer;
@@ -36,6 +36,8 @@ pub(super) struct Sequence {
     pub(super) pending: VecDeque<u32>,
     /// Bound on this text's tokens: the option's, or what the context length leaves.
     max_tokens: usize,
+    /// How its tokens are drawn, after the first one of the prompt.
+    draw: Option<Draw>,
     pub(super) done: Generated,
     // This step's segment: a chunk of `pending`, then the tree without its root.
     pub(super) chunk: usize,
@@ -59,6 +61,10 @@ impl TargetScores for TreeScores<'_> {
     fn top(&self, node: usize) -> &[Candidate] {
         self.scores.top(self.root + node)
     }
+
+    fn prediction(&self, node: usize) -> Prediction {
+        self.scores.prediction(self.root + node)
+    }
 }
 
 impl Sequence {
@@ -74,12 +80,14 @@ impl Sequence {
             context.add_previous(&previous);
         }
         context.extend(&request.prompt);
+        let noise = Noise::new(request.key).before(request.prompt.len() - 1);
         Self {
             pending: request.prompt[room.cached..].iter().copied().collect(),
             request,
             slot: room.slot,
             context,
             max_tokens: room.max_tokens,
+            draw: options.sampling.map(|sampling| Draw { sampling, noise }),
             done: Generated::default(),
             chunk: 0,
             tree: DraftTree::new(),
@@ -94,12 +102,17 @@ impl Sequence {
     /// Its part of this step.
     pub(super) fn segment(&self) -> Segment<'_> {
         let scored_from = if self.is_scored() { self.chunk - 1 } else { self.tokens.len() };
-        Segment { slot: self.slot, tokens: &self.tokens, parents: &self.parents, scored_from }
+        Segment { slot: self.slot, tokens: &self.tokens, parents: &self.parents, scored_from, draw: self.draw }
     }
 
     /// Whether it is still to feed more than the token after which the next one comes.
     pub(super) fn is_prompt(&self) -> bool {
         self.pending.len() > 1
+    }
+
+    /// Whether it continues the same prompt.
+    pub(super) fn is_of_prompt(&self, request: &Request) -> bool {
+        self.request.prompt == request.prompt
     }
 
     /// Begins a step with at most `most` of its pending tokens; returns how many that are.
@@ -187,8 +200,10 @@ impl Sequence {
         keep.extend(step.path.iter().map(|node| root + node));
         let parents = std::iter::once(0).chain(step.path.iter().copied());
         for (parent, place) in parents.zip(self.done.tokens.len()..) {
-            let accepted = policy.accepted(scores.top(parent));
-            self.hindsight.accepted(place, accepted.map(|(_, candidate)| candidate.token));
+            let prediction = scores.prediction(parent);
+            let of_any = |token| token == prediction.choice.token || policy.relaxes(Source::Pool);
+            let accepted = policy.accepted(scores.top(parent), prediction);
+            self.hindsight.accepted(place, accepted.map(|candidate| (candidate.token, of_any(candidate.token))));
         }
         let mut stop = None;
         let mut emitted = 0;
@@ -207,7 +222,7 @@ impl Sequence {
         let accepted = step.path.len().min(emitted);
         self.done.step_accepted.push(index_u32(accepted));
         for &node in &step.path[..accepted] {
-            let relaxed = !is_argmax(&self.tree, &scores, node);
+            let relaxed = !is_choice(&self.tree, &scores, node);
             self.done.relaxed += u64::from(relaxed);
             let source = proposer(self.tree.sources()[node]);
             self.done.origins.push(Origin { source, relaxed });
@@ -249,13 +264,13 @@ fn proposer(source: Source) -> Proposer {
     match source {
         Source::Pool => Proposer::Pool,
         Source::Previous => Proposer::Previous,
-        Source::Context => Proposer::Context,
+        Source::Context | Source::Prompt => Proposer::Context,
     }
 }
 
-fn is_argmax(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
+fn is_choice(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
     let parent = tree.parents()[node] as usize;
-    scores.top(parent).first().is_some_and(|c| c.token == tree.tokens()[node])
+    scores.prediction(parent).choice.token == tree.tokens()[node]
 }
 
 /// Node indexes fit u32: a step's tokens are bounded far below.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use laser_schema::Kind;
 use laser_schema::job::{Lease, Policy, ShardRow};
 use laser_schema::knowledge::Figures;
 use tokio::sync::mpsc;
@@ -69,7 +70,8 @@ impl EngineLoop {
             Work::Audit(rows) => Some((loaded.lease, rows)),
             Work::Generate { rows, policy } => {
                 let _entered = loaded.span.entered();
-                self.open_shard(OpenShard::new(loaded.lease, rows, policy));
+                let samples = self.context.run.plan.spec.samples();
+                self.open_shard(OpenShard::new(loaded.lease, rows, policy, samples));
                 None
             }
         }
@@ -78,14 +80,15 @@ impl EngineLoop {
     fn open_shard(&mut self, mut open: OpenShard) {
         let shard = open.lease.job.shard;
         let shared = self.share_prefix(&open.rows);
-        for index in 0..open.rows.len() {
-            let id = (u64::from(shard) << 32) | index as u64;
-            match self.request(&open.rows[index], id, open.policy) {
+        let samples = open.samples;
+        for (index, sample) in (0..open.rows.len()).flat_map(|index| (0..samples).map(move |sample| (index, sample))) {
+            let id = (u64::from(shard) << 32) | (index as u64 * u64::from(samples) + u64::from(sample));
+            match self.request(&open.rows[index], (id, sample), (open.lease.job.kind, open.policy)) {
                 Ok(request) => {
                     open.previous[index] = request.previous.len() as u64;
                     self.generator.submit(request);
                 }
-                Err(error) => open.fail(index, error),
+                Err(error) => open.fail((index, sample), error),
             }
         }
         self.open.insert(shard, open);
@@ -105,7 +108,12 @@ impl EngineLoop {
         Ok(())
     }
 
-    fn request(&self, row: &ShardRow, id: u64, policy: Policy) -> Result<Request, RowError> {
+    fn request(
+        &self,
+        row: &ShardRow,
+        (id, sample): (u64, u32),
+        (kind, policy): (Kind, Policy),
+    ) -> Result<Request, RowError> {
         if let Some(reason) = &row.error {
             return Err(RowError::new("plan", reason.clone()));
         }
@@ -118,6 +126,7 @@ impl EngineLoop {
             pool: self.context.pools.get(&row.pool).cloned(),
             plain: false,
             strict: policy == Policy::Strict,
+            key: self.context.run.plan.spec.sampling.map_or(0, |sampling| sampling.key(kind, &row.entity_id, sample)),
         })
     }
 
@@ -134,18 +143,19 @@ impl EngineLoop {
     }
 
     fn finish(&mut self, Finished { id, result }: Finished) {
-        let (Ok(shard), Ok(index)) = (u32::try_from(id >> 32), usize::try_from(id & 0xffff_ffff)) else {
+        let (Ok(shard), Ok(place)) = (u32::try_from(id >> 32), u32::try_from(id & 0xffff_ffff)) else {
             return;
         };
         let Some(open) = self.open.get_mut(&shard) else {
             return;
         };
+        let place = ((place / open.samples) as usize, place % open.samples);
         match result {
             Ok(text) if text.text.trim().is_empty() => {
-                open.fail(index, RowError::new("generate", "the model's text is empty"));
+                open.fail(place, RowError::new("generate", "the model's text is empty"));
             }
-            Ok(text) => open.add(index, &text, &self.context),
-            Err(error) => open.fail(index, RowError::new("generate", error.to_string())),
+            Ok(text) => open.add(place, &text, &self.context),
+            Err(error) => open.fail(place, RowError::new("generate", error.to_string())),
         }
         self.close_if_done(shard);
     }
@@ -179,8 +189,10 @@ impl EngineLoop {
 
     fn audit(&mut self, (lease, rows): WaitingAudit) {
         let policy = self.context.run.plan.spec.verification;
-        let requests: Vec<(&ShardRow, Request)> =
-            rows.iter().filter_map(|row| Some((row, self.request(row, 0, policy).ok()?))).collect();
+        let requests: Vec<(&ShardRow, Request)> = rows
+            .iter()
+            .filter_map(|row| Some((row, self.request(row, (0, 0), (lease.job.kind, policy)).ok()?)))
+            .collect();
         let plan = &self.context.run.plan;
         let figures = |row: &ShardRow, request: &Request, text: &Generated| {
             let record = part::record(plan, row, policy, request.pool.as_ref(), text);

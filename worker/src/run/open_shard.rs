@@ -17,13 +17,20 @@ pub(super) struct OpenShard {
     pub(super) policy: Policy,
     /// Tokens of each row's earlier text.
     pub(super) previous: Vec<u64>,
-    /// Rows without a result.
+    /// Texts without a result.
     pub(super) left: usize,
+    /// Texts of a row.
+    pub(super) samples: u32,
     results: Vec<Option<Result<KnowledgeRecord, ErrorRecord>>>,
+    /// Of each row the texts beside the first.
+    others: Vec<Vec<String>>,
     figures: BTreeMap<String, Figures>,
     /// Open as long as the shard is.
     _generating: Span,
 }
+
+/// A row and which of its texts, both counted from 0.
+pub(super) type Place = (usize, u32);
 
 /// Why a row has no text.
 pub(super) struct RowError {
@@ -38,12 +45,15 @@ impl RowError {
 }
 
 impl OpenShard {
-    pub(super) fn new(lease: Lease, rows: Vec<ShardRow>, policy: Policy) -> Self {
+    pub(super) fn new(lease: Lease, rows: Vec<ShardRow>, policy: Policy, samples: u32) -> Self {
+        let others = samples as usize - 1;
         Self {
             _generating: info_span!(target: "laser::trace", "generate", rows = rows.len()),
             lease,
-            left: rows.len(),
+            left: rows.len() * samples as usize,
+            samples,
             results: vec![None; rows.len()],
+            others: vec![vec![String::new(); others]; rows.len()],
             previous: vec![0; rows.len()],
             figures: BTreeMap::new(),
             policy,
@@ -51,8 +61,8 @@ impl OpenShard {
         }
     }
 
-    /// Takes over a row's text.
-    pub(super) fn add(&mut self, index: usize, text: &Generated, context: &RunContext) {
+    /// Takes over a row's text, or another sample of it.
+    pub(super) fn add(&mut self, (index, sample): Place, text: &Generated, context: &RunContext) {
         let row = &self.rows[index];
         let record = part::record(&context.run.plan, row, self.policy, context.pools.get(&row.pool), text);
         let previous = with_end(self.previous[index], text.stop);
@@ -60,12 +70,18 @@ impl OpenShard {
         let fallback = self.policy != context.run.plan.spec.verification;
         context.progress.text(self.lease.job.kind, &record.pool, &figures, fallback);
         self.figures.entry(record.pool.clone()).or_default().add(&figures);
-        self.results[index] = Some(Ok(record));
         self.left -= 1;
+        match sample.checked_sub(1) {
+            None if self.results[index].is_none() => self.results[index] = Some(Ok(record)),
+            None => {}
+            Some(other) => self.others[index][other as usize] = record.text,
+        }
     }
 
-    pub(super) fn fail(&mut self, index: usize, RowError { stage, reason }: RowError) {
+    /// The row has no text, or lacks one: then it has none either.
+    pub(super) fn fail(&mut self, (index, sample): Place, RowError { stage, reason }: RowError) {
         let entity_id = self.rows[index].entity_id.clone();
+        let reason = if sample == 0 { reason } else { format!("sample {sample}: {reason}") };
         self.results[index] = Some(Err(ErrorRecord { entity_id, stage: stage.to_owned(), reason }));
         self.left -= 1;
     }
@@ -73,9 +89,9 @@ impl OpenShard {
     /// The lease and the rows of its part.
     pub(super) fn close(self) -> (Lease, Rows) {
         let (mut rows, mut errors) = (Vec::new(), Vec::new());
-        for result in self.results.into_iter().flatten() {
+        for (result, samples) in self.results.into_iter().flatten().zip(self.others) {
             match result {
-                Ok(record) => rows.push(record),
+                Ok(record) => rows.push(KnowledgeRecord { samples, ..record }),
                 Err(error) => errors.push(error),
             }
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use laser_decode::{Drafter, Verification};
+use laser_decode::{Drafter, Draw, Noise, Sampling, Verification};
 #[cfg(feature = "mistralrs")]
 use laser_engine::MistralEngine;
 use laser_engine::{Engine, EngineOptions};
@@ -71,6 +71,96 @@ fn strict_texts_equal_the_naive_decoders_whatever_the_setting() {
             assert_eq!(accepted > 0, speculates, "{drafter:?} with {nodes} nodes");
         }
     }
+}
+
+#[test]
+fn drawn_texts_equal_plain_sampling_whatever_the_setting() {
+    let prompts = prompts();
+    for sampling in [Sampling::new(1.0, None, 1.0), Sampling::new(0.7, Some(20), 0.9)] {
+        let sampling = Some(sampling.unwrap());
+        let of = |key, p: &Vec<u32>| naive_of(key, &mut fake(), p, &GenerateOptions { sampling, ..options() });
+        let expected: Vec<NaiveText> = (0..).zip(&prompts).map(|(key, p)| of(key, p)).collect();
+        // The noise is the text's own: another key is another text, and a text goes on alike behind another prompt.
+        assert_ne!(of(8, &prompts[0]).tokens, expected[0].tokens);
+        assert_ne!(naive(&mut fake(), &prompts[0], &options()).tokens, expected[0].tokens);
+        let pool = pool(&expected.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>());
+        for drafter in drafters() {
+            for nodes in [0, 4, 64] {
+                let mut accepted = 0;
+                for (batch, step_tokens, with_pool, with_previous, plain) in settings() {
+                    let options = GenerateOptions { drafter, nodes, batch, step_tokens, sampling, ..options() };
+                    let what = format!("{options:?} {with_pool} {with_previous} {plain}");
+                    let (mut generator, _) = watched(fake_options(), Mischief::default(), options);
+                    let requests = (0..).zip(&prompts).map(|(id, prompt)| Request {
+                        previous: if with_previous { previous(&expected[id]) } else { Vec::new() },
+                        pool: with_pool.then(|| pool.clone()),
+                        plain,
+                        ..request(id as u64, prompt)
+                    });
+                    for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
+                        let got = got.as_ref().unwrap();
+                        assert_naive(got, expected, &what);
+                        accepted += got.step_accepted.iter().sum::<u32>();
+                    }
+                }
+                let speculates = drafter != Drafter::None && nodes > 0;
+                assert_eq!(accepted > 0, speculates, "{drafter:?} with {nodes} nodes");
+            }
+        }
+    }
+}
+
+#[test]
+fn samples_of_a_prompt_compute_it_once() {
+    let prompt = tokens(3, 30);
+    let sampling = Some(Sampling::new(1.0, None, 1.0).unwrap());
+    for (batch, step_tokens) in [(8, 512), (3, 512), (2, 7), (1, 64)] {
+        let options = GenerateOptions { drafter: Drafter::None, nodes: 0, batch, step_tokens, sampling, ..options() };
+        let expected: Vec<NaiveText> = (0..5).map(|key| naive_of(key, &mut fake(), &prompt, &options)).collect();
+        let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
+        let texts = run(&mut generator, (0..5).map(|id| request(id, &prompt)));
+        for (got, expected) in texts.iter().zip(&expected) {
+            assert_naive(got.as_ref().unwrap(), expected, &format!("{batch} {step_tokens}"));
+        }
+        let fed: usize = log.lock().unwrap().steps.iter().flatten().sum();
+        let texts: usize = expected.iter().map(|text| text.tokens.len() - 1).sum();
+        // A batch of one has none that it could begin from.
+        let prompts = if batch == 1 { 5 * 30 } else { 30 + 4 };
+        assert!(fed == texts + prompts || (batch == 2 && fed < texts + 5 * 30), "{batch}: {fed} of {texts}");
+        assert!(log.lock().unwrap().open.is_empty());
+    }
+}
+
+#[test]
+fn typical_texts_are_drawn_where_they_were_not_drafted() {
+    let prompts = prompts();
+    let sampling = Sampling::new(1.2, None, 1.0).unwrap();
+    let (epsilon, delta) = (0.09, 0.3);
+    let verification = Verification::typical(epsilon, delta).unwrap();
+    let greedy: Vec<_> = prompts.iter().map(|p| naive(&mut fake(), p, &options()).tokens).collect();
+    let options = GenerateOptions { sampling: Some(sampling), verification, ..options() };
+    let (mut generator, _) = watched(fake_options(), Mischief::default(), options);
+    let requests = (0..).zip(&prompts).map(|(id, p)| Request { pool: Some(pool(&greedy)), ..request(id, p) });
+    let mut relaxed = 0;
+    for (got, (prompt, key)) in run(&mut generator, requests).iter().zip(prompts.iter().zip(0..)) {
+        let got = got.as_ref().unwrap();
+        assert_figures(got, "typical");
+        let mut engine = fake();
+        let mut naive =
+            Naive::drawing(&mut engine, 64, Draw { sampling, noise: Noise::new(key).before(prompt.len() - 1) });
+        let mut top = naive.feed_all(prompt);
+        for (token, origin) in got.tokens.iter().zip(&got.origins) {
+            let prediction = naive.prediction;
+            assert_eq!(*token != prediction.choice.token, origin.relaxed);
+            if origin.relaxed {
+                let candidate = top.iter().find(|c| c.token == *token).unwrap();
+                assert!(prediction.probability(*candidate) > epsilon.min(delta * (-prediction.entropy).exp()));
+                relaxed += 1;
+            }
+            top = naive.feed(*token);
+        }
+    }
+    assert!(relaxed > 10, "{relaxed}");
 }
 
 #[test]
@@ -299,6 +389,45 @@ fn relaxed_texts_hold_only_tokens_that_the_policy_accepts() {
         }
         assert_eq!(relaxed > 0, k > 1 && p < 0.25, "k = {k}, p = {p}");
     }
+}
+
+#[test]
+fn conditional_texts_take_from_the_prompt_what_meets_its_bound() {
+    let starts: Vec<Vec<u32>> = (0..8).map(|seed| tokens(40 + seed, 6)).collect();
+    let texts: Vec<Vec<u32>> = starts.iter().map(|start| second_choices(start, 40)).collect();
+    // Its beginning and its text, and the beginning again.
+    let copied: Vec<Vec<u32>> = starts.iter().zip(&texts).map(|(s, t)| [&s[..], t, s].concat()).collect();
+    let pool = pool(&copied);
+    let relaxed = |prompts: &[Vec<u32>], (alpha, all): (f32, bool), with_pool: bool| {
+        let verification = Verification::conditional(alpha, 0.05, all).unwrap();
+        let (mut generator, _) =
+            watched(fake_options(), Mischief::default(), GenerateOptions { verification, ..options() });
+        let requests = (0..)
+            .zip(prompts)
+            .map(|(id, prompt)| Request { pool: with_pool.then(|| pool.clone()), ..request(id, prompt) });
+        let mut relaxed = 0;
+        for (got, prompt) in run(&mut generator, requests).iter().zip(prompts) {
+            let got = got.as_ref().unwrap();
+            let mut engine = fake();
+            let mut naive = Naive::new(&mut engine, 20);
+            let mut top = naive.feed_all(prompt);
+            for &token in &got.tokens {
+                let rank = top.iter().position(|candidate| candidate.token == token).unwrap();
+                let bound = alpha * naive.prediction.entropy + 0.05;
+                assert!(rank == 0 || top[rank].log_probability.exp() >= bound, "rank {rank}, bound {bound}");
+                relaxed += u64::from(rank > 0);
+                top = naive.feed(token);
+            }
+            assert_figures(got, "conditional");
+        }
+        relaxed
+    };
+    assert!(relaxed(&copied, (0.05, false), false) > 0);
+    assert_eq!(relaxed(&copied, (10.0, false), false), 0);
+    // What the pool has too is not the prompt's alone.
+    assert_eq!(relaxed(&copied, (0.05, false), true), 0);
+    assert_eq!(relaxed(&starts, (0.05, false), true), 0);
+    assert!(relaxed(&starts, (0.05, true), true) > 0);
 }
 
 /// A text in which every fifth token is the target's second choice.

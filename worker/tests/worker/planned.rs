@@ -122,6 +122,7 @@ pub(crate) fn spec() -> Spec {
         precision: "f32".into(),
         prompts: BTreeMap::new(),
         verification: Policy::Strict,
+        sampling: None,
         max_new_tokens: 40,
         stop: Vec::new(),
     }

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, OnceLock};
 
 use bytes::Bytes;
-use laser_decode::{Candidate, Drafter, Pool, PoolMeta, ROOT_PARENT, TargetScores, Verification, build_pool};
+use laser_decode::{
+    Candidate, Drafter, Draw, Noise, Pool, PoolMeta, Prediction, ROOT_PARENT, TargetScores, Verification, build_pool,
+};
 use laser_engine::{Engine, FakeEngine, FakeOptions, Segment};
 use laser_model::Tokenizer;
 use laser_schema::audit::Proposer;
@@ -41,6 +43,7 @@ pub(crate) fn options() -> GenerateOptions {
         drafter: Drafter::default(),
         nodes: 16,
         verification: Verification::Strict,
+        sampling: None,
         batch: 4,
         step_tokens: 64,
         max_new_tokens: 40,
@@ -56,7 +59,7 @@ pub(crate) fn drafters() -> [Drafter; 4] {
 }
 
 pub(crate) fn request(id: u64, prompt: &[u32]) -> Request {
-    Request { id, prompt: prompt.to_vec(), previous: Vec::new(), pool: None, plain: false, strict: false }
+    Request { id, prompt: prompt.to_vec(), previous: Vec::new(), pool: None, plain: false, strict: false, key: id }
 }
 
 pub(crate) fn pool(texts: &[Vec<u32>]) -> Pool {
@@ -101,18 +104,30 @@ pub(crate) struct Naive<'a> {
     engine: &'a mut dyn Engine,
     slot: usize,
     top_k: usize,
+    /// How the token after the first one is drawn.
+    draw: Option<Draw>,
+    /// What the model says after the last token.
+    pub(crate) prediction: Prediction,
 }
 
 impl<'a> Naive<'a> {
     pub(crate) fn new(engine: &'a mut dyn Engine, top_k: usize) -> Self {
         let slot = engine.open(engine.info().max_positions).unwrap();
-        Self { engine, slot, top_k }
+        Self { engine, slot, top_k, draw: None, prediction: Prediction::default() }
+    }
+
+    pub(crate) fn drawing(engine: &'a mut dyn Engine, top_k: usize, draw: Draw) -> Self {
+        let mut naive = Self::new(engine, top_k);
+        naive.draw = Some(draw);
+        naive
     }
 
     pub(crate) fn feed(&mut self, token: u32) -> Vec<Candidate> {
-        let segment = Segment { slot: self.slot, tokens: &[token], parents: &[ROOT_PARENT], scored_from: 0 };
+        let segment =
+            Segment { slot: self.slot, tokens: &[token], parents: &[ROOT_PARENT], scored_from: 0, draw: self.draw };
         let scores = self.engine.step(&[segment], self.top_k).unwrap();
         self.engine.commit(self.slot, &[0]).unwrap();
+        self.prediction = scores[0].prediction(0);
         scores[0].top(0).to_vec()
     }
 
@@ -127,7 +142,7 @@ impl Drop for Naive<'_> {
     }
 }
 
-/// What plain greedy decoding gives.
+/// What plain decoding gives.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct NaiveText {
     pub(crate) tokens: Vec<u32>,
@@ -139,17 +154,25 @@ pub(crate) struct NaiveText {
 }
 
 pub(crate) fn naive(engine: &mut dyn Engine, prompt: &[u32], options: &GenerateOptions) -> NaiveText {
+    naive_of(0, engine, prompt, options)
+}
+
+/// The text of this key, where texts are drawn.
+pub(crate) fn naive_of(key: u64, engine: &mut dyn Engine, prompt: &[u32], options: &GenerateOptions) -> NaiveText {
     let max = options.max_new_tokens.min(engine.info().max_positions - prompt.len());
     let decode = |tokens: &[u32]| tokenizer().decode(tokens).unwrap();
     let mut naive = Naive::new(engine, 2);
+    let noise = Noise::new(key).before(prompt.len() - 1);
+    naive.draw = options.sampling.map(|sampling| Draw { sampling, noise });
     let (mut out, mut gaps, mut log_probability) = (Vec::new(), Vec::new(), 0.0);
     let mut top = naive.feed_all(prompt);
     let (text, stop) = loop {
-        out.push(top[0].token);
-        log_probability += f64::from(top[0].log_probability);
+        let choice = naive.prediction.choice;
+        out.push(choice.token);
+        log_probability += f64::from(choice.log_probability);
         gaps.push(top[0].log_probability - top[1].log_probability);
         let text = decode(&out);
-        if options.end_of_text.contains(&top[0].token) {
+        if options.end_of_text.contains(&choice.token) {
             break (decode(&out[..out.len() - 1]), StopReason::End);
         }
         if let Some(cut) = options.stop.iter().filter_map(|s| text.find(s.as_str())).min() {
@@ -158,7 +181,7 @@ pub(crate) fn naive(engine: &mut dyn Engine, prompt: &[u32], options: &GenerateO
         if out.len() == max {
             break (text, StopReason::Length);
         }
-        top = naive.feed(top[0].token);
+        top = naive.feed(choice.token);
     };
     NaiveText { tokens: out, text, stop, log_probability, gaps }
 }

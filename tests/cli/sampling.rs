@@ -1,0 +1,112 @@
+//! Texts at a temperature: drawn, and yet the same whatever makes them.
+
+use std::collections::BTreeMap;
+
+use laser_store::part::decode_part;
+
+use crate::distributed::{Cluster, Process};
+use crate::faults::{start_and_kill, texts, without_run};
+use crate::{COMMON, TONIGHT, Workspace, assert_exit, assert_prints};
+
+const DRAWN: [&str; 4] = ["generate.temperature=0.9", "generate.top_k=200", "generate.top_p=0.95", "generate.seed=7"];
+
+/// The texts of both nights of the demo, with these settings as well.
+fn drawn(settings: &[&str]) -> BTreeMap<(String, String), String> {
+    let workspace = Workspace::new();
+    assert_exit(&workspace.run(&[&DRAWN, settings].concat()), 0);
+    without_run(texts(&workspace))
+}
+
+#[test]
+fn drawn_texts_depend_on_prompt_entity_and_seed_alone() {
+    let expected = drawn(&[]);
+    for same in [
+        ["generate.batch=5", "draft.adaptive=false", "draft.nodes=3"],
+        ["generate.step_tokens=40", "draft.method=prompt-lookup", "run.shard_rows=3"],
+        ["generate.batch=1", "draft.method=none", "run.audit_share=0"],
+    ] {
+        assert_eq!(drawn(&same), expected, "{same:?}");
+    }
+    for other in ["generate.seed=8", "generate.temperature=0.5", "generate.top_p=0.3", "generate.top_k=1"] {
+        assert_ne!(drawn(&[other]), expected, "{other}");
+    }
+}
+
+#[test]
+fn a_killed_run_goes_on_with_the_texts_that_it_would_have_drawn() {
+    let expected = drawn(&[]);
+    let killed = Workspace::new();
+    for shards in [1, 3] {
+        start_and_kill(killed.command("run", &DRAWN), shards);
+    }
+    assert_exit(&killed.run(&DRAWN), 0);
+    assert_eq!(without_run(texts(&killed)), expected);
+    assert_prints(&killed.run(&DRAWN), &["complete already"]);
+}
+
+#[test]
+fn workers_draw_what_one_process_draws() {
+    let expected = drawn(&[]);
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    let coordinator = cluster.coordinator(&DRAWN);
+    let workers = [(); 2].map(|()| cluster.start("worker", &[DRAWN.as_slice(), &["generate.batch=3"]].concat()));
+    coordinator.assert_ends(0);
+    workers.into_iter().for_each(|worker| drop(Process::terminate(worker)));
+    assert_exit(&cluster.tonight.verify(), 0);
+    let tonight = expected.into_iter().filter(|((folder, _), _)| folder.contains("dt=2026-01-02")).collect();
+    assert_eq!(without_run(texts(&cluster.tonight)), tonight);
+}
+
+/// Of every row of a night its first text and the others.
+fn samples(workspace: &Workspace, date: &str) -> BTreeMap<String, (String, Vec<String>)> {
+    let mut samples = BTreeMap::new();
+    for (path, bytes) in workspace.parts() {
+        let path = path.to_str().unwrap();
+        if path.contains(&format!("dt={date}")) {
+            let kind = if path.contains("kind=user") { "user" } else { "item" };
+            for row in decode_part("part", bytes.into()).unwrap().0 {
+                samples.insert(format!("{kind} {}", row.entity_id), (row.text, row.samples));
+            }
+        }
+    }
+    assert!(!samples.is_empty());
+    samples
+}
+
+#[test]
+fn several_texts_of_an_entity_are_drawn_kept_and_carried() {
+    let (one, several) = (Workspace::new(), Workspace::new());
+    assert_exit(&one.run(&DRAWN), 0);
+    let settings = [DRAWN.as_slice(), &["generate.samples=3"]].concat();
+    assert_exit(&several.run(&settings), 0);
+    let found = samples(&several, "2026-01-02");
+    for (entity, (text, others)) in &found {
+        // The first one is the one that is drawn alone.
+        assert_eq!(*text, samples(&one, "2026-01-02")[entity].0, "{entity}");
+        assert_eq!(others.len(), 2);
+        assert!(others[0] != *text && others[1] != others[0], "{entity}: {text} {others:?}");
+    }
+    assert_exit(&several.verify(), 0);
+    // The next night of the same tables.
+    several.configure(&[COMMON, "[[previous]]\npath = \"latest\"\n", TONIGHT]);
+    let next = several.run(&[settings.as_slice(), &["run.date=2026-01-03"]].concat());
+    assert_prints(&next, &[&format!("{} unchanged", found.keys().filter(|id| id.starts_with("user")).count())]);
+    assert_eq!(samples(&several, "2026-01-03"), found);
+    assert_exit(&several.verify(), 0);
+}
+
+#[test]
+fn a_typical_night_accepts_what_it_would_not_have_drawn() {
+    let typical = ["verification.policy=typical", "verification.epsilon=0.05", "generate.temperature=1.0"];
+    let workspace = Workspace::new();
+    assert_exit(&workspace.run(&typical), 0);
+    let mut relaxed = 0;
+    for (_, bytes) in workspace.parts() {
+        for row in decode_part("part", bytes.into()).unwrap().0 {
+            relaxed += row.relaxed_tokens;
+            assert_eq!(row.policy, "typical(epsilon=0.05,delta=0.3)");
+        }
+    }
+    assert!(relaxed > 0);
+    assert_exit(&workspace.verify(), 0);
+}
