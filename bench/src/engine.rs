@@ -70,6 +70,10 @@ struct Forward {
     median_seconds: f64,
     /// Median against that of the first size.
     against_first: f64,
+    /// What the cached context adds: median of the differences in each round.
+    attention_seconds: f64,
+    /// What scoring the tokens adds, in the same way.
+    unembedding_seconds: f64,
     /// Bytes of weights a second, by the median.
     weight_bandwidth: Option<f64>,
 }
@@ -81,8 +85,9 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
     let mut engine = laser_engine::load(&options.load.options(options.model.clone()))
         .with_context(|| format!("--model {}", options.model.display()))?;
     let load_seconds = start.elapsed().as_secs_f64();
-    let probe = probe(engine.as_mut(), options)?;
-    let mut times = vec![Vec::new(); options.tokens.len()];
+    let probe = probe(engine.as_mut(), options, options.context)?;
+    let bare = self::probe(engine.as_mut(), options, 0)?;
+    let mut times = vec![Times::default(); options.tokens.len()];
     let mut read_seconds = f64::INFINITY;
     let memory = vec![1_u64; READ_WORDS];
     let reads = options.rounds.div_ceil(READS);
@@ -91,18 +96,23 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
             read_seconds = read_seconds.min(read(&memory));
         }
         for (tokens, times) in options.tokens.iter().zip(&mut times) {
-            times.push(probe.forward(engine.as_mut(), *tokens)?);
+            let seconds = probe.forward(engine.as_mut(), *tokens)?;
+            times.whole.push(seconds);
+            times.attention.push(seconds - bare.forward(engine.as_mut(), *tokens)?);
+            times.unembedding.push(seconds - probe.unscored(engine.as_mut(), *tokens)?);
         }
     }
-    let first = median(&mut times[0]);
+    let first = median(&mut times[0].whole);
     let info = engine.info();
     let forwards = options.tokens.iter().zip(&mut times);
     let forwards = forwards.map(|(&tokens, times)| {
-        let median_seconds = median(times);
+        let median_seconds = median(&mut times.whole);
         Forward {
             tokens,
-            least_seconds: times[0],
+            least_seconds: times.whole[0],
             median_seconds,
+            attention_seconds: median(&mut times.attention),
+            unembedding_seconds: median(&mut times.unembedding),
             against_first: median_seconds / first,
             weight_bandwidth: weight_bytes(info, options).map(|bytes| bytes / median_seconds),
         }
@@ -119,6 +129,14 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
     })
 }
 
+/// Seconds of forwards of one size, in each round.
+#[derive(Debug, Clone, Default)]
+struct Times {
+    whole: Vec<f64>,
+    attention: Vec<f64>,
+    unembedding: Vec<f64>,
+}
+
 /// Bytes of the weights that a forward multiplies with; unknown where a library of kernels quantises them.
 fn weight_bytes(info: &EngineInfo, options: &EngineArgs) -> Option<f64> {
     let bytes = match (options.load.isq.as_deref(), options.load.dtype) {
@@ -131,15 +149,15 @@ fn weight_bytes(info: &EngineInfo, options: &EngineArgs) -> Option<f64> {
     options.model.is_dir().then_some(info.forward_parameters as f64 * bytes)
 }
 
-/// Sequences with the context cached and room for the largest forward.
-fn probe(engine: &mut dyn Engine, options: &EngineArgs) -> Result<Probe> {
+/// Sequences with so many tokens cached and room for the largest forward.
+fn probe(engine: &mut dyn Engine, options: &EngineArgs, context: usize) -> Result<Probe> {
     let most = options.tokens.iter().max().copied().unwrap_or_default();
     ensure!(most > 0, "--tokens: at least one number above 0");
-    let capacity = options.context + most.div_ceil(options.batch);
+    let capacity = context + most.div_ceil(options.batch);
     let limit = engine.info().max_positions;
     ensure!(capacity <= limit, "--context and --tokens: {capacity} positions, but the model has {limit}");
     let capacities = std::iter::repeat_n(capacity, options.batch);
-    let probe = Probe::open(engine, capacities, options.context)?;
+    let probe = Probe::open(engine, capacities, context)?;
     let (opened, batch) = (probe.sequences(), options.batch);
     ensure!(opened == batch, "--batch {batch}: the device has memory for the keys and values of {opened} sequences");
     Ok(probe)
@@ -166,7 +184,10 @@ fn median(times: &mut [f64]) -> f64 {
 impl EngineReport {
     /// As a table.
     pub(super) fn render(&self, style: Style) -> String {
-        let mut table = Table::new(&["tokens", "median ms", "least ms", "against first", "weights GB/s", "of reads"]);
+        let mut table = Table::new(&[
+            "tokens", "median ms", "least ms", "against first", "attention ms", "unembedding ms", "weights GB/s",
+            "of reads",
+        ]);
         for forward in &self.forwards {
             let or_dash = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
             let bandwidth = forward.weight_bandwidth;
@@ -175,6 +196,8 @@ impl EngineReport {
                 format!("{:.3}", 1e3 * forward.median_seconds),
                 format!("{:.3}", 1e3 * forward.least_seconds),
                 format!("{:.2}", forward.against_first),
+                format!("{:.3}", 1e3 * forward.attention_seconds),
+                format!("{:.3}", 1e3 * forward.unembedding_seconds),
                 or_dash(bandwidth.map(|b| format!("{:.1}", b / 1e9))),
                 or_dash(bandwidth.map(|b| format!("{:.0} %", 100.0 * b / self.read_bandwidth))),
             ]);

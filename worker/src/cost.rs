@@ -285,7 +285,7 @@ impl Probe {
         let least = |engine: &mut dyn Engine| -> Result<f64, EngineError> {
             let mut least = f64::INFINITY;
             for _ in 0..ROUNDS {
-                least = least.min(timed(engine, &[(slot, tokens)])?);
+                least = least.min(timed(engine, &[(slot, tokens)], true)?);
             }
             Ok(least)
         };
@@ -301,11 +301,22 @@ impl Probe {
     /// # Errors
     /// The engine's.
     pub fn forward(&self, engine: &mut dyn Engine, tokens: usize) -> Result<f64, EngineError> {
+        timed(engine, &self.shares(tokens), true)
+    }
+
+    /// Measures the same without the unembedding: no token is scored.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub fn unscored(&self, engine: &mut dyn Engine, tokens: usize) -> Result<f64, EngineError> {
+        timed(engine, &self.shares(tokens), false)
+    }
+
+    fn shares(&self, tokens: usize) -> Vec<(Slot, usize)> {
         let used = self.slots.len().min(tokens);
         let share = |index: usize| tokens * (index + 1) / used - tokens * index / used;
         let slots = self.slots.iter().take(used).copied().enumerate();
-        let shares: Vec<(Slot, usize)> = slots.map(|(i, slot)| (slot, share(i))).collect();
-        timed(engine, &shares)
+        slots.map(|(i, slot)| (slot, share(i))).collect()
     }
 }
 
@@ -319,9 +330,9 @@ fn prefill(engine: &mut dyn Engine, slot: Slot, tokens: usize) -> Result<(), Eng
 }
 
 /// Measures the seconds of a forward that leaves no trace.
-fn timed(engine: &mut dyn Engine, shares: &[(Slot, usize)]) -> Result<f64, EngineError> {
+fn timed(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Result<f64, EngineError> {
     let start = Instant::now();
-    step(engine, shares, true)?;
+    step(engine, shares, scored)?;
     let seconds = start.elapsed().as_secs_f64();
     for (slot, _) in shares {
         engine.commit(*slot, &[])?;
