@@ -1,5 +1,7 @@
 //! The noise against the published generator, and the bounds of the settings.
 
+use std::collections::HashMap;
+
 use super::*;
 use crate::tree::{DraftTree, Source};
 use crate::verify::{Candidate, Prediction, TargetScores, Verification, verify};
@@ -151,24 +153,34 @@ impl TargetScores for Choices {
     }
 }
 
+/// Every sequence with its probability.
+fn sequences() -> Vec<(Vec<u32>, f64)> {
+    let mut all = vec![(Vec::new(), 1.0)];
+    for _ in 0..LENGTH {
+        let longer = |(before, probability): (Vec<u32>, f64)| {
+            let of = target(&before).into_iter().map(f64::from);
+            let next = move |(token, p)| ([before.as_slice(), &[token]].concat(), probability * p);
+            (0..).zip(of).map(next).collect::<Vec<_>>()
+        };
+        all = all.into_iter().flat_map(longer).collect();
+    }
+    all
+}
+
 /// Pearson's χ² of whole sequences in standard deviations from its mean.
 fn deviation(sampler: Sampler) -> f64 {
     const DRAWS: u32 = 200_000;
-    let mut counts = [0_u32; (TOKENS as usize).pow(LENGTH as u32)];
+    let mut counts: HashMap<Vec<u32>, u32> = HashMap::new();
     for key in 0..DRAWS {
-        let sequence = sampler.sequence(Noise::new(u64::from(key)));
-        counts[sequence.iter().fold(0, |cell, token| cell * TOKENS as usize + *token as usize)] += 1;
+        *counts.entry(sampler.sequence(Noise::new(u64::from(key)))).or_default() += 1;
     }
-    let probability = |cell: usize| {
-        let of = |at: usize| (cell / (TOKENS as usize).pow((LENGTH - 1 - at) as u32) % TOKENS as usize) as u32;
-        let sequence: Vec<u32> = (0..LENGTH).map(of).collect();
-        (0..LENGTH).map(|at| f64::from(target(&sequence[..at])[sequence[at] as usize])).product::<f64>()
-    };
-    let terms = counts.iter().enumerate().map(|(cell, count)| {
-        let expected = probability(cell) * f64::from(DRAWS);
-        (f64::from(*count) - expected).powi(2) / expected
+    let all = sequences();
+    let freedom = all.len() as f64 - 1.0;
+    let terms = all.into_iter().map(|(sequence, probability)| {
+        let expected = probability * f64::from(DRAWS);
+        let found = counts.get(&sequence).copied().unwrap_or_default();
+        (f64::from(found) - expected).powi(2) / expected
     });
-    let freedom = counts.len() as f64 - 1.0;
     (terms.sum::<f64>() - freedom) / (2.0 * freedom).sqrt()
 }
 
