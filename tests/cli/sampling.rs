@@ -87,6 +87,10 @@ fn several_texts_of_an_entity_are_drawn_kept_and_carried() {
         assert!(others[0] != *text && others[1] != others[0], "{entity}: {text} {others:?}");
     }
     assert_exit(&several.verify(), 0);
+    // Alone in a batch a text has no other to begin from.
+    let alone = Workspace::new();
+    assert_exit(&alone.run(&[settings.as_slice(), &["generate.batch=1"]].concat()), 0);
+    assert_eq!(samples(&alone, "2026-01-02"), found);
     // The next night of the same tables.
     several.configure(&[COMMON, "[[previous]]\npath = \"latest\"\n", TONIGHT]);
     let next = several.run(&[settings.as_slice(), &["run.date=2026-01-03"]].concat());
