@@ -87,13 +87,9 @@ impl OldKnowledge {
         let mut done = 0;
         for chunk in missing.chunks(WRITE_EVERY) {
             let request = |(_, prompt): &&(Entity, Vec<u32>)| Request {
-                id: 0,
                 prompt: prompt.clone(),
-                previous: Vec::new(),
-                pool: None,
                 plain: true,
-                strict: false,
-                key: 0,
+                ..Request::default()
             };
             let made = generate(generator, chunk.iter().map(request).collect())?;
             let lines = chunk.iter().zip(made.texts).map(|((entity, prompt), text)| Line {

@@ -99,15 +99,8 @@ fn load(precision: &str, base: &LoadArgs) -> Result<LoadArgs> {
 }
 
 fn requests(prompts: &[Vec<u32>]) -> Vec<Request> {
-    let request = |prompt: &Vec<u32>| Request {
-        id: 0,
-        prompt: prompt.clone(),
-        previous: Vec::new(),
-        pool: None,
-        plain: true,
-        strict: true,
-        key: 0,
-    };
+    let request =
+        |prompt: &Vec<u32>| Request { prompt: prompt.clone(), plain: true, strict: true, ..Request::default() };
     prompts.iter().map(request).collect()
 }
 

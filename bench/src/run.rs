@@ -85,28 +85,18 @@ pub(super) fn interleave(
 /// The first text pays for memory that all others reuse; it is not measured.
 fn warm_up(generator: &mut Generator, base: &GenerateOptions, subjects: &[Subject]) -> Result<()> {
     generator.swap_options(&mut GenerateOptions { drafter: Drafter::None, nodes: 0, ..base.clone() });
-    let plain = |subject: &Subject| Request {
-        id: 0,
-        prompt: subject.prompt.clone(),
-        previous: Vec::new(),
-        pool: None,
-        plain: true,
-        strict: false,
-        key: 0,
-    };
+    let plain =
+        |subject: &Subject| Request { prompt: subject.prompt.clone(), plain: true, ..Request::default() };
     generate(generator, subjects.first().map(plain).into_iter().collect()).map(drop)
 }
 
 fn request(subject: &Subject, variant: &Variant) -> Request {
     let pool = subject.pools.iter().find(|(scheme, _)| Some(*scheme) == variant.pools);
     Request {
-        id: 0,
         prompt: subject.prompt.clone(),
         previous: if variant.own_previous { subject.own.clone() } else { Vec::new() },
         pool: pool.and_then(|(_, pool)| pool.clone()),
-        plain: false,
-        strict: false,
-        key: 0,
+        ..Request::default()
     }
 }
 

@@ -9,7 +9,7 @@ use laser_schema::audit::Origin;
 pub(crate) const FAILURES_IN_A_ROW_MAX: usize = 8;
 
 /// One text to be generated.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Request {
     /// The caller's name for it.
     pub id: u64,

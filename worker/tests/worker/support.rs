@@ -59,7 +59,7 @@ pub(crate) fn drafters() -> [Drafter; 4] {
 }
 
 pub(crate) fn request(id: u64, prompt: &[u32]) -> Request {
-    Request { id, prompt: prompt.to_vec(), previous: Vec::new(), pool: None, plain: false, strict: false, key: id }
+    Request { id, prompt: prompt.to_vec(), key: id, ..Request::default() }
 }
 
 pub(crate) fn pool(texts: &[Vec<u32>]) -> Pool {
