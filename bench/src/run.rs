@@ -85,8 +85,7 @@ pub(super) fn interleave(
 /// The first text pays for memory that all others reuse; it is not measured.
 fn warm_up(generator: &mut Generator, base: &GenerateOptions, subjects: &[Subject]) -> Result<()> {
     generator.swap_options(&mut GenerateOptions { drafter: Drafter::None, nodes: 0, ..base.clone() });
-    let plain =
-        |subject: &Subject| Request { prompt: subject.prompt.clone(), plain: true, ..Request::default() };
+    let plain = |subject: &Subject| Request { prompt: subject.prompt.clone(), plain: true, ..Request::default() };
     generate(generator, subjects.first().map(plain).into_iter().collect()).map(drop)
 }
 

@@ -326,7 +326,7 @@ impl Entry {
 
     fn add(&mut self, source: Source, probability: f32) {
         let place = match source {
-            Source::Pool => 0,
+            Source::Pool | Source::Model => 0,
             Source::Previous => 1,
             Source::Context | Source::Prompt => 2,
         };

@@ -89,6 +89,15 @@ impl Drafter {
         }
     }
 
+    /// The path probability below which nothing is drafted.
+    #[must_use]
+    pub fn min_probability(&self) -> f32 {
+        match *self {
+            Self::Blended { min_probability, .. } => min_probability,
+            Self::None | Self::PromptLookup { .. } | Self::RawFrequency { .. } => 0.0,
+        }
+    }
+
     /// Longest context that is matched.
     fn order(&self) -> usize {
         let order = match *self {

@@ -30,7 +30,7 @@ impl SourceWeights {
 
     pub(crate) fn of(&self, source: Source) -> f32 {
         match source {
-            Source::Pool => 1.0,
+            Source::Pool | Source::Model => 1.0,
             Source::Previous => self.previous,
             Source::Context | Source::Prompt => self.context,
         }

@@ -26,6 +26,8 @@ pub enum Source {
     Context,
     /// The prompt, and no other source contributes.
     Prompt,
+    /// The draft model.
+    Model,
 }
 
 /// A tree of drafted tokens, a struct of arrays in which parents precede children.

@@ -29,7 +29,9 @@ use laser_schema::job::Price;
 use laser_store::previous::PreviousSource;
 use serde::{Deserialize, Serialize};
 
-pub use model::{DraftConfig, DraftMethod, EngineKind, GenerateConfig, ModelConfig, PolicyKind, VerificationConfig};
+pub use model::{
+    DraftConfig, DraftMethod, DraftModelConfig, EngineKind, GenerateConfig, ModelConfig, PolicyKind, VerificationConfig,
+};
 pub use run::{DemoConfig, MetricsConfig, OutputConfig, PoolChoice, RunConfig, TableFormat, WorkerConfig};
 
 /// The whole configuration; `configs/production.toml` documents every key.

@@ -19,7 +19,7 @@ use laser_store::{EntityReader, Location};
 
 use crate::config::{Config, EngineKind};
 use crate::distributed::check_run;
-use crate::model::open_model;
+use crate::model::{open_draft_model, open_model};
 use crate::{encoder, generator};
 
 /// A clock further off than this moves deadlines and nights.
@@ -45,6 +45,10 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
     report("model".to_owned(), described.and_then(|model| describe_model(config, model)));
     if let (Ok(model), EngineKind::Tree) = (&model, config.model.engine) {
         report(format!("device {}", config.model.device), generator::selftest(config, model).await);
+    }
+    if let (Ok(model), Some(draft)) = (&model, &config.draft.model) {
+        let opened = open_draft_model(config, model).await;
+        report(format!("draft model {}", draft.path), opened.map(|_| "of the same tokenizer".to_owned()));
     }
     let encoder = encoder::open(config).await;
     if config.encoder.is_some() {

@@ -1,13 +1,14 @@
 //! From a configuration to what generates texts: the model, loaded and measured.
 
-use anyhow::{Result, ensure};
-use laser_engine::{EngineOptions, SelfTest};
+use anyhow::{Context, Result, ensure};
+use laser_engine::{Engine, EngineOptions, SelfTest};
 use laser_model::{ModelFiles, Tokenizer, Weights};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
-use laser_worker::generate::{GenerateOptions, Generator, TextGenerator};
+use laser_worker::generate::{DraftModel, GenerateOptions, Generator, TextGenerator};
 
-use crate::config::{Config, EngineKind, ModelConfig};
+use crate::config::{Config, DraftModelConfig, EngineKind, ModelConfig};
+use crate::model::open_draft_model;
 
 /// Loads the model that the configuration names and, for an adaptive budget, measures what its forwards cost.
 ///
@@ -21,21 +22,59 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
         EngineKind::Tree => {
             tested(engine.clone()).await?;
             let adaptive = config.draft.is_adaptive();
+            let draft = draft_options(config, model).await?;
             let load = move || -> Result<Box<dyn TextGenerator>> {
                 let mut engine = laser_engine::load(&engine)?;
                 let mut options = options;
                 if adaptive {
-                    let tokens = (options.batch * (options.nodes + 1)).min(options.step_tokens);
-                    let cost = StepCost::measure(engine.as_mut(), options.batch, tokens)?;
-                    tracing::info!(?cost, "measured the forward");
-                    options.budget = Some(Budget::new(cost));
+                    options.budget = Some(Budget::new(measured(engine.as_mut(), &options)?));
                 }
-                Ok(Box::new(Generator::new(engine, tokenizer, options)))
+                let draft = draft.map(|draft| load_draft_model(draft, &options, &tokenizer)).transpose()?;
+                let generator = Generator::new(engine, tokenizer, options);
+                Ok(Box::new(match draft {
+                    Some(draft) => generator.with_draft_model(draft),
+                    None => generator,
+                }))
             };
             tokio::task::spawn_blocking(load).await?
         }
         EngineKind::Mistralrs => load_mistralrs(engine, tokenizer, options).await,
     }
+}
+
+/// What forwards of the largest step cost.
+fn measured(engine: &mut dyn Engine, options: &GenerateOptions) -> Result<StepCost> {
+    let tokens = (options.batch * (options.nodes + 1)).min(options.step_tokens);
+    let cost = StepCost::measure(engine, options.batch, tokens)?;
+    tracing::info!(?cost, "measured the forward");
+    Ok(cost)
+}
+
+/// The engine of the configured draft model, if there is one, and its forwards per step.
+async fn draft_options(config: &Config, model: &ModelFiles) -> Result<Option<(EngineOptions, usize)>> {
+    let (Some(draft), Some(files)) = (&config.draft.model, open_draft_model(config, model).await?) else {
+        return Ok(None);
+    };
+    let DraftModelConfig { dtype, isq, forwards, .. } = draft.clone();
+    let options = EngineOptions { dtype, isq, ..engine_options(config, &files) };
+    tested(options.clone()).await.context("[draft.model]")?;
+    Ok(Some((options, forwards)))
+}
+
+fn load_draft_model(
+    (engine, forwards): (EngineOptions, usize),
+    options: &GenerateOptions,
+    tokenizer: &Tokenizer,
+) -> Result<DraftModel> {
+    let mut engine = laser_engine::load(&engine).context("[draft.model] path")?;
+    let (size, tokens) = (engine.info().vocab_size, tokenizer.vocab_size());
+    ensure!(
+        size >= tokens,
+        "[draft.model] path: its vocabulary has {size} tokens, the tokenizer {tokens}; give a model of the whole \
+         vocabulary"
+    );
+    let cost = options.budget.as_ref().map(|_| measured(engine.as_mut(), options)).transpose()?;
+    Ok(DraftModel::new(engine, forwards, cost))
 }
 
 /// What the self-test says of the configured device and precision.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use laser_model::{Hub, ModelFiles, resolve};
 use laser_schema::job::Spec;
 use laser_schema::{Digest, Kind};
@@ -31,6 +31,29 @@ pub async fn open_local_model(model: &str) -> Result<ModelFiles> {
     })
     .await?
     .context("[model] path")
+}
+
+/// Opens the files of the configured draft model, if one is configured.
+///
+/// # Errors
+/// Naming what is missing; if its tokenizer is not that of `model`.
+pub(crate) async fn open_draft_model(config: &Config, model: &ModelFiles) -> Result<Option<ModelFiles>> {
+    let Some(draft) = &config.draft.model else {
+        return Ok(None);
+    };
+    let path = encoder::local_path(config, &draft.path).await.context("[draft.model] path")?;
+    let opened = tokio::task::spawn_blocking(move || ModelFiles::open(&path));
+    let files = opened.await?.context("[draft.model] path")?;
+    let tokenizers = [&files, model].map(|files| Digest::from_bytes(files.tokenizer.fingerprint()));
+    ensure!(
+        tokenizers[0] == tokenizers[1],
+        "[draft.model] path = {:?}: its tokenizer is {}, that of [model] {}; a draft model must have the tokenizer of \
+         the model that it drafts for",
+        draft.path,
+        tokenizers[0],
+        tokenizers[1]
+    );
+    Ok(Some(files))
 }
 
 /// What decides the texts of a configuration and a model, given the prompts' digests.

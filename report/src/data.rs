@@ -285,6 +285,7 @@ fn proposer_name(proposer: Proposer) -> &'static str {
         Proposer::Pool => "The pool",
         Proposer::Previous => "The previous text",
         Proposer::Context => "Prompt and text so far",
+        Proposer::DraftModel => "The draft model",
     }
 }
 

@@ -162,11 +162,14 @@ pub enum Proposer {
     Previous,
     /// The prompt and the text so far.
     Context,
+    /// The draft model.
+    #[serde(rename = "draft-model")]
+    DraftModel,
 }
 
 impl Proposer {
     /// All, the target first.
-    pub const ALL: [Self; 4] = [Self::Target, Self::Pool, Self::Previous, Self::Context];
+    pub const ALL: [Self; 5] = [Self::Target, Self::Pool, Self::Previous, Self::Context, Self::DraftModel];
 
     /// The name, as it is written in audits.
     pub fn as_str(self) -> &'static str {
@@ -175,6 +178,7 @@ impl Proposer {
             Self::Pool => "pool",
             Self::Previous => "previous",
             Self::Context => "context",
+            Self::DraftModel => "draft-model",
         }
     }
 }

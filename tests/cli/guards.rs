@@ -32,7 +32,7 @@ fn run_folder(workspace: &Workspace) -> PathBuf {
     entries(&workspace.path("out/runs")).pop().unwrap()
 }
 
-fn plan(workspace: &Workspace) -> Plan {
+pub(crate) fn plan(workspace: &Workspace) -> Plan {
     read_json(&run_folder(workspace).join("plan.json"))
 }
 

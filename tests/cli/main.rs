@@ -10,6 +10,7 @@ mod delta;
 mod distributed;
 mod docs;
 mod doctor;
+mod draft_model;
 mod encode;
 mod faults;
 mod feast;

@@ -31,7 +31,7 @@ const AFFORDED: f64 = 0.03;
 const WAIT_MAX: u32 = 15;
 
 /// Fewest nodes of a draft.
-const REACH_MIN: usize = 4;
+pub(crate) const REACH_MIN: usize = 4;
 
 /// Decay per step of the averages behind the rate: about the last fifty steps count.
 const RATE_DECAY: f64 = 0.98;

@@ -214,7 +214,7 @@ const ADAPTIVE_NODES: usize = 64;
 const FIXED_NODES: usize = 16;
 
 /// `[draft]`.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct DraftConfig {
     /// What drafts.
@@ -234,6 +234,32 @@ pub struct DraftConfig {
     pub context_weight: f32,
     /// Weight of the entity's previous text against those of the pool.
     pub previous_weight: f32,
+    /// A second model that judges and extends drafts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<DraftModelConfig>,
+}
+
+/// `[draft.model]`: it runs where `[model]` runs, by the engine `tree`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DraftModelConfig {
+    /// As [`ModelConfig::path`]; its tokenizer must be that model's.
+    pub path: String,
+    /// The precision of weights and products.
+    #[serde(default)]
+    pub dtype: DTypeOption,
+    /// The quantisation that is applied while loading, if any.
+    #[serde(default)]
+    pub isq: Option<String>,
+    /// Forwards of it per step, at most.
+    #[serde(default = "DraftModelConfig::default_forwards")]
+    pub forwards: usize,
+}
+
+impl DraftModelConfig {
+    fn default_forwards() -> usize {
+        4
+    }
 }
 
 impl Default for DraftConfig {
@@ -248,6 +274,7 @@ impl Default for DraftConfig {
             min_probability: 0.002,
             context_weight: weights.context,
             previous_weight: weights.previous,
+            model: None,
         }
     }
 }
@@ -267,13 +294,13 @@ pub enum DraftMethod {
 }
 
 impl DraftConfig {
-    /// Only blended drafts carry probabilities to weigh against costs.
-    pub fn is_adaptive(self) -> bool {
-        self.adaptive && self.method == DraftMethod::Blended
+    /// Only blended drafts, and those of a draft model, carry probabilities to weigh against costs.
+    pub fn is_adaptive(&self) -> bool {
+        self.adaptive && (self.method == DraftMethod::Blended || self.model.is_some())
     }
 
     /// The bound on a text's drafted tokens per step.
-    pub fn nodes(self) -> usize {
+    pub fn nodes(&self) -> usize {
         self.nodes.unwrap_or(if self.is_adaptive() { ADAPTIVE_NODES } else { FIXED_NODES })
     }
 
@@ -281,7 +308,7 @@ impl DraftConfig {
     ///
     /// # Errors
     /// The first key whose value makes no sense.
-    pub fn drafter(self) -> Result<Drafter> {
+    pub fn drafter(&self) -> Result<Drafter> {
         let drafter = match self.method {
             DraftMethod::None => Drafter::None,
             DraftMethod::PromptLookup => Drafter::PromptLookup { max_ngram: self.order },

@@ -6,6 +6,9 @@ use laser_schema::guard::{GuardAction, Guards};
 
 use super::{Config, EngineKind, PolicyKind};
 
+/// Most forwards of a draft model per step: SpecDec++ drafts 20 tokens at most, one a forward.
+const DRAFT_FORWARDS_MAX: usize = 20;
+
 impl Config {
     /// Checks what recommender models are trained by.
     pub(super) fn validate_learning(&self) -> Result<()> {
@@ -57,6 +60,7 @@ impl Config {
         self.validate_sampling()?;
         self.validate_guards()?;
         self.draft.drafter()?;
+        self.validate_draft_model()?;
         self.pools.validate()?;
         self.ids.validate()?;
         if let Some(queue) = &self.queue {
@@ -75,6 +79,27 @@ impl Config {
             !self.output.is_delta() || self.encoder.as_ref().is_none_or(|e| e.layout == EmbeddingLayout::List),
             "[encoder] layout: with [output] table = \"delta\" it must be \"list\", because readers of Delta tables \
              refuse lists of fixed size"
+        );
+        Ok(())
+    }
+
+    fn validate_draft_model(&self) -> Result<()> {
+        let Some(draft) = &self.draft.model else {
+            return Ok(());
+        };
+        ensure!(
+            !draft.path.is_empty(),
+            "[draft.model] path: not set; give a smaller model of the same tokenizer, or remove [draft.model]"
+        );
+        ensure!(
+            (1..=DRAFT_FORWARDS_MAX).contains(&draft.forwards),
+            "[draft.model] forwards = {}: expected 1 to {DRAFT_FORWARDS_MAX}",
+            draft.forwards
+        );
+        ensure!(
+            self.model.engine == EngineKind::Tree,
+            "[draft.model]: engine = \"mistralrs\" does not draft; choose [model] engine = \"tree\", or remove \
+             [draft.model]"
         );
         Ok(())
     }

@@ -3,11 +3,12 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use laser_decode::chain_parents;
+use laser_decode::{Terms, chain_parents};
 use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
 use laser_model::Tokenizer;
 use rayon::prelude::*;
 
+use super::draft_model::DraftModel;
 use super::options::GenerateOptions;
 use super::request::{FAILURES_IN_A_ROW_MAX, Finished, GenerateError, Generated, Request, TextError, TextGenerator};
 use super::sequence::{Room, Sequence};
@@ -44,6 +45,8 @@ pub struct Generator {
     waited_for_cache: bool,
     /// Duration of prefills of shared prefixes, added to the next step.
     unattributed_seconds: f64,
+    /// Reads and extends the trees that are drafted.
+    draft_model: Option<DraftModel>,
 }
 
 impl std::fmt::Debug for Generator {
@@ -72,7 +75,14 @@ impl Generator {
             failures_in_a_row: 0,
             waited_for_cache: false,
             unattributed_seconds: 0.0,
+            draft_model: None,
         }
+    }
+
+    /// The same with a draft model, whose vocabulary must have every token of the tokenizer.
+    #[must_use]
+    pub fn with_draft_model(self, draft_model: DraftModel) -> Self {
+        Self { draft_model: Some(draft_model), ..self }
     }
 
     /// The model.
@@ -130,7 +140,10 @@ impl Generator {
             match self.open(&request, max_tokens) {
                 Ok(room) => {
                     let vocab_size = self.engine.info().vocab_size;
-                    self.active.push(Sequence::new(request, room, &self.options, vocab_size));
+                    let capacity = request.prompt.len() + max_tokens + self.options.nodes;
+                    let model = self.draft_model.as_mut().filter(|_| !request.plain);
+                    let reader = model.and_then(|model| model.open(&request.prompt, capacity));
+                    self.active.push(Sequence::new(request, room, reader, &self.options, vocab_size));
                 }
                 Err(_) if self.active.is_empty() && !self.prefixes.is_empty() => {
                     self.forget_prefixes();
@@ -229,6 +242,7 @@ impl Generator {
     fn prepare(&mut self) -> Vec<usize> {
         let room = self.feed();
         self.draft(room);
+        self.refine();
         let part: Vec<usize> = (0..self.active.len()).filter(|&index| self.active[index].chunk > 0).collect();
         self.budget(&part, room);
         self.drafted = part.iter().map(|&index| self.active[index].drafted()).sum();
@@ -274,12 +288,44 @@ impl Generator {
         self.active.iter_mut().for_each(|sequence| sequence.drafting *= share);
     }
 
+    /// Lets the draft model read and extend the trees. It changes no text, so if it fails, the night goes on without.
+    fn refine(&mut self) {
+        let Some(model) = &mut self.draft_model else {
+            return;
+        };
+        let start = Instant::now();
+        let options = &self.options;
+        // As large as the last step, or nearly.
+        let tokens = self.active.iter().map(|sequence| sequence.chunk).sum::<usize>() + self.drafted;
+        let load = StepLoad { tokens, pairs: 0 };
+        let terms = Terms {
+            trust: 0.0,
+            max_nodes: 0,
+            min_probability: options.drafter.min_probability(),
+            end_of_text: options.end_of_text.first().copied().unwrap_or(u32::MAX),
+            vocab_size: self.engine.info().vocab_size,
+            price: options.budget.as_ref().map_or(0.0, |budget| model.price(budget.cost(), load)),
+        };
+        let mut readers: Vec<_> = self.active.iter_mut().filter_map(|sequence| sequence.readable(model)).collect();
+        let refined = model.refine(&mut readers, options.step_tokens, terms);
+        let share = start.elapsed().as_secs_f64() / readers.len().max(1) as f64;
+        match refined {
+            Ok(()) => self.active.iter_mut().for_each(|sequence| sequence.take_refined(share)),
+            Err(error) => {
+                tracing::warn!(%error, "the draft model failed; going on without it");
+                self.draft_model = None;
+                self.active.iter_mut().for_each(|sequence| sequence.reader = None);
+            }
+        }
+    }
+
     /// Cuts the trees back to the nodes that pay, over the whole batch, and of those to `room`. A tree's nodes come in
     /// falling probability, so what is left of it is its beginning.
     fn budget(&mut self, part: &[usize], room: usize) {
         let Some(budget) = &mut self.options.budget else {
             return;
         };
+        part.iter().for_each(|&index| self.active[index].watch());
         let (mut known, mut certain) = (StepLoad::default(), 0);
         let mut drafted = Vec::with_capacity(part.len());
         for &index in part {
@@ -291,7 +337,7 @@ impl Generator {
             known = known.with(sequence.chunk, cached);
             certain += usize::from(sequence.is_scored());
             drafted.push(Drafted {
-                pool: sequence.pool(),
+                pool: sequence.worth(),
                 cached,
                 probabilities: sequence.tree.probabilities().get(1..).unwrap_or_default(),
             });
@@ -302,7 +348,7 @@ impl Generator {
         let kept = budget.allot((known, certain, room), &drafted);
         for (&index, kept) in part.iter().zip(kept) {
             let sequence = &mut self.active[index];
-            let terms = budget.terms(sequence.pool(), part.len());
+            let terms = budget.terms(sequence.worth(), part.len());
             sequence.cut(kept, terms);
         }
     }
@@ -320,28 +366,42 @@ impl Generator {
     }
 
     /// Takes over the scores of a step. On an error what had ended before it is finished all the same.
-    fn advance(&mut self, part: &[usize], scores: &[Scores], finished: &mut Vec<Finished>) -> Result<(), EngineError> {
-        let mut ended = Vec::new();
+    fn advance(
+        &mut self,
+        (part, seconds): (&[usize], f64),
+        scores: &[Scores],
+        finished: &mut Vec<Finished>,
+    ) -> Result<(), EngineError> {
+        let (mut ended, mut emitted) = (Vec::new(), 0);
         let mut outcome = Ok(());
         for (&index, scores) in part.iter().zip(scores) {
             let sequence = &mut self.active[index];
+            emitted -= sequence.done.tokens.len().cast_signed();
             match sequence.accept(scores, &self.options, &self.tokenizer) {
                 Ok((keep, None)) => outcome = self.engine.commit(sequence.slot, &keep),
                 Ok((_, Some(stop))) => ended.push((index, Ok(stop))),
                 Err(error) => ended.push((index, Err(error))),
             }
+            emitted += sequence.done.tokens.len().cast_signed();
             if let Some(budget) = &mut self.options.budget {
                 let has_ended = ended.last().is_some_and(|(last, _)| *last == index);
                 let judged = sequence.hindsight.judge(&sequence.done.tokens, has_ended);
-                budget.judge(sequence.pool(), &judged);
+                budget.judge(sequence.worth(), &judged);
+            }
+            if let (Some(model), Some(reader)) = (&mut self.draft_model, &mut sequence.reader) {
+                model.judge(reader);
             }
             if outcome.is_err() {
                 break;
             }
         }
+        if let Some(model) = &mut self.draft_model {
+            model.stepped(emitted, seconds);
+        }
         for (index, stop) in ended.into_iter().rev() {
-            let Sequence { request, slot, done, .. } = self.active.remove(index);
-            self.engine.close(slot);
+            let sequence = self.active.remove(index);
+            self.close(&sequence);
+            let Sequence { request, done, .. } = sequence;
             if stop.is_ok() {
                 self.failures_in_a_row = 0;
             }
@@ -351,12 +411,20 @@ impl Generator {
         outcome
     }
 
+    /// Gives back the caches of a sequence.
+    fn close(&mut self, sequence: &Sequence) {
+        self.engine.close(sequence.slot);
+        if let (Some(model), Some(reader)) = (&mut self.draft_model, &sequence.reader) {
+            model.close(reader);
+        }
+    }
+
     /// After a failed step every sequence starts over, each alone; one that then fails is at fault.
     fn isolate(&mut self, error: EngineError, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
         let requests: Vec<Request> = std::mem::take(&mut self.active)
             .into_iter()
             .map(|sequence| {
-                self.engine.close(sequence.slot);
+                self.close(&sequence);
                 sequence.request
             })
             .collect();
@@ -429,7 +497,7 @@ impl TextGenerator for Generator {
             let seconds = start.elapsed().as_secs_f64() + self.unattributed_seconds;
             self.unattributed_seconds = 0.0;
             self.attribute(&part, seconds);
-            let outcome = self.advance(&part, &scores, &mut finished);
+            let outcome = self.advance((&part, seconds), &scores, &mut finished);
             if let Some(budget) = &mut self.options.budget {
                 budget.learn(forward);
             }
@@ -446,8 +514,8 @@ impl TextGenerator for Generator {
         self.suspects.clear();
         self.failures_in_a_row = 0;
         self.unattributed_seconds = 0.0;
-        for sequence in self.active.drain(..) {
-            self.engine.close(sequence.slot);
+        for sequence in std::mem::take(&mut self.active) {
+            self.close(&sequence);
         }
         self.forget_prefixes();
     }

@@ -10,12 +10,14 @@
 //! costs the sequences of the batch their progress: each starts over alone, and the one that then fails is reported.
 //! Nothing of one text is visible to the next.
 
+mod draft_model;
 mod generator;
 mod options;
 mod request;
 mod sequence;
 mod stop;
 
+pub use draft_model::DraftModel;
 pub use generator::Generator;
 pub use options::GenerateOptions;
 #[cfg(feature = "mistralrs")]

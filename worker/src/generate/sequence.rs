@@ -11,10 +11,11 @@ use laser_engine::{Scores, Segment, Slot};
 use laser_model::Tokenizer;
 use laser_schema::audit::{Origin, Proposer};
 
+use super::draft_model::{DraftModel, Reader};
 use super::options::GenerateOptions;
 use super::request::{Generated, Request, StopReason, TextError};
 use super::stop::cut_at_stop;
-use crate::budget::{Reach, Terms};
+use crate::budget::{REACH_MIN, Reach, Terms};
 use crate::calibration::Hindsight;
 
 /// The place of a sequence in the engine.
@@ -46,6 +47,11 @@ pub(super) struct Sequence {
     parents: Vec<u32>,
     /// Seconds that the step waited for its draft.
     pub(super) drafting: f64,
+    /// What a draft model has of it, and how many nodes it may draft in this step.
+    pub(super) reader: Option<Reader>,
+    pub(super) reading: usize,
+    /// The name under which the budget knows what its drafts are worth.
+    worth: String,
     // Under a budget: how far it drafts, and what became of a draft.
     reach: Reach,
     pub(super) hindsight: Hindsight,
@@ -69,7 +75,13 @@ impl TargetScores for TreeScores<'_> {
 
 impl Sequence {
     /// A sequence whose cache `room` holds the beginning of the prompt.
-    pub(super) fn new(request: Request, room: Room, options: &GenerateOptions, vocab_size: usize) -> Self {
+    pub(super) fn new(
+        request: Request,
+        room: Room,
+        reader: Option<Reader>,
+        options: &GenerateOptions,
+        vocab_size: usize,
+    ) -> Self {
         let drafter = if request.plain { Drafter::None } else { options.drafter };
         let end = options.end_of_text.first().copied().unwrap_or(u32::MAX);
         let mut context = DraftContext::new(drafter, request.pool.clone(), end);
@@ -81,6 +93,8 @@ impl Sequence {
         }
         context.extend(&request.prompt);
         let noise = Noise::new(request.key).before(request.prompt.len() - 1);
+        let pool = request.pool.as_ref().map_or("", Pool::name);
+        let worth = if reader.is_some() { format!("{pool}+model") } else { pool.to_owned() };
         Self {
             pending: request.prompt[room.cached..].iter().copied().collect(),
             request,
@@ -94,6 +108,9 @@ impl Sequence {
             tokens: Vec::new(),
             parents: Vec::new(),
             drafting: 0.0,
+            reader,
+            reading: 0,
+            worth,
             reach: Reach::default(),
             hindsight: Hindsight::default(),
         }
@@ -123,6 +140,7 @@ impl Sequence {
         self.parents.clear();
         self.parents.extend(chain_parents(self.chunk));
         self.tree.clear();
+        self.reading = 0;
         self.drafting = 0.0;
         self.chunk
     }
@@ -137,21 +155,43 @@ impl Sequence {
         let start = Instant::now();
         // The token after the tree's last is the target's own: no more than that can be of use.
         let useful = self.max_tokens - self.done.tokens.len() - 1;
-        let most = nodes.min(useful);
-        let most = if adapts { self.reach.next(most) } else { most };
+        let useful = nodes.min(useful);
+        let most = if adapts { self.reach.next(useful) } else { useful };
         self.context.draft(most, &mut self.tree);
-        if most == 0 {
-            return;
-        }
-        self.drafting = start.elapsed().as_secs_f64();
-        if adapts {
-            self.hindsight.watch(&self.tree, self.done.tokens.len());
+        self.reading = if adapts { most.max(REACH_MIN).min(useful) } else { useful };
+        if most > 0 {
+            self.drafting = start.elapsed().as_secs_f64();
         }
     }
 
-    /// The name of the pool that it drafts from; empty without one.
-    pub(super) fn pool(&self) -> &str {
-        self.request.pool.as_ref().map_or("", Pool::name)
+    /// The reader and the nodes that it may draft, if it can.
+    pub(super) fn readable(&mut self, model: &DraftModel) -> Option<(&mut Reader, usize)> {
+        let nodes = std::mem::take(&mut self.reading);
+        let reader = self.reader.as_mut()?;
+        if nodes == 0 || !model.can_read(reader, nodes.max(self.tree.len())) {
+            return None;
+        }
+        self.reading = nodes;
+        reader.refined.begin(&self.tree);
+        Some((reader, nodes))
+    }
+
+    /// Takes over the tree that its reader has refined, for its share of the seconds that this took.
+    pub(super) fn take_refined(&mut self, seconds: f64) {
+        if let Some(reader) = self.reader.as_ref().filter(|_| self.reading > 0) {
+            self.tree.clone_from(reader.refined.tree());
+            self.done.draft_seconds += seconds;
+        }
+    }
+
+    /// Watches what becomes of its draft.
+    pub(super) fn watch(&mut self) {
+        self.hindsight.watch(&self.tree, self.done.tokens.len());
+    }
+
+    /// The name under which the budget knows what its drafts are worth: its pool's, empty without one.
+    pub(super) fn worth(&self) -> &str {
+        &self.worth
     }
 
     /// Keeps the first nodes of the tree; how many that are tells how far and when it drafts next, under its terms.
@@ -231,6 +271,9 @@ impl Sequence {
             self.done.origins.push(Origin::TARGET);
         }
         self.context.extend(&step.tokens[..emitted]);
+        if let Some(reader) = &mut self.reader {
+            reader.emitted(&step.tokens[..emitted], self.reading > 0);
+        }
         self.pending.clear();
         self.pending.extend(step.tokens[..emitted].last());
         Ok((keep, stop))
@@ -265,6 +308,7 @@ fn proposer(source: Source) -> Proposer {
         Source::Pool => Proposer::Pool,
         Source::Previous => Proposer::Previous,
         Source::Context | Source::Prompt => Proposer::Context,
+        Source::Model => Proposer::DraftModel,
     }
 }
 

@@ -1,0 +1,321 @@
+//! Refining a draft tree by a draft model: a second, smaller model of the same tokenizer.
+//!
+//! One forward of the draft model reads a whole tree. It tells of every node what it expects next, so it judges what
+//! the other sources drafted and proposes tokens that they lack. The tree is then grown again, best-first, from both
+//! opinions; what is new in it can be read in a further forward. On a tree that is only a root this is the dynamic tree
+//! of EAGLE-2 (arXiv:2406.16858, section 4), a level a forward; on the tree of a pool one forward judges all levels.
+//!
+//! Let a(x) be the estimate of the other sources that x follows a node, A the sum of a over the node's drafted
+//! children, p the draft model's distribution and w the trust in it. The probability of x is
+//! (1 - w) · (a(x) + (1 - A) · p(x)) + w · p(x): a mixture of the draft model and of the other sources, which leave
+//! to it what they do not know.
+//!
+//! A greedy target takes its most probable token however close the race was, so what a draft model puts first is right
+//! more often than its probability says. Therefore p is the model's distribution to the power of a sharpness,
+//! normalised; the slope of its log likelihood ([`Refined::slope`]) tells how to learn that from the texts.
+
+use std::collections::BinaryHeap;
+
+use crate::Token;
+use crate::tree::{DraftTree, Source};
+use crate::verify::Candidate;
+
+/// A draft tree with what a draft model says of it. Buffers are kept from step to step.
+#[derive(Debug, Clone, Default)]
+pub struct Refined {
+    tree: DraftTree,
+    notes: Vec<Note>,
+    grown: DraftTree,
+    grown_notes: Vec<Note>,
+    open: BinaryHeap<Open>,
+    /// Nodes offered to `open` so far.
+    seen: usize,
+}
+
+/// What is known of a node.
+#[derive(Debug, Clone, Default)]
+struct Note {
+    /// The estimates that it follows its parent: of the other sources, and of the draft model once that has read the
+    /// parent.
+    estimate: f32,
+    model: f32,
+    /// What the other sources leave of the probability of its children.
+    left: f32,
+    /// What the draft model says after it; none before it was read.
+    read: Option<Read>,
+}
+
+/// What a draft model says after a node.
+#[derive(Debug, Clone, Default)]
+struct Read {
+    candidates: Vec<Candidate>,
+    /// The log probability of the last candidate, and the logarithm of how many tokens of that would make up all that
+    /// are no candidates.
+    last: f32,
+    log_others: f32,
+    /// Exponent of the probabilities, and the logarithm of their sum.
+    sharpness: f32,
+    log_sum: f32,
+}
+
+/// The least probability that tokens are given which are no candidates.
+const OTHERS_MIN: f32 = 1e-6;
+
+impl Read {
+    fn new(candidates: &[Candidate], sharpness: f32) -> Self {
+        let known: f32 = candidates.iter().map(|candidate| candidate.log_probability.exp()).sum();
+        let last = candidates.last().map_or(0.0, |candidate| candidate.log_probability);
+        let log_others = (1.0 - known).max(OTHERS_MIN).ln() - last;
+        let mut read = Self { candidates: candidates.to_vec(), last, log_others, sharpness, log_sum: 0.0 };
+        // The largest power is taken out, so that none underflows that matters.
+        let most = read.all().fold(f32::MIN, |most, (log, _)| most.max(log));
+        let sum: f32 = read.all().map(|(log, log_count)| (sharpness * (log - most) + log_count).exp()).sum();
+        read.log_sum = sharpness * most + sum.ln();
+        read
+    }
+
+    /// Log probabilities, and the logarithm of how many tokens have each: one has a candidate's. All others count as if
+    /// they had the last candidate's, so sharpening takes no more from them than it would.
+    fn all(&self) -> impl Iterator<Item = (f32, f32)> {
+        let candidates = self.candidates.iter().map(|candidate| (candidate.log_probability, 0.0));
+        candidates.chain([(self.last, self.log_others)])
+    }
+
+    /// The probability of this log probability, sharpened.
+    fn sharpen(&self, log_probability: f32) -> f32 {
+        (self.sharpness * log_probability - self.log_sum).exp()
+    }
+
+    fn log_probability(&self, token: Token) -> Option<f32> {
+        let found = self.candidates.iter().find(|candidate| candidate.token == token);
+        found.map(|candidate| candidate.log_probability)
+    }
+
+    /// The probability of a token, sharpened; 0 if it is no candidate.
+    fn probability(&self, token: Token) -> f32 {
+        self.log_probability(token).map_or(0.0, |log| self.sharpen(log))
+    }
+}
+
+impl Note {
+    /// The probability that a node with this note follows: what the other sources say if the draft model has not read.
+    fn conditional(&self, child: &Self, trust: f32) -> f32 {
+        if self.read.is_some() { child.blend(self.left, trust) } else { child.estimate }
+    }
+
+    /// The probability after a parent that was read, with this trust in the draft model.
+    fn blend(&self, left: f32, trust: f32) -> f32 {
+        ((1.0 - trust) * (self.estimate + left * self.model) + trust * self.model).min(1.0)
+    }
+}
+
+/// A node that may be drafted.
+#[derive(Debug, Clone)]
+struct Open {
+    /// Of its path.
+    probability: f32,
+    /// In the order found: earlier ones come first among equals.
+    order: usize,
+    /// Its parent in the tree that is grown.
+    parent: usize,
+    token: Token,
+    source: Source,
+    note: Note,
+    /// Its node in the tree before.
+    before: Option<usize>,
+}
+
+impl Ord for Open {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.probability.total_cmp(&other.probability).then(other.order.cmp(&self.order))
+    }
+}
+
+impl PartialOrd for Open {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Open {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Open {}
+
+/// How a tree is grown.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Terms {
+    /// Weight of the draft model against the other sources, in 0..=1.
+    pub trust: f32,
+    /// Drafted nodes, at most.
+    pub max_nodes: usize,
+    /// The path probability that a node must exceed.
+    pub min_probability: f32,
+    /// Nothing follows this token.
+    pub end_of_text: Token,
+    /// Only tokens below this are drafted: a draft model may have more than the target.
+    pub vocab_size: usize,
+    /// What verifying a node costs, in tokens.
+    pub price: f32,
+}
+
+impl Terms {
+    /// What a node of this path probability gains.
+    fn gain(&self, probability: f32) -> f32 {
+        (probability - self.price).max(0.0)
+    }
+}
+
+impl Refined {
+    /// Begins with the tree of the other sources, which has a root; nothing of it has been read.
+    pub fn begin(&mut self, tree: &DraftTree) {
+        self.tree.clone_from(tree);
+        self.notes.clear();
+        self.notes.resize(tree.len(), Note { left: 1.0, ..Note::default() });
+        for node in 1..tree.len() {
+            let parent = tree.parents()[node] as usize;
+            let estimate = tree.probabilities()[node] / tree.probabilities()[parent];
+            self.notes[node].estimate = estimate;
+            self.notes[parent].left -= estimate;
+        }
+        self.notes.iter_mut().for_each(|note| note.left = note.left.clamp(0.0, 1.0));
+    }
+
+    /// The tree as it is now.
+    #[must_use]
+    pub fn tree(&self) -> &DraftTree {
+        &self.tree
+    }
+
+    /// Whether the draft model is still to read a node.
+    #[must_use]
+    pub fn is_unread(&self, node: usize) -> bool {
+        self.notes[node].read.is_none()
+    }
+
+    /// The drafted nodes that the draft model has to be given so that it reads those it has not read, ends of texts
+    /// excepted: these and their ancestors below the root, ascending.
+    #[must_use]
+    pub fn to_read(&self, end_of_text: Token) -> Vec<usize> {
+        let mut needed: Vec<bool> = (0..self.tree.len()).map(|node| self.is_unread(node)).collect();
+        for node in (1..self.tree.len()).rev() {
+            let is_end = self.tree.tokens()[node] == end_of_text;
+            needed[node] &= !is_end;
+            if needed[node] {
+                needed[self.tree.parents()[node] as usize] = true;
+            }
+        }
+        (1..needed.len()).filter(|&node| needed[node]).collect()
+    }
+
+    /// Takes over the draft model's most probable tokens after a node, and the exponent of their probabilities.
+    pub fn read(&mut self, node: usize, candidates: &[Candidate], sharpness: f32) {
+        self.notes[node].read = Some(Read::new(candidates, sharpness));
+    }
+
+    /// The derivative, by the sharpness, of the log probability that the draft model gave to a token after a node: the
+    /// token's log probability less the expected one. `None` if the model has not read the node.
+    #[must_use]
+    pub fn slope(&self, node: usize, token: Token) -> Option<f32> {
+        let read = self.notes.get(node)?.read.as_ref()?;
+        let expected: f32 = read.all().map(|(log, log_count)| read.sharpen(log) * log_count.exp() * log).sum();
+        Some(read.log_probability(token).unwrap_or(read.last) - expected)
+    }
+
+    /// Grows the tree anew from all that was read: the nodes of the greatest path probabilities, in falling order.
+    /// Returns what that gains, in tokens: the sum of the new tree's path probabilities above the price of a node, less
+    /// that of the one before, both as they are estimated now.
+    pub fn grow(&mut self, terms: Terms) -> f32 {
+        let before = self.estimated_gain(terms);
+        let Some(&root) = self.tree.tokens().first() else {
+            return 0.0;
+        };
+        self.grown.reset(root);
+        self.grown_notes.clear();
+        self.grown_notes.push(self.notes[0].clone());
+        self.open.clear();
+        self.seen = 0;
+        self.expand(0, 0, terms);
+        let mut sum = 0.0;
+        while self.grown.drafted() < terms.max_nodes
+            && let Some(open) = self.open.pop()
+        {
+            let node = self.grown.push(open.parent, open.token, open.probability, open.source);
+            sum += terms.gain(open.probability);
+            self.grown_notes.push(open.note);
+            if let Some(before) = open.before.filter(|_| open.token != terms.end_of_text) {
+                self.expand(before, node, terms);
+            }
+        }
+        std::mem::swap(&mut self.tree, &mut self.grown);
+        std::mem::swap(&mut self.notes, &mut self.grown_notes);
+        sum - before
+    }
+
+    /// The estimates of a node that it follows its parent: of the other sources, completed by the draft model, and of
+    /// the draft model; `None` if that has not read the parent.
+    #[must_use]
+    pub fn opinions(&self, node: usize) -> Option<(f32, f32)> {
+        let parent = self.tree.parents()[node] as usize;
+        self.notes.get(parent)?.read.as_ref()?;
+        let note = &self.notes[node];
+        Some((note.blend(self.notes[parent].left, 0.0), note.model))
+    }
+
+    /// Offers the children of a node: those that it had, and those that the draft model proposes.
+    fn expand(&mut self, node: usize, grown: usize, terms: Terms) {
+        let (above, parent) = (self.grown.probabilities()[grown], &self.notes[node]);
+        let read = parent.read.as_ref();
+        let children: Vec<usize> = self.tree.children(node).collect();
+        let known = children.iter().map(|&child| {
+            let (token, source) = (self.tree.tokens()[child], self.tree.sources()[child]);
+            let model = read.map_or(0.0, |read| read.probability(token));
+            let note = Note { model, ..self.notes[child].clone() };
+            let probability = above * parent.conditional(&note, terms.trust);
+            let source = joint_source(source, &note, terms.trust);
+            Open { probability, order: 0, parent: grown, token, source, note, before: Some(child) }
+        });
+        let is_new = |candidate: &Candidate| {
+            let is_known = children.iter().any(|&child| self.tree.tokens()[child] == candidate.token);
+            !is_known && (candidate.token as usize) < terms.vocab_size
+        };
+        let proposed = read.into_iter().flat_map(|read| read.candidates.iter().map(move |candidate| (read, candidate)));
+        let new = proposed.filter(|(_, candidate)| is_new(candidate)).map(|(read, candidate)| {
+            let note = Note { model: read.sharpen(candidate.log_probability), left: 1.0, ..Note::default() };
+            let (probability, token) = (above * note.blend(parent.left, terms.trust), candidate.token);
+            Open { probability, order: 0, parent: grown, token, source: Source::Model, note, before: None }
+        });
+        for open in known.chain(new).filter(|open| open.probability > terms.min_probability) {
+            self.open.push(Open { order: self.seen, ..open });
+            self.seen += 1;
+        }
+    }
+
+    /// What the nodes of the tree gain as they are estimated now.
+    fn estimated_gain(&self, terms: Terms) -> f32 {
+        let mut probabilities = vec![1.0; self.tree.len()];
+        for node in 1..self.tree.len() {
+            let parent = self.tree.parents()[node] as usize;
+            let above = &self.notes[parent];
+            let model = above.read.as_ref().map_or(0.0, |read| read.probability(self.tree.tokens()[node]));
+            let note = Note { model, estimate: self.notes[node].estimate, ..Note::default() };
+            probabilities[node] = probabilities[parent] * above.conditional(&note, terms.trust);
+        }
+        probabilities.iter().skip(1).map(|&probability| terms.gain(probability)).sum()
+    }
+}
+
+/// The source that contributes most. A token that the draft model proposes as well is no longer the prompt's alone.
+fn joint_source(source: Source, note: &Note, trust: f32) -> Source {
+    match source {
+        _ if trust * note.model > (1.0 - trust) * note.estimate => Source::Model,
+        Source::Prompt if note.model > 0.0 => Source::Context,
+        source => source,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,381 @@
+//! A draft model: a second, smaller engine that reads the trees of a step and extends them ([`Refined`]).
+//!
+//! It has a cache of its own per sequence, which holds what the sequence has committed. One forward reads the trees of
+//! all sequences together with the tokens that they emitted since; more forwards extend what is new in the trees.
+//!
+//! Under a budget each further forward has to pay: what the last ones of its place gained, in expected tokens, must
+//! exceed the tokens that its time gives at the recent rate. This is the stopping rule of SpecDec++ (arXiv:2405.19715,
+//! theorem 3.1: go on while the chance that all is accepted is high enough for the cost of one more), stated for trees
+//! and batches and with measured gains in place of a trained head.
+
+use std::time::Instant;
+
+use laser_decode::{ROOT_PARENT, Refined, TargetScores as _, Terms, Token};
+use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
+
+use crate::cost::{StepCost, StepLoad};
+
+/// The draft model's candidates after a node: a tree of 64 nodes rarely has more children of one.
+const CANDIDATES: usize = 8;
+
+/// Rate of the averages of gains and of tokens per second: about the last thirty steps count.
+const RATE: f64 = 0.03;
+
+/// Rate at which the trust in the model follows its predictions: about the last hundred tokens count.
+const TRUST_RATE: f32 = 0.01;
+
+/// Rate at which the sharpness follows the texts.
+const SHARPNESS_RATE: f32 = 0.03;
+
+/// Largest logarithm of the sharpness, either way: a sharpness of 33 is that of a model which is the target itself.
+const LOG_SHARPNESS_MAX: f32 = 3.5;
+
+/// Nodes over whose cost the price of one is averaged: kernels work on rows in tiles.
+const PRICED_NODES: usize = 16;
+
+/// The trust stays this far from none and from certainty, so that it can always change.
+const TRUST_MARGIN: f32 = 0.02;
+
+/// A forward that did not pay is tried again after so many steps, and then ever more rarely up to so many: it may pay on
+/// other texts. What it reads anew then are whole prompts.
+const RETRY_STEPS: std::ops::RangeInclusive<u32> = 32..=4096;
+
+/// A second model that drafts.
+pub struct DraftModel {
+    engine: Box<dyn Engine>,
+    /// Forwards of a step, at most.
+    forwards: usize,
+    /// What forwards cost; without it every step takes all of them.
+    cost: Option<StepCost>,
+    trust: f32,
+    /// Logarithm of the exponent of the model's probabilities.
+    log_sharpness: f32,
+    worth: Vec<Worth>,
+    /// Tokens a second of the whole step over the last steps; none before the first.
+    rate: f64,
+}
+
+impl std::fmt::Debug for DraftModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut f = f.debug_struct("DraftModel");
+        f.field("trust", &self.trust)
+            .field("sharpness", &self.log_sharpness.exp())
+            .field("worth", &self.worth)
+            .field("rate", &self.rate)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a forward of a step is worth, by its place among them.
+#[derive(Debug, Clone, Copy, Default)]
+struct Worth {
+    /// Expected tokens that it gains per sequence; none before the first.
+    gain: Option<f64>,
+    /// Steps since the last one, and after how many it is tried again.
+    idle: u32,
+    wait: u32,
+}
+
+/// What the draft model has of one sequence.
+#[derive(Debug)]
+pub(super) struct Reader {
+    slot: Slot,
+    /// Tokens of the sequence that it has not cached.
+    unread: Vec<Token>,
+    pub(super) refined: Refined,
+    /// Of each token emitted in the last step that was in the tree: the probabilities that the other sources and the
+    /// model gave it.
+    opinions: Vec<(f32, f32)>,
+    /// Of each emitted token after a node that the model read the slope of its log probability by the sharpness.
+    slopes: Vec<f32>,
+}
+
+impl Reader {
+    /// Takes note of tokens that the sequence has emitted, and, if they were to follow the refined tree's root, of who
+    /// foresaw them.
+    pub(super) fn emitted(&mut self, tokens: &[Token], is_refined: bool) {
+        self.unread.extend(tokens);
+        let (tree, mut node) = (self.refined.tree(), 0);
+        for token in tokens.iter().filter(|_| is_refined) {
+            self.slopes.extend(self.refined.slope(node, *token));
+            let Some(child) = tree.children(node).find(|&child| tree.tokens()[child] == *token) else {
+                return;
+            };
+            self.opinions.extend(self.refined.opinions(child));
+            node = child;
+        }
+    }
+}
+
+/// One sequence's part of a forward.
+struct Reading {
+    /// Its place among the readers.
+    reader: usize,
+    /// Tokens of `unread` that become cached.
+    chunk: usize,
+    /// The drafted nodes behind them.
+    nodes: Vec<usize>,
+    tokens: Vec<Token>,
+    parents: Vec<u32>,
+}
+
+impl DraftModel {
+    /// A draft model that is given at most `forwards` forwards per step; with `cost` only those that pay.
+    pub fn new(engine: Box<dyn Engine>, forwards: usize, cost: Option<StepCost>) -> Self {
+        let worth = vec![Worth::default(); forwards];
+        Self { engine, forwards, cost, trust: 0.5, log_sharpness: 0.0, worth, rate: 0.0 }
+    }
+
+    /// A reader of a sequence with this prompt that may grow to `capacity` tokens and drafted nodes; none where the
+    /// model has no room or no such token.
+    pub(super) fn open(&mut self, prompt: &[Token], capacity: usize) -> Option<Reader> {
+        let capacity = capacity.min(self.engine.info().max_positions);
+        let slot = self.engine.open(capacity).ok()?;
+        Some(Reader {
+            slot,
+            unread: prompt.to_vec(),
+            refined: Refined::default(),
+            opinions: Vec::new(),
+            slopes: Vec::new(),
+        })
+    }
+
+    /// Gives back a reader's cache.
+    pub(super) fn close(&mut self, reader: &Reader) {
+        self.engine.close(reader.slot);
+    }
+
+    /// Whether the reader may read this tree: there is room for it, and the model knows the tokens.
+    pub(super) fn can_read(&self, reader: &Reader, nodes: usize) -> bool {
+        let info = self.engine.info();
+        let length = self.engine.cached(reader.slot) + reader.unread.len() + nodes;
+        length <= info.max_positions && reader.unread.iter().all(|&token| (token as usize) < info.vocab_size)
+    }
+
+    /// Refines the trees of all readers, of which each may have so many nodes, in forwards of at most about
+    /// `step_tokens` tokens.
+    ///
+    /// # Errors
+    /// The engine's; the readers are of no use then.
+    pub(super) fn refine(
+        &mut self,
+        readers: &mut [(&mut Reader, usize)],
+        step_tokens: usize,
+        terms: Terms,
+    ) -> Result<(), EngineError> {
+        for place in 0..self.forwards {
+            let readings = self.readings(readers, step_tokens, terms.end_of_text);
+            let load = self.load(readers, &readings);
+            if readings.is_empty() || !self.pays(place, load, readings.len()) {
+                break;
+            }
+            let start = Instant::now();
+            let mut gain = 0.0;
+            let scores = self.forward(readers, &readings)?;
+            for (reading, scores) in readings.iter().zip(&scores) {
+                let (reader, max_nodes) = &mut readers[reading.reader];
+                self.engine.commit(reader.slot, &(0..reading.chunk).collect::<Vec<_>>())?;
+                reader.unread.drain(..reading.chunk);
+                if reading.is_whole(reader) {
+                    reading.take(&mut reader.refined, scores, self.log_sharpness.exp());
+                    let terms = Terms { trust: self.trust, max_nodes: *max_nodes, ..terms };
+                    gain += f64::from(reader.refined.grow(terms));
+                }
+            }
+            let tokens: usize = readings.iter().map(|reading| reading.tokens.len()).sum();
+            let seconds = (tokens == load.tokens).then(|| start.elapsed().as_secs_f64());
+            self.learn(place, gain / readings.len() as f64, (load, seconds));
+        }
+        Ok(())
+    }
+
+    /// What is to be read: unread tokens, and behind the last of them the nodes.
+    fn readings(&self, readers: &[(&mut Reader, usize)], step_tokens: usize, end_of_text: Token) -> Vec<Reading> {
+        let mut room = step_tokens.max(1);
+        let mut readings = Vec::new();
+        for (at, (reader, _)) in readers.iter().enumerate() {
+            let chunk = reader.unread.len().min(room);
+            let is_whole = chunk == reader.unread.len();
+            let nodes = if is_whole { reader.refined.to_read(end_of_text) } else { Vec::new() };
+            room -= chunk;
+            if chunk + nodes.len() > 0 && (is_whole || chunk > 0) {
+                readings.push(Reading::new(at, &reader.unread[..chunk], &reader.refined, nodes));
+            }
+        }
+        readings
+    }
+
+    /// The work of reading, but for prompts: these are read once, whatever follows.
+    fn load(&self, readers: &[(&mut Reader, usize)], readings: &[Reading]) -> StepLoad {
+        readings.iter().fold(StepLoad::default(), |load, reading| {
+            let cached = self.engine.cached(readers[reading.reader].0.slot);
+            let tokens = if cached == 0 { reading.nodes.len() + 1 } else { reading.tokens.len() };
+            load.with(tokens, cached)
+        })
+    }
+
+    fn forward(&mut self, readers: &[(&mut Reader, usize)], readings: &[Reading]) -> Result<Vec<Scores>, EngineError> {
+        let segment = |reading: &Reading| {
+            let reader = &readers[reading.reader].0;
+            // The last unread token is the root; where more are left, nothing is asked.
+            let is_whole = reading.chunk == reader.unread.len();
+            let scored_from = if is_whole { reading.chunk.saturating_sub(1) } else { reading.chunk };
+            (reader.slot, scored_from)
+        };
+        let segments: Vec<Segment<'_>> = readings
+            .iter()
+            .map(|reading| {
+                let (slot, scored_from) = segment(reading);
+                Segment { slot, tokens: &reading.tokens, parents: &reading.parents, scored_from, draw: None }
+            })
+            .collect();
+        self.engine.step(&segments, CANDIDATES)
+    }
+
+    /// Whether one more forward of this load is worth its time.
+    fn pays(&mut self, place: usize, load: StepLoad, sequences: usize) -> bool {
+        let (Some(cost), worth) = (&self.cost, &mut self.worth[place]) else {
+            return true;
+        };
+        let price = self.rate * cost.seconds(load);
+        if worth.gain.is_none_or(|gain| gain * sequences as f64 > price) {
+            (worth.idle, worth.wait) = (0, *RETRY_STEPS.start());
+            return true;
+        }
+        worth.idle += 1;
+        let tries = worth.idle > worth.wait.max(*RETRY_STEPS.start());
+        if tries {
+            (worth.idle, worth.wait) = (0, (2 * worth.wait).clamp(2 * RETRY_STEPS.start(), *RETRY_STEPS.end()));
+        }
+        tries
+    }
+
+    /// What one more node of a target's step of this load costs, in tokens.
+    pub(super) fn price(&self, target: &StepCost, load: StepLoad) -> f32 {
+        let more = load.with(PRICED_NODES, 0);
+        let seconds = (target.seconds(more) - target.seconds(load)) / PRICED_NODES as f64;
+        #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough")]
+        let price = (self.rate * seconds) as f32;
+        price
+    }
+
+    /// Learns from a forward: what it gained per sequence, and its seconds unless it also read prompts.
+    fn learn(&mut self, place: usize, gain: f64, (load, seconds): (StepLoad, Option<f64>)) {
+        let known = self.worth[place].gain.get_or_insert(gain);
+        *known += (gain - *known) * RATE;
+        if let (Some(cost), Some(seconds)) = (&mut self.cost, seconds) {
+            cost.learn(load, seconds);
+        }
+    }
+
+    /// Learns from a step: the tokens that it emitted and its seconds.
+    pub(super) fn stepped(&mut self, tokens: isize, seconds: f64) {
+        let rate = tokens as f64 / seconds;
+        self.rate += (rate - self.rate) * if self.rate == 0.0 { 1.0 } else { RATE };
+    }
+
+    /// Learns from the tokens that a sequence has emitted how sharp the model's probabilities are, by ascent of their
+    /// log likelihood, and whom to trust: a step of online expectation-maximisation for the weight of a mixture.
+    pub(super) fn judge(&mut self, reader: &mut Reader) {
+        for slope in reader.slopes.drain(..) {
+            let step = SHARPNESS_RATE * (slope * self.log_sharpness.exp()).clamp(-1.0, 1.0);
+            self.log_sharpness = (self.log_sharpness + step).clamp(-LOG_SHARPNESS_MAX, LOG_SHARPNESS_MAX);
+        }
+        for (others, model) in reader.opinions.drain(..) {
+            let (of_model, of_others) = (self.trust * model, (1.0 - self.trust) * others);
+            if of_model + of_others > 0.0 {
+                let share = of_model / (of_model + of_others);
+                let trust = self.trust + TRUST_RATE * (share - self.trust);
+                self.trust = trust.clamp(TRUST_MARGIN, 1.0 - TRUST_MARGIN);
+            }
+        }
+    }
+}
+
+impl Reading {
+    fn new(reader: usize, unread: &[Token], refined: &Refined, nodes: Vec<usize>) -> Self {
+        let tree = refined.tree();
+        let chunk = unread.len();
+        let tokens = unread.iter().copied().chain(nodes.iter().map(|&node| tree.tokens()[node])).collect();
+        let root = chunk.checked_sub(1);
+        // The nodes are ascending and have their ancestors among them.
+        let place = |node: u32| match nodes.binary_search(&(node as usize)) {
+            Ok(at) => Some(chunk + at),
+            Err(_) => root,
+        };
+        let of = |&node: &usize| place(tree.parents()[node]).map_or(ROOT_PARENT, index_u32);
+        let parents = laser_decode::chain_parents(chunk).chain(nodes.iter().map(of)).collect();
+        Self { reader, chunk, nodes, tokens, parents }
+    }
+
+    /// Whether nothing was left to be read before the nodes.
+    fn is_whole(&self, reader: &Reader) -> bool {
+        reader.unread.is_empty()
+    }
+
+    /// Takes over what the model says.
+    fn take(&self, refined: &mut Refined, scores: &Scores, sharpness: f32) {
+        if let Some(root) = self.chunk.checked_sub(1) {
+            refined.read(0, scores.top(root), sharpness);
+        }
+        for (&node, at) in self.nodes.iter().zip(self.chunk..) {
+            refined.read(node, scores.top(at), sharpness);
+        }
+    }
+}
+
+fn index_u32(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(ROOT_PARENT)
+}
+
+#[cfg(test)]
+mod tests {
+    use laser_engine::{FakeEngine, FakeOptions};
+
+    use super::*;
+
+    fn model() -> DraftModel {
+        let cost = StepCost::new(vec![(1.0, 1e-3), (64.0, 1e-3)], 0.0);
+        let mut model = DraftModel::new(Box::new(FakeEngine::new(FakeOptions::default())), 2, Some(cost));
+        // A thousand tokens a second: a forward of a millisecond costs a token.
+        model.stepped(5, 5e-3);
+        model
+    }
+
+    const LOAD: StepLoad = StepLoad { tokens: 8, pairs: 0 };
+
+    #[test]
+    fn a_forward_is_run_if_it_gains_more_than_its_time_and_tried_again_later() {
+        let mut model = model();
+        for _ in 0..100 {
+            assert!(model.pays(0, LOAD, 2));
+            model.learn(0, 0.6, (LOAD, Some(1e-3)));
+        }
+        // 0.6 tokens for each of two sequences pay for one token; for one sequence they do not.
+        assert!(!model.pays(0, LOAD, 1));
+        // After 32 steps, then 64, 128 and so on.
+        let tried: Vec<usize> = (1..1000).filter(|_| model.pays(0, LOAD, 1)).collect();
+        assert_eq!(tried, [32, 97, 226, 483, 996]);
+        // What is learned of one forward says nothing of the next.
+        assert!(model.pays(1, LOAD, 1));
+    }
+
+    #[test]
+    fn without_costs_every_forward_is_run() {
+        let mut model = DraftModel { cost: None, ..model() };
+        model.learn(0, 0.0, (LOAD, None));
+        assert!((0..50).all(|_| model.pays(0, LOAD, 1)));
+    }
+
+    #[test]
+    fn trust_goes_to_who_is_right() {
+        for (opinions, low, high) in [((0.9, 0.1), 0.0, 0.05), ((0.1, 0.9), 0.95, 1.0), ((0.3, 0.3), 0.5, 0.5)] {
+            let mut model = model();
+            let mut reader = model.open(&[1], 8).unwrap();
+            reader.opinions = vec![opinions; 2000];
+            model.judge(&mut reader);
+            assert!((low..=high).contains(&model.trust), "{opinions:?}: {}", model.trust);
+            assert!(reader.opinions.is_empty());
+        }
+    }
+}

@@ -1,0 +1,160 @@
+//! Draft models change how fast texts come to be, and never which.
+
+use std::sync::{Arc, Mutex};
+
+use laser_decode::{Drafter, Draw, Noise, Sampling};
+use laser_engine::{FakeEngine, FakeOptions};
+use laser_schema::audit::Proposer;
+use laser_worker::budget::Budget;
+use laser_worker::cost::StepCost;
+use laser_worker::generate::{DraftModel, GenerateOptions, Generated, Generator, Request};
+
+use crate::support::*;
+use crate::watch::{Log, Mischief, Watched};
+
+/// A draft model of this language, watched.
+fn model(fake: FakeOptions, mischief: Mischief, forwards: usize) -> (DraftModel, Arc<Mutex<Log>>) {
+    let (engine, log) = Watched::new(FakeEngine::new(fake), mischief);
+    (DraftModel::new(Box::new(engine), forwards, None), log)
+}
+
+/// A language that has nothing in common with the target's.
+fn stranger() -> FakeOptions {
+    FakeOptions { seed: 77, ..fake_options() }
+}
+
+fn generator(model: DraftModel, options: GenerateOptions) -> Generator {
+    Generator::new(Box::new(fake()), tokenizer(), options).with_draft_model(model)
+}
+
+fn cost() -> StepCost {
+    StepCost::new([1.0, 4.0, 16.0, 64.0].map(|tokens| (tokens, 1e-3 + 1e-5 * tokens)).to_vec(), 0.0)
+}
+
+/// Accepted tokens per forward.
+fn aal(texts: &[Generated]) -> f64 {
+    let steps: usize = texts.iter().map(|text| text.step_accepted.len()).sum();
+    let accepted: u32 = texts.iter().flat_map(|text| &text.step_accepted).sum();
+    f64::from(accepted) / steps as f64
+}
+
+#[test]
+fn texts_are_the_naive_decoders_whatever_drafts() {
+    let prompts = prompts();
+    for sampling in [None, Some(Sampling::new(0.8, Some(50), 0.95).unwrap())] {
+        let of = |key, p: &Vec<u32>| naive_of(key, &mut fake(), p, &GenerateOptions { sampling, ..options() });
+        let expected: Vec<NaiveText> = (0..).zip(&prompts).map(|(key, p)| of(key, p)).collect();
+        let pool = pool(&expected.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>());
+        for (language, drafter) in
+            [fake_options(), stranger()].into_iter().flat_map(|l| drafters().map(|d| (l.clone(), d)))
+        {
+            for (batch, step_tokens, nodes, forwards) in
+                [(1, 64, 16, 1), (4, 64, 16, 3), (3, 7, 4, 2), (8, 200, 64, 20)]
+            {
+                for adapts in [false, true] {
+                    let budget = adapts.then(|| Budget::new(cost()));
+                    let options = GenerateOptions { drafter, nodes, batch, step_tokens, sampling, budget, ..options() };
+                    let what = format!("{options:?} {forwards}");
+                    let (draft, log) = model(language.clone(), Mischief::default(), forwards);
+                    let mut generator = generator(draft, options);
+                    let requests = (0..)
+                        .zip(&prompts)
+                        .map(|(id, prompt)| Request { pool: Some(pool.clone()), ..request(id, prompt) });
+                    for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
+                        assert_naive(got.as_ref().unwrap(), expected, &what);
+                    }
+                    let log = log.lock().unwrap();
+                    assert!(log.open.is_empty() && !log.steps.is_empty(), "{what}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_model_that_drafts_for_itself_is_always_right() {
+    let options = GenerateOptions { drafter: Drafter::None, nodes: 1, batch: 3, step_tokens: 512, ..options() };
+    let prompts = prompts();
+    let drafted = |language| {
+        let mut generator = generator(model(language, Mischief::default(), 1).0, options.clone());
+        let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, p)| request(id, p)));
+        texts.into_iter().map(Result::unwrap).collect::<Vec<_>>()
+    };
+    for text in drafted(fake_options()) {
+        // Every forward accepts its one node, but the last one of a text may have had none.
+        let (_, all) = text.step_accepted.split_last().unwrap();
+        assert!(all.iter().all(|&accepted| accepted == 1), "{:?}", text.step_accepted);
+        let proposed = text.origins.iter().filter(|origin| origin.source == Proposer::DraftModel).count();
+        assert_eq!(proposed, text.step_accepted.iter().sum::<u32>() as usize);
+    }
+    assert!(aal(&drafted(stranger())) < 0.02);
+}
+
+#[test]
+fn further_forwards_draft_deeper() {
+    let prompts = prompts();
+    let depth = |forwards| {
+        let options = GenerateOptions { drafter: Drafter::None, nodes: 24, step_tokens: 200, ..options() };
+        let mut generator = generator(model(fake_options(), Mischief::default(), forwards).0, options);
+        let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, p)| request(id, p)));
+        let texts: Vec<Generated> = texts.into_iter().map(Result::unwrap).collect();
+        assert!(texts.iter().flat_map(|text| &text.step_accepted).all(|&accepted| accepted as usize <= forwards));
+        aal(&texts)
+    };
+    let [one, two, four] = [1, 2, 4].map(depth);
+    assert!(one > 0.9 && two > one + 0.5 && four > two + 0.3, "{one} {two} {four}");
+}
+
+/// A draft that is drawn as the target draws is accepted with the probability that the target gives it.
+#[test]
+fn drawn_texts_accept_as_often_as_the_target_would_draw_the_drafts() {
+    let sampling = Sampling::new(1.0, None, 1.0).unwrap();
+    let options = GenerateOptions { drafter: Drafter::None, nodes: 1, sampling: Some(sampling), batch: 8, ..options() };
+    let prompt = tokens(5, 4);
+    let mut generator = generator(model(fake_options(), Mischief::default(), 1).0, options);
+    let texts = run(&mut generator, (0..200).map(|id| request(id, &prompt)));
+    let (mut expected, mut variance, mut accepted) = (0.0, 0.0, 0.0);
+    for (text, key) in texts.into_iter().map(Result::unwrap).zip(0..) {
+        let mut engine = fake();
+        let noise = Noise::new(key).before(prompt.len() - 1);
+        let mut naive = Naive::drawing(&mut engine, 1, Draw { sampling, noise });
+        let mut top = naive.feed_all(&prompt);
+        let mut rest = text.tokens.as_slice();
+        for &step in &text.step_accepted {
+            // Nothing is drafted where one token ends the text.
+            if text.tokens.len() - rest.len() + 1 < 40 {
+                let probability = f64::from(top[0].log_probability.exp());
+                expected += probability;
+                variance += probability * (1.0 - probability);
+                accepted += f64::from(step);
+            }
+            let emitted = (step as usize + 1).min(rest.len());
+            for &token in &rest[..emitted] {
+                top = naive.feed(token);
+            }
+            rest = &rest[emitted..];
+        }
+    }
+    assert!((accepted - expected).abs() < 4.0 * f64::sqrt(variance), "{accepted} of {expected} ± {}", variance.sqrt());
+    assert!(expected > 500.0);
+}
+
+#[test]
+fn without_room_or_after_a_failure_texts_come_without_the_draft_model() {
+    let prompts = prompts();
+    let small = FakeOptions { max_positions: 20, ..fake_options() };
+    let cases = [
+        (fake_options(), Mischief { fail_from_step: Some(3), ..Mischief::default() }),
+        (fake_options(), Mischief { fail_on_commit: Some(5), ..Mischief::default() }),
+        (fake_options(), Mischief { slots_max: Some(2), ..Mischief::default() }),
+        (small, Mischief::default()),
+    ];
+    for (language, mischief) in cases {
+        let what = format!("{mischief:?}");
+        let mut generator = generator(model(language, mischief, 2).0, options());
+        let requests = (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt));
+        for (got, prompt) in run(&mut generator, requests).iter().zip(&prompts) {
+            assert_naive(got.as_ref().unwrap(), &naive(&mut fake(), prompt, &options()), &what);
+        }
+    }
+}
