@@ -63,7 +63,7 @@ fn draft_models_that_cannot_draft_are_refused() {
     copy_files(&std::path::absolute("fixtures/profile-lm").unwrap(), &other);
     let file = other.join("tokenizer.json");
     let tokenizer = fs::read_to_string(&file).unwrap();
-    fs::write(&file, tokenizer.replacen("\"the\"", "\"thee\"", 1)).unwrap();
+    fs::write(&file, tokenizer.replacen("\"single_word\": false", "\"single_word\": true", 1)).unwrap();
     let other = format!("draft.model.path={}", other.display());
     assert_refused(&night.run(&[&other]), &["[draft.model] path", "its tokenizer is", "must have the tokenizer"]);
 }

@@ -9,6 +9,9 @@ use crate::tree::tests::path_of;
 
 const END: Token = 9;
 
+const TERMS: Terms =
+    Terms { trust: 0.5, max_nodes: 8, min_probability: 0.0, end_of_text: END, vocab_size: 12, price: 0.0 };
+
 /// A tree of the other sources: below each node up to three tokens with probabilities that sum to at most 1.
 fn any_drafted() -> impl Strategy<Value = DraftTree> {
     prop::collection::vec((any::<prop::sample::Index>(), 0..10_u32, 0.05_f32..0.9), 0..20).prop_map(|nodes| {
@@ -98,7 +101,7 @@ proptest! {
         drafted in any_drafted(), trust in 0.0_f32..=1.0, rounds in 1_usize..4,
     ) {
         // Room for all: what is grown round by round is then what one would grow at once.
-        let terms = Terms { trust, max_nodes: 10_000, min_probability: 0.02, end_of_text: END, vocab_size: 11, price: 0.0 };
+        let terms = Terms { trust, max_nodes: 10_000, min_probability: 0.02, vocab_size: 11, ..TERMS };
         let mut refined = Refined::default();
         refined.begin(&drafted);
         for _ in 0..rounds {
@@ -118,7 +121,7 @@ proptest! {
     fn a_small_tree_is_the_beginning_of_the_large_one(
         drafted in any_drafted(), trust in 0.0_f32..=1.0, most in 0_usize..30,
     ) {
-        let terms = Terms { trust, max_nodes: 1_000, min_probability: 0.001, end_of_text: END, vocab_size: 12, price: 0.0 };
+        let terms = Terms { trust, max_nodes: 1_000, min_probability: 0.001, ..TERMS };
         let mut whole = Refined::default();
         whole.begin(&drafted);
         read(&mut whole);

@@ -36,8 +36,8 @@ const PRICED_NODES: usize = 16;
 /// The trust stays this far from none and from certainty, so that it can always change.
 const TRUST_MARGIN: f32 = 0.02;
 
-/// A forward that did not pay is tried again after so many steps, and then ever more rarely up to so many: it may pay on
-/// other texts. What it reads anew then are whole prompts.
+/// A forward that did not pay is tried again after so many steps, and then ever more rarely up to so many: it may pay
+/// on other texts. What it reads anew then are whole prompts.
 const RETRY_STEPS: std::ops::RangeInclusive<u32> = 32..=4096;
 
 /// A second model that drafts.
