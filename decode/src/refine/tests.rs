@@ -155,14 +155,7 @@ fn nothing_that_was_read_is_read_again_but_ancestors_are_given() {
     refined.read(0, &[], 1.0);
     refined.read(1, &[Candidate { token: 3, log_probability: -1.0 }], 1.0);
     assert_eq!(refined.to_read(END), [0; 0]);
-    refined.grow(Terms {
-        trust: 0.5,
-        max_nodes: 8,
-        min_probability: 0.0,
-        end_of_text: END,
-        vocab_size: 12,
-        price: 0.0,
-    });
+    refined.grow(TERMS);
     // 3 is new below 2, which has to be given again.
     let new = (1..refined.tree().len()).find(|&node| refined.tree().tokens()[node] == 3).unwrap();
     assert_eq!(refined.to_read(END), [1, new]);
@@ -182,14 +175,7 @@ fn a_token_of_the_prompt_that_the_draft_model_proposes_too_is_not_the_prompts_al
     let mut refined = Refined::default();
     refined.begin(&tree);
     refined.read(0, &[(2, 0.2_f32), (4, 0.7)].map(|(token, p)| Candidate { token, log_probability: p.ln() }), 1.0);
-    refined.grow(Terms {
-        trust: 0.5,
-        max_nodes: 8,
-        min_probability: 0.0,
-        end_of_text: END,
-        vocab_size: 12,
-        price: 0.0,
-    });
+    refined.grow(TERMS);
     let sources: HashMap<Token, Source> =
         (1..4).map(|node| (refined.tree().tokens()[node], refined.tree().sources()[node])).collect();
     assert_eq!(sources, HashMap::from([(2, Source::Context), (3, Source::Prompt), (4, Source::Model)]));
@@ -206,14 +192,7 @@ fn sharpness_makes_the_first_candidate_surer_and_its_slope_is_that_of_the_log_li
         refined.begin(&tree);
         refined.read(0, &candidates, sharpness);
         let slopes = [2, 3, 4].map(|token| refined.slope(0, token).unwrap());
-        refined.grow(Terms {
-            trust: 0.5,
-            max_nodes: 8,
-            min_probability: 0.0,
-            end_of_text: END,
-            vocab_size: 12,
-            price: 0.0,
-        });
+        refined.grow(TERMS);
         (refined.tree().probabilities()[1..].to_vec(), slopes)
     };
     let (plain, slopes) = grown(1.0);

@@ -43,13 +43,12 @@ const RETRY_STEPS: std::ops::RangeInclusive<u32> = 32..=4096;
 /// A second model that drafts.
 pub struct DraftModel {
     engine: Box<dyn Engine>,
-    /// Forwards of a step, at most.
-    forwards: usize,
     /// What forwards cost; without it every step takes all of them.
     cost: Option<StepCost>,
     trust: f32,
     /// Logarithm of the exponent of the model's probabilities.
     log_sharpness: f32,
+    /// Of each forward of a step; there are no more.
     worth: Vec<Worth>,
     /// Tokens a second of the whole step over the last steps; none before the first.
     rate: f64,
@@ -111,8 +110,9 @@ impl Reader {
 struct Reading {
     /// Its place among the readers.
     reader: usize,
-    /// Tokens of `unread` that become cached.
+    /// Tokens of `unread` that become cached, and whether none is left then: the last one is the root.
     chunk: usize,
+    is_whole: bool,
     /// The drafted nodes behind them.
     nodes: Vec<usize>,
     tokens: Vec<Token>,
@@ -123,7 +123,7 @@ impl DraftModel {
     /// A draft model that is given at most `forwards` forwards per step; with `cost` only those that pay.
     pub fn new(engine: Box<dyn Engine>, forwards: usize, cost: Option<StepCost>) -> Self {
         let worth = vec![Worth::default(); forwards];
-        Self { engine, forwards, cost, trust: 0.5, log_sharpness: 0.0, worth, rate: 0.0 }
+        Self { engine, cost, trust: 0.5, log_sharpness: 0.0, worth, rate: 0.0 }
     }
 
     /// A reader of a sequence with this prompt that may grow to `capacity` tokens and drafted nodes; none where the
@@ -163,7 +163,7 @@ impl DraftModel {
         step_tokens: usize,
         terms: Terms,
     ) -> Result<(), EngineError> {
-        for place in 0..self.forwards {
+        for place in 0..self.worth.len() {
             let readings = self.readings(readers, step_tokens, terms.end_of_text);
             let load = self.load(readers, &readings);
             if readings.is_empty() || !self.pays(place, load, readings.len()) {
@@ -176,7 +176,7 @@ impl DraftModel {
                 let (reader, max_nodes) = &mut readers[reading.reader];
                 self.engine.commit(reader.slot, &(0..reading.chunk).collect::<Vec<_>>())?;
                 reader.unread.drain(..reading.chunk);
-                if reading.is_whole(reader) {
+                if reading.is_whole {
                     reading.take(&mut reader.refined, scores, self.log_sharpness.exp());
                     let terms = Terms { trust: self.trust, max_nodes: *max_nodes, ..terms };
                     gain += f64::from(reader.refined.grow(terms));
@@ -198,8 +198,8 @@ impl DraftModel {
             let is_whole = chunk == reader.unread.len();
             let nodes = if is_whole { reader.refined.to_read(end_of_text) } else { Vec::new() };
             room -= chunk;
-            if chunk + nodes.len() > 0 && (is_whole || chunk > 0) {
-                readings.push(Reading::new(at, &reader.unread[..chunk], &reader.refined, nodes));
+            if chunk + nodes.len() > 0 {
+                readings.push(Reading::new((at, is_whole), &reader.unread[..chunk], &reader.refined, nodes));
             }
         }
         readings
@@ -215,21 +215,15 @@ impl DraftModel {
     }
 
     fn forward(&mut self, readers: &[(&mut Reader, usize)], readings: &[Reading]) -> Result<Vec<Scores>, EngineError> {
-        let segment = |reading: &Reading| {
-            let reader = &readers[reading.reader].0;
-            // The last unread token is the root; where more are left, nothing is asked.
-            let is_whole = reading.chunk == reader.unread.len();
-            let scored_from = if is_whole { reading.chunk.saturating_sub(1) } else { reading.chunk };
-            (reader.slot, scored_from)
-        };
-        let segments: Vec<Segment<'_>> = readings
-            .iter()
-            .map(|reading| {
-                let (slot, scored_from) = segment(reading);
-                Segment { slot, tokens: &reading.tokens, parents: &reading.parents, scored_from, draw: None }
-            })
-            .collect();
-        self.engine.step(&segments, CANDIDATES)
+        let segments = readings.iter().map(|reading| Segment {
+            slot: readers[reading.reader].0.slot,
+            tokens: &reading.tokens,
+            parents: &reading.parents,
+            // Where more is left to be read than the chunk, nothing is asked.
+            scored_from: if reading.is_whole { reading.chunk.saturating_sub(1) } else { reading.chunk },
+            draw: None,
+        });
+        self.engine.step(&segments.collect::<Vec<_>>(), CANDIDATES)
     }
 
     /// Whether one more forward of this load is worth its time.
@@ -269,7 +263,7 @@ impl DraftModel {
     }
 
     /// Learns from a step: the tokens that it emitted and its seconds.
-    pub(super) fn stepped(&mut self, tokens: isize, seconds: f64) {
+    pub(super) fn stepped(&mut self, tokens: usize, seconds: f64) {
         let rate = tokens as f64 / seconds;
         self.rate += (rate - self.rate) * if self.rate == 0.0 { 1.0 } else { RATE };
     }
@@ -293,7 +287,7 @@ impl DraftModel {
 }
 
 impl Reading {
-    fn new(reader: usize, unread: &[Token], refined: &Refined, nodes: Vec<usize>) -> Self {
+    fn new((reader, is_whole): (usize, bool), unread: &[Token], refined: &Refined, nodes: Vec<usize>) -> Self {
         let tree = refined.tree();
         let chunk = unread.len();
         let tokens = unread.iter().copied().chain(nodes.iter().map(|&node| tree.tokens()[node])).collect();
@@ -305,12 +299,7 @@ impl Reading {
         };
         let of = |&node: &usize| place(tree.parents()[node]).map_or(ROOT_PARENT, index_u32);
         let parents = laser_decode::chain_parents(chunk).chain(nodes.iter().map(of)).collect();
-        Self { reader, chunk, nodes, tokens, parents }
-    }
-
-    /// Whether nothing was left to be read before the nodes.
-    fn is_whole(&self, reader: &Reader) -> bool {
-        reader.unread.is_empty()
+        Self { reader, chunk, is_whole, nodes, tokens, parents }
     }
 
     /// Takes over what the model says.
@@ -324,7 +313,8 @@ impl Reading {
     }
 }
 
-fn index_u32(index: usize) -> u32 {
+/// Node indexes fit u32: a step's tokens are bounded far below.
+pub(super) fn index_u32(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(ROOT_PARENT)
 }
 

@@ -140,7 +140,7 @@ impl Generator {
             match self.open(&request, max_tokens) {
                 Ok(room) => {
                     let vocab_size = self.engine.info().vocab_size;
-                    let capacity = request.prompt.len() + max_tokens + self.options.nodes;
+                    let capacity = self.capacity(&request, max_tokens);
                     let model = self.draft_model.as_mut().filter(|_| !request.plain);
                     let reader = model.and_then(|model| model.open(&request.prompt, capacity));
                     self.active.push(Sequence::new(request, room, reader, &self.options, vocab_size));
@@ -217,10 +217,15 @@ impl Generator {
         self.options.shared_prefixes && self.options.sampling.is_some()
     }
 
+    /// What a cache for the request may grow to: its text, and the nodes of a step.
+    fn capacity(&self, request: &Request, max_tokens: usize) -> usize {
+        request.prompt.len() + max_tokens + self.options.nodes
+    }
+
     /// A cache for the request, which begins with that of its prompt or with a shared prefix if there is one.
     fn open(&mut self, request: &Request, max_tokens: usize) -> Result<Room, EngineError> {
         let length = request.prompt.len();
-        let capacity = length + max_tokens + self.options.nodes;
+        let capacity = self.capacity(request, max_tokens);
         let sample = self.active.iter().find(|other| !other.is_prompt() && other.is_of_prompt(request));
         if let Some(slot) = sample.filter(|_| self.shares_prompts()).map(|sample| sample.slot) {
             let slot = self.engine.fork(slot, length - 1, capacity)?;
@@ -376,13 +381,13 @@ impl Generator {
         let mut outcome = Ok(());
         for (&index, scores) in part.iter().zip(scores) {
             let sequence = &mut self.active[index];
-            emitted -= sequence.done.tokens.len().cast_signed();
+            let before = sequence.done.tokens.len();
             match sequence.accept(scores, &self.options, &self.tokenizer) {
                 Ok((keep, None)) => outcome = self.engine.commit(sequence.slot, &keep),
                 Ok((_, Some(stop))) => ended.push((index, Ok(stop))),
                 Err(error) => ended.push((index, Err(error))),
             }
-            emitted += sequence.done.tokens.len().cast_signed();
+            emitted += sequence.done.tokens.len() - before;
             if let Some(budget) = &mut self.options.budget {
                 let has_ended = ended.last().is_some_and(|(last, _)| *last == index);
                 let judged = sequence.hindsight.judge(&sequence.done.tokens, has_ended);

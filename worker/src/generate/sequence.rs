@@ -4,14 +4,14 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    Candidate, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Prediction, ROOT_PARENT, Source, TargetScores,
-    Verification, chain_parents, verify,
+    Candidate, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Prediction, Source, TargetScores, Verification,
+    chain_parents, verify,
 };
 use laser_engine::{Scores, Segment, Slot};
 use laser_model::Tokenizer;
 use laser_schema::audit::{Origin, Proposer};
 
-use super::draft_model::{DraftModel, Reader};
+use super::draft_model::{DraftModel, Reader, index_u32};
 use super::options::GenerateOptions;
 use super::request::{Generated, Request, StopReason, TextError};
 use super::stop::cut_at_stop;
@@ -315,9 +315,4 @@ fn proposer(source: Source) -> Proposer {
 fn is_choice(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
     let parent = tree.parents()[node] as usize;
     scores.prediction(parent).choice.token == tree.tokens()[node]
-}
-
-/// Node indexes fit u32: a step's tokens are bounded far below.
-fn index_u32(index: usize) -> u32 {
-    u32::try_from(index).unwrap_or(ROOT_PARENT)
 }
