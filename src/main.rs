@@ -11,6 +11,7 @@ mod operate;
 mod pools;
 mod summary;
 mod telemetry;
+mod train;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -128,6 +129,9 @@ enum Command {
     /// Measure what embeddings and texts are worth to recommender models.
     #[command(subcommand)]
     Eval(EvalCommand),
+    /// Train what drafts tokens for the model.
+    #[command(subcommand)]
+    Train(train::TrainCommand),
     /// Turn a public data set into entity tables.
     #[command(subcommand)]
     Prepare(PrepareSource),
@@ -385,6 +389,7 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Eval(EvalCommand::Ctr(args)) => {
             eval::ctr(&args.config.load_learning()?, args.style()).await?;
         }
+        Command::Train(command) => return train::run(command).await,
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }
     Ok(0)

@@ -136,8 +136,10 @@ fn score(engine: &mut dyn Engine, prompt: &[u32], text: &[u32]) -> Result<f64> {
     let tokens = [prompt, seen].concat();
     let parents: Vec<u32> = chain_parents(tokens.len()).collect();
     let slot = engine.open(tokens.len())?;
-    let scores =
-        engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: last, draw: None }], CANDIDATES);
+    let scores = engine.step(
+        &[Segment { slot, tokens: &tokens, parents: &parents, scored_from: last, draw: None, before: &[] }],
+        CANDIDATES,
+    );
     engine.close(slot);
     let Some(scores) = scores?.pop() else {
         bail!("the engine gave no scores");

@@ -50,6 +50,10 @@ pub struct Batch<'a> {
     pub draws: Vec<Option<Draw>>,
     /// The sequences, in the order of their rows.
     pub spans: Vec<Span<'a>>,
+    /// Of a fused model: for every row the feature of the token before it, `[rows, hidden_size]`.
+    pub before: Vec<f32>,
+    /// Whether the features of all rows are wanted.
+    pub wants_features: bool,
 }
 
 impl<'a> Batch<'a> {

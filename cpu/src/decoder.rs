@@ -14,7 +14,7 @@ use crate::{
     attention::{AttentionBuffers, position_row},
     batch::Batch,
     cache::{CachePool, CpuCache},
-    layer::{Layer, Loader, Tensors},
+    layer::{Layer, Loader, Projection, Tensors},
     rope::Rope,
     sample::Weights,
     shape::ModelShape,
@@ -32,8 +32,10 @@ const PARALLEL_ELEMENTS: usize = 1 << 16;
 pub struct CpuDecoder {
     shape: ModelShape,
     embedding: Vec<f32>,
+    /// Of embeddings and features, one behind the other.
+    fusion: Option<Projection>,
     layers: Vec<Layer>,
-    norm: Vec<f32>,
+    norm: Option<Vec<f32>>,
     head: PackedMatrix,
     rope: Rope,
     caches: CachePool,
@@ -43,6 +45,7 @@ pub struct CpuDecoder {
 /// The intermediate results of a step; their memory is kept for the next.
 #[derive(Debug, Default)]
 struct Buffers {
+    fused: Rows,
     x: Rows,
     normed: Rows,
     qkv: Rows,
@@ -67,7 +70,14 @@ impl CpuDecoder {
             layers: (0..shape.layers).map(|layer| loader.layer(&shape, layer)).collect::<Result<_, _>>()?,
             head: loader.matrix(head, vocabulary, hidden)?,
             embedding: tensors.values(embedding, &[vocabulary, hidden])?,
-            norm: tensors.values("model.norm.weight", &[hidden])?,
+            fusion: match shape.fused {
+                Some(bias) => Some(loader.projection(&[("model.fc".to_owned(), hidden)], 2 * hidden, bias)?),
+                None => None,
+            },
+            norm: match shape.fused {
+                Some(_) => None,
+                None => Some(tensors.values("model.norm.weight", &[hidden])?),
+            },
             rope: Rope::new(shape.head_dim, shape.rope_theta, &shape.rope_scaling),
             caches: CachePool::default(),
             buffers: Buffers::default(),
@@ -75,31 +85,49 @@ impl CpuDecoder {
         })
     }
 
-    fn embed(&mut self, tokens: &[u32]) {
-        let width = self.shape.hidden_size;
-        self.buffers.x.reshape(tokens.len(), width);
-        for (row, token) in tokens.iter().enumerate() {
-            let from = &self.embedding[*token as usize * width..][..width];
-            self.buffers.x.row_mut(row).copy_from_slice(from);
+    /// The embeddings of the tokens, into x; those of a fused model together with the features before them.
+    fn embed(&mut self, batch: &Batch<'_>) {
+        let (width, buffers) = (self.shape.hidden_size, &mut self.buffers);
+        let fused = self.fusion.is_some();
+        let into = if fused { &mut buffers.fused } else { &mut buffers.x };
+        into.reshape(batch.tokens.len(), if fused { 2 * width } else { width });
+        for (row, token) in batch.tokens.iter().enumerate() {
+            let (embedding, before) = into.row_mut(row).split_at_mut(width);
+            embedding.copy_from_slice(&self.embedding[*token as usize * width..][..width]);
+            before.copy_from_slice(&batch.before[row * before.len()..][..before.len()]);
+        }
+        if let Some(fusion) = &self.fusion {
+            fusion.forward(&buffers.fused, &mut buffers.x);
         }
     }
 
-    /// The logits of the scored nodes, into their buffer.
-    fn logits(&mut self, batch: &Batch<'_>, caches: &mut [CpuCache]) {
-        self.embed(&batch.tokens);
+    /// The logits of the scored nodes, into their buffer, and the features of all nodes if they are wanted.
+    fn logits(&mut self, batch: &Batch<'_>, caches: &mut [CpuCache]) -> Vec<f32> {
+        self.embed(batch);
+        let mut features = Vec::new();
         for layer in 0..self.layers.len() {
             self.attention(layer, batch, caches);
-            if layer + 1 == self.layers.len() {
+            if layer + 1 == self.layers.len() && !batch.wants_features {
                 if batch.scored.is_empty() {
-                    return;
+                    return features;
                 }
                 self.buffers.x.retain(&batch.scored);
             }
             self.mlp(layer);
         }
         let buffers = &mut self.buffers;
-        norm_rows(&buffers.x, &self.norm, self.shape.norm_eps, &mut buffers.normed);
-        self.head.multiply(&buffers.normed, &mut buffers.logits);
+        match &self.norm {
+            Some(norm) => norm_rows(&buffers.x, norm, self.shape.norm_eps, &mut buffers.normed),
+            None => std::mem::swap(&mut buffers.x, &mut buffers.normed),
+        }
+        if batch.wants_features {
+            (0..buffers.normed.rows()).for_each(|row| features.extend_from_slice(buffers.normed.row(row)));
+            buffers.normed.retain(&batch.scored);
+        }
+        if !batch.scored.is_empty() {
+            self.head.multiply(&buffers.normed, &mut buffers.logits);
+        }
+        features
     }
 
     /// Adds a layer's attention to x.
@@ -107,8 +135,13 @@ impl CpuDecoder {
         let (shape, buffers) = (&self.shape, &mut self.buffers);
         let weights = &self.layers[layer];
         let eps = shape.norm_eps;
-        norm_rows(&buffers.x, &weights.attention_norm, eps, &mut buffers.normed);
-        weights.qkv.forward(&buffers.normed, &mut buffers.qkv);
+        match &weights.attention_norm {
+            Some(norm) => {
+                norm_rows(&buffers.x, norm, eps, &mut buffers.normed);
+                weights.qkv.forward(&buffers.normed, &mut buffers.qkv);
+            }
+            None => weights.qkv.forward(&buffers.x, &mut buffers.qkv),
+        }
         self.rope.reserve(&batch.positions);
         let (rope, norms) = (&self.rope, weights.head_norms.as_ref());
         let heavy = buffers.qkv.rows() * shape.query_width() > PARALLEL_ELEMENTS;
@@ -160,10 +193,10 @@ impl CpuDecoder {
     }
 
     /// Appends the nodes to their caches (one per span) and returns, for each scored node in order, the `top_k` most
-    /// probable next tokens (at most the vocabulary) and its prediction. Runs on the rayon threads that it is called
-    /// on.
+    /// probable next tokens (at most the vocabulary) and its prediction; the features of all nodes if they are wanted.
+    /// Runs on the rayon threads that it is called on.
     pub fn forward(&mut self, batch: &Batch<'_>, caches: &mut [CpuCache], top_k: usize) -> Predictions {
-        self.logits(batch, caches);
+        let features = self.logits(batch, caches);
         let logits = &self.buffers.logits;
         let predict = |weights: &mut Weights, row: usize| {
             let mut predictions = Predictions::default();
@@ -171,7 +204,7 @@ impl CpuDecoder {
             predictions
         };
         let rows: Vec<Predictions> = (0..batch.scored.len()).into_par_iter().map_init(Weights::new, predict).collect();
-        let mut predictions = Predictions::default();
+        let mut predictions = Predictions { features, ..Predictions::default() };
         rows.into_iter().for_each(|row| predictions.append(row));
         predictions
     }

@@ -51,7 +51,7 @@ impl Projection {
 /// The weights of a layer.
 #[derive(Debug)]
 pub(crate) struct Layer {
-    pub(crate) attention_norm: Vec<f32>,
+    pub(crate) attention_norm: Option<Vec<f32>>,
     /// Norms of single heads: of the queries, of the keys.
     pub(crate) head_norms: Option<(Vec<f32>, Vec<f32>)>,
     /// Queries, keys and values, one below the other.
@@ -73,7 +73,12 @@ impl<T: Tensors> Loader<'_, T> {
     }
 
     /// The projections `parts` (name and outputs) from the same `inputs`, as one.
-    fn projection(&self, parts: &[(String, usize)], inputs: usize, bias: bool) -> Result<Projection, T::Error> {
+    pub(crate) fn projection(
+        &self,
+        parts: &[(String, usize)],
+        inputs: usize,
+        bias: bool,
+    ) -> Result<Projection, T::Error> {
         let (mut weights, mut biases) = (Vec::new(), Vec::new());
         for (name, outputs) in parts {
             weights.push(self.0.matrix(&format!("{name}.weight"), [*outputs, inputs])?);
@@ -97,7 +102,10 @@ impl<T: Tensors> Loader<'_, T> {
         let output = [(name("self_attn.o_proj"), hidden)];
         let down = [(name("mlp.down_proj"), hidden)];
         Ok(Layer {
-            attention_norm: norm("input_layernorm", hidden)?,
+            attention_norm: match (shape.fused, layer) {
+                (Some(_), 0) => None,
+                _ => Some(norm("input_layernorm", hidden)?),
+            },
             head_norms: match shape.head_norms {
                 true => Some((norm("self_attn.q_norm", shape.head_dim)?, norm("self_attn.k_norm", shape.head_dim)?)),
                 false => None,

@@ -35,6 +35,10 @@ pub struct ModelShape {
     pub mlp_bias: bool,
     /// A norm on every head of q and k.
     pub head_norms: bool,
+    /// An EAGLE layer (arXiv:2401.15077, section 4.1): what enters is a projection of each token's embedding and the
+    /// feature of the token before it, the first attention and the vocabulary have no norm before them. `Some(true)` if
+    /// the projection has a bias.
+    pub fused: Option<bool>,
 }
 
 impl ModelShape {
@@ -73,6 +77,7 @@ pub(crate) mod tests {
             output_bias: false,
             mlp_bias: false,
             head_norms: false,
+            fused: None,
         }
     }
 }

@@ -25,6 +25,9 @@ pub struct Predictions {
     pub candidates: Vec<Candidate>,
     /// What else there is to say of each row.
     pub rows: Vec<Prediction>,
+    /// The features of all nodes of a step if they are wanted, scored or not: what enters the projection to the
+    /// vocabulary.
+    pub features: Vec<f32>,
 }
 
 impl Predictions {
@@ -207,7 +210,7 @@ mod tests {
         ) {
             let logits: Vec<f32> = coarse.iter().map(|&value| f32::from(value) * scale).collect();
             let before = Candidate { token: 9, log_probability: 9.0 };
-            let mut found = Predictions { candidates: vec![before], rows: Vec::new() };
+            let mut found = Predictions { candidates: vec![before], ..Predictions::default() };
             found.push(&logits, k, None);
             let expected = reference(&logits, k);
             prop_assert_eq!(found.candidates.len() - 1, expected.len());

@@ -15,6 +15,7 @@
 //! normalised; the slope of its log likelihood ([`Refined::slope`]) tells how to learn that from the texts.
 
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 use crate::Token;
 use crate::tree::{DraftTree, Source};
@@ -56,17 +57,20 @@ struct Read {
     /// Exponent of the probabilities, and the logarithm of their sum.
     sharpness: f32,
     log_sum: f32,
+    /// The feature of the node, where the draft model works on features. Shared by the copies that growing makes.
+    feature: Arc<[f32]>,
 }
 
 /// The least probability that tokens are given which are no candidates.
 const OTHERS_MIN: f32 = 1e-6;
 
 impl Read {
-    fn new(candidates: &[Candidate], sharpness: f32) -> Self {
+    fn new(candidates: &[Candidate], sharpness: f32, feature: &[f32]) -> Self {
         let known: f32 = candidates.iter().map(|candidate| candidate.log_probability.exp()).sum();
         let last = candidates.last().map_or(0.0, |candidate| candidate.log_probability);
         let log_others = (1.0 - known).max(OTHERS_MIN).ln() - last;
-        let mut read = Self { candidates: candidates.to_vec(), last, log_others, sharpness, log_sum: 0.0 };
+        let feature = feature.into();
+        let mut read = Self { candidates: candidates.to_vec(), last, log_others, sharpness, log_sum: 0.0, feature };
         // The largest power is taken out, so that none underflows that matters.
         let most = read.all().fold(f32::MIN, |most, (log, _)| most.max(log));
         let sum: f32 = read.all().map(|(log, log_count)| (sharpness * (log - most) + log_count).exp()).sum();
@@ -211,9 +215,26 @@ impl Refined {
         (1..needed.len()).filter(|&node| needed[node]).collect()
     }
 
-    /// Takes over the draft model's most probable tokens after a node, and the exponent of their probabilities.
-    pub fn read(&mut self, node: usize, candidates: &[Candidate], sharpness: f32) {
-        self.notes[node].read = Some(Read::new(candidates, sharpness));
+    /// Of [`to_read`](Self::to_read) the nodes whose parent was read, and their ancestors: what a draft model can read
+    /// that needs the [feature](Self::feature_before) which it gave the parent.
+    #[must_use]
+    pub fn to_read_next(&self, end_of_text: Token) -> Vec<usize> {
+        let mut nodes = self.to_read(end_of_text);
+        nodes.retain(|&node| self.feature_before(node).is_some());
+        nodes
+    }
+
+    /// Takes over the draft model's most probable tokens after a node, the exponent of their probabilities, and the
+    /// feature that it gave the node, empty if it gives none.
+    pub fn read(&mut self, node: usize, candidates: &[Candidate], sharpness: f32, feature: &[f32]) {
+        self.notes[node].read = Some(Read::new(candidates, sharpness, feature));
+    }
+
+    /// The feature of a drafted node's parent, if the draft model has read that.
+    #[must_use]
+    pub fn feature_before(&self, node: usize) -> Option<&[f32]> {
+        let parent = self.tree.parents()[node] as usize;
+        self.notes.get(parent)?.read.as_ref().map(|read| &*read.feature)
     }
 
     /// The derivative, by the sharpness, of the log probability that the draft model gave to a token after a node: the

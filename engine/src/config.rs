@@ -142,6 +142,7 @@ impl ConfigFile {
             output_bias: self.attention_bias && architecture != Architecture::Qwen2,
             mlp_bias: self.mlp_bias,
             head_norms: architecture == Architecture::Qwen3,
+            fused: None,
         };
         ModelConfig { architecture, architecture_name, max_positions: self.max_position_embeddings.min(window), shape }
     }

@@ -24,6 +24,10 @@ pub struct EngineInfo {
     pub dtype: String,
     /// Where the tensors live, e.g. `cpu`, `cuda:0`.
     pub device: String,
+    /// Width of a feature: the hidden state that enters the projection to the vocabulary.
+    pub hidden_size: usize,
+    /// Whether a node is a token together with the feature of the token before it (EAGLE).
+    pub reads_features: bool,
 }
 
 /// A causal language model with tree attention over per-sequence caches.
@@ -32,6 +36,9 @@ pub struct EngineInfo {
 pub trait Engine: Send {
     /// The loaded model.
     fn info(&self) -> &EngineInfo;
+
+    /// From the next step on scores have the features of all nodes, also of those that are not scored.
+    fn keep_features(&mut self);
 
     /// A new, empty cache for at most `capacity` tokens, committed ones and the nodes of a step together.
     ///

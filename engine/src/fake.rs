@@ -13,7 +13,7 @@ use crate::{
     error::EngineError,
     scores::Scores,
     segment::{Segment, Slot},
-    slots::{SlotState, SlotTable},
+    slots::{SlotState, SlotTable, check_features},
 };
 
 /// The fake's distribution and injected failures.
@@ -39,6 +39,9 @@ pub struct FakeOptions {
     pub fail_on_token: Option<Token>,
     /// Tokens that open sequences may grow to together.
     pub cache_tokens: usize,
+    /// Whether it reads features, as an EAGLE layer does. They must be those that it and the target make: wrong ones
+    /// fail the step.
+    pub reads_features: bool,
 }
 
 impl Default for FakeOptions {
@@ -55,9 +58,13 @@ impl Default for FakeOptions {
             fail_on_step: None,
             fail_on_token: None,
             cache_tokens: usize::MAX,
+            reads_features: false,
         }
     }
 }
+
+/// A feature of the fake is a token and its position.
+const FEATURE: usize = 2;
 
 /// An [`Engine`] whose model is a hash function.
 #[derive(Debug)]
@@ -68,6 +75,7 @@ pub struct FakeEngine {
     slots: SlotTable<Vec<Token>>,
     /// Steps so far, failed ones included.
     steps: u64,
+    keeps_features: bool,
 }
 
 impl FakeEngine {
@@ -82,9 +90,11 @@ impl FakeEngine {
             forward_parameters: 0,
             dtype: "f32".into(),
             device: "none".into(),
+            hidden_size: FEATURE,
+            reads_features: options.reads_features,
         };
         let slots = SlotTable::new(info.vocab_size, info.max_positions);
-        Self { options, info, slots, steps: 0 }
+        Self { options, info, slots, steps: 0, keeps_features: false }
     }
 
     /// A token of the fake takes a megabyte.
@@ -116,9 +126,15 @@ impl FakeEngine {
         let context = &self.slots.get(segment.slot)?.data;
         let width = top_k.min(self.info.vocab_size);
         let mut predictions = Predictions::default();
-        for (node, depth) in depths.iter().enumerate().skip(segment.scored_from) {
+        for (node, depth) in depths.iter().enumerate() {
             let last = last_tokens(context, segment, node, self.options.order);
-            let position = context.len() + depth;
+            let position = self.position(segment, node, (&last, context.len() + depth))?;
+            if self.keeps_features {
+                predictions.features.extend([segment.tokens[node] as f32, position as f32]);
+            }
+            if node < segment.scored_from {
+                continue;
+            }
             match segment.draw {
                 Some(draw) => {
                     let logits = self.options.logits(&last, position);
@@ -131,13 +147,37 @@ impl FakeEngine {
                 }
             }
         }
-        Ok(Scores::new(segment.scored_from, width, predictions))
+        Ok(Scores::new(segment.scored_from, width, predictions, FEATURE))
+    }
+
+    /// The position of a node: one after that of the feature before it if it reads features, whose token must be the
+    /// one before; else where it is.
+    fn position(
+        &self,
+        segment: &Segment<'_>,
+        node: usize,
+        (last, position): (&[Token], usize),
+    ) -> Result<usize, EngineError> {
+        let Some(&[token, before]) = segment.before.as_chunks::<FEATURE>().0.get(node) else {
+            return Ok(position);
+        };
+        if last.get(1).is_some_and(|&last| last as f32 != token) {
+            let message = format!("node {node} comes after {:?} and has the feature of {token}", last[1]);
+            return Err(EngineError::Tensor(candle_core::Error::Msg(message)));
+        }
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a position, as it was given out")]
+        let before = before as usize;
+        Ok(before + 1)
     }
 }
 
 impl Engine for FakeEngine {
     fn info(&self) -> &EngineInfo {
         &self.info
+    }
+
+    fn keep_features(&mut self) {
+        self.keeps_features = true;
     }
 
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
@@ -160,6 +200,7 @@ impl Engine for FakeEngine {
 
     fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError> {
         let depths = self.slots.check_step(segments)?;
+        segments.iter().try_for_each(|segment| check_features(segment, &self.info))?;
         let outcome = self.injected_failure(segments);
         self.steps += 1;
         outcome?;

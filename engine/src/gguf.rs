@@ -272,6 +272,7 @@ impl Header<'_> {
             output_bias: has("blk.0.attn_output.bias"),
             mlp_bias: has("blk.0.ffn_gate.bias"),
             head_norms: architecture == Architecture::Qwen3,
+            fused: None,
         };
         let max_positions = size("context_length")?.min(window.unwrap_or(usize::MAX));
         ModelConfig { architecture, architecture_name: name, max_positions, shape }.validate(self.path)

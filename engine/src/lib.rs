@@ -7,6 +7,7 @@
 //!
 //! - The tree engine, by [`load`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF), on CPUs in f32
 //!   and bf16 with the decoder of [`laser_cpu`], otherwise with one on mistralrs' layers.
+//!   The draft layer of EAGLE for such a model is an engine as well, whose nodes come with features.
 //! - [`FakeEngine`]: a seeded function of the last tokens, for tests of everything above the engine.
 //! - `MistralEngine` (feature `mistralrs`): mistralrs decoding by itself, without trees, for every other architecture.
 //!   It is the baseline of benchmarks and the oracle of the tests, and not an [`Engine`].
@@ -24,6 +25,7 @@ mod config;
 mod cuda;
 mod decoder;
 mod dense;
+mod eagle;
 mod engine;
 mod error;
 mod fake;
@@ -54,4 +56,4 @@ pub use options::{DTypeOption, EngineOptions};
 pub use scores::Scores;
 pub use segment::{Segment, Slot};
 pub use selftest::{SelfTest, selftest};
-pub use tree::load;
+pub use tree::{TargetParts, is_eagle, load, target_parts};

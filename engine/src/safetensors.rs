@@ -77,6 +77,11 @@ impl SafetensorsWeights {
         let (path, device) = (directory.into(), device.clone());
         Ok(Self { path, tensors, isq, device, parameters: Cell::new(0) })
     }
+
+    /// Whether there is a tensor of this name.
+    pub(super) fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_tensor(name)
+    }
 }
 
 impl DenseTensors for SafetensorsWeights {

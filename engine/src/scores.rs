@@ -9,12 +9,20 @@ pub struct Scores {
     scored_from: usize,
     width: usize,
     predictions: Predictions,
+    hidden_size: usize,
 }
 
 impl Scores {
-    /// `predictions` are of all scored nodes, with `width` candidates each; the first one is node `scored_from`.
-    pub(super) fn new(scored_from: usize, width: usize, predictions: Predictions) -> Self {
-        Self { scored_from, width, predictions }
+    /// `predictions` are of all scored nodes, with `width` candidates each; the first one is node `scored_from`. Their
+    /// features are of all nodes, each of `hidden_size`.
+    pub(super) fn new(scored_from: usize, width: usize, predictions: Predictions, hidden_size: usize) -> Self {
+        Self { scored_from, width, predictions, hidden_size }
+    }
+
+    /// The feature of `node`, scored or not: what enters the projection to the vocabulary. Empty if the engine does not
+    /// [keep features](crate::Engine::keep_features).
+    pub fn feature(&self, node: usize) -> &[f32] {
+        self.predictions.features.chunks_exact(self.hidden_size.max(1)).nth(node).unwrap_or(&[])
     }
 }
 
@@ -43,8 +51,13 @@ mod tests {
     fn unscored_nodes_have_no_candidates() {
         let candidate = Candidate { token: 1, log_probability: -0.5 };
         let row = |entropy| Prediction { choice: candidate, entropy, ..Prediction::default() };
-        let predictions = Predictions { candidates: vec![candidate; 3], rows: [0.1, 0.2, 0.3].map(row).to_vec() };
-        let scores = Scores::new(2, 1, predictions);
+        let rows = [0.1, 0.2, 0.3].map(row).to_vec();
+        let features = (0..10_u8).map(f32::from).collect();
+        let scores = Scores::new(2, 1, Predictions { candidates: vec![candidate; 3], rows, features }, 2);
+        assert_eq!(
+            (scores.feature(0), scores.feature(4), scores.feature(5).len()),
+            (&[0.0, 1.0][..], &[8.0, 9.0][..], 0)
+        );
         for (node, expected, entropy) in [(0, 0, 0.0), (1, 0, 0.0), (2, 1, 0.1), (4, 1, 0.3), (5, 0, 0.0)] {
             assert_eq!((scores.top(node).len(), scores.prediction(node).entropy), (expected, entropy), "node {node}");
             assert_eq!(scores.prediction(node).choice.log_probability.is_nan(), expected == 0);

@@ -21,4 +21,7 @@ pub struct Segment<'a> {
     /// How the next token is drawn after the sequence's first token, and thus after every other; the most probable one
     /// is taken if absent.
     pub draw: Option<Draw>,
+    /// Of each node the feature of the token before it, `[nodes, hidden_size]`, for an engine that
+    /// [reads features](crate::EngineInfo::reads_features); empty for every other.
+    pub before: &'a [f32],
 }

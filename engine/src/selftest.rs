@@ -62,7 +62,7 @@ pub struct SelfTest {
 /// # Errors
 /// [`EngineError::SelfTest`] if the device's results are wrong; otherwise those of loading a model.
 pub fn selftest(options: &EngineOptions) -> Result<SelfTest, EngineError> {
-    let config = model_config(&options.path)?;
+    let config = model_config(options)?;
     // A GGUF file has no option of its own; most are in blocks of 32 or 256 like this.
     let is_gguf = !options.path.is_dir();
     let isq = match is_gguf && !matches!(options.device, DeviceOption::Cpu) {
@@ -94,7 +94,8 @@ fn known_answer(options: &EngineOptions) -> Result<(), EngineError> {
     let mut engine = small_model(options, &known_config())?;
     let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain_parents(KNOWN.len()).collect::<Vec<_>>());
     let slot = engine.open(tokens.len())?;
-    let scores = engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None }], 1)?;
+    let scores = engine
+        .step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None, before: &[] }], 1)?;
     let mut found = SelfTest { nodes: 0, near_ties: 0, largest: 0.0, tolerance: tolerance(options) };
     for (node, (token, log_probability)) in KNOWN.into_iter().enumerate() {
         let known = Candidate { token, log_probability };
@@ -124,6 +125,7 @@ fn known_config() -> ModelConfig {
         output_bias: false,
         mlp_bias: false,
         head_norms: false,
+        fused: None,
     };
     let architecture = Architecture::Qwen2;
     ModelConfig { architecture, architecture_name: "self-test".into(), max_positions: POSITIONS, shape }
@@ -233,6 +235,11 @@ impl Random {
         Some(Draw { sampling, noise: Noise::new(self.0.next_u64()) })
     }
 
+    /// Numbers of about the size of features.
+    fn feature(&mut self, count: usize) -> Vec<f32> {
+        (0..count).map(|_| self.below(1 << 8) as f32 / 128.0 - 1.0).collect()
+    }
+
     /// A tree whose nodes continue any earlier node or the context.
     fn tree(&mut self, nodes: usize) -> (Vec<u32>, Vec<u32>) {
         let parent = |node: usize| match self.below(node + 1) {
@@ -257,6 +264,7 @@ struct Part {
     tokens: Vec<u32>,
     parents: Vec<u32>,
     draw: Option<Draw>,
+    before: Vec<f32>,
 }
 
 /// Walks one schedule with both engines, and compares the scores of every node.
@@ -264,7 +272,10 @@ struct Part {
 /// # Errors
 /// The first node that differs by more than `tolerance`, and the engines'.
 fn compare(device: &mut dyn Engine, oracle: &mut dyn Engine, tolerance: f32) -> Result<SelfTest, EngineError> {
+    let info = device.info();
+    let hidden = if info.reads_features { info.hidden_size } else { 0 };
     let mut walk = Walk {
+        hidden,
         engines: [device, oracle],
         sequences: Vec::new(),
         random: Random::new("schedule"),
@@ -282,6 +293,8 @@ struct Walk<'a> {
     sequences: Vec<Sequence>,
     random: Random,
     found: SelfTest,
+    /// The width of the features that both read; 0 if they read none.
+    hidden: usize,
 }
 
 impl Walk<'_> {
@@ -319,7 +332,8 @@ impl Walk<'_> {
             if room > 0 && self.random.below(4) > 0 {
                 let nodes = 1 + self.random.below(room);
                 let (tokens, parents) = self.random.tree(nodes);
-                parts.push(Part { sequence, tokens, parents, draw: self.random.draw() });
+                let before = self.random.feature(nodes * self.hidden);
+                parts.push(Part { sequence, tokens, parents, draw: self.random.draw(), before });
             }
         }
         let scores = [self.scores(0, &parts)?, self.scores(1, &parts)?];
@@ -351,12 +365,13 @@ impl Walk<'_> {
         let segments: Vec<Segment<'_>> = parts
             .iter()
             .zip(slots)
-            .map(|(Part { tokens, parents, draw, .. }, slot)| Segment {
+            .map(|(Part { tokens, parents, draw, before, .. }, slot)| Segment {
                 slot,
                 tokens,
                 parents,
                 scored_from: 0,
                 draw: *draw,
+                before,
             })
             .collect();
         self.engines[engine].step(&segments, TOP_K[engine])

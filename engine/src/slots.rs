@@ -6,6 +6,7 @@
 use laser_decode::ROOT_PARENT;
 
 use crate::{
+    engine::EngineInfo,
     error::EngineError,
     segment::{Segment, Slot},
 };
@@ -177,6 +178,15 @@ fn depths(slot: Slot, parents: &[u32]) -> Result<Vec<usize>, EngineError> {
         depths.push(depth);
     }
     Ok(depths)
+}
+
+/// Refuses a segment whose features are not those that the model reads.
+pub(super) fn check_features(segment: &Segment<'_>, info: &EngineInfo) -> Result<(), EngineError> {
+    let expected = if info.reads_features { segment.tokens.len() * info.hidden_size } else { 0 };
+    match segment.before.len() {
+        found if found == expected => Ok(()),
+        found => Err(invalid(segment.slot, format!("features of {found} numbers, expected {expected}"))),
+    }
 }
 
 fn invalid(slot: Slot, message: impl std::fmt::Display) -> EngineError {

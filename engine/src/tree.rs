@@ -12,6 +12,7 @@ use crate::{
     blocks,
     config::{ModelConfig, read_config},
     decoder::Decoder,
+    eagle::{self, EagleWeights},
     engine::{Engine, EngineInfo},
     error::EngineError,
     gguf::GgufWeights,
@@ -20,7 +21,7 @@ use crate::{
     safetensors::SafetensorsWeights,
     scores::Scores,
     segment::{Segment, Slot},
-    slots::{SlotState, SlotTable},
+    slots::{SlotState, SlotTable, check_features},
     tree_lm::{TreeLm, Weights},
 };
 
@@ -36,34 +37,102 @@ const MEGABYTE: usize = 1 << 20;
 /// device does not have; see [`EngineError`].
 pub fn load(options: &EngineOptions) -> Result<Box<dyn Engine>, EngineError> {
     let device = options.device()?;
+    let Opened { config, precision, mut weights, format } = open(options, &device)?;
+    build(options, (config, precision), weights.as_mut(), format, &device)
+}
+
+/// A model that is about to be loaded.
+struct Opened {
+    config: ModelConfig,
+    precision: String,
+    weights: Box<dyn Weights>,
+    /// How our own kernels store it, if they can.
+    format: Option<Format>,
+}
+
+/// The model, or its EAGLE layer if the options name one.
+fn open(options: &EngineOptions, device: &Device) -> Result<Opened, EngineError> {
+    let model = open_model(options, device)?;
+    let Some(folder) = &options.eagle else {
+        return Ok(model);
+    };
+    let isq = options.isq_type(device)?;
+    let layer = SafetensorsWeights::open(folder, options.dtype.dtype(), isq, device)?;
+    let config = eagle::config(folder, &layer, &model.config)?;
+    let format = model.format.and(format(options.dtype, isq, &config.shape));
+    Ok(Opened { config, format, weights: Box::new(EagleWeights { layer, target: model.weights }), ..model })
+}
+
+fn open_model(options: &EngineOptions, device: &Device) -> Result<Opened, EngineError> {
     let path = &options.path;
     if path.is_dir() {
         let config = read_model_config(path)?;
-        let isq = options.isq_type(&device)?;
-        let mut weights = SafetensorsWeights::open(path, options.dtype.dtype(), isq, &device)?;
+        let isq = options.isq_type(device)?;
+        let weights = Box::new(SafetensorsWeights::open(path, options.dtype.dtype(), isq, device)?);
         let name = options.isq.as_ref().map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
         let precision = format!("{}{name}", options.dtype);
         let format = format(options.dtype, isq, &config.shape);
-        build(options, (config, precision), &mut weights, format, &device)
+        Ok(Opened { config, precision, weights, format })
     } else if is_gguf(path)? {
         check_gguf_options(options)?;
-        let mut weights = GgufWeights::open(path, &device)?;
-        let config = weights.config().clone();
-        let format = weights.format();
-        build(options, (config, "gguf".into()), &mut weights, format, &device)
+        let weights = GgufWeights::open(path, device)?;
+        let (config, format) = (weights.config().clone(), weights.format());
+        Ok(Opened { config, precision: "gguf".into(), weights: Box::new(weights), format })
     } else {
         Err(EngineError::UnknownFormat { path: path.clone() })
     }
 }
 
-/// The configuration of a model, without its weights.
-pub(super) fn model_config(path: &Path) -> Result<ModelConfig, EngineError> {
-    if path.is_dir() {
-        read_model_config(path)
+/// The configuration of what the options name, without its weights.
+pub(super) fn model_config(options: &EngineOptions) -> Result<ModelConfig, EngineError> {
+    let path = &options.path;
+    let config = if path.is_dir() {
+        read_model_config(path)?
     } else if is_gguf(path)? {
-        Ok(GgufWeights::open(path, &Device::Cpu)?.config().clone())
+        GgufWeights::open(path, &Device::Cpu)?.config().clone()
     } else {
-        Err(EngineError::UnknownFormat { path: path.to_owned() })
+        return Err(EngineError::UnknownFormat { path: path.clone() });
+    };
+    match &options.eagle {
+        None => Ok(config),
+        Some(folder) => {
+            let layer = SafetensorsWeights::open(folder, options.dtype.dtype(), None, &Device::Cpu)?;
+            eagle::config(folder, &layer, &config)
+        }
+    }
+}
+
+/// What a draft layer shares with its target.
+#[derive(Debug, Clone)]
+pub struct TargetParts {
+    /// The target's shape.
+    pub shape: ModelShape,
+    /// `[vocab_size, hidden_size]`.
+    pub embedding: Vec<f32>,
+    /// The projection to the vocabulary, of the same shape; none if it is the embedding.
+    pub head: Option<Vec<f32>>,
+}
+
+/// Reads what a draft layer shares with the model that the options name.
+///
+/// # Errors
+/// Those of [`load`].
+pub fn target_parts(options: &EngineOptions) -> Result<TargetParts, EngineError> {
+    let Opened { config, weights, .. } = open_model(options, &Device::Cpu)?;
+    let shape = [config.shape.vocab_size, config.shape.hidden_size];
+    let head = (!config.shape.tied_embeddings).then(|| weights.values("lm_head.weight", &shape)).transpose()?;
+    Ok(TargetParts { embedding: weights.values("model.embed_tokens.weight", &shape)?, head, shape: config.shape })
+}
+
+/// Whether a folder has the weights of an EAGLE layer, not of a whole model.
+///
+/// # Errors
+/// Weights that cannot be read.
+pub fn is_eagle(folder: &Path) -> Result<bool, EngineError> {
+    match SafetensorsWeights::open(folder, DTypeOption::F32.dtype(), None, &Device::Cpu) {
+        Ok(weights) => Ok(eagle::is_layer(&weights)),
+        Err(EngineError::MissingFile { .. }) => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -147,6 +216,8 @@ fn info(config: ModelConfig, parameters: u64, dtype: String, options: &EngineOpt
         forward_parameters: parameters.saturating_sub(looked_up),
         dtype,
         device: options.device.to_string(),
+        hidden_size: shape.hidden_size,
+        reads_features: shape.fused.is_some(),
     }
 }
 
@@ -158,11 +229,19 @@ struct TreeEngine<D: Decoder> {
     slots: SlotTable<D::Cache>,
     /// Bound on the bytes of all caches.
     cache_limit: Option<usize>,
+    keeps_features: bool,
 }
 
 impl<D: Decoder> TreeEngine<D> {
     fn new(model: D, info: EngineInfo, threads: ThreadPool, cache_limit: Option<usize>) -> Self {
-        Self { slots: SlotTable::new(info.vocab_size, info.max_positions), model, threads, info, cache_limit }
+        Self {
+            slots: SlotTable::new(info.vocab_size, info.max_positions),
+            model,
+            threads,
+            info,
+            cache_limit,
+            keeps_features: false,
+        }
     }
 
     /// Refuses a cache that does not fit beside those of the open slots.
@@ -205,6 +284,10 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         &self.info
     }
 
+    fn keep_features(&mut self) {
+        self.keeps_features = true;
+    }
+
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
         if capacity == 0 {
             return Err(EngineError::NoCapacity);
@@ -230,22 +313,26 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         if segments.is_empty() {
             return Ok(Vec::new());
         }
-        let mut batch = Batch::default();
+        let mut batch = Batch { wants_features: self.keeps_features, ..Batch::default() };
         for segment in segments {
+            check_features(segment, &self.info)?;
             let cached = self.slots.get(segment.slot)?.cached();
             batch.push(segment.tokens, segment.parents, segment.scored_from, cached, segment.draw);
+            batch.before.extend_from_slice(segment.before);
         }
         let width = top_k.min(self.info.vocab_size);
-        let Predictions { candidates, rows } = self.forward(segments, &batch, width)?;
+        let Predictions { candidates, rows, features } = self.forward(segments, &batch, width)?;
         self.slots.append(segments)?;
-        let (mut candidates, mut rows) = (candidates.into_iter(), rows.into_iter());
+        let (mut candidates, mut rows, mut features) = (candidates.into_iter(), rows.into_iter(), features.into_iter());
+        let hidden = self.info.hidden_size;
         let scores = segments.iter().map(|segment| {
             let scored = segment.tokens.len() - segment.scored_from;
             let own = Predictions {
                 candidates: candidates.by_ref().take(scored * width).collect(),
                 rows: rows.by_ref().take(scored).collect(),
+                features: features.by_ref().take(segment.tokens.len() * hidden).collect(),
             };
-            Scores::new(segment.scored_from, width, own)
+            Scores::new(segment.scored_from, width, own, hidden)
         });
         Ok(scores.collect())
     }

@@ -54,7 +54,7 @@ pub(super) trait Weights {
 
 #[derive(Debug)]
 struct Layer {
-    attention_norm: Norm,
+    attention_norm: Option<Norm>,
     query: Heads,
     key: Heads,
     value: Heads,
@@ -70,8 +70,10 @@ struct Layer {
 pub(super) struct TreeLm {
     shape: ModelShape,
     embedding: Embedding,
+    /// Of embeddings and features, one behind the other.
+    fusion: Option<Linear>,
     layers: Vec<Layer>,
-    norm: Norm,
+    norm: Option<Norm>,
     head: Linear,
     rope: Rope,
     arena: Arena,
@@ -86,7 +88,14 @@ impl TreeLm {
         let layers = (0..shape.layers).map(|layer| Layer::load(&shape, weights, layer)).collect::<Loaded<_>>()?;
         Ok(Self {
             layers,
-            norm: Norm::new(weights.vector("model.norm", hidden_size)?, norm_eps),
+            fusion: match shape.fused {
+                Some(bias) => Some(weights.linear("model.fc", hidden_size, 2 * hidden_size, bias)?),
+                None => None,
+            },
+            norm: match shape.fused {
+                Some(_) => None,
+                None => Some(Norm::new(weights.vector("model.norm", hidden_size)?, norm_eps)),
+            },
             head: weights.head(&embedding, shape.tied_embeddings)?,
             rope: Rope::new(shape.head_dim, shape.rope_theta, &shape.rope_scaling),
             arena: Arena::new(&shape, embedding.dtype(), device),
@@ -97,31 +106,70 @@ impl TreeLm {
         })
     }
 
-    /// Writes the nodes' keys and values and returns the logits `[scored, vocab_size]`, or
-    /// nothing if no row is scored.
-    fn logits(&mut self, batch: &Batch<'_>, sequences: &[SequenceId]) -> Result<Option<Tensor>> {
+    /// What enters the first layer: the embeddings, those of a fused model together with the features before them.
+    fn embed(&self, batch: &Batch<'_>) -> Result<Tensor> {
+        let x = self.embedding.forward(&Tensor::new(&batch.tokens[..], &self.device)?)?;
+        let Some(fusion) = &self.fusion else {
+            return Ok(x);
+        };
+        let before = Tensor::from_slice(&batch.before, x.dims(), &self.device)?.to_dtype(self.dtype)?;
+        fusion.forward(&Tensor::cat(&[x, before], 1)?)
+    }
+
+    /// Writes the nodes' keys and values and returns the features `[rows, hidden_size]`, of all nodes if they are
+    /// wanted, else of the scored ones; nothing if there is no such row.
+    fn features(&mut self, batch: &Batch<'_>, sequences: &[SequenceId]) -> Result<Option<Tensor>> {
         let start = self.arena.begin(batch.tokens.len())?;
         let place = (self.dtype, &self.device);
         let shared = self.shape.heads / self.shape.kv_heads;
         let attention = Attention::plan(batch, (&self.arena, sequences), (start, shared), place)?;
         let rotation = Rotation::new(&mut self.rope, &batch.positions, place)?;
-        let mut x = self.embedding.forward(&Tensor::new(&batch.tokens[..], &self.device)?)?;
+        let mut x = self.embed(batch)?;
         let norms = self.layers.iter().map(|layer| &layer.attention_norm).chain([&self.norm]);
-        let mut normed = self.layers.first().map_or(&self.norm, |layer| &layer.attention_norm).forward(&x)?;
+        let mut normed = match self.layers.first().map_or(&self.norm, |layer| &layer.attention_norm) {
+            Some(norm) => norm.forward(&x)?,
+            None => x.clone(),
+        };
         for ((index, layer), next_norm) in self.layers.iter().enumerate().zip(norms.skip(1)) {
             let heads = [&layer.query, &layer.key, &layer.value];
             let query = rotation.write(heads, &normed, (&self.arena, index), start)?;
             let mut attended = attention.attend(&query, self.arena.layer(index))?;
-            if index + 1 == self.layers.len() {
+            if index + 1 == self.layers.len() && !batch.wants_features {
                 if batch.scored.is_empty() {
                     return Ok(None);
                 }
                 (x, attended) = self.scored_rows((x, attended), batch)?;
             }
             (x, normed) = layer.mlp_norm.add(&x, &layer.output.forward(&attended)?)?;
-            (x, normed) = next_norm.add(&x, &layer.mlp(&normed)?)?;
+            let y = layer.mlp(&normed)?;
+            (x, normed) = match next_norm {
+                Some(norm) => norm.add(&x, &y)?,
+                None => {
+                    let sum = (&x + y)?;
+                    (sum.clone(), sum)
+                }
+            };
         }
-        self.head.forward(&normed).map(Some)
+        Ok(Some(normed))
+    }
+
+    /// What the scored nodes say, and the features of all nodes if they are wanted.
+    fn predictions(&mut self, batch: &Batch<'_>, sequences: &[SequenceId], top_k: usize) -> Result<Predictions> {
+        let Some(mut rows) = self.features(batch, sequences)? else {
+            // Nothing comes back that the host would wait for, and the step's time would be that of its launches.
+            self.device.synchronize()?;
+            return Ok(Predictions::default());
+        };
+        let mut features = Vec::new();
+        if batch.wants_features {
+            features = rows.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
+            if batch.scored.is_empty() {
+                return Ok(Predictions { features, ..Predictions::default() });
+            }
+            rows = rows.index_select(&Tensor::new(&batch.scored[..], &self.device)?, 0)?;
+        }
+        let predictions = predictions(&self.head.forward(&rows)?, top_k, &batch.draws)?;
+        Ok(Predictions { features, ..predictions })
     }
 
     fn scored_rows(&self, (x, attended): (Tensor, Tensor), batch: &Batch<'_>) -> Result<(Tensor, Tensor)> {
@@ -149,14 +197,7 @@ impl Decoder for TreeLm {
     }
 
     fn forward(&mut self, batch: &Batch<'_>, sequences: &mut [SequenceId], top_k: usize) -> Loaded<Predictions> {
-        let predictions = match self.logits(batch, sequences)? {
-            Some(logits) => predictions(&logits, top_k, &batch.draws)?,
-            None => {
-                // Nothing comes back that the host would wait for, and the step's time would be that of its launches.
-                self.device.synchronize()?;
-                Predictions::default()
-            }
-        };
+        let predictions = self.predictions(batch, sequences, top_k)?;
         for (sequence, span) in sequences.iter().zip(&batch.spans) {
             self.arena.append(*sequence, span.parents.len());
         }
@@ -208,7 +249,10 @@ impl Layer {
             false => Ok(None),
         };
         Ok(Self {
-            attention_norm: norm(weights, "input_layernorm", hidden)?,
+            attention_norm: match (shape.fused, layer) {
+                (Some(_), 0) => None,
+                _ => Some(norm(weights, "input_layernorm", hidden)?),
+            },
             query: Heads {
                 linear: linear(weights, "self_attn.q_proj", queries, hidden, qkv_bias)?,
                 norm: head_norm(weights, "self_attn.q_norm")?,

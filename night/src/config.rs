@@ -27,6 +27,7 @@ use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::interactions::InteractionTable;
 use laser_schema::job::Price;
 use laser_store::previous::PreviousSource;
+use laser_train::TrainConfig;
 use serde::{Deserialize, Serialize};
 
 pub use model::{
@@ -80,6 +81,8 @@ pub struct Config {
     pub embed: EmbedConfig,
     /// What is measured on recommender models.
     pub eval: EvalConfig,
+    /// How a draft model is trained.
+    pub train: TrainConfig,
 }
 
 impl Config {

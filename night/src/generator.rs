@@ -8,7 +8,7 @@ use laser_worker::cost::StepCost;
 use laser_worker::generate::{DraftModel, GenerateOptions, Generator, TextGenerator};
 
 use crate::config::{Config, DraftModelConfig, EngineKind, ModelConfig};
-use crate::model::open_draft_model;
+use crate::model::{Draft, open_draft_model};
 
 /// Loads the model that the configuration names and, for an adaptive budget, measures what its forwards cost.
 ///
@@ -52,11 +52,15 @@ fn measured(engine: &mut dyn Engine, options: &GenerateOptions) -> Result<StepCo
 
 /// The engine of the configured draft model, if there is one, and its forwards per step.
 async fn draft_options(config: &Config, model: &ModelFiles) -> Result<Option<(EngineOptions, usize)>> {
-    let (Some(draft), Some(files)) = (&config.draft.model, open_draft_model(config, model).await?) else {
+    let (Some(draft), Some(opened)) = (&config.draft.model, open_draft_model(config, model).await?) else {
         return Ok(None);
     };
     let DraftModelConfig { dtype, isq, forwards, .. } = draft.clone();
-    let options = EngineOptions { dtype, isq, ..engine_options(config, &files) };
+    let options = match opened {
+        Draft::Model(files) => engine_options(config, &files),
+        Draft::Eagle(layer) => EngineOptions { eagle: Some(layer), ..engine_options(config, model) },
+    };
+    let options = EngineOptions { dtype, isq, ..options };
     tested(options.clone()).await.context("[draft.model]")?;
     Ok(Some((options, forwards)))
 }
@@ -145,11 +149,11 @@ fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptio
     })
 }
 
-fn engine_options(config: &Config, model: &ModelFiles) -> EngineOptions {
+pub(crate) fn engine_options(config: &Config, model: &ModelFiles) -> EngineOptions {
     let path = match &model.weights {
         Weights::Gguf(file) => file.clone(),
         Weights::Safetensors(_) => model.directory.clone(),
     };
     let ModelConfig { dtype, ref isq, device, threads, cache_mb, .. } = config.model;
-    EngineOptions { path, dtype, isq: isq.clone(), device, threads, cache_mb }
+    EngineOptions { path, eagle: None, dtype, isq: isq.clone(), device, threads, cache_mb }
 }

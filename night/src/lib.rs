@@ -1,7 +1,7 @@
 //! A night from its configuration to published data: in one process ([`Night::run`]) or on many machines
 //! ([`distributed`]).
 //!
-//! [`encode`] and [`ids`] make embeddings and knowledge ids of what is published.
+//! [`encode`] and [`ids`] make embeddings and knowledge ids of what is published, [`train`] a draft model.
 //!
 //! Nothing here prints. What a night is at is told to a [`Progress`], how it ended is an [`Outcome`].
 
@@ -25,6 +25,7 @@ mod progress;
 pub mod retention;
 pub mod status;
 pub mod telemetry;
+pub mod train;
 
 pub use config::Config;
 pub use laser_schema::Progress;

@@ -1,6 +1,7 @@
 //! The configured model: its files, and what of it decides the texts.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use laser_model::{Hub, ModelFiles, resolve};
@@ -33,15 +34,28 @@ pub async fn open_local_model(model: &str) -> Result<ModelFiles> {
     .context("[model] path")
 }
 
-/// Opens the files of the configured draft model, if one is configured.
+/// What the configured draft model is.
+#[derive(Debug)]
+pub(crate) enum Draft {
+    /// A whole model of the same tokenizer.
+    Model(Box<ModelFiles>),
+    /// The folder of EAGLE's layer for the model.
+    Eagle(PathBuf),
+}
+
+/// Opens the configured draft model, if one is configured, and checks that it belongs to `model`.
 ///
 /// # Errors
-/// Naming what is missing; if its tokenizer is not that of `model`.
-pub(crate) async fn open_draft_model(config: &Config, model: &ModelFiles) -> Result<Option<ModelFiles>> {
+/// Naming what is missing; if its tokenizer is not that of `model`, or Laser trained it for another model.
+pub(crate) async fn open_draft_model(config: &Config, model: &ModelFiles) -> Result<Option<Draft>> {
     let Some(draft) = &config.draft.model else {
         return Ok(None);
     };
     let path = encoder::local_path(config, &draft.path).await.context("[draft.model] path")?;
+    check_target(&draft.path, &path, model)?;
+    if path.is_dir() && laser_engine::is_eagle(&path).context("[draft.model] path")? {
+        return Ok(Some(Draft::Eagle(path)));
+    }
     let opened = tokio::task::spawn_blocking(move || ModelFiles::open(&path));
     let files = opened.await?.context("[draft.model] path")?;
     let tokenizers = [&files, model].map(|files| Digest::from_bytes(files.tokenizer.fingerprint()));
@@ -53,7 +67,22 @@ pub(crate) async fn open_draft_model(config: &Config, model: &ModelFiles) -> Res
         tokenizers[0],
         tokenizers[1]
     );
-    Ok(Some(files))
+    Ok(Some(Draft::Model(Box::new(files))))
+}
+
+/// Refuses a draft model that Laser trained for another model than this.
+fn check_target(configured: &str, folder: &Path, model: &ModelFiles) -> Result<()> {
+    let Some(belongs) = laser_train::belongs(folder)? else {
+        return Ok(());
+    };
+    let target = model.digest().context("[model] path")?;
+    ensure!(
+        belongs.target == target.as_str(),
+        "[draft.model] path = {configured:?}: was trained for the model {}, [model] is {target}; train one for it with \
+         `laser train draft`",
+        belongs.target
+    );
+    Ok(())
 }
 
 /// What decides the texts of a configuration and a model, given the prompts' digests.

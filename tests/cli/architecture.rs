@@ -75,7 +75,8 @@ fn dependencies_point_one_way() {
         ("report", "pool-builder schema store"),
         ("coordinator", "delta model schema store"),
         ("worker", "decode engine features model schema store"),
-        ("night", "coordinator decode delta engine features model pool-builder recommender schema store worker"),
+        ("train", "decode engine schema"),
+        ("night", "coordinator decode delta engine features model pool-builder recommender schema store train worker"),
         ("terminal", "schema"),
         ("bench", "coordinator decode engine model night pool-builder report schema store terminal worker"),
     ];

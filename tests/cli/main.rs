@@ -28,6 +28,7 @@ mod server;
 mod soak;
 mod telemetry;
 mod tracing;
+mod train;
 
 use std::collections::BTreeMap;
 use std::fs;

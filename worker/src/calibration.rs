@@ -71,15 +71,18 @@ enum Fate {
 }
 
 impl Hindsight {
-    /// Watches a draft made when the text had `length` tokens, unless an earlier draft is being watched.
-    pub(crate) fn watch(&mut self, tree: &DraftTree, length: usize) {
+    /// Watches a draft made when the text had `length` tokens, unless an earlier draft is being watched. Returns
+    /// whether it does.
+    pub(crate) fn watch(&mut self, tree: &DraftTree, length: usize) -> bool {
         let depth = tree.depths().iter().max().copied().unwrap_or_default();
-        if self.until == 0 && depth > 0 {
+        let watches = self.until == 0 && depth > 0;
+        if watches {
             self.tree.clone_from(tree);
             self.from = length;
             self.until = length + depth as usize;
             self.accepted.clear();
         }
+        watches
     }
 
     /// Records the tokens that the target would have accepted at a position of the text, and whether of any source or

@@ -347,6 +347,8 @@ fn step(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Resu
     let ids = (0..).map(|i: u32| (i * 37) % vocabulary);
     let tokens: Vec<u32> = ids.take(most).collect();
     let parents: Vec<u32> = chain_parents(most).collect();
+    let width = if engine.info().reads_features { engine.info().hidden_size } else { 0 };
+    let before = vec![0.5; most * width];
     let segments: Vec<Segment<'_>> = (shares.iter())
         .map(|&(slot, count)| Segment {
             slot,
@@ -354,6 +356,7 @@ fn step(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Resu
             parents: &parents[..count],
             scored_from: if scored { 0 } else { count },
             draw: None,
+            before: &before[..count * width],
         })
         .collect();
     engine.step(&segments, 2).map(drop)

@@ -54,7 +54,7 @@ fn read(refined: &mut Refined) {
     nodes.insert(0, 0);
     for node in nodes {
         let path = tokens_of(refined.tree(), node);
-        refined.read(node, &candidates(&path), 1.0);
+        refined.read(node, &candidates(&path), 1.0, &[]);
     }
 }
 
@@ -152,8 +152,8 @@ fn nothing_that_was_read_is_read_again_but_ancestors_are_given() {
     let mut refined = Refined::default();
     refined.begin(&tree);
     assert_eq!(refined.to_read(END), [1]);
-    refined.read(0, &[], 1.0);
-    refined.read(1, &[Candidate { token: 3, log_probability: -1.0 }], 1.0);
+    refined.read(0, &[], 1.0, &[0.5]);
+    refined.read(1, &[Candidate { token: 3, log_probability: -1.0 }], 1.0, &[1.5]);
     assert_eq!(refined.to_read(END), [0; 0]);
     refined.grow(TERMS);
     // 3 is new below 2, which has to be given again.
@@ -174,7 +174,7 @@ fn a_token_of_the_prompt_that_the_draft_model_proposes_too_is_not_the_prompts_al
     tree.push(0, 4, 0.1, Source::Pool);
     let mut refined = Refined::default();
     refined.begin(&tree);
-    refined.read(0, &[(2, 0.2_f32), (4, 0.7)].map(|(token, p)| Candidate { token, log_probability: p.ln() }), 1.0);
+    refined.read(0, &[(2, 0.2_f32), (4, 0.7)].map(|(token, p)| Candidate { token, log_probability: p.ln() }), 1.0, &[]);
     refined.grow(TERMS);
     let sources: HashMap<Token, Source> =
         (1..4).map(|node| (refined.tree().tokens()[node], refined.tree().sources()[node])).collect();
@@ -190,7 +190,7 @@ fn sharpness_makes_the_first_candidate_surer_and_its_slope_is_that_of_the_log_li
     let candidates = [(2, 0.5_f32), (3, 0.3)].map(|(token, p)| Candidate { token, log_probability: p.ln() });
     let mut grown = |sharpness: f32| {
         refined.begin(&tree);
-        refined.read(0, &candidates, sharpness);
+        refined.read(0, &candidates, sharpness, &[]);
         let slopes = [2, 3, 4].map(|token| refined.slope(0, token).unwrap());
         refined.grow(TERMS);
         (refined.tree().probabilities()[1..].to_vec(), slopes)

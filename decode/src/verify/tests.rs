@@ -250,3 +250,37 @@ proptest! {
         prop_assert_eq!(top_1.relaxed, 0);
     }
 }
+
+/// Lemma 2.1 of SpecDec++ (arXiv:2405.19715): a draft that always ends where the target begins to disagree needs one
+/// forward of the target for each disagreement and one for the end, and nothing that it drafts is discarded.
+#[test]
+fn an_oracle_of_when_to_stop_needs_a_forward_per_disagreement_and_discards_nothing() {
+    let mut random = 1_u64;
+    for _ in 0..500 {
+        let mut below = |limit: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % limit
+        };
+        let agrees: Vec<bool> = (0..=below(30)).map(|_| below(4) > 0).collect();
+        let text: Vec<Token> = agrees.iter().map(|_| 1 + u32::try_from(below(3)).unwrap()).collect();
+        let (mut calls, mut discarded, mut written) = (0, 0, Vec::new());
+        while written.len() < text.len() {
+            let rest = &text[written.len()..];
+            // What the draft model says too, and the place of the first disagreement.
+            let agreed = agrees[written.len()..].iter().take_while(|agrees| **agrees).count();
+            let mut tree = DraftTree::new();
+            tree.reset(9);
+            rest[..agreed].iter().fold(0, |parent, &token| tree.push(parent, token, 1.0, Source::Model));
+            let choice = |token| vec![Candidate { token, log_probability: -0.1 }];
+            let scores = Scores((0..=agreed).map(|at| choice(*rest.get(at).unwrap_or(&END))).collect());
+            let found = verify(&tree, &scores, Verification::Strict, &[END]);
+            discarded += agreed - found.path.len();
+            written.extend(found.tokens);
+            calls += 1;
+        }
+        assert_eq!(&written[..text.len()], text);
+        let disagreements = agrees.iter().filter(|agrees| !**agrees).count();
+        let ends_in_one = usize::from(agrees.last() == Some(&false));
+        assert_eq!((calls, discarded), (disagreements + 1 - ends_in_one, 0), "{agrees:?}");
+    }
+}

@@ -42,6 +42,10 @@ impl Engine for Faulty {
         self.engine.info()
     }
 
+    fn keep_features(&mut self) {
+        self.engine.keep_features();
+    }
+
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
         self.engine.open(capacity)
     }
@@ -77,7 +81,7 @@ impl Engine for Faulty {
             let of = (0..nodes).flat_map(|node| scores.top(node).iter());
             let candidates = of.map(|c| Candidate { log_probability: c.log_probability + by, ..*c }).collect();
             let rows = (0..nodes).map(|node| scores.prediction(node)).collect();
-            Scores::new(0, top_k, Predictions { candidates, rows })
+            Scores::new(0, top_k, Predictions { candidates, rows, ..Predictions::default() }, 0)
         };
         match self.fault {
             Fault::WideSteps if rows > 32 => scores[0] = spoil(&scores[0], segments[0].tokens.len(), -4.0),
@@ -89,7 +93,7 @@ impl Engine for Faulty {
                 let candidates = (0..nodes).flat_map(|node| scores[0].top(node).to_vec()).collect();
                 let row = |node| Prediction { entropy: of(&scores[0], node), ..scores[0].prediction(node) };
                 let rows = (0..nodes).map(row).collect();
-                scores[0] = Scores::new(0, top_k, Predictions { candidates, rows });
+                scores[0] = Scores::new(0, top_k, Predictions { candidates, rows, ..Predictions::default() }, 0);
             }
             Fault::NotANumber if self.steps == 20 => {
                 scores[0] = spoil(&scores[0], segments[0].tokens.len(), f32::NAN);
@@ -137,6 +141,7 @@ fn configs() -> Vec<ModelConfig> {
         of(|shape| (shape.tied_embeddings, shape.qkv_bias, shape.head_dim) = (true, false, 128)),
         of(|shape| (shape.head_norms, shape.kv_heads, shape.head_dim) = (true, 1, 32)),
         of(|shape| (shape.output_bias, shape.mlp_bias, shape.kv_heads) = (true, true, 4)),
+        of(|shape| (shape.fused, shape.qkv_bias) = (Some(true), false)),
     ]
 }
 
@@ -196,7 +201,7 @@ fn the_known_answer_is_that_of_the_tensors_as_well() {
     let mut tensors = build(&options, (config, "f32".into()), &mut weights, None, &Device::Cpu).unwrap();
     let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain_parents(KNOWN.len()).collect::<Vec<_>>());
     let slot = tensors.open(KNOWN.len()).unwrap();
-    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None };
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None, before: &[] };
     let scores = tensors.step(&[segment], 1).unwrap();
     let found: Vec<Candidate> = (0..KNOWN.len()).map(|node| scores[0].top(node)[0]).collect();
     for (found, (token, log_probability)) in found.iter().zip(KNOWN) {

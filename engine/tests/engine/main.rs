@@ -8,6 +8,7 @@ mod blocks;
 mod cuda;
 #[cfg(feature = "cuda")]
 mod driver;
+mod eagle;
 mod fake;
 mod forward;
 mod loading;

@@ -56,6 +56,7 @@ impl Config {
             !self.generate.stop.iter().any(String::is_empty),
             "[generate] stop: an empty string would end every text at once"
         );
+        self.train.validate()?;
         self.verification.verification()?;
         self.validate_sampling()?;
         self.validate_guards()?;

@@ -3,6 +3,9 @@
 //! It has a cache of its own per sequence, which holds what the sequence has committed. One forward reads the trees of
 //! all sequences together with the tokens that they emitted since; more forwards extend what is new in the trees.
 //!
+//! A draft model that reads features, as EAGLE's layer does, gets the target's for what is committed. For a drafted
+//! node it needs the feature that it gave the node's parent itself, so each forward reads one level.
+//!
 //! Under a budget each further forward has to pay: what the last ones of its place gained, in expected tokens, must
 //! exceed the tokens that its time gives at the recent rate. This is the stopping rule of SpecDec++ (arXiv:2405.19715,
 //! theorem 3.1: go on while the chance that all is accepted is high enough for the cost of one more), stated for trees
@@ -81,6 +84,8 @@ pub(super) struct Reader {
     slot: Slot,
     /// Tokens of the sequence that it has not cached.
     unread: Vec<Token>,
+    /// If it reads features: those of the tokens before the first of `unread`, as far as the target has told them.
+    features: Vec<f32>,
     pub(super) refined: Refined,
     /// Of each token emitted in the last step that was in the tree: the probabilities that the other sources and the
     /// model gave it.
@@ -90,6 +95,11 @@ pub(super) struct Reader {
 }
 
 impl Reader {
+    /// Takes over the target's features of tokens that it has cached, one after the other.
+    pub(super) fn computed(&mut self, feature: &[f32]) {
+        self.features.extend_from_slice(feature);
+    }
+
     /// Takes note of tokens that the sequence has emitted, and, if they were to follow the refined tree's root, of who
     /// foresaw them.
     pub(super) fn emitted(&mut self, tokens: &[Token], is_refined: bool) {
@@ -117,23 +127,37 @@ struct Reading {
     nodes: Vec<usize>,
     tokens: Vec<Token>,
     parents: Vec<u32>,
+    /// The features before the tokens, if the model reads any.
+    before: Vec<f32>,
 }
 
 impl DraftModel {
     /// A draft model that is given at most `forwards` forwards per step; with `cost` only those that pay.
-    pub fn new(engine: Box<dyn Engine>, forwards: usize, cost: Option<StepCost>) -> Self {
+    pub fn new(mut engine: Box<dyn Engine>, forwards: usize, cost: Option<StepCost>) -> Self {
+        if engine.info().reads_features {
+            engine.keep_features();
+        }
         let worth = vec![Worth::default(); forwards];
         Self { engine, cost, trust: 0.5, log_sharpness: 0.0, worth, rate: 0.0 }
     }
 
-    /// A reader of a sequence with this prompt that may grow to `capacity` tokens and drafted nodes; none where the
-    /// model has no room or no such token.
-    pub(super) fn open(&mut self, prompt: &[Token], capacity: usize) -> Option<Reader> {
+    /// Whether it reads the target's features, which are to be told then ([`Reader::computed`]).
+    pub(super) fn reads_features(&self) -> bool {
+        self.engine.info().reads_features
+    }
+
+    /// A reader of a sequence with this prompt, of which the target has cached so many tokens, that may grow to
+    /// `capacity` tokens and drafted nodes; none where the model has no room or no such token.
+    pub(super) fn open(&mut self, prompt: &[Token], cached: usize, capacity: usize) -> Option<Reader> {
         let capacity = capacity.min(self.engine.info().max_positions);
         let slot = self.engine.open(capacity).ok()?;
+        // The first feature that the target is going to tell is that of its first token, and comes before the second.
+        // Where a prefix is shared, the layer's context begins behind it.
+        let first = if self.reads_features() { cached + 1 } else { 0 };
         Some(Reader {
             slot,
-            unread: prompt.to_vec(),
+            unread: prompt[first..].to_vec(),
+            features: Vec::new(),
             refined: Refined::default(),
             opinions: Vec::new(),
             slopes: Vec::new(),
@@ -149,7 +173,10 @@ impl DraftModel {
     pub(super) fn can_read(&self, reader: &Reader, nodes: usize) -> bool {
         let info = self.engine.info();
         let length = self.engine.cached(reader.slot) + reader.unread.len() + nodes;
-        length <= info.max_positions && reader.unread.iter().all(|&token| (token as usize) < info.vocab_size)
+        let has_features = reader.features.len() == reader.unread.len() * info.hidden_size;
+        length <= info.max_positions
+            && (!info.reads_features || (has_features && !reader.unread.is_empty()))
+            && reader.unread.iter().all(|&token| (token as usize) < info.vocab_size)
     }
 
     /// Refines the trees of all readers, of which each may have so many nodes, in forwards of at most about
@@ -176,6 +203,7 @@ impl DraftModel {
                 let (reader, max_nodes) = &mut readers[reading.reader];
                 self.engine.commit(reader.slot, &(0..reading.chunk).collect::<Vec<_>>())?;
                 reader.unread.drain(..reading.chunk);
+                reader.features.drain(..reading.chunk_features());
                 if reading.is_whole {
                     reading.take(&mut reader.refined, scores, self.log_sharpness.exp());
                     let terms = Terms { trust: self.trust, max_nodes: *max_nodes, ..terms };
@@ -196,10 +224,18 @@ impl DraftModel {
         for (at, (reader, _)) in readers.iter().enumerate() {
             let chunk = reader.unread.len().min(room);
             let is_whole = chunk == reader.unread.len();
-            let nodes = if is_whole { reader.refined.to_read(end_of_text) } else { Vec::new() };
+            let nodes = match is_whole {
+                false => Vec::new(),
+                true if self.reads_features() => reader.refined.to_read_next(end_of_text),
+                true => reader.refined.to_read(end_of_text),
+            };
             room -= chunk;
             if chunk + nodes.len() > 0 {
-                readings.push(Reading::new((at, is_whole), &reader.unread[..chunk], &reader.refined, nodes));
+                let mut reading = Reading::new((at, is_whole), &reader.unread[..chunk], &reader.refined, nodes);
+                if self.reads_features() {
+                    reading.add_features(reader, self.engine.info().hidden_size);
+                }
+                readings.push(reading);
             }
         }
         readings
@@ -222,6 +258,7 @@ impl DraftModel {
             // Where more is left to be read than the chunk, nothing is asked.
             scored_from: if reading.is_whole { reading.chunk.saturating_sub(1) } else { reading.chunk },
             draw: None,
+            before: &reading.before,
         });
         self.engine.step(&segments.collect::<Vec<_>>(), CANDIDATES)
     }
@@ -299,16 +336,28 @@ impl Reading {
         };
         let of = |&node: &usize| place(tree.parents()[node]).map_or(ROOT_PARENT, index_u32);
         let parents = laser_decode::chain_parents(chunk).chain(nodes.iter().map(of)).collect();
-        Self { reader, chunk, is_whole, nodes, tokens, parents }
+        Self { reader, chunk, is_whole, nodes, tokens, parents, before: Vec::new() }
+    }
+
+    /// The features before its tokens: the target's before the chunk, the model's own before the nodes.
+    fn add_features(&mut self, reader: &Reader, hidden_size: usize) {
+        self.before.extend_from_slice(&reader.features[..self.chunk * hidden_size]);
+        let before = self.nodes.iter().filter_map(|&node| reader.refined.feature_before(node));
+        before.for_each(|feature| self.before.extend_from_slice(feature));
+    }
+
+    /// Numbers of the features before the chunk.
+    fn chunk_features(&self) -> usize {
+        self.chunk * self.before.len() / self.tokens.len()
     }
 
     /// Takes over what the model says.
     fn take(&self, refined: &mut Refined, scores: &Scores, sharpness: f32) {
         if let Some(root) = self.chunk.checked_sub(1) {
-            refined.read(0, scores.top(root), sharpness);
+            refined.read(0, scores.top(root), sharpness, scores.feature(root));
         }
         for (&node, at) in self.nodes.iter().zip(self.chunk..) {
-            refined.read(node, scores.top(at), sharpness);
+            refined.read(node, scores.top(at), sharpness, scores.feature(at));
         }
     }
 }
@@ -361,7 +410,7 @@ mod tests {
     fn trust_goes_to_who_is_right() {
         for (opinions, low, high) in [((0.9, 0.1), 0.0, 0.05), ((0.1, 0.9), 0.95, 1.0), ((0.3, 0.3), 0.5, 0.5)] {
             let mut model = model();
-            let mut reader = model.open(&[1], 8).unwrap();
+            let mut reader = model.open(&[1], 0, 8).unwrap();
             reader.opinions = vec![opinions; 2000];
             model.judge(&mut reader);
             assert!((low..=high).contains(&model.trust), "{opinions:?}: {}", model.trust);

@@ -81,7 +81,10 @@ impl Generator {
 
     /// The same with a draft model, whose vocabulary must have every token of the tokenizer.
     #[must_use]
-    pub fn with_draft_model(self, draft_model: DraftModel) -> Self {
+    pub fn with_draft_model(mut self, draft_model: DraftModel) -> Self {
+        if draft_model.reads_features() {
+            self.engine.keep_features();
+        }
         Self { draft_model: Some(draft_model), ..self }
     }
 
@@ -110,7 +113,8 @@ impl Generator {
     fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
         for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
             let parents: Vec<u32> = chain_parents(chunk.len()).collect();
-            let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len(), draw: None };
+            let segment =
+                Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len(), draw: None, before: &[] };
             self.engine.step(&[segment], self.options.verification.top_k())?;
             self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
         }
@@ -142,7 +146,7 @@ impl Generator {
                     let vocab_size = self.engine.info().vocab_size;
                     let capacity = self.capacity(&request, max_tokens);
                     let model = self.draft_model.as_mut().filter(|_| !request.plain);
-                    let reader = model.and_then(|model| model.open(&request.prompt, capacity));
+                    let reader = model.and_then(|model| model.open(&request.prompt, room.cached, capacity));
                     self.active.push(Sequence::new(request, room, reader, &self.options, vocab_size));
                 }
                 Err(_) if self.active.is_empty() && !self.prefixes.is_empty() => {
@@ -383,7 +387,12 @@ impl Generator {
             let sequence = &mut self.active[index];
             let before = sequence.done.tokens.len();
             match sequence.accept(scores, &self.options, &self.tokenizer) {
-                Ok((keep, None)) => outcome = self.engine.commit(sequence.slot, &keep),
+                Ok((keep, None)) => {
+                    if let Some(reader) = &mut sequence.reader {
+                        keep.iter().for_each(|&node| reader.computed(scores.feature(node)));
+                    }
+                    outcome = self.engine.commit(sequence.slot, &keep);
+                }
                 Ok((_, Some(stop))) => ended.push((index, Ok(stop))),
                 Err(error) => ended.push((index, Err(error))),
             }
@@ -391,7 +400,7 @@ impl Generator {
             if let Some(budget) = &mut self.options.budget {
                 let has_ended = ended.last().is_some_and(|(last, _)| *last == index);
                 let judged = sequence.hindsight.judge(&sequence.done.tokens, has_ended);
-                budget.judge(sequence.worth(), &judged);
+                budget.judge(sequence.watched_worth(), &judged);
             }
             if let (Some(model), Some(reader)) = (&mut self.draft_model, &mut sequence.reader) {
                 model.judge(reader);

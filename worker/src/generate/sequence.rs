@@ -50,8 +50,11 @@ pub(super) struct Sequence {
     /// What a draft model has of it, and how many nodes it may draft in this step.
     pub(super) reader: Option<Reader>,
     pub(super) reading: usize,
-    /// The name under which the budget knows what its drafts are worth.
-    worth: String,
+    /// Whether the draft model has read this step's tree, and whether it had read the one that is watched.
+    is_refined: bool,
+    watches_refined: bool,
+    /// The name under which the budget knows what its refined drafts are worth.
+    refined_worth: String,
     // Under a budget: how far it drafts, and what became of a draft.
     reach: Reach,
     pub(super) hindsight: Hindsight,
@@ -94,7 +97,7 @@ impl Sequence {
         context.extend(&request.prompt);
         let noise = Noise::new(request.key).before(request.prompt.len() - 1);
         let pool = request.pool.as_ref().map_or("", Pool::name);
-        let worth = if reader.is_some() { format!("{pool}+model") } else { pool.to_owned() };
+        let refined_worth = format!("{pool}+model");
         Self {
             pending: request.prompt[room.cached..].iter().copied().collect(),
             request,
@@ -110,7 +113,9 @@ impl Sequence {
             drafting: 0.0,
             reader,
             reading: 0,
-            worth,
+            is_refined: false,
+            watches_refined: false,
+            refined_worth,
             reach: Reach::default(),
             hindsight: Hindsight::default(),
         }
@@ -119,7 +124,14 @@ impl Sequence {
     /// Its part of this step.
     pub(super) fn segment(&self) -> Segment<'_> {
         let scored_from = if self.is_scored() { self.chunk - 1 } else { self.tokens.len() };
-        Segment { slot: self.slot, tokens: &self.tokens, parents: &self.parents, scored_from, draw: self.draw }
+        Segment {
+            slot: self.slot,
+            tokens: &self.tokens,
+            parents: &self.parents,
+            scored_from,
+            draw: self.draw,
+            before: &[],
+        }
     }
 
     /// Whether it is still to feed more than the token after which the next one comes.
@@ -141,6 +153,7 @@ impl Sequence {
         self.parents.extend(chain_parents(self.chunk));
         self.tree.clear();
         self.reading = 0;
+        self.is_refined = false;
         self.drafting = 0.0;
         self.chunk
     }
@@ -179,6 +192,7 @@ impl Sequence {
     /// Takes over the tree that its reader has refined, for its share of the seconds that this took.
     pub(super) fn take_refined(&mut self, seconds: f64) {
         if let Some(reader) = self.reader.as_ref().filter(|_| self.reading > 0) {
+            self.is_refined = !reader.refined.is_unread(0);
             self.tree.clone_from(reader.refined.tree());
             self.done.draft_seconds += seconds;
         }
@@ -186,12 +200,24 @@ impl Sequence {
 
     /// Watches what becomes of its draft.
     pub(super) fn watch(&mut self) {
-        self.hindsight.watch(&self.tree, self.done.tokens.len());
+        if self.hindsight.watch(&self.tree, self.done.tokens.len()) {
+            self.watches_refined = self.is_refined;
+        }
     }
 
-    /// The name under which the budget knows what its drafts are worth: its pool's, empty without one.
+    /// The name under which the budget knows what this step's draft is worth.
     pub(super) fn worth(&self) -> &str {
-        &self.worth
+        self.worth_of(self.is_refined)
+    }
+
+    /// That of the draft which is watched, or was until now.
+    pub(super) fn watched_worth(&self) -> &str {
+        self.worth_of(self.watches_refined)
+    }
+
+    /// Drafts are worth what those of their pool are, and others if a draft model has read them.
+    fn worth_of(&self, is_refined: bool) -> &str {
+        if is_refined { &self.refined_worth } else { self.request.pool.as_ref().map_or("", Pool::name) }
     }
 
     /// Keeps the first nodes of the tree; how many that are tells how far and when it drafts next, under its terms.
@@ -272,7 +298,7 @@ impl Sequence {
         }
         self.context.extend(&step.tokens[..emitted]);
         if let Some(reader) = &mut self.reader {
-            reader.emitted(&step.tokens[..emitted], self.reading > 0);
+            reader.emitted(&step.tokens[..emitted], self.is_refined);
         }
         self.pending.clear();
         self.pending.extend(step.tokens[..emitted].last());

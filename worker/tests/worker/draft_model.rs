@@ -7,7 +7,7 @@ use laser_engine::{FakeEngine, FakeOptions};
 use laser_schema::audit::Proposer;
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
-use laser_worker::generate::{DraftModel, GenerateOptions, Generated, Generator, Request};
+use laser_worker::generate::{DraftModel, GenerateOptions, Generated, Generator, Request, TextGenerator as _};
 
 use crate::support::*;
 use crate::watch::{Log, Mischief, Watched};
@@ -21,6 +21,11 @@ fn model(fake: FakeOptions, mischief: Mischief, forwards: usize) -> (DraftModel,
 /// A language that has nothing in common with the target's.
 fn stranger() -> FakeOptions {
     FakeOptions { seed: 77, ..fake_options() }
+}
+
+/// The target's language, drafted from the target's features.
+fn eagle() -> FakeOptions {
+    FakeOptions { reads_features: true, ..fake_options() }
 }
 
 fn generator(model: DraftModel, options: GenerateOptions) -> Generator {
@@ -46,7 +51,7 @@ fn texts_are_the_naive_decoders_whatever_drafts() {
         let expected: Vec<NaiveText> = (0..).zip(&prompts).map(|(key, p)| of(key, p)).collect();
         let pool = pool(&expected.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>());
         for (language, drafter) in
-            [fake_options(), stranger()].into_iter().flat_map(|l| drafters().map(|d| (l.clone(), d)))
+            [fake_options(), stranger(), eagle()].into_iter().flat_map(|l| drafters().map(|d| (l.clone(), d)))
         {
             for (batch, step_tokens, nodes, forwards) in
                 [(1, 64, 16, 1), (4, 64, 16, 3), (3, 7, 4, 2), (8, 200, 64, 20)]
@@ -88,6 +93,41 @@ fn a_model_that_drafts_for_itself_is_always_right() {
         assert_eq!(proposed, text.step_accepted.iter().sum::<u32>() as usize);
     }
     assert!(aal(&drafted(stranger())) < 0.02);
+}
+
+/// The fake fails where a feature is not that of the token before, and the generator then goes on without it.
+#[test]
+fn a_layer_that_reads_features_is_told_those_of_all_tokens() {
+    let prompts: Vec<Vec<u32>> = prompts().iter().map(|prompt| [&tokens(5, 20), prompt.as_slice()].concat()).collect();
+    for (step_tokens, forwards) in [(512, 1), (9, 1), (512, 3), (30, 3)] {
+        let what = format!("{step_tokens} {forwards}");
+        let (model, log) = model(eagle(), Mischief::default(), forwards);
+        let options = GenerateOptions {
+            drafter: Drafter::None,
+            nodes: forwards,
+            batch: 3,
+            step_tokens,
+            sampling: None,
+            ..options()
+        };
+        let mut generator = generator(model, options);
+        generator.share_prefix(&prompts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+        let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt)));
+        let mut total = 0;
+        for (text, prompt) in texts.into_iter().map(Result::unwrap).zip(&prompts) {
+            assert_naive(&text, &naive(&mut fake(), prompt, &generator.options().clone()), &what);
+            // The first step is that of the prompt, whose last feature is not known before; the last one ends a text.
+            let accepted = &text.step_accepted;
+            let between = accepted.get(1..accepted.len() - 1).unwrap_or_default();
+            let sum: u32 = between.iter().sum();
+            // Of several nodes one may be a sibling of the right one.
+            let least = if forwards == 1 { 10 } else { 6 * forwards };
+            assert!(step_tokens < 100 || sum as usize * 10 >= between.len() * least, "{what}: {accepted:?}");
+            total += sum;
+        }
+        assert!(total > 20, "{what}: {total}");
+        assert!(log.lock().unwrap().open.is_empty());
+    }
 }
 
 #[test]

@@ -123,8 +123,14 @@ impl<'a> Naive<'a> {
     }
 
     pub(crate) fn feed(&mut self, token: u32) -> Vec<Candidate> {
-        let segment =
-            Segment { slot: self.slot, tokens: &[token], parents: &[ROOT_PARENT], scored_from: 0, draw: self.draw };
+        let segment = Segment {
+            slot: self.slot,
+            tokens: &[token],
+            parents: &[ROOT_PARENT],
+            scored_from: 0,
+            draw: self.draw,
+            before: &[],
+        };
         let scores = self.engine.step(&[segment], self.top_k).unwrap();
         self.engine.commit(self.slot, &[0]).unwrap();
         self.prediction = scores[0].prediction(0);

@@ -69,6 +69,10 @@ impl<E: Engine> Engine for Watched<E> {
         self.inner.info()
     }
 
+    fn keep_features(&mut self) {
+        self.inner.keep_features();
+    }
+
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
         self.refuse_without_room()?;
         let slot = self.inner.open(capacity)?;

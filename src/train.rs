@@ -1,0 +1,78 @@
+//! `laser train`: a draft model from published texts, its epochs as a table and a picture.
+
+use anyhow::Result;
+use clap::Subcommand;
+use laser_night::train::{Trained, train};
+use laser_report::LineChart;
+use laser_store::Location;
+use laser_terminal::{Display, Style, Table, print};
+
+use crate::exit::DRAINED;
+use crate::{ConfigArgs, drain_on_signal};
+
+/// The picture of the epochs, in the model's folder.
+const CURVES: &str = "curves.svg";
+
+/// What can be trained.
+#[derive(Debug, Subcommand)]
+pub(crate) enum TrainCommand {
+    /// Train a draft model, as [train] describes it, on the texts of the output's runs. The same command resumes.
+    Draft(ConfigArgs),
+}
+
+/// `laser train`.
+pub(crate) async fn run(command: TrainCommand) -> Result<u8> {
+    let TrainCommand::Draft(args) = command;
+    let config = args.load()?;
+    let drain = drain_on_signal()?;
+    let mut display = Display::new();
+    let trained = train(&config, &mut display, &drain).await?;
+    drop(display);
+    let Some(trained) = trained else {
+        return Ok(DRAINED);
+    };
+    let place = Location::parse(&trained.folder.to_string_lossy())?.join(CURVES);
+    place.write(curves(&trained).svg()?.into()).await?;
+    print(&summary(&trained))?;
+    Ok(0)
+}
+
+fn summary(trained: &Trained) -> String {
+    let mut header = ["epoch", "seconds", "loss", "held out", "overlap", "first"].map(str::to_owned).to_vec();
+    header.extend((2..).take(trained.kept.deeper.len()).map(|depth| format!("at depth {depth}")));
+    let mut table = Table::new(&header.iter().map(String::as_str).collect::<Vec<_>>());
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
+    for epoch in &trained.history {
+        let mut row = vec![
+            format!("{}{}", epoch.epoch, if epoch.epoch == trained.kept.epoch { " (kept)" } else { "" }),
+            format!("{:.0}", epoch.seconds),
+            format!("{:.4}", epoch.loss),
+            format!("{:.4}", epoch.held_out_loss),
+            percent(epoch.overlap),
+            percent(epoch.first),
+        ];
+        row.extend(epoch.deeper.iter().map(|first| percent(*first)));
+        table.push(row);
+    }
+    let state = if trained.is_new { "" } else { ", complete already" };
+    let folder = trained.folder.display();
+    format!("{folder}: a draft model{state}; use it with [draft.model] path\n\n{}", table.render(Style::Text))
+}
+
+fn curves(trained: &Trained) -> LineChart {
+    let line = |name: &str, value: fn(&laser_night::train::EpochReport) -> f64| {
+        (name.to_owned(), trained.history.iter().map(value).collect())
+    };
+    LineChart {
+        title: "Draft model".to_owned(),
+        x: "epoch",
+        y: "nats, share",
+        places: trained.history.iter().map(|epoch| epoch.epoch.to_string()).collect(),
+        lines: vec![
+            line("loss", |epoch| epoch.loss),
+            line("loss on held-out texts", |epoch| epoch.held_out_loss),
+            line("overlap", |epoch| epoch.overlap),
+            line("first", |epoch| epoch.first),
+        ],
+    }
+}

@@ -1,0 +1,97 @@
+//! `laser train draft`: from the texts of nights to a draft model that the next night drafts with.
+
+use std::fs;
+use std::process::Output;
+
+use crate::faults::{texts, without_run};
+use crate::{Workspace, assert_exit, assert_prints, assert_refused, copy_files, fixture, laser, set};
+
+/// A training that takes seconds.
+const SMALL: [&str; 8] = [
+    "train.hidden_size=16",
+    "train.intermediate_size=32",
+    "train.layers=1",
+    "train.heads=2",
+    "train.epochs=2",
+    "train.batch_tokens=600",
+    "train.held_out=0.2",
+    "train.seed=3",
+];
+
+/// Trains on the workspace's nights, into the folder `draft`.
+fn train(workspace: &Workspace, settings: &[&str]) -> Output {
+    let output = format!("train.output={}", workspace.path("draft").display());
+    let mut command = laser();
+    command.args(["train", "draft"]).arg(workspace.path("laser.toml"));
+    command.args(set(&SMALL)).args(set(&[output.as_str()])).args(set(settings));
+    command.output().unwrap()
+}
+
+#[test]
+fn a_draft_model_comes_of_published_texts_and_drafts_the_next_night() {
+    let night = Workspace::new();
+    assert_exit(&night.run(&[]), 0);
+    let words = ["a draft model; use it with [draft.model] path", "overlap", "(kept)"];
+    assert_prints(&train(&night, &[]), &words);
+    let draft = night.path("draft");
+    for name in ["config.json", "model.safetensors", "tokenizer.json", "training.json", "curves.svg"] {
+        assert!(draft.join(name).is_file(), "{name}");
+    }
+    assert!(!draft.join("checkpoint.safetensors").exists());
+    let weights = fs::read(draft.join("model.safetensors")).unwrap();
+    assert_prints(&train(&night, &[]), &["complete already"]);
+    assert!(fs::read(draft.join("model.safetensors")).unwrap() == weights);
+    assert_refused(&train(&night, &["train.loss=overlap"]), &["[train] output", "holds a draft model of another"]);
+
+    let drafted = Workspace::new();
+    let path = format!("draft.model.path={}", draft.display());
+    assert_exit(&drafted.run(&[&path, "draft.method=none", "draft.adaptive=false"]), 0);
+    assert_eq!(without_run(texts(&drafted)), without_run(texts(&night)));
+
+    let other = night.path("other");
+    copy_files(&fixture(), &other);
+    let config = fs::read_to_string(other.join("config.json")).unwrap();
+    fs::write(other.join("config.json"), config + "\n").unwrap();
+    let model = format!("model.path={}", other.display());
+    assert_refused(&drafted.run(&[&path, &model]), &["[draft.model] path", "was trained for the model"]);
+}
+
+#[test]
+fn a_layer_over_the_models_features_drafts_the_next_night() {
+    let night = Workspace::new();
+    assert_exit(&night.run(&[]), 0);
+    assert_prints(&train(&night, &["train.kind=eagle", "train.passes=2"]), &["a draft model; use it", "(kept)"]);
+    let path = format!("draft.model.path={}", night.path("draft").display());
+    let plain = without_run(texts(&night));
+    for settings in [["draft.method=none", "draft.adaptive=false"], ["draft.adaptive=true", "generate.step_tokens=40"]]
+    {
+        let drafted = Workspace::new();
+        assert_exit(&drafted.run(&[&path, settings[0], settings[1]]), 0);
+        assert_eq!(without_run(texts(&drafted)), plain, "{settings:?}");
+    }
+    assert_prints(&night.output("doctor", &[&path]), &["draft model", "an EAGLE layer"]);
+    let narrow = night.path("narrow");
+    copy_files(&night.path("draft"), &narrow);
+    let config = fs::read_to_string(narrow.join("config.json")).unwrap();
+    fs::write(narrow.join("config.json"), config.replacen("\"vocab_size\": ", "\"vocab_size\": 1", 1)).unwrap();
+    let narrow = format!("draft.model.path={}", narrow.display());
+    assert_refused(&Workspace::new().run(&[&narrow]), &["[draft.model]", "vocab_size", "it is to draft for"]);
+}
+
+#[test]
+fn what_cannot_be_trained_is_refused() {
+    let night = Workspace::new();
+    assert_refused(&train(&night, &[]), &["[output] path", "no run with texts of [model] path", "run a night first"]);
+    for (setting, words) in [
+        ("train.output=", ["[train] output: not set", "give a folder"]),
+        ("train.output=s3://bucket/draft", ["expected a local folder", "copy it to a store"]),
+        ("train.heads=3", ["[train] heads = 3", "divides hidden_size = 16"]),
+        ("train.held_out=0.9", ["[train] held_out = 0.9", "a share up to 0.5"]),
+        ("train.passes=0", ["[train] passes = 0", "at least 1"]),
+        ("train.epochs=0", ["[train] epochs = 0", "at least 1"]),
+        ("train.loss=ce", ["train.loss", "cross-entropy"]),
+        ("model.engine=mistralrs", ["[model] engine = \"mistralrs\"", "engine = \"tree\""]),
+    ] {
+        assert_refused(&train(&night, &[setting]), &words);
+    }
+}

@@ -1,0 +1,35 @@
+//! What an epoch of a training has come to.
+
+use serde::{Deserialize, Serialize};
+
+/// The weight of each pass relative to the one before: deeper places are not to be learned at the expense of the first.
+pub(crate) const PASS_WEIGHT: f64 = 0.5;
+
+/// An epoch, measured.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct EpochReport {
+    /// From 1.
+    pub epoch: usize,
+    /// Mean loss of its steps, in nats.
+    pub loss: f64,
+    /// Mean loss on the held-out texts, in nats.
+    pub held_out_loss: f64,
+    /// Mean Σ min(p, q) on the held-out texts: the share that speculative sampling accepts at temperature 1.
+    pub overlap: f64,
+    /// The share of held-out places where target and draft model put the same token first.
+    pub first: f64,
+    /// The same share of a layer that works on features by depth, from 2 on: from its own features of so many places
+    /// before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub deeper: Vec<f64>,
+    /// Seconds.
+    pub seconds: f64,
+}
+
+impl EpochReport {
+    /// What the best epoch has most of: the overlap, with that of each greater depth counting half as much.
+    pub(crate) fn score(&self) -> f64 {
+        let deeper = self.deeper.iter().zip(1..).map(|(first, depth)| first * PASS_WEIGHT.powi(depth));
+        self.overlap + deeper.sum::<f64>()
+    }
+}

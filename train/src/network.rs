@@ -1,0 +1,156 @@
+//! What is trained: a whole small model, or EAGLE's layer.
+
+use candle_core::{Device, Result, Tensor, Var};
+use laser_engine::TargetParts;
+
+use crate::batch::Batch;
+use crate::config::TrainConfig;
+use crate::layer::{Attended, Initial, Layer, Positions, Shape, norm, product};
+
+/// The constants of a whole draft model.
+const NORM_EPS: f64 = 1e-5;
+const ROPE_THETA: f64 = 10_000.0;
+
+/// What a draft model says at the places of a batch.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    /// `[N, V]`.
+    pub(crate) logits: Tensor,
+    /// `[N, hidden]`: the features that it expects, if it works on features.
+    pub(crate) features: Option<Tensor>,
+}
+
+/// A draft model and its weights.
+#[derive(Debug)]
+pub(crate) struct Network {
+    pub(crate) shape: Shape,
+    layers: Vec<Layer>,
+    kind: Kind,
+}
+
+#[derive(Debug)]
+enum Kind {
+    /// Its embedding is its vocabulary as well.
+    Model { embedding: Var, norm: Var },
+    /// Embedding `[V, hidden]` and vocabulary `[V, hidden]` are the target's and stay as they are; what enters is a
+    /// projection `[hidden, 2 · hidden]`.
+    Eagle { embedding: Tensor, head: Tensor, fusion: Var, bias: Var },
+}
+
+impl Network {
+    /// A whole model of `vocab_size` tokens with initial weights.
+    pub(crate) fn model(config: &TrainConfig, vocab_size: usize, device: &Device) -> Result<Self> {
+        let shape = Shape {
+            hidden: config.hidden_size,
+            inner: config.intermediate_size,
+            layers: config.layers,
+            heads: config.heads,
+            kv_heads: config.heads,
+            head_dim: config.hidden_size / config.heads,
+            rope_theta: ROPE_THETA,
+            norm_eps: NORM_EPS,
+        };
+        let mut initial = Initial::new(config.seed, device);
+        let embedding = initial.matrix(vocab_size, shape.hidden)?;
+        let layers = (0..shape.layers).map(|_| initial.layer(&shape, true)).collect::<Result<_>>()?;
+        Ok(Self { shape, layers, kind: Kind::Model { embedding, norm: initial.ones(shape.hidden)? } })
+    }
+
+    /// EAGLE's layer for a target, of the shape of the target's own layers.
+    pub(crate) fn eagle(config: &TrainConfig, target: &TargetParts, device: &Device) -> Result<Self> {
+        let of = &target.shape;
+        let shape = Shape {
+            hidden: of.hidden_size,
+            inner: of.intermediate_size,
+            layers: 1,
+            heads: of.heads,
+            kv_heads: of.kv_heads,
+            head_dim: of.head_dim,
+            rope_theta: f64::from(of.rope_theta),
+            norm_eps: of.norm_eps,
+        };
+        let table = |values: &[f32]| Tensor::from_slice(values, (of.vocab_size, of.hidden_size), device);
+        let mut initial = Initial::new(config.seed, device);
+        let embedding = table(&target.embedding)?;
+        let head = target.head.as_ref().map_or_else(|| Ok(embedding.clone()), |head| table(head))?;
+        let fusion = initial.matrix(shape.hidden, 2 * shape.hidden)?;
+        let bias = initial.zeros(shape.hidden)?;
+        let layers = vec![initial.layer(&shape, false)?];
+        Ok(Self { shape, layers, kind: Kind::Eagle { embedding, head, fusion, bias } })
+    }
+
+    /// All weights, by the names that checkpoints give them.
+    pub(crate) fn weights(&self) -> Vec<(String, &Var)> {
+        let mut weights = Vec::new();
+        let prefix = match &self.kind {
+            Kind::Model { embedding, norm } => {
+                weights.push(("model.embed_tokens.weight".to_owned(), embedding));
+                weights.push(("model.norm.weight".to_owned(), norm));
+                "model."
+            }
+            Kind::Eagle { fusion, bias, .. } => {
+                weights.push(("fc.weight".to_owned(), fusion));
+                weights.push(("fc.bias".to_owned(), bias));
+                ""
+            }
+        };
+        for (index, layer) in self.layers.iter().enumerate() {
+            weights.extend(layer.named().map(|(name, var)| (format!("{prefix}layers.{index}.{name}.weight"), var)));
+        }
+        weights
+    }
+
+    /// What it says at the places of a batch: a whole model once, EAGLE's layer once from the target's features, then
+    /// from its own of the pass before, as it drafts deeper and deeper (HASS), in so many `passes`.
+    pub(crate) fn forward(&self, batch: &Batch, passes: usize) -> Result<Vec<Pass>> {
+        match &self.kind {
+            Kind::Model { embedding, norm } => Ok(vec![self.model_pass(batch, embedding, norm)?]),
+            Kind::Eagle { .. } => self.eagle_passes(batch, passes),
+        }
+    }
+
+    fn model_pass(&self, batch: &Batch, embedding: &Var, last_norm: &Var) -> Result<Pass> {
+        let mut x = embed(embedding, &batch.tokens)?;
+        let positions = Positions::new(batch.tokens.dim(1)?, &self.shape, x.device())?;
+        for layer in &self.layers {
+            x = layer.forward(&x, &[], &positions)?.0;
+        }
+        let x = norm(&at_places(&x, batch)?, last_norm, &self.shape)?;
+        Ok(Pass { logits: x.matmul(&embedding.t()?)?, features: None })
+    }
+
+    fn eagle_passes(&self, batch: &Batch, passes: usize) -> Result<Vec<Pass>> {
+        let (Kind::Eagle { embedding, head, fusion, bias }, Some(layer), Some(told)) =
+            (&self.kind, self.layers.first(), &batch.features)
+        else {
+            candle_core::bail!("a layer that reads features needs those of the target");
+        };
+        let tokens = embed(embedding, &batch.tokens)?;
+        let length = batch.tokens.dim(1)?;
+        let positions = Positions::new(length, &self.shape, tokens.device())?;
+        let (mut before, mut earlier, mut found) = (told.before.clone(), Vec::<Attended>::new(), Vec::new());
+        for _ in 0..passes {
+            let x = product(&Tensor::cat(&[&tokens, &before], 2)?, fusion)?.broadcast_add(bias)?;
+            let (expected, own) = layer.forward(&x, &earlier, &positions)?;
+            earlier.push(own);
+            // At each position the feature that was expected of it, as the position before said.
+            let first = told.before.narrow(1, 0, 1)?;
+            before = Tensor::cat(&[first, expected.narrow(1, 0, length - 1)?], 1)?.detach();
+            let features = at_places(&expected, batch)?;
+            found.push(Pass { logits: features.matmul(&head.t()?)?, features: Some(features) });
+        }
+        Ok(found)
+    }
+}
+
+/// `[B, T]` tokens as `[B, T, hidden]`.
+fn embed(embedding: &Tensor, tokens: &Tensor) -> Result<Tensor> {
+    let (rows, length) = tokens.dims2()?;
+    embedding.index_select(&tokens.flatten_all()?, 0)?.reshape((rows, length, embedding.dim(1)?))
+}
+
+/// Of `[B, T, hidden]` the rows of the places, `[N, hidden]`.
+fn at_places(x: &Tensor, batch: &Batch) -> Result<Tensor> {
+    let (rows, length, hidden) = x.dims3()?;
+    x.reshape((rows * length, hidden))?.index_select(&batch.before, 0)
+}
