@@ -86,6 +86,14 @@ fn check(config: &Config) -> Result<()> {
     Ok(())
 }
 
+/// The shards with new texts in an order that the seed decides: a plan has them by kind and pool, and a training that
+/// takes a part of them is to have some of each.
+fn mixed(shards: &[ShardJob], seed: u64) -> Vec<&ShardJob> {
+    let mut jobs: Vec<&ShardJob> = shards.iter().filter(|job| job.action == Action::Generate).collect();
+    jobs.sort_by_cached_key(|job| priority(seed, &[&job.shard.to_le_bytes()]));
+    jobs
+}
+
 /// Texts with their prompts.
 struct Texts<'a> {
     model: &'a ModelFiles,
@@ -112,7 +120,7 @@ impl<'a> Texts<'a> {
                 continue;
             }
             let before = texts.examples.len();
-            for job in run.plan.shards.iter().filter(|job| job.action == Action::Generate) {
+            for job in mixed(&run.plan.shards, config.train.seed) {
                 texts.add(&run, job).await?;
                 progress.update(texts.examples.len() as u64, Some(most as u64), "texts");
             }
@@ -177,5 +185,34 @@ impl<'a> Texts<'a> {
         let learned = examples.split_off(held_out.min(examples.len()));
         let only = |examples: Vec<(_, Example)>| examples.into_iter().map(|(_, example)| example).collect();
         (only(examples), only(learned))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_plans_shards_has_some_of_each_kind() {
+        let shards: Vec<ShardJob> = (0..40)
+            .map(|shard| ShardJob {
+                shard,
+                action: if shard % 5 == 0 { Action::Carry } else { Action::Generate },
+                kind: if shard < 20 { Kind::User } else { Kind::Item },
+                pool: String::new(),
+                rows: 4,
+                prompt_tokens: 0,
+                input: String::new(),
+                input_digest: Digest::of(b""),
+                output: String::new(),
+            })
+            .collect();
+        let jobs = mixed(&shards, 1);
+        assert_eq!(jobs.len(), 32);
+        let users = jobs[..12].iter().filter(|job| job.kind == Kind::User).count();
+        assert!((3..=9).contains(&users), "{users}");
+        let order = |jobs: &[&ShardJob]| jobs.iter().map(|job| job.shard).collect::<Vec<_>>();
+        assert_ne!(order(&jobs), order(&mixed(&shards, 2)));
+        assert_eq!(order(&jobs), order(&mixed(&shards, 1)));
     }
 }
