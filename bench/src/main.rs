@@ -199,7 +199,7 @@ struct LoadArgs {
 impl LoadArgs {
     fn options(&self, path: PathBuf) -> EngineOptions {
         let Self { dtype, isq, device, threads } = self.clone();
-        EngineOptions { path, eagle: None, dtype, isq, device, threads, cache_mb: None }
+        EngineOptions { path, drafts: None, dtype, isq, device, threads, cache_mb: None }
     }
 }
 

@@ -39,6 +39,19 @@ pub struct ModelShape {
     /// feature of the token before it, the first attention and the vocabulary have no norm before them. `Some(true)` if
     /// the projection has a bias.
     pub fused: Option<bool>,
+    /// Not a decoder, but Medusa's heads over the features of one of this shape.
+    pub medusa: Option<MedusaShape>,
+}
+
+/// Medusa's heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MedusaShape {
+    /// Heads: so many tokens ahead are told.
+    pub heads: usize,
+    /// Residual blocks of a head.
+    pub blocks: usize,
+    /// Whether each head has a projection to the vocabulary of its own, or all have the target's.
+    pub own_vocabulary: bool,
 }
 
 impl ModelShape {
@@ -78,6 +91,7 @@ pub(crate) mod tests {
             mlp_bias: false,
             head_norms: false,
             fused: None,
+            medusa: None,
         }
     }
 }

@@ -10,6 +10,7 @@ use crate::Token;
 use crate::blend::Rule;
 use crate::growth::Growth;
 use crate::pool::Pool;
+use crate::sampling::Noise;
 use crate::sources::{SourceWeights, Sources};
 use crate::tree::DraftTree;
 
@@ -140,6 +141,12 @@ impl DraftContext {
         for token in text.chain([end_of_text]) {
             self.sources.previous.push(token);
         }
+    }
+
+    /// The text is drawn under this noise, of its first token after the prompt: drafts estimated by
+    /// [`Drafter::Blended`] take into account which tokens it favours.
+    pub fn draw_under(&mut self, noise: Noise) {
+        self.sources.noise = Some(noise);
     }
 
     /// Appends to the context: first the prompt, then the accepted tokens of each step.

@@ -6,6 +6,7 @@
 
 use crate::Token;
 use crate::blend::{Child, Distribution, Evidence, Rule};
+use crate::race::Race;
 use crate::sources::Sources;
 use crate::suffix::{Match, Matches, Suffixes};
 use crate::tree::DraftTree;
@@ -82,6 +83,7 @@ pub(crate) struct Growth {
     matches: Vec<Matches>,
     recent: Vec<Token>,
     distribution: Distribution,
+    racing: Vec<Child>,
 }
 
 impl Growth {
@@ -168,11 +170,20 @@ impl Growth {
             recent: &self.recent,
         };
         let path = tree.probabilities()[node];
-        let children = self.distribution.children(&evidence, rule, self.frontier.threshold() / path);
-        for child in children {
-            if child.token < sources.vocab_size {
-                self.frontier.offer(node, child, path * child.probability);
-            }
+        let noise = sources.noise_after(tree.depths()[node]).filter(|_| matches!(rule, Rule::Blend { .. }));
+        // The noise may favour a token however improbable it is.
+        let threshold = if noise.is_some() { 0.0 } else { self.frontier.threshold() / path };
+        let children = self.distribution.children(&evidence, rule, threshold);
+        let children = children.filter(|child| child.token < sources.vocab_size);
+        let Some(noise) = noise else {
+            return children.for_each(|child| self.frontier.offer(node, child, path * child.probability));
+        };
+        self.racing.clear();
+        self.racing.extend(children.filter(|child| child.probability > 0.0));
+        let race = Race::new(noise, self.racing.iter().map(|child| (child.token, child.probability)));
+        for &child in &self.racing {
+            let probability = race.probability(child.token, child.probability);
+            self.frontier.offer(node, child, path * probability);
         }
     }
 }

@@ -18,6 +18,8 @@ use std::collections::BinaryHeap;
 use std::sync::Arc;
 
 use crate::Token;
+use crate::race::Race;
+use crate::sampling::Noise;
 use crate::tree::{DraftTree, Source};
 use crate::verify::Candidate;
 
@@ -31,6 +33,8 @@ pub struct Refined {
     open: BinaryHeap<Open>,
     /// Nodes offered to `open` so far.
     seen: usize,
+    /// The noise of the token after the root, of a text that is drawn.
+    noise: Option<Noise>,
 }
 
 /// What is known of a node.
@@ -54,27 +58,50 @@ struct Read {
     /// are no candidates.
     last: f32,
     log_others: f32,
-    /// Exponent of the probabilities, and the logarithm of their sum.
-    sharpness: f32,
+    calibration: Calibration,
+    /// Logarithm of the sum of the sharpened probabilities.
     log_sum: f32,
+    /// Of a text that is drawn.
+    race: Option<Race>,
     /// The feature of the node, where the draft model works on features. Shared by the copies that growing makes.
     feature: Arc<[f32]>,
+}
+
+/// How the probabilities of a draft model are taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Calibration {
+    /// Weight of the draft model against the other sources, in 0..=1.
+    pub trust: f32,
+    /// Exponent of its probabilities.
+    pub sharpness: f32,
+}
+
+impl Default for Calibration {
+    /// Both opinions count alike, and as they are.
+    fn default() -> Self {
+        Self { trust: 0.5, sharpness: 1.0 }
+    }
 }
 
 /// The least probability that tokens are given which are no candidates.
 const OTHERS_MIN: f32 = 1e-6;
 
 impl Read {
-    fn new(candidates: &[Candidate], sharpness: f32, feature: &[f32]) -> Self {
+    fn new(candidates: &[Candidate], calibration: Calibration, noise: Option<Noise>, feature: &[f32]) -> Self {
         let known: f32 = candidates.iter().map(|candidate| candidate.log_probability.exp()).sum();
         let last = candidates.last().map_or(0.0, |candidate| candidate.log_probability);
         let log_others = (1.0 - known).max(OTHERS_MIN).ln() - last;
-        let feature = feature.into();
-        let mut read = Self { candidates: candidates.to_vec(), last, log_others, sharpness, log_sum: 0.0, feature };
+        let (candidates, feature) = (candidates.to_vec(), feature.into());
+        let mut read = Self { candidates, last, log_others, calibration, log_sum: 0.0, race: None, feature };
+        let sharpness = calibration.sharpness;
         // The largest power is taken out, so that none underflows that matters.
         let most = read.all().fold(f32::MIN, |most, (log, _)| most.max(log));
         let sum: f32 = read.all().map(|(log, log_count)| (sharpness * (log - most) + log_count).exp()).sum();
         read.log_sum = sharpness * most + sum.ln();
+        read.race = noise.map(|noise| {
+            let known = read.candidates.iter().map(|known| (known.token, read.sharpen(known.log_probability)));
+            Race::new(noise, known.filter(|(_, probability)| *probability > 0.0))
+        });
         read
     }
 
@@ -87,7 +114,7 @@ impl Read {
 
     /// The probability of this log probability, sharpened.
     fn sharpen(&self, log_probability: f32) -> f32 {
-        (self.sharpness * log_probability - self.log_sum).exp()
+        (self.calibration.sharpness * log_probability - self.log_sum).exp()
     }
 
     fn log_probability(&self, token: Token) -> Option<f32> {
@@ -95,16 +122,25 @@ impl Read {
         found.map(|candidate| candidate.log_probability)
     }
 
-    /// The probability of a token, sharpened; 0 if it is no candidate.
+    /// The probability that a token follows; 0 if it is no candidate.
     fn probability(&self, token: Token) -> f32 {
-        self.log_probability(token).map_or(0.0, |log| self.sharpen(log))
+        self.log_probability(token).map_or(0.0, |log_probability| self.of(Candidate { token, log_probability }))
+    }
+
+    /// The probability that a candidate follows: sharpened, and under the noise if that is known.
+    fn of(&self, candidate: Candidate) -> f32 {
+        let probability = self.sharpen(candidate.log_probability);
+        match &self.race {
+            Some(race) if probability > 0.0 => race.probability(candidate.token, probability),
+            _ => probability,
+        }
     }
 }
 
 impl Note {
     /// The probability that a node with this note follows: what the other sources say if the draft model has not read.
-    fn conditional(&self, child: &Self, trust: f32) -> f32 {
-        if self.read.is_some() { child.blend(self.left, trust) } else { child.estimate }
+    fn conditional(&self, child: &Self) -> f32 {
+        self.read.as_ref().map_or(child.estimate, |read| child.blend(self.left, read.calibration.trust))
     }
 
     /// The probability after a parent that was read, with this trust in the draft model.
@@ -152,8 +188,6 @@ impl Eq for Open {}
 /// How a tree is grown.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Terms {
-    /// Weight of the draft model against the other sources, in 0..=1.
-    pub trust: f32,
     /// Drafted nodes, at most.
     pub max_nodes: usize,
     /// The path probability that a node must exceed.
@@ -174,8 +208,10 @@ impl Terms {
 }
 
 impl Refined {
-    /// Begins with the tree of the other sources, which has a root; nothing of it has been read.
-    pub fn begin(&mut self, tree: &DraftTree) {
+    /// Begins with the tree of the other sources, which has a root; nothing of it has been read. `noise` is that of the
+    /// token after the root, if the text is drawn.
+    pub fn begin(&mut self, tree: &DraftTree, noise: Option<Noise>) {
+        self.noise = noise;
         self.tree.clone_from(tree);
         self.notes.clear();
         self.notes.resize(tree.len(), Note { left: 1.0, ..Note::default() });
@@ -192,6 +228,12 @@ impl Refined {
     #[must_use]
     pub fn tree(&self) -> &DraftTree {
         &self.tree
+    }
+
+    /// Whether the text is drawn.
+    #[must_use]
+    pub fn is_drawn(&self) -> bool {
+        self.noise.is_some()
     }
 
     /// Whether the draft model is still to read a node.
@@ -224,10 +266,19 @@ impl Refined {
         nodes
     }
 
-    /// Takes over the draft model's most probable tokens after a node, the exponent of their probabilities, and the
-    /// feature that it gave the node, empty if it gives none.
-    pub fn read(&mut self, node: usize, candidates: &[Candidate], sharpness: f32, feature: &[f32]) {
-        self.notes[node].read = Some(Read::new(candidates, sharpness, feature));
+    /// The unread nodes at a depth, ends of texts excepted.
+    #[must_use]
+    pub fn unread_at(&self, depth: usize, end_of_text: Token) -> Vec<usize> {
+        let is_at = |&node: &usize| self.tree.depths()[node] as usize == depth;
+        let goes_on = |&node: &usize| node == 0 || self.tree.tokens()[node] != end_of_text;
+        (0..self.tree.len()).filter(|node| self.is_unread(*node)).filter(is_at).filter(goes_on).collect()
+    }
+
+    /// Takes over the draft model's most probable tokens after a node, how they are to be taken, and the feature that it
+    /// gave the node, empty if it gives none.
+    pub fn read(&mut self, node: usize, candidates: &[Candidate], calibration: Calibration, feature: &[f32]) {
+        let noise = self.noise.map(|noise| noise.after(self.tree.depths()[node] as usize));
+        self.notes[node].read = Some(Read::new(candidates, calibration, noise, feature));
     }
 
     /// The feature of a drafted node's parent, if the draft model has read that.
@@ -290,13 +341,14 @@ impl Refined {
     fn expand(&mut self, node: usize, grown: usize, terms: Terms) {
         let (above, parent) = (self.grown.probabilities()[grown], &self.notes[node]);
         let read = parent.read.as_ref();
+        let trust = read.map_or(0.0, |read| read.calibration.trust);
         let children: Vec<usize> = self.tree.children(node).collect();
         let known = children.iter().map(|&child| {
             let (token, source) = (self.tree.tokens()[child], self.tree.sources()[child]);
             let model = read.map_or(0.0, |read| read.probability(token));
             let note = Note { model, ..self.notes[child].clone() };
-            let probability = above * parent.conditional(&note, terms.trust);
-            let source = joint_source(source, &note, terms.trust);
+            let probability = above * parent.conditional(&note);
+            let source = joint_source(source, &note, trust);
             Open { probability, order: 0, parent: grown, token, source, note, before: Some(child) }
         });
         let is_new = |candidate: &Candidate| {
@@ -305,8 +357,8 @@ impl Refined {
         };
         let proposed = read.into_iter().flat_map(|read| read.candidates.iter().map(move |candidate| (read, candidate)));
         let new = proposed.filter(|(_, candidate)| is_new(candidate)).map(|(read, candidate)| {
-            let note = Note { model: read.sharpen(candidate.log_probability), left: 1.0, ..Note::default() };
-            let (probability, token) = (above * note.blend(parent.left, terms.trust), candidate.token);
+            let note = Note { model: read.of(*candidate), left: 1.0, ..Note::default() };
+            let (probability, token) = (above * note.blend(parent.left, trust), candidate.token);
             Open { probability, order: 0, parent: grown, token, source: Source::Model, note, before: None }
         });
         for open in known.chain(new).filter(|open| open.probability > terms.min_probability) {
@@ -323,7 +375,7 @@ impl Refined {
             let above = &self.notes[parent];
             let model = above.read.as_ref().map_or(0.0, |read| read.probability(self.tree.tokens()[node]));
             let note = Note { model, estimate: self.notes[node].estimate, ..Note::default() };
-            probabilities[node] = probabilities[parent] * above.conditional(&note, terms.trust);
+            probabilities[node] = probabilities[parent] * above.conditional(&note);
         }
         probabilities.iter().skip(1).map(|&probability| terms.gain(probability)).sum()
     }

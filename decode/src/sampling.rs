@@ -9,6 +9,8 @@
 
 use thiserror::Error;
 
+use crate::Token;
+
 /// Tokens whose noise is computed at once.
 pub const NOISE_BLOCK: u32 = 4 * LANES;
 
@@ -141,20 +143,35 @@ impl Noise {
     #[inline(always)]
     #[must_use]
     pub fn block(self, block: u32) -> [u32; NOISE_BLOCK as usize] {
+        let mut noise = [0; NOISE_BLOCK as usize];
+        let words = self.words_of::<{ LANES as usize }>(block * LANES);
+        for (part, words) in noise.chunks_exact_mut(LANES as usize).zip(words) {
+            part.copy_from_slice(&words);
+        }
+        noise
+    }
+
+    /// The word of one token: that of its [`block`](Self::block).
+    #[must_use]
+    pub fn word(self, token: Token) -> u32 {
+        let (block, within) = (token / NOISE_BLOCK, token % NOISE_BLOCK);
+        let [word] = self.words_of(block * LANES + within % LANES)[(within / LANES) as usize];
+        word
+    }
+
+    /// The four words of each of N counters from `first` on.
+    #[inline(always)]
+    fn words_of<const N: usize>(self, first: u32) -> [[u32; N]; 4] {
         let mut key = halves(self.key);
-        let mut words = [[0; LANES as usize], [self.place; LANES as usize], [0; LANES as usize], [0; LANES as usize]];
-        for (word, counter) in words[0].iter_mut().zip(block * LANES..) {
+        let mut words = [[0; N], [self.place; N], [0; N], [0; N]];
+        for (word, counter) in words[0].iter_mut().zip(first..) {
             *word = counter;
         }
         for _ in 0..ROUNDS {
             words = round(words, key);
             key = [key[0].wrapping_add(0x9e37_79b9), key[1].wrapping_add(0xbb67_ae85)];
         }
-        let mut block = [0; NOISE_BLOCK as usize];
-        for (part, words) in block.chunks_exact_mut(LANES as usize).zip(words) {
-            part.copy_from_slice(&words);
-        }
-        block
+        words
     }
 }
 
@@ -172,9 +189,9 @@ fn unit(word: u32) -> f64 {
 
 /// One round of Philox4x32 in every lane.
 #[inline(always)]
-fn round([a, b, c, d]: [[u32; LANES as usize]; 4], key: [u32; 2]) -> [[u32; LANES as usize]; 4] {
-    let mut out = [[0; LANES as usize]; 4];
-    for lane in 0..LANES as usize {
+fn round<const N: usize>([a, b, c, d]: [[u32; N]; 4], key: [u32; 2]) -> [[u32; N]; 4] {
+    let mut out = [[0; N]; 4];
+    for lane in 0..N {
         let [low_a, high_a] = halves(u64::from(a[lane]) * 0xd251_1f53);
         let [low_c, high_c] = halves(u64::from(c[lane]) * 0xcd9e_8d57);
         out[0][lane] = high_c ^ b[lane] ^ key[0];

@@ -2,6 +2,7 @@
 
 use crate::Token;
 use crate::pool::Pool;
+use crate::sampling::Noise;
 use crate::suffix::{Match, Matches, Suffixes};
 use crate::temporary::Temporary;
 use crate::tree::Source;
@@ -51,6 +52,8 @@ pub(crate) struct Sources {
     /// Matches of the context's last tokens in the pool, and their greatest length.
     pub(crate) matches: Vec<Match>,
     pub(crate) longest: usize,
+    /// The noise at the first token after the prompt, of a text that is drawn.
+    pub(crate) noise: Option<Noise>,
 }
 
 impl Sources {
@@ -65,7 +68,14 @@ impl Sources {
             end_of_text,
             matches: Vec::new(),
             longest: 0,
+            noise: None,
         }
+    }
+
+    /// The noise of the token that comes after the context and so many more.
+    pub(crate) fn noise_after(&self, more: u32) -> Option<Noise> {
+        let written = self.context.tokens().len() - self.prompt;
+        Some(self.noise?.after(written + more as usize))
     }
 
     /// The pool's suffixes; none without a pool.

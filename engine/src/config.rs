@@ -143,6 +143,7 @@ impl ConfigFile {
             mlp_bias: self.mlp_bias,
             head_norms: architecture == Architecture::Qwen3,
             fused: None,
+            medusa: None,
         };
         ModelConfig { architecture, architecture_name, max_positions: self.max_position_embeddings.min(window), shape }
     }

@@ -7,15 +7,10 @@
 
 use std::path::Path;
 
-use candle_core::Tensor;
-use laser_cpu::{Format, Matrix};
-
 use crate::{
     config::{ModelConfig, read_config},
     error::EngineError,
-    linear::Linear,
     safetensors::SafetensorsWeights,
-    tree_lm::Weights,
 };
 
 /// The projection of what enters; other models have none.
@@ -52,56 +47,8 @@ pub(super) fn config(
     Ok(config)
 }
 
-/// The layer's weights, with embedding and vocabulary of the target's.
-pub(super) struct EagleWeights {
-    pub(super) layer: SafetensorsWeights,
-    pub(super) target: Box<dyn Weights>,
-}
-
 /// The layer's name of a tensor; none if it is the target's.
-fn own_name(name: &str) -> Option<&str> {
+pub(super) fn own_name(name: &str) -> Option<&str> {
     let name = name.strip_prefix("model.")?;
     (!name.starts_with("embed_tokens")).then_some(name)
-}
-
-impl Weights for EagleWeights {
-    fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Result<Linear, EngineError> {
-        match own_name(name) {
-            Some(name) => self.layer.linear(name, outputs, inputs, bias),
-            None => self.target.linear(name, outputs, inputs, bias),
-        }
-    }
-
-    fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
-        match own_name(name) {
-            Some(name) => self.layer.values(name, shape),
-            None => self.target.values(name, shape),
-        }
-    }
-
-    fn matrix(&self, name: &str, shape: [usize; 2], format: Format) -> Result<Matrix, EngineError> {
-        match own_name(name) {
-            Some(name) => self.layer.matrix(name, shape, format),
-            None => self.target.matrix(name, shape, format),
-        }
-    }
-
-    fn vector(&mut self, name: &str, length: usize) -> Result<Tensor, EngineError> {
-        match own_name(name) {
-            Some(name) => self.layer.vector(name, length),
-            None => self.target.vector(name, length),
-        }
-    }
-
-    fn embedding(&mut self, rows: usize, width: usize) -> Result<Tensor, EngineError> {
-        self.target.embedding(rows, width)
-    }
-
-    fn head(&mut self, embedding: &Tensor, tied: bool) -> Result<Linear, EngineError> {
-        self.target.head(embedding, tied)
-    }
-
-    fn parameters(&self) -> u64 {
-        self.layer.parameters() + self.target.parameters()
-    }
 }

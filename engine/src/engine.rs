@@ -28,6 +28,17 @@ pub struct EngineInfo {
     pub hidden_size: usize,
     /// Whether a node is a token together with the feature of the token before it (EAGLE).
     pub reads_features: bool,
+    /// Medusa's heads, if it is these and no decoder: of each scored node so many tokens are told, the next one and
+    /// those after it, from the feature before the node alone.
+    pub heads: Option<usize>,
+}
+
+impl EngineInfo {
+    /// Tokens ahead that scores tell of.
+    #[must_use]
+    pub fn ahead(&self) -> usize {
+        self.heads.unwrap_or(1)
+    }
 }
 
 /// A causal language model with tree attention over per-sequence caches.

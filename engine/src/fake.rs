@@ -42,6 +42,8 @@ pub struct FakeOptions {
     /// Whether it reads features, as an EAGLE layer does. They must be those that it and the target make: wrong ones
     /// fail the step.
     pub reads_features: bool,
+    /// Medusa's heads: they read features, and tell how the text would go on from each node if it were greedy.
+    pub heads: Option<usize>,
 }
 
 impl Default for FakeOptions {
@@ -59,6 +61,7 @@ impl Default for FakeOptions {
             fail_on_token: None,
             cache_tokens: usize::MAX,
             reads_features: false,
+            heads: None,
         }
     }
 }
@@ -91,7 +94,8 @@ impl FakeEngine {
             dtype: "f32".into(),
             device: "none".into(),
             hidden_size: FEATURE,
-            reads_features: options.reads_features,
+            reads_features: options.reads_features || options.heads.is_some(),
+            heads: options.heads,
         };
         let slots = SlotTable::new(info.vocab_size, info.max_positions);
         Self { options, info, slots, steps: 0, keeps_features: false }
@@ -135,19 +139,21 @@ impl FakeEngine {
             if node < segment.scored_from {
                 continue;
             }
-            match segment.draw {
-                Some(draw) => {
-                    let logits = self.options.logits(&last, position);
-                    predictions.push(&logits, width, Some(draw.after(position)));
-                }
-                None => {
-                    let candidates = self.options.candidates(&last, position, width);
-                    predictions.rows.extend(candidates.first().map(greedy));
-                    predictions.candidates.extend(candidates);
-                }
+            if let Some(draw) = segment.draw.filter(|_| self.info.heads.is_none()) {
+                let logits = self.options.logits(&last, position);
+                predictions.push(&logits, width, Some(draw.after(position)));
+                continue;
+            }
+            let mut last = last;
+            for further in 0..self.info.ahead() {
+                let candidates = self.options.candidates(&last, position + further, width);
+                last.splice(0..0, candidates.first().map(|first| first.token));
+                last.truncate(self.options.order);
+                predictions.rows.extend(candidates.first().map(greedy));
+                predictions.candidates.extend(candidates);
             }
         }
-        Ok(Scores::new(segment.scored_from, width, predictions, FEATURE))
+        Ok(Scores::new((segment.scored_from, self.info.ahead()), width, predictions, FEATURE))
     }
 
     /// The position of a node: one after that of the feature before it if it reads features, whose token must be the

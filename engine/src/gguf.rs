@@ -273,6 +273,7 @@ impl Header<'_> {
             mlp_bias: has("blk.0.ffn_gate.bias"),
             head_norms: architecture == Architecture::Qwen3,
             fused: None,
+            medusa: None,
         };
         let max_positions = size("context_length")?.min(window.unwrap_or(usize::MAX));
         ModelConfig { architecture, architecture_name: name, max_positions, shape }.validate(self.path)

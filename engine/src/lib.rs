@@ -7,7 +7,8 @@
 //!
 //! - The tree engine, by [`load`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF), on CPUs in f32
 //!   and bf16 with the decoder of [`laser_cpu`], otherwise with one on mistralrs' layers.
-//!   The draft layer of EAGLE for such a model is an engine as well, whose nodes come with features.
+//!   What drafts from the features of such a model is an engine as well: EAGLE's layer, whose nodes come with features,
+//!   and Medusa's heads, which need nothing else.
 //! - [`FakeEngine`]: a seeded function of the last tokens, for tests of everything above the engine.
 //! - `MistralEngine` (feature `mistralrs`): mistralrs decoding by itself, without trees, for every other architecture.
 //!   It is the baseline of benchmarks and the oracle of the tests, and not an [`Engine`].
@@ -32,6 +33,7 @@ mod fake;
 mod gguf;
 mod gpu;
 mod linear;
+mod medusa;
 #[cfg(feature = "mistralrs")]
 mod mistral;
 mod norm;
@@ -41,6 +43,7 @@ mod safetensors;
 mod scores;
 mod segment;
 mod selftest;
+mod shared;
 mod slots;
 mod tree;
 mod tree_lm;
@@ -56,4 +59,4 @@ pub use options::{DTypeOption, EngineOptions};
 pub use scores::Scores;
 pub use segment::{Segment, Slot};
 pub use selftest::{SelfTest, selftest};
-pub use tree::{TargetParts, is_eagle, load, target_parts};
+pub use tree::{TargetParts, load, reads_features, target_parts};

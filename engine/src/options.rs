@@ -15,8 +15,9 @@ use crate::{error::EngineError, gpu};
 pub struct EngineOptions {
     /// Model directory (config.json, safetensors), or a .gguf file.
     pub path: PathBuf,
-    /// A folder of EAGLE weights: not the model is loaded, but the layer that drafts for it.
-    pub eagle: Option<PathBuf>,
+    /// A folder of weights that draft from the model's features, EAGLE's layer or Medusa's heads: not the model is
+    /// loaded, but these.
+    pub drafts: Option<PathBuf>,
     /// Precision of weights and activations.
     pub dtype: DTypeOption,
     /// Quantise the linear layers while loading: `q4k`, `q8_0`, …, any name that mistralrs knows.
@@ -36,7 +37,7 @@ impl EngineOptions {
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         let (dtype, device) = (DTypeOption::default(), DeviceOption::default());
-        Self { path: path.into(), eagle: None, dtype, isq: None, device, threads: None, cache_mb: None }
+        Self { path: path.into(), drafts: None, dtype, isq: None, device, threads: None, cache_mb: None }
     }
 
     /// The threads that forwards run on.

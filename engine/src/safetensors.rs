@@ -70,12 +70,30 @@ impl SafetensorsWeights {
         device: &Device,
     ) -> Result<Self, EngineError> {
         let files = weight_files(directory)?;
-        for file in &files {
+        Self::of(directory, &files, dtype, (isq, device))
+    }
+
+    /// The tensors of one file.
+    pub(super) fn open_file(
+        file: &Path,
+        dtype: DType,
+        isq: Option<IsqType>,
+        device: &Device,
+    ) -> Result<Self, EngineError> {
+        Self::of(file, &[file.to_owned()], dtype, (isq, device))
+    }
+
+    fn of(
+        path: &Path,
+        files: &[PathBuf],
+        dtype: DType,
+        (isq, device): (Option<IsqType>, &Device),
+    ) -> Result<Self, EngineError> {
+        for file in files {
             map(std::slice::from_ref(file), dtype).map_err(|error| EngineError::corrupt(file, error))?;
         }
-        let tensors = map(&files, dtype)?;
-        let (path, device) = (directory.into(), device.clone());
-        Ok(Self { path, tensors, isq, device, parameters: Cell::new(0) })
+        let tensors = map(files, dtype)?;
+        Ok(Self { path: path.into(), tensors, isq, device: device.clone(), parameters: Cell::new(0) })
     }
 
     /// Whether there is a tensor of this name.

@@ -7,16 +7,31 @@ use laser_decode::{Candidate, Prediction, TargetScores};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scores {
     scored_from: usize,
+    /// Tokens ahead that each scored node tells of.
+    ahead: usize,
     width: usize,
     predictions: Predictions,
     hidden_size: usize,
 }
 
 impl Scores {
-    /// `predictions` are of all scored nodes, with `width` candidates each; the first one is node `scored_from`. Their
-    /// features are of all nodes, each of `hidden_size`.
-    pub(super) fn new(scored_from: usize, width: usize, predictions: Predictions, hidden_size: usize) -> Self {
-        Self { scored_from, width, predictions, hidden_size }
+    /// `predictions` are of all scored nodes, for each so many tokens `ahead`, with `width` candidates each; the first
+    /// ones are those of node `scored_from`. Their features are of all nodes, each of `hidden_size`.
+    pub(super) fn new(
+        (scored_from, ahead): (usize, usize),
+        width: usize,
+        predictions: Predictions,
+        hidden_size: usize,
+    ) -> Self {
+        Self { scored_from, ahead, width, predictions, hidden_size }
+    }
+
+    /// The most probable tokens to come after `node` and `further` others; empty beyond what the engine
+    /// [tells](crate::EngineInfo::ahead).
+    pub fn ahead(&self, node: usize, further: usize) -> &[Candidate] {
+        let row = node.checked_sub(self.scored_from).filter(|_| further < self.ahead);
+        row.and_then(|row| self.predictions.candidates.chunks_exact(self.width.max(1)).nth(row * self.ahead + further))
+            .unwrap_or(&[])
     }
 
     /// The feature of `node`, scored or not: what enters the projection to the vocabulary. Empty if the engine does not
@@ -31,15 +46,13 @@ impl TargetScores for Scores {
     /// descending, ties by lower token id, natural logarithms over the whole vocabulary. Empty for
     /// a node that was not scored.
     fn top(&self, node: usize) -> &[Candidate] {
-        node.checked_sub(self.scored_from)
-            .and_then(|row| self.predictions.candidates.chunks_exact(self.width.max(1)).nth(row))
-            .unwrap_or(&[])
+        self.ahead(node, 0)
     }
 
     /// The default for a node that was not scored.
     fn prediction(&self, node: usize) -> Prediction {
         let row = node.checked_sub(self.scored_from);
-        row.and_then(|row| self.predictions.rows.get(row)).copied().unwrap_or_default()
+        row.and_then(|row| self.predictions.rows.get(row * self.ahead)).copied().unwrap_or_default()
     }
 }
 
@@ -53,7 +66,7 @@ mod tests {
         let row = |entropy| Prediction { choice: candidate, entropy, ..Prediction::default() };
         let rows = [0.1, 0.2, 0.3].map(row).to_vec();
         let features = (0..10_u8).map(f32::from).collect();
-        let scores = Scores::new(2, 1, Predictions { candidates: vec![candidate; 3], rows, features }, 2);
+        let scores = Scores::new((2, 1), 1, Predictions { candidates: vec![candidate; 3], rows, features }, 2);
         assert_eq!(
             (scores.feature(0), scores.feature(4), scores.feature(5).len()),
             (&[0.0, 1.0][..], &[8.0, 9.0][..], 0)

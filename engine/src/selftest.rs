@@ -8,9 +8,7 @@
 
 use candle_core::{DType, Device, Tensor};
 use laser_cpu::{Format, ModelShape, RopeScaling};
-use laser_decode::{
-    Candidate, Draw, NOISE_BLOCK, Noise, Prediction, ROOT_PARENT, Sampling, TargetScores, arrival, chain_parents,
-};
+use laser_decode::{Candidate, Draw, Noise, Prediction, ROOT_PARENT, Sampling, TargetScores, arrival, chain_parents};
 use laser_schema::{DeviceOption, sample::priority};
 use mistralrs_quant::IsqType;
 use rand_xoshiro::{
@@ -126,6 +124,7 @@ fn known_config() -> ModelConfig {
         mlp_bias: false,
         head_norms: false,
         fused: None,
+        medusa: None,
     };
     let architecture = Architecture::Qwen2;
     ModelConfig { architecture, architecture_name: "self-test".into(), max_positions: POSITIONS, shape }
@@ -276,6 +275,7 @@ fn compare(device: &mut dyn Engine, oracle: &mut dyn Engine, tolerance: f32) -> 
     let hidden = if info.reads_features { info.hidden_size } else { 0 };
     let mut walk = Walk {
         hidden,
+        ahead: info.ahead(),
         engines: [device, oracle],
         sequences: Vec::new(),
         random: Random::new("schedule"),
@@ -295,6 +295,8 @@ struct Walk<'a> {
     found: SelfTest,
     /// The width of the features that both read; 0 if they read none.
     hidden: usize,
+    /// Tokens ahead that both tell of.
+    ahead: usize,
 }
 
 impl Walk<'_> {
@@ -340,7 +342,9 @@ impl Walk<'_> {
         for (at, part) in parts.iter().enumerate() {
             for node in 0..part.tokens.len() {
                 let place = || format!("step {round}, sequence {at} of {}, node {node}", parts.len());
-                self.found.add(scores[0][at].top(node), scores[1][at].top(node), place)?;
+                for further in 0..self.ahead {
+                    self.found.add(scores[0][at].ahead(node, further), scores[1][at].ahead(node, further), place)?;
+                }
                 let (got, expected) = (scores[0][at].prediction(node), scores[1][at].prediction(node));
                 self.found.add_prediction(got, expected, place)?;
                 let position = self.sequences[part.sequence].cached + path(&part.parents, node).len() - 1;
@@ -436,10 +440,10 @@ impl SelfTest {
             None => chosen * slack >= most,
             Some(Draw { sampling, noise }) => {
                 let least = least_weight(candidates, &sampling, weight);
-                let time = |candidate: &Candidate| arrival(word(noise, candidate.token), weight(candidate));
+                let time = |candidate: &Candidate| arrival(noise.word(candidate.token), weight(candidate));
                 let surely = candidates.iter().filter(|candidate| weight(candidate) >= least * slack);
                 let first = surely.map(time).fold(f64::INFINITY, f64::min);
-                let chosen_at = arrival(word(noise, choice), chosen);
+                let chosen_at = arrival(noise.word(choice), chosen);
                 chosen * slack >= least && chosen_at <= first * f64::from(slack)
             }
         };
@@ -478,11 +482,6 @@ fn least_weight(candidates: &[Candidate], sampling: &Sampling, weight: impl Fn(&
         left <= 0.0
     });
     last.or(kept.last()).map_or(0.0, weight)
-}
-
-/// A token's word of noise.
-fn word(noise: Noise, token: u32) -> u32 {
-    noise.block(token / NOISE_BLOCK)[(token % NOISE_BLOCK) as usize]
 }
 
 #[cfg(test)]

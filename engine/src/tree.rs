@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_core::Device;
-use laser_cpu::{Batch, CpuDecoder, Format, Matrix, ModelShape, Predictions, Tensors};
+use laser_cpu::{Batch, CpuDecoder, CpuHeads, Format, Matrix, ModelShape, Predictions, Tensors};
 use mistralrs_quant::IsqType;
 use rayon::ThreadPool;
 
@@ -12,15 +12,17 @@ use crate::{
     blocks,
     config::{ModelConfig, read_config},
     decoder::Decoder,
-    eagle::{self, EagleWeights},
+    eagle,
     engine::{Engine, EngineInfo},
     error::EngineError,
     gguf::GgufWeights,
     gpu,
+    medusa::{self, KernelHeads, TensorHeads},
     options::{DTypeOption, EngineOptions},
     safetensors::SafetensorsWeights,
     scores::Scores,
     segment::{Segment, Slot},
+    shared::SharedWeights,
     slots::{SlotState, SlotTable, check_features},
     tree_lm::{TreeLm, Weights},
 };
@@ -50,17 +52,33 @@ struct Opened {
     format: Option<Format>,
 }
 
-/// The model, or its EAGLE layer if the options name one.
+/// The model, or what drafts from its features if the options name that.
 fn open(options: &EngineOptions, device: &Device) -> Result<Opened, EngineError> {
     let model = open_model(options, device)?;
-    let Some(folder) = &options.eagle else {
+    let Some(folder) = &options.drafts else {
         return Ok(model);
     };
     let isq = options.isq_type(device)?;
-    let layer = SafetensorsWeights::open(folder, options.dtype.dtype(), isq, device)?;
-    let config = eagle::config(folder, &layer, &model.config)?;
+    let (config, own) = open_drafts(folder, options, (isq, device), &model.config)?;
+    let own_name = if config.shape.medusa.is_some() { medusa::own_name } else { eagle::own_name };
     let format = model.format.and(format(options.dtype, isq, &config.shape));
-    Ok(Opened { config, format, weights: Box::new(EagleWeights { layer, target: model.weights }), ..model })
+    Ok(Opened { config, format, weights: Box::new(SharedWeights { own, target: model.weights, own_name }), ..model })
+}
+
+/// The weights that draft from the features of a target, and the configuration that they make of the target's.
+fn open_drafts(
+    folder: &Path,
+    options: &EngineOptions,
+    (isq, device): (Option<IsqType>, &Device),
+    target: &ModelConfig,
+) -> Result<(ModelConfig, SafetensorsWeights), EngineError> {
+    let dtype = options.dtype.dtype();
+    if let Some(file) = medusa::file(folder) {
+        let heads = SafetensorsWeights::open_file(&file, dtype, isq, device)?;
+        return Ok((medusa::config(&file, &heads, target)?, heads));
+    }
+    let layer = SafetensorsWeights::open(folder, dtype, isq, device)?;
+    Ok((eagle::config(folder, &layer, target)?, layer))
 }
 
 fn open_model(options: &EngineOptions, device: &Device) -> Result<Opened, EngineError> {
@@ -93,12 +111,9 @@ pub(super) fn model_config(options: &EngineOptions) -> Result<ModelConfig, Engin
     } else {
         return Err(EngineError::UnknownFormat { path: path.clone() });
     };
-    match &options.eagle {
+    match &options.drafts {
         None => Ok(config),
-        Some(folder) => {
-            let layer = SafetensorsWeights::open(folder, options.dtype.dtype(), None, &Device::Cpu)?;
-            eagle::config(folder, &layer, &config)
-        }
+        Some(folder) => Ok(open_drafts(folder, options, (None, &Device::Cpu), &config)?.0),
     }
 }
 
@@ -124,11 +139,15 @@ pub fn target_parts(options: &EngineOptions) -> Result<TargetParts, EngineError>
     Ok(TargetParts { embedding: weights.values("model.embed_tokens.weight", &shape)?, head, shape: config.shape })
 }
 
-/// Whether a folder has the weights of an EAGLE layer, not of a whole model.
+/// Whether a folder has weights that draft from the features of a target, an EAGLE layer or Medusa's heads, and not a
+/// whole model.
 ///
 /// # Errors
 /// Weights that cannot be read.
-pub fn is_eagle(folder: &Path) -> Result<bool, EngineError> {
+pub fn reads_features(folder: &Path) -> Result<bool, EngineError> {
+    if medusa::file(folder).is_some() {
+        return Ok(true);
+    }
     match SafetensorsWeights::open(folder, DTypeOption::F32.dtype(), None, &Device::Cpu) {
         Ok(weights) => Ok(eagle::is_layer(&weights)),
         Err(EngineError::MissingFile { .. }) => Ok(false),
@@ -146,7 +165,25 @@ pub(super) fn build(
 ) -> Result<Box<dyn Engine>, EngineError> {
     let threads = options.thread_pool()?;
     let shape = config.shape.clone();
-    if let Some(format) = format.filter(|_| device.is_cpu()) {
+    let format = format.filter(|_| device.is_cpu());
+    if let Some(medusa) = shape.medusa {
+        let hidden_size = shape.hidden_size;
+        let limit = cache_limit(options, device)?;
+        let engine: Box<dyn Engine> = match format {
+            Some(format) => {
+                let heads = CpuHeads::load(&shape, medusa, &Formatted { weights: &*weights, format })?;
+                let info = info(config, weights.parameters(), precision, options);
+                Box::new(TreeEngine::new(KernelHeads { heads, hidden_size }, info, threads, limit))
+            }
+            None => {
+                let heads = TensorHeads::load(&shape, medusa, weights, device)?;
+                let info = info(config, weights.parameters(), precision, options);
+                Box::new(TreeEngine::new(heads, info, threads, limit))
+            }
+        };
+        return Ok(engine);
+    }
+    if let Some(format) = format {
         // An embedding that is multiplied with as well is read twice.
         let twice = if shape.tied_embeddings { shape.vocab_size * shape.hidden_size } else { 0 };
         let model = CpuDecoder::load(shape, &Formatted { weights: &*weights, format })?;
@@ -217,7 +254,8 @@ fn info(config: ModelConfig, parameters: u64, dtype: String, options: &EngineOpt
         dtype,
         device: options.device.to_string(),
         hidden_size: shape.hidden_size,
-        reads_features: shape.fused.is_some(),
+        reads_features: shape.fused.is_some() || shape.medusa.is_some(),
+        heads: shape.medusa.map(|medusa| medusa.heads),
     }
 }
 
@@ -324,15 +362,15 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         let Predictions { candidates, rows, features } = self.forward(segments, &batch, width)?;
         self.slots.append(segments)?;
         let (mut candidates, mut rows, mut features) = (candidates.into_iter(), rows.into_iter(), features.into_iter());
-        let hidden = self.info.hidden_size;
+        let (hidden, ahead) = (self.info.hidden_size, self.info.ahead());
         let scores = segments.iter().map(|segment| {
-            let scored = segment.tokens.len() - segment.scored_from;
+            let scored = (segment.tokens.len() - segment.scored_from) * ahead;
             let own = Predictions {
                 candidates: candidates.by_ref().take(scored * width).collect(),
                 rows: rows.by_ref().take(scored).collect(),
                 features: features.by_ref().take(segment.tokens.len() * hidden).collect(),
             };
-            Scores::new(segment.scored_from, width, own, hidden)
+            Scores::new((segment.scored_from, ahead), width, own, hidden)
         });
         Ok(scores.collect())
     }

@@ -215,7 +215,7 @@ impl Decoder for TreeLm {
 }
 
 /// What every row of logits says, found where the logits are.
-fn predictions(logits: &Tensor, top_k: usize, draws: &[Option<Draw>]) -> Result<Predictions> {
+pub(super) fn predictions(logits: &Tensor, top_k: usize, draws: &[Option<Draw>]) -> Result<Predictions> {
     #[cfg(feature = "cuda")]
     if logits.device().is_cuda() {
         return crate::cuda::top_k::predictions(logits, top_k, draws);

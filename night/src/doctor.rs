@@ -49,7 +49,7 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
     if let (Ok(model), Some(draft)) = (&model, &config.draft.model) {
         let opened = open_draft_model(config, model).await;
         let described = |draft: Option<Draft>| match draft {
-            Some(Draft::Eagle(_)) => "an EAGLE layer".to_owned(),
+            Some(Draft::Features(_)) => "drafts from the model's features".to_owned(),
             _ => "of the same tokenizer".to_owned(),
         };
         report(format!("draft model {}", draft.path), opened.map(described));

@@ -58,7 +58,7 @@ async fn draft_options(config: &Config, model: &ModelFiles) -> Result<Option<(En
     let DraftModelConfig { dtype, isq, forwards, .. } = draft.clone();
     let options = match opened {
         Draft::Model(files) => engine_options(config, &files),
-        Draft::Eagle(layer) => EngineOptions { eagle: Some(layer), ..engine_options(config, model) },
+        Draft::Features(folder) => EngineOptions { drafts: Some(folder), ..engine_options(config, model) },
     };
     let options = EngineOptions { dtype, isq, ..options };
     tested(options.clone()).await.context("[draft.model]")?;
@@ -155,5 +155,5 @@ pub(crate) fn engine_options(config: &Config, model: &ModelFiles) -> EngineOptio
         Weights::Safetensors(_) => model.directory.clone(),
     };
     let ModelConfig { dtype, ref isq, device, threads, cache_mb, .. } = config.model;
-    EngineOptions { path, eagle: None, dtype, isq: isq.clone(), device, threads, cache_mb }
+    EngineOptions { path, drafts: None, dtype, isq: isq.clone(), device, threads, cache_mb }
 }

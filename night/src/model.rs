@@ -39,8 +39,8 @@ pub async fn open_local_model(model: &str) -> Result<ModelFiles> {
 pub(crate) enum Draft {
     /// A whole model of the same tokenizer.
     Model(Box<ModelFiles>),
-    /// The folder of EAGLE's layer for the model.
-    Eagle(PathBuf),
+    /// The folder of what drafts from the model's features: EAGLE's layer or Medusa's heads.
+    Features(PathBuf),
 }
 
 /// Opens the configured draft model, if one is configured, and checks that it belongs to `model`.
@@ -53,8 +53,8 @@ pub(crate) async fn open_draft_model(config: &Config, model: &ModelFiles) -> Res
     };
     let path = encoder::local_path(config, &draft.path).await.context("[draft.model] path")?;
     check_target(&draft.path, &path, model)?;
-    if path.is_dir() && laser_engine::is_eagle(&path).context("[draft.model] path")? {
-        return Ok(Some(Draft::Eagle(path)));
+    if path.is_dir() && laser_engine::reads_features(&path).context("[draft.model] path")? {
+        return Ok(Some(Draft::Features(path)));
     }
     let opened = tokio::task::spawn_blocking(move || ModelFiles::open(&path));
     let files = opened.await?.context("[draft.model] path")?;

@@ -40,7 +40,7 @@ pub async fn train(config: &Config, progress: &mut dyn Progress, drain: &Cancell
     let options = engine_options(config, &model);
     let parts = match config.train.kind {
         DraftKind::Model => None,
-        DraftKind::Eagle => Some(laser_engine::target_parts(&options)?),
+        DraftKind::Eagle | DraftKind::Medusa => Some(laser_engine::target_parts(&options)?),
     };
     let mut engine = tokio::task::spawn_blocking(move || laser_engine::load(&options)).await??;
     let info = engine.info();
@@ -60,8 +60,8 @@ pub async fn train(config: &Config, progress: &mut dyn Progress, drain: &Cancell
         progress.stage("the model reads them");
         let learned = laser_train::read(engine.as_mut(), &job.learned, progress)?;
         let held_out = laser_train::read(engine.as_mut(), &job.held_out, progress)?;
-        // Only a layer over its features needs it any longer; otherwise its memory is the training's.
-        let mut target = (config.train.kind == DraftKind::Eagle).then_some(engine);
+        // Only what works on its features needs it any longer; otherwise its memory is the training's.
+        let mut target = config.train.kind.reads_features().then_some(engine);
         if let Some(target) = &mut target {
             target.keep_features();
         }

@@ -57,21 +57,34 @@ fn a_draft_model_comes_of_published_texts_and_drafts_the_next_night() {
 }
 
 #[test]
-fn a_layer_over_the_models_features_drafts_the_next_night() {
+fn what_reads_the_models_features_drafts_the_next_night() {
     let night = Workspace::new();
     assert_exit(&night.run(&[]), 0);
-    assert_prints(&train(&night, &["train.kind=eagle", "train.passes=2"]), &["a draft model; use it", "(kept)"]);
-    let path = format!("draft.model.path={}", night.path("draft").display());
     let plain = without_run(texts(&night));
-    for settings in [["draft.method=none", "draft.adaptive=false"], ["draft.adaptive=true", "generate.step_tokens=40"]]
-    {
-        let drafted = Workspace::new();
-        assert_exit(&drafted.run(&[&path, settings[0], settings[1]]), 0);
-        assert_eq!(without_run(texts(&drafted)), plain, "{settings:?}");
+    let draft = |kind: &str| format!("train.output={}", night.path(kind).display());
+    for (kind, setting) in [("eagle", "train.passes=2"), ("medusa", "train.medusa_heads=2")] {
+        let trained = train(&night, &[&format!("train.kind={kind}"), setting, &draft(kind)]);
+        assert_prints(&trained, &["a draft model; use it", "at depth 2", "(kept)"]);
+        let path = format!("draft.model.path={}", night.path(kind).display());
+        for settings in
+            [["draft.method=none", "draft.adaptive=false"], ["draft.adaptive=true", "generate.step_tokens=40"]]
+        {
+            let drafted = Workspace::new();
+            assert_exit(&drafted.run(&[&path, settings[0], settings[1]]), 0);
+            assert_eq!(without_run(texts(&drafted)), plain, "{settings:?}");
+        }
+        assert_prints(&night.output("doctor", &[&path]), &["draft model", "drafts from the model's features"]);
     }
-    assert_prints(&night.output("doctor", &[&path]), &["draft model", "an EAGLE layer"]);
+    let other = night.path("other");
+    copy_files(&fixture(), &other);
+    let config = fs::read_to_string(other.join("config.json")).unwrap();
+    fs::write(other.join("config.json"), config + "\n").unwrap();
+    let heads = format!("draft.model.path={}", night.path("medusa").display());
+    let model = format!("model.path={}", other.display());
+    let words = ["[draft.model] path", "was trained for the model"];
+    assert_refused(&Workspace::new().run(&[&heads, &model]), &words);
     let narrow = night.path("narrow");
-    copy_files(&night.path("draft"), &narrow);
+    copy_files(&night.path("eagle"), &narrow);
     let config = fs::read_to_string(narrow.join("config.json")).unwrap();
     fs::write(narrow.join("config.json"), config.replacen("\"vocab_size\": ", "\"vocab_size\": 1", 1)).unwrap();
     let narrow = format!("draft.model.path={}", narrow.display());
@@ -88,6 +101,7 @@ fn what_cannot_be_trained_is_refused() {
         ("train.heads=3", ["[train] heads = 3", "divides hidden_size = 16"]),
         ("train.held_out=0.9", ["[train] held_out = 0.9", "a share up to 0.5"]),
         ("train.passes=0", ["[train] passes = 0", "at least 1"]),
+        ("train.medusa_heads=0", ["[train] medusa_heads = 0", "at least 1"]),
         ("train.epochs=0", ["[train] epochs = 0", "at least 1"]),
         ("train.loss=ce", ["train.loss", "cross-entropy"]),
         ("model.engine=mistralrs", ["[model] engine = \"mistralrs\"", "engine = \"tree\""]),

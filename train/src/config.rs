@@ -19,6 +19,8 @@ pub struct TrainConfig {
     pub loss: Loss,
     /// Of EAGLE's layer: passes over a text, each from the features of the one before; 1 is EAGLE, more is HASS.
     pub passes: usize,
+    /// Of Medusa: heads, each of which tells one token further ahead.
+    pub medusa_heads: usize,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
@@ -48,6 +50,8 @@ pub enum DraftKind {
     Model,
     /// One layer over the target's features, of the shape of the target's layers (EAGLE).
     Eagle,
+    /// Heads over the target's features, one for each token ahead (Medusa).
+    Medusa,
 }
 
 /// What is minimised, of the target's distribution p and the draft model's q at each place of the text.
@@ -73,6 +77,7 @@ impl Default for TrainConfig {
             kind: DraftKind::default(),
             loss: Loss::default(),
             passes: 3,
+            medusa_heads: 4,
             hidden_size: 128,
             intermediate_size: 384,
             layers: 2,
@@ -86,6 +91,14 @@ impl Default for TrainConfig {
     }
 }
 
+impl DraftKind {
+    /// Whether it works on the target's features.
+    #[must_use]
+    pub fn reads_features(self) -> bool {
+        self != Self::Model
+    }
+}
+
 impl TrainConfig {
     /// Checks what the types leave open.
     ///
@@ -95,6 +108,7 @@ impl TrainConfig {
         for (key, value) in [
             ("texts", self.texts),
             ("passes", self.passes),
+            ("medusa_heads", self.medusa_heads),
             ("hidden_size", self.hidden_size),
             ("intermediate_size", self.intermediate_size),
             ("layers", self.layers),

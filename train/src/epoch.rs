@@ -18,8 +18,8 @@ pub struct EpochReport {
     pub overlap: f64,
     /// The share of held-out places where target and draft model put the same token first.
     pub first: f64,
-    /// The same share of a layer that works on features by depth, from 2 on: from its own features of so many places
-    /// before.
+    /// The same share of what works on features by depth, from 2 on: of EAGLE's layer from its own features of so many
+    /// places before, of Medusa by its further heads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deeper: Vec<f64>,
     /// Seconds.

@@ -61,8 +61,8 @@ impl<'a> Initial<'a> {
         Var::ones(width, DType::F32, self.device)
     }
 
-    pub(crate) fn zeros(&self, width: usize) -> Result<Var> {
-        Var::zeros(width, DType::F32, self.device)
+    pub(crate) fn zeros(&self, shape: impl Into<candle_core::Shape>) -> Result<Var> {
+        Var::zeros(shape, DType::F32, self.device)
     }
 
     /// A layer, with or without a norm before its attention.

@@ -1,4 +1,4 @@
-//! What is trained: a whole small model, or EAGLE's layer.
+//! What is trained: a whole small model, EAGLE's layer, or Medusa's heads.
 
 use candle_core::{Device, Result, Tensor, Var};
 use laser_engine::TargetParts;
@@ -32,6 +32,9 @@ pub(crate) struct Network {
 enum Kind {
     /// Its embedding is its vocabulary as well.
     Model { embedding: Var, norm: Var },
+    /// Vocabulary `[V, hidden]`, which is the target's and stays as it is; of each head the projection
+    /// `[hidden, hidden]` of its residual block, and its bias.
+    Medusa { vocabulary: Tensor, heads: Vec<[Var; 2]> },
     /// Embedding `[V, hidden]` and vocabulary `[V, hidden]` are the target's and stay as they are; what enters is a
     /// projection `[hidden, 2 · hidden]`.
     Eagle { embedding: Tensor, head: Tensor, fusion: Var, bias: Var },
@@ -69,14 +72,32 @@ impl Network {
             rope_theta: f64::from(of.rope_theta),
             norm_eps: of.norm_eps,
         };
-        let table = |values: &[f32]| Tensor::from_slice(values, (of.vocab_size, of.hidden_size), device);
         let mut initial = Initial::new(config.seed, device);
-        let embedding = table(&target.embedding)?;
-        let head = target.head.as_ref().map_or_else(|| Ok(embedding.clone()), |head| table(head))?;
+        let (embedding, head) = (table(target, &target.embedding, device)?, vocabulary(target, device)?);
         let fusion = initial.matrix(shape.hidden, 2 * shape.hidden)?;
         let bias = initial.zeros(shape.hidden)?;
         let layers = vec![initial.layer(&shape, false)?];
         Ok(Self { shape, layers, kind: Kind::Eagle { embedding, head, fusion, bias } })
+    }
+
+    /// Medusa's heads for a target. Each begins as nothing but the target's vocabulary (section 2.2.1).
+    pub(crate) fn medusa(config: &TrainConfig, target: &TargetParts, device: &Device) -> Result<Self> {
+        let of = &target.shape;
+        let shape = Shape {
+            hidden: of.hidden_size,
+            inner: of.intermediate_size,
+            layers: 0,
+            heads: of.heads,
+            kv_heads: of.kv_heads,
+            head_dim: of.head_dim,
+            rope_theta: f64::from(of.rope_theta),
+            norm_eps: of.norm_eps,
+        };
+        let initial = Initial::new(config.seed, device);
+        let width = shape.hidden;
+        let zeros = || Ok([initial.zeros((width, width))?, initial.zeros(width)?]);
+        let heads = (0..config.medusa_heads).map(|_| zeros()).collect::<Result<_>>()?;
+        Ok(Self { shape, layers: Vec::new(), kind: Kind::Medusa { vocabulary: vocabulary(target, device)?, heads } })
     }
 
     /// All weights, by the names that checkpoints give them.
@@ -93,6 +114,13 @@ impl Network {
                 weights.push(("fc.bias".to_owned(), bias));
                 ""
             }
+            Kind::Medusa { heads, .. } => {
+                for (head, [weight, bias]) in heads.iter().enumerate() {
+                    weights.push((format!("{head}.0.linear.weight"), weight));
+                    weights.push((format!("{head}.0.linear.bias"), bias));
+                }
+                ""
+            }
         };
         for (index, layer) in self.layers.iter().enumerate() {
             weights.extend(layer.named().map(|(name, var)| (format!("{prefix}layers.{index}.{name}.weight"), var)));
@@ -101,11 +129,13 @@ impl Network {
     }
 
     /// What it says at the places of a batch: a whole model once, EAGLE's layer once from the target's features, then
-    /// from its own of the pass before, as it drafts deeper and deeper (HASS), in so many `passes`.
+    /// from its own of the pass before, as it drafts deeper and deeper (HASS), in so many `passes`. Of Medusa each head
+    /// is a pass, from the target's features of one place more before.
     pub(crate) fn forward(&self, batch: &Batch, passes: usize) -> Result<Vec<Pass>> {
         match &self.kind {
             Kind::Model { embedding, norm } => Ok(vec![self.model_pass(batch, embedding, norm)?]),
             Kind::Eagle { .. } => self.eagle_passes(batch, passes),
+            Kind::Medusa { vocabulary, heads } => medusa_passes(batch, vocabulary, heads),
         }
     }
 
@@ -141,6 +171,33 @@ impl Network {
         }
         Ok(found)
     }
+}
+
+fn medusa_passes(batch: &Batch, vocabulary: &Tensor, heads: &[[Var; 2]]) -> Result<Vec<Pass>> {
+    let Some(told) = &batch.features else {
+        candle_core::bail!("heads over features need those of the target");
+    };
+    let length = batch.tokens.dim(1)?;
+    let mut before = told.before.clone();
+    let mut found = Vec::with_capacity(heads.len());
+    for [weight, bias] in heads {
+        let x = at_places(&before, batch)?;
+        let added = x.matmul(&weight.t()?)?.broadcast_add(bias)?.silu()?;
+        found.push(Pass { logits: (x + added)?.matmul(&vocabulary.t()?)?, features: None });
+        // One place earlier; where there is none, the first.
+        before = Tensor::cat(&[before.narrow(1, 0, 1)?, before.narrow(1, 0, length - 1)?], 1)?;
+    }
+    Ok(found)
+}
+
+/// A matrix `[V, hidden]` of the target's.
+fn table(target: &TargetParts, values: &[f32], device: &Device) -> Result<Tensor> {
+    Tensor::from_slice(values, (target.shape.vocab_size, target.shape.hidden_size), device)
+}
+
+/// The target's projection to the vocabulary.
+fn vocabulary(target: &TargetParts, device: &Device) -> Result<Tensor> {
+    table(target, target.head.as_ref().unwrap_or(&target.embedding), device)
 }
 
 /// `[B, T]` tokens as `[B, T, hidden]`.

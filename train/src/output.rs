@@ -16,6 +16,9 @@ use crate::layer::Shape;
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 
+/// The same of Medusa's heads, by the name that published ones have.
+const HEADS: &str = "medusa_lm_head.safetensors";
+
 /// The epochs of the training, beside the model.
 const HISTORY: &str = "training.json";
 
@@ -103,15 +106,19 @@ pub(crate) fn write(
     if let Some(bos) = target.bos {
         json["bos_token_id"] = bos.into();
     }
+    if kind == DraftKind::Medusa {
+        let heads = weights.iter().filter(|(name, _)| name.ends_with(".weight")).count();
+        json = json!({ "medusa_num_heads": heads, "medusa_num_layers": 1, "vocab_size": target.vocab_size });
+    }
     json[BELONGS] = serde_json::to_value(belongs)?;
     write_whole(&folder.join(CONFIG), &serde_json::to_vec_pretty(&json)?)?;
     write_whole(&folder.join(HISTORY), &serde_json::to_vec_pretty(history)?)?;
-    write_tensors(&folder.join(WEIGHTS), weights, None)
+    write_tensors(&folder.join(if kind == DraftKind::Medusa { HEADS } else { WEIGHTS }), weights, None)
 }
 
 /// The epochs of the training whose model a folder holds; none if it holds no model of Laser's.
 pub(crate) fn finished(folder: &Path) -> Result<Option<(Belongs, Vec<EpochReport>)>> {
-    if !folder.join(WEIGHTS).is_file() {
+    if ![WEIGHTS, HEADS].iter().any(|name| folder.join(name).is_file()) {
         return Ok(None);
     }
     let Some(belongs) = belongs(folder)? else {

@@ -31,6 +31,9 @@ const WARM_UP: f64 = 0.05;
 /// The weight of the token's loss beside that of the features (EAGLE, section 4.2).
 const TOKEN_WEIGHT: f64 = 0.1;
 
+/// The weight of a head of Medusa relative to the one before (section 2.2.1).
+const HEAD_WEIGHT: f64 = 0.8;
+
 /// Depths that an epoch's report tells.
 const MEASURED_PASSES: usize = 3;
 
@@ -130,8 +133,8 @@ pub fn train(
     progress: &mut dyn Progress,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<Option<Trained>> {
-    // A layer over features has nothing to say of a text's first token.
-    let least = if job.config.kind == DraftKind::Eagle { 2 } else { 1 };
+    // What works on features has nothing to say of a text's first token.
+    let least = if job.config.kind.reads_features() { 2 } else { 1 };
     let [learned, held_out] = [lessons.learned, lessons.held_out]
         .map(|lessons| lessons.iter().filter(|lesson| lesson.places() >= least).collect::<Vec<_>>());
     ensure!(
@@ -179,9 +182,10 @@ impl<'a, 't> Training<'a, 't> {
         };
         let network = match (job.config.kind, &job.parts) {
             (DraftKind::Model, _) => Network::model(job.config, job.target.vocab_size, &device)?,
-            (DraftKind::Eagle, parts) => {
-                let parts = parts.as_ref().context("a layer that shares the target's vocabulary needs it")?;
-                Network::eagle(job.config, parts, &device)?
+            (kind, parts) => {
+                let parts = parts.as_ref().context("what shares the target's vocabulary needs it")?;
+                let new = if kind == DraftKind::Eagle { Network::eagle } else { Network::medusa };
+                new(job.config, parts, &device)?
             }
         };
         let weights: Vec<&Var> = network.weights().into_iter().map(|(_, var)| var).collect();
@@ -268,8 +272,12 @@ impl<'a, 't> Training<'a, 't> {
 
     /// One step; returns the mean loss over its places.
     fn step(&mut self, lessons: &[&Lesson], loss: Loss, learning_rate: f64) -> Result<f64> {
-        let batch = self.batch(lessons)?.with_noise(NOISE, self.noise_seed())?;
-        let loss = total(&self.network.forward(&batch, self.job.config.passes)?, &batch, loss)?;
+        let config = self.job.config;
+        let batch = match config.kind {
+            DraftKind::Eagle => self.batch(lessons)?.with_noise(NOISE, self.noise_seed())?,
+            DraftKind::Model | DraftKind::Medusa => self.batch(lessons)?,
+        };
+        let loss = total(&self.network.forward(&batch, config.passes)?, &batch, (config.kind, loss))?;
         let mean = f64::from(loss.to_scalar::<f32>()?);
         ensure!(
             mean.is_finite(),
@@ -288,10 +296,10 @@ impl<'a, 't> Training<'a, 't> {
 
     /// The lessons as tensors, with the target's features if the model works on them.
     fn batch(&mut self, lessons: &[&Lesson]) -> Result<Batch> {
-        if self.job.config.kind == DraftKind::Model {
+        if !self.job.config.kind.reads_features() {
             return Ok(Batch::new(lessons, &self.device)?);
         }
-        let target = self.target.as_deref_mut().context("a layer that reads features needs the target")?;
+        let target = self.target.as_deref_mut().context("what reads features needs the target")?;
         let told = lessons.iter().map(|lesson| features(target, lesson)).collect::<Result<Vec<_>, _>>()?;
         Ok(Batch::with_features(lessons, &told, target.info().hidden_size, &self.device)?)
     }
@@ -305,8 +313,11 @@ impl<'a, 't> Training<'a, 't> {
             let batch = self.batch(&lessons)?;
             let passes = self.network.forward(&batch, config.passes.max(MEASURED_PASSES))?;
             let count = batch.before.dim(0)? as f64;
-            let trained = &passes[..config.passes.min(passes.len())];
-            loss += count * f64::from(total(trained, &batch, config.loss)?.to_scalar::<f32>()?);
+            let trained = match config.kind {
+                DraftKind::Eagle => &passes[..config.passes],
+                DraftKind::Model | DraftKind::Medusa => &passes,
+            };
+            loss += count * f64::from(total(trained, &batch, (config.kind, config.loss))?.to_scalar::<f32>()?);
             places += count;
             sums.resize_with(passes.len(), Foresight::default);
             for (sum, pass) in sums.iter_mut().zip(&passes) {
@@ -369,7 +380,8 @@ impl<'a, 't> Training<'a, 't> {
 }
 
 /// The loss of all passes: of the tokens, and where the model works on features, of these as well.
-fn total(passes: &[Pass], batch: &Batch, loss: Loss) -> candle_core::Result<Tensor> {
+fn total(passes: &[Pass], batch: &Batch, (kind, loss): (DraftKind, Loss)) -> candle_core::Result<Tensor> {
+    let weight = if kind == DraftKind::Medusa { HEAD_WEIGHT } else { PASS_WEIGHT };
     let mut sum: Option<Tensor> = None;
     for (pass, depth) in passes.iter().zip(0..) {
         let of_tokens = loss.of(&pass.logits, &batch.labels)?;
@@ -377,7 +389,7 @@ fn total(passes: &[Pass], batch: &Batch, loss: Loss) -> candle_core::Result<Tens
             (Some(found), Some(told)) => (smooth_l1(found, &told.expected)? + (of_tokens * TOKEN_WEIGHT)?)?,
             _ => of_tokens,
         };
-        let weighted = (of_pass * PASS_WEIGHT.powi(depth))?;
+        let weighted = (of_pass * f64::powi(weight, depth))?;
         sum = Some(match sum {
             Some(sum) => (sum + weighted)?,
             None => weighted,
@@ -399,5 +411,7 @@ fn copies(weights: &[&Var]) -> Result<Vec<Tensor>> {
 
 #[cfg(test)]
 mod eagle_tests;
+#[cfg(test)]
+mod medusa_tests;
 #[cfg(test)]
 mod tests;

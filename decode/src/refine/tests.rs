@@ -9,8 +9,7 @@ use crate::tree::tests::path_of;
 
 const END: Token = 9;
 
-const TERMS: Terms =
-    Terms { trust: 0.5, max_nodes: 8, min_probability: 0.0, end_of_text: END, vocab_size: 12, price: 0.0 };
+const TERMS: Terms = Terms { max_nodes: 8, min_probability: 0.0, end_of_text: END, vocab_size: 12, price: 0.0 };
 
 /// A tree of the other sources: below each node up to three tokens with probabilities that sum to at most 1.
 fn any_drafted() -> impl Strategy<Value = DraftTree> {
@@ -49,17 +48,17 @@ fn tokens_of(tree: &DraftTree, node: usize) -> Vec<Token> {
 }
 
 /// One forward of the draft model.
-fn read(refined: &mut Refined) {
+fn read(refined: &mut Refined, trust: f32) {
     let mut nodes = refined.to_read(END);
     nodes.insert(0, 0);
     for node in nodes {
         let path = tokens_of(refined.tree(), node);
-        refined.read(node, &candidates(&path), 1.0, &[]);
+        refined.read(node, &candidates(&path), Calibration { trust, sharpness: 1.0 }, &[]);
     }
 }
 
 /// Probabilities of all paths of up to `rounds` steps beyond the drafted tree, by the formula of the module.
-fn naive(tree: &DraftTree, terms: Terms, rounds: usize) -> HashMap<Vec<Token>, f32> {
+fn naive(tree: &DraftTree, (terms, trust): (Terms, f32), rounds: usize) -> HashMap<Vec<Token>, f32> {
     let mut estimates: HashMap<Vec<Token>, f32> = HashMap::new();
     for node in 0..tree.len() {
         estimates.insert(tokens_of(tree, node), tree.probabilities()[node]);
@@ -80,7 +79,7 @@ fn naive(tree: &DraftTree, terms: Terms, rounds: usize) -> HashMap<Vec<Token>, f
         for token in 0..12 {
             let child = [path.as_slice(), &[token]].concat();
             let model = proposed.iter().find(|c| c.token == token).map_or(0.0, |c| c.log_probability.exp());
-            let blended = (1.0 - terms.trust) * (of(token) + left * model) + terms.trust * model;
+            let blended = (1.0 - trust) * (of(token) + left * model) + trust * model;
             let is_drafted = estimates.contains_key(&child);
             let beyond = if is_drafted { 0 } else { beyond + 1 };
             let probability = all[&path] * blended.min(1.0);
@@ -101,15 +100,15 @@ proptest! {
         drafted in any_drafted(), trust in 0.0_f32..=1.0, rounds in 1_usize..4,
     ) {
         // Room for all: what is grown round by round is then what one would grow at once.
-        let terms = Terms { trust, max_nodes: 10_000, min_probability: 0.02, vocab_size: 11, ..TERMS };
+        let terms = Terms { max_nodes: 10_000, min_probability: 0.02, vocab_size: 11, ..TERMS };
         let mut refined = Refined::default();
-        refined.begin(&drafted);
+        refined.begin(&drafted, None);
         for _ in 0..rounds {
-            read(&mut refined);
+            read(&mut refined, trust);
             refined.grow(terms);
         }
         let tree = refined.tree();
-        let expected = naive(&drafted, terms, rounds);
+        let expected = naive(&drafted, (terms, trust), rounds);
         prop_assert_eq!(tree.drafted(), expected.len());
         for node in 1..tree.len() {
             let expected = expected.get(&tokens_of(tree, node)).copied();
@@ -121,10 +120,10 @@ proptest! {
     fn a_small_tree_is_the_beginning_of_the_large_one(
         drafted in any_drafted(), trust in 0.0_f32..=1.0, most in 0_usize..30,
     ) {
-        let terms = Terms { trust, max_nodes: 1_000, min_probability: 0.001, ..TERMS };
+        let terms = Terms { max_nodes: 1_000, min_probability: 0.001, ..TERMS };
         let mut whole = Refined::default();
-        whole.begin(&drafted);
-        read(&mut whole);
+        whole.begin(&drafted, None);
+        read(&mut whole, trust);
         let mut small = whole.clone();
         let gains = (whole.grow(terms), small.grow(Terms { max_nodes: most, ..terms }));
         let mut expected = whole.tree().clone();
@@ -150,10 +149,10 @@ fn nothing_that_was_read_is_read_again_but_ancestors_are_given() {
     let one = tree.push(0, 2, 0.9, Source::Pool);
     tree.push(one, END, 0.5, Source::Pool);
     let mut refined = Refined::default();
-    refined.begin(&tree);
+    refined.begin(&tree, None);
     assert_eq!(refined.to_read(END), [1]);
-    refined.read(0, &[], 1.0, &[0.5]);
-    refined.read(1, &[Candidate { token: 3, log_probability: -1.0 }], 1.0, &[1.5]);
+    refined.read(0, &[], Calibration::default(), &[0.5]);
+    refined.read(1, &[Candidate { token: 3, log_probability: -1.0 }], Calibration::default(), &[1.5]);
     assert_eq!(refined.to_read(END), [0; 0]);
     refined.grow(TERMS);
     // 3 is new below 2, which has to be given again.
@@ -173,8 +172,9 @@ fn a_token_of_the_prompt_that_the_draft_model_proposes_too_is_not_the_prompts_al
     tree.push(0, 3, 0.3, Source::Prompt);
     tree.push(0, 4, 0.1, Source::Pool);
     let mut refined = Refined::default();
-    refined.begin(&tree);
-    refined.read(0, &[(2, 0.2_f32), (4, 0.7)].map(|(token, p)| Candidate { token, log_probability: p.ln() }), 1.0, &[]);
+    refined.begin(&tree, None);
+    let candidates = [(2, 0.2_f32), (4, 0.7)].map(|(token, p)| Candidate { token, log_probability: p.ln() });
+    refined.read(0, &candidates, Calibration::default(), &[]);
     refined.grow(TERMS);
     let sources: HashMap<Token, Source> =
         (1..4).map(|node| (refined.tree().tokens()[node], refined.tree().sources()[node])).collect();
@@ -186,11 +186,11 @@ fn sharpness_makes_the_first_candidate_surer_and_its_slope_is_that_of_the_log_li
     let mut tree = DraftTree::new();
     tree.reset(1);
     let mut refined = Refined::default();
-    refined.begin(&tree);
+    refined.begin(&tree, None);
     let candidates = [(2, 0.5_f32), (3, 0.3)].map(|(token, p)| Candidate { token, log_probability: p.ln() });
     let mut grown = |sharpness: f32| {
-        refined.begin(&tree);
-        refined.read(0, &candidates, sharpness, &[]);
+        refined.begin(&tree, None);
+        refined.read(0, &candidates, Calibration { trust: 0.5, sharpness }, &[]);
         let slopes = [2, 3, 4].map(|token| refined.slope(0, token).unwrap());
         refined.grow(TERMS);
         (refined.tree().probabilities()[1..].to_vec(), slopes)

@@ -14,6 +14,11 @@ fn the_noise_is_philox() {
     // Another lane, place and key: counter [16 · 1 + 3, 5, 0, 0].
     let block = Noise::new(0x1234_5678_dead_beef).after(5).block(1);
     assert_eq!([0, 16, 32, 48].map(|at| block[at + 3]), [0x438c_0b0f, 0x0245_01ca, 0xe420_858b, 0xacee_91f1]);
+    // One token's word alone.
+    let noise = Noise::new(0x1234_5678_dead_beef).after(5);
+    for token in 0..1000 {
+        assert_eq!(noise.word(token), noise.block(token / NOISE_BLOCK)[(token % NOISE_BLOCK) as usize], "{token}");
+    }
 }
 
 #[test]

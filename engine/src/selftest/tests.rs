@@ -81,7 +81,7 @@ impl Engine for Faulty {
             let of = (0..nodes).flat_map(|node| scores.top(node).iter());
             let candidates = of.map(|c| Candidate { log_probability: c.log_probability + by, ..*c }).collect();
             let rows = (0..nodes).map(|node| scores.prediction(node)).collect();
-            Scores::new(0, top_k, Predictions { candidates, rows, ..Predictions::default() }, 0)
+            Scores::new((0, 1), top_k, Predictions { candidates, rows, ..Predictions::default() }, 0)
         };
         match self.fault {
             Fault::WideSteps if rows > 32 => scores[0] = spoil(&scores[0], segments[0].tokens.len(), -4.0),
@@ -93,7 +93,7 @@ impl Engine for Faulty {
                 let candidates = (0..nodes).flat_map(|node| scores[0].top(node).to_vec()).collect();
                 let row = |node| Prediction { entropy: of(&scores[0], node), ..scores[0].prediction(node) };
                 let rows = (0..nodes).map(row).collect();
-                scores[0] = Scores::new(0, top_k, Predictions { candidates, rows, ..Predictions::default() }, 0);
+                scores[0] = Scores::new((0, 1), top_k, Predictions { candidates, rows, ..Predictions::default() }, 0);
             }
             Fault::NotANumber if self.steps == 20 => {
                 scores[0] = spoil(&scores[0], segments[0].tokens.len(), f32::NAN);

@@ -2,8 +2,9 @@
 
 use std::path::Path;
 
+use candle_core::Tensor;
 use laser_decode::{Candidate, TargetScores};
-use laser_engine::{DTypeOption, Engine, EngineOptions, Segment, is_eagle, load, selftest};
+use laser_engine::{DTypeOption, Engine, EngineOptions, Segment, load, reads_features, selftest};
 use serde_json::json;
 use tempfile::TempDir;
 
@@ -13,7 +14,7 @@ use crate::{
 };
 
 /// A folder with a model.
-fn folder(model: &TinyModel) -> TempDir {
+pub(crate) fn folder(model: &TinyModel) -> TempDir {
     let directory = tempfile::tempdir().unwrap();
     model.write(directory.path(), false);
     directory
@@ -36,13 +37,17 @@ fn layer(bias: bool) -> TinyModel {
     layer
 }
 
-fn options(target: &Path, layer: &Path) -> EngineOptions {
-    EngineOptions { eagle: Some(layer.into()), ..EngineOptions::new(target) }
+pub(crate) fn options(target: &Path, layer: &Path) -> EngineOptions {
+    EngineOptions { drafts: Some(layer.into()), ..EngineOptions::new(target) }
+}
+
+/// A model's projection to the vocabulary.
+pub(crate) fn vocabulary(model: &TinyModel) -> &Tensor {
+    model.tensors.get("lm_head.weight").unwrap_or(&model.tensors["model.embed_tokens.weight"])
 }
 
 /// The most probable tokens of a feature under the matrix of the vocabulary.
-fn unembed(model: &TinyModel, feature: &[f32]) -> Vec<Candidate> {
-    let matrix = model.tensors.get("lm_head.weight").unwrap_or(&model.tensors["model.embed_tokens.weight"]);
+pub(crate) fn unembed(matrix: &Tensor, feature: &[f32]) -> Vec<Candidate> {
     let matrix = matrix.to_vec2::<f32>().unwrap();
     let logit = |row: &Vec<f32>| row.iter().zip(feature).map(|(a, b)| f64::from(a * b)).sum::<f64>();
     let logits: Vec<f64> = matrix.iter().map(logit).collect();
@@ -77,7 +82,12 @@ fn the_feature_of_a_node_is_what_its_scores_are_made_of() {
             for node in 0..12 {
                 let what = format!("{name}, {dtype}, node {node}");
                 assert_within(scores[0].top(node), expected[0].top(node), tolerance, &what);
-                assert_within(scores[0].top(node), &unembed(&model, scores[0].feature(node)), tolerance, &what);
+                assert_within(
+                    scores[0].top(node),
+                    &unembed(vocabulary(&model), scores[0].feature(node)),
+                    tolerance,
+                    &what,
+                );
                 let pairs = scores[0].feature(node).iter().zip(scores[1].feature(node));
                 assert!(pairs.clone().all(|(a, b)| (a - b).abs() < tolerance) && pairs.count() == 64, "{what}");
                 assert!(expected[0].feature(node).is_empty() && scores[1].top(node).is_empty());
@@ -87,7 +97,7 @@ fn the_feature_of_a_node_is_what_its_scores_are_made_of() {
 }
 
 /// Features at random, `nodes` of them.
-fn features(random: &mut Random, nodes: usize) -> Vec<f32> {
+pub(crate) fn features(random: &mut Random, nodes: usize) -> Vec<f32> {
     (0..64 * nodes).map(|_| random.below(2000) as f32 / 1000.0 - 1.0).collect()
 }
 
@@ -107,7 +117,7 @@ fn a_layer_reads_trees_as_it_reads_chains_and_passes_the_self_test() {
         let target = TinyModel::new("Llama", json!({"tie_word_embeddings": tied}));
         let (target_folder, layer_folder) = (folder(&target), folder(&layer(bias)));
         let options = options(target_folder.path(), layer_folder.path());
-        assert!(is_eagle(layer_folder.path()).unwrap() && !is_eagle(target_folder.path()).unwrap());
+        assert!(reads_features(layer_folder.path()).unwrap() && !reads_features(target_folder.path()).unwrap());
         selftest(&options).unwrap();
         let mut engine = load(&options).unwrap();
         assert!(engine.info().reads_features && engine.info().hidden_size == 64);
@@ -124,7 +134,7 @@ fn a_layer_reads_trees_as_it_reads_chains_and_passes_the_self_test() {
             let before: Vec<f32> = path.iter().flat_map(|&node| before[64 * node..][..64].to_vec()).collect();
             let (feature, top) = along(engine.as_mut(), &tokens, &before);
             assert_same(scores[0].top(node), &top, "a chain");
-            assert_same(scores[0].top(node), &unembed(&target, &feature), "its feature");
+            assert_same(scores[0].top(node), &unembed(vocabulary(&target), &feature), "its feature");
             assert!(scores[0].feature(node).iter().zip(&feature).all(|(a, b)| (a - b).abs() < 1e-4));
         }
     }

@@ -12,6 +12,7 @@ mod eagle;
 mod fake;
 mod forward;
 mod loading;
+mod medusa;
 #[cfg(feature = "mistralrs")]
 mod mistralrs_parity;
 mod models;

@@ -43,7 +43,7 @@ impl Random {
     }
 
     /// Uniform in ±`scale`.
-    fn tensor(&mut self, shape: &[usize], scale: f32) -> Tensor {
+    pub(crate) fn tensor(&mut self, shape: &[usize], scale: f32) -> Tensor {
         let count = shape.iter().product();
         let uniform = |_| (self.next() as f32 / (1_u64 << 30) as f32 - 1.0) * scale;
         let values: Vec<f32> = (0..count).map(uniform).collect();

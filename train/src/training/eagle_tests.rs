@@ -11,7 +11,7 @@ use super::*;
 use crate::lesson::read;
 
 /// A target that has learned the fake's language, and its folder.
-fn target() -> (TempDir, Box<dyn Engine>) {
+pub(super) fn target() -> (TempDir, Box<dyn Engine>) {
     let folder = tempfile::tempdir().unwrap();
     let config = TrainConfig { epochs: 6, ..config(folder.path()) };
     run(&job_of(&config, 400), usize::MAX).unwrap().unwrap();
@@ -20,7 +20,7 @@ fn target() -> (TempDir, Box<dyn Engine>) {
 }
 
 /// A layer for it, on the texts of [`job_of`].
-fn layer_job<'a>(config: &'a TrainConfig, target: &TempDir) -> Job<'a> {
+pub(super) fn layer_job<'a>(config: &'a TrainConfig, target: &TempDir) -> Job<'a> {
     let parts = target_parts(&EngineOptions::new(target.path())).unwrap();
     Job { parts: Some(parts), ..job_of(config, 400) }
 }
@@ -30,7 +30,7 @@ fn layer_config(folder: &Path) -> TrainConfig {
 }
 
 /// Runs the job until `steps` steps are made, or to its end.
-fn train_layer(job: &Job<'_>, engine: &mut dyn Engine, steps: usize) -> Option<Trained> {
+pub(super) fn train_layer(job: &Job<'_>, engine: &mut dyn Engine, steps: usize) -> Option<Trained> {
     let [learned, held_out] = [&job.learned, &job.held_out].map(|examples| read(engine, examples, &mut ()).unwrap());
     engine.keep_features();
     let left = std::cell::Cell::new(steps);
@@ -71,7 +71,7 @@ fn drafting_computes_at_every_depth_what_was_trained() {
     let config = layer_config(folder.path());
     let job = layer_job(&config, &target_folder);
     train_layer(&job, target.as_mut(), usize::MAX).unwrap();
-    let options = EngineOptions { eagle: Some(folder.path().into()), ..EngineOptions::new(target_folder.path()) };
+    let options = EngineOptions { drafts: Some(folder.path().into()), ..EngineOptions::new(target_folder.path()) };
     let mut engine = load(&options).unwrap();
     engine.keep_features();
     let network = trained(&job);

@@ -4,7 +4,8 @@
 //! all sequences together with the tokens that they emitted since; more forwards extend what is new in the trees.
 //!
 //! A draft model that reads features, as EAGLE's layer does, gets the target's for what is committed. For a drafted
-//! node it needs the feature that it gave the node's parent itself, so each forward reads one level.
+//! node it needs the feature that it gave the node's parent itself, so each forward reads one level. Medusa's heads need
+//! no more than the feature before the root: one forward tells what follows at every depth, whatever the path to it.
 //!
 //! Under a budget each further forward has to pay: what the last ones of its place gained, in expected tokens, must
 //! exceed the tokens that its time gives at the recent rate. This is the stopping rule of SpecDec++ (arXiv:2405.19715,
@@ -13,13 +14,16 @@
 
 use std::time::Instant;
 
-use laser_decode::{ROOT_PARENT, Refined, TargetScores as _, Terms, Token};
+use laser_decode::{Calibration, ROOT_PARENT, Refined, Terms, Token};
 use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
 
 use crate::cost::{StepCost, StepLoad};
 
 /// The draft model's candidates after a node: a tree of 64 nodes rarely has more children of one.
 const CANDIDATES: usize = 8;
+
+/// The same of texts that are drawn: the noise may favour any of them.
+const DRAWN_CANDIDATES: usize = 32;
 
 /// Rate of the averages of gains and of tokens per second: about the last thirty steps count.
 const RATE: f64 = 0.03;
@@ -48,9 +52,9 @@ pub struct DraftModel {
     engine: Box<dyn Engine>,
     /// What forwards cost; without it every step takes all of them.
     cost: Option<StepCost>,
-    trust: f32,
-    /// Logarithm of the exponent of the model's probabilities.
-    log_sharpness: f32,
+    /// By the depth of the node that was read, the last one's for all below it. A model that reads tokens is as good at
+    /// any depth; what reads features is worse the deeper it drafts.
+    learnt: Vec<Learnt>,
     /// Of each forward of a step; there are no more.
     worth: Vec<Worth>,
     /// Tokens a second of the whole step over the last steps; none before the first.
@@ -60,11 +64,39 @@ pub struct DraftModel {
 impl std::fmt::Debug for DraftModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let mut f = f.debug_struct("DraftModel");
-        f.field("trust", &self.trust)
-            .field("sharpness", &self.log_sharpness.exp())
-            .field("worth", &self.worth)
-            .field("rate", &self.rate)
-            .finish_non_exhaustive()
+        f.field("learnt", &self.learnt).field("worth", &self.worth).field("rate", &self.rate).finish_non_exhaustive()
+    }
+}
+
+/// How far the model is to be believed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Learnt {
+    trust: f32,
+    /// Logarithm of the exponent of the model's probabilities.
+    log_sharpness: f32,
+}
+
+impl Learnt {
+    const NOTHING: Self = Self { trust: 0.5, log_sharpness: 0.0 };
+
+    fn calibration(self) -> Calibration {
+        Calibration { trust: self.trust, sharpness: self.log_sharpness.exp() }
+    }
+
+    /// From the slope of the log likelihood by the sharpness at an emitted token.
+    fn sharpen(&mut self, slope: f32) {
+        let step = SHARPNESS_RATE * (slope * self.log_sharpness.exp()).clamp(-1.0, 1.0);
+        self.log_sharpness = (self.log_sharpness + step).clamp(-LOG_SHARPNESS_MAX, LOG_SHARPNESS_MAX);
+    }
+
+    /// From the probabilities that the other sources and the model gave an emitted token.
+    fn weigh(&mut self, (others, model): (f32, f32)) {
+        let (of_model, of_others) = (self.trust * model, (1.0 - self.trust) * others);
+        if of_model + of_others > 0.0 {
+            let share = of_model / (of_model + of_others);
+            let trust = self.trust + TRUST_RATE * (share - self.trust);
+            self.trust = trust.clamp(TRUST_MARGIN, 1.0 - TRUST_MARGIN);
+        }
     }
 }
 
@@ -87,11 +119,12 @@ pub(super) struct Reader {
     /// If it reads features: those of the tokens before the first of `unread`, as far as the target has told them.
     features: Vec<f32>,
     pub(super) refined: Refined,
-    /// Of each token emitted in the last step that was in the tree: the probabilities that the other sources and the
-    /// model gave it.
-    opinions: Vec<(f32, f32)>,
-    /// Of each emitted token after a node that the model read the slope of its log probability by the sharpness.
-    slopes: Vec<f32>,
+    /// Of each token emitted in the last step that was in the tree: the depth of the node before it, and the
+    /// probabilities that the other sources and the model gave it.
+    opinions: Vec<(usize, (f32, f32))>,
+    /// Of each emitted token after a node that the model read: the node's depth, and the slope of the token's log
+    /// probability by the sharpness.
+    slopes: Vec<(usize, f32)>,
 }
 
 impl Reader {
@@ -105,12 +138,12 @@ impl Reader {
     pub(super) fn emitted(&mut self, tokens: &[Token], is_refined: bool) {
         self.unread.extend(tokens);
         let (tree, mut node) = (self.refined.tree(), 0);
-        for token in tokens.iter().filter(|_| is_refined) {
-            self.slopes.extend(self.refined.slope(node, *token));
+        for (depth, token) in tokens.iter().enumerate().filter(|_| is_refined) {
+            self.slopes.extend(self.refined.slope(node, *token).map(|slope| (depth, slope)));
             let Some(child) = tree.children(node).find(|&child| tree.tokens()[child] == *token) else {
                 return;
             };
-            self.opinions.extend(self.refined.opinions(child));
+            self.opinions.extend(self.refined.opinions(child).map(|opinions| (depth, opinions)));
             node = child;
         }
     }
@@ -137,8 +170,26 @@ impl DraftModel {
         if engine.info().reads_features {
             engine.keep_features();
         }
-        let worth = vec![Worth::default(); forwards];
-        Self { engine, cost, trust: 0.5, log_sharpness: 0.0, worth, rate: 0.0 }
+        // Heads have said all after one forward.
+        let (forwards, depths) = match (engine.info().heads, engine.info().reads_features) {
+            (Some(heads), _) => (1, heads),
+            (None, true) => (forwards, forwards),
+            (None, false) => (forwards, 1),
+        };
+        let (worth, learnt) = (vec![Worth::default(); forwards], vec![Learnt::NOTHING; depths]);
+        Self { engine, cost, learnt, worth, rate: 0.0 }
+    }
+
+    /// What is learnt of nodes at this depth.
+    fn learnt(&mut self, depth: usize) -> Option<&mut Learnt> {
+        let last = self.learnt.len().checked_sub(1)?;
+        self.learnt.get_mut(depth.min(last))
+    }
+
+    /// How what it says after nodes at this depth is to be taken.
+    fn calibration(&self, depth: usize) -> Calibration {
+        let learnt = self.learnt.get(depth).or(self.learnt.last()).copied();
+        learnt.unwrap_or(Learnt::NOTHING).calibration()
     }
 
     /// Whether it reads the target's features, which are to be told then ([`Reader::computed`]).
@@ -205,9 +256,8 @@ impl DraftModel {
                 reader.unread.drain(..reading.chunk);
                 reader.features.drain(..reading.chunk_features());
                 if reading.is_whole {
-                    reading.take(&mut reader.refined, scores, self.log_sharpness.exp());
-                    let terms = Terms { trust: self.trust, max_nodes: *max_nodes, ..terms };
-                    gain += f64::from(reader.refined.grow(terms));
+                    let terms = Terms { max_nodes: *max_nodes, ..terms };
+                    gain += f64::from(self.grow(reading, &mut reader.refined, scores, terms));
                 }
             }
             let tokens: usize = readings.iter().map(|reading| reading.tokens.len()).sum();
@@ -215,6 +265,24 @@ impl DraftModel {
             self.learn(place, gain / readings.len() as f64, (load, seconds));
         }
         Ok(())
+    }
+
+    /// Grows the tree from what one forward says: of one that reads tokens of all nodes that it was given, of heads of
+    /// every depth, one after the other. Returns what that gains, in tokens.
+    fn grow(&self, reading: &Reading, refined: &mut Refined, scores: &Scores, terms: Terms) -> f32 {
+        for (node, at) in reading.scored() {
+            let calibration = self.calibration(refined.tree().depths()[node] as usize);
+            refined.read(node, scores.ahead(at, 0), calibration, scores.feature(at));
+        }
+        let mut gain = refined.grow(terms);
+        for depth in 1..self.engine.info().heads.unwrap_or(1) {
+            let candidates = scores.ahead(reading.chunk - 1, depth);
+            for node in refined.unread_at(depth, terms.end_of_text) {
+                refined.read(node, candidates, self.calibration(depth), &[]);
+            }
+            gain += refined.grow(terms);
+        }
+        gain
     }
 
     /// What is to be read: unread tokens, and behind the last of them the nodes.
@@ -260,7 +328,8 @@ impl DraftModel {
             draw: None,
             before: &reading.before,
         });
-        self.engine.step(&segments.collect::<Vec<_>>(), CANDIDATES)
+        let is_drawn = readers.iter().any(|(reader, _)| reader.refined.is_drawn());
+        self.engine.step(&segments.collect::<Vec<_>>(), if is_drawn { DRAWN_CANDIDATES } else { CANDIDATES })
     }
 
     /// Whether one more forward of this load is worth its time.
@@ -308,17 +377,11 @@ impl DraftModel {
     /// Learns from the tokens that a sequence has emitted how sharp the model's probabilities are, by ascent of their
     /// log likelihood, and whom to trust: a step of online expectation-maximisation for the weight of a mixture.
     pub(super) fn judge(&mut self, reader: &mut Reader) {
-        for slope in reader.slopes.drain(..) {
-            let step = SHARPNESS_RATE * (slope * self.log_sharpness.exp()).clamp(-1.0, 1.0);
-            self.log_sharpness = (self.log_sharpness + step).clamp(-LOG_SHARPNESS_MAX, LOG_SHARPNESS_MAX);
+        for (depth, slope) in reader.slopes.drain(..) {
+            self.learnt(depth).into_iter().for_each(|learnt| learnt.sharpen(slope));
         }
-        for (others, model) in reader.opinions.drain(..) {
-            let (of_model, of_others) = (self.trust * model, (1.0 - self.trust) * others);
-            if of_model + of_others > 0.0 {
-                let share = of_model / (of_model + of_others);
-                let trust = self.trust + TRUST_RATE * (share - self.trust);
-                self.trust = trust.clamp(TRUST_MARGIN, 1.0 - TRUST_MARGIN);
-            }
+        for (depth, opinions) in reader.opinions.drain(..) {
+            self.learnt(depth).into_iter().for_each(|learnt| learnt.weigh(opinions));
         }
     }
 }
@@ -351,14 +414,10 @@ impl Reading {
         self.chunk * self.before.len() / self.tokens.len()
     }
 
-    /// Takes over what the model says.
-    fn take(&self, refined: &mut Refined, scores: &Scores, sharpness: f32) {
-        if let Some(root) = self.chunk.checked_sub(1) {
-            refined.read(0, scores.top(root), sharpness, scores.feature(root));
-        }
-        for (&node, at) in self.nodes.iter().zip(self.chunk..) {
-            refined.read(node, scores.top(at), sharpness, scores.feature(at));
-        }
+    /// Nodes of the tree that are scored, and where in the segment they are.
+    fn scored(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+        let root = self.chunk.checked_sub(1).map(|root| (0, root));
+        root.into_iter().chain(self.nodes.iter().copied().zip(self.chunk..))
     }
 }
 
@@ -411,9 +470,10 @@ mod tests {
         for (opinions, low, high) in [((0.9, 0.1), 0.0, 0.05), ((0.1, 0.9), 0.95, 1.0), ((0.3, 0.3), 0.5, 0.5)] {
             let mut model = model();
             let mut reader = model.open(&[1], 0, 8).unwrap();
-            reader.opinions = vec![opinions; 2000];
+            reader.opinions = vec![(3, opinions); 2000];
             model.judge(&mut reader);
-            assert!((low..=high).contains(&model.trust), "{opinions:?}: {}", model.trust);
+            let trust = model.calibration(0).trust;
+            assert!((low..=high).contains(&trust), "{opinions:?}: {trust}");
             assert!(reader.opinions.is_empty());
         }
     }

@@ -308,7 +308,6 @@ impl Generator {
         let tokens = self.active.iter().map(|sequence| sequence.chunk).sum::<usize>() + self.drafted;
         let load = StepLoad { tokens, pairs: 0 };
         let terms = Terms {
-            trust: 0.0,
             max_nodes: 0,
             min_probability: options.drafter.min_probability(),
             end_of_text: options.end_of_text.first().copied().unwrap_or(u32::MAX),

@@ -95,7 +95,11 @@ impl Sequence {
             context.add_previous(&previous);
         }
         context.extend(&request.prompt);
-        let noise = Noise::new(request.key).before(request.prompt.len() - 1);
+        let noise = Noise::new(request.key);
+        if options.sampling.is_some() {
+            context.draw_under(noise);
+        }
+        let noise = noise.before(request.prompt.len() - 1);
         let pool = request.pool.as_ref().map_or("", Pool::name);
         let refined_worth = format!("{pool}+model");
         Self {
@@ -185,7 +189,8 @@ impl Sequence {
             return None;
         }
         self.reading = nodes;
-        reader.refined.begin(&self.tree);
+        let written = self.request.prompt.len() - 1 + self.done.tokens.len();
+        reader.refined.begin(&self.tree, self.draw.map(|draw| draw.after(written).noise));
         Some((reader, nodes))
     }
 

@@ -28,6 +28,11 @@ fn eagle() -> FakeOptions {
     FakeOptions { reads_features: true, ..fake_options() }
 }
 
+/// The same by heads of which each tells one token further ahead.
+fn medusa(heads: usize) -> FakeOptions {
+    FakeOptions { heads: Some(heads), ..fake_options() }
+}
+
 fn generator(model: DraftModel, options: GenerateOptions) -> Generator {
     Generator::new(Box::new(fake()), tokenizer(), options).with_draft_model(model)
 }
@@ -50,8 +55,9 @@ fn texts_are_the_naive_decoders_whatever_drafts() {
         let of = |key, p: &Vec<u32>| naive_of(key, &mut fake(), p, &GenerateOptions { sampling, ..options() });
         let expected: Vec<NaiveText> = (0..).zip(&prompts).map(|(key, p)| of(key, p)).collect();
         let pool = pool(&expected.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>());
-        for (language, drafter) in
-            [fake_options(), stranger(), eagle()].into_iter().flat_map(|l| drafters().map(|d| (l.clone(), d)))
+        for (language, drafter) in [fake_options(), stranger(), eagle(), medusa(3)]
+            .into_iter()
+            .flat_map(|l| drafters().map(|d| (l.clone(), d)))
         {
             for (batch, step_tokens, nodes, forwards) in
                 [(1, 64, 16, 1), (4, 64, 16, 3), (3, 7, 4, 2), (8, 200, 64, 20)]
@@ -130,6 +136,29 @@ fn a_layer_that_reads_features_is_told_those_of_all_tokens() {
     }
 }
 
+/// In a language in which the last token decides, heads know how a greedy text goes on.
+#[test]
+fn heads_draft_as_many_tokens_as_they_tell_ahead_in_one_forward() {
+    let markov = |fake: FakeOptions| FakeOptions { order: 1, ..fake };
+    let options = GenerateOptions { drafter: Drafter::None, batch: 3, step_tokens: 512, ..options() };
+    let prompts = prompts();
+    for heads in [1, 2, 5] {
+        // A chain, then also siblings, of which a head says the same as of the chain's nodes.
+        for nodes in [heads, 20] {
+            let (draft, _) = model(markov(medusa(heads)), Mischief::default(), 7);
+            let target = Box::new(FakeEngine::new(markov(fake_options())));
+            let options = GenerateOptions { nodes, ..options.clone() };
+            let mut generator = Generator::new(target, tokenizer(), options).with_draft_model(draft);
+            let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt)));
+            for text in texts.into_iter().map(Result::unwrap) {
+                let (last, accepted) = text.step_accepted.split_last().unwrap();
+                let between = accepted.get(1..).unwrap_or_default();
+                assert!(between.iter().all(|&accepted| accepted as usize == heads) && *last as usize <= heads);
+            }
+        }
+    }
+}
+
 #[test]
 fn further_forwards_draft_deeper() {
     let prompts = prompts();
@@ -145,16 +174,19 @@ fn further_forwards_draft_deeper() {
     assert!(one > 0.9 && two > one + 0.5 && four > two + 0.3, "{one} {two} {four}");
 }
 
-/// A draft that is drawn as the target draws is accepted with the probability that the target gives it.
+/// Whoever knows the target's distribution knows under its noise what it is going to draw.
 #[test]
-fn drawn_texts_accept_as_often_as_the_target_would_draw_the_drafts() {
+fn drawn_texts_are_foreseen_by_a_model_that_drafts_for_itself() {
     let sampling = Sampling::new(1.0, None, 1.0).unwrap();
     let options = GenerateOptions { drafter: Drafter::None, nodes: 1, sampling: Some(sampling), batch: 8, ..options() };
     let prompt = tokens(5, 4);
-    let mut generator = generator(model(fake_options(), Mischief::default(), 1).0, options);
-    let texts = run(&mut generator, (0..200).map(|id| request(id, &prompt)));
-    let (mut expected, mut variance, mut accepted) = (0.0, 0.0, 0.0);
-    for (text, key) in texts.into_iter().map(Result::unwrap).zip(0..) {
+    let drafted = |language| {
+        let mut generator = generator(model(language, Mischief::default(), 1).0, options.clone());
+        let texts = run(&mut generator, (0..200).map(|id| request(id, &prompt)));
+        texts.into_iter().map(Result::unwrap).collect::<Vec<_>>()
+    };
+    let (mut steps, mut accepted, mut most) = (0.0, 0.0, 0.0);
+    for (text, key) in drafted(fake_options()).iter().zip(0..) {
         let mut engine = fake();
         let noise = Noise::new(key).before(prompt.len() - 1);
         let mut naive = Naive::drawing(&mut engine, 1, Draw { sampling, noise });
@@ -163,10 +195,9 @@ fn drawn_texts_accept_as_often_as_the_target_would_draw_the_drafts() {
         for &step in &text.step_accepted {
             // Nothing is drafted where one token ends the text.
             if text.tokens.len() - rest.len() + 1 < 40 {
-                let probability = f64::from(top[0].log_probability.exp());
-                expected += probability;
-                variance += probability * (1.0 - probability);
+                most += f64::from(top[0].log_probability.exp());
                 accepted += f64::from(step);
+                steps += 1.0;
             }
             let emitted = (step as usize + 1).min(rest.len());
             for &token in &rest[..emitted] {
@@ -175,8 +206,9 @@ fn drawn_texts_accept_as_often_as_the_target_would_draw_the_drafts() {
             rest = &rest[emitted..];
         }
     }
-    assert!((accepted - expected).abs() < 4.0 * f64::sqrt(variance), "{accepted} of {expected} ± {}", variance.sqrt());
-    assert!(expected > 500.0);
+    // The most probable token would be drawn in `most` of the steps.
+    assert!(accepted > 0.8 * steps && most < 0.75 * steps && steps > 700.0, "{accepted} {most} of {steps}");
+    assert!(aal(&drafted(stranger())) < 0.1);
 }
 
 #[test]

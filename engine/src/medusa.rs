@@ -1,0 +1,160 @@
+//! Medusa's heads (Cai et al., arXiv:2401.10774, section 2.1.1) over the features of a target.
+//!
+//! Head k tells the token k + 1 places after the one whose feature it is given, by residual blocks x + SiLU(W x + b)
+//! and a projection to the vocabulary, which is its own or the target's. It has no cache and reads no tokens. Published
+//! weights are in `medusa_lm_head.safetensors`: `HEAD.BLOCK.linear.weight`, `.bias`, and behind the blocks
+//! `HEAD.BLOCKS.weight`.
+
+use std::path::{Path, PathBuf};
+
+use candle_core::{Device, Tensor};
+use laser_cpu::{Batch, CpuHeads, MedusaShape, ModelShape, Predictions};
+
+use crate::{
+    config::ModelConfig,
+    decoder::Decoder,
+    error::EngineError,
+    linear::Linear,
+    safetensors::SafetensorsWeights,
+    tree_lm::{Weights, predictions},
+};
+
+/// The file of published heads.
+const FILE: &str = "medusa_lm_head.safetensors";
+
+/// The file of the heads in a folder, if it has any.
+pub(super) fn file(folder: &Path) -> Option<PathBuf> {
+    let file = folder.join(FILE);
+    file.is_file().then_some(file)
+}
+
+/// The target's configuration with the heads in place of its layers.
+pub(super) fn config(
+    file: &Path,
+    weights: &SafetensorsWeights,
+    target: &ModelConfig,
+) -> Result<ModelConfig, EngineError> {
+    let count = |name: &dyn Fn(usize) -> String| (0..).take_while(|&at| weights.contains(&name(at))).count();
+    let heads = count(&|head| format!("{head}.0.linear.weight"));
+    let blocks = count(&|block| format!("0.{block}.linear.weight"));
+    if heads == 0 {
+        return Err(EngineError::model(file, "tensor 0.0.linear.weight is missing: not the heads of Medusa"));
+    }
+    let own_vocabulary = weights.contains(&format!("0.{blocks}.weight"));
+    let mut config = target.clone();
+    config.shape.medusa = Some(MedusaShape { heads, blocks, own_vocabulary });
+    Ok(config)
+}
+
+/// The heads' name of a tensor; none if it is the target's.
+pub(super) fn own_name(name: &str) -> Option<&str> {
+    name.strip_prefix("medusa.")
+}
+
+/// The features before the nodes that are asked about, `[rows, hidden_size]`.
+fn features(batch: &Batch<'_>, hidden_size: usize) -> Vec<f32> {
+    let of = |&row: &u32| &batch.before[row as usize * hidden_size..][..hidden_size];
+    batch.scored.iter().flat_map(of).copied().collect()
+}
+
+/// The heads on kernels of our own.
+pub(super) struct KernelHeads {
+    pub(super) heads: CpuHeads,
+    pub(super) hidden_size: usize,
+}
+
+/// The heads on mistralrs' layers.
+#[derive(Debug)]
+pub(super) struct TensorHeads {
+    hidden_size: usize,
+    heads: Vec<Vec<Linear>>,
+    /// One for all, or one for each.
+    vocabularies: Vec<Linear>,
+    dtype: candle_core::DType,
+    device: Device,
+}
+
+impl TensorHeads {
+    pub(super) fn load(
+        shape: &ModelShape,
+        medusa: MedusaShape,
+        weights: &mut dyn Weights,
+        device: &Device,
+    ) -> Result<Self, EngineError> {
+        let (hidden, vocabulary) = (shape.hidden_size, shape.vocab_size);
+        let embedding = weights.embedding(vocabulary, hidden)?;
+        let mut heads = Vec::with_capacity(medusa.heads);
+        for head in 0..medusa.heads {
+            let name = |block| format!("medusa.{head}.{block}.linear");
+            let blocks = (0..medusa.blocks).map(|block| weights.linear(&name(block), hidden, hidden, true));
+            heads.push(blocks.collect::<Result<_, _>>()?);
+        }
+        let vocabularies = match medusa.own_vocabulary {
+            false => vec![weights.head(&embedding, shape.tied_embeddings)?],
+            true => (0..medusa.heads)
+                .map(|head| weights.linear(&format!("medusa.{head}.{}", medusa.blocks), vocabulary, hidden, false))
+                .collect::<Result<_, _>>()?,
+        };
+        Ok(Self { hidden_size: hidden, heads, vocabularies, dtype: embedding.dtype(), device: device.clone() })
+    }
+
+    /// `[rows · heads, vocab_size]`: a row's heads one behind the other.
+    fn logits(&self, features: Vec<f32>) -> candle_core::Result<Tensor> {
+        let x = Tensor::from_vec(features, ((), self.hidden_size), &self.device)?.to_dtype(self.dtype)?;
+        let mut logits = Vec::with_capacity(self.heads.len());
+        for (blocks, vocabulary) in self.heads.iter().zip(self.vocabularies.iter().cycle()) {
+            let mut x = x.clone();
+            for block in blocks {
+                x = (&x + block.forward(&x)?.silu()?)?;
+            }
+            logits.push(vocabulary.forward(&x)?);
+        }
+        Tensor::stack(&logits, 1)?.flatten(0, 1)
+    }
+}
+
+/// What all heads have in common as decoders: no cache.
+macro_rules! without_cache {
+    () => {
+        type Cache = ();
+
+        fn cache_bytes(&self, _: usize) -> usize {
+            0
+        }
+
+        fn open(&mut self, _: usize) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn fork(&mut self, _: &mut (), _: usize, _: usize) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn commit(&mut self, _: &mut (), _: usize, _: &[usize]) -> Result<(), EngineError> {
+            Ok(())
+        }
+
+        fn close(&mut self, _: ()) {}
+    };
+}
+
+impl Decoder for KernelHeads {
+    without_cache!();
+
+    fn forward(&mut self, batch: &Batch<'_>, _: &mut [()], top_k: usize) -> Result<Predictions, EngineError> {
+        Ok(self.heads.forward(&features(batch, self.hidden_size), top_k, &batch.draws))
+    }
+}
+
+impl Decoder for TensorHeads {
+    without_cache!();
+
+    fn forward(&mut self, batch: &Batch<'_>, _: &mut [()], top_k: usize) -> Result<Predictions, EngineError> {
+        if batch.scored.is_empty() {
+            return Ok(Predictions::default());
+        }
+        let logits = self.logits(features(batch, self.hidden_size))?;
+        let draws: Vec<_> = batch.draws.iter().flat_map(|draw| vec![*draw; self.heads.len()]).collect();
+        Ok(predictions(&logits, top_k, &draws)?)
+    }
+}

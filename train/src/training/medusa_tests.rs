@@ -1,0 +1,62 @@
+//! Medusa's heads for a target that is itself one of this crate's small models.
+
+use laser_decode::chain_parents;
+use laser_engine::{EngineOptions, Segment, load, target_parts};
+
+use super::eagle_tests::{layer_job, target, train_layer};
+use super::tests::config;
+use super::*;
+use crate::lesson::read;
+
+#[test]
+fn heads_begin_as_the_targets_own_prediction_and_learn_to_look_ahead() {
+    let (folder, mut engine) = target();
+    let output = tempfile::tempdir().unwrap();
+    let config = TrainConfig {
+        kind: DraftKind::Medusa,
+        medusa_heads: 3,
+        epochs: 10,
+        learning_rate: 0.02,
+        ..config(output.path())
+    };
+    let job = layer_job(&config, &folder);
+    let parts = target_parts(&EngineOptions::new(folder.path())).unwrap();
+    let network = Network::medusa(&config, &parts, &Device::Cpu).unwrap();
+    let example = &job.held_out[0];
+    let lesson = read(engine.as_mut(), std::slice::from_ref(example), &mut ()).unwrap().remove(0);
+    let trained = train_layer(&job, engine.as_mut(), usize::MAX).unwrap();
+    let (first, last) = (&trained.history[0], trained.history.last().unwrap());
+    assert!(last.held_out_loss < 0.8 * first.held_out_loss, "{:?}", trained.history);
+    assert_eq!(last.deeper.len(), 2);
+    assert!(last.first > 2.0 / 40.0 && last.first > first.first, "{:?}", trained.history);
+
+    // What is drafted with is what was trained: the heads of the engine say, of the same features, the same.
+    let told = features(engine.as_mut(), &lesson).unwrap();
+    let batch = Batch::with_features(&[&lesson], std::slice::from_ref(&told), 16, &Device::Cpu).unwrap();
+    let tensors = candle_core::safetensors::load(output.path().join("medusa_lm_head.safetensors"), &Device::Cpu);
+    let tensors = tensors.unwrap();
+    for (name, weight) in network.weights() {
+        weight.set(&tensors[&name]).unwrap();
+    }
+    assert_eq!(tensors.len(), 6);
+    let passes = network.forward(&batch, 1).unwrap();
+    let options = EngineOptions { drafts: Some(output.path().into()), ..EngineOptions::new(folder.path()) };
+    let mut heads = load(&options).unwrap();
+    let read = &lesson.tokens[1..lesson.tokens.len() - 1];
+    let slot = heads.open(read.len()).unwrap();
+    let parents: Vec<u32> = chain_parents(read.len()).collect();
+    let before = &told[..16 * read.len()];
+    let segment = Segment { slot, tokens: read, parents: &parents, scored_from: 0, draw: None, before };
+    let scores = heads.step(&[segment], 5).unwrap().remove(0);
+    for place in 3..lesson.places() - 1 {
+        let row = lesson.prompt - 1 + place;
+        for (further, pass) in passes.iter().enumerate() {
+            let expected = candle_nn::ops::log_softmax(&pass.logits, 1).unwrap().to_vec2::<f32>().unwrap();
+            for candidate in scores.ahead(row - further, further) {
+                let trained = expected[place][candidate.token as usize];
+                let difference = (trained - candidate.log_probability).abs();
+                assert!(difference < 2e-4, "head {further}, place {place}: {trained} {candidate:?}");
+            }
+        }
+    }
+}
