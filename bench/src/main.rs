@@ -1,7 +1,8 @@
 //! `laser-bench`: the paper's measurements (4.1 to 4.3) on any data set and model.
 //!
 //! `paper` compares ways of speculating, `ablation` policies of verification, `sweep` sizes of pools and trees, `batch`
-//! batch sizes; they differ in their list of [variants] only, and one routine runs such a list [interleaved](mod@run).
+//! batch sizes, `compare` draft models and pools; they differ in their list of [variants] only, and one routine runs
+//! such a list [interleaved](mod@run).
 //! `engine` measures forwards alone, `replay` measures drafting on known texts, without a model; `plan`, `publish`,
 //! `queue` and `look` measure the coordinator on nights of any size.
 //!
@@ -23,6 +24,7 @@ mod replay;
 mod report;
 mod run;
 mod simulated;
+mod sources;
 mod stage;
 mod synthetic;
 mod variants;
@@ -74,6 +76,8 @@ enum Command {
     /// Plain decoding, prompt lookup, fixed and adaptive draft trees by batch size, also where no pool predicts
     /// anything.
     Batch(BatchArgs),
+    /// Every source of drafts, draft models among them, and every rule of verification, by batch size.
+    Compare(sources::CompareArgs),
     /// Acceptance and draft time on known texts; needs no model.
     Replay(ReplayArgs),
     /// What a forward costs by its number of tokens.
@@ -346,6 +350,7 @@ async fn run(cli: Cli) -> Result<()> {
             let report = paper::batch(&batch.setup, &batch.batches, &batch.trees).await?;
             finish(&report, &batch.setup.output, style)
         }
+        Command::Compare(args) => finish(&paper::sources(&args).await?, &args.setup.output, style),
         Command::Replay(options) => {
             let report = replay::replay(&options).await?;
             write_and_print(&options.output.join("replay.json"), &report, &report.render(style))

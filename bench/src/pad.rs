@@ -12,6 +12,10 @@
 //! A wider vocabulary needs logits that never win: one dimension of the stream is a constant c, a power of two whose
 //! square is at most ε·d/2. Only the final norm lets it through and only the added tokens read it, with a large
 //! negative weight. The norms count c² in: their ε is (ε·d − c²)/D.
+//!
+//! What drafts from the small model's features, EAGLE's layer or Medusa's heads, drafts the same for the padded model
+//! once it is padded too: the features of a padded model are those of the small one and zeros. A whole draft model needs
+//! no padding, and is copied under the padded model's name.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -19,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use laser_model::ModelFiles;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 use safetensors::tensor::TensorView;
@@ -33,6 +38,12 @@ const RANDOM: f32 = 0.02;
 /// logit.
 const NEVER: f32 = -1e6;
 
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
+const HEADS: &str = "medusa_lm_head.safetensors";
+
+/// EAGLE's projection of embedding and feature.
+const FUSION: &str = "fc.weight";
 const EMBEDDINGS: &str = "model.embed_tokens.weight";
 const UNEMBEDDING: &str = "lm_head.weight";
 const FINAL_NORM: &str = "model.norm.weight";
@@ -40,23 +51,27 @@ const FINAL_NORM: &str = "model.norm.weight";
 /// `laser-bench pad`.
 #[derive(Debug, Clone, Args, Serialize)]
 pub(super) struct PadArgs {
-    /// The model: a directory of a Llama with one model.safetensors in f32 or bf16.
+    /// The model: a directory of a Llama with one model.safetensors in f32 or bf16, or a draft model, an EAGLE layer
+    /// or Medusa's heads for such a model.
     #[arg(long)]
     pub(super) model: PathBuf,
+    /// The padded model that the padded drafts are for; it has the sizes.
+    #[arg(long, conflicts_with_all = ["hidden", "layers", "heads", "intermediate", "vocabulary"])]
+    pub(super) target: Option<PathBuf>,
     /// The folder to write, which must not exist.
     #[arg(long, short)]
     pub(super) output: PathBuf,
     /// Dimensions of the residual stream.
-    #[arg(long)]
+    #[arg(long, required_unless_present = "target", default_value_t = 0, hide_default_value = true)]
     pub(super) hidden: usize,
     /// Layers.
-    #[arg(long)]
+    #[arg(long, required_unless_present = "target", default_value_t = 0, hide_default_value = true)]
     pub(super) layers: usize,
     /// Query heads; key heads in proportion.
-    #[arg(long)]
+    #[arg(long, required_unless_present = "target", default_value_t = 0, hide_default_value = true)]
     pub(super) heads: usize,
     /// Neurons of a layer.
-    #[arg(long)]
+    #[arg(long, required_unless_present = "target", default_value_t = 0, hide_default_value = true)]
     pub(super) intermediate: usize,
     /// Tokens of the vocabulary; those that are added are never generated.
     #[arg(long)]
@@ -112,6 +127,9 @@ const MATRICES: [&str; 7] = [
     "mlp.down_proj",
 ];
 
+/// What writes the stream is zero where it is added; what reads it may be anything.
+const WRITING: [&str; 2] = ["self_attn.o_proj", "mlp.down_proj"];
+
 const NORMS: [&str; 2] = ["input_layernorm", "post_attention_layernorm"];
 
 /// A tensor that is written.
@@ -135,37 +153,100 @@ struct Padding<'a> {
 /// # Errors
 /// A model that is no Llama without biases, a shape that is smaller than the model's, and an output that exists.
 pub(super) fn pad(args: &PadArgs) -> Result<usize> {
-    let read = |name: &str| {
-        let path = args.model.join(name);
-        fs::read(&path).with_context(|| path.display().to_string())
+    ensure!(!args.output.exists(), "--output {}: exists; remove it or name another folder", args.output.display());
+    match &args.target {
+        None => pad_model(args),
+        Some(target) => pad_draft(args, target),
+    }
+}
+
+fn read(folder: &Path, name: &str) -> Result<Vec<u8>> {
+    let path = folder.join(name);
+    fs::read(&path).with_context(|| path.display().to_string())
+}
+
+fn read_config(folder: &Path) -> Result<Value> {
+    serde_json::from_slice(&read(folder, CONFIG)?).with_context(|| folder.join(CONFIG).display().to_string())
+}
+
+fn write_config(folder: &Path, config: &Value) -> Result<()> {
+    Ok(fs::write(folder.join(CONFIG), serde_json::to_vec_pretty(config)?)?)
+}
+
+/// The same for what drafts, in the sizes of `target`.
+fn pad_draft(args: &PadArgs, target: &Path) -> Result<usize> {
+    let mut config = read_config(&args.model)?;
+    if let Some(belongs) = config.get_mut("laser_draft") {
+        belongs["target"] = json!(ModelFiles::open(target)?.digest()?);
+    }
+    let of_target = Shape::of(&read_config(target)?)?;
+    let (file, from, to) = match args.model.join(HEADS).exists() {
+        true => (HEADS, of_target, of_target),
+        false => (WEIGHTS, Shape::of(&config)?, Shape { layers: 1, ..of_target }),
     };
-    let mut config: Value = serde_json::from_slice(&read("config.json")?).context("config.json")?;
+    let bytes = read(&args.model, file)?;
+    let weights = SafeTensors::deserialize(&bytes).context(file)?;
+    if file == WEIGHTS && weights.tensor(FUSION).is_err() {
+        return copy(args, &weights, &config);
+    }
+    ensure!(
+        config["vocab_size"] == json!(to.vocabulary),
+        "--target {}: has {} tokens, --model {}; pad a layer for a model whose vocabulary is as large",
+        target.display(),
+        to.vocabulary,
+        config["vocab_size"]
+    );
+    let mut padding = Padding::new(weights, (from, to))?;
+    padding.draft().with_context(|| args.model.join(file).display().to_string())?;
+    if let Some(epsilon) = config["rms_norm_eps"].as_f64() {
+        padding.describe(&mut config, epsilon);
+    }
+    fs::create_dir_all(&args.output)?;
+    let count = padding.write(&args.output.join(file))?;
+    write_config(&args.output, &config)?;
+    Ok(count)
+}
+
+/// A whole draft model is what it is, whatever the model that it drafts for.
+fn copy(args: &PadArgs, weights: &SafeTensors<'_>, config: &Value) -> Result<usize> {
+    ensure!(
+        config.get("laser_draft").is_some(),
+        "--model {}: no draft model of `laser train draft`, no EAGLE layer and no Medusa heads, which --target is for",
+        args.model.display()
+    );
+    fs::create_dir_all(&args.output)?;
+    copy_files(args, &[WEIGHTS, "tokenizer.json", "tokenizer_config.json"])?;
+    write_config(&args.output, config)?;
+    Ok(weights.tensors().iter().map(|(_, tensor)| tensor.shape().iter().product::<usize>()).sum())
+}
+
+fn copy_files(args: &PadArgs, names: &[&str]) -> Result<()> {
+    for name in names.iter().filter(|name| args.model.join(name).exists()) {
+        fs::copy(args.model.join(name), args.output.join(name))?;
+    }
+    Ok(())
+}
+
+fn pad_model(args: &PadArgs) -> Result<usize> {
+    let mut config = read_config(&args.model)?;
     let from = Shape::of(&config)?;
     let to = target(args, &from)?;
-    let bytes = read("model.safetensors")?;
-    let weights = SafeTensors::deserialize(&bytes).context("model.safetensors")?;
-    let dtype = weights.tensor(EMBEDDINGS).with_context(|| format!("model.safetensors: {EMBEDDINGS}"))?.dtype();
-    ensure!(matches!(dtype, Dtype::F32 | Dtype::BF16), "model.safetensors: {dtype:?}; expected F32 or BF16");
-    let rng = Xoshiro256PlusPlus::seed_from_u64(1);
-    let mut padding = Padding { weights, dtype, from, to, rng, written: BTreeMap::new() };
+    let bytes = read(&args.model, WEIGHTS)?;
+    let weights = SafeTensors::deserialize(&bytes).context(WEIGHTS)?;
+    let mut padding = Padding::new(weights, (from, to))?;
     let epsilon = config["rms_norm_eps"].as_f64().context("config.json: no rms_norm_eps")?;
-    padding.layers()?;
-    padding.vocabulary(config["tie_word_embeddings"] == json!(true), epsilon)?;
-    padding.ensure_all_read()?;
+    let is_tied = config["tie_word_embeddings"] == json!(true);
+    let padded = padding.layers().and_then(|()| padding.vocabulary(is_tied, epsilon));
+    padded.and_then(|()| padding.ensure_all_read()).with_context(|| args.model.join(WEIGHTS).display().to_string())?;
     padding.describe(&mut config, epsilon);
     fs::create_dir_all(&args.output)?;
-    let count = padding.write(&args.output.join("model.safetensors"))?;
-    for name in ["tokenizer.json", "tokenizer_config.json", "generation_config.json"] {
-        if args.model.join(name).exists() {
-            fs::copy(args.model.join(name), args.output.join(name))?;
-        }
-    }
-    fs::write(args.output.join("config.json"), serde_json::to_vec_pretty(&config)?)?;
+    let count = padding.write(&args.output.join(WEIGHTS))?;
+    copy_files(args, &["tokenizer.json", "tokenizer_config.json", "generation_config.json"])?;
+    write_config(&args.output, &config)?;
     Ok(count)
 }
 
 fn target(args: &PadArgs, from: &Shape) -> Result<Shape> {
-    ensure!(!args.output.exists(), "--output {}: exists; remove it or name another folder", args.output.display());
     let to = Shape {
         hidden: args.hidden,
         layers: args.layers,
@@ -196,16 +277,57 @@ fn target(args: &PadArgs, from: &Shape) -> Result<Shape> {
     Ok(to)
 }
 
-impl Padding<'_> {
+impl<'a> Padding<'a> {
+    fn new(weights: SafeTensors<'a>, (from, to): (Shape, Shape)) -> Result<Self> {
+        let first = weights.names().first().map(|name| weights.tensor(name)).context("no tensors")?;
+        let dtype = first?.dtype();
+        ensure!(matches!(dtype, Dtype::F32 | Dtype::BF16), "{dtype:?} weights; expected F32 or BF16");
+        let rng = Xoshiro256PlusPlus::seed_from_u64(1);
+        Ok(Self { weights, dtype, from, to, rng, written: BTreeMap::new() })
+    }
+
+    /// What drafts from features. It takes embeddings and features in, of which what is added is zero, and gives
+    /// features out.
+    fn draft(&mut self) -> Result<()> {
+        let names: Vec<String> = self.weights.names().into_iter().map(str::to_owned).collect();
+        for name in names {
+            let part = name.strip_prefix("layers.0.").and_then(|name| name.strip_suffix(".weight"));
+            let shape = part.and_then(|part| self.to.of_matrix(part));
+            let padded = match (part, shape) {
+                (Some(part), Some(shape)) => self.matrix(Some(&name), shape, !WRITING.contains(&part))?,
+                (Some(_), None) => self.norm(Some(&name), 0.0)?,
+                _ => self.of_features(&name)?,
+            };
+            self.written.insert(name, padded);
+        }
+        Ok(())
+    }
+
+    /// A bias, or a matrix over one or two features, side by side.
+    fn of_features(&mut self, name: &str) -> Result<Padded> {
+        let tensor = self.weights.tensor(name)?;
+        let (hidden, shape) = (self.to.hidden, tensor.shape().to_vec());
+        let outputs = |rows: usize| if rows == self.to.vocabulary { rows } else { hidden };
+        match shape[..] {
+            [_] => {
+                let size = self.element().len();
+                let mut bytes = tensor.data().to_vec();
+                bytes.resize(hidden * size, 0);
+                Ok(Padded { dtype: self.dtype, shape: vec![hidden], bytes })
+            }
+            [rows, _] if name == FUSION => self.blocks(Some(name), [outputs(rows), 2 * hidden], 2, false),
+            [rows, _] => self.matrix(Some(name), [outputs(rows), hidden], false),
+            _ => anyhow::bail!("{name}: neither EAGLE's layer nor Medusa's heads have such a tensor"),
+        }
+    }
+
     fn layers(&mut self) -> Result<()> {
         for layer in 0..self.to.layers {
             for part in MATRICES {
                 let name = format!("model.layers.{layer}.{part}.weight");
                 let shape = self.to.of_matrix(part).context("no such matrix")?;
-                // What writes the stream is zero where it is added; what reads it may be anything.
-                let writes = matches!(part, "self_attn.o_proj" | "mlp.down_proj");
                 let source = (layer < self.from.layers).then_some(name.as_str());
-                let padded = self.matrix(source, shape, !writes)?;
+                let padded = self.matrix(source, shape, !WRITING.contains(&part))?;
                 self.written.insert(name, padded);
             }
             for part in NORMS {
@@ -260,7 +382,18 @@ impl Padding<'_> {
     }
 
     /// `[outputs, inputs]` with the source in its corner; the rest random or zero.
-    fn matrix(&mut self, source: Option<&str>, [outputs, inputs]: [usize; 2], is_random: bool) -> Result<Padded> {
+    fn matrix(&mut self, source: Option<&str>, shape: [usize; 2], is_random: bool) -> Result<Padded> {
+        self.blocks(source, shape, 1, is_random)
+    }
+
+    /// The same where source and result consist of so many matrices side by side.
+    fn blocks(
+        &mut self,
+        source: Option<&str>,
+        [outputs, inputs]: [usize; 2],
+        blocks: usize,
+        is_random: bool,
+    ) -> Result<Padded> {
         let element = self.element();
         let size = element.len();
         let mut bytes = vec![0; outputs * inputs * size];
@@ -270,16 +403,16 @@ impl Padding<'_> {
             }
         }
         if let Some(name) = source {
-            let tensor = self.weights.tensor(name).with_context(|| format!("model.safetensors: {name}"))?;
-            let &[rows, columns] = tensor.shape() else { anyhow::bail!("model.safetensors: {name} is no matrix") };
+            let tensor = self.weights.tensor(name).with_context(|| name.to_owned())?;
+            let &[rows, columns] = tensor.shape() else { anyhow::bail!("{name} is no matrix") };
             ensure!(
                 tensor.dtype() == self.dtype && rows <= outputs && columns <= inputs,
-                "model.safetensors: {name} is {rows} by {columns} in {:?}, which config.json does not say",
+                "{name} is {rows} by {columns} in {:?}, which config.json does not say",
                 tensor.dtype()
             );
-            let width = columns * size;
-            for (row, source) in tensor.data().chunks_exact(width).enumerate() {
-                bytes[row * inputs * size..][..width].copy_from_slice(source);
+            let (from, to) = (columns / blocks * size, inputs / blocks * size);
+            for (block, source) in tensor.data().chunks_exact(from).enumerate() {
+                bytes[block * to..][..from].copy_from_slice(source);
             }
         }
         Ok(Padded { dtype: self.dtype, shape: vec![outputs, inputs], bytes })
@@ -293,7 +426,7 @@ impl Padding<'_> {
             *value = constant;
         }
         if let Some(name) = source {
-            let tensor = self.weights.tensor(name).with_context(|| format!("model.safetensors: {name}"))?;
+            let tensor = self.weights.tensor(name).with_context(|| name.to_owned())?;
             let bits = |bytes: &[u8]| bytes.iter().rev().fold(0, |bits, byte| bits << 8 | u32::from(*byte));
             let shift = if tensor.dtype() == Dtype::BF16 { 16 } else { 0 };
             for (value, bytes) in values.iter_mut().zip(tensor.data().chunks_exact(if shift > 0 { 2 } else { 4 })) {
@@ -309,7 +442,7 @@ impl Padding<'_> {
         for name in self.weights.names() {
             ensure!(
                 self.written.contains_key(name) || name == UNEMBEDDING,
-                "model.safetensors: {name}: only Llamas without biases can be padded"
+                "{name}: only Llamas without biases can be padded"
             );
         }
         Ok(())

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_decode::{Drafter, PolicyError, Verification};
 use laser_engine::{DTypeOption, Engine};
-use laser_model::{ModelFiles, Tokenizer, Weights};
+use laser_model::{ModelFiles, Tokenizer};
 use laser_night::{Progress, open_local_model};
 use laser_schema::{Digest, Entity, EntityTable, Kind};
 use laser_store::previous::PreviousText;
@@ -19,6 +19,7 @@ use super::old::OldKnowledge;
 use super::pools::{PoolScheme, Pools};
 use super::report::{KindReport, Report};
 use super::run::{Subject, interleave};
+use super::sources::{CompareArgs, DraftModels};
 use super::variants::{self, Variant};
 use super::{LoadArgs, SetupArgs, write_file};
 
@@ -48,6 +49,15 @@ pub(super) async fn batch(setup: &SetupArgs, batches: &[u16], trees: &[usize]) -
     compare("batch", setup, &|_| variants::batch(setup, trees), batches).await
 }
 
+/// Sources of drafts and rules by batch size.
+pub(super) async fn sources(args: &CompareArgs) -> Result<Report> {
+    let CompareArgs { setup, batches, .. } = args;
+    let model = open_local_model(&setup.model).await?;
+    let draft_models = DraftModels::open(args, &model).await?;
+    let base = GenerateOptions { sampling: args.sampling()?, ..options(setup, &model) };
+    run("compare", setup, &|_| args.variants(), batches, (model, base, draft_models)).await
+}
+
 /// The variants of a kind; the first is plain decoding.
 type Variants<'a> = &'a dyn Fn(Kind) -> Result<Vec<Variant>, PolicyError>;
 
@@ -60,14 +70,25 @@ struct Prompted {
 }
 
 async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_>, batches: &[u16]) -> Result<Report> {
+    let model = open_local_model(&setup.model).await?;
+    let base = options(setup, &model);
+    run(command, setup, variants, batches, (model, base, DraftModels::NONE)).await
+}
+
+/// Runs the comparison with what all variants share.
+async fn run(
+    command: &'static str,
+    setup: &SetupArgs,
+    variants: Variants<'_>,
+    batches: &[u16],
+    (model, base, draft_models): (ModelFiles, GenerateOptions, DraftModels),
+) -> Result<Report> {
     let mut display = Display::new();
     display.stage("reading");
-    let model = open_local_model(&setup.model).await?;
     let tables = tables(setup);
     let workload = read(setup, &tables, &model, variants).await?;
     let mut engine = load_engine(setup, &model)?;
     let mut report = Report::new(command, setup, engine.info(), &model)?;
-    let base = options(setup, &model);
     let budgets = budgets(engine.as_mut(), &workload, batches)?;
     let mut generator = Generator::new(engine, model.tokenizer.clone(), base.clone());
 
@@ -93,7 +114,8 @@ async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_
         for (&batch, budget) in batches.iter().zip(&budgets) {
             display.stage(&format!("new {kind} knowledge, batch {batch}"));
             let base = GenerateOptions { batch: usize::from(batch), budget: budget.clone(), ..base.clone() };
-            let measured = interleave(&mut generator, &base, &variants, &subjects, &mut display)?;
+            let mut drafts = draft_models.of_variants(&variants, &base)?;
+            let measured = interleave(&mut generator, &base, &variants, &mut drafts, &subjects, &mut display)?;
             let texts = subjects.len();
             display.finish_with(&format!("{texts} texts, {} ways", variants.len()));
             let found =
@@ -202,11 +224,7 @@ pub(super) async fn prompts(setup: &SetupArgs, model: &ModelFiles) -> Result<Vec
 }
 
 pub(super) fn load_engine(setup: &SetupArgs, model: &ModelFiles) -> Result<Box<dyn Engine>> {
-    let path = match &model.weights {
-        Weights::Gguf(file) => file.clone(),
-        Weights::Safetensors(_) => model.directory.clone(),
-    };
-    laser_engine::load(&setup.load.options(path)).with_context(|| format!("--model {}", setup.model))
+    laser_engine::load(&setup.load.options(model.path().to_owned())).with_context(|| format!("--model {}", setup.model))
 }
 
 /// `prompts-KIND.jsonl`: the tokens of every prompt, so that other engines can be given the same ones.
@@ -267,7 +285,8 @@ fn subjects(
         let own = old.iter().find(|text| text.kind == entity.kind && text.id == entity.id);
         let own = own.map(|text| tokenizer.encode(&text.text, false)).transpose()?;
         let pools = pools.of(&entity);
-        Ok(Subject { id: entity.id, prompt, own: own.unwrap_or_default(), pools })
+        Ok(Subject { id: entity.id, key: 0, prompt, own: own.unwrap_or_default(), pools })
     };
-    entities.into_iter().map(subject).collect()
+    let keyed = |(subject, key): (Result<Subject>, u64)| Ok(Subject { key, ..subject? });
+    entities.into_iter().map(subject).zip(0..).map(keyed).collect()
 }

@@ -10,12 +10,16 @@ use laser_schema::knowledge::ratio;
 use laser_schema::{Digest, Kind};
 use laser_terminal::{Style, Table};
 use laser_worker::cost::{StepCost, StepLoad};
+use laser_worker::generate::Generated;
 use serde::Serialize;
 
 use super::pools::{PoolScheme, PoolSummary};
 use super::run::{Measured, Subject};
 use super::variants::{ADAPTIVE, ADVERSARIAL, Variant};
-use super::{SetupArgs, machine};
+use super::{SetupArgs, machine, sources};
+
+/// Accepted drafts that are told apart by their number, at most.
+const DEPTHS: u32 = 8;
 
 /// A comparison of variants.
 #[derive(Debug, Serialize)]
@@ -65,9 +69,10 @@ pub(super) struct VariantRow {
     /// `strict`, or k and p.
     verification: String,
     nodes: usize,
+    pub(super) adaptive: bool,
     /// Texts of a customised pool at most; none for other variants.
     pool_texts: Option<usize>,
-    texts: usize,
+    pub(super) texts: usize,
     pub(super) tokens: u64,
     /// Forwards that gave tokens, counted for each text.
     forwards: u64,
@@ -78,12 +83,18 @@ pub(super) struct VariantRow {
     pub(super) speedup: f64,
     /// Accepted draft tokens a forward.
     pub(super) aal: f64,
+    /// Share of the forwards that accept at least 1, 2, … and [`DEPTHS`] drafted tokens.
+    pub(super) accepted_by_depth: Vec<f64>,
     tokens_per_step: f64,
+    /// Forwards of the target and drafted tokens that are not accepted, by tokens: the measures of SpecDec++ that do
+    /// not depend on the machine.
+    pub(super) calls_per_token: f64,
+    pub(super) discarded_per_token: f64,
     /// Mean wall time of a forward without prompts in it.
     step_ms: f64,
     /// Mean wall time of a forward in which a prompt is read.
     prefill_ms: f64,
-    /// Seconds of drafting a text (the paper's ART).
+    /// Seconds of drafting a text (the paper's ART), forwards of draft models included.
     art_seconds: f64,
     /// Share of the drafted tokens that were accepted.
     draft_yield: f64,
@@ -91,19 +102,19 @@ pub(super) struct VariantRow {
     /// cost of forwards and with the same prefill, against the seconds they took. None where costs were not measured.
     of_ceiling: Option<f64>,
     /// Share of the texts' tokens that were accepted though not the most probable.
-    relaxed_share: f64,
+    pub(super) relaxed_share: f64,
     /// Tokens against those of plain decoding.
-    length_ratio: f64,
+    pub(super) length_ratio: f64,
     /// Texts that are those of plain decoding, token for token.
     pub(super) identical: usize,
     /// Mean natural-log probability of a token under the target.
-    mean_log_probability: f64,
+    pub(super) mean_log_probability: f64,
 }
 
 impl VariantRow {
     fn new(variant: &Variant, measured: &Measured, plain: &Measured, ceiling: Option<Ceiling<'_>>) -> Self {
         let texts = &measured.texts;
-        let sum = |of: fn(&laser_worker::generate::Generated) -> f64| texts.iter().map(of).sum::<f64>();
+        let sum = |of: fn(&Generated) -> f64| texts.iter().map(of).sum::<f64>();
         let tokens = count_tokens(measured);
         let forwards = sum(|text| text.step_accepted.len() as f64);
         let accepted = sum(|text| text.step_accepted.iter().map(|&n| f64::from(n)).sum());
@@ -113,6 +124,7 @@ impl VariantRow {
             variant: variant.name.clone(),
             verification: verification(variant),
             nodes: variant.nodes,
+            adaptive: variant.adaptive,
             pool_texts: match variant.pools {
                 Some(PoolScheme::Custom { max_texts }) => Some(max_texts),
                 _ => None,
@@ -124,7 +136,10 @@ impl VariantRow {
             tokens_per_second: per_second(measured),
             speedup: ratio(per_second(measured), per_second(plain)),
             aal: ratio(accepted, forwards),
+            accepted_by_depth: (1..=DEPTHS).map(|depth| accepted_to(texts, depth, forwards)).collect(),
             tokens_per_step: ratio(tokens as f64, forwards),
+            calls_per_token: ratio(forwards, tokens as f64),
+            discarded_per_token: ratio(sum(|text| text.drafted as f64) - accepted, tokens as f64),
             step_ms: 1e3 * ratio(measured.decode_seconds, measured.decode_steps as f64),
             prefill_ms: 1e3 * ratio(measured.prefill_seconds, measured.prefill_steps as f64),
             art_seconds: ratio(sum(|text| text.draft_seconds), texts.len() as f64),
@@ -135,6 +150,11 @@ impl VariantRow {
             identical: texts.iter().zip(&plain.texts).filter(identical).count(),
             mean_log_probability: ratio(sum(|text| text.log_probability), tokens as f64),
         }
+    }
+
+    /// Milliseconds of drafting per forward.
+    pub(super) fn drafting_ms(&self) -> f64 {
+        1e3 * ratio(self.art_seconds * self.texts as f64, self.forwards as f64)
     }
 
     fn cells(&self) -> Vec<String> {
@@ -194,8 +214,14 @@ fn count_tokens(measured: &Measured) -> u64 {
     measured.texts.iter().map(|text| text.tokens.len() as u64).sum()
 }
 
-fn same_tokens(a: &laser_worker::generate::Generated, b: &laser_worker::generate::Generated) -> bool {
+fn same_tokens(a: &Generated, b: &Generated) -> bool {
     a.tokens == b.tokens
+}
+
+/// The share of `forwards` that accept at least so many drafted tokens.
+fn accepted_to(texts: &[Generated], depth: u32, forwards: f64) -> f64 {
+    let steps = texts.iter().flat_map(|text| &text.step_accepted);
+    ratio(steps.filter(|&&accepted| accepted >= depth).count() as f64, forwards)
 }
 
 fn verification(variant: &Variant) -> String {
@@ -258,7 +284,12 @@ impl KindReport {
     fn render(&self, style: Style) -> Result<String> {
         let mut table = Table::new(&COLUMNS);
         self.rows.iter().for_each(|row| table.push(row.cells()));
-        let mut out = table.render(style);
+        Ok(table.render(style) + &self.render_mismatches()?)
+    }
+
+    /// How many strictly verified texts are not those of plain decoding, and which.
+    pub(super) fn render_mismatches(&self) -> Result<String> {
+        let mut out = String::new();
         let strict = self.rows.iter().filter(|row| row.verification == "strict").skip(1);
         let texts: usize = strict.map(|row| row.texts).sum();
         if texts == 0 {
@@ -313,10 +344,12 @@ impl Report {
         self.kinds.chunk_by(|a, b| a.kind == b.kind)
     }
 
-    /// Charts with their file names: of `batch` speedup by batch size, of `sweep` acceptance by pool size.
+    /// Charts with their file names: of `batch` speedup by batch size, of `compare` acceptance by depth, of
+    /// `sweep` by pool size.
     pub(super) fn charts(&self) -> Vec<(String, LineChart)> {
         let chart = |reports: &[KindReport]| match self.command {
             "batch" => Some(speedup_chart(reports)),
+            "compare" => Some(depth_chart(&reports[0])),
             "sweep" => acceptance_chart(&reports[0]),
             _ => None,
         };
@@ -361,11 +394,21 @@ impl Report {
             pools.push(vec![pool.name.clone(), pool.scheme.clone(), texts, tokens]);
         }
         out += &pools.render(style);
+        let heading = if style == Style::Markdown { "### New knowledge of " } else { "New knowledge of " };
         if self.command == "batch" {
             out += &self.render_batches(style);
         }
+        if self.command == "compare" {
+            for reports in self.by_kind() {
+                writeln!(out, "{heading}{}s\n\n{}", reports[0].kind, sources::table(reports).render(style))?;
+                for report in reports {
+                    write!(out, "Batch {}: {}", report.batch, report.render_mismatches()?)?;
+                }
+                out.push('\n');
+            }
+            return Ok(out);
+        }
         for kind in &self.kinds {
-            let heading = if style == Style::Markdown { "### New knowledge of " } else { "New knowledge of " };
             writeln!(out, "{heading}{}s, batch {}\n", kind.kind, kind.batch)?;
             out += &kind.render(style)?;
             out.push('\n');
@@ -388,6 +431,18 @@ fn speedup_chart(reports: &[KindReport]) -> LineChart {
     }
 }
 
+/// Of the variants whose trees have a fixed size: budgets draft no more than pays at a batch size.
+fn depth_chart(report: &KindReport) -> LineChart {
+    let rows = report.rows.iter().filter(|row| row.nodes > 0 && !row.adaptive);
+    LineChart {
+        title: format!("Acceptance by depth, {}s, batch {}", report.kind, report.batch),
+        x: "drafted tokens",
+        y: "share of forwards that accept as many",
+        places: (1..=DEPTHS).map(|depth| depth.to_string()).collect(),
+        lines: rows.map(|row| (row.variant.clone(), row.accepted_by_depth.clone())).collect(),
+    }
+}
+
 /// None if fewer than two sizes of pools were tried.
 fn acceptance_chart(report: &KindReport) -> Option<LineChart> {
     let sizes = report.rows.iter().filter(|row| row.variant.starts_with("pool "));
@@ -404,8 +459,6 @@ fn acceptance_chart(report: &KindReport) -> Option<LineChart> {
 
 #[cfg(test)]
 mod tests {
-    use laser_worker::generate::Generated;
-
     use super::*;
 
     #[test]

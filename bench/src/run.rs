@@ -11,7 +11,7 @@ use laser_decode::{Drafter, Pool};
 use laser_night::Progress;
 use laser_schema::EntityId;
 use laser_terminal::Display;
-use laser_worker::generate::{Finished, GenerateOptions, Generated, Generator, Request, TextGenerator};
+use laser_worker::generate::{DraftModel, Finished, GenerateOptions, Generated, Generator, Request, TextGenerator};
 
 use super::pools::PoolScheme;
 use super::variants::Variant;
@@ -23,6 +23,8 @@ const TURN_BATCHES: std::ops::RangeInclusive<usize> = 2..=4;
 #[derive(Debug, Clone)]
 pub(super) struct Subject {
     pub(super) id: EntityId,
+    /// What decides what is drawn where texts are.
+    pub(super) key: u64,
     pub(super) prompt: Vec<u32>,
     /// Tokens of the entity's own old text; empty without one.
     pub(super) own: Vec<u32>,
@@ -45,7 +47,8 @@ pub(super) struct Measured {
     pub(super) decode_seconds: f64,
 }
 
-/// Generates a text for every subject with every variant. `base` tells what variants do not.
+/// Generates a text for every subject with every variant, and with its draft model if it has one. `base` tells what
+/// variants do not.
 ///
 /// # Errors
 /// The first text that fails: figures over different texts could not be compared.
@@ -53,6 +56,7 @@ pub(super) fn interleave(
     generator: &mut Generator,
     base: &GenerateOptions,
     variants: &[Variant],
+    draft_models: &mut [Option<DraftModel>],
     subjects: &[Subject],
     display: &mut Display,
 ) -> Result<Vec<Measured>> {
@@ -72,8 +76,10 @@ pub(super) fn interleave(
             let index = (turn + place) % variants.len();
             let variant = &variants[index];
             generator.swap_options(&mut options[index]);
+            generator.swap_draft_model(&mut draft_models[index]);
             let requests = chunk.iter().map(|subject| request(subject, variant)).collect();
             measured[index].add(generate(generator, requests)?);
+            generator.swap_draft_model(&mut draft_models[index]);
             generator.swap_options(&mut options[index]);
             done += chunk.len() as u64;
             display.update(done, total, &variant.name);
@@ -92,6 +98,7 @@ fn warm_up(generator: &mut Generator, base: &GenerateOptions, subjects: &[Subjec
 fn request(subject: &Subject, variant: &Variant) -> Request {
     let pool = subject.pools.iter().find(|(scheme, _)| Some(*scheme) == variant.pools);
     Request {
+        key: subject.key,
         prompt: subject.prompt.clone(),
         previous: if variant.own_previous { subject.own.clone() } else { Vec::new() },
         pool: pool.and_then(|(_, pool)| pool.clone()),

@@ -98,6 +98,107 @@ async fn a_padded_model_writes_the_same_texts() {
     }
 }
 
+/// An EAGLE layer and Medusa's heads with weights of no meaning, for the fixture model.
+fn drafts_of_features(dir: &Path) -> [String; 2] {
+    use safetensors::{Dtype, tensor::TensorView};
+    let config = std::fs::read_to_string(fixture("profile-lm/config.json")).unwrap();
+    let model: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let size = |key: &str| model[key].as_u64().unwrap() as usize;
+    let (hidden, inner, heads) = (size("hidden_size"), size("intermediate_size"), size("num_attention_heads"));
+    let keys = hidden / heads * size("num_key_value_heads");
+    let write = |name: &str, file: &str, config: &serde_json::Value, tensors: Vec<(&str, Vec<usize>)>| {
+        let folder = dir.join(name);
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
+        let bytes = |shape: &[usize]| -> Vec<u8> {
+            let value = |at: usize| ((at * 7919 % 1009) as f32 / 1009.0 - 0.5) * 0.2;
+            (0..shape.iter().product()).flat_map(|at| value(at).to_le_bytes()).collect()
+        };
+        let tensors: Vec<_> = tensors.into_iter().map(|(name, shape)| (name, bytes(&shape), shape)).collect();
+        let views = tensors
+            .iter()
+            .map(|(name, bytes, shape)| (*name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+        safetensors::serialize_to_file(views, None, &folder.join(file)).unwrap();
+        folder.display().to_string()
+    };
+    let mut layer = model.clone();
+    layer["num_hidden_layers"] = 1.into();
+    let of_layer = vec![
+        ("fc.weight", vec![hidden, 2 * hidden]),
+        ("fc.bias", vec![hidden]),
+        ("layers.0.self_attn.q_proj.weight", vec![hidden, hidden]),
+        ("layers.0.self_attn.k_proj.weight", vec![keys, hidden]),
+        ("layers.0.self_attn.v_proj.weight", vec![keys, hidden]),
+        ("layers.0.self_attn.o_proj.weight", vec![hidden, hidden]),
+        ("layers.0.mlp.gate_proj.weight", vec![inner, hidden]),
+        ("layers.0.mlp.up_proj.weight", vec![inner, hidden]),
+        ("layers.0.mlp.down_proj.weight", vec![hidden, inner]),
+        ("layers.0.post_attention_layernorm.weight", vec![hidden]),
+    ];
+    let heads = serde_json::json!({ "medusa_num_heads": 2, "vocab_size": size("vocab_size") });
+    let of_heads = vec![
+        ("0.0.linear.weight", vec![hidden, hidden]),
+        ("0.0.linear.bias", vec![hidden]),
+        ("1.0.linear.weight", vec![hidden, hidden]),
+        ("1.0.linear.bias", vec![hidden]),
+    ];
+    [
+        write("eagle", "model.safetensors", &layer, of_layer),
+        write("medusa", "medusa_lm_head.safetensors", &heads, of_heads),
+    ]
+}
+
+#[tokio::test]
+async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = SetupArgs { items_table: None, ..setup(dir.path()) };
+    let [eagle, medusa] = drafts_of_features(dir.path());
+    let model = dir.path().join("wide").display().to_string();
+    let own = fixture("profile-lm");
+    let pad = |line: &str| {
+        let Ok(Command::Pad(options)) = parse(line) else { unreachable!("the command is pad") };
+        pad::pad(&options)
+    };
+    let sizes = "--hidden 320 --layers 5 --heads 10 --intermediate 700";
+    pad(&format!("pad --model {own} --output {model} {sizes}")).unwrap();
+    for of in [&eagle, &medusa] {
+        pad(&format!("pad --model {of} --output {of}-wide --target {model}")).unwrap();
+    }
+    let error = format!("{:#}", pad(&format!("pad --model {own} --output {model}-2 --target {model}")).unwrap_err());
+    assert!(error.contains("no draft model of `laser train draft`"), "{error}");
+    let compare = async |setup: &SetupArgs, drafts: &[String], temperature: &str| {
+        let drafts = drafts.iter().map(|draft| format!(" --draft {draft}")).collect::<String>();
+        let line =
+            format!("compare --users-table u --model m --batches 1,3 --forwards 1,2 --trees 3{drafts}{temperature}");
+        let Ok(Command::Compare(args)) = parse(&line) else { unreachable!("the command is compare: {line}") };
+        paper::sources(&sources::CompareArgs { setup: setup.clone(), ..args }).await.unwrap()
+    };
+    let drafts = [format!("itself={own}"), format!("eagle={eagle}"), format!("medusa={medusa}")];
+    let report = compare(&small, &drafts, "").await;
+    let text = report.render(Style::Text).unwrap();
+    let rows = &report.kinds[0].rows;
+    let of = |name: &str| rows.iter().find(|row| row.variant == name).unwrap_or_else(|| panic!("{name}: {text}"));
+    assert_eq!(rows.len(), 6 + 3 * 6 + 2, "{text}");
+    assert!(report.kinds.iter().all(|kind| kind.mismatches.is_empty()), "{text}");
+    assert!(of("itself, 2 forwards").aal > 1.5 && of("itself, 1 forward").accepted_by_depth[0] > 0.9, "{text}");
+    assert!(of("itself, 3 nodes").calls_per_token < 0.5, "{text}");
+    assert!(text.contains("speedup, batch 3") && report.charts().len() == 1, "{text}");
+
+    // Padding changes neither the texts nor what is drafted.
+    let wide = SetupArgs { model, old_model: Some(own.clone()), ..small.clone() };
+    let drafts = [format!("itself={own}"), format!("eagle={eagle}-wide"), format!("medusa={medusa}-wide")];
+    let padded = compare(&wide, &drafts, "").await;
+    for (small, wide) in rows.iter().zip(&padded.kinds[0].rows).filter(|(row, _)| !row.adaptive) {
+        assert_eq!((small.tokens, small.accepted_by_depth.clone()), (wide.tokens, wide.accepted_by_depth.clone()));
+    }
+
+    // Drawn texts, too, are those of plain decoding, but for the rule that is not strict.
+    let drawn = compare(&small, &[format!("itself={own}")], " --temperature 0.7").await;
+    let text = drawn.render(Style::Text).unwrap();
+    assert!(drawn.kinds.iter().all(|kind| kind.mismatches.is_empty()), "{text}");
+    assert!(text.contains("typical 0.09, 0.3") && !text.contains("relaxed 2"), "{text}");
+}
+
 #[test]
 fn a_model_is_not_padded_to_less_than_it_has() {
     let sizes = ["--hidden 128", "--layers 4", "--heads 6", "--heads 9", "--intermediate 671", "--vocabulary 4000"];
@@ -219,6 +320,10 @@ fn impossible_options_are_refused() {
         ("paper --model m --users-table u --dtype f8", "expected f32, f16 or bf16"),
         ("paper --model m --users-table u --chat no", "expected true, false or auto"),
         ("replay t.jsonl", "--tokenizer"),
+        ("compare --model m --users-table u --draft =d", "expected a path or NAME=PATH"),
+        ("compare --model m --users-table u --forwards 0", "expected a number from 1 to 20"),
+        ("pad --model m --output o", "--hidden"),
+        ("pad --model m --output o --target t --hidden 9", "cannot be used with"),
     ];
     for (line, message) in cases {
         let error = parse(line).unwrap_err().to_string();

@@ -13,11 +13,18 @@ use super::{DraftRule, SetupArgs};
 const LOOKUP_NGRAM: usize = 3;
 
 /// Nodes of an adaptive tree, at most.
-const ADAPTIVE_NODES: usize = 32;
+pub(super) const ADAPTIVE_NODES: usize = 32;
 
 /// The adaptive variants of [`batch`]: on a pool of all texts, and on one that predicts nothing.
 pub(super) const ADAPTIVE: &str = "adaptive";
 pub(super) const ADVERSARIAL: &str = "adaptive, no pool predicts";
+
+/// Which of the draft models a variant has, and its forwards per step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Drafts {
+    pub(super) index: usize,
+    pub(super) forwards: usize,
+}
 
 /// One way to generate texts.
 #[derive(Debug, Clone, PartialEq)]
@@ -34,10 +41,11 @@ pub(super) struct Variant {
     pub(super) adaptive: bool,
     /// Whether prompts begin from the prefix that they share.
     pub(super) shared_prefixes: bool,
+    pub(super) draft: Option<Drafts>,
 }
 
 impl Variant {
-    fn plain() -> Self {
+    pub(super) fn plain() -> Self {
         Self {
             name: "vanilla".into(),
             drafter: Drafter::None,
@@ -47,6 +55,7 @@ impl Variant {
             own_previous: false,
             adaptive: false,
             shared_prefixes: true,
+            draft: None,
         }
     }
 
@@ -56,7 +65,7 @@ impl Variant {
     }
 
     /// Prompt lookup.
-    fn lookup(setup: &SetupArgs) -> Self {
+    pub(super) fn lookup(setup: &SetupArgs) -> Self {
         Self {
             name: "PLD".into(),
             drafter: Drafter::PromptLookup { max_ngram: LOOKUP_NGRAM },
@@ -65,7 +74,7 @@ impl Variant {
         }
     }
 
-    fn pooled(name: impl Into<String>, setup: &SetupArgs, pools: PoolScheme) -> Self {
+    pub(super) fn pooled(name: impl Into<String>, setup: &SetupArgs, pools: PoolScheme) -> Self {
         Self {
             name: name.into(),
             drafter: setup.drafter.drafter(),
@@ -78,16 +87,16 @@ impl Variant {
     }
 
     /// The same with the paper's rule: the most frequent branches (3.3).
-    fn by_frequency(self, name: &str) -> Self {
+    pub(super) fn by_frequency(self, name: &str) -> Self {
         Self { name: name.into(), drafter: DraftRule::RawFrequency.drafter(), ..self }
     }
 
     /// The same with trees of whatever size pays.
-    fn adaptive(self, name: &str) -> Self {
+    pub(super) fn adaptive(self, name: &str) -> Self {
         Self { name: name.into(), nodes: ADAPTIVE_NODES, adaptive: true, ..self }
     }
 
-    fn verified(self, verification: Verification) -> Self {
+    pub(super) fn verified(self, verification: Verification) -> Self {
         Self { verification, ..self }
     }
 
@@ -105,7 +114,7 @@ impl Variant {
 
     /// Whether the texts must be those of plain decoding.
     pub(super) fn is_strict(&self) -> bool {
-        self.verification.top_k() == 1
+        self.verification == Verification::Strict
     }
 }
 

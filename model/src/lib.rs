@@ -180,6 +180,14 @@ pub struct ModelFiles {
 }
 
 impl ModelFiles {
+    /// What an engine loads: the directory, or the .gguf file in it.
+    pub fn path(&self) -> &Path {
+        match &self.weights {
+            Weights::Gguf(file) => file,
+            Weights::Safetensors(_) => &self.directory,
+        }
+    }
+
     /// Opens the model at `path`: a directory, or a .gguf file whose directory holds tokenizer.json.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use laser_store::{EntityReader, Location};
 
 use crate::config::{Config, EngineKind};
 use crate::distributed::check_run;
-use crate::model::{Draft, open_draft_model, open_model};
+use crate::model::{DraftFiles, open_draft_model, open_model};
 use crate::{encoder, generator};
 
 /// A clock further off than this moves deadlines and nights.
@@ -48,8 +48,8 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
     }
     if let (Ok(model), Some(draft)) = (&model, &config.draft.model) {
         let opened = open_draft_model(config, model).await;
-        let described = |draft: Option<Draft>| match draft {
-            Some(Draft::Features(_)) => "drafts from the model's features".to_owned(),
+        let described = |draft: Option<DraftFiles>| match draft {
+            Some(DraftFiles::Features(_)) => "drafts from the model's features".to_owned(),
             _ => "of the same tokenizer".to_owned(),
         };
         report(format!("draft model {}", draft.path), opened.map(described));

@@ -2,13 +2,13 @@
 
 use anyhow::{Context, Result, ensure};
 use laser_engine::{Engine, EngineOptions, SelfTest};
-use laser_model::{ModelFiles, Tokenizer, Weights};
+use laser_model::{ModelFiles, Tokenizer};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
 use laser_worker::generate::{DraftModel, GenerateOptions, Generator, TextGenerator};
 
 use crate::config::{Config, DraftModelConfig, EngineKind, ModelConfig};
-use crate::model::{Draft, open_draft_model};
+use crate::model::open_draft_model;
 
 /// Loads the model that the configuration names and, for an adaptive budget, measures what its forwards cost.
 ///
@@ -56,11 +56,7 @@ async fn draft_options(config: &Config, model: &ModelFiles) -> Result<Option<(En
         return Ok(None);
     };
     let DraftModelConfig { dtype, isq, forwards, .. } = draft.clone();
-    let options = match opened {
-        Draft::Model(files) => engine_options(config, &files),
-        Draft::Features(folder) => EngineOptions { drafts: Some(folder), ..engine_options(config, model) },
-    };
-    let options = EngineOptions { dtype, isq, ..options };
+    let options = EngineOptions { dtype, isq, ..opened.engine_options(engine_options(config, model)) };
     tested(options.clone()).await.context("[draft.model]")?;
     Ok(Some((options, forwards)))
 }
@@ -150,10 +146,7 @@ fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptio
 }
 
 pub(crate) fn engine_options(config: &Config, model: &ModelFiles) -> EngineOptions {
-    let path = match &model.weights {
-        Weights::Gguf(file) => file.clone(),
-        Weights::Safetensors(_) => model.directory.clone(),
-    };
+    let path = model.path().to_owned();
     let ModelConfig { dtype, ref isq, device, threads, cache_mb, .. } = config.model;
     EngineOptions { path, drafts: None, dtype, isq: isq.clone(), device, threads, cache_mb }
 }

@@ -82,10 +82,18 @@ impl Generator {
     /// The same with a draft model, whose vocabulary must have every token of the tokenizer.
     #[must_use]
     pub fn with_draft_model(mut self, draft_model: DraftModel) -> Self {
-        if draft_model.reads_features() {
+        self.swap_draft_model(&mut Some(draft_model));
+        self
+    }
+
+    /// Drafts with another draft model, or with none, from now on; no text may be under way. `other` gets the one that
+    /// drafted until now, with what it has learnt.
+    pub fn swap_draft_model(&mut self, other: &mut Option<DraftModel>) {
+        debug_assert!(self.active.is_empty(), "texts under way have caches in their draft model");
+        std::mem::swap(&mut self.draft_model, other);
+        if self.draft_model.as_ref().is_some_and(DraftModel::reads_features) {
             self.engine.keep_features();
         }
-        Self { draft_model: Some(draft_model), ..self }
     }
 
     /// The model.
