@@ -40,6 +40,7 @@ pub(crate) async fn run(command: TrainCommand) -> Result<u8> {
 fn summary(trained: &Trained) -> String {
     let mut header = ["epoch", "seconds", "loss", "held out", "overlap", "first"].map(str::to_owned).to_vec();
     header.extend((2..).take(trained.kept.deeper.len()).map(|depth| format!("at depth {depth}")));
+    header.extend(trained.kept.own_loss.map(|_| "held out, draft model alone".to_owned()));
     let mut table = Table::new(&header.iter().map(String::as_str).collect::<Vec<_>>());
     let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     for epoch in &trained.history {
@@ -52,11 +53,16 @@ fn summary(trained: &Trained) -> String {
             percent(epoch.first),
         ];
         row.extend(epoch.deeper.iter().map(|first| percent(*first)));
+        row.extend(epoch.own_loss.map(|loss| format!("{loss:.4}")));
         table.push(row);
     }
     let state = if trained.is_new { "" } else { ", complete already" };
     let folder = trained.folder.display();
-    format!("{folder}: a draft model{state}; use it with [draft.model] path\n\n{}", table.render(Style::Text))
+    let (what, key) = match trained.kept.own_loss {
+        None => ("a draft model", "path"),
+        Some(_) => ("an acceptance head", "acceptance_head"),
+    };
+    format!("{folder}: {what}{state}; use it with [draft.model] {key}\n\n{}", table.render(Style::Text))
 }
 
 fn curves(trained: &Trained) -> LineChart {

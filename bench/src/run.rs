@@ -47,8 +47,7 @@ pub(super) struct Measured {
     pub(super) decode_seconds: f64,
 }
 
-/// Generates a text for every subject with every variant, and with its draft model if it has one. `base` tells what
-/// variants do not.
+/// Generates a text for every subject with every variant and its draft models. `base` tells what variants do not.
 ///
 /// # Errors
 /// The first text that fails: figures over different texts could not be compared.
@@ -56,7 +55,7 @@ pub(super) fn interleave(
     generator: &mut Generator,
     base: &GenerateOptions,
     variants: &[Variant],
-    draft_models: &mut [Option<DraftModel>],
+    draft_models: &mut [Vec<DraftModel>],
     subjects: &[Subject],
     display: &mut Display,
 ) -> Result<Vec<Measured>> {
@@ -76,10 +75,10 @@ pub(super) fn interleave(
             let index = (turn + place) % variants.len();
             let variant = &variants[index];
             generator.swap_options(&mut options[index]);
-            generator.swap_draft_model(&mut draft_models[index]);
+            generator.swap_draft_models(&mut draft_models[index]);
             let requests = chunk.iter().map(|subject| request(subject, variant)).collect();
             measured[index].add(generate(generator, requests)?);
-            generator.swap_draft_model(&mut draft_models[index]);
+            generator.swap_draft_models(&mut draft_models[index]);
             generator.swap_options(&mut options[index]);
             done += chunk.len() as u64;
             display.update(done, total, &variant.name);

@@ -3,12 +3,12 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use laser_decode::{Drafter, PolicyError, Sampling, Verification};
-use laser_engine::EngineOptions;
+use laser_engine::Engine;
 use laser_model::{Hub, ModelFiles, resolve};
-use laser_night::DraftFiles;
+use laser_night::{DraftFiles, DraftOptions};
 use laser_terminal::Table;
 use laser_worker::cost::StepCost;
 use laser_worker::generate::{DraftModel, GenerateOptions};
@@ -23,10 +23,13 @@ use super::variants::{ADAPTIVE_NODES, Drafts, Variant};
 pub(super) struct CompareArgs {
     #[command(flatten)]
     pub(super) setup: SetupArgs,
-    /// A draft model, an EAGLE layer or Medusa's heads: a path, or NAME=PATH for its name in the tables. As often as
-    /// there are some; all in the precision of --model.
-    #[arg(long = "draft", value_name = "[NAME=]PATH", value_parser = DraftArg::parse)]
+    /// A draft model, an EAGLE layer or Medusa's heads: a path, or NAME=PATH for its name in the tables; of a draft model
+    /// with an acceptance head NAME=PATH,HEAD. As often as there are some; all in the precision of --model.
+    #[arg(long = "draft", value_name = "[NAME=]PATH[,HEAD]", value_parser = DraftArg::parse)]
     pub(super) drafts: Vec<DraftArg>,
+    /// Names of draft models whose trees are merged (SpecInfer).
+    #[arg(long, value_delimiter = ',')]
+    pub(super) merge: Vec<String>,
     /// Forwards of a draft model per step; adaptive variants have the most of them at most.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 4], value_parser = parse_forwards)]
     pub(super) forwards: Vec<usize>,
@@ -63,14 +66,17 @@ pub(super) struct CompareArgs {
 pub(super) struct DraftArg {
     name: String,
     path: String,
+    acceptance_head: Option<String>,
 }
 
 impl DraftArg {
     fn parse(text: &str) -> Result<Self, String> {
-        let (name, path) = text.split_once('=').unwrap_or((text, text));
-        match name.is_empty() || path.is_empty() {
-            true => Err("expected a path or NAME=PATH".to_owned()),
-            false => Ok(Self { name: name.to_owned(), path: path.to_owned() }),
+        let (name, paths) = text.split_once('=').unwrap_or((text, text));
+        let mut paths = paths.split(',').map(str::to_owned);
+        let (path, acceptance_head) = (paths.next().unwrap_or_default(), paths.next());
+        match name.is_empty() || path.is_empty() || acceptance_head.as_deref() == Some("") || paths.next().is_some() {
+            true => Err("expected a path, NAME=PATH or NAME=PATH,HEAD".to_owned()),
+            false => Ok(Self { name: name.to_owned(), path, acceptance_head }),
         }
     }
 }
@@ -103,26 +109,34 @@ impl CompareArgs {
             pool("").adaptive("pool, adaptive"),
         ];
         for (index, DraftArg { name, .. }) in self.drafts.iter().enumerate() {
-            let most = self.forwards.iter().max().copied().unwrap_or(1);
-            let with = |variant: Variant, forwards| Variant { draft: Some(Drafts { index, forwards }), ..variant };
-            let alone = |name: String, nodes| Variant { name, nodes, ..Variant::plain() };
-            variants.extend(self.forwards.iter().map(|&forwards| {
-                with(
-                    alone(format!("{name}, {forwards} forward{}", if forwards == 1 { "" } else { "s" }), setup.nodes),
-                    forwards,
-                )
-            }));
-            let trees = self.trees.iter().filter(|&&nodes| nodes != setup.nodes);
-            variants.extend(trees.map(|&nodes| with(alone(format!("{name}, {nodes} nodes"), nodes), most)));
-            let adaptive = Variant { adaptive: true, ..alone(format!("{name}, adaptive"), ADAPTIVE_NODES) };
-            variants.push(with(adaptive, most));
-            variants.push(with(pool(&format!("pool + {name}")), most));
-            variants.push(with(pool("").adaptive(&format!("pool + {name}, adaptive")), most));
+            variants.extend(self.of_drafts(name, vec![index]));
+        }
+        if !self.merge.is_empty() {
+            let of = |name: &String| self.drafts.iter().position(|draft| draft.name == *name);
+            variants.extend(self.of_drafts("merged", self.merge.iter().filter_map(of).collect()));
         }
         for (name, rule) in self.rules()? {
             variants.push(pool("").adaptive(&name).verified(rule));
         }
         Ok(variants)
+    }
+
+    /// Draft models alone and with the pool, with fixed and adaptive trees.
+    fn of_drafts(&self, name: &str, indices: Vec<usize>) -> Vec<Variant> {
+        let setup = &self.setup;
+        let most = self.forwards.iter().max().copied().unwrap_or(1);
+        let with = |variant, forwards| Variant { drafts: Drafts { indices: indices.clone(), forwards }, ..variant };
+        let alone = |name: String, nodes| Variant { name, nodes, ..Variant::plain() };
+        let by_forwards = self.forwards.iter().map(|&forwards| {
+            let plural = if forwards == 1 { "" } else { "s" };
+            with(alone(format!("{name}, {forwards} forward{plural}"), setup.nodes), forwards)
+        });
+        let trees = self.trees.iter().filter(|&&nodes| nodes != setup.nodes);
+        let by_nodes = trees.map(|&nodes| with(alone(format!("{name}, {nodes} nodes"), nodes), most));
+        let adaptive = Variant { adaptive: true, ..alone(format!("{name}, adaptive"), ADAPTIVE_NODES) };
+        let pool = Variant::pooled(format!("pool + {name}"), setup, PoolScheme::Global);
+        let pool_adaptive = pool.clone().adaptive(&format!("pool + {name}, adaptive"));
+        by_forwards.chain(by_nodes).chain([adaptive, pool, pool_adaptive].map(|variant| with(variant, most))).collect()
     }
 
     /// The rules that accept more than the target's choice, by name.
@@ -139,7 +153,7 @@ impl CompareArgs {
 }
 
 /// What loads each of the draft models.
-pub(super) struct DraftModels(Vec<(String, EngineOptions)>);
+pub(super) struct DraftModels(Vec<(String, DraftOptions)>);
 
 impl DraftModels {
     /// Without any.
@@ -150,36 +164,41 @@ impl DraftModels {
     /// # Errors
     /// Naming the option, if one is missing or does not belong to the model.
     pub(super) async fn open(args: &CompareArgs, model: &ModelFiles) -> Result<Self> {
+        for name in &args.merge {
+            let is_known = args.drafts.iter().any(|draft| draft.name == *name);
+            ensure!(is_known, "--merge {name}: there is no --draft {name}=PATH");
+        }
         let mut all = Vec::new();
-        for DraftArg { name, path } in &args.drafts {
-            let open = async {
-                let local: PathBuf = resolve(path, &Hub::from_env())?;
-                DraftFiles::open(local, model).await
-            };
+        for DraftArg { name, path, acceptance_head } in &args.drafts {
+            let local = |path: &String| -> Result<PathBuf> { Ok(resolve(path, &Hub::from_env())?) };
+            let open =
+                async { DraftFiles::open(local(path)?, acceptance_head.as_ref().map(local).transpose()?, model).await };
             let files = open.await.with_context(|| format!("--draft {path}"))?;
             let target = args.setup.load.options(model.path().to_owned());
-            all.push((name.clone(), files.engine_options(target)));
+            all.push((name.clone(), files.options(target)));
         }
         Ok(Self(all))
     }
 
-    /// The draft model of each variant, if it has one: each its own, because what it learns of its worth depends on
-    /// the variant. One that adapts knows what its forwards cost.
-    pub(super) fn of_variants(&self, variants: &[Variant], base: &GenerateOptions) -> Result<Vec<Option<DraftModel>>> {
+    /// The draft models of each variant: each has its own, because what they learn of their worth depends on the
+    /// variant. Those of one that adapts know what their forwards cost.
+    pub(super) fn of_variants(&self, variants: &[Variant], base: &GenerateOptions) -> Result<Vec<Vec<DraftModel>>> {
         let mut costs: Vec<Option<StepCost>> = vec![None; self.0.len()];
-        let load = |variant: &Variant| -> Result<Option<DraftModel>> {
-            let Some(Drafts { index, forwards }) = variant.draft else {
-                return Ok(None);
+        let mut load = |variant: &Variant| -> Result<Vec<DraftModel>> {
+            let Drafts { indices, forwards } = &variant.drafts;
+            let one = |&index: &usize| {
+                let (name, options) = &self.0[index];
+                let measure = |engine: &mut dyn Engine| -> Result<Option<StepCost>> {
+                    if variant.adaptive && costs[index].is_none() {
+                        costs[index] = Some(StepCost::measure(engine, base.batch, base.batch * (ADAPTIVE_NODES + 1))?);
+                    }
+                    Ok(costs[index].clone().filter(|_| variant.adaptive))
+                };
+                options.load(*forwards, measure).with_context(|| format!("--draft {name}"))
             };
-            let (name, options) = &self.0[index];
-            let mut engine = laser_engine::load(options).with_context(|| format!("--draft {name}"))?;
-            if variant.adaptive && costs[index].is_none() {
-                costs[index] = Some(StepCost::measure(engine.as_mut(), base.batch, base.batch * (ADAPTIVE_NODES + 1))?);
-            }
-            let cost = costs[index].clone().filter(|_| variant.adaptive);
-            Ok(Some(DraftModel::new(engine, forwards, cost)))
+            indices.iter().map(one).collect()
         };
-        variants.iter().map(load).collect()
+        variants.iter().map(&mut load).collect()
     }
 }
 

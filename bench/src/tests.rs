@@ -166,28 +166,28 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
     }
     let error = format!("{:#}", pad(&format!("pad --model {own} --output {model}-2 --target {model}")).unwrap_err());
     assert!(error.contains("no draft model of `laser train draft`"), "{error}");
-    let compare = async |setup: &SetupArgs, drafts: &[String], temperature: &str| {
+    let compare = async |setup: &SetupArgs, drafts: &[String], more: &str| {
         let drafts = drafts.iter().map(|draft| format!(" --draft {draft}")).collect::<String>();
-        let line =
-            format!("compare --users-table u --model m --batches 1,3 --forwards 1,2 --trees 3{drafts}{temperature}");
+        let line = format!("compare --users-table u --model m --batches 1,3 --forwards 1,2 --trees 3{drafts}{more}");
         let Ok(Command::Compare(args)) = parse(&line) else { unreachable!("the command is compare: {line}") };
         paper::sources(&sources::CompareArgs { setup: setup.clone(), ..args }).await.unwrap()
     };
     let drafts = [format!("itself={own}"), format!("eagle={eagle}"), format!("medusa={medusa}")];
-    let report = compare(&small, &drafts, "").await;
+    let report = compare(&small, &drafts, " --merge itself,eagle").await;
     let text = report.render(Style::Text).unwrap();
     let rows = &report.kinds[0].rows;
     let of = |name: &str| rows.iter().find(|row| row.variant == name).unwrap_or_else(|| panic!("{name}: {text}"));
-    assert_eq!(rows.len(), 6 + 3 * 6 + 2, "{text}");
+    assert_eq!(rows.len(), 6 + 4 * 6 + 2, "{text}");
     assert!(report.kinds.iter().all(|kind| kind.mismatches.is_empty()), "{text}");
     assert!(of("itself, 2 forwards").aal > 1.5 && of("itself, 1 forward").accepted_by_depth[0] > 0.9, "{text}");
+    assert!(of("merged, 2 forwards").accepted_by_depth[0] > 0.9, "{text}");
     assert!(of("itself, 3 nodes").calls_per_token < 0.5, "{text}");
     assert!(text.contains("speedup, batch 3") && report.charts().len() == 1, "{text}");
 
     // Padding changes neither the texts nor what is drafted.
     let wide = SetupArgs { model, old_model: Some(own.clone()), ..small.clone() };
     let drafts = [format!("itself={own}"), format!("eagle={eagle}-wide"), format!("medusa={medusa}-wide")];
-    let padded = compare(&wide, &drafts, "").await;
+    let padded = compare(&wide, &drafts, " --merge itself,eagle").await;
     for (small, wide) in rows.iter().zip(&padded.kinds[0].rows).filter(|(row, _)| !row.adaptive) {
         assert_eq!((small.tokens, small.accepted_by_depth.clone()), (wide.tokens, wide.accepted_by_depth.clone()));
     }
@@ -320,7 +320,8 @@ fn impossible_options_are_refused() {
         ("paper --model m --users-table u --dtype f8", "expected f32, f16 or bf16"),
         ("paper --model m --users-table u --chat no", "expected true, false or auto"),
         ("replay t.jsonl", "--tokenizer"),
-        ("compare --model m --users-table u --draft =d", "expected a path or NAME=PATH"),
+        ("compare --model m --users-table u --draft =d", "expected a path, NAME=PATH or NAME=PATH,HEAD"),
+        ("compare --model m --users-table u --draft n=d,", "expected a path, NAME=PATH or NAME=PATH,HEAD"),
         ("compare --model m --users-table u --forwards 0", "expected a number from 1 to 20"),
         ("pad --model m --output o", "--hidden"),
         ("pad --model m --output o --target t --hidden 9", "cannot be used with"),

@@ -19,10 +19,10 @@ pub(super) const ADAPTIVE_NODES: usize = 32;
 pub(super) const ADAPTIVE: &str = "adaptive";
 pub(super) const ADVERSARIAL: &str = "adaptive, no pool predicts";
 
-/// Which of the draft models a variant has, and its forwards per step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Which of the draft models a variant has, and forwards per step of each.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Drafts {
-    pub(super) index: usize,
+    pub(super) indices: Vec<usize>,
     pub(super) forwards: usize,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Variant {
     pub(super) adaptive: bool,
     /// Whether prompts begin from the prefix that they share.
     pub(super) shared_prefixes: bool,
-    pub(super) draft: Option<Drafts>,
+    pub(super) drafts: Drafts,
 }
 
 impl Variant {
@@ -55,7 +55,7 @@ impl Variant {
             own_previous: false,
             adaptive: false,
             shared_prefixes: true,
-            draft: None,
+            drafts: Drafts::default(),
         }
     }
 

@@ -13,6 +13,9 @@
 //! A greedy target takes its most probable token however close the race was, so what a draft model puts first is right
 //! more often than its probability says. Therefore p is the model's distribution to the power of a sharpness,
 //! normalised; the slope of its log likelihood ([`Refined::slope`]) tells how to learn that from the texts.
+//!
+//! An acceptance head (SpecDec++, arXiv:2405.19715, section 3.2) says of a node that was read, from the draft model's
+//! state there, how probable it is that the target accepts it ([`Refined::judge`]). That takes the place of p(x).
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -44,6 +47,8 @@ struct Note {
     /// parent.
     estimate: f32,
     model: f32,
+    /// What the acceptance head says of it, once it was read.
+    judged: Option<f32>,
     /// What the other sources leave of the probability of its children.
     left: f32,
     /// What the draft model says after it; none before it was read.
@@ -129,11 +134,19 @@ impl Read {
 
     /// The probability that a candidate follows: sharpened, and under the noise if that is known.
     fn of(&self, candidate: Candidate) -> f32 {
-        let probability = self.sharpen(candidate.log_probability);
+        self.under_noise(candidate.token, self.sharpen(candidate.log_probability))
+    }
+
+    fn under_noise(&self, token: Token, probability: f32) -> f32 {
         match &self.race {
-            Some(race) if probability > 0.0 => race.probability(candidate.token, probability),
+            Some(race) if probability > 0.0 => race.probability(token, probability),
             _ => probability,
         }
+    }
+
+    /// The same of a node with this note, which the acceptance head may have judged.
+    fn of_node(&self, token: Token, note: &Note) -> f32 {
+        note.judged.map_or_else(|| self.probability(token), |judged| self.under_noise(token, judged))
     }
 }
 
@@ -281,6 +294,11 @@ impl Refined {
         self.notes[node].read = Some(Read::new(candidates, calibration, noise, feature));
     }
 
+    /// Takes over the probability that the target accepts a drafted node, as an acceptance head says.
+    pub fn judge(&mut self, node: usize, probability: f32) {
+        self.notes[node].judged = Some(probability);
+    }
+
     /// The feature of a drafted node's parent, if the draft model has read that.
     #[must_use]
     pub fn feature_before(&self, node: usize) -> Option<&[f32]> {
@@ -345,7 +363,7 @@ impl Refined {
         let children: Vec<usize> = self.tree.children(node).collect();
         let known = children.iter().map(|&child| {
             let (token, source) = (self.tree.tokens()[child], self.tree.sources()[child]);
-            let model = read.map_or(0.0, |read| read.probability(token));
+            let model = read.map_or(0.0, |read| read.of_node(token, &self.notes[child]));
             let note = Note { model, ..self.notes[child].clone() };
             let probability = above * parent.conditional(&note);
             let source = joint_source(source, &note, trust);
@@ -373,8 +391,9 @@ impl Refined {
         for node in 1..self.tree.len() {
             let parent = self.tree.parents()[node] as usize;
             let above = &self.notes[parent];
-            let model = above.read.as_ref().map_or(0.0, |read| read.probability(self.tree.tokens()[node]));
-            let note = Note { model, estimate: self.notes[node].estimate, ..Note::default() };
+            let (token, note) = (self.tree.tokens()[node], &self.notes[node]);
+            let model = above.read.as_ref().map_or(0.0, |read| read.of_node(token, note));
+            let note = Note { model, estimate: note.estimate, ..Note::default() };
             probabilities[node] = probabilities[parent] * above.conditional(&note);
         }
         probabilities.iter().skip(1).map(|&probability| terms.gain(probability)).sum()

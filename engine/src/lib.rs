@@ -7,8 +7,8 @@
 //!
 //! - The tree engine, by [`load`]: Llama, Mistral, Qwen2/2.5 and Qwen3 weights (safetensors or GGUF), on CPUs in f32
 //!   and bf16 with the decoder of [`laser_cpu`], otherwise with one on mistralrs' layers.
-//!   What drafts from the features of such a model is an engine as well: EAGLE's layer, whose nodes come with features,
-//!   and Medusa's heads, which need nothing else.
+//!   What works on the features of such a model is an engine as well: EAGLE's layer, whose nodes come with features,
+//!   and Medusa's heads, which need nothing else; an acceptance head is one of these.
 //! - [`FakeEngine`]: a seeded function of the last tokens, for tests of everything above the engine.
 //! - `MistralEngine` (feature `mistralrs`): mistralrs decoding by itself, without trees, for every other architecture.
 //!   It is the baseline of benchmarks and the oracle of the tests, and not an [`Engine`].
@@ -53,6 +53,7 @@ mod tree_plan;
 pub use engine::{Engine, EngineInfo};
 pub use error::EngineError;
 pub use fake::{FakeEngine, FakeOptions};
+pub use medusa::{ACCEPTANCE_HEAD, ACCEPTED, REJECTED};
 #[cfg(feature = "mistralrs")]
 pub use mistral::{Completion, Finish, MistralEngine};
 pub use options::{DTypeOption, EngineOptions};

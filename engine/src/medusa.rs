@@ -4,11 +4,16 @@
 //! and a projection to the vocabulary, which is its own or the target's. It has no cache and reads no tokens. Published
 //! weights are in `medusa_lm_head.safetensors`: `HEAD.BLOCK.linear.weight`, `.bias`, and behind the blocks
 //! `HEAD.BLOCKS.weight`.
+//!
+//! An acceptance head (SpecDec++, arXiv:2405.19715, section 3.2) is one such head over the features of a draft model,
+//! whose vocabulary are two outcomes: the token whose feature it is given is [`REJECTED`] or [`ACCEPTED`]. Its weights
+//! are in `acceptance_head.safetensors`.
 
 use std::path::{Path, PathBuf};
 
 use candle_core::{Device, Tensor};
 use laser_cpu::{Batch, CpuHeads, MedusaShape, ModelShape, Predictions};
+use laser_decode::Token;
 
 use crate::{
     config::ModelConfig,
@@ -22,10 +27,18 @@ use crate::{
 /// The file of published heads.
 const FILE: &str = "medusa_lm_head.safetensors";
 
+/// The file of an acceptance head.
+pub const ACCEPTANCE_HEAD: &str = "acceptance_head.safetensors";
+
+/// What an acceptance head says in place of a token: the target is not going to accept it.
+pub const REJECTED: Token = 0;
+
+/// The target is going to accept it.
+pub const ACCEPTED: Token = 1;
+
 /// The file of the heads in a folder, if it has any.
 pub(super) fn file(folder: &Path) -> Option<PathBuf> {
-    let file = folder.join(FILE);
-    file.is_file().then_some(file)
+    [FILE, ACCEPTANCE_HEAD].map(|name| folder.join(name)).into_iter().find(|file| file.is_file())
 }
 
 /// The target's configuration with the heads in place of its layers.
@@ -42,6 +55,15 @@ pub(super) fn config(
     }
     let own_vocabulary = weights.contains(&format!("0.{blocks}.weight"));
     let mut config = target.clone();
+    if file.ends_with(ACCEPTANCE_HEAD) {
+        config.shape.vocab_size = 2;
+        if (heads, own_vocabulary) != (1, true) {
+            return Err(EngineError::model(
+                file,
+                format!("tensor 0.{blocks}.weight is missing: not an acceptance head"),
+            ));
+        }
+    }
     config.shape.medusa = Some(MedusaShape { heads, blocks, own_vocabulary });
     Ok(config)
 }

@@ -15,8 +15,8 @@ use crate::{error::EngineError, gpu};
 pub struct EngineOptions {
     /// Model directory (config.json, safetensors), or a .gguf file.
     pub path: PathBuf,
-    /// A folder of weights that draft from the model's features, EAGLE's layer or Medusa's heads: not the model is
-    /// loaded, but these.
+    /// A folder of weights that work on the model's features, EAGLE's layer, Medusa's heads or an acceptance head: not
+    /// the model is loaded, but these.
     pub drafts: Option<PathBuf>,
     /// Precision of weights and activations.
     pub dtype: DTypeOption,

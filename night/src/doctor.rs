@@ -19,7 +19,7 @@ use laser_store::{EntityReader, Location};
 
 use crate::config::{Config, EngineKind};
 use crate::distributed::check_run;
-use crate::model::{DraftFiles, open_draft_model, open_model};
+use crate::model::{open_draft_model, open_model};
 use crate::{encoder, generator};
 
 /// A clock further off than this moves deadlines and nights.
@@ -46,13 +46,9 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
     if let (Ok(model), EngineKind::Tree) = (&model, config.model.engine) {
         report(format!("device {}", config.model.device), generator::selftest(config, model).await);
     }
-    if let (Ok(model), Some(draft)) = (&model, &config.draft.model) {
-        let opened = open_draft_model(config, model).await;
-        let described = |draft: Option<DraftFiles>| match draft {
-            Some(DraftFiles::Features(_)) => "drafts from the model's features".to_owned(),
-            _ => "of the same tokenizer".to_owned(),
-        };
-        report(format!("draft model {}", draft.path), opened.map(described));
+    for (model, draft) in model.iter().flat_map(|model| config.draft.model.iter().map(move |draft| (model, draft))) {
+        let opened = open_draft_model(config, draft, model).await;
+        report(format!("draft model {}", draft.path), opened.map(|files| files.describe().to_owned()));
     }
     let encoder = encoder::open(config).await;
     if config.encoder.is_some() {

@@ -8,7 +8,7 @@ use laser_worker::cost::StepCost;
 use laser_worker::generate::{DraftModel, GenerateOptions, Generator, TextGenerator};
 
 use crate::config::{Config, DraftModelConfig, EngineKind, ModelConfig};
-use crate::model::open_draft_model;
+use crate::model::{DraftOptions, open_draft_model};
 
 /// Loads the model that the configuration names and, for an adaptive budget, measures what its forwards cost.
 ///
@@ -22,19 +22,16 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
         EngineKind::Tree => {
             tested(engine.clone()).await?;
             let adaptive = config.draft.is_adaptive();
-            let draft = draft_options(config, model).await?;
+            let drafts = draft_options(config, model).await?;
             let load = move || -> Result<Box<dyn TextGenerator>> {
                 let mut engine = laser_engine::load(&engine)?;
                 let mut options = options;
                 if adaptive {
                     options.budget = Some(Budget::new(measured(engine.as_mut(), &options)?));
                 }
-                let draft = draft.map(|draft| load_draft_model(draft, &options, &tokenizer)).transpose()?;
-                let generator = Generator::new(engine, tokenizer, options);
-                Ok(Box::new(match draft {
-                    Some(draft) => generator.with_draft_model(draft),
-                    None => generator,
-                }))
+                let models = drafts.iter().map(|draft| load_draft_model(draft, &options, &tokenizer));
+                let models = models.collect::<Result<_>>()?;
+                Ok(Box::new(Generator::new(engine, tokenizer, options).with_draft_models(models)))
             };
             tokio::task::spawn_blocking(load).await?
         }
@@ -50,31 +47,33 @@ fn measured(engine: &mut dyn Engine, options: &GenerateOptions) -> Result<StepCo
     Ok(cost)
 }
 
-/// The engine of the configured draft model, if there is one, and its forwards per step.
-async fn draft_options(config: &Config, model: &ModelFiles) -> Result<Option<(EngineOptions, usize)>> {
-    let (Some(draft), Some(opened)) = (&config.draft.model, open_draft_model(config, model).await?) else {
-        return Ok(None);
-    };
-    let DraftModelConfig { dtype, isq, forwards, .. } = draft.clone();
-    let options = EngineOptions { dtype, isq, ..opened.engine_options(engine_options(config, model)) };
-    tested(options.clone()).await.context("[draft.model]")?;
-    Ok(Some((options, forwards)))
+/// What loads each of the configured draft models, and its forwards per step.
+async fn draft_options(config: &Config, model: &ModelFiles) -> Result<Vec<(DraftOptions, usize)>> {
+    let mut all = Vec::new();
+    for draft in &config.draft.model {
+        let DraftModelConfig { dtype, isq, forwards, .. } = draft.clone();
+        let target = EngineOptions { dtype, isq, ..engine_options(config, model) };
+        let options = open_draft_model(config, draft, model).await?.options(target);
+        tested(options.engine.clone()).await.context("[draft.model]")?;
+        all.push((options, forwards));
+    }
+    Ok(all)
 }
 
 fn load_draft_model(
-    (engine, forwards): (EngineOptions, usize),
+    (draft, forwards): &(DraftOptions, usize),
     options: &GenerateOptions,
     tokenizer: &Tokenizer,
 ) -> Result<DraftModel> {
-    let mut engine = laser_engine::load(&engine).context("[draft.model] path")?;
-    let (size, tokens) = (engine.info().vocab_size, tokenizer.vocab_size());
-    ensure!(
-        size >= tokens,
-        "[draft.model] path: its vocabulary has {size} tokens, the tokenizer {tokens}; give a model of the whole \
-         vocabulary"
-    );
-    let cost = options.budget.as_ref().map(|_| measured(engine.as_mut(), options)).transpose()?;
-    Ok(DraftModel::new(engine, forwards, cost))
+    let measure = |engine: &mut dyn Engine| -> Result<Option<StepCost>> {
+        let (size, tokens) = (engine.info().vocab_size, tokenizer.vocab_size());
+        ensure!(
+            size >= tokens,
+            "its vocabulary has {size} tokens, the tokenizer {tokens}; give a model of the whole vocabulary"
+        );
+        options.budget.as_ref().map(|_| measured(engine, options)).transpose()
+    };
+    draft.load(*forwards, measure).context("[draft.model] path")
 }
 
 /// What the self-test says of the configured device and precision.

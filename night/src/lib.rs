@@ -29,6 +29,6 @@ pub mod train;
 
 pub use config::Config;
 pub use laser_schema::Progress;
-pub use model::{DraftFiles, open_local_model, open_model};
+pub use model::{DraftFiles, DraftOptions, open_local_model, open_model};
 pub use night::{Finished, Night, Outcome};
 pub use previous::previous_texts;

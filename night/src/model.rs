@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use laser_engine::EngineOptions;
+use laser_engine::{ACCEPTANCE_HEAD, DTypeOption, Engine, EngineOptions};
 use laser_model::{Hub, ModelFiles, resolve};
 use laser_schema::job::Spec;
 use laser_schema::{Digest, Kind};
+use laser_worker::cost::StepCost;
+use laser_worker::generate::DraftModel;
 
 use crate::config::{Config, DraftModelConfig, EngineKind};
 use crate::encoder;
@@ -37,7 +39,14 @@ pub async fn open_local_model(model: &str) -> Result<ModelFiles> {
 
 /// The files of a draft model.
 #[derive(Debug)]
-pub enum DraftFiles {
+pub struct DraftFiles {
+    weights: DraftWeights,
+    /// The folder of its acceptance head, if it has one.
+    acceptance_head: Option<PathBuf>,
+}
+
+#[derive(Debug)]
+enum DraftWeights {
     /// A whole model of the same tokenizer.
     Model(Box<ModelFiles>),
     /// The folder of what drafts from the model's features: EAGLE's layer or Medusa's heads.
@@ -45,15 +54,56 @@ pub enum DraftFiles {
 }
 
 impl DraftFiles {
-    /// Opens a draft model and checks that it belongs to `model`.
+    /// Opens a draft model, and its acceptance head if there is one, and checks that it belongs to `model`.
     ///
     /// # Errors
     /// Naming what is missing; if its tokenizer is not that of `model`, or Laser trained it for another model.
-    pub async fn open(path: PathBuf, model: &ModelFiles) -> Result<Self> {
+    pub async fn open(path: PathBuf, acceptance_head: Option<PathBuf>, model: &ModelFiles) -> Result<Self> {
+        ensure!(
+            !is_acceptance_head(&path),
+            "an acceptance head, which drafts nothing; give the draft model that it was trained for, and the head as \
+             acceptance_head"
+        );
         check_target(&path, model)?;
-        if path.is_dir() && laser_engine::reads_features(&path)? {
-            return Ok(Self::Features(path));
+        let weights = match path.is_dir() && laser_engine::reads_features(&path)? {
+            true => DraftWeights::Features(path),
+            false => DraftWeights::open_model(path, model).await?,
+        };
+        if let Some(head) = &acceptance_head {
+            weights.check_acceptance_head(head).with_context(|| format!("acceptance_head = {}", head.display()))?;
         }
+        Ok(Self { weights, acceptance_head })
+    }
+
+    /// What kind of draft model it is.
+    pub fn describe(&self) -> &'static str {
+        match (&self.weights, &self.acceptance_head) {
+            (DraftWeights::Features(_), _) => "drafts from the model's features",
+            (DraftWeights::Model(_), None) => "of the same tokenizer",
+            (DraftWeights::Model(_), Some(_)) => "of the same tokenizer, with an acceptance head",
+        }
+    }
+
+    /// Its files, if it is a whole model.
+    pub(crate) fn into_model(self) -> Option<ModelFiles> {
+        match self.weights {
+            DraftWeights::Model(files) => Some(*files),
+            DraftWeights::Features(_) => None,
+        }
+    }
+
+    /// What loads it beside a target that is loaded with `target`.
+    pub fn options(self, target: EngineOptions) -> DraftOptions {
+        let engine = match self.weights {
+            DraftWeights::Model(files) => EngineOptions { path: files.path().to_owned(), ..target },
+            DraftWeights::Features(folder) => EngineOptions { drafts: Some(folder), ..target },
+        };
+        DraftOptions { engine, acceptance_head: self.acceptance_head }
+    }
+}
+
+impl DraftWeights {
+    async fn open_model(path: PathBuf, model: &ModelFiles) -> Result<Self> {
         let files = tokio::task::spawn_blocking(move || ModelFiles::open(&path)).await??;
         let [own, target] = [&files, model].map(|files| Digest::from_bytes(files.tokenizer.fingerprint()));
         ensure!(
@@ -64,12 +114,55 @@ impl DraftFiles {
         Ok(Self::Model(Box::new(files)))
     }
 
-    /// What loads it beside a target that is loaded with `target`.
-    pub fn engine_options(self, target: EngineOptions) -> EngineOptions {
-        match self {
-            Self::Model(files) => EngineOptions { path: files.path().to_owned(), ..target },
-            Self::Features(folder) => EngineOptions { drafts: Some(folder), ..target },
-        }
+    fn check_acceptance_head(&self, head: &Path) -> Result<()> {
+        let Self::Model(files) = self else {
+            anyhow::bail!("it is for whole draft models; EAGLE's layer and Medusa's heads have none");
+        };
+        ensure!(is_acceptance_head(head), "no {ACCEPTANCE_HEAD} in it; train one with [train] kind = \"acceptance\"");
+        let belongs = laser_train::belongs(head)?.context("config.json is missing")?;
+        let own = files.digest()?;
+        ensure!(
+            belongs.draft.as_deref() == Some(own.as_str()),
+            "was trained for the draft model {}, not for {own}; train one for it with [train] kind = \"acceptance\"",
+            belongs.draft.as_deref().unwrap_or("none")
+        );
+        Ok(())
+    }
+}
+
+fn is_acceptance_head(folder: &Path) -> bool {
+    folder.join(ACCEPTANCE_HEAD).is_file()
+}
+
+/// What loads a draft model.
+#[derive(Debug, Clone)]
+pub struct DraftOptions {
+    /// The model itself.
+    pub engine: EngineOptions,
+    /// The folder of its acceptance head, if it has one.
+    pub acceptance_head: Option<PathBuf>,
+}
+
+impl DraftOptions {
+    /// Loads it, to be given at most so many forwards per step; `measure` tells what they cost, if they have to pay.
+    ///
+    /// # Errors
+    /// The engine's, and those of `measure`.
+    pub fn load(
+        &self,
+        forwards: usize,
+        measure: impl FnOnce(&mut dyn Engine) -> Result<Option<StepCost>>,
+    ) -> Result<DraftModel> {
+        let mut engine = laser_engine::load(&self.engine)?;
+        let cost = measure(engine.as_mut())?;
+        let model = DraftModel::new(engine, forwards, cost);
+        let Some(folder) = &self.acceptance_head else {
+            return Ok(model);
+        };
+        // It has two outputs: whatever the draft model's precision, the head's is of no weight.
+        let drafts = Some(folder.clone());
+        let head = EngineOptions { drafts, dtype: DTypeOption::F32, isq: None, ..self.engine.clone() };
+        Ok(model.with_acceptance_head(laser_engine::load(&head)?))
     }
 }
 
@@ -87,16 +180,24 @@ fn check_target(folder: &Path, model: &ModelFiles) -> Result<()> {
     Ok(())
 }
 
-/// Opens the configured draft model, if one is configured.
+/// Opens a configured draft model.
 ///
 /// # Errors
 /// Those of [`DraftFiles::open`], naming the key.
-pub(crate) async fn open_draft_model(config: &Config, model: &ModelFiles) -> Result<Option<DraftFiles>> {
-    let Some(DraftModelConfig { path, .. }) = &config.draft.model else {
-        return Ok(None);
+pub(crate) async fn open_draft_model(
+    config: &Config,
+    draft: &DraftModelConfig,
+    model: &ModelFiles,
+) -> Result<DraftFiles> {
+    let DraftModelConfig { path, acceptance_head, .. } = draft;
+    let open = async {
+        let head = match acceptance_head {
+            Some(head) => Some(encoder::local_path(config, head).await.context("acceptance_head")?),
+            None => None,
+        };
+        DraftFiles::open(encoder::local_path(config, path).await?, head, model).await
     };
-    let open = async { DraftFiles::open(encoder::local_path(config, path).await?, model).await };
-    open.await.map(Some).with_context(|| format!("[draft.model] path = {path:?}"))
+    open.await.with_context(|| format!("[draft.model] path = {path:?}"))
 }
 
 /// What decides the texts of a configuration and a model, given the prompts' digests.

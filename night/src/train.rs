@@ -19,8 +19,9 @@ pub use laser_train::{EpochReport, Trained};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, EngineKind};
+use crate::encoder;
 use crate::generator::engine_options;
-use crate::model::open_model;
+use crate::model::{DraftFiles, open_model};
 
 /// The reason that a record gives where the model itself ended the text.
 const ENDED: &str = "end";
@@ -38,10 +39,9 @@ pub async fn train(config: &Config, progress: &mut dyn Progress, drain: &Cancell
     progress.finish_with(&format!("{} texts of {} runs", texts.examples.len(), texts.runs));
     let (held_out, learned) = texts.split(&config.train);
     let options = engine_options(config, &model);
-    let parts = match config.train.kind {
-        DraftKind::Model => None,
-        DraftKind::Eagle | DraftKind::Medusa => Some(laser_engine::target_parts(&options)?),
-    };
+    let reads_features = config.train.kind.reads_features();
+    let parts = reads_features.then(|| laser_engine::target_parts(&options)).transpose()?;
+    let draft = open_draft(config, &model).await?;
     let mut engine = tokio::task::spawn_blocking(move || laser_engine::load(&options)).await??;
     let info = engine.info();
     let target = Target {
@@ -52,23 +52,50 @@ pub async fn train(config: &Config, progress: &mut dyn Progress, drain: &Cancell
         end_of_text: model.end_of_text.clone(),
         bos: model.bos,
     };
-    let job = Job { config: &config.train, target, learned, held_out, device: config.model.device, parts };
+    let device = config.model.device;
+    let draft_digest = draft.as_ref().map(|draft| Ok::<_, anyhow::Error>(draft.digest()?.to_string())).transpose()?;
+    let job = Job { config: &config.train, target, learned, held_out, device, parts, draft: draft_digest };
     if let Some(trained) = job.finished()? {
         return Ok(Some(trained));
     }
     tokio::task::block_in_place(|| {
-        progress.stage("the model reads them");
-        let learned = laser_train::read(engine.as_mut(), &job.learned, progress)?;
-        let held_out = laser_train::read(engine.as_mut(), &job.held_out, progress)?;
-        // Only what works on its features needs it any longer; otherwise its memory is the training's.
-        let mut target = config.train.kind.reads_features().then_some(engine);
-        if let Some(target) = &mut target {
-            target.keep_features();
+        let texts = [&job.learned, &job.held_out];
+        let [learned, held_out] = match &draft {
+            None => {
+                progress.stage("the model reads them");
+                let [learned, held_out] = texts.map(|texts| laser_train::read(engine.as_mut(), texts, progress));
+                [learned?, held_out?]
+            }
+            Some(draft) => {
+                engine = laser_engine::load(&engine_options(config, draft)).context("[train] draft")?;
+                texts.map(|texts| laser_train::unread(texts, engine.info().max_positions))
+            }
+        };
+        // Only what works on features needs it any longer; otherwise its memory is the training's.
+        let mut engine = (reads_features || draft.is_some()).then_some(engine);
+        if let Some(engine) = &mut engine {
+            engine.keep_features();
         }
-        let target = target.as_mut().map(|target| target.as_mut() as &mut dyn Engine);
-        let lessons = Lessons { learned: &learned, held_out: &held_out, target };
+        let engine = engine.as_mut().map(|engine| engine.as_mut() as &mut dyn Engine);
+        let lessons = Lessons { learned: &learned, held_out: &held_out, engine };
         laser_train::train(&job, lessons, progress, &|| drain.is_cancelled())
     })
+}
+
+/// The draft model that an acceptance head is trained for, if one is.
+async fn open_draft(config: &Config, model: &ModelFiles) -> Result<Option<ModelFiles>> {
+    let path = &config.train.draft;
+    if path.is_empty() {
+        return Ok(None);
+    }
+    let open = async { DraftFiles::open(encoder::local_path(config, path).await?, None, model).await };
+    let files = open.await.with_context(|| format!("[train] draft = {path:?}"))?;
+    let files = files.into_model().with_context(|| {
+        format!(
+            "[train] draft = {path:?}: drafts from the model's features; an acceptance head is for a whole draft model"
+        )
+    })?;
+    Ok(Some(files))
 }
 
 fn check(config: &Config) -> Result<()> {
@@ -82,6 +109,12 @@ fn check(config: &Config) -> Result<()> {
     ensure!(
         config.model.engine == EngineKind::Tree,
         "[model] engine = \"mistralrs\" has no draft models; use engine = \"tree\""
+    );
+    let draft = &config.train.draft;
+    ensure!(
+        (config.train.kind == DraftKind::Acceptance) != draft.is_empty(),
+        "[train] draft = {draft:?}: the draft model that an acceptance head is for; it goes with kind = \"acceptance\" \
+         and with no other"
     );
     Ok(())
 }

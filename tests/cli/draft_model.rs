@@ -34,6 +34,24 @@ fn strict_nights_have_the_same_texts_with_a_draft_model() {
 }
 
 #[test]
+fn nights_draft_with_several_draft_models() {
+    let plain = Workspace::new();
+    assert_exit(&plain.run(&[]), 0);
+    let fixture = std::path::absolute("fixtures/profile-lm").unwrap();
+    let night = Workspace::new();
+    let config = fs::read_to_string(night.path("laser.toml")).unwrap();
+    let table = |forwards: usize| {
+        format!("\n[[draft.model]]\npath = {:?}\nforwards = {forwards}\n", fixture.display().to_string())
+    };
+    fs::write(night.path("laser.toml"), config + &table(1) + &table(2)).unwrap();
+    assert_exit(&night.run(&["draft.method=none", "draft.adaptive=false"]), 0);
+    assert_eq!(without_run(texts(&night)), without_run(texts(&plain)));
+    let wrong = fs::read_to_string(night.path("laser.toml")).unwrap().replacen("forwards = 2", "forward = 2", 1);
+    fs::write(night.path("laser.toml"), wrong).unwrap();
+    assert_refused(&night.run(&[]), &["draft.model", "did you mean \"forwards\"?"]);
+}
+
+#[test]
 fn audits_name_the_draft_model_and_workers_have_it_too() {
     let [path, forwards] = drafted();
     let settings = [path.as_str(), &forwards, "draft.method=none", "draft.adaptive=false", "run.audit_share=1"];

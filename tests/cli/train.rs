@@ -92,6 +92,41 @@ fn what_reads_the_models_features_drafts_the_next_night() {
 }
 
 #[test]
+fn an_acceptance_head_judges_the_draft_models_tokens() {
+    let night = Workspace::new();
+    assert_exit(&night.run(&[]), 0);
+    assert_exit(&train(&night, &[]), 0);
+    let draft = night.path("draft").display().to_string();
+    let of_draft = format!("train.draft={draft}");
+    let head = |folder: &str| format!("train.output={}", night.path(folder).display());
+    let settings = ["train.kind=acceptance", of_draft.as_str()];
+    let trained = train(&night, &[settings[0], settings[1], &head("head")]);
+    assert_prints(&trained, &["an acceptance head; use it with [draft.model] acceptance_head", "draft model alone"]);
+    assert!(night.path("head/acceptance_head.safetensors").is_file() && night.path("head/curves.svg").is_file());
+
+    let model = format!("draft.model.path={draft}");
+    let judged = format!("draft.model.acceptance_head={}", night.path("head").display());
+    for settings in [["draft.method=none", "draft.adaptive=false"], ["draft.adaptive=true", "draft.model.forwards=2"]] {
+        let drafted = Workspace::new();
+        assert_exit(&drafted.run(&[&model, &judged, settings[0], settings[1]]), 0);
+        assert_eq!(without_run(texts(&drafted)), without_run(texts(&night)), "{settings:?}");
+    }
+    assert_prints(&night.output("doctor", &[&model, &judged]), &["with an acceptance head"]);
+
+    // Neither is it a draft model, nor the head of another.
+    let other = Workspace::new();
+    let as_model = format!("draft.model.path={}", night.path("head").display());
+    assert_refused(&other.run(&[&as_model]), &["[draft.model] path", "an acceptance head, which drafts nothing"]);
+    let fixture = format!("draft.model.path={}", std::path::absolute(fixture()).unwrap().display());
+    let words = ["acceptance_head", "was trained for the draft model"];
+    assert_refused(&other.run(&[&fixture, &judged]), &words);
+    let none = format!("draft.model.acceptance_head={draft}");
+    assert_refused(&other.run(&[&model, &none]), &["no acceptance_head.safetensors in it", "kind = \"acceptance\""]);
+    assert_refused(&train(&night, &["train.kind=acceptance"]), &["[train] draft = \"\"", "acceptance"]);
+    assert_refused(&train(&night, &[&of_draft]), &["[train] draft", "with no other"]);
+}
+
+#[test]
 fn what_cannot_be_trained_is_refused() {
     let night = Workspace::new();
     assert_refused(&train(&night, &[]), &["[output] path", "no run with texts of [model] path", "run a night first"]);

@@ -6,6 +6,7 @@ use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::lesson::Lesson;
+use crate::verdicts::Verdicts;
 
 /// Lessons that are ordered by length at a time, so that those of a batch are about as long.
 const WINDOW: usize = 256;
@@ -22,16 +23,16 @@ pub(crate) struct Batch {
     pub(crate) before: Tensor,
     /// What the target says at the places.
     pub(crate) labels: Labels,
-    /// The target's features, for a model that reads features.
+    /// The features that are read, by what reads features.
     pub(crate) features: Option<Features>,
 }
 
-/// The target's features.
+/// Features of the target; for an acceptance head, of the draft model.
 #[derive(Debug)]
 pub(crate) struct Features {
     /// `[B, T, hidden]`: of the token before each that the model reads.
     pub(crate) before: Tensor,
-    /// `[N, hidden]`: of the token before each place, which the model is to expect.
+    /// `[N, hidden]`: of the token before each place, which the model is to expect; empty for an acceptance head.
     pub(crate) expected: Tensor,
 }
 
@@ -76,6 +77,22 @@ impl Batch {
             expected: Tensor::from_vec(expected, ((), hidden), device)?,
         };
         Ok(Self { features: Some(features), ..batch })
+    }
+
+    /// The proposals of a draft model for an acceptance head, whose tokens are the outcomes: N sequences of one token,
+    /// before each the feature of the proposal.
+    pub(crate) fn of_verdicts(verdicts: &Verdicts, device: &Device) -> Result<Self> {
+        let places = verdicts.outcomes.len();
+        let outcomes = Tensor::from_slice(&verdicts.outcomes, (places, 1), device)?;
+        let probabilities = Tensor::ones((places, 1), candle_core::DType::F32, device)?;
+        let before = Tensor::from_slice(&verdicts.features, (places, 1, ()), device)?;
+        let expected = before.narrow(0, 0, 0)?.squeeze(1)?;
+        Ok(Self {
+            tokens: outcomes.zeros_like()?,
+            before: Tensor::arange(0, places as i64, device)?,
+            labels: Labels { text: outcomes.clone(), likely: outcomes, others: others(&probabilities)?, probabilities },
+            features: Some(Features { before, expected }),
+        })
     }
 
     /// The same with uniform noise between - and + `bound` on the features that are read, if there are any.

@@ -21,11 +21,14 @@ pub struct TrainConfig {
     pub passes: usize,
     /// Of Medusa: heads, each of which tells one token further ahead.
     pub medusa_heads: usize,
+    /// Of an acceptance head: the draft model that it is for.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub draft: String,
     /// Width of the residual stream.
     pub hidden_size: usize,
     /// Width of the MLP.
     pub intermediate_size: usize,
-    /// Layers.
+    /// Layers; of an acceptance head, residual blocks.
     pub layers: usize,
     /// Attention heads; they divide the hidden size into even numbers.
     pub heads: usize,
@@ -52,6 +55,8 @@ pub enum DraftKind {
     Eagle,
     /// Heads over the target's features, one for each token ahead (Medusa).
     Medusa,
+    /// A head over a draft model's features that tells whether the target is going to accept a token (SpecDec++).
+    Acceptance,
 }
 
 /// What is minimised, of the target's distribution p and the draft model's q at each place of the text.
@@ -78,6 +83,7 @@ impl Default for TrainConfig {
             loss: Loss::default(),
             passes: 3,
             medusa_heads: 4,
+            draft: String::new(),
             hidden_size: 128,
             intermediate_size: 384,
             layers: 2,
@@ -95,7 +101,7 @@ impl DraftKind {
     /// Whether it works on the target's features.
     #[must_use]
     pub fn reads_features(self) -> bool {
-        self != Self::Model
+        matches!(self, Self::Eagle | Self::Medusa)
     }
 }
 

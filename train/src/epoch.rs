@@ -22,13 +22,21 @@ pub struct EpochReport {
     /// places before, of Medusa by its further heads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deeper: Vec<f64>,
+    /// Of an acceptance head: the least held-out loss that the draft model's own probabilities of the same tokens reach,
+    /// whatever their scale.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub own_loss: Option<f64>,
     /// Seconds.
     pub seconds: f64,
 }
 
 impl EpochReport {
-    /// What the best epoch has most of: the overlap, with that of each greater depth counting half as much.
+    /// What the best epoch has most of: the overlap, with that of each greater depth counting half as much. Of an
+    /// acceptance head, whose probabilities are what it is for, the likelihood.
     pub(crate) fn score(&self) -> f64 {
+        if self.own_loss.is_some() {
+            return -self.held_out_loss;
+        }
         let deeper = self.deeper.iter().zip(1..).map(|(first, depth)| first * PASS_WEIGHT.powi(depth));
         self.overlap + deeper.sum::<f64>()
     }

@@ -65,6 +65,11 @@ impl<'a> Initial<'a> {
         Var::zeros(shape, DType::F32, self.device)
     }
 
+    /// Residual blocks of a head that add nothing yet: of each the projection and its bias.
+    pub(crate) fn blocks(&self, width: usize, count: usize) -> Result<Vec<[Var; 2]>> {
+        (0..count).map(|_| Ok([self.zeros((width, width))?, self.zeros(width)?])).collect()
+    }
+
     /// A layer, with or without a norm before its attention.
     pub(crate) fn layer(&mut self, shape: &Shape, has_attention_norm: bool) -> Result<Layer> {
         let Shape { hidden, inner, heads, kv_heads, head_dim, .. } = *shape;

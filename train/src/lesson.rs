@@ -9,7 +9,7 @@ use laser_schema::Progress;
 pub(crate) const LIKELY: usize = 16;
 
 /// Tokens of a forward of the target: more are not faster, and their logits take memory.
-const CHUNK: usize = 512;
+pub(crate) const CHUNK: usize = 512;
 
 /// A text that the target wrote, with its prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,6 +42,18 @@ impl Lesson {
         let width = self.likely.len() / self.places().max(1);
         &self.likely[skipped * width..]
     }
+}
+
+/// The examples without what the target says of them, for an acceptance head: what it learns from is the text itself.
+/// Those that have more tokens than `positions` are left out.
+#[must_use]
+pub fn unread(examples: &[Example], positions: usize) -> Vec<Lesson> {
+    let of = |example: &Example| Lesson {
+        tokens: [example.prompt.as_slice(), &example.text].concat(),
+        prompt: example.prompt.len(),
+        likely: Vec::new(),
+    };
+    examples.iter().map(of).filter(|lesson| lesson.tokens.len() <= positions).collect()
 }
 
 /// Lets the target read the examples. Those that have more positions than it are left out.

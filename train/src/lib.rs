@@ -1,5 +1,5 @@
-//! Training of draft models, which learn to foresee a target's texts: small Llama models, or EAGLE's layer over the
-//! target's features.
+//! Training of draft models, which learn to foresee a target's texts: small Llama models, EAGLE's layer or Medusa's heads
+//! over the target's features; and of acceptance heads, which learn how far a draft model is right.
 //!
 //! The texts are those that the target has written, with their prompts. The target reads each of them once, by the
 //! engine that generates, and says which tokens it holds likely at every place ([`Lesson`]). The draft model learns
@@ -22,9 +22,10 @@ mod network;
 mod output;
 mod softmax;
 mod training;
+mod verdicts;
 
 pub use config::{DraftKind, Loss, TrainConfig};
 pub use epoch::EpochReport;
-pub use lesson::{Example, Lesson, read};
+pub use lesson::{Example, Lesson, read, unread};
 pub use output::{Belongs, Target, belongs};
 pub use training::{Job, Lessons, Trained, train};

@@ -1,4 +1,4 @@
-//! What is trained: a whole small model, EAGLE's layer, or Medusa's heads.
+//! What is trained: a whole small model, EAGLE's layer, Medusa's heads, or an acceptance head.
 
 use candle_core::{Device, Result, Tensor, Var};
 use laser_engine::TargetParts;
@@ -32,12 +32,24 @@ pub(crate) struct Network {
 enum Kind {
     /// Its embedding is its vocabulary as well.
     Model { embedding: Var, norm: Var },
-    /// Vocabulary `[V, hidden]`, which is the target's and stays as it is; of each head the projection
-    /// `[hidden, hidden]` of its residual block, and its bias.
-    Medusa { vocabulary: Tensor, heads: Vec<[Var; 2]> },
+    /// Medusa's heads with the vocabulary `[V, hidden]`, which is the target's and stays as it is, or an acceptance head
+    /// with its own.
+    Heads { vocabulary: Vocabulary, heads: Vec<Blocks> },
     /// Embedding `[V, hidden]` and vocabulary `[V, hidden]` are the target's and stay as they are; what enters is a
     /// projection `[hidden, 2 · hidden]`.
     Eagle { embedding: Tensor, head: Tensor, fusion: Var, bias: Var },
+}
+
+/// The residual blocks of a head: of each the projection `[hidden, hidden]` and its bias.
+type Blocks = Vec<[Var; 2]>;
+
+/// A projection `[V, hidden]` to the vocabulary.
+#[derive(Debug)]
+enum Vocabulary {
+    /// The target's, which is not trained.
+    Shared(Tensor),
+    /// Its own.
+    Own(Var),
 }
 
 impl Network {
@@ -94,10 +106,27 @@ impl Network {
             norm_eps: of.norm_eps,
         };
         let initial = Initial::new(config.seed, device);
-        let width = shape.hidden;
-        let zeros = || Ok([initial.zeros((width, width))?, initial.zeros(width)?]);
-        let heads = (0..config.medusa_heads).map(|_| zeros()).collect::<Result<_>>()?;
-        Ok(Self { shape, layers: Vec::new(), kind: Kind::Medusa { vocabulary: vocabulary(target, device)?, heads } })
+        let heads = (0..config.medusa_heads).map(|_| initial.blocks(shape.hidden, 1)).collect::<Result<_>>()?;
+        let vocabulary = Vocabulary::Shared(vocabulary(target, device)?);
+        Ok(Self { shape, layers: Vec::new(), kind: Kind::Heads { vocabulary, heads } })
+    }
+
+    /// An acceptance head over features of this width, with the configured layers as residual blocks.
+    pub(crate) fn acceptance(config: &TrainConfig, hidden: usize, device: &Device) -> Result<Self> {
+        let shape = Shape {
+            hidden,
+            inner: hidden,
+            layers: 0,
+            heads: 1,
+            kv_heads: 1,
+            head_dim: hidden,
+            rope_theta: ROPE_THETA,
+            norm_eps: NORM_EPS,
+        };
+        let mut initial = Initial::new(config.seed, device);
+        let vocabulary = Vocabulary::Own(initial.matrix(2, hidden)?);
+        let heads = vec![initial.blocks(hidden, config.layers)?];
+        Ok(Self { shape, layers: Vec::new(), kind: Kind::Heads { vocabulary, heads } })
     }
 
     /// All weights, by the names that checkpoints give them.
@@ -114,10 +143,15 @@ impl Network {
                 weights.push(("fc.bias".to_owned(), bias));
                 ""
             }
-            Kind::Medusa { heads, .. } => {
-                for (head, [weight, bias]) in heads.iter().enumerate() {
-                    weights.push((format!("{head}.0.linear.weight"), weight));
-                    weights.push((format!("{head}.0.linear.bias"), bias));
+            Kind::Heads { vocabulary, heads } => {
+                for (head, blocks) in heads.iter().enumerate() {
+                    for (block, [weight, bias]) in blocks.iter().enumerate() {
+                        weights.push((format!("{head}.{block}.linear.weight"), weight));
+                        weights.push((format!("{head}.{block}.linear.bias"), bias));
+                    }
+                    if let Vocabulary::Own(own) = vocabulary {
+                        weights.push((format!("{head}.{}.weight", blocks.len()), own));
+                    }
                 }
                 ""
             }
@@ -129,13 +163,13 @@ impl Network {
     }
 
     /// What it says at the places of a batch: a whole model once, EAGLE's layer once from the target's features, then
-    /// from its own of the pass before, as it drafts deeper and deeper (HASS), in so many `passes`. Of Medusa each head
-    /// is a pass, from the target's features of one place more before.
+    /// from its own of the pass before, as it drafts deeper and deeper (HASS), in so many `passes`. Each head is a pass,
+    /// from the features of one place more before.
     pub(crate) fn forward(&self, batch: &Batch, passes: usize) -> Result<Vec<Pass>> {
         match &self.kind {
             Kind::Model { embedding, norm } => Ok(vec![self.model_pass(batch, embedding, norm)?]),
             Kind::Eagle { .. } => self.eagle_passes(batch, passes),
-            Kind::Medusa { vocabulary, heads } => medusa_passes(batch, vocabulary, heads),
+            Kind::Heads { vocabulary, heads } => head_passes(batch, vocabulary, heads),
         }
     }
 
@@ -173,17 +207,24 @@ impl Network {
     }
 }
 
-fn medusa_passes(batch: &Batch, vocabulary: &Tensor, heads: &[[Var; 2]]) -> Result<Vec<Pass>> {
+fn head_passes(batch: &Batch, vocabulary: &Vocabulary, heads: &[Blocks]) -> Result<Vec<Pass>> {
     let Some(told) = &batch.features else {
-        candle_core::bail!("heads over features need those of the target");
+        candle_core::bail!("heads over features need some");
+    };
+    let vocabulary = match vocabulary {
+        Vocabulary::Shared(tensor) => tensor,
+        Vocabulary::Own(var) => var.as_tensor(),
     };
     let length = batch.tokens.dim(1)?;
     let mut before = told.before.clone();
     let mut found = Vec::with_capacity(heads.len());
-    for [weight, bias] in heads {
-        let x = at_places(&before, batch)?;
-        let added = x.matmul(&weight.t()?)?.broadcast_add(bias)?.silu()?;
-        found.push(Pass { logits: (x + added)?.matmul(&vocabulary.t()?)?, features: None });
+    for blocks in heads {
+        let mut x = at_places(&before, batch)?;
+        for [weight, bias] in blocks {
+            let added = x.matmul(&weight.t()?)?.broadcast_add(bias)?.silu()?;
+            x = (x + added)?;
+        }
+        found.push(Pass { logits: x.matmul(&vocabulary.t()?)?, features: None });
         // One place earlier; where there is none, the first.
         before = Tensor::cat(&[before.narrow(1, 0, 1)?, before.narrow(1, 0, length - 1)?], 1)?;
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
 use candle_core::Tensor;
+use laser_engine::ACCEPTANCE_HEAD;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -30,6 +31,9 @@ const BELONGS: &str = "laser_draft";
 pub struct Belongs {
     /// Digest of the target.
     pub target: String,
+    /// Of an acceptance head: digest of its draft model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub draft: Option<String>,
     /// What the training was a function of.
     pub training: String,
     /// The epoch that was kept.
@@ -106,19 +110,27 @@ pub(crate) fn write(
     if let Some(bos) = target.bos {
         json["bos_token_id"] = bos.into();
     }
-    if kind == DraftKind::Medusa {
-        let heads = weights.iter().filter(|(name, _)| name.ends_with(".weight")).count();
-        json = json!({ "medusa_num_heads": heads, "medusa_num_layers": 1, "vocab_size": target.vocab_size });
-    }
+    let blocks = weights.iter().filter(|(name, _)| name.ends_with(".linear.weight")).count();
+    let file = match kind {
+        DraftKind::Model | DraftKind::Eagle => WEIGHTS,
+        DraftKind::Medusa => {
+            json = json!({ "medusa_num_heads": blocks, "medusa_num_layers": 1, "vocab_size": target.vocab_size });
+            HEADS
+        }
+        DraftKind::Acceptance => {
+            json = json!({ "hidden_size": shape.hidden, "acceptance_head_blocks": blocks });
+            ACCEPTANCE_HEAD
+        }
+    };
     json[BELONGS] = serde_json::to_value(belongs)?;
     write_whole(&folder.join(CONFIG), &serde_json::to_vec_pretty(&json)?)?;
     write_whole(&folder.join(HISTORY), &serde_json::to_vec_pretty(history)?)?;
-    write_tensors(&folder.join(if kind == DraftKind::Medusa { HEADS } else { WEIGHTS }), weights, None)
+    write_tensors(&folder.join(file), weights, None)
 }
 
 /// The epochs of the training whose model a folder holds; none if it holds no model of Laser's.
 pub(crate) fn finished(folder: &Path) -> Result<Option<(Belongs, Vec<EpochReport>)>> {
-    if ![WEIGHTS, HEADS].iter().any(|name| folder.join(name).is_file()) {
+    if ![WEIGHTS, HEADS, ACCEPTANCE_HEAD].iter().any(|name| folder.join(name).is_file()) {
         return Ok(None);
     }
     let Some(belongs) = belongs(folder)? else {

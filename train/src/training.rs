@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use candle_core::{Device, Tensor, Var};
-use laser_engine::{Engine, TargetParts};
+use laser_engine::{ACCEPTED, Engine, TargetParts};
 use laser_schema::{DeviceOption, Digest, Progress};
 
 use crate::adam::Adam;
@@ -18,6 +18,7 @@ use crate::lesson::{Example, Lesson, features};
 use crate::loss::{Foresight, smooth_l1};
 use crate::network::{Network, Pass};
 use crate::output::{self, Belongs, Target};
+use crate::verdicts::{Verdicts, least_log_loss};
 
 /// The file in the output's folder that a stopped training is taken up from.
 const CHECKPOINT: &str = "checkpoint.safetensors";
@@ -68,6 +69,8 @@ pub struct Job<'a> {
     pub device: DeviceOption,
     /// The target's vocabulary, for a layer that shares it.
     pub parts: Option<TargetParts>,
+    /// The digest of the draft model that an acceptance head is for.
+    pub draft: Option<String>,
 }
 
 /// What the target says of a job's texts.
@@ -76,8 +79,8 @@ pub struct Lessons<'a> {
     pub learned: &'a [Lesson],
     /// Of those to measure on.
     pub held_out: &'a [Lesson],
-    /// The target, keeping features, for a model that works on them.
-    pub target: Option<&'a mut dyn Engine>,
+    /// What keeps the features that are worked on: the target, or for an acceptance head the draft model.
+    pub engine: Option<&'a mut dyn Engine>,
 }
 
 impl Job<'_> {
@@ -87,13 +90,13 @@ impl Job<'_> {
 
     /// What the training is a function of: all but where it is written to.
     fn identity(&self) -> String {
-        let config = TrainConfig { output: String::new(), ..self.config.clone() };
+        let config = TrainConfig { output: String::new(), draft: String::new(), ..self.config.clone() };
         let tokens = |examples: &[Example]| {
             let parts = examples.iter().flat_map(|example| [&example.prompt, &example.text]);
             Digest::of_parts(parts.map(|tokens| bytemuck::cast_slice(tokens)))
         };
         let texts = [&self.learned, &self.held_out].map(|examples| tokens(examples));
-        Digest::of_json(&(config, &self.target.digest, texts)).to_string()
+        Digest::of_json(&(config, &self.target.digest, &self.draft, texts)).to_string()
     }
 
     /// The draft model, if an earlier call has finished it.
@@ -133,7 +136,7 @@ pub fn train(
     progress: &mut dyn Progress,
     is_stopped: &dyn Fn() -> bool,
 ) -> Result<Option<Trained>> {
-    // What works on features has nothing to say of a text's first token.
+    // What works on the target's features has nothing to say of a text's first token.
     let least = if job.config.kind.reads_features() { 2 } else { 1 };
     let [learned, held_out] = [lessons.learned, lessons.held_out]
         .map(|lessons| lessons.iter().filter(|lesson| lesson.places() >= least).collect::<Vec<_>>());
@@ -146,7 +149,7 @@ pub fn train(
     );
     let folder = job.folder();
     fs::create_dir_all(folder).with_context(|| format!("[train] output = {:?}", job.config.output))?;
-    let mut training = Training::open(job, lessons.target)?;
+    let mut training = Training::open(job, lessons.engine)?;
     while training.state.history.len() < job.config.epochs {
         if !training.epoch(&learned, progress, is_stopped)? {
             training.save()?;
@@ -161,7 +164,7 @@ pub fn train(
 /// A training at work.
 struct Training<'a, 't> {
     job: &'a Job<'a>,
-    target: Option<&'t mut dyn Engine>,
+    engine: Option<&'t mut dyn Engine>,
     device: Device,
     network: Network,
     adam: Adam,
@@ -170,18 +173,32 @@ struct Training<'a, 't> {
     best: Vec<Tensor>,
 }
 
+/// What a model is worth on held-out texts, as means over their places.
+#[derive(Debug, Default)]
+struct HeldOut {
+    loss: f64,
+    /// What is foreseen, by depth.
+    depths: Vec<Foresight>,
+    /// See [`EpochReport::own_loss`].
+    own_loss: Option<f64>,
+}
+
 /// The names of the tensors of a checkpoint: of the weights, their moments, and the best epoch's weights.
 const PREFIXES: [&str; 4] = ["weight", "mean", "square", "best"];
 
 impl<'a, 't> Training<'a, 't> {
     /// At its beginning, or where its checkpoint left it.
-    fn open(job: &'a Job<'a>, target: Option<&'t mut dyn Engine>) -> Result<Self> {
+    fn open(job: &'a Job<'a>, engine: Option<&'t mut dyn Engine>) -> Result<Self> {
         let device = match job.device {
             DeviceOption::Cpu => Device::Cpu,
             DeviceOption::Cuda(index) => Device::new_cuda(index).context("[model] device")?,
         };
         let network = match (job.config.kind, &job.parts) {
             (DraftKind::Model, _) => Network::model(job.config, job.target.vocab_size, &device)?,
+            (DraftKind::Acceptance, _) => {
+                let draft = engine.as_deref().context("an acceptance head needs its draft model")?;
+                Network::acceptance(job.config, draft.info().hidden_size, &device)?
+            }
             (kind, parts) => {
                 let parts = parts.as_ref().context("what shares the target's vocabulary needs it")?;
                 let new = if kind == DraftKind::Eagle { Network::eagle } else { Network::medusa };
@@ -192,7 +209,7 @@ impl<'a, 't> Training<'a, 't> {
         let adam = Adam::new(&weights, job.config.weight_decay)?;
         let best = copies(&weights)?;
         let state = State { identity: job.identity(), ..State::default() };
-        let mut training = Self { job, target, device, network, adam, state, best };
+        let mut training = Self { job, engine, device, network, adam, state, best };
         training.resume()?;
         Ok(training)
     }
@@ -245,7 +262,7 @@ impl<'a, 't> Training<'a, 't> {
         let config = self.job.config;
         let epoch = self.state.history.len() + 1;
         let steps = steps(lessons, config.batch_tokens, config.seed, epoch);
-        let loss = if config.loss == Loss::Overlap && epoch == 1 { Loss::Kl } else { config.loss };
+        let loss = if self.loss() == Loss::Overlap && epoch == 1 { Loss::Kl } else { self.loss() };
         let (mut since, mut saved) = (Instant::now(), Instant::now());
         progress.stage(&format!("epoch {epoch} of {}", config.epochs));
         for (at, step) in steps.iter().enumerate().skip(self.state.step) {
@@ -274,8 +291,8 @@ impl<'a, 't> Training<'a, 't> {
     fn step(&mut self, lessons: &[&Lesson], loss: Loss, learning_rate: f64) -> Result<f64> {
         let config = self.job.config;
         let batch = match config.kind {
-            DraftKind::Eagle => self.batch(lessons)?.with_noise(NOISE, self.noise_seed())?,
-            DraftKind::Model | DraftKind::Medusa => self.batch(lessons)?,
+            DraftKind::Eagle => self.batch(lessons)?.0.with_noise(NOISE, self.noise_seed())?,
+            DraftKind::Model | DraftKind::Medusa | DraftKind::Acceptance => self.batch(lessons)?.0,
         };
         let loss = total(&self.network.forward(&batch, config.passes)?, &batch, (config.kind, loss))?;
         let mean = f64::from(loss.to_scalar::<f32>()?);
@@ -294,44 +311,59 @@ impl<'a, 't> Training<'a, 't> {
         self.job.config.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(self.adam.steps.unsigned_abs()))
     }
 
-    /// The lessons as tensors, with the target's features if the model works on them.
-    fn batch(&mut self, lessons: &[&Lesson]) -> Result<Batch> {
-        if !self.job.config.kind.reads_features() {
-            return Ok(Batch::new(lessons, &self.device)?);
-        }
-        let target = self.target.as_deref_mut().context("what reads features needs the target")?;
-        let told = lessons.iter().map(|lesson| features(target, lesson)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Batch::with_features(lessons, &told, target.info().hidden_size, &self.device)?)
+    /// What is minimised after the first epoch. Of an acceptance head there are but two outcomes, and which it was.
+    fn loss(&self) -> Loss {
+        if self.job.config.kind == DraftKind::Acceptance { Loss::CrossEntropy } else { self.job.config.loss }
     }
 
-    /// The mean loss over held-out places, and what is foreseen of them at each depth.
-    fn held_out(&mut self, lessons: &[&Lesson]) -> Result<(f64, Vec<Foresight>)> {
+    /// The lessons as tensors, with the features that are worked on; for an acceptance head also the proposals.
+    fn batch(&mut self, lessons: &[&Lesson]) -> Result<(Batch, Verdicts)> {
+        let mut verdicts = Verdicts::default();
+        if self.job.config.kind == DraftKind::Model {
+            return Ok((Batch::new(lessons, &self.device)?, verdicts));
+        }
+        let engine = self.engine.as_deref_mut().context("what reads features needs what makes them")?;
+        let batch = if self.job.config.kind == DraftKind::Acceptance {
+            lessons.iter().try_for_each(|lesson| verdicts.add(engine, lesson))?;
+            Batch::of_verdicts(&verdicts, &self.device)?
+        } else {
+            let told = lessons.iter().map(|lesson| features(engine, lesson)).collect::<Result<Vec<_>, _>>()?;
+            Batch::with_features(lessons, &told, engine.info().hidden_size, &self.device)?
+        };
+        Ok((batch, verdicts))
+    }
+
+    /// What the model is worth on held-out texts.
+    fn held_out(&mut self, lessons: &[&Lesson]) -> Result<HeldOut> {
         let config = self.job.config;
-        let (mut places, mut loss, mut sums) = (0.0, 0.0, Vec::<Foresight>::new());
+        let (mut places, mut held_out, mut proposals) = (0.0, HeldOut::default(), Vec::new());
         for step in steps(lessons, config.batch_tokens, config.seed, 0) {
             let lessons: Vec<&Lesson> = step.iter().map(|&index| lessons[index]).collect();
-            let batch = self.batch(&lessons)?;
+            let (batch, verdicts) = self.batch(&lessons)?;
             let passes = self.network.forward(&batch, config.passes.max(MEASURED_PASSES))?;
             let count = batch.before.dim(0)? as f64;
-            let trained = match config.kind {
-                DraftKind::Eagle => &passes[..config.passes],
-                DraftKind::Model | DraftKind::Medusa => &passes,
-            };
-            loss += count * f64::from(total(trained, &batch, (config.kind, config.loss))?.to_scalar::<f32>()?);
+            let trained = if config.kind == DraftKind::Eagle { &passes[..config.passes] } else { &passes };
+            held_out.loss += count * f64::from(total(trained, &batch, (config.kind, self.loss()))?.to_scalar::<f32>()?);
             places += count;
-            sums.resize_with(passes.len(), Foresight::default);
-            for (sum, pass) in sums.iter_mut().zip(&passes) {
+            held_out.depths.resize_with(passes.len(), Foresight::default);
+            for (sum, pass) in held_out.depths.iter_mut().zip(&passes) {
                 let found = Foresight::sums(&pass.logits.detach(), &batch.labels)?;
                 *sum = Foresight { overlap: sum.overlap + found.overlap, first: sum.first + found.first };
             }
+            let outcomes = verdicts.outcomes.iter().map(|&outcome| outcome == ACCEPTED);
+            proposals.extend(verdicts.probabilities.iter().copied().zip(outcomes));
         }
-        let mean = |sum: &Foresight| Foresight { overlap: sum.overlap / places, first: sum.first / places };
-        Ok((loss / places, sums.iter().map(mean).collect()))
+        held_out.loss /= places;
+        for sum in &mut held_out.depths {
+            *sum = Foresight { overlap: sum.overlap / places, first: sum.first / places };
+        }
+        held_out.own_loss = (!proposals.is_empty()).then(|| least_log_loss(&proposals));
+        Ok(held_out)
     }
 
     /// Ends the epoch: measures it on held-out texts, and keeps its weights if it is the best.
     fn measure(&mut self, lessons: &[&Lesson], progress: &mut dyn Progress) -> Result<()> {
-        let (held_out_loss, depths) = self.held_out(lessons)?;
+        let HeldOut { loss: held_out_loss, depths, own_loss } = self.held_out(lessons)?;
         let (at_once, deeper) = depths.split_first().context("no pass was measured")?;
         let State { loss_sum, places, seconds, ref history, .. } = self.state;
         let report = EpochReport {
@@ -341,6 +373,7 @@ impl<'a, 't> Training<'a, 't> {
             overlap: at_once.overlap,
             first: at_once.first,
             deeper: deeper.iter().map(|depth| depth.first).collect(),
+            own_loss,
             seconds,
         };
         if history.iter().all(|earlier| earlier.score() < report.score()) {
@@ -367,6 +400,7 @@ impl<'a, 't> Training<'a, 't> {
         let folder = self.job.folder();
         let belongs = Belongs {
             target: self.job.target.digest.clone(),
+            draft: self.job.draft.clone(),
             training: self.state.identity.clone(),
             kept: kept.clone(),
         };

@@ -208,3 +208,32 @@ fn sharpness_makes_the_first_candidate_surer_and_its_slope_is_that_of_the_log_li
     }
     assert!(slopes[0] > 0.0 && slopes[2] < 0.0);
 }
+
+#[test]
+fn what_the_acceptance_head_says_of_a_node_takes_the_place_of_the_models_probability() {
+    let mut drafted = DraftTree::new();
+    drafted.reset(1);
+    let pooled = drafted.push(0, 4, 0.5, Source::Pool);
+    drafted.push(pooled, 5, 0.25, Source::Pool);
+    let mut refined = Refined::default();
+    refined.begin(&drafted, None);
+    let certain = [Candidate { token: 4, log_probability: 0.9_f32.ln() }];
+    for node in 0..3 {
+        refined.read(node, &certain, Calibration { trust: 1.0, sharpness: 1.0 }, &[]);
+    }
+    refined.judge(1, 0.2);
+    let terms = Terms { max_nodes: 8, ..TERMS };
+    // Node 1 was worth 0.9 by the model's probability and is worth 0.2 now; so is all below it.
+    refined.grow(terms);
+    let tree = refined.tree();
+    let of = |path: &[Token]| (1..tree.len()).find(|&node| tokens_of(tree, node) == path);
+    assert!((tree.probabilities()[of(&[4]).unwrap()] - 0.2).abs() < 1e-6, "{tree:?}");
+    assert!((tree.probabilities()[of(&[4, 4]).unwrap()] - 0.18).abs() < 1e-6, "{tree:?}");
+    assert_eq!(refined.opinions(of(&[4]).unwrap()).map(|(_, model)| model), Some(0.2));
+    // What was judged stays so until the tree begins anew.
+    assert_eq!(refined.grow(terms), 0.0);
+    refined.begin(&drafted, None);
+    refined.read(0, &certain, Calibration { trust: 1.0, sharpness: 1.0 }, &[]);
+    refined.grow(terms);
+    assert!((refined.tree().probabilities()[1] - 0.9).abs() < 1e-6);
+}

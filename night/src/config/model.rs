@@ -7,7 +7,9 @@ use laser_decode::{Drafter, Sampling, SourceWeights, Verification};
 use laser_engine::DTypeOption;
 use laser_schema::DeviceOption;
 use laser_schema::job::{ConditionalSources, Policy, SamplingSpec};
-use serde::{Deserialize, Serialize};
+use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
+use serde::de::{MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// `[model]`: part of the specification but for the device, its threads and its cache.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -234,9 +236,30 @@ pub struct DraftConfig {
     pub context_weight: f32,
     /// Weight of the entity's previous text against those of the pool.
     pub previous_weight: f32,
-    /// A second model that judges and extends drafts.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub model: Option<DraftModelConfig>,
+    /// Further models that judge and extend drafts, each those of the one before it: a table, or an array of tables.
+    #[serde(deserialize_with = "one_or_several", skip_serializing_if = "Vec::is_empty")]
+    pub model: Vec<DraftModelConfig>,
+}
+
+/// A table or an array of tables, with the errors of the table.
+fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DraftModelConfig>, D::Error> {
+    struct Tables;
+    impl<'de> Visitor<'de> for Tables {
+        type Value = Vec<DraftModelConfig>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a table [draft.model], or several as [[draft.model]]")
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            Ok(vec![Deserialize::deserialize(MapAccessDeserializer::new(map))?])
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, seq: A) -> Result<Self::Value, A::Error> {
+            Deserialize::deserialize(SeqAccessDeserializer::new(seq))
+        }
+    }
+    deserializer.deserialize_any(Tables)
 }
 
 /// `[draft.model]`: it runs where `[model]` runs, by the engine `tree`.
@@ -245,6 +268,9 @@ pub struct DraftConfig {
 pub struct DraftModelConfig {
     /// As [`ModelConfig::path`]; its tokenizer must be that model's.
     pub path: String,
+    /// The folder of an acceptance head that was trained for this draft model.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub acceptance_head: Option<String>,
     /// The precision of weights and products.
     #[serde(default)]
     pub dtype: DTypeOption,
@@ -274,7 +300,7 @@ impl Default for DraftConfig {
             min_probability: 0.002,
             context_weight: weights.context,
             previous_weight: weights.previous,
-            model: None,
+            model: Vec::new(),
         }
     }
 }
@@ -296,7 +322,7 @@ pub enum DraftMethod {
 impl DraftConfig {
     /// Only blended drafts, and those of a draft model, carry probabilities to weigh against costs.
     pub fn is_adaptive(&self) -> bool {
-        self.adaptive && (self.method == DraftMethod::Blended || self.model.is_some())
+        self.adaptive && (self.method == DraftMethod::Blended || !self.model.is_empty())
     }
 
     /// The bound on a text's drafted tokens per step.

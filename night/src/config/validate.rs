@@ -85,20 +85,19 @@ impl Config {
     }
 
     fn validate_draft_model(&self) -> Result<()> {
-        let Some(draft) = &self.draft.model else {
-            return Ok(());
-        };
+        for draft in &self.draft.model {
+            ensure!(
+                !draft.path.is_empty(),
+                "[draft.model] path: not set; give a smaller model of the same tokenizer, or remove [draft.model]"
+            );
+            ensure!(
+                (1..=DRAFT_FORWARDS_MAX).contains(&draft.forwards),
+                "[draft.model] forwards = {}: expected 1 to {DRAFT_FORWARDS_MAX}",
+                draft.forwards
+            );
+        }
         ensure!(
-            !draft.path.is_empty(),
-            "[draft.model] path: not set; give a smaller model of the same tokenizer, or remove [draft.model]"
-        );
-        ensure!(
-            (1..=DRAFT_FORWARDS_MAX).contains(&draft.forwards),
-            "[draft.model] forwards = {}: expected 1 to {DRAFT_FORWARDS_MAX}",
-            draft.forwards
-        );
-        ensure!(
-            self.model.engine == EngineKind::Tree,
+            self.draft.model.is_empty() || self.model.engine == EngineKind::Tree,
             "[draft.model]: engine = \"mistralrs\" does not draft; choose [model] engine = \"tree\", or remove \
              [draft.model]"
         );

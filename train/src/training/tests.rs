@@ -60,6 +60,7 @@ pub(super) fn job_of(config: &TrainConfig, texts: u32) -> Job<'_> {
         held_out: held_out.to_vec(),
         device: DeviceOption::Cpu,
         parts: None,
+        draft: None,
     }
 }
 
@@ -73,7 +74,7 @@ pub(super) fn run(job: &Job<'_>, steps: usize) -> Result<Option<Trained>> {
         left.set(left.get().saturating_sub(1));
         stops
     };
-    let lessons = Lessons { learned: &learned, held_out: &held_out, target: None };
+    let lessons = Lessons { learned: &learned, held_out: &held_out, engine: None };
     train(job, lessons, &mut (), &is_stopped)
 }
 

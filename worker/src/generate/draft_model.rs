@@ -10,12 +10,13 @@
 //! Under a budget each further forward has to pay: what the last ones of its place gained, in expected tokens, must
 //! exceed the tokens that its time gives at the recent rate. This is the stopping rule of SpecDec++ (arXiv:2405.19715,
 //! theorem 3.1: go on while the chance that all is accepted is high enough for the cost of one more), stated for trees
-//! and batches and with measured gains in place of a trained head.
+//! and batches and with measured gains. Its trained head is one estimator of that chance: where there is one, it judges
+//! every node that the model reads, and the gains follow its verdicts.
 
 use std::time::Instant;
 
-use laser_decode::{Calibration, ROOT_PARENT, Refined, Terms, Token};
-use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
+use laser_decode::{Calibration, ROOT_PARENT, Refined, TargetScores as _, Terms, Token};
+use laser_engine::{ACCEPTED, Engine, EngineError, Scores, Segment, Slot};
 
 use crate::cost::{StepCost, StepLoad};
 
@@ -50,6 +51,8 @@ const RETRY_STEPS: std::ops::RangeInclusive<u32> = 32..=4096;
 /// A second model that drafts.
 pub struct DraftModel {
     engine: Box<dyn Engine>,
+    /// Judges what the model reads, from its features.
+    acceptance_head: Option<Box<dyn Engine>>,
     /// What forwards cost; without it every step takes all of them.
     cost: Option<StepCost>,
     /// By the depth of the node that was read, the last one's for all below it. A model that reads tokens is as good at
@@ -114,11 +117,15 @@ struct Worth {
 #[derive(Debug)]
 pub(super) struct Reader {
     slot: Slot,
+    /// That of the acceptance head, if there is one.
+    judged_slot: Option<Slot>,
     /// Tokens of the sequence that it has not cached.
     unread: Vec<Token>,
     /// If it reads features: those of the tokens before the first of `unread`, as far as the target has told them.
     features: Vec<f32>,
     pub(super) refined: Refined,
+    /// Whether that is of this step.
+    pub(super) is_current: bool,
     /// Of each token emitted in the last step that was in the tree: the depth of the node before it, and the
     /// probabilities that the other sources and the model gave it.
     opinions: Vec<(usize, (f32, f32))>,
@@ -135,10 +142,10 @@ impl Reader {
 
     /// Takes note of tokens that the sequence has emitted, and, if they were to follow the refined tree's root, of who
     /// foresaw them.
-    pub(super) fn emitted(&mut self, tokens: &[Token], is_refined: bool) {
+    pub(super) fn emitted(&mut self, tokens: &[Token]) {
         self.unread.extend(tokens);
         let (tree, mut node) = (self.refined.tree(), 0);
-        for (depth, token) in tokens.iter().enumerate().filter(|_| is_refined) {
+        for (depth, token) in tokens.iter().enumerate().filter(|_| self.is_current) {
             self.slopes.extend(self.refined.slope(node, *token).map(|slope| (depth, slope)));
             let Some(child) = tree.children(node).find(|&child| tree.tokens()[child] == *token) else {
                 return;
@@ -177,7 +184,15 @@ impl DraftModel {
             (None, false) => (forwards, 1),
         };
         let (worth, learnt) = (vec![Worth::default(); forwards], vec![Learnt::NOTHING; depths]);
-        Self { engine, cost, learnt, worth, rate: 0.0 }
+        Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0 }
+    }
+
+    /// The same with an acceptance head over its features.
+    #[must_use]
+    pub fn with_acceptance_head(mut self, head: Box<dyn Engine>) -> Self {
+        self.engine.keep_features();
+        self.acceptance_head = Some(head);
+        self
     }
 
     /// What is learnt of nodes at this depth.
@@ -202,14 +217,17 @@ impl DraftModel {
     pub(super) fn open(&mut self, prompt: &[Token], cached: usize, capacity: usize) -> Option<Reader> {
         let capacity = capacity.min(self.engine.info().max_positions);
         let slot = self.engine.open(capacity).ok()?;
+        let judged_slot = self.acceptance_head.as_mut().and_then(|head| head.open(capacity).ok());
         // The first feature that the target is going to tell is that of its first token, and comes before the second.
         // Where a prefix is shared, the layer's context begins behind it.
         let first = if self.reads_features() { cached + 1 } else { 0 };
         Some(Reader {
             slot,
+            judged_slot,
             unread: prompt[first..].to_vec(),
             features: Vec::new(),
             refined: Refined::default(),
+            is_current: false,
             opinions: Vec::new(),
             slopes: Vec::new(),
         })
@@ -218,6 +236,9 @@ impl DraftModel {
     /// Gives back a reader's cache.
     pub(super) fn close(&mut self, reader: &Reader) {
         self.engine.close(reader.slot);
+        if let (Some(head), Some(slot)) = (&mut self.acceptance_head, reader.judged_slot) {
+            head.close(slot);
+        }
     }
 
     /// Whether the reader may read this tree: there is room for it, and the model knows the tokens.
@@ -250,6 +271,7 @@ impl DraftModel {
             let start = Instant::now();
             let mut gain = 0.0;
             let scores = self.forward(readers, &readings)?;
+            self.judge_nodes(readers, &readings, &scores)?;
             for (reading, scores) in readings.iter().zip(&scores) {
                 let (reader, max_nodes) = &mut readers[reading.reader];
                 self.engine.commit(reader.slot, &(0..reading.chunk).collect::<Vec<_>>())?;
@@ -332,6 +354,33 @@ impl DraftModel {
         self.engine.step(&segments.collect::<Vec<_>>(), if is_drawn { DRAWN_CANDIDATES } else { CANDIDATES })
     }
 
+    /// Lets the acceptance head judge the nodes that were read, if there is one.
+    fn judge_nodes(
+        &mut self,
+        readers: &mut [(&mut Reader, usize)],
+        readings: &[Reading],
+        scores: &[Scores],
+    ) -> Result<(), EngineError> {
+        let Some(head) = &mut self.acceptance_head else {
+            return Ok(());
+        };
+        let with_nodes = readings.iter().zip(scores).filter(|(reading, _)| !reading.nodes.is_empty());
+        let judged: Vec<Judged<'_>> = with_nodes
+            .filter_map(|(reading, scores)| Some(Judged::new(reading, scores, readers[reading.reader].0.judged_slot?)))
+            .collect();
+        let segments: Vec<Segment<'_>> = judged.iter().map(Judged::segment).collect();
+        let verdicts = head.step(&segments, 2)?;
+        for (judged, verdicts) in judged.iter().zip(&verdicts) {
+            head.commit(judged.slot, &[])?;
+            let refined = &mut readers[judged.reading.reader].0.refined;
+            for (at, &node) in judged.reading.nodes.iter().enumerate() {
+                let accepted = verdicts.top(at).iter().find(|outcome| outcome.token == ACCEPTED);
+                refined.judge(node, accepted.map_or(0.0, |outcome| outcome.log_probability.exp()));
+            }
+        }
+        Ok(())
+    }
+
     /// Whether one more forward of this load is worth its time.
     fn pays(&mut self, place: usize, load: StepLoad, sequences: usize) -> bool {
         let (Some(cost), worth) = (&self.cost, &mut self.worth[place]) else {
@@ -376,7 +425,7 @@ impl DraftModel {
 
     /// Learns from the tokens that a sequence has emitted how sharp the model's probabilities are, by ascent of their
     /// log likelihood, and whom to trust: a step of online expectation-maximisation for the weight of a mixture.
-    pub(super) fn judge(&mut self, reader: &mut Reader) {
+    pub(super) fn learn_from(&mut self, reader: &mut Reader) {
         for (depth, slope) in reader.slopes.drain(..) {
             self.learnt(depth).into_iter().for_each(|learnt| learnt.sharpen(slope));
         }
@@ -418,6 +467,28 @@ impl Reading {
     fn scored(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let root = self.chunk.checked_sub(1).map(|root| (0, root));
         root.into_iter().chain(self.nodes.iter().copied().zip(self.chunk..))
+    }
+}
+
+/// The drafted nodes of a reading as the acceptance head gets them: it looks at their features alone.
+struct Judged<'a> {
+    reading: &'a Reading,
+    slot: Slot,
+    tokens: Vec<Token>,
+    parents: Vec<u32>,
+    features: Vec<f32>,
+}
+
+impl<'a> Judged<'a> {
+    fn new(reading: &'a Reading, scores: &Scores, slot: Slot) -> Self {
+        let nodes = reading.nodes.len();
+        let features = (reading.chunk..).take(nodes).flat_map(|at| scores.feature(at)).copied().collect();
+        Self { reading, slot, tokens: vec![ACCEPTED; nodes], parents: vec![ROOT_PARENT; nodes], features }
+    }
+
+    fn segment(&self) -> Segment<'_> {
+        let Self { slot, tokens, parents, features, .. } = self;
+        Segment { slot: *slot, tokens, parents, scored_from: 0, draw: None, before: features }
     }
 }
 
@@ -471,7 +542,7 @@ mod tests {
             let mut model = model();
             let mut reader = model.open(&[1], 0, 8).unwrap();
             reader.opinions = vec![(3, opinions); 2000];
-            model.judge(&mut reader);
+            model.learn_from(&mut reader);
             let trust = model.calibration(0).trust;
             assert!((low..=high).contains(&trust), "{opinions:?}: {trust}");
             assert!(reader.opinions.is_empty());

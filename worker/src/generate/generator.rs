@@ -45,8 +45,8 @@ pub struct Generator {
     waited_for_cache: bool,
     /// Duration of prefills of shared prefixes, added to the next step.
     unattributed_seconds: f64,
-    /// Reads and extends the trees that are drafted.
-    draft_model: Option<DraftModel>,
+    /// Read and extend the trees that are drafted, one after the other.
+    draft_models: Vec<DraftModel>,
 }
 
 impl std::fmt::Debug for Generator {
@@ -75,23 +75,24 @@ impl Generator {
             failures_in_a_row: 0,
             waited_for_cache: false,
             unattributed_seconds: 0.0,
-            draft_model: None,
+            draft_models: Vec::new(),
         }
     }
 
-    /// The same with a draft model, whose vocabulary must have every token of the tokenizer.
+    /// The same with draft models, whose vocabularies must have every token of the tokenizer. Each refines the tree of
+    /// the one before it: the trees of several are merged as in SpecInfer (arXiv:2305.09781), by probability.
     #[must_use]
-    pub fn with_draft_model(mut self, draft_model: DraftModel) -> Self {
-        self.swap_draft_model(&mut Some(draft_model));
+    pub fn with_draft_models(mut self, mut draft_models: Vec<DraftModel>) -> Self {
+        self.swap_draft_models(&mut draft_models);
         self
     }
 
-    /// Drafts with another draft model, or with none, from now on; no text may be under way. `other` gets the one that
-    /// drafted until now, with what it has learnt.
-    pub fn swap_draft_model(&mut self, other: &mut Option<DraftModel>) {
-        debug_assert!(self.active.is_empty(), "texts under way have caches in their draft model");
-        std::mem::swap(&mut self.draft_model, other);
-        if self.draft_model.as_ref().is_some_and(DraftModel::reads_features) {
+    /// Drafts with other draft models, or with none, from now on; no text may be under way. `others` gets those that
+    /// drafted until now, with what they have learnt.
+    pub fn swap_draft_models(&mut self, others: &mut Vec<DraftModel>) {
+        debug_assert!(self.active.is_empty(), "texts under way have caches in their draft models");
+        std::mem::swap(&mut self.draft_models, others);
+        if self.draft_models.iter().any(DraftModel::reads_features) {
             self.engine.keep_features();
         }
     }
@@ -153,9 +154,9 @@ impl Generator {
                 Ok(room) => {
                     let vocab_size = self.engine.info().vocab_size;
                     let capacity = self.capacity(&request, max_tokens);
-                    let model = self.draft_model.as_mut().filter(|_| !request.plain);
-                    let reader = model.and_then(|model| model.open(&request.prompt, room.cached, capacity));
-                    self.active.push(Sequence::new(request, room, reader, &self.options, vocab_size));
+                    let models = self.draft_models.iter_mut().filter(|_| !request.plain);
+                    let readers = models.map(|model| model.open(&request.prompt, room.cached, capacity)).collect();
+                    self.active.push(Sequence::new(request, room, readers, &self.options, vocab_size));
                 }
                 Err(_) if self.active.is_empty() && !self.prefixes.is_empty() => {
                     self.forget_prefixes();
@@ -305,33 +306,34 @@ impl Generator {
         self.active.iter_mut().for_each(|sequence| sequence.drafting *= share);
     }
 
-    /// Lets the draft model read and extend the trees. It changes no text, so if it fails, the night goes on without.
+    /// Lets the draft models read and extend the trees. They change no text, so if one fails, the night goes on without.
     fn refine(&mut self) {
-        let Some(model) = &mut self.draft_model else {
-            return;
-        };
-        let start = Instant::now();
-        let options = &self.options;
         // As large as the last step, or nearly.
         let tokens = self.active.iter().map(|sequence| sequence.chunk).sum::<usize>() + self.drafted;
         let load = StepLoad { tokens, pairs: 0 };
-        let terms = Terms {
-            max_nodes: 0,
-            min_probability: options.drafter.min_probability(),
-            end_of_text: options.end_of_text.first().copied().unwrap_or(u32::MAX),
-            vocab_size: self.engine.info().vocab_size,
-            price: options.budget.as_ref().map_or(0.0, |budget| model.price(budget.cost(), load)),
-        };
-        let mut readers: Vec<_> = self.active.iter_mut().filter_map(|sequence| sequence.readable(model)).collect();
-        let refined = model.refine(&mut readers, options.step_tokens, terms);
-        let share = start.elapsed().as_secs_f64() / readers.len().max(1) as f64;
-        match refined {
-            Ok(()) => self.active.iter_mut().for_each(|sequence| sequence.take_refined(share)),
-            Err(error) => {
-                tracing::warn!(%error, "the draft model failed; going on without it");
-                self.draft_model = None;
-                self.active.iter_mut().for_each(|sequence| sequence.reader = None);
+        let mut failed = None;
+        for (at, model) in self.draft_models.iter_mut().enumerate() {
+            let (start, options) = (Instant::now(), &self.options);
+            let terms = Terms {
+                max_nodes: 0,
+                min_probability: options.drafter.min_probability(),
+                end_of_text: options.end_of_text.first().copied().unwrap_or(u32::MAX),
+                vocab_size: self.engine.info().vocab_size,
+                price: options.budget.as_ref().map_or(0.0, |budget| model.price(budget.cost(), load)),
+            };
+            let mut readers: Vec<_> =
+                self.active.iter_mut().filter_map(|sequence| sequence.readable(at, model)).collect();
+            let refined = model.refine(&mut readers, options.step_tokens, terms);
+            let share = start.elapsed().as_secs_f64() / readers.len().max(1) as f64;
+            match refined {
+                Ok(()) => self.active.iter_mut().for_each(|sequence| sequence.take_refined(at, share)),
+                Err(error) => failed = Some((at, error)),
             }
+        }
+        if let Some((at, error)) = failed {
+            tracing::warn!(%error, "a draft model failed; going on without it");
+            self.draft_models.remove(at);
+            self.active.iter_mut().for_each(|sequence| sequence.forget_reader(at));
         }
     }
 
@@ -395,8 +397,10 @@ impl Generator {
             let before = sequence.done.tokens.len();
             match sequence.accept(scores, &self.options, &self.tokenizer) {
                 Ok((keep, None)) => {
-                    if let Some(reader) = &mut sequence.reader {
-                        keep.iter().for_each(|&node| reader.computed(scores.feature(node)));
+                    for (model, reader) in self.draft_models.iter().zip(&mut sequence.readers) {
+                        if let Some(reader) = reader.as_mut().filter(|_| model.reads_features()) {
+                            keep.iter().for_each(|&node| reader.computed(scores.feature(node)));
+                        }
                     }
                     outcome = self.engine.commit(sequence.slot, &keep);
                 }
@@ -409,16 +413,14 @@ impl Generator {
                 let judged = sequence.hindsight.judge(&sequence.done.tokens, has_ended);
                 budget.judge(sequence.watched_worth(), &judged);
             }
-            if let (Some(model), Some(reader)) = (&mut self.draft_model, &mut sequence.reader) {
-                model.judge(reader);
+            for (model, reader) in self.draft_models.iter_mut().zip(&mut sequence.readers) {
+                reader.iter_mut().for_each(|reader| model.learn_from(reader));
             }
             if outcome.is_err() {
                 break;
             }
         }
-        if let Some(model) = &mut self.draft_model {
-            model.stepped(emitted, seconds);
-        }
+        self.draft_models.iter_mut().for_each(|model| model.stepped(emitted, seconds));
         for (index, stop) in ended.into_iter().rev() {
             let sequence = self.active.remove(index);
             self.close(&sequence);
@@ -435,8 +437,8 @@ impl Generator {
     /// Gives back the caches of a sequence.
     fn close(&mut self, sequence: &Sequence) {
         self.engine.close(sequence.slot);
-        if let (Some(model), Some(reader)) = (&mut self.draft_model, &sequence.reader) {
-            model.close(reader);
+        for (model, reader) in self.draft_models.iter_mut().zip(&sequence.readers) {
+            reader.iter().for_each(|reader| model.close(reader));
         }
     }
 

@@ -47,10 +47,10 @@ pub(super) struct Sequence {
     parents: Vec<u32>,
     /// Seconds that the step waited for its draft.
     pub(super) drafting: f64,
-    /// What a draft model has of it, and how many nodes it may draft in this step.
-    pub(super) reader: Option<Reader>,
-    pub(super) reading: usize,
-    /// Whether the draft model has read this step's tree, and whether it had read the one that is watched.
+    /// What each draft model has of it, and how many nodes they may draft in this step.
+    pub(super) readers: Vec<Option<Reader>>,
+    reading: usize,
+    /// Whether a draft model has read this step's tree, and whether one had read the one that is watched.
     is_refined: bool,
     watches_refined: bool,
     /// The name under which the budget knows what its refined drafts are worth.
@@ -81,7 +81,7 @@ impl Sequence {
     pub(super) fn new(
         request: Request,
         room: Room,
-        reader: Option<Reader>,
+        readers: Vec<Option<Reader>>,
         options: &GenerateOptions,
         vocab_size: usize,
     ) -> Self {
@@ -115,7 +115,7 @@ impl Sequence {
             tokens: Vec::new(),
             parents: Vec::new(),
             drafting: 0.0,
-            reader,
+            readers,
             reading: 0,
             is_refined: false,
             watches_refined: false,
@@ -158,6 +158,7 @@ impl Sequence {
         self.tree.clear();
         self.reading = 0;
         self.is_refined = false;
+        self.readers.iter_mut().flatten().for_each(|reader| reader.is_current = false);
         self.drafting = 0.0;
         self.chunk
     }
@@ -181,25 +182,31 @@ impl Sequence {
         }
     }
 
-    /// The reader and the nodes that it may draft, if it can.
-    pub(super) fn readable(&mut self, model: &DraftModel) -> Option<(&mut Reader, usize)> {
-        let nodes = std::mem::take(&mut self.reading);
-        let reader = self.reader.as_mut()?;
-        if nodes == 0 || !model.can_read(reader, nodes.max(self.tree.len())) {
+    /// The reader of a draft model and the nodes that it may draft, if it can.
+    pub(super) fn readable(&mut self, at: usize, model: &DraftModel) -> Option<(&mut Reader, usize)> {
+        let reader = self.readers.get_mut(at)?.as_mut()?;
+        if self.reading == 0 || !model.can_read(reader, self.reading.max(self.tree.len())) {
             return None;
         }
-        self.reading = nodes;
+        reader.is_current = true;
         let written = self.request.prompt.len() - 1 + self.done.tokens.len();
         reader.refined.begin(&self.tree, self.draw.map(|draw| draw.after(written).noise));
-        Some((reader, nodes))
+        Some((reader, self.reading))
     }
 
-    /// Takes over the tree that its reader has refined, for its share of the seconds that this took.
-    pub(super) fn take_refined(&mut self, seconds: f64) {
-        if let Some(reader) = self.reader.as_ref().filter(|_| self.reading > 0) {
-            self.is_refined = !reader.refined.is_unread(0);
+    /// Takes over the tree that a reader has refined, for its share of the seconds that this took.
+    pub(super) fn take_refined(&mut self, at: usize, seconds: f64) {
+        if let Some(reader) = self.readers.get(at).and_then(Option::as_ref).filter(|reader| reader.is_current) {
+            self.is_refined |= !reader.refined.is_unread(0);
             self.tree.clone_from(reader.refined.tree());
             self.done.draft_seconds += seconds;
+        }
+    }
+
+    /// Drops the reader of a draft model that is of no use any longer.
+    pub(super) fn forget_reader(&mut self, at: usize) {
+        if at < self.readers.len() {
+            self.readers.remove(at);
         }
     }
 
@@ -302,9 +309,7 @@ impl Sequence {
             self.done.origins.push(Origin::TARGET);
         }
         self.context.extend(&step.tokens[..emitted]);
-        if let Some(reader) = &mut self.reader {
-            reader.emitted(&step.tokens[..emitted], self.is_refined);
-        }
+        self.readers.iter_mut().flatten().for_each(|reader| reader.emitted(&step.tokens[..emitted]));
         self.pending.clear();
         self.pending.extend(step.tokens[..emitted].last());
         Ok((keep, stop))

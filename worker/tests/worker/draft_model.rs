@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use laser_decode::{Drafter, Draw, Noise, Sampling};
-use laser_engine::{FakeEngine, FakeOptions};
+use laser_engine::{Engine, FakeEngine, FakeOptions};
 use laser_schema::audit::Proposer;
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
@@ -33,8 +33,15 @@ fn medusa(heads: usize) -> FakeOptions {
     FakeOptions { heads: Some(heads), ..fake_options() }
 }
 
+/// A head over a draft model's features that says anything, watched.
+fn acceptance_head() -> (Box<dyn Engine>, Arc<Mutex<Log>>) {
+    let head = FakeOptions { vocab_size: 2, heads: Some(1), eos_probability: 0.5, ..fake_options() };
+    let (engine, log) = Watched::new(FakeEngine::new(head), Mischief::default());
+    (Box::new(engine), log)
+}
+
 fn generator(model: DraftModel, options: GenerateOptions) -> Generator {
-    Generator::new(Box::new(fake()), tokenizer(), options).with_draft_model(model)
+    Generator::new(Box::new(fake()), tokenizer(), options).with_draft_models(vec![model])
 }
 
 fn cost() -> StepCost {
@@ -55,10 +62,9 @@ fn texts_are_the_naive_decoders_whatever_drafts() {
         let of = |key, p: &Vec<u32>| naive_of(key, &mut fake(), p, &GenerateOptions { sampling, ..options() });
         let expected: Vec<NaiveText> = (0..).zip(&prompts).map(|(key, p)| of(key, p)).collect();
         let pool = pool(&expected.iter().map(|e| e.tokens.clone()).collect::<Vec<_>>());
-        for (language, drafter) in [fake_options(), stranger(), eagle(), medusa(3)]
-            .into_iter()
-            .flat_map(|l| drafters().map(|d| (l.clone(), d)))
-        {
+        let languages =
+            [vec![fake_options()], vec![stranger()], vec![eagle()], vec![medusa(3)], vec![eagle(), stranger()]];
+        for (languages, drafter) in languages.iter().flat_map(|l| drafters().map(move |d| (l, d))) {
             for (batch, step_tokens, nodes, forwards) in
                 [(1, 64, 16, 1), (4, 64, 16, 3), (3, 7, 4, 2), (8, 200, 64, 20)]
             {
@@ -66,16 +72,20 @@ fn texts_are_the_naive_decoders_whatever_drafts() {
                     let budget = adapts.then(|| Budget::new(cost()));
                     let options = GenerateOptions { drafter, nodes, batch, step_tokens, sampling, budget, ..options() };
                     let what = format!("{options:?} {forwards}");
-                    let (draft, log) = model(language.clone(), Mischief::default(), forwards);
-                    let mut generator = generator(draft, options);
+                    let of = |language: &FakeOptions| model(language.clone(), Mischief::default(), forwards);
+                    let (drafts, logs): (Vec<_>, Vec<_>) = languages.iter().map(of).unzip();
+                    let mut generator = Generator::new(Box::new(fake()), tokenizer(), options);
+                    generator = generator.with_draft_models(drafts);
                     let requests = (0..)
                         .zip(&prompts)
                         .map(|(id, prompt)| Request { pool: Some(pool.clone()), ..request(id, prompt) });
                     for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
                         assert_naive(got.as_ref().unwrap(), expected, &what);
                     }
-                    let log = log.lock().unwrap();
-                    assert!(log.open.is_empty() && !log.steps.is_empty(), "{what}");
+                    for log in logs {
+                        let log = log.lock().unwrap();
+                        assert!(log.open.is_empty() && !log.steps.is_empty(), "{what}");
+                    }
                 }
             }
         }
@@ -148,7 +158,7 @@ fn heads_draft_as_many_tokens_as_they_tell_ahead_in_one_forward() {
             let (draft, _) = model(markov(medusa(heads)), Mischief::default(), 7);
             let target = Box::new(FakeEngine::new(markov(fake_options())));
             let options = GenerateOptions { nodes, ..options.clone() };
-            let mut generator = Generator::new(target, tokenizer(), options).with_draft_model(draft);
+            let mut generator = Generator::new(target, tokenizer(), options).with_draft_models(vec![draft]);
             let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt)));
             for text in texts.into_iter().map(Result::unwrap) {
                 let (last, accepted) = text.step_accepted.split_last().unwrap();
@@ -229,4 +239,56 @@ fn without_room_or_after_a_failure_texts_come_without_the_draft_model() {
             assert_naive(got.as_ref().unwrap(), &naive(&mut fake(), prompt, &options()), &what);
         }
     }
+}
+
+/// What a head says may be anything: it decides how much is drafted, and no text.
+#[test]
+fn an_acceptance_head_is_asked_of_what_the_draft_model_reads_and_changes_no_text() {
+    let prompts = prompts();
+    for (batch, step_tokens, nodes, forwards) in [(1, 64, 16, 1), (4, 200, 16, 3), (3, 9, 5, 2)] {
+        let what = format!("{batch} {step_tokens} {nodes} {forwards}");
+        let (draft, read) = model(fake_options(), Mischief::default(), forwards);
+        let (head, judged) = acceptance_head();
+        let options = GenerateOptions { nodes, batch, step_tokens, ..options() };
+        let mut generator = generator(draft.with_acceptance_head(head), options.clone());
+        let requests = (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt));
+        for (got, prompt) in run(&mut generator, requests).iter().zip(&prompts) {
+            assert_naive(got.as_ref().unwrap(), &naive(&mut fake(), prompt, &options), &what);
+        }
+        let [read, judged] = [read, judged].map(|log| log.lock().unwrap().steps.concat().into_iter().sum::<usize>());
+        let texts: usize = prompts.iter().map(|prompt| prompt.len() + 40).sum();
+        // All that is read but the texts themselves.
+        assert!(judged > 0 && judged < read && read - judged <= texts, "{what}: {judged} of {read}, {texts}");
+    }
+}
+
+#[test]
+fn the_trees_of_several_draft_models_are_merged() {
+    let prompts = prompts();
+    let options = GenerateOptions { drafter: Drafter::None, nodes: 4, batch: 3, step_tokens: 512, ..options() };
+    let accepted = |languages: &[FakeOptions]| {
+        let of = |language: &FakeOptions| model(language.clone(), Mischief::default(), 1).0;
+        let drafts = languages.iter().map(of).collect();
+        let mut generator = Generator::new(Box::new(fake()), tokenizer(), options.clone()).with_draft_models(drafts);
+        let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, p)| request(id, p)));
+        aal(&texts.into_iter().map(Result::unwrap).collect::<Vec<_>>())
+    };
+    let [own, wrong, both] = [&[fake_options()][..], &[stranger()], &[stranger(), fake_options()]].map(accepted);
+    // A wrong one takes some of the nodes until it is known to be wrong.
+    assert!(wrong < 0.1 && own > 0.9 && both > 0.8 * own, "{own} {wrong} {both}");
+}
+
+#[test]
+fn of_several_draft_models_the_one_that_fails_is_dropped() {
+    let prompts = prompts();
+    let options = GenerateOptions { drafter: Drafter::None, nodes: 4, batch: 3, step_tokens: 512, ..options() };
+    let (good, log) = model(fake_options(), Mischief::default(), 1);
+    let (bad, _) = model(stranger(), Mischief { fail_from_step: Some(2), ..Mischief::default() }, 1);
+    let mut generator = Generator::new(Box::new(fake()), tokenizer(), options).with_draft_models(vec![bad, good]);
+    let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, p)| request(id, p)));
+    for (got, prompt) in texts.iter().zip(&prompts) {
+        assert_naive(got.as_ref().unwrap(), &naive(&mut fake(), prompt, &generator.options().clone()), "dropped");
+    }
+    assert!(aal(&texts.into_iter().map(Result::unwrap).collect::<Vec<_>>()) > 0.9);
+    assert!(log.lock().unwrap().open.is_empty());
 }

@@ -1,0 +1,118 @@
+//! What an acceptance head learns from: tokens that a draft model proposes after the true beginnings of texts, what the
+//! draft model feels after reading each of them, and whether the text goes on so.
+//!
+//! SpecDec++ (arXiv:2405.19715, section 3.2) lets the draft model read a text in which most tokens are its own, so most
+//! of what it reads follows something that the target would not have written. With tree attention every proposal is
+//! read after the text itself: it is a leaf beside the token that follows. The outcome is the one that counts, whether
+//! strict verification accepts the token, and outcomes are not weighted: the head tells probabilities, which the draft
+//! budget weighs against costs.
+
+use laser_decode::{Candidate, TargetScores as _, Token, chain_parents};
+use laser_engine::{ACCEPTED, Engine, EngineError, REJECTED, Segment, Slot};
+
+use crate::lesson::{CHUNK, Lesson};
+
+/// Proposals of a place, the draft model's most probable tokens: those that trees of up to 64 nodes have most of.
+const PROPOSED: usize = 3;
+
+/// Places of a text that are read at once.
+const PLACES: usize = 128;
+
+/// The steps of Newton's method on two parameters.
+const NEWTON_STEPS: usize = 25;
+
+/// The proposals of texts.
+#[derive(Debug, Default)]
+pub(crate) struct Verdicts {
+    /// `[N, hidden]`: the draft model's features of the proposals.
+    pub(crate) features: Vec<f32>,
+    /// [`ACCEPTED`] or [`REJECTED`].
+    pub(crate) outcomes: Vec<Token>,
+    /// The draft model's own probability of each proposal.
+    pub(crate) probabilities: Vec<f32>,
+}
+
+impl Verdicts {
+    /// Adds the proposals of a text; `engine` is the draft model and keeps features.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(crate) fn add(&mut self, engine: &mut dyn Engine, lesson: &Lesson) -> Result<(), EngineError> {
+        let slot = engine.open(lesson.tokens.len() + PLACES * PROPOSED)?;
+        let (prompt, text) = lesson.tokens.split_at(lesson.prompt);
+        let (&last, before) = prompt.split_last().unwrap_or((&0, &[]));
+        for chunk in before.chunks(CHUNK) {
+            let parents: Vec<u32> = chain_parents(chunk.len()).collect();
+            engine.step(&[segment(slot, chunk, &parents, chunk.len())], 1)?;
+            engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
+        }
+        let roots = std::iter::once(last).chain(text.chunks(PLACES).filter_map(|places| places.last().copied()));
+        for (root, places) in roots.zip(text.chunks(PLACES)) {
+            self.add_places(engine, slot, &[&[root], places].concat())?;
+        }
+        engine.close(slot);
+        Ok(())
+    }
+
+    /// Adds the proposals after each token of a chain but the last, and commits these.
+    fn add_places(&mut self, engine: &mut dyn Engine, slot: Slot, chain: &[Token]) -> Result<(), EngineError> {
+        let places = chain.len() - 1;
+        let (mut tokens, mut parents) = (chain.to_vec(), chain_parents(chain.len()).collect::<Vec<_>>());
+        let scores = engine.step(&[segment(slot, &tokens[..places], &parents[..places], 0)], PROPOSED)?;
+        engine.commit(slot, &[])?;
+        let mut proposals: Vec<(usize, Candidate)> = Vec::new();
+        for (parent, place) in (0..).zip(0..places) {
+            for &proposal in scores[0].top(place) {
+                let node = if proposal.token == chain[place + 1] { place + 1 } else { tokens.len() };
+                if node == tokens.len() {
+                    tokens.push(proposal.token);
+                    parents.push(parent);
+                }
+                proposals.push((node, proposal));
+            }
+        }
+        let scores = engine.step(&[segment(slot, &tokens, &parents, tokens.len())], 1)?;
+        engine.commit(slot, &(0..places).collect::<Vec<_>>())?;
+        for (node, proposal) in proposals {
+            self.features.extend_from_slice(scores[0].feature(node));
+            self.outcomes.push(if node <= places { ACCEPTED } else { REJECTED });
+            self.probabilities.push(proposal.log_probability.exp());
+        }
+        Ok(())
+    }
+}
+
+fn segment<'a>(slot: Slot, tokens: &'a [Token], parents: &'a [u32], scored_from: usize) -> Segment<'a> {
+    Segment { slot, tokens, parents, scored_from, draw: None, before: &[] }
+}
+
+/// The least mean log loss of 1 / (1 + exp(-(a · logit(q) + b))) over probabilities q and whether it happened, in nats:
+/// all that the draft model's own probabilities tell, with the best scale a and shift b.
+pub(crate) fn least_log_loss(pairs: &[(f32, bool)]) -> f64 {
+    let logit = |q: f32| {
+        let q = f64::from(q).clamp(1e-7, 1.0 - 1e-7);
+        (q / (1.0 - q)).ln()
+    };
+    let pairs: Vec<(f64, f64)> = pairs.iter().map(|&(q, happened)| (logit(q), f64::from(u8::from(happened)))).collect();
+    let count = pairs.len().max(1) as f64;
+    let (mut scale, mut shift) = (1.0, 0.0);
+    for _ in 0..NEWTON_STEPS {
+        // Gradient and second derivatives of the mean; the little on the diagonal keeps them apart from 0.
+        let (mut gradient, mut hessian) = ([0.0; 2], [1e-9, 0.0, 1e-9]);
+        for &(x, y) in &pairs {
+            let p = 1.0 / (1.0 + (-(scale * x + shift)).exp());
+            let (error, weight) = ((p - y) / count, p * (1.0 - p) / count);
+            gradient = [gradient[0] + error * x, gradient[1] + error];
+            hessian = [hessian[0] + weight * x * x, hessian[1] + weight * x, hessian[2] + weight];
+        }
+        let determinant = hessian[0] * hessian[2] - hessian[1] * hessian[1];
+        // Steps of at most 1, since far from the optimum the second derivatives vanish.
+        scale -= ((hessian[2] * gradient[0] - hessian[1] * gradient[1]) / determinant).clamp(-1.0, 1.0);
+        shift -= ((hessian[0] * gradient[1] - hessian[1] * gradient[0]) / determinant).clamp(-1.0, 1.0);
+    }
+    let loss = |&(x, y): &(f64, f64)| (1.0 + (-(scale * x + shift) * (2.0 * y - 1.0)).exp()).ln();
+    pairs.iter().map(loss).sum::<f64>() / count
+}
+
+#[cfg(test)]
+mod tests;
