@@ -210,4 +210,4 @@ fn halves(value: u64) -> [u32; 2] {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -57,10 +57,10 @@ fn settings_out_of_range_are_refused() {
 }
 
 /// Tokens of a mock target.
-const TOKENS: u32 = 4;
+pub(crate) const TOKENS: u32 = 4;
 
 /// Tokens of a sequence.
-const LENGTH: usize = 3;
+pub(crate) const LENGTH: usize = 3;
 
 /// How a sequence comes to be; all but one of these are wrong.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -77,7 +77,7 @@ enum Sampler {
 }
 
 /// The target's distribution behind a sequence: every context has another.
-fn target(sequence: &[u32]) -> Vec<f32> {
+pub(crate) fn target(sequence: &[u32]) -> Vec<f32> {
     let weight = |token: u32| {
         let context = sequence.iter().fold(1, |hash, token| hash * 7 + token + 1);
         1.0 + ((context * 31 + token * token * 17) % 11) as f32
@@ -87,7 +87,7 @@ fn target(sequence: &[u32]) -> Vec<f32> {
     weights.iter().map(|weight| weight / total).collect()
 }
 
-fn first_to_arrive(times: impl Iterator<Item = f64>) -> u32 {
+pub(crate) fn first_to_arrive(times: impl Iterator<Item = f64>) -> u32 {
     let times: Vec<f64> = times.collect();
     let first = (0..TOKENS).min_by(|a, b| times[*a as usize].total_cmp(&times[*b as usize]));
     first.unwrap()
@@ -172,12 +172,12 @@ fn sequences() -> Vec<(Vec<u32>, f64)> {
     all
 }
 
-/// Pearson's χ² of whole sequences in standard deviations from its mean.
-fn deviation(sampler: Sampler) -> f64 {
+/// Pearson's χ² of the whole sequences that many keys give, in standard deviations from its mean.
+pub(crate) fn deviation(sequence: impl Fn(u64) -> Vec<u32>) -> f64 {
     const DRAWS: u32 = 200_000;
     let mut counts: HashMap<Vec<u32>, u32> = HashMap::new();
     for key in 0..DRAWS {
-        *counts.entry(sampler.sequence(Noise::new(u64::from(key)))).or_default() += 1;
+        *counts.entry(sequence(u64::from(key))).or_default() += 1;
     }
     let all = sequences();
     let freedom = all.len() as f64 - 1.0;
@@ -191,10 +191,11 @@ fn deviation(sampler: Sampler) -> f64 {
 
 #[test]
 fn whole_sequences_have_the_targets_distribution_whatever_is_drafted() {
-    let right = deviation(Sampler::Keyed);
+    let of = |sampler: Sampler| deviation(|key| sampler.sequence(Noise::new(key)));
+    let right = of(Sampler::Keyed);
     assert!(right.abs() < 4.0, "{right}");
     for wrong in [Sampler::SamePlace, Sampler::NoResidual, Sampler::LinearNoise] {
-        let wrong_by = deviation(wrong);
+        let wrong_by = of(wrong);
         assert!(wrong_by > 100.0, "{wrong:?} passes: {wrong_by}");
     }
 }
