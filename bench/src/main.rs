@@ -12,6 +12,7 @@
 mod engine;
 mod history;
 mod look;
+mod lossless;
 mod old;
 mod pad;
 mod paper;
@@ -78,6 +79,8 @@ enum Command {
     Batch(BatchArgs),
     /// Every source of drafts, draft models among them, and every rule of verification, by batch size.
     Compare(sources::CompareArgs),
+    /// What the rules that keep the target's distribution accept of a draft model's tokens, at a temperature.
+    Lossless(lossless::LosslessArgs),
     /// Acceptance and draft time on known texts; needs no model.
     Replay(ReplayArgs),
     /// What a forward costs by its number of tokens.
@@ -351,6 +354,10 @@ async fn run(cli: Cli) -> Result<()> {
             finish(&report, &batch.setup.output, style)
         }
         Command::Compare(args) => finish(&paper::sources(&args).await?, &args.setup.output, style),
+        Command::Lossless(options) => {
+            let report = lossless::run(&options).await?;
+            write_and_print(&options.setup.output.join("lossless.json"), &report, &report.render(style))
+        }
         Command::Replay(options) => {
             let report = replay::replay(&options).await?;
             write_and_print(&options.output.join("replay.json"), &report, &report.render(style))

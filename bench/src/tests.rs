@@ -199,6 +199,33 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
     assert!(text.contains("typical 0.09, 0.3") && !text.contains("relaxed 2"), "{text}");
 }
 
+#[tokio::test]
+async fn lossless_rules_accept_as_often_as_the_distributions_overlap() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = SetupArgs { items_table: None, ..setup(dir.path()) };
+    // Itself, and itself padded: both expect what the target does.
+    let own = fixture("profile-lm");
+    let line = format!("lossless --users-table u --model m --draft {own} --temperatures 0.8,1.2 --children 1,3");
+    let Ok(Command::Lossless(args)) = parse(&line) else { unreachable!("the command is lossless") };
+    let report = lossless::run(&lossless::LosslessArgs { setup: small, ..args }).await.unwrap();
+    assert_eq!(report.rows.len(), 2);
+    for row in &report.rows {
+        assert!((row.overlap - 1.0).abs() < 1e-3 && row.places > 100, "{row:?}");
+        let of =
+            |rule| row.accepted.iter().find(|(found, _)| *found == rule).map(|(_, shares)| shares.clone()).unwrap();
+        let [rejection, shared] = [lossless::Rule::Rejection, lossless::Rule::SharedNoise].map(of);
+        assert!(rejection[0] > 0.99 && shared[0] > 0.99, "{row:?}");
+        let [given, keyed, drawn] =
+            [lossless::Rule::MostProbableRejection, lossless::Rule::MostProbableKeyed, lossless::Rule::Independent]
+                .map(of);
+        // By the same probability, whoever draws: within four standard errors.
+        let error = 4.0 / (row.places as f64).sqrt();
+        assert!((0..2).all(|at| (given[at] - keyed[at]).abs() < error), "{row:?}");
+        assert!(drawn[0] < shared[0] && drawn[0] < drawn[1] && keyed[0] < keyed[1], "{row:?}");
+    }
+    assert!(report.render(Style::Text).contains("3 children"));
+}
+
 #[test]
 fn a_model_is_not_padded_to_less_than_it_has() {
     let sizes = ["--hidden 128", "--layers 4", "--heads 6", "--heads 9", "--intermediate 671", "--vocabulary 4000"];

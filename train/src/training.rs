@@ -444,6 +444,8 @@ fn copies(weights: &[&Var]) -> Result<Vec<Tensor>> {
 }
 
 #[cfg(test)]
+mod acceptance_tests;
+#[cfg(test)]
 mod eagle_tests;
 #[cfg(test)]
 mod medusa_tests;

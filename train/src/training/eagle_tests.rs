@@ -35,7 +35,7 @@ pub(super) fn train_layer(job: &Job<'_>, engine: &mut dyn Engine, steps: usize) 
     engine.keep_features();
     let left = std::cell::Cell::new(steps);
     let is_stopped = || left.replace(left.get().saturating_sub(1)) == 0;
-    let lessons = Lessons { learned: &learned, held_out: &held_out, target: Some(engine) };
+    let lessons = Lessons { learned: &learned, held_out: &held_out, engine: Some(engine) };
     train(job, lessons, &mut (), &is_stopped).unwrap()
 }
 

@@ -1,0 +1,80 @@
+//! Acceptance heads for a draft model that is one of this crate's small models.
+
+use laser_decode::{TargetScores as _, Token, chain_parents};
+use laser_engine::{ACCEPTED, EngineOptions, Segment, load};
+
+use super::eagle_tests::target;
+use super::tests::{config, job_of};
+use super::*;
+use crate::lesson::unread;
+
+/// The draft model's most probable token after a text.
+fn first(engine: &mut dyn Engine, tokens: &[Token]) -> Token {
+    let slot = engine.open(tokens.len()).unwrap();
+    let parents: Vec<u32> = chain_parents(tokens.len()).collect();
+    let segment = Segment { slot, tokens, parents: &parents, scored_from: tokens.len() - 1, draw: None, before: &[] };
+    let scores = engine.step(&[segment], 1).unwrap();
+    engine.close(slot);
+    scores[0].top(tokens.len() - 1)[0].token
+}
+
+/// Texts of somebody who agrees with the draft model but for tokens that three divides.
+fn texts(engine: &mut dyn Engine, examples: &[Example]) -> Vec<Example> {
+    let written = |Example { prompt, text }: &Example| {
+        let mut tokens = prompt.clone();
+        for _ in text {
+            let token = first(engine, &tokens);
+            tokens.push(if token.is_multiple_of(3) { 2 + (token + 5) % 30 } else { token });
+        }
+        Example { prompt: prompt.clone(), text: tokens.split_off(prompt.len()) }
+    };
+    examples.iter().map(written).collect()
+}
+
+#[test]
+fn a_head_learns_what_the_draft_models_probabilities_do_not_tell() {
+    let (draft_folder, mut draft) = target();
+    let folder = tempfile::tempdir().unwrap();
+    let config =
+        TrainConfig { kind: DraftKind::Acceptance, draft: "draft".into(), epochs: 10, ..config(folder.path()) };
+    let mut job = Job { draft: Some("the draft model".into()), ..job_of(&config, 200) };
+    draft.keep_features();
+    job.learned = texts(draft.as_mut(), &job.learned);
+    job.held_out = texts(draft.as_mut(), &job.held_out);
+    let [learned, held_out] = [&job.learned, &job.held_out].map(|examples| unread(examples, 64));
+    let lessons = Lessons { learned: &learned, held_out: &held_out, engine: Some(draft.as_mut()) };
+    let trained = train(&job, lessons, &mut (), &|| false).unwrap().unwrap();
+    let own = trained.kept.own_loss.unwrap();
+    assert!(trained.kept.held_out_loss < 0.5 * own && trained.kept.first > 0.9, "{:?}", trained.history);
+    assert_eq!(output::belongs(folder.path()).unwrap().unwrap().draft.as_deref(), Some("the draft model"));
+    assert_eq!(job.finished().unwrap().unwrap().kept.epoch, trained.kept.epoch);
+
+    // What judges is what was trained.
+    let mut verdicts = Verdicts::default();
+    verdicts.add(draft.as_mut(), &held_out[0]).unwrap();
+    let network = Network::acceptance(&config, 16, &Device::Cpu).unwrap();
+    let tensors = candle_core::safetensors::load(folder.path().join("acceptance_head.safetensors"), &Device::Cpu);
+    let tensors = tensors.unwrap();
+    assert_eq!(tensors.len(), 5);
+    for (name, weight) in network.weights() {
+        weight.set(&tensors[&name]).unwrap();
+    }
+    let batch = Batch::of_verdicts(&verdicts, &Device::Cpu).unwrap();
+    let passes = network.forward(&batch, 1).unwrap();
+    let expected = candle_nn::ops::log_softmax(&passes[0].logits, 1).unwrap().to_vec2::<f32>().unwrap();
+    let options = EngineOptions { drafts: Some(folder.path().into()), ..EngineOptions::new(draft_folder.path()) };
+    let mut head = load(&options).unwrap();
+    let nodes = verdicts.outcomes.len();
+    let slot = head.open(nodes).unwrap();
+    let parents = vec![laser_decode::ROOT_PARENT; nodes];
+    let tokens = vec![ACCEPTED; nodes];
+    let before = &verdicts.features;
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None, before };
+    let scores = head.step(&[segment], 2).unwrap().remove(0);
+    for (node, expected) in expected.iter().enumerate() {
+        for outcome in scores.top(node) {
+            let difference = (expected[outcome.token as usize] - outcome.log_probability).abs();
+            assert!(difference < 2e-4, "node {node}: {expected:?} {outcome:?}");
+        }
+    }
+}
