@@ -49,16 +49,16 @@ pub(super) struct CompareArgs {
     pub(super) temperature: Option<f32>,
     /// α of conditional verification, for greedy texts.
     #[arg(long, default_value_t = 0.1)]
-    alpha: f32,
+    pub(super) alpha: f32,
     /// β of conditional verification.
     #[arg(long, default_value_t = 0.1)]
-    beta: f32,
+    pub(super) beta: f32,
     /// ε of typical verification, for drawn texts.
     #[arg(long, default_value_t = 0.09)]
-    epsilon: f32,
+    pub(super) epsilon: f32,
     /// δ of typical verification.
     #[arg(long, default_value_t = 0.3)]
-    delta: f32,
+    pub(super) delta: f32,
 }
 
 /// A draft model and its name.
