@@ -213,9 +213,9 @@ fn row<'a>(
     let (mut places, mut overlap) = (0, 0.0);
     let mut accepted: Vec<(Rule, Vec<f64>)> = RULES.map(|rule| (rule, vec![0.0; args.children.len()])).to_vec();
     for ((prompt, text), key) in texts.zip(0..) {
-        let [expected, drafted] =
-            [&mut *target, &mut *draft].map(|engine| distributions(engine, prompt, text, temperature));
-        for (((p, q), &choice), at) in expected?.into_iter().zip(drafted?).zip(text).zip(0..) {
+        let expected = distributions(target, prompt, text, temperature)?;
+        let drafted = distributions(draft, prompt, text, temperature)?;
+        for (((p, q), &choice), at) in expected.into_iter().zip(drafted).zip(text).zip(0..) {
             let place = Place { p, q, noise: Noise::new(key).after(at), choice };
             places += 1;
             overlap += place.overlap();
