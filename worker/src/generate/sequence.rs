@@ -301,6 +301,7 @@ impl Sequence {
         if emitted > accepted {
             self.done.origins.push(Origin::TARGET);
         }
+        self.context.observe(&self.tree, |node| scores.prediction(node).choice.token);
         self.context.extend(&step.tokens[..emitted]);
         if let Some(reader) = &mut self.reader {
             reader.emitted(&step.tokens[..emitted], self.is_refined);
