@@ -95,14 +95,15 @@ impl CompareArgs {
         sampling.transpose().context("--temperature")
     }
 
-    /// Plain decoding, prompt lookup, bigrams, the pool of all texts, each draft model alone and with the pool, with fixed and
-    /// adaptive trees, and the rules that accept more than the target's choice.
+    /// Plain decoding, prompt lookup, lookahead decoding, bigrams, the pool of all texts, each draft model alone and
+    /// with the pool, with fixed and adaptive trees, and the rules that accept more than the target's choice.
     pub(super) fn variants(&self) -> Result<Vec<Variant>, PolicyError> {
         let setup = &self.setup;
         let pool = |name: &str| Variant::pooled(name, setup, PoolScheme::Global);
         let mut variants = vec![
             Variant::plain(),
             Variant::lookup(setup),
+            Variant::lookahead(),
             Variant { drafter: Drafter::RawFrequency { max_ngram: 1 }, ..pool("bigrams of the pool") },
             pool("").by_frequency("pool, paper's rule"),
             pool("pool"),

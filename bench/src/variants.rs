@@ -12,6 +12,9 @@ use super::{DraftRule, SetupArgs};
 /// Longest match of prompt lookup, as published for PLD.
 const LOOKUP_NGRAM: usize = 3;
 
+/// Lookahead decoding as its authors' README sets it: a window of 7, n-grams of 5 and 7 guesses.
+const LOOKAHEAD: Drafter = Drafter::Lookahead { window: 7, ngram: 5, guesses: 7 };
+
 /// Nodes of an adaptive tree, at most.
 pub(super) const ADAPTIVE_NODES: usize = 32;
 
@@ -72,6 +75,12 @@ impl Variant {
             nodes: setup.nodes,
             ..Self::plain()
         }
+    }
+
+    /// Lookahead decoding, with as many nodes as it can use.
+    pub(super) fn lookahead() -> Self {
+        let nodes = LOOKAHEAD.most_nodes().unwrap_or_default();
+        Self { name: "Lookahead".into(), drafter: LOOKAHEAD, nodes, ..Self::plain() }
     }
 
     pub(super) fn pooled(name: impl Into<String>, setup: &SetupArgs, pools: PoolScheme) -> Self {

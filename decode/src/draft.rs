@@ -9,6 +9,7 @@ use thiserror::Error;
 use crate::Token;
 use crate::blend::Rule;
 use crate::growth::Growth;
+use crate::lookahead::{Lookahead, Shape, WINDOW_MAX};
 use crate::pool::Pool;
 use crate::sampling::Noise;
 use crate::sources::{SourceWeights, Sources};
@@ -28,6 +29,17 @@ pub enum Drafter {
     PromptLookup {
         /// Longest match looked for, in tokens.
         max_ngram: usize,
+    },
+    /// Lookahead decoding: n-grams that the target itself makes beside the text, from a window of guesses. The drafter
+    /// learns of them by [`DraftContext::observe`]. It needs a tree of [`Drafter::most_nodes`], and neither pool nor
+    /// model. The authors' README sets a window of 7, n-grams of 5 and 7 guesses.
+    Lookahead {
+        /// Columns of the window.
+        window: usize,
+        /// Tokens of an n-gram, of which the first is the text's last.
+        ngram: usize,
+        /// N-grams that are verified in a step, at most.
+        guesses: usize,
     },
     /// LASER 3.3: the last n tokens select a subtree. n starts at `max_ngram` and shrinks until the subtree fills the
     /// budget; of a larger subtree the most frequent nodes are taken. All sources count alike.
@@ -80,6 +92,12 @@ impl Drafter {
         match *self {
             Self::None => Ok(()),
             Self::PromptLookup { max_ngram } | Self::RawFrequency { max_ngram } => length("max_ngram", max_ngram),
+            Self::Lookahead { window, ngram, guesses } => {
+                let count = |option, found: usize| check(option, "1 to 32", found as f64, 1.0, WINDOW_MAX as f64);
+                count("window", window)?;
+                check("ngram", "2 to 16", ngram as f64, 2.0, ORDER_MAX as f64)?;
+                count("guesses", guesses)
+            }
             Self::Blended { order, alpha, min_probability, weights } => {
                 length("order", order)?;
                 check("alpha", "0.01 to 1000", alpha.into(), 0.01, 1e3)?;
@@ -95,14 +113,28 @@ impl Drafter {
     pub fn min_probability(&self) -> f32 {
         match *self {
             Self::Blended { min_probability, .. } => min_probability,
-            Self::None | Self::PromptLookup { .. } | Self::RawFrequency { .. } => 0.0,
+            Self::None | Self::PromptLookup { .. } | Self::RawFrequency { .. } | Self::Lookahead { .. } => 0.0,
+        }
+    }
+
+    /// Drafted nodes of a whole tree, if there is such a bound: with fewer, less of the window goes on.
+    #[must_use]
+    pub fn most_nodes(&self) -> Option<usize> {
+        self.shape().map(Shape::nodes)
+    }
+
+    /// The sizes of lookahead decoding.
+    fn shape(&self) -> Option<Shape> {
+        match *self {
+            Self::Lookahead { window, ngram, guesses } => Some(Shape { window, ngram, guesses }),
+            Self::None | Self::PromptLookup { .. } | Self::RawFrequency { .. } | Self::Blended { .. } => None,
         }
     }
 
     /// Longest context that is matched.
     fn order(&self) -> usize {
         let order = match *self {
-            Self::None => 1,
+            Self::None | Self::Lookahead { .. } => 1,
             Self::PromptLookup { max_ngram } | Self::RawFrequency { max_ngram } => max_ngram,
             Self::Blended { order, .. } => order,
         };
@@ -123,6 +155,8 @@ pub struct DraftContext {
     drafter: Drafter,
     sources: Sources,
     growth: Growth,
+    /// Of [`Drafter::Lookahead`].
+    lookahead: Option<Lookahead>,
 }
 
 impl DraftContext {
@@ -130,7 +164,8 @@ impl DraftContext {
     /// would refuse give worse or empty drafts, but are not errors here.
     #[must_use]
     pub fn new(drafter: Drafter, pool: Option<Pool>, end_of_text: Token) -> Self {
-        Self { drafter, sources: Sources::new(pool, end_of_text), growth: Growth::default() }
+        let lookahead = drafter.shape().map(Lookahead::new);
+        Self { drafter, sources: Sources::new(pool, end_of_text), growth: Growth::default(), lookahead }
     }
 
     /// Adds a previous text of the same entity as a temporary branch of the highest weight, ended by
@@ -160,6 +195,14 @@ impl DraftContext {
         self.sources.advance(tokens.len(), self.drafter.order());
     }
 
+    /// Takes over the target's choice after each node of a tree that was scored: the one drafted last, or what is left
+    /// of it. To be called before the step's tokens are appended. Only [`Drafter::Lookahead`] learns from it.
+    pub fn observe(&mut self, tree: &DraftTree, choice: impl Fn(usize) -> Token) {
+        if let Some(lookahead) = &mut self.lookahead {
+            lookahead.observe(&self.sources, tree, choice);
+        }
+    }
+
     /// Replaces `tree` by a draft of what follows the context. Its root is the context's last token, followed by up to
     /// `max_nodes` drafted tokens. Nothing is drafted beyond an end-of-text token. An empty context gives an empty
     /// tree.
@@ -169,10 +212,15 @@ impl DraftContext {
             return;
         };
         tree.reset(root);
-        let Self { sources, growth, .. } = self;
+        let Self { sources, growth, lookahead, .. } = self;
         match self.drafter {
             Drafter::None => {}
             Drafter::PromptLookup { .. } => self.copy(max_nodes, tree),
+            Drafter::Lookahead { .. } => {
+                if let Some(lookahead) = lookahead {
+                    lookahead.draft(sources, max_nodes, tree);
+                }
+            }
             Drafter::RawFrequency { .. } => {
                 for ngram in (1..=self.drafter.order()).rev() {
                     tree.reset(root);
@@ -187,6 +235,11 @@ impl DraftContext {
                 growth.grow(sources, rule, (max_nodes, min_probability), tree);
             }
         }
+    }
+
+    #[cfg(test)]
+    pub(crate) fn lookahead(&self) -> Option<&Lookahead> {
+        self.lookahead.as_ref()
     }
 
     /// Copies the continuation of the longest match in the context; among equals, of the most recent.

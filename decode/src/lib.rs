@@ -12,6 +12,7 @@ mod blend;
 mod draft;
 mod frequent;
 mod growth;
+mod lookahead;
 mod pool;
 mod pool_builder;
 mod race;

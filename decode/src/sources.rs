@@ -89,6 +89,11 @@ impl Sources {
         backwards.take_while(|&token| token != self.end_of_text)
     }
 
+    /// Whether a token may be drafted, and others behind it.
+    pub(crate) fn continues(&self, token: Token) -> bool {
+        token != self.end_of_text && token < self.vocab_size
+    }
+
     /// The source of the context's token at a place.
     pub(crate) fn source_at(&self, place: usize) -> Source {
         if place < self.prompt { Source::Prompt } else { Source::Context }

@@ -8,7 +8,7 @@ use super::*;
 use crate::pool::tests::{END, any_texts, continuations, ended, pool_of};
 use crate::tree::Source;
 use crate::verify::tests::Scores;
-use crate::verify::{Candidate, Verification, verify};
+use crate::verify::{Candidate, TargetScores, Verification, verify};
 
 const ALPHA: f32 = 3.0;
 const WEIGHTS: SourceWeights = SourceWeights { context: 2.0, previous: 5.0 };
@@ -17,10 +17,11 @@ fn blended(order: usize, min_probability: f32) -> Drafter {
     Drafter::Blended { order, alpha: ALPHA, min_probability, weights: WEIGHTS }
 }
 
-fn drafters() -> [Drafter; 6] {
+fn drafters() -> [Drafter; 7] {
     [
         Drafter::None,
         Drafter::PromptLookup { max_ngram: 3 },
+        Drafter::Lookahead { window: 3, ngram: 3, guesses: 2 },
         Drafter::RawFrequency { max_ngram: 4 },
         Drafter::default(),
         blended(3, 0.0),
@@ -202,7 +203,8 @@ proptest! {
         world in any_world(4),
         cuts in prop::collection::vec(1..6usize, 20),
     ) {
-        for drafter in drafters() {
+        // A lookahead window begins with the prompt, which is the first piece.
+        for drafter in drafters().into_iter().filter(|drafter| !matches!(drafter, Drafter::Lookahead { .. })) {
             let mut context = DraftContext::new(drafter, Some(pool_of(&world.pool)), END);
             let (mut tree, mut rest) = (DraftTree::new(), world.context.as_slice());
             for cut in cuts.iter().chain([&100]) {
@@ -320,7 +322,9 @@ impl Target {
         context.extend(&text);
         while text.len() < start + max {
             context.draft(nodes, &mut tree);
-            let step = verify(&tree, &self.scores(&text, &tree), Verification::Strict, &[END]);
+            let scores = self.scores(&text, &tree);
+            let step = verify(&tree, &scores, Verification::Strict, &[END]);
+            context.observe(&tree, |node| scores.prediction(node).choice.token);
             context.extend(&step.tokens);
             text.extend(&step.tokens);
             forwards += 1;
@@ -422,9 +426,14 @@ fn options_out_of_range_are_refused_by_name() {
     }
     let weights = SourceWeights { previous: -1.0, ..WEIGHTS };
     let blend = |order, alpha, min_probability| Drafter::Blended { order, alpha, min_probability, weights };
+    let lookahead = |window, ngram, guesses| Drafter::Lookahead { window, ngram, guesses };
     let cases = [
         (Drafter::PromptLookup { max_ngram: 0 }, "max_ngram must be 1 to 16, got 0"),
         (Drafter::RawFrequency { max_ngram: 17 }, "max_ngram must be 1 to 16, got 17"),
+        (lookahead(0, 3, 2), "window must be 1 to 32, got 0"),
+        (lookahead(33, 3, 2), "window must be 1 to 32, got 33"),
+        (lookahead(2, 1, 2), "ngram must be 2 to 16, got 1"),
+        (lookahead(2, 3, 0), "guesses must be 1 to 32, got 0"),
         (blend(0, 1.0, 0.0), "order must be 1 to 16, got 0"),
         (blend(2, f32::NAN, 0.0), "alpha must be 0.01 to 1000, got NaN"),
         (blend(2, 1.0, 2.0), "min_probability must be 0 to 1, got 2"),

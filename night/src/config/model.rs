@@ -212,7 +212,8 @@ impl VerificationConfig {
 /// Nodes of a draft that measured costs cut: no fewer were faster at any batch size (docs/performance.md).
 const ADAPTIVE_NODES: usize = 64;
 
-/// Nodes of a draft that nothing cuts: more cost more than they gain from batch 8 on.
+/// Nodes of a draft that nothing cuts: more cost more than they gain from batch 8 on. Lookahead has as many as its
+/// window needs.
 const FIXED_NODES: usize = 16;
 
 /// `[draft]`.
@@ -221,13 +222,16 @@ const FIXED_NODES: usize = 16;
 pub struct DraftConfig {
     /// What drafts.
     pub method: DraftMethod,
-    /// Bound on a text's drafted tokens per step; if absent, 64 where adaptive and 16 where not.
+    /// Bound on a text's drafted tokens per step; if absent, 64 where adaptive and 16 where not, and with lookahead all
+    /// of its window and guesses.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub nodes: Option<usize>,
     /// Whether measured costs decide how much is drafted.
     pub adaptive: bool,
-    /// The longest context that is looked up, in tokens.
+    /// The longest context that is looked up, in tokens; with lookahead the length of an n-gram.
     pub order: usize,
+    /// With lookahead: the columns of its window, and how many n-grams are verified in a step, at most.
+    pub window: usize,
     /// Strength of the prior in blending context lengths.
     pub alpha: f32,
     /// Nodes that are less probable are not drafted.
@@ -296,6 +300,7 @@ impl Default for DraftConfig {
             nodes: None,
             adaptive: true,
             order: 8,
+            window: 5,
             alpha: 4.0,
             min_probability: 0.002,
             context_weight: weights.context,
@@ -315,6 +320,8 @@ pub enum DraftMethod {
     RawFrequency,
     /// Copies from the prompt and the output alone.
     PromptLookup,
+    /// N-grams that the model makes beside the text (lookahead decoding).
+    Lookahead,
     /// Plain decoding.
     None,
 }
@@ -327,7 +334,8 @@ impl DraftConfig {
 
     /// The bound on a text's drafted tokens per step.
     pub fn nodes(&self) -> usize {
-        self.nodes.unwrap_or(if self.is_adaptive() { ADAPTIVE_NODES } else { FIXED_NODES })
+        let usual = if self.is_adaptive() { ADAPTIVE_NODES } else { FIXED_NODES };
+        self.nodes.or_else(|| self.unchecked().most_nodes()).unwrap_or(usual)
     }
 
     /// The drafter.
@@ -335,9 +343,18 @@ impl DraftConfig {
     /// # Errors
     /// The first key whose value makes no sense.
     pub fn drafter(&self) -> Result<Drafter> {
-        let drafter = match self.method {
+        let drafter = self.unchecked();
+        drafter.check().context("[draft]")?;
+        Ok(drafter)
+    }
+
+    fn unchecked(&self) -> Drafter {
+        match self.method {
             DraftMethod::None => Drafter::None,
             DraftMethod::PromptLookup => Drafter::PromptLookup { max_ngram: self.order },
+            DraftMethod::Lookahead => {
+                Drafter::Lookahead { window: self.window, ngram: self.order, guesses: self.window }
+            }
             DraftMethod::RawFrequency => Drafter::RawFrequency { max_ngram: self.order },
             DraftMethod::Blended => Drafter::Blended {
                 order: self.order,
@@ -345,8 +362,6 @@ impl DraftConfig {
                 min_probability: self.min_probability,
                 weights: SourceWeights { context: self.context_weight, previous: self.previous_weight },
             },
-        };
-        drafter.check().context("[draft]")?;
-        Ok(drafter)
+        }
     }
 }

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use laser_schema::embedding::EmbeddingLayout;
 use laser_schema::guard::{GuardAction, Guards};
 
-use super::{Config, EngineKind, PolicyKind};
+use super::{Config, DraftMethod, EngineKind, PolicyKind};
 
 /// Most forwards of a draft model per step: SpecDec++ drafts 20 tokens at most, one a forward.
 const DRAFT_FORWARDS_MAX: usize = 20;
@@ -99,6 +99,12 @@ impl Config {
         ensure!(
             self.draft.model.is_empty() || self.model.engine == EngineKind::Tree,
             "[draft.model]: engine = \"mistralrs\" does not draft; choose [model] engine = \"tree\", or remove \
+             [draft.model]"
+        );
+        // It would judge the window by its chance to be accepted, and leave it out.
+        ensure!(
+            self.draft.model.is_empty() || self.draft.method != DraftMethod::Lookahead,
+            "[draft.model]: [draft] method = \"lookahead\" drafts without a model; choose another method, or remove \
              [draft.model]"
         );
         Ok(())

@@ -308,6 +308,7 @@ impl Sequence {
         if emitted > accepted {
             self.done.origins.push(Origin::TARGET);
         }
+        self.context.observe(&self.tree, |node| scores.prediction(node).choice.token);
         self.context.extend(&step.tokens[..emitted]);
         self.readers.iter_mut().flatten().for_each(|reader| reader.emitted(&step.tokens[..emitted]));
         self.pending.clear();
