@@ -19,6 +19,25 @@ pub(super) fn target() -> (TempDir, Box<dyn Engine>) {
     (folder, engine)
 }
 
+/// The same examples with texts that the engine writes, but for what `change` makes of its tokens.
+pub(super) fn written(engine: &mut dyn Engine, examples: &[Example], change: impl Fn(Token) -> Token) -> Vec<Example> {
+    let mut next = |tokens: &[Token]| {
+        let slot = engine.open(tokens.len()).unwrap();
+        let parents: Vec<u32> = chain_parents(tokens.len()).collect();
+        let last = tokens.len() - 1;
+        let segment = Segment { slot, tokens, parents: &parents, scored_from: last, draw: None, before: &[] };
+        let scores = engine.step(&[segment], 1).unwrap();
+        engine.close(slot);
+        change(scores[0].top(last)[0].token)
+    };
+    let mut write = |Example { prompt, text }: &Example| {
+        let mut tokens = prompt.clone();
+        text.iter().for_each(|_| tokens.push(next(&tokens)));
+        Example { prompt: prompt.clone(), text: tokens.split_off(prompt.len()) }
+    };
+    examples.iter().map(&mut write).collect()
+}
+
 /// A layer for it, on the texts of [`job_of`].
 pub(super) fn layer_job<'a>(config: &'a TrainConfig, target: &TempDir) -> Job<'a> {
     let parts = target_parts(&EngineOptions::new(target.path())).unwrap();

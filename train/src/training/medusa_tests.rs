@@ -3,7 +3,7 @@
 use laser_decode::chain_parents;
 use laser_engine::{EngineOptions, Segment, load, target_parts};
 
-use super::eagle_tests::{layer_job, target, train_layer};
+use super::eagle_tests::{layer_job, target, train_layer, written};
 use super::tests::config;
 use super::*;
 use crate::lesson::read;
@@ -19,7 +19,10 @@ fn heads_begin_as_the_targets_own_prediction_and_learn_to_look_ahead() {
         learning_rate: 0.02,
         ..config(output.path())
     };
-    let job = layer_job(&config, &folder);
+    let mut job = layer_job(&config, &folder);
+    // Only what the target writes itself can be foreseen further than one token.
+    job.learned = written(engine.as_mut(), &job.learned, |token| token);
+    job.held_out = written(engine.as_mut(), &job.held_out, |token| token);
     let parts = target_parts(&EngineOptions::new(folder.path())).unwrap();
     let network = Network::medusa(&config, &parts, &Device::Cpu).unwrap();
     let example = &job.held_out[0];
@@ -28,7 +31,7 @@ fn heads_begin_as_the_targets_own_prediction_and_learn_to_look_ahead() {
     let (first, last) = (&trained.history[0], trained.history.last().unwrap());
     assert!(last.held_out_loss < 0.8 * first.held_out_loss, "{:?}", trained.history);
     assert_eq!(last.deeper.len(), 2);
-    assert!(last.first > 2.0 / 40.0 && last.first > first.first, "{:?}", trained.history);
+    assert!(last.first > 0.7 && last.first > first.first, "{:?}", trained.history);
 
     // What is drafted with is what was trained: the heads of the engine say, of the same features, the same.
     let told = features(engine.as_mut(), &lesson).unwrap();

@@ -32,8 +32,14 @@ const RATE: f64 = 0.03;
 /// Rate at which the trust in the model follows its predictions: about the last hundred tokens count.
 const TRUST_RATE: f32 = 0.01;
 
-/// Rate at which the sharpness follows the texts.
+/// Rate at which the sharpness follows greedy texts, and the most that one token moves it, times the rate.
 const SHARPNESS_RATE: f32 = 0.03;
+const SHARPNESS_STEP: f32 = 1.0;
+
+/// The same for drawn texts. What is drawn now and then is improbable by right, and a bound on what that moves would
+/// leave the sharpness too high: at 1.3 where 1 is right, with the bound of greedy texts.
+const DRAWN_RATE: f32 = 0.01;
+const DRAWN_STEP: f32 = 10.0;
 
 /// Largest logarithm of the sharpness, either way: a sharpness of 33 is that of a model which is the target itself.
 const LOG_SHARPNESS_MAX: f32 = 3.5;
@@ -87,8 +93,9 @@ impl Learnt {
     }
 
     /// From the slope of the log likelihood by the sharpness at an emitted token.
-    fn sharpen(&mut self, slope: f32) {
-        let step = SHARPNESS_RATE * (slope * self.log_sharpness.exp()).clamp(-1.0, 1.0);
+    fn sharpen(&mut self, slope: f32, is_drawn: bool) {
+        let (rate, most) = if is_drawn { (DRAWN_RATE, DRAWN_STEP) } else { (SHARPNESS_RATE, SHARPNESS_STEP) };
+        let step = rate * (slope * self.log_sharpness.exp()).clamp(-most, most);
         self.log_sharpness = (self.log_sharpness + step).clamp(-LOG_SHARPNESS_MAX, LOG_SHARPNESS_MAX);
     }
 
@@ -426,8 +433,9 @@ impl DraftModel {
     /// Learns from the tokens that a sequence has emitted how sharp the model's probabilities are, by ascent of their
     /// log likelihood, and whom to trust: a step of online expectation-maximisation for the weight of a mixture.
     pub(super) fn learn_from(&mut self, reader: &mut Reader) {
+        let is_drawn = reader.refined.is_drawn();
         for (depth, slope) in reader.slopes.drain(..) {
-            self.learnt(depth).into_iter().for_each(|learnt| learnt.sharpen(slope));
+            self.learnt(depth).into_iter().for_each(|learnt| learnt.sharpen(slope, is_drawn));
         }
         for (depth, opinions) in reader.opinions.drain(..) {
             self.learnt(depth).into_iter().for_each(|learnt| learnt.weigh(opinions));
