@@ -14,8 +14,8 @@
 //! negative weight. The norms count c² in: their ε is (ε·d − c²)/D.
 //!
 //! What drafts from the small model's features, EAGLE's layer or Medusa's heads, drafts the same for the padded model
-//! once it is padded too: the features of a padded model are those of the small one and zeros. A whole draft model needs
-//! no padding, and is copied under the padded model's name.
+//! once it is padded too: the features of a padded model are those of the small one and zeros. A whole draft model
+//! needs no padding, and is copied under the padded model's name.
 
 use std::collections::BTreeMap;
 use std::fs;

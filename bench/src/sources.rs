@@ -23,8 +23,8 @@ use super::variants::{ADAPTIVE_NODES, Drafts, Variant};
 pub(super) struct CompareArgs {
     #[command(flatten)]
     pub(super) setup: SetupArgs,
-    /// A draft model, an EAGLE layer or Medusa's heads: a path, or NAME=PATH for its name in the tables; of a draft model
-    /// with an acceptance head NAME=PATH,HEAD. As often as there are some; all in the precision of --model.
+    /// A draft model, an EAGLE layer or Medusa's heads: a path, or NAME=PATH for its name in the tables; NAME=PATH,HEAD
+    /// for a draft model with an acceptance head. As often as there are some; all in the precision of --model.
     #[arg(long = "draft", value_name = "[NAME=]PATH[,HEAD]", value_parser = DraftArg::parse)]
     pub(super) drafts: Vec<DraftArg>,
     /// Names of draft models whose trees are merged (SpecInfer).

@@ -3,8 +3,8 @@
 //! Under keyed sampling ([`Noise`]) the target draws the token x that arrives first: at the time t(x) = E(x) / p(x).
 //! E(x) is known before the target has run, and a source's estimate a(x) stands for p(x), so whoever drafts can see who
 //! is going to win. Were the estimates exact, the first of the known tokens would win unless one of the others, which
-//! have the probability r together, arrived before it: with the probability exp(-r t(x)). They are not exact, so each of
-//! the known tokens gets a share of that probability, in proportion to a(x)^[`ESTIMATE`] · E(x)^-[`NOISE`]. Sharing
+//! have the probability r together, arrived before it: with the probability exp(-r t(x)). They are not exact, so each
+//! of the known tokens gets a share of that probability, in proportion to a(x)^[`ESTIMATE`] · E(x)^-[`NOISE`]. Sharing
 //! noise with the draft is the idea of arXiv:2408.07978.
 
 use crate::Token;
