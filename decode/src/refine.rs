@@ -287,8 +287,8 @@ impl Refined {
         (0..self.tree.len()).filter(|node| self.is_unread(*node)).filter(is_at).filter(goes_on).collect()
     }
 
-    /// Takes over the draft model's most probable tokens after a node, how they are to be taken, and the feature that it
-    /// gave the node, empty if it gives none.
+    /// Takes over the draft model's most probable tokens after a node, how they are to be taken, and the feature that
+    /// it gave the node, empty if it gives none.
     pub fn read(&mut self, node: usize, candidates: &[Candidate], calibration: Calibration, feature: &[f32]) {
         let noise = self.noise.map(|noise| noise.after(self.tree.depths()[node] as usize));
         self.notes[node].read = Some(Read::new(candidates, calibration, noise, feature));

@@ -22,8 +22,8 @@ pub struct EpochReport {
     /// places before, of Medusa by its further heads.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub deeper: Vec<f64>,
-    /// Of an acceptance head: the least held-out loss that the draft model's own probabilities of the same tokens reach,
-    /// whatever their scale.
+    /// Of an acceptance head: the least held-out loss that the draft model's own probabilities of the same tokens
+    /// reach, whatever their scale.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_loss: Option<f64>,
     /// Seconds.

@@ -1,5 +1,5 @@
-//! Training of draft models, which learn to foresee a target's texts: small Llama models, EAGLE's layer or Medusa's heads
-//! over the target's features; and of acceptance heads, which learn how far a draft model is right.
+//! Training of draft models, which learn to foresee a target's texts: small Llama models, EAGLE's layer or Medusa's
+//! heads over the target's features; and of acceptance heads, which learn how far a draft model is right.
 //!
 //! The texts are those that the target has written, with their prompts. The target reads each of them once, by the
 //! engine that generates, and says which tokens it holds likely at every place ([`Lesson`]). The draft model learns

@@ -32,8 +32,8 @@ pub(crate) struct Network {
 enum Kind {
     /// Its embedding is its vocabulary as well.
     Model { embedding: Var, norm: Var },
-    /// Medusa's heads with the vocabulary `[V, hidden]`, which is the target's and stays as it is, or an acceptance head
-    /// with its own.
+    /// Medusa's heads with the vocabulary `[V, hidden]`, which is the target's and stays as it is, or an acceptance
+    /// head with its own.
     Heads { vocabulary: Vocabulary, heads: Vec<Blocks> },
     /// Embedding `[V, hidden]` and vocabulary `[V, hidden]` are the target's and stay as they are; what enters is a
     /// projection `[hidden, 2 · hidden]`.
@@ -163,8 +163,8 @@ impl Network {
     }
 
     /// What it says at the places of a batch: a whole model once, EAGLE's layer once from the target's features, then
-    /// from its own of the pass before, as it drafts deeper and deeper (HASS), in so many `passes`. Each head is a pass,
-    /// from the features of one place more before.
+    /// from its own of the pass before, as it drafts deeper and deeper (HASS), in so many `passes`. Each head is a
+    /// pass, from the features of one place more before.
     pub(crate) fn forward(&self, batch: &Batch, passes: usize) -> Result<Vec<Pass>> {
         match &self.kind {
             Kind::Model { embedding, norm } => Ok(vec![self.model_pass(batch, embedding, norm)?]),

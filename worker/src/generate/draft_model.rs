@@ -4,8 +4,8 @@
 //! all sequences together with the tokens that they emitted since; more forwards extend what is new in the trees.
 //!
 //! A draft model that reads features, as EAGLE's layer does, gets the target's for what is committed. For a drafted
-//! node it needs the feature that it gave the node's parent itself, so each forward reads one level. Medusa's heads need
-//! no more than the feature before the root: one forward tells what follows at every depth, whatever the path to it.
+//! node it needs the feature that it gave the node's parent itself, so each forward reads one level. Medusa's heads
+//! need no more than the feature before the root: one forward tells what follows at every depth, whatever the path.
 //!
 //! Under a budget each further forward has to pay: what the last ones of its place gained, in expected tokens, must
 //! exceed the tokens that its time gives at the recent rate. This is the stopping rule of SpecDec++ (arXiv:2405.19715,

@@ -306,7 +306,7 @@ impl Generator {
         self.active.iter_mut().for_each(|sequence| sequence.drafting *= share);
     }
 
-    /// Lets the draft models read and extend the trees. They change no text, so if one fails, the night goes on without.
+    /// Lets the draft models read and extend the trees. They change no text: if one fails, the night goes on without.
     fn refine(&mut self) {
         // As large as the last step, or nearly.
         let tokens = self.active.iter().map(|sequence| sequence.chunk).sum::<usize>() + self.drafted;
