@@ -38,8 +38,15 @@ pub(super) struct LosslessArgs {
     #[arg(long, value_delimiter = ',', default_values_t = [0.5, 1.0])]
     pub(super) temperatures: Vec<f32>,
     /// Numbers of children to try.
-    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4])]
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 2, 4], value_parser = parse_children)]
     pub(super) children: Vec<usize>,
+}
+
+fn parse_children(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(children @ 1..=64) => Ok(children),
+        _ => Err("expected a number from 1 to 64".to_owned()),
+    }
 }
 
 /// How children are made and accepted.
@@ -268,7 +275,8 @@ impl LosslessReport {
                 "{kind} texts at temperature {temperature}, {places} places: Σ min(p, q) = {overlap:.3}, standard \
                  error at most {error:.3}\n\n"
             );
-            let children = self.options.children.iter().map(|count| format!("{count} children"));
+            let named = |&count: &usize| if count == 1 { "1 child".to_owned() } else { format!("{count} children") };
+            let children = self.options.children.iter().map(named);
             let header: Vec<String> = std::iter::once("accepted".to_owned()).chain(children).collect();
             let mut table = Table::new(&header.iter().map(String::as_str).collect::<Vec<_>>());
             for (rule, shares) in &row.accepted {

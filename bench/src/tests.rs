@@ -350,6 +350,7 @@ fn impossible_options_are_refused() {
         ("compare --model m --users-table u --draft =d", "expected a path, NAME=PATH or NAME=PATH,HEAD"),
         ("compare --model m --users-table u --draft n=d,", "expected a path, NAME=PATH or NAME=PATH,HEAD"),
         ("compare --model m --users-table u --forwards 0", "expected a number from 1 to 20"),
+        ("lossless --model m --users-table u --draft d --children 0", "expected a number from 1 to 64"),
         ("pad --model m --output o", "--hidden"),
         ("pad --model m --output o --target t --hidden 9", "cannot be used with"),
     ];
