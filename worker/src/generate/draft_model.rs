@@ -7,11 +7,12 @@
 //! node it needs the feature that it gave the node's parent itself, so each forward reads one level. Medusa's heads
 //! need no more than the feature before the root: one forward tells what follows at every depth, whatever the path.
 //!
-//! Under a budget each further forward has to pay: what the last ones of its place gained, in expected tokens, must
-//! exceed the tokens that its time gives at the recent rate. This is the stopping rule of SpecDec++ (arXiv:2405.19715,
-//! theorem 3.1: go on while the chance that all is accepted is high enough for the cost of one more), stated for trees
-//! and batches and with measured gains. Its trained head is one estimator of that chance: where there is one, it judges
-//! every node that the model reads, and the gains follow its verdicts.
+//! Under a budget each forward has to pay: the tokens that it is expected to gain must exceed those that its time gives
+//! at the recent rate. A node that is read can only gain if the text comes to it, so what is expected is the sum of the
+//! path probabilities of the nodes that are to be read, times what the last forwards of its place gained per unit of
+//! that. This is the stopping rule of SpecDec++ (arXiv:2405.19715, theorem 3.1: go on while the chance that all is
+//! accepted is high enough for the cost of one more), stated for trees and batches. Its trained head is one estimator
+//! of that chance: where there is one, it judges every node that the model reads.
 
 use std::time::Instant;
 
@@ -113,8 +114,10 @@ impl Learnt {
 /// What a forward of a step is worth, by its place among them.
 #[derive(Debug, Clone, Copy, Default)]
 struct Worth {
-    /// Expected tokens that it gains per sequence; none before the first.
-    gain: Option<f64>,
+    /// Sums over the last forwards: the expected tokens that they gained, and the path probabilities of the nodes that
+    /// they read. None before the first.
+    gain: f64,
+    reached: f64,
     /// Steps since the last one, and after how many it is tried again.
     idle: u32,
     wait: u32,
@@ -176,6 +179,9 @@ struct Reading {
     parents: Vec<u32>,
     /// The features before the tokens, if the model reads any.
     before: Vec<f32>,
+    /// Path probabilities of the nodes that are read for the first time, the root's among them: that of the text coming
+    /// to where something is asked.
+    reached: f32,
 }
 
 impl DraftModel {
@@ -272,7 +278,8 @@ impl DraftModel {
         for place in 0..self.worth.len() {
             let readings = self.readings(readers, step_tokens, terms.end_of_text);
             let load = self.load(readers, &readings);
-            if readings.is_empty() || !self.pays(place, load, readings.len()) {
+            let reached = readings.iter().map(|reading| f64::from(reading.reached)).sum();
+            if readings.is_empty() || !self.pays(place, load, reached) {
                 break;
             }
             let start = Instant::now();
@@ -291,7 +298,7 @@ impl DraftModel {
             }
             let tokens: usize = readings.iter().map(|reading| reading.tokens.len()).sum();
             let seconds = (tokens == load.tokens).then(|| start.elapsed().as_secs_f64());
-            self.learn(place, gain / readings.len() as f64, (load, seconds));
+            self.learn(place, (gain, reached), (load, seconds));
         }
         Ok(())
     }
@@ -388,13 +395,13 @@ impl DraftModel {
         Ok(())
     }
 
-    /// Whether one more forward of this load is worth its time.
-    fn pays(&mut self, place: usize, load: StepLoad, sequences: usize) -> bool {
+    /// Whether one more forward of this load, which reads nodes of so much probability, is worth its time.
+    fn pays(&mut self, place: usize, load: StepLoad, reached: f64) -> bool {
         let (Some(cost), worth) = (&self.cost, &mut self.worth[place]) else {
             return true;
         };
         let price = self.rate * cost.seconds(load);
-        if worth.gain.is_none_or(|gain| gain * sequences as f64 > price) {
+        if worth.reached == 0.0 || worth.gain / worth.reached * reached > price {
             (worth.idle, worth.wait) = (0, *RETRY_STEPS.start());
             return true;
         }
@@ -415,10 +422,11 @@ impl DraftModel {
         price
     }
 
-    /// Learns from a forward: what it gained per sequence, and its seconds unless it also read prompts.
-    fn learn(&mut self, place: usize, gain: f64, (load, seconds): (StepLoad, Option<f64>)) {
-        let known = self.worth[place].gain.get_or_insert(gain);
-        *known += (gain - *known) * RATE;
+    /// Learns from a forward: what it gained of how much that it read, and its seconds unless it also read prompts.
+    fn learn(&mut self, place: usize, (gain, reached): (f64, f64), (load, seconds): (StepLoad, Option<f64>)) {
+        let worth = &mut self.worth[place];
+        worth.gain += gain - RATE * worth.gain;
+        worth.reached += reached - RATE * worth.reached;
         if let (Some(cost), Some(seconds)) = (&mut self.cost, seconds) {
             cost.learn(load, seconds);
         }
@@ -456,7 +464,9 @@ impl Reading {
         };
         let of = |&node: &usize| place(tree.parents()[node]).map_or(ROOT_PARENT, index_u32);
         let parents = laser_decode::chain_parents(chunk).chain(nodes.iter().map(of)).collect();
-        Self { reader, chunk, is_whole, nodes, tokens, parents, before: Vec::new() }
+        let new = nodes.iter().filter(|&&node| refined.is_unread(node)).map(|&node| tree.probabilities()[node]);
+        let reached = root.map_or(0.0, |_| 1.0) + new.sum::<f32>();
+        Self { reader, chunk, is_whole, nodes, tokens, parents, before: Vec::new(), reached }
     }
 
     /// The features before its tokens: the target's before the chunk, the model's own before the nodes.
@@ -525,23 +535,25 @@ mod tests {
     fn a_forward_is_run_if_it_gains_more_than_its_time_and_tried_again_later() {
         let mut model = model();
         for _ in 0..100 {
-            assert!(model.pays(0, LOAD, 2));
-            model.learn(0, 0.6, (LOAD, Some(1e-3)));
+            assert!(model.pays(0, LOAD, 2.0));
+            model.learn(0, (1.2, 2.0), (LOAD, Some(1e-3)));
         }
-        // 0.6 tokens for each of two sequences pay for one token; for one sequence they do not.
-        assert!(!model.pays(0, LOAD, 1));
+        // 0.6 tokens for each of two sequences pay for one token; for one sequence they do not, nor for two that the
+        // text comes to in half of all cases.
+        assert!(model.pays(0, LOAD, 1.7) && !model.pays(0, LOAD, 1.6));
+        assert!(!model.pays(0, LOAD, 1.0));
         // After 32 steps, then 64, 128 and so on.
-        let tried: Vec<usize> = (1..1000).filter(|_| model.pays(0, LOAD, 1)).collect();
+        let tried: Vec<usize> = (2..1001).filter(|_| model.pays(0, LOAD, 1.0)).collect();
         assert_eq!(tried, [32, 97, 226, 483, 996]);
         // What is learned of one forward says nothing of the next.
-        assert!(model.pays(1, LOAD, 1));
+        assert!(model.pays(1, LOAD, 1.0));
     }
 
     #[test]
     fn without_costs_every_forward_is_run() {
         let mut model = DraftModel { cost: None, ..model() };
-        model.learn(0, 0.0, (LOAD, None));
-        assert!((0..50).all(|_| model.pays(0, LOAD, 1)));
+        model.learn(0, (0.0, 1.0), (LOAD, None));
+        assert!((0..50).all(|_| model.pays(0, LOAD, 1.0)));
     }
 
     #[test]
