@@ -15,7 +15,7 @@
 //!
 //! What drafts from the small model's features, EAGLE's layer or Medusa's heads, drafts the same for the padded model
 //! once it is padded too: the features of a padded model are those of the small one and zeros. A whole draft model
-//! needs no padding, and is copied under the padded model's name.
+//! needs no padding and is copied under the padded model's name, and an acceptance head under that of its draft model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use laser_engine::ACCEPTANCE_HEAD;
 use laser_model::ModelFiles;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -52,10 +53,11 @@ const FINAL_NORM: &str = "model.norm.weight";
 #[derive(Debug, Clone, Args, Serialize)]
 pub(super) struct PadArgs {
     /// The model: a directory of a Llama with one model.safetensors in f32 or bf16, or a draft model, an EAGLE layer
-    /// or Medusa's heads for such a model.
+    /// or Medusa's heads for such a model, or an acceptance head.
     #[arg(long)]
     pub(super) model: PathBuf,
-    /// The padded model that the padded drafts are for; it has the sizes.
+    /// The padded model that the padded drafts are for; it has the sizes. For an acceptance head, the draft model that
+    /// was padded for it.
     #[arg(long, conflicts_with_all = ["hidden", "layers", "heads", "intermediate", "vocabulary"])]
     pub(super) target: Option<PathBuf>,
     /// The folder to write, which must not exist.
@@ -176,8 +178,14 @@ fn write_config(folder: &Path, config: &Value) -> Result<()> {
 /// The same for what drafts, in the sizes of `target`.
 fn pad_draft(args: &PadArgs, target: &Path) -> Result<usize> {
     let mut config = read_config(&args.model)?;
+    let digest = ModelFiles::open(target)?.digest()?;
+    if args.model.join(ACCEPTANCE_HEAD).exists() {
+        config["laser_draft"]["draft"] = json!(digest);
+        config["laser_draft"]["target"] = read_config(target)?["laser_draft"]["target"].clone();
+        return copy(args, ACCEPTANCE_HEAD, &config);
+    }
     if let Some(belongs) = config.get_mut("laser_draft") {
-        belongs["target"] = json!(ModelFiles::open(target)?.digest()?);
+        belongs["target"] = json!(digest);
     }
     let of_target = Shape::of(&read_config(target)?)?;
     let (file, from, to) = match args.model.join(HEADS).exists() {
@@ -187,7 +195,7 @@ fn pad_draft(args: &PadArgs, target: &Path) -> Result<usize> {
     let bytes = read(&args.model, file)?;
     let weights = SafeTensors::deserialize(&bytes).context(file)?;
     if file == WEIGHTS && weights.tensor(FUSION).is_err() {
-        return copy(args, &weights, &config);
+        return copy(args, WEIGHTS, &config);
     }
     ensure!(
         config["vocab_size"] == json!(to.vocabulary),
@@ -207,15 +215,17 @@ fn pad_draft(args: &PadArgs, target: &Path) -> Result<usize> {
     Ok(count)
 }
 
-/// A whole draft model is what it is, whatever the model that it drafts for.
-fn copy(args: &PadArgs, weights: &SafeTensors<'_>, config: &Value) -> Result<usize> {
+/// A whole draft model is what it is, whatever the model that it drafts for, and so is its acceptance head.
+fn copy(args: &PadArgs, file: &str, config: &Value) -> Result<usize> {
     ensure!(
         config.get("laser_draft").is_some(),
         "--model {}: no draft model of `laser train draft`, no EAGLE layer and no Medusa heads, which --target is for",
         args.model.display()
     );
+    let bytes = read(&args.model, file)?;
+    let weights = SafeTensors::deserialize(&bytes).context(file.to_owned())?;
     fs::create_dir_all(&args.output)?;
-    copy_files(args, &[WEIGHTS, "tokenizer.json", "tokenizer_config.json"])?;
+    copy_files(args, &[file, "tokenizer.json", "tokenizer_config.json"])?;
     write_config(&args.output, config)?;
     Ok(weights.tensors().iter().map(|(_, tensor)| tensor.shape().iter().product::<usize>()).sum())
 }

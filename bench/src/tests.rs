@@ -227,6 +227,36 @@ async fn lossless_rules_accept_as_often_as_the_distributions_overlap() {
 }
 
 #[test]
+fn an_acceptance_head_goes_with_its_padded_draft_model() {
+    let dir = tempfile::tempdir().unwrap();
+    let (head, draft, output) = (dir.path().join("head"), dir.path().join("draft"), dir.path().join("padded"));
+    std::fs::create_dir_all(&head).unwrap();
+    std::fs::create_dir_all(&draft).unwrap();
+    for file in std::fs::read_dir(fixture("profile-lm")).unwrap().map(Result::unwrap) {
+        std::fs::copy(file.path(), draft.join(file.file_name())).unwrap();
+    }
+    let describe = |folder: &Path, belongs: serde_json::Value| {
+        let file = folder.join("config.json");
+        let known = std::fs::read(&file).unwrap_or_else(|_| b"{}".to_vec());
+        let mut config: serde_json::Value = serde_json::from_slice(&known).unwrap();
+        config["laser_draft"] = belongs;
+        std::fs::write(file, config.to_string()).unwrap();
+    };
+    describe(&draft, serde_json::json!({ "target": "the padded model" }));
+    describe(&head, serde_json::json!({ "target": "the small model", "draft": "the small draft model" }));
+    let tensor = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &[0; 8]).unwrap();
+    safetensors::serialize_to_file([("0.0.weight", tensor)], None, &head.join("acceptance_head.safetensors")).unwrap();
+    let line = format!("pad --model {} --output {} --target {}", head.display(), output.display(), draft.display());
+    let Ok(Command::Pad(options)) = parse(&line) else { unreachable!("the command is pad") };
+    assert_eq!(pad::pad(&options).unwrap(), 2);
+    assert!(output.join("acceptance_head.safetensors").exists());
+    let config = std::fs::read_to_string(output.join("config.json")).unwrap();
+    let config: serde_json::Value = serde_json::from_str(&config).unwrap();
+    let digest = laser_model::ModelFiles::open(&draft).unwrap().digest().unwrap();
+    assert_eq!(config["laser_draft"], serde_json::json!({ "target": "the padded model", "draft": digest }));
+}
+
+#[test]
 fn a_model_is_not_padded_to_less_than_it_has() {
     let sizes = ["--hidden 128", "--layers 4", "--heads 6", "--heads 9", "--intermediate 671", "--vocabulary 4000"];
     for size in sizes {
