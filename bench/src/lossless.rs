@@ -184,8 +184,9 @@ pub(super) async fn run(args: &LosslessArgs) -> Result<LosslessReport> {
         for &temperature in &args.temperatures {
             display.stage(&format!("{kind} texts at {temperature}"));
             let sampling = Sampling::new(temperature, None, 1.0).context("--temperatures")?;
-            let texts;
-            (target, texts) = drawn(args, &model, (target, sampling), &prompts)?;
+            let mut generator = generator(args, &model, (target, sampling));
+            let texts = drawn(&mut generator, &prompts)?;
+            target = generator.into_engine();
             let written = prompts.iter().zip(&texts);
             rows.push(row(args, (kind, temperature), (target.as_mut(), draft.as_mut()), written)?);
             display.finish_with(&format!("{} texts", texts.len()));
@@ -194,19 +195,17 @@ pub(super) async fn run(args: &LosslessArgs) -> Result<LosslessReport> {
     Ok(LosslessReport { machine: machine(), options: args.clone(), rows })
 }
 
-/// The target and the texts that it draws, each under the noise of its place in the list.
-fn drawn(
-    args: &LosslessArgs,
-    model: &ModelFiles,
-    (target, sampling): (Box<dyn Engine>, Sampling),
-    prompts: &[Vec<u32>],
-) -> Result<(Box<dyn Engine>, Vec<Vec<Token>>)> {
+fn generator(args: &LosslessArgs, model: &ModelFiles, (target, sampling): (Box<dyn Engine>, Sampling)) -> Generator {
     let options = GenerateOptions { sampling: Some(sampling), ..options(&args.setup, model) };
-    let mut generator = Generator::new(target, model.tokenizer.clone(), options);
+    Generator::new(target, model.tokenizer.clone(), options)
+}
+
+/// The texts that it draws, each under the noise of its place in the list.
+fn drawn(generator: &mut Generator, prompts: &[Vec<u32>]) -> Result<Vec<Vec<Token>>> {
     let request =
         |(prompt, key): (&Vec<u32>, u64)| Request { prompt: prompt.clone(), plain: true, key, ..Request::default() };
-    let measured = generate(&mut generator, prompts.iter().zip(0..).map(request).collect())?;
-    Ok((generator.into_engine(), measured.texts.into_iter().map(|text| text.tokens).collect()))
+    let measured = generate(generator, prompts.iter().zip(0..).map(request).collect())?;
+    Ok(measured.texts.into_iter().map(|text| text.tokens).collect())
 }
 
 /// Tries all rules at all places of the texts.

@@ -103,7 +103,7 @@ fn drafts_of_features(dir: &Path) -> [String; 2] {
     use safetensors::{Dtype, tensor::TensorView};
     let config = std::fs::read_to_string(fixture("profile-lm/config.json")).unwrap();
     let model: serde_json::Value = serde_json::from_str(&config).unwrap();
-    let size = |key: &str| model[key].as_u64().unwrap() as usize;
+    let size = |key: &str| usize::try_from(model[key].as_u64().unwrap()).unwrap();
     let (hidden, inner, heads) = (size("hidden_size"), size("intermediate_size"), size("num_attention_heads"));
     let keys = hidden / heads * size("num_key_value_heads");
     let write = |name: &str, file: &str, config: &serde_json::Value, tensors: Vec<(&str, Vec<usize>)>| {

@@ -14,8 +14,8 @@
 //! more often than its probability says. Therefore p is the model's distribution to the power of a sharpness,
 //! normalised; the slope of its log likelihood ([`Refined::slope`]) tells how to learn that from the texts.
 //!
-//! An acceptance head (SpecDec++, arXiv:2405.19715, section 3.2) says of a node that was read, from the draft model's
-//! state there, how probable it is that the target accepts it ([`Refined::judge`]). That takes the place of p(x).
+//! An acceptance head (after SpecDec++, arXiv:2405.19715, section 3.2) corrects what the draft model thinks of a node,
+//! once that was read, from the draft model's state there ([`Verdict`]). That takes the place of p(x).
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -48,7 +48,7 @@ struct Note {
     estimate: f32,
     model: f32,
     /// What the acceptance head says of it, once it was read.
-    judged: Option<f32>,
+    verdict: Option<Verdict>,
     /// What the other sources leave of the probability of its children.
     left: f32,
     /// What the draft model says after it; none before it was read.
@@ -85,6 +85,28 @@ impl Default for Calibration {
     /// Both opinions count alike, and as they are.
     fn default() -> Self {
         Self { trust: 0.5, sharpness: 1.0 }
+    }
+}
+
+/// What an acceptance head makes of the draft model's own probability q of a token: 1 / (1 + exp(-x)) with x =
+/// `scale` · ln(q / (1 - q)) + `shift`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Verdict {
+    /// Factor of the draft model's log odds.
+    pub scale: f32,
+    /// What is added to them.
+    pub shift: f32,
+}
+
+impl Verdict {
+    /// The least probability of all other tokens: that of one may be rounded to 1.
+    const LEAST: f32 = 1e-6;
+
+    /// The probability that the target accepts a token of this log probability under the draft model.
+    fn probability(self, log_probability: f32) -> f32 {
+        let others = (-log_probability.exp_m1()).max(Self::LEAST);
+        let odds = self.scale * (log_probability - others.ln()) + self.shift;
+        1.0 / (1.0 + (-odds).exp())
     }
 }
 
@@ -146,7 +168,12 @@ impl Read {
 
     /// The same of a node with this note, which the acceptance head may have judged.
     fn of_node(&self, token: Token, note: &Note) -> f32 {
-        note.judged.map_or_else(|| self.probability(token), |judged| self.under_noise(token, judged))
+        let Some(verdict) = note.verdict else {
+            return self.probability(token);
+        };
+        // A token that is no candidate is at most as probable as the last of these.
+        let log_probability = self.log_probability(token).unwrap_or(self.last);
+        self.under_noise(token, verdict.probability(log_probability))
     }
 }
 
@@ -294,9 +321,9 @@ impl Refined {
         self.notes[node].read = Some(Read::new(candidates, calibration, noise, feature));
     }
 
-    /// Takes over the probability that the target accepts a drafted node, as an acceptance head says.
-    pub fn judge(&mut self, node: usize, probability: f32) {
-        self.notes[node].judged = Some(probability);
+    /// Takes over what an acceptance head says of a drafted node.
+    pub fn judge(&mut self, node: usize, verdict: Verdict) {
+        self.notes[node].verdict = Some(verdict);
     }
 
     /// The feature of a drafted node's parent, if the draft model has read that.

@@ -41,8 +41,14 @@ pub async fn open_local_model(model: &str) -> Result<ModelFiles> {
 #[derive(Debug)]
 pub struct DraftFiles {
     weights: DraftWeights,
-    /// The folder of its acceptance head, if it has one.
-    acceptance_head: Option<PathBuf>,
+    acceptance_head: Option<AcceptanceHead>,
+}
+
+/// The folder of an acceptance head, and the scale and shift of the log odds that it corrects.
+#[derive(Debug, Clone)]
+struct AcceptanceHead {
+    folder: PathBuf,
+    scale: [f32; 2],
 }
 
 #[derive(Debug)]
@@ -69,10 +75,12 @@ impl DraftFiles {
             true => DraftWeights::Features(path),
             false => DraftWeights::open_model(path, model).await?,
         };
-        if let Some(head) = &acceptance_head {
-            weights.check_acceptance_head(head).with_context(|| format!("acceptance_head = {}", head.display()))?;
-        }
-        Ok(Self { weights, acceptance_head })
+        let acceptance_head = acceptance_head.map(|folder| {
+            let scale = weights.check_acceptance_head(&folder);
+            let scale = scale.with_context(|| format!("acceptance_head = {}", folder.display()))?;
+            anyhow::Ok(AcceptanceHead { folder, scale })
+        });
+        Ok(Self { acceptance_head: acceptance_head.transpose()?, weights })
     }
 
     /// What kind of draft model it is.
@@ -114,7 +122,8 @@ impl DraftWeights {
         Ok(Self::Model(Box::new(files)))
     }
 
-    fn check_acceptance_head(&self, head: &Path) -> Result<()> {
+    /// The scale and shift of the log odds that the head in a folder corrects.
+    fn check_acceptance_head(&self, head: &Path) -> Result<[f32; 2]> {
         let Self::Model(files) = self else {
             anyhow::bail!("it is for whole draft models; EAGLE's layer and Medusa's heads have none");
         };
@@ -126,7 +135,10 @@ impl DraftWeights {
             "was trained for the draft model {}, not for {own}; train one for it with [train] kind = \"acceptance\"",
             belongs.draft.as_deref().unwrap_or("none")
         );
-        Ok(())
+        let scale = belongs.scale.context("config.json has no scale")?;
+        #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough")]
+        let scale = scale.map(|number| number as f32);
+        Ok(scale)
     }
 }
 
@@ -139,8 +151,7 @@ fn is_acceptance_head(folder: &Path) -> bool {
 pub struct DraftOptions {
     /// The model itself.
     pub engine: EngineOptions,
-    /// The folder of its acceptance head, if it has one.
-    pub acceptance_head: Option<PathBuf>,
+    acceptance_head: Option<AcceptanceHead>,
 }
 
 impl DraftOptions {
@@ -156,13 +167,13 @@ impl DraftOptions {
         let mut engine = laser_engine::load(&self.engine)?;
         let cost = measure(engine.as_mut())?;
         let model = DraftModel::new(engine, forwards, cost);
-        let Some(folder) = &self.acceptance_head else {
+        let Some(AcceptanceHead { folder, scale }) = &self.acceptance_head else {
             return Ok(model);
         };
         // It has two outputs: whatever the draft model's precision, the head's is of no weight.
         let drafts = Some(folder.clone());
         let head = EngineOptions { drafts, dtype: DTypeOption::F32, isq: None, ..self.engine.clone() };
-        Ok(model.with_acceptance_head(laser_engine::load(&head)?))
+        Ok(model.with_acceptance_head(laser_engine::load(&head)?, *scale))
     }
 }
 

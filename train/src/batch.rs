@@ -25,6 +25,8 @@ pub(crate) struct Batch {
     pub(crate) labels: Labels,
     /// The features that are read, by what reads features.
     pub(crate) features: Option<Features>,
+    /// `[N, 2]`: of an acceptance head, the logits that it corrects.
+    pub(crate) offsets: Option<Tensor>,
 }
 
 /// Features of the target; for an acceptance head, of the draft model.
@@ -80,18 +82,22 @@ impl Batch {
     }
 
     /// The proposals of a draft model for an acceptance head, whose tokens are the outcomes: N sequences of one token,
-    /// before each the feature of the proposal.
-    pub(crate) fn of_verdicts(verdicts: &Verdicts, device: &Device) -> Result<Self> {
+    /// before each the feature of the proposal. What is corrected are the draft model's log odds with this scale and
+    /// shift.
+    pub(crate) fn of_verdicts(verdicts: &Verdicts, scale: [f64; 2], device: &Device) -> Result<Self> {
         let places = verdicts.outcomes.len();
         let outcomes = Tensor::from_slice(&verdicts.outcomes, (places, 1), device)?;
         let probabilities = Tensor::ones((places, 1), candle_core::DType::F32, device)?;
         let before = Tensor::from_slice(&verdicts.features, (places, 1, ()), device)?;
         let expected = before.narrow(0, 0, 0)?.squeeze(1)?;
+        let odds = Tensor::from_slice(&verdicts.odds, (places, 1), device)?.affine(scale[0], scale[1])?;
+        let offsets = Tensor::cat(&[&odds.zeros_like()?, &odds], 1)?;
         Ok(Self {
             tokens: outcomes.zeros_like()?,
             before: Tensor::arange(0, places as i64, device)?,
             labels: Labels { text: outcomes.clone(), likely: outcomes, others: others(&probabilities)?, probabilities },
             features: Some(Features { before, expected }),
+            offsets: Some(offsets),
         })
     }
 
@@ -136,6 +142,7 @@ impl Batch {
                 probabilities,
             },
             features: None,
+            offsets: None,
         })
     }
 }

@@ -123,8 +123,9 @@ impl Network {
             rope_theta: ROPE_THETA,
             norm_eps: NORM_EPS,
         };
-        let mut initial = Initial::new(config.seed, device);
-        let vocabulary = Vocabulary::Own(initial.matrix(2, hidden)?);
+        let initial = Initial::new(config.seed, device);
+        // It begins as what it corrects.
+        let vocabulary = Vocabulary::Own(initial.zeros((2, hidden))?);
         let heads = vec![initial.blocks(hidden, config.layers)?];
         Ok(Self { shape, layers: Vec::new(), kind: Kind::Heads { vocabulary, heads } })
     }
@@ -224,7 +225,9 @@ fn head_passes(batch: &Batch, vocabulary: &Vocabulary, heads: &[Blocks]) -> Resu
             let added = x.matmul(&weight.t()?)?.broadcast_add(bias)?.silu()?;
             x = (x + added)?;
         }
-        found.push(Pass { logits: x.matmul(&vocabulary.t()?)?, features: None });
+        let logits = x.matmul(&vocabulary.t()?)?;
+        let logits = batch.offsets.as_ref().map_or_else(|| Ok(logits.clone()), |offsets| &logits + offsets)?;
+        found.push(Pass { logits, features: None });
         // One place earlier; where there is none, the first.
         before = Tensor::cat(&[before.narrow(1, 0, 1)?, before.narrow(1, 0, length - 1)?], 1)?;
     }

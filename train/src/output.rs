@@ -34,6 +34,9 @@ pub struct Belongs {
     /// Of an acceptance head: digest of its draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<String>,
+    /// Of an acceptance head: scale and shift of the draft model's log odds, which it corrects.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scale: Option<[f64; 2]>,
     /// What the training was a function of.
     pub training: String,
     /// The epoch that was kept.

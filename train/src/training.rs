@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use candle_core::{Device, Tensor, Var};
-use laser_engine::{ACCEPTED, Engine, TargetParts};
+use laser_engine::{Engine, TargetParts};
 use laser_schema::{DeviceOption, Digest, Progress};
 
 use crate::adam::Adam;
@@ -18,13 +18,16 @@ use crate::lesson::{Example, Lesson, features};
 use crate::loss::{Foresight, smooth_l1};
 use crate::network::{Network, Pass};
 use crate::output::{self, Belongs, Target};
-use crate::verdicts::{Verdicts, least_log_loss};
+use crate::verdicts::{Verdicts, best_scale, log_loss};
 
 /// The file in the output's folder that a stopped training is taken up from.
 const CHECKPOINT: &str = "checkpoint.safetensors";
 
 /// The time between two checkpoints within an epoch.
 const CHECKPOINT_EVERY: Duration = Duration::from_secs(300);
+
+/// Texts by which the log odds are scaled that an acceptance head corrects: some 50,000 proposals for two numbers.
+const SCALE_TEXTS: usize = 128;
 
 /// The share of a training over which the learning rate rises.
 const WARM_UP: f64 = 0.05;
@@ -149,7 +152,7 @@ pub fn train(
     );
     let folder = job.folder();
     fs::create_dir_all(folder).with_context(|| format!("[train] output = {:?}", job.config.output))?;
-    let mut training = Training::open(job, lessons.engine)?;
+    let mut training = Training::open(job, &learned, lessons.engine)?;
     while training.state.history.len() < job.config.epochs {
         if !training.epoch(&learned, progress, is_stopped)? {
             training.save()?;
@@ -169,6 +172,8 @@ struct Training<'a, 't> {
     network: Network,
     adam: Adam,
     state: State,
+    /// Of an acceptance head: scale and shift of the log odds that it corrects.
+    scale: [f64; 2],
     /// The weights of the best epoch.
     best: Vec<Tensor>,
 }
@@ -188,15 +193,19 @@ const PREFIXES: [&str; 4] = ["weight", "mean", "square", "best"];
 
 impl<'a, 't> Training<'a, 't> {
     /// At its beginning, or where its checkpoint left it.
-    fn open(job: &'a Job<'a>, engine: Option<&'t mut dyn Engine>) -> Result<Self> {
+    fn open(job: &'a Job<'a>, learned: &[&Lesson], mut engine: Option<&'t mut dyn Engine>) -> Result<Self> {
         let device = match job.device {
             DeviceOption::Cpu => Device::Cpu,
             DeviceOption::Cuda(index) => Device::new_cuda(index).context("[model] device")?,
         };
+        let mut scale = [1.0, 0.0];
         let network = match (job.config.kind, &job.parts) {
             (DraftKind::Model, _) => Network::model(job.config, job.target.vocab_size, &device)?,
             (DraftKind::Acceptance, _) => {
-                let draft = engine.as_deref().context("an acceptance head needs its draft model")?;
+                let draft = engine.as_deref_mut().context("an acceptance head needs its draft model")?;
+                let mut verdicts = Verdicts::default();
+                learned.iter().take(SCALE_TEXTS).try_for_each(|lesson| verdicts.add(draft, lesson))?;
+                scale = best_scale(&verdicts.pairs().collect::<Vec<_>>());
                 Network::acceptance(job.config, draft.info().hidden_size, &device)?
             }
             (kind, parts) => {
@@ -209,7 +218,7 @@ impl<'a, 't> Training<'a, 't> {
         let adam = Adam::new(&weights, job.config.weight_decay)?;
         let best = copies(&weights)?;
         let state = State { identity: job.identity(), ..State::default() };
-        let mut training = Self { job, engine, device, network, adam, state, best };
+        let mut training = Self { job, engine, device, network, adam, state, scale, best };
         training.resume()?;
         Ok(training)
     }
@@ -325,7 +334,7 @@ impl<'a, 't> Training<'a, 't> {
         let engine = self.engine.as_deref_mut().context("what reads features needs what makes them")?;
         let batch = if self.job.config.kind == DraftKind::Acceptance {
             lessons.iter().try_for_each(|lesson| verdicts.add(engine, lesson))?;
-            Batch::of_verdicts(&verdicts, &self.device)?
+            Batch::of_verdicts(&verdicts, self.scale, &self.device)?
         } else {
             let told = lessons.iter().map(|lesson| features(engine, lesson)).collect::<Result<Vec<_>, _>>()?;
             Batch::with_features(lessons, &told, engine.info().hidden_size, &self.device)?
@@ -350,14 +359,13 @@ impl<'a, 't> Training<'a, 't> {
                 let found = Foresight::sums(&pass.logits.detach(), &batch.labels)?;
                 *sum = Foresight { overlap: sum.overlap + found.overlap, first: sum.first + found.first };
             }
-            let outcomes = verdicts.outcomes.iter().map(|&outcome| outcome == ACCEPTED);
-            proposals.extend(verdicts.probabilities.iter().copied().zip(outcomes));
+            proposals.extend(verdicts.pairs());
         }
         held_out.loss /= places;
         for sum in &mut held_out.depths {
             *sum = Foresight { overlap: sum.overlap / places, first: sum.first / places };
         }
-        held_out.own_loss = (!proposals.is_empty()).then(|| least_log_loss(&proposals));
+        held_out.own_loss = (!proposals.is_empty()).then(|| log_loss(&proposals, best_scale(&proposals)));
         Ok(held_out)
     }
 
@@ -401,6 +409,7 @@ impl<'a, 't> Training<'a, 't> {
         let belongs = Belongs {
             target: self.job.target.digest.clone(),
             draft: self.job.draft.clone(),
+            scale: (self.job.config.kind == DraftKind::Acceptance).then_some(self.scale),
             training: self.state.identity.clone(),
             kept: kept.clone(),
         };

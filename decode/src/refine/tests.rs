@@ -221,19 +221,33 @@ fn what_the_acceptance_head_says_of_a_node_takes_the_place_of_the_models_probabi
     for node in 0..3 {
         refined.read(node, &certain, Calibration { trust: 1.0, sharpness: 1.0 }, &[]);
     }
-    refined.judge(1, 0.2);
+    // Odds of 9 to 1 to the power of 1/2, times 1/12: 1 to 4.
+    refined.judge(1, Verdict { scale: 0.5, shift: -(12_f32.ln()) });
     let terms = Terms { max_nodes: 8, ..TERMS };
     // Node 1 was worth 0.9 by the model's probability and is worth 0.2 now; so is all below it.
     refined.grow(terms);
     let tree = refined.tree();
     let of = |path: &[Token]| (1..tree.len()).find(|&node| tokens_of(tree, node) == path);
-    assert!((tree.probabilities()[of(&[4]).unwrap()] - 0.2).abs() < 1e-6, "{tree:?}");
-    assert!((tree.probabilities()[of(&[4, 4]).unwrap()] - 0.18).abs() < 1e-6, "{tree:?}");
-    assert_eq!(refined.opinions(of(&[4]).unwrap()).map(|(_, model)| model), Some(0.2));
+    assert!((tree.probabilities()[of(&[4]).unwrap()] - 0.2).abs() < 1e-5, "{tree:?}");
+    assert!((tree.probabilities()[of(&[4, 4]).unwrap()] - 0.18).abs() < 1e-5, "{tree:?}");
+    let opinion = refined.opinions(of(&[4]).unwrap()).map(|(_, model)| model);
+    assert!(opinion.is_some_and(|model| (model - 0.2).abs() < 1e-5), "{opinion:?}");
     // What was judged stays so until the tree begins anew.
     assert_eq!(refined.grow(terms), 0.0);
     refined.begin(&drafted, None);
     refined.read(0, &certain, Calibration { trust: 1.0, sharpness: 1.0 }, &[]);
     refined.grow(terms);
     assert!((refined.tree().probabilities()[1] - 0.9).abs() < 1e-6);
+}
+
+#[test]
+fn verdicts_are_probabilities_however_sure_the_model_is() {
+    let verdict = |scale, shift| Verdict { scale, shift };
+    for log_probability in [0.0, -1e-9, -0.1, -3.0, -80.0, f32::NEG_INFINITY] {
+        for (scale, shift) in [(1.0, 0.0), (3.0, -50.0), (0.2, 90.0)] {
+            let found = verdict(scale, shift).probability(log_probability);
+            assert!((0.0..=1.0).contains(&found), "{log_probability} {scale} {shift}: {found}");
+        }
+    }
+    assert!((verdict(1.0, 0.0).probability(0.3_f32.ln()) - 0.3).abs() < 1e-6);
 }

@@ -41,7 +41,8 @@ fn a_head_learns_what_the_draft_models_probabilities_do_not_tell() {
     for (name, weight) in network.weights() {
         weight.set(&tensors[&name]).unwrap();
     }
-    let batch = Batch::of_verdicts(&verdicts, &Device::Cpu).unwrap();
+    // The head's own logits, without what they correct.
+    let batch = Batch::of_verdicts(&verdicts, [0.0, 0.0], &Device::Cpu).unwrap();
     let passes = network.forward(&batch, 1).unwrap();
     let expected = candle_nn::ops::log_softmax(&passes[0].logits, 1).unwrap().to_vec2::<f32>().unwrap();
     let options = EngineOptions { drafts: Some(folder.path().into()), ..EngineOptions::new(draft_folder.path()) };

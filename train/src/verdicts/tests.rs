@@ -26,7 +26,8 @@ fn proposals_are_what_the_draft_model_says_of_the_text_itself() {
             let proposal = after(options(), &lesson.tokens[..at])[row % PROPOSED];
             let accepted = proposal.token == lesson.tokens[at];
             assert_eq!(verdicts.outcomes[row] == ACCEPTED, accepted, "{row}");
-            assert_eq!(verdicts.probabilities[row], proposal.log_probability.exp());
+            let q = proposal.log_probability.exp();
+            assert!((verdicts.odds[row] - (q / (1.0 - q)).ln()).abs() < 1e-3, "{row}");
             // The fake's feature of a token: itself and where it is.
             assert_eq!(verdicts.features[2 * row..][..2], [proposal.token as f32, at as f32], "{row}");
         }
@@ -44,18 +45,22 @@ fn after(options: FakeOptions, tokens: &[Token]) -> Vec<Candidate> {
 }
 
 #[test]
-fn the_least_log_loss_is_that_of_the_best_scale_and_shift() {
-    // What happens has the probability σ(2 logit(q) - 1): the loss is its entropy.
+fn the_best_scale_is_found() {
+    // What happens has the probability σ(2 odds - 1): the loss is its entropy.
     let (mut pairs, mut expected) = (Vec::new(), 0.0);
     for step in 1..100_u16 {
         let q = f32::from(step) / 100.0;
-        let p = 1.0 / (1.0 + (1.0 - 2.0 * f64::from(q / (1.0 - q)).ln()).exp());
-        let happened = (p * 1000.0).round() as usize;
-        pairs.extend((0..1000).map(|draw| (q, draw < happened)));
+        let odds = (q / (1.0 - q)).ln();
+        let p = 1.0 / (1.0 + (1.0 - 2.0 * f64::from(odds)).exp());
+        pairs.extend((0..1000).map(|draw| (odds, f64::from(draw) < 1000.0 * p)));
         expected -= p * p.ln() + (1.0 - p) * (1.0 - p).ln();
     }
-    assert!((least_log_loss(&pairs) - expected / 99.0).abs() < 1e-3);
+    let [scale, shift] = best_scale(&pairs);
+    assert!((scale - 2.0).abs() < 0.02 && (shift + 1.0).abs() < 0.02, "{scale} {shift}");
+    assert!((log_loss(&pairs, [scale, shift]) - expected / 99.0).abs() < 1e-3);
+    assert!(log_loss(&pairs, [1.0, 0.0]) > expected / 99.0 + 0.01);
     // Nothing to learn, and everything.
-    assert!((least_log_loss(&[(0.5, true), (0.5, false)]) - std::f64::consts::LN_2).abs() < 1e-6);
-    assert!(least_log_loss(&[(0.9, true), (0.1, false)]) < 1e-3);
+    let loss = |pairs: &[(f32, bool)]| log_loss(pairs, best_scale(pairs));
+    assert!((loss(&[(0.0, true), (0.0, false)]) - std::f64::consts::LN_2).abs() < 1e-6);
+    assert!(loss(&[(2.0, true), (-2.0, false)]) < 1e-3);
 }

@@ -16,8 +16,8 @@
 
 use std::time::Instant;
 
-use laser_decode::{Calibration, ROOT_PARENT, Refined, TargetScores as _, Terms, Token};
-use laser_engine::{ACCEPTED, Engine, EngineError, Scores, Segment, Slot};
+use laser_decode::{Calibration, ROOT_PARENT, Refined, TargetScores as _, Terms, Token, Verdict};
+use laser_engine::{ACCEPTED, Engine, EngineError, REJECTED, Scores, Segment, Slot};
 
 use crate::cost::{StepCost, StepLoad};
 
@@ -59,7 +59,7 @@ const RETRY_STEPS: std::ops::RangeInclusive<u32> = 32..=4096;
 pub struct DraftModel {
     engine: Box<dyn Engine>,
     /// Judges what the model reads, from its features.
-    acceptance_head: Option<Box<dyn Engine>>,
+    acceptance_head: Option<AcceptanceHead>,
     /// What forwards cost; without it every step takes all of them.
     cost: Option<StepCost>,
     /// By the depth of the node that was read, the last one's for all below it. A model that reads tokens is as good at
@@ -76,6 +76,12 @@ impl std::fmt::Debug for DraftModel {
         let mut f = f.debug_struct("DraftModel");
         f.field("learnt", &self.learnt).field("worth", &self.worth).field("rate", &self.rate).finish_non_exhaustive()
     }
+}
+
+/// A head over a draft model's features, and the scale and shift of the log odds that it corrects.
+struct AcceptanceHead {
+    engine: Box<dyn Engine>,
+    scale: [f32; 2],
 }
 
 /// How far the model is to be believed.
@@ -200,11 +206,12 @@ impl DraftModel {
         Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0 }
     }
 
-    /// The same with an acceptance head over its features.
+    /// The same with an acceptance head over its features, which corrects the log odds of its probabilities, scaled by
+    /// the first and shifted by the second of these numbers.
     #[must_use]
-    pub fn with_acceptance_head(mut self, head: Box<dyn Engine>) -> Self {
+    pub fn with_acceptance_head(mut self, engine: Box<dyn Engine>, scale: [f32; 2]) -> Self {
         self.engine.keep_features();
-        self.acceptance_head = Some(head);
+        self.acceptance_head = Some(AcceptanceHead { engine, scale });
         self
     }
 
@@ -230,7 +237,7 @@ impl DraftModel {
     pub(super) fn open(&mut self, prompt: &[Token], cached: usize, capacity: usize) -> Option<Reader> {
         let capacity = capacity.min(self.engine.info().max_positions);
         let slot = self.engine.open(capacity).ok()?;
-        let judged_slot = self.acceptance_head.as_mut().and_then(|head| head.open(capacity).ok());
+        let judged_slot = self.acceptance_head.as_mut().and_then(|head| head.engine.open(capacity).ok());
         // The first feature that the target is going to tell is that of its first token, and comes before the second.
         // Where a prefix is shared, the layer's context begins behind it.
         let first = if self.reads_features() { cached + 1 } else { 0 };
@@ -250,7 +257,7 @@ impl DraftModel {
     pub(super) fn close(&mut self, reader: &Reader) {
         self.engine.close(reader.slot);
         if let (Some(head), Some(slot)) = (&mut self.acceptance_head, reader.judged_slot) {
-            head.close(slot);
+            head.engine.close(slot);
         }
     }
 
@@ -375,7 +382,7 @@ impl DraftModel {
         readings: &[Reading],
         scores: &[Scores],
     ) -> Result<(), EngineError> {
-        let Some(head) = &mut self.acceptance_head else {
+        let Some(AcceptanceHead { engine, scale: [scale, shift] }) = &mut self.acceptance_head else {
             return Ok(());
         };
         let with_nodes = readings.iter().zip(scores).filter(|(reading, _)| !reading.nodes.is_empty());
@@ -383,13 +390,14 @@ impl DraftModel {
             .filter_map(|(reading, scores)| Some(Judged::new(reading, scores, readers[reading.reader].0.judged_slot?)))
             .collect();
         let segments: Vec<Segment<'_>> = judged.iter().map(Judged::segment).collect();
-        let verdicts = head.step(&segments, 2)?;
-        for (judged, verdicts) in judged.iter().zip(&verdicts) {
-            head.commit(judged.slot, &[])?;
+        let scores = engine.step(&segments, 2)?;
+        for (judged, scores) in judged.iter().zip(&scores) {
+            engine.commit(judged.slot, &[])?;
             let refined = &mut readers[judged.reading.reader].0.refined;
             for (at, &node) in judged.reading.nodes.iter().enumerate() {
-                let accepted = verdicts.top(at).iter().find(|outcome| outcome.token == ACCEPTED);
-                refined.judge(node, accepted.map_or(0.0, |outcome| outcome.log_probability.exp()));
+                let log = |token| scores.top(at).iter().find(|found| found.token == token).map(|f| f.log_probability);
+                let odds = log(ACCEPTED).zip(log(REJECTED)).map_or(0.0, |(accepted, rejected)| accepted - rejected);
+                refined.judge(node, Verdict { scale: *scale, shift: *shift + odds });
             }
         }
         Ok(())

@@ -249,7 +249,7 @@ fn an_acceptance_head_is_asked_of_what_the_draft_model_reads_and_changes_no_text
         let (draft, read) = model(fake_options(), Mischief::default(), forwards);
         let (head, judged) = acceptance_head();
         let options = GenerateOptions { nodes, batch, step_tokens, ..options() };
-        let mut generator = generator(draft.with_acceptance_head(head), options.clone());
+        let mut generator = generator(draft.with_acceptance_head(head, [1.2, 0.1]), options.clone());
         let requests = (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt));
         for (got, prompt) in run(&mut generator, requests).iter().zip(&prompts) {
             assert_naive(got.as_ref().unwrap(), &naive(&mut fake(), prompt, &options), &what);
