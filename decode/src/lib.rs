@@ -28,7 +28,7 @@ mod verify;
 pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX};
 pub use pool::{Pool, PoolError, PoolMeta, TOKENS_MAX, VOCABULARY_MAX};
 pub use pool_builder::build_pool;
-pub use refine::{Calibration, Refined, Terms, Verdict};
+pub use refine::{Calibration, Refined, Terms, Verdict, log_odds, sharpened};
 pub use rejection::{Trial, accept_given, accept_sampled, sample};
 pub use sampling::{Draw, NOISE_BLOCK, Noise, Sampling, SamplingError, arrival};
 pub use sources::SourceWeights;

@@ -88,8 +88,8 @@ impl Default for Calibration {
     }
 }
 
-/// What an acceptance head makes of the draft model's own probability q of a token: 1 / (1 + exp(-x)) with x =
-/// `scale` · ln(q / (1 - q)) + `shift`.
+/// What an acceptance head makes of the draft model's own sharpened probability q of a token: 1 / (1 + exp(-x)) with
+/// x = `scale` · ln(q / (1 - q)) + `shift`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Verdict {
     /// Factor of the draft model's log odds.
@@ -99,15 +99,24 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// The least probability of all other tokens: that of one may be rounded to 1.
-    const LEAST: f32 = 1e-6;
-
-    /// The probability that the target accepts a token of this log probability under the draft model.
-    fn probability(self, log_probability: f32) -> f32 {
-        let others = (-log_probability.exp_m1()).max(Self::LEAST);
-        let odds = self.scale * (log_probability - others.ln()) + self.shift;
-        1.0 / (1.0 + (-odds).exp())
+    /// The probability that the target accepts a token to which the draft model gives this sharpened one.
+    fn probability(self, own: f32) -> f32 {
+        1.0 / (1.0 + (-(self.scale * log_odds(own) + self.shift)).exp())
     }
+}
+
+/// ln(p / (1 - p)) of a probability, at most 14 either way: it may have been rounded to 0 or 1.
+#[must_use]
+pub fn log_odds(probability: f32) -> f32 {
+    let least = OTHERS_MIN;
+    probability.max(least).ln() - (1.0 - probability).max(least).ln()
+}
+
+/// The probabilities of a draft model's most probable tokens at a sharpness, as refined trees take them.
+#[must_use]
+pub fn sharpened(candidates: &[Candidate], sharpness: f32) -> Vec<f32> {
+    let read = Read::new(candidates, Calibration { trust: 1.0, sharpness }, None, &[]);
+    candidates.iter().map(|candidate| read.sharpen(candidate.log_probability)).collect()
 }
 
 /// The least probability that tokens are given which are no candidates.
@@ -172,8 +181,8 @@ impl Read {
             return self.probability(token);
         };
         // A token that is no candidate is at most as probable as the last of these.
-        let log_probability = self.log_probability(token).unwrap_or(self.last);
-        self.under_noise(token, verdict.probability(log_probability))
+        let own = self.sharpen(self.log_probability(token).unwrap_or(self.last));
+        self.under_noise(token, verdict.probability(own))
     }
 }
 

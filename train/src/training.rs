@@ -172,7 +172,8 @@ struct Training<'a, 't> {
     network: Network,
     adam: Adam,
     state: State,
-    /// Of an acceptance head: scale and shift of the log odds that it corrects.
+    /// Of an acceptance head: the draft model's sharpness, and scale and shift of the log odds that it corrects.
+    sharpness: f32,
     scale: [f64; 2],
     /// The weights of the best epoch.
     best: Vec<Tensor>,
@@ -198,13 +199,17 @@ impl<'a, 't> Training<'a, 't> {
             DeviceOption::Cpu => Device::Cpu,
             DeviceOption::Cuda(index) => Device::new_cuda(index).context("[model] device")?,
         };
-        let mut scale = [1.0, 0.0];
+        let (mut sharpness, mut scale) = (1.0, [1.0, 0.0]);
         let network = match (job.config.kind, &job.parts) {
             (DraftKind::Model, _) => Network::model(job.config, job.target.vocab_size, &device)?,
             (DraftKind::Acceptance, _) => {
                 let draft = engine.as_deref_mut().context("an acceptance head needs its draft model")?;
-                let mut verdicts = Verdicts::default();
-                learned.iter().take(SCALE_TEXTS).try_for_each(|lesson| verdicts.add(draft, lesson))?;
+                let texts = &learned[..learned.len().min(SCALE_TEXTS)];
+                let mut verdicts = Verdicts::at(1.0);
+                texts.iter().try_for_each(|lesson| verdicts.add(draft, lesson))?;
+                sharpness = verdicts.best_sharpness();
+                verdicts = Verdicts::at(sharpness);
+                texts.iter().try_for_each(|lesson| verdicts.add(draft, lesson))?;
                 scale = best_scale(&verdicts.pairs().collect::<Vec<_>>());
                 Network::acceptance(job.config, draft.info().hidden_size, &device)?
             }
@@ -218,7 +223,7 @@ impl<'a, 't> Training<'a, 't> {
         let adam = Adam::new(&weights, job.config.weight_decay)?;
         let best = copies(&weights)?;
         let state = State { identity: job.identity(), ..State::default() };
-        let mut training = Self { job, engine, device, network, adam, state, scale, best };
+        let mut training = Self { job, engine, device, network, adam, state, sharpness, scale, best };
         training.resume()?;
         Ok(training)
     }
@@ -327,7 +332,7 @@ impl<'a, 't> Training<'a, 't> {
 
     /// The lessons as tensors, with the features that are worked on; for an acceptance head also the proposals.
     fn batch(&mut self, lessons: &[&Lesson]) -> Result<(Batch, Verdicts)> {
-        let mut verdicts = Verdicts::default();
+        let mut verdicts = Verdicts::at(self.sharpness);
         if self.job.config.kind == DraftKind::Model {
             return Ok((Batch::new(lessons, &self.device)?, verdicts));
         }

@@ -6,16 +6,19 @@
 //! read after the text itself: it is a leaf beside the token that follows. The outcome is the one that counts, whether
 //! strict verification accepts the token, and outcomes are not weighted: the head tells probabilities, which the draft
 //! budget weighs against costs. And the head need not find out again how probable the token was: it begins as the draft
-//! model's own probability, scaled as fits best, and learns to correct its log odds. From the features alone it was
-//! worse than that probability: a log loss of 0.50 against 0.30 nats.
+//! model's own probability, sharpened as fits best, and learns to correct its log odds. From the features alone it was
+//! far worse than that probability; from probabilities that are scaled one by one, siblings came out too probable.
 
-use laser_decode::{Candidate, TargetScores as _, Token, chain_parents};
+use laser_decode::{Candidate, TargetScores as _, Token, chain_parents, log_odds, sharpened};
 use laser_engine::{ACCEPTED, Engine, EngineError, REJECTED, Segment, Slot};
 
 use crate::lesson::{CHUNK, Lesson};
 
 /// Proposals of a place, the draft model's most probable tokens: those that trees of up to 64 nodes have most of.
 const PROPOSED: usize = 3;
+
+/// Candidates of a place among which probabilities are sharpened: as many as drafts take.
+const CANDIDATES: usize = 8;
 
 /// Places of a text that are read at once.
 const PLACES: usize = 128;
@@ -30,14 +33,29 @@ pub(crate) struct Verdicts {
     pub(crate) features: Vec<f32>,
     /// [`ACCEPTED`] or [`REJECTED`].
     pub(crate) outcomes: Vec<Token>,
-    /// The draft model's own log odds of each proposal: ln(q / (1 - q)).
+    /// The log odds of each proposal by the draft model's own probabilities at the sharpness.
     pub(crate) odds: Vec<f32>,
+    sharpness: f32,
+    /// By place the logarithm of the probability of the text's token at each of [`SHARPNESS`].
+    foresight: Vec<[f32; SHARPNESS.len()]>,
 }
 
-/// The least probability, and the least of all others.
-const LEAST: f32 = 1e-6;
+/// The sharpness is one of these.
+const SHARPNESS: [f32; 12] = [0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0, 11.0, 16.0, 23.0, 32.0];
 
 impl Verdicts {
+    /// None so far; the draft model's probabilities are taken at this sharpness.
+    pub(crate) fn at(sharpness: f32) -> Self {
+        Self { sharpness, ..Self::default() }
+    }
+
+    /// The sharpness at which the texts are most probable.
+    pub(crate) fn best_sharpness(&self) -> f32 {
+        let sum = |at: usize| self.foresight.iter().map(|place| place[at]).sum::<f32>();
+        let best = (0..SHARPNESS.len()).max_by(|&a, &b| sum(a).total_cmp(&sum(b)));
+        best.map_or(1.0, |at| SHARPNESS[at])
+    }
+
     /// The log odds with the outcomes.
     pub(crate) fn pairs(&self) -> impl Iterator<Item = (f32, bool)> {
         self.odds.iter().copied().zip(self.outcomes.iter().map(|&outcome| outcome == ACCEPTED))
@@ -68,29 +86,39 @@ impl Verdicts {
     fn add_places(&mut self, engine: &mut dyn Engine, slot: Slot, chain: &[Token]) -> Result<(), EngineError> {
         let places = chain.len() - 1;
         let (mut tokens, mut parents) = (chain.to_vec(), chain_parents(chain.len()).collect::<Vec<_>>());
-        let scores = engine.step(&[segment(slot, &tokens[..places], &parents[..places], 0)], PROPOSED)?;
+        let scores = engine.step(&[segment(slot, &tokens[..places], &parents[..places], 0)], CANDIDATES)?;
         engine.commit(slot, &[])?;
-        let mut proposals: Vec<(usize, Candidate)> = Vec::new();
+        let mut proposals: Vec<(usize, f32)> = Vec::new();
         for (parent, place) in (0..).zip(0..places) {
-            for &proposal in scores[0].top(place) {
+            let candidates = scores[0].top(place);
+            self.foresight.push(SHARPNESS.map(|sharpness| foresight(candidates, chain[place + 1], sharpness)));
+            let own = sharpened(candidates, self.sharpness);
+            for (proposal, own) in candidates.iter().zip(own).take(PROPOSED) {
                 let node = if proposal.token == chain[place + 1] { place + 1 } else { tokens.len() };
                 if node == tokens.len() {
                     tokens.push(proposal.token);
                     parents.push(parent);
                 }
-                proposals.push((node, proposal));
+                proposals.push((node, log_odds(own)));
             }
         }
         let scores = engine.step(&[segment(slot, &tokens, &parents, tokens.len())], 1)?;
         engine.commit(slot, &(0..places).collect::<Vec<_>>())?;
-        for (node, proposal) in proposals {
+        for (node, odds) in proposals {
             self.features.extend_from_slice(scores[0].feature(node));
             self.outcomes.push(if node <= places { ACCEPTED } else { REJECTED });
-            let q = proposal.log_probability.exp();
-            self.odds.push(q.max(LEAST).ln() - (1.0 - q).max(LEAST).ln());
+            self.odds.push(odds);
         }
         Ok(())
     }
+}
+
+/// The logarithm of the probability of a token at a sharpness; one that is no candidate is as probable as the last.
+fn foresight(candidates: &[Candidate], token: Token, sharpness: f32) -> f32 {
+    let probabilities = sharpened(candidates, sharpness);
+    let found = candidates.iter().position(|candidate| candidate.token == token);
+    let probability = found.map_or(probabilities.last(), |at| probabilities.get(at)).copied();
+    probability.unwrap_or(0.0).max(f32::MIN_POSITIVE).ln()
 }
 
 fn segment<'a>(slot: Slot, tokens: &'a [Token], parents: &'a [u32], scored_from: usize) -> Segment<'a> {

@@ -221,7 +221,7 @@ fn what_the_acceptance_head_says_of_a_node_takes_the_place_of_the_models_probabi
     for node in 0..3 {
         refined.read(node, &certain, Calibration { trust: 1.0, sharpness: 1.0 }, &[]);
     }
-    // Odds of 9 to 1 to the power of 1/2, times 1/12: 1 to 4.
+    // Odds of 9 to 1, to the power of 1/2, times 1/12: 1 to 4.
     refined.judge(1, Verdict { scale: 0.5, shift: -(12_f32.ln()) });
     let terms = Terms { max_nodes: 8, ..TERMS };
     // Node 1 was worth 0.9 by the model's probability and is worth 0.2 now; so is all below it.
@@ -243,11 +243,22 @@ fn what_the_acceptance_head_says_of_a_node_takes_the_place_of_the_models_probabi
 #[test]
 fn verdicts_are_probabilities_however_sure_the_model_is() {
     let verdict = |scale, shift| Verdict { scale, shift };
-    for log_probability in [0.0, -1e-9, -0.1, -3.0, -80.0, f32::NEG_INFINITY] {
+    for own in [0.0, 1e-30, 0.1, 0.9, 1.0] {
         for (scale, shift) in [(1.0, 0.0), (3.0, -50.0), (0.2, 90.0)] {
-            let found = verdict(scale, shift).probability(log_probability);
-            assert!((0.0..=1.0).contains(&found), "{log_probability} {scale} {shift}: {found}");
+            let found = verdict(scale, shift).probability(own);
+            assert!((0.0..=1.0).contains(&found), "{own} {scale} {shift}: {found}");
         }
     }
-    assert!((verdict(1.0, 0.0).probability(0.3_f32.ln()) - 0.3).abs() < 1e-6);
+    assert!((verdict(1.0, 0.0).probability(0.3) - 0.3).abs() < 1e-6);
+}
+
+#[test]
+fn a_sharpened_distribution_is_its_power() {
+    let candidates = [0.5_f32, 0.3, 0.1].map(|p| Candidate { token: 0, log_probability: p.ln() });
+    // What is left counts as one token like the last.
+    let powers = [0.25, 0.09, 0.01];
+    let sum = powers.iter().sum::<f32>() + 0.01;
+    for (found, power) in sharpened(&candidates, 2.0).iter().zip(powers) {
+        assert!((found - power / sum).abs() < 1e-5, "{found} {power}");
+    }
 }

@@ -32,7 +32,7 @@ fn a_head_learns_what_the_draft_models_probabilities_do_not_tell() {
     assert_eq!(job.finished().unwrap().unwrap().kept.epoch, trained.kept.epoch);
 
     // What judges is what was trained.
-    let mut verdicts = Verdicts::default();
+    let mut verdicts = Verdicts::at(1.0);
     verdicts.add(draft.as_mut(), &held_out[0]).unwrap();
     let network = Network::acceptance(&config, 16, &Device::Cpu).unwrap();
     let tensors = candle_core::safetensors::load(folder.path().join("acceptance_head.safetensors"), &Device::Cpu);

@@ -19,19 +19,21 @@ fn proposals_are_what_the_draft_model_says_of_the_text_itself() {
         for at in (prompt..lesson.tokens.len()).step_by(2) {
             lesson.tokens[at] = after(options(), &lesson.tokens[..at])[0].token;
         }
-        let mut verdicts = Verdicts::default();
+        let mut verdicts = Verdicts::at(1.0);
         verdicts.add(&mut engine, &lesson).unwrap();
         assert_eq!(verdicts.outcomes.len(), text * PROPOSED);
         for (row, at) in (prompt..lesson.tokens.len()).flat_map(|at| [at; PROPOSED]).enumerate() {
             let proposal = after(options(), &lesson.tokens[..at])[row % PROPOSED];
             let accepted = proposal.token == lesson.tokens[at];
             assert_eq!(verdicts.outcomes[row] == ACCEPTED, accepted, "{row}");
+            // The fake's tokens take equal shares of what is left: at a sharpness of 1 as they are.
             let q = proposal.log_probability.exp();
-            assert!((verdicts.odds[row] - (q / (1.0 - q)).ln()).abs() < 1e-3, "{row}");
+            assert!((verdicts.odds[row] - (q / (1.0 - q)).ln()).abs() < 1e-2, "{row}");
             // The fake's feature of a token: itself and where it is.
             assert_eq!(verdicts.features[2 * row..][..2], [proposal.token as f32, at as f32], "{row}");
         }
         assert!(verdicts.outcomes.iter().filter(|&&outcome| outcome == ACCEPTED).count() >= text / 2);
+        assert!(SHARPNESS.contains(&verdicts.best_sharpness()));
     }
 }
 
@@ -63,4 +65,20 @@ fn the_best_scale_is_found() {
     let loss = |pairs: &[(f32, bool)]| log_loss(pairs, best_scale(pairs));
     assert!((loss(&[(0.0, true), (0.0, false)]) - std::f64::consts::LN_2).abs() < 1e-6);
     assert!(loss(&[(2.0, true), (-2.0, false)]) < 1e-3);
+}
+
+#[test]
+fn texts_that_take_the_first_token_always_are_most_probable_at_the_greatest_sharpness() {
+    let candidates = [0.5_f32, 0.3]
+        .map(f32::ln)
+        .into_iter()
+        .zip(7..)
+        .map(|(log_probability, token)| Candidate { token, log_probability });
+    let candidates: Vec<Candidate> = candidates.collect();
+    let verdicts = |tokens: &[Token]| Verdicts {
+        foresight: tokens.iter().map(|&token| SHARPNESS.map(|s| foresight(&candidates, token, s))).collect(),
+        ..Verdicts::at(1.0)
+    };
+    assert_eq!(verdicts(&[7; 10]).best_sharpness(), 32.0);
+    assert_eq!(verdicts(&[7, 7, 7, 7, 7, 8, 8, 8, 9, 9]).best_sharpness(), 1.0);
 }
