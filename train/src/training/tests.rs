@@ -1,3 +1,5 @@
+//! Whole draft models: what they learn, that a training can be stopped, and what is refused.
+
 use std::fs;
 
 use laser_decode::{TargetScores as _, Token, chain_parents};

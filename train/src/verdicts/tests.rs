@@ -1,3 +1,5 @@
+//! Proposals against a language that is known, and scales against outcomes that are drawn from them.
+
 use laser_engine::{FakeEngine, FakeOptions};
 
 use super::*;
