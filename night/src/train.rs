@@ -38,11 +38,13 @@ pub async fn train(config: &Config, progress: &mut dyn Progress, drain: &Cancell
     let texts = Texts::read(config, &model, progress).await?;
     progress.finish_with(&format!("{} texts of {} runs", texts.examples.len(), texts.runs));
     let (held_out, learned) = texts.split(&config.train);
+    let draft = open_draft(config, &model).await?;
     let options = engine_options(config, &model);
     let reads_features = config.train.kind.reads_features();
     let parts = reads_features.then(|| laser_engine::target_parts(&options)).transpose()?;
-    let draft = open_draft(config, &model).await?;
-    let mut engine = tokio::task::spawn_blocking(move || laser_engine::load(&options)).await??;
+    // An acceptance head learns from the texts and its draft model alone.
+    let read_by = draft.as_ref().map_or(options, |draft| engine_options(config, draft));
+    let mut engine = tokio::task::spawn_blocking(move || laser_engine::load(&read_by)).await??;
     let info = engine.info();
     let target = Target {
         digest: model.digest().context("[model] path")?.to_string(),
@@ -66,10 +68,7 @@ pub async fn train(config: &Config, progress: &mut dyn Progress, drain: &Cancell
                 let [learned, held_out] = texts.map(|texts| laser_train::read(engine.as_mut(), texts, progress));
                 [learned?, held_out?]
             }
-            Some(draft) => {
-                engine = laser_engine::load(&engine_options(config, draft)).context("[train] draft")?;
-                texts.map(|texts| laser_train::unread(texts, engine.info().max_positions))
-            }
+            Some(_) => texts.map(|texts| laser_train::unread(texts, engine.info().max_positions)),
         };
         // Only what works on features needs it any longer; otherwise its memory is the training's.
         let mut engine = (reads_features || draft.is_some()).then_some(engine);

@@ -205,7 +205,7 @@ impl<'a, 't> Training<'a, 't> {
             (DraftKind::Acceptance, _) => {
                 let draft = engine.as_deref_mut().context("an acceptance head needs its draft model")?;
                 let texts = &learned[..learned.len().min(SCALE_TEXTS)];
-                let mut verdicts = Verdicts::at(1.0);
+                let mut verdicts = Verdicts::unsharpened();
                 texts.iter().try_for_each(|lesson| verdicts.add(draft, lesson))?;
                 sharpness = verdicts.best_sharpness();
                 verdicts = Verdicts::at(sharpness);

@@ -36,7 +36,9 @@ pub(crate) struct Verdicts {
     /// The log odds of each proposal by the draft model's own probabilities at the sharpness.
     pub(crate) odds: Vec<f32>,
     sharpness: f32,
-    /// By place the logarithm of the probability of the text's token at each of [`SHARPNESS`].
+    /// Whether the best sharpness is still to be found.
+    seeks_sharpness: bool,
+    /// Then by place the logarithm of the probability of the text's token at each of [`SHARPNESS`].
     foresight: Vec<[f32; SHARPNESS.len()]>,
 }
 
@@ -49,7 +51,12 @@ impl Verdicts {
         Self { sharpness, ..Self::default() }
     }
 
-    /// The sharpness at which the texts are most probable.
+    /// None so far, to find the best sharpness by.
+    pub(crate) fn unsharpened() -> Self {
+        Self { seeks_sharpness: true, ..Self::at(1.0) }
+    }
+
+    /// The sharpness at which the texts are most probable, of those that were added [unsharpened](Self::unsharpened).
     pub(crate) fn best_sharpness(&self) -> f32 {
         let sum = |at: usize| self.foresight.iter().map(|place| place[at]).sum::<f32>();
         let best = (0..SHARPNESS.len()).max_by(|&a, &b| sum(a).total_cmp(&sum(b)));
@@ -91,7 +98,9 @@ impl Verdicts {
         let mut proposals: Vec<(usize, f32)> = Vec::new();
         for (parent, place) in (0..).zip(0..places) {
             let candidates = scores[0].top(place);
-            self.foresight.push(SHARPNESS.map(|sharpness| foresight(candidates, chain[place + 1], sharpness)));
+            if self.seeks_sharpness {
+                self.foresight.push(SHARPNESS.map(|sharpness| foresight(candidates, chain[place + 1], sharpness)));
+            }
             let own = sharpened(candidates, self.sharpness);
             for (proposal, own) in candidates.iter().zip(own).take(PROPOSED) {
                 let node = if proposal.token == chain[place + 1] { place + 1 } else { tokens.len() };

@@ -21,7 +21,7 @@ fn proposals_are_what_the_draft_model_says_of_the_text_itself() {
         for at in (prompt..lesson.tokens.len()).step_by(2) {
             lesson.tokens[at] = after(options(), &lesson.tokens[..at])[0].token;
         }
-        let mut verdicts = Verdicts::at(1.0);
+        let mut verdicts = Verdicts::unsharpened();
         verdicts.add(&mut engine, &lesson).unwrap();
         assert_eq!(verdicts.outcomes.len(), text * PROPOSED);
         for (row, at) in (prompt..lesson.tokens.len()).flat_map(|at| [at; PROPOSED]).enumerate() {
