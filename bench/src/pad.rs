@@ -14,8 +14,10 @@
 //! negative weight. The norms count c² in: their ε is (ε·d − c²)/D.
 //!
 //! What drafts from the small model's features, EAGLE's layer or Medusa's heads, drafts the same for the padded model
-//! once it is padded too: the features of a padded model are those of the small one and zeros. A whole draft model
-//! needs no padding and is copied under the padded model's name, and an acceptance head under that of its draft model.
+//! once it is padded too: the features of a padded model are those of the small one and zeros, and the constant where
+//! the vocabulary is wider. EAGLE's layer has no norm in front of attention and vocabulary, so its projections ignore
+//! the constant, which its bias writes. A whole draft model needs no more than the vocabulary, and an acceptance head
+//! follows its draft model.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,12 +41,16 @@ const RANDOM: f32 = 0.02;
 /// logit.
 const NEVER: f32 = -1e6;
 
+/// Dimensions that a draft model of fewer tokens gets for the constant: kernels want whole panels.
+const CONSTANT: usize = 32;
+
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
 const HEADS: &str = "medusa_lm_head.safetensors";
 
 /// EAGLE's projection of embedding and feature.
 const FUSION: &str = "fc.weight";
+const FUSION_BIAS: &str = "fc.bias";
 const EMBEDDINGS: &str = "model.embed_tokens.weight";
 const UNEMBEDDING: &str = "lm_head.weight";
 const FINAL_NORM: &str = "model.norm.weight";
@@ -157,7 +163,11 @@ struct Padding<'a> {
 pub(super) fn pad(args: &PadArgs) -> Result<usize> {
     ensure!(!args.output.exists(), "--output {}: exists; remove it or name another folder", args.output.display());
     match &args.target {
-        None => pad_model(args),
+        None => {
+            let config = read_config(&args.model)?;
+            let to = target(args, &Shape::of(&config)?)?;
+            pad_model(args, config, &to)
+        }
         Some(target) => pad_draft(args, target),
     }
 }
@@ -178,56 +188,62 @@ fn write_config(folder: &Path, config: &Value) -> Result<()> {
 /// The same for what drafts, in the sizes of `target`.
 fn pad_draft(args: &PadArgs, target: &Path) -> Result<usize> {
     let mut config = read_config(&args.model)?;
-    let digest = ModelFiles::open(target)?.digest()?;
+    let of_target = read_config(target)?;
+    let digest = json!(ModelFiles::open(target)?.digest()?);
     if args.model.join(ACCEPTANCE_HEAD).exists() {
-        config["laser_draft"]["draft"] = json!(digest);
-        config["laser_draft"]["target"] = read_config(target)?["laser_draft"]["target"].clone();
-        return copy(args, ACCEPTANCE_HEAD, &config);
+        config["laser_draft"]["draft"] = digest;
+        config["laser_draft"]["target"] = of_target["laser_draft"]["target"].clone();
+        return pad_heads(args, ACCEPTANCE_HEAD, &config, &Shape { vocabulary: 2, ..Shape::of(&of_target)? });
     }
     if let Some(belongs) = config.get_mut("laser_draft") {
-        belongs["target"] = json!(digest);
+        belongs["target"] = digest;
     }
-    let of_target = Shape::of(&read_config(target)?)?;
-    let (file, from, to) = match args.model.join(HEADS).exists() {
-        true => (HEADS, of_target, of_target),
-        false => (WEIGHTS, Shape::of(&config)?, Shape { layers: 1, ..of_target }),
-    };
-    let bytes = read(&args.model, file)?;
-    let weights = SafeTensors::deserialize(&bytes).context(file)?;
-    if file == WEIGHTS && weights.tensor(FUSION).is_err() {
-        return copy(args, WEIGHTS, &config);
+    let to = Shape::of(&of_target)?;
+    if args.model.join(HEADS).exists() {
+        config["vocab_size"] = json!(to.vocabulary);
+        return pad_heads(args, HEADS, &config, &to);
     }
-    ensure!(
-        config["vocab_size"] == json!(to.vocabulary),
-        "--target {}: has {} tokens, --model {}; pad a layer for a model whose vocabulary is as large",
-        target.display(),
-        to.vocabulary,
-        config["vocab_size"]
-    );
-    let mut padding = Padding::new(weights, (from, to))?;
-    padding.draft().with_context(|| args.model.join(file).display().to_string())?;
-    if let Some(epsilon) = config["rms_norm_eps"].as_f64() {
-        padding.describe(&mut config, epsilon);
+    let bytes = read(&args.model, WEIGHTS)?;
+    let weights = SafeTensors::deserialize(&bytes).context(WEIGHTS)?;
+    if weights.tensor(FUSION).is_err() {
+        return widen(args, config, to.vocabulary);
     }
+    let epsilon = epsilon(&config)?;
+    let mut padding = Padding::new(weights, (Shape::of(&config)?, Shape { layers: 1, ..to }))?;
+    padding.of_features(epsilon).with_context(|| args.model.join(WEIGHTS).display().to_string())?;
+    padding.describe(&mut config, epsilon);
     fs::create_dir_all(&args.output)?;
-    let count = padding.write(&args.output.join(file))?;
+    let count = padding.write(&args.output.join(WEIGHTS))?;
     write_config(&args.output, &config)?;
     Ok(count)
 }
 
-/// A whole draft model is what it is, whatever the model that it drafts for, and so is its acceptance head.
-fn copy(args: &PadArgs, file: &str, config: &Value) -> Result<usize> {
+/// Heads over features, for those of `to`, whose outcomes may be more.
+fn pad_heads(args: &PadArgs, file: &str, config: &Value, to: &Shape) -> Result<usize> {
+    let bytes = read(&args.model, file)?;
+    let weights = SafeTensors::deserialize(&bytes).context(file.to_owned())?;
+    let block = weights.tensor("0.0.linear.weight").with_context(|| args.model.join(file).display().to_string())?;
+    let hidden = *block.shape().last().context("0.0.linear.weight is no matrix")?;
+    let outcomes = |name: &str| (!name.contains("linear")).then(|| weights.tensor(name).ok()?.shape().first().copied());
+    let vocabulary = weights.names().into_iter().find_map(outcomes).flatten().unwrap_or(to.vocabulary);
+    let mut padding = Padding::new(weights, (Shape { hidden, vocabulary, ..*to }, *to))?;
+    padding.of_features(0.0).with_context(|| args.model.join(file).display().to_string())?;
+    fs::create_dir_all(&args.output)?;
+    let count = padding.write(&args.output.join(file))?;
+    write_config(&args.output, config)?;
+    Ok(count)
+}
+
+/// A whole draft model is what it is, whatever the model that it drafts for, but for the vocabulary.
+fn widen(args: &PadArgs, config: Value, vocabulary: usize) -> Result<usize> {
     ensure!(
         config.get("laser_draft").is_some(),
         "--model {}: no draft model of `laser train draft`, no EAGLE layer and no Medusa heads, which --target is for",
         args.model.display()
     );
-    let bytes = read(&args.model, file)?;
-    let weights = SafeTensors::deserialize(&bytes).context(file.to_owned())?;
-    fs::create_dir_all(&args.output)?;
-    copy_files(args, &[file, "tokenizer.json", "tokenizer_config.json"])?;
-    write_config(&args.output, config)?;
-    Ok(weights.tensors().iter().map(|(_, tensor)| tensor.shape().iter().product::<usize>()).sum())
+    let from = Shape::of(&config)?;
+    let more = if vocabulary > from.vocabulary { CONSTANT } else { 0 };
+    pad_model(args, config, &Shape { vocabulary, hidden: from.hidden + more, ..from })
 }
 
 fn copy_files(args: &PadArgs, names: &[&str]) -> Result<()> {
@@ -237,14 +253,16 @@ fn copy_files(args: &PadArgs, names: &[&str]) -> Result<()> {
     Ok(())
 }
 
-fn pad_model(args: &PadArgs) -> Result<usize> {
-    let mut config = read_config(&args.model)?;
+fn epsilon(config: &Value) -> Result<f64> {
+    config["rms_norm_eps"].as_f64().context("config.json: no rms_norm_eps")
+}
+
+fn pad_model(args: &PadArgs, mut config: Value, to: &Shape) -> Result<usize> {
     let from = Shape::of(&config)?;
-    let to = target(args, &from)?;
     let bytes = read(&args.model, WEIGHTS)?;
     let weights = SafeTensors::deserialize(&bytes).context(WEIGHTS)?;
-    let mut padding = Padding::new(weights, (from, to))?;
-    let epsilon = config["rms_norm_eps"].as_f64().context("config.json: no rms_norm_eps")?;
+    let mut padding = Padding::new(weights, (from, *to))?;
+    let epsilon = epsilon(&config)?;
     let is_tied = config["tie_word_embeddings"] == json!(true);
     let padded = padding.layers().and_then(|()| padding.vocabulary(is_tied, epsilon));
     padded.and_then(|()| padding.ensure_all_read()).with_context(|| args.model.join(WEIGHTS).display().to_string())?;
@@ -296,39 +314,60 @@ impl<'a> Padding<'a> {
         Ok(Self { weights, dtype, from, to, rng, written: BTreeMap::new() })
     }
 
-    /// What drafts from features. It takes embeddings and features in, of which what is added is zero, and gives
-    /// features out.
-    fn draft(&mut self) -> Result<()> {
+    /// What drafts from features. It takes embeddings and features in, of which what is added is zero or the constant,
+    /// and gives features out.
+    fn of_features(&mut self, epsilon: f64) -> Result<()> {
         let names: Vec<String> = self.weights.names().into_iter().map(str::to_owned).collect();
         for name in names {
             let part = name.strip_prefix("layers.0.").and_then(|name| name.strip_suffix(".weight"));
             let shape = part.and_then(|part| self.to.of_matrix(part));
             let padded = match (part, shape) {
-                (Some(part), Some(shape)) => self.matrix(Some(&name), shape, !WRITING.contains(&part))?,
+                (Some(part), Some(shape)) => {
+                    let mut matrix = self.matrix(Some(&name), shape, !WRITING.contains(&part))?;
+                    let reads_constant = self.is_wider() && part.starts_with("self_attn") && !WRITING.contains(&part);
+                    (0..if reads_constant { shape[0] } else { 0 }).for_each(|row| self.set(&mut matrix, row, 0.0));
+                    matrix
+                }
                 (Some(_), None) => self.norm(Some(&name), 0.0)?,
-                _ => self.of_features(&name)?,
+                _ => self.beside_layer(&name)?,
             };
             self.written.insert(name, padded);
+        }
+        if self.is_wider() && self.written.contains_key(FUSION) {
+            self.write_constant(epsilon);
         }
         Ok(())
     }
 
     /// A bias, or a matrix over one or two features, side by side.
-    fn of_features(&mut self, name: &str) -> Result<Padded> {
+    fn beside_layer(&mut self, name: &str) -> Result<Padded> {
         let tensor = self.weights.tensor(name)?;
-        let (hidden, shape) = (self.to.hidden, tensor.shape().to_vec());
-        let outputs = |rows: usize| if rows == self.to.vocabulary { rows } else { hidden };
+        let (from, to, shape) = (self.from, self.to, tensor.shape().to_vec());
         match shape[..] {
             [_] => {
                 let size = self.element().len();
                 let mut bytes = tensor.data().to_vec();
-                bytes.resize(hidden * size, 0);
-                Ok(Padded { dtype: self.dtype, shape: vec![hidden], bytes })
+                bytes.resize(to.hidden * size, 0);
+                Ok(Padded { dtype: self.dtype, shape: vec![to.hidden], bytes })
             }
-            [rows, _] if name == FUSION => self.blocks(Some(name), [outputs(rows), 2 * hidden], 2, false),
-            [rows, _] => self.matrix(Some(name), [outputs(rows), hidden], false),
-            _ => anyhow::bail!("{name}: neither EAGLE's layer nor Medusa's heads have such a tensor"),
+            [_, _] if name == FUSION => self.blocks(Some(name), [to.hidden, 2 * to.hidden], 2, false),
+            [_, _] if name.contains("linear") => self.matrix(Some(name), [to.hidden, to.hidden], false),
+            [_, _] => {
+                let mut unembedding = self.matrix(Some(name), [to.vocabulary, to.hidden], false)?;
+                (from.vocabulary..to.vocabulary).for_each(|row| self.set(&mut unembedding, row, NEVER));
+                Ok(unembedding)
+            }
+            _ => anyhow::bail!("{name}: neither EAGLE's layer nor heads have such a tensor"),
         }
+    }
+
+    /// The constant as EAGLE's bias writes it, which published layers may lack.
+    fn write_constant(&mut self, epsilon: f64) {
+        let size = self.element().len();
+        let zeros = || Padded { dtype: self.dtype, shape: vec![self.to.hidden], bytes: vec![0; self.to.hidden * size] };
+        let mut bias = self.written.remove(FUSION_BIAS).unwrap_or_else(zeros);
+        self.set(&mut bias, 0, self.constant(epsilon));
+        self.written.insert(FUSION_BIAS.to_owned(), bias);
     }
 
     fn layers(&mut self) -> Result<()> {
@@ -354,7 +393,7 @@ impl<'a> Padding<'a> {
     fn vocabulary(&mut self, is_tied: bool, epsilon: f64) -> Result<()> {
         let shape = [self.to.vocabulary, self.to.hidden];
         let mut embeddings = self.matrix(Some(EMBEDDINGS), shape, false)?;
-        let is_wider = self.to.vocabulary > self.from.vocabulary;
+        let is_wider = self.is_wider();
         let source = if is_tied { EMBEDDINGS } else { UNEMBEDDING };
         if is_wider || !is_tied {
             let mut unembedding = self.matrix(Some(source), shape, false)?;
@@ -373,10 +412,14 @@ impl<'a> Padding<'a> {
         Ok(())
     }
 
+    fn is_wider(&self) -> bool {
+        self.to.vocabulary > self.from.vocabulary
+    }
+
     /// The value of the constant dimension, exact in every type; 0 without one.
     fn constant(&self, epsilon: f64) -> f32 {
         let most = (epsilon * self.from.hidden as f64 / 2.0).sqrt();
-        if self.to.vocabulary > self.from.vocabulary { single(most.log2().floor().exp2()) } else { 0.0 }
+        if self.is_wider() { single(most.log2().floor().exp2()) } else { 0.0 }
     }
 
     /// Sets a row's value at the constant dimension, the first that is added.

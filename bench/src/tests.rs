@@ -98,9 +98,22 @@ async fn a_padded_model_writes_the_same_texts() {
     }
 }
 
+/// Tensors of these shapes with weights of no meaning.
+fn write_tensors(file: &Path, tensors: &[(&str, Vec<usize>)]) {
+    use safetensors::{Dtype, tensor::TensorView};
+    let bytes = |shape: &[usize]| -> Vec<u8> {
+        let value = |at: usize| ((at * 7919 % 1009) as f32 / 1009.0 - 0.5) * 0.2;
+        (0..shape.iter().product()).flat_map(|at| value(at).to_le_bytes()).collect()
+    };
+    let tensors: Vec<_> = tensors.iter().map(|(name, shape)| (name, bytes(shape), shape)).collect();
+    let views = tensors
+        .iter()
+        .map(|(name, bytes, shape)| (**name, TensorView::new(Dtype::F32, (*shape).clone(), bytes).unwrap()));
+    safetensors::serialize_to_file(views, None, file).unwrap();
+}
+
 /// An EAGLE layer and Medusa's heads with weights of no meaning, for the fixture model.
 fn drafts_of_features(dir: &Path) -> [String; 2] {
-    use safetensors::{Dtype, tensor::TensorView};
     let config = std::fs::read_to_string(fixture("profile-lm/config.json")).unwrap();
     let model: serde_json::Value = serde_json::from_str(&config).unwrap();
     let size = |key: &str| usize::try_from(model[key].as_u64().unwrap()).unwrap();
@@ -110,15 +123,7 @@ fn drafts_of_features(dir: &Path) -> [String; 2] {
         let folder = dir.join(name);
         std::fs::create_dir_all(&folder).unwrap();
         std::fs::write(folder.join("config.json"), config.to_string()).unwrap();
-        let bytes = |shape: &[usize]| -> Vec<u8> {
-            let value = |at: usize| ((at * 7919 % 1009) as f32 / 1009.0 - 0.5) * 0.2;
-            (0..shape.iter().product()).flat_map(|at| value(at).to_le_bytes()).collect()
-        };
-        let tensors: Vec<_> = tensors.into_iter().map(|(name, shape)| (name, bytes(&shape), shape)).collect();
-        let views = tensors
-            .iter()
-            .map(|(name, bytes, shape)| (*name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
-        safetensors::serialize_to_file(views, None, &folder.join(file)).unwrap();
+        write_tensors(&folder.join(file), &tensors);
         folder.display().to_string()
     };
     let mut layer = model.clone();
@@ -141,6 +146,8 @@ fn drafts_of_features(dir: &Path) -> [String; 2] {
         ("0.0.linear.bias", vec![hidden]),
         ("1.0.linear.weight", vec![hidden, hidden]),
         ("1.0.linear.bias", vec![hidden]),
+        ("0.1.weight", vec![size("vocab_size"), hidden]),
+        ("1.1.weight", vec![size("vocab_size"), hidden]),
     ];
     [
         write("eagle", "model.safetensors", &layer, of_layer),
@@ -148,24 +155,39 @@ fn drafts_of_features(dir: &Path) -> [String; 2] {
     ]
 }
 
+/// The fixture model as a draft model of `laser train draft`.
+fn copy_as_draft(dir: &Path) -> String {
+    let folder = dir.join("itself");
+    std::fs::create_dir_all(&folder).unwrap();
+    for file in std::fs::read_dir(fixture("profile-lm")).unwrap().map(Result::unwrap) {
+        std::fs::copy(file.path(), folder.join(file.file_name())).unwrap();
+    }
+    let kept = serde_json::json!({
+        "epoch": 1, "loss": 0.0, "held_out_loss": 0.0, "overlap": 1.0, "first": 1.0, "seconds": 0.0
+    });
+    describe_draft(&folder, serde_json::json!({ "target": "the small model", "training": "none", "kept": kept }));
+    folder.display().to_string()
+}
+
+/// Says whom a draft belongs to.
+fn describe_draft(folder: &Path, belongs: serde_json::Value) {
+    let file = folder.join("config.json");
+    let known = std::fs::read(&file).unwrap_or_else(|_| b"{}".to_vec());
+    let mut config: serde_json::Value = serde_json::from_slice(&known).unwrap();
+    config["laser_draft"] = belongs;
+    std::fs::write(file, config.to_string()).unwrap();
+}
+
 #[tokio::test]
 async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
     let dir = tempfile::tempdir().unwrap();
     let small = SetupArgs { items_table: None, ..setup(dir.path()) };
     let [eagle, medusa] = drafts_of_features(dir.path());
-    let model = dir.path().join("wide").display().to_string();
     let own = fixture("profile-lm");
     let pad = |line: &str| {
         let Ok(Command::Pad(options)) = parse(line) else { unreachable!("the command is pad") };
         pad::pad(&options)
     };
-    let sizes = "--hidden 320 --layers 5 --heads 10 --intermediate 700";
-    pad(&format!("pad --model {own} --output {model} {sizes}")).unwrap();
-    for of in [&eagle, &medusa] {
-        pad(&format!("pad --model {of} --output {of}-wide --target {model}")).unwrap();
-    }
-    let error = format!("{:#}", pad(&format!("pad --model {own} --output {model}-2 --target {model}")).unwrap_err());
-    assert!(error.contains("no draft model of `laser train draft`"), "{error}");
     let compare = async |setup: &SetupArgs, drafts: &[String], more: &str| {
         let drafts = drafts.iter().map(|draft| format!(" --draft {draft}")).collect::<String>();
         let line = format!("compare --users-table u --model m --batches 1,3 --forwards 1,2 --trees 3{drafts}{more}");
@@ -184,12 +206,26 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
     assert!(of("itself, 3 nodes").calls_per_token < 0.5, "{text}");
     assert!(text.contains("speedup, batch 3") && report.charts().len() == 1, "{text}");
 
-    // Padding changes neither the texts nor what is drafted.
-    let wide = SetupArgs { model, old_model: Some(own.clone()), ..small.clone() };
-    let drafts = [format!("itself={own}"), format!("eagle={eagle}-wide"), format!("medusa={medusa}-wide")];
-    let padded = compare(&wide, &drafts, " --merge itself,eagle").await;
-    for (small, wide) in rows.iter().zip(&padded.kinds[0].rows).filter(|(row, _)| !row.adaptive) {
-        assert_eq!((small.tokens, small.accepted_by_depth.clone()), (wide.tokens, wide.accepted_by_depth.clone()));
+    // Padding changes neither the texts nor what is drafted, and neither does a wider vocabulary.
+    let itself = copy_as_draft(dir.path());
+    for (name, more) in [("deep", ""), ("wide", "--vocabulary 6000")] {
+        let model = dir.path().join(name).display().to_string();
+        pad(&format!(
+            "pad --model {own} --output {model} --hidden 320 --layers 5 --heads 10 --intermediate 700 {more}"
+        ))
+        .unwrap();
+        let drafts = [("itself", &itself), ("eagle", &eagle), ("medusa", &medusa)].map(|(name, draft)| {
+            pad(&format!("pad --model {draft} --output {model}-{name} --target {model}")).unwrap();
+            format!("{name}={model}-{name}")
+        });
+        let padded = SetupArgs { model: model.clone(), old_model: Some(own.clone()), ..small.clone() };
+        let padded = compare(&padded, &drafts, " --merge itself,eagle").await;
+        for (small, padded) in rows.iter().zip(&padded.kinds[0].rows).filter(|(row, _)| !row.adaptive) {
+            let drafted = |row: &crate::report::VariantRow| (row.tokens, row.accepted_by_depth.clone());
+            assert_eq!(drafted(small), drafted(padded), "{name}: {}", small.variant);
+        }
+        let error = pad(&format!("pad --model {own} --output {model}-2 --target {model}")).unwrap_err().to_string();
+        assert!(error.contains("no draft model of `laser train draft`"), "{error}");
     }
 
     // Drawn texts, too, are those of plain decoding, but for the rule that is not strict.
@@ -229,26 +265,16 @@ async fn lossless_rules_accept_as_often_as_the_distributions_overlap() {
 #[test]
 fn an_acceptance_head_goes_with_its_padded_draft_model() {
     let dir = tempfile::tempdir().unwrap();
-    let (head, draft, output) = (dir.path().join("head"), dir.path().join("draft"), dir.path().join("padded"));
+    let (head, output) = (dir.path().join("head"), dir.path().join("padded"));
+    let draft = std::path::PathBuf::from(copy_as_draft(dir.path()));
     std::fs::create_dir_all(&head).unwrap();
-    std::fs::create_dir_all(&draft).unwrap();
-    for file in std::fs::read_dir(fixture("profile-lm")).unwrap().map(Result::unwrap) {
-        std::fs::copy(file.path(), draft.join(file.file_name())).unwrap();
-    }
-    let describe = |folder: &Path, belongs: serde_json::Value| {
-        let file = folder.join("config.json");
-        let known = std::fs::read(&file).unwrap_or_else(|_| b"{}".to_vec());
-        let mut config: serde_json::Value = serde_json::from_slice(&known).unwrap();
-        config["laser_draft"] = belongs;
-        std::fs::write(file, config.to_string()).unwrap();
-    };
-    describe(&draft, serde_json::json!({ "target": "the padded model" }));
-    describe(&head, serde_json::json!({ "target": "the small model", "draft": "the small draft model" }));
-    let tensor = safetensors::tensor::TensorView::new(safetensors::Dtype::F32, vec![2], &[0; 8]).unwrap();
-    safetensors::serialize_to_file([("0.0.weight", tensor)], None, &head.join("acceptance_head.safetensors")).unwrap();
+    describe_draft(&draft, serde_json::json!({ "target": "the padded model" }));
+    describe_draft(&head, serde_json::json!({ "target": "the small model", "draft": "the small draft model" }));
+    let shapes = [("0.0.linear.weight", vec![8, 8]), ("0.0.linear.bias", vec![8]), ("0.1.weight", vec![2, 8])];
+    write_tensors(&head.join("acceptance_head.safetensors"), &shapes);
     let line = format!("pad --model {} --output {} --target {}", head.display(), output.display(), draft.display());
     let Ok(Command::Pad(options)) = parse(&line) else { unreachable!("the command is pad") };
-    assert_eq!(pad::pad(&options).unwrap(), 2);
+    assert_eq!(pad::pad(&options).unwrap(), 256 * 256 + 256 + 2 * 256);
     assert!(output.join("acceptance_head.safetensors").exists());
     let config = std::fs::read_to_string(output.join("config.json")).unwrap();
     let config: serde_json::Value = serde_json::from_str(&config).unwrap();
