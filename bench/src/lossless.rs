@@ -244,7 +244,7 @@ fn distributions(engine: &mut dyn Engine, prompt: &[u32], text: &[u32], temperat
     let parents: Vec<u32> = chain_parents(tokens.len()).collect();
     let slot = engine.open(tokens.len())?;
     let first = prompt.len() - 1;
-    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: first, draw: None, before: &[] };
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: first, ..Segment::default() };
     let scores = engine.step(&[segment], vocab_size);
     engine.close(slot);
     let scores = scores?.pop().context("the engine gave no scores")?;

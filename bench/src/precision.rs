@@ -137,7 +137,7 @@ fn score(engine: &mut dyn Engine, prompt: &[u32], text: &[u32]) -> Result<f64> {
     let parents: Vec<u32> = chain_parents(tokens.len()).collect();
     let slot = engine.open(tokens.len())?;
     let scores = engine.step(
-        &[Segment { slot, tokens: &tokens, parents: &parents, scored_from: last, draw: None, before: &[] }],
+        &[Segment { slot, tokens: &tokens, parents: &parents, scored_from: last, ..Segment::default() }],
         CANDIDATES,
     );
     engine.close(slot);

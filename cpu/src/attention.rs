@@ -105,7 +105,7 @@ fn attend_head(
     for node in 0..nodes {
         let row = &qkv.row(span.offset + node)[shape.heads * dim..];
         let (keys, values) = row.split_at(shape.kv_heads * dim);
-        let position = span.cached + node;
+        let position = span.cached + span.held + node;
         cache.write(position, &keys[head * dim..][..dim], &values[head * dim..][..dim]);
     }
     own.attended.reshape(nodes, group * dim);
@@ -125,7 +125,7 @@ fn attend_head(
 
 /// Softmax attention of the queries of a block of nodes.
 fn attend_block(span: &Span<'_>, block: Range<usize>, cache: &HeadCache<'_>, group: usize, own: &mut HeadBuffers) {
-    let total = span.cached + block.end;
+    let total = span.cached + span.held + block.end;
     cache.keys(total).multiply(&own.queries, &mut own.scores);
     own.sums_of_weights.clear();
     for row in 0..own.scores.rows() {

@@ -201,6 +201,7 @@ impl CpuDecoder {
         let predict = |weights: &mut Weights, row: usize| {
             let mut predictions = Predictions::default();
             predictions.push_with(logits.row(row), top_k, batch.draws[row], weights);
+            predictions.push_asked(logits.row(row), batch.asked_at(row));
             predictions
         };
         let rows: Vec<Predictions> = (0..batch.scored.len()).into_par_iter().map_init(Weights::new, predict).collect();

@@ -23,7 +23,7 @@ mod skinny;
 mod top_k;
 mod vector;
 
-pub use batch::{Batch, Span};
+pub use batch::{Asked, Batch, Span, Tree};
 pub use cache::CpuCache;
 pub use decoder::CpuDecoder;
 pub use heads::CpuHeads;

@@ -28,6 +28,8 @@ pub struct Predictions {
     /// The features of all nodes of a step if they are wanted, scored or not: what enters the projection to the
     /// vocabulary.
     pub features: Vec<f32>,
+    /// The log probabilities that were [asked](crate::Asked) for, one scored node behind the other.
+    pub asked: Vec<f32>,
 }
 
 impl Predictions {
@@ -43,10 +45,24 @@ impl Predictions {
         self.rows.push(row);
     }
 
+    /// Appends the log probabilities of these tokens of one row, over its whole vocabulary.
+    pub fn push_asked(&mut self, logits: &[f32], tokens: &[u32]) {
+        if tokens.is_empty() {
+            return;
+        }
+        let log_sum = vectorized(|| {
+            let max = max(logits);
+            f64::from(max) + sums(logits, max, 1.0).0.ln()
+        });
+        let of = |token: &u32| narrow(f64::from(logits[*token as usize]) - log_sum);
+        self.asked.extend(tokens.iter().map(of));
+    }
+
     /// Appends those of other rows.
     pub fn append(&mut self, other: Self) {
         self.candidates.extend(other.candidates);
         self.rows.extend(other.rows);
+        self.asked.extend(other.asked);
     }
 }
 

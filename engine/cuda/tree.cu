@@ -21,8 +21,9 @@ struct Tile {
     unsigned offset;  // the sequence's first node in the batch
     unsigned nodes;   // its nodes in this step
     unsigned cached;  // its committed rows
-    unsigned rows;    // where its rows are: the committed ones, then the nodes'
-    unsigned bits;    // where its ancestors are: for each node ceil(nodes / 32) words, itself included
+    unsigned held;    // its nodes of earlier steps, which its tree begins with
+    unsigned rows;    // where its rows are: the committed ones, then the tree's
+    unsigned bits;    // where its ancestors are: for each node a bit for each of the tree, in words, itself included
     unsigned first;   // the first query, which is node * (heads / kv_heads) + head
 };
 
@@ -31,15 +32,15 @@ __device__ inline bool sees(const unsigned* plan, const Tile& tile, unsigned nod
     if (position < tile.cached) {
         return true;
     }
-    const unsigned other = position - tile.cached, words = (tile.nodes + 31) / 32;
-    return other < tile.nodes && (plan[tile.bits + node * words + other / 32] >> other % 32 & 1);
+    const unsigned other = position - tile.cached, tree = tile.held + tile.nodes, words = (tree + 31) / 32;
+    return other < tree && (plan[tile.bits + node * words + other / 32] >> other % 32 & 1);
 }
 
 // KEYS rows of one head from `position` on, as f32; lines of an odd number of words meet no bank twice.
 template <typename T>
 __device__ void load(float* to, const T* head, const unsigned* plan, const Tile& tile, unsigned position,
                      unsigned dim) {
-    const unsigned total = tile.cached + tile.nodes;
+    const unsigned total = tile.cached + tile.held + tile.nodes;
     for (unsigned at = threadIdx.x; at < KEYS * dim; at += 32 * WARPS) {
         const unsigned key = at / dim, part = at % dim;
         const bool exists = position + key < total;
@@ -75,7 +76,7 @@ __device__ void attend(const T* queries, const T* keys, const T* values, T* atte
         most[own] = -1e30f;
     }
     // Ancestors come before their nodes: nothing behind the last node is seen.
-    const unsigned end = tile.cached + (tile.first + count - 1) / group + 1;
+    const unsigned end = tile.cached + tile.held + (tile.first + count - 1) / group + 1;
     for (unsigned position = 0; position < end; position += KEYS) {
         load(line, keys + size_t(head) * rows * dim, plan, tile, position, dim);
         __syncthreads();

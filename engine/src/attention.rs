@@ -156,7 +156,7 @@ impl GroupRows {
         let (first, written) = (number(span.offset), number(start + span.offset));
         self.queries.extend((first..).take(nodes));
         self.queries.resize(self.queries.len() + self.nodes - nodes, first);
-        self.context.extend_from_slice(&committed[..span.cached]);
+        self.context.extend_from_slice(&committed[..span.cached + span.held]);
         self.context.extend((written..).take(nodes));
         self.context.resize(self.context.len() + self.total - total, written);
         for node in 0..self.nodes {
@@ -164,7 +164,7 @@ impl GroupRows {
             let is_hidden = |other: usize| hidden[other / 64] >> (other % 64) & 1 == 1;
             let value = |hidden| if hidden { f32::NEG_INFINITY } else { 0.0 };
             self.mask.extend(std::iter::repeat_n(0.0, span.cached));
-            self.mask.extend((0..nodes).map(|other| value(is_hidden(other))));
+            self.mask.extend((0..span.tree()).map(|other| value(is_hidden(other))));
             self.mask.extend(std::iter::repeat_n(f32::NEG_INFINITY, self.total - total));
         }
     }
@@ -190,10 +190,9 @@ impl GroupRows {
     }
 }
 
-/// Nodes, and these with the committed context.
+/// Nodes, and these with the committed context and held nodes.
 fn shape(span: &Span<'_>) -> (usize, usize) {
-    let nodes = span.parents.len();
-    (nodes, span.cached + nodes)
+    (span.parents.len(), span.cached + span.tree())
 }
 
 /// Sequences that attend together, of their nodes and totals: of like numbers of nodes, so that padding is at most as

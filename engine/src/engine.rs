@@ -67,18 +67,27 @@ pub trait Engine: Send {
 
     /// One forward over the nodes of all segments, at most one segment a slot. For each segment the
     /// `top_k` most probable next tokens after each of its scored nodes. The nodes stay
-    /// provisional: every slot of the step must be committed before its next step.
+    /// provisional: every slot of the step must be committed or held before its next step.
     ///
     /// # Errors
     /// A broken protocol (see [`EngineError`]) or a failed forward.
     fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError>;
 
-    /// Keeps the nodes `keep` of the slot's last segment, a path from the context in ascending
+    /// Keeps the nodes `keep` of the slot's tree (its last segment, behind what it holds), a path from the context in ascending
     /// order (possibly empty), and drops the rest. A prefill chunk keeps all of its nodes.
     ///
     /// # Errors
     /// [`EngineError::UnknownSlot`], [`EngineError::Protocol`].
     fn commit(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError>;
+
+    /// Keeps the nodes `keep` of the slot's tree for the next step without committing any, so that later nodes may
+    /// continue each of them: the beams of a search are one tree that grows. `keep` is in ascending order and has the
+    /// parent of each of its nodes; in the next step they are the nodes 0, 1, 2, … and new ones follow. A commit ends
+    /// the tree.
+    ///
+    /// # Errors
+    /// [`EngineError::UnknownSlot`], [`EngineError::Protocol`].
+    fn hold(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError>;
 
     /// Ends the sequence; its memory is reused by later slots. Closing a closed slot does nothing.
     fn close(&mut self, slot: Slot);

@@ -5,7 +5,7 @@
 //! earlier texts helps. Whether a text ends also depends on the position, or a text that repeats itself would never
 //! end. Protocol and capacity are checked as strictly as by the tree engine.
 
-use laser_cpu::Predictions;
+use laser_cpu::{Predictions, Tree};
 use laser_decode::{Candidate, Prediction, ROOT_PARENT, Token};
 
 use crate::{
@@ -127,17 +127,24 @@ impl FakeEngine {
     }
 
     fn score(&self, segment: &Segment<'_>, depths: &[usize], top_k: usize) -> Result<Scores, EngineError> {
-        let context = &self.slots.get(segment.slot)?.data;
+        let state = self.slots.get(segment.slot)?;
+        let Tree { cached, held } = state.tree();
+        let (context, known) = state.data.split_at(cached);
+        let tree = Nodes { tokens: [known, segment.tokens], parents: [held, segment.parents] };
         let width = top_k.min(self.info.vocab_size);
         let mut predictions = Predictions::default();
         for (node, depth) in depths.iter().enumerate() {
-            let last = last_tokens(context, segment, node, self.options.order);
-            let position = self.position(segment, node, (&last, context.len() + depth))?;
+            let last = tree.last_tokens(context, known.len() + node, self.options.order);
+            let position = self.position(segment, node, (&last, cached + depth))?;
             if self.keeps_features {
                 predictions.features.extend([segment.tokens[node] as f32, position as f32]);
             }
-            if node < segment.scored_from {
+            let Some(scored) = node.checked_sub(segment.scored_from) else {
                 continue;
+            };
+            if let Some(&end) = segment.asked.ends.get(scored) {
+                let start = scored.checked_sub(1).map_or(0, |before| segment.asked.ends[before]);
+                predictions.push_asked(&self.options.logits(&last, position), &segment.asked.tokens[start..end]);
             }
             if let Some(draw) = segment.draw.filter(|_| self.info.heads.is_none()) {
                 let logits = self.options.logits(&last, position);
@@ -153,7 +160,8 @@ impl FakeEngine {
                 predictions.candidates.extend(candidates);
             }
         }
-        Ok(Scores::new((segment.scored_from, self.info.ahead()), width, predictions, FEATURE))
+        let scores = Scores::new((segment.scored_from, self.info.ahead()), width, predictions, FEATURE);
+        Ok(scores.with_ends(segment.asked.ends))
     }
 
     /// The position of a node: one after that of the feature before it if it reads features, whose token must be the
@@ -230,6 +238,14 @@ impl Engine for FakeEngine {
         self.slots.commit(slot, keep.len())
     }
 
+    fn hold(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        let parents = self.slots.check_hold(slot, keep)?;
+        let state = self.slots.get_mut(slot)?;
+        let nodes = state.data.split_off(state.cached());
+        state.data.extend(keep.iter().map(|&node| nodes[node]));
+        self.slots.hold(slot, parents)
+    }
+
     fn close(&mut self, slot: Slot) {
         self.slots.close(slot);
     }
@@ -246,17 +262,29 @@ fn greedy(first: &Candidate) -> Prediction {
     Prediction { choice: *first, entropy, ..Prediction::default() }
 }
 
-/// The last at most `order` tokens up to and including `node`, last one first.
-fn last_tokens(context: &[Token], segment: &Segment<'_>, node: usize, order: usize) -> Vec<Token> {
-    let mut last = Vec::with_capacity(order);
-    let mut next = Some(node);
-    while let (Some(node), true) = (next, last.len() < order) {
-        last.push(segment.tokens[node]);
-        let parent = segment.parents[node];
-        next = (parent != ROOT_PARENT).then_some(parent as usize);
+/// A slot's tree: the held nodes and those of the segment.
+struct Nodes<'a> {
+    tokens: [&'a [Token]; 2],
+    parents: [&'a [u32]; 2],
+}
+
+impl Nodes<'_> {
+    /// The last at most `order` tokens up to and including `node`, last one first.
+    fn last_tokens(&self, context: &[Token], node: usize, order: usize) -> Vec<Token> {
+        let of = |parts: [&[u32]; 2], node: usize| match node.checked_sub(parts[0].len()) {
+            Some(new) => parts[1][new],
+            None => parts[0][node],
+        };
+        let mut last = Vec::with_capacity(order);
+        let mut next = Some(node);
+        while let (Some(node), true) = (next, last.len() < order) {
+            last.push(of(self.tokens, node));
+            let parent = of(self.parents, node);
+            next = (parent != ROOT_PARENT).then_some(parent as usize);
+        }
+        last.extend(context.iter().rev().take(order - last.len()));
+        last
     }
-    last.extend(context.iter().rev().take(order - last.len()));
-    last
 }
 
 impl FakeOptions {

@@ -53,6 +53,7 @@ mod tree_plan;
 pub use engine::{Engine, EngineInfo};
 pub use error::EngineError;
 pub use fake::{FakeEngine, FakeOptions};
+pub use laser_cpu::Asked;
 pub use medusa::{ACCEPTANCE_HEAD, ACCEPTED, REJECTED};
 #[cfg(feature = "mistralrs")]
 pub use mistral::{Completion, Finish, MistralEngine};

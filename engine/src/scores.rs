@@ -12,6 +12,8 @@ pub struct Scores {
     width: usize,
     predictions: Predictions,
     hidden_size: usize,
+    /// For each scored node where the log probabilities end that were asked for.
+    ends: Vec<usize>,
 }
 
 impl Scores {
@@ -23,7 +25,19 @@ impl Scores {
         predictions: Predictions,
         hidden_size: usize,
     ) -> Self {
-        Self { scored_from, ahead, width, predictions, hidden_size }
+        Self { scored_from, ahead, width, predictions, hidden_size, ends: Vec::new() }
+    }
+
+    /// With the ends of what was asked for at each scored node.
+    pub(super) fn with_ends(self, ends: &[usize]) -> Self {
+        Self { ends: ends.to_vec(), ..self }
+    }
+
+    /// The natural-log probabilities, over the whole vocabulary, of the tokens that were asked for at `node`.
+    pub fn asked(&self, node: usize) -> &[f32] {
+        let of = |row: usize| Some((row.checked_sub(1).map_or(0, |before| self.ends[before]), *self.ends.get(row)?));
+        let range = node.checked_sub(self.scored_from).and_then(of);
+        range.and_then(|(start, end)| self.predictions.asked.get(start..end)).unwrap_or(&[])
     }
 
     /// The most probable tokens to come after `node` and `further` others; empty beyond what the engine
@@ -66,7 +80,12 @@ mod tests {
         let row = |entropy| Prediction { choice: candidate, entropy, ..Prediction::default() };
         let rows = [0.1, 0.2, 0.3].map(row).to_vec();
         let features = (0..10_u8).map(f32::from).collect();
-        let scores = Scores::new((2, 1), 1, Predictions { candidates: vec![candidate; 3], rows, features }, 2);
+        let scores = Scores::new(
+            (2, 1),
+            1,
+            Predictions { candidates: vec![candidate; 3], rows, features, ..Predictions::default() },
+            2,
+        );
         assert_eq!(
             (scores.feature(0), scores.feature(4), scores.feature(5).len()),
             (&[0.0, 1.0][..], &[8.0, 9.0][..], 0)

@@ -93,7 +93,7 @@ fn known_answer(options: &EngineOptions) -> Result<(), EngineError> {
     let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain_parents(KNOWN.len()).collect::<Vec<_>>());
     let slot = engine.open(tokens.len())?;
     let scores = engine
-        .step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None, before: &[] }], 1)?;
+        .step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, ..Segment::default() }], 1)?;
     let mut found = SelfTest { nodes: 0, near_ties: 0, largest: 0.0, tolerance: tolerance(options) };
     for (node, (token, log_probability)) in KNOWN.into_iter().enumerate() {
         let known = Candidate { token, log_probability };
@@ -376,6 +376,7 @@ impl Walk<'_> {
                 scored_from: 0,
                 draw: *draw,
                 before,
+                ..Segment::default()
             })
             .collect();
         self.engines[engine].step(&segments, TOP_K[engine])

@@ -3,6 +3,7 @@
 //! A table of open slots with what each has committed and which nodes of its last step are still
 //! provisional; `T` is what an implementation keeps beside that.
 
+use laser_cpu::{Asked, Tree};
 use laser_decode::ROOT_PARENT;
 
 use crate::{
@@ -16,8 +17,9 @@ use crate::{
 pub(super) struct SlotState<T> {
     capacity: usize,
     cached: usize,
-    /// Parents of the provisional nodes.
-    pending: Vec<u32>,
+    /// Parents of the nodes of the tree: the held ones, then the provisional ones.
+    tree: Vec<u32>,
+    held: usize,
     pub(super) data: T,
 }
 
@@ -25,6 +27,15 @@ impl<T> SlotState<T> {
     /// Committed tokens.
     pub(super) fn cached(&self) -> usize {
         self.cached
+    }
+
+    /// What the next step finds.
+    pub(super) fn tree(&self) -> Tree<'_> {
+        Tree { cached: self.cached, held: &self.tree[..self.held] }
+    }
+
+    fn pending(&self) -> usize {
+        self.tree.len() - self.held
     }
 }
 
@@ -51,7 +62,7 @@ impl<T> SlotTable<T> {
 
     /// Opens a slot that already holds `cached` tokens.
     pub(super) fn open(&mut self, capacity: usize, cached: usize, data: T) -> Slot {
-        let state = SlotState { capacity, cached, pending: Vec::new(), data };
+        let state = SlotState { capacity, cached, tree: Vec::new(), held: 0, data };
         match self.slots.iter().position(Option::is_none) {
             Some(slot) => {
                 self.slots[slot] = Some(state);
@@ -98,11 +109,11 @@ impl<T> SlotTable<T> {
     }
 
     fn check_segment(&self, segment: &Segment<'_>) -> Result<Vec<usize>, EngineError> {
-        let &Segment { slot, tokens, parents, scored_from, .. } = segment;
+        let &Segment { slot, tokens, parents, scored_from, asked, .. } = segment;
         let state = self.get(slot)?;
         let nodes = tokens.len();
-        if !state.pending.is_empty() {
-            return Err(protocol(slot, format!("{} nodes of the last step are not committed", state.pending.len())));
+        if state.pending() > 0 {
+            return Err(protocol(slot, format!("{} nodes of the last step are not committed", state.pending())));
         }
         if nodes == 0 || parents.len() != nodes || scored_from > nodes {
             let parents = parents.len();
@@ -112,12 +123,14 @@ impl<T> SlotTable<T> {
             let size = self.vocab_size;
             return Err(invalid(slot, format!("node {node} has token {token}, vocabulary is {size}")));
         }
-        let &SlotState { cached, capacity, .. } = state;
-        if cached + nodes > capacity {
-            let message = format!("{cached} cached tokens and {nodes} nodes exceed the capacity of {capacity}");
+        check_asked(&asked, nodes - scored_from, self.vocab_size).map_err(|message| invalid(slot, message))?;
+        let &SlotState { cached, capacity, held, .. } = state;
+        if cached + held + nodes > capacity {
+            let message =
+                format!("{cached} cached tokens and {} nodes exceed the capacity of {capacity}", held + nodes);
             return Err(protocol(slot, message));
         }
-        let depths = depths(slot, parents)?;
+        let depths = depths(slot, &state.tree[..held], parents)?;
         let position = cached + depths.iter().copied().max().unwrap_or(0);
         if position >= self.max_positions {
             let limit = self.max_positions;
@@ -129,22 +142,22 @@ impl<T> SlotTable<T> {
     /// Makes the nodes of a successful step provisional.
     pub(super) fn append(&mut self, segments: &[Segment<'_>]) -> Result<(), EngineError> {
         for segment in segments {
-            self.get_mut(segment.slot)?.pending = segment.parents.to_vec();
+            self.get_mut(segment.slot)?.tree.extend_from_slice(segment.parents);
         }
         Ok(())
     }
 
     /// Refuses a commit that is no path of the last segment.
     pub(super) fn check_commit(&self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
-        let pending = &self.get(slot)?.pending;
+        let tree = &self.get(slot)?.tree;
         let error = |message: String| protocol(slot, format!("invalid commit: {message}"));
-        if pending.is_empty() {
+        if tree.is_empty() {
             return Err(error("no step since the last commit".into()));
         }
         let mut previous = ROOT_PARENT;
         for &node in keep {
-            let Some(&parent) = pending.get(node) else {
-                return Err(error(format!("node {node} of {} nodes", pending.len())));
+            let Some(&parent) = tree.get(node) else {
+                return Err(error(format!("node {node} of {} nodes", tree.len())));
             };
             if parent != previous {
                 let (parent, previous) = (name(parent), name(previous));
@@ -159,15 +172,49 @@ impl<T> SlotTable<T> {
     pub(super) fn commit(&mut self, slot: Slot, kept: usize) -> Result<(), EngineError> {
         let state = self.get_mut(slot)?;
         state.cached += kept;
-        state.pending.clear();
+        state.held = 0;
+        state.tree.clear();
+        Ok(())
+    }
+
+    /// The parents of the nodes `keep` of the tree, as they are once only these are kept; refuses nodes without their
+    /// parents.
+    pub(super) fn check_hold(&self, slot: Slot, keep: &[usize]) -> Result<Vec<u32>, EngineError> {
+        let tree = &self.get(slot)?.tree;
+        let error = |message: String| protocol(slot, format!("invalid hold: {message}"));
+        let mut parents = Vec::with_capacity(keep.len());
+        for (at, &node) in keep.iter().enumerate() {
+            let Some(&parent) = tree.get(node) else {
+                return Err(error(format!("node {node} of {} nodes", tree.len())));
+            };
+            if at > 0 && keep[at - 1] >= node {
+                return Err(error(format!("node {node} after node {}", keep[at - 1])));
+            }
+            let kept = match parent {
+                ROOT_PARENT => ROOT_PARENT,
+                parent => match keep[..at].binary_search(&(parent as usize)) {
+                    Ok(kept) => index(kept),
+                    Err(_) => return Err(error(format!("node {node} without its parent, node {parent}"))),
+                },
+            };
+            parents.push(kept);
+        }
+        Ok(parents)
+    }
+
+    /// Makes these the held nodes.
+    pub(super) fn hold(&mut self, slot: Slot, parents: Vec<u32>) -> Result<(), EngineError> {
+        let state = self.get_mut(slot)?;
+        state.held = parents.len();
+        state.tree = parents;
         Ok(())
     }
 }
 
-/// Depth of every node; children of the context have depth 0.
-fn depths(slot: Slot, parents: &[u32]) -> Result<Vec<usize>, EngineError> {
-    let mut depths: Vec<usize> = Vec::with_capacity(parents.len());
-    for (node, &parent) in parents.iter().enumerate() {
+/// Depth of every new node of a tree; children of the context have depth 0.
+fn depths(slot: Slot, held: &[u32], parents: &[u32]) -> Result<Vec<usize>, EngineError> {
+    let mut depths: Vec<usize> = Vec::with_capacity(held.len() + parents.len());
+    for (node, &parent) in held.iter().chain(parents).enumerate() {
         let depth = match depths.get(parent as usize) {
             _ if parent == ROOT_PARENT => 0,
             Some(depth) => depth + 1,
@@ -177,7 +224,22 @@ fn depths(slot: Slot, parents: &[u32]) -> Result<Vec<usize>, EngineError> {
         };
         depths.push(depth);
     }
-    Ok(depths)
+    Ok(depths.split_off(held.len()))
+}
+
+/// Refuses ends that do not divide the tokens among the scored nodes, and tokens that do not exist.
+fn check_asked(asked: &Asked<'_>, scored: usize, vocab_size: usize) -> Result<(), String> {
+    let &Asked { tokens, ends } = asked;
+    if (ends.is_empty() && tokens.is_empty()) || (ends.len() == scored && ends.last() == Some(&tokens.len())) {
+        if !ends.is_sorted() {
+            return Err("the tokens that are asked for end before they begin".into());
+        }
+        return match tokens.iter().find(|token| **token as usize >= vocab_size) {
+            Some(token) => Err(format!("token {token} is asked for, vocabulary is {vocab_size}")),
+            None => Ok(()),
+        };
+    }
+    Err(format!("{} tokens are asked for at {} of {scored} scored nodes", tokens.len(), ends.len()))
 }
 
 /// Refuses a segment whose features are not those that the model reads.

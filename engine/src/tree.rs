@@ -354,14 +354,16 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         let mut batch = Batch { wants_features: self.keeps_features, ..Batch::default() };
         for segment in segments {
             check_features(segment, &self.info)?;
-            let cached = self.slots.get(segment.slot)?.cached();
-            batch.push(segment.tokens, segment.parents, segment.scored_from, cached, segment.draw);
+            let tree = self.slots.get(segment.slot)?.tree();
+            let &Segment { tokens, parents, scored_from, draw, asked, .. } = segment;
+            batch.push((tokens, parents), scored_from, tree, (draw, asked));
             batch.before.extend_from_slice(segment.before);
         }
         let width = top_k.min(self.info.vocab_size);
-        let Predictions { candidates, rows, features } = self.forward(segments, &batch, width)?;
+        let Predictions { candidates, rows, features, asked } = self.forward(segments, &batch, width)?;
         self.slots.append(segments)?;
-        let (mut candidates, mut rows, mut features) = (candidates.into_iter(), rows.into_iter(), features.into_iter());
+        let (mut candidates, mut rows) = (candidates.into_iter(), rows.into_iter());
+        let (mut features, mut asked) = (features.into_iter(), asked.into_iter());
         let (hidden, ahead) = (self.info.hidden_size, self.info.ahead());
         let scores = segments.iter().map(|segment| {
             let scored = (segment.tokens.len() - segment.scored_from) * ahead;
@@ -369,8 +371,9 @@ impl<D: Decoder> Engine for TreeEngine<D> {
                 candidates: candidates.by_ref().take(scored * width).collect(),
                 rows: rows.by_ref().take(scored).collect(),
                 features: features.by_ref().take(segment.tokens.len() * hidden).collect(),
+                asked: asked.by_ref().take(segment.asked.tokens.len()).collect(),
             };
-            Scores::new((segment.scored_from, ahead), width, own, hidden)
+            Scores::new((segment.scored_from, ahead), width, own, hidden).with_ends(segment.asked.ends)
         });
         Ok(scores.collect())
     }
@@ -381,6 +384,14 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         let cached = state.cached();
         self.model.commit(&mut state.data, cached, keep)?;
         self.slots.commit(slot, keep.len())
+    }
+
+    fn hold(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        let parents = self.slots.check_hold(slot, keep)?;
+        let state = self.slots.get_mut(slot)?;
+        let cached = state.cached();
+        self.model.commit(&mut state.data, cached, keep)?;
+        self.slots.hold(slot, parents)
     }
 
     fn close(&mut self, slot: Slot) {

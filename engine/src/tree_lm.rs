@@ -13,7 +13,7 @@ use laser_cpu::{Batch, Format, Matrix, ModelShape, Predictions, Rope};
 use laser_decode::Draw;
 
 use crate::{
-    arena::{Arena, SequenceId},
+    arena::{Arena, SequenceId, number},
     attention::Attention,
     blocks,
     decoder::Decoder,
@@ -168,8 +168,10 @@ impl TreeLm {
             }
             rows = rows.index_select(&Tensor::new(&batch.scored[..], &self.device)?, 0)?;
         }
-        let predictions = predictions(&self.head.forward(&rows)?, top_k, &batch.draws)?;
-        Ok(Predictions { features, ..predictions })
+        let logits = self.head.forward(&rows)?;
+        let asked = asked(&logits, batch)?;
+        let predictions = predictions(&logits, top_k, &batch.draws)?;
+        Ok(Predictions { features, asked, ..predictions })
     }
 
     fn scored_rows(&self, (x, attended): (Tensor, Tensor), batch: &Batch<'_>) -> Result<(Tensor, Tensor)> {
@@ -212,6 +214,20 @@ impl Decoder for TreeLm {
     fn close(&mut self, sequence: SequenceId) {
         self.arena.close(sequence);
     }
+}
+
+/// The log probabilities that are asked for, the only ones that leave the device.
+fn asked(logits: &Tensor, batch: &Batch<'_>) -> Result<Vec<f32>> {
+    if batch.asked.is_empty() {
+        return Ok(Vec::new());
+    }
+    let (rows, width) = logits.dims2()?;
+    let row_of = |row: usize| batch.asked_at(row).iter().map(move |token| number(row * width) + token);
+    let places: Vec<u32> = (0..rows).flat_map(row_of).collect();
+    let logits = logits.to_dtype(DType::F32)?;
+    let of_row = logits.log_sum_exp(1)?.unsqueeze(1)?;
+    let log_probabilities = logits.broadcast_sub(&of_row)?.flatten_all()?;
+    log_probabilities.index_select(&Tensor::new(places, logits.device())?, 0)?.to_vec1()
 }
 
 /// What every row of logits says, found where the logits are.

@@ -82,7 +82,7 @@ fn read_one(engine: &mut dyn Engine, example: &Example) -> Result<Lesson, Engine
     for chunk in tokens[..tokens.len() - 1].chunks(CHUNK) {
         let parents: Vec<u32> = chain_parents(chunk.len()).collect();
         let scored_from = (prompt - 1).saturating_sub(begin).min(chunk.len());
-        let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from, draw: None, before: &[] };
+        let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from, ..Segment::default() };
         let scores = engine.step(&[segment], LIKELY)?;
         for node in scored_from..chunk.len() {
             likely.extend_from_slice(scores[0].top(node));
@@ -102,7 +102,7 @@ pub(crate) fn features(engine: &mut dyn Engine, lesson: &Lesson) -> Result<Vec<f
     for chunk in tokens.chunks(CHUNK) {
         let parents: Vec<u32> = chain_parents(chunk.len()).collect();
         let segment =
-            Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len(), draw: None, before: &[] };
+            Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len(), ..Segment::default() };
         let scores = engine.step(&[segment], 1)?;
         (0..chunk.len()).for_each(|node| features.extend_from_slice(scores[0].feature(node)));
         engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
@@ -125,7 +125,7 @@ mod tests {
             let parents: Vec<u32> = chain_parents(pending.len()).collect();
             let last = pending.len() - 1;
             let segment =
-                Segment { slot, tokens: &pending, parents: &parents, scored_from: last, draw: None, before: &[] };
+                Segment { slot, tokens: &pending, parents: &parents, scored_from: last, ..Segment::default() };
             let scores = engine.step(&[segment], LIKELY).unwrap();
             engine.commit(slot, &(0..=last).collect::<Vec<_>>()).unwrap();
             likely.extend_from_slice(scores[0].top(last));

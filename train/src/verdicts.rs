@@ -131,7 +131,7 @@ fn foresight(candidates: &[Candidate], token: Token, sharpness: f32) -> f32 {
 }
 
 fn segment<'a>(slot: Slot, tokens: &'a [Token], parents: &'a [u32], scored_from: usize) -> Segment<'a> {
-    Segment { slot, tokens, parents, scored_from, draw: None, before: &[] }
+    Segment { slot, tokens, parents, scored_from, ..Segment::default() }
 }
 
 /// The scale a and shift b of 1 / (1 + exp(-(a · odds + b))) that fit outcomes best, by Newton's method.

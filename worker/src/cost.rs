@@ -355,8 +355,8 @@ fn step(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Resu
             tokens: &tokens[..count],
             parents: &parents[..count],
             scored_from: if scored { 0 } else { count },
-            draw: None,
             before: &before[..count * width],
+            ..Segment::default()
         })
         .collect();
     engine.step(&segments, 2).map(drop)

@@ -14,35 +14,38 @@
 #include "../tree.cu"
 
 struct Sequence {
-    unsigned offset, cached;
-    std::vector<int> parents;  // -1 for a root
+    unsigned offset, cached, held;
+    std::vector<int> parents;  // -1 for a root; the first ones are of held nodes
     std::vector<unsigned> rows;
 };
+
+// Words of a tile.
+static const unsigned TILE = sizeof(Tile) / sizeof(unsigned);
 
 // As engine/src/tree_plan.rs writes it; with `wrong`, the last node does not see itself.
 static std::vector<unsigned> plan(const std::vector<Sequence>& sequences, unsigned group, bool wrong,
                                   unsigned& tiles) {
     tiles = 0;
     for (const Sequence& of : sequences) {
-        tiles += (of.parents.size() * group + QUERIES - 1) / QUERIES;
+        tiles += ((of.parents.size() - of.held) * group + QUERIES - 1) / QUERIES;
     }
     std::vector<unsigned> plan, words;
     for (const Sequence& of : sequences) {
-        const unsigned nodes = of.parents.size(), rows = 6 * tiles + words.size();
+        const unsigned tree = of.parents.size(), nodes = tree - of.held, rows = TILE * tiles + words.size();
         words.insert(words.end(), of.rows.begin(), of.rows.end());
-        const unsigned bits = 6 * tiles + words.size();
-        for (unsigned node = 0; node < nodes; node++) {
-            std::vector<unsigned> seen((nodes + 31) / 32);
+        const unsigned bits = TILE * tiles + words.size();
+        for (unsigned node = of.held; node < tree; node++) {
+            std::vector<unsigned> seen((tree + 31) / 32);
             for (int at = node; at >= 0; at = of.parents[at]) {
                 seen[at / 32] |= 1u << at % 32;
             }
-            if (wrong && node + 1 == nodes) {
+            if (wrong && node + 1 == tree) {
                 seen[node / 32] ^= 1u << node % 32;
             }
             words.insert(words.end(), seen.begin(), seen.end());
         }
         for (unsigned first = 0; first < nodes * group; first += QUERIES) {
-            plan.insert(plan.end(), {of.offset, nodes, of.cached, rows, bits, first});
+            plan.insert(plan.end(), {of.offset, nodes, of.cached, of.held, rows, bits, first});
         }
     }
     plan.insert(plan.end(), words.begin(), words.end());
@@ -59,10 +62,11 @@ static double difference(Kernel kernel, bool wrong) {
         const unsigned own = 1 + below(40), chain = below(2);
         of.offset = nodes;
         of.cached = 1 + below(70);
+        of.held = below(2) ? below(own) : 0;
         for (unsigned node = 0; node < own; node++) {
             of.parents.push_back(chain ? int(node) - 1 : int(below(node + 1)) - 1);
         }
-        nodes += own;
+        nodes += own - of.held;
         rows += of.cached + own;
     }
     std::vector<unsigned> scattered(rows);
@@ -85,9 +89,9 @@ static double difference(Kernel kernel, bool wrong) {
     });
     double most = 0;
     for (const Sequence& of : sequences) {
-        for (unsigned at = 0; at < of.parents.size() * heads; at++) {
+        for (unsigned at = of.held * heads; at < of.parents.size() * heads; at++) {
             const unsigned node = at / heads, head = at % heads;
-            const size_t place = (size_t(of.offset + node) * heads + head) * dim;
+            const size_t place = (size_t(of.offset + node - of.held) * heads + head) * dim;
             std::vector<unsigned> seen(of.rows.begin(), of.rows.begin() + of.cached);
             for (int other = node; other >= 0; other = of.parents[other]) {
                 seen.push_back(of.rows[of.cached + other]);

@@ -201,7 +201,7 @@ fn the_known_answer_is_that_of_the_tensors_as_well() {
     let mut tensors = build(&options, (config, "f32".into()), &mut weights, None, &Device::Cpu).unwrap();
     let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain_parents(KNOWN.len()).collect::<Vec<_>>());
     let slot = tensors.open(KNOWN.len()).unwrap();
-    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None, before: &[] };
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, ..Segment::default() };
     let scores = tensors.step(&[segment], 1).unwrap();
     let found: Vec<Candidate> = (0..KNOWN.len()).map(|node| scores[0].top(node)[0]).collect();
     for (found, (token, log_probability)) in found.iter().zip(KNOWN) {

@@ -68,8 +68,7 @@ fn step(engine: &mut dyn Engine, segments: &[(Slot, Vec<u32>, Vec<u32>, usize)],
             tokens,
             parents,
             scored_from: *scored_from,
-            draw: None,
-            before: &[],
+            ..Segment::default()
         })
         .collect();
     engine.step(&parts, top_k).unwrap();
@@ -300,7 +299,7 @@ fn commits_forks_and_closes_call_nothing() {
     let mut random = Random::new(7);
     let slot = engine.open(100).unwrap();
     let (tokens, parents) = random_tree(&mut random, 30);
-    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None, before: &[] };
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, ..Segment::default() };
     engine.step(&[segment], TOP_K).unwrap();
     let before = driver.counts();
     engine.commit(slot, &path(&parents, 29)).unwrap();
@@ -341,7 +340,7 @@ fn a_step_without_memory_fails_alone() {
     let mut part = |nodes| (slot, random.tokens(nodes), chain(nodes), nodes - 1);
     step(engine.as_mut(), &[part(20)], TOP_K);
     let (_, tokens, parents, scored_from) = part(30);
-    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from, draw: None, before: &[] };
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from, ..Segment::default() };
     for spare in [0, 10_000, 100_000] {
         driver.set_memory(driver.counts().live_bytes + spare);
         let error = engine.step(&[segment], TOP_K).unwrap_err();

@@ -74,7 +74,7 @@ fn the_feature_of_a_node_is_what_its_scores_are_made_of() {
             let slots = [engine.open(32).unwrap(), engine.open(32).unwrap()];
             let plain_slot = plain.open(32).unwrap();
             let segment =
-                Segment { slot: slots[0], tokens: &tokens, parents: &parents, scored_from: 0, draw: None, before: &[] };
+                Segment { slot: slots[0], tokens: &tokens, parents: &parents, scored_from: 0, ..Segment::default() };
             // The features of a chunk that is not scored come as well.
             let unscored = Segment { slot: slots[1], scored_from: 12, ..segment };
             let scores = engine.step(&[segment, unscored], TOP_K).unwrap();
@@ -105,7 +105,7 @@ pub(crate) fn features(random: &mut Random, nodes: usize) -> Vec<f32> {
 fn along(engine: &mut dyn Engine, tokens: &[u32], before: &[f32]) -> (Vec<f32>, Vec<Candidate>) {
     let slot = engine.open(tokens.len()).unwrap();
     let (parents, last) = (chain(tokens.len()), tokens.len() - 1);
-    let segment = Segment { slot, tokens, parents: &parents, scored_from: last, draw: None, before };
+    let segment = Segment { slot, tokens, parents: &parents, scored_from: last, before, ..Segment::default() };
     let scores = engine.step(&[segment], TOP_K).unwrap();
     engine.close(slot);
     (scores[0].feature(last).to_vec(), scores[0].top(last).to_vec())
@@ -126,7 +126,8 @@ fn a_layer_reads_trees_as_it_reads_chains_and_passes_the_self_test() {
         let (tokens, parents) = random_tree(&mut random, 20);
         let before = features(&mut random, 20);
         let slot = engine.open(20).unwrap();
-        let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None, before: &before };
+        let segment =
+            Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, before: &before, ..Segment::default() };
         let scores = engine.step(&[segment], TOP_K).unwrap();
         for node in 0..20 {
             let path = path(&parents, node);
@@ -163,7 +164,8 @@ fn layers_of_another_model_and_wrong_features_are_refused() {
     for (engine, numbers) in engines.iter_mut().zip([63, 64]) {
         let slot = engine.open(4).unwrap();
         let before = vec![0.0; numbers];
-        let segment = Segment { slot, tokens: &[3], parents: &chain(1), scored_from: 0, draw: None, before: &before };
+        let segment =
+            Segment { slot, tokens: &[3], parents: &chain(1), scored_from: 0, before: &before, ..Segment::default() };
         let error = engine.step(&[segment], 1).err().unwrap().to_string();
         assert!(error.contains(&format!("features of {numbers} numbers, expected ")), "{error}");
     }

@@ -82,7 +82,7 @@ fn injected_failures_hit_the_step_and_the_token_asked_for() {
     let mut engine = fake(|options| options.fail_on_step = Some(1));
     let slot = engine.open(10).unwrap();
     extend(&mut engine, slot, &[2]);
-    let segment = Segment { slot, tokens: &[3], parents: &[ROOT_PARENT], scored_from: 0, draw: None, before: &[] };
+    let segment = Segment { slot, tokens: &[3], parents: &[ROOT_PARENT], scored_from: 0, ..Segment::default() };
     let error = engine.step(&[segment], 1).unwrap_err().to_string();
     assert_eq!(error, "tensor operation failed: injected failure of step 1");
     extend(&mut engine, slot, &[3]);
@@ -96,8 +96,7 @@ fn injected_failures_hit_the_step_and_the_token_asked_for() {
         tokens,
         parents: &[ROOT_PARENT],
         scored_from: 0,
-        draw: None,
-        before: &[],
+        ..Segment::default()
     });
     let error = engine.step(&segments, 1).unwrap_err().to_string();
     assert_eq!(error, "tensor operation failed: injected failure of token 77");
@@ -106,7 +105,7 @@ fn injected_failures_hit_the_step_and_the_token_asked_for() {
 
 /// The reason why a step of one segment is refused.
 fn refusal(engine: &mut FakeEngine, slot: usize, tokens: &[u32], parents: &[u32], scored_from: usize) -> String {
-    let segment = Segment { slot, tokens, parents, scored_from, draw: None, before: &[] };
+    let segment = Segment { slot, tokens, parents, scored_from, ..Segment::default() };
     engine.step(&[segment], 1).unwrap_err().to_string()
 }
 
@@ -126,7 +125,7 @@ fn a_segment_that_is_no_tree_over_the_vocabulary_is_refused() {
     check(&[1, 100], &[root, 0], 0, "node 1 has token 100, vocabulary is 100");
     check(&[1, 2], &[1, root], 0, "node 0 has parent 1 after itself");
     check(&[1, 2], &[root, 1], 0, "node 1 has parent 1 after itself");
-    let one = Segment { slot, tokens: &[1], parents: &[root], scored_from: 0, draw: None, before: &[] };
+    let one = Segment { slot, tokens: &[1], parents: &[root], scored_from: 0, ..Segment::default() };
     assert_eq!(
         engine.step(&[one, one], 1).unwrap_err().to_string(),
         "slot 0: invalid segment: the slot has two segments in one step"
@@ -165,7 +164,7 @@ fn a_wrong_commit_is_refused_with_its_reason() {
     ] {
         assert_eq!(error(&mut engine, keep), format!("slot 0: invalid commit: {expected}"));
     }
-    let again = Segment { slot, tokens: &[1], parents: &[ROOT_PARENT], scored_from: 0, draw: None, before: &[] };
+    let again = Segment { slot, tokens: &[1], parents: &[ROOT_PARENT], scored_from: 0, ..Segment::default() };
     assert_eq!(engine.step(&[again], 1).unwrap_err().to_string(), "slot 0: 4 nodes of the last step are not committed");
     engine.commit(slot, &[0, 2, 3]).unwrap();
     assert_eq!(engine.cached(slot), 3);

@@ -81,8 +81,7 @@ fn segments_of_one_step_equal_steps_of_their_own() {
             tokens: &trees[index].1,
             parents: &trees[index].2,
             scored_from: scored_from[index],
-            draw: None,
-            before: &[],
+            ..Segment::default()
         })
         .collect();
     let together = engine.step(&segments, TOP_K).unwrap();
@@ -173,7 +172,7 @@ fn log_probabilities_are_those_of_the_whole_vocabulary() {
     let slot = engine.open(8).unwrap();
     let tokens = Random::new(2).tokens(8);
     let vocab_size = engine.info().vocab_size;
-    let segment = Segment { slot, tokens: &tokens, parents: &chain(8), scored_from: 7, draw: None, before: &[] };
+    let segment = Segment { slot, tokens: &tokens, parents: &chain(8), scored_from: 7, ..Segment::default() };
     let scores = engine.step(&[segment], vocab_size + 10).unwrap();
     let top = scores[0].top(7);
     assert_eq!(top.len(), vocab_size);
@@ -189,7 +188,7 @@ fn a_failed_step_leaves_the_slot_usable() {
     let tokens = Random::new(3).tokens(21);
     extend(engine.as_mut(), slot, &tokens[..10]);
     let (parents, tokens_left) = (chain(11), &tokens[10..]);
-    let too_many = Segment { slot, tokens: tokens_left, parents: &parents, scored_from: 0, draw: None, before: &[] };
+    let too_many = Segment { slot, tokens: tokens_left, parents: &parents, scored_from: 0, ..Segment::default() };
     let error = engine.step(&[too_many], 1).unwrap_err().to_string();
     assert!(error.contains("exceed the capacity of 20"), "{error}");
     let got = extend(engine.as_mut(), slot, &tokens[10..20]);
@@ -254,8 +253,7 @@ fn step_both(engines: &mut [Box<dyn Engine>; 2], open: &mut [Both], random: &mut
             tokens,
             parents,
             scored_from: 0,
-            draw: None,
-            before: &[],
+            ..Segment::default()
         });
         let segments: Vec<_> = segments.collect();
         engines[engine].step(&segments, TOP_K).unwrap()

@@ -11,6 +11,7 @@ mod driver;
 mod eagle;
 mod fake;
 mod forward;
+mod hold;
 mod loading;
 mod medusa;
 #[cfg(feature = "mistralrs")]

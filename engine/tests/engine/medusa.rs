@@ -76,8 +76,8 @@ fn every_head_tells_by_its_definition_and_passes_the_self_test() {
                 tokens: &tokens,
                 parents: &parents,
                 scored_from: 0,
-                draw: None,
                 before: &before,
+                ..Segment::default()
             };
             // Of a chunk only the last token is asked about.
             let parents = chain(3);

@@ -53,7 +53,7 @@ pub(crate) fn step(
     parents: &[u32],
     scored_from: usize,
 ) -> Vec<Vec<Candidate>> {
-    let segment = Segment { slot, tokens, parents, scored_from, draw: None, before: &[] };
+    let segment = Segment { slot, tokens, parents, scored_from, ..Segment::default() };
     let scores = engine.step(&[segment], TOP_K).unwrap();
     (scored_from..tokens.len()).map(|node| scores[0].top(node).to_vec()).collect()
 }

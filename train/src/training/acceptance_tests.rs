@@ -52,7 +52,7 @@ fn a_head_learns_what_the_draft_models_probabilities_do_not_tell() {
     let parents = vec![laser_decode::ROOT_PARENT; nodes];
     let tokens = vec![ACCEPTED; nodes];
     let before = &verdicts.features;
-    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, draw: None, before };
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, before, ..Segment::default() };
     let scores = head.step(&[segment], 2).unwrap().remove(0);
     for (node, expected) in expected.iter().enumerate() {
         for outcome in scores.top(node) {

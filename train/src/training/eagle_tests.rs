@@ -25,7 +25,7 @@ pub(super) fn written(engine: &mut dyn Engine, examples: &[Example], change: imp
         let slot = engine.open(tokens.len()).unwrap();
         let parents: Vec<u32> = chain_parents(tokens.len()).collect();
         let last = tokens.len() - 1;
-        let segment = Segment { slot, tokens, parents: &parents, scored_from: last, draw: None, before: &[] };
+        let segment = Segment { slot, tokens, parents: &parents, scored_from: last, ..Segment::default() };
         let scores = engine.step(&[segment], 1).unwrap();
         engine.close(slot);
         change(scores[0].top(last)[0].token)
@@ -76,7 +76,7 @@ fn a_layer_learns_what_its_target_says_and_can_be_stopped() {
 /// Appends tokens to a slot and commits them; the scores and features of all.
 fn feed(engine: &mut dyn Engine, slot: usize, tokens: &[Token], before: &[f32]) -> laser_engine::Scores {
     let parents: Vec<u32> = chain_parents(tokens.len()).collect();
-    let segment = Segment { slot, tokens, parents: &parents, scored_from: 0, draw: None, before };
+    let segment = Segment { slot, tokens, parents: &parents, scored_from: 0, before, ..Segment::default() };
     let scores = engine.step(&[segment], 5).unwrap().remove(0);
     engine.commit(slot, &(0..tokens.len()).collect::<Vec<_>>()).unwrap();
     scores

@@ -49,7 +49,7 @@ fn heads_begin_as_the_targets_own_prediction_and_learn_to_look_ahead() {
     let slot = heads.open(read.len()).unwrap();
     let parents: Vec<u32> = chain_parents(read.len()).collect();
     let before = &told[..16 * read.len()];
-    let segment = Segment { slot, tokens: read, parents: &parents, scored_from: 0, draw: None, before };
+    let segment = Segment { slot, tokens: read, parents: &parents, scored_from: 0, before, ..Segment::default() };
     let scores = heads.step(&[segment], 5).unwrap().remove(0);
     for place in 3..lesson.places() - 1 {
         let row = lesson.prompt - 1 + place;

@@ -197,7 +197,7 @@ fn scores(engine: &mut dyn Engine, example: &Example) -> Vec<Vec<(Token, f32)>> 
     let slot = engine.open(tokens.len()).unwrap();
     let parents: Vec<u32> = chain_parents(tokens.len()).collect();
     let scored_from = example.prompt.len() - 1;
-    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from, draw: None, before: &[] };
+    let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from, ..Segment::default() };
     let scores = engine.step(&[segment], 5).unwrap();
     let places = scored_from..tokens.len() - 1;
     let of = |node| scores[0].top(node).iter().map(|candidate| (candidate.token, candidate.log_probability)).collect();

@@ -368,8 +368,8 @@ impl DraftModel {
             parents: &reading.parents,
             // Where more is left to be read than the chunk, nothing is asked.
             scored_from: if reading.is_whole { reading.chunk.saturating_sub(1) } else { reading.chunk },
-            draw: None,
             before: &reading.before,
+            ..Segment::default()
         });
         let is_drawn = readers.iter().any(|(reader, _)| reader.refined.is_drawn());
         self.engine.step(&segments.collect::<Vec<_>>(), if is_drawn { DRAWN_CANDIDATES } else { CANDIDATES })
@@ -514,7 +514,7 @@ impl<'a> Judged<'a> {
 
     fn segment(&self) -> Segment<'_> {
         let Self { slot, tokens, parents, features, .. } = self;
-        Segment { slot: *slot, tokens, parents, scored_from: 0, draw: None, before: features }
+        Segment { slot: *slot, tokens, parents, scored_from: 0, before: features, ..Segment::default() }
     }
 }
 

@@ -123,7 +123,7 @@ impl Generator {
         for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
             let parents: Vec<u32> = chain_parents(chunk.len()).collect();
             let segment =
-                Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len(), draw: None, before: &[] };
+                Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len(), ..Segment::default() };
             self.engine.step(&[segment], self.options.verification.top_k())?;
             self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
         }

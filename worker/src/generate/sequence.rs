@@ -134,7 +134,7 @@ impl Sequence {
             parents: &self.parents,
             scored_from,
             draw: self.draw,
-            before: &[],
+            ..Segment::default()
         }
     }
 

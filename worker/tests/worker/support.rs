@@ -144,7 +144,7 @@ impl<'a> Naive<'a> {
             parents: &[ROOT_PARENT],
             scored_from: 0,
             draw: self.draw,
-            before: &[],
+            ..Segment::default()
         };
         let scores = self.engine.step(&[segment], self.top_k).unwrap();
         self.engine.commit(self.slot, &[0]).unwrap();

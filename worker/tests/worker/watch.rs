@@ -119,6 +119,10 @@ impl<E: Engine> Engine for Watched<E> {
         self.inner.commit(slot, keep)
     }
 
+    fn hold(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        self.inner.hold(slot, keep)
+    }
+
     fn close(&mut self, slot: Slot) {
         assert!(!self.mischief.panic_on_close, "injected panic of a close");
         self.log.lock().unwrap().open.remove(&slot);
