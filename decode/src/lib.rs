@@ -12,6 +12,7 @@ mod blend;
 mod draft;
 mod frequent;
 mod growth;
+mod list_sampling;
 mod lookahead;
 mod pool;
 mod pool_builder;
@@ -26,6 +27,7 @@ mod tree;
 mod verify;
 
 pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX};
+pub use list_sampling::{ListTrial, accept_list, accept_list_published, list_weights, sample_list};
 pub use pool::{Pool, PoolError, PoolMeta, TOKENS_MAX, VOCABULARY_MAX};
 pub use pool_builder::build_pool;
 pub use refine::{Calibration, Refined, Terms, Verdict, log_odds, sharpened};
