@@ -21,6 +21,7 @@ mod refine;
 mod rejection;
 mod sampling;
 mod sources;
+mod stochastic_beam;
 mod suffix;
 mod temporary;
 mod tree;
@@ -34,6 +35,7 @@ pub use refine::{Calibration, Refined, Terms, Verdict, log_odds, sharpened};
 pub use rejection::{Trial, accept_given, accept_sampled, sample};
 pub use sampling::{Draw, NOISE_BLOCK, Noise, Sampling, SamplingError, arrival};
 pub use sources::SourceWeights;
+pub use stochastic_beam::{Perturbed, perturbed_children};
 pub use tree::{DraftTree, ROOT_PARENT, Source, chain_parents};
 pub use verify::{BETA_MIN, Candidate, PolicyError, Prediction, TargetScores, Verification, Verified, verify};
 
