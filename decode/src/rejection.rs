@@ -87,7 +87,7 @@ pub fn sample(p: &[f32], uniform: &mut impl FnMut() -> f64) -> Token {
 }
 
 /// The weights as probabilities.
-fn normalised(weights: &[f32]) -> Vec<f64> {
+pub(crate) fn normalised(weights: &[f32]) -> Vec<f64> {
     assert!(weights.iter().all(|weight| *weight >= 0.0), "weights are 0 or more");
     let total: f64 = weights.iter().copied().map(f64::from).sum();
     assert!(total > 0.0 && total.is_finite(), "weights have a positive, finite sum, got {total}");
@@ -96,7 +96,7 @@ fn normalised(weights: &[f32]) -> Vec<f64> {
 
 /// What `left` leaves of each token's probability, normalised; `p` itself if it leaves nothing. In exact arithmetic a
 /// rejection always leaves something, so that happens no more often than numbers are rounded.
-fn residual(mut p: Vec<f64>, left: impl Fn(usize, f64) -> f64) -> Vec<f64> {
+pub(crate) fn residual(mut p: Vec<f64>, left: impl Fn(usize, f64) -> f64) -> Vec<f64> {
     let left_of = |(token, p): (usize, &f64)| left(token, *p).max(0.0);
     let total: f64 = p.iter().enumerate().map(left_of).sum();
     if total > 0.0 {
@@ -109,7 +109,7 @@ fn residual(mut p: Vec<f64>, left: impl Fn(usize, f64) -> f64) -> Vec<f64> {
 
 /// The token at which the running sum of probabilities exceeds a uniform number.
 #[expect(clippy::cast_possible_truncation, reason = "a vocabulary has fewer than 2^32 tokens")]
-fn draw(p: &[f64], uniform: &mut impl FnMut() -> f64) -> Token {
+pub(crate) fn draw(p: &[f64], uniform: &mut impl FnMut() -> f64) -> Token {
     let mut rest = uniform();
     let reached = p.iter().position(|p| {
         let is_reached = rest < *p;
@@ -122,4 +122,4 @@ fn draw(p: &[f64], uniform: &mut impl FnMut() -> f64) -> Token {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,7 +6,7 @@ use crate::sampling::{Noise, arrival};
 use crate::tree::{DraftTree, Source};
 
 /// Uniform numbers in [0, 1): those of splitmix64.
-fn uniforms(seed: u64) -> impl FnMut() -> f64 {
+pub(crate) fn uniforms(seed: u64) -> impl FnMut() -> f64 {
     let mut state = seed;
     move || {
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -190,7 +190,7 @@ const DRAWS: u64 = 20_000;
 
 /// Pairs of a target's and a draft's distribution over so many tokens, from near to far. Some tokens have no
 /// probability.
-fn pairs(tokens: usize) -> impl Iterator<Item = [Vec<f32>; 2]> {
+pub(crate) fn pairs(tokens: usize) -> impl Iterator<Item = [Vec<f32>; 2]> {
     (0..20).map(move |pair| {
         let mut uniform = uniforms(pair << 32);
         let mut weights = || -> Vec<f32> {
