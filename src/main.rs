@@ -7,6 +7,7 @@ mod encode;
 mod eval;
 mod exit;
 mod ids;
+mod list_summary;
 mod operate;
 mod pools;
 mod summary;
@@ -129,7 +130,7 @@ enum Command {
     /// Measure what embeddings and texts are worth to recommender models.
     #[command(subcommand)]
     Eval(EvalCommand),
-    /// Train what drafts tokens for the model.
+    /// Train what drafts tokens for the model, or a model that makes lists.
     #[command(subcommand)]
     Train(train::TrainCommand),
     /// Turn a public data set into entity tables.
@@ -302,6 +303,11 @@ struct ConfigArgs {
 impl ConfigArgs {
     fn load(&self) -> Result<Config> {
         Config::load(&self.file, &self.settings)
+    }
+
+    /// For a command that learns from histories and needs no model.
+    fn load_histories(&self) -> Result<Config> {
+        Config::load_histories(&self.file, &self.settings)
     }
 
     /// For commands that need neither model nor entities.

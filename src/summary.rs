@@ -12,6 +12,8 @@ use laser_schema::manifest::{Cost, ERRORS, Manifest};
 use laser_store::part::decode_part;
 use laser_terminal::Table;
 
+use crate::list_summary;
+
 /// Accepted drafts a forward below which a pool is not worth its name, and forwards before it is said.
 const IDLE: (f64, u64) = (0.1, 200);
 
@@ -29,6 +31,9 @@ const MARKS: (&str, &str) = ("⟦", "⟧");
 /// # Errors
 /// If a published part cannot be read.
 pub(crate) async fn render(finished: &Finished) -> Result<String> {
+    if finished.run.plan.spec.lists.is_some() {
+        return list_summary::render(finished).await;
+    }
     let mut out = String::new();
     for manifest in &finished.manifests {
         render_manifest(&mut out, manifest)?;

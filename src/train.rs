@@ -1,7 +1,9 @@
-//! `laser train`: a draft model from published texts, its epochs as a table and a picture.
+//! `laser train`: a draft model from published texts, or a recommender from histories; their epochs as a table and a
+//! picture.
 
 use anyhow::Result;
 use clap::Subcommand;
+use laser_night::recommender::{self, RecommenderEpoch};
 use laser_night::train::{Trained, train};
 use laser_report::LineChart;
 use laser_store::Location;
@@ -18,23 +20,72 @@ const CURVES: &str = "curves.svg";
 pub(crate) enum TrainCommand {
     /// Train a draft model, as [train] describes it, on the texts of the output's runs. The same command resumes.
     Draft(ConfigArgs),
+    /// Train a model that makes lists, as [recommender] describes it, on the histories of the input. The same command
+    /// resumes.
+    Recommender(ConfigArgs),
 }
 
 /// `laser train`.
 pub(crate) async fn run(command: TrainCommand) -> Result<u8> {
-    let TrainCommand::Draft(args) = command;
-    let config = args.load()?;
     let drain = drain_on_signal()?;
     let mut display = Display::new();
-    let trained = train(&config, &mut display, &drain).await?;
+    let shown = match command {
+        TrainCommand::Draft(args) => {
+            let trained = train(&args.load()?, &mut display, &drain).await?;
+            trained.map(|trained| (trained.folder.clone(), curves(&trained), summary(&trained)))
+        }
+        TrainCommand::Recommender(args) => {
+            let trained = recommender::train(&args.load_histories()?, &mut display, &drain).await?;
+            trained.map(|trained| (trained.folder.clone(), lists_curves(&trained), lists_summary(&trained)))
+        }
+    };
     drop(display);
-    let Some(trained) = trained else {
+    let Some((folder, curves, summary)) = shown else {
         return Ok(DRAINED);
     };
-    let place = Location::parse(&trained.folder.to_string_lossy())?.join(CURVES);
-    place.write(curves(&trained).svg()?.into()).await?;
-    print(&summary(&trained))?;
+    let place = Location::parse(&folder.to_string_lossy())?.join(CURVES);
+    place.write(curves.svg()?.into()).await?;
+    print(&summary)?;
     Ok(0)
+}
+
+fn lists_summary(trained: &Trained<RecommenderEpoch>) -> String {
+    let mut table = Table::new(&["epoch", "seconds", "loss", "held out", "first code", "all codes"]);
+    for epoch in &trained.history {
+        table.push(vec![
+            format!("{}{}", epoch.epoch, if epoch.epoch == trained.kept.epoch { " (kept)" } else { "" }),
+            format!("{:.0}", epoch.seconds),
+            format!("{:.4}", epoch.loss),
+            format!("{:.4}", epoch.held_out_loss),
+            percent(epoch.first),
+            percent(epoch.all),
+        ]);
+    }
+    let state = if trained.is_new { "" } else { ", complete already" };
+    let folder = trained.folder.display();
+    format!("{folder}: a recommender{state}; use it with [model] path and [lists]\n\n{}", table.render(Style::Text))
+}
+
+fn lists_curves(trained: &Trained<RecommenderEpoch>) -> LineChart {
+    let line = |name: &str, value: fn(&RecommenderEpoch) -> f64| {
+        (name.to_owned(), trained.history.iter().map(value).collect())
+    };
+    LineChart {
+        title: "Recommender".to_owned(),
+        x: "epoch",
+        y: "nats, share",
+        places: trained.history.iter().map(|epoch| epoch.epoch.to_string()).collect(),
+        lines: vec![
+            line("loss", |epoch| epoch.loss),
+            line("loss on held-out items", |epoch| epoch.held_out_loss),
+            line("first code", |epoch| epoch.first),
+            line("all codes", |epoch| epoch.all),
+        ],
+    }
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.1} %", 100.0 * share)
 }
 
 fn summary(trained: &Trained) -> String {
@@ -42,7 +93,6 @@ fn summary(trained: &Trained) -> String {
     header.extend((2..).take(trained.kept.deeper.len()).map(|depth| format!("at depth {depth}")));
     header.extend(trained.kept.own_loss.map(|_| "held out, draft model alone".to_owned()));
     let mut table = Table::new(&header.iter().map(String::as_str).collect::<Vec<_>>());
-    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     for epoch in &trained.history {
         let mut row = vec![
             format!("{}{}", epoch.epoch, if epoch.epoch == trained.kept.epoch { " (kept)" } else { "" }),

@@ -14,6 +14,7 @@ use laser_pool_builder::{
     Attributes, Clusters, Grouping, GroupingConfig, OpenPools, PoolTokenizer, PoolsConfig, build_pools, join_embeddings,
 };
 use laser_schema::job::{Plan, Spec};
+use laser_schema::layout::DataSet;
 use laser_schema::{Entity, Kind};
 use laser_store::Location;
 use laser_store::join::Join;
@@ -125,7 +126,7 @@ impl Bench<'_> {
 
     async fn pools(&mut self, data: &Synthetic, config: &PoolsConfig) -> Result<OpenPools> {
         let dir = self.dir.join("pools");
-        let texts = previous_texts(PreviousReader::open(&data.previous, NIGHT).await?);
+        let texts = previous_texts(PreviousReader::open(&data.previous, DataSet::Profiles, NIGHT).await?);
         let display = &mut self.display;
         let mut progress = |done, total, stage: &str| display.update(done, total, stage);
         build_pools(&data.tables, texts, PoolTokenizer::of(&self.model)?, config, self.memory, &dir, &mut progress)
@@ -154,6 +155,7 @@ impl Bench<'_> {
             embedding: None,
             prompts: &self.prompts,
             route: &route,
+            catalogue: None,
         };
         let (display, total) = (&mut self.display, Some(self.options.entities));
         let mut progress = |entities: u64| display.update(entities, total, "entities");

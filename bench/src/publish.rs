@@ -131,6 +131,8 @@ fn record(user: u64, spec: &Spec, at: Timestamp) -> KnowledgeRecord {
     KnowledgeRecord {
         entity_id: EntityId::Int(mix(user).cast_signed()),
         text: words(user, tokens),
+        items: Vec::new(),
+        scores: Vec::new(),
         prompt_tokens: 60,
         text_tokens: tokens.cast_signed(),
         pool: "user-all".into(),

@@ -12,6 +12,7 @@ use laser_decode::{Drafter, Pool, PoolMeta, Token, build_pool};
 use laser_model::Tokenizer;
 use laser_night::{Progress, open_local_model};
 use laser_pool_builder::{RELIABILITY_BINS, ReplayReport, ReplayText, replay as replay_texts};
+use laser_schema::layout::DataSet;
 use laser_schema::{EntityId, Kind};
 use laser_store::previous::{PreviousReader, PreviousSource, PreviousText};
 use laser_terminal::{Display, Style, Table};
@@ -160,7 +161,7 @@ async fn train_tokenizer(options: &ReplayArgs, tokens: usize) -> Result<Tokenize
 async fn reader(path: &str) -> Result<PreviousReader> {
     // A foreign file does not tell its kind, which plays no part here.
     let source = PreviousSource { path: path.to_owned(), kind: Some(Kind::User), id_type: None };
-    Ok(PreviousReader::open(&[source], Date::MAX).await?)
+    Ok(PreviousReader::open(&[source], DataSet::Profiles, Date::MAX).await?)
 }
 
 fn is_held_out(options: &ReplayArgs, id: &EntityId) -> bool {

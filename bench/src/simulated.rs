@@ -53,5 +53,6 @@ pub(super) fn spec() -> Spec {
         sampling: None,
         max_new_tokens: 128,
         stop: Vec::new(),
+        lists: None,
     }
 }

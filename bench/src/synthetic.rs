@@ -116,6 +116,8 @@ fn record(user: u64, prompts: &PromptRenderer, spec: &Spec, (run, at): (&str, Ti
     Ok(KnowledgeRecord {
         entity_id: id(user),
         text: words(user, 60),
+        items: Vec::new(),
+        scores: Vec::new(),
         prompt_tokens: 60,
         text_tokens: 90,
         pool: "user-all".into(),

@@ -11,9 +11,9 @@ use bytes::Bytes;
 use laser_delta::{DeltaError, Table};
 use laser_schema::guard::{GuardReport, Guards};
 use laser_schema::job::{Action, Plan, ShardJob};
-use laser_schema::knowledge::{ErrorRecord, PartInfo};
+use laser_schema::knowledge::{Content, ErrorRecord, PartInfo};
 use laser_schema::{Embeddings, EntityId, Kind};
-use laser_schema::{embedding::EmbeddingInfo, entity::IdType, layout::DataSet, manifest::Manifest};
+use laser_schema::{embedding::EmbeddingInfo, entity::IdType, manifest::Manifest};
 use laser_store::data_set::{self, ManifestError};
 use laser_store::location::{Created, LocationError};
 use laser_store::run_store::{PlannedRun, RunStoreError};
@@ -64,6 +64,16 @@ pub enum FinaliseError {
         expected: u64,
         /// Number of rows and errors of the part.
         found: u64,
+    },
+    /// A part holds texts in place of lists, or the other way round.
+    #[error("{part}: holds {found}, the run was planned for {expected}; remove that part and run again")]
+    Content {
+        /// The part.
+        part: String,
+        /// What was planned.
+        expected: Content,
+        /// What it holds.
+        found: Content,
     },
     /// A part's embeddings differ from those that the run was planned with.
     #[error("{part}: its embeddings are not those that the run was planned with; remove that part and run again")]
@@ -123,8 +133,7 @@ async fn sealed_part(run: &PlannedRun, job: &ShardJob, reason: &str) -> Result<B
     let info = PartInfo {
         errors: rows.into_iter().map(error).collect(),
         embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
-        has_samples: plan.spec.samples() > 1,
-        ..PartInfo::new(&plan.run, job.shard, job.kind, "sealed", &[])
+        ..PartInfo::new(&plan.run, job.shard, job.kind, "sealed", &[]).with_content(plan.content())
     };
     Ok(encode_part(&job.output, id_type(plan, job.kind), &[], none.as_ref(), &info)?)
 }
@@ -157,7 +166,7 @@ impl Terms {
 /// [`FinaliseError`]; then `_SUCCESS` is not written.
 pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Published, FinaliseError> {
     let folder = run.partition(kind);
-    let table = terms.delta.then(|| Table::new(run.store.output(), DataSet::Profiles, kind));
+    let table = terms.delta.then(|| Table::new(run.store.output(), run.plan.spec.data_set(), kind));
     // What was published before is never written again, so whatever was derived from it stays true.
     if let Some(manifest) = data_set::read_complete(&folder).await? {
         if let Some(table) = &table {

@@ -1,6 +1,7 @@
 //! The coordinator renders prompts, plans shards, keeps the ledger, publishes what was committed, and removes outdated
 //! nights.
 
+pub mod catalogue;
 pub mod finalise;
 pub mod gate;
 pub mod ledger;

@@ -2,8 +2,9 @@
 //!
 //! Entities are streamed. Each is routed to its pool, and its prompt is rendered and digested. It is then written into
 //! a shard of its kind and pool, or, if neither its prompt nor the specification has changed since its previous text,
-//! into a shard of records to carry forward. The plan itself is written last and as one object: a killed planning
-//! leaves no plan, and the next one writes the same files again.
+//! into a shard of records to carry forward. In a run of lists the histories are looked up in the catalogue first, and
+//! prompts are of what it has. The plan itself is written last and as one object: a killed planning leaves no plan, and
+//! the next one writes the same files again.
 //!
 //! Memory is the join's (see [`join`](laser_store::join)), at most three open shards per kind and pool, and the list of
 //! shards, which is the plan. It does not grow with rows.
@@ -14,7 +15,11 @@ use arrow::datatypes::SchemaRef;
 use jiff::civil::Date;
 use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec};
 use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind};
-use laser_schema::{entity::IdType, guard::Guards, knowledge::KnowledgeRecord};
+use laser_schema::{
+    entity::IdType,
+    guard::Guards,
+    knowledge::{Content, KnowledgeRecord},
+};
 use laser_store::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
 use laser_store::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
 use laser_store::run_store::{RunStore, RunStoreError, audit_output};
@@ -23,6 +28,7 @@ use laser_store::{Location, location::LocationError, part::record_schema, shard:
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 
+use crate::catalogue::{Catalogue, CatalogueError, Histories};
 use crate::prompt::{PromptError, PromptRenderer};
 
 /// The inputs of planning a run.
@@ -55,8 +61,10 @@ pub struct PlanRequest<'a> {
     pub embedding: Option<EmbeddingSpec>,
     /// Renders the prompts.
     pub prompts: &'a PromptRenderer,
-    /// Returns the name of an entity's pool; the entity has its embedding.
+    /// Returns the name of an entity's pool; the entity has its embedding. Lists have no pools.
     pub route: &'a (dyn Fn(&Entity) -> String + Sync),
+    /// The items of lists, if the specification is one of lists.
+    pub catalogue: Option<Catalogue<'a>>,
 }
 
 impl std::fmt::Debug for PlanRequest<'_> {
@@ -95,6 +103,12 @@ pub enum PlanError {
         /// The tables.
         files: String,
     },
+    /// An input that no lists can be made of.
+    #[error(transparent)]
+    Catalogue(#[from] CatalogueError),
+    /// A specification of lists without a catalogue, or the other way round.
+    #[error("lists need a catalogue, and texts have none; this is a fault of Laser, please report it")]
+    NoCatalogue,
     /// No previous text belongs to any entity.
     #[error(
         "previous {kind} knowledge: none of its {texts} texts belongs to a {kind} of the input (ids such as the {} \
@@ -126,12 +140,20 @@ pub async fn plan(
     request: &PlanRequest<'_>,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Plan, PlanError> {
+    if request.spec.lists.is_some() != request.catalogue.is_some() {
+        return Err(PlanError::NoCatalogue);
+    }
+    if let Some(catalogue) = &request.catalogue {
+        catalogue.check(entities.kinds())?;
+    }
     let joined = join_previous(entities, request).await?;
     let store = output.map(|output| RunStore::new(output, &request.run));
     let mut planner = Planner {
         folder: store.as_ref().map(RunStore::folder),
         request,
         spec_digest: request.spec.digest(),
+        content: request.spec.content(request.catalogue.map_or(IdType::String, |catalogue| catalogue.ids)),
+        histories: request.catalogue.map(Histories::new),
         kinds: joined.kinds(),
         open: BTreeMap::new(),
         carried: BTreeMap::new(),
@@ -174,7 +196,7 @@ async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<
     }
     let spec_digest = request.spec.digest();
     let mut texts: BTreeMap<Kind, u64> = BTreeMap::new();
-    let mut reader = PreviousReader::open(request.previous, request.date).await?;
+    let mut reader = PreviousReader::open(request.previous, request.spec.data_set(), request.date).await?;
     while let Some(batch) = reader.next_batch().await? {
         for PreviousText { kind, id, text, record } in batch {
             *texts.entry(kind).or_default() += 1;
@@ -205,6 +227,9 @@ struct Planner<'a> {
     folder: Option<Location>,
     request: &'a PlanRequest<'a>,
     spec_digest: Digest,
+    content: Content,
+    /// Of lists.
+    histories: Option<Histories<'a>>,
     kinds: &'a BTreeMap<Kind, KindIds>,
     /// Rows to generate and rows to audit, by kind and pool.
     open: BTreeMap<(Action, Kind, String), OpenShard<ShardRow>>,
@@ -247,7 +272,9 @@ impl Planner<'_> {
         let mut reader = joined.reader();
         while let Some(mut entities) = reader.next_batch().await? {
             entities.retain(|joined| self.within_limit(joined.entity.kind));
-            let planned: Result<Vec<_>, PromptError> = entities.par_iter().map(|e| self.plan_entity(e)).collect();
+            let items = self.known_items(&mut entities)?;
+            let planned = entities.par_iter().zip(items).map(|(joined, items)| self.plan_entity(joined, items));
+            let planned: Result<Vec<_>, PromptError> = planned.collect();
             for (joined, planned) in entities.iter().zip(planned?) {
                 self.add(&joined.entity, planned).await?;
             }
@@ -264,9 +291,23 @@ impl Planner<'_> {
         room
     }
 
-    fn plan_entity(&self, joined: &JoinedEntity) -> Result<Planned, PromptError> {
+    /// Leaves in the histories what the catalogue has, and returns it of each; of texts nothing.
+    fn known_items(&mut self, entities: &mut [JoinedEntity]) -> Result<Vec<Vec<u32>>, CatalogueError> {
+        let Some(histories) = &mut self.histories else {
+            return Ok(vec![Vec::new(); entities.len()]);
+        };
+        let known = histories.keep_known(entities.iter_mut().map(|joined| &mut joined.entity.history).collect())?;
+        for (joined, known) in entities.iter().zip(&known) {
+            self.counts.entry(joined.entity.kind).or_default().unknown_items += known.unknown;
+        }
+        Ok(known.into_iter().map(|known| known.numbers).collect())
+    }
+
+    /// Plans an entity; of lists with the items of its history.
+    fn plan_entity(&self, joined: &JoinedEntity, history: Vec<u32>) -> Result<Planned, PromptError> {
         let entity = &joined.entity;
-        let pool = (self.request.route)(entity);
+        let is_list = self.histories.is_some();
+        let pool = if is_list { String::new() } else { (self.request.route)(entity) };
         // Of several sources the last counts.
         let previous = joined.texts.last().and_then(|json| serde_json::from_slice(json).ok());
         let (prompt, error) = match self.request.prompts.render(entity) {
@@ -274,7 +315,7 @@ impl Planner<'_> {
             Err(error @ PromptError::TooLong { .. }) => (Vec::new(), Some(error.to_string())),
             Err(error) => return Err(error),
         };
-        let prompt_digest = prompt_digest(&prompt);
+        let prompt_digest = if is_list { list_digest(&prompt, &history) } else { prompt_digest(&prompt) };
         if let Some(Known::Record(record)) = &previous
             && error.is_none()
             && record.prompt_digest == prompt_digest
@@ -287,8 +328,10 @@ impl Planner<'_> {
             pool,
             prompt,
             prompt_digest,
-            previous: previous.map(Known::into_text),
+            // A list is nothing to draft from.
+            previous: previous.filter(|_| !is_list).map(Known::into_text),
             error,
+            history,
         }))
     }
 
@@ -342,9 +385,10 @@ impl Planner<'_> {
         };
         let (action, kind, pool) = &key;
         let prefix = if *action == Action::Audit { "audit-" } else { "" };
-        let input = format!("shards/{prefix}{kind}-{pool}-{number:05}.parquet");
+        let pool = if pool.is_empty() { String::new() } else { format!("-{pool}") };
+        let input = format!("shards/{prefix}{kind}{pool}-{number:05}.parquet");
         let prompt_tokens = rows.iter().map(|r| r.prompt.len() as u64).sum();
-        let schema = shard_schema(self.id_type(*kind));
+        let schema = shard_schema(self.id_type(*kind), self.content);
         self.write(key, input, prompt_tokens, schema, &rows).await
     }
 
@@ -353,7 +397,7 @@ impl Planner<'_> {
             return Ok(());
         };
         let input = format!("shards/carry-{kind}-{number:05}.parquet");
-        let schema = record_schema(self.id_type(kind), self.request.spec.samples() > 1);
+        let schema = record_schema(self.id_type(kind), self.content);
         self.write((Action::Carry, kind, String::new()), input, 0, schema, &rows).await
     }
 
@@ -398,7 +442,9 @@ impl Planner<'_> {
             price: self.request.price.clone(),
             guards: self.request.guards,
             embedding: self.request.embedding.clone(),
-            ids: self.kinds.iter().map(|(kind, ids)| (*kind, ids.first.id_type())).collect(),
+            ids: (self.kinds.iter().map(|(kind, ids)| (*kind, ids.first.id_type())))
+                .chain(self.request.catalogue.map(|catalogue| (Kind::Item, catalogue.ids)))
+                .collect(),
             counts: self.counts,
             shards: self.shards,
         };
@@ -431,6 +477,16 @@ fn number_shards(plan: &mut Plan) {
 
 /// The digest of a prompt: of its tokens, little-endian.
 pub fn prompt_digest(tokens: &[u32]) -> Digest {
-    let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
-    Digest::of(&bytes)
+    Digest::of(&little_endian(tokens))
+}
+
+/// The digest of what a list depends on beside the specification: the prompt's tokens behind their number, and the
+/// history's items, all of 32 bits and little-endian.
+pub fn list_digest(tokens: &[u32], history: &[u32]) -> Digest {
+    let number = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
+    Digest::of(&little_endian(&[&[number], tokens, history].concat()))
+}
+
+fn little_endian(numbers: &[u32]) -> Vec<u8> {
+    numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
 }

@@ -23,6 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use fields::Fields;
+pub(crate) use fields::whole;
 use search::Search;
 use template::Templates;
 
@@ -34,7 +35,7 @@ const MAX_TOKENS: usize = 1024;
 #[serde(default, deny_unknown_fields)]
 pub struct PromptConfig {
     /// The template for users: a shipped one (`kar/films`, `trawl/books`, `once/films`, `rlmrec/books`, …,
-    /// `plain/films`) or the path of a .j2 or .jinja file.
+    /// `plain/films`; `lists/codes` for lists) or the path of a .j2 or .jinja file.
     pub user: String,
     /// The template for items, likewise.
     pub item: String,
@@ -115,10 +116,15 @@ impl TryFrom<Value> for Chat {
 #[derive(Debug, thiserror::Error)]
 pub enum PromptError {
     /// The name is neither a shipped template nor a template file.
-    #[error("prompt template {name:?} does not exist; expected one of {shipped}, or the path of a .j2 or .jinja file")]
+    #[error(
+        "prompt template {name:?} does not exist for {kind}s; expected one of {shipped}, or the path of a .j2 or \
+         .jinja file"
+    )]
     UnknownTemplate {
         /// The template as configured.
         name: String,
+        /// Whose prompts it is to make.
+        kind: Kind,
         /// The shipped ones.
         shipped: String,
     },

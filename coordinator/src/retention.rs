@@ -1,11 +1,11 @@
 //! Retention: finds and removes everything in an output that is older than the nights to keep.
 //!
-//! Everything that belongs to a run bears its name, which begins with its date: the published folders of texts,
-//! embeddings and knowledge ids, `runs/RUN` and `pools/RUN`. Anything dated before the oldest kept night is outdated,
-//! except for the following, which is never removed:
+//! Everything that belongs to a run bears its name, which begins with its date: the published folders of texts, lists,
+//! embeddings and knowledge ids, `runs/RUN` and `pools/RUN`. Anything dated before the oldest kept night, of texts or
+//! lists, is outdated, except for the following, which is never removed:
 //!
-//! - the two newest complete nights of each kind, and of its embeddings and ids: the second is what a run of the first
-//!   was or is being made from;
+//! - the two newest complete nights of each kind, of its texts, lists, embeddings and ids alike: the second is what a
+//!   run of the first was or is being made from;
 //! - runs that are under way, and what they were begun with;
 //! - pool sets that the caller keeps (the promoted one and the one that a rollback goes to);
 //! - files that are not named as Laser names them, and folders without a dated name.
@@ -137,9 +137,9 @@ impl<'a> Survey<'a> {
 
     /// Returns the date of the oldest night to keep.
     fn oldest_kept(&self, nights: usize) -> Option<Date> {
-        let texts = self.complete().map(|(_, part)| part);
-        let texts = texts.filter(|part| part.data_set == DataSet::Profiles);
-        let dates: BTreeSet<Date> = texts.map(|part| part.date).collect();
+        let of_runs = self.complete().map(|(_, part)| part);
+        let of_runs = of_runs.filter(|part| DataSet::OF_RUNS.contains(&part.data_set));
+        let dates: BTreeSet<Date> = of_runs.map(|part| part.date).collect();
         dates.into_iter().rev().nth(nights - 1)
     }
 

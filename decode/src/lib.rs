@@ -1,5 +1,5 @@
 //! The algorithms of speculative decoding, and nothing else: pools of earlier texts, drafting from them, draft trees,
-//! and their verification.
+//! their verification, and the trie of item identifiers.
 //!
 //! A text is generated in steps. Each step drafts a tree of likely continuations
 //! ([`DraftContext::draft`]), lets the target model score all its nodes in one forward, and keeps the
@@ -8,27 +8,35 @@
 //! The crate knows no tensor, file, clock, thread or serialisation. It maps bytes and tokens to bytes and tokens, and
 //! the same input gives the same output everywhere.
 
+mod beams;
 mod blend;
 mod draft;
 mod frequent;
 mod growth;
+mod leaf_shares;
 mod list_sampling;
 mod lookahead;
+mod neighbours;
 mod pool;
 mod pool_builder;
 mod race;
 mod refine;
 mod rejection;
 mod sampling;
+mod sealed;
 mod sources;
 mod stochastic_beam;
 mod suffix;
 mod temporary;
 mod tree;
+mod trie;
 mod verify;
 
+pub use beams::{Beam, BeamSearch, Expected, Normalisation, Ranked, Uniform};
 pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX};
+pub use leaf_shares::{LeafShares, UserShares};
 pub use list_sampling::{ListTrial, accept_list, accept_list_published, list_weights, sample_list};
+pub use neighbours::{Method, Neighbours, NeighboursError, NeighboursOptions, build_neighbours};
 pub use pool::{Pool, PoolError, PoolMeta, TOKENS_MAX, VOCABULARY_MAX};
 pub use pool_builder::build_pool;
 pub use refine::{Calibration, Refined, Terms, Verdict, log_odds, sharpened};
@@ -37,6 +45,9 @@ pub use sampling::{Draw, NOISE_BLOCK, Noise, Sampling, SamplingError, arrival};
 pub use sources::SourceWeights;
 pub use stochastic_beam::{Perturbed, perturbed_children};
 pub use tree::{DraftTree, ROOT_PARENT, Source, chain_parents};
+pub use trie::{
+    Allowed, AllowedChildren, CODES_MAX, LEVELS_MAX, Stock, Trie, TrieError, TrieItem, TrieMeta, build_trie,
+};
 pub use verify::{BETA_MIN, Candidate, PolicyError, Prediction, TargetScores, Verification, Verified, verify};
 
 /// A token id of the target model's tokenizer.

@@ -16,15 +16,11 @@ use thiserror::Error;
 
 use crate::Token;
 use crate::frequent::Frequent;
+use crate::sealed::{CHECKED_FROM, Mismatch, Preamble, aligned, check_hash, word_at};
 use crate::suffix::Suffixes;
 
 pub(crate) const MAGIC: [u8; 8] = *b"LASRPOOL";
 pub(crate) const VERSION: u32 = 2;
-/// Read as a native integer, any other value means that the machine's byte order is not the file's.
-pub(crate) const BYTE_ORDER: u32 = 0x0102_0304;
-/// Start of the header checksum's range, which covers everything after itself. What precedes it is compared for
-/// equality.
-pub(crate) const CHECKED_FROM: usize = 48;
 /// Length of the fixed part of the header, after which the name follows.
 pub(crate) const HEADER: usize = 148;
 
@@ -339,60 +335,23 @@ impl PoolMeta {
 
 /// Checks magic, byte order, version and the length of the header.
 fn check_preamble(bytes: &[u8]) -> Result<(), PoolError> {
-    let mut found = [0; 8];
-    let there = bytes.len().min(8);
-    found[..there].copy_from_slice(&bytes[..there]);
-    if found != MAGIC {
-        return Err(PoolError::Magic(found));
-    }
-    if bytes.len() < HEADER {
-        return Err(PoolError::Length { expected: HEADER as u64, found: bytes.len() as u64 });
-    }
-    // The sections are read as native integers, so this mark must be too.
-    if bytemuck::pod_read_unaligned::<u32>(&bytes[12..16]) != BYTE_ORDER {
-        return Err(PoolError::ByteOrder);
-    }
-    match word_at(bytes, 8) {
-        VERSION => Ok(()),
-        found => Err(PoolError::Version(found)),
+    match Preamble::of(bytes, MAGIC, HEADER) {
+        Preamble::Magic(found) => Err(PoolError::Magic(found)),
+        Preamble::Short => Err(PoolError::Length { expected: HEADER as u64, found: bytes.len() as u64 }),
+        Preamble::ByteOrder => Err(PoolError::ByteOrder),
+        Preamble::Version(VERSION) => Ok(()),
+        Preamble::Version(found) => Err(PoolError::Version(found)),
     }
 }
 
-/// Returns the hash of these bytes if it is the expected one.
-fn check_hash(bytes: &[u8], expected: &[u8]) -> Result<[u8; 32], PoolError> {
-    let found = blake3::hash(bytes);
-    if found.as_bytes() == expected {
-        return Ok(*found.as_bytes());
+impl From<Mismatch> for PoolError {
+    fn from(Mismatch { expected, found }: Mismatch) -> Self {
+        Self::Checksum { expected, found }
     }
-    let expected = expected.iter().map(|byte| format!("{byte:02x}")).collect();
-    Err(PoolError::Checksum { expected, found: found.to_hex().to_string() })
-}
-
-/// The little-endian word at `at`, which must be within the bytes.
-fn word_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
 }
 
 fn hex(hash: &[u8; 32]) -> String {
     blake3::Hash::from_bytes(*hash).to_hex().to_string()
-}
-
-/// Returns the bytes at a multiple of 4, copying them only if necessary.
-fn aligned(bytes: Bytes) -> Bytes {
-    struct Words(Vec<u32>, usize);
-    impl AsRef<[u8]> for Words {
-        fn as_ref(&self) -> &[u8] {
-            &bytemuck::cast_slice(&self.0)[..self.1]
-        }
-    }
-    if bytes.as_ptr().addr().is_multiple_of(4) {
-        return bytes;
-    }
-    let mut words = vec![0u32; bytes.len().div_ceil(4)];
-    bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(&bytes);
-    Bytes::from_owner(Words(words, bytes.len()))
 }
 
 #[cfg(test)]

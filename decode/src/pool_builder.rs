@@ -7,7 +7,8 @@ use libsais::SuffixArrayConstruction;
 
 use crate::Token;
 use crate::frequent::build_frequent;
-use crate::pool::{BYTE_ORDER, CHECKED_FROM, CONTENT_HASH, HEADER, MAGIC, PoolError, PoolMeta, TOKENS_MAX, VERSION};
+use crate::pool::{CONTENT_HASH, HEADER, MAGIC, PoolError, PoolMeta, TOKENS_MAX, VERSION};
+use crate::sealed::{Preamble, seal};
 
 /// Builds the bytes of the pool file of these texts. Every text is ended by the end-of-text token, so that the end can
 /// be drafted too; a text that already contains the token is cut after it.
@@ -40,10 +41,7 @@ pub fn build_pool(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<u8>, Pool
     let sections_at = (HEADER + meta.name.len()).next_multiple_of(4);
     let total: usize = sections.iter().map(|section| section.len()).sum();
     let mut bytes = Vec::with_capacity(sections_at + total);
-    bytes.extend(MAGIC);
-    bytes.extend(VERSION.to_le_bytes());
-    bytes.extend(BYTE_ORDER.to_le_bytes());
-    bytes.extend([0; 32]);
+    Preamble::write(&mut bytes, MAGIC, VERSION);
     bytes.extend(meta.tokenizer);
     bytes.extend([0; 32]);
     bytes.extend(meta.vocab_size.to_le_bytes());
@@ -57,16 +55,8 @@ pub fn build_pool(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<u8>, Pool
     for section in sections {
         bytes.extend_from_slice(section);
     }
-    seal(&mut bytes, sections_at);
+    seal(&mut bytes, CONTENT_HASH, sections_at);
     Ok(bytes)
-}
-
-/// Writes the checksums: the content's into the header, then the header's.
-pub(crate) fn seal(bytes: &mut [u8], sections_at: usize) {
-    let content = blake3::hash(&bytes[sections_at..]);
-    bytes[CONTENT_HASH..CONTENT_HASH + 32].copy_from_slice(content.as_bytes());
-    let header = blake3::hash(&bytes[CHECKED_FROM..sections_at]);
-    bytes[16..CHECKED_FROM].copy_from_slice(header.as_bytes());
 }
 
 /// Concatenates all texts, each with its end.

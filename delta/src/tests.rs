@@ -9,10 +9,12 @@ use arrow::datatypes::{DataType, Field, Schema};
 use jiff::Timestamp;
 use jiff::civil::{Date, date};
 use laser_schema::embedding::EmbeddingLayout;
-use laser_schema::knowledge::{SCHEMA_VERSION, WRITER};
+use laser_schema::entity::IdType;
+use laser_schema::knowledge::{Content, SCHEMA_VERSION, WRITER};
 use laser_schema::layout::DataSet;
 use laser_schema::manifest::{AnyManifest, MANIFEST, Manifest, PartEntry};
 use laser_schema::{Digest, Kind};
+use laser_store::part::record_schema;
 use laser_store::{Location, data_set, embedding_column, table};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -33,6 +35,21 @@ struct Row {
 
 fn part_entry(name: &str, rows: u64, bytes: u64) -> PartEntry {
     PartEntry { name: name.to_owned(), rows, bytes, digest: Digest::of(b"") }
+}
+
+fn manifest_of(data_set: DataSet, night: &Night) -> AnyManifest {
+    Manifest {
+        version: SCHEMA_VERSION,
+        data_set,
+        run: night.run.clone(),
+        kind: Kind::User,
+        date: night.date,
+        created: night.created,
+        writer: WRITER.to_owned(),
+        rows: night.parts.iter().map(|part| part.rows).sum(),
+        details: serde_json::Map::new(),
+        parts: night.parts.clone(),
+    }
 }
 
 /// An output with a table of users' texts.
@@ -88,19 +105,7 @@ impl Output {
     }
 
     async fn write_manifest(&self, night: &Night) {
-        let manifest: AnyManifest = Manifest {
-            version: SCHEMA_VERSION,
-            data_set: DataSet::Profiles,
-            run: night.run.clone(),
-            kind: Kind::User,
-            date: night.date,
-            created: night.created,
-            writer: WRITER.to_owned(),
-            rows: night.parts.iter().map(|part| part.rows).sum(),
-            details: serde_json::Map::new(),
-            parts: night.parts.clone(),
-        };
-        let json = serde_json::to_vec(&manifest).unwrap();
+        let json = serde_json::to_vec(&manifest_of(DataSet::Profiles, night)).unwrap();
         self.folder(night).join(MANIFEST).write(json.into()).await.unwrap();
     }
 
@@ -291,6 +296,36 @@ async fn columns_may_come_but_not_change() {
     let fixed = error(fixed).await.to_string();
     assert!(fixed.contains("[encoder] layout = \"list\""), "{fixed}");
     assert_eq!(output.commits().await.len(), 3);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn lists_have_a_table_of_their_own_whose_items_keep_their_type() {
+    let output = Output::new();
+    output.published(FIRST, "a").await;
+    let lists = Table::new(&output.root, DataSet::Recommendations, Kind::User);
+    let night = async |date: Date, run: &str, items| {
+        let schema = record_schema(DataType::Int64, Content::Lists { items });
+        let bytes = table::encode("part", schema, &Vec::<Row>::new(), &[]).unwrap();
+        let parts = vec![part_entry("part-00000.parquet", 0, bytes.len() as u64)];
+        let night = Night { date, run: run.to_owned(), created: Timestamp::UNIX_EPOCH, parts };
+        let folder = lists.root.join(&night.folder());
+        folder.join("part-00000.parquet").write(bytes).await.unwrap();
+        let manifest = manifest_of(DataSet::Recommendations, &night);
+        folder.join(MANIFEST).write(serde_json::to_vec(&manifest).unwrap().into()).await.unwrap();
+        lists.publish(date, run).await.map(|()| folder)
+    };
+    let folder = night(FIRST, "l", IdType::Int64).await.unwrap();
+    data_set::complete(&folder).await.unwrap();
+    assert_eq!(lists.verify().await.unwrap(), Some(Vec::new()));
+    let schema = lists.read().await.unwrap().unwrap().schema();
+    let schema = serde_json::to_string(&*schema).unwrap();
+    for column in [r#""name":"items","type":{"type":"array","elementType":"long""#, r#""elementType":"double""#] {
+        assert!(schema.contains(column), "{schema}");
+    }
+    let error = night(SECOND, "m", IdType::String).await.unwrap_err().to_string();
+    assert!(error.contains("recommendations/kind=user: run m does not fit the table: column items is"), "{error}");
+    assert_eq!(output.runs().await, runs([("a", 2)]), "the table of texts has none of them");
+    assert!(output.faults().await.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]

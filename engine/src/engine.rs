@@ -65,16 +65,16 @@ pub trait Engine: Send {
     /// Those of [`open`](Self::open); [`EngineError::UnknownSlot`], [`EngineError::Protocol`].
     fn fork(&mut self, from: Slot, length: usize, capacity: usize) -> Result<Slot, EngineError>;
 
-    /// One forward over the nodes of all segments, at most one segment a slot. For each segment the
-    /// `top_k` most probable next tokens after each of its scored nodes. The nodes stay
-    /// provisional: every slot of the step must be committed or held before its next step.
+    /// One forward over the nodes of all segments, at most one segment a slot. For each segment the `top_k` most
+    /// probable next tokens after each of its scored nodes. The nodes stay provisional: every slot of the step must be
+    /// committed or held before its next step.
     ///
     /// # Errors
     /// A broken protocol (see [`EngineError`]) or a failed forward.
     fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError>;
 
-    /// Keeps the nodes `keep` of the slot's tree (its last segment, behind what it holds), a path from the context in ascending
-    /// order (possibly empty), and drops the rest. A prefill chunk keeps all of its nodes.
+    /// Keeps the nodes `keep` of the slot's tree (its last segment, behind what it holds), a path from the context in
+    /// ascending order (possibly empty), and drops the rest. A prefill chunk keeps all of its nodes.
     ///
     /// # Errors
     /// [`EngineError::UnknownSlot`], [`EngineError::Protocol`].

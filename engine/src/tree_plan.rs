@@ -12,8 +12,8 @@ const TILE: usize = 7;
 
 /// The tiles of all blocks, then row numbers and ancestors' bits of each sequence; and how many tiles.
 ///
-/// `known` are the rows of each sequence of the batch, held nodes included, whose new nodes have the rows from `start` on. `shared` heads
-/// have one key head: a sequence's queries are its nodes times these.
+/// `known` are the rows of each sequence of the batch, held nodes included, whose new nodes have the rows from `start`
+/// on. `shared` heads have one key head: a sequence's queries are its nodes times these.
 pub(super) fn tree_plan<'a>(
     batch: &Batch<'_>,
     known: impl Iterator<Item = &'a [u32]>,
@@ -64,7 +64,7 @@ mod tests {
         let parents = proptest::collection::vec(any::<u32>(), 1..150).prop_map(|picks| {
             let parent =
                 |(node, pick): (usize, u32)| (pick as usize % (node + 1)).checked_sub(1).map_or(ROOT_PARENT, number);
-            picks.into_iter().enumerate().map(parent).collect()
+            picks.into_iter().enumerate().map(parent).collect::<Vec<u32>>()
         });
         let tree = (proptest::collection::vec(0..9_000_u32, 0..90), parents, any::<prop::sample::Index>());
         tree.prop_map(|(committed, parents, held)| {
@@ -113,7 +113,8 @@ mod tests {
             let mut found = (0..tiles).flat_map(|tile| queries_of(&plan, tile, shared));
             let mut offset = 0;
             for (committed, parents, held) in &trees {
-                let row = |node: usize| node.checked_sub(*held).map_or(held_row(node), |new| number(start + offset + new));
+                let new_row = |new: usize| number(start + offset + new);
+                let row = |node: usize| node.checked_sub(*held).map_or(held_row(node), new_row);
                 for node in *held..parents.len() {
                     let mut expected = vec![row(node)];
                     let mut at = parents[node];

@@ -4,7 +4,9 @@
 //! refused with the nearest one that does. What changes tokens is the *specification*; everything else only
 //! says how the work is done.
 
+mod lists;
 mod model;
+mod recommender;
 mod run;
 mod source;
 mod validate;
@@ -30,9 +32,11 @@ use laser_store::previous::PreviousSource;
 use laser_train::TrainConfig;
 use serde::{Deserialize, Serialize};
 
+pub use lists::{ListDraftKind, ListsConfig};
 pub use model::{
     DraftConfig, DraftMethod, DraftModelConfig, EngineKind, GenerateConfig, ModelConfig, PolicyKind, VerificationConfig,
 };
+pub use recommender::RecommenderConfig;
 pub use run::{DemoConfig, MetricsConfig, OutputConfig, PoolChoice, RunConfig, TableFormat, WorkerConfig};
 
 /// The whole configuration; `configs/production.toml` documents every key.
@@ -53,6 +57,8 @@ pub struct Config {
     pub prompt: PromptConfig,
     /// How texts are generated.
     pub generate: GenerateConfig,
+    /// That lists of items are made in place of texts.
+    pub lists: Option<ListsConfig>,
     /// How drafts are accepted.
     pub verification: VerificationConfig,
     /// What is drafted.
@@ -83,6 +89,8 @@ pub struct Config {
     pub eval: EvalConfig,
     /// How a draft model is trained.
     pub train: TrainConfig,
+    /// How a model is trained that makes lists.
+    pub recommender: RecommenderConfig,
 }
 
 impl Config {
@@ -116,6 +124,17 @@ impl Config {
         let config = source::read::<Self>(path, settings)?;
         ensure!(config.encoder.is_some(), "{}: no [encoder]; give one, or --set encoder.path=…", path.display());
         config.validate_encoder()?;
+        Ok(config)
+    }
+
+    /// Reads a configuration as [`Self::load`] does, for a command that learns from the input's histories and needs no
+    /// model.
+    ///
+    /// # Errors
+    /// Those of [`Self::load`], and if there is no input.
+    pub fn load_histories(path: &Path, settings: &[String]) -> Result<Self> {
+        let config = source::read::<Self>(path, settings)?;
+        ensure!(!config.input.is_empty(), "[[input]]: no table; give the path of at least one");
         Ok(config)
     }
 

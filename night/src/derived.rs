@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_delta::Table;
-use laser_schema::layout::dated_name;
+use laser_schema::layout::{DataSet, dated_name};
 use laser_schema::manifest::{Details, Manifest, PartEntry, SUCCESS};
 use laser_schema::{Digest, Kind};
 use laser_store::{Location, data_set};
@@ -34,15 +34,16 @@ pub(crate) struct Destination {
 
 impl Destination {
     /// Named, as a run is, by the date and by what the contents depend on.
-    pub(crate) fn new<D: Details>(
+    pub(crate) fn new(
         config: &Config,
         output: &Location,
+        data_set: DataSet,
         (kind, date): (Kind, Date),
         identity: &Digest,
     ) -> Self {
         let run = dated_name(date, identity);
-        let folder = output.join(&D::DATA_SET.folder(kind, date, &run));
-        let table = config.output.is_delta().then(|| Table::new(output, D::DATA_SET, kind));
+        let folder = output.join(&data_set.folder(kind, date, &run));
+        let table = config.output.is_delta().then(|| Table::new(output, data_set, kind));
         Self { kind, date, run, folder, table }
     }
 

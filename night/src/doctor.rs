@@ -11,6 +11,7 @@ use laser_coordinator::nats::{self, NatsConfig, NatsWorker};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_features::encoder::EncoderFiles;
 use laser_model::ModelFiles;
+use laser_schema::layout::DataSet;
 use laser_schema::{EncoderInfo, Pooling};
 use laser_store::location::Created;
 use laser_store::previous::{self, PreviousReader, PreviousSource};
@@ -85,13 +86,13 @@ pub async fn selftest(config: &Config) -> Result<String> {
 async fn previous(config: &Config, source: &PreviousSource) -> Result<String> {
     if source.is_latest() {
         let output = Location::parse(&config.output.path)?;
-        let folders = previous::latest(&output, Date::MAX).await?;
+        let folders = previous::latest(&output, DataSet::Profiles, Date::MAX).await?;
         return Ok(match folders.as_slice() {
             [] => "nothing yet: a first night".to_owned(),
             folders => folders.join(", "),
         });
     }
-    PreviousReader::open(std::slice::from_ref(source), Date::MAX).await?;
+    PreviousReader::open(std::slice::from_ref(source), DataSet::Profiles, Date::MAX).await?;
     Ok("readable".to_owned())
 }
 

@@ -84,9 +84,9 @@ impl EmbeddingSource {
         let before = config.after_night()?;
         let mut nights = Vec::new();
         for kind in Kind::ALL.into_iter().filter(|kind| asked.is_none_or(|asked| asked == *kind)) {
-            let texts = data_set::newest::<Profiles>(root, kind, before).await?;
+            let texts = data_set::newest::<Profiles>(root, DataSet::Profiles, kind, before).await?;
             let texts = texts.map(|found| (found.manifest.date, found.folder));
-            let embeddings = data_set::newest::<EmbeddingSet>(root, kind, before).await?;
+            let embeddings = data_set::newest::<EmbeddingSet>(root, DataSet::Embeddings, kind, before).await?;
             let embeddings = embeddings.map(|found| (found.manifest.date, found.folder));
             let newest = embeddings.filter(|e| texts.as_ref().is_none_or(|t| t.0 <= e.0));
             if let Some((_, folder)) = newest.or(texts) {

@@ -16,6 +16,7 @@ use laser_features::encoder::{Encoded, Encoder, EncoderFiles};
 use laser_schema::embedding::EmbeddingInfo;
 use laser_schema::embedding_set::{EmbeddedEntity, EmbeddingPart, EmbeddingSet};
 use laser_schema::knowledge::{SCHEMA_VERSION, WRITER};
+use laser_schema::layout::DataSet;
 use laser_schema::manifest::{MANIFEST, Profiles, SUCCESS, Source};
 use laser_schema::{Digest, EmbeddingSpec, Embeddings, EntityId, Kind, Progress};
 use laser_store::Location;
@@ -74,7 +75,7 @@ impl Texts {
             return Ok(vec![texts]);
         }
         let mut nights = Vec::new();
-        for folder in previous::latest(&place, config.after_night()?).await? {
+        for folder in previous::latest(&place, DataSet::Profiles, config.after_night()?).await? {
             nights.push(Self::night(&place.join(&folder)).await?);
         }
         nights.retain(of_kind);
@@ -129,14 +130,14 @@ impl<'a> Encoding<'a> {
     /// Naming the source, the part or the store.
     pub async fn encode(&mut self, texts: &Texts, progress: &mut dyn Progress) -> Result<Derived<EmbeddingSet>> {
         let identity = Digest::of_json(&(texts.kind, &texts.source.digest, &self.spec));
-        let destination =
-            Destination::new::<EmbeddingSet>(self.config, &self.output, (texts.kind, texts.date), &identity);
+        let night = (texts.kind, texts.date);
+        let destination = Destination::new(self.config, &self.output, DataSet::Embeddings, night, &identity);
         if let Some(found) = destination.find().await? {
             return Ok(found);
         }
         progress.stage(&format!("encoding {}s", texts.kind));
         let source = PreviousSource { path: texts.source.path.clone(), kind: Some(texts.kind), id_type: None };
-        let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
+        let mut reader = PreviousReader::open(&[source], DataSet::Profiles, Date::MAX).await?;
         let parts = PartWriter::new(&destination.folder);
         let mut writer =
             Writer { encoding: self, texts, run: &destination.run, seen: HashSet::new(), parts, truncated: 0 };

@@ -6,6 +6,7 @@ use laser_model::{ModelFiles, Tokenizer};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
 use laser_worker::generate::{DraftModel, GenerateOptions, Generator, TextGenerator};
+use laser_worker::lists::{ListDraft, ListGenerator};
 
 use crate::config::{Config, DraftModelConfig, EngineKind, ModelConfig};
 use crate::model::{DraftOptions, open_draft_model};
@@ -23,11 +24,19 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
             tested(engine.clone()).await?;
             let adaptive = config.draft.is_adaptive();
             let drafts = draft_options(config, model).await?;
+            let lists = config.lists.as_ref().map(|lists| lists.options(config));
             let load = move || -> Result<Box<dyn TextGenerator>> {
                 let mut engine = laser_engine::load(&engine)?;
                 let mut options = options;
+                if let Some(mut lists) = lists {
+                    let tokens = (lists.batch * (lists.width + lists.nodes)).min(lists.step_tokens);
+                    if adaptive && lists.draft != ListDraft::None {
+                        lists.cost = Some(measured(engine.as_mut(), (lists.batch, tokens))?);
+                    }
+                    return Ok(Box::new(ListGenerator::new(engine, tokenizer, lists)));
+                }
                 if adaptive {
-                    options.budget = Some(Budget::new(measured(engine.as_mut(), &options)?));
+                    options.budget = Some(Budget::new(measured(engine.as_mut(), largest(&options))?));
                 }
                 let models = drafts.iter().map(|draft| load_draft_model(draft, &options, &tokenizer));
                 let models = models.collect::<Result<_>>()?;
@@ -39,10 +48,14 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
     }
 }
 
-/// What forwards of the largest step cost.
-fn measured(engine: &mut dyn Engine, options: &GenerateOptions) -> Result<StepCost> {
-    let tokens = (options.batch * (options.nodes + 1)).min(options.step_tokens);
-    let cost = StepCost::measure(engine, options.batch, tokens)?;
+/// Sequences and tokens of the largest step.
+fn largest(options: &GenerateOptions) -> (usize, usize) {
+    (options.batch, (options.batch * (options.nodes + 1)).min(options.step_tokens))
+}
+
+/// What forwards of up to so many sequences and tokens cost.
+fn measured(engine: &mut dyn Engine, (batch, tokens): (usize, usize)) -> Result<StepCost> {
+    let cost = StepCost::measure(engine, batch, tokens)?;
     tracing::info!(?cost, "measured the forward");
     Ok(cost)
 }
@@ -71,7 +84,7 @@ fn load_draft_model(
             size >= tokens,
             "its vocabulary has {size} tokens, the tokenizer {tokens}; give a model of the whole vocabulary"
         );
-        options.budget.as_ref().map(|_| measured(engine, options)).transpose()
+        options.budget.as_ref().map(|_| measured(engine, largest(options))).transpose()
     };
     draft.load(*forwards, measure).context("[draft.model] path")
 }

@@ -13,6 +13,7 @@ use jiff::tz::TimeZone;
 use laser_features::{ChurnCounter, Codebook, Coded, FitInput, fit};
 use laser_schema::ids::{CODEBOOK, Churn, CodebookEntry, IdRecord, IdSet};
 use laser_schema::knowledge::{SCHEMA_VERSION, WRITER, ratio};
+use laser_schema::layout::DataSet;
 use laser_schema::manifest::{MANIFEST, PartEntry, Source};
 use laser_schema::sample::{Sample, priority};
 use laser_schema::{Digest, EntityId, Progress};
@@ -66,7 +67,8 @@ pub async fn assign_ids(
     let parent = parent(previous, output, source).await?;
     let parent_digest = parent.as_ref().map(|parent| &parent.digest);
     let identity = Digest::of_json(&(source.kind, &source.digest, &config.ids, parent_digest));
-    let destination = Destination::new::<IdSet>(config, output, (source.kind, source.date), &identity);
+    let night = (source.kind, source.date);
+    let destination = Destination::new(config, output, DataSet::KnowledgeIds, night, &identity);
     match destination.find().await? {
         Some(found) => Ok(found),
         None => Ids { config, source, parent, destination }.publish(progress).await,
@@ -77,7 +79,7 @@ pub async fn assign_ids(
 async fn parent(previous: &str, output: &Location, source: &EmbeddingSource) -> Result<Option<Parent>> {
     let (kind, date) = (source.kind, source.date);
     let newest = |root: Location| async move {
-        let newest = data_set::newest::<IdSet>(&root, kind, date).await?;
+        let newest = data_set::newest::<IdSet>(&root, DataSet::KnowledgeIds, kind, date).await?;
         anyhow::Ok(newest.map(|found| (root.join(&found.folder), found.folder)))
     };
     let found = match previous {

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use laser_engine::{ACCEPTANCE_HEAD, DTypeOption, Engine, EngineOptions};
 use laser_model::{Hub, ModelFiles, resolve};
-use laser_schema::job::Spec;
+use laser_schema::job::{Policy, Spec};
+use laser_schema::lists::ListSpec;
 use laser_schema::{Digest, Kind};
 use laser_worker::cost::StepCost;
 use laser_worker::generate::DraftModel;
@@ -211,10 +212,16 @@ pub(crate) async fn open_draft_model(
     open.await.with_context(|| format!("[draft.model] path = {path:?}"))
 }
 
-/// What decides the texts of a configuration and a model, given the prompts' digests.
-pub(crate) fn model_spec(config: &Config, model: &ModelFiles, prompts: BTreeMap<Kind, Digest>) -> Result<Spec> {
+/// What decides the texts of a configuration and a model, given the prompts' digests, or its lists.
+pub(crate) fn model_spec(
+    config: &Config,
+    model: &ModelFiles,
+    (prompts, lists): (BTreeMap<Kind, Digest>, Option<ListSpec>),
+) -> Result<Spec> {
     let isq = config.model.isq.as_ref().map_or_else(String::new, |isq| format!("+{isq}"));
+    let is_list = lists.is_some();
     Ok(Spec {
+        lists,
         engine: match config.model.engine {
             EngineKind::Tree => "tree".to_owned(),
             EngineKind::Mistralrs => "mistralrs".to_owned(),
@@ -223,9 +230,10 @@ pub(crate) fn model_spec(config: &Config, model: &ModelFiles, prompts: BTreeMap<
         tokenizer: Digest::from_bytes(model.tokenizer.fingerprint()),
         precision: format!("{}{isq}", config.model.dtype),
         prompts,
-        verification: config.verification.policy(),
+        // A list is that of the plain search, whatever is drafted, and ends with its last code.
+        verification: if is_list { Policy::Strict } else { config.verification.policy() },
         sampling: config.generate.sampling(),
-        max_new_tokens: config.generate.max_new_tokens,
-        stop: config.generate.stop.clone(),
+        max_new_tokens: if is_list { 0 } else { config.generate.max_new_tokens },
+        stop: if is_list { Vec::new() } else { config.generate.stop.clone() },
     })
 }

@@ -12,18 +12,21 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use jiff::civil::Date;
+use laser_coordinator::catalogue::CatalogueItem;
 use laser_coordinator::plan::{PlanRequest, plan};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_features::encoder::EncoderFiles;
 use laser_model::ModelFiles;
 use laser_pool_builder::{OpenPools, POOL_SET_FILE, PoolTokenizer, build_pools, join_embeddings};
 use laser_schema::job::{KindCounts, Plan, Spec};
+use laser_schema::layout::DataSet;
 use laser_schema::manifest::Manifest;
 use laser_schema::{Entity, Kind, Progress};
 use laser_store::Location;
 use laser_store::join::Join;
 use laser_store::previous::{self, PreviousReader, PreviousSource};
 use laser_store::run_store::{PlannedRun, RunStore};
+use laser_worker::lists::Catalogue;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, instrument};
 
@@ -33,6 +36,7 @@ pub use outcome::{Finished, Outcome};
 
 use crate::config::Config;
 use crate::encoder;
+use crate::lists::Items;
 use crate::model::{model_spec, open_model};
 use crate::previous::previous_texts;
 use crate::telemetry;
@@ -68,6 +72,8 @@ pub struct Night<'a> {
     pub(crate) spec: Spec,
     pub(crate) encoder: Option<Arc<EncoderFiles>>,
     pub(crate) output: Location,
+    /// The items of lists, if the night makes these.
+    pub(crate) items: Option<Items>,
 }
 
 impl<'a> Night<'a> {
@@ -77,10 +83,14 @@ impl<'a> Night<'a> {
     /// The first thing that is missing or does not fit.
     pub async fn open(config: &'a Config) -> Result<Self> {
         let model = open_model(config).await?;
-        let prompts =
-            PromptRenderer::new(&config.prompt, &model, config.generate.max_new_tokens).context("[prompt]")?;
+        let items = match &config.lists {
+            Some(lists) => Some(Items::build(lists, config, &model.tokenizer).await?),
+            None => None,
+        };
+        let longest = items.as_ref().map_or(config.generate.max_new_tokens, Items::codes);
+        let prompts = PromptRenderer::new(&config.prompt, &model, longest).context("[prompt]")?;
         let digests = Kind::ALL.map(|kind| (kind, prompts.digest(kind)));
-        let spec = model_spec(config, &model, digests.into())?;
+        let spec = model_spec(config, &model, (digests.into(), items.as_ref().map(|items| items.spec.clone())))?;
         Ok(Self {
             config,
             model,
@@ -88,7 +98,13 @@ impl<'a> Night<'a> {
             spec,
             encoder: encoder::open(config).await?,
             output: Location::parse(&config.output.path)?,
+            items,
         })
+    }
+
+    /// The items of lists, if the night makes these.
+    fn catalogue(&self) -> Option<Arc<Catalogue>> {
+        self.items.as_ref().map(|items| items.catalogue.clone())
     }
 
     /// Plans without writing; returns the manifests of the previous knowledge too.
@@ -100,7 +116,7 @@ impl<'a> Night<'a> {
         let pins = self.pins(date, &store).await?;
         let begun = self.begun(date, store, pins)?;
         self.show_previous(&begun, progress);
-        let manifests = previous::manifests(&begun.previous, date).await?;
+        let manifests = previous::manifests(&begun.previous, self.spec.data_set(), date).await?;
         let temporary = tempfile::tempdir().context("no temporary directory for the pools")?;
         let dir = match begun.builds_pools {
             true => Location::parse(&temporary.path().to_string_lossy())?,
@@ -168,6 +184,9 @@ impl<'a> Night<'a> {
         progress: &mut dyn Progress,
     ) -> Result<(PlannedRun, OpenPools)> {
         let pins = store.begin(self.pins(date, store).await?).await?;
+        if let Some(items) = &self.items {
+            items.keep(store).await?;
+        }
         let begun = self.begun(date, store.clone(), pins)?;
         self.show_previous(&begun, progress);
         let dir = self.output.resolve(&begun.pools)?;
@@ -190,7 +209,9 @@ impl<'a> Night<'a> {
         if begun.builds_pools && !dir.join(POOL_SET_FILE).exists().await? {
             progress.stage("building pools");
             let pool_tokenizer = PoolTokenizer::of(&self.model)?;
-            let previous = PreviousReader::open(&begun.previous, begun.date).await?;
+            // Lists are nothing to draft from.
+            let sources = if self.spec.lists.is_some() { &[] } else { &*begun.previous };
+            let previous = PreviousReader::open(sources, DataSet::Profiles, begun.date).await?;
             let mut show = |done, total, stage: &str| progress.update(done, total, stage);
             let (input, config) = (&self.config.input, &self.config.pools);
             let texts = previous_texts(previous);
@@ -220,6 +241,9 @@ impl<'a> Night<'a> {
         let mut entities = Join::new(&self.config.input, self.config.run.memory()).await?;
         join_embeddings(&self.config.pools, &mut entities).await?;
         let route = |entity: &Entity| pools.route(entity, entity.embedding.as_deref()).unwrap_or_default().to_owned();
+        let find = |id: &str| self.items.as_ref().and_then(|items| items.find(id));
+        let catalogue = self.items.as_ref().zip(self.config.lists.as_ref());
+        let catalogue = catalogue.map(|(items, lists)| planned_catalogue(items, &lists.item, &find));
         let run = &self.config.run;
         let request = PlanRequest {
             run: begun.store.name().to_owned(),
@@ -228,7 +252,8 @@ impl<'a> Night<'a> {
             previous: &begun.previous,
             carry_forward: run.carry_forward,
             shard_rows: run.shard_rows,
-            audit_share: run.audit_share,
+            // Lists are those of the plain search; there is nothing to compare.
+            audit_share: if self.items.is_some() { 0.0 } else { run.audit_share },
             seed: run.seed,
             limit: run.limit,
             pools: (begun.pools.clone(), pools.digest().clone()),
@@ -237,18 +262,32 @@ impl<'a> Night<'a> {
             embedding: self.encoder.as_deref().map(encoder::spec),
             prompts: &self.prompts,
             route: &route,
+            catalogue,
         };
         let plan =
             plan(output, entities, &request, &mut |entities| progress.update(entities, None, "entities")).await?;
         let sum = |f: fn(&KindCounts) -> u64| plan.counts.values().map(f).sum::<u64>();
         progress.finish_with(&format!(
-            "{} entities: {} to generate, {} unchanged, {} failed; {} shards",
+            "{} entities: {} to generate, {} unchanged, {} failed; {} shards{}",
             sum(|c| c.entities),
             sum(|c| c.generate),
             sum(|c| c.carried),
             sum(|c| c.failed),
-            plan.shards.len()
+            plan.shards.len(),
+            match sum(|c| c.unknown_items) {
+                0 => String::new(),
+                unknown => format!("; {unknown} interactions with items that are not in the catalogue"),
+            }
         ));
         Ok(plan)
     }
+}
+
+/// The items as planning sees them.
+fn planned_catalogue<'a>(
+    items: &Items,
+    field: &'a str,
+    find: &'a (dyn Fn(&str) -> Option<CatalogueItem> + Sync),
+) -> laser_coordinator::catalogue::Catalogue<'a> {
+    laser_coordinator::catalogue::Catalogue { ids: items.id_type(), field, find }
 }

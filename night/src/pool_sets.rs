@@ -10,7 +10,7 @@ use laser_pool_builder::{
     Inspection, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion, TuneConfig, TuneReport,
     build_pools, clear_pools, inspect, tune,
 };
-use laser_schema::layout::dated_name;
+use laser_schema::layout::{DataSet, dated_name};
 use laser_schema::{Digest, Progress};
 use laser_store::Location;
 use laser_store::previous::{self, PreviousReader, PreviousSource};
@@ -121,7 +121,7 @@ pub async fn build(
     clear_pools(&dir).await?;
     progress.stage("building pools");
     let mut show = |done, total, stage: &str| progress.update(done, total, stage);
-    let texts = previous_texts(PreviousReader::open(&sources, before).await?);
+    let texts = previous_texts(PreviousReader::open(&sources, DataSet::Profiles, before).await?);
     let tokenizer = PoolTokenizer::of(&model)?;
     let (input, pools, memory) = (&config.input, &config.pools, config.run.memory());
     let set = build_pools(input, texts, tokenizer, pools, memory, &dir, &mut show).await?;
@@ -143,7 +143,7 @@ async fn default_version(
         Digest::from_bytes(model.tokenizer.fingerprint()),
         &config.input,
         inputs,
-        previous::fingerprint(sources, before).await?,
+        previous::fingerprint(sources, DataSet::Profiles, before).await?,
         &config.pools,
     ));
     Ok(dated_name(config.night(), &identity))
@@ -266,7 +266,7 @@ pub async fn tuning(config: &Config, tuning: &TuneConfig, progress: &mut dyn Pro
     let mut show = |done, total, stage: &str| progress.update(done, total, stage);
     let before = config.run.date.unwrap_or(Date::MAX);
     let sources = previous_sources(config, before).await?;
-    let texts = previous_texts(PreviousReader::open(&sources, before).await?);
+    let texts = previous_texts(PreviousReader::open(&sources, DataSet::Profiles, before).await?);
     let (drafter, tokenizer) = (config.draft.drafter()?, PoolTokenizer::of(&model)?);
     let pools = (&config.pools, config.run.memory());
     Ok(tune(&config.input, texts, tokenizer, pools, tuning, drafter, &mut show).await?)

@@ -4,6 +4,7 @@ use anyhow::{Result, ensure};
 use futures::Stream;
 use jiff::civil::Date;
 use laser_pool_builder::ReadError;
+use laser_schema::layout::DataSet;
 use laser_store::Location;
 use laser_store::previous::{self, PreviousReader, PreviousSource, PreviousText};
 
@@ -17,18 +18,18 @@ pub fn previous_texts(reader: PreviousReader) -> impl Stream<Item = Result<Vec<P
     })
 }
 
-/// The folders that `latest` of `[[previous]]` stands for tonight; none if it is not asked for.
-pub(crate) async fn latest(config: &Config, output: &Location, date: Date) -> Result<Vec<String>> {
+/// The folders of a data set that `latest` of `[[previous]]` stands for tonight; none if it is not asked for.
+pub(crate) async fn latest(config: &Config, output: &Location, data_set: DataSet, date: Date) -> Result<Vec<String>> {
     match config.previous.iter().any(PreviousSource::is_latest) {
-        true => Ok(previous::latest(output, date).await?),
+        true => Ok(previous::latest(output, data_set, date).await?),
         false => Ok(Vec::new()),
     }
 }
 
-/// The previous knowledge outside of a run, `latest` resolved.
+/// The previous texts outside of a run, `latest` resolved.
 pub(crate) async fn previous_sources(config: &Config, before: Date) -> Result<Vec<PreviousSource>> {
     let output = Location::parse(&config.output.path)?;
-    let folders = latest(config, &output, before).await?;
+    let folders = latest(config, &output, DataSet::Profiles, before).await?;
     let sources = previous::resolve_latest(&config.previous, &output, &folders);
     ensure!(
         !sources.is_empty(),

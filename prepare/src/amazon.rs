@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::delimited::for_each_line;
-use crate::table::{float32, history, int64, text, texts, write_entities};
+use crate::table::{Written, filled, float32, history, int64, known, text, texts, write_entities};
 use crate::{PrepareError, PrepareSummary, Result};
 
 /// Reads reviews and, where given, metadata, and writes `users.parquet` and `items.parquet` to `output`.
@@ -34,8 +34,8 @@ pub async fn amazon(reviews: &Path, metadata: Option<&Path>, output: &Location) 
     }
     let interactions = data.items.iter().map(|item| item.reviews).sum();
     Ok(PrepareSummary {
-        users_table: data.write_users(&output.join("users.parquet")).await?,
-        items_table: data.write_items(&output.join("items.parquet")).await?,
+        users_table: data.write_users(&output.join("users.parquet")).await?.url,
+        items_table: data.write_items(&output.join("items.parquet")).await?.url,
         interactions_table: None,
         users: data.users.len() as u64,
         items: data.items.len() as u64,
@@ -172,14 +172,14 @@ impl Amazon {
         self.items[item as usize].product = Product {
             title: filled(line.title),
             brand: filled(line.brand).or(filled(line.store)),
-            categories: Some(categories).filter(|c| !c.is_empty()),
+            categories: known(categories),
             price: price(&line.price),
             description: Some(description.join(" ")).filter(|d| !d.is_empty()),
         };
         Ok(())
     }
 
-    async fn write_users(&mut self, location: &Location) -> Result<String> {
+    async fn write_users(&mut self, location: &Location) -> Result<Written> {
         let columns = vec![history(vec![
             text("item"),
             text("title"),
@@ -197,7 +197,7 @@ impl Amazon {
         write_entities(location, (Kind::User, IdType::String), columns, rows).await
     }
 
-    async fn write_items(&self, location: &Location) -> Result<String> {
+    async fn write_items(&self, location: &Location) -> Result<Written> {
         let columns = vec![text("title"), text("brand"), texts("categories"), float32("price"), text("description")];
         let rows = self.items.iter().map(|item| (&item.id, &item.product, item.reviews));
         write_entities(location, (Kind::Item, IdType::String), columns, rows).await
@@ -236,10 +236,6 @@ fn parse<T: DeserializeOwned>(line: &str) -> Result<T, String> {
 /// Metadata of 2023 are by parent, the product whose variants share reviews.
 fn item_id(parent: Option<String>, asin: Option<String>) -> Result<String, String> {
     filled(parent).or(filled(asin)).ok_or_else(|| "neither parent_asin nor asin is set".into())
-}
-
-fn filled(text: Option<String>) -> Option<String> {
-    text.filter(|t| !t.trim().is_empty())
 }
 
 /// The texts of a text, a list or a list of lists, each once.

@@ -2,13 +2,15 @@
 //!
 //! Each source becomes `users.parquet` and `items.parquet` in the contract of
 //! [`laser_schema::entity`]: flat attribute columns, histories oldest first, interaction counts. MovieLens also
-//! becomes `interactions.parquet`, which recommender models are trained on. The same input gives the same bytes. A row
-//! that is wrong stops the work and is named by file and line; nothing is written then.
+//! becomes `interactions.parquet`, which recommender models are trained on, and AtSpeed's data sets `sequences.parquet`
+//! and `truth.parquet`. The same input gives the same bytes. A row that is wrong stops the work and is named by file
+//! and line; nothing is written then.
 //!
 //! Sources are read once, front to back. What is held in memory is the catalogue and one small record per interaction
 //! (16 bytes for MovieLens: 32 million ratings take about 1 GB while the vectors grow), then the compressed table.
 
 mod amazon;
+mod atspeed;
 mod delimited;
 mod movielens;
 mod table;
@@ -19,7 +21,9 @@ use laser_store::LocationError;
 use laser_store::table::TableError;
 
 pub use amazon::amazon;
+pub use atspeed::{AtSpeedSummary, UntilPart, atspeed};
 pub use movielens::{Histories, movielens};
+pub use table::Written;
 
 type Result<T, E = PrepareError> = std::result::Result<T, E>;
 

@@ -18,6 +18,15 @@ use crate::Result;
 /// worst batch stays below a gigabyte and a usual one below ten megabytes.
 const BATCH_ROWS: usize = 256;
 
+/// A table that was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// Path or URL.
+    pub url: String,
+    /// Its rows.
+    pub rows: u64,
+}
+
 #[derive(Serialize)]
 struct Row<I, C> {
     id: I,
@@ -27,7 +36,7 @@ struct Row<I, C> {
     interactions: u64,
 }
 
-/// Writes a table of entities, replacing what was there, and returns its URL.
+/// Writes a table of entities, replacing what was there.
 ///
 /// `columns` stand between the contract's id and kind and its number of interactions; `rows` are ids, those columns,
 /// and numbers of interactions.
@@ -36,29 +45,31 @@ pub(crate) async fn write_entities<I: Serialize, C: Serialize>(
     (kind, id): (Kind, IdType),
     columns: Vec<Field>,
     rows: impl Iterator<Item = (I, C, u64)>,
-) -> Result<String> {
+) -> Result<Written> {
     let mut fields = vec![Field::new("id", id_type(id), false), Field::new("kind", DataType::Utf8, false)];
     fields.extend(columns);
     fields.push(Field::new("interactions", DataType::Int64, false));
     write(location, fields, rows.map(|(id, columns, interactions)| Row { id, kind, columns, interactions })).await
 }
 
-/// Writes a table of any columns, replacing what was there, and returns its URL.
+/// Writes a table of any columns, replacing what was there.
 pub(crate) async fn write<T: Serialize>(
     location: &Location,
     fields: Vec<Field>,
     mut rows: impl Iterator<Item = T>,
-) -> Result<String> {
+) -> Result<Written> {
     let mut encoder = TableEncoder::new(location.url(), Arc::new(Schema::new(fields)), &[])?;
+    let mut written = Written { url: location.url().to_owned(), rows: 0 };
     loop {
         let batch: Vec<T> = rows.by_ref().take(BATCH_ROWS).collect();
         if batch.is_empty() {
             break;
         }
         encoder.write(&batch)?;
+        written.rows += batch.len() as u64;
     }
     location.write(encoder.finish()?.into()).await?;
-    Ok(location.url().to_owned())
+    Ok(written)
 }
 
 /// Text.
@@ -69,6 +80,11 @@ pub(crate) fn text(name: &str) -> Field {
 /// A list of texts.
 pub(crate) fn texts(name: &str) -> Field {
     Field::new(name, DataType::new_list(DataType::Utf8, true), true)
+}
+
+/// A list of 64-bit integers.
+pub(crate) fn int64s(name: &str) -> Field {
+    Field::new(name, DataType::new_list(DataType::Int64, true), true)
 }
 
 /// A 64-bit integer.
@@ -84,6 +100,16 @@ pub(crate) fn float32(name: &str) -> Field {
 /// The contract's list of interactions with these fields.
 pub(crate) fn history(fields: Vec<Field>) -> Field {
     Field::new("history", DataType::new_list(DataType::Struct(fields.into()), true), true)
+}
+
+/// A text of nothing but spaces says that nothing is known, which the contract writes as null.
+pub(crate) fn filled(text: Option<String>) -> Option<String> {
+    text.filter(|text| !text.trim().is_empty())
+}
+
+/// An empty list says the same.
+pub(crate) fn known(names: Vec<String>) -> Option<Vec<String>> {
+    Some(names).filter(|names| !names.is_empty())
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ pub mod embed;
 pub mod evaluate;
 mod graph;
 pub mod lightgcn;
+pub mod lists;
 pub mod ranking;
 pub mod statistics;
 

@@ -51,6 +51,11 @@ impl Mean {
     }
 }
 
+/// Returns the standard error of the mean of values; `None` for fewer than two.
+pub fn standard_error(values: &[f64]) -> Option<f64> {
+    (values.len() > 1).then(|| Sample::of(values).error)
+}
+
 /// A mean, its standard error and the number of values.
 struct Sample {
     mean: f64,
@@ -210,6 +215,9 @@ mod tests {
         let expected = 2.776_445 * 1.581_139 / 5f64.sqrt();
         assert!((mean.half_width.unwrap() - expected).abs() < 1e-5);
         assert_eq!(Mean::of(&[2.0]).half_width, None);
+        let error = standard_error(&[1.0, 2.0, 3.0, 4.0, 5.0]).unwrap();
+        assert!((error - 0.5f64.sqrt()).abs() < 1e-12);
+        assert_eq!((standard_error(&[2.0]), standard_error(&[])), (None, None));
     }
 
     #[test]

@@ -7,11 +7,13 @@ use laser_schema::Kind;
 use laser_schema::audit::{AuditReport, AuditedText, Proposer};
 use laser_schema::guard::Verdict;
 use laser_schema::knowledge::{Figures, WRITER, ratio};
+use laser_schema::lists::ListSpec;
 use laser_schema::manifest::{Cost, Manifest, SUCCESS};
 use serde::Serialize;
 
 use crate::chart::{Histogram, SERIES};
 use crate::gather::{KindNight, Night, ShardLine, Stage};
+use crate::lists::ListSample;
 
 /// Pools in a chart; its table has all.
 const POOLS_SHOWN: usize = 12;
@@ -36,6 +38,8 @@ pub(crate) struct Report<'a> {
     policy: Option<String>,
     /// Whether the run's own folder is there.
     has_plan: bool,
+    /// Whether there are lists in place of texts.
+    is_lists: bool,
     /// Kinds whose `_SUCCESS` is withheld.
     withheld: Vec<String>,
     entities: u64,
@@ -81,6 +85,9 @@ struct KindReport<'a> {
     /// Tonight's texts by why they ended.
     stops: &'a BTreeMap<String, u64>,
     samples: Vec<Sample<'a>>,
+    /// How lists are made, if they are.
+    lists: Option<&'a ListSpec>,
+    list_samples: &'a [ListSample],
 }
 
 /// The speed at which some texts were generated.
@@ -89,7 +96,11 @@ struct Speed {
     texts: u64,
     tokens: u64,
     tokens_per_second: f64,
+    texts_per_second: f64,
     text_length: f64,
+    forwards_per_text: f64,
+    accepted_per_text: f64,
+    drafted_per_text: f64,
     /// Accepted drafts per forward.
     aal: f64,
     draft_yield: f64,
@@ -154,6 +165,7 @@ struct Shard<'a> {
     line: &'a ShardLine,
     pools: String,
     tokens_per_second: f64,
+    texts_per_second: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -196,6 +208,7 @@ impl<'a> Report<'a> {
             success: SUCCESS,
             policy: night.kinds.first().map(|k| k.manifest.spec.verification.to_string()),
             has_plan: night.has_plan,
+            is_lists: night.is_lists(),
             withheld: night.kinds.iter().filter(|k| !k.complete).map(|k| format!("{}s", k.manifest.kind)).collect(),
             entities: sum(|m| m.entities),
             rows: sum(|m| m.rows),
@@ -203,7 +216,7 @@ impl<'a> Report<'a> {
             failed: sum(|m| m.errors),
             price: price(night, figures.texts),
             audits: audits(night, &audit),
-            engine: engine_time(&figures, &audit),
+            engine: engine_time(night.is_lists(), &figures, &audit),
             figures: Speed::new(&figures),
             timeline: if night.timeline.last().is_some_and(|last| last.to > 0.0) { &night.timeline } else { &[] },
             shards,
@@ -250,11 +263,11 @@ impl<'a> KindReport<'a> {
                 0.002,
             ),
             stops: &texts.stops,
-            samples: audited
-                .samples
-                .iter()
+            samples: (audited.samples.iter().filter(|_| spec.lists.is_none()))
                 .map(|(pool, text)| Sample { pool, id: text.entity_id.to_string(), text })
                 .collect(),
+            lists: spec.lists.as_ref(),
+            list_samples: &texts.lists,
         }
     }
 }
@@ -265,7 +278,11 @@ impl Speed {
             texts: figures.texts,
             tokens: figures.tokens,
             tokens_per_second: figures.tokens_per_second(),
+            texts_per_second: figures.texts_per_second(),
             text_length: figures.text_length(),
+            forwards_per_text: figures.forwards_per_text(),
+            accepted_per_text: ratio(figures.accepted as f64, figures.texts as f64),
+            drafted_per_text: ratio(figures.drafted as f64, figures.texts as f64),
             aal: figures.aal(),
             draft_yield: figures.draft_yield(),
             draft_seconds_per_text: figures.art_seconds(),
@@ -312,7 +329,7 @@ fn shares(amounts: impl Iterator<Item = (String, f64)>) -> Vec<Share> {
 }
 
 fn audits(night: &Night, all: &AuditReport) -> Vec<AuditRow> {
-    if all.plain_tokens == 0 || all.tokens == 0 {
+    if all.speedup() <= 0.0 {
         return Vec::new();
     }
     let by_pool = night.kinds.iter().flat_map(|k| {
@@ -329,8 +346,8 @@ fn audits(night: &Night, all: &AuditReport) -> Vec<AuditRow> {
         kind,
         charted,
         texts: audit.texts,
-        plain_rate: ratio(audit.plain_tokens as f64, audit.plain_seconds),
-        rate: ratio(audit.tokens as f64, audit.seconds),
+        plain_rate: audit.plain_rate(),
+        rate: audit.rate(),
         speedup: audit.speedup(),
         identical_share: audit.identical_share(),
         length_ratio: audit.length_ratio(),
@@ -400,9 +417,12 @@ fn depths(all: &[u64], pools: &BTreeMap<String, Vec<u64>>) -> Vec<Line> {
     lines
 }
 
-fn engine_time(figures: &Figures, audit: &AuditReport) -> Vec<Share> {
+fn engine_time(is_lists: bool, figures: &Figures, audit: &AuditReport) -> Vec<Share> {
     let stages = [
-        ("Forwards of texts", figures.engine_seconds - figures.draft_seconds),
+        (
+            if is_lists { "Forwards of lists" } else { "Forwards of texts" },
+            figures.engine_seconds - figures.draft_seconds,
+        ),
         ("Drafting", figures.draft_seconds),
         ("Audit, plain", audit.plain_seconds),
         ("Audit, as this run", audit.seconds),
@@ -432,6 +452,7 @@ fn slowest_shards(night: &Night) -> (Vec<Shard<'_>>, usize) {
         line,
         pools: line.pools.iter().map(|pool| pool_name(pool)).collect::<Vec<_>>().join(", "),
         tokens_per_second: ratio(line.tokens as f64, line.seconds),
+        texts_per_second: ratio(line.texts as f64, line.seconds),
     });
     (slowest.collect(), all.len())
 }

@@ -18,10 +18,12 @@ use laser_store::part::decode_part;
 use laser_store::run_store::{PINS, PLAN, PlannedRun, RunStore};
 use serde::{Deserialize, Serialize};
 
+use crate::lists::ListSample;
+
 /// Rows without a text that are shown; the others are counted by reason.
 const ERRORS_SHOWN: usize = 20;
 
-/// Audited texts of a kind that are shown.
+/// Audited texts, or lists, of a kind that are shown.
 const SAMPLES: usize = 6;
 
 /// A run's night.
@@ -34,6 +36,13 @@ pub(crate) struct Night {
     pub(crate) has_plan: bool,
     /// The order of events by the store's clock; empty if unknown.
     pub(crate) timeline: Vec<Stage>,
+}
+
+impl Night {
+    /// Whether the night has lists in place of texts: a run makes one or the other.
+    pub(crate) fn is_lists(&self) -> bool {
+        self.kinds.iter().any(|kind| kind.manifest.spec.lists.is_some())
+    }
 }
 
 /// A stretch of the night, in seconds since it was begun.
@@ -66,6 +75,8 @@ pub(crate) struct Texts {
     /// Forwards of tonight's texts by their accepted drafts, by pool.
     pub(crate) accepted: BTreeMap<String, Vec<u64>>,
     pub(crate) shards: Vec<ShardLine>,
+    /// A few lists, of many parts, where there are lists in place of texts.
+    pub(crate) lists: Vec<ListSample>,
 }
 
 /// The work of one shard.
@@ -110,7 +121,7 @@ pub(crate) async fn gather(dir: &str) -> Result<Night> {
     let manifest = data_set::read::<Profiles>(&location).await?;
     let (root, manifests) = match manifest {
         Some(manifest) => {
-            let below = DataSet::Profiles.folder(manifest.kind, manifest.date, &manifest.run);
+            let below = manifest.data_set.folder(manifest.kind, manifest.date, &manifest.run);
             let url = location.absolute_url();
             let root = url.trim_end_matches('/').strip_suffix(&below);
             let root = root.map(Location::parse).transpose()?;
@@ -139,19 +150,10 @@ pub(crate) async fn gather(dir: &str) -> Result<Night> {
 
 /// The folders of the run that was published last of an output's newest night.
 async fn newest(output: &Location) -> Result<Vec<(Location, Manifest)>> {
-    let mut found: Vec<(Location, Manifest)> = Vec::new();
-    for kind in Kind::ALL {
-        for date in data_set::nights(output, DataSet::Profiles, kind).await? {
-            let mut of_night = Vec::new();
-            for run in data_set::runs(output, DataSet::Profiles, kind, date).await? {
-                let folder = output.join(&DataSet::Profiles.folder(kind, date, &run));
-                let manifest = data_set::read::<Profiles>(&folder).await?;
-                of_night.extend(manifest.map(|manifest| (folder, manifest)));
-            }
-            if !of_night.is_empty() {
-                found.extend(of_night);
-                break;
-            }
+    let mut found = Vec::new();
+    for data_set in DataSet::OF_RUNS {
+        for kind in Kind::ALL {
+            found.extend(newest_of(output, data_set, kind).await?);
         }
     }
     let newest = found.iter().max_by_key(|(_, m)| (m.date, m.created, &m.run)).map(|(_, m)| m.run.clone());
@@ -162,14 +164,30 @@ async fn newest(output: &Location) -> Result<Vec<(Location, Manifest)>> {
     Ok(found)
 }
 
+/// The folders of the newest night of a data set and kind that has manifests.
+async fn newest_of(output: &Location, data_set: DataSet, kind: Kind) -> Result<Vec<(Location, Manifest)>> {
+    let mut of_night = Vec::new();
+    for date in data_set::nights(output, data_set, kind).await? {
+        for run in data_set::runs(output, data_set, kind, date).await? {
+            let folder = output.join(&data_set.folder(kind, date, &run));
+            let manifest = data_set::read::<Profiles>(&folder).await?;
+            of_night.extend(manifest.map(|manifest| (folder, manifest)));
+        }
+        if !of_night.is_empty() {
+            break;
+        }
+    }
+    Ok(of_night)
+}
+
 /// Why an output has no night to tell of.
 async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
     let runs = RunStore::names(output).await?;
     let newest = runs.iter().find(|run| name_date(run).is_some());
     let Some(run) = newest else {
         return Ok(anyhow::anyhow!(
-            "{}: not an output of Laser's: it has no {MANIFEST} and no nights below profiles/. Give the [output] \
-             path, or a folder profiles/kind=…/dt=…/run=…",
+            "{}: not an output of Laser's: it has no {MANIFEST} and no nights below profiles/ or recommendations/. \
+             Give the [output] path, or a folder profiles/kind=…/dt=…/run=…",
             output.url()
         ));
     };
@@ -186,12 +204,14 @@ async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
 }
 
 async fn gather_kind(folder: Location, manifest: Manifest, run: Option<&PlannedRun>) -> Result<KindNight> {
-    let mut texts = Texts::default();
+    let (mut texts, mut lists) = (Texts::default(), Vec::new());
     for part in &manifest.parts {
         let bytes = folder.join(&part.name).read().await?;
         let (rows, info) = decode_part(folder.join(&part.name).url(), bytes)?;
         texts.add(&part.name, &rows, &info);
+        lists.push(rows.iter().filter_map(ListSample::of).take(SAMPLES).collect());
     }
+    texts.lists = in_turns(lists);
     let audited = match run {
         Some(run) => read_audits(run, manifest.kind).await?,
         None => Audited::default(),
@@ -208,7 +228,8 @@ async fn gather_kind(folder: Location, manifest: Manifest, run: Option<&PlannedR
 
 impl Texts {
     fn add(&mut self, part: &str, rows: &[KnowledgeRecord], info: &PartInfo) {
-        for row in rows {
+        let is_text = info.lists.is_none();
+        for row in rows.iter().filter(|_| is_text) {
             *self.lengths.entry(row.text_tokens.unsigned_abs()).or_default() += 1;
         }
         let tonight = rows.iter().filter(|row| row.generated_by == info.run);
@@ -222,7 +243,9 @@ impl Texts {
             worker: worker(&info.attempt),
         };
         for row in tonight {
-            *self.stops.entry(row.stop_reason.clone()).or_default() += 1;
+            if is_text {
+                *self.stops.entry(row.stop_reason.clone()).or_default() += 1;
+            }
             let by_accepted = self.accepted.entry(row.pool.clone()).or_default();
             for &accepted in &row.step_accepted {
                 let at = usize::try_from(accepted).unwrap_or_default();
@@ -271,20 +294,27 @@ async fn read_audits(run: &PlannedRun, kind: Kind) -> Result<Audited> {
             }
         }
     }
-    // In turns, so that as many pools as possible are seen.
-    let mut pools: Vec<_> = by_pool.into_iter().map(|(pool, texts)| (pool, texts.into_iter())).collect();
-    while audited.samples.len() < SAMPLES {
-        let before = audited.samples.len();
-        for (pool, texts) in &mut pools {
-            let text = texts.next().map(|text| (pool.clone(), text));
-            audited.samples.extend(text);
-        }
-        if audited.samples.len() == before {
+    let named = |(pool, texts): (String, Vec<AuditedText>)| {
+        let texts = texts.into_iter().map(|text| (pool.clone(), text));
+        texts.collect()
+    };
+    audited.samples = in_turns(by_pool.into_iter().map(named).collect());
+    Ok(audited)
+}
+
+/// A few samples, in turns, so that as many pools or parts as possible are seen.
+fn in_turns<T>(groups: Vec<Vec<T>>) -> Vec<T> {
+    let mut groups: Vec<_> = groups.into_iter().map(Vec::into_iter).collect();
+    let mut samples = Vec::new();
+    while samples.len() < SAMPLES {
+        let before = samples.len();
+        samples.extend(groups.iter_mut().filter_map(Iterator::next));
+        if samples.len() == before {
             break;
         }
     }
-    audited.samples.truncate(SAMPLES);
-    Ok(audited)
+    samples.truncate(SAMPLES);
+    samples
 }
 
 async fn read_errors(folder: &Location) -> Result<Errors> {

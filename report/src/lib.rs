@@ -8,6 +8,7 @@ mod data;
 mod format;
 mod gather;
 mod line_chart;
+mod lists;
 mod page;
 
 use anyhow::Result;

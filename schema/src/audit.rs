@@ -46,9 +46,23 @@ impl AuditReport {
         self.similarity += other.similarity;
     }
 
-    /// Tokens a second with speculation over tokens a second without.
+    /// Tokens a second with speculation over tokens a second without; of lists, which have no tokens, lists a second.
     pub fn speedup(&self) -> f64 {
-        ratio(ratio(self.tokens as f64, self.seconds), ratio(self.plain_tokens as f64, self.plain_seconds))
+        ratio(self.rate(), self.plain_rate())
+    }
+
+    /// Tokens a second with speculation, or lists a second.
+    pub fn rate(&self) -> f64 {
+        ratio(if self.is_of_lists() { self.texts } else { self.tokens } as f64, self.seconds)
+    }
+
+    /// Tokens a second without speculation, or lists a second.
+    pub fn plain_rate(&self) -> f64 {
+        ratio(if self.is_of_lists() { self.texts } else { self.plain_tokens } as f64, self.plain_seconds)
+    }
+
+    fn is_of_lists(&self) -> bool {
+        self.tokens == 0 && self.plain_tokens == 0
     }
 
     /// Share of texts that plain greedy decoding gives token for token.

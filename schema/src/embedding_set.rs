@@ -46,5 +46,9 @@ pub struct EmbeddingSet {
 }
 
 impl Details for EmbeddingSet {
-    const DATA_SET: DataSet = DataSet::Embeddings;
+    const DATA_SETS: &'static [DataSet] = &[DataSet::Embeddings];
+
+    fn data_set(&self) -> DataSet {
+        DataSet::Embeddings
+    }
 }

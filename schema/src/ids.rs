@@ -42,7 +42,11 @@ pub struct IdSet {
 }
 
 impl Details for IdSet {
-    const DATA_SET: DataSet = DataSet::KnowledgeIds;
+    const DATA_SETS: &'static [DataSet] = &[DataSet::KnowledgeIds];
+
+    fn data_set(&self) -> DataSet {
+        DataSet::KnowledgeIds
+    }
 }
 
 /// A codebook as a manifest names it.

@@ -15,7 +15,9 @@ use crate::digest::Digest;
 use crate::embedding::EmbeddingSpec;
 use crate::entity::{EntityId, IdType, Kind};
 use crate::guard::Guards;
+use crate::knowledge::Content;
 use crate::layout::DataSet;
+use crate::lists::ListSpec;
 use crate::sample::priority;
 
 /// The version of [`Plan`] and of the shard files.
@@ -118,6 +120,9 @@ pub struct Spec {
     pub max_new_tokens: usize,
     /// Strings that end a text.
     pub stop: Vec<String>,
+    /// How lists are made, if the run makes lists and no texts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lists: Option<ListSpec>,
 }
 
 /// How texts are drawn: as a function of seed and entity, so that the same specification and prompt give the same text.
@@ -149,6 +154,19 @@ impl Spec {
     /// Texts of an entity, at least 1.
     pub fn samples(&self) -> u32 {
         self.sampling.map_or(1, |sampling| sampling.samples)
+    }
+
+    /// What the rows of parts hold; the ids of listed items are of type `items`.
+    pub fn content(&self, items: IdType) -> Content {
+        match self.lists {
+            None => Content::Texts { has_samples: self.samples() > 1 },
+            Some(_) => Content::Lists { items },
+        }
+    }
+
+    /// The data set that a run of this specification publishes.
+    pub fn data_set(&self) -> DataSet {
+        if self.lists.is_some() { DataSet::Recommendations } else { DataSet::Profiles }
     }
 
     /// The digest that every job, part and manifest carries.
@@ -202,7 +220,7 @@ pub struct ShardRow {
     pub pool: String,
     /// The prompt; empty if planning failed.
     pub prompt: Vec<u32>,
-    /// Digest of the prompt's tokens.
+    /// Digest of the prompt's tokens; of a list also of the history.
     pub prompt_digest: Digest,
     /// The entity's own last text: the best source of drafts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -210,6 +228,9 @@ pub struct ShardRow {
     /// Why planning failed; such a row becomes an error record.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+    /// Of lists: the user's items, oldest first, by their number in the trie; other items are left out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub history: Vec<u32>,
 }
 
 /// How many entities of a kind the plan holds.
@@ -223,6 +244,9 @@ pub struct KindCounts {
     pub generate: u64,
     /// How many of them failed while planning.
     pub failed: u64,
+    /// Interactions of lists' histories whose items are not in the catalogue; they are left out.
+    #[serde(default)]
+    pub unknown_items: u64,
     /// Prompt tokens to be processed.
     pub prompt_tokens: u64,
 }
@@ -253,7 +277,7 @@ pub struct Plan {
     /// The embeddings that the output has, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingSpec>,
-    /// The type of each kind's ids.
+    /// The type of each kind's ids; in a run of lists that of the listed items, too.
     pub ids: BTreeMap<Kind, IdType>,
     /// The work to do.
     pub counts: BTreeMap<Kind, KindCounts>,
@@ -264,7 +288,12 @@ pub struct Plan {
 impl Plan {
     /// The folder of a kind's published output, relative to the output's root.
     pub fn partition(&self, kind: Kind) -> String {
-        DataSet::Profiles.folder(kind, self.date, &self.run)
+        self.spec.data_set().folder(kind, self.date, &self.run)
+    }
+
+    /// What the rows of the run's parts hold.
+    pub fn content(&self) -> Content {
+        self.spec.content(self.ids.get(&Kind::Item).copied().unwrap_or(IdType::String))
     }
 }
 

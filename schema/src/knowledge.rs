@@ -1,60 +1,76 @@
 //! Knowledge records: what Laser writes, and reads back the next night.
 //!
-//! One record is one text with its provenance (what it was generated from) and its acceptance figures
-//! (what speculation saved). `docs/output.md` lists the columns.
+//! One record is one text, or one list of items, with its provenance (what it was generated from) and its acceptance
+//! figures (what speculation saved). `docs/output.md` lists the columns.
 
 use std::collections::{BTreeMap, HashSet};
+use std::fmt;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::embedding::EmbeddingInfo;
-use crate::entity::{EntityId, Kind};
+use crate::entity::{EntityId, IdType, Kind};
+use crate::layout::DataSet;
 
 /// The version of an output's data sets: of their columns, their parts' footers and their manifests.
 pub const SCHEMA_VERSION: u32 = 2;
 
-/// One generated text.
+/// One generated text or list. What is said of texts holds for lists, too, unless it says otherwise; what only texts
+/// have is empty or 0 in a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KnowledgeRecord {
     /// The entity, in the input's id type.
     pub entity_id: EntityId,
-    /// The knowledge.
+    /// The knowledge; empty where the record has a list.
+    #[serde(default)]
     pub text: String,
+    /// The items of a list, best first, in the catalogue's id type.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub items: Vec<EntityId>,
+    /// For each item the natural-log probability of its identifier.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scores: Vec<f64>,
     /// Tokens of the prompt.
     pub prompt_tokens: i64,
-    /// Tokens of the text, with the end-of-text token where there is one.
+    /// Tokens of the text, with the end-of-text token where there is one; 0 of a list.
+    #[serde(default)]
     pub text_tokens: i64,
-    /// The pool that drafted.
+    /// The pool that drafted; empty for a list.
+    #[serde(default)]
     pub pool: String,
     /// The verification policy, such as `strict` or `relaxed(k=2,p=0.1)`.
     pub policy: String,
-    /// Why the text ended: `end`, `stop` or `length`.
+    /// Why the text ended: `end`, `stop` or `length`; empty for a list.
+    #[serde(default)]
     pub stop_reason: String,
-    /// Forwards of the model that this text took part in after its prompt.
+    /// Forwards of the model that this text took part in after its prompt. The first one of a list is the prompt's end.
     pub forwards: i64,
-    /// Tokens that were drafted for it.
+    /// Tokens that were drafted for it; of a list prefixes of identifiers.
     pub drafted_tokens: i64,
-    /// Drafted tokens that are part of the text.
+    /// Drafted tokens that are part of the text; of a list steps of the search that drafts saved a forward.
     pub accepted_tokens: i64,
-    /// Accepted tokens that are not the target's argmax.
+    /// Accepted tokens that are not the target's argmax; 0 of a list.
+    #[serde(default)]
     pub relaxed_tokens: i64,
-    /// Accepted draft tokens of each forward, in order.
+    /// Accepted draft tokens of each forward, in order; of a list accepted steps.
     pub step_accepted: Vec<i64>,
-    /// Mean natural-log probability of the text's tokens under the target.
+    /// Mean natural-log probability of the text's tokens under the target; 0 of a list, which has scores.
+    #[serde(default)]
     pub mean_log_probability: f64,
     /// Seconds spent retrieving drafts (the paper's ART).
     pub draft_seconds: f64,
     /// Seconds of the engine that this text took: its even share of every step it was part of.
     pub engine_seconds: f64,
-    /// Digest of the prompt's tokens.
+    /// Digest of the prompt's tokens; of a list also of the history.
     pub prompt_digest: Digest,
     /// Digest of the specification.
     pub spec_digest: Digest,
     /// Digest of the model's weights.
     pub model_digest: Digest,
     /// Digest of the pool, or empty where there was none.
+    #[serde(default)]
     pub pool_digest: String,
     /// The run that generated the text; an earlier one if it was carried forward.
     pub generated_by: String,
@@ -78,7 +94,7 @@ pub struct ErrorRecord {
     pub reason: String,
 }
 
-/// Sums over texts; what every figure of a summary is derived from.
+/// Sums over texts or lists; what every figure of a summary is derived from. Lists have no tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures {
     /// Generated texts.
@@ -174,9 +190,19 @@ impl Figures {
         ratio(self.accepted as f64, self.forwards as f64)
     }
 
-    /// Tokens a second of the engine.
+    /// Tokens a second of the engine; 0 of lists.
     pub fn tokens_per_second(&self) -> f64 {
         ratio(self.tokens as f64, self.engine_seconds)
+    }
+
+    /// Texts or lists a second of the engine.
+    pub fn texts_per_second(&self) -> f64 {
+        ratio(self.texts as f64, self.engine_seconds)
+    }
+
+    /// Forwards a text or list.
+    pub fn forwards_per_text(&self) -> f64 {
+        ratio(self.forwards as f64, self.texts as f64)
     }
 
     /// Average retrieval time: seconds of drafting a text (paper 4.1).
@@ -258,6 +284,44 @@ pub struct PartInfo {
     /// Whether there is a column of the entities' other texts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_samples: bool,
+    /// The type of the items' ids, if the rows have lists in place of texts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lists: Option<IdType>,
+}
+
+/// What the rows of a part hold, and so which columns they have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Content {
+    /// A text each.
+    Texts {
+        /// Whether there is a column of the entities' other texts.
+        has_samples: bool,
+    },
+    /// A list of items each.
+    Lists {
+        /// The type of the items' ids.
+        items: IdType,
+    },
+}
+
+impl Content {
+    /// The data set of parts of this content.
+    pub fn data_set(self) -> DataSet {
+        match self {
+            Self::Texts { .. } => DataSet::Profiles,
+            Self::Lists { .. } => DataSet::Recommendations,
+        }
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Texts { has_samples: false } => f.write_str("texts"),
+            Self::Texts { has_samples: true } => f.write_str("texts with samples"),
+            Self::Lists { items } => write!(f, "lists of {items} ids"),
+        }
+    }
 }
 
 impl PartInfo {
@@ -278,6 +342,24 @@ impl PartInfo {
             figures: BTreeMap::new(),
             embedding: None,
             has_samples: false,
+            lists: None,
         }
+    }
+
+    /// What the rows hold.
+    pub fn content(&self) -> Content {
+        match self.lists {
+            None => Content::Texts { has_samples: self.has_samples },
+            Some(items) => Content::Lists { items },
+        }
+    }
+
+    /// The info of a part whose rows hold this.
+    pub fn with_content(self, content: Content) -> Self {
+        let (has_samples, lists) = match content {
+            Content::Texts { has_samples } => (has_samples, None),
+            Content::Lists { items } => (false, Some(items)),
+        };
+        Self { has_samples, lists, ..self }
     }
 }

@@ -17,6 +17,8 @@ use crate::entity::Kind;
 pub enum DataSet {
     /// Texts.
     Profiles,
+    /// Lists of items.
+    Recommendations,
     /// Embeddings without texts.
     Embeddings,
     /// Knowledge ids.
@@ -25,12 +27,16 @@ pub enum DataSet {
 
 impl DataSet {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::Profiles, Self::Embeddings, Self::KnowledgeIds];
+    pub const ALL: [Self; 4] = [Self::Profiles, Self::Recommendations, Self::Embeddings, Self::KnowledgeIds];
+
+    /// Those that runs publish; the others are made from them.
+    pub const OF_RUNS: [Self; 2] = [Self::Profiles, Self::Recommendations];
 
     /// The name, as in paths and manifests.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Profiles => "profiles",
+            Self::Recommendations => "recommendations",
             Self::Embeddings => "embeddings",
             Self::KnowledgeIds => "knowledge_ids",
         }

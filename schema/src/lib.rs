@@ -15,6 +15,7 @@ pub mod interactions;
 pub mod job;
 pub mod knowledge;
 pub mod layout;
+pub mod lists;
 pub mod manifest;
 pub mod progress;
 pub mod sample;

@@ -1,4 +1,4 @@
-//! Manifests of published folders: one header for all data sets, and what a folder of texts says beside it.
+//! Manifests of published folders: one header for all data sets, and what a folder of texts or lists says beside it.
 
 use std::collections::BTreeMap;
 use std::ops::Deref;
@@ -71,8 +71,11 @@ pub type AnyManifest = Manifest<serde_json::Map<String, serde_json::Value>>;
 
 /// The details of a data set's manifest.
 pub trait Details: Serialize + DeserializeOwned {
-    /// The data set.
-    const DATA_SET: DataSet;
+    /// The data sets whose manifests have such details.
+    const DATA_SETS: &'static [DataSet];
+
+    /// The data set that these details are of.
+    fn data_set(&self) -> DataSet;
 }
 
 impl<D: Details> Manifest<D> {
@@ -80,7 +83,7 @@ impl<D: Details> Manifest<D> {
     pub fn new(run: &str, (kind, date): (Kind, Date), created: Timestamp, parts: Vec<PartEntry>, details: D) -> Self {
         Self {
             version: SCHEMA_VERSION,
-            data_set: D::DATA_SET,
+            data_set: details.data_set(),
             run: run.to_owned(),
             kind,
             date,
@@ -110,7 +113,8 @@ pub struct Source {
     pub digest: Digest,
 }
 
-/// The details of a manifest of texts: how they came to be, how good they are, and what they cost.
+/// The details of a manifest of texts or lists: how they came to be, how good they are, and what they cost. Where only
+/// texts are named, lists are meant as well.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Profiles {
     /// Which texts were acceptable.
@@ -141,7 +145,11 @@ pub struct Profiles {
 }
 
 impl Details for Profiles {
-    const DATA_SET: DataSet = DataSet::Profiles;
+    const DATA_SETS: &'static [DataSet] = &DataSet::OF_RUNS;
+
+    fn data_set(&self) -> DataSet {
+        self.spec.data_set()
+    }
 }
 
 /// The cost of a folder's texts: time of engines that had a shard in hand, not of idle ones.

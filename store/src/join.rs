@@ -51,6 +51,8 @@ pub struct KindIds {
     pub entities: u64,
     /// The first of the ids, whose type all have.
     pub first: EntityId,
+    /// The table that has it.
+    pub table: String,
 }
 
 /// Embeddings that are not in the entity tables.
@@ -114,7 +116,8 @@ impl Join {
     /// Adds the entity of a row, counted over all tables; `place` is its table and its row there.
     fn push_entity(&mut self, entity: Entity, row: u64, place: (&EntityTable, u64)) -> Result<(), JoinError> {
         let Entity { id, kind, .. } = entity;
-        let ids = self.kinds.entry(kind).or_insert_with(|| KindIds { entities: 0, first: id.clone() });
+        let new = || KindIds { entities: 0, first: id.clone(), table: place.0.path.clone() };
+        let ids = self.kinds.entry(kind).or_insert_with(new);
         ids.entities += 1;
         let (this, first) = (id.id_type(), ids.first.id_type());
         if this != first {

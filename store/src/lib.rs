@@ -3,6 +3,7 @@
 
 mod batch;
 pub mod cache;
+pub mod catalogue;
 pub mod data_set;
 pub mod embedding_column;
 pub mod embedding_set;
@@ -11,6 +12,7 @@ pub mod entities;
 pub mod id_set;
 pub mod interactions;
 pub mod join;
+mod lists;
 pub mod location;
 pub mod map;
 pub mod part;

@@ -1,4 +1,5 @@
-//! Parts of knowledge: the commit of a shard, its columns and footer. `docs/output.md` lists the columns.
+//! Parts of knowledge, texts or lists: the commit of a shard, its columns and footer. `docs/output.md` lists the
+//! columns.
 
 use std::sync::Arc;
 
@@ -6,19 +7,34 @@ use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use laser_schema::embedding::{EmbeddingInfo, Embeddings};
 use laser_schema::entity::IdType;
-use laser_schema::knowledge::{KnowledgeRecord, PartInfo, SCHEMA_VERSION};
+use laser_schema::knowledge::{Content, KnowledgeRecord, PartInfo, SCHEMA_VERSION};
 use laser_schema::{Digest, EntityId};
 
 use crate::embedding_column;
+use crate::lists;
 use crate::sealed::{self, SealedTable};
 use crate::table::{self, TableError};
 
 /// The footer key of a part's [`PartInfo`].
 pub const PART_KEY: &str = "laser.part";
 
-/// The output's columns for ids of a type, with the entities' other texts if there are several. No nulls anywhere.
-pub fn record_schema(id: DataType, has_samples: bool) -> SchemaRef {
-    let list = |item| DataType::List(Arc::new(Field::new("item", item, false)));
+/// The output's columns for ids of a type and rows of this content. No nulls anywhere.
+pub fn record_schema(id: DataType, content: Content) -> SchemaRef {
+    let columns = match content {
+        Content::Texts { has_samples } => text_columns(id, has_samples),
+        Content::Lists { items } => list_columns(id, table::id_type(items)),
+    };
+    let field = |(name, data_type)| Field::new(name, data_type, false);
+    Arc::new(Schema::new(columns.into_iter().map(field).collect::<Vec<_>>()))
+}
+
+type Column = (&'static str, DataType);
+
+fn list_of(item: DataType) -> DataType {
+    DataType::List(Arc::new(Field::new("item", item, false)))
+}
+
+fn text_columns(id: DataType, has_samples: bool) -> Vec<Column> {
     let columns = [
         ("entity_id", id),
         ("text", DataType::Utf8),
@@ -31,7 +47,7 @@ pub fn record_schema(id: DataType, has_samples: bool) -> SchemaRef {
         ("drafted_tokens", DataType::Int64),
         ("accepted_tokens", DataType::Int64),
         ("relaxed_tokens", DataType::Int64),
-        ("step_accepted", list(DataType::Int64)),
+        ("step_accepted", list_of(DataType::Int64)),
         ("mean_log_probability", DataType::Float64),
         ("draft_seconds", DataType::Float64),
         ("engine_seconds", DataType::Float64),
@@ -43,15 +59,36 @@ pub fn record_schema(id: DataType, has_samples: bool) -> SchemaRef {
         ("event_timestamp", table::timestamp()),
         ("created_timestamp", table::timestamp()),
     ];
-    let samples = has_samples.then(|| ("samples", list(DataType::Utf8)));
-    let columns = columns.into_iter().chain(samples);
-    Arc::new(Schema::new(columns.map(|(name, t)| Field::new(name, t, false)).collect::<Vec<_>>()))
+    let samples = has_samples.then(|| ("samples", list_of(DataType::Utf8)));
+    columns.into_iter().chain(samples).collect()
 }
 
-/// Encodes a part; with embeddings if `info` says how they were made.
+fn list_columns(id: DataType, items: DataType) -> Vec<Column> {
+    vec![
+        ("entity_id", id),
+        ("items", list_of(items)),
+        ("scores", list_of(DataType::Float64)),
+        ("prompt_tokens", DataType::Int64),
+        ("policy", DataType::Utf8),
+        ("forwards", DataType::Int64),
+        ("drafted_tokens", DataType::Int64),
+        ("accepted_tokens", DataType::Int64),
+        ("step_accepted", list_of(DataType::Int64)),
+        ("draft_seconds", DataType::Float64),
+        ("engine_seconds", DataType::Float64),
+        ("prompt_digest", DataType::Utf8),
+        ("spec_digest", DataType::Utf8),
+        ("model_digest", DataType::Utf8),
+        ("generated_by", DataType::Utf8),
+        ("event_timestamp", table::timestamp()),
+        ("created_timestamp", table::timestamp()),
+    ]
+}
+
+/// Encodes a part of the rows' [`content`](PartInfo::content); with embeddings if `info` says how they were made.
 ///
 /// # Errors
-/// [`TableError::Row`] if ids are of mixed types, or not every row has an embedding.
+/// [`TableError::Row`] if ids are of mixed types, not every row has an embedding, or a list is none.
 pub fn encode_part(
     name: &str,
     id: IdType,
@@ -60,7 +97,12 @@ pub fn encode_part(
     info: &PartInfo,
 ) -> Result<Bytes, TableError> {
     let embedded = embeddings.zip(info.embedding.as_ref().map(|e| e.spec.layout));
-    sealed::encode(name, record_schema(table::id_type(id), info.has_samples), rows, embedded, (PART_KEY, info))
+    if info.lists.is_some()
+        && let Some(reason) = rows.iter().find_map(lists::fault_of)
+    {
+        return Err(TableError::Row { file: name.to_owned(), reason });
+    }
+    sealed::encode(name, record_schema(table::id_type(id), info.content()), rows, embedded, (PART_KEY, info))
 }
 
 /// Decodes a part, which must be as it was written.
@@ -98,16 +140,22 @@ pub struct CheckedPart {
     pub digest: Digest,
 }
 
-/// Checks every byte of a part, its columns and the number of its rows. Of the rows only the ids are decoded.
+/// Checks every byte of a part, its columns, the number of its rows, and its lists if it has any. Of the rows only the
+/// ids are decoded.
 ///
 /// # Errors
-/// [`TableError::Unreadable`] if the bytes are not those that a worker wrote.
+/// [`TableError::Unreadable`] if the bytes are not those that a worker wrote, [`TableError::Row`] if a list is none.
 pub fn check_part(name: &str, id: IdType, bytes: Bytes) -> Result<CheckedPart, TableError> {
     let (size, digest) = (bytes.len() as u64, Digest::of(&bytes));
     let (table, info) = open_part(name, bytes)?;
-    let ids = part_ids(&table, table::id_type(id), info.has_samples, info.embedding.as_ref())?;
+    let ids = part_ids(&table, table::id_type(id), info.content(), info.embedding.as_ref())?;
     if ids.len() as u64 != info.rows {
         return Err(table.unreadable(format!("{} rows, its footer says {}", ids.len(), info.rows)));
+    }
+    if info.lists.is_some()
+        && let Some(reason) = lists::faults(&table, &ids)?.into_iter().next()
+    {
+        return Err(TableError::Row { file: name.to_owned(), reason });
     }
     Ok(CheckedPart { info, ids, bytes: size, digest })
 }
@@ -116,10 +164,10 @@ pub fn check_part(name: &str, id: IdType, bytes: Bytes) -> Result<CheckedPart, T
 pub(crate) fn part_ids(
     table: &SealedTable,
     id: DataType,
-    has_samples: bool,
+    content: Content,
     embedding: Option<&EmbeddingInfo>,
 ) -> Result<Vec<EntityId>, TableError> {
-    let schema = record_schema(id, has_samples);
+    let schema = record_schema(id, content);
     let schema = match embedding.map(|e| &e.spec) {
         Some(spec) => embedding_column::append_to(spec.layout, &schema, spec.encoder.dimensions),
         None => schema,

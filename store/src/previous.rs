@@ -1,4 +1,6 @@
 //! Last night's knowledge: Laser's own output, any Parquet with id and text, or JSONL `{id, text}`.
+//!
+//! A reader asks for texts (profiles) or for lists (recommendations), and what is the other is refused by name.
 
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
@@ -23,7 +25,7 @@ pub const LATEST: &str = "latest";
 #[serde(deny_unknown_fields)]
 pub struct PreviousSource {
     /// [`LATEST`], the root of an earlier output of Laser (its newest complete night is taken), one published
-    /// folder of it, or a `.parquet` or `.jsonl` file with the columns `id` (or `entity_id`) and `text`.
+    /// folder of it, or, of texts, a `.parquet` or `.jsonl` file with the columns `id` (or `entity_id`) and `text`.
     pub path: String,
     /// The kind of a foreign file's texts; Laser's own output knows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -40,14 +42,15 @@ impl PreviousSource {
     }
 }
 
-/// The newest complete night of each kind before `before`, as folders below `output`; none on a first night.
+/// The newest complete night of a data set of each kind before `before`, as folders below `output`; none on a first
+/// night.
 ///
 /// # Errors
 /// The store's.
-pub async fn latest(output: &Location, before: Date) -> Result<Vec<String>, PreviousError> {
+pub async fn latest(output: &Location, data_set: DataSet, before: Date) -> Result<Vec<String>, PreviousError> {
     let mut folders = Vec::new();
     for kind in Kind::ALL {
-        let newest = data_set::newest::<Profiles>(output, kind, before).await?;
+        let newest = data_set::newest::<Profiles>(output, data_set, kind, before).await?;
         folders.extend(newest.map(|found| found.folder));
     }
     Ok(folders)
@@ -63,8 +66,8 @@ pub fn resolve_latest(sources: &[PreviousSource], output: &Location, folders: &[
             continue;
         }
         let of_kind = |folder: &&String| {
-            let is = |kind: Kind| folder.starts_with(&(DataSet::Profiles.kind_folder(kind) + "/"));
-            source.kind.is_none_or(is)
+            let is = |kind: Kind, data_set: DataSet| folder.starts_with(&(data_set.kind_folder(kind) + "/"));
+            source.kind.is_none_or(|kind| DataSet::OF_RUNS.iter().any(|data_set| is(kind, *data_set)))
         };
         resolved.extend(
             folders
@@ -76,14 +79,14 @@ pub fn resolve_latest(sources: &[PreviousSource], output: &Location, folders: &[
     resolved
 }
 
-/// One earlier text.
+/// One earlier text, or list.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PreviousText {
     /// User or item.
     pub kind: Kind,
     /// The entity.
     pub id: EntityId,
-    /// The text.
+    /// The text; empty where the record has a list.
     pub text: String,
     /// The whole record, if Laser wrote it: what carry-forward needs.
     pub record: Option<Box<KnowledgeRecord>>,
@@ -106,12 +109,28 @@ pub enum PreviousError {
     Rows(#[from] RowError),
     /// There is no complete night.
     #[error(
-        "{path}: no complete earlier output (no _SUCCESS below profiles/): give a .jsonl or .parquet of texts, path = \
-         \"latest\" for the run's own output (which a first night does without), or no [[previous]]"
+        "{path}: no complete earlier output (no _SUCCESS below {data_set}/): give {}path = \"latest\" for the run's \
+         own output (which a first night does without), or no [[previous]]",
+        if *data_set == DataSet::Profiles { "a .jsonl or .parquet of texts, " } else { "" }
     )]
     Nothing {
         /// The source.
         path: String,
+        /// The data set that was asked for.
+        data_set: DataSet,
+    },
+    /// It holds lists in place of texts, or texts in place of lists.
+    #[error(
+        "{path}: holds {found}, expected {expected}: texts are made from earlier texts, and lists are carried forward \
+         from earlier lists"
+    )]
+    DataSet {
+        /// The source.
+        path: String,
+        /// The data set that it is of.
+        found: DataSet,
+        /// The data set that was asked for.
+        expected: DataSet,
     },
     /// A foreign file without a configured kind.
     #[error("{path}: whose texts are these? set kind = \"user\" or \"item\" for this [[previous]]")]
@@ -141,9 +160,13 @@ pub enum PreviousError {
 ///
 /// # Errors
 /// Those of [`PreviousReader::open`].
-pub async fn manifests(sources: &[PreviousSource], before: Date) -> Result<Vec<Manifest>, PreviousError> {
+pub async fn manifests(
+    sources: &[PreviousSource],
+    data_set: DataSet,
+    before: Date,
+) -> Result<Vec<Manifest>, PreviousError> {
     let mut manifests = Vec::new();
-    for folder in published(sources, before).await? {
+    for folder in published(sources, data_set, before).await? {
         manifests.extend(data_set::read(&folder).await?);
     }
     Ok(manifests)
@@ -154,7 +177,7 @@ pub async fn manifests(sources: &[PreviousSource], before: Date) -> Result<Vec<M
 ///
 /// # Errors
 /// Those of [`PreviousReader::open`].
-pub async fn fingerprint(sources: &[PreviousSource], before: Date) -> Result<Digest, PreviousError> {
+pub async fn fingerprint(sources: &[PreviousSource], data_set: DataSet, before: Date) -> Result<Digest, PreviousError> {
     let mut digests = vec![Digest::of_json(&sources)];
     let sources: Vec<_> = sources.iter().filter(|s| !s.is_latest()).cloned().collect();
     for source in &sources {
@@ -163,7 +186,7 @@ pub async fn fingerprint(sources: &[PreviousSource], before: Date) -> Result<Dig
             digests.push(location.fingerprint().await?);
         }
     }
-    for folder in published(&sources, before).await? {
+    for folder in published(&sources, data_set, before).await? {
         digests.push(folder.join(MANIFEST).fingerprint().await?);
     }
     Ok(Digest::of_json(&digests))
@@ -174,12 +197,16 @@ fn is_file(location: &Location) -> bool {
 }
 
 /// The published folders that the sources stand for.
-async fn published(sources: &[PreviousSource], before: Date) -> Result<Vec<Location>, PreviousError> {
+async fn published(
+    sources: &[PreviousSource],
+    data_set: DataSet,
+    before: Date,
+) -> Result<Vec<Location>, PreviousError> {
     let mut folders = Vec::new();
     for source in sources {
         let location = Location::parse(&source.path)?;
         if !is_file(&location) {
-            folders.extend(find_folders(source, &location, before).await?);
+            folders.extend(find_folders(source, &location, (data_set, before)).await?);
         }
     }
     Ok(folders)
@@ -188,18 +215,18 @@ async fn published(sources: &[PreviousSource], before: Date) -> Result<Vec<Locat
 async fn find_folders(
     source: &PreviousSource,
     location: &Location,
-    before: Date,
+    (data_set, before): (DataSet, Date),
 ) -> Result<Vec<Location>, PreviousError> {
     if location.join(MANIFEST).exists().await? {
         return Ok(vec![location.clone()]);
     }
     let mut folders = Vec::new();
     for kind in Kind::ALL.into_iter().filter(|k| source.kind.is_none_or(|s| s == *k)) {
-        let newest = data_set::newest::<Profiles>(location, kind, before).await?;
+        let newest = data_set::newest::<Profiles>(location, data_set, kind, before).await?;
         folders.extend(newest.map(|found| location.join(&found.folder)));
     }
     if folders.is_empty() {
-        return Err(PreviousError::Nothing { path: source.path.clone() });
+        return Err(PreviousError::Nothing { path: source.path.clone(), data_set });
     }
     Ok(folders)
 }
@@ -227,15 +254,15 @@ pub struct PreviousReader {
 }
 
 impl PreviousReader {
-    /// Finds the files of all sources. Of Laser's own output only nights before `before` count, so that a
-    /// run that is started again never takes itself for its past.
+    /// Finds the files of all sources, which are of this data set: texts or lists. Of Laser's own output only nights
+    /// before `before` count, so that a run that is started again never takes itself for its past.
     ///
     /// # Errors
     /// [`PreviousError`], naming the source.
-    pub async fn open(sources: &[PreviousSource], before: Date) -> Result<Self, PreviousError> {
+    pub async fn open(sources: &[PreviousSource], data_set: DataSet, before: Date) -> Result<Self, PreviousError> {
         let mut files = Vec::new();
         for source in sources {
-            files.extend(find_files(source, before).await?);
+            files.extend(find_files(source, data_set, before).await?);
         }
         files.reverse();
         Ok(Self { files, open: None })
@@ -266,19 +293,19 @@ impl PreviousReader {
     }
 }
 
-async fn find_files(source: &PreviousSource, before: Date) -> Result<Vec<File>, PreviousError> {
+async fn find_files(source: &PreviousSource, data_set: DataSet, before: Date) -> Result<Vec<File>, PreviousError> {
     let location = Location::parse(&source.path)?;
     if is_file(&location) {
-        return find_foreign(source, location).await;
+        return Ok(vec![find_file(source, location, data_set).await?]);
     }
     let mut files = Vec::new();
-    for folder in find_folders(source, &location, before).await? {
-        files.extend(published_parts(&folder, source).await?);
+    for folder in find_folders(source, &location, (data_set, before)).await? {
+        files.extend(published_parts(&folder, source, data_set).await?);
     }
     Ok(files)
 }
 
-async fn find_foreign(source: &PreviousSource, location: Location) -> Result<Vec<File>, PreviousError> {
+async fn find_file(source: &PreviousSource, location: Location, data_set: DataSet) -> Result<File, PreviousError> {
     if !location.exists().await? {
         return Err(LocationError::NotFound { url: source.path.clone() }.into());
     }
@@ -286,11 +313,21 @@ async fn find_foreign(source: &PreviousSource, location: Location) -> Result<Vec
         && let Some(info) = TableReader::open(&location).await?.footer(PART_KEY)
         && let Ok(info) = serde_json::from_str::<PartInfo>(&info)
     {
+        check_data_set(source, info.content().data_set(), data_set)?;
         check_own(source, info.kind)?;
-        return Ok(vec![File::Part(info.kind, location)]);
+        return Ok(File::Part(info.kind, location));
     }
+    check_data_set(source, DataSet::Profiles, data_set)?;
     let kind = source.kind.ok_or_else(|| PreviousError::NoKind { path: source.path.clone() })?;
-    Ok(vec![File::Foreign(kind, location, source.id_type)])
+    Ok(File::Foreign(kind, location, source.id_type))
+}
+
+/// Refuses lists where texts are read, and texts where lists are.
+fn check_data_set(source: &PreviousSource, found: DataSet, expected: DataSet) -> Result<(), PreviousError> {
+    match found == expected {
+        true => Ok(()),
+        false => Err(PreviousError::DataSet { path: source.path.clone(), found, expected }),
+    }
 }
 
 /// Refuses what is configured of Laser's own output and does not hold.
@@ -303,10 +340,15 @@ fn check_own(source: &PreviousSource, found: Kind) -> Result<(), PreviousError> 
     }
 }
 
-async fn published_parts(folder: &Location, source: &PreviousSource) -> Result<Vec<File>, PreviousError> {
+async fn published_parts(
+    folder: &Location,
+    source: &PreviousSource,
+    data_set: DataSet,
+) -> Result<Vec<File>, PreviousError> {
     let Some(manifest) = data_set::read::<Profiles>(folder).await? else {
-        return Err(PreviousError::Nothing { path: source.path.clone() });
+        return Err(PreviousError::Nothing { path: source.path.clone(), data_set });
     };
+    check_data_set(source, manifest.data_set, data_set)?;
     check_own(source, manifest.kind)?;
     Ok(manifest.parts.iter().map(|p| File::Part(manifest.kind, folder.join(&p.name))).collect())
 }

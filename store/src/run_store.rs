@@ -7,7 +7,8 @@
 //!                 audits/*.json           the outputs of audit shards
 //!                 guards/KIND-POOL.json   verdicts on pools
 //!                 cancelled, lock         markers
-//! OUTPUT/profiles/kind=KIND/dt=DATE/run=RUN/part-*.parquet and, once published, _manifest.json and _SUCCESS
+//! OUTPUT/profiles/kind=KIND/dt=DATE/run=RUN/part-*.parquet and, once published, _manifest.json and _SUCCESS; of lists
+//!                                           below recommendations/ in place of profiles/
 //! ```
 //!
 //! Pins, plan and verdicts are created once, by put-if-absent: of any number of processes one wins, and all of them

@@ -70,7 +70,7 @@ fn dependencies_point_one_way() {
         ("engine", "cpu decode model schema"),
         ("pool-builder", "decode model schema store"),
         ("features", "model schema"),
-        ("recommender", "schema store"),
+        ("recommender", "decode schema store"),
         ("prepare", "schema store"),
         ("report", "pool-builder schema store"),
         ("coordinator", "delta model schema store"),

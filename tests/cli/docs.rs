@@ -5,6 +5,8 @@ use std::process::Command;
 
 use arrow::datatypes::{DataType, FieldRef, Schema, TimeUnit};
 use laser_schema::EmbeddingLayout;
+use laser_schema::entity::IdType;
+use laser_schema::knowledge::Content;
 use laser_store::embedding_set::embedded_schema;
 use laser_store::id_set::ids_schema;
 use laser_store::part::record_schema;
@@ -13,6 +15,7 @@ use laser_store::part::record_schema;
 fn type_name(name: &str, data_type: &DataType) -> String {
     match data_type {
         _ if name == "entity_id" => "string or int64".to_owned(),
+        _ if name == "items" => "list<string> or list<int64>".to_owned(),
         DataType::Utf8 => "string".to_owned(),
         DataType::Int64 => "int64".to_owned(),
         DataType::Float32 => "float".to_owned(),
@@ -61,7 +64,11 @@ fn output_md_lists_the_columns_that_are_written() {
     let page = fs::read_to_string(page).unwrap();
     for id in [DataType::Int64, DataType::Utf8] {
         let embeddings = embedded_schema(id.clone(), true);
-        assert_eq!(listed(&page, "Texts"), embedded(&record_schema(id.clone(), true)));
+        let texts = record_schema(id.clone(), Content::Texts { has_samples: true });
+        assert_eq!(listed(&page, "Texts"), embedded(&texts));
+        for items in [IdType::Int64, IdType::String] {
+            assert_eq!(listed(&page, "Lists"), columns(&record_schema(id.clone(), Content::Lists { items })));
+        }
         assert_eq!(listed(&page, "Embeddings"), embedded(&embeddings));
         assert_eq!(listed(&page, "Knowledge ids"), columns(&ids_schema(id)));
     }

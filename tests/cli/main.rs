@@ -17,6 +17,7 @@ mod feast;
 mod guards;
 mod ids;
 mod learning;
+mod lists;
 mod night;
 mod outages;
 mod production;

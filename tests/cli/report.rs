@@ -5,12 +5,24 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
+use laser_schema::Digest;
+use laser_schema::audit::AuditReport;
+use laser_schema::entity::{EntityId, IdType, Kind};
+use laser_schema::job::{Policy, Spec};
+use laser_schema::knowledge::{Content, Figures, KnowledgeRecord, PartInfo};
+use laser_schema::layout::DataSet;
+use laser_schema::lists::{ListSpec, Normalisation, Ties};
+use laser_schema::manifest::{Manifest, Profiles};
+use laser_store::Location;
+use laser_store::data_set::{self, PartWriter};
+use laser_store::part::encode_part;
 use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::server::installed;
 use crate::{
-    USERS, Workspace, assert_contains, assert_exit, assert_refused, copy_files, laser, read_json, stderr, stdout,
+    USERS, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, copy_files, laser, read_json,
+    stderr, stdout,
 };
 
 fn report(dir: &Path, file: &Path) -> Output {
@@ -207,6 +219,134 @@ fn one_published_folder_is_a_page_of_its_own_kind() {
     // A night without _SUCCESS is told, and that it is withheld.
     fs::remove_file(copy.join("_SUCCESS")).unwrap();
     assert!(page(&workspace, &copy).contains("_SUCCESS is withheld for users"));
+}
+
+const RUN: &str = "2026-01-02-0123456789ab";
+
+/// A user's list of 12 items, found in two forwards.
+fn list(user: i64) -> KnowledgeRecord {
+    let digest = Digest::of(b"x");
+    KnowledgeRecord {
+        entity_id: EntityId::Int(user),
+        text: String::new(),
+        items: (1..=12).map(|rank| EntityId::Text(format!("<b>item {rank} of {user}</b>"))).collect(),
+        scores: (1..=12).map(|rank| -0.5 * f64::from(rank)).collect(),
+        prompt_tokens: 9,
+        text_tokens: 0,
+        pool: String::new(),
+        policy: "strict".into(),
+        stop_reason: String::new(),
+        forwards: 2,
+        drafted_tokens: 66,
+        accepted_tokens: 2,
+        relaxed_tokens: 0,
+        step_accepted: vec![2, 0],
+        mean_log_probability: 0.0,
+        draft_seconds: 0.001,
+        engine_seconds: 0.25,
+        prompt_digest: digest.clone(),
+        spec_digest: digest.clone(),
+        model_digest: digest,
+        pool_digest: String::new(),
+        generated_by: RUN.into(),
+        event_timestamp: "2026-01-02T00:00:00Z".parse().unwrap(),
+        created_timestamp: "2026-01-02T03:00:00Z".parse().unwrap(),
+        samples: Vec::new(),
+    }
+}
+
+fn spec_of_lists() -> Spec {
+    Spec {
+        engine: "tree".into(),
+        model: Digest::of(b"m"),
+        tokenizer: Digest::of(b"t"),
+        precision: "f32".into(),
+        prompts: [].into(),
+        verification: Policy::Strict,
+        sampling: None,
+        max_new_tokens: 4,
+        stop: Vec::new(),
+        lists: Some(ListSpec {
+            trie: Digest::of(b"trie"),
+            out_of_stock: None,
+            items: 12,
+            width: 20,
+            normalisation: Normalisation::Vocabulary,
+            repeat: false,
+            ties: Ties::All,
+        }),
+    }
+}
+
+/// Publishes two parts of three lists below an output.
+async fn publish_lists(output: &str) {
+    let (spec, date) = (spec_of_lists(), "2026-01-02".parse().unwrap());
+    let folder = DataSet::Recommendations.folder(Kind::User, date, RUN);
+    let folder = Location::parse(output).unwrap().join(&folder);
+    let (mut writer, mut figures) = (PartWriter::new(&folder), Figures::default());
+    for shard in 0..2 {
+        let rows: Vec<KnowledgeRecord> = (0..3).map(|user| list(10 * i64::from(shard) + user)).collect();
+        rows.iter().for_each(|row| figures.add_record(row));
+        let info = PartInfo::new(RUN, shard, Kind::User, "w/1/1", &rows);
+        let info = info.with_content(Content::Lists { items: IdType::String });
+        let bytes = encode_part(&writer.name(), IdType::Int64, &rows, None, &info).unwrap();
+        let bytes = writer.create(bytes).await.unwrap();
+        writer.add(3, &bytes);
+    }
+    let audit = AuditReport { texts: 3, identical: 3, plain_seconds: 3.0, seconds: 1.5, ..AuditReport::default() };
+    let details = Profiles {
+        spec_digest: spec.digest(),
+        spec,
+        pool_digest: Digest::of(b"no pools"),
+        entities: 6,
+        carried: 0,
+        errors: 0,
+        figures: [(String::new(), figures)].into(),
+        audit: [(String::new(), audit)].into(),
+        guards: None,
+        cost: None,
+        embedding: None,
+    };
+    let created = "2026-01-02T03:00:00Z".parse().unwrap();
+    let manifest = Manifest::new(RUN, (Kind::User, date), created, writer.finish(), details);
+    data_set::publish(&folder, &manifest).await.unwrap();
+}
+
+#[test]
+fn a_page_of_lists_shows_lists_and_nothing_that_only_texts_have() {
+    let workspace = Workspace::with(&[USERS]);
+    let output = workspace.path("out");
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(publish_lists(output.to_str().unwrap()));
+    assert_prints(&workspace.verify(), &["whole: ", "recommendations/kind=user", "(2 parts, 6 rows)"]);
+    let folder = output.join(format!("recommendations/kind=user/dt=2026-01-02/run={RUN}"));
+    for dir in [&output, &folder] {
+        let page = page(&workspace, dir);
+        let dom = dom(&page);
+        let wanted = [
+            "of users, verification strict",
+            ">Lists<",
+            ">2.00×<",
+            ">Forwards per list</th><td class=\"text\">2.00<",
+            ">Accepted steps per list</th><td class=\"text\">2.00<",
+            ">Drafted prefixes per list</th><td class=\"text\">66.0<",
+            ">Lists per second of an engine</th><td class=\"text\">4.0<",
+            ">Items per list, at most</th><td class=\"text\">12<",
+            // Of both parts, and of each list the best ten.
+            "user 12<",
+            "&lt;b&gt;item 10 of 0&lt;/b&gt;",
+            "<p>The best 10 of 12.</p>",
+            ">-5.000<",
+        ];
+        assert_contains(&dom, &wanted);
+        let dom = dom.split("</style>").nth(1).unwrap();
+        for absent in ["item 11 of", "Texts", "texts", "Tokens", "tokens", "Pool", "Relaxed", "<b>"] {
+            assert!(!dom.contains(absent), "{absent} in {dom}");
+        }
+        assert_eq!(dom.matches(">Rank<").count(), 6);
+    }
+    let narrow = probe(&page(&workspace, &output), 400, false);
+    assert_eq!(narrow["page"], narrow["window"], "scrolls sideways: {narrow}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::lesson::Lesson;
 use crate::verdicts::Verdicts;
 
 /// Lessons that are ordered by length at a time, so that those of a batch are about as long.
-const WINDOW: usize = 256;
+pub(crate) const WINDOW: usize = 256;
 
 /// The least probability of all tokens that are not among the likely ones.
 pub(crate) const OTHERS_MIN: f64 = 1e-6;
@@ -27,6 +27,8 @@ pub(crate) struct Batch {
     pub(crate) features: Option<Features>,
     /// `[N, 2]`: of an acceptance head, the logits that it corrects.
     pub(crate) offsets: Option<Tensor>,
+    /// The share of a whole model's numbers that is dropped, and the seed that says which.
+    pub(crate) dropout: (f64, u64),
 }
 
 /// Features of the target; for an acceptance head, of the draft model.
@@ -98,6 +100,7 @@ impl Batch {
             labels: Labels { text: outcomes.clone(), likely: outcomes, others: others(&probabilities)?, probabilities },
             features: Some(Features { before, expected }),
             offsets: Some(offsets),
+            dropout: (0.0, 0),
         })
     }
 
@@ -111,6 +114,11 @@ impl Batch {
             features.before = (&features.before + noise)?;
         }
         Ok(self)
+    }
+
+    /// The same with this share of a whole model's numbers dropped.
+    pub(crate) fn with_dropout(self, share: f64, seed: u64) -> Self {
+        Self { dropout: (share, seed), ..self }
     }
 
     /// The lessons without so many tokens at the beginning of each, and places at the beginning of its text.
@@ -143,6 +151,7 @@ impl Batch {
             },
             features: None,
             offsets: None,
+            dropout: (0.0, 0),
         })
     }
 }
@@ -152,14 +161,20 @@ pub(crate) fn others(probabilities: &Tensor) -> Result<Tensor> {
     probabilities.sum_keepdim(1)?.affine(-1.0, 1.0)?.maximum(OTHERS_MIN)
 }
 
+/// The seed of what is drawn anew in each epoch or step.
+pub(crate) fn seed_at(seed: u64, at: u64) -> u64 {
+    seed.wrapping_mul(1_000_003).wrapping_add(at)
+}
+
 /// The lessons of each step of an epoch, as indices: in an order that seed and epoch decide, those of a step about as
-/// long as each other, and of at most `tokens` tokens with their padding.
-pub(crate) fn steps(lessons: &[&Lesson], tokens: usize, seed: u64, epoch: usize) -> Vec<Vec<usize>> {
-    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed.wrapping_mul(1_000_003).wrapping_add(epoch as u64));
+/// long as each other, and of at most `tokens` tokens with their padding. So many lessons in that order, the `window`,
+/// are sorted by length at a time.
+pub(crate) fn steps(lessons: &[&Lesson], (tokens, window): (usize, usize), seed: u64, epoch: usize) -> Vec<Vec<usize>> {
+    let mut rng = Xoshiro256PlusPlus::seed_from_u64(seed_at(seed, epoch as u64));
     let mut order: Vec<usize> = (0..lessons.len()).collect();
     order.shuffle(&mut rng);
     let mut steps: Vec<Vec<usize>> = Vec::new();
-    for window in order.chunks_mut(WINDOW) {
+    for window in order.chunks_mut(window) {
         window.sort_by_key(|&index| lessons[index].tokens.len());
         let mut step = Vec::new();
         for &index in window.iter() {
@@ -237,7 +252,7 @@ mod tests {
         ) {
             let lessons: Vec<Lesson> = lengths.iter().map(|&length| lesson(1, length)).collect();
             let lessons: Vec<&Lesson> = lessons.iter().collect();
-            let steps = steps(&lessons, tokens, seed, 1);
+            let steps = steps(&lessons, (tokens, WINDOW), seed, 1);
             let mut all: Vec<usize> = steps.concat();
             all.sort_unstable();
             prop_assert_eq!(all, (0..lessons.len()).collect::<Vec<_>>());
@@ -245,7 +260,7 @@ mod tests {
                 let longest = step.iter().map(|&index| lessons[index].tokens.len()).max().unwrap();
                 prop_assert!(step.len() == 1 || step.len() * longest <= tokens);
             }
-            prop_assert_eq!(&super::steps(&lessons, tokens, seed, 1), &steps);
+            prop_assert_eq!(&super::steps(&lessons, (tokens, WINDOW), seed, 1), &steps);
         }
     }
 
@@ -253,7 +268,7 @@ mod tests {
     fn epochs_and_seeds_have_orders_of_their_own() {
         let lessons: Vec<Lesson> = (0..300).map(|at| lesson(1, 1 + at % 20)).collect();
         let lessons: Vec<&Lesson> = lessons.iter().collect();
-        let orders = [(0, 1), (0, 2), (1, 1)].map(|(seed, epoch)| steps(&lessons, 200, seed, epoch));
+        let orders = [(0, 1), (0, 2), (1, 1)].map(|(seed, epoch)| steps(&lessons, (200, WINDOW), seed, epoch));
         assert!(orders[0] != orders[1] && orders[0] != orders[2] && orders[1] != orders[2]);
     }
 }

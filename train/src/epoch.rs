@@ -1,11 +1,31 @@
 //! What an epoch of a training has come to.
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The weight of each pass relative to the one before: deeper places are not to be learned at the expense of the first.
 pub(crate) const PASS_WEIGHT: f64 = 0.5;
 
-/// An epoch, measured.
+/// An epoch of any training, measured.
+pub(crate) trait Report: Clone + Serialize + DeserializeOwned {
+    /// What the best epoch has most of.
+    fn score(&self) -> f64;
+
+    /// For whoever waits.
+    fn line(&self) -> String;
+}
+
+/// An epoch's steps.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Stretch {
+    /// From 1.
+    pub(crate) epoch: usize,
+    /// Their mean loss, in nats.
+    pub(crate) loss: f64,
+    pub(crate) seconds: f64,
+}
+
+/// An epoch of a draft model, measured.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpochReport {
     /// From 1.
@@ -30,14 +50,24 @@ pub struct EpochReport {
     pub seconds: f64,
 }
 
-impl EpochReport {
-    /// What the best epoch has most of: the overlap, with that of each greater depth counting half as much. Of an
-    /// acceptance head, whose probabilities are what it is for, the likelihood.
-    pub(crate) fn score(&self) -> f64 {
+impl Report for EpochReport {
+    /// The overlap, with that of each greater depth counting half as much. Of an acceptance head, whose probabilities
+    /// are what it is for, the likelihood.
+    fn score(&self) -> f64 {
         if self.own_loss.is_some() {
             return -self.held_out_loss;
         }
         let deeper = self.deeper.iter().zip(1..).map(|(first, depth)| first * PASS_WEIGHT.powi(depth));
         self.overlap + deeper.sum::<f64>()
+    }
+
+    fn line(&self) -> String {
+        format!(
+            "loss {:.3}, held out {:.3}; overlap {:.1} %, first {:.1} %",
+            self.loss,
+            self.held_out_loss,
+            100.0 * self.overlap,
+            100.0 * self.first
+        )
     }
 }

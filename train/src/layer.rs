@@ -3,18 +3,26 @@
 //! The engine that generates has no gradients, so the forward is written here once more, over whole texts. Tests hold
 //! the two against each other.
 
+use std::sync::Arc;
+
 use candle_core::{D, DType, Device, Result, Tensor, Var};
-use candle_nn::ops::rms_norm_slow;
 use candle_nn::rotary_emb::rope_slow;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
+use crate::attention::Causal;
+use crate::dropout::Dropout;
+use crate::fused::{gated, rms_norm};
 use crate::softmax::attention_weights;
 
 /// The standard deviation of initial weights, as in GPT-2 and Llama.
 const DEVIATION: f32 = 0.02;
 
-/// The shape of a draft model's layers.
+/// The constants of a whole model.
+pub(crate) const NORM_EPS: f64 = 1e-5;
+pub(crate) const ROPE_THETA: f64 = 10_000.0;
+
+/// The shape of a model's layers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Shape {
     /// Width of the residual stream.
@@ -33,6 +41,14 @@ pub(crate) struct Shape {
     pub(crate) rope_theta: f64,
     /// Added to the mean square before the root of every norm.
     pub(crate) norm_eps: f64,
+}
+
+impl Shape {
+    /// Of a whole model: widths of the residual stream and of the MLP, heads of queries and of keys and values.
+    pub(crate) fn llama([hidden, inner]: [usize; 2], layers: usize, [heads, kv_heads]: [usize; 2]) -> Self {
+        let head_dim = hidden / heads;
+        Self { hidden, inner, layers, heads, kv_heads, head_dim, rope_theta: ROPE_THETA, norm_eps: NORM_EPS }
+    }
 }
 
 /// Makes seeded weights; candle's own initialisers use the device's generator, which has no seed on CPUs.
@@ -128,27 +144,48 @@ impl Layer {
         ])
     }
 
-    /// `[B, T, hidden]` of the positions, and what later passes attend to. See [`attend`](Self::attend) for the passes
-    /// before this one.
-    pub(crate) fn forward(
-        &self,
-        x: &Tensor,
-        earlier: &[Attended],
-        positions: &Positions,
-    ) -> Result<(Tensor, Attended)> {
-        let normed = match &self.attention_norm {
-            Some(norm) => self.norm(x, norm)?,
-            None => x.clone(),
+    /// `[B, T, hidden]` of the positions of whole texts.
+    pub(crate) fn forward(&self, x: &Tensor, positions: &Positions, dropout: &mut Dropout) -> Result<Tensor> {
+        let normed = self.attention_normed(x)?;
+        let attended = match x.device() {
+            Device::Cpu => self.attend_at_once(&normed, positions)?,
+            _ => self.attend(&normed, &[], positions)?.0,
         };
-        let (attended, own) = self.attend(&normed, earlier, positions)?;
-        let x = (x + attended)?;
-        let normed = self.norm(&x, &self.mlp_norm)?;
-        let inner = (product(&normed, &self.gate)?.silu()? * product(&normed, &self.up)?)?;
-        Ok(((x + product(&inner, &self.down)?)?, own))
+        self.after_attention(x, &attended, dropout)
     }
 
-    pub(crate) fn norm(&self, x: &Tensor, scale: &Var) -> Result<Tensor> {
-        norm(x, scale, &self.shape)
+    /// The same in a pass after others over these positions (see [`attend`](Self::attend)), and what later ones attend
+    /// to.
+    pub(crate) fn forward_after(
+        &self,
+        earlier: &[Attended],
+        x: &Tensor,
+        positions: &Positions,
+    ) -> Result<(Tensor, Attended)> {
+        let (attended, own) = self.attend(&self.attention_normed(x)?, earlier, positions)?;
+        Ok((self.after_attention(x, &attended, &mut Dropout::none())?, own))
+    }
+
+    fn attention_normed(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.attention_norm {
+            Some(scale) => norm(x, scale, &self.shape),
+            None => Ok(x.clone()),
+        }
+    }
+
+    fn after_attention(&self, x: &Tensor, attended: &Tensor, dropout: &mut Dropout) -> Result<Tensor> {
+        let x = (x + dropout.apply(attended)?)?;
+        let normed = norm(&x, &self.mlp_norm, &self.shape)?;
+        let inner = gated(&product(&normed, &self.gate)?, &product(&normed, &self.up)?)?;
+        &x + dropout.apply(&product(&inner, &self.down)?)?
+    }
+
+    /// Causal attention as one operation, after one product.
+    fn attend_at_once(&self, x: &Tensor, positions: &Positions) -> Result<Tensor> {
+        let Shape { heads, kv_heads, head_dim, .. } = self.shape;
+        let all = product(x, &Tensor::cat(&[self.q.as_tensor(), &self.k, &self.v], 0)?)?;
+        let attention = Causal { heads, kv_heads, dim: head_dim, rotation: positions.rotation.clone() };
+        product(&attention.of(&all)?, &self.output)
     }
 
     /// `[B, T, H · D]` as `[B, H, T, D]`, with as many heads as the queries have.
@@ -207,6 +244,8 @@ pub(crate) struct Positions {
     /// `[T, D/2]`.
     cos: Tensor,
     sin: Tensor,
+    /// The same as numbers.
+    rotation: Arc<[Vec<f32>; 2]>,
 }
 
 impl Positions {
@@ -215,9 +254,10 @@ impl Positions {
         let frequency = |pair: usize| shape.rope_theta.powf(-((2 * pair) as f64) / dim as f64);
         let angle = |at: usize, pair: usize| at as f64 * frequency(pair);
         let angles: Vec<f64> = (0..length).flat_map(|at| (0..dim / 2).map(move |pair| angle(at, pair))).collect();
-        let angles = Tensor::from_vec(angles, (length, dim / 2), &Device::Cpu)?;
-        let here = |values: Tensor| values.to_dtype(DType::F32)?.to_device(device);
-        Ok(Self { cos: here(angles.cos()?)?, sin: here(angles.sin()?)? })
+        #[expect(clippy::cast_possible_truncation, reason = "attention computes in f32")]
+        let rotation = [f64::cos, f64::sin].map(|of| angles.iter().map(|&angle| of(angle) as f32).collect::<Vec<_>>());
+        let here = |values: &[f32]| Tensor::from_slice(values, (length, dim / 2), device);
+        Ok(Self { cos: here(&rotation[0])?, sin: here(&rotation[1])?, rotation: Arc::new(rotation) })
     }
 }
 
@@ -225,11 +265,51 @@ impl Positions {
 pub(crate) fn norm(x: &Tensor, scale: &Var, shape: &Shape) -> Result<Tensor> {
     #[expect(clippy::cast_possible_truncation, reason = "norms compute in f32")]
     let eps = shape.norm_eps as f32;
-    rms_norm_slow(x, scale, eps)
+    rms_norm(x, scale, eps)
 }
 
 /// `[B, T, inputs]` times a matrix `[outputs, inputs]`, in one product over all rows.
 pub(crate) fn product(x: &Tensor, matrix: &Tensor) -> Result<Tensor> {
     let (rows, length, inputs) = x.dims3()?;
     x.reshape((rows * length, inputs))?.matmul(&matrix.t()?)?.reshape((rows, length, matrix.dim(0)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What attention finds, and its gradients by its input and its matrices.
+    fn found(layer: &Layer, of: impl Fn(&Tensor) -> Result<Tensor>, length: usize) -> Vec<Vec<f32>> {
+        let count = u16::try_from(2 * length * layer.shape.hidden).unwrap();
+        let values = |step: u16| (0..count).map(|at| f32::from(at * step % 101) / 50.0 - 1.0).collect::<Vec<_>>();
+        let shape = (2, length, layer.shape.hidden);
+        let x = Var::from_vec(values(37), shape, &Device::Cpu).unwrap();
+        let attended = of(&x).unwrap();
+        let weights = Tensor::from_vec(values(29), shape, &Device::Cpu).unwrap();
+        let gradients = (&attended * weights).unwrap().sum_all().unwrap().backward().unwrap();
+        let flat = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let by = [&x, &layer.q, &layer.k, &layer.v, &layer.output].map(|var| flat(gradients.get(var).unwrap()));
+        std::iter::once(flat(&attended)).chain(by).collect()
+    }
+
+    #[test]
+    fn attention_as_one_operation_is_that_of_candles() {
+        for (heads, kv_heads, length) in [(2, 2, 1), (4, 2, 7), (4, 1, 30)] {
+            let shape = Shape::llama([32, 48], 1, [heads, kv_heads]);
+            let mut layer = Initial::new(1, &Device::Cpu).layer(&shape, true).unwrap();
+            // Weights as far from 0 as a training brings them.
+            for var in [&mut layer.q, &mut layer.k, &mut layer.v, &mut layer.output] {
+                *var = Var::from_tensor(&(var.as_tensor() * 20.0).unwrap()).unwrap();
+            }
+            let positions = Positions::new(length, &shape, &Device::Cpu).unwrap();
+            let own = found(&layer, |x| layer.attend_at_once(x, &positions), length);
+            let theirs = found(&layer, |x| Ok(layer.attend(x, &[], &positions)?.0), length);
+            for (own, theirs) in own.iter().zip(&theirs) {
+                let most = theirs.iter().map(|x| x.abs()).fold(0.0, f32::max);
+                for (own, theirs) in own.iter().zip(theirs) {
+                    assert!((own - theirs).abs() < 1e-5 * (1.0 + most), "{heads} {length}: {own} {theirs}");
+                }
+            }
+        }
+    }
 }

@@ -1,31 +1,43 @@
 //! Training of draft models, which learn to foresee a target's texts: small Llama models, EAGLE's layer or Medusa's
-//! heads over the target's features; and of acceptance heads, which learn how far a draft model is right.
+//! heads over the target's features; and of acceptance heads, which learn how far a draft model is right. And training
+//! of recommenders, which write the identifiers of items ([`train_recommender`]).
 //!
-//! The texts are those that the target has written, with their prompts. The target reads each of them once, by the
-//! engine that generates, and says which tokens it holds likely at every place ([`Lesson`]). The draft model learns
-//! these distributions by one of three losses ([`Loss`]), and after every epoch is measured on texts that it has not
-//! learned from. What is kept is the epoch of the largest overlap with the target: Σ min(p, q), the share of tokens
-//! that speculative sampling accepts (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6).
+//! A draft model's texts are those that the target has written, with their prompts. The target reads each of them
+//! once, by the engine that generates, and says which tokens it holds likely at every place ([`Lesson`]). The draft
+//! model learns these distributions by one of three losses ([`Loss`]), and after every epoch is measured on texts that
+//! it has not learned from. What is kept is the epoch of the largest overlap with the target: Σ min(p, q), the share of
+//! tokens that speculative sampling accepts (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6).
 //!
 //! Training is a function of its input and seed, on a CPU to the bit: one that is stopped and taken up again gives the
 //! weights of one that was not.
 
 mod adam;
+pub mod atspeed;
+mod attention;
 mod batch;
 mod checkpoint;
 mod config;
+mod course;
+mod dropout;
 mod epoch;
+mod fused;
 mod layer;
 mod lesson;
 mod loss;
 mod network;
 mod output;
+mod recommender;
 mod softmax;
 mod training;
 mod verdicts;
 
 pub use config::{DraftKind, Loss, TrainConfig};
+pub use course::Trained;
 pub use epoch::EpochReport;
 pub use lesson::{Example, Lesson, read, unread};
 pub use output::{Belongs, Target, belongs};
-pub use training::{Job, Lessons, Trained, train};
+pub use recommender::{
+    Catalogue, CodeVocabulary, History, RecommenderBelongs, RecommenderEpoch, RecommenderJob, RecommenderLoss,
+    RecommenderOptions, RecommenderTarget, train_recommender,
+};
+pub use training::{Job, Lessons, train};

@@ -5,11 +5,8 @@ use laser_engine::TargetParts;
 
 use crate::batch::Batch;
 use crate::config::TrainConfig;
-use crate::layer::{Attended, Initial, Layer, Positions, Shape, norm, product};
-
-/// The constants of a whole draft model.
-const NORM_EPS: f64 = 1e-5;
-const ROPE_THETA: f64 = 10_000.0;
+use crate::dropout::Dropout;
+use crate::layer::{Attended, Initial, Layer, NORM_EPS, Positions, ROPE_THETA, Shape, norm, product};
 
 /// What a draft model says at the places of a batch.
 #[derive(Debug)]
@@ -30,8 +27,8 @@ pub(crate) struct Network {
 
 #[derive(Debug)]
 enum Kind {
-    /// Its embedding is its vocabulary as well.
-    Model { embedding: Var, norm: Var },
+    /// Without a vocabulary `[V, hidden]` of its own, its embedding is that as well.
+    Model { embedding: Var, norm: Var, head: Option<Var> },
     /// Medusa's heads with the vocabulary `[V, hidden]`, which is the target's and stays as it is, or an acceptance
     /// head with its own.
     Heads { vocabulary: Vocabulary, heads: Vec<Blocks> },
@@ -53,22 +50,19 @@ enum Vocabulary {
 }
 
 impl Network {
-    /// A whole model of `vocab_size` tokens with initial weights.
-    pub(crate) fn model(config: &TrainConfig, vocab_size: usize, device: &Device) -> Result<Self> {
-        let shape = Shape {
-            hidden: config.hidden_size,
-            inner: config.intermediate_size,
-            layers: config.layers,
-            heads: config.heads,
-            kv_heads: config.heads,
-            head_dim: config.hidden_size / config.heads,
-            rope_theta: ROPE_THETA,
-            norm_eps: NORM_EPS,
-        };
-        let mut initial = Initial::new(config.seed, device);
+    /// A whole model of so many tokens with initial weights; its embedding is its vocabulary as well if that is `tied`.
+    pub(crate) fn model(
+        shape: Shape,
+        (vocab_size, is_tied): (usize, bool),
+        seed: u64,
+        device: &Device,
+    ) -> Result<Self> {
+        let mut initial = Initial::new(seed, device);
         let embedding = initial.matrix(vocab_size, shape.hidden)?;
         let layers = (0..shape.layers).map(|_| initial.layer(&shape, true)).collect::<Result<_>>()?;
-        Ok(Self { shape, layers, kind: Kind::Model { embedding, norm: initial.ones(shape.hidden)? } })
+        let norm = initial.ones(shape.hidden)?;
+        let head = if is_tied { None } else { Some(initial.matrix(vocab_size, shape.hidden)?) };
+        Ok(Self { shape, layers, kind: Kind::Model { embedding, norm, head } })
     }
 
     /// EAGLE's layer for a target, of the shape of the target's own layers.
@@ -134,9 +128,10 @@ impl Network {
     pub(crate) fn weights(&self) -> Vec<(String, &Var)> {
         let mut weights = Vec::new();
         let prefix = match &self.kind {
-            Kind::Model { embedding, norm } => {
+            Kind::Model { embedding, norm, head } => {
                 weights.push(("model.embed_tokens.weight".to_owned(), embedding));
                 weights.push(("model.norm.weight".to_owned(), norm));
+                weights.extend(head.iter().map(|head| ("lm_head.weight".to_owned(), head)));
                 "model."
             }
             Kind::Eagle { fusion, bias, .. } => {
@@ -168,20 +163,25 @@ impl Network {
     /// pass, from the features of one place more before.
     pub(crate) fn forward(&self, batch: &Batch, passes: usize) -> Result<Vec<Pass>> {
         match &self.kind {
-            Kind::Model { embedding, norm } => Ok(vec![self.model_pass(batch, embedding, norm)?]),
+            Kind::Model { embedding, norm, head } => {
+                let vocabulary = head.as_ref().unwrap_or(embedding);
+                let features = self.model_features(batch, embedding, norm)?;
+                Ok(vec![Pass { logits: features.matmul(&vocabulary.t()?)?, features: None }])
+            }
             Kind::Eagle { .. } => self.eagle_passes(batch, passes),
             Kind::Heads { vocabulary, heads } => head_passes(batch, vocabulary, heads),
         }
     }
 
-    fn model_pass(&self, batch: &Batch, embedding: &Var, last_norm: &Var) -> Result<Pass> {
-        let mut x = embed(embedding, &batch.tokens)?;
+    /// `[N, hidden]`: what a whole model's vocabulary is applied to.
+    fn model_features(&self, batch: &Batch, embedding: &Var, last_norm: &Var) -> Result<Tensor> {
+        let mut dropout = Dropout::new(batch.dropout);
+        let mut x = dropout.apply(&embed(embedding, &batch.tokens)?)?;
         let positions = Positions::new(batch.tokens.dim(1)?, &self.shape, x.device())?;
         for layer in &self.layers {
-            x = layer.forward(&x, &[], &positions)?.0;
+            x = layer.forward(&x, &positions, &mut dropout)?;
         }
-        let x = norm(&at_places(&x, batch)?, last_norm, &self.shape)?;
-        Ok(Pass { logits: x.matmul(&embedding.t()?)?, features: None })
+        norm(&at_places(&x, batch)?, last_norm, &self.shape)
     }
 
     fn eagle_passes(&self, batch: &Batch, passes: usize) -> Result<Vec<Pass>> {
@@ -196,7 +196,7 @@ impl Network {
         let (mut before, mut earlier, mut found) = (told.before.clone(), Vec::<Attended>::new(), Vec::new());
         for _ in 0..passes {
             let x = product(&Tensor::cat(&[&tokens, &before], 2)?, fusion)?.broadcast_add(bias)?;
-            let (expected, own) = layer.forward(&x, &earlier, &positions)?;
+            let (expected, own) = layer.forward_after(&earlier, &x, &positions)?;
             earlier.push(own);
             // At each position the feature that was expected of it, as the position before said.
             let first = told.before.narrow(1, 0, 1)?;

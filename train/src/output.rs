@@ -1,4 +1,4 @@
-//! The folder of a draft model: a Llama model like any other, and what it belongs to.
+//! The folder of a trained model: a Llama model like any other, and what it was trained on or belongs to.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,16 +6,17 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result};
 use candle_core::Tensor;
 use laser_engine::ACCEPTANCE_HEAD;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::checkpoint::{write_tensors, write_whole};
 use crate::config::DraftKind;
-use crate::epoch::EpochReport;
+use crate::epoch::{EpochReport, Report};
 use crate::layer::Shape;
 
-const CONFIG: &str = "config.json";
-const WEIGHTS: &str = "model.safetensors";
+pub(crate) const CONFIG: &str = "config.json";
+pub(crate) const WEIGHTS: &str = "model.safetensors";
 
 /// The same of Medusa's heads, by the name that published ones have.
 const HEADS: &str = "medusa_lm_head.safetensors";
@@ -24,7 +25,7 @@ const HEADS: &str = "medusa_lm_head.safetensors";
 const HISTORY: &str = "training.json";
 
 /// The key of [`Belongs`] in config.json.
-const BELONGS: &str = "laser_draft";
+pub(crate) const BELONGS: &str = "laser_draft";
 
 /// What a draft model that Laser trained belongs to.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -48,13 +49,18 @@ pub struct Belongs {
 /// # Errors
 /// A config.json that cannot be read, or whose entry is another version's.
 pub fn belongs(folder: &Path) -> Result<Option<Belongs>> {
+    entry(folder, BELONGS)
+}
+
+/// What config.json says at a key; none without the file or the key.
+pub(crate) fn entry<T: DeserializeOwned>(folder: &Path, key: &str) -> Result<Option<T>> {
     let file = folder.join(CONFIG);
     if !file.is_file() {
         return Ok(None);
     }
-    let read = || -> Result<Option<Belongs>> {
+    let read = || -> Result<_> {
         let config: Value = serde_json::from_slice(&fs::read(&file)?)?;
-        Ok(serde_json::from_value(config[BELONGS].clone())?)
+        Ok(serde_json::from_value(config[key].clone())?)
     };
     read().with_context(|| format!("{}: not the configuration of a model", file.display()))
 }
@@ -76,8 +82,55 @@ pub struct Target {
     pub bos: Option<u32>,
 }
 
-/// Writes the model's folder; the weights come last, and without them there is no model.
+/// The tokens of a Llama model.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Tokens<'a> {
+    pub(crate) vocab_size: usize,
+    pub(crate) max_positions: usize,
+    pub(crate) end_of_text: &'a [u32],
+    pub(crate) bos: Option<u32>,
+}
+
+/// The config.json of a Llama model; `is_tied` says that its embedding is its vocabulary as well.
+pub(crate) fn llama(shape: &Shape, tokens: Tokens<'_>, is_tied: bool) -> Value {
+    let mut json = json!({
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.inner,
+        "num_hidden_layers": shape.layers,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "max_position_embeddings": tokens.max_positions,
+        "rms_norm_eps": shape.norm_eps,
+        "rope_theta": shape.rope_theta,
+        "vocab_size": tokens.vocab_size,
+        "eos_token_id": tokens.end_of_text,
+        "tie_word_embeddings": is_tied,
+        "torch_dtype": "float32",
+    });
+    if let Some(bos) = tokens.bos {
+        json["bos_token_id"] = bos.into();
+    }
+    json
+}
+
+/// Writes config.json, the epochs, and last the weights in the file of this name: without them there is no model.
 pub(crate) fn write(
+    folder: &Path,
+    config: &Value,
+    history: &[impl Serialize],
+    (file, weights): (&str, &[(String, Tensor)]),
+) -> Result<()> {
+    write_whole(&folder.join(CONFIG), &serde_json::to_vec_pretty(config)?)?;
+    write_whole(&folder.join(HISTORY), &serde_json::to_vec_pretty(history)?)?;
+    write_tensors(&folder.join(file), weights, None)
+}
+
+/// Writes a draft model's folder.
+pub(crate) fn write_draft(
     folder: &Path,
     target: &Target,
     (kind, shape): (DraftKind, &Shape),
@@ -92,55 +145,35 @@ pub(crate) fn write(
             }
         }
     }
-    let mut json = json!({
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "hidden_act": "silu",
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.inner,
-        "num_hidden_layers": shape.layers,
-        "num_attention_heads": shape.heads,
-        "num_key_value_heads": shape.kv_heads,
-        "head_dim": shape.head_dim,
-        "max_position_embeddings": target.max_positions,
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
-        "vocab_size": target.vocab_size,
-        "eos_token_id": target.end_of_text,
-        "tie_word_embeddings": kind == DraftKind::Model,
-        "torch_dtype": "float32",
-    });
-    if let Some(bos) = target.bos {
-        json["bos_token_id"] = bos.into();
-    }
+    let &Target { vocab_size, max_positions, ref end_of_text, bos, .. } = target;
     let blocks = weights.iter().filter(|(name, _)| name.ends_with(".linear.weight")).count();
-    let file = match kind {
-        DraftKind::Model | DraftKind::Eagle => WEIGHTS,
+    let (mut json, file) = match kind {
+        DraftKind::Model | DraftKind::Eagle => {
+            let tokens = Tokens { vocab_size, max_positions, end_of_text, bos };
+            (llama(shape, tokens, kind == DraftKind::Model), WEIGHTS)
+        }
         DraftKind::Medusa => {
-            json = json!({ "medusa_num_heads": blocks, "medusa_num_layers": 1, "vocab_size": target.vocab_size });
-            HEADS
+            (json!({ "medusa_num_heads": blocks, "medusa_num_layers": 1, "vocab_size": vocab_size }), HEADS)
         }
         DraftKind::Acceptance => {
-            json = json!({ "hidden_size": shape.hidden, "acceptance_head_blocks": blocks });
-            ACCEPTANCE_HEAD
+            (json!({ "hidden_size": shape.hidden, "acceptance_head_blocks": blocks }), ACCEPTANCE_HEAD)
         }
     };
     json[BELONGS] = serde_json::to_value(belongs)?;
-    write_whole(&folder.join(CONFIG), &serde_json::to_vec_pretty(&json)?)?;
-    write_whole(&folder.join(HISTORY), &serde_json::to_vec_pretty(history)?)?;
-    write_tensors(&folder.join(file), weights, None)
+    write(folder, &json, history, (file, weights))
 }
 
-/// The epochs of the training whose model a folder holds; none if it holds no model of Laser's.
-pub(crate) fn finished(folder: &Path) -> Result<Option<(Belongs, Vec<EpochReport>)>> {
+/// What config.json says at a key of the model that a folder holds, and the epochs of its training; none if it holds
+/// no such model.
+pub(crate) fn finished<T: DeserializeOwned, R: Report>(folder: &Path, key: &str) -> Result<Option<(T, Vec<R>)>> {
     if ![WEIGHTS, HEADS, ACCEPTANCE_HEAD].iter().any(|name| folder.join(name).is_file()) {
         return Ok(None);
     }
-    let Some(belongs) = belongs(folder)? else {
+    let Some(entry) = entry(folder, key)? else {
         return Ok(None);
     };
     let file = folder.join(HISTORY);
     let read = || -> Result<_> { Ok(serde_json::from_slice(&fs::read(&file)?)?) };
     let history = read().with_context(|| format!("{}: not the epochs of a training", file.display()))?;
-    Ok(Some((belongs, history)))
+    Ok(Some((entry, history)))
 }

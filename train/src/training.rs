@@ -1,30 +1,22 @@
-//! A training from its first step to the draft model's folder.
+//! A draft model's training, from a target's texts to the draft model's folder.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
-use candle_core::{Device, Tensor, Var};
+use candle_core::{Device, Tensor};
 use laser_engine::{Engine, TargetParts};
 use laser_schema::{DeviceOption, Digest, Progress};
 
-use crate::adam::Adam;
-use crate::batch::{Batch, steps};
-use crate::checkpoint::{Checkpoint, State};
+use crate::batch::{Batch, WINDOW, seed_at, steps};
 use crate::config::{DraftKind, Loss, TrainConfig};
-use crate::epoch::{EpochReport, PASS_WEIGHT};
+use crate::course::{Course, Plan, Trained, open_device, remove_checkpoint, run};
+use crate::epoch::{EpochReport, PASS_WEIGHT, Stretch};
+use crate::layer::Shape;
 use crate::lesson::{Example, Lesson, features};
 use crate::loss::{Foresight, smooth_l1};
 use crate::network::{Network, Pass};
-use crate::output::{self, Belongs, Target};
+use crate::output::{self, BELONGS, Belongs, Target};
 use crate::verdicts::{Verdicts, best_scale, log_loss};
-
-/// The file in the output's folder that a stopped training is taken up from.
-const CHECKPOINT: &str = "checkpoint.safetensors";
-
-/// The time between two checkpoints within an epoch.
-const CHECKPOINT_EVERY: Duration = Duration::from_secs(300);
 
 /// Texts by which the log odds are scaled that an acceptance head corrects: some 50,000 proposals for two numbers.
 const SCALE_TEXTS: usize = 128;
@@ -43,19 +35,6 @@ const MEASURED_PASSES: usize = 3;
 
 /// The noise on the target's features lies between - and + this (EAGLE, section 4.2).
 const NOISE: f64 = 0.1;
-
-/// A draft model that is there.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Trained {
-    /// Its folder.
-    pub folder: PathBuf,
-    /// The epoch that was kept.
-    pub kept: EpochReport,
-    /// All epochs.
-    pub history: Vec<EpochReport>,
-    /// Whether this call finished it.
-    pub is_new: bool,
-}
 
 /// What is trained, for whom, and from what.
 #[derive(Debug)]
@@ -107,7 +86,7 @@ impl Job<'_> {
     /// # Errors
     /// If the folder holds another one.
     pub fn finished(&self) -> Result<Option<Trained>> {
-        let Some((belongs, history)) = output::finished(self.folder())? else {
+        let Some((belongs, history)) = output::finished::<Belongs, _>(self.folder(), BELONGS)? else {
             return Ok(None);
         };
         ensure!(
@@ -150,33 +129,45 @@ pub fn train(
         learned.len(),
         held_out.len()
     );
-    let folder = job.folder();
-    fs::create_dir_all(folder).with_context(|| format!("[train] output = {:?}", job.config.output))?;
-    let mut training = Training::open(job, &learned, lessons.engine)?;
-    while training.state.history.len() < job.config.epochs {
-        if !training.epoch(&learned, progress, is_stopped)? {
-            training.save()?;
-            return Ok(None);
-        }
-        training.measure(&held_out, progress)?;
-        training.save()?;
-    }
-    training.publish().map(Some)
+    let mut drafting = Drafting::open(job, learned, held_out, lessons.engine)?;
+    let plan = Plan {
+        folder: job.folder(),
+        identity: job.identity(),
+        section: "[train] ",
+        epochs: job.config.epochs,
+        patience: usize::MAX,
+        learning_rate: job.config.learning_rate,
+        warm_up: WARM_UP,
+        weight_decay: job.config.weight_decay,
+    };
+    let Some(outcome) = run(&plan, &mut drafting, progress, is_stopped)? else {
+        return Ok(None);
+    };
+    let belongs = Belongs {
+        target: job.target.digest.clone(),
+        draft: job.draft.clone(),
+        scale: (job.config.kind == DraftKind::Acceptance).then_some(drafting.scale),
+        training: plan.identity,
+        kept: outcome.kept.clone(),
+    };
+    let shape = (job.config.kind, &drafting.network.shape);
+    output::write_draft(job.folder(), &job.target, shape, &outcome.weights, (&belongs, &outcome.history))?;
+    remove_checkpoint(job.folder())?;
+    let (kept, history) = (outcome.kept, outcome.history);
+    Ok(Some(Trained { folder: job.folder().to_owned(), kept, history, is_new: true }))
 }
 
-/// A training at work.
-struct Training<'a, 't> {
+/// A draft model that learns.
+struct Drafting<'a, 't> {
     job: &'a Job<'a>,
+    learned: Vec<&'a Lesson>,
+    held_out: Vec<&'a Lesson>,
     engine: Option<&'t mut dyn Engine>,
     device: Device,
     network: Network,
-    adam: Adam,
-    state: State,
     /// Of an acceptance head: the draft model's sharpness, and scale and shift of the log odds that it corrects.
     sharpness: f32,
     scale: [f64; 2],
-    /// The weights of the best epoch.
-    best: Vec<Tensor>,
 }
 
 /// What a model is worth on held-out texts, as means over their places.
@@ -189,19 +180,20 @@ struct HeldOut {
     own_loss: Option<f64>,
 }
 
-/// The names of the tensors of a checkpoint: of the weights, their moments, and the best epoch's weights.
-const PREFIXES: [&str; 4] = ["weight", "mean", "square", "best"];
-
-impl<'a, 't> Training<'a, 't> {
-    /// At its beginning, or where its checkpoint left it.
-    fn open(job: &'a Job<'a>, learned: &[&Lesson], mut engine: Option<&'t mut dyn Engine>) -> Result<Self> {
-        let device = match job.device {
-            DeviceOption::Cpu => Device::Cpu,
-            DeviceOption::Cuda(index) => Device::new_cuda(index).context("[model] device")?,
-        };
+impl<'a, 't> Drafting<'a, 't> {
+    /// With initial weights.
+    fn open(
+        job: &'a Job<'a>,
+        learned: Vec<&'a Lesson>,
+        held_out: Vec<&'a Lesson>,
+        mut engine: Option<&'t mut dyn Engine>,
+    ) -> Result<Self> {
+        let device = open_device(job.device)?;
         let (mut sharpness, mut scale) = (1.0, [1.0, 0.0]);
         let network = match (job.config.kind, &job.parts) {
-            (DraftKind::Model, _) => Network::model(job.config, job.target.vocab_size, &device)?,
+            (DraftKind::Model, _) => {
+                Network::model(model_shape(job.config), (job.target.vocab_size, true), job.config.seed, &device)?
+            }
             (DraftKind::Acceptance, _) => {
                 let draft = engine.as_deref_mut().context("an acceptance head needs its draft model")?;
                 let texts = &learned[..learned.len().min(SCALE_TEXTS)];
@@ -219,114 +211,11 @@ impl<'a, 't> Training<'a, 't> {
                 new(job.config, parts, &device)?
             }
         };
-        let weights: Vec<&Var> = network.weights().into_iter().map(|(_, var)| var).collect();
-        let adam = Adam::new(&weights, job.config.weight_decay)?;
-        let best = copies(&weights)?;
-        let state = State { identity: job.identity(), ..State::default() };
-        let mut training = Self { job, engine, device, network, adam, state, sharpness, scale, best };
-        training.resume()?;
-        Ok(training)
-    }
-
-    /// Goes on from the checkpoint, if there is one.
-    fn resume(&mut self) -> Result<()> {
-        let file = self.job.folder().join(CHECKPOINT);
-        let Some(checkpoint) = Checkpoint::read(&file, &self.device)? else {
-            return Ok(());
-        };
-        ensure!(
-            checkpoint.state.identity == self.state.identity,
-            "{}: of a training with other texts, target or options; give another [train] output, or remove it",
-            file.display()
-        );
-        for (at, (name, weight)) in self.network.weights().into_iter().enumerate() {
-            let [value, mean, square, best] =
-                PREFIXES.map(|prefix| checkpoint.tensor(&format!("{prefix}.{name}"), weight));
-            weight.set(&value?)?;
-            self.adam.moments[at] = [mean?, square?];
-            self.best[at] = best?;
-        }
-        self.adam.steps = checkpoint.state.updates;
-        self.state = checkpoint.state;
-        Ok(())
-    }
-
-    fn save(&mut self) -> Result<()> {
-        self.state.updates = self.adam.steps;
-        let mut tensors = Vec::new();
-        for (((name, weight), [mean, square]), best) in self.weights().zip(&self.adam.moments).zip(&self.best) {
-            for (prefix, tensor) in PREFIXES.iter().zip([weight.as_tensor(), mean, square, best]) {
-                tensors.push((format!("{prefix}.{name}"), tensor.clone()));
-            }
-        }
-        Checkpoint { state: self.state.clone(), tensors }.write(&self.job.folder().join(CHECKPOINT))
-    }
-
-    fn weights(&self) -> impl Iterator<Item = (String, &Var)> {
-        self.network.weights().into_iter()
-    }
-
-    /// Makes the rest of the epoch's steps; false if it was stopped before their end.
-    fn epoch(
-        &mut self,
-        lessons: &[&Lesson],
-        progress: &mut dyn Progress,
-        is_stopped: &dyn Fn() -> bool,
-    ) -> Result<bool> {
-        let config = self.job.config;
-        let epoch = self.state.history.len() + 1;
-        let steps = steps(lessons, config.batch_tokens, config.seed, epoch);
-        let loss = if self.loss() == Loss::Overlap && epoch == 1 { Loss::Kl } else { self.loss() };
-        let (mut since, mut saved) = (Instant::now(), Instant::now());
-        progress.stage(&format!("epoch {epoch} of {}", config.epochs));
-        for (at, step) in steps.iter().enumerate().skip(self.state.step) {
-            if is_stopped() {
-                return Ok(false);
-            }
-            let lessons: Vec<&Lesson> = step.iter().map(|&index| lessons[index]).collect();
-            let done = (epoch as f64 - 1.0 + at as f64 / steps.len() as f64) / config.epochs as f64;
-            let mean = self.step(&lessons, loss, config.learning_rate * schedule(done))?;
-            let places: usize = lessons.iter().map(|lesson| lesson.places()).sum();
-            self.state.loss_sum += mean * places as f64;
-            self.state.places += places;
-            self.state.step = at + 1;
-            self.state.seconds += since.elapsed().as_secs_f64();
-            since = Instant::now();
-            progress.update(self.state.step as u64, Some(steps.len() as u64), &format!("steps, loss {mean:.3}"));
-            if saved.elapsed() > CHECKPOINT_EVERY {
-                self.save()?;
-                saved = Instant::now();
-            }
-        }
-        Ok(true)
-    }
-
-    /// One step; returns the mean loss over its places.
-    fn step(&mut self, lessons: &[&Lesson], loss: Loss, learning_rate: f64) -> Result<f64> {
-        let config = self.job.config;
-        let batch = match config.kind {
-            DraftKind::Eagle => self.batch(lessons)?.0.with_noise(NOISE, self.noise_seed())?,
-            DraftKind::Model | DraftKind::Medusa | DraftKind::Acceptance => self.batch(lessons)?.0,
-        };
-        let loss = total(&self.network.forward(&batch, config.passes)?, &batch, (config.kind, loss))?;
-        let mean = f64::from(loss.to_scalar::<f32>()?);
-        ensure!(
-            mean.is_finite(),
-            "the loss is not finite after {} steps; lower [train] learning_rate",
-            self.adam.steps
-        );
-        let weights: Vec<&Var> = self.network.weights().into_iter().map(|(_, var)| var).collect();
-        self.adam.step(&weights, &loss.backward()?, learning_rate)?;
-        Ok(mean)
-    }
-
-    /// Another one for every step.
-    fn noise_seed(&self) -> u64 {
-        self.job.config.seed.wrapping_mul(1_000_003).wrapping_add(u64::from(self.adam.steps.unsigned_abs()))
+        Ok(Self { job, learned, held_out, engine, device, network, sharpness, scale })
     }
 
     /// What is minimised after the first epoch. Of an acceptance head there are but two outcomes, and which it was.
-    fn loss(&self) -> Loss {
+    fn minimised(&self) -> Loss {
         if self.job.config.kind == DraftKind::Acceptance { Loss::CrossEntropy } else { self.job.config.loss }
     }
 
@@ -348,16 +237,17 @@ impl<'a, 't> Training<'a, 't> {
     }
 
     /// What the model is worth on held-out texts.
-    fn held_out(&mut self, lessons: &[&Lesson]) -> Result<HeldOut> {
-        let config = self.job.config;
+    fn held_out(&mut self) -> Result<HeldOut> {
+        let (config, all) = (self.job.config, self.held_out.clone());
         let (mut places, mut held_out, mut proposals) = (0.0, HeldOut::default(), Vec::new());
-        for step in steps(lessons, config.batch_tokens, config.seed, 0) {
-            let lessons: Vec<&Lesson> = step.iter().map(|&index| lessons[index]).collect();
+        for step in steps(&all, (config.batch_tokens, WINDOW), config.seed, 0) {
+            let lessons: Vec<&Lesson> = step.iter().map(|&index| all[index]).collect();
             let (batch, verdicts) = self.batch(&lessons)?;
             let passes = self.network.forward(&batch, config.passes.max(MEASURED_PASSES))?;
             let count = batch.before.dim(0)? as f64;
             let trained = if config.kind == DraftKind::Eagle { &passes[..config.passes] } else { &passes };
-            held_out.loss += count * f64::from(total(trained, &batch, (config.kind, self.loss()))?.to_scalar::<f32>()?);
+            held_out.loss +=
+                count * f64::from(total(trained, &batch, (config.kind, self.minimised()))?.to_scalar::<f32>()?);
             places += count;
             held_out.depths.resize_with(passes.len(), Foresight::default);
             for (sum, pass) in held_out.depths.iter_mut().zip(&passes) {
@@ -373,58 +263,44 @@ impl<'a, 't> Training<'a, 't> {
         held_out.own_loss = (!proposals.is_empty()).then(|| log_loss(&proposals, best_scale(&proposals)));
         Ok(held_out)
     }
+}
 
-    /// Ends the epoch: measures it on held-out texts, and keeps its weights if it is the best.
-    fn measure(&mut self, lessons: &[&Lesson], progress: &mut dyn Progress) -> Result<()> {
-        let HeldOut { loss: held_out_loss, depths, own_loss } = self.held_out(lessons)?;
-        let (at_once, deeper) = depths.split_first().context("no pass was measured")?;
-        let State { loss_sum, places, seconds, ref history, .. } = self.state;
-        let report = EpochReport {
-            epoch: history.len() + 1,
-            loss: loss_sum / places as f64,
-            held_out_loss,
-            overlap: at_once.overlap,
-            first: at_once.first,
-            deeper: deeper.iter().map(|depth| depth.first).collect(),
-            own_loss,
-            seconds,
-        };
-        if history.iter().all(|earlier| earlier.score() < report.score()) {
-            self.best = copies(&self.weights().map(|(_, var)| var).collect::<Vec<_>>())?;
+impl Course for Drafting<'_, '_> {
+    type Report = EpochReport;
+
+    fn network(&self) -> &Network {
+        &self.network
+    }
+
+    fn steps(&self, epoch: usize) -> Vec<Vec<usize>> {
+        steps(&self.learned, (self.job.config.batch_tokens, WINDOW), self.job.config.seed, epoch)
+    }
+
+    fn loss(&mut self, step: &[usize], epoch: usize, steps: u32) -> Result<(Tensor, usize)> {
+        let config = self.job.config;
+        let loss = if self.minimised() == Loss::Overlap && epoch == 1 { Loss::Kl } else { self.minimised() };
+        let lessons: Vec<&Lesson> = step.iter().map(|&index| self.learned[index]).collect();
+        let mut batch = self.batch(&lessons)?.0;
+        if config.kind == DraftKind::Eagle {
+            batch = batch.with_noise(NOISE, seed_at(config.seed, u64::from(steps)))?;
         }
-        progress.finish_with(&format!(
-            "loss {:.3}, held out {:.3}; overlap {:.1} %, first {:.1} %",
-            report.loss,
-            report.held_out_loss,
-            100.0 * report.overlap,
-            100.0 * report.first
-        ));
-        self.state.history.push(report);
-        self.state = State { step: 0, loss_sum: 0.0, places: 0, seconds: 0.0, ..self.state.clone() };
-        Ok(())
+        let loss = total(&self.network.forward(&batch, config.passes)?, &batch, (config.kind, loss))?;
+        Ok((loss, lessons.iter().map(|lesson| lesson.places()).sum()))
     }
 
-    /// Writes the model's folder; the checkpoint is of no use then.
-    fn publish(self) -> Result<Trained> {
-        let history = self.state.history.clone();
-        // Of equals the first: that is the one whose weights were kept.
-        let best = history.iter().reduce(|a, b| if b.score() > a.score() { b } else { a });
-        let kept = best.context("[train] epochs: none")?.clone();
-        let folder = self.job.folder();
-        let belongs = Belongs {
-            target: self.job.target.digest.clone(),
-            draft: self.job.draft.clone(),
-            scale: (self.job.config.kind == DraftKind::Acceptance).then_some(self.scale),
-            training: self.state.identity.clone(),
-            kept: kept.clone(),
-        };
-        let weights: Vec<_> = self.weights().zip(&self.best).map(|((name, _), best)| (name, best.clone())).collect();
-        let shape = (self.job.config.kind, &self.network.shape);
-        output::write(folder, &self.job.target, shape, &weights, (&belongs, &history))?;
-        let checkpoint = folder.join(CHECKPOINT);
-        fs::remove_file(&checkpoint).with_context(|| checkpoint.display().to_string())?;
-        Ok(Trained { folder: folder.to_owned(), kept, history, is_new: true })
+    fn measure(&mut self, epoch: Stretch) -> Result<EpochReport> {
+        let HeldOut { loss: held_out_loss, depths, own_loss } = self.held_out()?;
+        let (at_once, deeper) = depths.split_first().context("no pass was measured")?;
+        let Stretch { epoch, loss, seconds } = epoch;
+        let (overlap, first) = (at_once.overlap, at_once.first);
+        let deeper = deeper.iter().map(|depth| depth.first).collect();
+        Ok(EpochReport { epoch, loss, held_out_loss, overlap, first, deeper, own_loss, seconds })
     }
+}
+
+/// The shape of a whole draft model.
+fn model_shape(config: &TrainConfig) -> Shape {
+    Shape::llama([config.hidden_size, config.intermediate_size], config.layers, [config.heads; 2])
 }
 
 /// The loss of all passes: of the tokens, and where the model works on features, of these as well.
@@ -444,17 +320,6 @@ fn total(passes: &[Pass], batch: &Batch, (kind, loss): (DraftKind, Loss)) -> can
         });
     }
     sum.map_or_else(|| candle_core::bail!("nothing was computed"), Ok)
-}
-
-/// The share of the largest learning rate at this share of the training.
-fn schedule(done: f64) -> f64 {
-    let fall = (done - WARM_UP) / (1.0 - WARM_UP);
-    // The first step is not of rate 0: it would be lost.
-    (done / WARM_UP + 0.01).min(0.5 * (1.0 + (std::f64::consts::PI * fall.max(0.0)).cos()))
-}
-
-fn copies(weights: &[&Var]) -> Result<Vec<Tensor>> {
-    Ok(weights.iter().map(|weight| weight.as_tensor().copy()).collect::<candle_core::Result<_>>()?)
 }
 
 #[cfg(test)]

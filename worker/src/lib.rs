@@ -5,6 +5,7 @@ mod calibration;
 pub mod cost;
 pub mod error;
 pub mod generate;
+pub mod lists;
 #[cfg(feature = "mistralrs")]
 pub mod plain;
 pub mod progress;
@@ -12,4 +13,5 @@ pub mod run;
 pub mod telemetry;
 
 mod audit;
+mod catalogue;
 mod part;

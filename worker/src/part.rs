@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use laser_decode::Pool;
+use laser_decode::{Pool, Trie};
 use laser_features::encoder::Encoded;
-use laser_schema::Digest;
 use laser_schema::audit::Audit;
 use laser_schema::embedding::EmbeddingInfo;
+use laser_schema::entity::IdType;
 use laser_schema::job::{Lease, Plan, Policy, ShardRow};
 use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord, PartInfo, ratio};
+use laser_schema::{Digest, EntityId};
 use laser_store::part::encode_part;
 use laser_store::table::TableError;
 
@@ -55,13 +56,15 @@ pub(crate) fn record(
     plan: &Plan,
     row: &ShardRow,
     policy: Policy,
-    pool: Option<&Pool>,
+    (pool, trie): (Option<&Pool>, Option<&Trie>),
     generated: &Generated,
 ) -> KnowledgeRecord {
     let accepted: u64 = generated.step_accepted.iter().map(|a| u64::from(*a)).sum();
     KnowledgeRecord {
         entity_id: row.entity_id.clone(),
         text: generated.text.clone(),
+        items: trie.map_or_else(Vec::new, |trie| generated.items.iter().map(|item| item_id(trie, item.0)).collect()),
+        scores: generated.items.iter().map(|item| micro(item.1)).collect(),
         prompt_tokens: count(row.prompt.len() as u64),
         text_tokens: count(generated.tokens.len() as u64),
         pool: row.pool.clone(),
@@ -84,6 +87,15 @@ pub(crate) fn record(
         // As a part holds it, so that records compare equal once they are read back.
         created_timestamp: Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or_default(),
         samples: Vec::new(),
+    }
+}
+
+/// The id of an item of a trie.
+fn item_id(trie: &Trie, item: u32) -> EntityId {
+    let id = trie.item_id(item);
+    match id.parse() {
+        Ok(id) if trie.meta().integer_ids => EntityId::Int(id),
+        _ => EntityId::Text(id.to_owned()),
     }
 }
 
@@ -123,10 +135,10 @@ pub(crate) fn encode(
         errors,
         figures,
         embedding: embedding.map(|(spec, encoded)| EmbeddingInfo::new(spec, encoded.truncated)),
-        has_samples: plan.spec.samples() > 1,
         ..PartInfo::new(&plan.run, job.shard, job.kind, attempt, &rows)
     };
-    let id = plan.ids.get(&job.kind).copied().unwrap_or(laser_schema::entity::IdType::String);
+    let info = info.with_content(plan.content());
+    let id = plan.ids.get(&job.kind).copied().unwrap_or(IdType::String);
     let embeddings = encoded.map(|encoded| &encoded.embeddings);
     encode_part(&job.output, id, &rows, embeddings, &info)
 }

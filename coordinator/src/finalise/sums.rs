@@ -85,6 +85,10 @@ impl Sums {
         if found != job.rows {
             return Err(FinaliseError::Rows { part: job.output.clone(), expected: job.rows, found });
         }
+        let (expected, found) = (plan.content(), info.content());
+        if found != expected {
+            return Err(FinaliseError::Content { part: job.output.clone(), expected, found });
+        }
         let embedding = info.embedding.as_ref();
         if embedding.map(|e| &e.spec) != plan.embedding.as_ref() {
             return Err(FinaliseError::Encoder { part: job.output.clone() });

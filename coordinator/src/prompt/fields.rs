@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use laser_schema::{Entity, EntityId, Kind};
 use minijinja::{Value, context};
-use serde_json::{Map, Value as Json};
+use serde_json::{Map, Number, Value as Json};
 
 /// An entity's fields as template values, converted once for all renderings; of the history, only the part that
 /// renderings have seen so far.
@@ -82,15 +82,18 @@ fn object(fields: &Map<String, Json>) -> Value {
 /// 2⁵³: up to here every whole number has an exact double, and it fits an i64.
 const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
 
+/// The whole number that a number is, whatever type its column had.
+#[expect(clippy::cast_possible_truncation, reason = "a whole number below 2^53")]
+pub(crate) fn whole(number: &Number) -> Option<i64> {
+    let is_whole = |float: &f64| float.fract() == 0.0 && float.abs() < EXACT_MAX;
+    number.as_i64().or_else(|| number.as_f64().filter(is_whole).map(|float| float as i64))
+}
+
 fn value(json: &Json) -> Option<Value> {
     match json {
         Json::Null => None,
         Json::Bool(flag) => Some(Value::from(*flag)),
-        Json::Number(number) => Some(match number.as_f64() {
-            #[expect(clippy::cast_possible_truncation, reason = "a whole number below 2^53")]
-            Some(float) if float.fract() == 0.0 && float.abs() < EXACT_MAX => Value::from(float as i64),
-            _ => Value::from_serialize(number),
-        }),
+        Json::Number(number) => Some(whole(number).map_or_else(|| Value::from_serialize(number), Value::from)),
         Json::String(text) => (!text.trim().is_empty()).then(|| Value::from(text.trim())),
         Json::Array(items) => {
             let items: Vec<Value> = items.iter().filter_map(value).collect();

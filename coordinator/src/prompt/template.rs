@@ -38,9 +38,17 @@ const SHIPPED: [Shipped; 9] = shipped![
     "plain/films"
 ];
 
-/// The names of the shipped templates.
-pub(super) fn names() -> [&'static str; SHIPPED.len()] {
-    SHIPPED.map(|shipped| shipped.name)
+/// What is shipped for users alone: the identifiers of a history, which lists are made from.
+const FOR_USERS: [(&str, &str); 1] = [("lists/codes", include_str!("../../templates/lists/codes/user.j2"))];
+
+/// The shipped templates of a kind by name.
+pub(super) fn shipped_for(kind: Kind) -> Vec<(&'static str, &'static str)> {
+    let both = SHIPPED.map(|Shipped { name, user, item }| match kind {
+        Kind::User => (name, user),
+        Kind::Item => (name, item),
+    });
+    let for_users = FOR_USERS.into_iter().filter(|_| kind == Kind::User);
+    both.into_iter().chain(for_users).collect()
 }
 
 /// The parts that templates can include, by name.
@@ -122,12 +130,10 @@ fn load(choice: &str, kind: Kind) -> Result<Template, PromptError> {
             std::fs::read_to_string(path).map_err(|source| PromptError::Read { path: path.to_owned(), source })?;
         return Ok(Template { name: choice.to_owned(), source: source.into() });
     }
-    let Some(shipped) = SHIPPED.iter().find(|shipped| shipped.name == choice) else {
-        return Err(PromptError::UnknownTemplate { name: choice.to_owned(), shipped: names().join(", ") });
-    };
-    let source = match kind {
-        Kind::User => shipped.user,
-        Kind::Item => shipped.item,
+    let shipped = shipped_for(kind);
+    let Some(&(_, source)) = shipped.iter().find(|(name, _)| *name == choice) else {
+        let names: Vec<&str> = shipped.iter().map(|(name, _)| *name).collect();
+        return Err(PromptError::UnknownTemplate { name: choice.to_owned(), kind, shipped: names.join(", ") });
     };
     Ok(Template { name: format!("{choice}/{kind}"), source: source.into() })
 }

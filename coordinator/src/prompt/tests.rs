@@ -114,7 +114,7 @@ fn shipped_templates_ask_for_what_their_papers_ask_for() {
 
 #[test]
 fn shipped_templates_render_with_the_least_there_can_be() {
-    for name in template::names() {
+    for (name, _) in template::shipped_for(Kind::Item) {
         let renderer = shipped(name);
         let stranger = renderer.render(&entity(Kind::User, json!({}), vec![])).unwrap();
         let plain = name == "plain/films";
@@ -127,6 +127,23 @@ fn shipped_templates_render_with_the_least_there_can_be() {
         let item = renderer.render(&entity(Kind::Item, json!({"title": "Bare"}), vec![])).unwrap();
         assert!(item.text.contains(": Bare\n"), "{name}: {}", item.text);
     }
+}
+
+#[test]
+fn the_prompt_of_a_list_is_the_identifiers_and_nothing_else() {
+    let config = PromptConfig { user: "lists/codes".into(), ..Default::default() };
+    let renderer = PromptRenderer::new(&config, completion_model(), 256).unwrap();
+    let bought = |code: u32| json!({"title": "Heat", "identifier": format!("<a_{code}><b_{code}>")});
+    let buyer = entity(Kind::User, json!({"age": "25-34"}), vec![bought(4), bought(1)]);
+    assert_eq!(renderer.render(&buyer).unwrap().text, "<a_4><b_4><a_1><b_1>");
+    let stranger = renderer.render(&entity(Kind::User, json!({}), vec![])).unwrap();
+    assert_eq!((stranger.text.as_str(), stranger.tokens.as_slice()), ("", [0].as_slice()), "<s> alone");
+    let error = renderer.render(&viewer(2)).unwrap_err().to_string();
+    assert!(error.contains("lists/codes/user, line 1: user 12 has no interaction.identifier; it has"), "{error}");
+    let config = PromptConfig { item: "lists/codes".into(), ..config };
+    let error = PromptRenderer::new(&config, completion_model(), 256).unwrap_err().to_string();
+    assert!(error.contains("\"lists/codes\" does not exist for items; expected one of kar/films, "), "{error}");
+    assert!(!error.contains("plain/films, lists/codes"), "{error}");
 }
 
 /// The format is what the fixture's model was trained on, to the last newline.

@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic as well")]
 
 mod gate;
+mod lists;
 mod nats;
 mod nats_server;
 mod plan;

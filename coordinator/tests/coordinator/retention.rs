@@ -32,7 +32,7 @@ async fn begin(night: &mut Night, output: &Location, n: i64) {
         let file = output.join(&pools).join(name);
         file.write("{}".into()).await.unwrap();
     }
-    let previous = latest(output, night.date).await.unwrap();
+    let previous = latest(output, night.spec.data_set(), night.date).await.unwrap();
     let pins = Pins { previous, pools };
     RunStore::new(output, &night.run).begin(pins).await.unwrap();
 }
@@ -94,6 +94,26 @@ async fn the_newest_nights_stay_whole_and_nothing_is_left_of_the_others() {
     assert!(names(&output, &keep(3)).await.is_empty());
     // The night that tonight is made from stays, whatever is asked for.
     assert_eq!(names(&output, &keep(0)).await, runs[2..3]);
+}
+
+/// Two nights of texts, then four of lists.
+#[tokio::test]
+async fn nights_of_lists_are_kept_as_those_of_texts_are() {
+    let (_texts, output, mut runs) = output(2).await;
+    let mut lists = Night::of_lists();
+    for n in 2..6 {
+        make(&mut lists, &output, n).await;
+        runs.push(lists.run.clone());
+    }
+    // The newest two nights of texts stay, however old they are.
+    assert_eq!(names(&output, &keep(3)).await, runs[2..3]);
+    remove_all(&output, &keep(3)).await;
+    assert_eq!(objects_of(&output, &runs[2]).await, [""; 0]);
+    assert!(!output.join("recommendations/kind=user/dt=2026-11-03").local_path().unwrap().exists());
+    for run in &runs[3..] {
+        let folder = DataSet::Recommendations.folder(Kind::User, run[..10].parse().unwrap(), run);
+        assert_eq!(verify(&output.join(&folder)).await.unwrap().faults, [""; 0]);
+    }
 }
 
 #[tokio::test]
@@ -161,7 +181,7 @@ async fn a_removal_killed_anywhere_shows_no_half_night_and_is_finished_by_the_ne
         kills += 1;
         kill_after(kills, remove(&output, &outdated)).await;
         // What a reader takes for a complete night has all its parts.
-        for folder in latest(&output, first().checked_add(1.day()).unwrap()).await.unwrap() {
+        for folder in latest(&output, DataSet::Profiles, first().checked_add(1.day()).unwrap()).await.unwrap() {
             let folder = output.join(&folder);
             let manifest = data_set::read::<Profiles>(&folder).await.unwrap().unwrap();
             for part in manifest.parts {

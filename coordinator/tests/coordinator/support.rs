@@ -1,9 +1,11 @@
 //! One night of a small data set.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use bytes::Bytes;
 use jiff::civil::{Date, date};
+use laser_coordinator::catalogue::{Catalogue, CatalogueItem};
 use laser_coordinator::finalise::{FinaliseError, Published, Terms, publish};
 use laser_coordinator::plan::{PlanError, PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
@@ -13,8 +15,9 @@ use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
 use laser_schema::job::{Action, Plan, Policy, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
+use laser_schema::lists::{ListSpec, Normalisation, Ties};
 use laser_schema::manifest::Manifest;
-use laser_schema::{Columns, Digest, Entity, EntityTable, Kind};
+use laser_schema::{Columns, Digest, Entity, EntityId, EntityTable, Kind};
 use laser_store::join::Join;
 use laser_store::part::encode_part;
 use laser_store::previous::PreviousSource;
@@ -24,6 +27,9 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 pub(crate) const TEMPLATE: &str = "{{ kind }} {{ id }}{% for h in history %}, {{ h.title }}{% endfor %}: profile";
+
+/// The identifiers of a history.
+const LIST_TEMPLATE: &str = "{% for h in history %}{{ h.identifier }}{% endfor %}";
 
 fn model() -> &'static ModelFiles {
     static MODEL: OnceLock<ModelFiles> = OnceLock::new();
@@ -42,6 +48,19 @@ pub(crate) fn spec() -> Spec {
         sampling: None,
         max_new_tokens: 20,
         stop: Vec::new(),
+        lists: None,
+    }
+}
+
+pub(crate) fn lists() -> ListSpec {
+    ListSpec {
+        trie: Digest::of(b"trie"),
+        out_of_stock: None,
+        items: 2,
+        width: 2,
+        normalisation: Normalisation::Vocabulary,
+        repeat: false,
+        ties: Ties::All,
     }
 }
 
@@ -65,6 +84,10 @@ pub(crate) struct Night {
     pub(crate) limit: Option<u64>,
     pub(crate) shard_rows: usize,
     pub(crate) guards: Option<Guards>,
+    /// Of lists: the items of the catalogue, by id.
+    pub(crate) catalogue: BTreeMap<String, CatalogueItem>,
+    /// The field of an interaction that names its item.
+    pub(crate) item_field: String,
 }
 
 /// `id` even: pool `user-even`, else `user-odd`; all items in `item-all`.
@@ -78,6 +101,11 @@ fn route(entity: &Entity) -> String {
 
 pub(crate) fn user(id: i64) -> Value {
     json!({"id": id, "history": [{"title": format!("Film {}", id % 7)}, {"title": "Heat"}]})
+}
+
+/// A user of lists, whose last item is no more in the catalogue.
+pub(crate) fn buyer(id: i64) -> Value {
+    json!({"id": id, "history": [{"item": id % 7}, {"item": 5.0}, {"item": 99}]})
 }
 
 impl Night {
@@ -97,9 +125,24 @@ impl Night {
             limit: None,
             shard_rows: 4,
             guards: None,
+            catalogue: BTreeMap::new(),
+            item_field: "item".into(),
         };
         night.write_table("users.jsonl", Kind::User, (0..30).map(user));
         night.write_table("items.jsonl", Kind::Item, (0..5).map(|id| json!({"id": format!("i{id}")})));
+        night
+    }
+
+    /// A night of lists for 30 users, from a catalogue of the items 0 to 6.
+    pub(crate) fn of_lists() -> Self {
+        let mut night = Self { template: LIST_TEMPLATE.into(), ..Self::new() };
+        night.spec.lists = Some(lists());
+        night.tables.retain(|table| table.kind == Some(Kind::User));
+        night.write_table("users.jsonl", Kind::User, (0..30).map(buyer));
+        for number in 0..7 {
+            let item = CatalogueItem { number, identifier: format!("<{number}>") };
+            night.catalogue.insert(number.to_string(), item);
+        }
         night
     }
 
@@ -137,6 +180,8 @@ impl Night {
         std::fs::write(&path, &self.template).unwrap();
         let path = path.to_str().unwrap().to_owned();
         let config = PromptConfig { user: path.clone(), item: path, max_tokens: Some(60), ..Default::default() };
+        let find = |id: &str| self.catalogue.get(id).cloned();
+        let catalogue = Catalogue { ids: IdType::Int64, field: &self.item_field, find: &find };
         let request = PlanRequest {
             run: self.run.clone(),
             date: self.date,
@@ -153,6 +198,7 @@ impl Night {
             embedding: None,
             prompts: &PromptRenderer::new(&config, model(), 8).unwrap(),
             route: &route,
+            catalogue: self.spec.lists.is_some().then_some(catalogue),
         };
         let entities = Join::new(&self.tables, memory).await?;
         plan(output, entities, &request, &mut |_| {}).await
@@ -187,10 +233,32 @@ pub(crate) async fn all_rows(output: &Location, plan: &Plan, action: Action) -> 
     all
 }
 
+/// What is generated for a row: a text, or a list of the items 6 and 3.
 fn record(plan: &Plan, row: &ShardRow) -> KnowledgeRecord {
+    let text = text_record(plan, row);
+    match plan.spec.lists {
+        None => text,
+        Some(_) => KnowledgeRecord {
+            text: String::new(),
+            items: [6, 3].map(EntityId::Int).to_vec(),
+            scores: vec![-0.5, -1.25],
+            text_tokens: 0,
+            stop_reason: String::new(),
+            forwards: 3,
+            accepted_tokens: 1,
+            step_accepted: vec![1, 0, 0],
+            mean_log_probability: 0.0,
+            ..text
+        },
+    }
+}
+
+fn text_record(plan: &Plan, row: &ShardRow) -> KnowledgeRecord {
     KnowledgeRecord {
         entity_id: row.entity_id.clone(),
         text: format!("Text of {}", row.entity_id),
+        items: Vec::new(),
+        scores: Vec::new(),
         prompt_tokens: 9,
         text_tokens: 7,
         pool: row.pool.clone(),
@@ -242,11 +310,11 @@ pub(crate) fn encode(
     errors: Vec<ErrorRecord>,
     carried: u64,
 ) -> Bytes {
-    let mut figures = std::collections::BTreeMap::<_, laser_schema::knowledge::Figures>::new();
+    let mut figures = BTreeMap::<_, laser_schema::knowledge::Figures>::new();
     for row in rows.iter().filter(|_| carried == 0) {
         figures.entry(row.pool.clone()).or_default().add_record(row);
     }
-    let new = PartInfo::new(&plan.run, job.shard, job.kind, "a", rows);
+    let new = PartInfo::new(&plan.run, job.shard, job.kind, "a", rows).with_content(plan.content());
     let info = PartInfo { carried, errors, figures, ..new };
     encode_part(&job.output, plan.ids[&job.kind], rows, None, &info).unwrap()
 }
@@ -269,7 +337,7 @@ pub(crate) async fn work(output: &Location, plan: &Plan) {
 /// Commits every shard and publishes every kind.
 pub(crate) async fn finish(output: &Location, plan: &Plan) {
     work(output, plan).await;
-    for kind in Kind::ALL {
+    for &kind in plan.counts.keys() {
         complete(publish(&planned(output, plan), kind, &Terms::coverage(1.0)).await.unwrap());
     }
 }

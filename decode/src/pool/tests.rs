@@ -6,6 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::frequent::{FREQUENT, NONE};
+use crate::sealed::BYTE_ORDER;
 use crate::suffix::{Match, Matches};
 use crate::{DraftContext, DraftTree, Drafter, build_pool};
 
@@ -63,7 +64,7 @@ fn checked(bytes: Vec<u8>) -> Result<Pool, PoolError> {
 /// Returns the file with its checksums corrected after a change.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     let content = bytes.len().min(CONTENT);
-    crate::pool_builder::seal(&mut bytes, content);
+    crate::sealed::seal(&mut bytes, CONTENT_HASH, content);
     bytes
 }
 

@@ -114,6 +114,10 @@ impl Engine for Faulty {
         }
     }
 
+    fn hold(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
+        self.engine.hold(slot, keep)
+    }
+
     fn close(&mut self, slot: Slot) {
         self.engine.close(slot);
     }

@@ -60,6 +60,9 @@ impl Config {
         self.verification.verification()?;
         self.validate_sampling()?;
         self.validate_guards()?;
+        if let Some(lists) = &self.lists {
+            lists.validate()?;
+        }
         self.draft.drafter()?;
         self.validate_draft_model()?;
         self.pools.validate()?;

@@ -20,7 +20,7 @@ use crate::config::Config;
 use crate::model::{model_spec, open_model};
 use crate::night::{planned, run_context};
 use crate::progress::show_work;
-use crate::{encoder, generator, telemetry};
+use crate::{encoder, generator, lists, telemetry};
 
 /// Generates shards of whatever run has some, until told to stop or idle for `[worker] idle_seconds`. `false`: told
 /// to stop.
@@ -95,7 +95,8 @@ async fn open_run(
     );
     let info = encoder.map(|encoder| encoder.info());
     let pools = check_run(config, (model, info), &planned).await?;
-    run_context(planned, &pools, encoder.cloned(), worker.to_owned()).await
+    let catalogue = lists::of_run(&planned, Some(&config.worker.cache()), &model.tokenizer).await?;
+    run_context(planned, (&pools, catalogue), encoder.cloned(), worker.to_owned()).await
 }
 
 /// Makes sure that this configuration may generate for a run, and opens the run's pools.
@@ -105,7 +106,13 @@ pub(crate) async fn check_run(
     run: &PlannedRun,
 ) -> Result<OpenPools> {
     let plan = &run.plan;
-    check_spec(&plan.spec, &model_spec(config, model, plan.spec.prompts.clone())?)?;
+    let lists = match (&config.lists, &plan.spec.lists) {
+        (Some(lists), Some(spec)) => Some(lists.spec(spec.trie.clone(), spec.out_of_stock.clone())),
+        (Some(_), None) => bail!("it makes texts, and this configuration has [lists]; remove the section"),
+        (None, Some(_)) => bail!("it makes lists; give the coordinator's [lists]"),
+        (None, None) => None,
+    };
+    check_spec(&plan.spec, &model_spec(config, model, (plan.spec.prompts.clone(), lists))?)?;
     encoder::check(plan.embedding.as_ref(), encoder)?;
     let dir = run.pools()?;
     let pools = OpenPools::open_with(&dir, &model.tokenizer.fingerprint(), Some(&config.worker.cache())).await?;

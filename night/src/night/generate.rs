@@ -14,6 +14,7 @@ use laser_schema::Progress;
 use laser_schema::job::{Action, Plan};
 use laser_store::run_store::PlannedRun;
 use laser_worker::generate::TextGenerator;
+use laser_worker::lists::Catalogue;
 use laser_worker::progress::Progress as WorkerProgress;
 use laser_worker::run::{RunContext, Stop, run_worker};
 use tokio_util::sync::CancellationToken;
@@ -62,7 +63,7 @@ impl Night<'_> {
         };
         let name = format!("local-{}", std::process::id());
         let (context, generator) = tokio::try_join!(
-            run_context(run.clone(), pools, encoder, name),
+            run_context(run.clone(), (pools, self.catalogue()), encoder, name),
             generator::load(self.config, &self.model)
         )?;
         Ok(Worker { context, generator })
@@ -138,7 +139,7 @@ impl Worker {
 /// takes a thread of its own, so that a model can be loaded meanwhile.
 pub(crate) async fn run_context(
     run: PlannedRun,
-    pools: &OpenPools,
+    (pools, catalogue): (&OpenPools, Option<Arc<Catalogue>>),
     encoder: Option<Arc<Encoder>>,
     worker: String,
 ) -> Result<Arc<RunContext>> {
@@ -146,7 +147,7 @@ pub(crate) async fn run_context(
     tokio::task::spawn_blocking(move || unverified.verify()).await??;
     let names = pools.set().pools.iter().map(|p| p.name.clone());
     let pools: HashMap<_, _> = names.filter_map(|name| pools.pool(&name).map(|pool| (name, pool))).collect();
-    Ok(Arc::new(RunContext { run, pools, encoder, worker, progress: Arc::new(WorkerProgress::default()) }))
+    Ok(Arc::new(RunContext { run, pools, catalogue, encoder, worker, progress: Arc::new(WorkerProgress::default()) }))
 }
 
 /// The shards that were given up and whose output is missed. An audit's is not: without it a pool has no measured

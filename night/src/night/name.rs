@@ -77,10 +77,14 @@ impl Night<'_> {
             self.spec.digest(),
             &self.config.input,
             inputs,
-            previous::fingerprint(&self.config.previous, date).await?,
+            previous::fingerprint(&self.config.previous, self.spec.data_set(), date).await?,
             &self.config.pools,
             run,
         ));
+        let identity = match &self.config.lists {
+            None => identity,
+            Some(lists) => Digest::of_json(&(identity, &lists.item)),
+        };
         let identity = match self.config.gate() {
             None => identity,
             Some(guards) => Digest::of_json(&(identity, guards)),
@@ -99,7 +103,7 @@ impl Night<'_> {
             return Ok(pins);
         }
         Ok(Pins {
-            previous: latest(self.config, &self.output, date).await?,
+            previous: latest(self.config, &self.output, self.spec.data_set(), date).await?,
             pools: pool_sets::choose(self.config, &self.output, store.name()).await?,
         })
     }

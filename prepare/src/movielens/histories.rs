@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::MovieLens;
 use super::items::Movie;
 use crate::Result;
-use crate::table::{float32, history, int64, text, texts, write, write_entities};
+use crate::table::{Written, float32, history, int64, text, texts, write, write_entities};
 
 /// Which interactions are counted and become histories.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -147,7 +147,7 @@ impl MovieLens {
     }
 
     /// Writes one row per rating, by user and in their order.
-    pub(super) async fn write_interactions(&self, location: &Location) -> Result<String> {
+    pub(super) async fn write_interactions(&self, location: &Location) -> Result<Written> {
         let columns = vec![
             Field::new("user", DataType::Int64, false),
             Field::new("item", DataType::Int64, false),
@@ -165,7 +165,7 @@ impl MovieLens {
         write(location, columns, rows).await
     }
 
-    pub(super) async fn write_users(&self, location: &Location) -> Result<String> {
+    pub(super) async fn write_users(&self, location: &Location) -> Result<Written> {
         let profile = [text("gender"), text("age"), text("occupation"), text("region")];
         let mut columns = if self.users_listed { profile.to_vec() } else { Vec::new() };
         let mut seen = vec![text("title"), texts("genres")];

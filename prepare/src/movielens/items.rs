@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::MovieLens;
 use crate::Result;
-use crate::table::{int64, text, texts, write_entities};
+use crate::table::{Written, int64, known, text, texts, write_entities};
 
 #[derive(Debug, Serialize)]
 pub(super) struct Movie {
@@ -50,7 +50,7 @@ impl MovieLens {
         Ok(())
     }
 
-    pub(super) async fn write_items(&self, location: &Location) -> Result<String> {
+    pub(super) async fn write_items(&self, location: &Location) -> Result<Written> {
         let mut columns = vec![text("title"), texts("genres"), int64("year")];
         columns.extend(self.extended_columns());
         let rows = self.movies.iter().map(|movie| (movie.id, movie, movie.ratings));
@@ -62,11 +62,6 @@ impl MovieLens {
 pub(super) fn split(cell: &str) -> Vec<String> {
     let names = cell.split('|').map(str::trim).filter(|name| !name.is_empty());
     names.filter(|name| *name != "(no genres listed)").map(str::to_owned).collect()
-}
-
-/// An empty list says that nothing is known, which the contract writes as null.
-fn known(names: Vec<String>) -> Option<Vec<String>> {
-    Some(names).filter(|names| !names.is_empty())
 }
 
 /// The year that a title ends with: `Heat (1995)`, `Heat (1995) (V)`, or the first of `Dekalog (1989-1990)`.

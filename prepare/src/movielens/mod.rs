@@ -60,9 +60,9 @@ pub async fn movielens(dir: &Path, output: &Location, histories: Histories) -> R
         data.end_histories(until, by);
     }
     Ok(PrepareSummary {
-        users_table: data.write_users(&output.join("users.parquet")).await?,
-        items_table: data.write_items(&output.join("items.parquet")).await?,
-        interactions_table: Some(interactions_table),
+        users_table: data.write_users(&output.join("users.parquet")).await?.url,
+        items_table: data.write_items(&output.join("items.parquet")).await?.url,
+        interactions_table: Some(interactions_table.url),
         users: data.users.len() as u64,
         items: data.movies.len() as u64,
         interactions,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use jiff::civil::Date;
+use laser_schema::layout::DataSet;
 use laser_schema::manifest::{Details, Profiles, SUCCESS};
 use laser_schema::{EntityId, Kind};
 use laser_schema::{embedding::EmbeddingSource, embedding_set::EmbeddingSet, ids::IdSet};
@@ -115,7 +116,7 @@ async fn feature(config: &KnowledgeConfig, form: Form, kind: Kind, places: &Plac
 async fn bags(path: &str, kind: Kind, places: &Places) -> Result<Feature> {
     let mut found = Found::new(path, kind, places);
     let source = PreviousSource { path: path.to_owned(), kind: Some(kind), id_type: None };
-    let mut reader = PreviousReader::open(&[source], Date::MAX).await?;
+    let mut reader = PreviousReader::open(&[source], DataSet::Profiles, Date::MAX).await?;
     while let Some(batch) = reader.next_batch().await? {
         for text in batch {
             found.insert(&text.id.to_string(), || Ok(text.text))?;
@@ -130,8 +131,8 @@ async fn vectors(source: &EmbeddingSource, kind: Kind, places: &Places) -> Resul
     let mut source = source.clone();
     if let EmbeddingSource::Table { table, .. } = &mut source {
         let place = Location::parse(table)?;
-        let newest = match newest::<EmbeddingSet>(&place, kind).await? {
-            None => newest::<Profiles>(&place, kind).await?,
+        let newest = match newest::<EmbeddingSet>(&place, DataSet::Embeddings, kind).await? {
+            None => newest::<Profiles>(&place, DataSet::Profiles, kind).await?,
             found => found,
         };
         if let Some(newest) = newest {
@@ -233,11 +234,11 @@ fn list_of(value: Option<Value>) -> Result<Vec<i64>, String> {
 }
 
 /// The newest data set of an output; none of what is no output: a file or a published folder.
-async fn newest<T: Details>(place: &Location, kind: Kind) -> Result<Option<Location>> {
+async fn newest<T: Details>(place: &Location, data_set: DataSet, kind: Kind) -> Result<Option<Location>> {
     if !place.extension().is_empty() || place.join(SUCCESS).exists().await? {
         return Ok(None);
     }
-    let newest = data_set::newest::<T>(place, kind, Date::MAX).await?;
+    let newest = data_set::newest::<T>(place, data_set, kind, Date::MAX).await?;
     Ok(newest.map(|newest| place.join(&newest.folder)))
 }
 
@@ -247,7 +248,7 @@ async fn parts(table: &str, kind: Kind) -> Result<Vec<String>> {
     if !location.extension().is_empty() {
         return Ok(vec![table.to_owned()]);
     }
-    let location = newest::<IdSet>(&location, kind).await?.unwrap_or(location);
+    let location = newest::<IdSet>(&location, DataSet::KnowledgeIds, kind).await?.unwrap_or(location);
     let parts = data_set::parts(&location).await?.with_context(|| {
         format!(
             "{table}: neither a table (.parquet, .csv, .jsonl), nor a published folder of knowledge ids (with a \

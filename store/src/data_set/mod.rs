@@ -1,4 +1,4 @@
-//! Published data sets: profiles, embeddings and knowledge ids alike.
+//! Published data sets: profiles, recommendations, embeddings and knowledge ids alike.
 //!
 //! A run's folder `DATA_SET/kind=…/dt=…/run=…` holds parts, which are created once, then a manifest, and last
 //! `_SUCCESS`: a folder without it is not finished. Of two complete runs of one night the one whose manifest has the
@@ -43,14 +43,14 @@ pub enum ManifestError {
         found: u32,
     },
     /// The folder holds something else than was asked for.
-    #[error("{file}: the manifest of {found}, expected that of {expected}")]
+    #[error("{file}: the manifest of {found}, expected that of {}", names(expected))]
     DataSet {
         /// The manifest.
         file: String,
         /// The data set that it describes.
         found: DataSet,
-        /// The data set that was asked for.
-        expected: DataSet,
+        /// The data sets that it could have been of.
+        expected: &'static [DataSet],
     },
 }
 
@@ -82,21 +82,22 @@ pub struct Found<D> {
     pub manifest: Manifest<D>,
 }
 
-/// The newest complete night of a kind before a date; of two of its runs the one with the greater `created` counts, and
-/// then the one with the greater name.
+/// The newest complete night of a data set and kind before a date; of two of its runs the one with the greater
+/// `created` counts, and then the one with the greater name.
 ///
 /// # Errors
 /// [`ManifestError`]: a complete night whose manifest cannot be read is not passed over.
 pub async fn newest<D: Details>(
     output: &Location,
+    data_set: DataSet,
     kind: Kind,
     before: Date,
 ) -> Result<Option<Found<D>>, ManifestError> {
-    let nights = nights(output, D::DATA_SET, kind).await?;
+    let nights = nights(output, data_set, kind).await?;
     for date in nights.into_iter().filter(|date| *date < before) {
         let mut found = Vec::new();
-        for run in runs(output, D::DATA_SET, kind, date).await? {
-            let folder = D::DATA_SET.folder(kind, date, &run);
+        for run in runs(output, data_set, kind, date).await? {
+            let folder = data_set.folder(kind, date, &run);
             let manifest = read_complete(&output.join(&folder)).await?;
             found.extend(manifest.map(|manifest| Found { folder, manifest }));
         }
@@ -149,14 +150,19 @@ pub async fn parts(folder: &Location) -> Result<Option<Vec<Location>>, ManifestE
     Ok(Some(manifest.parts.iter().map(|part| folder.join(&part.name)).collect()))
 }
 
-/// A manifest from its bytes.
+/// A manifest of one of the data sets that have such details, from its bytes.
 ///
 /// # Errors
 /// [`ManifestError`], naming `file`.
 pub fn parse<D: Details>(file: &Location, bytes: &[u8]) -> Result<Manifest<D>, ManifestError> {
-    match data_set_of(file, bytes)? {
-        found if found == D::DATA_SET => parse_details(file, bytes),
-        found => Err(ManifestError::DataSet { file: file.url().to_owned(), found, expected: D::DATA_SET }),
+    let found = data_set_of(file, bytes)?;
+    if !D::DATA_SETS.contains(&found) {
+        return Err(ManifestError::DataSet { file: file.url().to_owned(), found, expected: D::DATA_SETS });
+    }
+    let manifest: Manifest<D> = parse_details(file, bytes)?;
+    match manifest.details.data_set() {
+        said if said == found => Ok(manifest),
+        said => Err(unreadable(file, format!("it names the data_set {found} and describes {said}"))),
     }
 }
 
@@ -185,6 +191,10 @@ fn data_set_of(file: &Location, bytes: &[u8]) -> Result<DataSet, ManifestError> 
 
 fn parse_details<D: DeserializeOwned>(file: &Location, bytes: &[u8]) -> Result<Manifest<D>, ManifestError> {
     serde_json::from_slice(bytes).map_err(|e| unreadable(file, e))
+}
+
+fn names(data_sets: &[DataSet]) -> String {
+    data_sets.iter().map(|data_set| data_set.name()).collect::<Vec<_>>().join(" or ")
 }
 
 fn unreadable(file: &Location, reason: impl ToString) -> ManifestError {

@@ -11,8 +11,9 @@ use arrow::datatypes::Int64Type;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use laser_schema::embedding_set::EmbeddingSet;
+use laser_schema::entity::IdType;
 use laser_schema::ids::{CODEBOOK, IdSet};
-use laser_schema::knowledge::ErrorRecord;
+use laser_schema::knowledge::{Content, ErrorRecord, PartInfo};
 use laser_schema::layout::DataSet;
 use laser_schema::manifest::{Details, ERRORS, MANIFEST, Manifest, PartEntry, Profiles, SUCCESS};
 use laser_schema::{Digest, EntityId};
@@ -21,8 +22,9 @@ use serde::Serialize;
 use crate::data_set::{ManifestError, data_set_of, is_complete, parse, parts_in_flight};
 use crate::embedding_set::check_embeddings;
 use crate::id_set::ids_schema;
+use crate::lists;
 use crate::location::{Location, LocationError};
-use crate::part::part_ids;
+use crate::part::{PART_KEY, part_ids};
 use crate::sealed::SealedTable;
 use crate::spill::SpillError;
 use crate::table::TableError;
@@ -72,7 +74,7 @@ pub async fn verify(folder: &Location) -> Result<VerifyReport, VerifyError> {
     let bytes = file.read().await?;
     let check = Check::new(folder).await?;
     match data_set_of(&file, &bytes) {
-        Ok(DataSet::Profiles) => check.whole(parse::<Profiles>(&file, &bytes)).await,
+        Ok(DataSet::Profiles | DataSet::Recommendations) => check.whole(parse::<Profiles>(&file, &bytes)).await,
         Ok(DataSet::Embeddings) => check.whole(parse::<EmbeddingSet>(&file, &bytes)).await,
         Ok(DataSet::KnowledgeIds) => check.whole(parse::<IdSet>(&file, &bytes)).await,
         Err(error) => Ok(check.failed(&error)),
@@ -98,17 +100,13 @@ trait CheckOwn: Details + Clone + Send + 'static {
 
 impl CheckOwn for Profiles {
     fn part(&self, table: &SealedTable) -> Result<Checked, TableError> {
-        let ids = part_ids(table, table.id_type()?, self.spec.samples() > 1, self.embedding.as_ref())?;
-        let (mut row, mut empty) = (0, Vec::new());
-        for batch in table.batches(&["text"])? {
-            let batch = batch?;
-            let texts = batch.column(0).as_string::<i32>();
-            let is_empty = texts.iter().map(|text| text.is_none_or(|text| text.trim().is_empty()));
-            empty.extend(is_empty.enumerate().filter(|(_, is_empty)| *is_empty).map(|(at, _)| row + at));
-            row += texts.len();
-        }
-        let empty = empty.into_iter().filter_map(|row| ids.get(row));
-        let faults = empty.map(|id| format!("entity {id} has an empty text")).collect();
+        // The manifest does not tell the type of listed items.
+        let content = self.spec.content(table.footer::<PartInfo>(PART_KEY)?.lists.unwrap_or(IdType::String));
+        let ids = part_ids(table, table.id_type()?, content, self.embedding.as_ref())?;
+        let faults = match content {
+            Content::Texts { .. } => empty_texts(table, &ids)?,
+            Content::Lists { .. } => lists::faults(table, &ids)?,
+        };
         Ok(Checked { ids, faults, truncated: 0 })
     }
 
@@ -122,6 +120,19 @@ impl CheckOwn for Profiles {
         }
         Ok(())
     }
+}
+
+fn empty_texts(table: &SealedTable, ids: &[EntityId]) -> Result<Vec<String>, TableError> {
+    let (mut row, mut empty) = (0, Vec::new());
+    for batch in table.batches(&["text"])? {
+        let batch = batch?;
+        let texts = batch.column(0).as_string::<i32>();
+        let is_empty = texts.iter().map(|text| text.is_none_or(|text| text.trim().is_empty()));
+        empty.extend(is_empty.enumerate().filter(|(_, is_empty)| *is_empty).map(|(at, _)| row + at));
+        row += texts.len();
+    }
+    let empty = empty.into_iter().filter_map(|row| ids.get(row));
+    Ok(empty.map(|id| format!("entity {id} has an empty text")).collect())
 }
 
 impl CheckOwn for EmbeddingSet {

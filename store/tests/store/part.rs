@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use laser_schema::embedding::{EmbeddingInfo, EmbeddingLayout, EmbeddingSpec, Embeddings, EncoderInfo, Pooling};
 use laser_schema::entity::IdType;
-use laser_schema::knowledge::{KnowledgeRecord, PartInfo};
+use laser_schema::knowledge::{Content, KnowledgeRecord, PartInfo};
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::embedding_column;
 use laser_store::part::{check_part, decode_part, encode_part};
@@ -14,6 +14,8 @@ pub(crate) fn record(id: i64) -> KnowledgeRecord {
     KnowledgeRecord {
         entity_id: EntityId::Int(id),
         text: format!("Text \"{id}\"\nand é"),
+        items: Vec::new(),
+        scores: Vec::new(),
         prompt_tokens: 3,
         text_tokens: 9,
         pool: "user-all".into(),
@@ -49,6 +51,25 @@ fn info(rows: &[KnowledgeRecord]) -> PartInfo {
 /// A record with a text for an id.
 fn text_record(id: &str) -> KnowledgeRecord {
     KnowledgeRecord { entity_id: EntityId::Text(id.into()), ..record(0) }
+}
+
+/// A list of two items and their scores, and nothing that only texts have.
+pub(crate) fn list_record(id: i64, items: [EntityId; 2]) -> KnowledgeRecord {
+    KnowledgeRecord {
+        text: String::new(),
+        items: items.to_vec(),
+        scores: vec![-0.123_457, -12.5],
+        text_tokens: 0,
+        pool: String::new(),
+        stop_reason: String::new(),
+        relaxed_tokens: 0,
+        mean_log_probability: 0.0,
+        ..record(id)
+    }
+}
+
+pub(crate) fn list_info(rows: &[KnowledgeRecord], items: IdType) -> PartInfo {
+    info(rows).with_content(Content::Lists { items })
 }
 
 /// Embeddings of three dimensions, with values that text does not keep.
@@ -111,6 +132,40 @@ fn parts_round_trip_with_both_id_types_and_without_rows() {
         let id = rows.first().map_or(IdType::Int64, |row| row.entity_id.id_type());
         let bytes = encode_part("p", id, &rows, None, &info(&rows)).unwrap();
         assert_eq!(decode_part("p", bytes).unwrap(), (rows.clone(), info(&rows)));
+    }
+}
+
+#[test]
+fn lists_round_trip_with_items_of_both_id_types() {
+    let numbers = list_record(-5, [7, -8].map(EntityId::Int));
+    let texts = list_record(3, ["i/7", "é"].map(|id| EntityId::Text(id.into())));
+    for (items, rows) in [(IdType::Int64, vec![numbers]), (IdType::String, vec![texts]), (IdType::Int64, Vec::new())] {
+        let info = list_info(&rows, items);
+        let bytes = encode_part("p", IdType::Int64, &rows, None, &info).unwrap();
+        assert_eq!(check_part("p", IdType::Int64, bytes.clone()).unwrap().info, info);
+        assert_eq!(decode_part("p", bytes).unwrap(), (rows, info));
+    }
+}
+
+#[test]
+fn a_list_that_is_none_is_not_written() {
+    let encode = |row: KnowledgeRecord, items| {
+        let rows = [row];
+        let bytes = encode_part("p", IdType::Int64, &rows, None, &list_info(&rows, items));
+        bytes.map_err(|error| error.to_string())
+    };
+    let right = list_record(5, [7, 8].map(EntityId::Int));
+    encode(right.clone(), IdType::Int64).unwrap();
+    let error = encode(right.clone(), IdType::String).unwrap_err();
+    assert!(error.starts_with("p: a row does not fit the file's schema"), "{error}");
+    let cases = [
+        (KnowledgeRecord { items: Vec::new(), scores: Vec::new(), ..right.clone() }, "entity 5: an empty list"),
+        (list_record(5, [7, 7].map(EntityId::Int)), "entity 5: item 7 is listed twice"),
+        (record(5), "entity 5: an empty list"),
+    ];
+    for (row, expected) in cases {
+        let error = encode(row, IdType::Int64).unwrap_err();
+        assert!(error.contains(expected), "{error}");
     }
 }
 

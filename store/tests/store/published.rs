@@ -7,14 +7,16 @@ use laser_schema::ids::IdSet;
 use laser_schema::job::{Policy, Spec};
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord};
 use laser_schema::layout::DataSet;
+use laser_schema::lists::{ListSpec, Normalisation, Ties};
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, Profiles, SUCCESS};
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::Location;
 use laser_store::data_set::{self, PartWriter, verify};
-use laser_store::previous::{PreviousReader, PreviousSource, PreviousText};
+use laser_store::part::encode_part;
+use laser_store::previous::{PreviousReader, PreviousSource, PreviousText, latest, resolve_latest};
 use tempfile::TempDir;
 
-use crate::part::{part, record};
+use crate::part::{list_info, list_record, part, record};
 
 /// A published folder whose manifest says what the parts hold; tests then change one or the other.
 struct Folder {
@@ -31,6 +33,29 @@ impl Folder {
     }
 
     async fn of(parts: &[Vec<KnowledgeRecord>]) -> Self {
+        Self::written(parts, None, part).await
+    }
+
+    /// The lists of four users, in two parts.
+    async fn of_lists() -> Self {
+        let lists = ListSpec {
+            trie: Digest::of(b"trie"),
+            out_of_stock: None,
+            items: 2,
+            width: 2,
+            normalisation: Normalisation::Vocabulary,
+            repeat: false,
+            ties: Ties::All,
+        };
+        let rows = |ids: [i64; 2]| ids.map(|id| list_record(id, [70 + id, 7].map(EntityId::Int))).to_vec();
+        Self::written(&[rows([1, 2]), rows([3, 4])], Some(lists), list_part).await
+    }
+
+    async fn written(
+        parts: &[Vec<KnowledgeRecord>],
+        lists: Option<ListSpec>,
+        encode: fn(&[KnowledgeRecord]) -> Bytes,
+    ) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = Location::parse(dir.path().to_str().unwrap()).unwrap();
         let spec = Spec {
@@ -43,6 +68,7 @@ impl Folder {
             sampling: None,
             max_new_tokens: 9,
             stop: Vec::new(),
+            lists,
         };
         let mut details = Profiles {
             spec_digest: spec.digest(),
@@ -59,7 +85,7 @@ impl Folder {
         };
         let mut writer = PartWriter::new(&root);
         for rows in parts {
-            let bytes = writer.create(part(rows)).await.unwrap();
+            let bytes = writer.create(encode(rows)).await.unwrap();
             writer.add(rows.len() as u64, &bytes);
             details.entities += rows.len() as u64;
         }
@@ -91,10 +117,29 @@ impl Folder {
     }
 }
 
+fn list_part(rows: &[KnowledgeRecord]) -> Bytes {
+    encode_part("part", IdType::Int64, rows, None, &list_info(rows, IdType::Int64)).unwrap()
+}
+
 #[tokio::test]
 async fn a_whole_folder_has_no_fault() {
-    let report = verify(&Folder::new().await.root).await.unwrap();
-    assert_eq!((report.parts, report.rows, report.faults.len()), (2, 4, 0), "{report:?}");
+    for folder in [Folder::new().await, Folder::of_lists().await] {
+        let report = verify(&folder.root).await.unwrap();
+        assert_eq!((report.parts, report.rows, report.faults.len()), (2, 4, 0), "{report:?}");
+    }
+}
+
+#[tokio::test]
+async fn texts_among_lists_are_found() {
+    let mut folder = Folder::of_lists().await;
+    let texts = part(&[record(3), record(4)]);
+    let mut writer = PartWriter::new(&folder.root);
+    writer.add(2, &texts);
+    folder.manifest.parts[1].digest = writer.finish()[0].digest.clone();
+    folder.write("part-00001.parquet", texts).await;
+    folder.write_manifest().await;
+    let counts = "2 rows in the parts, the manifest says 4";
+    folder.check(&["part-00001.parquet: not readable as Parquet: column 2: expected Field", counts]).await;
 }
 
 #[tokio::test]
@@ -174,7 +219,7 @@ async fn of_two_runs_of_a_night_the_later_one_counts_and_of_equal_ones_the_great
     let folder = Folder::new().await;
     let root = folder.root.join("out");
     let newest = async || {
-        let found = data_set::newest::<Profiles>(&root, Kind::User, date(2026, 11, 21)).await;
+        let found = data_set::newest::<Profiles>(&root, DataSet::Profiles, Kind::User, date(2026, 11, 21)).await;
         found.map(|found| found.map(|found| found.manifest.run))
     };
     let publish = async |night: i8, run: &str, created: &str| {
@@ -206,6 +251,15 @@ async fn a_manifest_of_another_version_or_data_set_is_refused_by_name() {
     let mut folder = Folder::new().await;
     let error = data_set::read::<IdSet>(&folder.root).await.unwrap_err().to_string();
     assert!(error.ends_with("_manifest.json: the manifest of profiles, expected that of knowledge_ids"), "{error}");
+    folder.manifest.data_set = DataSet::Recommendations;
+    folder.write_manifest().await;
+    let error = data_set::read::<Profiles>(&folder.root).await.unwrap_err().to_string();
+    assert!(error.contains("names the data_set recommendations and describes profiles"), "{error}");
+    folder.manifest.data_set = DataSet::Embeddings;
+    folder.write_manifest().await;
+    let error = data_set::read::<Profiles>(&folder.root).await.unwrap_err().to_string();
+    assert!(error.ends_with("the manifest of embeddings, expected that of profiles or recommendations"), "{error}");
+    folder.manifest.data_set = DataSet::Profiles;
     folder.manifest.version = 1;
     folder.write_manifest().await;
     let error = data_set::read::<Profiles>(&folder.root).await.unwrap_err().to_string();
@@ -214,8 +268,12 @@ async fn a_manifest_of_another_version_or_data_set_is_refused_by_name() {
 }
 
 async fn previous(path: &str, id_type: Option<IdType>) -> Result<Vec<PreviousText>, String> {
+    previous_of(DataSet::Profiles, path, id_type).await
+}
+
+async fn previous_of(data_set: DataSet, path: &str, id_type: Option<IdType>) -> Result<Vec<PreviousText>, String> {
     let sources = [PreviousSource { path: path.to_owned(), kind: Some(Kind::User), id_type }];
-    let read = PreviousReader::open(&sources, date(2026, 11, 21)).await;
+    let read = PreviousReader::open(&sources, data_set, date(2026, 11, 21)).await;
     let mut reader = read.map_err(|e| e.to_string())?;
     let mut all = Vec::new();
     while let Some(texts) = reader.next_batch().await.map_err(|e| e.to_string())? {
@@ -246,6 +304,53 @@ async fn earlier_texts_are_read_from_a_folder_and_from_files() {
     assert!(texts.iter().all(|t| t.record.is_none() && t.kind == Kind::User));
     let mut texts = previous(&format!("file://{path}"), Some(IdType::String)).await.unwrap();
     assert_eq!(texts.remove(1).id, EntityId::Text("8".into()));
+}
+
+/// Both in one output.
+#[tokio::test]
+async fn the_latest_texts_and_the_latest_lists_are_two_things() {
+    let (texts, lists) = (Folder::new().await, Folder::of_lists().await);
+    let root = texts.root.join("out");
+    for (published, night) in [(&texts, 19), (&lists, 20)] {
+        let mut manifest = published.manifest.clone();
+        manifest.date = date(2026, 11, night);
+        let folder = root.join(&manifest.data_set.folder(Kind::User, manifest.date, "r"));
+        for part in &manifest.parts {
+            let bytes = published.root.join(&part.name).read().await.unwrap();
+            folder.join(&part.name).write(bytes).await.unwrap();
+        }
+        data_set::publish(&folder, &manifest).await.unwrap();
+    }
+    let folders = async |data_set| latest(&root, data_set, date(2026, 11, 21)).await.unwrap();
+    let [of_texts, of_lists] = [DataSet::Profiles, DataSet::Recommendations].map(folders);
+    let (of_texts, of_lists) = (of_texts.await, of_lists.await);
+    assert_eq!(of_texts, ["profiles/kind=user/dt=2026-11-19/run=r"]);
+    assert_eq!(of_lists, ["recommendations/kind=user/dt=2026-11-20/run=r"]);
+    let sources = [PreviousSource { path: "latest".into(), kind: Some(Kind::User), id_type: None }];
+    assert_eq!(resolve_latest(&sources, &root, &of_lists)[0].path, root.join(&of_lists[0]).url());
+
+    let read = async |data_set| previous_of(data_set, root.url(), None).await.unwrap();
+    let all = read(DataSet::Profiles).await;
+    assert_eq!(all[0].record.as_deref(), Some(&record(1)));
+    let all = read(DataSet::Recommendations).await;
+    assert_eq!((all.len(), all[0].text.as_str()), (4, ""));
+    assert_eq!(all[3].record.as_deref(), Some(&list_record(4, [74, 7].map(EntityId::Int))));
+
+    let jsonl = texts.root.join("texts.jsonl");
+    jsonl.write("{\"id\": 8, \"text\": \"b\"}".into()).await.unwrap();
+    let cases = [
+        (DataSet::Profiles, lists.root.clone(), "holds recommendations, expected profiles"),
+        (DataSet::Profiles, lists.root.join("part-00001.parquet"), "holds recommendations, expected profiles"),
+        (DataSet::Recommendations, texts.root.clone(), "holds profiles, expected recommendations"),
+        (DataSet::Recommendations, texts.root.join("part-00001.parquet"), "holds profiles, expected recommendations"),
+        (DataSet::Recommendations, jsonl, "holds profiles, expected recommendations"),
+        (DataSet::Recommendations, texts.root.join("none"), "no _SUCCESS below recommendations/): give path = "),
+        (DataSet::Profiles, texts.root.join("none"), "no _SUCCESS below profiles/): give a .jsonl or .parquet"),
+    ];
+    for (data_set, path, expected) in cases {
+        let error = previous_of(data_set, path.url(), None).await.unwrap_err();
+        assert!(error.starts_with(path.url()) && error.contains(expected), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -10,8 +10,9 @@ use rayon::prelude::*;
 
 use super::draft_model::DraftModel;
 use super::options::GenerateOptions;
-use super::request::{FAILURES_IN_A_ROW_MAX, Finished, GenerateError, Generated, Request, TextError, TextGenerator};
+use super::request::{Finished, GenerateError, Generated, Request, TextError, TextGenerator};
 use super::sequence::{Room, Sequence};
+use super::waiting::Waiting;
 use crate::budget::Drafted;
 use crate::cost::StepLoad;
 
@@ -31,16 +32,11 @@ pub struct Generator {
     engine: Box<dyn Engine>,
     tokenizer: Tokenizer,
     options: GenerateOptions,
-    queue: VecDeque<Request>,
-    /// Requests whose step failed: each runs alone, so that the one at fault is found.
-    suspects: VecDeque<Request>,
-    /// The batch is one suspect.
-    quarantine: bool,
+    waiting: Waiting,
     active: Vec<Sequence>,
     prefixes: VecDeque<(Vec<u32>, Slot)>,
     /// Nodes of the last step.
     drafted: usize,
-    failures_in_a_row: usize,
     /// Whether a request has waited because there was no cache for it.
     waited_for_cache: bool,
     /// Duration of prefills of shared prefixes, added to the next step.
@@ -54,7 +50,7 @@ impl std::fmt::Debug for Generator {
         f.debug_struct("Generator")
             .field("options", &self.options)
             .field("active", &self.active.len())
-            .field("queued", &self.queue.len())
+            .field("waiting", &self.waiting.len())
             .finish_non_exhaustive()
     }
 }
@@ -66,13 +62,10 @@ impl Generator {
             engine,
             tokenizer,
             options,
-            queue: VecDeque::new(),
-            suspects: VecDeque::new(),
-            quarantine: false,
+            waiting: Waiting::default(),
             active: Vec::new(),
             prefixes: VecDeque::new(),
             drafted: 0,
-            failures_in_a_row: 0,
             waited_for_cache: false,
             unattributed_seconds: 0.0,
             draft_models: Vec::new(),
@@ -130,17 +123,14 @@ impl Generator {
         Ok(())
     }
 
-    /// Lets requests join while there is room. A suspect joins only an empty batch, and nobody joins it.
+    /// Lets requests join while there is room.
     fn admit(&mut self, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
-        if self.active.is_empty() {
-            self.quarantine = !self.suspects.is_empty();
-        }
-        let room = if self.quarantine { 1 } else { self.options.batch };
+        let room = self.waiting.room(self.options.batch, self.active.is_empty());
         while self.active.len() < room
-            && let Some(request) = self.waiting().pop_front()
+            && let Some(request) = self.waiting.next()
         {
             if self.is_computing_prompt_of(&request) {
-                self.waiting().push_front(request);
+                self.waiting.put_back(request);
                 break;
             }
             let max_tokens = match self.check(&request) {
@@ -160,12 +150,12 @@ impl Generator {
                 }
                 Err(_) if self.active.is_empty() && !self.prefixes.is_empty() => {
                     self.forget_prefixes();
-                    self.waiting().push_front(request);
+                    self.waiting.put_back(request);
                 }
-                Err(error) if self.active.is_empty() => self.fail(&request, error, finished)?,
+                Err(error) if self.active.is_empty() => self.waiting.fail(&request, error, finished)?,
                 Err(error) => {
                     self.wait_for_cache(&error);
-                    self.waiting().push_front(request);
+                    self.waiting.put_back(request);
                     break;
                 }
             }
@@ -186,26 +176,6 @@ impl Generator {
         for (_, slot) in self.prefixes.drain(..) {
             self.engine.close(slot);
         }
-    }
-
-    /// The engine failed for a request that had it to itself.
-    fn fail(
-        &mut self,
-        request: &Request,
-        error: EngineError,
-        finished: &mut Vec<Finished>,
-    ) -> Result<(), GenerateError> {
-        finished.push(Finished { id: request.id, result: Err((&error).into()) });
-        self.failures_in_a_row += 1;
-        match self.failures_in_a_row {
-            FAILURES_IN_A_ROW_MAX.. => Err(GenerateError::Engine(error)),
-            _ => Ok(()),
-        }
-    }
-
-    /// The requests whose turn it is.
-    fn waiting(&mut self) -> &mut VecDeque<Request> {
-        if self.quarantine { &mut self.suspects } else { &mut self.queue }
     }
 
     /// The bound on the request's text, or why there can be none.
@@ -426,7 +396,7 @@ impl Generator {
             self.close(&sequence);
             let Sequence { request, done, .. } = sequence;
             if stop.is_ok() {
-                self.failures_in_a_row = 0;
+                self.waiting.succeeded();
             }
             let result = stop.map(|stop| Generated { stop, ..done });
             finished.push(Finished { id: request.id, result });
@@ -442,22 +412,12 @@ impl Generator {
         }
     }
 
-    /// After a failed step every sequence starts over, each alone; one that then fails is at fault.
+    /// After a failed step every sequence starts over.
     fn isolate(&mut self, error: EngineError, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
-        let requests: Vec<Request> = std::mem::take(&mut self.active)
-            .into_iter()
-            .map(|sequence| {
-                self.close(&sequence);
-                sequence.request
-            })
-            .collect();
-        match requests.as_slice() {
-            [suspect] if self.quarantine => self.fail(suspect, error, finished),
-            _ => {
-                self.suspects.extend(requests);
-                Ok(())
-            }
-        }
+        let sequences = std::mem::take(&mut self.active);
+        sequences.iter().for_each(|sequence| self.close(sequence));
+        let requests = sequences.into_iter().map(|sequence| sequence.request).collect();
+        self.waiting.isolate(requests, error, finished)
     }
 }
 
@@ -471,11 +431,11 @@ impl TextGenerator for Generator {
     }
 
     fn load(&self) -> usize {
-        self.active.len() + self.queue.len() + self.suspects.len()
+        self.active.len() + self.waiting.len()
     }
 
     fn submit(&mut self, request: Request) {
-        self.queue.push_back(request);
+        self.waiting.submit(request);
     }
 
     fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
@@ -533,9 +493,7 @@ impl TextGenerator for Generator {
     }
 
     fn reset(&mut self) {
-        self.queue.clear();
-        self.suspects.clear();
-        self.failures_in_a_row = 0;
+        self.waiting.clear();
         self.unattributed_seconds = 0.0;
         for sequence in std::mem::take(&mut self.active) {
             self.close(&sequence);

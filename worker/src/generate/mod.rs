@@ -16,6 +16,7 @@ mod options;
 mod request;
 mod sequence;
 mod stop;
+mod waiting;
 
 pub use draft_model::DraftModel;
 pub use generator::Generator;
@@ -25,3 +26,4 @@ pub(crate) use request::FAILURES_IN_A_ROW_MAX;
 pub use request::{Finished, GenerateError, Generated, Request, StopReason, TextError, TextGenerator};
 #[cfg(feature = "mistralrs")]
 pub(crate) use stop::cut_at_stop;
+pub(crate) use waiting::Waiting;

@@ -1,9 +1,13 @@
 //! Requests, their texts, and what turns the one into the other.
 
+use std::sync::Arc;
+
 use laser_decode::Pool;
 use laser_engine::EngineError;
 use laser_model::{ModelError, Tokenizer};
 use laser_schema::audit::Origin;
+
+use crate::catalogue::Catalogue;
 
 /// Sequences that fail by themselves, without a text between them, before the engine itself is given up.
 pub(crate) const FAILURES_IN_A_ROW_MAX: usize = 8;
@@ -25,6 +29,10 @@ pub struct Request {
     pub strict: bool,
     /// The key of the noise by which the text is drawn, if it is.
     pub key: u64,
+    /// Of a list: the user's items, by their number in the trie.
+    pub history: Vec<u32>,
+    /// Of a list: the items that there are.
+    pub catalogue: Option<Arc<Catalogue>>,
 }
 
 /// Why a text ended.
@@ -55,6 +63,9 @@ impl StopReason {
 pub struct Generated {
     /// The text, without end-of-text token and stop string.
     pub text: String,
+    /// Of a list: its items, best first, by their number in the trie, with the natural-log probabilities of their
+    /// identifiers.
+    pub items: Vec<(u32, f64)>,
     /// Its tokens, with the end-of-text token if it ended by one.
     pub tokens: Vec<u32>,
     /// Where each of them comes from.
@@ -98,6 +109,12 @@ pub enum TextError {
         /// Positions of the model.
         limit: usize,
     },
+    /// A list has to be of something.
+    #[error("the run has no catalogue of items: it makes texts, and this worker's configuration has [lists]")]
+    NoCatalogue,
+    /// No item may be listed.
+    #[error("no item is left to list: all are out of stock or in the user's history")]
+    NothingToList,
     /// The forward overflowed.
     #[error("the model's probabilities are not numbers; try a dtype of more range")]
     NotANumber,

@@ -3,13 +3,14 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use laser_decode::Pool;
+use laser_decode::{Pool, Trie};
 use laser_features::encoder::Encoder;
 use laser_schema::job::ShardJob;
 use laser_store::run_store::PlannedRun;
 use tokio_util::sync::CancellationToken;
 use tracing::{Span, error_span};
 
+use crate::catalogue::Catalogue;
 use crate::progress::Progress;
 
 /// Everything that the shards of a run share.
@@ -19,6 +20,8 @@ pub struct RunContext {
     pub run: PlannedRun,
     /// The pools by name.
     pub pools: HashMap<String, Pool>,
+    /// The items, which a plan of lists needs.
+    pub catalogue: Option<Arc<Catalogue>>,
     /// The encoder, which a plan with embeddings needs.
     pub encoder: Option<Arc<Encoder>>,
     /// The worker's name, unique among those that may work on the run.
@@ -28,6 +31,11 @@ pub struct RunContext {
 }
 
 impl RunContext {
+    /// The identifiers of the items of a run of lists.
+    pub(crate) fn trie(&self) -> Option<&Trie> {
+        self.catalogue.as_deref().map(|catalogue| &catalogue.trie)
+    }
+
     /// The span around all work on a shard, for the log and the trace. It has the level of errors, so that no filter
     /// drops it.
     pub(super) fn span(&self, job: &ShardJob) -> Span {

@@ -127,6 +127,8 @@ impl EngineLoop {
             plain: false,
             strict: policy == Policy::Strict,
             key: self.context.run.plan.spec.sampling.map_or(0, |sampling| sampling.key(kind, &row.entity_id, sample)),
+            history: row.history.clone(),
+            catalogue: self.context.catalogue.clone(),
         })
     }
 
@@ -151,7 +153,7 @@ impl EngineLoop {
         };
         let place = ((place / open.samples) as usize, place % open.samples);
         match result {
-            Ok(text) if text.text.trim().is_empty() => {
+            Ok(text) if text.text.trim().is_empty() && text.items.is_empty() => {
                 open.fail(place, RowError::new("generate", "the model's text is empty"));
             }
             Ok(text) => open.add(place, &text, &self.context),
@@ -193,9 +195,9 @@ impl EngineLoop {
             .iter()
             .filter_map(|row| Some((row, self.request(row, (0, 0), (lease.job.kind, policy)).ok()?)))
             .collect();
-        let plan = &self.context.run.plan;
+        let (plan, trie) = (&self.context.run.plan, self.context.trie());
         let figures = |row: &ShardRow, request: &Request, text: &Generated| {
-            let record = part::record(plan, row, policy, request.pool.as_ref(), text);
+            let record = part::record(plan, row, policy, (request.pool.as_ref(), trie), text);
             let previous = with_end(request.previous.len() as u64, text.stop);
             Figures::of(&record, &text.tokens, previous)
         };

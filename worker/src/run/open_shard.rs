@@ -64,7 +64,8 @@ impl OpenShard {
     /// Takes over a row's text, or another sample of it.
     pub(super) fn add(&mut self, (index, sample): Place, text: &Generated, context: &RunContext) {
         let row = &self.rows[index];
-        let record = part::record(&context.run.plan, row, self.policy, context.pools.get(&row.pool), text);
+        let record =
+            part::record(&context.run.plan, row, self.policy, (context.pools.get(&row.pool), context.trie()), text);
         let previous = with_end(self.previous[index], text.stop);
         let figures = Figures::of(&record, &text.tokens, previous);
         let fallback = self.policy != context.run.plan.spec.verification;

@@ -7,6 +7,7 @@ mod failures;
 mod generate;
 mod guards;
 mod limits;
+mod lists;
 mod planned;
 mod run;
 mod support;

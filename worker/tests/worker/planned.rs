@@ -95,12 +95,14 @@ pub(crate) async fn plan_as(
         embedding: None,
         prompts: &prompts,
         route: &|_| "user-all".to_owned(),
+        catalogue: None,
     };
     wish(&mut request);
     let table = EntityTable { path, kind: Some(Kind::User), columns: Columns::default() };
     let entities = Join::new(&[table], 1 << 30).await.unwrap();
     let plan = plan(Some(&output), entities, &request, &mut |_| {}).await.unwrap();
     let context = RunContext {
+        catalogue: None,
         run: PlannedRun::new(RunStore::new(&output, &plan.run), plan),
         pools: HashMap::from([("user-all".to_owned(), pool(&[tokens(1, 50)]))]),
         encoder: None,
@@ -125,6 +127,7 @@ pub(crate) fn spec() -> Spec {
         sampling: None,
         max_new_tokens: 40,
         stop: Vec::new(),
+        lists: None,
     }
 }
 

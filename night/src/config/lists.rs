@@ -1,0 +1,152 @@
+//! `[lists]`: a night that makes lists of items in place of texts.
+
+use anyhow::{Result, ensure};
+use laser_decode::Normalisation as Relative;
+use laser_schema::Digest;
+use laser_schema::lists::{ListSpec, Normalisation, Ties};
+use laser_store::catalogue::CatalogueTable;
+use laser_worker::lists::{ListDraft, ListOptions};
+use serde::{Deserialize, Serialize};
+
+use super::Config;
+
+/// Most items of a list.
+const ITEMS_MAX: usize = 1000;
+
+/// `[lists]`: part of the specification, but for the last two.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ListsConfig {
+    /// The items with their identifiers.
+    pub catalogue: CatalogueTable,
+    /// A table of items that must not be listed, with the catalogue's column of ids.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub out_of_stock: Option<String>,
+    /// The field of a history's interactions that names the item.
+    pub item: String,
+    /// Items of a list.
+    pub items: usize,
+    /// Beams of the search; as many as items if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub width: Option<usize>,
+    /// What a code's probability is relative to.
+    pub normalisation: Normalisation,
+    /// Whether items of a user's history may be listed.
+    pub repeat: bool,
+    /// What becomes of items that share an identifier.
+    pub ties: Ties,
+    /// What is drafted.
+    pub draft: ListDraftKind,
+    /// Prefixes that are drafted for a user and step, at most.
+    pub nodes: usize,
+}
+
+/// `[lists] draft`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ListDraftKind {
+    /// Nothing: one step per forward.
+    None,
+    /// What the trie has behind the beams.
+    #[default]
+    Trie,
+}
+
+impl Default for ListsConfig {
+    fn default() -> Self {
+        Self {
+            catalogue: CatalogueTable::default(),
+            out_of_stock: None,
+            item: "item".into(),
+            items: 20,
+            width: None,
+            normalisation: Normalisation::default(),
+            repeat: false,
+            ties: Ties::default(),
+            draft: ListDraftKind::default(),
+            nodes: 256,
+        }
+    }
+}
+
+impl ListsConfig {
+    fn width(&self) -> usize {
+        self.width.unwrap_or(self.items)
+    }
+
+    /// Checks what the types leave open.
+    ///
+    /// # Errors
+    /// Naming the key and what to write instead.
+    pub(super) fn validate(&self) -> Result<()> {
+        ensure!(
+            !self.catalogue.path.is_empty(),
+            "[lists.catalogue] path: not set; give a table of items with their identifiers"
+        );
+        ensure!((1..=ITEMS_MAX).contains(&self.items), "[lists] items = {}: expected 1 to {ITEMS_MAX}", self.items);
+        ensure!(
+            self.width() >= self.items,
+            "[lists] width = {}: expected at least as many beams as items, {}",
+            self.width(),
+            self.items
+        );
+        Ok(())
+    }
+
+    /// Refuses what only texts have.
+    ///
+    /// # Errors
+    /// Naming the key.
+    pub(crate) fn check(&self, config: &Config) -> Result<()> {
+        let refused = [
+            ("[generate] temperature", config.generate.temperature != 0.0),
+            ("[encoder]", config.encoder.is_some()),
+            ("[guards]", config.guards.is_some()),
+            ("[demo]", config.demo.is_some()),
+            ("[draft.model]", !config.draft.model.is_empty()),
+        ];
+        for (key, is_set) in refused {
+            ensure!(!is_set, "{key}: is for texts, and [lists] makes none; remove it, or [lists]");
+        }
+        ensure!(
+            config.model.engine == super::EngineKind::Tree,
+            "[model] engine: lists need \"tree\", whose trees the beams are"
+        );
+        Ok(())
+    }
+
+    /// What decides lists, given the digests of the trie and of the items out of stock.
+    pub(crate) fn spec(&self, trie: Digest, out_of_stock: Option<Digest>) -> ListSpec {
+        ListSpec {
+            trie,
+            out_of_stock,
+            items: self.items,
+            width: self.width(),
+            normalisation: self.normalisation,
+            repeat: self.repeat,
+            ties: self.ties,
+        }
+    }
+
+    /// How lists are made, without the cost of forwards.
+    pub(crate) fn options(&self, config: &Config) -> ListOptions {
+        ListOptions {
+            items: self.items,
+            width: self.width(),
+            normalisation: match self.normalisation {
+                Normalisation::Vocabulary => Relative::Vocabulary,
+                Normalisation::Allowed => Relative::Allowed,
+            },
+            repeat: self.repeat,
+            all_ties: self.ties == Ties::All,
+            draft: match self.draft {
+                ListDraftKind::None => ListDraft::None,
+                ListDraftKind::Trie => ListDraft::Trie,
+            },
+            nodes: self.nodes,
+            batch: config.generate.batch,
+            step_tokens: config.generate.step_tokens,
+            cost: None,
+        }
+    }
+}

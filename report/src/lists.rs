@@ -1,0 +1,35 @@
+//! A few of the published lists, as a page shows them.
+
+use laser_schema::knowledge::KnowledgeRecord;
+use serde::Serialize;
+
+/// Items of a list that are shown.
+const ITEMS_SHOWN: usize = 10;
+
+/// A user's list.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub(crate) struct ListSample {
+    id: String,
+    /// The best ones.
+    items: Vec<ListedItem>,
+    /// How many there are in all.
+    length: usize,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct ListedItem {
+    /// From 1.
+    rank: usize,
+    id: String,
+    score: f64,
+}
+
+impl ListSample {
+    /// The list of a row, if the row has one.
+    pub(crate) fn of(row: &KnowledgeRecord) -> Option<Self> {
+        let shown = row.items.iter().zip(&row.scores).take(ITEMS_SHOWN).zip(1..);
+        let items: Vec<ListedItem> =
+            shown.map(|((id, &score), rank)| ListedItem { rank, id: id.to_string(), score }).collect();
+        (!items.is_empty()).then(|| Self { id: row.entity_id.to_string(), items, length: row.items.len() })
+    }
+}

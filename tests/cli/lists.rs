@@ -1,0 +1,221 @@
+//! Nights of lists: from histories and a catalogue to a model, lists, and what the next night decodes again.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Output;
+use std::sync::OnceLock;
+
+use laser_schema::EntityId;
+use laser_store::part::decode_part;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::distributed::{Nats, Process};
+use crate::faults::start_and_kill;
+use crate::{Workspace, assert_exit, assert_prints, assert_refused, laser, parts, set};
+
+const ITEMS: i64 = 48;
+const USERS: i64 = 60;
+
+/// What a lists night has beside the output.
+const LISTS: &str = r#"
+[model]
+path = "MODEL"
+[[input]]
+path = "DIR/users.jsonl"
+kind = "user"
+[output]
+path = "DIR/out"
+[prompt]
+user = "lists/codes"
+max_history = 4
+[generate]
+batch = 3
+[lists]
+items = 5
+[lists.catalogue]
+path = "DIR/items.jsonl"
+[recommender]
+output = "DIR/model"
+[recommender.model]
+hidden_size = 32
+intermediate_size = 64
+layers = 1
+heads = 2
+kv_heads = 2
+max_items = 4
+dropout = 0.0
+epochs = 30
+patience = 30
+batch_tokens = 64
+learning_rate = 0.005
+[run]
+date = "2026-01-02"
+shard_rows = 16
+audit_share = 0.0
+"#;
+
+/// The items of a catalogue of three levels, of which the last two share an identifier.
+fn items() -> String {
+    let codes = |item: i64| [item % 4, item / 4 % 4, item.min(ITEMS - 2) / 16];
+    (0..ITEMS).map(|item| json!({ "id": item, "identifier": codes(item) }).to_string() + "\n").collect()
+}
+
+/// Users who go from each item to one of the two behind it; those of `longer` have one item more.
+fn users(longer: i64) -> String {
+    let row = |user: i64| {
+        let length = 3 + user % 6 + i64::from(user < longer);
+        let steps = (0..length).scan(user * 7 % ITEMS, |item, at| {
+            *item = (*item + 1 + (user + at) % 2) % ITEMS;
+            Some(json!({ "item": *item }))
+        });
+        json!({ "id": format!("u{user}"), "history": steps.collect::<Vec<Value>>() }).to_string() + "\n"
+    };
+    (0..USERS).map(row).collect()
+}
+
+/// A model that all tests share, and where it is.
+fn model() -> &'static PathBuf {
+    static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
+    let (_, path) = MODEL.get_or_init(|| {
+        let workspace = untrained();
+        assert_prints(&train(&workspace, &[]), &["a recommender; use it with [model] path", "(kept)", "all codes"]);
+        let path = workspace.path("model");
+        (workspace.dir, path)
+    });
+    path
+}
+
+fn untrained() -> Workspace {
+    let workspace = Workspace { dir: tempfile::tempdir().unwrap(), environment: Vec::new() };
+    workspace.configure(&[&LISTS.replace("MODEL", "DIR/model")]);
+    fs::write(workspace.path("items.jsonl"), items()).unwrap();
+    fs::write(workspace.path("users.jsonl"), users(0)).unwrap();
+    workspace
+}
+
+fn workspace() -> Workspace {
+    let workspace = untrained();
+    workspace.configure(&[&LISTS.replace("MODEL", model().to_str().unwrap())]);
+    workspace
+}
+
+fn train(workspace: &Workspace, settings: &[&str]) -> Output {
+    let mut command = laser();
+    command.args(["train", "recommender"]).arg(workspace.path("laser.toml")).args(set(settings));
+    command.output().unwrap()
+}
+
+/// A user's list: items and scores.
+type List = (Vec<EntityId>, Vec<f64>);
+
+/// The lists of a night, and which run made each.
+fn lists(workspace: &Workspace, date: &str) -> BTreeMap<String, (List, String)> {
+    let mut lists = BTreeMap::new();
+    let folder = workspace.path(&format!("out/recommendations/kind=user/dt={date}"));
+    for (_, bytes) in parts(&folder) {
+        for row in decode_part("part", bytes.into()).unwrap().0 {
+            let list = ((row.items, row.scores), row.generated_by);
+            assert!(lists.insert(row.entity_id.to_string(), list).is_none(), "{} twice", row.entity_id);
+        }
+    }
+    assert_eq!(Ok(USERS), i64::try_from(lists.len()));
+    lists
+}
+
+/// The same without the runs.
+fn only_lists(workspace: &Workspace, date: &str) -> BTreeMap<String, List> {
+    lists(workspace, date).into_iter().map(|(user, (list, _))| (user, list)).collect()
+}
+
+#[test]
+fn lists_come_of_histories_and_are_decoded_again_where_these_change() {
+    let night = workspace();
+    assert_exit(&night.run(&[]), 0);
+    assert_exit(&night.verify(), 0);
+    let first = lists(&night, "2026-01-02");
+    for (user, ((items, scores), _)) in &first {
+        assert!(items.len() == 5 && scores.is_sorted_by(|a, b| a >= b) && scores[0] < 0.0, "{user}: {items:?}");
+    }
+    // Most users go to one of the two items behind their last one.
+    let histories = users(0);
+    let hits = histories.lines().filter(|line| {
+        let user: Value = serde_json::from_str(line).unwrap();
+        let last = user["history"].as_array().unwrap().last().unwrap()["item"].as_i64().unwrap();
+        let ((items, _), _) = &first[user["id"].as_str().unwrap()];
+        items[..2].iter().any(|item| [1, 2].map(|step| EntityId::Int((last + step) % ITEMS)).contains(item))
+    });
+    // By chance it would be 5.
+    let hits = hits.count();
+    assert!(hits > 24, "{hits} of {USERS}");
+    // Whatever is drafted, batched and sharded, the lists are those of the plain search.
+    for settings in [
+        ["lists.draft=none", "generate.batch=1", "run.shard_rows=7"],
+        ["draft.adaptive=false", "generate.batch=7", "generate.step_tokens=40"],
+    ] {
+        let other = workspace();
+        assert_exit(&other.run(&settings), 0);
+        assert_eq!(only_lists(&other, "2026-01-02"), only_lists(&night, "2026-01-02"), "{settings:?}");
+    }
+    // The next night ten users have gone on.
+    fs::write(night.path("users.jsonl"), users(10)).unwrap();
+    let latest = "previous=[{path='latest'}]";
+    let next = night.run(&["run.date=2026-01-03", latest]);
+    assert_prints(&next, &["10 lists generated", "50 unchanged"]);
+    let second = lists(&night, "2026-01-03");
+    let carried = second.iter().filter(|(user, (list, run))| (list, run) == (&first[*user].0, &first[*user].1));
+    assert_eq!(carried.count(), 50);
+    // Another list of what is out of stock decodes all of them again, and nothing of it is listed.
+    let out = first["u20"].0.0[0].to_string();
+    fs::write(night.path("out_of_stock.jsonl"), format!("{{\"id\": {out}}}\n")).unwrap();
+    let stock = format!("lists.out_of_stock={}", night.path("out_of_stock.jsonl").display());
+    assert_prints(&night.run(&["run.date=2026-01-04", latest, &stock]), &["60 lists generated"]);
+    for (user, (items, _)) in only_lists(&night, "2026-01-04") {
+        assert!(items.len() == 5 && items.iter().all(|item| item.to_string() != out), "{user}: {items:?}");
+    }
+    assert_exit(&night.verify(), 0);
+}
+
+#[test]
+fn a_killed_night_and_workers_make_the_lists_of_one_process() {
+    let quiet = workspace();
+    assert_exit(&quiet.run(&[]), 0);
+    let expected = only_lists(&quiet, "2026-01-02");
+    let killed = workspace();
+    for shards in [1, 2] {
+        start_and_kill(killed.command("run", &[]), shards);
+    }
+    assert_exit(&killed.run(&[]), 0);
+    assert_eq!(only_lists(&killed, "2026-01-02"), expected);
+
+    let (nats, shared) = (Nats::start("LASER_NATS_NEW", ""), workspace());
+    let queue = format!("queue.url=nats://127.0.0.1:{}", nats.port());
+    let start = |subcommand: &str, settings: &[&str]| {
+        Process::start(shared.command(subcommand, &[&[queue.as_str(), "queue.lease_seconds=3"], settings].concat()))
+    };
+    let coordinator = start("coordinator", &[]);
+    coordinator.wait_for("queued shards", 1);
+    let workers = ["generate.batch=5", "lists.draft=none"].map(|setting| start("worker", &[setting]));
+    coordinator.assert_ends(0);
+    workers.into_iter().for_each(|worker| drop(Process::terminate(worker)));
+    assert_exit(&shared.verify(), 0);
+    assert_eq!(only_lists(&shared, "2026-01-02"), expected);
+}
+
+#[test]
+fn what_no_list_can_be_made_of_is_refused() {
+    let night = workspace();
+    let refuse = |settings: &[&str], words: &[&str]| assert_refused(&night.run(settings), words);
+    refuse(&["lists.width=3"], &["[lists] width = 3: expected at least as many beams as items, 5"]);
+    refuse(&["lists.item=film"], &["[lists] item = \"film\"", "no interaction has that field"]);
+    refuse(&["generate.temperature=0.5", "verification.policy=strict"], &["[generate] temperature: is for texts"]);
+    fs::write(night.path("out.jsonl"), "{\"id\": 4000}\n").unwrap();
+    let stock = format!("lists.out_of_stock={}", night.path("out.jsonl").display());
+    refuse(&[&stock], &["[lists] out_of_stock", "the catalogue has no item 4000"]);
+    let text_model = format!("model.path={}", crate::fixture().display());
+    refuse(&[&text_model], &["code \"<a_0>\" is", "tokens of the model's tokenizer"]);
+    fs::write(night.path("items.jsonl"), items() + "{\"id\": 99, \"identifier\": [1]}\n").unwrap();
+    refuse(&[], &["items.jsonl, row 49", "holds 1 codes; the rows before have 3"]);
+    assert!(!night.path("out/recommendations").exists());
+}

@@ -1,0 +1,235 @@
+//! Lists: against scoring every item, and whatever is drafted, batched and chunked, the plain search's.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use laser_decode::{Normalisation, ROOT_PARENT, Stock, TargetScores, Trie, TrieItem, TrieMeta, build_trie};
+use laser_engine::{Engine, EngineOptions, FakeEngine, Segment};
+use laser_worker::cost::StepCost;
+use laser_worker::generate::{Generated, Request, TextError, TextGenerator};
+use laser_worker::lists::{Catalogue, ListDraft, ListGenerator, ListOptions};
+
+use crate::support::{fake_options, fixture, tokenizer, tokens};
+
+const LEVELS: usize = 4;
+const CODES: u16 = 6;
+const ITEMS: u32 = 300;
+
+/// 300 items, of which the first two share an identifier.
+fn trie() -> Trie {
+    let names = |level: usize| (0..CODES).map(|code| format!("<{level}_{code}>")).collect();
+    let meta = TrieMeta { name: "items".into(), integer_ids: true, codes: (0..LEVELS).map(names).collect() };
+    let rows: Vec<(String, Vec<u16>)> = (0..ITEMS)
+        .map(|item| {
+            let random = tokens(item.max(1) + 17, LEVELS);
+            (item.to_string(), random.iter().map(|token| u16::try_from(token % u32::from(CODES)).unwrap()).collect())
+        })
+        .collect();
+    let rows = rows.iter().map(|(id, codes)| TrieItem { id, codes });
+    Trie::open(Bytes::from(build_trie(&meta, rows).unwrap())).unwrap()
+}
+
+fn catalogue(trie: &Trie) -> Catalogue {
+    let token = |level: usize, code: u16| 200 + u32::try_from(level).unwrap() * 100 + u32::from(code);
+    Catalogue {
+        trie: trie.clone(),
+        tokens: (0..LEVELS).map(|level| (0..CODES).map(|code| token(level, code)).collect()).collect(),
+        stock: Stock::all(trie),
+    }
+}
+
+fn options() -> ListOptions {
+    ListOptions {
+        items: 5,
+        width: 5,
+        normalisation: Normalisation::Vocabulary,
+        repeat: false,
+        all_ties: true,
+        draft: ListDraft::None,
+        nodes: 100,
+        batch: 1,
+        step_tokens: 512,
+        cost: None,
+    }
+}
+
+fn model() -> Box<dyn Engine> {
+    laser_engine::load(&EngineOptions::new(fixture())).unwrap()
+}
+
+fn requests(trie: &Trie) -> Vec<Request> {
+    let catalogue = Arc::new(catalogue(trie));
+    let request = |id: u32| Request {
+        id: u64::from(id),
+        prompt: tokens(id + 5, 3 + 11 * id as usize),
+        history: (0..4).map(|at| (id * 37 + at * 11) % ITEMS).chain([0]).collect(),
+        catalogue: Some(catalogue.clone()),
+        ..Request::default()
+    };
+    (0..5).map(request).collect()
+}
+
+/// The lists of the requests, in their order.
+fn lists(generator: &mut ListGenerator, requests: &[Request]) -> Vec<Result<Generated, TextError>> {
+    requests.iter().for_each(|request| generator.submit(request.clone()));
+    let mut finished = Vec::new();
+    while generator.load() > 0 {
+        finished.extend(generator.step().unwrap());
+    }
+    finished.sort_by_key(|finished| finished.id);
+    finished.into_iter().map(|finished| finished.result).collect()
+}
+
+fn items(lists: &[Result<Generated, TextError>]) -> Vec<Vec<(u32, f64)>> {
+    lists.iter().map(|list| list.as_ref().unwrap().items.clone()).collect()
+}
+
+/// The log probability of each code behind the prompt, one token a forward.
+fn score(engine: &mut dyn Engine, prompt: &[u32], codes: &[u32]) -> f64 {
+    let slot = engine.open(prompt.len() + codes.len()).unwrap();
+    let size = engine.info().vocab_size;
+    let mut sum = 0.0;
+    for (at, &token) in prompt.iter().chain(codes).enumerate() {
+        let segment = Segment { slot, tokens: &[token], parents: &[ROOT_PARENT], ..Segment::default() };
+        let scores = engine.step(&[segment], size).unwrap();
+        engine.commit(slot, &[0]).unwrap();
+        if let Some(next) = (at + 1).checked_sub(prompt.len()).and_then(|next| codes.get(next)) {
+            let found = scores[0].top(0).iter().find(|candidate| candidate.token == *next).unwrap();
+            sum += f64::from(found.log_probability);
+        }
+    }
+    engine.close(slot);
+    sum
+}
+
+#[test]
+fn a_list_as_wide_as_the_catalogue_has_the_best_of_all_items() {
+    let trie = trie();
+    let wide = ListOptions { items: 20, width: trie.leaves(), draft: ListDraft::Trie, ..options() };
+    let request = &requests(&trie)[1];
+    let mut generator = ListGenerator::new(model(), tokenizer(), wide.clone());
+    let list = items(&lists(&mut generator, std::slice::from_ref(request))).remove(0);
+    let mut engine = model();
+    let mut expected: Vec<(u32, f64)> = (0..u32::try_from(trie.leaves()).unwrap())
+        .map(|leaf| {
+            let path = trie.path(leaf);
+            let codes: Vec<u32> = path
+                .iter()
+                .zip(&catalogue(&trie).tokens)
+                .map(|(&node, tokens)| tokens[trie.code(node) as usize])
+                .collect();
+            (leaf, score(engine.as_mut(), &request.prompt, &codes))
+        })
+        .collect();
+    expected.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let expected = expected.into_iter().flat_map(|(leaf, score)| trie.items_of(leaf).map(move |item| (item, score)));
+    let expected = expected.filter(|(item, _)| !request.history.contains(item));
+    for ((item, score), (expected_item, expected_score)) in list.iter().zip(expected) {
+        assert!((score - expected_score).abs() < 1e-5, "{item} {score}, expected {expected_item} {expected_score}");
+    }
+    assert_eq!(list.len(), 20);
+}
+
+#[test]
+fn lists_are_the_same_whatever_is_drafted_batched_and_chunked() {
+    let trie = trie();
+    let requests = requests(&trie);
+    for normalisation in [Normalisation::Vocabulary, Normalisation::Allowed] {
+        let plain = ListOptions { normalisation, ..options() };
+        let expected = lists(&mut ListGenerator::new(model(), tokenizer(), plain.clone()), &requests);
+        for (list, request) in expected.iter().zip(&requests) {
+            let list = list.as_ref().unwrap();
+            let found: Vec<u32> = list.items.iter().map(|item| item.0).collect();
+            assert_eq!(found.len(), 5);
+            assert!(found.iter().all(|item| !request.history.contains(item)), "{found:?}");
+            let (calls, accepted) = (list.step_accepted.len(), list.step_accepted.iter().sum::<u32>() as usize);
+            assert_eq!(calls + accepted, LEVELS);
+            assert!(list.drafted == 0 && (accepted == 0 || normalisation == Normalisation::Allowed));
+        }
+        let cost = || StepCost::new(vec![(1.0, 1.0), (1000.0, 2.0)], 0.0);
+        for (batch, step_tokens) in [(1, 512), (3, 512), (5, 40), (2, 9)] {
+            for (nodes, cost) in [(100, None), (3, None), (100, Some(cost()))] {
+                let draft = ListDraft::Trie;
+                let drafted = ListOptions { draft, nodes, batch, step_tokens, cost, ..plain.clone() };
+                let mut generator = ListGenerator::new(model(), tokenizer(), drafted);
+                let found = lists(&mut generator, &requests);
+                let case = format!("{normalisation:?}, batch {batch}, {step_tokens} tokens, {nodes} nodes");
+                assert_eq!(items(&found), items(&expected), "{case}");
+                let calls = |lists: &[Result<Generated, TextError>]| -> usize {
+                    lists.iter().map(|list| list.as_ref().unwrap().step_accepted.len()).sum()
+                };
+                assert!(calls(&found) <= calls(&expected), "{case}");
+                if (nodes, step_tokens) == (100, 512) {
+                    assert!(calls(&found) < calls(&expected), "{case}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn completing_the_trie_takes_half_of_the_calls() {
+    let trie = trie();
+    let all = ListOptions { draft: ListDraft::Trie, nodes: 1000, step_tokens: 4000, ..options() };
+    let requests = requests(&trie);
+    let lists = lists(&mut ListGenerator::new(model(), tokenizer(), all), &requests);
+    for list in lists {
+        assert_eq!(list.unwrap().step_accepted, [1, 1]);
+    }
+}
+
+#[test]
+fn items_out_of_stock_and_items_that_share_an_identifier() {
+    let trie = trie();
+    let of_stock = |stock: Stock, options: ListOptions, history: &[u32]| {
+        let catalogue = Arc::new(Catalogue { stock, ..catalogue(&trie) });
+        let request = Request { history: history.to_vec(), catalogue: Some(catalogue), ..requests(&trie)[2].clone() };
+        lists(&mut ListGenerator::new(model(), tokenizer(), options), &[request]).remove(0)
+    };
+    let best = |options: ListOptions, history: &[u32]| of_stock(Stock::all(&trie), options, history);
+    let wide = ListOptions { items: ITEMS as usize, width: trie.leaves(), ..options() };
+    let all = best(wide.clone(), &[]).unwrap().items;
+    assert_eq!(all.len(), ITEMS as usize);
+    // The first two rows are listed one behind the other, with the same score.
+    let shared: Vec<u32> = trie.items_of(trie.leaf_of_item(trie.find("0").unwrap())).collect();
+    assert!(shared.len() > 1 && trie.item_id(shared[1]) == "1");
+    let place = all.iter().position(|item| shared.contains(&item.0)).unwrap();
+    let listed: Vec<(u32, f64)> = shared.iter().map(|&item| (item, all[place].1)).collect();
+    assert_eq!(all[place..place + shared.len()], listed);
+    let first = best(ListOptions { all_ties: false, ..wide.clone() }, &[]).unwrap().items;
+    assert_eq!(first.len(), trie.leaves());
+    assert!(first.iter().all(|item| !shared[1..].contains(&item.0)));
+    // Of several that share an identifier one may be known.
+    let known = best(wide.clone(), &shared[..1]).unwrap().items;
+    assert_eq!(known, all.iter().copied().filter(|item| item.0 != shared[0]).collect::<Vec<_>>());
+    let repeated = best(ListOptions { repeat: true, ..wide.clone() }, &shared[..1]).unwrap().items;
+    assert_eq!(repeated, all);
+    let out: Vec<u32> = (0..ITEMS).filter(|item| item % 3 == 0).collect();
+    let stock = Stock::without(&trie, out.iter().copied());
+    let stocked = of_stock(stock, wide.clone(), &[]).unwrap().items;
+    assert_eq!(stocked, all.iter().copied().filter(|item| item.0 % 3 != 0).collect::<Vec<_>>());
+    let stock = Stock::without(&trie, 0..ITEMS);
+    assert_eq!(of_stock(stock, wide, &[]).unwrap_err(), TextError::NothingToList);
+}
+
+#[test]
+fn a_list_that_the_engine_fails_for_is_the_only_one_to_fail() {
+    let trie = trie();
+    let batch = ListOptions { batch: 4, draft: ListDraft::Trie, ..options() };
+    let mut requests = requests(&trie);
+    let fake = |fail_on_token| Box::new(FakeEngine::new(laser_engine::FakeOptions { fail_on_token, ..fake_options() }));
+    let expected = items(&lists(&mut ListGenerator::new(fake(None), tokenizer(), batch.clone()), &requests));
+    requests[2].prompt[1] = 4000;
+    let found = lists(&mut ListGenerator::new(fake(Some(4000)), tokenizer(), batch.clone()), &requests);
+    for (at, list) in found.into_iter().enumerate() {
+        match list {
+            Ok(list) => assert_eq!(list.items, expected[at]),
+            Err(error) => assert!(at == 2 && error.to_string().contains("injected failure"), "{at}: {error}"),
+        }
+    }
+    requests[1].catalogue = None;
+    requests[2].prompt.clear();
+    let refused = lists(&mut ListGenerator::new(fake(None), tokenizer(), batch), &requests);
+    assert_eq!(refused[1], Err(TextError::NoCatalogue));
+    assert_eq!(refused[2], Err(TextError::EmptyPrompt));
+}
