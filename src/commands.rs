@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 use laser_delta::Table;
 use laser_night::{Config, Night, demo};
-use laser_prepare::Histories;
+use laser_prepare::{AtSpeedSummary, Histories, PrepareSummary, UntilPart};
 use laser_schema::Kind;
 use laser_schema::interactions::{SplitBy, Until};
 use laser_schema::knowledge::Figures;
@@ -95,19 +95,27 @@ async fn verify_tables(output: &Location) -> Result<bool> {
 
 /// `laser prepare`.
 pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
-    let summary = match source {
+    let out = match source {
         PrepareSource::Movielens { dir, output, timed, until, split_by } => {
             let histories = match *until {
                 Some(until) => Histories::Until { until, by: *split_by },
                 None if *timed => Histories::Timed,
                 None => Histories::All,
             };
-            laser_prepare::movielens(dir, &Location::parse(output)?, histories).await?
+            told(&laser_prepare::movielens(dir, &Location::parse(output)?, histories).await?)
         }
         PrepareSource::Amazon { reviews, meta, output } => {
-            laser_prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?
+            told(&laser_prepare::amazon(reviews, meta.as_deref(), &Location::parse(output)?).await?)
+        }
+        PrepareSource::Atspeed { dir, output, until } => {
+            told_sequences(&laser_prepare::atspeed(dir, &Location::parse(output)?, *until).await?)
         }
     };
+    print(&out)
+}
+
+/// What became of a data set.
+fn told(summary: &PrepareSummary) -> String {
     let table = summary.interactions_table.as_deref();
     let mut out = format!(
         "{} users: {}\n{} items: {}\n{} interactions{}{}\n",
@@ -125,7 +133,20 @@ pub(crate) async fn prepare_data(source: &PrepareSource) -> Result<()> {
     if summary.untimed > 0 {
         out += &format!("  {} others left out: they have no timestamp\n", summary.untimed);
     }
-    print(&out)
+    out
+}
+
+/// What became of a data set of sequences.
+fn told_sequences(summary: &AtSpeedSummary) -> String {
+    let AtSpeedSummary { users, without_history, in_histories, items, sequences, truth } = summary;
+    let mut out = format!("{} users: {}\n  {in_histories} items in their histories\n", users.rows, users.url);
+    if *without_history > 0 {
+        out += &format!("  {without_history} others left out: they have no item in their history\n");
+    }
+    for (table, rows) in [(items, "items"), (sequences, "sequences to train on"), (truth, "users with a truth")] {
+        out += &format!("{} {rows}: {}\n", table.rows, table.url);
+    }
+    out
 }
 
 /// Public data sets that become entity tables.
@@ -159,5 +180,16 @@ pub(crate) enum PrepareSource {
         /// Where users.parquet and items.parquet go: a folder or URL.
         #[arg(short, long)]
         output: String,
+    },
+    /// Sequences of items with semantic identifiers, divided as AtSpeed divides them.
+    Atspeed {
+        /// The folder with items.jsonl and sequential_train.txt, sequential_valid.txt and sequential_test.txt.
+        dir: PathBuf,
+        /// Where items.parquet, users.parquet, sequences.parquet and truth.parquet go: a folder or URL.
+        #[arg(short, long)]
+        output: String,
+        /// The last part in histories; the truth is the part behind it.
+        #[arg(long, value_parser = word::<UntilPart>, default_value = "valid", value_name = "train|valid")]
+        until: UntilPart,
     },
 }

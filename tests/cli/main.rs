@@ -20,6 +20,7 @@ mod learning;
 mod lists;
 mod night;
 mod outages;
+mod prepare;
 mod production;
 mod proxy;
 mod report;

@@ -38,7 +38,8 @@ impl Seen {
         if width as f64 >= self.candidates() {
             return 1.0;
         }
-        let covered: f64 = self.widths[..=class(width)].iter().sum();
+        // Only classes that end at `width` or below: between two bounds nobody knows on which side a list fell.
+        let covered: f64 = self.widths[..=(width.max(1).ilog2() as usize).min(CLASSES - 1)].iter().sum();
         // One list that nothing was enough for, so that little evidence decides little.
         covered / (self.lists + 1.0)
     }
@@ -117,12 +118,12 @@ impl Coverage {
     }
 }
 
-/// Numbers of candidates worth a thought: as many as beams and twice, four times, … as many, and all.
+/// Numbers of candidates worth a thought: the bounds of classes from the number of beams on, and all.
 fn options(seen: &Seen, terms: &Terms<'_>) -> Vec<usize> {
     let most = terms.nodes.min(whole(seen.candidates()));
-    let mut options: Vec<usize> = std::iter::successors(Some(terms.width.max(1)), |width| width.checked_mul(2))
-        .take_while(|&w| w < most)
-        .collect();
+    let fewest = terms.width.max(1).next_power_of_two();
+    let mut options: Vec<usize> =
+        std::iter::successors(Some(fewest), |width| width.checked_mul(2)).take_while(|&w| w < most).collect();
     options.push(most);
     options
 }
@@ -152,7 +153,7 @@ mod tests {
         // 66 nodes for a forward of 10 and 20 nodes that would come anyway.
         assert!(coverage.widths((2, 20), &terms(&dear)).is_empty());
         let widths = coverage.widths((2, 20), &terms(&cheap));
-        assert!(widths.len() == 1 && (60..=66).contains(&widths[0]), "{widths:?}");
+        assert!(widths.len() == 1 && (64..=66).contains(&widths[0]), "{widths:?}");
         // Of 1,400 candidates 256 never had the beams among them.
         assert!(coverage.widths((1, 20), &terms(&cheap)).is_empty());
         // The last codes are never computed.
@@ -167,7 +168,7 @@ mod tests {
             coverage.learn((0, 1), 50, 6000);
         }
         let cheap = |nodes| 1000.0 + nodes as f64;
-        assert_eq!(coverage.widths((0, 1), &terms(&cheap)), [80, 80]);
+        assert_eq!(coverage.widths((0, 1), &terms(&cheap)), [64, 64]);
     }
 
     #[test]
