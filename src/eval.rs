@@ -1,5 +1,7 @@
 //! `laser embed` and `laser eval`: calls the passes and prints what they found.
 
+mod lists;
+
 use anyhow::Result;
 use laser_night::Config;
 use laser_recommender::embed as embedding;
@@ -45,6 +47,15 @@ pub(crate) async fn ctr(config: &Config, style: Option<Style>) -> Result<()> {
     let report = evaluate::ctr(config.interactions()?, &config.eval, &mut display).await?;
     drop(display);
     style.map_or_else(|| print_json(&report), |style| print(&ctr_tables(&report, style)))
+}
+
+/// `laser eval lists`.
+pub(crate) async fn lists(config: &Config, style: Option<Style>) -> Result<()> {
+    let (source, eval) = config.lists_evaluation()?;
+    let mut display = Display::new();
+    let report = evaluate::lists(source, eval, &mut display).await?;
+    drop(display);
+    style.map_or_else(|| print_json(&report), |style| print(&lists::tables(&report, style)))
 }
 
 fn ranking_tables(report: &RankingReport<'_>, style: Style) -> String {

@@ -127,7 +127,7 @@ enum Command {
         #[arg(short, long)]
         output: String,
     },
-    /// Measure what embeddings and texts are worth to recommender models.
+    /// Measure what embeddings and texts are worth to recommender models, and how good lists are.
     #[command(subcommand)]
     Eval(EvalCommand),
     /// Train what drafts tokens for the model, or a model that makes lists.
@@ -201,6 +201,9 @@ enum EvalCommand {
     Embed(EvalArgs),
     /// AUC and log loss of DIN and DCNv2 without and with knowledge, and whether the differences matter.
     Ctr(EvalArgs),
+    /// Recall, NDCG and coverage of published lists, of popularity, a Markov chain and item-kNN, and whether the
+    /// differences matter.
+    Lists(EvalArgs),
 }
 
 #[derive(Debug, Args)]
@@ -394,6 +397,9 @@ async fn dispatch(command: Command) -> Result<u8> {
         }
         Command::Eval(EvalCommand::Ctr(args)) => {
             eval::ctr(&args.config.load_learning()?, args.style()).await?;
+        }
+        Command::Eval(EvalCommand::Lists(args)) => {
+            eval::lists(&args.config.load_histories()?, args.style()).await?;
         }
         Command::Train(command) => return train::run(command).await,
         Command::Prepare(source) => commands::prepare_data(&source).await?,

@@ -2,7 +2,7 @@
 //! picture.
 
 use anyhow::Result;
-use clap::Subcommand;
+use clap::{Args, Subcommand, ValueEnum};
 use laser_night::recommender::{self, RecommenderEpoch};
 use laser_night::train::{Trained, train};
 use laser_report::LineChart;
@@ -18,11 +18,32 @@ const CURVES: &str = "curves.svg";
 /// What can be trained.
 #[derive(Debug, Subcommand)]
 pub(crate) enum TrainCommand {
-    /// Train a draft model, as [train] describes it, on the texts of the output's runs. The same command resumes.
-    Draft(ConfigArgs),
+    /// Train a draft model on the texts of the output's runs, as [train] describes it, or for a model that makes lists,
+    /// as [recommender.draft] describes it. The same command resumes.
+    Draft(DraftArgs),
     /// Train a model that makes lists, as [recommender] describes it, on the histories of the input. The same command
     /// resumes.
     Recommender(ConfigArgs),
+}
+
+/// What a draft model is trained for.
+#[derive(Debug, Args)]
+pub(crate) struct DraftArgs {
+    /// What the draft model drafts
+    #[arg(long = "for", value_enum, default_value_t)]
+    made_for: MadeFor,
+    #[command(flatten)]
+    config: ConfigArgs,
+}
+
+/// What a draft model drafts.
+#[derive(Debug, Clone, Copy, Default, ValueEnum)]
+enum MadeFor {
+    /// Texts, for the model of the configuration
+    #[default]
+    Texts,
+    /// Lists of items, for the recommender in [recommender] output
+    Recommendation,
 }
 
 /// `laser train`.
@@ -30,9 +51,13 @@ pub(crate) async fn run(command: TrainCommand) -> Result<u8> {
     let drain = drain_on_signal()?;
     let mut display = Display::new();
     let shown = match command {
-        TrainCommand::Draft(args) => {
-            let trained = train(&args.load()?, &mut display, &drain).await?;
+        TrainCommand::Draft(DraftArgs { made_for: MadeFor::Texts, config }) => {
+            let trained = train(&config.load()?, &mut display, &drain).await?;
             trained.map(|trained| (trained.folder.clone(), curves(&trained), summary(&trained)))
+        }
+        TrainCommand::Draft(DraftArgs { made_for: MadeFor::Recommendation, config }) => {
+            let trained = recommender::train_draft(&config.load_histories()?, &mut display, &drain).await?;
+            trained.map(|trained| (trained.folder.clone(), lists_curves(&trained), lists_summary(&trained)))
         }
         TrainCommand::Recommender(args) => {
             let trained = recommender::train(&args.load_histories()?, &mut display, &drain).await?;
@@ -50,37 +75,50 @@ pub(crate) async fn run(command: TrainCommand) -> Result<u8> {
 }
 
 fn lists_summary(trained: &Trained<RecommenderEpoch>) -> String {
-    let mut table = Table::new(&["epoch", "seconds", "loss", "held out", "first code", "all codes"]);
+    let overlaps = trained.kept.overlap.is_some();
+    let mut header = vec!["epoch", "seconds", "loss", "held out", "first code", "all codes"];
+    header.extend(overlaps.then_some("overlap"));
+    let mut table = Table::new(&header);
     for epoch in &trained.history {
-        table.push(vec![
+        let mut row = vec![
             format!("{}{}", epoch.epoch, if epoch.epoch == trained.kept.epoch { " (kept)" } else { "" }),
             format!("{:.0}", epoch.seconds),
             format!("{:.4}", epoch.loss),
             format!("{:.4}", epoch.held_out_loss),
             percent(epoch.first),
             percent(epoch.all),
-        ]);
+        ];
+        row.extend(epoch.overlap.map(percent));
+        table.push(row);
     }
     let state = if trained.is_new { "" } else { ", complete already" };
     let folder = trained.folder.display();
-    format!("{folder}: a recommender{state}; use it with [model] path and [lists]\n\n{}", table.render(Style::Text))
+    let (what, usage) = match overlaps {
+        false => ("a recommender", "; use it with [model] path and [lists]"),
+        true => ("a draft model for lists", ""),
+    };
+    format!("{folder}: {what}{state}{usage}\n\n{}", table.render(Style::Text))
 }
 
 fn lists_curves(trained: &Trained<RecommenderEpoch>) -> LineChart {
     let line = |name: &str, value: fn(&RecommenderEpoch) -> f64| {
         (name.to_owned(), trained.history.iter().map(value).collect())
     };
+    let mut lines = vec![
+        line("loss", |epoch| epoch.loss),
+        line("loss on held-out items", |epoch| epoch.held_out_loss),
+        line("first code", |epoch| epoch.first),
+        line("all codes", |epoch| epoch.all),
+    ];
+    if trained.kept.overlap.is_some() {
+        lines.push(line("overlap", |epoch| epoch.overlap.unwrap_or_default()));
+    }
     LineChart {
         title: "Recommender".to_owned(),
         x: "epoch",
         y: "nats, share",
         places: trained.history.iter().map(|epoch| epoch.epoch.to_string()).collect(),
-        lines: vec![
-            line("loss", |epoch| epoch.loss),
-            line("loss on held-out items", |epoch| epoch.held_out_loss),
-            line("first code", |epoch| epoch.first),
-            line("all codes", |epoch| epoch.all),
-        ],
+        lines,
     }
 }
 

@@ -83,6 +83,12 @@ impl Catalogue<'_> {
         (self.find)(&id)
     }
 
+    /// The numbers of a history's items, oldest first; items that the catalogue lacks are left out.
+    #[must_use]
+    pub fn numbers(&self, history: &[Interaction]) -> Vec<u32> {
+        history.iter().filter_map(|interaction| Some(self.item(interaction)?.number)).collect()
+    }
+
     /// Leaves in a history what the catalogue has, each interaction with its identifier.
     fn keep_known(&self, history: &mut Vec<Interaction>) -> KnownItems {
         let mut known = KnownItems { numbers: Vec::with_capacity(history.len()), unknown: 0 };

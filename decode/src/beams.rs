@@ -48,8 +48,8 @@ impl Beam {
 pub struct BeamSearch {
     width: usize,
     normalisation: Normalisation,
-    /// By which lists are drawn; the most probable ones are searched for if absent.
-    noise: Option<Noise>,
+    /// By which lists are drawn, and at what temperature; the most probable ones are searched for if absent.
+    noise: Option<(Noise, f64)>,
     depth: usize,
     /// Best first.
     beams: Vec<Beam>,
@@ -66,11 +66,11 @@ impl BeamSearch {
     }
 
     /// Draws a list in place of the most probable one: items without replacement, each by its probability among those
-    /// that are allowed ([stochastic beam search](crate::perturbed_children), Kool et al., arXiv:1903.06059). Scores
-    /// are then relative to the allowed codes.
+    /// that are allowed ([stochastic beam search](crate::perturbed_children), Kool et al., arXiv:1903.06059). Log
+    /// probabilities are divided by the temperature, above 0. Scores are then relative to the allowed codes.
     #[must_use]
-    pub fn drawn_under(self, noise: Noise) -> Self {
-        Self { normalisation: Normalisation::Allowed, noise: Some(noise), ..self }
+    pub fn drawn_under(self, noise: Noise, temperature: f64) -> Self {
+        Self { normalisation: Normalisation::Allowed, noise: Some((noise, temperature)), ..self }
     }
 
     /// Codes of the beams.
@@ -89,6 +89,9 @@ impl BeamSearch {
     /// [allowed children](Allowed::children), in their order.
     pub fn learn(&mut self, allowed: &Allowed<'_>, node: u32, log_probabilities: &[f32]) {
         let mut children: Vec<_> = allowed.children(node).zip(log_probabilities.iter().copied()).collect();
+        if let Some((_, temperature)) = self.noise {
+            children.iter_mut().for_each(|child| child.1 = narrow(f64::from(child.1) / temperature));
+        }
         if self.normalisation == Normalisation::Allowed {
             normalise(&mut children);
         }
@@ -137,7 +140,7 @@ impl BeamSearch {
 
     /// Appends a beam's continuations.
     fn extend(&self, beam: &Beam, children: &[(u32, f32)], into: &mut Vec<Beam>) {
-        let Some(noise) = self.noise else {
+        let Some((noise, _)) = self.noise else {
             into.extend(children.iter().map(|&(node, log_probability)| {
                 let score = beam.score + f64::from(log_probability);
                 Beam { node, score, key: score }
@@ -150,28 +153,19 @@ impl BeamSearch {
         into.extend(beams.map(|(&(node, _), of)| Beam { node, score: of.log_probability, key: of.score }));
     }
 
-    /// What the beams of the next steps may be, as `expected` has it: for each step ahead the candidates, and which of
-    /// them the target should compute along with this step's, at most `widths[step]`.
+    /// What the beams may be one step further, as `expected` has it, and which of these prefixes, at most `width`, the
+    /// target should compute along with this step's.
     ///
-    /// Candidates continue what the beams are now, and behind them the drafted candidates of the step before. The
-    /// last codes are never computed: their scores come with the ones before.
-    pub fn draft(
+    /// Candidates continue the beams, or behind them the drafted candidates `before`. The last codes are never to be
+    /// computed: their scores come with the ones before.
+    pub fn candidates(
         &self,
         allowed: &Allowed<'_>,
-        (widths, levels): (&[usize], usize),
+        before: Option<&Ranked>,
+        width: usize,
         expected: &mut dyn Expected,
-    ) -> Vec<Ranked> {
-        let steps = levels.saturating_sub(self.depth + 1).min(widths.len());
-        let mut drafted: Vec<Ranked> = Vec::with_capacity(steps);
-        for &width in &widths[..steps] {
-            let from = drafted.last().map_or(&self.beams[..], Ranked::drafted);
-            let ranked = self.ranked(allowed, from, width, expected);
-            drafted.push(ranked);
-        }
-        drafted
-    }
-
-    fn ranked(&self, allowed: &Allowed<'_>, from: &[Beam], width: usize, expected: &mut dyn Expected) -> Ranked {
+    ) -> Ranked {
+        let from = before.map_or(&self.beams[..], Ranked::drafted);
         let (mut candidates, mut children, mut shares) = (Vec::new(), Vec::new(), Vec::new());
         for beam in from {
             if let Some(known) = self.known.get(&beam.node) {
@@ -182,7 +176,10 @@ impl BeamSearch {
             children.extend(allowed.children(beam.node));
             shares.clear();
             expected.log_shares(beam.node, &children, &mut shares);
-            let children: Vec<(u32, f32)> = children.iter().copied().zip(shares.iter().copied()).collect();
+            let mut children: Vec<(u32, f32)> = children.iter().copied().zip(shares.iter().copied()).collect();
+            if self.normalisation == Normalisation::Allowed {
+                normalise(&mut children);
+            }
             self.extend(beam, &children, &mut candidates);
         }
         Ranked::new(candidates, width)
@@ -191,7 +188,8 @@ impl BeamSearch {
 
 /// What continuations are expected before the target has spoken.
 pub trait Expected {
-    /// Appends for each of the children of a node the natural logarithm of its share.
+    /// Appends for each of the children of a node the natural logarithm of its share; shares of the whole vocabulary
+    /// need not sum to 1.
     fn log_shares(&mut self, node: u32, children: &[u32], into: &mut Vec<f32>);
 }
 

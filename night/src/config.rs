@@ -14,6 +14,7 @@ mod validate;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use figment::providers::Serialized;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use jiff::tz::TimeZone;
@@ -22,7 +23,7 @@ use laser_coordinator::prompt::PromptConfig;
 use laser_features::IdsConfig;
 use laser_features::encoder::EncoderConfig;
 use laser_pool_builder::PoolsConfig;
-use laser_recommender::evaluate::EvalConfig;
+use laser_recommender::evaluate::{EvalConfig, ListsEvalConfig, ListsSource};
 use laser_recommender::lightgcn::EmbedConfig;
 use laser_schema::EntityTable;
 use laser_schema::guard::{GuardAction, Guards};
@@ -36,7 +37,7 @@ pub use lists::{ListDraftKind, ListsConfig};
 pub use model::{
     DraftConfig, DraftMethod, DraftModelConfig, EngineKind, GenerateConfig, ModelConfig, PolicyKind, VerificationConfig,
 };
-pub use recommender::RecommenderConfig;
+pub use recommender::{RecommenderConfig, RecommenderDraftConfig};
 pub use run::{DemoConfig, MetricsConfig, OutputConfig, PoolChoice, RunConfig, TableFormat, WorkerConfig};
 
 /// The whole configuration; `configs/production.toml` documents every key.
@@ -99,7 +100,7 @@ impl Config {
     /// # Errors
     /// Naming the file, variable or flag, the key, and what to write instead.
     pub fn load(path: &Path, settings: &[String]) -> Result<Self> {
-        let config = source::read::<Self>(path, settings)?;
+        let config = Self::read(path, settings)?;
         config.validate()?;
         Ok(config)
     }
@@ -110,7 +111,7 @@ impl Config {
     /// # Errors
     /// Those of [`Self::load`].
     pub fn load_learning(path: &Path, settings: &[String]) -> Result<Self> {
-        let config = source::read::<Self>(path, settings)?;
+        let config = Self::read(path, settings)?;
         config.validate_learning()?;
         Ok(config)
     }
@@ -121,20 +122,22 @@ impl Config {
     /// # Errors
     /// Those of [`Self::load`], and if there is no encoder.
     pub fn load_encoder(path: &Path, settings: &[String]) -> Result<Self> {
-        let config = source::read::<Self>(path, settings)?;
+        let config = Self::read(path, settings)?;
         ensure!(config.encoder.is_some(), "{}: no [encoder]; give one, or --set encoder.path=…", path.display());
         config.validate_encoder()?;
         Ok(config)
     }
 
-    /// Reads a configuration as [`Self::load`] does, for a command that learns from the input's histories and needs no
-    /// model.
+    /// Reads a configuration as [`Self::load`] does, for a command that learns from histories and needs no model.
     ///
     /// # Errors
-    /// Those of [`Self::load`], and if there is no input.
+    /// Those of [`Self::load`], and if there is neither an input nor a table of sequences.
     pub fn load_histories(path: &Path, settings: &[String]) -> Result<Self> {
-        let config = source::read::<Self>(path, settings)?;
-        ensure!(!config.input.is_empty(), "[[input]]: no table; give the path of at least one");
+        let config = Self::read(path, settings)?;
+        ensure!(
+            !config.input.is_empty() || config.recommender.sequences.is_some(),
+            "[[input]]: no table; give the path of at least one, or [recommender] sequences"
+        );
         Ok(config)
     }
 
@@ -144,9 +147,15 @@ impl Config {
     /// # Errors
     /// Those of [`Self::load`].
     pub fn load_ids(path: &Path, settings: &[String]) -> Result<Self> {
-        let config = source::read::<Self>(path, settings)?;
+        let config = Self::read(path, settings)?;
         config.ids.validate()?;
         Ok(config)
+    }
+
+    /// Reads a configuration and checks no value. A draft recommender is by default of other sizes than a recommender.
+    fn read(path: &Path, settings: &[String]) -> Result<Self> {
+        let draft = RecommenderDraftConfig::default().options;
+        source::read(path, settings, Serialized::default("recommender.draft.model", draft))
     }
 
     /// Returns the path that the command line gives, else the output's.
@@ -188,6 +197,22 @@ impl Config {
                  writes one)"
             )
         })
+    }
+
+    /// What `laser eval lists` judges, and by what: `[eval.lists]`, with the input and what `[lists]` says of items.
+    ///
+    /// # Errors
+    /// Naming the key that is not set.
+    pub fn lists_evaluation(&self) -> Result<(ListsSource<'_>, &ListsEvalConfig)> {
+        let lists = self.lists.as_ref();
+        let lists = lists.context("[lists.catalogue] path: not set; give a table of items with their identifiers")?;
+        lists.validate()?;
+        ensure!(!self.input.is_empty(), "[[input]]: no table; give the path of at least one");
+        let eval = self.eval.lists.as_ref();
+        let eval =
+            eval.context("[eval.lists] truth: not set; give a table of users with the items that they took later")?;
+        let ListsConfig { catalogue, item, repeat, .. } = lists;
+        Ok((ListsSource { catalogue, input: &self.input, item, repeat: *repeat }, eval))
     }
 
     /// The queue's section.

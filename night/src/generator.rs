@@ -6,7 +6,7 @@ use laser_model::{ModelFiles, Tokenizer};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
 use laser_worker::generate::{DraftModel, GenerateOptions, Generator, TextGenerator};
-use laser_worker::lists::{ListDraft, ListGenerator};
+use laser_worker::lists::{ListDraft, ListDraftModel, ListGenerator};
 
 use crate::config::{Config, DraftModelConfig, EngineKind, ModelConfig};
 use crate::model::{DraftOptions, open_draft_model};
@@ -29,11 +29,13 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
                 let mut engine = laser_engine::load(&engine)?;
                 let mut options = options;
                 if let Some(mut lists) = lists {
-                    let tokens = (lists.batch * (lists.width + lists.nodes)).min(lists.step_tokens);
-                    if adaptive && lists.draft != ListDraft::None {
+                    let tokens = lists.batch * (lists.width + lists.nodes);
+                    if adaptive && (lists.draft != ListDraft::None || !drafts.is_empty()) {
                         lists.cost = Some(measured(engine.as_mut(), (lists.batch, tokens))?);
                     }
-                    return Ok(Box::new(ListGenerator::new(engine, tokenizer, lists)));
+                    let cost = adaptive.then_some((lists.batch, tokens));
+                    let model = drafts.first().map(|(draft, _)| load_list_draft_model(draft, cost)).transpose()?;
+                    return Ok(Box::new(ListGenerator::new(engine, tokenizer, lists).with_draft_model(model)));
                 }
                 if adaptive {
                     options.budget = Some(Budget::new(measured(engine.as_mut(), largest(&options))?));
@@ -87,6 +89,18 @@ fn load_draft_model(
         options.budget.as_ref().map(|_| measured(engine, largest(options))).transpose()
     };
     draft.load(*forwards, measure).context("[draft.model] path")
+}
+
+/// A draft model of lists; its forwards are measured up to so many sequences and tokens if they have to pay.
+fn load_list_draft_model(draft: &DraftOptions, cost: Option<(usize, usize)>) -> Result<ListDraftModel> {
+    ensure!(
+        draft.engine.drafts.is_none(),
+        "[draft.model] path: lists are drafted by a whole model; train one with `laser train draft --for \
+         recommendation`"
+    );
+    let mut engine = laser_engine::load(&draft.engine)?;
+    let cost = cost.map(|largest| measured(engine.as_mut(), largest)).transpose()?;
+    Ok(ListDraftModel::new(engine, cost))
 }
 
 /// What the self-test says of the configured device and precision.

@@ -6,6 +6,7 @@
 //! Nothing here prints. What a night is at is told to a [`Progress`], how it ended is an [`Outcome`].
 
 pub mod config;
+mod counted;
 mod deadline;
 pub mod demo;
 pub mod derived;

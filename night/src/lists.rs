@@ -14,13 +14,17 @@ use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Cache, Location, catalogue};
 use laser_worker::lists::Catalogue;
 
-use crate::config::{Config, ListsConfig};
+use crate::config::{Config, ListDraftKind, ListsConfig};
+use crate::counted;
 
 /// The trie in a run's folder.
 const TRIE: &str = "items.trie";
 
 /// The items that are out of stock in a run's folder, by their numbers in the trie.
 const OUT_OF_STOCK: &str = "out_of_stock.json";
+
+/// What the histories say of the items, in a run's folder; drafts need it, and no list depends on it.
+const COUNTED: &str = "items.counted";
 
 /// The items of a night, and what a run keeps of them.
 #[derive(Debug)]
@@ -29,6 +33,7 @@ pub(crate) struct Items {
     pub(crate) spec: ListSpec,
     trie: Bytes,
     out_of_stock: Option<Bytes>,
+    counted: Option<Bytes>,
 }
 
 impl Items {
@@ -48,8 +53,12 @@ impl Items {
         let numbers = out.as_ref().map(serde_json::to_vec).transpose()?.map(Bytes::from);
         let digest = Digest::from_bytes(trie.digest());
         let spec = lists.spec(digest, numbers.as_ref().map(|numbers| Digest::of(numbers)));
-        let catalogue = opened(trie, out.as_deref(), tokenizer)?;
-        Ok(Self { catalogue, spec, trie: bytes, out_of_stock: numbers })
+        let counted = match lists.draft.method() {
+            Some(_) => Some(counted::count(config, &lists.item, &trie).await?),
+            None => None,
+        };
+        let catalogue = opened(trie, (out.as_deref(), counted.clone()), tokenizer)?;
+        Ok(Self { catalogue, spec, trie: bytes, out_of_stock: numbers, counted })
     }
 
     /// An item of the catalogue by its id as text.
@@ -77,7 +86,8 @@ impl Items {
     /// # Errors
     /// The store's.
     pub(crate) async fn keep(&self, store: &RunStore) -> Result<()> {
-        let files = [(TRIE, Some(&self.trie)), (OUT_OF_STOCK, self.out_of_stock.as_ref())];
+        let files =
+            [(TRIE, Some(&self.trie)), (OUT_OF_STOCK, self.out_of_stock.as_ref()), (COUNTED, self.counted.as_ref())];
         for (name, bytes) in files {
             if let Some(bytes) = bytes {
                 store.folder().join(name).create(bytes.clone()).await?;
@@ -87,13 +97,13 @@ impl Items {
     }
 }
 
-/// The catalogue of a run that makes lists, as its folder has it.
+/// The catalogue of a run that makes lists, as its folder has it; with what the histories say if drafts are counted.
 ///
 /// # Errors
 /// The store's, and files that are not those that the run was planned with.
 pub(crate) async fn of_run(
     run: &PlannedRun,
-    cache: Option<&Cache>,
+    (cache, draft): (Option<&Cache>, ListDraftKind),
     tokenizer: &Tokenizer,
 ) -> Result<Option<Arc<Catalogue>>> {
     let Some(spec) = &run.plan.spec.lists else {
@@ -116,7 +126,11 @@ pub(crate) async fn of_run(
             Some(serde_json::from_slice::<Vec<u32>>(&bytes).with_context(|| file.url().to_owned())?)
         }
     };
-    opened(trie, out.as_deref(), tokenizer).map(Some)
+    let counted = match draft.method() {
+        Some(_) => Some(folder.join(COUNTED).read().await.context("[lists] draft")?),
+        None => None,
+    };
+    opened(trie, (out.as_deref(), counted), tokenizer).map(Some)
 }
 
 /// A trie of a store, mapped; verified once whole.
@@ -134,6 +148,15 @@ async fn open_trie(file: &Location, digest: &Digest, cache: Option<&Cache>) -> R
     let unverified = trie.clone();
     tokio::task::spawn_blocking(move || unverified.verify()).await??;
     Ok(trie)
+}
+
+/// All items of a table, none of them out of stock, for a model's tokenizer.
+///
+/// # Errors
+/// A code that is no token, and a table that no trie can be built of.
+pub(crate) fn all_items(table: &catalogue::Catalogue, tokenizer: &Tokenizer) -> Result<Arc<Catalogue>> {
+    let trie = build(table).and_then(|bytes| Ok(Trie::open(bytes)?));
+    opened(trie.context("[lists.catalogue]")?, (None, None), tokenizer)
 }
 
 fn build(table: &catalogue::Catalogue) -> Result<Bytes> {
@@ -160,13 +183,18 @@ async fn out_of_stock(path: &str, column: &str, trie: &Trie) -> Result<Vec<u32>>
     Ok(numbers)
 }
 
-fn opened(trie: Trie, out_of_stock: Option<&[u32]>, tokenizer: &Tokenizer) -> Result<Arc<Catalogue>> {
+fn opened(
+    trie: Trie,
+    (out_of_stock, counted): (Option<&[u32]>, Option<Bytes>),
+    tokenizer: &Tokenizer,
+) -> Result<Arc<Catalogue>> {
     let tokens = tokens(&trie, tokenizer)?;
     let stock = match out_of_stock {
         Some(out) => Stock::without(&trie, out.iter().copied()),
         None => Stock::all(&trie),
     };
-    Ok(Arc::new(Catalogue { trie, tokens, stock }))
+    let counted = counted.map(|bytes| counted::open(bytes, &trie)).transpose().context(COUNTED)?;
+    Ok(Arc::new(Catalogue { trie, tokens, stock, counted }))
 }
 
 /// The token of every code: the model writes a code as one token.

@@ -20,10 +20,12 @@ pub mod previous;
 pub mod rows;
 pub mod run_store;
 pub mod sealed;
+pub mod sequences;
 pub mod shard;
 pub mod spill;
 pub mod table;
 pub mod unique;
+pub mod user_items;
 
 pub use cache::Cache;
 pub use entities::EntityReader;

@@ -102,6 +102,18 @@ pub(crate) fn id_value(value: Option<Value>, column: &str, whose: &str) -> Resul
     }
 }
 
+/// Returns the ids of items in `column`; none in an empty cell. CSV holds JSON.
+pub(crate) fn id_list(value: Option<Value>, column: &str) -> Result<Vec<EntityId>, ValueError> {
+    let wrong = |found: String| ValueError::new(column, found, "expected a list of ids such as [3, 17]");
+    let list = match value.unwrap_or_default() {
+        Value::Null => Vec::new(),
+        Value::Array(list) => list,
+        Value::String(text) => serde_json::from_str(&text).map_err(|_| wrong(format!("holds {text:?}")))?,
+        other => return Err(wrong(format!("holds {other}"))),
+    };
+    list.into_iter().map(|id| id_value(Some(id), column, "item")).collect()
+}
+
 /// Rows of a batch: small enough that a batch of long histories stays in the tens of megabytes.
 const BATCH_ROWS: usize = 1024;
 

@@ -57,13 +57,13 @@ audit_share = 0.0
 "#;
 
 /// The items of a catalogue of three levels, of which the last two share an identifier.
-fn items() -> String {
+pub(crate) fn items() -> String {
     let codes = |item: i64| [item % 4, item / 4 % 4, item.min(ITEMS - 2) / 16];
     (0..ITEMS).map(|item| json!({ "id": item, "identifier": codes(item) }).to_string() + "\n").collect()
 }
 
 /// Users who go from each item to one of the two behind it; those of `longer` have one item more.
-fn users(longer: i64) -> String {
+pub(crate) fn users(longer: i64) -> String {
     let row = |user: i64| {
         let length = 3 + user % 6 + i64::from(user < longer);
         let steps = (0..length).scan(user * 7 % ITEMS, |item, at| {
@@ -76,7 +76,7 @@ fn users(longer: i64) -> String {
 }
 
 /// A model that all tests share, and where it is.
-fn model() -> &'static PathBuf {
+pub(crate) fn model() -> &'static PathBuf {
     static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = MODEL.get_or_init(|| {
         let workspace = untrained();
@@ -87,7 +87,7 @@ fn model() -> &'static PathBuf {
     path
 }
 
-fn untrained() -> Workspace {
+pub(crate) fn untrained() -> Workspace {
     let workspace = Workspace { dir: tempfile::tempdir().unwrap(), environment: Vec::new() };
     workspace.configure(&[&LISTS.replace("MODEL", "DIR/model")]);
     fs::write(workspace.path("items.jsonl"), items()).unwrap();
@@ -95,7 +95,7 @@ fn untrained() -> Workspace {
     workspace
 }
 
-fn workspace() -> Workspace {
+pub(crate) fn workspace() -> Workspace {
     let workspace = untrained();
     workspace.configure(&[&LISTS.replace("MODEL", model().to_str().unwrap())]);
     workspace
@@ -108,7 +108,7 @@ fn train(workspace: &Workspace, settings: &[&str]) -> Output {
 }
 
 /// A user's list: items and scores.
-type List = (Vec<EntityId>, Vec<f64>);
+pub(crate) type List = (Vec<EntityId>, Vec<f64>);
 
 /// The lists of a night, and which run made each.
 fn lists(workspace: &Workspace, date: &str) -> BTreeMap<String, (List, String)> {
@@ -125,7 +125,7 @@ fn lists(workspace: &Workspace, date: &str) -> BTreeMap<String, (List, String)> 
 }
 
 /// The same without the runs.
-fn only_lists(workspace: &Workspace, date: &str) -> BTreeMap<String, List> {
+pub(crate) fn only_lists(workspace: &Workspace, date: &str) -> BTreeMap<String, List> {
     lists(workspace, date).into_iter().map(|(user, (list, _))| (user, list)).collect()
 }
 
@@ -149,10 +149,16 @@ fn lists_come_of_histories_and_are_decoded_again_where_these_change() {
     // By chance it would be 5.
     let hits = hits.count();
     assert!(hits > 24, "{hits} of {USERS}");
+    let own_draft = format!("draft.model=[{{path='{}'}}]", model().display());
     // Whatever is drafted, batched and sharded, the lists are those of the plain search.
     for settings in [
         ["lists.draft=none", "generate.batch=1", "run.shard_rows=7"],
         ["draft.adaptive=false", "generate.batch=7", "generate.step_tokens=40"],
+        ["draft.adaptive=false", "lists.draft=popularity", "lists.steps=1"],
+        ["draft.adaptive=false", "lists.draft=markov", "lists.nodes=9"],
+        ["draft.adaptive=true", "lists.draft=knn", "generate.batch=4"],
+        ["draft.adaptive=false", &own_draft, "lists.nodes=12"],
+        ["draft.adaptive=true", &own_draft, "lists.draft=none"],
     ] {
         let other = workspace();
         assert_exit(&other.run(&settings), 0);
@@ -194,13 +200,30 @@ fn a_killed_night_and_workers_make_the_lists_of_one_process() {
     let start = |subcommand: &str, settings: &[&str]| {
         Process::start(shared.command(subcommand, &[&[queue.as_str(), "queue.lease_seconds=3"], settings].concat()))
     };
-    let coordinator = start("coordinator", &[]);
+    let coordinator = start("coordinator", &["lists.draft=markov"]);
     coordinator.wait_for("queued shards", 1);
-    let workers = ["generate.batch=5", "lists.draft=none"].map(|setting| start("worker", &[setting]));
+    let workers = ["lists.draft=knn", "lists.draft=none"].map(|setting| start("worker", &[setting]));
     coordinator.assert_ends(0);
     workers.into_iter().for_each(|worker| drop(Process::terminate(worker)));
     assert_exit(&shared.verify(), 0);
     assert_eq!(only_lists(&shared, "2026-01-02"), expected);
+}
+
+#[test]
+fn lists_that_are_drawn_are_the_same_whatever_is_drafted_and_others_with_another_seed() {
+    let drawn = |settings: &[&str]| {
+        let night = workspace();
+        assert_exit(&night.run(&[&["generate.temperature=0.8"], settings].concat()), 0);
+        assert_exit(&night.verify(), 0);
+        only_lists(&night, "2026-01-02")
+    };
+    let expected = drawn(&["lists.draft=none"]);
+    let own_draft = format!("draft.model=[{{path='{}'}}]", model().display());
+    assert_eq!(drawn(&["draft.adaptive=false", "lists.draft=knn", "generate.batch=2"]), expected);
+    assert_eq!(drawn(&["draft.adaptive=false", &own_draft, "lists.nodes=15"]), expected);
+    let other = drawn(&["generate.seed=5"]);
+    let differ = expected.iter().filter(|(user, list)| other[*user].0 != list.0).count();
+    assert!(differ > 50, "{differ} of {USERS}");
 }
 
 #[test]
@@ -209,7 +232,10 @@ fn what_no_list_can_be_made_of_is_refused() {
     let refuse = |settings: &[&str], words: &[&str]| assert_refused(&night.run(settings), words);
     refuse(&["lists.width=3"], &["[lists] width = 3: expected at least as many beams as items, 5"]);
     refuse(&["lists.item=film"], &["[lists] item = \"film\"", "no interaction has that field"]);
-    refuse(&["generate.temperature=0.5", "verification.policy=strict"], &["[generate] temperature: is for texts"]);
+    refuse(&["generate.temperature=0.5", "generate.top_k=3"], &["[generate] top_k: is for texts"]);
+    refuse(&["lists.steps=4"], &["[lists] steps = 4: expected 1 to 3"]);
+    let text_draft = format!("draft.model=[{{path='{}'}}]", crate::fixture().display());
+    refuse(&[&text_draft], &["[draft.model] path", "must have the tokenizer of the model"]);
     fs::write(night.path("out.jsonl"), "{\"id\": 4000}\n").unwrap();
     let stock = format!("lists.out_of_stock={}", night.path("out.jsonl").display());
     refuse(&[&stock], &["[lists] out_of_stock", "the catalogue has no item 4000"]);

@@ -3,7 +3,7 @@
 //! They are functions of logits at N prefixes over V codes, which may be the codes of a level or the whole vocabulary:
 //! a code that the prefix does not allow has the logit [`FORBIDDEN`] in both. Each loss is the mean over the prefixes,
 //! in nats or as a probability; gradients flow into the draft's logits alone. The caller decides which prefixes there
-//! are: AtSpeed takes those of top-K lists that both models make.
+//! are: AtSpeed takes those of top-K lists that both models make, a training here those of the target's lists.
 
 use candle_core::{Result, Tensor};
 

@@ -37,7 +37,7 @@ pub use epoch::EpochReport;
 pub use lesson::{Example, Lesson, read, unread};
 pub use output::{Belongs, Target, belongs};
 pub use recommender::{
-    Catalogue, CodeVocabulary, History, RecommenderBelongs, RecommenderEpoch, RecommenderJob, RecommenderLoss,
-    RecommenderOptions, RecommenderTarget, train_recommender,
+    Alignment, Catalogue, CodeVocabulary, History, RecommenderBelongs, RecommenderEpoch, RecommenderJob,
+    RecommenderLoss, RecommenderOptions, RecommenderTarget, TargetLists, train_recommender,
 };
 pub use training::{Job, Lessons, train};

@@ -1,6 +1,6 @@
 //! The items that lists are made of.
 
-use laser_decode::{Allowed, Stock, Trie};
+use laser_decode::{Allowed, LeafShares, Neighbours, Stock, Trie};
 
 /// The items of a run.
 #[derive(Debug, Clone)]
@@ -11,6 +11,24 @@ pub struct Catalogue {
     pub tokens: Vec<Vec<u32>>,
     /// Which leaves may be listed.
     pub stock: Stock,
+    /// What the histories of all users say, for drafts.
+    pub counted: Option<Counted>,
+}
+
+/// What the histories of all users say of the items, which are numbered as in the trie.
+#[derive(Debug, Clone)]
+pub struct Counted {
+    pub(crate) neighbours: Neighbours,
+    pub(crate) shares: LeafShares,
+}
+
+impl Counted {
+    /// Of the items of a trie.
+    #[must_use]
+    pub fn new(trie: Trie, neighbours: Neighbours) -> Self {
+        let shares = LeafShares::new(trie, |item| f64::from(neighbours.count(item)));
+        Self { neighbours, shares }
+    }
 }
 
 impl Catalogue {

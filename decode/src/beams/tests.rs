@@ -65,7 +65,10 @@ fn run(
     let levels = allowed.trie().levels();
     let mut calls = 0;
     while search.depth() < levels {
-        let drafted = search.draft(allowed, (widths, levels), expected);
+        let mut drafted: Vec<Ranked> = Vec::new();
+        for &width in widths.iter().take(levels - search.depth() - 1) {
+            drafted.push(search.candidates(allowed, drafted.last(), width, expected));
+        }
         let drafted = drafted.iter().flat_map(Ranked::drafted).map(|beam| beam.node);
         let nodes: Vec<u32> = search.missing(allowed).chain(drafted).collect();
         nodes.iter().for_each(|&node| search.learn(allowed, node, &target(seed, allowed, node)));
@@ -127,7 +130,7 @@ proptest! {
         let allowed = Allowed::new(&trie, &stock, &[]);
         let new = || {
             let search = BeamSearch::new(width, normalisation);
-            if drawn { search.drawn_under(Noise::new(seed)) } else { search }
+            if drawn { search.drawn_under(Noise::new(seed), 1.0) } else { search }
         };
         let (mut plain, mut speculative) = (new(), new());
         let calls = run(&mut plain, (seed, &allowed), &[], &mut Uniform);
@@ -151,7 +154,7 @@ proptest! {
         let stock = Stock::all(&trie);
         let allowed = Allowed::new(&trie, &stock, &[]);
         let search = BeamSearch::new(4, Normalisation::Vocabulary);
-        let ranked = |width: usize| search.draft(&allowed, (&[width], 2), &mut Random(seed)).remove(0);
+        let ranked = |width: usize| search.candidates(&allowed, None, width, &mut Random(seed));
         let all = ranked(usize::MAX);
         let beams: Vec<Beam> = picks.iter().map(|pick| all.drafted()[pick.index(all.len())]).collect();
         let width = ranked(1).width_for(&beams).unwrap();

@@ -1,7 +1,7 @@
 //! `[lists]`: a night that makes lists of items in place of texts.
 
 use anyhow::{Result, ensure};
-use laser_decode::Normalisation as Relative;
+use laser_decode::{Method, Normalisation as Relative};
 use laser_schema::Digest;
 use laser_schema::lists::{ListSpec, Normalisation, Ties};
 use laser_store::catalogue::CatalogueTable;
@@ -12,6 +12,9 @@ use super::Config;
 
 /// Most items of a list.
 const ITEMS_MAX: usize = 1000;
+
+/// Most steps ahead that are drafted for.
+const STEPS_MAX: usize = 3;
 
 /// `[lists]`: part of the specification, but for the last two.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +42,8 @@ pub struct ListsConfig {
     pub draft: ListDraftKind,
     /// Prefixes that are drafted for a user and step, at most.
     pub nodes: usize,
+    /// Steps ahead that are drafted for, at most.
+    pub steps: usize,
 }
 
 /// `[lists] draft`.
@@ -50,6 +55,24 @@ pub enum ListDraftKind {
     /// What the trie has behind the beams.
     #[default]
     Trie,
+    /// What leads to items that many users have.
+    Popularity,
+    /// What leads to items that most often follow the user's last one.
+    Markov,
+    /// What leads to items that users of the same items have.
+    Knn,
+}
+
+impl ListDraftKind {
+    /// How the histories of all users are counted, if they are.
+    pub(crate) fn method(self) -> Option<Method> {
+        match self {
+            Self::None | Self::Trie => None,
+            Self::Popularity => Some(Method::Popularity),
+            Self::Markov => Some(Method::Markov),
+            Self::Knn => Some(Method::Knn),
+        }
+    }
 }
 
 impl Default for ListsConfig {
@@ -65,6 +88,7 @@ impl Default for ListsConfig {
             ties: Ties::default(),
             draft: ListDraftKind::default(),
             nodes: 256,
+            steps: 3,
         }
     }
 }
@@ -90,6 +114,7 @@ impl ListsConfig {
             self.width(),
             self.items
         );
+        ensure!((1..=STEPS_MAX).contains(&self.steps), "[lists] steps = {}: expected 1 to {STEPS_MAX}", self.steps);
         Ok(())
     }
 
@@ -99,11 +124,14 @@ impl ListsConfig {
     /// Naming the key.
     pub(crate) fn check(&self, config: &Config) -> Result<()> {
         let refused = [
-            ("[generate] temperature", config.generate.temperature != 0.0),
+            ("[generate] top_k", config.generate.top_k.is_some()),
+            ("[generate] top_p", config.generate.top_p.is_some()),
+            ("[generate] samples", config.generate.samples > 1),
             ("[encoder]", config.encoder.is_some()),
             ("[guards]", config.guards.is_some()),
             ("[demo]", config.demo.is_some()),
-            ("[draft.model]", !config.draft.model.is_empty()),
+            ("[draft.model] acceptance_head", config.draft.model.iter().any(|model| model.acceptance_head.is_some())),
+            ("a second [[draft.model]]", config.draft.model.len() > 1),
         ];
         for (key, is_set) in refused {
             ensure!(!is_set, "{key}: is for texts, and [lists] makes none; remove it, or [lists]");
@@ -139,11 +167,13 @@ impl ListsConfig {
             },
             repeat: self.repeat,
             all_ties: self.ties == Ties::All,
-            draft: match self.draft {
-                ListDraftKind::None => ListDraft::None,
-                ListDraftKind::Trie => ListDraft::Trie,
-            },
+            temperature: (config.generate.temperature != 0.0).then(|| f64::from(config.generate.temperature)),
+            draft: self.draft.method().map_or(
+                if self.draft == ListDraftKind::None { ListDraft::None } else { ListDraft::Trie },
+                ListDraft::Counted,
+            ),
             nodes: self.nodes,
+            steps: self.steps,
             batch: config.generate.batch,
             step_tokens: config.generate.step_tokens,
             cost: None,

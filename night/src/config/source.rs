@@ -9,14 +9,14 @@ use figment::value::{Dict, Map, Value};
 use figment::{Figment, Metadata, Profile, Provider};
 use serde::de::DeserializeOwned;
 
-/// Reads a configuration of type `T`.
+/// Reads a configuration of type `T`. `defaults` are those of sections that differ from their type's.
 ///
 /// # Errors
 /// Naming the file, variable or option, the key, and the nearest key where one does not exist.
-pub(super) fn read<T: DeserializeOwned>(path: &Path, settings: &[String]) -> Result<T> {
+pub(super) fn read<T: DeserializeOwned>(path: &Path, settings: &[String], defaults: impl Provider) -> Result<T> {
     ensure!(path.is_file(), "{}: no such configuration file", path.display());
     let env = Env::prefixed("LASER_").filter(|key| key.as_str().contains("__")).split("__");
-    let mut figment = Figment::new().merge(Toml::file_exact(path)).merge(env);
+    let mut figment = Figment::from(defaults).merge(Toml::file_exact(path)).merge(env);
     for setting in settings {
         figment = figment.merge(Setting::parse(setting)?);
     }

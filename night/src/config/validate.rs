@@ -113,12 +113,13 @@ impl Config {
         Ok(())
     }
 
-    /// Policies that say nothing of drawn texts, or of others, and engines that draw otherwise.
+    /// Policies that say nothing of drawn texts, or of others, and engines that draw otherwise. No policy says anything
+    /// of lists.
     fn validate_sampling(&self) -> Result<()> {
         let is_drawn = self.generate.drawn()?.is_some();
         let policy = self.verification.policy;
         ensure!(
-            !is_drawn || !matches!(policy, PolicyKind::Relaxed | PolicyKind::Conditional),
+            !is_drawn || self.lists.is_some() || !matches!(policy, PolicyKind::Relaxed | PolicyKind::Conditional),
             "[generate] temperature: [verification] policy = \"{policy}\" is for greedy texts; choose \"strict\" or \
              \"typical\", or remove temperature"
         );

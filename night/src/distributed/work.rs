@@ -61,7 +61,7 @@ pub async fn work(config: &Config, progress: &mut dyn Progress, drain: &Cancella
         progress.stage("generating");
         let work = run_worker(Arc::new(queue.queue(&run)), context.clone(), generator, stop.clone());
         generator =
-            show_work(work, &context.progress, None, progress, &|| format!("run {}", run.run)).instrument(span).await?;
+            show_work(work, (&context, None), progress, &|| format!("run {}", run.run)).instrument(span).await?;
         if drain.is_cancelled() {
             queue.release().await;
             return Ok(false);
@@ -95,7 +95,8 @@ async fn open_run(
     );
     let info = encoder.map(|encoder| encoder.info());
     let pools = check_run(config, (model, info), &planned).await?;
-    let catalogue = lists::of_run(&planned, Some(&config.worker.cache()), &model.tokenizer).await?;
+    let draft = config.lists.as_ref().map(|lists| lists.draft).unwrap_or_default();
+    let catalogue = lists::of_run(&planned, (Some(&config.worker.cache()), draft), &model.tokenizer).await?;
     run_context(planned, (&pools, catalogue), encoder.cloned(), worker.to_owned()).await
 }
 

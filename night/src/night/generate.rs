@@ -130,7 +130,7 @@ impl Worker {
             let committed = queue.counts().committed - held;
             format!("{committed} of {} shards{draining}", plan.shards.len())
         };
-        let generator = show_work(worker, &context.progress, Some(texts), progress, &detail).await?;
+        let generator = show_work(worker, (&context, Some(texts)), progress, &detail).await?;
         Ok(Self { context, generator })
     }
 }

@@ -6,6 +6,7 @@ use laser_schema::embedding::EmbeddingSource;
 use laser_schema::interactions::{SplitBy, Until};
 use serde::{Deserialize, Serialize};
 
+use super::ListsEvalConfig;
 use crate::ctr::{ModelKind, TrainingConfig};
 
 /// The `[eval]` section.
@@ -35,6 +36,9 @@ pub struct EvalConfig {
     pub attributes: Option<AttributesConfig>,
     /// The `[[eval.knowledge]]` sections.
     pub knowledge: Vec<KnowledgeConfig>,
+    /// The `[eval.lists]` section, of `laser eval lists` alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub lists: Option<ListsEvalConfig>,
 }
 
 impl Default for EvalConfig {
@@ -51,6 +55,7 @@ impl Default for EvalConfig {
             training: TrainingConfig::default(),
             attributes: None,
             knowledge: Vec::new(),
+            lists: None,
         }
     }
 }
@@ -140,7 +145,7 @@ fn ids_column() -> String {
 }
 
 impl EvalConfig {
-    /// Checks what the types leave open.
+    /// Checks what the types leave open; [`ListsEvalConfig::validate`] checks that section.
     ///
     /// # Errors
     /// The first key whose value makes no sense.

@@ -57,6 +57,26 @@ impl Judged {
         Ok(judged)
     }
 
+    /// The seeds of one maker as one: every user has the mean of its measures over the seeds.
+    ///
+    /// # Errors
+    /// If there is none, or they were judged on different users or true items.
+    pub fn mean(seeds: &[Self]) -> Result<Self, ListsError> {
+        let [first, rest @ ..] = seeds else {
+            return Err(ListsError::Seeds { first: 0, second: 0 });
+        };
+        if rest.iter().any(|seed| seed.truths != first.truths) {
+            return Err(ListsError::Unpaired);
+        }
+        let mean = |figure: &dyn Fn(&Self) -> f64| seeds.iter().map(figure).sum::<f64>() / seeds.len() as f64;
+        let of_user = |user: usize| Measures::each(|figure| mean(&|seed| figure(&seed.measures[user])));
+        Ok(Self {
+            truths: first.truths.clone(),
+            measures: (0..first.measures.len()).map(of_user).collect(),
+            coverage: std::array::from_fn(|cut| mean(&|seed| seed.coverage[cut])),
+        })
+    }
+
     /// The means over users.
     #[must_use]
     pub fn quality(&self) -> Quality {

@@ -41,11 +41,11 @@ pub struct Measures<T> {
 }
 
 /// Reads one figure off the measures of a user or of a seed.
-type Figure<'f> = dyn Fn(&Measures<f64>) -> f64 + 'f;
+pub(crate) type Figure<'f> = dyn Fn(&Measures<f64>) -> f64 + 'f;
 
 impl<T> Measures<T> {
     /// Makes every figure by a function of how to read it.
-    fn each(make: impl Fn(&Figure<'_>) -> T) -> Self {
+    pub(crate) fn each(make: impl Fn(&Figure<'_>) -> T) -> Self {
         let row =
             |row: fn(&Measures<f64>) -> &[f64; CUTOFFS.len()]| std::array::from_fn(|cut| make(&|of| row(of)[cut]));
         Self { recall: row(|of| &of.recall), ndcg: row(|of| &of.ndcg), hit: row(|of| &of.hit) }

@@ -90,6 +90,22 @@ fn seeds_are_compared_in_pairs() {
 }
 
 #[test]
+fn the_mean_of_seeds_is_that_of_every_user() {
+    let truths = [[0], [1], [2]];
+    let judged = |lists: [[u32; 1]; 3]| Judged::new(&lists, &truths, 4).unwrap();
+    let (first, second) = (judged([[0], [1], [3]]), judged([[0], [3], [3]]));
+    let mean = Judged::mean(&[first.clone(), second.clone()]).unwrap();
+    assert!(close(mean.quality().measures.recall[0], 0.5) && close(mean.quality().coverage[0], 0.625));
+    // Of the users 1, 1/2 and 0.
+    let differences = mean.compare(&judged([[3], [3], [3]]), 0.1).unwrap().hit[2].comparison.difference;
+    assert_eq!(differences, Mean::of(&[1.0, 0.5, 0.0]));
+    assert_eq!(Judged::mean(std::slice::from_ref(&first)).unwrap(), first);
+    let other = Judged::new(&[[0], [1], [2]], &[[0], [1], [3]], 4).unwrap();
+    assert_eq!(Judged::mean(&[first, other]), Err(ListsError::Unpaired));
+    assert_eq!(Judged::mean(&[]), Err(ListsError::Seeds { first: 0, second: 0 }));
+}
+
+#[test]
 fn quality_is_one_flat_object() {
     let quality = Judged::new(&[[0]], &[[0]], 2).unwrap().quality();
     let json = serde_json::to_value(quality).unwrap();

@@ -43,6 +43,11 @@ impl Catalogue {
         &self.vocabulary
     }
 
+    /// The tokens of all items that have an identifier.
+    pub(crate) fn identifiers(&self) -> impl Iterator<Item = &[Token]> {
+        self.identifiers.iter().map(Vec::as_slice).filter(|codes| !codes.is_empty())
+    }
+
     /// The tokens of an item's codes.
     ///
     /// # Errors

@@ -36,6 +36,15 @@ pub(crate) fn lessons(histories: &[History], catalogue: &Catalogue, max_items: u
     Ok(lessons)
 }
 
+/// Of each history the number of the lesson, among the [`lessons`] of all, that has its last item.
+pub(crate) fn last_lessons(histories: &[History], max_items: usize) -> Vec<usize> {
+    let ends = histories.iter().scan(0, |end, history| {
+        *end += windows(history.items.len(), history.counts_from, max_items).len();
+        Some(*end - 1)
+    });
+    ends.collect()
+}
+
 /// A part of a history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Window {

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 
+use crate::atspeed::{relaxed, strict, strict_with_entropy};
 use crate::recommender::options::RecommenderLoss;
 use crate::softmax::{log_probabilities, log_softmax};
 
@@ -29,7 +30,38 @@ pub(crate) struct Hits {
     pub(crate) overlap: f64,
 }
 
+/// What is known of N places in listed items, beside the logits there.
+#[derive(Debug)]
+pub(crate) struct ListPlaces {
+    /// `[N, V]`: 0 for the codes that the prefix allows, [`FORBIDDEN`](crate::atspeed::FORBIDDEN) for all others.
+    pub(crate) mask: Tensor,
+    /// `[N, 1]`: the log probability that the target gives the code of its list's last item at the same level.
+    pub(crate) log_p_k: Option<Tensor>,
+    /// The most probable codes that count.
+    pub(crate) k: usize,
+}
+
 impl Objective {
+    /// The mean loss over places in listed items, whose codes are `text`, `[N, 1]`: the cross-entropy, or with a
+    /// target's logits there AtSpeed's loss between distributions of the codes that the prefixes allow.
+    pub(crate) fn of_lists(
+        &self,
+        logits: &Tensor,
+        text: &Tensor,
+        target: Option<(&ListPlaces, &Tensor)>,
+    ) -> Result<Tensor> {
+        let Some((places, target)) = target else {
+            return self.of(logits, text, None);
+        };
+        let [draft, target] = [(logits + &places.mask)?, (target + &places.mask)?];
+        match (self.loss, &places.log_p_k) {
+            (RecommenderLoss::AtSpeedS, Some(log_p_k)) => strict(&draft, &target, log_p_k, places.k),
+            (RecommenderLoss::AtSpeedSEntropy, _) => strict_with_entropy(&draft, &target, places.k),
+            (RecommenderLoss::AtSpeedR, _) => relaxed(&draft, &target, places.k),
+            (loss, _) => candle_core::bail!("loss = \"{loss}\" does not compare lists"),
+        }
+    }
+
     /// The mean loss over the places, whose codes are `text`, `[N, 1]`; `target` are a target's logits there.
     pub(crate) fn of(&self, logits: &Tensor, text: &Tensor, target: Option<&Tensor>) -> Result<Tensor> {
         let parts = self.parts(logits)?;
@@ -51,7 +83,7 @@ impl Objective {
 
     fn of_part(&self, logits: &Tensor, codes: &Tensor, target: Option<&Tensor>) -> Result<Tensor> {
         match (self.loss, target) {
-            (RecommenderLoss::Sft, _) => log_probabilities(logits, codes)?.mean_all()?.neg(),
+            (loss, _) if !loss.compares_data() => log_probabilities(logits, codes)?.mean_all()?.neg(),
             (_, None) => candle_core::bail!("a loss of two distributions needs a target"),
             (RecommenderLoss::WordKd, Some(target)) => {
                 let (log_p, log_q) = (log_softmax(target)?.detach(), log_softmax(logits)?);
@@ -61,6 +93,7 @@ impl Objective {
                 let (p, q) = (log_softmax(target)?.exp()?.detach(), log_softmax(logits)?.exp()?);
                 (p - q)?.abs()?.sum(1)?.mean_all()? * 0.5
             }
+            (loss, Some(_)) => candle_core::bail!("loss = \"{loss}\" does not compare histories"),
         }
     }
 
@@ -162,6 +195,7 @@ mod tests {
                 RecommenderLoss::Sft => -q[TEXT[place]].ln(),
                 RecommenderLoss::WordKd => pairs.map(|(p, q)| p * (p / q).ln()).sum(),
                 RecommenderLoss::TvdKd => pairs.map(|(p, q)| 0.5 * (p - q).abs()).sum(),
+                loss => panic!("{loss}"),
             }
         };
         (0..TEXT.len()).map(of_place).sum::<f64>() / TEXT.len() as f64
@@ -173,23 +207,90 @@ mod tests {
         for loss in [RecommenderLoss::Sft, RecommenderLoss::WordKd, RecommenderLoss::TvdKd] {
             for constrained in [false, true] {
                 let objective = objective(loss, constrained);
-                let var = Var::from_tensor(&tensor(&values)).unwrap();
-                let found = objective.of(&var, &text(), Some(&tensor(&target))).unwrap();
-                let expected = naive(&objective, &values, &target);
-                let difference = f64::from(found.to_scalar::<f32>().unwrap()) - expected;
-                assert!(difference.abs() < 1e-5, "{objective:?}: {expected}");
-                let gradients = found.backward().unwrap();
-                let gradient = gradients.get(&var).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-                for at in 0..values.len() {
-                    let moved = |by: f32| {
-                        let mut values = values.clone();
-                        values[at] += by;
-                        naive(&objective, &values, &target)
-                    };
-                    let slope = (moved(1e-3) - moved(-1e-3)) / 2e-3;
-                    assert!((f64::from(gradient[at]) - slope).abs() < 1e-4, "{objective:?} at {at}: {slope}");
-                }
+                let of = |draft: &Tensor| objective.of(draft, &text(), Some(&tensor(&target))).unwrap();
+                check(of, |draft| naive(&objective, draft, &target), &values, &format!("{objective:?}"));
             }
+        }
+    }
+
+    /// What the prefixes allow, and what the target gives the code of its last item.
+    const ALLOWED: [&[usize]; 4] = [&[1, 2], &[3, 4, 5], &[1, 2], &[4]];
+    const LOG_P_K: [f32; 4] = [-1.5, -0.3, -2.0, 0.0];
+    const K: usize = 2;
+
+    fn places() -> ListPlaces {
+        let mut mask = vec![crate::atspeed::FORBIDDEN; TEXT.len() * V];
+        ALLOWED
+            .iter()
+            .enumerate()
+            .for_each(|(place, codes)| codes.iter().for_each(|code| mask[place * V + code] = 0.0));
+        let log_p_k = Tensor::from_slice(&LOG_P_K, (TEXT.len(), 1), &Device::Cpu).unwrap();
+        ListPlaces { mask: tensor(&mask), log_p_k: Some(log_p_k), k: K }
+    }
+
+    /// The distribution of these codes alone.
+    fn among(logits: &[f32], codes: &[usize]) -> Vec<f64> {
+        let weights: Vec<f64> = codes.iter().map(|&code| f64::from(logits[code]).exp()).collect();
+        let sum: f64 = weights.iter().sum();
+        weights.iter().map(|weight| weight / sum).collect()
+    }
+
+    /// AtSpeed's losses by their definitions, among the allowed codes.
+    fn naive_on_lists(loss: RecommenderLoss, logits: &[f32], target: &[f32]) -> f64 {
+        let of_place = |place: usize| -> f64 {
+            let [draft, target] = [logits, target].map(|all| &all[place * V..][..V]);
+            let (allowed, mut best) = (ALLOWED[place], ALLOWED[place].to_vec());
+            let by = if loss == RecommenderLoss::AtSpeedR { target } else { draft };
+            best.sort_by(|&a, &b| by[b].total_cmp(&by[a]));
+            best.truncate(K);
+            if loss == RecommenderLoss::AtSpeedS {
+                let at = |all: &[f64], code: usize| all[allowed.iter().position(|&other| other == code).unwrap()];
+                let [q, p] = [draft, target].map(|logits| among(logits, allowed));
+                return best.iter().map(|&x| at(&q, x) * (f64::from(LOG_P_K[place]) - at(&p, x).ln())).sum();
+            }
+            let [q, p] = [draft, target].map(|logits| among(logits, &best));
+            let pairs = || q.iter().zip(&p);
+            if loss == RecommenderLoss::AtSpeedR {
+                return pairs().map(|(q, p)| 0.5 * (p - q).abs()).sum();
+            }
+            let last = if best.len() < K { 0.0 } else { p[K - 1] };
+            pairs().map(|(q, p)| q * (q / p).ln() - last * q * q.ln()).sum()
+        };
+        (0..TEXT.len()).map(of_place).sum::<f64>() / TEXT.len() as f64
+    }
+
+    /// Compares a loss and its slopes with the same of a definition.
+    fn check(loss: impl Fn(&Tensor) -> Tensor, definition: impl Fn(&[f32]) -> f64, values: &[f32], what: &str) {
+        let var = Var::from_tensor(&tensor(values)).unwrap();
+        let (found, expected) = (loss(&var), definition(values));
+        let difference = f64::from(found.to_scalar::<f32>().unwrap()) - expected;
+        assert!(difference.abs() < 1e-5, "{what}: {expected}, {difference}");
+        let gradients = found.backward().unwrap();
+        let gradient = gradients.get(&var).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        for at in 0..values.len() {
+            let moved = |by: f32| {
+                let mut values = values.to_vec();
+                values[at] += by;
+                definition(&values)
+            };
+            let slope = (moved(1e-3) - moved(-1e-3)) / 2e-3;
+            assert!((f64::from(gradient[at]) - slope).abs() < 1e-4, "{what} at {at}: {slope}");
+        }
+    }
+
+    #[test]
+    fn losses_on_lists_are_those_of_the_codes_that_prefixes_allow() {
+        let (values, target, places) = (values(7), values(5), places());
+        for loss in [RecommenderLoss::AtSpeedS, RecommenderLoss::AtSpeedSEntropy, RecommenderLoss::AtSpeedR] {
+            let objective = objective(loss, false);
+            let of = |draft: &Tensor| objective.of_lists(draft, &text(), Some((&places, &tensor(&target)))).unwrap();
+            check(of, |draft| naive_on_lists(loss, draft, &target), &values, &loss.to_string());
+        }
+        for constrained in [false, true] {
+            let (own, sft) =
+                (objective(RecommenderLoss::SeqKd, constrained), objective(RecommenderLoss::Sft, constrained));
+            let of = |draft: &Tensor| own.of_lists(draft, &text(), None).unwrap();
+            check(of, |draft| naive(&sft, draft, &target), &values, "seq-kd");
         }
     }
 

@@ -1,5 +1,7 @@
 //! How a recommender is made and learns.
 
+use std::fmt;
+
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
@@ -43,6 +45,10 @@ pub struct RecommenderOptions {
 }
 
 /// What is minimised, of the recommender's distribution q at each code of an item, and of a target's p.
+///
+/// The last four learn on a target's lists: each listed item stands in place of the history's last one. AtSpeed's three
+/// (arXiv:2410.05165, section 3) compare q and p among the codes that the catalogue allows behind each prefix. Their
+/// lists are the target's alone, where AtSpeed mixes those of both models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecommenderLoss {
@@ -53,13 +59,49 @@ pub enum RecommenderLoss {
     WordKd,
     /// ½ Σ |p − q|, the total variation distance from a target: what speculative sampling rejects.
     TvdKd,
+    /// −ln q(x) of the codes of listed items: learning from the lists of a target as from histories.
+    SeqKd,
+    /// AtSpeed-S as printed ([`strict`](crate::atspeed::strict)), on a target's lists.
+    #[serde(rename = "atspeed-s")]
+    AtSpeedS,
+    /// AtSpeed-S as its authors' code has it ([`strict_with_entropy`](crate::atspeed::strict_with_entropy)).
+    #[serde(rename = "atspeed-s-entropy")]
+    AtSpeedSEntropy,
+    /// AtSpeed-R ([`relaxed`](crate::atspeed::relaxed)), on a target's lists.
+    #[serde(rename = "atspeed-r")]
+    AtSpeedR,
 }
 
 impl RecommenderLoss {
-    /// Whether there is a target.
+    /// Whether it needs a target.
     #[must_use]
     pub fn has_target(self) -> bool {
         self != Self::Sft
+    }
+
+    /// Whether it learns from the lists of a target, beside −ln q(x) on the histories.
+    #[must_use]
+    pub fn has_lists(self) -> bool {
+        self.has_target() && !self.compares_data()
+    }
+
+    /// Whether it compares with what a target says of the histories themselves.
+    pub(crate) fn compares_data(self) -> bool {
+        matches!(self, Self::WordKd | Self::TvdKd)
+    }
+}
+
+impl fmt::Display for RecommenderLoss {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Sft => "sft",
+            Self::WordKd => "word-kd",
+            Self::TvdKd => "tvd-kd",
+            Self::SeqKd => "seq-kd",
+            Self::AtSpeedS => "atspeed-s",
+            Self::AtSpeedSEntropy => "atspeed-s-entropy",
+            Self::AtSpeedR => "atspeed-r",
+        })
     }
 }
 

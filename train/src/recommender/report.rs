@@ -30,12 +30,14 @@ impl Report for RecommenderEpoch {
     }
 
     fn line(&self) -> String {
+        let overlap = self.overlap.map(|overlap| format!(", overlap {:.1} %", 100.0 * overlap));
         format!(
-            "loss {:.3}, held out {:.3}; first code {:.1} %, all codes {:.1} %",
+            "loss {:.3}, held out {:.3}; first code {:.1} %, all codes {:.1} %{}",
             self.loss,
             self.held_out_loss,
             100.0 * self.first,
-            100.0 * self.all
+            100.0 * self.all,
+            overlap.unwrap_or_default()
         )
     }
 }

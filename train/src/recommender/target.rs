@@ -67,11 +67,13 @@ pub(crate) fn open(folder: &Path, vocabulary: &CodeVocabulary, positions: usize,
         file.display(),
         config.max_position_embeddings
     );
-    let own = CodeVocabulary::open(folder)?;
+    vocabulary.check(folder)?;
     ensure!(
-        own == *vocabulary && config.vocab_size == vocabulary.size(),
-        "{}: its codes are others than those of the identifiers; train it on the same ones",
-        folder.display()
+        config.vocab_size == vocabulary.size(),
+        "{}: {} tokens, expected the {} of its codes",
+        file.display(),
+        config.vocab_size,
+        vocabulary.size()
     );
     let network = Network::model(config.shape(), (config.vocab_size, config.tie_word_embeddings), 0, device)?;
     let file = folder.join(WEIGHTS);

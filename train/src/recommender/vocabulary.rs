@@ -105,6 +105,19 @@ impl CodeVocabulary {
         read().with_context(|| format!("{}: not the codes of a recommender", file.display()))
     }
 
+    /// Checks that the recommender in a folder has the same codes.
+    ///
+    /// # Errors
+    /// Those of [`open`](Self::open), and other codes.
+    pub fn check(&self, folder: &Path) -> Result<()> {
+        ensure!(
+            Self::open(folder)? == *self,
+            "{}: its codes are others than those of the identifiers; train it on the same ones",
+            folder.display()
+        );
+        Ok(())
+    }
+
     /// The number of codes in an identifier.
     #[must_use]
     pub fn depth(&self) -> usize {

@@ -64,7 +64,7 @@ pub struct Generated {
     /// The text, without end-of-text token and stop string.
     pub text: String,
     /// Of a list: its items, best first, by their number in the trie, with the natural-log probabilities of their
-    /// identifiers.
+    /// identifiers; with noise where lists are drawn.
     pub items: Vec<(u32, f64)>,
     /// Its tokens, with the end-of-text token if it ended by one.
     pub tokens: Vec<u32>,

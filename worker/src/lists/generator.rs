@@ -6,8 +6,10 @@ use std::time::Instant;
 use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
 use laser_model::Tokenizer;
 
-use super::coverage::{Coverage, Terms};
-use super::options::ListOptions;
+use super::coverage::{AHEAD, Coverage};
+use super::draft_model::ListDraftModel;
+use super::options::{ListDraft, ListOptions};
+use super::plan::{Offer, Plan, Planner, Terms};
 use super::sequence::ListSequence;
 use crate::catalogue::Catalogue;
 use crate::cost::StepLoad;
@@ -18,7 +20,9 @@ pub struct ListGenerator {
     engine: Box<dyn Engine>,
     tokenizer: Tokenizer,
     options: ListOptions,
+    /// Of what is drafted without a draft model.
     coverage: Coverage,
+    model: Option<ListDraftModel>,
     waiting: Waiting,
     active: Vec<ListSequence>,
 }
@@ -34,7 +38,13 @@ impl ListGenerator {
     /// A generator without requests.
     pub fn new(engine: Box<dyn Engine>, tokenizer: Tokenizer, options: ListOptions) -> Self {
         let (coverage, waiting) = (Coverage::default(), Waiting::default());
-        Self { engine, tokenizer, options, coverage, waiting, active: Vec::new() }
+        Self { engine, tokenizer, options, coverage, model: None, waiting, active: Vec::new() }
+    }
+
+    /// Lets a draft model draft where it pays.
+    #[must_use]
+    pub fn with_draft_model(self, model: Option<ListDraftModel>) -> Self {
+        Self { model, ..self }
     }
 
     /// Makes lists differently from now on; none may be under way. `options` gets what was in force, and `coverage`
@@ -63,7 +73,7 @@ impl ListGenerator {
                     continue;
                 }
             };
-            match self.engine.open(self.capacity(&request, &catalogue)) {
+            match self.engine.open(self.options.capacity(&request.prompt, catalogue.trie.levels())) {
                 Ok(slot) => self.begin(request, (catalogue, slot), finished),
                 Err(error) if self.active.is_empty() => self.waiting.fail(&request, error, finished)?,
                 Err(_) => {
@@ -76,7 +86,8 @@ impl ListGenerator {
     }
 
     fn begin(&mut self, request: Request, (catalogue, slot): (Arc<Catalogue>, Slot), finished: &mut Vec<Finished>) {
-        let sequence = ListSequence::new(request, catalogue, slot, &self.options);
+        let mut sequence = ListSequence::new(request, catalogue, slot, &self.options);
+        sequence.is_tried = self.model.as_mut().is_some_and(ListDraftModel::is_tried);
         match sequence.is_hopeless() {
             false => self.active.push(sequence),
             true => {
@@ -84,11 +95,6 @@ impl ListGenerator {
                 finished.push(Finished { id: sequence.request.id, result: Err(TextError::NothingToList) });
             }
         }
-    }
-
-    /// What a cache for the request may grow to: the prompt, and the prefixes of all steps.
-    fn capacity(&self, request: &Request, catalogue: &Catalogue) -> usize {
-        request.prompt.len() + catalogue.trie.levels() * (self.options.width + self.options.nodes)
     }
 
     fn check(&self, request: &Request) -> Result<Arc<Catalogue>, TextError> {
@@ -105,38 +111,87 @@ impl ListGenerator {
 
     /// Fills the lists' segments. Returns the indexes of those that take part.
     fn prepare(&mut self) -> Vec<usize> {
-        let Self { active, options, engine, coverage, .. } = self;
-        let missing: usize = active.iter().map(ListSequence::missing).sum();
-        let mut room = options.step_tokens.max(1).saturating_sub(missing);
-        for list in active.iter_mut() {
-            room -= list.feed(room);
+        let missing: usize = self.active.iter().map(ListSequence::missing).sum();
+        let mut room = self.options.step_tokens.max(1).saturating_sub(missing);
+        for list in &mut self.active {
+            room -= list.begin(room);
         }
-        let scored = active.iter().filter(|list| list.is_scored()).count().max(1);
-        let cached = active.iter().map(|list| engine.cached(list.slot) + list.request.prompt.len()).sum::<usize>();
+        let start = Instant::now();
+        self.plan();
+        self.draft();
+        let scored = self.active.iter().filter(|list| list.tree.is_scored()).count().max(1);
+        for list in self.active.iter_mut().filter(|list| list.tree.is_scored()) {
+            list.grow(self.options.nodes);
+            list.done.draft_seconds += start.elapsed().as_secs_f64() / scored as f64;
+        }
+        (0..self.active.len()).filter(|&index| self.active[index].tree.nodes() > 0).collect()
+    }
+
+    /// Decides what is drafted for each list.
+    fn plan(&mut self) {
+        let Self { active, options, engine, coverage, model, .. } = self;
+        let mut scored: Vec<&mut ListSequence> = active.iter_mut().filter(|list| list.tree.is_scored()).collect();
+        let Some(levels) = scored.first().map(|list| list.levels()) else { return };
+        let count = scored.len();
+        let prompts: usize = scored.iter().map(|list| list.request.prompt.len()).sum();
+        let cached = prompts + scored.iter().map(|list| engine.cached(list.tree.slot)).sum::<usize>();
         let seconds = |nodes: usize| match &options.cost {
-            Some(cost) => {
-                let load = StepLoad { tokens: nodes * scored, pairs: nodes * cached };
-                cost.seconds(load) / scored as f64
-            }
+            Some(cost) => cost.seconds(StepLoad { tokens: nodes * count, pairs: nodes * cached }) / count as f64,
             None => 0.0,
         };
+        let reading =
+            |tokens: usize| model.as_ref().map_or(0.0, |m| m.seconds((tokens, count), prompts) / count as f64);
+        let counted = (options.draft != ListDraft::None).then_some(Offer { coverage, reading: None });
+        let read = model.as_ref().map(|model| Offer { coverage: &model.coverage, reading: Some(&reading) });
+        let offers: Vec<Offer<'_>> = counted.into_iter().chain(read).collect();
+        let (of_counted, of_model) = (counted.map(|_| 0), read.map(|_| offers.len() - 1));
         let terms = Terms {
-            levels: active.first().map_or(0, ListSequence::levels),
+            levels,
             width: options.width,
-            nodes: options.nodes.min((room / scored).max(1)),
+            prompt: prompts / count,
+            nodes: options.nodes,
+            steps: options.steps,
             seconds: &seconds,
         };
-        let terms = options.cost.is_some().then_some(&terms);
-        for list in active.iter_mut().filter(|list| list.is_scored()) {
-            let start = Instant::now();
-            list.grow(options, coverage, (terms, room / scored));
-            list.done.draft_seconds += start.elapsed().as_secs_f64();
+        let mut planner = Planner::new(&offers, terms);
+        for list in &mut scored {
+            if list.request.plain {
+                continue;
+            }
+            list.plan = match (of_model.filter(|_| list.is_tried), of_counted, options.cost.is_some()) {
+                (Some(offer), ..) | (None, Some(offer), false) => most(offer, list.depth(), &terms),
+                (None, _, true) => planner.plan(list.depth(), list.missing()),
+                (None, None, false) => None,
+            };
+            if list.plan.is_none() {
+                // Nothing is computed for it, and what it would have taken is learnt all the same.
+                list.plan = of_counted.map(|offer| Plan { offer, widths: vec![0] });
+            }
+            list.is_read = list.plan.as_ref().is_some_and(|plan| Some(plan.offer) == of_model);
         }
-        (0..active.len()).filter(|&index| active[index].nodes() > 0).collect()
+    }
+
+    /// Ranks what the plans say. A draft model that fails is not asked again, and costs no list.
+    fn draft(&mut self) {
+        loop {
+            let (mut read, mut counted): (Vec<_>, Vec<_>) =
+                self.active.iter_mut().filter(|list| list.is_drafting()).partition(|list| list.is_read);
+            counted.iter_mut().for_each(|list| list.rank(None));
+            match &mut self.model {
+                _ if read.is_empty() && counted.is_empty() => return,
+                Some(model) if !read.is_empty() => {
+                    if let Err(error) = model.draft(&mut read, &self.options) {
+                        tracing::warn!(%error, "the draft model failed and is not used any more");
+                        self.model = None;
+                    }
+                }
+                _ => read.iter_mut().for_each(|list| list.rank(None)),
+            }
+        }
     }
 
     fn forward(&mut self, part: &[usize]) -> Result<Vec<Scores>, EngineError> {
-        let segments: Vec<Segment<'_>> = part.iter().map(|&index| self.active[index].segment()).collect();
+        let segments: Vec<Segment<'_>> = part.iter().map(|&index| self.active[index].tree.segment()).collect();
         self.engine.step(&segments, 0)
     }
 
@@ -150,12 +205,19 @@ impl ListGenerator {
         let mut outcome = Ok(());
         for (&index, scores) in part.iter().zip(scores) {
             let list = &mut self.active[index];
-            match list.accept(scores, &self.options, &mut self.coverage) {
-                Ok(false) if list.is_scored() => {
+            if !list.tree.is_scored() {
+                outcome = self.engine.commit(list.tree.slot, &(0..list.tree.nodes()).collect::<Vec<_>>());
+                continue;
+            }
+            let coverage = match &mut self.model {
+                Some(model) if list.is_read => &mut model.coverage,
+                _ => &mut self.coverage,
+            };
+            match list.accept(scores, &self.options, coverage) {
+                Ok(false) => {
                     let keep = list.keep();
-                    outcome = self.engine.hold(list.slot, &keep);
+                    outcome = self.engine.hold(list.tree.slot, &keep);
                 }
-                Ok(false) => outcome = self.engine.commit(list.slot, &(0..list.nodes()).collect::<Vec<_>>()),
                 Ok(true) => ended.push((index, Ok(()))),
                 Err(error) => ended.push((index, Err(error))),
             }
@@ -164,8 +226,9 @@ impl ListGenerator {
             }
         }
         for (index, result) in ended.into_iter().rev() {
-            let ListSequence { request, slot, done, .. } = self.active.remove(index);
-            self.engine.close(slot);
+            let list = self.active.remove(index);
+            self.close(&list);
+            let ListSequence { request, done, .. } = list;
             if result.is_ok() {
                 self.waiting.succeeded();
             }
@@ -174,10 +237,17 @@ impl ListGenerator {
         outcome
     }
 
+    fn close(&mut self, list: &ListSequence) {
+        self.engine.close(list.tree.slot);
+        if let Some(model) = &mut self.model {
+            model.close(list);
+        }
+    }
+
     /// After a failed step every list starts over.
     fn isolate(&mut self, error: EngineError, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
         let lists = std::mem::take(&mut self.active);
-        lists.iter().for_each(|list| self.engine.close(list.slot));
+        lists.iter().for_each(|list| self.close(list));
         self.waiting.isolate(lists.into_iter().map(|list| list.request).collect(), error, finished)
     }
 }
@@ -212,9 +282,9 @@ impl TextGenerator for ListGenerator {
             return Ok(finished);
         }
         let part = self.prepare();
-        let tokens = part.iter().map(|&index| self.active[index].nodes()).sum();
+        let tokens = part.iter().map(|&index| self.active[index].tree.nodes()).sum();
         let pairs =
-            part.iter().map(|&index| self.active[index].nodes() * self.active[index].request.prompt.len()).sum();
+            part.iter().map(|&index| self.active[index].tree.nodes() * self.active[index].request.prompt.len()).sum();
         let forward = Instant::now();
         let outcome = self.forward(&part);
         if let Some(cost) = self.options.cost.as_mut().filter(|_| outcome.is_ok()) {
@@ -234,7 +304,13 @@ impl TextGenerator for ListGenerator {
     fn reset(&mut self) {
         self.waiting.clear();
         for list in std::mem::take(&mut self.active) {
-            self.engine.close(list.slot);
+            self.close(&list);
         }
     }
+}
+
+/// As many as there may be, the same number for each step ahead.
+fn most(offer: usize, depth: usize, terms: &Terms<'_>) -> Option<Plan> {
+    let steps = terms.steps.min(AHEAD).min(terms.levels.saturating_sub(depth + 1));
+    (steps > 0).then(|| Plan { offer, widths: vec![(terms.nodes / terms.steps.min(AHEAD)).max(1); steps] })
 }

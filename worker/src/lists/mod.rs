@@ -5,16 +5,22 @@
 //! and, along with them, prefixes that may be beams of the next steps; what they are does not change a list
 //! ([`BeamSearch`](laser_decode::BeamSearch)). The first step is the end of the prompt, so it may carry drafts, too.
 //!
-//! How many are drafted is decided by measured costs, as for texts: [`Coverage`] remembers how many candidates it took
-//! to have all beams among them, and a draft has to pay for its nodes by the forwards that it saves.
+//! How many are drafted, and by which source, is decided by measured costs, as for texts: [`Coverage`] remembers how
+//! many candidates it took to have all beams among them, and a draft has to pay for its nodes, and a [draft
+//! model](ListDraftModel) for what it reads, by the forwards that it saves.
 
 mod coverage;
+mod draft_model;
 mod generator;
 mod options;
+mod plan;
+mod prefixes;
+mod reading;
 mod sequence;
 
 pub use coverage::Coverage;
+pub use draft_model::ListDraftModel;
 pub use generator::ListGenerator;
 pub use options::{ListDraft, ListOptions};
 
-pub use crate::catalogue::Catalogue;
+pub use crate::catalogue::{Catalogue, Counted};

@@ -1,10 +1,13 @@
 //! How lists are made.
 
-use laser_decode::Normalisation;
+use laser_decode::{Method, Normalisation};
 
 use crate::cost::StepCost;
 
-/// What is drafted for lists.
+/// Prompts up to this many tokens have caches of the same size.
+const SHORT: usize = 128;
+
+/// What is drafted for lists without a draft model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum ListDraft {
     /// Nothing.
@@ -12,6 +15,8 @@ pub enum ListDraft {
     /// Continuations that the trie has: of the last codes few are left.
     #[default]
     Trie,
+    /// Those that lead to items which the histories of all users make likely for this one.
+    Counted(Method),
 }
 
 /// How lists are made.
@@ -23,18 +28,34 @@ pub struct ListOptions {
     pub width: usize,
     /// What a code's probability is relative to.
     pub normalisation: Normalisation,
+    /// Draws lists at this temperature, above 0, by the noise of [`Request::key`](crate::generate::Request::key); the
+    /// most probable ones are searched for if absent.
+    pub temperature: Option<f64>,
     /// Whether items of the user's history may be listed.
     pub repeat: bool,
     /// Whether all items are listed that share an identifier, or only the first.
     pub all_ties: bool,
-    /// What is drafted.
+    /// What is drafted where no draft model is.
     pub draft: ListDraft,
     /// Drafted prefixes of a user and step, at most.
     pub nodes: usize,
+    /// Steps ahead that are drafted for, at most.
+    pub steps: usize,
     /// Lists that are worked on at a time; at least 1.
     pub batch: usize,
-    /// Tokens of a step, at most; at least 1. Longer prompts are prefilled in chunks.
+    /// Tokens of prompts in a step, at most; at least 1. Longer prompts are prefilled in chunks.
     pub step_tokens: usize,
     /// The cost of a forward, by which drafts are cut to what pays; the most is drafted if absent.
     pub cost: Option<StepCost>,
+}
+
+impl ListOptions {
+    /// What a cache may grow to: a prompt, and the prefixes of as many steps as an identifier has `levels`.
+    ///
+    /// Prompts are counted as if their lengths were powers of two, so that most caches have one size, and one that is
+    /// closed serves the next list. A new one for 71M parameters and 256 drafted prefixes has 70 MB to be zeroed, which
+    /// took a third of a list's time.
+    pub(super) fn capacity(&self, prompt: &[u32], levels: usize) -> usize {
+        prompt.len().next_power_of_two().max(SHORT) + levels * (self.width + self.nodes)
+    }
 }

@@ -1,66 +1,71 @@
 //! One list under way.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use laser_decode::{Allowed, Beam, BeamSearch, ROOT_PARENT, Ranked, Trie, Uniform};
-use laser_engine::{Asked, Scores, Segment, Slot};
+use laser_decode::{Beam, BeamSearch, Expected, Method, Noise, Ranked, Trie, Uniform};
+use laser_engine::{Scores, Slot};
 
-use super::coverage::{Coverage, Terms};
+use super::coverage::Coverage;
 use super::options::{ListDraft, ListOptions};
+use super::plan::Plan;
+use super::prefixes::{PrefixTree, index_u32};
+use super::reading::Reading;
 use crate::catalogue::Catalogue;
 use crate::generate::{Generated, Request, TextError};
 
-/// A node of the engine's tree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Place {
-    /// A token of the prompt's end, which the tree begins with.
-    Prompt,
-    /// A prefix, by its node in the trie; the root is the prompt's last token.
-    Prefix(u32),
-}
+/// Of a user's expected choices those that the own history makes likely; the others are everybody's.
+const OWN: f64 = 0.5;
+
+/// Items that a user's own history makes likely, at most.
+const OWN_ITEMS: usize = 256;
 
 /// One list under way.
 pub(super) struct ListSequence {
     pub(super) request: Request,
-    pub(super) slot: Slot,
+    pub(super) tree: PrefixTree,
+    pub(super) done: Generated,
+    /// What a draft model has read, if it has.
+    pub(super) reading: Option<Reading>,
+    /// Whether a draft model drafts for it whatever that costs.
+    pub(super) is_tried: bool,
+    /// What is drafted in this step; nothing if absent.
+    pub(super) plan: Option<Plan>,
+    /// Whether a draft model drafts it.
+    pub(super) is_read: bool,
+    /// 1 for lists that are not drawn.
+    temperature: f32,
     catalogue: Arc<Catalogue>,
     /// Leaves that must not be listed.
     seen: Vec<u32>,
+    /// Items that the history makes likely, with weights.
+    likely: Vec<(u32, f32)>,
     search: BeamSearch,
-    /// Tokens of the prompt that are not cached yet.
-    pending: VecDeque<u32>,
-    pub(super) done: Generated,
-    /// What the engine holds of its tree, parents before children.
-    held: Vec<Place>,
-    // This step's segment.
-    /// Tokens of the prompt; 0 behind it.
-    chunk: usize,
-    places: Vec<Place>,
-    tokens: Vec<u32>,
-    parents: Vec<u32>,
-    asked: Vec<u32>,
-    ends: Vec<usize>,
+    /// Of this step, by steps ahead.
     drafted: Vec<Ranked>,
 }
 
 impl ListSequence {
     pub(super) fn new(request: Request, catalogue: Arc<Catalogue>, slot: Slot, options: &ListOptions) -> Self {
+        let seen = if options.repeat { Vec::new() } else { seen(&request.history, &catalogue.trie) };
+        let search = BeamSearch::new(options.width, options.normalisation);
         Self {
-            seen: if options.repeat { Vec::new() } else { seen(&request.history, &catalogue.trie) },
-            search: BeamSearch::new(options.width, options.normalisation),
-            catalogue,
-            pending: request.prompt.iter().copied().collect(),
+            search: match options.temperature {
+                Some(temperature) => search.drawn_under(Noise::new(request.key), temperature),
+                None => search,
+            },
+            tree: PrefixTree::new(slot, &request.prompt),
+            likely: likely(&request.history, &catalogue, options.draft),
+            #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough for a draft")]
+            temperature: options.temperature.unwrap_or(1.0) as f32,
             request,
-            slot,
             done: Generated::default(),
-            held: Vec::new(),
-            chunk: 0,
-            places: Vec::new(),
-            tokens: Vec::new(),
-            parents: Vec::new(),
-            asked: Vec::new(),
-            ends: Vec::new(),
+            reading: None,
+            is_tried: false,
+            plan: None,
+            is_read: false,
+            catalogue,
+            seen,
             drafted: Vec::new(),
         }
     }
@@ -70,163 +75,103 @@ impl ListSequence {
         self.catalogue.trie.levels()
     }
 
+    /// Codes of the beams.
+    pub(super) fn depth(&self) -> usize {
+        self.search.depth()
+    }
+
     /// Whether nothing may be listed at all.
     pub(super) fn is_hopeless(&self) -> bool {
         self.catalogue.allowed(&self.seen).count_below(0) == 0
     }
 
-    /// Whether tokens of the prompt are left to be fed.
-    pub(super) fn is_prompt(&self) -> bool {
-        !self.pending.is_empty()
-    }
-
     /// Beams whose continuations are not known: nodes that this step computes in any case.
     pub(super) fn missing(&self) -> usize {
-        if self.is_prompt() { 0 } else { self.search.missing(&self.catalogue.allowed(&self.seen)).count() }
+        if self.tree.is_prompt() { 0 } else { self.search.missing(&self.catalogue.allowed(&self.seen)).count() }
     }
 
-    /// Takes up to `room` tokens of the prompt into this step's segment. Returns how many.
-    pub(super) fn feed(&mut self, room: usize) -> usize {
-        self.chunk = self.pending.len().min(room);
-        [&mut self.tokens, &mut self.parents, &mut self.asked].iter_mut().for_each(|part| part.clear());
-        self.places.clear();
-        self.ends.clear();
+    /// Begins a step, with up to `room` tokens of the prompt. Returns how many.
+    pub(super) fn begin(&mut self, room: usize) -> usize {
+        (self.plan, self.is_read) = (None, false);
         self.drafted.clear();
-        for (at, token) in self.pending.drain(..self.chunk).enumerate() {
-            self.tokens.push(token);
-            self.parents.push(at.checked_sub(1).map_or(ROOT_PARENT, index_u32));
-            self.places.push(Place::Prompt);
-        }
-        self.chunk
+        self.tree.feed(room)
     }
 
-    /// Whether the step scores prefixes of it.
-    pub(super) fn is_scored(&self) -> bool {
-        !self.is_prompt() && (self.chunk > 0 || !self.held.is_empty())
+    /// Whether candidates are to be ranked for one more step ahead.
+    pub(super) fn is_drafting(&self) -> bool {
+        self.plan.as_ref().is_some_and(|plan| self.drafted.len() < plan.widths.len())
     }
 
-    /// Adds the prefixes that this step computes: those of the beams whose continuations are not known, and drafted
-    /// ones. The widths of drafts are decided under `terms`, or the most if there are none.
-    pub(super) fn grow(
-        &mut self,
-        options: &ListOptions,
-        coverage: &Coverage,
-        (terms, room): (Option<&Terms<'_>>, usize),
-    ) {
-        let catalogue = self.catalogue.clone();
-        let allowed = catalogue.allowed(&self.seen);
-        let (depth, levels) = (self.search.depth(), catalogue.trie.levels());
+    /// Adds to the segment of a draft model's tree what it has to read to rank one more step ahead.
+    pub(super) fn ask(&mut self, reading: &mut Reading) {
+        let allowed = self.catalogue.allowed(&self.seen);
+        let from = self.drafted.last().map_or(self.search.beams(), Ranked::drafted);
+        let unread: Vec<u32> = from.iter().map(|beam| beam.node).filter(|node| !reading.knows(*node)).collect();
+        reading.tree.grow(unread.into_iter(), &allowed, &self.catalogue);
+    }
+
+    /// Takes in what a draft model says. Returns what it has to hold on to.
+    pub(super) fn take_in(&self, reading: &mut Reading, scores: &Scores) -> Vec<usize> {
+        reading.learn(scores, self.temperature);
+        reading.tree.keep(self.search.beams().iter().map(|beam| beam.node), &self.catalogue.trie)
+    }
+
+    /// Ranks the candidates of one more step ahead.
+    pub(super) fn rank(&mut self, reading: Option<&mut Reading>) {
+        let Some(&width) = self.plan.as_ref().and_then(|plan| plan.widths.get(self.drafted.len())) else { return };
+        let allowed = self.catalogue.allowed(&self.seen);
+        let mut of_user = self.catalogue.counted.as_ref().map(|counted| counted.shares.of_user(&self.likely, OWN));
+        let mut uniform = Uniform;
+        let expected: &mut dyn Expected = match (reading, of_user.as_mut()) {
+            (Some(reading), _) => reading,
+            (None, Some(of_user)) => of_user,
+            (None, None) => &mut uniform,
+        };
+        let ranked = self.search.candidates(&allowed, self.drafted.last(), width, expected);
+        self.drafted.push(ranked);
+    }
+
+    /// Adds the prefixes that this step computes: those of the beams whose continuations are not known, and up to
+    /// `room` drafted ones.
+    pub(super) fn grow(&mut self, room: usize) {
+        let allowed = self.catalogue.allowed(&self.seen);
+        let drafted = self.drafted.iter().flat_map(Ranked::drafted).map(|beam| beam.node);
+        let drafted: Vec<u32> = drafted.take(room).filter(|node| !self.search.knows(&allowed, *node)).collect();
+        self.done.drafted += drafted.len() as u64;
         let missing: Vec<u32> = self.search.missing(&allowed).collect();
-        let mut widths = match (options.draft, terms) {
-            (ListDraft::None, _) => Vec::new(),
-            _ if self.request.plain => Vec::new(),
-            (ListDraft::Trie, Some(terms)) => coverage.widths((depth, missing.len()), terms),
-            (ListDraft::Trie, None) => vec![options.nodes],
-        };
-        if widths.is_empty() && terms.is_some() {
-            // Nothing is computed for it, and what it would have taken is learnt all the same.
-            widths.push(0);
-        }
-        self.drafted = self.search.draft(&allowed, (&widths, levels), &mut Uniform);
-        let mut places = self.placed();
-        if depth == 0
-            && let Some(last) = self.places.last_mut()
-        {
-            *last = Place::Prefix(0);
-            places.insert(0, self.held.len() + self.places.len() - 1);
-        }
-        let drafted: Vec<u32> =
-            self.drafted.iter().flat_map(Ranked::drafted).map(|beam| beam.node).take(room).collect();
-        self.done.drafted += drafted.iter().filter(|node| !self.search.knows(&allowed, **node)).count() as u64;
-        for node in missing.into_iter().chain(drafted) {
-            self.add(node, &catalogue, &mut places);
-        }
-        let scored = self.chunk.saturating_sub(1);
-        for place in &self.places[scored..] {
-            if let Place::Prefix(node) = *place {
-                self.asked.extend(allowed.children(node).map(|child| catalogue.token(child)));
-            }
-            self.ends.push(self.asked.len());
-        }
+        self.tree.grow(missing.into_iter().chain(drafted), &allowed, &self.catalogue);
     }
 
-    /// Where the prefixes are that the engine holds.
-    fn placed(&self) -> HashMap<u32, usize> {
-        let prefix = |(at, place): (usize, &Place)| match place {
-            Place::Prefix(node) => Some((*node, at)),
-            Place::Prompt => None,
-        };
-        self.held.iter().enumerate().filter_map(prefix).collect()
-    }
-
-    /// Adds a prefix to the segment, with those before it that are missing, unless it is there.
-    fn add(&mut self, node: u32, catalogue: &Catalogue, places: &mut HashMap<u32, usize>) -> usize {
-        if let Some(&place) = places.get(&node) {
-            return place;
-        }
-        let parent = catalogue.trie.parent(node).unwrap_or(0);
-        let parent = self.add(parent, catalogue, places);
-        self.tokens.push(catalogue.token(node));
-        self.parents.push(index_u32(parent));
-        self.places.push(Place::Prefix(node));
-        let place = self.held.len() + self.places.len() - 1;
-        places.insert(node, place);
-        place
-    }
-
-    /// Its part of this step.
-    pub(super) fn segment(&self) -> Segment<'_> {
-        let scored_from = if self.is_scored() { self.chunk.saturating_sub(1) } else { self.tokens.len() };
-        let asked = Asked { tokens: &self.asked, ends: &self.ends };
-        Segment {
-            slot: self.slot,
-            tokens: &self.tokens,
-            parents: &self.parents,
-            scored_from,
-            asked,
-            ..Segment::default()
-        }
-    }
-
-    /// Nodes of this step.
-    pub(super) fn nodes(&self) -> usize {
-        self.tokens.len()
-    }
-
-    /// Takes over what the target says. Returns whether the list is complete.
+    /// Takes over what the target says, and learns how well the source that drafted has covered the beams. Returns
+    /// whether the list is complete.
     pub(super) fn accept(
         &mut self,
         scores: &Scores,
         options: &ListOptions,
         coverage: &mut Coverage,
     ) -> Result<bool, TextError> {
-        if !self.is_scored() {
-            return Ok(false);
-        }
-        let catalogue = self.catalogue.clone();
-        let allowed = catalogue.allowed(&self.seen);
-        for (at, place) in self.places.iter().enumerate() {
-            let &Place::Prefix(node) = place else { continue };
-            let log_probabilities = scores.asked(at);
+        let allowed = self.catalogue.allowed(&self.seen);
+        for (node, log_probabilities) in self.tree.scored(scores) {
             if log_probabilities.iter().any(|log_probability| log_probability.is_nan()) {
                 return Err(TextError::NotANumber);
             }
             self.search.learn(&allowed, node, log_probabilities);
         }
-        let steps = self.advance(&allowed, coverage);
+        let steps = self.advance(coverage);
         self.done.step_accepted.push(index_u32(steps.saturating_sub(1)));
-        let is_done = self.search.depth() == catalogue.trie.levels();
+        let is_done = self.search.depth() == self.levels();
         if is_done {
-            self.done.items = listed(self.search.beams(), &self.request.history, (&catalogue, options));
+            self.done.items = listed(self.search.beams(), &self.request.history, (&self.catalogue, options));
         }
         Ok(is_done)
     }
 
     /// Goes on step by step, and judges the drafts of each. Returns the number of steps.
-    fn advance(&mut self, allowed: &Allowed<'_>, coverage: &mut Coverage) -> usize {
+    fn advance(&mut self, coverage: &mut Coverage) -> usize {
+        let allowed = self.catalogue.allowed(&self.seen);
         let (start, mut covered) = (self.search.depth(), true);
         for ahead in 0.. {
-            if self.search.advance(allowed, start + ahead + 1) == 0 {
+            if self.search.advance(&allowed, start + ahead + 1) == 0 {
                 return ahead;
             }
             if let Some(ranked) = self.drafted.get(ahead).filter(|ranked| covered && !ranked.is_empty()) {
@@ -238,34 +183,9 @@ impl ListSequence {
         0
     }
 
-    /// The nodes of the engine's tree that later steps need: what leads to the beams, and what was computed below
-    /// them.
+    /// The nodes of the engine's tree that later steps need.
     pub(super) fn keep(&mut self) -> Vec<usize> {
-        let tree: Vec<Place> = self.held.drain(..).chain(self.places.iter().copied()).collect();
-        let beams: HashSet<u32> = self.search.beams().iter().map(|beam| beam.node).collect();
-        let mut above: HashSet<u32> = HashSet::new();
-        for &beam in &beams {
-            let mut node = Some(beam);
-            while let Some(at) = node.filter(|at| above.insert(*at)) {
-                node = self.catalogue.trie.parent(at);
-            }
-        }
-        let mut below = beams;
-        let mut keep = Vec::new();
-        for (at, place) in tree.into_iter().enumerate() {
-            let is_needed = match place {
-                Place::Prompt => true,
-                Place::Prefix(node) => {
-                    let is_below = self.catalogue.trie.parent(node).is_some_and(|parent| below.contains(&parent));
-                    is_below && below.insert(node) || above.contains(&node)
-                }
-            };
-            if is_needed {
-                keep.push(at);
-                self.held.push(place);
-            }
-        }
-        keep
+        self.tree.keep(self.search.beams().iter().map(|beam| beam.node), &self.catalogue.trie)
     }
 }
 
@@ -276,20 +196,25 @@ fn seen(history: &[u32], trie: &Trie) -> Vec<u32> {
     leaves.into_iter().filter(|&leaf| trie.items_of(leaf).all(|item| had.contains(&item))).collect()
 }
 
+/// The items that a history makes likely, with weights, as drafts need them.
+fn likely(history: &[u32], catalogue: &Catalogue, draft: ListDraft) -> Vec<(u32, f32)> {
+    let (Some(counted), ListDraft::Counted(method)) = (&catalogue.counted, draft) else { return Vec::new() };
+    let mut likely = Vec::new();
+    if method != Method::Popularity {
+        counted.neighbours.best(method, history, &[], OWN_ITEMS, &mut likely);
+    }
+    likely
+}
+
 /// The items of the best leaves, as many as a list has.
 fn listed(beams: &[Beam], history: &[u32], (catalogue, options): (&Catalogue, &ListOptions)) -> Vec<(u32, f64)> {
     let Catalogue { trie, stock, .. } = catalogue;
     let may_be = |item: &u32| stock.contains_item(trie, *item) && (options.repeat || !history.contains(item));
     let of_beam = |beam: &Beam| {
         let leaf = trie.leaf_of_node(beam.node).unwrap_or(u32::MAX);
-        let score = beam.score;
+        let score = beam.key;
         let items = trie.items_of(leaf).filter(may_be).map(move |item| (item, score));
         items.take(if options.all_ties { usize::MAX } else { 1 }).collect::<Vec<_>>()
     };
     beams.iter().flat_map(of_beam).take(options.items).collect()
-}
-
-/// Numbers of nodes are far below 2^32.
-fn index_u32(index: usize) -> u32 {
-    u32::try_from(index).unwrap_or(ROOT_PARENT)
 }

@@ -3,11 +3,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use laser_decode::{Normalisation, ROOT_PARENT, Stock, TargetScores, Trie, TrieItem, TrieMeta, build_trie};
-use laser_engine::{Engine, EngineOptions, FakeEngine, Segment};
+use laser_decode::{
+    Method, Neighbours, NeighboursOptions, Normalisation, ROOT_PARENT, Stock, TargetScores, Trie, TrieItem, TrieMeta,
+    build_neighbours, build_trie,
+};
+use laser_engine::{Engine, EngineOptions, FakeEngine, FakeOptions, Segment};
 use laser_worker::cost::StepCost;
 use laser_worker::generate::{Generated, Request, TextError, TextGenerator};
-use laser_worker::lists::{Catalogue, ListDraft, ListGenerator, ListOptions};
+use laser_worker::lists::{Catalogue, Counted, ListDraft, ListDraftModel, ListGenerator, ListOptions};
 
 use crate::support::{fake_options, fixture, tokenizer, tokens};
 
@@ -35,7 +38,15 @@ fn catalogue(trie: &Trie) -> Catalogue {
         trie: trie.clone(),
         tokens: (0..LEVELS).map(|level| (0..CODES).map(|code| token(level, code)).collect()).collect(),
         stock: Stock::all(trie),
+        counted: None,
     }
+}
+
+/// What 40 users of this catalogue have.
+fn counted(trie: &Trie) -> Counted {
+    let history = |user: u32| (0..6).map(|at| (user * 53 + at * at * 7) % ITEMS).collect::<Vec<u32>>();
+    let bytes = build_neighbours(NeighboursOptions::default(), ITEMS, (0..40).map(history)).unwrap();
+    Counted::new(trie.clone(), Neighbours::open(bytes.into()).unwrap())
 }
 
 fn options() -> ListOptions {
@@ -43,10 +54,12 @@ fn options() -> ListOptions {
         items: 5,
         width: 5,
         normalisation: Normalisation::Vocabulary,
+        temperature: None,
         repeat: false,
         all_ties: true,
         draft: ListDraft::None,
         nodes: 100,
+        steps: 3,
         batch: 1,
         step_tokens: 512,
         cost: None,
@@ -58,12 +71,13 @@ fn model() -> Box<dyn Engine> {
 }
 
 fn requests(trie: &Trie) -> Vec<Request> {
-    let catalogue = Arc::new(catalogue(trie));
+    let catalogue = Arc::new(Catalogue { counted: Some(counted(trie)), ..catalogue(trie) });
     let request = |id: u32| Request {
         id: u64::from(id),
         prompt: tokens(id + 5, 3 + 11 * id as usize),
         history: (0..4).map(|at| (id * 37 + at * 11) % ITEMS).chain([0]).collect(),
         catalogue: Some(catalogue.clone()),
+        key: u64::from(id) * 1001,
         ..Request::default()
     };
     (0..5).map(request).collect()
@@ -130,12 +144,26 @@ fn a_list_as_wide_as_the_catalogue_has_the_best_of_all_items() {
     assert_eq!(list.len(), 20);
 }
 
+fn calls(lists: &[Result<Generated, TextError>]) -> usize {
+    lists.iter().map(|list| list.as_ref().unwrap().step_accepted.len()).sum()
+}
+
+fn cost() -> StepCost {
+    StepCost::new(vec![(1.0, 1.0), (1000.0, 2.0)], 0.0)
+}
+
+/// The ways to search, and to draw.
+fn searches() -> [ListOptions; 4] {
+    let [vocabulary, allowed] = [Normalisation::Vocabulary, Normalisation::Allowed];
+    [(vocabulary, None), (allowed, None), (allowed, Some(1.0)), (allowed, Some(0.6))]
+        .map(|(normalisation, temperature)| ListOptions { normalisation, temperature, ..options() })
+}
+
 #[test]
 fn lists_are_the_same_whatever_is_drafted_batched_and_chunked() {
     let trie = trie();
     let requests = requests(&trie);
-    for normalisation in [Normalisation::Vocabulary, Normalisation::Allowed] {
-        let plain = ListOptions { normalisation, ..options() };
+    for plain in searches() {
         let expected = lists(&mut ListGenerator::new(model(), tokenizer(), plain.clone()), &requests);
         for (list, request) in expected.iter().zip(&requests) {
             let list = list.as_ref().unwrap();
@@ -144,33 +172,88 @@ fn lists_are_the_same_whatever_is_drafted_batched_and_chunked() {
             assert!(found.iter().all(|item| !request.history.contains(item)), "{found:?}");
             let (calls, accepted) = (list.step_accepted.len(), list.step_accepted.iter().sum::<u32>() as usize);
             assert_eq!(calls + accepted, LEVELS);
-            assert!(list.drafted == 0 && (accepted == 0 || normalisation == Normalisation::Allowed));
+            assert!(list.drafted == 0 && (accepted == 0 || plain.normalisation == Normalisation::Allowed));
         }
-        let cost = || StepCost::new(vec![(1.0, 1.0), (1000.0, 2.0)], 0.0);
         for (batch, step_tokens) in [(1, 512), (3, 512), (5, 40), (2, 9)] {
-            for (nodes, cost) in [(100, None), (3, None), (100, Some(cost()))] {
-                let draft = ListDraft::Trie;
-                let drafted = ListOptions { draft, nodes, batch, step_tokens, cost, ..plain.clone() };
-                let mut generator = ListGenerator::new(model(), tokenizer(), drafted);
-                let found = lists(&mut generator, &requests);
-                let case = format!("{normalisation:?}, batch {batch}, {step_tokens} tokens, {nodes} nodes");
-                assert_eq!(items(&found), items(&expected), "{case}");
-                let calls = |lists: &[Result<Generated, TextError>]| -> usize {
-                    lists.iter().map(|list| list.as_ref().unwrap().step_accepted.len()).sum()
-                };
-                assert!(calls(&found) <= calls(&expected), "{case}");
-                if (nodes, step_tokens) == (100, 512) {
-                    assert!(calls(&found) < calls(&expected), "{case}");
+            for (nodes, steps, cost) in [(100, 1, None), (100, 3, None), (3, 2, None), (100, 3, Some(cost()))] {
+                for draft in [ListDraft::Trie].into_iter().chain(Method::ALL.map(ListDraft::Counted)) {
+                    let cost = cost.clone();
+                    let drafted = ListOptions { draft, nodes, steps, batch, step_tokens, cost, ..plain.clone() };
+                    let case = format!("{drafted:?}");
+                    let found = lists(&mut ListGenerator::new(model(), tokenizer(), drafted), &requests);
+                    assert_eq!(items(&found), items(&expected), "{case}");
+                    assert!(calls(&found) <= calls(&expected), "{case}");
+                    if (nodes, steps, step_tokens) == (100, 1, 512) {
+                        assert!(calls(&found) < calls(&expected), "{case}");
+                    }
                 }
             }
         }
     }
 }
 
+/// A draft model that has to pay, or does not.
+fn draft_model(engine: Box<dyn Engine>, has_cost: bool) -> Option<ListDraftModel> {
+    Some(ListDraftModel::new(engine, has_cost.then(cost)))
+}
+
+#[test]
+fn a_draft_model_changes_no_list() {
+    let trie = trie();
+    let requests = requests(&trie);
+    for plain in searches() {
+        let expected = lists(&mut ListGenerator::new(model(), tokenizer(), plain.clone()), &requests);
+        for (batch, step_tokens, nodes, has_cost) in [(1, 512, 90, false), (4, 512, 90, true), (3, 30, 12, false)] {
+            let cost = has_cost.then(cost);
+            let drafted = ListOptions { nodes, batch, step_tokens, cost, ..plain.clone() };
+            let stranger = || Box::new(FakeEngine::new(FakeOptions { seed: 9, ..fake_options() })) as Box<dyn Engine>;
+            for (name, engine) in [("the target itself", model()), ("a stranger", stranger())] {
+                let generator = ListGenerator::new(model(), tokenizer(), drafted.clone());
+                let mut generator = generator.with_draft_model(draft_model(engine, has_cost));
+                let found = lists(&mut generator, &requests);
+                assert_eq!(items(&found), items(&expected), "{name}, {drafted:?}");
+                assert!(calls(&found) <= calls(&expected), "{name}, {drafted:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_that_is_the_target_has_every_step_accepted() {
+    let trie = trie();
+    let requests = requests(&trie);
+    for search in searches() {
+        let drafted = ListOptions { nodes: 15, ..search };
+        let generator = ListGenerator::new(model(), tokenizer(), drafted);
+        let mut generator = generator.with_draft_model(draft_model(model(), false));
+        for list in lists(&mut generator, &requests) {
+            let list = list.unwrap();
+            // Five beams for each of three steps are all that is drafted, and one forward is all it takes.
+            assert_eq!(list.step_accepted, [3]);
+            assert!(list.drafted <= 15, "{}", list.drafted);
+        }
+    }
+}
+
+#[test]
+fn a_draft_model_that_fails_costs_no_list() {
+    let trie = trie();
+    let requests = requests(&trie);
+    let batch = ListOptions { batch: 3, ..options() };
+    let expected = lists(&mut ListGenerator::new(model(), tokenizer(), batch.clone()), &requests);
+    let failing = FakeOptions { fail_on_token: Some(requests[3].prompt[2]), ..fake_options() };
+    let crowded = FakeOptions { max_positions: 8, ..fake_options() };
+    for fake in [failing, crowded] {
+        let generator = ListGenerator::new(model(), tokenizer(), batch.clone());
+        let mut generator = generator.with_draft_model(draft_model(Box::new(FakeEngine::new(fake)), false));
+        assert_eq!(items(&lists(&mut generator, &requests)), items(&expected));
+    }
+}
+
 #[test]
 fn completing_the_trie_takes_half_of_the_calls() {
     let trie = trie();
-    let all = ListOptions { draft: ListDraft::Trie, nodes: 1000, step_tokens: 4000, ..options() };
+    let all = ListOptions { draft: ListDraft::Trie, nodes: 1000, steps: 1, step_tokens: 4000, ..options() };
     let requests = requests(&trie);
     let lists = lists(&mut ListGenerator::new(model(), tokenizer(), all), &requests);
     for list in lists {

@@ -1,0 +1,113 @@
+//! A draft model of lists: a smaller recommender that runs ahead of the target's beams.
+//!
+//! It has a cache of its own for each list, which holds the prefixes that it has read as one tree. A forward reads the
+//! beams, or what was drafted one step ahead of them, of all lists together, and tells how likely their continuations
+//! are. The target's beams are where it goes on in the next step, whatever it had drafted.
+
+use laser_engine::{Engine, EngineError, Segment};
+
+use super::coverage::Coverage;
+use super::options::ListOptions;
+use super::reading::Reading;
+use super::sequence::ListSequence;
+use crate::cost::{StepCost, StepLoad};
+
+/// The first lists, all of which it drafts for: what its drafts cover is learnt of them.
+const FIRST: u64 = 32;
+
+/// From then on it drafts for one of so many lists whether it pays or not, since it may pay again.
+const TRIED: u64 = 256;
+
+/// A smaller recommender of the same codes.
+pub struct ListDraftModel {
+    engine: Box<dyn Engine>,
+    /// What forwards cost; without it, it drafts for every list.
+    pub(super) cost: Option<StepCost>,
+    pub(super) coverage: Coverage,
+    lists: u64,
+}
+
+impl std::fmt::Debug for ListDraftModel {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ListDraftModel").field("lists", &self.lists).finish_non_exhaustive()
+    }
+}
+
+impl ListDraftModel {
+    /// A draft model whose forwards have to pay by what they `cost`, or run in any case if that is absent. The engine's
+    /// vocabulary must be the target's.
+    #[must_use]
+    pub fn new(engine: Box<dyn Engine>, cost: Option<StepCost>) -> Self {
+        Self { engine, cost, coverage: Coverage::default(), lists: 0 }
+    }
+
+    /// Whether it drafts for the next list whatever that costs.
+    pub(super) fn is_tried(&mut self) -> bool {
+        self.lists += 1;
+        self.cost.is_none() || self.lists <= FIRST || self.lists.is_multiple_of(TRIED)
+    }
+
+    /// The seconds that it reads so many tokens of so many lists for, whose prompts have so many tokens together.
+    pub(super) fn seconds(&self, (tokens, lists): (usize, usize), prompts: usize) -> f64 {
+        let load = StepLoad { tokens: tokens * lists, pairs: tokens * prompts };
+        self.cost.as_ref().map_or(0.0, |cost| cost.seconds(load))
+    }
+
+    /// Reads what it takes to rank one more step ahead, of all these lists, and ranks. A list whose cache has no room
+    /// is ranked as if nothing were read.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(super) fn draft(&mut self, lists: &mut [&mut ListSequence], options: &ListOptions) -> Result<(), EngineError> {
+        for list in lists.iter_mut().filter(|list| list.reading.is_none()) {
+            let prompt = &list.request.prompt;
+            if let Ok(slot) = self.engine.open(options.capacity(prompt, list.levels())) {
+                list.reading = Some(Reading::new(slot, prompt));
+            }
+        }
+        let mut readings: Vec<(usize, Reading)> = Vec::with_capacity(lists.len());
+        for (at, list) in lists.iter_mut().enumerate() {
+            let Some(mut reading) = list.reading.take() else {
+                list.rank(None);
+                continue;
+            };
+            reading.tree.feed(usize::MAX);
+            list.ask(&mut reading);
+            readings.push((at, reading));
+        }
+        let outcome = self.read(lists, &mut readings);
+        for (at, mut reading) in readings {
+            lists[at].rank(Some(&mut reading));
+            lists[at].reading = Some(reading);
+        }
+        outcome
+    }
+
+    /// One forward over the segments of the readings.
+    fn read(&mut self, lists: &[&mut ListSequence], readings: &mut [(usize, Reading)]) -> Result<(), EngineError> {
+        let mut part: Vec<&mut (usize, Reading)> = readings.iter_mut().filter(|(_, r)| r.tree.nodes() > 0).collect();
+        if part.is_empty() {
+            return Ok(());
+        }
+        let segments: Vec<Segment<'_>> = part.iter().map(|(_, reading)| reading.tree.segment()).collect();
+        let tokens = segments.iter().map(|segment| segment.tokens.len()).sum();
+        let pairs = part.iter().map(|(at, r)| r.tree.nodes() * lists[*at].request.prompt.len()).sum();
+        let start = std::time::Instant::now();
+        let scores = self.engine.step(&segments, 0)?;
+        if let Some(cost) = &mut self.cost {
+            cost.learn(StepLoad { tokens, pairs }, start.elapsed().as_secs_f64());
+        }
+        for ((at, reading), scores) in part.iter_mut().zip(&scores) {
+            let keep = lists[*at].take_in(reading, scores);
+            self.engine.hold(reading.tree.slot, &keep)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets a list.
+    pub(super) fn close(&mut self, list: &ListSequence) {
+        if let Some(reading) = &list.reading {
+            self.engine.close(reading.tree.slot);
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! How many prefixes to draft, and by which source: what the measured costs of forwards say.
+
+use std::collections::HashMap;
+
+use super::coverage::{AHEAD, Coverage, Seen};
+
+/// What a step is decided by.
+#[derive(Clone, Copy)]
+pub(super) struct Terms<'a> {
+    /// Codes of an identifier.
+    pub(super) levels: usize,
+    /// Beams of a list.
+    pub(super) width: usize,
+    /// Tokens of a prompt.
+    pub(super) prompt: usize,
+    /// Drafted prefixes of a user and step, at most.
+    pub(super) nodes: usize,
+    /// Steps ahead that are drafted for, at most.
+    pub(super) steps: usize,
+    /// A user's share of the seconds of a step in which everybody has so many nodes.
+    pub(super) seconds: &'a dyn Fn(usize) -> f64,
+}
+
+/// A source of drafts.
+#[derive(Clone, Copy)]
+pub(super) struct Offer<'a> {
+    /// How well it has covered the beams.
+    pub(super) coverage: &'a Coverage,
+    /// A user's share of the seconds in which it reads so many tokens of everybody; nothing is read if absent.
+    pub(super) reading: Option<&'a dyn Fn(usize) -> f64>,
+}
+
+/// What is drafted for a list in a step: by which of the offers, and how many prefixes for each step ahead.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Plan {
+    pub(super) offer: usize,
+    pub(super) widths: Vec<usize>,
+}
+
+/// Decides for all lists of a step.
+pub(super) struct Planner<'a> {
+    offers: &'a [Offer<'a>],
+    terms: Terms<'a>,
+    /// The expected seconds of a list from so many codes on.
+    rest: Vec<f64>,
+    decided: HashMap<(usize, usize), Option<Plan>>,
+}
+
+impl<'a> Planner<'a> {
+    pub(super) fn new(offers: &'a [Offer<'a>], terms: Terms<'a>) -> Self {
+        let rest = vec![0.0; terms.levels + 1];
+        let mut planner = Self { offers, terms, rest, decided: HashMap::new() };
+        for depth in (1..terms.levels).rev() {
+            planner.rest[depth] = planner.best(depth, terms.width).0;
+        }
+        planner
+    }
+
+    /// What to draft behind beams of `depth` codes of which `missing` are computed in any case: what makes the expected
+    /// seconds to the end of the list the fewest; none if that is no draft.
+    pub(super) fn plan(&mut self, depth: usize, missing: usize) -> Option<Plan> {
+        if let Some(plan) = self.decided.get(&(depth, missing)) {
+            return plan.clone();
+        }
+        let (_, plan) = self.best(depth, missing);
+        self.decided.insert((depth, missing), plan.clone());
+        plan
+    }
+
+    /// The expected seconds from a depth on, and the plan that gives them.
+    fn best(&self, depth: usize, missing: usize) -> (f64, Option<Plan>) {
+        let mut best = ((self.terms.seconds)(missing) + self.rest[depth + 1], None);
+        for offer in 0..self.offers.len() {
+            let read = if depth == 0 { self.terms.prompt } else { self.terms.width };
+            let so_far = SoFar { reached: 1.0, fallen: 0.0, nodes: missing, read, reading: 0.0 };
+            let mut widths = Vec::with_capacity(AHEAD);
+            self.extend((offer, depth), so_far, &mut widths, &mut best);
+        }
+        best
+    }
+
+    /// Tries every number of candidates for one more step ahead.
+    fn extend(
+        &self,
+        (offer, depth): (usize, usize),
+        so_far: SoFar,
+        widths: &mut Vec<usize>,
+        best: &mut (f64, Option<Plan>),
+    ) {
+        let (ahead, Offer { coverage, reading }) = (widths.len(), self.offers[offer]);
+        let seen =
+            coverage.seen(depth, ahead).filter(|_| ahead < self.terms.steps && depth + 1 + ahead < self.levels());
+        let Some(seen) = seen else { return };
+        let reading = so_far.reading + reading.map_or(0.0, |seconds| seconds(so_far.read));
+        for width in self.options(seen, so_far.nodes) {
+            let share = seen.share(width);
+            let next = SoFar {
+                reached: so_far.reached * share,
+                fallen: so_far.fallen + so_far.reached * (1.0 - share) * self.rest[depth + 1 + ahead],
+                nodes: so_far.nodes + width,
+                read: width,
+                reading,
+            };
+            widths.push(width);
+            let rest = next.fallen + next.reached * self.rest[depth + 2 + ahead];
+            let seconds = (self.terms.seconds)(next.nodes) + reading + rest;
+            if seconds < best.0 {
+                *best = (seconds, Some(Plan { offer, widths: widths.clone() }));
+            }
+            self.extend((offer, depth), next, widths, best);
+            widths.pop();
+        }
+    }
+
+    fn levels(&self) -> usize {
+        self.terms.levels
+    }
+
+    /// Numbers of candidates worth a thought: the bounds of classes from the number of beams on, and all.
+    fn options(&self, seen: &Seen, nodes: usize) -> impl Iterator<Item = usize> + use<> {
+        let room = (self.terms.nodes + self.terms.width).saturating_sub(nodes);
+        let most = room.min(whole(seen.candidates()));
+        let fewest = self.terms.width.max(1).next_power_of_two();
+        let bounds = std::iter::successors(Some(fewest), |width| width.checked_mul(2));
+        bounds.take_while(move |&width| width < most).chain((most > 0).then_some(most))
+    }
+}
+
+/// A plan under way.
+#[derive(Clone, Copy)]
+struct SoFar {
+    /// The chance that all beams of the steps so far are drafted.
+    reached: f64,
+    /// The expected seconds behind those steps where they are not.
+    fallen: f64,
+    /// Nodes of the target's step.
+    nodes: usize,
+    /// Tokens that the source reads next.
+    read: usize,
+    /// Seconds that it has read for.
+    reading: f64,
+}
+
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of counts; infinity saturates")]
+fn whole(mean: f64) -> usize {
+    mean.ceil() as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 20 beams of four codes.
+    fn terms(seconds: &dyn Fn(usize) -> f64) -> Terms<'_> {
+        Terms { levels: 4, width: 20, prompt: 40, nodes: 256, steps: 3, seconds }
+    }
+
+    fn free(coverage: &Coverage) -> Offer<'_> {
+        Offer { coverage, reading: None }
+    }
+
+    #[test]
+    fn a_draft_is_made_where_it_saves_more_than_it_costs() {
+        let mut coverage = Coverage::default();
+        for _ in 0..200 {
+            coverage.learn((2, 0), 60, 66);
+            coverage.learn((1, 0), 1300, 1400);
+        }
+        let (dear, cheap) = (|nodes| 10.0 + nodes as f64, |nodes| 100.0 + nodes as f64);
+        let offers = [free(&coverage)];
+        // 66 nodes for a forward of 10 and 20 nodes that would come anyway.
+        assert_eq!(Planner::new(&offers, terms(&dear)).plan(2, 20), None);
+        let mut planner = Planner::new(&offers, terms(&cheap));
+        let plan = planner.plan(2, 20).unwrap();
+        assert!(plan.widths.len() == 1 && (64..=66).contains(&plan.widths[0]), "{plan:?}");
+        assert_eq!(planner.plan(2, 20).unwrap(), plan);
+        // Of 1,400 candidates 256 never had the beams among them.
+        assert_eq!(planner.plan(1, 20), None);
+        // The last codes are never computed.
+        assert_eq!(planner.plan(3, 20), None);
+    }
+
+    #[test]
+    fn few_candidates_are_enough_where_they_were() {
+        let mut coverage = Coverage::default();
+        for list in 0..400 {
+            coverage.learn((0, 0), if list % 10 == 0 { 300 } else { 33 }, 5000);
+            coverage.learn((0, 1), 50, 6000);
+        }
+        let cheap = |nodes| 1000.0 + nodes as f64;
+        let offers = [free(&coverage)];
+        assert_eq!(Planner::new(&offers, terms(&cheap)).plan(0, 1).unwrap().widths, [64, 64]);
+        let one = Terms { steps: 1, ..terms(&cheap) };
+        assert_eq!(Planner::new(&offers, one).plan(0, 1).unwrap().widths, [64]);
+    }
+
+    #[test]
+    fn nothing_is_drafted_before_it_is_known_what_it_takes() {
+        let cheap = |nodes| 1000.0 + nodes as f64;
+        let coverage = Coverage::default();
+        assert_eq!(Planner::new(&[free(&coverage)], terms(&cheap)).plan(1, 20), None);
+    }
+
+    #[test]
+    fn of_two_sources_the_one_that_saves_more_than_it_reads_for_drafts() {
+        let (mut wide, mut narrow) = (Coverage::default(), Coverage::default());
+        for _ in 0..400 {
+            wide.learn((1, 0), 250, 5000);
+            narrow.learn((1, 0), 30, 5000);
+        }
+        let seconds = |nodes| 1000.0 + nodes as f64;
+        let chosen = |reading: f64| {
+            let reading = move |_| reading;
+            let offers = [free(&wide), Offer { coverage: &narrow, reading: Some(&reading) }];
+            Planner::new(&offers, terms(&seconds)).plan(1, 20).unwrap()
+        };
+        assert_eq!(chosen(100.0), Plan { offer: 1, widths: vec![32] });
+        // 224 nodes more cost less than that.
+        assert_eq!(chosen(300.0), Plan { offer: 0, widths: vec![256] });
+    }
+}
