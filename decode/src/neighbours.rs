@@ -10,9 +10,9 @@
 //! size. [`Neighbours::verify`] reads everything and compares it with the checksum in the header. Verified or not,
 //! scoring from any file that opens neither panics nor yields an item outside the catalogue.
 //!
-//! The file is little-endian: magic `LASRNEIG`, version and [`BYTE_ORDER`] in 4 bytes each, the checksums (BLAKE3) of
-//! the rest of the header and of the content, then in 4 bytes each: items n, histories, most entries of an item,
-//! window, recency (f32), entries s of the chain and k of the neighbours. The content follows:
+//! The file is little-endian: magic `LASRNEIG`, version and a mark of the byte order in 4 bytes each, the checksums
+//! (BLAKE3) of the rest of the header and of the content, then in 4 bytes each: items n, histories, most entries of an
+//! item, window, recency (f32), entries s of the chain and k of the neighbours. The content follows:
 //!
 //! | bytes | section |
 //! |---|---|
@@ -33,12 +33,10 @@ use thiserror::Error;
 
 pub use self::build::build_neighbours;
 pub use self::score::Method;
-use crate::sealed::BYTE_ORDER;
+use crate::sealed::{CHECKED_FROM, Mismatch, Preamble, aligned, check_hash, word_at};
 
 const MAGIC: [u8; 8] = *b"LASRNEIG";
 const VERSION: u32 = 1;
-/// Start of the header checksum's range, which is also where the content checksum stands.
-const CHECKED_FROM: usize = 48;
 /// Length of the header, after which the sections follow.
 const HEADER: usize = 108;
 
@@ -377,22 +375,18 @@ impl Header {
 
 /// Checks magic, byte order, version and the length of the header.
 fn check_preamble(bytes: &[u8]) -> Result<(), NeighboursError> {
-    let mut found = [0; 8];
-    let there = bytes.len().min(8);
-    found[..there].copy_from_slice(&bytes[..there]);
-    if found != MAGIC {
-        return Err(NeighboursError::Magic(found));
+    match Preamble::of(bytes, MAGIC, HEADER) {
+        Preamble::Magic(found) => Err(NeighboursError::Magic(found)),
+        Preamble::Short => Err(NeighboursError::Length { expected: HEADER as u64, found: bytes.len() as u64 }),
+        Preamble::ByteOrder => Err(NeighboursError::ByteOrder),
+        Preamble::Version(VERSION) => Ok(()),
+        Preamble::Version(found) => Err(NeighboursError::Version(found)),
     }
-    if bytes.len() < HEADER {
-        return Err(NeighboursError::Length { expected: HEADER as u64, found: bytes.len() as u64 });
-    }
-    // The sections are read as native integers, so this mark must be too.
-    if bytemuck::pod_read_unaligned::<u32>(&bytes[12..16]) != BYTE_ORDER {
-        return Err(NeighboursError::ByteOrder);
-    }
-    match word_at(bytes, 8) {
-        VERSION => Ok(()),
-        found => Err(NeighboursError::Version(found)),
+}
+
+impl From<Mismatch> for NeighboursError {
+    fn from(Mismatch { expected, found }: Mismatch) -> Self {
+        Self::Checksum { expected, found }
     }
 }
 
@@ -403,39 +397,6 @@ fn check_recency(recency: f32) -> Result<(), NeighboursError> {
 
 fn is_weight(value: f32) -> bool {
     value > 0.0 && value <= 1.0
-}
-
-/// Returns the hash of these bytes if it is the expected one.
-fn check_hash(bytes: &[u8], expected: &[u8]) -> Result<[u8; 32], NeighboursError> {
-    let found = blake3::hash(bytes);
-    if found.as_bytes() == expected {
-        return Ok(*found.as_bytes());
-    }
-    let expected = expected.iter().map(|byte| format!("{byte:02x}")).collect();
-    Err(NeighboursError::Checksum { expected, found: found.to_hex().to_string() })
-}
-
-/// The little-endian word at `at`, which must be within the bytes.
-fn word_at(bytes: &[u8], at: usize) -> u32 {
-    let mut word = [0; 4];
-    word.copy_from_slice(&bytes[at..at + 4]);
-    u32::from_le_bytes(word)
-}
-
-/// Returns the bytes at a multiple of 4, copying them only if necessary.
-fn aligned(bytes: Bytes) -> Bytes {
-    struct Words(Vec<u32>, usize);
-    impl AsRef<[u8]> for Words {
-        fn as_ref(&self) -> &[u8] {
-            &bytemuck::cast_slice(&self.0)[..self.1]
-        }
-    }
-    if bytes.as_ptr().addr().is_multiple_of(4) {
-        return bytes;
-    }
-    let mut words = vec![0u32; bytes.len().div_ceil(4)];
-    bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(&bytes);
-    Bytes::from_owner(Words(words, bytes.len()))
 }
 
 #[cfg(test)]

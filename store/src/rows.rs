@@ -102,9 +102,10 @@ pub(crate) fn id_value(value: Option<Value>, column: &str, whose: &str) -> Resul
     }
 }
 
-/// Returns the ids of items in `column`; none in an empty cell. CSV holds JSON.
-pub(crate) fn id_list(value: Option<Value>, column: &str) -> Result<Vec<EntityId>, ValueError> {
-    let wrong = |found: String| ValueError::new(column, found, "expected a list of ids such as [3, 17]");
+/// Returns the ids of items in `column`; none in an empty cell. CSV holds JSON. Otherwise the error says what is
+/// `expected`.
+pub(crate) fn id_list(value: Option<Value>, column: &str, expected: &'static str) -> Result<Vec<EntityId>, ValueError> {
+    let wrong = |found: String| ValueError::new(column, found, expected);
     let list = match value.unwrap_or_default() {
         Value::Null => Vec::new(),
         Value::Array(list) => list,

@@ -4,13 +4,13 @@
 //! exactly. Columns: `items` and `held_out`, lists of item ids, oldest first.
 
 use laser_schema::EntityId;
-use serde_json::Value;
 
-use crate::rows::{RowError, RowReader, ValueError, id_value};
+use crate::rows::{RowError, RowReader, id_list};
 use crate::table::Select;
 
 const ITEMS: &str = "items";
 const HELD_OUT: &str = "held_out";
+const EXPECTED: &str = "sequences are lists of item ids such as [3, 17]";
 
 /// A user's items, oldest first.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -57,25 +57,13 @@ impl SequenceReader {
         };
         let mut sequences = Vec::with_capacity(rows.len());
         for (number, mut row) in rows {
-            let [items, held_out] = [ITEMS, HELD_OUT]
-                .map(|column| ids(row.remove(column), column).map_err(|error| self.rows.error(number, error)));
+            let [items, held_out] = [ITEMS, HELD_OUT].map(|column| {
+                id_list(row.remove(column), column, EXPECTED).map_err(|error| self.rows.error(number, error))
+            });
             sequences.push(Sequence { items: items?, held_out: held_out? });
         }
         Ok(Some(sequences))
     }
-}
-
-/// The ids in a cell; none in an empty one.
-fn ids(value: Option<Value>, column: &str) -> Result<Vec<EntityId>, ValueError> {
-    let wrong = |found: String| ValueError::new(column, found, "sequences are lists of item ids such as [3, 17]");
-    let list = match value {
-        None | Some(Value::Null) => Vec::new(),
-        Some(Value::Array(list)) => list,
-        // CSV holds JSON.
-        Some(Value::String(text)) => serde_json::from_str(&text).map_err(|_| wrong(format!("holds {text:?}")))?,
-        Some(other) => return Err(wrong(format!("holds {other}"))),
-    };
-    list.into_iter().map(|id| id_value(Some(id), column, "item")).collect()
 }
 
 #[cfg(test)]

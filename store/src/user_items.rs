@@ -13,6 +13,7 @@ use crate::table::Select;
 const IDS: [&str; 2] = ["id", "entity_id"];
 
 const ITEMS: &str = "items";
+const EXPECTED: &str = "expected a list of ids such as [3, 17]";
 
 /// A row of a table.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +71,7 @@ impl UserItemsReader {
 fn user_items(row: u64, mut values: Map<String, Value>) -> Result<UserItems, ValueError> {
     let [id, entity_id] = IDS;
     let user = values.remove(id).or_else(|| values.remove(entity_id));
-    Ok(UserItems { row, user: id_value(user, id, "user")?, items: id_list(values.remove(ITEMS), ITEMS)? })
+    Ok(UserItems { row, user: id_value(user, id, "user")?, items: id_list(values.remove(ITEMS), ITEMS, EXPECTED)? })
 }
 
 #[cfg(test)]

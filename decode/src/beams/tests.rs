@@ -1,3 +1,5 @@
+//! Searches against exhaustive ones, and speculative searches against plain ones.
+
 use bytes::Bytes;
 use proptest::prelude::*;
 

@@ -6,9 +6,9 @@
 //! per item, and the file, whose size is at most 16 bytes per item and 16 per item and [`NeighboursOptions::most`].
 
 use super::{
-    BYTE_ORDER, CHECKED_FROM, HEADER, Header, MAGIC, NeighboursError, NeighboursOptions, VERSION, check_recency,
-    strongest_first,
+    CHECKED_FROM, HEADER, Header, MAGIC, NeighboursError, NeighboursOptions, VERSION, check_recency, strongest_first,
 };
+use crate::sealed::{BYTE_ORDER, seal};
 
 /// Builds the bytes of the neighbours file of these histories, each the items of a user, oldest first. Items are
 /// numbered from 0 to below `items`. The order of the histories does not matter.
@@ -46,10 +46,7 @@ pub(super) fn write_header(bytes: &mut [u8], header: &Header) {
     for (place, word) in bytes[Header::WORDS..HEADER].chunks_exact_mut(4).zip(header.words()) {
         place.copy_from_slice(&word.to_le_bytes());
     }
-    let content = blake3::hash(&bytes[HEADER..]);
-    bytes[CHECKED_FROM..CHECKED_FROM + 32].copy_from_slice(content.as_bytes());
-    let head = blake3::hash(&bytes[CHECKED_FROM..HEADER]);
-    bytes[16..CHECKED_FROM].copy_from_slice(head.as_bytes());
+    seal(bytes, CHECKED_FROM, HEADER);
 }
 
 /// Appends what `fill` says of every item, cut to the strongest entries, and the starts of the items' rows. Returns the

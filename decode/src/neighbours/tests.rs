@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::build::write_header;
 use super::*;
+use crate::sealed::BYTE_ORDER;
 
 /// Histories of items below `items`.
 pub(super) fn any_histories(items: u32, histories: usize, len: usize) -> impl Strategy<Value = Vec<Vec<u32>>> {

@@ -168,10 +168,11 @@ impl ListsConfig {
             repeat: self.repeat,
             all_ties: self.ties == Ties::All,
             temperature: (config.generate.temperature != 0.0).then(|| f64::from(config.generate.temperature)),
-            draft: self.draft.method().map_or(
-                if self.draft == ListDraftKind::None { ListDraft::None } else { ListDraft::Trie },
-                ListDraft::Counted,
-            ),
+            draft: match (self.draft, self.draft.method()) {
+                (_, Some(method)) => ListDraft::Counted(method),
+                (ListDraftKind::None, None) => ListDraft::None,
+                (_, None) => ListDraft::Trie,
+            },
             nodes: self.nodes,
             steps: self.steps,
             batch: config.generate.batch,

@@ -205,20 +205,20 @@ impl ListGenerator {
         let mut outcome = Ok(());
         for (&index, scores) in part.iter().zip(scores) {
             let list = &mut self.active[index];
-            if !list.tree.is_scored() {
-                outcome = self.engine.commit(list.tree.slot, &(0..list.tree.nodes()).collect::<Vec<_>>());
-                continue;
-            }
             let coverage = match &mut self.model {
                 Some(model) if list.is_read => &mut model.coverage,
                 _ => &mut self.coverage,
             };
-            match list.accept(scores, &self.options, coverage) {
-                Ok(false) => {
-                    let keep = list.keep();
-                    outcome = self.engine.hold(list.tree.slot, &keep);
+            let accepted = match list.tree.is_scored() {
+                true => list.accept(scores, &self.options, coverage).map(Some),
+                false => Ok(None),
+            };
+            match accepted {
+                Ok(None) => {
+                    outcome = self.engine.commit(list.tree.slot, &(0..list.tree.nodes()).collect::<Vec<_>>());
                 }
-                Ok(true) => ended.push((index, Ok(()))),
+                Ok(Some(false)) => outcome = self.engine.hold(list.tree.slot, &list.keep()),
+                Ok(Some(true)) => ended.push((index, Ok(()))),
                 Err(error) => ended.push((index, Err(error))),
             }
             if outcome.is_err() {
