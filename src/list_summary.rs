@@ -5,8 +5,11 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use laser_night::Finished;
+use laser_schema::EntityId;
+use laser_schema::audit::AuditReport;
 use laser_schema::knowledge::{Figures, KnowledgeRecord, ratio};
 use laser_schema::manifest::{ERRORS, Manifest};
+use laser_store::catalogue;
 use laser_store::part::decode_part;
 
 /// Items of the sample list that are shown.
@@ -31,17 +34,23 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
         )?;
         render_figures(&mut out, manifest)?;
         if let Some(KnowledgeRecord { entity_id, items, scores, .. }) = sample(finished, manifest).await? {
+            let shown = items.iter().map(EntityId::to_string).take(SHOWN).collect();
+            let titles = catalogue::titles(&finished.run.store.folder(), &shown).await?;
+            let name =
+                |item: &EntityId| titles.get(&item.to_string()).map_or(String::new(), |title| format!(" {title}"));
             let listed = items.iter().zip(&scores).take(SHOWN);
-            let listed: Vec<String> = listed.map(|(item, score)| format!("{item} ({score:.2})")).collect();
+            let listed: Vec<String> =
+                listed.map(|(item, score)| format!("{item}{} ({score:.2})", name(item))).collect();
             writeln!(out, "\nSample {} {entity_id}, {} items: {} …", manifest.kind, items.len(), listed.join(", "))?;
         }
+        render_audit(&mut out, manifest)?;
         writeln!(out, "\n{}s: {}", manifest.kind, finished.run.partition(manifest.kind).url())?;
         if manifest.errors > 0 {
             writeln!(out, "  {} without a list: see {ERRORS} there", manifest.errors)?;
         }
     }
     match finished.seconds {
-        Some(seconds) => writeln!(out, "Generated in {seconds:.1} s.")?,
+        Some(seconds) => writeln!(out, "Generated in {seconds:.1} s, audit included.")?,
         None => writeln!(out, "This run was complete already: nothing was generated now.")?,
     }
     Ok(out)
@@ -66,6 +75,25 @@ fn render_figures(out: &mut String, manifest: &Manifest) -> Result<()> {
     if let Some(cost) = &manifest.cost {
         writeln!(out, "  {:.4} {}, {:.4} per 1,000 lists", cost.total(), cost.price.currency, cost.per_1000_texts)?;
     }
+    Ok(())
+}
+
+fn render_audit(out: &mut String, manifest: &Manifest) -> Result<()> {
+    let mut audit = AuditReport::default();
+    manifest.audit.values().for_each(|of_pool| audit.add(of_pool));
+    if audit.texts == 0 {
+        return Ok(());
+    }
+    writeln!(
+        out,
+        "\nAudit of {} lists, plain beam search against this run in turns: {:.1} against {:.1} lists/s, speedup \
+         {:.2}x, {:.0}% of the lists the same",
+        audit.texts,
+        audit.plain_rate(),
+        audit.rate(),
+        audit.speedup(),
+        audit.identical_share() * 100.0
+    )?;
     Ok(())
 }
 

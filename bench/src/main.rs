@@ -11,6 +11,7 @@
 
 mod engine;
 mod history;
+mod lists;
 mod look;
 mod lossless;
 mod old;
@@ -81,6 +82,8 @@ enum Command {
     Compare(sources::CompareArgs),
     /// What the rules that keep the target's distribution accept of a draft model's tokens, at a temperature.
     Lossless(lossless::LosslessArgs),
+    /// Every source of drafts for lists of items, and every rule of verification, beside plain beam search.
+    Lists(lists::ListsArgs),
     /// Acceptance and draft time on known texts; needs no model.
     Replay(ReplayArgs),
     /// What a forward costs by its number of tokens.
@@ -357,6 +360,10 @@ async fn run(cli: Cli) -> Result<()> {
         Command::Lossless(options) => {
             let report = lossless::run(&options).await?;
             write_and_print(&options.setup.output.join("lossless.json"), &report, &report.render(style))
+        }
+        Command::Lists(options) => {
+            let report = lists::run(&options).await?;
+            write_and_print(&options.output.join("lists.json"), &report, &report.render(style))
         }
         Command::Replay(options) => {
             let report = replay::replay(&options).await?;

@@ -15,6 +15,7 @@ use laser_pool_builder::{
 };
 use laser_schema::job::{Plan, Spec};
 use laser_schema::layout::DataSet;
+use laser_schema::lists::ListRows;
 use laser_schema::{Entity, Kind};
 use laser_store::Location;
 use laser_store::join::Join;
@@ -156,6 +157,7 @@ impl Bench<'_> {
             prompts: &self.prompts,
             route: &route,
             catalogue: None,
+            list_rows: ListRows::default(),
         };
         let (display, total) = (&mut self.display, Some(self.options.entities));
         let mut progress = |entities: u64| display.update(entities, total, "entities");

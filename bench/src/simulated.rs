@@ -3,6 +3,7 @@
 use jiff::civil::{Date, date};
 use laser_schema::entity::IdType;
 use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Policy, ShardJob, Spec};
+use laser_schema::lists::ListRows;
 use laser_schema::{Digest, Kind};
 
 /// The night's date.
@@ -20,6 +21,7 @@ pub(super) fn plan(rows: u64, shards: u32) -> Plan {
         price: None,
         guards: None,
         embedding: None,
+        list_rows: ListRows::default(),
         ids: [(Kind::User, IdType::Int64)].into(),
         counts: [(Kind::User, KindCounts { entities: rows, ..KindCounts::default() })].into(),
         shards: Vec::new(),

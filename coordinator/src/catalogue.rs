@@ -7,9 +7,6 @@ use laser_schema::entity::IdType;
 use laser_schema::{EntityId, Interaction, Kind};
 use laser_store::join::KindIds;
 use rayon::prelude::*;
-use serde_json::Value;
-
-use crate::prompt::whole;
 
 /// The field of an interaction that templates have its item's identifier in.
 const IDENTIFIER: &str = "identifier";
@@ -75,18 +72,7 @@ impl Catalogue<'_> {
 
     /// The item of an interaction, if it names one and the catalogue has it.
     fn item(&self, interaction: &Interaction) -> Option<CatalogueItem> {
-        let id = match interaction.fields.get(self.field)? {
-            Value::String(id) => id.clone(),
-            Value::Number(id) => whole(id).map_or_else(|| id.to_string(), |id| id.to_string()),
-            _ => return None,
-        };
-        (self.find)(&id)
-    }
-
-    /// The numbers of a history's items, oldest first; items that the catalogue lacks are left out.
-    #[must_use]
-    pub fn numbers(&self, history: &[Interaction]) -> Vec<u32> {
-        history.iter().filter_map(|interaction| Some(self.item(interaction)?.number)).collect()
+        (self.find)(&interaction.item(self.field)?)
     }
 
     /// Leaves in a history what the catalogue has, each interaction with its identifier.

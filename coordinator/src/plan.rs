@@ -14,6 +14,7 @@ use std::collections::BTreeMap;
 use arrow::datatypes::SchemaRef;
 use jiff::civil::Date;
 use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec};
+use laser_schema::lists::ListRows;
 use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind};
 use laser_schema::{
     entity::IdType,
@@ -65,6 +66,8 @@ pub struct PlanRequest<'a> {
     pub route: &'a (dyn Fn(&Entity) -> String + Sync),
     /// The items of lists, if the specification is one of lists.
     pub catalogue: Option<Catalogue<'a>>,
+    /// What a row of the output is, if the specification is one of lists.
+    pub list_rows: ListRows,
 }
 
 impl std::fmt::Debug for PlanRequest<'_> {
@@ -148,11 +151,12 @@ pub async fn plan(
     }
     let joined = join_previous(entities, request).await?;
     let store = output.map(|output| RunStore::new(output, &request.run));
+    let item_ids = request.catalogue.map_or(IdType::String, |catalogue| catalogue.ids);
     let mut planner = Planner {
         folder: store.as_ref().map(RunStore::folder),
         request,
         spec_digest: request.spec.digest(),
-        content: request.spec.content(request.catalogue.map_or(IdType::String, |catalogue| catalogue.ids)),
+        content: request.spec.content(item_ids, request.list_rows),
         histories: request.catalogue.map(Histories::new),
         kinds: joined.kinds(),
         open: BTreeMap::new(),
@@ -442,6 +446,7 @@ impl Planner<'_> {
             price: self.request.price.clone(),
             guards: self.request.guards,
             embedding: self.request.embedding.clone(),
+            list_rows: self.request.list_rows,
             ids: (self.kinds.iter().map(|(kind, ids)| (*kind, ids.first.id_type())))
                 .chain(self.request.catalogue.map(|catalogue| (Kind::Item, catalogue.ids)))
                 .collect(),

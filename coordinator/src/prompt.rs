@@ -23,7 +23,6 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use fields::Fields;
-pub(crate) use fields::whole;
 use search::Search;
 use template::Templates;
 

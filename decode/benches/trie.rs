@@ -13,7 +13,7 @@ use constraint_decoding_trie::transition::build_static_index;
 use constraint_decoding_trie::types::{BeamState, StaticIndex};
 use criterion::measurement::WallTime;
 use criterion::{BatchSize, BenchmarkGroup, Criterion};
-use laser_decode::{Allowed, Stock, Trie, TrieItem, TrieMeta, build_trie};
+use laser_decode::{Allowed, Seen, Stock, Trie, TrieItem, TrieMeta, build_trie};
 
 const LEVELS: usize = 4;
 const CODES: usize = 256;
@@ -157,7 +157,7 @@ fn children(criterion: &mut Criterion, items: &str, tries: &Tries) {
         bench("trie", &|at| sum(trie.codes_of(trie.children(nodes[at]))));
         for (name, out, seen) in [("all", 0, 0), ("50 seen", 0, 50), ("50 seen, 10 % out of stock", 10, 50)] {
             let stock = stock(trie, out);
-            let seen = seen_leaves(trie, seen);
+            let seen = Seen::new(trie, &stock, &seen_leaves(trie, seen));
             let allowed = Allowed::new(trie, &stock, &seen);
             bench(&format!("allowed, {name}"), &|at| {
                 allowed.children(nodes[at]).with_codes().map(|(code, _)| u32::from(code)).sum()
@@ -278,7 +278,8 @@ fn steps(criterion: &mut Criterion, items: &str, tries: &Tries) {
                 step(&beams[next()], &scores, &mut candidates, in_trie)
             });
         });
-        let (stock, seen) = (stock(trie, 10), seen_leaves(trie, 50));
+        let stock = stock(trie, 10);
+        let seen = Seen::new(trie, &stock, &seen_leaves(trie, 50));
         group.bench_function("allowed, 50 seen, 10 % out of stock", |b| {
             b.iter(|| {
                 let allowed = Allowed::new(trie, &stock, &seen);

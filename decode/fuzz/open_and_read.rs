@@ -1,7 +1,7 @@
 //! The body of the fuzz target `trie_open`, which Laser's own tests run too, on inputs that proptest makes
 //! (src/trie/tests.rs, src/trie/fuzz.rs). Whoever includes it imports what it uses.
 
-use super::{Allowed, Stock, Trie};
+use super::{Allowed, Seen, Stock, Trie};
 
 /// Opening arbitrary bytes as a trie never panics, nor does reading a trie that opened.
 ///
@@ -58,7 +58,7 @@ pub(crate) fn read(trie: &Trie) {
     let _ = trie.find_path(&vec![0; trie.levels() + 1]);
     let half = Stock::without(trie, and_beyond(trie.items()).filter(|item| item % 2 == 0));
     for stock in [Stock::all(trie), half] {
-        search(&Allowed::new(trie, &stock, &[u32::MAX, 2, 0, 2]));
+        search(&Allowed::new(trie, &stock, &Seen::new(trie, &stock, &[u32::MAX, 2, 0, 2])));
     }
 }
 

@@ -10,6 +10,7 @@
 use std::cmp::Ordering;
 use std::collections::HashMap;
 
+use crate::list_sampling::{accept_list_published, list_weights, sample_list};
 use crate::sampling::Noise;
 use crate::stochastic_beam::{Perturbed, perturbed_children};
 use crate::trie::Allowed;
@@ -32,7 +33,7 @@ pub struct Beam {
     pub node: u32,
     /// Sum of the natural-log probabilities of its codes.
     pub score: f64,
-    /// What beams are ordered by: the score, or where lists are drawn the perturbed one.
+    /// What beams are ordered by: the score, or under noise the perturbed one.
     pub key: f64,
 }
 
@@ -43,13 +44,41 @@ impl Beam {
     }
 }
 
+/// Which continuations become beams.
+#[derive(Debug, Clone)]
+enum Selection {
+    /// The most probable ones.
+    Best,
+    /// Those that are best with noise.
+    Perturbed(Noise),
+    /// As many as there are beams, drawn at each step.
+    Sampled(Draws),
+}
+
+/// Uniform numbers from a key.
+#[derive(Debug, Clone)]
+struct Draws {
+    noise: Noise,
+    drawn: u32,
+}
+
+impl Draws {
+    /// The next number, in [0, 1).
+    fn next(&mut self) -> f64 {
+        let word = self.noise.word(self.drawn);
+        self.drawn = self.drawn.wrapping_add(1);
+        f64::from(word) / (f64::from(u32::MAX) + 1.0)
+    }
+}
+
 /// The search for one user.
 #[derive(Debug, Clone)]
 pub struct BeamSearch {
     width: usize,
     normalisation: Normalisation,
-    /// By which lists are drawn, and at what temperature; the most probable ones are searched for if absent.
-    noise: Option<(Noise, f64)>,
+    selection: Selection,
+    /// Log probabilities are divided by it.
+    temperature: f64,
     depth: usize,
     /// Best first.
     beams: Vec<Beam>,
@@ -62,7 +91,8 @@ impl BeamSearch {
     #[must_use]
     pub fn new(width: usize, normalisation: Normalisation) -> Self {
         let beams = vec![Beam { node: 0, score: 0.0, key: 0.0 }];
-        Self { width: width.max(1), normalisation, noise: None, depth: 0, beams, known: HashMap::new() }
+        let (selection, temperature) = (Selection::Best, 1.0);
+        Self { width: width.max(1), normalisation, selection, temperature, depth: 0, beams, known: HashMap::new() }
     }
 
     /// Draws a list in place of the most probable one: items without replacement, each by its probability among those
@@ -70,7 +100,18 @@ impl BeamSearch {
     /// probabilities are divided by the temperature, above 0. Scores are then relative to the allowed codes.
     #[must_use]
     pub fn drawn_under(self, noise: Noise, temperature: f64) -> Self {
-        Self { normalisation: Normalisation::Allowed, noise: Some((noise, temperature)), ..self }
+        let selection = Selection::Perturbed(noise);
+        Self { normalisation: Normalisation::Allowed, selection, temperature, ..self }
+    }
+
+    /// Draws the beams of every step from its candidates without replacement, each by its cumulative probability among
+    /// them: the sampling-based beam search of AtSpeed (arXiv:2410.05165, section 3.2). Drafts are drawn alike, by what
+    /// is expected of the candidates, and [`Self::accept`] verifies them. Other than under
+    /// [`Self::drawn_under`] lists depend on what was drafted. Log probabilities are divided by the temperature, above
+    /// 0; the numbers that lists are drawn by are those of the noise.
+    #[must_use]
+    pub fn sampled_under(self, noise: Noise, temperature: f64) -> Self {
+        Self { selection: Selection::Sampled(Draws { noise, drawn: 0 }), temperature, ..self }
     }
 
     /// Codes of the beams.
@@ -89,8 +130,8 @@ impl BeamSearch {
     /// [allowed children](Allowed::children), in their order.
     pub fn learn(&mut self, allowed: &Allowed<'_>, node: u32, log_probabilities: &[f32]) {
         let mut children: Vec<_> = allowed.children(node).zip(log_probabilities.iter().copied()).collect();
-        if let Some((_, temperature)) = self.noise {
-            children.iter_mut().for_each(|child| child.1 = narrow(f64::from(child.1) / temperature));
+        if self.temperature != 1.0 {
+            children.iter_mut().for_each(|child| child.1 = narrow(f64::from(child.1) / self.temperature));
         }
         if self.normalisation == Normalisation::Allowed {
             normalise(&mut children);
@@ -119,13 +160,54 @@ impl BeamSearch {
     pub fn advance(&mut self, allowed: &Allowed<'_>, levels: usize) -> usize {
         let start = self.depth;
         while self.depth < levels && self.missing(allowed).next().is_none() {
-            self.beams = self.continued(allowed);
+            let mut all = self.continued(allowed);
+            match &mut self.selection {
+                Selection::Sampled(draws) => {
+                    let chosen = drawn(&all, self.width, &mut || draws.next());
+                    self.beams = chosen.into_iter().map(|at| all[at]).collect();
+                    self.beams.sort_unstable_by(Beam::order);
+                }
+                Selection::Best | Selection::Perturbed(_) => {
+                    best(&mut all, self.width);
+                    self.beams = all;
+                }
+            }
             self.depth += 1;
         }
         self.depth - start
     }
 
-    /// The best continuations of all beams.
+    /// Whether a step of the search is judged by [`Self::accept`] where it was drafted for.
+    #[must_use]
+    pub fn is_sampled(&self) -> bool {
+        matches!(self.selection, Selection::Sampled(_))
+    }
+
+    /// Goes one step by what was drafted for it, where [beams are drawn at each step](Self::sampled_under): accepts a
+    /// drafted candidate with the probability min(1, p/q) and draws what is missing
+    /// ([`accept_list`](crate::accept_list), or [`accept_list_published`] where more than the beams are drafted).
+    /// Returns whether all beams are accepted drafts, so that drafts for the next step can be judged; none if scores
+    /// are missing.
+    pub fn accept(&mut self, allowed: &Allowed<'_>, drafted: &Ranked) -> Option<bool> {
+        if self.missing(allowed).next().is_some() {
+            return None;
+        }
+        let all = self.continued(allowed);
+        let expected: HashMap<u32, f64> = drafted.candidates.iter().map(|beam| (beam.node, beam.key)).collect();
+        let q: Vec<f32> =
+            all.iter().map(|beam| expected.get(&beam.node).map_or(f32::NEG_INFINITY, |key| narrow(*key))).collect();
+        let places: HashMap<u32, usize> = all.iter().enumerate().map(|(at, beam)| (beam.node, at)).collect();
+        let places: Vec<usize> = drafted.drafted().iter().filter_map(|beam| places.get(&beam.node).copied()).collect();
+        let Selection::Sampled(draws) = &mut self.selection else { return None };
+        let p = weights(&all);
+        let trial = accept_list_published(&p, &list_weights(&q), &places, self.width, &mut || draws.next());
+        self.beams = trial.chosen.iter().map(|at| all[*at]).collect();
+        self.beams.sort_unstable_by(Beam::order);
+        self.depth += 1;
+        Some(trial.goes_on())
+    }
+
+    /// The continuations of all beams.
     fn continued(&self, allowed: &Allowed<'_>) -> Vec<Beam> {
         let mut all = Vec::new();
         for beam in &self.beams {
@@ -134,13 +216,12 @@ impl BeamSearch {
                 None => all.extend(allowed.only_child(beam.node).map(|node| Beam { node, ..*beam })),
             }
         }
-        best(&mut all, self.width);
         all
     }
 
     /// Appends a beam's continuations.
     fn extend(&self, beam: &Beam, children: &[(u32, f32)], into: &mut Vec<Beam>) {
-        let Some((noise, _)) = self.noise else {
+        let Selection::Perturbed(noise) = self.selection else {
             into.extend(children.iter().map(|&(node, log_probability)| {
                 let score = beam.score + f64::from(log_probability);
                 Beam { node, score, key: score }
@@ -157,9 +238,10 @@ impl BeamSearch {
     /// target should compute along with this step's.
     ///
     /// Candidates continue the beams, or behind them the drafted candidates `before`. The last codes are never to be
-    /// computed: their scores come with the ones before.
+    /// computed: their scores come with the ones before. Where [beams are drawn at each step](Self::sampled_under),
+    /// drafts are drawn too, in place of the best.
     pub fn candidates(
-        &self,
+        &mut self,
         allowed: &Allowed<'_>,
         before: Option<&Ranked>,
         width: usize,
@@ -182,7 +264,10 @@ impl BeamSearch {
             }
             self.extend(beam, &children, &mut candidates);
         }
-        Ranked::new(candidates, width)
+        match &mut self.selection {
+            Selection::Sampled(draws) => Ranked::sampled(candidates, width, &mut || draws.next()),
+            Selection::Best | Selection::Perturbed(_) => Ranked::new(candidates, width),
+        }
     }
 }
 
@@ -222,7 +307,17 @@ impl Ranked {
         Self { candidates, drafted }
     }
 
-    /// The drafted candidates, best first.
+    /// Drafts what is drawn without replacement.
+    fn sampled(mut candidates: Vec<Beam>, width: usize, uniform: &mut impl FnMut() -> f64) -> Self {
+        let drawn = drawn(&candidates, width, uniform);
+        let mut is_left = vec![true; candidates.len()];
+        drawn.iter().for_each(|at| is_left[*at] = false);
+        let left = (0..candidates.len()).filter(|at| is_left[*at]);
+        candidates = drawn.iter().copied().chain(left).map(|at| candidates[at]).collect();
+        Self { candidates, drafted: drawn.len() }
+    }
+
+    /// The drafted candidates, best first; where drafts are drawn, in the order of their being drawn.
     #[must_use]
     pub fn drafted(&self) -> &[Beam] {
         &self.candidates[..self.drafted]
@@ -252,6 +347,16 @@ impl Ranked {
         let worst = worst?;
         Some(self.candidates.iter().filter(|candidate| candidate.order(worst).is_le()).count())
     }
+}
+
+/// Draws so many candidates without replacement; all if there are no more.
+fn drawn(candidates: &[Beam], count: usize, uniform: &mut impl FnMut() -> f64) -> Vec<usize> {
+    if candidates.is_empty() { Vec::new() } else { sample_list(&weights(candidates), count, uniform) }
+}
+
+/// The weights by which candidates are drawn.
+fn weights(candidates: &[Beam]) -> Vec<f32> {
+    list_weights(&candidates.iter().map(|beam| narrow(beam.key)).collect::<Vec<_>>())
 }
 
 /// Keeps the best `count`, sorted.

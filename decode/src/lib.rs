@@ -46,7 +46,7 @@ pub use sources::SourceWeights;
 pub use stochastic_beam::{Perturbed, perturbed_children};
 pub use tree::{DraftTree, ROOT_PARENT, Source, chain_parents};
 pub use trie::{
-    Allowed, AllowedChildren, CODES_MAX, LEVELS_MAX, Stock, Trie, TrieError, TrieItem, TrieMeta, build_trie,
+    Allowed, AllowedChildren, CODES_MAX, LEVELS_MAX, Seen, Stock, Trie, TrieError, TrieItem, TrieMeta, build_trie,
 };
 pub use verify::{BETA_MIN, Candidate, PolicyError, Prediction, TargetScores, Verification, Verified, verify};
 

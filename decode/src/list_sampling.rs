@@ -50,10 +50,13 @@ impl ListTrial {
 }
 
 /// The weights of candidates that have these logarithms of cumulative probabilities: relative to the most probable one,
-/// so that long prefixes do not vanish.
+/// so that long prefixes do not vanish. Where all are impossible they are alike.
 #[must_use]
 pub fn list_weights(log_probabilities: &[f32]) -> Vec<f32> {
     let most = log_probabilities.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    if most == f32::NEG_INFINITY {
+        return vec![1.0; log_probabilities.len()];
+    }
     log_probabilities.iter().map(|log| (log - most).exp()).collect()
 }
 

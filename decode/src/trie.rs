@@ -26,7 +26,7 @@ mod check;
 mod header;
 mod stock;
 
-pub use allowed::{Allowed, AllowedChildren};
+pub use allowed::{Allowed, AllowedChildren, Seen};
 pub use build::build_trie;
 pub use stock::Stock;
 

@@ -233,7 +233,7 @@ fn added(kind: Kind, night: &Night, now: i64) -> impl Iterator<Item = Added> + '
             .collect(),
         size: part.bytes,
         modification_time: now,
-        stats: Stats { num_records: part.rows, tight_bounds: true },
+        stats: Stats { num_records: part.table_rows(), tight_bounds: true },
     })
 }
 

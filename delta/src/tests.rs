@@ -12,6 +12,7 @@ use laser_schema::embedding::EmbeddingLayout;
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::{Content, SCHEMA_VERSION, WRITER};
 use laser_schema::layout::DataSet;
+use laser_schema::lists::ListRows;
 use laser_schema::manifest::{AnyManifest, MANIFEST, Manifest, PartEntry};
 use laser_schema::{Digest, Kind};
 use laser_store::part::record_schema;
@@ -34,7 +35,7 @@ struct Row {
 }
 
 fn part_entry(name: &str, rows: u64, bytes: u64) -> PartEntry {
-    PartEntry { name: name.to_owned(), rows, bytes, digest: Digest::of(b"") }
+    PartEntry { name: name.to_owned(), rows, table_rows: None, bytes, digest: Digest::of(b"") }
 }
 
 fn manifest_of(data_set: DataSet, night: &Night) -> AnyManifest {
@@ -304,7 +305,7 @@ async fn lists_have_a_table_of_their_own_whose_items_keep_their_type() {
     output.published(FIRST, "a").await;
     let lists = Table::new(&output.root, DataSet::Recommendations, Kind::User);
     let night = async |date: Date, run: &str, items| {
-        let schema = record_schema(DataType::Int64, Content::Lists { items });
+        let schema = record_schema(DataType::Int64, Content::Lists { items, rows: ListRows::User });
         let bytes = table::encode("part", schema, &Vec::<Row>::new(), &[]).unwrap();
         let parts = vec![part_entry("part-00000.parquet", 0, bytes.len() as u64)];
         let night = Night { date, run: run.to_owned(), created: Timestamp::UNIX_EPOCH, parts };

@@ -2,9 +2,8 @@
 
 use anyhow::{Result, ensure};
 use bytes::Bytes;
-use laser_coordinator::catalogue::{Catalogue, CatalogueItem};
 use laser_decode::{Neighbours, NeighboursOptions, Trie, build_neighbours};
-use laser_schema::entity::IdType;
+use laser_schema::Entity;
 use laser_store::entities::EntityReader;
 use laser_worker::lists::Counted;
 
@@ -15,14 +14,12 @@ use crate::config::Config;
 /// # Errors
 /// A table that cannot be read.
 pub(crate) async fn count(config: &Config, field: &str, trie: &Trie) -> Result<Bytes> {
-    let find = |id: &str| trie.find(id).map(|number| CatalogueItem { number, identifier: String::new() });
-    let ids = if trie.meta().integer_ids { IdType::Int64 } else { IdType::String };
-    let catalogue = Catalogue { ids, field, find: &find };
     let mut histories: Vec<Vec<u32>> = Vec::new();
     for table in &config.input {
         let mut reader = EntityReader::open(table).await?;
         while let Some(users) = reader.next_batch().await? {
-            histories.extend(users.iter().map(|user| catalogue.numbers(&user.history)));
+            let items = |user: &Entity| user.history.iter().filter_map(|one| trie.find(&one.item(field)?)).collect();
+            histories.extend(users.iter().map(items));
         }
     }
     let items = u32::try_from(trie.items())?;

@@ -20,6 +20,7 @@ use laser_store::{EntityReader, Location};
 
 use crate::config::{Config, EngineKind};
 use crate::distributed::check_run;
+use crate::lists::Items;
 use crate::model::{open_draft_model, open_model};
 use crate::{encoder, generator};
 
@@ -46,6 +47,10 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
     report("model".to_owned(), described.and_then(|model| describe_model(config, model)));
     if let (Ok(model), EngineKind::Tree) = (&model, config.model.engine) {
         report(format!("device {}", config.model.device), generator::selftest(config, model).await);
+    }
+    if let (Ok(model), Some(lists)) = (&model, &config.lists) {
+        let items = Items::build(lists, config, &model.tokenizer).await;
+        report(format!("catalogue {}", lists.catalogue.path), items.map(|items| items.describe()));
     }
     for (model, draft) in model.iter().flat_map(|model| config.draft.model.iter().map(move |draft| (model, draft))) {
         let opened = open_draft_model(config, draft, model).await;
@@ -84,15 +89,16 @@ pub async fn selftest(config: &Config) -> Result<String> {
 
 /// That there is no night yet is no fault of `latest`.
 async fn previous(config: &Config, source: &PreviousSource) -> Result<String> {
+    let data_set = if config.lists.is_some() { DataSet::Recommendations } else { DataSet::Profiles };
     if source.is_latest() {
         let output = Location::parse(&config.output.path)?;
-        let folders = previous::latest(&output, DataSet::Profiles, Date::MAX).await?;
+        let folders = previous::latest(&output, data_set, Date::MAX).await?;
         return Ok(match folders.as_slice() {
             [] => "nothing yet: a first night".to_owned(),
             folders => folders.join(", "),
         });
     }
-    PreviousReader::open(std::slice::from_ref(source), DataSet::Profiles, Date::MAX).await?;
+    PreviousReader::open(std::slice::from_ref(source), data_set, Date::MAX).await?;
     Ok("readable".to_owned())
 }
 

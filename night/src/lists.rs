@@ -8,13 +8,14 @@ use laser_coordinator::catalogue::CatalogueItem;
 use laser_decode::{Stock, Trie, TrieItem, TrieMeta, build_trie};
 use laser_model::Tokenizer;
 use laser_schema::entity::IdType;
-use laser_schema::lists::ListSpec;
-use laser_schema::{Digest, EntityId};
+use laser_schema::lists::{ListSpec, Ties};
+use laser_schema::{Digest, EntityId, Progress};
+use laser_store::catalogue::ItemTitle;
 use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Cache, Location, catalogue};
 use laser_worker::lists::Catalogue;
 
-use crate::config::{Config, ListDraftKind, ListsConfig};
+use crate::config::{Config, ListsConfig};
 use crate::counted;
 
 /// The trie in a run's folder.
@@ -29,11 +30,11 @@ const COUNTED: &str = "items.counted";
 /// The items of a night, and what a run keeps of them.
 #[derive(Debug)]
 pub(crate) struct Items {
-    pub(crate) catalogue: Arc<Catalogue>,
     pub(crate) spec: ListSpec,
-    trie: Bytes,
+    trie: Trie,
+    bytes: Bytes,
     out_of_stock: Option<Bytes>,
-    counted: Option<Bytes>,
+    titles: Vec<ItemTitle>,
 }
 
 impl Items {
@@ -43,27 +44,26 @@ impl Items {
     /// Naming the table and the row, the code that is no token, or the item out of stock that the catalogue lacks.
     pub(crate) async fn build(lists: &ListsConfig, config: &Config, tokenizer: &Tokenizer) -> Result<Self> {
         lists.check(config)?;
-        let table = catalogue::Catalogue::read(&lists.catalogue).await.context("[lists.catalogue]")?;
+        let mut table = catalogue::Catalogue::read(&lists.catalogue).await.context("[lists.catalogue]")?;
+        let titles = std::mem::take(&mut table.titles);
         let bytes = tokio::task::spawn_blocking(move || build(&table)).await?.context("[lists.catalogue]")?;
         let trie = Trie::open(bytes.clone()).context("[lists.catalogue]")?;
-        let out = match &lists.out_of_stock {
-            Some(path) => Some(out_of_stock(path, &lists.catalogue.id, &trie).await.context("[lists] out_of_stock")?),
+        tokens(&trie, tokenizer)?;
+        let out_of_stock = match &lists.out_of_stock {
+            Some(path) => {
+                let numbers = out_of_stock(path, &lists.catalogue.id, &trie).await.context("[lists] out_of_stock")?;
+                Some(Bytes::from(serde_json::to_vec(&numbers)?))
+            }
             None => None,
         };
-        let numbers = out.as_ref().map(serde_json::to_vec).transpose()?.map(Bytes::from);
         let digest = Digest::from_bytes(trie.digest());
-        let spec = lists.spec(digest, numbers.as_ref().map(|numbers| Digest::of(numbers)));
-        let counted = match lists.draft.method() {
-            Some(_) => Some(counted::count(config, &lists.item, &trie).await?),
-            None => None,
-        };
-        let catalogue = opened(trie, (out.as_deref(), counted.clone()), tokenizer)?;
-        Ok(Self { catalogue, spec, trie: bytes, out_of_stock: numbers, counted })
+        let spec = lists.spec(digest, out_of_stock.as_ref().map(|numbers| Digest::of(numbers)));
+        Ok(Self { spec, trie, bytes, out_of_stock, titles })
     }
 
     /// An item of the catalogue by its id as text.
     pub(crate) fn find(&self, id: &str) -> Option<CatalogueItem> {
-        let trie = &self.catalogue.trie;
+        let trie = &self.trie;
         let number = trie.find(id)?;
         let path = trie.path(trie.leaf_of_item(number));
         let codes = trie.meta().codes.iter().zip(path);
@@ -71,39 +71,68 @@ impl Items {
         Some(CatalogueItem { number, identifier })
     }
 
+    /// How many items there are, and how many of them the model cannot tell apart.
+    pub(crate) fn describe(&self) -> String {
+        let shared =
+            (0..).take(self.trie.leaves()).map(|leaf| self.trie.items_of(leaf).len()).filter(|&items| items > 1);
+        let (items, levels, shared) = (self.trie.items(), self.trie.levels(), shared.sum::<usize>());
+        let ties = match self.spec.ties {
+            Ties::All => "all of them are listed",
+            Ties::First => "of each the first is listed",
+        };
+        match shared {
+            0 => format!("{items} items, identifiers of {levels} codes"),
+            _ => format!("{items} items, identifiers of {levels} codes; {shared} items share theirs, {ties}"),
+        }
+    }
+
     /// Codes of an identifier.
     pub(crate) fn codes(&self) -> usize {
-        self.catalogue.trie.levels()
+        self.trie.levels()
     }
 
     /// The type of the items' ids.
     pub(crate) fn id_type(&self) -> IdType {
-        if self.catalogue.trie.meta().integer_ids { IdType::Int64 } else { IdType::String }
+        if self.trie.meta().integer_ids { IdType::Int64 } else { IdType::String }
     }
 
-    /// Writes what workers need into a run's folder, unless it is there.
+    /// Writes what workers and reports need into a run's folder, unless it is there. Counts the histories if the drafts
+    /// of `lists` need that.
     ///
     /// # Errors
-    /// The store's.
-    pub(crate) async fn keep(&self, store: &RunStore) -> Result<()> {
-        let files =
-            [(TRIE, Some(&self.trie)), (OUT_OF_STOCK, self.out_of_stock.as_ref()), (COUNTED, self.counted.as_ref())];
-        for (name, bytes) in files {
+    /// The store's, and histories that cannot be read.
+    pub(crate) async fn keep(
+        &self,
+        (config, lists): (&Config, &ListsConfig),
+        store: &RunStore,
+        progress: &mut dyn Progress,
+    ) -> Result<()> {
+        let folder = store.folder();
+        for (name, bytes) in [(TRIE, Some(&self.bytes)), (OUT_OF_STOCK, self.out_of_stock.as_ref())] {
             if let Some(bytes) = bytes {
-                store.folder().join(name).create(bytes.clone()).await?;
+                folder.join(name).create(bytes.clone()).await?;
             }
+        }
+        if !self.titles.is_empty() {
+            catalogue::keep_titles(&folder, &self.titles).await?;
+        }
+        let counted = folder.join(COUNTED);
+        if lists.needs_counts() && !counted.exists().await? {
+            progress.stage("counting histories");
+            counted.create(counted::count(config, &lists.item, &self.trie).await?).await?;
         }
         Ok(())
     }
 }
 
-/// The catalogue of a run that makes lists, as its folder has it; with what the histories say if drafts are counted.
+/// The catalogue of a run that makes lists, as its folder has it; with what the histories say if that is asked for.
 ///
 /// # Errors
 /// The store's, and files that are not those that the run was planned with.
-pub(crate) async fn of_run(
+pub async fn catalogue_of_run(
     run: &PlannedRun,
-    (cache, draft): (Option<&Cache>, ListDraftKind),
+    cache: Option<&Cache>,
+    has_counts: bool,
     tokenizer: &Tokenizer,
 ) -> Result<Option<Arc<Catalogue>>> {
     let Some(spec) = &run.plan.spec.lists else {
@@ -126,9 +155,9 @@ pub(crate) async fn of_run(
             Some(serde_json::from_slice::<Vec<u32>>(&bytes).with_context(|| file.url().to_owned())?)
         }
     };
-    let counted = match draft.method() {
-        Some(_) => Some(folder.join(COUNTED).read().await.context("[lists] draft")?),
-        None => None,
+    let counted = match has_counts {
+        true => Some(folder.join(COUNTED).read().await.context("[lists] draft")?),
+        false => None,
     };
     opened(trie, (out.as_deref(), counted), tokenizer).map(Some)
 }

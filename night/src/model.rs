@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use laser_engine::{ACCEPTANCE_HEAD, DTypeOption, Engine, EngineOptions};
 use laser_model::{Hub, ModelFiles, resolve};
-use laser_schema::job::{Policy, Spec};
+use laser_schema::job::Spec;
 use laser_schema::lists::ListSpec;
 use laser_schema::{Digest, Kind};
 use laser_worker::cost::StepCost;
@@ -230,9 +230,12 @@ pub(crate) fn model_spec(
         tokenizer: Digest::from_bytes(model.tokenizer.fingerprint()),
         precision: format!("{}{isq}", config.model.dtype),
         prompts,
-        // A list is that of the plain search, whatever is drafted, and ends with its last code.
-        verification: if is_list { Policy::Strict } else { config.verification.policy() },
+        verification: match &config.lists {
+            Some(lists) if is_list => lists.policy(),
+            _ => config.verification.policy(),
+        },
         sampling: config.generate.sampling(),
+        // A list ends with its last code.
         max_new_tokens: if is_list { 0 } else { config.generate.max_new_tokens },
         stop: if is_list { Vec::new() } else { config.generate.stop.clone() },
     })

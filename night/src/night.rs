@@ -20,13 +20,13 @@ use laser_model::ModelFiles;
 use laser_pool_builder::{OpenPools, POOL_SET_FILE, PoolTokenizer, build_pools, join_embeddings};
 use laser_schema::job::{KindCounts, Plan, Spec};
 use laser_schema::layout::DataSet;
+use laser_schema::lists::ListRows;
 use laser_schema::manifest::Manifest;
 use laser_schema::{Entity, Kind, Progress};
 use laser_store::Location;
 use laser_store::join::Join;
 use laser_store::previous::{self, PreviousReader, PreviousSource};
 use laser_store::run_store::{PlannedRun, RunStore};
-use laser_worker::lists::Catalogue;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument, instrument};
 
@@ -100,11 +100,6 @@ impl<'a> Night<'a> {
             output: Location::parse(&config.output.path)?,
             items,
         })
-    }
-
-    /// The items of lists, if the night makes these.
-    fn catalogue(&self) -> Option<Arc<Catalogue>> {
-        self.items.as_ref().map(|items| items.catalogue.clone())
     }
 
     /// Plans without writing; returns the manifests of the previous knowledge too.
@@ -184,8 +179,10 @@ impl<'a> Night<'a> {
         progress: &mut dyn Progress,
     ) -> Result<(PlannedRun, OpenPools)> {
         let pins = store.begin(self.pins(date, store).await?).await?;
-        if let Some(items) = &self.items {
-            items.keep(store).await?;
+        if let Some((items, lists)) = self.items.as_ref().zip(self.config.lists.as_ref()) {
+            progress.stage("catalogue");
+            progress.finish_with(&items.describe());
+            items.keep((self.config, lists), store, progress).await?;
         }
         let begun = self.begun(date, store.clone(), pins)?;
         self.show_previous(&begun, progress);
@@ -228,6 +225,11 @@ impl<'a> Night<'a> {
         Ok(OpenPools::open(dir, &self.model.tokenizer.fingerprint()).await?)
     }
 
+    /// What a row of the output is, if it is one of lists.
+    fn list_rows(&self) -> ListRows {
+        self.config.lists.as_ref().map_or_else(ListRows::default, |lists| lists.rows)
+    }
+
     /// Plans the run and writes the plan below `output`, if that is given.
     #[instrument(name = "plan", target = "laser::trace", skip_all)]
     async fn plan(
@@ -252,8 +254,7 @@ impl<'a> Night<'a> {
             previous: &begun.previous,
             carry_forward: run.carry_forward,
             shard_rows: run.shard_rows,
-            // Lists are those of the plain search; there is nothing to compare.
-            audit_share: if self.items.is_some() { 0.0 } else { run.audit_share },
+            audit_share: run.audit_share,
             seed: run.seed,
             limit: run.limit,
             pools: (begun.pools.clone(), pools.digest().clone()),
@@ -263,6 +264,7 @@ impl<'a> Night<'a> {
             prompts: &self.prompts,
             route: &route,
             catalogue,
+            list_rows: self.list_rows(),
         };
         let plan =
             plan(output, entities, &request, &mut |entities| progress.update(entities, None, "entities")).await?;

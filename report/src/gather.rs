@@ -13,6 +13,7 @@ use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
 use laser_schema::layout::{DataSet, name_date};
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, Profiles, SUCCESS};
 use laser_store::Location;
+use laser_store::catalogue;
 use laser_store::data_set;
 use laser_store::part::decode_part;
 use laser_store::run_store::{PINS, PLAN, PlannedRun, RunStore};
@@ -212,6 +213,11 @@ async fn gather_kind(folder: Location, manifest: Manifest, run: Option<&PlannedR
         lists.push(rows.iter().filter_map(ListSample::of).take(SAMPLES).collect());
     }
     texts.lists = in_turns(lists);
+    if let Some(run) = run {
+        let shown = texts.lists.iter().flat_map(ListSample::ids).cloned().collect();
+        let titles = catalogue::titles(&run.store.folder(), &shown).await?;
+        texts.lists.iter_mut().for_each(|list| list.name(&titles));
+    }
     let audited = match run {
         Some(run) => read_audits(run, manifest.kind).await?,
         None => Audited::default(),

@@ -1,5 +1,7 @@
 //! A few of the published lists, as a page shows them.
 
+use std::collections::HashMap;
+
 use laser_schema::knowledge::KnowledgeRecord;
 use serde::Serialize;
 
@@ -21,6 +23,7 @@ struct ListedItem {
     /// From 1.
     rank: usize,
     id: String,
+    title: Option<String>,
     score: f64,
 }
 
@@ -29,7 +32,17 @@ impl ListSample {
     pub(crate) fn of(row: &KnowledgeRecord) -> Option<Self> {
         let shown = row.items.iter().zip(&row.scores).take(ITEMS_SHOWN).zip(1..);
         let items: Vec<ListedItem> =
-            shown.map(|((id, &score), rank)| ListedItem { rank, id: id.to_string(), score }).collect();
+            shown.map(|((id, &score), rank)| ListedItem { rank, id: id.to_string(), title: None, score }).collect();
         (!items.is_empty()).then(|| Self { id: row.entity_id.to_string(), items, length: row.items.len() })
+    }
+
+    /// The ids of the items that are shown.
+    pub(crate) fn ids(&self) -> impl Iterator<Item = &String> {
+        self.items.iter().map(|item| &item.id)
+    }
+
+    /// Gives the items their titles, by id.
+    pub(crate) fn name(&mut self, titles: &HashMap<String, String>) {
+        self.items.iter_mut().for_each(|item| item.title = titles.get(&item.id).cloned());
     }
 }

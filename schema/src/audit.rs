@@ -13,9 +13,9 @@ use crate::knowledge::{Figures, ratio};
 /// The measurements of a shard's audit: the same rows, plainly and with speculation, in one process, in turns.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct AuditReport {
-    /// Texts compared.
+    /// Texts compared, or lists.
     pub texts: u64,
-    /// How many of them are the same token for token.
+    /// How many of them are the same token for token, or item for item with the same scores.
     pub identical: u64,
     /// Tokens of the plain texts.
     pub plain_tokens: u64,
@@ -96,7 +96,7 @@ pub struct Audit {
     pub pairs: Vec<AuditedText>,
 }
 
-/// An entity's text, plainly and with speculation.
+/// An entity's text, plainly and with speculation; of a list only whether both are the same.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AuditedText {
     /// The entity.
@@ -111,7 +111,7 @@ pub struct AuditedText {
     pub relaxed: u64,
     /// Tokens by who proposed them.
     pub proposed: BTreeMap<Proposer, u64>,
-    /// Whether both are the same token for token.
+    /// Whether both are the same token for token, or item for item with the same scores.
     pub identical: bool,
     /// Cosine of the embeddings of both texts, where the run has an encoder.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -6,7 +6,7 @@
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::{Map, Number, Value};
 
 /// Whether an entity is a user or an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -102,6 +102,25 @@ impl Interaction {
             _ => None,
         }
     }
+
+    /// The id of the item in a field, as text whatever type the column has.
+    pub fn item(&self, field: &str) -> Option<String> {
+        match self.fields.get(field)? {
+            Value::String(id) => Some(id.clone()),
+            Value::Number(id) => Some(whole(id).map_or_else(|| id.to_string(), |id| id.to_string())),
+            _ => None,
+        }
+    }
+}
+
+/// 2⁵³: up to here every whole number has an exact double, and it fits an i64.
+const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
+
+/// The whole number that a number is, whatever type its column had.
+#[expect(clippy::cast_possible_truncation, reason = "a whole number below 2^53")]
+pub fn whole(number: &Number) -> Option<i64> {
+    let is_whole = |float: &f64| float.fract() == 0.0 && float.abs() < EXACT_MAX;
+    number.as_i64().or_else(|| number.as_f64().filter(is_whole).map(|float| float as i64))
 }
 
 /// ISO 8601 text in seconds, in UTC where it names no zone; or a number as text, as CSV has it.

@@ -17,7 +17,7 @@ use crate::entity::{EntityId, IdType, Kind};
 use crate::guard::Guards;
 use crate::knowledge::Content;
 use crate::layout::DataSet;
-use crate::lists::ListSpec;
+use crate::lists::{ListRows, ListSpec};
 use crate::sample::priority;
 
 /// The version of [`Plan`] and of the shard files.
@@ -51,6 +51,14 @@ pub enum Policy {
         epsilon: f32,
         /// The factor of exp(-entropy).
         delta: f32,
+    },
+    /// Of lists: AtSpeed's relaxed sampling, with as many drafts for a step as there are beams.
+    AtSpeed,
+    /// Of lists: relaxed sampling as AtSpeed's authors published it.
+    #[serde(rename = "atspeed-published")]
+    AtSpeedPublished {
+        /// Prefixes that are drafted for a step, more than beams.
+        drafted: usize,
     },
 }
 
@@ -90,6 +98,8 @@ impl fmt::Display for Policy {
                 write!(f, "conditional(alpha={alpha},beta={beta},sources={sources})")
             }
             Self::Typical { epsilon, delta } => write!(f, "typical(epsilon={epsilon},delta={delta})"),
+            Self::AtSpeed => f.write_str("atspeed"),
+            Self::AtSpeedPublished { drafted } => write!(f, "atspeed-published(drafted={drafted})"),
         }
     }
 }
@@ -156,11 +166,11 @@ impl Spec {
         self.sampling.map_or(1, |sampling| sampling.samples)
     }
 
-    /// What the rows of parts hold; the ids of listed items are of type `items`.
-    pub fn content(&self, items: IdType) -> Content {
+    /// What the rows of parts hold; the ids of listed items are of type `items`, and `rows` of lists are such.
+    pub fn content(&self, items: IdType, rows: ListRows) -> Content {
         match self.lists {
             None => Content::Texts { has_samples: self.samples() > 1 },
-            Some(_) => Content::Lists { items },
+            Some(_) => Content::Lists { items, rows },
         }
     }
 
@@ -277,6 +287,9 @@ pub struct Plan {
     /// The embeddings that the output has, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingSpec>,
+    /// What a row of the output is, if the run makes lists.
+    #[serde(default, skip_serializing_if = "ListRows::is_user")]
+    pub list_rows: ListRows,
     /// The type of each kind's ids; in a run of lists that of the listed items, too.
     pub ids: BTreeMap<Kind, IdType>,
     /// The work to do.
@@ -293,7 +306,7 @@ impl Plan {
 
     /// What the rows of the run's parts hold.
     pub fn content(&self) -> Content {
-        self.spec.content(self.ids.get(&Kind::Item).copied().unwrap_or(IdType::String))
+        self.spec.content(self.ids.get(&Kind::Item).copied().unwrap_or(IdType::String), self.list_rows)
     }
 }
 

@@ -13,6 +13,7 @@ use crate::digest::Digest;
 use crate::embedding::EmbeddingInfo;
 use crate::entity::{EntityId, IdType, Kind};
 use crate::layout::DataSet;
+use crate::lists::ListRows;
 
 /// The version of an output's data sets: of their columns, their parts' footers and their manifests.
 pub const SCHEMA_VERSION: u32 = 2;
@@ -267,7 +268,7 @@ pub struct PartInfo {
     pub writer: String,
     /// Who wrote it, to tell one's own write from another's after an ambiguous error.
     pub attempt: String,
-    /// Rows.
+    /// Rows; where an entity has [one for each item](ListRows::Item), entities.
     pub rows: u64,
     /// How many of them were carried forward, not generated.
     pub carried: u64,
@@ -287,6 +288,9 @@ pub struct PartInfo {
     /// The type of the items' ids, if the rows have lists in place of texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lists: Option<IdType>,
+    /// What a row is, if the rows have lists.
+    #[serde(default, skip_serializing_if = "ListRows::is_user")]
+    pub list_rows: ListRows,
 }
 
 /// What the rows of a part hold, and so which columns they have.
@@ -301,6 +305,8 @@ pub enum Content {
     Lists {
         /// The type of the items' ids.
         items: IdType,
+        /// What a row of a part is.
+        rows: ListRows,
     },
 }
 
@@ -319,7 +325,8 @@ impl fmt::Display for Content {
         match self {
             Self::Texts { has_samples: false } => f.write_str("texts"),
             Self::Texts { has_samples: true } => f.write_str("texts with samples"),
-            Self::Lists { items } => write!(f, "lists of {items} ids"),
+            Self::Lists { items, rows: ListRows::User } => write!(f, "lists of {items} ids"),
+            Self::Lists { items, rows: ListRows::Item } => write!(f, "lists of {items} ids, a row for each item"),
         }
     }
 }
@@ -343,6 +350,7 @@ impl PartInfo {
             embedding: None,
             has_samples: false,
             lists: None,
+            list_rows: ListRows::User,
         }
     }
 
@@ -350,16 +358,15 @@ impl PartInfo {
     pub fn content(&self) -> Content {
         match self.lists {
             None => Content::Texts { has_samples: self.has_samples },
-            Some(items) => Content::Lists { items },
+            Some(items) => Content::Lists { items, rows: self.list_rows },
         }
     }
 
     /// The info of a part whose rows hold this.
     pub fn with_content(self, content: Content) -> Self {
-        let (has_samples, lists) = match content {
-            Content::Texts { has_samples } => (has_samples, None),
-            Content::Lists { items } => (false, Some(items)),
-        };
-        Self { has_samples, lists, ..self }
+        match content {
+            Content::Texts { has_samples } => Self { has_samples, lists: None, ..self },
+            Content::Lists { items, rows } => Self { has_samples: false, lists: Some(items), list_rows: rows, ..self },
+        }
     }
 }

@@ -46,6 +46,24 @@ impl fmt::Display for Normalisation {
     }
 }
 
+/// What a row of a part of lists is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ListRows {
+    /// A user, with a list of items.
+    #[default]
+    User,
+    /// A user and a rank, with one item: as many rows as the list has items, the best one first.
+    Item,
+}
+
+impl ListRows {
+    /// Whether a user has one row.
+    pub fn is_user(&self) -> bool {
+        *self == Self::User
+    }
+}
+
 /// What becomes of items that share an identifier, which the model cannot tell apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

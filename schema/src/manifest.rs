@@ -31,12 +31,22 @@ pub const ERRORS: &str = "_errors.jsonl";
 pub struct PartEntry {
     /// File name within the folder.
     pub name: String,
-    /// Its rows.
+    /// Its rows; where an entity has one for each item of its list, entities.
     pub rows: u64,
+    /// The rows of the file, where they are more than entities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub table_rows: Option<u64>,
     /// Its size.
     pub bytes: u64,
     /// Digest of its bytes.
     pub digest: Digest,
+}
+
+impl PartEntry {
+    /// The rows of the file.
+    pub fn table_rows(&self) -> u64 {
+        self.table_rows.unwrap_or(self.rows)
+    }
 }
 
 /// The manifest of a published folder: a header that all data sets share, and what this one says of itself.

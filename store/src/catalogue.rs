@@ -3,20 +3,26 @@
 //! An identifier is a list of codes, one per level: the text that the model writes (`<a_47>`), or numbers, as
 //! `laser ids` gives them, which are written `<a_47>` for the first level, `<b_…>` for the second, and so on.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 
+use arrow::datatypes::{DataType, Field, Schema};
 use laser_schema::EntityId;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
+use crate::batch::from_batch;
+use crate::data_set;
+use crate::location::{Location, LocationError};
 use crate::rows::{RowError, RowReader, ValueError, id_value};
-use crate::table::Select;
+use crate::table::{self, Select, TableError, TableReader};
 
 /// A table of items with their identifiers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct CatalogueTable {
-    /// A local path or object-store URL ending in `.parquet`, `.csv`, `.jsonl` or `.ndjson`.
+    /// A local path or object-store URL ending in `.parquet`, `.csv`, `.jsonl` or `.ndjson`, or a folder that
+    /// `laser ids` has published.
     pub path: String,
     /// The column of the item's id: string or int64.
     pub id: String,
@@ -24,11 +30,14 @@ pub struct CatalogueTable {
     pub identifier: String,
     /// Whether items with the same codes are told apart by one more code, their number among these.
     pub distinct: bool,
+    /// The column of the item's title, which summary and report show.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub title: Option<String>,
 }
 
 impl Default for CatalogueTable {
     fn default() -> Self {
-        Self { path: String::new(), id: "id".into(), identifier: "identifier".into(), distinct: false }
+        Self { path: String::new(), id: "id".into(), identifier: "identifier".into(), distinct: false, title: None }
     }
 }
 
@@ -41,27 +50,35 @@ pub struct Catalogue {
     pub codes: Vec<Vec<String>>,
     /// For each item and level the number of the code, `[items, levels]`.
     pub identifiers: Vec<u16>,
+    /// The items that have a title, with it.
+    pub titles: Vec<ItemTitle>,
 }
 
 impl Catalogue {
     /// Reads the table.
     ///
     /// # Errors
-    /// Naming the row that has no id or no identifier, or one of another length or of something else than codes.
+    /// Naming the row that has no id or no identifier, one of another length or of something else than codes, or a
+    /// title that is no text.
     pub async fn read(table: &CatalogueTable) -> Result<Self, RowError> {
-        let columns = [table.id.as_str(), table.identifier.as_str()];
-        let mut reader = RowReader::open(&table.path, Select::Only(&columns)).await?;
-        for (column, key) in [(&table.id, "id"), (&table.identifier, "identifier")] {
-            require(&mut reader, (&table.path, column), ("lists.catalogue", key))?;
-        }
+        let keys = [("id", &table.id), ("identifier", &table.identifier)];
+        let keys: Vec<_> = keys.into_iter().chain(table.title.as_ref().map(|title| ("title", title))).collect();
+        let columns: Vec<&str> = keys.iter().map(|(_, column)| column.as_str()).collect();
         let mut building = Building::default();
-        while let Some(rows) = reader.next_batch().await? {
-            for (number, mut row) in rows {
-                let id = id_value(row.remove(&table.id), &table.id, "item");
-                let codes = codes(row.remove(&table.identifier), &table.identifier);
-                let added = id.and_then(|id| building.add(id, codes?, &table.identifier));
-                added.map_err(|error| reader.error(number, error))?;
+        for path in tables(&table.path).await? {
+            let mut reader = RowReader::open(&path, Select::Only(&columns)).await?;
+            for (key, column) in &keys {
+                require(&mut reader, (&path, column), ("lists.catalogue", key))?;
             }
+            while let Some(rows) = reader.next_batch().await? {
+                for (number, row) in rows {
+                    building.add_row(row, table).map_err(|error| reader.error(number, error))?;
+                }
+            }
+        }
+        if let Some(column) = table.title.as_ref().filter(|_| building.titles.is_empty() && !building.ids.is_empty()) {
+            let reason = format!("no item has a {column:?}; set [lists.catalogue] title to the column of titles");
+            return Err(RowError::File { file: table.path.clone(), reason });
         }
         let mut catalogue = building.finish();
         if table.distinct {
@@ -95,10 +112,37 @@ impl Catalogue {
     }
 }
 
+/// The tables at a path: a table, or the parts of a published folder.
+async fn tables(path: &str) -> Result<Vec<String>, RowError> {
+    let place = Location::parse(path)?;
+    if !place.extension().is_empty() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let wrong = |reason: String| RowError::File { file: path.to_owned(), reason };
+    match data_set::parts(&place).await {
+        Ok(Some(parts)) => Ok(parts.iter().map(|part| part.url().to_owned()).collect()),
+        Ok(None) => Err(wrong(
+            "it is no table (.parquet, .csv, .jsonl or .ndjson) and no complete folder knowledge_ids/kind=item/dt=…/\
+             run=… that `laser ids` has published"
+                .to_owned(),
+        )),
+        Err(error) => Err(wrong(error.to_string())),
+    }
+}
+
 /// A code that is a number, as it is written.
 fn written(level: usize, number: u64) -> String {
     let letter = u32::try_from(level).ok().and_then(|level| char::from_u32(u32::from('a') + level)).unwrap_or('?');
     format!("<{letter}_{number}>")
+}
+
+/// The title of a row, if it has one.
+fn title(value: Option<Value>, column: &str) -> Result<Option<String>, ValueError> {
+    match value.unwrap_or_default() {
+        Value::Null => Ok(None),
+        Value::String(title) => Ok(Some(title).filter(|title| !title.is_empty())),
+        other => Err(ValueError::new(column, format!("holds {other}"), "a title is a text")),
+    }
 }
 
 /// The codes of a row's identifier.
@@ -131,9 +175,17 @@ struct Building {
     ids: Vec<EntityId>,
     codes: Vec<BTreeMap<String, u16>>,
     identifiers: Vec<u16>,
+    titles: Vec<ItemTitle>,
 }
 
 impl Building {
+    fn add_row(&mut self, mut row: Map<String, Value>, table: &CatalogueTable) -> Result<(), ValueError> {
+        let id = id_value(row.remove(&table.id), &table.id, "item")?;
+        let title = table.title.as_ref().map_or(Ok(None), |column| title(row.remove(column), column))?;
+        self.titles.extend(title.map(|title| ItemTitle { id: id.to_string(), title }));
+        self.add(id, codes(row.remove(&table.identifier), &table.identifier)?, &table.identifier)
+    }
+
     fn add(&mut self, id: EntityId, codes: Vec<String>, column: &str) -> Result<(), ValueError> {
         if self.ids.is_empty() {
             self.codes.resize_with(codes.len(), BTreeMap::new);
@@ -170,8 +222,61 @@ impl Building {
             codes.iter_mut().zip(&order).for_each(|(code, places)| *code = places[usize::from(*code)]);
         }
         let codes = self.codes.into_iter().map(|known| known.into_keys().collect()).collect();
-        Catalogue { ids: self.ids, codes, identifiers }
+        Catalogue { ids: self.ids, codes, identifiers, titles: self.titles }
     }
+}
+
+/// An item and what people call it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ItemTitle {
+    /// The item's id as text.
+    pub id: String,
+    /// Its title.
+    pub title: String,
+}
+
+/// The titles of a run's items, in its folder.
+const TITLES: &str = "titles.parquet";
+
+/// Writes titles into a run's folder, unless some are there.
+///
+/// # Errors
+/// The store's.
+pub async fn keep_titles(folder: &Location, titles: &[ItemTitle]) -> Result<(), TitleError> {
+    let field = |name| Field::new(name, DataType::Utf8, false);
+    let schema = Arc::new(Schema::new(vec![field("id"), field("title")]));
+    folder.join(TITLES).create(table::encode(TITLES, schema, titles, &[])?).await?;
+    Ok(())
+}
+
+/// Those of a run's titles that are `wanted`, by the items' ids as text; none if the run has no titles.
+///
+/// # Errors
+/// The store's, and a table that is none.
+pub async fn titles(folder: &Location, wanted: &HashSet<String>) -> Result<HashMap<String, String>, TitleError> {
+    let file = folder.join(TITLES);
+    let mut found = HashMap::new();
+    if wanted.is_empty() || !file.exists().await? {
+        return Ok(found);
+    }
+    let mut table = TableReader::open(&file).await?;
+    while let Some(batch) = table.next_batch().await? {
+        let rows: Vec<ItemTitle> = from_batch(&batch)
+            .map_err(|error| TableError::Row { file: file.url().to_owned(), reason: error.to_string() })?;
+        found.extend(rows.into_iter().filter(|item| wanted.contains(&item.id)).map(|item| (item.id, item.title)));
+    }
+    Ok(found)
+}
+
+/// Why titles could not be kept or read.
+#[derive(Debug, thiserror::Error)]
+pub enum TitleError {
+    /// The store.
+    #[error(transparent)]
+    Location(#[from] LocationError),
+    /// The table.
+    #[error(transparent)]
+    Table(#[from] TableError),
 }
 
 /// Refuses a table without a column that the configuration names.
@@ -245,6 +350,30 @@ mod tests {
         let expected = [vec!["<a_4>"], vec!["<b_0>", "<b_1>"], vec!["<c_0>", "<c_1>"]];
         assert_eq!(found.codes, expected);
         assert_eq!(found.identifiers, [0, 0, 0, 0, 0, 1, 0, 1, 0]);
+    }
+
+    #[tokio::test]
+    async fn titles_are_kept_and_found_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("items.jsonl").display().to_string();
+        let table = CatalogueTable { path, title: Some("name".to_owned()), ..CatalogueTable::default() };
+        let write = |title: &str| {
+            let lines = ["1", title].map(|id| format!("{{\"id\": {id}, \"identifier\": [1]}}\n")).concat();
+            std::fs::write(&table.path, lines).unwrap();
+        };
+        write("2, \"name\": \"Two\"");
+        let catalogue = Catalogue::read(&table).await.unwrap();
+        assert_eq!(catalogue.titles, [ItemTitle { id: "2".to_owned(), title: "Two".to_owned() }]);
+        let folder = Location::parse(dir.path().to_str().unwrap()).unwrap();
+        let wanted = HashSet::from(["1", "2"].map(str::to_owned));
+        assert_eq!(titles(&folder, &wanted).await.unwrap(), HashMap::new());
+        keep_titles(&folder, &catalogue.titles).await.unwrap();
+        keep_titles(&folder, &[]).await.unwrap();
+        let found = titles(&folder, &wanted).await.unwrap();
+        assert_eq!(found, HashMap::from([("2".to_owned(), "Two".to_owned())]));
+        write("2, \"name\": 7");
+        let error = Catalogue::read(&table).await.unwrap_err().to_string();
+        assert!(error.ends_with("row 2: column \"name\" holds 7; a title is a text"), "{error}");
     }
 
     #[tokio::test]

@@ -1,6 +1,7 @@
 //! Parts of knowledge, texts or lists: the commit of a shard, its columns and footer. `docs/output.md` lists the
 //! columns.
 
+use std::iter;
 use std::sync::Arc;
 
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
@@ -8,6 +9,7 @@ use bytes::Bytes;
 use laser_schema::embedding::{EmbeddingInfo, Embeddings};
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::{Content, KnowledgeRecord, PartInfo, SCHEMA_VERSION};
+use laser_schema::lists::ListRows;
 use laser_schema::{Digest, EntityId};
 
 use crate::embedding_column;
@@ -18,12 +20,29 @@ use crate::table::{self, TableError};
 /// The footer key of a part's [`PartInfo`].
 pub const PART_KEY: &str = "laser.part";
 
-/// The output's columns for ids of a type and rows of this content. No nulls anywhere.
+/// The columns of records with ids of a type and this content, a row each. No nulls anywhere.
 pub fn record_schema(id: DataType, content: Content) -> SchemaRef {
-    let columns = match content {
-        Content::Texts { has_samples } => text_columns(id, has_samples),
-        Content::Lists { items } => list_columns(id, table::id_type(items)),
-    };
+    match content {
+        Content::Texts { has_samples } => schema(text_columns(id, has_samples)),
+        Content::Lists { items, .. } => {
+            let lists = [("items", list_of(table::id_type(items))), ("scores", list_of(DataType::Float64))];
+            schema(list_columns(id, lists))
+        }
+    }
+}
+
+/// The columns of a part: those of its records, but for lists that have [a row for each item](ListRows::Item).
+pub fn part_schema(id: DataType, content: Content) -> SchemaRef {
+    match content {
+        Content::Lists { items, rows: ListRows::Item } => {
+            let [item, score] = [("item_id", table::id_type(items)), ("score", DataType::Float64)];
+            schema(list_columns(id, [("rank", DataType::Int64), item, score]))
+        }
+        content => record_schema(id, content),
+    }
+}
+
+fn schema(columns: Vec<Column>) -> SchemaRef {
     let field = |(name, data_type)| Field::new(name, data_type, false);
     Arc::new(Schema::new(columns.into_iter().map(field).collect::<Vec<_>>()))
 }
@@ -63,11 +82,8 @@ fn text_columns(id: DataType, has_samples: bool) -> Vec<Column> {
     columns.into_iter().chain(samples).collect()
 }
 
-fn list_columns(id: DataType, items: DataType) -> Vec<Column> {
-    vec![
-        ("entity_id", id),
-        ("items", list_of(items)),
-        ("scores", list_of(DataType::Float64)),
+fn list_columns<const N: usize>(id: DataType, items: [Column; N]) -> Vec<Column> {
+    let provenance = [
         ("prompt_tokens", DataType::Int64),
         ("policy", DataType::Utf8),
         ("forwards", DataType::Int64),
@@ -82,7 +98,8 @@ fn list_columns(id: DataType, items: DataType) -> Vec<Column> {
         ("generated_by", DataType::Utf8),
         ("event_timestamp", table::timestamp()),
         ("created_timestamp", table::timestamp()),
-    ]
+    ];
+    iter::once(("entity_id", id)).chain(items).chain(provenance).collect()
 }
 
 /// Encodes a part of the rows' [`content`](PartInfo::content); with embeddings if `info` says how they were made.
@@ -102,7 +119,11 @@ pub fn encode_part(
     {
         return Err(TableError::Row { file: name.to_owned(), reason });
     }
-    sealed::encode(name, record_schema(table::id_type(id), info.content()), rows, embedded, (PART_KEY, info))
+    let (schema, footer) = (part_schema(table::id_type(id), info.content()), (PART_KEY, info));
+    match info.list_rows {
+        ListRows::User => sealed::encode(name, schema, rows, embedded, footer),
+        ListRows::Item => sealed::encode(name, schema, &lists::by_item(rows), embedded, footer),
+    }
 }
 
 /// Decodes a part, which must be as it was written.
@@ -112,6 +133,7 @@ pub fn encode_part(
 pub fn decode_part(name: &str, bytes: Bytes) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
     let (table, info) = open_part(name, bytes)?;
     let rows = match &info.embedding {
+        _ if info.list_rows == ListRows::Item => lists::by_user(table::decode(name, table.bytes())?),
         None => table::decode(name, table.bytes())?,
         Some(embedding) => table::decode_embedded(name, table.bytes(), embedding.spec.encoder.dimensions)?.0,
     };
@@ -132,8 +154,10 @@ fn open_part(name: &str, bytes: Bytes) -> Result<(SealedTable, PartInfo), TableE
 pub struct CheckedPart {
     /// Its footer.
     pub info: PartInfo,
-    /// The ids of its rows.
+    /// The ids of its entities.
     pub ids: Vec<EntityId>,
+    /// The rows of the file.
+    pub table_rows: u64,
     /// Its size.
     pub bytes: u64,
     /// Digest of its bytes.
@@ -153,25 +177,29 @@ pub fn check_part(name: &str, id: IdType, bytes: Bytes) -> Result<CheckedPart, T
         return Err(table.unreadable(format!("{} rows, its footer says {}", ids.len(), info.rows)));
     }
     if info.lists.is_some()
-        && let Some(reason) = lists::faults(&table, &ids)?.into_iter().next()
+        && let Some(reason) = lists::faults(&table, info.list_rows, &ids)?.into_iter().next()
     {
         return Err(TableError::Row { file: name.to_owned(), reason });
     }
-    Ok(CheckedPart { info, ids, bytes: size, digest })
+    Ok(CheckedPart { table_rows: table.rows(), info, ids, bytes: size, digest })
 }
 
-/// The ids of a part whose columns are those of the output.
+/// The ids of the entities of a part whose columns are those of the output.
 pub(crate) fn part_ids(
     table: &SealedTable,
     id: DataType,
     content: Content,
     embedding: Option<&EmbeddingInfo>,
 ) -> Result<Vec<EntityId>, TableError> {
-    let schema = record_schema(id, content);
+    let schema = part_schema(id, content);
     let schema = match embedding.map(|e| &e.spec) {
         Some(spec) => embedding_column::append_to(spec.layout, &schema, spec.encoder.dimensions),
         None => schema,
     };
     table.check_columns(&schema)?;
-    table.ids()
+    let mut ids = table.ids()?;
+    if matches!(content, Content::Lists { rows: ListRows::Item, .. }) {
+        ids.dedup();
+    }
+    Ok(ids)
 }

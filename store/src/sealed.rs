@@ -98,6 +98,11 @@ impl SealedTable {
         TableError::Unreadable { file: self.file.clone(), reason: reason.into() }
     }
 
+    /// The number of its rows.
+    pub(crate) fn rows(&self) -> u64 {
+        self.metadata.metadata().file_metadata().num_rows().unsigned_abs()
+    }
+
     /// The file's bytes.
     pub(crate) fn bytes(&self) -> Bytes {
         self.bytes.clone()

@@ -7,14 +7,15 @@ use arrow::datatypes::{DataType, FieldRef, Schema, TimeUnit};
 use laser_schema::EmbeddingLayout;
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::Content;
+use laser_schema::lists::ListRows;
 use laser_store::embedding_set::embedded_schema;
 use laser_store::id_set::ids_schema;
-use laser_store::part::record_schema;
+use laser_store::part::{part_schema, record_schema};
 
 /// As the page writes it.
 fn type_name(name: &str, data_type: &DataType) -> String {
     match data_type {
-        _ if name == "entity_id" => "string or int64".to_owned(),
+        _ if ["entity_id", "item_id"].contains(&name) => "string or int64".to_owned(),
         _ if name == "items" => "list<string> or list<int64>".to_owned(),
         DataType::Utf8 => "string".to_owned(),
         DataType::Int64 => "int64".to_owned(),
@@ -31,7 +32,8 @@ fn type_name(name: &str, data_type: &DataType) -> String {
 
 /// Names and types of the table of columns below a heading.
 fn listed(page: &str, heading: &str) -> Vec<(String, String)> {
-    let section = page.split("\n## ").find(|section| section.starts_with(heading)).unwrap();
+    let is_of = |section: &&str| section.trim_start_matches('#').trim_start().starts_with(heading);
+    let section = page.split("\n#").find(is_of).unwrap();
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     let row = |row: &str| {
         let mut cells = row.split('|').map(|cell| cell.trim().replace('`', ""));
@@ -67,7 +69,12 @@ fn output_md_lists_the_columns_that_are_written() {
         let texts = record_schema(id.clone(), Content::Texts { has_samples: true });
         assert_eq!(listed(&page, "Texts"), embedded(&texts));
         for items in [IdType::Int64, IdType::String] {
-            assert_eq!(listed(&page, "Lists"), columns(&record_schema(id.clone(), Content::Lists { items })));
+            let lists = |rows| columns(&part_schema(id.clone(), Content::Lists { items, rows }));
+            assert_eq!(listed(&page, "Lists"), lists(ListRows::User));
+            // The other columns are those of lists, behind these.
+            let by_item = listed(&page, "A row for each item");
+            assert_eq!(by_item, lists(ListRows::Item)[..by_item.len()]);
+            assert_eq!(lists(ListRows::Item)[by_item.len()..], lists(ListRows::User)[3..]);
         }
         assert_eq!(listed(&page, "Embeddings"), embedded(&embeddings));
         assert_eq!(listed(&page, "Knowledge ids"), columns(&ids_schema(id)));

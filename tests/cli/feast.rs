@@ -128,6 +128,51 @@ fn feast_deltalake_and_polars_read_delta_tables_as_documented() {
     assert_eq!(report["polars"], json!({"rows": 24, "tokens": first + second, "types": types}));
 }
 
+#[test]
+fn lists_are_read_as_documented_and_a_row_for_each_item_holds_the_same() {
+    let settings = ["output.table=delta", "draft.adaptive=false", "lists.steps=1"];
+    let night = crate::lists::workspace();
+    assert_exit(&night.run(&settings), 0);
+    assert_exit(&night.verify(), 0);
+    let examples = root().join("docs/examples/lists");
+    let repository = night.path("feast");
+    fs::create_dir(&repository).unwrap();
+    for file in ["feature_store.yaml", "features.py"] {
+        fs::copy(examples.join(file), repository.join(file)).unwrap();
+    }
+    let output = night.path("out");
+    let environment = [("LASER_OUTPUT", output.display().to_string())];
+    let mut feast = Command::new(python().with_file_name("feast"));
+    let applied = feast.arg("apply").current_dir(&repository).envs(environment.iter().cloned()).output().unwrap();
+    assert_exit(&applied, 0);
+    let script = root().join("tests/feast/lists.py");
+    let report = python_report(&[&script, &output, &examples, Path::new("2026-01-02"), &repository], &environment);
+    let lists = crate::lists::only_lists(&night, "2026-01-02");
+    let rows = lists.iter().flat_map(|(user, (items, scores))| {
+        let listed = items.iter().zip(scores).zip(1..);
+        listed.map(move |((item, score), rank): (_, i64)| json!([user, rank, item, score]))
+    });
+    let rows: Vec<Value> = rows.collect();
+    for reader in ["pandas", "polars", "feast", "duckdb"] {
+        assert_eq!(report[reader], json!(rows), "{reader}");
+    }
+    assert_eq!(report["by_night"][0].as_array().unwrap()[..3], [json!("2026-01-02"), json!(60), json!(300)]);
+    assert_eq!((&report["records"], &report["rows"]), (&json!(60), &json!(60)));
+
+    // A row for each item: the log counts what the file has.
+    let ranked = crate::lists::workspace();
+    assert_exit(&ranked.run(&[&settings[..], &["lists.rows=item"]].concat()), 0);
+    assert_exit(&ranked.verify(), 0);
+    // It ends as tests/feast/report.py does, and for the same reason.
+    let script = "import json, os, sys; from deltalake import DeltaTable; table = DeltaTable(sys.argv[1]); \
+        frame = table.to_pandas()[['entity_id', 'rank', 'item_id', 'score']]; \
+        counted = sum(table.get_add_actions(flatten=True).column('num_records').to_pylist()); \
+        print(json.dumps([counted, sorted(frame.values.tolist())])); sys.stdout.flush(); os._exit(0)";
+    let table = ranked.path("out/recommendations/kind=user");
+    let report = python_report(&[Path::new("-c"), Path::new(script), &table], &[]);
+    assert_eq!(report, json!([300, rows]));
+}
+
 /// What a script of tests/feast prints.
 #[track_caller]
 pub(crate) fn python_report(arguments: &[&Path], environment: &[(&str, String)]) -> Value {

@@ -23,7 +23,7 @@ use crate::{
 const DIMENSION: usize = 8;
 
 /// An embedding near one of four directions, with noise of its own.
-fn embedding(theme: usize, noise: u64) -> Vec<f32> {
+pub(crate) fn embedding(theme: usize, noise: u64) -> Vec<f32> {
     let value = |axis: usize| {
         let hash = priority(noise, &[&axis.to_le_bytes()]) % 1000;
         f32::from(u16::try_from(hash).unwrap()) / 5000.0 + if axis == theme % 4 { 1.0 } else { 0.0 }
@@ -36,7 +36,7 @@ fn users(ids: impl Iterator<Item = i64>) -> Vec<(i64, Vec<f32>)> {
     ids.map(user).collect()
 }
 
-fn write_embeddings(path: &Path, rows: &[(i64, Vec<f32>)]) {
+pub(crate) fn write_embeddings(path: &Path, rows: &[(i64, Vec<f32>)]) {
     let ids = Int64Array::from_iter_values(rows.iter().map(|(id, _)| *id));
     let dimension = rows.first().map_or(1, |(_, e)| e.len());
     let lists = rows.iter().map(|(_, e)| Some(e.iter().map(|v| Some(*v))));

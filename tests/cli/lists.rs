@@ -13,7 +13,13 @@ use tempfile::TempDir;
 
 use crate::distributed::{Nats, Process};
 use crate::faults::start_and_kill;
-use crate::{Workspace, assert_exit, assert_prints, assert_refused, laser, parts, set};
+use crate::ids::{embedding, write_embeddings};
+use crate::{
+    Workspace, assert_contains, assert_exit, assert_prints, assert_refused, laser, only, parts, set, stderr, stdout,
+};
+
+/// The night's folder.
+const FOLDER: &str = "out/recommendations/kind=user/dt=2026-01-02";
 
 const ITEMS: i64 = 48;
 const USERS: i64 = 60;
@@ -58,7 +64,8 @@ audit_share = 0.0
 
 /// The items of a catalogue of three levels, of which the last two share an identifier.
 pub(crate) fn items() -> String {
-    let codes = |item: i64| [item % 4, item / 4 % 4, item.min(ITEMS - 2) / 16];
+    let codes = |item: i64| [item % 4, item / 4 % 4, item / 16];
+    let codes = |item: i64| codes(item.min(ITEMS - 2));
     (0..ITEMS).map(|item| json!({ "id": item, "identifier": codes(item) }).to_string() + "\n").collect()
 }
 
@@ -184,6 +191,71 @@ fn lists_come_of_histories_and_are_decoded_again_where_these_change() {
 }
 
 #[test]
+fn summary_and_report_tell_of_the_audit_and_name_items() {
+    let night = workspace();
+    let titled = items().lines().map(|line| line.replace('}', ",\"name\":\"The film\"}\n")).collect::<String>();
+    fs::write(night.path("items.jsonl"), titled).unwrap();
+    let settings = ["run.audit_share=1.0", "lists.catalogue.title=name", "draft.adaptive=false"];
+    let night_run = night.run(&settings);
+    assert_contains(&stderr(&night_run), &["48 items, identifiers of 3 codes; 2 items share theirs, all of them"]);
+    let words = ["Audit of 60 lists, plain beam search against this run", "100% of the lists the same", " The film ("];
+    assert_prints(&night_run, &words);
+    let doctor = night.command("doctor", &[]).output().unwrap();
+    assert_contains(&stdout(&doctor), &["48 items, identifiers of 3 codes", "catalogue "]);
+    let page = night.path("report.html");
+    let report = laser().arg("report").arg(night.path("out")).arg("-o").arg(&page).output().unwrap();
+    assert_exit(&report, 0);
+    let page = fs::read_to_string(page).unwrap();
+    assert!(page.contains("<td class=\"text\">The film</td>") && page.contains("Audited lists"), "{page}");
+    fs::write(night.path("items.jsonl"), items()).unwrap();
+    assert_refused(&night.run(&settings), &["items.jsonl", "no item has a \"name\"; set [lists.catalogue] title"]);
+}
+
+#[test]
+fn identifiers_that_laser_ids_makes_are_learnt_and_listed() {
+    let night = untrained();
+    let embeddings = night.path("embeddings.parquet");
+    let item = |item: i64| (item, embedding(usize::try_from(item).unwrap(), item.unsigned_abs()));
+    write_embeddings(&embeddings, &(0..ITEMS).map(item).collect::<Vec<_>>());
+    let mut ids = night.command("ids", &["ids.clusters=4", "ids.levels=3"]);
+    assert_exit(&ids.arg(&embeddings).args(["--kind", "item"]).output().unwrap(), 0);
+    let folder = only(&night.path("out/knowledge_ids/kind=item/dt=2026-01-02"));
+    let path = format!("lists.catalogue.path={}", folder.display());
+    let columns = ["lists.catalogue.id=entity_id", "lists.catalogue.identifier=knowledge_ids"];
+    let catalogue = [path.as_str(), columns[0], columns[1], "lists.catalogue.distinct=true"];
+    let model = format!("model.path={}", night.path("model").display());
+    let settings = [&catalogue[..], &["recommender.model.epochs=3", &model]].concat();
+    assert_exit(&train(&night, &settings), 0);
+    assert_exit(&night.run(&settings), 0);
+    assert_exit(&night.verify(), 0);
+    for (user, (items, _)) in only_lists(&night, "2026-01-02") {
+        assert_eq!(items.len(), 5, "{user}: {items:?}");
+    }
+    fs::remove_file(folder.join("_SUCCESS")).unwrap();
+    assert_refused(&night.run(&settings), &["[lists.catalogue]", "no complete folder knowledge_ids/kind=item"]);
+}
+
+#[test]
+fn a_row_for_each_item_holds_the_lists_and_carries_into_a_row_for_each_user() {
+    let (night, users) = (workspace(), workspace());
+    let latest = "previous=[{path='latest'}]";
+    assert_exit(&night.run(&["lists.rows=item"]), 0);
+    assert_exit(&users.run(&[]), 0);
+    assert_exit(&night.verify(), 0);
+    assert_eq!(lists(&night, "2026-01-02").len(), 60);
+    assert_eq!(only_lists(&night, "2026-01-02"), only_lists(&users, "2026-01-02"));
+    let run = |workspace: &Workspace| only(&workspace.path(FOLDER)).file_name().unwrap().to_owned();
+    assert_ne!(run(&night), run(&users), "a run of its own");
+    for (date, rows) in [("2026-01-03", "user"), ("2026-01-04", "item")] {
+        let settings = [format!("run.date={date}"), format!("lists.rows={rows}")];
+        let next = night.run(&[&settings[0], &settings[1], latest]);
+        assert_prints(&next, &["0 lists generated", "60 unchanged"]);
+        assert_eq!(lists(&night, date), lists(&night, "2026-01-02"));
+    }
+    assert_exit(&night.verify(), 0);
+}
+
+#[test]
 fn a_killed_night_and_workers_make_the_lists_of_one_process() {
     let quiet = workspace();
     assert_exit(&quiet.run(&[]), 0);
@@ -221,6 +293,17 @@ fn lists_that_are_drawn_are_the_same_whatever_is_drafted_and_others_with_another
     let own_draft = format!("draft.model=[{{path='{}'}}]", model().display());
     assert_eq!(drawn(&["draft.adaptive=false", "lists.draft=knn", "generate.batch=2"]), expected);
     assert_eq!(drawn(&["draft.adaptive=false", &own_draft, "lists.nodes=15"]), expected);
+    for (sampling, policy) in [("atspeed", "atspeed"), ("atspeed-published", "atspeed-published(drafted=40)")] {
+        let night = workspace();
+        let sampling = format!("lists.sampling={sampling}");
+        let settings =
+            ["generate.temperature=0.8", &sampling, "draft.adaptive=false", &own_draft, "run.audit_share=0.2"];
+        assert_prints(&night.run(&settings), &["60 lists generated", "Audit of "]);
+        assert_exit(&night.verify(), 0);
+        for (_, bytes) in parts(&night.path(FOLDER)) {
+            assert!(decode_part("part", bytes.into()).unwrap().0.iter().all(|row| row.policy == policy));
+        }
+    }
     let other = drawn(&["generate.seed=5"]);
     let differ = expected.iter().filter(|(user, list)| other[*user].0 != list.0).count();
     assert!(differ > 50, "{differ} of {USERS}");
@@ -233,6 +316,9 @@ fn what_no_list_can_be_made_of_is_refused() {
     refuse(&["lists.width=3"], &["[lists] width = 3: expected at least as many beams as items, 5"]);
     refuse(&["lists.item=film"], &["[lists] item = \"film\"", "no interaction has that field"]);
     refuse(&["generate.temperature=0.5", "generate.top_k=3"], &["[generate] top_k: is for texts"]);
+    refuse(&["lists.sampling=atspeed"], &["[lists] sampling: says how lists are drawn; set [generate] temperature"]);
+    let published = ["generate.temperature=1", "lists.sampling=atspeed-published", "lists.drafted=5"];
+    refuse(&published, &["[lists] drafted = 5", "more prefixes for a step than there are beams, 5"]);
     refuse(&["lists.steps=4"], &["[lists] steps = 4: expected 1 to 3"]);
     let text_draft = format!("draft.model=[{{path='{}'}}]", crate::fixture().display());
     refuse(&[&text_draft], &["[draft.model] path", "must have the tokenizer of the model"]);

@@ -11,7 +11,7 @@ use laser_schema::entity::{EntityId, IdType, Kind};
 use laser_schema::job::{Policy, Spec};
 use laser_schema::knowledge::{Content, Figures, KnowledgeRecord, PartInfo};
 use laser_schema::layout::DataSet;
-use laser_schema::lists::{ListSpec, Normalisation, Ties};
+use laser_schema::lists::{ListRows, ListSpec, Normalisation, Ties};
 use laser_schema::manifest::{Manifest, Profiles};
 use laser_store::Location;
 use laser_store::data_set::{self, PartWriter};
@@ -288,7 +288,7 @@ async fn publish_lists(output: &str) {
         let rows: Vec<KnowledgeRecord> = (0..3).map(|user| list(10 * i64::from(shard) + user)).collect();
         rows.iter().for_each(|row| figures.add_record(row));
         let info = PartInfo::new(RUN, shard, Kind::User, "w/1/1", &rows);
-        let info = info.with_content(Content::Lists { items: IdType::String });
+        let info = info.with_content(Content::Lists { items: IdType::String, rows: ListRows::User });
         let bytes = encode_part(&writer.name(), IdType::Int64, &rows, None, &info).unwrap();
         let bytes = writer.create(bytes).await.unwrap();
         writer.add(3, &bytes);

@@ -1,4 +1,5 @@
-//! The audit: the same rows decoded plainly and with speculation, interleaved on the engine that does the work.
+//! The audit: the same rows, texts or lists, decoded plainly and with speculation, interleaved on the engine that does
+//! the work.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -70,7 +71,7 @@ fn audited(
         tokens: fast.tokens.len() as u64,
         relaxed: fast.relaxed,
         proposed,
-        identical: plain.tokens == fast.tokens,
+        identical: (&plain.tokens, &plain.items) == (&fast.tokens, &fast.items),
         similarity: None,
         pieces: pieces(fast, tokenizer)?,
     })
@@ -94,6 +95,8 @@ fn pieces(text: &Generated, tokenizer: &Tokenizer) -> Result<Vec<Piece>, ModelEr
     }
     let rest = &text.text[at..];
     match pieces.last_mut() {
+        // A list is no text.
+        _ if rest.is_empty() => {}
         Some(last) => last.text.push_str(rest),
         None => pieces.push(Piece { text: rest.to_owned(), origin: Origin::TARGET }),
     }

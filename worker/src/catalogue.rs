@@ -1,6 +1,6 @@
 //! The items that lists are made of.
 
-use laser_decode::{Allowed, LeafShares, Neighbours, Stock, Trie};
+use laser_decode::{Allowed, LeafShares, Neighbours, Seen, Stock, Trie};
 
 /// The items of a run.
 #[derive(Debug, Clone)]
@@ -32,8 +32,8 @@ impl Counted {
 }
 
 impl Catalogue {
-    /// What may be listed but for the leaves that a user has `seen`.
-    pub(crate) fn allowed(&self, seen: &[u32]) -> Allowed<'_> {
+    /// What may be listed but for what a user has `seen`.
+    pub(crate) fn allowed<'a>(&'a self, seen: &'a Seen) -> Allowed<'a> {
         Allowed::new(&self.trie, &self.stock, seen)
     }
 

@@ -102,7 +102,8 @@ impl Sums {
         }
         let prefix = format!("{}/", plan.partition(job.kind));
         let name = job.output.strip_prefix(&prefix).unwrap_or(&job.output).to_owned();
-        self.parts.push(PartEntry { name, rows: info.rows, bytes: part.bytes, digest: part.digest });
+        let table_rows = (part.table_rows != info.rows).then_some(part.table_rows);
+        self.parts.push(PartEntry { name, rows: info.rows, table_rows, bytes: part.bytes, digest: part.digest });
         Ok(())
     }
 

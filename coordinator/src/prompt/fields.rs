@@ -5,9 +5,10 @@
 
 use std::collections::BTreeSet;
 
+use laser_schema::entity::whole;
 use laser_schema::{Entity, EntityId, Kind};
 use minijinja::{Value, context};
-use serde_json::{Map, Number, Value as Json};
+use serde_json::{Map, Value as Json};
 
 /// An entity's fields as template values, converted once for all renderings; of the history, only the part that
 /// renderings have seen so far.
@@ -77,16 +78,6 @@ fn keys(object: &Value) -> Vec<String> {
 fn object(fields: &Map<String, Json>) -> Value {
     let present = fields.iter().filter_map(|(name, json)| Some((name.clone(), value(json)?)));
     present.collect()
-}
-
-/// 2⁵³: up to here every whole number has an exact double, and it fits an i64.
-const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
-
-/// The whole number that a number is, whatever type its column had.
-#[expect(clippy::cast_possible_truncation, reason = "a whole number below 2^53")]
-pub(crate) fn whole(number: &Number) -> Option<i64> {
-    let is_whole = |float: &f64| float.fract() == 0.0 && float.abs() < EXACT_MAX;
-    number.as_i64().or_else(|| number.as_f64().filter(is_whole).map(|float| float as i64))
 }
 
 fn value(json: &Json) -> Option<Value> {

@@ -15,7 +15,7 @@ use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
 use laser_schema::job::{Action, Plan, Policy, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
-use laser_schema::lists::{ListSpec, Normalisation, Ties};
+use laser_schema::lists::{ListRows, ListSpec, Normalisation, Ties};
 use laser_schema::manifest::Manifest;
 use laser_schema::{Columns, Digest, Entity, EntityId, EntityTable, Kind};
 use laser_store::join::Join;
@@ -198,6 +198,7 @@ impl Night {
             embedding: None,
             prompts: &PromptRenderer::new(&config, model(), 8).unwrap(),
             route: &route,
+            list_rows: ListRows::default(),
             catalogue: self.spec.lists.is_some().then_some(catalogue),
         };
         let entities = Join::new(&self.tables, memory).await?;

@@ -1,7 +1,7 @@
 //! Arbitrary bytes as a trie: `cargo +nightly fuzz run trie_open` in decode/.
 #![no_main]
 
-use laser_decode::{Allowed, Stock, Trie};
+use laser_decode::{Allowed, Seen, Stock, Trie};
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../open_and_read.rs"]

@@ -339,13 +339,14 @@ fn weights_are_relative_to_the_most_probable_candidate() {
     assert!((weights[1] - 0.5).abs() < 1e-4, "{weights:?}");
     assert_eq!((weights[0], weights[2]), (1.0, 0.0));
     assert!(list_weights(&[]).is_empty());
+    assert_eq!(list_weights(&[f32::NEG_INFINITY; 2]), [1.0, 1.0], "where all are impossible they are alike");
     assert_eq!(sample_list(&weights, 3, &mut || 0.7), [1, 0]);
 }
 
 #[test]
 fn what_is_no_distribution_or_no_draft_panics() {
     let panics = |call: &dyn Fn()| std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err();
-    for weights in [vec![], vec![0.0, 0.0], vec![1.0, -0.1], vec![1.0, f32::NAN], list_weights(&[f32::NEG_INFINITY])] {
+    for weights in [vec![], vec![0.0, 0.0], vec![1.0, -0.1], vec![1.0, f32::NAN]] {
         assert!(panics(&|| _ = sample_list(&weights, 1, &mut || 0.5)), "{weights:?}");
     }
     let accept = |p: &[f32], q: &[f32], drafted: &[usize], k| _ = accept_list(p, q, drafted, k, &mut || 0.5);

@@ -3,25 +3,62 @@
 
 use std::ops::Range;
 
-use super::{Stock, Trie};
+use super::{Stock, Trie, index};
+
+/// The leaves that a user has seen.
+#[derive(Debug, Clone, Default)]
+pub struct Seen {
+    /// Those in stock, ascending.
+    leaves: Vec<u32>,
+    /// The nodes with leaves in stock all of which were seen, ascending: as many as leaves, and few more.
+    nodes: Vec<u32>,
+}
+
+impl Seen {
+    /// Leaves that a user has seen, in any order; others than the trie's count for nothing. `stock` must be the trie's
+    /// own.
+    #[must_use]
+    pub fn new(trie: &Trie, stock: &Stock, leaves: &[u32]) -> Self {
+        let known = |leaf: &u32| (*leaf as usize) < trie.leaves() && stock.contains(*leaf);
+        let mut leaves: Vec<u32> = leaves.iter().copied().filter(known).collect();
+        leaves.sort_unstable();
+        leaves.dedup();
+        let mut seen = Self { leaves, nodes: Vec::new() };
+        let mut nodes: Vec<u32> = seen.leaves.iter().map(|leaf| trie.leaf_node(*leaf)).collect();
+        while !nodes.is_empty() {
+            seen.nodes.extend(&nodes);
+            // Nodes are numbered breadth first, so those above are in order, too.
+            nodes = nodes.iter().filter_map(|node| trie.parent(*node)).collect();
+            nodes.dedup();
+            nodes.retain(|node| {
+                let leaves = trie.leaves_below(*node);
+                stock.count(leaves.clone()) == index(within(&seen.leaves, leaves).len())
+            });
+        }
+        seen.nodes.sort_unstable();
+        seen
+    }
+}
+
+/// Those of ascending numbers that are in a range.
+#[inline]
+fn within(numbers: &[u32], range: Range<u32>) -> &[u32] {
+    let [start, end] = [range.start, range.end].map(|bound| numbers.partition_point(|&number| number < bound));
+    numbers.get(start..end).unwrap_or_default()
+}
 
 /// What a user may be shown: leaves in stock that were not seen. Nodes without any such leaf below do not exist here.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct Allowed<'a> {
     trie: &'a Trie,
     stock: &'a Stock,
-    /// Those in stock, ascending.
-    seen: Vec<u32>,
+    seen: &'a Seen,
 }
 
 impl<'a> Allowed<'a> {
-    /// All leaves of a stock but those that a user has seen, given in any order. `stock` must be the trie's own.
+    /// All leaves of a stock but those that a user has seen. Both must be the trie's own.
     #[must_use]
-    pub fn new(trie: &'a Trie, stock: &'a Stock, seen: &[u32]) -> Self {
-        let known = |leaf: &u32| (*leaf as usize) < trie.leaves() && stock.contains(*leaf);
-        let mut seen: Vec<u32> = seen.iter().copied().filter(known).collect();
-        seen.sort_unstable();
-        seen.dedup();
+    pub fn new(trie: &'a Trie, stock: &'a Stock, seen: &'a Seen) -> Self {
         Self { trie, stock, seen }
     }
 
@@ -41,7 +78,7 @@ impl<'a> Allowed<'a> {
     #[must_use]
     pub fn contains(&self, leaf: u32) -> bool {
         let known = (leaf as usize) < self.trie.leaves() && self.stock.contains(leaf);
-        known && self.seen.binary_search(&leaf).is_err()
+        known && self.seen.leaves.binary_search(&leaf).is_err()
     }
 
     /// How many leaves below a node may be listed; of the root, how long a list can be.
@@ -49,28 +86,17 @@ impl<'a> Allowed<'a> {
     #[must_use]
     pub fn count_below(&self, node: u32) -> u32 {
         let leaves = self.trie.leaves_below(node);
-        let seen = self.seen_of(leaves.clone()).len();
-        self.stock.count(leaves).saturating_sub(super::index(seen))
+        let seen = within(&self.seen.leaves, leaves.clone()).len();
+        self.stock.count(leaves).saturating_sub(index(seen))
     }
 
-    /// The children of a node with a leaf below that may be listed, in the order of their codes. Where none below the
-    /// node is out of stock or seen, which is looked up once, these are all its children.
+    /// The children of a node with a leaf below that may be listed, in the order of their codes.
     #[inline]
     #[must_use]
-    pub fn children(&self, node: u32) -> AllowedChildren<'_> {
-        let Trie { header, .. } = self.trie;
-        let (firsts, depth) = (self.trie.firsts(), header.depth(node));
-        let children = header.children(firsts, node, depth);
-        let mut all =
-            AllowedChildren { allowed: self, firsts, children, depth: depth + 1, is_all: true, rank: 0, seen: &[] };
-        if self.stock.is_all() && self.seen.is_empty() {
-            return all;
-        }
-        let leaves = header.leaves_below(firsts, node, depth);
-        all.seen = self.seen_of(leaves.clone());
-        all.rank = self.stock.rank(leaves.start);
-        all.is_all = all.seen.is_empty() && self.stock.rank(leaves.end) - all.rank == leaves.end - leaves.start;
-        all
+    pub fn children(&self, node: u32) -> AllowedChildren<'a> {
+        let children = self.trie.children(node);
+        let seen = within(&self.seen.nodes, children.clone());
+        AllowedChildren { trie: self.trie, stock: self.stock, children, seen }
     }
 
     /// The child of a node, if exactly one may follow: its code is certain.
@@ -80,28 +106,16 @@ impl<'a> Allowed<'a> {
         let first = children.next()?;
         children.next().is_none().then_some(first)
     }
-
-    /// The seen ones of these leaves.
-    #[inline]
-    fn seen_of(&self, leaves: Range<u32>) -> &[u32] {
-        let [start, end] = [leaves.start, leaves.end].map(|leaf| self.seen.partition_point(|&seen| seen < leaf));
-        self.seen.get(start..end).unwrap_or_default()
-    }
 }
 
 /// An iterator over the children of a node that [`Allowed::children`] gives.
 #[derive(Debug, Clone)]
 pub struct AllowedChildren<'a> {
-    allowed: &'a Allowed<'a>,
-    firsts: &'a [u32],
-    /// Those not looked at yet, and their depth.
+    trie: &'a Trie,
+    stock: &'a Stock,
+    /// Those not looked at yet.
     children: Range<u32>,
-    depth: usize,
-    /// Whether none of them needs to be looked at.
-    is_all: bool,
-    /// How many leaves before theirs are in stock.
-    rank: u32,
-    /// The seen ones among their leaves.
+    /// The seen ones among them.
     seen: &'a [u32],
 }
 
@@ -109,23 +123,8 @@ impl<'a> AllowedChildren<'a> {
     /// The same with the children's codes. Faster than looking up every code.
     #[inline]
     pub fn with_codes(self) -> impl Iterator<Item = (u16, u32)> + 'a {
-        let (first, codes) = (self.children.start, self.allowed.trie.codes_of(self.children.clone()));
+        let (first, codes) = (self.children.start, self.trie.codes_of(self.children.clone()));
         self.map(move |child| (codes.get((child - first) as usize).copied().unwrap_or(0), child))
-    }
-
-    /// Moves over the leaves of a child, and returns whether any of them may be listed.
-    #[inline]
-    fn pass(&mut self, child: u32) -> bool {
-        let end = self.allowed.trie.header.leaves_before(self.firsts, child + 1, self.depth);
-        let rank = self.allowed.stock.rank(end);
-        let in_stock = rank.saturating_sub(self.rank) as usize;
-        self.rank = rank;
-        if self.seen.first().is_none_or(|&leaf| leaf >= end) {
-            return in_stock > 0;
-        }
-        let seen = self.seen.partition_point(|&leaf| leaf < end);
-        self.seen = &self.seen[seen..];
-        in_stock > seen
     }
 }
 
@@ -136,7 +135,11 @@ impl Iterator for AllowedChildren<'_> {
     fn next(&mut self) -> Option<u32> {
         loop {
             let child = self.children.next()?;
-            if self.is_all || self.pass(child) {
+            if self.seen.first() == Some(&child) {
+                self.seen = &self.seen[1..];
+                continue;
+            }
+            if self.stock.has(child) {
                 return Some(child);
             }
         }

@@ -9,6 +9,8 @@ use super::Trie;
 pub struct Stock {
     /// 64 leaves each, and one word more for the number of all; empty if all may be listed.
     words: Vec<Word>,
+    /// 64 nodes each: whether a leaf below may be listed; empty if all may be.
+    nodes: Vec<u64>,
     /// Items that are out of stock although their leaf is not, ascending: others share its identifier.
     out: Vec<u32>,
 }
@@ -28,7 +30,7 @@ impl Stock {
     }
 
     /// All items but these, given by number in any order. A leaf is out of stock when all its items are. Takes 2 bits
-    /// per leaf. Numbers beyond the items count for nothing.
+    /// per leaf and one per node. Numbers beyond the items count for nothing.
     #[must_use]
     pub fn without(trie: &Trie, out: impl IntoIterator<Item = u32>) -> Self {
         let mut out: Vec<u32> = out.into_iter().filter(|&item| (item as usize) < trie.items()).collect();
@@ -53,7 +55,30 @@ impl Stock {
             }
         }
         count(&mut words);
-        Self { words, out: partly }
+        let mut stock = Self { words, nodes: vec![0; trie.nodes() / 64 + 1], out: partly };
+        stock.mark(trie);
+        stock
+    }
+
+    /// Marks the nodes with a leaf that may be listed, from the leaves up.
+    fn mark(&mut self, trie: &Trie) {
+        for (node, leaf) in trie.level(trie.levels()).zip(0..) {
+            if self.contains(leaf) {
+                self.nodes[node as usize / 64] |= 1 << (node % 64);
+            }
+        }
+        for node in (0..trie.levels()).rev().flat_map(|depth| trie.level(depth)) {
+            if trie.children(node).any(|child| self.has(child)) {
+                self.nodes[node as usize / 64] |= 1 << (node % 64);
+            }
+        }
+    }
+
+    /// Whether a leaf below a node may be listed.
+    #[inline]
+    pub(super) fn has(&self, node: u32) -> bool {
+        let bit = |word: &u64| word >> (node % 64) & 1 == 1;
+        self.is_all() || self.nodes.get(node as usize / 64).is_some_and(bit)
     }
 
     /// Whether every item may be listed.
@@ -79,7 +104,7 @@ impl Stock {
     /// Bytes of memory.
     #[must_use]
     pub fn size_bytes(&self) -> usize {
-        size_of_val(self.words.as_slice()) + size_of_val(self.out.as_slice())
+        size_of_val(self.words.as_slice()) + size_of_val(self.nodes.as_slice()) + size_of_val(self.out.as_slice())
     }
 
     /// How many of these leaves may be listed.
@@ -91,7 +116,7 @@ impl Stock {
 
     /// How many of the leaves before this one may be listed.
     #[inline]
-    pub(super) fn rank(&self, leaf: u32) -> u32 {
+    fn rank(&self, leaf: u32) -> u32 {
         match self.words.get(leaf as usize / 64) {
             Some(word) => word.before + (word.bits & !(u64::MAX << (leaf % 64))).count_ones(),
             None if self.is_all() => leaf,

@@ -316,8 +316,9 @@ fn beauty_has_the_prefixes_and_the_shared_identifiers_that_are_known() {
     let shared: Vec<usize> =
         (0..index(trie.leaves())).map(|leaf| trie.items_of(leaf).len()).filter(|&items| items > 1).collect();
     assert_eq!((trie.items(), shared.len(), shared.iter().sum::<usize>()), (12_035, 9, 21));
+    let nothing = Seen::default();
     let (stock, percent) = (Stock::all(&trie), |part: usize, of: usize| (100 * part + of / 2) / of);
-    let allowed = Allowed::new(&trie, &stock, &[]);
+    let allowed = Allowed::new(&trie, &stock, &nothing);
     let forced = [2, 3].map(|depth| {
         let nodes = trie.level(depth);
         percent(nodes.clone().filter(|&node| allowed.only_child(node).is_some()).count(), nodes.len())

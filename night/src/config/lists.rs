@@ -3,9 +3,10 @@
 use anyhow::{Result, ensure};
 use laser_decode::{Method, Normalisation as Relative};
 use laser_schema::Digest;
-use laser_schema::lists::{ListSpec, Normalisation, Ties};
+use laser_schema::job::Policy;
+use laser_schema::lists::{ListRows, ListSpec, Normalisation, Ties};
 use laser_store::catalogue::CatalogueTable;
-use laser_worker::lists::{ListDraft, ListOptions};
+use laser_worker::lists::{ListDraft, ListOptions, ListSampling};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
@@ -16,7 +17,7 @@ const ITEMS_MAX: usize = 1000;
 /// Most steps ahead that are drafted for.
 const STEPS_MAX: usize = 3;
 
-/// `[lists]`: part of the specification, but for the last two.
+/// `[lists]`: part of the specification, but for what the output's rows are and what is drafted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct ListsConfig {
@@ -38,12 +39,34 @@ pub struct ListsConfig {
     pub repeat: bool,
     /// What becomes of items that share an identifier.
     pub ties: Ties,
+    /// What a row of the output is.
+    #[serde(skip_serializing_if = "ListRows::is_user")]
+    pub rows: ListRows,
+    /// How lists are drawn at a temperature.
+    pub sampling: ListSamplingKind,
+    /// With `atspeed-published`: prefixes that are drafted for a step.
+    pub drafted: usize,
     /// What is drafted.
     pub draft: ListDraftKind,
     /// Prefixes that are drafted for a user and step, at most.
     pub nodes: usize,
     /// Steps ahead that are drafted for, at most.
     pub steps: usize,
+}
+
+/// `[lists] sampling`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ListSamplingKind {
+    /// Without replacement from the model's distribution; no draft changes a list.
+    #[default]
+    StochasticBeam,
+    /// AtSpeed's relaxed sampling.
+    #[serde(rename = "atspeed")]
+    AtSpeed,
+    /// AtSpeed's relaxed sampling as its authors published it.
+    #[serde(rename = "atspeed-published")]
+    AtSpeedPublished,
 }
 
 /// `[lists] draft`.
@@ -86,6 +109,9 @@ impl Default for ListsConfig {
             normalisation: Normalisation::default(),
             repeat: false,
             ties: Ties::default(),
+            rows: ListRows::default(),
+            sampling: ListSamplingKind::default(),
+            drafted: 40,
             draft: ListDraftKind::default(),
             nodes: 256,
             steps: 3,
@@ -94,6 +120,11 @@ impl Default for ListsConfig {
 }
 
 impl ListsConfig {
+    /// Whether drafts need what the histories of all users say.
+    pub(crate) fn needs_counts(&self) -> bool {
+        self.draft.method().is_some()
+    }
+
     fn width(&self) -> usize {
         self.width.unwrap_or(self.items)
     }
@@ -113,6 +144,13 @@ impl ListsConfig {
             "[lists] width = {}: expected at least as many beams as items, {}",
             self.width(),
             self.items
+        );
+        ensure!(
+            self.sampling != ListSamplingKind::AtSpeedPublished || self.drafted > self.width(),
+            "[lists] drafted = {}: sampling = \"atspeed-published\" drafts more prefixes for a step than there are \
+             beams, {}; \"atspeed\" drafts as many",
+            self.drafted,
+            self.width()
         );
         ensure!((1..=STEPS_MAX).contains(&self.steps), "[lists] steps = {}: expected 1 to {STEPS_MAX}", self.steps);
         Ok(())
@@ -137,6 +175,10 @@ impl ListsConfig {
             ensure!(!is_set, "{key}: is for texts, and [lists] makes none; remove it, or [lists]");
         }
         ensure!(
+            self.sampling == ListSamplingKind::StochasticBeam || config.generate.temperature > 0.0,
+            "[lists] sampling: says how lists are drawn; set [generate] temperature, or remove it"
+        );
+        ensure!(
             config.model.engine == super::EngineKind::Tree,
             "[model] engine: lists need \"tree\", whose trees the beams are"
         );
@@ -156,6 +198,16 @@ impl ListsConfig {
         }
     }
 
+    /// How drafts are verified, as the specification has it.
+    pub(crate) fn policy(&self) -> Policy {
+        match self.sampling {
+            // A list is that of the plain search, whatever is drafted.
+            ListSamplingKind::StochasticBeam => Policy::Strict,
+            ListSamplingKind::AtSpeed => Policy::AtSpeed,
+            ListSamplingKind::AtSpeedPublished => Policy::AtSpeedPublished { drafted: self.drafted },
+        }
+    }
+
     /// How lists are made, without the cost of forwards.
     pub(crate) fn options(&self, config: &Config) -> ListOptions {
         ListOptions {
@@ -168,6 +220,11 @@ impl ListsConfig {
             repeat: self.repeat,
             all_ties: self.ties == Ties::All,
             temperature: (config.generate.temperature != 0.0).then(|| f64::from(config.generate.temperature)),
+            sampling: match self.sampling {
+                ListSamplingKind::StochasticBeam => ListSampling::StochasticBeam,
+                ListSamplingKind::AtSpeed => ListSampling::AtSpeed,
+                ListSamplingKind::AtSpeedPublished => ListSampling::Published(self.drafted),
+            },
             draft: match (self.draft, self.draft.method()) {
                 (_, Some(method)) => ListDraft::Counted(method),
                 (ListDraftKind::None, None) => ListDraft::None,

@@ -16,11 +16,12 @@ use laser_worker::run::{RunContext, Stop, run_worker};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
-use crate::config::Config;
+use crate::config::{Config, ListsConfig};
+use crate::lists::catalogue_of_run;
 use crate::model::{model_spec, open_model};
 use crate::night::{planned, run_context};
 use crate::progress::show_work;
-use crate::{encoder, generator, lists, telemetry};
+use crate::{encoder, generator, telemetry};
 
 /// Generates shards of whatever run has some, until told to stop or idle for `[worker] idle_seconds`. `false`: told
 /// to stop.
@@ -95,8 +96,8 @@ async fn open_run(
     );
     let info = encoder.map(|encoder| encoder.info());
     let pools = check_run(config, (model, info), &planned).await?;
-    let draft = config.lists.as_ref().map(|lists| lists.draft).unwrap_or_default();
-    let catalogue = lists::of_run(&planned, (Some(&config.worker.cache()), draft), &model.tokenizer).await?;
+    let has_counts = config.lists.as_ref().is_some_and(ListsConfig::needs_counts);
+    let catalogue = catalogue_of_run(&planned, Some(&config.worker.cache()), has_counts, &model.tokenizer).await?;
     run_context(planned, (&pools, catalogue), encoder.cloned(), worker.to_owned()).await
 }
 

@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 use tracing::instrument;
 
 use super::{Night, Outcome};
+use crate::config::ListsConfig;
+use crate::lists::catalogue_of_run;
 use crate::progress::show_work;
 use crate::{encoder, generator};
 
@@ -62,8 +64,10 @@ impl Night<'_> {
             None => None,
         };
         let name = format!("local-{}", std::process::id());
+        let has_counts = self.config.lists.as_ref().is_some_and(ListsConfig::needs_counts);
+        let catalogue = catalogue_of_run(run, None, has_counts, &self.model.tokenizer).await?;
         let (context, generator) = tokio::try_join!(
-            run_context(run.clone(), (pools, self.catalogue()), encoder, name),
+            run_context(run.clone(), (pools, catalogue), encoder, name),
             generator::load(self.config, &self.model)
         )?;
         Ok(Worker { context, generator })

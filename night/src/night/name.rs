@@ -5,6 +5,7 @@ use jiff::ToSpan;
 use jiff::civil::Date;
 use laser_pool_builder::PoolRegistry;
 use laser_schema::layout::{Pins, dated_name};
+use laser_schema::lists::ListRows;
 use laser_schema::{Digest, Progress};
 use laser_store::Location;
 use laser_store::previous::{self, PreviousSource};
@@ -84,6 +85,10 @@ impl Night<'_> {
         let identity = match &self.config.lists {
             None => identity,
             Some(lists) => Digest::of_json(&(identity, &lists.item)),
+        };
+        let identity = match self.list_rows() {
+            ListRows::User => identity,
+            rows @ ListRows::Item => Digest::of_json(&(identity, rows)),
         };
         let identity = match self.config.gate() {
             None => identity,

@@ -3,12 +3,11 @@
 use std::collections::HashMap;
 
 use anyhow::{Context, Result, ensure};
-use laser_schema::{Entity, EntityId, Kind, Progress};
+use laser_schema::{EntityId, Kind, Progress};
 use laser_store::catalogue;
 use laser_store::entities::EntityReader;
 use laser_store::sequences::{Sequence, SequenceReader};
 use laser_train::{Catalogue, CodeVocabulary, History};
-use serde_json::Value;
 
 use crate::config::Config;
 
@@ -40,7 +39,8 @@ impl Sets {
 /// The items of the catalogue by id, and their codes as tokens.
 pub(super) struct Items {
     pub(super) catalogue: Catalogue,
-    numbers: HashMap<EntityId, u32>,
+    /// By the item's id as text, since histories may keep ids in another type.
+    numbers: HashMap<String, u32>,
 }
 
 impl Items {
@@ -54,7 +54,7 @@ impl Items {
         let identifiers = table.identifiers.chunks_exact(levels);
         let identifiers: Vec<Vec<u32>> =
             identifiers.map(|codes| codes.iter().enumerate().map(token).collect()).collect::<Result<_>>()?;
-        let numbers = table.ids.iter().cloned().zip(0..).collect();
+        let numbers = table.ids.iter().map(EntityId::to_string).zip(0..).collect();
         Ok(Self { catalogue: Catalogue::new(vocabulary, identifiers)?, numbers })
     }
 
@@ -74,9 +74,10 @@ impl Items {
         let (mut sets, mut reader) = (Sets::default(), SequenceReader::open(path).await?);
         while let Some(sequences) = reader.next_batch().await? {
             for Sequence { items, held_out } in sequences {
-                let mut items = self.known(&items);
+                let known = |items: Vec<EntityId>| self.known(items.into_iter().map(|id| id.to_string()));
+                let mut items = known(items);
                 let learned = items.len();
-                items.extend(self.known(&held_out));
+                items.extend(known(held_out));
                 sets.add(items, learned);
             }
             progress.update(sets.learned.len() as u64, None, "users");
@@ -106,7 +107,7 @@ impl Items {
                         user.kind,
                         user.id
                     );
-                    let items = self.known(&history(&user, field));
+                    let items = self.known(user.history.iter().filter_map(|interaction| interaction.item(field)));
                     let learned = items.len().saturating_sub(held_out);
                     sets.add(items, learned);
                 }
@@ -122,19 +123,9 @@ impl Items {
     }
 
     /// The numbers of those that the catalogue has.
-    fn known(&self, ids: &[EntityId]) -> Vec<u32> {
-        ids.iter().filter_map(|id| self.numbers.get(id).copied()).collect()
+    fn known(&self, ids: impl Iterator<Item = String>) -> Vec<u32> {
+        ids.filter_map(|id| self.numbers.get(&id).copied()).collect()
     }
-}
-
-/// The items of a user's history.
-fn history(user: &Entity, field: &str) -> Vec<EntityId> {
-    let id = |value: &Value| match value {
-        Value::Number(number) => Some(EntityId::Int(number.as_i64()?)),
-        Value::String(text) => Some(EntityId::Text(text.clone())),
-        _ => None,
-    };
-    user.history.iter().filter_map(|interaction| id(interaction.fields.get(field)?)).collect()
 }
 
 #[cfg(test)]

@@ -100,12 +100,13 @@ trait CheckOwn: Details + Clone + Send + 'static {
 
 impl CheckOwn for Profiles {
     fn part(&self, table: &SealedTable) -> Result<Checked, TableError> {
-        // The manifest does not tell the type of listed items.
-        let content = self.spec.content(table.footer::<PartInfo>(PART_KEY)?.lists.unwrap_or(IdType::String));
+        // The manifest does not tell the type of listed items, nor what a row is.
+        let PartInfo { lists: items, list_rows, .. } = table.footer(PART_KEY)?;
+        let content = self.spec.content(items.unwrap_or(IdType::String), list_rows);
         let ids = part_ids(table, table.id_type()?, content, self.embedding.as_ref())?;
         let faults = match content {
             Content::Texts { .. } => empty_texts(table, &ids)?,
-            Content::Lists { .. } => lists::faults(table, &ids)?,
+            Content::Lists { rows, .. } => lists::faults(table, rows, &ids)?,
         };
         Ok(Checked { ids, faults, truncated: 0 })
     }

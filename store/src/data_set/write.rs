@@ -41,7 +41,13 @@ impl<'a> PartWriter<'a> {
 
     /// Takes what is there as the next part, of so many rows.
     pub fn add(&mut self, rows: u64, bytes: &Bytes) {
-        let part = PartEntry { name: self.name(), rows, bytes: bytes.len() as u64, digest: Digest::of(bytes) };
+        let part = PartEntry {
+            name: self.name(),
+            rows,
+            table_rows: None,
+            bytes: bytes.len() as u64,
+            digest: Digest::of(bytes),
+        };
         self.parts.push(part);
     }
 

@@ -1,13 +1,17 @@
 //! Parts are read as they were written, and whatever else is refused.
 
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::{Float64Type, Int64Type};
 use bytes::Bytes;
 use laser_schema::embedding::{EmbeddingInfo, EmbeddingLayout, EmbeddingSpec, Embeddings, EncoderInfo, Pooling};
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::{Content, KnowledgeRecord, PartInfo};
+use laser_schema::lists::ListRows;
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::embedding_column;
 use laser_store::part::{check_part, decode_part, encode_part};
 use laser_store::table::decode_embedded;
+use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 
 pub(crate) fn record(id: i64) -> KnowledgeRecord {
     let digest = Digest::of(b"x");
@@ -69,7 +73,7 @@ pub(crate) fn list_record(id: i64, items: [EntityId; 2]) -> KnowledgeRecord {
 }
 
 pub(crate) fn list_info(rows: &[KnowledgeRecord], items: IdType) -> PartInfo {
-    info(rows).with_content(Content::Lists { items })
+    info(rows).with_content(Content::Lists { items, rows: ListRows::User })
 }
 
 /// Embeddings of three dimensions, with values that text does not keep.
@@ -167,6 +171,29 @@ fn a_list_that_is_none_is_not_written() {
         let error = encode(row, IdType::Int64).unwrap_err();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn a_row_for_each_item_holds_the_same_lists() {
+    let items = |items: [&str; 2]| items.map(|id| EntityId::Text(id.into()));
+    let records = [list_record(5, items(["b", "a"])), list_record(6, items(["a", "c"]))];
+    let content = Content::Lists { items: IdType::String, rows: ListRows::Item };
+    let info = PartInfo { embedding: None, ..info(&records).with_content(content) };
+    let bytes = encode_part("p", IdType::Int64, &records, None, &info).unwrap();
+    let (read, read_info) = decode_part("p", bytes.clone()).unwrap();
+    assert_eq!((read.as_slice(), &read_info), (records.as_slice(), &info));
+    let checked = check_part("p", IdType::Int64, bytes.clone()).unwrap();
+    assert_eq!(checked.ids, [5, 6].map(EntityId::Int));
+    assert_eq!((checked.info.rows, checked.table_rows), (2, 4));
+
+    let batches: Vec<RecordBatch> =
+        ParquetRecordBatchReaderBuilder::try_new(bytes).unwrap().build().unwrap().map(Result::unwrap).collect();
+    let [batch] = batches.as_slice() else { panic!("{} batches", batches.len()) };
+    let column = |name: &str| batch.column_by_name(name).unwrap();
+    assert_eq!(column("rank").as_primitive::<Int64Type>().values(), &[1, 2, 1, 2]);
+    let ids: Vec<Option<&str>> = column("item_id").as_string::<i32>().iter().collect();
+    assert_eq!(ids, ["b", "a", "a", "c"].map(Some));
+    assert_eq!(column("score").as_primitive::<Float64Type>().values(), &[-0.123_457, -12.5, -0.123_457, -12.5]);
 }
 
 /// Rows, page headers, statistics, indexes, bloom filters, footer, trailer, and the digest itself.

@@ -3,6 +3,9 @@
 /// Bounds of numbers of candidates double from one class to the next.
 const CLASSES: usize = 24;
 
+/// More candidates than any draft has.
+pub(super) const NEVER: usize = 1 << (CLASSES - 1);
+
 /// Lists after which an earlier one counts half: about a thousand.
 const DECAY: f64 = 0.9993;
 
@@ -50,13 +53,43 @@ fn class(width: usize) -> usize {
     (width.max(1).next_power_of_two().trailing_zeros() as usize).min(CLASSES - 1)
 }
 
+/// The first lists, all of which a source drafts for if it has to be tried: what its drafts cover is learnt of them.
+const FIRST: u64 = 32;
+
+/// From then on it drafts for one of so many lists whether it pays or not, since it may pay again.
+const TRIED: u64 = 256;
+
+/// From then on candidates are ranked for one of so many lists that nothing is drafted for. By item-kNN that takes a
+/// tenth of a list's time at 2.1M parameters.
+const WATCHED: u64 = 16;
+
 /// How well a source's drafts have covered the beams, by depth.
 #[derive(Debug, Clone, Default)]
 pub struct Coverage {
     seen: Vec<[Seen; AHEAD]>,
+    lists: u64,
 }
 
 impl Coverage {
+    /// Counts a list that the source may draft for.
+    pub(super) fn begin(&mut self) {
+        self.lists += 1;
+    }
+
+    /// Whether the source drafts for the list that was counted last whatever that costs.
+    pub(super) fn is_tried(&self) -> bool {
+        self.is_one_of(TRIED)
+    }
+
+    /// Whether it is learnt what that list's drafts would have to be, even if there are none.
+    pub(super) fn is_watched(&self) -> bool {
+        self.is_one_of(WATCHED)
+    }
+
+    fn is_one_of(&self, lists: u64) -> bool {
+        self.lists <= FIRST || self.lists.is_multiple_of(lists)
+    }
+
     /// Learns that behind beams of `depth` codes so many of the candidates had to be drafted `ahead` steps ahead
     /// (counted from 0) to have all beams among them.
     pub fn learn(&mut self, (depth, ahead): (usize, usize), width: usize, candidates: usize) {

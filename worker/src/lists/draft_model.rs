@@ -12,24 +12,17 @@ use super::reading::Reading;
 use super::sequence::ListSequence;
 use crate::cost::{StepCost, StepLoad};
 
-/// The first lists, all of which it drafts for: what its drafts cover is learnt of them.
-const FIRST: u64 = 32;
-
-/// From then on it drafts for one of so many lists whether it pays or not, since it may pay again.
-const TRIED: u64 = 256;
-
 /// A smaller recommender of the same codes.
 pub struct ListDraftModel {
     engine: Box<dyn Engine>,
     /// What forwards cost; without it, it drafts for every list.
     pub(super) cost: Option<StepCost>,
     pub(super) coverage: Coverage,
-    lists: u64,
 }
 
 impl std::fmt::Debug for ListDraftModel {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ListDraftModel").field("lists", &self.lists).finish_non_exhaustive()
+        f.debug_struct("ListDraftModel").field("coverage", &self.coverage).finish_non_exhaustive()
     }
 }
 
@@ -38,13 +31,12 @@ impl ListDraftModel {
     /// vocabulary must be the target's.
     #[must_use]
     pub fn new(engine: Box<dyn Engine>, cost: Option<StepCost>) -> Self {
-        Self { engine, cost, coverage: Coverage::default(), lists: 0 }
+        Self { engine, cost, coverage: Coverage::default() }
     }
 
-    /// Whether it drafts for the next list whatever that costs.
-    pub(super) fn is_tried(&mut self) -> bool {
-        self.lists += 1;
-        self.cost.is_none() || self.lists <= FIRST || self.lists.is_multiple_of(TRIED)
+    /// Whether it drafts for the list that was counted last whatever that costs.
+    pub(super) fn is_tried(&self) -> bool {
+        self.cost.is_none() || self.coverage.is_tried()
     }
 
     /// The seconds that it reads so many tokens of so many lists for, whose prompts have so many tokens together.

@@ -47,14 +47,6 @@ impl ListGenerator {
         Self { model, ..self }
     }
 
-    /// Makes lists differently from now on; none may be under way. `options` gets what was in force, and `coverage`
-    /// what was learnt of its drafts.
-    pub fn swap(&mut self, options: &mut ListOptions, coverage: &mut Coverage) {
-        debug_assert!(self.active.is_empty(), "lists under way have drafts of their own");
-        std::mem::swap(&mut self.options, options);
-        std::mem::swap(&mut self.coverage, coverage);
-    }
-
     /// The model.
     pub fn engine(&self) -> &dyn Engine {
         self.engine.as_ref()
@@ -87,7 +79,9 @@ impl ListGenerator {
 
     fn begin(&mut self, request: Request, (catalogue, slot): (Arc<Catalogue>, Slot), finished: &mut Vec<Finished>) {
         let mut sequence = ListSequence::new(request, catalogue, slot, &self.options);
-        sequence.is_tried = self.model.as_mut().is_some_and(ListDraftModel::is_tried);
+        if !sequence.request.plain {
+            (sequence.is_tried, sequence.is_watched) = self.count();
+        }
         match sequence.is_hopeless() {
             false => self.active.push(sequence),
             true => {
@@ -95,6 +89,21 @@ impl ListGenerator {
                 finished.push(Finished { id: sequence.request.id, result: Err(TextError::NothingToList) });
             }
         }
+    }
+
+    /// Counts a list. Returns whether drafts are made for it whatever they cost, and whether it is learnt what those of
+    /// the trie or of counts would have to be. Where drafts are drawn only drafts tell.
+    fn count(&mut self) -> (bool, bool) {
+        self.coverage.begin();
+        let is_drawn = self.options.drafted().is_some();
+        let is_tried = match &mut self.model {
+            Some(model) => {
+                model.coverage.begin();
+                model.is_tried()
+            }
+            None => is_drawn && self.coverage.is_tried(),
+        };
+        (is_tried, !is_drawn && self.coverage.is_watched())
     }
 
     fn check(&self, request: &Request) -> Result<Arc<Catalogue>, TextError> {
@@ -151,6 +160,7 @@ impl ListGenerator {
             prompt: prompts / count,
             nodes: options.nodes,
             steps: options.steps,
+            drafted: options.drafted(),
             seconds: &seconds,
         };
         let mut planner = Planner::new(&offers, terms);
@@ -158,12 +168,13 @@ impl ListGenerator {
             if list.request.plain {
                 continue;
             }
-            list.plan = match (of_model.filter(|_| list.is_tried), of_counted, options.cost.is_some()) {
+            let tried = of_model.or(of_counted).filter(|_| list.is_tried);
+            list.plan = match (tried, of_counted, options.cost.is_some()) {
                 (Some(offer), ..) | (None, Some(offer), false) => most(offer, list.depth(), &terms),
                 (None, _, true) => planner.plan(list.depth(), list.missing()),
                 (None, None, false) => None,
             };
-            if list.plan.is_none() {
+            if list.plan.is_none() && list.is_watched {
                 // Nothing is computed for it, and what it would have taken is learnt all the same.
                 list.plan = of_counted.map(|offer| Plan { offer, widths: vec![0] });
             }
@@ -182,10 +193,11 @@ impl ListGenerator {
                 Some(model) if !read.is_empty() => {
                     if let Err(error) = model.draft(&mut read, &self.options) {
                         tracing::warn!(%error, "the draft model failed and is not used any more");
+                        read.iter_mut().for_each(|list| list.draft_nothing());
                         self.model = None;
                     }
                 }
-                _ => read.iter_mut().for_each(|list| list.rank(None)),
+                _ => {}
             }
         }
     }
@@ -312,5 +324,6 @@ impl TextGenerator for ListGenerator {
 /// As many as there may be, the same number for each step ahead.
 fn most(offer: usize, depth: usize, terms: &Terms<'_>) -> Option<Plan> {
     let steps = terms.steps.min(AHEAD).min(terms.levels.saturating_sub(depth + 1));
-    (steps > 0).then(|| Plan { offer, widths: vec![(terms.nodes / terms.steps.min(AHEAD)).max(1); steps] })
+    let width = terms.drafted.unwrap_or_else(|| (terms.nodes / terms.steps.min(AHEAD)).max(1));
+    (steps > 0).then(|| Plan { offer, widths: vec![width; steps] })
 }

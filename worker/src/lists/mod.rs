@@ -21,6 +21,6 @@ mod sequence;
 pub use coverage::Coverage;
 pub use draft_model::ListDraftModel;
 pub use generator::ListGenerator;
-pub use options::{ListDraft, ListOptions};
+pub use options::{ListDraft, ListOptions, ListSampling};
 
 pub use crate::catalogue::{Catalogue, Counted};

@@ -19,6 +19,20 @@ pub enum ListDraft {
     Counted(Method),
 }
 
+/// How lists are drawn at a temperature, and their drafts verified.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ListSampling {
+    /// By stochastic beam search, strictly verified: no draft changes a list.
+    #[default]
+    StochasticBeam,
+    /// At every step, and so are as many drafts as there are beams: AtSpeed's relaxed sampling
+    /// ([`accept_list`](laser_decode::accept_list)).
+    AtSpeed,
+    /// At every step, and so are this many drafts, more than beams: what AtSpeed's authors published
+    /// ([`accept_list_published`](laser_decode::accept_list_published)).
+    Published(usize),
+}
+
 /// How lists are made.
 #[derive(Debug, Clone)]
 pub struct ListOptions {
@@ -31,6 +45,8 @@ pub struct ListOptions {
     /// Draws lists at this temperature, above 0, by the noise of [`Request::key`](crate::generate::Request::key); the
     /// most probable ones are searched for if absent.
     pub temperature: Option<f64>,
+    /// How they are drawn at a temperature.
+    pub sampling: ListSampling,
     /// Whether items of the user's history may be listed.
     pub repeat: bool,
     /// Whether all items are listed that share an identifier, or only the first.
@@ -50,6 +66,16 @@ pub struct ListOptions {
 }
 
 impl ListOptions {
+    /// How many prefixes are drafted for each step, where that is not to be chosen.
+    pub(super) fn drafted(&self) -> Option<usize> {
+        match self.sampling {
+            _ if self.temperature.is_none() => None,
+            ListSampling::StochasticBeam => None,
+            ListSampling::AtSpeed => Some(self.width),
+            ListSampling::Published(drafted) => Some(drafted),
+        }
+    }
+
     /// What a cache may grow to: a prompt, and the prefixes of as many steps as an identifier has `levels`.
     ///
     /// Prompts are counted as if their lengths were powers of two, so that most caches have one size, and one that is

@@ -17,6 +17,8 @@ pub(super) struct Terms<'a> {
     pub(super) nodes: usize,
     /// Steps ahead that are drafted for, at most.
     pub(super) steps: usize,
+    /// What is drafted for each step, if that is not to be chosen.
+    pub(super) drafted: Option<usize>,
     /// A user's share of the seconds of a step in which everybody has so many nodes.
     pub(super) seconds: &'a dyn Fn(usize) -> f64,
 }
@@ -69,7 +71,7 @@ impl<'a> Planner<'a> {
 
     /// The expected seconds from a depth on, and the plan that gives them.
     fn best(&self, depth: usize, missing: usize) -> (f64, Option<Plan>) {
-        let mut best = ((self.terms.seconds)(missing) + self.rest[depth + 1], None);
+        let mut best = (self.seconds(depth, missing) + self.rest[depth + 1], None);
         for offer in 0..self.offers.len() {
             let read = if depth == 0 { self.terms.prompt } else { self.terms.width };
             let so_far = SoFar { reached: 1.0, fallen: 0.0, nodes: missing, read, reading: 0.0 };
@@ -103,7 +105,7 @@ impl<'a> Planner<'a> {
             };
             widths.push(width);
             let rest = next.fallen + next.reached * self.rest[depth + 2 + ahead];
-            let seconds = (self.terms.seconds)(next.nodes) + reading + rest;
+            let seconds = self.seconds(depth, next.nodes) + reading + rest;
             if seconds < best.0 {
                 *best = (seconds, Some(Plan { offer, widths: widths.clone() }));
             }
@@ -112,17 +114,25 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// The seconds of a step behind beams of a depth that computes so many nodes; the first one has the prompt, too.
+    fn seconds(&self, depth: usize, nodes: usize) -> f64 {
+        (self.terms.seconds)(if depth == 0 { self.terms.prompt + nodes } else { nodes })
+    }
+
     fn levels(&self) -> usize {
         self.terms.levels
     }
 
     /// Numbers of candidates worth a thought: the bounds of classes from the number of beams on, and all.
-    fn options(&self, seen: &Seen, nodes: usize) -> impl Iterator<Item = usize> + use<> {
+    fn options(&self, seen: &Seen, nodes: usize) -> Vec<usize> {
         let room = (self.terms.nodes + self.terms.width).saturating_sub(nodes);
         let most = room.min(whole(seen.candidates()));
+        if let Some(drafted) = self.terms.drafted {
+            return Vec::from_iter((drafted <= room).then_some(drafted));
+        }
         let fewest = self.terms.width.max(1).next_power_of_two();
         let bounds = std::iter::successors(Some(fewest), |width| width.checked_mul(2));
-        bounds.take_while(move |&width| width < most).chain((most > 0).then_some(most))
+        bounds.take_while(|&width| width < most).chain((most > 0).then_some(most)).collect()
     }
 }
 
@@ -152,7 +162,7 @@ mod tests {
 
     /// 20 beams of four codes.
     fn terms(seconds: &dyn Fn(usize) -> f64) -> Terms<'_> {
-        Terms { levels: 4, width: 20, prompt: 40, nodes: 256, steps: 3, seconds }
+        Terms { levels: 4, width: 20, prompt: 40, nodes: 256, steps: 3, drafted: None, seconds }
     }
 
     fn free(coverage: &Coverage) -> Offer<'_> {
@@ -192,6 +202,18 @@ mod tests {
         assert_eq!(Planner::new(&offers, terms(&cheap)).plan(0, 1).unwrap().widths, [64, 64]);
         let one = Terms { steps: 1, ..terms(&cheap) };
         assert_eq!(Planner::new(&offers, one).plan(0, 1).unwrap().widths, [64]);
+    }
+
+    #[test]
+    fn the_first_step_has_the_prompt() {
+        let mut coverage = Coverage::default();
+        (0..400).for_each(|_| coverage.learn((0, 0), 30, 5000));
+        // Up to 60 tokens a forward costs the same, and the prompt has 40.
+        let seconds = |nodes: usize| 100.0 + 50.0 * nodes.saturating_sub(60) as f64;
+        let offers = [free(&coverage)];
+        assert_eq!(Planner::new(&offers, terms(&seconds)).plan(0, 1), None);
+        let short = Terms { prompt: 10, ..terms(&seconds) };
+        assert_eq!(Planner::new(&offers, short).plan(0, 1).unwrap().widths, [32]);
     }
 
     #[test]

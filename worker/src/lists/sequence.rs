@@ -3,10 +3,10 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use laser_decode::{Beam, BeamSearch, Expected, Method, Noise, Ranked, Trie, Uniform};
+use laser_decode::{Beam, BeamSearch, Expected, Method, Noise, Ranked, Seen, Trie, Uniform};
 use laser_engine::{Scores, Slot};
 
-use super::coverage::Coverage;
+use super::coverage::{Coverage, NEVER};
 use super::options::{ListDraft, ListOptions};
 use super::plan::Plan;
 use super::prefixes::{PrefixTree, index_u32};
@@ -29,6 +29,8 @@ pub(super) struct ListSequence {
     pub(super) reading: Option<Reading>,
     /// Whether a draft model drafts for it whatever that costs.
     pub(super) is_tried: bool,
+    /// Whether it is learnt what drafts would have to be, even if there are none.
+    pub(super) is_watched: bool,
     /// What is drafted in this step; nothing if absent.
     pub(super) plan: Option<Plan>,
     /// Whether a draft model drafts it.
@@ -37,7 +39,7 @@ pub(super) struct ListSequence {
     temperature: f32,
     catalogue: Arc<Catalogue>,
     /// Leaves that must not be listed.
-    seen: Vec<u32>,
+    seen: Seen,
     /// Items that the history makes likely, with weights.
     likely: Vec<(u32, f32)>,
     search: BeamSearch,
@@ -47,10 +49,16 @@ pub(super) struct ListSequence {
 
 impl ListSequence {
     pub(super) fn new(request: Request, catalogue: Arc<Catalogue>, slot: Slot, options: &ListOptions) -> Self {
-        let seen = if options.repeat { Vec::new() } else { seen(&request.history, &catalogue.trie) };
+        let seen = match options.repeat {
+            true => Seen::default(),
+            false => Seen::new(&catalogue.trie, &catalogue.stock, &seen(&request.history, &catalogue.trie)),
+        };
         let search = BeamSearch::new(options.width, options.normalisation);
         Self {
             search: match options.temperature {
+                Some(temperature) if options.drafted().is_some() => {
+                    search.sampled_under(Noise::new(request.key), temperature)
+                }
                 Some(temperature) => search.drawn_under(Noise::new(request.key), temperature),
                 None => search,
             },
@@ -62,6 +70,7 @@ impl ListSequence {
             done: Generated::default(),
             reading: None,
             is_tried: false,
+            is_watched: false,
             plan: None,
             is_read: false,
             catalogue,
@@ -92,9 +101,14 @@ impl ListSequence {
 
     /// Begins a step, with up to `room` tokens of the prompt. Returns how many.
     pub(super) fn begin(&mut self, room: usize) -> usize {
+        self.draft_nothing();
+        self.tree.feed(room)
+    }
+
+    /// Nothing is drafted in this step.
+    pub(super) fn draft_nothing(&mut self) {
         (self.plan, self.is_read) = (None, false);
         self.drafted.clear();
-        self.tree.feed(room)
     }
 
     /// Whether candidates are to be ranked for one more step ahead.
@@ -171,10 +185,17 @@ impl ListSequence {
         let allowed = self.catalogue.allowed(&self.seen);
         let (start, mut covered) = (self.search.depth(), true);
         for ahead in 0.. {
+            let ranked = self.drafted.get(ahead).filter(|ranked| covered && !ranked.is_empty());
+            if let Some(ranked) = ranked.filter(|_| self.search.is_sampled()) {
+                let Some(accepted) = self.search.accept(&allowed, ranked) else { return ahead };
+                coverage.learn((start, ahead), if accepted { 1 } else { NEVER }, ranked.len());
+                covered = accepted;
+                continue;
+            }
             if self.search.advance(&allowed, start + ahead + 1) == 0 {
                 return ahead;
             }
-            if let Some(ranked) = self.drafted.get(ahead).filter(|ranked| covered && !ranked.is_empty()) {
+            if let Some(ranked) = ranked {
                 let width = ranked.width_for(self.search.beams()).unwrap_or(ranked.len());
                 coverage.learn((start, ahead), width, ranked.len());
                 covered = width <= ranked.drafted().len();

@@ -14,6 +14,7 @@ use laser_engine::FakeOptions;
 use laser_model::ModelFiles;
 use laser_schema::job::{Action, Plan, Policy, Queue, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord};
+use laser_schema::lists::ListRows;
 use laser_schema::manifest::Manifest;
 use laser_schema::{Columns, Digest, EntityTable, Kind};
 use laser_store::join::Join;
@@ -96,6 +97,7 @@ pub(crate) async fn plan_as(
         prompts: &prompts,
         route: &|_| "user-all".to_owned(),
         catalogue: None,
+        list_rows: ListRows::default(),
     };
     wish(&mut request);
     let table = EntityTable { path, kind: Some(Kind::User), columns: Columns::default() };

@@ -17,7 +17,8 @@ proptest! {
         let out: Vec<u32> = out.iter().map(|at| index(at.index(trie.items()))).collect();
         let seen: Vec<u32> = seen.iter().map(|at| index(at.index(trie.leaves()))).collect();
         let stock = Stock::without(&trie, out.iter().copied());
-        let allowed = Allowed::new(&trie, &stock, &seen);
+        let of_user = Seen::new(&trie, &stock, &seen);
+        let allowed = Allowed::new(&trie, &stock, &of_user);
         let in_stock = |leaf: u32| trie.items_of(leaf).any(|item| !out.contains(&item));
         let listed = |leaf: u32| in_stock(leaf) && !seen.contains(&leaf);
         for leaf in 0..index(trie.leaves()) {
@@ -45,7 +46,8 @@ proptest! {
         let trie = table.trie();
         let stock = Stock::all(&trie);
         prop_assert_eq!((stock.is_all(), stock.size_bytes()), (true, 0));
-        let allowed = Allowed::new(&trie, &stock, &[]);
+        let nothing = Seen::default();
+        let allowed = Allowed::new(&trie, &stock, &nothing);
         for node in 0..index(trie.nodes()) {
             prop_assert!(allowed.children(node).eq(trie.children(node)));
             prop_assert_eq!(allowed.count_below(node) as usize, trie.leaves_below(node).len());
@@ -62,16 +64,18 @@ fn an_identifier_is_in_stock_as_long_as_one_of_its_items_is() {
     assert!(stock.contains(leaf) && !stock.contains_item(&trie, x) && stock.contains_item(&trie, z));
     let stock = Stock::without(&trie, [z, w, x, u32::MAX]);
     assert_eq!([0, 1, 2].map(|leaf| stock.contains(leaf)), [true, false, false]);
-    assert_eq!(Allowed::new(&trie, &stock, &[0]).count_below(0), 0);
-    assert_eq!(Allowed::new(&trie, &stock, &[0]).children(0).next(), None);
+    let seen = Seen::new(&trie, &stock, &[0]);
+    let allowed = Allowed::new(&trie, &stock, &seen);
+    assert_eq!((allowed.count_below(0), allowed.children(0).next()), (0, None));
 }
 
 #[test]
-fn a_stock_takes_two_bits_per_leaf_and_counts_across_words() {
+fn a_stock_takes_two_bits_per_leaf_and_one_per_node_and_counts_across_words() {
     let trie = random_table(10_000, vec![64; 4]).trie();
     let out = (0..index(trie.items())).filter(|item| item % 3 == 0);
     let stock = Stock::without(&trie, out);
-    assert_eq!(stock.size_bytes(), 16 * (trie.leaves() / 64 + 1) + 4 * stock_out(&trie));
+    let (ranks, nodes) = (16 * (trie.leaves() / 64 + 1), 8 * (trie.nodes() / 64 + 1));
+    assert_eq!(stock.size_bytes(), ranks + nodes + 4 * stock_out(&trie));
     let leaves = index(trie.leaves());
     for (start, end) in [(0, leaves), (0, 64), (63, 65), (64, 64), (1, 6_400), (6_400, leaves), (leaves, leaves)] {
         let expected = (start..end).filter(|&leaf| stock.contains(leaf)).count();

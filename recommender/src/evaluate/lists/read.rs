@@ -12,7 +12,6 @@ use laser_store::catalogue::{Catalogue, CatalogueTable};
 use laser_store::entities::EntityReader;
 use laser_store::previous::{PreviousError, PreviousReader, PreviousSource};
 use laser_store::user_items::{UserItems, UserItemsReader};
-use serde_json::Value;
 
 use super::ListsSource;
 use crate::evaluate::knowledge::Places;
@@ -140,12 +139,7 @@ impl Histories {
 
 /// The items of a user's history that the catalogue has, oldest first.
 fn known(user: &Entity, field: &str, items: &Items) -> Vec<u32> {
-    let number = |value: &Value| match value {
-        Value::String(id) => items.find(id),
-        Value::Number(id) => items.find(&id.to_string()),
-        _ => None,
-    };
-    user.history.iter().filter_map(|interaction| number(interaction.fields.get(field)?)).collect()
+    user.history.iter().filter_map(|interaction| items.find(&interaction.item(field)?)).collect()
 }
 
 /// The lists of one seed of a maker.

@@ -1,0 +1,475 @@
+//! `laser-bench lists`: every source of drafts for lists and both ways to verify them, beside plain beam search, on the
+//! users of a night that `laser run` has planned.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use laser_decode::{Method, Normalisation as Relative};
+use laser_engine::Engine;
+use laser_model::{ModelFiles, Tokenizer};
+use laser_night::{DraftFiles, DraftOptions, catalogue_of_run};
+use laser_schema::job::{Action, SamplingSpec, ShardRow};
+use laser_schema::lists::{ListSpec, Normalisation, Ties};
+use laser_schema::{Kind, knowledge::ratio};
+use laser_store::run_store::{PlannedRun, RunStore};
+use laser_store::{Location, table};
+use laser_terminal::{Style, Table};
+use laser_worker::cost::{StepCost, StepLoad};
+use laser_worker::generate::{Finished, Generated, Request, TextGenerator};
+use laser_worker::lists::{Catalogue, ListDraft, ListDraftModel, ListGenerator, ListOptions, ListSampling};
+use serde::Serialize;
+
+use super::{LoadArgs, machine};
+
+/// Tokens of prompts in a step, as a night has them by default.
+const STEP_TOKENS: usize = 512;
+
+/// `laser-bench lists`.
+#[derive(Debug, Clone, Args, Serialize)]
+pub(super) struct ListsArgs {
+    /// The output of a night of lists.
+    night: String,
+    /// Its run; the newest if not given.
+    #[arg(long)]
+    run: Option<String>,
+    /// The model: the night's, or the same padded.
+    #[arg(long)]
+    model: PathBuf,
+    /// A draft model as NAME=PATH, as often as there are some.
+    #[arg(long = "draft", value_name = "NAME=PATH", value_parser = parse_draft)]
+    drafts: Vec<(String, PathBuf)>,
+    /// Lengths of the lists (K).
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 3, 5, 10, 20])]
+    items: Vec<usize>,
+    /// Beams; as many as items if not given.
+    #[arg(long)]
+    width: Option<usize>,
+    /// Lists that are worked on at a time.
+    #[arg(long, value_delimiter = ',', default_values_t = [1, 16])]
+    batches: Vec<usize>,
+    /// Prefixes that a draft model drafts for each step (N); 0 leaves fixed drafts out.
+    #[arg(long, value_delimiter = ',', default_values_t = [40])]
+    drafted: Vec<usize>,
+    /// Steps ahead that it drafts for (gamma).
+    #[arg(long, value_delimiter = ',', default_values_t = [3])]
+    steps: Vec<usize>,
+    /// Prefixes that are drafted for a user and step at most, without a draft model and by adaptive drafts.
+    #[arg(long, default_value_t = 240)]
+    nodes: usize,
+    /// Draw lists at this temperature, too, by stochastic beam search and by AtSpeed's relaxed sampling.
+    #[arg(long)]
+    temperature: Option<f32>,
+    /// Users whose lists are measured.
+    #[arg(long, default_value_t = 320)]
+    users: usize,
+    /// Users before them of whom adaptive drafts learn.
+    #[arg(long, default_value_t = 64)]
+    warm_up: usize,
+    /// Parts of the users that all variants work on in turns.
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    #[command(flatten)]
+    #[serde(flatten)]
+    load: LoadArgs,
+    /// Where the figures are written.
+    #[arg(long, default_value = "output/bench")]
+    pub(super) output: PathBuf,
+}
+
+fn parse_draft(text: &str) -> Result<(String, PathBuf), String> {
+    match text.split_once('=') {
+        Some((name, path)) if !name.is_empty() && !path.is_empty() => Ok((name.to_owned(), path.into())),
+        _ => Err("expected NAME=PATH".to_owned()),
+    }
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub(super) struct ListsReport {
+    options: ListsArgs,
+    machine: String,
+    settings: Vec<Setting>,
+}
+
+/// All variants at one batch size and length of lists.
+#[derive(Debug, Serialize)]
+struct Setting {
+    batch: usize,
+    items: usize,
+    /// What perfect drafts would come to by the measured costs of forwards: one forward computes the prompt and all
+    /// beams, against one for each code.
+    ceiling: f64,
+    rows: Vec<Row>,
+}
+
+/// A variant's figures.
+#[derive(Debug, Serialize)]
+struct Row {
+    variant: String,
+    /// Accepted steps per list (AS@K).
+    accepted: f64,
+    /// Forwards of the target per list.
+    calls: f64,
+    /// Drafted prefixes per list.
+    drafted: f64,
+    /// Lists per second.
+    rate: f64,
+    /// Lists per second over those of the plain search that draws in the same way (WS@K): mean of the rounds.
+    speedup: f64,
+    /// Its standard error over the rounds.
+    error: f64,
+    /// Share of the lists that are the plain search's, item for item with the same scores.
+    same: f64,
+}
+
+/// A way to make lists.
+#[derive(Debug, Clone)]
+struct Variant {
+    name: String,
+    draft: ListDraft,
+    /// The draft model.
+    model: Option<usize>,
+    /// Prefixes drafted for each step; those that pay if absent.
+    drafted: Option<usize>,
+    steps: usize,
+    temperature: Option<f64>,
+    sampling: ListSampling,
+    /// The index of the plain search that draws in the same way.
+    plain: usize,
+}
+
+impl Variant {
+    fn plain(name: &str, index: usize) -> Self {
+        let sampling = ListSampling::StochasticBeam;
+        let draft = ListDraft::None;
+        Self {
+            name: name.to_owned(),
+            draft,
+            model: None,
+            drafted: None,
+            steps: 1,
+            temperature: None,
+            sampling,
+            plain: index,
+        }
+    }
+
+    fn is_adaptive(&self) -> bool {
+        self.drafted.is_none() && (self.draft != ListDraft::None || self.model.is_some())
+    }
+}
+
+/// What the lists of all variants are made of.
+struct Setup {
+    args: ListsArgs,
+    model: ModelFiles,
+    drafts: Vec<DraftOptions>,
+    spec: ListSpec,
+    requests: Vec<Request>,
+    has_counts: bool,
+}
+
+/// Measures.
+///
+/// # Errors
+/// Naming what is missing, and the engine's.
+pub(super) async fn run(args: &ListsArgs) -> Result<ListsReport> {
+    let setup = Setup::open(args).await?;
+    let measure = move || -> Result<Vec<Setting>> {
+        let mut settings = Vec::new();
+        for &batch in &setup.args.batches {
+            for &items in &setup.args.items {
+                settings.push(setup.measure(batch, items)?);
+            }
+        }
+        Ok(settings)
+    };
+    let settings = tokio::task::spawn_blocking(measure).await??;
+    Ok(ListsReport { options: args.clone(), machine: machine(), settings })
+}
+
+impl Setup {
+    async fn open(args: &ListsArgs) -> Result<Self> {
+        ensure!(args.rounds > 1, "--rounds {}: expected at least 2, for an error", args.rounds);
+        ensure!(args.users >= args.rounds, "--users {}: expected at least one per round", args.users);
+        let model = laser_night::open_local_model(&args.model.to_string_lossy()).await.context("--model")?;
+        let mut drafts = Vec::new();
+        for (name, path) in &args.drafts {
+            let files = DraftFiles::open(path.clone(), None, &model).await;
+            let target = args.load.options(model.path().to_owned());
+            drafts.push(files.with_context(|| format!("--draft {name}"))?.options(target));
+        }
+        let output = Location::parse(&args.night)?;
+        let run = planned(&output, args.run.as_deref()).await?;
+        let Some(spec) = run.plan.spec.lists.clone() else {
+            bail!("{}: run {} makes texts; give a night of lists", args.night, run.name());
+        };
+        let has_counts = run.store.folder().join("items.counted").exists().await?;
+        let catalogue = catalogue_of_run(&run, None, has_counts, &model.tokenizer).await?;
+        let requests = requests(&run, &catalogue.context("a night of lists has a catalogue")?, args).await?;
+        Ok(Self { args: args.clone(), model, drafts, spec, requests, has_counts })
+    }
+
+    /// All variants in turns.
+    fn measure(&self, batch: usize, items: usize) -> Result<Setting> {
+        let variants = self.variants(items);
+        let mut engine = laser_engine::load(&self.args.load.options(self.model.path().to_owned()))?;
+        let cost = StepCost::measure(engine.as_mut(), batch, batch * (self.width(items) + self.args.nodes))?;
+        let mut generators = Vec::new();
+        for variant in &variants {
+            generators.push(self.generator(variant, (batch, items), &cost)?);
+        }
+        let (learned, measured) = self.requests.split_at(self.args.warm_up);
+        for generator in &mut generators {
+            lists(generator, learned)?;
+        }
+        let mut sums = vec![Sums::default(); variants.len()];
+        for (round, users) in measured.chunks(measured.len().div_ceil(self.args.rounds)).enumerate() {
+            let mut made: Vec<(Vec<Generated>, f64)> = vec![Default::default(); variants.len()];
+            for turn in 0..variants.len() {
+                let at = (turn + round) % variants.len();
+                made[at] = lists(&mut generators[at], users)?;
+            }
+            for (at, variant) in variants.iter().enumerate() {
+                sums[at].add(&made[at], &made[variant.plain]);
+            }
+        }
+        let rows = variants.iter().zip(&sums).map(|(variant, sums)| sums.row(&variant.name)).collect();
+        Ok(Setting { batch, items, ceiling: self.ceiling(&cost, batch, items), rows })
+    }
+
+    fn width(&self, items: usize) -> usize {
+        self.args.width.unwrap_or(items).max(items)
+    }
+
+    /// Seconds of plain search over those of one forward that computes the prompt and all beams.
+    fn ceiling(&self, cost: &StepCost, batch: usize, items: usize) -> f64 {
+        let prompts: usize = self.requests.iter().map(|request| request.prompt.len()).sum();
+        let (prompt, width) = (prompts / self.requests.len().max(1), self.width(items));
+        let levels = self.requests[0].catalogue.as_ref().map_or(1, |catalogue| catalogue.trie.levels());
+        let seconds = |tokens: usize| cost.seconds(StepLoad { tokens: tokens * batch, pairs: tokens * batch * prompt });
+        let steps = levels.saturating_sub(1);
+        ratio(seconds(prompt) + steps as f64 * seconds(width), seconds(prompt + steps * width))
+    }
+
+    fn variants(&self, items: usize) -> Vec<Variant> {
+        let counted = Method::ALL.into_iter().filter(|_| self.has_counts).map(ListDraft::Counted);
+        let mut variants = vec![Variant::plain("plain", 0)];
+        for draft in [ListDraft::Trie].into_iter().chain(counted) {
+            let name = name(draft);
+            let (nodes, plain) = (self.args.nodes, Variant { draft, ..variants[0].clone() });
+            variants.push(Variant { name: name.to_owned(), drafted: Some(nodes), ..plain.clone() });
+            variants.push(Variant { name: format!("{name}, adaptive"), steps: 3, ..plain });
+        }
+        variants.extend(self.of_models(&variants[0]));
+        if let Some(temperature) = self.args.temperature.map(f64::from) {
+            let drawn = Variant::plain("plain, stochastic beams", variants.len());
+            let drawn = Variant { temperature: Some(temperature), ..drawn };
+            variants.push(drawn.clone());
+            variants.extend(self.of_models(&drawn));
+            let drawn = Variant::plain("plain, drawn at each step", variants.len());
+            let drawn = Variant { temperature: Some(temperature), sampling: ListSampling::AtSpeed, ..drawn };
+            variants.push(drawn.clone());
+            variants.extend(self.relaxed(&drawn, items));
+        }
+        variants
+    }
+
+    /// Each draft model with fixed and adaptive drafts, strictly verified.
+    fn of_models(&self, plain: &Variant) -> Vec<Variant> {
+        let mut variants = Vec::new();
+        for (index, (name, _)) in self.args.drafts.iter().enumerate() {
+            let by_model = Variant { model: Some(index), ..plain.clone() };
+            for &drafted in self.args.drafted.iter().filter(|&&drafted| drafted > 0) {
+                for &steps in &self.args.steps {
+                    let name = format!("{name}, N {drafted}, gamma {steps}");
+                    variants.push(Variant { name, drafted: Some(drafted), steps, ..by_model.clone() });
+                }
+            }
+            let draft = ListDraft::Trie;
+            variants.push(Variant { name: format!("{name}, adaptive"), draft, steps: 3, ..by_model });
+        }
+        variants
+    }
+
+    /// Each draft model under AtSpeed's relaxed sampling, and as that was published.
+    fn relaxed(&self, plain: &Variant, items: usize) -> Vec<Variant> {
+        let width = self.width(items);
+        let mut variants = Vec::new();
+        for (index, (name, _)) in self.args.drafts.iter().enumerate() {
+            let fixed = Variant { model: Some(index), drafted: Some(width), steps: 3, ..plain.clone() };
+            variants.push(Variant { name: format!("{name}, relaxed"), ..fixed.clone() });
+            variants.push(Variant { name: format!("{name}, relaxed, adaptive"), drafted: None, ..fixed.clone() });
+            for &drafted in self.args.drafted.iter().filter(|&&drafted| drafted > width) {
+                let (name, sampling) = (format!("{name}, published, N {drafted}"), ListSampling::Published(drafted));
+                variants.push(Variant { name, drafted: Some(drafted), sampling, ..fixed.clone() });
+            }
+        }
+        variants
+    }
+
+    fn generator(&self, variant: &Variant, (batch, items): (usize, usize), cost: &StepCost) -> Result<ListGenerator> {
+        let nodes = variant.drafted.map_or(self.args.nodes, |drafted| drafted * variant.steps);
+        let options = ListOptions {
+            items,
+            width: self.width(items),
+            normalisation: match self.spec.normalisation {
+                Normalisation::Vocabulary => Relative::Vocabulary,
+                Normalisation::Allowed => Relative::Allowed,
+            },
+            temperature: variant.temperature,
+            sampling: variant.sampling,
+            repeat: self.spec.repeat,
+            all_ties: self.spec.ties == Ties::All,
+            draft: variant.draft,
+            nodes,
+            steps: variant.steps,
+            batch,
+            step_tokens: STEP_TOKENS,
+            cost: variant.is_adaptive().then(|| cost.clone()),
+        };
+        let largest = batch * (options.width + nodes);
+        let load = |options: &DraftOptions| -> Result<ListDraftModel> {
+            let mut engine: Box<dyn Engine> = laser_engine::load(&options.engine)?;
+            let measured = variant.is_adaptive().then(|| StepCost::measure(engine.as_mut(), batch, largest));
+            let cost = measured.transpose()?;
+            Ok(ListDraftModel::new(engine, cost))
+        };
+        let draft = variant.model.map(|index| load(&self.drafts[index])).transpose()?;
+        let engine = laser_engine::load(&self.args.load.options(self.model.path().to_owned()))?;
+        Ok(ListGenerator::new(engine, self.tokenizer(), options).with_draft_model(draft))
+    }
+
+    fn tokenizer(&self) -> Tokenizer {
+        self.model.tokenizer.clone()
+    }
+}
+
+fn name(draft: ListDraft) -> &'static str {
+    match draft {
+        ListDraft::None => "plain",
+        ListDraft::Trie => "trie",
+        ListDraft::Counted(Method::Popularity) => "popularity",
+        ListDraft::Counted(Method::Markov) => "markov",
+        ListDraft::Counted(Method::Knn) => "knn",
+    }
+}
+
+/// The run of a name, or the newest one that is planned.
+async fn planned(output: &Location, name: Option<&str>) -> Result<PlannedRun> {
+    let names = match name {
+        Some(name) => vec![name.to_owned()],
+        None => RunStore::names(output).await?,
+    };
+    for name in names {
+        if let Some(run) = RunStore::new(output, name).planned().await? {
+            return Ok(run);
+        }
+    }
+    bail!("{}: no planned run here; `laser run` a configuration with [lists] first", output.url())
+}
+
+/// The users of a run's shards, as many as are measured and learnt of.
+async fn requests(run: &PlannedRun, catalogue: &Arc<Catalogue>, args: &ListsArgs) -> Result<Vec<Request>> {
+    let sampling = SamplingSpec { temperature: 1.0, top_k: None, top_p: 1.0, seed: 0, samples: 1 };
+    let wanted = args.users + args.warm_up;
+    let mut requests = Vec::with_capacity(wanted);
+    for job in run.plan.shards.iter().filter(|job| job.action == Action::Generate) {
+        let rows: Vec<ShardRow> = table::decode(&job.input, run.input(job).read().await?)?;
+        for row in rows.into_iter().filter(|row| row.error.is_none()) {
+            let key = sampling.key(Kind::User, &row.entity_id, 0);
+            let (prompt, history) = (row.prompt, row.history);
+            requests.push(Request { prompt, history, key, catalogue: Some(catalogue.clone()), ..Request::default() });
+        }
+        if requests.len() >= wanted {
+            requests.truncate(wanted);
+            return Ok(requests);
+        }
+    }
+    bail!("run {}: {} users are to be generated; --users and --warm-up ask for {wanted}", run.name(), requests.len())
+}
+
+/// The lists of users in their order, and the seconds that they took.
+fn lists(generator: &mut ListGenerator, users: &[Request]) -> Result<(Vec<Generated>, f64)> {
+    let start = Instant::now();
+    for (id, request) in (0..).zip(users) {
+        generator.submit(Request { id, ..request.clone() });
+    }
+    let mut made = vec![Generated::default(); users.len()];
+    while generator.load() > 0 {
+        for Finished { id, result } in generator.step()? {
+            made[usize::try_from(id)?] = result.with_context(|| format!("user {id}"))?;
+        }
+    }
+    Ok((made, start.elapsed().as_secs_f64()))
+}
+
+/// What the rounds came to.
+#[derive(Debug, Clone, Default)]
+struct Sums {
+    lists: usize,
+    same: usize,
+    accepted: u64,
+    calls: u64,
+    drafted: u64,
+    seconds: f64,
+    speedups: Vec<f64>,
+}
+
+impl Sums {
+    fn add(&mut self, (lists, seconds): &(Vec<Generated>, f64), (plain, plain_seconds): &(Vec<Generated>, f64)) {
+        self.lists += lists.len();
+        self.same += lists.iter().zip(plain).filter(|(list, plain)| list.items == plain.items).count();
+        self.accepted += lists.iter().flat_map(|list| &list.step_accepted).map(|n| u64::from(*n)).sum::<u64>();
+        self.calls += lists.iter().map(|list| list.step_accepted.len() as u64).sum::<u64>();
+        self.drafted += lists.iter().map(|list| list.drafted).sum::<u64>();
+        self.seconds += seconds;
+        self.speedups.push(plain_seconds / seconds);
+    }
+
+    fn row(&self, variant: &str) -> Row {
+        let (lists, rounds) = (self.lists as f64, self.speedups.len() as f64);
+        let mean = self.speedups.iter().sum::<f64>() / rounds;
+        let squares: f64 = self.speedups.iter().map(|speedup| (speedup - mean).powi(2)).sum();
+        Row {
+            variant: variant.to_owned(),
+            accepted: ratio(self.accepted as f64, lists),
+            calls: ratio(self.calls as f64, lists),
+            drafted: ratio(self.drafted as f64, lists),
+            rate: ratio(lists, self.seconds),
+            speedup: mean,
+            error: (squares / (rounds - 1.0) / rounds).sqrt(),
+            same: ratio(self.same as f64, lists),
+        }
+    }
+}
+
+impl ListsReport {
+    /// The table of each batch size and length.
+    pub(super) fn render(&self, style: Style) -> String {
+        let mut out = String::new();
+        for Setting { batch, items, ceiling, rows } in &self.settings {
+            out.push_str(&format!(
+                "\nBatch {batch}, {items} items; perfect drafts would come to {ceiling:.2} of the plain search\n\n"
+            ));
+            let header = ["variant", "AS", "calls", "drafted", "lists/s", "of plain", "same lists"];
+            let mut table = Table::new(&header);
+            for row in rows {
+                table.push(vec![
+                    row.variant.clone(),
+                    format!("{:.2}", row.accepted),
+                    format!("{:.2}", row.calls),
+                    format!("{:.0}", row.drafted),
+                    format!("{:.1}", row.rate),
+                    format!("{:.3} ± {:.3}", row.speedup, row.error),
+                    format!("{:.0} %", row.same * 100.0),
+                ]);
+            }
+            out.push_str(&table.render(style));
+        }
+        out
+    }
+}

@@ -1,0 +1,20 @@
+-- Run in the output's root: duckdb < duckdb.sql
+
+-- Parts are in place while a night is under way, so only runs with a _SUCCESS count. One row per user and night: if a
+-- night was run twice, the list created later.
+CREATE VIEW lists AS
+SELECT * FROM read_parquet('recommendations/kind=user/*/*/*.parquet', hive_partitioning = true)
+WHERE run IN (SELECT regexp_extract(file, 'run=([^/]+)', 1) FROM glob('recommendations/kind=user/*/*/_SUCCESS'))
+QUALIFY row_number() OVER (PARTITION BY entity_id, dt ORDER BY created_timestamp DESC, run DESC) = 1;
+
+-- One row per user and rank of the newest night: what [lists] rows = "item" writes.
+CREATE VIEW ranks AS
+SELECT entity_id, unnest(range(1, len(items) + 1)) AS rank, unnest(items) AS item_id, unnest(scores) AS score
+FROM lists WHERE dt = (SELECT max(dt) FROM lists);
+
+-- Users, items and saved steps per night.
+SELECT dt, count(*) AS users, sum(len(items)) AS items, sum(accepted_tokens) AS saved
+FROM lists GROUP BY dt ORDER BY dt;
+
+-- In how many lists each item is, and at which place in the middle.
+SELECT item_id, count(*) AS lists, median(rank) AS rank FROM ranks GROUP BY item_id ORDER BY lists DESC, item_id;
