@@ -10,7 +10,7 @@ use clap::Args;
 use laser_decode::{Method, Normalisation as Relative};
 use laser_engine::Engine;
 use laser_model::{ModelFiles, Tokenizer};
-use laser_night::{DraftFiles, DraftOptions, catalogue_of_run};
+use laser_night::{DraftFiles, DraftOptions, catalogue_of_run, has_counts};
 use laser_schema::job::{Action, SamplingSpec, ShardRow};
 use laser_schema::lists::{ListSpec, Normalisation, Ties};
 use laser_schema::{Kind, knowledge::ratio};
@@ -207,7 +207,7 @@ impl Setup {
         let Some(spec) = run.plan.spec.lists.clone() else {
             bail!("{}: run {} makes texts; give a night of lists", args.night, run.name());
         };
-        let has_counts = run.store.folder().join("items.counted").exists().await?;
+        let has_counts = has_counts(&run.store).await?;
         let catalogue = catalogue_of_run(&run, None, has_counts, &model.tokenizer).await?;
         let requests = requests(&run, &catalogue.context("a night of lists has a catalogue")?, args).await?;
         Ok(Self { args: args.clone(), model, drafts, spec, requests, has_counts })

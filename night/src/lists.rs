@@ -116,13 +116,20 @@ impl Items {
         if !self.titles.is_empty() {
             catalogue::keep_titles(&folder, &self.titles).await?;
         }
-        let counted = folder.join(COUNTED);
-        if lists.needs_counts() && !counted.exists().await? {
+        if lists.needs_counts() && !has_counts(store).await? {
             progress.stage("counting histories");
-            counted.create(counted::count(config, &lists.item, &self.trie).await?).await?;
+            folder.join(COUNTED).create(counted::count(config, &lists.item, &self.trie).await?).await?;
         }
         Ok(())
     }
+}
+
+/// Whether a run's folder has what the histories say.
+///
+/// # Errors
+/// The store's.
+pub async fn has_counts(store: &RunStore) -> Result<bool> {
+    Ok(store.folder().join(COUNTED).exists().await?)
 }
 
 /// The catalogue of a run that makes lists, as its folder has it; with what the histories say if that is asked for.

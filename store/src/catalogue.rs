@@ -243,9 +243,13 @@ const TITLES: &str = "titles.parquet";
 /// # Errors
 /// The store's.
 pub async fn keep_titles(folder: &Location, titles: &[ItemTitle]) -> Result<(), TitleError> {
+    let file = folder.join(TITLES);
+    if file.exists().await? {
+        return Ok(());
+    }
     let field = |name| Field::new(name, DataType::Utf8, false);
     let schema = Arc::new(Schema::new(vec![field("id"), field("title")]));
-    folder.join(TITLES).create(table::encode(TITLES, schema, titles, &[])?).await?;
+    file.create(table::encode(TITLES, schema, titles, &[])?).await?;
     Ok(())
 }
 

@@ -65,6 +65,23 @@ fn exhaustive(seed: u64, allowed: &Allowed<'_>, normalisation: Normalisation) ->
     level
 }
 
+/// A call that computes the missing beams and what is drafted, which it returns.
+fn call(
+    search: &mut BeamSearch,
+    (seed, allowed): (u64, &Allowed<'_>),
+    widths: &[usize],
+    expected: &mut dyn Expected,
+) -> Vec<Ranked> {
+    let mut drafted: Vec<Ranked> = Vec::new();
+    for &width in widths.iter().take(allowed.trie().levels() - search.depth() - 1) {
+        drafted.push(search.candidates(allowed, drafted.last(), width, expected));
+    }
+    let nodes = drafted.iter().flat_map(Ranked::drafted).map(|beam| beam.node);
+    let nodes: Vec<u32> = search.missing(allowed).chain(nodes).collect();
+    nodes.iter().for_each(|&node| search.learn(allowed, node, &target(seed, allowed, node)));
+    drafted
+}
+
 /// Runs a search whose every call computes the missing beams and what is drafted. Returns the calls.
 fn run(
     search: &mut BeamSearch,
@@ -75,13 +92,7 @@ fn run(
     let levels = allowed.trie().levels();
     let mut calls = 0;
     while search.depth() < levels {
-        let mut drafted: Vec<Ranked> = Vec::new();
-        for &width in widths.iter().take(levels - search.depth() - 1) {
-            drafted.push(search.candidates(allowed, drafted.last(), width, expected));
-        }
-        let drafted = drafted.iter().flat_map(Ranked::drafted).map(|beam| beam.node);
-        let nodes: Vec<u32> = search.missing(allowed).chain(drafted).collect();
-        nodes.iter().for_each(|&node| search.learn(allowed, node, &target(seed, allowed, node)));
+        call(search, (seed, allowed), widths, expected);
         calls += 1;
         assert!(search.advance(allowed, levels) > 0);
     }
@@ -217,13 +228,7 @@ fn draw(
     let mut search = BeamSearch::new(width, Normalisation::Allowed).sampled_under(Noise::new(key), 1.0);
     let mut calls = 0;
     while search.depth() < levels {
-        let mut drafted: Vec<Ranked> = Vec::new();
-        for &width in widths.iter().take(levels - search.depth() - 1) {
-            drafted.push(search.candidates(allowed, drafted.last(), width, expected));
-        }
-        let nodes = drafted.iter().flat_map(Ranked::drafted).map(|beam| beam.node);
-        let nodes: Vec<u32> = search.missing(allowed).chain(nodes).collect();
-        nodes.iter().for_each(|&node| search.learn(allowed, node, &target(seed, allowed, node)));
+        let drafted = call(&mut search, (seed, allowed), widths, expected);
         calls += 1;
         for ranked in &drafted {
             if search.accept(allowed, ranked) != Some(true) {

@@ -193,8 +193,8 @@ impl ListGenerator {
                 Some(model) if !read.is_empty() => {
                     if let Err(error) = model.draft(&mut read, &self.options) {
                         tracing::warn!(%error, "the draft model failed and is not used any more");
-                        read.iter_mut().for_each(|list| list.draft_nothing());
                         self.model = None;
+                        self.active.iter_mut().filter(|list| list.is_read).for_each(ListSequence::draft_nothing);
                     }
                 }
                 _ => {}
