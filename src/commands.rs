@@ -1,55 +1,19 @@
-//! The smaller commands: plan, verify, prepare.
+//! The smaller commands: verify, prepare.
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 use laser_delta::Table;
-use laser_night::{Config, Night, demo};
 use laser_prepare::{AtSpeedSummary, Histories, PrepareSummary, UntilPart};
 use laser_schema::Kind;
 use laser_schema::interactions::{SplitBy, Until};
-use laser_schema::knowledge::Figures;
-use laser_schema::layout::DataSet;
+use laser_schema::layout::{CANARIES, DataSet};
 use laser_schema::manifest::MANIFEST;
 use laser_store::Location;
-use laser_store::data_set::verify;
-use laser_terminal::{Display, print};
+use laser_store::data_set::{check_in_force, verify};
+use laser_terminal::print;
 
 use crate::word;
-
-/// `laser plan`: what a run would do.
-pub(crate) async fn plan(config: &Config) -> Result<()> {
-    let demo = demo::nights(config)?;
-    let config = demo.as_ref().map_or(config, |(_, tonight)| tonight);
-    let mut display = Display::new();
-    let night = Night::open(config).await?;
-    let (plan, manifests) = night.dry_plan(&mut display).await?;
-    drop(display);
-    let mut out = format!("run {} for {}\n", plan.run, plan.date);
-    for (kind, counts) in &plan.counts {
-        let shards = plan.shards.iter().filter(|s| s.kind == *kind).count();
-        out += &format!(
-            "{kind}s: {} entities, {} to generate, {} unchanged, {} failed; {shards} shards, {} prompt tokens\n",
-            counts.entities, counts.generate, counts.carried, counts.failed, counts.prompt_tokens
-        );
-    }
-    let mut past = Figures::default();
-    manifests.iter().flat_map(|m| m.figures.values()).for_each(|f| past.add(f));
-    let texts: u64 = plan.counts.values().map(|c| c.generate).sum::<u64>() * u64::from(plan.spec.samples());
-    let tokens = texts as f64 * past.text_length();
-    out += &if past.texts == 0 {
-        "ETA: unknown, no earlier output of Laser's among [[previous]] to tell the speed from\n".to_owned()
-    } else {
-        let seconds = tokens / past.tokens_per_second();
-        format!(
-            "ETA: {seconds:.0} s on one worker for about {tokens:.0} tokens, at last night's {:.0} tokens/s and {:.0} \
-             tokens a text\n",
-            past.tokens_per_second(),
-            past.text_length()
-        )
-    };
-    print(&out)
-}
 
 /// `laser verify`: checks every published folder below `root`. `false` if one has a fault.
 pub(crate) async fn verify_all(root: &str) -> Result<bool> {
@@ -65,10 +29,11 @@ pub(crate) async fn verify_all(root: &str) -> Result<bool> {
     for folder in folders {
         let report = verify(&folder).await?;
         let state = if report.faults.is_empty() { "whole" } else { "DAMAGED" };
-        print(&format!("{state}: {} ({} parts, {} rows)\n", report.folder, report.parts, report.rows))?;
+        let canary = if report.folder.contains(&format!("/{CANARIES}/")) { ", canary" } else { "" };
+        print(&format!("{state}: {} ({} parts, {} rows{canary})\n", report.folder, report.parts, report.rows))?;
         whole &= tell_faults(&report.faults)?;
     }
-    Ok(whole & verify_tables(&location).await?)
+    Ok(whole & verify_tables(&location).await? & verify_in_force(&location).await?)
 }
 
 /// Whether there are none.
@@ -91,6 +56,17 @@ async fn verify_tables(output: &Location) -> Result<bool> {
         }
     }
     Ok(whole)
+}
+
+/// Compares the lists of runs in force with the nights. `false` if one differs.
+async fn verify_in_force(output: &Location) -> Result<bool> {
+    let mut faults = Vec::new();
+    for data_set in DataSet::ALL {
+        for kind in Kind::ALL {
+            faults.extend(check_in_force(output, data_set, kind).await?);
+        }
+    }
+    tell_faults(&faults)
 }
 
 /// `laser prepare`.

@@ -1,11 +1,11 @@
 //! How commands end: exit codes, which schedulers act on, and what is said.
 
 use anyhow::{Error, Result};
-use laser_night::{Config, Outcome, failure};
+use laser_night::{Config, Finished, Outcome, failure};
 use laser_schema::guard::GuardReport;
 use laser_terminal::print;
 
-use crate::{summary, telemetry};
+use crate::{canary, summary, telemetry};
 
 /// Input, configuration, rights or coverage: needs a hand.
 pub(crate) const DATA_ERROR: u8 = 65;
@@ -19,15 +19,20 @@ pub(crate) fn code(error: &Error) -> u8 {
     if failure::may_pass(error) { TRY_AGAIN } else { DATA_ERROR }
 }
 
+/// The summary of a night; of a canary with how it compares.
+async fn summarise(finished: &Finished) -> Result<String> {
+    Ok(summary::render(finished).await? + &canary::render(finished).await?)
+}
+
 /// Tells how a night ended, and the exit code for it.
 pub(crate) async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
     match outcome {
         Outcome::Complete(finished) => {
-            print(&summary::render(&finished).await?)?;
+            print(&summarise(&finished).await?)?;
             Ok(0)
         }
         Outcome::BelowCoverage(finished) => {
-            print(&summary::render(&finished).await?)?;
+            print(&summarise(&finished).await?)?;
             telemetry::tell_error(&format!(
                 "fewer than {:.1} % of the entities have a text ([output] min_coverage): _SUCCESS is withheld",
                 config.output.min_coverage * 100.0
@@ -35,7 +40,7 @@ pub(crate) async fn report(config: &Config, outcome: Outcome) -> Result<u8> {
             Ok(DATA_ERROR)
         }
         Outcome::Breached(finished) => {
-            print(&summary::render(&finished).await?)?;
+            print(&summarise(&finished).await?)?;
             for manifest in &finished.manifests {
                 for (pool, breach) in manifest.guards.iter().flat_map(GuardReport::breaches) {
                     telemetry::tell_error(&format!("{} pool {pool}: {breach}", manifest.kind));

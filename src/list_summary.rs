@@ -32,6 +32,9 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
             manifest.carried,
             manifest.errors
         )?;
+        if let Some(value) = &manifest.value {
+            writeln!(out, "  {value}")?;
+        }
         render_figures(&mut out, manifest)?;
         if let Some(KnowledgeRecord { entity_id, items, scores, .. }) = sample(finished, manifest).await? {
             let shown = items.iter().map(EntityId::to_string).take(SHOWN).collect();

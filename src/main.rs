@@ -2,13 +2,17 @@
 //!
 //! Parses arguments, calls, and prints.
 
+mod canary;
 mod commands;
 mod encode;
+mod erase;
 mod eval;
 mod exit;
 mod ids;
 mod list_summary;
 mod operate;
+mod outputs;
+mod plan;
 mod pools;
 mod summary;
 mod telemetry;
@@ -29,6 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use commands::PrepareSource;
 use exit::{DATA_ERROR, DRAINED, report};
+use plan::EstimateArgs;
 use telemetry::LogFormat;
 
 /// Rows of a table are thousands of small values each, made on one thread and dropped on another: with the system's
@@ -86,8 +91,13 @@ enum Command {
     /// Shards of a distributed run that were given up.
     #[command(subcommand)]
     Dlq(DlqCommand),
-    /// Tell what a run would do, without doing it.
-    Plan(NightArgs),
+    /// Tell what a run would do, without doing it, and what it would take.
+    Plan {
+        #[command(flatten)]
+        args: NightArgs,
+        #[command(flatten)]
+        estimate: EstimateArgs,
+    },
     /// Print the effective configuration.
     Config(ConfigArgs),
     /// Remove nights, runs and pool sets older than the kept nights.
@@ -98,6 +108,8 @@ enum Command {
         #[arg(long)]
         dry_run: bool,
     },
+    /// Erase entities from nights, runs and pools of the output. The same command resumes, and later checks again.
+    Erase(erase::EraseArgs),
     /// Check published output: digests, counts, nulls, duplicates.
     Verify {
         /// An output's root or one published folder, as path or URL.
@@ -110,7 +122,13 @@ enum Command {
         /// The page, as path or URL; report-RUN.html if not given.
         #[arg(short, long, value_name = "FILE")]
         output: Option<String>,
+        /// Print the page's figures as JSON instead.
+        #[arg(long, conflicts_with = "output")]
+        json: bool,
     },
+    /// List the runs of nights and choose which of them readers get.
+    #[command(subcommand)]
+    Outputs(OutputsCommand),
     /// Build, list, promote, inspect and tune pools.
     #[command(subcommand, visible_alias = "pool-builder")]
     Pools(PoolsCommand),
@@ -193,6 +211,22 @@ enum PoolsCommand {
         #[arg(long)]
         json: bool,
     },
+}
+
+#[derive(Debug, Subcommand)]
+enum OutputsCommand {
+    /// List the runs of all nights, oldest first: rows, specification, and which run is in force.
+    List {
+        #[command(flatten)]
+        config: ConfigArgs,
+        /// Print JSON, a line a run.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Put a run in force for its night, in place of the one that was created last.
+    Promote(RunName),
+    /// Take back the promotion of a run: what was in force before it is so again.
+    Rollback(RunName),
 }
 
 #[derive(Debug, Subcommand)]
@@ -377,16 +411,19 @@ async fn dispatch(command: Command) -> Result<u8> {
             return coordinate(&config, Some(&run)).await;
         }
         Command::Dlq(command) => dlq(command).await?,
-        Command::Plan(args) => commands::plan(&args.load()?).await?,
+        Command::Plan { args, estimate } => plan::plan(&args.load()?, &estimate).await?,
         Command::Config(args) => print(&args.load()?.to_toml()?)?,
         Command::Verify { dir } => {
             return Ok(if commands::verify_all(&dir).await? { 0 } else { DATA_ERROR });
         }
-        Command::Report { dir, output } => {
+        Command::Report { dir, json: true, .. } => print(&(laser_report::report_json(&dir).await? + "\n"))?,
+        Command::Report { dir, output, json: false } => {
             print(&format!("{}\n", laser_report::report(&dir, output.as_deref()).await?))?
         }
+        Command::Outputs(command) => manage_outputs(command).await?,
         Command::Pools(command) => manage_pools(command).await?,
         Command::Prune { config, dry_run } => operate::prune(&config.load()?, dry_run).await?,
+        Command::Erase(args) => erase::erase(args).await?,
         Command::Encode(args) => encode::encode(args).await?,
         Command::Ids(args) => ids::ids(args).await?,
         Command::Embed { config, output } => {
@@ -405,6 +442,14 @@ async fn dispatch(command: Command) -> Result<u8> {
         Command::Prepare(source) => commands::prepare_data(&source).await?,
     }
     Ok(0)
+}
+
+async fn manage_outputs(command: OutputsCommand) -> Result<()> {
+    match command {
+        OutputsCommand::List { config, json } => outputs::list(&config.load()?, json).await,
+        OutputsCommand::Promote(RunName { config, run }) => outputs::promote(&config.load()?, &run).await,
+        OutputsCommand::Rollback(RunName { config, run }) => outputs::rollback(&config.load()?, &run).await,
+    }
 }
 
 async fn manage_pools(command: PoolsCommand) -> Result<()> {

@@ -9,7 +9,6 @@ use laser_night::Config;
 use laser_night::doctor::{Check, examine};
 use laser_night::retention::outdated;
 use laser_night::status::{Status, StatusReader};
-use laser_store::Location;
 use laser_terminal::print;
 
 /// `laser doctor`: a line for each thing. `false` if something is wrong.
@@ -49,13 +48,17 @@ pub(crate) async fn status(config: &Config, run: Option<&str>, json: bool) -> Re
 
 fn render(status: &Status) -> Result<String> {
     let mut out = String::new();
+    let canary = status.canary.as_ref().map(|canary| format!(" (canary, {canary})")).unwrap_or_default();
     write!(
         out,
-        "{}: {} of {} shards, {} of {} rows committed",
+        "{}{canary}: {} of {} shards, {} of {} rows committed",
         status.run, status.committed, status.shards, status.committed_rows, status.rows
     )?;
     if let Some(eta) = status.eta_seconds.filter(|_| status.committed < status.shards) {
         write!(out, ", {:.1} rows/s, ETA {:.0} min", status.rows_per_second, eta / 60.0)?;
+    }
+    for (kind, value) in &status.value {
+        write!(out, ", {:.1} % of the {kind}s' value", value * 100.0)?;
     }
     if let Some(dead) = status.dead.filter(|dead| *dead > 0) {
         write!(out, ", {dead} given up")?;
@@ -76,7 +79,7 @@ pub(crate) async fn prune(config: &Config, dry_run: bool) -> Result<()> {
     let nights = config.output.keep_nights.context(
         "[output] keep_nights: not set, so all nights are kept; set how many, or give --set output.keep_nights=30",
     )?;
-    let output = Location::parse(&config.output.path)?;
+    let output = config.output()?;
     let outdated = outdated(&output, nights).await?;
     if !dry_run {
         retention::withdraw(&output, &outdated).await?;
@@ -94,7 +97,7 @@ pub(crate) async fn prune(config: &Config, dry_run: bool) -> Result<()> {
 }
 
 async fn client(config: &Config) -> Result<NatsClient> {
-    Ok(nats::connect(config.queue()?, "laser-dlq").await?)
+    Ok(nats::connect(&config.queue()?, "laser-dlq").await?)
 }
 
 /// `laser dlq list`.

@@ -6,8 +6,7 @@ use anyhow::Result;
 use laser_night::Config;
 use laser_night::config::PoolChoice;
 use laser_night::pool_sets::{self, Built};
-use laser_pool_builder::{Promotion, TuneConfig, TuneRow};
-use laser_store::Location;
+use laser_pool_builder::{PoolPromotion, TuneConfig, TuneRow};
 use laser_terminal::{Display, Table, print};
 
 use crate::print_json;
@@ -28,7 +27,7 @@ pub(crate) async fn build(config: &Config, name: Option<&str>, dir: Option<&str>
 
 /// `laser pools list`: oldest first.
 pub(crate) async fn list(config: &Config, json: bool) -> Result<()> {
-    let output = Location::parse(&config.output.path)?;
+    let output = config.output()?;
     let sets = pool_sets::list(&output).await?;
     let mut out = String::new();
     for set in &sets {
@@ -64,7 +63,7 @@ pub(crate) async fn rollback(config: &Config) -> Result<()> {
 }
 
 /// A promotion that no run will see is told to be one.
-fn tell(what: &str, config: &Config, promotion: &Promotion) -> Result<()> {
+fn tell(what: &str, config: &Config, promotion: &PoolPromotion) -> Result<()> {
     let hint = match config.run.pools {
         PoolChoice::Promoted => "runs that begin from now on draft from it",
         _ => "but [run] pools is not \"promoted\", so no run of this configuration takes it",

@@ -40,13 +40,13 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
     }
     render_total(&mut out, finished)?;
     for manifest in &finished.manifests {
-        if let Some(sample) = sample(finished, manifest).await? {
+        if let Some((id, text)) = sample(finished, manifest).await? {
             let (open, close) = MARKS;
-            writeln!(
-                out,
-                "\nSample {} {} (accepted drafts in {open} {close}):\n  {}",
-                manifest.kind, sample.0, sample.1
-            )?;
+            let legend = match manifest.spec.constraint {
+                None => format!(" (accepted drafts in {open} {close})"),
+                Some(_) => String::new(),
+            };
+            writeln!(out, "\nSample {} {id}{legend}:\n  {text}", manifest.kind)?;
         }
         writeln!(out, "\n{}s: {}", manifest.kind, finished.run.partition(manifest.kind).url())?;
         if manifest.errors > 0 {
@@ -67,6 +67,9 @@ fn render_manifest(out: &mut String, manifest: &Manifest) -> Result<()> {
         manifest.carried,
         manifest.errors
     )?;
+    if let Some(value) = &manifest.value {
+        writeln!(out, "  {value}")?;
+    }
     if let Some(embedding) = &manifest.embedding {
         writeln!(
             out,
@@ -175,6 +178,14 @@ fn render_total(out: &mut String, finished: &Finished) -> Result<()> {
         figures.aal(),
         figures.relaxed_share() * 100.0
     )?;
+    if figures.forced > 0 {
+        writeln!(
+            out,
+            "{} tokens ({:.0} %) needed no forward of their own: the constraint allowed nothing else",
+            figures.forced,
+            figures.forced_share() * 100.0
+        )?;
+    }
     if let Some(audit) = audit {
         writeln!(
             out,
@@ -229,7 +240,10 @@ async fn sample(finished: &Finished, manifest: &Manifest) -> Result<Option<(Stri
             continue;
         }
         let tokenizer = &finished.model.tokenizer;
-        if let Some(found) = rows.iter().find_map(|row| Some((row, mark(row, tokenizer)?))) {
+        // Forced tokens are not told apart from the others.
+        let is_constrained = manifest.spec.constraint.is_some();
+        let shown = |row: &KnowledgeRecord| if is_constrained { Some(row.text.clone()) } else { mark(row, tokenizer) };
+        if let Some(found) = rows.iter().find_map(|row| Some((row, shown(row)?))) {
             return Ok(Some((found.0.entity_id.to_string(), found.1)));
         }
     }

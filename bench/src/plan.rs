@@ -156,8 +156,11 @@ impl Bench<'_> {
             embedding: None,
             prompts: &self.prompts,
             route: &route,
+            valuation: None,
+            memory: self.memory,
             catalogue: None,
             list_rows: ListRows::default(),
+            canary: None,
         };
         let (display, total) = (&mut self.display, Some(self.options.entities));
         let mut progress = |entities: u64| display.update(entities, total, "entities");

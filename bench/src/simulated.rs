@@ -22,6 +22,8 @@ pub(super) fn plan(rows: u64, shards: u32) -> Plan {
         guards: None,
         embedding: None,
         list_rows: ListRows::default(),
+        priority: None,
+        canary: None,
         ids: [(Kind::User, IdType::Int64)].into(),
         counts: [(Kind::User, KindCounts { entities: rows, ..KindCounts::default() })].into(),
         shards: Vec::new(),
@@ -35,6 +37,7 @@ pub(super) fn plan(rows: u64, shards: u32) -> Plan {
         pool: "user-all".into(),
         rows: rows / count + u64::from(u64::from(shard) < rows % count),
         prompt_tokens: 0,
+        value: None,
         input: String::new(),
         input_digest: Digest::of(b""),
         output: format!("{partition}/part-{shard:07}.parquet"),
@@ -55,6 +58,7 @@ pub(super) fn spec() -> Spec {
         sampling: None,
         max_new_tokens: 128,
         stop: Vec::new(),
+        constraint: None,
         lists: None,
     }
 }

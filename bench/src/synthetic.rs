@@ -192,11 +192,13 @@ fn manifest(spec: &Spec, (date, at): (Date, Timestamp), users: u64, parts: Vec<P
         entities: users,
         carried: 0,
         errors: 0,
+        value: None,
         figures: BTreeMap::new(),
         audit: BTreeMap::new(),
         guards: None,
         cost: None,
         embedding: None,
+        canary: None,
     };
     Manifest::new("last", (Kind::User, date), at, parts, details)
 }

@@ -1,11 +1,12 @@
 //! Publishing turns committed parts into a data set that readers can trust.
 //!
-//! Every part is read back and checked, then `_errors.jsonl`, `_manifest.json` and last `_SUCCESS` are written. The
-//! manifest is a function of the parts, so two coordinators that finish one run write the same bytes.
+//! Every part is read back and checked, then `_errors.jsonl`, `_manifest.json` and last `_SUCCESS` are written, and
+//! readers are told which runs are in force. The manifest is a function of the parts, so two coordinators that finish
+//! one run write the same bytes.
 
 mod sums;
 
-use std::collections::HashSet;
+use std::collections::{BTreeSet, HashSet};
 
 use bytes::Bytes;
 use laser_delta::{DeltaError, Table};
@@ -81,6 +82,12 @@ pub enum FinaliseError {
         /// The part.
         part: String,
     },
+    /// A part's parsed texts differ from those that the run was planned with.
+    #[error("{part}: its column parsed is not that of the run's schema; remove that part and run again")]
+    Parsed {
+        /// The part.
+        part: String,
+    },
 }
 
 /// The outcome of publishing one kind.
@@ -120,19 +127,25 @@ pub async fn seal(run: &PlannedRun, reason: &str) -> Result<usize, FinaliseError
 #[derive(Deserialize)]
 struct RowId {
     entity_id: EntityId,
+    /// Of rows that are generated.
+    #[serde(default)]
+    value: Option<f64>,
 }
 
 async fn sealed_part(run: &PlannedRun, job: &ShardJob, reason: &str) -> Result<Bytes, FinaliseError> {
     let plan = &run.plan;
     let input = run.input(job).read().await?;
     let rows: Vec<RowId> = table::decode(&job.input, input)?;
-    let error =
-        |row: RowId| ErrorRecord { entity_id: row.entity_id, stage: "deadline".to_owned(), reason: reason.to_owned() };
+    let error = |RowId { entity_id, value }: RowId| {
+        let (stage, reason) = ("deadline".to_owned(), reason.to_owned());
+        ErrorRecord { entity_id, stage, reason, value }
+    };
     let none = plan.embedding.as_ref();
     let none = none.map(|spec| Embeddings::new(spec.encoder.dimensions));
     let info = PartInfo {
         errors: rows.into_iter().map(error).collect(),
         embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
+        parsed: plan.spec.parsed(),
         ..PartInfo::new(&plan.run, job.shard, job.kind, "sealed", &[]).with_content(plan.content())
     };
     Ok(encode_part(&job.output, id_type(plan, job.kind), &[], none.as_ref(), &info)?)
@@ -172,6 +185,7 @@ pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Publ
         if let Some(table) = &table {
             table.adopt(run.plan.date, run.name()).await?;
         }
+        write_in_force(run, kind).await?;
         return Ok(Published::Complete(Box::new(manifest)));
     }
     let done: HashSet<u32> = run.committed().await?.into_iter().collect();
@@ -200,5 +214,11 @@ pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Publ
         table.publish(run.plan.date, run.name()).await?;
     }
     data_set::complete(&folder).await?;
+    write_in_force(run, kind).await?;
     Ok(Published::Complete(Box::new(manifest)))
+}
+
+/// Tells readers of the complete run.
+async fn write_in_force(run: &PlannedRun, kind: Kind) -> Result<(), LocationError> {
+    data_set::write_in_force(run.store.output(), run.plan.spec.data_set(), kind, &BTreeSet::new()).await
 }

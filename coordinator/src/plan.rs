@@ -9,6 +9,8 @@
 //! Memory is the join's (see [`join`](laser_store::join)), at most three open shards per kind and pool, and the list of
 //! shards, which is the plan. It does not grow with rows.
 
+mod sample;
+
 use std::collections::BTreeMap;
 
 use arrow::datatypes::SchemaRef;
@@ -21,16 +23,27 @@ use laser_schema::{
     guard::Guards,
     knowledge::{Content, KnowledgeRecord},
 };
-use laser_store::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
+use laser_store::data_set::parts_in_flight;
+use laser_store::join::{Join, JoinError, JoinReader, Joined, JoinedEntity, KindIds};
 use laser_store::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
 use laser_store::run_store::{RunStore, RunStoreError, audit_output};
 use laser_store::table::{self, TableError};
-use laser_store::{Location, location::LocationError, part::record_schema, shard::shard_schema, spill::SpillError};
+use laser_store::{
+    Location, location::LocationError, part::record_schema, shard::shard_schema, spill::PARTITIONS, spill::SpillError,
+};
 use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc::{Receiver, channel};
+use tokio::task::{JoinHandle, JoinSet};
 
+pub use sample::{SampleRequest, plan_sample};
+
+use crate::canary::CanaryEntities;
 use crate::catalogue::{Catalogue, CatalogueError, Histories};
+use crate::order::{ByValue, OrderError};
+use crate::priority::{PriorityError, Valuation};
 use crate::prompt::{PromptError, PromptRenderer};
+use sample::Samples;
 
 /// The inputs of planning a run.
 pub struct PlanRequest<'a> {
@@ -64,10 +77,16 @@ pub struct PlanRequest<'a> {
     pub prompts: &'a PromptRenderer,
     /// Returns the name of an entity's pool; the entity has its embedding. Lists have no pools.
     pub route: &'a (dyn Fn(&Entity) -> String + Sync),
+    /// Gives entities their value, if shards are ordered by it.
+    pub valuation: Option<&'a Valuation>,
+    /// Bytes that rows in order of value may take before they spill.
+    pub memory: usize,
     /// The items of lists, if the specification is one of lists.
     pub catalogue: Option<Catalogue<'a>>,
     /// What a row of the output is, if the specification is one of lists.
     pub list_rows: ListRows,
+    /// The entities to plan, if the run is a canary; others are passed over.
+    pub canary: Option<&'a CanaryEntities>,
 }
 
 impl std::fmt::Debug for PlanRequest<'_> {
@@ -100,12 +119,21 @@ pub enum PlanError {
     /// A template that does not fit the data.
     #[error(transparent)]
     Prompt(#[from] PromptError),
+    /// A task that reads ahead or writes a shard.
+    #[error("a task of planning ended: {0}")]
+    Ended(#[from] tokio::task::JoinError),
     /// There is nothing to do.
     #[error("{files}: no entities; an empty input would publish an empty night")]
     Empty {
         /// The tables.
         files: String,
     },
+    /// The priority.
+    #[error(transparent)]
+    Priority(#[from] PriorityError),
+    /// The order of values.
+    #[error(transparent)]
+    Order(#[from] OrderError),
     /// An input that no lists can be made of.
     #[error(transparent)]
     Catalogue(#[from] CatalogueError),
@@ -143,34 +171,44 @@ pub async fn plan(
     request: &PlanRequest<'_>,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Plan, PlanError> {
+    let store = output.map(|output| RunStore::new(output, &request.run));
+    let (plan, ..) = planned(store.as_ref(), entities, request, None, progress).await?;
+    match store {
+        // Two coordinators that plan at once write the same shards; the run was planned when the first was done.
+        Some(store) => Ok(store.write_plan(plan).await?),
+        None => Ok(plan),
+    }
+}
+
+/// Plans a run and writes its shards, but not the plan. Returns the samples with what they were offered, and the
+/// entities.
+async fn planned(
+    store: Option<&RunStore>,
+    entities: Join,
+    request: &PlanRequest<'_>,
+    samples: Option<Samples>,
+    progress: &mut (dyn FnMut(u64) + Send),
+) -> Result<(Plan, Option<Samples>, Joined), PlanError> {
     if request.spec.lists.is_some() != request.catalogue.is_some() {
         return Err(PlanError::NoCatalogue);
     }
     if let Some(catalogue) = &request.catalogue {
         catalogue.check(entities.kinds())?;
     }
-    let joined = join_previous(entities, request).await?;
-    let store = output.map(|output| RunStore::new(output, &request.run));
-    let item_ids = request.catalogue.map_or(IdType::String, |catalogue| catalogue.ids);
-    let mut planner = Planner {
-        folder: store.as_ref().map(RunStore::folder),
-        request,
-        spec_digest: request.spec.digest(),
-        content: request.spec.content(item_ids, request.list_rows),
-        histories: request.catalogue.map(Histories::new),
-        kinds: joined.kinds(),
-        open: BTreeMap::new(),
-        carried: BTreeMap::new(),
-        shards: Vec::new(),
-        counts: BTreeMap::new(),
+    let order = match request.valuation {
+        Some(valuation) => {
+            let rows = entities.kinds().iter().map(|(kind, ids)| (*kind, ids.entities)).collect();
+            Some(ByValue::new(valuation, entities.tables(), &rows, request.memory).await?)
+        }
+        None => None,
     };
+    let joined = join_previous(entities, request).await?;
+    let mut planner = Planner::new(store.map(RunStore::folder), joined.kinds(), request);
+    (planner.order, planner.samples) = (order, samples);
     planner.read(&joined, progress).await?;
+    let samples = planner.samples.take();
     let plan = planner.finish().await?;
-    match store {
-        // Two coordinators that plan at once write the same shards; the run was planned when the first was done.
-        Some(store) => Ok(store.write_plan(plan).await?),
-        None => Ok(plan),
-    }
+    Ok((plan, samples, joined))
 }
 
 /// Last night's knowledge of an entity; the join holds it as JSON.
@@ -235,34 +273,83 @@ struct Planner<'a> {
     /// Of lists.
     histories: Option<Histories<'a>>,
     kinds: &'a BTreeMap<Kind, KindIds>,
+    /// Rows to generate in the order of their value, if they have one.
+    order: Option<ByValue>,
+    /// The band of the rows that come next.
+    band: usize,
+    /// A sample of the rows to generate, if one is wanted.
+    samples: Option<Samples>,
     /// Rows to generate and rows to audit, by kind and pool.
     open: BTreeMap<(Action, Kind, String), OpenShard<ShardRow>>,
     carried: BTreeMap<Kind, OpenShard<KnowledgeRecord>>,
-    shards: Vec<ShardJob>,
+    /// Shards that are being written.
+    writing: JoinSet<Result<(usize, ShardJob), PlanError>>,
+    /// Shards with the band of their first row.
+    shards: Vec<(usize, ShardJob)>,
     counts: BTreeMap<Kind, KindCounts>,
 }
 
 #[derive(Debug)]
 struct OpenShard<T> {
     rows: Vec<T>,
+    value: Option<f64>,
+    band: usize,
     written: u32,
 }
 
 impl<T> Default for OpenShard<T> {
     fn default() -> Self {
-        Self { rows: Vec::new(), written: 0 }
+        Self { rows: Vec::new(), value: None, band: 0, written: 0 }
     }
 }
 
 impl<T> OpenShard<T> {
-    /// The rows and the number of the next shard, if there are any.
-    fn take(&mut self) -> Option<(Vec<T>, u32)> {
+    fn push(&mut self, row: T, value: Option<f64>, band: usize) {
+        if self.rows.is_empty() {
+            (self.value, self.band) = (None, band);
+        }
+        add_value(&mut self.value, value);
+        self.rows.push(row);
+    }
+
+    /// The rows of the next shard, its number, value and band, if there are any rows.
+    fn take(&mut self) -> Option<Taken<T>> {
         if self.rows.is_empty() {
             return None;
         }
         self.written += 1;
-        Some((std::mem::take(&mut self.rows), self.written - 1))
+        let rows = std::mem::take(&mut self.rows);
+        Some(Taken { rows, number: self.written - 1, value: self.value, band: self.band })
     }
+}
+
+/// The content of a shard.
+struct Taken<T> {
+    rows: Vec<T>,
+    number: u32,
+    value: Option<f64>,
+    band: usize,
+}
+
+fn add_value(sum: &mut Option<f64>, value: Option<f64>) {
+    if let Some(value) = value {
+        *sum.get_or_insert_default() += value;
+    }
+}
+
+/// Reads a batch ahead, so that tables are decoded while prompts are rendered. The task ends with the error of a batch
+/// that cannot be read.
+fn read_ahead(mut reader: JoinReader) -> (Receiver<Vec<JoinedEntity>>, JoinHandle<Result<(), JoinError>>) {
+    let (sender, receiver) = channel(1);
+    let reading = tokio::spawn(async move {
+        while let Some(batch) = reader.next_batch().await? {
+            if sender.send(batch).await.is_err() {
+                break;
+            }
+        }
+        Ok(())
+    });
+    (receiver, reading)
 }
 
 /// What became of one entity.
@@ -271,18 +358,69 @@ enum Planned {
     Generate(ShardRow),
 }
 
-impl Planner<'_> {
+impl<'a> Planner<'a> {
+    /// A planner that writes to a run's folder, or nowhere.
+    fn new(folder: Option<Location>, kinds: &'a BTreeMap<Kind, KindIds>, request: &'a PlanRequest<'a>) -> Self {
+        let item_ids = request.catalogue.map_or(IdType::String, |catalogue| catalogue.ids);
+        Self {
+            folder,
+            request,
+            spec_digest: request.spec.digest(),
+            content: request.spec.content(item_ids, request.list_rows),
+            histories: request.catalogue.map(Histories::new),
+            kinds,
+            order: None,
+            band: 0,
+            samples: None,
+            open: BTreeMap::new(),
+            carried: BTreeMap::new(),
+            writing: JoinSet::new(),
+            shards: Vec::new(),
+            counts: BTreeMap::new(),
+        }
+    }
+
     async fn read(&mut self, joined: &Joined, progress: &mut (dyn FnMut(u64) + Send)) -> Result<(), PlanError> {
-        let mut reader = joined.reader();
-        while let Some(mut entities) = reader.next_batch().await? {
-            entities.retain(|joined| self.within_limit(joined.entity.kind));
+        let (mut batches, reading) = read_ahead(joined.reader());
+        while let Some(mut entities) = batches.recv().await {
+            let canary = self.request.canary;
+            entities.retain(|JoinedEntity { entity, .. }| {
+                canary.is_none_or(|canary| canary.takes(entity.kind, &entity.id)) && self.within_limit(entity.kind)
+            });
             let items = self.known_items(&mut entities)?;
             let planned = entities.par_iter().zip(items).map(|(joined, items)| self.plan_entity(joined, items));
             let planned: Result<Vec<_>, PromptError> = planned.collect();
-            for (joined, planned) in entities.iter().zip(planned?) {
-                self.add(&joined.entity, planned).await?;
+            let values = self.values(&entities)?;
+            for ((joined, planned), value) in entities.iter().zip(planned?).zip(values) {
+                self.add(&joined.entity, planned, value).await?;
             }
             progress(self.counts.values().map(|c| c.entities).sum());
+        }
+        reading.await??;
+        self.read_ordered().await
+    }
+
+    /// What the entities are worth, if anything says so.
+    fn values(&self, entities: &[JoinedEntity]) -> Result<Vec<Option<f64>>, PriorityError> {
+        let Some(valuation) = self.request.valuation else {
+            return Ok(vec![None; entities.len()]);
+        };
+        let entities: Vec<&Entity> = entities.iter().map(|joined| &joined.entity).collect();
+        Ok(valuation.values(&entities)?.into_iter().map(Some).collect())
+    }
+
+    /// Brings the rows that were put in order of their value into shards.
+    async fn read_ordered(&mut self) -> Result<(), PlanError> {
+        let Some(mut order) = self.order.take() else {
+            return Ok(());
+        };
+        let bands = self.request.valuation.map_or(1, |valuation| valuation.priority().bands);
+        order.finish()?;
+        for part in 0..PARTITIONS {
+            self.band = part * bands / PARTITIONS;
+            for (kind, row) in order.take(part)? {
+                self.push_generate(kind, row).await?;
+            }
         }
         Ok(())
     }
@@ -336,38 +474,54 @@ impl Planner<'_> {
             previous: previous.filter(|_| !is_list).map(Known::into_text),
             error,
             history,
+            value: None,
         }))
     }
 
-    async fn add(&mut self, entity: &Entity, planned: Planned) -> Result<(), PlanError> {
+    async fn add(&mut self, entity: &Entity, planned: Planned, value: Option<f64>) -> Result<(), PlanError> {
         let kind = entity.kind;
         let counts = self.counts.entry(kind).or_default();
-        match planned {
+        add_value(&mut counts.value, value);
+        let row = match planned {
             Planned::Carry(record) => {
                 counts.carried += 1;
                 let open = self.carried.entry(kind).or_default();
-                open.rows.push(*record);
+                open.push(*record, value, 0);
                 if open.rows.len() >= self.request.shard_rows {
                     self.close_carried(kind).await?;
                 }
+                None
             }
             Planned::Generate(row) => {
                 counts.generate += u64::from(row.error.is_none());
                 counts.failed += u64::from(row.error.is_some());
                 counts.prompt_tokens += row.prompt.len() as u64;
-                if row.error.is_none() && self.is_audited(kind, &row.entity_id) {
-                    self.push(Action::Audit, kind, row.clone()).await?;
-                }
-                self.push(Action::Generate, kind, row).await?;
+                Some(ShardRow { value, ..row })
             }
+        };
+        match (&mut self.order, row) {
+            (Some(order), row) => Ok(order.push(entity, value.unwrap_or(0.0), row.as_ref())?),
+            (None, Some(row)) => self.push_generate(kind, row).await,
+            (None, None) => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Adds a row to the shard that is open for it, and to that of audits if it is audited.
+    async fn push_generate(&mut self, kind: Kind, row: ShardRow) -> Result<(), PlanError> {
+        if let Some(samples) = self.samples.as_mut().filter(|_| row.error.is_none()) {
+            samples.offer(kind, &row);
+        }
+        if row.error.is_none() && self.is_audited(kind, &row.entity_id) {
+            self.push(Action::Audit, kind, row.clone()).await?;
+        }
+        self.push(Action::Generate, kind, row).await
     }
 
     async fn push(&mut self, action: Action, kind: Kind, row: ShardRow) -> Result<(), PlanError> {
         let key = (action, kind, row.pool.clone());
         let open = self.open.entry(key.clone()).or_default();
-        open.rows.push(row);
+        let value = row.value;
+        open.push(row, value, self.band);
         if open.rows.len() >= self.request.shard_rows {
             self.close(key).await?;
         }
@@ -384,25 +538,25 @@ impl Planner<'_> {
     }
 
     async fn close(&mut self, key: (Action, Kind, String)) -> Result<(), PlanError> {
-        let Some((rows, number)) = self.open.get_mut(&key).and_then(OpenShard::take) else {
+        let Some(taken) = self.open.get_mut(&key).and_then(OpenShard::take) else {
             return Ok(());
         };
         let (action, kind, pool) = &key;
         let prefix = if *action == Action::Audit { "audit-" } else { "" };
         let pool = if pool.is_empty() { String::new() } else { format!("-{pool}") };
-        let input = format!("shards/{prefix}{kind}{pool}-{number:05}.parquet");
-        let prompt_tokens = rows.iter().map(|r| r.prompt.len() as u64).sum();
+        let input = format!("shards/{prefix}{kind}{pool}-{:05}.parquet", taken.number);
+        let prompt_tokens = taken.rows.iter().map(|r| r.prompt.len() as u64).sum();
         let schema = shard_schema(self.id_type(*kind), self.content);
-        self.write(key, input, prompt_tokens, schema, &rows).await
+        self.write(key, input, prompt_tokens, schema, taken).await
     }
 
     async fn close_carried(&mut self, kind: Kind) -> Result<(), PlanError> {
-        let Some((rows, number)) = self.carried.get_mut(&kind).and_then(OpenShard::take) else {
+        let Some(taken) = self.carried.get_mut(&kind).and_then(OpenShard::take) else {
             return Ok(());
         };
-        let input = format!("shards/carry-{kind}-{number:05}.parquet");
+        let input = format!("shards/carry-{kind}-{:05}.parquet", taken.number);
         let schema = record_schema(self.id_type(kind), self.content);
-        self.write((Action::Carry, kind, String::new()), input, 0, schema, &rows).await
+        self.write((Action::Carry, kind, String::new()), input, 0, schema, taken).await
     }
 
     fn id_type(&self, kind: Kind) -> arrow::datatypes::DataType {
@@ -410,22 +564,33 @@ impl Planner<'_> {
         table::id_type(ids.map_or(IdType::String, |ids| ids.first.id_type()))
     }
 
-    /// Writes a shard; its number and its output are given once all shards are known.
-    async fn write<T: Serialize>(
+    /// Writes a shard on a task of its own; its number and its output are given once all shards are known.
+    async fn write<T: Serialize + Send + 'static>(
         &mut self,
         (action, kind, pool): (Action, Kind, String),
         input: String,
         prompt_tokens: u64,
         schema: SchemaRef,
-        rows: &[T],
+        Taken { rows, value, band, .. }: Taken<T>,
     ) -> Result<(), PlanError> {
-        let bytes = table::encode(&input, schema, rows, &[])?;
-        let (rows, input_digest) = (rows.len() as u64, Digest::of(&bytes));
-        if let Some(folder) = &self.folder {
-            folder.join(&input).write(bytes).await?;
+        if self.writing.len() >= parts_in_flight()
+            && let Some(written) = self.writing.join_next().await
+        {
+            self.shards.push(written??);
         }
-        let (shard, output) = (0, String::new());
-        self.shards.push(ShardJob { shard, action, kind, pool, rows, prompt_tokens, input, input_digest, output });
+        let file = self.folder.as_ref().map(|folder| folder.join(&input));
+        self.writing.spawn(async move {
+            let (name, count) = (input.clone(), rows.len() as u64);
+            let encoded = tokio::task::spawn_blocking(move || table::encode(&name, schema, &rows, &[]));
+            let bytes = encoded.await??;
+            let (rows, input_digest) = (count, Digest::of(&bytes));
+            if let Some(file) = file {
+                file.write(bytes).await?;
+            }
+            let (shard, output) = (0, String::new());
+            let job = ShardJob { shard, action, kind, pool, rows, prompt_tokens, value, input, input_digest, output };
+            Ok((band, job))
+        });
         Ok(())
     }
 
@@ -435,6 +600,9 @@ impl Planner<'_> {
         }
         for kind in Kind::ALL {
             self.close_carried(kind).await?;
+        }
+        while let Some(written) = self.writing.join_next().await {
+            self.shards.push(written??);
         }
         let mut plan = Plan {
             version: PLAN_VERSION,
@@ -447,27 +615,30 @@ impl Planner<'_> {
             guards: self.request.guards,
             embedding: self.request.embedding.clone(),
             list_rows: self.request.list_rows,
+            priority: self.request.valuation.map(|valuation| valuation.priority().clone()),
+            canary: self.request.canary.map(|entities| entities.canary().clone()),
             ids: (self.kinds.iter().map(|(kind, ids)| (*kind, ids.first.id_type())))
                 .chain(self.request.catalogue.map(|catalogue| (Kind::Item, catalogue.ids)))
                 .collect(),
             counts: self.counts,
-            shards: self.shards,
+            shards: Vec::new(),
         };
-        number_shards(&mut plan);
+        number_shards(&mut plan, self.shards);
         Ok(plan)
     }
 }
 
-/// Carried shards first (they cost nothing), then by kind and pool, audits last of all; but first where pools are
-/// judged by them.
-fn number_shards(plan: &mut Plan) {
+/// Carried shards first (they cost nothing), then by band of value, kind and pool, audits last of all; but first where
+/// pools are judged by them.
+fn number_shards(plan: &mut Plan, mut shards: Vec<(usize, ShardJob)>) {
     let audit = if plan.guards.is_some() { 1 } else { 3 };
     let rank = |job: &ShardJob| match job.action {
         Action::Carry => 0,
         Action::Generate => 2,
         Action::Audit => audit,
     };
-    plan.shards.sort_by(|a, b| (rank(a), &a.input).cmp(&(rank(b), &b.input)));
+    shards.sort_by(|(a_band, a), (b_band, b)| (rank(a), a_band, &a.input).cmp(&(rank(b), b_band, &b.input)));
+    plan.shards = shards.into_iter().map(|(_, job)| job).collect();
     let folders: BTreeMap<Kind, String> = Kind::ALL.into_iter().map(|kind| (kind, plan.partition(kind))).collect();
     // As many digits as the last one has: names sort as numbers do.
     let width = plan.shards.len().to_string().len().max(5);

@@ -8,7 +8,7 @@
 //! costs about three, because interactions have similar lengths, and at most about 4·log₂(kept interactions). No try is
 //! much over twice the budget, however long the history is.
 
-mod fields;
+pub(crate) mod fields;
 mod search;
 mod template;
 

@@ -6,13 +6,14 @@
 //!
 //! - the two newest complete nights of each kind, of its texts, lists, embeddings and ids alike: the second is what a
 //!   run of the first was or is being made from;
-//! - runs that are under way, and what they were begun with;
+//! - runs that are under way, and what they were begun with, canaries included, which else leave with their night;
 //! - pool sets that the caller keeps (the promoted one and the one that a rollback goes to);
 //! - files that are not named as Laser names them, and folders without a dated name.
 //!
-//! Runs leave the Delta tables first, see [`withdraw`]. Removal may be killed anywhere and repeated: a run's plan goes
-//! first, so that nobody takes it up again, then `_SUCCESS`, so that no reader takes half a night for a whole one, then
-//! the rest. Surveying lists folders of nights and runs; parts are listed only where they are removed.
+//! Runs leave the Delta tables and the lists of runs in force first, see [`withdraw`]. Removal may be killed anywhere
+//! and repeated: a run's plan goes first, so that nobody takes it up again, then `_SUCCESS`, so that no reader takes
+//! half a night for a whole one, then the rest. A night's promotions go with its last run. Surveying lists folders of
+//! nights and runs; parts are listed only where they are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,22 +22,25 @@ use jiff::{SignedDuration, Timestamp};
 use laser_delta::{DeltaError, Table};
 use laser_schema::Kind;
 use laser_schema::ids::CODEBOOK;
-use laser_schema::layout::{DataSet, name_date};
+use laser_schema::layout::{CANARIES, DataSet, name_date};
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
 use laser_store::Location;
-use laser_store::data_set;
+use laser_store::data_set::{self, PROMOTIONS};
 use laser_store::location::LocationError;
 use laser_store::run_store::{CANCELLED, LOCK, PINS, PLAN, RunStore, RunStoreError, run_folder};
 
 /// A run that is not published counts as under way if it wrote something within these hours: nights that are two days
 /// old are not resumed.
-const UNDER_WAY_HOURS: i64 = 48;
+pub const UNDER_WAY_HOURS: i64 = 48;
 
 /// Complete nights of each kind that stay, whatever is configured.
 const NIGHTS_MIN: usize = 2;
 
 /// The folder of pool sets.
 const POOLS: &str = "pools";
+
+/// The file of a pool set that says what it was built from.
+const POOL_SOURCES: &str = "sources.json";
 
 /// The reasons why nothing could be removed.
 #[derive(Debug, thiserror::Error)]
@@ -99,13 +103,21 @@ pub async fn outdated(output: &Location, keep: &Keep) -> Result<Vec<Outdated>, R
     let Some(oldest) = survey.oldest_kept(keep.nights.max(NIGHTS_MIN)) else {
         return Ok(Vec::new());
     };
+    let below = output.join(CANARIES);
+    let canaries = Survey::of(&below).await?;
     let (mut runs, mut pools) = (survey.newest_of_each_kind(), keep.pools.clone());
     survey.protect_under_way(keep.now, &mut runs, &mut pools).await?;
-    let names = survey.partitions.keys().chain(&survey.runs).chain(&survey.pools);
-    let names: BTreeSet<&String> =
-        names.filter(|run| name_date(run).is_some_and(|date| date < oldest) && !runs.contains(*run)).collect();
-    let outdated = names.into_iter().map(|run| Outdated { run: run.clone(), folders: survey.folders(run, &pools) });
-    Ok(outdated.filter(|o| !o.folders.is_empty()).collect())
+    canaries.protect_under_way(keep.now, &mut runs, &mut pools).await?;
+    // A canary names the pools of nights by their URL.
+    let root = output.absolute_url() + "/";
+    let pools = pools.into_iter().map(|pools| pools.strip_prefix(&root).map(str::to_owned).unwrap_or(pools)).collect();
+    let mut outdated = survey.outdated(oldest, &runs, &pools);
+    for mut canary in canaries.outdated(oldest, &runs, &pools) {
+        canary.folders.iter_mut().for_each(|folder| *folder = format!("{CANARIES}/{folder}"));
+        outdated.push(canary);
+    }
+    outdated.sort_by(|a, b| a.run.cmp(&b.run));
+    Ok(outdated)
 }
 
 impl<'a> Survey<'a> {
@@ -128,6 +140,16 @@ impl<'a> Survey<'a> {
             }
         }
         Ok(Self { output, partitions, runs, pools })
+    }
+
+    /// Returns the runs before a date that have something to remove.
+    fn outdated(&self, oldest: Date, kept: &BTreeSet<String>, kept_pools: &BTreeSet<String>) -> Vec<Outdated> {
+        let names = self.partitions.keys().chain(&self.runs).chain(&self.pools);
+        let names: BTreeSet<&String> =
+            names.filter(|run| name_date(run).is_some_and(|date| date < oldest) && !kept.contains(*run)).collect();
+        let outdated =
+            names.into_iter().map(|run| Outdated { run: run.clone(), folders: self.folders(run, kept_pools) });
+        outdated.filter(|o| !o.folders.is_empty()).collect()
     }
 
     fn complete(&self) -> impl Iterator<Item = (&String, &Partition)> {
@@ -211,19 +233,27 @@ impl<'a> Survey<'a> {
     }
 }
 
-/// Takes the runs out of the Delta tables of the output, with one commit per table. Call it before [`remove`], so that
-/// no reader of a table looks for a file that is gone.
+/// Takes the runs out of the Delta tables of the output, with one commit per table, and out of the lists of runs in
+/// force. Call it before [`remove`], so that no reader looks for a file that is gone.
 ///
 /// # Errors
 /// The store's, and a table that cannot be read; then nothing was removed.
 pub async fn withdraw(output: &Location, outdated: &[Outdated]) -> Result<(), RetentionError> {
+    withdraw_below(output, "", outdated).await?;
+    withdraw_below(&output.join(CANARIES), &format!("{CANARIES}/"), outdated).await
+}
+
+/// As [`withdraw`], of the folders that begin with `prefix`.
+async fn withdraw_below(output: &Location, prefix: &str, outdated: &[Outdated]) -> Result<(), RetentionError> {
     for data_set in DataSet::ALL {
         for kind in Kind::ALL {
             let dated = outdated.iter().filter_map(|o| Some((o, name_date(&o.run)?)));
-            let runs = dated.filter(|(o, date)| o.folders.contains(&data_set.folder(kind, *date, &o.run)));
+            let folder = |o: &Outdated, date| format!("{prefix}{}", data_set.folder(kind, date, &o.run));
+            let runs = dated.filter(|(o, date)| o.folders.contains(&folder(o, *date)));
             let runs: BTreeMap<String, Date> = runs.map(|(o, date)| (o.run.clone(), date)).collect();
             if !runs.is_empty() {
                 Table::new(output, data_set, kind).remove(&runs).await?;
+                data_set::write_in_force(output, data_set, kind, &runs.into_keys().collect()).await?;
             }
         }
     }
@@ -238,7 +268,7 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
     let run = run_folder(&outdated.run);
     let mut removed = 0;
     // The objects that make a run, a night or a pool set complete go first, in this order and one by one.
-    let first = outdated.folders.iter().filter(|folder| **folder == run);
+    let first = outdated.folders.iter().filter(|folder| folder.ends_with(&run));
     let heads = [PINS, PLAN, SUCCESS, MANIFEST, "pools.json"];
     for folder in first.chain(&outdated.folders) {
         for head in heads {
@@ -253,9 +283,12 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
         folder.remove_below(ours).await?;
     }
     for folder in &outdated.folders {
-        // Remove the night's folder if this was its last run.
+        // Remove the night's folder, with its promotions, if this was its last run.
         if let Some((night, _)) = folder.rsplit_once("/run=") {
-            output.join(night).remove_below(Vec::new()).await?;
+            let night = output.join(night);
+            let is_last = !night.folders().await?.iter().any(|name| name.starts_with("run="));
+            let promotions = if is_last { night.join(PROMOTIONS).list().await? } else { Vec::new() };
+            night.remove_below(promotions.iter().map(|p| format!("{PROMOTIONS}/{}", p.name)).collect()).await?;
         }
     }
     Ok(removed)
@@ -263,7 +296,7 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
 
 /// Whether Laser gives files of runs, nights and pool sets this name.
 fn is_ours(name: &str) -> bool {
-    let known = [ERRORS, CODEBOOK, CANCELLED, LOCK];
+    let known = [ERRORS, CODEBOOK, CANCELLED, LOCK, POOL_SOURCES];
     let matches = |prefix: &str, suffix: &str| {
         let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix));
         rest.is_some_and(|middle| !middle.contains('/'))

@@ -95,6 +95,8 @@ pub struct Batch<'a> {
     pub before: Vec<f32>,
     /// Whether the features of all rows are wanted.
     pub wants_features: bool,
+    /// Whether the logits are asked about again after the step.
+    pub keeps_logits: bool,
     /// Tokens whose log probabilities are wanted, one scored row behind the other.
     pub asked: Vec<u32>,
     /// For each scored row where its tokens end.

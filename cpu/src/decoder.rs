@@ -15,6 +15,7 @@ use crate::{
     batch::Batch,
     cache::{CachePool, CpuCache},
     layer::{Layer, Loader, Projection, Tensors},
+    masked::{Allowed, MaskedRow},
     rope::Rope,
     sample::Weights,
     shape::ModelShape,
@@ -208,6 +209,12 @@ impl CpuDecoder {
         let mut predictions = Predictions { features, ..Predictions::default() };
         rows.into_iter().for_each(|row| predictions.append(row));
         predictions
+    }
+
+    /// What rows of the last step say of the tokens that may follow there, the `top_k` most probable ones of each;
+    /// nothing of a row that no token may follow. Runs on the rayon threads that it is called on.
+    pub fn masked(&self, rows: &[MaskedRow<'_>], top_k: usize) -> Vec<Option<Allowed>> {
+        rows.par_iter().map(|row| row.choose(self.buffers.logits.row(row.row), top_k)).collect()
     }
 
     /// Takes back the cache of a closed sequence.

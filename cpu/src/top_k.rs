@@ -50,10 +50,7 @@ impl Predictions {
         if tokens.is_empty() {
             return;
         }
-        let log_sum = vectorized(|| {
-            let max = max(logits);
-            f64::from(max) + sums(logits, max, 1.0).0.ln()
-        });
+        let log_sum = vectorized(|| log_sum(logits));
         let of = |token: &u32| narrow(f64::from(logits[*token as usize]) - log_sum);
         self.asked.extend(tokens.iter().map(of));
     }
@@ -64,6 +61,13 @@ impl Predictions {
         self.rows.extend(other.rows);
         self.asked.extend(other.asked);
     }
+}
+
+/// ln Σ exp(logit).
+#[inline(always)]
+pub(crate) fn log_sum(logits: &[f32]) -> f64 {
+    let max = max(logits);
+    f64::from(max) + sums(logits, max, 1.0).0.ln()
 }
 
 /// Appends the `k` most probable tokens to `best`.
@@ -109,7 +113,7 @@ fn predict(
 
 /// Appends the `k` largest logits to `best`.
 #[inline(always)]
-fn scan(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
+pub(crate) fn scan(logits: &[f32], k: usize, best: &mut Vec<Candidate>) {
     let start = best.len();
     let mut threshold = f32::NEG_INFINITY;
     let mut token = 0_u32;

@@ -198,6 +198,14 @@ impl Pool {
         self.header.tokens as usize
     }
 
+    /// The tokens of each text without its end, in the order in which the texts were given.
+    pub fn text_tokens(&self) -> impl Iterator<Item = &[Token]> {
+        let end = self.meta.end_of_text;
+        let texts = self.suffixes().tokens.split(move |token| *token == end);
+        // Nothing comes after the last end.
+        texts.take(self.texts())
+    }
+
     /// Size of the file in bytes.
     #[must_use]
     pub fn size_bytes(&self) -> usize {

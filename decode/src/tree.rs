@@ -71,6 +71,29 @@ impl DraftTree {
         self.sources.truncate(nodes);
     }
 
+    /// Drops the nodes that are not to be kept and all below them. The root is always kept.
+    ///
+    /// # Panics
+    /// If there are fewer answers than nodes.
+    pub fn retain(&mut self, keep: &[bool]) {
+        let mut kept: Vec<Option<u32>> = Vec::with_capacity(self.len());
+        let mut nodes = 0;
+        for (node, &keep) in keep[..self.len()].iter().enumerate() {
+            let parent = self.parents[node];
+            let above = if parent == ROOT_PARENT { Some(ROOT_PARENT) } else { kept[parent as usize] };
+            let above = above.filter(|_| keep || node == 0);
+            kept.push(above.and_then(|_| u32::try_from(nodes).ok()));
+            let Some(above) = above else { continue };
+            self.tokens[nodes] = self.tokens[node];
+            self.parents[nodes] = above;
+            self.depths[nodes] = self.depths[node];
+            self.probabilities[nodes] = self.probabilities[node];
+            self.sources[nodes] = self.sources[node];
+            nodes += 1;
+        }
+        self.truncate(nodes.saturating_sub(1));
+    }
+
     /// Drops every node and keeps the allocations.
     pub fn clear(&mut self) {
         self.tokens.clear();
@@ -209,6 +232,20 @@ pub(crate) mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..Default::default() })]
+
+        #[test]
+        fn what_is_kept_of_a_tree_are_the_paths_of_kept_nodes(tree in any_tree(3), bits in any::<u32>()) {
+            let keep: Vec<bool> = (0..tree.len()).map(|node| bits >> node & 1 == 1).collect();
+            let of = |tree: &DraftTree, node: usize| {
+                let tokens: Vec<Token> = path_of(tree, node).iter().map(|&node| tree.tokens()[node]).collect();
+                (tokens, tree.depths()[node], tree.sources()[node])
+            };
+            let is_kept = |node: &usize| path_of(&tree, *node).iter().all(|&above| above == 0 || keep[above]);
+            let expected: Vec<_> = (0..tree.len()).filter(is_kept).map(|node| of(&tree, node)).collect();
+            let mut kept = tree.clone();
+            kept.retain(&keep);
+            prop_assert_eq!((0..kept.len()).map(|node| of(&kept, node)).collect::<Vec<_>>(), expected);
+        }
 
         #[test]
         fn children_and_depths_agree_with_the_paths(tree in any_tree(3)) {

@@ -142,30 +142,37 @@ impl Verification {
     pub fn accepted(self, candidates: &[Candidate], prediction: Prediction) -> impl Iterator<Item = Candidate> {
         let choice = prediction.choice;
         let most = candidates.first().map_or(1.0, |first| first.log_probability.exp());
-        let others = candidates.iter().copied().take(self.top_k()).filter(move |candidate| {
-            let probability = candidate.log_probability.exp();
-            let passes = match self {
-                Self::Strict => false,
-                Self::Relaxed { p, .. } => probability > p,
-                Self::Conditional { alpha, beta, .. } => probability >= (alpha * prediction.entropy + beta).min(most),
-                Self::Typical { epsilon, delta } => {
-                    prediction.probability(*candidate) > epsilon.min(delta * (-prediction.entropy).exp())
-                }
-            };
-            passes && candidate.token != choice.token
-        });
+        let others = candidates
+            .iter()
+            .copied()
+            .take(self.top_k())
+            .filter(move |candidate| candidate.token != choice.token && self.passes(*candidate, prediction, most));
         // The choice would follow as the bonus anyway: rejecting it would cost a forward and change no text.
         std::iter::once(choice).chain(others)
     }
 
-    /// Returns the candidate by which a drafted token is accepted after `node`.
-    fn accepts(
+    /// Whether a candidate is probable enough to be accepted where it is not the target's choice; `most` is the
+    /// probability of the most probable one.
+    #[must_use]
+    pub fn passes(self, candidate: Candidate, prediction: Prediction, most: f32) -> bool {
+        let probability = candidate.log_probability.exp();
+        match self {
+            Self::Strict => false,
+            Self::Relaxed { p, .. } => probability > p,
+            Self::Conditional { alpha, beta, .. } => probability >= (alpha * prediction.entropy + beta).min(most),
+            Self::Typical { epsilon, delta } => {
+                prediction.probability(candidate) > epsilon.min(delta * (-prediction.entropy).exp())
+            }
+        }
+    }
+
+    /// Returns the candidate by which a drafted token is accepted after a node with these candidates and prediction.
+    pub fn accepts(
         self,
-        (scores, node): (&impl TargetScores, usize),
+        (candidates, prediction): (&[Candidate], Prediction),
         (token, source): (Token, Source),
     ) -> Option<Candidate> {
-        let prediction = scores.prediction(node);
-        let accepted = self.accepted(scores.top(node), prediction).find(|candidate| candidate.token == token);
+        let accepted = self.accepted(candidates, prediction).find(|candidate| candidate.token == token);
         accepted.filter(|_| token == prediction.choice.token || self.relaxes(source))
     }
 }
@@ -273,8 +280,9 @@ fn accept(
         let above = accepted[parent].filter(|_| !ended);
         accepted.push(above.and_then(|above| {
             let drafted = (tree.tokens()[node], tree.sources()[node]);
-            let candidate = policy.accepts((scores, parent), drafted)?;
-            let is_relaxed = candidate.token != scores.prediction(parent).choice.token;
+            let told = (scores.top(parent), scores.prediction(parent));
+            let candidate = policy.accepts(told, drafted)?;
+            let is_relaxed = candidate.token != told.1.choice.token;
             Some(Acceptance {
                 relaxed: above.relaxed + usize::from(is_relaxed),
                 log_probability: candidate.log_probability,

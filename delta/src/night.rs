@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_schema::manifest::{AnyManifest, MANIFEST, PartEntry};
 use laser_store::Location;
-use laser_store::data_set::{self, ManifestError};
+use laser_store::data_set::{self, ManifestError, NightRuns};
 use laser_store::location::LocationError;
 
 /// The parts of one run of one night.
@@ -32,26 +32,21 @@ impl Night {
         run_folder(self.date, &self.run)
     }
 
-    /// The complete runs of a night. The last one is the one that counts: it has the greatest `created`, and of equal
-    /// ones the greatest name. One whose manifest cannot be read is left out with a warning, so that it keeps no other
-    /// night from being published.
-    pub(crate) async fn complete(root: &Location, date: Date) -> Result<Vec<Self>, LocationError> {
-        let folder = root.join(&date_folder(date));
+    /// The complete runs of a night. The last one is the one that counts: the one that is promoted, else the one that
+    /// has the greatest `created`, and of equal ones the greatest name. One whose manifest cannot be read is left out
+    /// with a warning, so that it keeps no other night from being published.
+    pub(crate) async fn complete(root: &Location, date: Date, runs: &NightRuns) -> Result<Vec<Self>, LocationError> {
         let mut found: Vec<Self> = Vec::new();
-        for name in folder.folders().await? {
-            let Some(run) = name.strip_prefix("run=") else {
-                continue;
-            };
-            if !data_set::is_complete(&folder.join(&name)).await? {
-                continue;
-            }
+        for run in &runs.complete {
             match Self::read(root, date, run).await {
                 Ok(night) => found.extend(night),
                 Err(ManifestError::Location(error)) => return Err(error),
                 Err(error) => tracing::warn!("left out of the table: {error}"),
             }
         }
-        found.sort_by(|a, b| (a.created, &a.run).cmp(&(b.created, &b.run)));
+        let rank = |night: &Self| (runs.promoted() == Some(&night.run), night.created);
+        // Of equal ones the greatest name stays last.
+        found.sort_by_key(rank);
         Ok(found)
     }
 }

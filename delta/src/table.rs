@@ -10,12 +10,12 @@ use laser_schema::Kind;
 use laser_schema::layout::DataSet;
 use laser_schema::manifest::{MANIFEST, PartEntry};
 use laser_store::Location;
-use laser_store::data_set::{self, ManifestError};
+use laser_store::data_set::{self, ManifestError, NightRuns};
 use laser_store::location::LocationError;
 use laser_store::table::{TableError, TableReader};
 
 use crate::columns::{self, Columns, Misfit};
-use crate::log::{Change, File, Log, Version};
+use crate::log::{Change, File, Log, Version, split};
 use crate::night::{Night, date_folder, run_folder};
 
 /// The folder of a table's log.
@@ -91,13 +91,65 @@ impl Table {
         Self { output: output.clone(), data_set, kind, root }
     }
 
-    /// Commits a run whose manifest is there, unless the table has it: its parts enter, those of other runs of the
-    /// night leave. Complete nights that the table lacks, such as those published before there was a table, enter with
-    /// it. Creates the table.
+    /// Commits a run whose manifest is there, unless the table has it or another run of the night is promoted: its
+    /// parts enter, those of other runs of the night leave. Complete nights that the table lacks, such as those
+    /// published before there was a table, enter with it. Creates the table.
     ///
     /// # Errors
     /// [`DeltaError`]; the table is then as it was.
     pub async fn publish(&self, date: Date, run: &str) -> Result<(), DeltaError> {
+        if self.is_superseded(date, run).await? {
+            return Ok(());
+        }
+        self.enter(date, run, |version, night, was_in| was_in && !is_changed(version, night)).await?;
+        // Another run may have been promoted in the meantime.
+        match self.is_superseded(date, run).await? {
+            true => self.follow(date).await,
+            false => Ok(()),
+        }
+    }
+
+    /// Commits the run of a night that is [in force](data_set::in_force) in place of any other, after a promotion or a
+    /// rollback; nothing without a table.
+    ///
+    /// # Errors
+    /// [`DeltaError`]; the table is then as it was.
+    pub async fn follow(&self, date: Date) -> Result<(), DeltaError> {
+        loop {
+            let in_force = self.in_force(date).await?;
+            if let Some(run) = &in_force
+                && self.read().await?.is_some()
+            {
+                self.enter(date, run, |version, night, _| is_night(version, night)).await?;
+            }
+            if self.in_force(date).await? == in_force {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn in_force(&self, date: Date) -> Result<Option<String>, ManifestError> {
+        data_set::in_force(&self.output, self.data_set, self.kind, date).await
+    }
+
+    /// The complete runs of a night, and which of them is promoted.
+    pub(crate) async fn runs(&self, date: Date) -> Result<NightRuns, ManifestError> {
+        NightRuns::read(&self.output, self.data_set, self.kind, date).await
+    }
+
+    /// Whether another run of the night is promoted.
+    async fn is_superseded(&self, date: Date, run: &str) -> Result<bool, ManifestError> {
+        Ok(self.runs(date).await?.promoted().is_some_and(|promoted| promoted != run))
+    }
+
+    /// Commits a run in place of the others of its night, unless it `is_there`, which is told whether it is or was last
+    /// in the table.
+    async fn enter(
+        &self,
+        date: Date,
+        run: &str,
+        is_there: impl Fn(&Version, &Night, bool) -> bool,
+    ) -> Result<(), DeltaError> {
         let Some(night) = Night::read(&self.root, date, run).await? else {
             let manifest = self.root.join(&run_folder(date, run)).join(MANIFEST);
             return Err(LocationError::NotFound { url: manifest.url().to_owned() }.into());
@@ -112,7 +164,7 @@ impl Table {
                 continue;
             };
             let transaction = self.transaction(&version, run).await?;
-            if is_in(transaction) && !is_changed(&version, &night) {
+            if is_there(&version, &night, is_in(transaction)) {
                 return Ok(());
             }
             let change = self.entering(&version, &night, &columns, transaction).await?;
@@ -179,6 +231,43 @@ impl Table {
         Err(DeltaError::Conflicts { table: self.root.url().to_owned() })
     }
 
+    /// Commits the rows that a run's manifest gives its parts, if the table has the run with other ones: an erasure has
+    /// taken rows out of parts, which keep their names and sizes.
+    ///
+    /// # Errors
+    /// [`DeltaError`]; the table is then as it was.
+    pub async fn restate(&self, date: Date, run: &str) -> Result<(), DeltaError> {
+        let Some(night) = Night::read(&self.root, date, run).await? else {
+            return Ok(());
+        };
+        for _ in 0..COMMITS_MAX {
+            let Some(version) = self.read().await? else {
+                return Ok(());
+            };
+            let found = version.files_in(&night.folder());
+            let is_restated = |part: &&PartEntry| {
+                found.get(part.name.as_str()).is_some_and(|file| file.rows != Some(part.table_rows()))
+            };
+            let parts: Vec<PartEntry> = night.parts.iter().filter(is_restated).cloned().collect();
+            if parts.is_empty() {
+                return Ok(());
+            }
+            // A file that is added again takes the place of itself; a commit may not remove and add one file.
+            let change = Change {
+                operation: UpdateTableOperation::Write,
+                kind: self.kind,
+                columns: Vec::new(),
+                transactions: BTreeMap::new(),
+                removed: Vec::new(),
+                added: vec![Night { parts, ..night.clone() }],
+            };
+            if self.commit(version, change).await? {
+                return Ok(());
+            }
+        }
+        Err(DeltaError::Conflicts { table: self.root.url().to_owned() })
+    }
+
     /// The commit with which a night enters.
     async fn entering(
         &self,
@@ -212,7 +301,7 @@ impl Table {
         Ok(Change { operation, kind: self.kind, columns: table.into_new(), transactions, removed, added })
     }
 
-    /// The complete nights that were never in the table; of a night's runs the one that was created last.
+    /// The complete nights that were never in the table; of a night's runs the one in force.
     pub(crate) async fn lacking(&self, version: &Version) -> Result<Vec<Night>, DeltaError> {
         let known: BTreeSet<Date> = version.dates();
         let mut lacking = Vec::new();
@@ -220,7 +309,15 @@ impl Table {
             if known.contains(&date) {
                 continue;
             }
-            let Some(night) = Night::complete(&self.root, date).await?.pop() else {
+            let runs = match self.runs(date).await {
+                Err(ManifestError::Location(error)) => return Err(error.into()),
+                Err(error) => {
+                    tracing::warn!("left out of the table: {error}");
+                    continue;
+                }
+                Ok(runs) => runs,
+            };
+            let Some(night) = Night::complete(&self.root, date, &runs).await?.pop() else {
                 continue;
             };
             if !night.parts.is_empty() && self.transaction(version, &night.run).await?.is_none() {
@@ -295,6 +392,12 @@ fn is_in(transaction: Option<i64>) -> bool {
 fn is_changed(version: &Version, night: &Night) -> bool {
     let found = version.files_in(&night.folder());
     !found.is_empty() && found != expected(night)
+}
+
+/// Whether the table has the run with its parts, and of the night nothing else.
+fn is_night(version: &Version, night: &Night) -> bool {
+    let of_night = version.files.keys().filter(|path| split(path).is_some_and(|(date, ..)| date == night.date));
+    version.files_in(&night.folder()) == expected(night) && of_night.count() == night.parts.len()
 }
 
 /// The files that a table has of a night.

@@ -365,3 +365,27 @@ async fn the_log_has_checkpoints() {
     output.published(FIRST, "again").await;
     assert!(output.faults().await.is_empty());
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn rows_that_are_erased_leave_by_one_commit_and_the_files_stay() {
+    let output = Output::new();
+    let mut first = output.published(FIRST, "a").await;
+    output.published(SECOND, "b").await;
+    output.table.restate(first.date, &first.run).await.unwrap();
+    assert_eq!(output.commits().await.len(), 3, "nothing was erased");
+    first.parts[0].rows = 2;
+    output.write_manifest(&first).await;
+    assert_eq!(output.faults().await.len(), 1);
+    for _ in 0..2 {
+        output.table.restate(first.date, &first.run).await.unwrap();
+    }
+    let commits = output.commits().await;
+    let last = &commits[3];
+    assert_eq!((commits.len(), actions(last, "add").len(), actions(last, "remove").len()), (4, 1, 0));
+    assert_eq!(output.runs().await, runs([("a", 2), ("b", 2)]));
+    assert!(output.faults().await.is_empty());
+    // A night that the table does not have does not enter by it.
+    let other = output.run(date(2026, 1, 3), "c").await;
+    output.table.restate(other.date, &other.run).await.unwrap();
+    assert_eq!(output.commits().await.len(), 4);
+}

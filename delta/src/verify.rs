@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::civil::Date;
+use laser_store::data_set::ManifestError;
 
 use crate::columns::Columns;
 use crate::log::{File, Version, split};
@@ -58,7 +59,21 @@ impl Table {
             let runs: Vec<&str> = runs.iter().copied().collect();
             faults.push(format!("dt={date}: the table has {} runs of it: {}", runs.len(), runs.join(", ")));
         }
-        let complete = Night::complete(&self.root, date).await?;
+        let of_night = match self.runs(date).await {
+            Err(ManifestError::Location(error)) => return Err(error.into()),
+            Err(error) => {
+                faults.push(error.to_string());
+                return Ok(());
+            }
+            Ok(of_night) => of_night,
+        };
+        if let Some(promoted) = of_night.promoted().filter(|run| !runs.contains(run)) {
+            faults.push(format!(
+                "dt={date}: run {promoted} is promoted, but not in the table; `laser outputs promote CONFIG \
+                 {promoted}` puts it there"
+            ));
+        }
+        let complete = Night::complete(&self.root, date, &of_night).await?;
         for run in runs {
             match complete.iter().find(|night| night.run == *run) {
                 Some(night) => compare(version, night, faults),

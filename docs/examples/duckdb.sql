@@ -1,16 +1,13 @@
 -- Run in the output's root: duckdb < duckdb.sql
 
--- Parts are in place while a night is under way, so only runs with a _SUCCESS count. One row per user and night: if a
--- night was run twice, the text created later.
+-- _in_force.json names the one run of each night that counts. Runs that are under way are not in it.
 CREATE VIEW texts AS
 SELECT * FROM read_parquet('profiles/kind=user/*/*/*.parquet', hive_partitioning = true)
-WHERE run IN (SELECT regexp_extract(file, 'run=([^/]+)', 1) FROM glob('profiles/kind=user/*/*/_SUCCESS'))
-QUALIFY row_number() OVER (PARTITION BY entity_id, dt ORDER BY created_timestamp DESC, run DESC) = 1;
+SEMI JOIN read_json('profiles/kind=user/_in_force.json') USING (dt, run);
 
 CREATE VIEW ids AS
 SELECT * FROM read_parquet('knowledge_ids/kind=user/*/*/*.parquet', hive_partitioning = true)
-WHERE run IN (SELECT regexp_extract(file, 'run=([^/]+)', 1) FROM glob('knowledge_ids/kind=user/*/*/_SUCCESS'))
-QUALIFY row_number() OVER (PARTITION BY entity_id, dt ORDER BY created_timestamp DESC, run DESC) = 1;
+SEMI JOIN read_json('knowledge_ids/kind=user/_in_force.json') USING (dt, run);
 
 -- Texts, tokens and accepted drafted tokens per night.
 SELECT dt, count(*) AS texts, sum(text_tokens) AS tokens, sum(list_sum(step_accepted)) AS accepted

@@ -1,5 +1,6 @@
 """Texts, embeddings and knowledge ids of one night as pandas and numpy: python read_pandas.py OUTPUT 2026-01-02"""
 
+import json
 import sys
 from pathlib import Path
 
@@ -10,14 +11,11 @@ output, night = sys.argv[1:]
 
 
 def read(data_set):
-    """One row per user: if the night was run twice, the row created later.
-
-    Parts are in place while a run is under way, so only runs with a _SUCCESS count.
-    """
-    finished = Path(output, data_set, "kind=user", f"dt={night}").glob("run=*/_SUCCESS")
-    parts = [str(part) for success in finished for part in success.parent.glob("*.parquet")]
-    frame = ds.dataset(parts, partitioning="hive").to_table().to_pandas().sort_values(["created_timestamp", "run"])
-    return frame.drop_duplicates("entity_id", keep="last").set_index("entity_id").sort_index()
+    """One row per user, of the night's run that is in force."""
+    folder = Path(output, data_set, "kind=user")
+    [run] = [entry["run"] for entry in json.loads((folder / "_in_force.json").read_text()) if entry["dt"] == night]
+    parts = [str(part) for part in folder.glob(f"dt={night}/run={run}/*.parquet")]
+    return ds.dataset(parts, partitioning="hive").to_table().to_pandas().set_index("entity_id").sort_index()
 
 
 texts = read("profiles")

@@ -1,5 +1,6 @@
 """Texts with their knowledge ids, all nights, as Polars: python read_polars.py OUTPUT"""
 
+import json
 import sys
 from pathlib import Path
 
@@ -9,13 +10,11 @@ output = sys.argv[1]
 
 
 def read(data_set):
-    """One row per user and night: if a night was run twice, the row created later.
-
-    Parts are in place while a night is under way, so only runs with a _SUCCESS count.
-    """
-    finished = Path(output, data_set, "kind=user").glob("dt=*/run=*/_SUCCESS")
-    parts = pl.scan_parquet([f"{success.parent}/*.parquet" for success in finished], hive_partitioning=True)
-    return parts.sort("created_timestamp", "run").unique(["entity_id", "dt"], keep="last")
+    """One row per user and night, of the night's run that is in force."""
+    folder = Path(output, data_set, "kind=user")
+    in_force = json.loads((folder / "_in_force.json").read_text())
+    parts = [f"{folder}/dt={night['dt']}/run={night['run']}/*.parquet" for night in in_force]
+    return pl.scan_parquet(parts, hive_partitioning=True)
 
 
 texts = read("profiles").select("entity_id", "dt", "text", "text_tokens", "embedding")

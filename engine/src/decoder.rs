@@ -1,6 +1,6 @@
 //! Between the tree engine, which keeps slots and the protocol, and the two decoders.
 
-use laser_cpu::{Batch, CpuCache, CpuDecoder, Predictions};
+use laser_cpu::{Allowed, Batch, CpuCache, CpuDecoder, MaskedRow, Predictions};
 
 use crate::error::EngineError;
 
@@ -26,6 +26,12 @@ pub(super) trait Decoder: Send {
         caches: &mut [Self::Cache],
         top_k: usize,
     ) -> Result<Predictions, EngineError>;
+
+    /// What rows of the last step say of the tokens that may follow there, if the step
+    /// [kept its logits](Batch::keeps_logits); nothing of a row that no token may follow. Only targets are asked.
+    fn masked(&mut self, _rows: &[MaskedRow<'_>], _top_k: usize) -> Result<Vec<Option<Allowed>>, EngineError> {
+        Ok(Vec::new())
+    }
 
     /// Keeps of the tokens behind the first `length` those at `keep`.
     fn commit(&mut self, cache: &mut Self::Cache, length: usize, keep: &[usize]) -> Result<(), EngineError>;
@@ -56,6 +62,10 @@ impl Decoder for CpuDecoder {
         top_k: usize,
     ) -> Result<Predictions, EngineError> {
         Ok(self.forward(batch, caches, top_k))
+    }
+
+    fn masked(&mut self, rows: &[MaskedRow<'_>], top_k: usize) -> Result<Vec<Option<Allowed>>, EngineError> {
+        Ok(CpuDecoder::masked(self, rows, top_k))
     }
 
     fn commit(&mut self, cache: &mut CpuCache, length: usize, keep: &[usize]) -> Result<(), EngineError> {

@@ -1,9 +1,11 @@
 //! The only thing between scheduling and tensors.
 
+use laser_cpu::Allowed;
+
 use crate::{
     error::EngineError,
     scores::Scores,
-    segment::{Segment, Slot},
+    segment::{MaskedNode, Segment, Slot},
 };
 
 /// A loaded model.
@@ -51,6 +53,9 @@ pub trait Engine: Send {
     /// From the next step on scores have the features of all nodes, also of those that are not scored.
     fn keep_features(&mut self);
 
+    /// From the next step on [`masked`](Self::masked) may be asked.
+    fn keep_logits(&mut self);
+
     /// A new, empty cache for at most `capacity` tokens, committed ones and the nodes of a step together.
     ///
     /// # Errors
@@ -72,6 +77,14 @@ pub trait Engine: Send {
     /// # Errors
     /// A broken protocol (see [`EngineError`]) or a failed forward.
     fn step(&mut self, segments: &[Segment<'_>], top_k: usize) -> Result<Vec<Scores>, EngineError>;
+
+    /// What scored nodes of the last step say of the tokens that may follow them, the `top_k` most probable ones of
+    /// each. Nodes may be committed meanwhile.
+    ///
+    /// # Errors
+    /// [`EngineError::Protocol`] for a node that was not scored, or that no token may follow; a failed tensor
+    /// operation.
+    fn masked(&mut self, nodes: &[MaskedNode<'_>], top_k: usize) -> Result<Vec<Allowed>, EngineError>;
 
     /// Keeps the nodes `keep` of the slot's tree (its last segment, behind what it holds), a path from the context in
     /// ascending order (possibly empty), and drops the rest. A prefill chunk keeps all of its nodes.

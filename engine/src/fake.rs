@@ -5,14 +5,16 @@
 //! earlier texts helps. Whether a text ends also depends on the position, or a text that repeats itself would never
 //! end. Protocol and capacity are checked as strictly as by the tree engine.
 
-use laser_cpu::{Predictions, Tree};
+use std::collections::HashMap;
+
+use laser_cpu::{Allowed, MaskedRow, Predictions, Tree};
 use laser_decode::{Candidate, Prediction, ROOT_PARENT, Token};
 
 use crate::{
     engine::{Engine, EngineInfo},
     error::EngineError,
     scores::Scores,
-    segment::{Segment, Slot},
+    segment::{MaskedNode, Segment, Slot},
     slots::{SlotState, SlotTable, check_features},
 };
 
@@ -79,6 +81,9 @@ pub struct FakeEngine {
     /// Steps so far, failed ones included.
     steps: u64,
     keeps_features: bool,
+    keeps_logits: bool,
+    /// The logits of the last step's scored nodes, if they are kept.
+    logits: HashMap<(Slot, usize), Vec<f32>>,
 }
 
 impl FakeEngine {
@@ -98,7 +103,7 @@ impl FakeEngine {
             heads: options.heads,
         };
         let slots = SlotTable::new(info.vocab_size, info.max_positions);
-        Self { options, info, slots, steps: 0, keeps_features: false }
+        Self { options, info, slots, steps: 0, keeps_features: false, keeps_logits: false, logits: HashMap::new() }
     }
 
     /// A token of the fake takes a megabyte.
@@ -126,13 +131,13 @@ impl FakeEngine {
         Ok(())
     }
 
-    fn score(&self, segment: &Segment<'_>, depths: &[usize], top_k: usize) -> Result<Scores, EngineError> {
+    fn score(&mut self, segment: &Segment<'_>, depths: &[usize], top_k: usize) -> Result<Scores, EngineError> {
         let state = self.slots.get(segment.slot)?;
         let Tree { cached, held } = state.tree();
         let (context, known) = state.data.split_at(cached);
         let tree = Nodes { tokens: [known, segment.tokens], parents: [held, segment.parents] };
         let width = top_k.min(self.info.vocab_size);
-        let mut predictions = Predictions::default();
+        let (mut predictions, mut kept) = (Predictions::default(), Vec::new());
         for (node, depth) in depths.iter().enumerate() {
             let last = tree.last_tokens(context, known.len() + node, self.options.order);
             let position = self.position(segment, node, (&last, cached + depth))?;
@@ -142,6 +147,9 @@ impl FakeEngine {
             let Some(scored) = node.checked_sub(segment.scored_from) else {
                 continue;
             };
+            if self.keeps_logits {
+                kept.push(((segment.slot, node), self.options.logits(&last, position)));
+            }
             if let Some(&end) = segment.asked.ends.get(scored) {
                 let start = scored.checked_sub(1).map_or(0, |before| segment.asked.ends[before]);
                 predictions.push_asked(&self.options.logits(&last, position), &segment.asked.tokens[start..end]);
@@ -160,6 +168,7 @@ impl FakeEngine {
                 predictions.candidates.extend(candidates);
             }
         }
+        self.logits.extend(kept);
         let scores = Scores::new((segment.scored_from, self.info.ahead()), width, predictions, FEATURE);
         Ok(scores.with_ends(segment.asked.ends))
     }
@@ -194,6 +203,19 @@ impl Engine for FakeEngine {
         self.keeps_features = true;
     }
 
+    fn keep_logits(&mut self) {
+        self.keeps_logits = true;
+    }
+
+    fn masked(&mut self, nodes: &[MaskedNode<'_>], top_k: usize) -> Result<Vec<Allowed>, EngineError> {
+        let choose = |&MaskedNode { slot, node, mask, draw }: &MaskedNode<'_>| {
+            let logits = self.logits.get(&(slot, node));
+            let found = logits.and_then(|logits| MaskedRow { row: 0, mask, draw }.choose(logits, top_k));
+            found.ok_or(EngineError::Protocol { slot, message: format!("nothing is known of node {node}") })
+        };
+        nodes.iter().map(choose).collect()
+    }
+
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
         if capacity == 0 {
             return Err(EngineError::NoCapacity);
@@ -218,6 +240,7 @@ impl Engine for FakeEngine {
         let outcome = self.injected_failure(segments);
         self.steps += 1;
         outcome?;
+        self.logits.clear();
         let scores: Vec<Scores> = segments
             .iter()
             .zip(&depths)

@@ -53,12 +53,12 @@ mod tree_plan;
 pub use engine::{Engine, EngineInfo};
 pub use error::EngineError;
 pub use fake::{FakeEngine, FakeOptions};
-pub use laser_cpu::Asked;
+pub use laser_cpu::{Allowed, Asked};
 pub use medusa::{ACCEPTANCE_HEAD, ACCEPTED, REJECTED};
 #[cfg(feature = "mistralrs")]
 pub use mistral::{Completion, Finish, MistralEngine};
 pub use options::{DTypeOption, EngineOptions};
 pub use scores::Scores;
-pub use segment::{Segment, Slot};
+pub use segment::{MaskedNode, Segment, Slot};
 pub use selftest::{SelfTest, selftest};
 pub use tree::{TargetParts, load, reads_features, target_parts};

@@ -28,3 +28,16 @@ pub struct Segment<'a> {
     /// Tokens whose log probabilities are wanted at each scored node, whatever their rank.
     pub asked: Asked<'a>,
 }
+
+/// A scored node of the last step, and the tokens that may follow it.
+#[derive(Debug, Clone, Copy)]
+pub struct MaskedNode<'a> {
+    /// The sequence.
+    pub slot: Slot,
+    /// The node, counted as in the sequence's [`Segment`].
+    pub node: usize,
+    /// Bit t % 32 of word t / 32 is set for each token t that may follow; those beyond the last word may not.
+    pub mask: &'a [u32],
+    /// How the token after the node is drawn; the most probable one is taken if absent.
+    pub draw: Option<Draw>,
+}

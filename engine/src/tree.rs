@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use candle_core::Device;
-use laser_cpu::{Batch, CpuDecoder, CpuHeads, Format, Matrix, ModelShape, Predictions, Tensors};
+use laser_cpu::{Allowed, Batch, CpuDecoder, CpuHeads, Format, MaskedRow, Matrix, ModelShape, Predictions, Tensors};
 use mistralrs_quant::IsqType;
 use rayon::ThreadPool;
 
@@ -21,7 +21,7 @@ use crate::{
     options::{DTypeOption, EngineOptions},
     safetensors::SafetensorsWeights,
     scores::Scores,
-    segment::{Segment, Slot},
+    segment::{MaskedNode, Segment, Slot},
     shared::SharedWeights,
     slots::{SlotState, SlotTable, check_features},
     tree_lm::{TreeLm, Weights},
@@ -268,6 +268,9 @@ struct TreeEngine<D: Decoder> {
     /// Bound on the bytes of all caches.
     cache_limit: Option<usize>,
     keeps_features: bool,
+    keeps_logits: bool,
+    /// Of each segment of the last step its slot, its first scored node, and that node's row and how many follow.
+    scored: Vec<(Slot, usize, std::ops::Range<usize>)>,
 }
 
 impl<D: Decoder> TreeEngine<D> {
@@ -279,6 +282,8 @@ impl<D: Decoder> TreeEngine<D> {
             info,
             cache_limit,
             keeps_features: false,
+            keeps_logits: false,
+            scored: Vec::new(),
         }
     }
 
@@ -295,6 +300,13 @@ impl<D: Decoder> TreeEngine<D> {
             }),
             _ => Ok(()),
         }
+    }
+
+    /// The row of a scored node of the last step.
+    fn row(&self, slot: Slot, node: usize) -> Result<usize, EngineError> {
+        let of_slot = self.scored.iter().find(|(other, ..)| *other == slot);
+        let row = of_slot.and_then(|(_, from, rows)| rows.clone().nth(node.checked_sub(*from)?));
+        row.ok_or_else(|| EngineError::Protocol { slot, message: format!("node {node} was not scored") })
     }
 
     /// Runs the model with the caches of the segments' slots, which get them back whatever happens.
@@ -326,6 +338,24 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         self.keeps_features = true;
     }
 
+    fn keep_logits(&mut self) {
+        self.keeps_logits = true;
+    }
+
+    fn masked(&mut self, nodes: &[MaskedNode<'_>], top_k: usize) -> Result<Vec<Allowed>, EngineError> {
+        let mut rows = Vec::with_capacity(nodes.len());
+        for &MaskedNode { slot, node, mask, draw } in nodes {
+            rows.push(MaskedRow { row: self.row(slot, node)?, mask, draw });
+        }
+        let model = &mut self.model;
+        let found = awake(&self.threads, || model.masked(&rows, top_k))?;
+        let told = |(node, found): (&MaskedNode<'_>, Option<Allowed>)| {
+            let message = format!("no token may follow node {}", node.node);
+            found.ok_or(EngineError::Protocol { slot: node.slot, message })
+        };
+        nodes.iter().zip(found).map(told).collect()
+    }
+
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
         if capacity == 0 {
             return Err(EngineError::NoCapacity);
@@ -351,17 +381,22 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         if segments.is_empty() {
             return Ok(Vec::new());
         }
-        let mut batch = Batch { wants_features: self.keeps_features, ..Batch::default() };
+        let (wants_features, keeps_logits) = (self.keeps_features, self.keeps_logits);
+        let mut batch = Batch { wants_features, keeps_logits, ..Batch::default() };
+        let mut scored = Vec::with_capacity(segments.len());
         for segment in segments {
             check_features(segment, &self.info)?;
             let tree = self.slots.get(segment.slot)?.tree();
             let &Segment { tokens, parents, scored_from, draw, asked, .. } = segment;
+            let first = batch.scored.len();
             batch.push((tokens, parents), scored_from, tree, (draw, asked));
+            scored.push((segment.slot, scored_from, first..batch.scored.len()));
             batch.before.extend_from_slice(segment.before);
         }
         let width = top_k.min(self.info.vocab_size);
         let Predictions { candidates, rows, features, asked } = self.forward(segments, &batch, width)?;
         self.slots.append(segments)?;
+        self.scored = scored;
         let (mut candidates, mut rows) = (candidates.into_iter(), rows.into_iter());
         let (mut features, mut asked) = (features.into_iter(), asked.into_iter());
         let (hidden, ahead) = (self.info.hidden_size, self.info.ahead());

@@ -9,8 +9,8 @@
 
 use candle_core::{CpuStorage, DType, Device, Module as _, Result, Storage, Tensor, bail};
 use candle_nn::Embedding;
-use laser_cpu::{Batch, Format, Matrix, ModelShape, Predictions, Rope};
-use laser_decode::Draw;
+use laser_cpu::{Allowed, Batch, Format, MaskedRow, Matrix, ModelShape, Predictions, Rope, is_allowed};
+use laser_decode::{Candidate, Draw};
 
 use crate::{
     arena::{Arena, SequenceId, number},
@@ -77,6 +77,8 @@ pub(super) struct TreeLm {
     head: Linear,
     rope: Rope,
     arena: Arena,
+    /// Of the last step's scored nodes, if they are kept.
+    logits: Option<Tensor>,
     dtype: DType,
     device: Device,
 }
@@ -99,6 +101,7 @@ impl TreeLm {
             head: weights.head(&embedding, shape.tied_embeddings)?,
             rope: Rope::new(shape.head_dim, shape.rope_theta, &shape.rope_scaling),
             arena: Arena::new(&shape, embedding.dtype(), device),
+            logits: None,
             dtype: embedding.dtype(),
             device: device.clone(),
             embedding: Embedding::new(embedding, hidden_size),
@@ -171,6 +174,7 @@ impl TreeLm {
         let logits = self.head.forward(&rows)?;
         let asked = asked(&logits, batch)?;
         let predictions = predictions(&logits, top_k, &batch.draws)?;
+        self.logits = batch.keeps_logits.then_some(logits);
         Ok(Predictions { features, asked, ..predictions })
     }
 
@@ -206,6 +210,10 @@ impl Decoder for TreeLm {
         Ok(predictions)
     }
 
+    fn masked(&mut self, rows: &[MaskedRow<'_>], top_k: usize) -> Loaded<Vec<Option<Allowed>>> {
+        Ok(self.logits.as_ref().map(|logits| masked(logits, rows, top_k)).transpose()?.unwrap_or_default())
+    }
+
     fn commit(&mut self, sequence: &mut SequenceId, length: usize, keep: &[usize]) -> Loaded<()> {
         self.arena.commit(*sequence, length, keep);
         Ok(())
@@ -228,6 +236,41 @@ fn asked(logits: &Tensor, batch: &Batch<'_>) -> Result<Vec<f32>> {
     let of_row = logits.log_sum_exp(1)?.unsqueeze(1)?;
     let log_probabilities = logits.broadcast_sub(&of_row)?.flatten_all()?;
     log_probabilities.index_select(&Tensor::new(places, logits.device())?, 0)?.to_vec1()
+}
+
+/// What is added to the logit of a token that may not follow: its probability is 0, and its part in sums as well.
+const FORBIDDEN: f32 = -1e30;
+
+/// What rows of logits say of the tokens that may follow, found where the logits are: as
+/// [`MaskedRow::choose`] finds it.
+fn masked(logits: &Tensor, rows: &[MaskedRow<'_>], top_k: usize) -> Result<Vec<Option<Allowed>>> {
+    let (_, width) = logits.dims2()?;
+    let device = logits.device();
+    let places: Vec<u32> = rows.iter().map(|row| number(row.row)).collect();
+    let logits = logits.index_select(&Tensor::new(places, device)?, 0)?.to_dtype(DType::F32)?;
+    let forbidden = |row: &MaskedRow<'_>| {
+        let mask = row.mask;
+        (0..number(width)).map(move |token| if is_allowed(mask, token) { 0.0 } else { FORBIDDEN }).collect::<Vec<f32>>()
+    };
+    let forbidden: Vec<f32> = rows.iter().flat_map(forbidden).collect();
+    let allowed = (&logits + Tensor::from_vec(forbidden, (rows.len(), width), device)?)?;
+    let draws: Vec<Option<Draw>> = rows.iter().map(|row| row.draw).collect();
+    let found = predictions(&allowed, top_k.max(1), &draws)?;
+    // From the probabilities among the allowed tokens to those among all.
+    let shifts: Vec<f32> = (allowed.log_sum_exp(1)? - logits.log_sum_exp(1)?)?.to_vec1()?;
+    let of_all = |candidate: Candidate, shift: f32| Candidate {
+        log_probability: candidate.log_probability + shift,
+        ..candidate
+    };
+    let width = found.candidates.len() / rows.len().max(1);
+    let of_row = |at: usize| {
+        let candidates = found.candidates[at * width..][..width].iter();
+        let candidates = candidates.filter(|candidate| is_allowed(rows[at].mask, candidate.token));
+        let candidates: Vec<Candidate> = candidates.map(|candidate| of_all(*candidate, shifts[at])).collect();
+        let choice = of_all(found.rows[at].choice, shifts[at]);
+        (!candidates.is_empty()).then_some(Allowed { candidates, choice })
+    };
+    Ok((0..rows.len()).map(of_row).collect())
 }
 
 /// What every row of logits says, found where the logits are.

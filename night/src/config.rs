@@ -4,6 +4,7 @@
 //! refused with the nearest one that does. What changes tokens is the *specification*; everything else only
 //! says how the work is done.
 
+mod canary;
 mod lists;
 mod model;
 mod recommender;
@@ -29,10 +30,13 @@ use laser_schema::EntityTable;
 use laser_schema::guard::{GuardAction, Guards};
 use laser_schema::interactions::InteractionTable;
 use laser_schema::job::Price;
+use laser_schema::layout::CANARIES;
 use laser_store::previous::PreviousSource;
+use laser_store::{Location, LocationError};
 use laser_train::TrainConfig;
 use serde::{Deserialize, Serialize};
 
+pub use canary::CanaryConfig;
 pub use lists::{ListDraftKind, ListsConfig};
 pub use model::{
     DraftConfig, DraftMethod, DraftModelConfig, EngineKind, GenerateConfig, ModelConfig, PolicyKind, VerificationConfig,
@@ -74,6 +78,8 @@ pub struct Config {
     pub ids: IdsConfig,
     /// How a night is run.
     pub run: RunConfig,
+    /// That the run is a canary beside the night.
+    pub canary: Option<CanaryConfig>,
     /// The queue between coordinator and workers.
     pub queue: Option<NatsConfig>,
     /// How a worker lives.
@@ -168,6 +174,23 @@ impl Config {
         Ok(path)
     }
 
+    /// The output's root.
+    ///
+    /// # Errors
+    /// If its path names no store.
+    pub fn output(&self) -> Result<Location, LocationError> {
+        Location::parse(&self.output.path)
+    }
+
+    /// The root of what runs of this configuration write: the output's, or that of its canaries.
+    ///
+    /// # Errors
+    /// If its path names no store.
+    pub fn run_output(&self) -> Result<Location, LocationError> {
+        let output = self.output()?;
+        Ok(if self.canary.is_some() { output.join(CANARIES) } else { output })
+    }
+
     /// The date of the night: `[run] date`, or today in UTC.
     pub fn night(&self) -> Date {
         let today = || Timestamp::now().to_zoned(TimeZone::UTC).date();
@@ -215,13 +238,15 @@ impl Config {
         Ok((ListsSource { catalogue, input: &self.input, item, repeat: *repeat }, eval))
     }
 
-    /// The queue's section.
+    /// The queue's section; for a canary that of canaries beside it.
     ///
     /// # Errors
     /// If there is none.
-    pub fn queue(&self) -> Result<&NatsConfig> {
+    pub fn queue(&self) -> Result<NatsConfig> {
         let queue = self.queue.as_ref();
-        queue.context("[queue]: not set; give the url of a NATS server, or use `laser run` for one process")
+        let queue =
+            queue.context("[queue]: not set; give the url of a NATS server, or use `laser run` for one process");
+        queue.map(|queue| if self.canary.is_some() { queue.of_canaries() } else { queue.clone() })
     }
 
     /// The guards that decide how texts are generated, and so are part of a run.
@@ -290,6 +315,15 @@ mod tests {
             ("[demo]\nlast_night = []", "[demo] last_night: no table"),
             ("[demo]\nusers = 30", "there is no key \"demo.users\""),
             ("[run]\ndate = \"yesterday\"", "run.date"),
+            ("[canary]", "give share or ids"),
+            ("[canary]\nshare = 0.1\nids = \"ids.csv\"", "give share or ids"),
+            ("[canary]\nshare = 0.0", "[canary] share = 0: expected above 0 and at most 1"),
+            ("[canary]\nshare = 1.5", "[canary] share = 1.5: expected above 0 and at most 1"),
+            ("[canary]\nids = \"\"", "[canary] ids: not set"),
+            (
+                "[canary]\nshare = 0.1\n[demo]\nlast_night = [\"u.parquet\"]",
+                "[demo]: runs nights, and [canary] is beside one",
+            ),
             ("[encoder]\npooling = \"cls\"", "[encoder] path: not set"),
             ("[encoder]\nnormalize = true", "did you mean \"normalise\""),
         ];

@@ -44,6 +44,15 @@ impl Deadline {
     }
 }
 
+/// Seconds from a time to the first deadline after it, if there is one.
+///
+/// # Errors
+/// If the calendar has no such time.
+pub fn seconds_until(time: Option<Time>, from: Timestamp) -> Result<Option<f64>> {
+    let Deadline(at) = Deadline::new(time, from)?;
+    Ok(at.map(|at| at.timestamp().duration_since(from).as_secs_f64()))
+}
+
 /// The first moment from `from` on with this time of day.
 fn first_after(from: Zoned, time: Time) -> Result<Zoned> {
     let today = from.with().time(time).build()?;

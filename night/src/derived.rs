@@ -1,5 +1,7 @@
 //! Data sets that are made from a published one: embeddings and knowledge ids.
 
+use std::collections::BTreeSet;
+
 use anyhow::{Result, ensure};
 use jiff::Timestamp;
 use jiff::civil::Date;
@@ -7,9 +9,10 @@ use laser_delta::Table;
 use laser_schema::layout::{DataSet, dated_name};
 use laser_schema::manifest::{Details, Manifest, PartEntry, SUCCESS};
 use laser_schema::{Digest, Kind};
-use laser_store::{Location, data_set};
+use laser_store::{Location, LocationError, data_set};
 
 use crate::config::Config;
+use crate::erasure::marker::ensure_none;
 
 /// A data set of one kind and night that is complete.
 #[derive(Debug, Clone)]
@@ -24,6 +27,8 @@ pub struct Derived<D> {
 
 /// Where a data set of one kind and night goes.
 pub(crate) struct Destination {
+    output: Location,
+    data_set: DataSet,
     kind: Kind,
     date: Date,
     pub(crate) run: String,
@@ -44,17 +49,19 @@ impl Destination {
         let run = dated_name(date, identity);
         let folder = output.join(&data_set.folder(kind, date, &run));
         let table = config.output.is_delta().then(|| Table::new(output, data_set, kind));
-        Self { kind, date, run, folder, table }
+        Self { output: output.clone(), data_set, kind, date, run, folder, table }
     }
 
     /// The data set, if it is complete. A Delta table that does not know it yet takes it in.
     pub(crate) async fn find<D: Details>(&self) -> Result<Option<Derived<D>>> {
+        ensure_none(&self.output).await?;
         let Some(manifest) = data_set::read_complete(&self.folder).await? else {
             return Ok(None);
         };
         if let Some(table) = &self.table {
             table.adopt(self.date, &self.run).await?;
         }
+        self.write_in_force().await?;
         Ok(Some(Derived { manifest, folder: self.folder.clone(), is_new: false }))
     }
 
@@ -71,7 +78,13 @@ impl Destination {
             table.publish(self.date, &self.run).await?;
         }
         data_set::complete(&self.folder).await?;
+        self.write_in_force().await?;
         Ok(Derived { manifest, folder: self.folder.clone(), is_new: true })
+    }
+
+    /// Tells readers of the complete data set.
+    async fn write_in_force(&self) -> Result<(), LocationError> {
+        data_set::write_in_force(&self.output, self.data_set, self.kind, &BTreeSet::new()).await
     }
 }
 

@@ -12,7 +12,6 @@ use anyhow::Result;
 use jiff::civil::Date;
 use laser_coordinator::nats;
 use laser_schema::Progress;
-use laser_store::Location;
 use laser_store::run_store::RunStore;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -35,7 +34,7 @@ pub async fn coordinate(
     progress: &mut dyn Progress,
     drain: &CancellationToken,
 ) -> Result<Outcome> {
-    let client = nats::connect(config.queue()?, "laser-coordinator").await?;
+    let client = nats::connect(&config.queue()?, "laser-coordinator").await?;
     telemetry::watch_nats(client.events().clone());
     client.ensure_streams().await?;
     let night = Night::open(config).await?;
@@ -63,9 +62,9 @@ pub async fn coordinate(
 /// # Errors
 /// If there is no such run, and those of store and queue.
 pub async fn cancel(config: &Config, run: &str) -> Result<u64> {
-    let store = RunStore::new(&Location::parse(&config.output.path)?, run);
+    let store = RunStore::new(&config.run_output()?, run);
     planned(&store).await?;
-    let client = nats::connect(config.queue()?, "laser-cancel").await?;
+    let client = nats::connect(&config.queue()?, "laser-cancel").await?;
     store.cancel().await?;
     Ok(client.purge(run).await?)
 }

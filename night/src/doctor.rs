@@ -21,7 +21,7 @@ use laser_store::{EntityReader, Location};
 use crate::config::{Config, EngineKind};
 use crate::distributed::check_run;
 use crate::lists::Items;
-use crate::model::{open_draft_model, open_model};
+use crate::model::{grammar, open_draft_model, open_model};
 use crate::{encoder, generator};
 
 /// A clock further off than this moves deadlines and nights.
@@ -48,6 +48,10 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
     if let (Ok(model), EngineKind::Tree) = (&model, config.model.engine) {
         report(format!("device {}", config.model.device), generator::selftest(config, model).await);
     }
+    if let (Ok(model), Some(key)) = (&model, config.generate.constraint_keys().first()) {
+        let compiled = config.generate.constraint().and_then(|constraint| grammar(constraint.as_ref(), model));
+        report(format!("[generate] {key}"), compiled.map(|_| "compiles for the model's tokenizer".to_owned()));
+    }
     if let (Ok(model), Some(lists)) = (&model, &config.lists) {
         let items = Items::build(lists, config, &model.tokenizer).await;
         report(format!("catalogue {}", lists.catalogue.path), items.map(|items| items.describe()));
@@ -64,6 +68,10 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
         let opened = soon(async { Ok(EntityReader::open(table).await?) }).await;
         report(format!("input {}", table.path), opened.map(|_| "readable".into()));
     }
+    if let Some(canary) = &config.canary {
+        let chosen = canary.entities(&config.input).await;
+        report("canary".to_owned(), chosen.map(|chosen| chosen.canary().to_string()).map_err(anyhow::Error::from));
+    }
     for source in &config.previous {
         report(format!("previous {}", source.path), soon(previous(config, source)).await);
     }
@@ -74,8 +82,8 @@ pub async fn examine(config: &Config, report: &mut dyn FnMut(Check)) {
         let info = encoder.as_ref().map(|files| files.info());
         report("run".to_owned(), newest_run(config, (model, info)).await);
     }
-    if let Some(queue) = &config.queue {
-        report(format!("queue {}", queue.url), connection(queue).await);
+    if let Ok(queue) = config.queue() {
+        report(format!("queue {}", queue.url), connection(&queue).await);
     }
 }
 
@@ -91,7 +99,7 @@ pub async fn selftest(config: &Config) -> Result<String> {
 async fn previous(config: &Config, source: &PreviousSource) -> Result<String> {
     let data_set = if config.lists.is_some() { DataSet::Recommendations } else { DataSet::Profiles };
     if source.is_latest() {
-        let output = Location::parse(&config.output.path)?;
+        let output = config.output()?;
         let folders = previous::latest(&output, data_set, Date::MAX).await?;
         return Ok(match folders.as_slice() {
             [] => "nothing yet: a first night".to_owned(),
@@ -144,7 +152,7 @@ async fn describe_encoder(opened: &Result<Option<Arc<EncoderFiles>>>) -> Result<
 
 /// Whoever works on the newest run, if it is not published, must have its model, its settings and its pools.
 async fn newest_run(config: &Config, own: (&ModelFiles, Option<&EncoderInfo>)) -> Result<String> {
-    let output = Location::parse(&config.output.path)?;
+    let output = config.run_output()?;
     let Some(name) = RunStore::names(&output).await?.into_iter().next() else {
         return Ok("none yet".to_owned());
     };
@@ -160,7 +168,7 @@ async fn newest_run(config: &Config, own: (&ModelFiles, Option<&EncoderInfo>)) -
 
 /// A conditional put must have one winner, and the store's clock must be ours.
 async fn output(config: &Config) -> Result<String> {
-    let folder = Location::parse(&config.output.path)?;
+    let folder = config.output()?;
     let name = format!("runs/.doctor-{}-{}", std::process::id(), Timestamp::now().as_nanosecond());
     let probe = folder.join(&name);
     let outcome = conditional_put(&probe).await;

@@ -69,12 +69,16 @@ pub(crate) fn check(run: Option<&EmbeddingSpec>, worker: Option<&EncoderInfo>) -
     Ok(())
 }
 
-/// Returns the first key whose value a worker has not as the run has it, with both values.
+/// Returns the first key whose value a worker has not as the run has it, with both values; null stands for a key that
+/// one of them lacks.
 pub(crate) fn difference<T: Serialize>(run: &T, worker: &T) -> Result<Option<(String, Value, Value)>> {
-    let (run, mut worker) = (serde_json::to_value(run)?, serde_json::to_value(worker)?);
-    let Value::Object(run) = run else { return Ok(None) };
+    let (run, worker) = (serde_json::to_value(run)?, serde_json::to_value(worker)?);
+    let (Value::Object(mut run), Value::Object(mut worker)) = (run, worker) else { return Ok(None) };
+    for key in worker.keys() {
+        run.entry(key).or_insert(Value::Null);
+    }
     let mut pairs = run.into_iter().map(|(key, expected)| {
-        let found = worker[&key].take();
+        let found = worker.remove(&key).unwrap_or_default();
         (key, expected, found)
     });
     Ok(pairs.find(|(_, expected, found)| expected != found))

@@ -9,7 +9,7 @@ use laser_worker::generate::{DraftModel, GenerateOptions, Generator, TextGenerat
 use laser_worker::lists::{ListDraft, ListDraftModel, ListGenerator};
 
 use crate::config::{Config, DraftModelConfig, EngineKind, ModelConfig};
-use crate::model::{DraftOptions, open_draft_model};
+use crate::model::{DraftOptions, grammar, open_draft_model};
 
 /// Loads the model that the configuration names and, for an adaptive budget, measures what its forwards cost.
 ///
@@ -19,6 +19,7 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
     let options = generate_options(config, model)?;
     let engine = engine_options(config, model);
     let tokenizer = model.tokenizer.clone();
+    let grammar = grammar(config.generate.constraint()?.as_ref(), model)?;
     match config.model.engine {
         EngineKind::Tree => {
             tested(engine.clone()).await?;
@@ -42,7 +43,8 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
                 }
                 let models = drafts.iter().map(|draft| load_draft_model(draft, &options, &tokenizer));
                 let models = models.collect::<Result<_>>()?;
-                Ok(Box::new(Generator::new(engine, tokenizer, options).with_draft_models(models)))
+                let generator = Generator::new(engine, tokenizer, options).with_grammar(grammar);
+                Ok(Box::new(generator.with_draft_models(models)))
             };
             tokio::task::spawn_blocking(load).await?
         }

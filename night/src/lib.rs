@@ -7,7 +7,7 @@
 
 pub mod config;
 mod counted;
-mod deadline;
+pub mod deadline;
 pub mod demo;
 pub mod derived;
 pub mod distributed;
@@ -15,12 +15,14 @@ pub mod doctor;
 pub mod embedding_source;
 pub mod encode;
 pub mod encoder;
+pub mod erasure;
 pub mod failure;
 mod generator;
 pub mod ids;
 mod lists;
 mod model;
 mod night;
+pub mod outputs;
 pub mod pool_sets;
 mod previous;
 mod progress;

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use laser_engine::{ACCEPTANCE_HEAD, DTypeOption, Engine, EngineOptions};
+use laser_grammar::Grammar;
 use laser_model::{Hub, ModelFiles, resolve};
 use laser_schema::job::Spec;
 use laser_schema::lists::ListSpec;
-use laser_schema::{Digest, Kind};
+use laser_schema::{Constraint, Digest, Kind};
 use laser_worker::cost::StepCost;
 use laser_worker::generate::DraftModel;
 
@@ -212,6 +213,18 @@ pub(crate) async fn open_draft_model(
     open.await.with_context(|| format!("[draft.model] path = {path:?}"))
 }
 
+/// What texts of a specification and a model follow, compiled.
+///
+/// # Errors
+/// Naming the key, and what is wrong with what it prescribes.
+pub(crate) fn grammar(spec: Option<&Constraint>, model: &ModelFiles) -> Result<Option<Grammar>> {
+    let compile = |constraint: &Constraint| {
+        let grammar = Grammar::compile(constraint, &model.tokenizer, &model.end_of_text);
+        grammar.with_context(|| format!("[generate] {}", constraint.key()))
+    };
+    spec.map(compile).transpose()
+}
+
 /// What decides the texts of a configuration and a model, given the prompts' digests, or its lists.
 pub(crate) fn model_spec(
     config: &Config,
@@ -237,6 +250,7 @@ pub(crate) fn model_spec(
         sampling: config.generate.sampling(),
         // A list ends with its last code.
         max_new_tokens: if is_list { 0 } else { config.generate.max_new_tokens },
+        constraint: config.generate.constraint()?,
         stop: if is_list { Vec::new() } else { config.generate.stop.clone() },
     })
 }

@@ -3,6 +3,7 @@
 //! A run is named by its date and by what it depends on, so the same command finds the same run again and goes on where
 //! it was: pools that are built stay, a plan that is written stays, a shard that is committed is never generated twice.
 
+mod estimate;
 mod generate;
 mod name;
 mod outcome;
@@ -12,12 +13,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use jiff::civil::Date;
+use laser_coordinator::canary::CanaryEntities;
 use laser_coordinator::catalogue::CatalogueItem;
-use laser_coordinator::plan::{PlanRequest, plan};
+use laser_coordinator::plan::{PlanRequest, SampleRequest, plan, plan_sample};
 use laser_coordinator::prompt::PromptRenderer;
 use laser_features::encoder::EncoderFiles;
 use laser_model::ModelFiles;
-use laser_pool_builder::{OpenPools, POOL_SET_FILE, PoolTokenizer, build_pools, join_embeddings};
+use laser_pool_builder::{OpenPools, POOL_SET_FILE, PoolTokenizer, build_pools, join_embeddings, write_sources};
 use laser_schema::job::{KindCounts, Plan, Spec};
 use laser_schema::layout::DataSet;
 use laser_schema::lists::ListRows;
@@ -36,8 +38,10 @@ pub use outcome::{Finished, Outcome};
 
 use crate::config::Config;
 use crate::encoder;
+use crate::erasure::marker::ensure_none;
 use crate::lists::Items;
-use crate::model::{model_spec, open_model};
+use crate::model::{grammar, model_spec, open_model};
+use crate::pool_sets;
 use crate::previous::previous_texts;
 use crate::telemetry;
 
@@ -63,6 +67,17 @@ struct Begun {
     builds_pools: bool,
 }
 
+/// What a run is planned for.
+#[derive(Clone, Copy)]
+enum Purpose<'a> {
+    /// To be run: shards and plan are written to the output.
+    Run,
+    /// To be told about: nothing is written.
+    Tell,
+    /// To be estimated: a sample is written to an output of its own.
+    Sample(&'a SampleRequest<'a>),
+}
+
 /// What a night is made from, all of it checked.
 #[derive(Debug)]
 pub struct Night<'a> {
@@ -71,7 +86,12 @@ pub struct Night<'a> {
     pub(crate) prompts: PromptRenderer,
     pub(crate) spec: Spec,
     pub(crate) encoder: Option<Arc<EncoderFiles>>,
+    /// The root of what it writes.
     pub(crate) output: Location,
+    /// The output's root, where earlier nights and promoted pools are: for all but a canary the same.
+    home: Location,
+    /// The entities of a canary, if it is one.
+    canary: Option<CanaryEntities>,
     /// The items of lists, if the night makes these.
     pub(crate) items: Option<Items>,
 }
@@ -87,17 +107,26 @@ impl<'a> Night<'a> {
             Some(lists) => Some(Items::build(lists, config, &model.tokenizer).await?),
             None => None,
         };
+        if let Some(valuation) = config.run.valuation()? {
+            valuation.check(&config.input).await?;
+        }
         let longest = items.as_ref().map_or(config.generate.max_new_tokens, Items::codes);
         let prompts = PromptRenderer::new(&config.prompt, &model, longest).context("[prompt]")?;
         let digests = Kind::ALL.map(|kind| (kind, prompts.digest(kind)));
         let spec = model_spec(config, &model, (digests.into(), items.as_ref().map(|items| items.spec.clone())))?;
+        grammar(spec.constraint.as_ref(), &model)?;
         Ok(Self {
             config,
             model,
             prompts,
             spec,
             encoder: encoder::open(config).await?,
-            output: Location::parse(&config.output.path)?,
+            output: config.run_output()?,
+            home: config.output()?,
+            canary: match &config.canary {
+                Some(canary) => Some(canary.entities(&config.input).await?),
+                None => None,
+            },
             items,
         })
     }
@@ -107,18 +136,29 @@ impl<'a> Night<'a> {
     /// # Errors
     /// Those of a night until it is planned.
     pub async fn dry_plan(&self, progress: &mut dyn Progress) -> Result<(Plan, Vec<Manifest>)> {
+        let temporary = tempfile::tempdir().context("no temporary directory for the pools")?;
+        let temporary = Location::parse(&temporary.path().to_string_lossy())?;
+        let (begun, manifests, pools) = self.dry_begin(&temporary, progress).await?;
+        Ok((self.plan(Purpose::Tell, &begun, &pools, progress).await?.0, manifests))
+    }
+
+    /// Begins the run without writing to the output; pools of its own are built below `temporary`.
+    async fn dry_begin(
+        &self,
+        temporary: &Location,
+        progress: &mut dyn Progress,
+    ) -> Result<(Begun, Vec<Manifest>, OpenPools)> {
         let (date, store) = self.choose_run().await?;
         let pins = self.pins(date, &store).await?;
         let begun = self.begun(date, store, pins)?;
         self.show_previous(&begun, progress);
         let manifests = previous::manifests(&begun.previous, self.spec.data_set(), date).await?;
-        let temporary = tempfile::tempdir().context("no temporary directory for the pools")?;
         let dir = match begun.builds_pools {
-            true => Location::parse(&temporary.path().to_string_lossy())?,
+            true => temporary.join("pools"),
             false => self.output.resolve(&begun.pools)?,
         };
         let pools = self.pools(&dir, &begun, progress).await?;
-        Ok((self.plan(None, &begun, &pools, progress).await?, manifests))
+        Ok((begun, manifests, pools))
     }
 
     /// Runs the night to its end in this process.
@@ -147,6 +187,7 @@ impl<'a> Night<'a> {
         progress: &mut dyn Progress,
         drain: &CancellationToken,
     ) -> Result<Ready> {
+        self.ensure_no_erasure().await?;
         let known = store.planned().await?;
         if let Some(run) = &known
             && run.is_published().await?
@@ -170,6 +211,12 @@ impl<'a> Night<'a> {
         Ok(Ready::Planned(run, Box::new(pools)))
     }
 
+    /// Refuses to write while an erasure is under way; a canary reads the nights beside it, too.
+    async fn ensure_no_erasure(&self) -> Result<()> {
+        ensure_none(&self.home).await?;
+        ensure_none(&self.output).await
+    }
+
     /// Begins the run: pins, then pools, then a plan, each of them unless it is there.
     async fn begin(
         &self,
@@ -179,6 +226,13 @@ impl<'a> Night<'a> {
         progress: &mut dyn Progress,
     ) -> Result<(PlannedRun, OpenPools)> {
         let pins = store.begin(self.pins(date, store).await?).await?;
+        // Again: an erasure that begins now sees a run under way, or is seen here.
+        self.ensure_no_erasure().await?;
+        if let Some(canary) = &self.canary {
+            progress.stage("canary");
+            let output = self.output.url();
+            progress.finish_with(&format!("{} beside the night of {date}, into {output}", canary.canary()));
+        }
         if let Some((items, lists)) = self.items.as_ref().zip(self.config.lists.as_ref()) {
             progress.stage("catalogue");
             progress.finish_with(&items.describe());
@@ -193,7 +247,7 @@ impl<'a> Night<'a> {
         let run = match known {
             Some(run) => run,
             None => {
-                let plan = self.plan(Some(&self.output), &begun, &pools, progress).await?;
+                let (plan, _) = self.plan(Purpose::Run, &begun, &pools, progress).await?;
                 PlannedRun::new(store.clone(), plan)
             }
         };
@@ -209,6 +263,7 @@ impl<'a> Night<'a> {
             // Lists are nothing to draft from.
             let sources = if self.spec.lists.is_some() { &[] } else { &*begun.previous };
             let previous = PreviousReader::open(sources, DataSet::Profiles, begun.date).await?;
+            write_sources(dir, &pool_sets::sources(&self.output, &previous)).await?;
             let mut show = |done, total, stage: &str| progress.update(done, total, stage);
             let (input, config) = (&self.config.input, &self.config.pools);
             let texts = previous_texts(previous);
@@ -230,15 +285,15 @@ impl<'a> Night<'a> {
         self.config.lists.as_ref().map_or_else(ListRows::default, |lists| lists.rows)
     }
 
-    /// Plans the run and writes the plan below `output`, if that is given.
+    /// Plans the run for a purpose. Returns the plan of a sample, too, if that is the purpose.
     #[instrument(name = "plan", target = "laser::trace", skip_all)]
     async fn plan(
         &self,
-        output: Option<&Location>,
+        purpose: Purpose<'_>,
         begun: &Begun,
         pools: &OpenPools,
         progress: &mut dyn Progress,
-    ) -> Result<Plan> {
+    ) -> Result<(Plan, Option<Plan>)> {
         progress.stage("planning");
         let mut entities = Join::new(&self.config.input, self.config.run.memory()).await?;
         join_embeddings(&self.config.pools, &mut entities).await?;
@@ -247,6 +302,7 @@ impl<'a> Night<'a> {
         let catalogue = self.items.as_ref().zip(self.config.lists.as_ref());
         let catalogue = catalogue.map(|(items, lists)| planned_catalogue(items, &lists.item, &find));
         let run = &self.config.run;
+        let valuation = run.valuation()?;
         let request = PlanRequest {
             run: begun.store.name().to_owned(),
             date: begun.date,
@@ -263,11 +319,21 @@ impl<'a> Night<'a> {
             embedding: self.encoder.as_deref().map(encoder::spec),
             prompts: &self.prompts,
             route: &route,
+            valuation: valuation.as_ref(),
+            memory: run.memory(),
             catalogue,
             list_rows: self.list_rows(),
+            canary: self.canary.as_ref(),
         };
-        let plan =
-            plan(output, entities, &request, &mut |entities| progress.update(entities, None, "entities")).await?;
+        let mut show = |entities| progress.update(entities, None, "entities");
+        let (plan, sampled) = match purpose {
+            Purpose::Run => (plan(Some(&self.output), entities, &request, &mut show).await?, None),
+            Purpose::Tell => (plan(None, entities, &request, &mut show).await?, None),
+            Purpose::Sample(sample) => {
+                let (plan, sampled) = plan_sample(sample, entities, &request, &mut show).await?;
+                (plan, Some(sampled))
+            }
+        };
         let sum = |f: fn(&KindCounts) -> u64| plan.counts.values().map(f).sum::<u64>();
         progress.finish_with(&format!(
             "{} entities: {} to generate, {} unchanged, {} failed; {} shards{}",
@@ -281,7 +347,7 @@ impl<'a> Night<'a> {
                 unknown => format!("; {unknown} interactions with items that are not in the catalogue"),
             }
         ));
-        Ok(plan)
+        Ok((plan, sampled))
     }
 }
 

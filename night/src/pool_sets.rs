@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_model::ModelFiles;
 use laser_pool_builder::{
-    Inspection, OpenPools, POOL_SET_FILE, PoolRegistry, PoolSet, PoolTokenizer, Promotion, TuneConfig, TuneReport,
-    build_pools, clear_pools, inspect, tune,
+    Inspection, OpenPools, POOL_SET_FILE, PoolPromotion, PoolRegistry, PoolSet, PoolTokenizer, TuneConfig, TuneReport,
+    build_pools, clear_pools, inspect, tune, write_sources,
 };
 use laser_schema::layout::{DataSet, dated_name};
 use laser_schema::{Digest, Progress};
@@ -17,6 +17,7 @@ use laser_store::previous::{self, PreviousReader, PreviousSource};
 use serde::Serialize;
 
 use crate::config::{Config, PoolChoice};
+use crate::erasure::marker::ensure_none;
 use crate::model::open_model;
 use crate::previous::{previous_sources, previous_texts};
 
@@ -29,15 +30,21 @@ pub(crate) async fn choose(config: &Config, output: &Location, run: &str) -> Res
         PoolChoice::Nightly => PoolRegistry::place(run)?,
         PoolChoice::Promoted => {
             let promotion = PoolRegistry::new(output).promoted().await;
-            PoolRegistry::place(&promotion.context("[run] pools = \"promoted\"")?.version)?
+            version_place(config, output, &promotion.context("[run] pools = \"promoted\"")?.version)?
         }
         PoolChoice::Set(text) if text.contains('/') => Location::parse(text)?.absolute_url(),
         PoolChoice::Set(version) => {
             let registry = PoolRegistry::new(output);
             registry.digest(version).await.context("[run] pools")?;
-            PoolRegistry::place(version)?
+            version_place(config, output, version)?
         }
     })
+}
+
+/// Where a version of the output is for a run: below the root of what the run writes. A canary has another one.
+fn version_place(config: &Config, output: &Location, version: &str) -> Result<String> {
+    let place = PoolRegistry::place(version)?;
+    Ok(if config.canary.is_some() { output.join(&place).absolute_url() } else { place })
 }
 
 /// The folder that a user names: `promoted`, a version, or anything with a slash.
@@ -45,7 +52,7 @@ pub(crate) async fn choose(config: &Config, output: &Location, run: &str) -> Res
 /// # Errors
 /// If there is no such set.
 pub async fn find(config: &Config, name: &str) -> Result<Location> {
-    let output = Location::parse(&config.output.path)?;
+    let output = config.output()?;
     let registry = PoolRegistry::new(&output);
     Ok(match name {
         name if name.contains('/') => Location::parse(name)?,
@@ -62,8 +69,14 @@ pub(crate) async fn kept(output: &Location) -> Result<BTreeSet<String>> {
     let registry = PoolRegistry::new(output);
     let current = registry.history().await?.pop();
     let target = registry.rollback_target().await?;
-    let versions = current.into_iter().chain(target).map(|p| p.version);
+    let versions = current.into_iter().chain(target).map(|p| p.choice.version);
     versions.map(|v| Ok(PoolRegistry::place(&v)?)).collect()
+}
+
+/// What a set is built from: folders below the output, or other places by URL.
+pub(crate) fn sources(output: &Location, previous: &PreviousReader) -> BTreeSet<String> {
+    let place = |place: String| output.relative(&place).map(str::to_owned).unwrap_or(place);
+    previous.places().into_iter().map(place).collect()
 }
 
 /// A pool set that was asked for.
@@ -95,13 +108,14 @@ pub async fn build(
     dir: Option<&str>,
     progress: &mut dyn Progress,
 ) -> Result<Built> {
+    ensure_none(&Location::parse(&config.output.path)?).await?;
     let model = open_model(config).await?;
     let before = config.run.date.unwrap_or(Date::MAX);
     let sources = previous_sources(config, before).await?;
     let dir = match dir {
         Some(dir) => Location::parse(dir)?,
         None => {
-            let output = Location::parse(&config.output.path)?;
+            let output = config.output()?;
             let version = match name {
                 Some(name) => name.to_owned(),
                 None => default_version(config, &model, &sources, before).await?,
@@ -121,7 +135,9 @@ pub async fn build(
     clear_pools(&dir).await?;
     progress.stage("building pools");
     let mut show = |done, total, stage: &str| progress.update(done, total, stage);
-    let texts = previous_texts(PreviousReader::open(&sources, DataSet::Profiles, before).await?);
+    let previous = PreviousReader::open(&sources, DataSet::Profiles, before).await?;
+    write_sources(&dir, &self::sources(&Location::parse(&config.output.path)?, &previous)).await?;
+    let texts = previous_texts(previous);
     let tokenizer = PoolTokenizer::of(&model)?;
     let (input, pools, memory) = (&config.input, &config.pools, config.run.memory());
     let set = build_pools(input, texts, tokenizer, pools, memory, &dir, &mut show).await?;
@@ -187,7 +203,7 @@ pub async fn list(output: &Location) -> Result<Vec<Listed>> {
     Ok(sets)
 }
 
-async fn listed(output: &Location, version: String, history: &[Promotion]) -> Result<Listed> {
+async fn listed(output: &Location, version: String, history: &[PoolPromotion]) -> Result<Listed> {
     let file = output.join(&PoolRegistry::place(&version)?).join(POOL_SET_FILE);
     let json = file.read().await?;
     let set: PoolSet = serde_json::from_slice(&json).with_context(|| format!("{}: not a pool set", file.url()))?;
@@ -209,8 +225,9 @@ async fn listed(output: &Location, version: String, history: &[Promotion]) -> Re
 ///
 /// # Errors
 /// If it does not.
-pub async fn promote(config: &Config, version: &str) -> Result<Promotion> {
-    let output = Location::parse(&config.output.path)?;
+pub async fn promote(config: &Config, version: &str) -> Result<PoolPromotion> {
+    let output = config.output()?;
+    ensure_none(&output).await?;
     let registry = PoolRegistry::new(&output);
     registry.digest(version).await?;
     check(config, &output, version).await?;
@@ -221,8 +238,9 @@ pub async fn promote(config: &Config, version: &str) -> Result<Promotion> {
 ///
 /// # Errors
 /// If there is none, or its set does not open.
-pub async fn rollback(config: &Config) -> Result<Promotion> {
-    let output = Location::parse(&config.output.path)?;
+pub async fn rollback(config: &Config) -> Result<PoolPromotion> {
+    let output = config.output()?;
+    ensure_none(&output).await?;
     let registry = PoolRegistry::new(&output);
     if let Some(target) = registry.rollback_target().await? {
         registry.digest(&target.version).await?;

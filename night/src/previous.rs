@@ -28,7 +28,7 @@ pub(crate) async fn latest(config: &Config, output: &Location, data_set: DataSet
 
 /// The previous texts outside of a run, `latest` resolved.
 pub(crate) async fn previous_sources(config: &Config, before: Date) -> Result<Vec<PreviousSource>> {
-    let output = Location::parse(&config.output.path)?;
+    let output = config.output()?;
     let folders = latest(config, &output, DataSet::Profiles, before).await?;
     let sources = previous::resolve_latest(&config.previous, &output, &folders);
     ensure!(

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use laser_coordinator::retention::{self, Keep, Outdated};
 use laser_store::Location;
 
+use crate::erasure::marker::ensure_none;
 use crate::pool_sets;
 
 /// The runs of which something is older than the newest `nights`.
@@ -12,6 +13,7 @@ use crate::pool_sets;
 /// # Errors
 /// The store's.
 pub async fn outdated(output: &Location, nights: usize) -> Result<Vec<Outdated>> {
+    ensure_none(output).await?;
     let keep = Keep { nights, pools: pool_sets::kept(output).await?, now: Timestamp::now() };
     Ok(retention::outdated(output, &keep).await?)
 }

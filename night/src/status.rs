@@ -6,6 +6,9 @@ use anyhow::{Result, ensure};
 use jiff::Timestamp;
 use laser_coordinator::nats::{self, NatsClient};
 use laser_schema::Kind;
+use laser_schema::canary::Canary;
+use laser_schema::job::{Action, Plan, ShardJob};
+use laser_schema::layout::CANARIES;
 use laser_schema::manifest::{Cost, Profiles};
 use laser_store::Location;
 use laser_store::data_set;
@@ -19,6 +22,9 @@ use crate::config::Config;
 pub struct Status {
     /// The run's name.
     pub run: String,
+    /// The entities of a canary, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub canary: Option<Canary>,
     /// Shards of the plan.
     pub shards: usize,
     /// Shards whose output is there.
@@ -27,11 +33,14 @@ pub struct Status {
     pub rows: u64,
     /// Rows of committed shards.
     pub committed_rows: u64,
+    /// The share of each kind's value whose shards are committed, if the run has a priority.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub value: BTreeMap<Kind, f64>,
     /// From planning to the newest commit.
     pub rows_per_second: f64,
     /// Seconds until all rows are committed at this rate; none without a rate.
     pub eta_seconds: Option<f64>,
-    /// Shards given up; none without a queue.
+    /// Shards given up; none without the queue that the run is in.
     pub dead: Option<usize>,
     /// The kinds whose `_SUCCESS` is there.
     pub published: Vec<Kind>,
@@ -42,8 +51,11 @@ pub struct Status {
 /// Reads how far the runs of an output are.
 #[derive(Debug)]
 pub struct StatusReader {
-    output: Location,
+    /// That of canaries, and that of nights.
+    outputs: [Location; 2],
+    /// That of the configuration's own runs: of canaries or of nights.
     client: Option<NatsClient>,
+    is_canary: bool,
 }
 
 impl StatusReader {
@@ -53,19 +65,22 @@ impl StatusReader {
     /// If either is not there.
     pub async fn open(config: &Config) -> Result<Self> {
         let client = match &config.queue {
-            Some(queue) => Some(nats::connect(queue, "laser-status").await?),
+            Some(_) => Some(nats::connect(&config.queue()?, "laser-status").await?),
             None => None,
         };
-        Ok(Self { output: Location::parse(&config.output.path)?, client })
+        let output = config.output()?;
+        Ok(Self { outputs: [output.join(CANARIES), output], client, is_canary: config.canary.is_some() })
     }
 
-    /// The names of all runs, newest first.
+    /// The names of all runs, canaries included, newest first.
     ///
     /// # Errors
     /// If there are none.
     pub async fn runs(&self) -> Result<Vec<String>> {
-        let runs = RunStore::names(&self.output).await?;
-        ensure!(!runs.is_empty(), "{}: no runs here", self.output.url());
+        let [canaries, output] = &self.outputs;
+        let mut runs = [RunStore::names(canaries).await?, RunStore::names(output).await?].concat();
+        ensure!(!runs.is_empty(), "{}: no runs here", output.url());
+        runs.sort_unstable_by(|a, b| b.cmp(a));
         Ok(runs)
     }
 
@@ -74,10 +89,13 @@ impl StatusReader {
     /// # Errors
     /// The store's and the queue's.
     pub async fn status(&self, run: &str) -> Result<Option<Status>> {
-        match RunStore::new(&self.output, run).planned().await? {
-            Some(run) => Ok(Some(Status::of(&run, self.client.as_ref()).await?)),
-            None => Ok(None),
+        for output in &self.outputs {
+            if let Some(run) = RunStore::new(output, run).planned().await? {
+                let client = self.client.as_ref().filter(|_| run.plan.canary.is_some() == self.is_canary);
+                return Ok(Some(Status::of(&run, client).await?));
+            }
         }
+        Ok(None)
     }
 }
 
@@ -100,10 +118,12 @@ impl Status {
         };
         Ok(Self {
             run: run.name().to_owned(),
+            canary: run.plan.canary.clone(),
             shards: shards.len(),
             committed: committed.len(),
             rows,
             committed_rows,
+            value: committed_value(&run.plan, committed.iter().map(|(shard, _)| *shard)),
             rows_per_second: rate,
             eta_seconds: (rate > 0.0).then(|| (rows - committed_rows) as f64 / rate),
             dead,
@@ -111,6 +131,16 @@ impl Status {
             cost,
         })
     }
+}
+
+/// The share of each kind's value that these shards have.
+fn committed_value<'a>(plan: &Plan, committed: impl Iterator<Item = &'a ShardJob>) -> BTreeMap<Kind, f64> {
+    let mut values: BTreeMap<Kind, f64> = BTreeMap::new();
+    for shard in committed.filter(|shard| shard.action != Action::Audit) {
+        *values.entry(shard.kind).or_default() += shard.value.unwrap_or(0.0);
+    }
+    let all = plan.counts.iter().filter_map(|(kind, counts)| Some((*kind, counts.value?)));
+    all.map(|(kind, all)| (kind, if all > 0.0 { values.get(&kind).unwrap_or(&0.0) / all } else { 1.0 })).collect()
 }
 
 async fn costs(run: &PlannedRun, published: &[Kind]) -> Result<BTreeMap<Kind, Cost>> {

@@ -13,7 +13,7 @@ use laser_schema::sample::priority;
 use laser_schema::{Digest, EntityId, Kind, Progress};
 use laser_store::part::decode_part;
 use laser_store::run_store::{PlannedRun, RunStore};
-use laser_store::{Location, table};
+use laser_store::table;
 use laser_train::{DraftKind, Example, Job, Lessons, Target, TrainConfig};
 pub use laser_train::{EpochReport, Trained};
 use tokio_util::sync::CancellationToken;
@@ -138,7 +138,7 @@ struct Texts<'a> {
 
 impl<'a> Texts<'a> {
     async fn read(config: &Config, model: &'a ModelFiles, progress: &mut dyn Progress) -> Result<Self> {
-        let output = Location::parse(&config.output.path)?;
+        let output = config.output()?;
         let most = config.train.texts;
         let mut texts = Self { model, examples: Vec::new(), entities: HashSet::new(), runs: 0, most };
         let digests = (model.digest().context("[model] path")?, Digest::from_bytes(model.tokenizer.fingerprint()));
@@ -234,6 +234,7 @@ mod tests {
                 pool: String::new(),
                 rows: 4,
                 prompt_tokens: 0,
+                value: None,
                 input: String::new(),
                 input_digest: Digest::of(b""),
                 output: String::new(),

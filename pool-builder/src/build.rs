@@ -26,7 +26,7 @@ use crate::router::ALL;
 use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
 
 /// The extension of pool files.
-const EXTENSION: &str = ".pool";
+pub(crate) const EXTENSION: &str = ".pool";
 
 /// Groups the entities of `tables`, builds a pool per group from `previous` (in any order, in batches of any size) and
 /// writes everything into `dir`. To remove pools of other inputs there, call [`clear_pools`] first. Beyond about

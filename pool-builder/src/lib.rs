@@ -17,6 +17,7 @@ mod grouped;
 mod inspect;
 mod open;
 mod pool_set;
+mod purge;
 mod registry;
 mod replay;
 mod router;
@@ -33,7 +34,8 @@ pub use open::OpenPools;
 pub use pool_set::{
     EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet, TextCounts,
 };
-pub use registry::{POOLS_FOLDER, PoolRegistry, Promotion, RegistryError};
+pub use purge::{TextCounter, find_texts, purge_texts, read_pool_set, read_sources, write_sources};
+pub use registry::{POOLS_FOLDER, PoolPromotion, PoolRegistry, PromotedPools, RegistryError};
 pub use replay::{RELIABILITY_BINS, ReliabilityBin, ReplayReport, ReplayText, replay};
 pub use router::{Group, Router};
 pub use texts::{PoolTokenizer, ReadError};

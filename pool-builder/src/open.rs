@@ -92,7 +92,7 @@ impl OpenPools {
     }
 }
 
-async fn read_set(dir: &Location) -> Result<(PoolSet, Digest), PoolsError> {
+pub(crate) async fn read_set(dir: &Location) -> Result<(PoolSet, Digest), PoolsError> {
     let file = dir.join(POOL_SET_FILE);
     let Some(json) = file.read_optional().await? else {
         let reason = "no pools.json, so there is no finished set of pools; build it with `laser pool-builder`";

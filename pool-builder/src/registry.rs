@@ -1,14 +1,11 @@
 //! The pool sets of an output and which of them is promoted: a registry of versions.
 //!
-//! `pools/VERSION/` is one set and never changes once its `pools.json` exists. `pools/promotions/000007.json` records
-//! that a version was promoted and never changes either. The newest promotion is in force, all together are the
-//! history, and a rollback is one more promotion, of the version that was in force before. If two promote at the same
-//! time, one is refused, because a number can be created only once. This needs no update of an object, which not every
-//! store supports.
+//! `pools/VERSION/` is one set and never changes once its `pools.json` exists. `pools/promotions/` holds the
+//! [`promotions`].
 
 use jiff::Timestamp;
 use laser_schema::Digest;
-use laser_store::location::Created;
+use laser_store::promotions::{self, Promotion, PromotionError, Promotions};
 use laser_store::{Location, LocationError};
 use serde::{Deserialize, Serialize};
 
@@ -29,33 +26,25 @@ pub enum RegistryError {
     /// The store.
     #[error(transparent)]
     Location(#[from] LocationError),
-    /// A version, or a promotion, that is not what it should be.
+    /// A promotion.
+    #[error(transparent)]
+    Promotion(#[from] PromotionError),
+    /// A version that is not what it should be.
     #[error("{0}")]
     Refused(String),
 }
 
-/// One promotion.
+/// A pool set that was promoted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Promotion {
-    /// Counted from 1.
-    pub number: u64,
+pub struct PromotedPools {
     /// The version.
     pub version: String,
     /// The digest of its `pools.json`.
     pub digest: Digest,
-    /// The time of the promotion.
-    pub time: Timestamp,
-    /// For a rollback, the earlier promotion that it brings back.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub restores: Option<u64>,
 }
 
-impl Promotion {
-    /// Returns the promotion whose predecessor a rollback returns to.
-    fn origin(&self) -> u64 {
-        self.restores.unwrap_or(self.number)
-    }
-}
+/// One promotion of a pool set.
+pub type PoolPromotion = Promotion<PromotedPools>;
 
 /// The pool sets of one output.
 #[derive(Debug, Clone)]
@@ -130,31 +119,24 @@ impl PoolRegistry {
         Ok(self.root.join(version).join(POOL_SET_FILE).exists().await?)
     }
 
+    fn promotions(&self) -> Promotions<PromotedPools> {
+        Promotions::new(self.root.join(PROMOTIONS))
+    }
+
     /// Returns all promotions, the one in force last.
     ///
     /// # Errors
-    /// [`RegistryError::Refused`] or the store's.
-    pub async fn history(&self) -> Result<Vec<Promotion>, RegistryError> {
-        let folder = self.root.join(PROMOTIONS);
-        let mut history = Vec::new();
-        for listed in folder.list().await? {
-            let file = folder.join(&listed.name);
-            let promotion = serde_json::from_slice(&file.read().await?).map_err(|e| {
-                let remedy = "restore it, or remove it to go back to the one before";
-                RegistryError::Refused(format!("{}: not a promotion: {e}; {remedy}", file.url()))
-            })?;
-            history.push(promotion);
-        }
-        history.sort_unstable_by_key(|promotion: &Promotion| promotion.number);
-        Ok(history)
+    /// [`RegistryError::Promotion`].
+    pub async fn history(&self) -> Result<Vec<PoolPromotion>, RegistryError> {
+        Ok(self.promotions().history().await?)
     }
 
     /// Returns the promotion in force, after checking that its set exists and has not changed.
     ///
     /// # Errors
     /// [`RegistryError`], also if there is none.
-    pub async fn promoted(&self) -> Result<Promotion, RegistryError> {
-        let promotion = self.promoted_record().await?;
+    pub async fn promoted(&self) -> Result<PoolPromotion, RegistryError> {
+        let promotion = self.history().await?.pop().ok_or_else(|| self.nothing_promoted())?;
         if self.digest(&promotion.version).await? != promotion.digest {
             let dir = self.root.join(&promotion.version);
             return Err(RegistryError::Refused(format!(
@@ -169,21 +151,15 @@ impl PoolRegistry {
     ///
     /// # Errors
     /// [`RegistryError`]; then nothing has changed.
-    pub async fn promote(&self, version: &str, now: Timestamp) -> Result<Promotion, RegistryError> {
+    pub async fn promote(&self, version: &str, now: Timestamp) -> Result<PoolPromotion, RegistryError> {
         let history = self.history().await?;
         let digest = self.digest(version).await?;
-        let is_current = |p: &Promotion| p.version == version && p.digest == digest;
+        let is_current = |p: &PoolPromotion| p.version == version && p.digest == digest;
         if history.last().is_some_and(is_current) {
             return Err(RegistryError::Refused(format!("{version} is promoted already")));
         }
-        let promotion = Promotion {
-            number: history.last().map_or(1, |last| last.number + 1),
-            version: version.to_owned(),
-            digest,
-            time: now,
-            restores: None,
-        };
-        self.record(promotion).await
+        let choice = PromotedPools { version: version.to_owned(), digest };
+        Ok(self.promotions().promote(&history, choice, (now, None)).await?)
     }
 
     /// Returns the promotion that [`Self::rollback`] brings back, if there is one: the one in force before the current
@@ -191,59 +167,53 @@ impl PoolRegistry {
     ///
     /// # Errors
     /// Those of [`Self::history`].
-    pub async fn rollback_target(&self) -> Result<Option<Promotion>, RegistryError> {
-        let history = self.history().await?;
-        let Some(last) = history.last() else {
-            return Ok(None);
-        };
-        let before = history.iter().rfind(|p| p.number < last.origin());
-        let origin = before.map(Promotion::origin);
-        Ok(history.into_iter().find(|p| Some(p.number) == origin))
+    pub async fn rollback_target(&self) -> Result<Option<PoolPromotion>, RegistryError> {
+        Ok(restored(&self.history().await?).cloned())
     }
 
     /// Returns to the version in force before the current one.
     ///
     /// # Errors
     /// [`RegistryError`]; then nothing has changed.
-    pub async fn rollback(&self, now: Timestamp) -> Result<Promotion, RegistryError> {
-        let current = self.promoted_record().await?;
-        let target = self.rollback_target().await?;
-        let target = target.ok_or_else(|| {
+    pub async fn rollback(&self, now: Timestamp) -> Result<PoolPromotion, RegistryError> {
+        let history = self.history().await?;
+        let current = history.last().ok_or_else(|| self.nothing_promoted())?;
+        let target = restored(&history).ok_or_else(|| {
             RegistryError::Refused(format!(
                 "{} was the first to be promoted: promote another version, or set [run] pools = \"nightly\"",
                 current.version
             ))
         })?;
-        let promotion = Promotion {
-            number: current.number + 1,
-            digest: self.digest(&target.version).await?,
-            version: target.version,
-            time: now,
-            restores: Some(target.number),
+        let choice = PromotedPools { digest: self.digest(&target.version).await?, version: target.version.clone() };
+        Ok(self.promotions().promote(&history, choice, (now, Some(target.number))).await?)
+    }
+
+    /// Records the new digest of the set in force, if that set was changed in its place, as only an erasure does.
+    ///
+    /// # Errors
+    /// [`RegistryError`]; then nothing has changed.
+    pub async fn renew(&self, now: Timestamp) -> Result<(), RegistryError> {
+        let history = self.history().await?;
+        let Some(last) = history.last() else {
+            return Ok(());
         };
-        self.record(promotion).await
-    }
-
-    /// Returns the promotion in force without checking its set: a rollback must work when the set is damaged.
-    async fn promoted_record(&self) -> Result<Promotion, RegistryError> {
-        let promotion = self.history().await?.pop();
-        promotion.ok_or_else(|| {
-            let remedy = "promote one with `laser pools promote CONFIG VERSION`";
-            RegistryError::Refused(format!("{}: no pool set is promoted; {remedy}", self.root.url()))
-        })
-    }
-
-    async fn record(&self, promotion: Promotion) -> Result<Promotion, RegistryError> {
-        let name = format!("{PROMOTIONS}/{:06}.json", promotion.number);
-        let file = self.root.join(&name);
-        let json = serde_json::to_vec_pretty(&promotion).unwrap_or_default();
-        match file.create(json.into()).await? {
-            Created::Won => Ok(promotion),
-            Created::Exists => Err(RegistryError::Refused(format!(
-                "{}: somebody else has just promoted a pool set; see `laser pools list`, and repeat if it is still \
-                 wanted",
-                file.url()
-            ))),
+        let digest = self.digest(&last.version).await?;
+        if digest != last.digest {
+            let choice = PromotedPools { digest, version: last.version.clone() };
+            // A rollback goes where it would have gone before.
+            self.promotions().promote(&history, choice, (now, Some(last.origin()))).await?;
         }
+        Ok(())
     }
+
+    fn nothing_promoted(&self) -> RegistryError {
+        let remedy = "promote one with `laser pools promote CONFIG VERSION`";
+        RegistryError::Refused(format!("{}: no pool set is promoted; {remedy}", self.root.url()))
+    }
+}
+
+/// The promotion that a rollback brings back.
+fn restored(history: &[PoolPromotion]) -> Option<&PoolPromotion> {
+    let number = promotions::before(history)?;
+    history.iter().find(|promotion| promotion.number == number)
 }

@@ -107,6 +107,11 @@ impl Router {
         self.groups[group].has_pool = true;
     }
 
+    /// Has the entities of a group draft from the pool of all.
+    pub(crate) fn remove_pool(&mut self, name: &str) {
+        self.groups.iter_mut().filter(|group| group.name == name).for_each(|group| group.has_pool = false);
+    }
+
     /// Returns the name of an entity's pool. Never fails: an embedding of another dimension or with NaN counts as none.
     pub fn route(&self, entity: &Entity, embedding: Option<&[f32]>) -> &str {
         &self.groups[self.resolve(&self.membership(entity, embedding))].name

@@ -8,10 +8,12 @@ use laser_schema::audit::{AuditReport, AuditedText, Proposer};
 use laser_schema::guard::Verdict;
 use laser_schema::knowledge::{Figures, WRITER, ratio};
 use laser_schema::lists::ListSpec;
-use laser_schema::manifest::{Cost, Manifest, SUCCESS};
+use laser_schema::manifest::{Cost, Manifest, SUCCESS, Value};
 use serde::Serialize;
 
+use crate::canary::Comparison;
 use crate::chart::{Histogram, SERIES};
+use crate::estimate::{self, EstimateRow};
 use crate::gather::{KindNight, Night, ShardLine, Stage};
 use crate::lists::ListSample;
 
@@ -51,12 +53,16 @@ pub(crate) struct Report<'a> {
     /// By pool; the last is of all pools, where there are several.
     audits: Vec<AuditRow>,
     engine: Vec<Share>,
+    /// What the night was expected to take beside what it took; the last is of all.
+    estimate: Vec<EstimateRow>,
     timeline: &'a [Stage],
     shards: Vec<Shard<'a>>,
     shard_count: usize,
     errors: Vec<ErrorCount<'a>>,
     first_errors: Vec<ErrorRow<'a>>,
     kinds: Vec<KindReport<'a>>,
+    /// Beside the night in force, of a canary.
+    comparisons: Vec<&'a Comparison>,
 }
 
 /// One kind of entities.
@@ -82,6 +88,12 @@ struct KindReport<'a> {
     /// The lengths of this run's texts and of the plain ones.
     audited_lengths: Option<Histogram>,
     similarities: Option<Histogram>,
+    /// The share of the value that has a text, if the night has a priority.
+    value_coverage: Option<f64>,
+    /// Shares of value and entities that had a text, over time.
+    reached: Vec<Line>,
+    /// The time that [`Self::reached`] covers.
+    reached_seconds: f64,
     /// Tonight's texts by why they ended.
     stops: &'a BTreeMap<String, u64>,
     samples: Vec<Sample<'a>>,
@@ -218,12 +230,16 @@ impl<'a> Report<'a> {
             audits: audits(night, &audit),
             engine: engine_time(night.is_lists(), &figures, &audit),
             figures: Speed::new(&figures),
+            estimate: night.estimate.as_ref().map_or_else(Vec::new, |estimate| {
+                estimate::rows(estimate, &night.kinds.iter().map(|kind| &kind.manifest).collect::<Vec<_>>())
+            }),
             timeline: if night.timeline.last().is_some_and(|last| last.to > 0.0) { &night.timeline } else { &[] },
             shards,
             shard_count,
             errors: error_counts(night),
             first_errors: first_errors(night),
             kinds: night.kinds.iter().map(KindReport::new).collect(),
+            comparisons: night.kinds.iter().filter_map(|kind| kind.comparison.as_ref()).collect(),
         }
     }
 }
@@ -262,6 +278,12 @@ impl<'a> KindReport<'a> {
                 BINS,
                 0.002,
             ),
+            value_coverage: manifest.value.as_ref().map(Value::coverage),
+            reached: night.reached.as_ref().map_or_else(Vec::new, |reached| {
+                let line = |name: &str, values: &[f64]| Line { name: name.to_owned(), values: values.to_vec() };
+                vec![line("Value", &reached.value), line("Entities", &reached.entities)]
+            }),
+            reached_seconds: night.reached.as_ref().map_or(0.0, |reached| reached.seconds),
             stops: &texts.stops,
             samples: (audited.samples.iter().filter(|_| spec.lists.is_none()))
                 .map(|(pool, text)| Sample { pool, id: text.entity_id.to_string(), text })
@@ -303,6 +325,7 @@ fn proposer_name(proposer: Proposer) -> &'static str {
         Proposer::Previous => "The previous text",
         Proposer::Context => "Prompt and text so far",
         Proposer::DraftModel => "The draft model",
+        Proposer::Constraint => "The constraint",
     }
 }
 

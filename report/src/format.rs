@@ -44,7 +44,7 @@ pub(crate) fn percent(share: f64, digits: Option<usize>) -> String {
 }
 
 /// Seconds in the unit that fits.
-pub(crate) fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     if seconds < 60.0 {
         return match seconds {
             s if s < 0.1 => format!("{:.0} ms", s * 1e3),

@@ -8,18 +8,21 @@ use jiff::civil::Date;
 use laser_pool_builder::POOL_SET_FILE;
 use laser_schema::Kind;
 use laser_schema::audit::{Audit, AuditedText, Proposer};
+use laser_schema::estimate::Estimate;
 use laser_schema::job::Action;
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
 use laser_schema::layout::{DataSet, name_date};
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, Profiles, SUCCESS};
 use laser_store::Location;
 use laser_store::catalogue;
-use laser_store::data_set;
+use laser_store::data_set::{self, NightRuns};
 use laser_store::part::decode_part;
 use laser_store::run_store::{PINS, PLAN, PlannedRun, RunStore};
 use serde::{Deserialize, Serialize};
 
+use crate::canary::{Comparison, Pair, compare};
 use crate::lists::ListSample;
+use crate::value::{Footers, Reached};
 
 /// Rows without a text that are shown; the others are counted by reason.
 const ERRORS_SHOWN: usize = 20;
@@ -35,6 +38,8 @@ pub(crate) struct Night {
     pub(crate) kinds: Vec<KindNight>,
     /// Whether the run's own folder is there.
     pub(crate) has_plan: bool,
+    /// What the run was expected to take, if that was estimated.
+    pub(crate) estimate: Option<Estimate>,
     /// The order of events by the store's clock; empty if unknown.
     pub(crate) timeline: Vec<Stage>,
 }
@@ -64,6 +69,10 @@ pub(crate) struct KindNight {
     pub(crate) texts: Texts,
     pub(crate) audited: Audited,
     pub(crate) errors: Errors,
+    /// When how much of the value had a text, if the night has a priority.
+    pub(crate) reached: Option<Reached>,
+    /// Beside the night in force, if the run is a canary.
+    pub(crate) comparison: Option<Comparison>,
 }
 
 /// Counts over the parts of a kind.
@@ -140,16 +149,24 @@ pub(crate) async fn gather(dir: &str) -> Result<Night> {
     };
     let mut kinds = Vec::new();
     for (folder, manifest) in manifests {
-        kinds.push(gather_kind(folder, manifest, plan.as_ref()).await?);
+        let mut comparison = compare(root.as_ref(), &folder, &manifest).await?;
+        if let (Some(comparison), Some(plan)) = (&mut comparison, &plan) {
+            name_items(comparison, plan).await?;
+        }
+        kinds.push(KindNight { comparison, ..gather_kind(folder, manifest, plan.as_ref()).await? });
     }
     let timeline = match &plan {
         Some(planned) => timeline(planned, &kinds).await?,
         None => Vec::new(),
     };
-    Ok(Night { run, date, kinds, has_plan: plan.is_some(), timeline })
+    let estimate = match &plan {
+        Some(planned) => planned.store.estimate().await?,
+        None => None,
+    };
+    Ok(Night { run, date, kinds, has_plan: plan.is_some(), estimate, timeline })
 }
 
-/// The folders of the run that was published last of an output's newest night.
+/// The folders of the run that is promoted, else published last, of an output's newest night.
 async fn newest(output: &Location) -> Result<Vec<(Location, Manifest)>> {
     let mut found = Vec::new();
     for data_set in DataSet::OF_RUNS {
@@ -157,22 +174,23 @@ async fn newest(output: &Location) -> Result<Vec<(Location, Manifest)>> {
             found.extend(newest_of(output, data_set, kind).await?);
         }
     }
-    let newest = found.iter().max_by_key(|(_, m)| (m.date, m.created, &m.run)).map(|(_, m)| m.run.clone());
-    let Some(run) = newest else {
+    let newest = found.iter().max_by_key(|(promoted, _, m)| (m.date, *promoted, m.created, &m.run));
+    let Some(run) = newest.map(|(.., manifest)| manifest.run.clone()) else {
         return Err(nothing_published(output).await?);
     };
-    found.retain(|(_, manifest)| manifest.run == run);
-    Ok(found)
+    found.retain(|(.., manifest)| manifest.run == run);
+    Ok(found.into_iter().map(|(_, folder, manifest)| (folder, manifest)).collect())
 }
 
-/// The folders of the newest night of a data set and kind that has manifests.
-async fn newest_of(output: &Location, data_set: DataSet, kind: Kind) -> Result<Vec<(Location, Manifest)>> {
+/// The folders of the newest night of a data set and kind that has manifests, and whether each is promoted.
+async fn newest_of(output: &Location, data_set: DataSet, kind: Kind) -> Result<Vec<(bool, Location, Manifest)>> {
     let mut of_night = Vec::new();
     for date in data_set::nights(output, data_set, kind).await? {
+        let promoted = NightRuns::read(output, data_set, kind, date).await?;
         for run in data_set::runs(output, data_set, kind, date).await? {
             let folder = output.join(&data_set.folder(kind, date, &run));
             let manifest = data_set::read::<Profiles>(&folder).await?;
-            of_night.extend(manifest.map(|manifest| (folder, manifest)));
+            of_night.extend(manifest.map(|manifest| (promoted.promoted() == Some(&run), folder, manifest)));
         }
         if !of_night.is_empty() {
             break;
@@ -205,11 +223,13 @@ async fn nothing_published(output: &Location) -> Result<anyhow::Error> {
 }
 
 async fn gather_kind(folder: Location, manifest: Manifest, run: Option<&PlannedRun>) -> Result<KindNight> {
-    let (mut texts, mut lists) = (Texts::default(), Vec::new());
+    let (mut texts, mut lists, mut footers) = (Texts::default(), Vec::new(), Footers::default());
+    let place = manifest.data_set.folder(manifest.kind, manifest.date, &manifest.run);
     for part in &manifest.parts {
         let bytes = folder.join(&part.name).read().await?;
         let (rows, info) = decode_part(folder.join(&part.name).url(), bytes)?;
         texts.add(&part.name, &rows, &info);
+        footers.add(format!("{place}/{}", part.name), &info);
         lists.push(rows.iter().filter_map(ListSample::of).take(SAMPLES).collect());
     }
     texts.lists = in_turns(lists);
@@ -222,14 +242,29 @@ async fn gather_kind(folder: Location, manifest: Manifest, run: Option<&PlannedR
         Some(run) => read_audits(run, manifest.kind).await?,
         None => Audited::default(),
     };
+    let reached = match run {
+        Some(run) => footers.reached(run, manifest.kind).await?,
+        None => None,
+    };
     Ok(KindNight {
+        reached,
         complete: data_set::is_complete(&folder).await?,
         errors: read_errors(&folder).await?,
         folder: folder.url().to_owned(),
         manifest,
         texts,
         audited,
+        comparison: None,
     })
+}
+
+/// Gives the items of compared lists their titles.
+async fn name_items(comparison: &mut Comparison, run: &PlannedRun) -> Result<()> {
+    let shown =
+        comparison.pairs.iter_mut().flat_map(Pair::lists).flat_map(|list| list.ids().cloned().collect::<Vec<_>>());
+    let titles = catalogue::titles(&run.store.folder(), &shown.collect()).await?;
+    comparison.pairs.iter_mut().flat_map(Pair::lists).for_each(|list| list.name(&titles));
+    Ok(())
 }
 
 impl Texts {

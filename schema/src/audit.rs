@@ -162,6 +162,9 @@ pub struct Origin {
 impl Origin {
     /// The target's own token.
     pub const TARGET: Self = Self { source: Proposer::Target, relaxed: false };
+
+    /// A token without alternatives.
+    pub const CONSTRAINT: Self = Self { source: Proposer::Constraint, relaxed: false };
 }
 
 /// Who proposed a token.
@@ -179,11 +182,14 @@ pub enum Proposer {
     /// The draft model.
     #[serde(rename = "draft-model")]
     DraftModel,
+    /// The constraint, which allowed nothing else.
+    Constraint,
 }
 
 impl Proposer {
     /// All, the target first.
-    pub const ALL: [Self; 5] = [Self::Target, Self::Pool, Self::Previous, Self::Context, Self::DraftModel];
+    pub const ALL: [Self; 6] =
+        [Self::Target, Self::Pool, Self::Previous, Self::Context, Self::DraftModel, Self::Constraint];
 
     /// The name, as it is written in audits.
     pub fn as_str(self) -> &'static str {
@@ -193,6 +199,7 @@ impl Proposer {
             Self::Previous => "previous",
             Self::Context => "context",
             Self::DraftModel => "draft-model",
+            Self::Constraint => "constraint",
         }
     }
 }

@@ -92,6 +92,16 @@ pub struct Embeddings {
     values: Vec<f32>,
 }
 
+/// The cosine of the angle between two vectors; 0 where one of them is zero.
+pub fn cosine(a: &[f32], b: &[f32]) -> f64 {
+    let dot = |a: &[f32], b: &[f32]| -> f64 {
+        let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+        products.sum()
+    };
+    let lengths = (dot(a, a) * dot(b, b)).sqrt();
+    if lengths > 0.0 { dot(a, b) / lengths } else { 0.0 }
+}
+
 impl Embeddings {
     /// No rows yet, of vectors of `dimensions` values.
     pub fn new(dimensions: usize) -> Self {

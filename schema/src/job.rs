@@ -11,6 +11,8 @@ use std::time::Duration;
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 
+use crate::canary::Canary;
+use crate::constraint::Constraint;
 use crate::digest::Digest;
 use crate::embedding::EmbeddingSpec;
 use crate::entity::{EntityId, IdType, Kind};
@@ -18,6 +20,7 @@ use crate::guard::Guards;
 use crate::knowledge::Content;
 use crate::layout::DataSet;
 use crate::lists::{ListRows, ListSpec};
+use crate::parsed::ParsedField;
 use crate::sample::priority;
 
 /// The version of [`Plan`] and of the shard files.
@@ -130,6 +133,9 @@ pub struct Spec {
     pub max_new_tokens: usize,
     /// Strings that end a text.
     pub stop: Vec<String>,
+    /// What every text follows, if anything is prescribed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub constraint: Option<Constraint>,
     /// How lists are made, if the run makes lists and no texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lists: Option<ListSpec>,
@@ -164,6 +170,11 @@ impl Spec {
     /// Texts of an entity, at least 1.
     pub fn samples(&self) -> u32 {
         self.sampling.map_or(1, |sampling| sampling.samples)
+    }
+
+    /// The fields of the column `parsed`, if texts are JSON objects by a schema.
+    pub fn parsed(&self) -> Option<Vec<ParsedField>> {
+        self.constraint.as_ref().and_then(Constraint::parsed)
     }
 
     /// What the rows of parts hold; the ids of listed items are of type `items`, and `rows` of lists are such.
@@ -213,6 +224,9 @@ pub struct ShardJob {
     pub rows: u64,
     /// Prompt tokens of all rows.
     pub prompt_tokens: u64,
+    /// The value of all rows, if the plan has a [`Priority`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
     /// The input, relative to the run's folder.
     pub input: String,
     /// Digest of the input's bytes.
@@ -241,10 +255,13 @@ pub struct ShardRow {
     /// Of lists: the user's items, oldest first, by their number in the trie; other items are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<u32>,
+    /// What the entity is worth, if the plan has a [`Priority`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
 }
 
 /// How many entities of a kind the plan holds.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct KindCounts {
     /// All entities of the input.
     pub entities: u64,
@@ -259,6 +276,18 @@ pub struct KindCounts {
     pub unknown_items: u64,
     /// Prompt tokens to be processed.
     pub prompt_tokens: u64,
+    /// The value of all entities, if the plan has a [`Priority`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
+}
+
+/// By what shards are ordered, the most valuable first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Priority {
+    /// The expression over an entity's columns that gives its value.
+    pub expression: String,
+    /// Bands of equal size; within a band shards are ordered by kind and pool.
+    pub bands: usize,
 }
 
 /// A run: one object, written once, from which any process can go on.
@@ -290,6 +319,12 @@ pub struct Plan {
     /// What a row of the output is, if the run makes lists.
     #[serde(default, skip_serializing_if = "ListRows::is_user")]
     pub list_rows: ListRows,
+    /// By what shards are ordered; by kind and pool if it is not given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<Priority>,
+    /// The entities of a canary, if the run is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<Canary>,
     /// The type of each kind's ids; in a run of lists that of the listed items, too.
     pub ids: BTreeMap<Kind, IdType>,
     /// The work to do.
@@ -302,6 +337,26 @@ impl Plan {
     /// The folder of a kind's published output, relative to the output's root.
     pub fn partition(&self, kind: Kind) -> String {
         self.spec.data_set().folder(kind, self.date, &self.run)
+    }
+
+    /// The share of each kind's value that has a text once a share of the rows to generate have one, 0 to 1, in the
+    /// order of the shards. Only kinds that have a value are told.
+    pub fn value_after(&self, share: f64) -> BTreeMap<Kind, f64> {
+        let to_generate = |job: &&ShardJob| job.action == Action::Generate;
+        let rows: u64 = self.shards.iter().filter(to_generate).map(|job| job.rows).sum();
+        let mut left = share * rows as f64;
+        let mut reached: BTreeMap<Kind, f64> = BTreeMap::new();
+        for job in self.shards.iter().filter(|job| job.action != Action::Audit) {
+            let mut part = 1.0;
+            if job.action == Action::Generate {
+                part = (left / job.rows.max(1) as f64).clamp(0.0, 1.0);
+                left -= job.rows as f64;
+            }
+            *reached.entry(job.kind).or_default() += part * job.value.unwrap_or(0.0);
+        }
+        let all = self.counts.iter().filter_map(|(kind, counts)| Some((*kind, counts.value?)));
+        let share = |(kind, all)| (kind, if all > 0.0 { reached.get(&kind).unwrap_or(&0.0) / all } else { 1.0 });
+        all.map(share).collect()
     }
 
     /// What the rows of the run's parts hold.

@@ -14,6 +14,7 @@ use crate::embedding::EmbeddingInfo;
 use crate::entity::{EntityId, IdType, Kind};
 use crate::layout::DataSet;
 use crate::lists::ListRows;
+use crate::parsed::ParsedField;
 
 /// The version of an output's data sets: of their columns, their parts' footers and their manifests.
 pub const SCHEMA_VERSION: u32 = 2;
@@ -85,14 +86,17 @@ pub struct KnowledgeRecord {
 }
 
 /// A row that could not be turned into knowledge.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ErrorRecord {
     /// The entity.
     pub entity_id: EntityId,
-    /// Where it failed: `plan` or `generate`.
+    /// Where it failed: `plan`, `generate` or `deadline`.
     pub stage: String,
     /// The fault.
     pub reason: String,
+    /// What the entity is worth, if the night has a [`Priority`](crate::job::Priority).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<f64>,
 }
 
 /// Sums over texts or lists; what every figure of a summary is derived from. Lists have no tokens.
@@ -112,6 +116,9 @@ pub struct Figures {
     pub accepted: u64,
     /// Accepted tokens that are not the argmax.
     pub relaxed: u64,
+    /// Tokens that took no forward of their own, because the constraint allowed nothing else.
+    #[serde(default)]
+    pub forced: u64,
     /// Seconds spent drafting.
     pub draft_seconds: f64,
     /// Seconds of the engine.
@@ -175,6 +182,7 @@ impl Figures {
         self.drafted += other.drafted;
         self.accepted += other.accepted;
         self.relaxed += other.relaxed;
+        self.forced += other.forced;
         self.draft_seconds += other.draft_seconds;
         self.engine_seconds += other.engine_seconds;
         self.compared += other.compared;
@@ -184,6 +192,11 @@ impl Figures {
             self.distinct_ngrams[n] += other.distinct_ngrams[n];
         }
         self.log_probability += other.log_probability;
+    }
+
+    /// Share of the tokens that took no forward of their own.
+    pub fn forced_share(&self) -> f64 {
+        ratio(self.forced as f64, self.tokens as f64)
     }
 
     /// Average accepted length: accepted draft tokens a forward (paper 4.1).
@@ -285,6 +298,9 @@ pub struct PartInfo {
     /// Whether there is a column of the entities' other texts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_samples: bool,
+    /// The fields of the column of parsed texts, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parsed: Option<Vec<ParsedField>>,
     /// The type of the items' ids, if the rows have lists in place of texts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lists: Option<IdType>,
@@ -349,8 +365,18 @@ impl PartInfo {
             figures: BTreeMap::new(),
             embedding: None,
             has_samples: false,
+            parsed: None,
             lists: None,
             list_rows: ListRows::User,
+        }
+    }
+
+    /// The value of the rows without a text, in the part of a shard whose rows have this value. Rows to be carried have
+    /// none of their own; but a part that has no rows has lost all.
+    pub fn lost(&self, value: Option<f64>) -> f64 {
+        match self.rows {
+            0 => value.unwrap_or(0.0),
+            _ => self.errors.iter().filter_map(|error| error.value).sum(),
         }
     }
 

@@ -58,6 +58,9 @@ impl DataSet {
     }
 }
 
+/// The folder of canaries in an output's root: an output of its own, so that no reader of nights finds one.
+pub const CANARIES: &str = "canaries";
+
 impl fmt::Display for DataSet {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -80,7 +83,8 @@ pub fn name_date(name: &str) -> Option<Date> {
 /// that are promoted while it is under way change nothing any more.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pins {
-    /// The published folders that `latest` stands for, below the output's root; none on a first night.
+    /// The published folders that `latest` stands for, below the output's root (of a canary below that of the nights);
+    /// none on a first night.
     pub previous: Vec<String>,
     /// Where the pools are: below the output's root, or a URL.
     pub pools: String,

@@ -4,11 +4,15 @@
 //! This crate reads and writes nothing, and decides nothing.
 
 pub mod audit;
+pub mod canary;
+pub mod constraint;
 pub mod device;
 pub mod digest;
 pub mod embedding;
 pub mod embedding_set;
 pub mod entity;
+pub mod erasure;
+pub mod estimate;
 pub mod guard;
 pub mod ids;
 pub mod interactions;
@@ -17,9 +21,11 @@ pub mod knowledge;
 pub mod layout;
 pub mod lists;
 pub mod manifest;
+pub mod parsed;
 pub mod progress;
 pub mod sample;
 
+pub use constraint::Constraint;
 pub use device::DeviceOption;
 pub use digest::Digest;
 pub use embedding::{EmbeddingLayout, EmbeddingSpec, Embeddings, EncoderInfo, Pooling};

@@ -1,6 +1,7 @@
 //! Manifests of published folders: one header for all data sets, and what a folder of texts or lists says beside it.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::ops::Deref;
 
 use jiff::Timestamp;
@@ -9,11 +10,12 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::audit::AuditReport;
+use crate::canary::Canary;
 use crate::digest::Digest;
 use crate::embedding::EmbeddingInfo;
 use crate::entity::Kind;
 use crate::guard::GuardReport;
-use crate::job::{Price, Spec};
+use crate::job::{Price, Priority, Spec};
 use crate::knowledge::{Figures, SCHEMA_VERSION, WRITER, ratio};
 use crate::layout::DataSet;
 
@@ -139,6 +141,9 @@ pub struct Profiles {
     pub carried: u64,
     /// Entities without a text; `_errors.jsonl` says why.
     pub errors: u64,
+    /// What the entities are worth, if the night has a priority.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub value: Option<Value>,
     /// Sums over the generated rows, by pool.
     pub figures: BTreeMap<String, Figures>,
     /// Plain decoding against speculation on the audit sample, by pool.
@@ -152,6 +157,33 @@ pub struct Profiles {
     /// The encoder and how many texts it cut off, if the parts have embeddings.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub embedding: Option<EmbeddingInfo>,
+    /// That this is no night but a canary beside the night of its date, and of which entities.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub canary: Option<Canary>,
+}
+
+/// What entities are worth, by the night's priority.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Value {
+    /// The priority.
+    pub priority: Priority,
+    /// The value of all entities.
+    pub all: f64,
+    /// The value of those without a text.
+    pub lost: f64,
+}
+
+impl Value {
+    /// The share of the value that has a text, from 0 to 1; 1 where nothing is worth anything.
+    pub fn coverage(&self) -> f64 {
+        1.0 - ratio(self.lost, self.all)
+    }
+}
+
+impl fmt::Display for Value {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:.1} % of the value by [run] priority = {:?}", self.coverage() * 100.0, self.priority.expression)
+    }
 }
 
 impl Details for Profiles {

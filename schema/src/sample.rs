@@ -64,6 +64,11 @@ impl<T> Sample<T> {
         self.items.is_empty()
     }
 
+    /// The items, lowest priority first.
+    pub fn into_items(self) -> impl Iterator<Item = T> {
+        self.items.into_values()
+    }
+
     /// The items with their priorities, lowest first.
     pub fn iter(&self) -> impl Iterator<Item = (u128, &T)> {
         self.items.iter().map(|(&priority, item)| (priority, item))

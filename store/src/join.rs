@@ -9,6 +9,7 @@
 //! This is also where ids are checked: each once in its kind over all tables, and all of a kind of one type.
 
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 
 use bytes::Bytes;
 
@@ -193,7 +194,8 @@ impl Join {
             let file = self.embeddings[&kind].ids.clone();
             return Err(JoinError::DuplicateEmbedding { file, row, id });
         }
-        Ok(Joined { tables: self.tables, kinds: self.kinds, embeddings: self.embeddings, rows, by_row })
+        let Self { tables, kinds, embeddings, .. } = self;
+        Ok(Joined(Arc::new(Matched { tables, kinds, embeddings, rows, by_row })))
     }
 
     fn duplicate(&self, row: u64, kind: Kind, id: &EntityId) -> JoinError {
@@ -312,9 +314,12 @@ fn range_of(row: u64, rows: u64) -> usize {
     usize::try_from(range).map_or(PARTITIONS - 1, |range| range.min(PARTITIONS - 1))
 }
 
-/// Entities with what belongs to them, to be read any number of times.
+/// Entities with what belongs to them, to be read any number of times. Cloning is cheap.
+#[derive(Debug, Clone)]
+pub struct Joined(Arc<Matched>);
+
 #[derive(Debug)]
-pub struct Joined {
+struct Matched {
     tables: Vec<EntityTable>,
     kinds: BTreeMap<Kind, KindIds>,
     embeddings: BTreeMap<Kind, ExternalEmbeddings>,
@@ -334,38 +339,39 @@ pub struct JoinedEntity {
 impl Joined {
     /// The kinds of which there are entities.
     pub fn kinds(&self) -> &BTreeMap<Kind, KindIds> {
-        &self.kinds
+        &self.0.kinds
     }
 
     /// The embeddings that were given for a kind.
     pub fn embeddings(&self, kind: Kind) -> Option<&ExternalEmbeddings> {
-        self.embeddings.get(&kind)
+        self.0.embeddings.get(&kind)
     }
 
     /// All entities, over all tables.
     pub fn rows(&self) -> u64 {
-        self.rows
+        self.0.rows
     }
 
     /// Reads all entities in the order of the tables.
-    pub fn reader(&self) -> JoinReader<'_> {
+    pub fn reader(&self) -> JoinReader {
         self.read(false)
     }
 
     /// Reads all entities but for what histories tell, see [`EntityReader::open_counting`].
-    pub fn counting_reader(&self) -> JoinReader<'_> {
+    pub fn counting_reader(&self) -> JoinReader {
         self.read(true)
     }
 
-    fn read(&self, counting: bool) -> JoinReader<'_> {
-        JoinReader { joined: self, counting, table: 0, reader: None, row: 0, range: None, records: HashMap::new() }
+    fn read(&self, counting: bool) -> JoinReader {
+        let joined = self.0.clone();
+        JoinReader { joined, counting, table: 0, reader: None, row: 0, range: None, records: HashMap::new() }
     }
 }
 
 /// Reads joined entities in batches.
 #[derive(Debug)]
-pub struct JoinReader<'a> {
-    joined: &'a Joined,
+pub struct JoinReader {
+    joined: Arc<Matched>,
     counting: bool,
     table: usize,
     reader: Option<EntityReader>,
@@ -375,7 +381,7 @@ pub struct JoinReader<'a> {
     records: HashMap<u64, Vec<(Bytes, Bytes)>>,
 }
 
-impl JoinReader<'_> {
+impl JoinReader {
     /// The table of the batch that came last.
     pub fn table(&self) -> &str {
         let table = self.joined.tables.get(self.table);

@@ -158,6 +158,11 @@ impl Location {
         }
     }
 
+    /// The place that an absolute URL names, relative to this one; `None` if it is not below.
+    pub fn relative<'a>(&self, url: &'a str) -> Option<&'a str> {
+        url.strip_prefix(self.absolute_url().trim_end_matches('/'))?.strip_prefix('/')
+    }
+
     /// The store and the path inside it, for readers that take both.
     pub fn store(&self) -> (Arc<dyn ObjectStore>, Path) {
         (self.store.clone(), self.path.clone())

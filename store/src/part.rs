@@ -10,10 +10,12 @@ use laser_schema::embedding::{EmbeddingInfo, Embeddings};
 use laser_schema::entity::IdType;
 use laser_schema::knowledge::{Content, KnowledgeRecord, PartInfo, SCHEMA_VERSION};
 use laser_schema::lists::ListRows;
+use laser_schema::parsed::ParsedField;
 use laser_schema::{Digest, EntityId};
 
 use crate::embedding_column;
 use crate::lists;
+use crate::parsed_column;
 use crate::sealed::{self, SealedTable};
 use crate::table::{self, TableError};
 
@@ -102,10 +104,12 @@ fn list_columns<const N: usize>(id: DataType, items: [Column; N]) -> Vec<Column>
     iter::once(("entity_id", id)).chain(items).chain(provenance).collect()
 }
 
-/// Encodes a part of the rows' [`content`](PartInfo::content); with embeddings if `info` says how they were made.
+/// Encodes a part of the rows' [`content`](PartInfo::content); with parsed texts if `info` names their fields, and with
+/// embeddings if it says how they were made.
 ///
 /// # Errors
-/// [`TableError::Row`] if ids are of mixed types, not every row has an embedding, or a list is none.
+/// [`TableError::Row`] if ids are of mixed types, a text does not parse, not every row has an embedding, or a list is
+/// none.
 pub fn encode_part(
     name: &str,
     id: IdType,
@@ -120,6 +124,11 @@ pub fn encode_part(
         return Err(TableError::Row { file: name.to_owned(), reason });
     }
     let (schema, footer) = (part_schema(table::id_type(id), info.content()), (PART_KEY, info));
+    if let Some(fields) = &info.parsed {
+        let rows = parsed_column::rows(rows, fields);
+        let rows = rows.map_err(|reason| TableError::Row { file: name.to_owned(), reason })?;
+        return sealed::encode(name, parsed_column::append_to(&schema, fields), &rows, embedded, footer);
+    }
     match info.list_rows {
         ListRows::User => sealed::encode(name, schema, rows, embedded, footer),
         ListRows::Item => sealed::encode(name, schema, &lists::by_item(rows), embedded, footer),
@@ -131,13 +140,28 @@ pub fn encode_part(
 /// # Errors
 /// [`TableError::Unreadable`] if the bytes are no part of Laser's or were changed.
 pub fn decode_part(name: &str, bytes: Bytes) -> Result<(Vec<KnowledgeRecord>, PartInfo), TableError> {
+    decode_embedded_part(name, bytes).map(|(rows, _, info)| (rows, info))
+}
+
+/// Reads a part as [`decode_part`] does, with the embeddings of its rows, if it has some.
+///
+/// # Errors
+/// Those of [`decode_part`].
+pub fn decode_embedded_part(
+    name: &str,
+    bytes: Bytes,
+) -> Result<(Vec<KnowledgeRecord>, Option<Embeddings>, PartInfo), TableError> {
     let (table, info) = open_part(name, bytes)?;
-    let rows = match &info.embedding {
-        _ if info.list_rows == ListRows::Item => lists::by_user(table::decode(name, table.bytes())?),
-        None => table::decode(name, table.bytes())?,
-        Some(embedding) => table::decode_embedded(name, table.bytes(), embedding.spec.encoder.dimensions)?.0,
+    let (rows, embeddings) = match &info.embedding {
+        _ if info.list_rows == ListRows::Item => (lists::by_user(table::decode(name, table.bytes())?), None),
+        None => (table::decode(name, table.bytes())?, None),
+        Some(embedding) => {
+            let dimensions = embedding.spec.encoder.dimensions;
+            let (rows, embeddings) = table::decode_embedded(name, table.bytes(), dimensions)?;
+            (rows, Some(embeddings))
+        }
     };
-    Ok((rows, info))
+    Ok((rows, embeddings, info))
 }
 
 fn open_part(name: &str, bytes: Bytes) -> Result<(SealedTable, PartInfo), TableError> {
@@ -172,7 +196,8 @@ pub struct CheckedPart {
 pub fn check_part(name: &str, id: IdType, bytes: Bytes) -> Result<CheckedPart, TableError> {
     let (size, digest) = (bytes.len() as u64, Digest::of(&bytes));
     let (table, info) = open_part(name, bytes)?;
-    let ids = part_ids(&table, table::id_type(id), info.content(), info.embedding.as_ref())?;
+    let further = (info.parsed.as_deref(), info.embedding.as_ref());
+    let ids = part_ids(&table, table::id_type(id), info.content(), further)?;
     if ids.len() as u64 != info.rows {
         return Err(table.unreadable(format!("{} rows, its footer says {}", ids.len(), info.rows)));
     }
@@ -189,9 +214,10 @@ pub(crate) fn part_ids(
     table: &SealedTable,
     id: DataType,
     content: Content,
-    embedding: Option<&EmbeddingInfo>,
+    (parsed, embedding): (Option<&[ParsedField]>, Option<&EmbeddingInfo>),
 ) -> Result<Vec<EntityId>, TableError> {
     let schema = part_schema(id, content);
+    let schema = parsed.map_or(schema.clone(), |fields| parsed_column::append_to(&schema, fields));
     let schema = match embedding.map(|e| &e.spec) {
         Some(spec) => embedding_column::append_to(spec.layout, &schema, spec.encoder.dimensions),
         None => schema,

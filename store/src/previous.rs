@@ -2,6 +2,8 @@
 //!
 //! A reader asks for texts (profiles) or for lists (recommendations), and what is the other is refused by name.
 
+use std::collections::BTreeSet;
+
 use jiff::civil::Date;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -266,6 +268,18 @@ impl PreviousReader {
         }
         files.reverse();
         Ok(Self { files, open: None })
+    }
+
+    /// The published folders and the files that are read, by URL.
+    pub fn places(&self) -> BTreeSet<String> {
+        let place = |file: &File| match file {
+            File::Part(_, part) => {
+                let part = part.absolute_url();
+                part.rsplit_once('/').map_or(part.clone(), |(folder, _)| folder.to_owned())
+            }
+            File::Foreign(_, location, _) => location.absolute_url(),
+        };
+        self.files.iter().map(place).collect()
     }
 
     /// The next texts, or `None` after the last.

@@ -6,6 +6,7 @@
 //!                 shards/*.parquet        the shards' inputs
 //!                 audits/*.json           the outputs of audit shards
 //!                 guards/KIND-POOL.json   verdicts on pools
+//!                 estimate.json           what `laser plan --estimate` expects the run to take
 //!                 cancelled, lock         markers
 //! OUTPUT/profiles/kind=KIND/dt=DATE/run=RUN/part-*.parquet and, once published, _manifest.json and _SUCCESS; of lists
 //!                                           below recommendations/ in place of profiles/
@@ -31,6 +32,7 @@ use crate::data_set;
 use crate::location::{Created, Location, LocationError};
 use laser_schema::Digest;
 use laser_schema::Kind;
+use laser_schema::estimate::Estimate;
 use laser_schema::guard::Verdict;
 use laser_schema::job::{PLAN_VERSION, Plan, ShardJob};
 use laser_schema::layout::Pins;
@@ -43,6 +45,9 @@ pub const PINS: &str = "pins.json";
 
 /// The file of the [`Plan`] in a run's folder.
 pub const PLAN: &str = "plan.json";
+
+/// The file of the [`Estimate`] in a run's folder.
+const ESTIMATE: &str = "estimate.json";
 
 /// The marker in a run's folder that says that the run was cancelled.
 pub const CANCELLED: &str = "cancelled";
@@ -174,12 +179,27 @@ impl RunStore {
         }
     }
 
+    /// Writes a plan in place of the one that is there: only an erasure does, of whose shards rows have gone.
+    pub async fn replace_plan(&self, plan: &Plan) -> Result<(), LocationError> {
+        self.folder().join(PLAN).write(encode(plan)).await
+    }
+
     /// When the run was planned, by the store's clock.
     ///
     /// # Errors
     /// The store's, also if there is no plan.
     pub async fn planned_at(&self) -> Result<Timestamp, LocationError> {
         self.folder().join(PLAN).modified().await
+    }
+
+    /// What the run was expected to take, if that was estimated.
+    pub async fn estimate(&self) -> Result<Option<Estimate>, RunStoreError> {
+        self.read(ESTIMATE, "the estimate").await
+    }
+
+    /// Keeps an estimate in place of an earlier one.
+    pub async fn keep_estimate(&self, estimate: &Estimate) -> Result<(), LocationError> {
+        self.folder().join(ESTIMATE).write(encode(estimate)).await
     }
 
     /// The verdict on a pool, if it was judged.

@@ -22,7 +22,7 @@ use crate::table::{self, TableError};
 pub const DIGEST_KEY: &str = "laser.digest";
 
 /// The digest's placeholder while the file is hashed.
-const BLANK: &str = "0000000000000000000000000000000000000000000000000000000000000000";
+pub(crate) const BLANK: &str = "0000000000000000000000000000000000000000000000000000000000000000";
 
 /// Rows of a batch when only some columns are read.
 const BATCH_ROWS: usize = 8192;
@@ -42,20 +42,44 @@ pub(crate) fn encode<T: Serialize>(
     let value = serde_json::to_string(value).map_err(|e| wrong(e.to_string()))?;
     // The digest comes last, so that it is found fast whatever the value's length.
     let metadata = [(key, value), (DIGEST_KEY, BLANK.to_owned())];
-    let mut bytes = table::write(file, schema, rows, embedded, &metadata)?;
-    let place = digest_place(&bytes).ok_or_else(|| wrong("the footer lacks the digest".to_owned()))?;
+    seal(file, table::write(file, schema, rows, embedded, &metadata)?)
+}
+
+/// Puts the digest in the place of [`BLANK`].
+pub(crate) fn seal(file: &str, mut bytes: Vec<u8>) -> Result<Bytes, TableError> {
+    let lacks_digest = || TableError::Row { file: file.to_owned(), reason: "the footer lacks the digest".to_owned() };
+    let place = digest_place(&bytes).ok_or_else(lacks_digest)?;
     let digest = digest_but_for(&bytes, &place);
     bytes[place].copy_from_slice(digest.as_str().as_bytes());
     Ok(bytes.into())
+}
+
+/// Fills a file up to `size` bytes with zeros before its footer, where no reader looks: a footer names what it
+/// describes by its distance from the start. `false` if the file is longer.
+pub(crate) fn pad(bytes: &mut Vec<u8>, size: usize) -> bool {
+    let Some(more) = size.checked_sub(bytes.len()) else {
+        return false;
+    };
+    let Some(footer) = footer_place(bytes) else {
+        return false;
+    };
+    bytes.splice(footer.start..footer.start, std::iter::repeat_n(0, more));
+    true
+}
+
+/// Where a Parquet file's footer is.
+fn footer_place(bytes: &[u8]) -> Option<Range<usize>> {
+    let trailer = bytes.len().checked_sub(8)?;
+    let length = u32::from_le_bytes(bytes[trailer..trailer + 4].try_into().ok()?);
+    let footer = trailer.checked_sub(usize::try_from(length).ok()?)?;
+    Some(footer..trailer)
 }
 
 /// Where the digest's characters are. Thrift's compact protocol writes a key and its value as two strings, each after
 /// its field header (`0x18`) and its length; the last such pair of the footer counts, since texts in the statistics
 /// come before it.
 fn digest_place(bytes: &[u8]) -> Option<Range<usize>> {
-    let trailer = bytes.len().checked_sub(8)?;
-    let length = u32::from_le_bytes(bytes[trailer..trailer + 4].try_into().ok()?);
-    let footer = trailer.checked_sub(usize::try_from(length).ok()?)?;
+    let Range { start: footer, end: trailer } = footer_place(bytes)?;
     let mut mark = vec![0x18, u8::try_from(DIGEST_KEY.len()).ok()?];
     mark.extend_from_slice(DIGEST_KEY.as_bytes());
     mark.extend([0x18, u8::try_from(BLANK.len()).ok()?]);
@@ -92,6 +116,11 @@ impl SealedTable {
         let metadata = ArrowReaderMetadata::load(&bytes, ArrowReaderOptions::new());
         let metadata = metadata.map_err(|e| unreadable(e.to_string()))?;
         Ok(Self { file: file.to_owned(), bytes, metadata })
+    }
+
+    /// What its footer says of columns and row groups.
+    pub(crate) fn metadata(&self) -> &ArrowReaderMetadata {
+        &self.metadata
     }
 
     pub(crate) fn unreadable(&self, reason: impl Into<String>) -> TableError {

@@ -15,6 +15,7 @@ pub fn shard_schema(id: DataType, content: Content) -> SchemaRef {
         Field::new("prompt_digest", DataType::Utf8, false),
         Field::new("previous", DataType::Utf8, true),
         Field::new("error", DataType::Utf8, true),
+        Field::new("value", DataType::Float64, true),
     ];
     if let Content::Lists { .. } = content {
         // An empty history is no value.

@@ -147,7 +147,7 @@ impl TableEncoder {
     /// # Errors
     /// [`TableError::Row`] if Parquet has no type for a column.
     pub fn new(file: &str, schema: SchemaRef, metadata: &[(&str, String)]) -> Result<Self, TableError> {
-        let writer = ArrowWriter::try_new(Vec::new(), schema.clone(), Some(properties(metadata)))
+        let writer = ArrowWriter::try_new(Vec::new(), schema.clone(), Some(properties(metadata, true)))
             .map_err(|e| TableError::Row { file: file.to_owned(), reason: e.to_string() })?;
         Ok(Self { file: file.to_owned(), schema, writer })
     }
@@ -179,20 +179,24 @@ impl TableEncoder {
     }
 }
 
-fn properties(metadata: &[(&str, String)]) -> WriterProperties {
+/// How Laser writes its tables; without `indexes` they take less, and readers find a row by reading all.
+pub(crate) fn properties(metadata: &[(&str, String)], indexes: bool) -> WriterProperties {
     let pairs = metadata.iter().map(|(k, v)| KeyValue::new((*k).to_owned(), v.clone())).collect();
     // Its values are all different, and nobody looks for one.
     let embedding = ["embedding", "list", "item"].map(str::to_owned).to_vec();
     let embedding = ColumnPath::new(embedding);
-    WriterProperties::builder()
+    let builder = WriterProperties::builder()
         .set_compression(Compression::ZSTD(ZstdLevel::try_new(3).unwrap_or_default()))
         .set_column_dictionary_enabled(ColumnPath::from("text"), false)
         .set_column_dictionary_enabled(embedding.clone(), false)
         .set_column_statistics_enabled(embedding, EnabledStatistics::None)
-        .set_column_bloom_filter_enabled(ColumnPath::from("entity_id"), true)
+        .set_column_bloom_filter_enabled(ColumnPath::from("entity_id"), indexes)
         .set_key_value_metadata(Some(pairs))
-        .set_max_row_group_bytes(Some(ROW_GROUP_BYTES))
-        .build()
+        .set_max_row_group_bytes(Some(ROW_GROUP_BYTES));
+    match indexes {
+        true => builder.build(),
+        false => builder.set_statistics_enabled(EnabledStatistics::None).set_offset_index_disabled(true).build(),
+    }
 }
 
 /// Decodes a whole Parquet file.
@@ -323,6 +327,11 @@ impl TableReader {
     /// The file's columns, read or not.
     pub fn schema(&self) -> &Schema {
         &self.schema
+    }
+
+    /// The number of the file's rows.
+    pub fn rows(&self) -> u64 {
+        self.metadata.file_metadata().num_rows().unsigned_abs()
     }
 
     /// One value of the footer.

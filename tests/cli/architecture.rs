@@ -66,6 +66,7 @@ fn dependencies_point_one_way() {
         ("store", "schema"),
         ("delta", "schema store"),
         ("model", "schema"),
+        ("grammar", "model schema"),
         ("cpu", "decode"),
         ("engine", "cpu decode model schema"),
         ("pool-builder", "decode model schema store"),
@@ -74,9 +75,12 @@ fn dependencies_point_one_way() {
         ("prepare", "schema store"),
         ("report", "pool-builder schema store"),
         ("coordinator", "delta model schema store"),
-        ("worker", "decode engine features model schema store"),
+        ("worker", "decode engine features grammar model schema store"),
         ("train", "decode engine schema"),
-        ("night", "coordinator decode delta engine features model pool-builder recommender schema store train worker"),
+        (
+            "night",
+            "coordinator decode delta engine features grammar model pool-builder recommender schema store train worker",
+        ),
         ("terminal", "schema"),
         ("bench", "coordinator decode engine model night pool-builder report schema store terminal worker"),
     ];

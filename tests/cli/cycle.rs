@@ -55,7 +55,7 @@ impl Nights {
     }
 
     /// Starts a night and kills it once it has committed a shard.
-    fn kill_night(&self, day: u32, settings: &[&str]) {
+    pub(crate) fn kill_night(&self, day: u32, settings: &[&str]) {
         start_and_kill(self.command("run", day, settings), 1);
     }
 
@@ -65,7 +65,7 @@ impl Nights {
     }
 
     /// A command such as `laser pools list` with further arguments.
-    fn laser(&self, args: &[&str], settings: &[&str]) -> Output {
+    pub(crate) fn laser(&self, args: &[&str], settings: &[&str]) -> Output {
         let (subcommand, rest) = args.split_at(args.len().min(2));
         let mut command = laser();
         command.args(subcommand).arg(self.workspace.path("laser.toml")).args(rest).args(set(settings));
@@ -73,7 +73,7 @@ impl Nights {
     }
 
     /// The names in a folder of the output.
-    fn names(&self, folder: &str) -> Vec<String> {
+    pub(crate) fn names(&self, folder: &str) -> Vec<String> {
         let entries = entries(&self.workspace.path("out").join(folder)).into_iter();
         entries.map(|entry| entry.file_name().unwrap().to_str().unwrap().to_owned()).collect()
     }
@@ -223,7 +223,7 @@ fn nights_beyond_those_that_are_kept_are_removed_and_the_rest_stays_whole() {
     // By the next night, once it is published; the promoted pools of the second night stay.
     nights.write_users("Tron");
     nights.night(5, &["output.keep_nights=2"]);
-    assert_eq!(nights.names("profiles/kind=user"), ["dt=2026-01-04", "dt=2026-01-05"]);
+    assert_eq!(nights.names("profiles/kind=user"), ["_in_force.json", "dt=2026-01-04", "dt=2026-01-05"]);
     assert_eq!(nights.names("runs").len(), 2);
     assert_eq!(nights.names("pools").len(), 4, "two nights', the promoted one, promotions");
     assert_exit(&nights.workspace.verify(), 0);

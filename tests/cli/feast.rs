@@ -87,6 +87,15 @@ fn duckdb_pandas_and_polars_read_whole_nights_as_documented() {
     let report = python_report(&[&script, &outputs.out(), &examples, Path::new("2026-01-02")], &[]);
     check_frames(&report, &outputs);
     check_duckdb(&report["duckdb"], &outputs);
+
+    // The run that was made first is put in force in place of the other.
+    let first = entries(&night).into_iter().find(|run| tokens(&rows(run)) != tokens(&outputs.second)).unwrap();
+    let (run, first) = (first.file_name().unwrap().to_str().unwrap().replace("run=", ""), tokens(&rows(&first)));
+    assert_exit(&outputs.nights.laser(&["outputs", "promote", &run], &[]), 0);
+    let report = python_report(&[&script, &outputs.out(), &examples, Path::new("2026-01-02")], &[]);
+    assert_eq!(report["pandas"]["tokens"], first);
+    assert_eq!(report["polars"]["tokens"], tokens(&outputs.first) + first);
+    assert_eq!(report["duckdb"]["by_night"][1][2], first);
 }
 
 #[test]

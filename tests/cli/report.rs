@@ -266,6 +266,7 @@ fn spec_of_lists() -> Spec {
         sampling: None,
         max_new_tokens: 4,
         stop: Vec::new(),
+        constraint: None,
         lists: Some(ListSpec {
             trie: Digest::of(b"trie"),
             out_of_stock: None,
@@ -301,11 +302,13 @@ async fn publish_lists(output: &str) {
         entities: 6,
         carried: 0,
         errors: 0,
+        value: None,
         figures: [(String::new(), figures)].into(),
         audit: [(String::new(), audit)].into(),
         guards: None,
         cost: None,
         embedding: None,
+        canary: None,
     };
     let created = "2026-01-02T03:00:00Z".parse().unwrap();
     let manifest = Manifest::new(RUN, (Kind::User, date), created, writer.finish(), details);

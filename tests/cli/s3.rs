@@ -50,7 +50,16 @@ impl S3 {
 
     /// Copies the published parts below a folder to `out` of a workspace, where texts are read from.
     pub(crate) fn copy_parts(&self, root: &str, workspace: &Workspace) {
-        for (key, bytes) in self.published(root) {
+        Self::copy(self.published(root), root, workspace);
+    }
+
+    /// Copies all objects below a folder to `out` of a workspace.
+    pub(crate) fn copy_all(&self, root: &str, workspace: &Workspace) {
+        Self::copy(self.objects(&format!("{root}/")), root, workspace);
+    }
+
+    fn copy(objects: BTreeMap<String, Vec<u8>>, root: &str, workspace: &Workspace) {
+        for (key, bytes) in objects {
             let path: PathBuf = workspace.path(&key.replacen(root, "out", 1));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, bytes).unwrap();
@@ -59,7 +68,12 @@ impl S3 {
 
     /// All published objects below a folder, by key.
     pub(crate) fn published(&self, root: &str) -> BTreeMap<String, Vec<u8>> {
-        let query = format!("/laser?list-type=2&prefix={root}/profiles/&max-keys=1000");
+        self.objects(&format!("{root}/profiles/"))
+    }
+
+    /// All objects whose keys begin with a prefix.
+    fn objects(&self, prefix: &str) -> BTreeMap<String, Vec<u8>> {
+        let query = format!("/laser?list-type=2&prefix={prefix}&max-keys=1000");
         let listed = self.request("GET", &query);
         let listed = String::from_utf8(listed).unwrap();
         let keys = listed.split("<Key>").skip(1);

@@ -135,6 +135,7 @@ pub(crate) fn encode(
         errors,
         figures,
         embedding: embedding.map(|(spec, encoded)| EmbeddingInfo::new(spec, encoded.truncated)),
+        parsed: plan.spec.parsed(),
         ..PartInfo::new(&plan.run, job.shard, job.kind, attempt, &rows)
     };
     let info = info.with_content(plan.content());

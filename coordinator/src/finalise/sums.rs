@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use laser_schema::guard::{GuardReport, Guards, Verdict};
 use laser_schema::job::{Action, KindCounts, Plan, ShardJob};
 use laser_schema::knowledge::{ErrorRecord, Figures};
-use laser_schema::manifest::{Cost, ERRORS, Manifest, PartEntry, Profiles};
+use laser_schema::manifest::{Cost, ERRORS, Manifest, PartEntry, Profiles, Value};
 use laser_schema::{Kind, audit::AuditReport, embedding::EmbeddingInfo, entity::IdType};
 use laser_store::part::{CheckedPart, check_part};
 use laser_store::{
@@ -26,6 +26,8 @@ use super::{FinaliseError, id_type};
 pub(super) struct Sums {
     carried: u64,
     errors: u64,
+    /// The value of rows without a text.
+    lost: f64,
     figures: BTreeMap<String, Figures>,
     audit: BTreeMap<String, AuditReport>,
     parts: Vec<PartEntry>,
@@ -89,6 +91,9 @@ impl Sums {
         if found != expected {
             return Err(FinaliseError::Content { part: job.output.clone(), expected, found });
         }
+        if info.parsed != plan.spec.parsed() {
+            return Err(FinaliseError::Parsed { part: job.output.clone() });
+        }
         let embedding = info.embedding.as_ref();
         if embedding.map(|e| &e.spec) != plan.embedding.as_ref() {
             return Err(FinaliseError::Encoder { part: job.output.clone() });
@@ -97,6 +102,7 @@ impl Sums {
         self.newest = self.newest.max(info.newest.unwrap_or_default());
         self.carried += info.carried;
         self.errors += info.errors.len() as u64;
+        self.lost += info.lost(job.value);
         for (pool, figures) in info.figures {
             self.figures.entry(pool).or_default().add(&figures);
         }
@@ -138,11 +144,17 @@ impl Sums {
             entities: counts.entities,
             carried: self.carried,
             errors: self.errors,
+            value: plan.priority.clone().zip(counts.value).map(|(priority, all)| Value {
+                priority,
+                all,
+                lost: self.lost,
+            }),
             guards,
             cost: price.map(|price| Cost::of(price, &self.figures, &self.audit)),
             figures: self.figures,
             audit: self.audit,
             embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, self.truncated)),
+            canary: plan.canary.clone(),
         };
         Manifest::new(&plan.run, (kind, plan.date), self.newest, self.parts, details)
     }

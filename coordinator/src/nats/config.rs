@@ -17,6 +17,8 @@ const RETRY_MAX: Duration = Duration::from_secs(600);
 pub struct NatsConfig {
     /// The servers, separated by commas: `nats://host:4222` or `tls://host:4222`.
     pub url: String,
+    /// The first token of all subjects; two queues of one account need different ones.
+    pub subjects: String,
     /// The stream of open shards.
     pub stream: String,
     /// The durable consumer that all workers share.
@@ -51,6 +53,7 @@ impl Default for NatsConfig {
     fn default() -> Self {
         Self {
             url: "nats://127.0.0.1:4222".into(),
+            subjects: "laser".into(),
             stream: "LASER_JOBS".into(),
             consumer: "laser-workers".into(),
             dead_letters: "LASER_DLQ".into(),
@@ -74,7 +77,12 @@ impl NatsConfig {
     /// # Errors
     /// [`NatsError::Config`], with the first key that is wrong.
     pub fn validate(&self) -> Result<(), NatsError> {
-        let names = [("stream", &self.stream), ("consumer", &self.consumer), ("dead_letters", &self.dead_letters)];
+        let names = [
+            ("subjects", &self.subjects),
+            ("stream", &self.stream),
+            ("consumer", &self.consumer),
+            ("dead_letters", &self.dead_letters),
+        ];
         for (key, name) in names {
             if !is_token(name) {
                 return bad(key, format!("{name:?}: use letters, digits, '-' and '_' only"));
@@ -99,6 +107,28 @@ impl NatsConfig {
             return bad("nkey_seed", "credentials is set too; remove one".into());
         }
         Ok(())
+    }
+
+    /// The queue of canaries beside this one, so that no worker of nights gets their shards.
+    #[must_use]
+    pub fn of_canaries(&self) -> Self {
+        Self {
+            subjects: format!("{}-canary", self.subjects),
+            stream: format!("{}_CANARY", self.stream),
+            consumer: format!("{}-canary", self.consumer),
+            dead_letters: format!("{}_CANARY", self.dead_letters),
+            ..self.clone()
+        }
+    }
+
+    /// The prefix of the subjects of open shards.
+    pub(super) fn job_subjects(&self) -> String {
+        format!("{}.jobs", self.subjects)
+    }
+
+    /// The prefix of the subjects of dead letters.
+    pub(super) fn dead_letter_subjects(&self) -> String {
+        format!("{}.dlq", self.subjects)
     }
 
     /// Duration of a lease without a heartbeat.

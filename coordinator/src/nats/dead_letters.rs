@@ -4,7 +4,7 @@ use async_nats::jetstream::message::StreamMessage;
 use async_nats::jetstream::stream::LastRawMessageErrorKind;
 use futures::{StreamExt, TryStreamExt, stream};
 
-use super::message::{DEAD_LETTERS, JobMessage, check_run, encode, subject, subjects};
+use super::message::{JobMessage, check_run, encode, subject, subjects};
 use super::{DeadLetter, NatsClient, NatsError, failed};
 
 /// Number of dead letters read at the same time.
@@ -18,7 +18,7 @@ impl NatsClient {
     /// [`NatsError`]: the run's name, a request, or a dead letter of another release.
     pub async fn dead_letters(&self, run: &str) -> Result<Vec<DeadLetter>, NatsError> {
         check_run(run)?;
-        let filter = subjects(DEAD_LETTERS, run);
+        let filter = subjects(&self.config.dead_letter_subjects(), run);
         let listed = self.subjects(&self.config.dead_letters, &filter).await?;
         let shards = listed.into_iter().filter_map(|s| s.rsplit('.').next()?.parse().ok());
         let mut letters: Vec<DeadLetter> = stream::iter(shards)
@@ -61,7 +61,7 @@ impl NatsClient {
             shard,
             reason: format!("{error}; run the coordinator again: it publishes what is missing"),
         })?;
-        let new = self.enqueue(job.subject(), encode(&job)).await?;
+        let new = self.enqueue(job.subject(&self.config.job_subjects()), encode(&job)).await?;
         let stream = self.stream(&self.config.dead_letters).await?;
         // Delete by sequence: a newer letter of the same shard is another message.
         let deleted = stream.delete_message(message.sequence).await;
@@ -71,7 +71,7 @@ impl NatsClient {
 
     async fn dead_letter_message(&self, run: &str, shard: u32) -> Result<StreamMessage, NatsError> {
         check_run(run)?;
-        let subject = subject(DEAD_LETTERS, run, shard);
+        let subject = subject(&self.config.dead_letter_subjects(), run, shard);
         self.patiently(|| async {
             let stream = self.stream(&self.config.dead_letters).await?;
             match stream.get_last_raw_message_by_subject(&subject).await {

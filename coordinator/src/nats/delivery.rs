@@ -10,7 +10,7 @@ use laser_schema::job::Lease;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 
-use super::message::{DEAD_LETTERS, encode, parse_subject, subject, value};
+use super::message::{encode, parse_subject, subject, value};
 use super::{DeadLetter, JobMessage, MESSAGE_VERSION, NatsClient, RunRef};
 
 /// How long to wait for a confirmation, except for heartbeats, which must not delay each other.
@@ -110,7 +110,7 @@ impl NatsClient {
             time: Timestamp::now(),
             message: value(&message.payload),
         };
-        let target = subject(DEAD_LETTERS, run, shard);
+        let target = subject(&self.config.dead_letter_subjects(), run, shard);
         if let Err(error) = self.publish_confirmed(&target, &encode(&letter)).await {
             tracing::error!(run, shard, attempt, %error, "no dead letter yet");
             return;

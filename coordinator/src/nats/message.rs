@@ -14,11 +14,6 @@ use super::config::is_token;
 /// The version of [`JobMessage`] and [`DeadLetter`].
 pub const MESSAGE_VERSION: u32 = 1;
 
-/// Prefix of the subjects of the job stream.
-pub(super) const JOBS: &str = "laser.jobs";
-/// Prefix of the subjects of dead letters.
-pub(super) const DEAD_LETTERS: &str = "laser.dlq";
-
 /// Everything that a worker needs to find a run's files.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RunRef {
@@ -66,8 +61,9 @@ impl JobMessage {
         serde_json::from_value(value).map_err(|error| NatsError::Message(format!("message is not a job: {error}")))
     }
 
-    pub(super) fn subject(&self) -> String {
-        subject(JOBS, &self.run.run, self.job.shard)
+    /// The message's subject, of a queue whose subjects of open shards have this prefix.
+    pub(super) fn subject(&self, prefix: &str) -> String {
+        subject(prefix, &self.run.run, self.job.shard)
     }
 }
 
@@ -111,8 +107,9 @@ pub(super) fn subjects(prefix: &str, run: &str) -> String {
     format!("{prefix}.{run}.*")
 }
 
-/// Returns the run and shard of a subject.
+/// Returns the run and shard of a subject, whose prefix the stream has checked.
 pub(super) fn parse_subject(subject: &Subject) -> Option<(&str, u32)> {
-    let (run, shard) = subject.strip_prefix(JOBS)?.strip_prefix('.')?.split_once('.')?;
+    let (prefix, shard) = subject.rsplit_once('.')?;
+    let (_, run) = prefix.rsplit_once('.')?;
     Some((run, shard.parse().ok()?))
 }

@@ -12,7 +12,7 @@ use laser_schema::job::ShardJob;
 use tokio::time::Instant;
 
 use super::connect::{PATIENCE, PAUSE};
-use super::message::{JOBS, JobMessage, check_run, encode, subjects};
+use super::message::{JobMessage, check_run, encode, subjects};
 use super::{NatsClient, NatsError, RunRef, failed};
 
 /// Number of publishes whose confirmation is awaited at the same time: ten times as fast as one after the other.
@@ -35,11 +35,12 @@ impl NatsClient {
         async move {
             check_run(&run.run)?;
             let (mut jobs, mut new) = (jobs.into_iter(), 0);
+            let prefix = self.config.job_subjects();
             let mut under_way = FuturesUnordered::new();
             loop {
                 for job in jobs.by_ref().take(WINDOW - under_way.len()) {
                     let message = JobMessage::new(run, job);
-                    under_way.push(self.enqueue(message.subject(), encode(&message)));
+                    under_way.push(self.enqueue(message.subject(&prefix), encode(&message)));
                 }
                 match under_way.try_next().await? {
                     Some(is_new) => new += u64::from(is_new),
@@ -58,7 +59,7 @@ impl NatsClient {
     /// [`NatsError::RunName`], [`NatsError::Away`], [`NatsError::Request`].
     pub async fn queued(&self, run: &str) -> Result<u64, NatsError> {
         check_run(run)?;
-        let filter = subjects(JOBS, run);
+        let filter = subjects(&self.config.job_subjects(), run);
         let listed = self.subjects(&self.config.stream, &filter).await?;
         Ok(listed.len() as u64)
     }
@@ -71,7 +72,7 @@ impl NatsClient {
     pub async fn purge(&self, run: &str) -> Result<u64, NatsError> {
         check_run(run)?;
         let stream = self.stream(&self.config.stream).await?;
-        let purged = stream.purge().filter(subjects(JOBS, run)).await;
+        let purged = stream.purge().filter(subjects(&self.config.job_subjects(), run)).await;
         Ok(purged.map_err(failed(format!("purge run {run}")))?.purged)
     }
 

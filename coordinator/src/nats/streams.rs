@@ -8,7 +8,6 @@ use async_nats::jetstream::consumer::{AckPolicy, PullConsumer, pull};
 use async_nats::jetstream::context::GetStreamErrorKind;
 use async_nats::jetstream::stream::{Config, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType, Stream};
 
-use super::message::{DEAD_LETTERS, JOBS};
 use super::{NatsClient, NatsError, failed};
 
 /// Most shards held by workers or waiting for another attempt, over all runs. The server's default of 1,000 would leave
@@ -37,7 +36,7 @@ impl NatsClient {
     fn job_stream(&self) -> Config {
         Config {
             name: self.config.stream.clone(),
-            subjects: vec![format!("{JOBS}.*.*")],
+            subjects: vec![format!("{}.*.*", self.config.job_subjects())],
             retention: RetentionPolicy::WorkQueue,
             storage: StorageType::File,
             num_replicas: self.config.replicas,
@@ -53,7 +52,7 @@ impl NatsClient {
     fn dead_letter_stream(&self) -> Config {
         Config {
             name: self.config.dead_letters.clone(),
-            subjects: vec![format!("{DEAD_LETTERS}.*.*")],
+            subjects: vec![format!("{}.*.*", self.config.dead_letter_subjects())],
             retention: RetentionPolicy::Limits,
             storage: StorageType::File,
             num_replicas: self.config.replicas,

@@ -70,12 +70,12 @@ impl<'a> Fields<'a> {
     }
 }
 
-fn keys(object: &Value) -> Vec<String> {
+pub(crate) fn keys(object: &Value) -> Vec<String> {
     let keys = object.try_iter().into_iter().flatten();
     keys.map(|key| key.to_string()).collect()
 }
 
-fn object(fields: &Map<String, Json>) -> Value {
+pub(crate) fn object(fields: &Map<String, Json>) -> Value {
     let present = fields.iter().filter_map(|(name, json)| Some((name.clone(), value(json)?)));
     present.collect()
 }

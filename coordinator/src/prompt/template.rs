@@ -81,13 +81,12 @@ impl Templates {
             let added = environment.add_template(name, source);
             added.map_err(|e| template_error(name, &e))?;
         }
-        let templates = Self { user: load(user, Kind::User)?, item: load(item, Kind::Item)?, environment };
-        for template in [&templates.user, &templates.item] {
-            let Template { name, source } = template;
-            let parsed = templates.environment.template_from_named_str(name, source);
-            parsed.map_err(|e| template_error(name, &e))?;
+        let (user, item) = (load(user, Kind::User)?, load(item, Kind::Item)?);
+        for Template { name, source } in [&user, &item] {
+            let added = environment.add_template_owned(name.clone(), source.clone().into_owned());
+            added.map_err(|e| template_error(name, &e))?;
         }
-        Ok(templates)
+        Ok(Self { environment, user, item })
     }
 
     fn of(&self, kind: Kind) -> &Template {
@@ -99,9 +98,9 @@ impl Templates {
 
     /// Renders the text for an entity with its latest `kept` interactions.
     pub(super) fn render(&self, fields: &mut Fields<'_>, kept: usize) -> Result<String, PromptError> {
-        let Template { name, source } = self.of(fields.kind());
-        let context = fields.context(kept);
-        let rendered = self.environment.render_named_str(name, source, context);
+        let name = &self.of(fields.kind()).name;
+        let template = self.environment.get_template(name);
+        let rendered = template.and_then(|template| template.render(fields.context(kept)));
         rendered.map_err(|error| {
             let error = innermost(&error);
             if error.kind() != ErrorKind::UndefinedError {

@@ -8,6 +8,7 @@ mod lists;
 mod nats;
 mod nats_server;
 mod plan;
+mod priority;
 mod publish;
 mod queue_conformance;
 mod retention;

@@ -169,6 +169,7 @@ pub(crate) fn jobs(shards: u32) -> Vec<ShardJob> {
         pool: "pool".into(),
         rows: 1,
         prompt_tokens: 9,
+        value: None,
         input: format!("shards/{shard}.parquet"),
         input_digest: Digest::of(b"input"),
         output: format!("profiles/{shard}.parquet"),

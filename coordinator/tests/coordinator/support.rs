@@ -8,12 +8,13 @@ use jiff::civil::{Date, date};
 use laser_coordinator::catalogue::{Catalogue, CatalogueItem};
 use laser_coordinator::finalise::{FinaliseError, Published, Terms, publish};
 use laser_coordinator::plan::{PlanError, PlanRequest, plan};
+use laser_coordinator::priority::Valuation;
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
 use laser_model::ModelFiles;
 use laser_schema::audit::AuditReport;
 use laser_schema::entity::IdType;
 use laser_schema::guard::Guards;
-use laser_schema::job::{Action, Plan, Policy, ShardJob, ShardRow, Spec};
+use laser_schema::job::{Action, Plan, Policy, Priority, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord, PartInfo};
 use laser_schema::lists::{ListRows, ListSpec, Normalisation, Ties};
 use laser_schema::manifest::Manifest;
@@ -48,6 +49,7 @@ pub(crate) fn spec() -> Spec {
         sampling: None,
         max_new_tokens: 20,
         stop: Vec::new(),
+        constraint: None,
         lists: None,
     }
 }
@@ -84,6 +86,7 @@ pub(crate) struct Night {
     pub(crate) limit: Option<u64>,
     pub(crate) shard_rows: usize,
     pub(crate) guards: Option<Guards>,
+    pub(crate) priority: Option<Priority>,
     /// Of lists: the items of the catalogue, by id.
     pub(crate) catalogue: BTreeMap<String, CatalogueItem>,
     /// The field of an interaction that names its item.
@@ -125,6 +128,7 @@ impl Night {
             limit: None,
             shard_rows: 4,
             guards: None,
+            priority: None,
             catalogue: BTreeMap::new(),
             item_field: "item".into(),
         };
@@ -182,6 +186,7 @@ impl Night {
         let config = PromptConfig { user: path.clone(), item: path, max_tokens: Some(60), ..Default::default() };
         let find = |id: &str| self.catalogue.get(id).cloned();
         let catalogue = Catalogue { ids: IdType::Int64, field: &self.item_field, find: &find };
+        let valuation = self.priority.clone().map(Valuation::new).transpose()?;
         let request = PlanRequest {
             run: self.run.clone(),
             date: self.date,
@@ -199,6 +204,9 @@ impl Night {
             prompts: &PromptRenderer::new(&config, model(), 8).unwrap(),
             route: &route,
             list_rows: ListRows::default(),
+            valuation: valuation.as_ref(),
+            memory,
+            canary: None,
             catalogue: self.spec.lists.is_some().then_some(catalogue),
         };
         let entities = Join::new(&self.tables, memory).await?;
@@ -296,7 +304,8 @@ async fn part(output: &Location, plan: &Plan, job: &ShardJob) -> Bytes {
             match &row.error {
                 None => done.push(record(plan, &row)),
                 Some(reason) => {
-                    errors.push(ErrorRecord { entity_id: row.entity_id, stage: "plan".into(), reason: reason.clone() })
+                    let (stage, reason) = ("plan".into(), reason.clone());
+                    errors.push(ErrorRecord { entity_id: row.entity_id, stage, reason, value: row.value });
                 }
             }
         }

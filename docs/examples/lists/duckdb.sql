@@ -1,11 +1,9 @@
 -- Run in the output's root: duckdb < duckdb.sql
 
--- Parts are in place while a night is under way, so only runs with a _SUCCESS count. One row per user and night: if a
--- night was run twice, the list created later.
+-- _in_force.json names the one run of each night that counts. Runs that are under way are not in it.
 CREATE VIEW lists AS
 SELECT * FROM read_parquet('recommendations/kind=user/*/*/*.parquet', hive_partitioning = true)
-WHERE run IN (SELECT regexp_extract(file, 'run=([^/]+)', 1) FROM glob('recommendations/kind=user/*/*/_SUCCESS'))
-QUALIFY row_number() OVER (PARTITION BY entity_id, dt ORDER BY created_timestamp DESC, run DESC) = 1;
+SEMI JOIN read_json('recommendations/kind=user/_in_force.json') USING (dt, run);
 
 -- One row per user and rank of the newest night: what [lists] rows = "item" writes.
 CREATE VIEW ranks AS

@@ -1,5 +1,6 @@
 """Lists of one night as pandas, and as one row per user and rank: python read_pandas.py OUTPUT 2026-01-02"""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,12 +8,11 @@ import pyarrow.dataset as ds
 
 output, night = sys.argv[1:]
 
-# Parts are in place while a run is under way, so only runs with a _SUCCESS count. If the night was run twice, a user
-# has the list that was created later.
-finished = Path(output, "recommendations", "kind=user", f"dt={night}").glob("run=*/_SUCCESS")
-parts = [str(part) for success in finished for part in success.parent.glob("*.parquet")]
-lists = ds.dataset(parts, partitioning="hive").to_table().to_pandas().sort_values(["created_timestamp", "run"])
-lists = lists.drop_duplicates("entity_id", keep="last").set_index("entity_id").sort_index()
+# _in_force.json names the one run of each night that counts. Runs that are under way are not in it.
+folder = Path(output, "recommendations", "kind=user")
+[run] = [entry["run"] for entry in json.loads((folder / "_in_force.json").read_text()) if entry["dt"] == night]
+parts = [str(part) for part in folder.glob(f"dt={night}/run={run}/*.parquet")]
+lists = ds.dataset(parts, partitioning="hive").to_table().to_pandas().set_index("entity_id").sort_index()
 
 # What [lists] rows = "item" writes.
 ranks = lists[["items", "scores"]].explode(["items", "scores"]).rename(columns={"items": "item_id", "scores": "score"})

@@ -1,5 +1,6 @@
 """Lists of all nights as Polars, one row per user and rank: python read_polars.py OUTPUT"""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,11 +8,11 @@ import polars as pl
 
 output = sys.argv[1]
 
-# Parts are in place while a night is under way, so only runs with a _SUCCESS count. If a night was run twice, a user
-# has the list that was created later.
-finished = Path(output, "recommendations", "kind=user").glob("dt=*/run=*/_SUCCESS")
-lists = pl.scan_parquet([f"{success.parent}/*.parquet" for success in finished], hive_partitioning=True)
-lists = lists.sort("created_timestamp", "run").unique(["entity_id", "dt"], keep="last")
+# _in_force.json names the one run of each night that counts. Runs that are under way are not in it.
+folder = Path(output, "recommendations", "kind=user")
+in_force = json.loads((folder / "_in_force.json").read_text())
+parts = [f"{folder}/dt={night['dt']}/run={night['run']}/*.parquet" for night in in_force]
+lists = pl.scan_parquet(parts, hive_partitioning=True)
 
 # What [lists] rows = "item" writes.
 rank = pl.int_ranges(1, pl.col("items").list.len() + 1)

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use laser_cpu::Predictions;
+use laser_cpu::{Allowed, Predictions};
 
 use super::*;
-use crate::engine::EngineInfo;
+use crate::{engine::EngineInfo, segment::MaskedNode};
 
 /// A fault of a device.
 #[derive(Debug, Clone, Copy)]
@@ -44,6 +44,14 @@ impl Engine for Faulty {
 
     fn keep_features(&mut self) {
         self.engine.keep_features();
+    }
+
+    fn keep_logits(&mut self) {
+        self.engine.keep_logits();
+    }
+
+    fn masked(&mut self, nodes: &[MaskedNode<'_>], top_k: usize) -> Result<Vec<Allowed>, EngineError> {
+        self.engine.masked(nodes, top_k)
     }
 
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {

@@ -63,13 +63,13 @@ impl Held {
 }
 
 /// Mistralrs' layers on the CPU, by weights that our own kernels do not know.
-fn tensors(model: &TinyModel) -> Box<dyn Engine> {
+pub(crate) fn tensors(model: &TinyModel) -> Box<dyn Engine> {
     let directory = tempfile::tempdir().unwrap();
     model.write(directory.path(), false);
     laser_engine::load(&EngineOptions { isq: Some("q3k".into()), ..EngineOptions::new(directory.path()) }).unwrap()
 }
 
-fn fake() -> Box<dyn Engine> {
+pub(crate) fn fake() -> Box<dyn Engine> {
     Box::new(FakeEngine::new(FakeOptions { vocab_size: VOCAB as u32, ..FakeOptions::default() }))
 }
 

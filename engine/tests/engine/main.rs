@@ -13,6 +13,7 @@ mod fake;
 mod forward;
 mod hold;
 mod loading;
+mod masked;
 mod medusa;
 #[cfg(feature = "mistralrs")]
 mod mistralrs_parity;

@@ -1,12 +1,13 @@
 //! `[model]`, `[generate]`, `[verification]` and `[draft]`: what generates texts, and how.
 
-use std::fmt;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 use anyhow::{Context, Result, ensure};
 use laser_decode::{Drafter, Sampling, SourceWeights, Verification};
 use laser_engine::DTypeOption;
-use laser_schema::DeviceOption;
 use laser_schema::job::{ConditionalSources, Policy, SamplingSpec};
+use laser_schema::{Constraint, DeviceOption};
 use serde::de::value::{MapAccessDeserializer, SeqAccessDeserializer};
 use serde::de::{MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -68,6 +69,15 @@ pub struct GenerateConfig {
     pub seed: Option<u64>,
     /// Texts of an entity.
     pub samples: u32,
+    /// A file with the JSON schema that every text follows.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schema: Option<PathBuf>,
+    /// The regular expression that every text matches as a whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub regex: Option<String>,
+    /// A file with the grammar that every text follows, in llguidance's dialect of Lark.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub grammar: Option<PathBuf>,
     /// Texts generated at a time.
     pub batch: usize,
     /// Bound on the tokens of one forward.
@@ -84,6 +94,9 @@ impl Default for GenerateConfig {
             top_p: None,
             seed: None,
             samples: 1,
+            schema: None,
+            regex: None,
+            grammar: None,
             batch: 8,
             step_tokens: 512,
         }
@@ -91,6 +104,33 @@ impl Default for GenerateConfig {
 }
 
 impl GenerateConfig {
+    /// The keys that say what texts follow, of those that are set.
+    pub fn constraint_keys(&self) -> Vec<&'static str> {
+        let keys =
+            [("schema", self.schema.is_some()), ("regex", self.regex.is_some()), ("grammar", self.grammar.is_some())];
+        keys.into_iter().filter(|(_, is_set)| *is_set).map(|(key, _)| key).collect()
+    }
+
+    /// What every text follows, if anything; reads the file.
+    ///
+    /// # Errors
+    /// Naming the key and the file that cannot be read or is no JSON.
+    pub fn constraint(&self) -> Result<Option<Constraint>> {
+        let read = |key: &str, path: &Path| {
+            let name = format!("[generate] {key} = {:?}", path.display().to_string());
+            fs::read_to_string(path).map(|text| (text, name.clone())).with_context(|| format!("{name}: cannot be read"))
+        };
+        if let Some(path) = &self.schema {
+            let (text, name) = read("schema", path)?;
+            let schema = serde_json::from_str(&text).with_context(|| format!("{name}: not JSON"))?;
+            return Ok(Some(Constraint::of_schema(schema)));
+        }
+        if let Some(path) = &self.grammar {
+            return Ok(Some(Constraint::Grammar(read("grammar", path)?.0)));
+        }
+        Ok(self.regex.clone().map(Constraint::Regex))
+    }
+
     /// How texts are drawn, for the specification; none if they are greedy.
     pub fn sampling(&self) -> Option<SamplingSpec> {
         (self.temperature != 0.0).then(|| SamplingSpec {

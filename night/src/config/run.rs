@@ -4,8 +4,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use jiff::civil::{Date, Time};
+use laser_coordinator::priority::{PriorityError, Valuation};
+use laser_schema::job::Priority;
 use laser_store::Cache;
 use serde::{Deserialize, Serialize};
+
+/// Bands of value where `[run] priority_bands` says nothing.
+const BANDS: usize = 20;
 
 /// `[run]`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -31,6 +36,12 @@ pub struct RunConfig {
     /// Bound on the entities of each kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<u64>,
+    /// Gives entities their value: an expression over their columns. Shards are ordered by it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority: Option<String>,
+    /// Bands of equal size of value; within a band shards are ordered by kind and pool.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub priority_bands: Option<usize>,
     /// The time of day at which the run is published whatever is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Time>,
@@ -40,6 +51,16 @@ impl RunConfig {
     /// Bytes that planning and pool building hold before they spill.
     pub fn memory(&self) -> usize {
         self.memory_mb.saturating_mul(1 << 20)
+    }
+
+    /// What gives entities their value, if anything does.
+    ///
+    /// # Errors
+    /// If the expression is none.
+    pub fn valuation(&self) -> Result<Option<Valuation>, PriorityError> {
+        let bands = self.priority_bands.unwrap_or(BANDS);
+        let priority = self.priority.clone().map(|expression| Priority { expression, bands });
+        priority.map(Valuation::new).transpose()
     }
 }
 
@@ -55,6 +76,8 @@ impl Default for RunConfig {
             audit_share: 0.01,
             seed: 1,
             limit: None,
+            priority: None,
+            priority_bands: None,
             deadline: None,
         }
     }

@@ -3,6 +3,7 @@
 use anyhow::{Result, ensure};
 use laser_schema::embedding::EmbeddingLayout;
 use laser_schema::guard::{GuardAction, Guards};
+use laser_store::spill::PARTITIONS;
 
 use super::{Config, DraftMethod, EngineKind, PolicyKind};
 
@@ -23,6 +24,10 @@ impl Config {
         ensure!(!self.input.is_empty(), "[[input]]: no table; give the path of at least one");
         if let Some(demo) = &self.demo {
             ensure!(!demo.last_night.is_empty(), "[demo] last_night: no table; give the paths, or remove [demo]");
+            ensure!(self.canary.is_none(), "[demo]: runs nights, and [canary] is beside one; remove either section");
+        }
+        if let Some(canary) = &self.canary {
+            canary.validate()?;
         }
         let share = |key: &str, value: f64| {
             ensure!((0.0..=1.0).contains(&value), "{key} = {value}: expected a share from 0 to 1");
@@ -39,6 +44,7 @@ impl Config {
         positive("[generate] step_tokens", self.generate.step_tokens)?;
         positive("[run] shard_rows", self.run.shard_rows)?;
         positive("[run] attempts", self.run.attempts as usize)?;
+        self.validate_priority()?;
         if let Some(nights) = self.output.keep_nights {
             ensure!(
                 nights >= 2,
@@ -59,6 +65,7 @@ impl Config {
         self.train.validate()?;
         self.verification.verification()?;
         self.validate_sampling()?;
+        self.validate_constraint()?;
         self.validate_guards()?;
         if let Some(lists) = &self.lists {
             lists.validate()?;
@@ -72,6 +79,22 @@ impl Config {
         }
         self.validate_learning()?;
         self.validate_encoder()
+    }
+
+    fn validate_priority(&self) -> Result<()> {
+        self.run.valuation()?;
+        let Some(bands) = self.run.priority_bands else {
+            return Ok(());
+        };
+        ensure!(
+            (1..=PARTITIONS).contains(&bands),
+            "[run] priority_bands = {bands}: expected 1 (by kind and pool alone) to {PARTITIONS} (by value alone)"
+        );
+        ensure!(
+            self.run.priority.is_some(),
+            "[run] priority_bands: there is no value to divide; set [run] priority, or remove priority_bands"
+        );
+        Ok(())
     }
 
     pub(super) fn validate_encoder(&self) -> Result<()> {
@@ -132,6 +155,34 @@ impl Config {
             !is_drawn || self.model.engine == EngineKind::Tree,
             "[generate] temperature: engine = \"mistralrs\" writes greedy texts only; choose [model] engine = \
              \"tree\", or remove temperature"
+        );
+        Ok(())
+    }
+
+    /// What texts cannot follow, and what would break it.
+    fn validate_constraint(&self) -> Result<()> {
+        let keys = self.generate.constraint_keys();
+        let Some(key) = keys.first() else {
+            return Ok(());
+        };
+        ensure!(
+            keys.len() == 1,
+            "[generate] {}: a text follows one of them; keep one and remove the others",
+            keys.join(", ")
+        );
+        ensure!(
+            self.lists.is_none(),
+            "[generate] {key}: lists follow the catalogue; remove {key}, or [lists] to make texts"
+        );
+        ensure!(
+            self.model.engine == EngineKind::Tree,
+            "[generate] {key}: engine = \"mistralrs\" cannot hold texts to it; choose [model] engine = \"tree\", or \
+             remove {key}"
+        );
+        ensure!(
+            self.generate.stop.is_empty(),
+            "[generate] stop: would cut texts off within what {key} prescribes, which says itself where they end; \
+             remove stop"
         );
         Ok(())
     }

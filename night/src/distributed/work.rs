@@ -30,7 +30,7 @@ use crate::{encoder, generator, telemetry};
 /// What keeps this worker from working; what it has not finished is given to others.
 pub async fn work(config: &Config, progress: &mut dyn Progress, drain: &CancellationToken) -> Result<bool> {
     let name = worker_name();
-    let client = nats::connect(config.queue()?, &name).await?;
+    let client = nats::connect(&config.queue()?, &name).await?;
     telemetry::watch_nats(client.events().clone());
     let idle = config.worker.idle_seconds.map(Duration::from_secs);
     let queue = NatsWorker::bind(client, idle).await?;

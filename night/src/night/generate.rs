@@ -57,7 +57,12 @@ impl Night<'_> {
     }
 
     /// Loads the model and, if the run has embeddings, the encoder.
-    async fn worker(&self, run: &PlannedRun, pools: &OpenPools, progress: &mut dyn Progress) -> Result<Worker> {
+    pub(super) async fn worker(
+        &self,
+        run: &PlannedRun,
+        pools: &OpenPools,
+        progress: &mut dyn Progress,
+    ) -> Result<Worker> {
         progress.stage("loading the model");
         let encoder = match self.encoder.clone() {
             Some(files) => Some(encoder::load(files).await?),
@@ -105,14 +110,14 @@ impl Night<'_> {
 }
 
 /// The worker of this process.
-struct Worker {
+pub(super) struct Worker {
     context: Arc<RunContext>,
     generator: Box<dyn TextGenerator>,
 }
 
 impl Worker {
     /// Empties the in-process queue, in which `held` shards only seem committed: they are held back.
-    async fn empty(
+    pub(super) async fn empty(
         self,
         queue: &Arc<LocalQueue>,
         held: usize,

@@ -99,6 +99,10 @@ impl Night<'_> {
             None => identity,
             Some(files) => Digest::of_json(&(identity, encoder::spec(files))),
         };
+        let identity = match &self.canary {
+            None => identity,
+            Some(entities) => Digest::of_json(&(identity, entities.canary())),
+        };
         Ok(RunStore::new(&self.output, dated_name(date, &identity)))
     }
 
@@ -108,15 +112,15 @@ impl Night<'_> {
             return Ok(pins);
         }
         Ok(Pins {
-            previous: latest(self.config, &self.output, self.spec.data_set(), date).await?,
-            pools: pool_sets::choose(self.config, &self.output, store.name()).await?,
+            previous: latest(self.config, &self.home, self.spec.data_set(), date).await?,
+            pools: pool_sets::choose(self.config, &self.home, store.name()).await?,
         })
     }
 
     pub(super) fn begun(&self, date: Date, store: RunStore, pins: Pins) -> Result<Begun> {
         Ok(Begun {
             date,
-            previous: previous::resolve_latest(&self.config.previous, &self.output, &pins.previous),
+            previous: previous::resolve_latest(&self.config.previous, &self.home, &pins.previous),
             builds_pools: pins.pools == PoolRegistry::place(store.name())?,
             pools: pins.pools,
             store,
@@ -134,7 +138,7 @@ impl Night<'_> {
             [] => format!(
                 "a first night: no complete night before {} in {}, so no previous texts and no pools",
                 begun.date,
-                self.output.url()
+                self.home.url()
             ),
             paths => paths.join(", "),
         });

@@ -43,7 +43,9 @@ impl Night<'_> {
         let mut manifests = Vec::new();
         let (mut covered, mut kept) = (true, true);
         let output = &self.config.output;
-        let terms = Terms { min_coverage: output.min_coverage, guards: self.config.guards, delta: output.is_delta() };
+        // A canary is nothing for readers of tables.
+        let delta = output.is_delta() && self.canary.is_none();
+        let terms = Terms { min_coverage: output.min_coverage, guards: self.config.guards, delta };
         for &kind in run.plan.counts.keys() {
             let published = finalise::publish(&run, kind, &terms).await?;
             covered &= !matches!(published, Published::BelowCoverage(_));
@@ -57,7 +59,7 @@ impl Night<'_> {
                 }
             }
         }
-        if covered && kept {
+        if covered && kept && self.canary.is_none() {
             self.remove_outdated().await;
         }
         let note = (self.config.model.engine == EngineKind::Mistralrs)

@@ -3,6 +3,7 @@
 mod build;
 mod embeddings;
 mod open;
+mod purge;
 mod registry;
 mod shared;
 mod tune;

@@ -19,7 +19,7 @@ async fn registry(dir: &Path, versions: &[&str]) -> PoolRegistry {
 }
 
 async fn promoted(registry: &PoolRegistry) -> String {
-    registry.promoted().await.unwrap().version
+    registry.promoted().await.unwrap().choice.version
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn rollbacks_go_back_one_promotion_each() {
     registry.rollback(now).await.unwrap();
     assert_eq!(promoted(&registry).await, "a");
     let history = registry.history().await.unwrap();
-    let versions: String = history.into_iter().map(|p| p.version).collect();
+    let versions: String = history.into_iter().map(|p| p.choice.version).collect();
     assert_eq!(versions, "abcbada");
 }
 
@@ -93,4 +93,26 @@ async fn what_cannot_be_promoted_is_told_with_what_to_do() {
     let changed = registry.promoted().await.unwrap_err().to_string();
     assert!(changed.contains("was changed after it was promoted"), "{changed}");
     assert_eq!(registry.versions().await.unwrap(), ["a"]);
+}
+
+#[tokio::test]
+async fn a_set_that_was_purged_stays_in_force_and_a_rollback_goes_past_it() {
+    let dir = tempfile::tempdir().unwrap();
+    let registry = registry(dir.path(), &["a", "b"]).await;
+    let now = Timestamp::UNIX_EPOCH;
+    registry.renew(now).await.unwrap();
+    for version in ["a", "b"] {
+        registry.promote(version, now).await.unwrap();
+    }
+    registry.renew(now).await.unwrap();
+    assert_eq!(registry.history().await.unwrap().len(), 2, "nothing was changed");
+    std::fs::write(dir.path().join("pools/b").join(POOL_SET_FILE), "{}").unwrap();
+    let error = registry.promoted().await.unwrap_err();
+    assert!(error.to_string().contains("was changed after it was promoted"), "{error}");
+    for _ in 0..2 {
+        registry.renew(now).await.unwrap();
+        assert_eq!((promoted(&registry).await, registry.history().await.unwrap().len()), ("b".to_owned(), 3));
+    }
+    registry.rollback(now).await.unwrap();
+    assert_eq!(promoted(&registry).await, "a");
 }

@@ -1,9 +1,10 @@
 //! Published data sets: profiles, recommendations, embeddings and knowledge ids alike.
 //!
 //! A run's folder `DATA_SET/kind=…/dt=…/run=…` holds parts, which are created once, then a manifest, and last
-//! `_SUCCESS`: a folder without it is not finished. Of two complete runs of one night the one whose manifest has the
-//! greater `created` counts, and of two that are equal in it the one with the greater name; see [`newest`].
+//! `_SUCCESS`: a folder without it is not finished. Of several complete runs of one night one is in force, see
+//! [`in_force()`].
 
+mod in_force;
 mod verify;
 mod write;
 
@@ -16,7 +17,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::location::{Location, LocationError};
+use crate::promotions::PromotionError;
 
+pub use in_force::{
+    IN_FORCE, NightInForce, NightRuns, PROMOTIONS, PromotedRun, RunPromotion, check_in_force, in_force, promotions,
+    write_in_force,
+};
 pub use verify::{VerifyError, VerifyReport, verify};
 pub use write::{PartWriter, complete, publish, write_manifest};
 
@@ -52,6 +58,18 @@ pub enum ManifestError {
         /// The data sets that it could have been of.
         expected: &'static [DataSet],
     },
+    /// What says which run of a night is in force.
+    #[error(transparent)]
+    Promotion(PromotionError),
+}
+
+impl From<PromotionError> for ManifestError {
+    fn from(error: PromotionError) -> Self {
+        match error {
+            PromotionError::Location(error) => Self::Location(error),
+            error => Self::Promotion(error),
+        }
+    }
 }
 
 /// The nights of a data set and kind that an output holds anything of, newest first. One request, however many there
@@ -82,8 +100,7 @@ pub struct Found<D> {
     pub manifest: Manifest<D>,
 }
 
-/// The newest complete night of a data set and kind before a date; of two of its runs the one with the greater
-/// `created` counts, and then the one with the greater name.
+/// The newest complete night of a data set and kind before a date: its run [in force](in_force()).
 ///
 /// # Errors
 /// [`ManifestError`]: a complete night whose manifest cannot be read is not passed over.
@@ -95,15 +112,11 @@ pub async fn newest<D: Details>(
 ) -> Result<Option<Found<D>>, ManifestError> {
     let nights = nights(output, data_set, kind).await?;
     for date in nights.into_iter().filter(|date| *date < before) {
-        let mut found = Vec::new();
-        for run in runs(output, data_set, kind, date).await? {
+        if let Some(run) = in_force(output, data_set, kind, date).await? {
             let folder = data_set.folder(kind, date, &run);
-            let manifest = read_complete(&output.join(&folder)).await?;
-            found.extend(manifest.map(|manifest| Found { folder, manifest }));
-        }
-        // Runs come by name, and of equal ones the last is the greatest.
-        if let Some(newest) = found.into_iter().max_by_key(|found| found.manifest.created) {
-            return Ok(Some(newest));
+            let file = output.join(&folder).join(MANIFEST);
+            let manifest = parse(&file, &file.read().await?)?;
+            return Ok(Some(Found { folder, manifest }));
         }
     }
     Ok(None)

@@ -103,7 +103,8 @@ impl CheckOwn for Profiles {
         // The manifest does not tell the type of listed items, nor what a row is.
         let PartInfo { lists: items, list_rows, .. } = table.footer(PART_KEY)?;
         let content = self.spec.content(items.unwrap_or(IdType::String), list_rows);
-        let ids = part_ids(table, table.id_type()?, content, self.embedding.as_ref())?;
+        let parsed = self.spec.parsed();
+        let ids = part_ids(table, table.id_type()?, content, (parsed.as_deref(), self.embedding.as_ref()))?;
         let faults = match content {
             Content::Texts { .. } => empty_texts(table, &ids)?,
             Content::Lists { rows, .. } => lists::faults(table, rows, &ids)?,

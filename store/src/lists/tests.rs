@@ -128,6 +128,7 @@ fn spec() -> Spec {
         sampling: None,
         max_new_tokens: 9,
         stop: Vec::new(),
+        constraint: None,
         lists: Some(ListSpec {
             trie: Digest::of(b"trie"),
             out_of_stock: None,
@@ -149,11 +150,13 @@ async fn published(root: &Location, records: &[KnowledgeRecord], rows: ListRows)
         entities: records.len() as u64,
         carried: 0,
         errors: 0,
+        value: None,
         figures: [].into(),
         audit: [].into(),
         guards: None,
         cost: None,
         embedding: None,
+        canary: None,
     };
     let mut writer = PartWriter::new(root);
     let bytes = writer.create(part(records, rows)).await.unwrap();

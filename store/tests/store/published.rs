@@ -11,7 +11,7 @@ use laser_schema::lists::{ListSpec, Normalisation, Ties};
 use laser_schema::manifest::{ERRORS, MANIFEST, Manifest, Profiles, SUCCESS};
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::Location;
-use laser_store::data_set::{self, PartWriter, verify};
+use laser_store::data_set::{self, PartWriter, PromotedRun, verify};
 use laser_store::part::encode_part;
 use laser_store::previous::{PreviousReader, PreviousSource, PreviousText, latest, resolve_latest};
 use tempfile::TempDir;
@@ -68,6 +68,7 @@ impl Folder {
             sampling: None,
             max_new_tokens: 9,
             stop: Vec::new(),
+            constraint: None,
             lists,
         };
         let mut details = Profiles {
@@ -77,11 +78,13 @@ impl Folder {
             entities: 1,
             carried: 0,
             errors: 1,
+            value: None,
             figures: [].into(),
             audit: [].into(),
             guards: None,
             cost: None,
             embedding: None,
+            canary: None,
         };
         let mut writer = PartWriter::new(&root);
         for rows in parts {
@@ -91,7 +94,8 @@ impl Folder {
         }
         let created = "2026-11-20T05:00:00Z".parse().unwrap();
         let manifest = Manifest::new("r", (Kind::User, date(2026, 11, 20)), created, writer.finish(), details);
-        let error = ErrorRecord { entity_id: EntityId::Int(99), stage: "plan".into(), reason: "too long".into() };
+        let error =
+            ErrorRecord { entity_id: EntityId::Int(99), stage: "plan".into(), reason: "too long".into(), value: None };
         let folder = Self { _dir: dir, root, manifest };
         folder.write(ERRORS, serde_json::to_string(&error).unwrap()).await;
         folder.write(SUCCESS, "").await;
@@ -244,6 +248,22 @@ async fn of_two_runs_of_a_night_the_later_one_counts_and_of_equal_ones_the_great
     assert!(error.contains("run=0/_manifest.json: not a manifest of Laser's"), "{error}");
     later.join(SUCCESS).remove().await.unwrap();
     assert_eq!(newest().await.unwrap().as_deref(), Some("b"));
+}
+
+#[tokio::test]
+async fn of_two_who_promote_at_once_one_is_told_to_look_again() {
+    let folder = Folder::new().await;
+    let promotions = data_set::promotions(&folder.root, DataSet::Profiles, Kind::User, date(2026, 11, 20));
+    let seen = promotions.history().await.unwrap();
+    let promote = async |run: &str| {
+        let choice = PromotedRun { run: Some(run.to_owned()) };
+        promotions.promote(&seen, choice, (jiff::Timestamp::UNIX_EPOCH, None)).await
+    };
+    assert_eq!(promote("a").await.unwrap().number, 1);
+    let error = promote("b").await.unwrap_err().to_string();
+    assert!(error.contains("000001.json: somebody else has just promoted"), "{error}");
+    let history = promotions.history().await.unwrap();
+    assert_eq!(history.iter().map(|p| p.run.as_deref()).collect::<Vec<_>>(), [Some("a")]);
 }
 
 #[tokio::test]

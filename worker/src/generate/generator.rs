@@ -1,10 +1,13 @@
 //! The loop over steps: who takes part, the forward, and what becomes of its scores.
 
+mod constrained;
+
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{Terms, chain_parents};
 use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
+use laser_grammar::{Grammar, Parser};
 use laser_model::Tokenizer;
 use rayon::prelude::*;
 
@@ -43,6 +46,9 @@ pub struct Generator {
     unattributed_seconds: f64,
     /// Read and extend the trees that are drafted, one after the other.
     draft_models: Vec<DraftModel>,
+    /// What every text follows, if anything, and the parsers of texts that have ended: they know more of it.
+    grammar: Option<Grammar>,
+    parsers: Vec<Parser>,
 }
 
 impl std::fmt::Debug for Generator {
@@ -69,6 +75,8 @@ impl Generator {
             waited_for_cache: false,
             unattributed_seconds: 0.0,
             draft_models: Vec::new(),
+            grammar: None,
+            parsers: Vec::new(),
         }
     }
 
@@ -77,6 +85,16 @@ impl Generator {
     #[must_use]
     pub fn with_draft_models(mut self, mut draft_models: Vec<DraftModel>) -> Self {
         self.swap_draft_models(&mut draft_models);
+        self
+    }
+
+    /// The same for texts that follow a grammar.
+    #[must_use]
+    pub fn with_grammar(mut self, grammar: Option<Grammar>) -> Self {
+        self.grammar = grammar;
+        if self.grammar.is_some() {
+            self.engine.keep_logits();
+        }
         self
     }
 
@@ -146,7 +164,8 @@ impl Generator {
                     let capacity = self.capacity(&request, max_tokens);
                     let models = self.draft_models.iter_mut().filter(|_| !request.plain);
                     let readers = models.map(|model| model.open(&request.prompt, room.cached, capacity)).collect();
-                    self.active.push(Sequence::new(request, room, readers, &self.options, vocab_size));
+                    let sequence = Sequence::new(request, room, readers, &self.options, vocab_size);
+                    self.begin(sequence, finished);
                 }
                 Err(_) if self.active.is_empty() && !self.prefixes.is_empty() => {
                     self.forget_prefixes();
@@ -233,18 +252,20 @@ impl Generator {
         self.refine();
         let part: Vec<usize> = (0..self.active.len()).filter(|&index| self.active[index].chunk > 0).collect();
         self.budget(&part, room);
+        self.cut_forbidden();
         self.drafted = part.iter().map(|&index| self.active[index].drafted()).sum();
         part.iter().for_each(|&index| self.active[index].attach_tree());
         part
     }
 
-    /// Divides the step's tokens: one for each sequence that is generating, then prompts, oldest first. Trees have what
-    /// is left, and of what prompts could take as much as trees had in the last step, up to half: otherwise drafts of a
-    /// large batch, most of which the budget cuts, would keep prompts waiting, and with them their texts.
+    /// Divides the step's tokens: those of each sequence that is generating, one and the forced ones, then prompts,
+    /// oldest first. Trees have what is left, and of what prompts could take as much as trees had in the last step, up
+    /// to half: otherwise drafts of a large batch, most of which the budget cuts, would keep prompts waiting, and with
+    /// them their texts.
     fn feed(&mut self) -> usize {
         let mut left = self.options.step_tokens.max(1);
         for sequence in &mut self.active {
-            let takes = usize::from(!sequence.is_prompt()).min(left);
+            let takes = if sequence.is_prompt() { 0 } else { sequence.pending.len().min(left) };
             sequence.feed(takes);
             left -= takes;
         }
@@ -343,7 +364,7 @@ impl Generator {
 
     fn forward(&mut self, part: &[usize]) -> Result<Vec<Scores>, EngineError> {
         let segments: Vec<Segment<'_>> = part.iter().map(|&i| self.active[i].segment()).collect();
-        self.engine.step(&segments, self.options.verification.top_k())
+        self.engine.step(&segments, self.top_k())
     }
 
     fn attribute(&mut self, part: &[usize], seconds: f64) {
@@ -392,30 +413,32 @@ impl Generator {
         }
         self.draft_models.iter_mut().for_each(|model| model.stepped(emitted, seconds));
         for (index, stop) in ended.into_iter().rev() {
-            let sequence = self.active.remove(index);
-            self.close(&sequence);
+            let mut sequence = self.active.remove(index);
+            self.close(&mut sequence);
             let Sequence { request, done, .. } = sequence;
             if stop.is_ok() {
                 self.waiting.succeeded();
             }
-            let result = stop.map(|stop| Generated { stop, ..done });
+            let result = stop.and_then(|stop| self.whole(Generated { stop, ..done }));
             finished.push(Finished { id: request.id, result });
         }
         outcome
     }
 
-    /// Gives back the caches of a sequence.
-    fn close(&mut self, sequence: &Sequence) {
+    /// Gives back the caches of a sequence, and its parser.
+    fn close(&mut self, sequence: &mut Sequence) {
         self.engine.close(sequence.slot);
         for (model, reader) in self.draft_models.iter_mut().zip(&sequence.readers) {
             reader.iter().for_each(|reader| model.close(reader));
         }
+        let parser = sequence.take_parser().map(|mut parser| parser.pop(parser.length()).map(|()| parser));
+        self.parsers.extend(parser.and_then(Result::ok));
     }
 
     /// After a failed step every sequence starts over.
     fn isolate(&mut self, error: EngineError, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
-        let sequences = std::mem::take(&mut self.active);
-        sequences.iter().for_each(|sequence| self.close(sequence));
+        let mut sequences = std::mem::take(&mut self.active);
+        sequences.iter_mut().for_each(|sequence| self.close(sequence));
         let requests = sequences.into_iter().map(|sequence| sequence.request).collect();
         self.waiting.isolate(requests, error, finished)
     }
@@ -477,6 +500,7 @@ impl TextGenerator for Generator {
         let forward = Instant::now();
         let outcome = self.forward(&part).and_then(|scores| {
             let forward = forward.elapsed().as_secs_f64();
+            self.look_at_allowed(&scores)?;
             let seconds = start.elapsed().as_secs_f64() + self.unattributed_seconds;
             self.unattributed_seconds = 0.0;
             self.attribute(&part, seconds);
@@ -495,8 +519,8 @@ impl TextGenerator for Generator {
     fn reset(&mut self) {
         self.waiting.clear();
         self.unattributed_seconds = 0.0;
-        for sequence in std::mem::take(&mut self.active) {
-            self.close(&sequence);
+        for mut sequence in std::mem::take(&mut self.active) {
+            self.close(&mut sequence);
         }
         self.forget_prefixes();
     }

@@ -10,6 +10,7 @@
 //! costs the sequences of the batch their progress: each starts over alone, and the one that then fails is reported.
 //! Nothing of one text is visible to the next.
 
+mod constraint;
 mod draft_model;
 mod generator;
 mod options;

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use laser_decode::Pool;
 use laser_engine::EngineError;
+use laser_grammar::GrammarError;
 use laser_model::{ModelError, Tokenizer};
 use laser_schema::audit::Origin;
 
@@ -76,6 +77,8 @@ pub struct Generated {
     pub drafted: u64,
     /// Accepted tokens that are not the target's choice.
     pub relaxed: u64,
+    /// Tokens that took no forward of their own, because the constraint allowed nothing else.
+    pub forced: u64,
     /// Accepted draft tokens of each forward that emitted tokens.
     pub step_accepted: Vec<u32>,
     /// Sum of the natural-log probabilities of the tokens under the target.
@@ -118,6 +121,21 @@ pub enum TextError {
     /// The forward overflowed.
     #[error("the model's probabilities are not numbers; try a dtype of more range")]
     NotANumber,
+    /// A text that no parser would take.
+    #[error(
+        "the text was cut off after {tokens} tokens, before the constraint let it end; raise [generate] \
+         max_new_tokens, or bound what it may write (maxLength, maxItems, {{0,200}})"
+    )]
+    CutOff {
+        /// Tokens of the text.
+        tokens: usize,
+    },
+    /// A text that follows the constraint and yet cannot be read.
+    #[error("the text follows the constraint and cannot be read: {0}")]
+    Unreadable(String),
+    /// The constraint failed for this text.
+    #[error("constraint: {0}")]
+    Constraint(String),
     /// The tokenizer refused the model's own tokens.
     #[error("{0}")]
     Tokenizer(String),
@@ -129,6 +147,12 @@ pub enum TextError {
 impl From<ModelError> for TextError {
     fn from(error: ModelError) -> Self {
         Self::Tokenizer(error.to_string())
+    }
+}
+
+impl From<GrammarError> for TextError {
+    fn from(error: GrammarError) -> Self {
+        Self::Constraint(error.to_string())
     }
 }
 

@@ -4,13 +4,15 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    Candidate, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Prediction, Source, TargetScores, Verification,
-    chain_parents, verify,
+    DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Source, TargetScores, Verification, Verified, chain_parents,
+    verify,
 };
-use laser_engine::{Scores, Segment, Slot};
+use laser_engine::{Allowed, MaskedNode, Scores, Segment, Slot};
+use laser_grammar::{GrammarError, Parser};
 use laser_model::Tokenizer;
 use laser_schema::audit::{Origin, Proposer};
 
+use super::constraint::{Constrained, Rule, TreeScores};
 use super::draft_model::{DraftModel, Reader, index_u32};
 use super::options::GenerateOptions;
 use super::request::{Generated, Request, StopReason, TextError};
@@ -55,25 +57,14 @@ pub(super) struct Sequence {
     watches_refined: bool,
     /// The name under which the budget knows what its refined drafts are worth.
     refined_worth: String,
+    /// What it has to follow, if anything, and why it cannot go on.
+    constraint: Option<Constrained>,
+    failed: Option<GrammarError>,
+    /// The node whose allowed tokens the engine is to be asked about, and which these are.
+    asked: Option<(usize, Vec<u32>)>,
     // Under a budget: how far it drafts, and what became of a draft.
     reach: Reach,
     pub(super) hindsight: Hindsight,
-}
-
-/// Scores of a segment as seen from its tree: the root is the last token of the chunk.
-struct TreeScores<'a> {
-    scores: &'a Scores,
-    root: usize,
-}
-
-impl TargetScores for TreeScores<'_> {
-    fn top(&self, node: usize) -> &[Candidate] {
-        self.scores.top(self.root + node)
-    }
-
-    fn prediction(&self, node: usize) -> Prediction {
-        self.scores.prediction(self.root + node)
-    }
 }
 
 impl Sequence {
@@ -120,9 +111,84 @@ impl Sequence {
             is_refined: false,
             watches_refined: false,
             refined_worth,
+            constraint: None,
+            failed: None,
+            asked: None,
             reach: Reach::default(),
             hindsight: Hindsight::default(),
         }
+    }
+
+    /// Holds the text to a constraint, from its first token on: what it is forced to begin with follows the prompt.
+    pub(super) fn constrain(&mut self, parser: Parser, options: &GenerateOptions) -> Result<(), TextError> {
+        let end = options.end_of_text.first().copied().unwrap_or(u32::MAX);
+        let constraint = self.constraint.insert(Constrained::new(parser, end));
+        let begun = constraint.begin(self.max_tokens - 1)?;
+        self.done.forced += begun.len() as u64;
+        self.done.origins.extend(begun.iter().map(|_| Origin::CONSTRAINT));
+        self.context.extend(&begun);
+        self.readers.iter_mut().flatten().for_each(|reader| reader.emitted(&begun));
+        self.pending.extend(&begun);
+        self.done.tokens.extend(begun);
+        Ok(())
+    }
+
+    /// What held it to its constraint.
+    pub(super) fn take_parser(&mut self) -> Option<Parser> {
+        self.constraint.take().map(Constrained::into_parser)
+    }
+
+    /// Cuts what the constraint does not allow out of the draft. Lookahead's window stays whole: what the target says
+    /// there makes n-grams, and verification takes none of it that is not allowed.
+    pub(super) fn cut_forbidden(&mut self, drafter: Drafter) {
+        if let Some(constraint) = self.constraint.as_mut().filter(|_| !matches!(drafter, Drafter::Lookahead { .. })) {
+            self.failed = constraint.cut(&mut self.tree).err();
+        }
+    }
+
+    /// Begins to look at a step's scores.
+    pub(super) fn begin_scores(&mut self) {
+        self.constraint.iter_mut().for_each(Constrained::begin_step);
+    }
+
+    /// Finds out what the target says of allowed tokens, as far as that takes no mask.
+    pub(super) fn look_at(&mut self, scores: &Scores, options: &GenerateOptions) {
+        let is_scored = self.is_scored();
+        let rule = self.rule(options);
+        if let Some(constraint) = self.constraint.as_mut().filter(|_| is_scored && self.failed.is_none()) {
+            let scores = TreeScores { scores, root: self.chunk - 1, told: None };
+            match constraint.advance(&self.tree, &scores, rule) {
+                Ok(asked) => self.asked = asked,
+                Err(error) => self.failed = Some(error),
+            }
+        }
+    }
+
+    /// What the engine is to be asked.
+    pub(super) fn masked_node(&self) -> Option<MaskedNode<'_>> {
+        let (node, mask) = self.asked.as_ref()?;
+        let place = self.place() + self.tree.depths().get(*node).map_or(0, |depth| *depth as usize);
+        let draw = self.draw.map(|draw| draw.after(place));
+        Some(MaskedNode { slot: self.slot, node: self.chunk - 1 + node, mask, draw })
+    }
+
+    /// Takes over the engine's answer.
+    pub(super) fn answer(&mut self, allowed: Allowed, scores: &Scores) {
+        if let (Some((node, _)), Some(constraint)) = (self.asked.take(), &mut self.constraint) {
+            constraint.answer(allowed, scores.prediction(self.chunk - 1 + node));
+        }
+    }
+
+    fn rule(&self, options: &GenerateOptions) -> Rule {
+        let policy =
+            if self.request.plain || self.request.strict { Verification::Strict } else { options.verification };
+        let truncates = self.draw.is_some_and(|draw| draw.sampling.top_k().is_some() || draw.sampling.top_p() < 1.0);
+        Rule { policy, is_drawn: self.draw.is_some(), truncates }
+    }
+
+    /// The place of the last token that is known.
+    fn place(&self) -> usize {
+        self.request.prompt.len() - 1 + self.done.tokens.len()
     }
 
     /// Its part of this step.
@@ -138,9 +204,9 @@ impl Sequence {
         }
     }
 
-    /// Whether it is still to feed more than the token after which the next one comes.
+    /// Whether it is still to feed more of its prompt than the token after which the next one comes.
     pub(super) fn is_prompt(&self) -> bool {
-        self.pending.len() > 1
+        self.done.step_accepted.is_empty() && self.pending.len() > 1
     }
 
     /// Whether it continues the same prompt.
@@ -270,10 +336,14 @@ impl Sequence {
             self.pending.drain(..self.chunk);
             return Ok((keep, None));
         }
+        if let Some(error) = self.failed.take() {
+            return Err(error.into());
+        }
         let root = self.chunk - 1;
-        let scores = TreeScores { scores, root };
-        let policy =
-            if self.request.plain || self.request.strict { Verification::Strict } else { options.verification };
+        let told = self.constraint.as_mut().map(|constraint| std::mem::take(&mut constraint.told));
+        let unconstrained = TreeScores { scores, root, told: None };
+        let scores = TreeScores { scores, root, told: told.as_deref() };
+        let Rule { policy, .. } = self.rule(options);
         let step = verify(&self.tree, &scores, policy, &options.end_of_text);
         keep.extend(step.path.iter().map(|node| root + node));
         let parents = std::iter::once(0).chain(step.path.iter().copied());
@@ -284,7 +354,7 @@ impl Sequence {
             self.hindsight.accepted(place, accepted.map(|candidate| (candidate.token, of_any(candidate.token))));
         }
         let mut stop = None;
-        let mut emitted = 0;
+        let (mut emitted, from) = (0, self.done.tokens.len());
         for (&token, &log_probability) in step.tokens.iter().zip(&step.log_probabilities) {
             if log_probability.is_nan() {
                 return Err(TextError::NotANumber);
@@ -308,12 +378,40 @@ impl Sequence {
         if emitted > accepted {
             self.done.origins.push(Origin::TARGET);
         }
-        self.context.observe(&self.tree, |node| scores.prediction(node).choice.token);
-        self.context.extend(&step.tokens[..emitted]);
-        self.readers.iter_mut().flatten().for_each(|reader| reader.emitted(&step.tokens[..emitted]));
+        self.context.observe(&self.tree, |node| unconstrained.prediction(node).choice.token);
+        let stop = self.force(&step, stop, options, tokenizer)?;
+        let new = &self.done.tokens[from..];
+        self.context.extend(new);
+        self.readers.iter_mut().flatten().for_each(|reader| reader.emitted(new));
         self.pending.clear();
-        self.pending.extend(step.tokens[..emitted].last());
+        self.pending.extend(&new[emitted.saturating_sub(1)..]);
         Ok((keep, stop))
+    }
+
+    /// Goes on with what the constraint forces after a step, and holds the text to an end that it allows.
+    fn force(
+        &mut self,
+        step: &Verified,
+        mut stop: Option<StopReason>,
+        options: &GenerateOptions,
+        tokenizer: &Tokenizer,
+    ) -> Result<Option<StopReason>, TextError> {
+        let Some(constraint) = self.constraint.as_mut().filter(|_| stop != Some(StopReason::End)) else {
+            return Ok(stop);
+        };
+        constraint.settle(&self.tree, &step.path, step.tokens.get(step.path.len()).copied())?;
+        while stop.is_none()
+            && let Some(token) = self.constraint.as_mut().map_or(Ok(None), Constrained::forced)?
+        {
+            self.done.tokens.push(token);
+            self.done.origins.push(Origin::CONSTRAINT);
+            self.done.forced += 1;
+            stop = self.stop_after(token, options, tokenizer)?;
+        }
+        if stop == Some(StopReason::Length) && !self.constraint.as_mut().map_or(Ok(true), Constrained::may_end)? {
+            return Err(TextError::CutOff { tokens: self.done.tokens.len() });
+        }
+        Ok(stop)
     }
 
     /// Whether the text ends with the token just added, and if so its text.
@@ -349,7 +447,7 @@ fn proposer(source: Source) -> Proposer {
     }
 }
 
-fn is_choice(tree: &DraftTree, scores: &TreeScores<'_>, node: usize) -> bool {
+fn is_choice(tree: &DraftTree, scores: &impl TargetScores, node: usize) -> bool {
     let parent = tree.parents()[node] as usize;
     scores.prediction(parent).choice.token == tree.tokens()[node]
 }

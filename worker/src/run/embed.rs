@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use laser_features::encoder::{Encoded, Encoder};
 use laser_schema::audit::{Audit, AuditedText};
-use laser_schema::knowledge::ratio;
+use laser_schema::embedding::cosine;
 
 use super::context::RunContext;
 use crate::error::WorkerError;
@@ -43,15 +43,6 @@ pub(super) async fn compare(context: &RunContext, mut audit: Audit) -> Result<Au
         Ok(audit)
     })
     .await
-}
-
-/// The cosine of the angle between two vectors; 0 where one of them is zero.
-fn cosine(a: &[f32], b: &[f32]) -> f64 {
-    let dot = |a: &[f32], b: &[f32]| -> f64 {
-        let products = a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b));
-        products.sum()
-    };
-    ratio(dot(a, b), (dot(a, a) * dot(b, b)).sqrt())
 }
 
 /// The embeddings of the rows' texts. Rows that were carried forward are encoded as all others are: an embedding

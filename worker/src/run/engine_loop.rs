@@ -199,7 +199,7 @@ impl EngineLoop {
         let figures = |row: &ShardRow, request: &Request, text: &Generated| {
             let record = part::record(plan, row, policy, (request.pool.as_ref(), trie), text);
             let previous = with_end(request.previous.len() as u64, text.stop);
-            Figures::of(&record, &text.tokens, previous)
+            Figures { forced: text.forced, ..Figures::of(&record, &text.tokens, previous) }
         };
         let generator = self.generator.as_mut();
         let outcome = catch(|| audit(generator, &requests, figures)).and_then(|audit| Ok(audit?));

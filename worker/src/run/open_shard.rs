@@ -67,7 +67,7 @@ impl OpenShard {
         let record =
             part::record(&context.run.plan, row, self.policy, (context.pools.get(&row.pool), context.trie()), text);
         let previous = with_end(self.previous[index], text.stop);
-        let figures = Figures::of(&record, &text.tokens, previous);
+        let figures = Figures { forced: text.forced, ..Figures::of(&record, &text.tokens, previous) };
         let fallback = self.policy != context.run.plan.spec.verification;
         context.progress.text(self.lease.job.kind, &record.pool, &figures, fallback);
         self.figures.entry(record.pool.clone()).or_default().add(&figures);
@@ -81,9 +81,10 @@ impl OpenShard {
 
     /// The row has no text, or lacks one: then it has none either.
     pub(super) fn fail(&mut self, (index, sample): Place, RowError { stage, reason }: RowError) {
-        let entity_id = self.rows[index].entity_id.clone();
+        let ShardRow { entity_id, value, .. } = &self.rows[index];
         let reason = if sample == 0 { reason } else { format!("sample {sample}: {reason}") };
-        self.results[index] = Some(Err(ErrorRecord { entity_id, stage: stage.to_owned(), reason }));
+        let error = ErrorRecord { entity_id: entity_id.clone(), stage: stage.to_owned(), reason, value: *value };
+        self.results[index] = Some(Err(error));
         self.left -= 1;
     }
 

@@ -98,6 +98,9 @@ pub(crate) async fn plan_as(
         route: &|_| "user-all".to_owned(),
         catalogue: None,
         list_rows: ListRows::default(),
+        valuation: None,
+        memory: 1 << 30,
+        canary: None,
     };
     wish(&mut request);
     let table = EntityTable { path, kind: Some(Kind::User), columns: Columns::default() };
@@ -129,6 +132,7 @@ pub(crate) fn spec() -> Spec {
         sampling: None,
         max_new_tokens: 40,
         stop: Vec::new(),
+        constraint: None,
         lists: None,
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use laser_engine::{Engine, EngineError, EngineInfo, Scores, Segment, Slot};
+use laser_engine::{Allowed, Engine, EngineError, EngineInfo, MaskedNode, Scores, Segment, Slot};
 use tokio_util::sync::CancellationToken;
 
 /// What to do wrong, and when; steps and commits are counted from 0.
@@ -71,6 +71,14 @@ impl<E: Engine> Engine for Watched<E> {
 
     fn keep_features(&mut self) {
         self.inner.keep_features();
+    }
+
+    fn keep_logits(&mut self) {
+        self.inner.keep_logits();
+    }
+
+    fn masked(&mut self, nodes: &[MaskedNode<'_>], top_k: usize) -> Result<Vec<Allowed>, EngineError> {
+        self.inner.masked(nodes, top_k)
     }
 
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
