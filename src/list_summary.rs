@@ -60,8 +60,7 @@ pub(crate) async fn render(finished: &Finished) -> Result<String> {
 }
 
 fn render_figures(out: &mut String, manifest: &Manifest) -> Result<()> {
-    let mut figures = Figures::default();
-    manifest.figures.values().for_each(|of_pool| figures.add(of_pool));
+    let figures: Figures = manifest.figures.values().sum();
     if figures.texts == 0 {
         return Ok(());
     }
@@ -82,8 +81,7 @@ fn render_figures(out: &mut String, manifest: &Manifest) -> Result<()> {
 }
 
 fn render_audit(out: &mut String, manifest: &Manifest) -> Result<()> {
-    let mut audit = AuditReport::default();
-    manifest.audit.values().for_each(|of_pool| audit.add(of_pool));
+    let audit: AuditReport = manifest.audit.values().sum();
     if audit.texts == 0 {
         return Ok(());
     }

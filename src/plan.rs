@@ -81,8 +81,7 @@ fn counts(plan: &Plan) -> String {
 
 /// How long a run takes at last night's speed, and the same in seconds.
 fn eta(plan: &Plan, manifests: &[Manifest]) -> (String, Option<f64>) {
-    let mut past = Figures::default();
-    manifests.iter().flat_map(|m| m.figures.values()).for_each(|f| past.add(f));
+    let past: Figures = manifests.iter().flat_map(|manifest| manifest.figures.values()).sum();
     if past.texts == 0 {
         let told = "ETA: unknown, no earlier output of Laser's among [[previous]] to tell the speed from; --estimate \
                     measures it\n";

@@ -158,11 +158,8 @@ fn row(pool: &str, figures: &Figures, audit: Option<&AuditReport>, price: Option
 }
 
 fn totals(manifests: &[Manifest]) -> (Figures, Option<AuditReport>) {
-    let (mut figures, mut audit) = (Figures::default(), AuditReport::default());
-    for manifest in manifests {
-        manifest.figures.values().for_each(|f| figures.add(f));
-        manifest.audit.values().for_each(|a| audit.add(a));
-    }
+    let figures = manifests.iter().flat_map(|manifest| manifest.figures.values()).sum();
+    let audit: AuditReport = manifests.iter().flat_map(|manifest| manifest.audit.values()).sum();
     (figures, Some(audit).filter(|a| a.texts > 0))
 }
 

@@ -16,6 +16,7 @@ use jiff::civil::Date;
 use laser_coordinator::canary::CanaryEntities;
 use laser_coordinator::catalogue::CatalogueItem;
 use laser_coordinator::plan::{PlanRequest, SampleRequest, plan, plan_sample};
+use laser_coordinator::priority::Valuation;
 use laser_coordinator::prompt::PromptRenderer;
 use laser_features::encoder::EncoderFiles;
 use laser_model::ModelFiles;
@@ -92,6 +93,8 @@ pub struct Night<'a> {
     home: Location,
     /// The entities of a canary, if it is one.
     canary: Option<CanaryEntities>,
+    /// Gives entities their value, if shards are ordered by it.
+    valuation: Option<Valuation>,
     /// The items of lists, if the night makes these.
     pub(crate) items: Option<Items>,
 }
@@ -107,7 +110,8 @@ impl<'a> Night<'a> {
             Some(lists) => Some(Items::build(lists, config, &model.tokenizer).await?),
             None => None,
         };
-        if let Some(valuation) = config.run.valuation()? {
+        let valuation = config.run.valuation()?;
+        if let Some(valuation) = &valuation {
             valuation.check(&config.input).await?;
         }
         let longest = items.as_ref().map_or(config.generate.max_new_tokens, Items::codes);
@@ -127,6 +131,7 @@ impl<'a> Night<'a> {
                 Some(canary) => Some(canary.entities(&config.input).await?),
                 None => None,
             },
+            valuation,
             items,
         })
     }
@@ -302,7 +307,6 @@ impl<'a> Night<'a> {
         let catalogue = self.items.as_ref().zip(self.config.lists.as_ref());
         let catalogue = catalogue.map(|(items, lists)| planned_catalogue(items, &lists.item, &find));
         let run = &self.config.run;
-        let valuation = run.valuation()?;
         let request = PlanRequest {
             run: begun.store.name().to_owned(),
             date: begun.date,
@@ -319,7 +323,7 @@ impl<'a> Night<'a> {
             embedding: self.encoder.as_deref().map(encoder::spec),
             prompts: &self.prompts,
             route: &route,
-            valuation: valuation.as_ref(),
+            valuation: self.valuation.as_ref(),
             memory: run.memory(),
             catalogue,
             list_rows: self.list_rows(),

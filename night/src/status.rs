@@ -7,7 +7,6 @@ use jiff::Timestamp;
 use laser_coordinator::nats::{self, NatsClient};
 use laser_schema::Kind;
 use laser_schema::canary::Canary;
-use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::layout::CANARIES;
 use laser_schema::manifest::{Cost, Profiles};
 use laser_store::Location;
@@ -123,7 +122,7 @@ impl Status {
             committed: committed.len(),
             rows,
             committed_rows,
-            value: committed_value(&run.plan, committed.iter().map(|(shard, _)| *shard)),
+            value: run.plan.value_of(committed.iter().map(|(shard, _)| *shard)),
             rows_per_second: rate,
             eta_seconds: (rate > 0.0).then(|| (rows - committed_rows) as f64 / rate),
             dead,
@@ -131,16 +130,6 @@ impl Status {
             cost,
         })
     }
-}
-
-/// The share of each kind's value that these shards have.
-fn committed_value<'a>(plan: &Plan, committed: impl Iterator<Item = &'a ShardJob>) -> BTreeMap<Kind, f64> {
-    let mut values: BTreeMap<Kind, f64> = BTreeMap::new();
-    for shard in committed.filter(|shard| shard.action != Action::Audit) {
-        *values.entry(shard.kind).or_default() += shard.value.unwrap_or(0.0);
-    }
-    let all = plan.counts.iter().filter_map(|(kind, counts)| Some((*kind, counts.value?)));
-    all.map(|(kind, all)| (kind, if all > 0.0 { values.get(&kind).unwrap_or(&0.0) / all } else { 1.0 })).collect()
 }
 
 async fn costs(run: &PlannedRun, published: &[Kind]) -> Result<BTreeMap<Kind, Cost>> {

@@ -207,11 +207,8 @@ struct Sample<'a> {
 impl<'a> Report<'a> {
     pub(crate) fn new(night: &'a Night) -> Self {
         let sum = |of: fn(&Manifest) -> u64| night.kinds.iter().map(|kind| of(&kind.manifest)).sum();
-        let (mut figures, mut audit) = (Figures::default(), AuditReport::default());
-        for KindNight { manifest, .. } in &night.kinds {
-            manifest.figures.values().for_each(|f| figures.add(f));
-            manifest.audit.values().for_each(|a| audit.add(a));
-        }
+        let figures: Figures = night.kinds.iter().flat_map(|kind| kind.manifest.figures.values()).sum();
+        let audit: AuditReport = night.kinds.iter().flat_map(|kind| kind.manifest.audit.values()).sum();
         let (shards, shard_count) = slowest_shards(night);
         Self {
             run: &night.run,

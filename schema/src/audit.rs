@@ -4,6 +4,7 @@
 //! that what relaxed verification changes can be read (`laser report`).
 
 use std::collections::BTreeMap;
+use std::iter::Sum;
 
 use serde::{Deserialize, Serialize};
 
@@ -78,6 +79,15 @@ impl AuditReport {
     /// Length of the texts over the length of the plain ones.
     pub fn length_ratio(&self) -> f64 {
         ratio(self.tokens as f64, self.plain_tokens as f64)
+    }
+}
+
+impl<'a> Sum<&'a AuditReport> for AuditReport {
+    fn sum<I: Iterator<Item = &'a AuditReport>>(reports: I) -> Self {
+        reports.fold(Self::default(), |mut sum, report| {
+            sum.add(report);
+            sum
+        })
     }
 }
 

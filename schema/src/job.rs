@@ -354,9 +354,22 @@ impl Plan {
             }
             *reached.entry(job.kind).or_default() += part * job.value.unwrap_or(0.0);
         }
+        self.shares_of_value(&reached)
+    }
+
+    /// The share of each kind's value that these shards have. Only kinds that have a value are told.
+    pub fn value_of<'a>(&self, shards: impl Iterator<Item = &'a ShardJob>) -> BTreeMap<Kind, f64> {
+        let mut values: BTreeMap<Kind, f64> = BTreeMap::new();
+        for shard in shards.filter(|shard| shard.action != Action::Audit) {
+            *values.entry(shard.kind).or_default() += shard.value.unwrap_or(0.0);
+        }
+        self.shares_of_value(&values)
+    }
+
+    /// Values as shares of all that a kind has, from 0 to 1; 1 where nothing is worth anything.
+    fn shares_of_value(&self, values: &BTreeMap<Kind, f64>) -> BTreeMap<Kind, f64> {
         let all = self.counts.iter().filter_map(|(kind, counts)| Some((*kind, counts.value?)));
-        let share = |(kind, all)| (kind, if all > 0.0 { reached.get(&kind).unwrap_or(&0.0) / all } else { 1.0 });
-        all.map(share).collect()
+        all.map(|(kind, all)| (kind, if all > 0.0 { values.get(&kind).unwrap_or(&0.0) / all } else { 1.0 })).collect()
     }
 
     /// What the rows of the run's parts hold.

@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
+use std::iter::Sum;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -255,6 +256,15 @@ impl Figures {
     /// Share of drafted tokens that were accepted.
     pub fn draft_yield(&self) -> f64 {
         ratio(self.accepted as f64, self.drafted as f64)
+    }
+}
+
+impl<'a> Sum<&'a Figures> for Figures {
+    fn sum<I: Iterator<Item = &'a Figures>>(figures: I) -> Self {
+        figures.fold(Self::default(), |mut sum, figures| {
+            sum.add(figures);
+            sum
+        })
     }
 }
 

@@ -212,8 +212,7 @@ pub struct Cost {
 impl Cost {
     /// The cost of what figures and audits of all pools tell.
     pub fn of(price: &Price, figures: &BTreeMap<String, Figures>, audits: &BTreeMap<String, AuditReport>) -> Self {
-        let mut all = Figures::default();
-        figures.values().for_each(|f| all.add(f));
+        let all: Figures = figures.values().sum();
         let by_pool = figures.iter().map(|(pool, f)| (pool.clone(), per_1000(price, f)));
         Self {
             price: price.clone(),

@@ -192,8 +192,7 @@ fn earlier(plan: &Plan, manifests: &[Manifest]) -> BTreeMap<Kind, Figures> {
     let digest = plan.spec.digest();
     let mut earlier: BTreeMap<Kind, Figures> = BTreeMap::new();
     for manifest in manifests.iter().filter(|manifest| manifest.spec_digest == digest) {
-        let figures = earlier.entry(manifest.kind).or_default();
-        manifest.figures.values().for_each(|of_pool| figures.add(of_pool));
+        earlier.entry(manifest.kind).or_default().add(&manifest.figures.values().sum());
     }
     earlier
 }
