@@ -24,6 +24,7 @@ mod publish;
 mod queue;
 mod replay;
 mod report;
+mod rounded;
 mod run;
 mod simulated;
 mod sources;

@@ -1,21 +1,23 @@
 //! `laser-bench precision`: what a precision of the weights costs in accuracy, against f32.
 //!
 //! The texts that the model writes in f32 are written again in every other precision, and f32's own texts are scored
-//! by it, token by token: their perplexity is `exp(-mean log p)`.
+//! by it, token by token: their perplexity is `exp(-mean log p)`. Kernels of quantised weights round activations as well;
+//! a second row of such a precision has the weights rounded alone.
 
 use anyhow::{Context, Result, bail, ensure};
 use laser_decode::{TargetScores as _, chain_parents};
 use laser_engine::{DTypeOption, Engine, Segment};
+use laser_model::ModelFiles;
 use laser_night::{Progress as _, open_local_model};
 use laser_schema::Kind;
 use laser_schema::knowledge::ratio;
 use laser_terminal::{Display, Style, Table};
-use laser_worker::generate::{Generated, Generator, Request};
+use laser_worker::generate::{Generator, Request};
 use serde::Serialize;
 
 use super::paper::{load_engine, options, prompts};
 use super::run::generate;
-use super::{LoadArgs, PrecisionArgs, machine, parse_dtype};
+use super::{LoadArgs, PrecisionArgs, SetupArgs, machine, parse_dtype, rounded};
 
 /// Tokens among which a scored one is looked for. One beyond them counts as probable as the last of them, so that a
 /// perplexity is a lower bound where a precision fails altogether.
@@ -63,28 +65,50 @@ pub(super) async fn run(args: &PrecisionArgs) -> Result<PrecisionReport> {
     for (kind, prompts) in prompts(&args.setup, &model).await? {
         references.push(Reference { kind, prompts, texts: Vec::new() });
     }
+    let rounded = args.setup.output.join("rounded");
     let mut rows = Vec::new();
     for precision in std::iter::once("f32").chain(args.precisions.iter().map(String::as_str)) {
-        display.stage(precision);
         let mut setup = args.setup.clone();
         setup.load = load(precision, &setup.load)?;
-        let mut engine = load_engine(&setup, &model)?;
-        for reference in &mut references {
-            let mut generator = Generator::new(engine, model.tokenizer.clone(), options(&setup, &model));
-            let measured = generate(&mut generator, requests(&reference.prompts))?;
-            engine = generator.into_engine();
-            let tokens = |texts: &[Generated]| texts.iter().map(|text| text.tokens.clone()).collect::<Vec<_>>();
-            let texts = tokens(&measured.texts);
-            if reference.texts.is_empty() {
-                reference.texts.clone_from(&texts);
-            }
-            let written: usize = texts.iter().map(Vec::len).sum();
-            let per_second = ratio(written as f64, measured.seconds);
-            rows.push(compare(precision, reference, (&texts, per_second), engine.as_mut())?);
+        measure((precision, &setup), &model, &mut references, &mut rows, &mut display)?;
+        if let Some(blocks) = setup.load.isq.as_deref().and_then(rounded::blocks) {
+            rounded::write(model.path(), blocks, &rounded)?;
+            let path = rounded.display().to_string();
+            let setup = SetupArgs { model: path.clone(), load: args.setup.load.clone(), ..setup };
+            let (model, name) = (open_local_model(&path).await?, format!("{precision}, weights alone"));
+            measure((&name, &setup), &model, &mut references, &mut rows, &mut display)?;
+            std::fs::remove_dir_all(&rounded)?;
         }
-        display.finish_with(&format!("{} texts", references.iter().map(|of| of.texts.len()).sum::<usize>()));
     }
     Ok(PrecisionReport { machine: machine(), options: args.clone(), rows })
+}
+
+/// The rows of one precision; the first one's texts are what all are compared with.
+fn measure(
+    (precision, setup): (&str, &SetupArgs),
+    model: &ModelFiles,
+    references: &mut [Reference],
+    rows: &mut Vec<PrecisionRow>,
+    display: &mut Display,
+) -> Result<()> {
+    display.stage(precision);
+    let mut engine = load_engine(setup, model)?;
+    let mut count = 0;
+    for reference in references {
+        let mut generator = Generator::new(engine, model.tokenizer.clone(), options(setup, model));
+        let measured = generate(&mut generator, requests(&reference.prompts))?;
+        engine = generator.into_engine();
+        let texts: Vec<Vec<u32>> = measured.texts.iter().map(|text| text.tokens.clone()).collect();
+        if reference.texts.is_empty() {
+            reference.texts.clone_from(&texts);
+        }
+        count += texts.len();
+        let written: usize = texts.iter().map(Vec::len).sum();
+        let per_second = ratio(written as f64, measured.seconds);
+        rows.push(compare(precision, reference, (&texts, per_second), engine.as_mut())?);
+    }
+    display.finish_with(&format!("{count} texts"));
+    Ok(())
 }
 
 /// `f32`, `f16`, `bf16`, or the name of a quantisation, with f32 for what is not quantised.

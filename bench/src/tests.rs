@@ -306,12 +306,19 @@ async fn precisions_are_compared_with_f32() {
     let report = precision::run(&args(&["f32", "q8_0"], setup(dir.path()))).await.unwrap();
     let rows = report.rows();
     let names: Vec<&str> = rows.iter().map(|row| row.precision.as_str()).collect();
-    assert_eq!(names, ["f32", "f32", "f32", "f32", "q8_0", "q8_0"]);
-    for (f32, again, q8) in [(&rows[0], &rows[2], &rows[4]), (&rows[1], &rows[3], &rows[5])] {
+    let alone = "q8_0, weights alone";
+    assert_eq!(names, ["f32", "f32", "f32", "f32", "q8_0", "q8_0", alone, alone]);
+    for (f32, again, q8, alone) in
+        [(0, 2, 4, 6), (1, 3, 5, 7)].map(|(a, b, c, d)| (&rows[a], &rows[b], &rows[c], &rows[d]))
+    {
         assert_eq!((f32.equal, f32.common), (5, 1.0));
         assert_eq!((again.equal, again.common, again.perplexity), (5, 1.0, f32.perplexity));
         assert!(f32.perplexity > 1.0 && q8.perplexity != f32.perplexity, "{}", report.render(Style::Text));
-        assert!((q8.perplexity / f32.perplexity - 1.0).abs() < 0.02, "{}", report.render(Style::Text));
+        for rounded in [q8, alone] {
+            assert!((rounded.perplexity / f32.perplexity - 1.0).abs() < 0.02, "{}", report.render(Style::Text));
+        }
+        // Activations are rounded beside the weights, and not alone: three texts of one model.
+        assert!(alone.perplexity != f32.perplexity && alone.perplexity != q8.perplexity);
     }
     let error = |setup, precisions| async move {
         format!("{:#}", precision::run(&args(precisions, setup)).await.err().unwrap())

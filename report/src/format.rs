@@ -22,7 +22,8 @@ pub(crate) fn whole(value: f64) -> String {
 /// For axes of whole numbers, whose other places are nothing.
 pub(crate) fn whole_only(value: f64) -> String {
     match (value - value.round()).abs() < 1e-6 {
-        true => format!("{value:.0}"),
+        // Adding nothing takes the sign from -0.
+        true => format!("{:.0}", value.round() + 0.0),
         false => String::new(),
     }
 }
@@ -73,5 +74,6 @@ mod tests {
         assert_eq!([0.5, 3.0, 9_000.0, 12_000.0, 2e6].map(short), ["0.5", "3", "9,000", "12k", "2M"]);
         assert_eq!((fixed(Some(1.0), None), fixed(None, Some(3))), ("1.00".to_owned(), "–".to_owned()));
         assert_eq!(percent(0.125, Some(1)), "12.5 %");
+        assert_eq!([-1e-17, -0.0, 3.0, 2.5, -2.0].map(whole_only), ["0", "0", "3", "", "-2"]);
     }
 }

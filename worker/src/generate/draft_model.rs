@@ -13,6 +13,10 @@
 //! that. This is the stopping rule of SpecDec++ (arXiv:2405.19715, theorem 3.1: go on while the chance that all is
 //! accepted is high enough for the cost of one more), stated for trees and batches. Its trained head is one estimator
 //! of that chance: where there is one, it judges every node that the model reads.
+//!
+//! To read a text at all the model has to read its prompt first, which costs as much as many forwards. So what forwards
+//! gain is found out on two texts, whatever the batch, and any other text is read only if what it is expected to gain
+//! pays for its share of the prompt, too: a prompt is paid for by the steps that its text may still take.
 
 use std::time::Instant;
 
@@ -52,8 +56,14 @@ const PRICED_NODES: usize = 16;
 const TRUST_MARGIN: f32 = 0.02;
 
 /// A forward that did not pay is tried again after so many steps, and then ever more rarely up to so many: it may pay
-/// on other texts. What it reads anew then are whole prompts.
+/// on other texts.
 const RETRY_STEPS: std::ops::RangeInclusive<u32> = 32..=4096;
+
+/// Texts that a forward reads as long as it is not known to pay: those of which the fewest tokens are left to read.
+const TRIAL_TEXTS: usize = 2;
+
+/// Forwards after which their gain counts as known.
+const TRIAL_FORWARDS: u32 = 8;
 
 /// A second model that drafts.
 pub struct DraftModel {
@@ -69,6 +79,8 @@ pub struct DraftModel {
     worth: Vec<Worth>,
     /// Tokens a second of the whole step over the last steps; none before the first.
     rate: f64,
+    /// Tokens that a text gets per step, over the last steps; none before the first.
+    pace: f64,
 }
 
 impl std::fmt::Debug for DraftModel {
@@ -124,9 +136,28 @@ struct Worth {
     /// they read. None before the first.
     gain: f64,
     reached: f64,
+    /// How many there were.
+    forwards: u32,
     /// Steps since the last one, and after how many it is tried again.
     idle: u32,
     wait: u32,
+}
+
+impl Worth {
+    /// Expected tokens per unit of path probability, once they are known.
+    fn rate(&self) -> Option<f64> {
+        (self.forwards >= TRIAL_FORWARDS && self.reached > 0.0).then(|| self.gain / self.reached)
+    }
+
+    /// Whether the forward is tried although it would not pay.
+    fn tries(&mut self) -> bool {
+        self.idle += 1;
+        let tries = self.idle > self.wait.max(*RETRY_STEPS.start());
+        if tries {
+            (self.idle, self.wait) = (0, (2 * self.wait).clamp(2 * RETRY_STEPS.start(), *RETRY_STEPS.end()));
+        }
+        tries
+    }
 }
 
 /// What the draft model has of one sequence.
@@ -135,8 +166,9 @@ pub(super) struct Reader {
     slot: Slot,
     /// That of the acceptance head, if there is one.
     judged_slot: Option<Slot>,
-    /// Tokens of the sequence that it has not cached.
+    /// Tokens of the sequence that it has not cached, and how many of these the last step emitted.
     unread: Vec<Token>,
+    recent: usize,
     /// If it reads features: those of the tokens before the first of `unread`, as far as the target has told them.
     features: Vec<f32>,
     pub(super) refined: Refined,
@@ -151,6 +183,14 @@ pub(super) struct Reader {
 }
 
 impl Reader {
+    /// Path probabilities of those of the nodes that are read for the first time, with the root's if tokens are left to
+    /// read: that of the text coming to where something is asked.
+    fn reached(&self, nodes: &[usize]) -> f32 {
+        let new = nodes.iter().filter(|&&node| self.refined.is_unread(node));
+        let root = if self.unread.is_empty() { 0.0 } else { 1.0 };
+        root + new.map(|&node| self.refined.tree().probabilities()[node]).sum::<f32>()
+    }
+
     /// Takes over the target's features of tokens that it has cached, one after the other.
     pub(super) fn computed(&mut self, feature: &[f32]) {
         self.features.extend_from_slice(feature);
@@ -160,6 +200,7 @@ impl Reader {
     /// foresaw them.
     pub(super) fn emitted(&mut self, tokens: &[Token]) {
         self.unread.extend(tokens);
+        self.recent = tokens.len();
         let (tree, mut node) = (self.refined.tree(), 0);
         for (depth, token) in tokens.iter().enumerate().filter(|_| self.is_current) {
             self.slopes.extend(self.refined.slope(node, *token).map(|slope| (depth, slope)));
@@ -169,6 +210,31 @@ impl Reader {
             self.opinions.extend(self.refined.opinions(child).map(|opinions| (depth, opinions)));
             node = child;
         }
+    }
+}
+
+/// A sequence that may be read in a step.
+pub(super) struct Readable<'a> {
+    pub(super) reader: &'a mut Reader,
+    /// Nodes that may be drafted for it.
+    pub(super) nodes: usize,
+    /// Tokens that its text may still get.
+    pub(super) left: usize,
+}
+
+impl Readable<'_> {
+    /// Tokens to read before it is where a sequence is that was read in the last step: its prompt, as a rule.
+    fn backlog(&self) -> usize {
+        self.reader.unread.len().saturating_sub(self.reader.recent)
+    }
+
+    /// Tokens of a forward that reads so many nodes, of the backlog a share for each of the steps that the text may
+    /// still take at this pace.
+    fn tokens_per_step(&self, nodes: usize, pace: f64) -> usize {
+        let steps = (self.left as f64 / pace.max(1.0)).max(1.0);
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "at most the backlog")]
+        let share = (self.backlog() as f64 / steps).ceil() as usize;
+        self.reader.unread.len() - self.backlog() + share + nodes
     }
 }
 
@@ -185,8 +251,7 @@ struct Reading {
     parents: Vec<u32>,
     /// The features before the tokens, if the model reads any.
     before: Vec<f32>,
-    /// Path probabilities of the nodes that are read for the first time, the root's among them: that of the text coming
-    /// to where something is asked.
+    /// As [`Reader::reached`] tells of the nodes.
     reached: f32,
 }
 
@@ -203,7 +268,7 @@ impl DraftModel {
             (None, false) => (forwards, 1),
         };
         let (worth, learnt) = (vec![Worth::default(); forwards], vec![Learnt::NOTHING; depths]);
-        Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0 }
+        Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0, pace: 0.0 }
     }
 
     /// The same with an acceptance head over its features, which corrects the log odds of its probabilities, scaled by
@@ -245,6 +310,7 @@ impl DraftModel {
             slot,
             judged_slot,
             unread: prompt[first..].to_vec(),
+            recent: 0,
             features: Vec::new(),
             refined: Refined::default(),
             is_current: false,
@@ -271,43 +337,88 @@ impl DraftModel {
             && reader.unread.iter().all(|&token| (token as usize) < info.vocab_size)
     }
 
-    /// Refines the trees of all readers, of which each may have so many nodes, in forwards of at most about
-    /// `step_tokens` tokens.
+    /// Refines the trees of the readers for which that pays, in forwards of at most about `step_tokens` tokens.
     ///
     /// # Errors
     /// The engine's; the readers are of no use then.
     pub(super) fn refine(
         &mut self,
-        readers: &mut [(&mut Reader, usize)],
+        readers: &mut [Readable<'_>],
         step_tokens: usize,
         terms: Terms,
     ) -> Result<(), EngineError> {
+        let mut taken: Vec<usize> = (0..readers.len()).collect();
         for place in 0..self.worth.len() {
-            let readings = self.readings(readers, step_tokens, terms.end_of_text);
-            let load = self.load(readers, &readings);
-            let reached = readings.iter().map(|reading| f64::from(reading.reached)).sum();
-            if readings.is_empty() || !self.pays(place, load, reached) {
+            taken = self.paying(place, readers, &taken, terms.end_of_text);
+            let readings = self.readings(readers, &taken, step_tokens, terms.end_of_text);
+            if readings.is_empty() {
                 break;
             }
+            let load = self.load(readers, &readings);
+            let caught_up = readings.iter().all(|reading| readers[reading.reader].backlog() == 0);
             let start = Instant::now();
-            let mut gain = 0.0;
+            let (mut gain, mut reached) = (0.0, 0.0);
             let scores = self.forward(readers, &readings)?;
             self.judge_nodes(readers, &readings, &scores)?;
             for (reading, scores) in readings.iter().zip(&scores) {
-                let (reader, max_nodes) = &mut readers[reading.reader];
+                let Readable { reader, nodes, .. } = &mut readers[reading.reader];
                 self.engine.commit(reader.slot, &(0..reading.chunk).collect::<Vec<_>>())?;
                 reader.unread.drain(..reading.chunk);
                 reader.features.drain(..reading.chunk_features());
                 if reading.is_whole {
-                    let terms = Terms { max_nodes: *max_nodes, ..terms };
+                    let terms = Terms { max_nodes: *nodes, ..terms };
                     gain += f64::from(self.grow(reading, &mut reader.refined, scores, terms));
+                    reached += f64::from(reading.reached);
                 }
             }
-            let tokens: usize = readings.iter().map(|reading| reading.tokens.len()).sum();
-            let seconds = (tokens == load.tokens).then(|| start.elapsed().as_secs_f64());
-            self.learn(place, (gain, reached), (load, seconds));
+            if reached > 0.0 {
+                let seconds = caught_up.then(|| start.elapsed().as_secs_f64());
+                self.learn(place, (gain, reached), (load, seconds));
+            }
         }
         Ok(())
+    }
+
+    /// Of these readers those that are to be read in the forward of this place: where its gain is known, as many as
+    /// are worth the most over their time, those with the least backlog first; otherwise those that it is tried with.
+    fn paying(&mut self, place: usize, readers: &[Readable<'_>], among: &[usize], end_of_text: Token) -> Vec<usize> {
+        let Some(cost) = &self.cost else {
+            return among.to_vec();
+        };
+        let mut among: Vec<usize> = among.to_vec();
+        among.sort_by_key(|&at| readers[at].backlog());
+        let tried = among.len().min(TRIAL_TEXTS);
+        let worth = &self.worth[place];
+        let count = worth.rate().map_or(Some(tried), |gain| {
+            let (mut load, mut reached) = (StepLoad::default(), 0.0);
+            let (mut best, mut most) = (None, 0.0);
+            for (&at, count) in among.iter().zip(1..) {
+                let readable = &readers[at];
+                let nodes = self.nodes_to_read(readable.reader, end_of_text);
+                load = load
+                    .with(readable.tokens_per_step(nodes.len(), self.pace), self.engine.cached(readable.reader.slot));
+                reached += f64::from(readable.reader.reached(&nodes));
+                let value = gain * reached - self.rate * cost.seconds(load);
+                if value > most {
+                    (best, most) = (Some(count), value);
+                }
+            }
+            best
+        });
+        let worth = &mut self.worth[place];
+        if count.is_some() {
+            (worth.idle, worth.wait) = (0, *RETRY_STEPS.start());
+        }
+        among.truncate(count.unwrap_or(if worth.tries() { tried } else { 0 }));
+        among
+    }
+
+    /// The nodes of a reader's tree that the next forward reads.
+    fn nodes_to_read(&self, reader: &Reader, end_of_text: Token) -> Vec<usize> {
+        if self.reads_features() {
+            return reader.refined.to_read_next(end_of_text);
+        }
+        reader.refined.to_read(end_of_text)
     }
 
     /// Grows the tree from what one forward says: of one that reads tokens of all nodes that it was given, of heads of
@@ -328,21 +439,24 @@ impl DraftModel {
         gain
     }
 
-    /// What is to be read: unread tokens, and behind the last of them the nodes.
-    fn readings(&self, readers: &[(&mut Reader, usize)], step_tokens: usize, end_of_text: Token) -> Vec<Reading> {
+    /// What is to be read of these readers: unread tokens, and behind the last of them the nodes.
+    fn readings(
+        &self,
+        readers: &[Readable<'_>],
+        taken: &[usize],
+        step_tokens: usize,
+        end_of_text: Token,
+    ) -> Vec<Reading> {
         let mut room = step_tokens.max(1);
         let mut readings = Vec::new();
-        for (at, (reader, _)) in readers.iter().enumerate() {
+        for &at in taken {
+            let reader = &*readers[at].reader;
             let chunk = reader.unread.len().min(room);
             let is_whole = chunk == reader.unread.len();
-            let nodes = match is_whole {
-                false => Vec::new(),
-                true if self.reads_features() => reader.refined.to_read_next(end_of_text),
-                true => reader.refined.to_read(end_of_text),
-            };
+            let nodes = if is_whole { self.nodes_to_read(reader, end_of_text) } else { Vec::new() };
             room -= chunk;
             if chunk + nodes.len() > 0 {
-                let mut reading = Reading::new((at, is_whole), &reader.unread[..chunk], &reader.refined, nodes);
+                let mut reading = Reading::new((at, is_whole), reader, chunk, nodes);
                 if self.reads_features() {
                     reading.add_features(reader, self.engine.info().hidden_size);
                 }
@@ -352,18 +466,15 @@ impl DraftModel {
         readings
     }
 
-    /// The work of reading, but for prompts: these are read once, whatever follows.
-    fn load(&self, readers: &[(&mut Reader, usize)], readings: &[Reading]) -> StepLoad {
+    fn load(&self, readers: &[Readable<'_>], readings: &[Reading]) -> StepLoad {
         readings.iter().fold(StepLoad::default(), |load, reading| {
-            let cached = self.engine.cached(readers[reading.reader].0.slot);
-            let tokens = if cached == 0 { reading.nodes.len() + 1 } else { reading.tokens.len() };
-            load.with(tokens, cached)
+            load.with(reading.tokens.len(), self.engine.cached(readers[reading.reader].reader.slot))
         })
     }
 
-    fn forward(&mut self, readers: &[(&mut Reader, usize)], readings: &[Reading]) -> Result<Vec<Scores>, EngineError> {
+    fn forward(&mut self, readers: &[Readable<'_>], readings: &[Reading]) -> Result<Vec<Scores>, EngineError> {
         let segments = readings.iter().map(|reading| Segment {
-            slot: readers[reading.reader].0.slot,
+            slot: readers[reading.reader].reader.slot,
             tokens: &reading.tokens,
             parents: &reading.parents,
             // Where more is left to be read than the chunk, nothing is asked.
@@ -371,14 +482,14 @@ impl DraftModel {
             before: &reading.before,
             ..Segment::default()
         });
-        let is_drawn = readers.iter().any(|(reader, _)| reader.refined.is_drawn());
+        let is_drawn = readers.iter().any(|readable| readable.reader.refined.is_drawn());
         self.engine.step(&segments.collect::<Vec<_>>(), if is_drawn { DRAWN_CANDIDATES } else { CANDIDATES })
     }
 
     /// Lets the acceptance head judge the nodes that were read, if there is one.
     fn judge_nodes(
         &mut self,
-        readers: &mut [(&mut Reader, usize)],
+        readers: &mut [Readable<'_>],
         readings: &[Reading],
         scores: &[Scores],
     ) -> Result<(), EngineError> {
@@ -387,13 +498,15 @@ impl DraftModel {
         };
         let with_nodes = readings.iter().zip(scores).filter(|(reading, _)| !reading.nodes.is_empty());
         let judged: Vec<Judged<'_>> = with_nodes
-            .filter_map(|(reading, scores)| Some(Judged::new(reading, scores, readers[reading.reader].0.judged_slot?)))
+            .filter_map(|(reading, scores)| {
+                Some(Judged::new(reading, scores, readers[reading.reader].reader.judged_slot?))
+            })
             .collect();
         let segments: Vec<Segment<'_>> = judged.iter().map(Judged::segment).collect();
         let scores = engine.step(&segments, 2)?;
         for (judged, scores) in judged.iter().zip(&scores) {
             engine.commit(judged.slot, &[])?;
-            let refined = &mut readers[judged.reading.reader].0.refined;
+            let refined = &mut readers[judged.reading.reader].reader.refined;
             for (at, &node) in judged.reading.nodes.iter().enumerate() {
                 let log = |token| scores.top(at).iter().find(|found| found.token == token).map(|f| f.log_probability);
                 let odds = log(ACCEPTED).zip(log(REJECTED)).map_or(0.0, |(accepted, rejected)| accepted - rejected);
@@ -401,24 +514,6 @@ impl DraftModel {
             }
         }
         Ok(())
-    }
-
-    /// Whether one more forward of this load, which reads nodes of so much probability, is worth its time.
-    fn pays(&mut self, place: usize, load: StepLoad, reached: f64) -> bool {
-        let (Some(cost), worth) = (&self.cost, &mut self.worth[place]) else {
-            return true;
-        };
-        let price = self.rate * cost.seconds(load);
-        if worth.reached == 0.0 || worth.gain / worth.reached * reached > price {
-            (worth.idle, worth.wait) = (0, *RETRY_STEPS.start());
-            return true;
-        }
-        worth.idle += 1;
-        let tries = worth.idle > worth.wait.max(*RETRY_STEPS.start());
-        if tries {
-            (worth.idle, worth.wait) = (0, (2 * worth.wait).clamp(2 * RETRY_STEPS.start(), *RETRY_STEPS.end()));
-        }
-        tries
     }
 
     /// What one more node of a target's step of this load costs, in tokens.
@@ -433,6 +528,7 @@ impl DraftModel {
     /// Learns from a forward: what it gained of how much that it read, and its seconds unless it also read prompts.
     fn learn(&mut self, place: usize, (gain, reached): (f64, f64), (load, seconds): (StepLoad, Option<f64>)) {
         let worth = &mut self.worth[place];
+        worth.forwards = worth.forwards.saturating_add(1);
         worth.gain += gain - RATE * worth.gain;
         worth.reached += reached - RATE * worth.reached;
         if let (Some(cost), Some(seconds)) = (&mut self.cost, seconds) {
@@ -440,10 +536,13 @@ impl DraftModel {
         }
     }
 
-    /// Learns from a step: the tokens that it emitted and its seconds.
-    pub(super) fn stepped(&mut self, tokens: usize, seconds: f64) {
-        let rate = tokens as f64 / seconds;
-        self.rate += (rate - self.rate) * if self.rate == 0.0 { 1.0 } else { RATE };
+    /// Learns from a step: the tokens that it emitted in so many texts, and its seconds.
+    pub(super) fn stepped(&mut self, (tokens, texts): (usize, usize), seconds: f64) {
+        let follow = |mean: &mut f64, new: f64| *mean += (new - *mean) * if *mean == 0.0 { 1.0 } else { RATE };
+        follow(&mut self.rate, tokens as f64 / seconds);
+        if texts > 0 {
+            follow(&mut self.pace, tokens as f64 / texts as f64);
+        }
     }
 
     /// Learns from the tokens that a sequence has emitted how sharp the model's probabilities are, by ascent of their
@@ -460,10 +559,10 @@ impl DraftModel {
 }
 
 impl Reading {
-    fn new((reader, is_whole): (usize, bool), unread: &[Token], refined: &Refined, nodes: Vec<usize>) -> Self {
-        let tree = refined.tree();
-        let chunk = unread.len();
-        let tokens = unread.iter().copied().chain(nodes.iter().map(|&node| tree.tokens()[node])).collect();
+    fn new((at, is_whole): (usize, bool), reader: &Reader, chunk: usize, nodes: Vec<usize>) -> Self {
+        let tree = reader.refined.tree();
+        let tokens =
+            reader.unread[..chunk].iter().copied().chain(nodes.iter().map(|&node| tree.tokens()[node])).collect();
         let root = chunk.checked_sub(1);
         // The nodes are ascending and have their ancestors among them.
         let place = |node: u32| match nodes.binary_search(&(node as usize)) {
@@ -472,9 +571,8 @@ impl Reading {
         };
         let of = |&node: &usize| place(tree.parents()[node]).map_or(ROOT_PARENT, index_u32);
         let parents = laser_decode::chain_parents(chunk).chain(nodes.iter().map(of)).collect();
-        let new = nodes.iter().filter(|&&node| refined.is_unread(node)).map(|&node| tree.probabilities()[node]);
-        let reached = root.map_or(0.0, |_| 1.0) + new.sum::<f32>();
-        Self { reader, chunk, is_whole, nodes, tokens, parents, before: Vec::new(), reached }
+        let reached = reader.reached(&nodes);
+        Self { reader: at, chunk, is_whole, nodes, tokens, parents, before: Vec::new(), reached }
     }
 
     /// The features before its tokens: the target's before the chunk, the model's own before the nodes.
@@ -529,45 +627,84 @@ mod tests {
 
     use super::*;
 
-    fn model() -> DraftModel {
-        let cost = StepCost::new(vec![(1.0, 1e-3), (64.0, 1e-3)], 0.0);
+    /// Its forwards take a millisecond and these seconds per token.
+    fn model(token_seconds: f64) -> DraftModel {
+        let cost = StepCost::new(vec![(0.0, 1e-3), (1e4, 1e-3 + 1e4 * token_seconds)], 0.0);
         let mut model = DraftModel::new(Box::new(FakeEngine::new(FakeOptions::default())), 2, Some(cost));
-        // A thousand tokens a second: a forward of a millisecond costs a token.
-        model.stepped(5, 5e-3);
+        // A thousand tokens a second: a forward of a millisecond costs a token. A text gets five per step.
+        model.stepped((5, 1), 5e-3);
         model
     }
 
-    const LOAD: StepLoad = StepLoad { tokens: 8, pairs: 0 };
+    /// Readers that have just emitted a token, with prompts of these lengths to read before it.
+    fn readers(model: &mut DraftModel, prompts: &[usize]) -> Vec<Reader> {
+        let mut open = |&length: &usize| {
+            let mut reader = model.open(&vec![1; length], 0, length + 8).unwrap();
+            reader.emitted(&[2]);
+            reader
+        };
+        prompts.iter().map(&mut open).collect()
+    }
+
+    /// Which of the readers, whose texts may get so many more tokens, the forward of this place reads.
+    fn paying(model: &mut DraftModel, place: usize, readers: &mut [Reader], left: usize) -> Vec<usize> {
+        let readable: Vec<_> = readers.iter_mut().map(|reader| Readable { reader, nodes: 8, left }).collect();
+        model.paying(place, &readable, &(0..readable.len()).collect::<Vec<_>>(), 0)
+    }
+
+    /// Forwards that gain so many tokens per unit of probability.
+    fn learnt(mut model: DraftModel, gain: f64) -> DraftModel {
+        (0..TRIAL_FORWARDS).for_each(|_| model.learn(0, (2.0 * gain, 2.0), (StepLoad::default(), None)));
+        model
+    }
 
     #[test]
     fn a_forward_is_run_if_it_gains_more_than_its_time_and_tried_again_later() {
-        let mut model = model();
-        for _ in 0..100 {
-            assert!(model.pays(0, LOAD, 2.0));
-            model.learn(0, (1.2, 2.0), (LOAD, Some(1e-3)));
-        }
-        // 0.6 tokens for each of two sequences pay for one token; for one sequence they do not, nor for two that the
-        // text comes to in half of all cases.
-        assert!(model.pays(0, LOAD, 1.7) && !model.pays(0, LOAD, 1.6));
-        assert!(!model.pays(0, LOAD, 1.0));
+        let mut model = learnt(model(0.0), 0.6);
+        let mut readers = readers(&mut model, &[0, 0, 0]);
+        // 0.6 tokens for each of two sequences pay for one token; for one sequence they do not.
+        assert_eq!(paying(&mut model, 0, &mut readers[..2], 50), [0, 1]);
+        assert!(paying(&mut model, 0, &mut readers[..1], 50).is_empty());
         // After 32 steps, then 64, 128 and so on.
-        let tried: Vec<usize> = (2..1001).filter(|_| model.pays(0, LOAD, 1.0)).collect();
+        let tried: Vec<usize> =
+            (2..1001).filter(|_| !paying(&mut model, 0, &mut readers[..1], 50).is_empty()).collect();
         assert_eq!(tried, [32, 97, 226, 483, 996]);
-        // What is learned of one forward says nothing of the next.
-        assert!(model.pays(1, LOAD, 1.0));
+        // What is learned of one forward says nothing of the next, which is tried with two.
+        assert_eq!(paying(&mut model, 1, &mut readers, 50), [0, 1]);
+    }
+
+    #[test]
+    fn forwards_are_tried_with_the_two_texts_that_have_the_least_to_read() {
+        let mut model = model(0.0);
+        let mut readers = readers(&mut model, &[300, 20, 100, 0]);
+        for _ in 0..TRIAL_FORWARDS {
+            assert_eq!(paying(&mut model, 0, &mut readers, 50), [3, 1]);
+            model.learn(0, (2.0, 2.0), (StepLoad::default(), None));
+        }
+        assert_eq!(paying(&mut model, 0, &mut readers, 50), [3, 1, 2, 0], "a token a text pays for any prompt");
+    }
+
+    #[test]
+    fn a_prompt_is_read_if_the_steps_that_are_left_pay_for_it() {
+        // A token read costs a hundredth of one emitted.
+        let mut model = learnt(model(1e-5), 0.6);
+        let mut readers = readers(&mut model, &[0, 0, 300]);
+        // Fifty tokens are ten steps, each of which has 30 tokens of the prompt to pay for; five are one step.
+        assert_eq!(paying(&mut model, 0, &mut readers, 50), [0, 1, 2]);
+        assert_eq!(paying(&mut model, 0, &mut readers, 5), [0, 1]);
     }
 
     #[test]
     fn without_costs_every_forward_is_run() {
-        let mut model = DraftModel { cost: None, ..model() };
-        model.learn(0, (0.0, 1.0), (LOAD, None));
-        assert!((0..50).all(|_| model.pays(0, LOAD, 1.0)));
+        let mut model = DraftModel { cost: None, ..learnt(model(0.0), 0.0) };
+        let mut readers = readers(&mut model, &[0, 300]);
+        assert!((0..50).all(|_| paying(&mut model, 0, &mut readers, 50) == [0, 1]));
     }
 
     #[test]
     fn trust_goes_to_who_is_right() {
         for (opinions, low, high) in [((0.9, 0.1), 0.0, 0.05), ((0.1, 0.9), 0.95, 1.0), ((0.3, 0.3), 0.5, 0.5)] {
-            let mut model = model();
+            let mut model = model(0.0);
             let mut reader = model.open(&[1], 0, 8).unwrap();
             reader.opinions = vec![(3, opinions); 2000];
             model.learn_from(&mut reader);

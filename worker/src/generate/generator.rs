@@ -382,6 +382,7 @@ impl Generator {
         finished: &mut Vec<Finished>,
     ) -> Result<(), EngineError> {
         let (mut ended, mut emitted) = (Vec::new(), 0);
+        let texts = part.iter().filter(|&&index| self.active[index].is_scored()).count();
         let mut outcome = Ok(());
         for (&index, scores) in part.iter().zip(scores) {
             let sequence = &mut self.active[index];
@@ -411,7 +412,7 @@ impl Generator {
                 break;
             }
         }
-        self.draft_models.iter_mut().for_each(|model| model.stepped(emitted, seconds));
+        self.draft_models.iter_mut().for_each(|model| model.stepped((emitted, texts), seconds));
         for (index, stop) in ended.into_iter().rev() {
             let mut sequence = self.active.remove(index);
             self.close(&mut sequence);

@@ -13,7 +13,7 @@ use laser_model::Tokenizer;
 use laser_schema::audit::{Origin, Proposer};
 
 use super::constraint::{Constrained, Rule, TreeScores};
-use super::draft_model::{DraftModel, Reader, index_u32};
+use super::draft_model::{DraftModel, Readable, Reader, index_u32};
 use super::options::GenerateOptions;
 use super::request::{Generated, Request, StopReason, TextError};
 use super::stop::cut_at_stop;
@@ -248,8 +248,8 @@ impl Sequence {
         }
     }
 
-    /// The reader of a draft model and the nodes that it may draft, if it can.
-    pub(super) fn readable(&mut self, at: usize, model: &DraftModel) -> Option<(&mut Reader, usize)> {
+    /// What a draft model may read of it, if it can.
+    pub(super) fn readable(&mut self, at: usize, model: &DraftModel) -> Option<Readable<'_>> {
         let reader = self.readers.get_mut(at)?.as_mut()?;
         if self.reading == 0 || !model.can_read(reader, self.reading.max(self.tree.len())) {
             return None;
@@ -257,7 +257,7 @@ impl Sequence {
         reader.is_current = true;
         let written = self.request.prompt.len() - 1 + self.done.tokens.len();
         reader.refined.begin(&self.tree, self.draw.map(|draw| draw.after(written).noise));
-        Some((reader, self.reading))
+        Some(Readable { reader, nodes: self.reading, left: self.max_tokens - self.done.tokens.len() })
     }
 
     /// Takes over the tree that a reader has refined, for its share of the seconds that this took.
