@@ -9,6 +9,7 @@
 //! Memory is the join's (see [`join`](laser_store::join)), at most three open shards per kind and pool, and the list of
 //! shards, which is the plan. It does not grow with rows.
 
+mod known;
 mod sample;
 
 use std::collections::BTreeMap;
@@ -32,7 +33,7 @@ use laser_store::{
     Location, location::LocationError, part::record_schema, shard::shard_schema, spill::PARTITIONS, spill::SpillError,
 };
 use rayon::prelude::*;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::task::{JoinHandle, JoinSet};
 
@@ -43,6 +44,7 @@ use crate::catalogue::{Catalogue, CatalogueError, Histories};
 use crate::order::{ByValue, OrderError};
 use crate::priority::{PriorityError, Valuation};
 use crate::prompt::{PromptError, PromptRenderer};
+use known::Known;
 use sample::Samples;
 
 /// The inputs of planning a run.
@@ -211,24 +213,6 @@ async fn planned(
     Ok((plan, samples, joined))
 }
 
-/// Last night's knowledge of an entity; the join holds it as JSON.
-#[derive(Serialize, Deserialize)]
-enum Known {
-    /// It may be carried forward.
-    Record(Box<KnowledgeRecord>),
-    /// It may be drafted from.
-    Text(String),
-}
-
-impl Known {
-    fn into_text(self) -> String {
-        match self {
-            Self::Record(record) => record.text,
-            Self::Text(text) => text,
-        }
-    }
-}
-
 /// Joins last night's knowledge to the entities and checks that it belongs to them.
 async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<Joined, PlanError> {
     if entities.kinds().is_empty() || request.limit == Some(0) {
@@ -244,10 +228,10 @@ async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<
             *texts.entry(kind).or_default() += 1;
             // Of a record that cannot be carried forward, the text is enough.
             let known = match record {
-                Some(record) if request.carry_forward && record.spec_digest == spec_digest => Known::Record(record),
-                _ => Known::Text(text),
+                Some(record) if request.carry_forward && record.spec_digest == spec_digest => Known::of_record(&record),
+                _ => Known::of_text(&text),
             };
-            entities.push_text(kind, &id, &serde_json::to_vec(&known).unwrap_or_default())?;
+            entities.push_text(kind, &id, &known)?;
         }
     }
     let mut strangers: BTreeMap<Kind, (u64, EntityId)> = BTreeMap::new();
@@ -451,19 +435,17 @@ impl<'a> Planner<'a> {
         let is_list = self.histories.is_some();
         let pool = if is_list { String::new() } else { (self.request.route)(entity) };
         // Of several sources the last counts.
-        let previous = joined.texts.last().and_then(|json| serde_json::from_slice(json).ok());
+        let previous = joined.texts.last().map(|bytes| Known::new(bytes));
         let (prompt, error) = match self.request.prompts.render(entity) {
             Ok(rendered) => (rendered.tokens, None),
             Err(error @ PromptError::TooLong { .. }) => (Vec::new(), Some(error.to_string())),
             Err(error) => return Err(error),
         };
         let prompt_digest = if is_list { list_digest(&prompt, &history) } else { prompt_digest(&prompt) };
-        if let Some(Known::Record(record)) = &previous
-            && error.is_none()
-            && record.prompt_digest == prompt_digest
-            && record.spec_digest == self.spec_digest
-        {
-            return Ok(Planned::Carry(record.clone()));
+        let digests = (&prompt_digest, &self.spec_digest);
+        let unchanged = previous.filter(|_| error.is_none()).and_then(|known| known.record(&entity.id, digests));
+        if let Some(record) = unchanged {
+            return Ok(Planned::Carry(Box::new(record)));
         }
         Ok(Planned::Generate(ShardRow {
             entity_id: entity.id.clone(),
@@ -471,7 +453,7 @@ impl<'a> Planner<'a> {
             prompt,
             prompt_digest,
             // A list is nothing to draft from.
-            previous: previous.filter(|_| !is_list).map(Known::into_text),
+            previous: previous.filter(|_| !is_list).and_then(Known::text),
             error,
             history,
             value: None,

@@ -17,7 +17,7 @@ mod tests;
 
 use std::path::PathBuf;
 
-use laser_model::{ChatTemplate, Message, ModelError, ModelFiles, Tokenizer};
+use laser_model::{ChatTemplate, Message, ModelError, ModelFiles, PieceTokenizer};
 use laser_schema::{Digest, Entity, Kind};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -211,7 +211,7 @@ pub struct PromptRenderer {
     templates: Templates,
     chat: Option<ChatTemplate>,
     system: Option<String>,
-    tokenizer: Tokenizer,
+    tokenizer: PieceTokenizer,
     max_tokens: usize,
     max_history: Option<usize>,
 }
@@ -238,7 +238,7 @@ impl PromptRenderer {
             templates: Templates::load(&config.user, &config.item)?,
             chat,
             system: config.system.clone(),
-            tokenizer: model.tokenizer.clone(),
+            tokenizer: PieceTokenizer::new(model.tokenizer.clone()),
             max_tokens: budget,
             max_history: config.max_history,
         })

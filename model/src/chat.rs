@@ -39,9 +39,12 @@ pub struct ChatTemplate {
 impl ChatTemplate {
     /// A template from its source; errors in it show in [`render`](Self::render).
     pub fn new(source: &str, bos_token: &str, eos_token: &str) -> Self {
+        let (mut environment, source) = (environment(), without_generation_tags(source));
+        // Compiled once for all prompts. One that does not compile is told by rendering, which compiles it again.
+        let _ = environment.add_template_owned(NAME, source.clone());
         Self {
-            environment: Arc::new(environment()),
-            source: without_generation_tags(source).into(),
+            environment: Arc::new(environment),
+            source: source.into(),
             bos_token: bos_token.into(),
             eos_token: eos_token.into(),
         }
@@ -60,7 +63,10 @@ impl ChatTemplate {
             eos_token => &*self.eos_token,
             enable_thinking => false,
         };
-        let rendered = self.environment.render_named_str(NAME, &self.source, context);
+        let rendered = match self.environment.get_template(NAME) {
+            Ok(template) => template.render(context),
+            Err(_) => self.environment.render_named_str(NAME, &self.source, context),
+        };
         rendered.map_err(|e| ModelError::Chat { reason: e.to_string() })
     }
 

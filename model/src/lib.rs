@@ -5,7 +5,9 @@
 //! id, into such a directory.
 
 mod chat;
+mod cuts;
 mod hub;
+mod pieces;
 mod tokenizer;
 
 use std::collections::BTreeSet;
@@ -19,6 +21,7 @@ use laser_schema::digest::Digest;
 
 pub use chat::{ChatTemplate, Message};
 pub use hub::{Hub, resolve};
+pub use pieces::PieceTokenizer;
 pub use tokenizer::Tokenizer;
 
 const CONFIG: &str = "config.json";

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
+use super::cuts::Ends;
 use super::{ModelError, corrupt, io_error};
 
 /// A tokenizer that neither truncates nor pads. Cloning is cheap.
@@ -13,6 +14,8 @@ pub struct Tokenizer {
     inner: Arc<tokenizers::Tokenizer>,
     vocab_size: usize,
     fingerprint: [u8; 32],
+    /// What is put around texts that may be cut, if they may.
+    ends: Option<Arc<Ends>>,
 }
 
 impl Tokenizer {
@@ -29,7 +32,8 @@ impl Tokenizer {
             tokenizers::Tokenizer::from_bytes(&bytes).map_err(|e| corrupt(path, format!("not a tokenizer: {e}")))?;
         inner.with_padding(None).with_truncation(None).map_err(|e| corrupt(path, e))?;
         let largest = inner.get_vocab(true).into_values().max();
-        Ok(Self { inner: Arc::new(inner), vocab_size: largest.map_or(0, |id| id as usize + 1), fingerprint })
+        let vocab_size = largest.map_or(0, |id| id as usize + 1);
+        Ok(Self { inner: Arc::new(inner), vocab_size, fingerprint, ends: Ends::of(&json).map(Arc::new) })
     }
 
     /// The ids of a text. `add_special_tokens` adds what the tokenizer puts around a text, usually the
@@ -58,6 +62,10 @@ impl Tokenizer {
     /// [`ModelError::Tokenize`].
     pub fn decode(&self, ids: &[u32]) -> Result<String, ModelError> {
         self.inner.decode(ids, true).map_err(refused)
+    }
+
+    pub(super) fn ends(&self) -> Option<&Ends> {
+        self.ends.as_deref()
     }
 
     /// One more than the largest id, added tokens included.

@@ -54,6 +54,13 @@ impl Digest {
     }
 }
 
+impl From<String> for Digest {
+    /// A digest as it is shown. A text that is none equals no digest of anything.
+    fn from(shown: String) -> Self {
+        Self(shown)
+    }
+}
+
 impl fmt::Display for Digest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)

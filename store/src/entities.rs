@@ -173,8 +173,10 @@ fn to_interaction(element: Value, columns: &Columns) -> Result<Interaction, Stri
         Value::String(title) => Map::from_iter([("title".to_owned(), Value::String(title))]),
         other => return Err(format!("the element {other}")),
     };
-    // Parquet has no value where JSON has null.
-    fields.retain(|_, value| !value.is_null());
+    // Parquet has no value where JSON has null; most interactions have none, and need no second pass.
+    if fields.values().any(Value::is_null) {
+        fields.retain(|_, value| !value.is_null());
+    }
     if columns.timestamp != "timestamp"
         && let Some(timestamp) = fields.remove(&columns.timestamp)
     {

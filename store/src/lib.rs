@@ -4,6 +4,7 @@
 mod batch;
 pub mod cache;
 pub mod catalogue;
+mod cells;
 pub mod data_set;
 pub mod embedding_column;
 pub mod embedding_set;

@@ -201,7 +201,7 @@ impl RowReader {
     /// The first row that cannot be read.
     pub async fn next_batch(&mut self) -> Result<Option<Vec<NumberedRow>>, RowError> {
         let rows = match &mut self.rows {
-            Rows::Parquet(reader) => reader.next().await.map_err(|e| (1, e.to_string())),
+            Rows::Parquet(reader) => reader.next_objects().await.map_err(|e| (1, e.to_string())),
             Rows::Csv(reader) => next_csv(reader),
             Rows::Lines(lines) => next_lines(lines),
         };

@@ -1,6 +1,6 @@
 //! Typed rows in Parquet: one schema, one way to write it, one way to read it.
 //!
-//! Rows are serde values; arrow's JSON codec moves them in and out of columns, so a row type and its
+//! Rows are serde values that move in and out of columns as JSON values do, so a row type and its
 //! arrow schema are the whole definition of a file. Files are zstd-compressed, with dictionary encoding
 //! off for free text, where it only costs memory.
 
@@ -26,11 +26,11 @@ use parquet::errors::ParquetError;
 use parquet::file::metadata::{KeyValue, ParquetMetaData, ParquetMetaDataReader};
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::{ColumnPath, SchemaDescriptor};
-use rayon::prelude::*;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
-use crate::batch::from_batch;
+use crate::batch::{from_batch, objects_of};
 use crate::embedding_column;
 use crate::location::Location;
 use laser_schema::embedding::{EmbeddingLayout, Embeddings};
@@ -40,9 +40,6 @@ pub use crate::batch::{BatchError, to_batch};
 
 /// Rows read or written at a time.
 const BATCH_ROWS: usize = 1024;
-
-/// Rows that one thread decodes at a time: with histories of hundreds, some milliseconds.
-const DECODED_ROWS: usize = 64;
 
 /// A row group is closed at this size, which bounds what a reader has to hold.
 const ROW_GROUP_BYTES: usize = 32 << 20;
@@ -203,7 +200,7 @@ pub(crate) fn properties(metadata: &[(&str, String)], indexes: bool) -> WriterPr
 ///
 /// # Errors
 /// [`TableError`] if the bytes are no such file.
-pub fn decode<T: DeserializeOwned>(file: &str, bytes: Bytes) -> Result<Vec<T>, TableError> {
+pub fn decode<T: DeserializeOwned + Send>(file: &str, bytes: Bytes) -> Result<Vec<T>, TableError> {
     decode_batches(file, bytes, &mut |batch| from_batch(&batch))
 }
 
@@ -211,7 +208,7 @@ pub fn decode<T: DeserializeOwned>(file: &str, bytes: Bytes) -> Result<Vec<T>, T
 ///
 /// # Errors
 /// [`TableError`] if the bytes are no such file.
-pub fn decode_embedded<T: DeserializeOwned>(
+pub fn decode_embedded<T: DeserializeOwned + Send>(
     file: &str,
     bytes: Bytes,
     dimensions: usize,
@@ -347,14 +344,20 @@ impl TableReader {
         let Some(batch) = self.next_batch().await? else {
             return Ok(None);
         };
-        let rows = batch.num_rows();
-        let starts = (0..rows).into_par_iter().step_by(DECODED_ROWS);
-        let decoded = starts.map(|start| from_batch(&batch.slice(start, DECODED_ROWS.min(rows - start))));
-        // All are waited for, so that of several errors it is always the first one that is told.
-        let decoded: Vec<Result<Vec<T>, BatchError>> = decoded.collect();
-        let rows: Result<Vec<Vec<T>>, BatchError> = decoded.into_iter().collect();
-        rows.map(|rows| Some(rows.into_iter().flatten().collect()))
-            .map_err(|e| TableError::Row { file: self.file.clone(), reason: e.to_string() })
+        let rows = from_batch(&batch).map(Some);
+        rows.map_err(|e| TableError::Row { file: self.file.clone(), reason: e.to_string() })
+    }
+
+    /// The next rows by column, or `None` at the end; otherwise as [`Self::next`].
+    ///
+    /// # Errors
+    /// [`TableError`] if a batch cannot be read.
+    pub(crate) async fn next_objects(&mut self) -> Result<Option<Vec<Map<String, Value>>>, TableError> {
+        let Some(batch) = self.next_batch().await? else {
+            return Ok(None);
+        };
+        let rows = objects_of(&batch).map(Some);
+        rows.map_err(|e| TableError::Row { file: self.file.clone(), reason: e.to_string() })
     }
 
     /// The next rows as they are stored (but for lists that are counted), or `None` at the end.

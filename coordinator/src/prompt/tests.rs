@@ -129,6 +129,19 @@ fn shipped_templates_render_with_the_least_there_can_be() {
     }
 }
 
+/// Prompts are tokenised line by line, with lines kept from entity to entity and from try to try.
+#[test]
+fn prompts_have_the_tokens_of_the_whole_text() {
+    let model = completion_model();
+    for (name, _) in template::shipped_for(Kind::Item) {
+        let renderer = shipped(name);
+        for films in [0, 1, 30, 300, 30] {
+            let prompt = renderer.render(&viewer(films)).unwrap();
+            assert_eq!(prompt.tokens, model.tokenizer.encode(&prompt.text, true).unwrap(), "{name}, {films} films");
+        }
+    }
+}
+
 #[test]
 fn the_prompt_of_a_list_is_the_identifiers_and_nothing_else() {
     let config = PromptConfig { user: "lists/codes".into(), ..Default::default() };
