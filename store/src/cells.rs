@@ -125,7 +125,8 @@ mod tests {
         let mut writer = arrow::json::LineDelimitedWriter::new(Vec::new());
         writer.write(batch).unwrap();
         writer.finish().unwrap();
-        let rows = serde_json::Deserializer::from_slice(&writer.into_inner()).into_iter();
+        let lines = writer.into_inner();
+        let rows = serde_json::Deserializer::from_slice(&lines).into_iter();
         rows.collect::<Result<_, _>>().unwrap()
     }
 
