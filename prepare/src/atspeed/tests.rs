@@ -49,7 +49,7 @@ struct Prepared {
     truth: Vec<TruthRow>,
 }
 
-async fn rows<T: DeserializeOwned>(written: &Written) -> Vec<T> {
+async fn rows<T: DeserializeOwned + Send>(written: &Written) -> Vec<T> {
     let bytes = Location::parse(&written.url).unwrap().read().await.unwrap();
     let rows: Vec<T> = decode(&written.url, bytes).unwrap();
     assert_eq!(rows.len() as u64, written.rows);
