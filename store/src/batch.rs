@@ -1,4 +1,4 @@
-//! Rows as record batches, by arrow's JSON codec, and back, by the values of [`cells`](crate::cells).
+//! Rows as record batches, by arrow's JSON codec, and back, by the values of [`cells`].
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
