@@ -1,8 +1,8 @@
 //! `laser-bench precision`: what a precision of the weights costs in accuracy, against f32.
 //!
 //! The texts that the model writes in f32 are written again in every other precision, and f32's own texts are scored
-//! by it, token by token: their perplexity is `exp(-mean log p)`. Kernels of quantised weights round activations as well;
-//! a second row of such a precision has the weights rounded alone.
+//! by it, token by token: their perplexity is `exp(-mean log p)`. Kernels of quantised weights round activations as
+//! well; a second row of such a precision has the weights rounded alone.
 
 use anyhow::{Context, Result, bail, ensure};
 use laser_decode::{TargetScores as _, chain_parents};

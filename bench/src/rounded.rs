@@ -1,5 +1,5 @@
-//! A model whose weights are rounded as a quantisation rounds them, kept in f32: what that costs apart from the rounding
-//! of activations, which the kernels of quantised weights do as well.
+//! A model whose weights are rounded as a quantisation rounds them, kept in f32: what that costs apart from the
+//! rounding of activations, which the kernels of quantised weights do as well.
 
 use std::collections::HashMap;
 use std::fs;

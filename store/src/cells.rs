@@ -1,5 +1,5 @@
-//! Columns as JSON values, row by row and without a text in between: the same values that arrow's JSON codec writes, but
-//! for the last digit of floats, which reading a text may change.
+//! Columns as JSON values, row by row and without a text in between: the same values that arrow's JSON codec writes,
+//! but for the last digit of floats, which reading a text may change.
 
 use arrow::array::{Array, ArrayRef, AsArray, OffsetSizeTrait, PrimitiveArray, RecordBatch};
 use arrow::datatypes::{

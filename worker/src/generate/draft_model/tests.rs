@@ -1,0 +1,89 @@
+use laser_engine::{FakeEngine, FakeOptions};
+
+use super::*;
+
+/// Its forwards take a millisecond and these seconds per token.
+fn model(token_seconds: f64) -> DraftModel {
+    let cost = StepCost::new(vec![(0.0, 1e-3), (1e4, 1e-3 + 1e4 * token_seconds)], 0.0);
+    let mut model = DraftModel::new(Box::new(FakeEngine::new(FakeOptions::default())), 2, Some(cost));
+    // A thousand tokens a second: a forward of a millisecond costs a token. A text gets five per step.
+    model.stepped((5, 1), 5e-3);
+    model
+}
+
+/// Readers that have just emitted a token, with prompts of these lengths to read before it.
+fn readers(model: &mut DraftModel, prompts: &[usize]) -> Vec<Reader> {
+    let mut open = |&length: &usize| {
+        let mut reader = model.open(&vec![1; length], 0, length + 8).unwrap();
+        reader.emitted(&[2]);
+        reader
+    };
+    prompts.iter().map(&mut open).collect()
+}
+
+/// Which of the readers, whose texts may get so many more tokens, the forward of this place reads.
+fn paying(model: &mut DraftModel, place: usize, readers: &mut [Reader], left: usize) -> Vec<usize> {
+    let readable: Vec<_> = readers.iter_mut().map(|reader| Readable { reader, nodes: 8, left }).collect();
+    model.paying(place, &readable, &(0..readable.len()).collect::<Vec<_>>(), 0)
+}
+
+/// Forwards that gain so many tokens per unit of probability.
+fn learnt(mut model: DraftModel, gain: f64) -> DraftModel {
+    (0..TRIAL_FORWARDS).for_each(|_| model.learn(0, (2.0 * gain, 2.0), (StepLoad::default(), None)));
+    model
+}
+
+#[test]
+fn a_forward_is_run_if_it_gains_more_than_its_time_and_tried_again_later() {
+    let mut model = learnt(model(0.0), 0.6);
+    let mut readers = readers(&mut model, &[0, 0, 0]);
+    // 0.6 tokens for each of two sequences pay for one token; for one sequence they do not.
+    assert_eq!(paying(&mut model, 0, &mut readers[..2], 50), [0, 1]);
+    assert!(paying(&mut model, 0, &mut readers[..1], 50).is_empty());
+    // After 32 steps, then 64, 128 and so on.
+    let tried: Vec<usize> = (2..1001).filter(|_| !paying(&mut model, 0, &mut readers[..1], 50).is_empty()).collect();
+    assert_eq!(tried, [32, 97, 226, 483, 996]);
+    // What is learned of one forward says nothing of the next, which is tried with two.
+    assert_eq!(paying(&mut model, 1, &mut readers, 50), [0, 1]);
+}
+
+#[test]
+fn forwards_are_tried_with_the_two_texts_that_have_the_least_to_read() {
+    let mut model = model(0.0);
+    let mut readers = readers(&mut model, &[300, 20, 100, 0]);
+    for _ in 0..TRIAL_FORWARDS {
+        assert_eq!(paying(&mut model, 0, &mut readers, 50), [3, 1]);
+        model.learn(0, (2.0, 2.0), (StepLoad::default(), None));
+    }
+    assert_eq!(paying(&mut model, 0, &mut readers, 50), [3, 1, 2, 0], "a token a text pays for any prompt");
+}
+
+#[test]
+fn a_prompt_is_read_if_the_steps_that_are_left_pay_for_it() {
+    // A token read costs a hundredth of one emitted.
+    let mut model = learnt(model(1e-5), 0.6);
+    let mut readers = readers(&mut model, &[0, 0, 300]);
+    // Fifty tokens are ten steps, each of which has 30 tokens of the prompt to pay for; five are one step.
+    assert_eq!(paying(&mut model, 0, &mut readers, 50), [0, 1, 2]);
+    assert_eq!(paying(&mut model, 0, &mut readers, 5), [0, 1]);
+}
+
+#[test]
+fn without_costs_every_forward_is_run() {
+    let mut model = DraftModel { cost: None, ..learnt(model(0.0), 0.0) };
+    let mut readers = readers(&mut model, &[0, 300]);
+    assert!((0..50).all(|_| paying(&mut model, 0, &mut readers, 50) == [0, 1]));
+}
+
+#[test]
+fn trust_goes_to_who_is_right() {
+    for (opinions, low, high) in [((0.9, 0.1), 0.0, 0.05), ((0.1, 0.9), 0.95, 1.0), ((0.3, 0.3), 0.5, 0.5)] {
+        let mut model = model(0.0);
+        let mut reader = model.open(&[1], 0, 8).unwrap();
+        reader.opinions = vec![(3, opinions); 2000];
+        model.learn_from(&mut reader);
+        let trust = model.calibration(0).trust;
+        assert!((low..=high).contains(&trust), "{opinions:?}: {trust}");
+        assert!(reader.opinions.is_empty());
+    }
+}
