@@ -1,3 +1,5 @@
+//! Which texts a draft model reads, and whom it trusts.
+
 use laser_engine::{FakeEngine, FakeOptions};
 
 use super::*;
