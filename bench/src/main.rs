@@ -383,6 +383,8 @@ async fn run(cli: Cli) -> Result<()> {
             let count = parameters as f64 / 1e6;
             print(&format!("{}: {count:.1}M parameters\n", options.output.display()))
         }
+        // One of several coordinators, whose figures the command that started it reads.
+        Command::Plan(options) if options.into.is_some() => print(&serde_json::to_string(&plan::run(&options).await?)?),
         Command::Plan(options) => {
             let report = plan::run(&options).await?;
             write_and_print(&options.output.join("plan.json"), &report, &report.render(style))

@@ -170,6 +170,7 @@ async fn client(options: &QueueArgs, name: impl Into<String>) -> Result<NatsClie
         stream: "LASER_BENCH".into(),
         consumer: "laser-bench".into(),
         dead_letters: "LASER_BENCH_DLQ".into(),
+        planning: "LASER_BENCH_PLANNING".into(),
         lease_seconds: options.lease_seconds,
         ..NatsConfig::default()
     };

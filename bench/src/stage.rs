@@ -3,12 +3,12 @@
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// A finished stage.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Stage {
-    pub(super) stage: &'static str,
+    pub(super) stage: String,
     pub(super) seconds: f64,
     /// Of all threads.
     pub(super) cpu_seconds: f64,
@@ -35,7 +35,7 @@ impl Watch {
     pub(super) fn stop(self, rows: u64) -> Result<Stage> {
         let seconds = self.started.elapsed().as_secs_f64();
         Ok(Stage {
-            stage: self.stage,
+            stage: self.stage.to_owned(),
             seconds,
             cpu_seconds: cpu_seconds()? - self.cpu_seconds,
             rows_per_second: rows as f64 / seconds,

@@ -30,6 +30,11 @@ use serde_json::{Map, Value, json};
 /// Users of a part, and of what is held at a time.
 const CHUNK: u64 = 4096;
 
+/// Its files.
+const USERS: &str = "users.parquet";
+const EMBEDDINGS: &str = "embeddings.parquet";
+const LAST: &str = "last";
+
 /// Values of an embedding.
 const DIMENSION: u64 = 16;
 
@@ -58,20 +63,20 @@ fn id(user: u64) -> EntityId {
     EntityId::Int(user.cast_signed())
 }
 
-fn history(user: u64) -> impl Iterator<Item = Value> {
-    (0..3).map(move |i| {
-        let film = mix(user * 3 + i);
+fn history(user: u64, films: u64) -> impl Iterator<Item = Value> {
+    (0..films).map(move |i| {
+        let film = mix(user * films + i);
         json!({"title": format!("Film {}", film % 20_000), "rating": 1 + film % 5})
     })
 }
 
-fn row(user: u64) -> Value {
+fn row(user: u64, films: u64) -> Value {
     json!({
         "id": user,
         "age": 10 * (1 + mix(user) % 7),
         "genre": format!("Genre {}", mix(user ^ 1) % 18),
         "interactions": 3 + mix(user ^ 2) % 20,
-        "history": history(user).collect::<Vec<_>>(),
+        "history": history(user, films).collect::<Vec<_>>(),
     })
 }
 
@@ -85,8 +90,8 @@ fn embedding(user: u64) -> Value {
 }
 
 /// The user of [`row`], as it is read.
-fn entity(user: u64) -> Entity {
-    let row = row(user);
+fn entity(user: u64, films: u64) -> Entity {
+    let row = row(user, films);
     let fields = |value: Value| match value {
         Value::Object(fields) => fields,
         _ => Map::new(),
@@ -96,7 +101,7 @@ fn entity(user: u64) -> Entity {
         id: id(user),
         kind: Kind::User,
         attributes: Map::from_iter(attributes),
-        history: history(user).map(|i| Interaction { fields: fields(i) }).collect(),
+        history: history(user, films).map(|i| Interaction { fields: fields(i) }).collect(),
         interactions: row["interactions"].as_u64().unwrap_or_default(),
         embedding: None,
     }
@@ -108,10 +113,15 @@ pub(super) fn words(user: u64, count: u64) -> String {
     words.collect::<Vec<_>>().join(" ")
 }
 
-fn record(user: u64, prompts: &PromptRenderer, spec: &Spec, (run, at): (&str, Timestamp)) -> Result<KnowledgeRecord> {
+fn record(
+    (user, films): (u64, u64),
+    prompts: &PromptRenderer,
+    spec: &Spec,
+    (run, at): (&str, Timestamp),
+) -> Result<KnowledgeRecord> {
     let prompt = match user.is_multiple_of(CHANGED) {
         true => Vec::new(),
-        false => prompts.render(&entity(user))?.tokens,
+        false => prompts.render(&entity(user, films))?.tokens,
     };
     Ok(KnowledgeRecord {
         entity_id: id(user),
@@ -142,38 +152,49 @@ fn record(user: u64, prompts: &PromptRenderer, spec: &Spec, (run, at): (&str, Ti
     })
 }
 
-/// Writes the night of so many users below `dir`; the night before was on `date`.
+impl Synthetic {
+    /// The night of so many users that was written below `dir`.
+    pub(super) fn below(dir: &Path, users: u64) -> Self {
+        let path = |name| dir.join(name).to_string_lossy().into_owned();
+        let users_table = EntityTable { path: path(USERS), kind: Some(Kind::User), columns: Columns::default() };
+        Self {
+            tables: vec![users_table],
+            previous: vec![PreviousSource { path: path(LAST), kind: None, id_type: None }],
+            embeddings: EmbeddingSource::Table {
+                table: path(EMBEDDINGS),
+                id: "id".into(),
+                embedding: "embedding".into(),
+            },
+            unchanged: users - users.div_ceil(CHANGED),
+        }
+    }
+}
+
+/// Writes the night of so many users with so many films each below `dir`; the night before was on `date`.
 pub(super) async fn write(
     dir: &Path,
-    users: u64,
+    (users, films): (u64, u64),
     date: Date,
     prompts: &PromptRenderer,
     spec: &Spec,
 ) -> Result<Synthetic> {
-    let folder = Location::parse(&dir.join("last").to_string_lossy())?;
-    let mut entities = TableWriter::new(dir.join("users.parquet"), user_schema())?;
-    let mut embeddings = TableWriter::new(dir.join("embeddings.parquet"), embedding_schema())?;
+    let folder = Location::parse(&dir.join(LAST).to_string_lossy())?;
+    let mut entities = TableWriter::new(dir.join(USERS), user_schema())?;
+    let mut embeddings = TableWriter::new(dir.join(EMBEDDINGS), embedding_schema())?;
     let mut parts = PartWriter::new(&folder);
     let at = date.to_zoned(jiff::tz::TimeZone::UTC)?.timestamp();
     for (shard, start) in (0..).zip((0..users).step_by(usize::try_from(CHUNK)?)) {
         let chunk = start..users.min(start + CHUNK);
-        entities.write(&chunk.clone().into_par_iter().map(row).collect::<Vec<_>>())?;
+        entities.write(&chunk.clone().into_par_iter().map(|user| row(user, films)).collect::<Vec<_>>())?;
         embeddings.write(&chunk.clone().into_par_iter().map(embedding).collect::<Vec<_>>())?;
-        let record = |user| record(user, prompts, spec, ("last", at));
+        let record = |user| record((user, films), prompts, spec, ("last", at));
         let rows: Result<Vec<_>> = chunk.into_par_iter().map(record).collect();
         write_part(&mut parts, shard, &rows?).await?;
     }
     data_set::publish(&folder, &manifest(spec, (date, at), users, parts.finish())).await?;
-    Ok(Synthetic {
-        tables: vec![EntityTable { path: entities.finish()?, kind: Some(Kind::User), columns: Columns::default() }],
-        previous: vec![PreviousSource { path: folder.url().to_owned(), kind: None, id_type: None }],
-        embeddings: EmbeddingSource::Table {
-            table: embeddings.finish()?,
-            id: "id".into(),
-            embedding: "embedding".into(),
-        },
-        unchanged: users - users.div_ceil(CHANGED),
-    })
+    entities.finish()?;
+    embeddings.finish()?;
+    Ok(Synthetic::below(dir, users))
 }
 
 async fn write_part(parts: &mut PartWriter<'_>, shard: u32, rows: &[KnowledgeRecord]) -> Result<()> {
@@ -226,7 +247,6 @@ fn embedding_schema() -> SchemaRef {
 
 /// A Parquet file that grows by rows.
 struct TableWriter {
-    path: PathBuf,
     schema: SchemaRef,
     writer: ArrowWriter<File>,
 }
@@ -239,7 +259,7 @@ impl TableWriter {
         let properties =
             parquet::file::properties::WriterProperties::builder().set_max_row_group_row_count(Some(64 * 1024)).build();
         let writer = ArrowWriter::try_new(file, schema.clone(), Some(properties))?;
-        Ok(Self { path, schema, writer })
+        Ok(Self { schema, writer })
     }
 
     fn write(&mut self, rows: &[Value]) -> Result<()> {
@@ -247,8 +267,8 @@ impl TableWriter {
         Ok(self.writer.write(&batch)?)
     }
 
-    fn finish(self) -> Result<String> {
+    fn finish(self) -> Result<()> {
         self.writer.close()?;
-        Ok(self.path.to_string_lossy().into_owned())
+        Ok(())
     }
 }

@@ -20,6 +20,7 @@ mod connect;
 mod dead_letters;
 mod delivery;
 mod message;
+mod planning;
 mod publish;
 mod queue;
 mod streams;
@@ -30,6 +31,7 @@ use std::fmt::Display;
 pub use config::NatsConfig;
 pub use connect::{NatsClient, NatsEvents, connect};
 pub use message::{DeadLetter, JobMessage, MESSAGE_VERSION, RunRef};
+pub use planning::Planner;
 pub use queue::NatsQueue;
 pub use worker::NatsWorker;
 

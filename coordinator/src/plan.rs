@@ -10,7 +10,9 @@
 //! shards, which is the plan. It does not grow with rows.
 
 mod known;
+mod ranges;
 mod sample;
+mod together;
 
 use std::collections::BTreeMap;
 
@@ -25,27 +27,29 @@ use laser_schema::{
     knowledge::{Content, KnowledgeRecord},
 };
 use laser_store::data_set::parts_in_flight;
-use laser_store::join::{Join, JoinError, JoinReader, Joined, JoinedEntity, KindIds};
+use laser_store::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
 use laser_store::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
-use laser_store::run_store::{RunStore, RunStoreError, audit_output};
+use laser_store::run_store::{Prompt, RunStore, RunStoreError, audit_output};
 use laser_store::table::{self, TableError};
 use laser_store::{
     Location, location::LocationError, part::record_schema, shard::shard_schema, spill::PARTITIONS, spill::SpillError,
 };
 use rayon::prelude::*;
 use serde::Serialize;
-use tokio::sync::mpsc::{Receiver, channel};
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 
 pub use sample::{SampleRequest, plan_sample};
 
 use crate::canary::CanaryEntities;
-use crate::catalogue::{Catalogue, CatalogueError, Histories};
+use crate::catalogue::{Catalogue, CatalogueError, KnownItems};
+use crate::nats::NatsClient;
 use crate::order::{ByValue, OrderError};
 use crate::priority::{PriorityError, Valuation};
 use crate::prompt::{PromptError, PromptRenderer};
 use known::Known;
+use ranges::Range;
 use sample::Samples;
+use together::{Prompts, Shared};
 
 /// The inputs of planning a run.
 pub struct PlanRequest<'a> {
@@ -89,6 +93,8 @@ pub struct PlanRequest<'a> {
     pub list_rows: ListRows,
     /// The entities to plan, if the run is a canary; others are passed over.
     pub canary: Option<&'a CanaryEntities>,
+    /// Where coordinators that plan the same run meet to share the work, if others may.
+    pub queue: Option<&'a NatsClient>,
 }
 
 impl std::fmt::Debug for PlanRequest<'_> {
@@ -173,44 +179,47 @@ pub async fn plan(
     request: &PlanRequest<'_>,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Plan, PlanError> {
-    let store = output.map(|output| RunStore::new(output, &request.run));
-    let (plan, ..) = planned(store.as_ref(), entities, request, None, progress).await?;
-    match store {
-        // Two coordinators that plan at once write the same shards; the run was planned when the first was done.
-        Some(store) => Ok(store.write_plan(plan).await?),
-        None => Ok(plan),
+    let joined = joined(entities, request).await?;
+    let Some(store) = output.map(|output| RunStore::new(output, &request.run)) else {
+        return Ok(made(None, &joined, request, (None, None), progress).await?.0);
+    };
+    if let Some(client) = request.queue {
+        return together::plan(&store, &joined, request, client, progress).await;
     }
+    let (plan, _) = made(Some(&store), &joined, request, (None, None), progress).await?;
+    // Two coordinators that plan at once write the same shards; the run was planned when the first was done.
+    Ok(store.write_plan(plan).await?)
 }
 
-/// Plans a run and writes its shards, but not the plan. Returns the samples with what they were offered, and the
-/// entities.
-async fn planned(
-    store: Option<&RunStore>,
-    entities: Join,
-    request: &PlanRequest<'_>,
-    samples: Option<Samples>,
-    progress: &mut (dyn FnMut(u64) + Send),
-) -> Result<(Plan, Option<Samples>, Joined), PlanError> {
+/// The entities with what belongs to them, if the request fits them.
+async fn joined(entities: Join, request: &PlanRequest<'_>) -> Result<Joined, PlanError> {
     if request.spec.lists.is_some() != request.catalogue.is_some() {
         return Err(PlanError::NoCatalogue);
     }
     if let Some(catalogue) = &request.catalogue {
         catalogue.check(entities.kinds())?;
     }
-    let order = match request.valuation {
-        Some(valuation) => {
-            let rows = entities.kinds().iter().map(|(kind, ids)| (*kind, ids.entities)).collect();
-            Some(ByValue::new(valuation, entities.tables(), &rows, request.memory).await?)
-        }
-        None => None,
-    };
-    let joined = join_previous(entities, request).await?;
+    join_previous(entities, request).await
+}
+
+/// Makes the plan of a run and writes its shards, but not the plan, with the help of `shared`. Returns the samples with
+/// what they were offered.
+async fn made<'a>(
+    store: Option<&RunStore>,
+    joined: &'a Joined,
+    request: &'a PlanRequest<'a>,
+    (shared, samples): (Option<Shared<'a>>, Option<Samples>),
+    progress: &mut (dyn FnMut(u64) + Send),
+) -> Result<(Plan, Option<Samples>), PlanError> {
     let mut planner = Planner::new(store.map(RunStore::folder), joined.kinds(), request);
-    (planner.order, planner.samples) = (order, samples);
-    planner.read(&joined, progress).await?;
+    planner.samples = samples;
+    if let Some(valuation) = request.valuation {
+        let rows = joined.kinds().iter().map(|(kind, ids)| (*kind, ids.entities)).collect();
+        planner.order = Some(ByValue::new(valuation, joined.tables(), &rows, request.memory).await?);
+    }
+    planner.read(joined, shared, progress).await?;
     let samples = planner.samples.take();
-    let plan = planner.finish().await?;
-    Ok((plan, samples, joined))
+    Ok((planner.finish().await?, samples))
 }
 
 /// Joins last night's knowledge to the entities and checks that it belongs to them.
@@ -254,8 +263,6 @@ struct Planner<'a> {
     request: &'a PlanRequest<'a>,
     spec_digest: Digest,
     content: Content,
-    /// Of lists.
-    histories: Option<Histories<'a>>,
     kinds: &'a BTreeMap<Kind, KindIds>,
     /// Rows to generate in the order of their value, if they have one.
     order: Option<ByValue>,
@@ -321,25 +328,17 @@ fn add_value(sum: &mut Option<f64>, value: Option<f64>) {
     }
 }
 
-/// Reads a batch ahead, so that tables are decoded while prompts are rendered. The task ends with the error of a batch
-/// that cannot be read.
-fn read_ahead(mut reader: JoinReader) -> (Receiver<Vec<JoinedEntity>>, JoinHandle<Result<(), JoinError>>) {
-    let (sender, receiver) = channel(1);
-    let reading = tokio::spawn(async move {
-        while let Some(batch) = reader.next_batch().await? {
-            if sender.send(batch).await.is_err() {
-                break;
-            }
-        }
-        Ok(())
-    });
-    (receiver, reading)
-}
-
-/// What became of one entity.
-enum Planned {
+/// What becomes of one entity.
+enum Next {
     Carry(Box<KnowledgeRecord>),
     Generate(ShardRow),
+}
+
+/// An entity's place in the plan.
+struct Planned {
+    what: Next,
+    /// Interactions with items that the catalogue does not have.
+    unknown: u64,
 }
 
 impl<'a> Planner<'a> {
@@ -351,7 +350,6 @@ impl<'a> Planner<'a> {
             request,
             spec_digest: request.spec.digest(),
             content: request.spec.content(item_ids, request.list_rows),
-            histories: request.catalogue.map(Histories::new),
             kinds,
             order: None,
             band: 0,
@@ -364,23 +362,23 @@ impl<'a> Planner<'a> {
         }
     }
 
-    async fn read(&mut self, joined: &Joined, progress: &mut (dyn FnMut(u64) + Send)) -> Result<(), PlanError> {
-        let (mut batches, reading) = read_ahead(joined.reader());
-        while let Some(mut entities) = batches.recv().await {
-            let canary = self.request.canary;
-            entities.retain(|JoinedEntity { entity, .. }| {
-                canary.is_none_or(|canary| canary.takes(entity.kind, &entity.id)) && self.within_limit(entity.kind)
-            });
-            let items = self.known_items(&mut entities)?;
-            let planned = entities.par_iter().zip(items).map(|(joined, items)| self.plan_entity(joined, items));
-            let planned: Result<Vec<_>, PromptError> = planned.collect();
+    /// Plans all ranges, with the prompts that `shared` brings where others help.
+    async fn read(
+        &mut self,
+        joined: &Joined,
+        shared: Option<Shared<'a>>,
+        progress: &mut (dyn FnMut(u64) + Send),
+    ) -> Result<(), PlanError> {
+        let mut prompts = Prompts::new(joined, self.request, shared);
+        while let Some((Range { entities, items, .. }, prompts)) = prompts.next().await? {
+            let of_each = entities.par_iter().zip(prompts).zip(items);
+            let planned: Vec<_> = of_each.map(|((j, prompt), items)| self.plan_entity(j, prompt, items)).collect();
             let values = self.values(&entities)?;
-            for ((joined, planned), value) in entities.iter().zip(planned?).zip(values) {
+            for ((joined, planned), value) in entities.iter().zip(planned).zip(values) {
                 self.add(&joined.entity, planned, value).await?;
             }
             progress(self.counts.values().map(|c| c.entities).sum());
         }
-        reading.await??;
         self.read_ordered().await
     }
 
@@ -409,63 +407,46 @@ impl<'a> Planner<'a> {
         Ok(())
     }
 
-    /// Counts the entity if the limit leaves room for it.
-    fn within_limit(&mut self, kind: Kind) -> bool {
-        let counts = self.counts.entry(kind).or_default();
-        let room = self.request.limit.is_none_or(|limit| counts.entities < limit);
-        counts.entities += u64::from(room);
-        room
-    }
-
-    /// Leaves in the histories what the catalogue has, and returns it of each; of texts nothing.
-    fn known_items(&mut self, entities: &mut [JoinedEntity]) -> Result<Vec<Vec<u32>>, CatalogueError> {
-        let Some(histories) = &mut self.histories else {
-            return Ok(vec![Vec::new(); entities.len()]);
-        };
-        let known = histories.keep_known(entities.iter_mut().map(|joined| &mut joined.entity.history).collect())?;
-        for (joined, known) in entities.iter().zip(&known) {
-            self.counts.entry(joined.entity.kind).or_default().unknown_items += known.unknown;
-        }
-        Ok(known.into_iter().map(|known| known.numbers).collect())
-    }
-
-    /// Plans an entity; of lists with the items of its history.
-    fn plan_entity(&self, joined: &JoinedEntity, history: Vec<u32>) -> Result<Planned, PromptError> {
+    /// Plans an entity with its prompt; of lists with the items of its history.
+    fn plan_entity(&self, joined: &JoinedEntity, prompt: Prompt, items: KnownItems) -> Planned {
         let entity = &joined.entity;
-        let is_list = self.histories.is_some();
+        let is_list = self.request.catalogue.is_some();
         let pool = if is_list { String::new() } else { (self.request.route)(entity) };
         // Of several sources the last counts.
         let previous = joined.texts.last().map(|bytes| Known::new(bytes));
-        let (prompt, error) = match self.request.prompts.render(entity) {
-            Ok(rendered) => (rendered.tokens, None),
-            Err(error @ PromptError::TooLong { .. }) => (Vec::new(), Some(error.to_string())),
-            Err(error) => return Err(error),
+        let (prompt, error) = match prompt {
+            Ok(tokens) => (tokens, None),
+            Err(reason) => (Vec::new(), Some(reason)),
         };
+        let KnownItems { numbers: history, unknown } = items;
         let prompt_digest = if is_list { list_digest(&prompt, &history) } else { prompt_digest(&prompt) };
         let digests = (&prompt_digest, &self.spec_digest);
         let unchanged = previous.filter(|_| error.is_none()).and_then(|known| known.record(&entity.id, digests));
-        if let Some(record) = unchanged {
-            return Ok(Planned::Carry(Box::new(record)));
-        }
-        Ok(Planned::Generate(ShardRow {
-            entity_id: entity.id.clone(),
-            pool,
-            prompt,
-            prompt_digest,
-            // A list is nothing to draft from.
-            previous: previous.filter(|_| !is_list).and_then(Known::text),
-            error,
-            history,
-            value: None,
-        }))
+        let what = match unchanged {
+            Some(record) => Next::Carry(Box::new(record)),
+            None => Next::Generate(ShardRow {
+                entity_id: entity.id.clone(),
+                pool,
+                prompt,
+                prompt_digest,
+                // A list is nothing to draft from.
+                previous: previous.filter(|_| !is_list).and_then(Known::text),
+                error,
+                history,
+                value: None,
+            }),
+        };
+        Planned { what, unknown }
     }
 
     async fn add(&mut self, entity: &Entity, planned: Planned, value: Option<f64>) -> Result<(), PlanError> {
         let kind = entity.kind;
         let counts = self.counts.entry(kind).or_default();
+        counts.entities += 1;
+        counts.unknown_items += planned.unknown;
         add_value(&mut counts.value, value);
-        let row = match planned {
-            Planned::Carry(record) => {
+        let row = match planned.what {
+            Next::Carry(record) => {
                 counts.carried += 1;
                 let open = self.carried.entry(kind).or_default();
                 open.push(*record, value, 0);
@@ -474,7 +455,7 @@ impl<'a> Planner<'a> {
                 }
                 None
             }
-            Planned::Generate(row) => {
+            Next::Generate(row) => {
                 counts.generate += u64::from(row.error.is_none());
                 counts.failed += u64::from(row.error.is_some());
                 counts.prompt_tokens += row.prompt.len() as u64;

@@ -27,7 +27,9 @@ use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
 use laser_store::Location;
 use laser_store::data_set::{self, PROMOTIONS};
 use laser_store::location::LocationError;
-use laser_store::run_store::{CANCELLED, LOCK, PINS, PLAN, RunStore, RunStoreError, run_folder};
+use laser_store::run_store::{
+    CANCELLED, LOCK, PINS, PLAN, PROMPTS, PROMPTS_ENDING, RunStore, RunStoreError, run_folder,
+};
 
 /// A run that is not published counts as under way if it wrote something within these hours: nights that are two days
 /// old are not resumed.
@@ -305,5 +307,6 @@ fn is_ours(name: &str) -> bool {
         || matches("part-", ".parquet")
         || matches("shards/", ".parquet")
         || matches("audits/", ".json")
+        || matches(&format!("{PROMPTS}/"), PROMPTS_ENDING)
         || matches("", ".pool")
 }

@@ -47,7 +47,7 @@ pub async fn coordinate(
     }
     let span = telemetry::run_span(store.name());
     let work = async {
-        match night.prepare(date, &store, progress, drain).await? {
+        match night.prepare(date, &store, Some(&client), progress, drain).await? {
             Ready::Published(run) => night.publish(run, None).await,
             Ready::Drained => Ok(Outcome::Drained { committed: 0, shards: 0 }),
             Ready::Planned(run, _) => watch::watch(night, &client, run, progress, drain).await,

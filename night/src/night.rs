@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use jiff::civil::Date;
 use laser_coordinator::canary::CanaryEntities;
 use laser_coordinator::catalogue::CatalogueItem;
+use laser_coordinator::nats::NatsClient;
 use laser_coordinator::plan::{PlanRequest, SampleRequest, plan, plan_sample};
 use laser_coordinator::priority::Valuation;
 use laser_coordinator::prompt::PromptRenderer;
@@ -71,8 +72,8 @@ struct Begun {
 /// What a run is planned for.
 #[derive(Clone, Copy)]
 enum Purpose<'a> {
-    /// To be run: shards and plan are written to the output.
-    Run,
+    /// To be run: shards and plan are written to the output, together with coordinators that are met at the queue.
+    Run(Option<&'a NatsClient>),
     /// To be told about: nothing is written.
     Tell,
     /// To be estimated: a sample is written to an output of its own.
@@ -175,7 +176,7 @@ impl<'a> Night<'a> {
         let _lock = store.lock()?;
         let span = telemetry::run_span(store.name());
         let work = async {
-            match self.prepare(date, &store, progress, drain).await? {
+            match self.prepare(date, &store, None, progress, drain).await? {
                 Ready::Published(run) => self.publish(run, None).await,
                 Ready::Drained => Ok(Outcome::Drained { committed: 0, shards: 0 }),
                 Ready::Planned(run, pools) => self.generate(run, &pools, progress, drain).await,
@@ -184,11 +185,13 @@ impl<'a> Night<'a> {
         work.instrument(span).await
     }
 
-    /// Plans the run and builds its pools, or finds both where an earlier process left them.
+    /// Plans the run and builds its pools, or finds both where an earlier process left them. Coordinators that meet at
+    /// `queue` share the planning.
     pub(crate) async fn prepare(
         &self,
         date: Date,
         store: &RunStore,
+        queue: Option<&NatsClient>,
         progress: &mut dyn Progress,
         drain: &CancellationToken,
     ) -> Result<Ready> {
@@ -202,7 +205,7 @@ impl<'a> Night<'a> {
         let (run, pools) = tokio::select! {
             biased;
             () = drain.cancelled() => return Ok(Ready::Drained),
-            prepared = self.begin(date, store, known, progress) => prepared?,
+            prepared = self.begin((date, store), known, queue, progress) => prepared?,
         };
         if run.plan.pool_digest != *pools.digest() {
             let folder = store.folder();
@@ -225,9 +228,9 @@ impl<'a> Night<'a> {
     /// Begins the run: pins, then pools, then a plan, each of them unless it is there.
     async fn begin(
         &self,
-        date: Date,
-        store: &RunStore,
+        (date, store): (Date, &RunStore),
         known: Option<PlannedRun>,
+        queue: Option<&NatsClient>,
         progress: &mut dyn Progress,
     ) -> Result<(PlannedRun, OpenPools)> {
         let pins = store.begin(self.pins(date, store).await?).await?;
@@ -252,7 +255,7 @@ impl<'a> Night<'a> {
         let run = match known {
             Some(run) => run,
             None => {
-                let (plan, _) = self.plan(Purpose::Run, &begun, &pools, progress).await?;
+                let (plan, _) = self.plan(Purpose::Run(queue), &begun, &pools, progress).await?;
                 PlannedRun::new(store.clone(), plan)
             }
         };
@@ -328,10 +331,14 @@ impl<'a> Night<'a> {
             catalogue,
             list_rows: self.list_rows(),
             canary: self.canary.as_ref(),
+            queue: match purpose {
+                Purpose::Run(queue) => queue,
+                Purpose::Tell | Purpose::Sample(_) => None,
+            },
         };
         let mut show = |entities| progress.update(entities, None, "entities");
         let (plan, sampled) = match purpose {
-            Purpose::Run => (plan(Some(&self.output), entities, &request, &mut show).await?, None),
+            Purpose::Run(_) => (plan(Some(&self.output), entities, &request, &mut show).await?, None),
             Purpose::Tell => (plan(None, entities, &request, &mut show).await?, None),
             Purpose::Sample(sample) => {
                 let (plan, sampled) = plan_sample(sample, entities, &request, &mut show).await?;

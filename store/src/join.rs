@@ -342,6 +342,11 @@ impl Joined {
         &self.0.kinds
     }
 
+    /// The entities' tables.
+    pub fn tables(&self) -> &[EntityTable] {
+        &self.0.tables
+    }
+
     /// The embeddings that were given for a kind.
     pub fn embeddings(&self, kind: Kind) -> Option<&ExternalEmbeddings> {
         self.0.embeddings.get(&kind)

@@ -4,6 +4,7 @@
 //! OUTPUT/runs/RUN/pins.json               what the run was begun with
 //!                 plan.json               the plan, written last and whole
 //!                 shards/*.parquet        the shards' inputs
+//!                 prompts/*.prompts       prompts that coordinators render for each other, until there is a plan
 //!                 audits/*.json           the outputs of audit shards
 //!                 guards/KIND-POOL.json   verdicts on pools
 //!                 estimate.json           what `laser plan --estimate` expects the run to take
@@ -16,6 +17,7 @@
 //! go on with what it wrote.
 
 mod committed;
+mod prompts;
 
 use std::collections::HashMap;
 use std::fs::{File, TryLockError};
@@ -27,6 +29,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use committed::Committed;
+pub use prompts::{PROMPTS, PROMPTS_ENDING, Prompt, prompts_name};
 
 use crate::data_set;
 use crate::location::{Created, Location, LocationError};

@@ -451,6 +451,28 @@ fn a_run_under_way_is_not_touched_and_a_forgotten_one_is_removed() {
     persons.night(2, &[]);
 }
 
+/// Of a run that is published, and of one that was never planned.
+#[test]
+fn prompts_that_coordinators_have_left_are_removed() {
+    let persons = Persons::new();
+    persons.night(1, &[]);
+    let runs = persons.out().join("runs");
+    let (published, never_planned) = (entries(&runs).remove(0), runs.join("2026-01-02-0123456789ab"));
+    let pins = fs::read(published.join("pins.json")).unwrap();
+    for folder in [&published, &never_planned] {
+        fs::create_dir_all(folder.join("prompts")).unwrap();
+        fs::write(folder.join("prompts/00000000-00.prompts"), "tokens").unwrap();
+        fs::write(folder.join("pins.json"), &pins).unwrap();
+    }
+    let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    for file in files_below(&runs) {
+        fs::File::options().write(true).open(file).unwrap().set_modified(old).unwrap();
+    }
+    assert_prints(&persons.erase(&[]), &["it was never finished"]);
+    assert!(published.join("plan.json").exists() && !never_planned.exists());
+    assert!(files_below(&runs).iter().all(|file| file.extension().is_none_or(|ending| ending != "prompts")));
+}
+
 #[test]
 fn pools_of_a_night_that_is_gone_are_removed_unless_they_are_promoted() {
     let persons = Persons::new();

@@ -25,6 +25,8 @@ pub struct NatsConfig {
     pub consumer: String,
     /// The stream of shards that were given up.
     pub dead_letters: String,
+    /// The stream by which coordinators of one run share its planning.
+    pub planning: String,
     /// Copies that the servers keep of each stream: 1, 3 or 5, at most the number of servers.
     pub replicas: usize,
     /// Seconds that a lease lasts without a heartbeat. Workers take it from the consumer.
@@ -57,6 +59,7 @@ impl Default for NatsConfig {
             stream: "LASER_JOBS".into(),
             consumer: "laser-workers".into(),
             dead_letters: "LASER_DLQ".into(),
+            planning: "LASER_PLANNING".into(),
             replicas: 1,
             lease_seconds: 60,
             attempts: 5,
@@ -82,14 +85,18 @@ impl NatsConfig {
             ("stream", &self.stream),
             ("consumer", &self.consumer),
             ("dead_letters", &self.dead_letters),
+            ("planning", &self.planning),
         ];
         for (key, name) in names {
             if !is_token(name) {
                 return bad(key, format!("{name:?}: use letters, digits, '-' and '_' only"));
             }
         }
-        if self.stream == self.dead_letters {
-            return bad("dead_letters", format!("{:?} is [queue] stream too; give it another name", self.stream));
+        let streams = [("stream", &self.stream), ("dead_letters", &self.dead_letters), ("planning", &self.planning)];
+        for (at, (key, name)) in streams.iter().enumerate() {
+            if let Some((other, _)) = streams[..at].iter().find(|(_, before)| before == name) {
+                return bad(key, format!("{name:?} is [queue] {other} too; give it another name"));
+            }
         }
         if self.lease_seconds == 0 {
             return bad("lease_seconds", "expected at least 1, got 0".into());
@@ -117,6 +124,7 @@ impl NatsConfig {
             stream: format!("{}_CANARY", self.stream),
             consumer: format!("{}-canary", self.consumer),
             dead_letters: format!("{}_CANARY", self.dead_letters),
+            planning: format!("{}_CANARY", self.planning),
             ..self.clone()
         }
     }
@@ -129,6 +137,17 @@ impl NatsConfig {
     /// The prefix of the subjects of dead letters.
     pub(super) fn dead_letter_subjects(&self) -> String {
         format!("{}.dlq", self.subjects)
+    }
+
+    /// The prefix of the subjects of planning.
+    pub(super) fn planning_subjects(&self) -> String {
+        format!("{}.planning", self.subjects)
+    }
+
+    /// How long a coordinator that plans may be silent. A coordinator that is started again after a crash waits as
+    /// long for its predecessor, so this is at most ten seconds.
+    pub(super) fn planning_lease(&self) -> Duration {
+        self.lease().min(Duration::from_secs(10))
     }
 
     /// Duration of a lease without a heartbeat.

@@ -19,7 +19,7 @@ const WAITING_MAX: i64 = 4_096;
 const DEAD_LETTERS_MAX: i64 = 1_000_000;
 
 impl NatsClient {
-    /// Ensures that the streams and the consumer exist as configured. This is cheap if they do: four requests. Queued
+    /// Ensures that the streams and the consumer exist as configured. This is cheap if they do: five requests. Queued
     /// runs are not touched.
     ///
     /// # Errors
@@ -27,6 +27,7 @@ impl NatsClient {
     pub async fn ensure_streams(&self) -> Result<(), NatsError> {
         self.patiently(|| async {
             self.ensure_stream(self.dead_letter_stream()).await?;
+            self.ensure_stream(self.planning_stream()).await?;
             let jobs = self.ensure_stream(self.job_stream()).await?;
             self.ensure_consumer(&jobs).await
         })
@@ -60,6 +61,22 @@ impl NatsClient {
             max_messages_per_subject: 1,
             max_messages: DEAD_LETTERS_MAX,
             max_bytes: -1,
+            ..Default::default()
+        }
+    }
+
+    fn planning_stream(&self) -> Config {
+        Config {
+            name: self.config.planning.clone(),
+            subjects: vec![format!("{}.*.*", self.config.planning_subjects())],
+            retention: RetentionPolicy::Limits,
+            storage: StorageType::File,
+            num_replicas: self.config.replicas,
+            discard: DiscardPolicy::Old,
+            max_messages_per_subject: 1,
+            max_messages: -1,
+            max_bytes: -1,
+            max_age: self.config.planning_lease(),
             ..Default::default()
         }
     }

@@ -15,3 +15,4 @@ mod retention;
 #[path = "../../../tests/cli/server.rs"]
 mod server;
 mod support;
+mod together;

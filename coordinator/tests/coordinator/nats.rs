@@ -8,6 +8,7 @@ use async_nats::jetstream::stream::{Config, RetentionPolicy};
 use laser_coordinator::nats::{
     MESSAGE_VERSION, NatsClient, NatsConfig, NatsError, NatsQueue, NatsWorker, RunRef, connect,
 };
+use laser_schema::Digest;
 use laser_schema::job::Queue;
 
 use crate::nats_server::{Server, Version, jobs, nkey, run_ref};
@@ -385,6 +386,9 @@ async fn the_shipped_server_configuration_lets_each_user_do_its_work(version: Ve
     let (server, coordinator) = shipped(version).await;
     let run = run_ref("run");
     coordinator.publish(&run, &jobs(3)).await.unwrap();
+    let planner = coordinator.new_planner(Digest::of(b"input"));
+    assert!(coordinator.hold_planning("run", &planner).await.unwrap());
+    assert_eq!(coordinator.take_range("run", &planner, 0).await.unwrap(), Some(0));
     let config = NatsConfig { attempts: 1, ..server.user("worker") };
     let client = connect(&config, "worker").await.unwrap();
     let worker = NatsWorker::bind(client, None).await.unwrap();
@@ -400,6 +404,41 @@ async fn the_shipped_server_configuration_lets_each_user_do_its_work(version: Ve
     assert_eq!(operator.queued("run").await.unwrap(), 2);
     assert_eq!(coordinator.dead_letters("run").await.unwrap(), []);
     assert_eq!(operator.purge("run").await.unwrap(), 2);
+}
+
+/// By any number of helpers, and of another planner from the beginning.
+async fn a_range_is_taken_once(version: Version) {
+    let server = Server::start(version);
+    let (one, two) = (server.coordinator().await, server.coordinator().await);
+    let (first, second) = (one.new_planner(Digest::of(b"input")), two.new_planner(Digest::of(b"input")));
+    assert_eq!(one.planner("run").await.unwrap(), None);
+    assert_eq!(one.take_range("run", &first, 0).await.unwrap(), None);
+    assert!(one.hold_planning("run", &first).await.unwrap());
+    let take = async |client: &NatsClient| {
+        let mut taken = Vec::new();
+        for _ in 0..20 {
+            assert!(one.hold_planning("run", &first).await.unwrap());
+            taken.push(client.take_range("run", &first, 0).await.unwrap().unwrap());
+        }
+        taken
+    };
+    let (a, b, c) = tokio::join!(take(&one), take(&two), take(&two));
+    for taken in [&a, &b, &c] {
+        assert!(taken.is_sorted());
+    }
+    let mut all = [a, b, c].concat();
+    all.sort_unstable();
+    assert_eq!(all, Vec::from_iter(0..60));
+    assert_eq!(two.take_range("run", &first, 100).await.unwrap(), Some(100));
+    assert_eq!(one.take_range("run", &first, 0).await.unwrap(), Some(101));
+    assert!(!two.hold_planning("run", &second).await.unwrap());
+    assert_eq!(two.take_range("run", &second, 0).await.unwrap(), None);
+    assert_eq!(two.planner("run").await.unwrap(), Some(first.clone()));
+    // Nobody renews the first one's lease.
+    while !two.hold_planning("run", &second).await.unwrap() {}
+    assert_eq!(one.take_range("run", &first, 0).await.unwrap(), None);
+    assert_eq!(two.take_range("run", &second, 0).await.unwrap(), Some(0));
+    assert!(matches!(one.planner("a.b").await, Err(NatsError::RunName(_))));
 }
 
 async fn a_worker_may_do_nothing_else(version: Version) {
@@ -475,6 +514,7 @@ macro_rules! on_both {
 }
 
 on_both![
+    a_range_is_taken_once,
     publishing_twice_queues_once,
     cancelling_a_run_leaves_the_others,
     a_killed_server_that_comes_back_is_waited_for,

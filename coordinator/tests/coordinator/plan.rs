@@ -18,7 +18,7 @@ use serde_json::json;
 use crate::support::*;
 
 /// All files below a folder.
-async fn files(root: &Location) -> BTreeMap<String, Bytes> {
+pub(crate) async fn files(root: &Location) -> BTreeMap<String, Bytes> {
     let mut files = BTreeMap::new();
     for listed in root.list().await.unwrap() {
         let bytes = root.join(&listed.name).read().await.unwrap();

@@ -34,7 +34,9 @@ async fn begin(night: &mut Night, output: &Location, n: i64) {
     }
     let previous = latest(output, night.spec.data_set(), night.date).await.unwrap();
     let pins = Pins { previous, pools };
-    RunStore::new(output, &night.run).begin(pins).await.unwrap();
+    let store = RunStore::new(output, &night.run);
+    store.begin(pins).await.unwrap();
+    store.write_prompts(0, &Digest::of(b"entities"), &[]).await.unwrap();
 }
 
 /// Makes a run of the `n`th night.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use jiff::civil::{Date, date};
 use laser_coordinator::catalogue::{Catalogue, CatalogueItem};
 use laser_coordinator::finalise::{FinaliseError, Published, Terms, publish};
+use laser_coordinator::nats::NatsClient;
 use laser_coordinator::plan::{PlanError, PlanRequest, plan};
 use laser_coordinator::priority::Valuation;
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
@@ -180,6 +181,17 @@ impl Night {
 
     /// With so many bytes before anything is spilled.
     pub(crate) async fn plan_within(&self, memory: usize, output: Option<&Location>) -> Result<Plan, PlanError> {
+        self.plan_with(memory, output, None, &mut |_| {}).await
+    }
+
+    /// With coordinators that are met at a queue.
+    pub(crate) async fn plan_with(
+        &self,
+        memory: usize,
+        output: Option<&Location>,
+        queue: Option<&NatsClient>,
+        progress: &mut (dyn FnMut(u64) + Send),
+    ) -> Result<Plan, PlanError> {
         let path = self.dir.path().join("mine.j2");
         std::fs::write(&path, &self.template).unwrap();
         let path = path.to_str().unwrap().to_owned();
@@ -207,10 +219,11 @@ impl Night {
             valuation: valuation.as_ref(),
             memory,
             canary: None,
+            queue,
             catalogue: self.spec.lists.is_some().then_some(catalogue),
         };
         let entities = Join::new(&self.tables, memory).await?;
-        plan(output, entities, &request, &mut |_| {}).await
+        plan(output, entities, &request, progress).await
     }
 
     pub(crate) async fn plan(&self, output: &Location) -> Plan {

@@ -27,8 +27,10 @@ use laser_store::table::TableReader;
 
 use super::search::read_audit;
 
-/// The inputs and audits of a published run, then its plan.
+/// The inputs and audits of a published run, then its plan. Prompts that its coordinators may have left name nobody, so
+/// all of them go.
 pub(super) async fn rewrite_run(store: &RunStore, place: &ErasedPlace, ids: &IdList) -> Result<()> {
+    store.remove_prompts().await?;
     let folder = store.folder();
     let names = names(place);
     for name in names.iter().filter(|name| name.starts_with("audits/")) {

@@ -14,7 +14,7 @@ use laser_store::Location;
 use laser_store::data_set::{self, parts_in_flight};
 use laser_store::erase::{FoundRows, find_rows};
 use laser_store::id_list::IdList;
-use laser_store::run_store::{RunStore, run_folder};
+use laser_store::run_store::{PROMPTS, RunStore, run_folder};
 
 /// Folders by the run or the pool set that they belong to.
 pub(super) type Unfinished = BTreeMap<String, Vec<String>>;
@@ -43,8 +43,9 @@ pub(super) async fn settled(output: &Location) -> Result<Unfinished> {
     Ok(unfinished)
 }
 
-/// Those of which a table holds any of the entities, whatever their kind, and pool sets: they are of no use to anybody
-/// and are removed. Adds the entities to `found`.
+/// Those of which a table holds any of the entities, whatever their kind, and what does not say whose texts it holds:
+/// pool sets, and runs with prompts that coordinators shared. They are of no use to anybody and are removed. Adds the
+/// entities to `found`.
 pub(super) async fn holding(
     output: &Location,
     unfinished: Unfinished,
@@ -57,6 +58,7 @@ pub(super) async fn holding(
         for folder in &folders {
             let held = ids_below(&output.join(folder), ids).await?;
             holds |= !held.is_empty();
+            holds |= !output.join(folder).join(PROMPTS).list().await?.is_empty();
             found.extend(held);
         }
         if holds {

@@ -101,6 +101,7 @@ pub(crate) async fn plan_as(
         valuation: None,
         memory: 1 << 30,
         canary: None,
+        queue: None,
     };
     wish(&mut request);
     let table = EntityTable { path, kind: Some(Kind::User), columns: Columns::default() };
