@@ -12,8 +12,8 @@
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
 
-use laser_schema::Digest;
 use laser_schema::job::Plan;
+use laser_schema::{Digest, Kind};
 use laser_store::data_set::parts_in_flight;
 use laser_store::join::Joined;
 use laser_store::location::LocationError;
@@ -124,7 +124,8 @@ async fn other_planner(client: &NatsClient, run: &str, me: &Planner) -> Result<O
 fn input(joined: &Joined, request: &PlanRequest<'_>) -> Digest {
     let canary = request.canary.map(|entities| entities.canary());
     let tables = (joined.tables(), joined.rows());
-    Digest::of_json(&(env!("CARGO_PKG_VERSION"), request.spec.digest(), request.limit, canary, tables))
+    let prompts = Kind::ALL.map(|kind| request.prompts.digest(kind));
+    Digest::of_json(&(env!("CARGO_PKG_VERSION"), request.spec.digest(), prompts, request.limit, canary, tables))
 }
 
 /// They are of no use any more, and the run does not need them gone.

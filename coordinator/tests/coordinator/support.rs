@@ -193,7 +193,10 @@ impl Night {
         progress: &mut (dyn FnMut(u64) + Send),
     ) -> Result<Plan, PlanError> {
         let path = self.dir.path().join("mine.j2");
-        std::fs::write(&path, &self.template).unwrap();
+        // Coordinators that plan at once read it.
+        if std::fs::read_to_string(&path).ok().as_ref() != Some(&self.template) {
+            std::fs::write(&path, &self.template).unwrap();
+        }
         let path = path.to_str().unwrap().to_owned();
         let config = PromptConfig { user: path.clone(), item: path, max_tokens: Some(60), ..Default::default() };
         let find = |id: &str| self.catalogue.get(id).cloned();
