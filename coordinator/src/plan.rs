@@ -6,7 +6,7 @@
 //! prompts are of what it has. The plan itself is written last and as one object: a killed planning leaves no plan, and
 //! the next one writes the same files again.
 //!
-//! Coordinators of one run share the rendering ([`together`]).
+//! Coordinators of one run share the rendering.
 //!
 //! Memory is the join's (see [`join`](laser_store::join)), at most three open shards per kind and pool, a batch of
 //! entities or, while another coordinator's prompts are waited for, sixteen, and the list of shards, which is the plan.

@@ -2,7 +2,7 @@
 //!
 //! Two messages of the planning stream: `laser.planning.RUN.planner` names the planner, `laser.planning.RUN.next` the
 //! next range. Whoever replaces a message says which one it has seen (the expected last sequence of the subject), so of
-//! two that saw the same, one wins. A message that nobody replaces is gone after [`NatsConfig::planning_lease`].
+//! two that saw the same, one wins. A message that nobody replaces is gone after [`NatsClient::planning_lease`].
 //!
 //! That is all there is to lose: without the stream, or with it and two planners, coordinators render prompts twice and
 //! write the same bytes.
