@@ -100,8 +100,14 @@ impl NatsClient {
         let found = match self.jetstream.get_stream(&wanted.name).await {
             Ok(stream) => stream.cached_info().config.clone(),
             Err(error) if matches!(error.kind(), GetStreamErrorKind::JetStream(e) if e.code() == 404) => {
-                let made = self.jetstream.create_stream(&wanted).await;
-                let stream = made.map_err(failed(format!("make {what}")))?;
+                let stream = match self.jetstream.create_stream(&wanted).await {
+                    Ok(stream) => stream,
+                    // Of processes that make it at once, servers of 2.9 tell some that its subjects are taken.
+                    Err(error) => match self.jetstream.get_stream(&wanted.name).await {
+                        Ok(stream) => stream,
+                        Err(_) => return Err(failed(format!("make {what}"))(error)),
+                    },
+                };
                 refuse(&what, stream_differences(&wanted, &stream.cached_info().config))?;
                 return Ok(stream);
             }
