@@ -53,7 +53,7 @@ pub(super) struct PlanArgs {
     #[arg(long, requires = "url")]
     coordinators: Option<usize>,
     /// The NATS server at which they meet.
-    #[arg(long)]
+    #[arg(long, requires = "coordinators")]
     url: Option<String>,
     /// Be one of them, and plan the night that is there into this folder.
     #[arg(long, hide = true)]

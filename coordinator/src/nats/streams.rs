@@ -103,10 +103,10 @@ impl NatsClient {
                 let stream = match self.jetstream.create_stream(&wanted).await {
                     Ok(stream) => stream,
                     // Of processes that make it at once, servers of 2.9 tell some that its subjects are taken.
-                    Err(error) => match self.jetstream.get_stream(&wanted.name).await {
-                        Ok(stream) => stream,
-                        Err(_) => return Err(failed(format!("make {what}"))(error)),
-                    },
+                    Err(error) => {
+                        let made = self.jetstream.get_stream(&wanted.name).await;
+                        made.map_err(|_| failed(format!("make {what}"))(error))?
+                    }
                 };
                 refuse(&what, stream_differences(&wanted, &stream.cached_info().config))?;
                 return Ok(stream);

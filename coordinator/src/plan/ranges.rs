@@ -1,7 +1,6 @@
 //! Ranges of entities, which are rendered together, and their prompts.
 
 use std::collections::BTreeMap;
-use std::io::Write;
 
 use laser_schema::{Digest, Kind};
 use laser_store::join::{JoinError, JoinReader, Joined, JoinedEntity};
@@ -41,15 +40,9 @@ impl Range {
     /// The digest of all that a template sees of the entities.
     pub(super) fn digest(&self) -> Digest {
         let digest = |JoinedEntity { entity, .. }: &JoinedEntity| {
-            let mut hasher = blake3::Hasher::new();
-            let seen = (entity.kind, &entity.id, entity.interactions, &entity.attributes, &entity.history);
-            // Plain data with string keys always serialises, and a hasher takes everything.
-            let _ = serde_json::to_writer(&mut hasher, &seen);
-            let _ = hasher.flush();
-            *hasher.finalize().as_bytes()
+            Digest::of_json(&(entity.kind, &entity.id, entity.interactions, &entity.attributes, &entity.history))
         };
-        let digests: Vec<[u8; 32]> = self.entities.par_iter().map(digest).collect();
-        Digest::of(digests.as_flattened())
+        Digest::of_json(&self.entities.par_iter().map(digest).collect::<Vec<_>>())
     }
 }
 

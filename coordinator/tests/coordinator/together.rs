@@ -112,24 +112,38 @@ fn coordinators_that_begin_together_make_one_plan() {
     assert_eq!(block(files(&night.output("out"))), written);
 }
 
-#[test]
-fn a_range_that_a_helper_owes_is_rendered_by_the_planner() {
-    let (night, server) = (night(), Server::start(Version::New));
+/// Something happens while a planner waits after its first range; then it makes the plan of one alone.
+fn plans_on_after(happens: impl FnOnce(&Night, &mut Server)) {
+    let (night, mut server) = (night(), Server::start(Version::New));
     let (plan, written) = alone(&night);
+    let config = server.config();
     scope(|scope| {
         let (progress, meeting) = held();
-        let planner = coordinator(scope, (&night, server.config()), progress);
+        let planner = coordinator(scope, (&night, config), progress);
         meeting.wait();
+        happens(&night, &mut server);
+        meeting.wait();
+        assert_eq!(planner.join().unwrap(), plan);
+    });
+    assert_eq!(block(files(&night.output("out"))), written);
+}
+
+#[test]
+fn a_range_that_a_helper_owes_is_rendered_by_the_planner() {
+    plans_on_after(|night, server| {
         let taken = block(async {
             let client = client(&server.config()).await;
             let planner = client.planner(&night.run).await.unwrap().unwrap();
             client.take_range(&night.run, &planner, 0).await.unwrap()
         });
         assert_eq!(taken, Some(1));
-        meeting.wait();
-        assert_eq!(planner.join().unwrap(), plan);
     });
-    assert_eq!(block(files(&night.output("out"))), written);
+}
+
+/// As long as a lost server is waited for, then alone.
+#[test]
+fn planning_goes_on_without_the_server() {
+    plans_on_after(|_, server| server.kill());
 }
 
 /// That prompts are found shows in one that was changed under way.
@@ -183,21 +197,4 @@ fn a_coordinator_with_other_settings_plans_alone() {
         assert_eq!(planned, plan);
         assert_eq!(files(&output).await, written);
     });
-}
-
-/// As long as a lost server is waited for, then alone.
-#[test]
-fn planning_goes_on_without_the_server() {
-    let (night, mut server) = (night(), Server::start(Version::New));
-    let (plan, written) = alone(&night);
-    let config = server.config();
-    scope(|scope| {
-        let (progress, meeting) = held();
-        let planner = coordinator(scope, (&night, config), progress);
-        meeting.wait();
-        server.kill();
-        meeting.wait();
-        assert_eq!(planner.join().unwrap(), plan);
-    });
-    assert_eq!(block(files(&night.output("out"))), written);
 }
