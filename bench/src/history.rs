@@ -124,16 +124,19 @@ impl Lowest {
 /// Leaves out interactions whose place in time is not known, where those of others are, and puts the rest in order: the
 /// reader leaves a history as it is if one interaction has no timestamp.
 fn keep_timed(user: &mut Entity) {
-    if user.history.iter().any(|interaction| interaction.timestamp().is_some()) {
-        user.history.retain(|interaction| interaction.timestamp().is_some());
-        user.history.sort_by(|a, b| a.timestamp().partial_cmp(&b.timestamp()).unwrap_or(std::cmp::Ordering::Equal));
+    let timed = user.history.filter(|interaction| interaction.timestamp().is_some());
+    if !timed.is_empty() {
+        // Those without have been left out, and the reader takes no other timestamp that cannot be read.
+        user.history = timed.by_time().unwrap_or_default();
     }
 }
 
 /// The user before and after the cut. The router sees as many interactions as there were.
 fn split_history(mut user: Entity, seed: u64) -> (Entity, Entity) {
     let m = cut(user.history.len(), hash(seed, "cut", &user.id));
-    let new = Entity { history: user.history.split_off(m), ..user.clone() };
+    let (before, history) = user.history.split_at(m);
+    let new = Entity { history, ..user.clone() };
+    user.history = before;
     user.interactions = m as u64;
     (user, new)
 }
@@ -198,8 +201,8 @@ mod tests {
         let users = table(path.to_str().unwrap(), Kind::User);
         let workload = Workload::read(&users, Kind::User, DRAW).await.unwrap();
         for (old, new) in workload.old.iter().zip(&workload.new) {
-            let films = old.history.iter().chain(&new.history);
-            let films: Vec<i64> = films.map(|i| i.fields["film"].as_i64().unwrap()).collect();
+            let films = old.history.iter().chain(new.history.iter());
+            let films: Vec<i64> = films.map(|i| i.field("film").unwrap().as_i64().unwrap()).collect();
             match old.id.to_string().as_str() {
                 "1" => assert_eq!(films, [10, 8, 6, 4, 2, 0]),
                 _ => assert_eq!(films, (0..12).collect::<Vec<_>>()),
@@ -215,8 +218,8 @@ mod tests {
         assert_eq!((workload.old.len(), workload.new.len()), (6, 4));
         assert_eq!(ids(&workload.old)[..4], ids(&workload.new));
         for (old, new) in workload.old.iter().zip(&workload.new) {
-            let films = old.history.iter().chain(&new.history);
-            let films: Vec<i64> = films.map(|i| i.fields["film"].as_i64().unwrap()).collect();
+            let films = old.history.iter().chain(new.history.iter());
+            let films: Vec<i64> = films.map(|i| i.field("film").unwrap().as_i64().unwrap()).collect();
             let n = films.len();
             assert_eq!(films, (0..n as i64).collect::<Vec<_>>());
             assert!(2 * old.history.len() > n && old.history.len() < n);

@@ -17,7 +17,7 @@ use laser_schema::entity::IdType;
 use laser_schema::job::Spec;
 use laser_schema::knowledge::{KnowledgeRecord, PartInfo};
 use laser_schema::manifest::{Manifest, PartEntry, Profiles};
-use laser_schema::{Columns, Digest, Entity, EntityId, EntityTable, Interaction, Kind};
+use laser_schema::{Columns, Digest, Entity, EntityId, EntityTable, Kind};
 use laser_store::Location;
 use laser_store::data_set::{self, PartWriter};
 use laser_store::part::encode_part;
@@ -101,7 +101,7 @@ fn entity(user: u64, films: u64) -> Entity {
         id: id(user),
         kind: Kind::User,
         attributes: Map::from_iter(attributes),
-        history: history(user, films).map(|i| Interaction { fields: fields(i) }).collect(),
+        history: history(user, films).map(fields).collect::<Vec<_>>().into(),
         interactions: row["interactions"].as_u64().unwrap_or_default(),
         embedding: None,
     }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use laser_schema::entity::IdType;
-use laser_schema::{EntityId, Interaction, Kind};
+use laser_schema::{EntityId, History, Interaction, Kind};
 use laser_store::join::KindIds;
 use rayon::prelude::*;
 
@@ -76,17 +76,20 @@ impl Catalogue<'_> {
     }
 
     /// Leaves in a history what the catalogue has, each interaction with its identifier.
-    fn keep_known(&self, history: &mut Vec<Interaction>) -> KnownItems {
+    fn keep_known(&self, history: &mut History) -> KnownItems {
         let mut known = KnownItems { numbers: Vec::with_capacity(history.len()), unknown: 0 };
-        history.retain_mut(|interaction| {
-            let found = self.item(interaction);
-            known.unknown += u64::from(found.is_none());
-            found.is_some_and(|CatalogueItem { number, identifier }| {
-                known.numbers.push(number);
-                interaction.fields.insert(IDENTIFIER.to_owned(), identifier.into());
-                true
-            })
-        });
+        let mut kept = Vec::with_capacity(history.len());
+        for interaction in history.iter() {
+            let Some(CatalogueItem { number, identifier }) = self.item(&interaction) else {
+                known.unknown += 1;
+                continue;
+            };
+            known.numbers.push(number);
+            let mut fields = interaction.fields();
+            fields.insert(IDENTIFIER.to_owned(), identifier.into());
+            kept.push(fields);
+        }
+        *history = kept.into();
         known
     }
 }
@@ -118,16 +121,13 @@ impl<'a> Histories<'a> {
     ///
     /// # Errors
     /// If up to now no interaction names its item.
-    pub(crate) fn keep_known(
-        &mut self,
-        mut histories: Vec<&mut Vec<Interaction>>,
-    ) -> Result<Vec<KnownItems>, CatalogueError> {
+    pub(crate) fn keep_known(&mut self, mut histories: Vec<&mut History>) -> Result<Vec<KnownItems>, CatalogueError> {
         let field = self.catalogue.field;
-        let mut interactions = histories.iter().flat_map(|history| history.iter());
-        self.named = self.named || interactions.clone().any(|interaction| interaction.fields.contains_key(field));
-        if !self.named && interactions.next().is_some() {
-            let fields = histories.iter().flat_map(|history| history.iter()).flat_map(|i| i.fields.keys());
-            let available: BTreeSet<&str> = fields.map(String::as_str).collect();
+        let interactions = || histories.iter().flat_map(|history| history.iter());
+        self.named = self.named || interactions().any(|interaction| interaction.field(field).is_some());
+        if !self.named && interactions().next().is_some() {
+            let available: BTreeSet<String> =
+                interactions().flat_map(|one| one.fields()).map(|(name, _)| name).collect();
             let available = Vec::from_iter(available).join(", ");
             return Err(CatalogueError::Field { field: field.to_owned(), available });
         }

@@ -134,7 +134,7 @@ fn told(error: &minijinja::Error) -> String {
 
 #[cfg(test)]
 mod tests {
-    use laser_schema::EntityId;
+    use laser_schema::{EntityId, History};
     use serde_json::{Value as Json, json};
 
     use super::*;
@@ -142,7 +142,8 @@ mod tests {
     fn value(expression: &str, attributes: Json) -> Result<f64, String> {
         let Json::Object(attributes) = attributes else { panic!("an object") };
         let id = EntityId::Int(7);
-        let entity = Entity { id, kind: Kind::User, attributes, history: Vec::new(), interactions: 3, embedding: None };
+        let entity =
+            Entity { id, kind: Kind::User, attributes, history: History::default(), interactions: 3, embedding: None };
         let priority = Priority { expression: expression.to_owned(), bands: 4 };
         let valuation = Valuation::new(priority).map_err(|error| error.to_string())?;
         valuation.values(&[&entity]).map(|values| values[0]).map_err(|error| error.to_string())

@@ -18,7 +18,7 @@ pub(crate) async fn count(config: &Config, field: &str, trie: &Trie) -> Result<B
     for table in &config.input {
         let mut reader = EntityReader::open(table).await?;
         while let Some(users) = reader.next_batch().await? {
-            let items = |user: &Entity| user.history.iter().filter_map(|one| trie.find(&one.item(field)?)).collect();
+            let items = |user: &Entity| user.history.items(field).filter_map(|item| trie.find(&item)).collect();
             histories.extend(users.iter().map(items));
         }
     }

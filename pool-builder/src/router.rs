@@ -170,7 +170,7 @@ mod tests {
             id: EntityId::Int(id),
             kind: Kind::User,
             attributes: Map::from_iter([("genre".to_owned(), Value::from(genre))]),
-            history: Vec::new(),
+            history: laser_schema::History::default(),
             interactions,
             embedding: None,
         }

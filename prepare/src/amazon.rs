@@ -302,7 +302,7 @@ mod tests {
             let (summary, users, items) = prepare(reviews, Some(meta)).await.unwrap();
             assert_eq!((summary.users, summary.items, summary.interactions), (1, 2, 2));
             assert_eq!(users[0].id.to_string(), "U1");
-            let history: Vec<Value> = users[0].history.iter().map(|i| json!(i.fields)).collect();
+            let history: Vec<Value> = users[0].history.iter().map(|i| json!(i)).collect();
             let soap = json!({"item": "B2", "title": "Soap", "brand": "Foam & Co", "rating": 4.0,
                 "categories": ["Beauty", "Bath"], "summary": "Clean", "timestamp": 1_300_000_000});
             assert_eq!(history[0], soap);
@@ -319,7 +319,7 @@ mod tests {
     async fn metadata_are_not_needed() {
         let reviews = r#"{"user_id":"U","asin":"B","rating":1.0}"#;
         let (_, users, items) = prepare(reviews, None).await.unwrap();
-        assert_eq!(json!(users[0].history[0].fields), json!({"item": "B", "rating": 1.0}));
+        assert_eq!(json!(users[0].history.get(0)), json!({"item": "B", "rating": 1.0}));
         assert!(items[0].attributes.is_empty());
     }
 

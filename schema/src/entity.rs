@@ -8,6 +8,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
 
+use crate::history::History;
+
 /// Whether an entity is a user or an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -85,34 +87,6 @@ pub struct IdTypeError {
     id: String,
 }
 
-/// One interaction of a history: named fields (title, genres, …) with the two that Laser itself reads.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Interaction {
-    /// Everything the input says about it, for prompt templates.
-    #[serde(flatten)]
-    pub fields: Map<String, Value>,
-}
-
-impl Interaction {
-    /// Seconds or any other unit that orders interactions, if the input has a timestamp.
-    pub fn timestamp(&self) -> Option<f64> {
-        match self.fields.get("timestamp")? {
-            Value::Number(n) => n.as_f64(),
-            Value::String(s) => seconds(s),
-            _ => None,
-        }
-    }
-
-    /// The id of the item in a field, as text whatever type the column has.
-    pub fn item(&self, field: &str) -> Option<String> {
-        match self.fields.get(field)? {
-            Value::String(id) => Some(id.clone()),
-            Value::Number(id) => Some(whole(id).map_or_else(|| id.to_string(), |id| id.to_string())),
-            _ => None,
-        }
-    }
-}
-
 /// 2⁵³: up to here every whole number has an exact double, and it fits an i64.
 const EXACT_MAX: f64 = 9_007_199_254_740_992.0;
 
@@ -144,7 +118,7 @@ pub struct Entity {
     /// Named values: strings, numbers, booleans or lists of them.
     pub attributes: Map<String, Value>,
     /// Oldest first.
-    pub history: Vec<Interaction>,
+    pub history: History,
     /// How many interactions there are in all; at least the history's length.
     pub interactions: u64,
     /// A dense vector without NaN, if the table has one.

@@ -19,6 +19,23 @@ pub(crate) fn objects(batch: &RecordBatch) -> Option<Vec<Map<String, Value>>> {
     Some((0..batch.num_rows()).map(object).collect())
 }
 
+/// Whether [`value`] knows the column's type.
+pub(crate) fn has_values(array: &dyn Array) -> bool {
+    cell(array).is_some()
+}
+
+/// The value of one row; null if it has none.
+pub(crate) fn value(array: &dyn Array, row: usize) -> Value {
+    let of_cell = || cell(array).map_or(Value::Null, |cell| cell(row));
+    match array.data_type() {
+        _ if array.is_null(row) => Value::Null,
+        // The commonest without a box, which takes as long as the value.
+        DataType::Utf8 => array.as_string_opt::<i32>().map_or(Value::Null, |texts| texts.value(row).into()),
+        DataType::Int64 => array.as_primitive_opt::<Int64Type>().map_or(Value::Null, |ints| ints.value(row).into()),
+        _ => of_cell(),
+    }
+}
+
 fn object<'a>(fields: &'a Fields, columns: &'a [ArrayRef]) -> Option<impl Fn(usize) -> Map<String, Value> + use<'a>> {
     let cells = columns.iter().map(|column| cell(column)).collect::<Option<Vec<_>>>()?;
     Some(move |row| {

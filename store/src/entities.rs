@@ -4,10 +4,14 @@
 //! copied to the local disk). Each row is checked on its own; that ids are unique is checked where all of them come
 //! together, in [`join`](crate::join).
 
-use laser_schema::{Columns, Entity, EntityTable, Interaction, Kind};
+use std::sync::Arc;
+
+use laser_schema::history::TIMESTAMP;
+use laser_schema::{Columns, Entity, EntityTable, History, Kind};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 
+use crate::histories::{Histories, in_order};
 use crate::rows::{RowError, RowReader, ValueError, id_value};
 use crate::table::{Select, is_list};
 
@@ -59,12 +63,22 @@ impl EntityReader {
     /// # Errors
     /// The first row that is wrong.
     pub async fn next_batch(&mut self) -> Result<Option<Vec<Entity>>, RowError> {
-        let Some(rows) = self.rows.next_batch().await? else {
+        let (table, counts) = (&self.table, self.counts);
+        let columns = &table.columns;
+        let Some((rows, lists)) = self.rows.next_apart(&columns.history).await? else {
             return Ok(None);
         };
-        let (table, counts) = (&self.table, self.counts);
-        let entity = |(row, values)| (row, to_entity(values, table, counts));
-        let entities: Vec<_> = rows.into_par_iter().map(entity).collect();
+        let histories = lists.and_then(|lists| Histories::of_column(&lists, &columns.timestamp));
+        let history = |at, row: &mut Map<String, Value>| match &histories {
+            Some(histories) => histories.of_row(at).map_err(|found| wrong_history(found, columns)),
+            None if counts => Ok(History::default()),
+            None => to_history(row.remove(&columns.history), columns),
+        };
+        let entity = |(at, (number, mut row))| {
+            let history = history(at, &mut row);
+            (number, history.and_then(|history| to_entity(row, history, table)))
+        };
+        let entities: Vec<_> = rows.into_par_iter().enumerate().map(entity).collect();
         let entities = entities.into_iter();
         let told = |(row, entity): (u64, Result<_, _>)| entity.map_err(|r| self.rows.error(row, r));
         entities.map(told).collect::<Result<_, _>>().map(Some)
@@ -113,18 +127,13 @@ fn check_types(table: &EntityTable, schema: &arrow::datatypes::Schema) -> Result
     })
 }
 
-fn to_entity(mut row: Map<String, Value>, table: &EntityTable, counts: bool) -> Result<Entity, ValueError> {
+fn to_entity(mut row: Map<String, Value>, history: History, table: &EntityTable) -> Result<Entity, ValueError> {
     let columns = &table.columns;
     let id = id_value(row.remove(&columns.id), &columns.id, "entity")?.into_type(columns.id_type)?;
     let kind = to_kind(row.remove(&columns.kind), table)?;
-    let history = row.remove(&columns.history);
-    let (history, length) = if counts {
-        (Vec::new(), history.and_then(|length| length.as_u64()).unwrap_or(0))
-    } else {
-        let history = to_history(history, columns)?;
-        let length = history.len() as u64;
-        (history, length)
-    };
+    // What is left of a history here is its length.
+    let counted = row.remove(&columns.history).and_then(|length| length.as_u64()).unwrap_or(0);
+    let length = counted.max(history.len() as u64);
     let interactions = to_count(row.remove(&columns.interactions), columns)?;
     let embedding = parse_embedding(row.remove(&columns.embedding), &columns.embedding)?;
     let mut attributes = to_attributes(row.remove(&columns.attributes), columns)?;
@@ -149,46 +158,35 @@ fn parse_json_text(value: Option<Value>) -> Result<Value, String> {
     }
 }
 
-fn to_history(value: Option<Value>, columns: &Columns) -> Result<Vec<Interaction>, ValueError> {
-    let wrong = |found: String| {
-        ValueError::new(&columns.history, format!("holds {found}"), "a history is a list of objects or of titles")
-    };
+fn wrong_history(found: String, columns: &Columns) -> ValueError {
+    ValueError::new(&columns.history, format!("holds {found}"), "a history is a list of objects or of titles")
+}
+
+fn to_history(value: Option<Value>, columns: &Columns) -> Result<History, ValueError> {
+    let wrong = |found: String| wrong_history(found, columns);
     let elements = match parse_json_text(value).map_err(wrong)? {
-        Value::Null => return Ok(Vec::new()),
+        Value::Null => return Ok(History::default()),
         Value::Array(elements) => elements,
         other => return Err(wrong(other.to_string())),
     };
-    let history = elements.into_iter().map(|element| to_interaction(element, columns).map_err(wrong));
-    let mut history: Vec<Interaction> = history.collect::<Result<_, _>>()?;
-    if history.iter().all(|i| i.timestamp().is_some()) {
-        // Stable: what happened at the same time stays in the table's order.
-        history.sort_by(|a, b| a.timestamp().partial_cmp(&b.timestamp()).unwrap_or(std::cmp::Ordering::Equal));
-    }
-    Ok(history)
+    let fields = elements.into_iter().map(|element| to_fields(element, columns).map_err(wrong));
+    let fields: Vec<Map<String, Value>> = fields.collect::<Result<_, _>>()?;
+    let all = 0..fields.len();
+    in_order(Arc::new(fields), all).map_err(wrong)
 }
 
-fn to_interaction(element: Value, columns: &Columns) -> Result<Interaction, String> {
+fn to_fields(element: Value, columns: &Columns) -> Result<Map<String, Value>, String> {
     let mut fields = match element {
         Value::Object(fields) => fields,
-        Value::String(title) => Map::from_iter([("title".to_owned(), Value::String(title))]),
+        Value::String(title) => return Ok(Map::from_iter([("title".to_owned(), Value::String(title))])),
         other => return Err(format!("the element {other}")),
     };
-    // Parquet has no value where JSON has null; most interactions have none, and need no second pass.
-    if fields.values().any(Value::is_null) {
-        fields.retain(|_, value| !value.is_null());
-    }
-    if columns.timestamp != "timestamp"
-        && let Some(timestamp) = fields.remove(&columns.timestamp)
+    if columns.timestamp != TIMESTAMP
+        && let Some(timestamp) = fields.remove(&columns.timestamp).filter(|timestamp| !timestamp.is_null())
     {
-        fields.insert("timestamp".to_owned(), timestamp);
+        fields.insert(TIMESTAMP.to_owned(), timestamp);
     }
-    let interaction = Interaction { fields };
-    match interaction.fields.get("timestamp") {
-        Some(unreadable) if interaction.timestamp().is_none() => {
-            Err(format!("the timestamp {unreadable}, which is neither a number nor ISO 8601"))
-        }
-        _ => Ok(interaction),
-    }
+    Ok(fields)
 }
 
 fn to_count(value: Option<Value>, columns: &Columns) -> Result<Option<u64>, ValueError> {

@@ -11,6 +11,7 @@ pub mod embedding_set;
 pub mod embeddings;
 pub mod entities;
 pub mod erase;
+mod histories;
 pub mod id_list;
 pub mod id_set;
 pub mod interactions;

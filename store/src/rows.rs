@@ -6,6 +6,7 @@
 use std::fmt;
 use std::io::{BufRead, BufReader};
 
+use arrow::array::ArrayRef;
 use arrow::datatypes::Schema;
 use laser_schema::EntityId;
 use laser_schema::entity::IdTypeError;
@@ -200,16 +201,33 @@ impl RowReader {
     /// # Errors
     /// The first row that cannot be read.
     pub async fn next_batch(&mut self) -> Result<Option<Vec<NumberedRow>>, RowError> {
+        Ok(self.next(None).await?.map(|(rows, _)| rows))
+    }
+
+    /// The next rows as [`Self::next_batch`] returns them. If `column` is one of lists in a Parquet table, it comes as
+    /// it is stored, and rows do not have it.
+    ///
+    /// # Errors
+    /// The first row that cannot be read.
+    pub(crate) async fn next_apart(
+        &mut self,
+        column: &str,
+    ) -> Result<Option<(Vec<NumberedRow>, Option<ArrayRef>)>, RowError> {
+        self.next(Some(column)).await
+    }
+
+    async fn next(&mut self, apart: Option<&str>) -> Result<Option<(Vec<NumberedRow>, Option<ArrayRef>)>, RowError> {
+        let alone = |rows: Option<_>| rows.map(|rows| (rows, None));
         let rows = match &mut self.rows {
-            Rows::Parquet(reader) => reader.next_objects().await.map_err(|e| (1, e.to_string())),
-            Rows::Csv(reader) => next_csv(reader),
-            Rows::Lines(lines) => next_lines(lines),
+            Rows::Parquet(reader) => reader.next_objects(apart).await.map_err(|e| (1, e.to_string())),
+            Rows::Csv(reader) => next_csv(reader).map(alone),
+            Rows::Lines(lines) => next_lines(lines).map(alone),
         };
         let rows = rows.map_err(|(offset, reason)| self.error(self.row + offset, reason))?;
-        Ok(rows.map(|rows| {
+        Ok(rows.map(|(rows, lists)| {
             let first = self.row + 1;
             self.row += rows.len() as u64;
-            (first..).zip(rows).collect()
+            ((first..).zip(rows).collect(), lists)
         }))
     }
 

@@ -7,7 +7,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use arrow::array::RecordBatch;
+use arrow::array::{ArrayRef, RecordBatch};
 use arrow::compute::kernels::length::length;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
@@ -31,6 +31,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use crate::batch::{from_batch, objects_of};
+use crate::cells;
 use crate::embedding_column;
 use crate::location::Location;
 use laser_schema::embedding::{EmbeddingLayout, Embeddings};
@@ -283,6 +284,9 @@ pub(crate) fn is_list(data_type: &DataType) -> bool {
     matches!(data_type, DataType::List(_) | DataType::LargeList(_))
 }
 
+/// Rows by column, and a column that was asked for apart.
+pub(crate) type Objects = (Vec<Map<String, Value>>, Option<ArrayRef>);
+
 /// Reads a Parquet object in record batches, row group by row group.
 #[derive(Debug)]
 pub struct TableReader {
@@ -348,16 +352,23 @@ impl TableReader {
         rows.map_err(|e| TableError::Row { file: self.file.clone(), reason: e.to_string() })
     }
 
-    /// The next rows by column, or `None` at the end; otherwise as [`Self::next`].
+    /// The next rows by column, or `None` at the end; otherwise as [`Self::next`]. If `apart` is a column of lists whose
+    /// values can be had one by one, it comes as it is stored, and rows do not have it.
     ///
     /// # Errors
     /// [`TableError`] if a batch cannot be read.
-    pub(crate) async fn next_objects(&mut self) -> Result<Option<Vec<Map<String, Value>>>, TableError> {
-        let Some(batch) = self.next_batch().await? else {
+    pub(crate) async fn next_objects(&mut self, apart: Option<&str>) -> Result<Option<Objects>, TableError> {
+        let Some(mut batch) = self.next_batch().await? else {
             return Ok(None);
         };
-        let rows = objects_of(&batch).map(Some);
-        rows.map_err(|e| TableError::Row { file: self.file.clone(), reason: e.to_string() })
+        let schema = batch.schema();
+        let apart = apart.and_then(|name| schema.index_of(name).ok());
+        let has_values = |column: &ArrayRef| is_list(column.data_type()) && cells::has_values(column);
+        let apart = apart.filter(|&column| has_values(batch.column(column)));
+        let lists = apart.map(|column| batch.remove_column(column));
+        let rows =
+            objects_of(&batch).map_err(|e| TableError::Row { file: self.file.clone(), reason: e.to_string() })?;
+        Ok(Some((rows, lists)))
     }
 
     /// The next rows as they are stored (but for lists that are counted), or `None` at the end.

@@ -4,19 +4,49 @@
 //! needs. Whole numbers show no fraction, whatever type their column had.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use laser_schema::entity::whole;
-use laser_schema::{Entity, EntityId, Kind};
+use laser_schema::{Entity, EntityId, Interaction, Kind};
+use minijinja::value::{Enumerator, Object};
 use minijinja::{Value, context};
 use serde_json::{Map, Value as Json};
 
-/// An entity's fields as template values, converted once for all renderings; of the history, only the part that
-/// renderings have seen so far.
+/// An interaction as a template sees it: the few fields that are present. A list of them is found through sooner than a
+/// map is made.
+#[derive(Debug)]
+struct Seen(Vec<(Box<str>, Value)>);
+
+impl Seen {
+    fn new(interaction: &Interaction) -> Self {
+        let mut present = Vec::new();
+        interaction.each(&mut |name, json| present.extend(value(&json).map(|value| (name.into(), value))));
+        Self(present)
+    }
+}
+
+impl Object for Seen {
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.get_value_by_str(key.as_str()?)
+    }
+
+    fn get_value_by_str(self: &Arc<Self>, key: &str) -> Option<Value> {
+        self.0.iter().find(|(name, _)| **name == *key).map(|(_, value)| value.clone())
+    }
+
+    /// In the order of the names, as a map is.
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        let names: BTreeSet<&str> = self.0.iter().map(|(name, _)| &**name).collect();
+        Enumerator::Values(names.into_iter().map(Value::from).collect())
+    }
+}
+
+/// An entity's fields as template values, made once for all renderings.
 #[derive(Debug)]
 pub(super) struct Fields<'a> {
     source: &'a Entity,
     attributes: Value,
-    /// The converted interactions, newest first.
+    /// The interactions that renderings have seen so far, newest first.
     latest: Vec<Value>,
 }
 
@@ -38,7 +68,7 @@ impl<'a> Fields<'a> {
     pub(super) fn context(&mut self, kept: usize) -> Value {
         let newest_first = self.source.history.iter().rev().take(kept);
         let unseen = newest_first.skip(self.latest.len());
-        self.latest.extend(unseen.map(|i| object(&i.fields)));
+        self.latest.extend(unseen.map(|one| Value::from_object(Seen::new(&one))));
         let kept = self.latest.len().min(kept);
         let history: Vec<Value> = self.latest[..kept].iter().rev().cloned().collect();
         let id = match &self.source.id {
@@ -58,7 +88,8 @@ impl<'a> Fields<'a> {
     pub(super) fn available(&self) -> String {
         let mut names: Vec<String> = ["id", "kind", "interactions"].map(String::from).into();
         let history = self.source.history.iter();
-        let of_history: BTreeSet<String> = history.flat_map(|i| keys(&object(&i.fields))).collect();
+        let of_history: BTreeSet<String> =
+            history.flat_map(|one| Seen::new(&one).0).map(|(name, _)| name.into()).collect();
         let attributes = keys(&self.attributes).into_iter();
         names.extend(attributes.map(|name| format!("attributes.{name}")));
         let of_history: Vec<String> = of_history.into_iter().collect();

@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use laser_schema::{EntityId, Interaction};
+use laser_schema::EntityId;
 use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
@@ -42,7 +42,7 @@ fn entity(kind: Kind, attributes: Value, history: Vec<Value>) -> Entity {
         kind,
         attributes: map(attributes),
         interactions: history.len() as u64,
-        history: history.into_iter().map(|h| Interaction { fields: map(h) }).collect(),
+        history: history.into_iter().map(map).collect::<Vec<_>>().into(),
         embedding: None,
     }
 }

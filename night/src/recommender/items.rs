@@ -107,7 +107,7 @@ impl Items {
                         user.kind,
                         user.id
                     );
-                    let items = self.known(user.history.iter().filter_map(|interaction| interaction.item(field)));
+                    let items = self.known(user.history.items(field));
                     let learned = items.len().saturating_sub(held_out);
                     sets.add(items, learned);
                 }

@@ -75,7 +75,7 @@ async fn prepare(changed: &[File<'_>], until: UntilPart) -> Result<Prepared> {
 }
 
 fn histories(users: &[Entity]) -> Value {
-    let history = |user: &Entity| user.history.iter().map(|i| json!(i.fields)).collect::<Vec<Value>>();
+    let history = |user: &Entity| user.history.iter().map(|i| json!(i)).collect::<Vec<Value>>();
     users.iter().map(|user| json!([user.id, history(user), user.interactions])).collect()
 }
 

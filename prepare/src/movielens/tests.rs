@@ -79,7 +79,7 @@ async fn by_time_only_interactions_with_a_timestamp_count() {
     let Prepared { summary, users, items, interactions } = divide(&DIVIDED, Histories::Timed).await.unwrap();
     assert_eq!((summary.interactions, summary.in_histories, summary.untimed), (4, 4, 2));
     assert_eq!(titles(&users[0]), ["Birch (1975)", "Cedar (1996)", "Ash (1995)"]);
-    assert_eq!((titles(&users[1]), users[1].interactions), (vec!["Ash (1995)"], 1));
+    assert_eq!((titles(&users[1]), users[1].interactions), (vec!["Ash (1995)".to_owned()], 1));
     assert!(users[2].history.is_empty() && users[2].interactions == 0);
     assert_eq!(items.iter().map(|item| item.interactions).collect::<Vec<_>>(), [2, 1, 1]);
     assert!(interactions.rows.iter().all(|row| row.timestamp.is_some()));
@@ -96,7 +96,7 @@ async fn the_shares_of_1m_are_of_its_known_times() {
 }
 
 fn in_order(user: &Entity) -> bool {
-    user.history.is_sorted_by(|a, b| a.timestamp().unwrap() <= b.timestamp().unwrap())
+    user.history.iter().is_sorted_by(|a, b| a.timestamp().unwrap() <= b.timestamp().unwrap())
 }
 
 #[tokio::test]
@@ -116,8 +116,8 @@ async fn without_a_division_nothing_is_left_out() {
     assert_eq!(titles(&users[0]), in_file);
 }
 
-fn titles(user: &Entity) -> Vec<&str> {
-    user.history.iter().map(|i| i.fields["title"].as_str().unwrap()).collect()
+fn titles(user: &Entity) -> Vec<String> {
+    user.history.iter().map(|i| i.item("title").unwrap()).collect()
 }
 
 #[tokio::test]
@@ -158,7 +158,7 @@ async fn the_1m_format_is_read_whole() {
     .unwrap();
     assert_eq!((summary.users, summary.items, summary.interactions), (2, 2, 2));
     assert_eq!(titles(&users[0]), ["Misérables, Les (1995)", "Odd:: One: Two (1980)"]);
-    let first = json!(users[0].history[0].fields);
+    let first = json!(users[0].history.get(0));
     assert_eq!(
         first,
         json!({"title": "Misérables, Les (1995)", "genres": ["Drama", "Musical"],
@@ -187,9 +187,9 @@ async fn ratings_csv_and_the_extended_file_serve_beside_1m() {
     .await
     .unwrap();
     assert_eq!(titles(&users[0]), ["Two (1980)", "One (1995)"]);
-    assert!(users[0].history[0].timestamp().is_none());
-    assert!(!users[0].history[0].fields.contains_key("director"));
-    assert_eq!(users[0].history[1].fields["director"], "Ana Žile");
+    let history: Vec<_> = users[0].history.iter().collect();
+    assert!(history[0].timestamp().is_none() && history[0].field("director").is_none());
+    assert_eq!(history[1].fields()["director"], "Ana Žile");
     assert_eq!(items[0].attributes["actors"], json!(["Bo Ek", "Cy Um"]));
     assert_eq!(json!(items[1].attributes), json!({"genres": ["Action"], "title": "Two (1980)", "year": 1980}));
 }
@@ -204,7 +204,7 @@ async fn the_10m_format_has_no_users_file_and_half_stars() {
     .unwrap();
     assert_eq!(summary.users, 1);
     assert!(users[0].attributes.is_empty());
-    assert_eq!(users[0].history[0].fields["rating"], 4.5);
+    assert_eq!(users[0].history.get(0).unwrap().fields()["rating"], 4.5);
     assert_eq!(titles(&users[0]), ["Café (1992)"]);
 }
 

@@ -66,7 +66,7 @@ fn check_row(name: &str, file: &str, row: u64, entity: &Entity, ends: &Ends<'_>)
         return Ok(());
     };
     let Entity { kind, id, .. } = entity;
-    for seen in &entity.history {
+    for seen in entity.history.iter() {
         let Some(time) = seen.timestamp() else {
             bail!(
                 "{file}, row {row}: an interaction in the history of {kind} {id} has no timestamp, so {name:?} cannot \

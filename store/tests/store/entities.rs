@@ -7,7 +7,7 @@ use arrow::array::{
 };
 use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 use laser_schema::entity::IdType;
-use laser_schema::{Columns, Entity, EntityId, EntityTable, Kind};
+use laser_schema::{Columns, Entity, EntityId, EntityTable, History, Kind};
 use laser_store::join::{Join, JoinError};
 use laser_store::table::to_batch;
 use laser_store::{EntityReader, RowError, table};
@@ -135,9 +135,9 @@ async fn equal_content_gives_equal_entities_in_every_format() {
     assert_eq!((&user.id, user.kind, user.interactions), (&EntityId::Int(1), Kind::User, 9));
     assert_eq!(Value::from(user.attributes.clone()), json!({"age": 25, "city": "Umeå, \"SE\"", "langs": ["en", "sv"]}));
     assert_eq!(user.embedding, Some(vec![0.1, -2.5]));
-    let titles: Vec<_> = user.history.iter().map(|h| h.fields["title"].as_str().unwrap()).collect();
+    let titles: Vec<_> = user.history.iter().map(|h| h.field("title").unwrap()).collect();
     assert_eq!(titles, ["A", "B"]);
-    assert!(!user.history[0].fields.contains_key("rating"), "null is absent");
+    assert!(user.history.get(0).unwrap().field("rating").is_none(), "null is absent");
 }
 
 #[tokio::test]
@@ -172,7 +172,7 @@ async fn histories_are_counted_as_if_they_were_read() {
         assert_eq!(expected[1].interactions, 1);
         assert_eq!(expected[3].interactions, 9);
         if counted {
-            expected.iter_mut().for_each(|entity| entity.history.clear());
+            expected.iter_mut().for_each(|entity| entity.history = History::default());
         }
         let reader = EntityReader::open_counting(&table).await.unwrap();
         assert_eq!(all(reader).await.unwrap(), expected);
@@ -189,7 +189,7 @@ async fn columns_are_mapped_and_a_configured_kind_needs_no_column() {
         Columns { id: "uid".into(), history: "seen".into(), timestamp: "when".into(), ..Columns::default() };
     let entity = read(&table).await.unwrap().remove(0);
     assert_eq!((entity.id, entity.interactions), (EntityId::Text("007".into()), 2));
-    assert_eq!(entity.history[0].fields["t"], "Y");
+    assert_eq!(entity.history.get(0).unwrap().fields()["t"], "Y");
     assert!(entity.attributes.is_empty());
     table.columns.id_type = Some(IdType::Int64);
     assert_eq!(read(&table).await.unwrap()[0].id, EntityId::Int(7));
@@ -356,7 +356,7 @@ async fn timestamps_of_every_form_order_the_history() {
         let history = json!([{"title": "late", "timestamp": late}, {"title": "early", "timestamp": early}]);
         let row = json!({"id": 1, "kind": "user", "history": history});
         let entity = read(&files.lines(&[row])).await.unwrap().remove(0);
-        assert_eq!(entity.history[0].fields["title"], "early", "{early} {late}");
+        assert_eq!(entity.history.get(0).unwrap().fields()["title"], "early", "{early} {late}");
     }
     // Equal ones, and a history of which one has none, stay as they are.
     for history in [
@@ -366,7 +366,7 @@ async fn timestamps_of_every_form_order_the_history() {
     ] {
         let row = json!({"id": 1, "kind": "user", "history": history});
         let entity = read(&files.lines(&[row])).await.unwrap().remove(0);
-        assert_eq!(entity.history[0].fields["title"], "early");
+        assert_eq!(entity.history.get(0).unwrap().fields()["title"], "early");
     }
 }
 
@@ -388,6 +388,6 @@ async fn arrow_timestamps_order_the_history() {
             files.batch(vec![("id", Arc::new(Int64Array::from(vec![1])) as ArrayRef), ("history", Arc::new(list))]);
         table.kind = Some(Kind::User);
         let entity = read(&table).await.unwrap().remove(0);
-        assert_eq!(entity.history[0].fields["title"], "early");
+        assert_eq!(entity.history.get(0).unwrap().fields()["title"], "early");
     }
 }

@@ -106,8 +106,8 @@ impl Histories {
             while let Some(users) = reader.next_batch().await? {
                 for user in users {
                     let mut interactions = user.history.iter();
-                    is_named = is_named || interactions.clone().any(|one| one.fields.contains_key(source.item));
-                    fields = fields.or_else(|| interactions.next().map(|one| one.fields.clone()));
+                    is_named = is_named || interactions.clone().any(|one| one.field(source.item).is_some());
+                    fields = fields.or_else(|| interactions.next().map(|one| one.fields()));
                     histories.add(table, &user, known(&user, source.item, items), truth)?;
                 }
                 progress.update(histories.all.len() as u64, None, "users");
@@ -139,7 +139,7 @@ impl Histories {
 
 /// The items of a user's history that the catalogue has, oldest first.
 fn known(user: &Entity, field: &str, items: &Items) -> Vec<u32> {
-    user.history.iter().filter_map(|interaction| items.find(&interaction.item(field)?)).collect()
+    user.history.items(field).filter_map(|item| items.find(&item)).collect()
 }
 
 /// The lists of one seed of a maker.
