@@ -226,6 +226,23 @@ fn optional_fields_can_be_tested_and_defaulted() {
 }
 
 #[test]
+fn an_interaction_is_to_a_template_what_a_map_is() {
+    let fields = json!({"title": " Heat ", "year": 1995.0, "tags": ["crime", "", null], "note": " ", "gone": null,
+        "cast": {"lead": "Ana Ek"}});
+    let user = entity(Kind::User, fields.clone(), vec![fields]);
+    let of = |what: &str| {
+        let source = "{{ M }} {{ M | length }} {{ M | list | join }} {{ M.note is defined }} {{ 'gone' in M }} \
+            {{ M is mapping }} {{ M['year'] + 1 }} {{ M.cast.lead }} \
+            {% for name, value in M | items %}{{ name }}: {{ value }}; {% endfor %}";
+        render_with(&source.replace('M', what), &user).unwrap()
+    };
+    assert_eq!(of("history[0]"), of("attributes"));
+    assert!(of("history[0]").ends_with("year: 1995; "), "{}", of("history[0]"));
+    assert_eq!(render_with("{{ history[0] == attributes }}", &user).unwrap(), "True");
+    assert_eq!(render_with("{{ history | map(attribute='title') | join }}", &user).unwrap(), "Heat");
+}
+
+#[test]
 fn a_syntax_error_names_file_and_line() {
     let error = render_with("one\n{% for x %}\n", &viewer(0)).unwrap_err().to_string();
     assert!(error.contains("mine.j2, line 2"), "{error}");

@@ -141,6 +141,44 @@ async fn equal_content_gives_equal_entities_in_every_format() {
 }
 
 #[tokio::test]
+async fn histories_of_a_parquet_column_are_those_of_the_same_lines() {
+    let rows = [
+        json!({"id": 1, "history": [
+            {"title": "C", "tags": ["a", null], "when": 3.5, "timestamp": 1, "made": {"by": "Ana Ek"}},
+            {"title": "B", "when": 2.5},
+            {"title": null, "tags": [], "when": 2.25, "timestamp": 9}]}),
+        json!({"id": 2, "history": null}),
+        json!({"id": 3, "history": []}),
+        json!({"id": 4, "history": [{"title": "no time"}, {"title": "B", "when": 1.5}, {"timestamp": 0}]}),
+        json!({"id": 5, "history": [{"timestamp": 2}, {"title": "by the other", "timestamp": 1}]}),
+    ];
+    let tags = DataType::List(Arc::new(Field::new("item", DataType::Utf8, true)));
+    let made = DataType::Struct(vec![Field::new("by", DataType::Utf8, true)].into());
+    let columns = [("timestamp", DataType::Int64), ("tags", tags), ("title", DataType::Utf8), ("made", made)];
+    let columns = columns.into_iter().chain([("when", DataType::Float64)]);
+    let fields: Vec<Field> = columns.map(|(name, of)| Field::new(name, of, true)).collect();
+    let element = Arc::new(Field::new("item", DataType::Struct(fields.into()), true));
+    let files = Files::new();
+    for history in [DataType::List(element.clone()), DataType::LargeList(element)] {
+        let id = Field::new("id", DataType::Int64, false);
+        let schema = Arc::new(Schema::new(vec![id, Field::new("history", history, true)]));
+        let timed = |table: EntityTable| {
+            let columns = Columns { timestamp: "when".into(), ..Columns::default() };
+            EntityTable { kind: Some(Kind::User), columns, ..table }
+        };
+        let parquet = |rows| timed(files.write("t.parquet", table::encode("t", schema.clone(), rows, &[]).unwrap()));
+        let read_back = read(&parquet(&rows[..])).await.unwrap();
+        assert_eq!(read_back, read(&timed(files.lines(&rows))).await.unwrap());
+        let titles: Vec<_> = read_back[0].history.iter().map(|one| one.item("title")).collect();
+        assert_eq!(titles, [None, Some("B".to_owned()), Some("C".to_owned())]);
+        let missing = [json!({"id": 1, "history": []}), json!({"id": 2, "history": [{"title": "A"}, null]})];
+        let told = "row 2: column \"history\" holds the element null; a history is a list of objects or of titles";
+        check(read(&parquet(&missing[..])).await, told);
+        check(read(&timed(files.lines(&missing))).await, told);
+    }
+}
+
+#[tokio::test]
 async fn histories_are_counted_as_if_they_were_read() {
     let liked = |title: &str| json!({"title": title, "rating": 4.5, "timestamp": title.len()});
     let titles = DataType::List(Arc::new(Field::new("item", DataType::Utf8, true)));
