@@ -11,7 +11,7 @@ use serde::ser::{SerializeMap, SerializeSeq};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-use crate::entity::{seconds, whole};
+use crate::value::{seconds, whole};
 
 /// The field that orders a history.
 pub const TIMESTAMP: &str = "timestamp";
@@ -100,7 +100,7 @@ impl Serialize for Interaction {
     }
 }
 
-/// The interactions of an entity, oldest first. Cloning is cheap.
+/// The interactions of an entity, oldest first. Cloning is cheap, and keeps all rows of the batch in memory.
 #[derive(Clone)]
 pub struct History {
     rows: Arc<dyn Interactions>,

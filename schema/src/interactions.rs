@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::entity::seconds;
+use crate::value::seconds;
 
 /// The `[interactions]` section: one row is one interaction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

@@ -25,6 +25,7 @@ pub mod manifest;
 pub mod parsed;
 pub mod progress;
 pub mod sample;
+pub mod value;
 
 pub use constraint::Constraint;
 pub use device::DeviceOption;

@@ -3,8 +3,8 @@
 use std::collections::HashMap;
 
 use laser_schema::EntityId;
-use laser_schema::entity::seconds;
 use laser_schema::interactions::InteractionTable;
+use laser_schema::value::seconds;
 use serde_json::{Map, Value};
 
 use crate::rows::{RowError, RowReader, ValueError, id_value};

@@ -352,8 +352,8 @@ impl TableReader {
         rows.map_err(|e| TableError::Row { file: self.file.clone(), reason: e.to_string() })
     }
 
-    /// The next rows by column, or `None` at the end; otherwise as [`Self::next`]. If `apart` is a column of lists whose
-    /// values can be had one by one, it comes as it is stored, and rows do not have it.
+    /// The next rows by column, or `None` at the end; otherwise as [`Self::next`]. If `apart` is a column of lists, and
+    /// their values can be had one by one, it comes as it is stored, and rows do not have it.
     ///
     /// # Errors
     /// [`TableError`] if a batch cannot be read.

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use laser_schema::entity::whole;
+use laser_schema::value::whole;
 use laser_schema::{Entity, EntityId, Interaction, Kind};
 use minijinja::value::{Enumerator, Object};
 use minijinja::{Value, context};
