@@ -179,12 +179,14 @@ fn pace(texts: &[&Text]) -> Mean {
     Mean { mean, error: ratio((n * ratio(squares, n - 1.0)).sqrt(), mean * amount) }
 }
 
-/// Both means, weighed by their errors.
+/// Both means, weighed by their errors. One without an error, such as that of texts that all reach the longest length,
+/// stands for both.
 fn combined(a: Mean, b: Mean) -> Mean {
-    let weight = |mean: Mean| 1.0 / (mean.mean * mean.error).powi(2).max(f64::MIN_POSITIVE);
-    let (of_a, of_b) = (weight(a), weight(b));
-    let mean = (of_a * a.mean + of_b * b.mean) / (of_a + of_b);
-    Mean { mean, error: ratio((1.0 / (of_a + of_b)).sqrt(), mean) }
+    let variance = |mean: Mean| (mean.mean * mean.error).powi(2);
+    let (of_a, of_b) = (variance(a), variance(b));
+    let share = ratio(of_b, of_a + of_b);
+    let mean = share * a.mean + (1.0 - share) * b.mean;
+    Mean { mean, error: ratio(ratio(of_a * of_b, of_a + of_b).sqrt(), mean) }
 }
 
 /// The figures of previous nights of tonight's specification, by kind.
@@ -279,5 +281,8 @@ mod tests {
     fn the_surer_of_two_means_counts_more() {
         let both = combined(Mean { mean: 100.0, error: 0.01 }, Mean { mean: 110.0, error: 0.10 });
         assert!((100.0..100.2).contains(&both.mean) && both.error < 0.01, "{both:?}");
+        // All texts of the sample were cut at the same length.
+        let both = combined(Mean { mean: 200.0, error: 0.0 }, Mean { mean: 190.0, error: 0.02 });
+        assert!((both.mean - 200.0).abs() < 1e-9 && both.error.abs() < 1e-9, "{both:?}");
     }
 }
