@@ -46,6 +46,9 @@ pub(super) struct PlanArgs {
     /// Films of a user's history.
     #[arg(long, default_value_t = 3)]
     films: u64,
+    /// Different titles of all histories: with more of them a line comes again less often.
+    #[arg(long, default_value_t = 20_000, value_parser = clap::value_parser!(u64).range(1..))]
+    titles: u64,
     /// Bound on a prompt's tokens.
     #[arg(long, default_value_t = 512)]
     prompt_tokens: usize,
@@ -141,9 +144,10 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     async fn run(&mut self, dir: &Path) -> Result<()> {
-        let (users, spec) = (self.options.entities, spec());
+        let PlanArgs { entities: users, films, titles, .. } = *self.options;
+        let (counts, spec) = (synthetic::Counts { users, films, titles }, spec());
         let watch = self.watch("making the night")?;
-        let data = synthetic::write(dir, (users, self.options.films), NIGHT.yesterday()?, &self.prompts, &spec).await?;
+        let data = synthetic::write(dir, counts, NIGHT.yesterday()?, &self.prompts, &spec).await?;
         self.done(watch)?;
         let config = pools_config(&data);
         let watch = self.watch("building pools")?;

@@ -14,6 +14,7 @@ use laser_schema::knowledge::{Figures, KnowledgeRecord, PartInfo};
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::Location;
 use laser_store::data_set::verify;
+use laser_store::parallel;
 use laser_store::part::encode_part;
 use laser_store::run_store::{PlannedRun, RunStore};
 use laser_terminal::{Display, Style, Table};
@@ -101,8 +102,7 @@ async fn write_parts(root: &Location, plan: &Plan, display: &mut Display) -> Res
     for jobs in plan.shards.chunks(rayon::current_num_threads()) {
         let first = |shard: u32| plan.shards[..shard as usize].iter().map(|job| job.rows).sum::<u64>();
         let parts = jobs.par_iter().map(|job| encode(plan, job, first(job.shard)));
-        let parts: Result<Vec<_>> = parts.collect();
-        for (job, part) in jobs.iter().zip(parts?) {
+        for (job, part) in jobs.iter().zip(parallel::try_collect(parts)?) {
             bytes += part.len() as u64;
             written += job.rows;
             root.join(&job.output).write(part).await?;

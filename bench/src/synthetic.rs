@@ -41,6 +41,16 @@ const DIMENSION: u64 = 16;
 /// One in so many users has another history than last night.
 const CHANGED: u64 = 2;
 
+/// How many there are.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Counts {
+    pub(super) users: u64,
+    /// Films of each history.
+    pub(super) films: u64,
+    /// Different titles of all histories.
+    pub(super) titles: u64,
+}
+
 /// A night's input.
 #[derive(Debug)]
 pub(super) struct Synthetic {
@@ -63,20 +73,20 @@ fn id(user: u64) -> EntityId {
     EntityId::Int(user.cast_signed())
 }
 
-fn history(user: u64, films: u64) -> impl Iterator<Item = Value> {
+fn history(user: u64, Counts { films, titles, .. }: Counts) -> impl Iterator<Item = Value> {
     (0..films).map(move |i| {
         let film = mix(user * films + i);
-        json!({"title": format!("Film {}", film % 20_000), "rating": 1 + film % 5})
+        json!({"title": format!("Film {}", film % titles), "rating": 1 + film % 5})
     })
 }
 
-fn row(user: u64, films: u64) -> Value {
+fn row(user: u64, counts: Counts) -> Value {
     json!({
         "id": user,
         "age": 10 * (1 + mix(user) % 7),
         "genre": format!("Genre {}", mix(user ^ 1) % 18),
         "interactions": 3 + mix(user ^ 2) % 20,
-        "history": history(user, films).collect::<Vec<_>>(),
+        "history": history(user, counts).collect::<Vec<_>>(),
     })
 }
 
@@ -90,8 +100,8 @@ fn embedding(user: u64) -> Value {
 }
 
 /// The user of [`row`], as it is read.
-fn entity(user: u64, films: u64) -> Entity {
-    let row = row(user, films);
+fn entity(user: u64, counts: Counts) -> Entity {
+    let row = row(user, counts);
     let fields = |value: Value| match value {
         Value::Object(fields) => fields,
         _ => Map::new(),
@@ -101,7 +111,7 @@ fn entity(user: u64, films: u64) -> Entity {
         id: id(user),
         kind: Kind::User,
         attributes: Map::from_iter(attributes),
-        history: history(user, films).map(fields).collect::<Vec<_>>().into(),
+        history: history(user, counts).map(fields).collect::<Vec<_>>().into(),
         interactions: row["interactions"].as_u64().unwrap_or_default(),
         embedding: None,
     }
@@ -114,14 +124,14 @@ pub(super) fn words(user: u64, count: u64) -> String {
 }
 
 fn record(
-    (user, films): (u64, u64),
+    (user, counts): (u64, Counts),
     prompts: &PromptRenderer,
     spec: &Spec,
     (run, at): (&str, Timestamp),
 ) -> Result<KnowledgeRecord> {
     let prompt = match user.is_multiple_of(CHANGED) {
         true => Vec::new(),
-        false => prompts.render(&entity(user, films))?.tokens,
+        false => prompts.render(&entity(user, counts))?.tokens,
     };
     Ok(KnowledgeRecord {
         entity_id: id(user),
@@ -170,14 +180,15 @@ impl Synthetic {
     }
 }
 
-/// Writes the night of so many users with so many films each below `dir`; the night before was on `date`.
+/// Writes the night of so many users below `dir`; the night before was on `date`.
 pub(super) async fn write(
     dir: &Path,
-    (users, films): (u64, u64),
+    counts: Counts,
     date: Date,
     prompts: &PromptRenderer,
     spec: &Spec,
 ) -> Result<Synthetic> {
+    let users = counts.users;
     let folder = Location::parse(&dir.join(LAST).to_string_lossy())?;
     let mut entities = TableWriter::new(dir.join(USERS), user_schema())?;
     let mut embeddings = TableWriter::new(dir.join(EMBEDDINGS), embedding_schema())?;
@@ -185,9 +196,9 @@ pub(super) async fn write(
     let at = date.to_zoned(jiff::tz::TimeZone::UTC)?.timestamp();
     for (shard, start) in (0..).zip((0..users).step_by(usize::try_from(CHUNK)?)) {
         let chunk = start..users.min(start + CHUNK);
-        entities.write(&chunk.clone().into_par_iter().map(|user| row(user, films)).collect::<Vec<_>>())?;
+        entities.write(&chunk.clone().into_par_iter().map(|user| row(user, counts)).collect::<Vec<_>>())?;
         embeddings.write(&chunk.clone().into_par_iter().map(embedding).collect::<Vec<_>>())?;
-        let record = |user| record((user, films), prompts, spec, ("last", at));
+        let record = |user| record((user, counts), prompts, spec, ("last", at));
         let rows: Result<Vec<_>> = chunk.into_par_iter().map(record).collect();
         write_part(&mut parts, shard, &rows?).await?;
     }

@@ -6,6 +6,7 @@
 use laser_schema::job::Priority;
 use laser_schema::{Entity, EntityTable, Kind};
 use laser_store::entities::EntityReader;
+use laser_store::parallel;
 use laser_store::rows::RowError;
 use minijinja::{Environment, Expression, UndefinedBehavior, Value, context};
 use rayon::prelude::*;
@@ -83,7 +84,7 @@ impl Valuation {
             let value = compiled.eval(columns(entity)).map_err(|error| told(&error));
             value.and_then(number).map_err(|reason| self.failed(entity, &reason))
         });
-        evaluated.collect()
+        parallel::try_collect(evaluated)
     }
 
     fn failed(&self, entity: &Entity, reason: &str) -> PriorityError {

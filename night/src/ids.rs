@@ -18,7 +18,9 @@ use laser_schema::manifest::{MANIFEST, PartEntry, Source};
 use laser_schema::sample::{Sample, priority};
 use laser_schema::{Digest, EntityId, Progress};
 use laser_store::data_set::{self, PartWriter};
-use laser_store::{Location, embeddings::EmbeddingBatch, id_set::encode_ids, location::Created, table::TableReader};
+use laser_store::{
+    Location, embeddings::EmbeddingBatch, id_set::encode_ids, location::Created, parallel, table::TableReader,
+};
 use rayon::prelude::*;
 use serde_json::Value;
 
@@ -257,5 +259,5 @@ fn code(codebook: &Codebook, batch: EmbeddingBatch) -> Result<Vec<(EntityId, Cod
         let coded = codebook.code(&id, embedding)?;
         Ok((id, coded))
     });
-    coded.collect()
+    parallel::try_collect(coded)
 }

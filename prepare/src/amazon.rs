@@ -319,7 +319,7 @@ mod tests {
     async fn metadata_are_not_needed() {
         let reviews = r#"{"user_id":"U","asin":"B","rating":1.0}"#;
         let (_, users, items) = prepare(reviews, None).await.unwrap();
-        assert_eq!(json!(users[0].history.get(0)), json!({"item": "B", "rating": 1.0}));
+        assert_eq!(json!(users[0].history.iter().next()), json!({"item": "B", "rating": 1.0}));
         assert!(items[0].attributes.is_empty());
     }
 

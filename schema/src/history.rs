@@ -155,17 +155,12 @@ impl History {
         self.order.is_empty()
     }
 
-    /// One of them, counted from 0.
-    pub fn get(&self, at: usize) -> Option<Interaction> {
-        self.iter().nth(at)
-    }
-
     /// All of them.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Interaction> + ExactSizeIterator + Clone + '_ {
         self.order.iter().map(|row| Interaction { rows: self.rows.clone(), row: *row as usize })
     }
 
-    /// The items of those that name one in `field`, see [`Interaction::item`].
+    /// The ids in `field`, of the interactions that have one there; see [`Interaction::item`].
     pub fn items(&self, field: &str) -> impl Iterator<Item = String> {
         self.iter().filter_map(move |interaction| interaction.item(field))
     }

@@ -9,7 +9,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use crate::cells;
+use crate::{cells, parallel};
 
 /// Rows that one thread decodes at a time: with histories of hundreds, some milliseconds.
 const DECODED_ROWS: usize = 64;
@@ -68,10 +68,7 @@ fn on_all_threads<T: Send>(
     let rows = batch.num_rows();
     let starts = (0..rows).into_par_iter().step_by(DECODED_ROWS);
     let decoded = starts.map(|start| decode(&batch.slice(start, DECODED_ROWS.min(rows - start))));
-    // All are waited for, so that of several errors it is always the first one that is told.
-    let decoded: Vec<Result<Vec<T>, BatchError>> = decoded.collect();
-    let rows: Result<Vec<Vec<T>>, BatchError> = decoded.into_iter().collect();
-    Ok(rows?.into_iter().flatten().collect())
+    Ok(parallel::try_collect(decoded)?.into_iter().flatten().collect())
 }
 
 fn by_codec<T: DeserializeOwned>(batch: &RecordBatch) -> Result<Vec<T>, BatchError> {

@@ -12,7 +12,8 @@ use rayon::prelude::*;
 use serde_json::{Map, Value};
 
 use crate::histories::{Histories, in_order};
-use crate::rows::{RowError, RowReader, ValueError, id_value};
+use crate::parallel;
+use crate::rows::{NumberedRow, RowError, RowReader, ValueError, id_value};
 use crate::table::{Select, is_list};
 
 /// Reads one table in batches of entities, checking each row.
@@ -65,7 +66,7 @@ impl EntityReader {
     pub async fn next_batch(&mut self) -> Result<Option<Vec<Entity>>, RowError> {
         let (table, counts) = (&self.table, self.counts);
         let columns = &table.columns;
-        let Some((rows, lists)) = self.rows.next_apart(&columns.history).await? else {
+        let Some((rows, lists)) = self.rows.next_apart(Some(&columns.history)).await? else {
             return Ok(None);
         };
         let histories = lists.and_then(|lists| Histories::of_column(&lists, &columns.timestamp));
@@ -74,14 +75,12 @@ impl EntityReader {
             None if counts => Ok(History::default()),
             None => to_history(row.remove(&columns.history), columns),
         };
-        let entity = |(at, (number, mut row))| {
-            let history = history(at, &mut row);
-            (number, history.and_then(|history| to_entity(row, history, table)))
+        let entity = |(at, (number, mut row)): (usize, NumberedRow)| {
+            let entity = history(at, &mut row).and_then(|history| to_entity(row, history, table));
+            entity.map_err(|reason| (number, reason))
         };
-        let entities: Vec<_> = rows.into_par_iter().enumerate().map(entity).collect();
-        let entities = entities.into_iter();
-        let told = |(row, entity): (u64, Result<_, _>)| entity.map_err(|r| self.rows.error(row, r));
-        entities.map(told).collect::<Result<_, _>>().map(Some)
+        let entities = parallel::try_collect(rows.into_par_iter().enumerate().map(entity));
+        entities.map(Some).map_err(|(row, reason)| self.rows.error(row, reason))
     }
 }
 

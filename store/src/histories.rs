@@ -27,9 +27,9 @@ impl Interactions for Elements {
 
     fn each(&self, row: usize, found: &mut dyn FnMut(&str, Value)) {
         for (at, (name, column)) in self.columns.iter().enumerate() {
+            let counts = |(before, column): &(String, ArrayRef)| before == name && !cells::value(column, row).is_null();
             let value = cells::value(column, row);
-            let is_told = || self.columns[..at].iter().any(|(before, column)| before == name && !column.is_null(row));
-            if !value.is_null() && !is_told() {
+            if !value.is_null() && !self.columns[..at].iter().any(counts) {
                 found(name, value);
             }
         }
@@ -41,7 +41,7 @@ impl Interactions for Elements {
 pub(crate) struct Histories {
     rows: Arc<Elements>,
     elements: ArrayRef,
-    /// Where each list ends in the elements; the first one starts at the first number.
+    /// The first element of each list, and behind them the end of the last.
     offsets: Vec<usize>,
 }
 
@@ -56,15 +56,10 @@ impl Histories {
         let (elements, offsets) = parts::<i32>(lists).or_else(|| parts::<i64>(lists))?;
         let columns = match elements.as_struct_opt() {
             Some(structs) => {
-                let names = structs.fields().iter().map(|field| match field.name() == time {
-                    true => TIMESTAMP.to_owned(),
-                    false => field.name().clone(),
-                });
-                let mut columns: Vec<_> = names.zip(structs.columns().iter().cloned()).collect();
-                // The configured one counts before one that happens to have the name.
-                columns
-                    .sort_by_key(|(_, column)| !structs.column_by_name(time).is_some_and(|c| Arc::ptr_eq(c, column)));
-                columns
+                let named = structs.fields().iter().map(|field| field.name().clone()).zip(structs.columns().to_vec());
+                let (timed, others): (Vec<_>, Vec<_>) = named.partition(|(name, _)| name == time);
+                // The configured one counts before one that happens to be called `timestamp`.
+                timed.into_iter().map(|(_, column)| (TIMESTAMP.to_owned(), column)).chain(others).collect()
             }
             None => vec![("title".to_owned(), elements.clone())],
         };

@@ -19,6 +19,7 @@ pub mod join;
 mod lists;
 pub mod location;
 pub mod map;
+pub mod parallel;
 pub mod parsed_column;
 pub mod part;
 pub mod previous;

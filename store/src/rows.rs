@@ -143,6 +143,9 @@ impl fmt::Debug for RowReader {
 /// A row by column, with its number from 1 (without a header line).
 pub type NumberedRow = (u64, Map<String, Value>);
 
+/// Rows, and a column of theirs that comes as it is stored.
+pub(crate) type RowsApart = (Vec<NumberedRow>, Option<ArrayRef>);
+
 impl RowReader {
     /// Opens the table at a path or URL; of Parquet only `columns` are read.
     ///
@@ -201,22 +204,15 @@ impl RowReader {
     /// # Errors
     /// The first row that cannot be read.
     pub async fn next_batch(&mut self) -> Result<Option<Vec<NumberedRow>>, RowError> {
-        Ok(self.next(None).await?.map(|(rows, _)| rows))
+        Ok(self.next_apart(None).await?.map(|(rows, _)| rows))
     }
 
-    /// The next rows as [`Self::next_batch`] returns them. If `column` is one of lists in a Parquet table, it comes as
-    /// it is stored, and rows do not have it.
+    /// The next rows as [`Self::next_batch`] returns them. If `apart` is a column of lists in a Parquet table, it comes
+    /// as it is stored, and rows do not have it.
     ///
     /// # Errors
     /// The first row that cannot be read.
-    pub(crate) async fn next_apart(
-        &mut self,
-        column: &str,
-    ) -> Result<Option<(Vec<NumberedRow>, Option<ArrayRef>)>, RowError> {
-        self.next(Some(column)).await
-    }
-
-    async fn next(&mut self, apart: Option<&str>) -> Result<Option<(Vec<NumberedRow>, Option<ArrayRef>)>, RowError> {
+    pub(crate) async fn next_apart(&mut self, apart: Option<&str>) -> Result<Option<RowsApart>, RowError> {
         let alone = |rows: Option<_>| rows.map(|rows| (rows, None));
         let rows = match &mut self.rows {
             Rows::Parquet(reader) => reader.next_objects(apart).await.map_err(|e| (1, e.to_string())),

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use laser_schema::{Digest, Kind};
 use laser_store::join::{JoinError, JoinReader, Joined, JoinedEntity};
+use laser_store::parallel;
 use laser_store::run_store::Prompt;
 use rayon::prelude::*;
 use tokio::sync::mpsc::{Receiver, channel};
@@ -27,14 +28,14 @@ impl Range {
     /// Renders the prompts on all threads.
     ///
     /// # Errors
-    /// [`PromptError`], but for a prompt that is too long: that is the entity's error.
+    /// [`PromptError`] of the first entity that has one, but for a prompt that is too long: that is the entity's error.
     pub(super) fn render(&self, prompts: &PromptRenderer) -> Result<Vec<Prompt>, PromptError> {
         let render = |joined: &JoinedEntity| match prompts.render(&joined.entity) {
             Ok(rendered) => Ok(Ok(rendered.tokens)),
             Err(error @ PromptError::TooLong { .. }) => Ok(Err(error.to_string())),
             Err(error) => Err(error),
         };
-        self.entities.par_iter().map(render).collect()
+        parallel::try_collect(self.entities.par_iter().map(render))
     }
 
     /// The digest of all that a template sees of the entities.

@@ -158,7 +158,7 @@ async fn the_1m_format_is_read_whole() {
     .unwrap();
     assert_eq!((summary.users, summary.items, summary.interactions), (2, 2, 2));
     assert_eq!(titles(&users[0]), ["Misérables, Les (1995)", "Odd:: One: Two (1980)"]);
-    let first = json!(users[0].history.get(0));
+    let first = json!(users[0].history.iter().next());
     assert_eq!(
         first,
         json!({"title": "Misérables, Les (1995)", "genres": ["Drama", "Musical"],
@@ -204,7 +204,7 @@ async fn the_10m_format_has_no_users_file_and_half_stars() {
     .unwrap();
     assert_eq!(summary.users, 1);
     assert!(users[0].attributes.is_empty());
-    assert_eq!(users[0].history.get(0).unwrap().fields()["rating"], 4.5);
+    assert_eq!(users[0].history.iter().next().unwrap().fields()["rating"], 4.5);
     assert_eq!(titles(&users[0]), ["Café (1992)"]);
 }
 

@@ -137,7 +137,7 @@ async fn equal_content_gives_equal_entities_in_every_format() {
     assert_eq!(user.embedding, Some(vec![0.1, -2.5]));
     let titles: Vec<_> = user.history.iter().map(|h| h.field("title").unwrap()).collect();
     assert_eq!(titles, ["A", "B"]);
-    assert!(user.history.get(0).unwrap().field("rating").is_none(), "null is absent");
+    assert!(user.history.iter().next().unwrap().field("rating").is_none(), "null is absent");
 }
 
 #[tokio::test]
@@ -227,7 +227,7 @@ async fn columns_are_mapped_and_a_configured_kind_needs_no_column() {
         Columns { id: "uid".into(), history: "seen".into(), timestamp: "when".into(), ..Columns::default() };
     let entity = read(&table).await.unwrap().remove(0);
     assert_eq!((entity.id, entity.interactions), (EntityId::Text("007".into()), 2));
-    assert_eq!(entity.history.get(0).unwrap().fields()["t"], "Y");
+    assert_eq!(entity.history.iter().next().unwrap().fields()["t"], "Y");
     assert!(entity.attributes.is_empty());
     table.columns.id_type = Some(IdType::Int64);
     assert_eq!(read(&table).await.unwrap()[0].id, EntityId::Int(7));
@@ -394,7 +394,7 @@ async fn timestamps_of_every_form_order_the_history() {
         let history = json!([{"title": "late", "timestamp": late}, {"title": "early", "timestamp": early}]);
         let row = json!({"id": 1, "kind": "user", "history": history});
         let entity = read(&files.lines(&[row])).await.unwrap().remove(0);
-        assert_eq!(entity.history.get(0).unwrap().fields()["title"], "early", "{early} {late}");
+        assert_eq!(entity.history.iter().next().unwrap().fields()["title"], "early", "{early} {late}");
     }
     // Equal ones, and a history of which one has none, stay as they are.
     for history in [
@@ -404,7 +404,7 @@ async fn timestamps_of_every_form_order_the_history() {
     ] {
         let row = json!({"id": 1, "kind": "user", "history": history});
         let entity = read(&files.lines(&[row])).await.unwrap().remove(0);
-        assert_eq!(entity.history.get(0).unwrap().fields()["title"], "early");
+        assert_eq!(entity.history.iter().next().unwrap().fields()["title"], "early");
     }
 }
 
@@ -426,6 +426,6 @@ async fn arrow_timestamps_order_the_history() {
             files.batch(vec![("id", Arc::new(Int64Array::from(vec![1])) as ArrayRef), ("history", Arc::new(list))]);
         table.kind = Some(Kind::User);
         let entity = read(&table).await.unwrap().remove(0);
-        assert_eq!(entity.history.get(0).unwrap().fields()["title"], "early");
+        assert_eq!(entity.history.iter().next().unwrap().fields()["title"], "early");
     }
 }
