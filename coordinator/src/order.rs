@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use laser_schema::job::ShardRow;
 use laser_schema::{Entity, EntityTable, Kind};
-use laser_store::entities::EntityReader;
+use laser_store::TablesReader;
 use laser_store::spill::{PARTITIONS, Spill, SpillError};
 
 use crate::priority::{PriorityError, Valuation};
@@ -68,16 +68,14 @@ impl ByValue {
         memory: usize,
     ) -> Result<Self, PriorityError> {
         let mut order = Self { samples: BTreeMap::new(), seen: BTreeMap::new(), rows: Spill::new(memory) };
-        for table in tables {
-            let mut reader = EntityReader::open_counting(table).await?;
-            while let Some(batch) = reader.next_batch().await? {
-                let values = valuation.values(&batch.iter().collect::<Vec<_>>())?;
-                for (entity, value) in batch.iter().zip(values) {
-                    let stride = entities.get(&entity.kind).map_or(1, |all| all.div_ceil(SAMPLE));
-                    let place = order.place(entity, value);
-                    if place.row.is_multiple_of(stride) {
-                        order.samples.entry(entity.kind).or_default().push(place);
-                    }
+        let mut reader = TablesReader::counting(tables);
+        while let Some(batch) = reader.next_batch().await? {
+            let values = valuation.values(&batch.iter().collect::<Vec<_>>())?;
+            for (entity, value) in batch.iter().zip(values) {
+                let stride = entities.get(&entity.kind).map_or(1, |all| all.div_ceil(SAMPLE));
+                let place = order.place(entity, value);
+                if place.row.is_multiple_of(stride) {
+                    order.samples.entry(entity.kind).or_default().push(place);
                 }
             }
         }

@@ -182,27 +182,34 @@ pub async fn plan(
     request: &PlanRequest<'_>,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Plan, PlanError> {
-    let joined = joined(entities, request).await?;
+    check(&entities, request)?;
     let Some(store) = output.map(|output| RunStore::new(output, &request.run)) else {
+        let joined = joined(entities, request).await?;
         return Ok(made(None, &joined, request, (None, None), progress).await?.0);
     };
     if let Some(client) = request.queue {
-        return together::plan(&store, &joined, request, client, progress).await;
+        return together::plan(&store, entities, request, client, progress).await;
     }
+    let joined = joined(entities, request).await?;
     let (plan, _) = made(Some(&store), &joined, request, (None, None), progress).await?;
     // Two coordinators that plan at once write the same shards; the run was planned when the first was done.
     Ok(store.write_plan(plan).await?)
 }
 
-/// The entities with what belongs to them, if the request fits them.
-async fn joined(entities: Join, request: &PlanRequest<'_>) -> Result<Joined, PlanError> {
+/// Whether the request fits the entities.
+fn check(entities: &Join, request: &PlanRequest<'_>) -> Result<(), PlanError> {
     if request.spec.lists.is_some() != request.catalogue.is_some() {
         return Err(PlanError::NoCatalogue);
     }
     if let Some(catalogue) = &request.catalogue {
         catalogue.check(entities.kinds())?;
     }
-    join_previous(entities, request).await
+    if entities.kinds().is_empty() || request.limit == Some(0) {
+        let files = entities.tables().iter().map(|table| table.path.as_str());
+        let files = files.collect::<Vec<_>>().join(", ");
+        return Err(PlanError::Empty { files });
+    }
+    Ok(())
 }
 
 /// Makes the plan of a run and writes its shards, but not the plan, with the help of `shared`. Returns the samples with
@@ -226,12 +233,7 @@ async fn made<'a>(
 }
 
 /// Joins last night's knowledge to the entities and checks that it belongs to them.
-async fn join_previous(mut entities: Join, request: &PlanRequest<'_>) -> Result<Joined, PlanError> {
-    if entities.kinds().is_empty() || request.limit == Some(0) {
-        let files = entities.tables().iter().map(|table| table.path.as_str());
-        let files = files.collect::<Vec<_>>().join(", ");
-        return Err(PlanError::Empty { files });
-    }
+async fn joined(mut entities: Join, request: &PlanRequest<'_>) -> Result<Joined, PlanError> {
     let spec_digest = request.spec.digest();
     let mut texts: BTreeMap<Kind, u64> = BTreeMap::new();
     let mut reader = PreviousReader::open(request.previous, request.spec.data_set(), request.date).await?;

@@ -30,12 +30,12 @@ pub(crate) struct EstimateRow {
     seconds: Compared,
 }
 
-/// A row for each pool and audit that was estimated; the last is of all.
+/// A row for each pool and audit of these manifests' kinds that was estimated; the last is of all of them.
 pub(crate) fn rows(estimate: &Estimate, manifests: &[&Manifest]) -> Vec<EstimateRow> {
     let manifest = |kind: Kind| manifests.iter().find(|manifest| manifest.kind == kind);
     let mut rows = Vec::new();
-    for group in &estimate.groups {
-        let figures = manifest(group.kind).and_then(|m| m.figures.get(&group.pool)).copied().unwrap_or_default();
+    for (group, manifest) in estimate.groups.iter().filter_map(|group| Some((group, manifest(group.kind)?))) {
+        let figures = manifest.figures.get(&group.pool).copied().unwrap_or_default();
         let pool = if group.pool.is_empty() { String::new() } else { format!(", {}", group.pool) };
         rows.push(EstimateRow {
             name: format!("{}s{pool}", group.kind),
@@ -43,9 +43,8 @@ pub(crate) fn rows(estimate: &Estimate, manifests: &[&Manifest]) -> Vec<Estimate
             seconds: Compared::new(group.seconds, figures.engine_seconds),
         });
     }
-    for (kind, seconds) in &estimate.audits {
-        let audits = manifest(*kind).into_iter().flat_map(|manifest| manifest.audit.values());
-        let outcome = audits.map(|audit| audit.plain_seconds + audit.seconds).sum();
+    for (kind, seconds, manifest) in estimate.audits.iter().filter_map(|(kind, s)| Some((kind, s, manifest(*kind)?))) {
+        let outcome = manifest.audit.values().map(|audit| audit.plain_seconds + audit.seconds).sum();
         let name = format!("audit of {kind}s");
         rows.push(EstimateRow { name, tokens: Compared::default(), seconds: Compared::new(*seconds, outcome) });
     }

@@ -84,6 +84,56 @@ impl EntityReader {
     }
 }
 
+/// Reads the entities of tables, in their order.
+#[derive(Debug)]
+pub struct TablesReader {
+    tables: Arc<[EntityTable]>,
+    /// Whether histories come as their lengths, see [`EntityReader::open_counting`].
+    counting: bool,
+    table: usize,
+    reader: Option<EntityReader>,
+}
+
+impl TablesReader {
+    /// A reader of whole entities.
+    pub fn new(tables: impl Into<Arc<[EntityTable]>>) -> Self {
+        Self { tables: tables.into(), counting: false, table: 0, reader: None }
+    }
+
+    /// A reader of all but what histories tell, see [`EntityReader::open_counting`].
+    pub fn counting(tables: impl Into<Arc<[EntityTable]>>) -> Self {
+        Self { counting: true, ..Self::new(tables) }
+    }
+
+    /// The table of the batch that came last.
+    pub fn table(&self) -> &str {
+        let last = self.tables.len().saturating_sub(1);
+        self.tables.get(self.table.min(last)).map_or("", |table| &table.path)
+    }
+
+    /// The next entities, or `None` at the end.
+    ///
+    /// # Errors
+    /// The first row that is wrong.
+    pub async fn next_batch(&mut self) -> Result<Option<Vec<Entity>>, RowError> {
+        while let Some(table) = self.tables.get(self.table) {
+            let reader = match &mut self.reader {
+                Some(reader) => reader,
+                none => none.insert(match self.counting {
+                    true => EntityReader::open_counting(table).await?,
+                    false => EntityReader::open(table).await?,
+                }),
+            };
+            if let Some(entities) = reader.next_batch().await? {
+                return Ok(Some(entities));
+            }
+            self.reader = None;
+            self.table += 1;
+        }
+        Ok(None)
+    }
+}
+
 fn check_columns(table: &EntityTable, names: &[String]) -> Result<(), RowError> {
     let columns = &table.columns;
     let needed = [(&columns.id, "id", true), (&columns.kind, "kind", table.kind.is_none())];

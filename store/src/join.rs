@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::entities::EntityReader;
+use crate::entities::{EntityReader, TablesReader};
 use crate::rows::RowError;
 use crate::spill::{PARTITIONS, Records, Spill, SpillError, partition_of};
 use laser_schema::entity::{Entity, EntityId, EntityTable, IdType, Kind};
@@ -195,7 +195,7 @@ impl Join {
             return Err(JoinError::DuplicateEmbedding { file, row, id });
         }
         let Self { tables, kinds, embeddings, .. } = self;
-        Ok(Joined(Arc::new(Matched { tables, kinds, embeddings, rows, by_row })))
+        Ok(Joined(Arc::new(Matched { tables: tables.into(), kinds, embeddings, rows, by_row })))
     }
 
     fn duplicate(&self, row: u64, kind: Kind, id: &EntityId) -> JoinError {
@@ -320,7 +320,7 @@ pub struct Joined(Arc<Matched>);
 
 #[derive(Debug)]
 struct Matched {
-    tables: Vec<EntityTable>,
+    tables: Arc<[EntityTable]>,
     kinds: BTreeMap<Kind, KindIds>,
     embeddings: BTreeMap<Kind, ExternalEmbeddings>,
     rows: u64,
@@ -359,17 +359,16 @@ impl Joined {
 
     /// Reads all entities in the order of the tables.
     pub fn reader(&self) -> JoinReader {
-        self.read(false)
+        self.read(TablesReader::new(self.0.tables.clone()))
     }
 
     /// Reads all entities but for what histories tell, see [`EntityReader::open_counting`].
     pub fn counting_reader(&self) -> JoinReader {
-        self.read(true)
+        self.read(TablesReader::counting(self.0.tables.clone()))
     }
 
-    fn read(&self, counting: bool) -> JoinReader {
-        let joined = self.0.clone();
-        JoinReader { joined, counting, table: 0, reader: None, row: 0, range: None, records: HashMap::new() }
+    fn read(&self, tables: TablesReader) -> JoinReader {
+        JoinReader { joined: self.0.clone(), tables, row: 0, range: None, records: HashMap::new() }
     }
 }
 
@@ -377,9 +376,7 @@ impl Joined {
 #[derive(Debug)]
 pub struct JoinReader {
     joined: Arc<Matched>,
-    counting: bool,
-    table: usize,
-    reader: Option<EntityReader>,
+    tables: TablesReader,
     row: u64,
     range: Option<usize>,
     /// The embeddings and texts of the range's rows.
@@ -389,8 +386,7 @@ pub struct JoinReader {
 impl JoinReader {
     /// The table of the batch that came last.
     pub fn table(&self) -> &str {
-        let table = self.joined.tables.get(self.table);
-        table.map_or("", |table| &table.path)
+        self.tables.table()
     }
 
     /// The next entities, or `None` at the end.
@@ -398,32 +394,15 @@ impl JoinReader {
     /// # Errors
     /// The first row that is wrong; [`JoinError::Changed`].
     pub async fn next_batch(&mut self) -> Result<Option<Vec<JoinedEntity>>, JoinError> {
-        while let Some(table) = self.joined.tables.get(self.table) {
-            let reader = match &mut self.reader {
-                Some(reader) => reader,
-                none => none.insert(match self.counting {
-                    true => EntityReader::open_counting(table).await?,
-                    false => EntityReader::open(table).await?,
-                }),
-            };
-            if let Some(entities) = reader.next_batch().await? {
-                let joined: Result<Vec<_>, _> = entities.into_iter().map(|e| self.join(e)).collect();
-                return joined.map(Some);
-            }
-            self.reader = None;
-            self.table += 1;
-        }
-        match self.row == self.joined.rows {
-            true => Ok(None),
-            false => Err(self.changed()),
+        match self.tables.next_batch().await? {
+            Some(entities) => entities.into_iter().map(|entity| self.join(entity)).collect::<Result<_, _>>().map(Some),
+            None if self.row == self.joined.rows => Ok(None),
+            None => Err(self.changed()),
         }
     }
 
     fn changed(&self) -> JoinError {
-        let last = self.joined.tables.len().saturating_sub(1);
-        let file = self.joined.tables.get(self.table.min(last));
-        let file = file.map_or_else(String::new, |table| table.path.clone());
-        JoinError::Changed { file }
+        JoinError::Changed { file: self.table().to_owned() }
     }
 
     fn join(&mut self, mut entity: Entity) -> Result<JoinedEntity, JoinError> {

@@ -35,6 +35,6 @@ pub mod unique;
 pub mod user_items;
 
 pub use cache::Cache;
-pub use entities::EntityReader;
+pub use entities::{EntityReader, TablesReader};
 pub use location::{Location, LocationError, StoreError};
 pub use rows::RowError;

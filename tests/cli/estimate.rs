@@ -1,12 +1,16 @@
 //! `laser plan --estimate`: what a night is expected to take, and what it took.
 
 use std::fs;
+use std::path::Path;
 
 use laser_schema::estimate::Estimate;
 use serde_json::{Value, json};
 
 use crate::report::page;
-use crate::{USERS, Workspace, assert_contains, assert_prints, assert_refused, entries, lists, only, read_json};
+use crate::{
+    TONIGHT, USERS, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, lists, only,
+    read_json,
+};
 
 /// More than a batch of users, so that some of them are in a sample and others are not.
 fn workspace() -> Workspace {
@@ -43,6 +47,21 @@ fn an_estimate_from_all_rows_knows_their_tokens() {
     assert!(group.seconds.low > 0.0 && before.audits[0].1.mean > 0.0);
     let page = page(&workspace, &workspace.path("out"));
     assert_contains(&page, &["Estimate and outcome", "audit of users", "<td>1.00</td>"]);
+}
+
+#[test]
+fn a_page_of_one_kind_compares_that_kind_with_its_estimate() {
+    let workspace = Workspace::with(&[TONIGHT]);
+    assert_exit(&workspace.command("plan", &[]).arg("--estimate").output().unwrap(), 0);
+    assert_exit(&workspace.run(&[]), 0);
+    let published = workspace.published("2026-01-02");
+    let page_of = |folder: &Path| page(&workspace, folder);
+    assert_contains(&page_of(&workspace.path("out")), &["audit of users", "audit of items"]);
+    for (folder, own, other) in [(&published[0], "users", "items"), (&published[1], "items", "users")] {
+        let page = page_of(folder);
+        assert_contains(&page, &["Estimate and outcome", &format!("audit of {own}")]);
+        assert!(!page.contains(&format!("audit of {other}")), "{other} were estimated, and this page has none");
+    }
 }
 
 #[test]

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use laser_schema::{Digest, Kind};
-use laser_store::join::{JoinError, JoinReader, Joined, JoinedEntity};
-use laser_store::parallel;
+use laser_schema::Kind;
+use laser_store::join::{JoinError, JoinReader, JoinedEntity};
 use laser_store::run_store::Prompt;
+use laser_store::{TablesReader, parallel};
 use rayon::prelude::*;
 use tokio::sync::mpsc::{Receiver, channel};
 use tokio::task::JoinHandle;
@@ -37,13 +37,25 @@ impl Range {
         };
         parallel::try_collect(self.entities.par_iter().map(render))
     }
+}
 
-    /// The digest of all that a template sees of the entities.
-    pub(super) fn digest(&self) -> Digest {
-        let digest = |JoinedEntity { entity, .. }: &JoinedEntity| {
-            Digest::of_json(&(entity.kind, &entity.id, entity.interactions, &entity.attributes, &entity.history))
-        };
-        Digest::of_json(&self.entities.par_iter().map(digest).collect::<Vec<_>>())
+/// Where the entities of a run come from.
+pub(super) enum Batches {
+    /// With all that belongs to them.
+    Joined(JoinReader),
+    /// As far as prompts are made of them: without earlier texts, and without embeddings that are not of their tables.
+    Entities(TablesReader),
+}
+
+impl Batches {
+    async fn next(&mut self) -> Result<Option<Vec<JoinedEntity>>, JoinError> {
+        let alone = |entity| JoinedEntity { entity, texts: Vec::new() };
+        match self {
+            Self::Joined(reader) => reader.next_batch().await,
+            Self::Entities(reader) => {
+                Ok(reader.next_batch().await?.map(|entities| entities.into_iter().map(alone).collect()))
+            }
+        }
     }
 }
 
@@ -60,8 +72,8 @@ pub(super) struct Ranges<'a> {
 }
 
 impl<'a> Ranges<'a> {
-    pub(super) fn new(joined: &Joined, request: &'a PlanRequest<'a>) -> Self {
-        let (batches, reading) = read_ahead(joined.reader());
+    pub(super) fn new(batches: Batches, request: &'a PlanRequest<'a>) -> Self {
+        let (batches, reading) = read_ahead(batches);
         let histories = request.catalogue.map(Histories::new);
         Self { request, batches, reading: Some(reading), histories, taken: BTreeMap::new(), next: 0 }
     }
@@ -102,10 +114,10 @@ impl<'a> Ranges<'a> {
 
 /// Reads a batch ahead, so that tables are decoded while prompts are rendered. The task ends with the error of a batch
 /// that cannot be read.
-fn read_ahead(mut reader: JoinReader) -> (Receiver<Vec<JoinedEntity>>, JoinHandle<Result<(), JoinError>>) {
+fn read_ahead(mut batches: Batches) -> (Receiver<Vec<JoinedEntity>>, JoinHandle<Result<(), JoinError>>) {
     let (sender, receiver) = channel(1);
     let reading = tokio::spawn(async move {
-        while let Some(batch) = reader.next_batch().await? {
+        while let Some(batch) = batches.next().await? {
             if sender.send(batch).await.is_err() {
                 break;
             }

@@ -51,6 +51,7 @@ pub async fn plan_sample(
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<(Plan, Plan), PlanError> {
     let samples = Samples { rows: sample.rows, seed: request.seed, kinds: BTreeMap::new() };
+    super::check(&entities, request)?;
     let joined = super::joined(entities, request).await?;
     let (whole, samples) = super::made(None, &joined, request, (None, Some(samples)), progress).await?;
     let kinds = samples.map(|samples| samples.kinds).unwrap_or_default();

@@ -10,18 +10,19 @@
 //! If the planner dies, a helper becomes the planner and finds the prompts that are there.
 
 use std::collections::{HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use laser_schema::job::Plan;
-use laser_schema::{Digest, Kind};
+use laser_schema::{Digest, EntityTable, Kind};
 use laser_store::data_set::parts_in_flight;
-use laser_store::join::Joined;
-use laser_store::location::LocationError;
+use laser_store::join::{Join, JoinError, Joined};
 use laser_store::run_store::{Prompt, RunStore, prompts_name};
+use laser_store::{Location, LocationError, TablesReader};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
-use super::ranges::{Range, Ranges};
+use super::ranges::{Batches, Range, Ranges};
 use super::{PlanError, PlanRequest};
 use crate::nats::{NatsClient, NatsError, Planner};
 
@@ -38,19 +39,23 @@ const MISSED_MAX: u32 = 2;
 /// Plans a run with whoever else does.
 pub(super) async fn plan(
     store: &RunStore,
-    joined: &Joined,
+    entities: Join,
     request: &PlanRequest<'_>,
     client: &NatsClient,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Plan, PlanError> {
-    let me = client.new_planner(input(joined, request));
-    let planner = match become_planner(store, joined, request, (client, &me), progress).await? {
+    let tables: Arc<[EntityTable]> = entities.tables().into();
+    let content = content(&tables).await?;
+    let me = client.new_planner(input((&tables, &content), request));
+    let planner = match become_planner(store, &tables, request, (client, &me), progress).await? {
         Part::Planned(plan) => return Ok(*plan),
         Part::Planner => Some(Shared::new(client, store, me).await?),
         Part::Alone => None,
     };
     let _renewal = planner.as_ref().map(Shared::renew);
-    let plan = super::made(Some(store), joined, request, (planner, None), progress).await?.0;
+    let joined = super::joined(entities, request).await?;
+    let plan = super::made(Some(store), &joined, request, (planner, None), progress).await?.0;
+    ensure_unchanged(&tables, &content).await?;
     let plan = store.write_plan(plan).await?;
     remove_prompts(store).await;
     Ok(plan)
@@ -69,7 +74,7 @@ enum Part {
 /// Helps as long as another coordinator plans the run.
 async fn become_planner(
     store: &RunStore,
-    joined: &Joined,
+    tables: &Arc<[EntityTable]>,
     request: &PlanRequest<'_>,
     (client, me): (&NatsClient, &Planner),
     progress: &mut (dyn FnMut(u64) + Send),
@@ -92,7 +97,7 @@ async fn become_planner(
         tracing::info!(run, "another coordinator plans this run; rendering prompts for it");
         let helper = Helper { client, store, planner, request };
         let helped = async {
-            helper.render(joined, progress).await?;
+            helper.render(tables, progress).await?;
             helper.wait().await
         };
         match helped.await {
@@ -120,12 +125,30 @@ async fn other_planner(client: &NatsClient, run: &str, me: &Planner) -> Result<O
     }
 }
 
-/// What prompts and ranges depend on, but for the content of the tables.
-fn input(joined: &Joined, request: &PlanRequest<'_>) -> Digest {
+/// What prompts and ranges depend on.
+fn input(tables: (&[EntityTable], &[Digest]), request: &PlanRequest<'_>) -> Digest {
     let canary = request.canary.map(|entities| entities.canary());
-    let tables = (joined.tables(), joined.rows());
+    let field = request.catalogue.map(|catalogue| catalogue.field);
     let prompts = Kind::ALL.map(|kind| request.prompts.digest(kind));
-    Digest::of_json(&(env!("CARGO_PKG_VERSION"), request.spec.digest(), prompts, request.limit, canary, tables))
+    Digest::of_json(&(env!("CARGO_PKG_VERSION"), request.spec.digest(), prompts, request.limit, canary, field, tables))
+}
+
+/// What the tables hold.
+async fn content(tables: &[EntityTable]) -> Result<Vec<Digest>, LocationError> {
+    let mut content = Vec::new();
+    for table in tables {
+        content.push(Location::parse(&table.path)?.fingerprint().await?);
+    }
+    Ok(content)
+}
+
+/// Coordinators that read a table at different times have to read the same.
+async fn ensure_unchanged(tables: &[EntityTable], before: &[Digest]) -> Result<(), PlanError> {
+    let now = content(tables).await?;
+    match tables.iter().zip(now.iter().zip(before)).find(|(_, (now, before))| now != before) {
+        Some((table, _)) => Err(JoinError::Changed { file: table.path.clone() }.into()),
+        None => Ok(()),
+    }
 }
 
 /// They are of no use any more, and the run does not need them gone.
@@ -152,8 +175,12 @@ struct Helper<'a> {
 
 impl Helper<'_> {
     /// Renders ranges until there are no more, or the planner is gone.
-    async fn render(&self, joined: &Joined, progress: &mut (dyn FnMut(u64) + Send)) -> Result<(), HelpError> {
-        let mut ranges = Ranges::new(joined, self.request);
+    async fn render(
+        &self,
+        tables: &Arc<[EntityTable]>,
+        progress: &mut (dyn FnMut(u64) + Send),
+    ) -> Result<(), HelpError> {
+        let mut ranges = Ranges::new(Batches::Entities(TablesReader::new(tables.clone())), self.request);
         let mut writing: JoinSet<Result<(), LocationError>> = JoinSet::new();
         let (mut mine, mut read) = (None, 0);
         while let Some(range) = ranges.next().await? {
@@ -166,9 +193,9 @@ impl Helper<'_> {
             }
             if mine == Some(range.number) {
                 let prompts = range.render(self.request.prompts).map_err(PlanError::from)?;
-                let (store, digest) = (self.store.clone(), range.digest());
+                let (store, input) = (self.store.clone(), self.planner.input.clone());
                 written(&mut writing, parts_in_flight()).await?;
-                writing.spawn(async move { store.write_prompts(range.number, &digest, &prompts).await });
+                writing.spawn(async move { store.write_prompts(range.number, &input, &prompts).await });
             }
             progress(read);
         }
@@ -236,10 +263,10 @@ impl<'a> Shared<'a> {
 
     /// Whether the planner is to render a range itself. Ranges come in their order.
     async fn takes(&mut self, range: &Range) -> bool {
-        if !self.known.is_empty() && self.known.contains(&prompts_name(range.number, &range.digest())) {
+        let range = range.number;
+        if self.known.contains(&prompts_name(range, &self.me.input)) {
             return false;
         }
-        let range = range.number;
         while self.is_open && self.mine.is_none_or(|mine| mine < range) {
             match self.client.take_range(self.store.name(), &self.me, range).await {
                 Ok(taken) => {
@@ -257,11 +284,12 @@ impl<'a> Shared<'a> {
 
     /// Waits in a task for the prompts of a range, for at most a lease.
     fn fetch(&self, range: &Range) -> JoinHandle<Option<Vec<Prompt>>> {
-        let (store, number, digest, count) = (self.store.clone(), range.number, range.digest(), range.entities.len());
+        let (store, number, count) = (self.store.clone(), range.number, range.entities.len());
+        let input = self.me.input.clone();
         let until = Instant::now() + self.client.planning_lease();
         tokio::spawn(async move {
             loop {
-                match store.prompts(number, &digest, count).await {
+                match store.prompts(number, &input, count).await {
                     Ok(Some(prompts)) => return Some(prompts),
                     Ok(None) if Instant::now() < until => sleep(PAUSE).await,
                     Ok(None) => return None,
@@ -303,7 +331,7 @@ enum Source {
 
 impl<'a> Prompts<'a> {
     pub(super) fn new(joined: &Joined, request: &'a PlanRequest<'a>, shared: Option<Shared<'a>>) -> Self {
-        let ranges = Ranges::new(joined, request);
+        let ranges = Ranges::new(Batches::Joined(joined.reader()), request);
         Self { request, ranges, shared, window: VecDeque::new(), is_ended: false }
     }
 

@@ -10,6 +10,7 @@ use laser_schema::job::{Action, Plan, ShardRow};
 use laser_schema::{Digest, Kind};
 use laser_store::Location;
 use laser_store::run_store::RunStore;
+use serde_json::json;
 use tokio::runtime::Runtime;
 
 use crate::nats_server::{Server, Version};
@@ -183,6 +184,27 @@ fn a_helper_becomes_the_planner_and_finds_the_prompts() {
         assert_eq!(found.prompt, [&*expected.prompt, &[7]].concat());
     });
     assert!(runtime.block_on(store.known_prompts()).unwrap().is_empty());
+}
+
+/// The planner's own entities are the same, but a helper may have rendered others.
+#[test]
+fn a_table_that_changes_under_way_is_refused() {
+    let (night, server) = (night(), Server::start(Version::New));
+    let (mut progress, meeting) = held();
+    scope(|scope| {
+        let planner = scope.spawn(|| {
+            block(async {
+                let (client, output) = (client(&server.config()).await, night.output("out"));
+                night.plan_with(1 << 30, Some(&output), Some(&client), &mut progress).await.unwrap_err().to_string()
+            })
+        });
+        meeting.wait();
+        night.write("items.jsonl", (0..5).map(|id| json!({"id": format!("i{id}"), "genre": "Drama"})));
+        meeting.wait();
+        let error = planner.join().unwrap();
+        assert!(error.contains("items.jsonl: was changed while it was read; run again"), "{error}");
+    });
+    assert!(block(store(&night).plan()).unwrap().is_none());
 }
 
 #[test]
