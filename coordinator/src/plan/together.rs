@@ -1,16 +1,17 @@
 //! Planning by several coordinators of one run.
 //!
 //! One of them is the planner: it makes the plan as if it were alone, but for prompts that others have rendered. The
-//! others help: each takes the next range, renders it, and leaves the prompts in the run's folder. Ranges are taken
-//! one by one ([`NatsClient::take_range`]), so a faster process takes more of them. A planner that is alone takes them
-//! all and leaves nothing.
+//! others help: each reads the tables, takes the next range, renders it, and leaves the prompts in the run's folder.
+//! Helpers join nothing, so they begin while the planner does. Ranges are taken one by one
+//! ([`NatsClient::take_range`]), so a faster process takes more of them. A planner that is alone takes them all and
+//! leaves nothing.
 //!
-//! Nothing depends on it. Prompts are a function of the entities, so the plan is the same whoever rendered them.
-//! Without NATS a coordinator plans alone. What a helper owes and does not bring within a lease, the planner renders.
-//! If the planner dies, a helper becomes the planner and finds the prompts that are there.
+//! Nothing depends on it. Prompts are a function of the entities, so the plan is the same whoever rendered them, as
+//! long as all read the same tables: one that changes before the plan is made is refused. Without NATS a coordinator
+//! plans alone. What a helper owes and does not bring within a lease, the planner renders. If the planner dies, a helper
+//! becomes the planner and finds the prompts that are there.
 
 use std::collections::{HashSet, VecDeque};
-use std::sync::Arc;
 use std::time::Duration;
 
 use laser_schema::job::Plan;
@@ -44,7 +45,7 @@ pub(super) async fn plan(
     client: &NatsClient,
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Plan, PlanError> {
-    let tables: Arc<[EntityTable]> = entities.tables().into();
+    let tables = entities.tables().to_vec();
     let content = content(&tables).await?;
     let me = client.new_planner(input((&tables, &content), request));
     let planner = match become_planner(store, &tables, request, (client, &me), progress).await? {
@@ -74,7 +75,7 @@ enum Part {
 /// Helps as long as another coordinator plans the run.
 async fn become_planner(
     store: &RunStore,
-    tables: &Arc<[EntityTable]>,
+    tables: &[EntityTable],
     request: &PlanRequest<'_>,
     (client, me): (&NatsClient, &Planner),
     progress: &mut (dyn FnMut(u64) + Send),
@@ -175,12 +176,8 @@ struct Helper<'a> {
 
 impl Helper<'_> {
     /// Renders ranges until there are no more, or the planner is gone.
-    async fn render(
-        &self,
-        tables: &Arc<[EntityTable]>,
-        progress: &mut (dyn FnMut(u64) + Send),
-    ) -> Result<(), HelpError> {
-        let mut ranges = Ranges::new(Batches::Entities(TablesReader::new(tables.clone())), self.request);
+    async fn render(&self, tables: &[EntityTable], progress: &mut (dyn FnMut(u64) + Send)) -> Result<(), HelpError> {
+        let mut ranges = Ranges::new(Batches::Entities(TablesReader::new(tables)), self.request);
         let mut writing: JoinSet<Result<(), LocationError>> = JoinSet::new();
         let (mut mine, mut read) = (None, 0);
         while let Some(range) = ranges.next().await? {
