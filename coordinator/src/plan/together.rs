@@ -8,8 +8,8 @@
 //!
 //! Nothing depends on it. Prompts are a function of the entities, so the plan is the same whoever rendered them, as
 //! long as all read the same tables: one that changes before the plan is made is refused. Without NATS a coordinator
-//! plans alone. What a helper owes and does not bring within a lease, the planner renders. If the planner dies, a helper
-//! becomes the planner and finds the prompts that are there.
+//! plans alone. What a helper owes and does not bring within a lease, the planner renders. If the planner dies, a
+//! helper becomes the planner and finds the prompts that are there.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::Duration;
