@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use bytes::Bytes;
 use laser_decode::{Neighbours, NeighboursOptions, Trie, build_neighbours};
 use laser_schema::Entity;
-use laser_store::entities::EntityReader;
+use laser_store::TablesReader;
 use laser_worker::lists::Counted;
 
 use crate::config::Config;
@@ -15,12 +15,10 @@ use crate::config::Config;
 /// A table that cannot be read.
 pub(crate) async fn count(config: &Config, field: &str, trie: &Trie) -> Result<Bytes> {
     let mut histories: Vec<Vec<u32>> = Vec::new();
-    for table in &config.input {
-        let mut reader = EntityReader::open(table).await?;
-        while let Some(users) = reader.next_batch().await? {
-            let items = |user: &Entity| user.history.items(field).filter_map(|item| trie.find(&item)).collect();
-            histories.extend(users.iter().map(items));
-        }
+    let mut reader = TablesReader::new(config.input.as_slice());
+    while let Some(users) = reader.next_batch().await? {
+        let items = |user: &Entity| user.history.items(field).filter_map(|item| trie.find(&item)).collect();
+        histories.extend(users.iter().map(items));
     }
     let items = u32::try_from(trie.items())?;
     let built = tokio::task::spawn_blocking(move || {

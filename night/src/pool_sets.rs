@@ -13,6 +13,7 @@ use laser_pool_builder::{
 use laser_schema::layout::{DataSet, dated_name};
 use laser_schema::{Digest, Progress};
 use laser_store::Location;
+use laser_store::entities::fingerprints;
 use laser_store::previous::{self, PreviousReader, PreviousSource};
 use serde::Serialize;
 
@@ -151,10 +152,7 @@ async fn default_version(
     sources: &[PreviousSource],
     before: Date,
 ) -> Result<String> {
-    let mut inputs = Vec::new();
-    for table in &config.input {
-        inputs.push(Location::parse(&table.path)?.fingerprint().await?);
-    }
+    let inputs = fingerprints(&config.input).await?;
     let identity = Digest::of_json(&(
         Digest::from_bytes(model.tokenizer.fingerprint()),
         &config.input,

@@ -7,11 +7,12 @@
 use std::sync::Arc;
 
 use laser_schema::history::TIMESTAMP;
-use laser_schema::{Columns, Entity, EntityTable, History, Kind};
+use laser_schema::{Columns, Digest, Entity, EntityTable, History, Kind};
 use rayon::prelude::*;
 use serde_json::{Map, Value};
 
 use crate::histories::{Histories, in_order};
+use crate::location::{Location, LocationError};
 use crate::parallel;
 use crate::rows::{NumberedRow, RowError, RowReader, ValueError, id_value};
 use crate::table::{Select, is_list};
@@ -82,6 +83,18 @@ impl EntityReader {
         let entities = parallel::try_collect(rows.into_par_iter().enumerate().map(entity));
         entities.map(Some).map_err(|(row, reason)| self.rows.error(row, reason))
     }
+}
+
+/// Digests that change whenever their tables do, see [`Location::fingerprint`].
+///
+/// # Errors
+/// A table that is not there, or the store's error.
+pub async fn fingerprints(tables: &[EntityTable]) -> Result<Vec<Digest>, LocationError> {
+    let mut found = Vec::with_capacity(tables.len());
+    for table in tables {
+        found.push(Location::parse(&table.path)?.fingerprint().await?);
+    }
+    Ok(found)
 }
 
 /// Reads the entities of tables, in their order.

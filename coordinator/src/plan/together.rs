@@ -17,9 +17,10 @@ use std::time::Duration;
 use laser_schema::job::Plan;
 use laser_schema::{Digest, EntityTable, Kind};
 use laser_store::data_set::parts_in_flight;
+use laser_store::entities::fingerprints;
 use laser_store::join::{Join, JoinError, Joined};
 use laser_store::run_store::{Prompt, RunStore, prompts_name};
-use laser_store::{Location, LocationError, TablesReader};
+use laser_store::{LocationError, TablesReader};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
@@ -46,7 +47,7 @@ pub(super) async fn plan(
     progress: &mut (dyn FnMut(u64) + Send),
 ) -> Result<Plan, PlanError> {
     let tables = entities.tables().to_vec();
-    let content = content(&tables).await?;
+    let content = fingerprints(&tables).await?;
     let me = client.new_planner(input((&tables, &content), request));
     let planner = match become_planner(store, &tables, request, (client, &me), progress).await? {
         Part::Planned(plan) => return Ok(*plan),
@@ -134,18 +135,9 @@ fn input(tables: (&[EntityTable], &[Digest]), request: &PlanRequest<'_>) -> Dige
     Digest::of_json(&(env!("CARGO_PKG_VERSION"), request.spec.digest(), prompts, request.limit, canary, field, tables))
 }
 
-/// What the tables hold.
-async fn content(tables: &[EntityTable]) -> Result<Vec<Digest>, LocationError> {
-    let mut content = Vec::new();
-    for table in tables {
-        content.push(Location::parse(&table.path)?.fingerprint().await?);
-    }
-    Ok(content)
-}
-
 /// Coordinators that read a table at different times have to read the same.
 async fn ensure_unchanged(tables: &[EntityTable], before: &[Digest]) -> Result<(), PlanError> {
-    let now = content(tables).await?;
+    let now = fingerprints(tables).await?;
     match tables.iter().zip(now.iter().zip(before)).find(|(_, (now, before))| now != before) {
         Some((table, _)) => Err(JoinError::Changed { file: table.path.clone() }.into()),
         None => Ok(()),

@@ -7,7 +7,7 @@ use laser_pool_builder::PoolRegistry;
 use laser_schema::layout::{Pins, dated_name};
 use laser_schema::lists::ListRows;
 use laser_schema::{Digest, Progress};
-use laser_store::Location;
+use laser_store::entities::fingerprints;
 use laser_store::previous::{self, PreviousSource};
 use laser_store::run_store::{PlannedRun, RunStore};
 
@@ -69,10 +69,7 @@ impl Night<'_> {
 
     /// The run on a date, named by what it depends on, so that it is found again.
     async fn run_of(&self, date: Date) -> Result<RunStore> {
-        let mut inputs = Vec::new();
-        for table in &self.config.input {
-            inputs.push(Location::parse(&table.path)?.fingerprint().await?);
-        }
+        let inputs = fingerprints(&self.config.input).await?;
         let run = RunConfig { date: None, attempts: 0, memory_mb: 0, deadline: None, ..self.config.run.clone() };
         let identity = Digest::of_json(&(
             self.spec.digest(),
