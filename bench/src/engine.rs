@@ -72,8 +72,9 @@ struct Forward {
     against_first: f64,
     /// What the cached context adds: median of the differences in each round.
     attention_seconds: f64,
-    /// What scoring the tokens adds, in the same way.
-    unembedding_seconds: f64,
+    /// What scoring the tokens adds, in the same way: the last layer's MLP, which others than scored tokens do not need,
+    /// the unembedding, and the search for the most probable tokens.
+    scoring_seconds: f64,
     /// Bytes of weights a second, by the median.
     weight_bandwidth: Option<f64>,
 }
@@ -99,7 +100,7 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
             let seconds = probe.forward(engine.as_mut(), *tokens)?;
             times.whole.push(seconds);
             times.attention.push(seconds - bare.forward(engine.as_mut(), *tokens)?);
-            times.unembedding.push(seconds - probe.unscored(engine.as_mut(), *tokens)?);
+            times.scoring.push(seconds - probe.unscored(engine.as_mut(), *tokens)?);
         }
     }
     let first = median(&mut times[0].whole);
@@ -112,7 +113,7 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
             least_seconds: times.whole[0],
             median_seconds,
             attention_seconds: median(&mut times.attention),
-            unembedding_seconds: median(&mut times.unembedding),
+            scoring_seconds: median(&mut times.scoring),
             against_first: median_seconds / first,
             weight_bandwidth: weight_bytes(info, options).map(|bytes| bytes / median_seconds),
         }
@@ -134,7 +135,7 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
 struct Times {
     whole: Vec<f64>,
     attention: Vec<f64>,
-    unembedding: Vec<f64>,
+    scoring: Vec<f64>,
 }
 
 /// Bytes of the weights that a forward multiplies with; unknown where a library of kernels quantises them.
@@ -185,7 +186,7 @@ impl EngineReport {
     /// As a table.
     pub(super) fn render(&self, style: Style) -> String {
         let mut table = Table::new(&[
-            "tokens", "median ms", "least ms", "against first", "attention ms", "unembedding ms", "weights GB/s",
+            "tokens", "median ms", "least ms", "against first", "attention ms", "scoring ms", "weights GB/s",
             "of reads",
         ]);
         for forward in &self.forwards {
@@ -197,7 +198,7 @@ impl EngineReport {
                 format!("{:.3}", 1e3 * forward.least_seconds),
                 format!("{:.2}", forward.against_first),
                 format!("{:.3}", 1e3 * forward.attention_seconds),
-                format!("{:.3}", 1e3 * forward.unembedding_seconds),
+                format!("{:.3}", 1e3 * forward.scoring_seconds),
                 or_dash(bandwidth.map(|b| format!("{:.1}", b / 1e9))),
                 or_dash(bandwidth.map(|b| format!("{:.0} %", 100.0 * b / self.read_bandwidth))),
             ]);

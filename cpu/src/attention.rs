@@ -131,7 +131,7 @@ fn attend_block(span: &Span<'_>, block: Range<usize>, cache: &HeadCache<'_>, gro
     for row in 0..own.scores.rows() {
         let hidden = span.hidden(block.start + row / group);
         let scores = &mut own.scores.row_mut(row);
-        let sum = vectorized(|| exponentials(scores, span.cached, hidden));
+        let sum = exponentials(scores, span.cached, hidden);
         own.sums_of_weights.push(sum);
     }
     cache.values(total).multiply(&own.scores, &mut own.sums);
@@ -143,10 +143,14 @@ fn attend_block(span: &Span<'_>, block: Range<usize>, cache: &HeadCache<'_>, gro
     }
 }
 
-/// Scores to softmax weights before the division by their sum, which is returned. Columns from `cached` on whose bit is
-/// set in `hidden` get weight 0.
+vectorized! {
+    /// Scores to softmax weights before the division by their sum, which is returned. Columns from `cached` on whose bit
+    /// is set in `hidden` get weight 0.
+    fn exponentials = row_exponentials(scores: &mut [f32], cached: usize, hidden: &[u64]) -> f32;
+}
+
 #[inline(always)]
-fn exponentials(scores: &mut [f32], cached: usize, hidden: &[u64]) -> f32 {
+fn row_exponentials(scores: &mut [f32], cached: usize, hidden: &[u64]) -> f32 {
     for (node, score) in scores[cached..].iter_mut().enumerate() {
         if hidden[node / 64] >> (node % 64) & 1 == 1 {
             *score = f32::NEG_INFINITY;

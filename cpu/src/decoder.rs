@@ -19,7 +19,7 @@ use crate::{
     rope::Rope,
     sample::Weights,
     shape::ModelShape,
-    skinny::{PackedMatrix, Rows, vectorized},
+    skinny::{PackedMatrix, Rows},
     top_k::Predictions,
     vector::{norm_in_place, silu_times},
 };
@@ -167,7 +167,7 @@ impl CpuDecoder {
         let heavy = gate_up.rows() * inner > PARALLEL_ELEMENTS;
         buffers.inner.each(heavy, |row, data| {
             let (gate, up) = gate_up.row(row).split_at(inner);
-            vectorized(|| silu_times(gate, up, data));
+            silu_times(gate, up, data);
         });
         weights.down.forward(&buffers.inner, &mut buffers.projected);
         add_rows(&mut buffers.x, &buffers.projected);
@@ -228,7 +228,7 @@ fn norm_rows(x: &Rows, scale: &[f32], eps: f64, y: &mut Rows) {
     y.reshape(x.rows(), scale.len());
     y.each(x.rows() * scale.len() > PARALLEL_ELEMENTS, |row, to| {
         to.copy_from_slice(x.row(row));
-        vectorized(|| norm_in_place(to, scale, eps));
+        norm_in_place(to, scale, eps);
     });
 }
 

@@ -5,7 +5,7 @@ use laser_decode::{Candidate, Draw};
 use crate::{
     sample::{Weights, sample},
     skinny::vectorized,
-    top_k::{log_sum, scan},
+    top_k::{row_log_sum, scan},
 };
 
 /// A scored row of a step, and the tokens that may follow there.
@@ -40,27 +40,35 @@ impl MaskedRow<'_> {
     #[must_use]
     pub fn choose(&self, logits: &[f32], k: usize) -> Option<Allowed> {
         let masked: Vec<f32> = (0..).zip(logits).map(|(token, &logit)| self.masked(token, logit)).collect();
-        vectorized(|| {
-            let mut candidates = Vec::new();
-            scan(&masked, k.max(1), &mut candidates);
-            candidates.retain(|candidate| is_allowed(self.mask, candidate.token));
-            let max = candidates.first()?.log_probability;
-            let log_sum = log_sum(logits);
-            let log_probability = |logit: f32| crate::vector::narrow(f64::from(logit) - log_sum);
-            let choice = match &self.draw {
-                None => candidates[0].token,
-                Some(Draw { sampling, noise }) => sample(&masked, max, sampling, *noise, &mut Weights::new()),
-            };
-            let of = |token: u32| Candidate { token, log_probability: log_probability(logits[token as usize]) };
-            candidates.iter_mut().for_each(|candidate| *candidate = of(candidate.token));
-            Some(Allowed { candidates, choice: of(choice) })
-        })
+        choose(self, &masked, logits, k)
     }
 
     /// The logit, below that of every other token if this one may not follow.
     fn masked(&self, token: u32, logit: f32) -> f32 {
         if is_allowed(self.mask, token) { logit.max(f32::MIN) } else { f32::NEG_INFINITY }
     }
+}
+
+vectorized! {
+    /// [`MaskedRow::choose`], of logits and those that the mask has left.
+    fn choose = choose_row(row: &MaskedRow<'_>, masked: &[f32], logits: &[f32], k: usize) -> Option<Allowed>;
+}
+
+#[inline(always)]
+fn choose_row(row: &MaskedRow<'_>, masked: &[f32], logits: &[f32], k: usize) -> Option<Allowed> {
+    let mut candidates = Vec::new();
+    scan(masked, k.max(1), &mut candidates);
+    candidates.retain(|candidate| is_allowed(row.mask, candidate.token));
+    let max = candidates.first()?.log_probability;
+    let log_sum = row_log_sum(logits);
+    let log_probability = |logit: f32| crate::vector::narrow(f64::from(logit) - log_sum);
+    let choice = match &row.draw {
+        None => candidates[0].token,
+        Some(Draw { sampling, noise }) => sample(masked, max, sampling, *noise, &mut Weights::new()),
+    };
+    let of = |token: u32| Candidate { token, log_probability: log_probability(logits[token as usize]) };
+    candidates.iter_mut().for_each(|candidate| *candidate = of(candidate.token));
+    Some(Allowed { candidates, choice: of(choice) })
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ impl Predictions {
 
     /// As [`push`](Self::push), in room that is there.
     pub(crate) fn push_with(&mut self, logits: &[f32], k: usize, draw: Option<Draw>, weights: &mut Weights) {
-        let row = vectorized(|| predict(logits, k, draw, &mut self.candidates, weights));
+        let row = predict(logits, k, draw, &mut self.candidates, weights);
         self.rows.push(row);
     }
 
@@ -50,7 +50,7 @@ impl Predictions {
         if tokens.is_empty() {
             return;
         }
-        let log_sum = vectorized(|| log_sum(logits));
+        let log_sum = log_sum(logits);
         let of = |token: &u32| narrow(f64::from(logits[*token as usize]) - log_sum);
         self.asked.extend(tokens.iter().map(of));
     }
@@ -63,16 +63,23 @@ impl Predictions {
     }
 }
 
-/// ln Σ exp(logit).
+vectorized! {
+    /// ln Σ exp(logit).
+    fn log_sum = row_log_sum(logits: &[f32]) -> f64;
+    /// Appends the `k` most probable tokens to `best`.
+    fn predict = predict_row(
+        logits: &[f32], k: usize, draw: Option<Draw>, best: &mut Vec<Candidate>, weights: &mut Weights
+    ) -> Prediction;
+}
+
 #[inline(always)]
-pub(crate) fn log_sum(logits: &[f32]) -> f64 {
+pub(crate) fn row_log_sum(logits: &[f32]) -> f64 {
     let max = max(logits);
     f64::from(max) + sums(logits, max, 1.0).0.ln()
 }
 
-/// Appends the `k` most probable tokens to `best`.
 #[inline(always)]
-fn predict(
+fn predict_row(
     logits: &[f32],
     k: usize,
     draw: Option<Draw>,

@@ -1,4 +1,7 @@
-//! Functions of rows that the compiler turns into vectors, where [`vectorized`](crate::skinny::vectorized) runs them.
+//! Functions of rows that the compiler turns into vectors, in functions that [`vectorized!`](crate::skinny::vectorized)
+//! defines.
+
+use crate::skinny::vectorized;
 
 /// Folds each value into the lane of its place, modulo `N`: lanes do not wait for each other, and whole arrays of them
 /// are what the compiler turns into vectors. It does not with `chunks`, whose last one is shorter, nor with a single
@@ -44,18 +47,23 @@ pub(crate) fn exp(x: f32) -> f32 {
     if x > -87.0 { mantissa * scale } else { 0.0 }
 }
 
-/// `x / √(mean x² + eps) · scale`.
+vectorized! {
+    /// `x / √(mean x² + eps) · scale`.
+    pub(crate) fn norm_in_place = norm(row: &mut [f32], scale: &[f32], eps: f64);
+    /// `silu(gate) · up`, where silu(x) = x / (1 + e^-x).
+    pub(crate) fn silu_times = silu(gate: &[f32], up: &[f32], to: &mut [f32]);
+}
+
 #[inline(always)]
-pub(crate) fn norm_in_place(row: &mut [f32], scale: &[f32], eps: f64) {
+fn norm(row: &mut [f32], scale: &[f32], eps: f64) {
     let sums = by_lane(row, [0.0_f32; LANES], |sum, x| *sum += x * x);
     let mean = f64::from(sums.iter().sum::<f32>()) / row.len() as f64;
     let factor = narrow(1.0 / (mean + eps).sqrt());
     row.iter_mut().zip(scale).for_each(|(x, scale)| *x = *x * factor * scale);
 }
 
-/// `silu(gate) · up`, where silu(x) = x / (1 + e^-x).
 #[inline(always)]
-pub(crate) fn silu_times(gate: &[f32], up: &[f32], to: &mut [f32]) {
+fn silu(gate: &[f32], up: &[f32], to: &mut [f32]) {
     for ((to, gate), up) in to.iter_mut().zip(gate).zip(up) {
         let small = exp(-gate.abs());
         let above = if *gate < 0.0 { small } else { 1.0 };

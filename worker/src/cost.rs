@@ -304,7 +304,7 @@ impl Probe {
         timed(engine, &self.shares(tokens), true)
     }
 
-    /// Measures the same without the unembedding: no token is scored.
+    /// Measures the same with no token scored: without the unembedding, and on CPUs the last layer's MLP.
     ///
     /// # Errors
     /// The engine's.

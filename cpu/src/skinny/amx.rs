@@ -17,11 +17,12 @@ use std::{
 use super::{
     avx512::Vnni,
     bf16::write_pairs,
-    isa::{Isa, isa},
+    isa::{Isa, isa, vectorized},
     kernel::Task,
     layout::Layout,
     packing::{BLOCK, BYTE_LINES, Format, Line, NIBBLE_LINES, PANEL, ZERO},
     quants::{Bytes, NIBBLES, q4k_scales, sum_of_x, write_block},
+    rows::Rows,
 };
 
 /// Rows of a tile.
@@ -86,48 +87,49 @@ impl Shapes {
 }
 
 /// Pairs of bf16 in tiles: of 16 rows at a time 16 pairs each, of their next 16 pairs, and so on.
-pub(super) const PAIR_TILES: Layout = Layout {
-    words: |inputs| inputs / 2,
-    write: |x, inputs, to| {
-        for (first, rows, to) in tiles(inputs / 2, to) {
-            let to = to.as_chunks_mut::<PANEL>().0;
-            for row in 0..rows {
-                let steps = x.row(first + row)[..inputs].as_chunks::<{ 2 * PANEL }>().0;
-                for (values, to) in steps.iter().zip(to[row..].iter_mut().step_by(rows)) {
-                    write_pairs(values, to);
-                }
-            }
-        }
-    },
-};
+pub(super) const PAIR_TILES: Layout = Layout { words: |inputs| inputs / 2, tiles, write: write_pair_tile };
 
 /// Words that a row takes for a block: its quants, and enough for scales and sums of 16 rows, however many a tile has.
 const BLOCK_WORDS: usize = BYTE_LINES + 2 * TILE;
 
 /// Quantised rows in tiles: of 16 rows at a time the quants of a block each, of the next block, and so on; behind them
 /// 16 scales and 16 f32 sums of x a block.
-pub(super) const BLOCK_TILES: Layout = Layout {
-    words: |inputs| inputs.div_ceil(BLOCK) * BLOCK_WORDS,
-    write: |x, inputs, to| {
-        let blocks = inputs.div_ceil(BLOCK);
-        for (first, rows, to) in tiles(blocks * BLOCK_WORDS, to) {
-            let (quants, scales) = to.split_at_mut(blocks * rows * BYTE_LINES);
-            let quants = quants.as_chunks_mut::<BYTE_LINES>().0;
-            for row in 0..rows {
-                for (block, values) in x.row(first + row)[..inputs].chunks(BLOCK).enumerate() {
-                    let (scale, sums) = write_block(values, &mut quants[block * rows + row]);
-                    scales[2 * block * TILE + row] = scale;
-                    scales[(2 * block + 1) * TILE + row] = sum_of_x(scale, sums);
-                }
-            }
-        }
-    },
-};
+pub(super) const BLOCK_TILES: Layout =
+    Layout { words: |inputs| inputs.div_ceil(BLOCK) * BLOCK_WORDS, tiles, write: write_block_tile };
 
-/// Groups of up to 16 rows: the first row, their number, and their room of so many words a row.
-fn tiles(words: usize, to: &mut [u32]) -> impl Iterator<Item = (usize, usize, &mut [u32])> {
-    let groups = to.chunks_mut(TILE * words).enumerate();
-    groups.map(move |(group, to)| (group * TILE, to.len() / words, to))
+/// Groups of 16 rows, and what is left.
+fn tiles(rows: usize) -> Vec<Range<usize>> {
+    (0..rows).step_by(TILE).map(|first| first..rows.min(first + TILE)).collect()
+}
+
+vectorized! {
+    fn write_pair_tile = round_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]);
+    fn write_block_tile = quantise_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]);
+}
+
+#[inline(always)]
+fn round_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]) {
+    let (count, to) = (rows.len(), to.as_chunks_mut::<PANEL>().0);
+    for (place, row) in rows.enumerate() {
+        let steps = x.row(row)[..inputs].as_chunks::<{ 2 * PANEL }>().0;
+        for (values, to) in steps.iter().zip(to[place..].iter_mut().step_by(count)) {
+            write_pairs(values, to);
+        }
+    }
+}
+
+#[inline(always)]
+fn quantise_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]) {
+    let count = rows.len();
+    let (quants, scales) = to.split_at_mut(inputs.div_ceil(BLOCK) * count * BYTE_LINES);
+    let quants = quants.as_chunks_mut::<BYTE_LINES>().0;
+    for (place, row) in rows.enumerate() {
+        for (block, values) in x.row(row)[..inputs].chunks(BLOCK).enumerate() {
+            let (scale, sums) = write_block(values, &mut quants[block * count + place]);
+            scales[2 * block * TILE + place] = scale;
+            scales[(2 * block + 1) * TILE + place] = sum_of_x(scale, sums);
+        }
+    }
 }
 
 /// The product of pairs of bf16, whose number is a multiple of [`LINES`]; `panels` are at least [`PANELS`].
@@ -382,7 +384,8 @@ unsafe fn blocks<const PARTS: usize, const MINIMA: bool>(task: &Task, panel: usi
                 let x = quants.add(block * rows * BYTE_LINES + part * part_lines);
                 let w = w.add(block * block_words);
                 if part == 0 {
-                    Vnni::fetch(w.wrapping_add(4 * block_words), task.format.block_lines());
+                    let ahead = w.wrapping_add(4 * block_words);
+                    (0..task.format.block_lines()).for_each(|line| Vnni::fetch(ahead.wrapping_add(line * PANEL)));
                 }
                 block_sums(x, w.add(part * part_lines * PANEL), &mut sums[number % (AHEAD + 1)]);
             }

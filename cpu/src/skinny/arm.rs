@@ -7,11 +7,17 @@ use super::{kernel::Product, layout::Layout, neon, packing::Format, quants};
 /// Panels that a thread takes at least.
 pub(super) const PANELS: usize = 4;
 
-/// Runs `work`, which is compiled for NEON like all code.
-#[inline(always)]
-pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
-    work()
+/// Defines functions that call their bodies, which are compiled for NEON like all code.
+macro_rules! vectorized {
+    ($($(#[$attribute:meta])* $visibility:vis fn $name:ident $([$($generics:tt)*][$($names:tt)*])? =
+        $body:ident($($argument:ident: $kind:ty),*) $(-> $output:ty)?;)*) => { $(
+        $(#[$attribute])*
+        $visibility fn $name $(<$($generics)*>)? ($($argument: $kind),*) $(-> $output)? {
+            $body $(::<$($names)*>)? ($($argument),*)
+        }
+    )* };
 }
+pub(crate) use vectorized;
 
 /// Whether the processor multiplies bytes four at a time.
 fn has_dot() -> bool {
@@ -21,7 +27,7 @@ fn has_dot() -> bool {
 /// The product of blocks, the same for any number of rows.
 pub(super) fn bytes_product(format: Format, _rows: usize) -> (Product, Layout) {
     let product = if has_dot() { neon::neon_dot } else { neon::neon_bytes };
-    (product, quants::blocks(format))
+    (product, quants::blocks::<{ neon::BYTES_ROWS }>(format))
 }
 
 /// The product of f32 elements; weights in bf16 are widened.

@@ -7,7 +7,7 @@
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{
-    kernel::{STRIPE, Simd, Task, Tile, product, rows},
+    kernel::{Simd, Task, Tile, product, row_tiles, rows, stripe},
     packing::PANEL,
     quants::{Blocks, Bytes},
 };
@@ -127,9 +127,12 @@ unsafe fn add_products(sum: __m256i, unsigned: __m256i, signed: __m256i) -> __m2
     }
 }
 
+/// Rows of a tile of bytes.
+pub(super) const BYTES_ROWS: usize = 4;
+
 product!(
     // 16 registers: twice 4 or 5 for sums, 1 to 4 for weights, 3 for products.
     #[target_feature(enable = "avx2,fma")]
-    avx2_bytes, Blocks<Avx2>, 4,
+    avx2_bytes, Blocks<Avx2>, BYTES_ROWS,
     1 => 4, 2 => 2, 3 => 1, 4 => 1
 );

@@ -7,7 +7,7 @@
 use std::{arch::x86_64::*, mem::transmute, ops::Range};
 
 use super::{
-    kernel::{STRIPE, Simd, Task, Tile, product, rows},
+    kernel::{Simd, Task, Tile, product, row_tiles, rows, stripe},
     packing::PANEL,
     quants::{Blocks, Bytes},
 };
@@ -51,7 +51,16 @@ impl<const PAIRS: bool> Simd for Avx512<PAIRS> {
     unsafe fn store(to: *mut f32, value: __m512) {
         unsafe { _mm512_storeu_ps(to, value) }
     }
+    #[inline(always)]
+    fn fetch(from: *const u32) {
+        if PAIRS {
+            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) };
+        }
+    }
 }
+
+/// Rows of a tile of pairs or of bytes: weights are read from memory once for so many.
+pub(super) const ROWS: usize = 16;
 
 product!(
     // 32 registers: 24 for sums, 3 to 6 for weights.
@@ -62,8 +71,9 @@ product!(
 
 product!(
     #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    avx512_bf16, Avx512<true>, 8,
-    1 => 6, 2 => 6, 3 => 6, 4 => 6, 5 => 4, 6 => 4, 7 => 3, 8 => 3
+    avx512_bf16, Avx512<true>, ROWS,
+    1 => 6, 2 => 6, 3 => 6, 4 => 6, 5 => 4, 6 => 4, 7 => 3, 8 => 3,
+    9 => 2, 10 => 2, 11 => 2, 12 => 2, 13 => 2, 14 => 2, 15 => 1, 16 => 1
 );
 
 /// AVX512-VNNI multiplies unsigned by signed bytes: weights are shifted by 128, and sums start at what that adds.
@@ -127,16 +137,15 @@ impl Bytes for Vnni {
         unsafe { _mm512_storeu_si512(to.cast(), value) }
     }
     #[inline(always)]
-    fn fetch(from: *const u32, lines: usize) {
-        for line in 0..lines {
-            unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(line * PANEL).cast()) };
-        }
+    fn fetch(from: *const u32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) };
     }
 }
 
 product!(
     // 32 registers: twice 12 for sums of blocks and of all, 1 to 6 for weights.
     #[target_feature(enable = "avx512vnni,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-    avx512_vnni, Blocks<Vnni>, 8,
-    1 => 6, 2 => 4, 3 => 4, 4 => 3, 5 => 2, 6 => 2, 7 => 1, 8 => 1
+    avx512_vnni, Blocks<Vnni>, ROWS,
+    1 => 6, 2 => 4, 3 => 4, 4 => 3, 5 => 2, 6 => 2, 7 => 1, 8 => 1,
+    9 => 1, 10 => 1, 11 => 1, 12 => 1, 13 => 1, 14 => 1, 15 => 1, 16 => 1
 );

@@ -1,16 +1,40 @@
 //! Rows of x rounded to pairs of bf16.
 
-use super::layout::Layout;
+use std::ops::Range;
 
-/// Pairs of bf16, rounded to the nearest, ties to even; the earlier element in the low half, and zero beside the last
-/// one of an odd number.
-pub(super) const PAIRS: Layout = Layout {
-    words: |inputs| inputs.div_ceil(2),
-    write: |x, inputs, to| {
-        let rows = to.chunks_exact_mut(inputs.div_ceil(2)).enumerate();
-        rows.for_each(|(row, to)| write_pairs(&x.row(row)[..inputs], to));
-    },
+use super::{
+    layout::{Layout, tiles},
+    packing::PANEL,
+    processor::vectorized,
+    rows::Rows,
 };
+
+/// Pairs of bf16 in tiles of at most `MOST` rows, rounded to the nearest, ties to even; the earlier element in the low
+/// half, and zero beside the last one of an odd number.
+pub(super) const fn pairs<const MOST: usize>() -> Layout {
+    Layout { words: |inputs| inputs.div_ceil(2), tiles: tiles::<MOST>, write: write_tile }
+}
+
+vectorized! {
+    fn write_tile = round_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]);
+}
+
+#[inline(always)]
+fn round_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]) {
+    let count = rows.len();
+    // As many inputs of all rows before the next: their words are written to the same lines of the cache.
+    for (part, to) in to.chunks_mut(PANEL * count).enumerate() {
+        for (place, row) in rows.clone().enumerate() {
+            let values = &x.row(row)[..inputs][part * 2 * PANEL..];
+            let mut pairs = [0; PANEL];
+            match values.first_chunk::<{ 2 * PANEL }>() {
+                Some(whole) => write_pairs(whole, &mut pairs),
+                None => write_pairs(values, &mut pairs),
+            }
+            to[place..].iter_mut().step_by(count).zip(pairs).for_each(|(to, pair)| *to = pair);
+        }
+    }
+}
 
 #[inline(always)]
 pub(super) fn write_pairs(values: &[f32], to: &mut [u32]) {

@@ -4,7 +4,7 @@ use std::sync::OnceLock;
 
 /// An instruction set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Isa {
+pub(crate) enum Isa {
     Avx512,
     Avx2,
     /// Arrays that the compiler vectorises, for processors without AVX2.
@@ -12,7 +12,7 @@ pub(super) enum Isa {
 }
 
 /// The best that this processor has.
-pub(super) fn isa() -> Isa {
+pub(crate) fn isa() -> Isa {
     static ISA: OnceLock<Isa> = OnceLock::new();
     *ISA.get_or_init(|| {
         if is_x86_feature_detected!("avx512f")
@@ -29,24 +29,35 @@ pub(super) fn isa() -> Isa {
     })
 }
 
-/// Runs `work`, compiled for the processor's instruction set as far as it is inlined.
-#[inline(always)]
-pub(crate) fn vectorized<R>(work: impl FnOnce() -> R) -> R {
-    match isa() {
-        // SAFETY: detected.
-        Isa::Avx512 => unsafe { with_avx512(work) },
-        // SAFETY: detected.
-        Isa::Avx2 => unsafe { with_avx2(work) },
-        Isa::Portable => work(),
-    }
+/// Defines functions that are compiled for the processor's instruction set: `fn NAME = BODY(ARGUMENTS) -> OUTPUT;`, the
+/// generics of both in brackets. The body has to be `#[inline(always)]`, and so has what it calls.
+///
+/// A macro, because a closure or a function that is given as an argument gets its code where it is made, without the
+/// instruction set, wherever the compiler finds it too long to be moved: softmax, SiLU and quantisation ran with four
+/// lanes in place of sixteen so.
+macro_rules! vectorized {
+    ($($(#[$attribute:meta])* $visibility:vis fn $name:ident $([$($generics:tt)*][$($names:tt)*])? =
+        $body:ident($($argument:ident: $kind:ty),*) $(-> $output:ty)?;)*) => { $(
+        $(#[$attribute])*
+        $visibility fn $name $(<$($generics)*>)? ($($argument: $kind),*) $(-> $output)? {
+            #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+            fn avx512 $(<$($generics)*>)? ($($argument: $kind),*) $(-> $output)? {
+                $body $(::<$($names)*>)? ($($argument),*)
+            }
+            #[target_feature(enable = "avx2,fma")]
+            fn avx2 $(<$($generics)*>)? ($($argument: $kind),*) $(-> $output)? {
+                $body $(::<$($names)*>)? ($($argument),*)
+            }
+            use $crate::skinny::{Isa, isa};
+            #[allow(unsafe_code, reason = "the functions are safe on a processor with their instruction set")]
+            match isa() {
+                // SAFETY: detected.
+                Isa::Avx512 => unsafe { avx512 $(::<$($names)*>)? ($($argument),*) },
+                // SAFETY: detected.
+                Isa::Avx2 => unsafe { avx2 $(::<$($names)*>)? ($($argument),*) },
+                Isa::Portable => $body $(::<$($names)*>)? ($($argument),*),
+            }
+        }
+    )* };
 }
-
-#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-unsafe fn with_avx512<R>(work: impl FnOnce() -> R) -> R {
-    work()
-}
-
-#[target_feature(enable = "avx2,fma")]
-unsafe fn with_avx2<R>(work: impl FnOnce() -> R) -> R {
-    work()
-}
+pub(crate) use vectorized;

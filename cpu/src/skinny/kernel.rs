@@ -4,9 +4,9 @@ use std::ops::Range;
 
 use super::packing::{Format, PANEL};
 
-/// Panels that one pass over the rows takes: their weights (12 × 16 × 4 bytes an input) stay in the second-level cache
-/// from one tile of rows to the next.
-pub(super) const STRIPE: usize = 12;
+/// Bytes of weights that one pass over the rows takes: they stay in the second-level cache from one tile of rows to the
+/// next.
+const STRIPE_BYTES: usize = 3 << 17;
 
 /// A product over some panels, for one instruction set.
 pub(super) type Product = unsafe fn(&Task, Range<usize>);
@@ -43,7 +43,7 @@ impl Task {
 pub(super) trait Simd {
     type Register: Copy;
     const LANES: usize;
-    /// Whether an element of x is a pair of bf16, as a word of the weights is.
+    /// Whether an element of x is a pair of bf16, as a word of the weights is. Then rows of x lie in tiles.
     const PAIRS: bool = false;
     unsafe fn zero() -> Self::Register;
     unsafe fn load(from: *const u32) -> Self::Register;
@@ -53,7 +53,15 @@ pub(super) trait Simd {
     /// a · b + c; of pairs the sum of both products.
     unsafe fn fused(a: Self::Register, b: Self::Register, c: Self::Register) -> Self::Register;
     unsafe fn store(to: *mut f32, value: Self::Register);
+    /// Fetches a line of weights into the cache. No address is wrong.
+    fn fetch(_: *const u32) {}
 }
+
+/// Words of weights that are fetched ahead: 4 kB.
+pub(super) const AHEAD: usize = 1024;
+
+/// Rows of a tile of elements up to which the processor fetches weights by itself, and as well.
+const FEW: usize = 8;
 
 /// How a tile of the product is computed.
 pub(super) trait Tile {
@@ -81,12 +89,17 @@ unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usiz
             let (panel, part) = ((first + v) / registers, (first + v) % registers);
             task.w.add(panel * task.w_stride + part * S::LANES)
         });
-        let x: [*const f32; T] = std::array::from_fn(|t| x.add(t * task.x_stride));
+        // One pointer for all rows of a tile: beyond a dozen they would not fit the registers.
+        let (next_row, next_input) = if S::PAIRS { (1, T) } else { (task.x_stride, 1) };
+        let x: [*const f32; T] = std::array::from_fn(|t| x.add(t * next_row));
         match (task.format, S::PAIRS) {
             (Format::F32, _) | (Format::Bf16, true) => {
                 for input in 0..task.format.lines(task.inputs) {
                     let weights: [_; V] = std::array::from_fn(|v| S::load(w[v].add(input * PANEL)));
-                    accumulate::<S, V, T>(&mut sums, &weights, &x, input);
+                    if T > FEW {
+                        w.iter().for_each(|w| S::fetch(w.wrapping_add(input * PANEL + AHEAD)));
+                    }
+                    accumulate::<S, V, T>(&mut sums, &weights, &x, input * next_input);
                 }
             }
             (Format::Bf16, false) => {
@@ -150,19 +163,37 @@ pub(super) unsafe fn rows<S: Tile, const V: usize, const T: usize>(
     }
 }
 
-/// A product over `panels` for one instruction set: stripes of panels, and for each stripe tiles of nearly equal
-/// numbers of rows. `T => V` are the shapes whose sums, weights and x fit the registers.
+/// Tiles of nearly equal numbers of rows, at most `most`: the first row of each, and how many it has.
+pub(super) fn row_tiles(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+    let tiles = rows.div_ceil(most);
+    (0..tiles).scan(0, move |next, tile| {
+        let count = (rows - *next).div_ceil(tiles - tile);
+        *next += count;
+        Some((*next - count, count))
+    })
+}
+
+/// Panels of a stripe: whole tiles of two, three and six registers of outputs where so many fit; all of them if there is
+/// a single tile of rows, at most `most`.
+pub(super) fn stripe(task: &Task, most: usize) -> usize {
+    if task.rows <= most {
+        return usize::MAX;
+    }
+    let panels = STRIPE_BYTES / (task.w_stride * size_of::<u32>()).max(1);
+    if panels < 6 { panels.max(2) } else { panels - panels % 6 }
+}
+
+/// A product over `panels` for one instruction set: stripes of panels, and for each stripe [tiles](row_tiles) of rows.
+/// `T => V` are the shapes whose sums, weights and x fit the registers.
 macro_rules! product {
-    ($(#[$attribute:meta])* $name:ident, $simd:ty, $most:literal, $($t:literal => $v:literal),*) => {
+    ($(#[$attribute:meta])* $name:ident, $simd:ty, $most:expr, $($t:literal => $v:literal),*) => {
         $(#[$attribute])*
         pub(super) unsafe fn $name(task: &Task, panels: Range<usize>) {
             let registers = PANEL / <$simd as Tile>::LANES;
-            let tiles = task.rows.div_ceil($most);
-            for start in panels.clone().step_by(STRIPE) {
-                let range = start * registers..panels.end.min(start + STRIPE) * registers;
-                let mut row = 0;
-                for tile in 0..tiles {
-                    let count = (task.rows - row).div_ceil(tiles - tile);
+            let stripe = stripe(task, $most);
+            for start in panels.clone().step_by(stripe) {
+                let range = start * registers..panels.end.min(start.saturating_add(stripe)) * registers;
+                for (row, count) in row_tiles(task.rows, $most) {
                     // SAFETY: `row + count` is at most the task's rows.
                     unsafe {
                         let xy = (task.x.add(row * task.x_stride), task.y.add(row * task.y_stride));
@@ -171,7 +202,6 @@ macro_rules! product {
                             _ => unreachable!("tiles have at most {} rows", $most),
                         }
                     }
-                    row += count;
                 }
             }
         }

@@ -55,6 +55,8 @@ use self::arm as processor;
 #[cfg(target_arch = "x86_64")]
 use self::x86 as processor;
 
+#[cfg(target_arch = "x86_64")]
+pub(crate) use self::isa::{Isa, isa};
 pub use self::packing::{Format, Matrix};
 pub(crate) use self::{
     packing::{Line, PANEL, PackedMatrix, Panels, ZERO},

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    kernel::{STRIPE, Simd, Task, Tile, product, rows},
+    kernel::{Simd, Task, Tile, product, row_tiles, rows, stripe},
     packing::PANEL,
     quants::{Blocks, Bytes},
 };
@@ -150,16 +150,19 @@ unsafe fn add_products(sum: int32x4_t, a: int8x16_t, b: int8x16_t) -> int32x4_t 
     }
 }
 
+/// Rows of a tile of bytes.
+pub(super) const BYTES_ROWS: usize = 4;
+
 product!(
     // 32 registers: twice 8 or 12 for sums of blocks and of all, 2 to 8 for weights, 1 for x.
     #[target_feature(enable = "neon,dotprod")]
-    neon_dot, Blocks<Neon<true>>, 4,
+    neon_dot, Blocks<Neon<true>>, BYTES_ROWS,
     1 => 8, 2 => 4, 3 => 4, 4 => 2
 );
 
 product!(
     // The same, and 2 for products.
     #[target_feature(enable = "neon")]
-    neon_bytes, Blocks<Neon<false>>, 4,
+    neon_bytes, Blocks<Neon<false>>, BYTES_ROWS,
     1 => 8, 2 => 4, 3 => 4, 4 => 2
 );

@@ -185,15 +185,25 @@ fn pack_values(row: &[f32], format: Format, set: &mut dyn FnMut(usize, u32)) {
 #[inline(always)]
 #[expect(clippy::cast_possible_truncation, reason = "rounded, and at most 127")]
 pub(super) fn quantise(values: &[f32; BLOCK]) -> (f32, [i8; BLOCK]) {
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
     let mut greatest = [0f32; 16];
     for half in values.as_chunks::<16>().0 {
-        greatest.iter_mut().zip(half).for_each(|(greatest, value)| *greatest = greatest.max(value.abs()));
+        greatest.iter_mut().zip(half).for_each(|(greatest, value)| *greatest = larger(*greatest, value.abs()));
     }
-    let scale = greatest.into_iter().fold(0f32, f32::max) / 127.0;
+    for width in [8, 4, 2, 1] {
+        let (low, high) = greatest.split_at_mut(width);
+        low.iter_mut().zip(high).for_each(|(low, high)| *low = larger(*low, *high));
+    }
+    let scale = greatest[0] / 127.0;
     let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
     // Adding and subtracting 1.5 · 2^23 rounds to the nearest integer, of two to the even one.
     const ROUND: f32 = 12_582_912.0;
-    (scale, values.map(|value| ((value * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32) as i8))
+    let mut quants = [0; BLOCK];
+    // No `map`: of an array of this length it is called, one by one.
+    for (quant, value) in quants.iter_mut().zip(values) {
+        *quant = ((value * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32) as i8;
+    }
+    (scale, quants)
 }
 
 /// The nearest number of 16 bits, as GGUF's Q8_0 stores scales; of two the even one. Up to 65,504.

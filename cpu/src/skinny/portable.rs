@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    kernel::{STRIPE, Simd, Task, Tile, product, rows},
+    kernel::{Simd, Task, Tile, product, row_tiles, rows, stripe},
     packing::PANEL,
     quants::{Blocks, Bytes},
 };
@@ -53,7 +53,10 @@ impl Simd for Arrays {
     }
 }
 
-product!(portable, Arrays, 4, 1 => 4, 2 => 4, 3 => 3, 4 => 2);
+/// Rows of a tile.
+pub(super) const ROWS: usize = 4;
+
+product!(portable, Arrays, ROWS, 1 => 4, 2 => 4, 3 => 3, 4 => 2);
 
 impl Bytes for Arrays {
     type Register = [u32; 4];
@@ -121,4 +124,4 @@ impl Bytes for Arrays {
     }
 }
 
-product!(portable_bytes, Blocks<Arrays>, 4, 1 => 4, 2 => 4, 3 => 3, 4 => 2);
+product!(portable_bytes, Blocks<Arrays>, ROWS, 1 => 4, 2 => 4, 3 => 3, 4 => 2);

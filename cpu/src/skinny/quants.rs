@@ -4,11 +4,14 @@
 //! integers, exactly; the sums of blocks are scaled and added as f32 in the order of the inputs. A block's minimum is
 //! multiplied with the sum of x.
 
+use std::ops::Range;
+
 use super::{
     ggml::{FACTOR, SIX_BITS},
-    kernel::{Task, Tile},
-    layout::Layout,
+    kernel::{AHEAD, Task, Tile},
+    layout::{Layout, tiles},
     packing::{BLOCK, BYTE_LINES, Format, NIBBLE_LINES, PANEL, quantise},
+    processor::vectorized,
     rows::Rows,
 };
 
@@ -18,9 +21,6 @@ pub(super) const NIBBLES: u32 = 0x0f0f_0f0f;
 /// Words of the scale of a block of x, and of what belongs to its sum, behind its quants.
 const SCALE: usize = BYTE_LINES;
 const SUM: usize = SCALE + 1;
-
-/// Blocks of weights that are fetched ahead: what the processor fetches by itself comes too late beside eight rows.
-const AHEAD: usize = 4;
 
 /// The registers of an instruction set that multiplies bytes.
 pub(super) trait Bytes {
@@ -50,8 +50,8 @@ pub(super) trait Bytes {
         total: Self::Register,
     ) -> Self::Register;
     unsafe fn store(to: *mut f32, value: Self::Register);
-    /// Fetches the registers of so many lines into the cache. No address is wrong.
-    fn fetch(_: *const u32, _: usize) {}
+    /// Fetches a line of weights into the cache. No address is wrong.
+    fn fetch(_: *const u32) {}
 }
 
 /// Tiles of blocks.
@@ -90,12 +90,11 @@ unsafe fn tile<B: Bytes, K: Block, const V: usize, const T: usize>(
             let (panel, part) = ((first + v) / registers, (first + v) % registers);
             task.w.add(panel * task.w_stride + part * B::LANES)
         });
-        let x: [*const f32; T] = std::array::from_fn(|t| x.add(t * task.x_stride));
+        let x: [*const f32; T] = std::array::from_fn(|t| x.add(t));
         for block in 0..task.inputs.div_ceil(BLOCK) {
             let w = w.map(|w| w.add(block * lines * PANEL));
-            let x = x.map(|x| x.add(block * K::X_BLOCK));
+            let x = x.map(|x| x.add(block * K::X_BLOCK * T));
             K::add::<B, V, T>(w, x, block, &mut totals);
-            w.iter().for_each(|w| B::fetch(w.wrapping_add(AHEAD * lines * PANEL), lines));
         }
         for (t, totals) in totals.iter().enumerate() {
             for (v, total) in totals.iter().enumerate() {
@@ -108,11 +107,15 @@ unsafe fn tile<B: Bytes, K: Block, const V: usize, const T: usize>(
 /// Registers of sums: of `V` of outputs for `T` rows.
 type Sums<B, const V: usize, const T: usize> = [[<B as Bytes>::Register; V]; T];
 
-/// How blocks of a format are multiplied.
+/// How blocks of a format are multiplied. Of `x` the pointers are those of the rows of a tile, which lie side by side: the
+/// next word of each is `T` words on.
 trait Block {
     const FORMAT: Format;
     /// Words of a block of x.
     const X_BLOCK: usize = SUM + 1;
+    /// What belongs to the sums of both halves of a block of x: the sum times what quants are multiplied as beyond what
+    /// they stand for (of Q6K for each half), or the f32 sum of x. The first one, if the format has one of both.
+    fn of_sums(scale: u32, sums: [i32; 2]) -> [u32; 2];
     /// Adds the scaled products of a block, the one of that number of its rows.
     unsafe fn add<B: Bytes, const V: usize, const T: usize>(
         w: [*const u32; V],
@@ -122,10 +125,23 @@ trait Block {
     );
 }
 
+/// A line of a block; the one so far behind it is fetched meanwhile, since what the processor fetches by itself comes too
+/// late beside eight rows.
+#[inline(always)]
+unsafe fn line_of<B: Bytes>(w: *const u32, line: usize) -> B::Register {
+    B::fetch(w.wrapping_add(line * PANEL + AHEAD));
+    // SAFETY: the caller's.
+    unsafe { B::load(w.add(line * PANEL)) }
+}
+
 struct Q8;
 
 impl Block for Q8 {
     const FORMAT: Format = Format::Q8;
+    #[inline(always)]
+    fn of_sums(_: u32, [a, b]: [i32; 2]) -> [u32; 2] {
+        [(-128 * (a + b)).cast_unsigned(); 2]
+    }
     #[inline(always)]
     unsafe fn add<B: Bytes, const V: usize, const T: usize>(
         w: [*const u32; V],
@@ -135,12 +151,12 @@ impl Block for Q8 {
     ) {
         // SAFETY: the caller's.
         unsafe {
-            let mut sums = x.map(|x| [B::start(x.add(SUM)); V]);
+            let mut sums = x.map(|x| [B::start(x.add(SUM * T)); V]);
             for line in 0..BYTE_LINES {
-                let weights = w.map(|w| B::load(w.add(line * PANEL)));
-                dots(&mut sums, weights, x.map(|x| x.add(line)), |sum, w, x| B::dot(sum, w, x));
+                let weights = w.map(|w| line_of::<B>(w, line));
+                dots(&mut sums, weights, x.map(|x| x.add(line * T)), |sum, w, x| B::dot(sum, w, x));
             }
-            scale::<B, V, T>(sums, w.map(|w| B::load(w.add(BYTE_LINES * PANEL))), x, totals);
+            scale::<B, V, T>(sums, w.map(|w| line_of::<B>(w, BYTE_LINES)), x, totals);
         }
     }
 }
@@ -149,6 +165,10 @@ struct Q4;
 
 impl Block for Q4 {
     const FORMAT: Format = Format::Q4;
+    #[inline(always)]
+    fn of_sums(_: u32, [a, b]: [i32; 2]) -> [u32; 2] {
+        [(-8 * (a + b)).cast_unsigned(); 2]
+    }
     #[inline(always)]
     unsafe fn add<B: Bytes, const V: usize, const T: usize>(
         w: [*const u32; V],
@@ -159,9 +179,9 @@ impl Block for Q4 {
         // SAFETY: the caller's.
         unsafe {
             // Quants are multiplied from 0 to 15, 8 more than they stand for.
-            let mut sums = x.map(|x| [B::word(x.add(SUM)); V]);
+            let mut sums = x.map(|x| [B::word(x.add(SUM * T)); V]);
             nibble_dots::<B, V, T>(&mut sums, w, x);
-            scale::<B, V, T>(sums, w.map(|w| B::load(w.add(NIBBLE_LINES * PANEL))), x, totals);
+            scale::<B, V, T>(sums, w.map(|w| line_of::<B>(w, NIBBLE_LINES)), x, totals);
         }
     }
 }
@@ -170,6 +190,10 @@ struct Q4K;
 
 impl Block for Q4K {
     const FORMAT: Format = Format::Q4K;
+    #[inline(always)]
+    fn of_sums(scale: u32, sums: [i32; 2]) -> [u32; 2] {
+        [sum_of_x(scale, sums); 2]
+    }
     #[inline(always)]
     unsafe fn add<B: Bytes, const V: usize, const T: usize>(
         w: [*const u32; V],
@@ -193,6 +217,10 @@ struct Q5K;
 impl Block for Q5K {
     const FORMAT: Format = Format::Q5K;
     #[inline(always)]
+    fn of_sums(scale: u32, sums: [i32; 2]) -> [u32; 2] {
+        [sum_of_x(scale, sums); 2]
+    }
+    #[inline(always)]
     unsafe fn add<B: Bytes, const V: usize, const T: usize>(
         w: [*const u32; V],
         x: [*const f32; T],
@@ -203,11 +231,11 @@ impl Block for Q5K {
         unsafe {
             let mut sums = [[B::zero(); V]; T];
             for line in 0..BYTE_LINES {
-                let weights = w.map(|w| B::load(w.add(line * PANEL)));
-                dots(&mut sums, weights, x.map(|x| x.add(line)), |sum, w, x| B::dot_unsigned(sum, w, x));
+                let weights = w.map(|w| line_of::<B>(w, line));
+                dots(&mut sums, weights, x.map(|x| x.add(line * T)), |sum, w, x| B::dot_unsigned(sum, w, x));
             }
-            scale::<B, V, T>(sums, w.map(|w| B::load(w.add(BYTE_LINES * PANEL))), x, totals);
-            subtract::<B, V, T>(w.map(|w| B::load(w.add((BYTE_LINES + 1) * PANEL))), x, totals);
+            scale::<B, V, T>(sums, w.map(|w| line_of::<B>(w, BYTE_LINES)), x, totals);
+            subtract::<B, V, T>(w.map(|w| line_of::<B>(w, BYTE_LINES + 1)), x, totals);
         }
     }
 }
@@ -218,6 +246,10 @@ impl Block for Q6K {
     const FORMAT: Format = Format::Q6K;
     const X_BLOCK: usize = SUM + 2;
     #[inline(always)]
+    fn of_sums(_: u32, sums: [i32; 2]) -> [u32; 2] {
+        sums.map(|sum| (-128 * sum).cast_unsigned())
+    }
+    #[inline(always)]
     unsafe fn add<B: Bytes, const V: usize, const T: usize>(
         w: [*const u32; V],
         x: [*const f32; T],
@@ -227,12 +259,12 @@ impl Block for Q6K {
         // SAFETY: the caller's.
         unsafe {
             for half in 0..2 {
-                let mut sums = x.map(|x| [B::start(x.add(SUM + half)); V]);
+                let mut sums = x.map(|x| [B::start(x.add((SUM + half) * T)); V]);
                 for line in half * BYTE_LINES / 2..(half + 1) * BYTE_LINES / 2 {
-                    let weights = w.map(|w| B::load(w.add(line * PANEL)));
-                    dots(&mut sums, weights, x.map(|x| x.add(line)), |sum, w, x| B::dot(sum, w, x));
+                    let weights = w.map(|w| line_of::<B>(w, line));
+                    dots(&mut sums, weights, x.map(|x| x.add(line * T)), |sum, w, x| B::dot(sum, w, x));
                 }
-                scale::<B, V, T>(sums, w.map(|w| B::load(w.add((BYTE_LINES + half) * PANEL))), x, totals);
+                scale::<B, V, T>(sums, w.map(|w| line_of::<B>(w, BYTE_LINES + half)), x, totals);
             }
         }
     }
@@ -273,11 +305,11 @@ unsafe fn nibble_dots<B: Bytes, const V: usize, const T: usize>(
     unsafe {
         for line in 0..NIBBLE_LINES {
             for (v, w) in w.iter().enumerate() {
-                let both = B::load(w.add(line * PANEL));
+                let both = line_of::<B>(*w, line);
                 let (early, late) = (B::bits::<0>(both, NIBBLES), B::bits::<4>(both, NIBBLES));
                 for (sums, x) in sums.iter_mut().zip(x) {
-                    let sum = B::dot_unsigned(sums[v], early, x.add(line));
-                    sums[v] = B::dot_unsigned(sum, late, x.add(NIBBLE_LINES + line));
+                    let sum = B::dot_unsigned(sums[v], early, x.add(line * T));
+                    sums[v] = B::dot_unsigned(sum, late, x.add((NIBBLE_LINES + line) * T));
                 }
             }
         }
@@ -307,7 +339,7 @@ unsafe fn scale<B: Bytes, const V: usize, const T: usize>(
     for ((totals, sums), x) in totals.iter_mut().zip(sums).zip(x) {
         for ((total, sum), scales) in totals.iter_mut().zip(sums).zip(scales) {
             // SAFETY: the caller's.
-            *total = unsafe { B::scaled(sum, scales, x.add(SCALE), *total) };
+            *total = unsafe { B::scaled(sum, scales, x.add(SCALE * T), *total) };
         }
     }
 }
@@ -322,40 +354,26 @@ unsafe fn subtract<B: Bytes, const V: usize, const T: usize>(
     for (totals, x) in totals.iter_mut().zip(x) {
         for (total, minima) in totals.iter_mut().zip(minima) {
             // SAFETY: the caller's.
-            *total = unsafe { B::less(minima, x.add(SUM), *total) };
+            *total = unsafe { B::less(minima, x.add(SUM * T), *total) };
         }
     }
 }
 
-/// Rows of x quantised for weights of a format: for each block its quants, four a word, the bits of their scale, and
-/// what belongs to their sum: the sum times what quants are multiplied as beyond what they stand for (of Q6K for each
-/// 16 inputs), or the f32 sum of x. What is behind the last input is zero.
-pub(super) fn blocks(format: Format) -> Layout {
-    const WORDS: usize = Q8::X_BLOCK;
-    const WORDS_Q6K: usize = Q6K::X_BLOCK;
-    let words = |inputs: usize| inputs.div_ceil(BLOCK) * WORDS;
+/// Rows of x quantised for weights of a format, in tiles of at most `MOST` rows: for each block its quants, four a word,
+/// the bits of their scale, and what belongs to their sum. Each word is that of all rows of the tile, one behind the
+/// other. What is behind the last input is zero.
+pub(super) fn blocks<const MOST: usize>(format: Format) -> Layout {
     match format {
-        Format::Q4 => Layout {
-            words,
-            write: |x, inputs, to| write_rows::<WORDS>(x, inputs, to, |_, [a, b]| [(-8 * (a + b)).cast_unsigned(); 2]),
-        },
-        Format::Q4K | Format::Q5K => Layout {
-            words,
-            write: |x, inputs, to| write_rows::<WORDS>(x, inputs, to, |scale, sums| [sum_of_x(scale, sums); 2]),
-        },
-        Format::Q6K => Layout {
-            words: |inputs| inputs.div_ceil(BLOCK) * WORDS_Q6K,
-            write: |x, inputs, to| {
-                write_rows::<WORDS_Q6K>(x, inputs, to, |_, sums| sums.map(|sum| (-128 * sum).cast_unsigned()));
-            },
-        },
-        Format::F32 | Format::Bf16 | Format::Q8 => Layout {
-            words,
-            write: |x, inputs, to| {
-                write_rows::<WORDS>(x, inputs, to, |_, [a, b]| [(-128 * (a + b)).cast_unsigned(); 2]);
-            },
-        },
+        Format::Q4 => layout::<Q4, MOST>(),
+        Format::Q4K => layout::<Q4K, MOST>(),
+        Format::Q5K => layout::<Q5K, MOST>(),
+        Format::Q6K => layout::<Q6K, MOST>(),
+        Format::F32 | Format::Bf16 | Format::Q8 => layout::<Q8, MOST>(),
     }
+}
+
+fn layout<K: Block, const MOST: usize>() -> Layout {
+    Layout { words: |inputs| inputs.div_ceil(BLOCK) * K::X_BLOCK, tiles: tiles::<MOST>, write: write_tile::<K> }
 }
 
 /// The sum of a block of x, as the bits of an f32.
@@ -364,21 +382,26 @@ pub(super) fn sum_of_x(scale: u32, [first, second]: [i32; 2]) -> u32 {
     (f32::from_bits(scale) * (first + second) as f32).to_bits()
 }
 
+vectorized! {
+    fn write_tile[K: Block][K] = quantise_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]);
+}
+
 #[inline(always)]
-fn write_rows<const WORDS: usize>(
-    x: &Rows,
-    inputs: usize,
-    to: &mut [u32],
-    of_sums: impl Fn(u32, [i32; 2]) -> [u32; 2],
-) {
-    let rows = to.chunks_exact_mut(inputs.div_ceil(BLOCK) * WORDS).enumerate();
-    for (row, to) in rows {
-        let blocks = to.as_chunks_mut::<WORDS>().0.iter_mut();
-        for (values, to) in x.row(row)[..inputs].chunks(BLOCK).zip(blocks) {
-            let Some((quants, rest)) = to.split_first_chunk_mut() else { return };
-            let (scale, sums) = write_block(values, quants);
-            rest[0] = scale;
-            rest[1..].iter_mut().zip(of_sums(scale, sums)).for_each(|(to, word)| *to = word);
+fn quantise_tile<K: Block>(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]) {
+    let count = rows.len();
+    // All rows of a block before the next block: its words are written to the same lines of the cache.
+    for (block, to) in to.chunks_exact_mut(K::X_BLOCK * count).enumerate() {
+        for (place, row) in rows.clone().enumerate() {
+            let values = &x.row(row)[..inputs][block * BLOCK..];
+            let mut words = [0; SUM + 2];
+            let Some((quants, rest)) = words.split_first_chunk_mut() else { return };
+            let (scale, sums) = match values.first_chunk::<BLOCK>() {
+                Some(whole) => write_block(whole, quants),
+                None => write_block(values, quants),
+            };
+            let [first, second] = K::of_sums(scale, sums);
+            rest.copy_from_slice(&[scale, first, second]);
+            to[place..].iter_mut().step_by(count).zip(words).for_each(|(to, word)| *to = word);
         }
     }
 }

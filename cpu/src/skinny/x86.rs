@@ -19,9 +19,11 @@ const TILED_ROWS: usize = 12;
 pub(super) fn bytes_product(format: Format, rows: usize) -> (Product, Layout) {
     match isa() {
         Isa::Avx512 if rows >= TILED_ROWS && amx::amx() => (amx::amx_bytes, amx::BLOCK_TILES),
-        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => (avx512::avx512_vnni, quants::blocks(format)),
-        Isa::Avx512 | Isa::Avx2 => (avx2::avx2_bytes, quants::blocks(format)),
-        Isa::Portable => (portable::portable_bytes, quants::blocks(format)),
+        Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => {
+            (avx512::avx512_vnni, quants::blocks::<{ avx512::ROWS }>(format))
+        }
+        Isa::Avx512 | Isa::Avx2 => (avx2::avx2_bytes, quants::blocks::<{ avx2::BYTES_ROWS }>(format)),
+        Isa::Portable => (portable::portable_bytes, quants::blocks::<{ portable::ROWS }>(format)),
     }
 }
 
@@ -41,7 +43,7 @@ pub(super) fn paired_product(inputs: usize, panels: usize) -> Option<(Product, L
         return Some((amx::amx_bf16, amx::PAIR_TILES));
     }
     let has = isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
-    has.then_some((avx512::avx512_bf16, bf16::PAIRS))
+    has.then_some((avx512::avx512_bf16, bf16::pairs::<{ avx512::ROWS }>()))
 }
 
 #[cfg(test)]

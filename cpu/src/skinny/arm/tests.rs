@@ -6,7 +6,7 @@ use crate::skinny::{
     layout::Layout,
     neon,
     packing::Format,
-    portable::{portable, portable_bytes},
+    portable::{self, portable, portable_bytes},
     quants::blocks,
     tests::skipped,
 };
@@ -18,10 +18,12 @@ pub(in crate::skinny) fn products() -> Vec<(&'static str, Product)> {
 
 /// The products of bytes that this processor can run.
 pub(in crate::skinny) fn bytes_products(format: Format) -> Vec<(&'static str, Product, Layout)> {
-    let mut products: Vec<(_, Product)> = vec![("portable", portable_bytes), ("neon", neon::neon_bytes)];
+    let layout = blocks::<{ neon::BYTES_ROWS }>(format);
+    let mut products: Vec<(_, Product, _)> =
+        vec![("portable", portable_bytes, blocks::<{ portable::ROWS }>(format)), ("neon", neon::neon_bytes, layout)];
     match has_dot() {
-        true => products.push(("dotprod", neon::neon_dot)),
+        true => products.push(("dotprod", neon::neon_dot, layout)),
         false => skipped("dotprod"),
     }
-    products.into_iter().map(|(name, product)| (name, product, blocks(format))).collect()
+    products
 }

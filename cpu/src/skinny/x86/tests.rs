@@ -12,7 +12,7 @@ use crate::skinny::{
     kernel::Product,
     layout::Layout,
     packing::{Format, PANEL},
-    portable::{portable, portable_bytes},
+    portable::{self, portable, portable_bytes},
     quants::blocks,
     rows::Rows,
     tests::{check, expected, packed, rows_of, skipped, truncated, values},
@@ -37,12 +37,12 @@ pub(in crate::skinny) fn products() -> Vec<(&'static str, Product)> {
 
 /// The products of bytes that this processor can run.
 pub(in crate::skinny) fn bytes_products(format: Format) -> Vec<(&'static str, Product, Layout)> {
-    let mut products: Vec<(_, Product, _)> = vec![("portable", portable_bytes, blocks(format))];
+    let mut products: Vec<(_, Product, _)> = vec![("portable", portable_bytes, blocks::<{ portable::ROWS }>(format))];
     if isa() != Isa::Portable {
-        products.push(("avx2", avx2::avx2_bytes, blocks(format)));
+        products.push(("avx2", avx2::avx2_bytes, blocks::<{ avx2::BYTES_ROWS }>(format)));
     }
     match isa() == Isa::Avx512 && is_x86_feature_detected!("avx512vnni") {
-        true => products.push(("avx512vnni", avx512::avx512_vnni, blocks(format))),
+        true => products.push(("avx512vnni", avx512::avx512_vnni, blocks::<{ avx512::ROWS }>(format))),
         false => skipped("avx512vnni"),
     }
     match amx::amx() {
