@@ -72,8 +72,8 @@ struct Forward {
     against_first: f64,
     /// What the cached context adds: median of the differences in each round.
     attention_seconds: f64,
-    /// What scoring the tokens adds, in the same way: the last layer's MLP, which others than scored tokens do not need,
-    /// the unembedding, and the search for the most probable tokens.
+    /// What scoring the tokens adds, in the same way: the last layer's MLP, which only scored tokens need, the
+    /// unembedding, and the search for the most probable tokens.
     scoring_seconds: f64,
     /// Bytes of weights a second, by the median.
     weight_bandwidth: Option<f64>,

@@ -144,8 +144,8 @@ fn attend_block(span: &Span<'_>, block: Range<usize>, cache: &HeadCache<'_>, gro
 }
 
 vectorized! {
-    /// Scores to softmax weights before the division by their sum, which is returned. Columns from `cached` on whose bit
-    /// is set in `hidden` get weight 0.
+    /// Scores to softmax weights before the division by their sum, which is returned. Columns from `cached` on whose
+    /// bit is set in `hidden` get weight 0.
     fn exponentials = row_exponentials(scores: &mut [f32], cached: usize, hidden: &[u64]) -> f32;
 }
 

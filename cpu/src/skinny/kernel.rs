@@ -173,8 +173,8 @@ pub(super) fn row_tiles(rows: usize, most: usize) -> impl Iterator<Item = (usize
     })
 }
 
-/// Panels of a stripe: whole tiles of two, three and six registers of outputs where so many fit; all of them if there is
-/// a single tile of rows, at most `most`.
+/// Panels of a stripe: whole tiles of two, three and six registers of outputs where so many fit; all of them if there
+/// is a single tile of rows, at most `most`.
 pub(super) fn stripe(task: &Task, most: usize) -> usize {
     if task.rows <= most {
         return usize::MAX;

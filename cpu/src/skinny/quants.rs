@@ -107,8 +107,8 @@ unsafe fn tile<B: Bytes, K: Block, const V: usize, const T: usize>(
 /// Registers of sums: of `V` of outputs for `T` rows.
 type Sums<B, const V: usize, const T: usize> = [[<B as Bytes>::Register; V]; T];
 
-/// How blocks of a format are multiplied. Of `x` the pointers are those of the rows of a tile, which lie side by side: the
-/// next word of each is `T` words on.
+/// How blocks of a format are multiplied. The pointers `x` are those of the rows of a tile, which lie side by side: the
+/// next word of a row is `T` words on.
 trait Block {
     const FORMAT: Format;
     /// Words of a block of x.
@@ -125,8 +125,8 @@ trait Block {
     );
 }
 
-/// A line of a block; the one so far behind it is fetched meanwhile, since what the processor fetches by itself comes too
-/// late beside eight rows.
+/// A line of a block. Meanwhile one that lies behind it is fetched: what the processor fetches by itself comes too late
+/// beside eight rows.
 #[inline(always)]
 unsafe fn line_of<B: Bytes>(w: *const u32, line: usize) -> B::Register {
     B::fetch(w.wrapping_add(line * PANEL + AHEAD));
@@ -359,9 +359,9 @@ unsafe fn subtract<B: Bytes, const V: usize, const T: usize>(
     }
 }
 
-/// Rows of x quantised for weights of a format, in tiles of at most `MOST` rows: for each block its quants, four a word,
-/// the bits of their scale, and what belongs to their sum. Each word is that of all rows of the tile, one behind the
-/// other. What is behind the last input is zero.
+/// Rows of x quantised for weights of a format, in tiles of at most `MOST` rows: for each block its quants, four a
+/// word, the bits of their scale, and what belongs to their sum. Each word is that of all rows of the tile, one behind
+/// the other. What is behind the last input is zero.
 pub(super) fn blocks<const MOST: usize>(format: Format) -> Layout {
     match format {
         Format::Q4 => layout::<Q4, MOST>(),
