@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use proptest::prelude::*;
 
 use super::{
-    kernel::{Product, Task},
+    kernel::{Product, Task, row_tiles},
     layout::Layout,
     packing::{BLOCK, Format, Matrix, PANEL, PackedMatrix, half, quantise},
     portable::FUSED,
@@ -163,6 +163,17 @@ proptest! {
             y
         });
         check_same(results);
+    }
+
+    #[test]
+    fn tiles_cover_all_rows_in_order_and_are_nearly_equal(rows in 0..400_usize, most in 1..20_usize) {
+        let tiles: Vec<_> = row_tiles(rows, most).collect();
+        let covered: Vec<usize> = tiles.iter().flat_map(|(first, count)| *first..first + count).collect();
+        prop_assert_eq!(covered, (0..rows).collect::<Vec<_>>());
+        let counts = || tiles.iter().map(|(_, count)| *count);
+        prop_assert_eq!(tiles.len(), rows.div_ceil(most));
+        prop_assert!(counts().max() <= counts().min().map(|least| least + 1));
+        prop_assert!(counts().all(|count| count <= most));
     }
 
     #[test]
