@@ -143,7 +143,7 @@ impl Bytes for Vnni {
 }
 
 product!(
-    // 32 registers: twice 12 for sums of blocks and of all, 1 to 6 for weights.
+    // 32 registers: 6 to 16 each for sums of blocks and of all, 1 to 6 for weights.
     #[target_feature(enable = "avx512vnni,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
     avx512_vnni, Blocks<Vnni>, ROWS,
     1 => 6, 2 => 4, 3 => 4, 4 => 3, 5 => 2, 6 => 2, 7 => 1, 8 => 1,

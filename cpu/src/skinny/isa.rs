@@ -32,9 +32,9 @@ pub(crate) fn isa() -> Isa {
 /// Defines functions that are compiled for the processor's instruction set: `fn NAME = BODY(ARGUMENTS) -> OUTPUT;`, the
 /// generics of both in brackets. The body has to be `#[inline(always)]`, and so has what it calls.
 ///
-/// A macro, because a closure or a function that is given as an argument gets its code where it is made, without the
-/// instruction set, wherever the compiler finds it too long to be moved: softmax, SiLU and quantisation ran with four
-/// lanes in place of sixteen so.
+/// This is a macro because the compiler inlines a closure, or a function that is passed as an argument, only if it is
+/// short; otherwise it compiles it once, for any x86-64 processor. That way softmax, SiLU and quantisation had four
+/// lanes instead of sixteen.
 macro_rules! vectorized {
     ($($(#[$attribute:meta])* $visibility:vis fn $name:ident $([$($generics:tt)*][$($names:tt)*])? =
         $body:ident($($argument:ident: $kind:ty),*) $(-> $output:ty)?;)*) => { $(

@@ -89,7 +89,7 @@ unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usiz
             let (panel, part) = ((first + v) / registers, (first + v) % registers);
             task.w.add(panel * task.w_stride + part * S::LANES)
         });
-        // One pointer for all rows of a tile: beyond a dozen they would not fit the registers.
+        // Rows in tiles have one address. Those of a dozen rows would not fit the registers.
         let (next_row, next_input) = if S::PAIRS { (1, T) } else { (task.x_stride, 1) };
         let x: [*const f32; T] = std::array::from_fn(|t| x.add(t * next_row));
         match (task.format, S::PAIRS) {
@@ -163,14 +163,10 @@ pub(super) unsafe fn rows<S: Tile, const V: usize, const T: usize>(
     }
 }
 
-/// Tiles of nearly equal numbers of rows, at most `most`: the first row of each, and how many it has.
-pub(super) fn row_tiles(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+/// Tiles of nearly equal numbers of rows, at most `most`.
+pub(super) fn row_tiles(rows: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
     let tiles = rows.div_ceil(most);
-    (0..tiles).scan(0, move |next, tile| {
-        let count = (rows - *next).div_ceil(tiles - tile);
-        *next += count;
-        Some((*next - count, count))
-    })
+    (0..tiles).map(move |tile| rows * tile / tiles..rows * (tile + 1) / tiles)
 }
 
 /// Panels of a stripe: whole tiles of two, three and six registers of outputs where so many fit; all of them if there
@@ -193,11 +189,11 @@ macro_rules! product {
             let stripe = stripe(task, $most);
             for start in panels.clone().step_by(stripe) {
                 let range = start * registers..panels.end.min(start.saturating_add(stripe)) * registers;
-                for (row, count) in row_tiles(task.rows, $most) {
-                    // SAFETY: `row + count` is at most the task's rows.
+                for tile in row_tiles(task.rows, $most) {
+                    // SAFETY: the tile is of the task's rows.
                     unsafe {
-                        let xy = (task.x.add(row * task.x_stride), task.y.add(row * task.y_stride));
-                        match count {
+                        let xy = (task.x.add(tile.start * task.x_stride), task.y.add(tile.start * task.y_stride));
+                        match tile.len() {
                             $($t => rows::<$simd, $v, $t>(task, range.clone(), xy),)*
                             _ => unreachable!("tiles have at most {} rows", $most),
                         }

@@ -66,5 +66,5 @@ impl Layout {
 
 /// [Tiles](row_tiles) of at most `MOST` rows.
 pub(super) fn tiles<const MOST: usize>(rows: usize) -> Vec<Range<usize>> {
-    row_tiles(rows, MOST).map(|(first, count)| first..first + count).collect()
+    row_tiles(rows, MOST).collect()
 }

@@ -1,6 +1,7 @@
 //! Every product against sums in f64, and rows against each other.
 
 use std::io::Write;
+use std::ops::Range;
 use std::sync::Mutex;
 
 use proptest::prelude::*;
@@ -168,12 +169,12 @@ proptest! {
     #[test]
     fn tiles_cover_all_rows_in_order_and_are_nearly_equal(rows in 0..400_usize, most in 1..20_usize) {
         let tiles: Vec<_> = row_tiles(rows, most).collect();
-        let covered: Vec<usize> = tiles.iter().flat_map(|(first, count)| *first..first + count).collect();
+        let covered: Vec<usize> = tiles.iter().cloned().flatten().collect();
         prop_assert_eq!(covered, (0..rows).collect::<Vec<_>>());
-        let counts = || tiles.iter().map(|(_, count)| *count);
+        let counts = || tiles.iter().map(Range::len);
         prop_assert_eq!(tiles.len(), rows.div_ceil(most));
         prop_assert!(counts().max() <= counts().min().map(|least| least + 1));
-        prop_assert!(counts().all(|count| count <= most));
+        prop_assert!(counts().all(|count| (1..=most).contains(&count)));
     }
 
     #[test]
