@@ -239,6 +239,7 @@ pub(super) fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions 
     GenerateOptions {
         budget: None,
         drafter: Drafter::None,
+        alignment: 0,
         nodes: 0,
         verification: Verification::Strict,
         sampling: None,

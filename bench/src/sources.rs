@@ -95,7 +95,7 @@ impl CompareArgs {
         sampling.transpose().context("--temperature")
     }
 
-    /// Plain decoding, prompt lookup, lookahead decoding, bigrams, the pool of all texts, each draft model alone and
+    /// Plain decoding, prompt lookup, lookahead decoding, bigrams, the pool of all texts, AASD, each draft model alone
     /// with the pool, with fixed and adaptive trees, and the rules that accept more than the target's choice.
     pub(super) fn variants(&self) -> Result<Vec<Variant>, PolicyError> {
         let setup = &self.setup;
@@ -103,12 +103,18 @@ impl CompareArgs {
         let mut variants = vec![
             Variant::plain(),
             Variant::lookup(setup),
+            Variant::lookup(setup).aligned("PLD, aligned"),
             Variant::lookahead(),
             Variant { drafter: Drafter::RawFrequency { max_ngram: 1 }, ..pool("bigrams of the pool") },
             pool("").by_frequency("pool, paper's rule"),
             pool("pool"),
+            pool("").aligned("pool, aligned"),
             pool("").adaptive("pool, adaptive"),
         ];
+        if self.temperature.is_none() {
+            let aasd = Verification::conditional(self.alpha, self.beta, false)?;
+            variants.push(Variant::lookup(setup).aligned("AASD").verified(aasd));
+        }
         for (index, DraftArg { name, .. }) in self.drafts.iter().enumerate() {
             variants.extend(self.of_drafts(name, vec![index]));
         }

@@ -12,6 +12,9 @@ use super::{DraftRule, SetupArgs};
 /// Longest match of prompt lookup, as published for PLD.
 const LOOKUP_NGRAM: usize = 3;
 
+/// Better-ranked tokens beside one that is copied from the prompt, at most, as in AASD (arXiv:2505.13204, 3.2).
+const ALIGNMENT: usize = 2;
+
 /// Lookahead decoding as its authors' README sets it: a window of 7, n-grams of 5 and 7 guesses.
 const LOOKAHEAD: Drafter = Drafter::Lookahead { window: 7, ngram: 5, guesses: 7 };
 
@@ -34,6 +37,8 @@ pub(super) struct Drafts {
 pub(super) struct Variant {
     pub(super) name: String,
     pub(super) drafter: Drafter,
+    /// Better-ranked tokens beside one that is copied from the prompt, at most.
+    pub(super) alignment: usize,
     pub(super) nodes: usize,
     pub(super) verification: Verification,
     /// What is drafted from beside prompt and output.
@@ -52,6 +57,7 @@ impl Variant {
         Self {
             name: "vanilla".into(),
             drafter: Drafter::None,
+            alignment: 0,
             nodes: 0,
             verification: Verification::Strict,
             pools: None,
@@ -75,6 +81,11 @@ impl Variant {
             nodes: setup.nodes,
             ..Self::plain()
         }
+    }
+
+    /// The same with alignment sampling.
+    pub(super) fn aligned(self, name: &str) -> Self {
+        Self { name: name.into(), alignment: ALIGNMENT, ..self }
     }
 
     /// Lookahead decoding, with as many nodes as it can use.
@@ -113,6 +124,7 @@ impl Variant {
     pub(super) fn options(&self, base: &GenerateOptions) -> GenerateOptions {
         GenerateOptions {
             drafter: self.drafter,
+            alignment: self.alignment,
             nodes: self.nodes,
             verification: self.verification,
             budget: base.budget.clone().filter(|_| self.adaptive),

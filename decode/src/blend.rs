@@ -9,6 +9,7 @@
 //! Cost: one table or a few reads per distinct length, and no allocation.
 
 use crate::Token;
+use crate::alignment::Alignment;
 use crate::frequent::{Branch, NONE};
 use crate::sources::SourceWeights;
 use crate::suffix::{Match, Suffixes};
@@ -47,6 +48,7 @@ pub(crate) struct Evidence<'a> {
     pub(crate) temporaries: [&'a Temporary; 2],
     /// Tokens of the context that are the prompt.
     pub(crate) prompt: usize,
+    pub(crate) alignment: &'a Alignment,
     pub(crate) recent: &'a [Token],
 }
 
@@ -67,6 +69,20 @@ struct Occurrence {
     token: Token,
     weight: f32,
     source: Source,
+    /// Whether the token stands in place of the one that occurred: it was not written there.
+    is_aligned: bool,
+}
+
+impl Occurrence {
+    /// What the target ranks above the token at this place of the prompt, each weighed by the probability it had there.
+    fn aligned(self, alignment: &Alignment, place: usize) -> impl Iterator<Item = Self> + '_ {
+        alignment.above(place, self.token).map(move |better| Self {
+            token: better.token,
+            weight: self.weight * better.log_probability.exp(),
+            is_aligned: true,
+            ..self
+        })
+    }
 }
 
 /// One context length.
@@ -172,7 +188,13 @@ impl Distribution {
                 };
                 match tokens.get(next) {
                     _ if len < least => {}
-                    Some(&token) => self.occurrences.push(Occurrence { len, token, weight, source }),
+                    Some(&token) => {
+                        let occurred = Occurrence { len, token, weight, source, is_aligned: false };
+                        self.occurrences.push(occurred);
+                        if source == Source::Prompt {
+                            self.occurrences.extend(occurred.aligned(evidence.alignment, next));
+                        }
+                    }
                     None => self.open_ends += 1,
                 }
             });
@@ -242,7 +264,8 @@ impl Distribution {
         let (mut left, mut taken) = (1.0, 0);
         for at in 0..self.levels.len() {
             let level = self.levels[at];
-            for o in &self.occurrences[taken..level.taken] {
+            // Only what was written is a continuation of its own.
+            for o in self.occurrences[taken..level.taken].iter().filter(|o| !o.is_aligned) {
                 self.table.add(o.token, o.source, 0.0);
             }
             taken = level.taken;

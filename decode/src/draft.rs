@@ -7,13 +7,14 @@
 use thiserror::Error;
 
 use crate::Token;
+use crate::alignment::Alignment;
 use crate::blend::Rule;
 use crate::growth::Growth;
 use crate::lookahead::{Lookahead, Shape, WINDOW_MAX};
 use crate::pool::Pool;
 use crate::sampling::Noise;
 use crate::sources::{SourceWeights, Sources};
-use crate::tree::DraftTree;
+use crate::tree::{DraftTree, Source};
 
 /// Longest context to match, in tokens. Longer contexts occur at the same positions: in replay, order 12 accepts no
 /// more than order 6.
@@ -24,7 +25,7 @@ pub const ORDER_MAX: usize = 16;
 pub enum Drafter {
     /// No drafting: plain decoding, where the tree is only the root.
     None,
-    /// Prompt lookup (LLMA, PLD): one chain, copied from the most recent occurrence in prompt and output of the longest
+    /// Prompt lookup (LLMA, PLD): one chain, beside which there are only [aligned](Alignment) tokens, copied from the most recent occurrence in prompt and output of the longest
     /// matching end of the context, up to `max_ngram` tokens. Probabilities are not estimated; all are 1.
     PromptLookup {
         /// Longest match looked for, in tokens.
@@ -195,6 +196,18 @@ impl DraftContext {
         self.sources.advance(tokens.len(), self.drafter.order());
     }
 
+    /// What the target would have written in place of the prompt's tokens, to be told as the prefill goes on: where a
+    /// token is copied from the prompt, those that the target ranks above it are drafted beside it.
+    pub fn alignment_mut(&mut self) -> &mut Alignment {
+        &mut self.sources.alignment
+    }
+
+    /// The same, to be read.
+    #[must_use]
+    pub fn alignment(&self) -> &Alignment {
+        &self.sources.alignment
+    }
+
     /// Takes over the target's choice after each node of a tree that was scored: the one drafted last, or what is left
     /// of it. To be called before the step's tokens are appended. Only [`Drafter::Lookahead`] learns from it.
     pub fn observe(&mut self, tree: &DraftTree, choice: impl Fn(usize) -> Token) {
@@ -244,7 +257,7 @@ impl DraftContext {
 
     /// Copies the continuation of the longest match in the context; among equals, of the most recent.
     fn copy(&self, max_nodes: usize, tree: &mut DraftTree) {
-        let Sources { context, end_of_text, .. } = &self.sources;
+        let Sources { context, alignment, end_of_text, .. } = &self.sources;
         let recent: Vec<Token> = self.sources.recent(self.drafter.order()).collect();
         let mut best = (0, context.tokens().len());
         context.matches(&recent, |next, len| {
@@ -253,8 +266,18 @@ impl DraftContext {
             }
         });
         let mut parent = 0;
-        for (&token, place) in context.tokens()[best.1..].iter().zip(best.1..).take(max_nodes) {
-            parent = tree.push(parent, token, 1.0, self.sources.source_at(place));
+        for (&token, place) in context.tokens()[best.1..].iter().zip(best.1..) {
+            if tree.drafted() == max_nodes {
+                break;
+            }
+            let (source, copied) = (self.sources.source_at(place), parent);
+            parent = tree.push(copied, token, 1.0, source);
+            if source == Source::Prompt {
+                let better = alignment.above(place, token).take(max_nodes - tree.drafted());
+                better.for_each(|better| {
+                    tree.push(copied, better.token, 1.0, source);
+                });
+            }
             if token == *end_of_text {
                 break;
             }

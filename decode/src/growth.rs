@@ -167,6 +167,7 @@ impl Growth {
             longest,
             temporaries: [&sources.previous, &sources.context],
             prompt: sources.prompt,
+            alignment: &sources.alignment,
             recent: &self.recent,
         };
         let path = tree.probabilities()[node];

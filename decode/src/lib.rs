@@ -8,6 +8,7 @@
 //! The crate knows no tensor, file, clock, thread or serialisation. It maps bytes and tokens to bytes and tokens, and
 //! the same input gives the same output everywhere.
 
+mod alignment;
 mod beams;
 mod blend;
 mod draft;
@@ -32,6 +33,7 @@ mod tree;
 mod trie;
 mod verify;
 
+pub use alignment::Alignment;
 pub use beams::{Beam, BeamSearch, Expected, Normalisation, Ranked, Uniform};
 pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX};
 pub use leaf_shares::{LeafShares, UserShares};

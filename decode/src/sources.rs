@@ -1,6 +1,7 @@
 //! The sources from which one text is drafted: the pool, the entity's previous text, and prompt and output so far.
 
 use crate::Token;
+use crate::alignment::Alignment;
 use crate::pool::Pool;
 use crate::sampling::Noise;
 use crate::suffix::{Match, Matches, Suffixes};
@@ -46,6 +47,8 @@ pub(crate) struct Sources {
     pub(crate) context: Temporary,
     /// Tokens of the context that are the prompt; none before it is known.
     pub(crate) prompt: usize,
+    /// What the target would have written in place of the prompt's tokens.
+    pub(crate) alignment: Alignment,
     pub(crate) end_of_text: Token,
     /// Only tokens below this are drafted: damage to a pool must not reach the model.
     pub(crate) vocab_size: u32,
@@ -65,6 +68,7 @@ impl Sources {
             previous: Temporary::new(Source::Previous),
             context: Temporary::new(Source::Context),
             prompt: 0,
+            alignment: Alignment::default(),
             end_of_text,
             matches: Vec::new(),
             longest: 0,

@@ -160,6 +160,7 @@ fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptio
     let generate = &config.generate;
     Ok(GenerateOptions {
         drafter: config.draft.drafter()?,
+        alignment: config.draft.alignment,
         nodes: config.draft.nodes(),
         verification: config.verification.verification()?,
         sampling: config.generate.drawn()?,

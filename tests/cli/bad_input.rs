@@ -117,6 +117,10 @@ fn wrong_options_are_refused_by_key() {
     check(&workspace, &[drawn, "generate.samples=0"], "[generate] samples: expected 1 to 64");
     check(&workspace, &["generate.samples=2"], "[generate] samples: greedy texts are not drawn");
     check(&workspace, &["generate.seed=3"], "[generate] seed: greedy texts are not drawn; set temperature above 0");
+    check(&workspace, &["draft.alignment=9"], "[draft] alignment = 9: expected 0 to 8");
+    let nothing_copied = "method = \"lookahead\" copies nothing from the prompt; choose \"blended\"";
+    check(&workspace, &["draft.alignment=2", "draft.method=lookahead"], nothing_copied);
+    check(&workspace, &["draft.alignment=2", "model.engine=mistralrs"], "engine = \"mistralrs\" does not draft");
     check(&workspace, &["pools.user.clusters=0"], "[pools.user] clusters");
     check(&workspace, &["run.shard_row=3"], "did you mean \"shard_rows\"");
 }

@@ -199,6 +199,34 @@ proptest! {
     }
 
     #[test]
+    fn aligned_tokens_are_siblings_like_others(
+        world in any_world(6),
+        ranked in prop::collection::vec((0..7u32, 0.01..1.0f32), 40),
+        max_nodes in 0..40usize,
+    ) {
+        for drafter in [blended(3, 0.0), Drafter::default(), Drafter::RawFrequency { max_ngram: 4 }] {
+            let mut context = DraftContext::new(drafter, Some(pool_of(&world.pool)), END);
+            *context.alignment_mut() = Alignment::new(2);
+            for ranked in ranked.chunks(2).take(world.context.len() - 1) {
+                let candidate = |&(token, p): &(Token, f32)| Candidate { token, log_probability: p.ln() };
+                context.alignment_mut().push(&ranked.iter().map(candidate).collect::<Vec<_>>());
+            }
+            context.extend(&world.context);
+            let mut tree = DraftTree::new();
+            context.draft(max_nodes, &mut tree);
+            prop_assert!(tree.drafted() <= max_nodes);
+            for node in 0..tree.len() {
+                let children: Vec<usize> = tree.children(node).collect();
+                let tokens: BTreeSet<Token> = children.iter().map(|&c| tree.tokens()[c]).collect();
+                prop_assert_eq!(tokens.len(), children.len(), "siblings differ");
+                let sum: f32 = children.iter().map(|&child| tree.probabilities()[child]).sum();
+                prop_assert!(sum <= tree.probabilities()[node] * 1.0001, "{} below {}", sum, node);
+            }
+            prop_assert!(tree.probabilities().windows(2).all(|p| p[0] >= p[1]));
+        }
+    }
+
+    #[test]
     fn a_context_in_pieces_drafts_as_a_whole_one(
         world in any_world(4),
         cuts in prop::collection::vec(1..6usize, 20),
@@ -355,6 +383,59 @@ fn strict_output_is_greedy_output_for_every_drafter_tree_size_and_pool() {
             }
         }
     }
+}
+
+#[test]
+fn better_ranked_tokens_are_drafted_beside_those_of_the_prompt() {
+    let ranked = |tokens: &[Token]| -> Vec<Candidate> {
+        (1u16..).zip(tokens).map(|(rank, &token)| Candidate { token, log_probability: -f32::from(rank) }).collect()
+    };
+    for drafter in [blended(3, 0.0), Drafter::PromptLookup { max_ngram: 3 }, Drafter::RawFrequency { max_ngram: 1 }] {
+        let children = |most| {
+            let mut context = DraftContext::new(drafter, None, END);
+            *context.alignment_mut() = Alignment::new(most);
+            context.extend(&[5, 6, 7, 8]);
+            // In place of 7 the target has 9 and 10, in place of 8 nothing better.
+            [&[6][..], &[9, 10, 7], &[8, 11]].iter().for_each(|top| context.alignment_mut().push(&ranked(top)));
+            context.extend(&[6]);
+            let mut tree = DraftTree::new();
+            context.draft(20, &mut tree);
+            let of = |node| tree.children(node).map(|child| (tree.tokens()[child], tree.sources()[child]));
+            let seven = tree.children(0).find(|&child| tree.tokens()[child] == 7).unwrap();
+            (of(0).collect::<BTreeMap<_, _>>(), of(seven).collect::<BTreeMap<_, _>>())
+        };
+        let prompts = |tokens: &[Token]| tokens.iter().map(|&token| (token, Source::Prompt)).collect();
+        assert_eq!(children(0), (prompts(&[7]), prompts(&[8])), "{drafter:?}");
+        assert_eq!(children(1), (prompts(&[7, 9]), prompts(&[8])), "{drafter:?}");
+        assert_eq!(children(2), (prompts(&[7, 9, 10]), prompts(&[8])), "{drafter:?}");
+    }
+}
+
+#[test]
+fn aligned_tokens_save_forwards_where_a_text_departs_from_its_prompt() {
+    let (mut copied, mut aligned) = ([0; 2], [0; 2]);
+    for seed in 0..40 {
+        let target = Target { seed };
+        // Of another author, but of the same words.
+        let prompt = Target { seed: !seed }.greedy(&[1 + seed % 7], 60);
+        let prompt = prompt.strip_suffix(&[END]).unwrap_or(&prompt);
+        let greedy = target.greedy(prompt, 60);
+        for (at, drafter) in [Drafter::default(), Drafter::PromptLookup { max_ngram: 3 }].into_iter().enumerate() {
+            for (most, forwards) in [(0, &mut copied), (2, &mut aligned)] {
+                let mut context = DraftContext::new(drafter, None, END);
+                *context.alignment_mut() = Alignment::new(most);
+                for place in 1..prompt.len() {
+                    let token = target.next(&prompt[..place]);
+                    context.alignment_mut().push(&[Candidate { token, log_probability: -0.1 }]);
+                }
+                let (output, taken) = target.speculate(context, prompt, 16, 60);
+                assert_eq!(output, greedy, "{drafter:?}, {most}, seed {seed}");
+                forwards[at] += taken;
+            }
+        }
+    }
+    let fewer = copied.iter().zip(&aligned).all(|(copied, aligned)| 20 * aligned < 19 * copied);
+    assert!(fewer, "{copied:?} forwards, {aligned:?} with alignment");
 }
 
 #[test]

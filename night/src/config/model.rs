@@ -280,6 +280,8 @@ pub struct DraftConfig {
     pub context_weight: f32,
     /// Weight of the entity's previous text against those of the pool.
     pub previous_weight: f32,
+    /// Tokens that the model ranks above one copied from the prompt which are drafted beside it, at most.
+    pub alignment: usize,
     /// Further models that judge and extend drafts, each those of the one before it: a table, or an array of tables.
     #[serde(deserialize_with = "one_or_several", skip_serializing_if = "Vec::is_empty")]
     pub model: Vec<DraftModelConfig>,
@@ -345,6 +347,7 @@ impl Default for DraftConfig {
             min_probability: 0.002,
             context_weight: weights.context,
             previous_weight: weights.previous,
+            alignment: 0,
             model: Vec::new(),
         }
     }
@@ -364,6 +367,18 @@ pub enum DraftMethod {
     Lookahead,
     /// Plain decoding.
     None,
+}
+
+impl fmt::Display for DraftMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Blended => "blended",
+            Self::RawFrequency => "raw-frequency",
+            Self::PromptLookup => "prompt-lookup",
+            Self::Lookahead => "lookahead",
+            Self::None => "none",
+        })
+    }
 }
 
 impl DraftConfig {

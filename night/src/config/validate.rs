@@ -10,6 +10,9 @@ use super::{Config, DraftMethod, EngineKind, PolicyKind};
 /// Most forwards of a draft model per step: SpecDec++ drafts 20 tokens at most, one a forward.
 const DRAFT_FORWARDS_MAX: usize = 20;
 
+/// Most tokens beside one that is copied from the prompt: AASD takes 2, and all are nodes of the tree.
+const ALIGNMENT_MAX: usize = 8;
+
 impl Config {
     /// Checks what recommender models are trained by.
     pub(super) fn validate_learning(&self) -> Result<()> {
@@ -71,6 +74,7 @@ impl Config {
             lists.validate()?;
         }
         self.draft.drafter()?;
+        self.validate_alignment()?;
         self.validate_draft_model()?;
         self.pools.validate()?;
         self.ids.validate()?;
@@ -106,6 +110,25 @@ impl Config {
             !self.output.is_delta() || self.encoder.as_ref().is_none_or(|e| e.layout == EmbeddingLayout::List),
             "[encoder] layout: with [output] table = \"delta\" it must be \"list\", because readers of Delta tables \
              refuse lists of fixed size"
+        );
+        Ok(())
+    }
+
+    fn validate_alignment(&self) -> Result<()> {
+        let (alignment, method) = (self.draft.alignment, self.draft.method);
+        ensure!(
+            alignment <= ALIGNMENT_MAX,
+            "[draft] alignment = {alignment}: expected 0 to {ALIGNMENT_MAX}; AASD takes 2"
+        );
+        ensure!(
+            alignment == 0 || !matches!(method, DraftMethod::None | DraftMethod::Lookahead),
+            "[draft] alignment: method = \"{method}\" copies nothing from the prompt; choose \"blended\", \
+             \"raw-frequency\" or \"prompt-lookup\", or remove alignment"
+        );
+        ensure!(
+            alignment == 0 || self.model.engine == EngineKind::Tree,
+            "[draft] alignment: engine = \"mistralrs\" does not draft; choose [model] engine = \"tree\", or remove \
+             alignment"
         );
         Ok(())
     }

@@ -5,7 +5,7 @@ mod constrained;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use laser_decode::{Terms, chain_parents};
+use laser_decode::{Alignment, TargetScores, Terms, chain_parents};
 use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
 use laser_grammar::{Grammar, Parser};
 use laser_model::Tokenizer;
@@ -30,6 +30,13 @@ const SHARED_PREFIXES_MAX: usize = 4;
 /// On a GPU a batch of 256 would otherwise wait 5 ms of every step.
 const PARALLEL_DRAFTS_MIN: usize = 16;
 
+/// What prompts begin with, computed once.
+struct Prefix {
+    tokens: Vec<u32>,
+    slot: Slot,
+    alignment: Alignment,
+}
+
 /// Generates texts for requests with one engine. Memory: `batch` caches plus the pending requests.
 pub struct Generator {
     engine: Box<dyn Engine>,
@@ -37,7 +44,7 @@ pub struct Generator {
     options: GenerateOptions,
     waiting: Waiting,
     active: Vec<Sequence>,
-    prefixes: VecDeque<(Vec<u32>, Slot)>,
+    prefixes: VecDeque<Prefix>,
     /// Nodes of the last step.
     drafted: usize,
     /// Whether a request has waited because there was no cache for it.
@@ -130,15 +137,17 @@ impl Generator {
         std::mem::swap(&mut self.options, options);
     }
 
-    fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(), EngineError> {
+    fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<Alignment, EngineError> {
+        let mut alignment = Alignment::new(self.options.alignment);
         for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
             let parents: Vec<u32> = chain_parents(chunk.len()).collect();
-            let segment =
-                Segment { slot, tokens: chunk, parents: &parents, scored_from: chunk.len(), ..Segment::default() };
-            self.engine.step(&[segment], self.options.verification.top_k())?;
+            let scored_from = if alignment.most() > 0 { 0 } else { chunk.len() };
+            let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from, ..Segment::default() };
+            let scores = self.engine.step(&[segment], self.top_k())?;
+            (scored_from..chunk.len()).for_each(|node| alignment.push(scores[0].top(node)));
             self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
         }
-        Ok(())
+        Ok(alignment)
     }
 
     /// Lets requests join while there is room.
@@ -192,8 +201,8 @@ impl Generator {
 
     /// Gives back the caches of shared prefixes.
     fn forget_prefixes(&mut self) {
-        for (_, slot) in self.prefixes.drain(..) {
-            self.engine.close(slot);
+        for prefix in self.prefixes.drain(..) {
+            self.engine.close(prefix.slot);
         }
     }
 
@@ -229,20 +238,31 @@ impl Generator {
         let length = request.prompt.len();
         let capacity = self.capacity(request, max_tokens);
         let sample = self.active.iter().find(|other| !other.is_prompt() && other.is_of_prompt(request));
-        if let Some(slot) = sample.filter(|_| self.shares_prompts()).map(|sample| sample.slot) {
-            let slot = self.engine.fork(slot, length - 1, capacity)?;
-            return Ok(Room { slot, cached: length - 1, max_tokens });
+        if let Some(sample) = sample.filter(|_| self.shares_prompts()) {
+            let alignment = self.alignment(sample.alignment(), length - 1);
+            let slot = self.engine.fork(sample.slot, length - 1, capacity)?;
+            return Ok(Room { slot, cached: length - 1, alignment, max_tokens });
         }
-        let fits = |prefix: &[u32]| {
-            let shares = self.options.shared_prefixes && prefix.len() < length;
-            shares && request.prompt.starts_with(prefix)
+        let fits = |prefix: &&Prefix| {
+            let shares = self.options.shared_prefixes && prefix.tokens.len() < length;
+            shares && request.prompt.starts_with(&prefix.tokens)
         };
-        let shared = self.prefixes.iter().filter(|(prefix, _)| fits(prefix));
-        let (slot, cached) = match shared.max_by_key(|(prefix, _)| prefix.len()) {
-            Some((prefix, from)) => (self.engine.fork(*from, prefix.len(), capacity)?, prefix.len()),
-            None => (self.engine.open(capacity)?, 0),
+        let Some(prefix) = self.prefixes.iter().filter(fits).max_by_key(|prefix| prefix.tokens.len()) else {
+            let alignment = Alignment::new(self.options.alignment);
+            return Ok(Room { slot: self.engine.open(capacity)?, cached: 0, alignment, max_tokens });
         };
-        Ok(Room { slot, cached, max_tokens })
+        let cached = prefix.tokens.len();
+        let alignment = self.alignment(&prefix.alignment, cached);
+        Ok(Room { slot: self.engine.fork(prefix.slot, cached, capacity)?, cached, alignment, max_tokens })
+    }
+
+    /// What is known of so many places of a prompt, from what was computed for another request. Options may have been
+    /// others then.
+    fn alignment(&self, known: &Alignment, cached: usize) -> Alignment {
+        let most = self.options.alignment;
+        let mut alignment = if known.most() == most { known.clone() } else { Alignment::new(most) };
+        alignment.resize(cached);
+        alignment
     }
 
     /// Fills the sequences' segments. Returns the indexes of those that take part.
@@ -469,22 +489,28 @@ impl TextGenerator for Generator {
         let common = |a: &[u32], b: &[u32]| a.iter().zip(b).take_while(|(a, b)| a == b).count();
         let length = rest.iter().map(|p| common(first, p)).min().unwrap_or_default();
         let prefix = &first[..length];
-        if length < SHARED_PREFIX_MIN || self.prefixes.iter().any(|(p, _)| p.as_slice() == prefix) {
+        if length < SHARED_PREFIX_MIN || self.prefixes.iter().any(|known| known.tokens == prefix) {
             return Ok(());
         }
         let start = Instant::now();
         if self.prefixes.len() == SHARED_PREFIXES_MAX
-            && let Some((_, oldest)) = self.prefixes.pop_front()
+            && let Some(oldest) = self.prefixes.pop_front()
         {
-            self.engine.close(oldest);
+            self.engine.close(oldest.slot);
         }
         let slot = self.engine.open(prefix.len())?;
         // Known to `reset` before the forward, which may panic.
-        self.prefixes.push_back((prefix.to_vec(), slot));
-        if let Err(error) = self.prefill_prefix(slot, prefix) {
-            self.prefixes.pop_back();
-            self.engine.close(slot);
-            return Err(error);
+        self.prefixes.push_back(Prefix { tokens: prefix.to_vec(), slot, alignment: Alignment::default() });
+        let alignment = match self.prefill_prefix(slot, prefix) {
+            Ok(alignment) => alignment,
+            Err(error) => {
+                self.prefixes.pop_back();
+                self.engine.close(slot);
+                return Err(error);
+            }
+        };
+        if let Some(prefix) = self.prefixes.back_mut() {
+            prefix.alignment = alignment;
         }
         self.unattributed_seconds += start.elapsed().as_secs_f64();
         Ok(())

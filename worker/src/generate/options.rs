@@ -9,6 +9,9 @@ use crate::budget::Budget;
 pub struct GenerateOptions {
     /// The source of drafts.
     pub drafter: Drafter,
+    /// Tokens that the target ranks above one copied from the prompt which are drafted beside it, at most; unless it is
+    /// 0, the target scores all of every prompt.
+    pub alignment: usize,
     /// Drafted tokens of a sequence and step, at most.
     pub nodes: usize,
     /// The rule by which drafted tokens are accepted.

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Source, TargetScores, Verification, Verified, chain_parents,
-    verify,
+    Alignment, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Source, TargetScores, Verification, Verified,
+    chain_parents, verify,
 };
 use laser_engine::{Allowed, MaskedNode, Scores, Segment, Slot};
 use laser_grammar::{GrammarError, Parser};
@@ -26,6 +26,8 @@ pub(super) struct Room {
     pub(super) slot: Slot,
     /// Tokens of the prompt that the cache holds already.
     pub(super) cached: usize,
+    /// What the target would have written at these.
+    pub(super) alignment: Alignment,
     /// Bound on the text's tokens.
     pub(super) max_tokens: usize,
 }
@@ -86,6 +88,9 @@ impl Sequence {
             context.add_previous(&previous);
         }
         context.extend(&request.prompt);
+        if drafter != Drafter::None {
+            *context.alignment_mut() = room.alignment;
+        }
         let noise = Noise::new(request.key);
         if options.sampling.is_some() {
             context.draw_under(noise);
@@ -193,7 +198,11 @@ impl Sequence {
 
     /// Its part of this step.
     pub(super) fn segment(&self) -> Segment<'_> {
-        let scored_from = if self.is_scored() { self.chunk - 1 } else { self.tokens.len() };
+        let scored_from = match self.is_scored() {
+            _ if self.is_aligning() => 0,
+            true => self.chunk - 1,
+            false => self.tokens.len(),
+        };
         Segment {
             slot: self.slot,
             tokens: &self.tokens,
@@ -201,6 +210,26 @@ impl Sequence {
             scored_from,
             draw: self.draw,
             ..Segment::default()
+        }
+    }
+
+    /// What the target would have written in place of its prompt, as far as that is known.
+    pub(super) fn alignment(&self) -> &Alignment {
+        self.context.alignment()
+    }
+
+    /// Whether what the target would have written in place of the prompt is wanted, and not known to its end.
+    fn is_aligning(&self) -> bool {
+        self.alignment().most() > 0 && self.alignment().places() + 1 < self.request.prompt.len()
+    }
+
+    /// Learns from a step what the target would have written in place of the prompt's tokens.
+    fn align(&mut self, scores: &Scores) {
+        for node in 0..self.chunk {
+            if !self.is_aligning() {
+                return;
+            }
+            self.context.alignment_mut().push(scores.top(node));
         }
     }
 
@@ -332,6 +361,7 @@ impl Sequence {
         tokenizer: &Tokenizer,
     ) -> Result<(Vec<usize>, Option<StopReason>), TextError> {
         let mut keep: Vec<usize> = (0..self.chunk).collect();
+        self.align(scores);
         if !self.is_scored() {
             self.pending.drain(..self.chunk);
             return Ok((keep, None));

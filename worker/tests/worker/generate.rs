@@ -98,6 +98,40 @@ fn lookahead_drafts_what_the_model_wrote_in_its_window() {
     }
 }
 
+/// In a language where the last token alone decides, the model's own continuation of every token of the prompt is that
+/// of the text, and the prompt's is not.
+#[test]
+fn what_the_model_ranks_above_the_prompts_tokens_is_drafted() {
+    let fake = FakeOptions { vocab_size: 40, phrase_probability: 1.0, eos_probability: 0.0, ..fake_options() };
+    let prompts: Vec<Vec<u32>> = (0..6).map(|last| (2..40).chain(2..20 + last).collect()).collect();
+    // Before they repeat themselves.
+    let plain = GenerateOptions { max_new_tokens: 12, ..options() };
+    let expected: Vec<NaiveText> =
+        prompts.iter().map(|p| naive(&mut FakeEngine::new(fake.clone()), p, &plain)).collect();
+    for drafter in [Drafter::default(), Drafter::PromptLookup { max_ngram: 3 }] {
+        let accepted = |alignment, batch, step_tokens, shares: bool| {
+            let options = GenerateOptions { drafter, alignment, batch, step_tokens, ..plain.clone() };
+            let (mut generator, _) = watched(fake.clone(), Mischief::default(), options);
+            if shares {
+                generator.share_prefix(&prompts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+            }
+            let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, p)| request(id, p)));
+            let accepted = texts.iter().zip(&expected).map(|(got, expected)| {
+                let got = got.as_ref().unwrap();
+                assert_naive(got, expected, &format!("{drafter:?} {alignment} {batch} {step_tokens} {shares}"));
+                got.step_accepted.iter().sum::<u32>()
+            });
+            accepted.sum::<u32>()
+        };
+        let whole = accepted(2, 1, 512, false);
+        let copied = accepted(0, 1, 512, false);
+        assert!(2 * whole > 3 * copied, "{drafter:?}: {whole} accepted, {copied} without");
+        // The first draft comes along with the end of its prompt, and knows of what was computed before.
+        assert!(accepted(2, 1, 40, false) > whole);
+        assert!(accepted(2, 6, 512, true) > whole);
+    }
+}
+
 #[test]
 fn drawn_texts_equal_plain_sampling_whatever_the_setting() {
     let prompts = prompts();
@@ -141,7 +175,7 @@ fn samples_of_a_prompt_compute_it_once() {
     for (batch, step_tokens) in [(8, 512), (3, 512), (2, 7), (1, 64)] {
         let options = GenerateOptions { drafter: Drafter::None, nodes: 0, batch, step_tokens, sampling, ..options() };
         let expected: Vec<NaiveText> = (0..5).map(|key| naive_of(key, &mut fake(), &prompt, &options)).collect();
-        let (mut generator, log) = watched(fake_options(), Mischief::default(), options);
+        let (mut generator, log) = watched(fake_options(), Mischief::default(), options.clone());
         let texts = run(&mut generator, (0..5).map(|id| request(id, &prompt)));
         for (got, expected) in texts.iter().zip(&expected) {
             assert_naive(got.as_ref().unwrap(), expected, &format!("{batch} {step_tokens}"));
@@ -152,6 +186,13 @@ fn samples_of_a_prompt_compute_it_once() {
         let prompts = if batch == 1 { 5 * 30 } else { 30 + 4 };
         assert!(fed == texts + prompts || (batch == 2 && fed < texts + 5 * 30), "{batch}: {fed} of {texts}");
         assert!(log.lock().unwrap().open.is_empty());
+        // What the first one learns of the prompt is the others', too.
+        let options = GenerateOptions { drafter: Drafter::default(), alignment: 2, nodes: 16, ..options };
+        let (mut generator, _) = watched(fake_options(), Mischief::default(), options);
+        let texts = run(&mut generator, (0..5).map(|id| request(id, &prompt)));
+        for (got, expected) in texts.iter().zip(&expected) {
+            assert_naive(got.as_ref().unwrap(), expected, &format!("aligned, {batch} {step_tokens}"));
+        }
     }
 }
 
@@ -241,14 +282,14 @@ proptest! {
     fn strict_texts_equal_the_naive_decoders_for_any_prompt(
         requests in prop::collection::vec(any_request(), 1..6),
         drafter in prop::sample::select(drafters().to_vec()),
-        (nodes, batch, step_tokens) in (0usize..40, 1usize..6, 1usize..80),
+        (nodes, batch, step_tokens, alignment) in (0usize..40, 1usize..6, 1usize..80, 0usize..4),
         (max_new_tokens, with_pool, seed) in (1usize..50, any::<bool>(), 0u64..1000),
         costs in prop::option::of(prop::collection::vec(1e-6..1e-3f64, 1..5)),
     ) {
         let points = |costs: Vec<f64>| (0..).map(|i| f64::from(1 << i)).zip(costs).collect();
         let budget = costs.map(|costs| Budget::new(StepCost::new(points(costs), 1e-8)));
         let options = GenerateOptions {
-            drafter, nodes, batch, step_tokens, max_new_tokens, budget, ..options()
+            drafter, alignment, nodes, batch, step_tokens, max_new_tokens, budget, ..options()
         };
         let fake = FakeOptions { seed, max_positions: 90, ..fake_options() };
         let mut oracle = FakeEngine::new(fake.clone());

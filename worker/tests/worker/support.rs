@@ -41,6 +41,7 @@ pub(crate) fn fake() -> FakeEngine {
 pub(crate) fn options() -> GenerateOptions {
     GenerateOptions {
         drafter: Drafter::default(),
+        alignment: 0,
         nodes: 16,
         verification: Verification::Strict,
         sampling: None,

@@ -29,10 +29,10 @@ impl Generator {
         }
     }
 
-    /// Candidates that a step tells of each node.
+    /// Candidates that a step tells of each node, and of each place of a prompt.
     pub(super) fn top_k(&self) -> usize {
         let least = if self.grammar.is_some() { CANDIDATES } else { 1 };
-        self.options.verification.top_k().max(least)
+        self.options.verification.top_k().max(least).max(self.options.alignment)
     }
 
     /// Finds out what the scores of a step say of the tokens that the grammar allows: all sequences go on until they
