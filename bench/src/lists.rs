@@ -22,6 +22,7 @@ use laser_worker::generate::{Finished, Generated, Request, TextGenerator};
 use laser_worker::lists::{Catalogue, ListDraft, ListDraftModel, ListGenerator, ListOptions, ListSampling};
 use serde::Serialize;
 
+use super::apart::Search;
 use super::{LoadArgs, machine};
 
 /// Tokens of prompts in a step, as a night has them by default.
@@ -102,6 +103,8 @@ struct Setting {
     /// What perfect drafts would come to by the measured costs of forwards: one forward computes the prompt and all
     /// beams, against one for each code.
     ceiling: f64,
+    /// What plain search comes to with a cache for each beam in place of tree attention.
+    apart: f64,
     rows: Vec<Row>,
 }
 
@@ -238,20 +241,26 @@ impl Setup {
             }
         }
         let rows = variants.iter().zip(&sums).map(|(variant, sums)| sums.row(&variant.name)).collect();
-        Ok(Setting { batch, items, ceiling: self.ceiling(&cost, batch, items), rows })
+        let apart = self.search(batch, items).apart(engine.as_mut())?;
+        Ok(Setting { batch, items, ceiling: self.ceiling(&cost, batch, items), apart, rows })
     }
 
     fn width(&self, items: usize) -> usize {
         self.args.width.unwrap_or(items).max(items)
     }
 
+    /// The size of a plain search.
+    fn search(&self, batch: usize, items: usize) -> Search {
+        let prompts: usize = self.requests.iter().map(|request| request.prompt.len()).sum();
+        let levels = self.requests[0].catalogue.as_ref().map_or(1, |catalogue| catalogue.trie.levels());
+        let prompt = (prompts / self.requests.len().max(1)).max(1);
+        Search { batch, prompt, width: self.width(items), steps: levels.saturating_sub(1) }
+    }
+
     /// Seconds of plain search over those of one forward that computes the prompt and all beams.
     fn ceiling(&self, cost: &StepCost, batch: usize, items: usize) -> f64 {
-        let prompts: usize = self.requests.iter().map(|request| request.prompt.len()).sum();
-        let (prompt, width) = (prompts / self.requests.len().max(1), self.width(items));
-        let levels = self.requests[0].catalogue.as_ref().map_or(1, |catalogue| catalogue.trie.levels());
+        let Search { prompt, width, steps, .. } = self.search(batch, items);
         let seconds = |tokens: usize| cost.seconds(StepLoad { tokens: tokens * batch, pairs: tokens * batch * prompt });
-        let steps = levels.saturating_sub(1);
         ratio(seconds(prompt) + steps as f64 * seconds(width), seconds(prompt + steps * width))
     }
 
@@ -451,9 +460,10 @@ impl ListsReport {
     /// The table of each batch size and length.
     pub(super) fn render(&self, style: Style) -> String {
         let mut out = String::new();
-        for Setting { batch, items, ceiling, rows } in &self.settings {
+        for Setting { batch, items, ceiling, apart, rows } in &self.settings {
             out.push_str(&format!(
-                "\nBatch {batch}, {items} items; perfect drafts would come to {ceiling:.2} of the plain search\n\n"
+                "\nBatch {batch}, {items} items; of the plain search perfect drafts would come to {ceiling:.2}, a cache for \
+                 each beam to {apart:.2}\n\n"
             ));
             let header = ["variant", "AS", "calls", "drafted", "lists/s", "of plain", "same lists"];
             let mut table = Table::new(&header);

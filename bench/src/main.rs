@@ -9,6 +9,7 @@
 //! Texts, acceptance and counts are a function of the inputs and the seed; times are of this machine, at this
 //! moment. Each command prints a table and writes the same figures as JSON.
 
+mod apart;
 mod engine;
 mod history;
 mod lists;

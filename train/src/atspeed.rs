@@ -36,13 +36,27 @@ pub fn strict(draft: &Tensor, target: &Tensor, log_p_k: &Tensor, k: usize) -> Re
 /// # Errors
 /// Shapes that do not fit.
 pub fn strict_with_entropy(draft: &Tensor, target: &Tensor, k: usize) -> Result<Tensor> {
-    let codes = most_probable(draft, k)?;
-    let log_q = log_softmax(&draft.gather(&codes, 1)?)?;
-    let log_p = log_softmax(&target.detach().gather(&codes, 1)?)?;
-    let (q, last) = (log_q.exp()?, codes.dim(1)? - 1);
+    let [log_q, log_p] = of_drafted(draft, target, k)?;
+    let (q, last) = (log_q.exp()?, log_q.dim(1)? - 1);
     let divergence = (&q * (&log_q - &log_p)?)?.sum_keepdim(1)?;
     let entropy = (q * log_q)?.sum_keepdim(1)?.neg()?;
     (divergence + (entropy * log_p.narrow(1, last, 1)?.exp()?)?)?.mean_all()
+}
+
+/// AtSpeed-S without its density term (its ablation): Σ q ln(q / p) over the draft's `k` most probable codes, over which
+/// p and q are normalised. `draft` and `target` are `[N, V]`.
+///
+/// # Errors
+/// Shapes that do not fit.
+pub fn reverse_divergence(draft: &Tensor, target: &Tensor, k: usize) -> Result<Tensor> {
+    let [log_q, log_p] = of_drafted(draft, target, k)?;
+    (log_q.exp()? * (&log_q - &log_p)?)?.sum(1)?.mean_all()
+}
+
+/// ln q and ln p over the draft's `k` most probable codes, normalised over these.
+fn of_drafted(draft: &Tensor, target: &Tensor, k: usize) -> Result<[Tensor; 2]> {
+    let codes = most_probable(draft, k)?;
+    Ok([log_softmax(&draft.gather(&codes, 1)?)?, log_softmax(&target.detach().gather(&codes, 1)?)?])
 }
 
 /// AtSpeed-R, for relaxed verification: the total variation distance ½ Σ |p − q| over the target's `k` most probable
@@ -115,6 +129,7 @@ mod tests {
     enum Case {
         Strict,
         WithEntropy,
+        Reverse,
         Relaxed,
     }
 
@@ -132,12 +147,13 @@ mod tests {
                     let density: f64 = pairs().map(|(q, _)| q * (q.ln() - f64::from(LOG_P_K[row]))).sum();
                     divergence - density
                 }
-                Case::WithEntropy => {
+                Case::WithEntropy | Case::Reverse => {
                     let codes = top(&draft, k);
                     let [q, p] = [&draft, &target].map(|all| softmax(&at(all, &codes)));
                     let pairs = || q.iter().zip(&p).filter(|(q, _)| **q > 0.0);
                     let divergence: f64 = pairs().map(|(q, p)| q * (q / p).ln()).sum();
-                    divergence - p.last().unwrap() * pairs().map(|(q, _)| q * q.ln()).sum::<f64>()
+                    let weight = if matches!(case, Case::Reverse) { 0.0 } else { *p.last().unwrap() };
+                    divergence - weight * pairs().map(|(q, _)| q * q.ln()).sum::<f64>()
                 }
                 Case::Relaxed => {
                     let codes = top(&target, k);
@@ -153,6 +169,7 @@ mod tests {
         match case {
             Case::Strict => strict(draft, target, &tensor(&LOG_P_K, 1), k),
             Case::WithEntropy => strict_with_entropy(draft, target, k),
+            Case::Reverse => reverse_divergence(draft, target, k),
             Case::Relaxed => relaxed(draft, target, k),
         }
         .unwrap()
@@ -161,7 +178,7 @@ mod tests {
     #[test]
     fn losses_and_their_gradients_are_those_of_the_definitions() {
         let (draft, target) = (logits(11), logits(17));
-        for case in [Case::Strict, Case::WithEntropy, Case::Relaxed] {
+        for case in [Case::Strict, Case::WithEntropy, Case::Reverse, Case::Relaxed] {
             for k in [1, 3, V, 2 * V] {
                 let (q, p) =
                     (Var::from_tensor(&tensor(&draft, V)).unwrap(), Var::from_tensor(&tensor(&target, V)).unwrap());
@@ -188,7 +205,9 @@ mod tests {
     #[test]
     fn two_that_agree_are_at_the_least_of_the_symmetric_losses() {
         let same = tensor(&logits(11), V);
-        assert!(own(Case::Relaxed, &same, &same, 3).to_scalar::<f32>().unwrap().abs() < 1e-6);
+        for case in [Case::Relaxed, Case::Reverse] {
+            assert!(own(case, &same, &same, 3).to_scalar::<f32>().unwrap().abs() < 1e-6, "{case:?}");
+        }
         // The printed form has its least where the draft puts all on the target's best: it is no divergence.
         let sharper = (&same * 4.0).unwrap().clamp(FORBIDDEN, f32::MAX).unwrap();
         let [even, sharp] =

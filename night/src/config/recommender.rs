@@ -66,6 +66,8 @@ pub struct RecommenderDraftConfig {
     pub list_items: usize,
     /// The share of the loss on lists; the rest is the cross-entropy on the histories.
     pub alpha: f64,
+    /// Whether losses on distributions compare the codes that the catalogue allows behind a prefix, or all tokens.
+    pub constrained_alignment: bool,
     /// The draft model and how it learns.
     #[serde(rename = "model")]
     pub options: RecommenderOptions,
@@ -81,14 +83,22 @@ impl Default for RecommenderDraftConfig {
             layers: 2,
             ..RecommenderOptions::default()
         };
-        Self { output: String::new(), lists: 20, list_items: 2, alpha: laser_train::atspeed::ALPHA, options }
+        Self {
+            output: String::new(),
+            lists: 20,
+            list_items: 2,
+            alpha: laser_train::atspeed::ALPHA,
+            constrained_alignment: true,
+            options,
+        }
     }
 }
 
 impl RecommenderDraftConfig {
     /// How the target's lists are learned from.
     pub(crate) fn alignment(&self) -> Alignment {
-        Alignment { lists: self.lists, list_items: self.list_items, alpha: self.alpha }
+        let Self { lists, list_items, alpha, constrained_alignment: constrained, .. } = *self;
+        Alignment { lists, list_items, alpha, constrained }
     }
 
     /// Checks what the types leave open.

@@ -13,6 +13,9 @@ pub struct Alignment {
     pub list_items: usize,
     /// The share of the loss on lists; the rest is the cross-entropy on the histories. 0.5 is AtSpeed's (section 4.1).
     pub alpha: f64,
+    /// Whether distributions are compared among the codes that the catalogue allows behind a prefix, as in AtSpeed, or
+    /// among all tokens.
+    pub constrained: bool,
 }
 
 impl Alignment {
@@ -21,7 +24,7 @@ impl Alignment {
     /// # Errors
     /// The first key whose value makes no sense.
     pub fn validate(&self) -> Result<()> {
-        let Self { lists, list_items, alpha } = self;
+        let Self { lists, list_items, alpha, .. } = self;
         ensure!(*lists > 0, "lists = 0: expected at least 1 item");
         ensure!((1..=*lists).contains(list_items), "list_items = {list_items}: expected 1 to lists = {lists}");
         ensure!(*alpha > 0.0 && *alpha <= 1.0, "alpha = {alpha}: expected a share above 0 and up to 1");

@@ -154,7 +154,10 @@ impl<'a> Learner<'a> {
         if self.options.loss == RecommenderLoss::SeqKd {
             return Ok(None);
         }
-        let mask = self.continuations.mask(lessons, &self.device)?;
+        let mask = match alignment.constrained {
+            true => self.continuations.mask(lessons, &self.device)?,
+            false => self.continuations.no_mask(lessons, &self.device)?,
+        };
         let log_p_k = match log_p_k.len() {
             0 => None,
             places => Some(Tensor::from_vec(log_p_k, (places, 1), &self.device)?),

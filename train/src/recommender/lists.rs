@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use candle_core::{Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 use laser_decode::Token;
 use rand::SeedableRng as _;
 use rand::seq::SliceRandom as _;
@@ -122,6 +122,11 @@ impl Continuations {
             }
         }
         Tensor::from_vec(mask, (places, self.size), device)
+    }
+
+    /// The same where all tokens are allowed.
+    pub(crate) fn no_mask(&self, lessons: &[Lesson], device: &Device) -> Result<Tensor> {
+        Tensor::zeros((lessons.iter().map(Lesson::places).sum(), self.size), DType::F32, device)
     }
 }
 

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use candle_core::{Result, Tensor};
 
-use crate::atspeed::{relaxed, strict, strict_with_entropy};
+use crate::atspeed::{relaxed, reverse_divergence, strict, strict_with_entropy};
 use crate::recommender::options::RecommenderLoss;
 use crate::softmax::{log_probabilities, log_softmax};
 
@@ -33,7 +33,7 @@ pub(crate) struct Hits {
 /// What is known of N places in listed items, beside the logits there.
 #[derive(Debug)]
 pub(crate) struct ListPlaces {
-    /// `[N, V]`: 0 for the codes that the prefix allows, [`FORBIDDEN`](crate::atspeed::FORBIDDEN) for all others.
+    /// `[N, V]`: 0 for the codes that are compared, [`FORBIDDEN`](crate::atspeed::FORBIDDEN) for all others.
     pub(crate) mask: Tensor,
     /// `[N, 1]`: the log probability that the target gives the code of its list's last item at the same level.
     pub(crate) log_p_k: Option<Tensor>,
@@ -57,6 +57,7 @@ impl Objective {
         match (self.loss, &places.log_p_k) {
             (RecommenderLoss::AtSpeedS, Some(log_p_k)) => strict(&draft, &target, log_p_k, places.k),
             (RecommenderLoss::AtSpeedSEntropy, _) => strict_with_entropy(&draft, &target, places.k),
+            (RecommenderLoss::ReverseKl, _) => reverse_divergence(&draft, &target, places.k),
             (RecommenderLoss::AtSpeedR, _) => relaxed(&draft, &target, places.k),
             (loss, _) => candle_core::bail!("loss = \"{loss}\" does not compare lists"),
         }
@@ -253,7 +254,8 @@ mod tests {
             if loss == RecommenderLoss::AtSpeedR {
                 return pairs().map(|(q, p)| 0.5 * (p - q).abs()).sum();
             }
-            let last = if best.len() < K { 0.0 } else { p[K - 1] };
+            let has_density = loss == RecommenderLoss::AtSpeedSEntropy && best.len() >= K;
+            let last = if has_density { p[K - 1] } else { 0.0 };
             pairs().map(|(q, p)| q * (q / p).ln() - last * q * q.ln()).sum()
         };
         (0..TEXT.len()).map(of_place).sum::<f64>() / TEXT.len() as f64
@@ -281,7 +283,8 @@ mod tests {
     #[test]
     fn losses_on_lists_are_those_of_the_codes_that_prefixes_allow() {
         let (values, target, places) = (values(7), values(5), places());
-        for loss in [RecommenderLoss::AtSpeedS, RecommenderLoss::AtSpeedSEntropy, RecommenderLoss::AtSpeedR] {
+        let entropic = [RecommenderLoss::AtSpeedSEntropy, RecommenderLoss::ReverseKl];
+        for loss in entropic.into_iter().chain([RecommenderLoss::AtSpeedS, RecommenderLoss::AtSpeedR]) {
             let objective = objective(loss, false);
             let of = |draft: &Tensor| objective.of_lists(draft, &text(), Some((&places, &tensor(&target)))).unwrap();
             check(of, |draft| naive_on_lists(loss, draft, &target), &values, &loss.to_string());

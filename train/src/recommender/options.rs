@@ -46,8 +46,8 @@ pub struct RecommenderOptions {
 
 /// What is minimised, of the recommender's distribution q at each code of an item, and of a target's p.
 ///
-/// The last four learn on a target's lists: each listed item stands in place of the history's last one. AtSpeed's three
-/// (arXiv:2410.05165, section 3) compare q and p among the codes that the catalogue allows behind each prefix. Their
+/// The last five learn on a target's lists: each listed item stands in place of the history's last one. AtSpeed's three
+/// (arXiv:2410.05165, section 3) and [`ReverseKl`](Self::ReverseKl) compare q and p among the codes that the catalogue allows behind each prefix. Their
 /// lists are the target's alone, where AtSpeed mixes those of both models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -67,6 +67,8 @@ pub enum RecommenderLoss {
     /// AtSpeed-S as its authors' code has it ([`strict_with_entropy`](crate::atspeed::strict_with_entropy)).
     #[serde(rename = "atspeed-s-entropy")]
     AtSpeedSEntropy,
+    /// AtSpeed-S without its density term ([`reverse_divergence`](crate::atspeed::reverse_divergence)).
+    ReverseKl,
     /// AtSpeed-R ([`relaxed`](crate::atspeed::relaxed)), on a target's lists.
     #[serde(rename = "atspeed-r")]
     AtSpeedR,
@@ -100,6 +102,7 @@ impl fmt::Display for RecommenderLoss {
             Self::SeqKd => "seq-kd",
             Self::AtSpeedS => "atspeed-s",
             Self::AtSpeedSEntropy => "atspeed-s-entropy",
+            Self::ReverseKl => "reverse-kl",
             Self::AtSpeedR => "atspeed-r",
         })
     }

@@ -18,7 +18,7 @@ fn small(loss: RecommenderLoss, constrained: bool) -> RecommenderOptions {
 }
 
 fn alignment() -> Alignment {
-    Alignment { lists: LISTED, list_items: 2, alpha: 0.5 }
+    Alignment { lists: LISTED, list_items: 2, alpha: 0.5, constrained: true }
 }
 
 /// The most probable items in place of the last one of each history, by the scores of all items.
@@ -100,6 +100,7 @@ fn a_draft_learns_what_its_target_says_by_every_loss() {
         (RecommenderLoss::SeqKd, 0.5),
         (RecommenderLoss::AtSpeedS, 0.8),
         (RecommenderLoss::AtSpeedSEntropy, 0.8),
+        (RecommenderLoss::ReverseKl, 0.8),
         (RecommenderLoss::AtSpeedR, 0.8),
     ] {
         // Of what learns on lists only the part on histories asks for it.
@@ -138,6 +139,9 @@ fn another_way_to_learn_from_lists_is_another_training() {
     listing.alignment.list_items = 4;
     let error = listing.run(&folder, &options, usize::MAX).unwrap_err().to_string();
     assert!(error.contains("list_items = 4: expected 1 to lists = 3"), "{error}");
+    listing.alignment = Alignment { constrained: false, ..alignment() };
+    let error = listing.run(&folder, &options, usize::MAX).unwrap_err().to_string();
+    assert!(error.contains("holds a recommender of another training"), "{error}");
     listing.alignment = alignment();
     listing.lists[1].pop();
     let error = listing.run(&folder, &options, usize::MAX).unwrap_err().to_string();
