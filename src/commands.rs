@@ -114,12 +114,18 @@ fn told(summary: &PrepareSummary) -> String {
 
 /// What became of a data set of sequences.
 fn told_sequences(summary: &AtSpeedSummary) -> String {
-    let AtSpeedSummary { users, without_history, in_histories, items, sequences, truth } = summary;
+    let AtSpeedSummary { users, without_history, in_histories, items, interactions, sequences, truth } = summary;
     let mut out = format!("{} users: {}\n  {in_histories} items in their histories\n", users.rows, users.url);
     if *without_history > 0 {
         out += &format!("  {without_history} others left out: they have no item in their history\n");
     }
-    for (table, rows) in [(items, "items"), (sequences, "sequences to train on"), (truth, "users with a truth")] {
+    let others = [
+        (items, "items"),
+        (interactions, "interactions"),
+        (sequences, "sequences to train on"),
+        (truth, "users with a truth"),
+    ];
+    for (table, rows) in others {
         out += &format!("{} {rows}: {}\n", table.rows, table.url);
     }
     out
@@ -161,7 +167,8 @@ pub(crate) enum PrepareSource {
     Atspeed {
         /// The folder with items.jsonl and sequential_train.txt, sequential_valid.txt and sequential_test.txt.
         dir: PathBuf,
-        /// Where items.parquet, users.parquet, sequences.parquet and truth.parquet go: a folder or URL.
+        /// Where items.parquet, users.parquet, interactions.parquet, sequences.parquet and truth.parquet go: a folder or
+        /// URL.
         #[arg(short, long)]
         output: String,
         /// The last part in histories; the truth is the part behind it.

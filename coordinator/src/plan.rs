@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use arrow::datatypes::SchemaRef;
 use jiff::civil::Date;
 use laser_schema::job::{Action, KindCounts, PLAN_VERSION, Plan, Price, ShardJob, ShardRow, Spec};
-use laser_schema::lists::ListRows;
+use laser_schema::lists::{ITEMS_MAX, ListRows};
 use laser_schema::{Digest, EmbeddingSpec, Entity, EntityId, Kind};
 use laser_schema::{
     entity::IdType,
@@ -39,6 +39,7 @@ use laser_store::{
 };
 use rayon::prelude::*;
 use serde::Serialize;
+use serde_json::Value;
 use tokio::task::JoinSet;
 
 pub use sample::{SampleRequest, plan_sample};
@@ -419,12 +420,16 @@ impl<'a> Planner<'a> {
         let pool = if is_list { String::new() } else { (self.request.route)(entity) };
         // Of several sources the last counts.
         let previous = joined.texts.last().map(|bytes| Known::new(bytes));
-        let (prompt, error) = match prompt {
-            Ok(tokens) => (tokens, None),
-            Err(reason) => (Vec::new(), Some(reason)),
+        let listed = prompt.and_then(|prompt| Ok((prompt, self.own_items(entity)?)));
+        let ((prompt, items_of_list), error) = match listed {
+            Ok(listed) => (listed, None),
+            Err(reason) => (Default::default(), Some(reason)),
         };
         let KnownItems { numbers: history, unknown } = items;
-        let prompt_digest = if is_list { list_digest(&prompt, &history) } else { prompt_digest(&prompt) };
+        let prompt_digest = match is_list {
+            true => list_digest(&prompt, &history, items_of_list),
+            false => prompt_digest(&prompt),
+        };
         let digests = (&prompt_digest, &self.spec_digest);
         let unchanged = previous.filter(|_| error.is_none()).and_then(|known| known.record(&entity.id, digests));
         let what = match unchanged {
@@ -438,10 +443,17 @@ impl<'a> Planner<'a> {
                 previous: previous.filter(|_| !is_list).and_then(Known::text),
                 error,
                 history,
+                items: items_of_list,
                 value: None,
             }),
         };
         Planned { what, unknown }
+    }
+
+    /// The number of items of a user's list, if the specification names a column for it and the user has one.
+    fn own_items(&self, entity: &Entity) -> Result<Option<u32>, String> {
+        let column = self.request.spec.lists.as_ref().and_then(|lists| lists.items_from.as_deref());
+        column.map_or(Ok(None), |column| items_in(column, entity))
     }
 
     async fn add(&mut self, entity: &Entity, planned: Planned, value: Option<f64>) -> Result<(), PlanError> {
@@ -624,11 +636,27 @@ pub fn prompt_digest(tokens: &[u32]) -> Digest {
     Digest::of(&little_endian(tokens))
 }
 
-/// The digest of what a list depends on beside the specification: the prompt's tokens behind their number, and the
-/// history's items, all of 32 bits and little-endian.
-pub fn list_digest(tokens: &[u32], history: &[u32]) -> Digest {
+/// The digest of what a list depends on beside the specification: the prompt's tokens behind their number, the
+/// history's items, and behind a number that no item has that of its own items if it has one, all of 32 bits and
+/// little-endian.
+pub fn list_digest(tokens: &[u32], history: &[u32], items: Option<u32>) -> Digest {
     let number = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-    Digest::of(&little_endian(&[&[number], tokens, history].concat()))
+    let own: Vec<u32> = items.iter().flat_map(|&items| [u32::MAX, items]).collect();
+    Digest::of(&little_endian(&[&[number], tokens, history, &own].concat()))
+}
+
+/// The number of items in a user's column; none if there is nothing.
+fn items_in(column: &str, entity: &Entity) -> Result<Option<u32>, String> {
+    let value = match entity.attributes.get(column) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(value) => value,
+    };
+    // Text of a CSV file is a number if it reads as one, and so is a whole one of a column of floats.
+    let number = value.as_str().map_or_else(|| value.as_f64(), |text| text.trim().parse().ok());
+    let whole = number.filter(|number| number.fract() == 0.0 && (1.0..=ITEMS_MAX as f64).contains(number));
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a whole number up to 1000")]
+    let items = whole.map(|number| Some(number as u32));
+    items.ok_or_else(|| format!("{column} = {value}: expected a whole number of items from 1 to {ITEMS_MAX}"))
 }
 
 fn little_endian(numbers: &[u32]) -> Vec<u8> {

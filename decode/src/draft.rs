@@ -25,8 +25,9 @@ pub const ORDER_MAX: usize = 16;
 pub enum Drafter {
     /// No drafting: plain decoding, where the tree is only the root.
     None,
-    /// Prompt lookup (LLMA, PLD): one chain, beside which there are only [aligned](Alignment) tokens, copied from the most recent occurrence in prompt and output of the longest
-    /// matching end of the context, up to `max_ngram` tokens. Probabilities are not estimated; all are 1.
+    /// Prompt lookup (LLMA, PLD): one chain, copied from the most recent occurrence in prompt and output of the longest
+    /// matching end of the context, up to `max_ngram` tokens. Only [aligned](Alignment) tokens are beside it.
+    /// Probabilities are not estimated; all are 1.
     PromptLookup {
         /// Longest match looked for, in tokens.
         max_ngram: usize,

@@ -1,5 +1,6 @@
 //! The catalogue of a lists night: built from its table when a run begins, kept with the run, opened by workers.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
@@ -7,10 +8,11 @@ use bytes::Bytes;
 use laser_coordinator::catalogue::CatalogueItem;
 use laser_decode::{Stock, Trie, TrieItem, TrieMeta, build_trie};
 use laser_model::Tokenizer;
-use laser_schema::entity::IdType;
+use laser_schema::entity::{EntityTable, IdType};
 use laser_schema::lists::{ListSpec, Ties};
 use laser_schema::{Digest, EntityId, Progress};
 use laser_store::catalogue::ItemTitle;
+use laser_store::entities::EntityReader;
 use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Cache, Location, catalogue};
 use laser_worker::lists::Catalogue;
@@ -44,6 +46,9 @@ impl Items {
     /// Naming the table and the row, the code that is no token, or the item out of stock that the catalogue lacks.
     pub(crate) async fn build(lists: &ListsConfig, config: &Config, tokenizer: &Tokenizer) -> Result<Self> {
         lists.check(config)?;
+        if let Some(column) = &lists.items_from {
+            check_column(column, &config.input).await.context("[lists] items_from")?;
+        }
         let mut table = catalogue::Catalogue::read(&lists.catalogue).await.context("[lists.catalogue]")?;
         let titles = std::mem::take(&mut table.titles);
         let bytes = tokio::task::spawn_blocking(move || build(&table)).await?.context("[lists.catalogue]")?;
@@ -193,6 +198,21 @@ async fn open_trie(file: &Location, digest: &Digest, cache: Option<&Cache>) -> R
 pub(crate) fn all_items(table: &catalogue::Catalogue, tokenizer: &Tokenizer) -> Result<Arc<Catalogue>> {
     let trie = build(table).and_then(|bytes| Ok(Trie::open(bytes)?));
     opened(trie.context("[lists.catalogue]")?, (None, None), tokenizer)
+}
+
+/// Finds a column that no user has among the first of each table, before a night makes all lists alike.
+async fn check_column(column: &str, tables: &[EntityTable]) -> Result<()> {
+    for table in tables {
+        let users = EntityReader::open_counting(table).await?.next_batch().await?.unwrap_or_default();
+        let available: BTreeSet<&String> = users.iter().flat_map(|user| user.attributes.keys()).collect();
+        ensure!(
+            users.is_empty() || available.iter().any(|name| *name == column),
+            "{}: none of the first {} users has {column:?}; there are {available:?}",
+            table.path,
+            users.len()
+        );
+    }
+    Ok(())
 }
 
 fn build(table: &catalogue::Catalogue) -> Result<Bytes> {

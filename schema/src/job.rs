@@ -244,7 +244,7 @@ pub struct ShardRow {
     pub pool: String,
     /// The prompt; empty if planning failed.
     pub prompt: Vec<u32>,
-    /// Digest of the prompt's tokens; of a list also of the history.
+    /// Digest of the prompt's tokens; of a list also of the history, and of the number of its items if it has its own.
     pub prompt_digest: Digest,
     /// The entity's own last text: the best source of drafts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -255,6 +255,9 @@ pub struct ShardRow {
     /// Of lists: the user's items, oldest first, by their number in the trie; other items are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<u32>,
+    /// Of lists: the items of this user's list, if the specification has a column for that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub items: Option<u32>,
     /// What the entity is worth, if the plan has a [`Priority`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub value: Option<f64>,

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 
+/// Most items of a list.
+pub const ITEMS_MAX: usize = 1000;
+
 /// Which lists are acceptable for a user: a part of the specification.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ListSpec {
@@ -14,9 +17,12 @@ pub struct ListSpec {
     /// Digest of the items that are out of stock; none if all may be listed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub out_of_stock: Option<Digest>,
-    /// Items of a list.
+    /// Items of a list, where no column says another number.
     pub items: usize,
-    /// Beams of the search, at least as many as items.
+    /// The users' column with the number of items of each list, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub items_from: Option<String>,
+    /// Beams of the search for that many items, at least as many; other searches have them in proportion.
     pub width: usize,
     /// What a code's probability is relative to.
     pub normalisation: Normalisation,

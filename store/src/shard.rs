@@ -20,6 +20,7 @@ pub fn shard_schema(id: DataType, content: Content) -> SchemaRef {
     if let Content::Lists { .. } = content {
         // An empty history is no value.
         fields.push(Field::new("history", numbers(), true));
+        fields.push(Field::new("items", DataType::UInt32, true));
     }
     Arc::new(Schema::new(fields))
 }

@@ -256,6 +256,57 @@ fn a_row_for_each_item_holds_the_lists_and_carries_into_a_row_for_each_user() {
 }
 
 #[test]
+fn a_column_says_how_many_items_each_user_gets() {
+    let with = |items: &dyn Fn(i64) -> Value| -> String {
+        let row = |(user, line): (i64, &str)| {
+            let mut row: Value = serde_json::from_str(line).unwrap();
+            row["slots"] = items(user);
+            row.to_string() + "\n"
+        };
+        (0..).zip(users(0).lines()).map(row).collect()
+    };
+    let lengths = |night: &Workspace, date: &str| -> BTreeMap<String, usize> {
+        only_lists(night, date).into_iter().map(|(user, (items, _))| (user, items.len())).collect()
+    };
+    let (night, alike) = (workspace(), workspace());
+    // Every third user has no number of its own.
+    let slots = |user: i64| if user % 3 == 0 { Value::Null } else { json!(1 + user % 9) };
+    fs::write(night.path("users.jsonl"), with(&slots)).unwrap();
+    let settings = ["lists.items_from=slots", "lists.width=15", "run.audit_share=0.5"];
+    assert_prints(&night.run(&settings), &["60 lists generated", "100% of the lists the same"]);
+    assert_exit(&night.verify(), 0);
+    for (user, length) in lengths(&night, "2026-01-02") {
+        let number: i64 = user[1..].parse().unwrap();
+        assert_eq!(Some(length as u64), slots(number).as_u64().or(Some(5)), "{user}");
+    }
+    // A list of as many items as all have is the one that is made of them all.
+    assert_exit(&alike.run(&["lists.width=15"]), 0);
+    let [own, all] = [&night, &alike].map(|night| only_lists(night, "2026-01-02"));
+    let same = own.iter().filter(|(user, list)| list.0.len() == 5 && all[*user] == **list);
+    assert_eq!(same.count(), own.values().filter(|list| list.0.len() == 5).count());
+    // Whose number changes is decoded again.
+    let more = |user: i64| if user < 4 { json!(12) } else { slots(user) };
+    fs::write(night.path("users.jsonl"), with(&more)).unwrap();
+    let next = ["run.date=2026-01-03", "previous=[{path='latest'}]", settings[0], settings[1]];
+    assert_prints(&night.run(&next), &["4 lists generated", "56 unchanged"]);
+    assert_eq!(lengths(&night, "2026-01-03")["u3"], 12);
+    // A number that is none is a failed row, and the others go on.
+    let wrong = |user: i64| if user == 7 { json!("many") } else { slots(user) };
+    fs::write(night.path("users.jsonl"), with(&wrong)).unwrap();
+    let next = ["run.date=2026-01-04", "output.min_coverage=0.9", settings[0], settings[1]];
+    assert_exit(&night.run(&next), 0);
+    let errors =
+        fs::read_to_string(only(&night.path("out/recommendations/kind=user/dt=2026-01-04")).join("_errors.jsonl"));
+    assert_contains(&errors.unwrap(), &["u7", "slots = \\\"many\\\": expected a whole number of items from 1 to 1000"]);
+    assert_refused(
+        &night.run(&["run.date=2026-01-05", "lists.items_from=slot"]),
+        &["[lists] items_from", "users.jsonl: none of the first 60 users has \"slot\"; there are {\"slots\"}"],
+    );
+    let drawn = ["generate.temperature=1", "lists.sampling=atspeed", settings[0]];
+    assert_refused(&night.run(&drawn), &["[lists] items_from: sampling = \"stochastic-beam\" alone"]);
+}
+
+#[test]
 fn a_killed_night_and_workers_make_the_lists_of_one_process() {
     let quiet = workspace();
     assert_exit(&quiet.run(&[]), 0);

@@ -271,6 +271,7 @@ fn spec_of_lists() -> Spec {
             trie: Digest::of(b"trie"),
             out_of_stock: None,
             items: 12,
+            items_from: None,
             width: 20,
             normalisation: Normalisation::Vocabulary,
             repeat: false,

@@ -64,7 +64,7 @@ async fn a_row_has_the_items_that_the_catalogue_has() {
 
     let known = row(&output, &plan, 0).await;
     assert_eq!((known.history.as_slice(), known.pool.as_str()), ([3, 5, 3].as_slice(), ""));
-    assert_eq!(known.prompt_digest, list_digest(&known.prompt, &[3, 5, 3]));
+    assert_eq!(known.prompt_digest, list_digest(&known.prompt, &[3, 5, 3], None));
     // All that is left of the others is where the model begins.
     for id in [1, 2] {
         let unknown = row(&output, &plan, id).await;

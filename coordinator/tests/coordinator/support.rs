@@ -60,6 +60,7 @@ pub(crate) fn lists() -> ListSpec {
         trie: Digest::of(b"trie"),
         out_of_stock: None,
         items: 2,
+        items_from: None,
         width: 2,
         normalisation: Normalisation::Vocabulary,
         repeat: false,

@@ -4,15 +4,12 @@ use anyhow::{Result, ensure};
 use laser_decode::{Method, Normalisation as Relative};
 use laser_schema::Digest;
 use laser_schema::job::Policy;
-use laser_schema::lists::{ListRows, ListSpec, Normalisation, Ties};
+use laser_schema::lists::{ITEMS_MAX, ListRows, ListSpec, Normalisation, Ties};
 use laser_store::catalogue::CatalogueTable;
 use laser_worker::lists::{ListDraft, ListOptions, ListSampling};
 use serde::{Deserialize, Serialize};
 
 use super::Config;
-
-/// Most items of a list.
-const ITEMS_MAX: usize = 1000;
 
 /// Most steps ahead that are drafted for.
 const STEPS_MAX: usize = 3;
@@ -30,6 +27,9 @@ pub struct ListsConfig {
     pub item: String,
     /// Items of a list.
     pub items: usize,
+    /// The users' column with the number of items of each one's list; a user without it gets `items`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub items_from: Option<String>,
     /// Beams of the search; as many as items if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub width: Option<usize>,
@@ -105,6 +105,7 @@ impl Default for ListsConfig {
             out_of_stock: None,
             item: "item".into(),
             items: 20,
+            items_from: None,
             width: None,
             normalisation: Normalisation::default(),
             repeat: false,
@@ -152,6 +153,11 @@ impl ListsConfig {
             self.drafted,
             self.width()
         );
+        ensure!(
+            self.items_from.is_none() || self.sampling == ListSamplingKind::StochasticBeam,
+            "[lists] items_from: sampling = \"stochastic-beam\" alone draws lists of different lengths; choose it, or \
+             remove items_from"
+        );
         ensure!((1..=STEPS_MAX).contains(&self.steps), "[lists] steps = {}: expected 1 to {STEPS_MAX}", self.steps);
         Ok(())
     }
@@ -191,6 +197,7 @@ impl ListsConfig {
             trie,
             out_of_stock,
             items: self.items,
+            items_from: self.items_from.clone(),
             width: self.width(),
             normalisation: self.normalisation,
             repeat: self.repeat,

@@ -57,14 +57,16 @@ pub struct AtSpeedSummary {
     pub in_histories: u64,
     /// Items with their identifiers.
     pub items: Written,
+    /// The items of the histories, one a row.
+    pub interactions: Written,
     /// Sequences to train on, each with its part for validation.
     pub sequences: Written,
     /// What users with a history took next.
     pub truth: Written,
 }
 
-/// Reads the data set in `dir` and writes `items.parquet`, `users.parquet`, `sequences.parquet` and `truth.parquet` to
-/// `output`.
+/// Reads the data set in `dir` and writes `items.parquet`, `users.parquet`, `interactions.parquet`, `sequences.parquet`
+/// and `truth.parquet` to `output`.
 ///
 /// # Errors
 /// A file that is missing, the first line that is wrong, a user whom not all parts have, and histories that are all
@@ -81,6 +83,7 @@ pub async fn atspeed(dir: &Path, output: &Location, until: UntilPart) -> Result<
     Ok(AtSpeedSummary {
         items: data.write_items(&output.join("items.parquet"), parts).await?,
         users: data.write_users(&output.join("users.parquet"), parts).await?,
+        interactions: data.write_interactions(&output.join("interactions.parquet"), parts).await?,
         sequences: data.write_sequences(&output.join("sequences.parquet")).await?,
         truth: data.write_truth(&output.join("truth.parquet"), parts).await?,
         without_history,

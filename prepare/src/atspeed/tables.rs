@@ -29,6 +29,12 @@ struct Trained<'a> {
 }
 
 #[derive(Serialize)]
+struct Interaction {
+    user: i64,
+    item: u32,
+}
+
+#[derive(Serialize)]
 struct Truth<'a> {
     id: i64,
     items: &'a [u32],
@@ -55,6 +61,16 @@ impl AtSpeed {
             (length > 0).then_some((id, UserColumns { history }, length))
         });
         write_entities(location, (Kind::User, IdType::Int64), columns, rows).await
+    }
+
+    /// One row per item of the first `parts`, by user and oldest first.
+    pub(super) async fn write_interactions(&self, location: &Location, parts: usize) -> Result<Written> {
+        let columns = ["user", "item"].map(|name| Field::new(name, DataType::Int64, false)).to_vec();
+        let rows = self
+            .users
+            .iter()
+            .flat_map(|(&user, of_user)| of_user.first(parts).map(move |item| Interaction { user, item }));
+        write(location, columns, rows).await
     }
 
     /// The users who have something to train on.

@@ -40,11 +40,18 @@ struct TruthRow {
     items: Vec<i64>,
 }
 
+#[derive(Debug, Deserialize)]
+struct InteractionRow {
+    user: i64,
+    item: i64,
+}
+
 /// A data set's tables as they are read.
 struct Prepared {
     summary: AtSpeedSummary,
     items: Vec<Entity>,
     users: Vec<Entity>,
+    interactions: Vec<(i64, i64)>,
     sequences: Vec<SequenceRow>,
     truth: Vec<TruthRow>,
 }
@@ -62,7 +69,9 @@ async fn read(dir: &Path, until: UntilPart) -> Result<Prepared> {
     let [items, users] = [read_table(&summary.items.url).await, read_table(&summary.users.url).await];
     assert_eq!((items.len() as u64, users.len() as u64), (summary.items.rows, summary.users.rows));
     let (sequences, truth) = (rows(&summary.sequences).await, rows(&summary.truth).await);
-    Ok(Prepared { items, users, sequences, truth, summary })
+    let interactions = rows::<InteractionRow>(&summary.interactions).await;
+    let interactions = interactions.into_iter().map(|row| (row.user, row.item)).collect();
+    Ok(Prepared { items, users, interactions, sequences, truth, summary })
 }
 
 /// A directory with these files, of which the last one of a name counts.
@@ -89,11 +98,13 @@ async fn histories_end_with_the_part_that_until_names_and_the_truth_is_the_next(
         [json!({"item": 1, "title": "Soap"}), json!({"item": 2, "title": "Comb"}), json!({"item": 3})];
     let found = prepare(&[], UntilPart::Valid).await.unwrap();
     assert_eq!(histories(&found.users), json!([[7, [soap, third, comb], 3], [8, [comb, soap, soap], 3]]));
+    assert_eq!(found.interactions, [(7, 1), (7, 3), (7, 2), (8, 2), (8, 1), (8, 1)]);
     assert_eq!(found.truth, [truth(7, &[3, 1])]);
     assert_eq!((found.summary.without_history, found.summary.in_histories), (1, 6));
 
     let found = prepare(&[], UntilPart::Train).await.unwrap();
     assert_eq!(histories(&found.users), json!([[7, [soap, third], 2], [8, [comb], 1]]));
+    assert_eq!(found.interactions, [(7, 1), (7, 3), (8, 2)]);
     assert_eq!(found.truth, [truth(7, &[2]), truth(8, &[1, 1])]);
     assert_eq!((found.summary.without_history, found.summary.in_histories), (1, 3));
 }
@@ -161,7 +172,7 @@ async fn the_order_of_lines_changes_no_byte() {
         let (dir, output) = (folder(&[&GOOD, changed].concat()), tempfile::tempdir().unwrap());
         let summary = atspeed(dir.path(), &location(output.path()), UntilPart::Valid).await.unwrap();
         let mut bytes = Vec::new();
-        for table in [summary.items, summary.users, summary.sequences, summary.truth] {
+        for table in [summary.items, summary.users, summary.interactions, summary.sequences, summary.truth] {
             bytes.push(Location::parse(&table.url).unwrap().read().await.unwrap());
         }
         tables.push(bytes);

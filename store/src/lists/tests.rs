@@ -133,6 +133,7 @@ fn spec() -> Spec {
             trie: Digest::of(b"trie"),
             out_of_stock: None,
             items: 3,
+            items_from: None,
             width: 3,
             normalisation: Normalisation::Vocabulary,
             repeat: false,

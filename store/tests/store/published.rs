@@ -42,6 +42,7 @@ impl Folder {
             trie: Digest::of(b"trie"),
             out_of_stock: None,
             items: 2,
+            items_from: None,
             width: 2,
             normalisation: Normalisation::Vocabulary,
             repeat: false,

@@ -32,6 +32,8 @@ pub struct Request {
     pub key: u64,
     /// Of a list: the user's items, by their number in the trie.
     pub history: Vec<u32>,
+    /// Of a list: its items, at least 1; as many as the options say if absent.
+    pub items: Option<usize>,
     /// Of a list: the items that there are.
     pub catalogue: Option<Arc<Catalogue>>,
 }

@@ -52,9 +52,8 @@ impl ListDraftModel {
     /// The engine's.
     pub(super) fn draft(&mut self, lists: &mut [&mut ListSequence], options: &ListOptions) -> Result<(), EngineError> {
         for list in lists.iter_mut().filter(|list| list.reading.is_none()) {
-            let prompt = &list.request.prompt;
-            if let Ok(slot) = self.engine.open(options.capacity(prompt, list.levels())) {
-                list.reading = Some(Reading::new(slot, prompt));
+            if let Ok(slot) = self.engine.open(options.capacity(&list.request, list.levels())) {
+                list.reading = Some(Reading::new(slot, &list.request.prompt));
             }
         }
         let mut readings: Vec<(usize, Reading)> = Vec::with_capacity(lists.len());

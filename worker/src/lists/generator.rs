@@ -65,7 +65,7 @@ impl ListGenerator {
                     continue;
                 }
             };
-            match self.engine.open(self.options.capacity(&request.prompt, catalogue.trie.levels())) {
+            match self.engine.open(self.options.capacity(&request, catalogue.trie.levels())) {
                 Ok(slot) => self.begin(request, (catalogue, slot), finished),
                 Err(error) if self.active.is_empty() => self.waiting.fail(&request, error, finished)?,
                 Err(_) => {
@@ -143,6 +143,7 @@ impl ListGenerator {
         let Some(levels) = scored.first().map(|list| list.levels()) else { return };
         let count = scored.len();
         let prompts: usize = scored.iter().map(|list| list.request.prompt.len()).sum();
+        let widths: usize = scored.iter().map(|list| list.width(options)).sum();
         let cached = prompts + scored.iter().map(|list| engine.cached(list.tree.slot)).sum::<usize>();
         let seconds = |nodes: usize| match &options.cost {
             Some(cost) => cost.seconds(StepLoad { tokens: nodes * count, pairs: nodes * cached }) / count as f64,
@@ -156,7 +157,7 @@ impl ListGenerator {
         let (of_counted, of_model) = (counted.map(|_| 0), read.map(|_| offers.len() - 1));
         let terms = Terms {
             levels,
-            width: options.width,
+            width: widths / count,
             prompt: prompts / count,
             nodes: options.nodes,
             steps: options.steps,

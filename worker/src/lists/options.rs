@@ -3,6 +3,7 @@
 use laser_decode::{Method, Normalisation};
 
 use crate::cost::StepCost;
+use crate::generate::Request;
 
 /// Prompts up to this many tokens have caches of the same size.
 const SHORT: usize = 128;
@@ -36,9 +37,9 @@ pub enum ListSampling {
 /// How lists are made.
 #[derive(Debug, Clone)]
 pub struct ListOptions {
-    /// Items of a list.
+    /// Items of a list, of a request that does not say another number.
     pub items: usize,
-    /// Beams of a search, at least as many as items.
+    /// Beams of a search for that many, at least as many; one for more items or fewer has them in proportion.
     pub width: usize,
     /// What a code's probability is relative to.
     pub normalisation: Normalisation,
@@ -66,6 +67,16 @@ pub struct ListOptions {
 }
 
 impl ListOptions {
+    /// Items of a request's list.
+    pub(super) fn items(&self, request: &Request) -> usize {
+        request.items.unwrap_or(self.items)
+    }
+
+    /// Beams of a request's search.
+    pub(super) fn width(&self, request: &Request) -> usize {
+        (self.width * self.items(request)).div_ceil(self.items)
+    }
+
     /// How many prefixes are drafted for each step, where that is not to be chosen.
     pub(super) fn drafted(&self) -> Option<usize> {
         match self.sampling {
@@ -81,7 +92,7 @@ impl ListOptions {
     /// Prompts are counted as if their lengths were powers of two, so that most caches have one size, and one that is
     /// closed serves the next list. A new one for 71M parameters and 256 drafted prefixes has 70 MB to be zeroed, which
     /// took a third of a list's time.
-    pub(super) fn capacity(&self, prompt: &[u32], levels: usize) -> usize {
-        prompt.len().next_power_of_two().max(SHORT) + levels * (self.width + self.nodes)
+    pub(super) fn capacity(&self, request: &Request, levels: usize) -> usize {
+        request.prompt.len().next_power_of_two().max(SHORT) + levels * (self.width(request) + self.nodes)
     }
 }

@@ -53,7 +53,7 @@ impl ListSequence {
             true => Seen::default(),
             false => Seen::new(&catalogue.trie, &catalogue.stock, &seen(&request.history, &catalogue.trie)),
         };
-        let search = BeamSearch::new(options.width, options.normalisation);
+        let search = BeamSearch::new(options.width(&request), options.normalisation);
         Self {
             search: match options.temperature {
                 Some(temperature) if options.drafted().is_some() => {
@@ -77,6 +77,11 @@ impl ListSequence {
             seen,
             drafted: Vec::new(),
         }
+    }
+
+    /// Beams of its search.
+    pub(super) fn width(&self, options: &ListOptions) -> usize {
+        options.width(&self.request)
     }
 
     /// Codes of an identifier.
@@ -175,7 +180,7 @@ impl ListSequence {
         self.done.step_accepted.push(index_u32(steps.saturating_sub(1)));
         let is_done = self.search.depth() == self.levels();
         if is_done {
-            self.done.items = listed(self.search.beams(), &self.request.history, (&self.catalogue, options));
+            self.done.items = listed(self.search.beams(), &self.request, (&self.catalogue, options));
         }
         Ok(is_done)
     }
@@ -228,14 +233,14 @@ fn likely(history: &[u32], catalogue: &Catalogue, draft: ListDraft) -> Vec<(u32,
 }
 
 /// The items of the best leaves, as many as a list has.
-fn listed(beams: &[Beam], history: &[u32], (catalogue, options): (&Catalogue, &ListOptions)) -> Vec<(u32, f64)> {
+fn listed(beams: &[Beam], request: &Request, (catalogue, options): (&Catalogue, &ListOptions)) -> Vec<(u32, f64)> {
     let Catalogue { trie, stock, .. } = catalogue;
-    let may_be = |item: &u32| stock.contains_item(trie, *item) && (options.repeat || !history.contains(item));
+    let may_be = |item: &u32| stock.contains_item(trie, *item) && (options.repeat || !request.history.contains(item));
     let of_beam = |beam: &Beam| {
         let leaf = trie.leaf_of_node(beam.node).unwrap_or(u32::MAX);
         let score = beam.key;
         let items = trie.items_of(leaf).filter(may_be).map(move |item| (item, score));
         items.take(if options.all_ties { usize::MAX } else { 1 }).collect::<Vec<_>>()
     };
-    beams.iter().flat_map(of_beam).take(options.items).collect()
+    beams.iter().flat_map(of_beam).take(options.items(request)).collect()
 }

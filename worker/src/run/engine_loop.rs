@@ -128,6 +128,7 @@ impl EngineLoop {
             strict: policy == Policy::Strict,
             key: self.context.run.plan.spec.sampling.map_or(0, |sampling| sampling.key(kind, &row.entity_id, sample)),
             history: row.history.clone(),
+            items: row.items.map(|items| items as usize),
             catalogue: self.context.catalogue.clone(),
         })
     }

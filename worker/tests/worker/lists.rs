@@ -194,6 +194,36 @@ fn lists_are_the_same_whatever_is_drafted_batched_and_chunked() {
     }
 }
 
+#[test]
+fn lists_of_different_lengths_share_a_batch() {
+    let trie = trie();
+    let own = [None, Some(1), Some(12), None, Some(3)];
+    let all = requests(&trie).into_iter().zip(own);
+    let all: Vec<Request> = all.map(|(request, items)| Request { items, ..request }).collect();
+    for plain in searches() {
+        // Two beams for each item.
+        let plain = ListOptions { width: 10, ..plain };
+        let alone = |request: &Request| {
+            let items = request.items.unwrap_or(5);
+            let options = ListOptions { items, width: 2 * items, ..plain.clone() };
+            let request = Request { items: None, ..request.clone() };
+            lists(&mut ListGenerator::new(model(), tokenizer(), options), &[request]).remove(0)
+        };
+        let expected = items(&all.iter().map(alone).collect::<Vec<_>>());
+        assert_eq!(expected.iter().map(Vec::len).collect::<Vec<_>>(), [5, 1, 12, 5, 3]);
+        for (batch, draft, cost) in
+            [(5, ListDraft::None, None), (3, ListDraft::Trie, None), (5, ListDraft::Trie, Some(cost()))]
+        {
+            let options = ListOptions { batch, draft, cost, ..plain.clone() };
+            let case = format!("{options:?}");
+            assert_eq!(items(&lists(&mut ListGenerator::new(model(), tokenizer(), options), &all)), expected, "{case}");
+        }
+        let drafts = ListGenerator::new(model(), tokenizer(), ListOptions { batch: 5, ..plain.clone() });
+        let mut drafts = drafts.with_draft_model(draft_model(model(), false));
+        assert_eq!(items(&lists(&mut drafts, &all)), expected, "{plain:?}");
+    }
+}
+
 /// A draft model that has to pay, or does not.
 fn draft_model(engine: Box<dyn Engine>, has_cost: bool) -> Option<ListDraftModel> {
     Some(ListDraftModel::new(engine, has_cost.then(cost)))
