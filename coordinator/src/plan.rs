@@ -637,8 +637,8 @@ pub fn prompt_digest(tokens: &[u32]) -> Digest {
 }
 
 /// The digest of what a list depends on beside the specification: the prompt's tokens behind their number, the
-/// history's items, and behind a number that no item has that of its own items if it has one, all of 32 bits and
-/// little-endian.
+/// history's items, and the list's length behind a number that no item has if the user has its own. All are of 32 bits
+/// and little-endian.
 pub fn list_digest(tokens: &[u32], history: &[u32], items: Option<u32>) -> Digest {
     let number = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     let own: Vec<u32> = items.iter().flat_map(|&items| [u32::MAX, items]).collect();

@@ -24,7 +24,7 @@ fn prepare(dir: &Path, options: &[&str]) -> Output {
 }
 
 #[test]
-fn sequences_become_four_tables_and_users_without_a_history_are_counted() {
+fn sequences_become_five_tables_and_users_without_a_history_are_counted() {
     let dir = tempfile::tempdir().unwrap();
     write_sequences(dir.path());
     let said = |in_histories| {
@@ -32,12 +32,15 @@ fn sequences_become_four_tables_and_users_without_a_history_are_counted() {
         [format!("1 users: {}\n  {in_histories} items in their histories\n", table(dir.path(), "users")), left_out]
             .concat()
     };
-    let rest = [("2 items", "items"), ("1 sequences to train on", "sequences"), ("1 users with a truth", "truth")]
-        .map(|(rows, name)| format!("{rows}: {}\n", table(dir.path(), name)))
-        .concat();
-    assert_prints(&prepare(dir.path(), &[]), &[&(said(3) + &rest)]);
-    assert_prints(&prepare(dir.path(), &["--until", "train"]), &[&(said(2) + &rest)]);
-    assert_eq!(entries(&dir.path().join("out")).len(), 4);
+    let rest = |in_histories| {
+        let interactions = format!("{in_histories} interactions");
+        let tables = [("2 items", "items"), (&interactions, "interactions"), ("1 sequences to train on", "sequences")];
+        let tables = tables.into_iter().chain([("1 users with a truth", "truth")]);
+        tables.map(|(rows, name)| format!("{rows}: {}\n", table(dir.path(), name))).collect::<String>()
+    };
+    assert_prints(&prepare(dir.path(), &[]), &[&(said(3) + &rest(3))]);
+    assert_prints(&prepare(dir.path(), &["--until", "train"]), &[&(said(2) + &rest(2))]);
+    assert_eq!(entries(&dir.path().join("out")).len(), 5);
 }
 
 fn table(dir: &Path, name: &str) -> String {
