@@ -167,8 +167,8 @@ pub(crate) enum PrepareSource {
     Atspeed {
         /// The folder with items.jsonl and sequential_train.txt, sequential_valid.txt and sequential_test.txt.
         dir: PathBuf,
-        /// Where items.parquet, users.parquet, interactions.parquet, sequences.parquet and truth.parquet go: a folder or
-        /// URL.
+        /// Where items.parquet, users.parquet, interactions.parquet, sequences.parquet and truth.parquet go: a folder
+        /// or URL.
         #[arg(short, long)]
         output: String,
         /// The last part in histories; the truth is the part behind it.

@@ -1,5 +1,5 @@
-//! What tree attention is worth to beam search: the forwards of a search whose beams are one tree behind the prompt, and
-//! of one that has a cache for each beam, as engines without tree attention do.
+//! What tree attention is worth to beam search: the forwards of a search whose beams are one tree behind the prompt,
+//! and of one that has a cache for each beam, as engines without tree attention do.
 
 use std::time::Instant;
 

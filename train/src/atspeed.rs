@@ -43,8 +43,8 @@ pub fn strict_with_entropy(draft: &Tensor, target: &Tensor, k: usize) -> Result<
     (divergence + (entropy * log_p.narrow(1, last, 1)?.exp()?)?)?.mean_all()
 }
 
-/// AtSpeed-S without its density term (its ablation): Σ q ln(q / p) over the draft's `k` most probable codes, over which
-/// p and q are normalised. `draft` and `target` are `[N, V]`.
+/// AtSpeed-S without its density term (its ablation): Σ q ln(q / p) over the draft's `k` most probable codes, over
+/// which p and q are normalised. `draft` and `target` are `[N, V]`.
 ///
 /// # Errors
 /// Shapes that do not fit.

@@ -47,8 +47,8 @@ pub struct RecommenderOptions {
 /// What is minimised, of the recommender's distribution q at each code of an item, and of a target's p.
 ///
 /// The last five learn on a target's lists: each listed item stands in place of the history's last one. AtSpeed's three
-/// (arXiv:2410.05165, section 3) and [`ReverseKl`](Self::ReverseKl) compare q and p among the codes that the catalogue allows behind each prefix. Their
-/// lists are the target's alone, where AtSpeed mixes those of both models.
+/// (arXiv:2410.05165, section 3) and [`ReverseKl`](Self::ReverseKl) compare q and p among the codes that the catalogue
+/// allows behind each prefix. Their lists are the target's alone, where AtSpeed mixes those of both models.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RecommenderLoss {
