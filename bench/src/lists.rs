@@ -462,8 +462,8 @@ impl ListsReport {
         let mut out = String::new();
         for Setting { batch, items, ceiling, apart, rows } in &self.settings {
             out.push_str(&format!(
-                "\nBatch {batch}, {items} items; of the plain search perfect drafts would come to {ceiling:.2}, a cache \
-                 for each beam to {apart:.2}\n\n"
+                "\nBatch {batch}, {items} items; of the plain search perfect drafts would come to {ceiling:.2}, \
+                 a cache for each beam to {apart:.2}\n\n"
             ));
             let header = ["variant", "AS", "calls", "drafted", "lists/s", "of plain", "same lists"];
             let mut table = Table::new(&header);
