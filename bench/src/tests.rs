@@ -199,7 +199,8 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
     let text = report.render(Style::Text).unwrap();
     let rows = &report.kinds[0].rows;
     let of = |name: &str| rows.iter().find(|row| row.variant == name).unwrap_or_else(|| panic!("{name}: {text}"));
-    assert_eq!(rows.len(), 7 + 4 * 6 + 2, "{text}");
+    assert_eq!(rows.len(), 10 + 4 * 6 + 2, "{text}");
+    assert!(of("PLD, aligned").relaxed_share == 0.0 && of("AASD").texts == 5, "{text}");
     assert!(report.kinds.iter().all(|kind| kind.mismatches.is_empty()), "{text}");
     assert!(of("itself, 2 forwards").aal > 1.5 && of("itself, 1 forward").accepted_by_depth[0] > 0.9, "{text}");
     assert!(of("merged, 2 forwards").accepted_by_depth[0] > 0.9, "{text}");
