@@ -138,6 +138,23 @@ fn any_world(alphabet: Token) -> impl Strategy<Value = Texts> {
     texts.prop_map(|(pool, previous, context)| Texts { pool, previous, context })
 }
 
+/// The root and the most nodes are these, siblings differ, nothing follows the end of a text, and probabilities fall.
+fn well_formed(tree: &DraftTree, (root, max_nodes): (Option<&Token>, usize)) -> Result<(), TestCaseError> {
+    prop_assert!(tree.drafted() <= max_nodes);
+    prop_assert_eq!(tree.tokens().first(), root);
+    for node in 0..tree.len() {
+        let children: Vec<usize> = tree.children(node).collect();
+        let tokens: BTreeSet<Token> = children.iter().map(|&c| tree.tokens()[c]).collect();
+        prop_assert_eq!(tokens.len(), children.len(), "siblings differ");
+        prop_assert!(node == 0 || tree.tokens()[node] != END || children.is_empty());
+        let sum: f32 = children.iter().map(|&child| tree.probabilities()[child]).sum();
+        prop_assert!(sum <= tree.probabilities()[node] * 1.0001, "{} below {}", sum, node);
+    }
+    let falling = tree.probabilities().windows(2).all(|p| p[0] >= p[1]);
+    prop_assert!(falling, "{:?}", tree.probabilities());
+    Ok(())
+}
+
 fn branch(tree: &DraftTree, node: usize) -> Vec<Token> {
     let mut path = crate::tree::tests::path_of(tree, node);
     path.remove(0);
@@ -182,19 +199,7 @@ proptest! {
     #[test]
     fn trees_are_well_formed(world in any_world(6), max_nodes in 0..40usize) {
         for drafter in drafters() {
-            let tree = world.draft(drafter, max_nodes);
-            prop_assert!(tree.drafted() <= max_nodes);
-            prop_assert_eq!(tree.tokens()[0], world.context[world.context.len() - 1]);
-            for node in 0..tree.len() {
-                let children: Vec<usize> = tree.children(node).collect();
-                let tokens: BTreeSet<Token> = children.iter().map(|&c| tree.tokens()[c]).collect();
-                prop_assert_eq!(tokens.len(), children.len(), "siblings differ");
-                prop_assert!(node == 0 || tree.tokens()[node] != END || children.is_empty());
-                let sum: f32 = children.iter().map(|&child| tree.probabilities()[child]).sum();
-                prop_assert!(sum <= tree.probabilities()[node] * 1.0001);
-            }
-            let falling = tree.probabilities().windows(2).all(|p| p[0] >= p[1]);
-            prop_assert!(falling, "{:?}", tree.probabilities());
+            well_formed(&world.draft(drafter, max_nodes), (world.context.last(), max_nodes))?;
         }
     }
 
@@ -214,15 +219,7 @@ proptest! {
             context.extend(&world.context);
             let mut tree = DraftTree::new();
             context.draft(max_nodes, &mut tree);
-            prop_assert!(tree.drafted() <= max_nodes);
-            for node in 0..tree.len() {
-                let children: Vec<usize> = tree.children(node).collect();
-                let tokens: BTreeSet<Token> = children.iter().map(|&c| tree.tokens()[c]).collect();
-                prop_assert_eq!(tokens.len(), children.len(), "siblings differ");
-                let sum: f32 = children.iter().map(|&child| tree.probabilities()[child]).sum();
-                prop_assert!(sum <= tree.probabilities()[node] * 1.0001, "{} below {}", sum, node);
-            }
-            prop_assert!(tree.probabilities().windows(2).all(|p| p[0] >= p[1]));
+            well_formed(&tree, (world.context.last(), max_nodes))?;
         }
     }
 
