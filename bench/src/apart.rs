@@ -48,8 +48,11 @@ impl Search {
         let slots = self.prompts(engine, steps * width)?;
         for step in 0..steps {
             let held = step * width;
-            let parent = |beam: usize| index_u32((held + beam).checked_sub(width)).unwrap_or(ROOT_PARENT);
-            let parents: Vec<u32> = (0..width).map(parent).collect();
+            // Each beam continues the one of its rank; the first ones continue the prompt.
+            let parents: Vec<u32> = match held.checked_sub(width) {
+                Some(before) => (0..).skip(before).take(width).collect(),
+                None => vec![ROOT_PARENT; width],
+            };
             self.step(engine, &slots, &parents)?;
             let all: Vec<usize> = (0..held + width).collect();
             slots.iter().try_for_each(|&slot| engine.hold(slot, &all))?;
@@ -101,10 +104,6 @@ impl Search {
         let segment = |&slot: &Slot| Segment { slot, tokens: &tokens, parents, ..Segment::default() };
         engine.step(&slots.iter().map(segment).collect::<Vec<_>>(), 1).map(|_| ())
     }
-}
-
-fn index_u32(index: Option<usize>) -> Option<u32> {
-    index.and_then(|index| u32::try_from(index).ok())
 }
 
 #[cfg(test)]

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use laser_decode::{Drafter, Verification};
 use laser_night::Progress;
+use laser_schema::knowledge::RunnerUp;
+use laser_schema::sample::priority;
 use laser_schema::{Digest, Entity, Kind};
 use laser_store::previous::PreviousText;
 use laser_terminal::Display;
@@ -28,13 +30,20 @@ const BATCH: usize = 8;
 /// Texts between two writes: what a killed run loses at most.
 const WRITE_EVERY: usize = 32;
 
+/// The key of the noise that the old text of a prompt is drawn by, if it is; new texts have small numbers.
+fn noise_key(prompt: &[u32]) -> u64 {
+    let bytes: Vec<u8> = prompt.iter().flat_map(|token| token.to_le_bytes()).collect();
+    u64::try_from(priority(0, &[&bytes]) & u128::from(u64::MAX)).unwrap_or_default()
+}
+
 /// The old texts on disk.
 #[derive(Debug)]
 pub(super) struct OldKnowledge {
     path: PathBuf,
     /// Digest of model, precision and bound on the tokens.
     spec: Digest,
-    texts: HashMap<Digest, String>,
+    runners_up: usize,
+    texts: HashMap<Digest, (String, Vec<RunnerUp>)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -43,11 +52,13 @@ struct Line {
     kind: Kind,
     id: String,
     text: String,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    runners_up: Vec<RunnerUp>,
 }
 
 impl OldKnowledge {
     /// Reads what there is below `output`. A last line that was cut off by a kill is made again.
-    pub(super) fn open(output: &Path, spec: Digest) -> Result<Self> {
+    pub(super) fn open(output: &Path, spec: Digest, runners_up: usize) -> Result<Self> {
         let path = output.join(FILE);
         let mut texts = HashMap::new();
         if path.exists() {
@@ -55,11 +66,11 @@ impl OldKnowledge {
             for line in BufReader::new(file).lines() {
                 let line = line.with_context(|| format!("{}", path.display()))?;
                 if let Ok(line) = serde_json::from_str::<Line>(&line) {
-                    texts.insert(line.key, line.text);
+                    texts.insert(line.key, (line.text, line.runners_up));
                 }
             }
         }
-        Ok(Self { path, spec, texts })
+        Ok(Self { path, spec, runners_up, texts })
     }
 
     /// The old texts of `entities`, each with its prompt, in their order; what is missing is generated.
@@ -89,6 +100,8 @@ impl OldKnowledge {
             let request = |(_, prompt): &&(Entity, Vec<u32>)| Request {
                 prompt: prompt.clone(),
                 plain: true,
+                key: noise_key(prompt),
+                runners_up: self.runners_up,
                 ..Request::default()
             };
             let made = generate(generator, chunk.iter().map(request).collect())?;
@@ -97,6 +110,7 @@ impl OldKnowledge {
                 kind: entity.kind,
                 id: entity.id.to_string(),
                 text: text.text,
+                runners_up: text.runners_up,
             });
             self.append(lines.collect())?;
             done += chunk.len() as u64;
@@ -110,8 +124,8 @@ impl OldKnowledge {
     }
 
     fn text(&self, entity: &Entity, prompt: &[u32]) -> PreviousText {
-        let text = self.texts.get(&self.key(prompt)).cloned().unwrap_or_default();
-        PreviousText { kind: entity.kind, id: entity.id.clone(), text, record: None }
+        let (text, runners_up) = self.texts.get(&self.key(prompt)).cloned().unwrap_or_default();
+        PreviousText { kind: entity.kind, id: entity.id.clone(), text, runners_up, record: None }
     }
 
     fn append(&mut self, lines: Vec<Line>) -> Result<()> {
@@ -120,7 +134,7 @@ impl OldKnowledge {
             // A line that was cut off before ends here.
             bytes.push(b'\n');
             serde_json::to_writer(&mut bytes, &line)?;
-            self.texts.insert(line.key, line.text);
+            self.texts.insert(line.key, (line.text, line.runners_up));
         }
         std::fs::create_dir_all(self.path.parent().unwrap_or(&self.path))
             .and_then(|()| OpenOptions::new().create(true).append(true).open(&self.path))

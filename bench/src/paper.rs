@@ -55,7 +55,7 @@ pub(super) async fn sources(args: &CompareArgs) -> Result<Report> {
     let model = open_local_model(&setup.model).await?;
     let draft_models = DraftModels::open(args, &model).await?;
     let base = GenerateOptions { sampling: args.sampling()?, ..options(setup, &model) };
-    run("compare", setup, &|_| args.variants(), batches, (model, base, draft_models)).await
+    run("compare", setup, &|_| args.variants(), batches, (model, base, draft_models, args.runners_up)).await
 }
 
 /// The variants of a kind; the first is plain decoding.
@@ -72,7 +72,7 @@ struct Prompted {
 async fn compare(command: &'static str, setup: &SetupArgs, variants: Variants<'_>, batches: &[u16]) -> Result<Report> {
     let model = open_local_model(&setup.model).await?;
     let base = options(setup, &model);
-    run(command, setup, variants, batches, (model, base, DraftModels::NONE)).await
+    run(command, setup, variants, batches, (model, base, DraftModels::NONE, 0)).await
 }
 
 /// Runs the comparison with what all variants share.
@@ -81,7 +81,7 @@ async fn run(
     setup: &SetupArgs,
     variants: Variants<'_>,
     batches: &[u16],
-    (model, base, draft_models): (ModelFiles, GenerateOptions, DraftModels),
+    (model, base, draft_models, runners_up): (ModelFiles, GenerateOptions, DraftModels, usize),
 ) -> Result<Report> {
     let mut display = Display::new();
     display.stage("reading");
@@ -94,10 +94,15 @@ async fn run(
 
     display.stage("old knowledge");
     let texts = match of_old_model(setup) {
-        None => old_texts(setup, &workload, &model, &mut generator, &mut display)?,
+        None => {
+            let mut knowledge = OldKnowledge::open(&setup.output, spec(setup, &model, &base, runners_up)?, runners_up)?;
+            old_texts(&mut knowledge, &workload, &base, &mut generator, &mut display)?
+        }
         Some(setup) => {
             let (old, mut generator) = old_writer(&setup, &model).await?;
-            old_texts(&setup, &workload, &old, &mut generator, &mut display)?
+            let base = GenerateOptions { sampling: base.sampling, ..options(&setup, &old) };
+            let mut knowledge = OldKnowledge::open(&setup.output, spec(&setup, &old, &base, runners_up)?, runners_up)?;
+            old_texts(&mut knowledge, &workload, &base, &mut generator, &mut display)?
         }
     };
     display.finish_with(&format!("{} texts", texts.len()));
@@ -145,16 +150,15 @@ async fn old_writer(setup: &SetupArgs, model: &ModelFiles) -> Result<(ModelFiles
 
 /// The texts that pools are built from.
 fn old_texts(
-    setup: &SetupArgs,
+    knowledge: &mut OldKnowledge,
     workload: &[Prompted],
-    model: &ModelFiles,
+    base: &GenerateOptions,
     generator: &mut Generator,
     display: &mut Display,
 ) -> Result<Vec<PreviousText>> {
-    let mut knowledge = OldKnowledge::open(&setup.output, spec(setup, model)?)?;
     let mut texts = Vec::new();
     for prompted in workload {
-        texts.extend(knowledge.texts(generator, &options(setup, model), &prompted.old, display)?);
+        texts.extend(knowledge.texts(generator, base, &prompted.old, display)?);
     }
     Ok(texts)
 }
@@ -253,16 +257,20 @@ pub(super) fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions 
 }
 
 /// What old texts depend on beside their prompt.
-fn spec(setup: &SetupArgs, model: &ModelFiles) -> Result<Digest> {
+fn spec(setup: &SetupArgs, model: &ModelFiles, base: &GenerateOptions, runners_up: usize) -> Result<Digest> {
     let tokenizer = Digest::from_bytes(model.tokenizer.fingerprint());
-    Ok(Digest::of_json(&(
+    let spec = Digest::of_json(&(
         model.digest()?,
         tokenizer,
         setup.load.dtype,
         &setup.load.isq,
         setup.max_new_tokens,
         &model.end_of_text,
-    )))
+    ));
+    Ok(match base.sampling.map(|sampling| sampling.temperature()) {
+        None if runners_up == 0 => spec,
+        temperature => Digest::of_json(&(spec, temperature, runners_up)),
+    })
 }
 
 /// Each scheme that a variant drafts from, once.

@@ -259,6 +259,7 @@ impl Bench<'_> {
             memory: self.memory,
             catalogue: None,
             list_rows: ListRows::default(),
+            runners_up: 0,
             canary: None,
             queue,
         };

@@ -31,6 +31,8 @@ use super::SetupArgs;
 pub(super) enum PoolScheme {
     /// One pool for all users and one for all items.
     Global,
+    /// The same with the runners-up of the texts, of which the others take none.
+    Soft,
     /// One pool for all users and one for all items, of texts whose words are in random order: it predicts nothing.
     Shuffled,
     /// The customised pools with their texts dealt out at random: the same sizes and routes, but no likeness.
@@ -46,6 +48,7 @@ impl fmt::Display for PoolScheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Global => f.write_str("global"),
+            Self::Soft => f.write_str("soft"),
             Self::Shuffled => f.write_str("shuffled"),
             Self::Random => f.write_str("random"),
             Self::Custom { max_texts } => write!(f, "custom-{max_texts}"),
@@ -94,7 +97,8 @@ impl Pools {
             let texts = match scheme {
                 PoolScheme::Shuffled => shuffled(texts, setup.seed),
                 PoolScheme::Random => dealt(texts, setup.seed),
-                _ => texts.to_vec(),
+                PoolScheme::Soft => texts.to_vec(),
+                PoolScheme::Global | PoolScheme::Custom { .. } => texts.iter().map(hard).collect(),
             };
             let previous = stream::iter([Ok(texts)]);
             let mut progress = |done, total, stage: &str| display.update(done, total, stage);
@@ -146,12 +150,17 @@ fn config(scheme: PoolScheme, custom: &PoolsConfig) -> PoolsConfig {
     let mut config = custom.clone();
     for grouping in [&mut config.user, &mut config.item] {
         match scheme {
-            PoolScheme::Global | PoolScheme::Shuffled => grouping.grouping = Some(Grouping::Global),
+            PoolScheme::Global | PoolScheme::Soft | PoolScheme::Shuffled => grouping.grouping = Some(Grouping::Global),
             PoolScheme::Random => {}
             PoolScheme::Custom { max_texts } => grouping.max_texts = max_texts,
         }
     }
     config
+}
+
+/// A text of which no more is known than that it was written.
+fn hard(text: &PreviousText) -> PreviousText {
+    PreviousText { runners_up: Vec::new(), ..text.clone() }
 }
 
 /// The texts of each kind, dealt out anew to its entities.
@@ -163,7 +172,7 @@ fn dealt(texts: &[PreviousText], seed: u64) -> Vec<PreviousText> {
         let mut contents: Vec<&str> = of_kind.iter().map(|text| text.text.as_str()).collect();
         contents.shuffle(&mut rng);
         let deal =
-            |(text, content): (&&PreviousText, &str)| PreviousText { text: content.to_owned(), ..(*text).clone() };
+            |(text, content): (&&PreviousText, &str)| PreviousText { text: content.to_owned(), ..hard(text) };
         dealt.extend(of_kind.iter().zip(contents).map(deal));
     }
     dealt
@@ -175,7 +184,7 @@ fn shuffled(texts: &[PreviousText], seed: u64) -> Vec<PreviousText> {
     let shuffle = |text: &PreviousText| {
         let mut words: Vec<&str> = text.text.split_whitespace().collect();
         words.shuffle(&mut rng);
-        PreviousText { text: words.join(" "), ..text.clone() }
+        PreviousText { text: words.join(" "), ..hard(text) }
     };
     texts.iter().map(shuffle).collect()
 }
@@ -225,7 +234,7 @@ mod tests {
 
     #[test]
     fn dealing_keeps_each_kinds_entities_and_its_texts() {
-        let text = |kind, id| PreviousText { kind, id: EntityId::Int(id), text: format!("{kind} {id}"), record: None };
+        let text = |kind, id| PreviousText { kind, id: EntityId::Int(id), text: format!("{kind} {id}"), runners_up: Vec::new(), record: None };
         let texts: Vec<_> = (0..60).map(|id| text(if id % 3 == 0 { Kind::Item } else { Kind::User }, id)).collect();
         let dealt = dealt(&texts, 1);
         for kind in Kind::ALL {

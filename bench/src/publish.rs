@@ -154,5 +154,6 @@ fn record(user: u64, spec: &Spec, at: Timestamp) -> KnowledgeRecord {
         event_timestamp: at,
         created_timestamp: at,
         samples: Vec::new(),
+        runners_up: None,
     }
 }

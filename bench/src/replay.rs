@@ -206,7 +206,7 @@ fn build(size: usize, texts: &PoolTexts, tokenizer: &Tokenizer) -> Result<(Pool,
         end_of_text,
     };
     let start = Instant::now();
-    let bytes = build_pool(&meta, &taken).context("pool")?;
+    let bytes = build_pool(&meta, taken).context("pool")?;
     let seconds = start.elapsed().as_secs_f64();
     let pool = Pool::open(bytes.into()).context("pool")?;
     let row = PoolRow {

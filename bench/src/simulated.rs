@@ -22,6 +22,7 @@ pub(super) fn plan(rows: u64, shards: u32) -> Plan {
         guards: None,
         embedding: None,
         list_rows: ListRows::default(),
+        runners_up: 0,
         priority: None,
         canary: None,
         ids: [(Kind::User, IdType::Int64)].into(),

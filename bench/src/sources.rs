@@ -44,9 +44,12 @@ pub(super) struct CompareArgs {
     /// Tree sizes to try with each draft model alone, beside --nodes.
     #[arg(long, value_delimiter = ',')]
     pub(super) trees: Vec<usize>,
-    /// Draw texts at this temperature; without it they are greedy.
+    /// Draw texts, also the old ones, at this temperature; without it they are greedy.
     #[arg(long)]
     pub(super) temperature: Option<f32>,
+    /// Runners-up to keep of each place of an old text, for a pool that has them; without any there is none.
+    #[arg(long, default_value_t = 0)]
+    pub(super) runners_up: usize,
     /// α of conditional verification, for greedy texts.
     #[arg(long, default_value_t = 0.1)]
     pub(super) alpha: f32,
@@ -111,6 +114,10 @@ impl CompareArgs {
             pool("").aligned("pool, aligned"),
             pool("").adaptive("pool, adaptive"),
         ];
+        if self.runners_up > 0 {
+            let soft = |name: &str| Variant::pooled(name, setup, PoolScheme::Soft);
+            variants.extend([soft("soft pool"), soft("").adaptive("soft pool, adaptive")]);
+        }
         if self.temperature.is_none() {
             let aasd = Verification::conditional(self.alpha, self.beta, false)?;
             variants.push(Variant::lookup(setup).aligned("AASD").verified(aasd));

@@ -159,6 +159,7 @@ fn record(
         event_timestamp: at,
         created_timestamp: at,
         samples: Vec::new(),
+        runners_up: None,
     })
 }
 

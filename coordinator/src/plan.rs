@@ -95,6 +95,8 @@ pub struct PlanRequest<'a> {
     pub catalogue: Option<Catalogue<'a>>,
     /// What a row of the output is, if the specification is one of lists.
     pub list_rows: ListRows,
+    /// The tokens that each place of a text keeps beside the one that was written there; none if 0.
+    pub runners_up: usize,
     /// The entities to plan, if the run is a canary; others are passed over.
     pub canary: Option<&'a CanaryEntities>,
     /// Where coordinators that plan the same run meet to share the work, if others may.
@@ -355,7 +357,7 @@ impl<'a> Planner<'a> {
             folder,
             request,
             spec_digest: request.spec.digest(),
-            content: request.spec.content(item_ids, request.list_rows),
+            content: request.spec.content((item_ids, request.list_rows), request.runners_up > 0),
             kinds,
             order: None,
             band: 0,
@@ -595,6 +597,7 @@ impl<'a> Planner<'a> {
             guards: self.request.guards,
             embedding: self.request.embedding.clone(),
             list_rows: self.request.list_rows,
+            runners_up: self.request.runners_up,
             priority: self.request.valuation.map(|valuation| valuation.priority().clone()),
             canary: self.request.canary.map(|entities| entities.canary().clone()),
             ids: (self.kinds.iter().map(|(kind, ids)| (*kind, ids.first.id_type())))

@@ -52,14 +52,14 @@ fn build(criterion: &mut Criterion) {
     let texts = texts(1_000_000, 1);
     let mut group = criterion.benchmark_group("build");
     group.throughput(Throughput::Elements(1_000_000)).sample_size(10);
-    group.bench_function("1M tokens", |b| b.iter(|| build_pool(&meta(), black_box(&texts))));
+    group.bench_function("1M tokens", |b| b.iter(|| build_pool(&meta(), black_box(texts.clone()))));
     group.finish();
 }
 
 fn draft(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("draft");
     for (name, tokens) in [("100k tokens", 100_000), ("1M tokens", 1_000_000)] {
-        let bytes = build_pool(&meta(), &texts(tokens, 1)).expect("the texts are of the vocabulary");
+        let bytes = build_pool(&meta(), texts(tokens, 1)).expect("the texts are of the vocabulary");
         let pool = Pool::open(bytes.into()).expect("a pool that was just built");
         let unseen = texts(100 * TEXT, 2);
         for nodes in [32, 64] {

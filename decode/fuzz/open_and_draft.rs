@@ -9,10 +9,10 @@ use super::{DraftContext, DraftTree, Drafter, Pool};
 /// guess (docs/formats.md).
 pub(crate) fn run(content: &[u8]) {
     open_and_draft(content.to_vec());
-    let mut file = b"LASRPOOL\x02\0\0\0\x04\x03\x02\x01".to_vec();
+    let mut file = b"LASRPOOL\x03\0\0\0\x04\x03\x02\x01".to_vec();
     // The header ends after the name, whose length is its last word.
-    let name = content.get(96..100).map_or(0, |word| word[0] as usize);
-    let header = (100 + name).next_multiple_of(4).min(content.len());
+    let name = content.get(104..108).map_or(0, |word| word[0] as usize);
+    let header = (108 + name).next_multiple_of(4).min(content.len());
     let mut content = content.to_vec();
     let checksum = blake3::hash(&content[header..]);
     if let Some(place) = content.get_mut(32..64) {

@@ -12,7 +12,8 @@ use crate::blend::Rule;
 use crate::growth::Growth;
 use crate::lookahead::{Lookahead, Shape, WINDOW_MAX};
 use crate::pool::Pool;
-use crate::sampling::Noise;
+use crate::runners_up::Sharpness;
+use crate::sampling::Draw;
 use crate::sources::{SourceWeights, Sources};
 use crate::tree::{DraftTree, Source};
 
@@ -180,10 +181,11 @@ impl DraftContext {
         }
     }
 
-    /// The text is drawn under this noise, of its first token after the prompt: drafts estimated by
-    /// [`Drafter::Blended`] take into account which tokens it favours.
-    pub fn draw_under(&mut self, noise: Noise) {
-        self.sources.noise = Some(noise);
+    /// The text is drawn like this, from its first token after the prompt on: drafts estimated by [`Drafter::Blended`]
+    /// take into account which tokens the noise favours, and how probable a pool's runners-up are at the temperature.
+    pub fn draw_by(&mut self, draw: Draw) {
+        self.sources.noise = Some(draw.noise);
+        self.sources.sharpness = Some(Box::new(Sharpness::new(draw.sampling.temperature())));
     }
 
     /// Appends to the context: first the prompt, then the accepted tokens of each step.

@@ -163,6 +163,7 @@ impl Growth {
         let Matches { at, longest } = self.matches[node].clone();
         let evidence = Evidence {
             suffixes,
+            sharpness: sources.sharpness.as_deref(),
             matches: &self.arena[at],
             longest,
             temporaries: [&sources.previous, &sources.context],

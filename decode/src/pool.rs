@@ -16,13 +16,14 @@ use thiserror::Error;
 
 use crate::Token;
 use crate::frequent::Frequent;
+use crate::runners_up::{PoolText, RUNNERS_UP_MAX, RunnersUp, unpacked};
 use crate::sealed::{CHECKED_FROM, Mismatch, Preamble, aligned, check_hash, word_at};
 use crate::suffix::Suffixes;
 
 pub(crate) const MAGIC: [u8; 8] = *b"LASRPOOL";
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 /// Length of the fixed part of the header, after which the name follows.
-pub(crate) const HEADER: usize = 148;
+pub(crate) const HEADER: usize = 156;
 
 /// Most tokens a pool can hold, including ends of texts: suffix array construction indexes with i32.
 pub const TOKENS_MAX: usize = i32::MAX as usize;
@@ -136,10 +137,11 @@ impl Pool {
     /// Checks that tokens are within the vocabulary and suffixes within the tokens. It does not check that the suffixes
     /// are sorted or that the tables match: a pool where they do not only drafts badly.
     fn check_content(&self) -> Result<(), PoolError> {
-        let Suffixes { tokens, ranks, .. } = self.suffixes();
+        let Suffixes { tokens, ranks, runners_up, .. } = self.suffixes();
         let PoolMeta { vocab_size, end_of_text, .. } = *self.meta;
         let texts = tokens.iter().filter(|&&token| token == end_of_text).count();
-        let rule = if tokens.iter().any(|&token| token >= vocab_size) {
+        let others = runners_up.others.iter().map(|&other| unpacked(other).0);
+        let rule = if tokens.iter().copied().chain(others).any(|token| token >= vocab_size) {
             format!("a token is not below the vocabulary's {vocab_size}")
         } else if ranks.iter().any(|&suffix| suffix as usize >= tokens.len()) {
             format!("a suffix starts at or beyond the {} tokens", tokens.len())
@@ -198,12 +200,22 @@ impl Pool {
         self.header.tokens as usize
     }
 
-    /// The tokens of each text without its end, in the order in which the texts were given.
-    pub fn text_tokens(&self) -> impl Iterator<Item = &[Token]> {
+    /// How many of its tokens have runners-up.
+    #[must_use]
+    pub fn contested(&self) -> usize {
+        self.header.contested as usize
+    }
+
+    /// The texts without their ends, in the order in which they were given.
+    pub fn contents(&self) -> impl Iterator<Item = PoolText> {
+        let Suffixes { tokens, runners_up, .. } = self.suffixes();
         let end = self.meta.end_of_text;
-        let texts = self.suffixes().tokens.split(move |token| *token == end);
-        // Nothing comes after the last end.
-        texts.take(self.texts())
+        let ends = tokens.iter().enumerate().filter(move |(_, token)| **token == end).map(|(place, _)| place);
+        ends.scan(0, move |from, to| {
+            let (tokens, runners_up) = (&tokens[*from..to], runners_up.between(tokens, *from, to));
+            *from = to + 1;
+            Some(PoolText { tokens: tokens.to_vec(), runners_up })
+        })
     }
 
     /// Size of the file in bytes.
@@ -233,9 +245,9 @@ impl Pool {
         top
     }
 
-    /// Returns the tokens, their suffix array and its tables, in place.
+    /// Returns the tokens, their suffix array, its tables and the runners-up, in place.
     pub(crate) fn suffixes(&self) -> Suffixes<'_> {
-        let [tokens, ranks, firsts, buckets, tables, branches] = self.header.sections();
+        let [tokens, ranks, firsts, buckets, tables, branches, known, others, written] = self.header.sections();
         let mut rest = &self.bytes[self.header.sections_at()..];
         let mut take = |bytes: u64| {
             let length = usize::try_from(bytes).map_or(rest.len(), |len| len.min(rest.len()));
@@ -252,6 +264,12 @@ impl Pool {
                 shift: self.header.shift,
                 tables: bytemuck::cast_slice(take(tables)),
                 branches: bytemuck::cast_slice(take(branches)),
+            },
+            runners_up: RunnersUp {
+                known: bytemuck::cast_slice(take(known)),
+                others: bytemuck::cast_slice(take(others)),
+                most: self.header.most as usize,
+                written: take(written),
             },
         }
     }
@@ -271,6 +289,8 @@ struct Header {
     shift: u32,
     tables: u32,
     branches: u32,
+    contested: u32,
+    most: u32,
     name_bytes: u32,
 }
 
@@ -287,7 +307,9 @@ impl Header {
             shift: word(132).min(31),
             tables: word(136),
             branches: word(140),
-            name_bytes: word(144),
+            contested: word(144),
+            most: word(148).min(RUNNERS_UP_MAX as u32),
+            name_bytes: word(152),
         }
     }
 
@@ -296,11 +318,23 @@ impl Header {
         (HEADER + self.name_bytes as usize).next_multiple_of(4)
     }
 
-    /// Bytes of tokens, suffix array, first tokens, buckets, tables and branches.
-    fn sections(&self) -> [u64; 6] {
+    /// Bytes of tokens, suffix array, first tokens, buckets, tables, branches, and of runners-up the known places, the
+    /// others and those written.
+    fn sections(&self) -> [u64; 9] {
         let buckets = (self.vocab_size.saturating_sub(1) >> self.shift) + 1;
-        [(4, self.tokens), (4, self.tokens), (12, self.firsts), (4, buckets), (16, self.tables), (12, self.branches)]
-            .map(|(width, count)| width * u64::from(count))
+        let words = if self.contested == 0 { 0 } else { self.tokens.div_ceil(32) };
+        [
+            (4, self.tokens),
+            (4, self.tokens),
+            (12, self.firsts),
+            (4, buckets),
+            (16, self.tables),
+            (12, self.branches),
+            (8, words),
+            (4 * u64::from(self.most), self.contested),
+            (4, self.contested.div_ceil(4)),
+        ]
+        .map(|(width, count)| width * u64::from(count))
     }
 
     fn file_bytes(&self) -> u64 {

@@ -8,6 +8,7 @@ use libsais::SuffixArrayConstruction;
 use crate::Token;
 use crate::frequent::build_frequent;
 use crate::pool::{CONTENT_HASH, HEADER, MAGIC, PoolError, PoolMeta, TOKENS_MAX, VERSION};
+use crate::runners_up::{PoolText, RunnerUp, RunnersUpBuilder};
 use crate::sealed::{Preamble, seal};
 
 /// Builds the bytes of the pool file of these texts. Every text is ended by the end-of-text token, so that the end can
@@ -15,28 +16,37 @@ use crate::sealed::{Preamble, seal};
 ///
 /// # Errors
 /// If the vocabulary lacks a token or the end-of-text token, or there are more tokens than [`TOKENS_MAX`].
-pub fn build_pool(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<u8>, PoolError> {
+pub fn build_pool(
+    meta: &PoolMeta,
+    texts: impl IntoIterator<Item = impl Into<PoolText>>,
+) -> Result<Vec<u8>, PoolError> {
     meta.check()?;
-    let tokens = concatenate(meta, texts)?;
+    let Concatenated { texts, tokens, runners_up } = concatenate(meta, texts)?;
+    let runners_up = RunnersUpBuilder::build(&tokens, &runners_up);
     let suffixes = suffix_array(meta, &tokens)?;
     let ranks: &[u32] = bytemuck::cast_slice(&suffixes);
     let frequent = build_frequent(&tokens, ranks, (meta.vocab_size, meta.end_of_text));
     let counts = [
-        ("texts", texts.len()),
+        ("texts", texts),
         ("tokens", tokens.len()),
         ("distinct tokens", frequent.tokens.len()),
         ("bits", frequent.shift as usize),
         ("tables", frequent.tables.len()),
         ("branches", frequent.branches.len()),
+        ("contested tokens", runners_up.written.len()),
+        ("runners-up", runners_up.most),
         ("bytes of name", meta.name.len()),
     ];
-    let sections: [&[u8]; 6] = [
+    let sections: [&[u8]; 9] = [
         bytemuck::cast_slice(&tokens),
         bytemuck::cast_slice(ranks),
         bytemuck::cast_slice(&frequent.tokens),
         bytemuck::cast_slice(&frequent.buckets),
         bytemuck::cast_slice(&frequent.tables),
         bytemuck::cast_slice(&frequent.branches),
+        bytemuck::cast_slice(&runners_up.known),
+        bytemuck::cast_slice(&runners_up.others),
+        &runners_up.written,
     ];
     let sections_at = (HEADER + meta.name.len()).next_multiple_of(4);
     let total: usize = sections.iter().map(|section| section.len()).sum();
@@ -55,30 +65,44 @@ pub fn build_pool(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<u8>, Pool
     for section in sections {
         bytes.extend_from_slice(section);
     }
+    bytes.resize(bytes.len() + runners_up.written.len().next_multiple_of(4) - runners_up.written.len(), 0);
     seal(&mut bytes, CONTENT_HASH, sections_at);
     Ok(bytes)
 }
 
-/// Concatenates all texts, each with its end.
-fn concatenate(meta: &PoolMeta, texts: &[Vec<Token>]) -> Result<Vec<Token>, PoolError> {
-    let total = texts.iter().map(|text| text.len() + 1).sum();
-    if total > TOKENS_MAX {
-        return Err(too_large(meta, "tokens", total, TOKENS_MAX));
-    }
-    let mut tokens = Vec::with_capacity(total);
-    for (text, content) in texts.iter().enumerate() {
-        if let Some(place) = content.iter().position(|&token| token >= meta.vocab_size) {
-            let (token, vocabulary) = (content[place], meta.vocab_size);
+/// All texts, each with its end.
+#[derive(Default)]
+struct Concatenated {
+    texts: usize,
+    tokens: Vec<Token>,
+    /// Their places are those among all tokens.
+    runners_up: Vec<RunnerUp>,
+}
+
+fn concatenate(
+    meta: &PoolMeta,
+    texts: impl IntoIterator<Item = impl Into<PoolText>>,
+) -> Result<Concatenated, PoolError> {
+    let mut all = Concatenated::default();
+    for text in texts {
+        let PoolText { tokens, runners_up } = text.into().ended((meta.vocab_size, meta.end_of_text));
+        if let Some(place) = tokens.iter().position(|&token| token >= meta.vocab_size) {
+            let (text, token, vocabulary) = (all.texts, tokens[place], meta.vocab_size);
             let reason = format!(
                 "text {text} has token {token} at index {place}, expected less than the vocabulary's {vocabulary}: \
                  tokenise it with the pool's tokenizer"
             );
             return Err(meta.refused(reason));
         }
-        tokens.extend(content.iter().take_while(|&&token| token != meta.end_of_text));
-        tokens.push(meta.end_of_text);
+        let total = all.tokens.len() + tokens.len() + 1;
+        let first = u32::try_from(all.tokens.len()).ok().filter(|_| total <= TOKENS_MAX);
+        let first = first.ok_or_else(|| too_large(meta, "tokens", total, TOKENS_MAX))?;
+        all.runners_up.extend(runners_up.iter().map(|other| RunnerUp { place: first + other.place, ..*other }));
+        all.tokens.extend(tokens);
+        all.tokens.push(meta.end_of_text);
+        all.texts += 1;
     }
-    Ok(tokens)
+    Ok(all)
 }
 
 /// Returns the starts of all suffixes in lexicographic order.

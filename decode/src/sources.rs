@@ -3,6 +3,7 @@
 use crate::Token;
 use crate::alignment::Alignment;
 use crate::pool::Pool;
+use crate::runners_up::Sharpness;
 use crate::sampling::Noise;
 use crate::suffix::{Match, Matches, Suffixes};
 use crate::temporary::Temporary;
@@ -57,6 +58,8 @@ pub(crate) struct Sources {
     pub(crate) longest: usize,
     /// The noise at the first token after the prompt, of a text that is drawn.
     pub(crate) noise: Option<Noise>,
+    /// What the probabilities of a pool's runners-up come to in such a text.
+    pub(crate) sharpness: Option<Box<Sharpness>>,
 }
 
 impl Sources {
@@ -73,6 +76,7 @@ impl Sources {
             matches: Vec::new(),
             longest: 0,
             noise: None,
+            sharpness: None,
         }
     }
 

@@ -12,6 +12,7 @@ use std::ops::Range;
 
 use crate::Token;
 use crate::frequent::{Branch, FREQUENT, Frequent, NONE};
+use crate::runners_up::RunnersUp;
 
 /// Most occurrences that are read one by one where singletons, which no table lists, matter. Above it, one occurrence
 /// is below a 128th of the mass.
@@ -23,6 +24,7 @@ pub(crate) struct Suffixes<'a> {
     pub(crate) tokens: &'a [Token],
     pub(crate) ranks: &'a [u32],
     pub(crate) frequent: Frequent<'a>,
+    pub(crate) runners_up: RunnersUp<'a>,
 }
 
 /// The suffixes that begin with the last `len` tokens of a context.
@@ -171,6 +173,19 @@ impl<'a> Suffixes<'a> {
             same
         });
         Children { branches: read, frequent, first_child }
+    }
+
+    /// What is known of the places at which `token` follows `parent`, whose children were `read`.
+    pub(crate) fn races<'s>(
+        &'s self,
+        parent: Match,
+        read: &[Branch],
+        token: Token,
+    ) -> impl Iterator<Item = (u8, &'a [u32])> + use<'s, 'a> {
+        let branch = read.iter().find(|branch| branch[0] == token);
+        let (first, count) = branch.map_or((0, 0), |&[_, first, count]| (first as usize, count as usize));
+        let suffixes = self.ranks.get(first..first + count).unwrap_or_default();
+        suffixes.iter().filter_map(move |&suffix| self.runners_up.at(suffix as usize + parent.len))
     }
 
     /// Appends to `arena` the matches of the context `from` followed by `token`, up to `order` tokens long.

@@ -204,9 +204,10 @@ pub(crate) fn all_items(table: &catalogue::Catalogue, tokenizer: &Tokenizer) -> 
 async fn check_column(column: &str, tables: &[EntityTable]) -> Result<()> {
     for table in tables {
         let users = EntityReader::open_counting(table).await?.next_batch().await?.unwrap_or_default();
-        let available: BTreeSet<&String> = users.iter().flat_map(|user| user.attributes.keys()).collect();
+        let available: BTreeSet<&str> =
+            users.iter().flat_map(|user| user.attributes.keys()).map(String::as_str).collect();
         ensure!(
-            users.is_empty() || available.iter().any(|name| *name == column),
+            users.is_empty() || available.contains(column),
             "{}: none of the first {} users has {column:?}; there are {available:?}",
             table.path,
             users.len()

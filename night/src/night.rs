@@ -330,6 +330,7 @@ impl<'a> Night<'a> {
             memory: run.memory(),
             catalogue,
             list_rows: self.list_rows(),
+            runners_up: self.config.output.runners_up,
             canary: self.canary.as_ref(),
             queue: match purpose {
                 Purpose::Run(queue) => queue,

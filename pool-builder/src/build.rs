@@ -11,7 +11,7 @@
 
 use bytes::Bytes;
 use futures::Stream;
-use laser_decode::{Pool, PoolMeta, Token, build_pool};
+use laser_decode::{Pool, PoolMeta, PoolText, build_pool};
 use laser_schema::{Digest, EntityTable, Kind};
 use laser_store::Location;
 use laser_store::previous::PreviousText;
@@ -60,7 +60,7 @@ where
         for group in 0..fitted.router.groups().len() {
             let texts = samples[kind].tokens(group, &tokens);
             if !texts.is_empty() {
-                writer.write(*kind, &fitted.router.groups()[group].name, &texts).await?;
+                writer.write(*kind, &fitted.router.groups()[group].name, texts).await?;
                 fitted.router.set_has_pool(group);
             }
             done += 1;
@@ -107,7 +107,7 @@ struct PoolWriter<'a> {
 }
 
 impl PoolWriter<'_> {
-    async fn write(&mut self, kind: Kind, name: &str, texts: &[Vec<Token>]) -> Result<(), PoolsError> {
+    async fn write(&mut self, kind: Kind, name: &str, texts: Vec<PoolText>) -> Result<(), PoolsError> {
         let bytes = Bytes::from(build_pool(&self.tokenizer.pool_meta(name), texts)?);
         let pool = Pool::open(bytes.clone())?;
         pool.verify()?;

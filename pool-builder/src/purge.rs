@@ -10,7 +10,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use bytes::Bytes;
-use laser_decode::{Pool, Token, build_pool};
+use laser_decode::{Pool, PoolText, Token, build_pool};
 use laser_schema::{Digest, Kind};
 use laser_store::Location;
 
@@ -137,7 +137,7 @@ async fn purge_pool(
         if staying.is_empty() {
             return Ok(None);
         }
-        let bytes = Bytes::from(build_pool(pool.meta(), &staying)?);
+        let bytes = Bytes::from(build_pool(pool.meta(), staying)?);
         dir.join(&entry.file).write(bytes.clone()).await?;
         pool = Pool::open(bytes)?;
     }
@@ -151,16 +151,16 @@ async fn purge_pool(
 }
 
 /// The texts of a pool of which, for each text, as many copies have left as there are entities to leave.
-fn staying(pool: &Pool, leaving: &TextCounter) -> Vec<Vec<Token>> {
+fn staying(pool: &Pool, leaving: &TextCounter) -> Vec<PoolText> {
     let mut leaving: HashMap<&[Token], usize> = leaving.iter().map(|(text, count)| (text.as_slice(), *count)).collect();
-    let stays = |text: &&[Token]| match leaving.get_mut(*text) {
+    let stays = |text: &PoolText| match leaving.get_mut(text.tokens.as_slice()) {
         Some(count @ 1..) => {
             *count -= 1;
             false
         }
         _ => true,
     };
-    pool.text_tokens().filter(stays).map(<[Token]>::to_vec).collect()
+    pool.contents().filter(stays).collect()
 }
 
 /// A pool with the digest of its file.

@@ -169,7 +169,7 @@ mod tests {
 
     fn pool(texts: &[Vec<Token>]) -> Pool {
         let meta = PoolMeta { name: "p".into(), tokenizer: [1; 32], vocab_size: 100, end_of_text: END };
-        Pool::open(Bytes::from(build_pool(&meta, texts).unwrap())).unwrap()
+        Pool::open(Bytes::from(build_pool(&meta, texts.to_vec()).unwrap())).unwrap()
     }
 
     fn text(text: &[Token]) -> ReplayText {

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::Stream;
-use laser_decode::{Drafter, Pool, Token, build_pool};
+use laser_decode::{Drafter, Pool, PoolText, build_pool};
 use laser_schema::sample::Sample;
 use laser_schema::{EntityTable, Kind};
 use laser_store::previous::PreviousText;
@@ -24,7 +24,7 @@ use crate::fit::FittedKind;
 use crate::grouped::group;
 use crate::pool_set::TextCounts;
 use crate::replay::{ReplayReport, ReplayText, replay};
-use crate::texts::{self, PoolTokenizer, ReadError, SampledKind};
+use crate::texts::{self, PoolTokenizer, ReadError, SampledKind, Written};
 
 /// The smallest size within this share of the fastest is chosen: measured draft times vary by as much.
 const SPEED_TOLERANCE: f64 = 0.01;
@@ -175,7 +175,7 @@ struct Tuner<'a> {
     config: &'a PoolsConfig,
     tune: &'a TuneConfig,
     drafter: Drafter,
-    tokens: &'a HashMap<u128, Vec<Token>>,
+    tokens: &'a HashMap<u128, PoolText>,
     done: u64,
     progress: Progress<'a>,
 }
@@ -216,7 +216,7 @@ impl Tuner<'_> {
     }
 
     /// Holds out a share of a group's texts; nothing if there are too few.
-    fn split(&self, name: &str, sample: &Sample<Arc<str>>) -> Option<Split> {
+    fn split(&self, name: &str, sample: &Sample<Arc<Written>>) -> Option<Split> {
         let texts = sample.iter().map(|(priority, _)| priority);
         let texts: Vec<u128> = texts.filter(|text| self.tokens.contains_key(text)).collect();
         let largest = self.tune.sizes.last().copied().unwrap_or(0);
@@ -267,10 +267,10 @@ impl Tuner<'_> {
         texts: impl Iterator<Item = &'t u128>,
         held_out: impl Iterator<Item = &'t u128>,
     ) -> Result<Measured, PoolsError> {
-        let texts: Vec<Vec<Token>> = texts.map(|text| self.tokens[text].clone()).collect();
-        let replayed = held_out.map(|text| ReplayText { text: self.tokens[text].clone(), ..Default::default() });
+        let texts = texts.map(|text| self.tokens[text].clone());
+        let replayed = held_out.map(|text| ReplayText { text: self.tokens[text].tokens.clone(), ..Default::default() });
         let replayed: Vec<ReplayText> = replayed.collect();
-        let pool = Pool::open(Bytes::from(build_pool(&self.tokenizer.pool_meta(name), &texts)?))?;
+        let pool = Pool::open(Bytes::from(build_pool(&self.tokenizer.pool_meta(name), texts)?))?;
         let (nodes, end) = (self.tune.nodes, self.tokenizer.end_of_text);
         self.done += 1;
         (self.progress)(self.done, None, "replaying");

@@ -177,10 +177,11 @@ impl Spec {
         self.constraint.as_ref().and_then(Constraint::parsed)
     }
 
-    /// What the rows of parts hold; the ids of listed items are of type `items`, and `rows` of lists are such.
-    pub fn content(&self, items: IdType, rows: ListRows) -> Content {
+    /// What the rows of parts hold: of lists the ids of items are of type `items`, and `rows` are such; of texts there
+    /// are runners-up or not.
+    pub fn content(&self, (items, rows): (IdType, ListRows), has_runners_up: bool) -> Content {
         match self.lists {
-            None => Content::Texts { has_samples: self.samples() > 1 },
+            None => Content::Texts { has_samples: self.samples() > 1, has_runners_up },
             Some(_) => Content::Lists { items, rows },
         }
     }
@@ -322,6 +323,9 @@ pub struct Plan {
     /// What a row of the output is, if the run makes lists.
     #[serde(default, skip_serializing_if = "ListRows::is_user")]
     pub list_rows: ListRows,
+    /// The tokens that each place of a text keeps beside the one that was written there; none if 0.
+    #[serde(default, skip_serializing_if = "is_none_kept")]
+    pub runners_up: usize,
     /// By what shards are ordered; by kind and pool if it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
@@ -334,6 +338,12 @@ pub struct Plan {
     pub counts: BTreeMap<Kind, KindCounts>,
     /// The work.
     pub shards: Vec<ShardJob>,
+}
+
+/// Whether a plan has no [runners-up](Plan::runners_up).
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
+fn is_none_kept(runners_up: &usize) -> bool {
+    *runners_up == 0
 }
 
 impl Plan {
@@ -377,7 +387,8 @@ impl Plan {
 
     /// What the rows of the run's parts hold.
     pub fn content(&self) -> Content {
-        self.spec.content(self.ids.get(&Kind::Item).copied().unwrap_or(IdType::String), self.list_rows)
+        let items = self.ids.get(&Kind::Item).copied().unwrap_or(IdType::String);
+        self.spec.content((items, self.list_rows), self.runners_up > 0)
     }
 }
 

@@ -84,6 +84,20 @@ pub struct KnowledgeRecord {
     /// The entity's other texts, where several are drawn.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub samples: Vec<String>,
+    /// The most probable tokens at the places of the text where the model was not sure; `None` where that is not known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub runners_up: Option<Vec<RunnerUp>>,
+}
+
+/// One of the most probable tokens at a place of a text: the one that was written there, or one that it left behind.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct RunnerUp {
+    /// The place, counted in tokens from the text's beginning.
+    pub place: u32,
+    /// The token.
+    pub token: u32,
+    /// Its probability there, at temperature 1.
+    pub probability: f32,
 }
 
 /// A row that could not be turned into knowledge.
@@ -308,6 +322,9 @@ pub struct PartInfo {
     /// Whether there is a column of the entities' other texts.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub has_samples: bool,
+    /// Whether there is a column of the texts' runners-up.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub has_runners_up: bool,
     /// The fields of the column of parsed texts, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parsed: Option<Vec<ParsedField>>,
@@ -326,6 +343,8 @@ pub enum Content {
     Texts {
         /// Whether there is a column of the entities' other texts.
         has_samples: bool,
+        /// Whether there is one of the texts' runners-up.
+        has_runners_up: bool,
     },
     /// A list of items each.
     Lists {
@@ -349,8 +368,12 @@ impl Content {
 impl fmt::Display for Content {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Texts { has_samples: false } => f.write_str("texts"),
-            Self::Texts { has_samples: true } => f.write_str("texts with samples"),
+            Self::Texts { has_samples, has_runners_up } => {
+                let with = [(has_samples, "samples"), (has_runners_up, "runners-up")];
+                let with: Vec<&str> = with.into_iter().filter(|(has, _)| *has).map(|(_, what)| what).collect();
+                f.write_str(if with.is_empty() { "texts" } else { "texts with " })?;
+                f.write_str(&with.join(" and "))
+            }
             Self::Lists { items, rows: ListRows::User } => write!(f, "lists of {items} ids"),
             Self::Lists { items, rows: ListRows::Item } => write!(f, "lists of {items} ids, a row for each item"),
         }
@@ -358,8 +381,8 @@ impl fmt::Display for Content {
 }
 
 impl PartInfo {
-    /// The info of a part of these rows, of which none was carried, and without errors, figures, embeddings and
-    /// samples.
+    /// The info of a part of these rows, of which none was carried, and without errors, figures, embeddings,
+    /// samples and runners-up.
     pub fn new(run: &str, shard: u32, kind: Kind, attempt: &str, rows: &[KnowledgeRecord]) -> Self {
         Self {
             version: SCHEMA_VERSION,
@@ -375,6 +398,7 @@ impl PartInfo {
             figures: BTreeMap::new(),
             embedding: None,
             has_samples: false,
+            has_runners_up: false,
             parsed: None,
             lists: None,
             list_rows: ListRows::User,
@@ -393,7 +417,7 @@ impl PartInfo {
     /// What the rows hold.
     pub fn content(&self) -> Content {
         match self.lists {
-            None => Content::Texts { has_samples: self.has_samples },
+            None => Content::Texts { has_samples: self.has_samples, has_runners_up: self.has_runners_up },
             Some(items) => Content::Lists { items, rows: self.list_rows },
         }
     }
@@ -401,8 +425,10 @@ impl PartInfo {
     /// The info of a part whose rows hold this.
     pub fn with_content(self, content: Content) -> Self {
         match content {
-            Content::Texts { has_samples } => Self { has_samples, lists: None, ..self },
-            Content::Lists { items, rows } => Self { has_samples: false, lists: Some(items), list_rows: rows, ..self },
+            Content::Texts { has_samples, has_runners_up } => Self { has_samples, has_runners_up, lists: None, ..self },
+            Content::Lists { items, rows } => {
+                Self { has_samples: false, has_runners_up: false, lists: Some(items), list_rows: rows, ..self }
+            }
         }
     }
 }

@@ -22,13 +22,17 @@ use crate::table::{self, TableError};
 /// The footer key of a part's [`PartInfo`].
 pub const PART_KEY: &str = "laser.part";
 
-/// The columns of records with ids of a type and this content, a row each. No nulls anywhere.
+/// The columns of records with ids of a type and this content, a row each. Only runners-up may be null.
 pub fn record_schema(id: DataType, content: Content) -> SchemaRef {
     match content {
-        Content::Texts { has_samples } => schema(text_columns(id, has_samples)),
+        Content::Texts { has_samples, has_runners_up } => {
+            let samples = has_samples.then(|| Field::new("samples", list_of(DataType::Utf8), false));
+            let runners_up = has_runners_up.then(|| Field::new("runners_up", list_of(runner_up()), true));
+            schema(text_columns(id), samples.into_iter().chain(runners_up))
+        }
         Content::Lists { items, .. } => {
             let lists = [("items", list_of(table::id_type(items))), ("scores", list_of(DataType::Float64))];
-            schema(list_columns(id, lists))
+            schema(list_columns(id, lists), [])
         }
     }
 }
@@ -38,15 +42,21 @@ pub fn part_schema(id: DataType, content: Content) -> SchemaRef {
     match content {
         Content::Lists { items, rows: ListRows::Item } => {
             let [item, score] = [("item_id", table::id_type(items)), ("score", DataType::Float64)];
-            schema(list_columns(id, [("rank", DataType::Int64), item, score]))
+            schema(list_columns(id, [("rank", DataType::Int64), item, score]), [])
         }
         content => record_schema(id, content),
     }
 }
 
-fn schema(columns: Vec<Column>) -> SchemaRef {
-    let field = |(name, data_type)| Field::new(name, data_type, false);
-    Arc::new(Schema::new(columns.into_iter().map(field).collect::<Vec<_>>()))
+fn schema(columns: Vec<Column>, others: impl IntoIterator<Item = Field>) -> SchemaRef {
+    let columns = columns.into_iter().map(|(name, data_type)| Field::new(name, data_type, false));
+    Arc::new(Schema::new(columns.chain(others).collect::<Vec<_>>()))
+}
+
+/// A token that was probable at a place of a text.
+fn runner_up() -> DataType {
+    let fields = [("place", DataType::Int64), ("token", DataType::Int64), ("probability", DataType::Float32)];
+    DataType::Struct(fields.map(|(name, data_type)| Field::new(name, data_type, false)).to_vec().into())
 }
 
 type Column = (&'static str, DataType);
@@ -55,8 +65,8 @@ fn list_of(item: DataType) -> DataType {
     DataType::List(Arc::new(Field::new("item", item, false)))
 }
 
-fn text_columns(id: DataType, has_samples: bool) -> Vec<Column> {
-    let columns = [
+fn text_columns(id: DataType) -> Vec<Column> {
+    vec![
         ("entity_id", id),
         ("text", DataType::Utf8),
         ("prompt_tokens", DataType::Int64),
@@ -79,9 +89,7 @@ fn text_columns(id: DataType, has_samples: bool) -> Vec<Column> {
         ("generated_by", DataType::Utf8),
         ("event_timestamp", table::timestamp()),
         ("created_timestamp", table::timestamp()),
-    ];
-    let samples = has_samples.then(|| ("samples", list_of(DataType::Utf8)));
-    columns.into_iter().chain(samples).collect()
+    ]
 }
 
 fn list_columns<const N: usize>(id: DataType, items: [Column; N]) -> Vec<Column> {

@@ -15,7 +15,7 @@ use crate::rows::{RowError, RowReader};
 use crate::table::{Select, TableError, TableReader};
 use laser_schema::digest::Digest;
 use laser_schema::entity::{EntityId, IdType, Kind};
-use laser_schema::knowledge::{KnowledgeRecord, PartInfo};
+use laser_schema::knowledge::{KnowledgeRecord, PartInfo, RunnerUp};
 use laser_schema::layout::DataSet;
 use laser_schema::manifest::{MANIFEST, Manifest, Profiles};
 
@@ -90,6 +90,8 @@ pub struct PreviousText {
     pub id: EntityId,
     /// The text; empty where the record has a list.
     pub text: String,
+    /// What lost against its tokens, where that is known.
+    pub runners_up: Vec<RunnerUp>,
     /// The whole record, if Laser wrote it: what carry-forward needs.
     pub record: Option<Box<KnowledgeRecord>>,
 }
@@ -375,6 +377,7 @@ async fn read_part(kind: Kind, location: &Location) -> Result<Vec<PreviousText>,
             kind,
             id: record.entity_id.clone(),
             text: record.text.clone(),
+            runners_up: record.runners_up.clone().unwrap_or_default(),
             record: Some(Box::new(record)),
         })
         .collect())
@@ -402,7 +405,7 @@ impl ForeignReader {
             let values = serde_json::from_value(Value::Object(values));
             let ForeignRow { id, text } = values.map_err(|e| expecting_text(self.rows.error(row, e)))?;
             let id = id.into_type(self.id_type).map_err(|e| self.rows.error(row, e))?;
-            Ok(PreviousText { kind: self.kind, id, text, record: None })
+            Ok(PreviousText { kind: self.kind, id, text, runners_up: Vec::new(), record: None })
         };
         rows.into_iter().map(text).collect::<Result<_, _>>().map(Some)
     }

@@ -24,3 +24,32 @@ pub fn shard_schema(id: DataType, content: Content) -> SchemaRef {
     }
     Arc::new(Schema::new(fields))
 }
+
+#[cfg(test)]
+mod tests {
+    use laser_schema::entity::IdType;
+    use laser_schema::job::ShardRow;
+    use laser_schema::lists::ListRows;
+    use laser_schema::{Digest, EntityId};
+
+    use super::*;
+    use crate::batch::{from_batch, to_batch};
+
+    #[test]
+    fn every_field_of_a_row_has_a_column() {
+        let row = ShardRow {
+            entity_id: EntityId::Int(1),
+            pool: "user-all".to_owned(),
+            prompt: vec![2, 3],
+            prompt_digest: Digest::of(b"prompt"),
+            previous: Some("earlier".to_owned()),
+            error: Some("none".to_owned()),
+            history: vec![4],
+            items: Some(5),
+            value: Some(6.0),
+        };
+        let lists = Content::Lists { items: IdType::Int64, rows: ListRows::User };
+        let batch = to_batch(&shard_schema(DataType::Int64, lists), std::slice::from_ref(&row)).unwrap();
+        assert_eq!(from_batch::<ShardRow>(&batch).unwrap(), [row]);
+    }
+}

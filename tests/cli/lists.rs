@@ -367,6 +367,8 @@ fn what_no_list_can_be_made_of_is_refused() {
     refuse(&["lists.width=3"], &["[lists] width = 3: expected at least as many beams as items, 5"]);
     refuse(&["lists.item=film"], &["[lists] item = \"film\"", "no interaction has that field"]);
     refuse(&["generate.temperature=0.5", "generate.top_k=3"], &["[generate] top_k: is for texts"]);
+    refuse(&["output.runners_up=2"], &["[output] runners_up: is for texts"]);
+    refuse(&["draft.alignment=2"], &["[draft] alignment: is for texts"]);
     refuse(&["lists.sampling=atspeed"], &["[lists] sampling: says how lists are drawn; set [generate] temperature"]);
     let published = ["generate.temperature=1", "lists.sampling=atspeed-published", "lists.drafted=5"];
     refuse(&published, &["[lists] drafted = 5", "more prefixes for a step than there are beams, 5"]);

@@ -252,6 +252,7 @@ fn list(user: i64) -> KnowledgeRecord {
         event_timestamp: "2026-01-02T00:00:00Z".parse().unwrap(),
         created_timestamp: "2026-01-02T03:00:00Z".parse().unwrap(),
         samples: Vec::new(),
+        runners_up: None,
     }
 }
 

@@ -87,6 +87,7 @@ pub(crate) fn record(
         // As a part holds it, so that records compare equal once they are read back.
         created_timestamp: Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or_default(),
         samples: Vec::new(),
+        runners_up: (plan.runners_up > 0).then(|| generated.runners_up.clone()),
     }
 }
 

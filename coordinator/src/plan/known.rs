@@ -10,7 +10,7 @@
 //! specification, which is tonight's. The bytes live as long as the process, so they carry no version.
 
 use jiff::Timestamp;
-use laser_schema::knowledge::KnowledgeRecord;
+use laser_schema::knowledge::{KnowledgeRecord, RunnerUp};
 use laser_schema::{Digest, EntityId};
 
 const TEXT: u8 = 0;
@@ -49,6 +49,8 @@ impl<'a> Known<'a> {
         to.time(record.event_timestamp);
         to.time(record.created_timestamp);
         to.list(&record.samples, |to, sample| to.text(sample));
+        to.number(u64::from(record.runners_up.is_some()));
+        to.list(record.runners_up.as_deref().unwrap_or_default(), Writer::runner_up);
         to.0
     }
 
@@ -99,6 +101,12 @@ impl Writer {
 
     fn float(&mut self, float: f64) {
         self.0.extend(float.to_le_bytes());
+    }
+
+    fn runner_up(&mut self, other: &RunnerUp) {
+        self.number(other.place.into());
+        self.number(other.token.into());
+        self.0.extend(other.probability.to_le_bytes());
     }
 
     fn text(&mut self, text: &str) {
@@ -180,6 +188,11 @@ impl<'a> Reader<'a> {
         Timestamp::new(self.signed()?, i32::try_from(self.signed()?).ok()?).ok()
     }
 
+    fn runner_up(&mut self) -> Option<RunnerUp> {
+        let (place, token) = (self.number()?.try_into().ok()?, self.number()?.try_into().ok()?);
+        Some(RunnerUp { place, token, probability: f32::from_le_bytes(self.take(4)?.try_into().ok()?) })
+    }
+
     fn list<T>(&mut self, read: impl Fn(&mut Self) -> Option<T>) -> Option<Vec<T>> {
         (0..self.number()?).map(|_| read(self)).collect()
     }
@@ -212,6 +225,10 @@ impl<'a> Reader<'a> {
             event_timestamp: self.time()?,
             created_timestamp: self.time()?,
             samples: self.list(Self::text)?,
+            runners_up: match (self.number()?, self.list(Self::runner_up)?) {
+                (0, _) => None,
+                (_, known) => Some(known),
+            },
         })
     }
 }
@@ -232,20 +249,26 @@ mod tests {
             .prop_map(|(seconds, nanoseconds)| Timestamp::new(seconds, nanoseconds).unwrap())
     }
 
+    fn runners_up() -> impl Strategy<Value = Option<Vec<RunnerUp>>> {
+        let other = (any::<u32>(), any::<u32>(), any::<f32>())
+            .prop_map(|(place, token, probability)| RunnerUp { place, token, probability });
+        prop::option::of(prop::collection::vec(other, 0..5))
+    }
+
     fn records() -> impl Strategy<Value = KnowledgeRecord> {
         let numbers = prop::array::uniform6(prop_oneof![any::<i64>(), -200..200i64]);
         let floats = prop::array::uniform3(any::<f64>());
         let texts = prop::array::uniform6(any::<String>());
         let list = (prop::collection::vec(id(), 0..5), prop::collection::vec(any::<f64>(), 0..5));
         let lists = (prop::collection::vec(any::<i64>(), 0..40), prop::collection::vec(any::<String>(), 0..3));
-        (id(), numbers, floats, texts, list, lists, (time(), time())).prop_map(
-            |(entity_id, numbers, floats, texts, (items, scores), (step_accepted, samples), times)| {
+        (id(), numbers, floats, texts, list, lists, (time(), time(), runners_up())).prop_map(
+            |(entity_id, numbers, floats, texts, (items, scores), (step_accepted, samples), last)| {
                 let [prompt_tokens, text_tokens, forwards, drafted_tokens, accepted_tokens, relaxed_tokens] = numbers;
                 let [mean_log_probability, draft_seconds, engine_seconds] = floats;
                 let [text, pool, policy, stop_reason, pool_digest, generated_by] = texts;
                 let [prompt_digest, spec_digest, model_digest] =
                     [b"prompt", b"specif", b"model "].map(|b| Digest::of(b));
-                let (event_timestamp, created_timestamp) = times;
+                let (event_timestamp, created_timestamp, runners_up) = last;
                 KnowledgeRecord {
                     entity_id,
                     text,
@@ -272,6 +295,7 @@ mod tests {
                     event_timestamp,
                     created_timestamp,
                     samples,
+                    runners_up,
                 }
             },
         )

@@ -220,6 +220,7 @@ impl Night {
             prompts: &PromptRenderer::new(&config, model(), 8).unwrap(),
             route: &route,
             list_rows: ListRows::default(),
+            runners_up: 0,
             valuation: valuation.as_ref(),
             memory,
             canary: None,
@@ -306,6 +307,7 @@ fn text_record(plan: &Plan, row: &ShardRow) -> KnowledgeRecord {
         event_timestamp: "2026-11-20T00:00:00Z".parse().unwrap(),
         created_timestamp: "2026-11-20T03:00:00Z".parse().unwrap(),
         samples: Vec::new(),
+        runners_up: None,
     }
 }
 

@@ -16,7 +16,7 @@ fn changed_pool() -> impl Strategy<Value = Vec<u8>> {
     let tail = prop::collection::vec(any::<u8>(), 0..8);
     (any_texts(4, 6, 24), changes, prop::option::weighted(0.2, any::<Index>()), tail).prop_map(
         |(texts, changes, cut, tail)| {
-            let mut input = build_pool(&meta(), &texts).unwrap().split_off(INPUT);
+            let mut input = build_pool(&meta(), texts).unwrap().split_off(INPUT);
             for (at, byte) in changes {
                 let at = at.index(input.len());
                 input[at] = byte;
@@ -47,8 +47,8 @@ proptest! {
 
 #[test]
 fn an_unchanged_pool_reaches_the_drafting() {
-    let file = build_pool(&meta(), &[vec![1, 2, 3], vec![1, 2, 4]]).unwrap();
-    let name = file[INPUT + 96];
+    let file = build_pool(&meta(), [vec![1, 2, 3], vec![1, 2, 4]]).unwrap();
+    let name = file[INPUT + 104];
     assert_eq!(usize::from(name), meta().name.len(), "the word that the target takes for the name's length");
     open_and_draft::run(&file[INPUT..]);
 }

@@ -23,7 +23,7 @@ pub(crate) fn meta() -> PoolMeta {
 }
 
 pub(crate) fn pool_of(texts: &[Vec<Token>]) -> Pool {
-    checked(build_pool(&meta(), texts).unwrap()).unwrap()
+    checked(build_pool(&meta(), texts.to_vec()).unwrap()).unwrap()
 }
 
 /// Texts over the tokens 1..=alphabet.
@@ -50,7 +50,7 @@ pub(crate) fn ended(texts: &[Vec<Token>]) -> Vec<Vec<Token>> {
 }
 
 /// Offset of the content of a file with the name of [`meta`].
-const CONTENT: usize = 156;
+const CONTENT: usize = 164;
 
 /// Tokens to draft after: of [`small_pool`] and others.
 const TAIL: [Token; 11] = [1, 2, 3, 1, 2, END, 1, 2, 3, 1, 99];
@@ -69,7 +69,7 @@ fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
 }
 
 fn small_pool() -> Vec<u8> {
-    build_pool(&meta(), &[vec![1, 2, 3, 1, 2], vec![1, 2, 4]]).unwrap()
+    build_pool(&meta(), [vec![1, 2, 3, 1, 2], vec![1, 2, 4]]).unwrap()
 }
 
 #[test]
@@ -97,8 +97,8 @@ fn empty_pools_build_open_and_draft_nothing() {
 
 #[test]
 fn texts_are_cut_after_an_end_of_text_of_their_own() {
-    let cut = build_pool(&meta(), &[vec![1, 2, END], vec![3, END, 4]]).unwrap();
-    assert_eq!(cut, build_pool(&meta(), &[vec![1, 2], vec![3]]).unwrap());
+    let cut = build_pool(&meta(), [vec![1, 2, END], vec![3, END, 4]]).unwrap();
+    assert_eq!(cut, build_pool(&meta(), [vec![1, 2], vec![3]]).unwrap());
 }
 
 #[test]
@@ -200,11 +200,11 @@ fn another_tokenizer_is_refused_by_name() {
 
 #[test]
 fn tokens_and_vocabularies_out_of_range_are_not_built() {
-    let error = build_pool(&meta(), &[vec![1], vec![2, 100]]).unwrap_err().to_string();
+    let error = build_pool(&meta(), [vec![1], vec![2, 100]]).unwrap_err().to_string();
     assert!(error.contains("text 1 has token 100 at index 1"), "{error}");
     for (vocab_size, end_of_text) in [(0, 0), (10, 10), (VOCABULARY_MAX + 1, 0)] {
         let meta = PoolMeta { vocab_size, end_of_text, ..meta() };
-        let error = build_pool(&meta, &[]).unwrap_err().to_string();
+        let error = build_pool(&meta, Vec::<Vec<Token>>::new()).unwrap_err().to_string();
         assert!(error.contains(&format!("vocabulary of {vocab_size} tokens")), "{error}");
     }
 }

@@ -174,6 +174,8 @@ impl ListsConfig {
             ("[encoder]", config.encoder.is_some()),
             ("[guards]", config.guards.is_some()),
             ("[demo]", config.demo.is_some()),
+            ("[output] runners_up", config.output.runners_up > 0),
+            ("[draft] alignment", config.draft.alignment > 0),
             ("[draft.model] acceptance_head", config.draft.model.iter().any(|model| model.acceptance_head.is_some())),
             ("a second [[draft.model]]", config.draft.model.len() > 1),
         ];

@@ -108,6 +108,8 @@ pub struct OutputConfig {
     pub keep_nights: Option<usize>,
     /// A table format in which data sets are published besides the folders of parts; none if not given.
     pub table: Option<TableFormat>,
+    /// Tokens of each place of a text that are kept beside the one written there; none if 0.
+    pub runners_up: usize,
 }
 
 /// `[output] table`.
@@ -127,7 +129,7 @@ impl OutputConfig {
 
 impl Default for OutputConfig {
     fn default() -> Self {
-        Self { path: "output".into(), min_coverage: 0.98, keep_nights: None, table: None }
+        Self { path: "output".into(), min_coverage: 0.98, keep_nights: None, table: None, runners_up: 0 }
     }
 }
 

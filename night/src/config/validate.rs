@@ -1,6 +1,7 @@
 //! What the types of the configuration leave open, checked before anything is done.
 
 use anyhow::{Result, ensure};
+use laser_decode::RUNNERS_UP_MAX;
 use laser_schema::embedding::EmbeddingLayout;
 use laser_schema::guard::{GuardAction, Guards};
 use laser_store::spill::PARTITIONS;
@@ -75,6 +76,7 @@ impl Config {
         }
         self.draft.drafter()?;
         self.validate_alignment()?;
+        self.validate_runners_up()?;
         self.validate_draft_model()?;
         self.pools.validate()?;
         self.ids.validate()?;
@@ -129,6 +131,20 @@ impl Config {
             alignment == 0 || self.model.engine == EngineKind::Tree,
             "[draft] alignment: engine = \"mistralrs\" does not draft; choose [model] engine = \"tree\", or remove \
              alignment"
+        );
+        Ok(())
+    }
+
+    fn validate_runners_up(&self) -> Result<()> {
+        let runners_up = self.output.runners_up;
+        ensure!(
+            runners_up <= RUNNERS_UP_MAX,
+            "[output] runners_up = {runners_up}: expected 0 to {RUNNERS_UP_MAX}; 2 are most of what can be known"
+        );
+        ensure!(
+            runners_up == 0 || self.model.engine == EngineKind::Tree,
+            "[output] runners_up: engine = \"mistralrs\" does not tell them; choose [model] engine = \"tree\", or \
+             remove runners_up"
         );
         Ok(())
     }

@@ -87,6 +87,10 @@ impl Night<'_> {
             ListRows::User => identity,
             rows @ ListRows::Item => Digest::of_json(&(identity, rows)),
         };
+        let identity = match self.config.output.runners_up {
+            0 => identity,
+            runners_up => Digest::of_json(&(identity, "runners_up", runners_up)),
+        };
         let identity = match self.config.gate() {
             None => identity,
             Some(guards) => Digest::of_json(&(identity, guards)),

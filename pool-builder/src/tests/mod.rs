@@ -78,7 +78,7 @@ fn previous() -> Vec<PreviousText> {
         let words: Vec<String> = (0..9).map(word).collect();
         format!("{} w{} {}", words[..5].join(" "), 100 + own, words[5..].join(" "))
     };
-    let text = |kind, id, text| PreviousText { record: None, kind, id, text };
+    let text = |kind, id, text| PreviousText { runners_up: Vec::new(), record: None, kind, id, text };
     let user = |id: usize| text(Kind::User, EntityId::Int(i64::try_from(id).unwrap()), words(id % 3, id));
     let item = |id: usize| text(Kind::Item, EntityId::Text(format!("i{id}")), words(3 + id % 3, id));
     (0..90).map(user).chain((0..60).map(item)).collect()

@@ -25,6 +25,7 @@ async fn tune_with(pools: serde_json::Value, texts: Vec<PreviousText>, tune: Tun
 fn alike() -> Vec<PreviousText> {
     let half = |number: usize| (0..10).map(move |i| format!("w{}", 2 + (number * 37 + i * i * 11) % 190));
     let text = |id: usize| PreviousText {
+        runners_up: Vec::new(),
         record: None,
         kind: Kind::User,
         id: EntityId::Int(i64::try_from(id % 90).unwrap()),

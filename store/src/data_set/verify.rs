@@ -100,9 +100,9 @@ trait CheckOwn: Details + Clone + Send + 'static {
 
 impl CheckOwn for Profiles {
     fn part(&self, table: &SealedTable) -> Result<Checked, TableError> {
-        // The manifest does not tell the type of listed items, nor what a row is.
-        let PartInfo { lists: items, list_rows, .. } = table.footer(PART_KEY)?;
-        let content = self.spec.content(items.unwrap_or(IdType::String), list_rows);
+        // The manifest does not tell the type of listed items, what a row is, nor whether there are runners-up.
+        let PartInfo { lists: items, list_rows, has_runners_up, .. } = table.footer(PART_KEY)?;
+        let content = self.spec.content((items.unwrap_or(IdType::String), list_rows), has_runners_up);
         let parsed = self.spec.parsed();
         let ids = part_ids(table, table.id_type()?, content, (parsed.as_deref(), self.embedding.as_ref()))?;
         let faults = match content {

@@ -46,6 +46,7 @@ fn record(id: i64, items: &[i64], scores: &[f64]) -> KnowledgeRecord {
         event_timestamp: "2026-11-20T00:00:00Z".parse().unwrap(),
         created_timestamp: "2026-11-20T03:04:05Z".parse().unwrap(),
         samples: Vec::new(),
+        runners_up: None,
     }
 }
 

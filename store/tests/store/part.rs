@@ -41,6 +41,7 @@ pub(crate) fn record(id: i64) -> KnowledgeRecord {
         event_timestamp: "2026-11-20T00:00:00Z".parse().unwrap(),
         created_timestamp: "2026-11-20T03:04:05.678901Z".parse().unwrap(),
         samples: Vec::new(),
+        runners_up: None,
     }
 }
 

@@ -7,6 +7,7 @@ use laser_engine::EngineError;
 use laser_grammar::GrammarError;
 use laser_model::{ModelError, Tokenizer};
 use laser_schema::audit::Origin;
+use laser_schema::knowledge::RunnerUp;
 
 use crate::catalogue::Catalogue;
 
@@ -30,6 +31,8 @@ pub struct Request {
     pub strict: bool,
     /// The key of the noise by which the text is drawn, if it is.
     pub key: u64,
+    /// Tokens to tell of each place where the target was not sure, beside the one that is written there, at most.
+    pub runners_up: usize,
     /// Of a list: the user's items, by their number in the trie.
     pub history: Vec<u32>,
     /// Of a list: its items, at least 1; as many as the options say if absent.
@@ -73,6 +76,9 @@ pub struct Generated {
     pub tokens: Vec<u32>,
     /// Where each of them comes from.
     pub origins: Vec<Origin>,
+    /// The most probable tokens at the places where the target was not sure, if they were [asked
+    /// for](Request::runners_up).
+    pub runners_up: Vec<RunnerUp>,
     /// Why it ended.
     pub stop: StopReason,
     /// Drafted tokens.

@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    Alignment, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Source, TargetScores, Verification, Verified,
+    Alignment, Candidate, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Source, TargetScores, Verification, Verified,
     chain_parents, verify,
 };
 use laser_engine::{Allowed, MaskedNode, Scores, Segment, Slot};
 use laser_grammar::{GrammarError, Parser};
 use laser_model::Tokenizer;
 use laser_schema::audit::{Origin, Proposer};
+use laser_schema::knowledge::RunnerUp;
 
 use super::constraint::{Constrained, Rule, TreeScores};
 use super::draft_model::{DraftModel, Readable, Reader, index_u32};
@@ -19,6 +20,10 @@ use super::request::{Generated, Request, StopReason, TextError};
 use super::stop::cut_at_stop;
 use crate::budget::{REACH_MIN, Reach, Terms};
 use crate::calibration::Hindsight;
+
+/// From this probability on a token has no runners-up: those of a third of a text's tokens, which would be right once
+/// in twenty times at most.
+const SURE: f32 = 0.95;
 
 /// The place of a sequence in the engine.
 pub(super) struct Room {
@@ -92,8 +97,8 @@ impl Sequence {
             *context.alignment_mut() = room.alignment;
         }
         let noise = Noise::new(request.key);
-        if options.sampling.is_some() {
-            context.draw_under(noise);
+        if let Some(sampling) = options.sampling {
+            context.draw_by(Draw { sampling, noise });
         }
         let noise = noise.before(request.prompt.len() - 1);
         let pool = request.pool.as_ref().map_or("", Pool::name);
@@ -385,11 +390,13 @@ impl Sequence {
         }
         let mut stop = None;
         let (mut emitted, from) = (0, self.done.tokens.len());
-        for (&token, &log_probability) in step.tokens.iter().zip(&step.log_probabilities) {
+        let nodes = std::iter::once(0).chain(step.path.iter().copied());
+        for ((&token, &log_probability), node) in step.tokens.iter().zip(&step.log_probabilities).zip(nodes) {
             if log_probability.is_nan() {
                 return Err(TextError::NotANumber);
             }
             emitted += 1;
+            self.keep_runners_up((token, log_probability), scores.top(node));
             self.done.tokens.push(token);
             self.done.log_probability += f64::from(log_probability);
             stop = self.stop_after(token, options, tokenizer)?;
@@ -416,6 +423,19 @@ impl Sequence {
         self.pending.clear();
         self.pending.extend(&new[emitted.saturating_sub(1)..]);
         Ok((keep, stop))
+    }
+
+    /// Keeps the most probable tokens of the next place beside the one that is written there, if it was a race.
+    fn keep_runners_up(&mut self, (token, log_probability): (u32, f32), top: &[Candidate]) {
+        let (most, probability) = (self.request.runners_up, log_probability.exp());
+        if most == 0 || probability >= SURE {
+            return;
+        }
+        let place = index_u32(self.done.tokens.len());
+        let others = top.iter().filter(|other| other.token != token).take(most);
+        let others = others.map(|other| (other.token, other.log_probability.exp()));
+        let race = std::iter::once((token, probability)).chain(others);
+        self.done.runners_up.extend(race.map(|(token, probability)| RunnerUp { place, token, probability }));
     }
 
     /// Goes on with what the constraint forces after a step, and holds the text to an end that it allows.

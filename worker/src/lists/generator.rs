@@ -143,7 +143,7 @@ impl ListGenerator {
         let Some(levels) = scored.first().map(|list| list.levels()) else { return };
         let count = scored.len();
         let prompts: usize = scored.iter().map(|list| list.request.prompt.len()).sum();
-        let widths: usize = scored.iter().map(|list| list.width(options)).sum();
+        let widths: usize = scored.iter().map(|list| options.width(&list.request)).sum();
         let cached = prompts + scored.iter().map(|list| engine.cached(list.tree.slot)).sum::<usize>();
         let seconds = |nodes: usize| match &options.cost {
             Some(cost) => cost.seconds(StepLoad { tokens: nodes * count, pairs: nodes * cached }) / count as f64,

@@ -79,11 +79,6 @@ impl ListSequence {
         }
     }
 
-    /// Beams of its search.
-    pub(super) fn width(&self, options: &ListOptions) -> usize {
-        options.width(&self.request)
-    }
-
     /// Codes of an identifier.
     pub(super) fn levels(&self) -> usize {
         self.catalogue.trie.levels()

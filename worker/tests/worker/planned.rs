@@ -98,6 +98,7 @@ pub(crate) async fn plan_as(
         route: &|_| "user-all".to_owned(),
         catalogue: None,
         list_rows: ListRows::default(),
+        runners_up: 0,
         valuation: None,
         memory: 1 << 30,
         canary: None,

@@ -85,7 +85,7 @@ pub(crate) fn pool(texts: &[Vec<u32>]) -> Pool {
         vocab_size: VOCABULARY,
         end_of_text: END,
     };
-    let bytes = build_pool(&meta, texts).unwrap();
+    let bytes = build_pool(&meta, texts.to_vec()).unwrap();
     Pool::open(Bytes::from(bytes)).unwrap()
 }
 

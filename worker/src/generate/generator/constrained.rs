@@ -32,7 +32,10 @@ impl Generator {
     /// Candidates that a step tells of each node, and of each place of a prompt.
     pub(super) fn top_k(&self) -> usize {
         let least = if self.grammar.is_some() { CANDIDATES } else { 1 };
-        self.options.verification.top_k().max(least).max(self.options.alignment)
+        // The token that is written is one of them, more often than not.
+        let contested = self.active.iter().map(|sequence| sequence.request.runners_up).max();
+        let contested = contested.filter(|most| *most > 0).map_or(0, |most| most + 1);
+        self.options.verification.top_k().max(least).max(self.options.alignment).max(contested)
     }
 
     /// Finds out what the scores of a step say of the tokens that the grammar allows: all sequences go on until they
