@@ -96,8 +96,12 @@ pub(crate) async fn inspect(config: &Config, dir: &str, json: bool) -> Result<()
     }
     for pool in &inspection.pools {
         out += &format!(
-            "{}: {} texts, {} tokens, {:.2} bytes a token\n",
-            pool.entry.name, pool.entry.texts, pool.entry.tokens, pool.bytes_per_token
+            "{}: {} texts, {} tokens, {:.2} bytes a token{}\n",
+            pool.entry.name,
+            pool.entry.texts,
+            pool.entry.tokens,
+            pool.bytes_per_token,
+            if pool.contested > 0 { format!(", runners-up of {}", pool.contested) } else { String::new() }
         );
         for branch in &pool.branches {
             out += &format!("  {:>6} x {:?}\n", branch.count, branch.text);

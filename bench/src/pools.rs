@@ -171,8 +171,7 @@ fn dealt(texts: &[PreviousText], seed: u64) -> Vec<PreviousText> {
         let of_kind: Vec<&PreviousText> = texts.iter().filter(|text| text.kind == kind).collect();
         let mut contents: Vec<&str> = of_kind.iter().map(|text| text.text.as_str()).collect();
         contents.shuffle(&mut rng);
-        let deal =
-            |(text, content): (&&PreviousText, &str)| PreviousText { text: content.to_owned(), ..hard(text) };
+        let deal = |(text, content): (&&PreviousText, &str)| PreviousText { text: content.to_owned(), ..hard(text) };
         dealt.extend(of_kind.iter().zip(contents).map(deal));
     }
     dealt
@@ -234,7 +233,13 @@ mod tests {
 
     #[test]
     fn dealing_keeps_each_kinds_entities_and_its_texts() {
-        let text = |kind, id| PreviousText { kind, id: EntityId::Int(id), text: format!("{kind} {id}"), runners_up: Vec::new(), record: None };
+        let text = |kind, id| PreviousText {
+            kind,
+            id: EntityId::Int(id),
+            text: format!("{kind} {id}"),
+            runners_up: Vec::new(),
+            record: None,
+        };
         let texts: Vec<_> = (0..60).map(|id| text(if id % 3 == 0 { Kind::Item } else { Kind::User }, id)).collect();
         let dealt = dealt(&texts, 1);
         for kind in Kind::ALL {

@@ -96,7 +96,7 @@ pub struct PlanRequest<'a> {
     /// What a row of the output is, if the specification is one of lists.
     pub list_rows: ListRows,
     /// The tokens that each place of a text keeps beside the one that was written there; none if 0.
-    pub runners_up: usize,
+    pub runners_up: u32,
     /// The entities to plan, if the run is a canary; others are passed over.
     pub canary: Option<&'a CanaryEntities>,
     /// Where coordinators that plan the same run meet to share the work, if others may.
@@ -241,7 +241,7 @@ async fn joined(mut entities: Join, request: &PlanRequest<'_>) -> Result<Joined,
     let mut texts: BTreeMap<Kind, u64> = BTreeMap::new();
     let mut reader = PreviousReader::open(request.previous, request.spec.data_set(), request.date).await?;
     while let Some(batch) = reader.next_batch().await? {
-        for PreviousText { kind, id, text, record } in batch {
+        for PreviousText { kind, id, text, record, .. } in batch {
             *texts.entry(kind).or_default() += 1;
             // Of a record that cannot be carried forward, the text is enough.
             let known = match record {

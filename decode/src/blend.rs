@@ -15,7 +15,7 @@
 use crate::Token;
 use crate::alignment::Alignment;
 use crate::frequent::{Branch, NONE};
-use crate::runners_up::Sharpness;
+use crate::runners_up::{Sharpness, unpacked};
 use crate::sources::SourceWeights;
 use crate::suffix::{Match, Suffixes};
 use crate::temporary::Temporary;

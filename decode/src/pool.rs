@@ -308,7 +308,7 @@ impl Header {
             tables: word(136),
             branches: word(140),
             contested: word(144),
-            most: word(148).min(RUNNERS_UP_MAX as u32),
+            most: word(148).min(RUNNERS_UP_MAX),
             name_bytes: word(152),
         }
     }

@@ -16,10 +16,7 @@ use crate::sealed::{Preamble, seal};
 ///
 /// # Errors
 /// If the vocabulary lacks a token or the end-of-text token, or there are more tokens than [`TOKENS_MAX`].
-pub fn build_pool(
-    meta: &PoolMeta,
-    texts: impl IntoIterator<Item = impl Into<PoolText>>,
-) -> Result<Vec<u8>, PoolError> {
+pub fn build_pool(meta: &PoolMeta, texts: impl IntoIterator<Item = impl Into<PoolText>>) -> Result<Vec<u8>, PoolError> {
     meta.check()?;
     let Concatenated { texts, tokens, runners_up } = concatenate(meta, texts)?;
     let runners_up = RunnersUpBuilder::build(&tokens, &runners_up);

@@ -12,7 +12,7 @@ use std::cmp::Reverse;
 use crate::Token;
 
 /// The most runners-up that a pool keeps of a place.
-pub const RUNNERS_UP_MAX: usize = 8;
+pub const RUNNERS_UP_MAX: u32 = 8;
 
 /// Places per word of bits.
 const WORD: usize = 32;
@@ -54,7 +54,8 @@ impl PoolText {
         let length = self.tokens.iter().position(|&token| token == end_of_text).unwrap_or(self.tokens.len());
         self.tokens.truncate(length);
         // A text that was cut at a stop string goes on with something else.
-        let has_ended = self.runners_up.iter().any(|other| other.place as usize == length && other.token == end_of_text);
+        let has_ended =
+            self.runners_up.iter().any(|other| other.place as usize == length && other.token == end_of_text);
         let length = length + usize::from(has_ended);
         self.runners_up.retain(|other| (other.place as usize) < length && other.token < vocab_size);
         let written = |place: u32| self.tokens.get(place as usize).copied().unwrap_or(end_of_text);
@@ -138,7 +139,7 @@ impl RunnersUpBuilder {
                 race.iter().partition(|other| other.token == tokens[place as usize]);
             others.retain(|other| byte(other.probability) > 0);
             others.sort_by_key(|other| (Reverse(byte(other.probability)), other.token));
-            others.truncate(RUNNERS_UP_MAX);
+            others.truncate(RUNNERS_UP_MAX as usize);
             if let (Some(written), false) = (written.first(), others.is_empty()) {
                 let packed = |other: &RunnerUp| other.token | u32::from(byte(other.probability)) << 24;
                 races.push((place, byte(written.probability), others.iter().map(packed).collect()));

@@ -60,6 +60,8 @@ pub struct PoolInspection {
     pub entry: PoolEntry,
     /// Bytes per token.
     pub bytes_per_token: f64,
+    /// Tokens whose runners-up are known.
+    pub contested: usize,
     /// The most frequent branches, most frequent first.
     pub branches: Vec<Branch>,
 }
@@ -95,6 +97,7 @@ pub fn inspect(
         inspected.push(PoolInspection {
             entry: entry.clone(),
             bytes_per_token: entry.bytes as f64 / entry.tokens.max(1) as f64,
+            contested: pool.contested(),
             branches: top_branches(&pool, tokenizer, branch_tokens, branches)?,
         });
     }

@@ -325,7 +325,7 @@ pub struct Plan {
     pub list_rows: ListRows,
     /// The tokens that each place of a text keeps beside the one that was written there; none if 0.
     #[serde(default, skip_serializing_if = "is_none_kept")]
-    pub runners_up: usize,
+    pub runners_up: u32,
     /// By what shards are ordered; by kind and pool if it is not given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<Priority>,
@@ -342,7 +342,7 @@ pub struct Plan {
 
 /// Whether a plan has no [runners-up](Plan::runners_up).
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields by reference")]
-fn is_none_kept(runners_up: &usize) -> bool {
+fn is_none_kept(runners_up: &u32) -> bool {
     *runners_up == 0
 }
 

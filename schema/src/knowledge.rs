@@ -369,7 +369,7 @@ impl fmt::Display for Content {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Texts { has_samples, has_runners_up } => {
-                let with = [(has_samples, "samples"), (has_runners_up, "runners-up")];
+                let with = [(*has_samples, "samples"), (*has_runners_up, "runners-up")];
                 let with: Vec<&str> = with.into_iter().filter(|(has, _)| *has).map(|(_, what)| what).collect();
                 f.write_str(if with.is_empty() { "texts" } else { "texts with " })?;
                 f.write_str(&with.join(" and "))

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use laser_schema::knowledge::RunnerUp;
 use laser_store::part::decode_part;
+use serde_json::Value;
 
 use crate::distributed::{Cluster, Process};
 use crate::faults::{start_and_kill, texts, without_run};
-use crate::{COMMON, TONIGHT, Workspace, assert_exit, assert_prints};
+use crate::{COMMON, TONIGHT, Workspace, assert_exit, assert_prints, entries, laser, stdout};
 
 const DRAWN: [&str; 4] = ["generate.temperature=0.9", "generate.top_k=200", "generate.top_p=0.95", "generate.seed=7"];
 
@@ -97,6 +99,56 @@ fn several_texts_of_an_entity_are_drawn_kept_and_carried() {
     assert_prints(&next, &[&format!("{} unchanged", found.keys().filter(|id| id.starts_with("user")).count())]);
     assert_eq!(samples(&several, "2026-01-03"), found);
     assert_exit(&several.verify(), 0);
+}
+
+/// Of every row of a night its text and what is known of its runners-up.
+fn runners_up(workspace: &Workspace, date: &str) -> BTreeMap<String, (String, Option<Vec<RunnerUp>>)> {
+    let parts =
+        workspace.parts().into_iter().filter(|(path, _)| path.to_str().unwrap().contains(&format!("dt={date}")));
+    let rows = parts.flat_map(|(_, bytes)| decode_part("part", bytes.into()).unwrap().0);
+    rows.map(|row| (row.entity_id.to_string(), (row.text, row.runners_up))).collect()
+}
+
+/// Tokens in the pools of a night whose runners-up are known.
+fn contested(workspace: &Workspace, date: &str) -> u64 {
+    let mut runs = entries(&workspace.path("out/runs")).into_iter();
+    let run = runs.find(|run| run.file_name().unwrap().to_str().unwrap().starts_with(date)).unwrap();
+    let mut command = laser();
+    command.args(["pools", "inspect", "--json"]).arg(workspace.path("laser.toml")).arg(run.join("pools"));
+    let found: Value = serde_json::from_str(&stdout(&command.output().unwrap())).unwrap();
+    found["pools"].as_array().unwrap().iter().map(|pool| pool["contested"].as_u64().unwrap()).sum()
+}
+
+#[test]
+fn runners_up_are_kept_carried_and_drafted_from_and_change_no_text() {
+    let (with, without) = (Workspace::new(), Workspace::new());
+    // A table gains the column with the night that has it.
+    let plain = [DRAWN.as_slice(), &["output.table=delta"]].concat();
+    let settings = [plain.as_slice(), &["output.runners_up=2"]].concat();
+    assert_exit(&without.run(&plain), 0);
+    assert_exit(&with.run(&settings), 0);
+    assert_exit(&with.verify(), 0);
+    let found = runners_up(&with, "2026-01-02");
+    for (entity, (text, kept)) in runners_up(&without, "2026-01-02") {
+        assert_eq!((&found[&entity].0, kept), (&text, None), "{entity}");
+        let kept = found[&entity].1.as_ref().unwrap();
+        let races: Vec<&[RunnerUp]> = kept.chunk_by(|a, b| a.place == b.place).collect();
+        assert!(
+            !races.is_empty() && races.iter().all(|race| race.len() == 3 && race[0].probability < 0.95),
+            "{kept:?}"
+        );
+    }
+    assert_eq!(contested(&without, "2026-01-02"), 0);
+    assert!(contested(&with, "2026-01-02") > 0, "the pools of the texts of the night before");
+    // The next night of the same tables, with them, and of those that have none.
+    for (workspace, expected) in [(&with, Some(&found)), (&without, None)] {
+        workspace.configure(&[COMMON, "[[previous]]\npath = \"latest\"\n", TONIGHT]);
+        assert_exit(&workspace.run(&[settings.as_slice(), &["run.date=2026-01-03"]].concat()), 0);
+        assert_exit(&workspace.verify(), 0);
+        for (entity, (text, kept)) in runners_up(workspace, "2026-01-03") {
+            assert_eq!((&text, &kept), (&found[&entity].0, &expected.and_then(|found| found[&entity].1.clone())));
+        }
+    }
 }
 
 #[test]

@@ -250,8 +250,11 @@ mod tests {
     }
 
     fn runners_up() -> impl Strategy<Value = Option<Vec<RunnerUp>>> {
-        let other = (any::<u32>(), any::<u32>(), any::<f32>())
-            .prop_map(|(place, token, probability)| RunnerUp { place, token, probability });
+        let other = (any::<u32>(), any::<u32>(), any::<f32>()).prop_map(|(place, token, probability)| RunnerUp {
+            place,
+            token,
+            probability,
+        });
         prop::option::of(prop::collection::vec(other, 0..5))
     }
 

@@ -109,7 +109,7 @@ pub struct OutputConfig {
     /// A table format in which data sets are published besides the folders of parts; none if not given.
     pub table: Option<TableFormat>,
     /// Tokens of each place of a text that are kept beside the one written there; none if 0.
-    pub runners_up: usize,
+    pub runners_up: u32,
 }
 
 /// `[output] table`.

@@ -133,7 +133,8 @@ async fn what_is_found_is_what_goes() {
 #[test]
 fn a_shard_loses_rows_and_nothing_else() {
     let rows: Vec<KnowledgeRecord> = (0..5).map(record).collect();
-    let schema = record_schema(table::id_type(IdType::Int64), Content::Texts { has_samples: false, has_runners_up: false });
+    let schema =
+        record_schema(table::id_type(IdType::Int64), Content::Texts { has_samples: false, has_runners_up: false });
     let bytes = table::encode("shard", schema, &rows, &[]).unwrap();
     let shard = erase_from_shard("shard", bytes.clone(), &ids([1, 4])).unwrap();
     assert_eq!((shard.rows, shard.erased), (3, 2));

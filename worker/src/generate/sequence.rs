@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use laser_decode::{
-    Alignment, Candidate, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Source, TargetScores, Verification, Verified,
-    chain_parents, verify,
+    Alignment, Candidate, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Source, TargetScores, Verification,
+    Verified, chain_parents, verify,
 };
 use laser_engine::{Allowed, MaskedNode, Scores, Segment, Slot};
 use laser_grammar::{GrammarError, Parser};

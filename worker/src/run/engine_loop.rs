@@ -128,7 +128,7 @@ impl EngineLoop {
             strict: policy == Policy::Strict,
             key: self.context.run.plan.spec.sampling.map_or(0, |sampling| sampling.key(kind, &row.entity_id, sample)),
             // Of a row's texts the first one is a text of its own.
-            runners_up: if sample == 0 { self.context.run.plan.runners_up } else { 0 },
+            runners_up: if sample == 0 { self.context.run.plan.runners_up as usize } else { 0 },
             history: row.history.clone(),
             items: row.items.map(|items| items as usize),
             catalogue: self.context.catalogue.clone(),

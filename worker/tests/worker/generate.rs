@@ -302,10 +302,15 @@ proptest! {
         let requests = (0..).zip(&requests).map(|(id, (prompt, previous))| Request {
             previous: previous.clone(),
             pool: pool.clone(),
+            runners_up: usize::from(id != 1),
             ..request(id, prompt)
         });
-        for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
-            assert_naive(got.as_ref().unwrap(), expected, "any");
+        let none = Vec::new();
+        for ((got, expected), id) in run(&mut generator, requests).iter().zip(&expected).zip(0..) {
+            let got = got.as_ref().unwrap();
+            assert_naive(got, expected, "any");
+            let runners_up: Vec<_> = got.runners_up.iter().map(|other| (other.place as usize, other.token)).collect();
+            prop_assert_eq!(&runners_up, if id == 1 { &none } else { &expected.runners_up });
         }
         generator.reset();
         prop_assert!(log.lock().unwrap().open.is_empty());

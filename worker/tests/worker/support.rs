@@ -173,6 +173,8 @@ pub(crate) struct NaiveText {
     pub(crate) log_probability: f64,
     /// Differences between the first and the second log probability at each token.
     pub(crate) gaps: Vec<f32>,
+    /// Where the token was less than 95 % sure: its place with itself, and with the best of the others.
+    pub(crate) runners_up: Vec<(usize, u32)>,
 }
 
 pub(crate) fn naive(engine: &mut dyn Engine, prompt: &[u32], options: &GenerateOptions) -> NaiveText {
@@ -186,10 +188,14 @@ pub(crate) fn naive_of(key: u64, engine: &mut dyn Engine, prompt: &[u32], option
     let mut naive = Naive::new(engine, 2);
     let noise = Noise::new(key).before(prompt.len() - 1);
     naive.draw = options.sampling.map(|sampling| Draw { sampling, noise });
-    let (mut out, mut gaps, mut log_probability) = (Vec::new(), Vec::new(), 0.0);
+    let (mut out, mut gaps, mut runners_up, mut log_probability) = (Vec::new(), Vec::new(), Vec::new(), 0.0);
     let mut top = naive.feed_all(prompt);
     let (text, stop) = loop {
         let choice = naive.prediction.choice;
+        if choice.log_probability.exp() < 0.95 {
+            let other = top.iter().find(|other| other.token != choice.token);
+            runners_up.extend([Some(&choice), other].into_iter().flatten().map(|c| (out.len(), c.token)));
+        }
         out.push(choice.token);
         log_probability += f64::from(choice.log_probability);
         gaps.push(top[0].log_probability - top[1].log_probability);
@@ -205,7 +211,7 @@ pub(crate) fn naive_of(key: u64, engine: &mut dyn Engine, prompt: &[u32], option
         }
         top = naive.feed(choice.token);
     };
-    NaiveText { tokens: out, text, stop, log_probability, gaps }
+    NaiveText { tokens: out, text, stop, log_probability, gaps, runners_up }
 }
 
 /// A generator on a watched fake.
