@@ -40,7 +40,7 @@ fn children(context: &mut DraftContext) -> Vec<(Token, f32)> {
 fn runners_up_come_back_with_their_texts() {
     let first = PoolText {
         tokens: vec![1, 2, 3],
-        runners_up: race(0, &[(1, 0.9), (7, 0.1)]).chain(race(2, &[(9, 0.6), (3, 0.3), (8, 0.001)])).collect(),
+        runners_up: race(0, &[(1, 0.9), (7, 0.1)]).chain(race(2, &[(3, 0.3), (9, 0.6), (8, 0.001)])).collect(),
     };
     let second = PoolText { tokens: vec![4; 40], runners_up: race(40, &[(END, 0.4), (4, 0.6)]).collect() };
     let pool = soft(&[first, vec![5].into(), second]);
@@ -56,18 +56,36 @@ fn runners_up_come_back_with_their_texts() {
     assert_eq!(again.digest(), pool.digest());
 }
 
+/// The places and tokens that a text keeps of these.
+fn placed(tokens: &[Token], others: &[(u32, Token)]) -> Vec<(u32, Token)> {
+    let runners_up = others.iter().map(|&(place, token)| RunnerUp { place, token, probability: 0.5 }).collect();
+    let text = PoolText { tokens: tokens.to_vec(), runners_up }.ended((100, END));
+    text.runners_up.iter().map(|other| (other.place, other.token)).collect()
+}
+
 #[test]
 fn runners_up_of_other_tokens_are_left_out() {
-    let of = |tokens: &[Token], others: &[(u32, Token)]| {
-        let runners_up = others.iter().map(|&(place, token)| RunnerUp { place, token, probability: 0.5 }).collect();
-        PoolText { tokens: tokens.to_vec(), runners_up }.ended((100, END)).runners_up.len()
-    };
-    assert_eq!(of(&[1, 2], &[(0, 1), (0, 5), (1, 2), (1, 6)]), 4);
-    assert_eq!(of(&[1, 2], &[(0, 1), (0, 5), (1, 3), (1, 6)]), 0, "no race of place 1 is won by 2");
-    assert_eq!(of(&[1, 2], &[(1, 2), (1, 6), (2, END), (2, 7)]), 4, "its end was a race, too");
-    assert_eq!(of(&[1, 2], &[(1, 2), (1, 6), (2, 8), (2, 7)]), 2, "it went on with a stop string");
-    assert_eq!(of(&[1, 2, END, 3], &[(1, 2), (1, 6), (3, 3), (3, 7)]), 2, "what comes after its end");
-    assert_eq!(of(&[1, 2], &[(1, 2), (1, 100)]), 1, "a token that the tokenizer does not know");
+    assert_eq!(placed(&[1, 2], &[(0, 1), (0, 5), (1, 2), (1, 6)]), [(0, 1), (0, 5), (1, 2), (1, 6)]);
+    assert_eq!(placed(&[1, 2], &[(0, 1), (0, 5), (1, 3), (1, 2)]), [(0, 1), (0, 5)], "3 was written at place 1");
+    assert_eq!(placed(&[1, 2], &[(1, 2), (1, 6), (2, END), (2, 7)]), [(1, 2), (1, 6), (2, END), (2, 7)]);
+    assert_eq!(placed(&[1, 2], &[(1, 2), (1, 6), (2, 8), (2, 7)]), [(1, 2), (1, 6)], "it went on with a stop string");
+    assert_eq!(
+        placed(&[1, 2, END, 3], &[(1, 2), (1, 6), (3, 3), (3, 7)]),
+        [(1, 2), (1, 6)],
+        "what comes after its end"
+    );
+    assert_eq!(placed(&[1, 2], &[(1, 2), (1, 100)]), [(1, 2)], "a token that the tokenizer does not know");
+}
+
+#[test]
+fn runners_up_find_their_places_where_a_text_is_encoded_anew() {
+    // Written as 1 20 21 22 3 4 5 9, encoded as 1 2 3 4 5 6 7: three tokens became one, and one became two.
+    let races = [1, 20, 21, 22, 3, 4, 5, 9].iter().zip(0..).map(|(&token, place)| (place, token)).collect::<Vec<_>>();
+    assert_eq!(placed(&[1, 2, 3, 4, 5, 6, 7], &races), [(0, 1), (2, 3), (3, 4), (4, 5)]);
+    let end = [races.as_slice(), &[(8, END)]].concat();
+    assert_eq!(placed(&[1, 2, 3, 4, 5, 6, 7], &end).last(), Some(&(7, END)));
+    // What recurs is not taken for what it is not: no place comes twice.
+    assert_eq!(placed(&[1, 1, 2], &[(0, 1), (1, 1), (2, 1), (3, 2)]), [(0, 1), (1, 1), (2, 2)]);
 }
 
 #[test]
