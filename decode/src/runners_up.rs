@@ -14,8 +14,8 @@ use crate::Token;
 /// The most runners-up that a pool keeps of a place.
 pub const RUNNERS_UP_MAX: u32 = 8;
 
-/// By how many places runners-up may be off where a text is encoded in more or fewer tokens than it was written in. At a
-/// temperature of 1 that is so in four of five descriptions by `profile-lm`.
+/// By how many places runners-up may be off where a text is encoded in more or fewer tokens than it was written in. So
+/// are three of four descriptions by `profile-lm` at a temperature of 1.
 const SHIFT_MAX: i64 = 4;
 
 /// Places per word of bits.

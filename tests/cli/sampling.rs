@@ -103,18 +103,25 @@ fn several_texts_of_an_entity_are_drawn_kept_and_carried() {
 
 /// Of every row of a night its text and what is known of its runners-up.
 fn runners_up(workspace: &Workspace, date: &str) -> BTreeMap<String, (String, Option<Vec<RunnerUp>>)> {
-    let parts =
-        workspace.parts().into_iter().filter(|(path, _)| path.to_str().unwrap().contains(&format!("dt={date}")));
-    let rows = parts.flat_map(|(_, bytes)| decode_part("part", bytes.into()).unwrap().0);
-    rows.map(|row| (row.entity_id.to_string(), (row.text, row.runners_up))).collect()
+    let mut found = BTreeMap::new();
+    for (path, bytes) in workspace.parts() {
+        let path = path.to_str().unwrap();
+        if path.contains(&format!("dt={date}")) {
+            let (rows, info) = decode_part("part", bytes.into()).unwrap();
+            found.extend(
+                rows.into_iter().map(|row| (format!("{} {}", info.kind, row.entity_id), (row.text, row.runners_up))),
+            );
+        }
+    }
+    found
 }
 
 /// Tokens in the pools of a night whose runners-up are known.
 fn contested(workspace: &Workspace, date: &str) -> u64 {
-    let mut runs = entries(&workspace.path("out/runs")).into_iter();
-    let run = runs.find(|run| run.file_name().unwrap().to_str().unwrap().starts_with(date)).unwrap();
+    let mut sets = entries(&workspace.path("out/pools")).into_iter();
+    let set = sets.find(|set| set.file_name().unwrap().to_str().unwrap().starts_with(date)).unwrap();
     let mut command = laser();
-    command.args(["pools", "inspect", "--json"]).arg(workspace.path("laser.toml")).arg(run.join("pools"));
+    command.args(["pools", "inspect", "--json"]).arg(workspace.path("laser.toml")).arg(set);
     let found: Value = serde_json::from_str(&stdout(&command.output().unwrap())).unwrap();
     found["pools"].as_array().unwrap().iter().map(|pool| pool["contested"].as_u64().unwrap()).sum()
 }

@@ -157,7 +157,8 @@ proptest! {
         for (text, place, token, probability) in others {
             let Some(PoolText { tokens, runners_up }) = made.get_mut(text) else { continue };
             let written = tokens.get(place as usize).copied().unwrap_or(END);
-            let race = [RunnerUp { place, token: written, probability }, RunnerUp { place, token, probability: 1.0 - probability }];
+            let other = RunnerUp { place, token, probability };
+            let race = [RunnerUp { token: written, ..other }, RunnerUp { probability: 1.0 - probability, ..other }];
             runners_up.extend(if right { &race[..] } else { &race[1..] });
         }
         made.iter_mut().for_each(|text| text.runners_up.sort_by_key(|other| other.place));
