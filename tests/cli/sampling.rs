@@ -50,11 +50,13 @@ fn a_killed_run_goes_on_with_the_texts_that_it_would_have_drawn() {
 fn workers_draw_what_one_process_draws() {
     let expected = drawn(&[]);
     let cluster = Cluster::new("LASER_NATS_NEW");
-    let coordinator = cluster.coordinator(&DRAWN);
+    // Whether runners-up are kept is the plan's to say.
+    let coordinator = cluster.coordinator(&[DRAWN.as_slice(), &["output.runners_up=2"]].concat());
     let workers = [(); 2].map(|()| cluster.start("worker", &[DRAWN.as_slice(), &["generate.batch=3"]].concat()));
     coordinator.assert_ends(0);
     workers.into_iter().for_each(|worker| drop(Process::terminate(worker)));
     assert_exit(&cluster.tonight.verify(), 0);
+    assert!(runners_up(&cluster.tonight, "2026-01-02").values().all(|(_, kept)| kept.is_some()));
     let tonight = expected.into_iter().filter(|((folder, _), _)| folder.contains("dt=2026-01-02")).collect();
     assert_eq!(without_run(texts(&cluster.tonight)), tonight);
 }
