@@ -118,6 +118,9 @@ fn wrong_options_are_refused_by_key() {
     check(&workspace, &["generate.samples=2"], "[generate] samples: greedy texts are not drawn");
     check(&workspace, &["generate.seed=3"], "[generate] seed: greedy texts are not drawn; set temperature above 0");
     check(&workspace, &["draft.alignment=9"], "[draft] alignment = 9: expected 0 to 8");
+    check(&workspace, &["output.runners_up=9"], "[output] runners_up = 9: expected 0 to 8");
+    let not_told = "[output] runners_up: engine = \"mistralrs\" does not tell them";
+    check(&workspace, &["output.runners_up=2", "model.engine=mistralrs"], not_told);
     let nothing_copied = "method = \"lookahead\" copies nothing from the prompt; choose \"blended\"";
     check(&workspace, &["draft.alignment=2", "draft.method=lookahead"], nothing_copied);
     check(&workspace, &["draft.alignment=2", "model.engine=mistralrs"], "engine = \"mistralrs\" does not draft");

@@ -137,10 +137,7 @@ impl Config {
 
     fn validate_runners_up(&self) -> Result<()> {
         let runners_up = self.output.runners_up;
-        ensure!(
-            runners_up <= RUNNERS_UP_MAX,
-            "[output] runners_up = {runners_up}: expected 0 to {RUNNERS_UP_MAX}; 2 are most of what can be known"
-        );
+        ensure!(runners_up <= RUNNERS_UP_MAX, "[output] runners_up = {runners_up}: expected 0 to {RUNNERS_UP_MAX}");
         ensure!(
             runners_up == 0 || self.model.engine == EngineKind::Tree,
             "[output] runners_up: engine = \"mistralrs\" does not tell them; choose [model] engine = \"tree\", or \
