@@ -95,13 +95,13 @@ async fn run(
     display.stage("old knowledge");
     let texts = match of_old_model(setup) {
         None => {
-            let mut knowledge = OldKnowledge::open(&setup.output, spec(setup, &model, &base, runners_up)?, runners_up)?;
+            let mut knowledge = old_knowledge(setup, &model, &base, runners_up)?;
             old_texts(&mut knowledge, &workload, &base, &mut generator, &mut display)?
         }
         Some(setup) => {
             let (old, mut generator) = old_writer(&setup, &model).await?;
             let base = GenerateOptions { sampling: base.sampling, ..options(&setup, &old) };
-            let mut knowledge = OldKnowledge::open(&setup.output, spec(&setup, &old, &base, runners_up)?, runners_up)?;
+            let mut knowledge = old_knowledge(&setup, &old, &base, runners_up)?;
             old_texts(&mut knowledge, &workload, &base, &mut generator, &mut display)?
         }
     };
@@ -256,8 +256,13 @@ pub(super) fn options(setup: &SetupArgs, model: &ModelFiles) -> GenerateOptions 
     }
 }
 
-/// What old texts depend on beside their prompt.
-fn spec(setup: &SetupArgs, model: &ModelFiles, base: &GenerateOptions, runners_up: usize) -> Result<Digest> {
+/// The old texts of all that they depend on beside their prompt.
+fn old_knowledge(
+    setup: &SetupArgs,
+    model: &ModelFiles,
+    base: &GenerateOptions,
+    runners_up: usize,
+) -> Result<OldKnowledge> {
     let tokenizer = Digest::from_bytes(model.tokenizer.fingerprint());
     let spec = Digest::of_json(&(
         model.digest()?,
@@ -267,10 +272,11 @@ fn spec(setup: &SetupArgs, model: &ModelFiles, base: &GenerateOptions, runners_u
         setup.max_new_tokens,
         &model.end_of_text,
     ));
-    Ok(match base.sampling.map(|sampling| sampling.temperature()) {
+    let spec = match base.sampling.map(|sampling| sampling.temperature()) {
         None if runners_up == 0 => spec,
         temperature => Digest::of_json(&(spec, temperature, runners_up)),
-    })
+    };
+    OldKnowledge::open(&setup.output, spec, runners_up)
 }
 
 /// Each scheme that a variant drafts from, once.
