@@ -15,7 +15,7 @@
 use crate::Token;
 use crate::alignment::Alignment;
 use crate::frequent::{Branch, NONE};
-use crate::runners_up::{Sharpness, unpacked};
+use crate::runners_up::Sharpness;
 use crate::sources::SourceWeights;
 use crate::suffix::{Match, Suffixes};
 use crate::temporary::Temporary;
@@ -123,6 +123,17 @@ impl Level {
     }
 }
 
+/// A continuation in the pool at one length.
+#[derive(Debug, Clone, Copy)]
+struct Counted {
+    /// Its index in the table.
+    place: usize,
+    /// Its occurrences, less what they leave to their runners-up.
+    count: f32,
+    /// The first rank and the number of its suffixes.
+    suffixes: (u32, u32),
+}
+
 /// The buffers that distributions are computed in.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Distribution {
@@ -130,9 +141,9 @@ pub(crate) struct Distribution {
     occurrences: Vec<Occurrence>,
     /// Occurrences at the end of a growing text, which have no continuation yet.
     open_ends: usize,
-    /// Continuations in the pool at one length: as read, and their index in the table with their count.
+    /// Continuations in the pool at one length: as read, and those that count.
     read: Vec<Branch>,
-    counted: Vec<(usize, f32)>,
+    counted: Vec<Counted>,
     /// Runners-up in the pool: the level at which they were found, and their weight there.
     beside: Vec<(usize, Token, f32)>,
     /// The matches of continuations found in the pool, chained from the shortest length to the longest.
@@ -293,7 +304,7 @@ impl Distribution {
             let smoothing = level.alpha * distinct.max(self.table.entries.len() as f32);
             let total = level.count + level.weight + smoothing;
             let share = left / total;
-            for &(place, count) in &self.counted {
+            for &Counted { place, count, .. } in &self.counted {
                 self.table.entries[place].add(Source::Pool, count * share);
             }
             self.levels[at].share = share;
@@ -307,16 +318,15 @@ impl Distribution {
 
     /// Divides each occurrence just counted between what was written and its runners-up.
     fn share_out(&mut self, suffixes: &Suffixes<'_>, pool: Match, (level, sharpness): (usize, &Sharpness)) {
-        if pool.table != NONE {
+        if pool.table != NONE || suffixes.runners_up.known.is_empty() {
             return;
         }
-        for &mut (place, ref mut count) in &mut self.counted {
-            let token = self.table.entries[place].token;
-            for (written, others) in suffixes.races(pool, &self.read, token) {
-                let (share, factor) = sharpness.race(written, others);
-                *count -= 1.0 - share;
-                let weighed = others.iter().map(|&other| (unpacked(other).0, sharpness.of(other) * factor));
-                self.beside.extend(weighed.filter(|(_, w)| *w > 0.0).map(|(token, weight)| (level, token, weight)));
+        for counted in &mut self.counted {
+            for race in suffixes.races(pool, counted.suffixes) {
+                let (written, others) = sharpness.shares(&race);
+                counted.count -= 1.0 - written;
+                let weighed = others.filter(|(_, weight)| *weight > 0.0);
+                self.beside.extend(weighed.map(|(token, weight)| (level, token, weight)));
             }
         }
     }
@@ -324,14 +334,14 @@ impl Distribution {
     /// Counts the continuations in the pool, at least those that occur `least` times, and returns their number.
     fn add_children(&mut self, suffixes: &Suffixes<'_>, pool: Match, least: f32) -> usize {
         let children = suffixes.children(pool, least, &mut self.read);
-        for (index, &[token, _, count]) in children.branches.iter().enumerate() {
+        for (index, &[token, first, count]) in children.branches.iter().enumerate() {
             if (count as f32) < least {
                 continue;
             }
             let Some(place) = self.table.add(token, Source::Pool, 0.0) else {
                 break;
             };
-            self.counted.push((place, count as f32));
+            self.counted.push(Counted { place, count: count as f32, suffixes: (first, count) });
             let entry = &mut self.table.entries[place];
             self.steps.push((children.found(pool, index), entry.steps));
             entry.steps = u32::try_from(self.steps.len() - 1).unwrap_or(NONE);

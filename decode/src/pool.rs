@@ -16,12 +16,12 @@ use thiserror::Error;
 
 use crate::Token;
 use crate::frequent::Frequent;
-use crate::runners_up::{PoolText, RUNNERS_UP_MAX, RunnersUp, unpacked};
+use crate::runners_up::{PoolText, RunnersUp, other_bits, token_bits};
 use crate::sealed::{CHECKED_FROM, Mismatch, Preamble, aligned, check_hash, word_at};
 use crate::suffix::Suffixes;
 
 pub(crate) const MAGIC: [u8; 8] = *b"LASRPOOL";
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 /// Length of the fixed part of the header, after which the name follows.
 pub(crate) const HEADER: usize = 156;
 
@@ -140,8 +140,7 @@ impl Pool {
         let Suffixes { tokens, ranks, runners_up, .. } = self.suffixes();
         let PoolMeta { vocab_size, end_of_text, .. } = *self.meta;
         let texts = tokens.iter().filter(|&&token| token == end_of_text).count();
-        let others = runners_up.others.iter().map(|&other| unpacked(other).0);
-        let rule = if tokens.iter().copied().chain(others).any(|token| token >= vocab_size) {
+        let rule = if tokens.iter().copied().chain(runners_up.tokens()).any(|token| token >= vocab_size) {
             format!("a token is not below the vocabulary's {vocab_size}")
         } else if ranks.iter().any(|&suffix| suffix as usize >= tokens.len()) {
             format!("a suffix starts at or beyond the {} tokens", tokens.len())
@@ -247,7 +246,7 @@ impl Pool {
 
     /// Returns the tokens, their suffix array, its tables and the runners-up, in place.
     pub(crate) fn suffixes(&self) -> Suffixes<'_> {
-        let [tokens, ranks, firsts, buckets, tables, branches, known, others, written] = self.header.sections();
+        let [tokens, ranks, firsts, buckets, tables, branches, known, others, races] = self.header.sections();
         let mut rest = &self.bytes[self.header.sections_at()..];
         let mut take = |bytes: u64| {
             let length = usize::try_from(bytes).map_or(rest.len(), |len| len.min(rest.len()));
@@ -268,8 +267,8 @@ impl Pool {
             runners_up: RunnersUp {
                 known: bytemuck::cast_slice(take(known)),
                 others: bytemuck::cast_slice(take(others)),
-                most: self.header.most as usize,
-                written: take(written),
+                races: take(races),
+                token_bits: token_bits(self.header.vocab_size),
             },
         }
     }
@@ -290,7 +289,7 @@ struct Header {
     tables: u32,
     branches: u32,
     contested: u32,
-    most: u32,
+    runners_up: u32,
     name_bytes: u32,
 }
 
@@ -308,7 +307,7 @@ impl Header {
             tables: word(136),
             branches: word(140),
             contested: word(144),
-            most: word(148).min(RUNNERS_UP_MAX),
+            runners_up: word(148),
             name_bytes: word(152),
         }
     }
@@ -319,22 +318,23 @@ impl Header {
     }
 
     /// Bytes of tokens, suffix array, first tokens, buckets, tables, branches, and of runners-up the known places, the
-    /// others and those written.
+    /// tokens and the races.
     fn sections(&self) -> [u64; 9] {
         let buckets = (self.vocab_size.saturating_sub(1) >> self.shift) + 1;
         let words = if self.contested == 0 { 0 } else { self.tokens.div_ceil(32) };
+        let others = (u64::from(self.runners_up) * other_bits(token_bits(self.vocab_size)) as u64).div_ceil(32);
         [
-            (4, self.tokens),
-            (4, self.tokens),
-            (12, self.firsts),
-            (4, buckets),
-            (16, self.tables),
-            (12, self.branches),
-            (8, words),
-            (4 * u64::from(self.most), self.contested),
-            (4, self.contested.div_ceil(4)),
+            (4, self.tokens.into()),
+            (4, self.tokens.into()),
+            (12, self.firsts.into()),
+            (4, buckets.into()),
+            (16, self.tables.into()),
+            (12, self.branches.into()),
+            (12, words.into()),
+            (4, others),
+            (4, self.contested.div_ceil(4).into()),
         ]
-        .map(|(width, count)| width * u64::from(count))
+        .map(|(width, count): (u64, u64)| width * count)
     }
 
     fn file_bytes(&self) -> u64 {

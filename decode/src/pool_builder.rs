@@ -19,7 +19,7 @@ use crate::sealed::{Preamble, seal};
 pub fn build_pool(meta: &PoolMeta, texts: impl IntoIterator<Item = impl Into<PoolText>>) -> Result<Vec<u8>, PoolError> {
     meta.check()?;
     let Concatenated { texts, tokens, runners_up } = concatenate(meta, texts)?;
-    let runners_up = RunnersUpBuilder::build(&tokens, &runners_up);
+    let runners_up = RunnersUpBuilder::build(&tokens, &runners_up, meta.vocab_size);
     let suffixes = suffix_array(meta, &tokens)?;
     let ranks: &[u32] = bytemuck::cast_slice(&suffixes);
     let frequent = build_frequent(&tokens, ranks, (meta.vocab_size, meta.end_of_text));
@@ -30,8 +30,8 @@ pub fn build_pool(meta: &PoolMeta, texts: impl IntoIterator<Item = impl Into<Poo
         ("bits", frequent.shift as usize),
         ("tables", frequent.tables.len()),
         ("branches", frequent.branches.len()),
-        ("contested tokens", runners_up.written.len()),
-        ("runners-up", runners_up.most),
+        ("contested tokens", runners_up.races.len()),
+        ("runners-up", runners_up.count),
         ("bytes of name", meta.name.len()),
     ];
     let sections: [&[u8]; 9] = [
@@ -43,7 +43,7 @@ pub fn build_pool(meta: &PoolMeta, texts: impl IntoIterator<Item = impl Into<Poo
         bytemuck::cast_slice(&frequent.branches),
         bytemuck::cast_slice(&runners_up.known),
         bytemuck::cast_slice(&runners_up.others),
-        &runners_up.written,
+        &runners_up.races,
     ];
     let sections_at = (HEADER + meta.name.len()).next_multiple_of(4);
     let total: usize = sections.iter().map(|section| section.len()).sum();
@@ -62,7 +62,7 @@ pub fn build_pool(meta: &PoolMeta, texts: impl IntoIterator<Item = impl Into<Poo
     for section in sections {
         bytes.extend_from_slice(section);
     }
-    bytes.resize(bytes.len() + runners_up.written.len().next_multiple_of(4) - runners_up.written.len(), 0);
+    bytes.resize(bytes.len() + runners_up.races.len().next_multiple_of(4) - runners_up.races.len(), 0);
     seal(&mut bytes, CONTENT_HASH, sections_at);
     Ok(bytes)
 }

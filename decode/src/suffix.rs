@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use crate::Token;
 use crate::frequent::{Branch, FREQUENT, Frequent, NONE};
-use crate::runners_up::RunnersUp;
+use crate::runners_up::{Race, RunnersUp};
 
 /// Most occurrences that are read one by one where singletons, which no table lists, matter. Above it, one occurrence
 /// is below a 128th of the mass.
@@ -175,17 +175,11 @@ impl<'a> Suffixes<'a> {
         Children { branches: read, frequent, first_child }
     }
 
-    /// What is known of the places at which `token` follows `parent`, whose children were `read`.
-    pub(crate) fn races<'s>(
-        &'s self,
-        parent: Match,
-        read: &[Branch],
-        token: Token,
-    ) -> impl Iterator<Item = (u8, &'a [u32])> + use<'s, 'a> {
-        let branch = read.iter().find(|branch| branch[0] == token);
-        let (first, count) = branch.map_or((0, 0), |&[_, first, count]| (first as usize, count as usize));
-        let suffixes = self.ranks.get(first..first + count).unwrap_or_default();
-        suffixes.iter().filter_map(move |&suffix| self.runners_up.at(suffix as usize + parent.len))
+    /// What is known of the places at which `parent` goes on with a child, given by its first rank and its count.
+    pub(crate) fn races(&self, parent: Match, (first, count): (u32, u32)) -> impl Iterator<Item = Race<'a>> {
+        let suffixes = self.ranks.get(first as usize..).and_then(|ranks| ranks.get(..count as usize));
+        let places = suffixes.unwrap_or_default().iter().map(move |&suffix| suffix as usize + parent.len);
+        places.filter_map(|place| self.runners_up.at(place))
     }
 
     /// Appends to `arena` the matches of the context `from` followed by `token`, up to `order` tokens long.

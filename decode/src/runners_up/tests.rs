@@ -48,10 +48,10 @@ fn runners_up_come_back_with_their_texts() {
     let found: Vec<PoolText> = pool.contents().collect();
     let tokens: Vec<&[Token]> = found.iter().map(|text| text.tokens.as_slice()).collect();
     assert_eq!(tokens, [&[1, 2, 3][..], &[5], &[4; 40]]);
-    let races: Vec<(u32, Token, u8)> =
-        found.iter().flat_map(|text| &text.runners_up).map(|o| (o.place, o.token, byte(o.probability))).collect();
-    let expected = [(0, 1, 230), (0, 7, 26), (2, 3, 77), (2, 9, 153), (40, END, 102), (40, 4, 153)];
-    assert_eq!(races, expected, "the written one first, and what is nothing as a byte is left out");
+    let races: Vec<(u32, Token, f32)> =
+        found.iter().flat_map(|text| &text.runners_up).map(|o| (o.place, o.token, o.probability)).collect();
+    let expected = [(0, 1, 0.875), (0, 7, 0.09375), (2, 3, 0.3125), (2, 9, 0.625), (40, END, 0.375), (40, 4, 0.625)];
+    assert_eq!(races, expected, "the written one first, the nearest of four steps per octave, and not what is below");
     let again = soft(&found);
     assert_eq!(again.digest(), pool.digest());
 }
@@ -90,10 +90,37 @@ fn runners_up_find_their_places_where_a_text_is_encoded_anew() {
 
 #[test]
 fn a_pool_keeps_so_many_runners_up_at_most() {
-    let others: Vec<(Token, f32)> = (10..30).map(|token| (token, 0.01 * token as f32)).collect();
-    let text = PoolText { tokens: vec![1], runners_up: race(0, &[(1, 0.3)]).chain(race(0, &others)).collect() };
+    let others: Vec<(Token, f32)> = (10..30).map(|token| (token, 1.2_f32.powf(token as f32 - 30.0))).collect();
+    let text = PoolText { tokens: vec![1; 4], runners_up: race(0, &[(1, 0.3)]).chain(race(0, &others)).collect() };
     let kept: Vec<Token> = soft(&[text]).contents().next().unwrap().runners_up.iter().map(|o| o.token).collect();
     assert_eq!(kept, [1, 29, 28, 27, 26, 25, 24, 23, 22], "the most probable ones");
+}
+
+#[test]
+fn a_pool_keeps_the_most_probable_ones_for_which_it_has_room() {
+    let others = [(5, 0.5), (6, 0.25), (7, 0.125), (8, 0.0625), (9, 0.03125)];
+    let runners_up = (0..40).flat_map(|place| race(place, &[(1, 0.02)]).chain(race(place, &others)));
+    let text = PoolText { tokens: vec![1; 40], runners_up: runners_up.collect() };
+    let size = build_pool(&meta(), [vec![1; 40]]).unwrap().len();
+    let (pool, bits) = (soft(std::slice::from_ref(&text)), 41 * ROOM);
+    // A token takes 12 bits of 7 for the vocabulary of 100 and 5 for the level, and a place 8.
+    let races = pool.contents().next().unwrap().runners_up;
+    assert_eq!(races.len(), 40 * 3, "two runners-up are 32 bits per place, three are 44 of {ROOM}");
+    assert!(races.iter().all(|other| other.token < 7));
+    assert_eq!(pool.size_bytes(), size + 2 * 12 + 40 * 2 * 12 / 8 + 40);
+    assert!(40 * 2 * 12 + 40 * 8 <= bits && 40 * 3 * 12 + 40 * 8 > bits);
+}
+
+#[test]
+fn a_level_is_an_eighth_off_at_most() {
+    assert_eq!([1.0, 0.5, 0.25, 0.0078125].map(|p| level(p).map(probability)), [1.0, 0.5, 0.25, 0.0078125].map(Some));
+    assert_eq!([0.0, -1.0, 0.004, f32::NAN].map(level), [None; 4]);
+    assert_eq!(level(7.0), Some(0));
+    for step in 0..1000_u16 {
+        let p = 0.005 + 0.000_99 * f32::from(step);
+        let kept = probability(level(p).unwrap());
+        assert!((kept / p - 1.0).abs() <= 0.126, "{p} is kept as {kept}");
+    }
 }
 
 #[test]
@@ -114,7 +141,7 @@ fn greedy_drafts_count_what_was_written() {
 /// Where the probabilities are the target's, the draft knows who wins as far as the noise tells.
 #[test]
 fn what_is_drawn_is_drafted_first_more_often() {
-    let probabilities = [(3, 0.4), (4, 0.35), (5, 0.2)];
+    let probabilities = [(3, 0.4375), (4, 0.375), (5, 0.1875)];
     let text = PoolText { tokens: vec![1, 2, 3], runners_up: race(2, &probabilities).collect() };
     let (soft, hard) = (soft(std::slice::from_ref(&text)), pool_of(&[text.tokens]));
     let mut first = [0, 0];
@@ -131,16 +158,20 @@ fn what_is_drawn_is_drafted_first_more_often() {
 
 #[test]
 fn a_low_temperature_sharpens_and_a_high_one_flattens() {
+    let text = PoolText { tokens: vec![1], runners_up: race(0, &[(1, 0.5), (4, 0.25)]).collect() };
+    let pool = soft(&[text]);
+    let race = pool.suffixes().runners_up.at(0).unwrap();
     let share = |temperature: f32| {
-        let (share, factor) = Sharpness::new(temperature).race(153, &[77 << 24 | 4]);
-        (share, Sharpness::new(temperature).of(77 << 24 | 4) * factor)
+        let sharpness = Sharpness::new(temperature);
+        let (written, others) = sharpness.shares(&race);
+        (written, others.map(|(_, share)| share).sum())
     };
     let close = |(a, b): (f32, f32), (c, d): (f32, f32)| (a - c).abs() < 1e-3 && (b - d).abs() < 1e-3;
-    // 0.6, 0.302 and 0.098 that are left.
-    assert!(close(share(1.0), (0.6, 0.302)), "{:?}", share(1.0));
-    assert!(close(share(0.5), (0.7812, 0.1978)), "{:?}", share(0.5));
+    // 0.5, 0.25 and 0.25 that are left.
+    assert!(close(share(1.0), (0.5, 0.25)), "{:?}", share(1.0));
+    assert!(close(share(0.5), (0.6667, 0.1667)), "{:?}", share(0.5));
     assert!(close(share(0.05), (1.0, 0.0)), "{:?}", share(0.05));
-    assert!(close(share(2.0), (0.4731, 0.3356)), "{:?}", share(2.0));
+    assert!(close(share(2.0), (0.4142, 0.2929)), "{:?}", share(2.0));
 }
 
 proptest! {
