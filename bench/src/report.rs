@@ -16,10 +16,13 @@ use serde::Serialize;
 use super::pools::{PoolScheme, PoolSummary};
 use super::run::{Measured, Subject};
 use super::variants::{ADAPTIVE, ADVERSARIAL, Variant};
-use super::{SetupArgs, machine, sources};
+use super::{SetupArgs, machine};
 
 /// Accepted drafts that are told apart by their number, at most.
 const DEPTHS: u32 = 8;
+
+/// Those of them that a table has room for.
+const SHOWN_DEPTHS: [usize; 4] = [1, 2, 4, 8];
 
 /// A comparison of variants.
 #[derive(Debug, Serialize)]
@@ -400,7 +403,7 @@ impl Report {
         }
         if self.command == "compare" {
             for reports in self.by_kind() {
-                writeln!(out, "{heading}{}s\n\n{}", reports[0].kind, sources::table(reports).render(style))?;
+                writeln!(out, "{heading}{}s\n\n{}", reports[0].kind, sources_table(reports).render(style))?;
                 for report in reports {
                     write!(out, "Batch {}: {}", report.batch, report.render_mismatches()?)?;
                 }
@@ -415,6 +418,32 @@ impl Report {
         }
         Ok(out)
     }
+}
+
+/// One row per variant: acceptance, calls and cost at the first batch size, speedup at all of them.
+fn sources_table(reports: &[KindReport]) -> Table {
+    let first = &reports[0];
+    let acceptance = SHOWN_DEPTHS.iter().map(|depth| format!("≥ {depth}"));
+    let measures = ["AAL", "calls/token", "discarded/token", "drafting ms"].map(str::to_owned);
+    let speedups = reports.iter().map(|report| format!("speedup, batch {}", report.batch));
+    let texts = ["relaxed", "length", "log p", "identical"].map(str::to_owned);
+    let columns: Vec<String> =
+        ["variant".to_owned()].into_iter().chain(acceptance).chain(measures).chain(speedups).chain(texts).collect();
+    let mut table = Table::new(&columns.iter().map(String::as_str).collect::<Vec<_>>());
+    for (at, row) in first.rows.iter().enumerate() {
+        let acceptance = SHOWN_DEPTHS.iter().map(|depth| format!("{:.2}", row.accepted_by_depth[depth - 1]));
+        let measures = [row.aal, row.calls_per_token, row.discarded_per_token, row.drafting_ms()];
+        let speedups = reports.iter().map(|report| report.rows[at].speedup);
+        let numbers = measures.into_iter().chain(speedups).map(|number| format!("{number:.2}"));
+        let texts = [
+            format!("{:.1} %", 100.0 * row.relaxed_share),
+            format!("{:.2}", row.length_ratio),
+            format!("{:.2}", row.mean_log_probability),
+            format!("{}/{}", row.identical, row.texts),
+        ];
+        table.push([row.variant.clone()].into_iter().chain(acceptance).chain(numbers).chain(texts).collect());
+    }
+    table
 }
 
 fn speedup_chart(reports: &[KindReport]) -> LineChart {

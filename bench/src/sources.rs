@@ -9,13 +9,11 @@ use laser_decode::{Drafter, PolicyError, Sampling, Verification};
 use laser_engine::Engine;
 use laser_model::{Hub, ModelFiles, resolve};
 use laser_night::{DraftFiles, DraftOptions};
-use laser_terminal::Table;
 use laser_worker::cost::StepCost;
 use laser_worker::generate::{DraftModel, GenerateOptions};
 
 use super::SetupArgs;
 use super::pools::PoolScheme;
-use super::report::KindReport;
 use super::variants::{ADAPTIVE_NODES, Drafts, Variant};
 
 /// `laser-bench compare`.
@@ -214,31 +212,4 @@ impl DraftModels {
         };
         variants.iter().map(&mut load).collect()
     }
-}
-
-/// One row per variant: acceptance, calls and cost at the first batch size, speedup at all of them.
-pub(super) fn table(reports: &[KindReport]) -> Table {
-    const DEPTHS: [usize; 4] = [1, 2, 4, 8];
-    let first = &reports[0];
-    let acceptance = DEPTHS.iter().map(|depth| format!("≥ {depth}"));
-    let measures = ["AAL", "calls/token", "discarded/token", "drafting ms"].map(str::to_owned);
-    let speedups = reports.iter().map(|report| format!("speedup, batch {}", report.batch));
-    let texts = ["relaxed", "length", "log p", "identical"].map(str::to_owned);
-    let columns: Vec<String> =
-        ["variant".to_owned()].into_iter().chain(acceptance).chain(measures).chain(speedups).chain(texts).collect();
-    let mut table = Table::new(&columns.iter().map(String::as_str).collect::<Vec<_>>());
-    for (at, row) in first.rows.iter().enumerate() {
-        let acceptance = DEPTHS.iter().map(|depth| format!("{:.2}", row.accepted_by_depth[depth - 1]));
-        let measures = [row.aal, row.calls_per_token, row.discarded_per_token, row.drafting_ms()];
-        let speedups = reports.iter().map(|report| report.rows[at].speedup);
-        let numbers = measures.into_iter().chain(speedups).map(|number| format!("{number:.2}"));
-        let texts = [
-            format!("{:.1} %", 100.0 * row.relaxed_share),
-            format!("{:.2}", row.length_ratio),
-            format!("{:.2}", row.mean_log_probability),
-            format!("{}/{}", row.identical, row.texts),
-        ];
-        table.push([row.variant.clone()].into_iter().chain(acceptance).chain(numbers).chain(texts).collect());
-    }
-    table
 }

@@ -127,11 +127,30 @@ fn module(source: &Path, file: &Path) -> Vec<String> {
     names
 }
 
+/// Appends the paths of a tree of imports such as `super::{ggml, quants::{Blocks, Bytes}}`, one a line.
+fn paths(before: &str, tree: &str, to: &mut String) {
+    let Some((head, inner)) = tree.split_once('{').and_then(|(head, rest)| Some((head, rest.rsplit_once('}')?.0)))
+    else {
+        to.push_str(&format!("\n{before}{}", tree.trim()));
+        return;
+    };
+    let (mut depth, before) = (0, format!("{before}{}", head.trim()));
+    let branches = inner.split(|c: char| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        c == ',' && depth == 0
+    });
+    branches.filter(|branch| !branch.trim().is_empty()).for_each(|branch| paths(&before, branch.trim(), to));
+}
+
 /// The modules that a file imports from its own crate, as far as `known` has them.
 fn imports(module: &[String], code: &str, known: &[Vec<String>]) -> Vec<Vec<String>> {
     let mut found = Vec::new();
-    let tokens: Vec<&str> = code.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').collect();
-    for token in tokens {
+    let uses = code.split("use ").skip(1).filter_map(|rest| rest.split_once(';'));
+    let mut code = code.to_owned();
+    for (tree, _) in uses {
+        paths("", tree, &mut code);
+    }
+    for token in code.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':') {
         let mut path: Vec<String> = token.split("::").map(str::to_owned).collect();
         let base = match path.first().map(String::as_str) {
             Some("crate") => Vec::new(),

@@ -17,10 +17,10 @@ use std::{
 use super::{
     avx512::Vnni,
     bf16::write_pairs,
+    format::{BLOCK, BYTE_LINES, Format, Line, NIBBLE_LINES, PANEL, ZERO},
     isa::{Isa, isa, vectorized},
     kernel::Task,
     layout::Layout,
-    packing::{BLOCK, BYTE_LINES, Format, Line, NIBBLE_LINES, PANEL, ZERO},
     quants::{Bytes, NIBBLES, q4k_scales, sum_of_x, write_block},
     rows::Rows,
 };

@@ -2,7 +2,7 @@
 
 use std::arch::is_aarch64_feature_detected;
 
-use super::{kernel::Product, layout::Layout, neon, packing::Format, quants};
+use super::{format::Format, kernel::Product, layout::Layout, neon, quants};
 
 /// Panels that a thread takes at least.
 pub(super) const PANELS: usize = 4;

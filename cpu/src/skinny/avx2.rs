@@ -7,8 +7,8 @@
 use std::{arch::x86_64::*, ops::Range};
 
 use super::{
+    format::PANEL,
     kernel::{Simd, Task, Tile, product, row_tiles, rows, stripe},
-    packing::PANEL,
     quants::{Blocks, Bytes},
 };
 

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use super::{
+    format::PANEL,
     layout::{Layout, tiles},
-    packing::PANEL,
-    processor::vectorized,
     rows::Rows,
+    vectorized,
 };
 
 /// Pairs of bf16 in tiles of at most `MOST` rows, rounded to the nearest, ties to even; the earlier element in the low

@@ -3,7 +3,7 @@
 //! The layouts are those of `ggml-quants.c` of llama.cpp. Every weight is an integer times a scale, less a minimum;
 //! scales and minima are products of an f16 and at most 8 bits, which f32 holds.
 
-use super::packing::{BLOCK, BYTE_LINES, Format, NIBBLE_LINES};
+use super::format::{BLOCK, BYTE_LINES, Format, NIBBLE_LINES};
 
 #[cfg(test)]
 mod tests;

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::packing::{Format, PANEL};
+use super::format::{Format, PANEL};
 
 /// Bytes of weights that one pass over the rows takes: they stay in the second-level cache from one tile of rows to the
 /// next.

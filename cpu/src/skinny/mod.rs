@@ -32,6 +32,7 @@ mod avx2;
 mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
+mod format;
 mod ggml;
 #[cfg(target_arch = "x86_64")]
 mod isa;
@@ -57,9 +58,10 @@ use self::x86 as processor;
 
 #[cfg(target_arch = "x86_64")]
 pub(crate) use self::isa::{Isa, isa};
-pub use self::packing::{Format, Matrix};
+pub use self::{format::Format, packing::Matrix};
 pub(crate) use self::{
-    packing::{Line, PANEL, PackedMatrix, Panels, ZERO},
+    format::{Line, PANEL, ZERO},
+    packing::{PackedMatrix, Panels},
     processor::vectorized,
     rows::Rows,
 };

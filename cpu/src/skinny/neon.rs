@@ -10,8 +10,8 @@ use std::{
 };
 
 use super::{
+    format::PANEL,
     kernel::{Simd, Task, Tile, product, row_tiles, rows, stripe},
-    packing::PANEL,
     quants::{Blocks, Bytes},
 };
 

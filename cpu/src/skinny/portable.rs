@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::{
+    format::PANEL,
     kernel::{Simd, Task, Tile, product, row_tiles, rows, stripe},
-    packing::PANEL,
     quants::{Blocks, Bytes},
 };
 

@@ -3,8 +3,9 @@
 use rayon::prelude::*;
 
 use super::{
+    format::{BLOCK, Format, PANEL},
     kernel::{Product, Task},
-    packing::{BLOCK, Format, PANEL, PackedMatrix, Panels},
+    packing::{PackedMatrix, Panels},
     processor::{PANELS, bytes_product, paired_product, widened_product},
     rows::Rows,
 };

@@ -7,12 +7,12 @@
 use std::ops::Range;
 
 use super::{
+    format::{BLOCK, BYTE_LINES, Format, NIBBLE_LINES, PANEL, quantise},
     ggml::{FACTOR, SIX_BITS},
     kernel::{AHEAD, Task, Tile},
     layout::{Layout, tiles},
-    packing::{BLOCK, BYTE_LINES, Format, NIBBLE_LINES, PANEL, quantise},
-    processor::vectorized,
     rows::Rows,
+    vectorized,
 };
 
 /// The lower halves of four bytes.

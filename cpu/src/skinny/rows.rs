@@ -2,7 +2,7 @@
 
 use rayon::prelude::*;
 
-use super::packing::PANEL;
+use super::format::PANEL;
 
 /// Rows of f32, each at a multiple of 16 elements, so that a product may write whole panels.
 #[derive(Debug, Default)]

@@ -7,9 +7,10 @@ use std::sync::Mutex;
 use proptest::prelude::*;
 
 use super::{
+    format::{BLOCK, Format, PANEL, quantise},
     kernel::{Product, Task, row_tiles},
     layout::Layout,
-    packing::{BLOCK, Format, Matrix, PANEL, PackedMatrix, half, quantise},
+    packing::{Matrix, PackedMatrix, half},
     portable::FUSED,
     processor::tests::{bytes_products, products},
     rows::Rows,

@@ -2,10 +2,10 @@
 
 use super::{
     amx, avx2, avx512, bf16,
+    format::Format,
     isa::{Isa, isa},
     kernel::Product,
     layout::Layout,
-    packing::Format,
     portable, quants,
 };
 

@@ -2,10 +2,10 @@
 
 use super::has_dot;
 use crate::skinny::{
+    format::Format,
     kernel::Product,
     layout::Layout,
     neon,
-    packing::Format,
     portable::{self, portable, portable_bytes},
     quants::blocks,
     tests::skipped,

@@ -10,7 +10,8 @@ use proptest::prelude::*;
 
 use super::{FACTOR, SIX_BITS};
 use crate::skinny::{
-    packing::{BLOCK, BYTE_LINES, Format, Matrix, NIBBLE_LINES, PANEL, PackedMatrix},
+    format::{BLOCK, BYTE_LINES, Format, NIBBLE_LINES, PANEL},
+    packing::{Matrix, PackedMatrix},
     processor::tests::bytes_products,
     rows::Rows,
     tests::{check_same, quantised, rows_of, run, values},

@@ -8,10 +8,10 @@ use super::paired_product;
 use crate::skinny::{
     amx, avx2, avx512,
     bf16::bf16,
+    format::{Format, PANEL},
     isa::{Isa, isa},
     kernel::Product,
     layout::Layout,
-    packing::{Format, PANEL},
     portable::{self, portable, portable_bytes},
     quants::blocks,
     rows::Rows,
