@@ -57,7 +57,7 @@ pub(super) struct EngineReport {
     architecture: String,
     parameters: u64,
     load_seconds: f64,
-    /// Bytes a second that all threads together read from memory; the greatest of all rounds.
+    /// Bytes a second that as many threads together read from memory; the greatest of all rounds.
     read_bandwidth: f64,
     forwards: Vec<Forward>,
 }
@@ -91,10 +91,12 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
     let mut times = vec![Times::default(); options.tokens.len()];
     let mut read_seconds = f64::INFINITY;
     let memory = vec![1_u64; READ_WORDS];
+    // As many threads as the engine has, or as many as there are.
+    let readers = rayon::ThreadPoolBuilder::new().num_threads(options.load.threads.unwrap_or(0)).build()?;
     let reads = options.rounds.div_ceil(READS);
     for round in 0..options.rounds {
         if round % reads == 0 {
-            read_seconds = read_seconds.min(read(&memory));
+            read_seconds = read_seconds.min(readers.install(|| read(&memory)));
         }
         for (tokens, times) in options.tokens.iter().zip(&mut times) {
             let seconds = probe.forward(engine.as_mut(), *tokens)?;
@@ -120,7 +122,7 @@ pub(super) fn run(options: &EngineArgs) -> Result<EngineReport> {
     });
     Ok(EngineReport {
         machine: machine(),
-        threads: rayon::current_num_threads(),
+        threads: readers.current_num_threads(),
         architecture: info.architecture.clone(),
         parameters: info.parameters,
         load_seconds,
@@ -164,7 +166,7 @@ fn probe(engine: &mut dyn Engine, options: &EngineArgs, context: usize) -> Resul
     Ok(probe)
 }
 
-/// Seconds in which all threads together read the memory once.
+/// Seconds in which all threads of the pool together read the memory once.
 fn read(memory: &[u64]) -> f64 {
     let start = Instant::now();
     let share = memory.len().div_ceil(rayon::current_num_threads());

@@ -99,6 +99,8 @@ pub(super) struct VariantRow {
     prefill_ms: f64,
     /// Seconds of drafting a text (the paper's ART), forwards of draft models included.
     art_seconds: f64,
+    /// Milliseconds of drafting per forward, the median of the texts.
+    pub(super) drafting_ms: f64,
     /// Share of the drafted tokens that were accepted.
     draft_yield: f64,
     /// Seconds that the same tokens would take if none but those that were accepted had been drafted, at the measured
@@ -146,6 +148,7 @@ impl VariantRow {
             step_ms: 1e3 * ratio(measured.decode_seconds, measured.decode_steps as f64),
             prefill_ms: 1e3 * ratio(measured.prefill_seconds, measured.prefill_steps as f64),
             art_seconds: ratio(sum(|text| text.draft_seconds), texts.len() as f64),
+            drafting_ms: 1e3 * median(texts.iter().map(|t| ratio(t.draft_seconds, t.step_accepted.len() as f64))),
             draft_yield: ratio(accepted, sum(|text| text.drafted as f64)),
             of_ceiling: ceiling.map(|ceiling| ceiling.share(measured)),
             relaxed_share: ratio(sum(|text| text.relaxed as f64), tokens as f64),
@@ -153,11 +156,6 @@ impl VariantRow {
             identical: texts.iter().zip(&plain.texts).filter(identical).count(),
             mean_log_probability: ratio(sum(|text| text.log_probability), tokens as f64),
         }
-    }
-
-    /// Milliseconds of drafting per forward.
-    pub(super) fn drafting_ms(&self) -> f64 {
-        1e3 * ratio(self.art_seconds * self.texts as f64, self.forwards as f64)
     }
 
     fn cells(&self) -> Vec<String> {
@@ -211,6 +209,13 @@ impl Ceiling<'_> {
         let load = StepLoad { tokens: tokens.round() as usize, pairs: (tokens * cached).round() as usize };
         of.decode_steps as f64 * self.cost.seconds(load)
     }
+}
+
+/// The middle one; 0 of none.
+fn median(numbers: impl Iterator<Item = f64>) -> f64 {
+    let mut numbers: Vec<f64> = numbers.collect();
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
 }
 
 fn count_tokens(measured: &Measured) -> u64 {
@@ -425,16 +430,17 @@ fn sources_table(reports: &[KindReport]) -> Table {
     let first = &reports[0];
     let acceptance = SHOWN_DEPTHS.iter().map(|depth| format!("≥ {depth}"));
     let measures = ["AAL", "calls/token", "discarded/token", "drafting ms"].map(str::to_owned);
-    let speedups = reports.iter().map(|report| format!("speedup, batch {}", report.batch));
+    let speedups = reports.iter().map(|report| format!("speedup (tokens/s), batch {}", report.batch));
     let texts = ["relaxed", "length", "log p", "identical"].map(str::to_owned);
     let columns: Vec<String> =
         ["variant".to_owned()].into_iter().chain(acceptance).chain(measures).chain(speedups).chain(texts).collect();
     let mut table = Table::new(&columns.iter().map(String::as_str).collect::<Vec<_>>());
     for (at, row) in first.rows.iter().enumerate() {
         let acceptance = SHOWN_DEPTHS.iter().map(|depth| format!("{:.2}", row.accepted_by_depth[depth - 1]));
-        let measures = [row.aal, row.calls_per_token, row.discarded_per_token, row.drafting_ms()];
-        let speedups = reports.iter().map(|report| report.rows[at].speedup);
-        let numbers = measures.into_iter().chain(speedups).map(|number| format!("{number:.2}"));
+        let measures = [row.aal, row.calls_per_token, row.discarded_per_token].map(|number| format!("{number:.2}"));
+        let speedup = |row: &VariantRow| format!("{:.2} ({:.0})", row.speedup, row.tokens_per_second);
+        let speedups = reports.iter().map(|report| speedup(&report.rows[at]));
+        let numbers = measures.into_iter().chain([format!("{:.3}", row.drafting_ms)]).chain(speedups);
         let texts = [
             format!("{:.1} %", 100.0 * row.relaxed_share),
             format!("{:.2}", row.length_ratio),

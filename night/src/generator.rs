@@ -123,7 +123,8 @@ pub(crate) async fn selftest(config: &Config, model: &ModelFiles) -> Result<Stri
     ))
 }
 
-async fn tested(engine: EngineOptions) -> Result<SelfTest> {
+/// Runs the self-test of a device and precision before something is loaded on it.
+pub(crate) async fn tested(engine: EngineOptions) -> Result<SelfTest> {
     let found = tokio::task::spawn_blocking(move || laser_engine::selftest(&engine)).await??;
     tracing::debug!(?found, "the device passes the self-test");
     Ok(found)

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, EngineKind};
 use crate::encoder;
-use crate::generator::engine_options;
+use crate::generator::{engine_options, tested};
 use crate::model::{DraftFiles, open_model};
 
 /// The reason that a record gives where the model itself ended the text.
@@ -44,6 +44,7 @@ pub async fn train(config: &Config, progress: &mut dyn Progress, drain: &Cancell
     let parts = reads_features.then(|| laser_engine::target_parts(&options)).transpose()?;
     // An acceptance head learns from the texts and its draft model alone.
     let read_by = draft.as_ref().map_or(options, |draft| engine_options(config, draft));
+    tested(read_by.clone()).await?;
     let mut engine = tokio::task::spawn_blocking(move || laser_engine::load(&read_by)).await??;
     let info = engine.info();
     let target = Target {

@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::items::{Items, Sets};
 use crate::config::{Config, ListsConfig};
-use crate::generator::engine_options;
+use crate::generator::{engine_options, tested};
 use crate::lists::all_items;
 
 /// The file beside the checkpoint that keeps the lists.
@@ -129,6 +129,7 @@ impl Target {
         let (table, items) = of;
         let catalogue = all_items(table, &self.files.tokenizer)?;
         let engine = engine_options(config, &self.files);
+        tested(engine.clone()).await?;
         let engine = tokio::task::spawn_blocking(move || laser_engine::load(&engine)).await??;
         let generator = ListGenerator::new(engine, self.files.tokenizer.clone(), plain(lists, config));
         let number = |id: &laser_schema::EntityId| {
