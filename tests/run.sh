@@ -57,7 +57,7 @@ install_all() {
 
 # Modules and tests that need what install_all installs.
 needs_servers=(
-    nats:: old_nats:: new_nats:: together:: distributed:: outages:: soak:: tracing:: telemetry:: doctor:: azure:: s3:: feast:: report::
+    nats:: old_nats:: new_nats:: together:: distributed:: outages:: soak:: sources:: tracing:: telemetry:: doctor:: azure:: s3:: feast:: report::
     workers_make_the_embeddings_of_one_process_and_need_the_encoder
     a_shard_that_misses_the_deadline_still_has_the_column
     coordinator_and_workers_judge_each_pool_once

@@ -155,17 +155,40 @@ fn drafts_of_features(dir: &Path) -> [String; 2] {
     ]
 }
 
-/// The fixture model as a draft model of `laser train draft`.
-fn copy_as_draft(dir: &Path) -> String {
-    let folder = dir.join("itself");
+/// A copy of the fixture model.
+fn copy_model(dir: &Path, name: &str) -> PathBuf {
+    let folder = dir.join(name);
     std::fs::create_dir_all(&folder).unwrap();
     for file in std::fs::read_dir(fixture("profile-lm")).unwrap().map(Result::unwrap) {
         std::fs::copy(file.path(), folder.join(file.file_name())).unwrap();
     }
+    folder
+}
+
+/// A model of the fixture's shape and tokenizer whose weights have no meaning.
+fn stranger(dir: &Path) -> String {
+    let folder = copy_model(dir, "stranger");
+    let file = folder.join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let shapes: Vec<(&str, Vec<usize>)> =
+        tensors.iter().map(|(name, tensor)| (name, tensor.shape().to_vec())).collect();
+    write_tensors(&file, &shapes);
+    folder.display().to_string()
+}
+
+/// The fixture model as a draft model of `laser train draft`.
+fn copy_as_draft(dir: &Path) -> String {
+    let folder = copy_model(dir, "itself");
     let kept = serde_json::json!({
         "epoch": 1, "loss": 0.0, "held_out_loss": 0.0, "overlap": 1.0, "first": 1.0, "seconds": 0.0
     });
-    describe_draft(&folder, serde_json::json!({ "target": "the small model", "training": "none", "kept": kept }));
+    let tokenizer = laser_model::Tokenizer::open(&folder.join("tokenizer.json")).unwrap();
+    let tokenizer = laser_schema::Digest::from_bytes(tokenizer.fingerprint());
+    let belongs = serde_json::json!({
+        "target": "the small model", "tokenizer": tokenizer, "training": "none", "kept": kept
+    });
+    describe_draft(&folder, belongs);
     folder.display().to_string()
 }
 
@@ -178,6 +201,14 @@ fn describe_draft(folder: &Path, belongs: serde_json::Value) {
     std::fs::write(file, config.to_string()).unwrap();
 }
 
+/// Compares these drafts with what else there is.
+async fn compare(setup: &SetupArgs, drafts: &[String], options: &str) -> Report {
+    let drafts = drafts.iter().map(|draft| format!(" --draft {draft}")).collect::<String>();
+    let line = format!("compare --users-table u --model m{drafts} {options}");
+    let Ok(Command::Compare(args)) = parse(&line) else { unreachable!("the command is compare: {line}") };
+    paper::sources(&sources::CompareArgs { setup: setup.clone(), ..args }).await.unwrap()
+}
+
 #[tokio::test]
 async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
     let dir = tempfile::tempdir().unwrap();
@@ -188,14 +219,9 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
         let Ok(Command::Pad(options)) = parse(line) else { unreachable!("the command is pad") };
         pad::pad(&options)
     };
-    let compare = async |setup: &SetupArgs, drafts: &[String], more: &str| {
-        let drafts = drafts.iter().map(|draft| format!(" --draft {draft}")).collect::<String>();
-        let line = format!("compare --users-table u --model m --batches 1,3 --forwards 1,2 --trees 3{drafts}{more}");
-        let Ok(Command::Compare(args)) = parse(&line) else { unreachable!("the command is compare: {line}") };
-        paper::sources(&sources::CompareArgs { setup: setup.clone(), ..args }).await.unwrap()
-    };
     let drafts = [format!("itself={own}"), format!("eagle={eagle}"), format!("medusa={medusa}")];
-    let report = compare(&small, &drafts, " --merge itself,eagle").await;
+    let options = "--batches 1,3 --forwards 1,2 --trees 3 --merge itself,eagle";
+    let report = compare(&small, &drafts, options).await;
     let text = report.render(Style::Text).unwrap();
     let rows = &report.kinds[0].rows;
     let of = |name: &str| rows.iter().find(|row| row.variant == name).unwrap_or_else(|| panic!("{name}: {text}"));
@@ -220,7 +246,7 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
             format!("{name}={model}-{name}")
         });
         let padded = SetupArgs { model: model.clone(), old_model: Some(own.clone()), ..small.clone() };
-        let padded = compare(&padded, &drafts, " --merge itself,eagle").await;
+        let padded = compare(&padded, &drafts, options).await;
         for (small, padded) in rows.iter().zip(&padded.kinds[0].rows).filter(|(row, _)| !row.adaptive) {
             let drafted = |row: &crate::report::VariantRow| (row.tokens, row.accepted_by_depth.clone());
             assert_eq!(drafted(small), drafted(padded), "{name}: {}", small.variant);
@@ -228,11 +254,40 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
         let error = pad(&format!("pad --model {own} --output {model}-2 --target {model}")).unwrap_err().to_string();
         assert!(error.contains("no draft model of `laser train draft`"), "{error}");
     }
+}
 
-    // Drawn texts, too, are those of plain decoding, but for the rule that is not strict.
-    let drawn = compare(&small, &[format!("itself={own}")], " --temperature 0.7").await;
-    let text = drawn.render(Style::Text).unwrap();
-    assert!(drawn.kinds.iter().all(|kind| kind.mismatches.is_empty()), "{text}");
+#[tokio::test]
+async fn drawn_texts_are_those_of_plain_sampling_whatever_drafts_them_and_at_every_batch_size() {
+    let dir = tempfile::tempdir().unwrap();
+    // As many texts as fill the largest batch.
+    let small = SetupArgs { items_table: None, new_texts: 8, max_new_tokens: 12, ..setup(dir.path()) };
+    let [eagle, medusa] = drafts_of_features(dir.path());
+    let drafts = [
+        format!("itself={}", fixture("profile-lm")),
+        format!("stranger={}", stranger(dir.path())),
+        format!("eagle={eagle}"),
+        format!("medusa={medusa}"),
+    ];
+    let options = "--temperature 1 --batches 1,3,8 --forwards 2 --merge itself,eagle --runners-up 2";
+    let report = compare(&small, &drafts, options).await;
+    let text = report.render(Style::Text).unwrap();
+    assert_eq!(report.kinds.iter().map(|kind| kind.batch).collect::<Vec<_>>(), [1, 3, 8]);
+    let plain = &report.kinds[0].rows[0];
+    for kind in &report.kinds {
+        assert_eq!(kind.mismatches, [], "{text}");
+        // Nine without draft models, two of the soft pool, four of each draft model and of those that are merged, and
+        // the rule that is not strict.
+        assert_eq!(kind.rows.len(), 9 + 2 + 5 * 4 + 1, "{text}");
+        let own = &kind.rows[0];
+        assert_eq!((own.texts, own.tokens), (8, plain.tokens), "batch {}: {text}", kind.batch);
+        let difference = (own.mean_log_probability - plain.mean_log_probability).abs();
+        assert!(difference < 1e-9, "batch {}: {difference}", kind.batch);
+        for row in kind.rows.iter().filter(|row| !row.variant.starts_with("typical")) {
+            assert_eq!(row.identical, 8, "batch {}, {}: {text}", kind.batch, row.variant);
+        }
+        let itself = kind.rows.iter().find(|row| row.variant == "itself, 2 forwards").unwrap();
+        assert!(itself.aal > 0.5, "batch {}: {text}", kind.batch);
+    }
     assert!(text.contains("typical 0.09, 0.3") && !text.contains("relaxed 2"), "{text}");
 }
 

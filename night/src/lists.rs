@@ -256,15 +256,25 @@ fn opened(
 
 /// The token of every code: the model writes a code as one token.
 fn tokens(trie: &Trie, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
-    let token = |code: &String| {
+    let token = |(level, place, code): (usize, u16, &String)| {
         let tokens = tokenizer.encode(code, false)?;
         ensure!(
             tokens.len() == 1,
-            "[lists.catalogue] identifier: code {code:?} is {} tokens of the model's tokenizer, expected 1; give a \
-             model that was trained on these codes (`laser train recommender`)",
+            "[lists.catalogue] identifier: code {code:?} of item {} is {} tokens of the model's tokenizer, expected 1; \
+             give a model that was trained on these codes (`laser train recommender`)",
+            item_with(trie, level, place),
             tokens.len()
         );
         Ok(tokens[0])
     };
-    trie.meta().codes.iter().map(|codes| codes.iter().map(token).collect()).collect()
+    let of_level = |(level, codes): (usize, &Vec<String>)| {
+        (0..).zip(codes).map(|(place, code)| token((level, place, code))).collect::<Result<_>>()
+    };
+    trie.meta().codes.iter().enumerate().map(of_level).collect()
+}
+
+/// The id of the first item that has a level's code.
+fn item_with(trie: &Trie, level: usize, code: u16) -> &str {
+    let node = trie.level(level + 1).find(|&node| trie.code(node) == code);
+    node.map_or("", |node| trie.item_id(trie.items_of(trie.leaves_below(node).start).start))
 }

@@ -10,6 +10,7 @@ use laser_model::{Hub, ModelFiles, resolve};
 use laser_schema::job::Spec;
 use laser_schema::lists::ListSpec;
 use laser_schema::{Constraint, Digest, Kind};
+use laser_train::Belongs;
 use laser_worker::cost::StepCost;
 use laser_worker::generate::DraftModel;
 
@@ -137,6 +138,7 @@ impl DraftWeights {
             "was trained for the draft model {}, not for {own}; train one for it with [train] kind = \"acceptance\"",
             belongs.draft.as_deref().unwrap_or("none")
         );
+        check_tokenizer(&belongs, files)?;
         let scale = belongs.scale.context("config.json has no scale")?;
         #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough")]
         let scale = scale.map(|number| number as f32);
@@ -179,7 +181,7 @@ impl DraftOptions {
     }
 }
 
-/// Refuses a draft model that Laser trained for another model than this.
+/// Refuses a draft model that Laser trained for another model than this, or with another tokenizer.
 fn check_target(folder: &Path, model: &ModelFiles) -> Result<()> {
     let Some(belongs) = laser_train::belongs(folder)? else {
         return Ok(());
@@ -189,6 +191,16 @@ fn check_target(folder: &Path, model: &ModelFiles) -> Result<()> {
         belongs.target == target.as_str(),
         "was trained for the model {}, not for {target}; train one for it with `laser train draft`",
         belongs.target
+    );
+    check_tokenizer(&belongs, model)
+}
+
+fn check_tokenizer(belongs: &Belongs, model: &ModelFiles) -> Result<()> {
+    let tokenizer = Digest::from_bytes(model.tokenizer.fingerprint());
+    ensure!(
+        belongs.tokenizer == tokenizer.as_str(),
+        "was trained with the tokenizer {}, not with {tokenizer}; train one for it with `laser train draft`",
+        belongs.tokenizer
     );
     Ok(())
 }

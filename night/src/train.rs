@@ -49,6 +49,7 @@ pub async fn train(config: &Config, progress: &mut dyn Progress, drain: &Cancell
     let info = engine.info();
     let target = Target {
         digest: model.digest().context("[model] path")?.to_string(),
+        tokenizer: Digest::from_bytes(model.tokenizer.fingerprint()).to_string(),
         directory: model.directory.clone(),
         vocab_size: info.vocab_size,
         max_positions: info.max_positions,

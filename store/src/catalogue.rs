@@ -58,8 +58,8 @@ impl Catalogue {
     /// Reads the table.
     ///
     /// # Errors
-    /// Naming the row that has no id or no identifier, one of another length or of something else than codes, or a
-    /// title that is no text.
+    /// Naming the row that has no id, that of an earlier row or no identifier, one of another length or of something
+    /// else than codes, or a title that is no text.
     pub async fn read(table: &CatalogueTable) -> Result<Self, RowError> {
         let keys = [("id", &table.id), ("identifier", &table.identifier)];
         let keys: Vec<_> = keys.into_iter().chain(table.title.as_ref().map(|title| ("title", title))).collect();
@@ -173,6 +173,7 @@ fn codes(value: Option<Value>, column: &str) -> Result<Vec<String>, ValueError> 
 #[derive(Default)]
 struct Building {
     ids: Vec<EntityId>,
+    known: HashSet<EntityId>,
     codes: Vec<BTreeMap<String, u16>>,
     identifiers: Vec<u16>,
     titles: Vec<ItemTitle>,
@@ -182,6 +183,10 @@ impl Building {
     fn add_row(&mut self, mut row: Map<String, Value>, table: &CatalogueTable) -> Result<(), ValueError> {
         let id = id_value(row.remove(&table.id), &table.id, "item")?;
         let title = table.title.as_ref().map_or(Ok(None), |column| title(row.remove(column), column))?;
+        if !self.known.insert(id.clone()) {
+            let found = format!("holds {id}, the id of an earlier row");
+            return Err(ValueError::new(&table.id, found, "each item has one row"));
+        }
         self.titles.extend(title.map(|title| ItemTitle { id: id.to_string(), title }));
         self.add(id, codes(row.remove(&table.identifier), &table.identifier)?, &table.identifier)
     }
@@ -389,6 +394,10 @@ mod tests {
             ("{\"id\": 2, \"identifier\": [1, -2]}", "row 2: column \"identifier\" holds -2"),
             ("{\"id\": 2, \"identifier\": \"a-b\"}", "row 2: column \"identifier\" holds \"a-b\""),
             ("{\"identifier\": [1, 2]}", "row 2: column \"id\" is empty; every item needs an id"),
+            (
+                "{\"id\": 1, \"identifier\": [3, 4]}",
+                "row 2: column \"id\" holds 1, the id of an earlier row; each item has one row",
+            ),
         ] {
             let error = read(&format!("{first}{row}\n"), false).await.unwrap_err();
             assert!(error.contains(expected), "{error}");

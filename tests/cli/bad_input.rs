@@ -1,6 +1,10 @@
 //! Bad input ends with exit code 65 and a message that names what is wrong, before anything is written.
 
 use std::fs;
+use std::path::Path;
+
+use laser_model::ModelFiles;
+use serde_json::{Map, Value, json};
 
 use crate::{USERS, Workspace, assert_exit, copy_files, fixture, stderr};
 
@@ -82,6 +86,72 @@ fn unusable_models_are_refused() {
     });
     check(&workspace, &[&truncated], "model.safetensors");
     check(&workspace, &["model.path=./nowhere"], "nowhere");
+}
+
+/// Leaves a copy of the fixture with its first tokens alone, in its configuration and in its weights.
+fn cut_vocabulary(model: &Path, tokens: usize) {
+    let config = model.join("config.json");
+    let mut json: Value = serde_json::from_slice(&fs::read(&config).unwrap()).unwrap();
+    let all = json["vocab_size"].as_u64().unwrap();
+    json["vocab_size"] = tokens.into();
+    fs::write(config, json.to_string()).unwrap();
+    // The header tells where in the rest the tensors are, and eight bytes how long it is.
+    let file = model.join("model.safetensors");
+    let bytes = fs::read(&file).unwrap();
+    let (length, rest) = bytes.split_first_chunk::<8>().unwrap();
+    let (header, data) = rest.split_at(usize::try_from(u64::from_le_bytes(*length)).unwrap());
+    let mut header: Map<String, Value> = serde_json::from_slice(header).unwrap();
+    header.remove("__metadata__");
+    let mut weights = Vec::new();
+    for (name, tensor) in &mut header {
+        let [from, to]: [usize; 2] = serde_json::from_value(tensor["data_offsets"].clone()).unwrap();
+        let mut values = &data[from..to];
+        if name == "model.embed_tokens.weight" {
+            tensor["shape"][0] = tokens.into();
+            values = &values[..values.len() / usize::try_from(all).unwrap() * tokens];
+        }
+        tensor["data_offsets"] = json!([weights.len(), weights.len() + values.len()]);
+        weights.extend_from_slice(values);
+    }
+    let mut header = serde_json::to_vec(&header).unwrap();
+    header.resize(header.len().next_multiple_of(8), b' ');
+    let length = u64::try_from(header.len()).unwrap().to_le_bytes();
+    fs::write(file, [length.as_slice(), &header, &weights].concat()).unwrap();
+}
+
+#[test]
+fn a_draft_model_of_a_part_of_the_vocabulary_is_refused() {
+    let workspace = Workspace::new();
+    let draft = workspace.path("draft");
+    copy_files(&fixture(), &draft);
+    cut_vocabulary(&draft, 4000);
+    let draft = format!("draft.model.path={}", draft.display());
+    let expected = "its vocabulary has 4000 tokens, the tokenizer 4096; give a model of the whole vocabulary";
+    check(&workspace, &[&draft], expected);
+}
+
+#[test]
+fn a_draft_model_that_was_trained_with_another_tokenizer_or_does_not_tell_it_is_refused() {
+    let workspace = Workspace::new();
+    let kept = json!({
+        "epoch": 1, "loss": 0.0, "held_out_loss": 0.0, "overlap": 1.0, "first": 1.0, "seconds": 0.0
+    });
+    let target = ModelFiles::open(&fixture()).unwrap().digest().unwrap();
+    let mut belongs = json!({ "target": target, "tokenizer": "another", "training": "none", "kept": kept });
+    // What it says of itself is read first.
+    let draft = workspace.path("draft");
+    fs::create_dir(&draft).unwrap();
+    let describe = |belongs: &Value| {
+        fs::write(draft.join("config.json"), json!({ "laser_draft": belongs }).to_string()).unwrap();
+    };
+    let setting = format!("draft.model.path={}", draft.display());
+    describe(&belongs);
+    check(&workspace, &[&setting], "was trained with the tokenizer another, not with ");
+    check(&workspace, &[&setting], "; train one for it with `laser train draft`");
+    belongs.as_object_mut().unwrap().remove("tokenizer").unwrap();
+    describe(&belongs);
+    check(&workspace, &[&setting], "config.json: not the configuration of a model: \"laser_draft\" is not what this ");
+    check(&workspace, &[&setting], "train the model again into another folder: missing field `tokenizer`");
 }
 
 #[test]

@@ -44,7 +44,7 @@ fn manifests(workspace: &Workspace) -> Vec<Manifest> {
 }
 
 /// Tonight's generated records, with their kind.
-fn records(workspace: &Workspace) -> Vec<(Kind, KnowledgeRecord)> {
+pub(crate) fn records(workspace: &Workspace) -> Vec<(Kind, KnowledgeRecord)> {
     let mut records = Vec::new();
     for (path, bytes) in workspace.parts() {
         if path.to_str().unwrap().contains("dt=2026-01-02") {
@@ -98,6 +98,24 @@ fn a_conditional_night_names_its_policy_and_can_be_barred() {
     let guarded = Workspace::new();
     assert_exit(&guarded.run(&[with("guards.action=strict").as_slice(), &conditional].concat()), 0);
     assert_all_strict(&guarded);
+}
+
+#[test]
+fn a_typical_night_that_is_barred_has_the_texts_of_a_strict_one() {
+    let drawn = ["generate.temperature=1.0", "draft.adaptive=false"];
+    let typical = ["verification.policy=typical", "verification.epsilon=0.05"];
+    let (guarded, strict) = (Workspace::new(), Workspace::new());
+    let settings = [with("guards.action=strict").as_slice(), &typical, &drawn].concat();
+    assert_prints(&guarded.run(&settings), &["verified strictly"]);
+    assert_all_strict(&guarded);
+    assert_exit(&strict.run(&drawn), 0);
+    let texts = |workspace: &Workspace| -> BTreeMap<(Kind, String), String> {
+        records(workspace)
+            .into_iter()
+            .map(|(kind, record)| ((kind, record.entity_id.to_string()), record.text))
+            .collect()
+    };
+    assert_eq!(texts(&guarded), texts(&strict));
 }
 
 #[test]

@@ -379,8 +379,11 @@ fn what_no_list_can_be_made_of_is_refused() {
     let stock = format!("lists.out_of_stock={}", night.path("out.jsonl").display());
     refuse(&[&stock], &["[lists] out_of_stock", "the catalogue has no item 4000"]);
     let text_model = format!("model.path={}", crate::fixture().display());
-    refuse(&[&text_model], &["code \"<a_0>\" is", "tokens of the model's tokenizer"]);
+    refuse(&[&text_model], &["code \"<a_0>\" of item ", "tokens of the model's tokenizer"]);
     fs::write(night.path("items.jsonl"), items() + "{\"id\": 99, \"identifier\": [1]}\n").unwrap();
     refuse(&[], &["items.jsonl, row 49", "holds 1 codes; the rows before have 3"]);
+    let again = items().lines().last().unwrap().to_owned();
+    fs::write(night.path("items.jsonl"), items() + &again + "\n").unwrap();
+    refuse(&[], &["items.jsonl, row 49", "the id of an earlier row; each item has one row"]);
     assert!(!night.path("out/recommendations").exists());
 }

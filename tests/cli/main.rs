@@ -36,6 +36,7 @@ mod s3;
 mod sampling;
 mod server;
 mod soak;
+mod sources;
 mod telemetry;
 mod tracing;
 mod train;

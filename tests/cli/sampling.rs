@@ -1,16 +1,23 @@
 //! Texts at a temperature: drawn, and yet the same whatever makes them.
 
 use std::collections::BTreeMap;
+use std::fs;
 
+use laser_schema::audit::{Audit, Proposer};
+use laser_schema::job::Action;
 use laser_schema::knowledge::RunnerUp;
 use laser_store::part::decode_part;
 use serde_json::Value;
 
 use crate::distributed::{Cluster, Process};
 use crate::faults::{start_and_kill, texts, without_run};
-use crate::{COMMON, TONIGHT, Workspace, assert_exit, assert_prints, entries, laser, stdout};
+use crate::guards::plan;
+use crate::{
+    COMMON, TONIGHT, Workspace, assert_exit, assert_prints, assert_refused, entries, laser, only, read_json, stdout,
+};
 
-const DRAWN: [&str; 4] = ["generate.temperature=0.9", "generate.top_k=200", "generate.top_p=0.95", "generate.seed=7"];
+pub(crate) const DRAWN: [&str; 4] =
+    ["generate.temperature=0.9", "generate.top_k=200", "generate.top_p=0.95", "generate.seed=7"];
 
 /// The texts of both nights of the demo, with these settings as well.
 fn drawn(settings: &[&str]) -> BTreeMap<(String, String), String> {
@@ -44,6 +51,42 @@ fn a_killed_run_goes_on_with_the_texts_that_it_would_have_drawn() {
     assert_exit(&killed.run(&DRAWN), 0);
     assert_eq!(without_run(texts(&killed)), expected);
     assert_prints(&killed.run(&DRAWN), &["complete already"]);
+}
+
+#[test]
+fn a_plan_that_does_not_tell_the_seed_is_refused_and_its_run_can_be_begun_anew() {
+    let workspace = Workspace::with(&[TONIGHT]);
+    start_and_kill(workspace.command("run", &DRAWN), 1);
+    let run = only(&workspace.path("out/runs"));
+    let mut plan: Value = read_json(&run.join("plan.json"));
+    plan["spec"]["sampling"].as_object_mut().unwrap().remove("seed").unwrap();
+    fs::write(run.join("plan.json"), plan.to_string()).unwrap();
+    let parts = workspace.parts();
+    let words = ["plan.json: not the plan of a run: missing field `seed`", "remove the run's folder to begin it anew"];
+    assert_refused(&workspace.run(&DRAWN), &words);
+    assert_eq!(workspace.parts(), parts);
+    fs::remove_dir_all(run).unwrap();
+    assert_exit(&workspace.run(&DRAWN), 0);
+    assert_exit(&workspace.verify(), 0);
+}
+
+#[test]
+fn every_audited_text_of_a_strict_night_is_what_plain_sampling_draws() {
+    let workspace = Workspace::new();
+    let output = workspace.run(&[DRAWN.as_slice(), &["run.audit_share=1.0"]].concat());
+    assert_prints(&output, &["100 % of the texts are the plain ones"]);
+    let (mut audited, mut accepted) = (0, 0);
+    for job in plan(&workspace).shards.iter().filter(|job| job.action == Action::Audit) {
+        let audit: Audit = read_json(&workspace.path("out").join(&job.output));
+        assert_eq!((audit.report.texts, audit.report.identical), (job.rows, job.rows));
+        for pair in &audit.pairs {
+            assert!(pair.identical && pair.relaxed == 0 && pair.text() == pair.plain, "{pair:?}");
+            let proposed = pair.proposed.iter().filter(|(source, _)| **source != Proposer::Target);
+            accepted += proposed.map(|(_, tokens)| tokens).sum::<u64>();
+        }
+        audited += audit.pairs.len();
+    }
+    assert!(audited > 0 && accepted > 0, "{audited} texts audited, {accepted} drafted tokens accepted");
 }
 
 #[test]
@@ -119,7 +162,7 @@ fn runners_up(workspace: &Workspace, date: &str) -> BTreeMap<String, (String, Op
 }
 
 /// Tokens in the pools of a night whose runners-up are known.
-fn contested(workspace: &Workspace, date: &str) -> u64 {
+pub(crate) fn contested(workspace: &Workspace, date: &str) -> u64 {
     let mut sets = entries(&workspace.path("out/pools")).into_iter();
     let set = sets.find(|set| set.file_name().unwrap().to_str().unwrap().starts_with(date)).unwrap();
     let mut command = laser();

@@ -19,7 +19,7 @@ const SMALL: [&str; 8] = [
 ];
 
 /// Trains on the workspace's nights, into the folder `draft`.
-fn train(workspace: &Workspace, settings: &[&str]) -> Output {
+pub(crate) fn train(workspace: &Workspace, settings: &[&str]) -> Output {
     let output = format!("train.output={}", workspace.path("draft").display());
     let mut command = laser();
     command.args(["train", "draft"]).arg(workspace.path("laser.toml"));

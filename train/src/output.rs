@@ -32,6 +32,8 @@ pub(crate) const BELONGS: &str = "laser_draft";
 pub struct Belongs {
     /// Digest of the target.
     pub target: String,
+    /// Fingerprint of the target's tokenizer, whose tokens the model drafts.
+    pub tokenizer: String,
     /// Of an acceptance head: digest of its draft model.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub draft: Option<String>,
@@ -60,7 +62,9 @@ pub(crate) fn entry<T: DeserializeOwned>(folder: &Path, key: &str) -> Result<Opt
     }
     let read = || -> Result<_> {
         let config: Value = serde_json::from_slice(&fs::read(&file)?)?;
-        Ok(serde_json::from_value(config[key].clone())?)
+        serde_json::from_value(config[key].clone()).with_context(|| {
+            format!("{key:?} is not what this version of Laser writes; train the model again into another folder")
+        })
     };
     read().with_context(|| format!("{}: not the configuration of a model", file.display()))
 }
@@ -70,6 +74,8 @@ pub(crate) fn entry<T: DeserializeOwned>(folder: &Path, key: &str) -> Result<Opt
 pub struct Target {
     /// Digest of its weights.
     pub digest: String,
+    /// Fingerprint of its tokenizer.
+    pub tokenizer: String,
     /// Its directory; the tokenizer's files are copied from it.
     pub directory: PathBuf,
     /// Its tokens, those without a text included.

@@ -78,7 +78,8 @@ impl Job<'_> {
             Digest::of_parts(parts.map(|tokens| bytemuck::cast_slice(tokens)))
         };
         let texts = [&self.learned, &self.held_out].map(|examples| tokens(examples));
-        Digest::of_json(&(config, &self.target.digest, &self.draft, texts)).to_string()
+        let target = (&self.target.digest, &self.target.tokenizer);
+        Digest::of_json(&(config, target, &self.draft, texts)).to_string()
     }
 
     /// The draft model, if an earlier call has finished it.
@@ -145,6 +146,7 @@ pub fn train(
     };
     let belongs = Belongs {
         target: job.target.digest.clone(),
+        tokenizer: job.target.tokenizer.clone(),
         draft: job.draft.clone(),
         scale: (job.config.kind == DraftKind::Acceptance).then_some(drafting.scale),
         training: plan.identity,

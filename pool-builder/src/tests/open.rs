@@ -51,6 +51,19 @@ async fn what_was_not_written_like_this_is_refused() {
 }
 
 #[tokio::test]
+async fn a_pool_file_of_an_earlier_format_is_to_be_built_again() {
+    let (_dir, pools, _) = built().await;
+    let pool = pools.join("user-cluster-1.pool");
+    let mut earlier = std::fs::read(&pool).unwrap();
+    // The version behind the magic number.
+    earlier[8..12].copy_from_slice(&3u32.to_le_bytes());
+    std::fs::write(&pool, earlier).unwrap();
+    let error = OpenPools::open(&location(&pools), &FINGERPRINT).await.unwrap_err().to_string();
+    assert!(error.contains("user-cluster-1.pool: pool file has format version 3, this build reads"), "{error}");
+    assert!(error.ends_with("rebuild the pool"), "{error}");
+}
+
+#[tokio::test]
 async fn damage_that_opening_does_not_see_is_found_by_verifying() {
     let (_dir, pools, _) = built().await;
     let open = || async { OpenPools::open(&location(&pools), &FINGERPRINT).await };

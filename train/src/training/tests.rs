@@ -50,6 +50,7 @@ pub(super) fn job_of(config: &TrainConfig, texts: u32) -> Job<'_> {
     let (held_out, learned) = examples.split_at(16);
     let target = Target {
         digest: "the target".into(),
+        tokenizer: "its tokenizer".into(),
         directory: "nowhere".into(),
         vocab_size: VOCABULARY as usize,
         max_positions: 64,
@@ -123,10 +124,14 @@ fn a_training_that_is_stopped_again_and_again_gives_the_same_weights() {
     // The same command finds it; another one is told.
     let found = job.finished().unwrap().unwrap();
     assert_eq!((reports(&found), found.kept.epoch, found.is_new), (reports(&stopped), stopped.kept.epoch, false));
-    assert_eq!(belongs(folders[1].path()).unwrap().unwrap().target, "the target");
+    let belongs = belongs(folders[1].path()).unwrap().unwrap();
+    assert_eq!((belongs.target.as_str(), belongs.tokenizer.as_str()), ("the target", "its tokenizer"));
     let other = TrainConfig { seed: 1, ..configs[1].clone() };
-    let error = Job { config: &other, ..job }.finished().unwrap_err().to_string();
-    assert!(error.contains("holds a draft model of another training"), "{error}");
+    let other_tokens = Target { tokenizer: "another".into(), ..job.target.clone() };
+    for other in [Job { target: other_tokens, ..self::job(&configs[1]) }, Job { config: &other, ..job }] {
+        let error = other.finished().unwrap_err().to_string();
+        assert!(error.contains("holds a draft model of another training"), "{error}");
+    }
 }
 
 #[test]

@@ -2,13 +2,13 @@
 
 use std::collections::HashSet;
 
-use laser_decode::{Drafter, Draw, Noise, Sampling, Verification};
+use laser_decode::{Candidate, Drafter, Draw, Noise, Sampling, Verification, arrival};
 #[cfg(feature = "mistralrs")]
 use laser_engine::MistralEngine;
 use laser_engine::{Engine, EngineOptions, FakeEngine, FakeOptions};
 use laser_worker::budget::Budget;
 use laser_worker::cost::StepCost;
-use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, TextGenerator};
+use laser_worker::generate::{GenerateOptions, Generated, Generator, Request, StopReason, TextGenerator};
 #[cfg(feature = "mistralrs")]
 use laser_worker::plain::PlainGenerator;
 use proptest::prelude::*;
@@ -344,24 +344,60 @@ fn real_engine() -> Box<dyn Engine> {
     laser_engine::load(&EngineOptions::new(fixture())).unwrap()
 }
 
+/// The text of this key at temperature 1 by a race of the whole vocabulary, of which the engine tells nothing but the
+/// log probabilities.
+fn raced(key: u64, engine: &mut dyn Engine, prompt: &[u32], options: &GenerateOptions) -> NaiveText {
+    let mut naive = Naive::new(engine, VOCABULARY as usize);
+    let mut top = naive.feed_all(prompt);
+    let (mut tokens, mut gaps, mut log_probability) = (Vec::new(), Vec::new(), 0.0);
+    let stop = loop {
+        assert_eq!(top.len(), VOCABULARY as usize);
+        let noise = Noise::new(key).after(tokens.len());
+        let time = |c: &Candidate| (arrival(noise.word(c.token), c.log_probability.exp()), *c);
+        let mut times: Vec<(f64, Candidate)> = top.iter().map(time).collect();
+        times.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (first, winner) = times[0];
+        #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough")]
+        let gap = (times[1].0 / first).ln() as f32;
+        gaps.push(gap);
+        tokens.push(winner.token);
+        log_probability += f64::from(winner.log_probability);
+        if winner.token == END {
+            break StopReason::End;
+        }
+        if tokens.len() == options.max_new_tokens {
+            break StopReason::Length;
+        }
+        top = naive.feed(winner.token);
+    };
+    let text = tokenizer().decode(tokens.strip_suffix(&[END]).unwrap_or(&tokens)).unwrap();
+    NaiveText { tokens, text, stop, log_probability, gaps, runners_up: Vec::new() }
+}
+
 #[test]
 fn strict_texts_equal_the_naive_decoders_on_the_real_model() {
     let prompts = real_prompts();
-    let options = GenerateOptions { max_new_tokens: 24, ..options() };
     let mut oracle = real_engine();
-    let expected: Vec<NaiveText> = prompts.iter().map(|p| naive(oracle.as_mut(), p, &options)).collect();
-    let pool = pool(&expected.iter().map(previous).collect::<Vec<_>>());
-    let mut generator = Generator::new(real_engine(), tokenizer(), options.clone());
-    for drafter in drafters() {
-        for (nodes, batch, step_tokens) in [(0, 3, 64), (4, 1, 5), (16, 1, 64), (16, 3, 24)] {
-            let mut options = GenerateOptions { drafter, nodes, batch, step_tokens, ..options.clone() };
-            let what = format!("{drafter:?} {nodes} {batch} {step_tokens}");
-            generator.swap_options(&mut options);
-            let requests =
-                (0..).zip(&prompts).map(|(id, prompt)| Request { pool: Some(pool.clone()), ..request(id, prompt) });
-            for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
-                if let Some(tie) = check_naive_up_to_ties(got.as_ref().unwrap(), expected, &what) {
-                    println!("{tie}");
+    let mut generator = Generator::new(real_engine(), tokenizer(), options());
+    for sampling in [None, Some(Sampling::new(1.0, None, 1.0).unwrap())] {
+        let options = GenerateOptions { max_new_tokens: 24, sampling, ..options() };
+        let mut plain = |key, prompt: &Vec<u32>| match sampling {
+            None => naive(oracle.as_mut(), prompt, &options),
+            Some(_) => raced(key, oracle.as_mut(), prompt, &options),
+        };
+        let expected: Vec<NaiveText> = (0..).zip(&prompts).map(|(key, prompt)| plain(key, prompt)).collect();
+        let pool = pool(&expected.iter().map(previous).collect::<Vec<_>>());
+        for drafter in drafters() {
+            for (nodes, batch, step_tokens) in [(0, 3, 64), (4, 1, 5), (16, 1, 64), (16, 3, 24)] {
+                let mut options = GenerateOptions { drafter, nodes, batch, step_tokens, ..options.clone() };
+                let what = format!("{sampling:?} {drafter:?} {nodes} {batch} {step_tokens}");
+                generator.swap_options(&mut options);
+                let requests =
+                    (0..).zip(&prompts).map(|(id, prompt)| Request { pool: Some(pool.clone()), ..request(id, prompt) });
+                for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
+                    if let Some(tie) = check_naive_up_to_ties(got.as_ref().unwrap(), expected, &what) {
+                        println!("{tie}");
+                    }
                 }
             }
         }
