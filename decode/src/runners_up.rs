@@ -5,8 +5,8 @@
 //! not: what won once wins again, so their drafts count what was written (docs/research/soft-pools.md).
 //!
 //! Probabilities are kept where the race was close, in 5 bits each, and tokens in as many bits as the vocabulary needs.
-//! The places that have them are bits, with the numbers before every 32 of them, so that a look-up reads three places. A
-//! pool keeps the most probable runners-up for which it has room.
+//! The places that have them are bits, with the numbers before every 32 of them, so that a look-up reads three places.
+//! A pool keeps the most probable runners-up for which it has room.
 
 use std::ops::Range;
 
