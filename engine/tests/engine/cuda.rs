@@ -5,8 +5,8 @@
 //! device.
 
 use candle_core::quantized::GgmlDType;
-use laser_decode::ROOT_PARENT;
-use laser_engine::{DTypeOption, Engine, EngineError, EngineOptions, Segment, Slot};
+use laser_decode::{Draw, Noise, ROOT_PARENT, Sampling};
+use laser_engine::{Asked, DTypeOption, Engine, EngineError, EngineOptions, MaskedNode, Segment, Slot};
 use laser_schema::DeviceOption;
 use serde_json::json;
 
@@ -94,6 +94,47 @@ fn schedules_of_every_architecture_and_precision_run_and_give_their_memory_back(
         driver.assert_no_error();
         assert_eq!(counts.live_bytes, live, "{name} in {precision:?}");
         assert!(counts.launches > before.launches + 1000, "{name} in {precision:?}: {counts:?}");
+    }
+}
+
+/// The beams of a list, which ask for codes, and a drawn tree whose next tokens are held to a mask; with features.
+fn walk_held(engine: &mut dyn Engine) {
+    engine.keep_features();
+    engine.keep_logits();
+    let mut random = Random::new(12);
+    let slot = engine.open(120).unwrap();
+    step(engine, &[(slot, random.tokens(20), chain(20), 19)], TOP_K);
+    let (tokens, parents) = random_tree(&mut random, 8);
+    let tokens_asked: Vec<u32> = random.tokens(24);
+    let ends: Vec<usize> = (1..=8).map(|node| 3 * node).collect();
+    let asked = Asked { tokens: &tokens_asked, ends: &ends };
+    engine.step(&[Segment { slot, tokens: &tokens, parents: &parents, asked, ..Segment::default() }], TOP_K).unwrap();
+    engine.hold(slot, &path(&parents, 7)).unwrap();
+    let draw = Some(Draw { sampling: Sampling::new(0.8, Some(9), 0.9).unwrap(), noise: Noise::new(5) });
+    let more = random.tokens(2);
+    let next = Segment { slot, tokens: &more, parents: &[0, 0], draw, ..Segment::default() };
+    let scores = engine.step(&[next], TOP_K).unwrap();
+    assert_eq!(scores[0].feature(0).len(), engine.info().hidden_size);
+    let held = path(&parents, 7).len();
+    let node = MaskedNode { slot, node: 1, mask: &[0xff], draw };
+    engine.masked(&[node, MaskedNode { draw: None, ..node }], 3).unwrap();
+    engine.commit(slot, &[0, held]).unwrap();
+    engine.close(slot);
+}
+
+#[test]
+fn beams_masks_draws_and_features_run_and_give_their_memory_back() {
+    let driver = Driver::take();
+    walk_held(load(&models(1)[0].1, PRECISIONS[0]).unwrap().as_mut());
+    let live = live_bytes(&driver);
+    for (name, model) in models(2) {
+        for precision in PRECISIONS {
+            let mut engine = load(&model, precision).unwrap();
+            walk_held(engine.as_mut());
+            drop(engine);
+            driver.assert_no_error();
+            assert_eq!(driver.counts().live_bytes, live, "{name} in {precision:?}");
+        }
     }
 }
 
@@ -270,6 +311,7 @@ fn check(layer: &Counts, rest: &Counts, kind: Kind, (name, precision): (&str, (D
         let calls = [counts.launches, counts.uploads, counts.allocations];
         assert!(calls.iter().zip(most).all(|(calls, most)| *calls <= most), "{place}, at most {most:?}");
         assert_eq!(counts.events, 0, "{place}");
+        assert!(part == "the rest" || kind == Kind::Moving || counts.copies == 0, "{place}");
     }
     // A step ends when the device has done it: with its candidates where nodes are scored.
     let end = if kind == Kind::Trees || kind == Kind::Single { (1, 0) } else { (0, 1) };
@@ -290,6 +332,14 @@ fn a_device_that_the_kernels_are_not_compiled_for_is_refused() {
     driver.set_capability(86);
     walk(load(model, PRECISIONS[2]).unwrap().as_mut());
     driver.assert_no_error();
+}
+
+#[test]
+fn freed_memory_stays_in_the_pool() {
+    let driver = Driver::take();
+    driver.keep_nothing();
+    let _engine = load(&models(1)[0].1, PRECISIONS[0]).unwrap();
+    assert!(driver.keeps_all());
 }
 
 #[test]

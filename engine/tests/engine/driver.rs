@@ -21,6 +21,9 @@ const NAME: usize = 120;
 const CAPABILITY: u64 = 16;
 const MEMORY: u64 = 17;
 
+/// Place of the freed memory that the pool keeps, at most.
+const KEPT: u64 = 18;
+
 /// Calls so far, or between two times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
@@ -101,6 +104,16 @@ impl Driver {
 
     pub(crate) fn set_memory(&self, bytes: i64) {
         self.set(MEMORY, bytes);
+    }
+
+    /// As a driver begins: freed memory returns to the system.
+    pub(crate) fn keep_nothing(&self) {
+        self.set(KEPT, 0);
+    }
+
+    /// Whether all memory that is freed stays in the pool.
+    pub(crate) fn keeps_all(&self) -> bool {
+        self.words()[KEPT as usize].cast_unsigned() == u64::MAX
     }
 
     fn set(&self, word: u64, value: i64) {
