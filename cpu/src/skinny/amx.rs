@@ -122,6 +122,11 @@ fn round_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]) {
 fn quantise_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]) {
     let count = rows.len();
     let (quants, scales) = to.split_at_mut(inputs.div_ceil(BLOCK) * count * BYTE_LINES);
+    // Rows that a tile lacks are scaled with the others: what was there before may be subnormal, which takes a hundred
+    // times as long.
+    if count < TILE {
+        scales.fill(0);
+    }
     let quants = quants.as_chunks_mut::<BYTE_LINES>().0;
     for (place, row) in rows.enumerate() {
         for (block, values) in x.row(row)[..inputs].chunks(BLOCK).enumerate() {
@@ -303,15 +308,28 @@ unsafe fn byte_panels(task: &Task, panels: Range<usize>) {
     for start in panels.clone().step_by(stripe) {
         for row in (0..task.rows).step_by(TILE) {
             for panel in start..panels.end.min(start + stripe) {
-                let rows = TILE.min(task.rows - row);
                 unsafe {
-                    match task.format {
-                        Format::Q6K => blocks::<2, false>(task, panel, row, rows),
-                        Format::Q5K => blocks::<1, true>(task, panel, row, rows),
-                        _ => blocks::<1, false>(task, panel, row, rows),
+                    match task.rows - row {
+                        ..=4 => tile_of_blocks::<4>(task, panel, row),
+                        ..=8 => tile_of_blocks::<8>(task, panel, row),
+                        ..=12 => tile_of_blocks::<12>(task, panel, row),
+                        _ => tile_of_blocks::<TILE>(task, panel, row),
                     }
                 }
             }
+        }
+    }
+}
+
+/// The next rows, at most so many, times a panel.
+#[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+unsafe fn tile_of_blocks<const ROWS: usize>(task: &Task, panel: usize, row: usize) {
+    let rows = ROWS.min(task.rows - row);
+    unsafe {
+        match task.format {
+            Format::Q6K => blocks::<2, false, ROWS>(task, panel, row, rows),
+            Format::Q5K => blocks::<1, true, ROWS>(task, panel, row, rows),
+            _ => blocks::<1, false, ROWS>(task, panel, row, rows),
         }
     }
 }
@@ -364,9 +382,18 @@ struct Sums([[i32; PANEL]; TILE]);
 /// Blocks that are multiplied before their sums are scaled: meanwhile those of earlier ones are.
 const AHEAD: usize = 3;
 
-/// Up to 16 rows times a panel, whose blocks have scales for each of so many `PARTS` and perhaps minima.
+/// Blocks of weights that are fetched ahead: 4 kB, into the second-level cache. Fetching half as far ahead into the first
+/// takes 1.05 to 1.07 times as long.
+const FETCH_BLOCKS: usize = 7;
+
+/// Up to `ROWS` rows times a panel, whose blocks have scales for each of so many `PARTS` and perhaps minima.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-unsafe fn blocks<const PARTS: usize, const MINIMA: bool>(task: &Task, panel: usize, row: usize, rows: usize) {
+unsafe fn blocks<const PARTS: usize, const MINIMA: bool, const ROWS: usize>(
+    task: &Task,
+    panel: usize,
+    row: usize,
+    rows: usize,
+) {
     let part_lines = BYTE_LINES / PARTS;
     let shapes = Shapes::new([rows; 4], part_lines);
     let mut sums = [Sums([[0; PANEL]; TILE]); AHEAD + 1];
@@ -376,7 +403,7 @@ unsafe fn blocks<const PARTS: usize, const MINIMA: bool>(task: &Task, panel: usi
         let w = task.w.add(panel * task.w_stride);
         let quants = task.x.add(row * task.x_stride);
         let of_x = quants.add(count / PARTS * rows * BYTE_LINES);
-        let mut totals = [_mm512_setzero_ps(); TILE];
+        let mut totals = [_mm512_setzero_ps(); ROWS];
         asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack));
         for number in 0..count + AHEAD {
             if number < count {
@@ -384,8 +411,10 @@ unsafe fn blocks<const PARTS: usize, const MINIMA: bool>(task: &Task, panel: usi
                 let x = quants.add(block * rows * BYTE_LINES + part * part_lines);
                 let w = w.add(block * block_words);
                 if part == 0 {
-                    let ahead = w.wrapping_add(4 * block_words);
-                    (0..task.format.block_lines()).for_each(|line| Vnni::fetch(ahead.wrapping_add(line * PANEL)));
+                    let ahead = w.wrapping_add(FETCH_BLOCKS * block_words);
+                    for line in 0..task.format.block_lines() {
+                        _mm_prefetch::<_MM_HINT_T1>(ahead.wrapping_add(line * PANEL).cast());
+                    }
                 }
                 block_sums(x, w.add(part * part_lines * PANEL), &mut sums[number % (AHEAD + 1)]);
             }

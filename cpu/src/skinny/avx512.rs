@@ -146,6 +146,6 @@ product!(
     // 32 registers: 6 to 16 each for sums of blocks and of all, 1 to 6 for weights.
     #[target_feature(enable = "avx512vnni,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
     avx512_vnni, Blocks<Vnni>, ROWS,
-    1 => 6, 2 => 4, 3 => 4, 4 => 3, 5 => 2, 6 => 2, 7 => 1, 8 => 1,
+    1 => 6, 2 => 4, 3 => 4, 4 => 3, 5 => 2, 6 => 2, 7 => 2, 8 => 1,
     9 => 1, 10 => 1, 11 => 1, 12 => 1, 13 => 1, 14 => 1, 15 => 1, 16 => 1
 );

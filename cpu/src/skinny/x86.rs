@@ -12,13 +12,15 @@ use super::{
 pub(super) use super::amx::PANELS;
 pub(crate) use super::isa::vectorized;
 
-/// Rows from which on tiles multiply bytes faster than AVX512-VNNI.
-const TILED_ROWS: usize = 12;
+/// Rows from which on tiles multiply bytes faster than AVX512-VNNI, and 4 bits, which they have to widen first.
+const TILED_ROWS: usize = 6;
+const TILED_ROWS_OF_NIBBLES: usize = 96;
 
 /// The product of blocks for so many rows; all but the portable one give the same sums.
 pub(super) fn bytes_product(format: Format, rows: usize) -> (Product, Layout) {
+    let tiled = if matches!(format, Format::Q4 | Format::Q4K) { TILED_ROWS_OF_NIBBLES } else { TILED_ROWS };
     match isa() {
-        Isa::Avx512 if rows >= TILED_ROWS && amx::amx() => (amx::amx_bytes, amx::BLOCK_TILES),
+        Isa::Avx512 if rows >= tiled && amx::amx() => (amx::amx_bytes, amx::BLOCK_TILES),
         Isa::Avx512 if is_x86_feature_detected!("avx512vnni") => {
             (avx512::avx512_vnni, quants::blocks::<{ avx512::ROWS }>(format))
         }
