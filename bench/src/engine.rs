@@ -210,7 +210,7 @@ impl EngineReport {
              loaded in {:.2} s\n\n{}",
             self.architecture,
             self.parameters as f64 / 1e6,
-            self.options.load.dtype,
+            self.options.load.isq.clone().unwrap_or_else(|| self.options.load.dtype.to_string()),
             self.options.load.device,
             self.threads,
             self.machine,
