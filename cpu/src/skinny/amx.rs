@@ -311,8 +311,8 @@ unsafe fn byte_panels(task: &Task, panels: Range<usize>) {
                 unsafe {
                     match task.rows - row {
                         ..=4 => tile_of_blocks::<4>(task, panel, row),
-                        ..=8 => tile_of_blocks::<8>(task, panel, row),
-                        ..=12 => tile_of_blocks::<12>(task, panel, row),
+                        5..=8 => tile_of_blocks::<8>(task, panel, row),
+                        9..=12 => tile_of_blocks::<12>(task, panel, row),
                         _ => tile_of_blocks::<TILE>(task, panel, row),
                     }
                 }
