@@ -16,6 +16,7 @@
 //! nights and runs; parts are listed only where they are removed.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp};
@@ -271,9 +272,8 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
     let mut removed = 0;
     // The objects that make a run, a night or a pool set complete go first, in this order and one by one.
     let first = outdated.folders.iter().filter(|folder| folder.ends_with(&run));
-    let heads = [PINS, PLAN, SUCCESS, MANIFEST, "pools.json"];
     for folder in first.chain(&outdated.folders) {
-        for head in heads {
+        for head in HEADS {
             output.join(folder).join(head).remove().await?;
         }
     }
@@ -282,6 +282,8 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
         let listed = folder.list().await?.into_iter().map(|l| l.name);
         let ours: Vec<String> = listed.filter(|name| is_ours(name)).collect();
         removed += ours.len();
+        // As with folders: what cannot be removed stays.
+        let _ = remove_staged(&folder);
         folder.remove_below(ours).await?;
     }
     for folder in &outdated.folders {
@@ -294,6 +296,39 @@ pub async fn remove(output: &Location, outdated: &Outdated) -> Result<usize, Loc
         }
     }
     Ok(removed)
+}
+
+/// The objects that make a run, a night or a pool set complete.
+const HEADS: [&str; 5] = [PINS, PLAN, SUCCESS, MANIFEST, "pools.json"];
+
+/// Removes what processes that were killed while they wrote have left below a folder on a local disk. The store writes
+/// `NAME#1` and gives the file its name at the end, so no list has it, but it may hold texts. Nothing must be under way
+/// there.
+///
+/// # Errors
+/// The file system's.
+pub fn remove_staged(folder: &Location) -> std::io::Result<()> {
+    folder.local_path().map_or(Ok(()), |path| remove_staged_below(&path, ""))
+}
+
+fn remove_staged_below(folder: &Path, name: &str) -> std::io::Result<()> {
+    let entries = match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        entries => entries?,
+    };
+    for entry in entries {
+        let entry = entry?;
+        let name = format!("{name}{}", entry.file_name().to_string_lossy());
+        if entry.file_type()?.is_dir() {
+            remove_staged_below(&entry.path(), &format!("{name}/"))?;
+        } else if let Some((whole, number)) = name.rsplit_once('#')
+            && number.parse::<u32>().is_ok()
+            && (is_ours(whole) || HEADS.contains(&whole))
+        {
+            std::fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
 }
 
 /// Whether Laser gives files of runs, nights and pool sets this name.

@@ -22,8 +22,8 @@ const SHIFT_MAX: i64 = 4;
 /// Places per word of bits.
 const WORD: usize = 32;
 
-/// Bits of races and runners-up per token of the pool, on average. With the 3 that find them they are 5 bytes beside the
-/// 10 to 11 of a pool of real texts without runners-up.
+/// Bits of races and runners-up per token of the pool, on average. With the 3 that find them they are 5 bytes, beside
+/// the 10 to 11 of a pool of real texts without runners-up.
 const ROOM: usize = 37;
 
 /// Bits of a [`Level`].

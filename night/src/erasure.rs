@@ -239,6 +239,7 @@ impl Work<'_> {
         let total = others.len() as u64;
         for (done, place) in (0..).zip(others) {
             progress.update(done, Some(total), &place.folder);
+            retention::remove_staged(&self.output.join(&place.folder)).with_context(|| place.folder.clone())?;
             match place.folder.strip_prefix(&run_folder("")) {
                 Some(run) => rewrite::rewrite_run(&RunStore::new(&self.output, run), place, &self.ids).await?,
                 None => rewrite::rewrite_folder(&self.output, self.kind, place, &self.ids).await?,
@@ -255,6 +256,9 @@ impl Work<'_> {
         };
         let outdated = [Outdated { run: name.clone(), folders: folders.clone() }];
         retention::withdraw(&self.output, &outdated).await?;
+        for folder in folders {
+            retention::remove_staged(&self.output.join(folder)).with_context(|| folder.clone())?;
+        }
         for outdated in &outdated {
             retention::remove(&self.output, outdated).await?;
         }

@@ -435,6 +435,14 @@ fn a_run_under_way_is_not_touched_and_a_forgotten_one_is_removed() {
     persons.night(1, &[]);
     persons.write("Alien");
     start_and_kill(persons.command("run", 2, &[]), 1);
+    // As if it had been killed within a write, also of the night before.
+    let parts = files_below(&persons.out());
+    let parts = parts.iter().filter(|file| file.extension().is_some_and(|ending| ending == "parquet"));
+    let parts: Vec<&PathBuf> = parts.filter(|file| file.to_string_lossy().contains("/part-")).collect();
+    assert!(["dt=2026-01-01", "dt=2026-01-02"].iter().all(|night| {
+        let of_night = parts.iter().find(|part| part.to_string_lossy().contains(night));
+        of_night.is_some_and(|part| fs::copy(part, format!("{}#1", part.display())).is_ok())
+    }));
     let before = snapshot(&persons.out());
     assert_refused(&persons.erase(&[]), &["is not finished and may be under way", "runs/2026-01-02-"]);
     assert!(snapshot(&persons.out()) == before);

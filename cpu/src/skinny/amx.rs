@@ -382,8 +382,8 @@ struct Sums([[i32; PANEL]; TILE]);
 /// Blocks that are multiplied before their sums are scaled: meanwhile those of earlier ones are.
 const AHEAD: usize = 3;
 
-/// Blocks of weights that are fetched ahead: 4 kB, into the second-level cache. Fetching half as far ahead into the first
-/// takes 1.05 to 1.07 times as long.
+/// Blocks of weights that are fetched ahead: 4 kB, into the second-level cache. Half as far ahead and into the first
+/// level takes 1.05 to 1.07 times as long.
 const FETCH_BLOCKS: usize = 7;
 
 /// Up to `ROWS` rows times a panel, whose blocks have scales for each of so many `PARTS` and perhaps minima.
