@@ -231,7 +231,7 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
     assert!(of("itself, 2 forwards").aal > 1.5 && of("itself, 1 forward").accepted_by_depth[0] > 0.9, "{text}");
     assert!(of("merged, 2 forwards").accepted_by_depth[0] > 0.9, "{text}");
     assert!(of("itself, 3 nodes").calls_per_token < 0.5, "{text}");
-    assert!(text.contains("speedup, batch 3") && report.charts().len() == 1, "{text}");
+    assert!(text.contains("speedup (tokens/s), batch 3") && report.charts().len() == 1, "{text}");
 
     // Padding changes neither the texts nor what is drafted, and neither does a wider vocabulary.
     let itself = copy_as_draft(dir.path());

@@ -155,7 +155,7 @@ async fn what_is_wrong_is_named_by_its_row_or_user() {
         (
             "items.jsonl",
             "{\"id\": 3, \"identifier\": [1]}\n{\"id\": 3, \"identifier\": [2]}\n",
-            "item 3 is there twice",
+            "row 2: column \"id\" holds 3, the id of an earlier row",
         ),
     ];
     for (name, text, expected) in refused {
