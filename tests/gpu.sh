@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What only a machine with an NVIDIA GPU can tell, in ten minutes after the build. Not run yet.
+# What only a machine with an NVIDIA GPU can tell, in ten minutes after the build.
 #
 #   tests/gpu.sh                all parts
 #   tests/gpu.sh PART...        selftest: the device computes what the CPU does, in every architecture and precision
@@ -8,8 +8,9 @@
 #                               paper: the paper's variants
 #
 # Figures go to output/gpu. LASER_GPU_MODEL names a model directory for steps and paper; without it they measure
-# fixtures/profile-lm, padded to 886M parameters. The CUDA toolkit must be installed (deploy/README.md), and
-# CARGO_TARGET_DIR is honoured. LASER_GPU_DEVICE=cpu tries the script itself on a machine without a GPU.
+# fixtures/profile-lm, padded to 886M parameters, and paper takes LASER_GPU_TEXTS texts of each kind, 100 by default. The
+# CUDA toolkit must be installed (deploy/README.md), and CARGO_TARGET_DIR is honoured; where LASER_GPU_BIN names a folder
+# with laser and laser-bench, these run and nothing is built. LASER_GPU_DEVICE=cpu tries the script itself without a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -20,19 +21,22 @@ fail() {
 
 device=${LASER_GPU_DEVICE:-cuda}
 output=output/gpu
-bin=${CARGO_TARGET_DIR:-target}/release
+bin=${LASER_GPU_BIN:-${CARGO_TARGET_DIR:-target}/release}
 
 # Kernels run only on the compute capability that they are compiled for.
 build() {
     local features=()
     if [[ $device != cpu ]]; then
         command -v nvidia-smi >/dev/null || fail "no nvidia-smi: this machine has no NVIDIA GPU or no driver for it"
+        nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader
+    fi
+    [[ -z ${LASER_GPU_BIN:-} ]] || return 0
+    if [[ $device != cpu ]]; then
         command -v nvcc >/dev/null || fail "no nvcc: install the CUDA toolkit as deploy/README.md says"
         CUDA_COMPUTE_CAP=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader | head -n 1 | tr -d .)
         [[ $CUDA_COMPUTE_CAP =~ ^[0-9]+$ ]] || fail "nvidia-smi names no GPU"
         export CUDA_COMPUTE_CAP
         features=(--features cuda)
-        nvidia-smi --query-gpu=name,driver_version,compute_cap,memory.total --format=csv,noheader
     fi
     cargo build --release --workspace --locked "${features[@]}" --bin laser --bin laser-bench
 }
@@ -50,30 +54,45 @@ model() {
 }
 
 # The self-test reads no more of a model than its configuration, so a changed one is a model of another architecture.
+# Heads of 80 are none that tensor cores attend to.
 selftest() {
-    local architecture width precision options config=$output/selftest
+    local architecture width precision job jobs config
     for architecture in Llama Mistral Qwen2 Qwen3; do
-        for width in 32 64 128; do
+        jobs=()
+        for width in 32 64 80 128; do
+            config=$output/selftest-$architecture-$width
             rm -rf "$config"
             cp -r fixtures/profile-lm "$config"
             sed -i -e "s/LlamaForCausalLM/${architecture}ForCausalLM/" -e "s/\"head_dim\": 32/\"head_dim\": $width/" \
                 "$config/config.json"
             for precision in f32 f16 bf16 f32,isq=q8_0 f16,isq=q4k; do
-                options=(--set "model.path=$config" --set "model.device=$device" --set "model.dtype=${precision%,*}")
-                [[ $precision == *isq* ]] && options+=(--set "model.isq=${precision#*=}")
-                echo -n "$architecture, heads of $width, $precision: "
-                "$bin/laser" selftest configs/demo.toml "${options[@]}"
+                selftest_of "$config" "$precision" "$architecture, heads of $width, $precision" &
+                jobs+=($!)
             done
         done
+        for job in "${jobs[@]}"; do
+            wait "$job"
+        done
     done
+}
+
+# A model in a precision, with the words that say which.
+selftest_of() {
+    local options=(--set "model.path=$1" --set "model.device=$device" --set "model.dtype=${2%,*}") found
+    [[ $2 == *isq* ]] && options+=(--set "model.isq=${2#*=}")
+    found=$("$bin/laser" selftest configs/demo.toml "${options[@]}") || fail "$3: the self-test fails"
+    echo "$3: $found"
 }
 
 # In f32 texts differ only where the two most probable tokens are closer than the order of sums matters; in bf16 the
 # share that differs is the figure.
 parity() {
-    local dtype python=$output/python/bin/python
-    [[ -x $python ]] || python3 -m venv "$output/python"
-    "$python" -m pip install --quiet --disable-pip-version-check pyarrow
+    local dtype python=python3
+    if ! python3 -c 'import pyarrow' 2>/dev/null; then
+        python=$output/python/bin/python
+        [[ -x $python ]] || python3 -m venv "$output/python"
+        "$python" -m pip install --quiet --disable-pip-version-check pyarrow
+    fi
     night cpu f32
     for dtype in f32 bf16; do
         night "$device" "$dtype"
@@ -106,12 +125,12 @@ steps() {
 
 # Variants of the paper's table 2, with one text at a time and with 64.
 paper() {
-    local batch path
+    local batch path texts=${LASER_GPU_TEXTS:-100}
     path=$(model)
     for batch in 1 64; do
         "$bin/laser-bench" paper --users-table fixtures/demo/tonight/users.parquet \
             --items-table fixtures/demo/tonight/items.parquet --model "$path" --old-model fixtures/profile-lm \
-            --chat false --device "$device" --dtype bf16 --batch "$batch" --old-texts 100 --new-texts 100 \
+            --chat false --device "$device" --dtype bf16 --batch "$batch" --old-texts 100 --new-texts "$texts" \
             --output "$output/paper-$batch" --markdown
     done
 }

@@ -2,3 +2,4 @@
 #include "layer.cu"
 #include "top_k.cu"
 #include "tree.cu"
+#include "tree_tensor.cu"

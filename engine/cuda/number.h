@@ -11,6 +11,25 @@ __device__ inline void store(float* to, float x) { *to = x; }
 __device__ inline void store(__half* to, float x) { *to = __float2half(x); }
 __device__ inline void store(__nv_bfloat16* to, float x) { *to = __float2bfloat16(x); }
 
+// Neighbouring numbers, in one load.
+template <typename T, unsigned COUNT>
+struct alignas(COUNT * sizeof(T)) Line {
+    T numbers[COUNT];
+};
+
+template <typename T>
+constexpr unsigned WIDE = 16 / sizeof(T);
+
+template <unsigned COUNT, typename T>
+__device__ inline Line<T, COUNT> line(const T* from) {
+    return *reinterpret_cast<const Line<T, COUNT>*>(from);
+}
+
+template <unsigned COUNT, typename T>
+__device__ inline void store(T* to, const Line<T, COUNT>& from) {
+    *reinterpret_cast<Line<T, COUNT>*>(to) = from;
+}
+
 __device__ inline float warp_sum(float x) {
     for (unsigned other = 16; other > 0; other /= 2) {
         x += __shfl_xor_sync(0xffffffff, x, other);

@@ -111,7 +111,7 @@ __device__ void top_k(const T* logits, unsigned* found, const Draw* draws, unsig
 }
 
 #define TOP_K(SUFFIX, T)                                                                                               \
-    extern "C" __global__ void __launch_bounds__(256)                                                                  \
+    extern "C" __global__ void __launch_bounds__(1024)                                                                  \
         top_k_##SUFFIX(const T* logits, unsigned* found, const Draw* draws, unsigned width, unsigned k) {              \
         top_k(logits, found, draws, width, k);                                                                         \
     }

@@ -7,34 +7,13 @@
 // Arithmetic bounds it, not memory: 1,024 nodes over 600 rows of 32 heads of 128 are 10 GFLOP a layer, on cores for f32
 // without tensor cores.
 
-#include "number.h"
+#include "tree.h"
 
 constexpr unsigned QUERIES = 8;
 constexpr unsigned KEYS = 32;
 constexpr unsigned WARPS = 4;
 constexpr unsigned OWN = QUERIES / WARPS;  // queries of a warp
 constexpr unsigned PARTS = 8;              // elements of a head in a lane: heads are of at most 256
-
-// What a block works on; engine/src/tree_plan.rs writes it. Both places are in the same array of words, whose start is
-// the tiles of all blocks.
-struct Tile {
-    unsigned offset;  // the sequence's first node in the batch
-    unsigned nodes;   // its nodes in this step
-    unsigned cached;  // its committed rows
-    unsigned held;    // its nodes of earlier steps, which its tree begins with
-    unsigned rows;    // where its rows are: the committed ones, then the tree's
-    unsigned bits;    // where its ancestors are: for each node a bit for each of the tree, in words, itself included
-    unsigned first;   // the first query, which is node * (heads / kv_heads) + head
-};
-
-// Nodes see the committed rows, themselves and their ancestors.
-__device__ inline bool sees(const unsigned* plan, const Tile& tile, unsigned node, unsigned position) {
-    if (position < tile.cached) {
-        return true;
-    }
-    const unsigned other = position - tile.cached, tree = tile.held + tile.nodes, words = (tree + 31) / 32;
-    return other < tree && (plan[tile.bits + node * words + other / 32] >> other % 32 & 1);
-}
 
 // KEYS rows of one head from `position` on, as f32; lines of an odd number of words meet no bank twice.
 template <typename T>

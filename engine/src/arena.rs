@@ -57,6 +57,18 @@ impl Arena {
         }
     }
 
+    /// Of keys and values.
+    #[cfg(feature = "cuda")]
+    pub(super) fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Elements of a key.
+    #[cfg(feature = "cuda")]
+    pub(super) fn head_dim(&self) -> usize {
+        self.shape.head_dim
+    }
+
     /// Bytes of a sequence that may grow to `capacity` positions, with its share of [`SLACK`].
     pub(super) fn bytes(&self, capacity: usize) -> usize {
         let ModelShape { layers, kv_heads, head_dim, .. } = self.shape;
@@ -142,13 +154,15 @@ impl Arena {
         if self.layers.is_empty() {
             return self.allocate(rows);
         }
-        let mut kept = self.renumber();
+        let kept = self.renumber();
         self.end = kept.len();
-        kept.resize(rows, 0);
-        let index = Tensor::new(kept, &self.device)?;
+        if kept.is_empty() {
+            return self.allocate(rows);
+        }
+        let kept = Tensor::new(kept, &self.device)?;
         for (keys, values) in &mut self.layers {
-            *keys = keys.index_select(&index, 1)?;
-            *values = values.index_select(&index, 1)?;
+            *keys = moved(keys, &kept, rows)?;
+            *values = moved(values, &kept, rows)?;
         }
         self.rows = rows;
         Ok(())
@@ -189,6 +203,18 @@ impl Arena {
         self.layers.clear();
         (self.rows, self.end) = (0, 0);
     }
+}
+
+/// A tensor of `rows` rows that begins with the kept ones. On a GPU the rest is whatever memory held.
+fn moved(from: &Tensor, kept: &Tensor, rows: usize) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if from.device().is_cuda() {
+        return crate::cuda::layer::move_rows(from, kept, rows);
+    }
+    let (kv_heads, _, head_dim) = from.dims3()?;
+    let to = Tensor::zeros((kv_heads, rows, head_dim), from.dtype(), from.device())?;
+    to.slice_set(&from.index_select(kept, 1)?, 1, 0)?;
+    Ok(to)
 }
 
 /// A row's number, as devices take it.

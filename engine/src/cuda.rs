@@ -22,7 +22,7 @@ const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx"));
 struct Launch<'a> {
     /// The kernel without the suffix of its dtype, which is the first tensor's.
     kernel: &'static str,
-    /// Contiguous, or none for a null pointer.
+    /// Contiguous, or none for a null pointer. Rows of matrices may be further apart, for kernels that take how far.
     tensors: &'a [Option<&'a Tensor>],
     sizes: &'a [usize],
     floats: &'a [f32],
@@ -65,10 +65,11 @@ impl Launch<'_> {
     }
 }
 
-/// Where a contiguous tensor begins on the device.
+/// Where a tensor begins on the device whose elements lie side by side, or those of each row do.
 fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
     let (storage, layout) = tensor.storage_and_layout();
-    let (Storage::Cuda(storage), Some((offset, _))) = (&*storage, layout.contiguous_offsets()) else {
+    let (Storage::Cuda(storage), true) = (&*storage, layout.is_contiguous() || matches!(layout.stride(), [_, 1]))
+    else {
         bail!("a kernel wants contiguous tensors on its GPU: {layout:?}");
     };
     let start = match &storage.slice {
@@ -78,7 +79,7 @@ fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
         CudaStorageSlice::U32(slice) => slice.device_ptr(stream).0,
         _ => bail!("no kernel takes {:?}", tensor.dtype()),
     };
-    Ok(start + (offset * tensor.dtype().size_in_bytes()) as u64)
+    Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
 }
 
 /// A tensor that a kernel is going to write.

@@ -3,15 +3,21 @@
 use candle_core::{DType, Device, Result, Tensor};
 use laser_cpu::Rope;
 
-use crate::{arena::Arena, linear::Linear, norm::Norm};
+use crate::{
+    arena::Arena,
+    linear::{Linear, Projections},
+    norm::Norm,
+};
 
-/// A projection to the heads of one kind.
+/// A layer's projections to queries, keys and values, and what becomes of these.
 #[derive(Debug)]
 pub(super) struct Heads {
-    pub(super) linear: Linear,
-    /// Of each head.
-    pub(super) norm: Option<Norm>,
-    pub(super) count: usize,
+    /// In that order.
+    pub(super) projections: Projections,
+    /// Query heads, and as many key as value heads.
+    pub(super) counts: (usize, usize),
+    /// Of each query head and of each key head.
+    pub(super) norms: Option<(Norm, Norm)>,
 }
 
 /// Rotary embeddings of a step's nodes; the queries' carry the attention's 1/√d.
@@ -48,22 +54,21 @@ impl Rotation {
     /// rows of a layer of the arena from `start` on.
     pub(super) fn write(
         &self,
-        [query, key, value]: [&Heads; 3],
+        heads: &Heads,
         x: &Tensor,
         (arena, layer): (&Arena, usize),
         start: usize,
     ) -> Result<Tensor> {
         match self {
             Self::Tensors { query: query_angles, key: key_angles } => {
-                let keys = rotate(&key.forward(x)?, key_angles)?;
-                arena.write(layer, start, (&keys, &value.forward(x)?))?;
-                rotate(&query.forward(x)?, query_angles)
+                let keys = rotate(&heads.keys(x)?, key_angles)?;
+                arena.write(layer, start, (&keys, &heads.values(x)?))?;
+                rotate(&heads.queries(x)?, query_angles)
             }
             #[cfg(feature = "cuda")]
             Self::Kernel(angles) => {
-                let [q, k, v] = [query.linear.product(x)?, key.linear.product(x)?, value.linear.product(x)?];
-                let heads = [query.products(&q), key.products(&k), value.products(&v)];
-                crate::cuda::layer::rotate_write(heads, angles, arena.layer(layer), start)
+                let products = heads.projections.products(x)?;
+                crate::cuda::layer::rotate_write(heads.products(&products), angles, arena.layer(layer), start)
             }
         }
     }
@@ -71,20 +76,44 @@ impl Rotation {
 
 impl Heads {
     /// `[nodes, heads, head_dim]`.
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = self.linear.forward(x)?;
-        let (nodes, width) = y.dims2()?;
-        let heads = y.reshape((nodes, self.count, width / self.count))?;
-        match &self.norm {
-            Some(norm) => norm.forward(&heads),
-            None => Ok(heads),
-        }
+    fn queries(&self, x: &Tensor) -> Result<Tensor> {
+        let norm = self.norms.as_ref().map(|norms| &norms.0);
+        by_head(self.projections.part(0), self.counts.0, norm, x)
+    }
+
+    /// `[nodes, kv_heads, head_dim]`.
+    fn keys(&self, x: &Tensor) -> Result<Tensor> {
+        let norm = self.norms.as_ref().map(|norms| &norms.1);
+        by_head(self.projections.part(1), self.counts.1, norm, x)
+    }
+
+    /// `[nodes, kv_heads, head_dim]`.
+    fn values(&self, x: &Tensor) -> Result<Tensor> {
+        by_head(self.projections.part(2), self.counts.1, None, x)
     }
 
     #[cfg(feature = "cuda")]
-    fn products<'a>(&'a self, products: &'a Tensor) -> crate::cuda::layer::HeadProducts<'a> {
-        let norm = self.norm.as_ref().map(Norm::parts);
-        crate::cuda::layer::HeadProducts { products, bias: self.linear.bias(), norm, heads: self.count }
+    fn products<'a>(&'a self, products: &'a [Tensor]) -> [crate::cuda::layer::HeadProducts<'a>; 3] {
+        let norms = self.norms.as_ref();
+        let norms = [norms.map(|norms| norms.0.parts()), norms.map(|norms| norms.1.parts()), None];
+        let of = |at: usize| crate::cuda::layer::HeadProducts {
+            products: &products[at],
+            bias: self.projections.part(at).bias(),
+            norm: norms[at],
+            heads: if at == 0 { self.counts.0 } else { self.counts.1 },
+        };
+        [of(0), of(1), of(2)]
+    }
+}
+
+/// `[nodes, heads, head_dim]`.
+fn by_head(linear: &Linear, heads: usize, norm: Option<&Norm>, x: &Tensor) -> Result<Tensor> {
+    let y = linear.forward(x)?;
+    let (nodes, width) = y.dims2()?;
+    let y = y.reshape((nodes, heads, width / heads))?;
+    match norm {
+        Some(norm) => norm.forward(&y),
+        None => Ok(y),
     }
 }
 

@@ -18,7 +18,7 @@ use crate::{
     blocks,
     decoder::Decoder,
     error::EngineError,
-    linear::Linear,
+    linear::{Linear, Projections},
     norm::Norm,
     rotation::{Heads, Rotation},
 };
@@ -55,13 +55,10 @@ pub(super) trait Weights {
 #[derive(Debug)]
 struct Layer {
     attention_norm: Option<Norm>,
-    query: Heads,
-    key: Heads,
-    value: Heads,
+    heads: Heads,
     output: Linear,
     mlp_norm: Norm,
-    gate: Linear,
-    up: Linear,
+    gate_up: Projections,
     down: Linear,
 }
 
@@ -134,8 +131,7 @@ impl TreeLm {
             None => x.clone(),
         };
         for ((index, layer), next_norm) in self.layers.iter().enumerate().zip(norms.skip(1)) {
-            let heads = [&layer.query, &layer.key, &layer.value];
-            let query = rotation.write(heads, &normed, (&self.arena, index), start)?;
+            let query = rotation.write(&layer.heads, &normed, (&self.arena, index), start)?;
             let mut attended = attention.attend(&query, self.arena.layer(index))?;
             if index + 1 == self.layers.len() && !batch.wants_features {
                 if batch.scored.is_empty() {
@@ -303,47 +299,42 @@ impl Layer {
         let linear = |weights: &mut dyn Weights, part: &str, outputs, inputs, bias| {
             weights.linear(&name(part), outputs, inputs, bias)
         };
-        let head_norm = |weights: &mut dyn Weights, part: &str| match shape.head_norms {
-            true => norm(weights, part, head_dim).map(Some),
-            false => Ok(None),
+        let mut projections = Vec::with_capacity(3);
+        for (part, outputs) in [("q_proj", queries), ("k_proj", keys), ("v_proj", keys)] {
+            projections.push(linear(weights, &format!("self_attn.{part}"), outputs, hidden, qkv_bias)?);
+        }
+        let norms = match shape.head_norms {
+            true => Some((norm(weights, "self_attn.q_norm", head_dim)?, norm(weights, "self_attn.k_norm", head_dim)?)),
+            false => None,
         };
         Ok(Self {
             attention_norm: match (shape.fused, layer) {
                 (Some(_), 0) => None,
                 _ => Some(norm(weights, "input_layernorm", hidden)?),
             },
-            query: Heads {
-                linear: linear(weights, "self_attn.q_proj", queries, hidden, qkv_bias)?,
-                norm: head_norm(weights, "self_attn.q_norm")?,
-                count: shape.heads,
-            },
-            key: Heads {
-                linear: linear(weights, "self_attn.k_proj", keys, hidden, qkv_bias)?,
-                norm: head_norm(weights, "self_attn.k_norm")?,
-                count: shape.kv_heads,
-            },
-            value: Heads {
-                linear: linear(weights, "self_attn.v_proj", keys, hidden, qkv_bias)?,
-                norm: None,
-                count: shape.kv_heads,
-            },
+            heads: Heads { projections: Projections::new(projections)?, counts: (shape.heads, shape.kv_heads), norms },
             output: linear(weights, "self_attn.o_proj", hidden, queries, shape.output_bias)?,
             mlp_norm: norm(weights, "post_attention_layernorm", hidden)?,
-            gate: linear(weights, "mlp.gate_proj", inner, hidden, mlp_bias)?,
-            up: linear(weights, "mlp.up_proj", inner, hidden, mlp_bias)?,
+            gate_up: Projections::new(vec![
+                linear(weights, "mlp.gate_proj", inner, hidden, mlp_bias)?,
+                linear(weights, "mlp.up_proj", inner, hidden, mlp_bias)?,
+            ])?,
             down: linear(weights, "mlp.down_proj", hidden, inner, mlp_bias)?,
         })
     }
 
     fn mlp(&self, x: &Tensor) -> Result<Tensor> {
-        self.down.forward(&silu_mul(&self.gate.forward(x)?, &self.up.forward(x)?)?)
+        self.down.forward(&self.silu_mul(x)?)
     }
-}
 
-fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    #[cfg(feature = "cuda")]
-    if gate.device().is_cuda() {
-        return crate::cuda::layer::silu_mul(gate, up);
+    /// silu(gate) · up.
+    fn silu_mul(&self, x: &Tensor) -> Result<Tensor> {
+        let (gate, up) = (self.gate_up.part(0), self.gate_up.part(1));
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() && gate.bias().is_none() {
+            let products = self.gate_up.products(x)?;
+            return crate::cuda::layer::silu_mul(&products[0], &products[1]);
+        }
+        gate.forward(x)?.silu()? * up.forward(x)?
     }
-    gate.silu()? * up
 }

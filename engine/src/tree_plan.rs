@@ -4,23 +4,21 @@ use laser_cpu::{Batch, Span};
 
 use crate::arena::number;
 
-/// Queries of a tile, as in tree.cu.
-pub(super) const QUERIES: usize = 8;
-
 /// Words of a tile: those of `Tile` in tree.cu.
 const TILE: usize = 7;
 
 /// The tiles of all blocks, then row numbers and ancestors' bits of each sequence; and how many tiles.
 ///
 /// `known` are the rows of each sequence of the batch, held nodes included, whose new nodes have the rows from `start`
-/// on. `shared` heads have one key head: a sequence's queries are its nodes times these.
+/// on. `shared` heads have one key head: a sequence's queries are its nodes times these, and a tile has `width` of them.
 pub(super) fn tree_plan<'a>(
     batch: &Batch<'_>,
     known: impl Iterator<Item = &'a [u32]>,
     (start, shared): (usize, usize),
+    width: usize,
 ) -> (Vec<u32>, usize) {
     let queries = |span: &Span<'_>| span.parents.len() * shared;
-    let tiles = batch.spans.iter().map(|span| queries(span).div_ceil(QUERIES)).sum();
+    let tiles = batch.spans.iter().map(|span| queries(span).div_ceil(width)).sum();
     let (mut plan, mut words) = (Vec::new(), Vec::new());
     for (span, known) in batch.spans.iter().zip(known) {
         let nodes = span.parents.len();
@@ -29,7 +27,7 @@ pub(super) fn tree_plan<'a>(
         words.extend((number(start + span.offset)..).take(nodes));
         let bits = TILE * tiles + words.len();
         (0..nodes).for_each(|node| words.extend(seen(span, node)));
-        for first in (0..queries(span)).step_by(QUERIES) {
+        for first in (0..queries(span)).step_by(width) {
             plan.extend([span.offset, nodes, span.cached, span.held, rows, bits, first].map(number));
         }
     }
@@ -74,10 +72,10 @@ mod tests {
     }
 
     /// What a query of tree.cu sees: the node and head that it is, and rows.
-    fn queries_of(plan: &[u32], tile: usize, shared: usize) -> Vec<(usize, usize, Vec<u32>)> {
+    fn queries_of(plan: &[u32], (tile, width): (usize, usize), shared: usize) -> Vec<(usize, usize, Vec<u32>)> {
         let [offset, nodes, cached, held, rows, bits, first] =
             std::array::from_fn(|word| plan[TILE * tile + word] as usize);
-        let count = QUERIES.min(nodes * shared - first);
+        let count = width.min(nodes * shared - first);
         (first..first + count)
             .map(|query| {
                 let (node, words) = (query / shared, (held + nodes).div_ceil(32));
@@ -96,6 +94,7 @@ mod tests {
             trees in proptest::collection::vec(tree(), 1..6),
             start in 0..500_usize,
             shared in 1..9_usize,
+            width in 1..17_usize,
         ) {
             let mut batch = Batch::default();
             for (committed, parents, held) in &trees {
@@ -109,8 +108,8 @@ mod tests {
                 committed.iter().copied().chain((0..*held).map(held_row)).chain([77]).collect()
             };
             let rows: Vec<Vec<u32>> = trees.iter().map(row_of).collect();
-            let (plan, tiles) = tree_plan(&batch, rows.iter().map(Vec::as_slice), (start, shared));
-            let mut found = (0..tiles).flat_map(|tile| queries_of(&plan, tile, shared));
+            let (plan, tiles) = tree_plan(&batch, rows.iter().map(Vec::as_slice), (start, shared), width);
+            let mut found = (0..tiles).flat_map(|tile| queries_of(&plan, (tile, width), shared));
             let mut offset = 0;
             for (committed, parents, held) in &trees {
                 let new_row = |new: usize| number(start + offset + new);

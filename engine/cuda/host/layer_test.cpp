@@ -8,6 +8,7 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <numeric>
 
 #include "random.h"
 
@@ -24,6 +25,9 @@ struct Errors {
     }
 };
 
+// Of a row, which mostly is one of whole loads.
+static unsigned random_width() { return below(4) ? 8 * (1 + below(120)) : 1 + below(900); }
+
 static double norm_scale(const std::vector<double>& x, float eps) {
     double squares = 0;
     for (double value : x) {
@@ -34,7 +38,7 @@ static double norm_scale(const std::vector<double>& x, float eps) {
 
 template <typename T, typename Kernel>
 static double add_norm_error(Kernel kernel) {
-    const unsigned nodes = 1 + below(5), width = 1 + below(900);
+    const unsigned nodes = 1 + below(5), width = random_width();
     const float eps = below(2) ? 1e-5f : 0.3f;
     const auto x = values<T>(nodes * width), y = values<T>(nodes * width), weight = values<T>(width);
     std::vector<T> sums(nodes * width), norms(nodes * width);
@@ -56,28 +60,53 @@ static double add_norm_error(Kernel kernel) {
 
 template <typename T, typename Kernel>
 static double silu_mul_error(Kernel kernel) {
-    const unsigned count = 1 + below(3000);
-    const auto gate = values<T>(count, 4.0f), up = values<T>(count);
-    std::vector<T> product(count);
-    launch({(count + 255) / 256, 1}, 256, [&] { kernel(gate.data(), up.data(), product.data(), count); });
+    const unsigned nodes = 1 + below(5), width = random_width(), stride = width * (1 + below(2)), blocks = 256 * WIDE<T>;
+    const auto gate = values<T>(nodes * stride, 4.0f), up = values<T>(nodes * stride);
+    std::vector<T> product(nodes * width);
+    launch({nodes, (width + blocks - 1) / blocks}, 256,
+           [&] { kernel(gate.data(), up.data(), product.data(), width, stride); });
     Errors errors;
-    for (unsigned at = 0; at < count; at++) {
-        const double x = number(gate[at]);
-        errors.add(product[at], x / (1 + std::exp(-x)) * number(up[at]));
+    for (unsigned at = 0; at < nodes * width; at++) {
+        const unsigned from = at / width * stride + at % width;
+        const double x = number(gate[from]);
+        errors.add(product[at], x / (1 + std::exp(-x)) * number(up[from]));
     }
     return errors.most;
 }
 
-// Heads of one kind as the kernel shall make them, [nodes, heads, dim].
+template <typename T, typename Kernel>
+static double move_rows_error(Kernel kernel) {
+    const unsigned heads = 1 + below(3), dim = 2 * (1 + below(40)), rows = 1 + below(60), count = 1 + below(rows);
+    const unsigned to_rows = count + below(30), blocks = 256 * WIDE<T>;
+    std::vector<unsigned> kept(rows);
+    std::iota(kept.begin(), kept.end(), 0);
+    std::shuffle(kept.begin(), kept.end(), source);
+    kept.resize(count);
+    const auto from = values<T>(heads * rows * dim), before = values<T>(heads * to_rows * dim);
+    auto to = before;
+    launch({(count * dim + blocks - 1) / blocks, heads}, 256,
+           [&] { kernel(from.data(), to.data(), kept.data(), count, rows, to_rows, dim); });
+    Errors errors;
+    for (unsigned at = 0; at < heads * to_rows * dim; at++) {
+        const unsigned head = at / dim / to_rows, row = at / dim % to_rows;
+        // Behind the rows that are kept nothing is written.
+        errors.add(to[at], number(row < count ? from[(head * rows + kept[row]) * dim + at % dim] : before[at]));
+    }
+    return errors.most;
+}
+
+// Heads of one kind as the kernel shall make them, [nodes, heads, dim]; their products lie in rows of `stride`.
 template <typename T>
 struct Kind {
     std::vector<T> products, bias, norm;
-    unsigned heads;
+    unsigned heads, stride;
     bool is_biased, is_normed;
 
-    Kind(unsigned nodes, unsigned heads, unsigned dim, bool is_biased, bool is_normed)
-        : products(values<T>(nodes * heads * dim)), bias(values<T>(heads * dim)), norm(values<T>(dim)), heads(heads),
-          is_biased(is_biased), is_normed(is_normed) {}
+    Kind(unsigned nodes, unsigned heads, unsigned dim, unsigned more, bool is_biased, bool is_normed)
+        : bias(values<T>(heads * dim)), norm(values<T>(dim)), heads(heads), stride(heads * dim + more),
+          is_biased(is_biased), is_normed(is_normed) {
+        products = values<T>(nodes * stride);
+    }
 
     const T* bias_or_null() const { return is_biased ? bias.data() : nullptr; }
     const T* norm_or_null() const { return is_normed ? norm.data() : nullptr; }
@@ -85,7 +114,7 @@ struct Kind {
     std::vector<double> head(unsigned node, unsigned head, unsigned dim, float eps) const {
         std::vector<double> x;
         for (unsigned at = 0; at < dim; at++) {
-            x.push_back(double(number(products[(node * heads + head) * dim + at])) +
+            x.push_back(double(number(products[node * stride + head * dim + at])) +
                         (is_biased ? number(bias[head * dim + at]) : 0.0f));
         }
         const double scale = is_normed ? norm_scale(x, eps) : 1;
@@ -113,8 +142,9 @@ static double rotate_write_error(Kernel kernel) {
     const unsigned dim = 2 * (1 + below(128)), start = below(5), rows = start + nodes + below(4);
     const bool is_biased = below(2), is_normed = below(2);
     const float eps = 0.01f, scale = 1.0f / std::sqrt(float(dim));
-    const Kind<T> query(nodes, heads, dim, is_biased, is_normed), key(nodes, kv_heads, dim, is_biased, is_normed),
-        value(nodes, kv_heads, dim, is_biased, false);
+    const unsigned more = below(2) * 2 * kv_heads * dim;
+    const Kind<T> query(nodes, heads, dim, more, is_biased, is_normed),
+        key(nodes, kv_heads, dim, more, is_biased, is_normed), value(nodes, kv_heads, dim, more, is_biased, false);
     std::vector<float> angles;
     for (unsigned node = 0; node < nodes; node++) {
         const auto turns = values<float>(dim / 2, 3.0f);
@@ -130,7 +160,8 @@ static double rotate_write_error(Kernel kernel) {
     launch({nodes, (heads + 2 * kv_heads + 7) / 8}, 256, [&] {
         kernel(query.products.data(), key.products.data(), value.products.data(), query.bias_or_null(),
                key.bias_or_null(), value.bias_or_null(), query.norm_or_null(), key.norm_or_null(), angles.data(),
-               rotated.data(), keys.data(), cached.data(), heads, kv_heads, dim, rows, start, eps, scale);
+               rotated.data(), keys.data(), cached.data(), heads, kv_heads, dim, rows, start, query.stride, key.stride, eps,
+               scale);
     });
     Errors errors;
     for (unsigned node = 0; node < nodes; node++) {
@@ -165,6 +196,8 @@ int main(int count, char** arguments) {
             add_norm_error<float>(add_norm_f32), add_norm_error<__half>(add_norm_f16),
             add_norm_error<__nv_bfloat16>(add_norm_bf16), silu_mul_error<float>(silu_mul_f32),
             silu_mul_error<__half>(silu_mul_f16), silu_mul_error<__nv_bfloat16>(silu_mul_bf16),
+            move_rows_error<float>(move_rows_f32),
+            move_rows_error<__half>(move_rows_f16), move_rows_error<__nv_bfloat16>(move_rows_bf16),
             rotate_write_error<float>(rotate_write_f32), rotate_write_error<__half>(rotate_write_f16),
             rotate_write_error<__nv_bfloat16>(rotate_write_bf16)};
         for (double error : errors) {

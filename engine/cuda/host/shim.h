@@ -6,10 +6,11 @@
 #include <algorithm>
 #include <bit>
 #include <cmath>
+#include <cstring>
 #include <thread>
 #include <vector>
 
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 using std::min;
 
 struct Index {
@@ -35,6 +36,26 @@ T __shfl_xor_sync(unsigned, T value, unsigned other) {
     const T taken = given[threadIdx.x ^ other];
     pthread_barrier_wait(&warps[threadIdx.x / 32]);
     return taken;
+}
+
+// d += a · b on tensor cores, of 16 × 16 by 16 × 8; lanes have the elements that the PTX ISA says (mma.m16n8k16).
+template <typename T>
+void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, T) {
+    static T left[32][16][16], right[32][8][16];  // of each warp; the right one by columns
+    const unsigned warp = threadIdx.x / 32, row = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
+    auto put = [](T* to, unsigned word) { std::copy_n(reinterpret_cast<const T*>(&word), 2, to); };
+    for (unsigned at = 0; at < 4; at++) {
+        put(&left[warp][row + at % 2 * 8][pair + at / 2 * 8], a[at]);
+    }
+    put(&right[warp][row][pair], b0);
+    put(&right[warp][row][pair + 8], b1);
+    pthread_barrier_wait(&warps[warp]);
+    for (unsigned at = 0; at < 4; at++) {
+        for (unsigned term = 0; term < 16; term++) {
+            d[at] += number(left[warp][row + at / 2 * 8][term]) * number(right[warp][pair + at % 2][term]);
+        }
+    }
+    pthread_barrier_wait(&warps[warp]);
 }
 
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }

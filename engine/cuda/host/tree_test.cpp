@@ -1,4 +1,4 @@
-// tree.cu against sums in f64, on random trees of random sequences whose rows lie anywhere.
+// tree.cu and tree_tensor.cu against sums in f64, on random trees of random sequences whose rows lie anywhere.
 //
 // Usage: tree_test [CASES]; fails on a difference, and where a wrong bit of an ancestor makes none.
 #include <cuda_bf16.h>
@@ -12,6 +12,7 @@
 #include "random.h"
 
 #include "../tree.cu"
+#include "../tree_tensor.cu"
 
 struct Sequence {
     unsigned offset, cached, held;
@@ -23,11 +24,11 @@ struct Sequence {
 static const unsigned TILE = sizeof(Tile) / sizeof(unsigned);
 
 // As engine/src/tree_plan.rs writes it; with `wrong`, the last node does not see itself.
-static std::vector<unsigned> plan(const std::vector<Sequence>& sequences, unsigned group, bool wrong,
+static std::vector<unsigned> plan(const std::vector<Sequence>& sequences, unsigned group, unsigned width, bool wrong,
                                   unsigned& tiles) {
     tiles = 0;
     for (const Sequence& of : sequences) {
-        tiles += ((of.parents.size() - of.held) * group + QUERIES - 1) / QUERIES;
+        tiles += ((of.parents.size() - of.held) * group + width - 1) / width;
     }
     std::vector<unsigned> plan, words;
     for (const Sequence& of : sequences) {
@@ -44,7 +45,7 @@ static std::vector<unsigned> plan(const std::vector<Sequence>& sequences, unsign
             }
             words.insert(words.end(), seen.begin(), seen.end());
         }
-        for (unsigned first = 0; first < nodes * group; first += QUERIES) {
+        for (unsigned first = 0; first < nodes * group; first += width) {
             plan.insert(plan.end(), {of.offset, nodes, of.cached, of.held, rows, bits, first});
         }
     }
@@ -52,10 +53,10 @@ static std::vector<unsigned> plan(const std::vector<Sequence>& sequences, unsign
     return plan;
 }
 
-// The largest difference from the oracle.
+// The largest difference of a kernel, whose blocks have `threads` threads and `width` queries, from the oracle.
 template <typename T, typename Kernel>
-static double difference(Kernel kernel, bool wrong) {
-    const unsigned kv_heads = 1 + below(3), group = 1 + below(5), heads = kv_heads * group, dim = 8 * (1 + below(32));
+static double difference(Kernel kernel, unsigned threads, unsigned width, unsigned dim, bool wrong) {
+    const unsigned kv_heads = 1 + below(3), group = 1 + below(5), heads = kv_heads * group;
     std::vector<Sequence> sequences(1 + below(3));
     unsigned nodes = 0, rows = 0;
     for (Sequence& of : sequences) {
@@ -83,8 +84,8 @@ static double difference(Kernel kernel, bool wrong) {
     const auto queries = values<T>(size_t(nodes) * heads * dim);
     const auto keys = values<T>(size_t(kv_heads) * rows * dim), all = values<T>(keys.size());
     std::vector<T> found(queries.size());
-    const auto words = plan(sequences, group, wrong, tiles);
-    launch({tiles, kv_heads}, 32 * WARPS, [&] {
+    const auto words = plan(sequences, group, width, wrong, tiles);
+    launch({tiles, kv_heads}, threads, [&] {
         kernel(queries.data(), keys.data(), all.data(), found.data(), words.data(), rows, heads, kv_heads, dim);
     });
     double most = 0;
@@ -123,20 +124,50 @@ static double difference(Kernel kernel, bool wrong) {
     return most;
 }
 
+// As `difference`, of the kernel for any heads.
+template <typename T, typename Kernel>
+static double scalar(Kernel kernel, bool wrong = false) {
+    return difference<T>(kernel, 32 * WARPS, QUERIES, 8 * (1 + below(32)), wrong);
+}
+
+// Of a kernel for tensor cores.
+template <typename T, typename Kernel>
+static double tensor(Kernel kernel, unsigned dim, bool wrong = false) {
+    auto of_heads = [&](const T* queries, const T* keys, const T* values, T* attended, const unsigned* plan,
+                        unsigned rows, unsigned heads, unsigned kv_heads, unsigned) {
+        kernel(queries, keys, values, attended, plan, rows, heads, kv_heads);
+    };
+    return difference<T>(of_heads, 32 * TENSOR_WARPS, TENSOR_QUERIES, dim, wrong);
+}
+
+// Of all for tensor cores.
+static double tensor_f16() {
+    return std::max({tensor<__half>(tree_attend_32_f16, 32), tensor<__half>(tree_attend_64_f16, 64),
+                     tensor<__half>(tree_attend_96_f16, 96), tensor<__half>(tree_attend_128_f16, 128)});
+}
+
+static double tensor_bf16() {
+    return std::max({tensor<__nv_bfloat16>(tree_attend_32_bf16, 32), tensor<__nv_bfloat16>(tree_attend_64_bf16, 64),
+                     tensor<__nv_bfloat16>(tree_attend_96_bf16, 96), tensor<__nv_bfloat16>(tree_attend_128_bf16, 128)});
+}
+
 int main(int count, char** arguments) {
     const int cases = count > 1 ? std::atoi(arguments[1]) : 20;
-    double wrong = 0;
+    double wrong = 0, tensor_wrong = 0;
     for (int at = 0; at < cases; at++) {
-        const double f32 = difference<float>(tree_attend_f32, false);
-        const double f16 = difference<__half>(tree_attend_f16, false);
-        const double bf16 = difference<__nv_bfloat16>(tree_attend_bf16, false);
-        // Values are below 5: half a unit in the last place of f16 is 0.002, and of bf16 0.016.
-        if (!(f32 < 1e-4 && f16 < 3e-3 && bf16 < 2e-2)) {
-            std::printf("case %d: differences of %g in f32, %g in f16, %g in bf16\n", at, f32, f16, bf16);
+        const double f32 = scalar<float>(tree_attend_f32), f16 = scalar<__half>(tree_attend_f16);
+        const double bf16 = scalar<__nv_bfloat16>(tree_attend_bf16);
+        const double on_f16 = tensor_f16(), on_bf16 = tensor_bf16();
+        // Values are below 5: half a unit in the last place of f16 is 0.002, and of bf16 0.016. Weights are rounded
+        // to these before tensor cores multiply values by them.
+        if (!(f32 < 1e-4 && f16 < 3e-3 && bf16 < 2e-2 && on_f16 < 6e-3 && on_bf16 < 4e-2)) {
+            std::printf("case %d: differences of %g in f32, %g in f16, %g in bf16; on tensor cores of %g and %g\n", at,
+                        f32, f16, bf16, on_f16, on_bf16);
             return 1;
         }
-        wrong = std::max(wrong, difference<float>(tree_attend_f32, true));
+        wrong = std::max(wrong, scalar<float>(tree_attend_f32, true));
+        tensor_wrong = std::max(tensor_wrong, tensor<__half>(tree_attend_64_f16, 64, true));
     }
-    std::printf("%d cases; a wrong bit makes a difference of %g\n", cases, wrong);
-    return wrong > 0.1 ? 0 : 1;
+    std::printf("%d cases; a wrong bit makes a difference of %g, on tensor cores of %g\n", cases, wrong, tensor_wrong);
+    return wrong > 0.1 && tensor_wrong > 0.1 ? 0 : 1;
 }

@@ -1,23 +1,41 @@
 //! Attention of draft trees.
 
-use candle_core::{Device, Result, Tensor, bail};
+use candle_core::{DType, Device, Result, Tensor, bail};
 use laser_cpu::Batch;
 
 use super::{Launch, output};
 use crate::{
     arena::{Arena, SequenceId},
-    tree_plan::{QUERIES, tree_plan},
+    tree_plan::tree_plan,
 };
 
-/// Keys of a step of a block, and the widest head, as in tree.cu.
+/// Queries of a block, keys of its step, and the widest head, as in tree.cu.
+const QUERIES: usize = 8;
 const KEYS: usize = 32;
 const HEAD_MAX: usize = 256;
+
+/// Queries and warps of a block, as in tree_tensor.cu.
+const TENSOR_QUERIES: usize = 16;
+const TENSOR_WARPS: usize = 4;
+
+/// The kernel for tensor cores, if keys and heads are of a kind that it is made for.
+fn tensor_kernel(dtype: DType, head_dim: usize) -> Option<&'static str> {
+    match (dtype, head_dim) {
+        (DType::F16 | DType::BF16, 32) => Some("tree_attend_32"),
+        (DType::F16 | DType::BF16, 64) => Some("tree_attend_64"),
+        (DType::F16 | DType::BF16, 96) => Some("tree_attend_96"),
+        (DType::F16 | DType::BF16, 128) => Some("tree_attend_128"),
+        _ => None,
+    }
+}
 
 /// How the nodes of a step attend; the same for all layers.
 #[derive(Debug)]
 pub(crate) struct TreeAttend {
     plan: Tensor,
     tiles: usize,
+    /// For tensor cores.
+    kernel: Option<&'static str>,
 }
 
 impl TreeAttend {
@@ -28,9 +46,11 @@ impl TreeAttend {
         (start, shared): (usize, usize),
         device: &Device,
     ) -> Result<Self> {
+        let kernel = tensor_kernel(arena.dtype(), arena.head_dim());
+        let width = if kernel.is_some() { TENSOR_QUERIES } else { QUERIES };
         let committed = sequences.iter().map(|&sequence| arena.rows_of(sequence));
-        let (plan, tiles) = tree_plan(batch, committed, (start, shared));
-        Ok(Self { plan: Tensor::new(plan, device)?, tiles })
+        let (plan, tiles) = tree_plan(batch, committed, (start, shared), width);
+        Ok(Self { plan: Tensor::new(plan, device)?, tiles, kernel })
     }
 
     /// Rows `[nodes, heads · head_dim]` for scaled queries `[nodes, heads, head_dim]` over all keys and values of a
@@ -38,20 +58,31 @@ impl TreeAttend {
     pub(crate) fn attend(&self, queries: &Tensor, (keys, values): &(Tensor, Tensor)) -> Result<Tensor> {
         let (nodes, heads, dim) = queries.dims3()?;
         let (kv_heads, rows, _) = keys.dims3()?;
-        if dim > HEAD_MAX {
+        if self.kernel.is_none() && dim > HEAD_MAX {
             bail!("attention on GPUs takes heads of at most {HEAD_MAX}, this model's have {dim}");
         }
         let attended = output((nodes, heads * dim), queries)?;
-        Launch {
+        let tensors = &[Some(queries), Some(keys), Some(values), Some(&attended), Some(&self.plan)];
+        let launch = Launch {
             kernel: "tree_attend",
-            tensors: &[Some(queries), Some(keys), Some(values), Some(&attended), Some(&self.plan)],
+            tensors,
             sizes: &[rows, heads, kv_heads, dim],
             floats: &[],
             grid: (self.tiles, kv_heads),
             threads: 128,
             shared: QUERIES * dim + KEYS * (dim + 1) + 2 * QUERIES * KEYS,
+        };
+        match self.kernel {
+            Some(kernel) => Launch {
+                kernel,
+                sizes: &[rows, heads, kv_heads],
+                threads: 32 * TENSOR_WARPS,
+                shared: TENSOR_WARPS / 2 * 32 * (4 + dim / 2),
+                ..launch
+            }
+            .run(queries.device())?,
+            None => launch.run(queries.device())?,
         }
-        .run(queries.device())?;
         Ok(attended)
     }
 }

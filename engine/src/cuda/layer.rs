@@ -1,6 +1,6 @@
 //! What a layer does between its products and attention.
 
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 
 use super::{Launch, output};
 
@@ -25,16 +25,38 @@ pub(crate) fn add_norm(x: &Tensor, y: &Tensor, (weight, eps): (&Tensor, f32)) ->
     Ok((sums, norms))
 }
 
-/// silu(gate) · up.
+/// `[kv_heads, rows, head_dim]` whose first rows are those of `from` that `kept` names; nothing has written the others.
+pub(crate) fn move_rows(from: &Tensor, kept: &Tensor, rows: usize) -> Result<Tensor> {
+    let (kv_heads, from_rows, dim) = from.dims3()?;
+    let (to, count) = (output((kv_heads, rows, dim), from)?, kept.elem_count());
+    Launch {
+        kernel: "move_rows",
+        tensors: &[Some(from), Some(&to), Some(kept)],
+        sizes: &[count, from_rows, rows, dim],
+        floats: &[],
+        grid: ((count * dim).div_ceil(wide(from) * THREADS), kv_heads),
+        threads: THREADS,
+        shared: 0,
+    }
+    .run(from.device())?;
+    Ok(to)
+}
+
+/// Elements that a thread loads at a time.
+fn wide(tensor: &Tensor) -> usize {
+    16 / tensor.dtype().size_in_bytes()
+}
+
+/// silu(gate) · up, all `[nodes, width]`; gate and up may be columns of one product.
 pub(crate) fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
-    let product = output(gate.shape(), gate)?;
-    let count = gate.elem_count();
+    let (nodes, width) = gate.dims2()?;
+    let product = output((nodes, width), gate)?;
     Launch {
         kernel: "silu_mul",
         tensors: &[Some(gate), Some(up), Some(&product)],
-        sizes: &[count],
+        sizes: &[width, row_stride(gate, up)?],
         floats: &[],
-        grid: (count.div_ceil(THREADS), 1),
+        grid: (nodes, width.div_ceil(wide(gate) * THREADS)),
         threads: THREADS,
         shared: 0,
     }
@@ -42,7 +64,16 @@ pub(crate) fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     Ok(product)
 }
 
-/// Products of a step for heads of one kind, `[nodes, heads · head_dim]`, and what is to be done with them.
+/// How far apart rows of both tensors begin.
+fn row_stride(one: &Tensor, two: &Tensor) -> Result<usize> {
+    match (one.stride(), two.stride()) {
+        ([one, _], [two, _]) if one == two => Ok(*one),
+        (one, two) => bail!("a kernel wants rows that are equally far apart: {one:?}, {two:?}"),
+    }
+}
+
+/// Products of a step for heads of one kind, `[nodes, heads · head_dim]`, which may be columns of a product of all kinds,
+/// and what is to be done with them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HeadProducts<'a> {
     pub(crate) products: &'a Tensor,
@@ -63,6 +94,7 @@ pub(crate) fn rotate_write(
     let (nodes, dim) = angles.dims2()?;
     let (kv_heads, rows, _) = keys.dims3()?;
     let rotated = output((nodes, query.heads, dim), query.products)?;
+    let key_stride = row_stride(key.products, value.products)?;
     let eps = query.norm.map_or(0.0, |norm| norm.1);
     Launch {
         kernel: "rotate_write",
@@ -80,7 +112,7 @@ pub(crate) fn rotate_write(
             Some(keys),
             Some(values),
         ],
-        sizes: &[query.heads, kv_heads, dim, rows, start],
+        sizes: &[query.heads, kv_heads, dim, rows, start, query.products.stride()[0], key_stride],
         floats: &[eps, 1.0 / (dim as f32).sqrt()],
         grid: (nodes, (query.heads + 2 * kv_heads).div_ceil(THREADS / WARP)),
         threads: THREADS,

@@ -6,7 +6,8 @@ use laser_decode::{Candidate, Draw, Prediction};
 
 use super::{Launch, output_of};
 
-const THREADS: usize = 256;
+/// Of a block, which has a row: a vocabulary of 128,000 is read more than `k` times.
+const THREADS: usize = 1024;
 
 /// Words of a draw: the noise's three, and what changes the distribution.
 const DRAW_WORDS: usize = 6;
