@@ -8,9 +8,10 @@
 #                               paper: the paper's variants
 #
 # Figures go to output/gpu. LASER_GPU_MODEL names a model directory for steps and paper; without it they measure
-# fixtures/profile-lm, padded to 886M parameters, and paper takes LASER_GPU_TEXTS texts of each kind, 100 by default. The
-# CUDA toolkit must be installed (deploy/README.md), and CARGO_TARGET_DIR is honoured; where LASER_GPU_BIN names a folder
-# with laser and laser-bench, these run and nothing is built. LASER_GPU_DEVICE=cpu tries the script itself without a GPU.
+# fixtures/profile-lm, padded to 886M parameters, and paper takes LASER_GPU_TEXTS texts of each kind, by default 100.
+# The CUDA toolkit must be installed (deploy/README.md), and CARGO_TARGET_DIR is honoured; where LASER_GPU_BIN names a
+# folder with laser and laser-bench, these run and nothing is built. LASER_GPU_DEVICE=cpu tries the script itself
+# without a GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

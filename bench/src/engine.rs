@@ -194,6 +194,8 @@ impl EngineReport {
         for forward in &self.forwards {
             let or_dash = |value: Option<String>| value.unwrap_or_else(|| "–".to_owned());
             let bandwidth = forward.weight_bandwidth;
+            // Of reads of the host's memory.
+            let of_reads = bandwidth.filter(|_| self.options.load.device == DeviceOption::Cpu);
             table.push(vec![
                 forward.tokens.to_string(),
                 format!("{:.3}", 1e3 * forward.median_seconds),
@@ -202,7 +204,7 @@ impl EngineReport {
                 format!("{:.3}", 1e3 * forward.attention_seconds),
                 format!("{:.3}", 1e3 * forward.scoring_seconds),
                 or_dash(bandwidth.map(|b| format!("{:.1}", b / 1e9))),
-                or_dash(bandwidth.map(|b| format!("{:.0} %", 100.0 * b / self.read_bandwidth))),
+                or_dash(of_reads.map(|b| format!("{:.0} %", 100.0 * b / self.read_bandwidth))),
             ]);
         }
         format!(

@@ -1,9 +1,9 @@
 // The attention of tree.cu on tensor cores, for keys of 16 bits and heads of 32, 64, 96 or 128.
 //
 // A block holds TENSOR_QUERIES queries of one sequence and one key head, and its warps share the context: each takes
-// CHUNK rows, skips those of the others and keeps an online softmax of its own; what they found is merged at the end. So
-// a long context is read by many warps without a second launch. Blocks of 64 queries, one of 16 for each warp, share the
-// rows they read in the L1 cache, but were at most a tenth faster (1,024 nodes) and mostly slower (docs/research/gpu.md).
+// CHUNK rows, skips those of the others and keeps an online softmax of its own; what they found is merged at the end.
+// So a long context is read by many warps without a second launch. Blocks of 64 queries, 16 for each warp, share the
+// rows they read in the L1 cache, but were at most a tenth faster and mostly slower (docs/research/gpu.md).
 //
 // Nothing is staged in shared memory. The order of a product's terms is free, so a lane takes as terms what it can load
 // in 16 bytes: of a key 8 neighbouring elements for two products, of values 8 neighbouring dimensions of two rows.

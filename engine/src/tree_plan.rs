@@ -10,7 +10,8 @@ const TILE: usize = 7;
 /// The tiles of all blocks, then row numbers and ancestors' bits of each sequence; and how many tiles.
 ///
 /// `known` are the rows of each sequence of the batch, held nodes included, whose new nodes have the rows from `start`
-/// on. `shared` heads have one key head: a sequence's queries are its nodes times these, and a tile has `width` of them.
+/// on. `shared` heads have one key head: a sequence's queries are its nodes times these, and a tile has `width` of
+/// them.
 pub(super) fn tree_plan<'a>(
     batch: &Batch<'_>,
     known: impl Iterator<Item = &'a [u32]>,

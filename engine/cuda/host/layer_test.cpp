@@ -60,7 +60,8 @@ static double add_norm_error(Kernel kernel) {
 
 template <typename T, typename Kernel>
 static double silu_mul_error(Kernel kernel) {
-    const unsigned nodes = 1 + below(5), width = random_width(), stride = width * (1 + below(2)), blocks = 256 * WIDE<T>;
+    const unsigned nodes = 1 + below(5), width = random_width(), stride = width * (1 + below(2));
+    const unsigned blocks = 256 * WIDE<T>;
     const auto gate = values<T>(nodes * stride, 4.0f), up = values<T>(nodes * stride);
     std::vector<T> product(nodes * width);
     launch({nodes, (width + blocks - 1) / blocks}, 256,
@@ -160,8 +161,8 @@ static double rotate_write_error(Kernel kernel) {
     launch({nodes, (heads + 2 * kv_heads + 7) / 8}, 256, [&] {
         kernel(query.products.data(), key.products.data(), value.products.data(), query.bias_or_null(),
                key.bias_or_null(), value.bias_or_null(), query.norm_or_null(), key.norm_or_null(), angles.data(),
-               rotated.data(), keys.data(), cached.data(), heads, kv_heads, dim, rows, start, query.stride, key.stride, eps,
-               scale);
+               rotated.data(), keys.data(), cached.data(), heads, kv_heads, dim, rows, start, query.stride,
+               key.stride, eps, scale);
     });
     Errors errors;
     for (unsigned node = 0; node < nodes; node++) {

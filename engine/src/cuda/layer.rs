@@ -72,8 +72,8 @@ fn row_stride(one: &Tensor, two: &Tensor) -> Result<usize> {
     }
 }
 
-/// Products of a step for heads of one kind, `[nodes, heads · head_dim]`, which may be columns of a product of all kinds,
-/// and what is to be done with them.
+/// Products of a step for heads of one kind, `[nodes, heads · head_dim]`, which may be columns of a product of all
+/// kinds, and what is to be done with them.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HeadProducts<'a> {
     pub(crate) products: &'a Tensor,

@@ -93,7 +93,7 @@ fn schedules_of_every_architecture_and_precision_run_and_give_their_memory_back(
         let counts = driver.counts();
         driver.assert_no_error();
         assert_eq!(counts.live_bytes, live, "{name} in {precision:?}");
-        assert!(counts.launches > before.launches + 1000, "{name} in {precision:?}: {counts:?}");
+        assert!(counts.launches > before.launches + 500, "{name} in {precision:?}: {counts:?}");
     }
 }
 
@@ -311,7 +311,9 @@ fn check(layer: &Counts, rest: &Counts, kind: Kind, (name, precision): (&str, (D
         let calls = [counts.launches, counts.uploads, counts.allocations];
         assert!(calls.iter().zip(most).all(|(calls, most)| *calls <= most), "{place}, at most {most:?}");
         assert_eq!(counts.events, 0, "{place}");
-        assert!(part == "the rest" || kind == Kind::Moving || counts.copies == 0, "{place}");
+        // mistralrs' quantised products copy.
+        let may_copy = part == "the rest" || precision.1.is_some();
+        assert!(may_copy || counts.copies == 0, "{place}");
     }
     // A step ends when the device has done it: with its candidates where nodes are scored.
     let end = if kind == Kind::Trees || kind == Kind::Single { (1, 0) } else { (0, 1) };
