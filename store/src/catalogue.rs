@@ -173,7 +173,8 @@ fn codes(value: Option<Value>, column: &str) -> Result<Vec<String>, ValueError> 
 #[derive(Default)]
 struct Building {
     ids: Vec<EntityId>,
-    known: HashSet<EntityId>,
+    /// Their ids as text: tables may keep one id in two types.
+    known: HashSet<String>,
     codes: Vec<BTreeMap<String, u16>>,
     identifiers: Vec<u16>,
     titles: Vec<ItemTitle>,
@@ -183,7 +184,7 @@ impl Building {
     fn add_row(&mut self, mut row: Map<String, Value>, table: &CatalogueTable) -> Result<(), ValueError> {
         let id = id_value(row.remove(&table.id), &table.id, "item")?;
         let title = table.title.as_ref().map_or(Ok(None), |column| title(row.remove(column), column))?;
-        if !self.known.insert(id.clone()) {
+        if !self.known.insert(id.to_string()) {
             let found = format!("holds {id}, the id of an earlier row");
             return Err(ValueError::new(&table.id, found, "each item has one row"));
         }
@@ -398,6 +399,7 @@ mod tests {
                 "{\"id\": 1, \"identifier\": [3, 4]}",
                 "row 2: column \"id\" holds 1, the id of an earlier row; each item has one row",
             ),
+            ("{\"id\": \"1\", \"identifier\": [3, 4]}", "row 2: column \"id\" holds 1, the id of an earlier row"),
         ] {
             let error = read(&format!("{first}{row}\n"), false).await.unwrap_err();
             assert!(error.contains(expected), "{error}");

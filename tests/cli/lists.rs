@@ -217,7 +217,7 @@ fn identifiers_that_laser_ids_makes_are_learnt_and_listed() {
     let embeddings = night.path("embeddings.parquet");
     let item = |item: i64| (item, embedding(usize::try_from(item).unwrap(), item.unsigned_abs()));
     write_embeddings(&embeddings, &(0..ITEMS).map(item).collect::<Vec<_>>());
-    let mut ids = night.command("ids", &["ids.clusters=4", "ids.levels=3"]);
+    let mut ids = night.command("ids", &["ids.clusters=4", "ids.levels=4"]);
     assert_exit(&ids.arg(&embeddings).args(["--kind", "item"]).output().unwrap(), 0);
     let folder = only(&night.path("out/knowledge_ids/kind=item/dt=2026-01-02"));
     let path = format!("lists.catalogue.path={}", folder.display());
@@ -233,6 +233,30 @@ fn identifiers_that_laser_ids_makes_are_learnt_and_listed() {
     }
     fs::remove_file(folder.join("_SUCCESS")).unwrap();
     assert_refused(&night.run(&settings), &["[lists.catalogue]", "no complete folder knowledge_ids/kind=item"]);
+}
+
+#[test]
+fn the_shipped_configuration_trains_and_makes_lists() {
+    let night = untrained();
+    let config = std::path::absolute("configs/lists.toml").unwrap();
+    let tables =
+        ["input=[{path='users.jsonl', kind='user'}]", "lists.catalogue.path=items.jsonl", "run.date=2026-01-02"];
+    let run = |command: &[&str], settings: &[&str]| {
+        let mut laser = laser();
+        laser.current_dir(night.dir.path()).args(command).arg(&config).args(set(&tables)).args(set(settings));
+        laser.output().unwrap()
+    };
+    let small = |section: &str| {
+        let sizes = ["hidden_size=32", "intermediate_size=64", "layers=1", "heads=2", "kv_heads=2", "epochs=2"];
+        sizes.map(|size| format!("{section}.{size}"))
+    };
+    let (model, draft) = (small("recommender.model"), small("recommender.draft.model"));
+    let sizes: Vec<&str> = model.iter().chain(&draft).map(String::as_str).collect();
+    assert_prints(&run(&["train", "recommender"], &sizes), &["a recommender; use it with [model] path"]);
+    assert_exit(&run(&["train", "draft", "--for", "recommendation"], &sizes), 0);
+    let drafted = [&sizes[..], &["draft.model=[{path='recommender-draft'}]"]].concat();
+    assert_prints(&run(&["run"], &drafted), &["60 entities, 60 lists generated"]);
+    assert_exit(&laser().arg("verify").arg(night.path("output/lists")).output().unwrap(), 0);
 }
 
 #[test]
