@@ -154,15 +154,16 @@ impl Arena {
         if self.layers.is_empty() {
             return self.allocate(rows);
         }
-        let kept = self.renumber();
-        self.end = kept.len();
-        if kept.is_empty() {
+        let mut index = self.renumber();
+        self.end = index.len();
+        if index.is_empty() {
             return self.allocate(rows);
         }
-        let kept = Tensor::new(kept, &self.device)?;
+        index.resize(rows, 0);
+        let index = Tensor::new(index, &self.device)?;
         for (keys, values) in &mut self.layers {
-            *keys = moved(keys, &kept, rows)?;
-            *values = moved(values, &kept, rows)?;
+            *keys = moved(keys, &index, self.end)?;
+            *values = moved(values, &index, self.end)?;
         }
         self.rows = rows;
         Ok(())
@@ -205,16 +206,15 @@ impl Arena {
     }
 }
 
-/// A tensor of `rows` rows that begins with the kept ones. On a GPU the rest is whatever memory held.
-fn moved(from: &Tensor, kept: &Tensor, rows: usize) -> Result<Tensor> {
+/// The rows that `index` names, of which the first `kept` are in use; the others of a GPU are whatever memory held.
+fn moved(from: &Tensor, index: &Tensor, kept: usize) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if from.device().is_cuda() {
-        return crate::cuda::layer::move_rows(from, kept, rows);
+        return crate::cuda::layer::move_rows(from, index, kept);
     }
-    let (kv_heads, _, head_dim) = from.dims3()?;
-    let to = Tensor::zeros((kv_heads, rows, head_dim), from.dtype(), from.device())?;
-    to.slice_set(&from.index_select(kept, 1)?, 1, 0)?;
-    Ok(to)
+    #[cfg(not(feature = "cuda"))]
+    let _ = kept;
+    from.index_select(index, 1)
 }
 
 /// A row's number, as devices take it.

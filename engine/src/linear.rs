@@ -108,12 +108,9 @@ impl Projections {
         let widths = weights.iter().map(|weight| weight.dim(0)).collect::<Result<Vec<_>>>()?;
         let all = Tensor::cat(&weights, 0)?;
         let device = all.device().clone();
-        let mut first = 0;
-        let mut own = Vec::with_capacity(parts.len());
-        for (part, width) in parts.iter().zip(&widths) {
-            own.push(Linear::dense(all.narrow(0, first, *width)?, part.bias.clone(), None, &device)?);
-            first += width;
-        }
+        let views = split(&all, 0, &widths)?;
+        let own = parts.iter().zip(views).map(|(part, view)| Linear::dense(view, part.bias.clone(), None, &device));
+        let own = own.collect::<Result<_>>()?;
         let joined = Some((Linear::dense(all, None, None, &device)?, widths));
         Ok(Some(Self { parts: own, joined }))
     }
@@ -128,14 +125,19 @@ impl Projections {
         let Some((joined, widths)) = &self.joined else {
             return self.parts.iter().map(|part| part.product(x)).collect();
         };
-        let all = joined.product(x)?;
-        let mut first = 0;
-        let columns = widths.iter().map(|&width| {
-            first += width;
-            all.narrow(1, first - width, width)
-        });
-        columns.collect()
+        split(&joined.product(x)?, 1, widths)
     }
+}
+
+/// Neighbouring parts of a tensor along a dimension, of these widths.
+#[cfg(feature = "cuda")]
+fn split(all: &Tensor, dimension: usize, widths: &[usize]) -> Result<Vec<Tensor>> {
+    let mut end = 0;
+    let part = |width: &usize| {
+        end += width;
+        all.narrow(dimension, end - width, *width)
+    };
+    widths.iter().map(part).collect()
 }
 
 #[cfg(test)]

@@ -58,31 +58,26 @@ impl TreeAttend {
     pub(crate) fn attend(&self, queries: &Tensor, (keys, values): &(Tensor, Tensor)) -> Result<Tensor> {
         let (nodes, heads, dim) = queries.dims3()?;
         let (kv_heads, rows, _) = keys.dims3()?;
-        if self.kernel.is_none() && dim > HEAD_MAX {
+        if dim > HEAD_MAX {
             bail!("attention on GPUs takes heads of at most {HEAD_MAX}, this model's have {dim}");
         }
         let attended = output((nodes, heads * dim), queries)?;
-        let tensors = &[Some(queries), Some(keys), Some(values), Some(&attended), Some(&self.plan)];
-        let launch = Launch {
-            kernel: "tree_attend",
-            tensors,
-            sizes: &[rows, heads, kv_heads, dim],
+        let sizes = [rows, heads, kv_heads, dim];
+        // Kernels for tensor cores are made for their heads.
+        let (kernel, sizes, threads, shared) = match self.kernel {
+            Some(kernel) => (kernel, &sizes[..3], 32 * TENSOR_WARPS, TENSOR_WARPS / 2 * 32 * (4 + dim / 2)),
+            None => ("tree_attend", &sizes[..], 128, QUERIES * dim + KEYS * (dim + 1) + 2 * QUERIES * KEYS),
+        };
+        Launch {
+            kernel,
+            tensors: &[Some(queries), Some(keys), Some(values), Some(&attended), Some(&self.plan)],
+            sizes,
             floats: &[],
             grid: (self.tiles, kv_heads),
-            threads: 128,
-            shared: QUERIES * dim + KEYS * (dim + 1) + 2 * QUERIES * KEYS,
-        };
-        match self.kernel {
-            Some(kernel) => Launch {
-                kernel,
-                sizes: &[rows, heads, kv_heads],
-                threads: 32 * TENSOR_WARPS,
-                shared: TENSOR_WARPS / 2 * 32 * (4 + dim / 2),
-                ..launch
-            }
-            .run(queries.device())?,
-            None => launch.run(queries.device())?,
+            threads,
+            shared,
         }
+        .run(queries.device())?;
         Ok(attended)
     }
 }

@@ -25,16 +25,18 @@ pub(crate) fn add_norm(x: &Tensor, y: &Tensor, (weight, eps): (&Tensor, f32)) ->
     Ok((sums, norms))
 }
 
-/// `[kv_heads, rows, head_dim]` whose first rows are those of `from` that `kept` names; nothing has written the others.
-pub(crate) fn move_rows(from: &Tensor, kept: &Tensor, rows: usize) -> Result<Tensor> {
+/// `[kv_heads, rows, head_dim]` for an index of so many rows, whose first `kept` are those of `from` that it names;
+/// nothing has written the others.
+pub(crate) fn move_rows(from: &Tensor, index: &Tensor, kept: usize) -> Result<Tensor> {
     let (kv_heads, from_rows, dim) = from.dims3()?;
-    let (to, count) = (output((kv_heads, rows, dim), from)?, kept.elem_count());
+    let rows = index.elem_count();
+    let to = output((kv_heads, rows, dim), from)?;
     Launch {
         kernel: "move_rows",
-        tensors: &[Some(from), Some(&to), Some(kept)],
-        sizes: &[count, from_rows, rows, dim],
+        tensors: &[Some(from), Some(&to), Some(index)],
+        sizes: &[kept, from_rows, rows, dim],
         floats: &[],
-        grid: ((count * dim).div_ceil(wide(from) * THREADS), kv_heads),
+        grid: ((kept * dim).div_ceil(wide(from) * THREADS), kv_heads),
         threads: THREADS,
         shared: 0,
     }
