@@ -4,10 +4,12 @@
 //! input (sums = weights · values), so attention reads both as they lie. A commit moves the kept rows in place.
 //! Buffers of closed sequences are reused; open and idle ones together never hold more tokens than were open at once
 //! before, so memory is bounded by the largest batch seen.
+//!
+//! Beside weights in f32 keys and values are f32, beside all others bf16: half as much to read.
 
 use crate::{
     shape::ModelShape,
-    skinny::{Format, Line, PANEL, Panels, ZERO},
+    skinny::{Format, Line, PANEL, Panels, ZERO, bf16},
 };
 
 /// Capacities are rounded up to this many tokens, so that buffers of similar texts are interchangeable.
@@ -17,26 +19,52 @@ const ROUNDING: usize = 128;
 #[derive(Debug, Default)]
 pub struct CpuCache {
     layers: Vec<LayerCache>,
-    shape: Shape,
-}
-
-#[derive(Debug, Clone, Copy, Default)]
-struct Shape {
-    heads: usize,
-    head_dim: usize,
+    shape: CacheShape,
     /// Positions, a multiple of 16.
     capacity: usize,
 }
 
-impl Shape {
-    /// Lines of the keys of a head: for each 16 positions one for each dimension.
-    fn key_lines(self) -> usize {
-        self.capacity / PANEL * self.head_dim
+/// What the caches of a model have in common.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct CacheShape {
+    layers: usize,
+    heads: usize,
+    head_dim: usize,
+    /// [`Format::F32`] or [`Format::Bf16`].
+    format: Format,
+}
+
+impl CacheShape {
+    /// That of a model whose weights have this format.
+    pub(crate) fn new(model: &ModelShape, weights: Format) -> Self {
+        let format = if weights == Format::F32 { Format::F32 } else { Format::Bf16 };
+        Self { layers: model.layers, heads: model.kv_heads, head_dim: model.head_dim, format }
     }
 
-    /// Lines of the values of a head: for each 16 dimensions one for each position.
-    fn value_lines(self) -> usize {
-        self.head_dim.div_ceil(PANEL) * self.capacity
+    /// Lines of the keys of a head for 16 positions.
+    fn key_panel(self) -> usize {
+        self.format.lines(self.head_dim)
+    }
+
+    /// Lines of the keys of a head.
+    fn key_lines(self, capacity: usize) -> usize {
+        capacity / PANEL * self.key_panel()
+    }
+
+    /// Lines of the values of a head for 16 dimensions.
+    fn value_panel(self, capacity: usize) -> usize {
+        self.format.lines(capacity)
+    }
+
+    /// Lines of the values of a head.
+    fn value_lines(self, capacity: usize) -> usize {
+        self.head_dim.div_ceil(PANEL) * self.value_panel(capacity)
+    }
+
+    /// Bytes of a cache for `capacity` positions, as [`CachePool`] makes it.
+    pub(crate) fn bytes(self, capacity: usize) -> usize {
+        let capacity = capacity.next_multiple_of(ROUNDING);
+        self.layers * self.heads * (self.key_lines(capacity) + self.value_lines(capacity)) * size_of::<Line>()
     }
 }
 
@@ -51,51 +79,57 @@ struct LayerCache {
 pub(crate) struct HeadCache<'a> {
     keys: &'a mut [Line],
     values: &'a mut [Line],
-    shape: Shape,
+    shape: CacheShape,
+    capacity: usize,
 }
 
 impl CpuCache {
     /// Zeros for `capacity` positions.
-    pub(crate) fn new(model: &ModelShape, capacity: usize) -> Self {
+    pub(crate) fn new(shape: CacheShape, capacity: usize) -> Self {
         let capacity = capacity.next_multiple_of(PANEL);
-        let shape = Shape { heads: model.kv_heads, head_dim: model.head_dim, capacity };
         let layer = || LayerCache {
-            keys: vec![ZERO; shape.heads * shape.key_lines()],
-            values: vec![ZERO; shape.heads * shape.value_lines()],
+            keys: vec![ZERO; shape.heads * shape.key_lines(capacity)],
+            values: vec![ZERO; shape.heads * shape.value_lines(capacity)],
         };
-        Self { layers: (0..model.layers).map(|_| layer()).collect(), shape }
-    }
-
-    /// Bytes of a cache for `capacity` positions, as [`CachePool`] makes it.
-    pub(crate) fn bytes(model: &ModelShape, capacity: usize) -> usize {
-        let capacity = capacity.next_multiple_of(ROUNDING);
-        let shape = Shape { heads: model.kv_heads, head_dim: model.head_dim, capacity };
-        model.layers * shape.heads * (shape.key_lines() + shape.value_lines()) * size_of::<Line>()
+        Self { layers: (0..shape.layers).map(|_| layer()).collect(), shape, capacity }
     }
 
     /// The heads of a layer.
     pub(crate) fn heads(&mut self, layer: usize) -> impl Iterator<Item = HeadCache<'_>> {
-        let shape = self.shape;
+        let (shape, capacity) = (self.shape, self.capacity);
         let LayerCache { keys, values } = &mut self.layers[layer];
-        let keys = keys.chunks_exact_mut(shape.key_lines());
-        let values = values.chunks_exact_mut(shape.value_lines());
-        keys.zip(values).map(move |(keys, values)| HeadCache { keys, values, shape })
+        let keys = keys.chunks_exact_mut(shape.key_lines(capacity));
+        let values = values.chunks_exact_mut(shape.value_lines(capacity));
+        keys.zip(values).map(move |(keys, values)| HeadCache { keys, values, shape, capacity })
     }
 }
 
 impl HeadCache<'_> {
     /// Writes the key and the value of a position.
     pub(crate) fn write(&mut self, position: usize, key: &[f32], value: &[f32]) {
-        let dim = self.shape.head_dim;
-        let (panel, lane) = (position / PANEL, position % PANEL);
-        let lines = &mut self.keys[panel * dim..][..dim];
-        for (line, key) in lines.iter_mut().zip(key) {
-            line.0[lane] = key.to_bits();
-        }
-        let panels = self.values.chunks_exact_mut(self.shape.capacity);
-        for (panel, value) in panels.zip(value.chunks(PANEL)) {
-            let line = &mut panel[position].0;
-            line.iter_mut().zip(value).for_each(|(to, value)| *to = value.to_bits());
+        let (panel, lane) = (self.shape.key_panel(), position % PANEL);
+        let lines = &mut self.keys[position / PANEL * panel..][..panel];
+        let value_panel = self.shape.value_panel(self.capacity);
+        let values = self.values.chunks_exact_mut(value_panel).zip(value.chunks(PANEL));
+        match self.shape.format {
+            Format::F32 => {
+                for (line, key) in lines.iter_mut().zip(key) {
+                    line.0[lane] = key.to_bits();
+                }
+                for (panel, value) in values {
+                    let line = &mut panel[position].0;
+                    line.iter_mut().zip(value).for_each(|(to, value)| *to = value.to_bits());
+                }
+            }
+            _ => {
+                for (line, &[low, high]) in lines.iter_mut().zip(key.as_chunks::<2>().0) {
+                    line.0[lane] = bf16(low) | bf16(high) << 16;
+                }
+                for (panel, value) in values {
+                    let line = &mut panel[position / 2].0;
+                    line.iter_mut().zip(value).for_each(|(to, value)| *to = with_half(*to, position, bf16(*value)));
+                }
+            }
         }
     }
 
@@ -103,10 +137,10 @@ impl HeadCache<'_> {
     pub(crate) fn keys(&self, total: usize) -> Panels<'_> {
         Panels {
             lines: self.keys,
-            format: Format::F32,
+            format: self.shape.format,
             inputs: self.shape.head_dim,
             outputs: total,
-            stride: self.shape.head_dim,
+            stride: self.shape.key_panel(),
         }
     }
 
@@ -114,41 +148,60 @@ impl HeadCache<'_> {
     pub(crate) fn values(&self, total: usize) -> Panels<'_> {
         Panels {
             lines: self.values,
-            format: Format::F32,
+            format: self.shape.format,
             inputs: total,
             outputs: self.shape.head_dim,
-            stride: self.shape.capacity,
+            stride: self.shape.value_panel(self.capacity),
         }
     }
 
     /// Copies position `from` over position `to`.
     fn copy(&mut self, from: usize, to: usize) {
-        let dim = self.shape.head_dim;
-        for index in 0..dim {
-            let value = self.keys[from / PANEL * dim + index].0[from % PANEL];
-            self.keys[to / PANEL * dim + index].0[to % PANEL] = value;
+        let lines = self.shape.key_panel();
+        for line in 0..lines {
+            let word = self.keys[from / PANEL * lines + line].0[from % PANEL];
+            self.keys[to / PANEL * lines + line].0[to % PANEL] = word;
         }
-        for panel in self.values.chunks_exact_mut(self.shape.capacity) {
-            panel[to] = panel[from];
+        for panel in self.values.chunks_exact_mut(self.shape.value_panel(self.capacity)) {
+            match self.shape.format {
+                Format::F32 => panel[to] = panel[from],
+                _ => {
+                    let pairs = panel[from / 2].0;
+                    let to_line = panel[to / 2].0.iter_mut().zip(pairs);
+                    to_line.for_each(|(word, pair)| *word = with_half(*word, to, half_of(pair, from)));
+                }
+            }
         }
     }
 
     /// Copies the first `length` positions of `other`.
     fn copy_prefix(&mut self, other: &HeadCache<'_>, length: usize) {
-        let keys = length.div_ceil(PANEL) * self.shape.head_dim;
+        let keys = length.div_ceil(PANEL) * self.shape.key_panel();
         self.keys[..keys].copy_from_slice(&other.keys[..keys]);
-        let from = other.values.chunks_exact(other.shape.capacity);
-        let to = self.values.chunks_exact_mut(self.shape.capacity);
+        let lines = self.shape.format.lines(length);
+        let from = other.values.chunks_exact(self.shape.value_panel(other.capacity));
+        let to = self.values.chunks_exact_mut(self.shape.value_panel(self.capacity));
         for (to, from) in to.zip(from) {
-            to[..length].copy_from_slice(&from[..length]);
+            to[..lines].copy_from_slice(&from[..lines]);
         }
     }
+}
+
+/// The bf16 of a position in a word, which holds those of an even position and of the next.
+fn half_of(word: u32, position: usize) -> u32 {
+    word >> (position % 2 * 16) & 0xffff
+}
+
+/// The word with another bf16 for a position.
+fn with_half(word: u32, position: usize, bits: u32) -> u32 {
+    let shift = position % 2 * 16;
+    word & !(0xffff << shift) | bits << shift
 }
 
 impl CpuCache {
     /// Positions that it has room for.
     pub(crate) fn capacity(&self) -> usize {
-        self.shape.capacity
+        self.capacity
     }
 
     /// Moves positions `length + keep[i]` to `length + i`.
@@ -172,23 +225,33 @@ impl CpuCache {
 }
 
 /// Keeps the caches of closed sequences for the next ones.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct CachePool {
+    shape: CacheShape,
     idle: Vec<CpuCache>,
     open_tokens: usize,
     peak_tokens: usize,
 }
 
 impl CachePool {
+    pub(crate) fn new(shape: CacheShape) -> Self {
+        Self { shape, idle: Vec::new(), open_tokens: 0, peak_tokens: 0 }
+    }
+
+    /// Bytes that a cache for `capacity` positions takes.
+    pub(crate) fn bytes(&self, capacity: usize) -> usize {
+        self.shape.bytes(capacity)
+    }
+
     /// A cache for at least `capacity` positions: an idle one of that size, or a new one. A larger one would take more
-    /// than [`CpuCache::bytes`] says.
-    pub(crate) fn acquire(&mut self, shape: &ModelShape, capacity: usize) -> CpuCache {
+    /// than [`CachePool::bytes`] says.
+    pub(crate) fn acquire(&mut self, capacity: usize) -> CpuCache {
         let capacity = capacity.next_multiple_of(ROUNDING);
         let cache = match self.idle.iter().position(|cache| cache.capacity() == capacity) {
             Some(index) => self.idle.swap_remove(index),
             None => {
                 self.make_room(capacity);
-                CpuCache::new(shape, capacity)
+                CpuCache::new(self.shape, capacity)
             }
         };
         self.open_tokens += cache.capacity();
@@ -220,6 +283,14 @@ mod tests {
     use super::*;
     use crate::shape::tests::tiny;
 
+    fn shape(format: Format) -> CacheShape {
+        CacheShape::new(&tiny(), format)
+    }
+
+    fn formats() -> impl Strategy<Value = Format> {
+        prop_oneof![Just(Format::F32), Just(Format::Q8)]
+    }
+
     /// Every element of the key and the value of a position is its number.
     fn write(cache: &mut CpuCache, first: usize, count: usize, number: usize) {
         let dim = cache.shape.head_dim;
@@ -235,12 +306,15 @@ mod tests {
 
     /// The first element of keys and of values of the first positions, the same in all heads and layers.
     fn numbers(cache: &mut CpuCache, length: usize) -> Vec<f32> {
-        let (dim, mut all) = (cache.shape.head_dim, Vec::new());
+        let lines = cache.shape.key_panel();
+        let (wide, mut all) = (cache.shape.format == Format::F32, Vec::new());
         for layer in 0..cache.layers.len() {
             for head in cache.heads(layer) {
-                let key = |at: usize| head.keys[at / PANEL * dim].0[at % PANEL];
-                all.push((0..length).map(key).collect::<Vec<_>>());
-                all.push((0..length).map(|at| head.values[at].0[0]).collect());
+                let key = |at: usize| head.keys[at / PANEL * lines].0[at % PANEL];
+                let keys = (0..length).map(|at| if wide { key(at) } else { key(at) << 16 });
+                all.push(keys.collect::<Vec<_>>());
+                let value = |at: usize| half_of(head.values[at / 2].0[0], at) << 16;
+                all.push((0..length).map(|at| if wide { head.values[at].0[0] } else { value(at) }).collect());
             }
         }
         assert!(all.iter().all(|one| *one == all[0]));
@@ -252,10 +326,11 @@ mod tests {
 
         #[test]
         fn a_commit_keeps_exactly_the_rows_of_the_path(
+            format in formats(),
             base in 0..20_usize,
             nodes in proptest::collection::vec(any::<bool>(), 1..40),
         ) {
-            let mut cache = CpuCache::new(&tiny(), 64);
+            let mut cache = CpuCache::new(shape(format), 64);
             let keep: Vec<usize> = (0..nodes.len()).filter(|&node| nodes[node]).collect();
             write(&mut cache, 0, base + nodes.len(), 0);
             cache.compact(base, &keep);
@@ -266,9 +341,10 @@ mod tests {
 
         #[test]
         fn memory_never_exceeds_the_largest_batch(
+            format in formats(),
             steps in proptest::collection::vec((1..600_usize, any::<bool>()), 1..60),
         ) {
-            let mut pool = CachePool::default();
+            let mut pool = CachePool::new(shape(format));
             let mut open: Vec<CpuCache> = Vec::new();
             let mut peak = 0;
             for (capacity, close) in steps {
@@ -276,10 +352,10 @@ mod tests {
                     let closed = open.remove(capacity % open.len());
                     pool.release(closed);
                 } else {
-                    let cache = pool.acquire(&tiny(), capacity);
+                    let cache = pool.acquire(capacity);
                     prop_assert!(cache.capacity() >= capacity);
                     let lines = cache.layers.iter().map(|layer| layer.keys.len() + layer.values.len());
-                    prop_assert_eq!(lines.sum::<usize>() * size_of::<Line>(), CpuCache::bytes(&tiny(), capacity));
+                    prop_assert_eq!(lines.sum::<usize>() * size_of::<Line>(), pool.bytes(capacity));
                     open.push(cache);
                 }
                 let tokens: usize = open.iter().map(CpuCache::capacity).sum();
@@ -292,20 +368,22 @@ mod tests {
 
     #[test]
     fn a_closed_cache_is_reused() {
-        let mut pool = CachePool::default();
-        let mut cache = pool.acquire(&tiny(), 100);
+        let mut pool = CachePool::new(shape(Format::F32));
+        let mut cache = pool.acquire(100);
         write(&mut cache, 0, 1, 7);
         pool.release(cache);
-        assert_eq!(numbers(&mut pool.acquire(&tiny(), 60), 1), [7.0]);
+        assert_eq!(numbers(&mut pool.acquire(60), 1), [7.0]);
     }
 
     #[test]
     fn a_copy_starts_with_the_prefix_and_is_independent() {
-        let (mut first, mut copy) = (CpuCache::new(&tiny(), 64), CpuCache::new(&tiny(), 300));
-        write(&mut first, 0, 10, 0);
-        copy.copy_prefix(&mut first, 6);
-        write(&mut copy, 6, 2, 50);
-        assert_eq!(numbers(&mut copy, 8), [0., 1., 2., 3., 4., 5., 50., 51.]);
-        assert_eq!(numbers(&mut first, 10), [0., 1., 2., 3., 4., 5., 6., 7., 8., 9.]);
+        for format in [Format::F32, Format::Bf16] {
+            let (mut first, mut copy) = (CpuCache::new(shape(format), 64), CpuCache::new(shape(format), 300));
+            write(&mut first, 0, 10, 0);
+            copy.copy_prefix(&mut first, 5);
+            write(&mut copy, 5, 2, 50);
+            assert_eq!(numbers(&mut copy, 7), [0., 1., 2., 3., 4., 50., 51.]);
+            assert_eq!(numbers(&mut first, 10), [0., 1., 2., 3., 4., 5., 6., 7., 8., 9.]);
+        }
     }
 }

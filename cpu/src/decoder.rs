@@ -13,13 +13,13 @@ use rayon::prelude::*;
 use crate::{
     attention::{AttentionBuffers, position_row},
     batch::Batch,
-    cache::{CachePool, CpuCache},
+    cache::{CachePool, CacheShape, CpuCache},
     layer::{Layer, Loader, Projection, Tensors},
     masked::{Allowed, MaskedRow},
     rope::Rope,
     sample::Weights,
     shape::ModelShape,
-    skinny::{PackedMatrix, Rows},
+    skinny::{Format, PackedMatrix, Rows},
     top_k::Predictions,
     vector::{norm_in_place, silu_times},
 };
@@ -67,8 +67,11 @@ impl CpuDecoder {
         let loader = Loader(tensors);
         let embedding = "model.embed_tokens.weight";
         let head = if shape.tied_embeddings { embedding } else { "lm_head.weight" };
+        let layers: Vec<Layer> =
+            (0..shape.layers).map(|layer| loader.layer(&shape, layer)).collect::<Result<_, _>>()?;
+        let weights = layers.first().map_or(Format::F32, |layer| layer.qkv.format());
         Ok(Self {
-            layers: (0..shape.layers).map(|layer| loader.layer(&shape, layer)).collect::<Result<_, _>>()?,
+            layers,
             head: loader.matrix(head, vocabulary, hidden)?,
             embedding: tensors.values(embedding, &[vocabulary, hidden])?,
             fusion: match shape.fused {
@@ -80,7 +83,7 @@ impl CpuDecoder {
                 None => Some(tensors.values("model.norm.weight", &[hidden])?),
             },
             rope: Rope::new(shape.head_dim, shape.rope_theta, &shape.rope_scaling),
-            caches: CachePool::default(),
+            caches: CachePool::new(CacheShape::new(&shape, weights)),
             buffers: Buffers::default(),
             shape,
         })
@@ -178,12 +181,12 @@ impl CpuDecoder {
 impl CpuDecoder {
     /// Bytes that a cache for `capacity` tokens takes.
     pub fn cache_bytes(&self, capacity: usize) -> usize {
-        CpuCache::bytes(&self.shape, capacity)
+        self.caches.bytes(capacity)
     }
 
     /// A cache for `capacity` tokens.
     pub fn open(&mut self, capacity: usize) -> CpuCache {
-        self.caches.acquire(&self.shape, capacity)
+        self.caches.acquire(capacity)
     }
 
     /// A cache for `capacity` tokens that begins with the first `length` of another.

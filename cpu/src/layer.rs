@@ -2,7 +2,7 @@
 
 use crate::{
     shape::ModelShape,
-    skinny::{Matrix, PackedMatrix, Rows},
+    skinny::{Format, Matrix, PackedMatrix, Rows},
 };
 
 /// Where a model's tensors come from, by their names at Hugging Face.
@@ -33,6 +33,11 @@ pub(crate) struct Projection {
 }
 
 impl Projection {
+    /// The format of its first weights.
+    pub(crate) fn format(&self) -> Format {
+        self.weights.first().map_or(Format::F32, PackedMatrix::format)
+    }
+
     /// `y = x Wᵀ + b`.
     pub(crate) fn forward(&self, x: &Rows, y: &mut Rows) {
         y.reshape(x.rows(), self.weights.iter().map(PackedMatrix::outputs).sum());

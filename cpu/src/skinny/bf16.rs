@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::{
-    format::PANEL,
+    format::{PANEL, bf16},
     layout::{Layout, tiles},
     rows::Rows,
     vectorized,
@@ -41,15 +41,4 @@ pub(super) fn write_pairs(values: &[f32], to: &mut [u32]) {
     let (whole, rest) = values.as_chunks::<2>();
     to.iter_mut().zip(whole).for_each(|(to, &[low, high])| *to = bf16(low) | bf16(high) << 16);
     to[whole.len()..].iter_mut().zip(rest).for_each(|(to, &last)| *to = bf16(last));
-}
-
-/// The bits of the nearest bf16, of two the even one.
-#[inline(always)]
-pub(super) fn bf16(value: f32) -> u32 {
-    let bits = value.to_bits();
-    // NaN stays one: its highest bit of the mantissa is set.
-    match value.is_nan() {
-        true => bits >> 16 | 0x40,
-        false => (bits + 0x7fff + (bits >> 16 & 1)) >> 16,
-    }
 }

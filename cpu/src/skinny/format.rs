@@ -22,9 +22,10 @@ pub(crate) struct Line(pub(crate) [u32; PANEL]);
 pub(crate) const ZERO: Line = Line([0; PANEL]);
 
 /// How weights are stored. Sums are always f32.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Format {
     /// 32 bits, as they are.
+    #[default]
     F32,
     /// The upper 16 bits of each f32.
     Bf16,
@@ -44,7 +45,7 @@ pub enum Format {
 
 impl Format {
     /// Lines of a panel.
-    pub(super) fn lines(self, inputs: usize) -> usize {
+    pub(crate) fn lines(self, inputs: usize) -> usize {
         match self {
             Self::F32 => inputs,
             Self::Bf16 => inputs.div_ceil(2),
@@ -86,4 +87,15 @@ pub(super) fn quantise(values: &[f32; BLOCK]) -> (f32, [i8; BLOCK]) {
         *quant = ((value * inverse + ROUND).to_bits() as i32).wrapping_sub(ROUND.to_bits() as i32) as i8;
     }
     (scale, quants)
+}
+
+/// The bits of the nearest bf16, of two the even one.
+#[inline(always)]
+pub(crate) fn bf16(value: f32) -> u32 {
+    let bits = value.to_bits();
+    // NaN stays one: its highest bit of the mantissa is set.
+    match value.is_nan() {
+        true => bits >> 16 | 0x40,
+        false => (bits + 0x7fff + (bits >> 16 & 1)) >> 16,
+    }
 }

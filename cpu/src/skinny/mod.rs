@@ -60,7 +60,7 @@ use self::x86 as processor;
 pub(crate) use self::isa::{Isa, isa};
 pub use self::{format::Format, packing::Matrix};
 pub(crate) use self::{
-    format::{Line, PANEL, ZERO},
+    format::{Line, PANEL, ZERO, bf16},
     packing::{PackedMatrix, Panels},
     processor::vectorized,
     rows::Rows,

@@ -88,6 +88,11 @@ impl PackedMatrix {
         Self { lines, format, inputs, outputs }
     }
 
+    /// How it is stored.
+    pub(crate) fn format(&self) -> Format {
+        self.format
+    }
+
     /// Rows of the matrix.
     pub(crate) fn outputs(&self) -> usize {
         self.outputs

@@ -5,6 +5,7 @@ use rayon::prelude::*;
 use super::{
     format::{BLOCK, Format, PANEL},
     kernel::{Product, Task},
+    layout::Layout,
     packing::{PackedMatrix, Panels},
     processor::{PANELS, bytes_product, paired_product, widened_product},
     rows::Rows,
@@ -13,11 +14,15 @@ use super::{
 /// Multiplications below which a second thread costs more than it saves.
 const PARALLEL_WORK: usize = 1 << 17;
 
+/// A product, and how rows of x lie for it where not as they are.
+type Way = (Product, Option<Layout>);
+
 impl Panels<'_> {
-    /// `y = x Wᵀ` on this thread.
+    /// `y = x Wᵀ` on this thread, of weights in f32 or bf16. x is taken as it is, and inputs one by one: instructions for
+    /// pairs of bf16 would sum the nodes of a tree in another order than the text that they become.
     pub(crate) fn multiply(&self, x: &Rows, y: &mut Rows) {
         y.reshape(x.rows, self.outputs);
-        product(self, x, (y, 0), 1);
+        product(self, x, (y, 0), (widened_product(), None), 1);
     }
 }
 
@@ -33,7 +38,21 @@ impl PackedMatrix {
         // A single row costs about as much as four: its weights have to be read.
         let pays = self.inputs * self.outputs * (x.rows + 3) >= PARALLEL_WORK;
         let threads = if pays { rayon::current_num_threads() } else { 1 };
-        product(&self.panels(), x, (y, first), threads);
+        product(&self.panels(), x, (y, first), self.way(x.rows), threads);
+    }
+
+    /// The fastest way for so many rows of those that give the same sums.
+    fn way(&self, rows: usize) -> Way {
+        let Panels { format, inputs, outputs, .. } = self.panels();
+        let (product, layout) = match format {
+            Format::F32 => return (widened_product(), None),
+            Format::Bf16 => match paired_product(inputs, outputs.div_ceil(PANEL)) {
+                Some(paired) => paired,
+                None => return (widened_product(), None),
+            },
+            format => bytes_product(format, rows),
+        };
+        (product, Some(layout))
     }
 }
 
@@ -41,7 +60,7 @@ impl PackedMatrix {
 ///
 /// # Panics
 /// If a line, an x or a y would lie outside its buffer.
-fn product(w: &Panels<'_>, x: &Rows, (y, first): (&mut Rows, usize), threads: usize) {
+fn product(w: &Panels<'_>, x: &Rows, (y, first): (&mut Rows, usize), (product, layout): Way, threads: usize) {
     let (rows, panels) = (x.rows, w.outputs.div_ceil(PANEL));
     if rows == 0 || panels == 0 {
         return;
@@ -62,7 +81,7 @@ fn product(w: &Panels<'_>, x: &Rows, (y, first): (&mut Rows, usize), threads: us
         y_stride: y.stride,
         rows,
     };
-    let run = |task: &Task, product: Product| {
+    let run = |task: &Task| {
         let threads = threads.min(panels / PANELS).max(1);
         if threads == 1 {
             // SAFETY: the assertions above bound every access of all panels, and the instruction set was detected.
@@ -74,19 +93,8 @@ fn product(w: &Panels<'_>, x: &Rows, (y, first): (&mut Rows, usize), threads: us
             unsafe { product(task, range) }
         });
     };
-    let (product, layout) = match w.format {
-        Format::F32 => (widened_product(), None),
-        Format::Bf16 => match paired_product(w.inputs, panels) {
-            Some((product, layout)) => (product, Some(layout)),
-            None => (widened_product(), None),
-        },
-        format => {
-            let (product, layout) = bytes_product(format, rows);
-            (product, Some(layout))
-        }
-    };
     match layout {
-        None => run(&task, product),
-        Some(layout) => layout.lay_out(x, task, |task| run(task, product)),
+        None => run(&task),
+        Some(layout) => layout.lay_out(x, task, run),
     }
 }

@@ -7,8 +7,7 @@ use proptest::prelude::*;
 use super::paired_product;
 use crate::skinny::{
     amx, avx2, avx512,
-    bf16::bf16,
-    format::{Format, PANEL},
+    format::{Format, PANEL, bf16},
     isa::{Isa, isa},
     kernel::Product,
     layout::Layout,
