@@ -1,6 +1,7 @@
 //! `laser-bench lists`: every source of drafts for lists and both ways to verify them, beside plain beam search, on the
 //! users of a night that `laser run` has planned.
 
+use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -116,6 +117,8 @@ struct Row {
     accepted: f64,
     /// Forwards of the target per list.
     calls: f64,
+    /// Of the list that took the most.
+    most_calls: usize,
     /// Drafted prefixes per list.
     drafted: f64,
     /// Lists per second.
@@ -124,8 +127,11 @@ struct Row {
     speedup: f64,
     /// Its standard error over the rounds.
     error: f64,
-    /// Share of the lists that are the plain search's, item for item with the same scores.
-    same: f64,
+    lists: usize,
+    /// Lists that are the plain search's, item for item with the same scores.
+    same: usize,
+    /// Listed items that may not be: out of stock, of the user's history where that is excluded, or there twice.
+    illegal: usize,
 }
 
 /// A way to make lists.
@@ -238,6 +244,8 @@ impl Setup {
             }
             for (at, variant) in variants.iter().enumerate() {
                 sums[at].add(&made[at], &made[variant.plain]);
+                let lists = users.iter().zip(&made[at].0);
+                sums[at].illegal += lists.map(|(user, list)| self.illegal(user, list)).sum::<usize>();
             }
         }
         let rows = variants.iter().zip(&sums).map(|(variant, sums)| sums.row(&variant.name)).collect();
@@ -352,6 +360,17 @@ impl Setup {
         Ok(ListGenerator::new(engine, self.tokenizer(), options).with_draft_model(draft))
     }
 
+    /// Items of a list that may not be there.
+    fn illegal(&self, user: &Request, list: &Generated) -> usize {
+        let Some(catalogue) = &user.catalogue else { return list.items.len() };
+        let mut listed = HashSet::new();
+        let mut may_be = |item: &u32| {
+            let is_had = !self.spec.repeat && user.history.contains(item);
+            listed.insert(*item) && !is_had && catalogue.stock.contains_item(&catalogue.trie, *item)
+        };
+        list.items.iter().filter(|(item, _)| !may_be(item)).count()
+    }
+
     fn tokenizer(&self) -> Tokenizer {
         self.model.tokenizer.clone()
     }
@@ -422,7 +441,9 @@ struct Sums {
     lists: usize,
     same: usize,
     accepted: u64,
-    calls: u64,
+    calls: usize,
+    most_calls: usize,
+    illegal: usize,
     drafted: u64,
     seconds: f64,
     speedups: Vec<f64>,
@@ -433,7 +454,9 @@ impl Sums {
         self.lists += lists.len();
         self.same += lists.iter().zip(plain).filter(|(list, plain)| list.items == plain.items).count();
         self.accepted += lists.iter().flat_map(|list| &list.step_accepted).map(|n| u64::from(*n)).sum::<u64>();
-        self.calls += lists.iter().map(|list| list.step_accepted.len() as u64).sum::<u64>();
+        let calls = || lists.iter().map(|list| list.step_accepted.len());
+        self.calls += calls().sum::<usize>();
+        self.most_calls = calls().fold(self.most_calls, usize::max);
         self.drafted += lists.iter().map(|list| list.drafted).sum::<u64>();
         self.seconds += seconds;
         self.speedups.push(plain_seconds / seconds);
@@ -447,11 +470,14 @@ impl Sums {
             variant: variant.to_owned(),
             accepted: ratio(self.accepted as f64, lists),
             calls: ratio(self.calls as f64, lists),
+            most_calls: self.most_calls,
             drafted: ratio(self.drafted as f64, lists),
             rate: ratio(lists, self.seconds),
             speedup: mean,
             error: (squares / (rounds - 1.0) / rounds).sqrt(),
-            same: ratio(self.same as f64, lists),
+            lists: self.lists,
+            same: self.same,
+            illegal: self.illegal,
         }
     }
 }
@@ -465,17 +491,20 @@ impl ListsReport {
                 "\nBatch {batch}, {items} items; of the plain search perfect drafts would come to {ceiling:.2}, \
                  a cache for each beam to {apart:.2}\n\n"
             ));
-            let header = ["variant", "AS", "calls", "drafted", "lists/s", "of plain", "same lists"];
+            let header =
+                ["variant", "AS", "calls", "most", "drafted", "lists/s", "of plain", "same lists", "illegal items"];
             let mut table = Table::new(&header);
             for row in rows {
                 table.push(vec![
                     row.variant.clone(),
                     format!("{:.2}", row.accepted),
                     format!("{:.2}", row.calls),
+                    row.most_calls.to_string(),
                     format!("{:.0}", row.drafted),
                     format!("{:.1}", row.rate),
                     format!("{:.3} ± {:.3}", row.speedup, row.error),
-                    format!("{:.0} %", row.same * 100.0),
+                    format!("{} of {}", row.same, row.lists),
+                    row.illegal.to_string(),
                 ]);
             }
             out.push_str(&table.render(style));

@@ -156,6 +156,11 @@ pub(super) unsafe fn rows<S: Tile, const V: usize, const T: usize>(
             S::tile::<V, T>(task, first, xy);
             first += V;
         }
+        // Values of heads of 32 are two panels: one by one 8 and 16 rows took 1.35 times as long.
+        while V > 2 && first + 2 <= range.end {
+            S::tile::<2, T>(task, first, xy);
+            first += 2;
+        }
         while first < range.end {
             S::tile::<1, T>(task, first, xy);
             first += 1;
