@@ -302,8 +302,8 @@ pub(super) unsafe fn amx_bytes(task: &Task, panels: Range<usize>) {
 }
 
 /// Panels of bytes that are multiplied at once, in turns. What the processor fetches by itself ends 20 lines ahead, for
-/// each page that it sees read: of one panel that is less than what a block of 16 rows leaves time for. Two take 0.83 to
-/// 0.93 of the time of one by one, three and four no less.
+/// each page that it sees read: of one panel that is less than what a block of 16 rows leaves time for. Two take 0.83
+/// to 0.93 of the time of one by one, three and four no less.
 const BYTE_PANELS: usize = 2;
 
 /// The product of blocks in 8 bits.
