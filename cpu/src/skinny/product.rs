@@ -18,8 +18,8 @@ const PARALLEL_WORK: usize = 1 << 17;
 type Way = (Product, Option<Layout>);
 
 impl Panels<'_> {
-    /// `y = x Wᵀ` on this thread, of weights in f32 or bf16. x is taken as it is, and inputs one by one: instructions for
-    /// pairs of bf16 would sum the nodes of a tree in another order than the text that they become.
+    /// `y = x Wᵀ` on this thread, of weights in f32 or bf16. x is taken as it is, and inputs one by one: instructions
+    /// for pairs of bf16 would sum the nodes of a tree in another order than the text that they become.
     pub(crate) fn multiply(&self, x: &Rows, y: &mut Rows) {
         y.reshape(x.rows, self.outputs);
         product(self, x, (y, 0), (widened_product(), None), 1);
