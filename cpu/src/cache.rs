@@ -62,7 +62,7 @@ impl CacheShape {
     }
 
     /// Bytes of a cache for `capacity` positions, as [`CachePool`] makes it.
-    pub(crate) fn bytes(self, capacity: usize) -> usize {
+    fn bytes(self, capacity: usize) -> usize {
         let capacity = capacity.next_multiple_of(ROUNDING);
         self.layers * self.heads * (self.key_lines(capacity) + self.value_lines(capacity)) * size_of::<Line>()
     }

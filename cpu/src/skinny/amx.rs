@@ -137,9 +137,14 @@ fn quantise_tile(x: &Rows, rows: Range<usize>, inputs: usize, to: &mut [u32]) {
     }
 }
 
+/// Panels of a stripe, of which so many are multiplied at once. One of over 8,192 inputs in bf16 exceeds its bytes.
+fn stripe(task: &Task, at_once: usize) -> usize {
+    (STRIPE_BYTES / (task.w_stride * 4)).max(1).next_multiple_of(at_once)
+}
+
 /// The product of pairs of bf16, whose number is a multiple of [`LINES`]; `panels` are at least [`PANELS`].
 pub(super) unsafe fn amx_bf16(task: &Task, panels: Range<usize>) {
-    let stripe = (STRIPE_BYTES / (task.w_stride * 4)).next_multiple_of(PANELS);
+    let stripe = stripe(task, PANELS);
     for start in panels.clone().step_by(stripe) {
         for row in (0..task.rows).step_by(2 * TILE) {
             for panel in (start..panels.end.min(start + stripe)).step_by(PANELS) {
@@ -309,7 +314,7 @@ const BYTE_PANELS: usize = 2;
 /// The product of blocks in 8 bits.
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
 unsafe fn byte_panels(task: &Task, panels: Range<usize>) {
-    let stripe = (STRIPE_BYTES / (task.w_stride * 4)).next_multiple_of(BYTE_PANELS).max(BYTE_PANELS);
+    let stripe = stripe(task, BYTE_PANELS);
     for start in panels.clone().step_by(stripe) {
         let end = panels.end.min(start + stripe);
         for row in (0..task.rows).step_by(TILE) {

@@ -221,3 +221,20 @@ fn matrices_that_are_packed_together_give_the_rows_of_both() {
         }
     }
 }
+
+/// The MLPs of models of 7B parameters have as many inputs, of which no panel fits a stripe.
+#[test]
+fn matrices_of_many_inputs_are_multiplied() {
+    let (rows, outputs, inputs) = (17, 80, 14_336);
+    let exact = |seed, count| values(seed, count).into_iter().map(|value| truncated(value) / 64.0);
+    let (weights, x): (Vec<f32>, Vec<f32>) = (exact(1, outputs * inputs).collect(), exact(2, rows * inputs).collect());
+    for format in [Format::F32, Format::Bf16, Format::Q8] {
+        let mut y = Rows::default();
+        packed(&weights, inputs, format).multiply(&rows_of(&x, inputs), &mut y);
+        let expected = match format {
+            Format::Q8 => expected(&quantised(&weights, inputs, half), &quantised(&x, inputs, |scale| scale), inputs),
+            _ => expected(&weights, &x, inputs),
+        };
+        check(&y, &expected, "many inputs");
+    }
+}
