@@ -93,12 +93,12 @@ fn parse_draft(text: &str) -> Result<(String, PathBuf), String> {
 pub(super) struct ListsReport {
     options: ListsArgs,
     machine: String,
-    settings: Vec<Setting>,
+    pub(super) settings: Vec<Setting>,
 }
 
 /// All variants at one batch size and length of lists.
 #[derive(Debug, Serialize)]
-struct Setting {
+pub(super) struct Setting {
     batch: usize,
     items: usize,
     /// What perfect drafts would come to by the measured costs of forwards: one forward computes the prompt and all
@@ -106,32 +106,32 @@ struct Setting {
     ceiling: f64,
     /// What plain search comes to with a cache for each beam in place of tree attention.
     apart: f64,
-    rows: Vec<Row>,
+    pub(super) rows: Vec<Row>,
 }
 
 /// A variant's figures.
 #[derive(Debug, Serialize)]
-struct Row {
-    variant: String,
+pub(super) struct Row {
+    pub(super) variant: String,
     /// Accepted steps per list (AS@K).
-    accepted: f64,
+    pub(super) accepted: f64,
     /// Forwards of the target per list.
-    calls: f64,
+    pub(super) calls: f64,
     /// Of the list that took the most.
-    most_calls: usize,
+    pub(super) most_calls: usize,
     /// Drafted prefixes per list.
-    drafted: f64,
+    pub(super) drafted: f64,
     /// Lists per second.
     rate: f64,
     /// Lists per second over those of the plain search that draws in the same way (WS@K): mean of the rounds.
     speedup: f64,
     /// Its standard error over the rounds.
     error: f64,
-    lists: usize,
+    pub(super) lists: usize,
     /// Lists that are the plain search's, item for item with the same scores.
-    same: usize,
+    pub(super) same: usize,
     /// Listed items that may not be: out of stock, of the user's history where that is excluded, or there twice.
-    illegal: usize,
+    pub(super) illegal: usize,
 }
 
 /// A way to make lists.

@@ -73,7 +73,7 @@ struct Cli {
 enum Command {
     /// Plain decoding, prompt lookup, and global, random and customised pools, strict and relaxed (paper 4.2, 4.3).
     Paper(SetupArgs),
-    /// Verification: strict, top-k alone, p alone, both (paper 3.4), all on customised pools.
+    /// Verification: strict, top-k alone, p alone, both (paper 3.4), AASD's and Medusa's, all on customised pools.
     Ablation(SetupArgs),
     /// Sizes of pools and of draft trees, on customised pools with relaxed verification.
     Sweep(SweepArgs),

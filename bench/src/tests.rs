@@ -4,6 +4,8 @@ use std::path::Path;
 
 use super::*;
 
+mod lists;
+
 /// The words of a command line.
 fn parse(line: &str) -> Result<Command, clap::Error> {
     let words = std::iter::once("bench").chain(line.split_whitespace());

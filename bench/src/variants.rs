@@ -166,8 +166,9 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
     Ok(variants)
 }
 
-/// Policies of verification. With p alone k is ⌈1/p⌉, which is no bound: no more tokens than that can each have a
-/// probability above p.
+/// Policies of verification: LASER's, AASD's for tokens of every source, and Medusa's, which judges what is drafted here
+/// by the same distribution although texts are greedy. With p alone k is ⌈1/p⌉, which is no bound: no more tokens than
+/// that can each have a probability above p.
 pub(super) fn ablation(setup: &SetupArgs) -> Result<Vec<Variant>, PolicyError> {
     let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
     let pooled = |name: String| Variant::pooled(name, setup, custom);
@@ -181,6 +182,14 @@ pub(super) fn ablation(setup: &SetupArgs) -> Result<Vec<Variant>, PolicyError> {
     for p in [0.05, 0.1, 0.2, 0.3] {
         let relaxed = Verification::relaxed(setup.k, p)?;
         variants.push(pooled(format!("RV {}, {p}", setup.k)).verified(relaxed));
+    }
+    for beta in [0.02, 0.05, 0.1, 0.2, 0.3] {
+        let conditional = Verification::conditional(0.1, beta, true)?;
+        variants.push(pooled(format!("conditional 0.1, {beta}")).verified(conditional));
+    }
+    for epsilon in [0.05, 0.09, 0.2, 0.3] {
+        let typical = Verification::typical(epsilon, 0.3)?;
+        variants.push(pooled(format!("typical {epsilon}, 0.3")).verified(typical));
     }
     Ok(variants)
 }
