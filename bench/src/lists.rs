@@ -121,6 +121,8 @@ pub(super) struct Row {
     pub(super) most_calls: usize,
     /// Drafted prefixes per list.
     pub(super) drafted: f64,
+    /// Seconds per list in which it is decided what to draft, and drafted.
+    draft_seconds: f64,
     /// Lists per second.
     rate: f64,
     /// Lists per second over those of the plain search that draws in the same way (WS@K): mean of the rounds.
@@ -445,6 +447,7 @@ struct Sums {
     most_calls: usize,
     illegal: usize,
     drafted: u64,
+    draft_seconds: f64,
     seconds: f64,
     speedups: Vec<f64>,
 }
@@ -458,6 +461,7 @@ impl Sums {
         self.calls += calls().sum::<usize>();
         self.most_calls = calls().fold(self.most_calls, usize::max);
         self.drafted += lists.iter().map(|list| list.drafted).sum::<u64>();
+        self.draft_seconds += lists.iter().map(|list| list.draft_seconds).sum::<f64>();
         self.seconds += seconds;
         self.speedups.push(plain_seconds / seconds);
     }
@@ -472,6 +476,7 @@ impl Sums {
             calls: ratio(self.calls as f64, lists),
             most_calls: self.most_calls,
             drafted: ratio(self.drafted as f64, lists),
+            draft_seconds: ratio(self.draft_seconds, lists),
             rate: ratio(lists, self.seconds),
             speedup: mean,
             error: (squares / (rounds - 1.0) / rounds).sqrt(),
@@ -491,8 +496,10 @@ impl ListsReport {
                 "\nBatch {batch}, {items} items; of the plain search perfect drafts would come to {ceiling:.2}, \
                  a cache for each beam to {apart:.2}\n\n"
             ));
-            let header =
-                ["variant", "AS", "calls", "most", "drafted", "lists/s", "of plain", "same lists", "illegal items"];
+            let header = [
+                "variant", "AS", "calls", "most", "drafted", "drafting ms", "lists/s", "of plain", "same lists",
+                "illegal items",
+            ];
             let mut table = Table::new(&header);
             for row in rows {
                 table.push(vec![
@@ -501,6 +508,7 @@ impl ListsReport {
                     format!("{:.2}", row.calls),
                     row.most_calls.to_string(),
                     format!("{:.0}", row.drafted),
+                    format!("{:.3}", 1e3 * row.draft_seconds),
                     format!("{:.1}", row.rate),
                     format!("{:.3} ± {:.3}", row.speedup, row.error),
                     format!("{} of {}", row.same, row.lists),

@@ -63,11 +63,16 @@ const TRIED: u64 = 256;
 /// tenth of a list's time at 2.1M parameters.
 const WATCHED: u64 = 16;
 
+/// Rate at which the time of ranking is learnt: about a hundred lists.
+const RANKING_RATE: f64 = 0.01;
+
 /// How well a source's drafts have covered the beams, by depth.
 #[derive(Debug, Clone, Default)]
 pub struct Coverage {
     seen: Vec<[Seen; AHEAD]>,
     lists: u64,
+    /// Seconds in which the candidates of a list are ranked for one step ahead; none before the first.
+    ranking: Option<f64>,
 }
 
 impl Coverage {
@@ -84,6 +89,23 @@ impl Coverage {
     /// Whether it is learnt what that list's drafts would have to be, even if there are none.
     pub(super) fn is_watched(&self) -> bool {
         self.is_one_of(WATCHED)
+    }
+
+    /// Lists that were counted.
+    pub(super) fn lists(&self) -> u64 {
+        self.lists
+    }
+
+    /// Learns that the candidates of a list were ranked in so many seconds.
+    pub(super) fn learn_ranking(&mut self, seconds: f64) {
+        let ranking = self.ranking.get_or_insert(seconds);
+        // Whatever else happened meanwhile counts as twice the time at most.
+        *ranking += RANKING_RATE * (seconds.min(2.0 * *ranking) - *ranking);
+    }
+
+    /// Seconds in which the candidates of a list are ranked for one step ahead.
+    pub(super) fn ranking(&self) -> f64 {
+        self.ranking.unwrap_or(0.0)
     }
 
     fn is_one_of(&self, lists: u64) -> bool {

@@ -4,6 +4,8 @@
 //! beams, or what was drafted one step ahead of them, of all lists together, and tells how likely their continuations
 //! are. The target's beams are where it goes on in the next step, whatever it had drafted.
 
+use std::time::Instant;
+
 use laser_engine::{Engine, EngineError, Segment};
 
 use super::coverage::Coverage;
@@ -68,7 +70,9 @@ impl ListDraftModel {
         }
         let outcome = self.read(lists, &mut readings);
         for (at, mut reading) in readings {
+            let start = Instant::now();
             lists[at].rank(Some(&mut reading));
+            self.coverage.learn_ranking(start.elapsed().as_secs_f64());
             lists[at].reading = Some(reading);
         }
         outcome
@@ -83,7 +87,7 @@ impl ListDraftModel {
         let segments: Vec<Segment<'_>> = part.iter().map(|(_, reading)| reading.tree.segment()).collect();
         let tokens = segments.iter().map(|segment| segment.tokens.len()).sum();
         let pairs = part.iter().map(|(at, r)| r.tree.nodes() * lists[*at].request.prompt.len()).sum();
-        let start = std::time::Instant::now();
+        let start = Instant::now();
         let scores = self.engine.step(&segments, 0)?;
         if let Some(cost) = &mut self.cost {
             cost.learn(StepLoad { tokens, pairs }, start.elapsed().as_secs_f64());

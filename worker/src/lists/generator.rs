@@ -9,11 +9,14 @@ use laser_model::Tokenizer;
 use super::coverage::{AHEAD, Coverage};
 use super::draft_model::ListDraftModel;
 use super::options::{ListDraft, ListOptions};
-use super::plan::{Offer, Plan, Planner, Terms};
+use super::plan::{Offer, Plan, Plans, StepSize, Terms};
 use super::sequence::ListSequence;
 use crate::catalogue::Catalogue;
 use crate::cost::StepLoad;
 use crate::generate::{Finished, GenerateError, Request, TextError, TextGenerator, Waiting};
+
+/// Plans are made for prompts of this many tokens, and multiples, so that few are.
+const PROMPT_UNIT: usize = 8;
 
 /// Makes lists for requests with one engine. Memory: `batch` caches plus the pending requests.
 pub struct ListGenerator {
@@ -23,6 +26,7 @@ pub struct ListGenerator {
     /// Of what is drafted without a draft model.
     coverage: Coverage,
     model: Option<ListDraftModel>,
+    plans: Plans,
     waiting: Waiting,
     active: Vec<ListSequence>,
 }
@@ -37,8 +41,8 @@ impl std::fmt::Debug for ListGenerator {
 impl ListGenerator {
     /// A generator without requests.
     pub fn new(engine: Box<dyn Engine>, tokenizer: Tokenizer, options: ListOptions) -> Self {
-        let (coverage, waiting) = (Coverage::default(), Waiting::default());
-        Self { engine, tokenizer, options, coverage, model: None, waiting, active: Vec::new() }
+        let (coverage, plans, waiting) = Default::default();
+        Self { engine, tokenizer, options, coverage, model: None, plans, waiting, active: Vec::new() }
     }
 
     /// Lets a draft model draft where it pays.
@@ -138,42 +142,50 @@ impl ListGenerator {
 
     /// Decides what is drafted for each list.
     fn plan(&mut self) {
-        let Self { active, options, engine, coverage, model, .. } = self;
+        let Self { active, options, coverage, model, plans, .. } = self;
         let mut scored: Vec<&mut ListSequence> = active.iter_mut().filter(|list| list.tree.is_scored()).collect();
         let Some(levels) = scored.first().map(|list| list.levels()) else { return };
         let count = scored.len();
-        let prompts: usize = scored.iter().map(|list| list.request.prompt.len()).sum();
-        let widths: usize = scored.iter().map(|list| options.width(&list.request)).sum();
-        let cached = prompts + scored.iter().map(|list| engine.cached(list.tree.slot)).sum::<usize>();
+        let mean = |of: &dyn Fn(&ListSequence) -> usize| scored.iter().map(|list| of(list)).sum::<usize>() / count;
+        let size = StepSize {
+            lists: count,
+            width: mean(&|list| options.width(&list.request)),
+            prompt: mean(&|list| list.request.prompt.len()).next_multiple_of(PROMPT_UNIT),
+        };
         let seconds = |nodes: usize| match &options.cost {
-            Some(cost) => cost.seconds(StepLoad { tokens: nodes * count, pairs: nodes * cached }) / count as f64,
+            Some(cost) => {
+                let tokens = nodes * count;
+                cost.seconds(StepLoad { tokens, pairs: tokens * size.prompt }) / count as f64
+            }
             None => 0.0,
         };
-        let reading =
-            |tokens: usize| model.as_ref().map_or(0.0, |m| m.seconds((tokens, count), prompts) / count as f64);
+        let reading = |tokens: usize| {
+            model.as_ref().map_or(0.0, |m| m.seconds((tokens, count), size.prompt * count) / count as f64)
+        };
         let counted = (options.draft != ListDraft::None).then_some(Offer { coverage, reading: None });
         let read = model.as_ref().map(|model| Offer { coverage: &model.coverage, reading: Some(&reading) });
         let offers: Vec<Offer<'_>> = counted.into_iter().chain(read).collect();
         let (of_counted, of_model) = (counted.map(|_| 0), read.map(|_| offers.len() - 1));
         let terms = Terms {
             levels,
-            width: widths / count,
-            prompt: prompts / count,
+            width: size.width,
+            prompt: size.prompt,
             nodes: options.nodes,
             steps: options.steps,
             drafted: options.drafted(),
             seconds: &seconds,
         };
-        let mut planner = Planner::new(&offers, terms);
+        plans.refresh(coverage.lists());
+        let mut planner = options.cost.is_some().then(|| plans.planner(size, &offers, terms));
         for list in &mut scored {
             if list.request.plain {
                 continue;
             }
             let tried = of_model.or(of_counted).filter(|_| list.is_tried);
-            list.plan = match (tried, of_counted, options.cost.is_some()) {
-                (Some(offer), ..) | (None, Some(offer), false) => most(offer, list.depth(), &terms),
-                (None, _, true) => planner.plan(list.depth(), list.missing()),
-                (None, None, false) => None,
+            list.plan = match (tried, of_counted, &mut planner) {
+                (Some(offer), ..) | (None, Some(offer), None) => most(offer, list.depth(), &terms),
+                (None, _, Some(planner)) => planner.plan(list.depth(), list.missing()),
+                (None, None, None) => None,
             };
             if list.plan.is_none() && list.is_watched {
                 // Nothing is computed for it, and what it would have taken is learnt all the same.
@@ -188,7 +200,11 @@ impl ListGenerator {
         loop {
             let (mut read, mut counted): (Vec<_>, Vec<_>) =
                 self.active.iter_mut().filter(|list| list.is_drafting()).partition(|list| list.is_read);
-            counted.iter_mut().for_each(|list| list.rank(None));
+            for list in &mut counted {
+                let start = Instant::now();
+                list.rank(None);
+                self.coverage.learn_ranking(start.elapsed().as_secs_f64());
+            }
             match &mut self.model {
                 _ if read.is_empty() && counted.is_empty() => return,
                 Some(model) if !read.is_empty() => {

@@ -39,33 +39,75 @@ pub(super) struct Plan {
     pub(super) widths: Vec<usize>,
 }
 
+/// Lists for which plans are kept: of the thousand or so that count in what was learnt.
+const KEPT: u64 = 128;
+
+/// How large a step is, by which plans are kept: lists, and beams and tokens of a prompt on average.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct StepSize {
+    pub(super) lists: usize,
+    pub(super) width: usize,
+    pub(super) prompt: usize,
+}
+
+/// Plans that were made. To make them anew for every step of a single list took a tenth of the list's time at 0.7M
+/// parameters, and a quarter of it with a draft model, and what they are made of changes slowly.
+#[derive(Debug, Default)]
+pub(super) struct Plans {
+    made: HashMap<StepSize, Made>,
+    /// The number of lists from which on they are made anew.
+    until: u64,
+}
+
+/// Those of steps of one size.
+#[derive(Debug, Default)]
+struct Made {
+    /// The expected seconds of a list from so many codes on.
+    rest: Vec<f64>,
+    plans: HashMap<(usize, usize), Option<Plan>>,
+}
+
+impl Plans {
+    /// Forgets all plans where so many `lists` have been begun that others may be better by now: at first after every
+    /// one.
+    pub(super) fn refresh(&mut self, lists: u64) {
+        if lists >= self.until {
+            self.made.clear();
+            self.until = lists + (lists / 8).clamp(1, KEPT);
+        }
+    }
+
+    /// What decides in steps of this size.
+    pub(super) fn planner<'a>(&'a mut self, size: StepSize, offers: &'a [Offer<'a>], terms: Terms<'a>) -> Planner<'a> {
+        let Made { rest, plans } = self.made.entry(size).or_default();
+        let planner = Planner { offers, terms, rest, plans };
+        if planner.rest.is_empty() {
+            planner.rest.resize(terms.levels + 1, 0.0);
+            for depth in (1..terms.levels).rev() {
+                planner.rest[depth] = planner.best(depth, terms.width).0;
+            }
+        }
+        planner
+    }
+}
+
 /// Decides for all lists of a step.
 pub(super) struct Planner<'a> {
     offers: &'a [Offer<'a>],
     terms: Terms<'a>,
-    /// The expected seconds of a list from so many codes on.
-    rest: Vec<f64>,
-    decided: HashMap<(usize, usize), Option<Plan>>,
+    rest: &'a mut Vec<f64>,
+    plans: &'a mut HashMap<(usize, usize), Option<Plan>>,
 }
 
-impl<'a> Planner<'a> {
-    pub(super) fn new(offers: &'a [Offer<'a>], terms: Terms<'a>) -> Self {
-        let rest = vec![0.0; terms.levels + 1];
-        let mut planner = Self { offers, terms, rest, decided: HashMap::new() };
-        for depth in (1..terms.levels).rev() {
-            planner.rest[depth] = planner.best(depth, terms.width).0;
-        }
-        planner
-    }
-
+impl Planner<'_> {
     /// What to draft behind beams of `depth` codes of which `missing` are computed in any case: what makes the expected
     /// seconds to the end of the list the fewest; none if that is no draft.
     pub(super) fn plan(&mut self, depth: usize, missing: usize) -> Option<Plan> {
-        if let Some(plan) = self.decided.get(&(depth, missing)) {
+        if let Some(plan) = self.plans.get(&(depth, missing)) {
             return plan.clone();
         }
         let (_, plan) = self.best(depth, missing);
-        self.decided.insert((depth, missing), plan.clone());
+        self.plans.insert((depth, missing), plan.clone());
         plan
     }
 
@@ -93,7 +135,7 @@ impl<'a> Planner<'a> {
         let seen =
             coverage.seen(depth, ahead).filter(|_| ahead < self.terms.steps && depth + 1 + ahead < self.levels());
         let Some(seen) = seen else { return };
-        let reading = so_far.reading + reading.map_or(0.0, |seconds| seconds(so_far.read));
+        let reading = so_far.reading + coverage.ranking() + reading.map_or(0.0, |seconds| seconds(so_far.read));
         for width in self.options(seen, so_far.nodes) {
             let share = seen.share(width);
             let next = SoFar {
@@ -147,7 +189,7 @@ struct SoFar {
     nodes: usize,
     /// Tokens that the source reads next.
     read: usize,
-    /// Seconds that it has read for.
+    /// Seconds that it has read and ranked for.
     reading: f64,
 }
 
@@ -165,6 +207,13 @@ mod tests {
         Terms { levels: 4, width: 20, prompt: 40, nodes: 256, steps: 3, drafted: None, seconds }
     }
 
+    /// The plan for beams of a depth.
+    fn plan(offers: &[Offer<'_>], terms: Terms<'_>, (depth, missing): (usize, usize)) -> Option<Plan> {
+        Plans::default().planner(SIZE, offers, terms).plan(depth, missing)
+    }
+
+    const SIZE: StepSize = StepSize { lists: 1, width: 20, prompt: 40 };
+
     fn free(coverage: &Coverage) -> Offer<'_> {
         Offer { coverage, reading: None }
     }
@@ -179,8 +228,9 @@ mod tests {
         let (dear, cheap) = (|nodes| 10.0 + nodes as f64, |nodes| 100.0 + nodes as f64);
         let offers = [free(&coverage)];
         // 66 nodes for a forward of 10 and 20 nodes that would come anyway.
-        assert_eq!(Planner::new(&offers, terms(&dear)).plan(2, 20), None);
-        let mut planner = Planner::new(&offers, terms(&cheap));
+        assert_eq!(plan(&offers, terms(&dear), (2, 20)), None);
+        let mut plans = Plans::default();
+        let mut planner = plans.planner(SIZE, &offers, terms(&cheap));
         let plan = planner.plan(2, 20).unwrap();
         assert!(plan.widths.len() == 1 && (64..=66).contains(&plan.widths[0]), "{plan:?}");
         assert_eq!(planner.plan(2, 20).unwrap(), plan);
@@ -199,9 +249,44 @@ mod tests {
         }
         let cheap = |nodes| 1000.0 + nodes as f64;
         let offers = [free(&coverage)];
-        assert_eq!(Planner::new(&offers, terms(&cheap)).plan(0, 1).unwrap().widths, [64, 64]);
+        assert_eq!(plan(&offers, terms(&cheap), (0, 1)).unwrap().widths, [64, 64]);
         let one = Terms { steps: 1, ..terms(&cheap) };
-        assert_eq!(Planner::new(&offers, one).plan(0, 1).unwrap().widths, [64]);
+        assert_eq!(plan(&offers, one, (0, 1)).unwrap().widths, [64]);
+    }
+
+    #[test]
+    fn plans_are_made_anew_when_enough_lists_have_been_learnt_of() {
+        let seconds = |nodes| 1000.0 + nodes as f64;
+        let (mut coverage, mut plans) = (Coverage::default(), Plans::default());
+        let mut planned = |coverage: &Coverage, lists: u64| {
+            plans.refresh(lists);
+            plans.planner(SIZE, &[free(coverage)], terms(&seconds)).plan(1, 20)
+        };
+        assert_eq!(planned(&coverage, 800), None);
+        (0..400).for_each(|_| coverage.learn((1, 0), 30, 5000));
+        assert_eq!(planned(&coverage, 899), None);
+        assert_eq!(planned(&coverage, 900).unwrap().widths, [32]);
+        // Early ones are made anew for each list.
+        let mut plans = Plans::default();
+        let kept = |plans: &Plans| plans.made.len();
+        for lists in 0..8 {
+            plans.refresh(lists);
+            assert_eq!(kept(&plans), 0, "{lists}");
+            plans.planner(SIZE, &[free(&coverage)], terms(&seconds)).plan(1, 20);
+        }
+    }
+
+    #[test]
+    fn ranking_has_to_be_saved_too() {
+        let seconds = |nodes| 100.0 + nodes as f64;
+        let mut coverage = Coverage::default();
+        (0..400).for_each(|_| coverage.learn((2, 0), 20, 30));
+        assert_eq!(plan(&[free(&coverage)], terms(&seconds), (2, 20)).unwrap().widths, [30]);
+        // A forward of 120 is saved for 30 nodes.
+        coverage.learn_ranking(89.0);
+        assert!(plan(&[free(&coverage)], terms(&seconds), (2, 20)).is_some());
+        (0..400).for_each(|_| coverage.learn_ranking(92.0));
+        assert_eq!(plan(&[free(&coverage)], terms(&seconds), (2, 20)), None);
     }
 
     #[test]
@@ -211,16 +296,16 @@ mod tests {
         // Up to 60 tokens a forward costs the same, and the prompt has 40.
         let seconds = |nodes: usize| 100.0 + 50.0 * nodes.saturating_sub(60) as f64;
         let offers = [free(&coverage)];
-        assert_eq!(Planner::new(&offers, terms(&seconds)).plan(0, 1), None);
+        assert_eq!(plan(&offers, terms(&seconds), (0, 1)), None);
         let short = Terms { prompt: 10, ..terms(&seconds) };
-        assert_eq!(Planner::new(&offers, short).plan(0, 1).unwrap().widths, [32]);
+        assert_eq!(plan(&offers, short, (0, 1)).unwrap().widths, [32]);
     }
 
     #[test]
     fn nothing_is_drafted_before_it_is_known_what_it_takes() {
         let cheap = |nodes| 1000.0 + nodes as f64;
         let coverage = Coverage::default();
-        assert_eq!(Planner::new(&[free(&coverage)], terms(&cheap)).plan(1, 20), None);
+        assert_eq!(plan(&[free(&coverage)], terms(&cheap), (1, 20)), None);
     }
 
     #[test]
@@ -234,7 +319,7 @@ mod tests {
         let chosen = |reading: f64| {
             let reading = move |_| reading;
             let offers = [free(&wide), Offer { coverage: &narrow, reading: Some(&reading) }];
-            Planner::new(&offers, terms(&seconds)).plan(1, 20).unwrap()
+            plan(&offers, terms(&seconds), (1, 20)).unwrap()
         };
         assert_eq!(chosen(100.0), Plan { offer: 1, widths: vec![32] });
         // 224 nodes more cost less than that.

@@ -11,7 +11,7 @@ use super::options::{ListDraft, ListOptions};
 use super::plan::Plan;
 use super::prefixes::{PrefixTree, index_u32};
 use super::reading::Reading;
-use crate::catalogue::Catalogue;
+use crate::catalogue::{Catalogue, Counted};
 use crate::generate::{Generated, Request, TextError};
 
 /// Of a user's expected choices those that the own history makes likely; the others are everybody's.
@@ -40,8 +40,10 @@ pub(super) struct ListSequence {
     catalogue: Arc<Catalogue>,
     /// Leaves that must not be listed.
     seen: Seen,
-    /// Items that the history makes likely, with weights.
-    likely: Vec<(u32, f32)>,
+    /// What is drafted where no draft model is.
+    draft: ListDraft,
+    /// Items that the history makes likely, with weights; none before candidates are ranked by them.
+    likely: Option<Vec<(u32, f32)>>,
     search: BeamSearch,
     /// Of this step, by steps ahead.
     drafted: Vec<Ranked>,
@@ -63,7 +65,8 @@ impl ListSequence {
                 None => search,
             },
             tree: PrefixTree::new(slot, &request.prompt),
-            likely: likely(&request.history, &catalogue, options.draft),
+            draft: options.draft,
+            likely: None,
             #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough for a draft")]
             temperature: options.temperature.unwrap_or(1.0) as f32,
             request,
@@ -134,15 +137,18 @@ impl ListSequence {
     pub(super) fn rank(&mut self, reading: Option<&mut Reading>) {
         let Some(&width) = self.plan.as_ref().and_then(|plan| plan.widths.get(self.drafted.len())) else { return };
         let allowed = self.catalogue.allowed(&self.seen);
-        let mut of_user = self.catalogue.counted.as_ref().map(|counted| counted.shares.of_user(&self.likely, OWN));
-        let mut uniform = Uniform;
-        let expected: &mut dyn Expected = match (reading, of_user.as_mut()) {
-            (Some(reading), _) => reading,
-            (None, Some(of_user)) => of_user,
-            (None, None) => &mut uniform,
+        let mut rank = |expected: &mut dyn Expected| {
+            let ranked = self.search.candidates(&allowed, self.drafted.last(), width, expected);
+            self.drafted.push(ranked);
         };
-        let ranked = self.search.candidates(&allowed, self.drafted.last(), width, expected);
-        self.drafted.push(ranked);
+        match (reading, self.draft, &self.catalogue.counted) {
+            (Some(reading), ..) => rank(reading),
+            (None, ListDraft::Counted(method), Some(counted)) => {
+                let likely = self.likely.get_or_insert_with(|| likely(&self.request.history, counted, method));
+                rank(&mut counted.shares.of_user(likely, OWN));
+            }
+            _ => rank(&mut Uniform),
+        }
     }
 
     /// Adds the prefixes that this step computes: those of the beams whose continuations are not known, and up to
@@ -218,8 +224,7 @@ fn seen(history: &[u32], trie: &Trie) -> Vec<u32> {
 }
 
 /// The items that a history makes likely, with weights, as drafts need them.
-fn likely(history: &[u32], catalogue: &Catalogue, draft: ListDraft) -> Vec<(u32, f32)> {
-    let (Some(counted), ListDraft::Counted(method)) = (&catalogue.counted, draft) else { return Vec::new() };
+fn likely(history: &[u32], counted: &Counted, method: Method) -> Vec<(u32, f32)> {
     let mut likely = Vec::new();
     if method != Method::Popularity {
         counted.neighbours.best(method, history, &[], OWN_ITEMS, &mut likely);
