@@ -56,8 +56,9 @@ fn class(width: usize) -> usize {
 /// The first lists, all of which a source drafts for if it has to be tried: what its drafts cover is learnt of them.
 const FIRST: u64 = 32;
 
-/// From then on it drafts for one of so many lists whether it pays or not, since it may pay again.
-const TRIED: u64 = 256;
+/// From then on it drafts for one of so many lists whether it pays or not, since it may pay again. At 0.7M parameters
+/// such a list takes at least five times as long as others.
+const TRIED: u64 = 1024;
 
 /// From then on candidates are ranked for one of so many lists that nothing is drafted for. By item-kNN that takes a
 /// tenth of a list's time at 2.1M parameters.
