@@ -166,9 +166,8 @@ pub(super) fn paper(setup: &SetupArgs, kind: Kind) -> Result<Vec<Variant>, Polic
     Ok(variants)
 }
 
-/// Policies of verification: LASER's, AASD's for tokens of every source, and Medusa's, which judges what is drafted here
-/// by the same distribution although texts are greedy. With p alone k is ⌈1/p⌉, which is no bound: no more tokens than
-/// that can each have a probability above p.
+/// Policies of verification: LASER's, AASD's for tokens of every source, and Medusa's, here for greedy texts. With p
+/// alone k is ⌈1/p⌉, which is no bound: no more tokens than that can each have a probability above p.
 pub(super) fn ablation(setup: &SetupArgs) -> Result<Vec<Variant>, PolicyError> {
     let custom = PoolScheme::Custom { max_texts: setup.pool_texts };
     let pooled = |name: String| Variant::pooled(name, setup, custom);
