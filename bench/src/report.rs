@@ -466,9 +466,9 @@ fn speedup_chart(reports: &[KindReport]) -> LineChart {
     }
 }
 
-/// Of the variants whose trees have a fixed size: budgets draft no more than pays at a batch size.
+/// Of the sources alone with trees of a fixed size: budgets draft no more than pays at a batch size.
 fn depth_chart(report: &KindReport) -> LineChart {
-    let rows = report.rows.iter().filter(|row| row.nodes > 0 && !row.adaptive);
+    let rows = report.rows.iter().filter(|row| row.nodes > 0 && !row.adaptive && !row.variant.starts_with("pool + "));
     LineChart {
         title: format!("Acceptance by depth, {}s, batch {}", report.kind, report.batch),
         x: "drafted tokens",

@@ -5,8 +5,16 @@ use plotters::prelude::*;
 
 use crate::chart::failed;
 
-/// Width and height in pixels.
-const SIZE: (u32, u32) = (760, 440);
+/// Width and height in pixels, and the width of the names beside the plot.
+const SIZE: (u32, u32) = (920, 440);
+const NAMES: u32 = 180;
+
+/// Pixels from one name to the next, and the length of the line beside it.
+const NAME_HEIGHT: i32 = 16;
+const NAME_LINE: i32 = 26;
+
+/// Pixels of a dash and of the gap behind it, of the lines that have a colour for the second time, the third, ….
+const DASHES: [(i32, i32); 3] = [(8, 5), (2, 4), (12, 3)];
 
 /// Okabe and Ito's colours, which the colour-blind can tell apart.
 const COLORS: [RGBColor; 8] = [
@@ -54,7 +62,8 @@ impl LineChart {
         }
         let root = backend.into_drawing_area();
         root.fill(&WHITE).map_err(failed)?;
-        let mut chart = ChartBuilder::on(&root)
+        let (plot, names) = root.split_horizontally(SIZE.0 - NAMES);
+        let mut chart = ChartBuilder::on(&plot)
             .caption(&self.title, ("sans-serif", 18))
             .margin(12)
             .x_label_area_size(44)
@@ -71,22 +80,27 @@ impl LineChart {
             .light_line_style(WHITE)
             .draw()
             .map_err(failed)?;
-        for ((name, values), color) in self.lines.iter().zip(COLORS.iter().cycle()) {
-            let style = color.stroke_width(2);
-            let points = values.iter().copied().enumerate();
-            chart
-                .draw_series(LineSeries::new(points, style).point_size(3))
-                .map_err(failed)?
-                .label(name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], style));
+        for (index, (name, values)) in self.lines.iter().enumerate() {
+            let style = COLORS[index % COLORS.len()].stroke_width(2);
+            let y = NAME_HEIGHT * (2 + i32::try_from(index)?);
+            let points = || values.iter().copied().enumerate();
+            let sample = [(0, y), (NAME_LINE, y)];
+            match (index / COLORS.len()).checked_sub(1) {
+                None => {
+                    chart.draw_series(LineSeries::new(points(), style)).map_err(failed)?;
+                    names.draw(&PathElement::new(sample, style)).map_err(failed)?;
+                }
+                Some(round) => {
+                    let (dash, gap) = DASHES[round % DASHES.len()];
+                    chart.draw_series(DashedLineSeries::new(points(), dash, gap, style)).map_err(failed)?;
+                    names.draw(&DashedPathElement::new(sample, dash, gap, style)).map_err(failed)?;
+                }
+            }
+            let circles = points().map(|point| Circle::new(point, 3, style));
+            chart.draw_series(circles).map_err(failed)?;
+            let text = Text::new(name.clone(), (NAME_LINE + 8, y - 6), ("sans-serif", 12));
+            names.draw(&text).map_err(failed)?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.85))
-            .border_style(BLACK.mix(0.2))
-            .draw()
-            .map_err(failed)?;
         root.present().map_err(failed)
     }
 }
@@ -113,6 +127,15 @@ mod tests {
             assert!(svg.contains(&format!("\n{text}\n")), "{text}: {svg}");
         }
         assert_eq!(svg.matches("<circle").count(), 4, "{svg}");
+    }
+
+    #[test]
+    fn lines_of_one_colour_are_told_apart_by_their_dashes() {
+        let lines = |number: usize| (0..number).map(|n| (format!("line {n}"), vec![1.0, 2.0])).collect();
+        let strokes = |number: usize| LineChart { lines: lines(number), ..chart() }.svg().unwrap().matches("<poly").count();
+        // A whole line is one stroke in the plot and one beside its name.
+        assert_eq!(strokes(8), 16);
+        assert!(strokes(9) > 30, "{}", strokes(9));
     }
 
     #[test]
