@@ -132,7 +132,8 @@ mod tests {
     #[test]
     fn lines_of_one_colour_are_told_apart_by_their_dashes() {
         let lines = |number: usize| (0..number).map(|n| (format!("line {n}"), vec![1.0, 2.0])).collect();
-        let strokes = |number: usize| LineChart { lines: lines(number), ..chart() }.svg().unwrap().matches("<poly").count();
+        let strokes =
+            |number: usize| LineChart { lines: lines(number), ..chart() }.svg().unwrap().matches("<poly").count();
         // A whole line is one stroke in the plot and one beside its name.
         assert_eq!(strokes(8), 16);
         assert!(strokes(9) > 30, "{}", strokes(9));
