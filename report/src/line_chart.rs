@@ -1,6 +1,7 @@
 //! Line charts as SVG documents of their own, for the benchmarks.
 
 use anyhow::{Result, anyhow};
+use plotters::element::DashedPathElement;
 use plotters::prelude::*;
 
 use crate::chart::failed;
