@@ -70,9 +70,7 @@ impl ListDraftModel {
         }
         let outcome = self.read(lists, &mut readings);
         for (at, mut reading) in readings {
-            let start = Instant::now();
-            lists[at].rank(Some(&mut reading));
-            self.coverage.learn_ranking(start.elapsed().as_secs_f64());
+            lists[at].rank_timed(Some(&mut reading), &mut self.coverage);
             lists[at].reading = Some(reading);
         }
         outcome

@@ -168,15 +168,14 @@ impl ListGenerator {
         let (of_counted, of_model) = (counted.map(|_| 0), read.map(|_| offers.len() - 1));
         let terms = Terms {
             levels,
-            width: size.width,
-            prompt: size.prompt,
+            size,
             nodes: options.nodes,
             steps: options.steps,
             drafted: options.drafted(),
             seconds: &seconds,
         };
         plans.refresh(coverage.lists());
-        let mut planner = options.cost.is_some().then(|| plans.planner(size, &offers, terms));
+        let mut planner = options.cost.is_some().then(|| plans.planner(&offers, terms));
         for list in &mut scored {
             if list.request.plain {
                 continue;
@@ -200,11 +199,7 @@ impl ListGenerator {
         loop {
             let (mut read, mut counted): (Vec<_>, Vec<_>) =
                 self.active.iter_mut().filter(|list| list.is_drafting()).partition(|list| list.is_read);
-            for list in &mut counted {
-                let start = Instant::now();
-                list.rank(None);
-                self.coverage.learn_ranking(start.elapsed().as_secs_f64());
-            }
+            counted.iter_mut().for_each(|list| list.rank_timed(None, &mut self.coverage));
             match &mut self.model {
                 _ if read.is_empty() && counted.is_empty() => return,
                 Some(model) if !read.is_empty() => {

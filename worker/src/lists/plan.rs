@@ -4,15 +4,23 @@ use std::collections::HashMap;
 
 use super::coverage::{AHEAD, Coverage, Seen};
 
+/// How large a step is, by which plans are kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct StepSize {
+    /// Lists.
+    pub(super) lists: usize,
+    /// Beams of a list, on average.
+    pub(super) width: usize,
+    /// Tokens of a prompt, on average.
+    pub(super) prompt: usize,
+}
+
 /// What a step is decided by.
 #[derive(Clone, Copy)]
 pub(super) struct Terms<'a> {
     /// Codes of an identifier.
     pub(super) levels: usize,
-    /// Beams of a list.
-    pub(super) width: usize,
-    /// Tokens of a prompt.
-    pub(super) prompt: usize,
+    pub(super) size: StepSize,
     /// Drafted prefixes of a user and step, at most.
     pub(super) nodes: usize,
     /// Steps ahead that are drafted for, at most.
@@ -42,14 +50,6 @@ pub(super) struct Plan {
 /// Lists for which plans are kept: of the thousand or so that count in what was learnt.
 const KEPT: u64 = 128;
 
-/// How large a step is, by which plans are kept: lists, and beams and tokens of a prompt on average.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct StepSize {
-    pub(super) lists: usize,
-    pub(super) width: usize,
-    pub(super) prompt: usize,
-}
-
 /// Plans that were made. To make them anew for every step of a single list took a tenth of the list's time at 0.7M
 /// parameters, and a quarter of it with a draft model, and what they are made of changes slowly.
 #[derive(Debug, Default)]
@@ -77,14 +77,14 @@ impl Plans {
         }
     }
 
-    /// What decides in steps of this size.
-    pub(super) fn planner<'a>(&'a mut self, size: StepSize, offers: &'a [Offer<'a>], terms: Terms<'a>) -> Planner<'a> {
-        let Made { rest, plans } = self.made.entry(size).or_default();
+    /// What decides in steps of the terms' size.
+    pub(super) fn planner<'a>(&'a mut self, offers: &'a [Offer<'a>], terms: Terms<'a>) -> Planner<'a> {
+        let Made { rest, plans } = self.made.entry(terms.size).or_default();
         let planner = Planner { offers, terms, rest, plans };
         if planner.rest.is_empty() {
             planner.rest.resize(terms.levels + 1, 0.0);
             for depth in (1..terms.levels).rev() {
-                planner.rest[depth] = planner.best(depth, terms.width).0;
+                planner.rest[depth] = planner.best(depth, terms.size.width).0;
             }
         }
         planner
@@ -115,7 +115,7 @@ impl Planner<'_> {
     fn best(&self, depth: usize, missing: usize) -> (f64, Option<Plan>) {
         let mut best = (self.seconds(depth, missing) + self.rest[depth + 1], None);
         for offer in 0..self.offers.len() {
-            let read = if depth == 0 { self.terms.prompt } else { self.terms.width };
+            let read = if depth == 0 { self.terms.size.prompt } else { self.terms.size.width };
             let so_far = SoFar { reached: 1.0, fallen: 0.0, nodes: missing, read, reading: 0.0 };
             let mut widths = Vec::with_capacity(AHEAD);
             self.extend((offer, depth), so_far, &mut widths, &mut best);
@@ -158,7 +158,7 @@ impl Planner<'_> {
 
     /// The seconds of a step behind beams of a depth that computes so many nodes; the first one has the prompt, too.
     fn seconds(&self, depth: usize, nodes: usize) -> f64 {
-        (self.terms.seconds)(if depth == 0 { self.terms.prompt + nodes } else { nodes })
+        (self.terms.seconds)(if depth == 0 { self.terms.size.prompt + nodes } else { nodes })
     }
 
     fn levels(&self) -> usize {
@@ -167,12 +167,12 @@ impl Planner<'_> {
 
     /// Numbers of candidates worth a thought: the bounds of classes from the number of beams on, and all.
     fn options(&self, seen: &Seen, nodes: usize) -> Vec<usize> {
-        let room = (self.terms.nodes + self.terms.width).saturating_sub(nodes);
+        let room = (self.terms.nodes + self.terms.size.width).saturating_sub(nodes);
         let most = room.min(whole(seen.candidates()));
         if let Some(drafted) = self.terms.drafted {
             return Vec::from_iter((drafted <= room).then_some(drafted));
         }
-        let fewest = self.terms.width.max(1).next_power_of_two();
+        let fewest = self.terms.size.width.max(1).next_power_of_two();
         let bounds = std::iter::successors(Some(fewest), |width| width.checked_mul(2));
         bounds.take_while(|&width| width < most).chain((most > 0).then_some(most)).collect()
     }
@@ -204,12 +204,12 @@ mod tests {
 
     /// 20 beams of four codes.
     fn terms(seconds: &dyn Fn(usize) -> f64) -> Terms<'_> {
-        Terms { levels: 4, width: 20, prompt: 40, nodes: 256, steps: 3, drafted: None, seconds }
+        Terms { levels: 4, size: SIZE, nodes: 256, steps: 3, drafted: None, seconds }
     }
 
     /// The plan for beams of a depth.
     fn plan(offers: &[Offer<'_>], terms: Terms<'_>, (depth, missing): (usize, usize)) -> Option<Plan> {
-        Plans::default().planner(SIZE, offers, terms).plan(depth, missing)
+        Plans::default().planner(offers, terms).plan(depth, missing)
     }
 
     const SIZE: StepSize = StepSize { lists: 1, width: 20, prompt: 40 };
@@ -230,7 +230,7 @@ mod tests {
         // 66 nodes for a forward of 10 and 20 nodes that would come anyway.
         assert_eq!(plan(&offers, terms(&dear), (2, 20)), None);
         let mut plans = Plans::default();
-        let mut planner = plans.planner(SIZE, &offers, terms(&cheap));
+        let mut planner = plans.planner(&offers, terms(&cheap));
         let plan = planner.plan(2, 20).unwrap();
         assert!(plan.widths.len() == 1 && (64..=66).contains(&plan.widths[0]), "{plan:?}");
         assert_eq!(planner.plan(2, 20).unwrap(), plan);
@@ -260,7 +260,7 @@ mod tests {
         let (mut coverage, mut plans) = (Coverage::default(), Plans::default());
         let mut planned = |coverage: &Coverage, lists: u64| {
             plans.refresh(lists);
-            plans.planner(SIZE, &[free(coverage)], terms(&seconds)).plan(1, 20)
+            plans.planner(&[free(coverage)], terms(&seconds)).plan(1, 20)
         };
         assert_eq!(planned(&coverage, 800), None);
         (0..400).for_each(|_| coverage.learn((1, 0), 30, 5000));
@@ -272,7 +272,7 @@ mod tests {
         for lists in 0..8 {
             plans.refresh(lists);
             assert_eq!(kept(&plans), 0, "{lists}");
-            plans.planner(SIZE, &[free(&coverage)], terms(&seconds)).plan(1, 20);
+            plans.planner(&[free(&coverage)], terms(&seconds)).plan(1, 20);
         }
     }
 
@@ -297,7 +297,7 @@ mod tests {
         let seconds = |nodes: usize| 100.0 + 50.0 * nodes.saturating_sub(60) as f64;
         let offers = [free(&coverage)];
         assert_eq!(plan(&offers, terms(&seconds), (0, 1)), None);
-        let short = Terms { prompt: 10, ..terms(&seconds) };
+        let short = Terms { size: StepSize { prompt: 10, ..SIZE }, ..terms(&seconds) };
         assert_eq!(plan(&offers, short, (0, 1)).unwrap().widths, [32]);
     }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::Instant;
 
 use laser_decode::{Beam, BeamSearch, Expected, Method, Noise, Ranked, Seen, Trie, Uniform};
 use laser_engine::{Scores, Slot};
@@ -149,6 +150,13 @@ impl ListSequence {
             }
             _ => rank(&mut Uniform),
         }
+    }
+
+    /// The same, and the source learns how long it takes.
+    pub(super) fn rank_timed(&mut self, reading: Option<&mut Reading>, coverage: &mut Coverage) {
+        let start = Instant::now();
+        self.rank(reading);
+        coverage.learn_ranking(start.elapsed().as_secs_f64());
     }
 
     /// Adds the prefixes that this step computes: those of the beams whose continuations are not known, and up to
