@@ -206,6 +206,8 @@ impl ListGenerator {
                     if let Err(error) = model.draft(&mut read, &self.options) {
                         tracing::warn!(%error, "the draft model failed and is not used any more");
                         self.model = None;
+                        // Those that were made name it.
+                        self.plans = Plans::default();
                         self.active.iter_mut().filter(|list| list.is_read).for_each(ListSequence::draft_nothing);
                     }
                 }
