@@ -5,29 +5,26 @@
 //! files need nothing. Memory: the file's size, and 4 bytes for every element of the embedding.
 
 use std::{
-    borrow::Cow,
     cell::Cell,
     fs::File,
     path::{Path, PathBuf},
-    sync::Arc,
 };
 
 use candle_core::{
     Device, Tensor,
     quantized::{
-        QStorage, QTensor,
+        QTensor,
         gguf_file::{Content, Value},
     },
 };
 use laser_cpu::{Format, Matrix, ModelShape, RopeScaling};
-use mistralrs_quant::{GgufMatMul, QuantMethod, QuantMethodConfig};
 
 use crate::{
     architecture::Architecture,
     blocks::format_of,
     config::{ModelConfig, architecture},
     error::EngineError,
-    linear::Linear,
+    linear::{Linear, with_data},
     tree_lm::Weights,
 };
 
@@ -148,12 +145,7 @@ impl GgufWeights {
     }
 
     fn quantised(&self, weight: QTensor, bias: Option<Tensor>) -> Result<Linear, EngineError> {
-        let weight = match self.device {
-            Device::Cpu => weight,
-            _ => requantised(&weight, &weight.data()?, &self.device)?,
-        };
-        let q_weight = Arc::new(weight);
-        Ok(Linear::new(Arc::new(GgufMatMul::new(QuantMethodConfig::Gguf { q_weight, b: None })?), bias))
+        Ok(Linear::quantised(weight, bias, &self.device)?)
     }
 }
 
@@ -228,13 +220,7 @@ fn with_rows(weight: &QTensor, rows: &[u32]) -> candle_core::Result<QTensor> {
     let data = weight.data()?;
     let row_bytes = data.len() / rows.len();
     let moved: Vec<u8> = rows.iter().flat_map(|&row| &data[row as usize * row_bytes..][..row_bytes]).copied().collect();
-    requantised(weight, &moved, &Device::Cpu)
-}
-
-/// A tensor like `weight` with other bytes on another device.
-fn requantised(weight: &QTensor, data: &[u8], device: &Device) -> candle_core::Result<QTensor> {
-    let storage = QStorage::from_data(Cow::Borrowed(data), device, weight.dtype())?;
-    QTensor::new(storage, weight.shape())
+    with_data(weight, &moved, &Device::Cpu)
 }
 
 /// The metadata of a GGUF file.

@@ -267,9 +267,10 @@ type Calls = [i64; 4];
 fn layer_most(isq: Option<&str>) -> Calls {
     match isq {
         None => [9, 0, 11, 0],
-        // Each product quantises its rows first, and mistralrs copies.
-        Some("q8_0") => [19, 0, 21, 14],
-        // Here activations have 16 bits: rows also become f32, and results 16 bits again.
+        // Each product quantises few rows first, and mistralrs copies. For more it makes the weights dense, in f16 and
+        // then in the type of the activations.
+        Some("q8_0") => [26, 0, 28, 14],
+        // Here activations have 16 bits: few rows also become f32, and results 16 bits again.
         Some(_) => [33, 0, 35, 14],
     }
 }
