@@ -166,7 +166,7 @@ fn generate_options(config: &Config, model: &ModelFiles) -> Result<GenerateOptio
         verification: config.verification.verification()?,
         sampling: config.generate.drawn()?,
         batch: generate.batch,
-        step_tokens: generate.step_tokens,
+        step_tokens: generate.step_tokens(config.model.device),
         budget: None,
         max_new_tokens: generate.max_new_tokens,
         end_of_text: model.end_of_text.clone(),

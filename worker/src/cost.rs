@@ -25,8 +25,10 @@ const ATTENTION_TOKENS: usize = 16;
 /// The measured sizes: powers of two and one size between each. Up to the size where kernels work on whole tiles of
 /// rows, also the next larger size, which may cost one tile more: nine tokens of a small model took 1.1 to 1.3 times as
 /// long as eight.
-const SIZES: [usize; 27] =
-    [1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384, 512, 768, 1024, 1536];
+const SIZES: [usize; 28] = [
+    1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 25, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384, 512, 768, 1024, 1536,
+    2048,
+];
 
 /// A forward longer than this is the last: beyond it, time is proportional to tokens.
 const LONGEST_SECONDS: f64 = 0.5;

@@ -242,7 +242,7 @@ impl ListsConfig {
             nodes: self.nodes,
             steps: self.steps,
             batch: config.generate.batch,
-            step_tokens: config.generate.step_tokens,
+            step_tokens: config.generate.step_tokens(config.model.device),
             cost: None,
         }
     }

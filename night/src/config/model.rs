@@ -80,8 +80,9 @@ pub struct GenerateConfig {
     pub grammar: Option<PathBuf>,
     /// Texts generated at a time.
     pub batch: usize,
-    /// Bound on the tokens of one forward.
-    pub step_tokens: usize,
+    /// Bound on the tokens of one forward; if absent, what [`GenerateConfig::step_tokens`] says.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub step_tokens: Option<usize>,
 }
 
 impl Default for GenerateConfig {
@@ -98,12 +99,21 @@ impl Default for GenerateConfig {
             regex: None,
             grammar: None,
             batch: 8,
-            step_tokens: 512,
+            step_tokens: None,
         }
     }
 }
 
 impl GenerateConfig {
+    /// Bound on the tokens of one forward. On a GPU the default leaves 64 texts 31 nodes each: with 512, 256 texts had one
+    /// node each, and a model of 886M parameters on an H200 wrote fewer tokens per second than with 64 texts.
+    pub fn step_tokens(&self, device: DeviceOption) -> usize {
+        self.step_tokens.unwrap_or(match device {
+            DeviceOption::Cpu => 512,
+            DeviceOption::Cuda(_) => 2048,
+        })
+    }
+
     /// The keys that say what texts follow, of those that are set.
     pub fn constraint_keys(&self) -> Vec<&'static str> {
         let keys =
@@ -418,5 +428,18 @@ impl DraftConfig {
                 weights: SourceWeights { context: self.context_weight, previous: self.previous_weight },
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_of_a_gpu_take_more_tokens_by_default() {
+        let (default, set) =
+            (GenerateConfig::default(), GenerateConfig { step_tokens: Some(40), ..Default::default() });
+        let of = |config: &GenerateConfig| [DeviceOption::Cpu, DeviceOption::Cuda(1)].map(|d| config.step_tokens(d));
+        assert_eq!((of(&default), of(&set)), ([512, 2048], [40, 40]));
     }
 }

@@ -45,7 +45,7 @@ impl Config {
         };
         positive("[generate] max_new_tokens", self.generate.max_new_tokens)?;
         positive("[generate] batch", self.generate.batch)?;
-        positive("[generate] step_tokens", self.generate.step_tokens)?;
+        positive("[generate] step_tokens", self.generate.step_tokens.unwrap_or(1))?;
         positive("[run] shard_rows", self.run.shard_rows)?;
         positive("[run] attempts", self.run.attempts as usize)?;
         self.validate_priority()?;
