@@ -105,8 +105,8 @@ impl Default for GenerateConfig {
 }
 
 impl GenerateConfig {
-    /// Bound on the tokens of one forward. On a GPU the default leaves 64 texts 31 nodes each: with 512, 256 texts had one
-    /// node each, and a model of 886M parameters on an H200 wrote fewer tokens per second than with 64 texts.
+    /// Bound on the tokens of one forward. On a GPU the default leaves 256 texts seven nodes each. With 512 they had
+    /// one, and a model of 886M parameters on an H200 wrote fewer tokens per second than with 64 texts at a time.
     pub fn step_tokens(&self, device: DeviceOption) -> usize {
         self.step_tokens.unwrap_or(match device {
             DeviceOption::Cpu => 512,
