@@ -24,6 +24,7 @@ use laser_worker::lists::{Catalogue, ListDraft, ListDraftModel, ListGenerator, L
 use serde::Serialize;
 
 use super::apart::Search;
+use super::shared::SharedEngine;
 use super::{LoadArgs, machine};
 
 /// Tokens of prompts in a step, as a night has them by default.
@@ -190,10 +191,12 @@ struct Setup {
 pub(super) async fn run(args: &ListsArgs) -> Result<ListsReport> {
     let setup = Setup::open(args).await?;
     let measure = move || -> Result<Vec<Setting>> {
+        let engine = laser_engine::load(&setup.args.load.options(setup.model.path().to_owned()))?;
+        let engine = SharedEngine::new(engine);
         let mut settings = Vec::new();
         for &batch in &setup.args.batches {
             for &items in &setup.args.items {
-                settings.push(setup.measure(batch, items)?);
+                settings.push(setup.measure(engine.clone(), batch, items)?);
             }
         }
         Ok(settings)
@@ -225,13 +228,12 @@ impl Setup {
     }
 
     /// All variants in turns.
-    fn measure(&self, batch: usize, items: usize) -> Result<Setting> {
+    fn measure(&self, mut engine: SharedEngine, batch: usize, items: usize) -> Result<Setting> {
         let variants = self.variants(items);
-        let mut engine = laser_engine::load(&self.args.load.options(self.model.path().to_owned()))?;
-        let cost = StepCost::measure(engine.as_mut(), batch, batch * (self.width(items) + self.args.nodes))?;
+        let cost = StepCost::measure(&mut engine, batch, batch * (self.width(items) + self.args.nodes))?;
         let mut generators = Vec::new();
         for variant in &variants {
-            generators.push(self.generator(variant, (batch, items), &cost)?);
+            generators.push(self.generator(engine.clone(), variant, (batch, items), &cost)?);
         }
         let (learned, measured) = self.requests.split_at(self.args.warm_up);
         for generator in &mut generators {
@@ -251,7 +253,7 @@ impl Setup {
             }
         }
         let rows = variants.iter().zip(&sums).map(|(variant, sums)| sums.row(&variant.name)).collect();
-        let apart = self.search(batch, items).apart(engine.as_mut())?;
+        let apart = self.search(batch, items).apart(&mut engine)?;
         Ok(Setting { batch, items, ceiling: self.ceiling(&cost, batch, items), apart, rows })
     }
 
@@ -330,7 +332,13 @@ impl Setup {
         variants
     }
 
-    fn generator(&self, variant: &Variant, (batch, items): (usize, usize), cost: &StepCost) -> Result<ListGenerator> {
+    fn generator(
+        &self,
+        engine: SharedEngine,
+        variant: &Variant,
+        (batch, items): (usize, usize),
+        cost: &StepCost,
+    ) -> Result<ListGenerator> {
         let nodes = variant.drafted.map_or(self.args.nodes, |drafted| drafted * variant.steps);
         let options = ListOptions {
             items,
@@ -358,8 +366,7 @@ impl Setup {
             Ok(ListDraftModel::new(engine, cost))
         };
         let draft = variant.model.map(|index| load(&self.drafts[index])).transpose()?;
-        let engine = laser_engine::load(&self.args.load.options(self.model.path().to_owned()))?;
-        Ok(ListGenerator::new(engine, self.tokenizer(), options).with_draft_model(draft))
+        Ok(ListGenerator::new(Box::new(engine), self.tokenizer(), options).with_draft_model(draft))
     }
 
     /// Items of a list that may not be there.

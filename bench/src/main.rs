@@ -27,6 +27,7 @@ mod replay;
 mod report;
 mod rounded;
 mod run;
+mod shared;
 mod simulated;
 mod sources;
 mod stage;
