@@ -11,6 +11,7 @@ use clap::Args;
 use laser_decode::{Method, Normalisation as Relative};
 use laser_engine::Engine;
 use laser_model::{ModelFiles, Tokenizer};
+use laser_night::config::GenerateConfig;
 use laser_night::{DraftFiles, DraftOptions, catalogue_of_run, has_counts};
 use laser_schema::job::{Action, SamplingSpec, ShardRow};
 use laser_schema::lists::{ListSpec, Normalisation, Ties};
@@ -26,9 +27,6 @@ use serde::Serialize;
 use super::apart::Search;
 use super::shared::SharedEngine;
 use super::{LoadArgs, machine};
-
-/// Tokens of prompts in a step, as a night has them by default.
-const STEP_TOKENS: usize = 512;
 
 /// `laser-bench lists`.
 #[derive(Debug, Clone, Args, Serialize)]
@@ -355,7 +353,7 @@ impl Setup {
             nodes,
             steps: variant.steps,
             batch,
-            step_tokens: STEP_TOKENS,
+            step_tokens: GenerateConfig::default().step_tokens(self.args.load.device),
             cost: variant.is_adaptive().then(|| cost.clone()),
         };
         let largest = batch * (options.width + nodes);

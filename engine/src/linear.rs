@@ -50,8 +50,8 @@ impl Linear {
             _ => with_data(&weight, &weight.data()?, device)?,
         });
         let method = GgufMatMul::new(QuantMethodConfig::Gguf { q_weight: weight.clone(), b: None })?;
-        let in_blocks = !matches!(weight.dtype(), GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16);
-        let blocks = (device.is_cuda() && in_blocks).then_some(weight);
+        let is_dense = matches!(weight.dtype(), GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16);
+        let blocks = (device.is_cuda() && !is_dense).then_some(weight);
         Ok(Self { blocks, ..Self::new(Arc::new(method), bias) })
     }
 
@@ -62,7 +62,9 @@ impl Linear {
         let Some(isq) = isq else {
             return Ok(Self::new(dense, bias));
         };
-        if let (true, Some(blocks)) = (device.is_cuda(), in_blocks(&weight, isq)?) {
+        if device.is_cuda()
+            && let Some(blocks) = in_blocks(&weight, isq)?
+        {
             return Self::quantised(blocks, bias, device);
         }
         let (counter, guard) = (AtomicUsize::new(0), QuantizeOntoGuard::new());
