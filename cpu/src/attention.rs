@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::{
     batch::{Batch, Span},
-    cache::{CpuCache, HeadCache},
+    cache::{CpuCache, HeadCache, LEAST, POSITIONS},
     shape::ModelShape,
     skinny::{Rows, vectorized},
     vector::{by_lane, exp, max, narrow, norm_in_place},
@@ -22,8 +22,20 @@ struct HeadBuffers {
     scores: Rows,
     sums: Rows,
     sums_of_weights: Vec<f32>,
+    tails: Tails,
     /// `[nodes, heads of the group · head_dim]`
     attended: Rows,
+}
+
+/// What tiles leave to single rows: the last blocks of nodes that do not lie at their positions.
+#[derive(Debug, Default)]
+struct Tails {
+    /// Where the positions of such a block and of all behind it lie.
+    slots: Vec<usize>,
+    /// `[blocks, head_dim]`
+    sums: Vec<f32>,
+    /// Rows that have some, and how many.
+    rows: Vec<(usize, usize)>,
 }
 
 /// The intermediate results of attention; their memory is kept for the next step.
@@ -126,15 +138,19 @@ fn attend_head(
 /// Softmax attention of the queries of a block of nodes.
 fn attend_block(span: &Span<'_>, block: Range<usize>, cache: &HeadCache<'_>, group: usize, own: &mut HeadBuffers) {
     let total = span.cached + span.held + block.end;
-    cache.keys(total).multiply(&own.queries, &mut own.scores);
+    cache.scores(total, &own.queries, &mut own.scores);
     own.sums_of_weights.clear();
+    own.tails.clear();
     for row in 0..own.scores.rows() {
-        let hidden = span.hidden(block.start + row / group);
-        let scores = &mut own.scores.row_mut(row);
-        let sum = exponentials(scores, span.cached, hidden);
+        let node = block.start + row / group;
+        let sum = weigh(span, node, own.scores.row_mut(row), cache.is_tiled());
         own.sums_of_weights.push(sum);
+        if cache.is_tiled() && !span.is_straight(node) {
+            own.tails.take(row, span, node, own.scores.row_mut(row), cache);
+        }
     }
-    cache.values(total).multiply(&own.scores, &mut own.sums);
+    cache.sums(total, &own.scores, &mut own.sums);
+    own.tails.add(&mut own.sums);
     for (row, weight) in own.sums_of_weights.iter().enumerate() {
         let sums = own.sums.row(row);
         let to = own.attended.row_mut(block.start + row / group);
@@ -143,21 +159,178 @@ fn attend_block(span: &Span<'_>, block: Range<usize>, cache: &HeadCache<'_>, gro
     }
 }
 
+impl Tails {
+    fn clear(&mut self) {
+        self.sums.clear();
+        self.rows.clear();
+    }
+
+    /// Sums the values from the last whole block of the committed context on, in the order of their positions, and
+    /// leaves their weights zero.
+    fn take(&mut self, row: usize, span: &Span<'_>, node: usize, weights: &mut [f32], cache: &HeadCache<'_>) {
+        let first = span.cached - span.cached % POSITIONS;
+        self.slots.clear();
+        self.slots.extend((first..span.cached).chain(span.path(node)));
+        cache.sums_of_blocks(&self.slots, weights, &mut self.sums);
+        self.rows.push((row, self.slots.len().div_ceil(POSITIONS)));
+        weights[first..].fill(0.0);
+    }
+
+    /// Adds these sums to those of the blocks before them.
+    fn add(&self, sums: &mut Rows) {
+        let mut rest = &self.sums[..];
+        for &(row, blocks) in &self.rows {
+            let to = sums.row_mut(row);
+            let (own, behind) = rest.split_at(blocks * to.len());
+            for block in own.chunks_exact(to.len()) {
+                to.iter_mut().zip(block).for_each(|(to, sum)| *to += sum);
+            }
+            rest = behind;
+        }
+    }
+}
+
+/// Scores to softmax weights before the division by their sum, which is returned. What the node does not see has
+/// weight 0.
+fn weigh(span: &Span<'_>, node: usize, scores: &mut [f32], rounded: bool) -> f32 {
+    let end = span.cached + span.held + node + 1;
+    scores[end..].fill(0.0);
+    let scores = &mut scores[..end];
+    if !span.is_straight(node) {
+        let hidden = span.hidden(node);
+        for (node, score) in scores[span.cached..].iter_mut().enumerate() {
+            if hidden[node / 64] >> (node % 64) & 1 == 1 {
+                *score = f32::NEG_INFINITY;
+            }
+        }
+    }
+    if rounded { exponentials::<true>(scores) } else { exponentials::<false>(scores) }
+}
+
 vectorized! {
-    /// Scores to softmax weights before the division by their sum, which is returned. Columns from `cached` on whose
-    /// bit is set in `hidden` get weight 0.
-    fn exponentials = row_exponentials(scores: &mut [f32], cached: usize, hidden: &[u64]) -> f32;
+    /// Of each score the exponential of how much it is above the greatest, to bf16 if it is `ROUNDED`; returns their
+    /// sum.
+    fn exponentials[const ROUNDED: bool][ROUNDED] = row_exponentials(scores: &mut [f32]) -> f32;
 }
 
 #[inline(always)]
-fn row_exponentials(scores: &mut [f32], cached: usize, hidden: &[u64]) -> f32 {
-    for (node, score) in scores[cached..].iter_mut().enumerate() {
-        if hidden[node / 64] >> (node % 64) & 1 == 1 {
-            *score = f32::NEG_INFINITY;
-        }
-    }
+fn row_exponentials<const ROUNDED: bool>(scores: &mut [f32]) -> f32 {
     let max = max(scores);
-    scores.iter_mut().for_each(|score| *score = exp(*score - max));
+    for score in scores.iter_mut() {
+        let weight = exp(*score - max);
+        *score = if ROUNDED { rounded(weight) } else { weight };
+    }
     let sums = by_lane(scores, [0.0_f64; 8], |sum, weight| *sum += f64::from(weight));
     narrow(sums.iter().sum())
+}
+
+/// The nearest bf16 of a number from 0 to 1, ties to even; nothing below [`LEAST`].
+#[inline(always)]
+fn rounded(weight: f32) -> f32 {
+    let bits = weight.to_bits();
+    let nearest = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff_0000;
+    if weight < LEAST { 0.0 } else { f32::from_bits(nearest) }
+}
+
+#[cfg(test)]
+mod tests {
+    use laser_decode::{ROOT_PARENT, chain_parents};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{
+        batch::{Asked, Tree},
+        cache::CacheShape,
+        shape::tests::tiny,
+        skinny::Format,
+    };
+
+    /// Numbers of one row of q, k and v.
+    fn row(seed: u64, shape: &ModelShape) -> Vec<f32> {
+        let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = || {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 40) as f32 / (1 << 23) as f32 - 1.0
+        };
+        // Scores differ by some ten: weights of all sizes.
+        let width = shape.query_width() + 2 * shape.key_width();
+        (0..width).map(|at| if at < shape.query_width() { 4.0 * next() } else { next() }).collect()
+    }
+
+    /// What tokens of these numbers attend to in a step behind `held` nodes.
+    fn step(
+        shape: &ModelShape,
+        cache: &mut CpuCache,
+        tree: Tree<'_>,
+        (seeds, parents): (&[u64], &[u32]),
+    ) -> Vec<Vec<f32>> {
+        let mut batch = Batch::default();
+        batch.push((&vec![0; seeds.len()], parents), 0, tree, (None, Asked::default()));
+        let mut qkv = Rows::default();
+        qkv.reshape(seeds.len(), shape.query_width() + 2 * shape.key_width());
+        (seeds.iter().enumerate()).for_each(|(at, seed)| qkv.row_mut(at).copy_from_slice(&row(*seed, shape)));
+        let mut buffers = AttentionBuffers::default();
+        buffers.attend(shape, &batch, (0, std::slice::from_mut(cache)), &qkv);
+        (0..seeds.len()).map(|at| buffers.attended.row(at).to_vec()).collect()
+    }
+
+    /// A cache that has these tokens, fed in chunks.
+    fn context(shape: &ModelShape, format: Format, seeds: &[u64], chunk: usize) -> CpuCache {
+        let mut cache = CpuCache::new(CacheShape::new(shape, format), 400);
+        for (index, seeds) in seeds.chunks(chunk).enumerate() {
+            let tree = Tree { cached: index * chunk, held: &[] };
+            step(shape, &mut cache, tree, (seeds, &chain_parents(seeds.len()).collect::<Vec<_>>()));
+        }
+        cache
+    }
+
+    fn shapes() -> impl Strategy<Value = ModelShape> {
+        let of = |(head_dim, group)| ModelShape { head_dim, heads: 2 * group, layers: 1, ..tiny() };
+        (prop_oneof![Just(4), Just(32), Just(64)], 1..3_usize).prop_map(of)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn a_node_attends_like_the_last_token_of_its_path(
+            shape in shapes(),
+            format in prop_oneof![Just(Format::F32), Just(Format::Bf16)],
+            (cached, chunk) in (1..130_usize, 1..50_usize),
+            links in prop::collection::vec(prop_oneof![Just(None), Just(Some(1)), (1..40_u32).prop_map(Some)], 1..80),
+            held in 0..40_usize,
+        ) {
+            let seeds: Vec<u64> = (0..300).collect();
+            // A link is how far back the parent is.
+            let parent = |(node, link): (u32, &Option<u32>)| link.and_then(|by| node.checked_sub(by));
+            let parents: Vec<u32> = (0..).zip(&links).map(|at| parent(at).unwrap_or(ROOT_PARENT)).collect();
+            let held = held.min(parents.len() - 1);
+            let mut cache = context(&shape, format, &seeds[..cached], chunk);
+            let nodes = &seeds[cached..][..parents.len()];
+            let tree = |held| Tree { cached, held };
+            let mut got = match held {
+                0 => vec![],
+                _ => step(&shape, &mut cache, tree(&[]), (&nodes[..held], &parents[..held])),
+            };
+            got.extend(step(&shape, &mut cache, tree(&parents[..held]), (&nodes[held..], &parents[held..])));
+            for (node, got) in got.iter().enumerate() {
+                let mut path = vec![nodes[node]];
+                let mut at = parents[node];
+                while at != ROOT_PARENT {
+                    path.push(nodes[at as usize]);
+                    at = parents[at as usize];
+                }
+                path.reverse();
+                let text = [&seeds[..cached], &path[..path.len() - 1]].concat();
+                let mut plain = context(&shape, format, &text, text.len());
+                let tree = Tree { cached: text.len(), held: &[] };
+                let expected = step(&shape, &mut plain, tree, (&path[path.len() - 1..], &[ROOT_PARENT]));
+                // But for the rounding of the sum of all weights.
+                let same = got.iter().zip(&expected[0]).all(|(a, b)| (a - b).abs() <= 1e-6 * b.abs());
+                prop_assert!(same, "node {node}: {got:?}, not {:?}", expected[0]);
+                let equal = got.iter().zip(&expected[0]).filter(|(a, b)| a == b).count();
+                prop_assert!(2 * equal >= got.len(), "node {node}: {equal} numbers of {} are the same", got.len());
+            }
+        }
+    }
 }

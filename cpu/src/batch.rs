@@ -14,6 +14,8 @@ pub struct Span<'a> {
     /// `parents[i] < held + i` is the node of the tree that `i` continues, held ones first; [`ROOT_PARENT`] for the
     /// committed context.
     pub parents: &'a [u32],
+    /// First nodes of the tree, held ones included, that each continue the one before: they lie at their positions.
+    straight: usize,
     /// For each node of the tree a row of bits, set for those nodes that it does not see.
     hidden: Vec<u64>,
 }
@@ -31,7 +33,20 @@ impl<'a> Span<'a> {
             }
             hidden[node * words + node / 64] &= !(1 << (node % 64));
         }
-        Self { cached, held: held.len(), offset, parents, hidden }
+        let continues = |(node, parent): &(u32, &u32)| **parent == node.checked_sub(1).unwrap_or(ROOT_PARENT);
+        let straight = (0..).zip(held.iter().chain(parents)).take_while(continues).count();
+        Self { cached, held: held.len(), offset, parents, straight, hidden }
+    }
+
+    /// Whether all positions of the cache in front of `node`, counted from the first new one, are what it sees.
+    pub(crate) fn is_straight(&self, node: usize) -> bool {
+        self.held + node < self.straight
+    }
+
+    /// Where the nodes of the tree that `node` sees lie in the cache, in the order of their positions.
+    pub(crate) fn path(&self, node: usize) -> impl Iterator<Item = usize> {
+        let words = self.hidden(node).iter().enumerate();
+        words.flat_map(move |(word, hidden)| zeros(*hidden).map(move |bit| self.cached + word * 64 + bit))
     }
 
     /// Bit i is set if `node`, counted from the first new one, does not see node i of the tree: it is neither the node
@@ -47,6 +62,17 @@ impl<'a> Span<'a> {
     pub fn tree(&self) -> usize {
         self.held + self.parents.len()
     }
+}
+
+/// The bits that are not set.
+fn zeros(mut bits: u64) -> impl Iterator<Item = usize> {
+    std::iter::from_fn(move || {
+        let bit = bits.trailing_ones();
+        (bit < u64::BITS).then(|| {
+            bits |= 1 << bit;
+            bit as usize
+        })
+    })
 }
 
 /// What a sequence's cache has before a step.

@@ -5,12 +5,20 @@
 //! Buffers of closed sequences are reused; open and idle ones together never hold more tokens than were open at once
 //! before, so memory is bounded by the largest batch seen.
 //!
-//! Beside weights in f32 keys and values are f32, beside all others bf16: half as much to read.
+//! Beside weights in f32 keys and values are f32, beside all others bf16: half as much to read, and where the processor
+//! multiplies tiles, panels of both are such.
 
 use crate::{
     shape::ModelShape,
-    skinny::{Format, Line, PANEL, Panels, ZERO, bf16},
+    skinny::{Format, Line, PANEL, Panels, Rows, TILE_INPUTS, TILED_OUTPUTS, ZERO, bf16, has_tiles, vectorized},
 };
+
+/// Positions of a block, of which tiles sum the values of even and of odd ones apart.
+pub(crate) const POSITIONS: usize = TILE_INPUTS;
+
+/// Values, and weights of positions, below which there are none beside tiles: 2^-50. So no product of two, and no sum
+/// of such, is subnormal, which a tile takes as zero.
+pub(crate) const LEAST: f32 = 8.881_784e-16;
 
 /// Capacities are rounded up to this many tokens, so that buffers of similar texts are interchangeable.
 const ROUNDING: usize = 128;
@@ -20,7 +28,7 @@ const ROUNDING: usize = 128;
 pub struct CpuCache {
     layers: Vec<LayerCache>,
     shape: CacheShape,
-    /// Positions, a multiple of 16.
+    /// Positions, a multiple of [`ROUNDING`].
     capacity: usize,
 }
 
@@ -32,13 +40,21 @@ pub(crate) struct CacheShape {
     head_dim: usize,
     /// [`Format::F32`] or [`Format::Bf16`].
     format: Format,
+    /// Whether panels are multiplied as tiles.
+    tiled: bool,
 }
 
 impl CacheShape {
     /// That of a model whose weights have this format.
     pub(crate) fn new(model: &ModelShape, weights: Format) -> Self {
         let format = if weights == Format::F32 { Format::F32 } else { Format::Bf16 };
-        Self { layers: model.layers, heads: model.kv_heads, head_dim: model.head_dim, format }
+        let tiled = format == Format::Bf16 && model.head_dim.is_multiple_of(TILE_INPUTS) && has_tiles();
+        Self { layers: model.layers, heads: model.kv_heads, head_dim: model.head_dim, format, tiled }
+    }
+
+    /// Columns that scores of so many positions have: as many, or those of whole tiles.
+    fn columns(self, total: usize) -> usize {
+        if self.tiled { total.next_multiple_of(POSITIONS).max(TILED_OUTPUTS) } else { total }
     }
 
     /// Lines of the keys of a head for 16 positions.
@@ -86,7 +102,7 @@ pub(crate) struct HeadCache<'a> {
 impl CpuCache {
     /// Zeros for `capacity` positions.
     pub(crate) fn new(shape: CacheShape, capacity: usize) -> Self {
-        let capacity = capacity.next_multiple_of(PANEL);
+        let capacity = capacity.next_multiple_of(ROUNDING);
         let layer = || LayerCache {
             keys: vec![ZERO; shape.heads * shape.key_lines(capacity)],
             values: vec![ZERO; shape.heads * shape.value_lines(capacity)],
@@ -126,15 +142,50 @@ impl HeadCache<'_> {
                     line.0[lane] = bf16(low) | bf16(high) << 16;
                 }
                 for (panel, value) in values {
+                    if position.is_multiple_of(POSITIONS) {
+                        // What another sequence left there would be multiplied by zero, which not even NaN may meet.
+                        panel[position / 2..][..POSITIONS / 2].fill(ZERO);
+                    }
                     let line = &mut panel[position / 2].0;
-                    line.iter_mut().zip(value).for_each(|(to, value)| *to = with_half(*to, position, bf16(*value)));
+                    for (to, &value) in line.iter_mut().zip(value) {
+                        let bits = if value.abs() < LEAST { 0 } else { bf16(value) };
+                        *to = with_half(*to, position, bits);
+                    }
                 }
             }
         }
     }
 
+    /// Whether the even and the odd positions of a block are summed apart, by weights rounded to bf16.
+    pub(crate) fn is_tiled(&self) -> bool {
+        self.shape.tiled
+    }
+
+    /// Queries times the keys of the first `total` positions, into so many columns or some more.
+    pub(crate) fn scores(&self, total: usize, queries: &Rows, scores: &mut Rows) {
+        let keys = self.keys(self.shape.columns(total));
+        match self.shape.tiled {
+            true => keys.multiply_by_tiles(queries, scores),
+            false => keys.multiply(queries, scores),
+        }
+    }
+
+    /// The values of the first `total` positions, summed by their weights, which have the columns of scores.
+    pub(crate) fn sums(&self, total: usize, weights: &Rows, sums: &mut Rows) {
+        match self.shape.tiled {
+            true => self.values(total.next_multiple_of(POSITIONS)).multiply_by_tiles(weights, sums),
+            false => self.values(total).multiply(weights, sums),
+        }
+    }
+
+    /// The sums of single blocks, as tiles make them, of values that lie elsewhere than at their positions: `slots` has
+    /// where, from the first position of a block on. Appends `[blocks, head_dim]`; weights are rounded to bf16.
+    pub(crate) fn sums_of_blocks(&self, slots: &[usize], weights: &[f32], sums: &mut Vec<f32>) {
+        sums_of_blocks(self.values, self.shape.value_panel(self.capacity), slots, weights, sums);
+    }
+
     /// The keys of the first `total` positions, an output each.
-    pub(crate) fn keys(&self, total: usize) -> Panels<'_> {
+    fn keys(&self, total: usize) -> Panels<'_> {
         Panels {
             lines: self.keys,
             format: self.shape.format,
@@ -145,7 +196,7 @@ impl HeadCache<'_> {
     }
 
     /// The values of the first `total` positions, an input each.
-    pub(crate) fn values(&self, total: usize) -> Panels<'_> {
+    fn values(&self, total: usize) -> Panels<'_> {
         Panels {
             lines: self.values,
             format: self.shape.format,
@@ -183,7 +234,41 @@ impl HeadCache<'_> {
         let to = self.values.chunks_exact_mut(self.shape.value_panel(self.capacity));
         for (to, from) in to.zip(from) {
             to[..lines].copy_from_slice(&from[..lines]);
+            // As in `write`.
+            to[lines..lines.next_multiple_of(POSITIONS / 2)].fill(ZERO);
         }
+    }
+}
+
+vectorized! {
+    /// [`HeadCache::sums_of_blocks`] of values whose panels have so many lines.
+    fn sums_of_blocks = sum_blocks(
+        values: &[Line], panel: usize, slots: &[usize], weights: &[f32], sums: &mut Vec<f32>
+    );
+}
+
+#[inline(always)]
+fn sum_blocks(values: &[Line], panel: usize, slots: &[usize], weights: &[f32], sums: &mut Vec<f32>) {
+    for block in slots.chunks(POSITIONS) {
+        for panel in values.chunks_exact(panel) {
+            let (mut even, mut odd) = ([0.0_f32; PANEL], [0.0_f32; PANEL]);
+            for pair in block.chunks(2) {
+                add_value(&mut even, panel, pair[0], weights);
+                if let Some(slot) = pair.get(1) {
+                    add_value(&mut odd, panel, *slot, weights);
+                }
+            }
+            sums.extend(even.iter().zip(odd).map(|(even, odd)| even + odd));
+        }
+    }
+}
+
+/// Adds the value of a slot in bf16, times its weight.
+#[inline(always)]
+fn add_value(sums: &mut [f32; PANEL], panel: &[Line], slot: usize, weights: &[f32]) {
+    let weight = weights[slot];
+    for (sum, pair) in sums.iter_mut().zip(panel[slot / 2].0) {
+        *sum = weight.mul_add(f32::from_bits(half_of(pair, slot) << 16), *sum);
     }
 }
 

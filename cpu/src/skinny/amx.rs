@@ -84,6 +84,19 @@ impl Shapes {
         shapes.bytes[..8].copy_from_slice(&[line, line, line, line, x, x, line, line]);
         shapes
     }
+
+    /// Those of products with so many rows, at most two tiles of them.
+    fn of_rows(rows: usize) -> Self {
+        match rows.checked_sub(TILE) {
+            None | Some(0) => Self::new([rows; 4], LINES),
+            Some(more) => Self::new([TILE, TILE, more, more], LINES),
+        }
+    }
+
+    /// Gives the tiles these shapes, until the next ones. It takes hundreds of cycles, so not for each product.
+    unsafe fn configure(&self) {
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const *self, options(nostack)) };
+    }
 }
 
 /// Pairs of bf16 in tiles: of 16 rows at a time 16 pairs each, of their next 16 pairs, and so on.
@@ -142,21 +155,24 @@ fn stripe(task: &Task, at_once: usize) -> usize {
     (STRIPE_BYTES / (task.w_stride * 4)).max(1).next_multiple_of(at_once)
 }
 
-/// The product of pairs of bf16, whose number is a multiple of [`LINES`]; `panels` are at least [`PANELS`].
+/// The product of pairs of bf16, whose number is a multiple of [`LINES`]; `panels` are two or at least [`PANELS`].
+///
+/// Of each 32 inputs a tile sums the even and the odd ones apart, in their order and rounding once a product, and then
+/// adds their sum to what those before came to. Numbers below 2^-126 count as zero.
 pub(super) unsafe fn amx_bf16(task: &Task, panels: Range<usize>) {
-    let stripe = stripe(task, PANELS);
+    let (stripe, at_once) = (stripe(task, PANELS), panels.len().min(PANELS));
     for start in panels.clone().step_by(stripe) {
         for row in (0..task.rows).step_by(2 * TILE) {
-            for panel in (start..panels.end.min(start + stripe)).step_by(PANELS) {
+            let rows = (task.rows - row).min(2 * TILE);
+            unsafe { Shapes::of_rows(rows).configure() };
+            for panel in (start..panels.end.min(start + stripe)).step_by(at_once) {
                 // Of the last four some may be computed again.
-                let panel = panel.min(panels.end - PANELS);
+                let panel = panel.min(panels.end - at_once);
                 unsafe {
-                    match task.rows - row {
-                        rows @ ..=TILE => four_panels(task, panel, row, rows),
-                        rows => {
-                            two_panels(task, panel, row, rows.min(2 * TILE));
-                            two_panels(task, panel + 2, row, rows.min(2 * TILE));
-                        }
+                    match rows {
+                        ..=TILE if at_once == PANELS => four_panels(task, panel, row, rows),
+                        ..=TILE => two_panels_of_few(task, panel, row, rows),
+                        _ => (panel..panel + at_once).step_by(2).for_each(|panel| two_panels(task, panel, row, rows)),
                     }
                 }
             }
@@ -184,11 +200,9 @@ macro_rules! fetch {
 
 /// Up to 16 rows times four panels.
 unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
-    let shapes = Shapes::new([rows; 4], LINES);
     unsafe {
         let w: [*const u32; 4] = std::array::from_fn(|v| task.w.add((panel + v) * task.w_stride));
         asm!(
-            "ldtilecfg [{shapes}]",
             "tilezero tmm0",
             "tilezero tmm1",
             "tilezero tmm2",
@@ -218,7 +232,6 @@ unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
             "tilestored [{y} + {y_stride}*1 + 64], tmm1",
             "tilestored [{y} + {y_stride}*1 + 128], tmm2",
             "tilestored [{y} + {y_stride}*1 + 192], tmm3",
-            shapes = in(reg) &raw const shapes,
             x = inout(reg) task.x.add(row * task.x_stride) => _,
             x_tile = in(reg) rows * LINE,
             w0 = inout(reg) w[0] => _,
@@ -237,17 +250,52 @@ unsafe fn four_panels(task: &Task, panel: usize, row: usize, rows: usize) {
     }
 }
 
+/// Up to 16 rows times two panels.
+unsafe fn two_panels_of_few(task: &Task, panel: usize, row: usize, rows: usize) {
+    unsafe {
+        let w: [*const u32; 2] = std::array::from_fn(|v| task.w.add((panel + v) * task.w_stride));
+        asm!(
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "2:",
+            "tileloadd tmm4, [{x} + {line}*1]",
+            "tileloadd tmm6, [{w0} + {line}*1]",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tileloadd tmm7, [{w1} + {line}*1]",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            fetch!("w0"),
+            fetch!("w1"),
+            "add {x}, {x_tile}",
+            "add {w0}, 1024",
+            "add {w1}, 1024",
+            "dec {steps}",
+            "jnz 2b",
+            "tilestored [{y} + {y_stride}*1], tmm0",
+            "tilestored [{y} + {y_stride}*1 + 64], tmm1",
+            x = inout(reg) task.x.add(row * task.x_stride) => _,
+            x_tile = in(reg) rows * LINE,
+            w0 = inout(reg) w[0] => _,
+            w1 = inout(reg) w[1] => _,
+            line = in(reg) LINE,
+            ahead = const FETCH,
+            steps = inout(reg) task.inputs / (2 * LINES) => _,
+            y = in(reg) task.y.add(row * task.y_stride + panel * PANEL),
+            y_stride = in(reg) task.y_stride * 4,
+            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+            options(nostack),
+        );
+    }
+}
+
 /// From 17 to 32 rows times two panels.
 unsafe fn two_panels(task: &Task, panel: usize, row: usize, rows: usize) {
     let more = rows - TILE;
-    let shapes = Shapes::new([TILE, TILE, more, more], LINES);
     unsafe {
         let w: [*const u32; 2] = std::array::from_fn(|v| task.w.add((panel + v) * task.w_stride));
         let x = task.x.add(row * task.x_stride);
         let second = task.x.add((row + TILE) * task.x_stride);
         let y = task.y.add(row * task.y_stride + panel * PANEL);
         asm!(
-            "ldtilecfg [{shapes}]",
             "tilezero tmm0",
             "tilezero tmm1",
             "tilezero tmm2",
@@ -273,7 +321,6 @@ unsafe fn two_panels(task: &Task, panel: usize, row: usize, rows: usize) {
             "tilestored [{y0} + {y_stride}*1 + 64], tmm1",
             "tilestored [{y1} + {y_stride}*1], tmm2",
             "tilestored [{y1} + {y_stride}*1 + 64], tmm3",
-            shapes = in(reg) &raw const shapes,
             x0 = inout(reg) x => _,
             x1 = inout(reg) second => _,
             x_tile = in(reg) more * LINE,
@@ -315,9 +362,13 @@ const BYTE_PANELS: usize = 2;
 #[target_feature(enable = "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
 unsafe fn byte_panels(task: &Task, panels: Range<usize>) {
     let stripe = stripe(task, BYTE_PANELS);
+    // Q6K has a scale for half a block.
+    let part_lines = if task.format == Format::Q6K { BYTE_LINES / 2 } else { BYTE_LINES };
     for start in panels.clone().step_by(stripe) {
         let end = panels.end.min(start + stripe);
         for row in (0..task.rows).step_by(TILE) {
+            let rows = (task.rows - row).min(TILE);
+            unsafe { Shapes::new([rows; 4], part_lines).configure() };
             for panel in (start..end).step_by(BYTE_PANELS) {
                 unsafe {
                     match end - panel {
@@ -416,7 +467,6 @@ unsafe fn blocks<const PARTS: usize, const MINIMA: bool, const ROWS: usize, cons
     rows: usize,
 ) {
     let part_lines = BYTE_LINES / PARTS;
-    let shapes = Shapes::new([rows; 4], part_lines);
     let mut sums = [[Sums([[0; PANEL]; TILE]); V]; AHEAD + 1];
     let count = task.inputs.div_ceil(BLOCK) * PARTS;
     let block_words = task.format.block_lines() * PANEL;
@@ -425,7 +475,6 @@ unsafe fn blocks<const PARTS: usize, const MINIMA: bool, const ROWS: usize, cons
         let quants = task.x.add(row * task.x_stride);
         let of_x = quants.add(count / PARTS * rows * BYTE_LINES);
         let mut totals = [[_mm512_setzero_ps(); ROWS]; V];
-        asm!("ldtilecfg [{}]", in(reg) &raw const shapes, options(nostack));
         for number in 0..count + AHEAD {
             if number < count {
                 let (block, part) = (number / PARTS, number % PARTS);

@@ -35,6 +35,11 @@ pub(super) fn widened_product() -> Product {
     neon::neon
 }
 
+/// None: there are no tiles.
+pub(super) fn tiled_product() -> Option<(Product, Layout)> {
+    None
+}
+
 /// None: pairs of bf16 are widened.
 pub(super) fn paired_product(_inputs: usize, _panels: usize) -> Option<(Product, Layout)> {
     None

@@ -3,6 +3,9 @@
 /// Outputs of a panel.
 pub(crate) const PANEL: usize = 16;
 
+/// Inputs that a tile of pairs of bf16 takes at once.
+pub(crate) const TILE_INPUTS: usize = 2 * PANEL;
+
 /// Inputs of a block of quantised weights, which share a scale.
 pub(super) const BLOCK: usize = 32;
 

@@ -60,8 +60,9 @@ use self::x86 as processor;
 pub(crate) use self::isa::{Isa, isa};
 pub use self::{format::Format, packing::Matrix};
 pub(crate) use self::{
-    format::{Line, PANEL, ZERO, bf16},
+    format::{Line, PANEL, TILE_INPUTS, ZERO, bf16},
     packing::{PackedMatrix, Panels},
     processor::vectorized,
+    product::{TILED_OUTPUTS, has_tiles},
     rows::Rows,
 };

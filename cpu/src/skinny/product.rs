@@ -7,12 +7,20 @@ use super::{
     kernel::{Product, Task},
     layout::Layout,
     packing::{PackedMatrix, Panels},
-    processor::{PANELS, bytes_product, paired_product, widened_product},
+    processor::{PANELS, bytes_product, paired_product, tiled_product, widened_product},
     rows::Rows,
 };
 
 /// Multiplications below which a second thread costs more than it saves.
 const PARALLEL_WORK: usize = 1 << 17;
+
+/// Whether the processor multiplies tiles of pairs of bf16.
+pub(crate) fn has_tiles() -> bool {
+    tiled_product().is_some()
+}
+
+/// Outputs that a product by tiles has at least, or else 32.
+pub(crate) const TILED_OUTPUTS: usize = PANELS * PANEL;
 
 /// A product, and how rows of x lie for it where not as they are.
 type Way = (Product, Option<Layout>);
@@ -23,6 +31,17 @@ impl Panels<'_> {
     pub(crate) fn multiply(&self, x: &Rows, y: &mut Rows) {
         y.reshape(x.rows, self.outputs);
         product(self, x, (y, 0), (widened_product(), None), 1);
+    }
+
+    /// `y = x Wᵀ` on this thread by tiles, of weights in bf16 and x rounded to it: inputs in blocks of
+    /// [`TILE_INPUTS`], whose even and odd ones are summed apart. Outputs are at least [`TILED_OUTPUTS`], or 32.
+    ///
+    /// # Panics
+    /// Unless the processor [has tiles](has_tiles).
+    pub(crate) fn multiply_by_tiles(&self, x: &Rows, y: &mut Rows) {
+        y.reshape(x.rows, self.outputs);
+        let (tiled, layout) = tiled_product().expect("the caller asked for tiles");
+        product(self, x, (y, 0), (tiled, Some(layout)), 1);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::{
     amx, avx2, avx512, bf16,
-    format::Format,
+    format::{Format, TILE_INPUTS},
     isa::{Isa, isa},
     kernel::Product,
     layout::Layout,
@@ -38,11 +38,16 @@ pub(super) fn widened_product() -> Product {
     }
 }
 
+/// The product of pairs of bf16 by tiles, over a multiple of [`TILE_INPUTS`] into two panels or at least [`PANELS`].
+pub(super) fn tiled_product() -> Option<(Product, Layout)> {
+    amx::amx().then_some((amx::amx_bf16, amx::PAIR_TILES))
+}
+
 /// The product of pairs of bf16 for so many inputs and panels, if the processor multiplies those. It must not depend on
 /// the rows: tiles round sums in another order.
 pub(super) fn paired_product(inputs: usize, panels: usize) -> Option<(Product, Layout)> {
-    if inputs.is_multiple_of(2 * amx::LINES) && panels >= amx::PANELS && amx::amx() {
-        return Some((amx::amx_bf16, amx::PAIR_TILES));
+    if let Some(tiled) = tiled_product().filter(|_| inputs.is_multiple_of(TILE_INPUTS) && panels >= PANELS) {
+        return Some(tiled);
     }
     let has = isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
     has.then_some((avx512::avx512_bf16, bf16::pairs::<{ avx512::ROWS }>()))
