@@ -9,7 +9,7 @@ use crate::{
     cache::{CpuCache, HeadCache, LEAST, POSITIONS},
     shape::ModelShape,
     skinny::{Rows, vectorized},
-    vector::{by_lane, exp, max, narrow, norm_in_place},
+    vector::{WIDE, by_lane, exp, exp_fused, halved, max, narrow, norm_in_place},
 };
 
 /// Nodes that attend at once: their scores (nodes × heads of a group × context) stay in the second-level cache.
@@ -217,11 +217,10 @@ vectorized! {
 fn row_exponentials<const ROUNDED: bool>(scores: &mut [f32]) -> f32 {
     let max = max(scores);
     for score in scores.iter_mut() {
-        let weight = exp(*score - max);
-        *score = if ROUNDED { rounded(weight) } else { weight };
+        *score = if ROUNDED { rounded(exp_fused(*score - max)) } else { exp(*score - max) };
     }
-    let sums = by_lane(scores, [0.0_f64; 8], |sum, weight| *sum += f64::from(weight));
-    narrow(sums.iter().sum())
+    let sums = by_lane(scores, [0.0_f64; WIDE / 2], |sum, weight| *sum += f64::from(weight));
+    narrow(halved(sums, |sum, other| *sum += other))
 }
 
 /// The nearest bf16 of a number from 0 to 1, ties to even; nothing below [`LEAST`].

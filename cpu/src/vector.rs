@@ -19,13 +19,26 @@ pub(crate) fn by_lane<T, const N: usize>(values: &[f32], mut lanes: [T; N], fold
 /// Lanes of [`by_lane`] for f32.
 pub(crate) const LANES: usize = 16;
 
+/// Lanes of four registers, which do not wait for each other either.
+pub(crate) const WIDE: usize = 4 * LANES;
+
+/// Folds lanes, a power of two of them, into one: half onto half, where one after the other waits for each.
+#[inline(always)]
+pub(crate) fn halved<T: Copy, const N: usize>(mut lanes: [T; N], fold: impl Fn(&mut T, T)) -> T {
+    let mut width = N / 2;
+    while width > 0 {
+        let (low, high) = lanes.split_at_mut(width);
+        low.iter_mut().zip(high).for_each(|(low, high)| fold(low, *high));
+        width /= 2;
+    }
+    lanes[0]
+}
+
 /// The largest value.
 #[inline(always)]
 pub(crate) fn max(values: &[f32]) -> f32 {
-    let larger = |max: f32, value: f32| if value > max { value } else { max };
-    let lanes = [f32::NEG_INFINITY; LANES];
-    let lanes = by_lane(values, lanes, |max, value| *max = larger(*max, value));
-    lanes.into_iter().fold(f32::NEG_INFINITY, larger)
+    let raise = |max: &mut f32, value: f32| *max = if value > *max { value } else { *max };
+    halved(by_lane(values, [f32::NEG_INFINITY; WIDE], raise), raise)
 }
 
 /// e^x for x ≤ 0, with a relative error below 3e-7; 0 stands in for what is below e^-87. Free of
@@ -45,6 +58,20 @@ pub(crate) fn exp(x: f32) -> f32 {
     let mantissa = 1.0 + r * (1.0 + r * (0.5 + r * tail));
     let scale = f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0_f32.to_bits()));
     if x > -87.0 { mantissa * scale } else { 0.0 }
+}
+
+/// e^x for x ≤ 0 with a relative error below 6e-5, which is little beside that of bf16, 2e-3; at most e^-60 for what is
+/// below -60. Only for processors that fuse multiplications and additions: others call a function for each.
+#[inline(always)]
+pub(crate) fn exp_fused(x: f32) -> f32 {
+    // As above.
+    const ROUND: f32 = 12_582_912.0;
+    let clamped = if x > -60.0 { x } else { -60.0 };
+    let shifted = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);
+    let r = (shifted - ROUND).mul_add(-std::f32::consts::LN_2, clamped);
+    let tail = r.mul_add(1.0 / 24.0, 1.0 / 6.0).mul_add(r, 0.5);
+    let mantissa = tail.mul_add(r, 1.0).mul_add(r, 1.0);
+    mantissa * f32::from_bits((shifted.to_bits() << 23).wrapping_add(1.0_f32.to_bits()))
 }
 
 vectorized! {
@@ -90,5 +117,17 @@ mod tests {
             assert!(error < 3e-7, "exp({x}) is off by {error:e}");
         }
         assert_eq!([exp(0.0), exp(-88.0), exp(f32::NEG_INFINITY)], [1.0, 0.0, 0.0]);
+    }
+
+    #[test]
+    fn the_fused_exponential_is_as_accurate_as_it_says() {
+        for step in 0..600_000 {
+            let x = -(step as f32) * 1e-4;
+            let exact = f64::from(x).exp();
+            let error = (f64::from(exp_fused(x)) - exact).abs() / exact;
+            assert!(error < 6e-5, "exp({x}) is off by {error:e}");
+        }
+        assert_eq!(exp_fused(0.0), 1.0);
+        assert!([-61.0, f32::MIN, f32::NEG_INFINITY].map(exp_fused).iter().all(|none| (0.0..1e-26).contains(none)));
     }
 }
