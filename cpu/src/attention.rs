@@ -274,8 +274,8 @@ mod tests {
     }
 
     /// A cache that has these tokens, fed in chunks.
-    fn context(shape: &ModelShape, format: Format, seeds: &[u64], chunk: usize) -> CpuCache {
-        let mut cache = CpuCache::new(CacheShape::new(shape, format), 400);
+    fn context(shape: &ModelShape, cache: CacheShape, seeds: &[u64], chunk: usize) -> CpuCache {
+        let mut cache = CpuCache::new(cache, 400);
         for (index, seeds) in seeds.chunks(chunk).enumerate() {
             let tree = Tree { cached: index * chunk, held: &[] };
             step(shape, &mut cache, tree, (seeds, &chain_parents(seeds.len()).collect::<Vec<_>>()));
@@ -288,6 +288,45 @@ mod tests {
         (prop_oneof![Just(4), Just(32), Just(64)], 1..3_usize).prop_map(of)
     }
 
+    /// What the last of some tokens attends to, in f64.
+    fn oracle(shape: &ModelShape, seeds: &[u64]) -> Vec<f64> {
+        let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
+        let rows: Vec<Vec<f64>> =
+            seeds.iter().map(|seed| row(*seed, shape).into_iter().map(f64::from).collect()).collect();
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let last = rows.last().unwrap();
+        let attended = (0..shape.heads).flat_map(|head| {
+            let query = &last[head * dim..][..dim];
+            let key = shape.query_width() + head / group * dim;
+            let weights: Vec<f64> = rows.iter().map(|row| dot(query, &row[key..][..dim]).exp()).collect();
+            let all: f64 = weights.iter().sum();
+            let value = key + shape.key_width();
+            let of = |at| rows.iter().zip(&weights).map(|(row, weight)| row[value + at] * weight).sum::<f64>() / all;
+            (0..dim).map(of).collect::<Vec<_>>()
+        });
+        attended.collect()
+    }
+
+    #[test]
+    fn attention_is_the_mean_of_values_by_their_weights() {
+        for (head_dim, group) in [(4, 1), (32, 1), (64, 2)] {
+            let shape = ModelShape { head_dim, heads: 2 * group, layers: 1, ..tiny() };
+            let (wide, narrow) = (CacheShape::new(&shape, Format::F32), CacheShape::new(&shape, Format::Bf16));
+            for (of_cache, most) in [(wide, 1e-5), (narrow, 0.1), (narrow.untiled(), 0.1)] {
+                for tokens in [1, 2, 31, 32, 33, 100, 161] {
+                    let seeds: Vec<u64> = (0..tokens).collect();
+                    let mut cache = context(&shape, of_cache, &seeds[..seeds.len() - 1], 50);
+                    let tree = Tree { cached: seeds.len() - 1, held: &[] };
+                    let got = step(&shape, &mut cache, tree, (&seeds[seeds.len() - 1..], &[ROOT_PARENT]));
+                    for (got, expected) in got[0].iter().zip(oracle(&shape, &seeds)) {
+                        let error = (f64::from(*got) - expected).abs();
+                        assert!(error < most, "{tokens} tokens, heads of {head_dim}: off by {error}");
+                    }
+                }
+            }
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -295,16 +334,19 @@ mod tests {
         fn a_node_attends_like_the_last_token_of_its_path(
             shape in shapes(),
             format in prop_oneof![Just(Format::F32), Just(Format::Bf16)],
+            tiled in any::<bool>(),
             (cached, chunk) in (1..130_usize, 1..50_usize),
             links in prop::collection::vec(prop_oneof![Just(None), Just(Some(1)), (1..40_u32).prop_map(Some)], 1..80),
             held in 0..40_usize,
         ) {
+            let of_cache = CacheShape::new(&shape, format);
+            let of_cache = if tiled { of_cache } else { of_cache.untiled() };
             let seeds: Vec<u64> = (0..300).collect();
             // A link is how far back the parent is.
             let parent = |(node, link): (u32, &Option<u32>)| link.and_then(|by| node.checked_sub(by));
             let parents: Vec<u32> = (0..).zip(&links).map(|at| parent(at).unwrap_or(ROOT_PARENT)).collect();
             let held = held.min(parents.len() - 1);
-            let mut cache = context(&shape, format, &seeds[..cached], chunk);
+            let mut cache = context(&shape, of_cache, &seeds[..cached], chunk);
             let nodes = &seeds[cached..][..parents.len()];
             let tree = |held| Tree { cached, held };
             let mut got = match held {
@@ -321,7 +363,7 @@ mod tests {
                 }
                 path.reverse();
                 let text = [&seeds[..cached], &path[..path.len() - 1]].concat();
-                let mut plain = context(&shape, format, &text, text.len());
+                let mut plain = context(&shape, of_cache, &text, text.len());
                 let tree = Tree { cached: text.len(), held: &[] };
                 let expected = step(&shape, &mut plain, tree, (&path[path.len() - 1..], &[ROOT_PARENT]));
                 // But for the rounding of the sum of all weights.

@@ -52,6 +52,12 @@ impl CacheShape {
         Self { layers: model.layers, heads: model.kv_heads, head_dim: model.head_dim, format, tiled }
     }
 
+    /// As on a processor without tiles.
+    #[cfg(test)]
+    pub(crate) fn untiled(self) -> Self {
+        Self { tiled: false, ..self }
+    }
+
     /// Columns that scores of so many positions have: as many, or those of whole tiles.
     fn columns(self, total: usize) -> usize {
         if self.tiled { total.next_multiple_of(POSITIONS).max(TILED_OUTPUTS) } else { total }

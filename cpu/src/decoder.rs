@@ -4,9 +4,10 @@
 //! and values as panels, so attention is two skinny products as well.
 //!
 //! A row's result does not depend on the other rows of a step, nor on how its context reached the cache: sums run in
-//! the order of positions, hidden nodes have weight 0 (which changes no sum), and what is summed over lanes in another
-//! order (the softmax's denominator) is summed in f64. Verifying a tree therefore computes what decoding one token at a
-//! time computes, to the bit but for roundings of that denominator (one in about 10^8).
+//! the order of positions (by tiles in blocks of 32, of which even and odd ones are summed apart), hidden nodes have
+//! weight 0 (which changes no sum), and what is summed over lanes in another order (the softmax's denominator) is
+//! summed in f64. Verifying a tree therefore computes what decoding one token at a time computes, to the bit but for
+//! roundings of that denominator (one in about 10^8).
 
 use rayon::prelude::*;
 
