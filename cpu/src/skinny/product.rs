@@ -33,8 +33,9 @@ impl Panels<'_> {
         product(self, x, (y, 0), (widened_product(), None), 1);
     }
 
-    /// `y = x Wᵀ` on this thread by tiles, of weights in bf16 and x rounded to it: inputs in blocks of
-    /// [`TILE_INPUTS`], whose even and odd ones are summed apart. Outputs are at least [`TILED_OUTPUTS`], or 32.
+    /// `y = x Wᵀ` on this thread by tiles, of weights in bf16 and x rounded to it: inputs in
+    /// [blocks](super::format::TILE_INPUTS), whose even and odd ones are summed apart. Outputs are at least
+    /// [`TILED_OUTPUTS`], or 32.
     ///
     /// # Panics
     /// Unless the processor [has tiles](has_tiles).
