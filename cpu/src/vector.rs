@@ -41,13 +41,14 @@ pub(crate) fn max(values: &[f32]) -> f32 {
     halved(by_lane(values, [f32::NEG_INFINITY; WIDE], raise), raise)
 }
 
+/// 1.5 · 2^23: adding it rounds to an integer, which is then found in the low bits.
+const ROUND: f32 = 12_582_912.0;
+
 /// e^x for x ≤ 0, with a relative error below 3e-7; 0 stands in for what is below e^-87. Free of
 /// branches and calls, so that a loop over it is vectorised: 64 rows of 150,000 logits are 10
 /// million exponentials.
 #[inline(always)]
 pub(crate) fn exp(x: f32) -> f32 {
-    // Adding 1.5 · 2^23 rounds to an integer, which is then found in the low bits.
-    const ROUND: f32 = 12_582_912.0;
     const LN_2_HIGH: f32 = 0.693_359_4;
     const LN_2_LOW: f32 = -2.121_944_4e-4;
     let clamped = if x > -87.0 { x } else { -87.0 };
@@ -64,8 +65,6 @@ pub(crate) fn exp(x: f32) -> f32 {
 /// below -60. Only for processors that fuse multiplications and additions: others call a function for each.
 #[inline(always)]
 pub(crate) fn exp_fused(x: f32) -> f32 {
-    // As above.
-    const ROUND: f32 = 12_582_912.0;
     let clamped = if x > -60.0 { x } else { -60.0 };
     let shifted = clamped.mul_add(std::f32::consts::LOG2_E, ROUND);
     let r = (shifted - ROUND).mul_add(-std::f32::consts::LN_2, clamped);

@@ -32,7 +32,7 @@ const TILE: usize = 16;
 const LINE: usize = PANEL * 4;
 
 /// Lines of a panel that a tile holds.
-pub(super) const LINES: usize = TILE;
+const LINES: usize = TILE;
 
 /// Bytes of panels that one pass over the rows takes: they stay in the second-level cache.
 const STRIPE_BYTES: usize = 1 << 18;
