@@ -102,7 +102,7 @@ test_driver() {
     # Machine code for one capability, as mistral.rs' build makes it.
     local nvcc=(nvcc -std=c++17 -gencode=arch=compute_80,code=sm_80 tests/cuda/driver_test.cu)
     "${nvcc[@]}" -ptx -o "$1/driver_test.ptx"
-    "${nvcc[@]}" --cudart=shared -L"$CUDA_HOME/lib" -lcuda -lcublas -o "$1/driver_test"
+    "${nvcc[@]}" --cudart=shared -L"$CUDA_HOME/lib" -lcuda -lcublas -lcublasLt -o "$1/driver_test"
     LD_LIBRARY_PATH=$1 "$1/driver_test" "$1/driver_test.ptx" || fail "the driver of tests/cuda overlooks wrong calls"
 }
 

@@ -7,7 +7,10 @@
 use candle_core::{DType, Device, Result, Tensor};
 use laser_cpu::{Batch, Span};
 
-use crate::arena::{Arena, SequenceId, number};
+use crate::{
+    arena::{Arena, SequenceId, number},
+    workspace::Workspace,
+};
 
 /// Nodes up to which sequences attend together however many theirs are: draft trees do, chunks of prompts stay apart.
 const TREE: usize = 32;
@@ -90,14 +93,21 @@ impl Attention {
 
     /// Rows `[nodes, heads · head_dim]` for scaled queries `[nodes, heads, head_dim]` over all keys and values of a
     /// layer, `[kv_heads, rows, head_dim]`.
-    pub(super) fn attend(&self, queries: &Tensor, layer: &(Tensor, Tensor)) -> Result<Tensor> {
+    pub(super) fn attend(
+        &self,
+        queries: &Tensor,
+        layer: &(Tensor, Tensor),
+        workspace: &mut Workspace,
+    ) -> Result<Tensor> {
+        #[cfg(not(feature = "cuda"))]
+        let _ = workspace;
         match self {
             Self::Groups { groups, places } => {
                 let attended = groups.iter().map(|group| group.attend(queries, layer)).collect::<Result<Vec<_>>>()?;
                 Tensor::cat(&attended, 0)?.index_select(places, 0)
             }
             #[cfg(feature = "cuda")]
-            Self::Kernel(kernel) => kernel.attend(queries, layer),
+            Self::Kernel(kernel) => kernel.attend(queries, layer, workspace),
         }
     }
 }

@@ -4,7 +4,9 @@
 
 pub(super) mod attend;
 pub(super) mod layer;
+mod product;
 pub(super) mod top_k;
+pub(super) mod workspace;
 
 use candle_core::{
     DType, Device, Result, Shape, Storage, Tensor, bail,
@@ -83,10 +85,6 @@ fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
 }
 
 /// A tensor that a kernel is going to write.
-fn output(shape: impl Into<Shape>, like: &Tensor) -> Result<Tensor> {
-    output_of(shape, like.dtype(), like.device())
-}
-
 fn output_of(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
     #[expect(unsafe_code, reason = "zeros would cost a launch")]
     // SAFETY: whoever calls this launches a kernel that writes every element, before anything reads one.

@@ -49,6 +49,7 @@ mod tree;
 mod tree_lm;
 #[cfg(any(feature = "cuda", test))]
 mod tree_plan;
+mod workspace;
 
 pub use engine::{Engine, EngineInfo};
 pub use error::EngineError;

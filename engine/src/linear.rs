@@ -12,6 +12,8 @@ use candle_core::{
 use candle_nn::Linear as DenseWeights;
 use mistralrs_quant::{GgufMatMul, IsqType, QuantMethod, QuantMethodConfig, QuantizeOntoGuard, UnquantLinear};
 
+use crate::workspace::{Output, Workspace};
+
 /// Rows for which the CPU computes (W xᵀ)ᵀ. candle's gemm copies the left matrix of x Wᵀ
 /// transposed, that is the weights; in this order it streams them once. Measured for 8 rows: 1.4 to
 /// 1.9 times faster from 256 × 256 to 2,048 × 8,192, and the same time for 2 as for 16 rows. One
@@ -98,11 +100,32 @@ impl Linear {
             Some(weight) if x.device().is_cpu() && STREAMED_ROWS.contains(&rows) => {
                 weight.matmul(&x.t()?)?.t()?.contiguous()
             }
-            // mistralrs' own kernel takes up to eight rows. Of a model of 8B parameters on an H100, 1, 2, 4 and 8 rows
-            // took 7.4, 9.2, 11.2 and 19.6 ms with it; with this product 2 to 8 take 7.7 to 7.8.
-            Some(weight) if x.device().is_cuda() && rows > 1 => x.matmul(&weight.t()?),
             Some(_) => self.method.forward(x),
         }
+    }
+
+    /// [`forward`](Self::forward), on a GPU with the workspace's means: into memory of that output, or of its own.
+    pub(super) fn forward_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
+        let y = self.product_to(to, x, workspace)?;
+        match &self.bias {
+            Some(bias) => y.broadcast_add(bias),
+            None => Ok(y),
+        }
+    }
+
+    fn product_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
+        // mistralrs' own kernel takes up to eight rows. Of a model of 8B parameters on an H100, 1, 2, 4 and 8 rows
+        // took 7.4, 9.2, 11.2 and 19.6 ms with it; with a product of cuBLAS 2 to 8 took 7.7 to 7.8.
+        #[cfg(feature = "cuda")]
+        if let Some(weight) = &self.dense
+            && x.device().is_cuda()
+            && x.dim(0)? > 1
+        {
+            return workspace.product(to, x, weight);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = (to, workspace);
+        self.product(x)
     }
 }
 
@@ -168,11 +191,11 @@ impl Projections {
 
     /// The products of all, `[nodes, outputs]` each, without their biases; those of one product are its columns.
     #[cfg(feature = "cuda")]
-    pub(super) fn products(&self, x: &Tensor) -> Result<Vec<Tensor>> {
+    pub(super) fn products(&self, x: &Tensor, to: Output, workspace: &mut Workspace) -> Result<Vec<Tensor>> {
         let Some((joined, widths)) = &self.joined else {
             return self.parts.iter().map(|part| part.product(x)).collect();
         };
-        split(&joined.product(x)?, 1, widths)
+        split(&joined.product_to(Some(to), x, workspace)?, 1, widths)
     }
 }
 

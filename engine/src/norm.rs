@@ -2,6 +2,8 @@
 
 use candle_core::{Result, Tensor};
 
+use crate::workspace::Workspace;
+
 /// x / rms(x) · weight over rows of x, with `eps` added to the mean square.
 #[derive(Debug)]
 pub(super) struct Norm {
@@ -19,12 +21,15 @@ impl Norm {
         candle_nn::ops::rms_norm(x, &self.weight, self.eps)
     }
 
-    /// x + y, and its norm.
-    pub(super) fn add(&self, x: &Tensor, y: &Tensor) -> Result<(Tensor, Tensor)> {
+    /// x + y, which on a GPU takes the place of x, and its norm.
+    pub(super) fn add(&self, x: Tensor, y: &Tensor, workspace: &mut Workspace) -> Result<(Tensor, Tensor)> {
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
-            return crate::cuda::layer::add_norm(x, y, self.parts());
+            let normed = crate::cuda::layer::add_norm(&x, y, self.parts(), workspace)?;
+            return Ok((x, normed));
         }
+        #[cfg(not(feature = "cuda"))]
+        let _ = workspace;
         let sum = (x + y)?;
         let normed = self.forward(&sum)?;
         Ok((sum, normed))

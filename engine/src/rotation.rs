@@ -3,10 +3,13 @@
 use candle_core::{DType, Device, Result, Tensor};
 use laser_cpu::Rope;
 
+#[cfg(feature = "cuda")]
+use crate::workspace::Output;
 use crate::{
     arena::Arena,
     linear::{Linear, Projections},
     norm::Norm,
+    workspace::Workspace,
 };
 
 /// A layer's projections to queries, keys and values, and what becomes of these.
@@ -58,7 +61,10 @@ impl Rotation {
         x: &Tensor,
         (arena, layer): (&Arena, usize),
         start: usize,
+        workspace: &mut Workspace,
     ) -> Result<Tensor> {
+        #[cfg(not(feature = "cuda"))]
+        let _ = workspace;
         match self {
             Self::Tensors { query: query_angles, key: key_angles } => {
                 let keys = rotate(&heads.keys(x)?, key_angles)?;
@@ -67,8 +73,9 @@ impl Rotation {
             }
             #[cfg(feature = "cuda")]
             Self::Kernel(angles) => {
-                let products = heads.projections.products(x)?;
-                crate::cuda::layer::rotate_write(heads.products(&products), angles, arena.layer(layer), start)
+                let products = heads.projections.products(x, Output::Heads, workspace)?;
+                let heads = heads.products(&products);
+                crate::cuda::layer::rotate_write(heads, angles, arena.layer(layer), start, workspace)
             }
         }
     }

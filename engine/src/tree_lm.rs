@@ -21,6 +21,7 @@ use crate::{
     linear::{Linear, Projections},
     norm::Norm,
     rotation::{Heads, Rotation},
+    workspace::{Output, Workspace},
 };
 
 /// A result of loading; forwards return candle's.
@@ -74,6 +75,7 @@ pub(super) struct TreeLm {
     head: Linear,
     rope: Rope,
     arena: Arena,
+    workspace: Workspace,
     /// Of the last step's scored nodes, if they are kept.
     logits: Option<Tensor>,
     dtype: DType,
@@ -98,6 +100,7 @@ impl TreeLm {
             head: weights.head(&embedding, shape.tied_embeddings)?,
             rope: Rope::new(shape.head_dim, shape.rope_theta, &shape.rope_scaling),
             arena: Arena::new(&shape, embedding.dtype(), device),
+            workspace: Workspace::default(),
             logits: None,
             dtype: embedding.dtype(),
             device: device.clone(),
@@ -130,21 +133,23 @@ impl TreeLm {
             Some(norm) => norm.forward(&x)?,
             None => x.clone(),
         };
+        let workspace = &mut self.workspace;
         for ((index, layer), next_norm) in self.layers.iter().enumerate().zip(norms.skip(1)) {
-            let query = rotation.write(&layer.heads, &normed, (&self.arena, index), start)?;
-            let mut attended = attention.attend(&query, self.arena.layer(index))?;
+            let query = rotation.write(&layer.heads, &normed, (&self.arena, index), start, workspace)?;
+            let mut attended = attention.attend(&query, self.arena.layer(index), workspace)?;
             if index + 1 == self.layers.len() && !batch.wants_features {
                 if batch.scored.is_empty() {
                     return Ok(None);
                 }
-                (x, attended) = self.scored_rows((x, attended), batch)?;
+                (x, attended) = scored_rows((x, attended), batch)?;
             }
-            (x, normed) = layer.mlp_norm.add(&x, &layer.output.forward(&attended)?)?;
-            let y = layer.mlp(&normed)?;
+            let y = layer.output.forward_to(Some(Output::Branch), &attended, workspace)?;
+            (x, normed) = layer.mlp_norm.add(x, &y, workspace)?;
+            let y = layer.mlp(&normed, workspace)?;
             (x, normed) = match next_norm {
-                Some(norm) => norm.add(&x, &y)?,
+                Some(norm) => norm.add(x, &y, workspace)?,
                 None => {
-                    let sum = (&x + y)?;
+                    let sum = (x + y)?;
                     (sum.clone(), sum)
                 }
             };
@@ -167,19 +172,11 @@ impl TreeLm {
             }
             rows = rows.index_select(&Tensor::new(&batch.scored[..], &self.device)?, 0)?;
         }
-        let logits = self.head.forward(&rows)?;
+        let logits = self.head.forward_to(None, &rows, &mut self.workspace)?;
         let asked = asked(&logits, batch)?;
         let predictions = predictions(&logits, top_k, &batch.draws)?;
         self.logits = batch.keeps_logits.then_some(logits);
         Ok(Predictions { features, asked, ..predictions })
-    }
-
-    fn scored_rows(&self, (x, attended): (Tensor, Tensor), batch: &Batch<'_>) -> Result<(Tensor, Tensor)> {
-        if batch.scored.len() == batch.tokens.len() {
-            return Ok((x, attended));
-        }
-        let scored = Tensor::new(&batch.scored[..], &self.device)?;
-        Ok((x.index_select(&scored, 0)?, attended.index_select(&scored, 0)?))
     }
 }
 
@@ -218,6 +215,14 @@ impl Decoder for TreeLm {
     fn close(&mut self, sequence: SequenceId) {
         self.arena.close(sequence);
     }
+}
+
+fn scored_rows((x, attended): (Tensor, Tensor), batch: &Batch<'_>) -> Result<(Tensor, Tensor)> {
+    if batch.scored.len() == batch.tokens.len() {
+        return Ok((x, attended));
+    }
+    let scored = Tensor::new(&batch.scored[..], x.device())?;
+    Ok((x.index_select(&scored, 0)?, attended.index_select(&scored, 0)?))
 }
 
 /// The log probabilities that are asked for, the only ones that leave the device.
@@ -323,18 +328,21 @@ impl Layer {
         })
     }
 
-    fn mlp(&self, x: &Tensor) -> Result<Tensor> {
-        self.down.forward(&self.silu_mul(x)?)
+    fn mlp(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
+        let inner = self.silu_mul(x, workspace)?;
+        self.down.forward_to(Some(Output::Branch), &inner, workspace)
     }
 
     /// silu(gate) · up.
-    fn silu_mul(&self, x: &Tensor) -> Result<Tensor> {
+    fn silu_mul(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         let (gate, up) = (self.gate_up.part(0), self.gate_up.part(1));
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() && gate.bias().is_none() {
-            let products = self.gate_up.products(x)?;
-            return crate::cuda::layer::silu_mul(&products[0], &products[1]);
+            let products = self.gate_up.products(x, Output::GateUp, workspace)?;
+            return crate::cuda::layer::silu_mul(&products[0], &products[1], workspace);
         }
+        #[cfg(not(feature = "cuda"))]
+        let _ = workspace;
         gate.forward(x)?.silu()? * up.forward(x)?
     }
 }

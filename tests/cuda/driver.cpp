@@ -40,7 +40,7 @@ using std::uint64_t;
 
 // The file: words of 64 bits, then the last error's text, then kernels. engine/tests/engine/driver.rs reads it.
 struct Shared {
-    uint64_t launches;  // kernels, cuBLAS' products among them
+    uint64_t launches;  // kernels, products of cuBLAS and cublasLt among them
     uint64_t products;
     uint64_t uploads;
     uint64_t uploaded_bytes;
@@ -61,7 +61,8 @@ struct Shared {
     uint64_t memory_bytes;
     uint64_t threshold;  // freed memory that the pool keeps, at most
     uint64_t pooled_bytes;  // freed memory that it keeps
-    uint64_t unused[12];
+    uint64_t lookups;  // of algorithms for products
+    uint64_t unused[11];
     char error[512];
     struct {
         char name[120];
@@ -409,6 +410,20 @@ Matrix stored(const void* data, cudaDataType_t type, cublasOperation_t operation
     return {data, type, rows, columns, leading, stride};
 }
 
+// How cublasLt is told to multiply.
+struct Description {
+    cublasOperation_t left = CUBLAS_OP_N;
+};
+
+// What an algorithm is found for, in words.
+void shape(uint64_t* words, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c) {
+    for (const auto layout : {a, b, c}) {
+        const Matrix& matrix = *reinterpret_cast<const Matrix*>(layout);
+        *words++ = uint64_t(matrix.rows) << 32 | uint64_t(matrix.columns);
+        *words++ = uint64_t(matrix.leading) << 8 | uint64_t(matrix.type);
+    }
+}
+
 // A handle that is one byte of its own.
 template <typename Handle>
 void make(Handle* handle) { *handle = reinterpret_cast<Handle>(new char); }
@@ -643,9 +658,79 @@ cublasStatus_t cublasGemmStridedBatchedEx(
                     stored(c, c_type, CUBLAS_OP_N, m, n, ldc, c_stride)});
 }
 
-// mistralrs makes a handle of it before its first product; Laser's products go to cuBLAS.
 cublasStatus_t cublasLtCreate(cublasLtHandle_t* handle) { return make(handle), CUBLAS_STATUS_SUCCESS; }
 cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) { return unmake(handle), CUBLAS_STATUS_SUCCESS; }
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* layout, cudaDataType type, uint64_t rows,
+                                          uint64_t columns, int64_t leading) {
+    const Matrix matrix{nullptr, type, int(rows), int(columns), int(leading), 0};
+    return *layout = reinterpret_cast<cublasLtMatrixLayout_t>(new Matrix(matrix)), CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout) {
+    return delete reinterpret_cast<Matrix*>(layout), CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* description, cublasComputeType_t, cudaDataType_t) {
+    return *description = reinterpret_cast<cublasLtMatmulDesc_t>(new Description), CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t description) {
+    return delete reinterpret_cast<Description*>(description), CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t description, cublasLtMatmulDescAttributes_t attribute,
+                                              const void* value, size_t bytes) {
+    if (attribute != CUBLASLT_MATMUL_DESC_TRANSA || bytes != sizeof(cublasOperation_t))
+        return wrong("attribute %d of a product", attribute), CUBLAS_STATUS_INVALID_VALUE;
+    std::memcpy(&reinterpret_cast<Description*>(description)->left, value, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* preference) {
+    return make(preference), CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference) {
+    return unmake(preference), CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
+                                                    const void*, size_t) {
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// The algorithm of a shape is the shape: another product cannot have it.
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                                              cublasLtMatrixLayout_t, cublasLtMatmulPreference_t, int,
+                                              cublasLtMatmulHeuristicResult_t results[], int* count) {
+    Guard guard(lock);
+    shared()->lookups++;
+    results[0] = {};
+    results[0].state = CUBLAS_STATUS_SUCCESS;
+    shape(results[0].algo.data, a, b, c);
+    return *count = 1, CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description, const void*, const void* a,
+                              cublasLtMatrixLayout_t a_layout, const void* b, cublasLtMatrixLayout_t b_layout,
+                              const void*, const void* c, cublasLtMatrixLayout_t c_layout, void* d,
+                              cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t* algorithm, void* scratch,
+                              size_t scratch_bytes, cudaStream_t) {
+    uint64_t expected[8] = {};
+    shape(expected, a_layout, b_layout, c_layout);
+    if (std::memcmp(expected, algorithm->data, sizeof expected) != 0)
+        return wrong("cublasLtMatmul: the algorithm of another shape"), CUBLAS_STATUS_INVALID_VALUE;
+    if (memory().check("cublasLtMatmul", reinterpret_cast<uint64_t>(scratch), scratch_bytes) != CUDA_SUCCESS)
+        return CUBLAS_STATUS_INVALID_VALUE;
+    const auto placed = [](const void* data, cublasLtMatrixLayout_t layout) {
+        Matrix matrix = *reinterpret_cast<Matrix*>(layout);
+        matrix.data = data;
+        return matrix;
+    };
+    const Matrix left = placed(a, a_layout), right = placed(b, b_layout), result = placed(d, d_layout);
+    const bool transposed = reinterpret_cast<Description*>(description)->left == CUBLAS_OP_T;
+    const int rows = transposed ? left.columns : left.rows, depth = transposed ? left.rows : left.columns;
+    if (rows != result.rows || depth != right.rows || right.columns != result.columns || c != d)
+        return wrong("cublasLtMatmul: shapes that do not fit"), CUBLAS_STATUS_INVALID_VALUE;
+    return product("cublasLtMatmul", 1, depth, {left, right, result});
+}
 
 // candle makes a generator with its device.
 curandStatus_t curandCreateGenerator(curandGenerator_t* generator, curandRngType_t) {

@@ -1,5 +1,6 @@
 // Wrong calls that the driver of driver.cpp must find. Takes this file's own PTX.
 
+#include <cublasLt.h>
 #include <cublas_v2.h>
 #include <cuda.h>
 #include <fcntl.h>
@@ -40,6 +41,7 @@ enum Word {
     errors = 15,
     capability = 16,
     memory_bytes = 17,
+    lookups = 20,
 };
 
 uint64_t get(Word word) {
@@ -172,6 +174,49 @@ void products() {
     WRONG(product(CUBLAS_OP_N, 2, 2), CUBLAS_STATUS_EXECUTION_FAILED);
 }
 
+// The same with cublasLt, which multiplies by the algorithm of the shape.
+void products_by_algorithm() {
+    cublasLtHandle_t blas;
+    cublasLtMatmulDesc_t description;
+    cublasLtMatrixLayout_t left, right, result, other;
+    CUdeviceptr a, b, c, scratch;
+    const cublasOperation_t transposed = CUBLAS_OP_T;
+    RIGHT(cublasLtCreate(&blas));
+    RIGHT(cublasLtMatmulDescCreate(&description, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    RIGHT(cublasLtMatmulDescSetAttribute(description, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed));
+    // The left one is 2 × 3 once it is transposed.
+    RIGHT(cublasLtMatrixLayoutCreate(&left, CUDA_R_32F, 3, 2, 3));
+    RIGHT(cublasLtMatrixLayoutCreate(&right, CUDA_R_32F, 3, 4, 3));
+    RIGHT(cublasLtMatrixLayoutCreate(&result, CUDA_R_32F, 2, 4, 2));
+    RIGHT(cublasLtMatrixLayoutCreate(&other, CUDA_R_32F, 2, 3, 2));
+    RIGHT(cuMemAlloc(&a, 4 * 6));
+    RIGHT(cuMemAlloc(&b, 4 * 12));
+    RIGHT(cuMemAlloc(&c, 4 * 8));
+    RIGHT(cuMemAlloc(&scratch, 100));
+    const float one = 1.0f;
+    cublasLtMatmulHeuristicResult_t found;
+    const auto product = [&](cublasLtMatrixLayout_t to, size_t bytes) {
+        void* const of = reinterpret_cast<void*>(c);
+        return cublasLtMatmul(blas, description, &one, reinterpret_cast<void*>(a), left, reinterpret_cast<void*>(b),
+            right, &one, of, to, of, to, &found.algo, reinterpret_cast<void*>(scratch), bytes, nullptr);
+    };
+    const auto look_up = [&](cublasLtMatrixLayout_t to) {
+        int count;
+        return cublasLtMatmulAlgoGetHeuristic(blas, description, left, right, to, to, nullptr, 1, &found, &count);
+    };
+    const uint64_t before = get(launches), lookups_before = get(lookups);
+    RIGHT(look_up(result));
+    RIGHT(product(result, 100));
+    expect(get(launches) == before + 1 && get(lookups) == lookups_before + 1, "a product and its lookup are counted");
+    WRONG(product(result, 101), CUBLAS_STATUS_INVALID_VALUE);
+    WRONG(product(other, 100), CUBLAS_STATUS_INVALID_VALUE);
+    RIGHT(look_up(other));
+    WRONG(product(other, 100), CUBLAS_STATUS_INVALID_VALUE);
+    RIGHT(look_up(result));
+    RIGHT(cuMemFree(b));
+    WRONG(product(result, 100), CUBLAS_STATUS_EXECUTION_FAILED);
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -186,5 +231,6 @@ int main(int, char** arguments) {
     modules({std::istreambuf_iterator<char>(file), {}});
     objects();
     products();
+    products_by_algorithm();
     return failures != 0;
 }

@@ -3,10 +3,11 @@
 use candle_core::{DType, Device, Result, Tensor, bail};
 use laser_cpu::Batch;
 
-use super::{Launch, output};
+use super::{Launch, workspace::Workspace};
 use crate::{
     arena::{Arena, SequenceId},
     tree_plan::tree_plan,
+    workspace::Output,
 };
 
 /// Queries of a block, keys of its step, and the widest head, as in tree.cu.
@@ -55,13 +56,18 @@ impl TreeAttend {
 
     /// Rows `[nodes, heads · head_dim]` for scaled queries `[nodes, heads, head_dim]` over all keys and values of a
     /// layer, `[kv_heads, rows, head_dim]`.
-    pub(crate) fn attend(&self, queries: &Tensor, (keys, values): &(Tensor, Tensor)) -> Result<Tensor> {
+    pub(crate) fn attend(
+        &self,
+        queries: &Tensor,
+        (keys, values): &(Tensor, Tensor),
+        workspace: &mut Workspace,
+    ) -> Result<Tensor> {
         let (nodes, heads, dim) = queries.dims3()?;
         let (kv_heads, rows, _) = keys.dims3()?;
         if dim > HEAD_MAX {
             bail!("attention on GPUs takes heads of at most {HEAD_MAX}, this model's have {dim}");
         }
-        let attended = output((nodes, heads * dim), queries)?;
+        let attended = workspace.output(Output::Attended, (nodes, heads * dim), queries)?;
         let sizes = [rows, heads, kv_heads, dim];
         // Kernels for tensor cores are made for their heads.
         let (kernel, sizes, threads, shared) = match self.kernel {

@@ -2,19 +2,25 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::{Launch, output};
+use super::{Launch, output_of, workspace::Workspace};
+use crate::workspace::Output;
 
 /// Threads of a block, and a head's.
 const THREADS: usize = 256;
 const WARP: usize = 32;
 
-/// x + y and its RMS norm, all `[nodes, width]`.
-pub(crate) fn add_norm(x: &Tensor, y: &Tensor, (weight, eps): (&Tensor, f32)) -> Result<(Tensor, Tensor)> {
+/// Adds y to x and returns the RMS norm of the sum, all `[nodes, width]`.
+pub(crate) fn add_norm(
+    x: &Tensor,
+    y: &Tensor,
+    (weight, eps): (&Tensor, f32),
+    workspace: &mut Workspace,
+) -> Result<Tensor> {
     let (nodes, width) = x.dims2()?;
-    let (sums, norms) = (output((nodes, width), x)?, output((nodes, width), x)?);
+    let norms = workspace.output(Output::Normed, (nodes, width), x)?;
     Launch {
         kernel: "add_norm",
-        tensors: &[Some(x), Some(y), Some(weight), Some(&sums), Some(&norms)],
+        tensors: &[Some(x), Some(y), Some(weight), Some(x), Some(&norms)],
         sizes: &[width],
         floats: &[eps],
         grid: (nodes, 1),
@@ -22,7 +28,7 @@ pub(crate) fn add_norm(x: &Tensor, y: &Tensor, (weight, eps): (&Tensor, f32)) ->
         shared: THREADS / WARP,
     }
     .run(x.device())?;
-    Ok((sums, norms))
+    Ok(norms)
 }
 
 /// `[kv_heads, rows, head_dim]` for an index of so many rows, whose first `kept` are those of `from` that it names;
@@ -30,7 +36,7 @@ pub(crate) fn add_norm(x: &Tensor, y: &Tensor, (weight, eps): (&Tensor, f32)) ->
 pub(crate) fn move_rows(from: &Tensor, index: &Tensor, kept: usize) -> Result<Tensor> {
     let (kv_heads, from_rows, dim) = from.dims3()?;
     let rows = index.elem_count();
-    let to = output((kv_heads, rows, dim), from)?;
+    let to = output_of((kv_heads, rows, dim), from.dtype(), from.device())?;
     Launch {
         kernel: "move_rows",
         tensors: &[Some(from), Some(&to), Some(index)],
@@ -50,9 +56,9 @@ fn wide(tensor: &Tensor) -> usize {
 }
 
 /// silu(gate) · up, all `[nodes, width]`; gate and up may be columns of one product.
-pub(crate) fn silu_mul(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+pub(crate) fn silu_mul(gate: &Tensor, up: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
     let (nodes, width) = gate.dims2()?;
-    let product = output((nodes, width), gate)?;
+    let product = workspace.output(Output::Inner, (nodes, width), gate)?;
     Launch {
         kernel: "silu_mul",
         tensors: &[Some(gate), Some(up), Some(&product)],
@@ -92,10 +98,12 @@ pub(crate) fn rotate_write(
     angles: &Tensor,
     (keys, values): &(Tensor, Tensor),
     start: usize,
+    workspace: &mut Workspace,
 ) -> Result<Tensor> {
     let (nodes, dim) = angles.dims2()?;
     let (kv_heads, rows, _) = keys.dims3()?;
-    let rotated = output((nodes, query.heads, dim), query.products)?;
+    let rotated = workspace.output(Output::Queries, (nodes, query.heads * dim), query.products)?;
+    let rotated = rotated.reshape((nodes, query.heads, dim))?;
     let key_stride = row_stride(key.products, value.products)?;
     let eps = query.norm.map_or(0.0, |norm| norm.1);
     Launch {

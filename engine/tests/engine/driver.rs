@@ -27,7 +27,7 @@ const KEPT: u64 = 18;
 /// Calls so far, or between two times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Counts {
-    /// Kernels, with the products of cuBLAS.
+    /// Kernels, with the products of cuBLAS and cublasLt.
     pub(crate) launches: i64,
     /// Copies from the host.
     pub(crate) uploads: i64,
@@ -44,6 +44,8 @@ pub(crate) struct Counts {
     pub(crate) live_bytes: i64,
     /// Allocations for which there was no memory.
     pub(crate) refusals: i64,
+    /// Of algorithms for products.
+    pub(crate) lookups: i64,
 }
 
 impl Sub for Counts {
@@ -61,6 +63,7 @@ impl Sub for Counts {
             events: self.events - earlier.events,
             live_bytes: self.live_bytes - earlier.live_bytes,
             refusals: self.refusals - earlier.refusals,
+            lookups: self.lookups - earlier.lookups,
         }
     }
 }
@@ -140,6 +143,7 @@ impl Driver {
             synchronisations: words[12],
             events: words[13],
             refusals: words[14],
+            lookups: words[20],
         }
     }
 
