@@ -104,8 +104,20 @@ impl Linear {
         }
     }
 
-    /// [`forward`](Self::forward), on a GPU with the workspace's means: into memory of that output, or of its own.
-    pub(super) fn forward_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
+    /// The same for the vocabulary. Dense weights on a GPU give them in f32: in bf16 a logit of 20 would be rounded to
+    /// multiples of an eighth, and the two most probable tokens tie often.
+    pub(super) fn logits(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if let (Some(weight), None, true) = (&self.dense, &self.bias, x.device().is_cuda()) {
+            return workspace.logits(x, weight);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = workspace;
+        self.forward(x)
+    }
+
+    /// [`forward`](Self::forward), on a GPU with the workspace's means.
+    pub(super) fn forward_to(&self, to: Output, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         let y = self.product_to(to, x, workspace)?;
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
@@ -113,7 +125,7 @@ impl Linear {
         }
     }
 
-    fn product_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
+    fn product_to(&self, to: Output, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         // mistralrs' own kernel takes up to eight rows. Of a model of 8B parameters on an H100, 1, 2, 4 and 8 rows
         // took 7.4, 9.2, 11.2 and 19.6 ms with it; with a product of cuBLAS 2 to 8 took 7.7 to 7.8.
         #[cfg(feature = "cuda")]
@@ -195,7 +207,7 @@ impl Projections {
         let Some((joined, widths)) = &self.joined else {
             return self.parts.iter().map(|part| part.product(x)).collect();
         };
-        split(&joined.product_to(Some(to), x, workspace)?, 1, widths)
+        split(&joined.product_to(to, x, workspace)?, 1, widths)
     }
 }
 

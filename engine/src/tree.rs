@@ -197,7 +197,7 @@ pub(super) fn build(
 }
 
 /// Bytes that keys and values may take beside the loaded weights: what is configured, or on a GPU four fifths of what
-/// is free. The last fifth is for activations: the logits of 1,024 nodes of 128,000 tokens are 0.5 GB.
+/// is free. The last fifth is for activations: the logits of 2,048 nodes of 128,000 tokens are 1 GB.
 fn cache_limit(options: &EngineOptions, device: &Device) -> Result<Option<usize>, EngineError> {
     match options.cache_mb {
         Some(0) => Err(EngineError::InvalidOption {

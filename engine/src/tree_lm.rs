@@ -143,7 +143,7 @@ impl TreeLm {
                 }
                 (x, attended) = scored_rows((x, attended), batch)?;
             }
-            let y = layer.output.forward_to(Some(Output::Branch), &attended, workspace)?;
+            let y = layer.output.forward_to(Output::Branch, &attended, workspace)?;
             (x, normed) = layer.mlp_norm.add(x, &y, workspace)?;
             let y = layer.mlp(&normed, workspace)?;
             (x, normed) = match next_norm {
@@ -172,7 +172,7 @@ impl TreeLm {
             }
             rows = rows.index_select(&Tensor::new(&batch.scored[..], &self.device)?, 0)?;
         }
-        let logits = self.head.forward_to(None, &rows, &mut self.workspace)?;
+        let logits = self.head.logits(&rows, &mut self.workspace)?;
         let asked = asked(&logits, batch)?;
         let predictions = predictions(&logits, top_k, &batch.draws)?;
         self.logits = batch.keeps_logits.then_some(logits);
@@ -330,7 +330,7 @@ impl Layer {
 
     fn mlp(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         let inner = self.silu_mul(x, workspace)?;
-        self.down.forward_to(Some(Output::Branch), &inner, workspace)
+        self.down.forward_to(Output::Branch, &inner, workspace)
     }
 
     /// silu(gate) · up.

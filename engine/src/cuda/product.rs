@@ -54,7 +54,8 @@ unsafe impl Send for Products {}
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
-    dtype: DType,
+    /// Of x and W, and of y.
+    dtypes: [DType; 2],
     rows: usize,
     inputs: usize,
     outputs: usize,
@@ -129,12 +130,13 @@ impl Products {
         }
     }
 
-    /// y = x Wᵀ for x `[rows, inputs]`, W `[outputs, inputs]` and y `[rows, outputs]`, all contiguous and of one dtype.
+    /// y = x Wᵀ for x `[rows, inputs]` and W `[outputs, inputs]` of one dtype and y `[rows, outputs]` of that or f32, all
+    /// contiguous.
     pub(super) fn multiply(&mut self, x: &Tensor, weight: &Tensor, y: &Tensor) -> Result<()> {
         let ((rows, inputs), (outputs, _)) = (x.dims2()?, weight.dims2()?);
-        let shape = Shape { dtype: x.dtype(), rows, inputs, outputs };
-        let fit = weight.dims() == [outputs, inputs] && y.dims() == [rows, outputs];
-        if !fit || [weight, y].iter().any(|tensor| tensor.dtype() != shape.dtype || !tensor.is_contiguous()) {
+        let shape = Shape { dtypes: [x.dtype(), y.dtype()], rows, inputs, outputs };
+        let fit = weight.dims() == [outputs, inputs] && y.dims() == [rows, outputs] && weight.dtype() == x.dtype();
+        if !fit || [x, weight, y].iter().any(|tensor| !tensor.is_contiguous()) {
             bail!("a product of {:?} and {:?} to {:?}", x.layout(), weight.layout(), y.layout());
         }
         let stream = self.stream.clone();
@@ -175,9 +177,9 @@ impl Products {
             Entry::Occupied(known) => return Ok(known.into_mut()),
             Entry::Vacant(entry) => entry,
         };
-        let Shape { dtype, rows, inputs, outputs } = shape;
+        let Shape { dtypes: [dtype, to], rows, inputs, outputs } = shape;
         let weight = Layout::new(dtype, inputs, outputs)?;
-        let (x, y) = (Layout::new(dtype, inputs, rows)?, Layout::new(dtype, outputs, rows)?);
+        let (x, y) = (Layout::new(dtype, inputs, rows)?, Layout::new(to, outputs, rows)?);
         // SAFETY: all of them exist.
         let found = unsafe {
             result::get_matmul_algo_heuristic(self.handle, self.description, weight.0, x.0, y.0, y.0, self.preference)

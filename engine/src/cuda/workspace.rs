@@ -3,7 +3,7 @@
 //! A step of 16 layers made 185 allocations and returns of 1.7 us, and 64 products of 11 us, most of which cuBLAS took
 //! to choose an algorithm (an H200, docs/research/gpu.md).
 
-use candle_core::{Result, Tensor};
+use candle_core::{DType, Result, Tensor};
 
 use super::{output_of, product::Products};
 use crate::workspace::Output;
@@ -33,13 +33,19 @@ impl Workspace {
         memory.insert(all).narrow(0, 0, rows)
     }
 
-    /// x Wᵀ of dense weights `[outputs, inputs]`, as that output or in memory of its own.
-    pub(crate) fn product(&mut self, to: Option<Output>, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-        let shape = (x.dim(0)?, weight.dim(0)?);
-        let y = match to {
-            Some(output) => self.output(output, shape, x)?,
-            None => output_of(shape, x.dtype(), x.device())?,
-        };
+    /// x Wᵀ of dense weights `[outputs, inputs]`.
+    pub(crate) fn product(&mut self, to: Output, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        let y = self.output(to, (x.dim(0)?, weight.dim(0)?), x)?;
+        self.multiply(x, weight, y)
+    }
+
+    /// The same in f32 and in memory of its own, which outlives the step.
+    pub(crate) fn logits(&mut self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+        let logits = output_of((x.dim(0)?, weight.dim(0)?), DType::F32, x.device())?;
+        self.multiply(x, weight, logits)
+    }
+
+    fn multiply(&mut self, x: &Tensor, weight: &Tensor, y: Tensor) -> Result<Tensor> {
         let products = match &mut self.products {
             Some(products) => products,
             none => none.insert(Products::new(x.device().as_cuda_device()?.cuda_stream())?),
