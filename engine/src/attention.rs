@@ -43,6 +43,13 @@ pub(super) struct Group {
     mask: Option<Tensor>,
 }
 
+/// What steps leave to the next one's attention.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    #[cfg(feature = "cuda")]
+    splits: crate::cuda::attend::SplitScratch,
+}
+
 impl Attention {
     /// For a step whose nodes have the arena's rows from `start` on, and heads of which `shared` have one key head.
     pub(super) fn plan(
@@ -50,14 +57,16 @@ impl Attention {
         (arena, sequences): (&Arena, &[SequenceId]),
         (start, shared): (usize, usize),
         place: (DType, &Device),
+        scratch: &mut Scratch,
     ) -> Result<Self> {
         #[cfg(feature = "cuda")]
         if place.1.is_cuda() {
-            let plan = crate::cuda::attend::TreeAttend::plan(batch, (arena, sequences), (start, shared), place.1)?;
+            let (rows, place) = ((start, shared), (place.1, &mut scratch.splits));
+            let plan = crate::cuda::attend::TreeAttend::plan(batch, (arena, sequences), rows, place)?;
             return Ok(Self::Kernel(plan));
         }
         #[cfg(not(feature = "cuda"))]
-        let _ = shared;
+        let _ = (shared, scratch);
         Self::groups(batch, (arena, sequences), start, place)
     }
 

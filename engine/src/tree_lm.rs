@@ -14,7 +14,7 @@ use laser_decode::{Candidate, Draw};
 
 use crate::{
     arena::{Arena, SequenceId, number},
-    attention::Attention,
+    attention::{Attention, Scratch},
     blocks,
     decoder::Decoder,
     error::EngineError,
@@ -74,6 +74,7 @@ pub(super) struct TreeLm {
     head: Linear,
     rope: Rope,
     arena: Arena,
+    scratch: Scratch,
     /// Of the last step's scored nodes, if they are kept.
     logits: Option<Tensor>,
     dtype: DType,
@@ -98,6 +99,7 @@ impl TreeLm {
             head: weights.head(&embedding, shape.tied_embeddings)?,
             rope: Rope::new(shape.head_dim, shape.rope_theta, &shape.rope_scaling),
             arena: Arena::new(&shape, embedding.dtype(), device),
+            scratch: Scratch::default(),
             logits: None,
             dtype: embedding.dtype(),
             device: device.clone(),
@@ -122,7 +124,7 @@ impl TreeLm {
         let start = self.arena.begin(batch.tokens.len())?;
         let place = (self.dtype, &self.device);
         let shared = self.shape.heads / self.shape.kv_heads;
-        let attention = Attention::plan(batch, (&self.arena, sequences), (start, shared), place)?;
+        let attention = Attention::plan(batch, (&self.arena, sequences), (start, shared), place, &mut self.scratch)?;
         let rotation = Rotation::new(&mut self.rope, &batch.positions, place)?;
         let mut x = self.embed(batch)?;
         let norms = self.layers.iter().map(|layer| &layer.attention_norm).chain([&self.norm]);
