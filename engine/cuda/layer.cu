@@ -3,8 +3,8 @@
 
 constexpr unsigned HEAD_PARTS = 4;  // pairs of a head in a lane: heads are of at most 256
 
-// sums = x + y as T holds them, and norms = sums / rms(sums) * weight; all [nodes, width], of which a thread takes
-// COUNT neighbours at a time. Grid [nodes].
+// sums = x + y as T holds them, which may be written over x, and norms = sums / rms(sums) * weight; all [nodes, width],
+// of which a thread takes COUNT neighbours at a time. Grid [nodes].
 template <unsigned COUNT, typename T>
 __device__ void add_norm(const T* x, const T* y, const T* weight, T* sums, T* norms, unsigned width, float eps) {
     extern __shared__ float shared[];

@@ -2,8 +2,12 @@
 //
 // A block holds TENSOR_QUERIES queries of one sequence and one key head, and its warps share the context: each takes
 // CHUNK rows, skips those of the others and keeps an online softmax of its own; what they found is merged at the end.
-// So a long context is read by many warps without a second launch. Blocks of 64 queries, 16 for each warp, share the
-// rows they read in the L1 cache, but were at most a tenth faster and mostly slower (docs/research/gpu.md).
+// Blocks of 64 queries, 16 for each warp, share the rows they read in the L1 cache, but were at most a tenth faster and
+// mostly slower (docs/research/gpu.md).
+//
+// Few sequences with few key heads make few blocks, so several may share a context (split-K, as in Flash-Decoding, Dao
+// et al. 2023): each leaves what it found in memory, and the one that comes last merges the parts, in an order that is
+// the same whichever that is. So many multiprocessors read a long context without a second launch.
 //
 // Nothing is staged in shared memory. The order of a product's terms is free, so a lane takes as terms what it can load
 // in 16 bytes: of a key 8 neighbouring elements for two products, of values 8 neighbouring dimensions of two rows.
@@ -79,22 +83,75 @@ struct Partial {
         }
     }
 
-    __device__ void merge(const float* from) {
+    // What `word` reads was given. A part that saw nothing has sums of 0, whatever its weight.
+    template <typename Word>
+    __device__ void merge(Word word) {
         float weight[2];
         for (unsigned row = 0; row < 2; row++) {
-            raise(row, from[32 * row]);
-            weight[row] = exp2f(from[32 * row] - most[row]);
-            sum[row] += weight[row] * from[32 * (2 + row)];
+            const float to = word(32 * row);
+            raise(row, to);
+            weight[row] = exp2f(to - most[row]);
+            sum[row] += weight[row] * word(32 * (2 + row));
         }
         for (unsigned at = 0; at < DIM / 2; at++) {
-            result[at / 4][at % 4] += weight[at % 4 / 2] * from[32 * (4 + at)];
+            result[at / 4][at % 4] += weight[at % 4 / 2] * word(32 * (4 + at));
         }
     }
 };
 
+// Words of all lanes.
+template <unsigned DIM>
+constexpr unsigned PARTIAL = 32 * (4 + DIM / 2);
+
+// What the warps of the block found, in the first one's.
+template <unsigned DIM>
+__device__ void merge_warps(Partial<DIM>& own, float* shared) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (unsigned others = TENSOR_WARPS / 2; others > 0; others /= 2) {
+        float* of_warp = shared + warp % others * PARTIAL<DIM> + lane;
+        if (warp / others == 1) {
+            own.give(of_warp);
+        }
+        __syncthreads();
+        if (warp < others) {
+            own.merge([&](unsigned at) { return of_warp[at]; });
+        }
+        __syncthreads();
+    }
+}
+
+// What all blocks of a tile and key head found, in the first warp of the one that comes last; whether that is this one.
+template <unsigned DIM>
+__device__ bool merge_blocks(Partial<DIM>& own, float* shared, float* partials, unsigned* counters) {
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, most = gridDim.z - 1;
+    const unsigned place = blockIdx.x * gridDim.y + blockIdx.y;
+    float* parts = partials + size_t(place) * gridDim.z * PARTIAL<DIM> + lane;
+    if (warp == 0) {
+        own.give(parts + blockIdx.z * PARTIAL<DIM>);
+    }
+    __syncthreads();
+    bool is_last = false;
+    if (threadIdx.x == 0) {
+        // Whoever reads the number sees what was written before it. The last one makes it 0, for the next launch.
+        __threadfence();
+        is_last = atomicInc(counters + place, most) == most;
+        __threadfence();
+    }
+    if (!__syncthreads_or(is_last)) {
+        return false;
+    }
+    own = Partial<DIM>();
+    for (unsigned part = warp; part <= most; part += TENSOR_WARPS) {
+        // Not from the L1 cache, which does not know what other multiprocessors write.
+        own.merge([&](unsigned at) { return __ldcg(parts + part * PARTIAL<DIM> + at); });
+    }
+    merge_warps(own, shared);
+    return true;
+}
+
 template <unsigned DIM, typename T>
 __device__ void attend_tensor(const T* queries, const T* keys, const T* values, T* attended, const unsigned* plan,
-                              unsigned rows, unsigned heads, unsigned kv_heads) {
+                              float* partials, unsigned* counters, unsigned rows, unsigned heads, unsigned kv_heads) {
     constexpr float LOG2_E = 1.44269504f;
     constexpr unsigned OWN_DIM = DIM % 64 == 0 ? 8 : 4;  // neighbouring dimensions of a lane
     extern __shared__ float shared[];
@@ -125,7 +182,11 @@ __device__ void attend_tensor(const T* queries, const T* keys, const T* values, 
     Partial<DIM> own;
     // Ancestors come before their nodes: nothing behind the last node is seen.
     const unsigned end = tile.cached + tile.held + node(TENSOR_QUERIES - 1) + 1;
-    for (unsigned position = CHUNK * warp; position < end; position += CHUNK * TENSOR_WARPS) {
+    // Blocks have as many chunks as each other, or one more: some none, if the context has fewer chunks than blocks.
+    const unsigned chunks = (end + CHUNK - 1) / CHUNK, splits = gridDim.z;
+    const unsigned behind = chunks * (blockIdx.z + 1) / splits;
+    for (unsigned chunk = chunks * blockIdx.z / splits + warp; chunk < behind; chunk += TENSOR_WARPS) {
+        const unsigned position = CHUNK * chunk;
         // What does not exist has weight 0, and a row that exists is finite.
         auto row = [&](unsigned at) { return size_t(plan[tile.rows + min(position + at, total - 1)]) * DIM; };
         const T* key[2] = {own_keys + row(outer), own_keys + row(outer + 8)};
@@ -189,16 +250,9 @@ __device__ void attend_tensor(const T* queries, const T* keys, const T* values, 
         own.sum[of] += __shfl_xor_sync(0xffffffff, own.sum[of], 1);
         own.sum[of] += __shfl_xor_sync(0xffffffff, own.sum[of], 2);
     }
-    for (unsigned others = TENSOR_WARPS / 2; others > 0; others /= 2) {
-        float* of_warp = shared + warp % others * 32 * (4 + DIM / 2) + lane;
-        if (warp / others == 1) {
-            own.give(of_warp);
-        }
-        __syncthreads();
-        if (warp < others) {
-            own.merge(of_warp);
-        }
-        __syncthreads();
+    merge_warps(own, shared);
+    if (splits > 1 && !merge_blocks(own, shared, partials, counters)) {
+        return;
     }
     if (warp > 0) {
         return;
@@ -221,13 +275,15 @@ __device__ void attend_tensor(const T* queries, const T* keys, const T* values, 
     }
 }
 
-// Grid [tiles, kv_heads], 32 * TENSOR_WARPS threads, 4 · TENSOR_WARPS / 2 · 32 · (4 + DIM / 2) bytes; tensors as those
-// of tree_attend.
+// Grid [tiles, kv_heads, splits], 32 * TENSOR_WARPS threads, 4 · TENSOR_WARPS / 2 · PARTIAL bytes; tensors as those of
+// tree_attend. With more than one split, `partials` are [tiles, kv_heads, splits, PARTIAL], and `counters`
+// [tiles, kv_heads] are 0 before and after.
 #define TREE_ATTEND_TENSOR(DIM, SUFFIX, T)                                                                             \
     extern "C" __global__ void __launch_bounds__(32 * TENSOR_WARPS, 2)                                                 \
         tree_attend_##DIM##_##SUFFIX(const T* queries, const T* keys, const T* values, T* attended,                    \
-                                     const unsigned* plan, unsigned rows, unsigned heads, unsigned kv_heads) {         \
-        attend_tensor<DIM>(queries, keys, values, attended, plan, rows, heads, kv_heads);                              \
+                                     const unsigned* plan, float* partials, unsigned* counters, unsigned rows,         \
+                                     unsigned heads, unsigned kv_heads) {                                              \
+        attend_tensor<DIM>(queries, keys, values, attended, plan, partials, counters, rows, heads, kv_heads);          \
     }
 
 TREE_ATTEND_TENSOR(32, f16, __half)

@@ -63,6 +63,11 @@ impl Arena {
         self.dtype
     }
 
+    #[cfg(feature = "cuda")]
+    pub(super) fn kv_heads(&self) -> usize {
+        self.shape.kv_heads
+    }
+
     /// Elements of a key.
     #[cfg(feature = "cuda")]
     pub(super) fn head_dim(&self) -> usize {

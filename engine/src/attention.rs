@@ -53,14 +53,16 @@ impl Attention {
         (arena, sequences): (&Arena, &[SequenceId]),
         (start, shared): (usize, usize),
         place: (DType, &Device),
+        workspace: &mut Workspace,
     ) -> Result<Self> {
         #[cfg(feature = "cuda")]
         if place.1.is_cuda() {
-            let plan = crate::cuda::attend::TreeAttend::plan(batch, (arena, sequences), (start, shared), place.1)?;
+            let (rows, place) = ((start, shared), (place.1, &mut workspace.splits));
+            let plan = crate::cuda::attend::TreeAttend::plan(batch, (arena, sequences), rows, place)?;
             return Ok(Self::Kernel(plan));
         }
         #[cfg(not(feature = "cuda"))]
-        let _ = shared;
+        let _ = (shared, workspace);
         Self::groups(batch, (arena, sequences), start, place)
     }
 

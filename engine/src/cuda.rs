@@ -37,6 +37,11 @@ struct Launch<'a> {
 
 impl Launch<'_> {
     fn run(&self, device: &Device) -> Result<()> {
+        self.run_split(1, device)
+    }
+
+    /// With a third dimension of the grid.
+    fn run_split(&self, splits: usize, device: &Device) -> Result<()> {
         let cuda = device.as_cuda_device()?;
         let stream = cuda.cuda_stream();
         let suffix = match self.tensors.iter().flatten().next().map(|tensor| tensor.dtype()) {
@@ -54,7 +59,7 @@ impl Launch<'_> {
         sizes.iter().for_each(|size| _ = builder.arg(size));
         self.floats.iter().for_each(|float| _ = builder.arg(float));
         let config = LaunchConfig {
-            grid_dim: (number(self.grid.0), number(self.grid.1), 1),
+            grid_dim: (number(self.grid.0), number(self.grid.1), number(splits)),
             block_dim: (number(self.threads), 1, 1),
             shared_mem_bytes: number(4 * self.shared),
         };

@@ -125,7 +125,7 @@ impl TreeLm {
         let start = self.arena.begin(batch.tokens.len())?;
         let place = (self.dtype, &self.device);
         let shared = self.shape.heads / self.shape.kv_heads;
-        let attention = Attention::plan(batch, (&self.arena, sequences), (start, shared), place)?;
+        let attention = Attention::plan(batch, (&self.arena, sequences), (start, shared), place, &mut self.workspace)?;
         let rotation = Rotation::new(&mut self.rope, &batch.positions, place)?;
         let mut x = self.embed(batch)?;
         let norms = self.layers.iter().map(|layer| &layer.attention_norm).chain([&self.norm]);

@@ -7,6 +7,27 @@ use crate::arena::number;
 /// Words of a tile: those of `Tile` in tree.cu.
 const TILE: usize = 7;
 
+/// Blocks that a multiprocessor has room for, for the largest heads of tree_tensor.cu.
+const BLOCKS: usize = 2;
+
+/// Rows of the longest context that each block has which shares it, at least: of fewer, reading what the others found
+/// would be a good part of the work.
+const PART_ROWS: usize = 128;
+
+/// Blocks that share a context, at most: one of them reads what all found.
+const SPLITS_MAX: usize = 32;
+
+/// How many blocks share each context of a step that would have `blocks` if they did not, and this longest context.
+pub(super) fn splits(blocks: usize, longest: usize, multiprocessors: usize) -> usize {
+    let room = split_blocks(multiprocessors) / blocks.max(1);
+    room.min(longest / PART_ROWS).clamp(1, SPLITS_MAX)
+}
+
+/// Blocks of a step that share contexts, at most.
+pub(super) fn split_blocks(multiprocessors: usize) -> usize {
+    BLOCKS * multiprocessors
+}
+
 /// The tiles of all blocks, then row numbers and ancestors' bits of each sequence; and how many tiles.
 ///
 /// `known` are the rows of each sequence of the batch, held nodes included, whose new nodes have the rows from `start`
@@ -87,8 +108,31 @@ mod tests {
             .collect()
     }
 
+    #[test]
+    fn few_blocks_share_long_contexts() {
+        let of_132 = |blocks, longest| splits(blocks, longest, 132);
+        // A node of one sequence with 8 key heads, then 16 nodes of one with groups of four.
+        assert_eq!([255, 256, 616, 3_000, 16_000].map(|longest| of_132(8, longest)), [1, 2, 4, 23, 32]);
+        assert_eq!([255, 256, 616, 3_000, 16_000].map(|longest| of_132(32, longest)), [1, 2, 4, 8, 8]);
+        assert_eq!([0, 1, 132, 133, 264, 265, 512].map(|blocks| of_132(blocks, 16_000)), [32, 32, 2, 1, 1, 1, 1]);
+        assert_eq!(of_132(0, 0), 1);
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+        #[test]
+        fn blocks_that_share_contexts_have_room_and_rows(
+            blocks in 1..600_usize,
+            longest in 0..20_000_usize,
+            multiprocessors in 1..200_usize,
+        ) {
+            let found = splits(blocks, longest, multiprocessors);
+            let room = split_blocks(multiprocessors);
+            let fits = |splits| splits <= SPLITS_MAX && blocks * splits <= room && splits * PART_ROWS <= longest;
+            prop_assert!(found == 1 || fits(found));
+            prop_assert!(found > 0 && !fits(found + 1));
+        }
 
         #[test]
         fn every_query_is_in_one_tile_and_sees_its_context_and_ancestors(

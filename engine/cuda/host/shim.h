@@ -1,12 +1,16 @@
-// What a kernel needs of CUDA, for g++: the threads of a block are threads, and blocks run one after another.
+// What a kernel needs of CUDA, for g++: the threads of a block are threads, and blocks run one after another, in an
+// order drawn for each launch.
 #pragma once
 
 #include <pthread.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -14,10 +18,10 @@
 using std::min;
 
 struct Index {
-    unsigned x = 0, y = 0;
+    unsigned x = 0, y = 1, z = 1;
 };
 inline thread_local Index threadIdx;
-inline Index blockIdx, blockDim;
+inline Index blockIdx, blockDim, gridDim;
 inline pthread_barrier_t block, warps[32];
 alignas(16) float shared[48 * 1024 / sizeof(float)];
 
@@ -25,6 +29,33 @@ inline void __syncthreads() {
 #ifndef WITHOUT_BARRIERS
     pthread_barrier_wait(&block);
 #endif
+}
+
+// Whether a thread of the block says so.
+inline bool __syncthreads_or(int predicate) {
+    static int given[1024];
+    given[threadIdx.x] = predicate;
+    __syncthreads();
+    const bool any = std::any_of(given, given + blockDim.x, [](int one) { return one != 0; });
+    __syncthreads();
+    return any;
+}
+
+// No two blocks run at once, so fences order nothing, and no cache is stale.
+inline void __threadfence() {}
+
+template <typename T>
+T __ldcg(const T* from) {
+    return *from;
+}
+
+// What was there, and then one more, or 0 behind `most`.
+inline unsigned atomicInc(unsigned* at, unsigned most) {
+    std::atomic_ref<unsigned> counter(*at);
+    unsigned before = counter;
+    while (!counter.compare_exchange_weak(before, before < most ? before + 1 : 0)) {
+    }
+    return before;
 }
 
 // What another thread of the warp gives; all of the warp must call it.
@@ -66,7 +97,12 @@ inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned((unsigned lon
 // Threads are a multiple of 32.
 template <typename Kernel>
 void launch(Index grid, unsigned threads, Kernel kernel) {
-    blockDim = {threads, 1};
+    static std::mt19937 source(2);
+    std::vector<unsigned> order(grid.x * grid.y * grid.z);
+    std::iota(order.begin(), order.end(), 0);
+    std::shuffle(order.begin(), order.end(), source);
+    gridDim = grid;
+    blockDim = {threads};
     pthread_barrier_init(&block, nullptr, threads);
     for (unsigned warp = 0; warp < threads / 32; warp++) {
         pthread_barrier_init(&warps[warp], nullptr, 32);
@@ -75,9 +111,9 @@ void launch(Index grid, unsigned threads, Kernel kernel) {
     for (unsigned thread = 0; thread < threads; thread++) {
         all.emplace_back([&, thread] {
             threadIdx.x = thread;
-            for (unsigned at = 0; at < grid.x * grid.y; at++) {
+            for (unsigned at : order) {
                 if (thread == 0) {
-                    blockIdx = {at % grid.x, at / grid.x};
+                    blockIdx = {at % grid.x, at / grid.x % grid.y, at / grid.x / grid.y};
                 }
                 pthread_barrier_wait(&block);
                 kernel();

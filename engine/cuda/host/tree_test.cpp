@@ -23,6 +23,9 @@ struct Sequence {
 // Words of a tile.
 static const unsigned TILE = sizeof(Tile) / sizeof(unsigned);
 
+// Tiles times key heads, as `difference` draws them for tensor cores.
+static const unsigned BLOCKS_MOST = 3 * (40 * 5 / TENSOR_QUERIES + 1) * 3;
+
 // As engine/src/tree_plan.rs writes it; with `wrong`, the last node does not see itself.
 static std::vector<unsigned> plan(const std::vector<Sequence>& sequences, unsigned group, unsigned width, bool wrong,
                                   unsigned& tiles) {
@@ -53,16 +56,17 @@ static std::vector<unsigned> plan(const std::vector<Sequence>& sequences, unsign
     return plan;
 }
 
-// The largest difference of a kernel, whose blocks have `threads` threads and `width` queries, from the oracle.
+// The largest difference of a kernel, whose blocks have `threads` threads and `width` queries and share a context with
+// others, `splits` of them, from the oracle.
 template <typename T, typename Kernel>
-static double difference(Kernel kernel, unsigned threads, unsigned width, unsigned dim, bool wrong) {
+static double difference(Kernel kernel, unsigned threads, unsigned width, unsigned splits, unsigned dim, bool wrong) {
     const unsigned kv_heads = 1 + below(3), group = 1 + below(5), heads = kv_heads * group;
     std::vector<Sequence> sequences(1 + below(3));
     unsigned nodes = 0, rows = 0;
     for (Sequence& of : sequences) {
         const unsigned own = 1 + below(40), chain = below(2);
         of.offset = nodes;
-        of.cached = 1 + below(70);
+        of.cached = 1 + below(below(4) ? 50 : 150);
         of.held = below(2) ? below(own) : 0;
         for (unsigned node = 0; node < own; node++) {
             of.parents.push_back(chain ? int(node) - 1 : int(below(node + 1)) - 1);
@@ -85,7 +89,7 @@ static double difference(Kernel kernel, unsigned threads, unsigned width, unsign
     const auto keys = values<T>(size_t(kv_heads) * rows * dim), all = values<T>(keys.size());
     std::vector<T> found(queries.size());
     const auto words = plan(sequences, group, width, wrong, tiles);
-    launch({tiles, kv_heads}, threads, [&] {
+    launch({tiles, kv_heads, splits}, threads, [&] {
         kernel(queries.data(), keys.data(), all.data(), found.data(), words.data(), rows, heads, kv_heads, dim);
     });
     double most = 0;
@@ -127,17 +131,22 @@ static double difference(Kernel kernel, unsigned threads, unsigned width, unsign
 // As `difference`, of the kernel for any heads.
 template <typename T, typename Kernel>
 static double scalar(Kernel kernel, bool wrong = false) {
-    return difference<T>(kernel, 32 * WARPS, QUERIES, 8 * (1 + below(32)), wrong);
+    return difference<T>(kernel, 32 * WARPS, QUERIES, 1, 8 * (1 + below(32)), wrong);
 }
 
 // Of a kernel for tensor cores.
 template <typename T, typename Kernel>
 static double tensor(Kernel kernel, unsigned dim, bool wrong = false) {
+    const unsigned splits = 1 + below(9);  // contexts have from 1 to 12 chunks
+    std::vector<float> partials(BLOCKS_MOST * splits * 32 * (4 + dim / 2), NAN);
+    std::vector<unsigned> counters(BLOCKS_MOST);
     auto of_heads = [&](const T* queries, const T* keys, const T* values, T* attended, const unsigned* plan,
                         unsigned rows, unsigned heads, unsigned kv_heads, unsigned) {
-        kernel(queries, keys, values, attended, plan, rows, heads, kv_heads);
+        kernel(queries, keys, values, attended, plan, splits > 1 ? partials.data() : nullptr,
+               splits > 1 ? counters.data() : nullptr, rows, heads, kv_heads);
     };
-    return difference<T>(of_heads, 32 * TENSOR_WARPS, TENSOR_QUERIES, dim, wrong);
+    const double most = difference<T>(of_heads, 32 * TENSOR_WARPS, TENSOR_QUERIES, splits, dim, wrong);
+    return std::count(counters.begin(), counters.end(), 0) == std::ssize(counters) ? most : INFINITY;
 }
 
 // Of all for tensor cores.

@@ -1,12 +1,15 @@
 //! Attention of draft trees.
 
-use candle_core::{DType, Device, Result, Tensor, bail};
+use candle_core::{
+    DType, Device, Result, Tensor, bail,
+    cuda::{WrapErr as _, cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT},
+};
 use laser_cpu::Batch;
 
-use super::{Launch, workspace::Workspace};
+use super::{Launch, output_of, workspace::Workspace};
 use crate::{
     arena::{Arena, SequenceId},
-    tree_plan::tree_plan,
+    tree_plan::{split_blocks, splits, tree_plan},
     workspace::Output,
 };
 
@@ -19,6 +22,11 @@ const HEAD_MAX: usize = 256;
 const TENSOR_QUERIES: usize = 16;
 const TENSOR_WARPS: usize = 4;
 
+/// Floats of what a block found for heads of that many elements, as in tree_tensor.cu.
+fn partial(head_dim: usize) -> usize {
+    32 * (4 + head_dim / 2)
+}
+
 /// The kernel for tensor cores, if keys and heads are of a kind that it is made for.
 fn tensor_kernel(dtype: DType, head_dim: usize) -> Option<&'static str> {
     match (dtype, head_dim) {
@@ -30,6 +38,37 @@ fn tensor_kernel(dtype: DType, head_dim: usize) -> Option<&'static str> {
     }
 }
 
+/// Where blocks that share a context leave what they found, and counters of those that have.
+type Parts = (Tensor, Tensor);
+
+/// The [`Parts`] of all steps: a kernel leaves the counters as it finds them, at 0.
+#[derive(Debug, Default)]
+pub(crate) struct SplitScratch {
+    multiprocessors: Option<usize>,
+    /// For as many blocks as share contexts in any step; none before the first that do.
+    parts: Option<Parts>,
+}
+
+impl SplitScratch {
+    fn multiprocessors(&mut self, device: &Device) -> Result<usize> {
+        if let Some(count) = self.multiprocessors {
+            return Ok(count);
+        }
+        let stream = device.as_cuda_device()?.cuda_stream();
+        let count = stream.context().attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).w()?;
+        Ok(*self.multiprocessors.insert(usize::try_from(count)?))
+    }
+
+    fn parts(&mut self, head_dim: usize, device: &Device) -> Result<Parts> {
+        if let Some(parts) = &self.parts {
+            return Ok(parts.clone());
+        }
+        let blocks = split_blocks(self.multiprocessors(device)?);
+        let partials = output_of((blocks, partial(head_dim)), DType::F32, device)?;
+        Ok(self.parts.insert((partials, Tensor::zeros(blocks, DType::U32, device)?)).clone())
+    }
+}
+
 /// How the nodes of a step attend; the same for all layers.
 #[derive(Debug)]
 pub(crate) struct TreeAttend {
@@ -37,6 +76,9 @@ pub(crate) struct TreeAttend {
     tiles: usize,
     /// For tensor cores.
     kernel: Option<&'static str>,
+    /// Blocks that share a context, and what they need if these are several.
+    splits: usize,
+    parts: Option<Parts>,
 }
 
 impl TreeAttend {
@@ -45,13 +87,22 @@ impl TreeAttend {
         batch: &Batch<'_>,
         (arena, sequences): (&Arena, &[SequenceId]),
         (start, shared): (usize, usize),
-        device: &Device,
+        (device, scratch): (&Device, &mut SplitScratch),
     ) -> Result<Self> {
         let kernel = tensor_kernel(arena.dtype(), arena.head_dim());
         let width = if kernel.is_some() { TENSOR_QUERIES } else { QUERIES };
         let committed = sequences.iter().map(|&sequence| arena.rows_of(sequence));
         let (plan, tiles) = tree_plan(batch, committed, (start, shared), width);
-        Ok(Self { plan: Tensor::new(plan, device)?, tiles, kernel })
+        let longest = batch.spans.iter().map(|span| span.cached + span.tree()).max().unwrap_or(0);
+        let splits = match kernel {
+            Some(_) => splits(tiles * arena.kv_heads(), longest, scratch.multiprocessors(device)?),
+            None => 1,
+        };
+        let parts = match splits {
+            1 => None,
+            _ => Some(scratch.parts(arena.head_dim(), device)?),
+        };
+        Ok(Self { plan: Tensor::new(plan, device)?, tiles, kernel, splits, parts })
     }
 
     /// Rows `[nodes, heads · head_dim]` for scaled queries `[nodes, heads, head_dim]` over all keys and values of a
@@ -68,22 +119,19 @@ impl TreeAttend {
             bail!("attention on GPUs takes heads of at most {HEAD_MAX}, this model's have {dim}");
         }
         let attended = workspace.output(Output::Attended, (nodes, heads * dim), queries)?;
+        let (partials, counters) = self.parts.as_ref().map(|parts| (&parts.0, &parts.1)).unzip();
+        let tensors = [Some(queries), Some(keys), Some(values), Some(&attended), Some(&self.plan), partials, counters];
         let sizes = [rows, heads, kv_heads, dim];
-        // Kernels for tensor cores are made for their heads.
-        let (kernel, sizes, threads, shared) = match self.kernel {
-            Some(kernel) => (kernel, &sizes[..3], 32 * TENSOR_WARPS, TENSOR_WARPS / 2 * 32 * (4 + dim / 2)),
-            None => ("tree_attend", &sizes[..], 128, QUERIES * dim + KEYS * (dim + 1) + 2 * QUERIES * KEYS),
+        // Kernels for tensor cores are made for their heads, and only they share contexts.
+        let (kernel, tensors, sizes, threads, shared) = match self.kernel {
+            Some(kernel) => (kernel, &tensors[..], &sizes[..3], 32 * TENSOR_WARPS, TENSOR_WARPS / 2 * partial(dim)),
+            None => {
+                let shared = QUERIES * dim + KEYS * (dim + 1) + 2 * QUERIES * KEYS;
+                ("tree_attend", &tensors[..5], &sizes[..], 128, shared)
+            }
         };
-        Launch {
-            kernel,
-            tensors: &[Some(queries), Some(keys), Some(values), Some(&attended), Some(&self.plan)],
-            sizes,
-            floats: &[],
-            grid: (self.tiles, kv_heads),
-            threads,
-            shared,
-        }
-        .run(queries.device())?;
+        Launch { kernel, tensors, sizes, floats: &[], grid: (self.tiles, kv_heads), threads, shared }
+            .run_split(self.splits, queries.device())?;
         Ok(attended)
     }
 }

@@ -5,7 +5,7 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{output_of, product::Products};
+use super::{attend::SplitScratch, output_of, product::Products};
 use crate::workspace::Output;
 
 /// Memory grows by so many rows at a time: draft trees grow by a node.
@@ -18,6 +18,7 @@ pub(crate) struct Workspace {
     outputs: [Option<Tensor>; Output::COUNT],
     /// None before the first.
     products: Option<Products>,
+    pub(crate) splits: SplitScratch,
 }
 
 impl Workspace {
