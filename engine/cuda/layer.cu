@@ -4,7 +4,7 @@
 constexpr unsigned HEAD_PARTS = 4;  // pairs of a head in a lane: heads are of at most 256
 
 // sums = x + y as T holds them, which may be written over x, and norms = sums / rms(sums) * weight; all [nodes, width],
-// of which a thread takes COUNT neighbours at a time. Grid [nodes].
+// of which a thread takes COUNT neighbours at a time. Without y sums are x. Grid [nodes].
 template <unsigned COUNT, typename T>
 __device__ void add_norm(const T* x, const T* y, const T* weight, T* sums, T* norms, unsigned width, float eps) {
     extern __shared__ float shared[];
@@ -12,7 +12,7 @@ __device__ void add_norm(const T* x, const T* y, const T* weight, T* sums, T* no
     const unsigned first = COUNT * threadIdx.x, step = COUNT * blockDim.x;
     float squares = 0.0f;
     for (unsigned at = first; at < width; at += step) {
-        const auto one = line<COUNT>(x + row + at), two = line<COUNT>(y + row + at);
+        const auto one = line<COUNT>(x + row + at), two = y ? line<COUNT>(y + row + at) : Line<T, COUNT>();
         Line<T, COUNT> sum;
         for (unsigned part = 0; part < COUNT; part++) {
             store(sum.numbers + part, number(one.numbers[part]) + number(two.numbers[part]));

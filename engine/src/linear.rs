@@ -22,7 +22,14 @@ const STREAMED_ROWS: std::ops::RangeInclusive<usize> = 2..=32;
 
 /// Rows from which a GPU multiplies by blocks that it has made dense before. Up to eight rows candle reads the blocks
 /// once; above them, 16 rows of a model of 886M parameters took 13 ms on an H200, where dense weights take 2.
+#[cfg(feature = "cuda")]
 const DENSE_ROWS: usize = 9;
+
+/// Rows from which a GPU multiplies dense weights by cublasLt. mistralrs' own kernel takes up to eight rows: of a model
+/// of 8B parameters on an H100, 1, 2, 4 and 8 rows took 7.4, 9.2, 11.2 and 19.6 ms with it; with a product of cuBLAS 2
+/// to 8 took 7.7 to 7.8. One row of 886M parameters took 1.6 ms with it on an H200 and 1.9 by cublasLt.
+#[cfg(feature = "cuda")]
+const PRODUCT_ROWS: usize = 2;
 
 /// One projection of the model; rows of `x` are nodes.
 ///
@@ -34,6 +41,7 @@ pub(super) struct Linear {
     /// The same weights, if they are dense.
     dense: Option<Tensor>,
     /// The same weights, if a GPU has them in blocks.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU makes them dense"))]
     blocks: Option<Arc<QTensor>>,
     bias: Option<Tensor>,
 }
@@ -89,35 +97,18 @@ impl Linear {
     }
 
     /// Without the bias.
-    pub(super) fn product(&self, x: &Tensor) -> Result<Tensor> {
-        let rows = x.dim(0)?;
-        if let (Some(blocks), DENSE_ROWS..) = (&self.blocks, rows) {
-            let weight = blocks.dequantize_f16(x.device())?.to_dtype(x.dtype())?;
-            return x.matmul(&weight.t()?);
-        }
+    fn product(&self, x: &Tensor) -> Result<Tensor> {
         match &self.dense {
             None => self.method.forward_autocast(x),
-            Some(weight) if x.device().is_cpu() && STREAMED_ROWS.contains(&rows) => {
+            Some(weight) if x.device().is_cpu() && STREAMED_ROWS.contains(&x.dim(0)?) => {
                 weight.matmul(&x.t()?)?.t()?.contiguous()
             }
             Some(_) => self.method.forward(x),
         }
     }
 
-    /// The same for the vocabulary. Dense weights on a GPU give them in f32: in bf16 a logit of 20 would be rounded to
-    /// multiples of an eighth, and the two most probable tokens tie often.
-    pub(super) fn logits(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
-        #[cfg(feature = "cuda")]
-        if let (Some(weight), None, true) = (&self.dense, &self.bias, x.device().is_cuda()) {
-            return workspace.logits(x, weight);
-        }
-        #[cfg(not(feature = "cuda"))]
-        let _ = workspace;
-        self.forward(x)
-    }
-
-    /// [`forward`](Self::forward), on a GPU with the workspace's means.
-    pub(super) fn forward_to(&self, to: Output, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
+    /// [`forward`](Self::forward), on a GPU with the workspace's means: into that output, or into memory of its own.
+    pub(super) fn forward_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         let y = self.product_to(to, x, workspace)?;
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
@@ -125,19 +116,37 @@ impl Linear {
         }
     }
 
-    fn product_to(&self, to: Output, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
-        // mistralrs' own kernel takes up to eight rows. Of a model of 8B parameters on an H100, 1, 2, 4 and 8 rows
-        // took 7.4, 9.2, 11.2 and 19.6 ms with it; with a product of cuBLAS 2 to 8 took 7.7 to 7.8.
+    fn product_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
-        if let Some(weight) = &self.dense
-            && x.device().is_cuda()
-            && x.dim(0)? > 1
-        {
-            return workspace.product(to, x, weight);
+        if let Some(weight) = self.multiplied(x, PRODUCT_ROWS)? {
+            return workspace.product(to, x, &weight);
         }
         #[cfg(not(feature = "cuda"))]
         let _ = (to, workspace);
         self.product(x)
+    }
+
+    /// [`forward`](Self::forward) for the vocabulary. A GPU gives logits in f32 where a product does: in bf16 one of 20
+    /// would be rounded to multiples of an eighth, so that the two most probable tokens often tie.
+    pub(super) fn logits(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if let (Some(weight), None) = (self.multiplied(x, 1)?, &self.bias) {
+            return workspace.logits(x, &weight);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = workspace;
+        self.forward(x)
+    }
+
+    /// The weights for a product on a GPU, dense, if it has enough rows: of weights that are stored so, this many.
+    #[cfg(feature = "cuda")]
+    fn multiplied(&self, x: &Tensor, rows_least: usize) -> Result<Option<Tensor>> {
+        let rows = x.dim(0)?;
+        match (&self.dense, &self.blocks) {
+            (Some(weight), _) if x.device().is_cuda() && rows >= rows_least => Ok(Some(weight.clone())),
+            (_, Some(blocks)) if rows >= DENSE_ROWS => blocks.dequantize_f16(x.device())?.to_dtype(x.dtype()).map(Some),
+            _ => Ok(None),
+        }
     }
 }
 
@@ -205,9 +214,9 @@ impl Projections {
     #[cfg(feature = "cuda")]
     pub(super) fn products(&self, x: &Tensor, to: Output, workspace: &mut Workspace) -> Result<Vec<Tensor>> {
         let Some((joined, widths)) = &self.joined else {
-            return self.parts.iter().map(|part| part.product(x)).collect();
+            return self.parts.iter().map(|part| part.product_to(None, x, workspace)).collect();
         };
-        split(&joined.product_to(to, x, workspace)?, 1, widths)
+        split(&joined.product_to(Some(to), x, workspace)?, 1, widths)
     }
 }
 

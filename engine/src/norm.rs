@@ -21,11 +21,22 @@ impl Norm {
         candle_nn::ops::rms_norm(x, &self.weight, self.eps)
     }
 
+    /// The norm of x, `[nodes, width]`, on a GPU in the workspace's memory.
+    pub(super) fn first(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
+        #[cfg(feature = "cuda")]
+        if x.device().is_cuda() {
+            return crate::cuda::layer::add_norm(x, None, self.parts(), workspace);
+        }
+        #[cfg(not(feature = "cuda"))]
+        let _ = workspace;
+        self.forward(x)
+    }
+
     /// x + y, which on a GPU takes the place of x, and its norm.
     pub(super) fn add(&self, x: Tensor, y: &Tensor, workspace: &mut Workspace) -> Result<(Tensor, Tensor)> {
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
-            let normed = crate::cuda::layer::add_norm(&x, y, self.parts(), workspace)?;
+            let normed = crate::cuda::layer::add_norm(&x, Some(y), self.parts(), workspace)?;
             return Ok((x, normed));
         }
         #[cfg(not(feature = "cuda"))]

@@ -42,6 +42,11 @@ const HIDDEN: usize = 256;
 const VOCABULARY: usize = 512;
 const POSITIONS: usize = 512;
 
+/// Tokens of a long context, and nodes of the tree behind it: few nodes and many rows, so that blocks of a GPU share
+/// them.
+const LONG: usize = 480;
+const BEHIND: usize = 12;
+
 /// What a self-test found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SelfTest {
@@ -285,6 +290,7 @@ fn compare(device: &mut dyn Engine, oracle: &mut dyn Engine, tolerance: f32) -> 
         walk.change()?;
         walk.step(round)?;
     }
+    walk.long_context()?;
     Ok(walk.found)
 }
 
@@ -329,16 +335,60 @@ impl Walk<'_> {
     /// A step of most sequences: single tokens, small trees and ones of more nodes than a tile has rows.
     fn step(&mut self, round: usize) -> Result<(), EngineError> {
         let mut parts = Vec::new();
-        for (sequence, &Sequence { cached, capacity, .. }) in self.sequences.iter().enumerate() {
+        for sequence in 0..self.sequences.len() {
+            let Sequence { cached, capacity, .. } = self.sequences[sequence];
             let room = (capacity - cached).min([1, 14, 70][self.random.below(3)]);
             if room > 0 && self.random.below(4) > 0 {
                 let nodes = 1 + self.random.below(room);
                 let (tokens, parents) = self.random.tree(nodes);
-                let before = self.random.feature(nodes * self.hidden);
-                parts.push(Part { sequence, tokens, parents, draw: self.random.draw(), before });
+                parts.push(self.part(sequence, tokens, parents));
             }
         }
-        let scores = [self.scores(0, &parts)?, self.scores(1, &parts)?];
+        self.compare_step(round, &parts)?;
+        for part in parts {
+            let keep = match self.random.below(part.tokens.len() + 1) {
+                0 => Vec::new(),
+                node => path(&part.parents, node - 1),
+            };
+            self.commit(part.sequence, &keep)?;
+        }
+        Ok(())
+    }
+
+    /// A sequence alone, whose tree follows a long context.
+    fn long_context(&mut self) -> Result<(), EngineError> {
+        for Sequence { slots: [a, b], .. } in self.sequences.drain(..) {
+            self.engines[0].close(a);
+            self.engines[1].close(b);
+        }
+        let capacity = LONG + BEHIND;
+        let slots = [self.engines[0].open(capacity)?, self.engines[1].open(capacity)?];
+        self.sequences.push(Sequence { slots, cached: 0, capacity });
+        let (tokens, chain) = (self.random.tokens(LONG), chain_parents(LONG).collect());
+        let context = self.part(0, tokens, chain);
+        self.compare_step(ROUNDS, &[context])?;
+        self.commit(0, &(0..LONG).collect::<Vec<_>>())?;
+        let (tokens, parents) = self.random.tree(BEHIND);
+        let tree = self.part(0, tokens, parents);
+        self.compare_step(ROUNDS + 1, &[tree])
+    }
+
+    fn part(&mut self, sequence: usize, tokens: Vec<u32>, parents: Vec<u32>) -> Part {
+        let before = self.random.feature(tokens.len() * self.hidden);
+        Part { sequence, tokens, parents, draw: self.random.draw(), before }
+    }
+
+    fn commit(&mut self, sequence: usize, keep: &[usize]) -> Result<(), EngineError> {
+        let sequence = &mut self.sequences[sequence];
+        sequence.cached += keep.len();
+        for (engine, slot) in self.engines.iter_mut().zip(sequence.slots) {
+            engine.commit(slot, keep)?;
+        }
+        Ok(())
+    }
+
+    fn compare_step(&mut self, round: usize, parts: &[Part]) -> Result<(), EngineError> {
+        let scores = [self.scores(0, parts)?, self.scores(1, parts)?];
         for (at, part) in parts.iter().enumerate() {
             for node in 0..part.tokens.len() {
                 let place = || format!("step {round}, sequence {at} of {}, node {node}", parts.len());
@@ -350,15 +400,6 @@ impl Walk<'_> {
                 let position = self.sequences[part.sequence].cached + path(&part.parents, node).len() - 1;
                 let draw = part.draw.map(|draw| draw.after(position));
                 self.found.add_choice(got.choice.token, scores[1][at].top(node), (expected, draw), place)?;
-            }
-            let keep = match self.random.below(part.tokens.len() + 1) {
-                0 => Vec::new(),
-                node => path(&part.parents, node - 1),
-            };
-            let sequence = &mut self.sequences[part.sequence];
-            sequence.cached += keep.len();
-            for (engine, slot) in self.engines.iter_mut().zip(sequence.slots) {
-                engine.commit(slot, &keep)?;
             }
         }
         Ok(())

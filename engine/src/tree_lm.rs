@@ -7,8 +7,7 @@
 //!
 //! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask and positions.
 
-use candle_core::{CpuStorage, DType, Device, Module as _, Result, Storage, Tensor, bail};
-use candle_nn::Embedding;
+use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor, bail};
 use laser_cpu::{Allowed, Batch, Format, MaskedRow, Matrix, ModelShape, Predictions, Rope, is_allowed};
 use laser_decode::{Candidate, Draw};
 
@@ -67,7 +66,7 @@ struct Layer {
 #[derive(Debug)]
 pub(super) struct TreeLm {
     shape: ModelShape,
-    embedding: Embedding,
+    embedding: Tensor,
     /// Of embeddings and features, one behind the other.
     fusion: Option<Linear>,
     layers: Vec<Layer>,
@@ -104,14 +103,15 @@ impl TreeLm {
             logits: None,
             dtype: embedding.dtype(),
             device: device.clone(),
-            embedding: Embedding::new(embedding, hidden_size),
+            embedding,
             shape,
         })
     }
 
     /// What enters the first layer: the embeddings, those of a fused model together with the features before them.
-    fn embed(&self, batch: &Batch<'_>) -> Result<Tensor> {
-        let x = self.embedding.forward(&Tensor::new(&batch.tokens[..], &self.device)?)?;
+    fn embed(&mut self, batch: &Batch<'_>) -> Result<Tensor> {
+        let tokens = Tensor::new(&batch.tokens[..], &self.device)?;
+        let x = select(&self.embedding, &tokens, Output::Stream, &mut self.workspace)?;
         let Some(fusion) = &self.fusion else {
             return Ok(x);
         };
@@ -130,7 +130,7 @@ impl TreeLm {
         let mut x = self.embed(batch)?;
         let norms = self.layers.iter().map(|layer| &layer.attention_norm).chain([&self.norm]);
         let mut normed = match self.layers.first().map_or(&self.norm, |layer| &layer.attention_norm) {
-            Some(norm) => norm.forward(&x)?,
+            Some(norm) => norm.first(&x, &mut self.workspace)?,
             None => x.clone(),
         };
         let workspace = &mut self.workspace;
@@ -141,9 +141,13 @@ impl TreeLm {
                 if batch.scored.is_empty() {
                     return Ok(None);
                 }
-                (x, attended) = scored_rows((x, attended), batch)?;
+                if batch.scored.len() < batch.tokens.len() {
+                    let scored = Tensor::new(&batch.scored[..], &self.device)?;
+                    x = select(&x, &scored, Output::ScoredStream, workspace)?;
+                    attended = select(&attended, &scored, Output::ScoredAttended, workspace)?;
+                }
             }
-            let y = layer.output.forward_to(Output::Branch, &attended, workspace)?;
+            let y = layer.output.forward_to(Some(Output::Branch), &attended, workspace)?;
             (x, normed) = layer.mlp_norm.add(x, &y, workspace)?;
             let y = layer.mlp(&normed, workspace)?;
             (x, normed) = match next_norm {
@@ -170,7 +174,8 @@ impl TreeLm {
             if batch.scored.is_empty() {
                 return Ok(Predictions { features, ..Predictions::default() });
             }
-            rows = rows.index_select(&Tensor::new(&batch.scored[..], &self.device)?, 0)?;
+            let scored = Tensor::new(&batch.scored[..], &self.device)?;
+            rows = select(&rows, &scored, Output::ScoredStream, &mut self.workspace)?;
         }
         let logits = self.head.logits(&rows, &mut self.workspace)?;
         let asked = asked(&logits, batch)?;
@@ -217,12 +222,15 @@ impl Decoder for TreeLm {
     }
 }
 
-fn scored_rows((x, attended): (Tensor, Tensor), batch: &Batch<'_>) -> Result<(Tensor, Tensor)> {
-    if batch.scored.len() == batch.tokens.len() {
-        return Ok((x, attended));
+/// The rows of `from`, `[rows, width]`, that an index names; on a GPU in the workspace's memory.
+fn select(from: &Tensor, index: &Tensor, to: Output, workspace: &mut Workspace) -> Result<Tensor> {
+    #[cfg(feature = "cuda")]
+    if from.device().is_cuda() {
+        return crate::cuda::layer::gather(from, index, to, workspace);
     }
-    let scored = Tensor::new(&batch.scored[..], x.device())?;
-    Ok((x.index_select(&scored, 0)?, attended.index_select(&scored, 0)?))
+    #[cfg(not(feature = "cuda"))]
+    let _ = (to, workspace);
+    from.index_select(index, 0)
 }
 
 /// The log probabilities that are asked for, the only ones that leave the device.
@@ -330,7 +338,7 @@ impl Layer {
 
     fn mlp(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         let inner = self.silu_mul(x, workspace)?;
-        self.down.forward_to(Output::Branch, &inner, workspace)
+        self.down.forward_to(Some(Output::Branch), &inner, workspace)
     }
 
     /// silu(gate) · up.

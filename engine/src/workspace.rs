@@ -14,6 +14,8 @@ pub(super) struct Workspace(());
 #[derive(Debug, Clone, Copy)]
 #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "nothing has memory of its own without a GPU"))]
 pub(super) enum Output {
+    /// The residual stream.
+    Stream,
     /// Queries, keys and values as their product gives them.
     Heads,
     /// Rotated queries.
@@ -25,10 +27,13 @@ pub(super) enum Output {
     GateUp,
     /// silu(gate) · up.
     Inner,
+    /// Of the last layer, [`Stream`](Self::Stream) and [`Attended`](Self::Attended) of scored nodes alone.
+    ScoredStream,
+    ScoredAttended,
 }
 
 impl Output {
     /// How many there are.
     #[cfg(feature = "cuda")]
-    pub(super) const COUNT: usize = Self::Inner as usize + 1;
+    pub(super) const COUNT: usize = Self::ScoredAttended as usize + 1;
 }

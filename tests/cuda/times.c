@@ -1,4 +1,4 @@
-// Times what a process calls of the CUDA driver and of cuBLAS, on a GPU, and writes a table when it ends:
+// Times what a process calls of the CUDA driver, cuBLAS and cublasLt, on a GPU, and writes a table when it ends:
 //
 //   cc -O2 -shared -fPIC tests/cuda/times.c -o times.so
 //   LASER_CUDA_TIMES=times.txt LD_PRELOAD=./times.so laser-bench engine --device cuda …
@@ -19,7 +19,7 @@ typedef Word (*Function)(Word, Word, Word, Word, Word, Word, Word, Word, Word, W
 #define CALLS(each)                                                                                                  \
     each(cuLaunchKernel) each(cuMemAllocAsync) each(cuMemFreeAsync) each(cuModuleGetFunction) each(cuCtxGetCurrent)  \
     each(cuMemcpyHtoDAsync_v2) each(cuMemcpyDtoHAsync_v2) each(cuMemsetD8Async) each(cuStreamSynchronize)            \
-    each(cuCtxSynchronize) each(cublasGemmStridedBatchedEx)
+    each(cuCtxSynchronize) each(cublasGemmStridedBatchedEx) each(cublasLtMatmul) each(cublasLtMatmulAlgoGetHeuristic)
 
 static double nanoseconds(void) {
     struct timespec now;

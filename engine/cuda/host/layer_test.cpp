@@ -45,12 +45,13 @@ static double add_norm_error(Kernel kernel) {
     const auto x = values<T>(nodes * width), y = values<T>(nodes * width), weight = values<T>(width);
     std::vector<T> sums = x, norms(nodes * width);
     const T* from = below(2) ? sums.data() : x.data();
-    launch({nodes, 1}, 256, [&] { kernel(from, y.data(), weight.data(), sums.data(), norms.data(), width, eps); });
+    const T* added = below(4) ? y.data() : nullptr;
+    launch({nodes, 1}, 256, [&] { kernel(from, added, weight.data(), sums.data(), norms.data(), width, eps); });
     Errors errors;
     for (unsigned node = 0; node < nodes; node++) {
         std::vector<double> row;
         for (unsigned at = node * width; at < (node + 1) * width; at++) {
-            errors.add(sums[at], double(number(x[at])) + number(y[at]));
+            errors.add(sums[at], double(number(x[at])) + (added ? number(y[at]) : 0.0f));
             row.push_back(number(sums[at]));
         }
         const double scale = norm_scale(row, eps);

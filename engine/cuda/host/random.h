@@ -21,9 +21,9 @@ std::vector<T> values(size_t count, float scale = 1.0f) {
     return all;
 }
 
-// Half a unit in the last place of a number near 1.
+// Half a unit in the last place of a number near 1; of f32, in which kernels round several times, eight halves.
 template <typename T>
-constexpr double HALF_UNIT = 0x1p-22;
+constexpr double HALF_UNIT = 0x1p-21;
 template <>
 constexpr double HALF_UNIT<__half> = 0x1p-11;
 template <>

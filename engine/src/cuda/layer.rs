@@ -9,10 +9,10 @@ use crate::workspace::Output;
 const THREADS: usize = 256;
 const WARP: usize = 32;
 
-/// Adds y to x and returns the RMS norm of the sum, all `[nodes, width]`.
+/// Adds y, if there is one, to x and returns the RMS norm of the sum, all `[nodes, width]`.
 pub(crate) fn add_norm(
     x: &Tensor,
-    y: &Tensor,
+    y: Option<&Tensor>,
     (weight, eps): (&Tensor, f32),
     workspace: &mut Workspace,
 ) -> Result<Tensor> {
@@ -20,7 +20,7 @@ pub(crate) fn add_norm(
     let norms = workspace.output(Output::Normed, (nodes, width), x)?;
     Launch {
         kernel: "add_norm",
-        tensors: &[Some(x), Some(y), Some(weight), Some(x), Some(&norms)],
+        tensors: &[Some(x), y, Some(weight), Some(x), Some(&norms)],
         sizes: &[width],
         floats: &[eps],
         grid: (nodes, 1),
@@ -37,17 +37,33 @@ pub(crate) fn move_rows(from: &Tensor, index: &Tensor, kept: usize) -> Result<Te
     let (kv_heads, from_rows, dim) = from.dims3()?;
     let rows = index.elem_count();
     let to = output_of((kv_heads, rows, dim), from.dtype(), from.device())?;
+    launch_move((from, &to), index, [kept, kv_heads, from_rows, rows, dim])?;
+    Ok(to)
+}
+
+/// The rows of `from`, `[rows, width]`, that an index names.
+pub(crate) fn gather(from: &Tensor, index: &Tensor, to: Output, workspace: &mut Workspace) -> Result<Tensor> {
+    let ((rows, width), count) = (from.dims2()?, index.elem_count());
+    let to = workspace.output(to, (count, width), from)?;
+    launch_move((from, &to), index, [count, 1, rows, count, width])?;
+    Ok(to)
+}
+
+fn launch_move(
+    (from, to): (&Tensor, &Tensor),
+    index: &Tensor,
+    [kept, heads, from_rows, rows, dim]: [usize; 5],
+) -> Result<()> {
     Launch {
         kernel: "move_rows",
-        tensors: &[Some(from), Some(&to), Some(index)],
+        tensors: &[Some(from), Some(to), Some(index)],
         sizes: &[kept, from_rows, rows, dim],
         floats: &[],
-        grid: ((kept * dim).div_ceil(wide(from) * THREADS), kv_heads),
+        grid: ((kept * dim).div_ceil(wide(from) * THREADS), heads),
         threads: THREADS,
         shared: 0,
     }
-    .run(from.device())?;
-    Ok(to)
+    .run(from.device())
 }
 
 /// Elements that a thread loads at a time.

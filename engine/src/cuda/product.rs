@@ -1,8 +1,7 @@
 //! x Wᵀ by cublasLt, whose choice of an algorithm is kept.
 //!
-//! cuBLAS chooses one for every call, in most of the 11 us that a call takes the host (docs/research/gpu.md). The
-//! choice here is that of cublasLt's heuristics, a function of shapes and types alone: it does not vary from run to run
-//! as measured times would.
+//! cuBLAS chooses one in every call. The choice here is that of cublasLt's heuristics, a function of shapes and types
+//! alone: it does not vary from run to run as measured times would.
 #![expect(unsafe_code, reason = "cudarc has no safe interface to cublasLt that keeps algorithms")]
 
 use std::{
@@ -13,22 +12,25 @@ use std::{
 };
 
 use candle_core::{
-    DType, Error, Result, Tensor, bail,
-    cuda::cudarc::{
-        cublas::sys::cublasOperation_t,
-        cublaslt::{
-            result,
-            sys::{
-                self, cublasComputeType_t::CUBLAS_COMPUTE_32F, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
-                cublasLtMatmulDescAttributes_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-                cublasLtMatrixLayout_t, cudaDataType_t,
+    DType, Error, Result, Storage, Tensor, bail,
+    cuda::{
+        CudaStorageSlice,
+        cudarc::{
+            cublas::sys::cublasOperation_t,
+            cublaslt::{
+                result,
+                sys::{
+                    self, cublasComputeType_t::CUBLAS_COMPUTE_32F, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+                    cublasLtMatmulDescAttributes_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
+                    cublasLtMatrixLayout_t, cudaDataType_t,
+                },
             },
+            driver::{CudaSlice, CudaStream, DevicePtr as _, sys::CUdevice_attribute},
         },
-        driver::{CudaSlice, CudaStream, DevicePtr as _, sys::CUdevice_attribute},
     },
 };
 
-use super::address;
+use super::{address, workspace::padded};
 
 /// What cublasLt may write beside the result, in bytes: NVIDIA's recommendation from compute capability 9.0 on, and
 /// before.
@@ -131,14 +133,17 @@ impl Products {
     }
 
     /// y = x Wᵀ for x `[rows, inputs]` and W `[outputs, inputs]` of one dtype and y `[rows, outputs]` of that or f32, all
-    /// contiguous.
+    /// contiguous. Rows are [`padded`] where x and y have memory behind them.
     pub(super) fn multiply(&mut self, x: &Tensor, weight: &Tensor, y: &Tensor) -> Result<()> {
         let ((rows, inputs), (outputs, _)) = (x.dims2()?, weight.dims2()?);
-        let shape = Shape { dtypes: [x.dtype(), y.dtype()], rows, inputs, outputs };
         let fit = weight.dims() == [outputs, inputs] && y.dims() == [rows, outputs] && weight.dtype() == x.dtype();
         if !fit || [x, weight, y].iter().any(|tensor| !tensor.is_contiguous()) {
             bail!("a product of {:?} and {:?} to {:?}", x.layout(), weight.layout(), y.layout());
         }
+        let rows_padded = padded(rows);
+        let has_room = room(x)? >= rows_padded && room(y)? >= rows_padded;
+        let rows = if has_room { rows_padded } else { rows };
+        let shape = Shape { dtypes: [x.dtype(), y.dtype()], rows, inputs, outputs };
         let stream = self.stream.clone();
         let [x, weight, y] = [address(x, &stream)?, address(weight, &stream)?, address(y, &stream)?];
         if [x, weight, y].iter().any(|address| address % ALIGNMENT != 0) {
@@ -205,6 +210,21 @@ impl Drop for Products {
             }
         }
     }
+}
+
+/// Rows that there is memory for from the first one of a matrix on.
+fn room(matrix: &Tensor) -> Result<usize> {
+    let (storage, layout) = matrix.storage_and_layout();
+    let elements = match &*storage {
+        Storage::Cuda(storage) => match &storage.slice {
+            CudaStorageSlice::F32(slice) => slice.len(),
+            CudaStorageSlice::F16(slice) => slice.len(),
+            CudaStorageSlice::BF16(slice) => slice.len(),
+            _ => bail!("no product of {:?}", matrix.dtype()),
+        },
+        _ => bail!("a product wants matrices on its GPU"),
+    };
+    Ok((elements - layout.start_offset()) / matrix.dim(1)?)
 }
 
 fn data_type(dtype: DType) -> Result<cudaDataType_t> {

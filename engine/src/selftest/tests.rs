@@ -28,6 +28,8 @@ enum Fault {
     Fork,
     /// Scores of one sequence go to another.
     Rows,
+    /// Wrong scores behind many rows, as of blocks that share a context and miss a part.
+    LongContext,
 }
 
 /// An engine with a fault.
@@ -93,6 +95,9 @@ impl Engine for Faulty {
         };
         match self.fault {
             Fault::WideSteps if rows > 32 => scores[0] = spoil(&scores[0], segments[0].tokens.len(), -4.0),
+            Fault::LongContext if segments.iter().any(|segment| self.engine.cached(segment.slot) > 300) => {
+                scores[0] = spoil(&scores[0], segments[0].tokens.len(), -4.0);
+            }
             Fault::Entropy if !segments.is_empty() => {
                 let of = |scores: &Scores, node| {
                     scores.top(node).iter().map(|c| -c.log_probability.exp() * c.log_probability).sum()
@@ -190,8 +195,8 @@ fn every_precision_of_a_sound_device_passes() {
 
 #[test]
 fn every_fault_is_found() {
-    use Fault::{Commit, Entropy, Fork, Mask, Noise, NotANumber, Rows, TopP, WideSteps};
-    for fault in [WideSteps, NotANumber, Mask, Commit, Fork, Rows, Entropy, Noise, TopP] {
+    use Fault::{Commit, Entropy, Fork, LongContext, Mask, Noise, NotANumber, Rows, TopP, WideSteps};
+    for fault in [WideSteps, NotANumber, Mask, Commit, Fork, Rows, Entropy, Noise, TopP, LongContext] {
         let mut faulty = Faulty { engine: model(DTypeOption::F32), fault, steps: 0 };
         let mut oracle = model(DTypeOption::F32);
         // The widest tolerance of all.
