@@ -272,14 +272,14 @@ fn layer_most(isq: Option<&str>) -> Calls {
         None => [9, 0, 0, 0],
         // Each product quantises few rows first, and mistralrs copies. For more it makes the weights dense, in f16 and
         // then in the type of the activations.
-        Some("q8_0") => [26, 0, 28, 14],
+        Some("q8_0") => [26, 0, 19, 14],
         // Here activations have 16 bits: few rows also become f32, and results 16 bits again.
-        Some(_) => [33, 0, 35, 14],
+        Some(_) => [33, 0, 28, 14],
     }
 }
 
 /// Calls beside the layers: of embedding, angles, ancestors, vocabulary and the search for [`TOP_K`] candidates.
-const REST_MOST: Calls = [7, 4, 11, 2];
+const REST_MOST: Calls = [7, 3, 8, 2];
 
 /// Calls of a layer for which rows move, and of the rest.
 const MOVING: [Calls; 2] = [[2, 0, 2, 0], [0, 1, 1, 0]];

@@ -19,8 +19,9 @@ pub(super) struct Seen {
     widths: [f64; CLASSES],
     /// Their sum.
     lists: f64,
-    /// Sum of the candidates that there were.
+    /// Sum of the candidates that there were, and the most of a list.
     candidates: f64,
+    most: usize,
 }
 
 impl Seen {
@@ -29,6 +30,7 @@ impl Seen {
         self.widths[class(width)] += 1.0;
         self.lists = self.lists * DECAY + 1.0;
         self.candidates = self.candidates * DECAY + candidates as f64;
+        self.most = self.most.max(candidates);
     }
 
     /// Candidates that there are on average; as good as none are known before the first list.
@@ -38,7 +40,7 @@ impl Seen {
 
     /// The share of lists in which `width` candidates have all beams among them. All candidates always have.
     pub(super) fn share(&self, width: usize) -> f64 {
-        if width as f64 >= self.candidates() {
+        if self.lists > 0.0 && width >= self.most {
             return 1.0;
         }
         // Only classes that end at `width` or below: between two bounds nobody knows on which side a list fell.

@@ -137,12 +137,12 @@ impl Planner<'_> {
         let Some(seen) = seen else { return };
         let reading = so_far.reading + coverage.ranking() + reading.map_or(0.0, |seconds| seconds(so_far.read));
         for width in self.options(seen, so_far.nodes) {
-            let share = seen.share(width);
+            let (share, drafted) = (seen.share(width), width.min(whole(seen.candidates())));
             let next = SoFar {
                 reached: so_far.reached * share,
                 fallen: so_far.fallen + so_far.reached * (1.0 - share) * self.rest[depth + 1 + ahead],
-                nodes: so_far.nodes + width,
-                read: width,
+                nodes: so_far.nodes + drafted,
+                read: drafted,
                 reading,
             };
             widths.push(width);
@@ -165,16 +165,17 @@ impl Planner<'_> {
         self.terms.levels
     }
 
-    /// Numbers of candidates worth a thought: the bounds of classes from the number of beams on, and all.
+    /// Numbers of candidates worth a thought: the bounds of classes from the number of beams on, and as many as there is
+    /// room for. Where a list has fewer these are all of its own, also where it has more than most.
     fn options(&self, seen: &Seen, nodes: usize) -> Vec<usize> {
         let room = (self.terms.nodes + self.terms.size.width).saturating_sub(nodes);
-        let most = room.min(whole(seen.candidates()));
         if let Some(drafted) = self.terms.drafted {
             return Vec::from_iter((drafted <= room).then_some(drafted));
         }
         let fewest = self.terms.size.width.max(1).next_power_of_two();
         let bounds = std::iter::successors(Some(fewest), |width| width.checked_mul(2));
-        bounds.take_while(|&width| width < most).chain((most > 0).then_some(most)).collect()
+        let fewer = room.min(whole(seen.candidates()));
+        bounds.take_while(|&width| width < fewer).chain((room > 0).then_some(room)).collect()
     }
 }
 
@@ -255,6 +256,24 @@ mod tests {
     }
 
     #[test]
+    fn all_candidates_are_drafted_however_many_a_list_has() {
+        let mut coverage = Coverage::default();
+        // 115 of them on average, which are too few for every other list.
+        for list in 0..400 {
+            let all = if list % 2 == 0 { 90 } else { 140 };
+            coverage.learn((2, 0), all, all);
+        }
+        let seconds = |nodes| 1000.0 + nodes as f64;
+        let widths = plan(&[free(&coverage)], terms(&seconds), (2, 20)).unwrap().widths;
+        assert!(widths.len() == 1 && widths[0] >= 140, "{widths:?}");
+        // They cost what they come to on average: 115 nodes more than a forward of 20.
+        let dear = |nodes| 130.0 + nodes as f64;
+        assert!(plan(&[free(&coverage)], terms(&dear), (2, 20)).is_some());
+        let too_dear = |nodes| 90.0 + nodes as f64;
+        assert_eq!(plan(&[free(&coverage)], terms(&too_dear), (2, 20)), None);
+    }
+
+    #[test]
     fn plans_are_made_anew_when_enough_lists_have_been_learnt_of() {
         let seconds = |nodes| 1000.0 + nodes as f64;
         let (mut coverage, mut plans) = (Coverage::default(), Plans::default());
@@ -281,7 +300,8 @@ mod tests {
         let seconds = |nodes| 100.0 + nodes as f64;
         let mut coverage = Coverage::default();
         (0..400).for_each(|_| coverage.learn((2, 0), 20, 30));
-        assert_eq!(plan(&[free(&coverage)], terms(&seconds), (2, 20)).unwrap().widths, [30]);
+        let widths = plan(&[free(&coverage)], terms(&seconds), (2, 20)).unwrap().widths;
+        assert!(widths.len() == 1 && widths[0] >= 30, "{widths:?}");
         // A forward of 120 is saved for 30 nodes.
         coverage.learn_ranking(89.0);
         assert!(plan(&[free(&coverage)], terms(&seconds), (2, 20)).is_some());
