@@ -378,6 +378,34 @@ fn a_step_of_a_shape_that_was_seen_looks_no_algorithm_up() {
     driver.assert_no_error();
 }
 
+/// Heads of 64 in 16 bits, few nodes and 600 rows: blocks share the context, and leave what they found in memory that
+/// the next step has as well.
+#[test]
+fn a_long_context_that_blocks_share_costs_no_call_more() {
+    let driver = Driver::take();
+    let mut engine = load(&models(2)[0].1, (DTypeOption::Bf16, None)).unwrap();
+    let mut random = Random::new(14);
+    let slot = engine.open(650).unwrap();
+    step(engine.as_mut(), &[(slot, random.tokens(600), chain(600), 600)], TOP_K);
+    let mut counted = || {
+        let (tokens, parents) = random_tree(&mut random, 16);
+        let before = driver.counts();
+        let segment = Segment { slot, tokens: &tokens, parents: &parents, ..Segment::default() };
+        engine.step(&[segment], TOP_K).unwrap();
+        engine.commit(slot, &[0]).unwrap();
+        driver.counts() - before
+    };
+    let first = counted();
+    let second = counted();
+    // Partial results and counters, which are made zero once.
+    assert!(first.allocations > second.allocations && first.copies == second.copies + 1, "{first:?}, then {second:?}");
+    let calls = [second.launches, second.uploads, second.allocations, second.copies];
+    let layer = layer_most(None);
+    let most = sum(sum(layer, layer), REST_MOST);
+    assert!(calls.iter().zip(most).all(|(calls, most)| *calls <= most), "{second:?}, at most {most:?}");
+    driver.assert_no_error();
+}
+
 #[test]
 fn a_step_of_many_sequences_uploads_at_most_so_much() {
     let driver = Driver::take();
