@@ -215,7 +215,7 @@ impl Arena {
 fn moved(from: &Tensor, index: &Tensor, kept: usize) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if from.device().is_cuda() {
-        return crate::cuda::layer::move_rows(from, index, kept);
+        return crate::cuda::rows::move_rows(from, index, kept);
     }
     #[cfg(not(feature = "cuda"))]
     let _ = kept;

@@ -5,6 +5,8 @@
 pub(super) mod attend;
 pub(super) mod layer;
 mod product;
+pub(super) mod rows;
+mod splits;
 pub(super) mod top_k;
 pub(super) mod workspace;
 

@@ -38,6 +38,7 @@ mod medusa;
 mod mistral;
 mod norm;
 mod options;
+mod output;
 mod rotation;
 mod safetensors;
 mod scores;

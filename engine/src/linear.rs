@@ -12,7 +12,7 @@ use candle_core::{
 use candle_nn::Linear as DenseWeights;
 use mistralrs_quant::{GgufMatMul, IsqType, QuantMethod, QuantMethodConfig, QuantizeOntoGuard, UnquantLinear};
 
-use crate::workspace::{Output, Workspace};
+use crate::{output::Output, workspace::Workspace};
 
 /// Rows for which the CPU computes (W xᵀ)ᵀ. candle's gemm copies the left matrix of x Wᵀ
 /// transposed, that is the weights; in this order it streams them once. Measured for 8 rows: 1.4 to

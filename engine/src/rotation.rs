@@ -4,7 +4,7 @@ use candle_core::{DType, Device, Result, Tensor};
 use laser_cpu::Rope;
 
 #[cfg(feature = "cuda")]
-use crate::workspace::Output;
+use crate::output::Output;
 use crate::{
     arena::Arena,
     linear::{Linear, Projections},

@@ -19,8 +19,9 @@ use crate::{
     error::EngineError,
     linear::{Linear, Projections},
     norm::Norm,
+    output::Output,
     rotation::{Heads, Rotation},
-    workspace::{Output, Workspace},
+    workspace::Workspace,
 };
 
 /// A result of loading; forwards return candle's.

@@ -38,7 +38,7 @@ fn the_cpu_engine_knows_no_file_format_or_tensor_library() {
     check_absent("cpu/src", &absent);
 }
 
-/// Outside of the CPU engine, two files map others into memory, one sets up a GPU, and one starts its kernel.
+/// Outside of the CPU engine, two files map others into memory, one sets up a GPU, and two start kernels and products.
 #[test]
 fn unsafe_code_is_in_the_cpu_engine_where_files_are_mapped_and_where_a_gpu_is_opened() {
     let is_unsafe =
@@ -46,10 +46,14 @@ fn unsafe_code_is_in_the_cpu_engine_where_files_are_mapped_and_where_a_gpu_is_op
     let files = crates().into_iter().filter(|folder| !folder.ends_with("cpu")).flat_map(|f| sources(&f.join("src")));
     let found: Vec<PathBuf> =
         files.filter(is_unsafe).map(|file| file.strip_prefix(root()).unwrap().to_owned()).collect();
-    assert_eq!(
-        found,
-        ["store/src/map.rs", "engine/src/cuda.rs", "engine/src/gpu.rs", "engine/src/safetensors.rs"].map(PathBuf::from)
-    );
+    let expected = [
+        "store/src/map.rs",
+        "engine/src/cuda/product.rs",
+        "engine/src/cuda.rs",
+        "engine/src/gpu.rs",
+        "engine/src/safetensors.rs",
+    ];
+    assert_eq!(found, expected.map(PathBuf::from));
 }
 
 #[test]

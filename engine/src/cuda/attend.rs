@@ -1,16 +1,17 @@
 //! Attention of draft trees.
 
-use candle_core::{
-    DType, Device, Result, Tensor, bail,
-    cuda::{WrapErr as _, cudarc::driver::sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT},
-};
+use candle_core::{DType, Device, Result, Tensor, bail};
 use laser_cpu::Batch;
 
-use super::{Launch, output_of, workspace::Workspace};
+use super::{
+    Launch,
+    splits::{Parts, SplitScratch, partial},
+    workspace::Workspace,
+};
 use crate::{
     arena::{Arena, SequenceId},
-    tree_plan::{split_blocks, splits, tree_plan},
-    workspace::Output,
+    output::Output,
+    tree_plan::{splits, tree_plan},
 };
 
 /// Queries of a block, keys of its step, and the widest head, as in tree.cu.
@@ -22,11 +23,6 @@ const HEAD_MAX: usize = 256;
 const TENSOR_QUERIES: usize = 16;
 const TENSOR_WARPS: usize = 4;
 
-/// Floats of what a block found for heads of that many elements, as in tree_tensor.cu.
-fn partial(head_dim: usize) -> usize {
-    32 * (4 + head_dim / 2)
-}
-
 /// The kernel for tensor cores, if keys and heads are of a kind that it is made for.
 fn tensor_kernel(dtype: DType, head_dim: usize) -> Option<&'static str> {
     match (dtype, head_dim) {
@@ -35,37 +31,6 @@ fn tensor_kernel(dtype: DType, head_dim: usize) -> Option<&'static str> {
         (DType::F16 | DType::BF16, 96) => Some("tree_attend_96"),
         (DType::F16 | DType::BF16, 128) => Some("tree_attend_128"),
         _ => None,
-    }
-}
-
-/// Where blocks that share a context leave what they found, and counters of those that have.
-type Parts = (Tensor, Tensor);
-
-/// The [`Parts`] of all steps: a kernel leaves the counters as it finds them, at 0.
-#[derive(Debug, Default)]
-pub(crate) struct SplitScratch {
-    multiprocessors: Option<usize>,
-    /// For as many blocks as share contexts in any step; none before the first that do.
-    parts: Option<Parts>,
-}
-
-impl SplitScratch {
-    fn multiprocessors(&mut self, device: &Device) -> Result<usize> {
-        if let Some(count) = self.multiprocessors {
-            return Ok(count);
-        }
-        let stream = device.as_cuda_device()?.cuda_stream();
-        let count = stream.context().attribute(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT).w()?;
-        Ok(*self.multiprocessors.insert(usize::try_from(count)?))
-    }
-
-    fn parts(&mut self, head_dim: usize, device: &Device) -> Result<Parts> {
-        if let Some(parts) = &self.parts {
-            return Ok(parts.clone());
-        }
-        let blocks = split_blocks(self.multiprocessors(device)?);
-        let partials = output_of((blocks, partial(head_dim)), DType::F32, device)?;
-        Ok(self.parts.insert((partials, Tensor::zeros(blocks, DType::U32, device)?)).clone())
     }
 }
 

@@ -2,8 +2,12 @@
 
 use candle_core::{Result, Tensor, bail};
 
-use super::{Launch, output_of, workspace::Workspace};
-use crate::workspace::Output;
+use super::{
+    Launch,
+    rows::{launch_move, wide},
+    workspace::Workspace,
+};
+use crate::output::Output;
 
 /// Threads of a block, and a head's.
 const THREADS: usize = 256;
@@ -31,44 +35,12 @@ pub(crate) fn add_norm(
     Ok(norms)
 }
 
-/// `[kv_heads, rows, head_dim]` for an index of so many rows, whose first `kept` are those of `from` that it names;
-/// nothing has written the others.
-pub(crate) fn move_rows(from: &Tensor, index: &Tensor, kept: usize) -> Result<Tensor> {
-    let (kv_heads, from_rows, dim) = from.dims3()?;
-    let rows = index.elem_count();
-    let to = output_of((kv_heads, rows, dim), from.dtype(), from.device())?;
-    launch_move((from, &to), index, [kept, kv_heads, from_rows, rows, dim])?;
-    Ok(to)
-}
-
 /// The rows of `from`, `[rows, width]`, that an index names.
 pub(crate) fn gather(from: &Tensor, index: &Tensor, to: Output, workspace: &mut Workspace) -> Result<Tensor> {
     let ((rows, width), count) = (from.dims2()?, index.elem_count());
     let to = workspace.output(to, (count, width), from)?;
     launch_move((from, &to), index, [count, 1, rows, count, width])?;
     Ok(to)
-}
-
-fn launch_move(
-    (from, to): (&Tensor, &Tensor),
-    index: &Tensor,
-    [kept, heads, from_rows, rows, dim]: [usize; 5],
-) -> Result<()> {
-    Launch {
-        kernel: "move_rows",
-        tensors: &[Some(from), Some(to), Some(index)],
-        sizes: &[kept, from_rows, rows, dim],
-        floats: &[],
-        grid: ((kept * dim).div_ceil(wide(from) * THREADS), heads),
-        threads: THREADS,
-        shared: 0,
-    }
-    .run(from.device())
-}
-
-/// Elements that a thread loads at a time.
-fn wide(tensor: &Tensor) -> usize {
-    16 / tensor.dtype().size_in_bytes()
 }
 
 /// silu(gate) · up, all `[nodes, width]`; gate and up may be columns of one product.

@@ -30,7 +30,7 @@ use candle_core::{
     },
 };
 
-use super::{address, workspace::padded};
+use super::address;
 
 /// What cublasLt may write beside the result, in bytes: NVIDIA's recommendation from compute capability 9.0 on, and
 /// before.
@@ -38,6 +38,16 @@ const SCRATCH: [usize; 2] = [32 << 20, 4 << 20];
 
 /// Bytes that cublasLt wants addresses to be multiples of, unless it is told otherwise.
 const ALIGNMENT: u64 = 256;
+
+/// Rows of a product are made multiples of the first number, from the second one on of that: what lies behind is
+/// multiplied as well and nobody reads it. A product of so few rows takes no longer, and all shapes are known soon:
+/// draft trees have any number of nodes, and to look an algorithm up took 2 ms.
+pub(super) const PADDED: [usize; 2] = [8, 64];
+
+/// Rows of a product for so many that are wanted.
+pub(super) fn padded(rows: usize) -> usize {
+    rows.next_multiple_of(if rows <= PADDED[1] { PADDED[0] } else { PADDED[1] })
+}
 
 /// Products of one device.
 #[derive(Debug)]
@@ -132,8 +142,8 @@ impl Products {
         }
     }
 
-    /// y = x Wᵀ for x `[rows, inputs]` and W `[outputs, inputs]` of one dtype and y `[rows, outputs]` of that or f32, all
-    /// contiguous. Rows are [`padded`] where x and y have memory behind them.
+    /// y = x Wᵀ for x `[rows, inputs]` and W `[outputs, inputs]` of one dtype and y `[rows, outputs]` of that or f32,
+    /// all contiguous. Rows are [`padded`] where x and y have memory behind them.
     pub(super) fn multiply(&mut self, x: &Tensor, weight: &Tensor, y: &Tensor) -> Result<()> {
         let ((rows, inputs), (outputs, _)) = (x.dims2()?, weight.dims2()?);
         let fit = weight.dims() == [outputs, inputs] && y.dims() == [rows, outputs] && weight.dtype() == x.dtype();

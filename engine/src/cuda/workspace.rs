@@ -5,18 +5,12 @@
 
 use candle_core::{DType, Result, Tensor};
 
-use super::{attend::SplitScratch, output_of, product::Products};
-use crate::workspace::Output;
-
-/// Rows of a product are made multiples of the first number, from the second one on of that: what lies behind is
-/// multiplied as well and nobody reads it. A product of so few rows takes no longer, and all shapes are known soon:
-/// draft trees have any number of nodes, and to look an algorithm up took 2 ms.
-const PADDED: [usize; 2] = [8, 64];
-
-/// Rows of a product for so many that are wanted.
-pub(super) fn padded(rows: usize) -> usize {
-    rows.next_multiple_of(if rows <= PADDED[1] { PADDED[0] } else { PADDED[1] })
-}
+use super::{
+    output_of,
+    product::{PADDED, Products, padded},
+    splits::SplitScratch,
+};
+use crate::output::Output;
 
 /// See the [module](self).
 #[derive(Debug, Default)]

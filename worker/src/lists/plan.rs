@@ -165,8 +165,8 @@ impl Planner<'_> {
         self.terms.levels
     }
 
-    /// Numbers of candidates worth a thought: the bounds of classes from the number of beams on, and as many as there is
-    /// room for. Where a list has fewer these are all of its own, also where it has more than most.
+    /// Numbers of candidates worth a thought: the bounds of classes from the number of beams on, and as many as there
+    /// is room for. Where a list has fewer these are all of its own, also where it has more than most.
     fn options(&self, seen: &Seen, nodes: usize) -> Vec<usize> {
         let room = (self.terms.nodes + self.terms.size.width).saturating_sub(nodes);
         if let Some(drafted) = self.terms.drafted {
