@@ -53,7 +53,7 @@ impl Launch<'_> {
             other => bail!("{} has no kernel for {other:?}", self.kernel),
         };
         let function = cuda.get_or_load_custom_func(&format!("{}_{suffix}", self.kernel), "laser", PTX)?;
-        let address = |tensor: &Option<&Tensor>| tensor.map_or(Ok(0), |tensor| address(tensor, &stream));
+        let address = |tensor: &Option<&Tensor>| tensor.map_or(Ok(0), |tensor| Ok(memory(tensor, &stream)?.0));
         let addresses: Vec<u64> = self.tensors.iter().map(address).collect::<Result<_>>()?;
         let sizes: Vec<u32> = self.sizes.iter().copied().map(number).collect();
         let mut builder = function.builder();
@@ -74,21 +74,23 @@ impl Launch<'_> {
     }
 }
 
-/// Where a tensor begins on the device whose elements lie side by side, or those of each row do.
-fn address(tensor: &Tensor, stream: &CudaStream) -> Result<u64> {
+/// Where a tensor begins on the device whose elements lie side by side, or those of each row do, and how many elements
+/// there is memory for from there on.
+fn memory(tensor: &Tensor, stream: &CudaStream) -> Result<(u64, usize)> {
     let (storage, layout) = tensor.storage_and_layout();
     let (Storage::Cuda(storage), true) = (&*storage, layout.is_contiguous() || matches!(layout.stride(), [_, 1]))
     else {
         bail!("a kernel wants contiguous tensors on its GPU: {layout:?}");
     };
-    let start = match &storage.slice {
-        CudaStorageSlice::F32(slice) => slice.device_ptr(stream).0,
-        CudaStorageSlice::F16(slice) => slice.device_ptr(stream).0,
-        CudaStorageSlice::BF16(slice) => slice.device_ptr(stream).0,
-        CudaStorageSlice::U32(slice) => slice.device_ptr(stream).0,
+    let (start, elements) = match &storage.slice {
+        CudaStorageSlice::F32(slice) => (slice.device_ptr(stream).0, slice.len()),
+        CudaStorageSlice::F16(slice) => (slice.device_ptr(stream).0, slice.len()),
+        CudaStorageSlice::BF16(slice) => (slice.device_ptr(stream).0, slice.len()),
+        CudaStorageSlice::U32(slice) => (slice.device_ptr(stream).0, slice.len()),
         _ => bail!("no kernel takes {:?}", tensor.dtype()),
     };
-    Ok(start + (layout.start_offset() * tensor.dtype().size_in_bytes()) as u64)
+    let offset = layout.start_offset();
+    Ok((start + (offset * tensor.dtype().size_in_bytes()) as u64, elements - offset))
 }
 
 /// A tensor that a kernel is going to write.

@@ -83,7 +83,10 @@ impl Linear {
 
     /// `[nodes, inputs]` to `[nodes, outputs]`, in the dtype of `x`.
     pub(super) fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let y = self.product(x)?;
+        self.with_bias(self.product(x)?)
+    }
+
+    fn with_bias(&self, y: Tensor) -> Result<Tensor> {
         match &self.bias {
             Some(bias) => y.broadcast_add(bias),
             None => Ok(y),
@@ -109,11 +112,7 @@ impl Linear {
 
     /// [`forward`](Self::forward), on a GPU with the workspace's means: into that output, or into memory of its own.
     pub(super) fn forward_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
-        let y = self.product_to(to, x, workspace)?;
-        match &self.bias {
-            Some(bias) => y.broadcast_add(bias),
-            None => Ok(y),
-        }
+        self.with_bias(self.product_to(to, x, workspace)?)
     }
 
     fn product_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {

@@ -4,13 +4,12 @@ use candle_core::{Result, Tensor, bail};
 
 use super::{
     Launch,
-    rows::{launch_move, wide},
+    rows::{THREADS, launch_move, wide},
     workspace::Workspace,
 };
 use crate::output::Output;
 
-/// Threads of a block, and a head's.
-const THREADS: usize = 256;
+/// Threads of a head.
 const WARP: usize = 32;
 
 /// Adds y, if there is one, to x and returns the RMS norm of the sum, all `[nodes, width]`.

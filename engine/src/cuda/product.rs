@@ -12,25 +12,22 @@ use std::{
 };
 
 use candle_core::{
-    DType, Error, Result, Storage, Tensor, bail,
-    cuda::{
-        CudaStorageSlice,
-        cudarc::{
-            cublas::sys::cublasOperation_t,
-            cublaslt::{
-                result,
-                sys::{
-                    self, cublasComputeType_t::CUBLAS_COMPUTE_32F, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
-                    cublasLtMatmulDescAttributes_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
-                    cublasLtMatrixLayout_t, cudaDataType_t,
-                },
+    DType, Error, Result, Tensor, bail,
+    cuda::cudarc::{
+        cublas::sys::cublasOperation_t,
+        cublaslt::{
+            result,
+            sys::{
+                self, cublasComputeType_t::CUBLAS_COMPUTE_32F, cublasLtMatmulAlgo_t, cublasLtMatmulDesc_t,
+                cublasLtMatmulDescAttributes_t, cublasLtMatmulPreference_t, cublasLtMatmulPreferenceAttributes_t,
+                cublasLtMatrixLayout_t, cudaDataType_t,
             },
-            driver::{CudaSlice, CudaStream, DevicePtr as _, sys::CUdevice_attribute},
         },
+        driver::{CudaSlice, CudaStream, DevicePtr as _, sys::CUdevice_attribute},
     },
 };
 
-use super::address;
+use super::memory;
 
 /// What cublasLt may write beside the result, in bytes: NVIDIA's recommendation from compute capability 9.0 on, and
 /// before.
@@ -150,12 +147,10 @@ impl Products {
         if !fit || [x, weight, y].iter().any(|tensor| !tensor.is_contiguous()) {
             bail!("a product of {:?} and {:?} to {:?}", x.layout(), weight.layout(), y.layout());
         }
-        let rows_padded = padded(rows);
-        let has_room = room(x)? >= rows_padded && room(y)? >= rows_padded;
-        let rows = if has_room { rows_padded } else { rows };
-        let shape = Shape { dtypes: [x.dtype(), y.dtype()], rows, inputs, outputs };
-        let stream = self.stream.clone();
-        let [x, weight, y] = [address(x, &stream)?, address(weight, &stream)?, address(y, &stream)?];
+        let (dtypes, stream) = ([x.dtype(), y.dtype()], self.stream.clone());
+        let [(x, of_x), (weight, _), (y, of_y)] = [memory(x, &stream)?, memory(weight, &stream)?, memory(y, &stream)?];
+        let has_room = of_x >= padded(rows) * inputs && of_y >= padded(rows) * outputs;
+        let shape = Shape { dtypes, rows: if has_room { padded(rows) } else { rows }, inputs, outputs };
         if [x, weight, y].iter().any(|address| address % ALIGNMENT != 0) {
             bail!("a product of matrices that do not begin at multiples of {ALIGNMENT} bytes");
         }
@@ -220,21 +215,6 @@ impl Drop for Products {
             }
         }
     }
-}
-
-/// Rows that there is memory for from the first one of a matrix on.
-fn room(matrix: &Tensor) -> Result<usize> {
-    let (storage, layout) = matrix.storage_and_layout();
-    let elements = match &*storage {
-        Storage::Cuda(storage) => match &storage.slice {
-            CudaStorageSlice::F32(slice) => slice.len(),
-            CudaStorageSlice::F16(slice) => slice.len(),
-            CudaStorageSlice::BF16(slice) => slice.len(),
-            _ => bail!("no product of {:?}", matrix.dtype()),
-        },
-        _ => bail!("a product wants matrices on its GPU"),
-    };
-    Ok((elements - layout.start_offset()) / matrix.dim(1)?)
 }
 
 fn data_type(dtype: DType) -> Result<cudaDataType_t> {

@@ -5,7 +5,7 @@ use candle_core::{Result, Tensor};
 use super::{Launch, output_of};
 
 /// Threads of a block.
-const THREADS: usize = 256;
+pub(super) const THREADS: usize = 256;
 
 /// `[kv_heads, rows, head_dim]` for an index of so many rows, whose first `kept` are those of `from` that it names;
 /// nothing has written the others.

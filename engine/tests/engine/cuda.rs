@@ -307,13 +307,17 @@ fn a_step_makes_at_most_so_many_calls() {
     driver.assert_no_error();
 }
 
+fn check_calls(counts: &Counts, most: Calls, place: &str) {
+    let calls = [counts.launches, counts.uploads, counts.allocations, counts.copies];
+    assert!(calls.iter().zip(most).all(|(calls, most)| *calls <= most), "{place}, at most {most:?}");
+}
+
 fn check(layer: &Counts, rest: &Counts, kind: Kind, (name, precision): (&str, (DTypeOption, Option<&str>))) {
     let moving = if kind == Kind::Moving { MOVING } else { [[0; 4]; 2] };
     let most = [sum(layer_most(precision.1), moving[0]), sum(REST_MOST, moving[1])];
     for (counts, most, part) in [(layer, most[0], "a layer"), (rest, most[1], "the rest")] {
         let place = format!("{part} of {kind:?}, {name} in {precision:?}: {counts:?}");
-        let calls = [counts.launches, counts.uploads, counts.allocations, counts.copies];
-        assert!(calls.iter().zip(most).all(|(calls, most)| *calls <= most), "{place}, at most {most:?}");
+        check_calls(counts, most, &place);
         assert_eq!(counts.events, 0, "{place}");
     }
     // A step ends when the device has done it: with its candidates where nodes are scored.
@@ -399,10 +403,8 @@ fn a_long_context_that_blocks_share_costs_no_call_more() {
     let second = counted();
     // Partial results and counters, which are made zero once.
     assert!(first.allocations > second.allocations && first.copies == second.copies + 1, "{first:?}, then {second:?}");
-    let calls = [second.launches, second.uploads, second.allocations, second.copies];
     let layer = layer_most(None);
-    let most = sum(sum(layer, layer), REST_MOST);
-    assert!(calls.iter().zip(most).all(|(calls, most)| *calls <= most), "{second:?}, at most {most:?}");
+    check_calls(&second, sum(sum(layer, layer), REST_MOST), &format!("{second:?}"));
     driver.assert_no_error();
 }
 
