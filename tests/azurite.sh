@@ -11,8 +11,10 @@ if [[ -z ${LASER_AZURITE:-} ]]; then
         $azurite_sudo apt-get install -y -qq --no-install-recommends nodejs npm
     fi
     if [[ ! -x $azurite_home/node_modules/.bin/azurite-blob ]]; then
-        # One to two minutes, once.
-        npm install --silent --no-audit --no-fund --ignore-scripts --prefix "$azurite_home" azurite@3.37.0
+        # One to two minutes, once. An installation that was interrupted is no installation: npm fails on its remains.
+        rm -rf "$azurite_home" "$azurite_home.part"
+        npm install --loglevel=error --no-audit --no-fund --ignore-scripts --prefix "$azurite_home.part" azurite@3.37.0
+        mv "$azurite_home.part" "$azurite_home"
     fi
     LASER_AZURITE=$azurite_home/node_modules/.bin/azurite-blob
 fi
