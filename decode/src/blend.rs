@@ -370,7 +370,7 @@ struct Entry {
     token: Token,
     steps: u32,
     by_source: [f32; 3],
-    /// Whether only the prompt has it.
+    /// Whether only the prompt has it, of what was counted.
     in_prompt_alone: bool,
 }
 

@@ -9,7 +9,7 @@ use crate::blend::{Child, Distribution, Evidence, Rule};
 use crate::race::Race;
 use crate::sources::Sources;
 use crate::suffix::{Match, Matches, Suffixes};
-use crate::tree::DraftTree;
+use crate::tree::{DraftTree, Source};
 
 /// Longest branch drafted by raw frequency. Otherwise a context that occurs once would be followed to the end of its
 /// text; the paper's own code stops at 12.
@@ -106,8 +106,8 @@ impl Growth {
             self.expand(sources, suffixes, rule, tree, 0);
         }
         while let Some(open) = self.frontier.take() {
-            let Child { token, source, .. } = open.child;
-            let node = tree.push(open.parent, token, open.probability, source);
+            let token = open.child.token;
+            let node = tree.push(open.parent, token, open.probability, self.source(suffixes, &open));
             self.matches.push(Matches::default());
             let leaf = token == sources.end_of_text
                 || open.probability * LIKELIEST <= self.frontier.threshold()
@@ -117,6 +117,17 @@ impl Growth {
                 self.expand(sources, suffixes, rule, tree, node);
             }
         }
+    }
+
+    /// The source of a token that is drafted. The pool leaves rare continuations uncounted: what the prompt has and the
+    /// pool knows, however rarely, is not the prompt's alone. Asked of the few tokens that are drafted, not of all that
+    /// are offered.
+    fn source(&self, suffixes: &Suffixes<'_>, open: &Open) -> Source {
+        let Child { token, source, .. } = open.child;
+        // What follows a longer context follows the shortest one, too.
+        let shortest = self.matches[open.parent].at.clone().next().map(|at| self.arena[at]);
+        let is_in_pool = || shortest.is_some_and(|context| suffixes.has_child(context, token));
+        if source == Source::Prompt && is_in_pool() { Source::Context } else { source }
     }
 
     fn root_matches(&mut self, sources: &Sources, rule: Rule) -> Matches {

@@ -400,9 +400,10 @@ impl Refined {
         let known = children.iter().map(|&child| {
             let (token, source) = (self.tree.tokens()[child], self.tree.sources()[child]);
             let model = read.map_or(0.0, |read| read.of_node(token, &self.notes[child]));
+            let is_proposed = model > 0.0 || read.is_some_and(|read| read.log_probability(token).is_some());
             let note = Note { model, ..self.notes[child].clone() };
             let probability = above * parent.conditional(&note);
-            let source = joint_source(source, &note, trust);
+            let source = joint_source(source, &note, (trust, is_proposed));
             Open { probability, order: 0, parent: grown, token, source, note, before: Some(child) }
         });
         let is_new = |candidate: &Candidate| {
@@ -436,11 +437,12 @@ impl Refined {
     }
 }
 
-/// The source that contributes most. A token that the draft model proposes as well is no longer the prompt's alone.
-fn joint_source(source: Source, note: &Note, trust: f32) -> Source {
+/// The source that contributes most. A token that the draft model proposes as well is no longer the prompt's alone, even
+/// if its probability rounds to 0.
+fn joint_source(source: Source, note: &Note, (trust, is_proposed): (f32, bool)) -> Source {
     match source {
         _ if trust * note.model > (1.0 - trust) * note.estimate => Source::Model,
-        Source::Prompt if note.model > 0.0 => Source::Context,
+        Source::Prompt if is_proposed => Source::Context,
         source => source,
     }
 }

@@ -126,6 +126,12 @@ impl<'a> Suffixes<'a> {
         })
     }
 
+    /// Whether `token` follows `parent` anywhere, however rarely. Costs one search.
+    pub(crate) fn has_child(&self, parent: Match, token: Token) -> bool {
+        let ranks = self.ranks.get(parent.ranks()).unwrap_or_default();
+        ranks.binary_search_by_key(&Some(token), |&suffix| self.token(suffix, parent.len)).is_ok()
+    }
+
     /// Returns an upper bound on how often a single token follows `parent`, and the number of distinct ones: a lower
     /// bound, exact if `parent` is frequent. Reads at most the head of a table.
     pub(crate) fn most(&self, parent: Match) -> (u32, u32) {

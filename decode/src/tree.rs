@@ -24,7 +24,7 @@ pub enum Source {
     Previous,
     /// The prompt and the text generated so far, a temporary branch. Also the root's source.
     Context,
-    /// The prompt, and no other source contributes.
+    /// The prompt alone: no other source has the token there, however rarely.
     Prompt,
     /// The draft model.
     Model,

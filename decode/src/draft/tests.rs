@@ -491,6 +491,28 @@ fn tokens_that_the_prompt_alone_has_are_told_apart() {
 }
 
 #[test]
+fn a_token_that_the_pool_has_but_rarely_is_not_the_prompts_alone() {
+    // After 2 the prompt has 3, with the weight of eight occurrences, and the pool 5: so often that a single 3 of the
+    // pool is not counted, among occurrences that are read one by one (9) and in a context with a table (39).
+    let weights = SourceWeights { context: 8.0, previous: 1.0 };
+    for (often, min_probability) in [(9, 0.25), (39, 0.1)] {
+        let source_of_three = |rare: &[Vec<Token>]| {
+            let texts = [vec![vec![2, 5]; often], rare.to_vec()].concat();
+            let drafter = Drafter::Blended { order: 1, alpha: 1.0, min_probability, weights };
+            let mut context = DraftContext::new(drafter, Some(pool_of(&texts)), END);
+            context.extend(&[2, 3]);
+            context.extend(&[2]);
+            let mut tree = DraftTree::new();
+            context.draft(8, &mut tree);
+            let three = tree.children(0).find(|&child| tree.tokens()[child] == 3).unwrap();
+            tree.sources()[three]
+        };
+        assert_eq!(source_of_three(&[]), Source::Prompt);
+        assert_eq!(source_of_three(&[vec![2, 3]]), Source::Context);
+    }
+}
+
+#[test]
 fn an_empty_context_gives_an_empty_tree() {
     let mut tree = DraftTree::chain(&[1, 2]);
     DraftContext::new(Drafter::default(), None, END).draft(8, &mut tree);

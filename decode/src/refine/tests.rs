@@ -168,17 +168,21 @@ fn nothing_that_was_read_is_read_again_but_ancestors_are_given() {
 fn a_token_of_the_prompt_that_the_draft_model_proposes_too_is_not_the_prompts_alone() {
     let mut tree = DraftTree::new();
     tree.reset(1);
-    tree.push(0, 2, 0.6, Source::Prompt);
+    tree.push(0, 2, 0.5, Source::Prompt);
     tree.push(0, 3, 0.3, Source::Prompt);
     tree.push(0, 4, 0.1, Source::Pool);
+    tree.push(0, 5, 0.1, Source::Prompt);
     let mut refined = Refined::default();
     refined.begin(&tree, None);
-    let candidates = [(2, 0.2_f32), (4, 0.7)].map(|(token, p)| Candidate { token, log_probability: p.ln() });
+    // The probability of the last one rounds to 0.
+    let candidates = [(2, 0.2_f32.ln()), (4, 0.7_f32.ln()), (5, -200.0)]
+        .map(|(token, log_probability)| Candidate { token, log_probability });
     refined.read(0, &candidates, Calibration::default(), &[]);
     refined.grow(TERMS);
     let sources: HashMap<Token, Source> =
-        (1..4).map(|node| (refined.tree().tokens()[node], refined.tree().sources()[node])).collect();
-    assert_eq!(sources, HashMap::from([(2, Source::Context), (3, Source::Prompt), (4, Source::Model)]));
+        (1..5).map(|node| (refined.tree().tokens()[node], refined.tree().sources()[node])).collect();
+    let expected = [(2, Source::Context), (3, Source::Prompt), (4, Source::Model), (5, Source::Context)];
+    assert_eq!(sources, HashMap::from(expected));
 }
 
 #[test]
