@@ -16,12 +16,13 @@
 //!
 //! To read a text at all the model has to read its prompt first, which costs as much as many forwards. So what forwards
 //! gain is found out on two texts, whatever the batch, and any other text is read only if what it is expected to gain
-//! pays for its share of the prompt, too: a prompt is paid for by the steps that its text may still take.
+//! pays for its share of the prompt, too: a prompt is paid for by the steps that its text may still take. Its cache
+//! follows the target's forks: what prompts begin with is read once, and a sample begins with what another one has.
 
-use std::time::Instant;
+use std::{collections::VecDeque, time::Instant};
 
-use laser_decode::{Calibration, ROOT_PARENT, Refined, TargetScores as _, Terms, Token, Verdict};
-use laser_engine::{ACCEPTED, Engine, EngineError, REJECTED, Scores, Segment, Slot};
+use laser_decode::{Calibration, ROOT_PARENT, Refined, TargetScores as _, Terms, Token, Verdict, chain_parents};
+use laser_engine::{ACCEPTED, Engine, EngineError, EngineInfo, REJECTED, Scores, Segment, Slot};
 
 use crate::cost::{StepCost, StepLoad};
 
@@ -81,6 +82,8 @@ pub struct DraftModel {
     rate: f64,
     /// Tokens that a text gets per step, over the last steps; none before the first.
     pace: f64,
+    /// What prompts begin with, and what it has of that.
+    prefixes: VecDeque<(Vec<Token>, Reader)>,
 }
 
 impl std::fmt::Debug for DraftModel {
@@ -213,6 +216,13 @@ impl Reader {
     }
 }
 
+/// What a reader begins with: tokens of another one's cache, and its features behind them.
+struct Origin {
+    slot: Slot,
+    kept: usize,
+    features: Vec<f32>,
+}
+
 /// A sequence that may be read in a step.
 pub(super) struct Readable<'a> {
     pub(super) reader: &'a mut Reader,
@@ -268,7 +278,7 @@ impl DraftModel {
             (None, false) => (forwards, 1),
         };
         let (worth, learnt) = (vec![Worth::default(); forwards], vec![Learnt::NOTHING; depths]);
-        Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0, pace: 0.0 }
+        Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0, pace: 0.0, prefixes: VecDeque::new() }
     }
 
     /// The same with an acceptance head over its features, which corrects the log odds of its probabilities, scaled by
@@ -297,26 +307,101 @@ impl DraftModel {
         self.engine.info().reads_features
     }
 
-    /// A reader of a sequence with this prompt, of which the target has cached so many tokens, that may grow to
-    /// `capacity` tokens and drafted nodes; none where the model has no room or no such token.
-    pub(super) fn open(&mut self, prompt: &[Token], cached: usize, capacity: usize) -> Option<Reader> {
+    /// A reader of a sequence with this prompt that may grow to `capacity` tokens and drafted nodes; none where the
+    /// model has no room. The target has cached so many tokens of it, which it computed for `sample`, another text of
+    /// this prompt, or else for a prefix: the reader begins with what the model has of these.
+    pub(super) fn open(
+        &mut self,
+        prompt: &[Token],
+        cached: usize,
+        sample: Option<&Reader>,
+        capacity: usize,
+    ) -> Option<Reader> {
         let capacity = capacity.min(self.engine.info().max_positions);
-        let slot = self.engine.open(capacity).ok()?;
+        let origin = self.origin(prompt, cached, sample);
+        let slot = match &origin {
+            Some(origin) => self.engine.fork(origin.slot, origin.kept, capacity).ok()?,
+            None => self.engine.open(capacity).ok()?,
+        };
         let judged_slot = self.acceptance_head.as_mut().and_then(|head| head.engine.open(capacity).ok());
         // The first feature that the target is going to tell is that of its first token, and comes before the second.
-        // Where a prefix is shared, the layer's context begins behind it.
-        let first = if self.reads_features() { cached + 1 } else { 0 };
+        // Where it has computed the beginning for a text of which nothing is known, the layer's context comes after it.
+        let first = match &origin {
+            Some(origin) => origin.kept + usize::from(self.reads_features()),
+            None if self.reads_features() => cached + 1,
+            None => 0,
+        };
         Some(Reader {
             slot,
             judged_slot,
-            unread: prompt[first..].to_vec(),
+            unread: prompt.get(first..).unwrap_or_default().to_vec(),
             recent: 0,
-            features: Vec::new(),
+            features: origin.map(|origin| origin.features).unwrap_or_default(),
             refined: Refined::default(),
             is_current: false,
             opinions: Vec::new(),
             slopes: Vec::new(),
         })
+    }
+
+    /// What a reader begins with.
+    fn origin(&self, prompt: &[Token], cached: usize, sample: Option<&Reader>) -> Option<Origin> {
+        let is_of = |(prefix, _): &&(Vec<Token>, Reader)| prefix.len() == cached && prompt.starts_with(prefix);
+        let reader = sample.or_else(|| self.prefixes.iter().find(is_of).map(|(_, reader)| reader))?;
+        let kept = self.engine.cached(reader.slot).min(cached);
+        let features = if self.reads_features() { (cached - kept) * self.engine.info().hidden_size } else { 0 };
+        Some(Origin { slot: reader.slot, kept, features: reader.features.get(..features)?.to_vec() })
+    }
+
+    /// Reads what prompts begin with, in forwards of at most `step_tokens` tokens. `features` are the target's of all
+    /// of these tokens, if it reads any.
+    ///
+    /// # Errors
+    /// The engine's.
+    pub(super) fn share_prefix(
+        &mut self,
+        prefix: &[Token],
+        features: &[f32],
+        step_tokens: usize,
+    ) -> Result<(), EngineError> {
+        let &EngineInfo { max_positions, vocab_size, hidden_size, .. } = self.engine.info();
+        if prefix.len() > max_positions || prefix.iter().any(|&token| token as usize >= vocab_size) {
+            return Ok(());
+        }
+        let Some(reader) = self.open(prefix, 0, None, prefix.len()) else {
+            return Ok(());
+        };
+        let width = if self.reads_features() { hidden_size } else { 0 };
+        // Known to `forget_prefix` before a forward, which may panic.
+        self.prefixes.push_back((prefix.to_vec(), reader));
+        let Some((_, reader)) = self.prefixes.back_mut() else { return Ok(()) };
+        if width > 0 {
+            reader.computed(features);
+        }
+        while !reader.unread.is_empty() {
+            let chunk = reader.unread.len().min(step_tokens.max(1));
+            let segment = Segment {
+                slot: reader.slot,
+                tokens: &reader.unread[..chunk],
+                parents: &chain_parents(chunk).collect::<Vec<_>>(),
+                scored_from: chunk,
+                before: &reader.features[..chunk * width],
+                ..Segment::default()
+            };
+            self.engine.step(&[segment], CANDIDATES)?;
+            self.engine.commit(reader.slot, &(0..chunk).collect::<Vec<_>>())?;
+            reader.unread.drain(..chunk);
+            reader.features.drain(..chunk * width);
+        }
+        Ok(())
+    }
+
+    /// Gives back the cache of what prompts began with.
+    pub(super) fn forget_prefix(&mut self, prefix: &[Token]) {
+        let at = self.prefixes.iter().position(|(tokens, _)| tokens == prefix);
+        if let Some((_, reader)) = at.and_then(|at| self.prefixes.remove(at)) {
+            self.close(&reader);
+        }
     }
 
     /// Gives back a reader's cache.

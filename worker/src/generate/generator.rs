@@ -109,6 +109,9 @@ impl Generator {
     /// drafted until now, with what they have learnt.
     pub fn swap_draft_models(&mut self, others: &mut Vec<DraftModel>) {
         debug_assert!(self.active.is_empty(), "texts under way have caches in their draft models");
+        for prefix in &self.prefixes {
+            self.draft_models.iter_mut().for_each(|model| model.forget_prefix(&prefix.tokens));
+        }
         std::mem::swap(&mut self.draft_models, others);
         if self.draft_models.iter().any(DraftModel::reads_features) {
             self.engine.keep_features();
@@ -137,17 +140,39 @@ impl Generator {
         std::mem::swap(&mut self.options, options);
     }
 
-    fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<Alignment, EngineError> {
+    /// What the target would have written in place of a prefix, and its features of it, if a draft model reads those.
+    fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(Alignment, Vec<f32>), EngineError> {
         let mut alignment = Alignment::new(self.options.alignment);
+        let mut features = Vec::new();
+        let keeps_features = self.draft_models.iter().any(DraftModel::reads_features);
         for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
             let parents: Vec<u32> = chain_parents(chunk.len()).collect();
             let scored_from = if alignment.most() > 0 { 0 } else { chunk.len() };
             let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from, ..Segment::default() };
             let scores = self.engine.step(&[segment], self.top_k())?;
             (scored_from..chunk.len()).for_each(|node| alignment.push(scores[0].top(node)));
+            let nodes = 0..if keeps_features { chunk.len() } else { 0 };
+            nodes.for_each(|node| features.extend_from_slice(scores[0].feature(node)));
             self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
         }
-        Ok(alignment)
+        Ok((alignment, features))
+    }
+
+    /// Lets the draft models read what prompts begin with.
+    fn read_prefix(&mut self, prefix: &[u32], features: &[f32]) {
+        let step_tokens = self.options.step_tokens;
+        let read = |model: &mut DraftModel| model.share_prefix(prefix, features, step_tokens).err();
+        let outcomes: Vec<_> = self.draft_models.iter_mut().map(read).collect();
+        for (at, error) in outcomes.into_iter().enumerate().rev() {
+            error.into_iter().for_each(|error| self.drop_draft_model(at, &error));
+        }
+    }
+
+    /// Draft models change no text: if one fails, the night goes on without it.
+    fn drop_draft_model(&mut self, at: usize, error: &EngineError) {
+        tracing::warn!(%error, "a draft model failed; going on without it");
+        self.draft_models.remove(at);
+        self.active.iter_mut().for_each(|sequence| sequence.forget_reader(at));
     }
 
     /// Lets requests join while there is room.
@@ -171,8 +196,12 @@ impl Generator {
                 Ok(room) => {
                     let vocab_size = self.engine.info().vocab_size;
                     let capacity = self.capacity(&request, max_tokens);
-                    let models = self.draft_models.iter_mut().filter(|_| !request.plain);
-                    let readers = models.map(|model| model.open(&request.prompt, room.cached, capacity)).collect();
+                    let sample = room.sample.and_then(|at| self.active.get(at));
+                    let reader_of = |at: usize| sample.and_then(|sample| sample.readers.get(at)?.as_ref());
+                    let models = self.draft_models.iter_mut().enumerate().filter(|_| !request.plain);
+                    let readers = models
+                        .map(|(at, model)| model.open(&request.prompt, room.cached, reader_of(at), capacity))
+                        .collect();
                     let sequence = Sequence::new(request, room, readers, &self.options, vocab_size);
                     self.begin(sequence, finished);
                 }
@@ -201,9 +230,17 @@ impl Generator {
 
     /// Gives back the caches of shared prefixes.
     fn forget_prefixes(&mut self) {
-        for prefix in self.prefixes.drain(..) {
-            self.engine.close(prefix.slot);
-        }
+        while self.forget_prefix() {}
+    }
+
+    /// Gives back those of the oldest one; whether there was one.
+    fn forget_prefix(&mut self) -> bool {
+        let Some(prefix) = self.prefixes.pop_front() else {
+            return false;
+        };
+        self.engine.close(prefix.slot);
+        self.draft_models.iter_mut().for_each(|model| model.forget_prefix(&prefix.tokens));
+        true
     }
 
     /// The bound on the request's text, or why there can be none.
@@ -237,11 +274,11 @@ impl Generator {
     fn open(&mut self, request: &Request, max_tokens: usize) -> Result<Room, EngineError> {
         let length = request.prompt.len();
         let capacity = self.capacity(request, max_tokens);
-        let sample = self.active.iter().find(|other| !other.is_prompt() && other.is_of_prompt(request));
-        if let Some(sample) = sample.filter(|_| self.shares_prompts()) {
-            let alignment = self.alignment(sample.alignment(), length - 1);
-            let slot = self.engine.fork(sample.slot, length - 1, capacity)?;
-            return Ok(Room { slot, cached: length - 1, alignment, max_tokens });
+        let at = self.active.iter().position(|other| !other.is_prompt() && other.is_of_prompt(request));
+        if let Some(at) = at.filter(|_| self.shares_prompts()) {
+            let alignment = self.alignment(self.active[at].alignment(), length - 1);
+            let slot = self.engine.fork(self.active[at].slot, length - 1, capacity)?;
+            return Ok(Room { slot, cached: length - 1, sample: Some(at), alignment, max_tokens });
         }
         let fits = |prefix: &&Prefix| {
             let shares = self.options.shared_prefixes && prefix.tokens.len() < length;
@@ -249,11 +286,12 @@ impl Generator {
         };
         let Some(prefix) = self.prefixes.iter().filter(fits).max_by_key(|prefix| prefix.tokens.len()) else {
             let alignment = Alignment::new(self.options.alignment);
-            return Ok(Room { slot: self.engine.open(capacity)?, cached: 0, alignment, max_tokens });
+            return Ok(Room { slot: self.engine.open(capacity)?, cached: 0, sample: None, alignment, max_tokens });
         };
         let cached = prefix.tokens.len();
         let alignment = self.alignment(&prefix.alignment, cached);
-        Ok(Room { slot: self.engine.fork(prefix.slot, cached, capacity)?, cached, alignment, max_tokens })
+        let slot = self.engine.fork(prefix.slot, cached, capacity)?;
+        Ok(Room { slot, cached, sample: None, alignment, max_tokens })
     }
 
     /// What is known of so many places of a prompt, from what was computed for another request. Options may have been
@@ -317,7 +355,7 @@ impl Generator {
         self.active.iter_mut().for_each(|sequence| sequence.drafting *= share);
     }
 
-    /// Lets the draft models read and extend the trees. They change no text: if one fails, the night goes on without.
+    /// Lets the draft models read and extend the trees.
     fn refine(&mut self) {
         // As large as the last step, or nearly.
         let tokens = self.active.iter().map(|sequence| sequence.chunk).sum::<usize>() + self.drafted;
@@ -342,9 +380,7 @@ impl Generator {
             }
         }
         if let Some((at, error)) = failed {
-            tracing::warn!(%error, "a draft model failed; going on without it");
-            self.draft_models.remove(at);
-            self.active.iter_mut().for_each(|sequence| sequence.forget_reader(at));
+            self.drop_draft_model(at, &error);
         }
     }
 
@@ -493,16 +529,14 @@ impl TextGenerator for Generator {
             return Ok(());
         }
         let start = Instant::now();
-        if self.prefixes.len() == SHARED_PREFIXES_MAX
-            && let Some(oldest) = self.prefixes.pop_front()
-        {
-            self.engine.close(oldest.slot);
+        if self.prefixes.len() == SHARED_PREFIXES_MAX {
+            self.forget_prefix();
         }
         let slot = self.engine.open(prefix.len())?;
         // Known to `reset` before the forward, which may panic.
         self.prefixes.push_back(Prefix { tokens: prefix.to_vec(), slot, alignment: Alignment::default() });
-        let alignment = match self.prefill_prefix(slot, prefix) {
-            Ok(alignment) => alignment,
+        let (alignment, features) = match self.prefill_prefix(slot, prefix) {
+            Ok(known) => known,
             Err(error) => {
                 self.prefixes.pop_back();
                 self.engine.close(slot);
@@ -512,6 +546,7 @@ impl TextGenerator for Generator {
         if let Some(prefix) = self.prefixes.back_mut() {
             prefix.alignment = alignment;
         }
+        self.read_prefix(prefix, &features);
         self.unattributed_seconds += start.elapsed().as_secs_f64();
         Ok(())
     }

@@ -29,8 +29,10 @@ const SURE: f32 = 0.95;
 pub(super) struct Room {
     /// Its cache.
     pub(super) slot: Slot,
-    /// Tokens of the prompt that the cache holds already.
+    /// Tokens of the prompt that the cache holds already, and the place among the texts under way of the sample that
+    /// they were computed for, if it was one.
     pub(super) cached: usize,
+    pub(super) sample: Option<usize>,
     /// What the target would have written at these.
     pub(super) alignment: Alignment,
     /// Bound on the text's tokens.

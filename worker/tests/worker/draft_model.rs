@@ -142,7 +142,65 @@ fn a_layer_that_reads_features_is_told_those_of_all_tokens() {
             total += sum;
         }
         assert!(total > 20, "{what}: {total}");
+        generator.reset();
         assert!(log.lock().unwrap().open.is_empty());
+    }
+}
+
+/// Tokens that a draft model read, and for each of its sequences those that it read first.
+fn read(log: &Mutex<Log>) -> (usize, Vec<Vec<u32>>) {
+    let log = log.lock().unwrap();
+    (log.steps.iter().flatten().sum(), log.fed.clone())
+}
+
+#[test]
+fn samples_of_a_prompt_draft_from_all_of_it_and_a_model_reads_it_once() {
+    let prompt = tokens(3, 30);
+    let sampling = Some(Sampling::new(1.0, None, 1.0).unwrap());
+    let options =
+        GenerateOptions { drafter: Drafter::None, nodes: 1, batch: 8, step_tokens: 512, sampling, ..options() };
+    let expected: Vec<NaiveText> = (0..5).map(|key| naive_of(key, &mut fake(), &prompt, &options)).collect();
+    for (language, first) in [(fake_options(), 0), (eagle(), 1), (medusa(3), 1)] {
+        let (model, log) = model(language, Mischief::default(), 1);
+        let mut generator = generator(model, options.clone());
+        let texts = run(&mut generator, (0..5).map(|id| request(id, &prompt)));
+        for (got, expected) in texts.iter().zip(&expected) {
+            assert_naive(got.as_ref().unwrap(), expected, &format!("{first}"));
+        }
+        let (tokens, begun) = read(&log);
+        assert!(begun.len() == 5 && begun.iter().all(|begun| begun.starts_with(&prompt[first..])), "{begun:?}");
+        let texts: usize = expected.iter().map(|text| text.tokens.len()).sum();
+        // The last token of the prompt is each text's own. A layer's first sample has read nothing when others begin.
+        assert!(first > 0 || tokens < prompt.len() + 4 + texts, "{tokens} of {texts}");
+        assert!(log.lock().unwrap().open.is_empty());
+    }
+}
+
+#[test]
+fn what_prompts_begin_with_a_draft_model_reads_once() {
+    let shared = tokens(5, 40);
+    let prompts: Vec<Vec<u32>> = (0..4).map(|seed| [shared.clone(), tokens(seed, 6)].concat()).collect();
+    for step_tokens in [512, 11] {
+        let options =
+            GenerateOptions { drafter: Drafter::None, nodes: 1, batch: 3, step_tokens, sampling: None, ..options() };
+        for (language, first) in [(fake_options(), 0), (eagle(), 1), (medusa(3), 1)] {
+            let (model, log) = model(language, Mischief::default(), 1);
+            let mut generator = generator(model, options.clone());
+            generator.share_prefix(&prompts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
+            let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt)));
+            let mut most = shared.len();
+            for (got, prompt) in texts.iter().zip(&prompts) {
+                let expected = naive(&mut fake(), prompt, &options);
+                assert_naive(got.as_ref().unwrap(), &expected, &format!("{step_tokens} {first}"));
+                most += 6 + expected.tokens.len();
+            }
+            let (tokens, begun) = read(&log);
+            let expected = std::iter::once(&shared).chain(&prompts);
+            assert!(begun.iter().zip(expected).all(|(begun, prompt)| begun.starts_with(&prompt[first..])), "{begun:?}");
+            assert!(tokens <= most, "{tokens}, at most {most}");
+            generator.reset();
+            assert!(log.lock().unwrap().open.is_empty());
+        }
     }
 }
 

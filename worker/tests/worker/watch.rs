@@ -92,7 +92,7 @@ impl<E: Engine> Engine for Watched<E> {
         let slot = self.inner.fork(from, length, capacity)?;
         let prefix = {
             let log = self.log.lock().unwrap();
-            log.fed[log.open[&from]].clone()
+            log.fed[log.open[&from]][..length].to_vec()
         };
         Ok(self.opened(slot, prefix))
     }

@@ -16,7 +16,7 @@ fn model(token_seconds: f64) -> DraftModel {
 /// Readers that have just emitted a token, with prompts of these lengths to read before it.
 fn readers(model: &mut DraftModel, prompts: &[usize]) -> Vec<Reader> {
     let mut open = |&length: &usize| {
-        let mut reader = model.open(&vec![1; length], 0, length + 8).unwrap();
+        let mut reader = model.open(&vec![1; length], 0, None, length + 8).unwrap();
         reader.emitted(&[2]);
         reader
     };
@@ -81,7 +81,7 @@ fn without_costs_every_forward_is_run() {
 fn trust_goes_to_who_is_right() {
     for (opinions, low, high) in [((0.9, 0.1), 0.0, 0.05), ((0.1, 0.9), 0.95, 1.0), ((0.3, 0.3), 0.5, 0.5)] {
         let mut model = model(0.0);
-        let mut reader = model.open(&[1], 0, 8).unwrap();
+        let mut reader = model.open(&[1], 0, None, 8).unwrap();
         reader.opinions = vec![(3, opinions); 2000];
         model.learn_from(&mut reader);
         let trust = model.calibration(0).trust;
