@@ -25,6 +25,7 @@ use laser_worker::lists::{Catalogue, ListDraft, ListDraftModel, ListGenerator, L
 use serde::Serialize;
 
 use super::apart::Search;
+use super::rounds::mean_and_error;
 use super::shared::SharedEngine;
 use super::{LoadArgs, machine};
 
@@ -472,9 +473,8 @@ impl Sums {
     }
 
     fn row(&self, variant: &str) -> Row {
-        let (lists, rounds) = (self.lists as f64, self.speedups.len() as f64);
-        let mean = self.speedups.iter().sum::<f64>() / rounds;
-        let squares: f64 = self.speedups.iter().map(|speedup| (speedup - mean).powi(2)).sum();
+        let lists = self.lists as f64;
+        let (speedup, error) = mean_and_error(&self.speedups);
         Row {
             variant: variant.to_owned(),
             accepted: ratio(self.accepted as f64, lists),
@@ -483,8 +483,8 @@ impl Sums {
             drafted: ratio(self.drafted as f64, lists),
             draft_seconds: ratio(self.draft_seconds, lists),
             rate: ratio(lists, self.seconds),
-            speedup: mean,
-            error: (squares / (rounds - 1.0) / rounds).sqrt(),
+            speedup,
+            error,
             lists: self.lists,
             same: self.same,
             illegal: self.illegal,

@@ -26,6 +26,7 @@ mod queue;
 mod replay;
 mod report;
 mod rounded;
+mod rounds;
 mod run;
 mod shared;
 mod simulated;
@@ -157,6 +158,10 @@ struct SetupArgs {
     /// Texts generated at a time.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     batch: u16,
+    /// How often every variant generates the new texts. With several rounds a speedup is the mean of theirs, with its
+    /// standard error.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
     /// Relaxed verification: the most probable tokens that are eligible.
     #[arg(short, long, default_value_t = 2)]
     k: usize,

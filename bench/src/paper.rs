@@ -18,7 +18,7 @@ use super::history::{Draw, Workload, table};
 use super::old::OldKnowledge;
 use super::pools::{PoolScheme, Pools};
 use super::report::{KindReport, Report};
-use super::run::{Subject, interleave};
+use super::run::{Comparison, Subject};
 use super::sources::{CompareArgs, DraftModels};
 use super::variants::{self, Variant};
 use super::{LoadArgs, SetupArgs, write_file};
@@ -119,9 +119,15 @@ async fn run(
         for (&batch, budget) in batches.iter().zip(&budgets) {
             display.stage(&format!("new {kind} knowledge, batch {batch}"));
             let base = GenerateOptions { batch: usize::from(batch), budget: budget.clone(), ..base.clone() };
-            let mut drafts = draft_models.of_variants(&variants, &base)?;
-            let measured = interleave(&mut generator, &base, &variants, &mut drafts, &subjects, &mut display)?;
-            let texts = subjects.len();
+            let comparison = Comparison {
+                base: &base,
+                variants: &variants,
+                draft_models: &draft_models,
+                subjects: &subjects,
+                rounds: setup.rounds,
+            };
+            let measured = comparison.interleave(&mut generator, &mut display)?;
+            let texts = subjects.len() * usize::from(setup.rounds);
             display.finish_with(&format!("{texts} texts, {} ways", variants.len()));
             let found =
                 KindReport::new((kind, batch), &variants, &subjects, &measured, budget.as_ref().map(Budget::cost));

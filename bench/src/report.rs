@@ -14,6 +14,7 @@ use laser_worker::generate::Generated;
 use serde::Serialize;
 
 use super::pools::{PoolScheme, PoolSummary};
+use super::rounds::mean_and_error;
 use super::run::{Measured, Subject};
 use super::variants::{ADAPTIVE, ADVERSARIAL, Variant};
 use super::{SetupArgs, machine};
@@ -65,7 +66,7 @@ pub(super) struct Mismatch {
     token: usize,
 }
 
-/// The figures of one variant.
+/// The figures of one variant, over all rounds.
 #[derive(Debug, Serialize)]
 pub(super) struct VariantRow {
     pub(super) variant: String,
@@ -82,8 +83,14 @@ pub(super) struct VariantRow {
     /// Wall time of all forwards, drafting included.
     seconds: f64,
     pub(super) tokens_per_second: f64,
-    /// Tokens a second against plain decoding.
+    /// Tokens a second against plain decoding: the mean of the rounds' own ratios.
     pub(super) speedup: f64,
+    /// Its standard error over several rounds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    speedup_error: Option<f64>,
+    /// The ratio of each of several rounds.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    round_speedups: Vec<f64>,
     /// Accepted draft tokens a forward.
     pub(super) aal: f64,
     /// Share of the forwards that accept at least 1, 2, … and [`DEPTHS`] drafted tokens.
@@ -120,10 +127,13 @@ impl VariantRow {
     fn new(variant: &Variant, measured: &Measured, plain: &Measured, ceiling: Option<Ceiling<'_>>) -> Self {
         let texts = &measured.texts;
         let sum = |of: fn(&Generated) -> f64| texts.iter().map(of).sum::<f64>();
-        let tokens = count_tokens(measured);
+        let tokens = measured.tokens();
         let forwards = sum(|text| text.step_accepted.len() as f64);
         let accepted = sum(|text| text.step_accepted.iter().map(|&n| f64::from(n)).sum());
-        let per_second = |of: &Measured| ratio(count_tokens(of) as f64, of.seconds);
+        let rates = measured.rates.iter().zip(&plain.rates);
+        let speedups: Vec<f64> = rates.map(|(own, plain)| ratio(*own, *plain)).collect();
+        let has_rounds = speedups.len() > 1;
+        let (speedup, error) = mean_and_error(&speedups);
         let identical = |(a, b): &(&_, &_)| same_tokens(a, b);
         Self {
             variant: variant.name.clone(),
@@ -138,8 +148,10 @@ impl VariantRow {
             tokens,
             forwards: texts.iter().map(|text| text.step_accepted.len() as u64).sum(),
             seconds: measured.seconds,
-            tokens_per_second: per_second(measured),
-            speedup: ratio(per_second(measured), per_second(plain)),
+            tokens_per_second: measured.tokens_per_second(),
+            speedup,
+            speedup_error: has_rounds.then_some(error),
+            round_speedups: if has_rounds { speedups } else { Vec::new() },
             aal: ratio(accepted, forwards),
             accepted_by_depth: (1..=DEPTHS).map(|depth| accepted_to(texts, depth, forwards)).collect(),
             tokens_per_step: ratio(tokens as f64, forwards),
@@ -152,9 +164,18 @@ impl VariantRow {
             draft_yield: ratio(accepted, sum(|text| text.drafted as f64)),
             of_ceiling: ceiling.map(|ceiling| ceiling.share(measured)),
             relaxed_share: ratio(sum(|text| text.relaxed as f64), tokens as f64),
-            length_ratio: ratio(tokens as f64, count_tokens(plain) as f64),
+            length_ratio: ratio(tokens as f64, plain.tokens() as f64),
             identical: texts.iter().zip(&plain.texts).filter(identical).count(),
             mean_log_probability: ratio(sum(|text| text.log_probability), tokens as f64),
+        }
+    }
+
+    /// `1.03`, or of several rounds `1.03 ± .01`.
+    fn speedup_cell(&self) -> String {
+        let mean = format!("{:.2}", self.speedup);
+        match self.speedup_error.map(|error| format!("{error:.2}")) {
+            Some(error) => format!("{mean} ± {}", error.trim_start_matches('0')),
+            None => mean,
         }
     }
 
@@ -163,7 +184,7 @@ impl VariantRow {
             self.variant.clone(),
             format!("{}", self.tokens),
             format!("{:.0}", self.tokens_per_second),
-            format!("{:.2}", self.speedup),
+            self.speedup_cell(),
             format!("{:.2}", self.aal),
             format!("{:.2}", self.tokens_per_step),
             format!("{:.2}", self.step_ms),
@@ -204,8 +225,8 @@ impl Ceiling<'_> {
     #[expect(clippy::cast_possible_truncation, reason = "tokens and pairs of a forward")]
     fn decode(&self, of: &Measured) -> f64 {
         let steps = (of.prefill_steps + of.decode_steps) as f64;
-        let tokens = ratio(count_tokens(of) as f64, steps);
-        let cached = self.prompt + ratio(count_tokens(of) as f64, 2.0 * of.texts.len() as f64);
+        let tokens = ratio(of.tokens() as f64, steps);
+        let cached = self.prompt + ratio(of.tokens() as f64, 2.0 * of.texts.len() as f64);
         let load = StepLoad { tokens: tokens.round() as usize, pairs: (tokens * cached).round() as usize };
         of.decode_steps as f64 * self.cost.seconds(load)
     }
@@ -216,10 +237,6 @@ fn median(numbers: impl Iterator<Item = f64>) -> f64 {
     let mut numbers: Vec<f64> = numbers.collect();
     numbers.sort_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied().unwrap_or_default()
-}
-
-fn count_tokens(measured: &Measured) -> u64 {
-    measured.texts.iter().map(|text| text.tokens.len() as u64).sum()
 }
 
 fn same_tokens(a: &Generated, b: &Generated) -> bool {
@@ -257,7 +274,7 @@ impl KindReport {
         let rows = variants.iter().zip(measured).map(|(v, m)| VariantRow::new(v, m, plain, ceiling)).collect();
         let mut mismatches = Vec::new();
         for (variant, measured) in variants.iter().zip(measured).filter(|(v, _)| v.is_strict()) {
-            let texts = plain.texts.iter().zip(&measured.texts).zip(subjects);
+            let texts = plain.texts.iter().zip(&measured.texts).zip(subjects.iter().cycle());
             for ((expected, found), subject) in texts.filter(|((a, b), _)| !same_tokens(a, b)) {
                 let pairs = expected.tokens.iter().zip(&found.tokens);
                 mismatches.push(Mismatch {
@@ -270,23 +287,20 @@ impl KindReport {
         Self { kind, batch, rows, mismatches }
     }
 
-    fn speedup(&self, variant: &str) -> f64 {
-        let row = self.rows.iter().find(|row| row.variant == variant);
-        row.map_or(f64::NAN, |row| row.speedup)
+    fn row(&self, variant: &str) -> Option<&VariantRow> {
+        self.rows.iter().find(|row| row.variant == variant)
     }
 
     /// The row of the table by batch size.
     fn batch_cells(&self) -> Vec<String> {
         let cell = |value: f64| format!("{value:.2}");
-        let speedups = self.rows.iter().skip(1).map(|row| cell(row.speedup));
+        let speedups = self.rows.iter().skip(1).map(VariantRow::speedup_cell);
         let others = self.rows.iter().filter(|row| ![ADAPTIVE, ADVERSARIAL].contains(&row.variant.as_str()));
         let best = others.map(|row| row.speedup).fold(0.0, f64::max);
+        let of_best = cell(self.row(ADAPTIVE).map_or(f64::NAN, |row| row.speedup / best));
+        let of_plain = self.row(ADVERSARIAL).map_or_else(|| cell(f64::NAN), VariantRow::speedup_cell);
         let plain = format!("{:.0}", self.rows[0].tokens_per_second);
-        [self.batch.to_string(), plain]
-            .into_iter()
-            .chain(speedups)
-            .chain([cell(self.speedup(ADAPTIVE) / best), cell(self.speedup(ADVERSARIAL))])
-            .collect()
+        [self.batch.to_string(), plain].into_iter().chain(speedups).chain([of_best, of_plain]).collect()
     }
 
     fn render(&self, style: Style) -> Result<String> {
@@ -310,7 +324,11 @@ impl KindReport {
             if self.mismatches.is_empty() { "." } else { " (near-ties):" }
         )?;
         for Mismatch { variant, entity, token } in &self.mismatches {
-            writeln!(out, "- {variant}, {} {entity}, from token {token} on", self.kind)?;
+            let line = format!("- {variant}, {} {entity}, from token {token} on\n", self.kind);
+            // Once, in however many rounds it differs so.
+            if !out.contains(&line) {
+                out += &line;
+            }
         }
         Ok(out)
     }
@@ -385,10 +403,11 @@ impl Report {
     /// All tables.
     pub(super) fn render(&self, style: Style) -> Result<String> {
         let Self { machine, model, options, .. } = self;
+        let rounds = if options.rounds > 1 { format!(", {} rounds", options.rounds) } else { String::new() };
         let mut out = String::new();
         writeln!(
             out,
-            "{}, {:.1}M parameters, {} on {} ({machine}); {} nodes, seed {}\n",
+            "{}, {:.1}M parameters, {} on {} ({machine}); {} nodes, seed {}{rounds}\n",
             model.architecture,
             model.parameters as f64 / 1e6,
             model.dtype,
@@ -438,7 +457,7 @@ fn sources_table(reports: &[KindReport]) -> Table {
     for (at, row) in first.rows.iter().enumerate() {
         let acceptance = SHOWN_DEPTHS.iter().map(|depth| format!("{:.2}", row.accepted_by_depth[depth - 1]));
         let measures = [row.aal, row.calls_per_token, row.discarded_per_token].map(|number| format!("{number:.2}"));
-        let speedup = |row: &VariantRow| format!("{:.2} ({:.0})", row.speedup, row.tokens_per_second);
+        let speedup = |row: &VariantRow| format!("{} ({:.0})", row.speedup_cell(), row.tokens_per_second);
         let speedups = reports.iter().map(|report| speedup(&report.rows[at]));
         let numbers = measures.into_iter().chain([format!("{:.3}", row.drafting_ms)]).chain(speedups);
         let texts = [
@@ -500,6 +519,7 @@ mod tests {
     fn the_ceiling_counts_accepted_tokens_alone_and_the_prefill() {
         let measured = |decode_steps, seconds| Measured {
             texts: vec![Generated { tokens: vec![0; 12], ..Generated::default() }],
+            rates: Vec::new(),
             seconds,
             prefill_steps: 1,
             prefill_seconds: 1.0,
@@ -512,5 +532,26 @@ mod tests {
         assert_eq!(ceiling.share(&plain), 1.0);
         // Plain forwards took twice the modelled time; two forwards of four tokens would take 2 s each.
         assert_eq!(ceiling.share(&measured(2, 11.0)), 5.0 / 11.0);
+    }
+
+    #[test]
+    fn the_speedup_of_several_rounds_is_the_mean_of_their_own_ratios() {
+        let row = |rates: &[f64], plain: &[f64]| {
+            let [own, plain] = [rates, plain].map(|rates| Measured { rates: rates.to_vec(), ..Measured::default() });
+            VariantRow::new(&Variant::plain(), &own, &plain, None)
+        };
+        // A machine that was twice as fast in each round as in the one before it.
+        let row_of_three = row(&[11.0, 24.0, 36.0], &[10.0, 20.0, 40.0]);
+        let error = (0.28_f64 / 36.0).sqrt();
+        assert!((row_of_three.speedup - 3.2 / 3.0).abs() < 1e-12, "{row_of_three:?}");
+        assert!(row_of_three.speedup_error.is_some_and(|found| (found - error).abs() < 1e-12), "{row_of_three:?}");
+        assert_eq!(row_of_three.speedup_cell(), "1.07 ± .09");
+        let json = serde_json::to_value(&row_of_three).unwrap();
+        assert_eq!(json["round_speedups"], serde_json::json!([1.1, 1.2, 0.9]));
+
+        let single = row(&[11.0], &[10.0]);
+        assert_eq!((single.speedup, single.speedup_cell()), (1.1, "1.10".to_owned()));
+        let json = serde_json::to_value(&single).unwrap();
+        assert!(json.get("speedup_error").is_none() && json.get("round_speedups").is_none(), "{json}");
     }
 }

@@ -3,6 +3,12 @@
 //! The entities are taken in chunks of a few batches. Each variant generates a chunk before the next one is
 //! begun, and the order of the variants turns by one from chunk to chunk, so that a drift of the machine's speed,
 //! a neighbour's load or the state of caches hits all of them alike.
+//!
+//! All of it may be repeated in rounds, each of which begins as the first one did: with budgets and draft models that
+//! have learnt nothing, since what they would know from the rounds before is of the very texts that are measured.
+//! Pools never learn. What carries over is the engine with its memory and the prefix that prompts share, and the order
+//! of the variants, which goes on turning. So rounds differ by the machine's chance alone, of which an error can be
+//! told; how far other texts would differ it does not tell.
 
 use std::time::Instant;
 
@@ -10,10 +16,12 @@ use anyhow::{Result, bail};
 use laser_decode::{Drafter, Pool};
 use laser_night::Progress;
 use laser_schema::EntityId;
+use laser_schema::knowledge::ratio;
 use laser_terminal::Display;
-use laser_worker::generate::{DraftModel, Finished, GenerateOptions, Generated, Generator, Request, TextGenerator};
+use laser_worker::generate::{Finished, GenerateOptions, Generated, Generator, Request, TextGenerator};
 
 use super::pools::PoolScheme;
+use super::sources::DraftModels;
 use super::variants::Variant;
 
 /// Batches of a turn. At its end the batch runs empty, which more batches make rarer; fewer of them interleave finer.
@@ -35,8 +43,10 @@ pub(super) struct Subject {
 /// What one variant generated and how long that took.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Measured {
-    /// In the order of the subjects.
+    /// In the order of the subjects, one round behind the other.
     pub(super) texts: Vec<Generated>,
+    /// Tokens per second of each round.
+    pub(super) rates: Vec<f64>,
     /// Wall time of all steps.
     pub(super) seconds: f64,
     /// Forwards with a prompt in them, and their wall time.
@@ -47,44 +57,65 @@ pub(super) struct Measured {
     pub(super) decode_seconds: f64,
 }
 
-/// Generates a text for every subject with every variant and its draft models. `base` tells what variants do not.
-///
-/// # Errors
-/// The first text that fails: figures over different texts could not be compared.
-pub(super) fn interleave(
-    generator: &mut Generator,
-    base: &GenerateOptions,
-    variants: &[Variant],
-    draft_models: &mut [Vec<DraftModel>],
-    subjects: &[Subject],
-    display: &mut Display,
-) -> Result<Vec<Measured>> {
-    let prompts: Vec<&[u32]> = subjects.iter().map(|subject| subject.prompt.as_slice()).collect();
-    generator.share_prefix(&prompts)?;
-    warm_up(generator, base, subjects)?;
-    let mut measured = vec![Measured::default(); variants.len()];
-    // Kept from turn to turn: a budget learns from its own variant only.
-    let mut options: Vec<GenerateOptions> = variants.iter().map(|v| v.options(base)).collect();
-    // Few subjects make shorter turns, so that every variant is first once.
-    let turn_size =
-        (subjects.len() / variants.len()).clamp(TURN_BATCHES.start() * base.batch, TURN_BATCHES.end() * base.batch);
-    let total = Some((subjects.len() * variants.len()) as u64);
-    let mut done = 0;
-    for (turn, chunk) in subjects.chunks(turn_size).enumerate() {
-        for place in 0..variants.len() {
-            let index = (turn + place) % variants.len();
-            let variant = &variants[index];
-            generator.swap_options(&mut options[index]);
-            generator.swap_draft_models(&mut draft_models[index]);
-            let requests = chunk.iter().map(|subject| request(subject, variant)).collect();
-            measured[index].add(generate(generator, requests)?);
-            generator.swap_draft_models(&mut draft_models[index]);
-            generator.swap_options(&mut options[index]);
-            done += chunk.len() as u64;
-            display.update(done, total, &variant.name);
+/// What is compared: ways to generate the same texts.
+pub(super) struct Comparison<'a> {
+    /// What variants do not tell.
+    pub(super) base: &'a GenerateOptions,
+    pub(super) variants: &'a [Variant],
+    pub(super) draft_models: &'a DraftModels,
+    pub(super) subjects: &'a [Subject],
+    /// How often all of it is done.
+    pub(super) rounds: u16,
+}
+
+impl Comparison<'_> {
+    /// Generates a text for every subject with every variant, in every round.
+    ///
+    /// # Errors
+    /// A draft model that cannot be loaded, and the first text that fails: figures over different texts could not be
+    /// compared.
+    pub(super) fn interleave(&self, generator: &mut Generator, display: &mut Display) -> Result<Vec<Measured>> {
+        let prompts: Vec<&[u32]> = self.subjects.iter().map(|subject| subject.prompt.as_slice()).collect();
+        generator.share_prefix(&prompts)?;
+        warm_up(generator, self.base, self.subjects)?;
+        let mut measured = vec![Measured::default(); self.variants.len()];
+        for round in 0..usize::from(self.rounds) {
+            let made = self.round(round, generator, display)?;
+            measured.iter_mut().zip(made).for_each(|(all, made)| all.add_round(made));
         }
+        Ok(measured)
     }
-    Ok(measured)
+
+    /// One round, which knows nothing of those before it.
+    fn round(&self, round: usize, generator: &mut Generator, display: &mut Display) -> Result<Vec<Measured>> {
+        let Self { base, variants, subjects, .. } = *self;
+        let mut measured = vec![Measured::default(); variants.len()];
+        // Kept from turn to turn: budgets and draft models learn from their own variant only.
+        let mut options: Vec<GenerateOptions> = variants.iter().map(|v| v.options(base)).collect();
+        let mut draft_models = self.draft_models.of_variants(variants, base)?;
+        // Few subjects make shorter turns, so that every variant is first once.
+        let turn_size =
+            (subjects.len() / variants.len()).clamp(TURN_BATCHES.start() * base.batch, TURN_BATCHES.end() * base.batch);
+        let first_turn = round * subjects.len().div_ceil(turn_size);
+        let texts = subjects.len() * variants.len();
+        let total = Some((texts * usize::from(self.rounds)) as u64);
+        let mut done = (texts * round) as u64;
+        for (turn, chunk) in (first_turn..).zip(subjects.chunks(turn_size)) {
+            for place in 0..variants.len() {
+                let index = (turn + place) % variants.len();
+                let variant = &variants[index];
+                generator.swap_options(&mut options[index]);
+                generator.swap_draft_models(&mut draft_models[index]);
+                let requests = chunk.iter().map(|subject| request(subject, variant)).collect();
+                measured[index].add(generate(generator, requests)?);
+                generator.swap_draft_models(&mut draft_models[index]);
+                generator.swap_options(&mut options[index]);
+                done += chunk.len() as u64;
+                display.update(done, total, &variant.name);
+            }
+        }
+        Ok(measured)
+    }
 }
 
 /// The first text pays for memory that all others reuse; it is not measured.
@@ -139,6 +170,15 @@ pub(super) fn generate(generator: &mut Generator, requests: Vec<Request>) -> Res
 }
 
 impl Measured {
+    /// Tokens of all texts.
+    pub(super) fn tokens(&self) -> u64 {
+        self.texts.iter().map(|text| text.tokens.len() as u64).sum()
+    }
+
+    pub(super) fn tokens_per_second(&self) -> f64 {
+        ratio(self.tokens() as f64, self.seconds)
+    }
+
     fn count(&mut self, seconds: f64, prefill: bool) {
         self.seconds += seconds;
         let (steps, time) = match prefill {
@@ -149,6 +189,7 @@ impl Measured {
         *time += seconds;
     }
 
+    /// Adds another turn of the same round.
     fn add(&mut self, other: Self) {
         self.texts.extend(other.texts);
         self.seconds += other.seconds;
@@ -156,5 +197,11 @@ impl Measured {
         self.prefill_seconds += other.prefill_seconds;
         self.decode_steps += other.decode_steps;
         self.decode_seconds += other.decode_seconds;
+    }
+
+    /// Adds a round to those before it.
+    fn add_round(&mut self, round: Self) {
+        self.rates.push(round.tokens_per_second());
+        self.add(round);
     }
 }

@@ -73,6 +73,25 @@ async fn old_knowledge_is_generated_once() {
 }
 
 #[tokio::test]
+async fn every_round_generates_the_texts_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let once = SetupArgs { items_table: None, ..setup(dir.path()) };
+    let report = paper::sweep(&once, &[4], &[2]).await.unwrap();
+    let twice = paper::sweep(&SetupArgs { rounds: 2, ..once }, &[4], &[2]).await.unwrap();
+    let text = twice.render(Style::Text).unwrap();
+    assert!(text.contains("seed 1, 2 rounds\n") && !report.render(Style::Text).unwrap().contains("±"), "{text}");
+    assert_eq!(twice.kinds[0].mismatches, [], "{text}");
+    // The adaptive one's texts hang on measured times.
+    for (one, two) in report.kinds[0].rows.iter().zip(&twice.kinds[0].rows).filter(|(row, _)| !row.adaptive) {
+        assert_eq!((two.texts, two.tokens, two.aal), (2 * one.texts, 2 * one.tokens, one.aal), "{text}");
+        assert_eq!(two.identical, 2 * one.identical, "{text}");
+    }
+    let json = serde_json::to_value(&twice.kinds[0]).unwrap();
+    assert_eq!(json["rows"][0]["round_speedups"], serde_json::json!([1.0, 1.0]));
+    assert_eq!(json["rows"][1]["round_speedups"].as_array().map(Vec::len), Some(2), "{json}");
+}
+
+#[tokio::test]
 async fn a_padded_model_writes_the_same_texts() {
     let dir = tempfile::tempdir().unwrap();
     let texts_of = async |setup: SetupArgs| -> Vec<String> {
@@ -465,6 +484,7 @@ fn impossible_options_are_refused() {
     let cases = [
         ("paper --model m", "--users-table"),
         ("paper --model m --users-table u --batch 0", "0 is not in 1.."),
+        ("compare --model m --users-table u --rounds 0", "0 is not in 1.."),
         ("paper --model m --users-table u --dtype f8", "expected f32, f16 or bf16"),
         ("paper --model m --users-table u --chat no", "expected true, false or auto"),
         ("replay t.jsonl", "--tokenizer"),
