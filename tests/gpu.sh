@@ -3,12 +3,14 @@
 #
 #   tests/gpu.sh                all parts
 #   tests/gpu.sh PART...        selftest: the device computes what the CPU does, in every architecture and precision
-#                               parity: a night's strict texts are those of the CPU
-#                               steps: milliseconds of a step by sequences and nodes
+#                               parity: a night's strict texts in f32 are those of the CPU, or it fails; in bf16 it
+#                               tells how many are
+#                               steps: milliseconds of a step by sequences and nodes, and the device's floor
 #                               paper: the paper's variants
 #
 # Figures go to output/gpu. LASER_GPU_MODEL names a model directory for steps and paper; without it they measure
-# fixtures/profile-lm, padded to 886M parameters, and paper takes LASER_GPU_TEXTS texts of each kind, by default 100.
+# fixtures/profile-lm, padded to 886M parameters. LASER_GPU_TEXTS is how many texts of each kind paper takes, by default
+# 12, so that all parts fit in ten minutes.
 # The CUDA toolkit must be installed (deploy/README.md), and CARGO_TARGET_DIR is honoured; where LASER_GPU_BIN names a
 # folder with laser and laser-bench, these run and nothing is built. LASER_GPU_DEVICE=cpu tries the script itself
 # without a GPU.
@@ -85,10 +87,10 @@ selftest_of() {
     echo "$3: $found"
 }
 
-# In f32 texts differ only where the two most probable tokens are closer than the order of sums matters; in bf16 the
-# share that differs is the figure.
+# In f32 all texts are equal on an H100 and an H200; one that differs is a fault to be found. In bf16 the two most
+# probable tokens often tie but for the order of sums, and the share of texts that differ is the figure.
 parity() {
-    local dtype python=python3
+    local dtype expected python=python3
     if ! python3 -c 'import pyarrow' 2>/dev/null; then
         python=$output/python/bin/python
         [[ -x $python ]] || python3 -m venv "$output/python"
@@ -96,9 +98,12 @@ parity() {
     fi
     night cpu f32
     for dtype in f32 bf16; do
+        expected=()
+        [[ $dtype != f32 ]] || expected=(--equal)
         night "$device" "$dtype"
         echo "$device in $dtype against the CPU in f32:"
-        "$python" tests/same_texts.py "$output/night-cpu-f32" "$output/night-$device-$dtype"
+        "$python" tests/same_texts.py "${expected[@]}" "$output/night-cpu-f32" "$output/night-$device-$dtype" ||
+            fail "parity: texts of $device in $dtype are not those of the CPU"
     done
 }
 
@@ -110,10 +115,22 @@ night() {
         --set "model.device=$1" --set "model.dtype=$2" >"$to.log" 2>&1 || fail "see $to.log"
 }
 
+# What nvidia-smi calls the device.
+device_name() {
+    local index=${device#cuda}
+    if [[ $device == cpu ]]; then
+        echo "$device"
+    else
+        index=${index#:}
+        nvidia-smi --id="${index:-0}" --query-gpu=name --format=csv,noheader
+    fi
+}
+
 # With 600 tokens of context, as the estimates of docs/research/gpu.md have it.
 steps() {
-    local batch nodes tokens path
+    local batch nodes tokens path name found=()
     path=$(model)
+    name=$(device_name)
     for batch in 1 16 64 256; do
         tokens=
         for nodes in 1 2 4 16 64; do
@@ -121,14 +138,16 @@ steps() {
         done
         "$bin/laser-bench" engine --model "$path" --device "$device" --dtype bf16 --context 600 --batch "$batch" \
             --tokens "$tokens" --rounds 20 --output "$output/steps-$batch" --markdown
+        found+=("$output/steps-$batch/engine.json")
     done
+    python3 tests/gpu_floor.py "$name" "${found[@]}"
 }
 
-# Variants of the paper's table 2, with one text at a time and with 64.
+# Variants of the paper's table 2, with one text at a time and with 64, or with all at once where there are fewer.
 paper() {
-    local batch path texts=${LASER_GPU_TEXTS:-100}
+    local batch path texts=${LASER_GPU_TEXTS:-12}
     path=$(model)
-    for batch in 1 64; do
+    for batch in 1 $((texts < 64 ? texts : 64)); do
         "$bin/laser-bench" paper --users-table fixtures/demo/tonight/users.parquet \
             --items-table fixtures/demo/tonight/items.parquet --model "$path" --old-model fixtures/profile-lm \
             --chat false --device "$device" --dtype bf16 --batch "$batch" --old-texts 100 --new-texts "$texts" \
