@@ -30,7 +30,7 @@ pub(super) fn config(
     let file = folder.join("config.json");
     let mut config = read_config(&file)?;
     let refuse = |key: &str, own: usize, theirs: usize| {
-        Err(EngineError::model(&file, format!("{key} is {own}, that of the model it is to draft for {theirs}")))
+        Err(EngineError::misfit(&file, format!("{key} is {own}, that of the model it is to draft for {theirs}")))
     };
     if !is_layer(weights) {
         return Err(EngineError::model(folder, format!("tensor {FUSION} is missing: not an EAGLE layer")));

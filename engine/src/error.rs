@@ -114,6 +114,12 @@ impl EngineError {
         Self::model(file, format!("unreadable weights: {reason}; fetch the file again"))
     }
 
+    /// Weights that are to draft from a model's features, and were made for another model.
+    pub(super) fn misfit(file: &Path, difference: impl Display) -> Self {
+        let remedy = "train one for this model with `laser train draft`, or take it out of [draft.model]";
+        Self::model(file, format!("{difference}; {remedy}"))
+    }
+
     /// A tensor that the architecture needs.
     pub(super) fn missing_tensor(path: &Path, name: &str) -> Self {
         Self::model(path, format!("tensor {name} is missing, though config asks for it"))

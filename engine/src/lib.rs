@@ -63,4 +63,4 @@ pub use options::{DTypeOption, EngineOptions};
 pub use scores::Scores;
 pub use segment::{MaskedNode, Segment, Slot};
 pub use selftest::{SelfTest, selftest};
-pub use tree::{TargetParts, load, reads_features, target_parts};
+pub use tree::{TargetParts, check_drafts, load, reads_features, target_parts};

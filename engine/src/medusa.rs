@@ -20,7 +20,7 @@ use crate::{
     decoder::Decoder,
     error::EngineError,
     linear::Linear,
-    safetensors::SafetensorsWeights,
+    safetensors::{SafetensorsWeights, shapes},
     tree_lm::{Weights, predictions},
 };
 
@@ -64,8 +64,26 @@ pub(super) fn config(
             ));
         }
     }
-    config.shape.medusa = Some(MedusaShape { heads, blocks, own_vocabulary });
+    let medusa = MedusaShape { heads, blocks, own_vocabulary };
+    check_shapes(file, &config.shape, medusa)?;
+    config.shape.medusa = Some(medusa);
     Ok(config)
+}
+
+/// Refuses heads over features of another width, or of another vocabulary.
+fn check_shapes(file: &Path, shape: &ModelShape, medusa: MedusaShape) -> Result<(), EngineError> {
+    let (found, width) = (shapes(file)?, shape.hidden_size);
+    for head in 0..medusa.heads {
+        let blocks = (0..medusa.blocks).map(|block| (format!("{head}.{block}.linear.weight"), [width, width]));
+        let vocabulary = (format!("{head}.{}.weight", medusa.blocks), [shape.vocab_size, width]);
+        for (name, expected) in blocks.chain(medusa.own_vocabulary.then_some(vocabulary)) {
+            // What is missing is named when it is loaded.
+            let Some(own) = found.get(&name).filter(|own| **own != expected) else { continue };
+            let needed = format!("the model it is to draft for needs {expected:?}");
+            return Err(EngineError::misfit(file, format!("tensor {name} has shape {own:?}, and {needed}")));
+        }
+    }
+    Ok(())
 }
 
 /// The heads' name of a tensor; none if it is the target's.

@@ -2,8 +2,9 @@
 
 use std::{
     cell::Cell,
-    collections::BTreeSet,
-    fs,
+    collections::{BTreeMap, BTreeSet},
+    fs::{self, File},
+    io::{self, Read},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -11,6 +12,7 @@ use std::{
 use candle_core::{DType, Device, Tensor};
 use mistralrs_quant::{IsqType, ShardedSafeTensors, ShardedVarBuilder};
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::{dense::DenseTensors, error::EngineError};
 
@@ -36,11 +38,28 @@ pub(super) fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, EngineError
 fn read_index(index: &Path) -> Result<BTreeSet<String>, EngineError> {
     #[derive(Deserialize)]
     struct Index {
-        weight_map: std::collections::BTreeMap<String, String>,
+        weight_map: BTreeMap<String, String>,
     }
     let text = fs::read_to_string(index).map_err(|error| EngineError::model(index, error.to_string()))?;
     let parsed: Index = serde_json::from_str(&text).map_err(|error| EngineError::model(index, error.to_string()))?;
     Ok(parsed.weight_map.into_values().collect())
+}
+
+/// The shapes of a file's tensors by their names; no tensor is read.
+pub(super) fn shapes(file: &Path) -> Result<BTreeMap<String, Vec<usize>>, EngineError> {
+    let header = read_header(file).map_err(|error| EngineError::corrupt(file, error))?;
+    let shape = |tensor: &Value| serde_json::from_value(tensor["shape"].clone()).ok();
+    Ok(header.into_iter().filter_map(|(name, tensor)| Some((name, shape(&tensor)?))).collect())
+}
+
+/// A file begins with eight bytes that tell the length of its header, which is JSON.
+fn read_header(file: &Path) -> io::Result<BTreeMap<String, Value>> {
+    let mut file = File::open(file)?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length)?;
+    let mut header = Vec::new();
+    file.take(u64::from_le_bytes(length)).read_to_end(&mut header)?;
+    Ok(serde_json::from_slice(&header)?)
 }
 
 /// Maps files; their headers are checked, so a truncated file is refused here.

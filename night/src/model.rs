@@ -66,7 +66,8 @@ impl DraftFiles {
     /// Opens a draft model, and its acceptance head if there is one, and checks that it belongs to `model`.
     ///
     /// # Errors
-    /// Naming what is missing; if its tokenizer is not that of `model`, or Laser trained it for another model.
+    /// Naming what is missing; if its tokenizer is not that of `model`, it drafts from features of another width, or
+    /// Laser trained it for another model.
     pub async fn open(path: PathBuf, acceptance_head: Option<PathBuf>, model: &ModelFiles) -> Result<Self> {
         ensure!(
             !is_acceptance_head(&path),
@@ -75,7 +76,7 @@ impl DraftFiles {
         );
         check_target(&path, model)?;
         let weights = match path.is_dir() && laser_engine::reads_features(&path)? {
-            true => DraftWeights::Features(path),
+            true => DraftWeights::open_features(path, model)?,
             false => DraftWeights::open_model(path, model).await?,
         };
         let acceptance_head = acceptance_head.map(|folder| {
@@ -123,6 +124,13 @@ impl DraftWeights {
              that it drafts for"
         );
         Ok(Self::Model(Box::new(files)))
+    }
+
+    /// What drafts from the features of `model`: of their width, and of its vocabulary.
+    fn open_features(folder: PathBuf, model: &ModelFiles) -> Result<Self> {
+        let options = EngineOptions { drafts: Some(folder.clone()), ..EngineOptions::new(model.path()) };
+        laser_engine::check_drafts(&options)?;
+        Ok(Self::Features(folder))
     }
 
     /// The scale and shift of the log odds that the head in a folder corrects.
@@ -223,6 +231,17 @@ pub(crate) async fn open_draft_model(
         DraftFiles::open(encoder::local_path(config, path).await?, head, model).await
     };
     open.await.with_context(|| format!("[draft.model] path = {path:?}"))
+}
+
+/// Refuses draft models that are not for this model, before anything is made with it.
+///
+/// # Errors
+/// Those of [`DraftFiles::open`], naming the key.
+pub(crate) async fn check_draft_models(config: &Config, model: &ModelFiles) -> Result<()> {
+    for draft in &config.draft.model {
+        open_draft_model(config, draft, model).await?;
+    }
+    Ok(())
 }
 
 /// What texts of a specification and a model follow, compiled.

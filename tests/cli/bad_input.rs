@@ -113,10 +113,21 @@ fn cut_vocabulary(model: &Path, tokens: usize) {
         tensor["data_offsets"] = json!([weights.len(), weights.len() + values.len()]);
         weights.extend_from_slice(values);
     }
-    let mut header = serde_json::to_vec(&header).unwrap();
+    write_weights(&file, &header, &weights);
+}
+
+fn write_weights(file: &Path, header: &Map<String, Value>, values: &[u8]) {
+    let mut header = serde_json::to_vec(header).unwrap();
     header.resize(header.len().next_multiple_of(8), b' ');
     let length = u64::try_from(header.len()).unwrap().to_le_bytes();
-    fs::write(file, [length.as_slice(), &header, &weights].concat()).unwrap();
+    fs::write(file, [length.as_slice(), &header, values].concat()).unwrap();
+}
+
+/// Writes a single matrix of zeros.
+fn write_zeros(file: &Path, name: &str, shape: [usize; 2]) {
+    let bytes = 4 * shape[0] * shape[1];
+    let tensor = json!({ "dtype": "F32", "shape": shape, "data_offsets": [0, bytes] });
+    write_weights(file, &Map::from_iter([(name.to_owned(), tensor)]), &vec![0; bytes]);
 }
 
 #[test]
@@ -128,6 +139,34 @@ fn a_draft_model_of_a_part_of_the_vocabulary_is_refused() {
     let draft = format!("draft.model.path={}", draft.display());
     let expected = "its vocabulary has 4000 tokens, the tokenizer 4096; give a model of the whole vocabulary";
     check(&workspace, &[&draft], expected);
+}
+
+#[test]
+fn what_drafts_from_features_of_another_width_is_refused_before_anything_is_planned() {
+    let workspace = Workspace::new();
+    let refused = |folder: &Path, expected: &str| {
+        let setting = format!("draft.model.path={}", folder.display());
+        check(&workspace, &[&setting], "[draft.model] path = ");
+        let remedy = "; train one for this model with `laser train draft`, or take it out of [draft.model]";
+        check(&workspace, &[&setting], &format!("{expected}{remedy}"));
+        assert!(!workspace.path("out").exists(), "something was planned");
+    };
+    let folder = |name: &str| {
+        let folder = workspace.path(name);
+        fs::create_dir(&folder).unwrap();
+        folder
+    };
+    let eagle = folder("eagle");
+    write_zeros(&eagle.join("model.safetensors"), "fc.weight", [128, 256]);
+    let config = fs::read_to_string(fixture().join("config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["hidden_size"] = 128.into();
+    fs::write(eagle.join("config.json"), config.to_string()).unwrap();
+    refused(&eagle, "config.json: hidden_size is 128, that of the model it is to draft for 256");
+    let medusa = folder("medusa");
+    write_zeros(&medusa.join("medusa_lm_head.safetensors"), "0.0.linear.weight", [128, 128]);
+    let shapes = "tensor 0.0.linear.weight has shape [128, 128], and the model it is to draft for needs [256, 256]";
+    refused(&medusa, &format!("medusa_lm_head.safetensors: {shapes}"));
 }
 
 #[test]

@@ -28,9 +28,12 @@ const FEW: [&str; 7] = [
 /// Users and items of such a night.
 const ROWS: usize = 16;
 
-/// Who proposes tokens where there is a pool, and where tokens are copied or made beside the text alone.
+/// Who proposes tokens where there is a pool, where tokens are copied or made beside the text alone, where a model drafts
+/// alone, and where it drafts beside a pool.
 const POOLED: &[Proposer] = &[Proposer::Pool, Proposer::Previous, Proposer::Context];
 const COPIED: &[Proposer] = &[Proposer::Context];
+const DRAFTED: &[Proposer] = &[Proposer::DraftModel];
+const JOINED: &[Proposer] = &[Proposer::Pool, Proposer::Previous, Proposer::Context, Proposer::DraftModel];
 
 /// A name, and the keys that are set.
 type Setting<'a> = (&'a str, &'a [&'a str]);
@@ -168,25 +171,31 @@ fn strict_texts_are_those_of_plain_decoding_whatever_model_drafts() {
     learn("draft", &[]);
     learn("head", &["train.kind=acceptance", &format!("train.draft={}", folder("draft"))]);
     learn("eagle", &["train.kind=eagle", "train.passes=2"]);
+    learn("one-pass", &["train.kind=eagle", "train.passes=1"]);
     learn("medusa", &["train.kind=medusa", "train.medusa_heads=2"]);
     let itself = format!("draft.model.path={}", fixture().display());
-    let [draft, eagle, medusa] = ["draft", "eagle", "medusa"].map(|name| format!("draft.model.path={}", folder(name)));
+    let [draft, eagle, one_pass, medusa] =
+        ["draft", "eagle", "one-pass", "medusa"].map(|name| format!("draft.model.path={}", folder(name)));
     let head = format!("draft.model.acceptance_head={}", folder("head"));
     let two =
         format!("draft.model=[{{path='{}',forwards=1}},{{path='{}',forwards=2}}]", folder("draft"), folder("eagle"));
-    let (alone, forwards) = ("draft.method=none", "draft.model.forwards=2");
-    let settings: [Setting<'_>; 5] = [
-        ("itself", &[alone, &itself, forwards]),
-        ("acceptance-head", &[alone, &draft, &head, forwards]),
-        ("eagle", &[alone, &eagle, forwards]),
-        ("medusa", &[alone, &medusa]),
-        ("merged", &[alone, &two]),
+    let (alone, pooled, forwards) = ("draft.method=none", "draft.method=blended", "draft.model.forwards=2");
+    let cases: [(Setting<'_>, &[Proposer]); 7] = [
+        (("itself", &[alone, &itself, forwards]), DRAFTED),
+        (("acceptance-head", &[alone, &draft, &head, forwards]), DRAFTED),
+        (("eagle", &[alone, &eagle, forwards]), DRAFTED),
+        (("medusa", &[alone, &medusa]), DRAFTED),
+        (("merged", &[alone, &two]), DRAFTED),
+        (("pool-draft", &[pooled, &draft, forwards]), JOINED),
+        (("pool-eagle", &[pooled, &one_pass, "draft.model.forwards=1"]), JOINED),
     ];
-    for ((name, _), nights) in settings.into_iter().zip(plain.make(&settings)) {
+    let made = plain.make(&cases.map(|(setting, _)| setting));
+    for (((name, _), sources), nights) in cases.into_iter().zip(made) {
         for night in &nights {
             assert_eq!(rows(night), expected, "{name}");
-            // The others have seen few texts, and may be wrong about every token.
-            assert!(accepted(night, &[Proposer::DraftModel], name) > 0 || name != "itself", "{name}: none accepted");
+            // What was trained has seen few texts, and may be wrong about every token; pools are of texts by the model.
+            let is_right = name == "itself" || sources == JOINED;
+            assert!(accepted(night, sources, name) > 0 || !is_right, "{name}: nothing was accepted");
         }
     }
 }
@@ -197,25 +206,30 @@ fn each_rule_accepts_the_same_in_one_process_and_over_nats() {
     let relaxed = ["verification.policy=relaxed", "verification.k=4", "verification.p=0.03"];
     let conditional = ["verification.policy=conditional", "verification.beta=0.03"];
     let typical = ["verification.policy=typical", "verification.epsilon=0.03", "generate.temperature=1.0"];
+    let itself = format!("draft.model.path={}", fixture().display());
+    let drafted = [typical.as_slice(), &["draft.method=none", &itself, "draft.model.forwards=2"]].concat();
     let of = |sources: &'static str| [conditional.as_slice(), &[sources]].concat();
     let (of_prompt, of_all) = (of("verification.sources=prompt"), of("verification.sources=all"));
     // Of each its name in the rows, and the sources whose tokens it relaxes.
-    let cases: [(Setting<'_>, &str, &[Proposer]); 4] = [
+    let cases: [(Setting<'_>, &str, &[Proposer]); 5] = [
         (("relaxed", &relaxed), "relaxed(k=4,p=0.03)", POOLED),
         (("conditional-prompt", &of_prompt), "conditional(alpha=0.1,beta=0.03,sources=prompt)", COPIED),
         (("conditional-all", &of_all), "conditional(alpha=0.1,beta=0.03,sources=all)", POOLED),
         (("typical", &typical), "typical(epsilon=0.03,delta=0.3)", POOLED),
+        (("typical-draft", &drafted), "typical(epsilon=0.03,delta=0.3)", DRAFTED),
     ];
     let made = plain.make(&cases.map(|(setting, ..)| setting));
     for (((name, _), policy, sources), nights) in cases.into_iter().zip(made) {
         let [embedded, distributed] = nights.each_ref().map(rows);
-        assert_eq!(embedded, distributed, "{name}");
+        // How sharp a draft model's probabilities are is learnt from the texts before, in whatever order they come.
+        assert!(embedded == distributed || sources == DRAFTED, "{name}: {embedded:?} {distributed:?}");
         assert!(embedded.values().all(|(_, rule, _)| rule == policy), "{name}: {embedded:?}");
         let relaxed: i64 = embedded.values().map(|(_, _, relaxed)| relaxed).sum();
         // Few tokens are of the prompt alone.
         assert!(relaxed > 0 || sources == COPIED, "{name}: only the model's own choices were accepted");
+        let proposers = if sources == DRAFTED { DRAFTED } else { POOLED };
         for night in &nights {
-            assert!(accepted(night, POOLED, name) > 0, "{name}: nothing was accepted");
+            assert!(accepted(night, proposers, name) > 0, "{name}: nothing was accepted");
             let found = relaxed_sources(night);
             assert!(found.iter().all(|source| sources.contains(source)), "{name}: {found:?}");
         }

@@ -20,7 +20,8 @@ pub(crate) fn folder(model: &TinyModel) -> TempDir {
     directory
 }
 
-/// A layer as it is published: one decoder layer without the norm before attention, and the projection `fc`.
+/// A layer as it is published: one decoder layer without the norm before attention, the projection `fc`, and a copy of
+/// the target's embedding, which is not read. This one is another, so that it would be noticed.
 fn layer(bias: bool) -> TinyModel {
     let mut layer = TinyModel::new("Llama", json!({"num_hidden_layers": 1}));
     // An embedding of twice the width is as good a projection as any.
@@ -31,6 +32,8 @@ fn layer(bias: bool) -> TinyModel {
     let tensors = layer.tensors.drain().filter_map(|(name, tensor)| Some((of_layer(&name)?, tensor)));
     layer.tensors = tensors.filter(|(name, _)| !name.contains("input_layernorm")).collect();
     layer.tensors.insert("fc.weight".into(), (fusion * 0.2).unwrap());
+    let embedding = wide.tensors["model.embed_tokens.weight"].narrow(1, 0, 64).unwrap().contiguous().unwrap();
+    layer.tensors.insert("embed_tokens.weight".into(), embedding);
     if bias {
         layer.tensors.insert("fc.bias".into(), wide.tensors["model.norm.weight"].narrow(0, 0, 64).unwrap());
     }
