@@ -43,17 +43,18 @@ impl Items {
     /// Builds the trie of the configured catalogue for a model's tokenizer.
     ///
     /// # Errors
-    /// Naming the table and the row, the code that is no token, or the item out of stock that the catalogue lacks.
+    /// Naming the table and the row, with the code that the model does not have; or the item out of stock that the
+    /// catalogue lacks.
     pub(crate) async fn build(lists: &ListsConfig, config: &Config, tokenizer: &Tokenizer) -> Result<Self> {
         lists.check(config)?;
         if let Some(column) = &lists.items_from {
             check_column(column, &config.input).await.context("[lists] items_from")?;
         }
         let mut table = catalogue::Catalogue::read(&lists.catalogue).await.context("[lists.catalogue]")?;
+        check_codes(&table, tokenizer).context("[lists.catalogue]")?;
         let titles = std::mem::take(&mut table.titles);
         let bytes = tokio::task::spawn_blocking(move || build(&table)).await?.context("[lists.catalogue]")?;
         let trie = Trie::open(bytes.clone()).context("[lists.catalogue]")?;
-        tokens(&trie, tokenizer)?;
         let out_of_stock = match &lists.out_of_stock {
             Some(path) => {
                 let numbers = out_of_stock(path, &lists.catalogue.id, &trie).await.context("[lists] out_of_stock")?;
@@ -194,8 +195,9 @@ async fn open_trie(file: &Location, digest: &Digest, cache: Option<&Cache>) -> R
 /// All items of a table, none of them out of stock, for a model's tokenizer.
 ///
 /// # Errors
-/// A code that is no token, and a table that no trie can be built of.
+/// Those of [`check_codes`], and a table that no trie can be built of.
 pub(crate) fn all_items(table: &catalogue::Catalogue, tokenizer: &Tokenizer) -> Result<Arc<Catalogue>> {
+    check_codes(table, tokenizer).context("[lists.catalogue]")?;
     let trie = build(table).and_then(|bytes| Ok(Trie::open(bytes)?));
     opened(trie.context("[lists.catalogue]")?, (None, None), tokenizer)
 }
@@ -254,23 +256,48 @@ fn opened(
     Ok(Arc::new(Catalogue { trie, tokens, stock, counted }))
 }
 
-/// The token of every code: the model writes a code as one token.
+/// Checks that a model can write every code of a table.
+///
+/// # Errors
+/// Naming a code that it cannot, and the row of the first item that has it.
+pub(crate) fn check_codes(table: &catalogue::Catalogue, tokenizer: &Tokenizer) -> Result<()> {
+    for (level, codes) in table.codes.iter().enumerate() {
+        for (place, code) in codes.iter().enumerate() {
+            if token(code, tokenizer)?.is_none() {
+                let mut identifiers = table.identifiers.chunks_exact(table.levels());
+                let item = identifiers.position(|codes| usize::from(codes[level]) == place).unwrap_or_default();
+                return Err(table.row_error(item, no_token(code, &table.ids[item].to_string())).into());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The token of every code.
 fn tokens(trie: &Trie, tokenizer: &Tokenizer) -> Result<Vec<Vec<u32>>> {
-    let token = |(level, place, code): (usize, u16, &String)| {
-        let tokens = tokenizer.encode(code, false)?;
-        ensure!(
-            tokens.len() == 1,
-            "[lists.catalogue] identifier: code {code:?} of item {} is {} tokens of the model's tokenizer, expected 1; \
-             give a model that was trained on these codes (`laser train recommender`)",
-            item_with(trie, level, place),
-            tokens.len()
-        );
-        Ok(tokens[0])
+    let of_code = |(level, place, code): (usize, u16, &String)| {
+        let why = || format!("[lists.catalogue] identifier: {}", no_token(code, item_with(trie, level, place)));
+        token(code, tokenizer)?.with_context(why)
     };
     let of_level = |(level, codes): (usize, &Vec<String>)| {
-        (0..).zip(codes).map(|(place, code)| token((level, place, code))).collect::<Result<_>>()
+        (0..).zip(codes).map(|(place, code)| of_code((level, place, code))).collect::<Result<_>>()
     };
     trie.meta().codes.iter().enumerate().map(of_level).collect()
+}
+
+/// The one token as which a model writes a code, if there is one.
+fn token(code: &str, tokenizer: &Tokenizer) -> Result<Option<u32>> {
+    let [token] = tokenizer.encode(code, false)?[..] else { return Ok(None) };
+    // Many tokenizers have one token for whatever they do not know.
+    let is_code = tokenizer.token_to_id(code) == Some(token) || tokenizer.decode(&[token])?.trim() == code;
+    Ok(is_code.then_some(token))
+}
+
+fn no_token(code: &str, item: &str) -> String {
+    format!(
+        "code {code:?} of item {item} is no token of the model; leave the item out, or give a model that was trained \
+         on these codes (`laser train recommender`)"
+    )
 }
 
 /// The id of the first item that has a level's code.

@@ -46,7 +46,7 @@ pub async fn train(
 /// first; they are kept beside the checkpoint until the draft is complete.
 ///
 /// # Errors
-/// Naming the key, the table or the row; a target that is not there, or that knows other codes than the catalogue.
+/// Naming the key, the table or the row; a target that is not there, or that does not know the codes of the catalogue.
 pub async fn train_draft(
     config: &Config,
     progress: &mut dyn Progress,
@@ -56,7 +56,7 @@ pub async fn train_draft(
     config.recommender.check()?;
     draft.check()?;
     let (table, items, sets) = read(config, progress).await?;
-    let target = Target::open(config, &items.catalogue).context("[recommender] output")?;
+    let target = Target::open(config, (&table, &items.catalogue)).context("[recommender] output")?;
     let (folder, alignment, made_by) = (Path::new(&draft.output), draft.alignment(), target::made_by(config));
     let none = TargetLists { alignment: &alignment, made_by: &made_by, learned: &[], held_out: &[] };
     let of_target = RecommenderTarget { folder: target.folder(), digest: target.digest(), lists: Some(none) };

@@ -52,6 +52,8 @@ pub struct Catalogue {
     pub identifiers: Vec<u16>,
     /// The items that have a title, with it.
     pub titles: Vec<ItemTitle>,
+    /// For each file that was read the number of its first item. Every row is an item.
+    files: Vec<(usize, String)>,
 }
 
 impl Catalogue {
@@ -67,6 +69,7 @@ impl Catalogue {
         let mut building = Building::default();
         for path in tables(&table.path).await? {
             let mut reader = RowReader::open(&path, Select::Only(&columns)).await?;
+            building.files.push((building.ids.len(), path.clone()));
             for (key, column) in &keys {
                 require(&mut reader, (&path, column), ("lists.catalogue", key))?;
             }
@@ -90,6 +93,13 @@ impl Catalogue {
     /// Codes of an identifier.
     pub fn levels(&self) -> usize {
         self.codes.len()
+    }
+
+    /// The error of an item's row, for a fault that shows only later; `item` is its number in the table's order.
+    pub fn row_error(&self, item: usize, reason: impl ToString) -> RowError {
+        let file = self.files.iter().rev().find(|(first, _)| *first <= item);
+        let (first, file) = file.map_or((0, ""), |(first, file)| (*first, file.as_str()));
+        RowError::Row { file: file.to_owned(), row: (item - first + 1) as u64, reason: reason.to_string() }
     }
 
     /// One more code: an item's number among those of the same codes.
@@ -178,6 +188,7 @@ struct Building {
     codes: Vec<BTreeMap<String, u16>>,
     identifiers: Vec<u16>,
     titles: Vec<ItemTitle>,
+    files: Vec<(usize, String)>,
 }
 
 impl Building {
@@ -228,7 +239,7 @@ impl Building {
             codes.iter_mut().zip(&order).for_each(|(code, places)| *code = places[usize::from(*code)]);
         }
         let codes = self.codes.into_iter().map(|known| known.into_keys().collect()).collect();
-        Catalogue { ids: self.ids, codes, identifiers, titles: self.titles }
+        Catalogue { ids: self.ids, codes, identifiers, titles: self.titles, files: self.files }
     }
 }
 
@@ -360,6 +371,16 @@ mod tests {
         let expected = [vec!["<a_4>"], vec!["<b_0>", "<b_1>"], vec!["<c_0>", "<c_1>"]];
         assert_eq!(found.codes, expected);
         assert_eq!(found.identifiers, [0, 0, 0, 0, 0, 1, 0, 1, 0]);
+    }
+
+    #[test]
+    fn an_item_is_traced_to_its_row() {
+        // The second file has no rows.
+        let files = [(0, "first.csv"), (2, "second.csv"), (2, "third.csv")];
+        let files = files.map(|(first, file)| (first, file.to_owned())).to_vec();
+        let catalogue = Catalogue { files, ..Catalogue::default() };
+        let found = [1, 2, 4].map(|item| catalogue.row_error(item, "why").to_string());
+        assert_eq!(found, ["first.csv, row 2: why", "third.csv, row 1: why", "third.csv, row 3: why"]);
     }
 
     #[tokio::test]

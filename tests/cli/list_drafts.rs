@@ -80,7 +80,11 @@ fn what_no_draft_of_lists_can_be_trained_for_is_refused() {
         refuse(&[setting], &words);
     }
     fs::write(workspace.path("items.jsonl"), items() + "{\"id\": 99, \"identifier\": [9, 0, 0]}\n").unwrap();
-    refuse(&[], &["[recommender] output", "its codes are others than those of the identifiers"]);
+    let unknown = "items.jsonl, row 49: code \"<a_9>\" of item 99 is no token of the model; leave the item out";
+    refuse(&[], &["[recommender] output", unknown]);
+    fs::write(workspace.path("items.jsonl"), items().replace("[3,", "[2,")).unwrap();
+    let others = "its codes are others than those of the identifiers: no item has <a_3>";
+    refuse(&[], &["[recommender] output", others]);
     assert!(!workspace.path("draft").exists());
 }
 

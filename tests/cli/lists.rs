@@ -403,7 +403,10 @@ fn what_no_list_can_be_made_of_is_refused() {
     let stock = format!("lists.out_of_stock={}", night.path("out.jsonl").display());
     refuse(&[&stock], &["[lists] out_of_stock", "the catalogue has no item 4000"]);
     let text_model = format!("model.path={}", crate::fixture().display());
-    refuse(&[&text_model], &["code \"<a_0>\" of item ", "tokens of the model's tokenizer"]);
+    refuse(&[&text_model], &["[lists.catalogue]", "items.jsonl, row 1: code \"<a_0>\" of item 0 is no token"]);
+    fs::write(night.path("items.jsonl"), items() + "{\"id\": 99, \"identifier\": [1, 0, 7]}\n").unwrap();
+    let unknown = "items.jsonl, row 49: code \"<c_7>\" of item 99 is no token of the model; leave the item out";
+    refuse(&[], &["[lists.catalogue]", unknown, "laser train recommender"]);
     fs::write(night.path("items.jsonl"), items() + "{\"id\": 99, \"identifier\": [1]}\n").unwrap();
     refuse(&[], &["items.jsonl, row 49", "holds 1 codes; the rows before have 3"]);
     let again = items().lines().last().unwrap().to_owned();

@@ -9,6 +9,7 @@ use laser_schema::entity::IdType;
 use laser_schema::job::{Action, Plan, ShardRow};
 use laser_schema::knowledge::KnowledgeRecord;
 use laser_schema::layout::DataSet;
+use laser_schema::lists::{ListSpec, Normalisation, Ties};
 use laser_schema::manifest::{ERRORS, SUCCESS};
 use laser_schema::{Digest, EntityId, Kind};
 use laser_store::Location;
@@ -106,9 +107,14 @@ async fn a_list_is_carried_while_history_trie_and_specification_are_the_same() {
 
     let original = night.spec.clone();
     type Change = fn(&mut Night);
-    let changes: [Change; 4] = [
-        |night| night.spec.lists = Some(laser_schema::lists::ListSpec { trie: Digest::of(b"another"), ..lists() }),
-        |night| night.spec.lists = Some(laser_schema::lists::ListSpec { width: 9, ..lists() }),
+    let changes: [Change; 9] = [
+        |night| night.spec.lists = Some(ListSpec { trie: Digest::of(b"another"), ..lists() }),
+        |night| night.spec.lists = Some(ListSpec { out_of_stock: Some(Digest::of(b"some")), ..lists() }),
+        |night| night.spec.lists = Some(ListSpec { items: 1, ..lists() }),
+        |night| night.spec.lists = Some(ListSpec { width: 9, ..lists() }),
+        |night| night.spec.lists = Some(ListSpec { normalisation: Normalisation::Allowed, ..lists() }),
+        |night| night.spec.lists = Some(ListSpec { repeat: true, ..lists() }),
+        |night| night.spec.lists = Some(ListSpec { ties: Ties::First, ..lists() }),
         |night| night.spec.model = Digest::of(b"another"),
         |night| night.carry_forward = false,
     ];

@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::items::{Items, Sets};
 use crate::config::{Config, ListsConfig};
 use crate::generator::{engine_options, tested};
-use crate::lists::all_items;
+use crate::lists::{all_items, check_codes};
 
 /// The file beside the checkpoint that keeps the lists.
 const LISTS: &str = "lists.json";
@@ -61,13 +61,16 @@ impl Target {
     /// Opens the model in `[recommender] output`.
     ///
     /// # Errors
-    /// If there is none, if it is of other codes than the catalogue's, or reads fewer items than the draft.
-    pub(super) fn open(config: &Config, catalogue: &Catalogue) -> Result<Self> {
+    /// If there is none, if it is of other codes than the catalogue's, naming the row of an item that it does not know,
+    /// or if it reads fewer items than the draft.
+    pub(super) fn open(config: &Config, (table, catalogue): (&catalogue::Catalogue, &Catalogue)) -> Result<Self> {
         let folder = PathBuf::from(&config.recommender.output);
         let belongs = if folder.is_dir() { RecommenderBelongs::open(&folder)? } else { None };
         let belongs = belongs.with_context(|| {
             format!("{}: no recommender to draft for; train it first with `laser train recommender`", folder.display())
         })?;
+        let files = ModelFiles::open(&folder)?;
+        check_codes(table, &files.tokenizer)?;
         catalogue.vocabulary().check(&folder)?;
         let max_items = config.recommender.draft.options.max_items;
         ensure!(
@@ -76,7 +79,6 @@ impl Target {
             folder.display(),
             belongs.max_items
         );
-        let files = ModelFiles::open(&folder)?;
         let digest = files.digest()?.to_string();
         Ok(Self { files, folder, digest })
     }

@@ -234,7 +234,7 @@ fn what_cannot_be_trained_is_refused() {
     let file = target.path().join("tokenizer.json");
     fs::write(&file, fs::read_to_string(&file).unwrap().replace("<c_1>", "<c_2>")).unwrap();
     let error = refused(RecommenderOptions { max_items: 3, ..drafts }, Some(&target));
-    assert!(error.contains("its codes are others than those of the identifiers"), "{error}");
+    assert!(error.contains("its codes are others than those of the identifiers: it does not know <c_1>"), "{error}");
 }
 
 #[test]

@@ -108,14 +108,28 @@ impl CodeVocabulary {
     /// Checks that the recommender in a folder has the same codes.
     ///
     /// # Errors
-    /// Those of [`open`](Self::open), and other codes.
+    /// Those of [`open`](Self::open), and other codes, naming one that only one of them has.
     pub fn check(&self, folder: &Path) -> Result<()> {
+        let known = Self::open(folder)?;
+        let difference = match (self.code_not_of(&known), known.code_not_of(self)) {
+            (Some(code), _) => format!(": it does not know {code}"),
+            (None, Some(code)) => format!(": no item has {code}"),
+            (None, None) => String::new(),
+        };
         ensure!(
-            Self::open(folder)? == *self,
-            "{}: its codes are others than those of the identifiers; train it on the same ones",
+            known == *self,
+            "{}: its codes are others than those of the identifiers{difference}; train it on the same ones",
             folder.display()
         );
         Ok(())
+    }
+
+    /// The first code that another vocabulary does not have at the same level.
+    fn code_not_of(&self, other: &Self) -> Option<&str> {
+        let levels = self.levels.iter().enumerate();
+        let mut codes = levels.flat_map(|(level, codes)| codes.iter().map(move |code| (level, code)));
+        let found = codes.find(|(level, code)| other.tokens.get(*code).is_none_or(|known| known.0 != *level));
+        found.map(|(_, code)| code.as_str())
     }
 
     /// The number of codes in an identifier.
