@@ -437,8 +437,8 @@ impl Refined {
     }
 }
 
-/// The source that contributes most. A token that the draft model proposes as well is no longer the prompt's alone, even
-/// if its probability rounds to 0.
+/// The source that contributes most. A token that the draft model proposes as well is no longer the prompt's alone,
+/// even if its probability rounds to 0.
 fn joint_source(source: Source, note: &Note, (trust, is_proposed): (f32, bool)) -> Source {
     match source {
         _ if trust * note.model > (1.0 - trust) * note.estimate => Source::Model,

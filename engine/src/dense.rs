@@ -6,7 +6,7 @@ use mistralrs_quant::IsqType;
 use crate::{error::EngineError, linear::Linear, tree_lm::Weights};
 
 /// Dense tensors by their names at Hugging Face.
-pub(super) trait DenseTensors {
+pub(super) trait DenseTensors: Send {
     /// The tensor of that name and shape on the CPU, in the dtype of all.
     fn tensor(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError>;
 

@@ -181,7 +181,7 @@ pub(super) fn build(
         let limit = cache_limit(options, device)?;
         let engine: Box<dyn Engine> = match format {
             Some(format) => {
-                let heads = CpuHeads::load(&shape, medusa, &Formatted { weights: &*weights, format })?;
+                let heads = packed(&threads, weights, format, |weights| CpuHeads::load(&shape, medusa, weights))?;
                 let info = info(config, weights.parameters(), precision, options);
                 Box::new(TreeEngine::new(KernelHeads { heads, hidden_size }, info, threads, limit))
             }
@@ -196,7 +196,7 @@ pub(super) fn build(
     if let Some(format) = format {
         // An embedding that is multiplied with as well is read twice.
         let twice = if shape.tied_embeddings { shape.vocab_size * shape.hidden_size } else { 0 };
-        let model = CpuDecoder::load(shape, &Formatted { weights: &*weights, format })?;
+        let model = packed(&threads, weights, format, |weights| CpuDecoder::load(shape, weights))?;
         let parameters = weights.parameters().saturating_sub(twice as u64);
         let info = info(config, parameters, precision, options);
         return Ok(Box::new(TreeEngine::new(model, info, threads, cache_limit(options, device)?)));
@@ -204,6 +204,18 @@ pub(super) fn build(
     let model = TreeLm::load(shape, weights, device)?;
     let info = info(config, weights.parameters(), precision, options);
     Ok(Box::new(TreeEngine::new(model, info, threads, cache_limit(options, device)?)))
+}
+
+/// Packs weights on the threads that are going to multiply with them: no others work, and the memory of a page is that
+/// of the thread that first writes to it.
+fn packed<M: Send>(
+    threads: &ThreadPool,
+    weights: &mut dyn Weights,
+    format: Format,
+    load: impl FnOnce(&Formatted<'_>) -> Result<M, EngineError> + Send,
+) -> Result<M, EngineError> {
+    // Moved, since the weights may go to another thread, but are not shared with it.
+    threads.install(move || load(&Formatted { weights: &*weights, format }))
 }
 
 /// Bytes that keys and values may take beside the loaded weights: what is configured, or on a GPU four fifths of what

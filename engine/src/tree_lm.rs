@@ -28,7 +28,7 @@ use crate::{
 type Loaded<T> = std::result::Result<T, EngineError>;
 
 /// Where a model's tensors come from; names are those of Hugging Face, without `.weight`.
-pub(super) trait Weights {
+pub(super) trait Weights: Send {
     /// A projection from `inputs` to `outputs`.
     fn linear(&mut self, name: &str, outputs: usize, inputs: usize, bias: bool) -> Loaded<Linear>;
 

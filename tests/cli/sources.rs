@@ -28,8 +28,8 @@ const FEW: [&str; 7] = [
 /// Users and items of such a night.
 const ROWS: usize = 16;
 
-/// Who proposes tokens where there is a pool, where tokens are copied or made beside the text alone, where a model drafts
-/// alone, and where it drafts beside a pool.
+/// Who proposes tokens where there is a pool, where tokens are copied or made beside the text alone, where a model
+/// drafts alone, and where it drafts beside a pool.
 const POOLED: &[Proposer] = &[Proposer::Pool, Proposer::Previous, Proposer::Context];
 const COPIED: &[Proposer] = &[Proposer::Context];
 const DRAFTED: &[Proposer] = &[Proposer::DraftModel];

@@ -68,9 +68,9 @@ pub(crate) struct PackedMatrix {
 }
 
 impl PackedMatrix {
-    /// Packs matrices of equal `inputs` and format, one below the other. All threads take part: it is faster, and on a
-    /// machine of several sockets the system puts a page beside the core that first writes to it, so weights lie in the
-    /// memory of all sockets and are read from all of them.
+    /// Packs matrices of equal `inputs` and format, one below the other. All threads of the pool take part: it is
+    /// faster, and on a machine of several sockets the system puts a page beside the core that first writes to it, so
+    /// weights lie in the memory of all sockets whose cores multiply, and are read from all of them.
     pub(crate) fn pack(parts: &[Matrix], inputs: usize) -> Self {
         let format = parts.first().map_or(Format::F32, Matrix::format);
         let block = format.ggml_block().map_or(1, |(inputs, _)| inputs);
