@@ -169,6 +169,8 @@ pub(super) struct Reader {
     slot: Slot,
     /// That of the acceptance head, if there is one.
     judged_slot: Option<Slot>,
+    /// Tokens that the text has before its context begins: where it reads features, those of which it was not told.
+    skipped: usize,
     /// Tokens of the sequence that it has not cached, and how many of these the last step emitted.
     unread: Vec<Token>,
     recent: usize,
@@ -216,9 +218,11 @@ impl Reader {
     }
 }
 
-/// What a reader begins with: tokens of another one's cache, and its features behind them.
+/// What a reader begins with: so many tokens of another one's cache, which may have skipped some before, and the
+/// features behind them.
 struct Origin {
     slot: Slot,
+    skipped: usize,
     kept: usize,
     features: Vec<f32>,
 }
@@ -324,19 +328,21 @@ impl DraftModel {
             None => self.engine.open(capacity).ok()?,
         };
         let judged_slot = self.acceptance_head.as_mut().and_then(|head| head.engine.open(capacity).ok());
-        // The first feature that the target is going to tell is that of its first token, and comes before the second.
-        // Where it has computed the beginning for a text of which nothing is known, the layer's context comes after it.
-        let first = match &origin {
-            Some(origin) => origin.kept + usize::from(self.reads_features()),
-            None if self.reads_features() => cached + 1,
-            None => 0,
+        // Where the target has computed the beginning for a text of which nothing is known, its features will never be.
+        let (skipped, kept, features) = match origin {
+            Some(origin) => (origin.skipped, origin.kept, origin.features),
+            None if self.reads_features() => (cached, 0, Vec::new()),
+            None => (0, 0, Vec::new()),
         };
+        // The first feature is that of the first token, and comes before the second.
+        let first = skipped + kept + usize::from(self.reads_features());
         Some(Reader {
             slot,
             judged_slot,
+            skipped,
             unread: prompt.get(first..).unwrap_or_default().to_vec(),
             recent: 0,
-            features: origin.map(|origin| origin.features).unwrap_or_default(),
+            features,
             refined: Refined::default(),
             is_current: false,
             opinions: Vec::new(),
@@ -348,9 +354,11 @@ impl DraftModel {
     fn origin(&self, prompt: &[Token], cached: usize, sample: Option<&Reader>) -> Option<Origin> {
         let is_of = |(prefix, _): &&(Vec<Token>, Reader)| prefix.len() == cached && prompt.starts_with(prefix);
         let reader = sample.or_else(|| self.prefixes.iter().find(is_of).map(|(_, reader)| reader))?;
-        let kept = self.engine.cached(reader.slot).min(cached);
-        let features = if self.reads_features() { (cached - kept) * self.engine.info().hidden_size } else { 0 };
-        Some(Origin { slot: reader.slot, kept, features: reader.features.get(..features)?.to_vec() })
+        let (slot, skipped) = (reader.slot, reader.skipped);
+        let known = cached.checked_sub(skipped)?;
+        let kept = self.engine.cached(slot).min(known);
+        let features = if self.reads_features() { (known - kept) * self.engine.info().hidden_size } else { 0 };
+        Some(Origin { slot, skipped, kept, features: reader.features.get(..features)?.to_vec() })
     }
 
     /// Reads what prompts begin with, in forwards of at most `step_tokens` tokens. `features` are the target's of all
