@@ -10,7 +10,7 @@
 #
 # Figures go to output/gpu. LASER_GPU_MODEL names a model directory for steps and paper; without it they measure
 # fixtures/profile-lm, padded to 886M parameters. LASER_GPU_TEXTS is how many texts of each kind paper takes, by default
-# 12, so that all parts fit in ten minutes.
+# 12; 100 would take longer than all other parts.
 # The CUDA toolkit must be installed (deploy/README.md), and CARGO_TARGET_DIR is honoured; where LASER_GPU_BIN names a
 # folder with laser and laser-bench, these run and nothing is built. LASER_GPU_DEVICE=cpu tries the script itself
 # without a GPU.
