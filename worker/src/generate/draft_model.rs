@@ -19,10 +19,14 @@
 //! pays for its share of the prompt, too: a prompt is paid for by the steps that its text may still take. Its cache
 //! follows the target's forks: what prompts begin with is read once, and a sample begins with what another one has.
 
+mod reading;
+
 use std::{collections::VecDeque, time::Instant};
 
 use laser_decode::{Calibration, ROOT_PARENT, Refined, TargetScores as _, Terms, Token, Verdict, chain_parents};
 use laser_engine::{ACCEPTED, Engine, EngineError, EngineInfo, REJECTED, Scores, Segment, Slot};
+
+use reading::{Judged, Reading};
 
 use crate::cost::{StepCost, StepLoad};
 
@@ -250,23 +254,6 @@ impl Readable<'_> {
         let share = (self.backlog() as f64 / steps).ceil() as usize;
         self.reader.unread.len() - self.backlog() + share + nodes
     }
-}
-
-/// One sequence's part of a forward.
-struct Reading {
-    /// Its place among the readers.
-    reader: usize,
-    /// Tokens of `unread` that become cached, and whether none is left then: the last one is the root.
-    chunk: usize,
-    is_whole: bool,
-    /// The drafted nodes behind them.
-    nodes: Vec<usize>,
-    tokens: Vec<Token>,
-    parents: Vec<u32>,
-    /// The features before the tokens, if the model reads any.
-    before: Vec<f32>,
-    /// As [`Reader::reached`] tells of the nodes.
-    reached: f32,
 }
 
 impl DraftModel {
@@ -648,64 +635,6 @@ impl DraftModel {
         for (depth, opinions) in reader.opinions.drain(..) {
             self.learnt(depth).into_iter().for_each(|learnt| learnt.weigh(opinions));
         }
-    }
-}
-
-impl Reading {
-    fn new((at, is_whole): (usize, bool), reader: &Reader, chunk: usize, nodes: Vec<usize>) -> Self {
-        let tree = reader.refined.tree();
-        let tokens =
-            reader.unread[..chunk].iter().copied().chain(nodes.iter().map(|&node| tree.tokens()[node])).collect();
-        let root = chunk.checked_sub(1);
-        // The nodes are ascending and have their ancestors among them.
-        let place = |node: u32| match nodes.binary_search(&(node as usize)) {
-            Ok(at) => Some(chunk + at),
-            Err(_) => root,
-        };
-        let of = |&node: &usize| place(tree.parents()[node]).map_or(ROOT_PARENT, index_u32);
-        let parents = laser_decode::chain_parents(chunk).chain(nodes.iter().map(of)).collect();
-        let reached = reader.reached(&nodes);
-        Self { reader: at, chunk, is_whole, nodes, tokens, parents, before: Vec::new(), reached }
-    }
-
-    /// The features before its tokens: the target's before the chunk, the model's own before the nodes.
-    fn add_features(&mut self, reader: &Reader, hidden_size: usize) {
-        self.before.extend_from_slice(&reader.features[..self.chunk * hidden_size]);
-        let before = self.nodes.iter().filter_map(|&node| reader.refined.feature_before(node));
-        before.for_each(|feature| self.before.extend_from_slice(feature));
-    }
-
-    /// Numbers of the features before the chunk.
-    fn chunk_features(&self) -> usize {
-        self.chunk * self.before.len() / self.tokens.len()
-    }
-
-    /// Nodes of the tree that are scored, and where in the segment they are.
-    fn scored(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
-        let root = self.chunk.checked_sub(1).map(|root| (0, root));
-        root.into_iter().chain(self.nodes.iter().copied().zip(self.chunk..))
-    }
-}
-
-/// The drafted nodes of a reading as the acceptance head gets them: it looks at their features alone.
-struct Judged<'a> {
-    reading: &'a Reading,
-    slot: Slot,
-    tokens: Vec<Token>,
-    parents: Vec<u32>,
-    features: Vec<f32>,
-}
-
-impl<'a> Judged<'a> {
-    fn new(reading: &'a Reading, scores: &Scores, slot: Slot) -> Self {
-        let nodes = reading.nodes.len();
-        let features = (reading.chunk..).take(nodes).flat_map(|at| scores.feature(at)).copied().collect();
-        Self { reading, slot, tokens: vec![ACCEPTED; nodes], parents: vec![ROOT_PARENT; nodes], features }
-    }
-
-    fn segment(&self) -> Segment<'_> {
-        let Self { slot, tokens, parents, features, .. } = self;
-        Segment { slot: *slot, tokens, parents, scored_from: 0, before: features, ..Segment::default() }
     }
 }
 
