@@ -21,7 +21,7 @@
 
 mod reading;
 
-use std::{collections::VecDeque, time::Instant};
+use std::time::Instant;
 
 use laser_decode::{Calibration, ROOT_PARENT, Refined, TargetScores as _, Terms, Token, Verdict, chain_parents};
 use laser_engine::{ACCEPTED, Engine, EngineError, EngineInfo, REJECTED, Scores, Segment, Slot};
@@ -87,7 +87,7 @@ pub struct DraftModel {
     /// Tokens that a text gets per step, over the last steps; none before the first.
     pace: f64,
     /// What prompts begin with, and what it has of that.
-    prefixes: VecDeque<(Vec<Token>, Reader)>,
+    prefixes: Vec<(Vec<Token>, Reader)>,
 }
 
 impl std::fmt::Debug for DraftModel {
@@ -269,7 +269,7 @@ impl DraftModel {
             (None, false) => (forwards, 1),
         };
         let (worth, learnt) = (vec![Worth::default(); forwards], vec![Learnt::NOTHING; depths]);
-        Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0, pace: 0.0, prefixes: VecDeque::new() }
+        Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0, pace: 0.0, prefixes: Vec::new() }
     }
 
     /// The same with an acceptance head over its features, which corrects the log odds of its probabilities, scaled by
@@ -368,8 +368,8 @@ impl DraftModel {
         };
         let width = if self.reads_features() { hidden_size } else { 0 };
         // Known to `forget_prefix` before a forward, which may panic.
-        self.prefixes.push_back((prefix.to_vec(), reader));
-        let Some((_, reader)) = self.prefixes.back_mut() else { return Ok(()) };
+        self.prefixes.push((prefix.to_vec(), reader));
+        let Some((_, reader)) = self.prefixes.last_mut() else { return Ok(()) };
         if width > 0 {
             reader.computed(features);
         }
@@ -394,7 +394,7 @@ impl DraftModel {
     /// Gives back the cache of what prompts began with.
     pub(super) fn forget_prefix(&mut self, prefix: &[Token]) {
         let at = self.prefixes.iter().position(|(tokens, _)| tokens == prefix);
-        if let Some((_, reader)) = at.and_then(|at| self.prefixes.remove(at)) {
+        if let Some((_, reader)) = at.map(|at| self.prefixes.swap_remove(at)) {
             self.close(&reader);
         }
     }
