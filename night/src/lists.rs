@@ -192,12 +192,11 @@ async fn open_trie(file: &Location, digest: &Digest, cache: Option<&Cache>) -> R
     Ok(trie)
 }
 
-/// All items of a table, none of them out of stock, for a model's tokenizer.
+/// All items of a table whose codes are [checked](check_codes), none of them out of stock, for a model's tokenizer.
 ///
 /// # Errors
-/// Those of [`check_codes`], and a table that no trie can be built of.
+/// A code that is no token, and a table that no trie can be built of.
 pub(crate) fn all_items(table: &catalogue::Catalogue, tokenizer: &Tokenizer) -> Result<Arc<Catalogue>> {
-    check_codes(table, tokenizer).context("[lists.catalogue]")?;
     let trie = build(table).and_then(|bytes| Ok(Trie::open(bytes)?));
     opened(trie.context("[lists.catalogue]")?, (None, None), tokenizer)
 }
