@@ -6,7 +6,7 @@ use rayon::prelude::*;
 
 use crate::{
     batch::{Batch, Span},
-    cache::{CpuCache, HeadCache, LEAST, POSITIONS},
+    cache::{CpuCache, HeadCache, LEAST},
     shape::ModelShape,
     skinny::{Rows, vectorized},
     vector::{WIDE, by_lane, exp, exp_fused, halved, max, narrow, norm_in_place},
@@ -27,13 +27,13 @@ struct HeadBuffers {
     attended: Rows,
 }
 
-/// What tiles leave to single rows: the last blocks of nodes that do not lie at their positions.
+/// What is added row by row where positions are summed in pairs or blocks: the last ones of nodes that do not lie at
+/// their positions.
 #[derive(Debug, Default)]
 struct Tails {
-    /// Where the positions of such a block and of all behind it lie.
+    /// Where the positions of such a block and of all behind it lie, and what they weigh.
     slots: Vec<usize>,
-    /// `[blocks, head_dim]`
-    sums: Vec<f32>,
+    weights: Vec<f32>,
     /// Rows that have some, and how many.
     rows: Vec<(usize, usize)>,
 }
@@ -141,16 +141,19 @@ fn attend_block(span: &Span<'_>, block: Range<usize>, cache: &HeadCache<'_>, gro
     cache.scores(total, &own.queries, &mut own.scores);
     own.sums_of_weights.clear();
     own.tails.clear();
+    let together = cache.together();
     for row in 0..own.scores.rows() {
         let node = block.start + row / group;
-        let sum = weigh(span, node, own.scores.row_mut(row), cache.is_tiled());
+        let sum = weigh(span, node, own.scores.row_mut(row), together > 1);
         own.sums_of_weights.push(sum);
-        if cache.is_tiled() && !span.is_straight(node) {
-            own.tails.take(row, span, node, own.scores.row_mut(row), cache);
+        if together > 1 && !span.is_straight(node) {
+            let first = span.cached - span.cached % together;
+            own.tails.take(row, (first..span.cached).chain(span.path(node)), own.scores.row_mut(row));
+            own.scores.row_mut(row)[first..].fill(0.0);
         }
     }
     cache.sums(total, &own.scores, &mut own.sums);
-    own.tails.add(&mut own.sums);
+    own.tails.add(&mut own.sums, cache);
     for (row, weight) in own.sums_of_weights.iter().enumerate() {
         let sums = own.sums.row(row);
         let to = own.attended.row_mut(block.start + row / group);
@@ -161,31 +164,26 @@ fn attend_block(span: &Span<'_>, block: Range<usize>, cache: &HeadCache<'_>, gro
 
 impl Tails {
     fn clear(&mut self) {
-        self.sums.clear();
+        self.slots.clear();
+        self.weights.clear();
         self.rows.clear();
     }
 
-    /// Sums the values from the last whole block of the committed context on, in the order of their positions, and
-    /// leaves their weights zero.
-    fn take(&mut self, row: usize, span: &Span<'_>, node: usize, weights: &mut [f32], cache: &HeadCache<'_>) {
-        let first = span.cached - span.cached % POSITIONS;
-        self.slots.clear();
-        self.slots.extend((first..span.cached).chain(span.path(node)));
-        cache.sums_of_blocks(&self.slots, weights, &mut self.sums);
-        self.rows.push((row, self.slots.len().div_ceil(POSITIONS)));
-        weights[first..].fill(0.0);
+    /// Notes what the values in these slots weigh, which are in the order of their positions.
+    fn take(&mut self, row: usize, slots: impl Iterator<Item = usize>, weights: &[f32]) {
+        let before = self.slots.len();
+        self.slots.extend(slots);
+        self.weights.extend(self.slots[before..].iter().map(|slot| weights[*slot]));
+        self.rows.push((row, self.slots.len() - before));
     }
 
-    /// Adds these sums to those of the blocks before them.
-    fn add(&self, sums: &mut Rows) {
-        let mut rest = &self.sums[..];
-        for &(row, blocks) in &self.rows {
-            let to = sums.row_mut(row);
-            let (own, behind) = rest.split_at(blocks * to.len());
-            for block in own.chunks_exact(to.len()) {
-                to.iter_mut().zip(block).for_each(|(to, sum)| *to += sum);
-            }
-            rest = behind;
+    /// Adds them to the sums of what is before them.
+    fn add(&self, sums: &mut Rows, cache: &HeadCache<'_>) {
+        let mut first = 0;
+        for &(row, count) in &self.rows {
+            let own = first..first + count;
+            cache.add_moved(&self.slots[own.clone()], &self.weights[own], sums.panels_mut(row));
+            first += count;
         }
     }
 }
@@ -241,7 +239,7 @@ mod tests {
         batch::{Asked, Tree},
         cache::CacheShape,
         shape::tests::tiny,
-        skinny::Format,
+        skinny::{Format, Order},
     };
 
     /// Numbers of one row of q, k and v.
@@ -288,6 +286,11 @@ mod tests {
         (prop_oneof![Just(4), Just(32), Just(64)], 1..3_usize).prop_map(of)
     }
 
+    /// A cache multiplied in each of the orders that it can be.
+    fn orders(shape: CacheShape) -> impl Iterator<Item = CacheShape> + Clone {
+        [Order::Single, Order::Pairs, Order::Tiles].into_iter().filter_map(move |order| shape.multiplied(order))
+    }
+
     /// What the last of some tokens attends to, in f64.
     fn oracle(shape: &ModelShape, seeds: &[u64]) -> Vec<f64> {
         let (dim, group) = (shape.head_dim, shape.heads / shape.kv_heads);
@@ -312,7 +315,7 @@ mod tests {
         for (head_dim, group) in [(4, 1), (32, 1), (64, 2)] {
             let shape = ModelShape { head_dim, heads: 2 * group, layers: 1, ..tiny() };
             let (wide, narrow) = (CacheShape::new(&shape, Format::F32), CacheShape::new(&shape, Format::Bf16));
-            for (of_cache, most) in [(wide, 1e-5), (narrow, 0.1), (narrow.untiled(), 0.1)] {
+            for (of_cache, most) in orders(narrow).map(|narrow| (narrow, 0.1)).chain([(wide, 1e-5)]) {
                 for tokens in [1, 2, 31, 32, 33, 100, 161] {
                     let seeds: Vec<u64> = (0..tokens).collect();
                     let mut cache = context(&shape, of_cache, &seeds[..seeds.len() - 1], 50);
@@ -334,13 +337,13 @@ mod tests {
         fn a_node_attends_like_the_last_token_of_its_path(
             shape in shapes(),
             format in prop_oneof![Just(Format::F32), Just(Format::Bf16)],
-            tiled in any::<bool>(),
+            order in 0..3_usize,
             (cached, chunk) in (1..130_usize, 1..50_usize),
             links in prop::collection::vec(prop_oneof![Just(None), Just(Some(1)), (1..40_u32).prop_map(Some)], 1..80),
             held in 0..40_usize,
         ) {
             let of_cache = CacheShape::new(&shape, format);
-            let of_cache = if tiled { of_cache } else { of_cache.untiled() };
+            let of_cache = orders(of_cache).cycle().nth(order).unwrap();
             let seeds: Vec<u64> = (0..300).collect();
             // A link is how far back the parent is.
             let parent = |(node, link): (u32, &Option<u32>)| link.and_then(|by| node.checked_sub(by));

@@ -6,11 +6,13 @@
 //! before, so memory is bounded by the largest batch seen.
 //!
 //! Beside weights in f32 keys and values are f32, beside all others bf16: half as much to read, and where the processor
-//! multiplies tiles, panels of both are such.
+//! multiplies pairs or tiles of bf16, panels of both are such.
+
+use rayon::prelude::*;
 
 use crate::{
     shape::ModelShape,
-    skinny::{Format, Line, PANEL, Panels, Rows, TILE_INPUTS, TILED_OUTPUTS, ZERO, bf16, has_tiles, vectorized},
+    skinny::{Format, Line, Order, PANEL, Panels, Rows, TILE_INPUTS, TILED_OUTPUTS, ZERO, add_pairs, bf16, vectorized},
 };
 
 /// Positions of a block, of which tiles sum the values of even and of odd ones apart.
@@ -40,27 +42,32 @@ pub(crate) struct CacheShape {
     head_dim: usize,
     /// [`Format::F32`] or [`Format::Bf16`].
     format: Format,
-    /// Whether panels are multiplied as tiles.
-    tiled: bool,
+    /// How panels are multiplied.
+    order: Order,
 }
 
 impl CacheShape {
     /// That of a model whose weights have this format.
     pub(crate) fn new(model: &ModelShape, weights: Format) -> Self {
         let format = if weights == Format::F32 { Format::F32 } else { Format::Bf16 };
-        let tiled = format == Format::Bf16 && model.head_dim.is_multiple_of(TILE_INPUTS) && has_tiles();
-        Self { layers: model.layers, heads: model.kv_heads, head_dim: model.head_dim, format, tiled }
+        let shape =
+            Self { layers: model.layers, heads: model.kv_heads, head_dim: model.head_dim, format, ..Self::default() };
+        [Order::Tiles, Order::Pairs].into_iter().find_map(|order| shape.multiplied(order)).unwrap_or(shape)
     }
 
-    /// As on a processor without tiles.
-    #[cfg(test)]
-    pub(crate) fn untiled(self) -> Self {
-        Self { tiled: false, ..self }
+    /// The same with panels that are multiplied in this order, if they can be.
+    pub(crate) fn multiplied(self, order: Order) -> Option<Self> {
+        let fits = match order {
+            Order::Single => true,
+            Order::Pairs => self.format == Format::Bf16,
+            Order::Tiles => self.format == Format::Bf16 && self.head_dim.is_multiple_of(TILE_INPUTS),
+        };
+        (fits && order.is_there()).then_some(Self { order, ..self })
     }
 
     /// Columns that scores of so many positions have: as many, or those of whole tiles.
     fn columns(self, total: usize) -> usize {
-        if self.tiled { total.next_multiple_of(POSITIONS).max(TILED_OUTPUTS) } else { total }
+        if self.order == Order::Tiles { total.next_multiple_of(POSITIONS).max(TILED_OUTPUTS) } else { total }
     }
 
     /// Lines of the keys of a head for 16 positions.
@@ -113,7 +120,8 @@ impl CpuCache {
             keys: vec![ZERO; shape.heads * shape.key_lines(capacity)],
             values: vec![ZERO; shape.heads * shape.value_lines(capacity)],
         };
-        Self { layers: (0..shape.layers).map(|_| layer()).collect(), shape, capacity }
+        // 70 MB for 71M parameters and 900 tokens: a thread would take a third of a list's time to zero them.
+        Self { layers: (0..shape.layers).into_par_iter().map(|_| layer()).collect(), shape, capacity }
     }
 
     /// The heads of a layer.
@@ -162,32 +170,37 @@ impl HeadCache<'_> {
         }
     }
 
-    /// Whether the even and the odd positions of a block are summed apart, by weights rounded to bf16.
-    pub(crate) fn is_tiled(&self) -> bool {
-        self.shape.tiled
+    /// How many positions are summed together, in places that their numbers say: one, a pair, or a block. Weights of
+    /// more than one are rounded to bf16.
+    pub(crate) fn together(&self) -> usize {
+        match self.shape.order {
+            Order::Single => 1,
+            Order::Pairs => 2,
+            Order::Tiles => POSITIONS,
+        }
     }
 
     /// Queries times the keys of the first `total` positions, into so many columns or some more.
     pub(crate) fn scores(&self, total: usize, queries: &Rows, scores: &mut Rows) {
-        let keys = self.keys(self.shape.columns(total));
-        match self.shape.tiled {
-            true => keys.multiply_by_tiles(queries, scores),
-            false => keys.multiply(queries, scores),
-        }
+        self.keys(self.shape.columns(total)).multiply(queries, scores, self.shape.order);
     }
 
     /// The values of the first `total` positions, summed by their weights, which have the columns of scores.
     pub(crate) fn sums(&self, total: usize, weights: &Rows, sums: &mut Rows) {
-        match self.shape.tiled {
-            true => self.values(total.next_multiple_of(POSITIONS)).multiply_by_tiles(weights, sums),
-            false => self.values(total).multiply(weights, sums),
-        }
+        let total = if self.shape.order == Order::Tiles { total.next_multiple_of(POSITIONS) } else { total };
+        self.values(total).multiply(weights, sums, self.shape.order);
     }
 
-    /// The sums of single blocks, as tiles make them, of values that lie elsewhere than at their positions: `slots` has
-    /// where, from the first position of a block on. Appends `[blocks, head_dim]`; weights are rounded to bf16.
-    pub(crate) fn sums_of_blocks(&self, slots: &[usize], weights: &[f32], sums: &mut Vec<f32>) {
-        sums_of_blocks(self.values, self.shape.value_panel(self.capacity), slots, weights, sums);
+    /// Goes on with the sums of a row, padded to whole panels, over values that lie elsewhere than at their positions: `slots` has where, from
+    /// the first position of those that are summed [together](Self::together) on, and `weights` what they weigh,
+    /// rounded to bf16.
+    pub(crate) fn add_moved(&self, slots: &[usize], weights: &[f32], sums: &mut [f32]) {
+        let panel = self.shape.value_panel(self.capacity);
+        match self.shape.order {
+            Order::Tiles => add_blocks(self.values, panel, slots, weights, sums),
+            Order::Pairs => add_pairs(self.values, panel, (slots, weights), sums),
+            Order::Single => unreachable!("values are summed one by one wherever they lie"),
+        }
     }
 
     /// The keys of the first `total` positions, an output each.
@@ -247,32 +260,29 @@ impl HeadCache<'_> {
 }
 
 vectorized! {
-    /// [`HeadCache::sums_of_blocks`] of values whose panels have so many lines.
-    fn sums_of_blocks = sum_blocks(
-        values: &[Line], panel: usize, slots: &[usize], weights: &[f32], sums: &mut Vec<f32>
-    );
+    /// [`HeadCache::add_moved`] as tiles add, for values whose panels have so many lines.
+    fn add_blocks = sum_blocks(values: &[Line], panel: usize, slots: &[usize], weights: &[f32], sums: &mut [f32]);
 }
 
 #[inline(always)]
-fn sum_blocks(values: &[Line], panel: usize, slots: &[usize], weights: &[f32], sums: &mut Vec<f32>) {
-    for block in slots.chunks(POSITIONS) {
-        for panel in values.chunks_exact(panel) {
+fn sum_blocks(values: &[Line], panel: usize, slots: &[usize], weights: &[f32], sums: &mut [f32]) {
+    for (slots, weights) in slots.chunks(POSITIONS).zip(weights.chunks(POSITIONS)) {
+        for (panel, sums) in values.chunks_exact(panel).zip(sums.as_chunks_mut::<PANEL>().0) {
             let (mut even, mut odd) = ([0.0_f32; PANEL], [0.0_f32; PANEL]);
-            for pair in block.chunks(2) {
-                add_value(&mut even, panel, pair[0], weights);
-                if let Some(slot) = pair.get(1) {
-                    add_value(&mut odd, panel, *slot, weights);
+            for (slots, weights) in slots.chunks(2).zip(weights.chunks(2)) {
+                add_value(&mut even, panel, slots[0], weights[0]);
+                if let (Some(slot), Some(weight)) = (slots.get(1), weights.get(1)) {
+                    add_value(&mut odd, panel, *slot, *weight);
                 }
             }
-            sums.extend(even.iter().zip(odd).map(|(even, odd)| even + odd));
+            sums.iter_mut().zip(even.iter().zip(odd)).for_each(|(sum, (even, odd))| *sum += even + odd);
         }
     }
 }
 
 /// Adds the value of a slot in bf16, times its weight.
 #[inline(always)]
-fn add_value(sums: &mut [f32; PANEL], panel: &[Line], slot: usize, weights: &[f32]) {
-    let weight = weights[slot];
+fn add_value(sums: &mut [f32; PANEL], panel: &[Line], slot: usize, weight: f32) {
     for (sum, pair) in sums.iter_mut().zip(panel[slot / 2].0) {
         *sum = weight.mul_add(f32::from_bits(half_of(pair, slot) << 16), *sum);
     }

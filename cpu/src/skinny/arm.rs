@@ -2,7 +2,12 @@
 
 use std::arch::is_aarch64_feature_detected;
 
-use super::{format::Format, kernel::Product, layout::Layout, neon, quants};
+use super::{
+    format::Format,
+    kernel::{AddPairs, Product},
+    layout::Layout,
+    neon, quants,
+};
 
 /// Panels that a thread takes at least.
 pub(super) const PANELS: usize = 4;
@@ -42,6 +47,11 @@ pub(super) fn tiled_product() -> Option<(Product, Layout)> {
 
 /// None: pairs of bf16 are widened.
 pub(super) fn paired_product(_inputs: usize, _panels: usize) -> Option<(Product, Layout)> {
+    None
+}
+
+/// None, as above.
+pub(super) fn untiled_product() -> Option<(Product, Layout, AddPairs)> {
     None
 }
 

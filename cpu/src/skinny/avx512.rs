@@ -7,7 +7,7 @@
 use std::{arch::x86_64::*, mem::transmute, ops::Range};
 
 use super::{
-    format::PANEL,
+    format::{Line, PANEL},
     kernel::{Simd, Task, Tile, product, row_tiles, rows, stripe},
     quants::{Blocks, Bytes},
 };
@@ -75,6 +75,30 @@ product!(
     1 => 6, 2 => 6, 3 => 6, 4 => 6, 5 => 4, 6 => 4, 7 => 3, 8 => 3,
     9 => 2, 10 => 2, 11 => 2, 12 => 2, 13 => 2, 14 => 2, 15 => 1, 16 => 1
 );
+
+/// Goes on with the sums of a row's panels, of `depth` lines each, by pairs of inputs that lie wherever `inputs` has
+/// them: as [`avx512_bf16`] would if these were the next of a panel. `x` has their pairs of bf16.
+///
+/// # Safety
+/// The processor has AVX512-BF16. Bounds are checked.
+#[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
+pub(super) unsafe fn add_pairs(w: &[Line], depth: usize, (inputs, x): (&[usize], &[u32]), sums: &mut [f32]) {
+    let half = |panel: &[Line], input: usize| unsafe {
+        let pairs = _mm512_loadu_si512(panel[input / 2].0.as_ptr().cast());
+        if input % 2 == 1 { _mm512_srli_epi32::<16>(pairs) } else { pairs }
+    };
+    for (panel, sums) in w.chunks_exact(depth).zip(sums.as_chunks_mut::<PANEL>().0) {
+        let mut sum = unsafe { _mm512_loadu_ps(sums.as_ptr()) };
+        for (pair, x) in inputs.chunks(2).zip(x) {
+            let low = _mm512_and_si512(half(panel, pair[0]), _mm512_set1_epi32(0xffff));
+            let high = pair.get(1).map_or(_mm512_setzero_si512(), |&input| half(panel, input));
+            let weights = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));
+            let x = _mm512_set1_epi32(x.cast_signed());
+            sum = unsafe { Avx512::<true>::fused(_mm512_castsi512_ps(weights), _mm512_castsi512_ps(x), sum) };
+        }
+        unsafe { _mm512_storeu_ps(sums.as_mut_ptr(), sum) };
+    }
+}
 
 /// AVX512-VNNI multiplies unsigned by signed bytes: weights are shifted by 128, and sums start at what that adds.
 pub(super) struct Vnni;

@@ -63,6 +63,6 @@ pub(crate) use self::{
     format::{Line, PANEL, TILE_INPUTS, ZERO, bf16},
     packing::{PackedMatrix, Panels},
     processor::vectorized,
-    product::{TILED_OUTPUTS, has_tiles},
+    product::{Order, TILED_OUTPUTS, add_pairs},
     rows::Rows,
 };

@@ -3,20 +3,39 @@
 use rayon::prelude::*;
 
 use super::{
-    format::{BLOCK, Format, PANEL},
+    format::{BLOCK, Format, Line, PANEL, bf16},
     kernel::{Product, Task},
     layout::Layout,
     packing::{PackedMatrix, Panels},
-    processor::{PANELS, bytes_product, paired_product, tiled_product, widened_product},
+    processor::{PANELS, bytes_product, paired_product, tiled_product, untiled_product, widened_product},
     rows::Rows,
 };
 
 /// Multiplications below which a second thread costs more than it saves.
 const PARALLEL_WORK: usize = 1 << 17;
 
-/// Whether the processor multiplies tiles of pairs of bf16.
-pub(crate) fn has_tiles() -> bool {
-    tiled_product().is_some()
+/// In which order a product of panels sums its inputs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Order {
+    /// One by one, in f32, whatever the panels hold. x is taken as it is.
+    #[default]
+    Single,
+    /// By pairs, of weights in bf16 and x rounded to it.
+    Pairs,
+    /// By [tiles](super::format::TILE_INPUTS) of pairs, whose even and odd inputs are summed apart. Outputs are at
+    /// least [`TILED_OUTPUTS`], or 32.
+    Tiles,
+}
+
+impl Order {
+    /// Whether the processor has a product in this order.
+    pub(crate) fn is_there(self) -> bool {
+        match self {
+            Self::Single => true,
+            Self::Pairs => untiled_product().is_some(),
+            Self::Tiles => tiled_product().is_some(),
+        }
+    }
 }
 
 /// Outputs that a product by tiles has at least, or else 32.
@@ -26,24 +45,32 @@ pub(crate) const TILED_OUTPUTS: usize = PANELS * PANEL;
 type Way = (Product, Option<Layout>);
 
 impl Panels<'_> {
-    /// `y = x Wᵀ` on this thread, of weights in f32 or bf16. x is taken as it is, and inputs one by one: instructions
-    /// for pairs of bf16 would sum the nodes of a tree in another order than the text that they become.
-    pub(crate) fn multiply(&self, x: &Rows, y: &mut Rows) {
-        y.reshape(x.rows, self.outputs);
-        product(self, x, (y, 0), (widened_product(), None), 1);
-    }
-
-    /// `y = x Wᵀ` on this thread by tiles, of weights in bf16 and x rounded to it: inputs in
-    /// [blocks](super::format::TILE_INPUTS), whose even and odd ones are summed apart. Outputs are at least
-    /// [`TILED_OUTPUTS`], or 32.
+    /// `y = x Wᵀ` on this thread, of weights in f32 or bf16, of the latter in any order.
     ///
     /// # Panics
-    /// Unless the processor [has tiles](has_tiles).
-    pub(crate) fn multiply_by_tiles(&self, x: &Rows, y: &mut Rows) {
+    /// Unless the processor [has a product](Order::is_there) in that order.
+    pub(crate) fn multiply(&self, x: &Rows, y: &mut Rows, order: Order) {
         y.reshape(x.rows, self.outputs);
-        let (tiled, layout) = tiled_product().expect("the caller asked for tiles");
-        product(self, x, (y, 0), (tiled, Some(layout)), 1);
+        let way = match order {
+            Order::Single => Some((widened_product(), None)),
+            Order::Pairs => untiled_product().map(|(product, layout, _)| (product, Some(layout))),
+            Order::Tiles => tiled_product().map(|(product, layout)| (product, Some(layout))),
+        };
+        product(self, x, (y, 0), way.expect("the caller asked for the order"), 1);
     }
+}
+
+/// Goes on with the sums of a row [by pairs](Order::Pairs), over panels of `depth` lines in bf16 whose inputs lie
+/// wherever `inputs` has them; x, in their order, is rounded to bf16.
+///
+/// # Panics
+/// Unless the processor has the order, and if an input would lie outside its panel.
+pub(crate) fn add_pairs(w: &[Line], depth: usize, (inputs, x): (&[usize], &[f32]), sums: &mut [f32]) {
+    let pair = |pair: &[f32]| bf16(pair[0]) | pair.get(1).map_or(0, |x| bf16(*x)) << 16;
+    let x: Vec<u32> = x.chunks(2).map(pair).collect();
+    let (_, _, add) = untiled_product().expect("the caller asked for the order");
+    // SAFETY: the instruction set was detected.
+    unsafe { add(w, depth, (inputs, &x), sums) }
 }
 
 impl PackedMatrix {

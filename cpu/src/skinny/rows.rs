@@ -33,6 +33,11 @@ impl Rows {
         &mut self.data[row * self.stride..][..self.columns]
     }
 
+    /// A row with what it is padded by.
+    pub(crate) fn panels_mut(&mut self, row: usize) -> &mut [f32] {
+        &mut self.data[row * self.stride..][..self.stride]
+    }
+
     /// Calls `work` with every row's number and elements, on all threads if it is `heavy`.
     pub(crate) fn each(&mut self, heavy: bool, work: impl Fn(usize, &mut [f32]) + Sync) {
         let columns = self.columns;

@@ -4,7 +4,7 @@ use super::{
     amx, avx2, avx512, bf16,
     format::{Format, TILE_INPUTS},
     isa::{Isa, isa},
-    kernel::Product,
+    kernel::{AddPairs, Product},
     layout::Layout,
     portable, quants,
 };
@@ -49,8 +49,13 @@ pub(super) fn paired_product(inputs: usize, panels: usize) -> Option<(Product, L
     if let Some(tiled) = tiled_product().filter(|_| inputs.is_multiple_of(TILE_INPUTS) && panels >= PANELS) {
         return Some(tiled);
     }
+    untiled_product().map(|(product, layout, _)| (product, layout))
+}
+
+/// The product of pairs of bf16 in the order of the inputs, if the processor has one, and what goes on with its sums.
+pub(super) fn untiled_product() -> Option<(Product, Layout, AddPairs)> {
     let has = isa() == Isa::Avx512 && is_x86_feature_detected!("avx512bf16");
-    has.then_some((avx512::avx512_bf16, bf16::pairs::<{ avx512::ROWS }>()))
+    has.then_some((avx512::avx512_bf16, bf16::pairs::<{ avx512::ROWS }>(), avx512::add_pairs))
 }
 
 #[cfg(test)]
