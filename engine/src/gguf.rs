@@ -1,30 +1,33 @@
-//! Weights of a GGUF file: quantised tensors stay as they are, norms and embeddings become f32.
+//! Weights of a GGUF file, mapped: quantised tensors stay as they are, norms and embeddings become f32.
 //!
 //! Llama files store the rows of q and k for interleaved rotary embeddings. Rows are permuted back while loading (rows
 //! are independent in every GGUF block format, so this is exact), which leaves one rotary layout to the forward; Qwen
-//! files need nothing. Memory: the file's size, and 4 bytes for every element of the embedding.
+//! files need nothing. Memory beside the mapping: the file's size, and 4 bytes for every element of the embedding.
 
 use std::{
+    borrow::Cow,
     cell::Cell,
     fs::File,
+    io::{self, Cursor},
     path::{Path, PathBuf},
 };
 
 use candle_core::{
     Device, Tensor,
     quantized::{
-        QTensor,
-        gguf_file::{Content, Value},
+        QStorage, QTensor,
+        gguf_file::{Content, TensorInfo, Value},
     },
 };
 use laser_cpu::{Format, Matrix, ModelShape, RopeScaling};
+use memmap2::Mmap;
 
 use crate::{
     architecture::Architecture,
     blocks::format_of,
     config::{ModelConfig, architecture},
     error::EngineError,
-    linear::{Linear, with_data},
+    linear::Linear,
     tree_lm::Weights,
 };
 
@@ -56,10 +59,54 @@ fn gguf_name(name: &str) -> String {
     }
 }
 
-/// A GGUF file, open for reading.
+/// Maps a file. Workers of one host share its pages.
+#[expect(unsafe_code, reason = "weights are memory mapped")]
+fn map(path: &Path) -> io::Result<Mmap> {
+    let file = File::open(path)?;
+    // SAFETY: the file is mapped read-only and every tensor is copied out of the mapping while loading; like every
+    // program that maps its weights we rely on nobody rewriting them during those seconds.
+    unsafe { Mmap::map(&file) }
+}
+
+/// The bytes of a tensor, unless the file ends before they do. They begin at a multiple of 4, as candle's blocks must:
+/// tensors of a mapped file do by its alignment, and are copied if it has another one.
+fn bytes_of<'a>(file: &'a [u8], content: &Content, info: &TensorInfo) -> Option<Cow<'a, [u8]>> {
+    let dtype = info.ggml_dtype;
+    let from = usize::try_from(content.tensor_data_offset.checked_add(info.offset)?).ok()?;
+    let length = (info.shape.elem_count() / dtype.block_size()).checked_mul(dtype.type_size())?;
+    let bytes = file.get(from..)?.get(..length)?;
+    match bytes.as_ptr().addr().is_multiple_of(4) {
+        true => Some(Cow::Borrowed(bytes)),
+        false => Some(Cow::Owned(bytes.to_vec())),
+    }
+}
+
+/// A tensor as the file has it.
+struct Stored<'a> {
+    bytes: Cow<'a, [u8]>,
+    info: &'a TensorInfo,
+}
+
+impl Stored<'_> {
+    /// The matrix with these rows, without requantising.
+    fn with_rows(self, rows: &[u32]) -> Self {
+        let row_bytes = self.bytes.len() / rows.len();
+        let moved = rows.iter().map(|&row| &self.bytes[row as usize * row_bytes..][..row_bytes]);
+        let moved = moved.collect::<Vec<&[u8]>>().concat();
+        Self { bytes: Cow::Owned(moved), info: self.info }
+    }
+
+    /// A copy on the CPU.
+    fn tensor(self) -> candle_core::Result<QTensor> {
+        let storage = QStorage::from_data(self.bytes, &Device::Cpu, self.info.ggml_dtype)?;
+        QTensor::new(storage, &self.info.shape)
+    }
+}
+
+/// A mapped GGUF file.
 pub(super) struct GgufWeights {
     path: PathBuf,
-    file: File,
+    mapping: Mmap,
     content: Content,
     config: ModelConfig,
     device: Device,
@@ -69,20 +116,21 @@ pub(super) struct GgufWeights {
 impl GgufWeights {
     pub(super) fn open(path: &Path, device: &Device) -> Result<Self, EngineError> {
         let corrupt = |error: candle_core::Error| EngineError::corrupt(path, error);
-        let mut file = File::open(path).map_err(|error| EngineError::corrupt(path, error))?;
-        let content = Content::read(&mut file).map_err(corrupt)?;
+        let mapping = map(path).map_err(|error| EngineError::corrupt(path, error))?;
+        let mut reader = Cursor::new(&mapping[..]);
+        let content = Content::read(&mut reader).map_err(corrupt)?;
         let header = Header { path, content: &content };
         let mut config = header.config()?;
         let factors = "rope_freqs.weight";
         if content.tensor_infos.contains_key(factors) {
             let factors = content
-                .tensor(&mut file, factors, &Device::Cpu)
+                .tensor(&mut reader, factors, &Device::Cpu)
                 .and_then(|factors| factors.dequantize(&Device::Cpu)?.to_vec1())
                 .map_err(corrupt)?;
             config.shape.rope_scaling = RopeScaling::Factors(factors);
         }
         let (path, device) = (path.into(), device.clone());
-        Ok(Self { path, file, content, config, device, parameters: Cell::new(0) })
+        Ok(Self { path, mapping, content, config, device, parameters: Cell::new(0) })
     }
 
     /// The model the header describes.
@@ -90,14 +138,19 @@ impl GgufWeights {
         &self.config
     }
 
-    /// Tensor `name` on the CPU, of exactly this shape.
-    fn get(&self, name: &str, shape: &[usize]) -> Result<QTensor, EngineError> {
+    /// Tensor `name`, of exactly this shape.
+    fn get(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, EngineError> {
         let info = self.content.tensor_infos.get(name);
         let info = info.ok_or_else(|| EngineError::missing_tensor(&self.path, name))?;
         EngineError::check_shape(&self.path, name, shape, info.shape.dims())?;
         self.parameters.set(self.parameters.get() + shape.iter().product::<usize>() as u64);
-        let tensor = self.content.tensor(&mut &self.file, name, &Device::Cpu);
-        tensor.map_err(|error| EngineError::corrupt(&self.path, format!("{name}: {error}")))
+        let corrupt = |message: &str| EngineError::corrupt(&self.path, format!("{name}: {message}"));
+        let block = info.ggml_dtype.block_size();
+        if !shape.last().is_some_and(|width| width.is_multiple_of(block)) {
+            return Err(corrupt(&format!("rows are not whole blocks of {block} weights")));
+        }
+        let bytes = bytes_of(&self.mapping, &self.content, info);
+        Ok(Stored { bytes: bytes.ok_or_else(|| corrupt("the file ends before the tensor does"))?, info })
     }
 
     /// The format of the matrices that are multiplied with, or of the first of them if they differ, if the kernels have
@@ -117,7 +170,7 @@ impl GgufWeights {
 
     /// Tensor `name` as f32 on the device.
     fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
-        Ok(self.get(name, shape)?.dequantize(&Device::Cpu)?.to_device(&self.device)?)
+        Ok(self.get(name, shape)?.tensor()?.dequantize(&Device::Cpu)?.to_device(&self.device)?)
     }
 
     /// Heads whose rows are interleaved in projection `name`.
@@ -130,34 +183,34 @@ impl GgufWeights {
     }
 
     /// The tensor of that name at Hugging Face, its rows as they are there.
-    fn halved(&self, name: &str, shape: &[usize]) -> Result<QTensor, EngineError> {
+    fn halved(&self, name: &str, shape: &[usize]) -> Result<Stored<'_>, EngineError> {
         let part = name.rsplit_once('.').map_or(name, |(part, _)| part);
         let renamed = match part {
             "model.embed_tokens" => "token_embd.weight".to_owned(),
             "lm_head" => "output.weight".to_owned(),
             part => name.replacen(part, &gguf_name(part), 1),
         };
-        let tensor = self.get(&renamed, shape)?;
+        let stored = self.get(&renamed, shape)?;
         match self.interleaved_heads(part) {
-            Some(heads) => Ok(with_rows(&tensor, &halved_rows(shape[0], heads))?),
-            None => Ok(tensor),
+            Some(heads) => Ok(stored.with_rows(&halved_rows(shape[0], heads))),
+            None => Ok(stored),
         }
     }
 
-    fn quantised(&self, weight: QTensor, bias: Option<Tensor>) -> Result<Linear, EngineError> {
-        Ok(Linear::quantised(weight, bias, &self.device)?)
+    fn quantised(&self, weight: Stored<'_>, bias: Option<Tensor>) -> Result<Linear, EngineError> {
+        Ok(Linear::quantised(weight.tensor()?, bias, &self.device)?)
     }
 }
 
 impl Weights for GgufWeights {
     fn values(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
-        Ok(self.halved(name, shape)?.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?)
+        Ok(self.halved(name, shape)?.tensor()?.dequantize(&Device::Cpu)?.flatten_all()?.to_vec1()?)
     }
 
     fn matrix(&self, name: &str, shape: [usize; 2], _: Format) -> Result<Matrix, EngineError> {
-        let tensor = self.halved(name, &shape)?;
-        match format_of(tensor.dtype()) {
-            Some(format) => Ok(Matrix::Blocks(tensor.data()?.into_owned(), format)),
+        let stored = self.halved(name, &shape)?;
+        match format_of(stored.info.ggml_dtype) {
+            Some(format) => Ok(Matrix::Blocks(stored.bytes.into_owned(), format)),
             None => Err(EngineError::corrupt(&self.path, format!("{name}: blocks of another type"))),
         }
     }
@@ -171,7 +224,7 @@ impl Weights for GgufWeights {
         };
         if let Some(heads) = self.interleaved_heads(name) {
             let rows = halved_rows(outputs, heads);
-            weight = with_rows(&weight, &rows)?;
+            weight = weight.with_rows(&rows);
             if let Some(bias) = &mut bias {
                 *bias = bias.index_select(&Tensor::new(rows, &self.device)?, 0)?;
             }
@@ -213,14 +266,6 @@ fn halved_rows(rows: usize, heads: usize) -> Vec<u32> {
         head * dim + 2 * pair + half
     };
     (0..rows).map(|row| u32::try_from(source(row)).unwrap_or(u32::MAX)).collect()
-}
-
-/// The matrix with these rows of `weight`, without requantising.
-fn with_rows(weight: &QTensor, rows: &[u32]) -> candle_core::Result<QTensor> {
-    let data = weight.data()?;
-    let row_bytes = data.len() / rows.len();
-    let moved: Vec<u8> = rows.iter().flat_map(|&row| &data[row as usize * row_bytes..][..row_bytes]).copied().collect();
-    with_data(weight, &moved, &Device::Cpu)
 }
 
 /// The metadata of a GGUF file.

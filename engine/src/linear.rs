@@ -158,7 +158,7 @@ fn in_blocks(weight: &Tensor, isq: IsqType) -> Result<Option<QTensor>> {
 }
 
 /// A tensor like `weight` with other bytes on another device.
-pub(super) fn with_data(weight: &QTensor, data: &[u8], device: &Device) -> Result<QTensor> {
+fn with_data(weight: &QTensor, data: &[u8], device: &Device) -> Result<QTensor> {
     let storage = QStorage::from_data(Cow::Borrowed(data), device, weight.dtype())?;
     QTensor::new(storage, weight.shape())
 }
