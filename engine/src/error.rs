@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use laser_schema::DeviceOption;
+
 use crate::segment::Slot;
 
 /// An engine could not be loaded, or was used against its protocol, or a forward failed.
@@ -89,10 +91,12 @@ pub enum EngineError {
     Tensor(#[from] candle_core::Error),
     /// The device computes something else than the CPU.
     #[error(
-        "the device fails the self-test ({message}): its results are wrong, and its texts would be; use a laser built \
-         for this GPU's compute capability (CUDA_COMPUTE_CAP) and a driver that fits, or another device"
+        "device {device} fails the self-test ({message}): its results are wrong, and its texts would be; use a laser \
+         built for this GPU's compute capability (CUDA_COMPUTE_CAP) and a driver that fits, or another [model] device"
     )]
     SelfTest {
+        /// The device.
+        device: DeviceOption,
         /// Where it differs, and by how much.
         message: String,
     },

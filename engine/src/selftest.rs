@@ -50,6 +50,8 @@ const BEHIND: usize = 12;
 /// What a self-test found.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SelfTest {
+    /// The device that was tested.
+    pub device: DeviceOption,
     /// Nodes whose scores were compared.
     pub nodes: usize,
     /// Nodes whose most probable token differs: near-ties, which "strict" can decide either way there.
@@ -77,7 +79,7 @@ pub fn selftest(options: &EngineOptions) -> Result<SelfTest, EngineError> {
     let on_cpu = EngineOptions { device: DeviceOption::Cpu, dtype: DTypeOption::F32, ..options.clone() };
     known_answer(&EngineOptions { isq: None, ..on_cpu })?;
     let (mut device, mut oracle) = (small_model(&options, &config)?, small_oracle(&options, &config)?);
-    compare(device.as_mut(), oracle.as_mut(), tolerance(&options))
+    compare(device.as_mut(), oracle.as_mut(), SelfTest::begin(&options))
 }
 
 /// The largest difference of log probabilities that rounding explains: far more than two implementations on CPUs show
@@ -99,7 +101,7 @@ fn known_answer(options: &EngineOptions) -> Result<(), EngineError> {
     let slot = engine.open(tokens.len())?;
     let scores = engine
         .step(&[Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, ..Segment::default() }], 1)?;
-    let mut found = SelfTest { nodes: 0, near_ties: 0, largest: 0.0, tolerance: tolerance(options) };
+    let mut found = SelfTest::begin(options);
     for (node, (token, log_probability)) in KNOWN.into_iter().enumerate() {
         let known = Candidate { token, log_probability };
         found.add(scores[0].top(node), &[known], || format!("known answer, node {node}"))?;
@@ -271,11 +273,11 @@ struct Part {
     before: Vec<f32>,
 }
 
-/// Walks one schedule with both engines, and compares the scores of every node.
+/// Walks one schedule with both engines, and compares the scores of every node in a self-test that begins.
 ///
 /// # Errors
-/// The first node that differs by more than `tolerance`, and the engines'.
-fn compare(device: &mut dyn Engine, oracle: &mut dyn Engine, tolerance: f32) -> Result<SelfTest, EngineError> {
+/// The first node that differs by more than the tolerance, and the engines'.
+fn compare(device: &mut dyn Engine, oracle: &mut dyn Engine, found: SelfTest) -> Result<SelfTest, EngineError> {
     let info = device.info();
     let hidden = if info.reads_features { info.hidden_size } else { 0 };
     let mut walk = Walk {
@@ -284,7 +286,7 @@ fn compare(device: &mut dyn Engine, oracle: &mut dyn Engine, tolerance: f32) -> 
         engines: [device, oracle],
         sequences: Vec::new(),
         random: Random::new("schedule"),
-        found: SelfTest { nodes: 0, near_ties: 0, largest: 0.0, tolerance },
+        found,
     };
     for round in 0..ROUNDS {
         walk.change()?;
@@ -433,6 +435,15 @@ fn path(parents: &[u32], node: usize) -> Vec<usize> {
 }
 
 impl SelfTest {
+    /// Nothing is compared yet.
+    fn begin(options: &EngineOptions) -> Self {
+        Self { device: options.device, nodes: 0, near_ties: 0, largest: 0.0, tolerance: tolerance(options) }
+    }
+
+    fn failed(&self, message: String) -> EngineError {
+        EngineError::SelfTest { device: self.device, message }
+    }
+
     /// Compares what both say about one node. A token that only the oracle lists is at most as probable for the device
     /// as its last.
     fn add(
@@ -450,12 +461,8 @@ impl SelfTest {
             };
             if difference.is_nan() || difference > self.tolerance {
                 let found = found.map_or(least, |found| found.log_probability);
-                return Err(EngineError::SelfTest {
-                    message: format!(
-                        "{}: token {token} has log probability {found:.3}, on the CPU {log_probability:.3}",
-                        place()
-                    ),
-                });
+                let numbers = format!("log probability {found:.3}, on the CPU {log_probability:.3}");
+                return Err(self.failed(format!("{}: token {token} has {numbers}", place())));
             }
             self.largest = self.largest.max(difference);
         }
@@ -491,7 +498,7 @@ impl SelfTest {
         };
         match is_right {
             true => Ok(()),
-            false => Err(EngineError::SelfTest { message: format!("{}: draws token {choice}", place()) }),
+            false => Err(self.failed(format!("{}: draws token {choice}", place()))),
         }
     }
 
@@ -508,7 +515,7 @@ impl SelfTest {
             let difference = (got - expected).abs();
             if difference.is_nan() || difference > self.tolerance {
                 let message = format!("{}: the {name} is {got:.3}, on the CPU {expected:.3}", place());
-                return Err(EngineError::SelfTest { message });
+                return Err(self.failed(message));
             }
         }
         Ok(())

@@ -114,12 +114,11 @@ pub(crate) async fn selftest(config: &Config, model: &ModelFiles) -> Result<Stri
         config.model.engine == EngineKind::Tree,
         "[model] engine = \"mistralrs\" has no self-test: it is about the kernels of engine = \"tree\""
     );
-    let SelfTest { nodes, near_ties, largest, tolerance } = tested(engine_options(config, model)).await?;
+    let SelfTest { device, nodes, near_ties, largest, tolerance } = tested(engine_options(config, model)).await?;
     let precision = config.model.isq.clone().unwrap_or_else(|| config.model.dtype.to_string());
     Ok(format!(
-        "{}, {precision}: {nodes} nodes agree with the CPU in f32 within {largest:.1e} (tolerance {tolerance}), \
-         {near_ties} near-ties",
-        config.model.device
+        "{device}, {precision}: {nodes} nodes agree with the CPU in f32 within {largest:.1e} (tolerance {tolerance}), \
+         {near_ties} near-ties"
     ))
 }
 

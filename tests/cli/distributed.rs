@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
 
-use crate::faults::{signal, texts, without_run};
+use crate::faults::{FAULTY, faulty_device, signal, texts, without_run};
 use crate::proxy::Proxy;
 use crate::s3::S3;
 use crate::server::{Server, installed};
@@ -401,5 +401,16 @@ fn a_worker_of_another_configuration_is_refused() {
     let coordinator = cluster.coordinator(&[]);
     let other = cluster.tonight.output("worker", &["generate.max_new_tokens=25"]);
     assert_refused(&other, &["max_new_tokens = 24", "25"]);
+    cluster.finish(coordinator, cluster.worker());
+}
+
+#[test]
+fn a_worker_whose_device_fails_the_self_test_leases_nothing() {
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    let coordinator = cluster.coordinator(&[]);
+    let log = cluster.start("worker", &[&faulty_device(&cluster.tonight)]).assert_ends(65);
+    assert_contains(&log.join("\n"), &FAULTY);
+    assert!(!log.iter().any(|line| line.contains("leased")), "{log:?}");
+    assert!(cluster.tonight.parts().is_empty());
     cluster.finish(coordinator, cluster.worker());
 }

@@ -1,12 +1,13 @@
 //! Kills, signals and second processes: nothing is lost, nothing is done twice.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::process::{Child, Command};
 
 use laser_store::part::decode_part;
 
 use crate::distributed::Process;
-use crate::{Workspace, assert_exit, assert_refused, stderr};
+use crate::{Workspace, assert_exit, assert_refused, copy_files, fixture, stderr};
 
 /// Starts a run and returns once it has committed `shards` shards.
 fn start(run: Command, shards: usize) -> Process {
@@ -90,6 +91,29 @@ fn a_second_process_on_the_same_run_is_refused() {
     assert_refused(&second, &["another process is working on run"]);
     first.assert_ends(0);
     assert_exit(&workspace.verify(), 0);
+}
+
+/// The setting of a model with which every device fails the self-test, as one does that computes nothing: rotations of
+/// base 0 give no numbers.
+pub(crate) fn faulty_device(workspace: &Workspace) -> String {
+    let folder = workspace.path("faulty");
+    copy_files(&fixture(), &folder);
+    let file = folder.join("config.json");
+    let config = fs::read_to_string(&file).unwrap();
+    let faulty = config.replace("\"rope_theta\": 10000.0", "\"rope_theta\": 0.0");
+    assert_ne!(faulty, config);
+    fs::write(&file, faulty).unwrap();
+    format!("model.path={}", folder.display())
+}
+
+/// What such a device is told by.
+pub(crate) const FAULTY: [&str; 2] = ["device cpu fails the self-test (step ", "or another [model] device"];
+
+#[test]
+fn a_night_on_a_device_that_fails_the_self_test_generates_nothing() {
+    let workspace = Workspace::new();
+    assert_refused(&workspace.run(&[&faulty_device(&workspace)]), &FAULTY);
+    assert!(workspace.parts().is_empty());
 }
 
 /// The run where no file may grow beyond `kib`: what a full disk is to a program, without a disk of one's own.

@@ -182,7 +182,7 @@ fn every_precision_of_a_sound_device_passes() {
         let options = options(dtype, isq);
         let mut device = small_model(&options, &config).unwrap();
         let mut oracle = small_oracle(&options, &config).unwrap();
-        let found = compare(device.as_mut(), oracle.as_mut(), tolerance(&options)).unwrap();
+        let found = compare(device.as_mut(), oracle.as_mut(), SelfTest::begin(&options)).unwrap();
         assert!(found.nodes > 700 && found.largest < found.tolerance / 2.0, "{dtype} {isq:?}: {found:?}");
         // Of K types the layers on tensors round x in blocks of 256, not of 32: 52 of 1,039 nodes differ at most.
         let least = if isq.is_some_and(|isq| isq.ends_with('k')) { 10 } else { 20 };
@@ -200,10 +200,11 @@ fn every_fault_is_found() {
         let mut faulty = Faulty { engine: model(DTypeOption::F32), fault, steps: 0 };
         let mut oracle = model(DTypeOption::F32);
         // The widest tolerance of all.
-        let found = compare(&mut faulty, oracle.as_mut(), 0.5);
+        let widest = SelfTest { tolerance: 0.5, ..SelfTest::begin(&options(DTypeOption::F32, None)) };
+        let found = compare(&mut faulty, oracle.as_mut(), widest);
         let found = found.map_err(|error| error.to_string());
         assert!(
-            found.as_ref().is_err_and(|error| error.contains("fails the self-test (step ")),
+            found.as_ref().is_err_and(|error| error.contains("device cpu fails the self-test (step ")),
             "{fault:?}: {found:?}"
         );
     }
