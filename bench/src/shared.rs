@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use laser_engine::{Allowed, Engine, EngineError, EngineInfo, MaskedNode, Scores, Segment, Slot};
+use rayon::ThreadPool;
 
 /// A handle of an engine. Who has ended its sequences leaves the engine to others.
 #[derive(Clone)]
@@ -24,6 +25,10 @@ impl SharedEngine {
 impl Engine for SharedEngine {
     fn info(&self) -> &EngineInfo {
         &self.info
+    }
+
+    fn threads(&self) -> Option<Arc<ThreadPool>> {
+        self.engine().threads()
     }
 
     fn keep_features(&mut self) {

@@ -1,6 +1,9 @@
 //! The only thing between scheduling and tensors.
 
+use std::sync::Arc;
+
 use laser_cpu::Allowed;
+use rayon::ThreadPool;
 
 use crate::{
     error::EngineError,
@@ -49,6 +52,12 @@ impl EngineInfo {
 pub trait Engine: Send {
     /// The loaded model.
     fn info(&self) -> &EngineInfo;
+
+    /// The threads of its forwards, if it has its own. They wait between forwards: what is to be divided there is
+    /// divided among them, and no others compete with them.
+    fn threads(&self) -> Option<Arc<ThreadPool>> {
+        None
+    }
 
     /// From the next step on scores have the features of all nodes, also of those that are not scored.
     fn keep_features(&mut self);

@@ -5,10 +5,11 @@
 //! earlier texts helps. Whether a text ends also depends on the position, or a text that repeats itself would never
 //! end. Protocol and capacity are checked as strictly as by the tree engine.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use laser_cpu::{Allowed, MaskedRow, Predictions, Tree};
 use laser_decode::{Candidate, Prediction, ROOT_PARENT, Token};
+use rayon::ThreadPool;
 
 use crate::{
     engine::{Engine, EngineInfo},
@@ -84,6 +85,7 @@ pub struct FakeEngine {
     keeps_logits: bool,
     /// The logits of the last step's scored nodes, if they are kept.
     logits: HashMap<(Slot, usize), Vec<f32>>,
+    threads: Option<Arc<ThreadPool>>,
 }
 
 impl FakeEngine {
@@ -103,7 +105,22 @@ impl FakeEngine {
             heads: options.heads,
         };
         let slots = SlotTable::new(info.vocab_size, info.max_positions);
-        Self { options, info, slots, steps: 0, keeps_features: false, keeps_logits: false, logits: HashMap::new() }
+        Self {
+            options,
+            info,
+            slots,
+            steps: 0,
+            keeps_features: false,
+            keeps_logits: false,
+            logits: HashMap::new(),
+            threads: None,
+        }
+    }
+
+    /// The same with threads, which its own forwards have no use for.
+    #[must_use]
+    pub fn with_threads(self, threads: Arc<ThreadPool>) -> Self {
+        Self { threads: Some(threads), ..self }
     }
 
     /// A token of the fake takes a megabyte.
@@ -197,6 +214,10 @@ impl FakeEngine {
 impl Engine for FakeEngine {
     fn info(&self) -> &EngineInfo {
         &self.info
+    }
+
+    fn threads(&self) -> Option<Arc<ThreadPool>> {
+        self.threads.clone()
     }
 
     fn keep_features(&mut self) {

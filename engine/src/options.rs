@@ -24,8 +24,8 @@ pub struct EngineOptions {
     pub isq: Option<String>,
     /// Where to run.
     pub device: DeviceOption,
-    /// Threads of a forward on the CPU; none: as many as rayon takes, which is `RAYON_NUM_THREADS` or the process's
-    /// cores.
+    /// Threads of a forward on the CPU, and of what is divided between forwards; none: as many as rayon takes, which is
+    /// `RAYON_NUM_THREADS` or the process's cores.
     pub threads: Option<usize>,
     /// Megabytes (2^20 bytes) that keys and values of all sequences may take; none: on a GPU four fifths of what the
     /// weights leave free, on a CPU no bound.

@@ -1,6 +1,6 @@
 //! The tree engine: the decoder, its caches and the protocol, put together.
 
-use std::path::Path;
+use std::{path::Path, sync::Arc};
 
 use candle_core::Device;
 use laser_cpu::{Allowed, Batch, CpuDecoder, CpuHeads, Format, MaskedRow, Matrix, ModelShape, Predictions, Tensors};
@@ -285,7 +285,7 @@ fn info(config: ModelConfig, parameters: u64, dtype: String, options: &EngineOpt
 struct TreeEngine<D: Decoder> {
     info: EngineInfo,
     model: D,
-    threads: ThreadPool,
+    threads: Arc<ThreadPool>,
     slots: SlotTable<D::Cache>,
     /// Bound on the bytes of all caches.
     cache_limit: Option<usize>,
@@ -300,7 +300,7 @@ impl<D: Decoder> TreeEngine<D> {
         Self {
             slots: SlotTable::new(info.vocab_size, info.max_positions),
             model,
-            threads,
+            threads: Arc::new(threads),
             info,
             cache_limit,
             keeps_features: false,
@@ -354,6 +354,10 @@ impl<D: Decoder> TreeEngine<D> {
 impl<D: Decoder> Engine for TreeEngine<D> {
     fn info(&self) -> &EngineInfo {
         &self.info
+    }
+
+    fn threads(&self) -> Option<Arc<ThreadPool>> {
+        Some(self.threads.clone())
     }
 
     fn keep_features(&mut self) {

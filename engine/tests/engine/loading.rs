@@ -234,6 +234,15 @@ fn scores_do_not_depend_on_the_number_of_threads() {
 }
 
 #[test]
+fn an_engine_tells_its_threads() {
+    for threads in [1, 3] {
+        let options = EngineOptions { threads: Some(threads), ..EngineOptions::new(fixture()) };
+        let told = laser_engine::load(&options).unwrap().threads().unwrap();
+        assert_eq!(told.current_num_threads(), threads);
+    }
+}
+
+#[test]
 fn caches_beyond_the_bound_are_refused_until_another_is_closed() {
     // Five layers of 128 keys and 128 values: 5 kB a token in f32, and 2.5 kB in f16, of which a quarter more is kept.
     for (dtype, tokens) in [(DTypeOption::F32, 512), (DTypeOption::F16, 800)] {

@@ -26,7 +26,7 @@ pub struct ModelConfig {
     pub isq: Option<String>,
     /// Where the model runs.
     pub device: DeviceOption,
-    /// Threads of a forward on the CPU; if absent, one per core.
+    /// Threads of forwards on the CPU and of drafts; if absent, one per core.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<usize>,
     /// Megabytes that keys and values may take; if absent, on a GPU four fifths of the free memory.

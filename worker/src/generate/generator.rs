@@ -1,6 +1,7 @@
 //! The loop over steps: who takes part, the forward, and what becomes of its scores.
 
 mod constrained;
+mod threads;
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -9,7 +10,6 @@ use laser_decode::{Alignment, TargetScores, Terms, chain_parents};
 use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
 use laser_grammar::{Grammar, Parser};
 use laser_model::Tokenizer;
-use rayon::prelude::*;
 
 use super::draft_model::DraftModel;
 use super::options::GenerateOptions;
@@ -18,6 +18,7 @@ use super::sequence::{Room, Sequence};
 use super::waiting::Waiting;
 use crate::budget::Drafted;
 use crate::cost::StepLoad;
+use threads::{PARALLEL_DRAFTS_MIN, Threads};
 
 /// Prompts that begin alike for fewer tokens than this are prefilled apart: a fork costs about as much
 /// as a forward of a few tokens.
@@ -25,10 +26,6 @@ const SHARED_PREFIX_MIN: usize = 16;
 
 /// Prefixes kept for forking; one a template and pool is what a run needs.
 const SHARED_PREFIXES_MAX: usize = 4;
-
-/// From so many sequences on their drafts are made in parallel: a draft takes some 20 us, as long as waking a thread.
-/// On a GPU a batch of 256 would otherwise wait 5 ms of every step.
-const PARALLEL_DRAFTS_MIN: usize = 16;
 
 /// What prompts begin with, computed once.
 struct Prefix {
@@ -40,6 +37,7 @@ struct Prefix {
 /// Generates texts for requests with one engine. Memory: `batch` caches plus the pending requests.
 pub struct Generator {
     engine: Box<dyn Engine>,
+    threads: Threads,
     tokenizer: Tokenizer,
     options: GenerateOptions,
     waiting: Waiting,
@@ -72,6 +70,7 @@ impl Generator {
     /// A generator without requests.
     pub fn new(engine: Box<dyn Engine>, tokenizer: Tokenizer, options: GenerateOptions) -> Self {
         Self {
+            threads: Threads::of(engine.as_ref()),
             engine,
             tokenizer,
             options,
@@ -338,17 +337,17 @@ impl Generator {
     /// Drafts where the next token is going to be scored: the nodes that may share `room`, or under a budget, which
     /// cuts them, all that may be of use.
     fn draft(&mut self, room: usize) {
-        let scored: Vec<&mut Sequence> = self.active.iter_mut().filter(|sequence| sequence.is_scored()).collect();
+        let scored = self.active.iter_mut().filter(|sequence| sequence.is_scored());
+        let mut scored: Vec<&mut Sequence> = scored.collect();
         let (sharers, start) = (scored.len(), Instant::now());
         let (nodes, adapts) = (self.options.nodes, self.options.budget.is_some());
-        let draft = |(at, sequence): (usize, &mut Sequence)| {
+        self.threads.each(&mut scored, |at, sequence| {
             let share = room / sharers + usize::from(at < room % sharers);
             sequence.draft(nodes.min(if adapts { room } else { share }), adapts);
-        };
+        });
         if sharers < PARALLEL_DRAFTS_MIN {
-            return scored.into_iter().enumerate().for_each(draft);
+            return;
         }
-        scored.into_par_iter().enumerate().for_each(draft);
         // The step waited for them all at once.
         let drafting: f64 = self.active.iter().map(|sequence| sequence.drafting).sum();
         let share = (start.elapsed().as_secs_f64() / drafting).min(1.0);

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use laser_engine::{Allowed, Engine, EngineError, EngineInfo, MaskedNode, Scores, Segment, Slot};
+use rayon::ThreadPool;
 use tokio_util::sync::CancellationToken;
 
 /// What to do wrong, and when; steps and commits are counted from 0.
@@ -67,6 +68,10 @@ fn injected(what: &str) -> EngineError {
 impl<E: Engine> Engine for Watched<E> {
     fn info(&self) -> &EngineInfo {
         self.inner.info()
+    }
+
+    fn threads(&self) -> Option<Arc<ThreadPool>> {
+        self.inner.threads()
     }
 
     fn keep_features(&mut self) {

@@ -1,12 +1,11 @@
 //! What the loop does where texts follow a grammar.
 
 use laser_engine::{EngineError, Scores};
-use rayon::prelude::*;
 
 use super::super::constraint::CANDIDATES;
 use super::super::request::{Finished, Generated, StopReason, TextError};
 use super::super::sequence::Sequence;
-use super::{Generator, PARALLEL_DRAFTS_MIN};
+use super::Generator;
 
 impl Generator {
     /// Lets a sequence take part, held to the grammar if there is one.
@@ -25,7 +24,7 @@ impl Generator {
     pub(super) fn cut_forbidden(&mut self) {
         let drafter = self.options.drafter;
         if self.grammar.is_some() {
-            in_parallel(&mut self.active, |sequence| sequence.cut_forbidden(drafter));
+            self.threads.each(&mut self.active, |_, sequence| sequence.cut_forbidden(drafter));
         }
     }
 
@@ -45,12 +44,12 @@ impl Generator {
             return Ok(());
         }
         let top_k = self.top_k();
-        let Self { engine, active, options, .. } = self;
+        let Self { engine, threads, active, options, .. } = self;
         let part = active.iter_mut().filter(|sequence| sequence.chunk > 0);
         let mut open: Vec<(&mut Sequence, &Scores)> = part.zip(scores).collect();
         open.iter_mut().for_each(|(sequence, _)| sequence.begin_scores());
         loop {
-            in_parallel(&mut open, |(sequence, scores)| sequence.look_at(scores, options));
+            threads.each(&mut open, |_, (sequence, scores)| sequence.look_at(scores, options));
             open.retain(|(sequence, _)| sequence.masked_node().is_some());
             if open.is_empty() {
                 return Ok(());
@@ -70,13 +69,5 @@ impl Generator {
         let accepted = grammar.text(&text.tokens[..tokens]);
         grammar.check(&accepted).map_err(TextError::Unreadable)?;
         Ok(Generated { text: accepted, ..text })
-    }
-}
-
-/// Does what takes as long as a draft for all sequences.
-fn in_parallel<T: Send>(sequences: &mut [T], work: impl Fn(&mut T) + Send + Sync) {
-    match sequences.len() < PARALLEL_DRAFTS_MIN {
-        true => sequences.iter_mut().for_each(work),
-        false => sequences.par_iter_mut().for_each(work),
     }
 }
