@@ -9,13 +9,18 @@ use laser_worker::generate::{DraftModel, GenerateOptions, Generator, TextGenerat
 use laser_worker::lists::{ListDraft, ListDraftModel, ListGenerator};
 
 use crate::config::{Config, DraftModelConfig, EngineKind, ModelConfig};
-use crate::model::{DraftOptions, grammar, open_draft_model};
+use crate::model::{DraftFiles, DraftOptions, grammar};
 
-/// Loads the model that the configuration names and, for an adaptive budget, measures what its forwards cost.
+/// Loads the model that the configuration names, with its draft models, whose files are open, and for an adaptive
+/// budget measures what its forwards cost.
 ///
 /// # Errors
 /// The options' and the engine's.
-pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn TextGenerator>> {
+pub(crate) async fn load(
+    config: &Config,
+    model: &ModelFiles,
+    drafts: Vec<DraftFiles>,
+) -> Result<Box<dyn TextGenerator>> {
     let options = generate_options(config, model)?;
     let engine = engine_options(config, model);
     let tokenizer = model.tokenizer.clone();
@@ -24,7 +29,7 @@ pub(crate) async fn load(config: &Config, model: &ModelFiles) -> Result<Box<dyn 
         EngineKind::Tree => {
             tested(engine.clone()).await?;
             let adaptive = config.draft.is_adaptive();
-            let drafts = draft_options(config, model).await?;
+            let drafts = draft_options(config, model, drafts).await?;
             let lists = config.lists.as_ref().map(|lists| lists.options(config));
             let load = move || -> Result<Box<dyn TextGenerator>> {
                 let mut engine = laser_engine::load(&engine)?;
@@ -65,12 +70,16 @@ fn measured(engine: &mut dyn Engine, (batch, tokens): (usize, usize)) -> Result<
 }
 
 /// What loads each of the configured draft models, and its forwards per step.
-async fn draft_options(config: &Config, model: &ModelFiles) -> Result<Vec<(DraftOptions, usize)>> {
+async fn draft_options(
+    config: &Config,
+    model: &ModelFiles,
+    files: Vec<DraftFiles>,
+) -> Result<Vec<(DraftOptions, usize)>> {
     let mut all = Vec::new();
-    for draft in &config.draft.model {
+    for (draft, files) in config.draft.model.iter().zip(files) {
         let DraftModelConfig { dtype, isq, forwards, .. } = draft.clone();
         let target = EngineOptions { dtype, isq, ..engine_options(config, model) };
-        let options = open_draft_model(config, draft, model).await?.options(target);
+        let options = files.options(target);
         tested(options.engine.clone()).await.context("[draft.model]")?;
         all.push((options, forwards));
     }

@@ -233,15 +233,16 @@ pub(crate) async fn open_draft_model(
     open.await.with_context(|| format!("[draft.model] path = {path:?}"))
 }
 
-/// Refuses draft models that are not for this model, before anything is made with it.
+/// Opens all configured draft models: those that are not for this model are refused before anything is made with it.
 ///
 /// # Errors
 /// Those of [`DraftFiles::open`], naming the key.
-pub(crate) async fn check_draft_models(config: &Config, model: &ModelFiles) -> Result<()> {
+pub(crate) async fn open_draft_models(config: &Config, model: &ModelFiles) -> Result<Vec<DraftFiles>> {
+    let mut all = Vec::with_capacity(config.draft.model.len());
     for draft in &config.draft.model {
-        open_draft_model(config, draft, model).await?;
+        all.push(open_draft_model(config, draft, model).await?);
     }
-    Ok(())
+    Ok(all)
 }
 
 /// What texts of a specification and a model follow, compiled.

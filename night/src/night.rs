@@ -42,7 +42,7 @@ use crate::config::Config;
 use crate::encoder;
 use crate::erasure::marker::ensure_none;
 use crate::lists::Items;
-use crate::model::{check_draft_models, grammar, model_spec, open_model};
+use crate::model::{grammar, model_spec, open_draft_models, open_model};
 use crate::pool_sets;
 use crate::previous::previous_texts;
 use crate::telemetry;
@@ -173,7 +173,7 @@ impl<'a> Night<'a> {
     /// What keeps the night from going on; the same command goes on once it is mended.
     pub async fn run(self, progress: &mut dyn Progress, drain: &CancellationToken) -> Result<Outcome> {
         // A coordinator, which may not have them, leaves that to the workers.
-        check_draft_models(self.config, &self.model).await?;
+        let drafts = open_draft_models(self.config, &self.model).await?;
         let (date, store) = self.choose_run().await?;
         let _lock = store.lock()?;
         let span = telemetry::run_span(store.name());
@@ -181,7 +181,7 @@ impl<'a> Night<'a> {
             match self.prepare(date, &store, None, progress, drain).await? {
                 Ready::Published(run) => self.publish(run, None).await,
                 Ready::Drained => Ok(Outcome::Drained { committed: 0, shards: 0 }),
-                Ready::Planned(run, pools) => self.generate(run, &pools, progress, drain).await,
+                Ready::Planned(run, pools) => self.generate(run, &pools, drafts, progress, drain).await,
             }
         };
         work.instrument(span).await

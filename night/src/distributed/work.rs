@@ -18,7 +18,7 @@ use tracing::Instrument;
 
 use crate::config::{Config, ListsConfig};
 use crate::lists::catalogue_of_run;
-use crate::model::{model_spec, open_model};
+use crate::model::{model_spec, open_draft_models, open_model};
 use crate::night::{planned, run_context};
 use crate::progress::show_work;
 use crate::{encoder, generator, telemetry};
@@ -40,7 +40,8 @@ pub async fn work(config: &Config, progress: &mut dyn Progress, drain: &Cancella
         Some(files) => Some(encoder::load(files).await?),
         None => None,
     };
-    let mut generator = generator::load(config, &model).await?;
+    let drafts = open_draft_models(config, &model).await?;
+    let mut generator = generator::load(config, &model, drafts).await?;
     let stop = Stop { drain: drain.clone(), ..Stop::default() };
     release_after(Duration::from_secs(config.worker.grace_seconds), &stop);
     loop {

@@ -21,6 +21,7 @@ use laser_store::run_store::{PlannedRun, RunStore};
 use tokio_util::sync::CancellationToken;
 
 use super::{Night, Purpose};
+use crate::model::open_draft_models;
 
 /// Batches of a sample per kind, where nothing else is asked for: at batch 8 the mean of 128 texts, of which 112 tell
 /// the speed.
@@ -93,7 +94,8 @@ impl Night<'_> {
             items.keep((self.config, lists), &store, progress).await?;
         }
         let run = PlannedRun::new(store, plan);
-        let worker = self.worker(&run, pools, progress).await?;
+        let drafts = open_draft_models(self.config, &self.model).await?;
+        let worker = self.worker(&run, pools, drafts, progress).await?;
         let queue = LocalQueue::new(&run.plan.shards, &[], LedgerLimits { attempts: 1, ..LedgerLimits::default() });
         let queue = queue.into();
         worker.empty(&queue, 0, progress, &CancellationToken::new()).await?;

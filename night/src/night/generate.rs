@@ -23,6 +23,7 @@ use tracing::instrument;
 use super::{Night, Outcome};
 use crate::config::ListsConfig;
 use crate::lists::catalogue_of_run;
+use crate::model::DraftFiles;
 use crate::progress::show_work;
 use crate::{encoder, generator};
 
@@ -33,6 +34,7 @@ impl Night<'_> {
         self,
         run: PlannedRun,
         pools: &OpenPools,
+        drafts: Vec<DraftFiles>,
         progress: &mut dyn Progress,
         drain: &CancellationToken,
     ) -> Result<Outcome> {
@@ -42,7 +44,7 @@ impl Night<'_> {
         let committed = run.committed().await?;
         let mut dead = Vec::new();
         if committed.len() < run.plan.shards.len() {
-            let worker = self.worker(&run, pools, progress).await?;
+            let worker = self.worker(&run, pools, drafts, progress).await?;
             dead = self.work(&run, committed, worker, progress, &end).await?;
         }
         let seconds = started.elapsed().as_secs_f64();
@@ -56,11 +58,12 @@ impl Night<'_> {
         self.conclude(run, dead, deadline.has_passed(), Some(seconds)).await
     }
 
-    /// Loads the model and, if the run has embeddings, the encoder.
+    /// Loads the model, its draft models and, if the run has embeddings, the encoder.
     pub(super) async fn worker(
         &self,
         run: &PlannedRun,
         pools: &OpenPools,
+        drafts: Vec<DraftFiles>,
         progress: &mut dyn Progress,
     ) -> Result<Worker> {
         progress.stage("loading the model");
@@ -73,7 +76,7 @@ impl Night<'_> {
         let catalogue = catalogue_of_run(run, None, has_counts, &self.model.tokenizer).await?;
         let (context, generator) = tokio::try_join!(
             run_context(run.clone(), (pools, catalogue), encoder, name),
-            generator::load(self.config, &self.model)
+            generator::load(self.config, &self.model, drafts)
         )?;
         Ok(Worker { context, generator })
     }
