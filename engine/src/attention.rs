@@ -48,6 +48,7 @@ pub(super) struct Group {
 
 impl Attention {
     /// For a step whose nodes have the arena's rows from `start` on, and heads of which `shared` have one key head.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     pub(super) fn plan(
         batch: &Batch<'_>,
         (arena, sequences): (&Arena, &[SequenceId]),
@@ -61,8 +62,6 @@ impl Attention {
             let plan = crate::cuda::attend::TreeAttend::plan(batch, (arena, sequences), rows, place)?;
             return Ok(Self::Kernel(plan));
         }
-        #[cfg(not(feature = "cuda"))]
-        let _ = (shared, workspace);
         Self::groups(batch, (arena, sequences), start, place)
     }
 
@@ -95,14 +94,13 @@ impl Attention {
 
     /// Rows `[nodes, heads · head_dim]` for scaled queries `[nodes, heads, head_dim]` over all keys and values of a
     /// layer, `[kv_heads, rows, head_dim]`.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     pub(super) fn attend(
         &self,
         queries: &Tensor,
         layer: &(Tensor, Tensor),
         workspace: &mut Workspace,
     ) -> Result<Tensor> {
-        #[cfg(not(feature = "cuda"))]
-        let _ = workspace;
         match self {
             Self::Groups { groups, places } => {
                 let attended = groups.iter().map(|group| group.attend(queries, layer)).collect::<Result<Vec<_>>>()?;

@@ -115,25 +115,23 @@ impl Linear {
         self.with_bias(self.product_to(to, x, workspace)?)
     }
 
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     fn product_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if let Some(weight) = self.multiplied(x, PRODUCT_ROWS)? {
             return workspace.product(to, x, &weight);
         }
-        #[cfg(not(feature = "cuda"))]
-        let _ = (to, workspace);
         self.product(x)
     }
 
     /// [`forward`](Self::forward) for the vocabulary. A GPU gives logits in f32 where a product does: in bf16 one of 20
     /// would be rounded to multiples of an eighth, so that the two most probable tokens often tie.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     pub(super) fn logits(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if let (Some(weight), None) = (self.multiplied(x, 1)?, &self.bias) {
             return workspace.logits(x, &weight);
         }
-        #[cfg(not(feature = "cuda"))]
-        let _ = workspace;
         self.forward(x)
     }
 

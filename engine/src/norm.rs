@@ -22,25 +22,23 @@ impl Norm {
     }
 
     /// The norm of x, `[nodes, width]`, on a GPU in the workspace's memory.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     pub(super) fn first(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
             return crate::cuda::layer::add_norm(x, None, self.parts(), workspace);
         }
-        #[cfg(not(feature = "cuda"))]
-        let _ = workspace;
         self.forward(x)
     }
 
     /// x + y, which on a GPU takes the place of x, and its norm.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     pub(super) fn add(&self, x: Tensor, y: &Tensor, workspace: &mut Workspace) -> Result<(Tensor, Tensor)> {
         #[cfg(feature = "cuda")]
         if x.device().is_cuda() {
             let normed = crate::cuda::layer::add_norm(&x, Some(y), self.parts(), workspace)?;
             return Ok((x, normed));
         }
-        #[cfg(not(feature = "cuda"))]
-        let _ = workspace;
         let sum = (x + y)?;
         let normed = self.forward(&sum)?;
         Ok((sum, normed))

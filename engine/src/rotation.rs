@@ -55,6 +55,7 @@ impl Rotation {
 
     /// Rotated queries `[nodes, heads, head_dim]` of x, `[nodes, hidden_size]`. Rotated keys, and values, go to the
     /// rows of a layer of the arena from `start` on.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     pub(super) fn write(
         &self,
         heads: &Heads,
@@ -63,8 +64,6 @@ impl Rotation {
         start: usize,
         workspace: &mut Workspace,
     ) -> Result<Tensor> {
-        #[cfg(not(feature = "cuda"))]
-        let _ = workspace;
         match self {
             Self::Tensors { query: query_angles, key: key_angles } => {
                 let keys = rotate(&heads.keys(x)?, key_angles)?;

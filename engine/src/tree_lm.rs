@@ -224,13 +224,12 @@ impl Decoder for TreeLm {
 }
 
 /// The rows of `from`, `[rows, width]`, that an index names; on a GPU in the workspace's memory.
+#[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
 fn select(from: &Tensor, index: &Tensor, to: Output, workspace: &mut Workspace) -> Result<Tensor> {
     #[cfg(feature = "cuda")]
     if from.device().is_cuda() {
         return crate::cuda::layer::gather(from, index, to, workspace);
     }
-    #[cfg(not(feature = "cuda"))]
-    let _ = (to, workspace);
     from.index_select(index, 0)
 }
 
@@ -343,6 +342,7 @@ impl Layer {
     }
 
     /// silu(gate) · up.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     fn silu_mul(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         let (gate, up) = (self.gate_up.part(0), self.gate_up.part(1));
         #[cfg(feature = "cuda")]
@@ -350,8 +350,6 @@ impl Layer {
             let products = self.gate_up.products(x, Output::GateUp, workspace)?;
             return crate::cuda::layer::silu_mul(&products[0], &products[1], workspace);
         }
-        #[cfg(not(feature = "cuda"))]
-        let _ = workspace;
         gate.forward(x)?.silu()? * up.forward(x)?
     }
 }
