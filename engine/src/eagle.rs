@@ -4,29 +4,46 @@
 //! What enters is a projection (`fc`) of a token's embedding and of the feature of the token before it; what comes out
 //! is the feature that the target is expected to have next. Embedding and vocabulary are the target's own. Published
 //! weights have `fc.weight`, `fc.bias` or none, and `layers.0.*`; the norms before attention and vocabulary are absent.
+//! They are safetensors, or in `pytorch_model.bin`.
 
 use std::path::Path;
+
+use candle_core::{DType, Device};
+use mistralrs_quant::IsqType;
 
 use crate::{
     config::{ModelConfig, read_config},
     error::EngineError,
-    safetensors::SafetensorsWeights,
+    weight_files::{WeightFiles, has_safetensors},
 };
+
+/// The file of published weights, where they are not safetensors.
+const PYTORCH: &str = "pytorch_model.bin";
 
 /// The projection of what enters; other models have none.
 const FUSION: &str = "fc.weight";
 
+/// The weights in a folder, safetensors rather than what PyTorch saved.
+pub(super) fn open(
+    folder: &Path,
+    dtype: DType,
+    isq: Option<IsqType>,
+    device: &Device,
+) -> Result<WeightFiles, EngineError> {
+    let file = folder.join(PYTORCH);
+    match !has_safetensors(folder) && file.is_file() {
+        true => WeightFiles::open_file(&file, dtype, isq, device),
+        false => WeightFiles::open(folder, dtype, isq, device),
+    }
+}
+
 /// Whether these are the weights of an EAGLE layer.
-pub(super) fn is_layer(weights: &SafetensorsWeights) -> bool {
+pub(super) fn is_layer(weights: &WeightFiles) -> bool {
     weights.contains(FUSION)
 }
 
 /// The layer's configuration with the vocabulary and the positions of its target.
-pub(super) fn config(
-    folder: &Path,
-    weights: &SafetensorsWeights,
-    target: &ModelConfig,
-) -> Result<ModelConfig, EngineError> {
+pub(super) fn config(folder: &Path, weights: &WeightFiles, target: &ModelConfig) -> Result<ModelConfig, EngineError> {
     let file = folder.join("config.json");
     let mut config = read_config(&file)?;
     let refuse = |key: &str, own: usize, theirs: usize| {

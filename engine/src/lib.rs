@@ -40,7 +40,6 @@ mod norm;
 mod options;
 mod output;
 mod rotation;
-mod safetensors;
 mod scores;
 mod segment;
 mod selftest;
@@ -50,6 +49,7 @@ mod tree;
 mod tree_lm;
 #[cfg(any(feature = "cuda", test))]
 mod tree_plan;
+mod weight_files;
 mod workspace;
 
 pub use engine::{Engine, EngineInfo};

@@ -2,8 +2,8 @@
 //!
 //! Head k tells the token k + 1 places after the one whose feature it is given, by residual blocks x + SiLU(W x + b)
 //! and a projection to the vocabulary, which is its own or the target's. It has no cache and reads no tokens. Published
-//! weights are in `medusa_lm_head.safetensors`: `HEAD.BLOCK.linear.weight`, `.bias`, and behind the blocks
-//! `HEAD.BLOCKS.weight`.
+//! weights are in `medusa_lm_head.safetensors` or `medusa_lm_head.pt`: `HEAD.BLOCK.linear.weight`, `.bias`, and behind
+//! the blocks `HEAD.BLOCKS.weight`.
 //!
 //! An acceptance head (SpecDec++, arXiv:2405.19715, section 3.2) is one such head over the features of a draft model,
 //! whose vocabulary are two outcomes: the token whose feature it is given is [`REJECTED`] or [`ACCEPTED`]. Its weights
@@ -20,12 +20,12 @@ use crate::{
     decoder::Decoder,
     error::EngineError,
     linear::Linear,
-    safetensors::{SafetensorsWeights, shapes},
     tree_lm::{Weights, predictions},
+    weight_files::WeightFiles,
 };
 
-/// The file of published heads.
-const FILE: &str = "medusa_lm_head.safetensors";
+/// The files of published heads, the first that is there.
+const FILES: [&str; 2] = ["medusa_lm_head.safetensors", "medusa_lm_head.pt"];
 
 /// The file of an acceptance head.
 pub const ACCEPTANCE_HEAD: &str = "acceptance_head.safetensors";
@@ -38,15 +38,11 @@ pub const ACCEPTED: Token = 1;
 
 /// The file of the heads in a folder, if it has any.
 pub(super) fn file(folder: &Path) -> Option<PathBuf> {
-    [FILE, ACCEPTANCE_HEAD].map(|name| folder.join(name)).into_iter().find(|file| file.is_file())
+    FILES.into_iter().chain([ACCEPTANCE_HEAD]).map(|name| folder.join(name)).find(|file| file.is_file())
 }
 
 /// The target's configuration with the heads in place of its layers.
-pub(super) fn config(
-    file: &Path,
-    weights: &SafetensorsWeights,
-    target: &ModelConfig,
-) -> Result<ModelConfig, EngineError> {
+pub(super) fn config(file: &Path, weights: &WeightFiles, target: &ModelConfig) -> Result<ModelConfig, EngineError> {
     let count = |name: &dyn Fn(usize) -> String| (0..).take_while(|&at| weights.contains(&name(at))).count();
     let heads = count(&|head| format!("{head}.0.linear.weight"));
     let blocks = count(&|block| format!("0.{block}.linear.weight"));
@@ -65,20 +61,25 @@ pub(super) fn config(
         }
     }
     let medusa = MedusaShape { heads, blocks, own_vocabulary };
-    check_shapes(file, &config.shape, medusa)?;
+    check_shapes(file, weights, &config.shape, medusa)?;
     config.shape.medusa = Some(medusa);
     Ok(config)
 }
 
 /// Refuses heads over features of another width, or of another vocabulary.
-fn check_shapes(file: &Path, shape: &ModelShape, medusa: MedusaShape) -> Result<(), EngineError> {
-    let (found, width) = (shapes(file)?, shape.hidden_size);
+fn check_shapes(
+    file: &Path,
+    weights: &WeightFiles,
+    shape: &ModelShape,
+    medusa: MedusaShape,
+) -> Result<(), EngineError> {
+    let width = shape.hidden_size;
     for head in 0..medusa.heads {
         let blocks = (0..medusa.blocks).map(|block| (format!("{head}.{block}.linear.weight"), [width, width]));
         let vocabulary = (format!("{head}.{}.weight", medusa.blocks), [shape.vocab_size, width]);
         for (name, expected) in blocks.chain(medusa.own_vocabulary.then_some(vocabulary)) {
             // What is missing is named when it is loaded.
-            let Some(own) = found.get(&name).filter(|own| **own != expected) else { continue };
+            let Some(own) = weights.shape(&name).filter(|own| *own != expected) else { continue };
             let needed = format!("the model it is to draft for needs {expected:?}");
             return Err(EngineError::misfit(file, format!("tensor {name} has shape {own:?}, and {needed}")));
         }

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use crate::{
     error::EngineError,
     options::{DTypeOption, EngineOptions},
-    safetensors::weight_files,
+    weight_files::weight_files,
 };
 
 /// Why a text ended.

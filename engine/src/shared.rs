@@ -3,11 +3,11 @@
 use candle_core::Tensor;
 use laser_cpu::{Format, Matrix};
 
-use crate::{error::EngineError, linear::Linear, safetensors::SafetensorsWeights, tree_lm::Weights};
+use crate::{error::EngineError, linear::Linear, tree_lm::Weights, weight_files::WeightFiles};
 
 /// The weights of an EAGLE layer or of Medusa's heads, which share the rest with their target.
 pub(super) struct SharedWeights {
-    pub(super) own: SafetensorsWeights,
+    pub(super) own: WeightFiles,
     pub(super) target: Box<dyn Weights>,
     /// Its own name of a tensor; none if that is the target's.
     pub(super) own_name: fn(&str) -> Option<&str>,

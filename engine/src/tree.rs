@@ -19,12 +19,12 @@ use crate::{
     gpu,
     medusa::{self, KernelHeads, TensorHeads},
     options::{DTypeOption, EngineOptions},
-    safetensors::SafetensorsWeights,
     scores::Scores,
     segment::{MaskedNode, Segment, Slot},
     shared::SharedWeights,
     slots::{SlotState, SlotTable, check_features},
     tree_lm::{TreeLm, Weights},
+    weight_files::WeightFiles,
 };
 
 /// Bytes of a megabyte as `[model] cache_mb` counts.
@@ -71,13 +71,13 @@ fn open_drafts(
     options: &EngineOptions,
     (isq, device): (Option<IsqType>, &Device),
     target: &ModelConfig,
-) -> Result<(ModelConfig, SafetensorsWeights), EngineError> {
+) -> Result<(ModelConfig, WeightFiles), EngineError> {
     let dtype = options.dtype.dtype();
     if let Some(file) = medusa::file(folder) {
-        let heads = SafetensorsWeights::open_file(&file, dtype, isq, device)?;
+        let heads = WeightFiles::open_file(&file, dtype, isq, device)?;
         return Ok((medusa::config(&file, &heads, target)?, heads));
     }
-    let layer = SafetensorsWeights::open(folder, dtype, isq, device)?;
+    let layer = eagle::open(folder, dtype, isq, device)?;
     Ok((eagle::config(folder, &layer, target)?, layer))
 }
 
@@ -86,7 +86,7 @@ fn open_model(options: &EngineOptions, device: &Device) -> Result<Opened, Engine
     if path.is_dir() {
         let config = read_model_config(path)?;
         let isq = options.isq_type(device)?;
-        let weights = Box::new(SafetensorsWeights::open(path, options.dtype.dtype(), isq, device)?);
+        let weights = Box::new(WeightFiles::open(path, options.dtype.dtype(), isq, device)?);
         let name = options.isq.as_ref().map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
         let precision = format!("{}{name}", options.dtype);
         let format = format(options.dtype, isq, &config.shape);
@@ -158,7 +158,7 @@ pub fn reads_features(folder: &Path) -> Result<bool, EngineError> {
     if medusa::file(folder).is_some() {
         return Ok(true);
     }
-    match SafetensorsWeights::open(folder, DTypeOption::F32.dtype(), None, &Device::Cpu) {
+    match eagle::open(folder, DTypeOption::F32.dtype(), None, &Device::Cpu) {
         Ok(weights) => Ok(eagle::is_layer(&weights)),
         Err(EngineError::MissingFile { .. }) => Ok(false),
         Err(error) => Err(error),

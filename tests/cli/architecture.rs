@@ -52,7 +52,7 @@ fn unsafe_code_is_in_the_cpu_engine_where_files_are_mapped_and_where_a_gpu_is_op
         "engine/src/cuda.rs",
         "engine/src/gguf.rs",
         "engine/src/gpu.rs",
-        "engine/src/safetensors.rs",
+        "engine/src/weight_files.rs",
     ];
     assert_eq!(found, expected.map(PathBuf::from));
 }

@@ -22,7 +22,7 @@ pub(crate) fn folder(model: &TinyModel) -> TempDir {
 
 /// A layer as it is published: one decoder layer without the norm before attention, the projection `fc`, and a copy of
 /// the target's embedding, which is not read. This one is another, so that it would be noticed.
-fn layer(bias: bool) -> TinyModel {
+pub(crate) fn layer(bias: bool) -> TinyModel {
     let mut layer = TinyModel::new("Llama", json!({"num_hidden_layers": 1}));
     // An embedding of twice the width is as good a projection as any.
     let wide = TinyModel::new("Llama", json!({"num_hidden_layers": 1, "hidden_size": 128}));

@@ -18,4 +18,5 @@ mod medusa;
 #[cfg(feature = "mistralrs")]
 mod mistralrs_parity;
 mod models;
+mod pytorch;
 mod support;

@@ -16,7 +16,7 @@ use crate::{
 const HIDDEN: usize = 64;
 
 /// The heads' weights by their published names.
-fn heads(heads: usize, blocks: usize, own_vocabulary: bool) -> HashMap<String, Tensor> {
+pub(crate) fn heads(heads: usize, blocks: usize, own_vocabulary: bool) -> HashMap<String, Tensor> {
     let mut random = Random::new(11);
     let mut tensors = HashMap::new();
     for head in 0..heads {
