@@ -8,6 +8,7 @@
 //! The crate knows no tensor, file, clock, thread or serialisation. It maps bytes and tokens to bytes and tokens, and
 //! the same input gives the same output everywhere.
 
+mod accuracies;
 mod alignment;
 mod beams;
 mod blend;
@@ -34,6 +35,7 @@ mod tree;
 mod trie;
 mod verify;
 
+pub use accuracies::Accuracies;
 pub use alignment::Alignment;
 pub use beams::{Beam, BeamSearch, Expected, Normalisation, Ranked, Uniform};
 pub use draft::{DraftContext, Drafter, DrafterError, ORDER_MAX};

@@ -351,6 +351,14 @@ impl Refined {
         Some(read.log_probability(token).unwrap_or(read.last) - expected)
     }
 
+    /// The rank of a token among the draft model's most probable ones after a node, from 0, or how many these are if it
+    /// is none of them. `None` if the model has not read the node.
+    #[must_use]
+    pub fn rank(&self, node: usize, token: Token) -> Option<usize> {
+        let candidates = &self.notes.get(node)?.read.as_ref()?.candidates;
+        Some(candidates.iter().position(|candidate| candidate.token == token).unwrap_or(candidates.len()))
+    }
+
     /// Grows the tree anew from all that was read: the nodes of the greatest path probabilities, in falling order.
     /// Returns what that gains, in tokens: the sum of the new tree's path probabilities above the price of a node, less
     /// that of the one before, both as they are estimated now.

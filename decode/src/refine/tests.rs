@@ -211,6 +211,10 @@ fn sharpness_makes_the_first_candidate_surer_and_its_slope_is_that_of_the_log_li
         assert!((slopes[token] - measured).abs() < 0.01, "{slopes:?} {measured}");
     }
     assert!(slopes[0] > 0.0 && slopes[2] < 0.0);
+    refined.begin(&tree, None);
+    assert_eq!(refined.rank(0, 2), None);
+    refined.read(0, &candidates, Calibration::default(), &[]);
+    assert_eq!([2, 3, 4].map(|token| refined.rank(0, token)), [Some(0), Some(1), Some(2)]);
 }
 
 #[test]
