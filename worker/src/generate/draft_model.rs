@@ -5,7 +5,10 @@
 //!
 //! A draft model that reads features, as EAGLE's layer does, gets the target's for what is committed. For a drafted
 //! node it needs the feature that it gave the node's parent itself, so each forward reads one level. Medusa's heads
-//! need no more than the feature before the root: one forward tells what follows at every depth, whatever the path.
+//! need no more than the feature before the root: one forward tells what follows at every depth, whatever the path. How
+//! probable that is they say themselves, or it is measured by the rank of their candidates ([`Accuracies`]).
+//!
+//! [`Accuracies`]: laser_decode::Accuracies
 //!
 //! Under a budget each forward has to pay: the tokens that it is expected to gain must exceed those that its time gives
 //! at the recent rate. A node that is read can only gain if the text comes to it, so what is expected is the sum of the
@@ -19,13 +22,15 @@
 //! pays for its share of the prompt, too: a prompt is paid for by the steps that its text may still take. Its cache
 //! follows the target's forks: what prompts begin with is read once, and a sample begins with what another one has.
 
+mod learnt;
 mod reading;
 
 use std::time::Instant;
 
-use laser_decode::{Calibration, ROOT_PARENT, Refined, TargetScores as _, Terms, Token, Verdict, chain_parents};
+use laser_decode::{ROOT_PARENT, Refined, TargetScores as _, Terms, Token, Verdict, chain_parents};
 use laser_engine::{ACCEPTED, Engine, EngineError, EngineInfo, REJECTED, Scores, Segment, Slot};
 
+use learnt::{Learnt, Outcome};
 use reading::{Judged, Reading};
 
 use crate::cost::{StepCost, StepLoad};
@@ -39,26 +44,8 @@ const DRAWN_CANDIDATES: usize = 32;
 /// Rate of the averages of gains and of tokens per second: about the last thirty steps count.
 const RATE: f64 = 0.03;
 
-/// Rate at which the trust in the model follows its predictions: about the last hundred tokens count.
-const TRUST_RATE: f32 = 0.01;
-
-/// Rate at which the sharpness follows greedy texts, and the most that one token moves it, times the rate.
-const SHARPNESS_RATE: f32 = 0.03;
-const SHARPNESS_STEP: f32 = 1.0;
-
-/// The same for drawn texts. What is drawn now and then is improbable by right, and a bound on what that moves would
-/// leave the sharpness too high: at 1.3 where 1 is right, with the bound of greedy texts.
-const DRAWN_RATE: f32 = 0.01;
-const DRAWN_STEP: f32 = 10.0;
-
-/// Largest logarithm of the sharpness, either way: a sharpness of 33 is that of a model which is the target itself.
-const LOG_SHARPNESS_MAX: f32 = 3.5;
-
 /// Nodes over whose cost the price of one is averaged: kernels work on rows in tiles.
 const PRICED_NODES: usize = 16;
-
-/// The trust stays this far from none and from certainty, so that it can always change.
-const TRUST_MARGIN: f32 = 0.02;
 
 /// A forward that did not pay is tried again after so many steps, and then ever more rarely up to so many: it may pay
 /// on other texts.
@@ -77,9 +64,7 @@ pub struct DraftModel {
     acceptance_head: Option<AcceptanceHead>,
     /// What forwards cost; without it every step takes all of them.
     cost: Option<StepCost>,
-    /// By the depth of the node that was read, the last one's for all below it. A model that reads tokens is as good at
-    /// any depth; what reads features is worse the deeper it drafts.
-    learnt: Vec<Learnt>,
+    learnt: Learnt,
     /// Of each forward of a step; there are no more.
     worth: Vec<Worth>,
     /// Tokens a second of the whole step over the last steps; none before the first.
@@ -101,39 +86,6 @@ impl std::fmt::Debug for DraftModel {
 struct AcceptanceHead {
     engine: Box<dyn Engine>,
     scale: [f32; 2],
-}
-
-/// How far the model is to be believed.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Learnt {
-    trust: f32,
-    /// Logarithm of the exponent of the model's probabilities.
-    log_sharpness: f32,
-}
-
-impl Learnt {
-    const NOTHING: Self = Self { trust: 0.5, log_sharpness: 0.0 };
-
-    fn calibration(self) -> Calibration {
-        Calibration { trust: self.trust, sharpness: self.log_sharpness.exp() }
-    }
-
-    /// From the slope of the log likelihood by the sharpness at an emitted token.
-    fn sharpen(&mut self, slope: f32, is_drawn: bool) {
-        let (rate, most) = if is_drawn { (DRAWN_RATE, DRAWN_STEP) } else { (SHARPNESS_RATE, SHARPNESS_STEP) };
-        let step = rate * (slope * self.log_sharpness.exp()).clamp(-most, most);
-        self.log_sharpness = (self.log_sharpness + step).clamp(-LOG_SHARPNESS_MAX, LOG_SHARPNESS_MAX);
-    }
-
-    /// From the probabilities that the other sources and the model gave an emitted token.
-    fn weigh(&mut self, (others, model): (f32, f32)) {
-        let (of_model, of_others) = (self.trust * model, (1.0 - self.trust) * others);
-        if of_model + of_others > 0.0 {
-            let share = of_model / (of_model + of_others);
-            let trust = self.trust + TRUST_RATE * (share - self.trust);
-            self.trust = trust.clamp(TRUST_MARGIN, 1.0 - TRUST_MARGIN);
-        }
-    }
 }
 
 /// What a forward of a step is worth, by its place among them.
@@ -186,9 +138,8 @@ pub(super) struct Reader {
     /// Of each token emitted in the last step that was in the tree: the depth of the node before it, and the
     /// probabilities that the other sources and the model gave it.
     opinions: Vec<(usize, (f32, f32))>,
-    /// Of each emitted token after a node that the model read: the node's depth, and the slope of the token's log
-    /// probability by the sharpness.
-    slopes: Vec<(usize, f32)>,
+    /// Of each emitted token after a node that the model read.
+    outcomes: Vec<Outcome>,
 }
 
 impl Reader {
@@ -212,7 +163,8 @@ impl Reader {
         self.recent = tokens.len();
         let (tree, mut node) = (self.refined.tree(), 0);
         for (depth, token) in tokens.iter().enumerate().filter(|_| self.is_current) {
-            self.slopes.extend(self.refined.slope(node, *token).map(|slope| (depth, slope)));
+            let outcome = self.refined.slope(node, *token).zip(self.refined.rank(node, *token));
+            self.outcomes.extend(outcome.map(|(slope, rank)| Outcome { depth, slope, rank }));
             let Some(child) = tree.children(node).find(|&child| tree.tokens()[child] == *token) else {
                 return;
             };
@@ -268,8 +220,18 @@ impl DraftModel {
             (None, true) => (forwards, forwards),
             (None, false) => (forwards, 1),
         };
-        let (worth, learnt) = (vec![Worth::default(); forwards], vec![Learnt::NOTHING; depths]);
+        let (worth, learnt) = (vec![Worth::default(); forwards], Learnt::new(depths));
         Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0, pace: 0.0, prefixes: Vec::new() }
+    }
+
+    /// The same with trees that follow how often the candidates of each of Medusa's heads have been right, by rank, and
+    /// not the heads' own probabilities: the tree of Medusa's paper. Without effect on other models.
+    #[must_use]
+    pub fn with_measured_tree(mut self) -> Self {
+        if let Some(heads) = self.engine.info().heads {
+            self.learnt.measure(heads, DRAWN_CANDIDATES);
+        }
+        self
     }
 
     /// The same with an acceptance head over its features, which corrects the log odds of its probabilities, scaled by
@@ -279,18 +241,6 @@ impl DraftModel {
         self.engine.keep_features();
         self.acceptance_head = Some(AcceptanceHead { engine, scale });
         self
-    }
-
-    /// What is learnt of nodes at this depth.
-    fn learnt(&mut self, depth: usize) -> Option<&mut Learnt> {
-        let last = self.learnt.len().checked_sub(1)?;
-        self.learnt.get_mut(depth.min(last))
-    }
-
-    /// How what it says after nodes at this depth is to be taken.
-    fn calibration(&self, depth: usize) -> Calibration {
-        let learnt = self.learnt.get(depth).or(self.learnt.last()).copied();
-        learnt.unwrap_or(Learnt::NOTHING).calibration()
     }
 
     /// Whether it reads the target's features, which are to be told then ([`Reader::computed`]).
@@ -333,7 +283,7 @@ impl DraftModel {
             refined: Refined::default(),
             is_current: false,
             opinions: Vec::new(),
-            slopes: Vec::new(),
+            outcomes: Vec::new(),
         })
     }
 
@@ -505,14 +455,15 @@ impl DraftModel {
     /// every depth, one after the other. Returns what that gains, in tokens.
     fn grow(&self, reading: &Reading, refined: &mut Refined, scores: &Scores, terms: Terms) -> f32 {
         for (node, at) in reading.scored() {
-            let calibration = self.calibration(refined.tree().depths()[node] as usize);
-            refined.read(node, scores.ahead(at, 0), calibration, scores.feature(at));
+            let (candidates, calibration) =
+                self.learnt.taken(refined.tree().depths()[node] as usize, scores.ahead(at, 0));
+            refined.read(node, &candidates, calibration, scores.feature(at));
         }
         let mut gain = refined.grow(terms);
         for depth in 1..self.engine.info().heads.unwrap_or(1) {
-            let candidates = scores.ahead(reading.chunk - 1, depth);
+            let (candidates, calibration) = self.learnt.taken(depth, scores.ahead(reading.chunk - 1, depth));
             for node in refined.unread_at(depth, terms.end_of_text) {
-                refined.read(node, candidates, self.calibration(depth), &[]);
+                refined.read(node, &candidates, calibration, &[]);
             }
             gain += refined.grow(terms);
         }
@@ -625,16 +576,11 @@ impl DraftModel {
         }
     }
 
-    /// Learns from the tokens that a sequence has emitted how sharp the model's probabilities are, by ascent of their
-    /// log likelihood, and whom to trust: a step of online expectation-maximisation for the weight of a mixture.
+    /// Learns from the tokens that a sequence has emitted what the model's predictions are worth.
     pub(super) fn learn_from(&mut self, reader: &mut Reader) {
         let is_drawn = reader.refined.is_drawn();
-        for (depth, slope) in reader.slopes.drain(..) {
-            self.learnt(depth).into_iter().for_each(|learnt| learnt.sharpen(slope, is_drawn));
-        }
-        for (depth, opinions) in reader.opinions.drain(..) {
-            self.learnt(depth).into_iter().for_each(|learnt| learnt.weigh(opinions));
-        }
+        reader.outcomes.drain(..).for_each(|outcome| self.learnt.hear(outcome, is_drawn));
+        reader.opinions.drain(..).for_each(|(depth, opinions)| self.learnt.weigh(depth, opinions));
     }
 }
 

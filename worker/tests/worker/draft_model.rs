@@ -221,8 +221,12 @@ fn heads_draft_as_many_tokens_as_they_tell_ahead_in_one_forward() {
     let options = GenerateOptions { drafter: Drafter::None, batch: 3, step_tokens: 512, ..options() };
     let prompts = prompts();
     // With no more nodes than heads, siblings take some until it is known how sure the heads may be.
-    for (heads, nodes, least) in [(1, 1, 1), (2, 2, 2), (5, 5, 3), (1, 20, 1), (2, 20, 2), (5, 20, 5)] {
-        let (draft, _) = model(markov(medusa(heads)), Mischief::default(), 7);
+    let cases = [(1, 1, 1), (2, 2, 2), (5, 5, 3), (1, 20, 1), (2, 20, 2), (5, 20, 5)];
+    for ((heads, nodes, least), is_measured) in cases.into_iter().flat_map(|case| [(case, false), (case, true)]) {
+        let (mut draft, _) = model(markov(medusa(heads)), Mischief::default(), 7);
+        if is_measured {
+            draft = draft.with_measured_tree();
+        }
         let target = Box::new(FakeEngine::new(markov(fake_options())));
         let options = GenerateOptions { nodes, ..options.clone() };
         let mut generator = Generator::new(target, tokenizer(), options).with_draft_models(vec![draft]);

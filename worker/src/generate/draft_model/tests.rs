@@ -1,5 +1,6 @@
 //! Which texts a draft model reads, and whom it trusts.
 
+use laser_decode::Candidate;
 use laser_engine::{FakeEngine, FakeOptions};
 
 use super::*;
@@ -84,8 +85,27 @@ fn trust_goes_to_who_is_right() {
         let mut reader = model.open(&[1], 0, None, 8).unwrap();
         reader.opinions = vec![(3, opinions); 2000];
         model.learn_from(&mut reader);
-        let trust = model.calibration(0).trust;
+        let trust = model.learnt.calibration(0).trust;
         assert!((low..=high).contains(&trust), "{opinions:?}: {trust}");
         assert!(reader.opinions.is_empty());
     }
+}
+
+#[test]
+fn a_measured_tree_follows_how_often_candidates_were_right_and_not_what_the_heads_say() {
+    let engine = FakeEngine::new(FakeOptions { heads: Some(2), ..FakeOptions::default() });
+    let mut model = DraftModel::new(Box::new(engine), 1, None).with_measured_tree();
+    let mut reader = model.open(&[1], 0, None, 8).unwrap();
+    let candidates = [(3, 0.9_f32), (4, 0.1)].map(|(token, p)| Candidate { token, log_probability: p.ln() });
+    // The second candidate of the first head is always right, and of the second head nothing is known.
+    reader.outcomes = vec![Outcome { depth: 0, slope: 1.0, rank: 1 }; 10_000];
+    model.learn_from(&mut reader);
+    for (depth, expected) in [(0, [0.0, 1.0]), (1, [0.9, 0.1])] {
+        let (taken, calibration) = model.learnt.taken(depth, &candidates);
+        assert_eq!(calibration.sharpness, 1.0);
+        for (candidate, expected) in taken.iter().zip(expected) {
+            assert!((candidate.log_probability.exp() - expected).abs() < 0.01, "{depth}: {taken:?}");
+        }
+    }
+    assert!(reader.outcomes.is_empty());
 }
