@@ -117,14 +117,13 @@ pub(super) fn model_config(options: &EngineOptions) -> Result<ModelConfig, Engin
     }
 }
 
-/// Refuses what is to draft from a model's features if it is of another width or vocabulary. Reads configurations and
-/// the headers of weight files alone.
+/// Refuses what is to draft from a model's features if it is of another width or vocabulary. Returns how many heads it
+/// is, if it is Medusa's. Reads configurations and the headers of weight files alone.
 ///
 /// # Errors
 /// Naming the file with both sizes; otherwise those of [`load`] that are about configurations.
-pub fn check_drafts(options: &EngineOptions) -> Result<(), EngineError> {
-    model_config(options)?;
-    Ok(())
+pub fn check_drafts(options: &EngineOptions) -> Result<Option<usize>, EngineError> {
+    Ok(model_config(options)?.shape.medusa.map(|medusa| medusa.heads))
 }
 
 /// What a draft layer shares with its target.

@@ -39,7 +39,8 @@ use serde::{Deserialize, Serialize};
 pub use canary::CanaryConfig;
 pub use lists::{ListDraftKind, ListsConfig};
 pub use model::{
-    DraftConfig, DraftMethod, DraftModelConfig, EngineKind, GenerateConfig, ModelConfig, PolicyKind, VerificationConfig,
+    DraftConfig, DraftMethod, DraftModelConfig, EngineKind, GenerateConfig, MedusaTree, ModelConfig, PolicyKind,
+    VerificationConfig,
 };
 pub use recommender::{RecommenderConfig, RecommenderDraftConfig};
 pub use run::{DemoConfig, MetricsConfig, OutputConfig, PoolChoice, RunConfig, TableFormat, WorkerConfig};

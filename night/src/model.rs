@@ -14,7 +14,7 @@ use laser_train::Belongs;
 use laser_worker::cost::StepCost;
 use laser_worker::generate::DraftModel;
 
-use crate::config::{Config, DraftModelConfig, EngineKind};
+use crate::config::{Config, DraftModelConfig, EngineKind, MedusaTree};
 use crate::encoder;
 
 /// Finds the configured model, a path, a URL or a hub id, and opens its files.
@@ -45,6 +45,8 @@ pub async fn open_local_model(model: &str) -> Result<ModelFiles> {
 pub struct DraftFiles {
     weights: DraftWeights,
     acceptance_head: Option<AcceptanceHead>,
+    /// Whether trees follow what is measured of each of Medusa's heads.
+    has_measured_tree: bool,
 }
 
 /// The folder of an acceptance head, and the scale and shift of the log odds that it corrects.
@@ -58,8 +60,8 @@ struct AcceptanceHead {
 enum DraftWeights {
     /// A whole model of the same tokenizer.
     Model(Box<ModelFiles>),
-    /// The folder of what drafts from the model's features: EAGLE's layer or Medusa's heads.
-    Features(PathBuf),
+    /// The folder of what drafts from the model's features: EAGLE's layer, or so many heads of Medusa's.
+    Features(PathBuf, Option<usize>),
 }
 
 impl DraftFiles {
@@ -84,13 +86,31 @@ impl DraftFiles {
             let scale = scale.with_context(|| format!("acceptance_head = {}", folder.display()))?;
             anyhow::Ok(AcceptanceHead { folder, scale })
         });
-        Ok(Self { acceptance_head: acceptance_head.transpose()?, weights })
+        Ok(Self { acceptance_head: acceptance_head.transpose()?, weights, has_measured_tree: false })
+    }
+
+    /// Whether it is Medusa's heads.
+    pub fn has_heads(&self) -> bool {
+        matches!(self.weights, DraftWeights::Features(_, Some(_)))
+    }
+
+    /// The same with trees that follow what was measured of each head, as in Medusa's paper.
+    ///
+    /// # Errors
+    /// If it has no heads.
+    fn with_measured_tree(self) -> Result<Self> {
+        ensure!(
+            self.has_heads(),
+            "medusa_tree = \"measured\": is for Medusa's heads, and this draft model has none; remove medusa_tree, or \
+             give the folder of such heads as path"
+        );
+        Ok(Self { has_measured_tree: true, ..self })
     }
 
     /// What kind of draft model it is.
     pub fn describe(&self) -> &'static str {
         match (&self.weights, &self.acceptance_head) {
-            (DraftWeights::Features(_), _) => "drafts from the model's features",
+            (DraftWeights::Features(..), _) => "drafts from the model's features",
             (DraftWeights::Model(_), None) => "of the same tokenizer",
             (DraftWeights::Model(_), Some(_)) => "of the same tokenizer, with an acceptance head",
         }
@@ -100,7 +120,7 @@ impl DraftFiles {
     pub(crate) fn into_model(self) -> Option<ModelFiles> {
         match self.weights {
             DraftWeights::Model(files) => Some(*files),
-            DraftWeights::Features(_) => None,
+            DraftWeights::Features(..) => None,
         }
     }
 
@@ -108,9 +128,9 @@ impl DraftFiles {
     pub fn options(self, target: EngineOptions) -> DraftOptions {
         let engine = match self.weights {
             DraftWeights::Model(files) => EngineOptions { path: files.path().to_owned(), ..target },
-            DraftWeights::Features(folder) => EngineOptions { drafts: Some(folder), ..target },
+            DraftWeights::Features(folder, _) => EngineOptions { drafts: Some(folder), ..target },
         };
-        DraftOptions { engine, acceptance_head: self.acceptance_head }
+        DraftOptions { engine, acceptance_head: self.acceptance_head, has_measured_tree: self.has_measured_tree }
     }
 }
 
@@ -129,8 +149,8 @@ impl DraftWeights {
     /// What drafts from the features of `model`: of their width, and of its vocabulary.
     fn open_features(folder: PathBuf, model: &ModelFiles) -> Result<Self> {
         let options = EngineOptions { drafts: Some(folder.clone()), ..EngineOptions::new(model.path()) };
-        laser_engine::check_drafts(&options)?;
-        Ok(Self::Features(folder))
+        let heads = laser_engine::check_drafts(&options)?;
+        Ok(Self::Features(folder, heads))
     }
 
     /// The scale and shift of the log odds that the head in a folder corrects.
@@ -164,6 +184,7 @@ pub struct DraftOptions {
     /// The model itself.
     pub engine: EngineOptions,
     acceptance_head: Option<AcceptanceHead>,
+    has_measured_tree: bool,
 }
 
 impl DraftOptions {
@@ -178,7 +199,10 @@ impl DraftOptions {
     ) -> Result<DraftModel> {
         let mut engine = laser_engine::load(&self.engine)?;
         let cost = measure(engine.as_mut())?;
-        let model = DraftModel::new(engine, forwards, cost);
+        let mut model = DraftModel::new(engine, forwards, cost);
+        if self.has_measured_tree {
+            model = model.with_measured_tree();
+        }
         let Some(AcceptanceHead { folder, scale }) = &self.acceptance_head else {
             return Ok(model);
         };
@@ -222,13 +246,17 @@ pub(crate) async fn open_draft_model(
     draft: &DraftModelConfig,
     model: &ModelFiles,
 ) -> Result<DraftFiles> {
-    let DraftModelConfig { path, acceptance_head, .. } = draft;
+    let DraftModelConfig { path, acceptance_head, medusa_tree, .. } = draft;
     let open = async {
         let head = match acceptance_head {
             Some(head) => Some(encoder::local_path(config, head).await.context("acceptance_head")?),
             None => None,
         };
-        DraftFiles::open(encoder::local_path(config, path).await?, head, model).await
+        let files = DraftFiles::open(encoder::local_path(config, path).await?, head, model).await?;
+        match medusa_tree {
+            MedusaTree::Dynamic => Ok(files),
+            MedusaTree::Measured => files.with_measured_tree(),
+        }
     };
     open.await.with_context(|| format!("[draft.model] path = {path:?}"))
 }

@@ -78,6 +78,8 @@ fn draft_models_that_cannot_draft_are_refused() {
     assert_refused(&night.run(&[&path, "draft.model.forwards=0"]), &["[draft.model] forwards = 0", "1 to 20"]);
     assert_refused(&night.run(&[&path, "model.engine=mistralrs"]), &["[draft.model]", "mistralrs", "remove"]);
     assert_refused(&night.run(&[&path, "draft.method=lookahead"]), &["[draft.model]", "lookahead", "remove"]);
+    let measured = night.run(&[&path, "draft.model.medusa_tree=measured"]);
+    assert_refused(&measured, &["[draft.model] path", "medusa_tree = \"measured\"", "has none; remove medusa_tree"]);
     let other = night.path("other");
     copy_files(&std::path::absolute("fixtures/profile-lm").unwrap(), &other);
     let file = other.join("tokenizer.json");

@@ -180,11 +180,12 @@ fn strict_texts_are_those_of_plain_decoding_whatever_model_drafts() {
     let two =
         format!("draft.model=[{{path='{}',forwards=1}},{{path='{}',forwards=2}}]", folder("draft"), folder("eagle"));
     let (alone, pooled, forwards) = ("draft.method=none", "draft.method=blended", "draft.model.forwards=2");
-    let cases: [(Setting<'_>, &[Proposer]); 7] = [
+    let cases: [(Setting<'_>, &[Proposer]); 8] = [
         (("itself", &[alone, &itself, forwards]), DRAFTED),
         (("acceptance-head", &[alone, &draft, &head, forwards]), DRAFTED),
         (("eagle", &[alone, &eagle, forwards]), DRAFTED),
         (("medusa", &[alone, &medusa]), DRAFTED),
+        (("medusa-measured", &[alone, &medusa, "draft.model.medusa_tree=measured"]), DRAFTED),
         (("merged", &[alone, &two]), DRAFTED),
         (("pool-draft", &[pooled, &draft, forwards]), JOINED),
         (("pool-eagle", &[pooled, &one_pass, "draft.model.forwards=1"]), JOINED),

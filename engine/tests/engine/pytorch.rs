@@ -75,7 +75,9 @@ pub(crate) fn save(tensors: &HashMap<String, Tensor>, file: &Path) {
         push_tensor(&mut pickle, tensor, at);
         pickle.push(b's');
         archive.start_file(format!("archive/data/{at}"), stored).unwrap();
-        tensor.write_bytes(&mut archive).unwrap();
+        let mut values = Vec::new();
+        tensor.write_bytes(&mut values).unwrap();
+        archive.write_all(&values).unwrap();
     }
     pickle.push(b'.');
     archive.start_file("archive/data.pkl", stored).unwrap();
@@ -105,7 +107,7 @@ fn published(tensors: HashMap<String, Tensor>) -> HashMap<String, Tensor> {
 
 fn refused(target: &Path, drafts: &Path, words: &[&str]) {
     let options = options(target, drafts);
-    let error = check_drafts(&options).and_then(|()| load(&options).map(drop)).unwrap_err().to_string();
+    let error = check_drafts(&options).and_then(|_| load(&options).map(drop)).unwrap_err().to_string();
     words.iter().for_each(|words| assert!(error.contains(words), "{error}"));
 }
 
@@ -117,6 +119,8 @@ fn published_heads_say_what_they_say_as_safetensors() {
         candle_core::safetensors::save(&tensors, folders[0].path().join("medusa_lm_head.safetensors")).unwrap();
         save(&tensors, &folders[1].path().join("medusa_lm_head.pt"));
         assert!(reads_features(folders[1].path()).unwrap());
+        let heads = tensors.keys().filter(|name| name.ends_with(".0.linear.weight")).count();
+        assert_eq!(check_drafts(&options(target.path(), folders[1].path())).unwrap(), Some(heads));
         let [expected, found] = folders.each_ref().map(|folder| scores(&options(target.path(), folder.path())));
         assert_eq!(found, expected);
         // Safetensors are read where both are there.
@@ -135,6 +139,7 @@ fn a_published_layer_says_what_it_says_as_safetensors() {
     assert!(!reads_features(pytorch.path()).unwrap());
     save(&layer.tensors, &pytorch.path().join("pytorch_model.bin"));
     assert!(reads_features(pytorch.path()).unwrap());
+    assert_eq!(check_drafts(&options(target.path(), pytorch.path())).unwrap(), None);
     let expected = scores(&options(target.path(), safetensors.path()));
     assert_eq!(scores(&options(target.path(), pytorch.path())), expected);
     fs::write(safetensors.path().join("pytorch_model.bin"), "damaged").unwrap();

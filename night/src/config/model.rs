@@ -336,6 +336,20 @@ pub struct DraftModelConfig {
     /// Forwards of it per step, at most.
     #[serde(default = "DraftModelConfig::default_forwards")]
     pub forwards: usize,
+    /// What the trees of Medusa's heads follow.
+    #[serde(default)]
+    pub medusa_tree: MedusaTree,
+}
+
+/// What the trees of Medusa's heads follow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MedusaTree {
+    /// The probabilities that the heads give their tokens, step by step.
+    #[default]
+    Dynamic,
+    /// How often the tokens of each head and rank have been right.
+    Measured,
 }
 
 impl DraftModelConfig {
