@@ -55,7 +55,8 @@ pub(super) async fn sources(args: &CompareArgs) -> Result<Report> {
     let model = open_local_model(&setup.model).await?;
     let draft_models = DraftModels::open(args, &model).await?;
     let base = GenerateOptions { sampling: args.sampling()?, ..options(setup, &model) };
-    run("compare", setup, &|_| args.variants(), batches, (model, base, draft_models, args.runners_up)).await
+    let has_heads = draft_models.have_heads();
+    run("compare", setup, &|_| args.variants(&has_heads), batches, (model, base, draft_models, args.runners_up)).await
 }
 
 /// The variants of a kind; the first is plain decoding.

@@ -97,8 +97,9 @@ impl CompareArgs {
     }
 
     /// Plain decoding, prompt lookup, lookahead decoding, bigrams, the pool of all texts, AASD, each draft model alone
-    /// with the pool, with fixed and adaptive trees, and the rules that accept more than the target's choice.
-    pub(super) fn variants(&self) -> Result<Vec<Variant>, PolicyError> {
+    /// with the pool, with fixed and adaptive trees, and the rules that accept more than the target's choice. Of each
+    /// draft model `has_heads` says whether it is Medusa's heads, which have their paper's tree, too.
+    pub(super) fn variants(&self, has_heads: &[bool]) -> Result<Vec<Variant>, PolicyError> {
         let setup = &self.setup;
         let pool = |name: &str| Variant::pooled(name, setup, PoolScheme::Global);
         let mut variants = vec![
@@ -120,8 +121,9 @@ impl CompareArgs {
             let aasd = Verification::conditional(self.alpha, self.beta, false)?;
             variants.push(Variant::lookup(setup).aligned("AASD").verified(aasd));
         }
-        for (index, DraftArg { name, .. }) in self.drafts.iter().enumerate() {
+        for (index, (DraftArg { name, .. }, &has_heads)) in self.drafts.iter().zip(has_heads).enumerate() {
             variants.extend(self.of_drafts(name, vec![index]));
+            variants.extend(has_heads.then(|| self.measured_tree(name, index)));
         }
         if !self.merge.is_empty() {
             let of = |name: &String| self.drafts.iter().position(|draft| draft.name == *name);
@@ -137,7 +139,10 @@ impl CompareArgs {
     fn of_drafts(&self, name: &str, indices: Vec<usize>) -> Vec<Variant> {
         let setup = &self.setup;
         let most = self.forwards.iter().max().copied().unwrap_or(1);
-        let with = |variant, forwards| Variant { drafts: Drafts { indices: indices.clone(), forwards }, ..variant };
+        let with = |variant, forwards| {
+            let drafts = Drafts { indices: indices.clone(), forwards, has_measured_tree: false };
+            Variant { drafts, ..variant }
+        };
         let alone = |name: String, nodes| Variant { name, nodes, ..Variant::plain() };
         let by_forwards = self.forwards.iter().map(|&forwards| {
             let plural = if forwards == 1 { "" } else { "s" };
@@ -149,6 +154,12 @@ impl CompareArgs {
         let pool = Variant::pooled(format!("pool + {name}"), setup, PoolScheme::Global);
         let pool_adaptive = pool.clone().adaptive(&format!("pool + {name}, adaptive"));
         by_forwards.chain(by_nodes).chain([adaptive, pool, pool_adaptive].map(|variant| with(variant, most))).collect()
+    }
+
+    /// Medusa's heads alone, with trees that follow what was measured of each head.
+    fn measured_tree(&self, name: &str, index: usize) -> Variant {
+        let drafts = Drafts { indices: vec![index], forwards: 1, has_measured_tree: true };
+        Variant { name: format!("{name}, measured tree"), nodes: self.setup.nodes, drafts, ..Variant::plain() }
     }
 
     /// The rules that accept more than the target's choice, by name.
@@ -165,7 +176,14 @@ impl CompareArgs {
 }
 
 /// What loads each of the draft models.
-pub(super) struct DraftModels(Vec<(String, DraftOptions)>);
+pub(super) struct DraftModels(Vec<NamedDraft>);
+
+/// A draft model that is not loaded yet.
+struct NamedDraft {
+    name: String,
+    options: DraftOptions,
+    has_heads: bool,
+}
 
 impl DraftModels {
     /// Without any.
@@ -187,9 +205,15 @@ impl DraftModels {
                 async { DraftFiles::open(local(path)?, acceptance_head.as_ref().map(local).transpose()?, model).await };
             let files = open.await.with_context(|| format!("--draft {path}"))?;
             let target = args.setup.load.options(model.path().to_owned());
-            all.push((name.clone(), files.options(target)));
+            let has_heads = files.has_heads();
+            all.push(NamedDraft { name: name.clone(), options: files.options(target), has_heads });
         }
         Ok(Self(all))
+    }
+
+    /// Of each whether it is Medusa's heads.
+    pub(super) fn have_heads(&self) -> Vec<bool> {
+        self.0.iter().map(|draft| draft.has_heads).collect()
     }
 
     /// The draft models of each variant: each has its own, because what they learn of their worth depends on the
@@ -197,16 +221,17 @@ impl DraftModels {
     pub(super) fn of_variants(&self, variants: &[Variant], base: &GenerateOptions) -> Result<Vec<Vec<DraftModel>>> {
         let mut costs: Vec<Option<StepCost>> = vec![None; self.0.len()];
         let mut load = |variant: &Variant| -> Result<Vec<DraftModel>> {
-            let Drafts { indices, forwards } = &variant.drafts;
-            let one = |&index: &usize| {
-                let (name, options) = &self.0[index];
+            let &Drafts { ref indices, forwards, has_measured_tree } = &variant.drafts;
+            let one = |&index: &usize| -> Result<DraftModel> {
+                let NamedDraft { name, options, .. } = &self.0[index];
                 let measure = |engine: &mut dyn Engine| -> Result<Option<StepCost>> {
                     if variant.adaptive && costs[index].is_none() {
                         costs[index] = Some(StepCost::measure(engine, base.batch, base.batch * (ADAPTIVE_NODES + 1))?);
                     }
                     Ok(costs[index].clone().filter(|_| variant.adaptive))
                 };
-                options.load(*forwards, measure).with_context(|| format!("--draft {name}"))
+                let model = options.load(forwards, measure).with_context(|| format!("--draft {name}"))?;
+                Ok(if has_measured_tree { model.with_measured_tree() } else { model })
             };
             indices.iter().map(one).collect()
         };

@@ -246,7 +246,8 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
     let text = report.render(Style::Text).unwrap();
     let rows = &report.kinds[0].rows;
     let of = |name: &str| rows.iter().find(|row| row.variant == name).unwrap_or_else(|| panic!("{name}: {text}"));
-    assert_eq!(rows.len(), 10 + 4 * 6 + 2, "{text}");
+    assert_eq!(rows.len(), 10 + 4 * 6 + 1 + 2, "{text}");
+    assert_eq!(of("medusa, measured tree").texts, of("medusa, 1 forward").texts, "{text}");
     assert!(of("PLD, aligned").relaxed_share == 0.0 && of("AASD").texts == 5, "{text}");
     assert!(report.kinds.iter().all(|kind| kind.mismatches.is_empty()), "{text}");
     assert!(of("itself, 2 forwards").aal > 1.5 && of("itself, 1 forward").accepted_by_depth[0] > 0.9, "{text}");
@@ -296,9 +297,9 @@ async fn drawn_texts_are_those_of_plain_sampling_whatever_drafts_them_and_at_eve
     let plain = &report.kinds[0].rows[0];
     for kind in &report.kinds {
         assert_eq!(kind.mismatches, [], "{text}");
-        // Nine without draft models, two of the soft pool, four of each draft model and of those that are merged, and
-        // the rule that is not strict.
-        assert_eq!(kind.rows.len(), 9 + 2 + 5 * 4 + 1, "{text}");
+        // Nine without draft models, two of the soft pool, four of each draft model and of those that are merged, one
+        // more of the heads, and the rule that is not strict.
+        assert_eq!(kind.rows.len(), 9 + 2 + 5 * 4 + 1 + 1, "{text}");
         let own = &kind.rows[0];
         assert_eq!((own.texts, own.tokens), (8, plain.tokens), "batch {}: {text}", kind.batch);
         let difference = (own.mean_log_probability - plain.mean_log_probability).abs();

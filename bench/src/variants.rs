@@ -30,6 +30,8 @@ pub(super) const ADVERSARIAL: &str = "adaptive, no pool predicts";
 pub(super) struct Drafts {
     pub(super) indices: Vec<usize>,
     pub(super) forwards: usize,
+    /// Whether trees follow what is measured of each of Medusa's heads.
+    pub(super) has_measured_tree: bool,
 }
 
 /// One way to generate texts.
