@@ -11,8 +11,8 @@ use clap::Args;
 use laser_decode::{Method, Normalisation as Relative};
 use laser_engine::Engine;
 use laser_model::{ModelFiles, Tokenizer};
-use laser_night::config::GenerateConfig;
-use laser_night::{DraftFiles, DraftOptions, catalogue_of_run, has_counts};
+use laser_night::config::{GenerateConfig, HistoryFiles};
+use laser_night::{DraftFiles, DraftOptions, catalogue_of_run, history_files};
 use laser_schema::job::{Action, SamplingSpec, ShardRow};
 use laser_schema::lists::{ListSpec, Normalisation, Ties};
 use laser_schema::{Kind, knowledge::ratio};
@@ -180,7 +180,7 @@ struct Setup {
     drafts: Vec<DraftOptions>,
     spec: ListSpec,
     requests: Vec<Request>,
-    has_counts: bool,
+    files: HistoryFiles,
 }
 
 /// Measures.
@@ -220,10 +220,10 @@ impl Setup {
         let Some(spec) = run.plan.spec.lists.clone() else {
             bail!("{}: run {} makes texts; give a night of lists", args.night, run.name());
         };
-        let has_counts = has_counts(&run.store).await?;
-        let catalogue = catalogue_of_run(&run, None, has_counts, &model.tokenizer).await?;
+        let files = history_files(&run.store).await?;
+        let catalogue = catalogue_of_run(&run, None, files, &model.tokenizer).await?;
         let requests = requests(&run, &catalogue.context("a night of lists has a catalogue")?, args).await?;
-        Ok(Self { args: args.clone(), model, drafts, spec, requests, has_counts })
+        Ok(Self { args: args.clone(), model, drafts, spec, requests, files })
     }
 
     /// All variants in turns.
@@ -276,9 +276,10 @@ impl Setup {
     }
 
     fn variants(&self, items: usize) -> Vec<Variant> {
-        let counted = Method::ALL.into_iter().filter(|_| self.has_counts).map(ListDraft::Counted);
+        let counted = Method::ALL.into_iter().filter(|_| self.files.counted).map(ListDraft::Counted);
+        let retrieval = self.files.codes.then_some(ListDraft::Retrieval);
         let mut variants = vec![Variant::plain("plain", 0)];
-        for draft in [ListDraft::Trie].into_iter().chain(counted) {
+        for draft in [ListDraft::Trie].into_iter().chain(counted).chain(retrieval) {
             let name = name(draft);
             let (nodes, plain) = (self.args.nodes, Variant { draft, ..variants[0].clone() });
             variants.push(Variant { name: name.to_owned(), drafted: Some(nodes), ..plain.clone() });
@@ -391,6 +392,7 @@ fn name(draft: ListDraft) -> &'static str {
         ListDraft::Counted(Method::Popularity) => "popularity",
         ListDraft::Counted(Method::Markov) => "markov",
         ListDraft::Counted(Method::Knn) => "knn",
+        ListDraft::Retrieval => "retrieval",
     }
 }
 

@@ -37,7 +37,7 @@ use laser_train::TrainConfig;
 use serde::{Deserialize, Serialize};
 
 pub use canary::CanaryConfig;
-pub use lists::{ListDraftKind, ListsConfig};
+pub use lists::{HistoryFiles, ListDraftKind, ListsConfig};
 pub use model::{
     DraftConfig, DraftMethod, DraftModelConfig, EngineKind, GenerateConfig, MedusaTree, ModelConfig, PolicyKind,
     VerificationConfig,

@@ -34,7 +34,7 @@ pub mod train;
 
 pub use config::Config;
 pub use laser_schema::Progress;
-pub use lists::{catalogue_of_run, has_counts};
+pub use lists::{catalogue_of_run, history_files};
 pub use model::{DraftFiles, DraftOptions, open_local_model, open_model};
 pub use night::{Finished, Night, Outcome};
 pub use previous::previous_texts;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use laser_coordinator::catalogue::CatalogueItem;
-use laser_decode::{Stock, Trie, TrieItem, TrieMeta, build_trie};
+use laser_decode::{CodeShares, Stock, Trie, TrieItem, TrieMeta, build_trie};
 use laser_model::Tokenizer;
 use laser_schema::entity::{EntityTable, IdType};
 use laser_schema::lists::{ListSpec, Ties};
@@ -15,19 +15,16 @@ use laser_store::catalogue::ItemTitle;
 use laser_store::entities::EntityReader;
 use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Cache, Location, catalogue};
-use laser_worker::lists::Catalogue;
+use laser_worker::lists::{Catalogue, Counted};
 
-use crate::config::{Config, ListsConfig};
-use crate::counted;
+use crate::config::{Config, HistoryFiles, ListsConfig};
+use crate::counted::{self, CODES, COUNTED};
 
 /// The trie in a run's folder.
 const TRIE: &str = "items.trie";
 
 /// The items that are out of stock in a run's folder, by their numbers in the trie.
 const OUT_OF_STOCK: &str = "out_of_stock.json";
-
-/// What the histories say of the items, in a run's folder; drafts need it, and no list depends on it.
-const COUNTED: &str = "items.counted";
 
 /// The items of a night, and what a run keeps of them.
 #[derive(Debug)]
@@ -122,30 +119,36 @@ impl Items {
         if !self.titles.is_empty() {
             catalogue::keep_titles(&folder, &self.titles).await?;
         }
-        if lists.needs_counts() && !has_counts(store).await? {
+        let (needed, there) = (lists.history_files(), history_files(store).await?);
+        let missing = HistoryFiles { counted: needed.counted && !there.counted, codes: needed.codes && !there.codes };
+        if missing != HistoryFiles::default() {
             progress.stage("counting histories");
-            folder.join(COUNTED).create(counted::count(config, &lists.item, &self.trie).await?).await?;
+            for (name, bytes) in counted::build(config, &lists.item, &self.trie, missing).await? {
+                folder.join(name).create(bytes).await?;
+            }
         }
         Ok(())
     }
 }
 
-/// Whether a run's folder has what the histories say.
+/// What a run's folder has of what the histories say.
 ///
 /// # Errors
 /// The store's.
-pub async fn has_counts(store: &RunStore) -> Result<bool> {
-    Ok(store.folder().join(COUNTED).exists().await?)
+pub async fn history_files(store: &RunStore) -> Result<HistoryFiles> {
+    let folder = store.folder();
+    Ok(HistoryFiles { counted: folder.join(COUNTED).exists().await?, codes: folder.join(CODES).exists().await? })
 }
 
-/// The catalogue of a run that makes lists, as its folder has it; with what the histories say if that is asked for.
+/// The catalogue of a run that makes lists, as its folder has it; with what the histories say as far as that is asked
+/// for.
 ///
 /// # Errors
 /// The store's, and files that are not those that the run was planned with.
 pub async fn catalogue_of_run(
     run: &PlannedRun,
     cache: Option<&Cache>,
-    has_counts: bool,
+    files: HistoryFiles,
     tokenizer: &Tokenizer,
 ) -> Result<Option<Arc<Catalogue>>> {
     let Some(spec) = &run.plan.spec.lists else {
@@ -168,23 +171,52 @@ pub async fn catalogue_of_run(
             Some(serde_json::from_slice::<Vec<u32>>(&bytes).with_context(|| file.url().to_owned())?)
         }
     };
-    let counted = match has_counts {
-        true => Some(folder.join(COUNTED).read().await.context("[lists] draft")?),
+    let said = said(&folder, &trie, files).await?;
+    opened(trie, out.as_deref(), said, tokenizer).map(Some)
+}
+
+/// What the histories say, from a run's folder.
+async fn said(folder: &Location, trie: &Trie, files: HistoryFiles) -> Result<(Option<Counted>, Option<CodeShares>)> {
+    let damaged = |name| {
+        let file = folder.join(name);
+        format!("{}: remove the run's folder to begin it anew, or set [lists] draft = \"trie\"", file.url())
+    };
+    let counted = match files.counted {
+        true => Some(counted::open(read(folder, COUNTED).await?, trie).with_context(|| damaged(COUNTED))?),
         false => None,
     };
-    opened(trie, (out.as_deref(), counted), tokenizer).map(Some)
+    let codes = match files.codes {
+        true => Some(counted::open_codes(read(folder, CODES).await?, trie).await.with_context(|| damaged(CODES))?),
+        false => None,
+    };
+    Ok((counted, codes))
+}
+
+/// A file of what the histories say.
+async fn read(folder: &Location, name: &str) -> Result<Bytes> {
+    let file = folder.join(name);
+    ensure!(
+        file.exists().await?,
+        "{}: missing, since the command that began the run has a [lists] draft without it; set the same draft, or \
+         \"trie\"",
+        file.url()
+    );
+    bytes_of(&file).await.with_context(|| file.url().to_owned())
+}
+
+/// The bytes of a file that never changes, mapped where it is local.
+async fn bytes_of(file: &Location) -> Result<Bytes> {
+    match file.local_path() {
+        Some(path) => Ok(laser_store::map::map(&std::fs::File::open(path)?)?),
+        None => Ok(file.read().await?),
+    }
 }
 
 /// A trie of a store, mapped; verified once whole.
 async fn open_trie(file: &Location, digest: &Digest, cache: Option<&Cache>) -> Result<Trie> {
-    let path = match (file.local_path(), cache) {
-        (Some(path), _) => Some(path),
-        (None, Some(cache)) => Some(cache.file(file, digest).await?),
-        (None, None) => None,
-    };
-    let bytes = match path {
-        Some(path) => laser_store::map::map(&std::fs::File::open(path)?)?,
-        None => file.read().await?,
+    let bytes = match (file.local_path(), cache) {
+        (None, Some(cache)) => laser_store::map::map(&std::fs::File::open(cache.file(file, digest).await?)?)?,
+        _ => bytes_of(file).await?,
     };
     let trie = Trie::open(bytes)?;
     let unverified = trie.clone();
@@ -198,7 +230,7 @@ async fn open_trie(file: &Location, digest: &Digest, cache: Option<&Cache>) -> R
 /// A code that is no token, and a table that no trie can be built of.
 pub(crate) fn all_items(table: &catalogue::Catalogue, tokenizer: &Tokenizer) -> Result<Arc<Catalogue>> {
     let trie = build(table).and_then(|bytes| Ok(Trie::open(bytes)?));
-    opened(trie.context("[lists.catalogue]")?, (None, None), tokenizer)
+    opened(trie.context("[lists.catalogue]")?, None, (None, None), tokenizer)
 }
 
 /// Finds a column that no user has among the first of each table, before a night makes all lists alike.
@@ -243,7 +275,8 @@ async fn out_of_stock(path: &str, column: &str, trie: &Trie) -> Result<Vec<u32>>
 
 fn opened(
     trie: Trie,
-    (out_of_stock, counted): (Option<&[u32]>, Option<Bytes>),
+    out_of_stock: Option<&[u32]>,
+    (counted, codes): (Option<Counted>, Option<CodeShares>),
     tokenizer: &Tokenizer,
 ) -> Result<Arc<Catalogue>> {
     let tokens = tokens(&trie, tokenizer)?;
@@ -251,8 +284,7 @@ fn opened(
         Some(out) => Stock::without(&trie, out.iter().copied()),
         None => Stock::all(&trie),
     };
-    let counted = counted.map(|bytes| counted::open(bytes, &trie)).transpose().context(COUNTED)?;
-    Ok(Arc::new(Catalogue { trie, tokens, stock, counted }))
+    Ok(Arc::new(Catalogue { trie, tokens, stock, counted, codes }))
 }
 
 /// Checks that a model can write every code of a table.

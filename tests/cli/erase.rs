@@ -394,7 +394,9 @@ fn lists_leave_in_either_shape() {
     for (rows, table) in [("user", TABLE), ("item", TABLE)] {
         let night = crate::lists::workspace();
         let shape = format!("lists.rows={rows}");
-        assert_exit(&night.run(&[table, &shape]), 0);
+        assert_exit(&night.run(&[table, &shape, "lists.draft=retrieval"]), 0);
+        let histories = only(&night.path("out/runs")).join("histories.pool");
+        assert!(histories.exists());
         let values = self::rows(&night.path("out/recommendations"));
         fs::write(night.path("ids.csv"), "id,why\nu7,asked\nu59,asked\n").unwrap();
         let mut erase = night.command("erase", &[]);
@@ -403,6 +405,8 @@ fn lists_leave_in_either_shape() {
         assert_eq!(self::rows(&night.path("out/recommendations")), without_erased(values, &["u7", "u59"]));
         assert_prints(&night.verify(), &["58 rows", "agrees: the table recommendations/kind=user"]);
         assert_absent(&night.path("out"), ["\"u7\"", "u59"]);
+        // It names nobody, so nobody's part of it is known.
+        assert!(!histories.exists());
     }
 }
 

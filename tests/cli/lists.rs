@@ -164,6 +164,7 @@ fn lists_come_of_histories_and_are_decoded_again_where_these_change() {
         ["draft.adaptive=false", "lists.draft=popularity", "lists.steps=1"],
         ["draft.adaptive=false", "lists.draft=markov", "lists.nodes=9"],
         ["draft.adaptive=true", "lists.draft=knn", "generate.batch=4"],
+        ["draft.adaptive=false", "lists.draft=retrieval", "generate.batch=4"],
         ["draft.adaptive=false", &own_draft, "lists.nodes=12"],
         ["draft.adaptive=true", &own_draft, "lists.draft=none"],
     ] {
@@ -367,6 +368,7 @@ fn lists_that_are_drawn_are_the_same_whatever_is_drafted_and_others_with_another
     let expected = drawn(&["lists.draft=none"]);
     let own_draft = format!("draft.model=[{{path='{}'}}]", model().display());
     assert_eq!(drawn(&["draft.adaptive=false", "lists.draft=knn", "generate.batch=2"]), expected);
+    assert_eq!(drawn(&["draft.adaptive=false", "lists.draft=retrieval", "lists.steps=2"]), expected);
     assert_eq!(drawn(&["draft.adaptive=false", &own_draft, "lists.nodes=15"]), expected);
     for (sampling, policy) in [("atspeed", "atspeed"), ("atspeed-published", "atspeed-published(drafted=40)")] {
         let night = workspace();
@@ -382,6 +384,25 @@ fn lists_that_are_drawn_are_the_same_whatever_is_drafted_and_others_with_another
     let other = drawn(&["generate.seed=5"]);
     let differ = expected.iter().filter(|(user, list)| other[*user].0 != list.0).count();
     assert!(differ > 50, "{differ} of {USERS}");
+}
+
+#[test]
+fn damaged_files_of_histories_are_refused_and_missing_ones_made_anew() {
+    for (draft, name) in [("lists.draft=retrieval", "histories.pool"), ("lists.draft=knn", "items.counted")] {
+        let night = workspace();
+        let settings = [draft, "run.shard_rows=1"];
+        start_and_kill(night.command("run", &settings), 1);
+        let file = only(&night.path("out/runs")).join(name);
+        let mut bytes = fs::read(&file).unwrap();
+        fs::write(&file, &bytes[..bytes.len() - 4]).unwrap();
+        assert_refused(&night.run(&settings), &[name, "truncated or damaged", "or set [lists] draft = \"trie\""]);
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&file, bytes).unwrap();
+        assert_refused(&night.run(&settings), &[name, "is damaged: checksum"]);
+        fs::remove_file(&file).unwrap();
+        assert_exit(&night.run(&settings), 0);
+        assert!(file.exists());
+    }
 }
 
 #[test]

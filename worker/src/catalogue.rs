@@ -1,6 +1,6 @@
 //! The items that lists are made of.
 
-use laser_decode::{Allowed, LeafShares, Neighbours, Seen, Stock, Trie};
+use laser_decode::{Allowed, CodeShares, LeafShares, Neighbours, Seen, Stock, Trie};
 
 /// The items of a run.
 #[derive(Debug, Clone)]
@@ -11,8 +11,10 @@ pub struct Catalogue {
     pub tokens: Vec<Vec<u32>>,
     /// Which leaves may be listed.
     pub stock: Stock,
-    /// What the histories of all users say, for drafts.
+    /// What the histories of all users say of the items, for drafts.
     pub counted: Option<Counted>,
+    /// What they say of the codes, for drafts by retrieval.
+    pub codes: Option<CodeShares>,
 }
 
 /// What the histories of all users say of the items, which are numbered as in the trie.

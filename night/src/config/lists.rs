@@ -84,18 +84,30 @@ pub enum ListDraftKind {
     Markov,
     /// What leads to items that users of the same items have.
     Knn,
+    /// What followed the last codes of the user's history, and of the beam, in all histories.
+    Retrieval,
 }
 
 impl ListDraftKind {
-    /// How the histories of all users are counted, if they are.
-    pub(crate) fn method(self) -> Option<Method> {
+    fn draft(self) -> ListDraft {
         match self {
-            Self::None | Self::Trie => None,
-            Self::Popularity => Some(Method::Popularity),
-            Self::Markov => Some(Method::Markov),
-            Self::Knn => Some(Method::Knn),
+            Self::None => ListDraft::None,
+            Self::Trie => ListDraft::Trie,
+            Self::Popularity => ListDraft::Counted(Method::Popularity),
+            Self::Markov => ListDraft::Counted(Method::Markov),
+            Self::Knn => ListDraft::Counted(Method::Knn),
+            Self::Retrieval => ListDraft::Retrieval,
         }
     }
+}
+
+/// The files of a run that say for drafts what the histories of all users say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct HistoryFiles {
+    /// Counts of items, for popularity, Markov chain and item-kNN.
+    pub counted: bool,
+    /// The histories as codes, for retrieval.
+    pub codes: bool,
 }
 
 impl Default for ListsConfig {
@@ -121,9 +133,10 @@ impl Default for ListsConfig {
 }
 
 impl ListsConfig {
-    /// Whether drafts need what the histories of all users say.
-    pub(crate) fn needs_counts(&self) -> bool {
-        self.draft.method().is_some()
+    /// What drafts need.
+    pub(crate) fn history_files(&self) -> HistoryFiles {
+        let draft = self.draft.draft();
+        HistoryFiles { counted: matches!(draft, ListDraft::Counted(_)), codes: draft == ListDraft::Retrieval }
     }
 
     fn width(&self) -> usize {
@@ -234,11 +247,7 @@ impl ListsConfig {
                 ListSamplingKind::AtSpeed => ListSampling::AtSpeed,
                 ListSamplingKind::AtSpeedPublished => ListSampling::Published(self.drafted),
             },
-            draft: match (self.draft, self.draft.method()) {
-                (_, Some(method)) => ListDraft::Counted(method),
-                (ListDraftKind::None, None) => ListDraft::None,
-                (_, None) => ListDraft::Trie,
-            },
+            draft: self.draft.draft(),
             nodes: self.nodes,
             steps: self.steps,
             batch: config.generate.batch,

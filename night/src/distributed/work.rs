@@ -97,8 +97,8 @@ async fn open_run(
     );
     let info = encoder.map(|encoder| encoder.info());
     let pools = check_run(config, (model, info), &planned).await?;
-    let has_counts = config.lists.as_ref().is_some_and(ListsConfig::needs_counts);
-    let catalogue = catalogue_of_run(&planned, Some(&config.worker.cache()), has_counts, &model.tokenizer).await?;
+    let files = config.lists.as_ref().map(ListsConfig::history_files).unwrap_or_default();
+    let catalogue = catalogue_of_run(&planned, Some(&config.worker.cache()), files, &model.tokenizer).await?;
     run_context(planned, (&pools, catalogue), encoder.cloned(), worker.to_owned()).await
 }
 

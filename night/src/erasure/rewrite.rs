@@ -26,12 +26,14 @@ use laser_store::run_store::{PLAN, RunStore};
 use laser_store::table::TableReader;
 
 use super::search::read_audit;
+use crate::counted::CODES;
 
-/// The inputs and audits of a published run, then its plan. Prompts that its coordinators may have left name nobody, so
-/// all of them go.
+/// The inputs and audits of a published run, then its plan. Prompts that its coordinators may have left, and histories
+/// that its drafts looked up, name nobody, so all of them go.
 pub(super) async fn rewrite_run(store: &RunStore, place: &ErasedPlace, ids: &IdList) -> Result<()> {
     store.remove_prompts().await?;
     let folder = store.folder();
+    folder.join(CODES).remove().await?;
     let names = names(place);
     for name in names.iter().filter(|name| name.starts_with("audits/")) {
         rewrite_audit(&folder.join(name), ids).await?;

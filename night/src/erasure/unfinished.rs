@@ -16,6 +16,8 @@ use laser_store::erase::{FoundRows, find_rows};
 use laser_store::id_list::IdList;
 use laser_store::run_store::{PROMPTS, RunStore, run_folder};
 
+use crate::counted::CODES;
+
 /// Folders by the run or the pool set that they belong to.
 pub(super) type Unfinished = BTreeMap<String, Vec<String>>;
 
@@ -44,8 +46,8 @@ pub(super) async fn settled(output: &Location) -> Result<Unfinished> {
 }
 
 /// Those of which a table holds any of the entities, whatever their kind, and what does not say whose texts it holds:
-/// pool sets, and runs with prompts that coordinators shared. They are of no use to anybody and are removed. Adds the
-/// entities to `found`.
+/// pool sets, and runs with prompts that coordinators shared or with histories for drafts. They are of no use to anybody
+/// and are removed. Adds the entities to `found`.
 pub(super) async fn holding(
     output: &Location,
     unfinished: Unfinished,
@@ -59,6 +61,7 @@ pub(super) async fn holding(
             let held = ids_below(&output.join(folder), ids).await?;
             holds |= !held.is_empty();
             holds |= !output.join(folder).join(PROMPTS).list().await?.is_empty();
+            holds |= output.join(folder).join(CODES).exists().await?;
             found.extend(held);
         }
         if holds {

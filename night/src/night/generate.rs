@@ -72,8 +72,8 @@ impl Night<'_> {
             None => None,
         };
         let name = format!("local-{}", std::process::id());
-        let has_counts = self.config.lists.as_ref().is_some_and(ListsConfig::needs_counts);
-        let catalogue = catalogue_of_run(run, None, has_counts, &self.model.tokenizer).await?;
+        let files = self.config.lists.as_ref().map(ListsConfig::history_files).unwrap_or_default();
+        let catalogue = catalogue_of_run(run, None, files, &self.model.tokenizer).await?;
         let (context, generator) = tokio::try_join!(
             run_context(run.clone(), (pools, catalogue), encoder, name),
             generator::load(self.config, &self.model, drafts)

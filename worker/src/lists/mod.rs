@@ -11,6 +11,7 @@
 
 mod coverage;
 mod draft_model;
+mod expectation;
 mod generator;
 mod options;
 mod plan;

@@ -18,6 +18,8 @@ pub enum ListDraft {
     Trie,
     /// Those that lead to items which the histories of all users make likely for this one.
     Counted(Method),
+    /// Those that followed the last codes of the history, and of the beam, in the histories of all users.
+    Retrieval,
 }
 
 /// How lists are drawn at a temperature, and their drafts verified.

@@ -4,22 +4,17 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use laser_decode::{Beam, BeamSearch, Expected, Method, Noise, Ranked, Seen, Trie, Uniform};
+use laser_decode::{Beam, BeamSearch, Expected, Noise, Ranked, Seen, Trie};
 use laser_engine::{Scores, Slot};
 
 use super::coverage::{Coverage, NEVER};
+use super::expectation::Expectation;
 use super::options::{ListDraft, ListOptions};
 use super::plan::Plan;
 use super::prefixes::{PrefixTree, index_u32};
 use super::reading::Reading;
-use crate::catalogue::{Catalogue, Counted};
+use crate::catalogue::Catalogue;
 use crate::generate::{Generated, Request, TextError};
-
-/// Of a user's expected choices those that the own history makes likely; the others are everybody's.
-const OWN: f64 = 0.5;
-
-/// Items that a user's own history makes likely, at most.
-const OWN_ITEMS: usize = 256;
 
 /// One list under way.
 pub(super) struct ListSequence {
@@ -43,8 +38,7 @@ pub(super) struct ListSequence {
     seen: Seen,
     /// What is drafted where no draft model is.
     draft: ListDraft,
-    /// Items that the history makes likely, with weights; none before candidates are ranked by them.
-    likely: Option<Vec<(u32, f32)>>,
+    expectation: Expectation,
     search: BeamSearch,
     /// Of this step, by steps ahead.
     drafted: Vec<Ranked>,
@@ -67,7 +61,7 @@ impl ListSequence {
             },
             tree: PrefixTree::new(slot, &request.prompt),
             draft: options.draft,
-            likely: None,
+            expectation: Expectation::default(),
             #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough for a draft")]
             temperature: options.temperature.unwrap_or(1.0) as f32,
             request,
@@ -142,13 +136,9 @@ impl ListSequence {
             let ranked = self.search.candidates(&allowed, self.drafted.last(), width, expected);
             self.drafted.push(ranked);
         };
-        match (reading, self.draft, &self.catalogue.counted) {
-            (Some(reading), ..) => rank(reading),
-            (None, ListDraft::Counted(method), Some(counted)) => {
-                let likely = self.likely.get_or_insert_with(|| likely(&self.request.history, counted, method));
-                rank(&mut counted.shares.of_user(likely, OWN));
-            }
-            _ => rank(&mut Uniform),
+        match reading {
+            Some(reading) => rank(reading),
+            None => self.expectation.rank((self.draft, &self.request.history), &self.catalogue, rank),
         }
     }
 
@@ -229,15 +219,6 @@ fn seen(history: &[u32], trie: &Trie) -> Vec<u32> {
     let had: HashSet<u32> = history.iter().copied().collect();
     let leaves: HashSet<u32> = had.iter().map(|&item| trie.leaf_of_item(item)).collect();
     leaves.into_iter().filter(|&leaf| trie.items_of(leaf).all(|item| had.contains(&item))).collect()
-}
-
-/// The items that a history makes likely, with weights, as drafts need them.
-fn likely(history: &[u32], counted: &Counted, method: Method) -> Vec<(u32, f32)> {
-    let mut likely = Vec::new();
-    if method != Method::Popularity {
-        counted.neighbours.best(method, history, &[], OWN_ITEMS, &mut likely);
-    }
-    likely
 }
 
 /// The items of the best leaves, as many as a list has.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use laser_decode::{
-    Method, Neighbours, NeighboursOptions, Normalisation, ROOT_PARENT, Stock, TargetScores, Trie, TrieItem, TrieMeta,
-    build_neighbours, build_trie,
+    CodeShares, Method, Neighbours, NeighboursOptions, Normalisation, ROOT_PARENT, Stock, TargetScores, Trie, TrieItem,
+    TrieMeta, build_code_pool, build_neighbours, build_trie,
 };
 use laser_engine::{Engine, EngineOptions, FakeEngine, FakeOptions, Segment};
 use laser_worker::cost::StepCost;
@@ -40,14 +40,28 @@ fn catalogue(trie: &Trie) -> Catalogue {
         tokens: (0..LEVELS).map(|level| (0..CODES).map(|code| token(level, code)).collect()).collect(),
         stock: Stock::all(trie),
         counted: None,
+        codes: None,
     }
 }
 
 /// What 40 users of this catalogue have.
-fn counted(trie: &Trie) -> Counted {
-    let history = |user: u32| (0..6).map(|at| (user * 53 + at * at * 7) % ITEMS).collect::<Vec<u32>>();
-    let bytes = build_neighbours(NeighboursOptions::default(), ITEMS, (0..40).map(history)).unwrap();
-    Counted::new(trie.clone(), Neighbours::open(bytes.into()).unwrap())
+fn histories() -> Vec<Vec<u32>> {
+    let history = |user: u32| (0..6).map(|at| (user * 53 + at * at * 7) % ITEMS).collect();
+    (0..40).map(history).collect()
+}
+
+/// The catalogue with all that histories say of it.
+fn counted(trie: &Trie, histories: &[Vec<u32>]) -> Catalogue {
+    let bytes = build_neighbours(NeighboursOptions::default(), ITEMS, histories.iter()).unwrap();
+    let counted = Counted::new(trie.clone(), Neighbours::open(bytes.into()).unwrap());
+    let codes = CodeShares::open(build_code_pool(trie, histories).unwrap().into(), trie.clone()).unwrap();
+    Catalogue { counted: Some(counted), codes: Some(codes), ..catalogue(trie) }
+}
+
+/// Every source of drafts but draft models.
+fn drafts() -> Vec<ListDraft> {
+    let counted = Method::ALL.map(ListDraft::Counted);
+    [ListDraft::Trie].into_iter().chain(counted).chain([ListDraft::Retrieval]).collect()
 }
 
 fn options() -> ListOptions {
@@ -73,7 +87,7 @@ fn model() -> Box<dyn Engine> {
 }
 
 fn requests(trie: &Trie) -> Vec<Request> {
-    let catalogue = Arc::new(Catalogue { counted: Some(counted(trie)), ..catalogue(trie) });
+    let catalogue = Arc::new(counted(trie, &histories()));
     let request = |id: u32| Request {
         id: u64::from(id),
         prompt: tokens(id + 5, 3 + 11 * id as usize),
@@ -178,7 +192,7 @@ fn lists_are_the_same_whatever_is_drafted_batched_and_chunked() {
         }
         for (batch, step_tokens) in [(1, 512), (3, 512), (5, 40), (2, 9)] {
             for (nodes, steps, cost) in [(100, 1, None), (100, 3, None), (3, 2, None), (100, 3, Some(cost()))] {
-                for draft in [ListDraft::Trie].into_iter().chain(Method::ALL.map(ListDraft::Counted)) {
+                for draft in drafts() {
                     let cost = cost.clone();
                     let drafted = ListOptions { draft, nodes, steps, batch, step_tokens, cost, ..plain.clone() };
                     let case = format!("{drafted:?}");
@@ -287,6 +301,7 @@ fn relaxed_sampling_accepts_the_targets_own_drafts_and_some_of_a_strangers() {
         let counted = ListDraft::Counted(Method::Knn);
         let others = [
             (ListOptions { draft: counted, ..drawn.clone() }, None),
+            (ListOptions { draft: ListDraft::Retrieval, ..drawn.clone() }, None),
             (ListOptions { draft: counted, batch: 4, cost: Some(cost()), ..drawn.clone() }, None),
             (ListOptions { batch: 4, cost: Some(cost()), ..drawn.clone() }, Some(stranger as fn() -> _)),
             (drawn.clone(), Some(stranger)),
