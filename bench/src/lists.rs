@@ -285,6 +285,10 @@ impl Setup {
             variants.push(Variant { name: name.to_owned(), drafted: Some(nodes), ..plain.clone() });
             variants.push(Variant { name: format!("{name}, adaptive"), steps: 3, ..plain });
         }
+        if self.files == (HistoryFiles { counted: true, codes: true }) {
+            let (draft, plain) = (ListDraft::Auto, variants[0].clone());
+            variants.push(Variant { name: format!("{}, adaptive", name(draft)), draft, steps: 3, ..plain });
+        }
         variants.extend(self.of_models(&variants[0]));
         if let Some(temperature) = self.args.temperature.map(f64::from) {
             let drawn = Variant::plain("plain, stochastic beams", variants.len());
@@ -393,6 +397,7 @@ fn name(draft: ListDraft) -> &'static str {
         ListDraft::Counted(Method::Markov) => "markov",
         ListDraft::Counted(Method::Knn) => "knn",
         ListDraft::Retrieval => "retrieval",
+        ListDraft::Auto => "auto",
     }
 }
 

@@ -165,6 +165,7 @@ fn lists_come_of_histories_and_are_decoded_again_where_these_change() {
         ["draft.adaptive=false", "lists.draft=markov", "lists.nodes=9"],
         ["draft.adaptive=true", "lists.draft=knn", "generate.batch=4"],
         ["draft.adaptive=false", "lists.draft=retrieval", "generate.batch=4"],
+        ["draft.adaptive=true", "lists.draft=auto", "generate.batch=4"],
         ["draft.adaptive=false", &own_draft, "lists.nodes=12"],
         ["draft.adaptive=true", &own_draft, "lists.draft=none"],
     ] {
@@ -418,6 +419,8 @@ fn what_no_list_can_be_made_of_is_refused() {
     let published = ["generate.temperature=1", "lists.sampling=atspeed-published", "lists.drafted=5"];
     refuse(&published, &["[lists] drafted = 5", "more prefixes for a step than there are beams, 5"]);
     refuse(&["lists.steps=4"], &["[lists] steps = 4: expected 1 to 3"]);
+    let auto = ["lists.draft=auto", "draft.adaptive=false"];
+    refuse(&auto, &["[lists] draft = \"auto\": chooses by measured costs; set [draft] adaptive = true"]);
     let text_draft = format!("draft.model=[{{path='{}'}}]", crate::fixture().display());
     refuse(&[&text_draft], &["[draft.model] path", "must have the tokenizer of the model"]);
     fs::write(night.path("out.jsonl"), "{\"id\": 4000}\n").unwrap();

@@ -30,7 +30,7 @@ max_history = 4
 batch = 3
 [lists]
 items = 5
-draft = "popularity"
+draft = "auto"
 [lists.catalogue]
 path = "DIR/items.jsonl"
 [recommender]
@@ -96,7 +96,8 @@ async fn every_draft_makes_the_lists_of_plain_search() {
         // A fixed tree of 16 prefixes holds every continuation of four beams.
         let itself = of("itself, N 16, gamma 3");
         assert_eq!((itself.accepted, itself.most_calls), (STEPS, 1), "{text}");
-        assert!(of("trie").accepted > 0.0 && of("popularity").drafted > 0.0 && of("knn, adaptive").lists == 12);
+        assert!(of("trie").accepted > 0.0 && of("popularity").drafted > 0.0 && of("retrieval").drafted > 0.0);
+        assert!(["knn, adaptive", "retrieval, adaptive", "auto, adaptive"].iter().all(|name| of(name).lists == 12));
     }
 
     let error = async |options: &str| format!("{:#}", measure(dir.path(), options).await.unwrap_err());

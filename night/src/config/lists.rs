@@ -86,6 +86,8 @@ pub enum ListDraftKind {
     Knn,
     /// What followed the last codes of the user's history, and of the beam, in all histories.
     Retrieval,
+    /// Whichever of these, and of the draft model, is expected to save most.
+    Auto,
 }
 
 impl ListDraftKind {
@@ -97,6 +99,7 @@ impl ListDraftKind {
             Self::Markov => ListDraft::Counted(Method::Markov),
             Self::Knn => ListDraft::Counted(Method::Knn),
             Self::Retrieval => ListDraft::Retrieval,
+            Self::Auto => ListDraft::Auto,
         }
     }
 }
@@ -135,8 +138,12 @@ impl Default for ListsConfig {
 impl ListsConfig {
     /// What drafts need.
     pub(crate) fn history_files(&self) -> HistoryFiles {
-        let draft = self.draft.draft();
-        HistoryFiles { counted: matches!(draft, ListDraft::Counted(_)), codes: draft == ListDraft::Retrieval }
+        match self.draft.draft() {
+            ListDraft::None | ListDraft::Trie => HistoryFiles::default(),
+            ListDraft::Counted(_) => HistoryFiles { counted: true, codes: false },
+            ListDraft::Retrieval => HistoryFiles { counted: false, codes: true },
+            ListDraft::Auto => HistoryFiles { counted: true, codes: true },
+        }
     }
 
     fn width(&self) -> usize {
@@ -198,6 +205,11 @@ impl ListsConfig {
         ensure!(
             self.sampling == ListSamplingKind::StochasticBeam || config.generate.temperature > 0.0,
             "[lists] sampling: says how lists are drawn; set [generate] temperature, or remove it"
+        );
+        ensure!(
+            self.draft != ListDraftKind::Auto || config.draft.is_adaptive(),
+            "[lists] draft = \"auto\": chooses by measured costs; set [draft] adaptive = true and leave out [draft] \
+             method, or name what is drafted, such as \"knn\""
         );
         ensure!(
             config.model.engine == super::EngineKind::Tree,

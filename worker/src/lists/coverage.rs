@@ -94,11 +94,6 @@ impl Coverage {
         self.is_one_of(WATCHED)
     }
 
-    /// Lists that were counted.
-    pub(super) fn lists(&self) -> u64 {
-        self.lists
-    }
-
     /// Learns that the candidates of a list were ranked in so many seconds.
     pub(super) fn learn_ranking(&mut self, seconds: f64) {
         let ranking = self.ranking.get_or_insert(seconds);

@@ -11,6 +11,7 @@ use super::draft_model::ListDraftModel;
 use super::options::{ListDraft, ListOptions};
 use super::plan::{Offer, Plan, Plans, StepSize, Terms};
 use super::sequence::ListSequence;
+use super::sources::Sources;
 use crate::catalogue::Catalogue;
 use crate::cost::StepLoad;
 use crate::generate::{Finished, GenerateError, Request, TextError, TextGenerator, Waiting};
@@ -23,8 +24,8 @@ pub struct ListGenerator {
     engine: Box<dyn Engine>,
     tokenizer: Tokenizer,
     options: ListOptions,
-    /// Of what is drafted without a draft model.
-    coverage: Coverage,
+    /// What is drafted without a draft model.
+    sources: Sources,
     model: Option<ListDraftModel>,
     plans: Plans,
     waiting: Waiting,
@@ -41,8 +42,8 @@ impl std::fmt::Debug for ListGenerator {
 impl ListGenerator {
     /// A generator without requests.
     pub fn new(engine: Box<dyn Engine>, tokenizer: Tokenizer, options: ListOptions) -> Self {
-        let (coverage, plans, waiting) = Default::default();
-        Self { engine, tokenizer, options, coverage, model: None, plans, waiting, active: Vec::new() }
+        let (sources, (plans, waiting)) = (Sources::new(options.draft), Default::default());
+        Self { engine, tokenizer, options, sources, model: None, plans, waiting, active: Vec::new() }
     }
 
     /// Lets a draft model draft where it pays.
@@ -84,7 +85,7 @@ impl ListGenerator {
     fn begin(&mut self, request: Request, (catalogue, slot): (Arc<Catalogue>, Slot), finished: &mut Vec<Finished>) {
         let mut sequence = ListSequence::new(request, catalogue, slot, &self.options);
         if !sequence.request.plain {
-            (sequence.is_tried, sequence.is_watched) = self.count();
+            self.count(&mut sequence);
         }
         match sequence.is_hopeless() {
             false => self.active.push(sequence),
@@ -95,19 +96,20 @@ impl ListGenerator {
         }
     }
 
-    /// Counts a list. Returns whether drafts are made for it whatever they cost, and whether it is learnt what those of
-    /// the trie or of counts would have to be. Where drafts are drawn only drafts tell.
-    fn count(&mut self) -> (bool, bool) {
-        self.coverage.begin();
+    /// Counts a list, and decides whether drafts are made for it whatever they cost, and whether it is learnt what those
+    /// of the source whose turn it is would have to be. Where drafts are drawn only drafts tell.
+    fn count(&mut self, list: &mut ListSequence) {
+        list.turn = self.sources.begin();
+        let coverage = list.turn.and_then(|turn| self.sources.get(turn)).map(|source| &source.coverage);
         let is_drawn = self.options.drafted().is_some();
-        let is_tried = match &mut self.model {
+        list.is_watched = !is_drawn && coverage.is_some_and(Coverage::is_watched);
+        list.is_tried = match &mut self.model {
             Some(model) => {
                 model.coverage.begin();
                 model.is_tried()
             }
-            None => is_drawn && self.coverage.is_tried(),
+            None => is_drawn && coverage.is_some_and(Coverage::is_tried),
         };
-        (is_tried, !is_drawn && self.coverage.is_watched())
     }
 
     fn check(&self, request: &Request) -> Result<Arc<Catalogue>, TextError> {
@@ -142,7 +144,7 @@ impl ListGenerator {
 
     /// Decides what is drafted for each list.
     fn plan(&mut self) {
-        let Self { active, options, coverage, model, plans, .. } = self;
+        let Self { active, options, sources, model, plans, .. } = self;
         let mut scored: Vec<&mut ListSequence> = active.iter_mut().filter(|list| list.tree.is_scored()).collect();
         let Some(levels) = scored.first().map(|list| list.levels()) else { return };
         let count = scored.len();
@@ -162,10 +164,9 @@ impl ListGenerator {
         let reading = |tokens: usize| {
             model.as_ref().map_or(0.0, |m| m.seconds((tokens, count), size.prompt * count) / count as f64)
         };
-        let counted = (options.draft != ListDraft::None).then_some(Offer { coverage, reading: None });
         let read = model.as_ref().map(|model| Offer { coverage: &model.coverage, reading: Some(&reading) });
-        let offers: Vec<Offer<'_>> = counted.into_iter().chain(read).collect();
-        let (of_counted, of_model) = (counted.map(|_| 0), read.map(|_| offers.len() - 1));
+        let offers: Vec<Offer<'_>> = sources.offers().chain(read).collect();
+        let of_model = read.map(|_| offers.len() - 1);
         let terms = Terms {
             levels,
             size,
@@ -174,23 +175,26 @@ impl ListGenerator {
             drafted: options.drafted(),
             seconds: &seconds,
         };
-        plans.refresh(coverage.lists());
+        plans.refresh(sources.lists());
         let mut planner = options.cost.is_some().then(|| plans.planner(&offers, terms));
         for list in &mut scored {
             if list.request.plain {
                 continue;
             }
-            let tried = of_model.or(of_counted).filter(|_| list.is_tried);
-            list.plan = match (tried, of_counted, &mut planner) {
+            let tried = of_model.or(list.turn).filter(|_| list.is_tried);
+            let only = sources.only(list.turn, list.is_watched);
+            list.plan = match (tried, list.turn, &mut planner) {
                 (Some(offer), ..) | (None, Some(offer), None) => most(offer, list.depth(), &terms),
-                (None, _, Some(planner)) => planner.plan(list.depth(), list.missing()),
+                (None, _, Some(planner)) => planner.plan(only, list.depth(), list.missing()),
                 (None, None, None) => None,
             };
             if list.plan.is_none() && list.is_watched {
                 // Nothing is computed for it, and what it would have taken is learnt all the same.
-                list.plan = of_counted.map(|offer| Plan { offer, widths: vec![0] });
+                list.plan = list.turn.map(|offer| Plan { offer, widths: vec![0] });
             }
-            list.is_read = list.plan.as_ref().is_some_and(|plan| Some(plan.offer) == of_model);
+            list.is_read = of_model.is_some() && list.offer() == of_model;
+            list.draft =
+                list.offer().and_then(|offer| sources.get(offer)).map_or(ListDraft::None, |source| source.draft);
         }
     }
 
@@ -199,7 +203,12 @@ impl ListGenerator {
         loop {
             let (mut read, mut counted): (Vec<_>, Vec<_>) =
                 self.active.iter_mut().filter(|list| list.is_drafting()).partition(|list| list.is_read);
-            counted.iter_mut().for_each(|list| list.rank_timed(None, &mut self.coverage));
+            for list in &mut counted {
+                match list.offer().and_then(|offer| self.sources.coverage_mut(offer)) {
+                    Some(coverage) => list.rank_timed(None, coverage),
+                    None => list.rank(None),
+                }
+            }
             match &mut self.model {
                 _ if read.is_empty() && counted.is_empty() => return,
                 Some(model) if !read.is_empty() => {
@@ -232,8 +241,8 @@ impl ListGenerator {
         for (&index, scores) in part.iter().zip(scores) {
             let list = &mut self.active[index];
             let coverage = match &mut self.model {
-                Some(model) if list.is_read => &mut model.coverage,
-                _ => &mut self.coverage,
+                Some(model) if list.is_read => Some(&mut model.coverage),
+                _ => list.offer().and_then(|offer| self.sources.coverage_mut(offer)),
             };
             let accepted = match list.tree.is_scored() {
                 true => list.accept(scores, &self.options, coverage).map(Some),

@@ -18,6 +18,7 @@ mod plan;
 mod prefixes;
 mod reading;
 mod sequence;
+mod sources;
 
 pub use coverage::Coverage;
 pub use draft_model::ListDraftModel;

@@ -20,6 +20,8 @@ pub enum ListDraft {
     Counted(Method),
     /// Those that followed the last codes of the history, and of the beam, in the histories of all users.
     Retrieval,
+    /// Whichever of these saves most at what forwards cost; where that is not known, each for some lists.
+    Auto,
 }
 
 /// How lists are drawn at a temperature, and their drafts verified.

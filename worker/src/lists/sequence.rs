@@ -23,21 +23,23 @@ pub(super) struct ListSequence {
     pub(super) done: Generated,
     /// What a draft model has read, if it has.
     pub(super) reading: Option<Reading>,
-    /// Whether a draft model drafts for it whatever that costs.
+    /// Whether a draft model, or where there is none that source, drafts for it whatever that costs.
     pub(super) is_tried: bool,
-    /// Whether it is learnt what drafts would have to be, even if there are none.
+    /// The source of drafts whose turn it is to learn of this list, by number; none of a plain search.
+    pub(super) turn: Option<usize>,
+    /// Whether it is learnt what its drafts would have to be, even if there are none.
     pub(super) is_watched: bool,
     /// What is drafted in this step; nothing if absent.
     pub(super) plan: Option<Plan>,
     /// Whether a draft model drafts it.
     pub(super) is_read: bool,
+    /// What drafts it otherwise.
+    pub(super) draft: ListDraft,
     /// 1 for lists that are not drawn.
     temperature: f32,
     catalogue: Arc<Catalogue>,
     /// Leaves that must not be listed.
     seen: Seen,
-    /// What is drafted where no draft model is.
-    draft: ListDraft,
     expectation: Expectation,
     search: BeamSearch,
     /// Of this step, by steps ahead.
@@ -60,7 +62,6 @@ impl ListSequence {
                 None => search,
             },
             tree: PrefixTree::new(slot, &request.prompt),
-            draft: options.draft,
             expectation: Expectation::default(),
             #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough for a draft")]
             temperature: options.temperature.unwrap_or(1.0) as f32,
@@ -68,9 +69,11 @@ impl ListSequence {
             done: Generated::default(),
             reading: None,
             is_tried: false,
+            turn: None,
             is_watched: false,
             plan: None,
             is_read: false,
+            draft: ListDraft::None,
             catalogue,
             seen,
             drafted: Vec::new(),
@@ -107,6 +110,11 @@ impl ListSequence {
     pub(super) fn draft_nothing(&mut self) {
         (self.plan, self.is_read) = (None, false);
         self.drafted.clear();
+    }
+
+    /// What drafts in this step, by its number among all that offered to.
+    pub(super) fn offer(&self) -> Option<usize> {
+        self.plan.as_ref().map(|plan| plan.offer)
     }
 
     /// Whether candidates are to be ranked for one more step ahead.
@@ -166,7 +174,7 @@ impl ListSequence {
         &mut self,
         scores: &Scores,
         options: &ListOptions,
-        coverage: &mut Coverage,
+        coverage: Option<&mut Coverage>,
     ) -> Result<bool, TextError> {
         let allowed = self.catalogue.allowed(&self.seen);
         for (node, log_probabilities) in self.tree.scored(scores) {
@@ -185,14 +193,19 @@ impl ListSequence {
     }
 
     /// Goes on step by step, and judges the drafts of each. Returns the number of steps.
-    fn advance(&mut self, coverage: &mut Coverage) -> usize {
+    fn advance(&mut self, mut coverage: Option<&mut Coverage>) -> usize {
+        let mut learn = |at: (usize, usize), width: usize, candidates: usize| {
+            if let Some(coverage) = &mut coverage {
+                coverage.learn(at, width, candidates);
+            }
+        };
         let allowed = self.catalogue.allowed(&self.seen);
         let (start, mut covered) = (self.search.depth(), true);
         for ahead in 0.. {
             let ranked = self.drafted.get(ahead).filter(|ranked| covered && !ranked.is_empty());
             if let Some(ranked) = ranked.filter(|_| self.search.is_sampled()) {
                 let Some(accepted) = self.search.accept(&allowed, ranked) else { return ahead };
-                coverage.learn((start, ahead), if accepted { 1 } else { NEVER }, ranked.len());
+                learn((start, ahead), if accepted { 1 } else { NEVER }, ranked.len());
                 covered = accepted;
                 continue;
             }
@@ -201,7 +214,7 @@ impl ListSequence {
             }
             if let Some(ranked) = ranked {
                 let width = ranked.width_for(self.search.beams()).unwrap_or(ranked.len());
-                coverage.learn((start, ahead), width, ranked.len());
+                learn((start, ahead), width, ranked.len());
                 covered = width <= ranked.drafted().len();
             }
         }

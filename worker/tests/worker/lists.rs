@@ -58,10 +58,10 @@ fn counted(trie: &Trie, histories: &[Vec<u32>]) -> Catalogue {
     Catalogue { counted: Some(counted), codes: Some(codes), ..catalogue(trie) }
 }
 
-/// Every source of drafts but draft models.
+/// Every source of drafts but draft models, and the choice among them.
 fn drafts() -> Vec<ListDraft> {
     let counted = Method::ALL.map(ListDraft::Counted);
-    [ListDraft::Trie].into_iter().chain(counted).chain([ListDraft::Retrieval]).collect()
+    [ListDraft::Trie].into_iter().chain(counted).chain([ListDraft::Retrieval, ListDraft::Auto]).collect()
 }
 
 fn options() -> ListOptions {
@@ -238,6 +238,27 @@ fn lists_of_different_lengths_share_a_batch() {
     }
 }
 
+#[test]
+fn sources_in_turns_change_no_list_and_draft_for_many() {
+    let trie = trie();
+    let requests = requests(&trie);
+    // Enough lists for every source to have been watched, and then chosen or not.
+    let many: Vec<Request> =
+        (0..300).map(|id| Request { id, ..requests[usize::try_from(id).unwrap() % requests.len()].clone() }).collect();
+    let plain = ListOptions { batch: 4, ..options() };
+    let fake = || Box::new(FakeEngine::new(fake_options()));
+    let expected = lists(&mut ListGenerator::new(fake(), tokenizer(), plain.clone()), &many);
+    let auto = ListOptions { draft: ListDraft::Auto, cost: Some(cost()), ..plain };
+    let found = lists(&mut ListGenerator::new(fake(), tokenizer(), auto.clone()), &many);
+    assert_eq!(items(&found), items(&expected));
+    assert!(calls(&found) <= calls(&expected));
+    // Where forwards are not measured every source drafts as much as there is room for.
+    let unmeasured = ListOptions { cost: None, ..auto };
+    let found = lists(&mut ListGenerator::new(fake(), tokenizer(), unmeasured), &many);
+    assert_eq!(items(&found), items(&expected));
+    assert!(found.iter().all(|list| list.as_ref().unwrap().drafted > 0));
+}
+
 /// A draft model that has to pay, or does not.
 fn draft_model(engine: Box<dyn Engine>, has_cost: bool) -> Option<ListDraftModel> {
     Some(ListDraftModel::new(engine, has_cost.then(cost)))
@@ -302,6 +323,7 @@ fn relaxed_sampling_accepts_the_targets_own_drafts_and_some_of_a_strangers() {
         let others = [
             (ListOptions { draft: counted, ..drawn.clone() }, None),
             (ListOptions { draft: ListDraft::Retrieval, ..drawn.clone() }, None),
+            (ListOptions { draft: ListDraft::Auto, batch: 4, cost: Some(cost()), ..drawn.clone() }, None),
             (ListOptions { draft: counted, batch: 4, cost: Some(cost()), ..drawn.clone() }, None),
             (ListOptions { batch: 4, cost: Some(cost()), ..drawn.clone() }, Some(stranger as fn() -> _)),
             (drawn.clone(), Some(stranger)),

@@ -1,0 +1,124 @@
+//! The sources of drafts that need no draft model, and what was learnt of each.
+
+use laser_decode::Method;
+
+use super::coverage::Coverage;
+use super::options::ListDraft;
+use super::plan::Offer;
+
+/// A source of drafts.
+#[derive(Debug)]
+pub(super) struct Source {
+    pub(super) draft: ListDraft,
+    pub(super) coverage: Coverage,
+}
+
+/// Those to choose from. They learn of lists in turns: for a list the candidates of one source are ranked, no more.
+#[derive(Debug)]
+pub(super) struct Sources {
+    all: Vec<Source>,
+    /// Whose turn it is.
+    next: usize,
+    lists: u64,
+}
+
+impl Sources {
+    /// All where one is chosen by costs, else the one that is named, if there is one.
+    pub(super) fn new(draft: ListDraft) -> Self {
+        let counted = Method::ALL.map(ListDraft::Counted);
+        let drafts = match draft {
+            ListDraft::None => Vec::new(),
+            ListDraft::Auto => [&[ListDraft::Trie][..], &counted[..], &[ListDraft::Retrieval][..]].concat(),
+            draft => vec![draft],
+        };
+        let source = |draft| Source { draft, coverage: Coverage::default() };
+        Self { all: drafts.into_iter().map(source).collect(), next: 0, lists: 0 }
+    }
+
+    /// Counts a list. Returns the source whose turn it is, if there is one.
+    pub(super) fn begin(&mut self) -> Option<usize> {
+        self.lists += 1;
+        let turn = self.next;
+        self.all.get_mut(turn)?.coverage.begin();
+        self.next = (turn + 1) % self.all.len();
+        Some(turn)
+    }
+
+    /// Lists that were counted.
+    pub(super) fn lists(&self) -> u64 {
+        self.lists
+    }
+
+    /// The source whose turn it is, where a list that is watched has to be left to it: the others would draft for it
+    /// otherwise, and nothing be learnt of this one.
+    pub(super) fn only(&self, turn: Option<usize>, is_watched: bool) -> Option<usize> {
+        turn.filter(|_| is_watched && self.all.len() > 1)
+    }
+
+    /// What they offer, by number.
+    pub(super) fn offers(&self) -> impl Iterator<Item = Offer<'_>> {
+        self.all.iter().map(|source| Offer { coverage: &source.coverage, reading: None })
+    }
+
+    pub(super) fn get(&self, source: usize) -> Option<&Source> {
+        self.all.get(source)
+    }
+
+    pub(super) fn coverage_mut(&mut self, source: usize) -> Option<&mut Coverage> {
+        self.all.get_mut(source).map(|source| &mut source.coverage)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{Plans, StepSize, Terms};
+    use super::*;
+
+    /// Whether it is learnt what the drafts of the source whose turn it is would have to be.
+    fn is_watched(sources: &Sources, turn: usize) -> bool {
+        sources.get(turn).is_some_and(|source| source.coverage.is_watched())
+    }
+
+    #[test]
+    fn sources_take_turns() {
+        let mut sources = Sources::new(ListDraft::Auto);
+        let mut watched = vec![0; sources.all.len()];
+        for _ in 0..5 * 320 {
+            let turn = sources.begin().unwrap();
+            watched[turn] += usize::from(is_watched(&sources, turn));
+        }
+        // Of 320 lists the first 32, and then one of 16.
+        assert_eq!(watched, [50; 5]);
+        assert_eq!(sources.lists(), 1600);
+        let mut knn = Sources::new(ListDraft::Counted(Method::Knn));
+        assert_eq!((knn.begin(), knn.begin(), knn.only(Some(0), true)), (Some(0), Some(0), None));
+        let mut none = Sources::new(ListDraft::None);
+        assert_eq!((none.begin(), none.lists(), none.offers().count()), (None, 1, 0));
+    }
+
+    #[test]
+    fn the_source_that_covers_the_beams_with_the_fewest_prefixes_is_settled_on() {
+        let seconds = |nodes: usize| 1000.0 + nodes as f64;
+        let size = StepSize { lists: 1, width: 20, prompt: 40 };
+        let terms = Terms { levels: 4, size, nodes: 256, steps: 3, drafted: None, seconds: &seconds };
+        for best in 0..5 {
+            let (mut sources, mut plans) = (Sources::new(ListDraft::Auto), Plans::default());
+            for list in 0..2000 {
+                let turn = sources.begin();
+                let is_watched = is_watched(&sources, turn.unwrap());
+                let only = sources.only(turn, is_watched);
+                plans.refresh(sources.lists());
+                let offers: Vec<Offer<'_>> = sources.offers().collect();
+                let plan = plans.planner(&offers, terms).plan(only, 1, 20);
+                assert!(only.is_none_or(|only| plan.as_ref().is_none_or(|plan| plan.offer == only)));
+                if list >= 400 && only.is_none() {
+                    assert_eq!(plan.as_ref().map(|plan| (plan.offer, &plan.widths[..])), Some((best, &[32][..])));
+                }
+                let Some(source) = plan.map(|plan| plan.offer).or(only) else { continue };
+                // What it takes of each source to have all beams.
+                let width = if source == best { 25 } else { 60 + 30 * source };
+                sources.coverage_mut(source).unwrap().learn((1, 0), width, 5000);
+            }
+        }
+    }
+}
