@@ -279,7 +279,7 @@ impl Setup {
         let counted = Method::ALL.into_iter().filter(|_| self.files.counted).map(ListDraft::Counted);
         let retrieval = self.files.codes.then_some(ListDraft::Retrieval);
         let mut variants = vec![Variant::plain("plain", 0)];
-        for draft in [ListDraft::Trie].into_iter().chain(counted).chain(retrieval) {
+        for draft in [ListDraft::Trie, ListDraft::Listed].into_iter().chain(counted).chain(retrieval) {
             let name = name(draft);
             let (nodes, plain) = (self.args.nodes, Variant { draft, ..variants[0].clone() });
             variants.push(Variant { name: name.to_owned(), drafted: Some(nodes), ..plain.clone() });
@@ -393,6 +393,7 @@ fn name(draft: ListDraft) -> &'static str {
     match draft {
         ListDraft::None => "plain",
         ListDraft::Trie => "trie",
+        ListDraft::Listed => "listed",
         ListDraft::Counted(Method::Popularity) => "popularity",
         ListDraft::Counted(Method::Markov) => "markov",
         ListDraft::Counted(Method::Knn) => "knn",

@@ -97,8 +97,10 @@ impl Stored<'_> {
     }
 
     /// A copy on the CPU.
-    fn tensor(self) -> candle_core::Result<QTensor> {
-        let storage = QStorage::from_data(self.bytes, &Device::Cpu, self.info.ggml_dtype)?;
+    fn tensor(&self) -> candle_core::Result<QTensor> {
+        // Borrowed: candle 0.10 frees bytes that it owns before it copies them.
+        let bytes = Cow::Borrowed(&self.bytes[..]);
+        let storage = QStorage::from_data(bytes, &Device::Cpu, self.info.ggml_dtype)?;
         QTensor::new(storage, &self.info.shape)
     }
 }

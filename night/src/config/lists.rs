@@ -78,6 +78,8 @@ pub enum ListDraftKind {
     /// What the trie has behind the beams.
     #[default]
     Trie,
+    /// Of that first what the night's lists so far had, of users whose last items have the same first codes.
+    Listed,
     /// What leads to items that many users have.
     Popularity,
     /// What leads to items that most often follow the user's last one.
@@ -95,6 +97,7 @@ impl ListDraftKind {
         match self {
             Self::None => ListDraft::None,
             Self::Trie => ListDraft::Trie,
+            Self::Listed => ListDraft::Listed,
             Self::Popularity => ListDraft::Counted(Method::Popularity),
             Self::Markov => ListDraft::Counted(Method::Markov),
             Self::Knn => ListDraft::Counted(Method::Knn),
@@ -139,7 +142,7 @@ impl ListsConfig {
     /// What drafts need.
     pub(crate) fn history_files(&self) -> HistoryFiles {
         match self.draft.draft() {
-            ListDraft::None | ListDraft::Trie => HistoryFiles::default(),
+            ListDraft::None | ListDraft::Trie | ListDraft::Listed => HistoryFiles::default(),
             ListDraft::Counted(_) => HistoryFiles { counted: true, codes: false },
             ListDraft::Retrieval => HistoryFiles { counted: false, codes: true },
             ListDraft::Auto => HistoryFiles { counted: true, codes: true },

@@ -11,7 +11,7 @@ use laser_engine::{Engine, EngineError, Segment};
 use super::coverage::Coverage;
 use super::options::ListOptions;
 use super::reading::Reading;
-use super::sequence::ListSequence;
+use super::sequence::{ListSequence, Ranker};
 use crate::cost::{StepCost, StepLoad};
 
 /// A smaller recommender of the same codes.
@@ -61,7 +61,7 @@ impl ListDraftModel {
         let mut readings: Vec<(usize, Reading)> = Vec::with_capacity(lists.len());
         for (at, list) in lists.iter_mut().enumerate() {
             let Some(mut reading) = list.reading.take() else {
-                list.rank(None);
+                list.rank(Ranker::Source(None));
                 continue;
             };
             reading.tree.feed(usize::MAX);
@@ -70,7 +70,7 @@ impl ListDraftModel {
         }
         let outcome = self.read(lists, &mut readings);
         for (at, mut reading) in readings {
-            lists[at].rank_timed(Some(&mut reading), &mut self.coverage);
+            lists[at].rank_timed(Ranker::Model(&mut reading), &mut self.coverage);
             lists[at].reading = Some(reading);
         }
         outcome

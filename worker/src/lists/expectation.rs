@@ -1,8 +1,8 @@
-//! What a list is expected to be without a draft model.
+//! What a list is expected to be without a draft model, by histories and by other lists.
 
 use std::collections::HashMap;
 
-use laser_decode::{Expected, Method, Uniform, UserCodes};
+use laser_decode::{Expected, ListContext, Listed, Method, Uniform, UserCodes};
 
 use super::options::ListDraft;
 use crate::catalogue::{Catalogue, Counted};
@@ -19,16 +19,26 @@ pub(super) struct Expectation {
     /// Items with weights.
     likely: HashMap<Method, Vec<(u32, f32)>>,
     codes: Option<UserCodes>,
+    context: Option<ListContext>,
 }
 
 impl Expectation {
-    /// Ranks by what a source expects behind a history; one that the catalogue does not have expects all codes alike.
+    /// What is looked up for a user among other lists.
+    pub(super) fn context(&mut self, history: &[u32], catalogue: &Catalogue) -> &ListContext {
+        self.context.get_or_insert_with(|| ListContext::new(&catalogue.trie, history))
+    }
+
+    /// Ranks by what a source expects behind a history, or by what `listed` has; one that is not there expects all codes
+    /// alike.
     pub(super) fn rank(
         &mut self,
         (draft, history): (ListDraft, &[u32]),
-        catalogue: &Catalogue,
+        (catalogue, listed): (&Catalogue, Option<&Listed>),
         rank: impl FnOnce(&mut dyn Expected),
     ) {
+        if let (ListDraft::Listed, Some(listed)) = (draft, listed) {
+            return rank(&mut listed.of_user(self.context(history, catalogue)));
+        }
         match (draft, &catalogue.counted, &catalogue.codes) {
             (ListDraft::Counted(method), Some(counted), _) => {
                 let likely = self.likely.entry(method).or_insert_with(|| likely(history, counted, method));

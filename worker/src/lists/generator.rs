@@ -10,8 +10,8 @@ use super::coverage::{AHEAD, Coverage};
 use super::draft_model::ListDraftModel;
 use super::options::{ListDraft, ListOptions};
 use super::plan::{Offer, Plan, Plans, StepSize, Terms};
-use super::sequence::ListSequence;
-use super::sources::Sources;
+use super::sequence::{ListSequence, Ranker};
+use super::sources::{Learners, Sources};
 use crate::catalogue::Catalogue;
 use crate::cost::StepLoad;
 use crate::generate::{Finished, GenerateError, Request, TextError, TextGenerator, Waiting};
@@ -204,9 +204,11 @@ impl ListGenerator {
             let (mut read, mut counted): (Vec<_>, Vec<_>) =
                 self.active.iter_mut().filter(|list| list.is_drafting()).partition(|list| list.is_read);
             for list in &mut counted {
-                match list.offer().and_then(|offer| self.sources.coverage_mut(offer)) {
-                    Some(coverage) => list.rank_timed(None, coverage),
-                    None => list.rank(None),
+                let Learners { coverage, listed } = self.sources.learners(list.offer());
+                let by = Ranker::Source(listed.as_deref());
+                match coverage {
+                    Some(coverage) => list.rank_timed(by, coverage),
+                    None => list.rank(by),
                 }
             }
             match &mut self.model {
@@ -240,12 +242,12 @@ impl ListGenerator {
         let mut outcome = Ok(());
         for (&index, scores) in part.iter().zip(scores) {
             let list = &mut self.active[index];
-            let coverage = match &mut self.model {
-                Some(model) if list.is_read => Some(&mut model.coverage),
-                _ => list.offer().and_then(|offer| self.sources.coverage_mut(offer)),
-            };
+            let mut learners = self.sources.learners(list.offer());
+            if let Some(model) = self.model.as_mut().filter(|_| list.is_read) {
+                learners.coverage = Some(&mut model.coverage);
+            }
             let accepted = match list.tree.is_scored() {
-                true => list.accept(scores, &self.options, coverage).map(Some),
+                true => list.accept(scores, &self.options, learners).map(Some),
                 false => Ok(None),
             };
             match accepted {

@@ -16,6 +16,8 @@ pub enum ListDraft {
     /// Continuations that the trie has: of the last codes few are left.
     #[default]
     Trie,
+    /// Continuations that the lists so far had, of users with like histories.
+    Listed,
     /// Those that lead to items which the histories of all users make likely for this one.
     Counted(Method),
     /// Those that followed the last codes of the history, and of the beam, in the histories of all users.

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use laser_decode::{Beam, BeamSearch, Expected, Noise, Ranked, Seen, Trie};
+use laser_decode::{Beam, BeamSearch, Expected, Listed, Noise, Ranked, Seen, Trie};
 use laser_engine::{Scores, Slot};
 
 use super::coverage::{Coverage, NEVER};
@@ -13,8 +13,17 @@ use super::options::{ListDraft, ListOptions};
 use super::plan::Plan;
 use super::prefixes::{PrefixTree, index_u32};
 use super::reading::Reading;
+use super::sources::Learners;
 use crate::catalogue::Catalogue;
 use crate::generate::{Generated, Request, TextError};
+
+/// What ranks candidates.
+pub(super) enum Ranker<'a> {
+    /// What a draft model has read.
+    Model(&'a mut Reading),
+    /// The source that drafts the list, and what lists so far had.
+    Source(Option<&'a Listed>),
+}
 
 /// One list under way.
 pub(super) struct ListSequence {
@@ -137,23 +146,25 @@ impl ListSequence {
     }
 
     /// Ranks the candidates of one more step ahead.
-    pub(super) fn rank(&mut self, reading: Option<&mut Reading>) {
+    pub(super) fn rank(&mut self, by: Ranker<'_>) {
         let Some(&width) = self.plan.as_ref().and_then(|plan| plan.widths.get(self.drafted.len())) else { return };
         let allowed = self.catalogue.allowed(&self.seen);
         let mut rank = |expected: &mut dyn Expected| {
             let ranked = self.search.candidates(&allowed, self.drafted.last(), width, expected);
             self.drafted.push(ranked);
         };
-        match reading {
-            Some(reading) => rank(reading),
-            None => self.expectation.rank((self.draft, &self.request.history), &self.catalogue, rank),
+        match by {
+            Ranker::Model(reading) => rank(reading),
+            Ranker::Source(listed) => {
+                self.expectation.rank((self.draft, &self.request.history), (&self.catalogue, listed), rank);
+            }
         }
     }
 
     /// The same, and the source learns how long it takes.
-    pub(super) fn rank_timed(&mut self, reading: Option<&mut Reading>, coverage: &mut Coverage) {
+    pub(super) fn rank_timed(&mut self, by: Ranker<'_>, coverage: &mut Coverage) {
         let start = Instant::now();
-        self.rank(reading);
+        self.rank(by);
         coverage.learn_ranking(start.elapsed().as_secs_f64());
     }
 
@@ -168,13 +179,12 @@ impl ListSequence {
         self.tree.grow(missing.into_iter().chain(drafted), &allowed, &self.catalogue);
     }
 
-    /// Takes over what the target says, and learns how well the source that drafted has covered the beams. Returns
-    /// whether the list is complete.
+    /// Takes over what the target says, of which others learn. Returns whether the list is complete.
     pub(super) fn accept(
         &mut self,
         scores: &Scores,
         options: &ListOptions,
-        coverage: Option<&mut Coverage>,
+        learners: Learners<'_>,
     ) -> Result<bool, TextError> {
         let allowed = self.catalogue.allowed(&self.seen);
         for (node, log_probabilities) in self.tree.scored(scores) {
@@ -183,7 +193,7 @@ impl ListSequence {
             }
             self.search.learn(&allowed, node, log_probabilities);
         }
-        let steps = self.advance(coverage);
+        let steps = self.advance(learners);
         self.done.step_accepted.push(index_u32(steps.saturating_sub(1)));
         let is_done = self.search.depth() == self.levels();
         if is_done {
@@ -193,32 +203,47 @@ impl ListSequence {
     }
 
     /// Goes on step by step, and judges the drafts of each. Returns the number of steps.
-    fn advance(&mut self, mut coverage: Option<&mut Coverage>) -> usize {
-        let mut learn = |at: (usize, usize), width: usize, candidates: usize| {
-            if let Some(coverage) = &mut coverage {
-                coverage.learn(at, width, candidates);
-            }
-        };
-        let allowed = self.catalogue.allowed(&self.seen);
+    fn advance(&mut self, mut learners: Learners<'_>) -> usize {
         let (start, mut covered) = (self.search.depth(), true);
         for ahead in 0.. {
-            let ranked = self.drafted.get(ahead).filter(|ranked| covered && !ranked.is_empty());
-            if let Some(ranked) = ranked.filter(|_| self.search.is_sampled()) {
-                let Some(accepted) = self.search.accept(&allowed, ranked) else { return ahead };
-                learn((start, ahead), if accepted { 1 } else { NEVER }, ranked.len());
-                covered = accepted;
-                continue;
+            let Some(judged) = self.advance_one((start, ahead), covered) else { return ahead };
+            if let (Some((width, candidates, _)), Some(coverage)) = (judged, &mut learners.coverage) {
+                coverage.learn((start, ahead), width, candidates);
             }
-            if self.search.advance(&allowed, start + ahead + 1) == 0 {
-                return ahead;
-            }
-            if let Some(ranked) = ranked {
-                let width = ranked.width_for(self.search.beams()).unwrap_or(ranked.len());
-                learn((start, ahead), width, ranked.len());
-                covered = width <= ranked.drafted().len();
+            covered = judged.map_or(covered, |(_, _, is_covered)| is_covered);
+            if let Some(listed) = &mut learners.listed {
+                self.tell(listed);
             }
         }
         0
+    }
+
+    /// Goes on by the step that is so many ahead of where the forward found the list. Returns how many candidates would
+    /// have had to be drafted for it, of how many, and whether they were, if it was drafted for and all steps before it
+    /// were `covered`; none where scores are missing.
+    fn advance_one(&mut self, (start, ahead): (usize, usize), covered: bool) -> Option<Option<(usize, usize, bool)>> {
+        let allowed = self.catalogue.allowed(&self.seen);
+        let ranked = self.drafted.get(ahead).filter(|ranked| covered && !ranked.is_empty());
+        if let Some(ranked) = ranked.filter(|_| self.search.is_sampled()) {
+            let accepted = self.search.accept(&allowed, ranked)?;
+            return Some(Some((if accepted { 1 } else { NEVER }, ranked.len(), accepted)));
+        }
+        if self.search.advance(&allowed, start + ahead + 1) == 0 {
+            return None;
+        }
+        Some(ranked.map(|ranked| {
+            let width = ranked.width_for(self.search.beams()).unwrap_or(ranked.len());
+            (width, ranked.len(), width <= ranked.drafted().len())
+        }))
+    }
+
+    /// Tells of the beams. The last codes are never drafted; and an audit's plain search comes before the same list with
+    /// drafts, which must not know it.
+    fn tell(&mut self, listed: &mut Listed) {
+        if self.search.depth() < self.levels() && !self.request.plain {
+            let context = self.expectation.context(&self.request.history, &self.catalogue);
+            listed.learn(&self.catalogue.trie, context, self.search.beams().iter().map(|beam| beam.node));
+        }
     }
 
     /// The nodes of the engine's tree that later steps need.

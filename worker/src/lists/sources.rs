@@ -1,6 +1,6 @@
 //! The sources of drafts that need no draft model, and what was learnt of each.
 
-use laser_decode::Method;
+use laser_decode::{Listed, Method};
 
 use super::coverage::Coverage;
 use super::options::ListDraft;
@@ -13,6 +13,14 @@ pub(super) struct Source {
     pub(super) coverage: Coverage,
 }
 
+/// What learns of a list.
+pub(super) struct Learners<'a> {
+    /// How well the source that drafted has covered the beams.
+    pub(super) coverage: Option<&'a mut Coverage>,
+    /// The beams, whatever drafted.
+    pub(super) listed: Option<&'a mut Listed>,
+}
+
 /// Those to choose from. They learn of lists in turns: for a list the candidates of one source are ranked, no more.
 #[derive(Debug)]
 pub(super) struct Sources {
@@ -20,6 +28,8 @@ pub(super) struct Sources {
     /// Whose turn it is.
     next: usize,
     lists: u64,
+    /// What the lists so far had, if one drafts by that.
+    listed: Option<Listed>,
 }
 
 impl Sources {
@@ -28,11 +38,14 @@ impl Sources {
         let counted = Method::ALL.map(ListDraft::Counted);
         let drafts = match draft {
             ListDraft::None => Vec::new(),
-            ListDraft::Auto => [&[ListDraft::Trie][..], &counted[..], &[ListDraft::Retrieval][..]].concat(),
+            ListDraft::Auto => {
+                [&[ListDraft::Trie, ListDraft::Listed][..], &counted[..], &[ListDraft::Retrieval][..]].concat()
+            }
             draft => vec![draft],
         };
         let source = |draft| Source { draft, coverage: Coverage::default() };
-        Self { all: drafts.into_iter().map(source).collect(), next: 0, lists: 0 }
+        let listed = drafts.contains(&ListDraft::Listed).then(Listed::default);
+        Self { all: drafts.into_iter().map(source).collect(), next: 0, lists: 0, listed }
     }
 
     /// Counts a list. Returns the source whose turn it is, if there is one.
@@ -64,8 +77,10 @@ impl Sources {
         self.all.get(source)
     }
 
-    pub(super) fn coverage_mut(&mut self, source: usize) -> Option<&mut Coverage> {
-        self.all.get_mut(source).map(|source| &mut source.coverage)
+    /// What learns of a list that a source, or none of them, has drafted.
+    pub(super) fn learners(&mut self, source: Option<usize>) -> Learners<'_> {
+        let coverage = source.and_then(|source| self.all.get_mut(source)).map(|source| &mut source.coverage);
+        Learners { coverage, listed: self.listed.as_mut() }
     }
 }
 
@@ -83,13 +98,13 @@ mod tests {
     fn sources_take_turns() {
         let mut sources = Sources::new(ListDraft::Auto);
         let mut watched = vec![0; sources.all.len()];
-        for _ in 0..5 * 320 {
+        for _ in 0..6 * 320 {
             let turn = sources.begin().unwrap();
             watched[turn] += usize::from(is_watched(&sources, turn));
         }
         // Of 320 lists the first 32, and then one of 16.
-        assert_eq!(watched, [50; 5]);
-        assert_eq!(sources.lists(), 1600);
+        assert_eq!(watched, [50; 6]);
+        assert_eq!(sources.lists(), 1920);
         let mut knn = Sources::new(ListDraft::Counted(Method::Knn));
         assert_eq!((knn.begin(), knn.begin(), knn.only(Some(0), true)), (Some(0), Some(0), None));
         let mut none = Sources::new(ListDraft::None);
@@ -101,7 +116,7 @@ mod tests {
         let seconds = |nodes: usize| 1000.0 + nodes as f64;
         let size = StepSize { lists: 1, width: 20, prompt: 40 };
         let terms = Terms { levels: 4, size, nodes: 256, steps: 3, drafted: None, seconds: &seconds };
-        for best in 0..5 {
+        for best in 0..6 {
             let (mut sources, mut plans) = (Sources::new(ListDraft::Auto), Plans::default());
             for list in 0..2000 {
                 let turn = sources.begin();
@@ -117,7 +132,7 @@ mod tests {
                 let Some(source) = plan.map(|plan| plan.offer).or(only) else { continue };
                 // What it takes of each source to have all beams.
                 let width = if source == best { 25 } else { 60 + 30 * source };
-                sources.coverage_mut(source).unwrap().learn((1, 0), width, 5000);
+                sources.learners(Some(source)).coverage.unwrap().learn((1, 0), width, 5000);
             }
         }
     }

@@ -61,7 +61,11 @@ fn counted(trie: &Trie, histories: &[Vec<u32>]) -> Catalogue {
 /// Every source of drafts but draft models, and the choice among them.
 fn drafts() -> Vec<ListDraft> {
     let counted = Method::ALL.map(ListDraft::Counted);
-    [ListDraft::Trie].into_iter().chain(counted).chain([ListDraft::Retrieval, ListDraft::Auto]).collect()
+    [ListDraft::Trie, ListDraft::Listed]
+        .into_iter()
+        .chain(counted)
+        .chain([ListDraft::Retrieval, ListDraft::Auto])
+        .collect()
 }
 
 fn options() -> ListOptions {

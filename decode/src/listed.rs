@@ -1,0 +1,162 @@
+//! What lists had so far, by what their users had last: drafts of lists that need neither a model nor a file.
+//!
+//! Texts of one night are the best drafts of like texts (LASER, SIGIR 2025, section 3.2), and so are lists: users whose
+//! last items share their first codes get lists that begin alike. What histories say of the next item
+//! ([`Neighbours`](crate::Neighbours), [`CodeShares`](crate::CodeShares)) is another matter than what the model lists.
+//!
+//! Counted is how many lists had a prefix among their beams, for every first code of the user's last items, and for all
+//! users. Whole items tell no more beside first codes, and far less alone (docs/benchmarks.md, "Drafts of lists").
+
+use std::collections::HashMap;
+
+use crate::beams::Expected;
+use crate::trie::Trie;
+
+/// Items of a history that say what its list begins with, and what they weigh, the last one first.
+const RECENT: [f64; 3] = [1.0, 0.7, 0.5];
+
+/// What the lists of all users weigh beside them.
+const EVERYBODY: f64 = 0.05;
+
+/// Lists that a first code must have for half its weight, less one.
+const FEW: f64 = 2.0;
+
+/// Counts that are kept, at most: about 40 MB.
+const COUNTS_MAX: usize = 1 << 21;
+
+/// What lists had so far.
+#[derive(Debug, Clone)]
+pub struct Listed {
+    /// By the node of a first code; by the root for all users.
+    contexts: HashMap<u32, Counts>,
+    /// How many counts there are, and may be.
+    counts: usize,
+    most: usize,
+}
+
+/// Of the lists with one first code.
+#[derive(Debug, Clone, Default)]
+struct Counts {
+    /// How many there were.
+    lists: f64,
+    /// For a prefix its continuations in order, each with how many lists had it among their beams.
+    below: HashMap<u32, Vec<(u32, f32)>>,
+}
+
+/// What is looked up for a user: nodes of first codes with their weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ListContext(Vec<(u32, f64)>);
+
+impl ListContext {
+    /// That of a history: items by their number in the trie, oldest first.
+    #[must_use]
+    pub fn new(trie: &Trie, history: &[u32]) -> Self {
+        let known = history.iter().rev().filter(|&&item| (item as usize) < trie.items());
+        let first = |&item: &u32| trie.path(trie.leaf_of_item(item)).first().copied();
+        let mut nodes: Vec<(u32, f64)> = vec![(0, EVERYBODY)];
+        for (node, weight) in known.filter_map(first).zip(RECENT) {
+            match nodes.iter_mut().find(|(other, _)| *other == node) {
+                Some((_, sum)) => *sum += weight,
+                None => nodes.push((node, weight)),
+            }
+        }
+        Self(nodes)
+    }
+}
+
+impl Default for Listed {
+    fn default() -> Self {
+        Self { contexts: HashMap::new(), counts: 0, most: COUNTS_MAX }
+    }
+}
+
+impl Listed {
+    /// Counts the beams of a list, all of one depth, at least 1.
+    pub fn learn(&mut self, trie: &Trie, context: &ListContext, beams: impl Iterator<Item = u32> + Clone) {
+        for &(node, _) in &context.0 {
+            let counts = self.contexts.entry(node).or_default();
+            let mut is_first = false;
+            for beam in beams.clone() {
+                let Some(parent) = trie.parent(beam) else { continue };
+                is_first |= parent == 0;
+                let below = counts.below.entry(parent).or_default();
+                match below.binary_search_by_key(&beam, |count| count.0) {
+                    Ok(at) => below[at].1 += 1.0,
+                    Err(at) => {
+                        below.insert(at, (beam, 1.0));
+                        self.counts += 1;
+                    }
+                }
+            }
+            counts.lists += f64::from(u8::from(is_first));
+        }
+        if self.counts > self.most {
+            self.age();
+        }
+    }
+
+    /// Halves all counts and forgets what one list had.
+    fn age(&mut self) {
+        self.counts = 0;
+        for counts in self.contexts.values_mut() {
+            counts.lists /= 2.0;
+            counts.below.retain(|_, below| {
+                below.iter_mut().for_each(|count| count.1 /= 2.0);
+                below.retain(|count| count.1 >= 1.0);
+                self.counts += below.len();
+                !below.is_empty()
+            });
+        }
+    }
+
+    /// What a user's list is expected to be.
+    #[must_use]
+    pub fn of_user<'a>(&'a self, context: &ListContext) -> LikelyLists<'a> {
+        let part = |&(node, weight): &(u32, f64)| {
+            let counts = self.contexts.get(&node)?;
+            Some((counts, weight / (counts.lists + FEW)))
+        };
+        LikelyLists { parts: context.0.iter().filter_map(part).collect() }
+    }
+}
+
+/// The lists of like users.
+#[derive(Debug, Clone)]
+pub struct LikelyLists<'a> {
+    /// Counts, and what one of them weighs.
+    parts: Vec<(&'a Counts, f64)>,
+}
+
+impl LikelyLists<'_> {
+    /// The share of each child of a node; they sum to 1. What no list had shares what one more list would be.
+    fn shares(&self, node: u32, children: &[u32]) -> Vec<f64> {
+        let (mut weights, mut seen) = (vec![0.0; children.len()], 0.0);
+        for (counts, weight) in &self.parts {
+            for &(child, count) in counts.below.get(&node).into_iter().flatten() {
+                if let Ok(at) = children.binary_search(&child) {
+                    weights[at] += weight * f64::from(count);
+                    seen += f64::from(count);
+                }
+            }
+        }
+        let sum: f64 = weights.iter().sum();
+        let trust = if sum > 0.0 { seen / (seen + 1.0) } else { 0.0 };
+        let even = (1.0 - trust) / children.len().max(1) as f64;
+        let scale = if sum > 0.0 { trust / sum } else { 0.0 };
+        weights.into_iter().map(|weight| even + scale * weight).collect()
+    }
+}
+
+impl Expected for LikelyLists<'_> {
+    fn log_shares(&mut self, node: u32, children: &[u32], into: &mut Vec<f32>) {
+        into.extend(self.shares(node, children).into_iter().map(log));
+    }
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "an expectation needs no more")]
+fn log(share: f64) -> f32 {
+    share.max(1e-30).ln() as f32
+}
+
+#[cfg(test)]
+mod tests;
