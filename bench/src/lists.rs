@@ -52,13 +52,13 @@ pub(super) struct ListsArgs {
     /// Lists that are worked on at a time.
     #[arg(long, value_delimiter = ',', default_values_t = [1, 16])]
     batches: Vec<usize>,
-    /// Prefixes that a draft model drafts for each step (N); 0 leaves fixed drafts out.
+    /// Prefixes that are drafted for each step (N); 0 leaves fixed drafts out.
     #[arg(long, value_delimiter = ',', default_values_t = [40])]
     drafted: Vec<usize>,
-    /// Steps ahead that it drafts for (gamma).
+    /// Steps ahead that are drafted for (gamma).
     #[arg(long, value_delimiter = ',', default_values_t = [3])]
     steps: Vec<usize>,
-    /// Prefixes that are drafted for a user and step at most, without a draft model and by adaptive drafts.
+    /// Prefixes that are drafted for a user and step at most, to complete the trie and by adaptive drafts.
     #[arg(long, default_value_t = 240)]
     nodes: usize,
     /// Draw lists at this temperature, too, by stochastic beam search and by AtSpeed's relaxed sampling.
@@ -166,6 +166,11 @@ impl Variant {
             sampling,
             plain: index,
         }
+    }
+
+    /// The same with drafts of whatever size pays.
+    fn adaptive(self, name: &str) -> Self {
+        Self { name: format!("{name}, adaptive"), drafted: None, steps: 3, ..self }
     }
 
     fn is_adaptive(&self) -> bool {
@@ -276,24 +281,26 @@ impl Setup {
     }
 
     fn variants(&self, items: usize) -> Vec<Variant> {
+        let plain = Variant::plain("plain", 0);
+        let trie = Variant { draft: ListDraft::Trie, ..plain.clone() };
+        let completed = Variant { name: "trie, completed".to_owned(), drafted: Some(self.args.nodes), ..trie.clone() };
+        let mut variants = vec![plain.clone(), completed, trie.adaptive("trie")];
+        variants.extend(self.of_listed(&plain));
         let counted = Method::ALL.into_iter().filter(|_| self.files.counted).map(ListDraft::Counted);
-        let retrieval = self.files.codes.then_some(ListDraft::Retrieval);
-        let mut variants = vec![Variant::plain("plain", 0)];
-        for draft in [ListDraft::Trie, ListDraft::Listed].into_iter().chain(counted).chain(retrieval) {
-            let name = name(draft);
-            let (nodes, plain) = (self.args.nodes, Variant { draft, ..variants[0].clone() });
-            variants.push(Variant { name: name.to_owned(), drafted: Some(nodes), ..plain.clone() });
-            variants.push(Variant { name: format!("{name}, adaptive"), steps: 3, ..plain });
+        for draft in counted.chain(self.files.codes.then_some(ListDraft::Retrieval)) {
+            let counted = Variant { draft, ..plain.clone() };
+            variants.extend(self.fixed(name(draft), &counted));
+            variants.push(counted.adaptive(name(draft)));
         }
         if self.files == (HistoryFiles { counted: true, codes: true }) {
-            let (draft, plain) = (ListDraft::Auto, variants[0].clone());
-            variants.push(Variant { name: format!("{}, adaptive", name(draft)), draft, steps: 3, ..plain });
+            variants.push(Variant { draft: ListDraft::Auto, ..plain.clone() }.adaptive("auto"));
         }
-        variants.extend(self.of_models(&variants[0]));
+        variants.extend(self.of_models(&plain));
         if let Some(temperature) = self.args.temperature.map(f64::from) {
             let drawn = Variant::plain("plain, stochastic beams", variants.len());
             let drawn = Variant { temperature: Some(temperature), ..drawn };
             variants.push(drawn.clone());
+            variants.extend(self.of_listed(&drawn));
             variants.extend(self.of_models(&drawn));
             let drawn = Variant::plain("plain, drawn at each step", variants.len());
             let drawn = Variant { temperature: Some(temperature), sampling: ListSampling::AtSpeed, ..drawn };
@@ -303,19 +310,31 @@ impl Setup {
         variants
     }
 
-    /// Each draft model with fixed and adaptive drafts, strictly verified.
+    /// Fixed drafts of a variant, of every size.
+    fn fixed(&self, name: &str, of: &Variant) -> Vec<Variant> {
+        let sizes = self.args.drafted.iter().filter(|&&drafted| drafted > 0);
+        let sizes = sizes.flat_map(|&drafted| self.args.steps.iter().map(move |&steps| (drafted, steps)));
+        let fixed = |(drafted, steps)| {
+            let name = format!("{name}, N {drafted}, gamma {steps}");
+            Variant { name, drafted: Some(drafted), steps, ..of.clone() }
+        };
+        sizes.map(fixed).collect()
+    }
+
+    /// Fixed and adaptive drafts by what lists so far had, strictly verified.
+    fn of_listed(&self, plain: &Variant) -> Vec<Variant> {
+        let listed = Variant { draft: ListDraft::Listed, ..plain.clone() };
+        let name = name(listed.draft);
+        self.fixed(name, &listed).into_iter().chain([listed.adaptive(name)]).collect()
+    }
+
+    /// The same by each draft model, where they adapt beside what lists so far had.
     fn of_models(&self, plain: &Variant) -> Vec<Variant> {
         let mut variants = Vec::new();
         for (index, (name, _)) in self.args.drafts.iter().enumerate() {
             let by_model = Variant { model: Some(index), ..plain.clone() };
-            for &drafted in self.args.drafted.iter().filter(|&&drafted| drafted > 0) {
-                for &steps in &self.args.steps {
-                    let name = format!("{name}, N {drafted}, gamma {steps}");
-                    variants.push(Variant { name, drafted: Some(drafted), steps, ..by_model.clone() });
-                }
-            }
-            let draft = ListDraft::Trie;
-            variants.push(Variant { name: format!("{name}, adaptive"), draft, steps: 3, ..by_model });
+            variants.extend(self.fixed(name, &by_model));
+            variants.push(Variant { draft: ListDraft::Listed, ..by_model }.adaptive(name));
         }
         variants
     }

@@ -96,8 +96,10 @@ async fn every_draft_makes_the_lists_of_plain_search() {
         // A fixed tree of 16 prefixes holds every continuation of four beams.
         let itself = of("itself, N 16, gamma 3");
         assert_eq!((itself.accepted, itself.most_calls), (STEPS, 1), "{text}");
-        assert!(of("trie").accepted > 0.0 && of("popularity").drafted > 0.0 && of("retrieval").drafted > 0.0);
-        assert!(["knn, adaptive", "retrieval, adaptive", "auto, adaptive"].iter().all(|name| of(name).lists == 12));
+        assert!(of("trie, completed").accepted > 0.0, "{text}");
+        let sources = ["listed", "popularity", "markov", "knn", "retrieval"];
+        assert!(sources.iter().all(|source| of(&format!("{source}, N 16, gamma 3")).accepted == STEPS), "{text}");
+        assert!(sources.iter().chain(&["auto"]).all(|source| of(&format!("{source}, adaptive")).lists == 12), "{text}");
     }
 
     let error = async |options: &str| format!("{:#}", measure(dir.path(), options).await.unwrap_err());

@@ -76,9 +76,9 @@ pub enum ListDraftKind {
     /// Nothing: one step per forward.
     None,
     /// What the trie has behind the beams.
-    #[default]
     Trie,
     /// Of that first what the night's lists so far had, of users whose last items have the same first codes.
+    #[default]
     Listed,
     /// What leads to items that many users have.
     Popularity,

@@ -42,7 +42,8 @@ impl std::fmt::Debug for ListGenerator {
 impl ListGenerator {
     /// A generator without requests.
     pub fn new(engine: Box<dyn Engine>, tokenizer: Tokenizer, options: ListOptions) -> Self {
-        let (sources, (plans, waiting)) = (Sources::new(options.draft), Default::default());
+        let sources = Sources::new(options.draft, options.drafted().is_some());
+        let (plans, waiting) = Default::default();
         Self { engine, tokenizer, options, sources, model: None, plans, waiting, active: Vec::new() }
     }
 

@@ -14,9 +14,9 @@ pub enum ListDraft {
     /// Nothing.
     None,
     /// Continuations that the trie has: of the last codes few are left.
-    #[default]
     Trie,
-    /// Continuations that the lists so far had, of users with like histories.
+    /// Of those first what the lists so far had, of users with like histories.
+    #[default]
     Listed,
     /// Those that lead to items which the histories of all users make likely for this one.
     Counted(Method),

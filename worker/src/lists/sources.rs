@@ -33,14 +33,17 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// All where one is chosen by costs, else the one that is named, if there is one.
-    pub(super) fn new(draft: ListDraft) -> Self {
+    /// All where one is chosen by costs, else the one that is named, if there is one. Where drafts are `drawn` they
+    /// decide what is listed, so none goes by other lists there: a list must not depend on what its worker made before.
+    pub(super) fn new(draft: ListDraft, drawn: bool) -> Self {
         let counted = Method::ALL.map(ListDraft::Counted);
         let drafts = match draft {
             ListDraft::None => Vec::new(),
             ListDraft::Auto => {
-                [&[ListDraft::Trie, ListDraft::Listed][..], &counted[..], &[ListDraft::Retrieval][..]].concat()
+                let listed = (!drawn).then_some(ListDraft::Listed);
+                [ListDraft::Trie, ListDraft::Retrieval].into_iter().chain(listed).chain(counted).collect()
             }
+            ListDraft::Listed if drawn => vec![ListDraft::Trie],
             draft => vec![draft],
         };
         let source = |draft| Source { draft, coverage: Coverage::default() };
@@ -96,7 +99,7 @@ mod tests {
 
     #[test]
     fn sources_take_turns() {
-        let mut sources = Sources::new(ListDraft::Auto);
+        let mut sources = Sources::new(ListDraft::Auto, false);
         let mut watched = vec![0; sources.all.len()];
         for _ in 0..6 * 320 {
             let turn = sources.begin().unwrap();
@@ -105,10 +108,20 @@ mod tests {
         // Of 320 lists the first 32, and then one of 16.
         assert_eq!(watched, [50; 6]);
         assert_eq!(sources.lists(), 1920);
-        let mut knn = Sources::new(ListDraft::Counted(Method::Knn));
+        let mut knn = Sources::new(ListDraft::Counted(Method::Knn), false);
         assert_eq!((knn.begin(), knn.begin(), knn.only(Some(0), true)), (Some(0), Some(0), None));
-        let mut none = Sources::new(ListDraft::None);
+        let mut none = Sources::new(ListDraft::None, false);
         assert_eq!((none.begin(), none.lists(), none.offers().count()), (None, 1, 0));
+    }
+
+    #[test]
+    fn drafts_that_decide_lists_go_by_no_other_list() {
+        for (draft, sources) in [(ListDraft::Listed, 1), (ListDraft::Auto, 5)] {
+            let drawn = Sources::new(draft, true);
+            assert!(drawn.listed.is_none() && drawn.all.iter().all(|source| source.draft != ListDraft::Listed));
+            assert_eq!(drawn.all.len(), sources);
+            assert!(Sources::new(draft, false).listed.is_some());
+        }
     }
 
     #[test]
@@ -117,7 +130,7 @@ mod tests {
         let size = StepSize { lists: 1, width: 20, prompt: 40 };
         let terms = Terms { levels: 4, size, nodes: 256, steps: 3, drafted: None, seconds: &seconds };
         for best in 0..6 {
-            let (mut sources, mut plans) = (Sources::new(ListDraft::Auto), Plans::default());
+            let (mut sources, mut plans) = (Sources::new(ListDraft::Auto, false), Plans::default());
             for list in 0..2000 {
                 let turn = sources.begin();
                 let is_watched = is_watched(&sources, turn.unwrap());
