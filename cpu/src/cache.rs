@@ -191,9 +191,9 @@ impl HeadCache<'_> {
         self.values(total).multiply(weights, sums, self.shape.order);
     }
 
-    /// Goes on with the sums of a row, padded to whole panels, over values that lie elsewhere than at their positions: `slots` has where, from
-    /// the first position of those that are summed [together](Self::together) on, and `weights` what they weigh,
-    /// rounded to bf16.
+    /// Goes on with the sums of a row, padded to whole panels, over values that lie elsewhere than at their positions:
+    /// `slots` has where, from the first position of those that are summed [together](Self::together) on, and `weights`
+    /// what they weigh, rounded to bf16.
     pub(crate) fn add_moved(&self, slots: &[usize], weights: &[f32], sums: &mut [f32]) {
         let panel = self.shape.value_panel(self.capacity);
         match self.shape.order {

@@ -378,6 +378,30 @@ fn completing_the_trie_takes_half_of_the_calls() {
 }
 
 #[test]
+fn a_list_drafts_the_next_one_of_a_like_user_and_an_audit_drafts_none() {
+    let trie = trie();
+    let listed = ListOptions { draft: ListDraft::Listed, nodes: 18, ..options() };
+    // Histories that differ and end alike, behind one prompt, so that lists are the same.
+    let request = |id: u32| Request {
+        id: u64::from(id),
+        prompt: tokens(9, 20),
+        history: vec![id * 7, 290, 291, 292],
+        ..requests(&trie)[2].clone()
+    };
+    let accepted = |plain: bool| {
+        let mut generator = ListGenerator::new(model(), tokenizer(), listed.clone());
+        let before: Vec<Request> = (0..4).map(|id| Request { plain, ..request(id) }).collect();
+        lists(&mut generator, &before);
+        lists(&mut generator, &[request(4)])[0].as_ref().unwrap().step_accepted.clone()
+    };
+    // All codes but the first come without a forward.
+    assert_eq!(accepted(false), [3]);
+    let first = &lists(&mut ListGenerator::new(model(), tokenizer(), listed.clone()), &[request(4)])[0];
+    assert!(first.as_ref().unwrap().step_accepted.len() > 1);
+    assert_eq!(accepted(true), first.as_ref().unwrap().step_accepted);
+}
+
+#[test]
 fn items_out_of_stock_and_items_that_share_an_identifier() {
     let trie = trie();
     let of_stock = |stock: Stock, options: ListOptions, history: &[u32]| {
