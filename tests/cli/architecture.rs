@@ -38,7 +38,8 @@ fn the_cpu_engine_knows_no_file_format_or_tensor_library() {
     check_absent("cpu/src", &absent);
 }
 
-/// Outside of the CPU engine, three files map others into memory, one sets up a GPU, and two start kernels and products.
+/// Outside of the CPU engine, three files map others into memory, one sets up a GPU, and two start kernels and
+/// products.
 #[test]
 fn unsafe_code_is_in_the_cpu_engine_where_files_are_mapped_and_where_a_gpu_is_opened() {
     let is_unsafe =

@@ -46,8 +46,8 @@ pub(super) async fn settled(output: &Location) -> Result<Unfinished> {
 }
 
 /// Those of which a table holds any of the entities, whatever their kind, and what does not say whose texts it holds:
-/// pool sets, and runs with prompts that coordinators shared or with histories for drafts. They are of no use to anybody
-/// and are removed. Adds the entities to `found`.
+/// pool sets, and runs with prompts that coordinators shared or with histories for drafts. They are of no use to
+/// anybody and are removed. Adds the entities to `found`.
 pub(super) async fn holding(
     output: &Location,
     unfinished: Unfinished,

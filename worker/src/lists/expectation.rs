@@ -28,8 +28,8 @@ impl Expectation {
         self.context.get_or_insert_with(|| ListContext::new(&catalogue.trie, history))
     }
 
-    /// Ranks by what a source expects behind a history, or by what `listed` has; one that is not there expects all codes
-    /// alike.
+    /// Ranks by what a source expects behind a history, or by what `listed` has; one that is not there expects all
+    /// codes alike.
     pub(super) fn rank(
         &mut self,
         (draft, history): (ListDraft, &[u32]),

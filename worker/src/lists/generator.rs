@@ -97,8 +97,8 @@ impl ListGenerator {
         }
     }
 
-    /// Counts a list, and decides whether drafts are made for it whatever they cost, and whether it is learnt what those
-    /// of the source whose turn it is would have to be. Where drafts are drawn only drafts tell.
+    /// Counts a list, and decides whether drafts are made for it whatever they cost, and whether it is learnt what
+    /// those of the source whose turn it is would have to be. Where drafts are drawn only drafts tell.
     fn count(&mut self, list: &mut ListSequence) {
         list.turn = self.sources.begin();
         let coverage = list.turn.and_then(|turn| self.sources.get(turn)).map(|source| &source.coverage);

@@ -237,8 +237,8 @@ impl ListSequence {
         }))
     }
 
-    /// Tells of the beams. The last codes are never drafted; and an audit's plain search comes before the same list with
-    /// drafts, which must not know it.
+    /// Tells of the beams. The last codes are never drafted; and an audit's plain search comes before the same list
+    /// with drafts, which must not know it.
     fn tell(&mut self, listed: &mut Listed) {
         if self.search.depth() < self.levels() && !self.request.plain {
             let context = self.expectation.context(&self.request.history, &self.catalogue);
