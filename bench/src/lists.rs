@@ -285,12 +285,10 @@ impl Setup {
         let trie = Variant { draft: ListDraft::Trie, ..plain.clone() };
         let completed = Variant { name: "trie, completed".to_owned(), drafted: Some(self.args.nodes), ..trie.clone() };
         let mut variants = vec![plain.clone(), completed, trie.adaptive("trie")];
-        variants.extend(self.of_listed(&plain));
+        variants.extend(self.of_source(ListDraft::Listed, &plain));
         let counted = Method::ALL.into_iter().filter(|_| self.files.counted).map(ListDraft::Counted);
         for draft in counted.chain(self.files.codes.then_some(ListDraft::Retrieval)) {
-            let counted = Variant { draft, ..plain.clone() };
-            variants.extend(self.fixed(name(draft), &counted));
-            variants.push(counted.adaptive(name(draft)));
+            variants.extend(self.of_source(draft, &plain));
         }
         if self.files == (HistoryFiles { counted: true, codes: true }) {
             variants.push(Variant { draft: ListDraft::Auto, ..plain.clone() }.adaptive("auto"));
@@ -300,7 +298,7 @@ impl Setup {
             let drawn = Variant::plain("plain, stochastic beams", variants.len());
             let drawn = Variant { temperature: Some(temperature), ..drawn };
             variants.push(drawn.clone());
-            variants.extend(self.of_listed(&drawn));
+            variants.extend(self.of_source(ListDraft::Listed, &drawn));
             variants.extend(self.of_models(&drawn));
             let drawn = Variant::plain("plain, drawn at each step", variants.len());
             let drawn = Variant { temperature: Some(temperature), sampling: ListSampling::AtSpeed, ..drawn };
@@ -321,11 +319,10 @@ impl Setup {
         sizes.map(fixed).collect()
     }
 
-    /// Fixed and adaptive drafts by what lists so far had, strictly verified.
-    fn of_listed(&self, plain: &Variant) -> Vec<Variant> {
-        let listed = Variant { draft: ListDraft::Listed, ..plain.clone() };
-        let name = name(listed.draft);
-        self.fixed(name, &listed).into_iter().chain([listed.adaptive(name)]).collect()
+    /// Fixed and adaptive drafts by a source without a model, strictly verified.
+    fn of_source(&self, draft: ListDraft, plain: &Variant) -> Vec<Variant> {
+        let (name, by_source) = (name(draft), Variant { draft, ..plain.clone() });
+        self.fixed(name, &by_source).into_iter().chain([by_source.adaptive(name)]).collect()
     }
 
     /// The same by each draft model, where they adapt beside what lists so far had.

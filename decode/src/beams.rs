@@ -278,6 +278,11 @@ pub trait Expected {
     fn log_shares(&mut self, node: u32, children: &[u32], into: &mut Vec<f32>);
 }
 
+/// The logarithm of a share, which may be none.
+pub(crate) fn log_share(share: f64) -> f32 {
+    narrow(share.max(1e-30).ln())
+}
+
 /// All children alike: what is left is to complete the trie.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Uniform;

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::Token;
-use crate::beams::Expected;
+use crate::beams::{Expected, log_share};
 use crate::frequent::Branch;
 use crate::pool::{Pool, PoolError, PoolMeta};
 use crate::pool_builder::build_pool;
@@ -134,13 +134,8 @@ impl UserCodes {
 
 impl Expected for UserCodes {
     fn log_shares(&mut self, node: u32, children: &[u32], into: &mut Vec<f32>) {
-        into.extend(self.shares(node, children).into_iter().map(log));
+        into.extend(self.shares(node, children).into_iter().map(log_share));
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "an expectation needs no more")]
-fn log(share: f64) -> f32 {
-    share.max(1e-30).ln() as f32
 }
 
 /// The tokens that stand for codes.

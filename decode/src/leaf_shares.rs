@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use crate::beams::Expected;
+use crate::beams::{Expected, log_share};
 use crate::trie::Trie;
 
 /// Of the weight of everybody's choices every leaf has at least so much of an even share, so that an item which nobody
@@ -84,7 +84,7 @@ impl Expected for UserShares<'_> {
         let start = into.len();
         into.extend(children.iter().map(|&child| narrow(self.below(child).max(f64::MIN_POSITIVE))));
         let sum: f64 = into[start..].iter().map(|&share| f64::from(share)).sum();
-        into[start..].iter_mut().for_each(|share| *share = narrow((f64::from(*share) / sum).max(1e-30).ln()));
+        into[start..].iter_mut().for_each(|share| *share = log_share(f64::from(*share) / sum));
     }
 }
 

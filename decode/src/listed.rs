@@ -9,7 +9,7 @@
 
 use std::collections::HashMap;
 
-use crate::beams::Expected;
+use crate::beams::{Expected, log_share};
 use crate::trie::Trie;
 
 /// Items of a history that say what its list begins with, and what they weigh, the last one first.
@@ -72,13 +72,12 @@ impl Default for Listed {
 
 impl Listed {
     /// Counts the beams of a list, all of one depth, at least 1.
-    pub fn learn(&mut self, trie: &Trie, context: &ListContext, beams: impl Iterator<Item = u32> + Clone) {
+    pub fn learn(&mut self, trie: &Trie, context: &ListContext, beams: impl Iterator<Item = u32>) {
+        let beams: Vec<(u32, u32)> = beams.filter_map(|beam| Some((trie.parent(beam)?, beam))).collect();
+        let is_first = beams.iter().any(|(parent, _)| *parent == 0);
         for &(node, _) in &context.0 {
             let counts = self.contexts.entry(node).or_default();
-            let mut is_first = false;
-            for beam in beams.clone() {
-                let Some(parent) = trie.parent(beam) else { continue };
-                is_first |= parent == 0;
+            for &(parent, beam) in &beams {
                 let below = counts.below.entry(parent).or_default();
                 match below.binary_search_by_key(&beam, |count| count.0) {
                     Ok(at) => below[at].1 += 1.0,
@@ -149,13 +148,8 @@ impl LikelyLists<'_> {
 
 impl Expected for LikelyLists<'_> {
     fn log_shares(&mut self, node: u32, children: &[u32], into: &mut Vec<f32>) {
-        into.extend(self.shares(node, children).into_iter().map(log));
+        into.extend(self.shares(node, children).into_iter().map(log_share));
     }
-}
-
-#[expect(clippy::cast_possible_truncation, reason = "an expectation needs no more")]
-fn log(share: f64) -> f32 {
-    share.max(1e-30).ln() as f32
 }
 
 #[cfg(test)]

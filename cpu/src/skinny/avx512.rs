@@ -7,6 +7,7 @@
 use std::{arch::x86_64::*, mem::transmute, ops::Range};
 
 use super::{
+    bf16::write_pairs,
     format::{Line, PANEL},
     kernel::{Simd, Task, Tile, product, row_tiles, rows, stripe},
     quants::{Blocks, Bytes},
@@ -77,19 +78,21 @@ product!(
 );
 
 /// Goes on with the sums of a row's panels, of `depth` lines each, by pairs of inputs that lie wherever `inputs` has
-/// them: as [`avx512_bf16`] would if these were the next of a panel. `x` has their pairs of bf16.
+/// them: as [`avx512_bf16`] would if these were the next of a panel.
 ///
 /// # Safety
 /// The processor has AVX512-BF16. Bounds are checked.
 #[target_feature(enable = "avx512bf16,avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")]
-pub(super) unsafe fn add_pairs(w: &[Line], depth: usize, (inputs, x): (&[usize], &[u32]), sums: &mut [f32]) {
+pub(super) unsafe fn add_pairs(w: &[Line], depth: usize, (inputs, x): (&[usize], &[f32]), sums: &mut [f32]) {
+    let mut pairs = vec![0; x.len().div_ceil(2)];
+    write_pairs(x, &mut pairs);
     let half = |panel: &[Line], input: usize| unsafe {
         let pairs = _mm512_loadu_si512(panel[input / 2].0.as_ptr().cast());
         if input % 2 == 1 { _mm512_srli_epi32::<16>(pairs) } else { pairs }
     };
     for (panel, sums) in w.chunks_exact(depth).zip(sums.as_chunks_mut::<PANEL>().0) {
         let mut sum = unsafe { _mm512_loadu_ps(sums.as_ptr()) };
-        for (pair, x) in inputs.chunks(2).zip(x) {
+        for (pair, x) in inputs.chunks(2).zip(&pairs) {
             let low = _mm512_and_si512(half(panel, pair[0]), _mm512_set1_epi32(0xffff));
             let high = pair.get(1).map_or(_mm512_setzero_si512(), |&input| half(panel, input));
             let weights = _mm512_or_si512(low, _mm512_slli_epi32::<16>(high));

@@ -11,9 +11,9 @@ const STRIPE_BYTES: usize = 3 << 17;
 /// A product over some panels, for one instruction set.
 pub(super) type Product = unsafe fn(&Task, Range<usize>);
 
-/// Goes on with the sums of a product by pairs of bf16: the weights, the lines of a panel, where the inputs are and
-/// their pairs of x, and the sums of all panels.
-pub(super) type AddPairs = unsafe fn(&[Line], usize, (&[usize], &[u32]), &mut [f32]);
+/// Goes on with the sums of a product by pairs of bf16: the weights, the lines of a panel, where the inputs are and x,
+/// and the sums of all panels.
+pub(super) type AddPairs = unsafe fn(&[Line], usize, (&[usize], &[f32]), &mut [f32]);
 
 /// A product whose bounds are checked.
 #[derive(Debug, Clone, Copy)]

@@ -3,7 +3,7 @@
 use rayon::prelude::*;
 
 use super::{
-    format::{BLOCK, Format, Line, PANEL, bf16},
+    format::{BLOCK, Format, Line, PANEL},
     kernel::{Product, Task},
     layout::Layout,
     packing::{PackedMatrix, Panels},
@@ -66,11 +66,9 @@ impl Panels<'_> {
 /// # Panics
 /// Unless the processor has the order, and if an input would lie outside its panel.
 pub(crate) fn add_pairs(w: &[Line], depth: usize, (inputs, x): (&[usize], &[f32]), sums: &mut [f32]) {
-    let pair = |pair: &[f32]| bf16(pair[0]) | pair.get(1).map_or(0, |x| bf16(*x)) << 16;
-    let x: Vec<u32> = x.chunks(2).map(pair).collect();
     let (_, _, add) = untiled_product().expect("the caller asked for the order");
     // SAFETY: the instruction set was detected.
-    unsafe { add(w, depth, (inputs, &x), sums) }
+    unsafe { add(w, depth, (inputs, x), sums) }
 }
 
 impl PackedMatrix {
