@@ -68,7 +68,7 @@ selftest() {
             cp -r fixtures/profile-lm "$config"
             sed -i -e "s/LlamaForCausalLM/${architecture}ForCausalLM/" -e "s/\"head_dim\": 32/\"head_dim\": $width/" \
                 "$config/config.json"
-            for precision in f32 f16 bf16 f32,isq=q8_0 f16,isq=q4k; do
+            for precision in f32 f16 bf16 f32,isq=q8_0 f16,isq=q8_0 f16,isq=q4k bf16,isq=q6k; do
                 selftest_of "$config" "$precision" "$architecture, heads of $width, $precision" &
                 jobs+=($!)
             done
@@ -128,7 +128,7 @@ device_name() {
 
 # With 600 tokens of context, as the estimates of docs/research/gpu.md have it.
 steps() {
-    local batch nodes tokens path name found=()
+    local batch nodes tokens isq path name found=()
     path=$(model)
     name=$(device_name)
     for batch in 1 16 64 256; do
@@ -141,6 +141,11 @@ steps() {
         found+=("$output/steps-$batch/engine.json")
     done
     python3 tests/gpu_floor.py "$name" "${found[@]}"
+    # Up to 32 nodes are multiplied with the blocks as they are read.
+    for isq in q8_0 q4k; do
+        "$bin/laser-bench" engine --model "$path" --device "$device" --dtype f16 --isq "$isq" --context 600 \
+            --tokens 1,8,16,32,64,256 --rounds 20 --output "$output/steps-$isq" --markdown
+    done
 }
 
 # Variants of the paper's table 2, with one text at a time and with 64, or with all at once where there are fewer.

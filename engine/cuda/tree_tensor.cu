@@ -13,43 +13,12 @@
 // in 16 bytes: of a key 8 neighbouring elements for two products, of values 8 neighbouring dimensions of two rows.
 #pragma once
 
+#include "tensor.h"
 #include "tree.h"
 
 constexpr unsigned TENSOR_QUERIES = 16;
 constexpr unsigned TENSOR_WARPS = 4;
 constexpr unsigned CHUNK = 16;
-
-#ifdef __CUDACC__
-// d += a · b, of 16 × 16 by 16 × 8 (PTX ISA, mma.m16n8k16).
-__device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __half) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __nv_bfloat16) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-#endif
-
-// Two numbers in a word, the first in its lower half.
-template <typename T>
-__device__ inline unsigned pack(float a, float b) {
-    T both[2];
-    store(both, a);
-    store(both + 1, b);
-    unsigned word;
-    memcpy(&word, both, sizeof word);
-    return word;
-}
-
-// Consecutive words of numbers of 16 bits.
-template <unsigned WORDS, typename T>
-__device__ inline Line<unsigned, WORDS> words(const T* from) {
-    return line<WORDS>(reinterpret_cast<const unsigned*>(from));
-}
 
 // What a warp knows of its queries, of which a lane has the rows lane / 4 and lane / 4 + 8.
 template <unsigned DIM>

@@ -40,3 +40,52 @@ pub(super) fn matrix(values: Vec<f32>, shape: [usize; 2], format: Format) -> Res
     let values = Tensor::from_vec(values, (shape[0], shape[1]), &Device::Cpu)?;
     Ok(Matrix::Blocks(QTensor::quantize(&values, *dtype)?.data()?.into_owned(), format))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::borrow::Cow;
+
+    use GgmlDType::{Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
+    use candle_core::quantized::QStorage;
+
+    use super::*;
+
+    /// Types, where their blocks' f16 lie, and what engine/cuda/host/blocks_test.cpp expects of a GPU's kernels.
+    const DIGESTS: [(GgmlDType, &[usize], u64); 10] = [
+        (Q8_0, &[0], 0x78fb_fb42_c6d0_daa5),
+        (Q4_0, &[0], 0x7eb3_1f22_dbfe_9825),
+        (Q4_1, &[0, 2], 0x6180_a9dc_18e7_f025),
+        (Q5_0, &[0], 0x24c6_3e5d_a87e_1225),
+        (Q5_1, &[0, 2], 0x67a8_52fc_9d30_2845),
+        (Q2K, &[80, 82], 0x2e07_fa6a_3386_e425),
+        (Q3K, &[108], 0xb589_8782_fd3c_6525),
+        (Q4K, &[0, 2], 0x5b55_3aa3_58f6_4ca2),
+        (Q5K, &[0, 2], 0x41b9_c529_55c0_54cf),
+        (Q6K, &[208], 0x9d08_2f57_0655_c55b),
+    ];
+
+    /// 50 blocks of bytes that a linear congruential generator gives, whose f16 are from 2^-7 to 2^-3.
+    fn blocks(dtype: GgmlDType, halves: &[usize], mut state: u32) -> Vec<u8> {
+        let bytes = std::iter::repeat_with(|| {
+            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            state.to_le_bytes()[3]
+        });
+        let mut blocks: Vec<u8> = bytes.take(50 * dtype.type_size()).collect();
+        for block in blocks.chunks_mut(dtype.type_size()) {
+            halves.iter().for_each(|half| block[half + 1] = block[half + 1] & 15 | 0x20);
+        }
+        blocks
+    }
+
+    #[test]
+    fn blocks_are_what_the_tests_of_kernels_for_gpus_expect() {
+        for (seed, (dtype, halves, digest)) in (0..).zip(DIGESTS) {
+            let storage = QStorage::from_data(Cow::Borrowed(&blocks(dtype, halves, seed)), &Device::Cpu, dtype);
+            let weights = QTensor::new(storage.unwrap(), 50 * dtype.block_size()).unwrap();
+            let weights: Vec<f32> = weights.dequantize(&Device::Cpu).unwrap().to_vec1().unwrap();
+            let fnv = |hash: u64, weight: f32| (hash ^ u64::from(weight.to_bits())).wrapping_mul(0x100_0000_01b3);
+            let found = weights.into_iter().fold(0xcbf2_9ce4_8422_2325, fnv);
+            assert_eq!(found, digest, "{dtype:?}: {found:#x}");
+        }
+    }
+}

@@ -3,6 +3,7 @@
 //! They run on candle's stream, which gives a tensor's memory back behind the kernels that have it.
 
 pub(super) mod attend;
+pub(super) mod blocks;
 pub(super) mod layer;
 mod product;
 pub(super) mod rows;
@@ -87,6 +88,7 @@ fn memory(tensor: &Tensor, stream: &CudaStream) -> Result<(u64, usize)> {
         CudaStorageSlice::F16(slice) => (slice.device_ptr(stream).0, slice.len()),
         CudaStorageSlice::BF16(slice) => (slice.device_ptr(stream).0, slice.len()),
         CudaStorageSlice::U32(slice) => (slice.device_ptr(stream).0, slice.len()),
+        CudaStorageSlice::U8(slice) => (slice.device_ptr(stream).0, slice.len()),
         _ => bail!("no kernel takes {:?}", tensor.dtype()),
     };
     let offset = layout.start_offset();

@@ -1,4 +1,5 @@
-//! Weights of a GGUF file, mapped: quantised tensors stay as they are, norms and embeddings become f32.
+//! Weights of a GGUF file, mapped: quantised tensors stay as they are, norms and embeddings become f32, or the type of
+//! a GPU's activations.
 //!
 //! Llama files store the rows of q and k for interleaved rotary embeddings. Rows are permuted back while loading (rows
 //! are independent in every GGUF block format, so this is exact), which leaves one rotary layout to the forward; Qwen
@@ -13,9 +14,9 @@ use std::{
 };
 
 use candle_core::{
-    Device, Tensor,
+    DType, Device, Tensor,
     quantized::{
-        QStorage, QTensor,
+        GgmlDType, QStorage, QTensor,
         gguf_file::{Content, TensorInfo, Value},
     },
 };
@@ -112,11 +113,13 @@ pub(super) struct GgufWeights {
     content: Content,
     config: ModelConfig,
     device: Device,
+    /// Of activations, and so of what is not quantised.
+    dtype: DType,
     parameters: Cell<u64>,
 }
 
 impl GgufWeights {
-    pub(super) fn open(path: &Path, device: &Device) -> Result<Self, EngineError> {
+    pub(super) fn open(path: &Path, dtype: DType, device: &Device) -> Result<Self, EngineError> {
         let corrupt = |error: candle_core::Error| EngineError::corrupt(path, error);
         let mapping = map(path).map_err(|error| EngineError::corrupt(path, error))?;
         let mut reader = Cursor::new(&mapping[..]);
@@ -132,7 +135,7 @@ impl GgufWeights {
             config.shape.rope_scaling = RopeScaling::Factors(factors);
         }
         let (path, device) = (path.into(), device.clone());
-        Ok(Self { path, mapping, content, config, device, parameters: Cell::new(0) })
+        Ok(Self { path, mapping, content, config, device, dtype, parameters: Cell::new(0) })
     }
 
     /// The model the header describes.
@@ -155,14 +158,18 @@ impl GgufWeights {
         Ok(Stored { bytes: bytes.ok_or_else(|| corrupt("the file ends before the tensor does"))?, info })
     }
 
+    /// The types of the matrices that are multiplied with.
+    pub(super) fn matrix_types(&self) -> impl Iterator<Item = GgmlDType> + '_ {
+        let is_looked_up = |name: &str| name == "token_embd.weight" && !self.config.shape.tied_embeddings;
+        let infos = self.content.tensor_infos.iter();
+        infos.filter(move |(name, info)| info.shape.rank() == 2 && !is_looked_up(name)).map(|(_, info)| info.ggml_dtype)
+    }
+
     /// The format of the matrices that are multiplied with, or of the first of them if they differ, if the kernels have
     /// one for each.
     pub(super) fn format(&self) -> Option<Format> {
         let shape = &self.config.shape;
-        let is_looked_up = |name: &str| name == "token_embd.weight" && !shape.tied_embeddings;
-        let infos = self.content.tensor_infos.iter();
-        let matrices = infos.filter(|(name, info)| info.shape.rank() == 2 && !is_looked_up(name));
-        let formats = matrices.map(|(_, info)| format_of(info.ggml_dtype)).collect::<Option<Vec<_>>>()?;
+        let formats = self.matrix_types().map(format_of).collect::<Option<Vec<_>>>()?;
         // Parts of a projection that differ begin with panels of their own.
         let whole_panels =
             [shape.query_width(), shape.key_width(), shape.intermediate_size].iter().all(|width| width % 16 == 0);
@@ -170,9 +177,13 @@ impl GgufWeights {
         (whole_panels || formats.iter().all(|format| *format == first)).then_some(first)
     }
 
-    /// Tensor `name` as f32 on the device.
+    /// Tensor `name` on the device in the dtype of activations.
     fn dense(&self, name: &str, shape: &[usize]) -> Result<Tensor, EngineError> {
-        Ok(self.get(name, shape)?.tensor()?.dequantize(&Device::Cpu)?.to_device(&self.device)?)
+        Ok(self.unpacked(&self.get(name, shape)?.tensor()?)?)
+    }
+
+    fn unpacked(&self, weight: &QTensor) -> candle_core::Result<Tensor> {
+        weight.dequantize(&Device::Cpu)?.to_dtype(self.dtype)?.to_device(&self.device)
     }
 
     /// Heads whose rows are interleaved in projection `name`.
@@ -199,8 +210,15 @@ impl GgufWeights {
         }
     }
 
+    /// A GPU has weights that are not quantised in the dtype of activations.
     fn quantised(&self, weight: Stored<'_>, bias: Option<Tensor>) -> Result<Linear, EngineError> {
-        Ok(Linear::quantised(weight.tensor()?, bias, &self.device)?)
+        let weight = weight.tensor()?;
+        Ok(match weight.dtype() {
+            GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16 if self.device.is_cuda() => {
+                Linear::dense(self.unpacked(&weight)?, bias, None, &self.device)?
+            }
+            _ => Linear::quantised(weight, bias, &self.device)?,
+        })
     }
 }
 

@@ -12,6 +12,8 @@ use candle_core::{
 use candle_nn::Linear as DenseWeights;
 use mistralrs_quant::{GgufMatMul, IsqType, QuantMethod, QuantMethodConfig, QuantizeOntoGuard, UnquantLinear};
 
+#[cfg(feature = "cuda")]
+use crate::cuda::{blocks::BlockMatrix, workspace::ProductWeights};
 use crate::{output::Output, workspace::Workspace};
 
 /// Rows for which the CPU computes (W xᵀ)ᵀ. candle's gemm copies the left matrix of x Wᵀ
@@ -19,11 +21,6 @@ use crate::{output::Output, workspace::Workspace};
 /// 1.9 times faster from 256 × 256 to 2,048 × 8,192, and the same time for 2 as for 16 rows. One
 /// row has a path of its own, and above 32 transposing the result costs what the order gains.
 const STREAMED_ROWS: std::ops::RangeInclusive<usize> = 2..=32;
-
-/// Rows from which a GPU multiplies by blocks that it has made dense before. Up to eight rows candle reads the blocks
-/// once; above them, 16 rows of a model of 886M parameters took 13 ms on an H200, where dense weights take 2.
-#[cfg(feature = "cuda")]
-const DENSE_ROWS: usize = 9;
 
 /// Rows from which a GPU multiplies dense weights by cublasLt. mistralrs' own kernel takes up to eight rows: of a model
 /// of 8B parameters on an H100, 1, 2, 4 and 8 rows took 7.4, 9.2, 11.2 and 19.6 ms with it; with a product of cuBLAS 2
@@ -37,40 +34,44 @@ const PRODUCT_ROWS: usize = 2;
 /// have a bias to cublasLt, which wants three dimensions and refuses these two.
 #[derive(Debug)]
 pub(super) struct Linear {
-    method: Arc<dyn QuantMethod>,
-    /// The same weights, if they are dense.
-    dense: Option<Tensor>,
-    /// The same weights, if a GPU has them in blocks.
-    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "only a GPU makes them dense"))]
-    blocks: Option<Arc<QTensor>>,
+    weights: Weights,
     bias: Option<Tensor>,
 }
 
-impl Linear {
-    /// Weights as they are, which must have no bias of their own.
-    pub(super) fn new(method: Arc<dyn QuantMethod>, bias: Option<Tensor>) -> Self {
-        let dense = method.unquant_weight_bias().map(|(weight, _)| weight);
-        Self { method, dense, blocks: None, bias }
-    }
+#[derive(Debug)]
+enum Weights {
+    /// `[outputs, inputs]`, and how mistralrs multiplies with them.
+    Dense(Tensor, Arc<dyn QuantMethod>),
+    /// As mistralrs quantises them.
+    Quantised(Arc<dyn QuantMethod>),
+    /// On a GPU.
+    #[cfg(feature = "cuda")]
+    Blocks(BlockMatrix),
+}
 
+impl Linear {
     /// Weights in blocks `[outputs, inputs]`, which are moved to `device`.
     pub(super) fn quantised(weight: QTensor, bias: Option<Tensor>, device: &Device) -> Result<Self> {
+        #[cfg(feature = "cuda")]
+        if device.is_cuda()
+            && let Some(blocks) = BlockMatrix::new(&weight, device)?
+        {
+            return Ok(Self { weights: Weights::Blocks(blocks), bias });
+        }
         let weight = Arc::new(match device {
             Device::Cpu => weight,
             _ => with_data(&weight, &weight.data()?, device)?,
         });
-        let method = GgufMatMul::new(QuantMethodConfig::Gguf { q_weight: weight.clone(), b: None })?;
-        let is_dense = matches!(weight.dtype(), GgmlDType::F32 | GgmlDType::F16 | GgmlDType::BF16);
-        let blocks = (device.is_cuda() && !is_dense).then_some(weight);
-        Ok(Self { blocks, ..Self::new(Arc::new(method), bias) })
+        let method = GgufMatMul::new(QuantMethodConfig::Gguf { q_weight: weight, b: None })?;
+        Ok(Self { weights: Weights::Quantised(Arc::new(method)), bias })
     }
 
     /// Dense weights `[outputs, inputs]`, quantised here if `isq` says so, on `device`.
     pub(super) fn dense(weight: Tensor, bias: Option<Tensor>, isq: Option<IsqType>, device: &Device) -> Result<Self> {
-        let weights = QuantMethodConfig::Unquantized(DenseWeights::new(weight.clone(), None));
-        let dense = Arc::new(UnquantLinear::new(weights)?);
+        let method = QuantMethodConfig::Unquantized(DenseWeights::new(weight.clone(), None));
+        let method = Arc::new(UnquantLinear::new(method)?);
         let Some(isq) = isq else {
-            return Ok(Self::new(dense, bias));
+            return Ok(Self { weights: Weights::Dense(weight, method), bias });
         };
         if device.is_cuda()
             && let Some(blocks) = in_blocks(&weight, isq)?
@@ -78,7 +79,8 @@ impl Linear {
             return Self::quantised(blocks, bias, device);
         }
         let (counter, guard) = (AtomicUsize::new(0), QuantizeOntoGuard::new());
-        Ok(Self::new(dense.apply_isq(Some(isq), device.clone(), &counter, None, guard)?, bias))
+        let method = method.apply_isq(Some(isq), device.clone(), &counter, None, guard)?;
+        Ok(Self { weights: Weights::Quantised(method), bias })
     }
 
     /// `[nodes, inputs]` to `[nodes, outputs]`, in the dtype of `x`.
@@ -101,12 +103,14 @@ impl Linear {
 
     /// Without the bias.
     fn product(&self, x: &Tensor) -> Result<Tensor> {
-        match &self.dense {
-            None => self.method.forward_autocast(x),
-            Some(weight) if x.device().is_cpu() && STREAMED_ROWS.contains(&x.dim(0)?) => {
-                weight.matmul(&x.t()?)?.t()?.contiguous()
+        match &self.weights {
+            Weights::Dense(weights, _) if x.device().is_cpu() && STREAMED_ROWS.contains(&x.dim(0)?) => {
+                weights.matmul(&x.t()?)?.t()?.contiguous()
             }
-            Some(_) => self.method.forward(x),
+            Weights::Dense(_, method) => method.forward(x),
+            Weights::Quantised(method) => method.forward_autocast(x),
+            #[cfg(feature = "cuda")]
+            Weights::Blocks(blocks) => Workspace::default().product(None, x, ProductWeights::Blocks(blocks)),
         }
     }
 
@@ -118,8 +122,8 @@ impl Linear {
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     fn product_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
-        if let Some(weight) = self.multiplied(x, PRODUCT_ROWS)? {
-            return workspace.product(to, x, &weight);
+        if let Some(matrix) = self.matrix(x, PRODUCT_ROWS)? {
+            return workspace.product(to, x, matrix);
         }
         self.product(x)
     }
@@ -129,20 +133,31 @@ impl Linear {
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     pub(super) fn logits(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
-        if let (Some(weight), None) = (self.multiplied(x, 1)?, &self.bias) {
-            return workspace.logits(x, &weight);
+        if let (Some(matrix), None) = (self.matrix(x, 1)?, &self.bias) {
+            return workspace.logits(x, matrix);
         }
         self.forward(x)
     }
 
-    /// The weights for a product on a GPU, dense, if it has enough rows: of weights that are stored so, this many.
+    /// What the workspace of a GPU multiplies with: blocks, and dense weights for at least so many rows.
     #[cfg(feature = "cuda")]
-    fn multiplied(&self, x: &Tensor, rows_least: usize) -> Result<Option<Tensor>> {
-        let rows = x.dim(0)?;
-        match (&self.dense, &self.blocks) {
-            (Some(weight), _) if x.device().is_cuda() && rows >= rows_least => Ok(Some(weight.clone())),
-            (_, Some(blocks)) if rows >= DENSE_ROWS => blocks.dequantize_f16(x.device())?.to_dtype(x.dtype()).map(Some),
-            _ => Ok(None),
+    fn matrix(&self, x: &Tensor, rows_least: usize) -> Result<Option<ProductWeights<'_>>> {
+        Ok(match &self.weights {
+            Weights::Dense(weights, _) if x.device().is_cuda() && x.dim(0)? >= rows_least => {
+                Some(ProductWeights::Dense(weights))
+            }
+            Weights::Blocks(blocks) => Some(ProductWeights::Blocks(blocks)),
+            _ => None,
+        })
+    }
+
+    /// Weights that can be part of a product on a GPU that is one for several projections.
+    #[cfg(feature = "cuda")]
+    fn joinable(&self) -> Option<ProductWeights<'_>> {
+        match &self.weights {
+            Weights::Dense(weights, _) if weights.device().is_cuda() => Some(ProductWeights::Dense(weights)),
+            Weights::Blocks(blocks) => Some(ProductWeights::Blocks(blocks)),
+            _ => None,
         }
     }
 }
@@ -163,8 +178,8 @@ fn with_data(weight: &QTensor, data: &[u8], device: &Device) -> Result<QTensor> 
 
 /// Projections of one input.
 ///
-/// Dense ones on a GPU are one product: what its launch costs the host bounds steps of small models and batches. A step
-/// of 886M parameters on an H100 with 64 nodes took 3.0 ms with seven products a layer and takes 1.9 with four.
+/// On a GPU they are one product: what its launch costs the host bounds steps of small models and batches. A step of
+/// 886M parameters on an H100 with 64 nodes took 3.0 ms with seven products a layer and takes 1.9 with four.
 #[derive(Debug)]
 pub(super) struct Projections {
     parts: Vec<Linear>,
@@ -176,31 +191,29 @@ pub(super) struct Projections {
 impl Projections {
     pub(super) fn new(parts: Vec<Linear>) -> Result<Self> {
         #[cfg(feature = "cuda")]
-        if let Some(joined) = Self::joined(&parts)? {
-            return Ok(joined);
-        }
-        Ok(Self {
-            parts,
-            #[cfg(feature = "cuda")]
-            joined: None,
-        })
+        return Self::joined(parts);
+        #[cfg(not(feature = "cuda"))]
+        Ok(Self { parts })
     }
 
-    /// If they can be one product, whose weights the parts then share.
+    /// If they can be one product, dense parts share its weights.
     #[cfg(feature = "cuda")]
-    fn joined(parts: &[Linear]) -> Result<Option<Self>> {
-        let weights = parts.iter().map(|part| part.dense.as_ref()).collect::<Option<Vec<_>>>();
-        let Some(weights) = weights.filter(|weights| weights.iter().all(|weight| weight.device().is_cuda())) else {
-            return Ok(None);
-        };
-        let widths = weights.iter().map(|weight| weight.dim(0)).collect::<Result<Vec<_>>>()?;
-        let all = Tensor::cat(&weights, 0)?;
-        let device = all.device().clone();
-        let views = split(&all, 0, &widths)?;
-        let own = parts.iter().zip(views).map(|(part, view)| Linear::dense(view, part.bias.clone(), None, &device));
-        let own = own.collect::<Result<_>>()?;
-        let joined = Some((Linear::dense(all, None, None, &device)?, widths));
-        Ok(Some(Self { parts: own, joined }))
+    fn joined(parts: Vec<Linear>) -> Result<Self> {
+        let matrices = parts.iter().map(Linear::joinable).collect::<Option<Vec<_>>>().unwrap_or_default();
+        let widths = matrices.iter().map(|matrix| matrix.outputs()).collect::<Result<Vec<_>>>()?;
+        let dense: Vec<&Tensor> = matrices.iter().filter_map(|matrix| matrix.dense()).collect();
+        let blocks: Vec<&BlockMatrix> = matrices.iter().filter_map(|matrix| matrix.blocks()).collect();
+        if !dense.is_empty() && dense.len() == parts.len() {
+            let all = Tensor::cat(&dense, 0)?;
+            let device = all.device().clone();
+            let views = split(&all, 0, &widths)?;
+            let own = parts.iter().zip(views).map(|(part, view)| Linear::dense(view, part.bias.clone(), None, &device));
+            let own = own.collect::<Result<_>>()?;
+            return Ok(Self { parts: own, joined: Some((Linear::dense(all, None, None, &device)?, widths)) });
+        }
+        let all = (blocks.len() == parts.len()).then(|| BlockMatrix::joined(&blocks)).flatten();
+        let joined = all.map(|all| (Linear { weights: Weights::Blocks(all), bias: None }, widths));
+        Ok(Self { parts, joined })
     }
 
     pub(super) fn part(&self, at: usize) -> &Linear {
@@ -240,7 +253,8 @@ mod tests {
         let bias = Tensor::arange(0_f32, 64.0, &Device::Cpu).unwrap();
         for isq in [None, Some(IsqType::Q8_0)] {
             let linear = Linear::dense(weight.clone(), Some(bias.clone()), isq, &Device::Cpu).unwrap();
-            assert!(linear.method.unquant_weight_bias().is_none_or(|(_, bias)| bias.is_none()));
+            let (Weights::Dense(_, method) | Weights::Quantised(method)) = &linear.weights;
+            assert!(method.unquant_weight_bias().is_none_or(|(_, bias)| bias.is_none()));
             for rows in [1, 8, 9, 40] {
                 let y = linear.forward(&Tensor::ones((rows, 32), DType::F32, &Device::Cpu).unwrap()).unwrap();
                 let last = y.to_vec2::<f32>().unwrap()[rows - 1].clone();

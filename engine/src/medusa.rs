@@ -22,6 +22,7 @@ use crate::{
     linear::Linear,
     tree_lm::{Weights, predictions},
     weight_files::WeightFiles,
+    workspace::Workspace,
 };
 
 /// The files of published heads, the first that is there.
@@ -111,6 +112,7 @@ pub(super) struct TensorHeads {
     heads: Vec<Vec<Linear>>,
     /// One for all, or one for each.
     vocabularies: Vec<Linear>,
+    workspace: Workspace,
     dtype: candle_core::DType,
     device: Device,
 }
@@ -136,19 +138,21 @@ impl TensorHeads {
                 .map(|head| weights.linear(&format!("medusa.{head}.{}", medusa.blocks), vocabulary, hidden, false))
                 .collect::<Result<_, _>>()?,
         };
-        Ok(Self { hidden_size: hidden, heads, vocabularies, dtype: embedding.dtype(), device: device.clone() })
+        let workspace = Workspace::default();
+        let (dtype, device) = (embedding.dtype(), device.clone());
+        Ok(Self { hidden_size: hidden, heads, vocabularies, workspace, dtype, device })
     }
 
     /// `[rows · heads, vocab_size]`: a row's heads one behind the other.
-    fn logits(&self, features: Vec<f32>) -> candle_core::Result<Tensor> {
+    fn logits(&mut self, features: Vec<f32>) -> candle_core::Result<Tensor> {
         let x = Tensor::from_vec(features, ((), self.hidden_size), &self.device)?.to_dtype(self.dtype)?;
         let mut logits = Vec::with_capacity(self.heads.len());
         for (blocks, vocabulary) in self.heads.iter().zip(self.vocabularies.iter().cycle()) {
             let mut x = x.clone();
             for block in blocks {
-                x = (&x + block.forward(&x)?.silu()?)?;
+                x = (&x + block.forward_to(None, &x, &mut self.workspace)?.silu()?)?;
             }
-            logits.push(vocabulary.forward(&x)?);
+            logits.push(vocabulary.logits(&x, &mut self.workspace)?);
         }
         Tensor::stack(&logits, 1)?.flatten(0, 1)
     }

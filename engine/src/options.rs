@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf};
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, quantized::GgmlDType};
 use laser_schema::DeviceOption;
 use mistralrs_quant::{IsqBits, IsqType};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -134,6 +134,12 @@ fn quantisation(name: &str, device: &Device) -> Option<IsqType> {
     Some(named.1)
 }
 
+/// The quantisation that makes blocks of a type, if one does.
+pub(super) fn name_of(dtype: GgmlDType) -> Option<&'static str> {
+    let makes = |isq: IsqType| GgmlDType::try_from(isq).is_ok_and(|made| made == dtype);
+    QUANTISATIONS.iter().find(|(_, isq)| makes(*isq)).map(|(name, _)| *name)
+}
+
 /// Precision of the weights that are not quantised, of the activations and of the cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -180,6 +186,12 @@ mod tests {
             let error = serde_json::from_str::<(DTypeOption, DeviceOption)>(words).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn blocks_have_the_name_of_what_makes_them() {
+        let names = [GgmlDType::Q8_0, GgmlDType::Q3K, GgmlDType::Q4_1, GgmlDType::F16].map(name_of);
+        assert_eq!(names, [Some("q8_0"), Some("q3k"), Some("q4_1"), None]);
     }
 
     #[test]

@@ -6,6 +6,8 @@
 //! configured, and in f32 on the CPU. Both go through one schedule of opens, forks, closes and steps with chunks, trees
 //! and commits, as nights do, and the scores of every node must agree. Takes a tenth of a second on a CPU.
 
+use std::collections::BTreeSet;
+
 use candle_core::{DType, Device, Tensor};
 use laser_cpu::{Format, ModelShape, RopeScaling};
 use laser_decode::{Candidate, Draw, Noise, Prediction, ROOT_PARENT, Sampling, TargetScores, arrival, chain_parents};
@@ -22,10 +24,10 @@ use crate::{
     dense::DenseTensors,
     engine::Engine,
     error::EngineError,
-    options::{DTypeOption, EngineOptions},
+    options::{DTypeOption, EngineOptions, name_of},
     scores::Scores,
     segment::{Segment, Slot},
-    tree::{build, format, model_config},
+    tree::{build, format, gguf_types, model_config},
 };
 
 /// Rounds of the schedule, each with a step of all sequences.
@@ -68,18 +70,28 @@ pub struct SelfTest {
 /// [`EngineError::SelfTest`] if the device's results are wrong; otherwise those of loading a model.
 pub fn selftest(options: &EngineOptions) -> Result<SelfTest, EngineError> {
     let config = model_config(options)?;
-    // A GGUF file has no option of its own; most are in blocks of 32 or 256 like this.
-    let is_gguf = !options.path.is_dir();
-    let isq = match is_gguf && !matches!(options.device, DeviceOption::Cpu) {
-        true => Some("q8_0".into()),
-        false => options.isq.clone(),
-    };
     // The bound on keys and values is for the model's own.
-    let options = EngineOptions { isq, cache_mb: None, ..options.clone() };
+    let options = EngineOptions { cache_mb: None, ..options.clone() };
     let on_cpu = EngineOptions { device: DeviceOption::Cpu, dtype: DTypeOption::F32, ..options.clone() };
     known_answer(&EngineOptions { isq: None, ..on_cpu })?;
-    let (mut device, mut oracle) = (small_model(&options, &config)?, small_oracle(&options, &config)?);
-    compare(device.as_mut(), oracle.as_mut(), SelfTest::begin(&options))
+    let mut found = SelfTest::begin(&options);
+    for isq in quantisations(&options)? {
+        let options = EngineOptions { isq, ..options.clone() };
+        let (mut device, mut oracle) = (small_model(&options, &config)?, small_oracle(&options, &config)?);
+        found.tolerance = tolerance(&options);
+        found = compare(device.as_mut(), oracle.as_mut(), found)?;
+    }
+    Ok(found)
+}
+
+/// What to quantise the small model to: what the options name. A GGUF file has no option, and on a GPU a kernel for each
+/// type of its blocks.
+fn quantisations(options: &EngineOptions) -> Result<Vec<Option<String>>, EngineError> {
+    if options.path.is_dir() || options.device == DeviceOption::Cpu {
+        return Ok(vec![options.isq.clone()]);
+    }
+    let names: BTreeSet<_> = gguf_types(&options.path)?.into_iter().map(name_of).collect();
+    Ok(names.into_iter().map(|name| name.map(Into::into)).collect())
 }
 
 /// The largest difference of log probabilities that rounding explains: far more than two implementations on CPUs show

@@ -2,8 +2,9 @@
 
 use std::{path::Path, sync::Arc};
 
-use candle_core::Device;
+use candle_core::{DType, Device, quantized::GgmlDType};
 use laser_cpu::{Allowed, Batch, CpuDecoder, CpuHeads, Format, MaskedRow, Matrix, ModelShape, Predictions, Tensors};
+use laser_schema::DeviceOption;
 use mistralrs_quant::IsqType;
 use rayon::ThreadPool;
 
@@ -93,9 +94,13 @@ fn open_model(options: &EngineOptions, device: &Device) -> Result<Opened, Engine
         Ok(Opened { config, precision, weights, format })
     } else if is_gguf(path)? {
         check_gguf_options(options)?;
-        let weights = GgufWeights::open(path, device)?;
+        let weights = GgufWeights::open(path, options.dtype.dtype(), device)?;
         let (config, format) = (weights.config().clone(), weights.format());
-        Ok(Opened { config, precision: "gguf".into(), weights: Box::new(weights), format })
+        let precision = match options.dtype {
+            DTypeOption::F32 => "gguf".into(),
+            dtype => format!("{dtype}+gguf"),
+        };
+        Ok(Opened { config, precision, weights: Box::new(weights), format })
     } else {
         Err(EngineError::UnknownFormat { path: path.clone() })
     }
@@ -107,7 +112,7 @@ pub(super) fn model_config(options: &EngineOptions) -> Result<ModelConfig, Engin
     let config = if path.is_dir() {
         read_model_config(path)?
     } else if is_gguf(path)? {
-        GgufWeights::open(path, &Device::Cpu)?.config().clone()
+        GgufWeights::open(path, DType::F32, &Device::Cpu)?.config().clone()
     } else {
         return Err(EngineError::UnknownFormat { path: path.clone() });
     };
@@ -115,6 +120,11 @@ pub(super) fn model_config(options: &EngineOptions) -> Result<ModelConfig, Engin
         None => Ok(config),
         Some(folder) => Ok(open_drafts(folder, options, (None, &Device::Cpu), &config)?.0),
     }
+}
+
+/// The types of a GGUF file's matrices.
+pub(super) fn gguf_types(path: &Path) -> Result<Vec<GgmlDType>, EngineError> {
+    Ok(GgufWeights::open(path, DType::F32, &Device::Cpu)?.matrix_types().collect())
 }
 
 /// Refuses what is to draft from a model's features if it is of another width or vocabulary. Returns how many heads it
@@ -487,11 +497,10 @@ fn is_gguf(path: &Path) -> Result<bool, EngineError> {
 
 /// A GGUF file brings its own precision.
 fn check_gguf_options(options: &EngineOptions) -> Result<(), EngineError> {
-    let (option, value) = match (&options.isq, options.dtype) {
-        (Some(isq), _) => ("isq", isq.clone()),
-        (None, DTypeOption::F32) => return Ok(()),
-        (None, dtype) => ("dtype", dtype.to_string()),
+    let (option, value, message) = match (&options.isq, options.dtype, options.device) {
+        (Some(isq), _, _) => ("isq", isq.clone(), "a GGUF file has its own quantisation; leave it out"),
+        (None, DTypeOption::F32, _) | (None, _, DeviceOption::Cuda(_)) => return Ok(()),
+        (None, dtype, _) => ("dtype", dtype.to_string(), "on a CPU a GGUF file runs with f32 activations; choose f32"),
     };
-    let message = "a GGUF file has its own quantisation and runs with f32 activations".into();
-    Err(EngineError::InvalidOption { option, value, message })
+    Err(EngineError::InvalidOption { option, value, message: message.into() })
 }

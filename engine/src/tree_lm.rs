@@ -117,7 +117,7 @@ impl TreeLm {
             return Ok(x);
         };
         let before = Tensor::from_slice(&batch.before, x.dims(), &self.device)?.to_dtype(self.dtype)?;
-        fusion.forward(&Tensor::cat(&[x, before], 1)?)
+        fusion.forward_to(None, &Tensor::cat(&[x, before], 1)?, &mut self.workspace)
     }
 
     /// Writes the nodes' keys and values and returns the features `[rows, hidden_size]`, of all nodes if they are
@@ -350,6 +350,6 @@ impl Layer {
             let products = self.gate_up.products(x, Output::GateUp, workspace)?;
             return crate::cuda::layer::silu_mul(&products[0], &products[1], workspace);
         }
-        gate.forward(x)?.silu()? * up.forward(x)?
+        gate.forward_to(None, x, workspace)?.silu()? * up.forward_to(None, x, workspace)?
     }
 }

@@ -6,6 +6,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{
+    blocks::{BlockMatrix, NODES_MOST},
     output_of,
     product::{PADDED, Products, padded},
     splits::SplitScratch,
@@ -19,6 +20,8 @@ pub(crate) struct Workspace {
     outputs: [Option<Tensor>; Output::COUNT],
     /// None before the first.
     products: Option<Products>,
+    /// Weights of a product that are stored in blocks, as many as the largest matrix has.
+    unpacked: Option<Tensor>,
     pub(crate) splits: SplitScratch,
 }
 
@@ -35,29 +38,80 @@ impl Workspace {
         memory.insert(all).narrow(0, 0, rows)
     }
 
-    /// x Wᵀ of dense weights `[outputs, inputs]`, as that output or in memory of its own.
-    pub(crate) fn product(&mut self, to: Option<Output>, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-        let (rows, outputs) = (x.dim(0)?, weight.dim(0)?);
+    /// x Wᵀ of weights `[outputs, inputs]`, as that output or in memory of its own.
+    pub(crate) fn product(&mut self, to: Option<Output>, x: &Tensor, weights: ProductWeights<'_>) -> Result<Tensor> {
+        let size = (x.dim(0)?, weights.outputs()?);
         let y = match to {
-            Some(output) => self.output(output, (rows, outputs), x)?,
-            None => own((rows, outputs), x.dtype(), x)?,
+            Some(output) => self.output(output, size, x)?,
+            None => own(size, x.dtype(), x)?,
         };
-        self.multiply(x, weight, y)
+        self.multiply(x, weights, y)
     }
 
     /// The same in f32 and in memory of its own: logits outlive their step.
-    pub(crate) fn logits(&mut self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
-        let logits = own((x.dim(0)?, weight.dim(0)?), DType::F32, x)?;
-        self.multiply(x, weight, logits)
+    pub(crate) fn logits(&mut self, x: &Tensor, weights: ProductWeights<'_>) -> Result<Tensor> {
+        let logits = own((x.dim(0)?, weights.outputs()?), DType::F32, x)?;
+        self.multiply(x, weights, logits)
     }
 
-    fn multiply(&mut self, x: &Tensor, weight: &Tensor, y: Tensor) -> Result<Tensor> {
+    fn multiply(&mut self, x: &Tensor, weights: ProductWeights<'_>, y: Tensor) -> Result<Tensor> {
+        let weights = match weights {
+            ProductWeights::Dense(weights) => weights.clone(),
+            ProductWeights::Blocks(blocks) if x.dtype() != DType::F32 && x.dim(0)? <= NODES_MOST => {
+                blocks.multiply(x, &y)?;
+                return Ok(y);
+            }
+            ProductWeights::Blocks(blocks) => self.unpacked(blocks, x)?,
+        };
         let products = match &mut self.products {
             Some(products) => products,
             none => none.insert(Products::new(x.device().as_cuda_device()?.cuda_stream())?),
         };
-        products.multiply(x, weight, &y)?;
+        products.multiply(x, &weights, &y)?;
         Ok(y)
+    }
+
+    /// Weights in the dtype of x, which the next product writes again.
+    fn unpacked(&mut self, blocks: &BlockMatrix, x: &Tensor) -> Result<Tensor> {
+        let count = blocks.weights();
+        self.unpacked.take_if(|memory| memory.elem_count() < count);
+        let all = match self.unpacked.take() {
+            Some(all) => all,
+            None => output_of(count, x.dtype(), x.device())?,
+        };
+        let weights = self.unpacked.insert(all).narrow(0, 0, count)?.reshape((blocks.outputs(), ()))?;
+        blocks.unpack(&weights)?;
+        Ok(weights)
+    }
+}
+
+/// Weights `[outputs, inputs]` of a product.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum ProductWeights<'a> {
+    Dense(&'a Tensor),
+    Blocks(&'a BlockMatrix),
+}
+
+impl<'a> ProductWeights<'a> {
+    pub(crate) fn dense(self) -> Option<&'a Tensor> {
+        match self {
+            Self::Dense(weights) => Some(weights),
+            Self::Blocks(_) => None,
+        }
+    }
+
+    pub(crate) fn blocks(self) -> Option<&'a BlockMatrix> {
+        match self {
+            Self::Blocks(blocks) => Some(blocks),
+            Self::Dense(_) => None,
+        }
+    }
+
+    pub(crate) fn outputs(self) -> Result<usize> {
+        match self {
+            Self::Dense(weights) => weights.dim(0),
+            Self::Blocks(blocks) => Ok(blocks.outputs()),
+        }
     }
 }
 

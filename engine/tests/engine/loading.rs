@@ -284,9 +284,9 @@ fn options_that_do_not_fit_are_refused() {
     let isq = EngineOptions { isq: Some("q9".into()), ..fixture() };
     check(isq, "option isq = \"q9\": expected bits");
     let isq = EngineOptions { isq: Some("q4k".into()), ..EngineOptions::new(&file) };
-    check(isq, "option isq = \"q4k\": a GGUF file has its own quantisation");
+    check(isq, "option isq = \"q4k\": a GGUF file has its own quantisation; leave it out");
     let f16 = EngineOptions { dtype: DTypeOption::F16, ..EngineOptions::new(&file) };
-    check(f16, "option dtype = \"f16\": a GGUF file has its own quantisation");
+    check(f16, "option dtype = \"f16\": on a CPU a GGUF file runs with f32 activations; choose f32");
     check(EngineOptions { cache_mb: Some(0), ..fixture() }, "option cache_mb = \"0\": expected at least 1 MB");
     check(EngineOptions { threads: Some(0), ..fixture() }, "option threads = \"0\": expected at least 1");
     if cfg!(not(feature = "cuda")) {
