@@ -253,7 +253,11 @@ mod tests {
         let bias = Tensor::arange(0_f32, 64.0, &Device::Cpu).unwrap();
         for isq in [None, Some(IsqType::Q8_0)] {
             let linear = Linear::dense(weight.clone(), Some(bias.clone()), isq, &Device::Cpu).unwrap();
-            let (Weights::Dense(_, method) | Weights::Quantised(method)) = &linear.weights;
+            let method = match &linear.weights {
+                Weights::Dense(_, method) | Weights::Quantised(method) => method,
+                #[cfg(feature = "cuda")]
+                Weights::Blocks(_) => panic!("of a GPU"),
+            };
             assert!(method.unquant_weight_bias().is_none_or(|(_, bias)| bias.is_none()));
             for rows in [1, 8, 9, 40] {
                 let y = linear.forward(&Tensor::ones((rows, 32), DType::F32, &Device::Cpu).unwrap()).unwrap();

@@ -342,7 +342,6 @@ impl Layer {
     }
 
     /// silu(gate) · up.
-    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     fn silu_mul(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         let (gate, up) = (self.gate_up.part(0), self.gate_up.part(1));
         #[cfg(feature = "cuda")]
