@@ -1,13 +1,10 @@
 //! A linear layer y = x Wᵀ + b over any of mistralrs' weight formats.
 
-use std::{
-    borrow::Cow,
-    sync::{Arc, atomic::AtomicUsize},
-};
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use candle_core::{
     Device, Result, Tensor,
-    quantized::{GgmlDType, QStorage, QTensor},
+    quantized::{GgmlDType, QTensor},
 };
 use candle_nn::Linear as DenseWeights;
 use mistralrs_quant::{GgufMatMul, IsqType, QuantMethod, QuantMethodConfig, QuantizeOntoGuard, UnquantLinear};
@@ -51,18 +48,13 @@ enum Weights {
 
 impl Linear {
     /// Weights in blocks `[outputs, inputs]`, which are moved to `device`.
+    #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "there is no device but the CPU"))]
     pub(super) fn quantised(weight: QTensor, bias: Option<Tensor>, device: &Device) -> Result<Self> {
         #[cfg(feature = "cuda")]
-        if device.is_cuda()
-            && let Some(blocks) = BlockMatrix::new(&weight, device)?
-        {
-            return Ok(Self { weights: Weights::Blocks(blocks), bias });
+        if device.is_cuda() {
+            return Ok(Self { weights: Weights::Blocks(BlockMatrix::new(&weight, device)?), bias });
         }
-        let weight = Arc::new(match device {
-            Device::Cpu => weight,
-            _ => with_data(&weight, &weight.data()?, device)?,
-        });
-        let method = GgufMatMul::new(QuantMethodConfig::Gguf { q_weight: weight, b: None })?;
+        let method = GgufMatMul::new(QuantMethodConfig::Gguf { q_weight: Arc::new(weight), b: None })?;
         Ok(Self { weights: Weights::Quantised(Arc::new(method)), bias })
     }
 
@@ -142,18 +134,13 @@ impl Linear {
     /// What the workspace of a GPU multiplies with: blocks, and dense weights for at least so many rows.
     #[cfg(feature = "cuda")]
     fn matrix(&self, x: &Tensor, rows_least: usize) -> Result<Option<ProductWeights<'_>>> {
-        Ok(match &self.weights {
-            Weights::Dense(weights, _) if x.device().is_cuda() && x.dim(0)? >= rows_least => {
-                Some(ProductWeights::Dense(weights))
-            }
-            Weights::Blocks(blocks) => Some(ProductWeights::Blocks(blocks)),
-            _ => None,
-        })
+        let is_enough = x.dim(0)? >= rows_least;
+        Ok(self.on_gpu().filter(|weights| is_enough || weights.blocks().is_some()))
     }
 
-    /// Weights that can be part of a product on a GPU that is one for several projections.
+    /// The weights, if a product of our own can multiply with them.
     #[cfg(feature = "cuda")]
-    fn joinable(&self) -> Option<ProductWeights<'_>> {
+    fn on_gpu(&self) -> Option<ProductWeights<'_>> {
         match &self.weights {
             Weights::Dense(weights, _) if weights.device().is_cuda() => Some(ProductWeights::Dense(weights)),
             Weights::Blocks(blocks) => Some(ProductWeights::Blocks(blocks)),
@@ -168,12 +155,6 @@ fn in_blocks(weight: &Tensor, isq: IsqType) -> Result<Option<QTensor>> {
         Ok(dtype) if weight.dim(1)? % dtype.block_size() == 0 => QTensor::quantize(weight, dtype).map(Some),
         _ => Ok(None),
     }
-}
-
-/// A tensor like `weight` with other bytes on another device.
-fn with_data(weight: &QTensor, data: &[u8], device: &Device) -> Result<QTensor> {
-    let storage = QStorage::from_data(Cow::Borrowed(data), device, weight.dtype())?;
-    QTensor::new(storage, weight.shape())
 }
 
 /// Projections of one input.
@@ -199,11 +180,11 @@ impl Projections {
     /// If they can be one product, dense parts share its weights.
     #[cfg(feature = "cuda")]
     fn joined(parts: Vec<Linear>) -> Result<Self> {
-        let matrices = parts.iter().map(Linear::joinable).collect::<Option<Vec<_>>>().unwrap_or_default();
+        let Some(matrices) = parts.iter().map(Linear::on_gpu).collect::<Option<Vec<_>>>() else {
+            return Ok(Self { parts, joined: None });
+        };
         let widths = matrices.iter().map(|matrix| matrix.outputs()).collect::<Result<Vec<_>>>()?;
-        let dense: Vec<&Tensor> = matrices.iter().filter_map(|matrix| matrix.dense()).collect();
-        let blocks: Vec<&BlockMatrix> = matrices.iter().filter_map(|matrix| matrix.blocks()).collect();
-        if !dense.is_empty() && dense.len() == parts.len() {
+        if let Some(dense) = matrices.iter().map(|matrix| matrix.dense()).collect::<Option<Vec<_>>>() {
             let all = Tensor::cat(&dense, 0)?;
             let device = all.device().clone();
             let views = split(&all, 0, &widths)?;
@@ -211,7 +192,8 @@ impl Projections {
             let own = own.collect::<Result<_>>()?;
             return Ok(Self { parts: own, joined: Some((Linear::dense(all, None, None, &device)?, widths)) });
         }
-        let all = (blocks.len() == parts.len()).then(|| BlockMatrix::joined(&blocks)).flatten();
+        let blocks = matrices.iter().map(|matrix| matrix.blocks()).collect::<Option<Vec<_>>>();
+        let all = blocks.and_then(|blocks| BlockMatrix::joined(&blocks));
         let joined = all.map(|all| (Linear { weights: Weights::Blocks(all), bias: None }, widths));
         Ok(Self { parts, joined })
     }

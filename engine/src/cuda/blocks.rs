@@ -55,14 +55,14 @@ impl BlockMatrix {
     /// Matrices that are multiplied with at once.
     const PARTS: usize = 3;
 
-    /// A matrix on `device`; none if the kernels do not know its type.
-    pub(crate) fn new(weight: &QTensor, device: &Device) -> Result<Option<Self>> {
+    /// A matrix on `device`.
+    pub(crate) fn new(weight: &QTensor, device: &Device) -> Result<Self> {
         let Some(format) = TYPES.iter().position(|known| *known == weight.dtype()) else {
-            return Ok(None);
+            bail!("no kernel multiplies with blocks of type {:?}", weight.dtype());
         };
         let ((outputs, inputs), bytes) = (weight.shape().dims2()?, weight.data()?);
         let blocks = Tensor::from_slice(&bytes, (outputs, bytes.len() / outputs), device)?;
-        Ok(Some(Self { parts: vec![Part { blocks, format }], inputs }))
+        Ok(Self { parts: vec![Part { blocks, format }], inputs })
     }
 
     /// The outputs of all of these matrices; none if they are too many.
