@@ -113,8 +113,10 @@ pub(super) struct Setting {
 #[derive(Debug, Serialize)]
 pub(super) struct Row {
     pub(super) variant: String,
-    /// Accepted steps per list (AS@K).
+    /// Accepted steps per list (AS@K): mean of the lists.
     pub(super) accepted: f64,
+    /// Its standard error over the lists.
+    accepted_error: f64,
     /// Forwards of the target per list.
     pub(super) calls: f64,
     /// Of the list that took the most.
@@ -150,6 +152,8 @@ struct Variant {
     sampling: ListSampling,
     /// The index of the plain search that draws in the same way.
     plain: usize,
+    /// Whether it goes without the users' previous lists.
+    is_first_night: bool,
 }
 
 impl Variant {
@@ -165,6 +169,7 @@ impl Variant {
             temperature: None,
             sampling,
             plain: index,
+            is_first_night: false,
         }
     }
 
@@ -240,15 +245,17 @@ impl Setup {
             generators.push(self.generator(engine.clone(), variant, (batch, items), &cost)?);
         }
         let (learned, measured) = self.requests.split_at(self.args.warm_up);
-        for generator in &mut generators {
-            lists(generator, learned)?;
+        // A night of shorter lists has shorter ones before it.
+        let previous: Vec<usize> = variants.iter().map(|of| if of.is_first_night { 0 } else { items }).collect();
+        for (generator, previous) in generators.iter_mut().zip(&previous) {
+            lists(generator, learned, *previous)?;
         }
         let mut sums = vec![Sums::default(); variants.len()];
         for (round, users) in measured.chunks(measured.len().div_ceil(self.args.rounds)).enumerate() {
             let mut made: Vec<(Vec<Generated>, f64)> = vec![Default::default(); variants.len()];
             for turn in 0..variants.len() {
                 let at = (turn + round) % variants.len();
-                made[at] = lists(&mut generators[at], users)?;
+                made[at] = lists(&mut generators[at], users, previous[at])?;
             }
             for (at, variant) in variants.iter().enumerate() {
                 sums[at].add(&made[at], &made[variant.plain]);
@@ -286,6 +293,11 @@ impl Setup {
         let completed = Variant { name: "trie, completed".to_owned(), drafted: Some(self.args.nodes), ..trie.clone() };
         let mut variants = vec![plain.clone(), completed, trie.adaptive("trie")];
         variants.extend(self.of_source(ListDraft::Listed, &plain));
+        if self.requests.iter().any(|request| !request.previous_items.is_empty()) {
+            let first_night = Variant { is_first_night: true, ..plain.clone() };
+            let named = |of: Variant| Variant { name: format!("{}, first night", of.name), ..of };
+            variants.extend(self.of_source(ListDraft::Listed, &first_night).into_iter().map(named));
+        }
         let counted = Method::ALL.into_iter().filter(|_| self.files.counted).map(ListDraft::Counted);
         for draft in counted.chain(self.files.codes.then_some(ListDraft::Retrieval)) {
             variants.extend(self.of_source(draft, &plain));
@@ -441,8 +453,9 @@ async fn requests(run: &PlannedRun, catalogue: &Arc<Catalogue>, args: &ListsArgs
         let rows: Vec<ShardRow> = table::decode(&job.input, run.input(job).read().await?)?;
         for row in rows.into_iter().filter(|row| row.error.is_none()) {
             let key = sampling.key(Kind::User, &row.entity_id, 0);
-            let (prompt, history) = (row.prompt, row.history);
-            requests.push(Request { prompt, history, key, catalogue: Some(catalogue.clone()), ..Request::default() });
+            let (prompt, history, previous_items) = (row.prompt, row.history, row.previous_items);
+            let catalogue = Some(catalogue.clone());
+            requests.push(Request { prompt, history, previous_items, key, catalogue, ..Request::default() });
         }
         if requests.len() >= wanted {
             requests.truncate(wanted);
@@ -452,11 +465,12 @@ async fn requests(run: &PlannedRun, catalogue: &Arc<Catalogue>, args: &ListsArgs
     bail!("run {}: {} users are to be generated; --users and --warm-up ask for {wanted}", run.name(), requests.len())
 }
 
-/// The lists of users in their order, and the seconds that they took.
-fn lists(generator: &mut ListGenerator, users: &[Request]) -> Result<(Vec<Generated>, f64)> {
+/// The lists of users in their order, given so many items of the previous ones, and the seconds that they took.
+fn lists(generator: &mut ListGenerator, users: &[Request], previous: usize) -> Result<(Vec<Generated>, f64)> {
     let start = Instant::now();
     for (id, request) in (0..).zip(users) {
-        generator.submit(Request { id, ..request.clone() });
+        let previous_items = request.previous_items.iter().copied().take(previous).collect();
+        generator.submit(Request { id, previous_items, ..request.clone() });
     }
     let mut made = vec![Generated::default(); users.len()];
     while generator.load() > 0 {
@@ -472,7 +486,8 @@ fn lists(generator: &mut ListGenerator, users: &[Request]) -> Result<(Vec<Genera
 struct Sums {
     lists: usize,
     same: usize,
-    accepted: u64,
+    /// Accepted steps of each list.
+    accepted: Vec<f64>,
     calls: usize,
     most_calls: usize,
     illegal: usize,
@@ -486,7 +501,8 @@ impl Sums {
     fn add(&mut self, (lists, seconds): &(Vec<Generated>, f64), (plain, plain_seconds): &(Vec<Generated>, f64)) {
         self.lists += lists.len();
         self.same += lists.iter().zip(plain).filter(|(list, plain)| list.items == plain.items).count();
-        self.accepted += lists.iter().flat_map(|list| &list.step_accepted).map(|n| u64::from(*n)).sum::<u64>();
+        let steps = |list: &Generated| list.step_accepted.iter().map(|steps| f64::from(*steps)).sum::<f64>();
+        self.accepted.extend(lists.iter().map(steps));
         let calls = || lists.iter().map(|list| list.step_accepted.len());
         self.calls += calls().sum::<usize>();
         self.most_calls = calls().fold(self.most_calls, usize::max);
@@ -498,10 +514,12 @@ impl Sums {
 
     fn row(&self, variant: &str) -> Row {
         let lists = self.lists as f64;
+        let (accepted, accepted_error) = mean_and_error(&self.accepted);
         let (speedup, error) = mean_and_error(&self.speedups);
         Row {
             variant: variant.to_owned(),
-            accepted: ratio(self.accepted as f64, lists),
+            accepted,
+            accepted_error,
             calls: ratio(self.calls as f64, lists),
             most_calls: self.most_calls,
             drafted: ratio(self.drafted as f64, lists),
@@ -533,7 +551,7 @@ impl ListsReport {
             for row in rows {
                 table.push(vec![
                     row.variant.clone(),
-                    format!("{:.2}", row.accepted),
+                    format!("{:.2} ± {:.2}", row.accepted, row.accepted_error),
                     format!("{:.2}", row.calls),
                     row.most_calls.to_string(),
                     format!("{:.0}", row.drafted),

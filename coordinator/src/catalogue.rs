@@ -70,6 +70,11 @@ impl Catalogue<'_> {
         }
     }
 
+    /// The numbers of those items of a list that the catalogue has, in their order.
+    pub(crate) fn numbers(&self, ids: &[EntityId]) -> Vec<u32> {
+        ids.iter().filter_map(|id| Some((self.find)(&id.to_string())?.number)).collect()
+    }
+
     /// The item of an interaction, if it names one and the catalogue has it.
     fn item(&self, interaction: &Interaction) -> Option<CatalogueItem> {
         (self.find)(&interaction.item(self.field)?)

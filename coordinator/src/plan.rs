@@ -243,9 +243,10 @@ async fn joined(mut entities: Join, request: &PlanRequest<'_>) -> Result<Joined,
     while let Some(batch) = reader.next_batch().await? {
         for PreviousText { kind, id, text, record, .. } in batch {
             *texts.entry(kind).or_default() += 1;
-            // Of a record that cannot be carried forward, the text is enough.
+            // Of a record that cannot be carried forward, the text or the list is enough.
             let known = match record {
                 Some(record) if request.carry_forward && record.spec_digest == spec_digest => Known::of_record(&record),
+                Some(record) if !record.items.is_empty() => Known::of_list(&record.items),
                 _ => Known::of_text(&text),
             };
             entities.push_text(kind, &id, &known)?;
@@ -441,15 +442,20 @@ impl<'a> Planner<'a> {
                 pool,
                 prompt,
                 prompt_digest,
-                // A list is nothing to draft from.
                 previous: previous.filter(|_| !is_list).and_then(Known::text),
                 error,
                 history,
+                previous_items: previous.and_then(|known| self.previous_items(known)).unwrap_or_default(),
                 items: items_of_list,
                 value: None,
             }),
         };
         Planned { what, unknown }
+    }
+
+    /// What the catalogue has of a user's previous list, by number.
+    fn previous_items(&self, known: Known<'_>) -> Option<Vec<u32>> {
+        Some(self.request.catalogue?.numbers(&known.items()?))
     }
 
     /// The number of items of a user's list, if the specification names a column for it and the user has one.

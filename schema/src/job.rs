@@ -256,6 +256,10 @@ pub struct ShardRow {
     /// Of lists: the user's items, oldest first, by their number in the trie; other items are left out.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub history: Vec<u32>,
+    /// Of lists: the items of the user's previous list, best first, by their number in the trie; other items are left
+    /// out.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub previous_items: Vec<u32>,
     /// Of lists: the items of this user's list, if the specification has a column for that.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub items: Option<u32>,

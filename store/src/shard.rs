@@ -18,8 +18,9 @@ pub fn shard_schema(id: DataType, content: Content) -> SchemaRef {
         Field::new("value", DataType::Float64, true),
     ];
     if let Content::Lists { .. } = content {
-        // An empty history is no value.
+        // An empty history is no value, and so is an empty list.
         fields.push(Field::new("history", numbers(), true));
+        fields.push(Field::new("previous_items", numbers(), true));
         fields.push(Field::new("items", DataType::UInt32, true));
     }
     Arc::new(Schema::new(fields))
@@ -45,6 +46,7 @@ mod tests {
             previous: Some("earlier".to_owned()),
             error: Some("none".to_owned()),
             history: vec![4],
+            previous_items: vec![7, 8],
             items: Some(5),
             value: Some(6.0),
         };

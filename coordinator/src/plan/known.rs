@@ -3,6 +3,7 @@
 //! ```text
 //! text:    0, then the text
 //! record:  1, then the text, the prompt's digest and the record's other fields, in the order of `Known::of_record`
+//! list:    2, then the items
 //! ```
 //!
 //! A number is a LEB128 varint (of a signed one its zigzag form), a float its 8 bytes, little-endian; texts and lists
@@ -15,6 +16,7 @@ use laser_schema::{Digest, EntityId};
 
 const TEXT: u8 = 0;
 const RECORD: u8 = 1;
+const LIST: u8 = 2;
 
 /// Last night's knowledge of an entity.
 #[derive(Debug, Clone, Copy)]
@@ -24,6 +26,13 @@ impl<'a> Known<'a> {
     /// A text that may be drafted from.
     pub(super) fn of_text(text: &str) -> Vec<u8> {
         [&[TEXT], text.as_bytes()].concat()
+    }
+
+    /// The items of a list that may be drafted from.
+    pub(super) fn of_list(items: &[EntityId]) -> Vec<u8> {
+        let mut to = Writer(vec![LIST]);
+        to.list(items, Writer::id);
+        to.0
     }
 
     /// A record that may be carried forward.
@@ -54,17 +63,32 @@ impl<'a> Known<'a> {
         to.0
     }
 
-    /// What [`Self::of_text`] or [`Self::of_record`] made.
+    /// What [`Self::of_text`], [`Self::of_list`] or [`Self::of_record`] made.
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self(bytes)
     }
 
-    /// The text; of a list it is empty.
+    /// The text; none of a list, and an empty one of a list's record.
     pub(super) fn text(self) -> Option<String> {
         match self.0.split_first()? {
             (&TEXT, text) => String::from_utf8(text.to_vec()).ok(),
-            (_, rest) => Reader(rest).text(),
+            (&RECORD, rest) => Reader(rest).text(),
+            _ => None,
         }
+    }
+
+    /// The items of a list, best first; none of a text.
+    pub(super) fn items(self) -> Option<Vec<EntityId>> {
+        let (tag, rest) = self.0.split_first()?;
+        let mut from = Reader(rest);
+        match *tag {
+            LIST => {}
+            RECORD => {
+                let (_text, _prompt_digest) = (from.bytes()?, from.bytes()?);
+            }
+            _ => return None,
+        }
+        from.list(Reader::id)
     }
 
     /// The record, if it is one of this prompt. `entity` is whose it is, and `spec_digest` tonight's specification.

@@ -35,6 +35,8 @@ pub struct Request {
     pub runners_up: usize,
     /// Of a list: the user's items, by their number in the trie.
     pub history: Vec<u32>,
+    /// Of a list: the items of the user's previous one, likewise, best first; empty if there is none.
+    pub previous_items: Vec<u32>,
     /// Of a list: its items, at least 1; as many as the options say if absent.
     pub items: Option<usize>,
     /// Of a list: the items that there are.

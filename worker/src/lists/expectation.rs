@@ -6,6 +6,7 @@ use laser_decode::{Expected, ListContext, Listed, Method, Uniform, UserCodes};
 
 use super::options::ListDraft;
 use crate::catalogue::{Catalogue, Counted};
+use crate::generate::Request;
 
 /// Of a user's expected choices those that the own history makes likely; the others are everybody's.
 const OWN: f64 = 0.5;
@@ -24,21 +25,23 @@ pub(super) struct Expectation {
 
 impl Expectation {
     /// What is looked up for a user among other lists.
-    pub(super) fn context(&mut self, history: &[u32], catalogue: &Catalogue) -> &ListContext {
-        self.context.get_or_insert_with(|| ListContext::new(&catalogue.trie, history))
+    pub(super) fn context(&mut self, request: &Request, catalogue: &Catalogue) -> &ListContext {
+        let Request { history, previous_items, .. } = request;
+        self.context.get_or_insert_with(|| ListContext::new(&catalogue.trie, history, previous_items))
     }
 
-    /// Ranks by what a source expects behind a history, or by what `listed` has; one that is not there expects all
-    /// codes alike.
+    /// Ranks by what a source expects for a request, or by what `listed` has; one that is not there expects all codes
+    /// alike.
     pub(super) fn rank(
         &mut self,
-        (draft, history): (ListDraft, &[u32]),
+        (draft, request): (ListDraft, &Request),
         (catalogue, listed): (&Catalogue, Option<&Listed>),
         rank: impl FnOnce(&mut dyn Expected),
     ) {
         if let (ListDraft::Listed, Some(listed)) = (draft, listed) {
-            return rank(&mut listed.of_user(self.context(history, catalogue)));
+            return rank(&mut listed.of_user(self.context(request, catalogue)));
         }
+        let history = &request.history;
         match (draft, &catalogue.counted, &catalogue.codes) {
             (ListDraft::Counted(method), Some(counted), _) => {
                 let likely = self.likely.entry(method).or_insert_with(|| likely(history, counted, method));

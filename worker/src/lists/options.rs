@@ -15,7 +15,8 @@ pub enum ListDraft {
     None,
     /// Continuations that the trie has: of the last codes few are left.
     Trie,
-    /// Of those first what the lists so far had, of users with like histories.
+    /// Of those first what the lists so far had, of users with like histories, and what the user's own previous list
+    /// had.
     #[default]
     Listed,
     /// Those that lead to items which the histories of all users make likely for this one.

@@ -156,7 +156,7 @@ impl ListSequence {
         match by {
             Ranker::Model(reading) => rank(reading),
             Ranker::Source(listed) => {
-                self.expectation.rank((self.draft, &self.request.history), (&self.catalogue, listed), rank);
+                self.expectation.rank((self.draft, &self.request), (&self.catalogue, listed), rank);
             }
         }
     }
@@ -241,7 +241,7 @@ impl ListSequence {
     /// with drafts, which must not know it.
     fn tell(&mut self, listed: &mut Listed) {
         if self.search.depth() < self.levels() && !self.request.plain {
-            let context = self.expectation.context(&self.request.history, &self.catalogue);
+            let context = self.expectation.context(&self.request, &self.catalogue);
             listed.learn(&self.catalogue.trie, context, self.search.beams().iter().map(|beam| beam.node));
         }
     }

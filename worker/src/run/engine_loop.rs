@@ -130,6 +130,7 @@ impl EngineLoop {
             // Of a row's texts the first one is a text of its own.
             runners_up: if sample == 0 { self.context.run.plan.runners_up as usize } else { 0 },
             history: row.history.clone(),
+            previous_items: row.previous_items.clone(),
             items: row.items.map(|items| items as usize),
             catalogue: self.context.catalogue.clone(),
         })
