@@ -7,8 +7,8 @@
 //!
 //! Counted is how many lists had a prefix among their beams, for every first code of the user's last items, and for all
 //! users. Whole items tell no more beside first codes, and far less alone (docs/benchmarks.md, "Drafts of lists"). Of a
-//! user's previous list, which is at hand where the history, the model or the catalogue has changed since, it counts how
-//! many items begin with a prefix.
+//! user's previous list, which is at hand where the history, the model or the catalogue has changed since, it counts
+//! how many items begin with a prefix.
 
 use std::collections::HashMap;
 
@@ -21,8 +21,9 @@ const RECENT: [f64; 3] = [1.0, 0.7, 0.5];
 /// What the lists of all users weigh beside them.
 const EVERYBODY: f64 = 0.05;
 
-/// What an item of the user's previous list weighs, beside the share of the lists that have a prefix.
-const PREVIOUS: f64 = 0.5;
+/// What an item of the user's previous list weighs. Half of it or twice as much covered as many beams, a fifth of it
+/// fewer.
+const PREVIOUS: f64 = 1.0;
 
 /// Lists that a first code must have for half its weight, less one.
 const FEW: f64 = 2.0;

@@ -176,8 +176,13 @@ fn lists_come_of_histories_and_are_decoded_again_where_these_change() {
     // The next night ten users have gone on.
     fs::write(night.path("users.jsonl"), users(10)).unwrap();
     let latest = "previous=[{path='latest'}]";
-    let next = night.run(&["run.date=2026-01-03", latest]);
+    let next = night.run(&["run.date=2026-01-03", latest, "draft.adaptive=false"]);
     assert_prints(&next, &["10 lists generated", "50 unchanged"]);
+    // Drafts by their previous lists change nothing.
+    let without_past = workspace();
+    fs::write(without_past.path("users.jsonl"), users(10)).unwrap();
+    assert_exit(&without_past.run(&["run.date=2026-01-03", "lists.draft=none"]), 0);
+    assert_eq!(only_lists(&without_past, "2026-01-03"), only_lists(&night, "2026-01-03"));
     let second = lists(&night, "2026-01-03");
     let carried = second.iter().filter(|(user, (list, run))| (list, run) == (&first[*user].0, &first[*user].1));
     assert_eq!(carried.count(), 50);
@@ -185,7 +190,10 @@ fn lists_come_of_histories_and_are_decoded_again_where_these_change() {
     let out = first["u20"].0.0[0].to_string();
     fs::write(night.path("out_of_stock.jsonl"), format!("{{\"id\": {out}}}\n")).unwrap();
     let stock = format!("lists.out_of_stock={}", night.path("out_of_stock.jsonl").display());
-    assert_prints(&night.run(&["run.date=2026-01-04", latest, &stock]), &["60 lists generated"]);
+    let all_again = night.run(&["run.date=2026-01-04", latest, &stock, "draft.adaptive=false"]);
+    assert_prints(&all_again, &["60 lists generated"]);
+    assert_exit(&without_past.run(&["run.date=2026-01-04", "lists.draft=none", &stock]), 0);
+    assert_eq!(only_lists(&without_past, "2026-01-04"), only_lists(&night, "2026-01-04"));
     for (user, (items, _)) in only_lists(&night, "2026-01-04") {
         assert!(items.len() == 5 && items.iter().all(|item| item.to_string() != out), "{user}: {items:?}");
     }

@@ -56,7 +56,8 @@ fn user(user: usize) -> String {
     json!({ "id": format!("u{user}"), "history": items.collect::<Vec<_>>() }).to_string() + "\n"
 }
 
-/// Trains a recommender and makes the night's lists; three codes an item.
+/// Trains a recommender and makes the lists of two nights, of which the second makes shorter ones anew; three codes an
+/// item.
 async fn night(dir: &Path) {
     let item =
         |item: usize| json!({ "id": item, "identifier": [item % 4, item / 4 % 4, item / 16] }).to_string() + "\n";
@@ -67,8 +68,11 @@ async fn night(dir: &Path) {
     let drain = CancellationToken::new();
     let trained = recommender::train(&Config::load_histories(&path, &[]).unwrap(), &mut (), &drain).await.unwrap();
     assert!(trained.is_some());
-    let config = Config::load(&path, &[]).unwrap();
-    Night::open(&config).await.unwrap().run(&mut (), &drain).await.unwrap();
+    let second = ["run.date=2026-01-03", "previous=[{path='latest'}]", "lists.items=4"].map(str::to_owned);
+    for settings in [&[][..], &second] {
+        let config = Config::load(&path, settings).unwrap();
+        Night::open(&config).await.unwrap().run(&mut (), &drain).await.unwrap();
+    }
 }
 
 async fn measure(dir: &Path, options: &str) -> anyhow::Result<ListsReport> {
@@ -97,6 +101,7 @@ async fn every_draft_makes_the_lists_of_plain_search() {
         let itself = of("itself, N 16, gamma 3");
         assert_eq!((itself.accepted, itself.most_calls), (STEPS, 1), "{text}");
         assert!(of("trie, completed").accepted > 0.0, "{text}");
+        assert_eq!(of("listed, N 16, gamma 3, first night").accepted, STEPS, "{text}");
         let sources = ["listed", "popularity", "markov", "knn", "retrieval"];
         assert!(sources.iter().all(|source| of(&format!("{source}, N 16, gamma 3")).accepted == STEPS), "{text}");
         assert!(sources.iter().chain(&["auto"]).all(|source| of(&format!("{source}, adaptive")).lists == 12), "{text}");

@@ -347,15 +347,30 @@ mod tests {
             let bytes = Known::of_text(&text);
             let digest = Digest::from_bytes(digest);
             prop_assert_eq!(Known::new(&bytes).record(&EntityId::Int(1), (&digest, &digest)), None);
+            prop_assert_eq!(Known::new(&bytes).items(), None);
             prop_assert_eq!(Known::new(&bytes).text(), Some(text));
+        }
+
+        #[test]
+        fn items_come_back_of_a_list_and_of_its_record(record in records()) {
+            let bytes = [Known::of_list(&record.items), Known::of_record(&record)];
+            for bytes in &bytes {
+                prop_assert_eq!(Known::new(bytes).items().as_ref(), Some(&record.items));
+            }
+            let digests = (&record.prompt_digest, &record.spec_digest);
+            prop_assert_eq!(Known::new(&bytes[0]).record(&record.entity_id, digests), None);
+            prop_assert_eq!(Known::new(&bytes[0]).text(), None);
         }
 
         #[test]
         fn damage_is_no_panic(bytes: Vec<u8>) {
             let digest = Digest::of(b"");
-            let bytes = [&[RECORD], &bytes[..]].concat();
-            Known::new(&bytes).text();
-            Known::new(&bytes).record(&EntityId::Int(1), (&digest, &digest));
+            for tag in [RECORD, LIST] {
+                let bytes = [&[tag], &bytes[..]].concat();
+                Known::new(&bytes).text();
+                Known::new(&bytes).items();
+                Known::new(&bytes).record(&EntityId::Int(1), (&digest, &digest));
+            }
         }
     }
 }

@@ -95,8 +95,9 @@ async fn a_list_is_carried_while_history_trie_and_specification_are_the_same() {
     let plan = night.plan(&output).await;
     assert_eq!(counts(&plan), (31, 29, 2));
     let generated = all_rows(&output, &plan, Action::Generate).await;
-    let ids: Vec<_> = generated.iter().map(|row| (&row.entity_id, row.previous.as_deref())).collect();
-    assert_eq!(ids, [(&EntityId::Int(5), None), (&EntityId::Int(30), None)], "a list is nothing to draft from");
+    let ids: Vec<_> = generated.iter().map(|row| (&row.entity_id, &row.previous_items[..])).collect();
+    assert_eq!(ids, [(&EntityId::Int(5), &[6, 3][..]), (&EntityId::Int(30), &[])]);
+    assert!(generated.iter().all(|row| row.previous.is_none()), "a list is no text");
     finish(&output, &plan).await;
     let folder = output.join(&plan.partition(Kind::User));
     assert_eq!(verify(&folder).await.unwrap().faults, [""; 0]);
@@ -123,6 +124,24 @@ async fn a_list_is_carried_while_history_trie_and_specification_are_the_same() {
         assert_eq!(counts(&night.try_plan(None).await.unwrap()), (31, 0, 31));
         (night.spec, night.carry_forward) = (original.clone(), true);
     }
+}
+
+#[tokio::test]
+async fn a_row_has_what_the_catalogue_still_has_of_the_previous_list() {
+    let (mut night, output) = second_night().await;
+    // Another catalogue decodes all lists again; item 6 has left it, and item 3 has another number.
+    night.spec.lists = Some(ListSpec { trie: Digest::of(b"another"), ..lists() });
+    night.catalogue.remove("6");
+    night.catalogue.insert("3".into(), CatalogueItem { number: 8, identifier: "<3>".into() });
+    let plan = night.plan(&output).await;
+    let rows = all_rows(&output, &plan, Action::Generate).await;
+    assert_eq!(rows.len(), 30);
+    assert!(rows.iter().all(|row| row.previous_items == [8]));
+    night.previous.clear();
+    let first_night = night.output("without");
+    let plan = night.plan(&first_night).await;
+    let rows = all_rows(&first_night, &plan, Action::Generate).await;
+    assert!(rows.len() == 30 && rows.iter().all(|row| row.previous_items.is_empty()));
 }
 
 /// What was bought long ago must not be listed either.

@@ -96,6 +96,8 @@ fn requests(trie: &Trie) -> Vec<Request> {
         id: u64::from(id),
         prompt: tokens(id + 5, 3 + 11 * id as usize),
         history: (0..4).map(|at| (id * 37 + at * 11) % ITEMS).chain([0]).collect(),
+        // The first user is new, and the last item is no more in the catalogue.
+        previous_items: (0..id).map(|at| (id * 91 + at * 17) % ITEMS).chain((id > 0).then_some(ITEMS)).collect(),
         catalogue: Some(catalogue.clone()),
         key: u64::from(id) * 1001,
         ..Request::default()
@@ -386,6 +388,7 @@ fn a_list_drafts_the_next_one_of_a_like_user_and_an_audit_drafts_none() {
         id: u64::from(id),
         prompt: tokens(9, 20),
         history: vec![id * 7, 290, 291, 292],
+        previous_items: Vec::new(),
         ..requests(&trie)[2].clone()
     };
     let accepted = |plain: bool| {
@@ -399,6 +402,22 @@ fn a_list_drafts_the_next_one_of_a_like_user_and_an_audit_drafts_none() {
     let first = &lists(&mut ListGenerator::new(model(), tokenizer(), listed.clone()), &[request(4)])[0];
     assert!(first.as_ref().unwrap().step_accepted.len() > 1);
     assert_eq!(accepted(true), first.as_ref().unwrap().step_accepted);
+}
+
+#[test]
+fn a_previous_list_drafts_the_next_one_of_its_user() {
+    let trie = trie();
+    let listed = ListOptions { draft: ListDraft::Listed, nodes: 18, ..options() };
+    let request = Request { previous_items: Vec::new(), ..requests(&trie)[2].clone() };
+    let list = |request: Request| {
+        lists(&mut ListGenerator::new(model(), tokenizer(), listed.clone()), &[request]).remove(0).unwrap()
+    };
+    let first = list(request.clone());
+    let previous_items: Vec<u32> = first.items.iter().map(|item| item.0).collect();
+    let second = list(Request { previous_items, ..request });
+    assert_eq!(second.items, first.items);
+    let accepted = |list: &Generated| list.step_accepted.iter().sum::<u32>();
+    assert!(accepted(&second) > accepted(&first), "{:?}, {:?}", first.step_accepted, second.step_accepted);
 }
 
 #[test]
