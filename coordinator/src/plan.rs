@@ -340,7 +340,7 @@ fn add_value(sum: &mut Option<f64>, value: Option<f64>) {
 /// What becomes of one entity.
 enum Next {
     Carry(Box<KnowledgeRecord>),
-    Generate(ShardRow),
+    Generate(Box<ShardRow>),
 }
 
 /// An entity's place in the plan.
@@ -437,7 +437,7 @@ impl<'a> Planner<'a> {
         let unchanged = previous.filter(|_| error.is_none()).and_then(|known| known.record(&entity.id, digests));
         let what = match unchanged {
             Some(record) => Next::Carry(Box::new(record)),
-            None => Next::Generate(ShardRow {
+            None => Next::Generate(Box::new(ShardRow {
                 entity_id: entity.id.clone(),
                 pool,
                 prompt,
@@ -448,7 +448,7 @@ impl<'a> Planner<'a> {
                 previous_items: previous.and_then(|known| self.previous_items(known)).unwrap_or_default(),
                 items: items_of_list,
                 value: None,
-            }),
+            })),
         };
         Planned { what, unknown }
     }
@@ -484,7 +484,7 @@ impl<'a> Planner<'a> {
                 counts.generate += u64::from(row.error.is_none());
                 counts.failed += u64::from(row.error.is_some());
                 counts.prompt_tokens += row.prompt.len() as u64;
-                Some(ShardRow { value, ..row })
+                Some(ShardRow { value, ..*row })
             }
         };
         match (&mut self.order, row) {
