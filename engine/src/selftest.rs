@@ -84,8 +84,8 @@ pub fn selftest(options: &EngineOptions) -> Result<SelfTest, EngineError> {
     Ok(found)
 }
 
-/// What to quantise the small model to: what the options name. A GGUF file has no option, and on a GPU a kernel for each
-/// type of its blocks.
+/// What to quantise the small model to: what the options name. A GGUF file has no option, and on a GPU a kernel for
+/// each type of its blocks.
 fn quantisations(options: &EngineOptions) -> Result<Vec<Option<String>>, EngineError> {
     if options.path.is_dir() || options.device == DeviceOption::Cpu {
         return Ok(vec![options.isq.clone()]);

@@ -10,8 +10,8 @@ use candle_core::{
 
 use super::Launch;
 
-/// Nodes of a product that reads the blocks as they are, at most. It reads all inputs of all nodes for every 16 outputs,
-/// so that with more nodes its time would be that of the inputs.
+/// Nodes of a product that reads the blocks as they are, at most. It reads all inputs of all nodes for every 16
+/// outputs, so that with more nodes its time would be that of the inputs.
 pub(super) const NODES_MOST: usize = 32;
 
 /// Its kernels, for 8, 16 and 32 nodes.
