@@ -28,14 +28,9 @@ pub(crate) struct Workspace {
 impl Workspace {
     /// `[rows, width]` of an output, which the next layer writes again.
     pub(super) fn output(&mut self, output: Output, (rows, width): (usize, usize), like: &Tensor) -> Result<Tensor> {
-        let memory = &mut self.outputs[output as usize];
-        // What is too small goes before its successor comes.
-        memory.take_if(|memory| memory.dims()[0] < rows || memory.dims()[1] != width);
-        let all = match memory.take() {
-            Some(all) => all,
-            None => output_of((rows.next_multiple_of(PADDED[1]), width), like.dtype(), like.device())?,
-        };
-        memory.insert(all).narrow(0, 0, rows)
+        let fits = |memory: &Tensor| memory.dims()[0] >= rows && memory.dims()[1] == width;
+        let make = || output_of((rows.next_multiple_of(PADDED[1]), width), like.dtype(), like.device());
+        kept(&mut self.outputs[output as usize], fits, make)?.narrow(0, 0, rows)
     }
 
     /// x Wᵀ of weights `[outputs, inputs]`, as that output or in memory of its own.
@@ -74,12 +69,9 @@ impl Workspace {
     /// Weights in the dtype of x, which the next product writes again.
     fn unpacked(&mut self, blocks: &BlockMatrix, x: &Tensor) -> Result<Tensor> {
         let count = blocks.weights();
-        self.unpacked.take_if(|memory| memory.elem_count() < count);
-        let all = match self.unpacked.take() {
-            Some(all) => all,
-            None => output_of(count, x.dtype(), x.device())?,
-        };
-        let weights = self.unpacked.insert(all).narrow(0, 0, count)?.reshape((blocks.outputs(), ()))?;
+        let make = || output_of(count, x.dtype(), x.device());
+        let memory = kept(&mut self.unpacked, |memory| memory.elem_count() >= count, make)?;
+        let weights = memory.narrow(0, 0, count)?.reshape((blocks.outputs(), ()))?;
         blocks.unpack(&weights)?;
         Ok(weights)
     }
@@ -113,6 +105,20 @@ impl<'a> ProductWeights<'a> {
             Self::Blocks(blocks) => Ok(blocks.outputs()),
         }
     }
+}
+
+/// What is kept there if it fits, else what is made in its place: the old memory goes before the new comes.
+fn kept(
+    memory: &mut Option<Tensor>,
+    fits: impl FnOnce(&Tensor) -> bool,
+    make: impl FnOnce() -> Result<Tensor>,
+) -> Result<&Tensor> {
+    memory.take_if(|memory| !fits(memory));
+    let all = match memory.take() {
+        Some(all) => all,
+        None => make()?,
+    };
+    Ok(memory.insert(all))
 }
 
 /// `[rows, width]` for a product.
