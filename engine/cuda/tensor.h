@@ -3,6 +3,8 @@
 
 #include "number.h"
 
+#include <type_traits>
+
 #ifdef __CUDACC__
 // d += a · b, of 16 × 16 by 16 × 8 (PTX ISA, mma.m16n8k16).
 __device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1, __half) {
@@ -26,6 +28,19 @@ __device__ inline unsigned pack(float a, float b) {
     store(both + 1, b);
     unsigned word;
     memcpy(&word, both, sizeof word);
+    return word;
+}
+
+// Words of two numbers, one less the other.
+template <typename T>
+__device__ inline unsigned less(unsigned a, unsigned b) {
+    using Two = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    Two left, right;
+    memcpy(static_cast<void*>(&left), &a, sizeof left);
+    memcpy(static_cast<void*>(&right), &b, sizeof right);
+    const Two difference = __hsub2(left, right);
+    unsigned word;
+    memcpy(&word, &difference, sizeof word);
     return word;
 }
 

@@ -51,6 +51,7 @@ impl Launch<'_> {
             Some(DType::F32) => "f32",
             Some(DType::F16) => "f16",
             Some(DType::BF16) => "bf16",
+            Some(DType::U8) => "u8",
             other => bail!("{} has no kernel for {other:?}", self.kernel),
         };
         let function = cuda.get_or_load_custom_func(&format!("{}_{suffix}", self.kernel), "laser", PTX)?;

@@ -19,12 +19,6 @@ use crate::{output::Output, workspace::Workspace};
 /// row has a path of its own, and above 32 transposing the result costs what the order gains.
 const STREAMED_ROWS: std::ops::RangeInclusive<usize> = 2..=32;
 
-/// Rows from which a GPU multiplies dense weights by cublasLt. mistralrs' own kernel takes up to eight rows: of a model
-/// of 8B parameters on an H100, 1, 2, 4 and 8 rows took 7.4, 9.2, 11.2 and 19.6 ms with it; with a product of cuBLAS 2
-/// to 8 took 7.7 to 7.8. One row of 886M parameters took 1.6 ms with it on an H200 and 1.9 by cublasLt.
-#[cfg(feature = "cuda")]
-const PRODUCT_ROWS: usize = 2;
-
 /// One projection of the model; rows of `x` are nodes.
 ///
 /// The bias is added apart from the product: on CUDA, mistralrs' dense layer gives products of nine rows and more that
@@ -114,7 +108,7 @@ impl Linear {
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     fn product_to(&self, to: Option<Output>, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
-        if let Some(matrix) = self.matrix(x, PRODUCT_ROWS)? {
+        if let Some(matrix) = self.on_gpu() {
             return workspace.product(to, x, matrix);
         }
         self.product(x)
@@ -125,17 +119,10 @@ impl Linear {
     #[cfg_attr(not(feature = "cuda"), expect(unused_variables, reason = "only a GPU has a workspace"))]
     pub(super) fn logits(&self, x: &Tensor, workspace: &mut Workspace) -> Result<Tensor> {
         #[cfg(feature = "cuda")]
-        if let (Some(matrix), None) = (self.matrix(x, 1)?, &self.bias) {
+        if let (Some(matrix), None) = (self.on_gpu(), &self.bias) {
             return workspace.logits(x, matrix);
         }
         self.forward(x)
-    }
-
-    /// What the workspace of a GPU multiplies with: blocks, and dense weights for at least so many rows.
-    #[cfg(feature = "cuda")]
-    fn matrix(&self, x: &Tensor, rows_least: usize) -> Result<Option<ProductWeights<'_>>> {
-        let is_enough = x.dim(0)? >= rows_least;
-        Ok(self.on_gpu().filter(|weights| is_enough || weights.blocks().is_some()))
     }
 
     /// The weights, if a product of our own can multiply with them.

@@ -15,7 +15,6 @@
 #include "../blocks.cu"
 
 constexpr unsigned FORMATS = 10, SHORT_FORMATS = 5;
-constexpr unsigned BLOCK_BYTES[] = {34, 18, 20, 22, 24, 84, 110, 144, 176, 210};
 
 static unsigned block_inputs(unsigned format) { return format < SHORT_FORMATS ? 32 : 256; }
 
@@ -41,13 +40,13 @@ static std::vector<unsigned> halves(unsigned format) {
 // Blocks of any bytes, whose f16 are from 2^-7 to 2^-3.
 template <typename Byte>
 static std::vector<unsigned char> blocks_of(unsigned format, size_t count, Byte byte) {
-    std::vector<unsigned char> blocks(count * BLOCK_BYTES[format]);
+    std::vector<unsigned char> blocks(count * ALL_BLOCK_BYTES[format]);
     for (unsigned char& one : blocks) {
         one = byte();
     }
     for (size_t block = 0; block < count; block++) {
         for (unsigned at : halves(format)) {
-            unsigned char& upper = blocks[block * BLOCK_BYTES[format] + at + 1];
+            unsigned char& upper = blocks[block * ALL_BLOCK_BYTES[format] + at + 1];
             upper = (upper & 15) | 0x20;
         }
     }
@@ -176,10 +175,10 @@ static void weights_of_block(unsigned format, const unsigned char* block, float*
 }
 
 static std::vector<float> weights_of(unsigned format, const std::vector<unsigned char>& blocks) {
-    const size_t count = blocks.size() / BLOCK_BYTES[format];
+    const size_t count = blocks.size() / ALL_BLOCK_BYTES[format];
     std::vector<float> all(count * block_inputs(format));
     for (size_t block = 0; block < count; block++) {
-        weights_of_block(format, &blocks[block * BLOCK_BYTES[format]], &all[block * block_inputs(format)]);
+        weights_of_block(format, &blocks[block * ALL_BLOCK_BYTES[format]], &all[block * block_inputs(format)]);
     }
     return all;
 }
@@ -195,36 +194,88 @@ static uint64_t digest(unsigned format) {
     return hash;
 }
 
-// One to three projections of one input, of formats of their own.
+static std::vector<unsigned char> packed(unsigned format, const std::vector<unsigned char>& blocks, unsigned outputs,
+                                         unsigned inputs) {
+    const size_t tiles = (outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS * (inputs / TILE_INPUTS);
+    size_t bytes = 0;
+    with_format<Q6_K>(format, [&](auto of) {
+        constexpr unsigned FORMAT = decltype(of)::value;
+        bytes = tiles * TILE_BYTES<FORMAT> + (IN_PARTS<FORMAT> ? tiles / 8 * MULTIPLIERS : 0);
+    });
+    std::vector<unsigned char> to(bytes + 1, 7);
+    launch({unsigned(tiles * 32 + 255) / 256, 1}, 256,
+           [&] { pack_blocks_u8(blocks.data(), to.data(), outputs, inputs, format); });
+    if (to[bytes] != 7) {
+        std::printf("format %u is packed into more than %zu bytes\n", format, bytes);
+        std::exit(1);
+    }
+    return to;
+}
+
+// One to three projections of one input, of formats of their own; dense ones of T.
+template <typename T>
 struct Projections {
     unsigned inputs, count = 1 + below(3), outputs[3] = {}, all = 0, formats = 0;
     std::vector<unsigned char> blocks[3];
+    std::vector<T> dense[3];
     std::vector<float> weights;  // [all, inputs]
 
-    explicit Projections(unsigned outputs_most) {
+    Projections(unsigned outputs_most, bool has_dense) {
         const bool is_short = below(3) == 0;
         inputs = is_short ? 32 * (1 + below(20)) : 256 * (1 + below(4));
         for (unsigned part = 0; part < count; part++) {
-            const unsigned format = below(is_short ? SHORT_FORMATS : FORMATS);
             outputs[part] = 1 + below(outputs_most);
+            const bool is_dense = has_dense && below(3) == 0;
+            const unsigned format = is_dense ? DENSE : below(is_short ? SHORT_FORMATS : FORMATS);
             formats |= format << 8 * part;
-            blocks[part] = blocks_of(format, size_t(outputs[part]) * inputs / block_inputs(format),
-                                     [] { return below(256); });
-            const auto own = weights_of(format, blocks[part]);
+            const auto own = is_dense ? add_dense(part) : add_blocks(part, format);
             weights.insert(weights.end(), own.begin(), own.end());
             all += outputs[part];
         }
     }
 
-    const unsigned char* part(unsigned at) const { return at < count ? blocks[at].data() : nullptr; }
+    std::vector<float> add_dense(unsigned part) {
+        dense[part] = values<T>(outputs[part] * inputs);
+        std::vector<float> own;
+        for (const T& weight : dense[part]) {
+            own.push_back(number(weight));
+        }
+        return own;
+    }
+
+    std::vector<float> add_blocks(unsigned part, unsigned format) {
+        const auto stored = blocks_of(format, size_t(outputs[part]) * inputs / block_inputs(format),
+                                      [] { return below(256); });
+        blocks[part] = packed(format, stored, outputs[part], inputs);
+        return weights_of(format, stored);
+    }
+
+    const unsigned char* part(unsigned at) const {
+        const void* dense_part = dense[at].data();
+        return at >= count ? nullptr : dense[at].empty() ? blocks[at].data() : (const unsigned char*)dense_part;
+    }
+
+    // The largest weight that shares a block with an input: what sums are rounded by.
+    float largest(unsigned output, unsigned input) const {
+        const float* block = &weights[output * inputs + input / 32 * 32];
+        float most = 0;
+        for (unsigned at = 0; at < 32; at++) {
+            most = std::max(most, std::abs(block[at]));
+        }
+        return most;
+    }
 };
 
 template <typename T, typename Kernel>
 static bool unpacks(Kernel kernel) {
-    const Projections of(5);
+    const Projections<T> of(40, false);
     std::vector<T> found(of.weights.size() + 8);
     store(&found[of.weights.size()], 7.0f);
-    launch({unsigned(found.size() / RUN + 255) / 256, 1}, 256, [&] {
+    unsigned lanes = 0;
+    for (unsigned outputs : of.outputs) {
+        lanes += (outputs + TILE_OUTPUTS - 1) / TILE_OUTPUTS * of.inputs / TILE_INPUTS * 32;
+    }
+    launch({(lanes + 255) / 256, 1}, 256, [&] {
         kernel(found.data(), of.part(0), of.part(1), of.part(2), of.inputs, of.outputs[0], of.outputs[1],
                of.outputs[2], of.formats);
     });
@@ -239,37 +290,39 @@ static bool unpacks(Kernel kernel) {
     return number(found[of.weights.size()]) == 7.0f;
 }
 
-// The largest error of a product, in what f32 sums of so many terms and the result may be rounded by.
+// The largest error of a product, in what f32 sums of so many terms and the result may be rounded by: weights are not
+// rounded, whatever T is.
 template <unsigned TILES, typename T, typename Kernel>
 static double product_error(Kernel kernel) {
-    const Projections of(50);
-    const unsigned nodes = 1 + below(TILE_COLUMNS * TILES), is_wide = below(2);
+    const Projections<T> of(80, TILES <= 2);
+    const unsigned nodes = 1 + below(NODES * TILES), is_wide = below(2);
     const auto x = values<T>(nodes * of.inputs);
     std::vector<float> wide(nodes * of.all);
     std::vector<T> found(nodes * of.all);
-    unsigned tiles = 0;
+    unsigned blocks = 0;
     for (unsigned outputs : of.outputs) {
-        tiles += (outputs + 15) / 16;
+        blocks += ceil_div(outputs, TILE_OUTPUTS * OUTPUT_TILES<TILES>);
     }
-    launch({tiles, 1}, 32 * PRODUCT_WARPS, [&] {
+    launch({blocks, 1}, 32 * PRODUCT_WARPS, [&] {
         kernel(x.data(), is_wide ? (void*)wide.data() : found.data(), of.part(0), of.part(1), of.part(2), of.inputs,
                of.outputs[0], of.outputs[1], of.outputs[2], of.formats, nodes, is_wide);
     });
     double most = 0;
-    for (unsigned node = 0; node < nodes; node++) {
-        for (unsigned output = 0; output < of.all; output++) {
-            double expected = 0, size = 0;
-            for (unsigned at = 0; at < of.inputs; at++) {
-                T weight;
-                store(&weight, of.weights[output * of.inputs + at]);
-                const double term = double(number(weight)) * number(x[node * of.inputs + at]);
-                expected += term;
-                size += std::abs(term);
+    for (unsigned output = 0; output < of.all; output++) {
+        std::vector<double> expected(nodes), size(nodes);
+        for (unsigned at = 0; at < of.inputs; at++) {
+            const double weight = of.weights[output * of.inputs + at], largest = of.largest(output, at);
+            for (unsigned node = 0; node < nodes; node++) {
+                const double input = number(x[node * of.inputs + at]);
+                expected[node] += weight * input;
+                size[node] += largest * std::abs(input);
             }
+        }
+        for (unsigned node = 0; node < nodes; node++) {
             const unsigned at = node * of.all + output;
             const double value = is_wide ? wide[at] : number(found[at]);
-            const double rounding = 0x1p-21 * size + (is_wide ? 0 : HALF_UNIT<T> * std::abs(expected));
-            const double error = std::abs(value - expected) / rounding;
+            const double rounding = 0x1p-21 * size[node] + (is_wide ? 0 : HALF_UNIT<T> * std::abs(expected[node]));
+            const double error = std::abs(value - expected[node]) / rounding;
             most = error <= most ? most : error;  // NaN, too
         }
     }
@@ -292,11 +345,10 @@ int main(int count, char** arguments) {
             return 1;
         }
         const double errors[] = {
-            product_error<1, __half>(blocks_product_1_f16), product_error<2, __half>(blocks_product_2_f16),
-            product_error<4, __half>(blocks_product_4_f16),
-            product_error<1, __nv_bfloat16>(blocks_product_1_bf16),
-            product_error<2, __nv_bfloat16>(blocks_product_2_bf16),
-            product_error<4, __nv_bfloat16>(blocks_product_4_bf16)};
+            product_error<1, __half>(few_product_1_f16), product_error<2, __half>(few_product_2_f16),
+            product_error<4, __half>(few_product_4_f16), product_error<8, __half>(few_product_8_f16),
+            product_error<1, __nv_bfloat16>(few_product_1_bf16), product_error<2, __nv_bfloat16>(few_product_2_bf16),
+            product_error<4, __nv_bfloat16>(few_product_4_bf16), product_error<8, __nv_bfloat16>(few_product_8_bf16)};
         for (double error : errors) {
             most = error <= most ? most : error;
         }

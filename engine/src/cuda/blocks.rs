@@ -1,4 +1,4 @@
-//! Matrices in blocks, which stay on a GPU as GGUF stores them.
+//! Matrices in blocks, which a GPU packs anew, and products of few nodes with them or with dense weights.
 
 use candle_core::{
     DType, Device, Result, Tensor, bail,
@@ -8,26 +8,47 @@ use candle_core::{
     },
 };
 
-use super::Launch;
+use super::{Launch, output_of};
 
-/// Nodes of a product that reads the blocks as they are, at most. It reads all inputs of all nodes for every 16
-/// outputs, so that with more nodes its time would be that of the inputs.
-pub(super) const NODES_MOST: usize = 32;
+/// Nodes of a product that reads the blocks as they are, at most. On an H200 64 nodes take less time so than with
+/// weights that are unpacked before, by a quarter to a half (docs/research/gpu.md).
+const NODES_MOST: usize = 64;
 
-/// Its kernels, for 8, 16 and 32 nodes.
-const PRODUCTS: [&str; 3] = ["blocks_product_1", "blocks_product_2", "blocks_product_4"];
+/// The same of dense weights. Up to 16 nodes take no longer than by cublasLt, whose call takes the host three times as
+/// long.
+const DENSE_NODES_MOST: usize = 16;
 
-/// Nodes of the first of them, and outputs of a block of each.
-const TILE: [usize; 2] = [8, 16];
+/// Its kernels, for 8, 16, 32 and 64 nodes.
+const PRODUCTS: [&str; 4] = ["few_product_1", "few_product_2", "few_product_4", "few_product_8"];
 
-/// Threads of a block.
+/// Nodes of the first of them, and outputs of a block of those up to 16 nodes; with more it has twice as many.
+const NODES: usize = 8;
+const OUTPUTS: usize = 16;
+
+/// Inputs of a tile, and threads of a block.
+const INPUTS: usize = 32;
 const THREADS: usize = 256;
 
-/// Neighbouring weights that a thread unpacks.
-const RUN: usize = 8;
+/// Types of blocks, in the order in which engine/cuda/blocks.h numbers them, and bytes of a packed tile of 16 outputs
+/// and 32 inputs.
+const TYPES: [(GgmlDType, usize); 10] = [
+    (Q8_0, 544),
+    (Q4_0, 288),
+    (Q4_1, 320),
+    (Q5_0, 352),
+    (Q5_1, 384),
+    (Q2K, 160),
+    (Q3K, 224),
+    (Q4K, 288),
+    (Q5K, 352),
+    (Q6K, 416),
+];
 
-/// Types of blocks, in the order in which engine/cuda/blocks.cu numbers them.
-const TYPES: [GgmlDType; 10] = [Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2K, Q3K, Q4K, Q5K, Q6K];
+/// What engine/cuda/blocks.h calls dense weights.
+const DENSE: usize = TYPES.len();
+
+/// Of eight tiles of blocks of 256, what multiplies their scales.
+const MULTIPLIERS: usize = 64;
 
 /// Matrices of one input, whose outputs stand one behind the other.
 #[derive(Debug, Clone)]
@@ -39,15 +60,17 @@ pub(crate) struct BlockMatrix {
 
 #[derive(Debug, Clone)]
 struct Part {
-    /// `[outputs, bytes]`.
-    blocks: Tensor,
-    /// Its place among [`TYPES`].
+    /// Packed blocks, or `[outputs, inputs]`.
+    weights: Tensor,
+    outputs: usize,
+    /// Its place among [`TYPES`], or [`DENSE`].
     format: usize,
 }
 
 impl Part {
-    fn outputs(&self) -> usize {
-        self.blocks.dims()[0]
+    /// Blocks of a product of 16 outputs each, or of a multiple.
+    fn tiles(&self, outputs: usize) -> usize {
+        self.outputs.div_ceil(outputs)
     }
 }
 
@@ -57,12 +80,41 @@ impl BlockMatrix {
 
     /// A matrix on `device`.
     pub(crate) fn new(weight: &QTensor, device: &Device) -> Result<Self> {
-        let Some(format) = TYPES.iter().position(|known| *known == weight.dtype()) else {
+        let Some(format) = TYPES.iter().position(|(known, _)| *known == weight.dtype()) else {
             bail!("no kernel multiplies with blocks of type {:?}", weight.dtype());
         };
         let ((outputs, inputs), bytes) = (weight.shape().dims2()?, weight.data()?);
-        let blocks = Tensor::from_slice(&bytes, (outputs, bytes.len() / outputs), device)?;
-        Ok(Self { parts: vec![Part { blocks, format }], inputs })
+        let blocks = Tensor::from_slice(&bytes, bytes.len(), device)?;
+        let tiles = outputs.div_ceil(OUTPUTS) * inputs.div_ceil(INPUTS);
+        let multipliers = if weight.dtype().block_size() == INPUTS { 0 } else { tiles / 8 * MULTIPLIERS };
+        let packed = output_of(tiles * TYPES[format].1 + multipliers, DType::U8, device)?;
+        Launch {
+            kernel: "pack_blocks",
+            tensors: &[Some(&blocks), Some(&packed)],
+            sizes: &[outputs, inputs, format],
+            floats: &[],
+            grid: ((tiles * 32).div_ceil(THREADS), 1),
+            threads: THREADS,
+            shared: 0,
+        }
+        .run(device)?;
+        Ok(Self { parts: vec![Part { weights: packed, outputs, format }], inputs })
+    }
+
+    /// Dense weights `[outputs, inputs]`, if a product of that input with few nodes takes them as they are.
+    pub(super) fn dense(weights: &Tensor, x: &Tensor) -> Result<Option<Self>> {
+        let (outputs, inputs) = weights.dims2()?;
+        let fits = x.dim(0)? <= DENSE_NODES_MOST
+            && x.dtype() != DType::F32
+            && x.dtype() == weights.dtype()
+            && inputs % INPUTS == 0;
+        let part = || Part { weights: weights.clone(), outputs, format: DENSE };
+        Ok(fits.then(|| Self { parts: vec![part()], inputs }))
+    }
+
+    /// Whether a product with x reads the blocks as they are.
+    pub(super) fn is_for(&self, x: &Tensor) -> Result<bool> {
+        Ok(x.dtype() != DType::F32 && x.dim(0)? <= NODES_MOST)
     }
 
     /// The outputs of all of these matrices; none if they are too many.
@@ -73,7 +125,7 @@ impl BlockMatrix {
     }
 
     pub(crate) fn outputs(&self) -> usize {
-        self.parts.iter().map(Part::outputs).sum()
+        self.parts.iter().map(|part| part.outputs).sum()
     }
 
     /// How many weights it has.
@@ -81,31 +133,27 @@ impl BlockMatrix {
         self.outputs() * self.inputs
     }
 
-    /// y = x Wᵀ for x `[nodes, inputs]` of 16 bits, at most [`NODES_MOST`] nodes, and y `[nodes, outputs]` of the same
+    /// y = x Wᵀ for x `[nodes, inputs]` of 16 bits, [`NODES_MOST`] nodes at most, and y `[nodes, outputs]` of the same
     /// dtype or f32.
     pub(super) fn multiply(&self, x: &Tensor, y: &Tensor) -> Result<()> {
         let (nodes, inputs) = x.dims2()?;
         if inputs != self.inputs || y.dims() != [nodes, self.outputs()] || !(x.is_contiguous() && y.is_contiguous()) {
-            bail!("a product of {:?} and blocks of {} inputs to {:?}", x.layout(), self.inputs, y.layout());
+            bail!("a product of {:?} and {} inputs to {:?}", x.layout(), self.inputs, y.layout());
         }
-        let tiles = nodes.div_ceil(TILE[0]).next_power_of_two();
+        let tiles = nodes.div_ceil(NODES).next_power_of_two();
         let Some(kernel) = PRODUCTS.get(tiles.ilog2() as usize) else {
             bail!("a product of {nodes} nodes with blocks, of which {NODES_MOST} fit");
         };
-        let outputs = self.parts.iter().map(|part| part.outputs().div_ceil(TILE[1]));
-        let is_wide = y.dtype() == DType::F32;
-        self.launch(
-            kernel,
-            &[x, y],
-            &[nodes, usize::from(is_wide)],
-            outputs.sum(),
-            THREADS / 32 * tiles * TILE[0] * TILE[1],
-        )
+        let outputs = if tiles < 4 { OUTPUTS } else { 2 * OUTPUTS };
+        let grid = self.parts.iter().map(|part| part.tiles(outputs)).sum();
+        let shared = THREADS / 64 * outputs * tiles * NODES;
+        self.launch(kernel, &[x, y], &[nodes, usize::from(y.dtype() == DType::F32)], grid, shared)
     }
 
     /// The weights as `to`, `[outputs, inputs]`.
     pub(super) fn unpack(&self, to: &Tensor) -> Result<()> {
-        self.launch("unpack_blocks", &[to], &[], (self.weights() / RUN).div_ceil(THREADS), 0)
+        let tiles: usize = self.parts.iter().map(|part| part.tiles(OUTPUTS) * (self.inputs / INPUTS)).sum();
+        self.launch("unpack_blocks", &[to], &[], (tiles * 32).div_ceil(THREADS), 0)
     }
 
     fn launch(
@@ -117,10 +165,10 @@ impl BlockMatrix {
         shared: usize,
     ) -> Result<()> {
         let part = |at: usize| self.parts.get(at);
-        let blocks = (0..Self::PARTS).map(|at| part(at).map(|part| &part.blocks));
-        let outputs = (0..Self::PARTS).map(|at| part(at).map_or(0, Part::outputs));
+        let weights = (0..Self::PARTS).map(|at| part(at).map(|part| &part.weights));
+        let outputs = (0..Self::PARTS).map(|at| part(at).map_or(0, |part| part.outputs));
         let formats = self.parts.iter().rev().fold(0, |all, part| all << 8 | part.format);
-        let tensors: Vec<Option<&Tensor>> = tensors.iter().copied().map(Some).chain(blocks).collect();
+        let tensors: Vec<Option<&Tensor>> = tensors.iter().copied().map(Some).chain(weights).collect();
         let own = [self.inputs].into_iter().chain(outputs).chain([formats]);
         let sizes: Vec<usize> = own.chain(sizes.iter().copied()).collect();
         Launch { kernel, tensors: &tensors, sizes: &sizes, floats: &[], grid: (grid, 1), threads: THREADS, shared }

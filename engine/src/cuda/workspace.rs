@@ -6,7 +6,7 @@
 use candle_core::{DType, Result, Tensor};
 
 use super::{
-    blocks::{BlockMatrix, NODES_MOST},
+    blocks::BlockMatrix,
     output_of,
     product::{PADDED, Products, padded},
     splits::SplitScratch,
@@ -51,8 +51,14 @@ impl Workspace {
 
     fn multiply(&mut self, x: &Tensor, weights: ProductWeights<'_>, y: Tensor) -> Result<Tensor> {
         let weights = match weights {
-            ProductWeights::Dense(weights) => weights.clone(),
-            ProductWeights::Blocks(blocks) if x.dtype() != DType::F32 && x.dim(0)? <= NODES_MOST => {
+            ProductWeights::Dense(weights) => match BlockMatrix::dense(weights, x)? {
+                Some(matrix) => {
+                    matrix.multiply(x, &y)?;
+                    return Ok(y);
+                }
+                None => weights.clone(),
+            },
+            ProductWeights::Blocks(blocks) if blocks.is_for(x)? => {
                 blocks.multiply(x, &y)?;
                 return Ok(y);
             }

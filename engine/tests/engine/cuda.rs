@@ -308,7 +308,7 @@ fn steps(driver: &Driver, model: &TinyModel, precision: (DTypeOption, Option<&st
 type Calls = [i64; 4];
 
 /// Nodes that are multiplied with blocks as they are.
-const FEW_NODES: usize = 32;
+const FEW_NODES: usize = 64;
 
 /// Calls of a layer, whatever the architecture: four products and five kernels of our own. More than a few nodes, and
 /// activations of 32 bits, are multiplied with blocks that a launch makes dense before.
