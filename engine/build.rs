@@ -8,17 +8,23 @@ fn main() {
         // As the builds of candle and mistral.rs find it: CUDA_COMPUTE_CAP, or the GPU of this machine.
         let capability = cudaforge::detect_compute_cap().map_or(80, |found| found.base());
         println!("cargo::rustc-env=LASER_COMPUTE_CAPABILITY={capability}");
-        compile("cuda");
+        compile("cuda", capability);
     }
 }
 
-/// PTX for 8.0, which later GPUs compile for themselves.
+/// Machine code for that capability, and PTX for 8.0, which a later GPU of the same major number would compile for itself:
+/// that takes seconds at each start without a cache.
 #[cfg(feature = "cuda")]
-fn compile(folder: &str) {
+fn compile(folder: &str, capability: usize) {
     println!("cargo::rerun-if-changed={folder}");
-    let to = std::path::Path::new(&std::env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.ptx");
+    assert!(capability >= 80, "CUDA_COMPUTE_CAP={capability}: kernels need tensor cores of 8.0 or later");
+    let to = std::path::Path::new(&std::env::var_os("OUT_DIR").expect("cargo sets it")).join("kernels.fatbin");
     let source = format!("{folder}/kernels.cu");
-    let arguments = ["-std=c++17", "-arch=compute_80", "-ptx", &source, "-o"];
-    let done = std::process::Command::new("nvcc").args(arguments).arg(to).status();
+    let code = format!("-gencode=arch=compute_{capability},code=sm_{capability}");
+    let done = std::process::Command::new("nvcc")
+        .args(["-std=c++17", "-fatbin", "--no-compress", "-gencode=arch=compute_80,code=compute_80", &code])
+        .args([&source, "-o"])
+        .arg(to)
+        .status();
     assert!(done.is_ok_and(|status| status.success()), "nvcc does not compile {source}; is it in PATH?");
 }

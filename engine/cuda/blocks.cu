@@ -255,7 +255,7 @@ constexpr unsigned OUTPUT_TILES = TILES < 4 ? 1 : 2;
 
 // What a lane has of the sums of a warp: for each 16 outputs and 8 nodes, two outputs of two nodes.
 template <unsigned TILES>
-using Sums = float[OUTPUT_TILES<TILES>][TILES][4];
+using WarpSums = float[OUTPUT_TILES<TILES>][TILES][4];
 
 // A node's inputs for two products of tensor cores.
 template <unsigned FORMAT, typename T>
@@ -290,7 +290,7 @@ __device__ inline void add_scaled(float (&sums)[4], const Pairs& quants, const S
 
 // Adds a warp's share of all inputs, in blocks.
 template <unsigned TILES, unsigned FORMAT, typename T>
-__device__ inline void multiply(const T* x, const Part& part, unsigned nodes, unsigned inputs, Sums<TILES>& sums) {
+__device__ inline void multiply(const T* x, const Part& part, unsigned nodes, unsigned inputs, WarpSums<TILES>& sums) {
     constexpr unsigned OUTPUTS = OUTPUT_TILES<TILES>;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, outer = lane / 4, inner = lane % 4;
     const unsigned steps = inputs / TILE_INPUTS, last = (part.outputs - 1) / TILE_OUTPUTS;
@@ -329,7 +329,7 @@ __device__ inline void multiply(const T* x, const Part& part, unsigned nodes, un
 // The same with rows [outputs, inputs] of T.
 template <unsigned TILES, typename T>
 __device__ inline void multiply_dense(const T* x, const Part& part, unsigned nodes, unsigned inputs,
-                                      Sums<TILES>& sums) {
+                                      WarpSums<TILES>& sums) {
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, outer = lane / 4, inner = lane % 4;
     const T* rows[2];
     for (unsigned of = 0; of < 2; of++) {
@@ -368,7 +368,7 @@ __device__ void few_product(const T* x, void* y, Parts parts, unsigned nodes, un
     const unsigned all = parts.outputs[0] + parts.outputs[1] + parts.outputs[2];
     const Part part = part_of(parts, blockIdx.x, [](unsigned outputs) { return ceil_div(outputs, OUTPUTS); });
 
-    Sums<TILES> sums = {};
+    WarpSums<TILES> sums = {};
     // With more nodes cublasLt multiplies dense weights.
     with_format<TILES <= 2 ? DENSE : Q6_K>(part.format, [&](auto format) {
         constexpr unsigned FORMAT = decltype(format)::value;

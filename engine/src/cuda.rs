@@ -4,6 +4,7 @@
 
 pub(super) mod attend;
 pub(super) mod blocks;
+mod functions;
 pub(super) mod layer;
 mod product;
 pub(super) mod rows;
@@ -20,8 +21,6 @@ use candle_core::{
 };
 
 use crate::arena::number;
-
-const PTX: &str = include_str!(concat!(env!("OUT_DIR"), "/kernels.ptx"));
 
 /// A launch of a kernel, whose parameters are tensors, then sizes, then floats.
 struct Launch<'a> {
@@ -54,11 +53,11 @@ impl Launch<'_> {
             Some(DType::U8) => "u8",
             other => bail!("{} has no kernel for {other:?}", self.kernel),
         };
-        let function = cuda.get_or_load_custom_func(&format!("{}_{suffix}", self.kernel), "laser", PTX)?;
+        let function = functions::function(&stream, self.kernel, suffix)?;
         let address = |tensor: &Option<&Tensor>| tensor.map_or(Ok(0), |tensor| Ok(memory(tensor, &stream)?.0));
         let addresses: Vec<u64> = self.tensors.iter().map(address).collect::<Result<_>>()?;
         let sizes: Vec<u32> = self.sizes.iter().copied().map(number).collect();
-        let mut builder = function.builder();
+        let mut builder = stream.launch_builder(&function);
         addresses.iter().for_each(|address| _ = builder.arg(address));
         sizes.iter().for_each(|size| _ = builder.arg(size));
         self.floats.iter().for_each(|float| _ = builder.arg(float));

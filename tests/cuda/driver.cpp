@@ -340,17 +340,20 @@ struct FatBinary {
         uint64_t size;
         uint32_t unknown[3], capability;
     };
+    static constexpr uint32_t MAGIC = 0xba55ed50;
     std::vector<std::pair<bool, int>> parts;  // whether it is PTX, and its capability
+    std::string ptx;                          // of the last such part, if it is not compressed
 
-    explicit FatBinary(const Wrapper* wrapper) {
+    explicit FatBinary(const char* data) {
         Header header;
-        std::memcpy(&header, wrapper->data, sizeof header);
-        const char* at = wrapper->data + header.bytes;
+        std::memcpy(&header, data, sizeof header);
+        const char* at = data + header.bytes;
         const char* end = at + header.size;
         while (at < end) {
             Part part;
             std::memcpy(&part, at, sizeof part);
             parts.emplace_back(part.kind == 1, part.capability);
+            if (part.kind == 1) ptx.assign(at + part.header_bytes, part.size);
             at += part.header_bytes + part.size;
         }
     }
@@ -512,6 +515,15 @@ CUresult cuMemPoolTrimTo(CUmemoryPool, size_t bytes) {
 }
 
 CUresult cuModuleLoadData(CUmodule* handle, const void* image) {
+    uint32_t magic;
+    std::memcpy(&magic, image, sizeof magic);
+    if (magic == FatBinary::MAGIC) {
+        const FatBinary binary(static_cast<const char*>(image));
+        if (!binary.fits(capability())) return wrong("kernels that no %d runs", capability()), CUDA_ERROR_NO_BINARY_FOR_GPU;
+        Guard guard(lock);
+        *handle = reinterpret_cast<CUmodule>(new Module(parse_ptx(binary.ptx)));
+        return CUDA_SUCCESS;
+    }
     const std::string ptx = static_cast<const char*>(image);
     const size_t target = ptx.find(".target sm_");
     if (target == std::string::npos) return wrong("a module that is not PTX"), CUDA_ERROR_INVALID_IMAGE;
@@ -566,7 +578,7 @@ CUresult cuGetErrorString(CUresult error, const char** text) {
 // ---- libcudart: what nvcc's objects and mistralrs' launchers call ----
 
 void** __cudaRegisterFatBinary(void* wrapper) {
-    return reinterpret_cast<void**>(new FatBinary(static_cast<const FatBinary::Wrapper*>(wrapper)));
+    return reinterpret_cast<void**>(new FatBinary(static_cast<const FatBinary::Wrapper*>(wrapper)->data));
 }
 void __cudaRegisterFatBinaryEnd(void**) {}
 void __cudaUnregisterFatBinary(void** binary) { delete reinterpret_cast<FatBinary*>(binary); }
