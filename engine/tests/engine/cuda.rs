@@ -412,14 +412,14 @@ fn a_step_of_a_shape_that_was_seen_looks_no_algorithm_up() {
     let driver = Driver::take();
     let mut engine = load(&models(2)[0].1, (DTypeOption::Bf16, None)).unwrap();
     let mut random = Random::new(13);
-    let slot = engine.open(100).unwrap();
+    let slot = engine.open(150).unwrap();
     let mut lookups = |nodes| {
         let before = driver.counts();
-        step(engine.as_mut(), &[(slot, random.tokens(nodes), chain(nodes), nodes - 4)], TOP_K);
+        step(engine.as_mut(), &[(slot, random.tokens(nodes), chain(nodes), nodes - 12)], TOP_K);
         (driver.counts() - before).lookups
     };
-    // Four products of a layer and the vocabulary's, of 8 and of 24 rows; the last layer's have 4 rows that are scored.
-    assert_eq!([lookups(8), lookups(8), lookups(20), lookups(5), lookups(21)], [5, 0, 4, 0, 0]);
+    // Four products of a layer and the vocabulary's, of 16 and of 32 rows; the last layer's have 12 rows that are scored.
+    assert_eq!([lookups(16), lookups(16), lookups(28), lookups(13), lookups(29)], [5, 0, 4, 0, 0]);
     driver.assert_no_error();
 }
 
