@@ -12,8 +12,8 @@ fn main() {
     }
 }
 
-/// Machine code for that capability, and PTX for 8.0, which a later GPU of the same major number would compile for itself:
-/// that takes seconds at each start without a cache.
+/// Machine code for that capability, and PTX for 8.0, which tests read. From PTX alone a GPU would compile all kernels
+/// at each start that has no cache, which takes seconds.
 #[cfg(feature = "cuda")]
 fn compile(folder: &str, capability: usize) {
     println!("cargo::rerun-if-changed={folder}");

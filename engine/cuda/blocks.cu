@@ -1,13 +1,13 @@
 // Products with weights in blocks.
 //
-// Blocks are packed anew when a model is loaded: a tile of 16 outputs and 32 inputs lies together, in the order in which
-// the lanes of a warp take it, and has no more bits than its blocks, or an eighth of a bit more for a weight. As GGUF has
-// them, a lane gathered bytes: on an H200 products of 8 nodes with Q8_0 and Q4_K took twice the time of dense ones
-// (docs/research/gpu.md). Tensor cores multiply quants, which are whole numbers that 16 bits hold exactly, and scales
-// multiply sums of 16 or 32 inputs.
+// Blocks are packed anew when a model is loaded: a tile of 16 outputs and 32 inputs lies together, in the order in
+// which the lanes of a warp take it, and has as many bits as its blocks, or at most a fifth of a bit more for a weight.
+// As GGUF has them, a lane gathered bytes: on an H200 products of 8 nodes with Q8_0 and Q4_K took twice the time of
+// dense ones (docs/research/gpu.md). Tensor cores multiply quants, which are whole numbers that 16 bits hold exactly,
+// and scales multiply sums of 16 or 32 inputs.
 //
-// Up to 64 nodes are multiplied with blocks as they are read. With more, dense products win back the time of writing the
-// weights as T first.
+// Up to 64 nodes are multiplied with blocks as they are read. With more, dense products win back the time of writing
+// the weights as T first.
 #include "blocks.h"
 #include "tensor.h"
 
@@ -75,7 +75,8 @@ __device__ void pack_lane(const unsigned char* blocks, unsigned char* packed, un
     }
     unsigned char* to = tile_at<FORMAT>(packed, tile, step, steps);
     if constexpr (EIGHT_BITS<FORMAT>) {
-        store(reinterpret_cast<unsigned*>(to) + 4 * lane, Line<unsigned, 4>{{eights[0], eights[1], eights[2], eights[3]}});
+        const Line<unsigned, 4> all = {{eights[0], eights[1], eights[2], eights[3]}};
+        store(reinterpret_cast<unsigned*>(to) + 4 * lane, all);
     } else if constexpr (FOUR_BITS<FORMAT>) {
         store(reinterpret_cast<unsigned*>(to) + 2 * lane, Line<unsigned, 2>{{fours[0], fours[1]}});
     }
@@ -249,9 +250,13 @@ __device__ inline Part part_of(const Parts& parts, size_t at, Count count) {
 constexpr unsigned NODES = 8;  // of a product of tensor cores
 constexpr unsigned PRODUCT_WARPS = 8;
 
-// What a lane has of the sums of a warp, 16 outputs of 8 nodes each: two outputs of two nodes.
+// Tiles of outputs of a warp: with more nodes two, which share the inputs that they read.
 template <unsigned TILES>
-using WarpSums = float[TILES][4];
+constexpr unsigned OUTPUT_TILES = TILES < 4 ? 1 : 2;
+
+// What a lane has of the sums of a warp: for each 16 outputs and 8 nodes, two outputs of two nodes.
+template <unsigned TILES>
+using WarpSums = float[OUTPUT_TILES<TILES>][TILES][4];
 
 // A node's inputs for two products of tensor cores.
 template <unsigned FORMAT, typename T>
@@ -264,56 +269,60 @@ __device__ inline Line<unsigned, 4> load_inputs(const T* x, unsigned inner) {
     }
 }
 
-// What a warp has of a tile: quants as T, and their scales.
+// Adds a product of quants, and takes the minimums times the sums of inputs, `ones`.
 template <unsigned FORMAT, typename T>
-struct WarpTile {
-    Pairs quants;
-    Scales scales;
-
-    __device__ WarpTile(const unsigned char* tile, const unsigned char* multipliers) {
-        const unsigned lane = threadIdx.x % 32;
-        load_quants<FORMAT>(tile, lane, quants);
-        for (unsigned pair = 0; pair < 8; pair++) {
-            quants[pair / 4][pair % 4] = signed_pair<FORMAT>(quants[pair / 4][pair % 4], T());
-        }
-        scales = load_scales<FORMAT>(tile, multipliers, lane / 4);
+__device__ inline void add_scaled(float (&sums)[4], const Pairs& quants, const Scales& scales,
+                                  const Line<unsigned, 4>& terms, const float (&ones)[2][4]) {
+    constexpr unsigned GROUPS = 1 + IS_FINE<FORMAT>;
+    float products[2][4] = {};
+    for (unsigned product = 0; product < 2; product++) {
+        multiply_add(products[GROUPS == 1 ? 0 : product], quants[product], terms.numbers[2 * product],
+                     terms.numbers[2 * product + 1], T());
     }
-
-    // Adds the products with inputs of 8 nodes: those of quants by their scales, less the minimums by sums of inputs.
-    __device__ void add(float (&sums)[4], const Line<unsigned, 4>& terms) const {
-        constexpr unsigned GROUPS = 1 + IS_FINE<FORMAT>;
-        const unsigned two = pack<T>(1.0f, 1.0f), one[4] = {two, two, two, two};
-        float products[2][4] = {}, ones[2][4] = {};
-        for (unsigned product = 0; product < 2; product++) {
-            const unsigned group = GROUPS == 1 ? 0 : product;
-            const unsigned first = terms.numbers[2 * product], second = terms.numbers[2 * product + 1];
-            multiply_add(products[group], quants[product], first, second, T());
-            if constexpr (HAS_MINIMUM<FORMAT>) {
-                multiply_add(ones[group], one, first, second, T());
-            }
-        }
-        for (unsigned group = 0; group < GROUPS; group++) {
-            for (unsigned at = 0; at < 4; at++) {
-                sums[at] += scales.by[at / 2][group] * products[group][at];
-                if constexpr (HAS_MINIMUM<FORMAT>) {
-                    sums[at] -= scales.less[at / 2][group] * ones[group][at];
-                }
+    for (unsigned group = 0; group < GROUPS; group++) {
+        for (unsigned at = 0; at < 4; at++) {
+            sums[at] += scales.by[at / 2][group] * products[group][at];
+            if (HAS_MINIMUM<FORMAT>) {
+                sums[at] -= scales.less[at / 2][group] * ones[group][at];
             }
         }
     }
-};
+}
 
-// Adds a warp's share of all inputs of 16 outputs, in blocks. For few nodes, whose inputs the caches bring in time.
+// Adds a warp's share of all inputs, in blocks.
 template <unsigned TILES, unsigned FORMAT, typename T>
 __device__ inline void multiply(const T* x, const Part& part, unsigned nodes, unsigned inputs, WarpSums<TILES>& sums) {
-    const unsigned lane = threadIdx.x % 32, steps = inputs / TILE_INPUTS;
-#pragma unroll(4 / TILES)
-    for (unsigned step = threadIdx.x / 32; step < steps; step += PRODUCT_WARPS) {
-        const WarpTile<FORMAT, T> own(tile_at<FORMAT>(part.weights, part.at, step, steps),
-                                  multipliers_at<FORMAT>(part.weights, part.at, step, steps));
+    constexpr unsigned OUTPUTS = OUTPUT_TILES<TILES>;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, outer = lane / 4, inner = lane % 4;
+    const unsigned steps = inputs / TILE_INPUTS, last = (part.outputs - 1) / TILE_OUTPUTS;
+    const unsigned all_ones = pack<T>(1.0f, 1.0f);
+    const unsigned one[4] = {all_ones, all_ones, all_ones, all_ones};
+#pragma unroll(TILES == 1 ? 4 : TILES == 2 ? 2 : 1)
+    for (unsigned step = warp; step < steps; step += PRODUCT_WARPS) {
+        Pairs quants[OUTPUTS];
+        Scales scales[OUTPUTS];
+        for (unsigned of = 0; of < OUTPUTS; of++) {
+            const size_t tile = min(unsigned(OUTPUTS * part.at + of), last);
+            const unsigned char* at = tile_at<FORMAT>(part.weights, tile, step, steps);
+            load_quants<FORMAT>(at, lane, quants[of]);
+            scales[of] = load_scales<FORMAT>(at, multipliers_at<FORMAT>(part.weights, tile, step, steps), outer);
+            for (unsigned pair = 0; pair < 8; pair++) {
+                quants[of][pair / 4][pair % 4] = signed_pair<FORMAT>(quants[of][pair / 4][pair % 4], T());
+            }
+        }
         for (unsigned tile = 0; tile < TILES; tile++) {
-            const size_t node = min(NODES * tile + lane / 4, nodes - 1);
-            own.add(sums[tile], load_inputs<FORMAT>(x + node * inputs + TILE_INPUTS * step, lane % 4));
+            const size_t node = min(NODES * tile + outer, nodes - 1);
+            const auto terms = load_inputs<FORMAT>(x + node * inputs + TILE_INPUTS * step, inner);
+            float ones[2][4] = {};
+            if constexpr (HAS_MINIMUM<FORMAT>) {
+                for (unsigned product = 0; product < 2; product++) {
+                    multiply_add(ones[IS_FINE<FORMAT> ? product : 0], one, terms.numbers[2 * product],
+                                 terms.numbers[2 * product + 1], T());
+                }
+            }
+            for (unsigned of = 0; of < OUTPUTS; of++) {
+                add_scaled<FORMAT, T>(sums[of][tile], quants[of], scales[of], terms, ones);
+            }
         }
     }
 }
@@ -322,14 +331,14 @@ __device__ inline void multiply(const T* x, const Part& part, unsigned nodes, un
 template <unsigned TILES, typename T>
 __device__ inline void multiply_dense(const T* x, const Part& part, unsigned nodes, unsigned inputs,
                                       WarpSums<TILES>& sums) {
-    const unsigned lane = threadIdx.x % 32, outer = lane / 4, inner = lane % 4;
+    const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, outer = lane / 4, inner = lane % 4;
     const T* rows[2];
     for (unsigned of = 0; of < 2; of++) {
         const size_t row = min(unsigned(TILE_OUTPUTS * part.at + 8 * of + outer), part.outputs - 1);
         rows[of] = reinterpret_cast<const T*>(part.weights) + row * inputs;
     }
 #pragma unroll 4
-    for (unsigned step = threadIdx.x / 32; step < inputs / TILE_INPUTS; step += PRODUCT_WARPS) {
+    for (unsigned step = warp; step < inputs / TILE_INPUTS; step += PRODUCT_WARPS) {
         const unsigned input = TILE_INPUTS * step + 8 * inner;
         Pairs pairs;
         for (unsigned of = 0; of < 2; of++) {
@@ -341,112 +350,24 @@ __device__ inline void multiply_dense(const T* x, const Part& part, unsigned nod
         for (unsigned tile = 0; tile < TILES; tile++) {
             const size_t node = min(NODES * tile + outer, nodes - 1);
             const auto terms = words<4>(x + node * inputs + input);
-            multiply_add(sums[tile], pairs[0], terms.numbers[0], terms.numbers[1], T());
-            multiply_add(sums[tile], pairs[1], terms.numbers[2], terms.numbers[3], T());
+            multiply_add(sums[0][tile], pairs[0], terms.numbers[0], terms.numbers[1], T());
+            multiply_add(sums[0][tile], pairs[1], terms.numbers[2], terms.numbers[3], T());
         }
     }
 }
 
-// With more nodes, ROWS warps of a block share inputs: all copy those of a stage to shared memory, each its own tile, and
-// while they multiply, those of the next stages are on their way. Less would wait for memory at each step.
-template <unsigned TILES, unsigned ROWS, unsigned FORMAT, typename T>
-struct Stages {
-    static constexpr unsigned TILES_OF_INPUTS = PRODUCT_WARPS / ROWS;
-    static constexpr unsigned COUNT = ROWS == 4 ? 4 : 3;
-    static constexpr unsigned CHUNKS = TILES_OF_INPUTS * TILE_INPUTS / 8;  // of a node, 16 bytes each
-    // Rows of inputs are as far apart as lets the lanes that load at once have banks of their own.
-    static constexpr unsigned NODE_BYTES = 16 * CHUNKS + (IS_FINE<FORMAT> ? 32 : 64);
-    static constexpr unsigned WARP_BYTES = TILE_BYTES<FORMAT> + MULTIPLIERS;
-    static constexpr unsigned BYTES = NODES * TILES * NODE_BYTES + PRODUCT_WARPS * WARP_BYTES;
-
-    const T* x;
-    const unsigned char* weights;
-    unsigned char* shared;
-    unsigned nodes, inputs;
-    unsigned tile;  // of outputs
-
-    __device__ unsigned char* inputs_of(unsigned stage) const { return shared + stage % COUNT * BYTES; }
-    __device__ unsigned char* own_of(unsigned stage) const {
-        return inputs_of(stage) + NODES * TILES * NODE_BYTES + threadIdx.x / 32 * WARP_BYTES;
-    }
-    // Of a stage, the warp's tile of inputs.
-    __device__ unsigned step_of(unsigned stage) const {
-        return TILES_OF_INPUTS * stage + threadIdx.x / 32 % TILES_OF_INPUTS;
-    }
-
-    __device__ void load(unsigned stage) const {
-        const unsigned first = stage * 8 * CHUNKS, step = step_of(stage), steps = inputs / TILE_INPUTS;
-        // Addresses that are kept from stage to stage would take more registers than two blocks have.
-#pragma unroll 1
-        for (unsigned at = threadIdx.x; at < NODES * TILES * CHUNKS; at += 32 * PRODUCT_WARPS) {
-            const unsigned node = at / CHUNKS, chunk = at % CHUNKS, input = first + 8 * chunk;
-            if (input < inputs) {
-                copy_async(inputs_of(stage) + node * NODE_BYTES + 16 * chunk,
-                           x + size_t(min(node, nodes - 1)) * inputs + input);
-            }
-        }
-        if (step < steps) {
-            const unsigned char* from = tile_at<FORMAT>(weights, tile, step, steps);
-            const unsigned char* multipliers = multipliers_at<FORMAT>(weights, tile, step, steps);
-            const unsigned lane = threadIdx.x % 32;
-#pragma unroll 1
-            for (unsigned at = lane; at < TILE_BYTES<FORMAT> / 16; at += 32) {
-                copy_async(own_of(stage) + 16 * at, from + 16 * at);
-            }
-            if (IN_PARTS<FORMAT> && lane < MULTIPLIERS / 16) {
-                copy_async(own_of(stage) + TILE_BYTES<FORMAT> + 16 * lane, multipliers + 16 * lane);
-            }
-        }
-    }
-
-    __device__ void multiply(unsigned stage, WarpSums<TILES>& sums) const {
-        if (step_of(stage) >= inputs / TILE_INPUTS) {
-            return;
-        }
-        const unsigned lane = threadIdx.x % 32, first = 2 * TILE_INPUTS * (step_of(stage) % TILES_OF_INPUTS);
-        const WarpTile<FORMAT, T> own(own_of(stage), own_of(stage) + TILE_BYTES<FORMAT>);
-        for (unsigned tile = 0; tile < TILES; tile++) {
-            const unsigned char* from = inputs_of(stage) + (NODES * tile + lane / 4) * NODE_BYTES + first;
-            own.add(sums[tile], load_inputs<FORMAT>(reinterpret_cast<const T*>(from), lane % 4));
-        }
-    }
-
-    __device__ void multiply_all(WarpSums<TILES>& sums) const {
-        const unsigned count = ceil_div(inputs, 8 * CHUNKS);
-#pragma unroll 1
-        for (unsigned stage = 0; stage < COUNT - 1; stage++) {
-            if (stage < count) {
-                load(stage);
-            }
-            commit_copies();
-        }
-#pragma unroll 1
-        for (unsigned stage = 0; stage < count; stage++) {
-            wait_for_copies<COUNT - 2>();
-            __syncthreads();
-            if (stage + COUNT - 1 < count) {
-                load(stage + COUNT - 1);
-            }
-            commit_copies();
-            multiply(stage, sums);
-        }
-        __syncthreads();
-    }
-};
-
 // y = x Wᵀ for at most NODES · TILES nodes, x [nodes, inputs] and y [nodes, all outputs], which is f32 if `is_wide` says
-// so. Of the warps of a block each ROWS have 16 outputs each, and all of them that have the same share its inputs; their
-// sums are added in the order of warps. Grid [tiles of ROWS · 16 outputs of all parts], 32 · PRODUCT_WARPS threads;
-// shared memory for a float for each warp, output and node, or with several rows for all stages.
-template <unsigned TILES, unsigned ROWS, typename T>
+// so. The warps of a block share the inputs of its outputs; their sums are added in the order of warps, after each of the
+// last four is added to one of the first. Grid [tiles of all parts], 32 · PRODUCT_WARPS threads, a float for each output,
+// node and two warps.
+template <unsigned TILES, typename T>
 __device__ void few_product(const T* x, void* y, Parts parts, unsigned nodes, unsigned inputs, unsigned is_wide) {
     extern __shared__ float shared[];
-    constexpr unsigned OUTPUTS = TILE_OUTPUTS * ROWS, SHARE = PRODUCT_WARPS / ROWS;
-    constexpr unsigned SUMS = TILE_OUTPUTS * NODES * TILES;
+    constexpr unsigned OUTPUTS = TILE_OUTPUTS * OUTPUT_TILES<TILES>, SUMS = OUTPUTS * NODES * TILES;
+    constexpr unsigned HALF = PRODUCT_WARPS / 2;
     const unsigned lane = threadIdx.x % 32, warp = threadIdx.x / 32, outer = lane / 4, inner = lane % 4;
     const unsigned all = parts.outputs[0] + parts.outputs[1] + parts.outputs[2];
     const Part part = part_of(parts, blockIdx.x, [](unsigned outputs) { return ceil_div(outputs, OUTPUTS); });
-    const unsigned first = OUTPUTS * unsigned(part.at);
 
     WarpSums<TILES> sums = {};
     // With more nodes cublasLt multiplies dense weights.
@@ -454,30 +375,30 @@ __device__ void few_product(const T* x, void* y, Parts parts, unsigned nodes, un
         constexpr unsigned FORMAT = decltype(format)::value;
         if constexpr (FORMAT == DENSE) {
             multiply_dense<TILES>(x, part, nodes, inputs, sums);
-        } else if constexpr (ROWS == 1) {
-            multiply<TILES, FORMAT>(x, part, nodes, inputs, sums);
         } else {
-            const unsigned tile = min(unsigned(ROWS * part.at + warp / SHARE), (part.outputs - 1) / TILE_OUTPUTS);
-            unsigned char* memory = reinterpret_cast<unsigned char*>(shared);
-            const Stages<TILES, ROWS, FORMAT, T> stages = {x, part.weights, memory, nodes, inputs, tile};
-            stages.multiply_all(sums);
+            multiply<TILES, FORMAT>(x, part, nodes, inputs, sums);
         }
     });
+    for (unsigned turn = 0; turn < 2; turn++) {
+        if (warp / HALF != turn) {
 #pragma unroll
-    for (unsigned at = 0; at < 4 * TILES; at++) {
-        const unsigned node = NODES * (at / 4) + 2 * inner + at % 2, output = outer + at % 4 / 2 * 8;
-        shared[SUMS * warp + TILE_OUTPUTS * node + output] = sums[at / 4][at % 4];
+            for (unsigned at = 0; at < SUMS / 32; at++) {
+                const unsigned of = at / (4 * TILES), tile = at / 4 % TILES, own = at % 4;
+                const unsigned node = NODES * tile + 2 * inner + own % 2;
+                float* to = shared + SUMS * (warp % HALF) + OUTPUTS * node + TILE_OUTPUTS * of + outer + own / 2 * 8;
+                *to = turn == 0 ? sums[of][tile][own] : sums[of][tile][own] + *to;
+            }
+        }
+        __syncthreads();
     }
-    __syncthreads();
-    for (unsigned at = threadIdx.x; at < ROWS * SUMS; at += 32 * PRODUCT_WARPS) {
-        const unsigned node = at / OUTPUTS, of = at % OUTPUTS, output = first + of;
+    for (unsigned at = threadIdx.x; at < SUMS; at += 32 * PRODUCT_WARPS) {
+        const unsigned node = at / OUTPUTS, output = unsigned(OUTPUTS * part.at) + at % OUTPUTS;
         if (node >= nodes || output >= part.outputs) {
             continue;
         }
-        const float* from = shared + SUMS * SHARE * (of / TILE_OUTPUTS) + TILE_OUTPUTS * node + of % TILE_OUTPUTS;
         float sum = 0.0f;
-        for (unsigned other = 0; other < SHARE; other++) {
-            sum += from[SUMS * other];
+        for (unsigned other = 0; other < HALF; other++) {
+            sum += shared[SUMS * other + at];
         }
         const size_t to = size_t(node) * all + part.before + output;
         if (is_wide) {
@@ -518,7 +439,7 @@ __device__ void unpack_blocks(T* to, Parts parts, unsigned inputs) {
                 const float signed_quant = float(int(quant) - int(OFFSET<FORMAT>));
                 weights[at] = scales.by[row][group] * signed_quant - scales.less[row][group];
             }
-            // Neighbours of a fine format are 4, of others 8.
+            // Neighbours of a fine format are 4, of others 8: lines of 8 bytes with gaps took twice the time.
             constexpr unsigned LENGTH = IS_FINE<FORMAT> || sizeof(T) == 4 ? 4 : 8;
             const size_t output = TILE_OUTPUTS * tile + outer + 8 * row;
             for (unsigned first = 0; first < 8 && output < part.outputs; first += LENGTH) {
@@ -552,27 +473,22 @@ extern "C" __global__ void __launch_bounds__(256)
         unpack_blocks(to, {{a, b, c}, {of_a, of_b, of_c}, formats}, inputs);                                           \
     }
 
-// Its name has the nodes and the outputs of a block.
-#define FEW_PRODUCT(COUNT, OUTPUTS, SUFFIX, T)                                                                         \
-    extern "C" __global__ void __launch_bounds__(32 * PRODUCT_WARPS, 2)                                                \
-        few_product_##COUNT##_##OUTPUTS##_##SUFFIX(const T* x, void* y, const unsigned char* a,                        \
-                                                   const unsigned char* b, const unsigned char* c, unsigned inputs,    \
-                                                   unsigned of_a, unsigned of_b, unsigned of_c, unsigned formats,      \
-                                                   unsigned nodes, unsigned is_wide) {                                 \
-        few_product<COUNT / NODES, OUTPUTS / TILE_OUTPUTS>(x, y, {{a, b, c}, {of_a, of_b, of_c}, formats}, nodes,      \
-                                                           inputs, is_wide);                                           \
+#define FEW_PRODUCT(TILES, SUFFIX, T)                                                                                  \
+    extern "C" __global__ void __launch_bounds__(32 * PRODUCT_WARPS, TILES < 8 ? 2 : 1)                                 \
+        few_product_##TILES##_##SUFFIX(const T* x, void* y, const unsigned char* a, const unsigned char* b,            \
+                                       const unsigned char* c, unsigned inputs, unsigned of_a, unsigned of_b,          \
+                                       unsigned of_c, unsigned formats, unsigned nodes, unsigned is_wide) {            \
+        few_product<TILES>(x, y, {{a, b, c}, {of_a, of_b, of_c}, formats}, nodes, inputs, is_wide);                    \
     }
-
-#define FEW_PRODUCTS(SUFFIX, T)   \
-    FEW_PRODUCT(8, 16, SUFFIX, T)  \
-    FEW_PRODUCT(16, 16, SUFFIX, T) \
-    FEW_PRODUCT(32, 32, SUFFIX, T) \
-    FEW_PRODUCT(32, 64, SUFFIX, T) \
-    FEW_PRODUCT(64, 32, SUFFIX, T) \
-    FEW_PRODUCT(64, 64, SUFFIX, T)
 
 UNPACK_BLOCKS(f32, float)
 UNPACK_BLOCKS(f16, __half)
 UNPACK_BLOCKS(bf16, __nv_bfloat16)
-FEW_PRODUCTS(f16, __half)
-FEW_PRODUCTS(bf16, __nv_bfloat16)
+FEW_PRODUCT(1, f16, __half)
+FEW_PRODUCT(2, f16, __half)
+FEW_PRODUCT(4, f16, __half)
+FEW_PRODUCT(8, f16, __half)
+FEW_PRODUCT(1, bf16, __nv_bfloat16)
+FEW_PRODUCT(2, bf16, __nv_bfloat16)
+FEW_PRODUCT(4, bf16, __nv_bfloat16)
+FEW_PRODUCT(8, bf16, __nv_bfloat16)

@@ -18,20 +18,6 @@ __device__ inline void multiply_add(float (&d)[4], const unsigned (&a)[4], unsig
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
-
-// Copies 16 bytes to shared memory, which have arrived once a thread waits for the group that they belong to.
-__device__ inline void copy_async(void* to, const void* from) {
-    const unsigned at = __cvta_generic_to_shared(to);
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(at), "l"(from) : "memory");
-}
-
-__device__ inline void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-
-// Waits for all groups but the last COUNT.
-template <unsigned COUNT>
-__device__ inline void wait_for_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(COUNT) : "memory");
-}
 #endif
 
 // Two numbers in a word, the first in its lower half.

@@ -292,16 +292,16 @@ static bool unpacks(Kernel kernel) {
 
 // The largest error of a product, in what f32 sums of so many terms and the result may be rounded by: weights are not
 // rounded, whatever T is.
-template <unsigned MOST, unsigned OUTPUTS, typename T, typename Kernel>
+template <unsigned TILES, typename T, typename Kernel>
 static double product_error(Kernel kernel) {
-    const Projections<T> of(80, MOST == 8);
-    const unsigned nodes = 1 + below(MOST), is_wide = below(2);
+    const Projections<T> of(80, TILES == 1);
+    const unsigned nodes = 1 + below(NODES * TILES), is_wide = below(2);
     const auto x = values<T>(nodes * of.inputs);
     std::vector<float> wide(nodes * of.all);
     std::vector<T> found(nodes * of.all);
     unsigned blocks = 0;
     for (unsigned outputs : of.outputs) {
-        blocks += ceil_div(outputs, OUTPUTS);
+        blocks += ceil_div(outputs, TILE_OUTPUTS * OUTPUT_TILES<TILES>);
     }
     launch({blocks, 1}, 32 * PRODUCT_WARPS, [&] {
         kernel(x.data(), is_wide ? (void*)wide.data() : found.data(), of.part(0), of.part(1), of.part(2), of.inputs,
@@ -345,15 +345,10 @@ int main(int count, char** arguments) {
             return 1;
         }
         const double errors[] = {
-            product_error<8, 16, __half>(few_product_8_16_f16), product_error<16, 16, __half>(few_product_16_16_f16),
-            product_error<32, 32, __half>(few_product_32_32_f16), product_error<32, 64, __half>(few_product_32_64_f16),
-            product_error<64, 32, __half>(few_product_64_32_f16), product_error<64, 64, __half>(few_product_64_64_f16),
-            product_error<8, 16, __nv_bfloat16>(few_product_8_16_bf16),
-            product_error<16, 16, __nv_bfloat16>(few_product_16_16_bf16),
-            product_error<32, 32, __nv_bfloat16>(few_product_32_32_bf16),
-            product_error<32, 64, __nv_bfloat16>(few_product_32_64_bf16),
-            product_error<64, 32, __nv_bfloat16>(few_product_64_32_bf16),
-            product_error<64, 64, __nv_bfloat16>(few_product_64_64_bf16)};
+            product_error<1, __half>(few_product_1_f16), product_error<2, __half>(few_product_2_f16),
+            product_error<4, __half>(few_product_4_f16), product_error<8, __half>(few_product_8_f16),
+            product_error<1, __nv_bfloat16>(few_product_1_bf16), product_error<2, __nv_bfloat16>(few_product_2_bf16),
+            product_error<4, __nv_bfloat16>(few_product_4_bf16), product_error<8, __nv_bfloat16>(few_product_8_bf16)};
         for (double error : errors) {
             most = error <= most ? most : error;
         }

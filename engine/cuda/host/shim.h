@@ -23,7 +23,7 @@ struct Index {
 inline thread_local Index threadIdx;
 inline Index blockIdx, blockDim, gridDim;
 inline pthread_barrier_t block, warps[32];
-alignas(16) float shared[100 * 1024 / sizeof(float)];
+alignas(16) float shared[48 * 1024 / sizeof(float)];
 
 inline void __syncthreads() {
 #ifndef WITHOUT_BARRIERS
@@ -40,12 +40,6 @@ inline bool __syncthreads_or(int predicate) {
     __syncthreads();
     return any;
 }
-
-// They have arrived at once.
-inline void copy_async(void* to, const void* from) { std::memcpy(to, from, 16); }
-inline void commit_copies() {}
-template <unsigned COUNT>
-void wait_for_copies() {}
 
 // No two blocks run at once, so fences order nothing, and no cache is stale.
 inline void __threadfence() {}

@@ -10,49 +10,20 @@ use candle_core::{
 
 use super::{Launch, output_of};
 
-/// Nodes of a product of dense weights that is not cublasLt's. It takes no longer, and a call of cublasLt takes the host
-/// three times as long as a launch.
+/// Nodes of a product that reads the blocks as they are, at most. On an H200 a step of 64 takes 2.1 ms so and one of 65
+/// 2.4, with weights that are unpacked before (886M parameters in Q8_0, docs/research/gpu.md).
+const NODES_MOST: usize = 64;
+
+/// The same of dense weights. They take no longer than by cublasLt, whose call takes the host 11 us instead of 4; with
+/// 16 nodes a step of 3.2B parameters took 3.5 ms instead of 3.2.
 const DENSE_NODES_MOST: usize = 8;
 
-/// Outputs of a tile.
+/// Its kernels, for 8, 16, 32 and 64 nodes.
+const PRODUCTS: [&str; 4] = ["few_product_1", "few_product_2", "few_product_4", "few_product_8"];
+
+/// Nodes of the first of them, and outputs of a block of those up to 16 nodes; with more it has twice as many.
+const NODES: usize = 8;
 const OUTPUTS: usize = 16;
-
-/// Blocks of 64 outputs of a product, at least: fewer leave multiprocessors idle, of which an H200 has 132.
-const BLOCKS_LEAST: usize = 96;
-
-/// A kernel of products that reads blocks as they are, in the order of nodes.
-struct Product {
-    kernel: &'static str,
-    nodes: usize,
-    /// Of a block of the kernel.
-    outputs: usize,
-    /// Bytes that the threads of a block share.
-    shared: usize,
-}
-
-/// The most nodes and outputs of such a kernel, and how many stages of inputs it has in shared memory at once.
-const fn product(kernel: &'static str, nodes: usize, outputs: usize, stages: usize) -> Product {
-    // As in engine/cuda/blocks.cu: eight warps, each with a tile of the largest size and what multiplies its scales, and
-    // a row of inputs for each node.
-    let warps = THREADS / 32;
-    let row = 2 * INPUTS * (warps * OUTPUTS / outputs) + 64;
-    let sums = 4 * warps * OUTPUTS * nodes;
-    let staged = stages * (nodes * row + warps * (TYPES[0].1 + MULTIPLIERS));
-    Product { kernel, nodes, outputs, shared: if staged > sums { staged } else { sums } }
-}
-
-const PRODUCTS: [Product; 6] = [
-    product("few_product_8_16", 8, 16, 0),
-    product("few_product_16_16", 16, 16, 0),
-    product("few_product_32_64", 32, 64, 4),
-    product("few_product_32_32", 32, 32, 3),
-    product("few_product_64_64", 64, 64, 4),
-    product("few_product_64_32", 64, 32, 3),
-];
-
-/// Nodes of them at most. On an H200 64 nodes take less time so than with weights that are unpacked before
-/// (docs/research/gpu.md).
-const NODES_MOST: usize = 64;
 
 /// Inputs of a tile, and threads of a block.
 const INPUTS: usize = 32;
@@ -97,7 +68,7 @@ struct Part {
 }
 
 impl Part {
-    /// Blocks of so many outputs.
+    /// Blocks of a product of 16 outputs each, or of a multiple.
     fn tiles(&self, outputs: usize) -> usize {
         self.outputs.div_ceil(outputs)
     }
@@ -169,15 +140,14 @@ impl BlockMatrix {
         if inputs != self.inputs || y.dims() != [nodes, self.outputs()] || !(x.is_contiguous() && y.is_contiguous()) {
             bail!("a product of {:?} and {} inputs to {:?}", x.layout(), self.inputs, y.layout());
         }
-        let blocks = |outputs| self.parts.iter().map(|part| part.tiles(outputs)).sum::<usize>();
-        let fits = |product: &&Product| {
-            product.nodes >= nodes && (product.outputs < 64 || blocks(product.outputs) >= BLOCKS_LEAST)
-        };
-        let Some(product) = PRODUCTS.iter().find(fits) else {
+        let tiles = nodes.div_ceil(NODES).next_power_of_two();
+        let Some(kernel) = PRODUCTS.get(tiles.ilog2() as usize) else {
             bail!("a product of {nodes} nodes with blocks, of which {NODES_MOST} fit");
         };
-        let sizes = [nodes, usize::from(y.dtype() == DType::F32)];
-        self.launch(product.kernel, &[x, y], &sizes, blocks(product.outputs), product.shared.div_ceil(4))
+        let outputs = if tiles < 4 { OUTPUTS } else { 2 * OUTPUTS };
+        let grid = self.parts.iter().map(|part| part.tiles(outputs)).sum();
+        let shared = THREADS / 64 * outputs * tiles * NODES;
+        self.launch(kernel, &[x, y], &[nodes, usize::from(y.dtype() == DType::F32)], grid, shared)
     }
 
     /// The weights as `to`, `[outputs, inputs]`.

@@ -10,20 +10,13 @@ use candle_core::{
     cuda::{
         WrapErr as _,
         cudarc::{
-            driver::{
-                CudaFunction, CudaModule, CudaStream,
-                sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
-            },
+            driver::{CudaFunction, CudaModule, CudaStream},
             nvrtc::Ptx,
         },
     },
 };
 
 const KERNELS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/kernels.fatbin"));
-
-/// Bytes that the threads of a block may share, if the kernel is asked to take more than 48 KiB: of all GPUs from 8.0 on
-/// that one has least.
-const SHARED_MOST: i32 = 99 << 10;
 
 /// Kernels of a device, so that the driver is asked for each name once.
 struct Functions {
@@ -51,6 +44,5 @@ pub(super) fn function(stream: &CudaStream, kernel: &'static str, dtype: &'stati
         return Ok(function.clone());
     }
     let function = module.load_function(&format!("{kernel}_{dtype}")).w()?;
-    function.set_attribute(CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, SHARED_MOST).w()?;
     Ok(known.entry([kernel, dtype]).or_insert(function).clone())
 }

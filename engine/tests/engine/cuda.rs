@@ -418,7 +418,7 @@ fn a_step_of_a_shape_that_was_seen_looks_no_algorithm_up() {
         step(engine.as_mut(), &[(slot, random.tokens(nodes), chain(nodes), nodes - 12)], TOP_K);
         (driver.counts() - before).lookups
     };
-    // Four products of a layer and the vocabulary's, of 16 and of 32 rows; the last layer's have 12 rows that are scored.
+    // Four products of a layer and the vocabulary's, of 16 and of 32 rows; the last layer has 12 rows that are scored.
     assert_eq!([lookups(16), lookups(16), lookups(28), lookups(13), lookups(29)], [5, 0, 4, 0, 0]);
     driver.assert_no_error();
 }
