@@ -141,10 +141,10 @@ steps() {
         found+=("$output/steps-$batch/engine.json")
     done
     python3 tests/gpu_floor.py "$name" "${found[@]}"
-    # Up to 32 nodes are multiplied with the blocks as they are read.
+    # Up to 64 nodes are multiplied with the blocks as they are read.
     for isq in q8_0 q4k; do
         "$bin/laser-bench" engine --model "$path" --device "$device" --dtype f16 --isq "$isq" --context 600 \
-            --tokens 1,8,16,32,64,256 --rounds 20 --output "$output/steps-$isq" --markdown
+            --tokens 1,8,16,32,64,65,256 --rounds 20 --output "$output/steps-$isq" --markdown
     done
 }
 

@@ -158,8 +158,8 @@ __device__ inline unsigned signed_pair(unsigned quants, __nv_bfloat16) {
     }
 }
 
-// What multiplies the quants of a lane's two outputs, and what is taken from the products; of two times 16 inputs, or of
-// all 32.
+// What multiplies the quants of a lane's two outputs, and what is taken from the products; of two times 16 inputs, or
+// of all 32.
 struct Scales {
     float by[2][2], less[2][2];
 };
@@ -356,10 +356,10 @@ __device__ inline void multiply_dense(const T* x, const Part& part, unsigned nod
     }
 }
 
-// y = x Wᵀ for at most NODES · TILES nodes, x [nodes, inputs] and y [nodes, all outputs], which is f32 if `is_wide` says
-// so. The warps of a block share the inputs of its outputs; their sums are added in the order of warps, after each of the
-// last four is added to one of the first. Grid [tiles of all parts], 32 · PRODUCT_WARPS threads, a float for each output,
-// node and two warps.
+// y = x Wᵀ for at most NODES · TILES nodes, x [nodes, inputs] and y [nodes, all outputs], which is f32 if `is_wide`
+// says so. The warps of a block share the inputs of its outputs; their sums are added in the order of warps, after each
+// of the last four is added to one of the first. Grid [tiles of all parts], 32 · PRODUCT_WARPS threads, a float for each
+// output, node and two warps.
 template <unsigned TILES, typename T>
 __device__ void few_product(const T* x, void* y, Parts parts, unsigned nodes, unsigned inputs, unsigned is_wide) {
     extern __shared__ float shared[];

@@ -519,7 +519,8 @@ CUresult cuModuleLoadData(CUmodule* handle, const void* image) {
     std::memcpy(&magic, image, sizeof magic);
     if (magic == FatBinary::MAGIC) {
         const FatBinary binary(static_cast<const char*>(image));
-        if (!binary.fits(capability())) return wrong("kernels that no %d runs", capability()), CUDA_ERROR_NO_BINARY_FOR_GPU;
+        if (!binary.fits(capability()))
+            return wrong("kernels that no %d runs", capability()), CUDA_ERROR_NO_BINARY_FOR_GPU;
         Guard guard(lock);
         *handle = reinterpret_cast<CUmodule>(new Module(parse_ptx(binary.ptx)));
         return CUDA_SUCCESS;
