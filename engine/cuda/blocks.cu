@@ -32,6 +32,12 @@ template <unsigned FORMAT>
 constexpr unsigned TILE_BYTES = FACTORS<FORMAT> + TILE_OUTPUTS * FACTOR_BYTES<FORMAT>;
 constexpr unsigned MULTIPLIERS = 4 * TILE_OUTPUTS;
 
+// What engine/src/cuda/blocks.rs makes room for.
+static_assert(TILE_BYTES<Q8_0> == 544 && TILE_BYTES<Q4_0> == 288 && TILE_BYTES<Q4_1> == 320 &&
+              TILE_BYTES<Q5_0> == 352 && TILE_BYTES<Q5_1> == 384 && TILE_BYTES<Q2_K> == 160 &&
+              TILE_BYTES<Q3_K> == 224 && TILE_BYTES<Q4_K> == 288 && TILE_BYTES<Q5_K> == 352 &&
+              TILE_BYTES<Q6_K> == 416 && MULTIPLIERS == 64);
+
 // Where a tile begins, and the multipliers of its blocks of 256.
 template <unsigned FORMAT, typename Byte>
 __device__ inline Byte* tile_at(Byte* packed, size_t tile, unsigned step, unsigned steps) {
@@ -67,11 +73,10 @@ __device__ void pack_lane(const unsigned char* blocks, unsigned char* packed, un
     for (unsigned at = 0; at < 16; at++) {
         const unsigned product = at / 8, of = at / 2 % 4, upper = at % 2, pair = 4 * product + of;
         const unsigned quant = quant_of<FORMAT>(rows[of % 2], first + input_of<FORMAT>(inner, product, of) + upper);
-        const unsigned above = FOUR_BITS<FORMAT> ? 4 : 0;
         eights[pair / 2] |= quant << 8 * (pair % 2) << 16 * upper;
         fours[product] |= (quant & 15) << 4 * of << 16 * upper;
-        twos |= (quant >> above & 3) << 2 * pair << 16 * upper;
-        ones |= (quant >> (FOUR_BITS<FORMAT> ? 4 : 2) & 1) << pair << 8 * upper;
+        twos |= (quant >> TWO_BITS_AT<FORMAT> & 3) << 2 * pair << 16 * upper;
+        ones |= (quant >> ONE_BIT_AT<FORMAT> & 1) << pair << 8 * upper;
     }
     unsigned char* to = tile_at<FORMAT>(packed, tile, step, steps);
     if constexpr (EIGHT_BITS<FORMAT>) {
@@ -124,7 +129,7 @@ __device__ inline void load_quants(const unsigned char* tile, unsigned lane, Pai
     for (unsigned product = 0; product < 2; product++) {
 #pragma unroll
         for (unsigned of = 0; of < 4; of++) {
-            const unsigned pair = 4 * product + of, above = FOUR_BITS<FORMAT> ? 4 : 0;
+            const unsigned pair = 4 * product + of;
             unsigned quants = 0;
             if constexpr (EIGHT_BITS<FORMAT>) {
                 quants = eights.numbers[pair / 2] >> 8 * (pair % 2) & 0x00ff00ff;
@@ -132,10 +137,10 @@ __device__ inline void load_quants(const unsigned char* tile, unsigned lane, Pai
                 quants = fours.numbers[product] >> 4 * of & 0x000f000f;
             }
             if constexpr (TWO_BITS<FORMAT>) {
-                quants |= (twos >> 2 * pair & 0x00030003) << above;
+                quants |= (twos >> 2 * pair & 0x00030003) << TWO_BITS_AT<FORMAT>;
             }
             if constexpr (ONE_BIT<FORMAT>) {
-                quants |= (ones >> pair & 0x00010001) << (FOUR_BITS<FORMAT> ? 4 : 2);
+                quants |= (ones >> pair & 0x00010001) << ONE_BIT_AT<FORMAT>;
             }
             pairs[product][of] = quants;
         }

@@ -25,6 +25,11 @@ template <unsigned F>
 constexpr bool TWO_BITS = IS_FINE<F>;
 template <unsigned F>
 constexpr bool ONE_BIT = F == Q5_0 || F == Q5_1 || F == Q3_K || F == Q5_K;
+// How far up in a quant its two bits and its single bit lie.
+template <unsigned F>
+constexpr unsigned TWO_BITS_AT = FOUR_BITS<F> ? 4 : 0;
+template <unsigned F>
+constexpr unsigned ONE_BIT_AT = FOUR_BITS<F> ? 4 : 2;
 
 // What is taken from a quant, which has no sign.
 template <unsigned F>
@@ -67,6 +72,13 @@ __device__ inline unsigned quant_of(const unsigned char* row, unsigned input) {
     }
 }
 
+// The word of an f16 and, where there is a minimum, of another one behind it; they begin at any byte.
+template <unsigned FORMAT>
+__device__ inline unsigned halves_at(const unsigned char* at) {
+    const unsigned first = at[0] | at[1] << 8;
+    return HAS_MINIMUM<FORMAT> ? first | at[2] << 16 | unsigned(at[3]) << 24 : first;
+}
+
 // What scales 32 inputs of a row: an f16 and perhaps an f16 minimum, or two bytes of a block of 256: a scale and a
 // minimum, or one for each 16.
 template <unsigned FORMAT>
@@ -74,8 +86,7 @@ __device__ inline unsigned factors_of(const unsigned char* row, unsigned input) 
     const unsigned char* block = block_of<FORMAT>(row, input);
     const unsigned part = input / 32 % 8;
     if constexpr (!IN_PARTS<FORMAT>) {
-        const unsigned scale = block[0] | block[1] << 8;
-        return HAS_MINIMUM<FORMAT> ? scale | block[2] << 16 | unsigned(block[3]) << 24 : scale;
+        return halves_at<FORMAT>(block);
     } else if constexpr (FORMAT == Q2_K) {
         return block[2 * part] | block[2 * part + 1] << 8;
     } else if constexpr (FORMAT == Q6_K) {
@@ -102,7 +113,5 @@ __device__ inline unsigned factors_of(const unsigned char* row, unsigned input) 
 template <unsigned FORMAT>
 __device__ inline unsigned multipliers_of(const unsigned char* row, unsigned input) {
     constexpr unsigned AT = FORMAT == Q2_K ? 80 : FORMAT == Q3_K ? 108 : FORMAT == Q6_K ? 208 : 0;
-    const unsigned char* at = block_of<FORMAT>(row, input) + AT;
-    const unsigned scale = at[0] | at[1] << 8;
-    return HAS_MINIMUM<FORMAT> ? scale | at[2] << 16 | unsigned(at[3]) << 24 : scale;
+    return halves_at<FORMAT>(block_of<FORMAT>(row, input) + AT);
 }

@@ -515,17 +515,18 @@ CUresult cuMemPoolTrimTo(CUmemoryPool, size_t bytes) {
 }
 
 CUresult cuModuleLoadData(CUmodule* handle, const void* image) {
+    const char* data = static_cast<const char*>(image);
     uint32_t magic;
-    std::memcpy(&magic, image, sizeof magic);
+    std::memcpy(&magic, data, sizeof magic);
+    std::string ptx;
     if (magic == FatBinary::MAGIC) {
-        const FatBinary binary(static_cast<const char*>(image));
+        const FatBinary binary(data);
         if (!binary.fits(capability()))
             return wrong("kernels that no %d runs", capability()), CUDA_ERROR_NO_BINARY_FOR_GPU;
-        Guard guard(lock);
-        *handle = reinterpret_cast<CUmodule>(new Module(parse_ptx(binary.ptx)));
-        return CUDA_SUCCESS;
+        ptx = binary.ptx;
+    } else {
+        ptx = data;
     }
-    const std::string ptx = static_cast<const char*>(image);
     const size_t target = ptx.find(".target sm_");
     if (target == std::string::npos) return wrong("a module that is not PTX"), CUDA_ERROR_INVALID_IMAGE;
     const int least = std::atoi(ptx.c_str() + target + std::strlen(".target sm_"));

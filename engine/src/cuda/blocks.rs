@@ -67,11 +67,9 @@ struct Part {
     format: usize,
 }
 
-impl Part {
-    /// Blocks of a product of 16 outputs each, or of a multiple.
-    fn tiles(&self, outputs: usize) -> usize {
-        self.outputs.div_ceil(outputs)
-    }
+/// Threads that have the tiles of so many outputs, a warp each: the grid that packs or unpacks them.
+fn lanes(outputs: usize, inputs: usize) -> usize {
+    outputs.div_ceil(OUTPUTS) * (inputs / INPUTS) * 32
 }
 
 impl BlockMatrix {
@@ -85,7 +83,8 @@ impl BlockMatrix {
         };
         let ((outputs, inputs), bytes) = (weight.shape().dims2()?, weight.data()?);
         let blocks = Tensor::from_slice(&bytes, bytes.len(), device)?;
-        let tiles = outputs.div_ceil(OUTPUTS) * inputs.div_ceil(INPUTS);
+        let lanes = lanes(outputs, inputs);
+        let tiles = lanes / 32;
         let multipliers = if weight.dtype().block_size() == INPUTS { 0 } else { tiles / 8 * MULTIPLIERS };
         let packed = output_of(tiles * TYPES[format].1 + multipliers, DType::U8, device)?;
         Launch {
@@ -93,7 +92,7 @@ impl BlockMatrix {
             tensors: &[Some(&blocks), Some(&packed)],
             sizes: &[outputs, inputs, format],
             floats: &[],
-            grid: ((tiles * 32).div_ceil(THREADS), 1),
+            grid: (lanes.div_ceil(THREADS), 1),
             threads: THREADS,
             shared: 0,
         }
@@ -145,15 +144,15 @@ impl BlockMatrix {
             bail!("a product of {nodes} nodes with blocks, of which {NODES_MOST} fit");
         };
         let outputs = if tiles < 4 { OUTPUTS } else { 2 * OUTPUTS };
-        let grid = self.parts.iter().map(|part| part.tiles(outputs)).sum();
+        let grid = self.parts.iter().map(|part| part.outputs.div_ceil(outputs)).sum();
         let shared = THREADS / 64 * outputs * tiles * NODES;
         self.launch(kernel, &[x, y], &[nodes, usize::from(y.dtype() == DType::F32)], grid, shared)
     }
 
     /// The weights as `to`, `[outputs, inputs]`.
     pub(super) fn unpack(&self, to: &Tensor) -> Result<()> {
-        let tiles: usize = self.parts.iter().map(|part| part.tiles(OUTPUTS) * (self.inputs / INPUTS)).sum();
-        self.launch("unpack_blocks", &[to], &[], (tiles * 32).div_ceil(THREADS), 0)
+        let lanes: usize = self.parts.iter().map(|part| lanes(part.outputs, self.inputs)).sum();
+        self.launch("unpack_blocks", &[to], &[], lanes.div_ceil(THREADS), 0)
     }
 
     fn launch(
