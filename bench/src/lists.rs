@@ -239,7 +239,8 @@ impl Setup {
     /// All variants in turns.
     fn measure(&self, mut engine: SharedEngine, batch: usize, items: usize) -> Result<Setting> {
         let variants = self.variants(items);
-        let cost = StepCost::measure(&mut engine, batch, batch * (self.width(items) + self.args.nodes))?;
+        let largest = self.options(&variants[0], batch, items).largest_step(engine.info().max_positions);
+        let cost = StepCost::measure(&mut engine, batch, largest)?;
         let mut generators = Vec::new();
         for variant in &variants {
             generators.push(self.generator(engine.clone(), variant, (batch, items), &cost)?);
@@ -371,8 +372,23 @@ impl Setup {
         (batch, items): (usize, usize),
         cost: &StepCost,
     ) -> Result<ListGenerator> {
+        let cost = variant.is_adaptive().then(|| cost.clone());
+        let options = ListOptions { cost, ..self.options(variant, batch, items) };
+        let load = |draft: &DraftOptions| -> Result<ListDraftModel> {
+            let mut engine: Box<dyn Engine> = laser_engine::load(&draft.engine)?;
+            let largest = options.largest_step(engine.info().max_positions);
+            let measured = variant.is_adaptive().then(|| StepCost::measure(engine.as_mut(), batch, largest));
+            let cost = measured.transpose()?;
+            Ok(ListDraftModel::new(engine, cost))
+        };
+        let draft = variant.model.map(|index| load(&self.drafts[index])).transpose()?;
+        Ok(ListGenerator::new(Box::new(engine), self.tokenizer(), options).with_draft_model(draft))
+    }
+
+    /// Without the cost of forwards.
+    fn options(&self, variant: &Variant, batch: usize, items: usize) -> ListOptions {
         let nodes = variant.drafted.map_or(self.args.nodes, |drafted| drafted * variant.steps);
-        let options = ListOptions {
+        ListOptions {
             items,
             width: self.width(items),
             normalisation: match self.spec.normalisation {
@@ -388,17 +404,8 @@ impl Setup {
             steps: variant.steps,
             batch,
             step_tokens: GenerateConfig::default().step_tokens(self.args.load.device),
-            cost: variant.is_adaptive().then(|| cost.clone()),
-        };
-        let largest = batch * (options.width + nodes);
-        let load = |options: &DraftOptions| -> Result<ListDraftModel> {
-            let mut engine: Box<dyn Engine> = laser_engine::load(&options.engine)?;
-            let measured = variant.is_adaptive().then(|| StepCost::measure(engine.as_mut(), batch, largest));
-            let cost = measured.transpose()?;
-            Ok(ListDraftModel::new(engine, cost))
-        };
-        let draft = variant.model.map(|index| load(&self.drafts[index])).transpose()?;
-        Ok(ListGenerator::new(Box::new(engine), self.tokenizer(), options).with_draft_model(draft))
+            cost: None,
+        }
     }
 
     /// Items of a list that may not be there.

@@ -160,7 +160,7 @@ fn children(criterion: &mut Criterion, items: &str, tries: &Tries) {
             let seen = Seen::new(trie, &stock, &seen_leaves(trie, seen));
             let allowed = Allowed::new(trie, &stock, &seen);
             bench(&format!("allowed, {name}"), &|at| {
-                allowed.children(nodes[at]).with_codes().map(|(code, _)| u32::from(code)).sum()
+                allowed.children_with_codes(nodes[at]).map(|(code, _)| u32::from(code)).sum()
             });
         }
         bench("constraint-decoding-trie, its table", &|at| {
@@ -283,7 +283,7 @@ fn steps(criterion: &mut Criterion, items: &str, tries: &Tries) {
         group.bench_function("allowed, 50 seen, 10 % out of stock", |b| {
             b.iter(|| {
                 let allowed = Allowed::new(trie, &stock, &seen);
-                let children = |node: u32| allowed.children(node).with_codes();
+                let children = |node: u32| allowed.children_with_codes(node);
                 step(&beams[next()], &scores, &mut candidates, children)
             });
         });

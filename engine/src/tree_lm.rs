@@ -37,7 +37,7 @@ pub(super) trait Weights: Send {
 
     /// A matrix `[outputs, inputs]` for the kernels: the values in this format, or what blocks it is stored in.
     fn matrix(&self, name: &str, shape: [usize; 2], format: Format) -> Loaded<Matrix> {
-        blocks::matrix(self.values(name, &shape)?, shape, format)
+        blocks::matrix(self.values(name, &shape)?, format)
     }
 
     /// The scale of a norm.

@@ -35,7 +35,7 @@ pub(crate) async fn load(
                 let mut engine = laser_engine::load(&engine)?;
                 let mut options = options;
                 if let Some(mut lists) = lists {
-                    let tokens = lists.batch * (lists.width + lists.nodes);
+                    let tokens = lists.largest_step(engine.info().max_positions);
                     if adaptive && (lists.draft != ListDraft::None || !drafts.is_empty()) {
                         lists.cost = Some(measured(engine.as_mut(), (lists.batch, tokens))?);
                     }

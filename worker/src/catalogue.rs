@@ -39,6 +39,12 @@ impl Catalogue {
         Allowed::new(&self.trie, &self.stock, seen)
     }
 
+    /// The tokens of what is allowed to follow a node, in the order of the codes.
+    pub(crate) fn tokens_below(&self, allowed: &Allowed<'_>, node: u32, tokens: &mut Vec<u32>) {
+        let of_code = self.tokens.get(self.trie.depth(node)).map_or(&[][..], Vec::as_slice);
+        allowed.children_with_codes(node).for_each(|(code, _)| tokens.push(of_code[usize::from(code)]));
+    }
+
     /// The token of a node's last code.
     pub(crate) fn token(&self, node: u32) -> u32 {
         self.tokens[self.trie.depth(node) - 1][usize::from(self.trie.code(node))]

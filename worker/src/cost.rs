@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use laser_decode::chain_parents;
+use laser_decode::{ROOT_PARENT, chain_parents};
 use laser_engine::{Engine, EngineError, Segment, Slot};
 
 /// Cached tokens per sequence while the curve is measured.
@@ -109,9 +109,9 @@ impl StepCost {
         let limit = engine.info().max_positions;
         let context = CONTEXT.min(limit / 4);
         let long = LONG_CONTEXT.min(limit.saturating_sub(ATTENTION_TOKENS)).max(context);
-        let most = tokens_max.div_ceil(batch).min(limit - context);
+        let most = tokens_max.div_ceil(batch);
         let capacities = (0..batch).map(|slot| match slot {
-            0 => (context + most).max(long + ATTENTION_TOKENS).min(limit),
+            0 => (context + most).max(long + ATTENTION_TOKENS),
             _ => context + most,
         });
         let probe = Probe::open(engine, capacities, context)?;
@@ -342,20 +342,24 @@ fn timed(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Res
     Ok(seconds)
 }
 
-/// Runs chains of tokens, with all of them scored like a draft tree's, or none.
+/// Runs chains of tokens, with all of them scored like a draft tree's, or none. Where the model has no position for
+/// more, the others are siblings of a chain's last one: a model of lists has few positions, and trees that are larger.
 fn step(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Result<(), EngineError> {
     let vocabulary = u32::try_from(engine.info().vocab_size).unwrap_or(u32::MAX);
     let most = shares.iter().map(|(_, tokens)| *tokens).max().unwrap_or(0);
     let ids = (0..).map(|i: u32| (i * 37) % vocabulary);
     let tokens: Vec<u32> = ids.take(most).collect();
-    let parents: Vec<u32> = chain_parents(most).collect();
+    let positions = engine.info().max_positions;
+    let parents: Vec<Vec<u32>> =
+        shares.iter().map(|&(slot, count)| tree(count, positions.saturating_sub(engine.cached(slot)))).collect();
     let width = if engine.info().reads_features { engine.info().hidden_size } else { 0 };
     let before = vec![0.5; most * width];
     let segments: Vec<Segment<'_>> = (shares.iter())
-        .map(|&(slot, count)| Segment {
+        .zip(&parents)
+        .map(|(&(slot, count), parents)| Segment {
             slot,
             tokens: &tokens[..count],
-            parents: &parents[..count],
+            parents,
             scored_from: if scored { 0 } else { count },
             before: &before[..count * width],
             ..Segment::default()
@@ -364,8 +368,17 @@ fn step(engine: &mut dyn Engine, shares: &[(Slot, usize)], scored: bool) -> Resu
     engine.step(&segments, 2).map(drop)
 }
 
+/// The parents of a tree of so many tokens: a chain down to this depth, to whose last one all others are siblings.
+fn tree(tokens: usize, depth: usize) -> Vec<u32> {
+    let chain: Vec<u32> = chain_parents(tokens.min(depth)).collect();
+    let last = chain.last().copied().unwrap_or(ROOT_PARENT);
+    chain.into_iter().chain(std::iter::repeat(last)).take(tokens).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use laser_engine::{FakeEngine, FakeOptions};
+
     use super::*;
 
     fn load(tokens: usize) -> StepLoad {
@@ -465,5 +478,15 @@ mod tests {
         cost.learn(load(8), 4000.0);
         let after = cost.seconds(load(8)) / cost.seconds(load(1));
         assert!((after / before - 1.0).abs() < 0.01, "{before} {after}");
+    }
+
+    #[test]
+    fn trees_are_larger_than_a_model_has_positions() {
+        let fake = FakeOptions { max_positions: 85, ..FakeOptions::default() };
+        let cost = StepCost::measure(&mut FakeEngine::new(fake), 1, 300).unwrap();
+        assert_eq!(cost.points.last().map(|(tokens, _)| *tokens), Some(300.0));
+        assert_eq!(tree(5, 3), [ROOT_PARENT, 0, 1, 1, 1]);
+        assert_eq!(tree(2, 3), [ROOT_PARENT, 0]);
+        assert_eq!(tree(2, 1), [ROOT_PARENT, ROOT_PARENT]);
     }
 }

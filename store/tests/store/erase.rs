@@ -3,14 +3,16 @@
 use bytes::Bytes;
 use laser_schema::entity::IdType;
 use laser_schema::ids::IdRecord;
+use laser_schema::job::ShardRow;
 use laser_schema::knowledge::{Content, ErrorRecord, KnowledgeRecord, PartInfo};
 use laser_schema::lists::ListRows;
-use laser_schema::{EntityId, Kind};
+use laser_schema::{Digest, EntityId, Kind};
 use laser_store::Location;
 use laser_store::erase::{erase_from_part, erase_from_shard, find_rows};
 use laser_store::id_list::IdList;
 use laser_store::id_set::encode_ids;
 use laser_store::part::{check_part, decode_part, encode_part, record_schema};
+use laser_store::shard::shard_schema;
 use laser_store::table;
 use proptest::prelude::*;
 
@@ -142,4 +144,27 @@ fn a_shard_loses_rows_and_nothing_else() {
     assert_eq!(left, [record(0), record(2), record(3)]);
     let same = erase_from_shard("shard", bytes.clone(), &ids([7])).unwrap();
     assert_eq!((same.bytes, same.erased), (bytes, 0));
+}
+
+#[test]
+fn a_shard_of_lists_keeps_other_histories_and_lists() {
+    let row = |id: u32| ShardRow {
+        entity_id: EntityId::Int(id.into()),
+        pool: String::new(),
+        prompt: vec![id, 7],
+        prompt_digest: Digest::of(&id.to_le_bytes()),
+        previous: None,
+        error: None,
+        history: (0..id).collect(),
+        previous_items: (0..id % 3).map(|at| 10 * id + at).collect(),
+        items: Some(id),
+        value: None,
+    };
+    let rows: Vec<ShardRow> = (0..5).map(row).collect();
+    let lists = Content::Lists { items: IdType::Int64, rows: ListRows::User };
+    let bytes = table::encode("shard", shard_schema(table::id_type(IdType::Int64), lists), &rows, &[]).unwrap();
+    let shard = erase_from_shard("shard", bytes, &ids([0, 2])).unwrap();
+    assert_eq!((shard.rows, shard.erased), (3, 2));
+    let left: Vec<ShardRow> = table::decode("shard", shard.bytes).unwrap();
+    assert_eq!(left, [&rows[1..2], &rows[3..]].concat());
 }

@@ -189,9 +189,10 @@ impl ListGenerator {
                 (None, _, Some(planner)) => planner.plan(only, list.depth(), list.missing()),
                 (None, None, None) => None,
             };
-            if list.plan.is_none() && list.is_watched {
-                // Nothing is computed for it, and what it would have taken is learnt all the same.
-                list.plan = list.turn.map(|offer| Plan { offer, widths: vec![0] });
+            if list.is_watched
+                && let Some(offer) = list.turn
+            {
+                watch(offer, list.depth(), &terms, &mut list.plan);
             }
             list.is_read = of_model.is_some() && list.offer() == of_model;
             list.draft =
@@ -349,7 +350,21 @@ impl TextGenerator for ListGenerator {
 
 /// As many as there may be, the same number for each step ahead.
 fn most(offer: usize, depth: usize, terms: &Terms<'_>) -> Option<Plan> {
-    let steps = terms.steps.min(AHEAD).min(terms.levels.saturating_sub(depth + 1));
+    let steps = steps_left(depth, terms);
     let width = terms.drafted.unwrap_or_else(|| (terms.nodes / terms.steps.min(AHEAD)).max(1));
     (steps > 0).then(|| Plan { offer, widths: vec![width; steps] })
+}
+
+/// Steps ahead of beams of this depth that may be drafted for.
+fn steps_left(depth: usize, terms: &Terms<'_>) -> usize {
+    terms.steps.min(AHEAD).min(terms.levels.saturating_sub(depth + 1))
+}
+
+/// Lets a source rank one step further than it drafts. Nothing is computed for that step, and what it would have taken
+/// is learnt all the same: nobody drafts further ahead than was learnt of.
+fn watch(offer: usize, depth: usize, terms: &Terms<'_>, plan: &mut Option<Plan>) {
+    let plan = plan.get_or_insert_with(|| Plan { offer, widths: Vec::new() });
+    if plan.offer == offer && plan.widths.len() < steps_left(depth, terms) {
+        plan.widths.push(0);
+    }
 }

@@ -84,6 +84,13 @@ impl ListOptions {
         (self.width * self.items(request)).div_ceil(self.items)
     }
 
+    /// Tokens of the largest step of a model with so many positions: as many beams and drafted prefixes as there may be
+    /// of every list, behind prompts.
+    #[must_use]
+    pub fn largest_step(&self, positions: usize) -> usize {
+        (self.batch * positions).min(self.step_tokens) + self.batch * (self.width + self.nodes)
+    }
+
     /// How many prefixes are drafted for each step, where that is not to be chosen.
     pub(super) fn drafted(&self) -> Option<usize> {
         match self.sampling {

@@ -91,7 +91,7 @@ impl PrefixTree {
         }
         for place in &self.places[self.chunk.saturating_sub(1)..] {
             if let Place::Prefix(node) = *place {
-                self.asked.extend(allowed.children(node).map(|child| catalogue.token(child)));
+                catalogue.tokens_below(allowed, node, &mut self.asked);
             }
             self.ends.push(self.asked.len());
         }

@@ -380,6 +380,18 @@ fn completing_the_trie_takes_half_of_the_calls() {
 }
 
 #[test]
+fn where_all_forwards_cost_the_same_drafts_come_to_reach_the_end() {
+    let trie = trie();
+    let requests = requests(&trie);
+    let cost = Some(StepCost::new(vec![(1.0, 1.0), (4096.0, 1.0)], 0.0));
+    let options = ListOptions { draft: ListDraft::Trie, nodes: 300, cost, ..options() };
+    let mut generator = ListGenerator::new(model(), tokenizer(), options);
+    let made: Vec<usize> = (0..3).map(|_| calls(&lists(&mut generator, &requests))).collect();
+    // What a step ahead takes is learnt of one list after the other, and each is one forward in the end.
+    assert!(made[0] > requests.len() && made[2] == requests.len(), "{made:?}");
+}
+
+#[test]
 fn a_list_drafts_the_next_one_of_a_like_user_and_an_audit_drafts_none() {
     let trie = trie();
     let listed = ListOptions { draft: ListDraft::Listed, nodes: 18, ..options() };

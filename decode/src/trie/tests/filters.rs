@@ -36,7 +36,10 @@ proptest! {
             let children: Vec<u32> = trie.children(node).filter(|&child| count(child) > 0).collect();
             prop_assert_eq!(allowed.children(node).collect::<Vec<_>>(), children.clone());
             let with_codes = children.iter().map(|&child| (trie.code(child), child));
-            prop_assert!(allowed.children(node).with_codes().eq(with_codes));
+            prop_assert!(allowed.children_with_codes(node).eq(with_codes.clone()));
+            let mut by_runs = Vec::new();
+            allowed.children_with_codes(node).for_each(|child| by_runs.push(child));
+            prop_assert!(by_runs.into_iter().eq(with_codes));
             prop_assert_eq!(allowed.only_child(node), (children.len() == 1).then(|| children[0]));
         }
     }
