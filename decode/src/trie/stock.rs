@@ -81,7 +81,7 @@ impl Stock {
         self.is_all() || self.nodes.get(node as usize / 64).is_some_and(bit)
     }
 
-    /// The nodes from this one on to the end of its word, a bit each from the lowest: whether a leaf below may be listed.
+    /// The nodes from this one on to the end of its word, lowest bit first: whether a leaf below may be listed.
     #[inline]
     pub(super) fn word(&self, node: u32) -> u64 {
         let all = || if self.is_all() { u64::MAX } else { 0 };

@@ -363,8 +363,8 @@ fn steps_left(depth: usize, terms: &Terms<'_>) -> usize {
 /// Lets a source rank one step further than it drafts. Nothing is computed for that step, and what it would have taken
 /// is learnt all the same: nobody drafts further ahead than was learnt of.
 fn watch(offer: usize, depth: usize, terms: &Terms<'_>, plan: &mut Option<Plan>) {
-    let plan = plan.get_or_insert_with(|| Plan { offer, widths: Vec::new() });
-    if plan.offer == offer && plan.widths.len() < steps_left(depth, terms) {
-        plan.widths.push(0);
+    let drafted = plan.as_ref().map_or(0, |plan| plan.widths.len());
+    if drafted < steps_left(depth, terms) && plan.as_ref().is_none_or(|plan| plan.offer == offer) {
+        plan.get_or_insert_with(|| Plan { offer, widths: Vec::new() }).widths.push(0);
     }
 }
