@@ -77,8 +77,7 @@ impl Stock {
     /// Whether a leaf below a node may be listed.
     #[inline]
     pub(super) fn has(&self, node: u32) -> bool {
-        let bit = |word: &u64| word >> (node % 64) & 1 == 1;
-        self.is_all() || self.nodes.get(node as usize / 64).is_some_and(bit)
+        self.word(node) & 1 == 1
     }
 
     /// The nodes from this one on to the end of its word, lowest bit first: whether a leaf below may be listed.

@@ -189,9 +189,7 @@ impl ListGenerator {
                 (None, _, Some(planner)) => planner.plan(only, list.depth(), list.missing()),
                 (None, None, None) => None,
             };
-            if list.is_watched
-                && let Some(offer) = list.turn
-            {
+            if let Some(offer) = list.turn.filter(|_| list.is_watched) {
                 watch(offer, list.depth(), &terms, &mut list.plan);
             }
             list.is_read = of_model.is_some() && list.offer() == of_model;
