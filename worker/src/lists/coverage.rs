@@ -62,11 +62,10 @@ const FIRST: u64 = 32;
 /// such a list takes at least five times as long as others.
 const TRIED: u64 = 1024;
 
-/// From then on candidates are ranked for one of so many lists that nothing is drafted for. By item-kNN that takes a
-/// tenth of a list's time at 2.1M parameters.
+/// From then on one of so many lists is foreseen. By item-kNN that takes a tenth of a list's time at 2.1M parameters.
 const WATCHED: u64 = 16;
 
-/// Rate at which the time of ranking is learnt: about a hundred lists.
+/// Rate at which the time of ranking is learnt: about a hundred of them, and all alike as long as they are fewer.
 const RANKING_RATE: f64 = 0.01;
 
 /// How well a source's drafts have covered the beams, by depth.
@@ -74,8 +73,9 @@ const RANKING_RATE: f64 = 0.01;
 pub struct Coverage {
     seen: Vec<[Seen; AHEAD]>,
     lists: u64,
-    /// Seconds in which the candidates of a list are ranked for one step ahead; none before the first.
-    ranking: Option<f64>,
+    /// Seconds in which the candidates of a list are ranked for one step ahead, and how often that was measured.
+    ranking: f64,
+    rankings: u32,
 }
 
 impl Coverage {
@@ -89,21 +89,22 @@ impl Coverage {
         self.is_one_of(TRIED)
     }
 
-    /// Whether it is learnt what that list's drafts would have to be, even if there are none.
+    /// Whether the source foresees that list: ranks as far ahead as it may draft, whatever is drafted.
     pub(super) fn is_watched(&self) -> bool {
         self.is_one_of(WATCHED)
     }
 
     /// Learns that the candidates of a list were ranked in so many seconds.
     pub(super) fn learn_ranking(&mut self, seconds: f64) {
-        let ranking = self.ranking.get_or_insert(seconds);
+        self.rankings = self.rankings.saturating_add(1);
         // Whatever else happened meanwhile counts as twice the time at most.
-        *ranking += RANKING_RATE * (seconds.min(2.0 * *ranking) - *ranking);
+        let seconds = if self.rankings > 1 { seconds.min(2.0 * self.ranking) } else { seconds };
+        self.ranking += (seconds - self.ranking) * RANKING_RATE.max(1.0 / f64::from(self.rankings));
     }
 
     /// Seconds in which the candidates of a list are ranked for one step ahead.
     pub(super) fn ranking(&self) -> f64 {
-        self.ranking.unwrap_or(0.0)
+        self.ranking
     }
 
     fn is_one_of(&self, lists: u64) -> bool {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use laser_engine::{Engine, EngineError, Segment};
 
 use super::coverage::Coverage;
-use super::options::ListOptions;
+use super::options::{ListDraft, ListOptions};
 use super::reading::Reading;
 use super::sequence::{ListSequence, Ranker};
 use crate::cost::{StepCost, StepLoad};
@@ -61,7 +61,7 @@ impl ListDraftModel {
         let mut readings: Vec<(usize, Reading)> = Vec::with_capacity(lists.len());
         for (at, list) in lists.iter_mut().enumerate() {
             let Some(mut reading) = list.reading.take() else {
-                list.rank(Ranker::Source(None));
+                list.rank(Ranker::Source((ListDraft::None, None)));
                 continue;
             };
             reading.tree.feed(usize::MAX);

@@ -8,10 +8,11 @@ use laser_model::Tokenizer;
 
 use super::coverage::{AHEAD, Coverage};
 use super::draft_model::ListDraftModel;
-use super::options::{ListDraft, ListOptions};
+use super::foresight::Judged;
+use super::options::ListOptions;
 use super::plan::{Offer, Plan, Plans, StepSize, Terms};
 use super::sequence::{ListSequence, Ranker};
-use super::sources::{Learners, Sources};
+use super::sources::Sources;
 use crate::catalogue::Catalogue;
 use crate::cost::StepLoad;
 use crate::generate::{Finished, GenerateError, Request, TextError, TextGenerator, Waiting};
@@ -97,8 +98,8 @@ impl ListGenerator {
         }
     }
 
-    /// Counts a list, and decides whether drafts are made for it whatever they cost, and whether it is learnt what
-    /// those of the source whose turn it is would have to be. Where drafts are drawn only drafts tell.
+    /// Counts a list, and decides whether drafts are made for it whatever they cost, and whether the source whose turn
+    /// it is foresees it. Where drafts are drawn only drafts tell.
     fn count(&mut self, list: &mut ListSequence) {
         list.turn = self.sources.begin();
         let coverage = list.turn.and_then(|turn| self.sources.get(turn)).map(|source| &source.coverage);
@@ -138,6 +139,9 @@ impl ListGenerator {
         let scored = self.active.iter().filter(|list| list.tree.is_scored()).count().max(1);
         for list in self.active.iter_mut().filter(|list| list.tree.is_scored()) {
             list.grow(self.options.nodes);
+            if let Some((by, coverage)) = list.turn.and_then(|turn| self.sources.ranking(turn)) {
+                list.foresee(by, coverage);
+            }
             list.done.draft_seconds += start.elapsed().as_secs_f64() / scored as f64;
         }
         (0..self.active.len()).filter(|&index| self.active[index].tree.nodes() > 0).collect()
@@ -183,18 +187,14 @@ impl ListGenerator {
                 continue;
             }
             let tried = of_model.or(list.turn).filter(|_| list.is_tried);
-            let only = sources.only(list.turn, list.is_watched);
             list.plan = match (tried, list.turn, &mut planner) {
                 (Some(offer), ..) | (None, Some(offer), None) => most(offer, list.depth(), &terms),
-                (None, _, Some(planner)) => planner.plan(only, list.depth(), list.missing()),
+                (None, _, Some(planner)) => planner.plan(list.depth(), list.missing()),
                 (None, None, None) => None,
             };
-            if let Some(offer) = list.turn.filter(|_| list.is_watched) {
-                watch(offer, list.depth(), &terms, &mut list.plan);
-            }
+            let foresees = list.turn.filter(|_| list.is_watched);
+            list.foresight = foresees.and_then(|offer| most(offer, list.depth(), &terms));
             list.is_read = of_model.is_some() && list.offer() == of_model;
-            list.draft =
-                list.offer().and_then(|offer| sources.get(offer)).map_or(ListDraft::None, |source| source.draft);
         }
     }
 
@@ -204,11 +204,9 @@ impl ListGenerator {
             let (mut read, mut counted): (Vec<_>, Vec<_>) =
                 self.active.iter_mut().filter(|list| list.is_drafting()).partition(|list| list.is_read);
             for list in &mut counted {
-                let Learners { coverage, listed } = self.sources.learners(list.offer());
-                let by = Ranker::Source(listed.as_deref());
-                match coverage {
-                    Some(coverage) => list.rank_timed(by, coverage),
-                    None => list.rank(by),
+                match list.offer().and_then(|offer| self.sources.ranking(offer)) {
+                    Some((by, coverage)) => list.rank_timed(Ranker::Source(by), coverage),
+                    None => list.draft_nothing(),
                 }
             }
             match &mut self.model {
@@ -242,14 +240,17 @@ impl ListGenerator {
         let mut outcome = Ok(());
         for (&index, scores) in part.iter().zip(scores) {
             let list = &mut self.active[index];
-            let mut learners = self.sources.learners(list.offer());
-            if let Some(model) = self.model.as_mut().filter(|_| list.is_read) {
-                learners.coverage = Some(&mut model.coverage);
-            }
             let accepted = match list.tree.is_scored() {
-                true => list.accept(scores, &self.options, learners).map(Some),
+                true => list.accept(scores, &self.options, self.sources.listed()).map(Some),
                 false => Ok(None),
             };
+            for Judged { offer, step, width, candidates } in list.judged() {
+                // A draft model's offer comes after those of all sources.
+                let of_source = self.sources.ranking(offer).map(|(_, coverage)| coverage);
+                if let Some(coverage) = of_source.or(self.model.as_mut().map(|model| &mut model.coverage)) {
+                    coverage.learn(step, width, candidates);
+                }
+            }
             match accepted {
                 Ok(None) => {
                     outcome = self.engine.commit(list.tree.slot, &(0..list.tree.nodes()).collect::<Vec<_>>());
@@ -346,23 +347,9 @@ impl TextGenerator for ListGenerator {
     }
 }
 
-/// As many as there may be, the same number for each step ahead.
+/// As many as there may be, the same number for each step ahead that may be drafted for.
 fn most(offer: usize, depth: usize, terms: &Terms<'_>) -> Option<Plan> {
-    let steps = steps_left(depth, terms);
+    let steps = terms.steps.min(AHEAD).min(terms.levels.saturating_sub(depth + 1));
     let width = terms.drafted.unwrap_or_else(|| (terms.nodes / terms.steps.min(AHEAD)).max(1));
     (steps > 0).then(|| Plan { offer, widths: vec![width; steps] })
-}
-
-/// Steps ahead of beams of this depth that may be drafted for.
-fn steps_left(depth: usize, terms: &Terms<'_>) -> usize {
-    terms.steps.min(AHEAD).min(terms.levels.saturating_sub(depth + 1))
-}
-
-/// Lets a source rank one step further than it drafts. Nothing is computed for that step, and what it would have taken
-/// is learnt all the same: nobody drafts further ahead than was learnt of.
-fn watch(offer: usize, depth: usize, terms: &Terms<'_>, plan: &mut Option<Plan>) {
-    let drafted = plan.as_ref().map_or(0, |plan| plan.widths.len());
-    if drafted < steps_left(depth, terms) && plan.as_ref().is_none_or(|plan| plan.offer == offer) {
-        plan.get_or_insert_with(|| Plan { offer, widths: Vec::new() }).widths.push(0);
-    }
 }

@@ -12,6 +12,7 @@
 mod coverage;
 mod draft_model;
 mod expectation;
+mod foresight;
 mod generator;
 mod options;
 mod plan;

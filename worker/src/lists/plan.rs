@@ -67,8 +67,8 @@ struct Made {
     plans: HashMap<PlanKey, Option<Plan>>,
 }
 
-/// The only offer that is asked, codes of the beams, and those of them that are computed in any case.
-type PlanKey = (Option<usize>, usize, usize);
+/// Codes of the beams, and those of them that are computed in any case.
+type PlanKey = (usize, usize);
 
 impl Plans {
     /// Forgets all plans where so many `lists` have been begun that others may be better by now: at first after every
@@ -87,7 +87,7 @@ impl Plans {
         if planner.rest.is_empty() {
             planner.rest.resize(terms.levels + 1, 0.0);
             for depth in (1..terms.levels).rev() {
-                planner.rest[depth] = planner.best((None, depth, terms.size.width)).0;
+                planner.rest[depth] = planner.best((depth, terms.size.width)).0;
             }
         }
         planner
@@ -104,9 +104,9 @@ pub(super) struct Planner<'a> {
 
 impl Planner<'_> {
     /// What to draft behind beams of `depth` codes of which `missing` are computed in any case: what makes the expected
-    /// seconds to the end of the list the fewest; none if that is no draft. By `only` one of the offers, or by any.
-    pub(super) fn plan(&mut self, only: Option<usize>, depth: usize, missing: usize) -> Option<Plan> {
-        let key = (only, depth, missing);
+    /// seconds to the end of the list the fewest; none if that is no draft.
+    pub(super) fn plan(&mut self, depth: usize, missing: usize) -> Option<Plan> {
+        let key = (depth, missing);
         if let Some(plan) = self.plans.get(&key) {
             return plan.clone();
         }
@@ -116,9 +116,9 @@ impl Planner<'_> {
     }
 
     /// The expected seconds from a depth on, and the plan that gives them.
-    fn best(&self, (only, depth, missing): PlanKey) -> (f64, Option<Plan>) {
+    fn best(&self, (depth, missing): PlanKey) -> (f64, Option<Plan>) {
         let mut best = (self.seconds(depth, missing) + self.rest[depth + 1], None);
-        for offer in (0..self.offers.len()).filter(|offer| only.is_none_or(|only| only == *offer)) {
+        for offer in 0..self.offers.len() {
             let read = if depth == 0 { self.terms.size.prompt } else { self.terms.size.width };
             let so_far = SoFar { reached: 1.0, fallen: 0.0, nodes: missing, read, reading: 0.0 };
             let mut widths = Vec::with_capacity(AHEAD);
@@ -214,7 +214,7 @@ mod tests {
 
     /// The plan for beams of a depth.
     fn plan(offers: &[Offer<'_>], terms: Terms<'_>, (depth, missing): (usize, usize)) -> Option<Plan> {
-        Plans::default().planner(offers, terms).plan(None, depth, missing)
+        Plans::default().planner(offers, terms).plan(depth, missing)
     }
 
     const SIZE: StepSize = StepSize { lists: 1, width: 20, prompt: 40 };
@@ -236,13 +236,13 @@ mod tests {
         assert_eq!(plan(&offers, terms(&dear), (2, 20)), None);
         let mut plans = Plans::default();
         let mut planner = plans.planner(&offers, terms(&cheap));
-        let plan = planner.plan(None, 2, 20).unwrap();
+        let plan = planner.plan(2, 20).unwrap();
         assert!(plan.widths.len() == 1 && (64..=66).contains(&plan.widths[0]), "{plan:?}");
-        assert_eq!(planner.plan(None, 2, 20).unwrap(), plan);
+        assert_eq!(planner.plan(2, 20).unwrap(), plan);
         // Of 1,400 candidates 256 never had the beams among them.
-        assert_eq!(planner.plan(None, 1, 20), None);
+        assert_eq!(planner.plan(1, 20), None);
         // The last codes are never computed.
-        assert_eq!(planner.plan(None, 3, 20), None);
+        assert_eq!(planner.plan(3, 20), None);
     }
 
     #[test]
@@ -283,7 +283,7 @@ mod tests {
         let (mut coverage, mut plans) = (Coverage::default(), Plans::default());
         let mut planned = |coverage: &Coverage, lists: u64| {
             plans.refresh(lists);
-            plans.planner(&[free(coverage)], terms(&seconds)).plan(None, 1, 20)
+            plans.planner(&[free(coverage)], terms(&seconds)).plan(1, 20)
         };
         assert_eq!(planned(&coverage, 800), None);
         (0..400).for_each(|_| coverage.learn((1, 0), 30, 5000));
@@ -295,7 +295,7 @@ mod tests {
         for lists in 0..8 {
             plans.refresh(lists);
             assert_eq!(kept(&plans), 0, "{lists}");
-            plans.planner(&[free(&coverage)], terms(&seconds)).plan(None, 1, 20);
+            plans.planner(&[free(&coverage)], terms(&seconds)).plan(1, 20);
         }
     }
 
@@ -348,11 +348,5 @@ mod tests {
         assert_eq!(chosen(100.0), Plan { offer: 1, widths: vec![32] });
         // 224 nodes more cost less than that.
         assert_eq!(chosen(300.0), Plan { offer: 0, widths: vec![256] });
-        // A list may be left to one of them.
-        let (offers, mut plans) = ([free(&wide), free(&narrow)], Plans::default());
-        let mut planner = plans.planner(&offers, terms(&seconds));
-        for (only, offer, width) in [(None, 1, 32), (Some(0), 0, 256), (Some(1), 1, 32)] {
-            assert_eq!(planner.plan(only, 1, 20), Some(Plan { offer, widths: vec![width] }));
-        }
     }
 }

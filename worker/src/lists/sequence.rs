@@ -9,11 +9,11 @@ use laser_engine::{Scores, Slot};
 
 use super::coverage::{Coverage, NEVER};
 use super::expectation::Expectation;
+use super::foresight::{Foresight, Judged};
 use super::options::{ListDraft, ListOptions};
 use super::plan::Plan;
 use super::prefixes::{PrefixTree, index_u32};
 use super::reading::Reading;
-use super::sources::Learners;
 use crate::catalogue::Catalogue;
 use crate::generate::{Generated, Request, TextError};
 
@@ -21,9 +21,12 @@ use crate::generate::{Generated, Request, TextError};
 pub(super) enum Ranker<'a> {
     /// What a draft model has read.
     Model(&'a mut Reading),
-    /// The source that drafts the list, and what lists so far had.
-    Source(Option<&'a Listed>),
+    /// A source.
+    Source(By<'a>),
 }
+
+/// A source without a draft model, and what lists so far had if it goes by that.
+pub(super) type By<'a> = (ListDraft, Option<&'a Listed>);
 
 /// One list under way.
 pub(super) struct ListSequence {
@@ -36,14 +39,14 @@ pub(super) struct ListSequence {
     pub(super) is_tried: bool,
     /// The source of drafts whose turn it is to learn of this list, by number; none of a plain search.
     pub(super) turn: Option<usize>,
-    /// Whether it is learnt what its drafts would have to be, even if there are none.
+    /// Whether that source foresees the list, whatever drafts it.
     pub(super) is_watched: bool,
     /// What is drafted in this step; nothing if absent.
     pub(super) plan: Option<Plan>,
+    /// What the source whose turn it is ranks in this step.
+    pub(super) foresight: Option<Plan>,
     /// Whether a draft model drafts it.
     pub(super) is_read: bool,
-    /// What drafts it otherwise.
-    pub(super) draft: ListDraft,
     /// 1 for lists that are not drawn.
     temperature: f32,
     catalogue: Arc<Catalogue>,
@@ -53,6 +56,9 @@ pub(super) struct ListSequence {
     search: BeamSearch,
     /// Of this step, by steps ahead.
     drafted: Vec<Ranked>,
+    /// What the beams to come will judge.
+    foreseen: Vec<Foresight>,
+    judged: Vec<Judged>,
 }
 
 impl ListSequence {
@@ -81,11 +87,13 @@ impl ListSequence {
             turn: None,
             is_watched: false,
             plan: None,
+            foresight: None,
             is_read: false,
-            draft: ListDraft::None,
             catalogue,
             seen,
             drafted: Vec::new(),
+            foreseen: Vec::new(),
+            judged: Vec::new(),
         }
     }
 
@@ -112,12 +120,15 @@ impl ListSequence {
     /// Begins a step, with up to `room` tokens of the prompt. Returns how many.
     pub(super) fn begin(&mut self, room: usize) -> usize {
         self.draft_nothing();
+        if !self.is_watched {
+            self.foreseen.clear();
+        }
         self.tree.feed(room)
     }
 
     /// Nothing is drafted in this step.
     pub(super) fn draft_nothing(&mut self) {
-        (self.plan, self.is_read) = (None, false);
+        (self.plan, self.foresight, self.is_read) = (None, None, false);
         self.drafted.clear();
     }
 
@@ -145,20 +156,12 @@ impl ListSequence {
         reading.tree.keep(self.search.beams().iter().map(|beam| beam.node), &self.catalogue.trie)
     }
 
-    /// Ranks the candidates of one more step ahead.
+    /// Ranks the candidates of one more step ahead that is drafted for.
     pub(super) fn rank(&mut self, by: Ranker<'_>) {
         let Some(&width) = self.plan.as_ref().and_then(|plan| plan.widths.get(self.drafted.len())) else { return };
-        let allowed = self.catalogue.allowed(&self.seen);
-        let mut rank = |expected: &mut dyn Expected| {
-            let ranked = self.search.candidates(&allowed, self.drafted.last(), width, expected);
-            self.drafted.push(ranked);
-        };
-        match by {
-            Ranker::Model(reading) => rank(reading),
-            Ranker::Source(listed) => {
-                self.expectation.rank((self.draft, &self.request), (&self.catalogue, listed), rank);
-            }
-        }
+        let mut drafted = std::mem::take(&mut self.drafted);
+        self.rank_next(&mut drafted, width, by);
+        self.drafted = drafted;
     }
 
     /// The same, and the source learns how long it takes.
@@ -166,6 +169,21 @@ impl ListSequence {
         let start = Instant::now();
         self.rank(by);
         coverage.learn_ranking(start.elapsed().as_secs_f64());
+    }
+
+    /// Ranks the candidates of the step behind those that are `ranked`, of which so many are drafted.
+    fn rank_next(&mut self, ranked: &mut Vec<Ranked>, width: usize, by: Ranker<'_>) {
+        let allowed = self.catalogue.allowed(&self.seen);
+        let mut rank = |expected: &mut dyn Expected| {
+            let next = self.search.candidates(&allowed, ranked.last(), width, expected);
+            ranked.push(next);
+        };
+        match by {
+            Ranker::Model(reading) => rank(reading),
+            Ranker::Source((draft, listed)) => {
+                self.expectation.rank((draft, &self.request), (&self.catalogue, listed), rank);
+            }
+        }
     }
 
     /// Adds the prefixes that this step computes: those of the beams whose continuations are not known, and up to
@@ -177,14 +195,34 @@ impl ListSequence {
         self.done.drafted += drafted.len() as u64;
         let missing: Vec<u32> = self.search.missing(&allowed).collect();
         self.tree.grow(missing.into_iter().chain(drafted), &allowed, &self.catalogue);
+        if let Some(plan) = self.plan.as_ref().filter(|_| !self.search.is_sampled()) {
+            let ranked = std::mem::take(&mut self.drafted);
+            self.foreseen.push(Foresight::new(plan.offer, self.search.depth(), ranked));
+        }
     }
 
-    /// Takes over what the target says, of which others learn. Returns whether the list is complete.
+    /// Ranks as far ahead as the source whose turn it is might draft, behind what it does draft in this step. Nothing
+    /// is computed for that: the beams to come tell what it would have taken. Where drafts of two steps ahead save
+    /// nothing and those of three a forward, nobody would get there step by step.
+    pub(super) fn foresee(&mut self, by: By<'_>, coverage: &mut Coverage) {
+        let Some(Plan { offer, widths }) = self.foresight.take() else { return };
+        let depth = self.depth();
+        let drafted = self.foreseen.pop_if(|drafted| drafted.offer == offer && drafted.depth == depth);
+        let mut ranked = drafted.map_or_else(Vec::new, |drafted| drafted.ranked);
+        for width in widths.into_iter().skip(ranked.len()) {
+            let start = Instant::now();
+            self.rank_next(&mut ranked, width, Ranker::Source(by));
+            coverage.learn_ranking(start.elapsed().as_secs_f64());
+        }
+        self.foreseen.push(Foresight::new(offer, depth, ranked));
+    }
+
+    /// Takes over what the target says, and tells `listed` of the beams. Returns whether the list is complete.
     pub(super) fn accept(
         &mut self,
         scores: &Scores,
         options: &ListOptions,
-        learners: Learners<'_>,
+        listed: Option<&mut Listed>,
     ) -> Result<bool, TextError> {
         let allowed = self.catalogue.allowed(&self.seen);
         for (node, log_probabilities) in self.tree.scored(scores) {
@@ -193,48 +231,49 @@ impl ListSequence {
             }
             self.search.learn(&allowed, node, log_probabilities);
         }
-        let steps = self.advance(learners);
+        let steps = self.advance(listed);
         self.done.step_accepted.push(index_u32(steps.saturating_sub(1)));
         let is_done = self.search.depth() == self.levels();
         if is_done {
-            self.done.items = listed(self.search.beams(), &self.request, (&self.catalogue, options));
+            self.done.items = items_of(self.search.beams(), &self.request, (&self.catalogue, options));
         }
         Ok(is_done)
     }
 
-    /// Goes on step by step, and judges the drafts of each. Returns the number of steps.
-    fn advance(&mut self, mut learners: Learners<'_>) -> usize {
-        let (start, mut covered) = (self.search.depth(), true);
-        for ahead in 0.. {
-            let Some(judged) = self.advance_one((start, ahead), covered) else { return ahead };
-            if let (Some((width, candidates, _)), Some(coverage)) = (judged, &mut learners.coverage) {
-                coverage.learn((start, ahead), width, candidates);
-            }
-            covered = judged.map_or(covered, |(_, _, is_covered)| is_covered);
-            if let Some(listed) = &mut learners.listed {
+    /// What was found out of drafts since this was asked.
+    pub(super) fn judged(&mut self) -> impl Iterator<Item = Judged> {
+        self.judged.drain(..)
+    }
+
+    /// Goes on step by step, and judges what was foreseen of each. Returns the number of steps.
+    fn advance(&mut self, mut listed: Option<&mut Listed>) -> usize {
+        let start = self.search.depth();
+        let mut is_covered = true;
+        while let Some(is_next_covered) = self.advance_one(start, is_covered) {
+            is_covered = is_next_covered;
+            let (beams, depth) = (self.search.beams(), self.search.depth());
+            self.judged.extend(self.foreseen.iter_mut().filter_map(|foresight| foresight.judge(beams, depth)));
+            if let Some(listed) = &mut listed {
                 self.tell(listed);
             }
         }
-        0
+        self.search.depth() - start
     }
 
-    /// Goes on by the step that is so many ahead of where the forward found the list. Returns how many candidates would
-    /// have had to be drafted for it, of how many, and whether they were, if it was drafted for and all steps before it
-    /// were `covered`; none where scores are missing.
-    fn advance_one(&mut self, (start, ahead): (usize, usize), covered: bool) -> Option<Option<(usize, usize, bool)>> {
+    /// Goes on by a step of a forward that found the list at depth `start`; none where scores are missing. Where drafts
+    /// are drawn, returns whether one more is to be accepted, of a list all of whose drafts so far were.
+    fn advance_one(&mut self, start: usize, is_covered: bool) -> Option<bool> {
         let allowed = self.catalogue.allowed(&self.seen);
-        let ranked = self.drafted.get(ahead).filter(|ranked| covered && !ranked.is_empty());
-        if let Some(ranked) = ranked.filter(|_| self.search.is_sampled()) {
-            let accepted = self.search.accept(&allowed, ranked)?;
-            return Some(Some((if accepted { 1 } else { NEVER }, ranked.len(), accepted)));
-        }
-        if self.search.advance(&allowed, start + ahead + 1) == 0 {
-            return None;
-        }
-        Some(ranked.map(|ranked| {
-            let width = ranked.width_for(self.search.beams()).unwrap_or(ranked.len());
-            (width, ranked.len(), width <= ranked.drafted().len())
-        }))
+        let (depth, ahead) = (self.search.depth(), self.search.depth() - start);
+        let drafted = self.drafted.get(ahead).filter(|ranked| is_covered && !ranked.is_empty());
+        let Some(ranked) = drafted else {
+            return (self.search.advance(&allowed, depth + 1) > 0).then_some(is_covered);
+        };
+        let is_accepted = self.search.accept(&allowed, ranked)?;
+        let width = if is_accepted { 1 } else { NEVER };
+        let offer = self.offer()?;
+        self.judged.push(Judged { offer, step: (start, ahead), width, candidates: ranked.len() });
+        Some(is_accepted)
     }
 
     /// Tells of the beams. The last codes are never drafted; and an audit's plain search comes before the same list
@@ -260,7 +299,7 @@ fn seen(history: &[u32], trie: &Trie) -> Vec<u32> {
 }
 
 /// The items of the best leaves, as many as a list has.
-fn listed(beams: &[Beam], request: &Request, (catalogue, options): (&Catalogue, &ListOptions)) -> Vec<(u32, f64)> {
+fn items_of(beams: &[Beam], request: &Request, (catalogue, options): (&Catalogue, &ListOptions)) -> Vec<(u32, f64)> {
     let Catalogue { trie, stock, .. } = catalogue;
     let may_be = |item: &u32| stock.contains_item(trie, *item) && (options.repeat || !request.history.contains(item));
     let of_beam = |beam: &Beam| {

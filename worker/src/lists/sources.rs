@@ -5,6 +5,7 @@ use laser_decode::{Listed, Method};
 use super::coverage::Coverage;
 use super::options::ListDraft;
 use super::plan::Offer;
+use super::sequence::By;
 
 /// A source of drafts.
 #[derive(Debug)]
@@ -13,15 +14,7 @@ pub(super) struct Source {
     pub(super) coverage: Coverage,
 }
 
-/// What learns of a list.
-pub(super) struct Learners<'a> {
-    /// How well the source that drafted has covered the beams.
-    pub(super) coverage: Option<&'a mut Coverage>,
-    /// The beams, whatever drafted.
-    pub(super) listed: Option<&'a mut Listed>,
-}
-
-/// Those to choose from. They learn of lists in turns: for a list the candidates of one source are ranked, no more.
+/// Those to choose from. They take turns at foreseeing lists: of each list one does at most.
 #[derive(Debug)]
 pub(super) struct Sources {
     all: Vec<Source>,
@@ -65,12 +58,6 @@ impl Sources {
         self.lists
     }
 
-    /// The source whose turn it is, where a list that is watched has to be left to it: the others would draft for it
-    /// otherwise, and nothing be learnt of this one.
-    pub(super) fn only(&self, turn: Option<usize>, is_watched: bool) -> Option<usize> {
-        turn.filter(|_| is_watched && self.all.len() > 1)
-    }
-
     /// What they offer, by number.
     pub(super) fn offers(&self) -> impl Iterator<Item = Offer<'_>> {
         self.all.iter().map(|source| Offer { coverage: &source.coverage, reading: None })
@@ -80,15 +67,22 @@ impl Sources {
         self.all.get(source)
     }
 
-    /// What learns of a list that a source, or none of them, has drafted.
-    pub(super) fn learners(&mut self, source: Option<usize>) -> Learners<'_> {
-        let coverage = source.and_then(|source| self.all.get_mut(source)).map(|source| &mut source.coverage);
-        Learners { coverage, listed: self.listed.as_mut() }
+    /// What a source ranks by, and how well its drafts have covered the beams.
+    pub(super) fn ranking(&mut self, source: usize) -> Option<(By<'_>, &mut Coverage)> {
+        let Source { draft, coverage } = self.all.get_mut(source)?;
+        Some(((*draft, self.listed.as_ref()), coverage))
+    }
+
+    /// What learns of the beams of every list, whatever drafted it.
+    pub(super) fn listed(&mut self) -> Option<&mut Listed> {
+        self.listed.as_mut()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::super::plan::{Plans, StepSize, Terms};
     use super::*;
 
@@ -109,7 +103,7 @@ mod tests {
         assert_eq!(watched, [50; 6]);
         assert_eq!(sources.lists(), 1920);
         let mut knn = Sources::new(ListDraft::Counted(Method::Knn), false);
-        assert_eq!((knn.begin(), knn.begin(), knn.only(Some(0), true)), (Some(0), Some(0), None));
+        assert_eq!((knn.begin(), knn.begin()), (Some(0), Some(0)));
         let mut none = Sources::new(ListDraft::None, false);
         assert_eq!((none.begin(), none.lists(), none.offers().count()), (None, 1, 0));
     }
@@ -133,19 +127,18 @@ mod tests {
             let (mut sources, mut plans) = (Sources::new(ListDraft::Auto, false), Plans::default());
             for list in 0..2000 {
                 let turn = sources.begin();
-                let is_watched = is_watched(&sources, turn.unwrap());
-                let only = sources.only(turn, is_watched);
+                let watched = turn.filter(|turn| is_watched(&sources, *turn));
                 plans.refresh(sources.lists());
                 let offers: Vec<Offer<'_>> = sources.offers().collect();
-                let plan = plans.planner(&offers, terms).plan(only, 1, 20);
-                assert!(only.is_none_or(|only| plan.as_ref().is_none_or(|plan| plan.offer == only)));
-                if list >= 400 && only.is_none() {
+                let plan = plans.planner(&offers, terms).plan(1, 20);
+                if list >= 400 {
                     assert_eq!(plan.as_ref().map(|plan| (plan.offer, &plan.widths[..])), Some((best, &[32][..])));
                 }
-                let Some(source) = plan.map(|plan| plan.offer).or(only) else { continue };
-                // What it takes of each source to have all beams.
-                let width = if source == best { 25 } else { 60 + 30 * source };
-                sources.learners(Some(source)).coverage.unwrap().learn((1, 0), width, 5000);
+                for source in HashSet::from([plan.map(|plan| plan.offer), watched]).into_iter().flatten() {
+                    // What it takes of each source to have all beams.
+                    let width = if source == best { 25 } else { 60 + 30 * source };
+                    sources.ranking(source).unwrap().1.learn((1, 0), width, 5000);
+                }
             }
         }
     }
