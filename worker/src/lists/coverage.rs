@@ -22,14 +22,20 @@ pub(super) struct Seen {
     /// Sum of the candidates that there were, and the most of a list.
     candidates: f64,
     most: usize,
+    /// The number of the last list.
+    last: u64,
 }
 
 impl Seen {
-    fn learn(&mut self, width: usize, candidates: usize) {
-        self.widths.iter_mut().for_each(|lists| *lists *= DECAY);
+    /// Learns of the list of a number. Earlier ones count by theirs, too: the first lists are all learnt of, and by
+    /// sources that go by other lists knew of few.
+    fn learn(&mut self, number: u64, width: usize, candidates: usize) {
+        let kept = DECAY * self.last.max(1) as f64 / number.max(self.last).max(1) as f64;
+        self.last = number;
+        self.widths.iter_mut().for_each(|lists| *lists *= kept);
         self.widths[class(width)] += 1.0;
-        self.lists = self.lists * DECAY + 1.0;
-        self.candidates = self.candidates * DECAY + candidates as f64;
+        self.lists = self.lists * kept + 1.0;
+        self.candidates = self.candidates * kept + candidates as f64;
         self.most = self.most.max(candidates);
     }
 
@@ -118,7 +124,7 @@ impl Coverage {
             self.seen.resize_with(depth + 1, Default::default);
         }
         if let Some(seen) = self.seen[depth].get_mut(ahead) {
-            seen.learn(width, candidates);
+            seen.learn(self.lists, width, candidates);
         }
     }
 
