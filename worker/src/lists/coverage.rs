@@ -1,64 +1,74 @@
 //! How many prefixes had to be drafted in earlier lists.
 
-/// Bounds of numbers of candidates double from one class to the next.
-const CLASSES: usize = 24;
+use std::collections::VecDeque;
 
 /// More candidates than any draft has.
-pub(super) const NEVER: usize = 1 << (CLASSES - 1);
-
-/// Lists after which an earlier one counts half: about a thousand.
-const DECAY: f64 = 0.9993;
+pub(super) const NEVER: usize = usize::MAX;
 
 /// Steps ahead that are learnt of, and so drafted for, at most: all of an identifier of four codes.
 pub(super) const AHEAD: usize = 3;
 
-/// What was learnt of the drafts of one depth, so many steps ahead.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Seen {
-    /// How often so many candidates had all beams among them, by class.
-    widths: [f64; CLASSES],
-    /// Their sum.
-    lists: f64,
-    /// Sum of the candidates that there were, and the most of a list.
-    candidates: f64,
-    most: usize,
-    /// The number of the last list.
-    last: u64,
+/// Lists that are remembered: the last eight thousand where one of 16 is learnt of.
+const REMEMBERED: usize = 512;
+
+/// What a step ahead would have taken, in hindsight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Taken {
+    /// Candidates that had to be drafted to have all beams among them.
+    pub(super) width: usize,
+    /// All of them.
+    pub(super) candidates: usize,
 }
 
-impl Seen {
-    /// Learns of the list of a number. Earlier ones count by theirs, too: the first lists are all learnt of, and by
-    /// sources that go by other lists knew of few.
-    fn learn(&mut self, number: u64, width: usize, candidates: usize) {
-        let kept = DECAY * self.last.max(1) as f64 / number.max(self.last).max(1) as f64;
-        self.last = number;
-        self.widths.iter_mut().for_each(|lists| *lists *= kept);
-        self.widths[class(width)] += 1.0;
-        self.lists = self.lists * kept + 1.0;
-        self.candidates = self.candidates * kept + candidates as f64;
-        self.most = self.most.max(candidates);
+/// What a list would have taken.
+#[derive(Debug, Clone)]
+struct Sample {
+    /// The list's.
+    number: u64,
+    /// By steps ahead. Candidates come from the drafted ones of the step before, so nothing is known behind one that had
+    /// too few.
+    steps: Vec<Taken>,
+}
+
+/// What was learnt of a step ahead from those lists that all steps before it had enough drafts for.
+pub(super) struct Seen<'a> {
+    samples: Vec<(f64, &'a [Taken])>,
+    ahead: usize,
+    weight: f64,
+}
+
+impl<'a> Seen<'a> {
+    fn new(samples: impl Iterator<Item = (f64, &'a [Taken])>, ahead: usize) -> Option<Self> {
+        let samples: Vec<_> = samples.filter(|(_, steps)| steps.len() > ahead).collect();
+        let weight = samples.iter().map(|(weight, _)| weight).sum();
+        (!samples.is_empty()).then_some(Self { samples, ahead, weight })
     }
 
-    /// Candidates that there are on average; as good as none are known before the first list.
-    pub(super) fn candidates(&self) -> f64 {
-        if self.lists > 0.0 { self.candidates / self.lists } else { f64::INFINITY }
+    /// The lists with their weights.
+    fn taken(&self) -> impl Iterator<Item = (f64, Taken)> {
+        self.samples.iter().map(|&(weight, steps)| (weight, steps[self.ahead]))
+    }
+
+    /// Candidates that are drafted on average if at most `width` are.
+    pub(super) fn drafted(&self, width: usize) -> f64 {
+        self.taken().map(|(weight, taken)| weight * taken.candidates.min(width) as f64).sum::<f64>() / self.weight
     }
 
     /// The share of lists in which `width` candidates have all beams among them. All candidates always have.
     pub(super) fn share(&self, width: usize) -> f64 {
-        if self.lists > 0.0 && width >= self.most {
+        if self.taken().all(|(_, taken)| taken.candidates <= width) {
             return 1.0;
         }
-        // Only classes that end at `width` or below: between two bounds nobody knows on which side a list fell.
-        let covered: f64 = self.widths[..=(width.max(1).ilog2() as usize).min(CLASSES - 1)].iter().sum();
+        let covered: f64 = self.taken().filter(|(_, taken)| taken.width <= width).map(|(weight, _)| weight).sum();
         // One list that nothing was enough for, so that little evidence decides little.
-        covered / (self.lists + 1.0)
+        covered / (self.weight + 1.0)
     }
-}
 
-/// The class of widths up to the same power of two.
-fn class(width: usize) -> usize {
-    (width.max(1).next_power_of_two().trailing_zeros() as usize).min(CLASSES - 1)
+    /// The same of the next step, where `width` candidates are drafted for this one; none if nothing is known of it.
+    pub(super) fn next(&self, width: usize) -> Option<Self> {
+        let covered = self.samples.iter().filter(|(_, steps)| steps[self.ahead].width <= width);
+        Self::new(covered.copied(), self.ahead + 1)
+    }
 }
 
 /// The first lists, all of which a source drafts for if it has to be tried: what its drafts cover is learnt of them.
@@ -68,8 +78,12 @@ const FIRST: u64 = 32;
 /// such a list takes at least five times as long as others.
 const TRIED: u64 = 1024;
 
-/// From then on one of so many lists is foreseen. By item-kNN that takes a tenth of a list's time at 2.1M parameters.
+/// One of so many lists is foreseen from the thousandth on. By item-kNN that takes a tenth of a list's time at 2.1M parameters.
 const WATCHED: u64 = 16;
+
+/// Until then those are whose numbers are multiples of their number divided by this: all below 128, one of two below 192,
+/// one of three below 256, and so on. After a thousand lists those seen count as much as the last 64 would.
+const WATCHED_RATE: u64 = 64;
 
 /// Rate at which the time of ranking is learnt: about a hundred of them, and all alike as long as they are fewer.
 const RANKING_RATE: f64 = 0.01;
@@ -77,7 +91,7 @@ const RANKING_RATE: f64 = 0.01;
 /// How well a source's drafts have covered the beams, by depth.
 #[derive(Debug, Clone, Default)]
 pub struct Coverage {
-    seen: Vec<[Seen; AHEAD]>,
+    samples: Vec<VecDeque<Sample>>,
     lists: u64,
     /// Seconds in which the candidates of a list are ranked for one step ahead, and how often that was measured.
     ranking: f64,
@@ -92,12 +106,12 @@ impl Coverage {
 
     /// Whether the source drafts for the list that was counted last whatever that costs.
     pub(super) fn is_tried(&self) -> bool {
-        self.is_one_of(TRIED)
+        self.lists <= FIRST || self.lists.is_multiple_of(TRIED)
     }
 
     /// Whether the source foresees that list: ranks as far ahead as it may draft, whatever is drafted.
     pub(super) fn is_watched(&self) -> bool {
-        self.is_one_of(WATCHED)
+        self.lists.is_multiple_of((self.lists / WATCHED_RATE).clamp(1, WATCHED))
     }
 
     /// Learns that the candidates of a list were ranked in so many seconds.
@@ -113,23 +127,23 @@ impl Coverage {
         self.ranking
     }
 
-    fn is_one_of(&self, lists: u64) -> bool {
-        self.lists <= FIRST || self.lists.is_multiple_of(lists)
+    /// Learns what the drafts of a list would have taken behind beams of `depth` codes, by steps ahead.
+    pub(super) fn learn(&mut self, depth: usize, steps: Vec<Taken>) {
+        if self.samples.len() <= depth {
+            self.samples.resize_with(depth + 1, VecDeque::new);
+        }
+        let samples = &mut self.samples[depth];
+        if samples.len() == REMEMBERED {
+            samples.pop_front();
+        }
+        samples.push_back(Sample { number: self.lists, steps });
     }
 
-    /// Learns that behind beams of `depth` codes so many of the candidates had to be drafted `ahead` steps ahead
-    /// (counted from 0) to have all beams among them.
-    pub fn learn(&mut self, (depth, ahead): (usize, usize), width: usize, candidates: usize) {
-        if self.seen.len() <= depth {
-            self.seen.resize_with(depth + 1, Default::default);
-        }
-        if let Some(seen) = self.seen[depth].get_mut(ahead) {
-            seen.learn(self.lists, width, candidates);
-        }
-    }
-
-    /// What was learnt of the drafts behind beams of `depth` codes, so many steps ahead.
-    pub(super) fn seen(&self, depth: usize, ahead: usize) -> Option<&Seen> {
-        self.seen.get(depth).and_then(|seen| seen.get(ahead))
+    /// What was learnt of the drafts one step ahead of beams of `depth` codes; none if that is nothing.
+    pub(super) fn seen(&self, depth: usize) -> Option<Seen<'_>> {
+        // A list counts by its number: the first ones are all learnt of, and by sources that go by other lists knew of
+        // few.
+        let weight = |sample: &Sample| sample.number.max(1) as f64 / self.lists.max(1) as f64;
+        Seen::new(self.samples.get(depth)?.iter().map(|sample| (weight(sample), &sample.steps[..])), 0)
     }
 }

@@ -8,7 +8,7 @@ use laser_model::Tokenizer;
 
 use super::coverage::{AHEAD, Coverage};
 use super::draft_model::ListDraftModel;
-use super::foresight::Judged;
+use super::foresight::Foresight;
 use super::options::ListOptions;
 use super::plan::{Offer, Plan, Plans, StepSize, Terms};
 use super::sequence::{ListSequence, Ranker};
@@ -192,9 +192,14 @@ impl ListGenerator {
                 (None, _, Some(planner)) => planner.plan(list.depth(), list.missing()),
                 (None, None, None) => None,
             };
+            list.is_read = of_model.is_some() && list.offer() == of_model;
             let foresees = list.turn.filter(|_| list.is_watched);
             list.foresight = foresees.and_then(|offer| most(offer, list.depth(), &terms));
-            list.is_read = of_model.is_some() && list.offer() == of_model;
+            // Lists of which a source drafts fewer steps than it might would crowd out those of which all are known.
+            let steps = list.plan.as_ref().map_or(0, |plan| plan.widths.len());
+            let is_whole = steps == steps_left(list.depth(), &terms);
+            let is_foreseen = foresees.is_some() && foresees == list.offer();
+            list.is_judged = is_whole || is_foreseen || list.is_read || terms.drafted.is_some();
         }
     }
 
@@ -244,11 +249,11 @@ impl ListGenerator {
                 true => list.accept(scores, &self.options, self.sources.listed()).map(Some),
                 false => Ok(None),
             };
-            for Judged { offer, step, width, candidates } in list.judged() {
+            for Foresight { offer, depth, taken, .. } in list.judged() {
                 // A draft model's offer comes after those of all sources.
                 let of_source = self.sources.ranking(offer).map(|(_, coverage)| coverage);
                 if let Some(coverage) = of_source.or(self.model.as_mut().map(|model| &mut model.coverage)) {
-                    coverage.learn(step, width, candidates);
+                    coverage.learn(depth, taken);
                 }
             }
             match accepted {
@@ -349,7 +354,12 @@ impl TextGenerator for ListGenerator {
 
 /// As many as there may be, the same number for each step ahead that may be drafted for.
 fn most(offer: usize, depth: usize, terms: &Terms<'_>) -> Option<Plan> {
-    let steps = terms.steps.min(AHEAD).min(terms.levels.saturating_sub(depth + 1));
+    let steps = steps_left(depth, terms);
     let width = terms.drafted.unwrap_or_else(|| (terms.nodes / terms.steps.min(AHEAD)).max(1));
     (steps > 0).then(|| Plan { offer, widths: vec![width; steps] })
+}
+
+/// Steps ahead of beams of this depth that may be drafted for.
+fn steps_left(depth: usize, terms: &Terms<'_>) -> usize {
+    terms.steps.min(AHEAD).min(terms.levels.saturating_sub(depth + 1))
 }

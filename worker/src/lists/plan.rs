@@ -120,9 +120,10 @@ impl Planner<'_> {
         let mut best = (self.seconds(depth, missing) + self.rest[depth + 1], None);
         for offer in 0..self.offers.len() {
             let read = if depth == 0 { self.terms.size.prompt } else { self.terms.size.width };
-            let so_far = SoFar { reached: 1.0, fallen: 0.0, nodes: missing, read, reading: 0.0 };
+            let so_far = SoFar { reached: 1.0, fallen: 0.0, drafted: 0.0, read, reading: 0.0 };
             let mut widths = Vec::with_capacity(AHEAD);
-            self.extend((offer, depth), so_far, &mut widths, &mut best);
+            let seen = self.offers[offer].coverage.seen(depth);
+            self.extend((offer, (depth, missing)), (seen, so_far), &mut widths, &mut best);
         }
         best
     }
@@ -130,32 +131,32 @@ impl Planner<'_> {
     /// Tries every number of candidates for one more step ahead.
     fn extend(
         &self,
-        (offer, depth): (usize, usize),
-        so_far: SoFar,
+        (offer, (depth, missing)): (usize, PlanKey),
+        (seen, so_far): (Option<Seen<'_>>, SoFar),
         widths: &mut Vec<usize>,
         best: &mut (f64, Option<Plan>),
     ) {
         let (ahead, Offer { coverage, reading }) = (widths.len(), self.offers[offer]);
-        let seen =
-            coverage.seen(depth, ahead).filter(|_| ahead < self.terms.steps && depth + 1 + ahead < self.levels());
-        let Some(seen) = seen else { return };
+        let Some(seen) = seen.filter(|_| ahead < self.terms.steps && depth + 1 + ahead < self.terms.levels) else {
+            return;
+        };
         let reading = so_far.reading + coverage.ranking() + reading.map_or(0.0, |seconds| seconds(so_far.read));
-        for width in self.options(seen, so_far.nodes) {
-            let (share, drafted) = (seen.share(width), width.min(whole(seen.candidates())));
+        for width in self.options(&seen, so_far.drafted) {
+            let (share, drafted) = (seen.share(width), seen.drafted(width));
             let next = SoFar {
                 reached: so_far.reached * share,
                 fallen: so_far.fallen + so_far.reached * (1.0 - share) * self.rest[depth + 1 + ahead],
-                nodes: so_far.nodes + drafted,
-                read: drafted,
+                drafted: so_far.drafted + drafted,
+                read: whole(drafted),
                 reading,
             };
             widths.push(width);
             let rest = next.fallen + next.reached * self.rest[depth + 2 + ahead];
-            let seconds = self.seconds(depth, next.nodes) + reading + rest;
+            let seconds = self.seconds(depth, missing + whole(next.drafted)) + reading + rest;
             if seconds < best.0 {
                 *best = (seconds, Some(Plan { offer, widths: widths.clone() }));
             }
-            self.extend((offer, depth), next, widths, best);
+            self.extend((offer, (depth, missing)), (seen.next(width), next), widths, best);
             widths.pop();
         }
     }
@@ -165,20 +166,17 @@ impl Planner<'_> {
         (self.terms.seconds)(if depth == 0 { self.terms.size.prompt + nodes } else { nodes })
     }
 
-    fn levels(&self) -> usize {
-        self.terms.levels
-    }
-
-    /// Numbers of candidates worth a thought: the bounds of classes from the number of beams on, and as many as there
-    /// is room for. Where a list has fewer these are all of its own, also where it has more than most.
-    fn options(&self, seen: &Seen, nodes: usize) -> Vec<usize> {
-        let room = (self.terms.nodes + self.terms.size.width).saturating_sub(nodes);
+    /// Numbers of candidates worth a thought: powers of two from the number of beams on and one between each, and as
+    /// many as there is room for. Where a list has fewer these are all of its own, also where it has more than most.
+    fn options(&self, seen: &Seen<'_>, drafted: f64) -> Vec<usize> {
+        let room = self.terms.nodes.saturating_sub(whole(drafted));
         if let Some(drafted) = self.terms.drafted {
             return Vec::from_iter((drafted <= room).then_some(drafted));
         }
         let fewest = self.terms.size.width.max(1).next_power_of_two();
-        let bounds = std::iter::successors(Some(fewest), |width| width.checked_mul(2));
-        let fewer = room.min(whole(seen.candidates()));
+        let powers = std::iter::successors(Some(fewest), |width| width.checked_mul(2));
+        let bounds = powers.flat_map(|width| [width, width + width / 2]);
+        let fewer = room.min(whole(seen.drafted(usize::MAX)));
         bounds.take_while(|&width| width < fewer).chain((room > 0).then_some(room)).collect()
     }
 }
@@ -190,21 +188,22 @@ struct SoFar {
     reached: f64,
     /// The expected seconds behind those steps where they are not.
     fallen: f64,
-    /// Nodes of the target's step.
-    nodes: usize,
+    /// Drafted prefixes, on average.
+    drafted: f64,
     /// Tokens that the source reads next.
     read: usize,
     /// Seconds that it has read and ranked for.
     reading: f64,
 }
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of counts; infinity saturates")]
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a mean of counts")]
 fn whole(mean: f64) -> usize {
     mean.ceil() as usize
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::coverage::Taken;
     use super::*;
 
     /// 20 beams of four codes.
@@ -223,12 +222,39 @@ mod tests {
         Offer { coverage, reading: None }
     }
 
+    /// Learns how many candidates each step ahead took of how many.
+    fn learn(coverage: &mut Coverage, depth: usize, steps: &[(usize, usize)]) {
+        let taken = steps.iter().map(|&(width, candidates)| Taken { width, candidates });
+        coverage.learn(depth, taken.collect());
+    }
+
+    #[test]
+    fn lists_that_took_little_at_one_step_tend_to_at_the_next() {
+        let mut coverage = Coverage::default();
+        // For every other list 32 candidates are enough at either step.
+        for list in 0..300 {
+            let width = if list % 2 == 0 { 20 } else { 100 };
+            learn(&mut coverage, 1, &[(width, 5000), (width, 5000)]);
+        }
+        let seen = coverage.seen(1).unwrap();
+        assert!((seen.share(32) - 150.0 / 301.0).abs() < 1e-9);
+        assert!(seen.next(32).unwrap().share(32) > 0.99 && seen.next(16).is_none());
+        assert!(seen.next(100).unwrap().share(32) < 0.5);
+        // So both steps are as likely as one. They would not pay at a quarter.
+        let seconds = |nodes: usize| 100.0 + nodes as f64;
+        let few = Terms { nodes: 64, ..terms(&seconds) };
+        assert_eq!(plan(&[free(&coverage)], few, (1, 20)).unwrap().widths, [32, 32]);
+        // No more are planned than are drafted, also where fewer beams than usual are computed beside them.
+        let fewer = Terms { nodes: 63, ..terms(&seconds) };
+        assert_eq!(plan(&[free(&coverage)], fewer, (1, 1)).unwrap().widths, [32, 31]);
+    }
+
     #[test]
     fn a_draft_is_made_where_it_saves_more_than_it_costs() {
         let mut coverage = Coverage::default();
         for _ in 0..200 {
-            coverage.learn((2, 0), 60, 66);
-            coverage.learn((1, 0), 1300, 1400);
+            learn(&mut coverage, 2, &[(60, 66)]);
+            learn(&mut coverage, 1, &[(1300, 1400)]);
         }
         let (dear, cheap) = (|nodes| 10.0 + nodes as f64, |nodes| 100.0 + nodes as f64);
         let offers = [free(&coverage)];
@@ -249,14 +275,13 @@ mod tests {
     fn few_candidates_are_enough_where_they_were() {
         let mut coverage = Coverage::default();
         for list in 0..400 {
-            coverage.learn((0, 0), if list % 10 == 0 { 300 } else { 33 }, 5000);
-            coverage.learn((0, 1), 50, 6000);
+            learn(&mut coverage, 0, &[(if list % 10 == 0 { 300 } else { 33 }, 5000), (50, 6000)]);
         }
         let cheap = |nodes| 1000.0 + nodes as f64;
         let offers = [free(&coverage)];
-        assert_eq!(plan(&offers, terms(&cheap), (0, 1)).unwrap().widths, [64, 64]);
+        assert_eq!(plan(&offers, terms(&cheap), (0, 1)).unwrap().widths, [48, 64]);
         let one = Terms { steps: 1, ..terms(&cheap) };
-        assert_eq!(plan(&offers, one, (0, 1)).unwrap().widths, [64]);
+        assert_eq!(plan(&offers, one, (0, 1)).unwrap().widths, [48]);
     }
 
     #[test]
@@ -265,7 +290,7 @@ mod tests {
         // 115 of them on average, which are too few for every other list.
         for list in 0..400 {
             let all = if list % 2 == 0 { 90 } else { 140 };
-            coverage.learn((2, 0), all, all);
+            learn(&mut coverage, 2, &[(all, all)]);
         }
         let seconds = |nodes| 1000.0 + nodes as f64;
         let widths = plan(&[free(&coverage)], terms(&seconds), (2, 20)).unwrap().widths;
@@ -286,7 +311,7 @@ mod tests {
             plans.planner(&[free(coverage)], terms(&seconds)).plan(1, 20)
         };
         assert_eq!(planned(&coverage, 800), None);
-        (0..400).for_each(|_| coverage.learn((1, 0), 30, 5000));
+        (0..400).for_each(|_| learn(&mut coverage, 1, &[(30, 5000)]));
         assert_eq!(planned(&coverage, 899), None);
         assert_eq!(planned(&coverage, 900).unwrap().widths, [32]);
         // Early ones are made anew for each list.
@@ -303,7 +328,7 @@ mod tests {
     fn ranking_has_to_be_saved_too() {
         let seconds = |nodes| 100.0 + nodes as f64;
         let mut coverage = Coverage::default();
-        (0..400).for_each(|_| coverage.learn((2, 0), 20, 30));
+        (0..400).for_each(|_| learn(&mut coverage, 2, &[(20, 30)]));
         let widths = plan(&[free(&coverage)], terms(&seconds), (2, 20)).unwrap().widths;
         assert!(widths.len() == 1 && widths[0] >= 30, "{widths:?}");
         // A forward of 120 is saved for 30 nodes.
@@ -316,7 +341,7 @@ mod tests {
     #[test]
     fn the_first_step_has_the_prompt() {
         let mut coverage = Coverage::default();
-        (0..400).for_each(|_| coverage.learn((0, 0), 30, 5000));
+        (0..400).for_each(|_| learn(&mut coverage, 0, &[(30, 5000)]));
         // Up to 60 tokens a forward costs the same, and the prompt has 40.
         let seconds = |nodes: usize| 100.0 + 50.0 * nodes.saturating_sub(60) as f64;
         let offers = [free(&coverage)];
@@ -336,8 +361,8 @@ mod tests {
     fn of_two_sources_the_one_that_saves_more_than_it_reads_for_drafts() {
         let (mut wide, mut narrow) = (Coverage::default(), Coverage::default());
         for _ in 0..400 {
-            wide.learn((1, 0), 250, 5000);
-            narrow.learn((1, 0), 30, 5000);
+            learn(&mut wide, 1, &[(250, 5000)]);
+            learn(&mut narrow, 1, &[(30, 5000)]);
         }
         let seconds = |nodes| 1000.0 + nodes as f64;
         let chosen = |reading: f64| {

@@ -7,9 +7,9 @@ use std::time::Instant;
 use laser_decode::{Beam, BeamSearch, Expected, Listed, Noise, Ranked, Seen, Trie};
 use laser_engine::{Scores, Slot};
 
-use super::coverage::{Coverage, NEVER};
+use super::coverage::Coverage;
 use super::expectation::Expectation;
-use super::foresight::{Foresight, Judged};
+use super::foresight::Foresight;
 use super::options::{ListDraft, ListOptions};
 use super::plan::Plan;
 use super::prefixes::{PrefixTree, index_u32};
@@ -43,6 +43,8 @@ pub(super) struct ListSequence {
     pub(super) is_watched: bool,
     /// What is drafted in this step; nothing if absent.
     pub(super) plan: Option<Plan>,
+    /// Whether its drafts are to be judged.
+    pub(super) is_judged: bool,
     /// What the source whose turn it is ranks in this step.
     pub(super) foresight: Option<Plan>,
     /// Whether a draft model drafts it.
@@ -58,7 +60,6 @@ pub(super) struct ListSequence {
     drafted: Vec<Ranked>,
     /// What the beams to come will judge.
     foreseen: Vec<Foresight>,
-    judged: Vec<Judged>,
 }
 
 impl ListSequence {
@@ -87,13 +88,13 @@ impl ListSequence {
             turn: None,
             is_watched: false,
             plan: None,
+            is_judged: false,
             foresight: None,
             is_read: false,
             catalogue,
             seen,
             drafted: Vec::new(),
             foreseen: Vec::new(),
-            judged: Vec::new(),
         }
     }
 
@@ -120,9 +121,6 @@ impl ListSequence {
     /// Begins a step, with up to `room` tokens of the prompt. Returns how many.
     pub(super) fn begin(&mut self, room: usize) -> usize {
         self.draft_nothing();
-        if !self.is_watched {
-            self.foreseen.clear();
-        }
         self.tree.feed(room)
     }
 
@@ -195,7 +193,7 @@ impl ListSequence {
         self.done.drafted += drafted.len() as u64;
         let missing: Vec<u32> = self.search.missing(&allowed).collect();
         self.tree.grow(missing.into_iter().chain(drafted), &allowed, &self.catalogue);
-        if let Some(plan) = self.plan.as_ref().filter(|_| !self.search.is_sampled()) {
+        if let Some(plan) = self.plan.as_ref().filter(|_| self.is_judged) {
             let ranked = std::mem::take(&mut self.drafted);
             self.foreseen.push(Foresight::new(plan.offer, self.search.depth(), ranked));
         }
@@ -240,19 +238,17 @@ impl ListSequence {
         Ok(is_done)
     }
 
-    /// What was found out of drafts since this was asked.
-    pub(super) fn judged(&mut self) -> impl Iterator<Item = Judged> {
-        self.judged.drain(..)
+    /// What was foreseen and has been judged since this was asked.
+    pub(super) fn judged(&mut self) -> impl Iterator<Item = Foresight> {
+        self.foreseen.extract_if(.., |foresight| foresight.is_judged())
     }
 
     /// Goes on step by step, and judges what was foreseen of each. Returns the number of steps.
     fn advance(&mut self, mut listed: Option<&mut Listed>) -> usize {
         let start = self.search.depth();
-        let mut is_covered = true;
-        while let Some(is_next_covered) = self.advance_one(start, is_covered) {
-            is_covered = is_next_covered;
+        while let Some(is_accepted) = self.advance_one() {
             let (beams, depth) = (self.search.beams(), self.search.depth());
-            self.judged.extend(self.foreseen.iter_mut().filter_map(|foresight| foresight.judge(beams, depth)));
+            self.foreseen.iter_mut().for_each(|foresight| foresight.judge(beams, depth, is_accepted));
             if let Some(listed) = &mut listed {
                 self.tell(listed);
             }
@@ -260,20 +256,15 @@ impl ListSequence {
         self.search.depth() - start
     }
 
-    /// Goes on by a step of a forward that found the list at depth `start`; none where scores are missing. Where drafts
-    /// are drawn, returns whether one more is to be accepted, of a list all of whose drafts so far were.
-    fn advance_one(&mut self, start: usize, is_covered: bool) -> Option<bool> {
-        let allowed = self.catalogue.allowed(&self.seen);
-        let (depth, ahead) = (self.search.depth(), self.search.depth() - start);
-        let drafted = self.drafted.get(ahead).filter(|ranked| is_covered && !ranked.is_empty());
-        let Some(ranked) = drafted else {
-            return (self.search.advance(&allowed, depth + 1) > 0).then_some(is_covered);
-        };
-        let is_accepted = self.search.accept(&allowed, ranked)?;
-        let width = if is_accepted { 1 } else { NEVER };
-        let offer = self.offer()?;
-        self.judged.push(Judged { offer, step: (start, ahead), width, candidates: ranked.len() });
-        Some(is_accepted)
+    /// Goes on by one step; none where scores are missing. Where drafts are drawn, returns whether those of this step
+    /// were accepted.
+    fn advance_one(&mut self) -> Option<Option<bool>> {
+        let (allowed, depth) = (self.catalogue.allowed(&self.seen), self.search.depth());
+        let drafted = self.foreseen.last().and_then(|drafted| drafted.next(depth));
+        if let Some(drafted) = drafted.filter(|_| self.search.is_sampled()) {
+            return self.search.accept(&allowed, drafted).map(Some);
+        }
+        (self.search.advance(&allowed, depth + 1) > 0).then_some(None)
     }
 
     /// Tells of the beams. The last codes are never drafted; and an audit's plain search comes before the same list

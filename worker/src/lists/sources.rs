@@ -83,6 +83,7 @@ impl Sources {
 mod tests {
     use std::collections::HashSet;
 
+    use super::super::coverage::Taken;
     use super::super::plan::{Plans, StepSize, Terms};
     use super::*;
 
@@ -99,8 +100,8 @@ mod tests {
             let turn = sources.begin().unwrap();
             watched[turn] += usize::from(is_watched(&sources, turn));
         }
-        // Of 320 lists the first 32, and then one of 16.
-        assert_eq!(watched, [50; 6]);
+        // Of 320 lists the first 127, then one of two, three, four and five.
+        assert_eq!(watched, [127 + 32 + 22 + 16 + 1; 6]);
         assert_eq!(sources.lists(), 1920);
         let mut knn = Sources::new(ListDraft::Counted(Method::Knn), false);
         assert_eq!((knn.begin(), knn.begin()), (Some(0), Some(0)));
@@ -137,7 +138,8 @@ mod tests {
                 for source in HashSet::from([plan.map(|plan| plan.offer), watched]).into_iter().flatten() {
                     // What it takes of each source to have all beams.
                     let width = if source == best { 25 } else { 60 + 30 * source };
-                    sources.ranking(source).unwrap().1.learn((1, 0), width, 5000);
+                    let taken = Taken { width, candidates: 5000 };
+                    sources.ranking(source).unwrap().1.learn(1, vec![taken]);
                 }
             }
         }
