@@ -25,8 +25,8 @@ pub(super) struct Taken {
 struct Sample {
     /// The list's.
     number: u64,
-    /// By steps ahead. Candidates come from the drafted ones of the step before, so nothing is known behind one that had
-    /// too few.
+    /// By steps ahead. Candidates come from the drafted ones of the step before, so nothing is known behind one that
+    /// had too few.
     steps: Vec<Taken>,
 }
 
@@ -78,11 +78,12 @@ const FIRST: u64 = 32;
 /// such a list takes at least five times as long as others.
 const TRIED: u64 = 1024;
 
-/// One of so many lists is foreseen from the thousandth on. By item-kNN that takes a tenth of a list's time at 2.1M parameters.
+/// One of so many lists is foreseen from the thousandth on. By item-kNN that takes a tenth of a list's time at 2.1M
+/// parameters.
 const WATCHED: u64 = 16;
 
-/// Until then those are whose numbers are multiples of their number divided by this: all below 128, one of two below 192,
-/// one of three below 256, and so on. After a thousand lists those seen count as much as the last 64 would.
+/// Until then those are whose numbers are multiples of their number divided by this: all below 128, one of two below
+/// 192, one of three below 256, and so on. After a thousand lists those seen count as much as the last 64 would.
 const WATCHED_RATE: u64 = 64;
 
 /// Rate at which the time of ranking is learnt: about a hundred of them, and all alike as long as they are fewer.
