@@ -8,8 +8,8 @@ pub(super) const NEVER: usize = usize::MAX;
 /// Steps ahead that are learnt of, and so drafted for, at most: all of an identifier of four codes.
 pub(super) const AHEAD: usize = 3;
 
-/// Lists that are remembered: the last eight thousand where one of 16 is learnt of.
-const REMEMBERED: usize = 512;
+/// Lists that are remembered: the last four thousand where one of 16 is learnt of.
+const REMEMBERED: usize = 256;
 
 /// What a step ahead would have taken, in hindsight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
