@@ -1,6 +1,7 @@
 //! How many prefixes had to be drafted in earlier lists.
 
 use std::collections::VecDeque;
+use std::time::Instant;
 
 /// More candidates than any draft has.
 pub(super) const NEVER: usize = usize::MAX;
@@ -91,7 +92,7 @@ const RANKING_RATE: f64 = 0.01;
 
 /// How well a source's drafts have covered the beams, by depth.
 #[derive(Debug, Clone, Default)]
-pub struct Coverage {
+pub(super) struct Coverage {
     samples: Vec<VecDeque<Sample>>,
     lists: u64,
     /// Seconds in which the candidates of a list are ranked for one step ahead, and how often that was measured.
@@ -113,6 +114,13 @@ impl Coverage {
     /// Whether the source foresees that list: ranks as far ahead as it may draft, whatever is drafted.
     pub(super) fn is_watched(&self) -> bool {
         self.lists.is_multiple_of((self.lists / WATCHED_RATE).clamp(1, WATCHED))
+    }
+
+    /// Ranks the candidates of a list for one step ahead, and learns how long that takes.
+    pub(super) fn time(&mut self, rank: impl FnOnce()) {
+        let start = Instant::now();
+        rank();
+        self.learn_ranking(start.elapsed().as_secs_f64());
     }
 
     /// Learns that the candidates of a list were ranked in so many seconds.

@@ -5,7 +5,7 @@
 //! and, along with them, prefixes that may be beams of the next steps; what they are does not change a list
 //! ([`BeamSearch`](laser_decode::BeamSearch)). The first step is the end of the prompt, so it may carry drafts, too.
 //!
-//! How many are drafted, and by which source, is decided by measured costs, as for texts: [`Coverage`] remembers how
+//! How many are drafted, and by which source, is decided by measured costs, as for texts: `coverage.rs` remembers how
 //! many candidates it took to have all beams among them, and a draft has to pay for its nodes, and a [draft
 //! model](ListDraftModel) for what it reads, by the forwards that it saves.
 
@@ -21,7 +21,6 @@ mod reading;
 mod sequence;
 mod sources;
 
-pub use coverage::Coverage;
 pub use draft_model::ListDraftModel;
 pub use generator::ListGenerator;
 pub use options::{ListDraft, ListOptions, ListSampling};

@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
-use std::time::Instant;
 
 use laser_decode::{Beam, BeamSearch, Expected, Listed, Noise, Ranked, Seen, Trie};
 use laser_engine::{Scores, Slot};
@@ -164,9 +163,7 @@ impl ListSequence {
 
     /// The same, and the source learns how long it takes.
     pub(super) fn rank_timed(&mut self, by: Ranker<'_>, coverage: &mut Coverage) {
-        let start = Instant::now();
-        self.rank(by);
-        coverage.learn_ranking(start.elapsed().as_secs_f64());
+        coverage.time(|| self.rank(by));
     }
 
     /// Ranks the candidates of the step behind those that are `ranked`, of which so many are drafted.
@@ -208,9 +205,7 @@ impl ListSequence {
         let drafted = self.foreseen.pop_if(|drafted| drafted.offer == offer && drafted.depth == depth);
         let mut ranked = drafted.map_or_else(Vec::new, |drafted| drafted.ranked);
         for width in widths.into_iter().skip(ranked.len()) {
-            let start = Instant::now();
-            self.rank_next(&mut ranked, width, Ranker::Source(by));
-            coverage.learn_ranking(start.elapsed().as_secs_f64());
+            coverage.time(|| self.rank_next(&mut ranked, width, Ranker::Source(by)));
         }
         self.foreseen.push(Foresight::new(offer, depth, ranked));
     }
