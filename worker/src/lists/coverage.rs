@@ -1,6 +1,7 @@
 //! How many prefixes had to be drafted in earlier lists.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// More candidates than any draft has.
@@ -28,18 +29,19 @@ struct Sample {
     number: u64,
     /// By steps ahead. Candidates come from the drafted ones of the step before, so nothing is known behind one that
     /// had too few.
-    steps: Vec<Taken>,
+    steps: Arc<[Taken]>,
 }
 
 /// What was learnt of a step ahead from those lists that all steps before it had enough drafts for.
-pub(super) struct Seen<'a> {
-    samples: Vec<(f64, &'a [Taken])>,
+#[derive(Debug)]
+pub(super) struct Seen {
+    samples: Vec<(f64, Arc<[Taken]>)>,
     ahead: usize,
     weight: f64,
 }
 
-impl<'a> Seen<'a> {
-    fn new(samples: impl Iterator<Item = (f64, &'a [Taken])>, ahead: usize) -> Option<Self> {
+impl Seen {
+    fn new(samples: impl Iterator<Item = (f64, Arc<[Taken]>)>, ahead: usize) -> Option<Self> {
         let samples: Vec<_> = samples.filter(|(_, steps)| steps.len() > ahead).collect();
         let weight = samples.iter().map(|(weight, _)| weight).sum();
         (!samples.is_empty()).then_some(Self { samples, ahead, weight })
@@ -47,7 +49,7 @@ impl<'a> Seen<'a> {
 
     /// The lists with their weights.
     fn taken(&self) -> impl Iterator<Item = (f64, Taken)> {
-        self.samples.iter().map(|&(weight, steps)| (weight, steps[self.ahead]))
+        self.samples.iter().map(|(weight, steps)| (*weight, steps[self.ahead]))
     }
 
     /// Candidates that are drafted on average if at most `width` are.
@@ -68,7 +70,7 @@ impl<'a> Seen<'a> {
     /// The same of the next step, where `width` candidates are drafted for this one; none if nothing is known of it.
     pub(super) fn next(&self, width: usize) -> Option<Self> {
         let covered = self.samples.iter().filter(|(_, steps)| steps[self.ahead].width <= width);
-        Self::new(covered.copied(), self.ahead + 1)
+        Self::new(covered.cloned(), self.ahead + 1)
     }
 }
 
@@ -145,14 +147,14 @@ impl Coverage {
         if samples.len() == REMEMBERED {
             samples.pop_front();
         }
-        samples.push_back(Sample { number: self.lists, steps });
+        samples.push_back(Sample { number: self.lists, steps: steps.into() });
     }
 
     /// What was learnt of the drafts one step ahead of beams of `depth` codes; none if that is nothing.
-    pub(super) fn seen(&self, depth: usize) -> Option<Seen<'_>> {
+    pub(super) fn seen(&self, depth: usize) -> Option<Seen> {
         // A list counts by its number: the first ones are all learnt of, and by sources that go by other lists knew of
         // few.
         let weight = |sample: &Sample| sample.number.max(1) as f64 / self.lists.max(1) as f64;
-        Seen::new(self.samples.get(depth)?.iter().map(|sample| (weight(sample), &sample.steps[..])), 0)
+        Seen::new(self.samples.get(depth)?.iter().map(|sample| (weight(sample), sample.steps.clone())), 0)
     }
 }

@@ -1,5 +1,6 @@
 //! How many prefixes to draft, and by which source: what the measured costs of forwards say.
 
+use std::cell::OnceCell;
 use std::collections::HashMap;
 
 use super::coverage::{AHEAD, Coverage, Seen};
@@ -55,6 +56,8 @@ const KEPT: u64 = 128;
 #[derive(Debug, Default)]
 pub(super) struct Plans {
     made: HashMap<StepSize, Made>,
+    /// What may be drafted for lists of so many beams, by offer and codes of the beams.
+    choices: HashMap<usize, Vec<Vec<Option<Choices>>>>,
     /// The number of lists from which on they are made anew.
     until: u64,
 }
@@ -70,20 +73,78 @@ struct Made {
 /// Codes of the beams, and those of them that are computed in any case.
 type PlanKey = (usize, usize);
 
+/// The numbers of candidates that may be drafted for a step ahead, after those of the steps before it. Plans of steps of
+/// all sizes choose among the same, which are weighed once: to do so for each plan took four fifths of planning.
+#[derive(Debug)]
+struct Choices {
+    seen: Seen,
+    /// Prefixes that are drafted for the steps before, on average.
+    before: f64,
+    choices: Vec<Choice>,
+}
+
+/// One of them.
+#[derive(Debug)]
+struct Choice {
+    width: usize,
+    /// The share of lists in which these have all beams among them.
+    share: f64,
+    /// Prefixes that are drafted for it, on average.
+    drafted: f64,
+    /// Those of the next step.
+    next: OnceCell<Option<Choices>>,
+}
+
+impl Choices {
+    /// After so many prefixes for the steps before; none if nothing is known of this one.
+    fn new(seen: Option<Seen>, before: f64, terms: &Terms<'_>) -> Option<Self> {
+        let seen = seen?;
+        let choice =
+            |width| Choice { width, share: seen.share(width), drafted: seen.drafted(width), next: OnceCell::new() };
+        let choices = widths(&seen, before, terms).into_iter().map(choice).collect();
+        Some(Self { seen, before, choices })
+    }
+
+    /// The next step's after one of these.
+    fn after<'a>(&self, choice: &'a Choice, terms: &Terms<'_>) -> Option<&'a Self> {
+        let next = || Self::new(self.seen.next(choice.width), self.before + choice.drafted, terms);
+        choice.next.get_or_init(next).as_ref()
+    }
+}
+
+/// Numbers of candidates worth a thought: powers of two from the number of beams on and one between each, and as many as
+/// there is room for. Where a list has fewer these are all of its own, also where it has more than most.
+fn widths(seen: &Seen, before: f64, terms: &Terms<'_>) -> Vec<usize> {
+    let room = terms.nodes.saturating_sub(whole(before));
+    if let Some(drafted) = terms.drafted {
+        return Vec::from_iter((drafted <= room).then_some(drafted));
+    }
+    let fewest = terms.size.width.max(1).next_power_of_two();
+    let powers = std::iter::successors(Some(fewest), |width| width.checked_mul(2));
+    let bounds = powers.flat_map(|width| [width, width + width / 2]);
+    let fewer = room.min(whole(seen.drafted(usize::MAX)));
+    bounds.take_while(|&width| width < fewer).chain((room > 0).then_some(room)).collect()
+}
+
 impl Plans {
     /// Forgets all plans where so many `lists` have been begun that others may be better by now: at first after every
     /// one.
     pub(super) fn refresh(&mut self, lists: u64) {
         if lists >= self.until {
             self.made.clear();
+            self.choices.clear();
             self.until = lists + (lists / 8).clamp(1, KEPT);
         }
     }
 
     /// What decides in steps of the terms' size.
     pub(super) fn planner<'a>(&'a mut self, offers: &'a [Offer<'a>], terms: Terms<'a>) -> Planner<'a> {
+        let choices = self.choices.entry(terms.size.width).or_insert_with(|| {
+            let of = |offer: &Offer<'_>, depth| Choices::new(offer.coverage.seen(depth), 0.0, &terms);
+            offers.iter().map(|offer| (0..terms.levels).map(|depth| of(offer, depth)).collect()).collect()
+        });
         let Made { rest, plans } = self.made.entry(terms.size).or_default();
-        let planner = Planner { offers, terms, rest, plans };
+        let planner = Planner { offers, terms, choices, rest, plans };
         if planner.rest.is_empty() {
             planner.rest.resize(terms.levels + 1, 0.0);
             for depth in (1..terms.levels).rev() {
@@ -98,6 +159,8 @@ impl Plans {
 pub(super) struct Planner<'a> {
     offers: &'a [Offer<'a>],
     terms: Terms<'a>,
+    /// By offer and codes of the beams.
+    choices: &'a [Vec<Option<Choices>>],
     rest: &'a mut Vec<f64>,
     plans: &'a mut HashMap<PlanKey, Option<Plan>>,
 }
@@ -118,12 +181,10 @@ impl Planner<'_> {
     /// The expected seconds from a depth on, and the plan that gives them.
     fn best(&self, (depth, missing): PlanKey) -> (f64, Option<Plan>) {
         let mut best = (self.seconds(depth, missing) + self.rest[depth + 1], None);
-        for offer in 0..self.offers.len() {
+        for (offer, choices) in self.choices.iter().enumerate() {
             let read = if depth == 0 { self.terms.size.prompt } else { self.terms.size.width };
-            let so_far = SoFar { reached: 1.0, fallen: 0.0, drafted: 0.0, read, reading: 0.0 };
-            let mut widths = Vec::with_capacity(AHEAD);
-            let seen = self.offers[offer].coverage.seen(depth);
-            self.extend((offer, (depth, missing)), (seen, so_far), &mut widths, &mut best);
+            let so_far = SoFar { offer, depth, missing, reached: 1.0, fallen: 0.0, read, reading: 0.0 };
+            self.extend(so_far, choices[depth].as_ref(), &mut Vec::with_capacity(AHEAD), &mut best);
         }
         best
     }
@@ -131,36 +192,32 @@ impl Planner<'_> {
     /// Tries every number of candidates for one more step ahead.
     fn extend(
         &self,
-        (offer, (depth, missing)): (usize, PlanKey),
-        (seen, so_far): (Option<Seen<'_>>, SoFar),
+        so_far: SoFar,
+        choices: Option<&Choices>,
         widths: &mut Vec<usize>,
         best: &mut (f64, Option<Plan>),
     ) {
+        let SoFar { offer, depth, missing, .. } = so_far;
         let (ahead, Offer { coverage, reading }) = (widths.len(), self.offers[offer]);
-        let Some(seen) = seen.filter(|_| ahead < self.terms.steps && depth + 1 + ahead < self.terms.levels) else {
-            return;
-        };
+        let may_draft = ahead < self.terms.steps && depth + 1 + ahead < self.terms.levels;
+        let Some(choices) = choices.filter(|_| may_draft) else { return };
         let reading = so_far.reading + coverage.ranking() + reading.map_or(0.0, |seconds| seconds(so_far.read));
-        for width in self.options(&seen, so_far.drafted) {
-            let (share, drafted) = (seen.share(width), seen.drafted(width));
-            let next = SoFar {
-                reached: so_far.reached * share,
-                fallen: so_far.fallen + so_far.reached * (1.0 - share) * self.rest[depth + 1 + ahead],
-                drafted: so_far.drafted + drafted,
-                read: whole(drafted),
-                reading,
-            };
-            let spent = self.seconds(depth, missing + whole(next.drafted)) + reading + next.fallen;
+        for choice in &choices.choices {
+            let &Choice { width, share, drafted, .. } = choice;
+            let fallen = so_far.fallen + so_far.reached * (1.0 - share) * self.rest[depth + 1 + ahead];
+            let spent = self.seconds(depth, missing + whole(choices.before + drafted)) + reading + fallen;
             // More steps only add to that. Without this plans took a tenth of a list's time at 0.7M parameters.
             if spent >= best.0 {
                 continue;
             }
             widths.push(width);
-            let seconds = spent + next.reached * self.rest[depth + 2 + ahead];
+            let reached = so_far.reached * share;
+            let seconds = spent + reached * self.rest[depth + 2 + ahead];
             if seconds < best.0 {
                 *best = (seconds, Some(Plan { offer, widths: widths.clone() }));
             }
-            self.extend((offer, (depth, missing)), (seen.next(width), next), widths, best);
+            let next = SoFar { reached, fallen, read: whole(drafted), reading, ..so_far };
+            self.extend(next, choices.after(choice, &self.terms), widths, best);
             widths.pop();
         }
     }
@@ -169,31 +226,19 @@ impl Planner<'_> {
     fn seconds(&self, depth: usize, nodes: usize) -> f64 {
         (self.terms.seconds)(if depth == 0 { self.terms.size.prompt + nodes } else { nodes })
     }
-
-    /// Numbers of candidates worth a thought: powers of two from the number of beams on and one between each, and as
-    /// many as there is room for. Where a list has fewer these are all of its own, also where it has more than most.
-    fn options(&self, seen: &Seen<'_>, drafted: f64) -> Vec<usize> {
-        let room = self.terms.nodes.saturating_sub(whole(drafted));
-        if let Some(drafted) = self.terms.drafted {
-            return Vec::from_iter((drafted <= room).then_some(drafted));
-        }
-        let fewest = self.terms.size.width.max(1).next_power_of_two();
-        let powers = std::iter::successors(Some(fewest), |width| width.checked_mul(2));
-        let bounds = powers.flat_map(|width| [width, width + width / 2]);
-        let fewer = room.min(whole(seen.drafted(usize::MAX)));
-        bounds.take_while(|&width| width < fewer).chain((room > 0).then_some(room)).collect()
-    }
 }
 
 /// A plan under way.
 #[derive(Clone, Copy)]
 struct SoFar {
+    offer: usize,
+    /// Codes of the beams, and those of them that are computed in any case.
+    depth: usize,
+    missing: usize,
     /// The chance that all beams of the steps so far are drafted.
     reached: f64,
     /// The expected seconds behind those steps where they are not.
     fallen: f64,
-    /// Drafted prefixes, on average.
-    drafted: f64,
     /// Tokens that the source reads next.
     read: usize,
     /// Seconds that it has read and ranked for.
