@@ -10,7 +10,7 @@ pub(super) const NEVER: usize = usize::MAX;
 /// Steps ahead that are learnt of, and so drafted for, at most: all of an identifier of four codes.
 pub(super) const AHEAD: usize = 3;
 
-/// Lists that are remembered: the last four thousand where one of 16 is learnt of.
+/// Lists that are remembered: the last 16 thousand where one of 64 is learnt of.
 const REMEMBERED: usize = 256;
 
 /// What a step ahead would have taken, in hindsight.
@@ -81,9 +81,9 @@ const FIRST: u64 = 32;
 /// such a list takes at least five times as long as others.
 const TRIED: u64 = 1024;
 
-/// One of so many lists is foreseen from the thousandth on. By item-kNN that takes a tenth of a list's time at 2.1M
-/// parameters.
-const WATCHED: u64 = 16;
+/// One of so many lists is foreseen in the end, from the four thousandth on. At 2.1M parameters one of 16 would take a
+/// hundredth of the time of lists of five items by what other lists had, and a tenth by item-kNN.
+const WATCHED: u64 = 64;
 
 /// Until then those are whose numbers are multiples of their number divided by this: all below 128, one of two below
 /// 192, one of three below 256, and so on. After a thousand lists those seen count as much as the last 64 would.

@@ -40,6 +40,8 @@ pub(super) struct ListSequence {
     pub(super) turn: Option<usize>,
     /// Whether that source foresees the list, whatever drafts it.
     pub(super) is_watched: bool,
+    /// Whether lists to come are drafted by what this one has.
+    pub(super) is_told: bool,
     /// What is drafted in this step; nothing if absent.
     pub(super) plan: Option<Plan>,
     /// Whether its drafts are to be judged.
@@ -86,6 +88,7 @@ impl ListSequence {
             is_tried: false,
             turn: None,
             is_watched: false,
+            is_told: false,
             plan: None,
             is_judged: false,
             foresight: None,
@@ -265,7 +268,7 @@ impl ListSequence {
     /// Tells of the beams. The last codes are never drafted; and an audit's plain search comes before the same list
     /// with drafts, which must not know it.
     fn tell(&mut self, listed: &mut Listed) {
-        if self.search.depth() < self.levels() && !self.request.plain {
+        if self.search.depth() < self.levels() && self.is_told {
             let context = self.expectation.context(&self.request, &self.catalogue);
             listed.learn(&self.catalogue.trie, context, self.search.beams().iter().map(|beam| beam.node));
         }

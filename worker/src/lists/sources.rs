@@ -73,7 +73,7 @@ impl Sources {
         Some(((*draft, self.listed.as_ref()), coverage))
     }
 
-    /// What learns of the beams of every list, whatever drafted it.
+    /// What learns of the beams of lists, whatever drafted them.
     pub(super) fn listed(&mut self) -> Option<&mut Listed> {
         self.listed.as_mut()
     }

@@ -419,6 +419,34 @@ fn a_list_drafts_the_next_one_of_a_like_user_and_an_audit_drafts_none() {
 }
 
 #[test]
+fn where_drafts_pay_every_list_drafts_the_next_one_also_those_that_are_not_watched() {
+    let trie = trie();
+    let cost = |of_all: f64| Some(StepCost::new(vec![(1.0, 1e6), (4096.0, of_all * 1e6)], 0.0));
+    let request = |id: u32, of_user: u32| Request {
+        id: u64::from(id),
+        prompt: tokens(of_user, 20),
+        history: vec![id, 290 + of_user],
+        previous_items: Vec::new(),
+        ..requests(&trie)[2].clone()
+    };
+    // The first 127 lists are all watched, and from then on every other one.
+    let accepted = |of_all: f64| {
+        let options = ListOptions { draft: ListDraft::Listed, nodes: 18, cost: cost(of_all), ..options() };
+        let mut generator = ListGenerator::new(model(), tokenizer(), options);
+        let mut accepted = |id: u32, of_user: u32| -> u32 {
+            lists(&mut generator, &[request(id, of_user)])[0].as_ref().unwrap().step_accepted.iter().sum()
+        };
+        (0..128).for_each(|id| assert!(accepted(id, 9) < 4));
+        let accepted: Vec<_> = (0..8).map(|user| [0, 1].map(|of| accepted(128 + 2 * user + of, user))).collect();
+        [0, 1].map(|of| accepted.iter().map(|of_user| of_user[of]).sum())
+    };
+    let [first, second]: [u32; 2] = accepted(1.0);
+    assert!(second > first, "{first}, {second}");
+    // Where a node costs as much as a forward nothing is drafted.
+    assert_eq!(accepted(4096.0), [0, 0]);
+}
+
+#[test]
 fn a_previous_list_drafts_the_next_one_of_its_user() {
     let trie = trie();
     let listed = ListOptions { draft: ListDraft::Listed, nodes: 18, ..options() };
