@@ -19,10 +19,20 @@ use crate::sealed::{Preamble, seal};
 pub fn build_pool(meta: &PoolMeta, texts: impl IntoIterator<Item = impl Into<PoolText>>) -> Result<Vec<u8>, PoolError> {
     meta.check()?;
     let Concatenated { texts, tokens, runners_up } = concatenate(meta, texts)?;
-    let runners_up = RunnersUpBuilder::build(&tokens, &runners_up, meta.vocab_size);
     let suffixes = suffix_array(meta, &tokens)?;
     let ranks: &[u32] = bytemuck::cast_slice(&suffixes);
     let frequent = build_frequent(&tokens, ranks, (meta.vocab_size, meta.end_of_text));
+    let counted: [&[u8]; 6] = [
+        bytemuck::cast_slice(&tokens),
+        bytemuck::cast_slice(ranks),
+        bytemuck::cast_slice(&frequent.tokens),
+        bytemuck::cast_slice(&frequent.buckets),
+        bytemuck::cast_slice(&frequent.tables),
+        bytemuck::cast_slice(&frequent.branches),
+    ];
+    let sections_at = (HEADER + meta.name.len()).next_multiple_of(4);
+    let rest = sections_at + counted.iter().map(|section| section.len()).sum::<usize>();
+    let runners_up = RunnersUpBuilder::build(&tokens, &runners_up, (meta.vocab_size, rest));
     let counts = [
         ("texts", texts),
         ("tokens", tokens.len()),
@@ -34,20 +44,9 @@ pub fn build_pool(meta: &PoolMeta, texts: impl IntoIterator<Item = impl Into<Poo
         ("runners-up", runners_up.count),
         ("bytes of name", meta.name.len()),
     ];
-    let sections: [&[u8]; 9] = [
-        bytemuck::cast_slice(&tokens),
-        bytemuck::cast_slice(ranks),
-        bytemuck::cast_slice(&frequent.tokens),
-        bytemuck::cast_slice(&frequent.buckets),
-        bytemuck::cast_slice(&frequent.tables),
-        bytemuck::cast_slice(&frequent.branches),
-        bytemuck::cast_slice(&runners_up.known),
-        bytemuck::cast_slice(&runners_up.others),
-        &runners_up.races,
-    ];
-    let sections_at = (HEADER + meta.name.len()).next_multiple_of(4);
-    let total: usize = sections.iter().map(|section| section.len()).sum();
-    let mut bytes = Vec::with_capacity(sections_at + total);
+    let contested: [&[u8]; 3] =
+        [bytemuck::cast_slice(&runners_up.known), bytemuck::cast_slice(&runners_up.others), &runners_up.races];
+    let mut bytes = Vec::with_capacity(rest + contested.iter().map(|section| section.len()).sum::<usize>());
     Preamble::write(&mut bytes, MAGIC, VERSION);
     bytes.extend(meta.tokenizer);
     bytes.extend([0; 32]);
@@ -59,9 +58,7 @@ pub fn build_pool(meta: &PoolMeta, texts: impl IntoIterator<Item = impl Into<Poo
     }
     bytes.extend(meta.name.as_bytes());
     bytes.resize(sections_at, 0);
-    for section in sections {
-        bytes.extend_from_slice(section);
-    }
+    counted.into_iter().chain(contested).for_each(|section| bytes.extend_from_slice(section));
     bytes.resize(bytes.len() + runners_up.races.len().next_multiple_of(4) - runners_up.races.len(), 0);
     seal(&mut bytes, CONTENT_HASH, sections_at);
     Ok(bytes)

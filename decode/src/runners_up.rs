@@ -6,7 +6,8 @@
 //!
 //! Probabilities are kept where the race was close, in 5 bits each, and tokens in as many bits as the vocabulary needs.
 //! The places that have them are bits, with the numbers before every 32 of them, so that a look-up reads three places.
-//! A pool keeps the most probable runners-up for which it has room.
+//! A pool keeps the most probable runners-up for which it has room, which is as much as the rest of it leaves of 16 bytes
+//! per token.
 
 use std::ops::Range;
 
@@ -22,9 +23,12 @@ const SHIFT_MAX: i64 = 4;
 /// Places per word of bits.
 const WORD: usize = 32;
 
-/// Bits of races and runners-up per token of the pool, on average. With the 3 that find them they are 5 bytes, beside
-/// the 10 to 11 of a pool of real texts without runners-up.
-const ROOM: usize = 37;
+/// Bits per token of a pool with runners-up. Without them one of real texts takes 10 to 11.3 bytes.
+const POOL_BITS: usize = 16 * 8;
+
+/// Bits of races and runners-up per token in any pool, on average: with the 3 that find them they are 4 bytes. Small
+/// pools, whose tables outweigh their tokens, take more than [`POOL_BITS`].
+const LEAST_ROOM: usize = 29;
 
 /// Bits of a [`Level`].
 const LEVEL_BITS: u32 = 5;
@@ -210,11 +214,12 @@ pub(crate) struct RunnersUpBuilder {
 type Contested = (u32, Level, Vec<(Level, Token)>);
 
 impl RunnersUpBuilder {
-    /// Takes the runners-up of all tokens of a pool, in order of their places among all.
-    pub(crate) fn build(tokens: &[Token], runners_up: &[RunnerUp], vocab_size: u32) -> Self {
+    /// Takes the runners-up of all tokens of a pool, in order of their places among all. The rest of the pool has so
+    /// many bytes.
+    pub(crate) fn build(tokens: &[Token], runners_up: &[RunnerUp], (vocab_size, rest): (u32, usize)) -> Self {
         let token_bits = token_bits(vocab_size);
         let mut races = contested(tokens, runners_up);
-        let least = least_probable(&races, tokens.len() * ROOM, other_bits(token_bits));
+        let least = least_probable(&races, room(tokens.len(), rest), other_bits(token_bits));
         for (.., others) in &mut races {
             others.retain(|(level, _)| Some(*level) <= least);
         }
@@ -250,6 +255,12 @@ impl RunnersUpBuilder {
             self.count += 1;
         }
     }
+}
+
+/// Bits for the races and runners-up of so many tokens, beside the bits that find them.
+fn room(tokens: usize, rest: usize) -> usize {
+    let known = tokens.div_ceil(WORD) * 8 * size_of::<[u32; 3]>();
+    (tokens * POOL_BITS).saturating_sub(8 * rest + known).max(tokens * LEAST_ROOM)
 }
 
 /// The races whose tokens are known, with at most [`RUNNERS_UP_MAX`] others each.

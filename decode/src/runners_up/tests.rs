@@ -102,14 +102,31 @@ fn a_pool_keeps_the_most_probable_ones_for_which_it_has_room() {
     let runners_up = (0..40).flat_map(|place| race(place, &[(1, 0.02)]).chain(race(place, &others)));
     let text = PoolText { tokens: vec![1; 40], runners_up: runners_up.collect() };
     let size = build_pool(&meta(), [vec![1; 40]]).unwrap().len();
-    let (pool, bits) = (soft(std::slice::from_ref(&text)), 41 * ROOM);
+    // So small a pool takes more than 16 bytes per token without any.
+    let (pool, bits) = (soft(std::slice::from_ref(&text)), 41 * LEAST_ROOM);
+    assert!(size > 41 * POOL_BITS / 8);
     // A token takes 12 bits of 7 for the vocabulary of 100 and 5 for the level, and a place 8.
     let races = pool.contents().next().unwrap().runners_up;
-    assert_eq!(races.len(), 40 * 3, "two runners-up are 32 bits per place, three are 44 of {ROOM}");
-    assert!(races.iter().all(|other| other.token < 7));
-    assert_eq!(pool.size_bytes(), size + 2 * 12 + 40 * 2 * 12 / 8 + 40);
+    assert_eq!(races.len(), 40 * 2, "one runner-up is 20 bits per place, two are 32 of {LEAST_ROOM}");
+    assert!(races.iter().all(|other| other.token < 6));
+    assert_eq!(pool.size_bytes(), size + 2 * 12 + 40 * 12 / 8 + 40);
     let of = |others: usize| 40 * others * 12 + 40 * 8;
-    assert!((of(2)..of(3)).contains(&bits));
+    assert!((of(1)..of(2)).contains(&bits));
+}
+
+#[test]
+fn a_pool_takes_sixteen_bytes_per_token_where_its_runners_up_would_take_more() {
+    // Of all tokens alike, so that nothing is frequent: 8 bytes per token without runners-up.
+    let tokens: Vec<Token> = (0..20_000_u32).map(|place| place.wrapping_mul(2_654_435_761) % 90 + 1).collect();
+    let others = |place: u32| (91..99).map(move |token| (token, 0.4 / ((7 * place + token) % 37 + 1) as f32));
+    let races = (0..).zip(&tokens).flat_map(|(place, &token)| {
+        race(place, &[(token, 0.5)]).chain(race(place, &others(place).collect::<Vec<_>>())).collect::<Vec<_>>()
+    });
+    let text = PoolText { runners_up: races.collect(), tokens };
+    let size = |text: PoolText| soft(&[text]).size_bytes() as f64 / 20_001.0;
+    assert!(size(text.tokens.clone().into()) < 12.0);
+    let size = size(text);
+    assert!((15.0..=16.0).contains(&size), "{size}");
 }
 
 #[test]

@@ -74,7 +74,8 @@ struct Made {
 type PlanKey = (usize, usize);
 
 /// The numbers of candidates that may be drafted for a step ahead, after those of the steps before it. Plans of steps of
-/// all sizes choose among the same, which are weighed once: to do so for each plan took four fifths of planning.
+/// all sizes choose among the same, which are weighed once: to do so for each plan took a quarter of the time of drafting
+/// at 0.7M parameters.
 #[derive(Debug)]
 struct Choices {
     seen: Seen,
