@@ -1,13 +1,11 @@
 //! Bounds, ends of texts and requests that cannot be served.
 
 use std::sync::{Arc, mpsc};
-use std::thread;
-use std::time::Duration;
 
 use laser_engine::{Engine, EngineError, FakeEngine, FakeOptions};
 use laser_worker::cost::{StepCost, StepLoad};
 use laser_worker::generate::{GenerateOptions, Generator, Request, StopReason, TextGenerator};
-use rayon::ThreadPoolBuilder;
+use rayon::{ThreadPoolBuilder, Yield};
 
 use crate::support::*;
 use crate::watch::Mischief;
@@ -155,19 +153,26 @@ fn texts_are_cut_before_the_first_stop_string() {
     assert!(stopped > 20, "only {stopped} stop strings were tried");
 }
 
-/// While the engine's only thread is busy, a step that drafts for a large batch does not end.
+/// The engine's only thread asks for other work until it has had some.
 #[test]
 fn drafts_of_a_large_batch_are_made_on_the_engines_threads() {
-    let threads = Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
-    let options = GenerateOptions { batch: 16, step_tokens: 512, ..options() };
-    let fake = FakeEngine::new(FakeOptions { eos_probability: 0.0, ..fake_options() });
-    let mut generator = Generator::new(Box::new(fake.with_threads(threads.clone())), tokenizer(), options);
-    (0..16).for_each(|id| generator.submit(request(id, &tokens(9, 5))));
-    let (release, released) = mpsc::sync_channel::<()>(1);
-    threads.spawn(move || released.recv().unwrap_or_default());
-    let step = thread::spawn(move || generator.step().map(|_| generator.load()));
-    thread::sleep(Duration::from_millis(100));
-    assert!(!step.is_finished());
-    release.send(()).unwrap();
-    assert_eq!(step.join().unwrap().unwrap(), 16);
+    for (batch, expected) in [(15, false), (16, true)] {
+        let threads = Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
+        let options = GenerateOptions { batch, step_tokens: 512, ..options() };
+        let fake = FakeEngine::new(FakeOptions { eos_probability: 0.0, ..fake_options() });
+        let mut generator = Generator::new(Box::new(fake.with_threads(threads.clone())), tokenizer(), options);
+        (0..16).for_each(|id| generator.submit(request(id, &tokens(9, 5))));
+        let (ended, end) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        threads.spawn(move || {
+            let has_worked = || rayon::yield_now() == Some(Yield::Executed);
+            // Whether there was work is asked once more after the step's end.
+            let is_over = || end.try_recv().is_ok();
+            let has = std::iter::repeat_with(|| (is_over(), has_worked())).find(|(is_over, has)| *is_over || *has);
+            tell.send(has.is_some_and(|(_, has)| has)).unwrap_or_default();
+        });
+        generator.step().unwrap();
+        ended.send(()).unwrap_or_default();
+        assert_eq!((told.recv().unwrap(), generator.load()), (expected, 16), "batch {batch}");
+    }
 }
