@@ -1,6 +1,10 @@
 //! The model to load, its precision and its device.
 
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError, Weak},
+};
 
 use candle_core::{DType, Device, quantized::GgmlDType};
 use laser_schema::DeviceOption;
@@ -40,8 +44,10 @@ impl EngineOptions {
         Self { path: path.into(), drafts: None, dtype, isq: None, device, threads: None, cache_mb: None }
     }
 
-    /// The threads that forwards run on.
-    pub(super) fn thread_pool(&self) -> Result<ThreadPool, EngineError> {
+    /// The threads that forwards run on, which all engines of the process share that ask for as many: a model and its
+    /// draft models take turns, and a thread of the one that still looks for work would keep one of the other waiting.
+    pub(super) fn thread_pool(&self) -> Result<Arc<ThreadPool>, EngineError> {
+        static POOLS: Mutex<Vec<(Option<usize>, Weak<ThreadPool>)>> = Mutex::new(Vec::new());
         let refused = |message: String| EngineError::InvalidOption {
             option: "threads",
             value: self.threads.map_or_else(String::new, |threads| threads.to_string()),
@@ -54,8 +60,17 @@ impl EngineOptions {
             }
             _ => {}
         }
+        let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
+        pools.retain(|(_, pool)| pool.strong_count() > 0);
+        let known = pools.iter().find(|(threads, _)| *threads == self.threads);
+        if let Some(pool) = known.and_then(|(_, pool)| pool.upgrade()) {
+            return Ok(pool);
+        }
         let pool = ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0));
-        pool.thread_name(|thread| format!("engine-{thread}")).build().map_err(|error| refused(error.to_string()))
+        let pool = pool.thread_name(|thread| format!("engine-{thread}")).build();
+        let pool = Arc::new(pool.map_err(|error| refused(error.to_string()))?);
+        pools.push((self.threads, Arc::downgrade(&pool)));
+        Ok(pool)
     }
 
     /// The device, once the precision is known to work there.
@@ -186,6 +201,17 @@ mod tests {
             let error = serde_json::from_str::<(DTypeOption, DeviceOption)>(words).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn engines_that_ask_for_as_many_threads_share_them() {
+        let pool = |threads| EngineOptions { threads, ..EngineOptions::new("m") }.thread_pool().unwrap();
+        let three = pool(Some(3));
+        assert_eq!(three.current_num_threads(), 3);
+        assert!(Arc::ptr_eq(&three, &pool(Some(3))));
+        assert!(!Arc::ptr_eq(&three, &pool(Some(2))));
+        let refused = EngineOptions { threads: Some(0), ..EngineOptions::new("m") }.thread_pool().unwrap_err();
+        assert_eq!(refused.to_string(), "option threads = \"0\": expected at least 1");
     }
 
     #[test]

@@ -305,11 +305,11 @@ struct TreeEngine<D: Decoder> {
 }
 
 impl<D: Decoder> TreeEngine<D> {
-    fn new(model: D, info: EngineInfo, threads: ThreadPool, cache_limit: Option<usize>) -> Self {
+    fn new(model: D, info: EngineInfo, threads: Arc<ThreadPool>, cache_limit: Option<usize>) -> Self {
         Self {
             slots: SlotTable::new(info.vocab_size, info.max_positions),
             model,
-            threads: Arc::new(threads),
+            threads,
             info,
             cache_limit,
             keeps_features: false,
