@@ -4,9 +4,11 @@
 //! of tokens. A *pair* is a token and a cached token that it attends to. Weights are read once for all tokens, keys and
 //! values once per sequence.
 //!
-//! While running, a machine can become slower or faster as a whole, which changes no decision, or its curve can bend,
-//! which does. A fast average of measured over expected time tracks the overall speed; the residuals per size adjust
-//! the curve, slowly.
+//! While running, a machine can become slower or faster as a whole, which changes no decision about one model's steps,
+//! or its curve can bend, which does. A fast average of measured over expected time tracks the overall speed; the
+//! residuals per size adjust the curve, slowly. Where a forward is held against other times, those of another model for
+//! one, its [seconds of late](StepCost::seconds_of_late) count: between the target's steps a small draft model took
+//! twice as long as by itself, when it was measured.
 
 use std::time::Instant;
 
@@ -38,6 +40,9 @@ const ROUNDS: usize = 4;
 
 /// Rate at which the machine's speed is tracked: about ten steps.
 const DRIFT_RATE: f64 = 0.1;
+
+/// Rate at which the machine's speed is told to others: about thirty steps.
+const SPEED_RATE: f64 = 0.03;
 
 /// Rate at which the curve adapts: after about seventy steps at its size a point has moved half of its error.
 const CURVE_RATE: f64 = 0.01;
@@ -85,6 +90,8 @@ pub struct StepCost {
     pair_seconds: f64,
     /// Natural logarithm of measured over expected time, over the last steps; none before the first.
     drift: Option<f64>,
+    /// The same over more steps.
+    of_late: Option<f64>,
 }
 
 impl StepCost {
@@ -95,7 +102,7 @@ impl StepCost {
     pub fn new(mut points: Vec<(f64, f64)>, pair_seconds: f64) -> Self {
         assert!(!points.is_empty(), "a cost curve needs a point");
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let mut cost = Self { points, pair_seconds, drift: None };
+        let mut cost = Self { points, pair_seconds, drift: None, of_late: None };
         cost.keep_rising();
         cost
     }
@@ -121,7 +128,13 @@ impl StepCost {
         measured
     }
 
-    /// Returns the expected seconds of a forward; beyond the largest measured size they are proportional to it.
+    /// Returns the expected seconds of a forward at the speed of the last steps.
+    pub fn seconds_of_late(&self, load: StepLoad) -> f64 {
+        self.seconds(load) * self.of_late.map_or(1.0, f64::exp)
+    }
+
+    /// Returns the expected seconds of a forward at the speed with which it was measured; beyond the largest measured
+    /// size they are proportional to it.
     pub fn seconds(&self, load: StepLoad) -> f64 {
         let tokens = load.tokens as f64;
         let after = self.points.partition_point(|(t, _)| *t < tokens);
@@ -172,8 +185,11 @@ impl StepCost {
             return;
         }
         let drift = self.drift.unwrap_or(measured);
-        let bend = (measured - drift).clamp(-OUTLIER.ln(), OUTLIER.ln());
+        let within = |deviation: f64| deviation.clamp(-OUTLIER.ln(), OUTLIER.ln());
+        let bend = within(measured - drift);
         self.drift = Some(drift + DRIFT_RATE * bend);
+        let of_late = self.of_late.unwrap_or(measured);
+        self.of_late = Some(of_late + SPEED_RATE * within(measured - of_late));
         for (at, share) in self.neighbours(after, tokens) {
             self.points[at].1 *= (CURVE_RATE * share * bend).exp();
         }
@@ -456,6 +472,10 @@ mod tests {
         }
         let ratio = cost.seconds(load(8)) / cost.seconds(load(1));
         assert!((ratio / 4.0 - 1.0).abs() < 0.02, "{ratio}");
+        // It is told to whom the machine is something else, too.
+        let [one, eight] = [1, 8].map(|tokens| cost.seconds_of_late(load(tokens)));
+        assert!((one / 3.0 - 1.0).abs() < 0.03 && (eight / 12.0 - 1.0).abs() < 0.03, "{one} {eight}");
+        assert_eq!(self::cost().seconds_of_late(load(8)), self::cost().seconds(load(8)));
     }
 
     #[test]

@@ -428,7 +428,7 @@ impl DraftModel {
                 load = load
                     .with(readable.tokens_per_step(nodes.len(), self.pace), self.engine.cached(readable.reader.slot));
                 reached += f64::from(readable.reader.reached(&nodes));
-                let value = gain * reached - self.rate * cost.seconds(load);
+                let value = gain * reached - self.rate * cost.seconds_of_late(load);
                 if value > most {
                     (best, most) = (Some(count), value);
                 }
@@ -550,7 +550,7 @@ impl DraftModel {
     /// What one more node of a target's step of this load costs, in tokens.
     pub(super) fn price(&self, target: &StepCost, load: StepLoad) -> f32 {
         let more = load.with(PRICED_NODES, 0);
-        let seconds = (target.seconds(more) - target.seconds(load)) / PRICED_NODES as f64;
+        let seconds = (target.seconds_of_late(more) - target.seconds_of_late(load)) / PRICED_NODES as f64;
         #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough")]
         let price = (self.rate * seconds) as f32;
         price

@@ -44,7 +44,7 @@ impl ListDraftModel {
     /// The seconds that it reads so many tokens of so many lists for, whose prompts have so many tokens together.
     pub(super) fn seconds(&self, (tokens, lists): (usize, usize), prompts: usize) -> f64 {
         let load = StepLoad { tokens: tokens * lists, pairs: tokens * prompts };
-        self.cost.as_ref().map_or(0.0, |cost| cost.seconds(load))
+        self.cost.as_ref().map_or(0.0, |cost| cost.seconds_of_late(load))
     }
 
     /// Reads what it takes to rank one more step ahead, of all these lists, and ranks. A list whose cache has no room

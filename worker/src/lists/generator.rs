@@ -167,7 +167,7 @@ impl ListGenerator {
         let seconds = |nodes: usize| match &options.cost {
             Some(cost) => {
                 let tokens = nodes * count;
-                cost.seconds(StepLoad { tokens, pairs: tokens * size.prompt }) / count as f64
+                cost.seconds_of_late(StepLoad { tokens, pairs: tokens * size.prompt }) / count as f64
             }
             None => 0.0,
         };

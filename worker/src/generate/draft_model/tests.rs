@@ -51,6 +51,16 @@ fn a_forward_is_run_if_it_gains_more_than_its_time_and_tried_again_later() {
 }
 
 #[test]
+fn a_forward_that_takes_longer_than_when_it_was_measured_has_to_gain_more() {
+    let mut model = learnt(model(0.0), 0.6);
+    let mut readers = readers(&mut model, &[0, 0]);
+    assert_eq!(paying(&mut model, 0, &mut readers, 50), [0, 1]);
+    // 1.2 tokens for a forward of a millisecond, and not for one of two.
+    (0..100).for_each(|_| model.learn(0, (1.2, 2.0), (StepLoad::default(), Some(2e-3))));
+    assert!(paying(&mut model, 0, &mut readers, 50).is_empty());
+}
+
+#[test]
 fn forwards_are_tried_with_the_two_texts_that_have_the_least_to_read() {
     let mut model = model(0.0);
     let mut readers = readers(&mut model, &[300, 20, 100, 0]);
