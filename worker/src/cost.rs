@@ -7,8 +7,8 @@
 //! While running, a machine can become slower or faster as a whole, which changes no decision about one model's steps,
 //! or its curve can bend, which does. A fast average of measured over expected time tracks the overall speed; the
 //! residuals per size adjust the curve, slowly. Where a forward is held against other times, those of another model for
-//! one, its [seconds of late](StepCost::seconds_of_late) count: between the target's steps a small draft model took
-//! twice as long as by itself, when it was measured.
+//! one, its [seconds of late](StepCost::seconds_of_late) count: between the target's steps a small draft model takes
+//! longer than by itself, when it was measured, and read texts for which that did not pay (docs/benchmarks.md).
 
 use std::time::Instant;
 
