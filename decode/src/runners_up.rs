@@ -6,8 +6,8 @@
 //!
 //! Probabilities are kept where the race was close, in 5 bits each, and tokens in as many bits as the vocabulary needs.
 //! The places that have them are bits, with the numbers before every 32 of them, so that a look-up reads three places.
-//! A pool keeps the most probable runners-up for which it has room, which is as much as the rest of it leaves of 16 bytes
-//! per token.
+//! A pool keeps the most probable runners-up for which it has room, which is as much as the rest of it leaves of 16
+//! bytes per token.
 
 use std::ops::Range;
 

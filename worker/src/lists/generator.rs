@@ -108,7 +108,8 @@ impl ListGenerator {
         let coverage = list.turn.and_then(|turn| self.sources.get(turn)).map(|source| &source.coverage);
         let is_drawn = self.options.drafted().is_some();
         list.is_watched = !is_drawn && coverage.is_some_and(Coverage::is_watched);
-        // Where drafts do not pay it is enough to learn slowly: it takes a hundredth of a list's time at 2.1M parameters.
+        // Where drafts do not pay it is enough to learn slowly: learning of a list takes a hundredth of its time at
+        // 2.1M parameters.
         list.is_told = list.is_watched || self.has_drafted;
         list.is_tried = match &mut self.model {
             Some(model) => {

@@ -73,9 +73,9 @@ struct Made {
 /// Codes of the beams, and those of them that are computed in any case.
 type PlanKey = (usize, usize);
 
-/// The numbers of candidates that may be drafted for a step ahead, after those of the steps before it. Plans of steps of
-/// all sizes choose among the same, which are weighed once: to do so for each plan took a quarter of the time of drafting
-/// at 0.7M parameters.
+/// The numbers of candidates that may be drafted for a step ahead, after those of the steps before it. Plans of steps
+/// of all sizes choose among the same, which are weighed once: to do so for each plan took a quarter of the time of
+/// drafting at 0.7M parameters.
 #[derive(Debug)]
 struct Choices {
     seen: Seen,
@@ -113,8 +113,8 @@ impl Choices {
     }
 }
 
-/// Numbers of candidates worth a thought: powers of two from the number of beams on and one between each, and as many as
-/// there is room for. Where a list has fewer these are all of its own, also where it has more than most.
+/// Numbers of candidates worth a thought: powers of two from the number of beams on and one between each, and as many
+/// as there is room for. Where a list has fewer these are all of its own, also where it has more than most.
 fn widths(seen: &Seen, before: f64, terms: &Terms<'_>) -> Vec<usize> {
     let room = terms.nodes.saturating_sub(whole(before));
     if let Some(drafted) = terms.drafted {
