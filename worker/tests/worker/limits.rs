@@ -162,8 +162,8 @@ fn drafts_of_a_large_batch_are_made_on_the_engines_threads() {
         let fake = FakeEngine::new(FakeOptions { eos_probability: 0.0, ..fake_options() });
         let mut generator = Generator::new(Box::new(fake.with_threads(threads.clone())), tokenizer(), options);
         (0..16).for_each(|id| generator.submit(request(id, &tokens(9, 5))));
-        let (ended, end) = mpsc::channel::<()>();
-        let (tell, told) = mpsc::channel();
+        let (ended, end) = mpsc::sync_channel::<()>(1);
+        let (tell, told) = mpsc::sync_channel(1);
         threads.spawn(move || {
             let has_worked = || rayon::yield_now() == Some(Yield::Executed);
             // Whether there was work is asked once more after the step's end.
