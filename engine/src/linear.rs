@@ -1,6 +1,9 @@
 //! A linear layer y = x Wᵀ + b over any of mistralrs' weight formats.
 
-use std::sync::{Arc, atomic::AtomicUsize};
+use std::{
+    borrow::Cow,
+    sync::{Arc, atomic::AtomicUsize},
+};
 
 use candle_core::{
     DType, Device, Result, Tensor,
@@ -143,7 +146,9 @@ fn in_blocks(weight: &Tensor, isq: IsqType) -> Result<Option<QTensor>> {
         return Ok(None);
     }
     let values: Vec<f32> = weight.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
-    let blocks = QStorage::from_data(quantise(&values, dtype)?.into(), &Device::Cpu, dtype)?;
+    // Lent: of bytes that it owns candle 0.10 reads the blocks after it has freed them.
+    let blocks = quantise(&values, dtype)?;
+    let blocks = QStorage::from_data(Cow::Borrowed(&blocks), &Device::Cpu, dtype)?;
     QTensor::new(blocks, weight.shape()).map(Some)
 }
 
