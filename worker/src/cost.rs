@@ -41,7 +41,8 @@ const ROUNDS: usize = 4;
 /// Rate at which the machine's speed is tracked: about ten steps.
 const DRIFT_RATE: f64 = 0.1;
 
-/// Rate at which the machine's speed is told to others: about thirty steps.
+/// Rate at which the machine's speed is told to others: about thirty steps, since they keep what they decide by it for
+/// longer than a step (plans of lists for 128 lists).
 const SPEED_RATE: f64 = 0.03;
 
 /// Rate at which the curve adapts: after about seventy steps at its size a point has moved half of its error.

@@ -278,7 +278,9 @@ impl ListGenerator {
             let list = self.active.remove(index);
             self.close(&list);
             let ListSequence { request, done, .. } = list;
-            self.has_drafted = if request.plain { self.has_drafted } else { done.drafted > 0 };
+            if !request.plain {
+                self.has_drafted = done.drafted > 0;
+            }
             if result.is_ok() {
                 self.waiting.succeeded();
             }

@@ -185,23 +185,22 @@ impl Planner<'_> {
         for (offer, choices) in self.choices.iter().enumerate() {
             let read = if depth == 0 { self.terms.size.prompt } else { self.terms.size.width };
             let so_far = SoFar { offer, depth, missing, reached: 1.0, fallen: 0.0, read, reading: 0.0 };
-            self.extend(so_far, choices[depth].as_ref(), &mut Vec::with_capacity(AHEAD), &mut best);
+            if let Some(choices) = choices[depth].as_ref().filter(|_| self.may_draft(depth, 0)) {
+                self.extend(so_far, choices, &mut Vec::with_capacity(AHEAD), &mut best);
+            }
         }
         best
     }
 
+    /// Whether there is one more step behind so many ahead of beams of a depth.
+    fn may_draft(&self, depth: usize, ahead: usize) -> bool {
+        ahead < self.terms.steps && depth + 1 + ahead < self.terms.levels
+    }
+
     /// Tries every number of candidates for one more step ahead.
-    fn extend(
-        &self,
-        so_far: SoFar,
-        choices: Option<&Choices>,
-        widths: &mut Vec<usize>,
-        best: &mut (f64, Option<Plan>),
-    ) {
+    fn extend(&self, so_far: SoFar, choices: &Choices, widths: &mut Vec<usize>, best: &mut (f64, Option<Plan>)) {
         let SoFar { offer, depth, missing, .. } = so_far;
         let (ahead, Offer { coverage, reading }) = (widths.len(), self.offers[offer]);
-        let may_draft = ahead < self.terms.steps && depth + 1 + ahead < self.terms.levels;
-        let Some(choices) = choices.filter(|_| may_draft) else { return };
         let reading = so_far.reading + coverage.ranking() + reading.map_or(0.0, |seconds| seconds(so_far.read));
         for choice in &choices.choices {
             let &Choice { width, share, drafted, .. } = choice;
@@ -217,8 +216,13 @@ impl Planner<'_> {
             if seconds < best.0 {
                 *best = (seconds, Some(Plan { offer, widths: widths.clone() }));
             }
-            let next = SoFar { reached, fallen, read: whole(drafted), reading, ..so_far };
-            self.extend(next, choices.after(choice, &self.terms), widths, best);
+            // Asked first: what is known behind the last step would be weighed in vain.
+            if self.may_draft(depth, ahead + 1)
+                && let Some(choices) = choices.after(choice, &self.terms)
+            {
+                let next = SoFar { reached, fallen, read: whole(drafted), reading, ..so_far };
+                self.extend(next, choices, widths, best);
+            }
             widths.pop();
         }
     }
