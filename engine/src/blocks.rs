@@ -1,8 +1,10 @@
 //! Types of GGUF's blocks that the CPU's kernels multiply with, and quantising while a model is loaded.
 
+use std::borrow::Cow;
+
 use candle_core::{
-    Device, Tensor,
-    quantized::{GgmlDType, QTensor},
+    Device, Shape, Tensor,
+    quantized::{GgmlDType, QStorage, QTensor},
 };
 use laser_cpu::{Format, Matrix, ModelShape};
 use rayon::prelude::*;
@@ -41,6 +43,12 @@ pub(super) fn matrix(values: Vec<f32>, format: Format) -> Result<Matrix, EngineE
     Ok(Matrix::Blocks(quantise(&values, *dtype)?, format))
 }
 
+/// A tensor of blocks on the CPU, with a copy of these bytes. They are lent: those that it owns candle 0.10 frees before
+/// it copies them.
+pub(super) fn tensor(bytes: &[u8], dtype: GgmlDType, shape: &Shape) -> candle_core::Result<QTensor> {
+    QTensor::new(QStorage::from_data(Cow::Borrowed(bytes), &Device::Cpu, dtype)?, shape)
+}
+
 /// Values that a thread quantises at a time: whole blocks of each type, and a few milliseconds' work.
 const PART: usize = 1 << 18;
 
@@ -57,10 +65,7 @@ pub(super) fn quantise(values: &[f32], dtype: GgmlDType) -> candle_core::Result<
 
 #[cfg(test)]
 mod tests {
-    use std::borrow::Cow;
-
     use GgmlDType::{Q2K, Q3K, Q4_0, Q4_1, Q4K, Q5_0, Q5_1, Q5K, Q6K, Q8_0};
-    use candle_core::quantized::QStorage;
 
     use super::*;
 
@@ -94,8 +99,8 @@ mod tests {
     #[test]
     fn blocks_are_what_the_tests_of_kernels_for_gpus_expect() {
         for (seed, (dtype, halves, digest)) in (0..).zip(DIGESTS) {
-            let storage = QStorage::from_data(Cow::Borrowed(&blocks(dtype, halves, seed)), &Device::Cpu, dtype);
-            let weights = QTensor::new(storage.unwrap(), 50 * dtype.block_size()).unwrap();
+            let shape = Shape::from(50 * dtype.block_size());
+            let weights = tensor(&blocks(dtype, halves, seed), dtype, &shape).unwrap();
             let weights: Vec<f32> = weights.dequantize(&Device::Cpu).unwrap().to_vec1().unwrap();
             let fnv = |hash: u64, weight: f32| (hash ^ u64::from(weight.to_bits())).wrapping_mul(0x100_0000_01b3);
             let found = weights.into_iter().fold(0xcbf2_9ce4_8422_2325, fnv);

@@ -16,7 +16,7 @@ use std::{
 use candle_core::{
     DType, Device, Tensor,
     quantized::{
-        GgmlDType, QStorage, QTensor,
+        GgmlDType, QTensor,
         gguf_file::{Content, TensorInfo, Value},
     },
 };
@@ -25,7 +25,7 @@ use memmap2::Mmap;
 
 use crate::{
     architecture::Architecture,
-    blocks::format_of,
+    blocks::{format_of, tensor},
     config::{ModelConfig, architecture},
     error::EngineError,
     linear::Linear,
@@ -99,10 +99,7 @@ impl Stored<'_> {
 
     /// A copy on the CPU.
     fn tensor(&self) -> candle_core::Result<QTensor> {
-        // Borrowed: candle 0.10 frees bytes that it owns before it copies them.
-        let bytes = Cow::Borrowed(&self.bytes[..]);
-        let storage = QStorage::from_data(bytes, &Device::Cpu, self.info.ggml_dtype)?;
-        QTensor::new(storage, &self.info.shape)
+        tensor(&self.bytes, self.info.ggml_dtype, &self.info.shape)
     }
 }
 

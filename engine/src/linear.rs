@@ -1,20 +1,21 @@
 //! A linear layer y = x Wᵀ + b over any of mistralrs' weight formats.
 
-use std::{
-    borrow::Cow,
-    sync::{Arc, atomic::AtomicUsize},
-};
+use std::sync::{Arc, atomic::AtomicUsize};
 
 use candle_core::{
     DType, Device, Result, Tensor,
-    quantized::{GgmlDType, QStorage, QTensor},
+    quantized::{GgmlDType, QTensor},
 };
 use candle_nn::Linear as DenseWeights;
 use mistralrs_quant::{GgufMatMul, IsqType, QuantMethod, QuantMethodConfig, QuantizeOntoGuard, UnquantLinear};
 
 #[cfg(feature = "cuda")]
 use crate::cuda::{blocks::BlockMatrix, workspace::ProductWeights};
-use crate::{blocks::quantise, output::Output, workspace::Workspace};
+use crate::{
+    blocks::{quantise, tensor},
+    output::Output,
+    workspace::Workspace,
+};
 
 /// Rows for which the CPU computes (W xᵀ)ᵀ. candle's gemm copies the left matrix of x Wᵀ
 /// transposed, that is the weights; in this order it streams them once. Measured for 8 rows: 1.4 to
@@ -146,10 +147,7 @@ fn in_blocks(weight: &Tensor, isq: IsqType) -> Result<Option<QTensor>> {
         return Ok(None);
     }
     let values: Vec<f32> = weight.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?;
-    // Lent: of bytes that it owns candle 0.10 reads the blocks after it has freed them.
-    let blocks = quantise(&values, dtype)?;
-    let blocks = QStorage::from_data(Cow::Borrowed(&blocks), &Device::Cpu, dtype)?;
-    QTensor::new(blocks, weight.shape()).map(Some)
+    tensor(&quantise(&values, dtype)?, dtype, weight.shape()).map(Some)
 }
 
 /// Projections of one input.
