@@ -43,8 +43,8 @@ pub(super) fn matrix(values: Vec<f32>, format: Format) -> Result<Matrix, EngineE
     Ok(Matrix::Blocks(quantise(&values, *dtype)?, format))
 }
 
-/// A tensor of blocks on the CPU, with a copy of these bytes. They are lent: those that it owns candle 0.10 frees before
-/// it copies them.
+/// A tensor of blocks on the CPU, with a copy of these bytes. They are lent: bytes that it owns candle 0.10 frees
+/// before it copies them.
 pub(super) fn tensor(bytes: &[u8], dtype: GgmlDType, shape: &Shape) -> candle_core::Result<QTensor> {
     QTensor::new(QStorage::from_data(Cow::Borrowed(bytes), &Device::Cpu, dtype)?, shape)
 }
