@@ -9,16 +9,14 @@
 use std::path::Path;
 
 use candle_core::{DType, Device};
+use laser_model::{ModelError, PYTORCH, weights_in};
 use mistralrs_quant::IsqType;
 
 use crate::{
     config::{ModelConfig, read_config},
     error::EngineError,
-    weight_files::{WeightFiles, has_safetensors},
+    weight_files::WeightFiles,
 };
-
-/// The file of published weights, where they are not safetensors.
-const PYTORCH: &str = "pytorch_model.bin";
 
 /// The projection of what enters; other models have none.
 const FUSION: &str = "fc.weight";
@@ -31,9 +29,9 @@ pub(super) fn open(
     device: &Device,
 ) -> Result<WeightFiles, EngineError> {
     let file = folder.join(PYTORCH);
-    match !has_safetensors(folder) && file.is_file() {
-        true => WeightFiles::open_file(&file, dtype, isq, device),
-        false => WeightFiles::open(folder, dtype, isq, device),
+    match weights_in(folder) {
+        Err(ModelError::NoWeights { .. }) if file.is_file() => WeightFiles::open_file(&file, dtype, isq, device),
+        _ => WeightFiles::open(folder, dtype, isq, device),
     }
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
+use laser_model::ModelError;
 use laser_schema::DeviceOption;
 
 use crate::segment::Slot;
@@ -30,6 +31,9 @@ pub enum EngineError {
         /// How to mend it.
         remedy: String,
     },
+    /// A model directory without weights, or with others than its index says.
+    #[error(transparent)]
+    Weights(#[from] ModelError),
     /// The path is a file of another kind.
     #[error("model path {} is neither a directory nor a .gguf file", path.display())]
     UnknownFormat {

@@ -56,7 +56,8 @@ pub use engine::{Engine, EngineInfo};
 pub use error::EngineError;
 pub use fake::{FakeEngine, FakeOptions};
 pub use laser_cpu::{Allowed, Asked};
-pub use medusa::{ACCEPTANCE_HEAD, ACCEPTED, REJECTED};
+pub use laser_model::ACCEPTANCE_HEAD;
+pub use medusa::{ACCEPTED, REJECTED};
 #[cfg(feature = "mistralrs")]
 pub use mistral::{Completion, Finish, MistralEngine};
 pub use options::{DTypeOption, EngineOptions};

@@ -9,11 +9,12 @@
 //! whose vocabulary are two outcomes: the token whose feature it is given is [`REJECTED`] or [`ACCEPTED`]. Its weights
 //! are in `acceptance_head.safetensors`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use laser_cpu::{Batch, CpuHeads, MedusaShape, ModelShape, Predictions};
 use laser_decode::Token;
+use laser_model::ACCEPTANCE_HEAD;
 
 use crate::{
     config::ModelConfig,
@@ -25,22 +26,11 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The files of published heads, the first that is there.
-const FILES: [&str; 2] = ["medusa_lm_head.safetensors", "medusa_lm_head.pt"];
-
-/// The file of an acceptance head.
-pub const ACCEPTANCE_HEAD: &str = "acceptance_head.safetensors";
-
 /// What an acceptance head says in place of a token: the target is not going to accept it.
 pub const REJECTED: Token = 0;
 
 /// The target is going to accept it.
 pub const ACCEPTED: Token = 1;
-
-/// The file of the heads in a folder, if it has any.
-pub(super) fn file(folder: &Path) -> Option<PathBuf> {
-    FILES.into_iter().chain([ACCEPTANCE_HEAD]).map(|name| folder.join(name)).find(|file| file.is_file())
-}
 
 /// The target's configuration with the heads in place of its layers.
 pub(super) fn config(file: &Path, weights: &WeightFiles, target: &ModelConfig) -> Result<ModelConfig, EngineError> {

@@ -4,6 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use candle_core::{DType, Device, quantized::GgmlDType};
 use laser_cpu::{Allowed, Batch, CpuDecoder, CpuHeads, Format, MaskedRow, Matrix, ModelShape, Predictions, Tensors};
+use laser_model::{ModelError, heads_in};
 use laser_schema::DeviceOption;
 use mistralrs_quant::IsqType;
 use rayon::ThreadPool;
@@ -74,7 +75,7 @@ fn open_drafts(
     target: &ModelConfig,
 ) -> Result<(ModelConfig, WeightFiles), EngineError> {
     let dtype = options.dtype.dtype();
-    if let Some(file) = medusa::file(folder) {
+    if let Some(file) = heads_in(folder) {
         let heads = WeightFiles::open_file(&file, dtype, isq, device)?;
         return Ok((medusa::config(&file, &heads, target)?, heads));
     }
@@ -164,12 +165,12 @@ pub fn target_parts(options: &EngineOptions) -> Result<TargetParts, EngineError>
 /// # Errors
 /// Weights that cannot be read.
 pub fn reads_features(folder: &Path) -> Result<bool, EngineError> {
-    if medusa::file(folder).is_some() {
+    if heads_in(folder).is_some() {
         return Ok(true);
     }
     match eagle::open(folder, DTypeOption::F32.dtype(), None, &Device::Cpu) {
         Ok(weights) => Ok(eagle::is_layer(&weights)),
-        Err(EngineError::MissingFile { .. }) => Ok(false),
+        Err(EngineError::Weights(ModelError::NoWeights { .. })) => Ok(false),
         Err(error) => Err(error),
     }
 }

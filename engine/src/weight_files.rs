@@ -6,49 +6,21 @@
 
 use std::{
     cell::Cell,
-    collections::{BTreeMap, BTreeSet},
-    fs,
     path::{Path, PathBuf},
 };
 
 use candle_core::{DType, Device, Error, Tensor, pickle::PthTensors, safetensors::MmapedSafetensors};
+use laser_model::{Weights, weights_in};
 use mistralrs_quant::IsqType;
-use serde::Deserialize;
 
 use crate::{dense::DenseTensors, error::EngineError};
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
-
-/// The safetensors files of `directory`: those the index names, or the single one.
+/// The safetensors files of `directory`.
 pub(super) fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, EngineError> {
-    let index = directory.join(INDEX);
-    let names = if index.is_file() { read_index(&index)? } else { BTreeSet::from([SINGLE.to_owned()]) };
-    for file in &names {
-        if !directory.join(file).is_file() {
-            return Err(EngineError::MissingFile {
-                directory: directory.into(),
-                file: file.clone(),
-                remedy: format!("weights must be {SINGLE}, or the files that {INDEX} names"),
-            });
-        }
+    match weights_in(directory)? {
+        Weights::Safetensors(files) => Ok(files),
+        Weights::Gguf(file) => Err(EngineError::model(&file, "give the path of this file as the model's")),
     }
-    Ok(names.iter().map(|name| directory.join(name)).collect())
-}
-
-/// Whether `directory` has safetensors, whole or not.
-pub(super) fn has_safetensors(directory: &Path) -> bool {
-    [SINGLE, INDEX].iter().any(|name| directory.join(name).is_file())
-}
-
-fn read_index(index: &Path) -> Result<BTreeSet<String>, EngineError> {
-    #[derive(Deserialize)]
-    struct Index {
-        weight_map: BTreeMap<String, String>,
-    }
-    let text = fs::read_to_string(index).map_err(|error| EngineError::model(index, error.to_string()))?;
-    let parsed: Index = serde_json::from_str(&text).map_err(|error| EngineError::model(index, error.to_string()))?;
-    Ok(parsed.weight_map.into_values().collect())
 }
 
 /// Maps safetensors files; their headers are checked, so a truncated file is refused here.

@@ -9,11 +9,11 @@ use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
 
 use super::{
-    CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, ModelError, SAFETENSORS, SAFETENSORS_INDEX, TOKENIZER, TOKENIZER_CONFIG,
-    shard_names, weights_in,
+    CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, HEADS, ModelError, PYTORCH, SAFETENSORS, SAFETENSORS_INDEX, TOKENIZER,
+    TOKENIZER_CONFIG, heads_in, shard_names, weights_in,
 };
 
-/// The small files, those that must be there first.
+/// The small files.
 const FILES: [&str; 9] = [
     CONFIG,
     TOKENIZER,
@@ -26,7 +26,41 @@ const FILES: [&str; 9] = [
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 ];
-const REQUIRED: usize = 2;
+
+/// What a repository is fetched for, which tells the files that it must have.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Use {
+    /// A whole model.
+    Model,
+    /// A whole model, or what drafts from the features of another one and has no tokenizer.
+    Drafts,
+}
+
+impl Use {
+    fn required(self) -> &'static [&'static str] {
+        match self {
+            Self::Model => &[CONFIG, TOKENIZER],
+            Self::Drafts => &[CONFIG],
+        }
+    }
+
+    /// The file of the weights, or the index of their files, of which the first that is there counts.
+    fn weights(self) -> Vec<&'static str> {
+        let whole = [SAFETENSORS_INDEX, SAFETENSORS];
+        match self {
+            Self::Model => whole.to_vec(),
+            Self::Drafts => [&HEADS[..], &whole, &[PYTORCH]].concat(),
+        }
+    }
+
+    fn is_complete(self, directory: &Path) -> bool {
+        let has_weights = weights_in(directory).is_ok();
+        match self {
+            Self::Model => directory.join(TOKENIZER).is_file() && has_weights,
+            Self::Drafts => has_weights || heads_in(directory).is_some() || directory.join(PYTORCH).is_file(),
+        }
+    }
+}
 
 /// Where hub ids are fetched from and kept.
 #[derive(Debug, Clone)]
@@ -92,6 +126,19 @@ fn model_repo(id: &str, revision: &str) -> Repo {
 /// [`ModelError::NotFound`] for a path that does not exist (starts with `.`, `/` or `~`, or not exactly one slash),
 /// [`ModelError::Hub`], [`ModelError::Offline`].
 pub fn resolve(model: &str, hub: &Hub) -> Result<PathBuf, ModelError> {
+    resolve_for(Use::Model, model, hub)
+}
+
+/// The same of what drafts for a model: a whole model, or an EAGLE layer or heads as they are published, without a
+/// tokenizer.
+///
+/// # Errors
+/// Those of [`resolve`].
+pub fn resolve_drafts(drafts: &str, hub: &Hub) -> Result<PathBuf, ModelError> {
+    resolve_for(Use::Drafts, drafts, hub)
+}
+
+fn resolve_for(purpose: Use, model: &str, hub: &Hub) -> Result<PathBuf, ModelError> {
     if Path::new(model).exists() {
         return Ok(PathBuf::from(model));
     }
@@ -101,14 +148,14 @@ pub fn resolve(model: &str, hub: &Hub) -> Result<PathBuf, ModelError> {
     let cached = hub.cached(id, revision);
     if let Some(config) = cached.get(CONFIG)
         && let Some(directory) = config.parent()
-        && is_complete(directory)
+        && purpose.is_complete(directory)
     {
         return Ok(directory.to_owned());
     }
     if hub.offline {
         return Err(ModelError::Offline { model: model.to_owned(), cache: hub.cache.clone() });
     }
-    fetch(hub, id, revision).map_err(|reason| ModelError::Hub {
+    fetch(purpose, hub, id, revision).map_err(|reason| ModelError::Hub {
         model: model.to_owned(),
         endpoint: hub.endpoint.clone(),
         reason,
@@ -127,31 +174,26 @@ fn parse_id(model: &str) -> Option<(&str, &str)> {
     (named(organisation) && named(name) && revision_ok).then_some((id, revision))
 }
 
-fn is_complete(directory: &Path) -> bool {
-    directory.join(TOKENIZER).is_file() && weights_in(directory).is_ok()
-}
-
 /// Weights come last, so that a complete cache has all the small files too.
-fn fetch(hub: &Hub, id: &str, revision: &str) -> Result<PathBuf, String> {
+fn fetch(purpose: Use, hub: &Hub, id: &str, revision: &str) -> Result<PathBuf, String> {
     let text = |e: ApiError| e.to_string();
     let info = hub.repo(id, revision).and_then(|r| r.info()).map_err(text)?;
     let has = |file: &str| info.siblings.iter().any(|s| s.rfilename == file);
-    if let Some(missing) = FILES[..REQUIRED].iter().find(|file| !has(file)) {
+    if let Some(missing) = purpose.required().iter().find(|file| !has(file)) {
         return Err(format!("the repository has no {missing}"));
     }
+    let Some(weights) = purpose.weights().into_iter().find(|file| has(file)) else {
+        return Err(format!("the repository has no {SAFETENSORS}; fetch another format by hand and give its path"));
+    };
     let pinned = hub.repo(id, &info.sha).map_err(text)?;
     for file in FILES.iter().filter(|file| has(file)) {
         pinned.get(file).map_err(text)?;
     }
-    if has(SAFETENSORS_INDEX) {
-        let index = pinned.get(SAFETENSORS_INDEX).map_err(text)?;
-        for shard in shard_names(&index).map_err(|e| e.to_string())? {
+    let found = pinned.get(weights).map_err(text)?;
+    if weights == SAFETENSORS_INDEX {
+        for shard in shard_names(&found).map_err(|e| e.to_string())? {
             pinned.get(&shard).map_err(text)?;
         }
-    } else if has(SAFETENSORS) {
-        pinned.get(SAFETENSORS).map_err(text)?;
-    } else {
-        return Err(format!("the repository has no {SAFETENSORS}; fetch another format by hand and give its path"));
     }
     hub.cached(id, revision).create_ref(&info.sha).map_err(|e| format!("{}: {e}", hub.cache.display()))?;
     let config = pinned.get(CONFIG).map_err(text)?;
@@ -291,6 +333,38 @@ mod tests {
             assert_eq!(resolve("org/tiny", &hub).unwrap(), directory);
         }
         assert_eq!(server.take_requests(), [""; 0], "the cache is complete");
+    }
+
+    #[test]
+    fn what_drafts_is_fetched_without_a_tokenizer_and_with_the_weights_that_are_read() {
+        if behind_proxy() {
+            return;
+        }
+        let [heads, pickled, single] = ["medusa_lm_head.safetensors", "medusa_lm_head.pt", SAFETENSORS];
+        let whole: Vec<&str> = tiny().into_iter().map(|(file, _)| file).filter(|file| *file != PYTORCH).collect();
+        let repositories: [(&[&str], &[&str]); 6] = [
+            (&[CONFIG, heads, pickled, single], &[CONFIG, heads]),
+            (&[CONFIG, pickled], &[CONFIG, pickled]),
+            (&[CONFIG, "acceptance_head.safetensors"], &[CONFIG, "acceptance_head.safetensors"]),
+            (&[CONFIG, single, PYTORCH], &[CONFIG, single]),
+            (&[CONFIG, PYTORCH], &[CONFIG, PYTORCH]),
+            (&[&whole[..], &[PYTORCH]].concat(), &whole),
+        ];
+        for (files, fetched) in repositories {
+            let content = |file: &str| tiny().into_iter().find(|(name, _)| *name == file).map_or("weights", |(_, text)| text);
+            let files: Vec<(&str, &str)> = files.iter().map(|file| (*file, content(file))).collect();
+            let server = FakeHub::start(&files);
+            let directory = resolve_drafts("org/tiny", &server.hub()).unwrap();
+            for (file, _) in &files {
+                assert_eq!(directory.join(file).is_file(), fetched.contains(file), "{file} of {files:?}");
+            }
+            let offline = Hub { offline: true, ..server.hub() };
+            assert_eq!(resolve_drafts("org/tiny", &offline).unwrap(), directory);
+            if !fetched.contains(&TOKENIZER) {
+                let error = resolve("org/tiny", &server.hub()).unwrap_err().to_string();
+                assert!(error.contains("no tokenizer.json"), "{error}");
+            }
+        }
     }
 
     #[test]

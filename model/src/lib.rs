@@ -20,7 +20,7 @@ use serde_json::Value;
 use laser_schema::digest::Digest;
 
 pub use chat::{ChatTemplate, Message};
-pub use hub::{Hub, resolve};
+pub use hub::{Hub, resolve, resolve_drafts};
 pub use pieces::PieceTokenizer;
 pub use tokenizer::Tokenizer;
 
@@ -31,6 +31,15 @@ const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const CHAT_TEMPLATE: &str = "chat_template.jinja";
 const SAFETENSORS: &str = "model.safetensors";
 const SAFETENSORS_INDEX: &str = "model.safetensors.index.json";
+
+/// The weights of a published EAGLE layer, where they are not safetensors.
+pub const PYTORCH: &str = "pytorch_model.bin";
+
+/// The file of an acceptance head.
+pub const ACCEPTANCE_HEAD: &str = "acceptance_head.safetensors";
+
+/// The files of heads: those of Medusa as they are published, and an acceptance head.
+const HEADS: [&str; 3] = ["medusa_lm_head.safetensors", "medusa_lm_head.pt", ACCEPTANCE_HEAD];
 
 /// `model_max_length` of a tokenizer without a limit is 1e30; no model has this many positions.
 const POSITIONS_MAX: u64 = 1 << 30;
@@ -331,6 +340,11 @@ pub fn weights_in(directory: &Path) -> Result<Weights, ModelError> {
             })
         }
     }
+}
+
+/// The file of the heads in a directory, if it has any: Medusa's, or an acceptance head.
+pub fn heads_in(directory: &Path) -> Option<PathBuf> {
+    HEADS.into_iter().map(|name| directory.join(name)).find(|file| file.is_file())
 }
 
 fn shards_in(directory: &Path, index: &Path) -> Result<Weights, ModelError> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use laser_features::encoder::{Encoder, EncoderFiles};
-use laser_model::{Hub, resolve};
+use laser_model::{Hub, ModelError, resolve, resolve_drafts};
 use laser_schema::{EmbeddingSpec, EncoderInfo};
 use laser_store::Location;
 use serde::Serialize;
@@ -18,6 +18,23 @@ use crate::config::Config;
 /// # Errors
 /// If it is not there.
 pub async fn local_path(config: &Config, model: &str) -> Result<PathBuf> {
+    located(config, model, resolve).await
+}
+
+/// The same of what drafts for a model: a whole model, or an EAGLE layer or heads.
+///
+/// # Errors
+/// If it is not there.
+pub async fn local_drafts(config: &Config, drafts: &str) -> Result<PathBuf> {
+    located(config, drafts, resolve_drafts).await
+}
+
+/// What a URL names, in the cache, or what `resolve` finds.
+async fn located(
+    config: &Config,
+    model: &str,
+    resolve: fn(&str, &Hub) -> Result<PathBuf, ModelError>,
+) -> Result<PathBuf> {
     if model.contains("://") {
         let folder = Location::parse(model)?;
         return Ok(config.worker.cache().folder(&folder).await?);

@@ -249,10 +249,10 @@ pub(crate) async fn open_draft_model(
     let DraftModelConfig { path, acceptance_head, medusa_tree, .. } = draft;
     let open = async {
         let head = match acceptance_head {
-            Some(head) => Some(encoder::local_path(config, head).await.context("acceptance_head")?),
+            Some(head) => Some(encoder::local_drafts(config, head).await.context("acceptance_head")?),
             None => None,
         };
-        let files = DraftFiles::open(encoder::local_path(config, path).await?, head, model).await?;
+        let files = DraftFiles::open(encoder::local_drafts(config, path).await?, head, model).await?;
         match medusa_tree {
             MedusaTree::Dynamic => Ok(files),
             MedusaTree::Measured => files.with_measured_tree(),
