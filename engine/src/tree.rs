@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use candle_core::{DType, Device, quantized::GgmlDType};
 use laser_cpu::{Allowed, Batch, CpuDecoder, CpuHeads, Format, MaskedRow, Matrix, ModelShape, Predictions, Tensors};
-use laser_model::{ModelError, heads_in};
+use laser_model::{ModelError, heads_in, weights_in};
 use laser_schema::DeviceOption;
 use mistralrs_quant::IsqType;
 use rayon::ThreadPool;
@@ -167,6 +167,9 @@ pub fn target_parts(options: &EngineOptions) -> Result<TargetParts, EngineError>
 pub fn reads_features(folder: &Path) -> Result<bool, EngineError> {
     if heads_in(folder).is_some() {
         return Ok(true);
+    }
+    if let Ok(laser_model::Weights::Gguf(_)) = weights_in(folder) {
+        return Ok(false);
     }
     match eagle::open(folder, DTypeOption::F32.dtype(), None, &Device::Cpu) {
         Ok(weights) => Ok(eagle::is_layer(&weights)),

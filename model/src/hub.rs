@@ -351,7 +351,8 @@ mod tests {
             (&[&whole[..], &[PYTORCH]].concat(), &whole),
         ];
         for (files, fetched) in repositories {
-            let content = |file: &str| tiny().into_iter().find(|(name, _)| *name == file).map_or("weights", |(_, text)| text);
+            let content =
+                |file: &str| tiny().into_iter().find(|(name, _)| *name == file).map_or("weights", |(_, text)| text);
             let files: Vec<(&str, &str)> = files.iter().map(|file| (*file, content(file))).collect();
             let server = FakeHub::start(&files);
             let directory = resolve_drafts("org/tiny", &server.hub()).unwrap();

@@ -31,6 +31,23 @@ fn two_shards_equal_one_file() {
     assert_eq!(got, sequential(engine(&model).as_mut(), &tokens));
 }
 
+#[test]
+fn a_lone_file_of_weights_may_have_any_name() {
+    let model = TinyModel::new("Llama", json!({}));
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path();
+    model.write(path, false);
+    let tokens = Random::new(1).tokens(20);
+    let expected = sequential(load(path).as_mut(), &tokens);
+    fs::rename(path.join("model.safetensors"), path.join("weights.safetensors")).unwrap();
+    assert_eq!(sequential(load(path).as_mut(), &tokens), expected);
+    fs::remove_file(path.join("weights.safetensors")).unwrap();
+    let file = path.join("weights.gguf");
+    model.write_gguf(&file, GgmlDType::F32);
+    refused(path, &["weights.gguf: give the path of this file"]);
+    assert!(!laser_engine::reads_features(path).unwrap(), "a whole model");
+}
+
 /// The model, loaded from a GGUF file.
 fn gguf_engine(model: &TinyModel, dtype: GgmlDType) -> Box<dyn Engine> {
     let directory = tempfile::tempdir().unwrap();
