@@ -75,6 +75,16 @@ fn what_reads_the_models_features_drafts_the_next_night() {
         }
         assert_prints(&night.output("doctor", &[&path]), &["draft model", "drafts from the model's features"]);
     }
+    // A hub's cache has them under an id, without a tokenizer.
+    let mut fetched = Workspace::new();
+    let cached = fetched.path("hub/models--org--heads");
+    fs::create_dir_all(cached.join("refs")).unwrap();
+    fs::write(cached.join("refs/main"), "5e1f").unwrap();
+    fs::create_dir(cached.join("snapshots")).unwrap();
+    copy_files(&night.path("medusa"), &cached.join("snapshots/5e1f"));
+    fetched.environment = vec![("HF_HOME", fetched.path("").display().to_string()), ("HF_HUB_OFFLINE", "1".into())];
+    assert_exit(&fetched.run(&["draft.model.path=org/heads", "draft.method=none", "draft.adaptive=false"]), 0);
+    assert_eq!(without_run(texts(&fetched)), plain);
     let other = night.path("other");
     copy_files(&fixture(), &other);
     let config = fs::read_to_string(other.join("config.json")).unwrap();
