@@ -95,7 +95,7 @@ fn lists_summary(trained: &Trained<RecommenderEpoch>) -> String {
     let folder = trained.folder.display();
     let (what, usage) = match overlaps {
         false => ("a recommender", "; use it with [model] path and [lists]"),
-        true => ("a draft model for lists", ""),
+        true => ("a draft model for lists", "; use it with [draft.model] path and [lists]"),
     };
     format!("{folder}: {what}{state}{usage}\n\n{}", table.render(Style::Text))
 }
