@@ -283,13 +283,14 @@ def mistral_rs(model, _threads):
     return generate
 
 
+# Of each what generates, and whether it generates batches of texts.
 PEERS = {
-    "transformers": (transformers, (1, 32)),
-    "llama.cpp": (llama_cpp, (1,)),
-    "llama.cpp, batched": (llama_cpp_batched, (1, 32)),
-    "llama.cpp, prompt lookup of 2": (lambda m, t: llama_cpp(m, t, 2), (1,)),
-    "llama.cpp, prompt lookup of 10": (lambda m, t: llama_cpp(m, t, 10), (1,)),
-    "mistral.rs": (mistral_rs, (1,)),
+    "transformers": (transformers, True),
+    "llama.cpp": (llama_cpp, False),
+    "llama.cpp, batched": (llama_cpp_batched, True),
+    "llama.cpp, prompt lookup of 2": (lambda m, t: llama_cpp(m, t, 2), False),
+    "llama.cpp, prompt lookup of 10": (lambda m, t: llama_cpp(m, t, 10), False),
+    "mistral.rs": (mistral_rs, False),
 }
 
 
@@ -314,7 +315,8 @@ def measure_peer(name, kind, batch, options):
 
 
 def measure_laser(options):
-    command = [options.laser_bench, "batch", "--model", options.model, "--batches", "1,32", "--output", options.output]
+    command = [options.laser_bench, "batch", "--model", options.model, "--batches", options.batches]
+    command += ["--output", options.output]
     subprocess.run(command + options.bench, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     newest = max(Path(options.output).glob("batch-*.json"), key=lambda path: path.stat().st_mtime)
     for part in json.loads(newest.read_text())["kinds"]:
@@ -327,6 +329,7 @@ def main():
     parser.add_argument("--laser-bench", help="the laser-bench binary")
     parser.add_argument("--model", required=True, help="a directory")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--batches", default="1,32", help="texts at a time, separated by commas")
     parser.add_argument("--peers", default=";".join(PEERS), help="which, separated by semicolons")
     parser.add_argument("--threads", type=int, default=2, help="of the other engines; Laser's are RAYON_NUM_THREADS")
     parser.add_argument("--forwards", action="store_true", help="time llama.cpp's forwards alone")
@@ -345,9 +348,9 @@ def main():
     for turn in range(options.rounds):
         found = list(measure_laser(options))
         places = sorted({(kind, batch) for _, kind, batch, _ in found}, key=lambda place: (place[0] != "user", place[1]))
-        for name, (_, batches) in ((name, PEERS[name]) for name in options.peers.split(";")):
+        for name, (_, is_batched) in ((name, PEERS[name]) for name in options.peers.split(";")):
             for kind, batch in places:
-                if batch in batches:
+                if is_batched or batch == 1:
                     found.append((name, kind, batch, measure_peer(name, kind, batch, options)))
                     print(f"round {turn + 1}: {name}, {kind}s, batch {batch}: {found[-1][3]:.0f}", file=sys.stderr)
         for name, kind, batch, speed in found:
