@@ -42,27 +42,30 @@ fn a_draft_of_lists_is_a_complete_model_that_is_found_again() {
     for name in ["sft", "word-kd", "atspeed-s", "atspeed-r"] {
         assert_prints(&train(&workspace, name, &[&loss(name)]), &["a draft model for lists", "(kept)", "overlap"]);
     }
-    // By default it learns by SeqKD.
-    assert_prints(&train(&workspace, "draft", &[]), &["a draft model for lists", "(kept)", "overlap"]);
+    let weights = |name: &str| fs::read(workspace.path(name).join("model.safetensors")).unwrap();
+    assert_prints(&train(&workspace, "default", &[]), &["a draft model for lists", "(kept)", "overlap"]);
+    assert!(weights("default") == weights("word-kd"));
+    let (draft, lists) = (|settings: &[&str]| train(&workspace, "draft", settings), loss("seq-kd"));
+    assert_prints(&draft(&[&lists]), &["a draft model for lists", "(kept)", "overlap"]);
     let complete =
         ["config.json", "curves.svg", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training.json"];
     assert_eq!(names(&workspace.path("draft")), complete);
-    assert_prints(&train(&workspace, "draft", &[]), &["a draft model for lists, complete already"]);
-    assert_prints(&train(&workspace, "draft", &[&loss("seq-kd")]), &["complete already"]);
-    assert_refused(&train(&workspace, "draft", &["recommender.draft.alpha=0.25"]), &["of another training"]);
+    assert_prints(&draft(&[&lists]), &["a draft model for lists, complete already"]);
+    assert_refused(&draft(&[&lists, "recommender.draft.alpha=0.25"]), &["of another training"]);
     // Lists that are not of this target and these histories are made anew, and whatever the batch they are the same.
     fs::create_dir(workspace.path("again")).unwrap();
     fs::write(workspace.path("again/lists.json"), r#"{"made_of":"of others","learned":[],"measured":[]}"#).unwrap();
-    assert_prints(&train(&workspace, "again", &["generate.batch=7"]), &["a draft model for lists"]);
-    let [first, again] =
-        ["draft", "again"].map(|name| fs::read(workspace.path(name).join("model.safetensors")).unwrap());
-    assert!(first == again);
+    assert_prints(&train(&workspace, "again", &[&lists, "generate.batch=7"]), &["a draft model for lists"]);
+    assert!(weights("draft") == weights("again"));
 }
 
 #[test]
 fn what_no_draft_of_lists_can_be_trained_for_is_refused() {
     let workspace = untrained();
-    let refuse = |settings: &[&str], words: &[&str]| assert_refused(&train(&workspace, "draft", settings), words);
+    let refuse = |settings: &[&str], words: &[&str]| {
+        let settings = [&["recommender.draft.model.loss=seq-kd"], settings].concat();
+        assert_refused(&train(&workspace, "draft", &settings), words);
+    };
     let nowhere = format!("recommender.output={}", workspace.path("nowhere").display());
     refuse(&[&nowhere], &["[recommender] output", "nowhere: no recommender to draft for", "laser train recommender"]);
     let text_model = format!("recommender.output={}", crate::fixture().display());

@@ -73,11 +73,12 @@ pub struct RecommenderDraftConfig {
     pub options: RecommenderOptions,
 }
 
-/// Those of a draft of 0.3 million weights for the 12,000 items of Amazon Beauty.
+/// Those of a draft of 0.3 million weights for the 12,000 items of Amazon Beauty. WordKD covers lists of 20 items best,
+/// there and on MovieLens-1M, and the target makes no lists for it.
 impl Default for RecommenderDraftConfig {
     fn default() -> Self {
         let options = RecommenderOptions {
-            loss: RecommenderLoss::SeqKd,
+            loss: RecommenderLoss::WordKd,
             hidden_size: 96,
             intermediate_size: 288,
             layers: 2,
