@@ -57,8 +57,8 @@ impl MistralEngine {
     /// Loads a model directory or a GGUF file; `batch` is how many sequences run at once.
     ///
     /// # Errors
-    /// [`EngineError::MissingModel`] or [`EngineError::MissingFile`] if the model is not complete
-    /// on disk, [`EngineError::Mistralrs`] if mistralrs refuses it.
+    /// [`EngineError::MissingModel`], [`EngineError::MissingFile`] or [`EngineError::Weights`] if the model is not
+    /// complete on disk, [`EngineError::Mistralrs`] if mistralrs refuses it.
     pub async fn load(options: &EngineOptions, batch: usize) -> Result<Self, EngineError> {
         let options = options.clone();
         // A task of its own: mistralrs blocks its thread while it loads, and takes wake-ups of what else is awaited

@@ -28,7 +28,7 @@ const FILES: [&str; 9] = [
 ];
 
 /// What a repository is fetched for, which tells the files that it must have.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy)]
 enum Use {
     /// A whole model.
     Model,
